@@ -100,8 +100,8 @@ func writeImport(w io.Writer, r importing.Report) {
 	for _, p := range r.Problems {
 		fmt.Fprintf(w, "%s: %s: cannot be converted: %s\n", p.Collection, sanitizeLine(p.ID), sanitizeLine(p.Reason))
 	}
-	fmt.Fprintf(w, "to send: %s, scheduled: %s, dead letters: %s\n",
-		formatThousands(r.Pending), formatThousands(r.Scheduled), formatThousands(r.Dead))
+	fmt.Fprintf(w, "to send: %s, scheduled: %s, waiting for a retry: %s, dead letters: %s\n",
+		formatThousands(r.Pending), formatThousands(r.Scheduled), formatThousands(r.Retried), formatThousands(r.Dead))
 	fmt.Fprintf(w, "imported before: %s, cannot be converted: %s\n", formatThousands(r.Known), formatThousands(r.Refused))
 
 	text := "imported into"

@@ -260,7 +260,7 @@ func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error)
 // DeadRef identifies one letter, by its own id or by that of its envelope.
 type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id. With source handler, also the place of the record: topic/partition/offset."`
 	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"With the id of an envelope: the delivery that died; -1 selects the latest one."`
 	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay (default), or a handler of a consumer."`
 	Group      string `query:"group" maxLength:"255" doc:"With source handler: the consumer group."`

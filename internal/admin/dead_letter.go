@@ -28,6 +28,7 @@ type DeadLetter struct {
 	Key           string            `json:"key,omitempty"`
 	Topic         string            `json:"topic,omitempty"`
 	Partition     *int32            `json:"partition,omitempty"`
+	Place         string            `json:"place,omitempty"` // of a handler: topic/partition/offset of the first record
 	Class         string            `json:"class"`
 	Reason        string            `json:"reason"`
 	Position      string            `json:"position,omitempty"`
@@ -46,8 +47,8 @@ type DeadLetter struct {
 	stamp bson.Timestamp // of the insert of the envelope
 }
 
-// Ref returns the id by which [DeadRef.ID] and [DeadFilter.IDs] find the letter.
-func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.ID) }
+// Ref returns the id by which [DeadRef.ID] finds the letter.
+func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.Place, d.ID) }
 
 // newDeadLetter converts a stored letter, without its envelope.
 func newDeadLetter(d *letters.Dead) DeadLetter {

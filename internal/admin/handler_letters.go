@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -203,8 +204,9 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 		AggregateType: l.Aggregate.Type,
 		Type:          l.Name,
 		Key:           string(l.Key),
-		Topic:         l.Topic,
-		Partition:     &l.Partition,
+		Topic:         l.ID.Topic,
+		Partition:     &l.ID.Partition,
+		Place:         l.ID.Place(),
 		Class:         l.Class,
 		Reason:        l.Reason,
 		Size:          l.Size,
@@ -272,7 +274,8 @@ func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup,
 	return groups, nil
 }
 
-// find returns the letter that ref identifies, whole. It returns an error if several handlers have letters of the message.
+// find returns the letter that ref identifies, whole. The id of ref may be the place of the record in place of the id of the
+// message. It returns an error if several letters have that id.
 func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, handlerletters.Letter, error) {
 	var in handlerDesk
 	var found handlerletters.Letter
@@ -282,20 +285,29 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 	}
 
 	q := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
-	for _, d := range desks {
-		for l, err := range d.All(ctx, q) {
-			switch {
-			case err != nil:
-				return in, found, err
-			case ref.Delivery >= 0 && l.ID.Delivery != ref.Delivery:
-			// Of one message at one handler, the latest delivery counts.
-			case in.Desk == nil, in.ns == d.ns && isLaterDelivery(l.ID, found.ID):
-				in, found = d, l
-			case in.ns != d.ns || !isLaterDelivery(found.ID, l.ID):
-				return in, found, invalidRequest("several handlers have dead letters of message %s, for example %s and %s; "+
-					"name the collection, the group and the handler", ref.ID, found.ID, l.ID)
+	queries := []handlerletters.Query{q}
+	if topic, ok := topicOfPlace(ref.ID); ok {
+		q.Messages, q.Topic = nil, topic
+		queries = append(queries, q)
+	}
+	for len(queries) > 0 && in.Desk == nil {
+		for _, d := range desks {
+			for l, err := range d.All(ctx, queries[0]) {
+				switch {
+				case err != nil:
+					return in, found, err
+				case ref.ID != l.ID.Message && ref.ID != l.ID.Place(), ref.Delivery >= 0 && l.ID.Delivery != ref.Delivery:
+				// Of one message at one handler, the latest delivery counts.
+				case in.Desk == nil, in.ns == d.ns && isLaterDelivery(l.ID, found.ID):
+					in, found = d, l
+				case in.ns != d.ns || !isLaterDelivery(found.ID, l.ID):
+					return in, found, invalidRequest("there are several dead letters of message %s, for example %s and %s; "+
+						"name the collection, the group and the handler, or the place of the record in place of the id, as in %s",
+						ref.ID, found.ID, l.ID, found.ID.Place())
+				}
 			}
 		}
+		queries = queries[1:]
 	}
 	if in.Desk == nil {
 		return in, found, fmt.Errorf("no dead letter of a handler for message %s: %w", ref.ID, mongodb.ErrNotFound)
@@ -307,6 +319,17 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 		err = fmt.Errorf("%w: %w", err, mongodb.ErrNotFound)
 	}
 	return in, found, err
+}
+
+// topicOfPlace returns the topic of a text of the form of deadletter.ID.Place: "<topic>/<partition>/<offset>".
+func topicOfPlace(text string) (topic string, ok bool) {
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return "", false
+	}
+	_, err := strconv.ParseUint(parts[1], 10, 31)
+	_, err2 := strconv.ParseUint(parts[2], 10, 63)
+	return parts[0], err == nil && err2 == nil
 }
 
 // isLaterDelivery reports whether a is a later delivery than b of the same message to the same handler.

@@ -31,6 +31,12 @@ func openWard(t *testing.T) *office {
 // giveUp stores the letter of a message in the database of an outbox.
 func (f *office) giveUp(outbox *mongo.Collection, collection, handler, message string) {
 	f.t.Helper()
+	f.giveUpAt(0, outbox, collection, handler, message)
+}
+
+// giveUpAt is giveUp for a message at an offset.
+func (f *office) giveUpAt(offset int64, outbox *mongo.Collection, collection, handler, message string) {
+	f.t.Helper()
 	desk, err := deadletter.New(outbox.Database(), deadletter.WithCollection(collection))
 	if err != nil {
 		f.t.Fatal(err)
@@ -40,8 +46,8 @@ func (f *office) giveUp(outbox *mongo.Collection, collection, handler, message s
 	}
 
 	l := &deadletter.Letter{
-		ID: deadletter.ID{Group: "g", Handler: handler, Message: message}, Class: deadletter.ClassHandler, Reason: "no answer",
-		Name: "OrderPlaced", Topic: "orders", Key: []byte("7"), Value: []byte(`{"card":"` + planted + `"}`),
+		ID: deadletter.ID{Group: "g", Handler: handler, Topic: "orders", Offset: offset, Message: message}, Class: deadletter.ClassHandler, Reason: "no answer",
+		Name: "OrderPlaced", Key: []byte("7"), Value: []byte(`{"card":"` + planted + `"}`),
 		Headers: []event.Header{{Key: "id", Value: []byte(message)}},
 	}
 
@@ -147,6 +153,32 @@ func TestClearRemovesLettersOfHandlersAlone(t *testing.T) {
 	}
 }
 
+// A handler may have letters of several messages with one id. The place of the record selects one of them.
+func TestALetterOfAHandlerIsFoundByItsPlace(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for offset := range int64(3) {
+		f.giveUpAt(offset, f.a, deadletter.DefaultCollection, "h", "m")
+	}
+	f.giveUpAt(7, f.a, deadletter.DefaultCollection, "h", "orders/0/1")
+
+	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "as in orders/0/") {
+		t.Errorf("by the id of the message: %v", err)
+	}
+	// An id of a message that looks like a place is an id.
+	for id, place := range map[string]string{"orders/0/2": "orders/0/2", "orders/0/1": "orders/0/7"} {
+		ref.ID = id
+		if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Place != place {
+			t.Errorf("%s: %s, %v", id, l.Place, err)
+		}
+	}
+	ref.ID = "orders/0/9"
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); !errors.Is(err, mongodb.ErrNotFound) {
+		t.Errorf("a place without a letter: %v", err)
+	}
+}
+
 func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	t.Parallel()
 	f := openWard(t)
@@ -155,7 +187,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	f.giveUp(f.a, deadletter.DefaultCollection, "", "u")
 
 	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
-	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "several handlers") {
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "several dead letters of message m") {
 		t.Errorf("letters of two handlers: %v", err)
 	}
 	ref.Handler = "h1"

@@ -218,6 +218,5 @@ func (s *Scope) Matches(db, coll []byte) bool {
 	return true
 }
 
-// Multiple reports whether the scope can contain more than one collection. Records then name their
-// collection (N7).
+// Multiple reports whether the scope can contain more than one collection.
 func (s *Scope) Multiple() bool { return s.kind != Collection }

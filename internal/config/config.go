@@ -249,8 +249,8 @@ type Purge struct {
 
 // DeadLetters configures the dead letters.
 type DeadLetters struct {
-	// Expire removes dead letters this long after their last failure. 0 keeps them until an operator
-	// decides. Defaults to 0.
+	// Expire removes dead letters this long after they were stored. A change applies to later dead
+	// letters. 0 keeps them until an operator decides. Defaults to 0.
 	Expire time.Duration `yaml:"expire"`
 	// Handlers names the collections with the dead letters of handlers, in the databases of the outboxes:
 	// deadletter.WithCollection of the consumers. Defaults to inbox_dead.

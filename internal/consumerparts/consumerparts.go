@@ -36,7 +36,10 @@ type Inbox interface {
 	Pass(ctx context.Context, list []inbox.Entry) error
 	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (*inbox.Claim, error)
 	Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error)
-	Release(ctx context.Context, consumer, topic string, part int32) error
+	Release(ctx context.Context, list ...inbox.Partition) error
+	Heartbeat(ctx context.Context) error
+	TopicIDs(ctx context.Context, list []inbox.Partition) (map[inbox.Partition]string, error)
+	StoreTopicIDs(ctx context.Context, ids map[inbox.Partition]string) error
 }
 
 var _ Inbox = (*inbox.Inbox)(nil)

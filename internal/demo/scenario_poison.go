@@ -11,9 +11,7 @@ import (
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -128,7 +126,7 @@ func runPoison(ctx context.Context, s *stage) (Finding, error) {
 	s.printEvent("all good ones have arrived")
 	// Dead letters may be written later than the good envelopes arrive.
 	err = s.awaitCondition(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
-		n, err := s.deadCollection().CountDocuments(ctx, ofWatcher())
+		n, err := s.countDeadLetters(ctx)
 		return err == nil && int(n) >= len(bad)
 	})
 	if err != nil {
@@ -167,17 +165,12 @@ func (s *stage) insertPoison(ctx context.Context, n int) (map[uuid.UUID]inserted
 
 // comparePoison compares the dead letters with the inserted envelopes.
 func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f *PoisonFinding) error {
-	fields := options.Find().SetProjection(bson.D{{Key: "id", Value: 1}, {Key: "class", Value: 1}, {Key: "movedAt", Value: 1}})
-	cur, err := s.deadCollection().Find(ctx, ofWatcher(), fields)
+	list, err := s.deadLetters(ctx)
 	if err != nil {
-		return fmt.Errorf("reading the dead letters: %w", err)
-	}
-	var dead []letters.Dead
-	if err := cur.All(ctx, &dead); err != nil {
-		return fmt.Errorf("reading the dead letters: %w", err)
+		return err
 	}
 
-	for _, l := range dead {
+	for _, l := range list {
 		_, data, _ := l.EnvelopeID.BinaryOK()
 		id, _ := uuid.FromBytes(data)
 		was, ok := bad[id]

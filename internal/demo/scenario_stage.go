@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
@@ -264,8 +265,6 @@ func (s *stage) outboxCollection() *mongo.Collection {
 	return s.shopDatabase().Collection(outboxName)
 }
 
-func (s *stage) deadCollection() *mongo.Collection { return s.stateDatabase().Collection("letters") }
-
 // ofWatcher is the condition for the documents of the watcher in a collection of the state database. Parts of large letters have no
 // watcher.
 func ofWatcher(and ...bson.E) bson.D { return append(bson.D{{Key: "watcher", Value: watcher}}, and...) }
@@ -282,6 +281,27 @@ func (s *stage) countWaiting(ctx context.Context, reasons ...waiting.Reason) int
 	}
 	return int(n)
 }
+
+// deadLetters returns all dead letters of the watcher.
+func (s *stage) deadLetters(ctx context.Context) (all []letters.Dead, err error) {
+	page := letters.Page{Limit: letters.MaxPageSize}
+	for {
+		list, err := letters.List(ctx, s.lettersCollection(), letters.Query{Watcher: watcher}, page)
+		if err != nil {
+			return nil, fmt.Errorf("reading the dead letters: %w", err)
+		}
+		all = append(all, list.Letters...)
+		if page.After = list.Next; page.After == "" {
+			return all, nil
+		}
+	}
+}
+
+func (s *stage) countDeadLetters(ctx context.Context) (int64, error) {
+	return letters.Count(ctx, s.lettersCollection(), letters.Query{Watcher: watcher})
+}
+
+func (s *stage) lettersCollection() *mongo.Collection { return s.stateDatabase().Collection("letters") }
 
 // countEnvelopes returns the number of matching envelopes, or −1 if the query fails.
 func (s *stage) countEnvelopes(ctx context.Context, filter bson.D) int {
@@ -303,7 +323,7 @@ func (s *stage) countLogged(ctx context.Context, kind string) (int, error) {
 
 // completeOutcome sets the fields of the outcome that all scenarios have in common.
 func (s *stage) completeOutcome(ctx context.Context, o *Outcome, took time.Duration) error {
-	dead, err := s.deadCollection().CountDocuments(ctx, ofWatcher())
+	dead, err := s.countDeadLetters(ctx)
 	if err != nil {
 		return fmt.Errorf("counting the dead letters: %w", err)
 	}

@@ -300,7 +300,7 @@ func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
 }
 
 // stateCollections are the collections of the state database.
-var stateCollections = []string{"watchers", "nodes", "events", "collections"}
+var stateCollections = []string{"watchers", "nodes", "events", "collections", "waiting", "letters"}
 
 func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 	state := x.cfg.State.Database

@@ -126,7 +126,7 @@ func (m *roleMaker) relayRole() Role {
 
 	r.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
 	r.add(m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
-	r.add(privilegeOn(m.cfg.State.Database, "", "store the lease and the position", readWrite...))
+	r.add(privilegeOn(m.cfg.State.Database, "", "store the lease, the position, waiting events and dead letters", readWrite...))
 	r.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
 	// A pattern of databases is matched against the names of all databases.
@@ -142,6 +142,7 @@ func (m *roleMaker) relayRole() Role {
 	if m.cfg.Purge.TTL > 0 {
 		indexes = indexActions
 	}
+
 	const optional = "without it the relay does not report missing indexes, and documents do not expire"
 	r.Privileges = slices.Concat(r.Privileges,
 		asOptional(optional, m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...)...),
@@ -236,7 +237,7 @@ func (m *roleMaker) operatorRole() Role {
 
 	r.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
 
-	r.add(privilegeOn(m.cfg.State.Database, "", "store pause, pin and recover, and record each action", readWrite...))
+	r.add(privilegeOn(m.cfg.State.Database, "", "store pause, pin and recover, requeue and discard dead letters, and record each action", readWrite...))
 	r.add(m.listCollections("")...)
 	r.add(clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
 
@@ -251,7 +252,7 @@ func (m *roleMaker) readerRole() Role {
 
 	r.add(m.onSetAside("show whether a requeued message still waits", "find")...)
 
-	r.add(privilegeOn(m.cfg.State.Database, "", "read the status", "find", "listIndexes"))
+	r.add(privilegeOn(m.cfg.State.Database, "", "read the status, and show dead letters, including their payloads", "find", "listIndexes"))
 	r.add(m.listCollections("")...)
 	r.add(clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
 

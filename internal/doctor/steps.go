@@ -31,7 +31,7 @@ func mongoSteps(x *examination) []step {
 		{"outbox.collections", "mongodb.access", outbox.checkCollections, "the relay delivers only events of collections that match watch"},
 		{"mongodb.privileges.stream", "mongodb.access", privileges.checkStreamPrivileges, "without them the relay cannot open the change stream"},
 		{"mongodb.privileges.outbox", "mongodb.access", privileges.checkOutboxPrivileges, "the relay reads envelopes, records failed deliveries, and removes envelopes that it moved to the dead letters"},
-		{"mongodb.privileges.dead", "mongodb.access", privileges.checkDeadPrivileges, "the relay moves undeliverable envelopes to the dead letters; without these privileges such an envelope stops all deliveries"},
+		{"mongodb.privileges.dead", "mongodb.access", privileges.checkDeadPrivileges, "without these privileges, the dead letters of handlers are neither counted nor requeued"},
 		{"mongodb.privileges.state", "mongodb.access", privileges.checkStatePrivileges, "the state database stores the lease and the position"},
 		{"mongodb.privileges.cluster", "mongodb.access", privileges.checkClusterPrivileges, "the relay reads the time window of the oplog with serverStatus, and detects copied state with replSetGetConfig"},
 		{"outbox.indexes", "outbox.collections", outbox.checkIndexes, "without the indexes nothing is lost, but purges, sweeps and scheduled deliveries read whole collections"},

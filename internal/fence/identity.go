@@ -1,7 +1,6 @@
 package fence
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 
@@ -85,14 +84,10 @@ func IdentityOf(headers []record.Header) (Identity, bool) {
 	return none.identityOf(headers)
 }
 
-// Alias is a collection whose records may be in the topics both with the header `outrelay-ns` and
-// without it. A watcher of one collection leaves the header out. If the collection becomes one of
-// several, or the only one, its earlier records have the other form.
+// Alias is the collection to which records without the header `outrelay-ns` belong. Earlier versions left the header out if a
+// watcher had one collection.
 type Alias struct {
 	NS []byte // the value of the header. nil: there is no such collection
-	// Named means that the header is written now. A record without it is an earlier record of the
-	// collection.
-	Named bool
 }
 
 // identityOf is [IdentityOf] for a record that was read, in the current form.
@@ -103,12 +98,8 @@ func (a *Alias) identityOf(headers []record.Header) (Identity, bool) {
 	}
 
 	const ns = 2 // in identityHeaders
-	switch {
-	case a.NS == nil:
-	case a.Named && !x.has[ns]:
+	if a.NS != nil && !x.has[ns] {
 		x.value[ns], x.has[ns] = a.NS, true
-	case !a.Named && bytes.Equal(x.value[ns], a.NS):
-		x.has[ns] = false
 	}
 	return x.digest()
 }

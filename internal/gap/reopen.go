@@ -109,5 +109,8 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error 
 	if ev.Op == changestream.Rename && (from || to) {
 		return r.handleRename(ctx, ev, from, to)
 	}
+	if ev.Op == changestream.Drop && from {
+		return r.Collections.ForgetCollection(ctx, ev)
+	}
 	return nil
 }

@@ -75,9 +75,9 @@ type Result struct {
 	Skipped int64 // delivered by an earlier pass
 }
 
-// errMoved means that a collection was renamed or dropped during the sweep, so that the rest of it was
+// errMoved means that a collection was renamed during the sweep, so that the rest of it was
 // not read under its name. Another pass over the collections that exist then finds the rest.
-var errMoved = errors.New("a collection was renamed or dropped while it was swept")
+var errMoved = errors.New("a collection was renamed while it was swept")
 
 // LowerBound returns the stamp after which the sweep begins.
 func (s *Sweep) LowerBound() bson.Timestamp {
@@ -334,13 +334,13 @@ func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err 
 		return more, err
 	}
 
-	// A collection that was renamed or dropped looks as if it had ended.
-	holder := s.outbox.UUID
+	// A collection that was renamed looks as if it had ended. One that was dropped has ended: its envelopes are gone.
+	name := s.outbox.Coll
 	err = r.retryReads(ctx, func(ctx context.Context) (err error) {
-		holder, err = s.outbox.NameHolder(ctx, r.Client)
+		name, err = s.outbox.CurrentName(ctx, r.Client)
 		return err
 	})
-	if err == nil && holder != s.outbox.UUID {
+	if err == nil && name != "" && name != s.outbox.Coll {
 		err = fmt.Errorf("%s: %w", s.outbox.NS(), errMoved)
 	}
 	return false, err

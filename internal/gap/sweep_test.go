@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -610,6 +611,42 @@ func TestN27_ASweepReportsThatItsCollectionWasRenamed(t *testing.T) {
 
 	if _, err := s.Run(t.Context()); !errors.Is(err, errMoved) {
 		t.Fatalf("a sweep whose collection was renamed ended with %v", err)
+	}
+}
+
+// A collection that is dropped during the sweep has no envelope left, so the sweep of the others goes on. With a new term
+// for each dropped tenant, a sweep would begin again for as long as tenants are dropped.
+func TestASweepGoesOnAfterADroppedCollection(t *testing.T) {
+	t.Parallel()
+	for _, again := range []bool{false, true} {
+		b := newBundle(t)
+		for i := range 200 {
+			b.insert(t.Context(), b.newOutbox("o"), fmt.Sprintf("e%03d", i))
+			b.insert(t.Context(), b.newOutbox("p"), fmt.Sprintf("f%03d", i))
+		}
+		list, err := outboxes.ListOutboxes(t.Context(), b.client, func(_, coll []byte) bool { return len(coll) == 1 }, b.db.Name())
+		if err != nil || len(list) != 2 {
+			t.Fatalf("%+v, %v", list, err)
+		}
+
+		p := &publisher{}
+		s := b.newSweep(b.clusterTime(), p, "o", "p")
+		s.Collections = list
+		s.Publisher = publisherFunc{s.Publisher, func() {
+			err := b.db.Collection("o").Drop(t.Context())
+			if err == nil && again {
+				err = b.db.CreateCollection(t.Context(), "o")
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}}
+		if _, err := s.Run(t.Context()); err != nil {
+			t.Fatalf("the sweep ended with %v", err)
+		}
+		if n := slices.DeleteFunc(p.ids, func(id string) bool { return !strings.HasPrefix(id, "f") }); len(n) != 200 {
+			t.Errorf("%d envelopes of the other collection were delivered, want 200", len(n))
+		}
 	}
 }
 

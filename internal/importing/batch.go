@@ -3,14 +3,17 @@ package importing
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -27,7 +30,8 @@ type importRun struct {
 	report *Report
 	write  bool
 	marks  *mongo.Collection
-	now    time.Time // of the server, at the start
+	now    time.Time      // of the server, at the start
+	at     bson.Timestamp // cluster time at the start
 	done   int64
 }
 
@@ -121,6 +125,8 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t t
 			r.report.Pending++
 		case scheduled:
 			r.report.Scheduled++
+		case retried:
+			r.report.Retried++
 		case dead:
 			r.report.Dead++
 		}
@@ -206,100 +212,111 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 	return out, nil
 }
 
-// writeBatch writes the items with their marks.
+// writeBatch writes the items with their marks in one transaction: new events into the outbox, events that the library has
+// tried before among those that wait, and events that it gave up among the dead letters.
 func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
-	var envelopes, given []converted
+	var docs, marks []any
+	var entries []waiting.Entry
+	var dying []*letters.Prepared
 	for _, c := range list {
-		if c.kind == dead {
-			given = append(given, c)
-		} else {
-			envelopes = append(envelopes, c)
+		marks = append(marks, bson.D{{Key: "_id", Value: c.mark}, {Key: "from", Value: r.source.name}, {Key: "at", Value: r.now}})
+		if c.kind == pending || c.kind == scheduled {
+			docs = append(docs, c.doc)
+			continue
 		}
-	}
 
-	if len(envelopes) > 0 {
-		if err := mongodb.InTransaction(ctx, r.client, func(tx context.Context) error { return r.insert(tx, envelopes) }); err != nil {
-			return err
-		}
-	}
-	return r.writeDead(ctx, given)
-}
-
-// insert inserts envelopes and marks, in the transaction of tx.
-func (r *importRun) insert(tx context.Context, list []converted) error {
-	docs := make([]any, len(list))
-	for i, c := range list {
-		docs[i] = c.doc
-	}
-	outbox := r.client.Database(r.outbox.Database().Name()).Collection(r.outbox.Name())
-	if _, err := outbox.InsertMany(tx, docs); err != nil {
-		return mongodb.Refusal(err, "writing envelopes", "insert", r.options.To)
-	}
-	return r.insertMarks(tx, list)
-}
-
-func (r *importRun) insertMarks(tx context.Context, list []converted) error {
-	marks := make([]any, len(list))
-	for i, c := range list {
-		marks[i] = bson.D{{Key: "_id", Value: c.mark}, {Key: "from", Value: r.source.name}, {Key: "at", Value: r.now}}
-	}
-	coll := r.client.Database(r.state.Name()).Collection(r.marks.Name())
-	_, err := coll.InsertMany(tx, marks)
-	return mongodb.Refusal(err, "writing the marks of imported rows", "insert", mongodb.Namespace(coll))
-}
-
-// writeDead writes dead letters and their marks.
-func (r *importRun) writeDead(ctx context.Context, list []converted) error {
-	if len(list) == 0 {
-		return nil
-	}
-
-	prepared := make([]*letters.Prepared, len(list))
-	for i, c := range list {
-		raw, err := bson.Marshal(c.doc)
+		raw, err := r.stampedEnvelope(c.doc)
 		if err != nil {
 			return err
 		}
-
-		// outrelay has never tried to send the event, so the reason comes from the other library.
-		reason := c.item.reason
-		if reason == "" {
-			reason = r.source.name + " gave it up"
+		if c.kind == retried {
+			entries = append(entries, r.newEntry(c.item, raw))
+			continue
 		}
-		if n := c.item.attempts; n > 0 {
-			reason = fmt.Sprintf("%s (attempts of %s: %d)", reason, r.source.name, n)
-		}
-		failed := c.item.at
-		if failed.IsZero() {
-			failed = r.now
-		}
-		prepared[i], err = letters.Prepare(letters.Letter{
-			Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Slot: waiting.SlotOf(raw),
-			Class: record.AttemptsExhausted, Reason: reason, Partition: record.AnyPartition,
-			Source:       letters.Source{Kind: "relay", Watcher: r.cfg.Watcher},
-			FirstFailure: failed,
-		})
+		letter, err := letters.Prepare(r.newLetter(c.item, raw))
 		if err != nil {
 			return err
 		}
+		dying = append(dying, letter)
 	}
 
-	store := r.client.Database(r.state.Name()).Collection(r.state.Collection("letters").Name())
-	if err := letters.WriteChunks(ctx, plainFence{r.client}, store, prepared); err != nil {
+	// Chunks without their letter do no harm.
+	if err := letters.WriteChunks(ctx, unfenced{r.client}, r.state.Collection("letters"), dying); err != nil {
 		return err
 	}
 	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error {
-		if err := letters.Write(tx, store, r.now, prepared); err != nil {
+		if len(docs) > 0 {
+			outbox := r.client.Database(r.outbox.Database().Name()).Collection(r.outbox.Name())
+			if _, err := outbox.InsertMany(tx, docs); err != nil {
+				return mongodb.Refusal(err, "writing envelopes", "insert", r.options.To)
+			}
+		}
+		if err := waiting.Enter(tx, r.state.Collection("waiting"), entries); err != nil {
 			return err
 		}
-		return r.insertMarks(tx, list)
+		if err := letters.Write(tx, r.state.Collection("letters"), r.now, dying); err != nil {
+			return err
+		}
+		if len(marks) == 0 {
+			return nil
+		}
+		imports := r.state.Collection("imports")
+		_, err := imports.InsertMany(tx, marks)
+		return mongodb.Refusal(err, "writing the marks of imported rows", "insert", mongodb.Namespace(imports))
 	})
 }
 
-// plainFence runs transactions without a fence: an import adds documents, and changes nothing that the owner of the watcher has
-// written.
-type plainFence struct{ client *mongo.Client }
+// stampedEnvelope returns the envelope with the time of the import. The server replaces the empty timestamp only in an
+// outbox.
+func (r *importRun) stampedEnvelope(doc bson.D) (bson.Raw, error) {
+	stamped := slices.Clone(doc)
+	for i := range stamped {
+		if stamped[i].Key == "ts" {
+			stamped[i].Value = r.at
+		}
+	}
+	return bson.Marshal(stamped)
+}
 
-func (f plainFence) Fenced(ctx context.Context, _ bson.D, fn func(ctx context.Context) error) error {
-	return mongodb.InTransaction(ctx, f.client, fn)
+// newEntry returns an event that waits for its next attempt.
+func (r *importRun) newEntry(it *item, raw bson.Raw) waiting.Entry {
+	// The envelope was parsed before, so it has a key and a slot.
+	var v envelope.View
+	_ = envelope.Parse(raw, &v)
+	next := r.now
+	if it.due.After(next) {
+		next = it.due
+	}
+	return waiting.Entry{
+		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Key: string(v.OrderingKey()), Slot: v.Slot,
+		Pos: outboxes.PosAt(r.at), Reason: waiting.Retry, Origin: waiting.OriginRequeue, NextAt: next, Attempts: it.attempts,
+	}
+}
+
+// newLetter returns the dead letter of an event. outrelay has never tried to send the event, so the reason comes from the
+// other library.
+func (r *importRun) newLetter(it *item, raw bson.Raw) letters.Letter {
+	reason := it.reason
+	if reason == "" {
+		reason = r.source.name + " gave it up"
+	}
+	if n := it.attempts; n > 0 {
+		reason = fmt.Sprintf("%s (attempts of %s: %d)", reason, r.source.name, n)
+	}
+	failed := it.at
+	if failed.IsZero() {
+		failed = r.now
+	}
+	return letters.Letter{
+		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Pos: outboxes.PosAt(r.at), Class: record.AttemptsExhausted,
+		Reason: reason, Partition: record.AnyPartition, Source: letters.Source{Kind: "relay", Watcher: r.cfg.Watcher},
+		FirstFailure: failed, Expire: r.cfg.DeadLetters.Expire,
+	}
+}
+
+// unfenced runs transactions without a fence: what an import writes does not depend on the owner of the watcher.
+type unfenced struct{ client *mongo.Client }
+
+func (u unfenced) Fenced(ctx context.Context, _ bson.D, fn func(ctx context.Context) error) error {
+	return mongodb.InTransaction(ctx, u.client, fn)
 }

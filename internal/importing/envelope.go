@@ -17,6 +17,7 @@ type kind int
 const (
 	pending kind = iota // for the stream
 	scheduled
+	retried // waits for its next attempt
 	dead
 )
 
@@ -25,6 +26,8 @@ func (it *item) kindAt(now time.Time) kind {
 	switch {
 	case it.dead:
 		return dead
+	case it.attempts > 0:
+		return retried
 	case it.due.After(now):
 		return scheduled
 	}

@@ -44,6 +44,7 @@ type Report struct {
 	Tables    []Table   `json:"tables"`
 	Pending   int64     `json:"pending"`   // envelopes for the stream
 	Scheduled int64     `json:"scheduled"` // envelopes with a due time
+	Retried   int64     `json:"retried"`   // envelopes that wait for their next attempt
 	Dead      int64     `json:"dead"`      // dead letters
 	Known     int64     `json:"known"`     // rows that an earlier run has imported
 	Refused   int64     `json:"refused"`   // rows that cannot be converted; they stay
@@ -66,7 +67,7 @@ type Problem struct {
 }
 
 // Total returns the number of rows that become envelopes or dead letters.
-func (r Report) Total() int64 { return r.Pending + r.Scheduled + r.Dead }
+func (r Report) Total() int64 { return r.Pending + r.Scheduled + r.Retried + r.Dead }
 
 // ErrRefused matches each refusal of an import. Nothing was written.
 var ErrRefused = errors.New("nothing was imported")
@@ -322,7 +323,10 @@ func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importR
 	if err != nil {
 		return nil, err
 	}
-	run.now, err = mongodb.ServerTime(ctx, im.client)
+	if run.now, err = mongodb.ServerTime(ctx, im.client); err != nil {
+		return nil, err
+	}
+	run.at, err = mongodb.ClusterTime(ctx, im.client)
 	return run, err
 }
 

@@ -49,11 +49,6 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// hasRun makes the watcher one that has run.
-func (f *fixture) hasRun() {
-	f.insert(f.state.Collection("watchers"), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "fence", Value: int64(1)}})
-}
-
 func (f *fixture) insert(coll *mongo.Collection, docs ...any) {
 	f.t.Helper()
 	if _, err := coll.InsertMany(f.t.Context(), docs); err != nil {
@@ -114,7 +109,7 @@ func (f *fixture) importRows(o Options) Report {
 }
 
 func (f *fixture) deadLetters() *mongo.Collection {
-	return f.outbox.Database().Collection("outbox_dead")
+	return f.state.Collection("letters")
 }
 
 func (f *fixture) countDocuments(coll *mongo.Collection) int64 {
@@ -126,10 +121,22 @@ func (f *fixture) countDocuments(coll *mongo.Collection) int64 {
 	return n
 }
 
-// readEnvelope returns the envelope with an id.
+// readEnvelope returns the envelope with an id. If it waits, it is not in the outbox, and the document of the collection
+// waiting is returned instead of the envelope itself.
 func (f *fixture) readEnvelope(id any) (envelope.View, bson.Raw) {
 	f.t.Helper()
 	raw, err := f.outbox.FindOne(f.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		stored, err := f.state.Collection("waiting").FindOne(f.t.Context(), bson.D{{Key: "id", Value: id}}).Raw()
+		if err != nil {
+			f.t.Fatalf("envelope %v neither is in the outbox nor waits: %v", id, err)
+		}
+		var v envelope.View
+		if err := envelope.Parse(stored.Lookup("envelope").Document(), &v); err != nil {
+			f.t.Fatal(err)
+		}
+		return v, stored
+	}
 	if err != nil {
 		f.t.Fatalf("envelope %v: %v", id, err)
 	}
@@ -164,10 +171,13 @@ func (f *fixture) expectEnvelope(id any, aggregateType, key, typ, payload, heade
 	return v, raw
 }
 
-func (f *fixture) expectRetry(v envelope.View, raw bson.Raw, attempts int32) {
+func (f *fixture) expectRetry(v envelope.View, stored bson.Raw, attempts int32) {
 	f.t.Helper()
-	if string(v.State) != envelope.StateRetry || v.Attempts != attempts || v.NextAt == 0 || len(raw.Lookup("seal").Value) == 0 {
-		f.t.Errorf("no retry after %d attempts: %s", attempts, raw)
+	text := func(name string) string { s, _ := stored.Lookup(name).StringValueOK(); return s }
+	n, _ := stored.Lookup("attempts").Int32OK()
+	if text("reason") != "retry" || n != attempts || stored.Lookup("nextAt").Type != bson.TypeDateTime || text("key") != string(v.OrderingKey()) ||
+		text("watcher") != "orders" || text("ns") != f.cfg.Watch[0] || v.TS.T == 0 {
+		f.t.Errorf("no retry after %d attempts: %s", attempts, stored)
 	}
 }
 
@@ -207,8 +217,6 @@ func TestImportOfSlimMessageBus(t *testing.T) {
 		message("33112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "delivery_complete", Value: true}),
 		message("44112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "headers", Value: `{"id":"x"}`}))
 
-	f.expectRefusal(Options{From: "slimmessagebus"}, "watcher orders has never run")
-	f.hasRun()
 	r := f.importRows(Options{From: "slimmessagebus", KeyHeader: "tenant"})
 	if r.Pending != 1 || r.Retried != 1 || r.Dead != 1 || r.Refused != 1 || len(r.Problems) != 1 || r.Tables[0].Rows != 4 {
 		t.Errorf("%+v", r)
@@ -236,7 +244,6 @@ func TestImportOfSlimMessageBus(t *testing.T) {
 func TestImportOfKoan(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.hasRun()
 	record := func(id string, status string, attempt int32, visible any) bson.D {
 		return bson.D{
 			{Key: "_id", Value: id},
@@ -275,8 +282,8 @@ func TestImportOfKoan(t *testing.T) {
 	}
 	v, raw := f.readEnvelope("b")
 	f.expectRetry(v, raw, 4)
-	if v.NextAt != future.UnixMilli() {
-		t.Errorf("next at %d, want %d", v.NextAt, future.UnixMilli())
+	if at := raw.Lookup("nextAt").DateTime(); at != future.UnixMilli() {
+		t.Errorf("next at %d, want %d", at, future.UnixMilli())
 	}
 	letter, err := f.deadLetters().FindOne(t.Context(), bson.D{}).Raw()
 	if err != nil || letter.Lookup("reason").StringValue() != "no handler (attempts of koan: 10)" {
@@ -288,7 +295,6 @@ func TestImportOfKoan(t *testing.T) {
 func TestImportOfKoanInCamelCase(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.hasRun()
 	row := func(id, status string, visible any) bson.D {
 		return bson.D{
 			{Key: "_id", Value: id},
@@ -320,7 +326,6 @@ func TestImportOfKoanInCamelCase(t *testing.T) {
 func TestImportOfOutboxEventBus(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.hasRun()
 	event := func(id, status string, retries int32, next any) bson.D {
 		return bson.D{
 			{Key: "_id", Value: bson.NewObjectID()},
@@ -351,8 +356,8 @@ func TestImportOfOutboxEventBus(t *testing.T) {
 	}
 	v, raw := f.readEnvelope("e3")
 	f.expectRetry(v, raw, 2)
-	if v.NextAt != future.UnixMilli() {
-		t.Errorf("next at %d, want %d", v.NextAt, future.UnixMilli())
+	if at := raw.Lookup("nextAt").DateTime(); at != future.UnixMilli() {
+		t.Errorf("next at %d, want %d", at, future.UnixMilli())
 	}
 	letter, err := f.deadLetters().FindOne(t.Context(), bson.D{{Key: "envelope._id", Value: "e4"}}).Raw()
 	if err != nil || letter.Lookup("reason").StringValue() != "broker down (attempts of outbox-event-bus: 5)" {
@@ -378,7 +383,6 @@ func wolverineBody(data []byte, headers ...string) []byte {
 func TestImportOfWolverine(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.hasRun()
 	body := wolverineBody([]byte(`{"a":1}`), "message-type", "OrderPlaced", "content-type", "application/json", "id", uuid1,
 		"tenant", strings.Repeat("t", 200), "destination", "kafka://topic/orders", "attempts", "0")
 	outgoing := func(id byte, body []byte, attempts int32) bson.D {
@@ -442,7 +446,6 @@ func TestImportOfWolverine(t *testing.T) {
 func TestImportOfWolverineWithoutOutgoingMessages(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.hasRun()
 	f.expectRefusal(Options{From: "wolverine"}, "wolverine_outgoing_envelopes", "wolverine_dead_letters has no rows")
 
 	f.insertRows("wolverine_dead_letters", bson.D{
@@ -533,7 +536,6 @@ func TestImportRefusesAnUnknownStatus(t *testing.T) {
 			}
 			for _, value := range []any{int32(0), "Postponed", nil} {
 				f := newFixture(t)
-				f.hasRun()
 				name := table.status.field
 				f.insertRows(table.name, rowWith(table, bson.E{Key: name, Value: table.status.ignores[0]}), rowWith(table, bson.E{Key: name, Value: value}))
 				f.expectRefusal(Options{From: source.name}, table.name+": expected the "+name, table.status.imports[0], "found "+f.text(value))
@@ -588,7 +590,6 @@ func TestImportRefusesARunningPublisher(t *testing.T) {
 		}},
 	} {
 		f := newFixture(t)
-		f.hasRun()
 		i := slices.IndexFunc(sources, func(s source) bool { return s.name == c.source })
 		table := sources[i].tables[0]
 		insert := func(until time.Time) {

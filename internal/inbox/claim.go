@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -325,27 +326,28 @@ func (c *Claim) untrackClaim() {
 	delete(c.inbox.heldClaims, c)
 }
 
-// Release releases all claims of a consumer that this Inbox holds for messages of a partition, and
-// gives the partition back. Call it when the partition is assigned to another process and no
-// transaction for it is open any more. It does not affect other consumers of the same Inbox. It
-// joins the errors of all releases.
-func (x *Inbox) Release(ctx context.Context, consumer, topic string, part int32) error {
-	p := Partition{consumer, topic, part}
+// Release releases all claims that this Inbox holds for messages of the partitions, and gives the
+// partitions back. Call it when no transaction for them is open any more, before they are assigned to
+// another process. It does not affect other consumers of the same Inbox. It joins the errors of all
+// releases.
+func (x *Inbox) Release(ctx context.Context, list ...Partition) error {
 	var claims []*Claim
 	x.mu.Lock()
 	for c := range x.heldClaims {
-		if entryPartition(c.entry) == p {
+		if slices.Contains(list, entryPartition(c.entry)) {
 			claims = append(claims, c)
 		}
 	}
 	// attached is kept: a handler that is still running may admit a message.
-	delete(x.suspicions, p)
+	for _, p := range list {
+		delete(x.suspicions, p)
+	}
 	x.mu.Unlock()
 
 	var errs []error
 	for _, c := range claims {
 		errs = append(errs, c.Release(ctx))
 	}
-	errs = append(errs, x.store.RemovePartition(ctx, p))
+	errs = append(errs, x.store.RemovePartitions(ctx, list))
 	return errors.Join(errs...)
 }

@@ -224,7 +224,7 @@ func TestReleaseOfAPartition(t *testing.T) {
 		}
 	}
 
-	if err := b.inbox.Release(t.Context(), "group/a", "orders", 0); err != nil {
+	if err := b.inbox.Release(t.Context(), inbox.Partition{Consumer: "group/a", Topic: "orders"}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/retry"
 )
@@ -72,9 +73,10 @@ func (s suspicion) showsTruncation(l Log) bool {
 // Another process may have moved the watermark after the end was read. So the first contradiction
 // is ErrUnconfirmed: read the log again, and call Attach again.
 //
-// If another process had the partition and did not call Release, the server ends the transactions
-// of that process. Otherwise uncommitted writes of a killed process would stay locked until the
-// lifetime of the transaction is over (default 60 s).
+// If another process had the partition, did not call Release, and called no Heartbeat for MaxSilence,
+// the server ends the transactions of that process. Otherwise uncommitted writes of a killed process
+// would stay locked until the lifetime of the transaction is over (default 60 s). If the process is not
+// silent yet, a later Heartbeat of this process does that.
 func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, l Log) (Generation, error) {
 	e := Entry{Key{Consumer: consumer, ID: "-"}, Place{Topic: topic, Partition: part}}
 	if err := errors.Join(e.validateEntry(), requireTopic(topic)); err != nil {
@@ -92,6 +94,46 @@ func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, 
 	x.attached[p] = g.Number
 	delete(x.suspicions, p)
 	return g, nil
+}
+
+// The signs of life of a process that has partitions. They are far below the lifetime of a transaction, and
+// long enough for a pause of a busy machine.
+const (
+	HeartbeatInterval = 3 * time.Second
+	MaxSilence        = 10 * time.Second
+)
+
+// Heartbeat stores that this process lives, so that no other process ends its transactions. Call it every
+// HeartbeatInterval while the process has partitions. It also ends transactions of previous owners that
+// were alive at Attach and are silent now. It costs one write, if Admit was called since the first Attach.
+func (x *Inbox) Heartbeat(ctx context.Context) error { return x.store.Heartbeat(ctx) }
+
+// TopicIDs returns the stored ids of the topics of partitions, by partition. The consumer of a partition is the group. It does
+// not join a transaction of ctx.
+func (x *Inbox) TopicIDs(ctx context.Context, list []Partition) (map[Partition]string, error) {
+	lanes := make([]LaneKey, len(list))
+	for i, p := range list {
+		lanes[i] = LaneKey{p, TopicLane}
+	}
+	m, err := x.readMarks(x.store.Outside(ctx), lanes)
+	if err != nil {
+		return nil, fmt.Errorf("reading the ids of topics: %w", err)
+	}
+
+	ids := make(map[Partition]string, len(m))
+	for l, w := range m {
+		ids[l.Partition] = w.ID
+	}
+	return ids, nil
+}
+
+// StoreTopicIDs stores ids for TopicIDs. Call it when the group has committed an offset of the topic with this id: until then,
+// a member that finds no such offset must see that the stored id is another one.
+func (x *Inbox) StoreTopicIDs(ctx context.Context, ids map[Partition]string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	return x.store.WriteTopicIDs(x.store.Outside(ctx), ids)
 }
 
 // requireTopic returns an error if the topic is empty.
@@ -128,7 +170,7 @@ func (x *Inbox) judgeLog(p Partition, seen suspicion, l Log) (begin bool, err er
 	if x.settings.HaltOnRecreated {
 		return false, fmt.Errorf("%w: partition %d of %s ends at offset %d with leader epoch %d, "+
 			"but %s has handled up to offset %d at epoch %d; "+
-			"if the topic was deleted and created again, run once without consumer.WithHaltOnRecreated",
+			"if the topic was deleted and created again, run once without consumer.WithHaltOnLoss",
 			ErrRecreated, p.Number, p.Topic, l.End, l.Epoch, p.Consumer, seen.watermark, seen.epoch)
 	}
 

@@ -42,6 +42,9 @@ type Store interface {
 	// LowerMark changes the offset of the watermark to next if it is still seen.
 	LowerMark(ctx context.Context, l LaneKey, seen Mark, next int64) error
 
+	// WriteTopicIDs writes the ids into the watermarks of TopicLane.
+	WriteTopicIDs(ctx context.Context, ids map[Partition]string) error
+
 	// ReadMarkers returns the stored markers with these ids.
 	ReadMarkers(ctx context.Context, ids []ID) (map[ID]Marker, error)
 
@@ -82,15 +85,19 @@ type Store interface {
 	Counts(ctx context.Context) (Counts, error)
 
 	// AddPartition adds a partition to the tenure of this process and returns the id of the tenure, or
-	// "" if the Store has no tenures. RemovePartition removes it. A tenure identifies the transactions
-	// of a process, so that the next owner of a partition can end them.
+	// "" if the Store has no tenures. RemovePartitions removes partitions from it. A tenure identifies
+	// the transactions of a process, so that the next owner of a partition can end them.
 	AddPartition(p Partition) (tenure string)
-	RemovePartition(ctx context.Context, p Partition) error
+	RemovePartitions(ctx context.Context, list []Partition) error
 
 	// RecordTransaction stores that the transaction of ctx belongs to the tenure of this process.
 	RecordTransaction(ctx context.Context)
 
-	// EndTransactions ends the open transactions of another tenure.
+	// Heartbeat stores that this process lives: see Inbox.Heartbeat.
+	Heartbeat(ctx context.Context) error
+
+	// EndTransactions ends the open transactions of another tenure, at once or in a later Heartbeat, if
+	// its process is silent for MaxSilence.
 	EndTransactions(ctx context.Context, tenure string) error
 }
 
@@ -146,8 +153,15 @@ type LaneKey struct {
 	Lane int32
 }
 
-// PartitionLane is the lane of the watermark that belongs to a whole partition.
-const PartitionLane = -1
+// Lanes that are none of a record.
+const (
+	// PartitionLane is the lane of the watermark that belongs to a whole partition.
+	PartitionLane = -1
+
+	// TopicLane is the lane of the id of the topic that a group reads. Its watermark has only that id, and the name of the group
+	// in place of a consumer. The ids in PartitionLane are those of its handlers, and may be those of an earlier topic.
+	TopicLane = -2
+)
 
 // Mark is a stored watermark.
 type Mark struct {
@@ -155,9 +169,8 @@ type Mark struct {
 	Next       int64 `bson:"n"` // the first offset that was not handled
 	Epoch      int32 `bson:"e"` // leader epoch of the last record
 
-	// Only the watermark of a partition has these fields.
-	By string `bson:"by"` // the tenure that attached last
-	ID string `bson:"id"` // id of the topic of this generation, or "" if unknown
+	By string `bson:"by"` // the tenure that attached last; only in PartitionLane
+	ID string `bson:"id"` // id of the topic, or "" if unknown; only in PartitionLane (of this generation) and TopicLane
 }
 
 // Move moves the watermark of a lane to at least Mark.Next, in that generation.

@@ -34,6 +34,27 @@ func (b bundle) openTransaction(t *testing.T, x *inbox.Inbox, list ...inbox.Entr
 	return s
 }
 
+// silence makes all processes look as if they had given no sign of life for a minute.
+func (b bundle) silence(t *testing.T) {
+	t.Helper()
+	_, err := b.db.Collection("inbox_tenures").UpdateMany(t.Context(), bson.D{}, mongo.Pipeline{
+		{{Key: "$set", Value: bson.D{{Key: "at", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", 60_000}}}}}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkEnded checks that the server has ended the transaction, with an error that lets the whole transaction run again.
+func checkEnded(t *testing.T, s *mongo.Session) {
+	t.Helper()
+	err := s.CommitTransaction(t.Context())
+	var labeled mongo.LabeledError
+	if !errors.As(err, &labeled) || !labeled.HasErrorLabel("TransientTransactionError") {
+		t.Errorf("the commit's error is %v", err)
+	}
+}
+
 // The uncommitted writes of a killed process are released as soon as another process attaches, not
 // after the minute that the server allows.
 func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
@@ -47,6 +68,7 @@ func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 	// These are committed before, so that the watermark exists and can conflict.
 	b.admit(t, killed, newEntryAt("1", 0, 1))
 	s := b.openTransaction(t, killed, newEntryAt("2", 0, 2))
+	b.silence(t)
 	if _, err := attach(t, next, 1000); err != nil {
 		t.Fatal(err)
 	}
@@ -66,16 +88,74 @@ func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The first process is alive after all. It cannot commit, and gets an error that can be
-	// retried.
-	err = s.CommitTransaction(t.Context())
-	var labeled mongo.LabeledError
-	if !errors.As(err, &labeled) || !labeled.HasErrorLabel("TransientTransactionError") {
-		t.Errorf("the commit's error is %v", err)
-	}
+	// The first process is alive after all. It cannot commit.
+	checkEnded(t, s)
 
 	if n := b.countDocuments(t, "inbox", bson.D{{Key: "_id.i", Value: "2"}}); n != 1 {
 		t.Errorf("%d markers", n)
+	}
+}
+
+// A transaction continues while its process gives signs of life, also if the process has not given its partition back. When it
+// becomes silent, the next owner ends the transaction with a heartbeat.
+func TestOnlyASilentOwnerLosesItsTransactions(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	first, next := b.newInbox(t), b.newInbox(t)
+	if _, err := attach(t, first, 1000); err != nil {
+		t.Fatal(err)
+	}
+	lives := b.openTransaction(t, first, newEntryAt("1", 0, 1))
+	dies := b.openTransaction(t, first, newEntryAt("2", 1, 2))
+	b.silence(t)
+	// A sign of life after a silence counts.
+	if err := first.Heartbeat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := attach(t, next, 1000); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(next.Heartbeat(t.Context()), lives.CommitTransaction(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+
+	b.silence(t)
+	if err := next.Heartbeat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	checkEnded(t, dies)
+}
+
+// A member of a cooperative group gives some partitions back and keeps the others. The next owners of the former do not end
+// the transactions of the latter.
+func TestAPartitionThatWasGivenBackHasNoMark(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stays, comes := b.newInbox(t), b.newInbox(t)
+	attachBoth := func(x *inbox.Inbox, parts ...int32) {
+		t.Helper()
+		for _, p := range parts {
+			if _, err := x.Attach(t.Context(), "group/a", "orders", p, inbox.Log{End: 1000, Epoch: -1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	attachBoth(stays, 0, 1, 2)
+	s := b.openTransaction(t, stays, newEntryAt("1", 0, 1))
+	given := []inbox.Partition{{Consumer: "group/a", Topic: "orders", Number: 1}, {Consumer: "group/a", Topic: "orders", Number: 2}}
+	if err := stays.Release(t.Context(), given...); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.countDocuments(t, "inbox_offsets", bson.D{{Key: "by", Value: bson.D{{Key: "$type", Value: "string"}}}}); n != 1 {
+		t.Errorf("%d partitions have a mark of their owner, want 1", n)
+	}
+
+	// Even if the member looks dead: the partitions are no longer its own.
+	b.silence(t)
+	attachBoth(comes, 1, 2)
+	if err := errors.Join(comes.Heartbeat(t.Context()), s.CommitTransaction(t.Context())); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -140,7 +220,7 @@ func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
 
 	// Open writes the tenure.
 	s := b.openTransaction(t, x, at("c/h"))
-	if err := x.Release(t.Context(), "a/h", "orders", 0); err != nil {
+	if err := x.Release(t.Context(), inbox.Partition{Consumer: "a/h", Topic: "orders"}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -199,7 +279,7 @@ func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
 	}
 
 	s := b.openTransaction(t, first, newEntry("elsewhere"))
-	if err := first.Release(t.Context(), "group/a", "orders", 0); err != nil {
+	if err := first.Release(t.Context(), inbox.Partition{Consumer: "group/a", Topic: "orders"}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -13,6 +13,8 @@ type Code = kafkago.Error
 const (
 	ClusterAuthorizationFailed         = kafkago.ClusterAuthorizationFailed
 	ConcurrentTransactions             = kafkago.ConcurrentTransactions
+	FencedInstanceID                   = kafkago.FencedInstanceID
+	IllegalGeneration                  = kafkago.IllegalGeneration
 	InvalidConfig                      = kafkago.InvalidConfiguration
 	InvalidProducerEpoch               = kafkago.InvalidProducerEpoch
 	InvalidProducerIDMapping           = kafkago.InvalidProducerIDMapping
@@ -25,9 +27,11 @@ const (
 	OperationNotAttempted              = kafkago.Error(55) // kafka-go uses another name
 	PolicyViolation                    = kafkago.PolicyViolation
 	ProducerFenced                     = kafkago.ProducerFenced
+	RebalanceInProgress                = kafkago.RebalanceInProgress
 	TopicAuthorizationFailed           = kafkago.TopicAuthorizationFailed
 	TransactionalIDAuthorizationFailed = kafkago.TransactionalIDAuthorizationFailed
 	Unknown                            = kafkago.Unknown
+	UnknownMemberID                    = kafkago.UnknownMemberId
 	UnknownTopicOrPartition            = kafkago.UnknownTopicOrPartition
 	UnsupportedCompressionType         = kafkago.UnsupportedCompressionType
 )

@@ -18,6 +18,8 @@ type GroupOffset struct {
 	// LeaderEpoch is that of the last record that was read before the commit, or -1 if it is unknown. It shows after a change of
 	// the leader whether the log still has the records before Offset.
 	LeaderEpoch int32
+	// Metadata is a text that the committer stores with the offset.
+	Metadata string
 }
 
 // GroupMember is a member in one generation of its group.
@@ -25,6 +27,7 @@ type GroupMember struct {
 	Group      string
 	Generation int32
 	Member     string
+	Instance   string // of a static member; "" for others
 }
 
 // FindGroupCoordinator returns the address of the coordinator of a consumer group. An error of the broker is a Code.
@@ -35,7 +38,7 @@ func (c *Client) FindGroupCoordinator(ctx context.Context, group string) (string
 // CommitOffsets stores offsets for the group of m at its coordinator. The first error of a partition is a Code.
 func (c *Client) CommitOffsets(ctx context.Context, coordinator string, m GroupMember, offsets map[record.TopicPartition]GroupOffset) error {
 	// With -1, the broker's own retention applies.
-	req := &offsetcommit.Request{GroupID: m.Group, GenerationID: m.Generation, MemberID: m.Member, RetentionTimeMs: -1}
+	req := &offsetcommit.Request{GroupID: m.Group, GenerationID: m.Generation, MemberID: m.Member, GroupInstanceID: m.Instance, RetentionTimeMs: -1}
 	for topic, ids := range groupByTopic(slices.Collect(maps.Keys(offsets))) {
 		t := offsetcommit.RequestTopic{Name: topic}
 		for _, id := range ids {
@@ -44,6 +47,7 @@ func (c *Client) CommitOffsets(ctx context.Context, coordinator string, m GroupM
 				PartitionIndex:       id,
 				CommittedOffset:      at.Offset,
 				CommittedLeaderEpoch: at.LeaderEpoch,
+				CommittedMetadata:    at.Metadata,
 			})
 		}
 		req.Topics = append(req.Topics, t)
@@ -91,7 +95,7 @@ func (c *Client) CommittedOffsets(
 			}
 			// An offset of -1 stands for a partition that the group has never committed.
 			if p.CommittedOffset >= 0 {
-				out[record.TopicPartition{Topic: t.Name, Partition: p.PartitionIndex}] = GroupOffset{p.CommittedOffset, p.ComittedLeaderEpoch}
+				out[record.TopicPartition{Topic: t.Name, Partition: p.PartitionIndex}] = GroupOffset{p.CommittedOffset, p.ComittedLeaderEpoch, p.Metadata}
 			}
 		}
 	}

@@ -41,9 +41,10 @@ func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.
 	return &reply.Decoder{B: b}, err
 }
 
-// TopicID returns an id of a topic that is unique among all clusters. It is "" if the brokers do not
-// have topic ids (before Kafka 2.8).
-func (c *Client) TopicID(ctx context.Context, topic string) (id string, err error) {
+// TopicID returns an id of a topic that is unique among all clusters, from the broker at addr. It is "" if the broker does not
+// have topic ids (before Kafka 2.8). A broker that was not told of a deletion yet returns the id of the deleted topic. It
+// returns the id of the topic whose records it has.
+func (c *Client) TopicID(ctx context.Context, addr, topic string) (id string, err error) {
 	// One topic by its name: tags of the header, id, name, tags. Then three flags and the tags of the
 	// request.
 	body := append([]byte{0, 2}, make([]byte, lengthOfUUID)...)
@@ -51,9 +52,7 @@ func (c *Client) TopicID(ctx context.Context, topic string) (id string, err erro
 	body = append(body, 0, 0, 0, 0, 0)
 
 	var d *reply.Decoder
-	err = c.useAny(ctx, metaTimeout, func(l *Link) error {
-		// This may be another attempt, at the next broker.
-		d = nil
+	err = c.useLink(ctx, addr, metaTimeout, func(l *Link) error {
 		if l.highest[protocol.Metadata] < metadataWithIDs {
 			return nil
 		}

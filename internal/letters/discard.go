@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -99,7 +100,7 @@ func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, q
 
 	// The query is part of the filter because a letter that was requeued since the scan may no
 	// longer match.
-	res, err := coll.DeleteMany(ctx, joinFilters(idIn(ids), q.mongoFilter()))
+	res, err := coll.DeleteMany(ctx, letterlist.All(idIn(ids), q.mongoFilter()))
 	if err != nil {
 		return 0, err
 	}
@@ -146,7 +147,7 @@ func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, q Query)
 
 		_, part, _ := slot.ParseID(id)
 		var letter Dead
-		err = coll.FindOne(ctx, joinFilters(afterPosition(q.Watcher, part, doc.Position()), q.mongoFilter()),
+		err = coll.FindOne(ctx, letterlist.All(afterPosition(q.Watcher, part, doc.Position()), q.mongoFilter()),
 			options.FindOne().SetProjection(bson.D{{Key: "envelope", Value: 0}})).Decode(&letter)
 		if err == nil {
 			return &RefusedError{&letter, fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+

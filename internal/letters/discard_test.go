@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -66,8 +67,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 	}
 	b.write(list...)
 
-	newest := bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}
-	stream := bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}
+	latest, stream := newest.Sort(), ofStream.Sort()
 	of := func(q Query) bson.D {
 		q.Watcher = "orders"
 		return q.mongoFilter()
@@ -78,11 +78,11 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		filter, sort bson.D
 		index        string
 	}{
-		"newest":             {of(Query{}), newest, "watcher_1_movedAt_1__id_1"},
-		"next page":          {joinFilters(of(Query{}), cursor{bson.NewDateTimeFromTime(b.now), "dead-a"}.filter()), newest, "watcher_1_movedAt_1__id_1"},
-		"window":             {of(Query{From: time.Now()}), newest, "watcher_1_movedAt_1__id_1"},
-		"message":            {of(Query{Message: "x"}), newest, "watcher_1_movedAt_1__id_1"},
-		"outbox":             {of(Query{NS: "none"}), newest, "watcher_1_ns_1_movedAt_1__id_1"},
+		"newest":             {of(Query{}), latest, "watcher_1_movedAt_1__id_1"},
+		"next page":          {letterlist.All(of(Query{}), newest.After(b.now, "dead-a")), latest, "watcher_1_movedAt_1__id_1"},
+		"window":             {of(Query{From: time.Now()}), latest, "watcher_1_movedAt_1__id_1"},
+		"message":            {of(Query{Message: "x"}), latest, "watcher_1_movedAt_1__id_1"},
+		"outbox":             {of(Query{NS: "none"}), latest, "watcher_1_ns_1_movedAt_1__id_1"},
 		"ids":                {of(Query{IDs: toValues(t, "a")}), nil, "id_1_ns_1"},
 		"letters and ids":    {of(Query{IDs: toValues(t, "a"), Letters: []string{"b"}}), nil, "id_1_ns_1"},
 		"letters":            {of(Query{Letters: []string{"b"}}), nil, "_id_"},
@@ -94,7 +94,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		"swept":              {afterPosition("orders", slot.Range{}, after), nil, "watcher_1_movedAt_1__id_1"},
 		"of a slot":          {afterPosition("orders", slot.Range{I: 1, N: 2}, after), nil, "watcher_1_pos_1__id_1"},
 		"of the first slot":  {afterPosition("orders", slot.Range{I: 0, N: 2}, after), nil, "watcher_1_movedAt_1__id_1"},
-		"still to be passed": {joinFilters(afterPosition("orders", slot.Range{I: 1, N: 2}, after), of(Query{NS: "x"})), nil, ""},
+		"still to be passed": {letterlist.All(afterPosition("orders", slot.Range{I: 1, N: 2}, after), of(Query{NS: "x"})), nil, ""},
 		"chunks":             {idIn([]string{"dead-a/00"}), nil, "_id_"},
 	} {
 		find := bson.D{{Key: "find", Value: b.coll.Name()}, {Key: "filter", Value: c.filter}, {Key: "limit", Value: 100}}

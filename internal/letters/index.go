@@ -1,8 +1,6 @@
 package letters
 
 import (
-	"time"
-
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
@@ -24,6 +22,3 @@ func Indexes() []mongodb.Index {
 		{Name: "expireAt_1", Keys: mongodb.Ascending("expireAt"), TTL: new(int32)},
 	}
 }
-
-// MinExpiry is the shortest expiry of letters except none: operators need time to see them.
-const MinExpiry = time.Hour

@@ -1,16 +1,14 @@
 package letters
 
 import (
-	"cmp"
 	"context"
-	"slices"
-	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -50,12 +48,12 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, page Page) (List
 		if err != nil {
 			return Listing{}, err
 		}
-		filter = joinFilters(filter, after.filter())
+		filter = letterlist.All(filter, newest.After(after.MovedAt, after.ID))
 	}
 
 	// One letter more than the limit shows whether there is another page.
 	found, err := mongodb.FindAll[Dead](ctx, mongodb.Majority(coll), "listing "+mongodb.Namespace(coll), filter, options.Find().
-		SetSort(bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}).
+		SetSort(newest.Sort()).
 		SetLimit(int64(limit)+1).
 		SetProjection(bson.D{{Key: "envelope", Value: 0}}))
 	if err != nil {
@@ -120,42 +118,34 @@ type Group struct {
 	Type       string       `json:"type"`
 	Class      record.Class `json:"class"`
 	Count      int64        `json:"count"`
-	Replayable int64        `json:"replayable"` // letters of Count that are not requeued
-	First      time.Time    `json:"first"`      // when the oldest letter died
-	Last       time.Time    `json:"last"`       // when the newest letter died
+	Replayable int64        `json:"replayable" bson:"-"` // letters of Count that are not requeued
+	First      time.Time    `json:"first"`               // when the oldest letter died
+	Last       time.Time    `json:"last"`                // when the newest letter died
 }
 
 // Summarize counts the letters that match q by topic, type and class. The largest group comes
 // first.
 func Summarize(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
-	notRequeued := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$replayed"}}, "missing"}}}
-	replayable := bson.D{{Key: "$cond", Value: bson.A{notRequeued, 1, 0}}}
+	key := bson.D{
+		{Key: "topic", Value: mongodb.IfNull("$topic", "")}, {Key: "type", Value: mongodb.IfNull("$type", "")}, {Key: "class", Value: "$class"},
+	}
+	pipeline := letterlist.Summary(q.mongoFilter(), key, "movedAt", "replayed")
+	type counted struct {
+		Group    `bson:",inline"`
+		Requeued int64
+	}
+	list, err := mongodb.AggregateAll[counted](ctx, mongodb.Majority(coll), "summarizing "+mongodb.Namespace(coll), pipeline)
 
-	groups, err := mongodb.AggregateAll[Group](ctx, mongodb.Majority(coll), "summarizing "+mongodb.Namespace(coll), mongo.Pipeline{
-		{{Key: "$match", Value: q.mongoFilter()}},
-		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: bson.D{
-				{Key: "topic", Value: "$topic"},
-				{Key: "type", Value: "$type"},
-				{Key: "class", Value: "$class"},
-			}},
-			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
-			{Key: "replayable", Value: bson.D{{Key: "$sum", Value: replayable}}},
-			{Key: "first", Value: bson.D{{Key: "$min", Value: "$movedAt"}}},
-			{Key: "last", Value: bson.D{{Key: "$max", Value: "$movedAt"}}},
-		}}},
-		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", "$$ROOT"}}}}},
-	})
-	slices.SortFunc(groups, func(a, b Group) int {
-		return cmp.Or(
-			cmp.Compare(b.Count, a.Count),
-			strings.Compare(a.Topic, b.Topic),
-			strings.Compare(a.Type, b.Type),
-			cmp.Compare(a.Class, b.Class),
-		)
-	})
+	groups := make([]Group, len(list))
+	for i, c := range list {
+		groups[i] = c.Group
+		groups[i].Replayable = c.Count - c.Requeued
+	}
 	return groups, err
 }
+
+// newest is the order of a list: the newest letter first.
+var newest = letterlist.Order{Field: "movedAt", Down: true}
 
 // cursor is the place of a letter in the order of a list: by the time of its death and its id, both descending.
 type cursor struct {
@@ -169,15 +159,4 @@ func parseCursor(text string) (c cursor, err error) {
 		return c, mongodb.ErrCursor
 	}
 	return c, nil
-}
-
-// filter returns the filter for the letters that come after the cursor.
-func (c cursor) filter() bson.D {
-	movedAt := func(op string) bson.D {
-		return bson.D{{Key: "movedAt", Value: bson.D{{Key: op, Value: c.MovedAt}}}}
-	}
-	return joinFilters(movedAt("$lte"), bson.D{{Key: "$or", Value: bson.A{
-		movedAt("$lt"),
-		bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: c.ID}}}},
-	}}})
 }

@@ -3,11 +3,11 @@ package letters
 import (
 	"errors"
 	"math"
-	"regexp"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -66,55 +66,40 @@ func (q Query) RestrictToAction(now time.Time) (Query, error) {
 	return q, nil
 }
 
+// earliest is before the death of every letter.
+var earliest = time.UnixMilli(math.MinInt64 / 2)
+
 // mongoFilter returns the filter of the query. It never matches chunks, because they have no
 // movedAt.
 func (q Query) mongoFilter() bson.D {
-	moved := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
-	if !q.From.IsZero() {
-		moved[0].Value = bson.NewDateTimeFromTime(q.From)
+	from := q.From
+	if from.IsZero() {
+		from = earliest
 	}
-	if !q.To.IsZero() {
-		moved = append(moved, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(q.To)})
+	var f letterlist.Filter
+	f.Equal("watcher", q.Watcher)
+	f.During("movedAt", from, q.To)
+
+	var ofLetters, ofIDs letterlist.Filter
+	letterlist.In(&ofLetters, "_id", q.Letters)
+	letterlist.In(&ofIDs, "id", shortIDs(q.IDs))
+	if ofLetters != nil && ofIDs != nil {
+		f.Require("$or", bson.A{ofLetters, ofIDs})
+	} else {
+		f = append(append(f, ofLetters...), ofIDs...)
 	}
 
-	filter := bson.D{{Key: "watcher", Value: q.Watcher}, {Key: "movedAt", Value: moved}}
-	ofLetters := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: q.Letters}}}}
-	ofIDs := bson.D{{Key: "id", Value: bson.D{{Key: "$in", Value: shortIDs(q.IDs)}}}}
-	switch {
-	case len(q.Letters) > 0 && len(q.IDs) > 0:
-		filter = append(filter, bson.E{Key: "$or", Value: bson.A{ofLetters, ofIDs}})
-	case len(q.Letters) > 0:
-		filter = append(filter, ofLetters...)
-	case len(q.IDs) > 0:
-		filter = append(filter, ofIDs...)
-	}
-
-	for _, c := range []struct{ field, value string }{
-		{"ns", q.NS},
-		{"topic", q.Topic},
-		{"type", q.Type},
-		{"aggregatetype", q.AggregateType},
-		{"key", q.Key},
-		{"class", string(q.Class)},
-	} {
-		if c.value != "" {
-			filter = append(filter, bson.E{Key: c.field, Value: c.value})
-		}
-	}
-	if q.Message != "" {
-		prefix := bson.Regex{Pattern: "^" + regexp.QuoteMeta(q.Message)}
-		filter = append(filter, bson.E{Key: "reason", Value: prefix})
-	}
+	f.Equal("ns", q.NS)
+	f.Equal("topic", q.Topic)
+	f.Equal("type", q.Type)
+	f.Equal("aggregatetype", q.AggregateType)
+	f.Equal("key", q.Key)
+	f.Equal("class", string(q.Class))
+	f.Prefix("reason", q.Message)
 	if q.RequeueStatus != AnyRequeueStatus {
-		isRequeued := bson.D{{Key: "$exists", Value: q.RequeueStatus == Requeued}}
-		filter = append(filter, bson.E{Key: "replayed", Value: isRequeued})
+		f.Exists("replayed", q.RequeueStatus == Requeued)
 	}
-	return filter
-}
-
-// joinFilters returns a filter that matches if all filters match.
-func joinFilters(filters ...bson.D) bson.D {
-	return bson.D{{Key: "$and", Value: filters}}
+	return bson.D(f)
 }
 
 // idIn returns the filter for the documents with these ids, which must be a slice.

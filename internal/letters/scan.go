@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
@@ -45,7 +46,7 @@ func (s *Scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, e
 	}
 
 	part, err := mongodb.FindAll[scanEntry](ctx, s.coll, "reading "+mongodb.Namespace(s.coll), s.remainingFilter(), options.Find().
-		SetSort(bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
+		SetSort(ofStream.Sort()).
 		SetLimit(int64(letters)).
 		SetProjection(mongodb.Fields("pos", "size", "chunks")))
 	if err != nil {
@@ -75,12 +76,11 @@ func (s *Scan) remainingFilter() bson.D {
 	if last == nil {
 		return s.filter
 	}
-	pos := func(op string) bson.D { return bson.D{{Key: "pos", Value: bson.D{{Key: op, Value: last.Pos}}}} }
-	return joinFilters(s.filter, pos("$gte"), bson.D{{Key: "$or", Value: bson.A{
-		pos("$gt"),
-		bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: last.ID}}}},
-	}}})
+	return letterlist.All(s.filter, ofStream.After(last.Pos, last.ID))
 }
+
+// ofStream is the order of the events in the stream.
+var ofStream = letterlist.Order{Field: "pos"}
 
 // Next returns the next letters with their whole envelopes, at most the given number of letters and bytes, but at least
 // one letter. It returns none at the end. It leaves out letters that were removed in the meantime.

@@ -244,7 +244,7 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 			e.topic = "in.g.retry.1"
 			e.waitPassed()
 			letters := e.listLetters()
-			if len(letters) != 1 || letters[0].Topic != "in" || letters[0].Attempts != 2 || letters[0].ID.Message != "1" {
+			if len(letters) != 1 || letters[0].ID.Topic != "in" || letters[0].Attempts != 2 || letters[0].ID.Message != "1" {
 				t.Errorf("letters %+v", letters)
 			}
 

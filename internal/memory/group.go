@@ -17,7 +17,7 @@ type group struct {
 	name    string
 	id      int32 // of the current generation
 	forming bool  // members are changing to the next generation
-	offsets map[transport.TopicPartition]int64
+	offsets map[transport.TopicPartition]transport.GroupOffset
 	members []*member
 }
 
@@ -88,7 +88,7 @@ func (b *Broker) enterGroup(name string, topics []string) (*group, *member) {
 func (b *Broker) findOrAddGroupLocked(name string) *group {
 	g := b.groups[name]
 	if g == nil {
-		g = &group{name: name, offsets: map[transport.TopicPartition]int64{}}
+		g = &group{name: name, offsets: map[transport.TopicPartition]transport.GroupOffset{}}
 		b.groups[name] = g
 	}
 	return g
@@ -218,7 +218,7 @@ func (b *Broker) Redeliver(topic string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, g := range b.groups {
-		maps.DeleteFunc(g.offsets, func(tp transport.TopicPartition, _ int64) bool { return tp.Topic == topic })
+		maps.DeleteFunc(g.offsets, func(tp transport.TopicPartition, _ transport.GroupOffset) bool { return tp.Topic == topic })
 		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
 			// From now on the current members cannot commit.
 			b.expireLocked(g)
@@ -232,7 +232,7 @@ func (b *Broker) Committed(name, topic string, part int32) (int64, bool) {
 	defer b.mu.Unlock()
 
 	offset, ok := b.findOrAddGroupLocked(name).offsets[transport.TopicPartition{Topic: topic, Partition: part}]
-	return offset, ok
+	return offset.Offset, ok
 }
 
 // Lag returns the number of records in the topic that the group has not committed, in all
@@ -247,7 +247,7 @@ func (b *Broker) Lag(name, topic string) (lag int64) {
 func (b *Broker) lagLocked(name, topic string) (lag int64) {
 	for i, p := range b.findOrAddTopicLocked(topic).partitions {
 		tp := transport.TopicPartition{Topic: topic, Partition: int32(i)}
-		lag += p.end - max(b.findOrAddGroupLocked(name).offsets[tp], p.start)
+		lag += p.end - max(b.findOrAddGroupLocked(name).offsets[tp].Offset, p.start)
 	}
 	return lag
 }
@@ -295,13 +295,7 @@ func (b *Broker) formGenerationLocked(g *group) {
 			gen := subscribed[name][next%len(subscribed[name])]
 			next++
 
-			// A group that has committed nothing begins with the first record.
-			offset, ok := g.offsets[tp]
-			if !ok {
-				offset = b.topics[name].partitions[i].start
-			}
-
-			gen.partitions = append(gen.partitions, transport.Assignment{TopicPartition: tp, Offset: offset})
+			gen.partitions = append(gen.partitions, tp)
 		}
 	}
 
@@ -313,18 +307,34 @@ type generation struct {
 	broker     *Broker
 	group      *group
 	id         int32
-	partitions []transport.Assignment
+	partitions []transport.TopicPartition
 	cancel     context.CancelCauseFunc // ends the context of Serve
 }
 
 // ID returns the number of the generation.
 func (g *generation) ID() int32 { return g.id }
 
-// Partitions returns the assigned partitions with the offsets to start from.
-func (g *generation) Partitions() []transport.Assignment { return slices.Clone(g.partitions) }
+// Partitions returns the assigned partitions.
+func (g *generation) Partitions() []transport.TopicPartition { return slices.Clone(g.partitions) }
 
 // Changes returns nil: a rebalance ends the generation.
 func (*generation) Changes() <-chan transport.Change { return nil }
+
+// Resume returns where the group goes on. A group that has committed nothing begins with the first record.
+func (g *generation) Resume(ctx context.Context, tp transport.TopicPartition) (transport.Start, error) {
+	g.broker.mu.Lock()
+	defer g.broker.mu.Unlock()
+
+	at, ok := g.group.offsets[tp]
+	if ok || ctx.Err() != nil {
+		return transport.Start{GroupOffset: at}, ctx.Err()
+	}
+	p, err := g.broker.findPartitionLocked(tp)
+	if err != nil {
+		return transport.Start{}, err
+	}
+	return transport.Start{GroupOffset: transport.GroupOffset{Offset: p.start}}, nil
+}
 
 // Log describes a partition.
 func (g *generation) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Log, error) {
@@ -422,7 +432,7 @@ func (b *Broker) fetchLocked(tp transport.TopicPartition, offset int64, maxBytes
 
 // Commit stores the offsets of the group. After the generation is over, it returns
 // consumer.ErrGenerationOver.
-func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]int64) error {
+func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]transport.GroupOffset) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -128,6 +128,18 @@ func (s *inboxStore) LowerMark(ctx context.Context, l engine.LaneKey, seen engin
 	})
 }
 
+// WriteTopicIDs writes the ids into the watermarks of engine.TopicLane.
+func (s *inboxStore) WriteTopicIDs(ctx context.Context, ids map[engine.Partition]string) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		for p, id := range ids {
+			if err := t.putRow(s.offsets, markKey(engine.LaneKey{Partition: p, Lane: engine.TopicLane}), engine.Mark{ID: id}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // findMarker returns the marker. ok is false if there is none, or if its retention is over.
 func (s *inboxStore) findMarker(t *tx, id engine.ID) (m inboxMarker, ok bool) {
 	m, ok = t.getRow(s.markers, markerKey(id)).(inboxMarker)
@@ -313,11 +325,14 @@ func (s *inboxStore) Counts(ctx context.Context) (engine.Counts, error) {
 // AddPartition returns no tenure.
 func (s *inboxStore) AddPartition(engine.Partition) string { return "" }
 
-// RemovePartition does nothing.
-func (s *inboxStore) RemovePartition(context.Context, engine.Partition) error { return nil }
+// RemovePartitions does nothing.
+func (s *inboxStore) RemovePartitions(context.Context, []engine.Partition) error { return nil }
 
 // RecordTransaction does nothing.
 func (s *inboxStore) RecordTransaction(context.Context) {}
+
+// Heartbeat does nothing.
+func (s *inboxStore) Heartbeat(context.Context) error { return nil }
 
 // EndTransactions does nothing.
 func (s *inboxStore) EndTransactions(context.Context, string) error { return nil }

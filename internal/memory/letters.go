@@ -43,11 +43,11 @@ func (s *letterStore) Transaction(ctx context.Context, fn func(ctx context.Conte
 	return s.db.Transaction(ctx, fn)
 }
 
-// Put stores a letter, unless there is one with this id.
+// Put stores a letter, unless there is one with this id that was not requeued.
 func (s *letterStore) Put(ctx context.Context, l *deadletter.Letter) error {
 	return s.db.runOperation(ctx, func(t *tx) error {
 		key := l.ID.String()
-		if t.getRow(s.rows, key) != nil {
+		if before, ok := t.getRow(s.rows, key).(*deadletter.Letter); ok && before.Requeued == nil {
 			return nil
 		}
 		stored := copyLetter(l)
@@ -126,7 +126,7 @@ func isSelected(q *deadletter.Query, l *deadletter.Letter) bool {
 		{q.Class, l.Class},
 		{q.Name, l.Name},
 		{q.AggregateType, l.Aggregate.Type},
-		{q.Topic, l.Topic},
+		{q.Topic, l.ID.Topic},
 	} {
 		if c[0] != "" && c[0] != c[1] {
 			return false

@@ -128,7 +128,7 @@ func TestRelayPublishesInTheOrderOfCommits(t *testing.T) {
 			names = append(names, h.Key)
 		}
 
-		if want := []string{"id", "type"}; !slices.Equal(names, want) {
+		if want := []string{"id", "outrelay-ns", "type"}; !slices.Equal(names, want) {
 			t.Errorf("headers %v, want %v", names, want)
 		}
 	})

@@ -402,9 +402,9 @@ type claims struct {
 	generations chan struct{}
 }
 
-func (c *claims) Release(ctx context.Context, consumer, topic string, part int32) error {
+func (c *claims) Release(ctx context.Context, list ...inbox.Partition) error {
 	c.released.Add(1)
-	return c.Inbox.Release(ctx, consumer, topic, part)
+	return c.Inbox.Release(ctx, list...)
 }
 
 func (c *claims) Measure(m telemetry.Measurement) {

@@ -117,7 +117,7 @@ func (w *world) listLetters() (list []deadletter.Letter) {
 		w.mustSucceed(err)
 		list = append(list, l)
 	}
-	slices.SortFunc(list, func(a, b deadletter.Letter) int { return cmp.Compare(a.Offset, b.Offset) })
+	slices.SortFunc(list, func(a, b deadletter.Letter) int { return cmp.Compare(a.ID.Offset, b.ID.Offset) })
 	return list
 }
 

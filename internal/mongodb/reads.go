@@ -165,3 +165,50 @@ func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) 
 	copy(uuid[:], b)
 	return uuid, nil
 }
+
+// CollectionName returns the name of the collection with the UUID in the database, or "" if there is none.
+func CollectionName(ctx context.Context, client *mongo.Client, db string, uuid [16]byte) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+
+	cur, err := client.Database(db).ListCollections(ctx, bson.D{
+		{Key: "info.uuid", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}},
+	})
+	if err != nil {
+		return "", Refusal(err, "listing the collections of "+db, "listCollections", db)
+	}
+	var found []struct {
+		Name string `bson:"name"`
+	}
+	if err := cur.All(ctx, &found); err != nil {
+		return "", fmt.Errorf("listing the collections of %s: %w", db, err)
+	}
+	if len(found) == 0 {
+		return "", nil
+	}
+	return found[0].Name, nil
+}
+
+// CollectionUUIDs returns the UUIDs of all collections of a database.
+func CollectionUUIDs(ctx context.Context, client *mongo.Client, db string) (map[[16]byte]bool, error) {
+	cur, err := client.Database(db).ListCollections(ctx, bson.D{})
+	if err != nil {
+		return nil, Refusal(err, "listing the collections of "+db, "listCollections", db)
+	}
+	var found []struct {
+		Info struct {
+			UUID bson.Binary `bson:"uuid"`
+		} `bson:"info"`
+	}
+	if err := cur.All(ctx, &found); err != nil {
+		return nil, fmt.Errorf("listing the collections of %s: %w", db, err)
+	}
+
+	uuids := map[[16]byte]bool{}
+	for _, f := range found {
+		if len(f.Info.UUID.Data) == 16 {
+			uuids[[16]byte(f.Info.UUID.Data)] = true
+		}
+	}
+	return uuids, nil
+}

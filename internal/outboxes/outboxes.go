@@ -45,18 +45,28 @@ func (o Outbox) Identified() bool { return o.UUID != [16]byte{} }
 // maxListings bounds the number of databases that are listed at the same time.
 const maxListings = 4
 
-// ListOutboxes returns the collections of databases that match. If databases is empty, it searches all that
-// the user may see. It costs one command per database. It leaves out views, and sorts the result by name.
+// ListOutboxes returns the existing collections that match, sorted by name: those of the named databases, or of all
+// that the user may see. It queries several databases at the same time.
 func ListOutboxes(
 	ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool, databases ...string,
 ) ([]Outbox, error) {
+	return ListEach(ctx, client, match, func(ctx context.Context, call func(context.Context) error) error { return call(ctx) },
+		databases...)
+}
+
+// ListEach is ListOutboxes that passes each of its calls to run, such as to repeat it. A call that is repeated does not
+// repeat the others, so the time for a list is not bounded by the time for one call. run is called concurrently.
+func ListEach(
+	ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool,
+	run func(ctx context.Context, call func(context.Context) error) error, databases ...string,
+) ([]Outbox, error) {
 	if len(databases) == 0 {
-		var err error
-		notSystem := bson.D{{Key: "name", Value: bson.D{{Key: "$nin", Value: bson.A{"admin", "local", "config"}}}}}
-		databases, err = client.ListDatabaseNames(ctx, notSystem, options.ListDatabases().SetAuthorizedDatabases(true))
+		err := run(ctx, func(ctx context.Context) (err error) {
+			databases, err = listDatabases(ctx, client)
+			return err
+		})
 		if err != nil {
-			return nil, mongodb.DescribeRefusal(err, "listing databases", "listDatabases", "cluster",
-				"name the collections one by one")
+			return nil, err
 		}
 	}
 
@@ -65,9 +75,11 @@ func ListOutboxes(
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxListings)
 	for i, db := range databases {
-		g.Go(func() (err error) {
-			found[i], err = listDatabase(gctx, mongodb.Database(client, db), match)
-			return err
+		g.Go(func() error {
+			return run(gctx, func(ctx context.Context) (err error) {
+				found[i], err = listDatabase(ctx, mongodb.Database(client, db), match)
+				return err
+			})
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -77,6 +89,13 @@ func ListOutboxes(
 	all := slices.Concat(found...)
 	slices.SortFunc(all, func(a, b Outbox) int { return strings.Compare(a.NS(), b.NS()) })
 	return all, nil
+}
+
+// listDatabases returns the databases that the user may see, without those of the server.
+func listDatabases(ctx context.Context, client *mongo.Client) ([]string, error) {
+	notSystem := bson.D{{Key: "name", Value: bson.D{{Key: "$nin", Value: bson.A{"admin", "local", "config"}}}}}
+	databases, err := client.ListDatabaseNames(ctx, notSystem, options.ListDatabases().SetAuthorizedDatabases(true))
+	return databases, mongodb.DescribeRefusal(err, "listing databases", "listDatabases", "cluster", "name the collections one by one")
 }
 
 // listDatabase returns the collections of db that match, in no order.
@@ -129,6 +148,20 @@ func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]
 		return o.UUID, nil
 	}
 	return uuid, err
+}
+
+// CurrentName returns the name that the collection has now in its database, or "" if it was dropped. If the UUID is not
+// known, or the user lacks listCollections, it returns o.Coll.
+func (o Outbox) CurrentName(ctx context.Context, client *mongo.Client) (string, error) {
+	if !o.Identified() {
+		return o.Coll, nil
+	}
+
+	name, err := mongodb.CollectionName(ctx, client, o.DB, o.UUID)
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+		return o.Coll, nil
+	}
+	return name, err
 }
 
 // CollectionOf returns the collection of a namespace. The driver rejects each use of a collection whose namespace is not

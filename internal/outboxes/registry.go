@@ -119,6 +119,26 @@ func (r *Registry) Register(
 		return before, fmt.Errorf("claiming %s: its UUID is not known; grant listCollections on its database", ns)
 	}
 
+	update := registration(ns, watcher, at)
+	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before)
+	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: encodeUUID(uuid)}}, update, opts).Decode(&before)
+
+	switch {
+	case errors.Is(err, mongo.ErrNoDocuments):
+		return Registration{}, nil
+	case mongo.IsDuplicateKeyError(err):
+		// Another process has inserted the entry at the same moment, so the next attempt finds it.
+		return r.Register(ctx, uuid, ns, watcher, at)
+	case err != nil:
+		return before, mongodb.Refusal(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
+	case before.Watcher != watcher:
+		return before, &ClaimedError{NS: ns, Watcher: watcher, By: before.Watcher}
+	}
+	return before, nil
+}
+
+// registration returns the update of one entry. It leaves an entry of another watcher as it is.
+func registration(ns, watcher string, at bson.Timestamp) mongo.Pipeline {
 	// An entry without a watcher is new, so it counts as the watcher's.
 	owner := mongodb.IfNull("$watcher", mongodb.Literal(watcher))
 	mine := bson.D{{Key: "$eq", Value: bson.A{owner, mongodb.Literal(watcher)}}}
@@ -136,24 +156,33 @@ func (r *Registry) Register(
 
 	// An entry of another watcher stays unchanged, and is returned.
 	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", fields}}}
-	update := mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{
+	return mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{
 		{Key: "$cond", Value: bson.A{mine, merged, "$$ROOT"}},
 	}}}}
-	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before)
-	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: encodeUUID(uuid)}}, update, opts).Decode(&before)
+}
 
-	switch {
-	case errors.Is(err, mongo.ErrNoDocuments):
-		return Registration{}, nil
-	case mongo.IsDuplicateKeyError(err):
-		// Another process has inserted the entry at the same moment, so the next attempt finds it.
-		return r.Register(ctx, uuid, ns, watcher, at)
-	case err != nil:
-		return before, mongodb.Refusal(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
-	case before.Watcher != watcher:
-		return before, &ClaimedError{NS: ns, Watcher: watcher, By: before.Watcher}
+// RegisterAll is Register for many collections, which had their names at the cluster time at. It sends two statements.
+// If another watcher has claimed one of them, the error is a [*ClaimedError], and the others are registered.
+func (r *Registry) RegisterAll(ctx context.Context, list []Outbox, watcher string, at bson.Timestamp) error {
+	models, ids := make([]mongo.WriteModel, len(list)), make(bson.A, len(list))
+	for i, o := range list {
+		ids[i] = encodeUUID(o.UUID)
+		models[i] = mongo.NewUpdateOneModel().SetFilter(bson.D{{Key: "_id", Value: ids[i]}}).
+			SetUpdate(registration(o.NS(), watcher, at)).SetUpsert(true)
 	}
-	return before, nil
+	_, err := r.coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+	// Another process has inserted an entry at the same moment. The caller repeats the call.
+	if err != nil {
+		return mongodb.Refusal(err, "claiming collections", "find, insert and update", mongodb.Namespace(r.coll))
+	}
+
+	others, err := mongodb.FindAll[Registration](ctx, r.coll, "reading the registry of collections", bson.D{
+		{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "watcher", Value: bson.D{{Key: "$ne", Value: watcher}}},
+	})
+	if err == nil && len(others) > 0 {
+		err = &ClaimedError{NS: others[0].NS, Watcher: watcher, By: others[0].Watcher}
+	}
+	return err
 }
 
 // Leave records that a rename at the cluster time at gave the collection a name that the watcher does not read.

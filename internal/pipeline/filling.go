@@ -35,9 +35,7 @@ type BuildConfig struct {
 }
 
 func (c *BuildConfig) newBuilder() recordBuilder {
-	b := recordBuilder{mapping: c.Mapping, router: c.Router, filler: c.Preset.Filler()}
-	b.meta.MultiCollection = c.Scope.Multiple()
-	return b
+	return recordBuilder{mapping: c.Mapping, router: c.Router, filler: c.Preset.Filler()}
 }
 
 // follow returns the observer of the delivery of an envelope with these records: its trace and its sample. Usually it has

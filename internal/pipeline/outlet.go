@@ -48,12 +48,11 @@ func (o *Outlet) Publish(
 	}
 
 	w.meta = routing.Meta{
-		DB:              e.DB,
-		Coll:            e.Coll,
-		ClusterTime:     e.TS,
-		CommitMS:        now.UnixMilli(), // the record gets the time at which it is sent (N12)
-		MultiCollection: o.Scope.Multiple(),
-		Redelivered:     e.Redelivered,
+		DB:          e.DB,
+		Coll:        e.Coll,
+		ClusterTime: e.TS,
+		CommitMS:    now.UnixMilli(), // the record gets the time at which it is sent (N12)
+		Redelivered: e.Redelivered,
 	}
 	var refused []record.Answer
 	var err error
@@ -105,7 +104,7 @@ func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []str
 	}
 	w.view.Delivery = e.Delivery
 
-	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.Scope.Multiple()}
+	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1}
 	var err error
 	var refused []record.Answer
 	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
@@ -159,11 +158,8 @@ func (o *Outlet) ResumeKey(ns, topic, key string) {
 func (o *Outlet) Flush() { o.dispatcher.Flush() }
 
 // RecordNamespace returns the namespace ns in the form that records have, which is part of the
-// names of gates (N7, N15). It is empty if the watcher has one collection.
+// names of gates (N7, N15).
 func (o *Outlet) RecordNamespace(ns string) string {
-	if !o.Scope.Multiple() {
-		return ""
-	}
 	h := routing.NamespaceHash(ns)
 	return string(h[:])
 }

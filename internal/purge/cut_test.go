@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/state"
@@ -228,5 +229,34 @@ func TestN27_TheRegistryStoresHowFarACollectionWasRead(t *testing.T) {
 		if upTo, appeared := c.claim.ReadUpTo(at(c.position)); upTo != at(c.upTo) || appeared != c.appeared {
 			t.Errorf("%s: up to %v, appeared %v, want %v and %v", c.name, upTo, appeared, at(c.upTo), c.appeared)
 		}
+	}
+}
+
+// A read that fails in the middle has not learned at which position its candidates may go. The next pass must not purge
+// them.
+func TestN25_AFailedReadOfCandidatesPurgesNothing(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	client := stacktest.Client(t, options.Client().SetAppName(app))
+	coll := stacktest.Database(t, client).Collection("outbox")
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: outboxes.FirstObjectID(time.Unix(100, 0))}}); err != nil {
+		t.Fatal(err)
+	}
+
+	// The reads of the ids with times succeed, and the search for ids without one fails.
+	stacktest.FailCommand(t, app, bson.D{{Key: "skip", Value: 2}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"find"}}, {Key: "errorCode", Value: int32(50)},
+	})
+	c := &Candidates{}
+	cut := Cut{Before: bson.Timestamp{T: 200}, Position: bson.Timestamp{T: 150}}
+	if err := c.read(t.Context(), coll, cut); err == nil {
+		t.Fatal("the read did not fail")
+	}
+	if c.Len() != 0 || !c.complete.IsZero() {
+		t.Errorf("%d candidates are left, complete %v", c.Len(), c.complete)
+	}
+	// The search is not repeated in each pass.
+	if !c.searchAfter.After(time.Now()) {
+		t.Error("the next pass searches again")
 	}
 }

@@ -60,8 +60,14 @@ func (c *Candidates) limit() int {
 	return maxCandidates
 }
 
-// read reads new candidates. cut.Before is the boundary for the times in ids.
-func (c *Candidates) read(ctx context.Context, coll *mongo.Collection, cut Cut) error {
+// read reads new candidates. cut.Before is the boundary for the times in ids. If it fails, it keeps none.
+func (c *Candidates) read(ctx context.Context, coll *mongo.Collection, cut Cut) (err error) {
+	// Without readAt, nothing shows which position has passed the candidates (N25).
+	defer func() {
+		if err != nil {
+			c.expired, c.timeless, c.complete = nil, nil, bson.Timestamp{}
+		}
+	}()
 	for _, early := range cut.expiredIDs() {
 		if err := c.readIDs(ctx, coll, early, cut); err != nil {
 			return err
@@ -74,21 +80,21 @@ func (c *Candidates) read(ctx context.Context, coll *mongo.Collection, cut Cut) 
 	c.noteDrained()
 
 	if now := time.Now(); !now.Before(c.searchAfter) {
+		// Without this pause, a large outbox in which every id contains a time would be read every few seconds. It also
+		// follows a search that takes too long.
+		c.searchPause = min(max(2*c.searchPause, minSearchPause), maxSearchPause)
+		c.searchAfter = now.Add(c.searchPause)
+
 		found := c.Len()
 		if err := c.readIDs(ctx, coll, cut.timelessIDs(now), cut); err != nil {
 			return err
 		}
-
-		// Without this pause, a large outbox in which every id contains a time would be read every few seconds.
-		c.searchPause = min(max(2*c.searchPause, minSearchPause), maxSearchPause)
 		if c.Len() > found {
-			c.searchPause = 0
+			c.searchPause, c.searchAfter = 0, now
 		}
-		c.searchAfter = now.Add(c.searchPause)
 	}
 
 	// This time is read after the candidates, so that every candidate was committed before it.
-	var err error
 	c.readAt, err = mongodb.ClusterTime(ctx, coll.Database().Client())
 	return err
 }

@@ -25,6 +25,8 @@ type broker struct {
 	sick   map[string]bool // keys whose partitions are parked
 	turned int             // records that were turned away because of that
 	twice  []string        // deliveries that are in a topic more than once
+	// payloads contains the texts that were published, in order.
+	payloads []string
 }
 
 type written struct {
@@ -137,6 +139,9 @@ func (o *fakeOutlet) Publish(ctx context.Context, e *outboxes.Envelope, topics [
 
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
+	if text, ok := e.Raw.Lookup("payload").StringValueOK(); ok && !o.b.parked[topics[0]] {
+		o.b.payloads = append(o.b.payloads, text)
+	}
 	o.mu.Lock()
 	if o.dead {
 		o.mu.Unlock()

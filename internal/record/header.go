@@ -8,7 +8,7 @@ const (
 	HeaderID          = "id"                           // of the envelope
 	HeaderDocumentID  = ReservedPrefix + "id"          // the `_id` of the document, if a mapping takes the id from another field
 	HeaderIDType      = ReservedPrefix + "id-type"     // "string" for an id that is a string and looks like another type
-	HeaderNamespace   = ReservedPrefix + "ns"          // a digest of the envelope's collection, if there may be several
+	HeaderNamespace   = ReservedPrefix + "ns"          // a digest of the envelope's collection
 	HeaderDelivery    = ReservedPrefix + "delivery"    // the number of a replay, from the second delivery on
 	HeaderRedelivered = ReservedPrefix + "redelivered" // "true": it may have been delivered before
 	HeaderOnly        = ReservedPrefix + "only"        // group/handler that a message in a retry topic is for

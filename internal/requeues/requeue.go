@@ -24,6 +24,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -244,18 +245,12 @@ func (k Desk) write(tx context.Context, p *plan, edited []string) error {
 	}
 	crash.At("mid-requeue")
 
-	// Literals, because a text that begins with $ would be an expression in a pipeline.
-	replayed := bson.D{
-		{Key: "at", Value: "$$NOW"},
-		{Key: "actor", Value: mongodb.Literal(k.Actor)},
-		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}},
-		{Key: "run", Value: mongodb.Literal(k.Run)},
-	}
+	by := bson.D{{Key: "actor", Value: k.Actor}, {Key: "run", Value: k.Run}}
 	if len(edited) > 0 {
-		replayed = append(replayed, bson.E{Key: "edited", Value: mongodb.Literal(edited)})
+		by = append(by, bson.E{Key: "edited", Value: edited})
 	}
-	set := bson.D{{Key: "replayed", Value: replayed}}
-	_, err := k.Letters.UpdateMany(tx, idIn(p.letters), mongo.Pipeline{{{Key: "$set", Value: set}}})
+	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
+	_, err := k.Letters.UpdateMany(tx, idIn(p.letters), letterlist.Mark("replayed", by, next))
 	return mongodb.Refusal(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 

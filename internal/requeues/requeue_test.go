@@ -51,7 +51,7 @@ func setUp(t *testing.T) *bench {
 func (b *bench) newDesk() Desk { return NewDesk(b.letters, b.waiting, "orders", "ann") }
 
 // Fenced is a transaction of an owner that nobody deposes.
-func (b *bench) Fenced(ctx context.Context, _ []string, fn func(context.Context) error) error {
+func (b *bench) Fenced(ctx context.Context, _ bson.D, fn func(context.Context) error) error {
 	return mongodb.InTransaction(ctx, b.db.Client(), fn)
 }
 

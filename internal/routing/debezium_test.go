@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"os"
@@ -137,6 +138,10 @@ func fillOrRefuse(m *envelope.Mapping, f *Filler, raw []byte) string {
 		lines[1] = "value null"
 	}
 	for _, h := range rec.Headers {
+		// Debezium has no namespace.
+		if bytes.Equal(h.Key, hNS) {
+			continue
+		}
 		value := string(h.Value)
 		if string(h.Key) == "__debezium.context.runId" {
 			if _, err := uuid.Parse(value); err == nil {

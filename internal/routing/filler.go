@@ -15,11 +15,10 @@ import (
 
 // Meta holds the data of a record that is not in its envelope.
 type Meta struct {
-	DB, Coll        []byte         // where the envelope is stored
-	ClusterTime     bson.Timestamp // of its commit
-	CommitMS        int64          // commit time in Unix milliseconds; 0 means the second of ClusterTime (N12)
-	MultiCollection bool           // the watcher has several collections, so an id alone is ambiguous (N7)
-	Redelivered     bool           // a delivery may have happened that no read-back can find
+	DB, Coll    []byte         // where the envelope is stored
+	ClusterTime bson.Timestamp // of its commit
+	CommitMS    int64          // commit time in Unix milliseconds; 0 means the second of ClusterTime (N12)
+	Redelivered bool           // a delivery may have happened that no read-back can find
 }
 
 // Names of the headers that all presets add.
@@ -193,9 +192,8 @@ func (f *Filler) addIdentityHeaders(v *envelope.View, m *Meta) {
 	if v.AmbiguousID() {
 		f.addHeader(hIDType, valueString)
 	}
-	if m.MultiCollection {
-		f.addHeader(hNS, f.namespaceHash(m))
-	}
+	// An id is unique only in its collection, and a consumer may read the topics of several relays (N7).
+	f.addHeader(hNS, f.namespaceHash(m))
 
 	if v.Delivery > 0 {
 		start = len(f.buf)

@@ -60,6 +60,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 
 	// Indexes are made concurrently with the rest of the takeover, which is slow without them.
 	t.inBackground(t.indexes.ensureAllIndexes)
+	t.inBackground(func(ctx context.Context) { t.collections.ForgetGone(ctx, claims) })
 
 	// The first position is saved below. After that, later owners look for scheduled envelopes only in the outboxes on the
 	// list (N17).
@@ -102,7 +103,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 
-	if alias := t.namespaceAlias(&doc); alias.NS != nil && alias.Named {
+	if t.slot.scope.Multiple() && t.namespaceAlias(&doc).NS != nil {
 		t.start.keepDescriptionUntil(until)
 	}
 
@@ -190,9 +191,9 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 	return opened, err
 }
 
-// namespaceAlias returns the collection whose records may be in the topics both with the header
-// outrelay-ns and without it (N7). There is one if the watcher changed from one collection to
-// several since the checkpoint, or from several to one. Otherwise it returns the zero Alias.
+// namespaceAlias returns the collection to which records without the header outrelay-ns belong (N7):
+// earlier versions did not write the header for the only collection of a watcher. It returns
+// the zero Alias if the watcher had several collections at the checkpoint.
 func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	only := t.slot.scope.String()
 	if t.slot.scope.Multiple() {
@@ -203,7 +204,7 @@ func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	}
 
 	ns := routing.NamespaceHash(only)
-	return fence.Alias{NS: ns[:], Named: t.slot.scope.Multiple()}
+	return fence.Alias{NS: ns[:]}
 }
 
 // diagnoseKafka returns an error that contains the fix, if the client can determine the cause of

@@ -82,12 +82,17 @@ type TopicPartition struct {
 // String returns "topic/partition".
 func (tp TopicPartition) String() string { return fmt.Sprintf("%s/%d", tp.Topic, tp.Partition) }
 
-// Assignment is a partition that the group gave to this member.
-type Assignment struct {
-	TopicPartition
-	// Offset is the next offset to fetch: the committed one, or the start offset of a partition
-	// without a committed one.
+// GroupOffset is the next offset that a group handles in a partition.
+type GroupOffset struct {
 	Offset int64
+	// TopicID is the id of the topic to which Offset belongs: see inbox.Log. It is "" if it is unknown, for example because a
+	// tool has committed the offset.
+	TopicID string
+}
+
+// Start is where a group goes on with a partition.
+type Start struct {
+	GroupOffset
 	// Uncommitted is set if the group has to store Offset before the first record is handled: another member would find
 	// another start offset.
 	Uncommitted bool
@@ -100,24 +105,27 @@ type Generation interface {
 	// ID increases with each generation.
 	ID() int32
 	// Partitions returns the partitions that the member has when the generation begins.
-	Partitions() []Assignment
+	Partitions() []TopicPartition
 	// Changes has the partitions that the group gives or takes while the generation goes on. It is nil if the generation ends
 	// instead, as with all transports that stop all partitions for a rebalance.
 	Changes() <-chan Change
+	// Resume returns where the group goes on with a partition: at the committed offset, or where a partition without one
+	// begins. Call it before the first Fetch of the partition.
+	Resume(ctx context.Context, tp TopicPartition) (Start, error)
 	// Log returns the current state of the partition, from its leader.
 	Log(ctx context.Context, tp TopicPartition) (inbox.Log, error)
 	// Fetch returns committed records from offset on, in order, up to about maxBytes. If there are
 	// none, it waits for a while and may return none. It leaves out records of aborted transactions
 	// and control records. The error is a *RangeError if the partition does not have that offset.
 	Fetch(ctx context.Context, tp TopicPartition, offset int64, maxBytes int) (Fetched, error)
-	// Commit stores the next offsets to handle. It returns ErrGenerationOver if the group has moved
-	// on without this member. Another member may then have the partitions.
-	Commit(ctx context.Context, offsets map[TopicPartition]int64) error
+	// Commit stores the next offsets to handle, with the ids of their topics. It returns ErrGenerationOver if the group has
+	// moved on without this member. Another member may then have the partitions.
+	Commit(ctx context.Context, offsets map[TopicPartition]GroupOffset) error
 }
 
 // Change gives or takes partitions. The other partitions of the member go on.
 type Change struct {
-	Added   []Assignment
+	Added   []TopicPartition
 	Revoked []TopicPartition
 	// Done must be called when the revoked partitions are given back: their handlers have ended, and their offsets are
 	// committed. The group waits for it, at most for the time of a drain.

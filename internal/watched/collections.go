@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -43,26 +44,29 @@ type Collections struct {
 	listed []outboxes.Outbox // as they were listed last
 }
 
+// claimedAtOnce bounds the collections that are registered with one statement.
+const claimedAtOnce = 1000
+
 // ListCollections updates the list of collections that have a watched name.
 func (c *Collections) ListCollections(ctx context.Context) error {
 	var dbs []string
 	if db, _ := c.Scope.Target(); db != "" {
 		dbs = []string{db}
 	}
-	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
-		found, err := outboxes.ListOutboxes(ctx, c.Client, c.Scope.Matches, dbs...)
-		if err != nil {
-			return err
-		}
-		for i := range found {
-			found[i].Slot = c.Slot
-		}
+	// Thousands of databases take longer than one call may. The pump may be the caller.
+	defer c.Calls.KeepTicking(ctx, time.Second)()
+	found, err := outboxes.ListEach(ctx, c.Client, c.Scope.Matches, c.Calls.RetryCall, dbs...)
+	if err != nil {
+		return err
+	}
+	for i := range found {
+		found[i].Slot = c.Slot
+	}
 
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.listed = found
-		return nil
-	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.listed = found
+	return nil
 }
 
 // WatchedOutboxes returns a copy of the list of watched collections.
@@ -88,6 +92,7 @@ func (c *Collections) Registrations(ctx context.Context) (claims []outboxes.Regi
 func (c *Collections) ClaimCollections(
 	ctx context.Context, claims []outboxes.Registration, start bson.Timestamp,
 ) error {
+	of := outboxes.ByUUID(claims)
 	for _, o := range c.WatchedOutboxes() {
 		if !o.Identified() {
 			c.Log.Warn("cannot read the identity of a collection, so a re-creation is not detected",
@@ -95,10 +100,7 @@ func (c *Collections) ClaimCollections(
 			continue
 		}
 
-		claimed := func(c outboxes.Registration) bool {
-			return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() && !c.Away()
-		}
-		if slices.ContainsFunc(claims, claimed) {
+		if claim, known := of[o.UUID]; known && claim.NS == o.NS() && !claim.Away() {
 			c.Claimed[o.UUID] = true
 		}
 	}
@@ -113,20 +115,37 @@ func (c *Collections) ClaimCollections(
 // ClaimNewCollections registers the listed collections that are not registered, as seen at the
 // cluster time at. The zero time stands for now.
 func (c *Collections) ClaimNewCollections(ctx context.Context, at bson.Timestamp) error {
-	for _, o := range c.WatchedOutboxes() {
-		if !o.Identified() || c.Claimed[o.UUID] {
-			continue
-		}
-
-		if at.IsZero() {
-			now, err := c.Calls.OperationTime(ctx)
-			if err != nil {
-				return err
-			}
-			at = now
-		}
-		if _, err := c.ClaimCollection(ctx, o, at); err != nil {
+	unclaimed := slices.DeleteFunc(c.WatchedOutboxes(), func(o outboxes.Outbox) bool {
+		return !o.Identified() || c.Claimed[o.UUID]
+	})
+	if len(unclaimed) == 0 {
+		return nil
+	}
+	if at.IsZero() {
+		now, err := c.Calls.OperationTime(ctx)
+		if err != nil {
 			return err
+		}
+		at = now
+	}
+
+	for part := range slices.Chunk(unclaimed, claimedAtOnce) {
+		var claimed *outboxes.ClaimedError
+		err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+			err := c.Registry.RegisterAll(ctx, part, c.Watcher, at)
+			if errors.As(err, &claimed) {
+				return nil
+			}
+			return err
+		})
+		if claimed != nil {
+			return &readiness.HaltError{What: claimed.Error()}
+		}
+		if err != nil {
+			return err
+		}
+		for _, o := range part {
+			c.Claimed[o.UUID] = true
 		}
 	}
 	return nil
@@ -168,6 +187,68 @@ func (c *Collections) AdoptCollection(ctx context.Context, ev *changestream.Even
 	c.listed = append(others, o)
 	c.Log.Info("a new collection is watched", "collection", o.NS())
 	return o, nil
+}
+
+// ForgetCollection removes the collection of the drop ev from the list and the registry, so that tenants that come and
+// go leave nothing. An event of the collection that another slot or a later owner still reads registers it again, and
+// the drop that follows removes it again.
+func (c *Collections) ForgetCollection(ctx context.Context, ev *changestream.Event) error {
+	c.mu.Lock()
+	uuid := ev.UUID
+	c.listed = slices.DeleteFunc(c.listed, func(o outboxes.Outbox) bool {
+		gone := o.DB == string(ev.DB) && o.Coll == string(ev.Coll) && (!ev.HasUUID || o.UUID == ev.UUID)
+		if gone {
+			uuid = o.UUID
+		}
+		return gone
+	})
+	c.mu.Unlock()
+	if uuid == [16]byte{} {
+		return nil
+	}
+
+	delete(c.Claimed, uuid)
+	return c.Calls.RetryCall(ctx, func(ctx context.Context) error { return c.Registry.Release(ctx, uuid, c.Watcher) })
+}
+
+// ForgetGone removes the claims of collections that do not exist any more: their drops happened while nobody read the
+// stream. It costs one call for each database with a claim that is not in the list. If a database cannot be listed, its
+// claims stay. It may run concurrently with the pump.
+func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registration) {
+	listed := map[[16]byte]bool{}
+	for _, o := range c.WatchedOutboxes() {
+		listed[o.UUID] = true
+	}
+	missing := map[string][][16]byte{}
+	for uuid, claim := range outboxes.ByUUID(claims) {
+		if db, _, ok := strings.Cut(claim.NS, "."); ok && !listed[uuid] {
+			missing[db] = append(missing[db], uuid)
+		}
+	}
+
+	forgotten := 0
+	for db, uuids := range missing {
+		call, cancel := context.WithTimeout(ctx, c.Calls.Timeout)
+		exist, err := mongodb.CollectionUUIDs(call, c.Client, db)
+		for _, uuid := range uuids {
+			if err != nil || exist[uuid] {
+				continue
+			}
+			if err = c.Registry.Release(call, uuid, c.Watcher); err == nil {
+				forgotten++
+			}
+		}
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			c.Log.Debug("cannot check whether collections are gone", "database", db, "reason", err)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+	if forgotten > 0 {
+		c.Log.Info("forgot collections that were dropped", "count", forgotten)
+	}
 }
 
 // LeaveCollection stores in the registry up to where a collection was read that loses its watched

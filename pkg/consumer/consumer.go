@@ -13,10 +13,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -34,6 +36,7 @@ type Consumer struct {
 	health         *health
 	waiting        setaside.Store // messages that are set aside; nil if there is no database and the inbox has none
 	letters        *deadletter.Desk
+	sessions       *transaction.Pool // of the handlers' transactions; nil if the database is nil
 
 	unknown, orphaned, poison *registration
 }
@@ -75,6 +78,9 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 
+	if db != nil {
+		c.sessions = transaction.NewPool(db.Client())
+	}
 	c.waiting = openWaiting(db, c.s.inbox.replacement)
 	c.gate.notify = func(on bool) { c.measureStop("paused", on) }
 
@@ -157,6 +163,13 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 		return err
 	}
 	r.reportOrphans() //nolint:contextcheck // r has the context
+
+	// They go on while the last handlers end, so that no other member ends the transactions of these handlers.
+	beating, stopBeats := context.WithCancel(context.WithoutCancel(ctx))
+	var beats sync.WaitGroup
+	defer beats.Wait()
+	defer stopBeats()
+	beats.Go(func() { r.sendHeartbeats(beating) })
 	if err := r.joinGroup(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
@@ -216,6 +229,20 @@ func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Conte
 }
 
 const readyTimeout = 10 * time.Second
+
+// sendHeartbeats stores signs of life in the inbox until ctx ends.
+func (r *run) sendHeartbeats(ctx context.Context) {
+	for retry.Sleep(ctx, inbox.HeartbeatInterval) == nil {
+		call, cancel := context.WithTimeout(ctx, inbox.HeartbeatInterval)
+		err := r.inbox.Heartbeat(call)
+		cancel()
+
+		// An outage of the database is reported by the handlers that wait for it.
+		if err != nil && !isTransient(err) && !mongo.IsTimeout(err) {
+			r.report(fmt.Errorf("inbox: %w", err))
+		}
+	}
+}
 
 // reportOrphans reports the handlers that have messages that are set aside, and are not registered in this process. These
 // messages are retried only if another member has the handler.

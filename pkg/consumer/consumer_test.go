@@ -104,7 +104,7 @@ func (u uncommittedSession) Serve(ctx context.Context, g transport.Generation) e
 
 type uncommittedGeneration struct{ transport.Generation }
 
-func (uncommittedGeneration) Commit(context.Context, map[transport.TopicPartition]int64) error {
+func (uncommittedGeneration) Commit(context.Context, map[transport.TopicPartition]transport.GroupOffset) error {
 	return transport.ErrGenerationOver
 }
 

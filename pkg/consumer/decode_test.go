@@ -52,7 +52,7 @@ func relayEvent(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta rou
 func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 	t.Parallel()
 	ev := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("application/json", []byte(`{"total":7}`)), event.WithSchemaVersion("3"))
-	meta := routing.Meta{MultiCollection: true, Redelivered: true}
+	meta := routing.Meta{Redelivered: true}
 	for name, c := range map[string]struct {
 		cfg  routing.PresetConfig
 		want consumer.Message

@@ -67,6 +67,14 @@ func (g *graveyard) countLetters(t *testing.T) int64 {
 	return n
 }
 
+// letterID returns the id of the letter of m.
+func letterID(m *consumer.Message, handler string) deadletter.ID {
+	return deadletter.ID{
+		Group: "g", Handler: handler, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset,
+		Source: m.Source, Message: m.ID, Delivery: m.Delivery,
+	}
+}
+
 func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
@@ -74,7 +82,7 @@ func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
 	if err := g.Dispose(t.Context(), m, "h", newVerdict(3, m, errFlaky), fmt.Errorf("billing: %w", errFlaky)); err != nil {
 		t.Fatal(err)
 	}
-	got, err := g.letters.Get(t.Context(), deadletter.ID{Group: "g", Handler: "h", Message: "m1"})
+	got, err := g.letters.Get(t.Context(), letterID(m, "h"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,8 +90,8 @@ func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
 	want := deadletter.Letter{
 		ID: got.ID, Class: deadletter.ClassHandler, Reason: "billing: flaky", GivenUpAt: got.GivenUpAt,
 		Name: m.Name, Aggregate: m.Aggregate, ContentType: m.ContentType, SchemaVersion: m.SchemaVersion,
-		Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Time: m.Time,
-		Key: m.Key, Value: m.Value, Headers: m.Headers, Size: 2, Attempts: 3,
+		Time: m.Time,
+		Key:  m.Key, Value: m.Value, Headers: m.Headers, Size: 2, Attempts: 3,
 	}
 	for i := range 3 {
 		want.History = append(want.History, deadletter.Failure{
@@ -192,8 +200,8 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 		t.Fatal(err)
 	}
-	l, err := g.letters.Get(t.Context(), deadletter.ID{Group: "g", Handler: "h", Message: "m1"})
-	if err != nil || l.Attempts != 4 || len(l.History) != 4 || l.Topic != "orders" || l.Offset != 1 {
+	l, err := g.letters.Get(t.Context(), letterID(m, "h"))
+	if err != nil || l.Attempts != 4 || len(l.History) != 4 || l.ID.Topic != "orders" || l.ID.Offset != 1 {
 		t.Fatalf("letter %+v, %v", l, err)
 	}
 	if diff := cmp.Diff(newFailed(1, "A").Headers, l.Headers); diff != "" {

@@ -26,7 +26,7 @@ var (
 	ErrMalformed = errors.New("consumer: malformed message")
 	// ErrExpired reports that the deadline of the message has passed.
 	ErrExpired = errors.New("consumer: the message has expired")
-	// ErrGap: a partition no longer has the next records. See WithHaltOnGap.
+	// ErrGap: a partition no longer has the next records. See WithHaltOnLoss.
 	ErrGap = transport.ErrGap
 )
 

@@ -60,12 +60,6 @@ func WithLease(d time.Duration) Option {
 	return option(func(s *settings) { s.inbox.settings.Lease = d })
 }
 
-// WithHaltOnRecreated makes Run return an error if a topic was deleted and created again, or if it lost handled records. Without
-// it the handlers get all records of the new topic.
-func WithHaltOnRecreated() Option {
-	return option(func(s *settings) { s.inbox.settings.HaltOnRecreated = true })
-}
-
 // inboxSettings has the options about the inbox.
 type inboxSettings struct {
 	replacement consumerparts.Inbox // nil: the one in the database

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -147,17 +145,15 @@ func (p *partition) generationOf(r *registration) int64 {
 	return a.generation
 }
 
-// releaseAttachments releases the partition in the inbox for all attached handlers.
-func (p *partition) releaseAttachments(ctx context.Context) error {
+// listAttached returns the partition in the inbox for each attached handler.
+func (p *partition) listAttached() []inbox.Partition {
 	p.mu.Lock()
-	names := slices.Collect(maps.Keys(p.attached))
-	p.mu.Unlock()
-
-	var errs []error
-	for _, name := range names {
-		errs = append(errs, p.s.inbox.Release(ctx, p.s.c.group+"/"+name, p.tp.Topic, p.tp.Partition))
+	defer p.mu.Unlock()
+	var list []inbox.Partition
+	for name := range p.attached {
+		list = append(list, inbox.Partition{Consumer: p.s.c.group + "/" + name, Topic: p.tp.Topic, Number: p.tp.Partition})
 	}
-	return errors.Join(errs...)
+	return list
 }
 
 // detachHandler forgets the attachment of the handler, so that the next attachHandler calls the inbox again.
@@ -165,12 +161,6 @@ func (p *partition) detachHandler(r *registration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.attached, r.name)
-}
-
-func (p *partition) hasAttachments() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.attached) > 0
 }
 
 // inboxConsumer returns the name of a handler in the inbox.

@@ -74,7 +74,8 @@ const (
 
 // WithStart sets where a group without offsets begins. Defaults to Earliest: events that were published before the first start
 // would otherwise be lost. A topic or a partition that is new to the group begins there too. With Latest, what is written to it
-// before a member finds it, within ten seconds, is skipped. Retry topics are always read from their first record.
+// before a member finds it, within ten seconds, is skipped. A topic that was deleted and created again is read from its first
+// record. Retry topics are always read from their first record.
 func WithStart(at Start) Option {
 	return option(func(s *settings) {
 		s.kafka.FromEnd = at == Latest

@@ -355,8 +355,10 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	k.waitCount("effects", 1)
 	k.effectsOnce("effects", 1)
 	k.waitUntil("a letter for the old name", func(ctx context.Context) bool {
-		l, err := letters.Get(ctx, deadletter.ID{Group: k.group, Handler: "old", Message: "k/A/1"})
-		return err == nil && l.Class == deadletter.ClassUnknown
+		for l, err := range letters.All(ctx, deadletter.Query{Handler: "old", Messages: []string{"k/A/1"}}) {
+			return err == nil && l.Class == deadletter.ClassUnknown
+		}
+		return false
 	})
 
 	if n := k.countDocuments(deadletter.DefaultCollection); n != 1 {

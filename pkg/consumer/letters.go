@@ -39,15 +39,16 @@ func newLetter(m *Message, handler string, v verdict, cause error) *deadletter.L
 	// A message in a retry topic has its first place in its headers.
 	origin := originOf(m)
 	l := &deadletter.Letter{
-		ID:            deadletter.ID{Group: m.Group, Handler: handler, Source: m.Source, Message: m.ID, Delivery: m.Delivery},
+		ID: deadletter.ID{
+			Group: m.Group, Handler: handler,
+			Topic: origin.Topic, Partition: origin.Partition, Offset: origin.Offset,
+			Source: m.Source, Message: m.ID, Delivery: m.Delivery,
+		},
 		Class:         cmp.Or(v.Reason, classOf(cause)),
 		Name:          m.Name,
 		Aggregate:     m.Aggregate,
 		ContentType:   m.ContentType,
 		SchemaVersion: m.SchemaVersion,
-		Topic:         origin.Topic,
-		Partition:     origin.Partition,
-		Offset:        origin.Offset,
 		Time:          m.Time,
 		Key:           m.Key,
 		Value:         m.Value,
@@ -70,7 +71,7 @@ func newLetter(m *Message, handler string, v verdict, cause error) *deadletter.L
 // putLetter stores the letter of a message, in its topic first if there is one.
 func (d *disposer) putLetter(ctx context.Context, l *deadletter.Letter) error {
 	publish := func(ctx context.Context, topic string) error {
-		err := d.publishMessage(ctx, topic, l.Topic, newLetterRecord(l))
+		err := d.publishMessage(ctx, topic, l.ID.Topic, newLetterRecord(l))
 		// A letter that its topic cannot take is still stored in MongoDB.
 		if isTooLarge(err) || isTopicUnavailable(err) {
 			d.report(err)

@@ -29,17 +29,18 @@ import (
 
 // changing is a transport of one partition, whose log a test may change under the consumer.
 type changing struct {
-	mu        sync.Mutex
-	records   []transport.Record
-	start     int64
-	end       int64
-	committed int64
-	life      string // of the topic; part of each id
-	id        string // of the topic; "" for a transport that does not return ids
-	lives     int    // how often the topic was created again
-	served    bool   // the records of this life were fetched
-	noLog     error  // of each call of Log
-	diverged  int64  // where other records replaced lost ones, until a fetch has reported it; 0 for none
+	mu          sync.Mutex
+	records     []transport.Record
+	start       int64
+	end         int64
+	committed   int64
+	committedID string
+	life        string // of the topic; part of each id
+	id          string // of the topic; "" for a transport that does not return ids
+	lives       int    // how often the topic was created again
+	served      bool   // the records of this life were fetched
+	noLog       error  // of each call of Log
+	diverged    int64  // where other records replaced lost ones, until a fetch has reported it; 0 for none
 }
 
 // replaceFrom replaces the records from end on by n records of a new life, before any fetch can see that they are gone.
@@ -131,10 +132,14 @@ func (*changing) Publish(context.Context, string, []transport.Record) error { re
 
 func (*changing) ID() int32 { return 1 }
 
-func (l *changing) Partitions() []transport.Assignment {
+func (l *changing) Partitions() []transport.TopicPartition {
+	return []transport.TopicPartition{{Topic: "log"}}
+}
+
+func (l *changing) Resume(context.Context, transport.TopicPartition) (transport.Start, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return []transport.Assignment{{TopicPartition: transport.TopicPartition{Topic: "log"}, Offset: max(l.committed, 0)}}
+	return transport.Start{GroupOffset: transport.GroupOffset{Offset: max(l.committed, 0), TopicID: l.committedID}}, nil
 }
 
 func (*changing) Changes() <-chan transport.Change { return nil }
@@ -175,11 +180,11 @@ func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offse
 	return transport.Fetched{Records: slices.Clone(l.records[at:]), Next: l.end, End: l.end}, nil
 }
 
-func (l *changing) Commit(_ context.Context, offsets map[transport.TopicPartition]int64) error {
+func (l *changing) Commit(_ context.Context, offsets map[transport.TopicPartition]transport.GroupOffset) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, at := range offsets {
-		l.committed = at
+		l.committed, l.committedID = at.Offset, at.TopicID
 	}
 	return nil
 }
@@ -235,7 +240,15 @@ func (x *renewed) Attach(context.Context, string, string, int32, inbox.Log) (inb
 	return inbox.Generation{}, nil
 }
 
-func (*renewed) Release(context.Context, string, string, int32) error { return nil }
+func (*renewed) Release(context.Context, ...inbox.Partition) error { return nil }
+
+func (*renewed) Heartbeat(context.Context) error { return nil }
+
+func (*renewed) TopicIDs(context.Context, []inbox.Partition) (map[inbox.Partition]string, error) {
+	return nil, nil
+}
+
+func (*renewed) StoreTopicIDs(context.Context, map[inbox.Partition]string) error { return nil }
 
 // newLogConsumer returns a consumer of a log, without servers. It drops all errors.
 func newLogConsumer(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {
@@ -762,7 +775,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- member(consumer.WithHaltOnRecreated()).Run(ctx) }()
+	go func() { done <- member(consumer.WithHaltOnLoss()).Run(ctx) }()
 	l.waitCommitted(t, 3)
 	stop()
 	if err := <-done; err != nil {
@@ -778,7 +791,7 @@ func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
 	l.committed = 0
 	l.mu.Unlock()
 	l.recreate("a", 2)
-	if err := member(consumer.WithHaltOnRecreated()).Run(t.Context()); !errors.Is(err, inbox.ErrRecreated) {
+	if err := member(consumer.WithHaltOnLoss()).Run(t.Context()); !errors.Is(err, consumer.ErrGap) {
 		t.Fatalf("the run ends with %v", err)
 	}
 

@@ -25,7 +25,8 @@ type Message struct {
 	// "<topic>/<partition>/<offset>@<timestamp in ms>", which is the same in each redelivery.
 	ID string
 	// Source distinguishes equal ids of different origins. It is the header outrelay-ns in
-	// hexadecimal; without that header, the source of a CloudEvent; otherwise "".
+	// hexadecimal; without that header, the source of a CloudEvent; otherwise "", and the topic of the
+	// first record distinguishes them.
 	Source string
 	// Name is the event's type; "" if the record has none.
 	Name string

@@ -8,14 +8,12 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/consumer/franz"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -209,7 +207,7 @@ func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	k.waitCount("effects", 30)
 	stop()
 
-	k.recreateTopic()
+	k.recreateTopic(1)
 	k.waitUntil("the record", func(ctx context.Context) bool {
 		return k.kafka.Publish(ctx, k.topic, newRecords(newMessage("new", "counted", "0"))) == nil
 	})
@@ -230,7 +228,7 @@ func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 	k.waitCount("effects", 20)
 	stop()
 
-	k.recreateTopic()
+	k.recreateTopic(1)
 	list := make([]*consumer.Message, 25)
 	for i := range list {
 		list[i] = newMessage(fmt.Sprintf("key%02d", i%3), "counted", fmt.Sprint("new", i))
@@ -239,65 +237,6 @@ func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 
 	k.start(c)
 	k.waitCount("effects", 45)
-}
-
-// N29: a topic that is deleted, created and filled past the offset during a pause is read from its start.
-func TestN29_ATopicThatIsRefilledInAPauseIsReadFromItsStart(t *testing.T) {
-	t.Parallel()
-	for name, use := range map[string]consumer.Option{"kafka-go": nil, "franz": franz.Use()} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			k := newKit(t, 1)
-			c := k.newConsumer(use)
-			addHandler(t, c, "counted", k.insertInto("effects"))
-			k.publish(newMessages(1, 3)...)
-			k.start(c)
-			k.waitUntil("the offset", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
-
-			c.Pause()
-			k.recreateTopic()
-			list := make([]*consumer.Message, 6)
-			for i := range list {
-				list[i] = newMessage("key", "counted", fmt.Sprint(i))
-			}
-			k.waitUntil("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, newRecords(list...)) == nil })
-			c.Resume()
-			k.waitCount("effects", 9)
-			k.checkOnce("effects", 9)
-		})
-	}
-}
-
-// recreateTopic deletes the topic of the kit, which must have records, and creates an empty one of the same name. It
-// returns when the broker has the new topic: the controller creates it while the broker may still have the old one,
-// and a record that is published then is deleted with the old topic.
-func (k *kit) recreateTopic() {
-	k.Helper()
-	adm, done := k.newAdmin()
-	defer done()
-
-	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
-		k.Fatal(err, res.Error())
-	}
-
-	k.waitUntil("the new topic", func(ctx context.Context) bool {
-		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
-		if err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
-			return false
-		}
-		ends, err := adm.ListEndOffsets(ctx, k.topic)
-		end, ok := ends.Lookup(k.topic, 0)
-		return err == nil && ok && end.Err == nil && end.Offset == 0
-	})
-}
-
-func (k *kit) newAdmin() (*kadm.Client, func()) {
-	k.Helper()
-	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...))
-	if err != nil {
-		k.Fatal(err)
-	}
-	return kadm.NewClient(cl), cl.Close
 }
 
 // N29: fetched offsets count as contiguous. Records that retention removed are passed with a report, or
@@ -326,7 +265,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	if _, err := adm.DeleteRecords(k.context(), offsets); err != nil {
 		t.Fatal(err)
 	}
-	halting := k.newConsumer(consumer.WithHaltOnGap())
+	halting := k.newConsumer(consumer.WithHaltOnLoss())
 	addHandler(t, halting, "counted", k.insertInto("effects"))
 	var gap *transport.RangeError
 	if err := halting.Run(k.context()); !errors.As(err, &gap) || gap.Start != 20 {

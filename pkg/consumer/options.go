@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
-	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
@@ -92,7 +91,6 @@ type settings struct {
 	bufferBytes   int
 	maxAhead      int
 	deadUnknown   bool
-	haltOnGap     bool
 	topicList     *topics.List
 	letters       []deadletter.Option
 }
@@ -152,9 +150,15 @@ func WithBuffer(bytes int) Option {
 // reported once for each type.
 func WithUnknown() Option { return option(func(s *settings) { s.deadUnknown = true }) }
 
-// WithHaltOnGap makes Run return ErrGap if a partition no longer has the next record. Without it
-// the consumer reports the error and continues with the first record that exists.
-func WithHaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }) }
+// WithHaltOnLoss makes Run return ErrGap if records are lost: retention has removed the next record of a
+// partition, a partition has lost records that were read, or a topic was deleted and created again. Without it the consumer
+// reports the loss and goes on: after the gap, or at the start of the new topic. To go on after a halt, run once without it.
+func WithHaltOnLoss() Option {
+	return option(func(s *settings) { s.inbox.settings.HaltOnRecreated = true })
+}
+
+// haltsOnLoss reports whether WithHaltOnLoss is set.
+func (s *settings) haltsOnLoss() bool { return s.inbox.settings.HaltOnRecreated }
 
 // WithMode sets the mode of the inbox. Defaults to Transactional.
 func WithMode(mode Mode) HandlerOption { return handlerOption(func(h *handling) { h.mode = mode }) }
@@ -259,14 +263,12 @@ func (s *settings) validate() error {
 	return errors.Join(bad...)
 }
 
-// transactor returns outbox.Box.Transaction on the client of the database, or the function that replaces it.
+// transactor returns outbox.Box.Transaction in the sessions of the consumer, or the function that replaces it. The next owner
+// of a partition may end a transaction of this consumer on the server, and must not end other work of the service.
 func (c *Consumer) transactor() consumerparts.Transactor {
 	if c.s.transact != nil {
 		return c.s.transact
 	}
 
-	client := c.db.Client()
-	return func(ctx context.Context, fn func(ctx context.Context) error) error {
-		return transaction.Run(ctx, client, fn)
-	}
+	return c.sessions.Run
 }

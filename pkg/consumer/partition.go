@@ -72,13 +72,13 @@ type partition struct {
 	s  *session
 	tp transport.TopicPartition
 	tenure
+	position
 
 	mu           sync.Mutex
 	entries      []*entry // by offset; the first is not finished
 	orphans      []*entry // entries that were abandoned while a handler ran
 	nextFetch    int64
 	fetchedTo    int64 // every offset below was fetched or is a hole
-	committed    int64
 	heldMessages int
 	heldBytes    int
 	refetch      bool // an entry below nextFetch has to be fetched again
@@ -86,7 +86,6 @@ type partition struct {
 	forgotten    bool // the partition is no longer counted
 	tracks       map[trackKey]*track
 	attached     map[string]*attachment
-	topicID      *string   // of the topic that the offsets belong to, nil while unknown; used only by fetchLoop
 	lagMeasured  time.Time // when the lag was last reported
 	logEnd       int64     // at that time
 	progressAt   time.Time // when a message was finished, or the first one after none was read
@@ -113,14 +112,11 @@ type trackKey struct {
 	handler string
 }
 
-func newPartition(s *session, a transport.Assignment) *partition {
+func newPartition(s *session, tp transport.TopicPartition) *partition {
 	p := &partition{
-		s: s, tp: a.TopicPartition, nextFetch: a.Offset, fetchedTo: a.Offset, committed: a.Offset,
+		s: s, tp: tp,
 		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
 		fetchEnded: make(chan struct{}),
-	}
-	if a.Uncommitted {
-		p.committed = -1
 	}
 	p.serveCtx, p.endServe = context.WithCancel(s.serveCtx)
 	p.drainCtx, p.abandon = context.WithCancelCause(s.drainCtx)
@@ -133,7 +129,15 @@ func (p *partition) fetchLoop() {
 	defer close(p.fetchEnded)
 	ctx := p.serveCtx
 	backoff := retry.Reopen.Start()
-	watched := time.Now() // when a fetch last succeeded; zero if the last one failed
+	watched := time.Time{} // when a fetch last succeeded; zero if the last one failed
+
+	for err := p.locateStart(ctx); err != nil; err = p.locateStart(ctx) {
+		if ctx.Err() != nil {
+			return
+		}
+		p.s.report(err)
+		_ = backoff.Wait(ctx)
+	}
 
 	for ctx.Err() == nil {
 		if p.s.c.gate.isPaused() {
@@ -160,16 +164,15 @@ func (p *partition) fetchLoop() {
 
 		// A broker ends a fetch when the topic is deleted. Between two fetches, that is not visible.
 		if time.Since(watched) > maxUnwatched {
-			another, err := p.isAnotherTopic(ctx)
+			restarted, err := p.restartIfRecreated(ctx)
 			if ctx.Err() != nil {
 				return
 			}
-			p.s.report(err)
-			if another {
-				continue
-			}
 			if err != nil {
+				p.s.report(fmt.Errorf("reading the topic of partition %s: %w", p.tp, err))
 				_ = backoff.Wait(ctx)
+			}
+			if restarted || err != nil {
 				continue
 			}
 		}
@@ -184,9 +187,7 @@ func (p *partition) fetchLoop() {
 			p.acceptFetched(from, f)
 
 			// Only a fetch that moved on proves that the topic has these offsets.
-			if p.topicID == nil && f.Next > from {
-				p.recordTopicID(ctx)
-			}
+			p.idProved = p.idProved || f.Next > from
 
 		case ctx.Err() != nil:
 			return
@@ -444,20 +445,6 @@ func (p *partition) finishedToLocked() int64 {
 		return p.entries[0].offset
 	}
 	return p.fetchedTo
-}
-
-// uncommittedOffset returns the offset to commit, and reports whether it differs from the committed one.
-func (p *partition) uncommittedOffset() (offset int64, changed bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	offset = p.finishedToLocked()
-	return offset, offset != p.committed
-}
-
-func (p *partition) setCommitted(offset int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.committed = offset
 }
 
 // wakeReader wakes the fetch loop. It does not block.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sort"
-	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
@@ -14,43 +13,48 @@ import (
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
-// recordTopicID stores the id of the topic that the offsets belong to. Call it only after a
-// successful fetch: the group keeps the offsets of a deleted topic for a while.
-func (p *partition) recordTopicID(ctx context.Context) {
-	if log, err := p.s.g.Log(ctx, p.tp); err == nil {
-		p.topicID = &log.ID
+// reportRecreated reports that a topic was deleted and created again. With WithHaltOnLoss, it ends the Run and returns an error.
+func (s *session) reportRecreated(tp transport.TopicPartition) error {
+	err := fmt.Errorf("%w: the topic of partition %s was deleted and created again", transport.ErrGap, tp)
+	if s.c.s.haltsOnLoss() {
+		err = fmt.Errorf("%w; to go on from its start, run once without WithHaltOnLoss", err)
+		s.failRun(err)
+		return err
 	}
+	s.report(fmt.Errorf("%w; going on from its start", err))
+	return nil
 }
 
-// isAnotherTopic reports whether the topic was deleted and created again, and if so continues at its start. With HaltOnGap it
-// ends the Run instead.
-func (p *partition) isAnotherTopic(ctx context.Context) (bool, error) {
-	if p.topicID == nil || *p.topicID == "" {
-		return false, nil
-	}
+// restartIfRecreated continues at the start of the topic if it was deleted and created again, and reports whether it was. With
+// WithHaltOnLoss it ends the Run instead.
+func (p *partition) restartIfRecreated(ctx context.Context) (bool, error) {
 	log, err := p.s.g.Log(ctx, p.tp)
-	cluster, _, _ := strings.Cut(*p.topicID, "/")
-	// Another cluster may be a copy with the same offsets.
-	if err != nil || log.ID == *p.topicID || !strings.HasPrefix(log.ID, cluster+"/") {
+	if err != nil || !isAnotherTopic(p.topicID, log.ID) {
 		return false, err
 	}
-
-	err = fmt.Errorf("%w: the topic of partition %s was deleted and created again; going on from its start", transport.ErrGap, p.tp)
-	if p.s.c.s.haltOnGap {
-		p.s.failRun(err)
-		return true, nil
+	if err := p.s.reportRecreated(p.tp); err != nil {
+		return false, err
 	}
-	p.topicID = nil
-	// If retention has removed the first records, the next fetch moves on.
-	p.abandonEntries(0, 0)
-	return true, err
+	p.restart(log, 0)
+	return true, nil
+}
+
+// restart continues in another topic, at an offset at its start. If retention has removed the first records, the next fetch moves
+// on.
+func (p *partition) restart(log inbox.Log, start int64) {
+	p.idProved = false
+	p.abandonEntries(0, start)
+	p.mu.Lock()
+	p.topicID = log.ID
+	p.mu.Unlock()
+	p.s.requestCommit()
 }
 
 // skipGap moves the partition to an offset that exists. There are three cases: after the records
 // that retention removed, at the end of a truncated topic, and at the start of a recreated topic.
-// With HaltOnGap it ends the Run instead.
+// With WithHaltOnLoss it ends the Run instead.
 func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
-	if p.s.c.s.haltOnGap {
+	if p.s.c.s.haltsOnLoss() {
 		p.s.failRun(gap)
 		return
 	}
@@ -76,15 +80,14 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		return
 	}
 
-	truncated := p.topicID != nil && *p.topicID != "" && log.ID == *p.topicID
-	if p.topicID == nil || *p.topicID == "" {
+	truncated := p.topicID != "" && log.ID == p.topicID
+	if p.topicID == "" || !p.idProved {
 		// Without a topic id, epochs decide: they do not grow when a topic is recreated.
 		truncated = gap.Diverged
 	}
 	if !truncated {
 		p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
-		p.topicID = nil
-		p.abandonEntries(0, gap.Start)
+		p.restart(log, gap.Start)
 		return
 	}
 
@@ -133,7 +136,7 @@ func (p *partition) abandonEntries(from, next int64) {
 	}
 	p.entries = slices.Delete(p.entries, at, len(p.entries))
 
-	p.nextFetch, p.fetchedTo, p.committed = next, next, -1
+	p.nextFetch, p.fetchedTo, p.committed.Offset = next, next, -1
 	// The remaining entries may have lost their bodies.
 	p.refetch = at > 0
 	p.attached = map[string]*attachment{}

@@ -133,7 +133,7 @@ func TestPermanentErrorsEndTheRun(t *testing.T) {
 	halt := recreated{k.openInbox()}
 	c := k.newConsumer(consumer.WithInbox(halt))
 	addHandler(t, c, "*", nop)
-	if err := c.Run(k.context()); !errors.Is(err, inbox.ErrRecreated) {
+	if err := c.Run(k.context()); !errors.Is(err, consumer.ErrGap) {
 		t.Errorf("Run: %v", err)
 	}
 	if got := k.readCommitted(1)[0]; got > 0 {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -78,7 +79,6 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 
 	// This goroutine counts as a loop, so that others may be added until serveCtx ends.
 	s.loops.Add(1)
-	// The first partitions are added before the loops, so that the first commit includes them.
 	s.addPartitions(g.Partitions())
 	s.loops.Go(s.commitLoop)
 	s.loops.Go(s.reportGauges)
@@ -123,18 +123,15 @@ func (s *session) applyChange(change transport.Change) {
 }
 
 // addPartitions begins to read partitions.
-func (s *session) addPartitions(list []transport.Assignment) {
+func (s *session) addPartitions(list []transport.TopicPartition) {
 	added := make([]*partition, len(list))
 	s.partitionsMu.Lock()
-	for i, a := range list {
-		added[i] = newPartition(s, a)
-		s.partitions[a.TopicPartition] = added[i]
+	for i, tp := range list {
+		added[i] = newPartition(s, tp)
+		s.partitions[tp] = added[i]
 	}
 	n := len(s.partitions)
 	s.partitionsMu.Unlock()
-	if slices.ContainsFunc(list, func(a transport.Assignment) bool { return a.Uncommitted }) {
-		s.requestCommit()
-	}
 	s.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(n)})
 
 	// A room that is opened later loads the queues of all partitions.
@@ -193,7 +190,13 @@ type errFatal struct{ error }
 func (e errFatal) Unwrap() error { return e.error }
 
 // failRun ends the Run with err.
-func (s *session) failRun(err error) { s.endServe(errFatal{err}) }
+func (s *session) failRun(err error) {
+	// Users see one error for all losses.
+	if errors.Is(err, inbox.ErrRecreated) {
+		err = fmt.Errorf("%w: %w", transport.ErrGap, err)
+	}
+	s.endServe(errFatal{err})
+}
 
 // fatalError returns the error that was passed to failRun, or nil.
 func (s *session) fatalError() error {
@@ -282,16 +285,18 @@ func (s *session) releaseClaims(list []*partition) {
 	ctx, cancel := context.WithTimeout(s.drainCtx, releaseTimeout)
 	defer cancel()
 
-	var failed []error
+	var attached []inbox.Partition
 	for _, p := range list {
-		if !p.hasAttachments() || !p.stopped.Load() {
-			continue
-		}
-		if err := p.releaseAttachments(ctx); err != nil {
-			failed = append(failed, fmt.Errorf("releasing partition %s in the inbox: %w", p.tp, err))
+		if p.stopped.Load() {
+			attached = append(attached, p.listAttached()...)
 		}
 	}
-	s.report(errors.Join(failed...))
+	if len(attached) == 0 {
+		return
+	}
+	if err := s.inbox.Release(ctx, attached...); err != nil {
+		s.report(fmt.Errorf("releasing partitions in the inbox: %w", err))
+	}
 }
 
 // countFinished counts n messages that are finished together with all earlier messages, and
@@ -363,14 +368,14 @@ func (s *session) commitOffsets(ctx context.Context) error {
 	// Messages that finish from here on count for the next commit.
 	s.finishedMessages.Store(0)
 
-	offsets, list := map[transport.TopicPartition]int64{}, s.listPartitions()
+	offsets, list := map[transport.TopicPartition]transport.GroupOffset{}, s.listPartitions()
 	for _, p := range list {
 		if offset, changed := p.uncommittedOffset(); changed {
 			offsets[p.tp] = offset
 		}
 	}
 	if len(offsets) == 0 {
-		return nil
+		return s.storeTopicIDs(ctx, list)
 	}
 
 	err := s.g.Commit(ctx, offsets)
@@ -391,6 +396,30 @@ func (s *session) commitOffsets(ctx context.Context) error {
 	for _, p := range list {
 		if offset, ok := offsets[p.tp]; ok {
 			p.setCommitted(offset)
+		}
+	}
+	return s.storeTopicIDs(ctx, list)
+}
+
+// storeTopicIDs stores the ids of the topics in the inbox. It comes after the commit: if the order were the other way round, a
+// crash in between would leave a new topic without a sign that it has to be read from its start.
+func (s *session) storeTopicIDs(ctx context.Context, list []*partition) error {
+	ids := map[inbox.Partition]string{}
+	for _, p := range list {
+		if id, ok := p.unstoredID(); ok {
+			ids[p.inboxPlace()] = id
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	if err := s.inbox.StoreTopicIDs(ctx, ids); err != nil {
+		return err
+	}
+
+	for _, p := range list {
+		if id, ok := ids[p.inboxPlace()]; ok {
+			p.setStoredID(id)
 		}
 	}
 	return nil

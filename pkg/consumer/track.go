@@ -443,7 +443,7 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 // of its lane has passed it.
 func (t *track) inboxEntry(x task) inbox.Entry {
 	m := x.entry.m
-	e := inbox.Entry{Key: inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: m.Source, ID: dedupID(m)}}
+	e := inbox.Entry{Key: inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: namespaceOf(m), ID: dedupID(m)}}
 	if t.waiting == nil {
 		e.Place = inbox.Place{
 			Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch,

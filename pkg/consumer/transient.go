@@ -26,6 +26,7 @@ var transientCodes = []int{
 	9001,  // SocketException
 	10107, // NotWritablePrimary
 	11600, // InterruptedAtShutdown
+	11601, // Interrupted: an operator, or the next owner of a partition, has ended the session
 	11602, // InterruptedDueToReplStateChange
 	13388, // StaleConfig
 	13435, // NotPrimaryNoSecondaryOk
@@ -53,5 +54,5 @@ func isTransient(err error) bool {
 
 // isAbortedTransaction reports whether err means that the server has aborted the transaction.
 func isAbortedTransaction(err error) bool {
-	return mongodb.HasCode(err, 251, 290)
+	return mongodb.HasCode(err, 251, 290, 11601)
 }

@@ -17,8 +17,8 @@ func (o option) apply(e *Event) { o(e) }
 
 // WithID sets the id of the event: a UUID, an ObjectID or a string of any package, or an ID. With
 // an id that the service derives from its own data, a repeated append fails. The id must be unique
-// in its collection as long as the envelope is stored. Consumers use it to recognize repeated
-// deliveries. Defaults to a new UUID of version 7.
+// in its collection as long as the envelope is stored, and as long as consumers keep marks of handled
+// messages (consumer.WithRetention): they recognize repeated deliveries by it. Defaults to a new UUID of version 7.
 func WithID[T ~[16]byte | ~[12]byte | ~string | ID](id T) Option {
 	v, ok := any(id).(ID)
 	if !ok {

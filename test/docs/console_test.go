@@ -189,7 +189,7 @@ func appendWaiting(t *testing.T, s *kit.Scene) {
 	s.AppendEvents(s.Outbox(), kit.NewEvent("forbidden", "customer-18", 0, 30), kit.NewEvent("forbidden", "customer-19", 0, 30))
 	s.Schedule("order", 4, 2, time.Now().Add(time.Hour), time.Minute)
 	stacktest.Eventually(t, "parked, failed and dead events", func() bool {
-		dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
+		dead, err := s.State.Collection("letters").CountDocuments(t.Context(), bson.D{})
 		return err == nil && dead == 2 && s.CountHeld("parked") > 0 && s.CountHeld("retry") > 5
 	})
 }

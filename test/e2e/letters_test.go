@@ -32,8 +32,9 @@ func (s *scene) giveUp(handler string, messages ...string) {
 
 	for _, id := range messages {
 		l := &deadletter.Letter{
-			ID: deadletter.ID{Group: "billing", Handler: handler, Message: id}, Class: deadletter.ClassHandler, Reason: "no answer " + hostile,
-			Name: "OrderPlaced", Topic: s.topic, Key: []byte("7"), Value: []byte(messageBody),
+			ID:    deadletter.ID{Group: "billing", Handler: handler, Topic: s.topic, Message: id},
+			Class: deadletter.ClassHandler, Reason: "no answer " + hostile,
+			Name: "OrderPlaced", Key: []byte("7"), Value: []byte(messageBody),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}},
 		}
 		omitted, err := letterparts.Put(s.t.Context(), desk, l, func(context.Context, string) error { return nil })

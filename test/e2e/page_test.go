@@ -261,14 +261,14 @@ func testDeadLetters(s *scene, b *tab) {
 	b.waitForText(fmt.Sprintf("%d dead letters are given back to the outbox", forbidden))
 	b.checkAccessibility("confirmation")
 	b.takeScreenshot("dead-requeue-confirm")
-	if s.countDocuments("outbox_dead", bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
+	if s.countLetters(bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
 		b.t.Error("something was requeued before it was confirmed")
 	}
 	b.clickButton("Requeue 120")
 	b.waitForText(fmt.Sprintf("%d dead letters requeued", forbidden))
 	b.takeScreenshot("dead-requeued")
 	// The topic is still not allowed, so each letter dies again as the next delivery.
-	s.waitUntil("the second deaths", func(context.Context) bool { return s.countDocuments("outbox_dead", bson.D{}) >= 2*forbidden+expired })
+	s.waitUntil("the second deaths", func(context.Context) bool { return s.countLetters(bson.D{}) >= 2*forbidden+expired })
 
 	b.openPage("/dead?class=not_allowed&key=customer-2")
 	b.waitForText(fmt.Sprintf("%d in all", forbidden/5))
@@ -277,18 +277,18 @@ func testDeadLetters(s *scene, b *tab) {
 	b.clickButton("Discard …")
 	b.waitForText("Type discard ")
 	phrase := evaluateScript[string](b, "document.querySelector('label code').textContent")
-	before := s.countDocuments("outbox_dead", bson.D{})
+	before := s.countLetters(bson.D{})
 	b.runActions("a wrong phrase", chromedp.SetValue(`input[name=_phrase]`, "discard all"))
 	b.clickButtonIn("main form", "Discard")
 	b.waitForText("is not the phrase")
-	if s.countDocuments("outbox_dead", bson.D{}) != before {
+	if s.countLetters(bson.D{}) != before {
 		b.t.Fatal("something was discarded without the phrase")
 	}
 	b.runActions("the phrase", chromedp.SetValue(`input[name=_phrase]`, phrase))
 	b.takeScreenshot("dead-discard-confirm")
 	b.clickButtonIn("main form", "Discard")
 	b.waitForText("discarded")
-	if gone := before - s.countDocuments("outbox_dead", bson.D{}); fmt.Sprintf("discard %d", gone) != phrase {
+	if gone := before - s.countLetters(bson.D{}); fmt.Sprintf("discard %d", gone) != phrase {
 		b.t.Errorf("%d are gone after %q", gone, phrase)
 	}
 	// The console shows the responses with status 400 and 409.
@@ -495,7 +495,7 @@ func testHostileText(s *scene, b *tab) {
 		b.t.Fatal(err)
 	}
 	s.waitUntil("the hostile dead letter", func(context.Context) bool {
-		return s.countDocuments("outbox_dead", bson.D{{Key: "_id.id", Value: "evil" + hostile}}) == 1
+		return s.countLetters(bson.D{{Key: "id", Value: "evil" + hostile}}) == 1
 	})
 
 	q := url.QueryEscape

@@ -25,6 +25,7 @@ import (
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -175,26 +176,32 @@ func (s *scene) runInBackground(f func(context.Context) error) {
 // a saga, and an inbox with a mark that is a week old and a claimed message.
 func (s *scene) insertInitialState() {
 	now := time.Now()
-	seal, err := outboxes.NewRegistry(s.state.Collection("collections")).Seal(s.t.Context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-
+	var list []waiting.Entry
 	for i := range refused {
-		s.insertDocument("outbox", bson.D{
+		raw, err := bson.Marshal(bson.D{
 			{Key: "_id", Value: fmt.Sprintf("refused-%d", i+1)},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: "r"},
 			{Key: "type", Value: "OrderPlaced"},
 			{Key: "payload", Value: "x"},
 			{Key: "key", Value: fmt.Sprintf("customer-r%d", i)},
-			{Key: "state", Value: "retry"},
-			{Key: "seal", Value: seal},
-			{Key: "attempts", Value: 3},
-			{Key: "nextAt", Value: now.Add(time.Hour)},
 			{Key: "ts", Value: bson.Timestamp{T: uint32(now.Unix())}},
-			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "the broker refused it (87)"}, {Key: "topic", Value: s.topic}, {Key: "at", Value: now}}},
 		})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		list = append(list, waiting.Entry{
+			Watcher: "orders", NS: s.db.Name() + ".outbox", Raw: raw, Key: fmt.Sprintf("customer-r%d", i),
+			Pos: outboxes.PosAt(bson.Timestamp{T: uint32(now.Unix()), I: uint32(i)}), Pending: []string{s.topic},
+			Reason: waiting.Retry, Origin: waiting.OriginRequeue, Attempts: 3, NextAt: now.Add(time.Hour),
+			Error: &waiting.Failure{Class: "record_refused", Reason: "the broker refused it (87)", Topic: s.topic, At: now},
+		})
+	}
+	if err := s.state.Ensure(s.t.Context(), slog.New(slog.DiscardHandler)); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := waiting.Enter(s.t.Context(), s.state.Collection("waiting"), list); err != nil {
+		s.t.Fatal(err)
 	}
 
 	minutes := bson.A{}
@@ -300,9 +307,9 @@ func (s *scene) appendEvents() {
 		}
 	}
 
-	s.waitUntil("the dead letters", func(context.Context) bool { return s.countDocuments("outbox_dead", bson.D{}) == forbidden+expired })
+	s.waitUntil("the dead letters", func(context.Context) bool { return s.countLetters(bson.D{}) == forbidden+expired })
 	s.waitUntil("the envelopes that wait", func(context.Context) bool {
-		return s.countDocuments("outbox", bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{"parked", "blocked", "retry"}}}}}) >= refused+parked
+		return s.countIn(s.state.Collection("waiting"), bson.D{}) >= refused+parked
 	})
 
 	s.waitUntil("the marks of delivered envelopes", func(context.Context) bool {
@@ -313,7 +320,7 @@ func (s *scene) appendEvents() {
 // allSent reports whether the envelopes with these ids are recorded as sent.
 func (s *scene) allSent(ids ...string) bool {
 	s.t.Helper()
-	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}, {Key: "state", Value: nil}}
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}
 	return s.countDocuments("outbox", filter) == int64(len(ids))
 }
 
@@ -339,7 +346,17 @@ func (s *scene) readSlot(id string) (w slot) {
 
 func (s *scene) countDocuments(coll string, filter bson.D) int64 {
 	s.t.Helper()
-	n, err := s.db.Collection(coll).CountDocuments(s.t.Context(), filter)
+	return s.countIn(s.db.Collection(coll), filter)
+}
+
+func (s *scene) countLetters(filter bson.D) int64 {
+	s.t.Helper()
+	return s.countIn(s.state.Collection("letters"), filter)
+}
+
+func (s *scene) countIn(coll *mongo.Collection, filter bson.D) int64 {
+	s.t.Helper()
+	n, err := coll.CountDocuments(s.t.Context(), filter)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -145,7 +145,7 @@ func testSelection(s *scene, b *tab) {
 	b.runActions("Escape", chromedp.KeyEvent(kb.Escape))
 	b.waitUntil("the list", `location.pathname === '/dead' && document.querySelector('input[name=pick]')`)
 
-	if n := s.countDocuments("outbox_dead", bson.D{}); n != forbidden+expired {
+	if n := s.countLetters(bson.D{}); n != forbidden+expired {
 		b.t.Errorf("%d dead letters are left", n)
 	}
 	b.checkConsole("selection")

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 var points = []string{
 	"after-lease", "after-init", "after-barrier", "mid-read-back", "after-open",
 	"after-getmore:12", "before-produce:9", "after-produce-before-ack:8", "after-ack-before-watermark:11",
-	"before-checkpoint:3", "after-checkpoint:3", "mid-exception-write", "before-release", "after-release",
+	"before-checkpoint:3", "after-checkpoint:3", "mid-waiting-write", "before-release", "after-release",
 }
 
 // Each owner dies while it works: the first by SIGKILL from outside, the next at a crash point during or after

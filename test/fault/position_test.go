@@ -184,12 +184,8 @@ func TestWatchListChanged(t *testing.T) {
 
 	v := s.CheckDelivery(topics)
 	t.Log(v)
-	// Change the list back. A kill in between would show the change in the records: without a second
-	// collection they have no outrelay-ns, so a read-back would not find them.
-	p.Terminate()
-	if code := p.WaitExit(); code != 0 {
-		t.Errorf("exit code %d after SIGTERM", code)
-	}
+	// Change the list back, after a kill: the read-back recognizes the records of a longer list.
+	p.Kill()
 
 	s.SetConfig("watch", []string{s.DB.Name() + ".outbox"})
 	s.StartLoad(kit.Load{Events: 100}).WaitDone()

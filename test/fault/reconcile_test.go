@@ -67,9 +67,9 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	p.WaitTookOver()
 	s.WaitHeld(200)
 	p.Kill()
-	killOwners(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
+	killOwners(t, s, "mid-waiting-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
-	killOwners(t, s, "after-produce-before-ack:12", "mid-exception-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
+	killOwners(t, s, "after-produce-before-ack:12", "mid-waiting-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
 	for range chooseRounds(1, 20) {
 		p := s.StartRelay()
 		p.WaitTookOver()
@@ -108,7 +108,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 
 	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	killOwners(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
-		"mid-exception-write:3", "after-ack-before-watermark:30")
+		"mid-waiting-write:3", "after-ack-before-watermark:30")
 	load.Stop()
 	s.StartRelay().WaitTookOver()
 	t.Logf("%s; %d cancelled", s.CheckDelivery(topics), len(cancelled))
@@ -123,7 +123,7 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	topics := s.ReadTopics()
 	s.Schedule("order", 2000, 20, time.Now(), 0)
-	killOwners(t, s, "mid-exception-write:1", "mid-exception-write:1", "mid-exception-write:2")
+	killOwners(t, s, "mid-waiting-write:1", "mid-waiting-write:1", "mid-waiting-write:2")
 	s.AppendEvents(s.Outbox(), func() (l []event.Event) {
 		for i := range 200 {
 			l = append(l, kit.NewEvent("order", fmt.Sprintf("w%d-k%d", i%4, i%20), i, 50))
@@ -134,8 +134,8 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
-	if n := s.CountOutbox(bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
-		t.Errorf("%d envelopes have a claim, want 0", n)
+	if n := s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
+		t.Errorf("%d envelopes are still scheduled, want 0", n)
 	}
 }
 
@@ -153,12 +153,12 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "payment")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "payment"})}
-	killOwners(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
+	killOwners(t, s, "mid-waiting-write:6", "after-ack-before-watermark:20", "mid-waiting-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
 	stacktest.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
 	s.SetTopicConfig("payment", ageSetting, "86400000")
-	killOwners(t, s, "after-produce-before-ack:5", "mid-exception-write:2", "after-ack-before-watermark:15")
+	killOwners(t, s, "after-produce-before-ack:5", "mid-waiting-write:2", "after-ack-before-watermark:15")
 	loads[0].Stop()
 	s.StartRelay().WaitTookOver()
 
@@ -173,10 +173,10 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	history.CheckHistory()
 }
 
-// checkAttempts compares the number of attempts of envelopes in state retry with their recorded failures.
+// checkAttempts compares the number of attempts of envelopes before a retry with their recorded failures.
 func checkAttempts(t *testing.T, s *kit.Scene) {
 	t.Helper()
-	cur, err := s.Outbox().Find(t.Context(), bson.D{{Key: "state", Value: "retry"}})
+	cur, err := s.State.Collection("waiting").Find(t.Context(), bson.D{{Key: "reason", Value: "retry"}})
 	mustSucceed(t, err)
 	var list []struct {
 		ID       bson.RawValue `bson:"_id"`
@@ -206,7 +206,7 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 			loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "late"})}
 			killOwners(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
 			insertForeign(t, s, 100, func(i int) any { return foreignID(i, time.Now(), "some") })
-			killOwners(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
+			killOwners(t, s, "mid-waiting-write:2", "after-produce-before-ack:20")
 			s.CreateTopic("late", 3, 1)
 			insertForeign(t, s, 100, func(i int) any { return foreignID(i, time.Now(), "more") })
 			killOwners(t, s, "after-checkpoint:4", "after-ack-before-watermark:50")
@@ -320,7 +320,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 	topics.WaitDistinct(n)
-	dead := s.DB.Collection("outbox_dead")
+	dead := s.State.Collection("letters")
 	letters := int64(0)
 	// The first attempt has the time of the commit, which was before the relay started, so the brokers reject
 	// nearly all records. A retry would have the time of its sending, and a fast machine sends within the
@@ -348,7 +348,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
-	killOwners(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
+	killOwners(t, s, "after-produce-before-ack:4", "mid-waiting-write:2", "mid-waiting-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
 	s.StartRelay().WaitTookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		o := <-c

@@ -27,7 +27,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 	}
 
 	s.StartRelay().WaitTookOver()
-	dead := s.DB.Collection("outbox_dead")
+	dead := s.State.Collection("letters")
 	letters := int64(0)
 	stacktest.Eventually(t, "each payment is dead or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})

@@ -9,7 +9,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/resume"
 	"github.com/outrelay/outrelay/test/kit"
@@ -35,14 +34,14 @@ func TestN15_ASuccessorDoesNotSendDeadEvents(t *testing.T) {
 		dead = append(dead, e.ID().String())
 		s.Ledger.MarkDead(s.DB.Name()+".outbox", dead[i])
 	}
-	letters := s.DB.Collection(deadletter.Collection("outbox"))
+	stored := s.State.Collection("letters")
 	stacktest.Eventually(t, "all payments are dead", func() bool {
-		count, err := letters.CountDocuments(t.Context(), bson.D{})
+		count, err := stored.CountDocuments(t.Context(), bson.D{})
 		return err == nil && count == n
 	})
 	owner.Kill()
 	position := resume.Token(s.WatcherDocument().Lookup("token").Value).Data()
-	behind, err := letters.CountDocuments(t.Context(), bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: position}}}})
+	behind, err := stored.CountDocuments(t.Context(), bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: position}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	topics.WaitDistinct(1)
 	late := time.Since(began)
 	stacktest.Eventually(t, "each envelope of the flood waits or is dead", func() bool {
-		dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
+		dead, err := s.State.Collection("letters").CountDocuments(t.Context(), bson.D{})
 		return err == nil && int(dead)+s.CountHeld("parked", "blocked", "retry") == flood
 	}, func() any {
 		return fmt.Sprint(s.CountHeld("parked"), " parked, ", s.CountHeld(), " wait, ", s.CountOutbox(bson.D{}), " left")

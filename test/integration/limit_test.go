@@ -8,8 +8,8 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
@@ -26,10 +26,10 @@ func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 		return event.New(event.Aggregate{Type: "order", ID: "k"}, "x", event.Bytes("", make([]byte, 100_000)), event.WithID(id))
 	}
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 0, 50), large("requeued"))
-	letters := s.DB.Collection(deadletter.Collection("outbox"))
-	var letter deadletter.Dead
+	stored := s.State.Collection("letters")
+	var letter letters.Dead
 	stacktest.Eventually(t, "the large event is dead", func() bool {
-		return letters.FindOne(t.Context(), bson.D{{Key: "_id.id", Value: "requeued"}}).Decode(&letter) == nil
+		return stored.FindOne(t.Context(), bson.D{{Key: "id", Value: "requeued"}}).Decode(&letter) == nil
 	})
 	if letter.Class != record.MessageTooLarge {
 		t.Fatalf("dead letter %+v", letter)
@@ -41,7 +41,7 @@ func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 	}
 	s.AppendEvents(s.Outbox(), large("appended"))
 	topics.WaitDistinct(3)
-	if n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "appended"}}); err != nil || n != 0 {
+	if n, err := stored.CountDocuments(t.Context(), bson.D{{Key: "id", Value: "appended"}}); err != nil || n != 0 {
 		t.Errorf("%d dead letters (%v)", n, err)
 	}
 }

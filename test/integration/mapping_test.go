@@ -15,8 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outboxtest"
 	"github.com/outrelay/outrelay/pkg/relay"
@@ -96,9 +96,9 @@ func TestMappedDocuments(t *testing.T) {
 	if _, err := s.Outbox().InsertOne(t.Context(), bad); err != nil {
 		t.Fatal(err)
 	}
-	var letter deadletter.Dead
+	var letter letters.Dead
 	stacktest.Eventually(t, "the document becomes a dead letter", func() bool {
-		return s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: bad[0].Value}}).Decode(&letter) == nil
+		return s.State.Collection("letters").FindOne(t.Context(), bson.D{{Key: "id", Value: bad[0].Value}}).Decode(&letter) == nil
 	})
 	if letter.Class != "malformed" || !strings.Contains(letter.Reason, "kind") || letter.Type != "OrderPlaced" || letter.Key != "0" {
 		t.Errorf("dead letter %+v", letter)
@@ -163,10 +163,9 @@ func TestTenantsInTopics(t *testing.T) {
 		}
 	}
 
-	var letter deadletter.Dead
+	var letter letters.Dead
 	stacktest.Eventually(t, "the event without a region becomes a dead letter", func() bool {
-		dead := s.Client.Database(two).Collection("outbox_dead")
-		return dead.FindOne(t.Context(), bson.D{{Key: "_id.id", Value: "no-region"}}).Decode(&letter) == nil
+		return s.State.Collection("letters").FindOne(t.Context(), bson.D{{Key: "id", Value: "no-region"}}).Decode(&letter) == nil
 	})
 	if letter.Class != "malformed" || !strings.Contains(letter.Reason, "field meta.region is missing") {
 		t.Errorf("dead letter %+v", letter)

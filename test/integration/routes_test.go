@@ -14,8 +14,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
@@ -169,13 +169,13 @@ func TestDeadAtOnce(t *testing.T) {
 		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2*i+1, 50))
 		s.CheckDelivery(topics)
 		s.CheckDead()
-		var letter deadletter.Dead
-		if err := s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: id}}).Decode(&letter); err != nil {
+		var letter letters.Dead
+		if err := s.State.Collection("letters").FindOne(t.Context(), bson.D{{Key: "id", Value: id}}).Decode(&letter); err != nil {
 			t.Fatalf("%s: %v", id, err)
 		}
 
 		switch {
-		case letter.Class != c.class, letter.Reason == "", letter.ID.NS != ns, letter.ID.Delivery != 0, letter.Source.Kind != "relay", letter.MovedAt.IsZero(), len(letter.Attempts) != 1, letter.Pos == "":
+		case letter.Class != c.class, letter.Reason == "", letter.NS != ns, letter.Delivery != 0, letter.Source.Kind != "relay", letter.MovedAt.IsZero(), len(letter.Attempts) != 1, letter.Pos == "":
 			t.Errorf("%s: dead letter %+v", id, letter)
 		case strings.Contains(letter.Reason, "mine"):
 			t.Errorf("%s: the reason quotes the envelope: %s", id, letter.Reason)
@@ -274,8 +274,8 @@ func TestN07_RejectedRecordsOfDebezium(t *testing.T) {
 		}
 
 		stacktest.Eventually(t, "the dead letter has the envelope", func() bool {
-			letters := s.DB.Collection("outbox_dead")
-			n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: id}, {Key: "envelope.aggregateid", Value: fmt.Sprint(i)}})
+			letters := s.State.Collection("letters")
+			n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "id", Value: id}, {Key: "envelope.aggregateid", Value: fmt.Sprint(i)}})
 			return err == nil && n == 1
 		})
 	}

@@ -115,7 +115,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		relay.WaitTookOver()
 		plantEvents(t, s, format)
 		stacktest.Eventually(t, "one is dead and one waits", func() bool {
-			dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
+			dead, err := s.State.Collection("letters").CountDocuments(t.Context(), bson.D{})
 			return err == nil && dead == int64(n+1) && s.CountHeld() == n+1
 		})
 

@@ -56,13 +56,25 @@ func (s *Scene) CountOutbox(filter bson.D) int {
 	return int(n)
 }
 
-// CountHeld returns the number of envelopes with one of these states, or without arguments with any state.
-func (s *Scene) CountHeld(states ...string) int {
+// CountHeld returns the number of envelopes that wait for one of these reasons, or without arguments for any reason.
+func (s *Scene) CountHeld(reasons ...string) int {
 	s.tb.Helper()
-	if len(states) == 0 {
-		return s.CountOutbox(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+	if len(reasons) == 0 {
+		return s.CountState("waiting", bson.D{})
 	}
-	return s.CountOutbox(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: states}}}})
+	return s.CountState("waiting", bson.D{{Key: "reason", Value: bson.D{{Key: "$in", Value: reasons}}}})
+}
+
+// CountState returns the number of documents of a state collection that match.
+func (s *Scene) CountState(collection string, filter bson.D) int {
+	s.tb.Helper()
+	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
+	defer cancel()
+	n, err := s.State.Collection(collection).CountDocuments(ctx, filter)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	return int(n)
 }
 
 // WaitHeld waits until more than n envelopes are parked or wait behind a parked envelope of their key. The number of parked envelopes
@@ -72,7 +84,7 @@ func (s *Scene) WaitHeld(n int) {
 	stacktest.Eventually(s.tb, fmt.Sprintf("more than %d envelopes wait", n), func() bool { return s.CountHeld("parked", "blocked") > n })
 }
 
-// WaitNoneHeld waits until no envelope has a state or a due time.
+// WaitNoneHeld waits until no envelope waits or has a due time.
 func (s *Scene) WaitNoneHeld() {
 	s.tb.Helper()
 	left := 0
@@ -83,9 +95,7 @@ func (s *Scene) WaitNoneHeld() {
 	}()
 
 	stacktest.Eventually(s.tb, "no envelope waits", func() bool {
-		left = s.CountOutbox(bson.D{{Key: "$or", Value: bson.A{
-			bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}},
-		}}})
+		left = s.CountHeld() + s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return left == 0
 	})
 }

@@ -214,7 +214,7 @@ func HistoryProblems(all []Version) (problems []string) {
 
 func onlyControlFields(fields []string) bool { return allNamed(fields, "control") }
 func onlyFenceFields(fields []string) bool {
-	return allNamed(fields, "fence", "dirty", "session", "foreign")
+	return allNamed(fields, "fence", "beside", "session")
 }
 
 func allNamed(fields []string, names ...string) bool {

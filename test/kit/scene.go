@@ -88,7 +88,7 @@ func New(tb testing.TB, o Options) *Scene {
 	s := &Scene{Client: client, Brokers: brokers, tb: tb, env: o.Env, Ledger: newLedger()}
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			s.logOutbox()
+			s.logWaiting()
 		}
 		s.dropDatabases()
 	})
@@ -134,18 +134,18 @@ func New(tb testing.TB, o Options) *Scene {
 	return s
 }
 
-// logOutbox logs how many envelopes of the outbox are in each state.
-func (s *Scene) logOutbox() {
+// logWaiting logs how many envelopes wait for each reason.
+func (s *Scene) logWaiting() {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 
-	byState := bson.D{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$state"}, {Key: "count", Value: bson.D{{Key: "$sum", Value: 1}}}}}}
-	cur, err := s.DB.Collection("outbox").Aggregate(ctx, mongo.Pipeline{byState})
+	byReason := bson.D{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$reason"}, {Key: "count", Value: bson.D{{Key: "$sum", Value: 1}}}}}}
+	cur, err := s.State.Collection("waiting").Aggregate(ctx, mongo.Pipeline{byReason})
 	var states []bson.M
 	if err == nil {
 		err = cur.All(ctx, &states)
 	}
-	s.tb.Logf("envelopes in the outbox by state: %v (error: %v)", states, err)
+	s.tb.Logf("waiting envelopes by reason: %v (error: %v)", states, err)
 }
 
 // SetConfig sets a configuration key for the processes that start from now on.
@@ -198,8 +198,8 @@ func (s *Scene) StartRelay() *Process {
 func (s *Scene) StartCrashing(at string) *Process {
 	s.tb.Helper()
 	if s.started == 0 {
-		if code, out, errOut := s.RunCommand("migrate", "up", "--yes"); code != 0 {
-			s.tb.Logf("migrate: %d\n%s%s", code, out, errOut)
+		if code, out, errOut := s.RunCommand("setup", "--yes"); code != 0 {
+			s.tb.Logf("setup: %d\n%s%s", code, out, errOut)
 		}
 	}
 	return s.startRelay("OUTRELAY_CRASH_AT=" + at)

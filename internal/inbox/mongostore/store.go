@@ -31,8 +31,9 @@ type Store struct {
 	retention time.Duration
 	noTTL     bool
 
-	mu     sync.Mutex
-	tenure *tenure // nil without a partition
+	mu       sync.Mutex
+	tenure   *tenure             // nil without a partition
+	previous map[string]struct{} // tenures of previous owners that were alive when this process took a partition
 }
 
 var _ inbox.Store = (*Store)(nil)
@@ -60,6 +61,7 @@ func New(db *mongo.Database, s inbox.Settings) *Store {
 		tenures:   open("_tenures"),
 		retention: s.Retention,
 		noTTL:     s.WithoutTTL,
+		previous:  make(map[string]struct{}),
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,18 +21,20 @@ import (
 // If a process is killed in a transaction, the transaction stays open on the server, and its writes
 // stay locked until the lifetime of the transaction is over (default 60 s). During this time, the
 // next owner of the partition would have nothing but conflicts. So a Store stores the ids of its
-// sessions. If a process attaches to a partition that another process has not given back, the
-// server ends the transactions of that process.
+// sessions, and a sign of life. If a process attaches to a partition that another process has not
+// given back, and that process gives no sign of life, the server ends the transactions of that process.
 //
 // A tenure lasts from the first Attach of an inbox until Release has given all partitions back. Its
 // document is {_id, s, at}: a random id, which the documents of its partitions contain as "by", the
-// ids of the server sessions of its transactions, and the time of the last write. It is deleted by
-// the last Release, or by a TTL index.
+// ids of the server sessions of its transactions, and the time of the last sign of life. It is deleted
+// by the last Release, or by a TTL index. A partition that is given back has no "by".
+//
+// Nothing but the transactions of the consumer may use the sessions: see transaction.Pool.
 const (
 	tenureRetention       = 7 * 24 * time.Hour
 	sessionRecordInterval = 24 * time.Hour // a session is stored again after this time; far below tenureRetention
 	sessionRecordTimeout  = 2 * time.Second
-	maxSessions           = 256 // per tenure; the pool of the driver reuses a few sessions
+	maxSessions           = 256 // per tenure; the pool of a consumer reuses a few sessions
 	codeNoCommand         = 59
 )
 
@@ -58,8 +62,10 @@ func (s *Store) AddPartition(p inbox.Partition) (id string) {
 	return s.tenure.id
 }
 
-// RemovePartition removes the partition from the tenure. If it was the last one, the tenure ends.
-func (s *Store) RemovePartition(ctx context.Context, p inbox.Partition) error {
+// RemovePartitions removes partitions from the tenure, and removes the tenure from their documents, so
+// that their next owner ends no transaction. If they were the last ones, the tenure ends.
+func (s *Store) RemovePartitions(ctx context.Context, list []inbox.Partition) error {
+	ctx = mongo.NewSessionContext(ctx, nil)
 	s.mu.Lock()
 	t := s.tenure
 	if t == nil {
@@ -67,22 +73,53 @@ func (s *Store) RemovePartition(ctx context.Context, p inbox.Partition) error {
 		return nil
 	}
 
-	delete(t.partitions, p)
-	// Other partitions still need the sessions of the tenure.
-	if len(t.partitions) > 0 {
-		s.mu.Unlock()
-		return nil
+	ids := make(bson.A, len(list))
+	for i, p := range list {
+		ids[i] = markID(inbox.LaneKey{Partition: p, Lane: inbox.PartitionLane})
+		delete(t.partitions, p)
 	}
-
-	s.tenure = nil
+	isLast := len(t.partitions) == 0
+	if isLast {
+		s.tenure = nil
+	}
 	s.mu.Unlock()
 
-	filter := bson.D{{Key: "_id", Value: t.id}}
-	if _, err := s.tenures.DeleteOne(mongo.NewSessionContext(ctx, nil), filter); err != nil {
+	// Another owner may have attached in the meantime. Its mark stays.
+	_, err := s.offsets.UpdateMany(ctx,
+		bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "by", Value: t.id}},
+		bson.D{{Key: "$unset", Value: bson.D{{Key: "by", Value: ""}}}})
+	if isLast {
+		_, deleteErr := s.tenures.DeleteOne(ctx, bson.D{{Key: "_id", Value: t.id}})
+		err = errors.Join(err, deleteErr)
+	}
+	if err != nil {
 		return fmt.Errorf("giving the partitions back: %w", err)
 	}
-
 	return nil
+}
+
+// Heartbeat stores a sign of life of the tenure, and ends the transactions of previous owners that have
+// become silent since EndTransactions.
+func (s *Store) Heartbeat(ctx context.Context) error {
+	ctx = mongo.NewSessionContext(ctx, nil)
+	s.mu.Lock()
+	t := s.tenure
+	previous := slices.Collect(maps.Keys(s.previous))
+	s.mu.Unlock()
+
+	var errs []error
+	if t != nil {
+		// RecordTransaction creates the document. A tenure without a transaction needs none.
+		_, err := s.tenures.UpdateOne(ctx, bson.D{{Key: "_id", Value: t.id}},
+			bson.D{{Key: "$currentDate", Value: bson.D{{Key: "at", Value: true}}}})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("storing a sign of life: %w", err))
+		}
+	}
+	for _, id := range previous {
+		errs = append(errs, s.EndTransactions(ctx, id))
+	}
+	return errors.Join(errs...)
 }
 
 // IsHeld reports whether a process that recorded a transaction within the last day has attached one of the consumer's
@@ -163,22 +200,27 @@ func sessionID(ctx context.Context) (bson.Binary, bool) {
 	return bson.Binary{Subtype: subtype, Data: data}, ok
 }
 
-// EndTransactions makes the server end the transactions of another tenure. A tenure that was
-// given back has none. If its process is alive after all, the ended transactions are transient
-// errors there and run again. If the server does not allow this, the transactions expire.
+// EndTransactions makes the server end the transactions of another tenure if its process has given no
+// sign of life for inbox.MaxSilence. Otherwise the transactions continue, and Heartbeat calls
+// EndTransactions again until the tenure is silent or over. A tenure that was given back has no
+// document. If its process is alive after all, each ended transaction is rolled back there as a whole.
+// If the server does not allow this, the transactions expire.
 //
-// Only sessions that are in a transaction at this moment are ended. A live process uses the other
-// sessions for reads and writes that are not retried.
+// Only sessions that are in a transaction at this moment are ended.
 func (s *Store) EndTransactions(ctx context.Context, id string) error {
-	var t struct {
-		Sessions []bson.Binary `bson:"s"`
-	}
-	err := s.tenures.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&t)
-	if errors.Is(err, mongo.ErrNoDocuments) || err == nil && len(t.Sessions) == 0 {
-		return nil
-	}
+	t, err := s.readTenure(ctx, id)
 	if err != nil {
-		return fmt.Errorf("reading the tenure of the previous owner of the partition: %w", err)
+		return err
+	}
+
+	s.mu.Lock()
+	delete(s.previous, id)
+	if t != nil && !t.Silent {
+		s.previous[id] = struct{}{}
+	}
+	s.mu.Unlock()
+	if t == nil || !t.Silent {
+		return nil
 	}
 
 	// Killing idle sessions would interrupt reads that another process runs with them.
@@ -195,6 +237,26 @@ func (s *Store) EndTransactions(ctx context.Context, id string) error {
 	}
 
 	return nil
+}
+
+// storedTenure is another tenure, as its document describes it.
+type storedTenure struct {
+	Sessions []bson.Binary `bson:"s"`
+	Silent   bool          `bson:"silent"`
+}
+
+// readTenure returns a tenure, or nil if it is over.
+func (s *Store) readTenure(ctx context.Context, id string) (*storedTenure, error) {
+	isSilent := bson.D{{Key: "$lte", Value: bson.A{"$at", afterNow(-inbox.MaxSilence)}}}
+	cur, err := s.tenures.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
+		{{Key: "$project", Value: bson.D{{Key: "s", Value: 1}, {Key: "silent", Value: isSilent}}}},
+	})
+	list, err := cursor.All[storedTenure](ctx, "reading the tenure of the previous owner of the partition", cur, err)
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	return &list[0], nil
 }
 
 // sessionsInTransaction returns the sessions that have an open transaction on the server.

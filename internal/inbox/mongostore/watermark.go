@@ -169,6 +169,22 @@ func (s *Store) LowerMark(ctx context.Context, l inbox.LaneKey, seen inbox.Mark,
 	return nil
 }
 
+// WriteTopicIDs writes the ids into the watermarks of inbox.TopicLane.
+func (s *Store) WriteTopicIDs(ctx context.Context, ids map[inbox.Partition]string) error {
+	models := make([]mongo.WriteModel, 0, len(ids))
+	for p, id := range ids {
+		models = append(models, mongo.NewUpdateOneModel().
+			SetFilter(bson.D{{Key: "_id", Value: markID(inbox.LaneKey{Partition: p, Lane: inbox.TopicLane})}}).
+			SetUpdate(bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "id", Value: id}, {Key: "at", Value: "$$NOW"}}}}}).
+			SetUpsert(true))
+	}
+
+	if _, err := s.offsets.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false)); err != nil {
+		return fmt.Errorf("storing the ids of topics: %w", err)
+	}
+	return nil
+}
+
 // Watermark is the progress of one consumer in one lane.
 type Watermark struct {
 	// Lane is the lane, and Mark its watermark.
@@ -199,7 +215,7 @@ func (s *Store) Watermarks(ctx context.Context) ([]Watermark, error) {
 	all := make([]Watermark, 0, len(docs))
 	for _, d := range docs {
 		l := d.lane()
-		if l.Lane != inbox.PartitionLane {
+		if l.Lane >= 0 {
 			all = append(all, Watermark{Lane: l, Mark: d.Mark, Current: d.Mark.Generation == current[l.Partition], At: d.At})
 		}
 	}

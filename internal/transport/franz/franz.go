@@ -14,11 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkalog"
 )
@@ -72,7 +72,7 @@ func (t *Transport) Join(ctx context.Context, group string, topics []string, s t
 // joinOnce is one membership in the group. It returns when ctx ends or s.Serve returns.
 func (t *Transport) joinOnce(ctx context.Context, group string, topics []string, s transport.Session) error {
 	m := &member{
-		group: group, session: s, reader: t.Reader(topics),
+		session: s, reader: t.Reader(topics), offsets: t.GroupOffsets(group), instance: t.Config.InstanceID,
 		joined: make(chan *generation, 1), served: make(chan struct{}),
 		owned: map[transport.TopicPartition]bool{},
 	}
@@ -147,9 +147,10 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 
 // member is one membership in the group. kgo calls its methods one after another.
 type member struct {
-	group   string
-	session transport.Session
-	reader  *kafkalog.Reader
+	session  transport.Session
+	reader   *kafkalog.Reader
+	offsets  *kafkalog.GroupOffsets
+	instance string
 
 	joined  chan *generation
 	served  chan struct{} // closed when no generation will be served any more
@@ -161,8 +162,14 @@ type member struct {
 func (m *member) options(life context.Context) []kgo.Opt {
 	return []kgo.Opt{
 		kgo.WithContext(life),
-		kgo.OnPartitionsAssigned(func(_ context.Context, client *kgo.Client, _ map[string][]int32) { m.begin(client) }),
-		kgo.AdjustFetchOffsetsFn(m.add),
+		kgo.OnPartitionsAssigned(func(_ context.Context, client *kgo.Client, list map[string][]int32) {
+			m.begin(client)
+			m.add(list)
+		}),
+		// Without offsets, kgo fetches nothing.
+		kgo.AdjustFetchOffsetsFn(func(context.Context, map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
+			return nil, nil
+		}),
 		kgo.OnPartitionsRevoked(func(_ context.Context, _ *kgo.Client, list map[string][]int32) { m.revoke(list) }),
 		kgo.OnPartitionsLost(func(context.Context, *kgo.Client, map[string][]int32) { m.lose() }),
 	}
@@ -211,7 +218,7 @@ func (m *member) begin(client *kgo.Client) {
 		return
 	}
 	g := &generation{
-		Reader: m.reader, client: client, changes: make(chan transport.Change),
+		Reader: m.reader, member: m, client: client, changes: make(chan transport.Change),
 		lost: make(chan struct{}), ended: make(chan struct{}),
 	}
 	m.current = g
@@ -221,40 +228,25 @@ func (m *member) begin(client *kgo.Client) {
 	}
 }
 
-// add adds the partitions of a rebalance. It returns no partitions, so that kgo fetches nothing.
-func (m *member) add(
-	ctx context.Context, offsets map[string]map[int32]kgo.Offset,
-) (map[string]map[int32]kgo.Offset, error) {
-	var added []transport.Assignment
-	for topic, partitions := range offsets {
-		for id, committed := range partitions {
-			tp := transport.TopicPartition{Topic: topic, Partition: id}
+// add adds the partitions of a rebalance. It does not need the offsets that kgo reads for them: kgo reads none for a topic that
+// was deleted and created again while the client was open.
+func (m *member) add(list map[string][]int32) {
+	var added []transport.TopicPartition
+	for topic, ids := range list {
+		for _, id := range ids {
 			// kgo may list partitions that this member has already.
-			if m.owned[tp] {
-				continue
+			if tp := (transport.TopicPartition{Topic: topic, Partition: id}); !m.owned[tp] {
+				added = append(added, tp)
 			}
-
-			// The leader epoch lets the first fetch detect a log that was truncated in the meantime.
-			at := transport.Assignment{TopicPartition: tp, Offset: committed.EpochOffset().Offset}
-			m.reader.ResumeEpoch(tp, committed.EpochOffset().Epoch)
-			// The group has committed nothing for this partition.
-			if at.Offset < 0 {
-				var ok bool
-				if at, ok = m.reader.LocateStart(ctx, tp, m.group, m.session); !ok {
-					return nil, context.Cause(ctx)
-				}
-			}
-			added = append(added, at)
 		}
 	}
 
 	// The session gets all partitions of a rebalance in one change.
 	if len(added) > 0 && m.change(transport.Change{Added: added}) {
-		for _, a := range added {
-			m.owned[a.TopicPartition] = true
+		for _, tp := range added {
+			m.owned[tp] = true
 		}
 	}
-	return nil, nil
 }
 
 // revoke gives partitions back, and blocks until their handlers have ended and their offsets are committed.
@@ -324,6 +316,7 @@ func (m *member) reportErrors(life context.Context, client *kgo.Client) {
 // generation is the time from an assignment until the member leaves the group or loses its partitions.
 type generation struct {
 	*kafkalog.Reader
+	member  *member
 	client  *kgo.Client
 	changes chan transport.Change
 	lost    chan struct{} // closed when the group has moved on without this member
@@ -338,42 +331,44 @@ func (g *generation) ID() int32 {
 }
 
 // Partitions returns nil: all partitions come as changes.
-func (*generation) Partitions() []transport.Assignment { return nil }
+func (*generation) Partitions() []transport.TopicPartition { return nil }
 
 // Changes has the changes of all rebalances.
 func (g *generation) Changes() <-chan transport.Change { return g.changes }
 
-// Commit stores offsets. While the group is rebalanced, it waits.
-func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]int64) error {
-	if g.over.Load() {
-		return transport.ErrGenerationOver
-	}
-	byTopic := map[string]map[int32]kgo.EpochOffset{}
-	for tp, at := range offsets {
-		if byTopic[tp.Topic] == nil {
-			byTopic[tp.Topic] = map[int32]kgo.EpochOffset{}
-		}
-		byTopic[tp.Topic][tp.Partition] = kgo.EpochOffset{Epoch: g.LeaderEpoch(tp), Offset: at}
-	}
+// Resume returns where the group goes on.
+func (g *generation) Resume(ctx context.Context, tp transport.TopicPartition) (transport.Start, error) {
+	return g.Reader.Resume(ctx, tp, g.member.offsets)
+}
 
-	var failed error
-	g.client.CommitOffsetsSync(ctx, byTopic,
-		func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, res *kmsg.OffsetCommitResponse, err error) {
-			if failed = err; err != nil {
-				return
-			}
-			for _, topic := range res.Topics {
-				for _, p := range topic.Partitions {
-					failed = cmp.Or(failed, kerr.ErrorForCode(p.ErrorCode))
-				}
-			}
-		})
+// commitRetry is the wait before a commit is repeated that has met a rebalance.
+const commitRetry = 100 * time.Millisecond
 
-	// kgo commits with the current generation. So the group has removed this member.
-	for _, over := range []error{kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.FencedInstanceID} {
-		if errors.Is(failed, over) {
-			return fmt.Errorf("%w: %w", transport.ErrGenerationOver, failed)
+// Commit stores offsets. While the group is rebalanced, it waits. It does not use the commits of kgo, which refuses the offsets
+// of a topic that was deleted and created again, for the life of the client.
+func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]transport.GroupOffset) error {
+	for {
+		if g.over.Load() {
+			return transport.ErrGenerationOver
+		}
+		id, generation := g.client.GroupMetadata()
+		m := kafkawire.GroupMember{Generation: generation, Member: id, Instance: g.member.instance}
+		err := g.member.offsets.Commit(ctx, m, g.Reader, offsets)
+		if err == nil {
+			return nil
+		}
+
+		// The group has removed this member, unless kgo has joined again with another id.
+		now, _ := g.client.GroupMetadata()
+		isRemoved := errors.Is(err, kafkawire.UnknownMemberID) || errors.Is(err, kafkawire.FencedInstanceID)
+		if isRemoved && now == id {
+			return fmt.Errorf("%w: %w", transport.ErrGenerationOver, err)
+		}
+
+		// The group forms its next generation. kgo learns its number, or that this member is not part of it, within a heartbeat.
+		isBetween := errors.Is(err, kafkawire.RebalanceInProgress) || errors.Is(err, kafkawire.IllegalGeneration)
+		if !isRemoved && !isBetween || retry.Sleep(ctx, commitRetry) != nil {
+			return err
 		}
 	}
-	return failed
 }

@@ -42,7 +42,7 @@ func TestLogin(t *testing.T) {
 }
 
 // served has the partitions of the first generation, which ends Join.
-type served chan []transport.Assignment
+type served chan []transport.TopicPartition
 
 func (s served) Serve(_ context.Context, g transport.Generation) error {
 	change := <-g.Changes()

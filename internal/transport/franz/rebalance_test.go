@@ -92,8 +92,8 @@ func (m *member) quiet() {
 
 func numbers(c transport.Change) []int32 {
 	var list []int32
-	for _, a := range c.Added {
-		list = append(list, a.Partition)
+	for _, tp := range c.Added {
+		list = append(list, tp.Partition)
 	}
 	for _, tp := range c.Revoked {
 		list = append(list, tp.Partition)
@@ -120,15 +120,15 @@ func TestARebalanceStopsOnlyThePartitionsThatMove(t *testing.T) {
 	if len(moving.Revoked) != 2 || len(moving.Added) != 0 {
 		t.Fatalf("a second member takes %+v, want 2 of 4 partitions", moving)
 	}
-	for _, a := range all.Added {
-		if slices.Contains(moving.Revoked, a.TopicPartition) {
+	for _, tp := range all.Added {
+		if slices.Contains(moving.Revoked, tp) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		if _, err := g.Fetch(ctx, a.TopicPartition, 0, 1<<20); err != nil {
+		if _, err := g.Fetch(ctx, tp, 0, 1<<20); err != nil {
 			t.Errorf("a partition that stays cannot be read: %v", err)
 		}
-		if err := g.Commit(ctx, map[transport.TopicPartition]int64{a.TopicPartition: 0}); err != nil {
+		if err := g.Commit(ctx, map[transport.TopicPartition]transport.GroupOffset{tp: {}}); err != nil {
 			t.Errorf("a partition that stays cannot be committed: %v", err)
 		}
 		cancel()
@@ -166,8 +166,8 @@ func TestAStaticMemberRestartsWithoutARebalance(t *testing.T) {
 		for _, m := range []*member{one, two} {
 			select {
 			case c := <-m.changes:
-				for _, a := range c.Added {
-					owned[m] = append(owned[m], a.Partition)
+				for _, tp := range c.Added {
+					owned[m] = append(owned[m], tp.Partition)
 				}
 				owned[m] = slices.DeleteFunc(owned[m], func(p int32) bool {
 					return slices.Contains(c.Revoked, transport.TopicPartition{Topic: topic, Partition: p})
@@ -209,7 +209,7 @@ func TestAStaticMemberIsFencedByItsSuccessor(t *testing.T) {
 	two := join(t, group, topic, "same")
 	taken := two.next()
 	taken.Done()
-	err := g.Commit(t.Context(), map[transport.TopicPartition]int64{c.Added[0].TopicPartition: 0})
+	err := g.Commit(t.Context(), map[transport.TopicPartition]transport.GroupOffset{c.Added[0]: {}})
 	if !errors.Is(err, transport.ErrGenerationOver) {
 		t.Errorf("a commit of the fenced member: %v, want ErrGenerationOver", err)
 	}
@@ -249,7 +249,7 @@ func TestAMemberThatWasRemovedJoinsAgain(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the member does not join again")
 	}
-	err = g.Commit(t.Context(), map[transport.TopicPartition]int64{c.Added[0].TopicPartition: 0})
+	err = g.Commit(t.Context(), map[transport.TopicPartition]transport.GroupOffset{c.Added[0]: {}})
 	if !errors.Is(err, transport.ErrGenerationOver) {
 		t.Errorf("a commit of the first membership: %v, want ErrGenerationOver", err)
 	}

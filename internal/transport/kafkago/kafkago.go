@@ -17,8 +17,6 @@ import (
 	"github.com/segmentio/kafka-go/sasl"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkalog"
 )
@@ -90,7 +88,7 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 		cg:        cg,
 		session:   s,
 		newReader: func() *kafkalog.Reader { return t.Reader(topics) },
-		offsets:   groupOffsets{client: t.Wire, group: group},
+		offsets:   t.GroupOffsets(group),
 	}
 	err = m.serveGenerations(ctx)
 	m.leave(calls)
@@ -102,7 +100,7 @@ type member struct {
 	cg        *kafka.ConsumerGroup
 	session   transport.Session
 	newReader func() *kafkalog.Reader
-	offsets   groupOffsets
+	offsets   *kafkalog.GroupOffsets
 
 	closing sync.Once
 	closed  chan struct{}
@@ -141,11 +139,8 @@ func (m *member) serve(ctx, over context.Context, gen *kafka.Generation) error {
 	// A new generation begins when the group ends the current generation.
 	unhook := context.AfterFunc(over, func() { cancel(kafka.ErrGenerationEnded) })
 	defer unhook()
-	g := &generation{Reader: m.newReader(), gen: gen, offsets: &m.offsets}
+	g := &generation{Reader: m.newReader(), gen: gen, offsets: m.offsets}
 	defer g.over.Store(true)
-	if !g.locateOffsets(ctx, m.session) || !g.resumeEpochs(ctx, m.session) {
-		return nil
-	}
 
 	// The member must begin to leave before serve returns. Otherwise it would join once more.
 	stop := context.AfterFunc(ctx, func() {
@@ -234,83 +229,44 @@ func (l *connections) closeAll() {
 // generation is one generation of the group.
 type generation struct {
 	*kafkalog.Reader
-	gen      *kafka.Generation
-	offsets  *groupOffsets
-	assigned []transport.Assignment
-	over     atomic.Bool // Serve has returned
-}
-
-// locateOffsets sets where the partitions start, also those without a committed offset. It returns false
-// if the generation ends before.
-func (g *generation) locateOffsets(ctx context.Context, s transport.Session) bool {
-	for topic, list := range g.gen.Assignments {
-		for _, a := range list {
-			tp := transport.TopicPartition{Topic: topic, Partition: int32(a.ID)}
-			at := transport.Assignment{TopicPartition: tp, Offset: a.Offset}
-			// Without a committed offset, kafka-go returns StartOffset, which is negative.
-			if a.Offset < 0 {
-				var ok bool
-				if at, ok = g.LocateStart(ctx, tp, g.gen.GroupID, s); !ok {
-					return false
-				}
-			}
-			g.assigned = append(g.assigned, at)
-		}
-	}
-	return true
+	gen     *kafka.Generation
+	offsets *kafkalog.GroupOffsets
+	over    atomic.Bool // Serve has returned
 }
 
 // ID returns the number of the generation.
 func (g *generation) ID() int32 { return g.gen.ID }
 
 // Partitions returns the partitions of this member.
-func (g *generation) Partitions() []transport.Assignment { return g.assigned }
+func (g *generation) Partitions() []transport.TopicPartition {
+	var all []transport.TopicPartition
+	for topic, list := range g.gen.Assignments {
+		for _, a := range list {
+			all = append(all, transport.TopicPartition{Topic: topic, Partition: int32(a.ID)})
+		}
+	}
+	return all
+}
 
 // Changes returns nil: a rebalance ends the generation.
 func (*generation) Changes() <-chan transport.Change { return nil }
 
-// resumeEpochs reads the leader epochs of the committed offsets, which kafka-go does not return. Without them, a member that joins
-// after an unclean election of a leader would miss its records. It repeats the request until the coordinator responds, and reports
-// each failure. It returns false if the generation ends before.
-func (g *generation) resumeEpochs(ctx context.Context, s transport.Session) bool {
-	if len(g.assigned) == 0 {
-		return true
-	}
-	partitions := make([]record.TopicPartition, len(g.assigned))
-	for i, a := range g.assigned {
-		partitions[i] = record.TopicPartition(a.TopicPartition)
-	}
-
-	for attempts := retry.Reopen.Start(); ; {
-		committed, err := g.offsets.read(ctx, partitions)
-		if err == nil {
-			for tp, at := range committed {
-				g.ResumeEpoch(transport.TopicPartition(tp), at.LeaderEpoch)
-			}
-			return true
-		}
-		if ctx.Err() != nil {
-			return false
-		}
-		s.Fault(fmt.Errorf("reading the committed offsets: %w", err))
-		_ = attempts.Wait(ctx)
-	}
+// Resume returns where the group goes on. The offsets of kafka-go have no epochs and no ids.
+func (g *generation) Resume(ctx context.Context, tp transport.TopicPartition) (transport.Start, error) {
+	return g.Reader.Resume(ctx, tp, g.offsets)
 }
 
 // Commit stores offsets.
-func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]int64) error {
+func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]transport.GroupOffset) error {
 	if g.over.Load() {
 		return transport.ErrGenerationOver
 	}
-	list := make(map[record.TopicPartition]kafkawire.GroupOffset, len(offsets))
-	for tp, at := range offsets {
-		list[record.TopicPartition(tp)] = kafkawire.GroupOffset{Offset: at, LeaderEpoch: g.LeaderEpoch(tp)}
-	}
 
 	// The end of a generation does not interrupt the commit, because offsets are committed then.
-	err := g.offsets.commit(context.WithoutCancel(ctx), kafkawire.GroupMember{Group: g.gen.GroupID, Generation: g.gen.ID, Member: g.gen.MemberID}, list)
-	for _, over := range []kafka.Error{
-		kafka.IllegalGeneration, kafka.UnknownMemberId, kafka.RebalanceInProgress, kafka.FencedInstanceID,
+	m := kafkawire.GroupMember{Generation: g.gen.ID, Member: g.gen.MemberID}
+	err := g.offsets.Commit(context.WithoutCancel(ctx), m, g.Reader, offsets)
+	for _, over := range []kafkawire.Code{
+		kafkawire.IllegalGeneration, kafkawire.UnknownMemberID, kafkawire.RebalanceInProgress, kafkawire.FencedInstanceID,
 	} {
 		if errors.Is(err, over) {
 			return fmt.Errorf("%w: %w", transport.ErrGenerationOver, err)

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -37,52 +37,44 @@ func (c *Client) Reader(topics []string) *Reader {
 	return r
 }
 
-// LeaderEpoch returns the leader epoch of the last record that was read from a partition, or -1 if it is unknown. It belongs into
-// the commit, so that the next member also notices when a leader has lost records. An epoch that is later than the committed
-// record does no harm: the leader then returns the end of the last epoch before it.
-func (r *Reader) LeaderEpoch(tp transport.TopicPartition) int32 { return r.epochs.epochOf(tp) }
-
-// ResumeEpoch sets the leader epoch of the last record before the committed offset of a partition, -1 if it is unknown. Call it
-// before the first fetch.
-func (r *Reader) ResumeEpoch(tp transport.TopicPartition, epoch int32) {
-	if epoch >= 0 {
-		r.epochs.last.Store(tp, epoch)
-	}
-}
-
-// LocateStart returns where a group begins with a partition for which it has no offset. It repeats the request until a
-// leader responds, and reports each failure. It returns false if ctx ends before.
+// Resume returns where the group of o goes on with a partition: at its committed offset, with the leader epoch of the last record
+// before it, or at the configured end of the log.
 //
-// A retry topic is read from its first record, because the group itself has written all of them.
-func (r *Reader) LocateStart(
-	ctx context.Context, tp transport.TopicPartition, group string, s transport.Session,
-) (transport.Assignment, bool) {
+// A retry topic without an offset is read from its first record, because the group itself has written all of them.
+func (r *Reader) Resume(ctx context.Context, tp transport.TopicPartition, o *GroupOffsets) (transport.Start, error) {
+	at, ok, err := o.read(ctx, tp)
+	if err != nil {
+		return transport.Start{}, fmt.Errorf("reading the committed offset of partition %s: %w", tp, err)
+	}
+	if ok {
+		// Without the epoch, a member that joins after an unclean election of a leader would miss its records.
+		if at.LeaderEpoch >= 0 {
+			r.epochs.last.Store(tp, at.LeaderEpoch)
+		}
+		id, _ := strings.CutPrefix(at.Metadata, topicIDPrefix)
+		if id == at.Metadata {
+			id = ""
+		}
+		return transport.Start{GroupOffset: transport.GroupOffset{Offset: at.Offset, TopicID: id}}, nil
+	}
+
 	edge := kafkawire.LogStart
-	_, retries := transport.ParseRetryTopic(tp.Topic, group)
+	_, retries := transport.ParseRetryTopic(tp.Topic, o.group)
 	atEnd := r.fromEnd && retries == 0
 	if atEnd {
 		edge = kafkawire.LogEnd
 	}
-
-	for attempts := retry.Reopen.Start(); ; {
-		at, err := r.leaders.readEdge(ctx, tp, edge)
-		if err == nil {
-			return transport.Assignment{TopicPartition: tp, Offset: at.Offset, Uncommitted: atEnd}, true
-		}
-		if ctx.Err() != nil {
-			return transport.Assignment{}, false
-		}
-
-		s.Fault(fmt.Errorf("reading where partition %s begins: %w", tp, err))
-		_ = attempts.Wait(ctx)
+	first, err := r.leaders.readEdge(ctx, tp, edge)
+	if err != nil {
+		return transport.Start{}, fmt.Errorf("reading where partition %s begins: %w", tp, err)
 	}
+	return transport.Start{GroupOffset: transport.GroupOffset{Offset: first.Offset}, Uncommitted: atEnd}, nil
 }
 
-// Log returns the end of the partition, the epoch of its leader, and the id of its topic.
+// Log returns the end of the partition, the epoch of its leader, and the id of its topic. The leader returns all of them, so the
+// id is that of the topic whose records it returns.
 func (r *Reader) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Log, error) {
-	idCtx, cancel := context.WithTimeout(ctx, RequestTimeout)
-	defer cancel()
-	id, err := r.leaders.client.TopicID(idCtx, tp.Topic)
+	id, err := r.leaders.readTopicID(ctx, tp)
 	if err != nil {
 		return inbox.Log{}, err
 	}

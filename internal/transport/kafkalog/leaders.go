@@ -79,13 +79,31 @@ func (l *leaders) readEdge(
 	return at, err
 }
 
+// readTopicID returns the id of the topic of a partition from its leader.
+func (l *leaders) readTopicID(ctx context.Context, tp transport.TopicPartition) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
+	defer cancel()
+	addr, err := l.findAddr(ctx, tp)
+	if err != nil {
+		return "", err
+	}
+
+	id, err := l.client.TopicID(ctx, addr, tp.Topic)
+	if err != nil {
+		l.forget()
+	}
+	return id, err
+}
+
 // epochs has the leader epoch of the last batch that was read from each partition.
 type epochs struct {
 	leaders *leaders
 	last    sync.Map // TopicPartition to int32
 }
 
-// epochOf returns the leader epoch of the last record that was read from a partition, or -1 if it is unknown.
+// epochOf returns the leader epoch of the last record that was read from a partition, or -1 if it is unknown. It belongs into the
+// commit, so that the next member also notices when a leader has lost records. An epoch that is later than the committed record
+// does no harm: the leader then returns the end of the last epoch before it.
 func (e *epochs) epochOf(tp transport.TopicPartition) int32 {
 	if last, ok := e.last.Load(tp); ok {
 		return last.(int32)

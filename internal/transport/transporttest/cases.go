@@ -105,18 +105,15 @@ func testResumesAtCommit(t *testing.T, f Fixture) {
 
 	m := joinGroup(t, tr, group, topic)
 	g := m.nextGeneration()
-	if off := g.Partitions()[0].Offset; off != 0 {
-		t.Errorf("start offset of a new group: got %d, want 0", off)
-	}
+	assertEqual(t, "the start of a new group", g.resume(t, tp), transport.Start{})
 	g.readRecords(t, 3)
 	g.commitOffsets(t, map[transport.TopicPartition]int64{tp: 2})
 	m.leaveGroup(g)
 
 	m = joinGroup(t, f.Transport(t), group, topic)
 	g = m.nextGeneration()
-	if off := g.Partitions()[0].Offset; off != 2 {
-		t.Errorf("offset after a commit of 2: got %d", off)
-	}
+	want := transport.Start{GroupOffset: transport.GroupOffset{Offset: 2, TopicID: topicID(topic)}}
+	assertEqual(t, "the start after a commit of 2", g.resume(t, tp), want)
 	records, _ := g.readRecords(t, 1)
 	m.leaveGroup(g)
 	assertEqual(t, "values", countValues(records), eachOnce("c"))
@@ -167,7 +164,7 @@ func testMembersShare(t *testing.T, f Fixture) {
 
 	have := map[transport.TopicPartition]int{}
 	for _, x := range slices.Concat(a.Partitions(), b.Partitions()) {
-		have[x.TopicPartition]++
+		have[x]++
 	}
 	want := map[transport.TopicPartition]int{}
 	for i := range int32(partitions) {
@@ -199,9 +196,7 @@ func testCommitAtEnd(t *testing.T, f Fixture) {
 
 	a, b := one.nextWithPartitions(1), two.nextWithPartitions(1)
 	moved := b.Partitions()[0]
-	if moved.Offset != next[moved.TopicPartition] {
-		t.Errorf("offset after a commit of %d: got %d", next[moved.TopicPartition], moved.Offset)
-	}
+	assertEqual(t, "the offset after a commit", b.resume(t, moved).Offset, next[moved])
 	for i := range 20 {
 		publishValues(t, tr, topic, fmt.Sprint("key-", i), "new")
 	}
@@ -223,7 +218,7 @@ func testPastGeneration(t *testing.T, f Fixture) {
 	now := two.nextWithPartitions(1)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	err := past.Commit(ctx, map[transport.TopicPartition]int64{{Topic: topic}: 7})
+	err := past.Commit(ctx, map[transport.TopicPartition]transport.GroupOffset{{Topic: topic}: {Offset: 7}})
 	if !errors.Is(err, transport.ErrGenerationOver) {
 		t.Errorf("commit of a past generation: got %v, want ErrGenerationOver", err)
 	}
@@ -231,9 +226,7 @@ func testPastGeneration(t *testing.T, f Fixture) {
 
 	three := joinGroup(t, f.Transport(t), group, topic)
 	g := three.nextWithPartitions(1)
-	if off := g.Partitions()[0].Offset; off != 0 {
-		t.Errorf("offset after the rejected commit: got %d, want 0", off)
-	}
+	assertEqual(t, "the start after the rejected commit", g.resume(t, transport.TopicPartition{Topic: topic}), transport.Start{})
 	three.leaveGroup(g)
 }
 

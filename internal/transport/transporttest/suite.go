@@ -119,7 +119,7 @@ type member struct {
 type servedGeneration struct {
 	transport.Generation
 	id         int32
-	partitions []transport.Assignment
+	partitions []transport.TopicPartition
 	ctx        context.Context // ends when the generation has to end, or changes
 	finish     chan struct{}
 }
@@ -128,7 +128,7 @@ type servedGeneration struct {
 func (s servedGeneration) ID() int32 { return s.id }
 
 // Partitions returns the partitions between two changes.
-func (s servedGeneration) Partitions() []transport.Assignment { return s.partitions }
+func (s servedGeneration) Partitions() []transport.TopicPartition { return s.partitions }
 
 // serveChanges sends a servedGeneration for the generation, or for each time between two of its changes.
 func (m *member) serveChanges(ctx context.Context, g transport.Generation) error {
@@ -161,8 +161,8 @@ func (m *member) serveChanges(ctx context.Context, g transport.Generation) error
 		}
 
 		begun = true
-		partitions = slices.DeleteFunc(partitions, func(a transport.Assignment) bool {
-			return slices.Contains(change.Revoked, a.TopicPartition)
+		partitions = slices.DeleteFunc(partitions, func(tp transport.TopicPartition) bool {
+			return slices.Contains(change.Revoked, tp)
 		})
 		partitions = append(partitions, change.Added...)
 		change.Done()
@@ -232,10 +232,19 @@ func (s servedGeneration) readsValue(value string) bool {
 	defer stop(nil)
 
 	var wg sync.WaitGroup
-	for _, a := range s.Partitions() {
+	for _, tp := range s.Partitions() {
 		wg.Go(func() {
-			for offset := a.Offset; found.Err() == nil; {
-				f, err := s.Fetch(found, a.TopicPartition, offset, 1<<20)
+			offset, resumed := int64(0), false
+			for found.Err() == nil {
+				var f transport.Fetched
+				var err error
+				if resumed {
+					f, err = s.Fetch(found, tp, offset, 1<<20)
+				} else {
+					var at transport.Start
+					at, err = s.Resume(found, tp)
+					f.Next, resumed = at.Offset, err == nil
+				}
 				// The generation has ended, or a server is away for a while.
 				if err != nil {
 					select {
@@ -303,13 +312,13 @@ func (s servedGeneration) readRecords(
 	total := 0
 
 	var wg sync.WaitGroup
-	for _, a := range s.Partitions() {
+	for _, tp := range s.Partitions() {
 		wg.Go(func() {
-			for offset := a.Offset; enough.Err() == nil; {
-				f, err := s.Fetch(enough, a.TopicPartition, offset, 1<<20)
+			for offset := s.resume(t, tp).Offset; enough.Err() == nil; {
+				f, err := s.Fetch(enough, tp, offset, 1<<20)
 				if err != nil {
 					if enough.Err() == nil {
-						t.Errorf("fetching %s from %d: %v", a, offset, err)
+						t.Errorf("fetching %s from %d: %v", tp, offset, err)
 						stop()
 					}
 					return
@@ -317,8 +326,8 @@ func (s servedGeneration) readRecords(
 
 				offset = f.Next
 				mu.Lock()
-				records[a.TopicPartition] = append(records[a.TopicPartition], f.Records...)
-				next[a.TopicPartition] = f.Next
+				records[tp] = append(records[tp], f.Records...)
+				next[tp] = f.Next
 				if total += len(f.Records); total >= n {
 					stop()
 				}
@@ -334,8 +343,27 @@ func (s servedGeneration) readRecords(
 	return records, next
 }
 
-func (s servedGeneration) commitOffsets(t *testing.T, offsets map[transport.TopicPartition]int64) {
+// resume returns where the group goes on with a partition.
+func (s servedGeneration) resume(t *testing.T, tp transport.TopicPartition) transport.Start {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	at, err := s.Resume(ctx, tp)
+	if err != nil {
+		t.Errorf("resuming %s: %v", tp, err)
+	}
+	return at
+}
+
+// topicID returns the id that is committed with offsets of a topic.
+func topicID(topic string) string { return "cluster/" + topic }
+
+func (s servedGeneration) commitOffsets(t *testing.T, next map[transport.TopicPartition]int64) {
+	t.Helper()
+	offsets := map[transport.TopicPartition]transport.GroupOffset{}
+	for tp, at := range next {
+		offsets[tp] = transport.GroupOffset{Offset: at, TopicID: topicID(tp.Topic)}
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
 	if err := s.Commit(ctx, offsets); err != nil {

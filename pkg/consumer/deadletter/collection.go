@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/cursor"
+	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/schema"
 	"github.com/outrelay/outrelay/internal/setaside"
@@ -144,10 +145,12 @@ func (l *Letter) countRecordBytes() int {
 }
 
 // upsert inserts a document of a letter with the time of the server. The fields of an existing document win, so a
-// repetition changes nothing.
+// repetition changes nothing. Only a letter that was requeued is replaced: the message was delivered and given up once more.
 func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
+	isRequeued := bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}
 	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "givenUpAt", Value: "$$NOW"}}, "$$ROOT",
+		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "givenUpAt", Value: "$$NOW"}},
+		bson.D{{Key: "$cond", Value: bson.A{isRequeued, bson.D{{Key: "_id", Value: "$_id"}}, "$$ROOT"}}},
 	}}}
 	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
 
@@ -187,21 +190,13 @@ func (c *collection) Get(ctx context.Context, id ID) (Letter, error) {
 
 // Find returns the first letters that q selects.
 func (c *collection) Find(ctx context.Context, q Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error) {
-	direction, beyond, then := -1, "$lt", "$gt"
-	if oldestFirst {
-		direction, beyond, then = 1, "$gt", "$lt"
-	}
+	order := letterlist.Order{Field: "givenUpAt", Down: !oldestFirst, IDsUpward: true}
 	filter := q.buildFilter()
-	// Letters of the same moment are ordered by their id, so a page continues exactly after the last one.
 	if after != nil {
-		filter = bson.D{{Key: "$and", Value: bson.A{filter, bson.D{{Key: "$or", Value: bson.A{
-			bson.D{{Key: "givenUpAt", Value: bson.D{{Key: beyond, Value: after.GivenUpAt}}}},
-			bson.D{{Key: "givenUpAt", Value: after.GivenUpAt}, {Key: "_id", Value: bson.D{{Key: then, Value: after.ID}}}},
-		}}}}}}
+		filter = letterlist.All(filter, order.After(after.GivenUpAt, after.ID))
 	}
 
-	order := bson.D{{Key: "givenUpAt", Value: direction}, {Key: "_id", Value: -direction}}
-	opts := options.Find().SetSort(order).SetLimit(int64(limit))
+	opts := options.Find().SetSort(order.Sort()).SetLimit(int64(limit))
 	if q.NoValues {
 		opts.SetProjection(bson.D{{Key: "value", Value: 0}})
 	}
@@ -226,35 +221,15 @@ func (c *collection) Summarize(ctx context.Context, q Query) ([]Summary, error) 
 		{Key: "name", Value: "$name"},
 		{Key: "class", Value: "$class"},
 	}
-	oneIfRequeued := bson.D{{Key: "$cond", Value: bson.A{
-		bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}, 1, 0,
-	}}}
-
-	cur, err := c.coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: q.buildFilter()}},
-		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: groupKey},
-			{Key: "count", Value: bson.D{{Key: "$sum", Value: 1}}},
-			{Key: "requeued", Value: bson.D{{Key: "$sum", Value: oneIfRequeued}}},
-			{Key: "first", Value: bson.D{{Key: "$min", Value: "$givenUpAt"}}},
-			{Key: "last", Value: bson.D{{Key: "$max", Value: "$givenUpAt"}}},
-		}}},
-		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", "$$ROOT"}}}}},
-		{{Key: "$sort", Value: bson.D{{Key: "count", Value: -1}, {Key: "_id", Value: 1}}}},
-	})
+	cur, err := c.coll.Aggregate(ctx, letterlist.Summary(q.buildFilter(), groupKey, "givenUpAt", "requeued"))
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 
 // MarkRequeued stores by with the time of the server, unless the letter is marked already.
 func (c *collection) MarkRequeued(ctx context.Context, id ID, by Requeued) (bool, error) {
-	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		bson.D{{Key: "$literal", Value: by}}, bson.D{{Key: "at", Value: "$$NOW"}},
-	}}}
 	unmarked := bson.D{{Key: "_id", Value: id}, {Key: "requeued", Value: nil}}
 
-	res, err := c.coll.UpdateOne(ctx, unmarked, mongo.Pipeline{
-		{{Key: "$set", Value: bson.D{{Key: "requeued", Value: stamped}}}},
-	})
+	res, err := c.coll.UpdateOne(ctx, unmarked, letterlist.Mark("requeued", by))
 	if err != nil {
 		return false, fmt.Errorf("marking dead letter %s as requeued: %w", id, err)
 	}

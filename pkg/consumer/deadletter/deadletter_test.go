@@ -92,7 +92,7 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 		t.Fatalf("got %v, %v; want the reason of the omission", omitted, err)
 	}
 	l, err := g.Get(t.Context(), large.ID)
-	if err != nil || l.Offset != 1 || l.Headers != nil || l.Value != nil || l.Class != deadletter.ClassHandler {
+	if err != nil || l.ID.Offset != 1 || l.Headers != nil || l.Value != nil || l.Class != deadletter.ClassHandler {
 		t.Errorf("got %+v, %v; want the place and the class of the message alone", l, err)
 	}
 
@@ -208,7 +208,7 @@ func TestLettersAreFoundByTheirFields(t *testing.T) {
 			"reason":            {deadletter.Query{Reason: "fla"}, 4},
 			"a pattern is text": {deadletter.Query{Reason: "f.a"}, 0},
 			"message":           {deadletter.Query{Messages: []string{"m1"}}, 2},
-			"id":                {deadletter.Query{IDs: []deadletter.ID{{Group: "g", Handler: "h2", Message: "m1"}}}, 1},
+			"id":                {deadletter.Query{IDs: []deadletter.ID{newLetter(1, "h2", "A").ID}}, 1},
 			"from":              {deadletter.Query{From: time.Now().Add(time.Hour)}, 0},
 			"before":            {deadletter.Query{Before: time.Now().Add(time.Hour)}, 5},
 			"both":              {deadletter.Query{Handler: "h1", Name: "B"}, 1},
@@ -314,7 +314,7 @@ func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {
 	if err := json.Unmarshal(view.Payload, &n); err != nil {
 		t.Fatal(err)
 	}
-	if string(view.Type) != deadletter.Notified.Name || n.ID.Message != "m1" || n.Class != deadletter.ClassHandler || n.Offset != 1 || n.Name != "A" {
+	if string(view.Type) != deadletter.Notified.Name || n.ID.Message != "m1" || n.Class != deadletter.ClassHandler || n.ID.Offset != 1 || n.Name != "A" {
 		t.Errorf("got the type %s and %+v", view.Type, n)
 	}
 

@@ -71,11 +71,13 @@ func onBothStores(t *testing.T, test func(g *graveyard)) {
 // newLetter returns the letter of message n of a type, for a handler of the group "g".
 func newLetter(n int, handler, name string) *deadletter.Letter {
 	return &deadletter.Letter{
-		ID:    deadletter.ID{Group: "g", Handler: handler, Message: fmt.Sprint("m", n)},
+		ID: deadletter.ID{
+			Group: "g", Handler: handler, Topic: "orders", Partition: 2, Offset: int64(n), Message: fmt.Sprint("m", n),
+		},
 		Class: deadletter.ClassHandler, Reason: errFlaky.Error(),
 		Name: name, Aggregate: event.Aggregate{Type: "order", ID: "7"},
-		Topic: "orders", Partition: 2, Offset: int64(n), Time: time.UnixMilli(1_700_000_000_000).UTC(),
-		Key: []byte{0, byte(n)}, Value: []byte{255, byte(n)},
+		Time: time.UnixMilli(1_700_000_000_000).UTC(),
+		Key:  []byte{0, byte(n)}, Value: []byte{255, byte(n)},
 		Headers:  []event.Header{{Key: "id", Value: fmt.Append(nil, "m", n)}, {Key: "bin", Value: []byte{0, 1}}, {Key: "null"}},
 		Attempts: 1,
 	}

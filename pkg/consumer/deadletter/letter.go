@@ -13,19 +13,27 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// ID identifies a letter. If a message fails again in the same delivery, for example after a crash, it has the same letter.
+// ID identifies a letter by the place of the message's first record, before retry topics: a message with the id of another one
+// has a letter of its own. If a message fails again in the same delivery, for example after a crash, it has the same letter.
 type ID struct {
-	Group    string `bson:"group" json:"group"`
-	Handler  string `bson:"handler" json:"handler"` // "" if no handler took the message, or if it could not be decoded
-	Source   string `bson:"source" json:"source"`   // of the message
-	Message  string `bson:"message" json:"message"` // the id of the message
+	Group     string `bson:"group" json:"group"`
+	Handler   string `bson:"handler" json:"handler"` // "" if no handler took the message, or if it could not be decoded
+	Topic     string `bson:"topic" json:"topic"`
+	Partition int32  `bson:"partition" json:"partition"`
+	Offset    int64  `bson:"offset" json:"offset"`
+	// Source and Message are of the message, and distinguish it from the record at the same place of a topic that was created again.
+	Source   string `bson:"source" json:"source"`
+	Message  string `bson:"message" json:"message"`
 	Delivery int    `bson:"delivery" json:"delivery"`
 }
 
 // String returns the id as text for logs.
 func (id ID) String() string {
-	return fmt.Sprintf("%s/%s/%s/%s/%d", id.Group, id.Handler, id.Source, id.Message, id.Delivery)
+	return fmt.Sprintf("%s/%s/%s/%s/%s/%d", id.Group, id.Handler, id.Place(), id.Source, id.Message, id.Delivery)
 }
+
+// Place returns the place of the message's first record: "<topic>/<partition>/<offset>".
+func (id ID) Place() string { return fmt.Sprintf("%s/%d/%d", id.Topic, id.Partition, id.Offset) }
 
 // Letter is a message that was given up, with its whole record.
 type Letter struct {
@@ -39,11 +47,7 @@ type Letter struct {
 	ContentType   string          `bson:"contentType,omitempty"`
 	SchemaVersion string          `bson:"schemaVersion,omitempty"`
 
-	// Topic, Partition and Offset are the place of the message's first record, before retry topics.
-	Topic     string    `bson:"topic"`
-	Partition int32     `bson:"partition"`
-	Offset    int64     `bson:"offset"`
-	Time      time.Time `bson:"time"` // of the record
+	Time time.Time `bson:"time"` // of the record
 
 	Key     []byte         `bson:"key"`   // nil: null
 	Value   []byte         `bson:"value"` // nil: a tombstone, or left out because Size is more than 12 MiB
@@ -105,7 +109,7 @@ func (l *Letter) omitContent(cause error) {
 	l.Key, l.Value, l.Headers, l.History = nil, nil, nil, nil
 	l.Name = strings.ToValidUTF8(l.Name[:min(len(l.Name), 512)], "\uFFFD")
 	l.Aggregate, l.ContentType, l.SchemaVersion = event.Aggregate{}, "", ""
-	l.Reason = fmt.Sprintf("the content was left out: %v; the record is at %s/%d/%d", cause, l.Topic, l.Partition, l.Offset)
+	l.Reason = fmt.Sprintf("the content was left out: %v; the record is at %s", cause, l.ID.Place())
 }
 
 // isBare reports whether the letter has nothing of its record: the record could not be read, or omitContent has removed it. A

@@ -29,7 +29,7 @@ func (d *Desk) put(
 	if d.hasTopic {
 		topic := d.topic
 		if topic == "" {
-			topic = l.Topic + "." + l.ID.Group + ".dead"
+			topic = l.ID.Topic + "." + l.ID.Group + ".dead"
 		}
 		if err := publish(ctx, topic); err != nil {
 			return omitted, err
@@ -73,14 +73,11 @@ func (d *Desk) redactLetter(ctx context.Context, l *Letter) (err error) {
 
 // Notification is the payload of the events of WithNotification.
 type Notification struct {
-	ID        ID     `json:"id"`
-	Class     string `json:"class"`
-	Reason    string `json:"reason"`
-	Name      string `json:"name"` // of the event that was given up
-	Topic     string `json:"topic"`
-	Partition int32  `json:"partition"`
-	Offset    int64  `json:"offset"`
-	Attempts  int    `json:"attempts"`
+	ID       ID     `json:"id"`
+	Class    string `json:"class"`
+	Reason   string `json:"reason"`
+	Name     string `json:"name"` // of the event that was given up
+	Attempts int    `json:"attempts"`
 }
 
 // Notified is the type of the events of WithNotification. Handle them with consumer.For.
@@ -91,10 +88,7 @@ const headerNotification = "dead-letter"
 
 // notify appends the notification of a letter. Its id comes from the letter, so a repetition appends nothing.
 func (d *Desk) notify(ctx context.Context, l *Letter) error {
-	n := Notification{
-		ID: l.ID, Class: l.Class, Reason: l.Reason, Name: l.Name,
-		Topic: l.Topic, Partition: l.Partition, Offset: l.Offset, Attempts: l.Attempts,
-	}
+	n := Notification{ID: l.ID, Class: l.Class, Reason: l.Reason, Name: l.Name, Attempts: l.Attempts}
 	digest := fmt.Sprintf("dead-letter/%x", sha256.Sum256([]byte(l.ID.String())))
 	ev := Notified.New(digest, n, event.WithID(digest), event.WithHeader(headerNotification, []byte(l.ID.Group)))
 

@@ -1,10 +1,11 @@
 package deadletter
 
 import (
-	"regexp"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/letterlist"
 )
 
 // Query selects letters that fulfill all conditions that are set. The zero value selects all letters.
@@ -36,39 +37,26 @@ func (q Query) isEmpty() bool {
 
 // buildFilter returns the filter of the query for MongoDB.
 func (q Query) buildFilter() bson.D {
-	// Chunks of large values have no class, so this condition leaves them out.
-	filter := bson.D{{Key: "class", Value: bson.D{{Key: "$exists", Value: true}}}}
-	if q.Class != "" {
-		filter[0].Value = q.Class
+	var f letterlist.Filter
+	f.Equal("class", q.Class)
+	if q.Class == "" {
+		// Chunks of large values have no class, so this condition leaves them out.
+		f.Exists("class", true)
 	}
-	require := func(isSet bool, field string, v any) {
-		if isSet {
-			filter = append(filter, bson.E{Key: field, Value: v})
-		}
+	letterlist.In(&f, "_id", q.IDs)
+	letterlist.In(&f, "_id.message", q.Messages)
+	f.Equal("_id.group", q.Group)
+	f.Equal("_id.handler", q.Handler)
+	f.Equal("name", q.Name)
+	f.Equal("aggregate.type", q.AggregateType)
+	f.Equal("_id.topic", q.Topic)
+	if len(q.Key) > 0 {
+		f.Require("key", q.Key)
 	}
-
-	require(len(q.IDs) > 0, "_id", bson.D{{Key: "$in", Value: q.IDs}})
-	require(len(q.Messages) > 0, "_id.message", bson.D{{Key: "$in", Value: q.Messages}})
-	require(q.Group != "", "_id.group", q.Group)
-	require(q.Handler != "", "_id.handler", q.Handler)
-	require(q.Name != "", "name", q.Name)
-	require(q.AggregateType != "", "aggregate.type", q.AggregateType)
-	require(q.Topic != "", "topic", q.Topic)
-	require(len(q.Key) > 0, "key", q.Key)
-	// Reasons often end with an id, so a prefix selects all of a kind.
-	require(q.Reason != "", "reason", bson.D{{Key: "$regex", Value: "^" + regexp.QuoteMeta(q.Reason)}})
-
-	var during bson.D
-	if !q.From.IsZero() {
-		during = append(during, bson.E{Key: "$gte", Value: q.From})
-	}
-	if !q.Before.IsZero() {
-		during = append(during, bson.E{Key: "$lt", Value: q.Before})
-	}
-	require(len(during) > 0, "givenUpAt", during)
-
+	f.Prefix("reason", q.Reason)
+	f.During("givenUpAt", q.From, q.Before)
 	if q.Requeued != nil {
-		require(true, "requeued", bson.D{{Key: "$exists", Value: *q.Requeued}})
+		f.Exists("requeued", *q.Requeued)
 	}
-	return filter
+	return bson.D(f)
 }

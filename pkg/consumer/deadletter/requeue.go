@@ -113,8 +113,8 @@ func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, er
 
 	// Its handler would take it for a tombstone and delete something.
 	if l.isBare() {
-		return false, &RefusedError{ID: l.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s/%d/%d has: "+
-			"set it with Edit, or discard the letter", l.Topic, l.Partition, l.Offset)}
+		return false, &RefusedError{ID: l.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s has: "+
+			"set it with Edit, or discard the letter", l.ID.Place())}
 	}
 
 	// All messages are checked before the first is written.
@@ -154,7 +154,7 @@ func newWaiting(l *Letter, handler string) *setaside.Message {
 	m := &setaside.Message{
 		ID:          waitingID(l, handler),
 		Place:       placeOf(l, handler),
-		Offset:      l.Offset,
+		Offset:      l.ID.Offset,
 		LeaderEpoch: -1,
 		Time:        l.Time,
 		Key:         l.Key,
@@ -183,12 +183,12 @@ func newWaiting(l *Letter, handler string) *setaside.Message {
 }
 
 func placeOf(l *Letter, handler string) setaside.Place {
-	return setaside.Place{Handler: l.ID.Group + "/" + handler, Topic: l.Topic, Partition: l.Partition}
+	return setaside.Place{Handler: l.ID.Group + "/" + handler, Topic: l.ID.Topic, Partition: l.ID.Partition}
 }
 
 // waitingID returns the id of the requeued message of l for a handler.
 func waitingID(l *Letter, handler string) setaside.Digest {
-	return setaside.MessageID(placeOf(l, handler), 0, l.Offset, "letter/"+l.ID.String())
+	return setaside.MessageID(placeOf(l, handler), 0, l.ID.Offset, "letter/"+l.ID.String())
 }
 
 // findWaiting sets Requeued.Waiting of the letters.

@@ -77,6 +77,29 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 	})
 }
 
+// A requeued letter does not hide a later failure of its record, which Kafka may deliver again.
+func TestARequeuedLetterIsReplacedByALaterFailure(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		first := newLetter(1, "h", "A")
+		g.bury(first)
+		repeated := newLetter(1, "h", "A")
+		repeated.Reason = "not stored: the letter is there"
+		g.bury(repeated)
+		if l, err := g.Get(g.Context(), first.ID); err != nil || l.Reason != first.Reason {
+			g.Errorf("after a repetition: %q, %v", l.Reason, err)
+		}
+
+		g.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Actor: "ann"}, 1)
+		later := newLetter(1, "h", "A")
+		later.Reason = "once more"
+		g.bury(later)
+		if l, err := g.Get(g.Context(), first.ID); err != nil || l.Requeued != nil || l.Reason != "once more" {
+			g.Errorf("after a later failure: %+v, %v", l, err)
+		}
+	})
+}
+
 func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {

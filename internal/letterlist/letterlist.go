@@ -1,0 +1,130 @@
+// Package letterlist builds the queries of lists of dead letters: their conditions, their pages and their summaries. The
+// dead letters of the relay and those of handlers are in collections of different databases, and have different fields,
+// but operators select them in the same way. The package contacts nothing.
+package letterlist
+
+import (
+	"regexp"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+// Filter is a filter for letters. A letter matches if it fulfills all conditions. Each method adds a condition unless its
+// value is zero or empty.
+type Filter bson.D
+
+// Equal requires the value of a field.
+func (f *Filter) Equal(field, text string) {
+	if text != "" {
+		f.Require(field, text)
+	}
+}
+
+// Require requires a value, or what operators say, of a field.
+func (f *Filter) Require(field string, v any) { *f = append(*f, bson.E{Key: field, Value: v}) }
+
+// In requires one of several values of a field.
+func In[T any](f *Filter, field string, values []T) {
+	if len(values) > 0 {
+		f.Require(field, bson.D{{Key: "$in", Value: values}})
+	}
+}
+
+// Prefix requires that the text of a field begins with prefix. Reasons often end with an id, so a prefix selects all of a
+// kind.
+func (f *Filter) Prefix(field, prefix string) {
+	if prefix != "" {
+		f.Require(field, bson.Regex{Pattern: "^" + regexp.QuoteMeta(prefix)})
+	}
+}
+
+// During requires that the time in a field is from from on and before to.
+func (f *Filter) During(field string, from, to time.Time) {
+	var window bson.D
+	if !from.IsZero() {
+		window = append(window, bson.E{Key: "$gte", Value: bson.NewDateTimeFromTime(from)})
+	}
+	if !to.IsZero() {
+		window = append(window, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(to)})
+	}
+	if window != nil {
+		f.Require(field, window)
+	}
+}
+
+// Exists requires that a field exists, or that it does not exist.
+func (f *Filter) Exists(field string, exists bool) {
+	f.Require(field, bson.D{{Key: "$exists", Value: exists}})
+}
+
+// All returns a filter that matches if all filters match.
+func All(filters ...bson.D) bson.D { return bson.D{{Key: "$and", Value: filters}} }
+
+// Order is the order of a list: by a field, and then by the id.
+type Order struct {
+	Field           string
+	Down, IDsUpward bool // Down: the greatest first. The ids have the same direction, or with IDsUpward the other one.
+}
+
+// directions returns the directions of the field and of the ids.
+func (o Order) directions() (field, ids int) {
+	field = 1
+	if o.Down {
+		field = -1
+	}
+	if o.IDsUpward {
+		return field, -field
+	}
+	return field, field
+}
+
+// Sort returns the order as MongoDB takes it.
+func (o Order) Sort() bson.D {
+	field, ids := o.directions()
+	return bson.D{{Key: o.Field, Value: field}, {Key: "_id", Value: ids}}
+}
+
+// After returns the filter for the letters after the place with these values. Letters of the same value are ordered by
+// their ids, so a page continues exactly after the last letter of the previous one. The first condition bounds the
+// entries of the index that the server reads.
+func (o Order) After(value, id any) bson.D {
+	beyond := map[int]string{1: "$gt", -1: "$lt"}
+	field, ids := o.directions()
+	compare := func(name, operator string, v any) bson.D {
+		return bson.D{{Key: name, Value: bson.D{{Key: operator, Value: v}}}}
+	}
+	return All(compare(o.Field, beyond[field]+"e", value), bson.D{{Key: "$or", Value: bson.A{
+		compare(o.Field, beyond[field], value),
+		compare("_id", beyond[ids], id),
+	}}})
+}
+
+// Summary returns the pipeline that groups the letters which filter matches by the fields of key. Each group has these
+// fields, and `count`, `requeued` (how many of them have the field requeued), `first` and `last` (the earliest and the
+// latest time in the field at). The largest group comes first.
+func Summary(filter, key bson.D, at, requeued string) mongo.Pipeline {
+	one := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$gt", Value: bson.A{"$" + requeued, nil}}}, int64(1), int64(0)}}}
+	return mongo.Pipeline{
+		{{Key: "$match", Value: filter}},
+		{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: key},
+			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
+			{Key: "requeued", Value: bson.D{{Key: "$sum", Value: one}}},
+			{Key: "first", Value: bson.D{{Key: "$min", Value: "$" + at}}},
+			{Key: "last", Value: bson.D{{Key: "$max", Value: "$" + at}}},
+		}}},
+		{{Key: "$sort", Value: bson.D{{Key: "count", Value: -1}, {Key: "_id", Value: 1}}}},
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", "$$ROOT"}}}}},
+	}
+}
+
+// Mark returns the update that stores by, with the time of the server, in the field requeued. now adds fields to it whose
+// values are expressions.
+func Mark(requeued string, by any, now ...bson.E) mongo.Pipeline {
+	fields := append(bson.D{{Key: "at", Value: "$$NOW"}}, now...)
+	// A literal, because a text that begins with $ would be an expression in a pipeline.
+	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: by}}, fields}}}
+	return mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: requeued, Value: stamped}}}}}
+}
