@@ -96,6 +96,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	if t.stream, err = t.newStream(); err != nil {
 		return nil, err
 	}
+	t.slot.metrics.StreamStuck.SetSource(func() float64 { return t.stream.Stuck().Seconds() })
 
 	clients := r.shared.Mongo
 	db := state.Open(clients.State, r.cfg.State)

@@ -66,7 +66,8 @@ func (c *Consumer) Status() Status {
 	return s
 }
 
-// partitionStatus describes the partitions of the current session, by topic and number.
+// partitionStatus describes the partitions of the current session, by topic and number. It leaves out those whose start is not
+// known yet.
 func (c *Consumer) partitionStatus() []PartitionStatus {
 	session := c.currentSession.Load()
 	if session == nil {
@@ -82,10 +83,12 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 	var list []PartitionStatus
 	for _, p := range session.listPartitions() {
 		p.mu.Lock()
-		list = append(list, PartitionStatus{
-			Topic: p.tp.Topic, Partition: p.tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
-			Stuck: len(p.entries) > 0 && time.Since(p.progressAt) > slowest,
-		})
+		if p.located {
+			list = append(list, PartitionStatus{
+				Topic: p.tp.Topic, Partition: p.tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
+				Stuck: len(p.entries) > 0 && time.Since(p.progressAt) > slowest,
+			})
+		}
 		p.mu.Unlock()
 	}
 	slices.SortFunc(list, func(a, b PartitionStatus) int {
