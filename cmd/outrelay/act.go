@@ -92,6 +92,13 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 		limited, cancel = context.WithTimeout(ctx, a.limit)
 	}
 	defer cancel()
+	check := state.Check
+	if a.changes && !a.dryRun {
+		check = state.CheckReady
+	}
+	if err := check(limited); err != nil {
+		return explainError(ctx, cfg, err)
+	}
 	err = f(limited, op.For(admin.Actor{Name: a.actorName(), Source: source}))
 	return explainError(ctx, cfg, err)
 }

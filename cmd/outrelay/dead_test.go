@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 // graveyard is a watcher with an outbox and n dead letters d0, d1, …. The last letter has only an id.
@@ -28,7 +29,7 @@ type graveyard struct {
 func newGraveyard(t *testing.T, n int) *graveyard {
 	t.Helper()
 	client := stacktest.Client(t)
-	g := &graveyard{t: t, state: state.Of(stacktest.Database(t, client)), outbox: stacktest.Database(t, client).Collection("outbox")}
+	g := &graveyard{t: t, state: statetest.New(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
 	ns := g.outbox.Database().Name() + ".outbox"
 	g.env = []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCHER=orders",

@@ -46,7 +46,7 @@ func newDeployment(t *testing.T) *deployment {
 
 func (d *deployment) startNode(node string) *nodes.Member {
 	d.t.Helper()
-	m := nodes.New(nodes.Config{State: d.state, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "default", Roles: []nodes.Role{nodes.Relay, nodes.Cleaner}, Schema: 3, Fingerprint: "abcdef012345"})
+	m := nodes.New(nodes.Config{State: d.state, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "default", Roles: []nodes.Role{nodes.Relay, nodes.Cleaner}, Fingerprint: "abcdef012345"})
 	if err := m.SendHeartbeat(d.t.Context(), nodes.Vitals{KafkaReachable: true, SinceAck: -1}); err != nil {
 		d.t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestNodesCommands(t *testing.T) {
 	var l struct{ Nodes []admin.Node }
 	d.runCommand(&l, exitOK, "nodes", "--check")
 	if len(l.Nodes) != 2 || l.Nodes[0].Node != "one" || l.Nodes[0].Role != "owner" || !slices.Equal(l.Nodes[0].Slots, []string{"default/0of1"}) ||
-		l.Nodes[1].Role != "standby" || l.Nodes[1].Schema != 3 || !slices.Equal(l.Nodes[1].Roles, []string{"relay", "cleaner"}) || l.Nodes[1].Stale {
+		l.Nodes[1].Role != "standby" || !slices.Equal(l.Nodes[1].Roles, []string{"relay", "cleaner"}) || l.Nodes[1].Stale {
 		t.Errorf("unexpected result %+v", l.Nodes)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "nodes"), "NODE", "one", "owner", "default/0of1", "two", "standby", "relay cleaner", "1.4.0", "abcdef ")
@@ -169,12 +169,6 @@ func TestStorageCommands(t *testing.T) {
 	}
 
 	expectTexts(t, d.runCommand(nil, exitOK, "storage", "counts"), "scheduled")
-	d.runCommand(nil, exitConfig, "storage", "rebuild", "--dry-run") // the indexes are missing
-	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "rebuild"), "pass --yes")
-	for range 2 {
-		var v admin.Verification
-		d.runCommand(&v, exitOK, "storage", "rebuild", "--yes")
-	}
 
 	var c admin.Cleared
 	d.runCommand(&c, exitOK, "storage", "clear", "envelopes", "--dry-run")

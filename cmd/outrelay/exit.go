@@ -29,13 +29,13 @@ func exitTable() []exitRow {
 		{
 			exitConfig, "rejected; the same command fails again",
 			"wrong configuration, password or command line; an id or name that does not exist; a missing privilege; " +
-				"no confirmation; only a part was done; a failed check of `doctor`, `status --check`, `nodes --check`, " +
-				"`migrate verify`; `lookup` found nothing; `run` of a version that is too old",
+				"no confirmation; only a part was done; a failed check of `doctor`, `status --check`, `nodes --check`; " +
+				"`setup` left something missing; `lookup` found nothing; `run` with a state database of others",
 		},
 		{
 			exitTemporary, "a later attempt may succeed",
 			"MongoDB or Kafka do not answer, or have no primary or no leader; `run` cannot reach MongoDB at start; " +
-				"a migration waits for nodes of older versions; interrupted before the end",
+				"interrupted before the end",
 		},
 	}
 }
@@ -94,7 +94,7 @@ func classifyError(err error) error {
 	if err == nil || errors.As(err, new(*codeError)) || errors.As(err, new(reportedError)) {
 		return err
 	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, admin.ErrOlderNodes) {
+	if errors.Is(err, context.Canceled) {
 		return markTemporary(err)
 	}
 

@@ -21,71 +21,93 @@ letter: see outrelay dead.`,
 }
 
 func newFailedListCommand(p *program) *cobra.Command {
-	var collection string
+	f := admin.WaitingFilter{Failed: true}
 	var limit int
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List failed envelopes, the latest failures first, at most 100",
+		Short: "List failed envelopes by key in the order of sending, without payloads",
 		Args:  noArgs,
 	}
 
 	a := p.addReadFlags(c)
-	addCollectionFlag(c, &collection)
-	addLimitFlag(c, &limit, 100, 100, "maximum number of envelopes")
-	setList(c, a, failedListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.FailedEnvelope, error) {
-		return op.Waiting().Failed(ctx, collection, limit)
+	addWaitingFlags(c, &f)
+	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
+	setList(c, a, failedListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
+		return op.Waiting().List(ctx, f, limit)
 	})
 	return c
+}
+
+// addWaitingFlags adds the flags of a filter, except those for reasons and ids.
+func addWaitingFlags(c *cobra.Command, f *admin.WaitingFilter) {
+	addCollectionFlag(c, &f.Collection)
+	c.Flags().StringVar(&f.Topic, "topic", "", "only envelopes that wait for this `topic`")
+	c.Flags().StringVar(&f.Key, "key", "", "only envelopes with this ordering `key`")
 }
 
 func addCollectionFlag(c *cobra.Command, collection *string) {
 	c.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
 }
 
-var failedListing = listing[admin.FailedEnvelope]{
+var failedListing = listing[admin.WaitingEnvelope]{
 	name: "failed", empty: "no envelope has failed", head: "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON",
-	cells: func(e admin.FailedEnvelope) cells {
+	cells: func(e admin.WaitingEnvelope) cells {
+		var at *time.Time
+		var last admin.WaitingError
+		if e.Error != nil {
+			last = *e.Error
+			at = &last.At
+		}
 		return cells{
-			formatLocal(&e.FailedAt), quoteArgument(e.ID), e.Type, truncate(e.Key, 40), e.Attempts,
-			e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100),
+			formatLocal(at), quoteArgument(e.ID), e.Type, truncate(e.Key, 40), e.Attempts, formatNext(e.NextAt), last.Topic, last.Class,
+			truncate(last.Reason, 100),
 		}
 	},
 }
 
+// formatNext formats the time of the next attempt, which is near.
+func formatNext(at *time.Time) string {
+	if at == nil {
+		return ""
+	}
+	return at.Local().Format(time.TimeOnly)
+}
+
 func newFailedResetCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "reset ID...",
+		Use:   "reset [ID...]",
 		Short: "Reset the attempts of failed envelopes and retry them now",
 		Long: `Set the number of failed attempts back to 0 and retry the envelopes at once. Envelopes that wait for
 another reason, or that were sent in the meantime, are left alone.`,
-		Args: minArgs(1),
 	}
-	return p.newFailedAction(c, "reset", admin.Waiting.Reset)
+	return p.newFailedAction(c, "reset", true)
 }
 
 func newFailedRetryCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "retry [ID...]",
 		Short: "Retry failed envelopes now; their attempts still count",
-		Long:  "Without ids, retry the envelopes that `outrelay failed list` shows (at most 100).",
 	}
-	return p.newFailedAction(c, "retried", admin.Waiting.Retry)
+	return p.newFailedAction(c, "retried", false)
 }
-
-// failedAction is Reset or Retry of admin.Waiting: (waiting, ctx, collection, ids, dryRun).
-type failedAction func(admin.Waiting, context.Context, string, []string, bool) (admin.FailedOutcome, error)
 
 // newFailedAction makes c count the failed envelopes, ask for confirmation and act on them. done is the
 // past participle for the output.
-func (p *program) newFailedAction(c *cobra.Command, done string, act failedAction) *cobra.Command {
-	var collection string
+func (p *program) newFailedAction(c *cobra.Command, done string, reset bool) *cobra.Command {
+	var f admin.WaitingFilter
+	var all bool
 	a := p.addChangeFlags(c)
-	addCollectionFlag(c, &collection)
+	addWaitingFlags(c, &f)
+	c.Flags().BoolVar(&all, "all", false, "all failed envelopes, if there is no id and no other condition")
 
 	a.setRun(c, func(ctx context.Context, o admin.Operator, ids []string) error {
+		f.IDs = ids
+		if f.Empty() && !all {
+			return errors.New("give ids or conditions, or --all for all failed envelopes; outrelay failed list lists them")
+		}
 		// The first call only counts, so that the question can name the number.
 		got, err := actConfirmed(ctx, a, func(dryRun bool) (admin.FailedOutcome, error) {
-			return act(o.Waiting(), ctx, collection, ids, dryRun)
+			return o.Waiting().Retry(ctx, f, reset, dryRun)
 		}, func(found admin.FailedOutcome) string {
 			if found.Failed == 0 {
 				return ""

@@ -92,7 +92,11 @@ func writeFound(w io.Writer, f admin.LookupResult) {
 }
 
 func writeFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
-	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), quoteArgument(e.ID), sanitizeLine(e.State))
+	state := e.State
+	if e.Reason != "" {
+		state += " (" + e.Reason + ")"
+	}
+	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), quoteArgument(e.ID), sanitizeLine(state))
 
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))

@@ -21,8 +21,8 @@ version and roles, and the time of its last heartbeat by the server's clock. A n
 its first heartbeat until it stops. A node without a heartbeat for ten seconds is stale, and is
 listed for two weeks.
 
-SCHEMA is the latest migration that the node supports. CONFIG is a hash of its configuration. Nodes
-of one watcher with different values in CONFIG do not deliver in the same way.
+CONFIG is a hash of its configuration. Nodes of one watcher with different values in CONFIG do not
+deliver in the same way.
 
 With --check, the exit code is 1 if no node is alive, or if a live node cannot reach Kafka.`,
 		Args: noArgs,
@@ -66,7 +66,7 @@ func allReachKafka(list []admin.Node) bool {
 
 var nodeListing = listing[admin.Node]{
 	name: "nodes", empty: "no process runs with this state database",
-	head: "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tSCHEMA\tROLES\tCONFIG\tADDRESS",
+	head: "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tROLES\tCONFIG\tADDRESS",
 	cells: func(n admin.Node) cells {
 		is, kafka := n.Role, "reached"
 		if n.Stale {
@@ -77,7 +77,7 @@ var nodeListing = listing[admin.Node]{
 		}
 		return cells{
 			n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), formatAge(n.AgeS) + " ago",
-			formatLocal(&n.StartedAt), kafka, n.Version, n.Schema, strings.Join(n.Roles, " "),
+			formatLocal(&n.StartedAt), kafka, n.Version, strings.Join(n.Roles, " "),
 			n.Config[:min(len(n.Config), 6)], n.Address,
 		}
 	},

@@ -12,13 +12,13 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 func TestPurgeAndHistoryCommands(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
-	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
+	state, shop := statetest.New(t, client), stacktest.Database(t, client)
 	coll := shop.Collection("outbox")
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)

@@ -12,13 +12,13 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 func TestReplayCommands(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
-	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
+	state, shop := statetest.New(t, client), stacktest.Database(t, client)
 	plain, compacted := stacktest.Topic(t, 1), stacktest.Name(t)
 	stacktest.CreateTopic(t, compacted, 1, kafka.ConfigEntry{ConfigName: "cleanup.policy", ConfigValue: "compact"})
 	// Envelopes from an hour ago, and a watcher with a position after them.

@@ -90,7 +90,7 @@ func commandGroups() []commandGroup {
 			newSagaCommand, newInboxCommand,
 		}},
 		{"storage", "Storage and migration:", []func(*program) *cobra.Command{
-			newMigrateCommand, newStorageCommand, newPurgeCommand, newHistoryCommand, newAdoptCommand, newImportCommand,
+			newSetupCommand, newStorageCommand, newPurgeCommand, newHistoryCommand, newAdoptCommand, newImportCommand,
 		}},
 		{"configuration", "Configuration:", []func(*program) *cobra.Command{
 			newValidateCommand, newConfigCommand, newContextCommand, newSchemaCommand, newRolesCommand,

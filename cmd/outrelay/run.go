@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/doctor"
 	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 func newRunCommand(p *program) *cobra.Command {
@@ -64,8 +65,8 @@ func (p *program) runRelay(ctx context.Context) error {
 	defer stopReloads()
 	err = r.Run(ctx)
 
-	// An outdated version does not start at a later attempt either.
-	if errors.Is(err, process.ErrOutdated) {
+	// A state database of others or a missing privilege is not another at a later attempt either.
+	if errors.Is(err, state.ErrUnusable) {
 		return err
 	}
 	return markTemporary(err)

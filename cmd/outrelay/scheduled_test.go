@@ -11,14 +11,14 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 // newScheduledShop creates a watcher with one outbox. Its envelopes are due in an hour and in two hours.
 func newScheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 	t.Helper()
 	client := stacktest.Client(t)
-	state, shop := state.Of(stacktest.Database(t, client)), stacktest.Database(t, client)
+	state, shop := statetest.New(t, client), stacktest.Database(t, client)
 	coll = shop.Collection("outbox")
 	ns := shop.Name() + ".outbox"
 	if _, err := state.Collection("collections").InsertOne(t.Context(), bson.D{{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: make([]byte, 16)}}, {Key: "ns", Value: ns}, {Key: "watcher", Value: "default"}}); err != nil {

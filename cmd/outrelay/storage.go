@@ -15,8 +15,8 @@ import (
 func newStorageCommand(p *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "storage",
-		Short: "Count the documents of the watcher, rebuild its indexes, or clear collections",
-	}, newStorageCountsCommand(p), newStorageRebuildCommand(p), newStorageClearCommand(p))
+		Short: "Count the documents of the watcher, or clear collections",
+	}, newStorageCountsCommand(p), newStorageClearCommand(p))
 }
 
 func newStorageCountsCommand(p *program) *cobra.Command {
@@ -50,41 +50,6 @@ func writeStorageCounts(w io.Writer, n admin.Counts) {
 		{"claimed messages", n.InboxClaimed},
 		{"sagas", n.Sagas},
 	}, func(row cells) cells { return cells{row[0], formatThousands(row[1].(int64))} })
-}
-
-func newStorageRebuildCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
-		Use:   "rebuild",
-		Short: "Create, replace and drop indexes so that all match this version",
-		Long: `Apply the pending migrations. Then create, replace and drop indexes until each collection has the
-indexes that this version declares. The command may be repeated and does not change documents. While
-an index is built, purges and queries of its collection are slow. The exit code is 1 if an index
-still differs at the end.`,
-		Args: noArgs,
-	}
-
-	a := p.addChangeFlags(c)
-	a.setRun(c, func(ctx context.Context, op admin.Operator, _ []string) error {
-		v, err := op.Indexes().Verify(ctx, false)
-		if err != nil {
-			return err
-		}
-
-		if !a.dryRun {
-			if len(v.Drift) > 0 {
-				if err := a.confirm(ctx, repairAction(v)); err != nil {
-					return err
-				}
-			}
-			// Also without drift: migrations may be pending.
-			if v, err = op.Indexes().Rebuild(ctx); err != nil {
-				return err
-			}
-		}
-
-		return a.printVerified(v)
-	})
-	return c
 }
 
 func newStorageClearCommand(p *program) *cobra.Command {

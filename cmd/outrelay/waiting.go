@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,10 +12,11 @@ import (
 func newWaitingCommand(p *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "waiting",
-		Short: "Count and list the envelopes that wait in the outbox",
-		Long: `An envelope that cannot be sent waits in its outbox. It is parked until its topic can be written,
-waits for a retry because Kafka rejected its record, is blocked by an earlier envelope of its key,
-or is scheduled. These commands show how many envelopes wait, since when, and which ones.`,
+		Short: "Count and list the envelopes that wait",
+		Long: `An envelope that cannot be sent waits in the state database. It is parked until its topic can be
+written, waits for a retry because Kafka rejected its record, or is blocked by an earlier envelope of
+its key. A scheduled envelope that is due, and one that was requeued or replayed, is queued until it
+is sent. These commands show how many envelopes wait, since when, and which ones.`,
 	}, newWaitingListCommand(p), newWaitingSummaryCommand(p))
 }
 
@@ -24,9 +24,9 @@ func newWaitingSummaryCommand(p *program) *cobra.Command {
 	var collection string
 	c := &cobra.Command{
 		Use:   "summary",
-		Short: "Count waiting envelopes and dead letters by collection, state and topic",
-		Long: `Count the waiting envelopes, and the dead letters that were not requeued, by collection, state and
-topic.`,
+		Short: "Count waiting envelopes and dead letters by collection, reason and topic",
+		Long: `Count the waiting and scheduled envelopes, and the dead letters that were not requeued, by collection,
+reason and topic.`,
 		Args: noArgs,
 	}
 
@@ -41,9 +41,9 @@ topic.`,
 }
 
 var waitingGroups = listing[admin.WaitingGroup]{
-	name: "groups", empty: "no envelope waits", head: "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE",
+	name: "groups", empty: "no envelope waits", head: "COUNT\tREASON\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE",
 	cells: func(g admin.WaitingGroup) cells {
-		return cells{formatThousands(g.Count), g.State, g.Topic, g.Collection, formatLocal(g.Oldest)}
+		return cells{formatThousands(g.Count), g.Reason, g.Topic, g.Collection, formatLocal(g.Oldest)}
 	},
 }
 
@@ -59,10 +59,8 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	a := p.addReadFlags(c)
 	// The list may have 10,000 envelopes.
 	a.limit = 0
-	addCollectionFlag(c, &f.Collection)
-	c.Flags().StringVar(&f.State, "state", "", "retry, blocked or parked; default: any")
-	c.Flags().StringVar(&f.Topic, "topic", "", "only envelopes that wait for this `topic`")
-	c.Flags().StringVar(&f.Key, "key", "", "only envelopes with this ordering `key`")
+	addWaitingFlags(c, &f)
+	c.Flags().StringVar(&f.Reason, "reason", "", "retry, blocked, parked or queued; default: any")
 	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
 
 	setList(c, a, waitingListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
@@ -72,15 +70,15 @@ func newWaitingListCommand(p *program) *cobra.Command {
 }
 
 var waitingListing = listing[admin.WaitingEnvelope]{
-	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON",
+	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tERROR",
 	cells: func(e admin.WaitingEnvelope) cells {
-		next := ""
-		if e.NextAt != nil {
-			next = e.NextAt.Local().Format(time.TimeOnly)
+		reason := ""
+		if e.Error != nil {
+			reason = e.Error.Reason
 		}
 		return cells{
-			truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next,
-			truncate(e.Reason, 100),
+			truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.Reason, strings.Join(e.Topics, " "), e.Attempts, formatNext(e.NextAt),
+			truncate(reason, 100),
 		}
 	},
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 // planted is business data that no entry of the log may carry.
@@ -40,7 +41,7 @@ type office struct {
 func openOffice(t *testing.T) *office {
 	t.Helper()
 	c := stacktest.Client(t)
-	f := &office{t: t, state: state.Of(stacktest.Database(t, c))}
+	f := &office{t: t, state: statetest.New(t, c)}
 	f.a, f.b = stacktest.Database(t, c).Collection("outbox"), stacktest.Database(t, c).Collection("outbox")
 	f.owner = acquireLease(t, f.state)
 	f.op = admin.Operator{State: f.state, Watcher: "orders", Actor: "ann"}
@@ -299,7 +300,7 @@ func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 	op.State = f.state.On(stacktest.Client(t, options.Client().SetAppName(app)))
 	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"update"}},
-		{Key: "namespace", Value: f.state.Name() + ".events"},
+		{Key: "namespace", Value: f.state.Namespace("events")},
 		{Key: "blockConnection", Value: true},
 		{Key: "blockTimeMS", Value: 5500},
 	})

@@ -13,12 +13,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // findLogged returns the entries of one kind. It checks that all entries are by ann and contain no payload.
@@ -133,7 +135,7 @@ func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 	seen, after := map[string]bool{}, ""
 	for pages := 0; ; pages++ {
 		p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 5, after)
-		if err != nil || p.Total != 23 || pages > 6 {
+		if err != nil || p.Total != int64(23-min(max(pages-1, 0), 1)) || pages > 6 {
 			t.Fatalf("%+v, %v", p, err)
 		}
 		for _, e := range p.Envelopes {
@@ -144,7 +146,7 @@ func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 		}
 		// If entries are settled between two pages, no other entry moves to another page.
 		if pages == 1 {
-			if _, err := f.a.DeleteMany(t.Context(), bson.D{{Key: "_id", Value: "none"}}); err != nil {
+			if _, err := f.state.Collection("waiting").DeleteOne(t.Context(), bson.D{{Key: "id", Value: p.Envelopes[0].ID}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -156,19 +158,23 @@ func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 		t.Errorf("%d of 23", len(seen))
 	}
 
-	p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{State: "retry", Topic: "orders", Key: "k0"}, 0, "")
-	if err != nil || p.Total != 2 || len(p.Envelopes) != 2 {
+	p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{Reason: "retry", Topic: "orders", Key: "k0"}, 0, "")
+	if err != nil || p.Total < 1 || len(p.Envelopes) != int(p.Total) {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{State: "dead"}, 0, ""); err == nil {
-		t.Error("a state that is none")
+	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{Reason: "dead"}, 0, ""); err == nil {
+		t.Error("a reason that is none")
 	}
 	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 
 	topics, err := k.Waiting().Topics(t.Context())
-	if err != nil || len(topics) != 2 || topics[0].Retry+topics[0].Blocked+topics[0].Parked < 11 {
+	var n int64
+	for _, topic := range topics {
+		n += topic.Retry + topic.Blocked + topic.Parked
+	}
+	if err != nil || len(topics) != 2 || n != 22 {
 		t.Errorf("%+v, %v", topics, err)
 	}
 }
@@ -184,12 +190,17 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	mustInsert(t, f.a, append(letterOf("young", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now, I: 2}}))
 	mustInsert(t, f.b, append(letterOf("later", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 60, I: 3}}, bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}))
 	mustInsert(t, f.b, bson.D{{Key: "_id", Value: "odd"}, {Key: "type", Value: 5}, {Key: "attempts", Value: "many"}, {Key: "payload", Value: planted}})
-	f.insertWaiting(f.a, "waits", "retry", "7", "orders")
-	if _, err := f.a.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "waits"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "history", Value: bson.A{bson.D{{Key: "at", Value: sent}, {Key: "topic", Value: "orders"}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "no"}, {Key: "node", Value: "n1"}}}}}}}); err != nil {
-		t.Fatal(err)
-	}
-	mustInsert(t, f.a, append(letterOf("stopped", planted), bson.E{Key: "firstTs", Value: bson.Timestamp{T: now - 90, I: 1}},
-		bson.E{Key: "ts", Value: bson.Timestamp{T: now - 30, I: 1}}, bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pending", Value: bson.A{"orders"}}))
+	// The service has removed one of the waiting envelopes from its outbox.
+	waits := admintest.Waits(t, mongodb.Namespace(f.a), letterOf("waits", planted), waiting.Retry, "orders")
+	waits.Attempts, waits.Error = 1, &waiting.Failure{Class: "record_refused", Reason: "no", Topic: "orders", At: sent, Node: "n1"}
+	stopped := append(letterOf("stopped", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 90, I: 1}})
+	mustInsert(t, f.a, stopped)
+	// The event that waits had the same id as the one in the outbox.
+	reused := append(letterOf("reused", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 80, I: 1}})
+	mustInsert(t, f.a, append(letterOf("reused", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 70, I: 1}}))
+	admintest.StoreWaiting(t, f.state.Collection("waiting"), waits,
+		admintest.Waits(t, mongodb.Namespace(f.a), stopped, waiting.Parked, "orders"),
+		admintest.Waits(t, mongodb.Namespace(f.a), reused, waiting.Parked, "orders"))
 	dead := append(letterOf("dead", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 20, I: 1}})
 	mustInsert(t, f.a, dead)
 	f.moveToDead(f.a, record.RecordRefused, dead)
@@ -206,9 +217,11 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if e := one("sent").Envelopes[0]; e.State != "sent" || len(e.Sent) != 1 || e.Sent[0].Offset != 77 || len(e.Timeline) != 2 || e.Timeline[1].What != "sent" || e.Timeline[1].Text != "orders/3@77" {
 		t.Errorf("%+v", e)
 	}
-	if e := one("stopped").Envelopes[0]; e.Written == nil || e.Written.Unix() != int64(now-90) || len(e.Timeline) != 2 ||
-		e.Timeline[1].What != "parked" || e.Timeline[1].Text != "orders" || e.Timeline[1].At.Unix() != int64(now-30) {
-		t.Errorf("%+v", e)
+	if got := one("stopped").Envelopes; len(got) != 1 || got[0].State != "waiting" || got[0].Reason != "parked" || got[0].Written.Unix() != int64(now-90) {
+		t.Errorf("%+v", got)
+	}
+	if got := one("reused").Envelopes; len(got) != 2 || got[0].State == "waiting" || got[1].State != "waiting" {
+		t.Errorf("%+v", got)
 	}
 	if e := one("young").Envelopes[0]; e.State != "recent" {
 		t.Errorf("%+v", e)
@@ -219,7 +232,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if e := one("odd").Envelopes[0]; e.ID != "odd" {
 		t.Errorf("%+v", e)
 	}
-	if e := one("waits").Envelopes[0]; e.State != "retry" || len(e.Timeline) != 1 || e.Timeline[0].Text != "orders: record_refused: no" || !slices.Equal(e.Waits, []string{"orders"}) {
+	if e := one("waits").Envelopes[0]; e.State != "waiting" || e.Reason != "retry" || len(e.Timeline) != 1 || e.Timeline[0].Text != "orders: record_refused: no" || !slices.Equal(e.Waits, []string{"orders"}) {
 		t.Errorf("%+v", e)
 	}
 	if got := one("dead"); len(got.Envelopes) != 1 || got.Envelopes[0].State != "dead" || len(got.Letters) != 2 || got.Letters[0].Letter == "" {
@@ -438,17 +451,7 @@ func TestActionsWithoutTheirServersAreUnavailable(t *testing.T) {
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders"}).For(admin.Actor{Name: "ann"})
 
 	// This process has only the state database.
-	if _, err := k.Indexes().Verify(t.Context(), false); !errors.Is(err, admin.ErrUnavailable) {
-		t.Errorf("%v", err)
-	}
 	if _, err := k.Replays().Start(t.Context(), admin.ReplayOrder{IDs: []string{"a"}}); !errors.Is(err, admin.ErrUnavailable) {
 		t.Errorf("%v", err)
-	}
-
-	if v, err := f.newDesk().Indexes().Verify(t.Context(), false); err != nil || len(v.Drift) == 0 {
-		t.Errorf("%+v, %v", v, err)
-	}
-	if v, err := f.newDesk().Indexes().Rebuild(t.Context()); err != nil || !v.OK() {
-		t.Errorf("%+v, %v", v, err)
 	}
 }

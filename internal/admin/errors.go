@@ -67,7 +67,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
 	case errors.As(err, &refused), errors.As(err, &claimed),
-		is(requeues.ErrReplayed, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
+		is(requeues.ErrReplayed, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

@@ -324,7 +324,8 @@ func (o Operator) countDue(ctx context.Context, only string) (groups []WaitingGr
 			return nil
 		})
 	}
-	return groups, g.Wait()
+	err = g.Wait()
+	return groups, err
 }
 
 // databaseNames returns the sorted names of the databases of the namespaces.

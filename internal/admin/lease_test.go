@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 func TestMain(m *testing.M) {
@@ -71,7 +72,7 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+			state := statetest.New(t, stacktest.Client(t))
 			h := acquireLease(t, state)
 
 			if w := readWatcher(t, state); w.Node != "n1" || w.ExpiresInMS <= 0 {
@@ -94,7 +95,7 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 
 func TestPausedIsShownAndResumed(t *testing.T) {
 	t.Parallel()
-	state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+	state := statetest.New(t, stacktest.Client(t))
 	h := acquireLease(t, state)
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 	if err := o.Lease().Pause(t.Context()); err != nil {
@@ -122,7 +123,7 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 
 func TestUnknownWatcherIsNamed(t *testing.T) {
 	t.Parallel()
-	state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+	state := statetest.New(t, stacktest.Client(t))
 	if err := (admin.Operator{State: state, Watcher: "nobody"}).Lease().Pause(t.Context()); !errors.Is(err, lease.ErrNotFound) {
 		t.Fatalf("pausing an unknown watcher: %v", err)
 	}
@@ -133,7 +134,7 @@ func TestUnknownWatcherIsNamed(t *testing.T) {
 
 func TestRecoverMakesAVanishedDocumentAnew(t *testing.T) {
 	t.Parallel()
-	state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+	state := statetest.New(t, stacktest.Client(t))
 	if err := (admin.Operator{State: state, Watcher: "orders", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Unix(1000, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +152,7 @@ func isInvalid(err error) bool {
 // An action applies to all slots of a watcher, or to the slot that the operator selects.
 func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	t.Parallel()
-	state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+	state := statetest.New(t, stacktest.Client(t))
 	docs := state.Collection("watchers")
 	for _, id := range []string{"orders/0of3", "orders/1of3", "orders2/0of1"} {
 		if _, err := docs.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "owner", Value: nil}}); err != nil {
@@ -219,7 +220,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 // The log contains the slots whose action succeeded, although it failed for others.
 func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 	t.Parallel()
-	state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+	state := statetest.New(t, stacktest.Client(t))
 	docs := state.Collection("watchers")
 	later := time.Now().Add(time.Hour)
 	for id, until := range map[string]time.Time{"orders/0of2": later, "orders/1of2": time.UnixMilli(0)} {
@@ -241,7 +242,7 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 // Orders that would stop a watcher, or do nothing, are refused.
 func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 	t.Parallel()
-	state := state.Of(stacktest.Database(t, stacktest.Client(t)))
+	state := statetest.New(t, stacktest.Client(t))
 	acquireLease(t, state)
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
 	registry := nodes.NewNodes(state.Collection("nodes"))

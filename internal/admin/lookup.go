@@ -177,7 +177,10 @@ func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []
 			return nil
 		})
 	}
-	return slices.Concat(byOutbox...), g.Wait()
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.Concat(byOutbox...), nil
 }
 
 // addWaiting adds a waiting envelope. Its first delivery replaces the document of the outbox from which it was taken.

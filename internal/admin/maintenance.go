@@ -240,10 +240,10 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 	}
 
 	if c.names(clearEvents) {
-		add(clearEvents, c.op.State.Name()+".events")
+		add(clearEvents, c.op.State.Namespace("events"))
 	}
 	if c.names(clearReplays) {
-		add(clearReplays, c.op.State.Name()+".replays")
+		add(clearReplays, c.op.State.Namespace("replays"))
 	}
 	return list, nil
 }

@@ -9,10 +9,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	mapping "github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // mappedStand returns a stand whose documents have other field names, with documents 0 to 9 of two keys.
@@ -73,13 +75,16 @@ func TestReplayOfMappedDocuments(t *testing.T) {
 			if _, err := s.r.Run(t.Context(), info.ID, admin.ReplayRun{}); err != nil {
 				t.Fatal(err)
 			}
-			var docs []bson.D
-			cur, err := s.box.Find(t.Context(), bson.D{{Key: "key", Value: "1"}})
-			if err == nil {
-				err = cur.All(t.Context(), &docs)
+			if _, err := s.r.Run(t.Context(), info.ID, admin.ReplayRun{Wait: true}); err != nil {
+				t.Fatal(err)
 			}
-			if err != nil || len(docs) != 5 {
-				t.Errorf("%d documents have the ordering key, %v", len(docs), err)
+			for _, e := range s.sent() {
+				if e.Key != "1" || e.Envelope.Lookup("body").StringValue() != "x" {
+					t.Errorf("stored %+v", e)
+				}
+			}
+			if n := len(s.sent()); n != 5 {
+				t.Errorf("%d envelopes were sent", n)
 			}
 		})
 	}
@@ -108,23 +113,11 @@ func TestMappedDocumentsAreShown(t *testing.T) {
 		t.Errorf("scheduled %+v, %v", page, err)
 	}
 
-	waits := bson.D{
-		{Key: "state", Value: "retry"},
-		{Key: "attempts", Value: int32(2)},
-		{Key: "pos", Value: "82"},
-		{Key: "key", Value: "1"},
-		{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "at", Value: time.Now()}}},
-	}
-	if _, err := s.box.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "e5"}}, bson.D{{Key: "$set", Value: waits}}); err != nil {
-		t.Fatal(err)
-	}
-	waiting, err := s.op.Waiting().List(t.Context(), admin.WaitingFilter{Key: "1"}, 10)
-	if err != nil || len(waiting) != 1 || waiting[0].Type != "Name1" || waiting[0].Key != "1" {
-		t.Errorf("waiting %+v, %v", waiting, err)
-	}
-	failed, err := s.op.Waiting().Failed(t.Context(), "", 10)
-	if err != nil || len(failed) != 1 || failed[0].Type != "Name1" {
-		t.Errorf("failed %+v, %v", failed, err)
+	e5 := waiting.Entry{Watcher: "orders", NS: s.ns(), Raw: s.findEnvelope("e5"), Key: "1", Pos: "82", Reason: waiting.Retry, Attempts: 2}
+	admintest.StoreWaiting(t, s.state.Collection("waiting"), e5)
+	waits, err := s.op.Waiting().List(t.Context(), admin.WaitingFilter{Key: "1", Failed: true}, 10)
+	if err != nil || len(waits) != 1 || waits[0].Type != "Name1" || waits[0].Key != "1" {
+		t.Errorf("waiting %+v, %v", waits, err)
 	}
 	if _, err := s.box.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "e1"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "sentAt", Value: time.Now()}}}}); err != nil {
 		t.Fatal(err)

@@ -31,7 +31,6 @@ type Node struct {
 	Stale          bool       `json:"stale"` // the last heartbeat is older than ten seconds
 	Roles          []string   `json:"roles"` // producer, relay, cleaner, admin
 	Capabilities   []string   `json:"capabilities"`
-	Schema         int        `json:"schema"` // number of the last migration that its version contains
 	// Config is the fingerprint of the settings that all nodes of a watcher must share.
 	Config     string     `json:"config,omitempty"`
 	StaleSince *time.Time `json:"stale_since,omitempty"`
@@ -74,7 +73,6 @@ func (n Nodes) listWith(ctx context.Context, status Status) ([]Node, error) {
 			Stale:          !member.Alive(nodes.StaleAfter),
 			Roles:          nonNil(member.Roles),
 			Capabilities:   nonNil(member.Capabilities),
-			Schema:         member.Schema,
 			Config:         member.Facts.Config,
 			StaleSince:     member.StaleSince,
 		}

@@ -143,9 +143,6 @@ func (o Operator) Sagas() Sagas { return Sagas{o} }
 // Watchers returns the watchers of the state database.
 func (o Operator) Watchers() Watchers { return Watchers{o} }
 
-// Indexes returns the indexes of the watched collections, and the ledger of migrations.
-func (o Operator) Indexes() Indexes { return Indexes{o} }
-
 // Bounds of lists. Most lists have the bounds of the dead letters.
 const (
 	DefaultPage      = letters.PageSize
@@ -270,7 +267,10 @@ const fewCollections = 32
 // scheduledCollections returns the outboxes that may hold scheduled envelopes, or only the named one. Of many outboxes, these are
 // the ones on the list that the relay keeps, on which an outbox is as soon as the relay has read a scheduled envelope of it.
 func (o Operator) scheduledCollections(ctx context.Context, only string) ([]string, error) {
-	all, err := o.lookupCollections(ctx, only)
+	if only != "" {
+		return []string{only}, o.checkCollection(ctx, only)
+	}
+	all, err := o.collectionNames(ctx)
 	if err != nil || len(all) <= fewCollections {
 		return all, err
 	}

@@ -16,9 +16,11 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 var long = flag.Bool("admin.long", false, "measure the overview with a million envelopes and a hundred thousand dead letters")
@@ -33,25 +35,13 @@ func (f *office) outboxes(context.Context) ([]outboxes.Outbox, error) {
 	return []outboxes.Outbox{{DB: f.a.Database().Name(), Coll: f.a.Name()}}, nil
 }
 
-// insertWaiting inserts an envelope that waits.
-func (f *office) insertWaiting(coll *mongo.Collection, id, state, key string, topics ...string) {
+// insertWaiting stores an envelope that waits after one failed attempt.
+func (f *office) insertWaiting(coll *mongo.Collection, id, reason, key string, topics ...string) {
 	f.t.Helper()
-	_, err := coll.InsertOne(f.t.Context(), bson.D{
-		{Key: "_id", Value: id},
-		{Key: "aggregatetype", Value: "order"},
-		{Key: "aggregateid", Value: key},
-		{Key: "type", Value: "OrderPlaced"},
-		{Key: "payload", Value: planted},
-		{Key: "state", Value: state},
-		{Key: "key", Value: key},
-		{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())})},
-		{Key: "pending", Value: topics},
-		{Key: "attempts", Value: int32(1)},
-		{Key: "origin", Value: "stream"},
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	doc := append(letterOf(id, planted), bson.E{Key: "key", Value: key})
+	e := admintest.Waits(f.t, mongodb.Namespace(coll), doc, waiting.Reason(reason), topics...)
+	e.Attempts = 1
+	admintest.StoreWaiting(f.t, f.state.Collection("waiting"), e)
 }
 
 func TestOverviewCountsEverythingThatWaits(t *testing.T) {

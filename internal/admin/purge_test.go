@@ -13,11 +13,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -174,10 +176,12 @@ func TestHistoryOverCollections(t *testing.T) {
 	}
 
 	insertAt(t, colls[0], 1, 5000)
-	if _, err := colls[1].InsertOne(t.Context(), bson.D{{Key: "_id", Value: ids[0]}, {Key: "state", Value: "parked"}}); err != nil { // a string
+	waits := bson.D{{Key: "_id", Value: ids[0]}, {Key: "aggregatetype", Value: "order"}} // a string
+	if _, err := colls[1].InsertOne(t.Context(), waits); err != nil {
 		t.Fatal(err)
 	}
-	if page, err := o.History(t.Context(), admin.HistoryQuery{IDs: []string{ids[0]}}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[1].State != "parked" {
+	admintest.StoreWaiting(t, o.State.Collection("waiting"), admintest.Waits(t, mongodb.Namespace(colls[1]), waits, waiting.Parked, "orders"))
+	if page, err := o.History(t.Context(), admin.HistoryQuery{IDs: []string{ids[0]}}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[1].State != "waiting" {
 		t.Errorf("%+v, %v", page, err)
 	}
 

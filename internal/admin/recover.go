@@ -34,8 +34,8 @@ type Recovery struct{ op Operator }
 //   - the envelopes without a timestamp,
 //   - all envelopes of a collection that was renamed after the position.
 //
-// It leaves out envelopes that wait, and envelopes that are marked as sent. Envelopes that are
-// appended before the sweep runs are not included. PlanSweep reads the collections.
+// It leaves out envelopes that are marked as sent. It includes envelopes that wait or are dead letters, although the sweep skips them.
+// Envelopes that are appended before the sweep runs are not included. PlanSweep reads the collections.
 func (r Recovery) PlanSweep(ctx context.Context, from time.Time) ([]SweepCount, error) {
 	since, err := r.sweepTimestamp(ctx, from)
 	if err != nil {

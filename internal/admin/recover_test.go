@@ -35,7 +35,6 @@ func TestSweepPlanCountsTheEnvelopesOfASweep(t *testing.T) {
 		append(letterOf("old", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: 1000}}),
 		append(letterOf("new", planted), bson.E{Key: "ts", Value: bson.Timestamp{}}), // stamped by the server
 		letterOf("unstamped", planted),
-		append(letterOf("waits", planted), bson.E{Key: "state", Value: "parked"}),
 		append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}),
 		append(letterOf("sent", planted), bson.E{Key: "sentAt", Value: time.Now()}))
 	for from, want := range map[time.Time]int64{{}: 3, before: 2} {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // A process that dies at any statement of a transaction, and two that run the same replay.
@@ -26,7 +26,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 	var mu sync.Mutex
 	var kill context.CancelFunc
 	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
-		if e.CommandName == "update" || e.CommandName == "commitTransaction" {
+		if e.CommandName == "update" || e.CommandName == "find" || e.CommandName == "commitTransaction" {
 			if left.Add(-1) == 0 {
 				mu.Lock()
 				defer mu.Unlock()
@@ -67,16 +67,19 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 	checkSentOnce(t, s, n)
 }
 
-func checkSentOnce(t *testing.T, s *stand, n int64) {
+// checkSentOnce checks that each of n envelopes is queued once, with one number of the delivery.
+func checkSentOnce(t *testing.T, s *stand, n int) {
 	t.Helper()
-	for _, f := range []bson.D{{{Key: "delivery", Value: 1}}, {{Key: "delivery", Value: 1}, {Key: "state", Value: "retry"}}} {
-		if got, err := s.box.CountDocuments(t.Context(), f); err != nil || got != n {
-			t.Errorf("%d envelopes of %d are %v, %v", got, n, f, err)
-		}
-	}
 	got := s.listQueued()
 	if !slices.IsSorted(got) {
 		t.Error("their positions are not in the order in which they were written")
+	}
+	if len(got) != n || len(slices.Compact(slices.Clone(got))) != n {
+		t.Errorf("%d envelopes of %d are queued", len(got), n)
+	}
+	list := s.queued()
+	if slices.ContainsFunc(list, func(d waiting.Item) bool { return d.Delivery != list[0].Delivery }) {
+		t.Error("the deliveries of one replay have different numbers")
 	}
 }
 
@@ -126,7 +129,7 @@ func TestAReplayWaitsForTheRelay(t *testing.T) {
 	})
 
 	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{Wait: true, Open: open, Progress: func(admin.ReplayInfo) {
-		queued, err := s.box.CountDocuments(t.Context(), bson.D{{Key: "state", Value: "retry"}})
+		queued, err := s.state.Collection("waiting").CountDocuments(t.Context(), bson.D{})
 		if err != nil {
 			t.Error(err)
 		}
@@ -138,8 +141,8 @@ func TestAReplayWaitsForTheRelay(t *testing.T) {
 	if most.Load() != open {
 		t.Errorf("%d were queued at a time, want %d", most.Load(), open)
 	}
-	if left, err := s.box.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}); err != nil || left != 0 {
-		t.Errorf("it returned while %d were not sent, %v", left, err)
+	if left := len(s.queued()); left != 0 || len(s.sent()) != n {
+		t.Errorf("it returned while %d were not sent, %d were", left, len(s.sent()))
 	}
 }
 
@@ -181,47 +184,6 @@ func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
 	}
 }
 
-// A replay takes the fence of each of its transactions from the document that the owner renews.
-func TestN03_AReplayLeavesTheOwnerItsLease(t *testing.T) {
-	t.Parallel()
-	s := newStand(t, stacktest.Client(t))
-	s.append(newEnvelopes(1000)...)
-	s.startWatcher(nil)
-	if _, err := s.state.Collection("watchers").DeleteMany(t.Context(), bson.D{}); err != nil {
-		t.Fatal(err)
-	}
-
-	l := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/0of1", Node: "n1", ReplicaSetID: "x", TTL: 5 * time.Second, Renew: 200 * time.Millisecond})
-	h, err := l.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = h.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
-	s.moveWatcher(t.Context())
-	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{})
-	if err != nil || i.Queued != 1000 {
-		t.Fatalf("%+v, %v", i, err)
-	}
-	if err := h.Context().Err(); err != nil {
-		t.Errorf("the owner lost its lease: %v", context.Cause(h.Context()))
-	}
-
-	// A quick replay ends before the lease was to be renewed: the owner must be able to do it afterwards.
-	var w struct{ Fence, Seq int64 }
-	for until := time.Now().Add(time.Minute); w.Seq < 3; {
-		if err := s.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil || time.Now().After(until) {
-			t.Fatalf("%+v, %v", w, err)
-		}
-	}
-	if err := h.Context().Err(); err != nil || w.Fence < 2 {
-		t.Errorf("the owner lost its lease: %v; %+v", context.Cause(h.Context()), w)
-	}
-}
-
 // Copied documents may share a stamp.
 func TestEqualStampsAreNotBrokenApart(t *testing.T) {
 	t.Parallel()
@@ -241,7 +203,47 @@ func TestEqualStampsAreNotBrokenApart(t *testing.T) {
 	if err != nil || i.Queued != 1300 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	if got, err := s.box.CountDocuments(t.Context(), bson.D{{Key: "delivery", Value: 1}}); err != nil || got != 1300 {
-		t.Errorf("%d, %v", got, err)
+	if n := len(s.queued()); n != 1300 {
+		t.Errorf("%d are queued", n)
+	}
+}
+
+// A replay that is interrupted between envelopes of one timestamp goes on after the last one, also if they were sent meanwhile.
+func TestAnInterruptedReplaySendsNoEnvelopeOfATimestampTwice(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	ts := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
+	docs := newEnvelopes(40)
+	for i := range docs {
+		docs[i][5].Value = ts
+	}
+	s.append(docs...)
+	s.startWatcher(nil)
+	o := everything
+	o.Rate = 50 // ten in each transaction
+	id := s.start(o)
+	for runs := 0; ; runs++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		begun := int64(-1)
+		i, err := s.r.Run(ctx, id, admin.ReplayRun{Progress: func(i admin.ReplayInfo) {
+			if begun >= 0 && i.Queued > begun {
+				cancel()
+			}
+			begun = i.Queued
+		}})
+		cancel()
+		s.newRelayStep(100)(t.Context())
+		if err == nil {
+			if i.Queued != 40 || runs == 0 {
+				t.Errorf("after %d interruptions: %+v", runs, i)
+			}
+			break
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.sent()); n != 40 {
+		t.Errorf("%d of 40 were sent", n)
 	}
 }

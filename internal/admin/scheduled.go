@@ -263,6 +263,9 @@ func (s Schedule) findOutboxes(
 	}
 
 	names, err := list(ctx, f.Collection)
+	if err == nil && len(names) == 0 {
+		_, err = s.op.Collections(ctx, "")
+	}
 	if err != nil {
 		return query, nil, err
 	}

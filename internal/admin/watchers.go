@@ -133,7 +133,7 @@ func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) erro
 			found, err = removeAll(ctx, coll, part.filter)
 		}
 		if err != nil {
-			return mongodb.Refusal(err, "removing watcher "+o.Watcher, "find and remove", o.State.Name()+"."+part.collection)
+			return mongodb.Refusal(err, "removing watcher "+o.Watcher, "find and remove", o.State.Namespace(part.collection))
 		}
 		out.Documents += found
 		if part.collection == "collections" {

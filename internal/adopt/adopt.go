@@ -93,6 +93,9 @@ func Connect(cfg config.Config, log *slog.Logger) (*Adopter, func(), error) {
 // matches [ErrRefused]. It reads the change stream from the position on, at some ten thousand events a second.
 func (a *Adopter) Plan(ctx context.Context, src Source) (Report, error) {
 	r := Report{Watcher: a.cfg.Watcher, DryRun: true}
+	if err := state.Open(a.clients.State, a.cfg.State).Check(ctx); err != nil {
+		return r, err
+	}
 	// Checks that cost nothing come first: counting repeats reads the whole stream from the position on.
 	if err := a.checkUnowned(ctx, src, &r); err != nil {
 		return r, err
@@ -392,6 +395,9 @@ func (a *Adopter) countBatch(b *changestream.Batch, stopped time.Time, now bson.
 // [Adopter.Plan]. All slots get the position, or none.
 func (a *Adopter) Write(ctx context.Context, r Report, actor string) (Report, error) {
 	state := state.Open(a.clients.State, a.cfg.State)
+	if err := state.Ensure(ctx, a.log); err != nil {
+		return r, err
+	}
 	replicaSet, err := lease.ReplicaSetID(ctx, a.clients.State)
 	if err != nil {
 		return r, err

@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -33,7 +34,7 @@ type fixture struct {
 func newFixture(t *testing.T, slots int) *fixture {
 	t.Helper()
 	client := stacktest.Client(t)
-	f := &fixture{t: t, state: state.Of(stacktest.Database(t, client)), outbox: stacktest.Database(t, client).Collection("outbox")}
+	f := &fixture{t: t, state: statetest.New(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
 	f.cfg = config.Default()
 	f.cfg.Watcher, f.cfg.Node, f.cfg.Slots = "orders", "n1", slots
 	f.cfg.MongoDB.URI = config.NewURI(stacktest.MongoURI(t))

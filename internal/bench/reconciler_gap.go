@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // sweepGap requests a sweep of the backlog, as after lost history, and measures from the first to the last record.
@@ -141,7 +142,8 @@ func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 
 	topic := r.db + "." + name
-	owner, _, err := r.startOwner(ctx, setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name})
+	s := setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name}
+	owner, _, err := r.startOwner(ctx, s)
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -153,7 +155,7 @@ func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
 	}
 
 	m := startMeter(append(r.serverPIDs(), owner.pid())...)
-	parkingEPS, err := r.awaitParked(ctx, owner, name, n)
+	parkingEPS, err := r.awaitParked(ctx, owner, s.state, n)
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -180,14 +182,14 @@ func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
 }
 
 // awaitParked blocks until n events are parked, and returns the rate from the first to the last.
-func (r *reconcilerRun) awaitParked(ctx context.Context, owner *relay, name string, n int) (eps float64, err error) {
-	coll := r.client.Database(r.db).Collection(name)
+func (r *reconcilerRun) awaitParked(ctx context.Context, owner *relay, stateDB string, n int) (eps float64, err error) {
+	coll := state.Of(r.client.Database(stateDB)).Collection("waiting")
 	var first, progressed time.Time
 	var firstN, last int64
 	progressed = time.Now()
 	for {
 		waiting := bson.D{{Key: "$in", Value: bson.A{"parked", "blocked"}}}
-		now, err := coll.CountDocuments(ctx, bson.D{{Key: "state", Value: waiting}})
+		now, err := coll.CountDocuments(ctx, bson.D{{Key: "watcher", Value: "bench"}, {Key: "reason", Value: waiting}})
 		if err != nil {
 			return 0, fmt.Errorf("counting parked events: %w", err)
 		}

@@ -92,7 +92,8 @@ func (b *bench) writeConfig(s setting, listen, page string) (string, error) {
 	type object = map[string]any
 	c := object{
 		"watcher": "bench",
-		"mongodb": object{"uri": b.MongoDB, "state": s.state},
+		"mongodb": object{"uri": b.MongoDB},
+		"state":   object{"database": s.state},
 		"watch":   []string{b.db + "." + s.watch},
 		"start":   s.start,
 		"kafka":   object{"brokers": b.Kafka},

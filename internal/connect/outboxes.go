@@ -32,6 +32,13 @@ func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context)
 	}
 }
 
+// WantedIndexes returns the indexes that a relay with this configuration wants on every watched collection. It wants
+// that of scheduled envelopes only where it has seen one.
+func WantedIndexes(cfg config.Config) outboxes.Indexes {
+	purges := cfg.Retention > 0 && cfg.HasRole(config.RoleRelay) && cfg.HasRole(config.RoleCleaner)
+	return outboxes.Indexes{Purge: purges, SentTTL: cfg.Purge.TTL}
+}
+
 // Router returns the configured router. choose, if not nil, comes before the rules: see [routing.Config].
 func Router(cfg config.Config, choose func(aggregateType, typ string) []string) (*routing.Router, error) {
 	c := cfg.Routing()

@@ -92,7 +92,8 @@ func newRelays(
 
 	config := map[string]any{
 		"watcher": watcher,
-		"mongodb": map[string]any{"uri": stack.MongoURI(), "state": n.state},
+		"mongodb": map[string]any{"uri": stack.MongoURI()},
+		"state":   map[string]any{"database": n.state},
 		"watch":   []string{n.database + ".outbox"},
 		"topics":  map[string]any{"template": n.topicName("{aggregatetype}")},
 		"kafka":   map[string]any{"brokers": stack.Brokers()},

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -189,6 +188,9 @@ func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f
 	// Envelopes that are left in bad have no dead letter.
 	for id, was := range bad {
 		s.recordBroken("no dead letter of %s, which is %s", id, was.class)
+	}
+	if left := s.countWaiting(ctx); left != 0 {
+		s.recordBroken("%d envelopes still wait", left)
 	}
 	return nil
 }

@@ -8,9 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/outboxes"
-
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -119,10 +116,6 @@ type oldEnvelopes struct {
 func (o *oldEnvelopes) insertOld(ctx context.Context) error {
 	began := time.Now()
 	later := began.Add(time.Hour)
-	seal, err := outboxes.NewRegistry(o.stage.stateDatabase().Collection("collections")).Seal(ctx)
-	if err != nil {
-		return err
-	}
 
 	n := protected + purgePairs*o.perPair
 	docs := make([]any, 0, 1000)
@@ -136,21 +129,12 @@ func (o *oldEnvelopes) insertOld(ctx context.Context) error {
 			{Key: "type", Value: "OrderPlaced"},
 			{Key: "payload", Value: make([]byte, 200)},
 		}
-		// The protected ones are as old as the others, and are kept only because of their state.
-		switch {
-		case i >= protected:
+		// The protected ones are as old as the others, and are kept only because they are scheduled.
+		if i >= protected {
 			young := bson.Timestamp{T: uint32(began.Unix()), I: uint32(i + 1)}
 			doc = append(doc, bson.E{Key: "ts", Value: young})
-		case i%2 == 0:
-			doc = append(doc,
-				bson.E{Key: "ts", Value: o.stampOf(i)},
-				bson.E{Key: "dueAt", Value: later})
-		default:
-			doc = append(doc,
-				bson.E{Key: "ts", Value: o.stampOf(i)},
-				bson.E{Key: "state", Value: envelope.StateRetry},
-				bson.E{Key: "nextAt", Value: later},
-				bson.E{Key: "seal", Value: seal})
+		} else {
+			doc = append(doc, bson.E{Key: "ts", Value: o.stampOf(i)}, bson.E{Key: "dueAt", Value: later})
 		}
 
 		docs = append(docs, doc)
@@ -344,8 +328,7 @@ func median(values []float64) float64 {
 func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) error {
 	coll := s.shopDatabase().Collection(outboxName)
 	old := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$regex", Value: "^old-"}}}}
-	scheduled := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}
-	unsent := append(bson.D{{Key: "$or", Value: bson.A{anyState(), scheduled}}}, old...)
+	unsent := append(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}, old...)
 
 	all, err1 := coll.CountDocuments(ctx, bson.D{})
 	left, err2 := coll.CountDocuments(ctx, old)
@@ -354,7 +337,7 @@ func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) err
 		return fmt.Errorf("counting the remaining envelopes: %w", err)
 	}
 
-	// kept counts the exceptions and the scheduled events, which a purge must never remove.
+	// kept counts the scheduled events, which a purge must never remove.
 	f.Kept = int(kept)
 	f.Overstayed = int(left - kept)
 	f.Purged = s.options.Events/purgePairs*purgePairs - f.Overstayed

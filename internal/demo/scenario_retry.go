@@ -14,7 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -108,9 +108,8 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	}
 	s.printEvent("%d events/s for the topic %s, which does not exist", rate, s.names.topicName(missing))
 
-	parked := stateIs(envelope.StateParked)
 	updateParked := func() bool {
-		f.Parked = max(f.Parked, s.countEnvelopes(ctx, parked))
+		f.Parked = max(f.Parked, s.countWaiting(ctx, waiting.Parked))
 		return f.Parked > 0
 	}
 	if err := s.awaitCondition(ctx, "envelopes are parked", patience, updateParked); err != nil {
@@ -144,7 +143,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 		return err
 	}
 	err = s.awaitCondition(ctx, "no envelope is parked", patience, func() bool {
-		return s.countEnvelopes(ctx, parked) == 0
+		return s.countWaiting(ctx, waiting.Parked) == 0
 	})
 	if err != nil {
 		return err
@@ -171,7 +170,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	}
 	// Envelopes are blocked for a short time only, so the maximum is noted.
 	updateBlocked := func() bool {
-		f.Blocked = max(f.Blocked, s.countEnvelopes(ctx, stateIs(envelope.StateBlocked)))
+		f.Blocked = max(f.Blocked, s.countWaiting(ctx, waiting.Blocked))
 		return f.Blocked > 0
 	}
 	if err := s.awaitCondition(ctx, "later events of these keys wait", patience, updateBlocked); err != nil {
@@ -190,22 +189,22 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 		"Later events of these keys wait, events of other keys do not", f.Refused)
 
 	// The order matters: events of other keys must arrive while the rejected events still wait.
-	waiting := func() bool { return s.countEnvelopes(ctx, stateIs(envelope.StateRetry)) > 0 }
+	waits := func() bool { return s.countWaiting(ctx, waiting.Retry) > 0 }
 	err = s.awaitCondition(ctx, "events of other keys are delivered", patience, func() bool {
 		updateBlocked()
-		return w.countOf("free") == heldKeys*laterEvents || !waiting()
+		return w.countOf("free") == heldKeys*laterEvents || !waits()
 	})
 	if err != nil {
 		return err
 	}
 	f.Passed = w.countOf("free")
-	if !waiting() {
+	if !waits() {
 		s.recordBroken("no envelope waited when the events of other keys were delivered")
 	}
 
 	err = s.awaitCondition(ctx, "no envelope waits", patience, func() bool {
 		updateBlocked()
-		return s.countEnvelopes(ctx, anyState()) == 0
+		return s.countWaiting(ctx) == 0
 	})
 	if err != nil {
 		return err
@@ -241,7 +240,8 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
 		err := s.awaitCondition(ctx, what, patience, func() bool {
 			var retried []string
-			err := s.outboxCollection().Distinct(ctx, "key", stateIs(envelope.StateRetry)).Decode(&retried)
+			isRetried := ofWatcher(bson.E{Key: "reason", Value: waiting.Retry})
+			err := s.stateDatabase().Collection("waiting").Distinct(ctx, "key", isRetried).Decode(&retried)
 			if err == nil {
 				for _, k := range retried {
 					refused[k] = true
@@ -283,10 +283,6 @@ func (s *stage) setAge(ctx context.Context, ms string) error {
 	}
 	return err
 }
-
-func stateIs(state string) bson.D { return bson.D{{Key: "state", Value: state}} }
-
-func anyState() bson.D { return bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}} }
 
 // appendTo appends n events of the refusing topic for each key. The transactions, one per key, run
 // concurrently.

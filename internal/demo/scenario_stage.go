@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -262,6 +263,23 @@ func (s *stage) currentLag() time.Duration {
 
 func (s *stage) outboxCollection() *mongo.Collection {
 	return s.shopDatabase().Collection(outboxName)
+}
+
+// ofWatcher is the condition for the documents of the watcher in a collection of the state database. Parts of large letters have no
+// watcher.
+func ofWatcher(and ...bson.E) bson.D { return append(bson.D{{Key: "watcher", Value: watcher}}, and...) }
+
+// countWaiting returns the number of envelopes that wait for one of the reasons, or for any, or −1 if the query fails.
+func (s *stage) countWaiting(ctx context.Context, reasons ...waiting.Reason) int {
+	filter := ofWatcher()
+	if len(reasons) > 0 {
+		filter = ofWatcher(bson.E{Key: "reason", Value: bson.D{{Key: "$in", Value: reasons}}})
+	}
+	n, err := s.stateDatabase().Collection("waiting").CountDocuments(ctx, filter)
+	if err != nil {
+		return -1
+	}
+	return int(n)
 }
 
 // deadLetters returns all dead letters of the watcher.

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -60,8 +61,12 @@ func (x outboxChecks) checkCollections(ctx context.Context) finding {
 	return passed("%d: %s", len(names), joinFew(names, 5))
 }
 
+// checkIndexes compares the indexes of the collections with those that the configuration wants.
 func (x outboxChecks) checkIndexes(ctx context.Context) finding {
-	list := x.mongo.outboxes.list
+	list, want := x.mongo.outboxes.list, connect.WantedIndexes(x.cfg)
+	if len(want.List()) == 0 && want.SentTTL == 0 {
+		return passed("the relay wants no index on the outboxes with this configuration")
+	}
 	var without, statements []string
 	hidden := 0
 	var denied error
@@ -69,7 +74,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	// Each collection costs a call, so only the first ones are examined.
 	for _, o := range list[:min(len(list), indexedMost)] {
 		call, cancel := context.WithTimeout(ctx, lookTimeout)
-		missing, err := outboxes.MissingIndexes(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
+		missing, err := want.Missing(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
 		cancel()
 		if err != nil {
 			hidden, denied = hidden+1, err
@@ -80,31 +85,32 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 			statements = append(statements, i.Statement(o.DB, o.Coll))
 		}
 		if len(missing) > 0 {
-			without = append(without, fmt.Sprintf("%s lacks %d of %d", o.NS(), len(missing), len(outboxes.Indexes())))
+			without = append(without, o.NS())
 		}
 	}
 
+	const cost = "without the index of the purge or of purge.ttl: each purge reads the whole collection"
 	switch {
 	// With the privilege, an owner creates missing indexes itself.
 	case len(without) > 0 && x.makesIndexes(list):
-		return warned(joinLines(statements, 8), "%s; `outrelay run` creates them", joinFew(without, 5))
+		return warned(joinLines(statements, 8), "%s %s; `outrelay run` creates it", joinFew(without, 5), cost)
 	case len(without) > 0:
-		return warned(joinLines(statements, 8), "%s", joinFew(without, 5))
+		return warned(joinLines(statements, 8), "%s %s", joinFew(without, 5), cost)
 	case hidden > 0:
 		f := x.mongo.access.explainRefusal(denied)
-		o := list[0]
 		// The statements let an administrator create the indexes although this user cannot list them.
-		f.fix = strings.TrimPrefix(f.fix+"\nor create them: "+strings.Join(outboxes.IndexStatements(o.DB, o.Coll), "\n"),
-			"\n")
+		for _, i := range want.List() {
+			f.fix = strings.TrimPrefix(f.fix+"\nor create the index: "+i.Statement(list[0].DB, list[0].Coll), "\n")
+		}
 		return f
 	case !x.mongo.outboxes.known:
 		return unchecked("", "the collections could not be listed")
 	case len(list) == 0:
 		return passed("no collection exists yet; its indexes are created with it")
 	case len(list) > indexedMost:
-		return passed("all %d exist in the first %d of %d collections", len(outboxes.Indexes()), indexedMost, len(list))
+		return passed("all exist in the first %d of %d collections", indexedMost, len(list))
 	}
-	return passed("all %d exist", len(outboxes.Indexes()))
+	return passed("all exist")
 }
 
 // makesIndexes reports whether the relay will create the missing indexes.

@@ -25,7 +25,7 @@ func summary(v *envelope.View) map[string]string {
 		"payload": fmt.Sprintf("%s %x", bson.Type(v.PayloadType), v.Payload), "key": show(v.Key), "topic": show(v.Topic), "partition": fmt.Sprint(v.Partition),
 		"contenttype": show(v.ContentType), "schemaversion": show(v.SchemaVersion), "source": show(v.Source), "subject": show(v.Subject),
 		"time": fmt.Sprint(v.Time, v.HasTime), "dueAt": fmt.Sprint(v.DueAt, v.HasDueAt), "expiresAt": fmt.Sprint(v.ExpiresAt, v.HasExpiresAt),
-		"ts": fmt.Sprint(v.TS), "slot": fmt.Sprint(v.Slot), "state": show(v.State), "delivery": fmt.Sprint(v.Delivery),
+		"ts": fmt.Sprint(v.TS), "slot": fmt.Sprint(v.Slot),
 	}
 
 	var hs []string
@@ -66,7 +66,7 @@ func reference(raw bson.Raw) (m map[string]string, ok bool) {
 		"payload": r.payload(), "key": r.text("key", false), "topic": r.str("topic", false), "partition": r.partition(),
 		"contenttype": r.str("contenttype", false), "schemaversion": r.text("schemaversion", false), "source": r.str("source", false), "subject": r.str("subject", false),
 		"time": r.date("time"), "dueAt": r.date("dueAt"), "expiresAt": r.date("expiresAt"),
-		"ts": r.ts(), "slot": r.slot(), "state": r.state(), "delivery": r.delivery(), "headers": r.headers(),
+		"ts": r.ts(), "slot": r.slot(), "headers": r.headers(),
 	}
 
 	return m, r.ok
@@ -258,17 +258,6 @@ func (r *refReader) partition() string {
 	return fmt.Sprint(n)
 }
 
-func (r *refReader) delivery() string {
-	if _, there := r.get("delivery"); !there {
-		return "0"
-	}
-	n, ok := r.whole("delivery")
-	if !ok || n < 0 || n > math.MaxInt32 {
-		return r.no()
-	}
-	return fmt.Sprint(n)
-}
-
 func (r *refReader) slot() string {
 	if n, ok := r.whole("slot"); ok && n >= 0 && n < keyhash.Slots {
 		return fmt.Sprint(n)
@@ -293,22 +282,6 @@ func (r *refReader) date(name string) string {
 		return r.no()
 	}
 	return fmt.Sprint(v.DateTime(), true)
-}
-
-func (r *refReader) state() string {
-	v, ok := r.get("state")
-	if !ok {
-		return "nil"
-	}
-
-	if v.Type == bson.TypeString {
-		switch s := v.StringValue(); s {
-		case envelope.StateRetry, envelope.StateBlocked, envelope.StateParked:
-			return fmt.Sprintf("%x", s)
-		}
-	}
-
-	return r.no()
 }
 
 func (r *refReader) headers() string {

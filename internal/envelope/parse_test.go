@@ -105,10 +105,6 @@ func malformedFields() []malformedField {
 		{"time", "2026-01-01", "time is of type string; a date is wanted"},
 		{"dueAt", int64(5), "dueAt is"},
 		{"expiresAt", bson.Timestamp{}, "expiresAt is"},
-		{"state", "done", "state is not one of"},
-		{"state", 1, "state is not one of"},
-		{"delivery", -1, "delivery is not a count"},
-		{"delivery", "1", "delivery is not a count"},
 	}
 }
 
@@ -239,7 +235,7 @@ func TestDebeziumDocuments(t *testing.T) {
 func TestNullAndEmptyOptionalFieldsAreAbsent(t *testing.T) {
 	t.Parallel()
 	var changes []bson.E
-	for _, name := range []string{"key", "topic", "partition", "headers", "contenttype", "schemaversion", "source", "subject", "time", "ts", "slot", "dueAt", "expiresAt", "state", "pos", "delivery", "attempts", "nextAt"} {
+	for _, name := range []string{"key", "topic", "partition", "headers", "contenttype", "schemaversion", "source", "subject", "time", "ts", "slot", "dueAt", "expiresAt"} {
 		changes = append(changes, bson.E{Key: name, Value: nil})
 	}
 
@@ -285,21 +281,41 @@ func TestHeaderForms(t *testing.T) {
 	}
 }
 
-func TestExceptionFields(t *testing.T) {
+// The relay stores nothing about a delivery on the envelope, so a service may use these names.
+func TestFieldsOfAServiceHaveNoMeaning(t *testing.T) {
+	t.Parallel()
+	names := []string{"state", "pos", "pending", "delivery", "attempts", "nextAt", "history", "lastError", "origin", "claim", "seal", "replayOf", "firstTs"}
+	var plain, v envelope.View
+	if err := envelope.Parse(doc(t), &plain); err != nil {
+		t.Fatal(err)
+	}
+	for _, value := range []any{"parked", "done", -1, int64(2), bson.DateTime(9), bson.D{{Key: "a", Value: 1}}} {
+		var fields []bson.E
+		for _, name := range names {
+			fields = append(fields, bson.E{Key: name, Value: value})
+		}
+		if err := envelope.Parse(doc(t, fields...), &v); err != nil {
+			t.Errorf("%v: %v", value, err)
+		}
+		if diff := cmp.Diff(summary(&plain), summary(&v)); diff != "" || v.Delivery != 0 {
+			t.Errorf("%v: %s", value, diff)
+		}
+	}
+}
+
+func TestAViewIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	var v envelope.View
-	raw := doc(t, bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pos", Value: "82AB"}, bson.E{Key: "delivery", Value: int64(2)}, bson.E{Key: "attempts", Value: 3},
-		bson.E{Key: "nextAt", Value: bson.DateTime(9)}, bson.E{Key: "ts", Value: bson.Timestamp{T: 7, I: 8}}, bson.E{Key: "partition", Value: 4.0}, bson.E{Key: "schemaversion", Value: int32(12)})
+	raw := doc(t, bson.E{Key: "ts", Value: bson.Timestamp{T: 7, I: 8}}, bson.E{Key: "partition", Value: 4.0}, bson.E{Key: "schemaversion", Value: int32(12)})
 	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
-
-	if string(v.State) != envelope.StateParked || v.Delivery != 2 || v.Attempts != 3 || v.NextAt != 9 || v.TS != (bson.Timestamp{T: 7, I: 8}) || v.Partition != 4 || string(v.SchemaVersion) != "12" {
+	if v.TS != (bson.Timestamp{T: 7, I: 8}) || v.Partition != 4 || string(v.SchemaVersion) != "12" {
 		t.Errorf("%v", summary(&v))
 	}
 
 	// A View is used again for the next document.
-	if err := envelope.Parse(doc(t), &v); err != nil || v.State != nil || v.Delivery != 0 || v.Partition != envelope.AnyPartition || v.SchemaVersion != nil {
+	if err := envelope.Parse(doc(t), &v); err != nil || v.Partition != envelope.AnyPartition || v.SchemaVersion != nil || !v.TS.IsZero() {
 		t.Errorf("left over: %v, %v", summary(&v), err)
 	}
 }

@@ -122,15 +122,11 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	a.addInboxes()
 	a.addMaintenance()
 	a.addFigures()
-
-	// The library cannot declare an object that may be null.
-	status := c.Components.Schemas.Map()["MigrationStatus"]
-	status.Properties["lock"] = &huma.Schema{AnyOf: []*huma.Schema{status.Properties["lock"], {Type: "null"}}}
 	return a
 }
 
 // namePrefixes are the prefixes of the types of packages, whose names are short.
-var namePrefixes = map[string]string{"migrate": "Migration", "letters": "Dead"}
+var namePrefixes = map[string]string{"letters": "Dead"}
 
 // nameSchema gives types of the same name in two packages different names.
 func nameSchema(t reflect.Type, hint string) string {

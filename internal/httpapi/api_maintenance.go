@@ -100,21 +100,6 @@ func (a *api) addMaintenance() {
 			return done{ok, "released " + in.Body.Collection}, err
 		})
 
-	addQuery(a, "/indexes", "verify-indexes", "Compare the indexes of the watched collections with the declared ones",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Verification, error) {
-			return op.Indexes().Verify(ctx, false)
-		})
-
-	addAction(a, "/indexes/rebuild", "rebuild-indexes", "Create, replace and drop indexes until they match the declared ones",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Verification, error) {
-			return op.Indexes().Rebuild(ctx)
-		})
-
-	addQuery(a, "/migrations", "list-migrations", "List the applied and the pending migrations",
-		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.MigrationStatus, error) {
-			return op.Indexes().Migrations(ctx)
-		})
-
 	addAction(a, "/clear", "clear", "Remove all documents of collections permanently; requires the phrase from the preview",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope

@@ -12,14 +12,22 @@ type Collection struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
 }
 
-// FailedAction is an action on failed envelopes.
+// FailedAction is an action on the failed envelopes that match a filter.
 type FailedAction struct {
 	Scope
 	Body struct {
-		Collection string   `json:"collection,omitempty" maxLength:"255"`
-		IDs        []string `json:"ids,omitempty" maxItems:"1000"`
-		DryRun     bool     `json:"dry_run,omitempty"`
+		admin.WaitingFilter
+		All    bool `json:"all,omitempty" doc:"Select everything if there is no condition."`
+		DryRun bool `json:"dry_run,omitempty"`
 	}
+}
+
+// retry makes the envelopes due now, and with reset clears their attempts.
+func (in *FailedAction) retry(ctx context.Context, op admin.Operator, reset bool) (admin.FailedOutcome, error) {
+	if in.Body.Empty() && !in.Body.All {
+		return admin.FailedOutcome{}, admin.ErrNoCondition
+	}
+	return op.Waiting().Retry(ctx, in.Body.WaitingFilter, reset, in.Body.DryRun)
 }
 
 func (a *api) addWaiting() {
@@ -28,7 +36,7 @@ func (a *api) addWaiting() {
 			return op.Waiting().Topics(ctx)
 		})
 
-	addList(a, "/waiting/summary", "summarize-waiting", "Count waiting, scheduled and dead envelopes by collection, state and topic", "groups",
+	addList(a, "/waiting/summary", "summarize-waiting", "Count waiting, scheduled and dead envelopes by collection, reason and topic", "groups",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Collection
@@ -37,7 +45,7 @@ func (a *api) addWaiting() {
 			return op.Waiting().Summary(ctx, in.Collection.Collection)
 		})
 
-	addQuery(a, "/waiting", "list-waiting", "List the envelopes that are parked, blocked, or wait for a retry",
+	addQuery(a, "/waiting", "list-waiting", "List the envelopes that are parked, blocked or queued, or wait for a retry; failed=true lists those that were rejected",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Paging
@@ -47,24 +55,14 @@ func (a *api) addWaiting() {
 			return op.Waiting().Page(ctx, in.WaitingFilter, in.Limit, in.After)
 		})
 
-	addList(a, "/failed", "list-failed", "List rejected envelopes that wait for a retry, latest failure first", "failed",
-		func(ctx context.Context, op admin.Operator, in *struct {
-			Scope
-			Collection
-			Limit int `query:"limit" minimum:"1" maximum:"100" default:"100"`
-		},
-		) ([]admin.FailedEnvelope, error) {
-			return op.Waiting().Failed(ctx, in.Collection.Collection, in.Limit)
-		})
-
 	addAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
 		func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
-			return op.Waiting().Reset(ctx, in.Body.Collection, in.Body.IDs, in.Body.DryRun)
+			return in.retry(ctx, op, true)
 		})
 
-	addAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; without ids, up to 100 of them",
+	addAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; their failed attempts still count",
 		func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
-			return op.Waiting().Retry(ctx, in.Body.Collection, in.Body.IDs, in.Body.DryRun)
+			return in.retry(ctx, op, false)
 		})
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -49,7 +50,7 @@ type site struct {
 func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 	t.Helper()
 	c := stacktest.Client(t)
-	s := &site{t: t, state: state.Of(stacktest.Database(t, c)), outbox: stacktest.Database(t, c).Collection("outbox"), log: &bytes.Buffer{}}
+	s := &site{t: t, state: statetest.New(t, c), outbox: stacktest.Database(t, c).Collection("outbox"), log: &bytes.Buffer{}}
 	s.ns = mongodb.Namespace(s.outbox)
 	// It never seems to be gone because the machine is busy.
 	l := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})

@@ -315,6 +315,14 @@ func everySpelling(name string, condition bson.D) bson.D {
 func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importRun, error) {
 	run := &importRun{Importer: im, report: r, write: write, marks: mongodb.Majority(im.state.Collection("imports"))}
 	var err error
+	if write {
+		err = im.state.Ensure(ctx, slog.New(slog.DiscardHandler))
+	} else {
+		err = im.state.Check(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
 	if run.now, err = mongodb.ServerTime(ctx, im.client); err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 // uuid1 is a GUID. legacy1 has its bytes in the order of the driver for .NET before version 3.
@@ -39,7 +40,7 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	client := stacktest.Client(t)
-	f := &fixture{t: t, state: state.Of(stacktest.Database(t, client)), outbox: stacktest.Database(t, client).Collection("outbox")}
+	f := &fixture{t: t, state: statetest.New(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
 	f.cfg = config.Default()
 	f.cfg.Watcher, f.cfg.Node = "orders", "n1"
 	f.cfg.MongoDB.URI = config.NewURI(stacktest.MongoURI(t))

@@ -256,8 +256,8 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 		Senders:      &senders,
 		Offsets:      map[string][]int64{"outbox.event.order": {3, 40, 50}, "x": {1}},
 		PipelineHash: &hash,
-		Dirty:        []string{"shop.outbox"}, Gap: &Gap{Reason: "286"},
-		Collections: &[]Collection{{NS: "shop.outbox", UUID: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}},
+		Gap:          &Gap{Reason: "286"},
+		Collections:  &[]Collection{{NS: "shop.outbox", UUID: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +275,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 		got[0].EndOffsets["t.u"][1] != 9 {
 		t.Errorf("senders: %+v", got)
 	}
-	if d.PipelineHash != "abc" || len(d.Dirty) != 1 || len(d.Collections) != 1 || d.Gap != nil {
+	if d.PipelineHash != "abc" || len(d.Collections) != 1 || d.Gap != nil {
 		t.Errorf("document: %+v", d)
 	}
 	if v, ok := d.Stats.Lookup("rate").AsInt64OK(); !ok || v != 12 {

@@ -61,17 +61,17 @@ type Ledger struct {
 	partSize *mongodb.PartSize
 
 	// Used only by Run.
-	refusedAt      map[string]time.Time // when an outbox last rejected a recorded delivery
-	unstampedCount uint32               // waiting envelopes without a stamp of the server
+	refusals       map[string]refusals // of recorded deliveries, by outbox
+	unstampedCount uint32              // waiting envelopes without a stamp of the server
 }
 
 // New returns a Ledger. It stores nothing before Run.
 func New(c Config) *Ledger {
 	return &Ledger{
-		config:    c,
-		queue:     mailbox.New[*Outcome](),
-		partSize:  mongodb.NewPartSize(mongodb.MaxDocuments),
-		refusedAt: map[string]time.Time{},
+		config:   c,
+		queue:    mailbox.New[*Outcome](),
+		partSize: mongodb.NewPartSize(mongodb.MaxDocuments),
+		refusals: map[string]refusals{},
 	}
 }
 
@@ -193,33 +193,55 @@ func (l *Ledger) writeHalves(ctx context.Context, part []*Outcome) error {
 	return l.writeHalves(ctx, part[half:])
 }
 
-// isolate stores an outcome that MongoDB rejects as a dead letter. If MongoDB rejects the letter as well, it stores a letter
-// with the id and the reason only. No part of that comes from the envelope, so it is repeated until it succeeds.
+// isolate stores an outcome that MongoDB rejects as a dead letter. If MongoDB rejects even a letter with the id and the reason only,
+// the envelope is not at fault. Then isolate writes the outcome as it was, again and again.
 func (l *Ledger) isolate(ctx context.Context, o *Outcome, rejection error) error {
 	l.config.Log.Error("MongoDB rejects the record of an envelope; it becomes a dead letter",
-		"collection", o.NS, "id", letters.IDText(o.envelopeID()), "error", rejection)
+		"collection", o.namespace(), "id", letters.IDText(o.envelopeID()), "error", rejection)
 
-	if o.letter == nil {
+	asItWas, reported := *o, false
+	for {
+		err := l.writeAsLetter(ctx, o, rejection)
+		if mongodb.IsRejection(err) {
+			l.config.OnRetry(err)
+			reported = true
+			if err := retry.Sleep(ctx, isolatePause); err != nil {
+				return err
+			}
+			*o = asItWas
+			if err = l.writeAlone(ctx, o); mongodb.IsRejection(err) {
+				rejection = err
+				continue
+			}
+		}
+
+		if err == nil && reported {
+			l.config.OnRecovered()
+		}
+		return err
+	}
+}
+
+// isolatePause is the time between two attempts while MongoDB rejects every letter.
+const isolatePause = time.Second
+
+// writeAsLetter writes an outcome that MongoDB rejects as a dead letter. If MongoDB rejects the letter as well, it writes a letter
+// with the id and the reason only.
+func (l *Ledger) writeAsLetter(ctx context.Context, o *Outcome, rejection error) error {
+	isLetter := o.letter != nil || o.Doc != nil && o.End == Dead
+	if !isLetter {
 		if err := l.refuseToStore(o, rejection); err != nil {
 			return err
 		}
 		err := l.writeAlone(ctx, o)
-		if err == nil || !mongodb.IsRejection(err) {
+		if !mongodb.IsRejection(err) {
 			return err
 		}
 		rejection = err
 	}
 
 	o.letter = letters.Minimal(l.newLetter(o, nil), rejection)
-	err := l.writeAlone(ctx, o)
-	for mongodb.IsRejection(err) {
-		l.config.OnRetry(err)
-		if sleepErr := retry.Sleep(ctx, time.Second); sleepErr != nil {
-			return sleepErr
-		}
-		err = l.writeAlone(ctx, o)
-	}
-	return err
+	return l.writeAlone(ctx, o)
 }
 
 // writeAlone writes one outcome. It returns a rejection, and repeats every other error.
@@ -336,4 +358,11 @@ func (o *Outcome) envelopeID() bson.RawValue {
 }
 
 // estimateSize returns about how many bytes of a transaction the outcome takes.
-func (o *Outcome) estimateSize() int { return len(o.Raw) + len(o.Key) + 512 }
+func (o *Outcome) estimateSize() int {
+	size := len(o.Raw) + len(o.Key) + 512
+	// The letter of a waiting envelope has all of it.
+	if o.Doc != nil && o.End == Dead {
+		size += o.Doc.Size
+	}
+	return size
+}

@@ -26,10 +26,36 @@ const (
 	// markGroup is how many envelopes one update statement marks. The statement finds the places of each envelope by a
 	// search in a list of so many ids. A longer list costs more than it saves in statements.
 	markGroup = 50
-	// recordingPause is how long the deliveries of an outbox are not recorded after it has rejected one. Without the pause, each
-	// envelope would cost a transaction.
+	// If an outbox rejects maxRefusals deliveries, no others of it are recorded until recordingPause has passed since the first
+	// one. Otherwise each envelope would cost a transaction, and the watermark would wait for it.
+	maxRefusals    = 4
 	recordingPause = time.Minute
 )
+
+// refusals counts the deliveries that an outbox rejected.
+type refusals struct {
+	since time.Time
+	n     int
+}
+
+// isPaused reports whether the deliveries of an outbox are not recorded at present.
+func (l *Ledger) isPaused(ns string) bool {
+	r, refused := l.refusals[ns]
+	if refused && time.Since(r.since) >= recordingPause {
+		delete(l.refusals, ns)
+	}
+	return l.refusals[ns].n >= maxRefusals
+}
+
+// noteRefusal counts a delivery that the outbox ns rejected.
+func (l *Ledger) noteRefusal(ns string) {
+	r := l.refusals[ns]
+	if r.n == 0 {
+		r.since = time.Now()
+	}
+	r.n++
+	l.refusals[ns] = r
+}
 
 // recordDeliveries records the deliveries of a part on the documents of their outboxes, in a fenced transaction of its own. If an
 // outbox rejects one, it stays unrecorded: the envelope was delivered, and the watermark must not wait for a write that cannot
@@ -48,9 +74,6 @@ func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
 	}
 
 	for ns, list := range byOutbox {
-		if at, refused := l.refusedAt[ns]; refused && time.Since(at) < recordingPause {
-			continue
-		}
 		if err := l.recordInOutbox(ctx, ns, list); err != nil {
 			return err
 		}
@@ -60,6 +83,10 @@ func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
 
 // recordInOutbox records deliveries of one outbox, in smaller parts if MongoDB rejects some or is too slow.
 func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome) error {
+	if l.isPaused(ns) {
+		return nil
+	}
+
 	var rejected error
 	err := l.repeat(ctx, func(ctx context.Context) error {
 		rejected = nil
@@ -84,7 +111,7 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 	}
 
 	if len(list) == 1 {
-		l.refusedAt[ns] = time.Now()
+		l.noteRefusal(ns)
 		l.config.Log.Error("cannot record deliveries; they were sent, and stay unmarked in the outbox",
 			"collection", ns, "again_in", recordingPause, "error", rejected,
 			"advice", "allow the field sentAt in the validator, and updates to the relay's user")
@@ -151,6 +178,9 @@ func markUpdate(part []*Outcome, stamped bool) mongo.Pipeline {
 	places := make([][]outboxes.Place, len(part))
 	for i, o := range part {
 		places[i] = o.Sent
+		if o.Doc != nil {
+			places[i] = slices.Concat(o.Doc.Sent, o.Sent)
+		}
 		if places[i] == nil {
 			places[i] = []outboxes.Place{}
 		}

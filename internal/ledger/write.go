@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -172,6 +173,9 @@ func (l *Ledger) prepareStored(o *Outcome) {
 
 	d := o.Doc
 	c := &waiting.Change{DocumentID: d.DocumentID, Reason: o.Reason, Pending: o.Topics, Attempts: d.Attempts}
+	if o.Recorded && l.config.Recording == RecordMark {
+		c.Sent = o.Sent
+	}
 	if o.End == Retrying {
 		c.Reason = waiting.Retry
 		c.Failure = l.failureOf(o)
@@ -208,7 +212,9 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	if err != nil {
 		return fmt.Errorf("storing the outcomes of sends: %w", err)
 	}
-	w.apply()
+	if err := l.applyDead(ctx, w); err != nil {
+		return err
+	}
 
 	// A repetition after a lost reply finds nothing either, so the documents have to be read.
 	if w.matched < w.expected() {
@@ -227,11 +233,12 @@ type writeSet struct {
 
 	matched int64
 	dead    map[*Outcome]*letters.Prepared // of dying, as of the latest run
+	tried   map[*Outcome]*letters.Prepared // of dying, as of any run
 	spared  map[*Outcome]bool              // dying, but an operator has given it further attempts
 }
 
 func newWriteSet(part []*Outcome) *writeSet {
-	w := &writeSet{}
+	w := &writeSet{tried: map[*Outcome]*letters.Prepared{}}
 	for _, o := range part {
 		switch {
 		case o.entry != nil:
@@ -304,11 +311,16 @@ func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
 		return err
 	}
 
-	list := w.letters
+	var dead []*letters.Prepared
 	for _, p := range w.dead {
-		list = append(list, p)
+		dead = append(dead, p)
 	}
-	return letters.Write(tx, inClient(client, l.config.Letters), l.config.Now(), list)
+	coll := inClient(client, l.config.Letters)
+	// The chunks of the other letters exist already.
+	if err := letters.WriteChunksIn(tx, coll, dead); err != nil {
+		return err
+	}
+	return letters.Write(tx, coll, l.config.Now(), append(dead, w.letters...))
 }
 
 // readDying makes the letters of the dying envelopes, which are not kept in memory while they are in flight.
@@ -333,6 +345,7 @@ func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, w *write
 		letter, err := l.letterOfStored(o, &d, raw)
 		if err == nil {
 			w.dead[o], err = letters.Prepare(letter)
+			w.tried[o] = w.dead[o]
 		}
 		return err
 	})
@@ -358,18 +371,40 @@ func (l *Ledger) letterOfStored(o *Outcome, d *waiting.Document, raw bson.Raw) (
 	return letter, nil
 }
 
-// apply sets the ends of outcomes whose documents were read in the transaction.
-func (w *writeSet) apply() {
+// applyDead sets the ends of outcomes whose documents were read in the transaction. If the transaction was repeated although it had
+// committed, its last run has found no documents, but the letters exist.
+func (l *Ledger) applyDead(ctx context.Context, w *writeSet) error {
+	var doubtful bson.A
+	for _, o := range w.dying {
+		if w.dead[o] == nil && !w.spared[o] && w.tried[o] != nil {
+			doubtful = append(doubtful, w.tried[o].ID())
+		}
+	}
+	written := map[string]bool{}
+	if len(doubtful) > 0 {
+		filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: doubtful}}}}
+		err := mongodb.FindEach(ctx, mongodb.Majority(l.config.Letters), "looking for dead letters", filter, func(raw bson.Raw) error {
+			written[raw.Lookup("_id").StringValue()] = true
+			return nil
+		}, options.Find().SetProjection(mongodb.Fields("_id")))
+		if err != nil {
+			return err
+		}
+	}
+
 	for _, o := range w.dying {
 		switch p := w.dead[o]; {
 		case p != nil:
 			o.letter = p
 		case w.spared[o]:
 			o.End = Waiting
+		case w.tried[o] != nil && written[w.tried[o].ID()]:
+			o.letter = w.tried[o]
 		default:
 			o.End = Gone
 		}
 	}
+	return nil
 }
 
 // markGone sets the end of changed envelopes that are gone, and wait no more.

@@ -43,12 +43,7 @@ func (c *letterChunk) data() []byte {
 // nothing. A few chunks fill a transaction, so the number that the server can write shows nothing about transactions of
 // small documents.
 func WriteChunks(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, list []*Prepared) error {
-	var chunks []letterChunk
-	for _, p := range list {
-		for n := range p.dead.Chunks {
-			chunks = append(chunks, letterChunk{p, n})
-		}
-	}
+	chunks := chunksOf(list)
 	if len(chunks) == 0 {
 		return nil
 	}
@@ -61,6 +56,24 @@ func WriteChunks(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, 
 			return upsertChunks(tx, mongodb.Database(client, coll.Database().Name()).Collection(coll.Name()), part)
 		},
 	})
+}
+
+// WriteChunksIn is WriteChunks in the transaction of tx, for letters that are made in this transaction. coll is of the client of tx.
+func WriteChunksIn(tx context.Context, coll *mongo.Collection, list []*Prepared) error {
+	chunks := chunksOf(list)
+	if len(chunks) == 0 {
+		return nil
+	}
+	return upsertChunks(tx, coll, chunks)
+}
+
+func chunksOf(list []*Prepared) (chunks []letterChunk) {
+	for _, p := range list {
+		for n := range p.dead.Chunks {
+			chunks = append(chunks, letterChunk{p, n})
+		}
+	}
+	return chunks
 }
 
 func upsertChunks(tx context.Context, coll *mongo.Collection, part []letterChunk) error {

@@ -74,12 +74,13 @@ func ShortID(v bson.RawValue) bson.RawValue {
 
 // ShortPos returns the value that a letter stores as the position of its envelope: pos itself, or its beginning and a
 // digest if pos has more than 4 KiB. The position of an event contains the id of the envelope. It compares with other
-// positions like pos, because two positions differ before the id.
+// positions like pos, because two positions differ before the id. The value of a value is the value itself.
 func ShortPos(pos string) string {
 	if len(pos) <= maxPosBytes {
 		return pos
 	}
 	sum := sha256.Sum256([]byte(pos))
 	// The sign sorts before every digit, so the result is less than pos.
-	return pos[:maxPosBytes] + "#" + hex.EncodeToString(sum[:])
+	end := "#" + hex.EncodeToString(sum[:])
+	return pos[:maxPosBytes-len(end)] + end
 }

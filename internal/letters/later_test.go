@@ -98,7 +98,7 @@ func TestShortPositionsKeepTheirOrder(t *testing.T) {
 				t.Errorf("positions %d and %d are not in order", i, j)
 			}
 		}
-		if len(ShortPos(a)) > maxPosBytes+65 || ShortPos(a) > a || ShortPos(ShortPos(a)) != ShortPos(a) && len(a) <= maxPosBytes {
+		if len(ShortPos(a)) > maxPosBytes || ShortPos(a) > a || ShortPos(ShortPos(a)) != ShortPos(a) {
 			t.Errorf("position %d of %d bytes is stored as %d bytes", i, len(a), len(ShortPos(a)))
 		}
 	}

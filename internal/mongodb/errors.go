@@ -77,6 +77,8 @@ const (
 	codeNamespaceNotFound     = 26
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
+
+	codeCollectionUUIDMismatch = 361
 )
 
 // HasCode reports whether err is an error of the server with one of the codes.

@@ -2,6 +2,7 @@ package mongodb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -102,6 +103,24 @@ func EnsureIndexSet(ctx context.Context, coll *mongo.Collection, want []Index) e
 
 // CreateIndexes creates the indexes, and the collection if it does not exist. It blocks until they are built.
 func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) error {
+	return createIndexes(ctx, coll, list, nil)
+}
+
+// CreateIndexesIn is CreateIndexes for the collection with the UUID. If the collection is gone or has another name,
+// CreateIndexesIn creates nothing and returns [ErrCollectionGone]: a dropped database would exist again.
+func CreateIndexesIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, list []Index) error {
+	guard := bson.D{{Key: "collectionUUID", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}}}
+	err := createIndexes(ctx, coll, list, guard)
+	if HasCode(err, codeCollectionUUIDMismatch) {
+		return fmt.Errorf("creating indexes on %s: %w", Namespace(coll), ErrCollectionGone)
+	}
+	return err
+}
+
+// ErrCollectionGone means that the collection was dropped or renamed.
+var ErrCollectionGone = errors.New("the collection was dropped or renamed")
+
+func createIndexes(ctx context.Context, coll *mongo.Collection, list []Index, guard bson.D) error {
 	specs := make(bson.A, len(list))
 	statements := make([]string, len(list))
 	for i, x := range list {
@@ -111,6 +130,7 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 
 	err := schema.Change(ctx, coll, func(ctx context.Context) error {
 		create := bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}
+		create = append(create, guard...)
 		return coll.Database().RunCommand(ctx, create).Err()
 	})
 	// Only a person can decide about an index that somebody else has created.
@@ -121,21 +141,6 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 
 	return DescribeRefusal(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
 		"have somebody else run: "+strings.Join(statements, "; "))
-}
-
-// DropIndex removes the index with the name and the keys of index. If the name belongs to other keys, the
-// index stays. removed reports whether DropIndex removed an index.
-func DropIndex(ctx context.Context, coll *mongo.Collection, index Index) (removed bool, err error) {
-	have, err := listIndexes(ctx, coll)
-	if err != nil {
-		return false, err
-	}
-
-	same := func(h existingIndex) bool { return h.Name == index.Name && h.hasKeys(index.Keys) }
-	if !slices.ContainsFunc(have, same) {
-		return false, nil
-	}
-	return dropIndexNamed(ctx, coll, index.Name)
 }
 
 // dropIndexNamed removes the index with the name, and reports whether it removed one.
@@ -156,6 +161,20 @@ func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (r
 // EnsureTTL creates index, or gives an existing one of the name the TTL of index. If the TTL is nil, it removes
 // the index. changed reports whether it changed anything.
 func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (changed bool, err error) {
+	return ensureTTL(ctx, coll, index, CreateIndexes)
+}
+
+// EnsureTTLIn is EnsureTTL for the collection with the UUID. If it is gone, the error is [ErrCollectionGone].
+func EnsureTTLIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, index Index) (changed bool, err error) {
+	return ensureTTL(ctx, coll, index, func(ctx context.Context, coll *mongo.Collection, list []Index) error {
+		return CreateIndexesIn(ctx, coll, uuid, list)
+	})
+}
+
+func ensureTTL(
+	ctx context.Context, coll *mongo.Collection, index Index,
+	create func(ctx context.Context, coll *mongo.Collection, list []Index) error,
+) (changed bool, err error) {
 	have, err := listIndexes(ctx, coll)
 	if err != nil {
 		return false, err
@@ -181,7 +200,7 @@ func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (change
 		})
 		return err == nil, Refusal(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
 	}
-	return true, CreateIndexes(ctx, coll, []Index{index})
+	return true, create(ctx, coll, []Index{index})
 }
 
 // MissingIndexes returns the indexes of want that the collection does not have.

@@ -8,10 +8,6 @@
 // this: they expire independently. Nodes communicate only through MongoDB, and need no connection to
 // each other.
 //
-// [NewStepCheck] protects rolling upgrades. Every node publishes the number of the last migration that it supports
-// ([migrate.LastStep]). A migration that older versions cannot work with waits until every live node, and
-// every owner of a lease, supports it. Once it has started, older nodes refuse to start.
-//
 // A heartbeat is one small write. Every call blocks until its statement returns or its context ends. The
 // package starts no goroutines, and its failures do not affect delivery.
 package nodes

@@ -39,10 +39,8 @@ const (
 	NodeListed     Kind = "node_listed_again"     // its entry was removed while it ran
 	NodeTwice      Kind = "node_name_taken_twice" // two processes have one name
 	ConfigDiffers  Kind = "configuration_differs" // of two nodes of one watcher
-	UpgradeWaits   Kind = "upgrade_waits"         // a migration waits until nodes of older versions stop
-	UpgradeGoesOn  Kind = "upgrade_goes_on"
-	ConfigReloaded Kind = "config_reloaded" // while the process ran
-	ConfigRefused  Kind = "config_refused"  // the new configuration cannot be used
+	ConfigReloaded Kind = "config_reloaded"       // while the process ran
+	ConfigRefused  Kind = "config_refused"        // the new configuration cannot be used
 	TopicParked    Kind = "topic_parked"
 	TopicFlows     Kind = "topic_flows_again"
 )
@@ -52,13 +50,13 @@ func Kinds() []Kind {
 	return []Kind{
 		TookOver, Released, LeaseLost, SteppedDown, Paused, Resumed, PinLapsed, GapFound, GapClosed, Invalidated, Dropped,
 		Renamed, Halted, NodeStarted, NodeStopped, NodeStale, NodeReturned, NodeListed, NodeTwice, ConfigDiffers,
-		UpgradeWaits, UpgradeGoesOn, ConfigReloaded, ConfigRefused, TopicParked, TopicFlows,
+		ConfigReloaded, ConfigRefused, TopicParked, TopicFlows,
 	}
 }
 
 // The bounds of the log.
 const (
-	eventsKept = 10_000 // the newest entries, after each [Member.RemoveOld]; an index of package migrate removes entries by age
+	eventsKept = 10_000 // the newest entries, after each [Member.RemoveOld]; an index of the collection removes entries by age
 
 	// entryTimeout bounds the write of an entry for which nothing may wait long.
 	entryTimeout = 2 * time.Second

@@ -48,7 +48,7 @@ func countRunning(t *testing.T, db state.Database, app string) int {
 	t.Helper()
 	cur, err := db.Client().Database("admin").Aggregate(t.Context(), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: true}}}},
-		{{Key: "$match", Value: bson.D{{Key: "appName", Value: app}, {Key: "command.findAndModify", Value: "nodes"}}}},
+		{{Key: "$match", Value: bson.D{{Key: "appName", Value: app}, {Key: "command.findAndModify", Value: db.Collection("nodes").Name()}}}},
 	})
 	if err != nil {
 		t.Fatal(err)

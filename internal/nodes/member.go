@@ -46,8 +46,6 @@ type Config struct {
 	Watcher                string // that the process works for; "" for none
 	Roles                  []Role
 	Capabilities           []string
-	// Schema is the number of the last migration that the process supports.
-	Schema int
 	// Fingerprint is a hash of the settings that must be equal on all nodes of the watcher. If it is
 	// empty, configurations are not compared.
 	Fingerprint string
@@ -100,7 +98,7 @@ func New(c Config) *Member {
 	}
 
 	m.heartbeat = Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: Facts{
-		Instance: m.instance, Schema: c.Schema, Capabilities: c.Capabilities, Config: c.Fingerprint,
+		Instance: m.instance, Capabilities: c.Capabilities, Config: c.Fingerprint,
 	}}
 	if c.Watcher != "" {
 		m.heartbeat.Watchers = []string{c.Watcher}

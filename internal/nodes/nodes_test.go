@@ -2,7 +2,6 @@ package nodes
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -15,8 +14,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/state"
 )
 
@@ -32,7 +29,7 @@ func newState(t *testing.T) state.Database {
 func newMember(db state.Database, node string, change func(*Config)) *Member {
 	c := Config{
 		State: db, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "orders", Roles: []Role{Relay, Cleaner},
-		Capabilities: []string{"recording:watermark"}, Schema: 3,
+		Capabilities: []string{"recording:watermark"},
 	}
 	if change != nil {
 		change(&c)
@@ -107,7 +104,7 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 	}
 
 	n := got[0]
-	if n.Node != "a" || n.Address != "a:9464" || n.Version != "1.4.0" || n.Schema != 3 || n.Instance == "" || !n.KafkaReachable || n.LastAck == nil ||
+	if n.Node != "a" || n.Address != "a:9464" || n.Version != "1.4.0" || n.Instance == "" || !n.KafkaReachable || n.LastAck == nil ||
 		!slices.Equal(n.Watchers, []string{"orders"}) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) ||
 		!slices.Equal(n.Capabilities, []string{"recording:watermark"}) || !slices.Equal(n.Holds, []string{"orders/0of1"}) {
 		t.Errorf("%+v", n)
@@ -150,7 +147,7 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 
 	mustBeat(t, m, Vitals{})
 	after := listNodes(t, db)[0]
-	if after.Instance != before.Instance || after.Schema != 3 || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Roles, before.Roles) {
+	if after.Instance != before.Instance || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Roles, before.Roles) {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 	if d := after.StartedAt.Sub(before.StartedAt).Abs(); d > 30*time.Second {
@@ -369,101 +366,5 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	}
 	if got := listKinds(t, db, "a"); len(got) != 0 {
 		t.Errorf("the oldest are left: %v", got)
-	}
-}
-
-func TestReadyNamesLiveNodesWithoutSupportForAStep(t *testing.T) {
-	t.Parallel()
-	db := newState(t)
-	step := migrate.Step{ID: "0007", Name: "slots", Breaking: true}
-	ready := NewStepCheck(db)
-	schema := func(n int) func(*Config) { return func(c *Config) { c.Schema, c.Version = n, "1.0."+c.Node } }
-	if err := ready(t.Context(), step); err != nil {
-		t.Fatalf("without a live node: %v", err)
-	}
-
-	mustBeat(t, newMember(db, "new", schema(7)), Vitals{})
-	mustBeat(t, newMember(db, "newer", schema(9)), Vitals{})
-	if err := ready(t.Context(), step); err != nil {
-		t.Errorf("all nodes have the step: %v", err)
-	}
-
-	old := newMember(db, "old", schema(6))
-	mustBeat(t, old, Vitals{})
-	renewHeartbeats(t, db, "old")
-	if err := ready(t.Context(), step); !errors.Is(err, ErrOlderNodes) || !strings.Contains(err.Error(), ": old (1.0.old);") ||
-		!strings.Contains(err.Error(), "migration 0007 (slots) waits") {
-		t.Errorf("%v", err)
-	}
-
-	ageHeartbeat(t, db, "old", time.Minute)
-	if err := ready(t.Context(), step); err != nil {
-		t.Errorf("it is dead: %v", err)
-	}
-
-	// It owns a lease, though: dead it is not.
-	own := func(node, version string, ms int64) {
-		t.Helper()
-		if _, err := db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-			{Key: "owner", Value: node + "/x"},
-			{Key: "node", Value: node},
-			{Key: "version", Value: version},
-			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", ms}}}},
-		}}}}, upsert); err != nil {
-			t.Fatal(err)
-		}
-	}
-
-	for _, node := range []string{"old", "unlisted"} {
-		own(node, "0.9", 60_000)
-		if err := ready(t.Context(), step); !errors.Is(err, ErrOlderNodes) || !strings.Contains(err.Error(), ": "+node+" (0.9);") {
-			t.Errorf("%s owns: %v", node, err)
-		}
-	}
-
-	own("new", "1.0", 60_000)
-	if err := ready(t.Context(), step); err != nil {
-		t.Errorf("the owner has the step: %v", err)
-	}
-
-	own("old", "0.9", -1)
-	if err := ready(t.Context(), step); err != nil {
-		t.Errorf("the lease expired: %v", err)
-	}
-}
-
-// If an older node starts while a breaking step begins, either the step finds the node or the node finds the step. They
-// never both continue.
-func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
-	t.Parallel()
-	client := stacktest.Client(t)
-	steps := []migrate.Step{{ID: "0001", Name: "one"}, {ID: "0002", Name: "two", Breaking: true}}
-	for range 25 {
-		db := state.Of(stacktest.Database(t, client))
-		migrator := func(n int) *migrate.Migrator {
-			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], CheckStep: NewStepCheck(db), Outboxes: func(context.Context) ([]outboxes.Outbox, error) { return nil, nil }}
-		}
-
-		if _, err := migrator(1).Up(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-
-		var wg sync.WaitGroup
-		var started, migrated error
-		wg.Go(func() {
-			old := newMember(db, "old", func(c *Config) { c.Schema = 1 })
-			if started = old.SendHeartbeat(t.Context(), Vitals{}); started == nil {
-				_, started = migrator(1).PendingBreaking(t.Context())
-			}
-		})
-		wg.Go(func() { _, migrated = migrator(2).Up(t.Context()) })
-		wg.Wait()
-
-		if started != nil && !errors.Is(started, migrate.ErrNewer) || migrated != nil && !errors.Is(migrated, ErrOlderNodes) {
-			t.Fatalf("%v; %v", started, migrated)
-		}
-		if started == nil && migrated == nil {
-			t.Fatal("the older node runs after the migration of the newer one")
-		}
 	}
 }

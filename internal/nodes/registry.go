@@ -31,9 +31,7 @@ type Sign struct {
 // Facts is the part of a heartbeat that hardly changes.
 type Facts struct {
 	// Instance is the UUID of the process. It distinguishes two processes that have the same node name by mistake.
-	Instance string `bson:"instance"`
-	// Schema is the number of the last migration that the node supports; 0 for a version without migrations.
-	Schema       int      `bson:"schema"`
+	Instance     string   `bson:"instance"`
 	Roles        []string `bson:"roles"`
 	Capabilities []string `bson:"capabilities"`
 	// Config is a fingerprint of the part of the configuration that must be the same on all nodes of a watcher.
@@ -162,7 +160,6 @@ func (f Facts) storedFields() bson.D {
 	list := func(v []string) bson.D { return mongodb.Literal(append([]string{}, v...)) }
 	return bson.D{
 		{Key: "instance", Value: mongodb.Literal(f.Instance)},
-		{Key: "schema", Value: f.Schema},
 		{Key: "roles", Value: list(f.Roles)},
 		{Key: "capabilities", Value: list(f.Capabilities)},
 		{Key: "config", Value: mongodb.Literal(f.Config)},

@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 var long = flag.Bool("app.long", false, "measure page and API over HTTP with a million envelopes and a hundred thousand dead letters")
@@ -28,7 +28,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	}
 
 	client := stacktest.Client(t)
-	db, state := stacktest.Database(t, client), state.Of(stacktest.Database(t, client))
+	db, state := stacktest.Database(t, client), statetest.New(t, client)
 	admintest.Fill(t, db.Collection("outbox"), envelopes, state.Collection("letters"), dead)
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)

@@ -115,32 +115,6 @@ func planReplayResume(c *call) (preview, error) {
 	return newPreview(run, "It can be cancelled.", "This process goes on with replay "+id+" where it was interrupted."), nil
 }
 
-func planIndexes(c *call) (preview, error) {
-	v, err := c.use.Indexes.Verify(c.ctx, false)
-	rebuild := func() (notice, error) {
-		after, err := c.use.Indexes.Rebuild(c.ctx)
-		text := "The indexes are as declared."
-		if !after.OK() {
-			text = "Some indexes still differ; run outrelay doctor to find the cause."
-		}
-		return notice{Text: text}, err
-	}
-
-	p := preview{
-		run:     rebuild,
-		Count:   int64(len(v.Drift)),
-		Nothing: v.OK(),
-		Lines: []string{fmt.Sprintf("%s in %s: not as declared. While an index is built, purges and lists of its collection are slow.",
-			countNoun(int64(len(v.Drift)), "difference"), countNoun(int64(v.Collections), "collection"))},
-		Undo: "It cannot be taken back, and need not be: these are the indexes that this version declares.",
-	}
-
-	for _, d := range v.Drift {
-		p.Rows = append(p.Rows, row{d.Collection, d.Index})
-	}
-	return p, err
-}
-
 func planClear(c *call) (preview, error) {
 	order := admin.ClearOrder{
 		What:       c.q["what"],

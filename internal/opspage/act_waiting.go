@@ -7,70 +7,30 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// maxRetried bounds the envelopes of one action on failed envelopes.
-const maxRetried = 10_000
-
-// failedState is the state of failed envelopes.
-const failedState = "retry"
-
-// selectFailed returns the ids of the envelopes that an action on failed envelopes applies to.
-func (c *call) selectFailed() ([]string, error) {
+// selectFailed returns the filter of the envelopes that an action on failed envelopes applies to.
+func (c *call) selectFailed() (admin.WaitingFilter, error) {
+	f := c.waitingFilter()
 	ids, all, err := c.parseScope("envelope")
-	if err != nil || !all {
-		return ids, err
+	if !all {
+		f = admin.WaitingFilter{Collection: f.Collection, IDs: ids}
 	}
-	return c.findFailed(c.waitingFilter())
-}
-
-// findFailed returns the ids of the failed envelopes that match the filter.
-func (c *call) findFailed(f admin.WaitingFilter) ([]string, error) {
-	if f.State != "" && f.State != failedState {
-		return nil, invalidInput("envelopes in state %s have not failed; they are sent when the obstacle is gone", f.State)
-	}
-
-	f.State = failedState
-	var ids []string
-	for after := ""; ; {
-		page, err := c.use.Waiting.Page(c.ctx, f, admin.MaxPage, after)
-		if err != nil {
-			return nil, err
-		}
-		for i := range page.Envelopes {
-			ids = append(ids, page.Envelopes[i].ID)
-		}
-		after = page.Next
-		if after == "" || len(ids) >= maxRetried {
-			return ids[:min(len(ids), maxRetried)], nil
-		}
-	}
-}
-
-func (c *call) retryFailed(ids []string, reset, dryRun bool) (admin.FailedOutcome, error) {
-	collection := c.value("collection")
-	switch {
-	case len(ids) == 0:
-		// Without ids, the use-case would select envelopes itself.
-		return admin.FailedOutcome{DryRun: dryRun}, nil
-	case reset:
-		return c.use.Waiting.Reset(c.ctx, collection, ids, dryRun)
-	}
-	return c.use.Waiting.Retry(c.ctx, collection, ids, dryRun)
+	return f, err
 }
 
 func planRetry(reset bool) func(*call) (preview, error) {
 	return func(c *call) (preview, error) {
-		ids, err := c.selectFailed()
+		f, err := c.selectFailed()
 		if err != nil {
 			return preview{}, err
 		}
-		out, err := c.retryFailed(ids, reset, true)
+		out, err := c.use.Waiting.Retry(c.ctx, f, reset, true)
 		text := " due now; their failed attempts still count."
 		if reset {
 			text = " tried again at once, and as often as new ones."
 		}
 		p := preview{
 			run: func() (notice, error) {
-				out, err := c.retryFailed(ids, reset, false)
+				out, err := c.use.Waiting.Retry(c.ctx, f, reset, false)
 				return notice{Text: countVerb(out.Done, "envelope") + " tried again now."}, err
 			},
 			Count:   out.Failed,
@@ -79,12 +39,9 @@ func planRetry(reset bool) func(*call) (preview, error) {
 			Undo:    "It cannot be taken back.",
 		}
 
-		// Between the list and the action, an envelope may have got another state.
-		if left := int64(out.Given) - out.Failed; left > 0 {
+		// Between the list and the action, an envelope may have been sent.
+		if left := int64(len(f.IDs)) - out.Failed; left > 0 {
 			p.Lines = append(p.Lines, formatNumber(left)+" of the selected envelopes wait for another reason and are left alone.")
-		}
-		if out.Given >= maxRetried {
-			p.Lines = append(p.Lines, "These are the first "+formatNumber(maxRetried)+"; repeat the action for the others.")
 		}
 		return p, err
 	}

@@ -25,7 +25,6 @@ var actions = map[string]action{
 	"replay":           {title: "Replay", button: "Replay", back: "/control", plan: planReplay},
 	"replay-cancel":    {title: "Cancel a replay", button: "Cancel the replay", back: "/control", plan: planReplayCancel},
 	"replay-resume":    {title: "Resume a replay", button: "Resume the replay", back: "/control", plan: planReplayResume},
-	"indexes":          {title: "Rebuild indexes", button: "Rebuild", back: "/control", plan: planIndexes},
 	"clear":            {title: "Clear", button: "Clear for good", danger: true, back: "/control", plan: planClear},
 	"inbox-purge":      {title: "Purge an inbox", button: "Purge", danger: true, back: "/inbox", plan: planInboxPurge},
 	"inbox-release":    {title: "Release claims", button: "Release", back: "/inbox", plan: planInboxRelease},

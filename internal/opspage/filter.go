@@ -105,7 +105,7 @@ func filterPending(*call) *filter {
 	return &filter{Path: "/pending", Label: "Filter waiting envelopes", Button: "Filter", Fields: []input{
 		{Name: "topic", Label: "Topic"},
 		{Name: "key", Label: "Ordering key"},
-		selectOf("state", "State", []string{"retry", "blocked", "parked"}),
+		selectOf("reason", "Reason", []string{"retry", "blocked", "parked", "queued"}),
 		collectionInput,
 	}}
 }

@@ -184,6 +184,6 @@ func (c *call) selectScheduled() (admin.ScheduledFilter, error) {
 
 func (c *call) waitingFilter() admin.WaitingFilter {
 	return admin.WaitingFilter{
-		Collection: c.value("collection"), State: c.value("state"), Topic: c.value("topic"), Key: c.value("key"),
+		Collection: c.value("collection"), Reason: c.value("reason"), Topic: c.value("topic"), Key: c.value("key"),
 	}
 }

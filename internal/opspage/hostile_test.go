@@ -21,14 +21,6 @@ func (d deskLease) Resume(context.Context) error                  { return d.err
 func (d deskLease) StepDown(context.Context, time.Duration) error { return d.err }
 func (d deskNodes) Remove(context.Context, string, bool) error    { return d.err }
 func (d deskReplays) Cancel(context.Context, string) error        { return d.err }
-func (d deskIndexes) Verify(context.Context, bool) (admin.Verification, error) {
-	return answer[admin.Verification](d.desk)
-}
-
-func (d deskIndexes) Rebuild(context.Context) (admin.Verification, error) {
-	return answer[admin.Verification](d.desk)
-}
-
 func (d *desk) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {
 	return answer[admin.PurgeReport](d)
 }

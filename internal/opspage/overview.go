@@ -60,9 +60,10 @@ func (o *overview) Tiles(v *view) []tile {
 	return []tile{
 		{Count: c.Dead, Text: "dead letters", Term: "dead letter", Link: v.Link("/dead")},
 		{Count: c.HandlerDead, Text: "dead letters of handlers", Term: "dead letter", Link: v.Link("/dead", "source", admin.FromHandler)},
-		{Count: c.Retry, Text: "retry", Term: "retry", Link: v.Link("/pending", "state", "retry")},
-		{Count: c.Parked, Text: "parked", Term: "parked", Link: v.Link("/pending", "state", "parked")},
-		{Count: c.Blocked, Text: "blocked", Term: "blocked", Link: v.Link("/pending", "state", "blocked")},
+		{Count: c.Retry, Text: "retry", Term: "retry", Link: v.Link("/pending", "reason", "retry")},
+		{Count: c.Parked, Text: "parked", Term: "parked", Link: v.Link("/pending", "reason", "parked")},
+		{Count: c.Blocked, Text: "blocked", Term: "blocked", Link: v.Link("/pending", "reason", "blocked")},
+		{Count: c.Queued, Text: "queued", Term: "queued", Link: v.Link("/pending", "reason", "queued")},
 		{Count: c.BlockedKeys, Text: "keys that wait", Term: "key", Link: v.Link("/pending")},
 		{Count: c.Scheduled, Text: "scheduled", Term: "scheduled", Link: v.Link("/scheduled")},
 		{Count: c.Pending, More: c.PendingMore, Text: "after the position", Term: "position"},

@@ -99,14 +99,13 @@ type (
 	deskReplays  struct{ *desk }
 	deskInboxes  struct{ *desk }
 	deskSagas    struct{ *desk }
-	deskIndexes  struct{ *desk }
 )
 
 // useCases returns the use-cases of the desk.
 func (d *desk) useCases() UseCases {
 	return UseCases{
 		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d},
-		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d}, Indexes: deskIndexes{d},
+		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
 	}
 }
 

@@ -19,7 +19,6 @@ type UseCases struct {
 	Replays  replayUseCases
 	Inboxes  inboxUseCases
 	Sagas    sagaUseCases
-	Indexes  indexUseCases
 }
 
 // Of returns the use-cases of an operator.
@@ -35,7 +34,6 @@ func Of(op admin.Operator) UseCases {
 		Replays:  op.Replays(),
 		Inboxes:  op.Inboxes(),
 		Sagas:    op.Sagas(),
-		Indexes:  op.Indexes(),
 	}
 }
 
@@ -81,8 +79,7 @@ type letterUseCases interface {
 type waitingUseCases interface {
 	Topics(ctx context.Context) ([]admin.PendingTopic, error)
 	Page(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.WaitingPage, error)
-	Retry(ctx context.Context, collection string, ids []string, dryRun bool) (admin.FailedOutcome, error)
-	Reset(ctx context.Context, collection string, ids []string, dryRun bool) (admin.FailedOutcome, error)
+	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
 }
 
 type scheduleUseCases interface {
@@ -111,9 +108,4 @@ type sagaUseCases interface {
 	Types(ctx context.Context) ([]admin.SagaType, error)
 	List(ctx context.Context, database, saga string, limit int, after string) (admin.SagaPage, error)
 	Show(ctx context.Context, database, saga, id string, payload bool) (admin.Saga, error)
-}
-
-type indexUseCases interface {
-	Verify(ctx context.Context, repair bool) (admin.Verification, error)
-	Rebuild(ctx context.Context) (admin.Verification, error)
 }

@@ -2,6 +2,7 @@ package outboxes
 
 import (
 	"context"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -9,37 +10,81 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// Indexes returns the indexes of every outbox collection. Purge, sweep and replay use ts. The other indexes
-// only hold exceptions, so a healthy envelope costs one entry. They end with slot, so that a slot reads only
-// its own exceptions (N28). Slot 0 reads all, because no range of an index holds the envelopes without a slot.
-func Indexes() []mongodb.Index {
-	present := func(field string) bson.D {
-		return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
-	}
-
-	return []mongodb.Index{
-		{Name: "ts_1", Keys: mongodb.Ascending("ts")},
-		{Name: "dueAt_1_slot_1", Keys: mongodb.Ascending("dueAt", "slot"), Partial: present("dueAt")},
-	}
+// Indexes selects the indexes that the relay wants on an outbox. They are the services' collections, so the relay
+// creates only those that it needs for a write of its own, and works without each of them.
+type Indexes struct {
+	// Purge is for {ts}: the purge finds the delivered envelopes by it. Without it, each purge reads the collection.
+	Purge bool
+	// Scheduled is for {dueAt, slot}: the relay finds due envelopes by it. Without it, each look reads the collection.
+	Scheduled bool
+	// SentTTL is purge.ttl: the server removes marked envelopes. Without it, they stay.
+	SentTTL time.Duration
 }
 
-// IndexStatements returns the mongosh statements that create all indexes of an outbox collection, for an
-// administrator to run if the relay lacks the privilege.
-func IndexStatements(db, coll string) []string {
-	var out []string
-	for _, i := range Indexes() {
-		out = append(out, i.Statement(db, coll))
+// List returns the selected indexes, without that of SentTTL.
+func (x Indexes) List() []mongodb.Index {
+	var list []mongodb.Index
+	if x.Purge {
+		list = append(list, mongodb.Index{Name: "ts_1", Keys: mongodb.Ascending("ts")})
 	}
-	return out
+	if x.Scheduled {
+		list = append(list, mongodb.Index{
+			Name: "dueAt_1_slot_1", Keys: mongodb.Ascending("dueAt", "slot"),
+			Partial: bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}},
+		})
+	}
+	return list
 }
 
-// EnsureIndexes calls [mongodb.EnsureIndexSet] with the indexes of an outbox collection.
+// Missing returns the selected indexes that the collection lacks.
+func (x Indexes) Missing(ctx context.Context, coll *mongo.Collection) ([]mongodb.Index, error) {
+	list := x.List()
+	if x.SentTTL > 0 {
+		list = append(list, sentIndex(x.SentTTL))
+	}
+	// Without a selection, the privilege listIndexes is not needed.
+	if len(list) == 0 {
+		return nil, nil
+	}
+	return mongodb.MissingIndexes(ctx, coll, list)
+}
+
+// Ensure creates the selected indexes that the collection lacks, and returns the mongosh statements of those that it
+// created. It blocks until they are built. If the collection was dropped or renamed, the error is
+// [mongodb.ErrCollectionGone] and nothing exists again. The UUID of o must be known.
+func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, o Outbox) (created []string, err error) {
+	list := x.List()
+	if len(list) == 0 {
+		return nil, nil
+	}
+
+	coll := mongodb.Database(client, o.DB).Collection(o.Coll)
+	missing, err := mongodb.MissingIndexes(ctx, coll, list)
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+		// A user who may not list indexes may still create them. The server skips indexes that exist.
+		missing, err = list, nil
+	}
+	if err != nil || len(missing) == 0 {
+		return nil, err
+	}
+
+	if err := mongodb.CreateIndexesIn(ctx, coll, o.UUID, missing); err != nil {
+		return nil, err
+	}
+	for _, i := range missing {
+		created = append(created, i.Statement(o.DB, o.Coll))
+	}
+	return created, nil
+}
+
+// EnsureScheduledIndex creates the index of scheduled envelopes. Call it when the first scheduled envelope of a
+// collection is seen. Its result is that of [Indexes.Ensure].
+func EnsureScheduledIndex(ctx context.Context, client *mongo.Client, o Outbox) (created []string, err error) {
+	return Indexes{Scheduled: true}.Ensure(ctx, client, o)
+}
+
+// EnsureIndexes creates the indexes for tests and benchmarks of the queries on outboxes, and the collection if it
+// does not exist.
 func EnsureIndexes(ctx context.Context, coll *mongo.Collection) error {
-	return mongodb.EnsureIndexSet(ctx, coll, Indexes())
-}
-
-// MissingIndexes returns the indexes of [Indexes] that coll does not have under any name. If the collection
-// does not exist, it returns all.
-func MissingIndexes(ctx context.Context, coll *mongo.Collection) ([]mongodb.Index, error) {
-	return mongodb.MissingIndexes(ctx, coll, Indexes())
+	return mongodb.EnsureIndexSet(ctx, coll, Indexes{Purge: true, Scheduled: true}.List())
 }

@@ -32,13 +32,19 @@ func sentIndex(ttl time.Duration) mongodb.Index {
 }
 
 // EnsureSentTTL makes the server remove marked envelopes when ttl has passed since their delivery. If the index
-// has another TTL, EnsureSentTTL changes it. If ttl is 0, it removes the index. changed reports whether it
-// changed anything.
+// has another TTL, EnsureSentTTL changes it. If ttl is 0, it removes the index; without the privilege to look for one,
+// it does nothing. changed reports whether it changed anything. If the collection was dropped, the error is
+// [mongodb.ErrCollectionGone].
 //
 // A TTL works without an owner and counts from the delivery, but the purge counts from the commit. In
 // exchange, the server deletes all due envelopes once a minute, at once and without a rate limit. It does so
 // even during the sweep of a gap or while the watcher is paused, and it uses its own clock. It removes marked
 // envelopes only, so the purge still removes the others.
-func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duration) (changed bool, err error) {
-	return mongodb.EnsureTTL(ctx, coll, sentIndex(ttl))
+func EnsureSentTTL(ctx context.Context, client *mongo.Client, o Outbox, ttl time.Duration) (changed bool, err error) {
+	coll := mongodb.Database(client, o.DB).Collection(o.Coll)
+	changed, err = mongodb.EnsureTTLIn(ctx, coll, o.UUID, sentIndex(ttl))
+	if ttl == 0 && mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+		return false, nil
+	}
+	return changed, err
 }

@@ -55,6 +55,12 @@ type Sink interface {
 	Recycle(tickets []record.Ticket)
 }
 
+// Ledger is the part of the ledger that the dispatcher uses.
+type Ledger interface {
+	// Add queues outcomes and never blocks. It calls Stored of each once it is stored, in the order of Add.
+	Add(list ...*ledger.Outcome)
+}
+
 // Item is one event of the stream. The slices Raw, DB, Coll and Pos, and those of its
 // records, may alias the server's reply.
 type Item struct {
@@ -97,7 +103,7 @@ type Config struct {
 	Pool *Pool
 
 	// Ledger stores the envelopes that are not sent now, and the deliveries that are recorded.
-	Ledger *ledger.Ledger
+	Ledger Ledger
 	// Ready gets the topics that can be written again.
 	Ready *mailbox.Box[string]
 

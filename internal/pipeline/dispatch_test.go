@@ -10,8 +10,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.uber.org/goleak"
 
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/mailbox"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -60,54 +62,48 @@ func (f *fakeSink) FindHit(*record.Record) (record.TopicPartition, int64, bool) 
 	return record.TopicPartition{}, 0, false
 }
 
-type fakeExceptions struct {
-	mu   sync.Mutex
-	got  []Exception
-	fail error
-	done chan struct{}
+// fakeLedger keeps the outcomes until the test stores them.
+type fakeLedger struct {
+	mu    sync.Mutex
+	queue []*ledger.Outcome
+	got   []*ledger.Outcome // stored, in their order
 }
 
-func (*fakeExceptions) Restore(context.Context, []Exception) error { return nil }
-
-func (m *fakeExceptions) Record(_ context.Context, b []Exception) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.fail != nil {
-		return m.fail
-	}
-	m.got = append(m.got, b...)
-	close(m.done)
-	return nil
+func (l *fakeLedger) Add(list ...*ledger.Outcome) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(l.queue, list...)
 }
 
-// recordQueued runs d until the queued exceptions are recorded and resolved.
-func recordQueued(t *testing.T, d *Dispatcher, m *fakeExceptions) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	<-m.done
-	// Recorded exceptions are resolved even after the end of the context.
-	cancel()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
+// storeQueued stores what was added so far. Each of change sees an outcome before its sender does.
+func (l *fakeLedger) storeQueued(change ...func(*ledger.Outcome)) {
+	l.mu.Lock()
+	list := l.queue
+	l.queue = nil
+	l.got = append(l.got, list...)
+	l.mu.Unlock()
+
+	for _, o := range list {
+		for _, c := range change {
+			c(o)
+		}
+		o.Stored(o)
 	}
 }
 
-func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeExceptions) {
+func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeLedger) {
 	t.Helper()
 	s := &fakeSink{refuse: map[string]*record.Refusal{}, got: make(chan struct{}, 1000)}
-	m := &fakeExceptions{done: make(chan struct{})}
-	cfg.Exceptions = m
+	m := &fakeLedger{}
+	cfg.Ledger = m
 	if cfg.Ready == nil {
-		cfg.Ready = func(string) {}
+		cfg.Ready = mailbox.New[string]()
 	}
 
 	cfg.Metrics = Metrics{
 		Acked: func(*record.AckedBatch) {}, Dead: func(string, record.Class) {}, Held: func(string, int) {},
 	}
 
-	cfg.Retry = func(_ context.Context, op func() error) error { return op() }
 	if cfg.Pool == nil {
 		cfg.Pool = NewPool(1<<20, 1000)
 	}
@@ -265,11 +261,13 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 		t.Fatal("the watermark passed an exception that is not recorded yet")
 	}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	<-m.done
-	if err := d.Drain(t.Context()); err != nil {
+	if _, unrecorded := d.Oldest(); unrecorded != 2 {
+		t.Fatalf("%d envelopes are reported as not recorded, want 2", unrecorded)
+	}
+	drained := make(chan error, 1)
+	go func() { drained <- d.Drain(t.Context()) }()
+	m.storeQueued()
+	if err := <-drained; err != nil {
 		t.Fatal(err)
 	}
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
@@ -277,11 +275,6 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 	}
 	if len(m.got) != 2 || string(m.got[0].Raw) != "envelope" || m.got[1].Topic != "b" {
 		t.Fatalf("recorded %+v, want both envelopes as they were", m.got)
-	}
-
-	cancel()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -300,11 +293,11 @@ func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testin
 		t.Fatal("the watermark passed a record that Kafka refused")
 	}
 
-	recordQueued(t, d, m)
+	m.storeQueued()
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
 		t.Fatal("the watermark stays although the retry is recorded")
 	}
-	if e := m.got[0]; e.State != envelope.StateRetry || e.Pending[0] != "a" {
+	if e := m.got[0]; e.End != ledger.Retrying || e.Reason != waiting.Retry || e.Topics[0] != "a" {
 		t.Fatalf("recorded %+v, want a retry for topic a", e)
 	}
 }

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // followerLog is a Follower that keeps the notifications.
@@ -54,9 +54,9 @@ func TestAFollowerGetsEachRecordOnce(t *testing.T) {
 
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 40, []record.Ticket{0, 1, 2}, 0)
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Refusal: &record.Refusal{Class: record.RecordRefused}}})
-	recordQueued(t, d, m)
+	m.storeQueued()
 	slices.Sort(one.list)
-	want := []string{"a/2@40", "bad message_too_large true", "late record_refused true", "parked " + envelope.StateParked + " false"}
+	want := []string{"a/2@40", "bad message_too_large true", "late record_refused true", "parked " + string(waiting.Parked) + " false"}
 	if diff := cmp.Diff(want, one.list); diff != "" {
 		t.Error(diff)
 	}

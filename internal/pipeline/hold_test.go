@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 func itemWithKey(key string, topics ...string) *Item {
@@ -28,8 +29,8 @@ func TestN11_OnlyTheParkedTargetIsPending(t *testing.T) {
 	}
 
 	<-s.got
-	recordQueued(t, d, m)
-	if e := m.got[0]; e.State != envelope.StateParked || !slices.Equal(e.Pending, []string{"away"}) || e.Key != "k" || e.Pos != "82" {
+	m.storeQueued()
+	if e := m.got[0]; e.End != ledger.Waiting || e.Reason != waiting.Parked || !slices.Equal(e.Topics, []string{"away"}) || e.Key != "k" || e.Pos != "82" {
 		t.Fatalf("recorded %+v, want parked for topic away", e)
 	}
 	if n, _ := d.Unresolved(); n != 1 {
@@ -61,13 +62,13 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{2}, 10)
-	recordQueued(t, d, m)
-	states := []string{}
+	m.storeQueued()
+	var reasons []waiting.Reason
 	for _, e := range m.got {
-		states = append(states, e.State)
+		reasons = append(reasons, e.Reason)
 	}
-	if !slices.Equal(states, []string{envelope.StateRetry, envelope.StateBlocked, envelope.StateBlocked}) {
-		t.Fatalf("recorded %v, want one retry and two behind it", states)
+	if !slices.Equal(reasons, []waiting.Reason{waiting.Retry, waiting.Blocked, waiting.Blocked}) {
+		t.Fatalf("recorded %v, want one retry and two behind it", reasons)
 	}
 
 	for left := 3; left > 0; left-- {
@@ -162,20 +163,12 @@ func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 	}
 }
 
-type sentLog struct{ got chan []*Sent }
-
-func (l sentLog) Sent(_ context.Context, batch []*Sent) error {
-	l.got <- slices.Clone(batch)
-	return nil
-}
-
 func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	t.Parallel()
-	l := sentLog{make(chan []*Sent, 10)}
-	d, s, m := newTestDispatcher(t, Config{Recorder: l})
+	d, s, m := newTestDispatcher(t, Config{})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
 	whole, part := itemWithKey("k", "a", "b"), itemWithKey("l", "a", "away")
-	whole.Sent, part.Sent = &Sent{NS: "x.outbox"}, &Sent{NS: "x.outbox"}
+	whole.Sent, part.Sent = &Delivery{Outcome: ledger.Outcome{NS: "x.outbox"}}, &Delivery{Outcome: ledger.Outcome{NS: "x.outbox"}}
 	for _, it := range []*Item{whole, part} {
 		if err := d.Deliver(t.Context(), it); err != nil {
 			t.Fatal(err)
@@ -185,25 +178,42 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	d.Position(positionAt(2))
 	d.Acked(record.TopicPartition{Topic: "a"}, 3, []record.Ticket{0, 1}, 20)
 	d.Acked(record.TopicPartition{Topic: "b", Partition: 1}, 9, []record.Ticket{0}, 10)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
 	if n, _ := d.Unresolved(); n != 2 {
 		t.Fatalf("%d events are unresolved before anything was recorded, want 2", n)
 	}
 
-	go func() { ended <- d.RunRecorder(ctx) }()
-	batch := <-l.got
-	if len(batch) != 1 || len(batch[0].Answers) != 2 || batch[0].Answers[1].Offset != 9 {
-		t.Fatalf("recorded %+v, want the envelope whose targets were both acked", batch)
+	// The envelope that waits for a topic is stored as waiting, and not recorded as sent.
+	m.storeQueued()
+	if len(m.got) != 2 || m.got[0].End != ledger.Waiting || m.got[0].Recorded || m.got[1] != &whole.Sent.Outcome {
+		t.Fatalf("stored %+v, want an envelope that waits and the one whose targets were both acked", m.got)
 	}
-
-	recordQueued(t, d, m)
-	cancel()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
+	if o := m.got[1]; o.End != ledger.Sent || !o.Recorded || len(o.Sent) != 2 || o.Sent[1].Topic != "b" || o.Sent[1].Offset != 9 {
+		t.Fatalf("recorded %+v, want both places", o)
 	}
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
 		t.Fatal("the watermark does not follow the records")
+	}
+}
+
+// TestN15_AGateOpensOnceTheLetterIsStored: an envelope that has to wait, and that MongoDB cannot store, becomes a dead letter. Its
+// key is free from then on, but not earlier.
+func TestN15_AGateOpensOnceTheLetterIsStored(t *testing.T) {
+	t.Parallel()
+	d, s, m := newTestDispatcher(t, Config{})
+	s.holder, s.hold = d, map[string]error{"a": record.ErrParked}
+	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], false); !errors.Is(err, record.ErrBlocked) {
+		t.Fatalf("a later event of the key: %v, want blocked", err)
+	}
+
+	m.storeQueued(func(o *ledger.Outcome) { o.End = ledger.Dead })
+	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], false); err != nil {
+		t.Fatalf("the key waits for a dead letter: %v", err)
+	}
+	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
+		t.Fatalf("%d events with %d bytes are left, want none", n, bytes)
 	}
 }
 
@@ -269,8 +279,8 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 		t.Errorf("deliveries outside of the stream's order wait for a dead letter: %v", err)
 	}
 
-	recordQueued(t, d, m)
-	if e := m.got[0]; e.State != "" || e.Pending != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Refusal != *why {
+	m.storeQueued()
+	if e := m.got[0]; e.End != ledger.Dead || e.Topics != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Refusal != *why {
 		t.Errorf("recorded %+v, want a dead letter of the string id 42", e)
 	}
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {

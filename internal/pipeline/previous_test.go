@@ -1,19 +1,21 @@
 package pipeline
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
 // N15: of an event that comes once more, those topics are left out that have refused it; its id may have come again elsewhere.
-func TestN15_DeadEventsAreRecognizedByTheirPosition(t *testing.T) {
+func TestN15_StoredEventsAreRecognizedByTheirPosition(t *testing.T) {
 	t.Parallel()
 	id := func(s string) bson.RawValue {
 		_, v, err := bson.MarshalValue(s)
@@ -23,8 +25,8 @@ func TestN15_DeadEventsAreRecognizedByTheirPosition(t *testing.T) {
 		return bson.RawValue{Type: bson.TypeString, Value: v}
 	}
 	o := NewPreviousOwner()
-	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("all"), Pos: "8201"})
-	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("one"), Pos: "8202", Topic: "a"})
+	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: id("all"), Pos: "8201"})
+	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: id("one"), Pos: "8202", Topic: "a"})
 	for _, c := range []struct {
 		ns, id, pos string
 		left        int
@@ -32,7 +34,8 @@ func TestN15_DeadEventsAreRecognizedByTheirPosition(t *testing.T) {
 	}{
 		{"d.c", "all", "8201", 0, true}, {"d.c", "one", "8202", 1, true}, {"d.c", "one", "8203", 2, false}, {"d.x", "one", "8202", 2, false}, {"d.c", "two", "8202", 2, false},
 	} {
-		rest, dead := o.removeDeadTopics(c.ns, id(c.id), &changestream.Event{Data: []byte(c.pos)}, []record.Record{{Topic: "a"}, {Topic: "b"}})
+		topics, dead := o.topicsOf(c.ns, id(c.id), &changestream.Event{Data: []byte(c.pos)})
+		rest := dropTopics([]record.Record{{Topic: "a"}, {Topic: "b"}}, topics)
 		if len(rest) != c.left || dead != c.dead || c.left == 1 && rest[0].Topic != "b" {
 			t.Errorf("%+v: %v, %v", c, rest, dead)
 		}
@@ -42,9 +45,9 @@ func TestN15_DeadEventsAreRecognizedByTheirPosition(t *testing.T) {
 	// after the letter was inserted again.
 	stamp := bson.Timestamp{T: 7, I: 1}
 	moved := time.UnixMilli(5000)
-	unstamped := outboxes.PosNumbered(outboxes.PosAt(bson.Timestamp{}), bson.Timestamp{T: 9}, 1)
-	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("stamped"), Pos: outboxes.PosAt(stamp), Topic: "a", MovedAt: moved})
-	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("unstamped"), Pos: unstamped, MovedAt: moved})
+	unstamped := outboxes.PosAt(bson.Timestamp{}) + outboxes.PosNumber(bson.Timestamp{T: 9}, 1)
+	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: id("stamped"), Pos: outboxes.PosAt(stamp), Topic: "a", MovedAt: moved})
+	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: id("unstamped"), Pos: unstamped, MovedAt: moved})
 	for _, c := range []struct {
 		id     string
 		stamp  bson.Timestamp
@@ -68,10 +71,35 @@ func TestN15_DeadEventsAreRecognizedByTheirPosition(t *testing.T) {
 			t.Fatal(err)
 		}
 		ev := changestream.Event{Data: []byte("8204"), WallMS: c.wallMS, Document: raw}
-		rest, dead := o.removeDeadTopics("d.c", id(c.id), &ev, []record.Record{{Topic: "a"}, {Topic: "b"}})
+		topics, dead := o.topicsOf("d.c", id(c.id), &ev)
+		rest := dropTopics([]record.Record{{Topic: "a"}, {Topic: "b"}}, topics)
 		if len(rest) != c.left || dead != c.dead {
 			t.Errorf("%+v: %v, %v", c, rest, dead)
 		}
+	}
+
+	// An envelope waits for one topic, and another one has refused it: the stream sends it to neither.
+	o.AddWaiting("d.c", id("both"), "8205", []string{"b"})
+	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: id("both"), Pos: "8205", Topic: "a"})
+	o.AddWaiting("d.c", id("unrouted"), "8206", []string{""})
+	for _, c := range []struct{ id, pos, left string }{{"both", "8205", "c"}, {"unrouted", "8206", ""}} {
+		topics, found := o.topicsOf("d.c", id(c.id), &changestream.Event{Data: []byte(c.pos)})
+		left := ""
+		for _, r := range dropTopics([]record.Record{{Topic: "a"}, {Topic: "b"}, {Topic: "c"}}, topics) {
+			left += r.Topic
+		}
+		if !found || left != c.left {
+			t.Errorf("%s: found %t, left are %q, want %q", c.id, found, left, c.left)
+		}
+	}
+
+	// A letter stores the digest of a long id, and the beginning of a long position.
+	long := strings.Repeat("x", 5000)
+	o.AddWaiting("d.c", id(long), long, []string{"a"})
+	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: letters.ShortID(id(long)), Pos: letters.ShortPos(long), Topic: "b"})
+	topics, found := o.topicsOf("d.c", id(long), &changestream.Event{Data: []byte(long)})
+	if slices.Sort(topics); !found || !slices.Equal(topics, []string{"a", "b"}) {
+		t.Errorf("an id of 5,000 bytes: %v, %t", topics, found)
 	}
 
 	o.Reset()

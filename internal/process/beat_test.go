@@ -9,13 +9,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 )
 
 // Nodes that were killed do not pile up: one that was silent for weeks is forgotten, one of the week before is not.
 func TestNodesThatAreGoneAreForgotten(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	nodes := b.state.Collection("nodes")
+	nodes := statetest.Set(t, b.state).Collection("nodes")
 	for _, days := range []int{1, 13, 15, 400} {
 		gone := bson.D{{Key: "_id", Value: fmt.Sprint("killed-", days)}, {Key: "seenAt", Value: time.Now().AddDate(0, 0, -days)}}
 		if _, err := nodes.InsertOne(t.Context(), gone); err != nil {

@@ -3,8 +3,6 @@ package process
 import (
 	"time"
 
-	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
 )
 
@@ -13,11 +11,4 @@ import (
 func (r *Relay) Hasten(call time.Duration) {
 	const soon = 500 * time.Millisecond
 	r.shared.Pace = term.Pace{Call: call, Clean: soon, Indexes: soon, Standstill: soon}
-}
-
-// SetMigrations makes the relay behave like a version with these migrations. It must be called
-// before Run.
-func (r *Relay) SetMigrations(steps []migrate.Step) {
-	r.shared.Steps = steps
-	r.member = r.newMember(state.Open(r.shared.Mongo.State, r.cfg.State))
 }

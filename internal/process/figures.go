@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/metrics"
@@ -292,7 +293,8 @@ func (f *figures) countCollection(
 // countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
 // listed, the collection has no metric until the next check.
 func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
-	missing, err := outboxes.MissingIndexes(ctx, mongodb.Database(f.relay.shared.Mongo.State, o.DB).Collection(o.Coll))
+	coll := mongodb.Database(f.relay.shared.Mongo.State, o.DB).Collection(o.Coll)
+	missing, err := connect.WantedIndexes(f.relay.cfg).Missing(ctx, coll)
 	if err == nil {
 		f.missingIndexes[o.NS()] = len(missing)
 	}

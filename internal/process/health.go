@@ -51,11 +51,6 @@ func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
 func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 	ok, role, reasons = h.process.Ready()
 
-	// No slot has begun.
-	if role == string(readiness.RoleUpgrade) {
-		return ok, role, reasons
-	}
-
 	had := map[string]bool{}
 	for _, s := range h.slots {
 		slotOK, slotRole, slotReasons := s.State.Ready()

@@ -1,22 +1,15 @@
 package process_test
 
 import (
-	"context"
-	"errors"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/process"
 )
 
 func (b *bundle) listNodes() []nodes.Node {
@@ -98,39 +91,6 @@ func (b *bundle) listKinds(node string) []string {
 	return out
 }
 
-// startVersion starts a relay of a version that contains these migrations. ended receives the result of Run.
-func (b *bundle) startVersion(node string, steps []migrate.Step) (stop func(), ended <-chan error) {
-	b.t.Helper()
-	cfg, _, err := config.Load("", b.env, []string{"node=" + node})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-
-	r, err := process.New(cfg, "version "+steps[len(steps)-1].ID, slog.New(slog.NewTextHandler(b.log, nil)))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	r.SetMigrations(steps)
-
-	ctx, cancel := context.WithCancel(context.WithoutCancel(b.t.Context()))
-	done, result := make(chan struct{}), make(chan error, 1)
-	go func() {
-		defer close(done)
-		result <- r.Run(ctx)
-	}()
-
-	stop = func() {
-		cancel()
-		select {
-		case <-done:
-		case <-time.After(patience):
-			b.t.Error("the relay does not stop")
-		}
-	}
-	b.t.Cleanup(stop)
-	return stop, result
-}
-
 // Owner and standby are listed only while they run. The events log contains their starts, takeovers
 // and stops.
 func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
@@ -147,7 +107,7 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	})
 
 	for _, n := range b.listNodes() {
-		if n.Schema != migrate.LastStep(migrate.Steps()) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) || !slices.Contains(n.Capabilities, "preset:typed") ||
+		if !slices.Equal(n.Roles, []string{"relay", "cleaner"}) || !slices.Contains(n.Capabilities, "preset:typed") ||
 			n.Version != "test" || n.Instance == "" || n.Config == "" || n.Node == "two" && len(n.Holds) != 0 {
 			t.Errorf("%+v", n)
 		}
@@ -239,46 +199,6 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 	stacktest.Eventually(t, "the events log contains the difference", func() bool {
 		return slices.Contains(b.listKinds("two"), "configuration_differs") || slices.Contains(b.listKinds("one"), "configuration_differs") || b.isLost("configuration_differs")
 	})
-}
-
-// A rolling upgrade with a migration that the older version cannot work with: the newer node waits while the older node
-// lives, also through an outage of MongoDB. Then it migrates and takes over. The older version does not start any more.
-func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	old := []migrate.Step{{ID: "0001", Name: "old"}}
-	upgraded := append(slices.Clone(old), migrate.Step{ID: "0002", Name: "another form", Breaking: true})
-
-	stopOld, _ := b.startVersion("old", old)
-	b.waitOwned("old")
-	stopNew, _ := b.startVersion("new", upgraded)
-	b.log.wait(t, "migration 0002 (another form) waits, because these live nodes are older than the migration: old (version 0001)")
-	b.waitNoted("new", "upgrade_waits")
-	stacktest.FailTimes(t, b.client, "outrelay state new", 4, bson.D{{Key: "failCommands", Value: bson.A{"update", "findAndModify", "find"}}, {Key: "errorCode", Value: int32(11600)}})
-	b.append(3)
-	// The older node continues.
-	b.consume(3)
-	if w := b.status(); w.Node != "old" {
-		t.Errorf("%+v", w)
-	}
-	stopOld()
-	b.waitOwned("new")
-	if n, err := b.state.Collection("migrations").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "0002"}, {Key: "outcome", Value: "applied"}}); err != nil || n != 1 {
-		t.Errorf("the migration is not in the ledger: %d, %v", n, err)
-	}
-	b.waitNoted("new", "took_over")
-	b.checkEntries("new", "node_started", "upgrade_waits", "upgrade_goes_on", "took_over")
-	_, ended := b.startVersion("older-again", old)
-	select {
-	case err := <-ended:
-		if !errors.Is(err, process.ErrOutdated) || !errors.Is(err, migrate.ErrNewer) {
-			t.Errorf("the older version ends with %v", err)
-		}
-	case <-time.After(patience):
-		t.Error("the older version starts")
-	}
-	stopNew()
-	stacktest.Eventually(t, "the stopped nodes have left the list", func() bool { return len(b.listNodes()) == 0 || b.staysListed() })
 }
 
 // A process with the role of an admin alone is listed, is ready, and never seeks the lease.

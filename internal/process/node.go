@@ -14,21 +14,14 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/logging"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
 )
-
-// ErrOutdated is returned at the start of a relay if a newer version has migrated the collections,
-// and this version would damage them.
-var ErrOutdated = errors.New("this version is too old for the state database")
 
 // newMember returns this process as a member of the registry of nodes.
 func (r *Relay) newMember(db state.Database) *nodes.Member {
@@ -46,7 +39,6 @@ func (r *Relay) newMember(db state.Database) *nodes.Member {
 		Watcher:      watcher,
 		Roles:        configuredRoles(r.cfg),
 		Capabilities: listCapabilities(r.cfg),
-		Schema:       migrate.LastStep(r.shared.Steps),
 		Fingerprint:  compared,
 		Log:          r.log,
 	})
@@ -128,40 +120,22 @@ func (r *Relay) checkHostClient(stop context.Context) error {
 	}
 }
 
-// waitForUpgrade blocks until this version may work with the collections, or stop ends. It returns
-// ErrOutdated if the collections were made for a newer version. If this version has to migrate
-// them, it waits until all live nodes support the migration. If the state database cannot be read,
-// it does not wait: each takeover checks again.
-func (r *Relay) waitForUpgrade(stop context.Context) error {
-	reported := ""
+// prepareState creates what the state database lacks. It blocks until MongoDB answers, or stop ends. It returns an error
+// if a later attempt cannot succeed: the database belongs to others ([state.ErrUnusable]), or a privilege is missing.
+func (r *Relay) prepareState(stop context.Context) error {
+	db := state.Open(r.shared.Mongo.State, r.cfg.State)
 	for {
-		err := r.mayStart(stop)
-		switch {
-		case errors.Is(err, migrate.ErrNewer):
-			r.member.LogEvent(stop, nodes.Halted, bson.D{{Key: "reason", Value: err.Error()}})
-			return fmt.Errorf("%w: %w", ErrOutdated, err)
+		ctx, cancel := context.WithTimeout(stop, setupTimeout)
+		err := db.Ensure(ctx, r.log)
+		cancel()
 
-		case reported != "" && errors.Is(err, errStateUnavailable) && stop.Err() == nil:
-			// The last check found older nodes. A check that fails does not prove that they have
-			// ended.
-			r.log.Debug("cannot check whether older nodes are alive", "reason", err)
-
-		case !errors.Is(err, nodes.ErrOlderNodes):
-			if err != nil && stop.Err() == nil {
-				r.log.Debug("cannot check whether this version may start", "reason", err)
-			}
-			if reported != "" && err == nil {
-				r.log.Info("the migration is done; this node stands by for the lease")
-				r.member.LogEvent(stop, nodes.UpgradeGoesOn, nil)
-			}
-			return nil
+		var refused *mongodb.PrivilegeError
+		if err == nil || errors.Is(err, state.ErrUnusable) || errors.As(err, &refused) {
+			return err
 		}
-
-		if text := err.Error(); text != reported && !errors.Is(err, errStateUnavailable) {
-			reported = text
-			r.shared.State.SetRole(readiness.RoleUpgrade)
-			r.log.Warn(text)
-			r.member.LogEvent(stop, nodes.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
+		if stop.Err() == nil {
+			r.shared.State.SetError("mongodb reachable", err)
+			r.log.Debug("cannot prepare the state database", "reason", err)
 		}
 		if retry.Sleep(stop, beatEvery) != nil {
 			return nil
@@ -169,48 +143,8 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 	}
 }
 
-// mayStart lists this process, then reads the ledger of migrations, and runs the migrations that
-// older versions do not support. It returns nodes.ErrOlderNodes while older nodes are alive,
-// migrate.ErrNewer if this version is too old, and errStateUnavailable if that cannot be
-// determined.
-func (r *Relay) mayStart(stop context.Context) error {
-	ctx, cancel := context.WithTimeout(stop, term.SchemaTimeout)
-	defer cancel()
-	if err := r.member.SendHeartbeat(ctx, r.vitalSigns()); err != nil {
-		return fmt.Errorf("%w: %w", errStateUnavailable, err)
-	}
-
-	m := r.shared.NewMigrator(connect.Outboxes(r.cfg, r.shared.Mongo.State))
-	pending, err := m.PendingBreaking(ctx)
-	if err != nil && !errors.Is(err, migrate.ErrNewer) {
-		return fmt.Errorf("%w: %w", errStateUnavailable, err)
-	}
-	if err != nil || len(pending) == 0 || !r.cfg.MongoDB.Indexes {
-		return err
-	}
-
-	_, err = m.Up(stop)
-	if err == nil || errors.Is(err, nodes.ErrOlderNodes) || errors.Is(err, migrate.ErrNewer) {
-		return err
-	}
-
-	// Either a migration failed, or the list of nodes could not be read.
-	check, stopCheck := context.WithTimeout(stop, term.SchemaTimeout)
-	defer stopCheck()
-	for _, s := range pending {
-		e := m.CheckStep(check, s)
-		if e != nil && !errors.Is(e, nodes.ErrOlderNodes) {
-			return fmt.Errorf("%w: %w", errStateUnavailable, e)
-		}
-		if e != nil {
-			return e
-		}
-	}
-	return err
-}
-
-// errStateUnavailable is returned if the list of nodes or the ledger of migrations cannot be read.
-var errStateUnavailable = errors.New("the state database does not answer")
+// setupTimeout bounds one attempt to prepare the state database.
+const setupTimeout = 30 * time.Second
 
 const (
 	beatEvery = nodes.BeatEvery

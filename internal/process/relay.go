@@ -22,7 +22,6 @@ import (
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
@@ -139,7 +138,6 @@ func newShared(
 		Config:  cfg,
 		Log:     log,
 		Version: version,
-		Steps:   migrate.Steps(),
 		State:   readiness.NewState(cfg.HTTP.Readiness, time.Now, log),
 		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
 		Pace:    term.DefaultPace,
@@ -204,9 +202,6 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 
 	g.Go(func() error { return r.shared.Exporter.Run(work) })
-	g.Go(func() error { return r.figures.countPeriodically(work) })
-	g.Go(func() error { return r.recordHistory(work) })
-	g.Go(func() error { return r.runHeartbeat(work) })
 	if !r.embedded {
 		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.processHealth(), r.log).Run(ctx, work) })
 	}
@@ -214,17 +209,22 @@ func (r *Relay) Run(ctx context.Context) error {
 	g.Go(func() error {
 		// All other goroutines end when the slots have stopped.
 		defer cancel()
+		if err := r.checkHostClient(ctx); err != nil {
+			return err
+		}
+		// Nothing may be written before the state database is known to be the relay's.
+		if err := r.prepareState(ctx); err != nil || ctx.Err() != nil {
+			return err
+		}
+		g.Go(func() error { return r.figures.countPeriodically(work) })
+		g.Go(func() error { return r.recordHistory(work) })
+		g.Go(func() error { return r.runHeartbeat(work) })
+
 		if !r.cfg.HasRole(config.RoleRelay) {
 			// A process without the role of a relay never acquires the lease.
 			r.shared.State.SetRole(readiness.RoleAdmin)
 			<-ctx.Done()
 			return nil
-		}
-		if err := r.checkHostClient(ctx); err != nil {
-			return err
-		}
-		if err := r.waitForUpgrade(ctx); err != nil {
-			return err
 		}
 		return r.ownSlots(ctx, work)
 	})

@@ -28,8 +28,7 @@ const (
 	RoleStandby  Role = "standby"
 	RoleTakeOver Role = "taking-over"
 	RoleOwner    Role = "owner"
-	RoleAdmin    Role = "admin"             // runs no watcher
-	RoleUpgrade  Role = "waits-for-upgrade" // waits until the nodes of older versions have ended
+	RoleAdmin    Role = "admin" // runs no watcher
 	RoleHalted   Role = "halted"
 	RoleStopping Role = "stopping"
 )

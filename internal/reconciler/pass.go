@@ -223,9 +223,7 @@ func (x *Sender) Reserve(ids [][waiting.IDSize]byte) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, id := range ids {
-		if x.inFlight[id] == nil {
-			x.inFlight[id] = reserved
-		}
+		x.reserved[id] = struct{}{}
 	}
 }
 
@@ -234,14 +232,9 @@ func (x *Sender) Unreserve(ids [][waiting.IDSize]byte) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, id := range ids {
-		if x.inFlight[id] == reserved {
-			delete(x.inFlight, id)
-		}
+		delete(x.reserved, id)
 	}
 }
-
-// reserved is the flight of a document that is not sent yet.
-var reserved = &flight{}
 
 // SendReserved sends an envelope whose document is reserved, and was stored by the caller. It does not wait for others of its key:
 // a scheduled envelope has no place in their order. answered is called with the outcome before it is stored, and done when it is stored. Both
@@ -256,6 +249,7 @@ func (x *Sender) SendReserved(ctx context.Context, e *waiting.Entry, answered fu
 	f := &flight{key: it.key(), topics: it.topics, answered: answered, done: done}
 	x.mu.Lock()
 	x.trackLocked(d.DocumentID, f)
+	delete(x.reserved, d.DocumentID)
 	x.mu.Unlock()
 	return x.publish(ctx, it, it.topics, f, v.TS, malformed, v.HasExpiresAt && v.ExpiresAt <= now)
 }

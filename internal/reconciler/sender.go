@@ -66,6 +66,7 @@ type Sender struct {
 
 	mu             sync.Mutex
 	inFlight       map[docID]*flight
+	reserved       map[docID]struct{} // SendReserved will send them
 	keyStates      map[orderKey]*keyState
 	landedIDs      map[docID]bool        // ended since the page was requested; true stops the rest of the key
 	parked         map[string]struct{}   // parked topics
@@ -187,6 +188,7 @@ func New(c Config) *Sender {
 		wake:        make(chan struct{}, 1),
 		room:        make(chan struct{}, 1),
 		inFlight:    map[docID]*flight{},
+		reserved:    map[docID]struct{}{},
 		keyStates:   map[orderKey]*keyState{},
 		landedIDs:   map[docID]bool{},
 		parked:      map[string]struct{}{},

@@ -34,6 +34,9 @@ func (x *Sender) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *
 		return nil, nil
 	}
 
+	if _, reserved := x.reserved[it.DocumentID]; reserved {
+		return nil, nil
+	}
 	if f := x.inFlight[it.DocumentID]; f != nil {
 		// Later envelopes may follow it only to the topics to which it is in flight, and only if it is
 		// not alone.

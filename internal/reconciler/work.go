@@ -91,8 +91,9 @@ func (x *Sender) findDueKeys(ctx context.Context) (keys map[string][]string, man
 	for _, k := range found {
 		key := orderKey{k.NS, k.Key}
 		_, known := seen[key]
-		// The end of a flight, or Wake, will cause a scan of these keys.
-		if known || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
+		_, reserved := x.reserved[k.DocumentID()]
+		// The end of a flight, or Wake, will cause a scan of these keys. A reserved envelope needs none.
+		if known || reserved || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
 			continue
 		}
 		seen[key] = struct{}{}

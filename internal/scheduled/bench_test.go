@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // How fast many that are due at once go, with an outlet that acks at once: the rate of the claims and of the finishing
@@ -21,7 +21,7 @@ func BenchmarkScheduledDrain(b *testing.B) {
 				b.StartTimer()
 
 				begin := time.Now()
-				x := p.takeOver(func(f *waiting.FinisherConfig, _ *Config) { f.Recording = recording })
+				x := p.takeOver(func(c *setUp) { c.ledger.Recording = recording })
 				x.waitSettled(n)
 				b.ReportMetric(n/time.Since(begin).Seconds(), "events/s")
 
@@ -33,19 +33,35 @@ func BenchmarkScheduledDrain(b *testing.B) {
 	}
 }
 
-// How late envelopes are of which 10,000 are due in the same second.
+// How late envelopes are of which 10,000 are due in the same second, or at the same moment.
 func BenchmarkScheduledDueError(b *testing.B) {
+	b.Run("second", func(b *testing.B) { measureDueError(b, 100*time.Microsecond) })
+	b.Run("moment", func(b *testing.B) { measureDueError(b, 0) })
+}
+
+func measureDueError(b *testing.B, step time.Duration) {
 	const n = 10_000
 	for b.Loop() {
 		p := newPlanned(b)
-		for i := range 100 {
-			p.schedule(n/100, 4*time.Second+time.Duration(i)*10*time.Millisecond)
+		begin := time.Now().Add(20 * time.Second)
+		for i := range n / 1000 {
+			events := make([]event.Event, 1000)
+			for j := range events {
+				at := begin.Add(time.Duration(i*1000+j) * step)
+				events[j] = event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Due", event.Bytes("", []byte("p")), event.WithDueAt(at))
+			}
+			if err := p.box.Append(b.Context(), events...); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if time.Until(begin) < lookahead {
+			b.Fatal("the machine is too slow: the events were not stored in time")
 		}
 
 		late := make([]time.Duration, 0, n)
 		done := make(chan time.Duration, n)
 
-		x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) { c.OnSent = func(d time.Duration) { done <- d } })
+		x := p.takeOver(func(c *setUp) { c.OnSent = func(d time.Duration) { done <- d } })
 		x.waitSettled(n)
 		x.release()
 		for range n {

@@ -3,6 +3,8 @@ package scheduled
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -11,8 +13,10 @@ import (
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -25,16 +29,26 @@ const (
 	// not by that of the server.
 	earlyRetryDelay = 25 * time.Millisecond
 	maxEarlyTries   = 3
+	// lockedRetryDelay is the wait for an envelope that a service may have locked.
+	lockedRetryDelay = 250 * time.Millisecond
 )
 
 // claimAhead is how long before its due time an envelope may be claimed. So many envelopes that are due at one moment are in memory
-// when it comes. A service can no longer cancel or reschedule a claimed envelope.
-const claimAhead = 500 * time.Millisecond
+// when it comes. If more of them are due soon than can be claimed in that time, the claims begin earlier, but at most maxClaimAhead
+// before. A service can no longer cancel or reschedule a claimed envelope.
+const (
+	claimAhead    = 500 * time.Millisecond
+	maxClaimAhead = 3 * time.Second
+	// firstClaimCost is the assumed time of a claim for each of its envelopes, until one is measured.
+	firstClaimCost = 100 * time.Microsecond
+)
 
 // claimGroup is a group of envelopes of one collection that are due.
 type claimGroup struct {
 	collection *scheduledCollection
-	timers     []timer // of ids
+	timers     []timer
+	positions  []string       // of the timers in the store
+	byID       map[string]int // index of the timer of each id, by mongodb.ValueKey
 
 	coll *mongo.Collection
 	ids  []bson.RawValue
@@ -42,14 +56,14 @@ type claimGroup struct {
 
 // dueEnvelope is a claimed envelope.
 type dueEnvelope struct {
-	timer timer
-	at    int64 // due time in Unix milliseconds
-	entry waiting.Entry
+	timer  timer
+	due    int64     // due time in Unix milliseconds
+	sendAt time.Time // the due time by the clock of this process
+	entry  waiting.Entry
 }
 
 // claimDue claims envelopes that are due soon, until ctx ends or the lease is lost.
 func (s *Scheduled) claimDue(ctx context.Context) error {
-	backoff := retry.Reopen.Start()
 	for {
 		due, err := s.awaitDue(ctx)
 		if err != nil {
@@ -57,9 +71,12 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 		}
 
 		begin := time.Now()
-		claimed, err := s.claimGroups(ctx, groupByCollection(due), backoff)
+		claimed, err := s.claimGroups(ctx, s.groupByCollection(due))
 		if err != nil {
 			return err
+		}
+		if len(due) >= smallClaim {
+			s.claimCost += (time.Since(begin)/time.Duration(len(due)) - s.claimCost) / 4
 		}
 		crash.At("after-claim")
 
@@ -90,7 +107,8 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 		room := maxScheduledInFlight - s.timers.countInFlight()
 		// Without room, only the end of a flight can change the result.
 		if room > 0 {
-			now := s.Now().Add(claimAhead)
+			s.ahead = s.chooseAhead()
+			now := s.Now().Add(s.ahead)
 			due, next, more := s.timers.takeDue(now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
 			// The entries that were taken leave room for others of the index.
 			s.requestFeed(due)
@@ -117,6 +135,12 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 	}
 }
 
+// chooseAhead returns how long before their due times envelopes are claimed now.
+func (s *Scheduled) chooseAhead() time.Duration {
+	soon := s.timers.countDue(s.Now().Add(maxClaimAhead).UnixMilli())
+	return min(claimAhead+time.Duration(soon)*s.claimCost, maxClaimAhead)
+}
+
 // maxIdle bounds the wait for the next due envelope.
 const maxIdle = time.Second
 
@@ -132,172 +156,255 @@ func (s *Scheduled) requestFeed(taken []timer) {
 }
 
 // groupByCollection returns the envelopes grouped by collection.
-func groupByCollection(due []timer) []*claimGroup {
+func (s *Scheduled) groupByCollection(due []timer) []*claimGroup {
 	byCollection := make(map[*scheduledCollection]*claimGroup, 1)
 	var groups []*claimGroup
 
 	for _, e := range due {
 		g := byCollection[e.collection]
 		if g == nil {
-			g = &claimGroup{collection: e.collection, coll: e.collection.coll}
+			g = &claimGroup{collection: e.collection, coll: e.collection.coll, byID: map[string]int{}}
 			byCollection[e.collection] = g
 			groups = append(groups, g)
 		}
+		g.byID[mongodb.ValueKey(e.id)] = len(g.timers)
 		g.timers = append(g.timers, e)
 		g.ids = append(g.ids, e.id)
+		// Each envelope keeps its position in a repetition, because the position is part of its identity in the store.
+		g.positions = append(g.positions, s.nextPosition())
 	}
 	return groups
 }
 
-// claimGroups claims the groups in one transaction. If that fails, it claims each group alone, so that a
-// collection that cannot be written does not block the others. If the server is too slow for so many,
-// it puts all of them back, and the next claims are smaller.
+// nextPosition returns a position that no other claimed envelope has.
+func (s *Scheduled) nextPosition() string {
+	return outboxes.PosAt(bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)})
+}
+
+// claimGroups claims the groups in one transaction. If that fails, it claims each group alone, and pauses the collections whose groups
+// fail again. An envelope that the store rejects becomes a dead letter. So none of them delays the others. If the server is too slow for so many, it puts all of
+// them back, and the next claims are smaller.
 //
-// It returns the claimed envelopes, puts back the others, and waits with backoff after a failure. It
-// returns an error only if ctx ends or the lease is lost.
-func (s *Scheduled) claimGroups(ctx context.Context, groups []*claimGroup, backoff *retry.Backoff) ([]dueEnvelope, error) {
+// It returns the claimed envelopes. It returns an error only if ctx ends or the lease is lost.
+func (s *Scheduled) claimGroups(ctx context.Context, groups []*claimGroup) ([]dueEnvelope, error) {
 	claimed, err := s.claimTogether(ctx, groups)
 	if err == nil {
-		backoff.Reset()
 		s.claimSize.Ended()
 		return claimed, nil
 	}
-
-	// The transaction took too long. Its groups, one after the other, would take as long.
 	if errors.Is(err, mongodb.ErrSlow) {
-		n := 0
-		for _, g := range groups {
-			s.putBack(g.timers)
-			n += len(g.timers)
-		}
-		s.claimSize.Slow(n)
+		s.makeSmaller(groups)
 		return nil, nil
 	}
 
-	claimed = nil
 	for _, g := range groups {
-		// With one group, this claim would only repeat the failed one.
-		if len(groups) > 1 && ctx.Err() == nil && !errors.Is(err, lease.ErrLeaseLost) {
-			var list []dueEnvelope
-			list, err = s.claimTogether(ctx, []*claimGroup{g})
-			if err == nil {
-				claimed = append(claimed, list...)
-				continue
+		list, err := s.claimAlone(ctx, g)
+		claimed = append(claimed, list...)
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errors.Is(err, lease.ErrLeaseLost):
+			return nil, err
+		case errors.Is(err, mongodb.ErrSlow):
+			s.makeSmaller([]*claimGroup{g})
+		case err != nil:
+			s.pauseCollection(collectionStep{g.collection, true}, err)
+			for _, e := range g.timers {
+				s.endTimer(e)
 			}
 		}
-
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if errors.Is(err, lease.ErrLeaseLost) {
-			return nil, err
-		}
-		// A claim of fewer documents may succeed.
-		if errors.Is(err, mongodb.ErrSlow) || mongodb.IsRejection(err) {
-			s.claimSize.Slow(len(g.timers))
-		}
-
-		s.OnRetry(err)
-		s.putBack(g.timers)
 	}
-	return claimed, backoff.Wait(ctx)
+	return claimed, nil
 }
 
-// putBack returns timers to the heap, where they are due at once.
-func (s *Scheduled) putBack(timers []timer) {
-	for _, e := range timers {
-		// The heap accepts no envelope that is in flight.
-		s.endTimer(e)
-		s.timers.pushTimer(e)
+// claimAlone claims one group. It claims the halves of a group that the store rejects, so that one envelope delays no other.
+func (s *Scheduled) claimAlone(ctx context.Context, g *claimGroup) ([]dueEnvelope, error) {
+	claimed, err := s.claimTogether(ctx, []*claimGroup{g})
+	var rejected *rejectedError
+	switch {
+	case err == nil:
+		return claimed, nil
+	case !errors.As(err, &rejected):
+		return nil, err
+	case len(g.timers) == 1:
+		return nil, s.bury(ctx, g, rejected)
 	}
+
+	claimed = nil
+	half := len(g.timers) / 2
+	for _, part := range [][]timer{g.timers[:half], g.timers[half:]} {
+		list, err := s.claimAlone(ctx, s.groupByCollection(part)[0])
+		claimed = append(claimed, list...)
+		if err != nil {
+			return claimed, err
+		}
+	}
+	return claimed, nil
+}
+
+// rejectedError means that the store rejects one of the envelopes.
+type rejectedError struct {
+	error
+	claimed []dueEnvelope
+}
+
+func (e *rejectedError) Unwrap() error { return e.error }
+
+// bury stores the only envelope of g, which the store rejects, as a dead letter, and takes it out of its outbox.
+func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError) error {
+	if len(why.claimed) == 0 {
+		return why
+	}
+	e := why.claimed[0].entry
+	stored := make(chan struct{})
+	s.Ledger.Add(&ledger.Outcome{
+		End: ledger.Dead, NS: e.NS, Raw: e.Raw, Key: e.Key, Partition: record.AnyPartition,
+		// A repetition writes the same letter.
+		Pos:     outboxes.PosAt(outboxes.Stamp(e.Raw)),
+		Refusal: record.Refusal{Class: record.Malformed, Reason: "it is due, and MongoDB cannot store it as waiting: " + why.Error()},
+		Stored:  func(*ledger.Outcome) { close(stored) },
+	})
+	select {
+	case <-stored:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+
+	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
+		coll := mongodb.Database(mongo.SessionFromContext(tx).Client(), g.coll.Database().Name()).Collection(g.coll.Name())
+		_, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
+		return err
+	}))
+	if err == nil {
+		s.endTimer(g.timers[0])
+	}
+	return err
+}
+
+// makeSmaller puts the envelopes of groups back, because the server is too slow for all of them, and makes the next claims smaller. A
+// service that holds the lock of one envelope looks like a slow server, so one envelope alone is left for a while.
+func (s *Scheduled) makeSmaller(groups []*claimGroup) {
+	n := 0
+	for _, g := range groups {
+		n += len(g.timers)
+	}
+	for _, g := range groups {
+		for _, e := range g.timers {
+			if n == 1 {
+				e.due, e.fed = s.Now().Add(s.ahead+lockedRetryDelay).UnixMilli(), false
+			}
+			s.putBack(e)
+		}
+	}
+	s.claimSize.Slow(n)
+}
+
+// putBack returns an envelope that was taken to the heap.
+func (s *Scheduled) putBack(e timer) {
+	// The heap accepts no envelope that is in flight.
+	s.endTimer(e)
+	s.timers.pushTimer(e)
 }
 
 // claimTogether claims the envelopes of the groups in one fenced transaction, and returns those that were still due. The sender leaves
 // out the documents of the store until it gets the envelopes. Timers of other envelopes are released.
 func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]dueEnvelope, error) {
-	// Each envelope keeps its position in a repetition, because the position is part of its identity in the store.
-	positions := map[string]string{}
-	for _, g := range groups {
-		for _, e := range g.timers {
-			at := bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)}
-			positions[g.collection.ns+mongodb.ValueKey(e.id)] = outboxes.PosAt(at)
-		}
-	}
-
 	total := 0
 	for _, g := range groups {
 		total += len(g.ids)
 	}
+
 	var claimed []dueEnvelope
-	var reserved [][waiting.IDSize]byte
-	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(total, func(tx context.Context) error {
-		claimed = claimed[:0]
+	full := false
+	reserved := map[[waiting.IDSize]byte]struct{}{}
+	// A single envelope may be locked by a service, and must not block the others.
+	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(max(total, 2), func(tx context.Context) error {
+		claimed, full = claimed[:0], false
 		client := mongo.SessionFromContext(tx).Client()
 		left := mongodb.MaxBytes
 		for _, g := range groups {
 			coll := mongodb.Database(client, g.coll.Database().Name()).Collection(g.coll.Name())
-			size, err := takeDue(tx, coll, g.ids, claimAhead, s.Mark, left, func(raw bson.Raw) {
-				claimed = append(claimed, s.newDueEnvelope(g, raw, positions))
+			size, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, left, func(raw bson.Raw, sendAt time.Time) {
+				claimed = append(claimed, s.newDueEnvelope(g, raw, sendAt))
 			})
+			if errors.Is(err, errFull) {
+				full = true
+				break
+			}
 			if err != nil {
 				return err
 			}
-			left = max(left-size, 1)
+			left -= size
 		}
 
+		ids := make([][waiting.IDSize]byte, len(claimed))
 		entries := make([]waiting.Entry, len(claimed))
 		for i := range claimed {
 			entries[i] = claimed[i].entry
-			reserved = append(reserved, entries[i].DocumentID())
+			ids[i] = entries[i].DocumentID()
+			reserved[ids[i]] = struct{}{}
 		}
 		// A scan of the sender may read the documents as soon as the transaction is committed.
-		s.Sender.Reserve(reserved)
+		s.Sender.Reserve(ids)
 		store := mongodb.Database(client, s.Store.Collection().Database().Name()).Collection(s.Store.Collection().Name())
-		return waiting.Enter(tx, store, entries)
+		err := waiting.Enter(tx, store, entries)
+		if mongodb.IsRejection(err) {
+			return &rejectedError{err, claimed}
+		}
+		return err
 	}))
 	if err != nil {
-		s.Sender.Unreserve(reserved)
+		claimed = nil
+	}
+
+	// A run whose outcome is unknown may have been committed: then the next run has found nothing. The sender finds these documents by
+	// their time.
+	for i := range claimed {
+		delete(reserved, claimed[i].entry.DocumentID())
+	}
+	s.Sender.Unreserve(slices.Collect(maps.Keys(reserved)))
+	if err != nil {
 		return nil, err
 	}
 
-	s.releaseOthers(groups, claimed)
+	for _, g := range groups {
+		s.reportSuccess(collectionStep{g.collection, true})
+	}
+	s.releaseOthers(groups, claimed, full)
 	return claimed, nil
 }
 
 // newDueEnvelope returns the claimed envelope raw of g.
-func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, positions map[string]string) dueEnvelope {
-	id := raw.Lookup("_id")
+func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time) dueEnvelope {
 	due, _ := raw.Lookup("dueAt").DateTimeOK()
-	d := dueEnvelope{at: due, entry: waiting.Entry{
+	d := dueEnvelope{due: due, sendAt: sendAt, entry: waiting.Entry{
 		Watcher: s.Store.Watcher(),
 		NS:      g.collection.ns,
 		Raw:     raw,
 		Slot:    waiting.SlotOf(raw),
-		Pos:     positions[g.collection.ns+mongodb.ValueKey(id)],
 		Reason:  waiting.Queued,
 		Origin:  waiting.OriginScheduled,
+		// A later owner does not send it before it is due.
+		NextAt: time.UnixMilli(due),
 	}}
-	// A later owner does not send it before it is due.
-	if at := time.UnixMilli(due); at.After(s.Now()) {
-		d.entry.NextAt = at
+	if i, ok := g.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
+		d.timer, d.entry.Pos = g.timers[i], g.positions[i]
+	} else {
+		// With a collation that ignores case, the server may find an envelope with another id.
+		d.entry.Pos = s.nextPosition()
 	}
 	// An envelope that cannot be read becomes a dead letter when it is sent.
 	var v envelope.View
 	if s.Mapping.Parse(raw, &v) == nil {
 		d.entry.Key = string(v.OrderingKey())
 	}
-	for _, e := range g.timers {
-		if mongodb.ValueKey(e.id) == mongodb.ValueKey(id) {
-			d.timer = e
-		}
-	}
 	return d
 }
 
 // releaseOthers releases the timers of envelopes that could not be claimed: they were canceled or rescheduled, there was no room for
-// them, or they are not yet due by the clock of the server. Except for the first, another try makes sense before the index brings them
-// again.
-func (s *Scheduled) releaseOthers(groups []*claimGroup, claimed []dueEnvelope) {
+// them, which full reports, or they are not yet due by the clock of the server. Except for the first, another try makes sense before
+// the index brings them again.
+func (s *Scheduled) releaseOthers(groups []*claimGroup, claimed []dueEnvelope, full bool) {
 	taken := make(map[uint64]bool, len(claimed))
 	for _, d := range claimed {
 		taken[d.timer.key] = true
@@ -305,13 +412,18 @@ func (s *Scheduled) releaseOthers(groups []*claimGroup, claimed []dueEnvelope) {
 
 	for _, g := range groups {
 		for _, e := range g.timers {
-			if taken[e.key] {
+			switch {
+			case taken[e.key]:
+				continue
+			case full:
+				s.putBack(e)
 				continue
 			}
+
 			s.endTimer(e)
 			e.tries++
 			if e.tries < maxEarlyTries && s.Now().UnixMilli()-e.due < 1000 {
-				e.due, e.fed = s.Now().Add(claimAhead+earlyRetryDelay<<(e.tries-1)).UnixMilli(), false
+				e.due, e.fed = s.Now().Add(s.ahead+earlyRetryDelay<<(e.tries-1)).UnixMilli(), false
 				s.timers.pushTimer(e)
 			}
 		}

@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	// lookahead is the time by which an envelope is read from the index before it is due. It is longer than claimAhead and the time
-	// between two reads of the index together.
-	lookahead       = 2 * time.Second
+	// lookahead is the time by which an envelope is read from the index before it is due. It is longer than maxClaimAhead and the
+	// time between two reads of the index together.
+	lookahead       = 5 * time.Second
 	feedReply       = 2000 // ids and times in a reply
-	feedHigh        = 4 * maxClaim
+	feedHigh        = 12 * maxClaim
 	feedLow         = feedHigh / 2
 	feedConcurrency = 4 // collections that are read at the same time
 	feedTimeout     = 30 * time.Second
@@ -57,6 +57,9 @@ func (s *Scheduled) feedTimers(ctx context.Context) error {
 
 // shouldRead reports whether the index of a collection is to be read now.
 func (s *Scheduled) shouldRead(c *scheduledCollection) bool {
+	if s.isPaused(c) {
+		return false
+	}
 	if c.cursor != nil {
 		return c.indexEntries.Load() < feedLow
 	}
@@ -76,16 +79,14 @@ func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection)
 	if err != nil {
 		// The error may have ended the cursor.
 		c.closeCursor()
-		c.nextPass = time.Now().Add(max(s.Poll, time.Second))
 		// The end of the term is no problem of the server.
-		if parent.Err() != nil {
-			return
+		if parent.Err() == nil {
+			s.pauseCollection(collectionStep{c, false}, err)
 		}
-
-		s.OnRetry(err)
 		return
 	}
 
+	s.reportSuccess(collectionStep{c, false})
 	if done {
 		c.closeCursor()
 		c.nextPass = c.passBegan.Add(min(max(s.Poll, passPauseFactor*c.passTook, 2*s.lastRound), maxPassPause))

@@ -150,6 +150,18 @@ func (t *timerCache) takeDue(now int64, n, collections int) (due []timer, next i
 	return due, t.heap[0].due, true
 }
 
+// countDue returns the number of entries that are due by now, including stale ones. It reads all entries.
+func (t *timerCache) countDue(now int64) (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.heap {
+		if t.heap[i].due <= now {
+			n++
+		}
+	}
+	return n
+}
+
 // endFlight removes an envelope from those in flight.
 func (t *timerCache) endFlight(key uint64) {
 	t.mu.Lock()

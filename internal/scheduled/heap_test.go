@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"pgregory.net/rapid"
@@ -119,39 +120,10 @@ func TestTimersAreBounded(t *testing.T) {
 	}
 }
 
-// N19: an envelope whose claim failed stays in a full cache. Its claim may have been committed, and the index does not bring it
-// again in this term.
-func TestN19_AnEnvelopeWhoseClaimFailedStaysInAFullCache(t *testing.T) {
-	t.Parallel()
-	s, c := &Scheduled{timers: newTimers(8), room: make(chan struct{}, 1)}, &scheduledCollection{ns: "a.outbox"}
-	for i := range 4 {
-		s.timers.addCopy(c, timerID(i), 1, false)
-	}
-	taken, _, _ := s.timers.takeDue(1, 4, 1)
-	// Other timers with the same time have taken the room since then, and earlier ones follow.
-	for i := range 8 {
-		s.timers.addCopy(c, timerID(10+i), 1, true)
-	}
-	s.putBack(&claimGroup{collection: c, timers: taken})
-	for i := range 8 {
-		s.timers.addCopy(c, timerID(20+i), 0, true)
-	}
-
-	left := map[byte]bool{}
-	for _, e := range s.timers.heap {
-		left[e.id.Value[0]] = true
-	}
-	for i := range byte(4) {
-		if !left[i] {
-			t.Errorf("envelope %d is no longer in the cache", i)
-		}
-	}
-}
-
 // One statement for each collection: a claim takes envelopes of so many at most.
 func TestTimersOfManyCollections(t *testing.T) {
 	t.Parallel()
-	x := newTimers(1000)
+	x, s := newTimers(1000), New(Config{Now: time.Now})
 	for i := range 30 {
 		c := &scheduledCollection{ns: string(rune('a'+i)) + ".outbox"}
 		x.addCopy(c, timerID(1), int64(i), false)
@@ -161,7 +133,7 @@ func TestTimersOfManyCollections(t *testing.T) {
 	var got int
 	for range 3 {
 		out, _, _ := x.takeDue(100, 1000, 10)
-		if n := len(groupByCollection(out)); n != 10 || len(out) != 20 {
+		if n := len(s.groupByCollection(out)); n != 10 || len(out) != 20 {
 			t.Fatalf("%d envelopes of %d collections", len(out), n)
 		}
 		got += len(out)

@@ -47,6 +47,11 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 				if !p.Contains(cur.Current) {
 					t.Errorf("the server assigns %v to %v, and Has does not", cur.Current, p)
 				}
+				// The slot that claims an envelope is the one that reads it in the store.
+				stored, _ := bson.Marshal(bson.D{{Key: "slot", Value: waiting.SlotOf(cur.Current)}})
+				if !p.Contains(stored) {
+					t.Errorf("%v claims %v, and another slot reads it in the store", p, cur.Current)
+				}
 			}
 		}
 		for i := range docs {
@@ -57,37 +62,42 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 	}
 }
 
-// Each slot reads only its own waiting envelopes.
-func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
+// Each slot reads only its own waiting and scheduled envelopes.
+func TestN28_EachSlotSeesItsOwnEnvelopes(t *testing.T) {
 	t.Parallel()
-	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	db := newDatabase(t)
+	coll, store := db.Collection("outbox"), db.Collection("waiting")
+	past := time.Now().Add(-time.Second)
 	for i, s := range []int32{10, 600, 20} {
-		state, due := any("retry"), any(nil)
-		doc := bson.D{{Key: "_id", Value: i}, {Key: "key", Value: "k"}, {Key: "slot", Value: s}, {Key: "pos", Value: "82"}, {Key: "nextAt", Value: time.Now().Add(-time.Second)}}
+		doc := bson.D{{Key: "_id", Value: i}, {Key: "slot", Value: s}, {Key: "dueAt", Value: past}}
 		if i == 2 {
-			state, due = nil, time.Now().Add(-time.Second)
+			if _, err := coll.InsertOne(t.Context(), doc); err != nil {
+				t.Fatal(err)
+			}
+			continue
 		}
-		if state != nil {
-			doc = append(doc, bson.E{Key: "state", Value: state})
-		} else {
-			doc = append(doc, bson.E{Key: "dueAt", Value: due})
+		raw, err := bson.Marshal(doc)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if _, err := coll.InsertOne(t.Context(), doc); err != nil {
+		entry := waiting.Entry{Watcher: "w", NS: "a.outbox", Raw: raw, Key: "k", Slot: waiting.SlotOf(raw), Pos: "82", Reason: waiting.Retry, NextAt: past}
+		if err := waiting.Enter(t.Context(), store, []waiting.Entry{entry}); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	for i, want := range [][3]int{{1, 1, 1}, {1, 1, 0}} {
 		p := slot.Range{I: i, N: 2}
-		keys, err := waiting.DueRetries(t.Context(), coll, time.Now(), nil, 10, p)
+		s := waiting.NewStore(store, "w", p)
+		keys, err := s.DueKeys(t.Context(), time.Now(), nil, 10)
 		if err != nil || len(keys) != want[0] {
 			t.Errorf("%v: %d due retries, %v", p, len(keys), err)
 		}
 		n := 0
-		if err := waiting.EachException(t.Context(), coll, p, func(bson.Raw) error { n++; return nil }); err != nil || n != want[1] {
-			t.Errorf("%v: %d exceptions, %v", p, n, err)
+		if err := s.Each(t.Context(), func(*waiting.Document) error { n++; return nil }); err != nil || n != want[1] {
+			t.Errorf("%v: %d waiting envelopes, %v", p, n, err)
 		}
-		cur, err := scheduledUntil(t.Context(), coll, dueClaim{Token: "t", Epoch: 1}, time.Now(), 10, p)
+		cur, err := scheduledUntil(t.Context(), coll, time.Now(), 10, p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +108,7 @@ func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
 	}
 
 	third := slot.Range{I: 2, N: 3}
-	if still, err := outboxes.StillDirty(t.Context(), coll, third); err != nil || still {
+	if found, err := outboxes.HasScheduled(t.Context(), coll, third); err != nil || found {
 		t.Errorf("%v holds something, %v", third, err)
 	}
 }

@@ -12,13 +12,13 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// N19: services cancel and move envelopes around the time at which they become due, while owners with claims come and
+// N19: services cancel and move envelopes around the time at which they become due, while owners come and
 // go. An envelope is cancelled or sent, once and not before the last time to which it was moved.
 func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	t.Parallel()
@@ -144,19 +144,18 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 }
 
 // findRecordsOf makes an outlet find the records of earlier terms, as the read-back does.
-func findRecordsOf(terms ...*taking) func(*waiting.FinisherConfig, *Config) {
-	return func(f *waiting.FinisherConfig, _ *Config) {
-		o := f.Outlet.(*outlet)
+func findRecordsOf(terms ...*taking) func(*setUp) {
+	return func(c *setUp) {
 		for _, x := range terms {
 			for id := range x.outlet.sent {
-				o.had[id] = true
+				c.outlet.had[id] = true
 			}
 		}
 	}
 }
 
-// N19, N17: an envelope that its target cannot take becomes an exception, and an invalid envelope a dead letter.
-// Neither stays claimed, and neither delays the others.
+// N19, N17: an envelope that its target cannot take waits in the store, and an invalid envelope becomes a dead letter.
+// Neither stays in the outbox, and neither delays the others.
 func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
@@ -177,37 +176,37 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 		return []record.Answer{{Topic: "t", Offset: 1}}, nil
 	}
 
-	var letters atomic.Int32
-	x := p.takeOver(func(f *waiting.FinisherConfig, c *Config) {
-		o := f.Outlet.(*outlet)
-		o.answer = answer
-		f.Count = func(end waiting.End, _ record.Class) {
-			if end == waiting.Dead {
-				letters.Add(1)
-				o.mu.Lock()
-				o.reportNext()
-				o.mu.Unlock()
+	var dead atomic.Int32
+	x := p.takeOver(func(c *setUp) {
+		c.outlet.answer = answer
+		c.ledger.Count = func(o *ledger.Outcome) {
+			if o.End == ledger.Dead {
+				dead.Add(1)
+				c.outlet.mu.Lock()
+				c.outlet.reportNext()
+				c.outlet.mu.Unlock()
 			}
 		}
 	})
 
 	x.waitSettled(3)
-	x.waitUntil("the letters", func(*outlet) bool { return letters.Load() == 2 })
-	if n, err := p.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); n != 2 || err != nil {
+	x.waitUntil("the letters", func(*outlet) bool { return dead.Load() == 2 })
+	if n, err := p.letters.CountDocuments(t.Context(), bson.D{{Key: "origin", Value: "scheduled"}}); n != 2 || err != nil {
 		t.Errorf("%d dead letters, %v", n, err)
 	}
 	x.checkSentOnce(time.UnixMilli(0), good)
 	for id, want := range map[event.ID]string{refused: "retry", parked: "parked"} {
-		doc := p.findDocument(id)
-		if got, _ := doc.Lookup("state").StringValueOK(); got != want || doc.Lookup("claim").Type != 0 || doc.Lookup("dueAt").Type != 0 || doc.Lookup("scheduledFor").Type != bson.TypeDateTime {
+		doc := p.findWaiting(id)
+		if got, _ := doc.Lookup("reason").StringValueOK(); got != want || doc.Lookup("origin").StringValue() != "scheduled" {
 			t.Errorf("want %s: %s", want, doc)
 		}
 	}
-
-	if p.findDocument(good) != nil {
-		t.Error("a sent envelope is still in the outbox")
+	for _, id := range []event.ID{good, expired, event.NewID(malformed)} {
+		if p.findWaiting(id) != nil {
+			t.Errorf("%s waits", id)
+		}
 	}
-	if p.findDocument(expired) != nil || p.findDocument(event.NewID(malformed)) != nil {
-		t.Error("a dead one is in the outbox still")
+	if n, err := p.coll.CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {
+		t.Errorf("%d are left in the outbox, %v", n, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/reconciler"
@@ -21,7 +22,7 @@ import (
 )
 
 const (
-	scheduleCache = 20_000 // envelopes that are cached before they are due
+	scheduleCache = 30_000 // envelopes that are cached before they are due
 	schedulePoll  = 500 * time.Millisecond
 
 	// horizon is the time by which an envelope of the stream is cached before it is due. The index
@@ -42,11 +43,12 @@ type Config struct {
 	Fencer  mongodb.Fencer
 	Store   *waiting.Store
 	Sender  *reconciler.Sender // sends the envelopes that were claimed
+	Ledger  *ledger.Ledger     // stores the envelopes that cannot be claimed as dead letters
 	Mapping *envelope.Mapping  // reads the documents; nil: they are envelopes of the contract
 	Now     func() time.Time   // the time of the server, as this process estimates it
 	Log     *slog.Logger
-	// OnRetry is called with the error of each read or write that failed and is repeated, and OnRecovered after
-	// the next one that succeeds.
+	// OnRetry is called with the error of each read or write that failed and is repeated, and OnRecovered when no
+	// collection has a failed one.
 	OnRetry     func(error)
 	OnRecovered func()
 	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
@@ -65,9 +67,9 @@ type Config struct {
 // Scheduled sends envelopes with a due time when they are due by the clock of the server, for one term of
 // ownership. N19
 //
-// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within two
-// seconds. Calls of NoteScheduled are hints that only make it faster. Scheduled claims envelopes up to half a second before they are
-// due, up to 1,000 at a time: one fenced transaction takes them from the outbox into the store of waiting envelopes, and decides
+// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within five
+// seconds. Calls of NoteScheduled are hints that only make it faster. Scheduled claims envelopes half a second before they are due, or
+// up to three seconds if many are due at the same time, up to 1,000 at a time: one fenced transaction takes them from the outbox into the store of waiting envelopes, and decides
 // against a cancellation. From there, an envelope is like any other that waits. The owner that claimed it sends it at its due
 // time without another read. A later owner finds it in the store.
 //
@@ -80,12 +82,17 @@ type Scheduled struct {
 	feedWake  chan struct{}     // holds one token: read the indexes now
 	room      chan struct{}     // holds one token: an envelope in flight has ended
 	claimSize *mongodb.PartSize // envelopes of one claim; used only by claimDue
+	ahead     time.Duration     // how long before its due time an envelope is claimed; used only by claimDue
+	claimCost time.Duration     // of one envelope; used only by claimDue
 	lastRound time.Duration     // duration of the latest look at all collections; used only by feedTimers
 
 	positions atomic.Uint32 // distinguishes the positions of envelopes that were claimed in the same second
 
+	began time.Time // pauses are measured from it, because the clock of this machine may be set
+
 	mu          sync.Mutex
 	collections map[string]*scheduledCollection
+	failing     map[collectionStep]int // failed attempts in a row
 }
 
 // scheduledCollection is the state of one collection.
@@ -97,6 +104,7 @@ type scheduledCollection struct {
 	indexEntries atomic.Int64 // entries in the heap that came from the index
 	lastHint     atomic.Int64 // when the stream last brought a scheduled envelope, in Unix milliseconds
 	passPending  atomic.Bool  // a pass over the index waits until the heap has room
+	pausedUntil  atomic.Int64 // it cannot be read or claimed before; as the time since Scheduled.began
 
 	// Used only by feedTimers.
 	cursor    *mongo.Cursor
@@ -104,6 +112,12 @@ type scheduledCollection struct {
 	passTook  time.Duration // time spent reading in the pass
 	nextPass  time.Time     // when the next pass begins
 }
+
+// The pause of a collection that cannot be read or claimed. It doubles with each attempt.
+const (
+	firstPause   = time.Second
+	longestPause = 30 * time.Second
+)
 
 // keepAfterHint is the time for which a collection is read after a call of NoteScheduled although Collections does
 // not return it.
@@ -118,11 +132,14 @@ func New(cfg Config) *Scheduled {
 	return &Scheduled{
 		Config:      cfg,
 		timers:      newTimers(scheduleCache),
-		claimed:     make(chan []dueEnvelope, 1),
+		claimed:     make(chan []dueEnvelope),
 		feedWake:    make(chan struct{}, 1),
 		room:        make(chan struct{}, 1),
 		claimSize:   mongodb.NewPartSize(maxClaim),
+		claimCost:   firstClaimCost,
+		began:       time.Now(),
 		collections: map[string]*scheduledCollection{},
+		failing:     map[collectionStep]int{},
 	}
 }
 
@@ -131,7 +148,7 @@ func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) 
 	c := s.findOrAddCollection(ns)
 	now := s.Now()
 	c.lastHint.Store(now.UnixMilli())
-	if dueAt.Before(now.Add(horizon)) {
+	if dueAt.Before(now.Add(horizon)) && !s.isPaused(c) {
 		s.timers.addCopy(c, id, dueAt.UnixMilli(), false)
 	}
 }
@@ -189,6 +206,10 @@ func (s *Scheduled) watchedCollections() []*scheduledCollection {
 		delete(s.collections, ns)
 	}
 	s.mu.Unlock()
+	for c := range gone {
+		s.reportSuccess(collectionStep{c, true})
+		s.reportSuccess(collectionStep{c, false})
+	}
 
 	// The locks of the timers and of the collections are never held together.
 	if len(gone) > 0 {
@@ -198,4 +219,41 @@ func (s *Scheduled) watchedCollections() []*scheduledCollection {
 		}
 	}
 	return out
+}
+
+// collectionStep is what failed for a collection: the claim, or the read of its index.
+type collectionStep struct {
+	collection *scheduledCollection
+	claim      bool
+}
+
+// pauseCollection pauses a collection that cannot be read or claimed, so that it does not delay the others. Its index brings its
+// envelopes again.
+func (s *Scheduled) pauseCollection(at collectionStep, err error) {
+	s.mu.Lock()
+	s.failing[at]++
+	pause := min(firstPause<<min(s.failing[at]-1, 10), longestPause)
+	s.mu.Unlock()
+
+	c := at.collection
+	c.pausedUntil.Store(int64(time.Since(s.began) + pause))
+	s.timers.removeEntries(func(x *scheduledCollection) bool { return x == c })
+	s.OnRetry(err)
+}
+
+func (s *Scheduled) isPaused(c *scheduledCollection) bool {
+	return time.Since(s.began) < time.Duration(c.pausedUntil.Load())
+}
+
+// reportSuccess records that a collection can be read or claimed, or is gone.
+func (s *Scheduled) reportSuccess(at collectionStep) {
+	s.mu.Lock()
+	_, failed := s.failing[at]
+	delete(s.failing, at)
+	last := failed && len(s.failing) == 0
+	s.mu.Unlock()
+
+	if last {
+		s.OnRecovered()
+	}
 }

@@ -7,41 +7,55 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/mailbox"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/reconciler"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// planned is a test's own database with an outbox, and terms of ownership over it.
+// planned is a test's own database with an outbox and the state of a relay, and terms of ownership over it.
 type planned struct {
-	t      testing.TB
-	client *mongo.Client
-	db     *mongo.Database
-	box    *outbox.Box
-	coll   *mongo.Collection
-	skew   time.Duration // the difference between the assumed and the real clock of the server
+	t       testing.TB
+	client  *mongo.Client
+	db      *mongo.Database
+	box     *outbox.Box
+	coll    *mongo.Collection
+	waiting *mongo.Collection
+	letters *mongo.Collection
+	skew    atomic.Int64 // the difference between the assumed and the real clock of the server
 }
 
-func newPlanned(t testing.TB) *planned {
+func newPlanned(t testing.TB, opts ...*options.ClientOptions) *planned {
 	t.Helper()
-	p := &planned{t: t, client: stacktest.Client(t)}
+	p := &planned{t: t, client: stacktest.Client(t, opts...)}
 	p.db = stacktest.Database(t, p.client)
 	p.coll = mongodb.Majority(p.db.Collection("outbox"))
-	if err := outboxes.EnsureIndexes(t.Context(), p.coll); err != nil {
-		t.Fatal(err)
+	p.waiting, p.letters = p.db.Collection("waiting"), p.db.Collection("letters")
+	for coll, indexes := range map[*mongo.Collection][]mongodb.Index{
+		p.coll: outboxes.Indexes(), p.waiting: waiting.Indexes(), p.letters: letters.Indexes(),
+	} {
+		if err := mongodb.EnsureIndexSet(t.Context(), coll, indexes); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var err error
 	if p.box, err = outbox.New(p.db, outbox.WithoutTransaction()); err != nil {
@@ -50,7 +64,9 @@ func newPlanned(t testing.TB) *planned {
 	return p
 }
 
-func (p *planned) now() time.Time { return time.Now().Add(p.skew) }
+func (p *planned) now() time.Time { return time.Now().Add(time.Duration(p.skew.Load())) }
+
+func (p *planned) ns() string { return mongodb.Namespace(p.coll) }
 
 // schedule appends events that are due so long from now, and returns their ids.
 func (p *planned) schedule(n int, in time.Duration) []event.ID {
@@ -72,6 +88,7 @@ func (p *planned) schedule(n int, in time.Duration) []event.ID {
 type taking struct {
 	*Scheduled
 	p      *planned
+	sender *reconciler.Sender
 	held   *lease.Held
 	outlet *outlet
 	ctx    context.Context
@@ -79,8 +96,16 @@ type taking struct {
 	ended  chan struct{}
 }
 
+// setUp is what a test may change of a term before it begins.
+type setUp struct {
+	Config
+	ledger *ledger.Config
+	outlet *outlet
+	cost   time.Duration // of the claim of an envelope, as it is assumed at first; 0: the default
+}
+
 // takeOver acquires the watcher and starts the parts.
-func (p *planned) takeOver(change func(*waiting.FinisherConfig, *Config)) *taking {
+func (p *planned) takeOver(change func(c *setUp)) *taking {
 	p.t.Helper()
 	l := lease.New(lease.Config{Collection: p.db.Collection("watchers"), ID: "orders/0of1", Node: "n", ReplicaSetID: "x", TTL: time.Minute})
 	x := &taking{p: p, outlet: newOutlet(), ended: make(chan struct{})}
@@ -88,29 +113,43 @@ func (p *planned) takeOver(change func(*waiting.FinisherConfig, *Config)) *takin
 	if x.held, err = l.Acquire(p.t.Context()); err != nil {
 		p.t.Fatal(err)
 	}
-	epoch := x.held.Document().Epoch
-	shared := waiting.Shared{
-		Client: p.client, Fencer: x.held, Outlet: x.outlet, Epoch: epoch, Now: p.now,
-		OnRetry: func(error) {}, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
-	}
-	f := waiting.FinisherConfig{
-		Shared: shared, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
-		Recording: "watermark", Count: func(waiting.End, record.Class) {},
-	}
 
-	c := Config{
-		Shared: shared, OnSent: func(time.Duration) {},
+	log := slog.New(slog.DiscardHandler)
+	store := waiting.NewStore(p.waiting, "orders", slot.Range{})
+	entered := mailbox.New[*waiting.Entry]()
+	c := &setUp{outlet: x.outlet, ledger: &ledger.Config{
+		Fencer: x.held, Store: store, Letters: p.letters, Source: letters.Source{Kind: "relay", Watcher: "orders"},
+		MaxAttempts: 5, Backoff: retry.Policy{Base: time.Minute, Cap: time.Hour}, Recording: ledger.RecordWatermark,
+		Sweeping: func() bool { return false }, Entered: func(list []*waiting.Entry) { entered.Put(list...) }, Now: p.now,
+		OnRetry: func(error) {}, OnRecovered: func() {}, Count: func(*ledger.Outcome) {}, Log: log,
+	}}
+	c.Config = Config{
+		Client: p.client, Fencer: x.held, Store: store, Now: p.now, Log: log,
+		OnRetry: func(error) {}, OnRecovered: func() {}, OnSent: func(time.Duration) {},
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	}
-
 	if change != nil {
-		change(&f, &c)
+		change(c)
 	}
-	c.Finisher = waiting.NewFinisher(f)
-	x.Scheduled = New(c)
+
+	c.Ledger = ledger.New(*c.ledger)
+	c.Mark = c.ledger.Recording == ledger.RecordMark
+	x.sender = reconciler.New(reconciler.Config{
+		Store: store, Ledger: c.Ledger, Outlet: x.outlet, Now: p.now, Log: log,
+		OnRetry: func(error) {}, OnRecovered: func() {}, Compacted: func(string) bool { return false },
+		Entered: entered, Ready: mailbox.New[string](), Recorded: c.ledger.Recording != ledger.RecordWatermark,
+	})
+	c.Sender = x.sender
+	x.Scheduled = New(c.Config)
+	if c.cost > 0 {
+		x.claimCost = c.cost
+	}
+	if _, err := x.sender.FinishSent(p.t.Context()); err != nil {
+		p.t.Fatal(err)
+	}
 	x.ctx, x.stop = context.WithCancel(context.WithoutCancel(p.t.Context()))
 	var wg sync.WaitGroup
-	for _, run := range []func(context.Context) error{x.held.Run, c.Finisher.Run, x.Scheduled.Run} {
+	for _, run := range []func(context.Context) error{x.held.Run, c.Ledger.Run, x.sender.Run, x.Scheduled.Run} {
 		wg.Go(func() {
 			if err := run(x.ctx); x.ctx.Err() == nil && !errors.Is(err, lease.ErrReleased) {
 				p.t.Errorf("a part ended without a stop: %v", err)
@@ -141,7 +180,7 @@ type outlet struct {
 	settled int
 	twice   int // settled without having been answered
 	change  chan struct{}
-	had     map[string]bool // read back: acked without being sent
+	had     map[string]bool // read back: an earlier term has sent it
 
 	// answer is what becomes of an envelope; nil acks it. It may block.
 	answer func(ctx context.Context, id string) ([]record.Answer, error)
@@ -166,7 +205,7 @@ func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, 
 	}
 
 	o.mu.Lock()
-	if answers[0].Offset >= 0 && !o.had[id] {
+	if answers[0].Offset >= 0 {
 		o.sent[id] = append(o.sent[id], time.Now())
 	}
 	o.tickets++
@@ -200,6 +239,23 @@ func (o *outlet) OpenGate(string, string, string)  {}
 func (o *outlet) ResumeKey(string, string, string) {}
 func (o *outlet) Reached() string                  { return "82FFFFFFFFFFFFFFFF" }
 func (o *outlet) Flush()                           {}
+
+func (o *outlet) RouteTopics(*outboxes.Envelope) ([]string, error) { return []string{"t"}, nil }
+
+func (o *outlet) TopicsWithHits() []string {
+	if len(o.had) == 0 {
+		return nil
+	}
+	return []string{"t"}
+}
+
+func (o *outlet) FindHits(e *outboxes.Envelope, _ []string) (hits []record.Answer, all []string) {
+	var v envelope.View
+	if envelope.Parse(e.Raw, &v) == nil && o.had[string(v.AppendID(nil))] {
+		hits = []record.Answer{{Topic: "t", Offset: 1}}
+	}
+	return hits, []string{"t"}
+}
 
 // waitUntil waits for a state of the outlet.
 func (x *taking) waitUntil(what string, f func(o *outlet) bool) {
@@ -255,16 +311,24 @@ func (p *planned) findDocument(id event.ID) bson.Raw {
 	return raw
 }
 
-func (p *planned) setFields(ids []event.ID, fields bson.D) {
+// findWaiting returns the document of the store for the envelope id, or nil.
+func (p *planned) findWaiting(id any) bson.Raw {
 	p.t.Helper()
-	res, err := p.coll.UpdateMany(p.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, bson.D{{Key: "$set", Value: fields}})
-	if err != nil || int(res.MatchedCount) != len(ids) {
-		p.t.Fatalf("%+v %v", res, err)
+	raw, err := p.waiting.FindOne(p.t.Context(), bson.D{{Key: "id", Value: id}}).Raw()
+	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
+		p.t.Fatal(err)
 	}
+	return raw
 }
 
-func claimOf(token string, epoch int64) bson.D {
-	return bson.D{{Key: "claim", Value: bson.D{{Key: "token", Value: token}, {Key: "epoch", Value: epoch}, {Key: "at", Value: time.Now()}}}}
+// checkNothingLeft checks that neither the outbox nor the store has an envelope.
+func (p *planned) checkNothingLeft() {
+	p.t.Helper()
+	for _, coll := range []*mongo.Collection{p.coll, p.waiting} {
+		if n, err := coll.CountDocuments(p.t.Context(), bson.D{}); err != nil || n != 0 {
+			p.t.Errorf("%d are left in %s, %v", n, coll.Name(), err)
+		}
+	}
 }
 
 // N19: the server's clock decides, also where this process takes it to be later than it is.
@@ -274,16 +338,16 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 		t.Run(skew.String(), func(t *testing.T) {
 			t.Parallel()
 			p := newPlanned(t)
-			p.skew = skew
+			p.skew.Store(int64(skew))
 
 			var mu sync.Mutex
 			var late []time.Duration
 			ids := p.schedule(20, 900*time.Millisecond)
-			x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) {
+			due := time.UnixMilli(p.findDocument(ids[0]).Lookup("dueAt").DateTime())
+			x := p.takeOver(func(c *setUp) {
 				c.OnSent = func(d time.Duration) { mu.Lock(); late = append(late, d); mu.Unlock() }
 			})
 
-			due := time.UnixMilli(p.findDocument(ids[0]).Lookup("dueAt").DateTime())
 			x.waitSettled(20)
 			x.checkSentOnce(due, ids...)
 
@@ -300,7 +364,7 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
-	x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) {
+	x := p.takeOver(func(c *setUp) {
 		c.Poll = time.Hour
 		c.Collections = func() []outboxes.Outbox { return nil }
 	})
@@ -319,7 +383,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 
 	x.waitSettled(1)
 	x.checkSentOnce(time.UnixMilli(0), soon...)
-	if p.findDocument(later[0]).Lookup("claim").Type != 0 {
+	if p.findDocument(later[0]) == nil {
 		t.Error("an envelope that is not due is claimed")
 	}
 }
@@ -351,58 +415,38 @@ func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 	}
 }
 
-// N19: the claim of an owner that is gone is taken over, that of a later owner or of another process of this epoch is not.
-func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
-	t.Parallel()
-	p := newPlanned(t)
-	p.takeOver(nil).release()
-	old, unclaimed, newer, other := p.schedule(3, -time.Minute), p.schedule(2, -time.Minute), p.schedule(2, -time.Minute), p.schedule(2, -time.Minute)
-	exception := p.schedule(1, -time.Minute)
-	p.setFields(exception, bson.D{{Key: "state", Value: "retry"}})
-	var last []event.ID
-	// The epoch depends on the number of attempts.
-	x := p.takeOver(func(_ *waiting.FinisherConfig, c *Config) {
-		p.setFields(old, claimOf("gone", c.Epoch-1))
-		p.setFields(newer, claimOf("later", c.Epoch+1))
-		p.setFields(other, claimOf("other", c.Epoch))
-		// The owner reads the index several times before these events are due.
-		last = p.schedule(1, 1200*time.Millisecond)
-	})
-
-	x.waitSettled(6)
-	x.checkSentOnce(time.UnixMilli(0), slices.Concat(old, unclaimed, last)...)
-}
-
 // N19: if an owner dies at any step, its successor sends the envelopes that were not sent, and only
-// those.
+// those. An envelope that was claimed and not sent is in the store, and has left the outbox.
 func TestN19_TakeOver(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
 	hang := make(chan struct{})
-	first := p.takeOver(nil)
-	first.outlet.mu.Lock()
-	first.outlet.answer = func(ctx context.Context, _ string) ([]record.Answer, error) {
-		first.outlet.mu.Lock()
-		n := len(first.outlet.sent)
-		first.outlet.mu.Unlock()
-		if n < 400 {
-			return []record.Answer{{Topic: "t", Offset: 1}}, nil
+	first := p.takeOver(func(c *setUp) {
+		c.outlet.answer = func(ctx context.Context, _ string) ([]record.Answer, error) {
+			c.outlet.mu.Lock()
+			n := len(c.outlet.sent)
+			c.outlet.mu.Unlock()
+			if n < 400 {
+				return []record.Answer{{Topic: "t", Offset: 1}}, nil
+			}
+			select {
+			case <-hang:
+			default:
+				close(hang)
+			}
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
 		}
-		select {
-		case <-hang:
-		default:
-			close(hang)
-		}
-		<-ctx.Done()
-		return nil, context.Cause(ctx)
-	}
+	})
 
-	first.outlet.mu.Unlock()
 	ids := p.schedule(1500, 0)
 	<-hang
 	// Acknowledged envelopes are finished. The others may be claimed or not.
 	first.waitSettled(400)
 	first.release()
+	if n, err := p.waiting.CountDocuments(t.Context(), bson.D{}); n == 0 || err != nil {
+		t.Errorf("%d claimed envelopes are in the store, %v", n, err)
+	}
 	second := p.takeOver(nil)
 	second.waitSettled(1100)
 	seen := map[string]int{}
@@ -417,8 +461,5 @@ func TestN19_TakeOver(t *testing.T) {
 			t.Fatalf("%s was sent %d times", id, seen[id.String()])
 		}
 	}
-
-	if n, err := p.coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
-		t.Errorf("%d of 1500 are left behind, %v", n, err)
-	}
+	p.checkNothingLeft()
 }

@@ -2,6 +2,7 @@ package scheduled
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -29,11 +30,17 @@ func scheduledUntil(ctx context.Context, coll *mongo.Collection, until time.Time
 	return cur, nil
 }
 
+// errFull means that there are more envelopes than one transaction may hold.
+var errFull = errors.New("the claim is full")
+
 // takeDue reads the envelopes of coll among ids that are due by the server's clock within ahead, and takes them out of the outbox,
 // in the transaction of tx (N19). If a service cancels or reschedules one of them at the same time, one of the two transactions is
-// repeated. With mark, the envelopes stay, without a due time. It calls take for each envelope, and stops after about maxBytes.
+// repeated. With mark, the envelopes stay, without a due time. It calls take for each envelope, with its due time by the clock of this
+// process: no earlier than by that of the server, whatever this process takes that to be. It takes at most maxBytes, but at least one
+// envelope if maxBytes is [mongodb.MaxBytes], and returns errFull if there are more.
 func takeDue(
-	tx context.Context, coll *mongo.Collection, ids []bson.RawValue, ahead time.Duration, mark bool, maxBytes int, take func(raw bson.Raw),
+	tx context.Context, coll *mongo.Collection, ids []bson.RawValue, ahead time.Duration, mark bool, maxBytes int,
+	take func(raw bson.Raw, sendAt time.Time),
 ) (size int, err error) {
 	limit := bson.D{{Key: "$add", Value: bson.A{"$$NOW", ahead.Milliseconds()}}}
 	isDue := bson.D{
@@ -41,35 +48,61 @@ func takeDue(
 		{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
 		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", limit}}}},
 	}
+	withTime := bson.D{{Key: "_id", Value: 0}, {Key: "now", Value: "$$NOW"}, {Key: "envelope", Value: "$$ROOT"}}
 	ns := mongodb.Namespace(coll)
-	cur, err := coll.Find(tx, isDue, options.Find().SetHint(outboxes.PickedByID))
+	doing := "reading due envelopes of " + ns
+	cur, err := coll.Aggregate(tx, mongo.Pipeline{{{Key: "$match", Value: isDue}}, {{Key: "$project", Value: withTime}}},
+		options.Aggregate().SetHint(outboxes.PickedByID))
 	if err != nil {
-		return 0, mongodb.Refusal(err, "reading due envelopes of "+ns, "find", ns)
+		return 0, mongodb.Refusal(err, doing, "find", ns)
 	}
+	// The server has read its clock before it replied.
+	replied := time.Now()
 
 	taken := bson.A{}
-	err = mongodb.EachDocument(tx, cur, "reading due envelopes of "+ns, func(raw bson.Raw) error {
-		// The others are claimed next.
-		if size > 0 && size+len(raw) > maxBytes {
-			return nil
+	err = mongodb.EachDocument(tx, cur, doing, func(doc bson.Raw) error {
+		raw := bson.Raw(doc.Lookup("envelope").Value)
+		if size+len(raw) > maxBytes && (size > 0 || maxBytes < mongodb.MaxBytes) {
+			return errFull
 		}
 		size += len(raw)
 		taken = append(taken, mongodb.CloneValue(raw.Lookup("_id")))
-		take(append(bson.Raw(nil), raw...))
+		now, _ := doc.Lookup("now").DateTimeOK()
+		due, _ := raw.Lookup("dueAt").DateTimeOK()
+		sendAt := replied
+		// A difference of other times may overflow.
+		if due > now {
+			sendAt = replied.Add(time.Duration(due-now) * time.Millisecond)
+		}
+		take(append(bson.Raw(nil), raw...), sendAt)
 		return nil
 	})
-	if err != nil || len(taken) == 0 {
+	full := errors.Is(err, errFull)
+	if err != nil && !full {
 		return size, err
 	}
+	if len(taken) > 0 {
+		if err := removeDue(tx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: taken}}}, isDue[1]}, mark, len(taken)); err != nil {
+			return size, err
+		}
+	}
+	if full {
+		return size, errFull
+	}
+	return size, nil
+}
 
-	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: taken}}}, isDue[1]}
+// removeDue takes n envelopes that filter matches out of the outbox, or marks them as due.
+func removeDue(tx context.Context, coll *mongo.Collection, filter bson.D, mark bool, n int) error {
+	ns := mongodb.Namespace(coll)
 	if mark {
-		_, err = coll.UpdateMany(tx, filter, mongo.Pipeline{
+		_, err := coll.UpdateMany(tx, filter, mongo.Pipeline{
 			{{Key: "$set", Value: bson.D{{Key: "scheduledFor", Value: "$dueAt"}}}},
 			{{Key: "$unset", Value: bson.A{"dueAt"}}},
 		}, options.UpdateMany().SetHint(outboxes.PickedByID))
-		return size, mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and update", ns)
+		return mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and update", ns)
 	}
-	_, err = coll.DeleteMany(tx, filter, options.DeleteMany().SetHint(outboxes.PickedByID))
-	return size, mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and remove", ns)
+
+	_, err := coll.DeleteMany(tx, filter, options.DeleteMany().SetHint(outboxes.PickedByID))
+	return mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and remove", ns)
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -27,11 +27,9 @@ type upcoming struct {
 type plainFencer struct {
 	client *mongo.Client
 	twice  bool
-	dirty  []string
 }
 
-func (f *plainFencer) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
-	f.dirty = dirty
+func (f *plainFencer) Fenced(ctx context.Context, _ bson.D, fn func(ctx context.Context) error) error {
 	for range map[bool]int{false: 1, true: 2}[f.twice] {
 		err := f.client.UseSession(ctx, func(ctx context.Context) error {
 			_, err := mongo.SessionFromContext(ctx).WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, fn(ctx) })
@@ -57,89 +55,120 @@ func dueDocs(t *testing.T, coll *mongo.Collection, docs ...bson.D) []bson.RawVal
 	return ids
 }
 
-func scheduledClaim(token string, epoch int64) bson.E {
-	return bson.E{Key: "claim", Value: bson.D{{Key: "token", Value: token}, {Key: "epoch", Value: epoch}}}
-}
-
-// N19: a claim takes some envelopes, and ignores the others.
+// N19: a claim takes the scheduled envelopes that are due, with any fields that a service uses, and ignores the others.
 func TestN19_ClaimFilter(t *testing.T) {
 	t.Parallel()
+	for _, mark := range []bool{false, true} {
+		t.Run(fmt.Sprintf("mark %v", mark), func(t *testing.T) {
+			t.Parallel()
+			coll := newDatabase(t).Collection("outbox")
+			if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
+				t.Fatal(err)
+			}
+
+			past := bson.E{Key: "dueAt", Value: time.Now().Add(-time.Hour)}
+			cases := []struct {
+				name string
+				doc  bson.D
+				has  bool // the claim takes it
+			}{
+				{"due", bson.D{past}, true},
+				{"due in a moment", bson.D{{Key: "dueAt", Value: time.Now().Add(5 * time.Second)}}, true},
+				{"with fields of the service", bson.D{past, {Key: "state", Value: "open"}, {Key: "claim", Value: "mine"}, {Key: "pos", Value: 1}}, true},
+				{"due since ever", bson.D{{Key: "dueAt", Value: bson.DateTime(math.MinInt64)}}, true},
+				{"not due", bson.D{{Key: "dueAt", Value: time.Now().Add(time.Minute)}}, false},
+				{"never due", bson.D{{Key: "dueAt", Value: bson.DateTime(math.MaxInt64)}}, false},
+				{"not scheduled", bson.D{}, false},
+				{"null", bson.D{{Key: "dueAt", Value: nil}}, false},
+				{"no date", bson.D{{Key: "dueAt", Value: "yesterday"}}, false},
+			}
+			var docs []bson.D
+			for _, c := range cases {
+				docs = append(docs, c.doc)
+			}
+
+			ids := dueDocs(t, coll, docs...)
+			f := &plainFencer{client: coll.Database().Client(), twice: true}
+			had, runs := map[string]time.Time{}, 0
+			began := time.Now()
+			err := f.Fenced(t.Context(), nil, func(tx context.Context) error {
+				runs++
+				if _, err := takeDue(tx, coll.Database().Collection("other"), ids[:1], 10*time.Second, mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {
+					t.Error("an envelope of a collection that does not exist")
+				}); err != nil {
+					return err
+				}
+				_, err := takeDue(tx, coll, ids, 10*time.Second, mark, mongodb.MaxBytes, func(raw bson.Raw, at time.Time) {
+					if runs > 1 {
+						t.Errorf("a claim is repeated and takes %s again", raw)
+					}
+					had[string(raw.Lookup("_id").Value)] = at
+				})
+				return err
+			})
+			if err != nil || runs != 2 {
+				t.Fatalf("%d runs, %v", runs, err)
+			}
+
+			for i, c := range cases {
+				at, has := had[string(ids[i].Value)]
+				if has != c.has {
+					t.Errorf("%s: claimed %v", c.name, has)
+				}
+				if due, ok := c.doc, c.name == "due in a moment"; ok && at.Before(due[0].Value.(time.Time).Truncate(time.Millisecond)) {
+					t.Errorf("%s: is sent at %s", c.name, at)
+				} else if has && !ok && at.After(time.Now()) || has && at.Before(began) {
+					t.Errorf("%s: is sent at %s", c.name, at)
+				}
+
+				doc, err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: ids[i]}}).Raw()
+				switch {
+				case c.has && !mark:
+					if !errors.Is(err, mongo.ErrNoDocuments) {
+						t.Errorf("%s: still in the outbox: %s, %v", c.name, doc, err)
+					}
+				case c.has:
+					want, _ := bson.Marshal(bson.D{{Key: "at", Value: c.doc[0].Value}})
+					if err != nil || doc.Lookup("dueAt").Type != 0 || !doc.Lookup("scheduledFor").Equal(bson.Raw(want).Lookup("at")) {
+						t.Errorf("%s: %s, %v", c.name, doc, err)
+					}
+				default:
+					if err != nil || doc.Lookup("scheduledFor").Type != 0 {
+						t.Errorf("%s: %s, %v", c.name, doc, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A claim takes as many envelopes as one transaction may hold, and reports that there are more. It takes a larger one alone.
+func TestAClaimIsBoundedInBytes(t *testing.T) {
+	t.Parallel()
 	coll := newDatabase(t).Collection("outbox")
-	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
-		t.Fatal(err)
-	}
-
 	past := bson.E{Key: "dueAt", Value: time.Now().Add(-time.Hour)}
-	cases := []struct {
-		name string
-		doc  bson.D
-		// has reports whether the envelope has the claim afterwards.
-		has bool
-		// lists reports whether the index lists the envelope as available.
-		lists bool
-	}{
-		{"unclaimed", bson.D{past}, true, true},
-		{"of an older epoch", bson.D{past, scheduledClaim("x", 6)}, true, true},
-		{"of this owner", bson.D{past, scheduledClaim("mine", 7)}, true, false},
-		{"of another of this epoch", bson.D{past, scheduledClaim("x", 7)}, false, false},
-		{"of a later epoch", bson.D{past, scheduledClaim("x", 8)}, false, false},
-		{"not due", bson.D{{Key: "dueAt", Value: time.Now().Add(10 * time.Second)}}, false, false},
-		{"with a state", bson.D{past, {Key: "state", Value: "retry"}}, false, false},
-		{"not scheduled", bson.D{}, false, false},
-		{"no date", bson.D{{Key: "dueAt", Value: "yesterday"}}, false, false},
-	}
+	body := func(n int) bson.E { return bson.E{Key: "payload", Value: make([]byte, n)} }
+	ids := dueDocs(t, coll, bson.D{past, body(9 << 20)}, bson.D{past, body(3 << 20)}, bson.D{past, body(3 << 20)}, bson.D{past, body(3 << 20)})
 
-	var docs []bson.D
-	for _, c := range cases {
-		docs = append(docs, c.doc)
-	}
-
-	ids := dueDocs(t, coll, docs...)
-	claim := dueClaim{Token: "mine", Epoch: 7}
-	cur, err := scheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Range{})
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	listed := map[string]bool{}
-	for cur.Next(t.Context()) {
-		var a upcoming
-		if err := cur.Decode(&a); err != nil {
+	f := &plainFencer{client: coll.Database().Client()}
+	for _, c := range []struct {
+		room, want int
+		full       bool
+	}{{100, 0, true}, {mongodb.MaxBytes, 1, true}, {mongodb.MaxBytes, 2, true}, {4 << 20, 1, false}, {4 << 20, 0, false}} {
+		err := f.Fenced(t.Context(), nil, func(tx context.Context) error {
+			n := 0
+			size, err := takeDue(tx, coll, ids, 0, false, c.room, func(bson.Raw, time.Time) { n++ })
+			if n != c.want || errors.Is(err, errFull) != c.full || n > 1 && size > c.room {
+				t.Errorf("%d envelopes with %d bytes are taken into %d bytes, want %d; %v", n, size, c.room, c.want, err)
+			}
+			if errors.Is(err, errFull) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-		listed[string(a.ID.Value)] = true
-	}
-
-	f := &plainFencer{client: coll.Database().Client(), twice: true}
-	groups := []*claimGroup{{coll: coll, ids: ids}, {coll: coll.Database().Collection("other"), ids: ids[:1]}}
-	if err := claimGroups(t.Context(), f, claim, time.Now(), groups); err != nil {
-		t.Fatal(err)
-	}
-
-	had := map[string]bool{}
-	n, err := readClaimed(t.Context(), *groups[0], claim, bson.Timestamp{}, 2, func(raw bson.Raw) error {
-		had[string(raw.Lookup("_id").Value)] = true
-		return nil
-	})
-	if err != nil || n != 3 || groups[0].have != 3 || groups[1].have != 0 {
-		t.Errorf("%d claimed, %d read, %v; want 3", groups[0].have, n, err)
-	}
-	if want := fmt.Sprint([]string{mongodb.Namespace(coll), coll.Database().Name() + ".other"}); fmt.Sprint(f.dirty) != want {
-		t.Errorf("dirty %v, want %s", f.dirty, want)
-	}
-
-	for i, c := range cases {
-		if id := ids[i].Value; had[string(id)] != c.has || listed[string(id)] != c.lists {
-			t.Errorf("%s: claimed %v, listed %v", c.name, had[string(id)], listed[string(id)])
-		}
-	}
-
-	stop := errors.New("stop")
-	if _, err := readClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("the error of take: %v", err)
-	}
-	if err := claimGroups(t.Context(), f, claim, time.Now(), []*claimGroup{{coll: coll, ids: make([]bson.RawValue, maxClaim+1)}}); err == nil {
-		t.Error("more than a transaction may hold were accepted")
 	}
 }
 
@@ -161,10 +190,9 @@ func TestScheduledByTheIndex(t *testing.T) {
 
 	dueDocs(t, coll, bson.D{{Key: "dueAt", Value: time.Now().Add(-time.Minute)}}, bson.D{{Key: "dueAt", Value: time.Now().Add(-time.Hour)}})
 	var plan bson.Raw
-	c := dueClaim{Token: "t", Epoch: 1}
 	err := coll.Database().RunCommand(t.Context(), bson.D{{Key: "explain", Value: bson.D{
 		{Key: "find", Value: coll.Name()},
-		{Key: "filter", Value: c.filterUnclaimed(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: time.Now()}}})},
+		{Key: "filter", Value: bson.D{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: time.Now()}}}}},
 		{Key: "sort", Value: bson.D{{Key: "dueAt", Value: 1}}},
 	}}, {Key: "verbosity", Value: "executionStats"}}).Decode(&plan)
 	if err != nil {
@@ -174,7 +202,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 		t.Errorf("%d documents examined to find 2", n)
 	}
 
-	cur, err := scheduledUntil(t.Context(), coll, c, time.Now(), 100, slot.Range{})
+	cur, err := scheduledUntil(t.Context(), coll, time.Now(), 100, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +212,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 		t.Errorf("%v %v", found, err)
 	}
 
-	if n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}, options.Count().SetLimit(1)); err != nil || n != 0 {
-		t.Errorf("a look claimed %d, %v", n, err)
+	if n, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 1002 {
+		t.Errorf("a look left %d, %v", n, err)
 	}
 }

@@ -130,6 +130,17 @@ func (p Range) Contains(doc bson.Raw) bool {
 	return !(slot >= float64(high) && slot < keyhash.Slots)
 }
 
+// HashSlot returns the hash slot of doc as an integer, which belongs to the same slots of a watcher as doc. It returns 0 if doc has no
+// valid one.
+func HashSlot(doc bson.Raw) int32 {
+	slot, ok := number(doc.Lookup("slot"))
+	// The comparison is false for NaN.
+	if !ok || !(slot >= 0 && slot < keyhash.Slots) {
+		return 0
+	}
+	return int32(slot)
+}
+
 // number returns the value of v. ok is false if v is not a number.
 func number(v bson.RawValue) (f float64, ok bool) {
 	switch v.Type {

@@ -113,11 +113,17 @@ func Reslice(
 	r.watchers = mongodb.Majority(r.state.Collection("watchers"))
 	r.divisions = NewDivisions(r.state)
 
+	if err := r.state.Check(ctx); err != nil {
+		return ResliceReport{}, err
+	}
 	rep, err := r.planReslice(ctx)
 	if err != nil || want.DryRun || rep.Done {
 		return rep, err
 	}
 
+	if err := r.state.Ensure(ctx, log); err != nil {
+		return rep, err
+	}
 	// A watcher that has never run has no documents to replace.
 	if len(r.ids) == 0 {
 		err = r.saveFirstDivision(ctx)

@@ -45,6 +45,20 @@ func (d Database) Check(ctx context.Context) error {
 	return err
 }
 
+// ErrNotSetUp means that the state database has no collection of the relay yet.
+var ErrNotSetUp = errors.New("the state database is empty")
+
+// CheckReady is Check for a caller that writes. If the relay has not created the collections, the error is
+// [ErrNotSetUp]: a collection that the caller created would be a stranger's.
+func (d Database) CheckReady(ctx context.Context) error {
+	found, _, err := d.inspect(ctx)
+	if err == nil && found.Format == 0 {
+		return fmt.Errorf("%w: %s has no collections with the prefix %s: check state.database and state.prefix, or start a relay "+
+			"or run outrelay setup first", ErrNotSetUp, d.Name(), d.prefix)
+	}
+	return err
+}
+
 // Ensure creates the collections that are missing, with their indexes, after it has checked the database as [Check]
 // does. Two processes may call it at the same time. log gets each creation with its statement, and each index that
 // the user may not create: without it, the relay works, and queries are slow.
@@ -239,4 +253,29 @@ func tableNames() []string {
 		names = append(names, c.Name)
 	}
 	return names
+}
+
+// Missing returns the mongosh statements that create the collections and indexes that are missing. It writes nothing.
+func (d Database) Missing(ctx context.Context) ([]string, error) {
+	exist, err := d.listExisting(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	var statements []string
+	for _, c := range Table() {
+		name := d.prefix + c.Name
+		missing := c.Indexes
+		if slices.Contains(exist, name) {
+			if missing, err = mongodb.MissingIndexes(ctx, d.Collection(c.Name), c.Indexes); err != nil {
+				return nil, err
+			}
+		} else {
+			statements = append(statements, d.createStatement(c.Name))
+		}
+		for _, i := range missing {
+			statements = append(statements, i.Statement(d.Name(), name))
+		}
+	}
+	return statements, nil
 }

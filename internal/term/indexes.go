@@ -5,27 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/watched"
 )
 
-// indexKeeper makes the indexes and the configured expiries of the watched collections.
+// indexKeeper creates the indexes that the relay wants on the watched collections, and sets the configured expiries.
 type indexKeeper struct {
-	migrator     *migrate.Migrator // of the watched collections
 	client       *mongo.Client
 	cfg          *config.Config
 	collections  *watched.Collections
-	pause        time.Duration // between two attempts to make indexes
+	pause        time.Duration // between two attempts
 	log          *slog.Logger
 	inBackground func(func(context.Context))
 }
@@ -34,43 +31,54 @@ type indexKeeper struct {
 // many times as long as the attempt took.
 const indexesShare = 10
 
-// ensureAllIndexes runs the pending migrations, concurrently with the delivery: without an index
-// nothing is lost, but queries are slow.
+// ensureAllIndexes creates the indexes of all watched collections, concurrently with the delivery: without an index
+// nothing is lost, but the purge is slow.
 func (k *indexKeeper) ensureAllIndexes(ctx context.Context) {
-	k.ensureUntilDone(ctx, "", k.collections.WatchedOutboxes, k.migrator.Up)
+	k.ensureUntilDone(ctx, k.collections.WatchedOutboxes, connect.WantedIndexes(*k.cfg))
 }
 
-// ensureIndexes makes the indexes of a collection that appeared while the relay runs. It does not
+// ensureIndexes creates the indexes of a collection that appeared while the relay runs. It does not
 // wait for them.
 func (k *indexKeeper) ensureIndexes(o outboxes.Outbox) {
-	list := func() []outboxes.Outbox { return []outboxes.Outbox{o} }
-	prepare := func(ctx context.Context) (migrate.Report, error) { return k.migrator.Prepare(ctx, o) }
-	k.inBackground(func(ctx context.Context) { k.ensureUntilDone(ctx, o.NS(), list, prepare) })
+	k.ensureInBackground(o, connect.WantedIndexes(*k.cfg))
 }
 
-// ensureUntilDone makes indexes and configured expiries until all of them exist or ctx ends.
+// ensureInBackground creates the selected indexes of a collection, such as that of scheduled envelopes when the first
+// one is seen. It does not wait for them.
+func (k *indexKeeper) ensureInBackground(o outboxes.Outbox, want outboxes.Indexes) {
+	list := func() []outboxes.Outbox { return []outboxes.Outbox{o} }
+	k.inBackground(func(ctx context.Context) { k.ensureUntilDone(ctx, list, want) })
+}
+
+// ensureScheduled creates the index of scheduled envelopes on an outbox that got its first one. It does not wait for it.
+func (k *indexKeeper) ensureScheduled(ns string) {
+	for _, o := range k.collections.WatchedOutboxes() {
+		if o.NS() == ns {
+			k.ensureInBackground(o, outboxes.Indexes{Scheduled: true})
+		}
+	}
+}
+
+// ensureUntilDone creates indexes and sets expiries until all of them exist or ctx ends.
 // Obstacles are retried: a privilege may be granted, and a long transaction may end. It logs each
 // obstacle once.
-func (k *indexKeeper) ensureUntilDone(
-	ctx context.Context, ns string, outboxes func() []outboxes.Outbox,
-	up func(context.Context) (migrate.Report, error),
-) {
+func (k *indexKeeper) ensureUntilDone(ctx context.Context, list func() []outboxes.Outbox, want outboxes.Indexes) {
 	logged := map[string]bool{}
-	logOnce := func(level slog.Level, text string, args ...any) {
+	warnOnce := func(text string, args ...any) {
 		if key := text + fmt.Sprint(args...); !logged[key] && ctx.Err() == nil {
 			logged[key] = true
-			k.log.Log(ctx, level, text, args...)
+			k.log.Warn(text, args...)
 		}
 	}
 
 	for {
 		began := time.Now()
 		done := true
-		if k.cfg.MongoDB.Indexes {
-			done = k.migrateOnce(ctx, ns, up, logOnce)
-		}
-		for _, o := range outboxes() {
-			done = k.ensureExpiries(ctx, o, logOnce) && done
+		for _, o := range list() {
+			if ctx.Err() != nil {
+				return
+			}
+			done = k.ensureOnce(ctx, o, want, warnOnce) && done
 		}
 		if done || retry.Sleep(ctx, max(k.pause, indexesShare*time.Since(began))) != nil {
 			return
@@ -78,77 +86,49 @@ func (k *indexKeeper) ensureUntilDone(
 	}
 }
 
-// migrateOnce makes one attempt at up. It reports whether another attempt would change nothing.
-func (k *indexKeeper) migrateOnce(
-	ctx context.Context, ns string, up func(context.Context) (migrate.Report, error),
-	logOnce func(slog.Level, string, ...any),
+// ensureOnce makes one attempt for one collection. It reports whether another attempt would change nothing.
+func (k *indexKeeper) ensureOnce(
+	ctx context.Context, o outboxes.Outbox, want outboxes.Indexes, warnOnce func(text string, args ...any),
 ) bool {
-	report, err := up(ctx)
-	// In these two cases, each attempt of this version fails in the same way.
-	final := errors.Is(err, migrate.ErrNewer) || errors.Is(err, migrate.ErrChanged)
-	if err != nil {
-		level := slog.LevelWarn
-		if final {
-			level = slog.LevelError
+	// Without the UUID, an index could create a collection that was dropped.
+	if !o.Identified() {
+		if len(want.List()) > 0 || k.cfg.Purge.TTL > 0 {
+			warnOnce("an index is missing because of a missing privilege", "collection", o.NS(), "grant", "listCollections", "on", o.DB)
 		}
-		logOnce(level, "migrations did not run; delivery continues",
-			"reason", err, "advice", "run `outrelay migrate status`")
+		return true
 	}
 
-	for _, g := range report.Missing {
-		logOnce(slog.LevelWarn,
-			"an index is missing because of a missing privilege; sweeps, scheduled deliveries and queries are slow",
-			"collection", ns, "grant", g.Action, "on", g.On, "advice", g.Advice)
-	}
-	for _, c := range report.Conflicts {
-		logOnce(slog.LevelWarn, "an index differs from its declaration and is left unchanged",
-			"collection", ns, "index", c, "advice", "run `outrelay migrate verify --repair`")
-	}
-	for _, b := range report.Busy {
-		logOnce(slog.LevelWarn,
-			"an index is missing because of long transactions; sweeps, scheduled deliveries and queries are slow",
-			"reason", b)
-	}
-	return final || err == nil && len(report.Missing)+len(report.Busy) == 0
-}
-
-// ensureExpiries sets the configured expiry of marked envelopes, which the
-// server removes. It reports whether that succeeded.
-func (k *indexKeeper) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
-	db := mongodb.Database(k.client, o.DB)
 	done := true
-	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), k.cfg.Purge.TTL); err != nil {
+	if k.cfg.MongoDB.Indexes {
+		created, err := want.Ensure(ctx, k.client, o)
+		for _, statement := range created {
+			k.log.Info("created an index", "collection", o.NS(), "statement", statement)
+		}
+		done = k.isSettled(err, o, warnOnce)
+	}
+
+	if _, err := outboxes.EnsureSentTTL(ctx, k.client, o, k.cfg.Purge.TTL); err != nil && !errors.Is(err, mongodb.ErrCollectionGone) {
 		done = false
-		logOnce(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
+		warnOnce("purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
 	}
 	return done
 }
 
-// checkSchema returns a *HaltError if a newer version has run a migration with which this version
-// would do damage. It runs before anything is read. If the ledger of migrations cannot be read, it
-// returns nil.
-func (k *indexKeeper) checkSchema(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, SchemaTimeout)
-	defer cancel()
-	status, err := k.migrator.Status(ctx)
-	if err != nil {
-		k.log.Debug("cannot read the ledger of migrations", "reason", err)
-		return nil
+// isSettled logs the error of an attempt. It reports whether another attempt would fail in the same way, or err is nil.
+func (k *indexKeeper) isSettled(err error, o outboxes.Outbox, warnOnce func(text string, args ...any)) bool {
+	var refused *mongodb.PrivilegeError
+	switch {
+	case err == nil || errors.Is(err, mongodb.ErrCollectionGone):
+		return true
+	case errors.Is(err, mongodb.ErrIndexConflict):
+		warnOnce("an index of others has the keys or the name of one that the relay wants; queries may be slow",
+			"collection", o.NS(), "reason", err)
+		return true
+	case errors.As(err, &refused):
+		warnOnce("an index is missing because of a missing privilege; the purge and scheduled deliveries read the whole collection",
+			"collection", o.NS(), "grant", refused.Action, "on", refused.On, "advice", refused.Advice)
+		return false
 	}
-
-	for _, s := range status.Steps {
-		known := func(mine migrate.Step) bool { return mine.ID == s.ID }
-		if s.Breaking && !slices.ContainsFunc(k.migrator.Steps, known) {
-			return &readiness.HaltError{
-				What: "the collections belong to a newer version",
-				Err:  migrate.NewerError(s.ID, s.Name, s.Version),
-				Fix:  "run that version or a newer one; no envelope is lost",
-			}
-		}
-	}
-	return nil
+	warnOnce("an index is missing; the purge and scheduled deliveries read the whole collection", "collection", o.NS(), "reason", err)
+	return false
 }
-
-// SchemaTimeout bounds a read of the ledger of migrations or of the division. It protects against a
-// rare mistake, and must not delay a takeover.
-const SchemaTimeout = 2 * time.Second

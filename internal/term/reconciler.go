@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -110,11 +111,12 @@ func (t *term) newReconciler() *reconcilers {
 		Fencer:      t.held,
 		Store:       t.store,
 		Sender:      sender,
+		Ledger:      t.ledger,
 		Mapping:     t.slot.shared.Mapping,
 		Now:         t.slot.shared.Clock.Now,
 		Log:         t.log,
-		OnRetry:     onRetry,
-		OnRecovered: onRecovered,
+		OnRetry:     func(err error) { t.slot.State.ReportProblem("scheduled", err, false) },
+		OnRecovered: func() { t.slot.State.ClearProblems("scheduled") },
 		Collections: t.schedules.Outboxes,
 		Slot:        t.slot.Slot,
 		Mark:        t.slot.cfg.Recording == ledger.RecordMark,
@@ -153,7 +155,7 @@ func (t *term) finishSent(ctx context.Context) (finished int, err error) {
 
 // MayPurgeAsOwner reports whether this process purges while it owns the watcher.
 func MayPurgeAsOwner(cfg config.Config) bool {
-	return cfg.Retention > 0 && cfg.HasRole(config.RoleRelay) && cfg.HasRole(config.RoleCleaner)
+	return connect.WantedIndexes(cfg).Purge
 }
 
 // mayPurge reports whether this process has to purge and may trust its position: the lease is

@@ -19,7 +19,6 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
@@ -38,7 +37,6 @@ type Shared struct {
 	Config    config.Config
 	Log       *slog.Logger
 	Version   string
-	Steps     []migrate.Step   // the migrations of this version
 	State     *readiness.State // of the process
 	Clock     connect.ServerClock
 	Mongo     *connect.Clients
@@ -75,20 +73,8 @@ var DefaultPace = Pace{
 	Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second, Standstill: 10 * time.Second,
 }
 
-// NewMigrator returns a migrator that makes the indexes that this version declares, for the listed
-// outboxes.
-func (s *Shared) NewMigrator(outboxes func(context.Context) ([]outboxes.Outbox, error)) *migrate.Migrator {
-	db := state.Open(s.Mongo.State, s.Config.State)
-	return &migrate.Migrator{
-		State:     db,
-		Node:      s.Config.Node,
-		Version:   s.Version,
-		Steps:     s.Steps,
-		CheckStep: nodes.NewStepCheck(db),
-		Log:       s.Log,
-		Outboxes:  outboxes,
-	}
-}
+// divisionTimeout bounds a read of the division. It protects against a rare mistake, and must not delay a takeover.
+const divisionTimeout = 2 * time.Second
 
 // isNodeAlive reports whether a node that the lease is pinned to is alive. If the node cannot be
 // looked up, it returns true, so that the pin stays.
@@ -302,7 +288,7 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 // checkDivision returns slots.ErrDivided if the watcher has another number of slots than this
 // process is configured for.
 func (r *Runner) checkDivision(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, SchemaTimeout)
+	ctx, cancel := context.WithTimeout(ctx, divisionTimeout)
 	defer cancel()
 	return r.shared.Divisions.Agree(ctx, r.cfg.Watcher, r.Slot)
 }
@@ -317,7 +303,7 @@ func (r *Runner) checkRedivided(ctx context.Context) error {
 
 // discardDocument removes the document that the acquisition has made by mistake.
 func (r *Runner) discardDocument(stop context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), SchemaTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), divisionTimeout)
 	defer cancel()
 	if err := r.shared.Divisions.Discard(ctx, r.Slot.ID(r.cfg.Watcher)); err != nil {
 		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",

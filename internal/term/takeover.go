@@ -40,9 +40,6 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}); err != nil {
 		return none, err
 	}
-	if err := t.indexes.checkSchema(ctx); err != nil {
-		return none, err
-	}
 
 	// If the watcher was divided between the check of the standby and the acquisition, the
 	// acquisition has made a document that must not exist.

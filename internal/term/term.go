@@ -30,7 +30,6 @@ import (
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mailbox"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/sink"
@@ -117,6 +116,14 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Log:      log,
 		Claimed:  map[[16]byte]bool{},
 	}
+	t.indexes = &indexKeeper{
+		client:       clients.State,
+		cfg:          &r.cfg,
+		collections:  t.collections,
+		pause:        r.shared.Pace.Indexes,
+		log:          log,
+		inBackground: inBackground,
+	}
 	t.schedules = &watched.Schedules{
 		Coll:    db.Collection("schedules"),
 		Client:  clients.State,
@@ -124,17 +131,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Slot:    r.Slot,
 		Calls:   t.calls,
 		Log:     log,
-	}
-	t.indexes = &indexKeeper{
-		migrator: r.shared.NewMigrator(func(context.Context) ([]outboxes.Outbox, error) {
-			return t.collections.WatchedOutboxes(), nil
-		}),
-		client:       clients.State,
-		cfg:          &r.cfg,
-		collections:  t.collections,
-		pause:        r.shared.Pace.Indexes,
-		log:          log,
-		inBackground: inBackground,
+		Prepare: t.indexes.ensureScheduled,
 	}
 	t.recovery = &gap.Recovery{
 		Config:      &r.cfg,
@@ -215,7 +212,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 }
 
 // termParts are the parts of the state that a term reports problems of.
-var termParts = []string{"kafka", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler"}
+var termParts = []string{"kafka", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler", "scheduled"}
 
 // ignoreStop returns nil if a stage returned err because ctx ended, and err otherwise.
 func ignoreStop(ctx context.Context, err error) error {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -18,6 +19,8 @@ type Change struct {
 	DocumentID [IDSize]byte
 	Reason     Reason
 	Pending    []string // topics that do not have it yet; nil: as before
+	// Sent has the places of records that are to be recorded with the delivery.
+	Sent []outboxes.Place
 
 	// Failure is a failed attempt. Attempts is the number of attempts before it, and NextAt is the time of the next one. If an operator
 	// has reset the attempts since, the change has no effect.
@@ -47,6 +50,10 @@ func (c *Change) updateModel() mongo.WriteModel {
 			bson.E{Key: "error", Value: failure})
 		history := bson.D{{Key: "$each", Value: bson.A{failure}}, {Key: "$slice", Value: -record.KeptAttempts}}
 		update = append(update, bson.E{Key: "$push", Value: bson.D{{Key: "history", Value: history}}})
+	}
+	if len(c.Sent) > 0 {
+		each := bson.D{{Key: "$each", Value: c.Sent}}
+		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "sent", Value: each}}})
 	}
 	return mongo.NewUpdateOneModel().SetFilter(filter).SetUpdate(append(update, bson.E{Key: "$set", Value: set}))
 }

@@ -5,6 +5,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/x/bsonx/bsoncore"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // Document is a waiting envelope as it is stored. Its values alias the bytes it was read from, except for its strings.
@@ -22,7 +24,9 @@ type Document struct {
 	Attempts    int32
 	Redelivered bool
 	ReplayOf    string
-	Envelope    bson.Raw // nil if it was not read
+	Sent        []outboxes.Place // of its records so far, if deliveries are recorded on the envelope
+	Envelope    bson.Raw         // nil if it was not read
+	Size        int              // bytes of the envelope
 }
 
 // IsOfStream reports whether the envelope has a place in the order of the stream's events of its key.
@@ -78,7 +82,10 @@ func ReadDocument(raw bson.Raw) (d Document) {
 			d.ReplayOf, _ = v.StringValueOK()
 		case "envelope":
 			doc, _ := v.DocumentOK()
-			d.Envelope = bson.Raw(doc)
+			d.Envelope, d.Size = bson.Raw(doc), len(doc)
+		case "sent":
+			// The error can be ignored: only the store's writers make the list.
+			_ = bson.UnmarshalValue(bson.Type(v.Type), v.Data, &d.Sent)
 		}
 	}
 	return d

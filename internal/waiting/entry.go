@@ -14,9 +14,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/crash"
-	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // Reason is why an envelope waits.
@@ -110,7 +110,7 @@ func (e *Entry) Document() Document {
 	d := Document{
 		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
 		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Redelivered: e.Redelivered,
-		ReplayOf: e.ReplayOf, Envelope: e.Raw,
+		ReplayOf: e.ReplayOf, Envelope: e.Raw, Size: len(e.Raw),
 	}
 	if !e.NextAt.IsZero() {
 		d.NextAt = e.NextAt.UnixMilli()
@@ -119,13 +119,7 @@ func (e *Entry) Document() Document {
 }
 
 // SlotOf returns the hash slot of an envelope, or 0 if it has none: slot 0 has these envelopes (N28).
-func SlotOf(raw bson.Raw) int32 {
-	n, ok := raw.Lookup("slot").AsInt64OK()
-	if !ok || n < 0 || n >= keyhash.Slots {
-		return 0
-	}
-	return int32(n)
-}
+func SlotOf(raw bson.Raw) int32 { return slot.HashSlot(raw) }
 
 // Size returns about how many bytes the entry adds to a transaction.
 func (e *Entry) Size() int { return len(e.Raw) + len(e.Key) + 512 }

@@ -181,7 +181,7 @@ type Topic struct {
 // MaxTopicOutboxes bounds Topic.Outboxes.
 const MaxTopicOutboxes = 100
 
-// CountTopics counts the waiting envelopes of a watcher by topic. It reads each of them once.
+// CountTopics counts the waiting envelopes of a watcher by topic. The server reads only the index.
 func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([]Topic, error) {
 	type row struct {
 		Topic   string   `bson:"_id"`
@@ -206,7 +206,7 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 
 	rows, err := mongodb.AggregateAll[row](ctx, mongodb.Majority(coll), "counting waiting envelopes by topic", mongo.Pipeline{
 		{{Key: "$match", Value: Query{Watcher: watcher}.filter()}},
-		{{Key: "$project", Value: mongodb.Fields("ns", "key", "pos", "reason", "topics")}},
+		{{Key: "$project", Value: append(mongodb.Fields("ns", "key", "pos", "reason", "topics"), bson.E{Key: "_id", Value: 0})}},
 		{{Key: "$set", Value: bson.D{{Key: "topic", Value: bson.D{{Key: "$split", Value: bson.A{"$topics", ","}}}}}}},
 		{{Key: "$unwind", Value: "$topic"}},
 		{{Key: "$group", Value: count(bson.D{{Key: "_id", Value: bson.D{

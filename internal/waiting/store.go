@@ -38,8 +38,15 @@ func (s *Store) filter(and ...bson.E) bson.D {
 
 // DueKey is a key with envelopes whose next attempt is due.
 type DueKey struct {
-	NS  string `bson:"ns"`
-	Key string `bson:"key"`
+	ID  bson.Binary `bson:"_id"`
+	NS  string      `bson:"ns"`
+	Key string      `bson:"key"`
+}
+
+// DocumentID returns the id of the document that is due.
+func (k DueKey) DocumentID() (id [IDSize]byte) {
+	copy(id[:], k.ID.Data)
+	return id
 }
 
 // DueKeys returns the keys of up to limit envelopes that are due by the server's clock, the earliest first. A key may occur
@@ -52,7 +59,7 @@ func (s *Store) DueKeys(ctx context.Context, near time.Time, skip []string, limi
 	}, waitsOutside(skip)...)...)
 	return mongodb.FindAll[DueKey](ctx, s.coll, "looking for envelopes that are due", filter,
 		options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
-			SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ns", Value: 1}, {Key: "key", Value: 1}}))
+			SetProjection(mongodb.Fields("ns", "key")))
 }
 
 // waitsOutside returns the condition that an envelope waits for other topics than one of skip. One that lists no topics or several may

@@ -42,8 +42,8 @@ type Schedules struct {
 	Slot    slot.Range
 	Calls   *readiness.Calls
 	Log     *slog.Logger
-	// Prepare is called in the background for an outbox that is new on the list, to create its index. It may be nil.
-	Prepare func(ctx context.Context, o outboxes.Outbox)
+	// Prepare is called with an outbox that is new on the list, to create its index. It must not block. It may be nil.
+	Prepare func(ns string)
 
 	mu      sync.Mutex
 	touched map[string]time.Time // when this owner last stored the entry, or read it as stored
@@ -89,7 +89,7 @@ func (s *Schedules) Note(ctx context.Context, ns string) error {
 	s.mu.Unlock()
 
 	if isNew && s.Prepare != nil {
-		s.Prepare(ctx, s.outbox(ns))
+		s.Prepare(ns)
 	}
 	return nil
 }

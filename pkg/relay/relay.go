@@ -32,6 +32,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // Errors of Run and Await. Test for them with errors.Is.
@@ -39,9 +40,9 @@ var (
 	// ErrRan means that Run was called before. Create a new Relay instead.
 	ErrRan = errors.New("this relay has run already; make a new one")
 
-	// ErrOutdated ends Run if a newer version of outrelay has migrated the collections, so that
-	// this version would do harm.
-	ErrOutdated = process.ErrOutdated
+	// ErrStateUnusable ends Run if the state database has a collection of a name that the relay needs and did not
+	// create, or the format of another version.
+	ErrStateUnusable = state.ErrUnusable
 
 	// ErrEnded ends Await if Run has returned.
 	ErrEnded = errors.New("the relay has ended")
@@ -56,8 +57,7 @@ const (
 	Standby    Role = Role(readiness.RoleStandby)
 	TakingOver Role = Role(readiness.RoleTakeOver)
 	Owner      Role = Role(readiness.RoleOwner)
-	Upgrade    Role = Role(readiness.RoleUpgrade) // waits until older nodes have stopped
-	Halted     Role = Role(readiness.RoleHalted)  // waits for an operator
+	Halted     Role = Role(readiness.RoleHalted) // waits for an operator
 	Stopping   Role = Role(readiness.RoleStopping)
 )
 
@@ -114,7 +114,7 @@ func New(cfg Config, options ...Option) (*Relay, error) {
 // returns nil.
 //
 // If a server cannot be reached, Run waits for it. It returns early only with an error that waiting
-// cannot fix, such as [ErrOutdated]. A second call returns [ErrRan].
+// cannot fix, such as [ErrStateUnusable]. A second call returns [ErrRan].
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.ran.CompareAndSwap(false, true) {
 		return ErrRan

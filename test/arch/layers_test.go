@@ -60,9 +60,9 @@ var rooms = []room{
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
 	{dir: "internal/mongodb", layer: 1, why: "statements on MongoDB that do not depend on envelopes; gets the fence as an interface"},
 	{dir: "internal/state", layer: 1, also: []string{"internal/config", "internal/mongodb"}, why: "the state database: its prefix, its collections, its marker"},
+	{dir: "internal/state/statetest", layer: 4, testsOnly: true, also: []string{"internal/devstack/stacktest"}, why: "a state database for a single test"},
 	{dir: "internal/outboxes", layer: 2, why: "the outbox collections, who reads each, and the states of their envelopes"},
-	{dir: "internal/migrate", layer: 2, also: []string{"internal/outboxes", "internal/deadletter"}, why: "indexes and their ledger"},
-	{dir: "internal/nodes", layer: 2, also: []string{"internal/outboxes", "internal/migrate"}, why: "the running nodes, their log, and whether all of them support a migration"},
+	{dir: "internal/nodes", layer: 2, also: []string{"internal/outboxes"}, why: "the running nodes and their log"},
 	{dir: "internal/letters", layer: 2, also: []string{"internal/outboxes", "internal/lease"}, why: "the dead letters of the relay, in the state database"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/outboxes", "internal/lease"}, why: "moves envelopes that cannot be sent"},
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record", "internal/keyhash"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
@@ -113,6 +113,7 @@ var rooms = []room{
 	{dir: "internal/adopt", layer: 4, also: []string{"internal/connect"}, why: "takes over the position of another publisher"},
 	{dir: "internal/importing", layer: 4, also: []string{"internal/connect"}, why: "pending rows of other outbox libraries as envelopes"},
 	{dir: "internal/term", layer: 4, also: []string{"internal/connect"}, why: "one term of ownership: takes over, reads, drains, releases"},
+	{dir: "internal/setup", layer: 4, also: []string{"internal/connect"}, why: "creates what a relay needs, for users whose relay may create nothing"},
 	{dir: "internal/process", layer: 4, also: []string{"internal/connect", "internal/probes", "internal/term"}, why: "one relay process: builds the slots and runs them together with heartbeat, health and figures"},
 	{dir: "internal/probes", layer: 4, only: []string{"internal/metrics", "internal/health"}, why: "health and metrics over HTTP, also in programs without the operators' page"},
 	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging", "internal/health", "internal/probes"}, why: "a thin layer over the use-cases; masks secrets in reasons"},
@@ -135,7 +136,7 @@ var rooms = []room{
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
 		"internal/connect", "internal/process", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay", "pkg/bearer", "pkg/bearer/msk",
-		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots", "internal/adopt", "internal/importing",
+		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots", "internal/adopt", "internal/importing", "internal/setup", "internal/state",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples/local", layer: 4, why: "addresses of servers for the small examples"},

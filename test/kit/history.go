@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/state/statetest"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -38,8 +39,11 @@ type History struct {
 func (s *Scene) FollowWatcher() *History {
 	s.tb.Helper()
 	ctx := s.tb.Context()
-	images := options.CreateCollection().SetChangeStreamPreAndPostImages(bson.D{{Key: "enabled", Value: true}})
-	if err := s.State.Mongo().CreateCollection(ctx, s.State.Prefix()+"watchers", images); err != nil {
+	images := bson.D{
+		{Key: "collMod", Value: statetest.Set(s.tb, s.State).Collection("watchers").Name()},
+		{Key: "changeStreamPreAndPostImages", Value: bson.D{{Key: "enabled", Value: true}}},
+	}
+	if err := s.State.Mongo().RunCommand(ctx, images).Err(); err != nil {
 		s.tb.Fatal(err)
 	}
 

@@ -106,7 +106,8 @@ func New(tb testing.TB, o Options) *Scene {
 
 	s.config = map[string]any{
 		"watcher": "w",
-		"mongodb": map[string]any{"uri": uri, "state": s.State.Name()},
+		"mongodb": map[string]any{"uri": uri},
+		"state":   map[string]any{"database": s.State.Name()},
 		"watch":   []string{name + ".outbox"},
 		"kafka":   map[string]any{"brokers": relayBrokers},
 		"topics":  map[string]any{"template": name + ".{aggregatetype}"},

@@ -1,4 +1,4 @@
-// Package admintest creates outboxes and dead letters for tests of the operators' lists.
+// Package admintest creates outboxes, waiting envelopes and dead letters for tests of the operators' lists.
 package admintest
 
 import (
@@ -11,9 +11,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	envelopes "github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // owner is the owner of a watcher that nobody deposes.
@@ -64,9 +66,42 @@ func Store(tb testing.TB, coll *mongo.Collection, list ...letters.Letter) []stri
 	return ids
 }
 
+// Waits returns an envelope of the watcher orders that waits since a minute, with the ordering key of its field aggregateid or key.
+func Waits(tb testing.TB, ns string, envelope bson.D, reason waiting.Reason, topics ...string) waiting.Entry {
+	tb.Helper()
+	raw, err := bson.Marshal(envelope)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	e := waiting.Entry{
+		Watcher: "orders", NS: ns, Raw: raw, Reason: reason, Origin: waiting.OriginStream, Pending: topics,
+		Pos: outboxes.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())}),
+	}
+	var v envelopes.View
+	if envelopes.Parse(raw, &v) == nil {
+		e.Key = string(v.OrderingKey())
+	}
+	return e
+}
+
+// StoreWaiting stores waiting envelopes in coll, with its indexes.
+func StoreWaiting(tb testing.TB, coll *mongo.Collection, list ...waiting.Entry) {
+	tb.Helper()
+	if err := mongodb.EnsureIndexSet(tb.Context(), coll, waiting.Indexes()); err != nil {
+		tb.Fatal(err)
+	}
+	for len(list) > 0 {
+		n := min(len(list), mongodb.MaxDocuments)
+		if err := waiting.Enter(tb.Context(), mongodb.Majority(coll), list[:n]); err != nil {
+			tb.Fatal(err)
+		}
+		list = list[n:]
+	}
+}
+
 // Fill creates an outbox with the given numbers of delivered envelopes, and dead letters of the watcher orders in
 // the collection dead, and their indexes.
-func Fill(tb testing.TB, coll *mongo.Collection, envelopes int, dead *mongo.Collection, n int) {
+func Fill(tb testing.TB, coll *mongo.Collection, delivered int, dead *mongo.Collection, n int) {
 	tb.Helper()
 	if err := outboxes.EnsureIndexes(tb.Context(), coll); err != nil {
 		tb.Fatal(err)
@@ -76,7 +111,7 @@ func Fill(tb testing.TB, coll *mongo.Collection, envelopes int, dead *mongo.Coll
 	}
 
 	written := uint32(time.Now().Add(-time.Hour).Unix())
-	insertMany(tb, coll, envelopes, func(i int) bson.D {
+	insertMany(tb, coll, delivered, func(i int) bson.D {
 		return bson.D{
 			{Key: "_id", Value: fmt.Sprintf("e%07d", i)},
 			{Key: "ts", Value: bson.Timestamp{T: written, I: uint32(i + 1)}},

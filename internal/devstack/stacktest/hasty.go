@@ -12,7 +12,7 @@ import (
 // documents match Done, it does not end in time. It is repeated until the context ends.
 type Hasty struct {
 	Fence interface {
-		Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error
+		Fenced(ctx context.Context, also bson.D, fn func(ctx context.Context) error) error
 	}
 	Coll *mongo.Collection
 	Done bson.D
@@ -21,10 +21,10 @@ type Hasty struct {
 }
 
 // Fenced calls Fence.Fenced until a transaction is not too large.
-func (h *Hasty) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+func (h *Hasty) Fenced(ctx context.Context, also bson.D, fn func(ctx context.Context) error) error {
 	for {
 		late := false
-		err := h.Fence.Fenced(ctx, dirty, func(tx context.Context) error {
+		err := h.Fence.Fenced(ctx, also, func(tx context.Context) error {
 			coll := mongo.SessionFromContext(tx).Client().Database(h.Coll.Database().Name()).Collection(h.Coll.Name())
 
 			before, err := coll.CountDocuments(tx, append(bson.D{}, h.Done...))
