@@ -141,7 +141,28 @@ func parseIDValues(text string) ([]bson.RawValue, error) {
 		}
 		values[i] = bson.RawValue{Type: bson.Type(typ), Value: data}
 	}
-	return append(values, letters.ParseIDText(text)...), nil
+	for _, v := range letters.ParseIDText(text) {
+		// In a filter, MongoDB would take it for a condition instead of a value.
+		if isCondition(v) {
+			return values, invalidRequest("id %.100q is a condition, not an id", text)
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+// isCondition reports whether v is not compared as a value in a filter: a pattern, or a document with operators.
+func isCondition(v bson.RawValue) bool {
+	if v.Type == bson.TypeRegex {
+		return true
+	}
+	doc, ok := v.DocumentOK()
+	if !ok {
+		return false
+	}
+	elems, err := doc.Elements()
+	hasOperator := func(e bson.RawElement) bool { return strings.HasPrefix(e.Key(), "$") }
+	return err != nil || slices.ContainsFunc(elems, hasOperator)
 }
 
 // parseIDs returns the ids that the text may stand for: a string may look like a UUID or an

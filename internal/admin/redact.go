@@ -231,8 +231,8 @@ func (r Redaction) redactPayload(p any) any {
 		return encodeOrHide(r.redactTree(v))
 
 	case map[string]any:
-		// Extended JSON contains binary data as base64.
-		if binary, ok := x["$binary"].(map[string]any); ok {
+		// Extended JSON contains binary data as base64. A document may have a field of this name as well.
+		if binary, ok := binaryOf(x); ok {
 			text, _ := binary["base64"].(string)
 			data, err := base64.StdEncoding.DecodeString(text)
 			var v any
@@ -244,6 +244,14 @@ func (r Redaction) redactPayload(p any) any {
 		}
 	}
 	return r.redactTree(p)
+}
+
+// binaryOf returns the inner document of a binary value in Extended JSON.
+func binaryOf(x map[string]any) (map[string]any, bool) {
+	binary, ok := x["$binary"].(map[string]any)
+	_, hasData := binary["base64"].(string)
+	_, hasType := binary["subType"].(string)
+	return binary, ok && len(x) == 1 && len(binary) == 2 && hasData && hasType
 }
 
 // encodeOrHide returns v as JSON, or the placeholder if that fails.

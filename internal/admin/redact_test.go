@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 func TestRedactionHidesTheFieldsOfItsRules(t *testing.T) {
@@ -104,4 +107,43 @@ func drawTree(t *rapid.T, depth int) any {
 	}
 
 	return m
+}
+
+// A document may have a field $binary (since MongoDB 5.0). It is not a binary value then.
+func TestDocumentsThatLookLikeABinaryAreRedacted(t *testing.T) {
+	t.Parallel()
+	r, err := NewRedaction(nil, []string{"$.card.number"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	card := bson.E{Key: "card", Value: bson.D{{Key: "number", Value: "4111-1111"}}}
+	inner := bson.D{{Key: "base64", Value: "e30="}, {Key: "subType", Value: "00"}}
+	for name, payload := range map[string]bson.D{
+		"plain":          {card},
+		"beside":         {{Key: "$binary", Value: inner}, card},
+		"more inside":    {{Key: "$binary", Value: append(bson.D{card}, inner...)}, card},
+		"without a type": {{Key: "$binary", Value: inner[:1]}, card},
+	} {
+		raw, err := bson.MarshalExtJSON(bson.D{{Key: "_id", Value: "1"}, {Key: "payload", Value: payload}}, false, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The field inside of $binary is another path.
+		out := string(r.redactEnvelope(raw, true, nil))
+		if shown := strings.Count(out, "4111"); shown != strings.Count(name, "inside") {
+			t.Errorf("%s: the hidden value is shown: %s", name, out)
+		}
+	}
+
+	m, problems := envelope.NewMapping(envelope.Names{Payload: envelope.WholeDocument, AggregateType: "-", AggregateID: "-", Type: "-"}, false)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	raw, err := bson.MarshalExtJSON(bson.D{{Key: "$binary", Value: inner}, card}, false, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out := string(r.redactEnvelope(raw, true, m)); strings.Contains(out, "4111") {
+		t.Errorf("a whole document: %s", out)
+	}
 }

@@ -117,6 +117,8 @@ var classByCode = map[int]errorClass{
 	26: classConfig, // a mongos rejects a database that does not exist
 
 	10334: classOversize,
+	// A string above 16 MiB, such as a token with a large _id in hexadecimal, and a buffer above 64 MiB.
+	16493: classOversize, 13548: classOversize,
 }
 
 const (

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -189,6 +190,53 @@ func TestN24_AnIdStillLargerThanThat(t *testing.T) {
 	if g := r.wantGap(gapOversize); g.Code != 10334 {
 		t.Errorf("code %d, want 10334", g.Code)
 	}
+}
+
+// With an _id of 8 MiB, the server cannot build the token of the event as a string. It returns another code.
+func TestN24_AnIdThatNoTokenCanHold(t *testing.T) {
+	t.Parallel()
+	b := newFixture(t)
+	coll := b.db.Collection("outbox")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: string(bytes.Repeat([]byte("i"), 8<<20))}}); err != nil {
+		t.Fatal(err)
+	}
+	b.insertIDs(coll, "b")
+
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	if g := r.wantGap(gapOversize); g.Code != 16493 {
+		t.Errorf("code %d, want 16493", g.Code)
+	}
+}
+
+// An error without a class may come from the next event, if the server repeats it at the same token.
+func TestN24_ARepeatedErrorIsReadAround(t *testing.T) {
+	t.Parallel()
+	b := newFixture(t)
+	coll := b.db.Collection("outbox")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r.wantIDs("a")
+	if st := r.stream.State(); st.Reopenings != 0 || !st.StuckSince.IsZero() || r.stream.Stuck() != 0 {
+		t.Errorf("a stream that moves: %+v", st)
+	}
+
+	off := b.setFailCommand(failTimes(4), failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4242)}))
+	defer off()
+	stuck := false
+	r.waitUntil("reading without large documents", func() bool {
+		stuck = stuck || r.stream.State().Reopenings >= oversizeAttempts
+		return slices.ContainsFunc(r.states, func(s State) bool { return s.Phase == Oversize })
+	})
+	if !stuck {
+		t.Error("the state has not shown that the stream reopens without moving")
+	}
+
+	b.insertIDs(coll, "b")
+	r.wantIDs("a", "b")
+	r.waitUntil("a stream that moves", func() bool { return r.stream.State().Reopenings == 0 && r.stream.Stuck() == 0 })
 }
 
 func TestN26_TokenOfTheFuture(t *testing.T) {

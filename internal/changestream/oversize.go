@@ -50,9 +50,8 @@ var slimStage = bson.D{{Key: "$set", Value: bson.D{{Key: "fullDocument", Value: 
 	"$fullDocument",
 }}}}}}}
 
-// readAroundOversize handles code 10334. It switches to slim mode, then to slim mode by time, and
-// then ends Run with a gap. N24
-func (r *run) readAroundOversize(ctx context.Context, code int, err error) error {
+// omitLargeDocuments switches to slim mode, and then to slim mode by time. It returns false if that was tried already.
+func (r *run) omitLargeDocuments() bool {
 	t, hasTime := r.position.Time()
 	switch {
 	case !r.slim.on:
@@ -61,6 +60,15 @@ func (r *run) readAroundOversize(ctx context.Context, code int, err error) error
 		r.slim.byTime = true
 		r.startAt(t)
 	default:
+		return false
+	}
+	return true
+}
+
+// readAroundOversize handles an error that shows an event above a limit of the server, such as code 10334. It reads without
+// large documents, and ends Run with a gap if that does not help. N24
+func (r *run) readAroundOversize(ctx context.Context, code int, err error) error {
+	if !r.omitLargeDocuments() {
 		return &GapError{Code: code, Reason: gapOversize, Position: r.position, Err: err}
 	}
 

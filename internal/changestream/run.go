@@ -20,6 +20,9 @@ const (
 	// idleInterval is the least time between the empty batches of an idle stream.
 	idleInterval = 400 * time.Millisecond
 
+	// oversizeAttempts is the number of unclassified errors of the server without progress after which the stream is read
+	// without large documents: the next event may be the reason.
+	oversizeAttempts = 3
 	// unknownAttempts is the least number of attempts without progress before an unclassified error
 	// is a gap.
 	unknownAttempts = 5
@@ -310,6 +313,9 @@ func (r *run) recordProgress(full, moved bool) {
 		r.backoff.Reset()
 		r.unexplainedErrors = 0
 	}
+	if full || moved {
+		r.stream.noteProgress()
+	}
 	if moved {
 		r.patience, r.byTime = r.stream.pace.patience, false
 		r.watchdog.tokenMoved()
@@ -332,6 +338,7 @@ func (r *run) checkWatchdog(c *cursor) error {
 // handleError decides what follows the error of a session. It returns nil to open the next session,
 // and an error to end Run.
 func (r *run) handleError(ctx context.Context, err error) error {
+	r.stream.noteReopening()
 	var gap *GapError
 	var invalid *InvalidateError
 	switch {
@@ -339,6 +346,7 @@ func (r *run) handleError(ctx context.Context, err error) error {
 		return err
 
 	case errors.Is(err, errPastSlim):
+		r.stream.noteProgress()
 		r.slim = slimMode{}
 		r.stream.cfg.Metrics.countRestart("oversize")
 		r.stream.cfg.Log.Info("past the documents that were too large; reading whole events again")
@@ -400,6 +408,10 @@ func (r *run) retryUnexplained(ctx context.Context, code int, reason string, err
 	}
 	if r.unexplainedErrors >= unknownAttempts && time.Since(r.firstUnexplained) >= r.stream.pace.unexplained {
 		return &GapError{Code: code, Reason: gapUnexplained, Position: r.position, Err: err}
+	}
+	// Whatever its code means, an error that the server repeats at the same token may come from the next event.
+	if code != 0 && r.unexplainedErrors >= oversizeAttempts {
+		r.omitLargeDocuments()
 	}
 	return r.retryLater(ctx, reason, err)
 }

@@ -23,6 +23,11 @@ type State struct {
 	Reason string    // for people: the fault and the fix; empty while live
 	Code   int       // the server's code, or 0
 	Since  time.Time // start of this phase
+
+	// Reopenings counts the reopenings since the stream last moved, and StuckSince is the time of the first of them. Both are
+	// zero while the stream moves. A stream that reopens again and again may look alive in between.
+	Reopenings int
+	StuckSince time.Time
 }
 
 // Ready reports whether events flow, or would flow if there were any.
@@ -59,6 +64,30 @@ func (s *Stream) State() State {
 	return s.state
 }
 
+// Stuck returns how long the stream has been reopened without moving; 0 while it moves.
+func (s *Stream) Stuck() time.Duration {
+	if st := s.State(); !st.StuckSince.IsZero() {
+		return time.Since(st.StuckSince)
+	}
+	return 0
+}
+
+// noteReopening counts a reopening.
+func (s *Stream) noteReopening() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state.Reopenings++; s.state.StuckSince.IsZero() {
+		s.state.StuckSince = time.Now()
+	}
+}
+
+// noteProgress notes that the stream has moved.
+func (s *Stream) noteProgress() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Reopenings, s.state.StuckSince = 0, time.Time{}
+}
+
 func (s *Stream) setState(p Phase, code int, reason string) {
 	s.mu.Lock()
 	if s.state.Phase == p && s.state.Reason == reason {
@@ -70,7 +99,7 @@ func (s *Stream) setState(p Phase, code int, reason string) {
 	if s.state.Phase != p {
 		since = time.Now()
 	}
-	s.state = State{Phase: p, Reason: reason, Code: code, Since: since}
+	s.state.Phase, s.state.Reason, s.state.Code, s.state.Since = p, reason, code, since
 	st := s.state
 	s.mu.Unlock()
 

@@ -119,6 +119,7 @@ func New(cfg Config) (*Stream, error) {
 // fault. It does not close out. Only one Run may be active at a time.
 func (s *Stream) Run(ctx context.Context, start Start, out chan<- *Batch) error {
 	defer s.setState(Stopped, 0, "")
+	defer s.noteProgress()
 
 	r, err := s.newRun(start, out)
 	for err == nil {

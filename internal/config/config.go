@@ -71,6 +71,9 @@ type Config struct {
 	// the collection that now has the name. halt stops until an operator runs recover. Defaults to
 	// resume.
 	Invalidate string `yaml:"invalidate" enum:"resume,halt"`
+	// OnDrop is the handling of the envelopes that wait when their collection or database is dropped.
+	// discard removes them. keep delivers them all the same. Defaults to discard.
+	OnDrop string `yaml:"on_drop" enum:"discard,keep"`
 	// Expired is the handling of an envelope that is past its expiresAt. dead moves it to the dead
 	// letters. drop discards and counts it. Defaults to dead.
 	Expired string `yaml:"expired" enum:"dead,drop"`
@@ -147,6 +150,10 @@ type Kafka struct {
 	// RequestTimeout limits one request to a broker. A value below the brokers' own time-out causes
 	// unnecessary retries. A higher value detects a dead connection later. Defaults to 10s.
 	RequestTimeout time.Duration `yaml:"request_timeout"`
+	// TransactionTimeout is the longest time for which a transaction of a takeover may stay open before Kafka
+	// aborts it. If transaction.max.timeout.ms of the brokers is lower, the relay halves it until they accept
+	// it. Defaults to 1m.
+	TransactionTimeout time.Duration `yaml:"transaction_timeout"`
 	// Lanes is the number of requests in flight to each broker, for different partitions. One is enough
 	// for one change stream; more can help with distant brokers. Between 1 and 16. Defaults to 1.
 	Lanes    int      `yaml:"lanes"`
@@ -170,8 +177,8 @@ type SASL struct {
 	Mechanism string `yaml:"mechanism" enum:"plain,scram-sha-256,scram-sha-512,oauthbearer,aws_msk_iam"`
 	// Username of the login. Defaults to empty; plain and scram require it.
 	Username string `yaml:"username"`
-	// Password of the login. Prefer ${file:…} or ${env:…}. Never printed. Defaults to empty; plain and scram
-	// require it.
+	// Password of the login. Prefer ${file:…} or ${env:…}. A file is read again for each connection, so it may
+	// be replaced at any time. Never printed. Defaults to empty; plain and scram require it.
 	Password Secret `yaml:"password"`
 	// Token is the source of the tokens. Unset has none; oauthbearer requires it.
 	Token *Token `yaml:"token"`
@@ -275,8 +282,13 @@ type Limits struct {
 	// 1MiB. Defaults to 32MiB.
 	Memory Size `yaml:"memory"`
 	// Envelope is the expected maximum size of an envelope. A larger one is still sent if Kafka accepts
-	// it. At most 15MiB. Defaults to 900KiB.
+	// it. At most limits.record. Defaults to 900KiB.
 	Envelope Size `yaml:"envelope"`
+	// Record is the maximum size of a record, before compression: value, key, headers and topic together.
+	// An envelope whose record would be larger becomes a dead letter of class message_too_large. JSON
+	// can be many times as large as the document of which it is made. Between 64KiB and 32MiB. Defaults
+	// to 8MiB.
+	Record Size `yaml:"record"`
 	// Tickets is how many events may be read beyond the oldest unresolved one before reading stops.
 	// Between 1000 and 200000. Defaults to 200000.
 	Tickets int `yaml:"tickets"`
@@ -315,6 +327,9 @@ type Admin struct {
 	Session time.Duration `yaml:"session"`
 	// TLS serves HTTPS. Unset serves plain HTTP.
 	TLS *ServerTLS `yaml:"tls"`
+	// BehindTLS means that browsers reach the page by HTTPS although this listener serves plain HTTP, because a
+	// proxy ends TLS. Then browsers send the cookie of a login only by HTTPS. Defaults to false.
+	BehindTLS bool `yaml:"behind_tls"`
 	// Proxy trusts a reverse proxy that authenticates users. Unset trusts none.
 	Proxy *Proxy `yaml:"proxy"`
 	// Operators are the names from client certificates and from the proxy that are operators; * matches

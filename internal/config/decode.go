@@ -226,7 +226,12 @@ func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) 
 		return
 	}
 
-	if err := assignText(text, in, out, f); err != nil {
+	err = assignText(text, in, out, f)
+	if secret, ok := out.Interface().(Secret); ok && err == nil && raw != text && strings.Contains(raw, "${file:") {
+		secret.written = &raw
+		out.Set(reflect.ValueOf(secret))
+	}
+	if err != nil {
 		// Quote the reference as it was written, not its value, and never quote a secret.
 		found := "found " + strconv.Quote(raw)
 		if f.typ == secretType || f.typ == uriType {

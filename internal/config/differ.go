@@ -5,6 +5,9 @@ import (
 	"slices"
 )
 
+// rereadPassword is the key whose file is read again for each connection.
+const rereadPassword = "kafka.sasl.password"
+
 // DifferingKeys returns the keys in which two configurations differ, sorted. It never shows a value. An
 // optional section that only one of them has is one key.
 func DifferingKeys(a, b Config) []string {
@@ -18,6 +21,11 @@ func appendDiffering(a, b reflect.Value, prefix string, keys *[]string) {
 	for _, f := range fieldsOf(a.Type()) {
 		x, y, path := a.Field(f.index), b.Field(f.index), prefix+f.name
 		if reflect.DeepEqual(x.Interface(), y.Interface()) {
+			continue
+		}
+
+		// The password is read again for each connection, so its file is all that matters.
+		if p, ok := x.Interface().(Secret); ok && path == rereadPassword && p.written != nil && reflect.DeepEqual(p.written, y.Interface().(Secret).written) {
 			continue
 		}
 

@@ -39,6 +39,6 @@ func (c *Config) Routing() routing.Config {
 func (c *Config) Preset() routing.PresetConfig {
 	return routing.PresetConfig{
 		Name: c.Record.Preset, Watcher: c.Watcher, Structured: c.Record.Structured, Source: c.Record.Source, Headers: c.Record.Headers,
-		Placement: c.Record.Placement, JSON: c.Record.JSON, Mapping: c.DocumentMapping(),
+		Placement: c.Record.Placement, JSON: c.Record.JSON, Mapping: c.DocumentMapping(), MaxRecord: int(c.Limits.Record),
 	}
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"regexp"
 	"strings"
 )
@@ -33,10 +34,27 @@ func (h hiddenText) IsZero() bool { return h.text == nil }
 
 // Secret is a string that prints as *** with each verb of fmt and in slog, JSON, YAML and text
 // encodings.
-type Secret struct{ hiddenText }
+type Secret struct {
+	hiddenText
+	// written is the text with its references to files, as it was written; nil without such a reference.
+	written *string
+}
 
 // newSecret wraps text.
-func newSecret(text string) Secret { return Secret{hideText(text)} }
+func newSecret(text string) Secret { return Secret{hiddenText: hideText(text)} }
+
+// Current returns the whole text, with the present contents of the files in ${file:…}. If one of them cannot be read now, it
+// returns the text of the start. The caller must keep it out of logs and errors.
+func (s Secret) Current() string {
+	if s.written == nil {
+		return s.Reveal()
+	}
+	text, err := newExpander(os.Environ())(*s.written)
+	if err != nil || text == "" {
+		return s.Reveal()
+	}
+	return text
+}
 
 // String returns ***, or "" without a text.
 func (s Secret) String() string {

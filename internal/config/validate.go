@@ -180,6 +180,7 @@ func (c *Config) validateKafka(v validator) {
 
 	v.check("kafka.delivery", k.Delivery == "idempotent", k.Delivery, "only idempotent is available in this version")
 	v.checkDuration("kafka.request_timeout", k.RequestTimeout, time.Second, 5*time.Minute)
+	v.checkDuration("kafka.transaction_timeout", k.TransactionTimeout, time.Second, time.Hour)
 	v.checkNumber("kafka.lanes", k.Lanes, 1, 16)
 	v.checkSize("kafka.read_back.bytes", k.ReadBack.Bytes, MiB, 1<<50)
 	v.checkDuration("kafka.read_back.time", k.ReadBack.Time, time.Second, 24*time.Hour)
@@ -341,7 +342,8 @@ func (v validator) checkRetention(path string, d time.Duration, zero string) {
 
 func (c *Config) validateLimits(v validator) {
 	v.checkSize("limits.memory", c.Limits.Memory, Size(max(c.Slots, 1))*MiB, 64*GiB)
-	v.checkSize("limits.envelope", c.Limits.Envelope, KiB, 15*MiB)
+	v.checkSize("limits.record", c.Limits.Record, 64*KiB, 32*MiB)
+	v.checkSize("limits.envelope", c.Limits.Envelope, KiB, min(15*MiB, c.Limits.Record))
 	v.checkNumber("limits.tickets", c.Limits.Tickets, 1000, 200_000)
 }
 

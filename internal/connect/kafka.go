@@ -42,6 +42,8 @@ func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, m *metrics.Se
 		TLS:        host.TLS,
 		CurrentTLS: current,
 		Reached:    reportReached(log, m),
+
+		TransactionTimeout: cfg.Kafka.TransactionTimeout,
 	}
 	if s := cfg.Kafka.SASL; s != nil {
 		if c.SASL, err = NewLogin(*s, host.Token); err != nil {
@@ -96,7 +98,7 @@ func NewLogin(s config.SASL, token bearer.Source) (*kafkawire.SASL, error) {
 		return &kafkawire.SASL{
 			Mechanism: s.Mechanism,
 			User:      s.Username,
-			Password:  func() (string, error) { return s.Password.Reveal(), nil },
+			Password:  func() (string, error) { return s.Password.Current(), nil },
 		}, nil
 	}
 }

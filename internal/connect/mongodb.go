@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -119,24 +118,6 @@ func (c *Clients) Disconnect(ctx context.Context) {
 	for _, cl := range []*mongo.Client{c.Stream, c.State} {
 		_ = cl.Disconnect(ctx)
 	}
-}
-
-// ServerClock follows the clock of the server, never the clock of this machine. Due times and
-// expiries are compared with it. It is safe for concurrent use.
-type ServerClock struct{ skew atomic.Int64 }
-
-// Now returns the time of the server.
-func (c *ServerClock) Now() time.Time { return time.Now().Add(time.Duration(c.skew.Load())) }
-
-// Sync reads the time of the server. It assumes that the reply took half of the round trip.
-func (c *ServerClock) Sync(ctx context.Context, client *mongo.Client) error {
-	sent := time.Now()
-	now, err := mongodb.ServerTime(ctx, client)
-	if err != nil {
-		return err
-	}
-	c.skew.Store(int64(now.Sub(sent.Add(time.Since(sent) / 2))))
-	return nil
 }
 
 // StateDatabase connects to the state database, for commands. The returned function closes the

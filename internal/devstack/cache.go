@@ -22,15 +22,31 @@ const fillingPrefix = ".filling-"
 // CacheDir returns the directory of the fetched programs and the running stacks: outrelay/devstack in the user's
 // cache directory, or in the temporary directory if the user has no cache directory.
 func CacheDir() string {
-	base, err := os.UserCacheDir()
-	if err != nil {
-		base = filepath.Join(os.TempDir(), fmt.Sprintf("cache-%d", os.Getuid()))
-	}
+	base, _ := cacheBase()
 	return filepath.Join(base, "outrelay", "devstack")
+}
+
+// cacheBase returns the user's cache directory. shared means that it is below the temporary directory, where other users of
+// the machine may make directories of any name.
+func cacheBase() (dir string, shared bool) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return filepath.Join(os.TempDir(), fmt.Sprintf("cache-%d", os.Getuid())), true
+	}
+	return dir, false
 }
 
 func openCache() (cache, error) {
 	c := cache{CacheDir()}
+	// The programs in the cache are executed.
+	if base, shared := cacheBase(); shared {
+		if err := os.Mkdir(base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return c, fmt.Errorf("creating the cache directory: %w", err)
+		}
+		if err := checkOwned(base); err != nil {
+			return c, fmt.Errorf("the cache directory may belong to somebody else: %w; set HOME or XDG_CACHE_HOME", err)
+		}
+	}
 	if err := os.MkdirAll(c.root, 0o755); err != nil {
 		return c, fmt.Errorf("creating the cache directory: %w", err)
 	}

@@ -19,7 +19,7 @@ type Field struct {
 
 // Fields returns the fields that a service writes, in the order of docs/envelope.md.
 func Fields() []Field {
-	text := []string{"string", "int", "long", "objectId", "binData"}
+	text := []string{"string", "int", "long", "double", "objectId", "binData"}
 	str, date := []string{"string"}, []string{"date"}
 
 	return []Field{
@@ -102,11 +102,20 @@ func constraints(f Field) bson.D {
 		// additionalProperties, which does not apply to arrays.
 		values := bson.D{{Key: "bsonType", Value: bson.A{"string", "binData", "null"}}}
 		return bson.D{{Key: "items", Value: headerPair("bsonType", values)}, {Key: "additionalProperties", Value: values}}
-	// An empty required text counts as missing, but an empty payload is a value.
-	case f.Required && slices.Contains(f.Types, "string") && f.Name != "payload":
-		return bson.D{{Key: "minLength", Value: 1}}
+	case f.Name == "payload" || !slices.Contains(f.Types, "string"):
+		return nil
 	}
-	return nil
+
+	// The server counts characters, and Parse bytes. An empty required text counts as missing.
+	rule := bson.D{{Key: "maxLength", Value: MaxFieldText}}
+	if f.Required {
+		rule = append(rule, bson.E{Key: "minLength", Value: 1})
+	}
+	// These rules apply to numbers only. A number of JavaScript is a double.
+	if slices.Contains(f.Types, "double") {
+		rule = append(rule, bson.E{Key: "multipleOf", Value: 1})
+	}
+	return rule
 }
 
 // reservedHeaders matches the names that [HeaderProblem] rejects, except the empty one.

@@ -132,22 +132,31 @@ func HeaderProblem(name []byte) string {
 	return ""
 }
 
-// firstProblem iterates over all headers. It returns the first problem, or "".
-func (h Headers) firstProblem() string {
+// check iterates over all headers. It returns a refusal for the first problem, or if there are too many.
+func (h Headers) check() error {
 	if _, ok := openDocument(h.raw); !ok {
-		return "headers are broken"
+		return newMalformed("headers are broken")
 	}
 
+	n := 0
 	it := h.Iter()
 	for it.Next() {
+		n++
 		if problem := HeaderProblem(it.Key); problem != "" {
-			return problem
+			return newMalformed("%s", problem)
+		}
+		if len(it.Key) > MaxFieldText {
+			return newTooLarge("the name of a header has %d bytes; at most %d are allowed", len(it.Key), MaxFieldText)
 		}
 	}
 
-	if it.c.broken {
-		return "headers are broken"
+	switch {
+	case it.c.broken:
+		return newMalformed("headers are broken")
+	case it.problem != "":
+		return newMalformed("%s", it.problem)
+	case n > record.MaxHeaders:
+		return newTooLarge("there are %d headers; at most %d are allowed", n, record.MaxHeaders)
 	}
-
-	return it.problem
+	return nil
 }

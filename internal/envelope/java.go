@@ -44,10 +44,10 @@ func appendJavaDouble(dst []byte, f float64) []byte {
 	return strconv.AppendInt(append(dst, 'E'), int64(exponent), 10)
 }
 
-// appendJavaQuoted appends s as a JSON string with the escapes of MongoDB's Java driver: it escapes everything but
-// letters, digits, spaces, punctuation and symbols of the basic plane.
-func appendJavaQuoted(dst, s []byte) []byte {
-	dst = append(dst, '"')
+// appendJavaEscaped appends s as a part of a JSON string with the escapes of MongoDB's Java driver: it escapes everything
+// but letters, digits, spaces, punctuation and symbols of the basic plane.
+func appendJavaEscaped(dst, s []byte) []byte {
+	var units [2]uint16
 	for i := 0; i < len(s); {
 		b := s[i]
 		if b < utf8.RuneSelf {
@@ -70,11 +70,11 @@ func appendJavaQuoted(dst, s []byte) []byte {
 			continue
 		}
 		// Java escapes the units of UTF-16: two for a character outside of the basic plane.
-		for _, unit := range utf16.AppendRune(nil, r) {
+		for _, unit := range utf16.AppendRune(units[:0], r) {
 			dst = hex.AppendEncode(append(dst, `\u`...), []byte{byte(unit >> 8), byte(unit)})
 		}
 	}
-	return append(dst, '"')
+	return dst
 }
 
 // isJavaPrintable reports whether the Java driver writes the character as it is.

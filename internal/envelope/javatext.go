@@ -15,86 +15,113 @@ import (
 const javaDate = "Mon Jan 02 15:04:05 MST 2006"
 
 // appendJavaText appends the text that Kafka Connect's StringConverter makes of a value of Debezium's: that of Java's
-// toString. The text of bytes is their address in Java; here it is base64. It returns false if the value is invalid or nested
-// too deep.
-func appendJavaText(dst []byte, t bson.Type, val []byte, depth int) (_ []byte, ok bool) {
+// toString. The text of bytes is their address in Java; here it is base64. The errors are those of AppendValue.
+func appendJavaText(dst []byte, t bson.Type, val []byte, most int) ([]byte, error) {
+	w := javaWriter{newBoundedText(dst, most)}
+	return w.finish(w.writeValue(t, val, 0))
+}
+
+// javaWriter writes values as Java's toString does. Its methods append to the text, and return false if the value is invalid,
+// nested too deep or too long.
+type javaWriter struct{ boundedText }
+
+func (w *javaWriter) writeValue(t bson.Type, val []byte, depth int) bool {
+	// Documents are checked element by element, because their text may be shorter than they are.
+	isDocument := t == bson.TypeArray || t == bson.TypeEmbeddedDocument
+	if !isDocument && !w.fits(len(val)) {
+		return false
+	}
+
 	switch t {
 	case bson.TypeString, bson.TypeSymbol, bson.TypeJavaScript:
-		return append(dst, StringBytes(val)...), true
+		w.dst = append(w.dst, StringBytes(val)...)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
-		return AppendText(dst, t, val), true
+		w.dst = AppendText(w.dst, t, val)
 	case bson.TypeDouble:
-		return appendJavaDouble(dst, math.Float64frombits(uint64LE(val))), true
+		w.dst = appendJavaDouble(w.dst, math.Float64frombits(uint64LE(val)))
 	case bson.TypeBoolean:
-		return strconv.AppendBool(dst, val[0] == 1), val[0] <= 1
+		w.dst = strconv.AppendBool(w.dst, val[0] == 1)
+		return val[0] <= 1
 	case bson.TypeDecimal128:
-		return append(dst, bson.NewDecimal128(uint64LE(val[8:]), uint64LE(val)).String()...), true
+		w.dst = append(w.dst, bson.NewDecimal128(uint64LE(val[8:]), uint64LE(val)).String()...)
 
 	case bson.TypeDateTime:
-		return time.UnixMilli(int64(uint64LE(val))).UTC().AppendFormat(dst, javaDate), true
+		w.dst = time.UnixMilli(int64(uint64LE(val))).UTC().AppendFormat(w.dst, javaDate)
 	case bson.TypeTimestamp:
-		return time.Unix(int64(uint32LE(val[4:])), 0).UTC().AppendFormat(dst, javaDate), true
+		w.dst = time.Unix(int64(uint32LE(val[4:])), 0).UTC().AppendFormat(w.dst, javaDate)
 	case bson.TypeBinary:
 		data, _, valid := binaryData(val)
-		return base64.StdEncoding.AppendEncode(dst, data), valid
+		if !w.fits(base64.StdEncoding.EncodedLen(len(data))) {
+			return false
+		}
+		w.dst = base64.StdEncoding.AppendEncode(w.dst, data)
+		return valid
 
 	case bson.TypeArray:
-		return appendJavaList(dst, val, depth+1)
+		return w.writeList(val, depth+1)
 	case bson.TypeEmbeddedDocument:
-		return appendJavaStruct(dst, val, depth+1)
+		return w.writeStruct(val, depth+1)
 	case bson.TypeRegex:
 		pattern, options, _ := bytes.Cut(val[:len(val)-1], []byte{0})
-		dst = append(append(dst, "Struct{regex="...), pattern...)
-		return append(append(append(dst, ",options="...), options...), '}'), true
+		w.dst = append(append(w.dst, "Struct{regex="...), pattern...)
+		w.dst = append(append(append(w.dst, ",options="...), options...), '}')
 	case bson.TypeDBPointer:
 		ns, id := val[:len(val)-12], val[len(val)-12:]
-		dst = append(append(dst, "Struct{$ref="...), StringBytes(ns)...)
-		return append(hex.AppendEncode(append(dst, ",$id="...), id), '}'), true
+		w.dst = append(append(w.dst, "Struct{$ref="...), StringBytes(ns)...)
+		w.dst = append(hex.AppendEncode(append(w.dst, ",$id="...), id), '}')
+	default:
+		// Debezium rejects or leaves out the other types.
+		w.dst = append(w.dst, "null"...)
 	}
-	// Debezium rejects or leaves out the other types.
-	return append(dst, "null"...), true
+	return true
 }
 
-// appendJavaList appends the values of an array: [1, x].
-func appendJavaList(dst, arr []byte, depth int) (_ []byte, ok bool) {
+// writeList writes the values of an array: [1, x].
+func (w *javaWriter) writeList(arr []byte, depth int) bool {
 	c, ok := openDocument(arr)
 	if !ok || depth > maxDepth {
-		return dst, false
+		return false
 	}
 
-	dst = append(dst, '[')
+	w.dst = append(w.dst, '[')
 	for first := true; c.next(); first = false {
 		if !first {
-			dst = append(dst, ", "...)
+			w.dst = append(w.dst, ", "...)
 		}
-		if dst, ok = appendJavaText(dst, c.typ, c.val, depth); !ok {
-			return dst, false
+		if !w.fits(0) || !w.writeValue(c.typ, c.val, depth) {
+			return false
 		}
 	}
-	return append(dst, ']'), !c.broken
+	w.dst = append(w.dst, ']')
+	return !c.broken
 }
 
-// appendJavaStruct appends a document without the fields that are null: Struct{a=1,b=x}.
-func appendJavaStruct(dst, doc []byte, depth int) (_ []byte, ok bool) {
+// writeStruct writes a document without the fields that are null: Struct{a=1,b=x}.
+func (w *javaWriter) writeStruct(doc []byte, depth int) bool {
 	c, ok := openDocument(doc)
 	if !ok || depth > maxDepth {
-		return dst, false
+		return false
 	}
 
-	dst = append(dst, "Struct{"...)
+	w.dst = append(w.dst, "Struct{"...)
 	first := true
 	for c.next() {
 		if c.typ == bson.TypeNull || c.typ == bson.TypeUndefined {
 			continue
 		}
 		if !first {
-			dst = append(dst, ',')
+			w.dst = append(w.dst, ',')
 		}
 		first = false
-		dst = append(append(dst, c.name...), '=')
-		if dst, ok = appendJavaText(dst, c.typ, c.val, depth); !ok {
-			return dst, false
+
+		if !w.fits(len(c.name)) {
+			return false
+		}
+		w.dst = append(append(w.dst, c.name...), '=')
+		if !w.writeValue(c.typ, c.val, depth) {
+			return false
 		}
 	}
-	return append(dst, '}'), !c.broken
+	w.dst = append(w.dst, '}')
+	return !c.broken
 }

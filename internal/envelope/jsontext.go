@@ -45,10 +45,9 @@ func appendDouble(dst []byte, f float64) []byte {
 	return dst
 }
 
-// appendQuoted appends s as a JSON string. Bytes that are not UTF-8 become the replacement
+// appendEscaped appends s as a part of a JSON string. Bytes that are not UTF-8 become the replacement
 // character.
-func appendQuoted(dst, s []byte) []byte {
-	dst = append(dst, '"')
+func appendEscaped(dst, s []byte) []byte {
 	// s[start:i] was read, but not appended yet.
 	start := 0
 	for i := 0; i < len(s); {
@@ -75,7 +74,7 @@ func appendQuoted(dst, s []byte) []byte {
 		i += size
 	}
 
-	return append(append(dst, s[start:]...), '"')
+	return append(dst, s[start:]...)
 }
 
 // appendEscape appends the escape sequence of the character b.

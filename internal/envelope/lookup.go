@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
-// MaxFieldText is the largest text that a field contributes to a topic or to a header. Without a limit, a document of
-// 16 MiB could fill several headers of its record.
+// MaxFieldText is the largest text of a field that is a key, or part of a topic or of a header. Without a limit, a document
+// of 16 MiB could fill several headers of its record.
 const MaxFieldText = 32 << 10
 
 // FieldProblem returns why a template must not refer to a field of the document, or "".
@@ -65,21 +67,35 @@ const (
 	TooLong         // longer than MaxFieldText
 )
 
+// Class returns the class of an envelope whose value was not found.
+func (f Finding) Class() record.Class {
+	if f == TooLong {
+		return record.MessageTooLarge
+	}
+	return record.Malformed
+}
+
 // AppendField appends the text of the value at a path of the document, if it is found.
 func (v *View) AppendField(dst []byte, path string) ([]byte, Finding) {
 	t, val := v.Field(path)
-	start := len(dst)
 	switch t {
 	case 0, bson.TypeNull, bson.TypeUndefined:
 		return dst, Missing
 	case bson.TypeString:
+		if len(StringBytes(val)) > MaxFieldText {
+			return dst, TooLong
+		}
 		dst = append(dst, StringBytes(val)...)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
 		dst = AppendText(dst, t, val)
 	case bson.TypeBoolean:
 		dst = strconv.AppendBool(dst, val[0] == 1)
 	case bson.TypeDouble:
-		dst = appendDouble(dst, math.Float64frombits(uint64LE(val)))
+		f := math.Float64frombits(uint64LE(val))
+		if n, ok := wholeNumber(f); ok {
+			return strconv.AppendInt(dst, n, 10), Found
+		}
+		dst = appendDouble(dst, f)
 	case bson.TypeDateTime:
 		dst = time.UnixMilli(int64(uint64LE(val))).UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
 	case bson.TypeDecimal128:
@@ -92,10 +108,6 @@ func (v *View) AppendField(dst []byte, path string) ([]byte, Finding) {
 		dst = AppendText(dst, t, data)
 	default:
 		return dst, Unfit
-	}
-
-	if len(dst)-start > MaxFieldText {
-		return dst[:start], TooLong
 	}
 	return dst, Found
 }
@@ -127,5 +139,10 @@ func (v *View) AppendHeader(dst []byte, name string) ([]byte, Finding) {
 	return dst, Missing
 }
 
-// AppendQuoted appends s as a JSON string. Bytes that are not UTF-8 become the replacement character.
-func AppendQuoted(dst, s []byte) []byte { return appendQuoted(dst, s) }
+// AppendQuoted appends s as a JSON string. Bytes that are not UTF-8 become the replacement character. It returns ErrTooLong
+// before it has appended more than about most bytes.
+func AppendQuoted(dst, s []byte, most int) ([]byte, error) {
+	t := newBoundedText(dst, most)
+	t.writeQuoted(s, false)
+	return t.finish(true)
+}

@@ -1,6 +1,7 @@
 package envelope
 
 import (
+	"errors"
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -11,8 +12,8 @@ func (v *View) setEventID(c *cursor) error {
 	if err := setText(&v.EventID, &v.eventIDText, c); err != nil {
 		return err
 	}
-	if len(v.EventID) > MaxIDBytes {
-		return newMalformed("%s has %d bytes; at most %d are allowed", c.name, len(v.EventID), MaxIDBytes)
+	if err := checkText(c.name, len(v.EventID), MaxIDBytes); err != nil {
+		return err
 	}
 	if c.typ == bson.TypeBinary {
 		v.EventUUID, _, _ = binaryData(c.val)
@@ -27,8 +28,11 @@ func (v *View) setKey(dst *[]byte, buf *[36]byte, c *cursor) error {
 		return setText(dst, buf, c)
 	}
 
-	text, ok := appendJavaText(buf[:0], c.typ, c.val, 0)
-	if !ok {
+	text, err := appendJavaText(buf[:0], c.typ, c.val, MaxFieldText)
+	switch {
+	case errors.Is(err, ErrTooLong):
+		return newTooLarge("the text of %s has more bytes than a key may have; at most %d are allowed", clipName(c.name), MaxFieldText)
+	case err != nil:
 		return newMalformed("%s is broken or nested deeper than %d", c.name, maxDepth)
 	}
 	*dst = text

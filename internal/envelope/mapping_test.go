@@ -150,7 +150,7 @@ func TestWholeDocument(t *testing.T) {
 		if key := string(v.OrderingKey()); key != `{"_id": "a\"b"}` {
 			t.Errorf("the key is %s", key)
 		}
-		got, err := AppendPayloadAs(nil, &v, Connector)
+		got, err := AppendPayloadAs(nil, &v, Connector, NoLimit)
 		if err != nil || string(got) != want {
 			t.Errorf("the payload is %s, %v; want %s", got, err, want)
 		}

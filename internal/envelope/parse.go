@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"strconv"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -18,7 +19,8 @@ func uint64LE(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 // is overwritten, so one View can be used for many envelopes.
 //
 // The error is always a *record.Refusal: of class partition_out_of_range for a partition that no
-// topic can have, otherwise of class malformed. Unknown fields and optional fields that are null
+// topic can have, of class message_too_large for an id, a text or headers that exceed their limit,
+// otherwise of class malformed. Unknown fields and optional fields that are null
 // are ignored. A field that appears twice is malformed.
 func Parse(raw []byte, v *View) error { return (*Mapping)(nil).Parse(raw, v) }
 
@@ -236,8 +238,9 @@ func ParseID(t bson.Type, value []byte) ([]byte, error) {
 func (v *View) setID(c *cursor) error {
 	switch c.typ {
 	case bson.TypeString:
-		if v.ID = StringBytes(c.val); len(v.ID) > MaxIDBytes {
-			return newMalformed("_id has %d bytes; at most %d are allowed", len(v.ID), MaxIDBytes)
+		v.ID = StringBytes(c.val)
+		if err := checkText(c.name, len(v.ID), MaxIDBytes); err != nil {
+			return err
 		}
 	case bson.TypeObjectID:
 		v.ID = c.val
@@ -313,11 +316,7 @@ func (v *View) setHeaders(c *cursor) error {
 		return newMalformed("%s is %s; an array of {k, v} or a document of strings is wanted", c.name, typeName(c.typ))
 	}
 
-	if why := v.Headers.firstProblem(); why != "" {
-		return newMalformed("%s", why)
-	}
-
-	return nil
+	return v.Headers.check()
 }
 
 // checkComplete checks that all required fields are present.
@@ -344,7 +343,11 @@ func setString(dst *[]byte, c *cursor) error {
 	case bson.TypeNull:
 		return nil
 	case bson.TypeString:
-		if s := StringBytes(c.val); len(s) > 0 {
+		s := StringBytes(c.val)
+		if err := checkText(c.name, len(s), MaxFieldText); err != nil {
+			return err
+		}
+		if len(s) > 0 {
 			*dst = s
 		}
 		return nil
@@ -353,7 +356,7 @@ func setString(dst *[]byte, c *cursor) error {
 	return newMalformed("%s is %s; a string is wanted", c.name, typeName(c.typ))
 }
 
-// setText sets dst to the canonical text of a string, a number, an ObjectId or a UUID. The text of
+// setText sets dst to the canonical text of a string, a whole number, an ObjectId or a UUID. The text of
 // a value that is not a string is stored in buf.
 func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
 	val := c.val
@@ -362,6 +365,13 @@ func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
 		// A string is its own canonical text, so it needs no buffer.
 		return setString(dst, c)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
+	case bson.TypeDouble:
+		// A driver of JavaScript stores a whole number above 2³¹ as a double. Its text is that of the number.
+		if n, ok := integerValue(c); ok {
+			*dst = strconv.AppendInt(buf[:0], n, 10)
+			return nil
+		}
+		return newMalformed("%s is a double that is not a whole number within ±2⁵³; a string, int, long, ObjectId or UUID is wanted", c.name)
 	case bson.TypeBinary:
 		id, subtype, ok := binaryData(c.val)
 		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
@@ -397,29 +407,16 @@ func integerValue(c *cursor) (int64, bool) {
 	case bson.TypeInt64:
 		return int64(uint64LE(c.val)), true
 	case bson.TypeDouble:
-		f := math.Float64frombits(uint64LE(c.val))
-
-		// Beyond 2⁵³, doubles do not represent all whole numbers.
-		if f == math.Trunc(f) && math.Abs(f) < 1<<53 {
-			return int64(f), true
-		}
+		return wholeNumber(math.Float64frombits(uint64LE(c.val)))
 	}
 
 	return 0, false
 }
 
-// newMalformed returns a refusal of class malformed.
-func newMalformed(format string, args ...any) error {
-	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
-}
-
-// clipName shortens the name of a field, which can have any length.
-func clipName(name []byte) []byte { return name[:min(len(name), 64)] }
-
-// typeName returns the name of a BSON type for an error message.
-func typeName(t bson.Type) string {
-	if s := t.String(); s != "invalid" {
-		return "of type " + s
+// wholeNumber returns f as an integer, if it is a whole number. Beyond ±2⁵³, doubles do not represent all whole numbers.
+func wholeNumber(f float64) (int64, bool) {
+	if f != math.Trunc(f) || math.Abs(f) > 1<<53 {
+		return 0, false
 	}
-	return fmt.Sprintf("of unknown type 0x%02x", byte(t))
+	return int64(f), true
 }

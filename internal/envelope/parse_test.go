@@ -68,7 +68,6 @@ func malformedFields() []malformedField {
 	return []malformedField{
 		{"_id", absent, "_id is missing"},
 		{"_id", "", "_id is missing or empty"},
-		{"_id", strings.Repeat("x", 1025), "_id has 1025 bytes; at most 1024"},
 		{"_id", int32(7), "_id is of type 32-bit integer"},
 		{"_id", legacyUUID(), "subtype 3"},
 		{"_id", bson.Binary{Subtype: 4, Data: []byte{1}}, "1 bytes"},
@@ -78,7 +77,10 @@ func malformedFields() []malformedField {
 		{"aggregatetype", nil, "missing or empty"},
 		{"aggregatetype", 5, "a string is wanted"},
 		{"aggregateid", absent, "aggregateid is missing"},
-		{"aggregateid", 1.5, "ObjectId or UUID"},
+		{"aggregateid", 1.5, "not a whole number"},
+		{"aggregateid", float64(1<<53) + 2, "not a whole number"},
+		{"key", math.NaN(), "not a whole number"},
+		{"key", math.Inf(1), "not a whole number"},
 		{"aggregateid", legacyUUID(), "not a UUID of subtype 4"},
 		{"aggregateid", bson.D{}, "aggregateid is of type"},
 		{"type", absent, "type is missing"},
@@ -100,6 +102,7 @@ func malformedFields() []malformedField {
 		{"headers", bson.D{{Key: "", Value: "x"}}, "without a name"},
 		{"contenttype", 1, "contenttype is"},
 		{"schemaversion", 1.5, "schemaversion is"},
+		{"schemaversion", -float64(1<<53) - 2, "schemaversion is"},
 		{"source", 1, "source is"},
 		{"subject", 1, "subject is"},
 		{"time", "2026-01-01", "time is of type string; a date is wanted"},
@@ -123,6 +126,61 @@ func TestMalformed(t *testing.T) {
 	for _, p := range []any{int32(-2), int64(math.MaxInt32) + 1, float64(1 << 40)} {
 		refusal(t, doc(t, bson.E{Key: "partition", Value: p}), record.PartitionOutOfRange, "partition ")
 	}
+}
+
+// Drivers of JavaScript store whole numbers above 2³¹ as doubles.
+func TestWholeDoublesAreIntegers(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[float64]string{
+		5: "5", 0: "0", math.Copysign(0, -1): "0", -7: "-7", 1_732_000_000_123: "1732000000123",
+		1 << 53: "9007199254740992", -(1 << 53): "-9007199254740992",
+	} {
+		var v envelope.View
+		raw := doc(t, bson.E{Key: "aggregateid", Value: value}, bson.E{Key: "key", Value: value}, bson.E{Key: "schemaversion", Value: value})
+		if err := envelope.Parse(raw, &v); err != nil {
+			t.Errorf("%v: %v", value, err)
+			continue
+		}
+		if string(v.AggregateID) != want || string(v.Key) != want || string(v.SchemaVersion) != want {
+			t.Errorf("%v became %s, %s and %s; want %s", value, v.AggregateID, v.Key, v.SchemaVersion, want)
+		}
+		if text, found := v.AppendField(nil, "key"); found != envelope.Found || string(text) != want {
+			t.Errorf("the field %v became %s; want %s", value, text, want)
+		}
+	}
+
+	m, err := envelope.NewMapping(envelope.Names{ID: "number", Timestamp: "at"}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v envelope.View
+	if err := m.Parse(doc(t, bson.E{Key: "number", Value: 7.0}, bson.E{Key: "at", Value: 1_732_000_000_123.0}, bson.E{Key: "partition", Value: 3.0}), &v); err != nil {
+		t.Fatal(err)
+	}
+	if string(v.EventID) != "7" || v.RecordTime != 1_732_000_000_123 || v.Partition != 3 {
+		t.Errorf("id %s, time %d, partition %d", v.EventID, v.RecordTime, v.Partition)
+	}
+}
+
+// Texts, ids and headers of a service are limited before anything is made of them.
+func TestLongTextsAreTooLarge(t *testing.T) {
+	t.Parallel()
+	refusal(t, doc(t, bson.E{Key: "_id", Value: strings.Repeat("x", 1025)}), record.MessageTooLarge, "_id has 1025 bytes; at most 1024")
+	for _, name := range []string{"aggregatetype", "aggregateid", "type", "key", "topic", "contenttype", "schemaversion", "source", "subject"} {
+		want := name + " has 32769 bytes; at most 32768"
+		refusal(t, doc(t, bson.E{Key: name, Value: strings.Repeat("x", 32<<10+1)}), record.MessageTooLarge, want)
+		var v envelope.View
+		if err := envelope.Parse(doc(t, bson.E{Key: name, Value: strings.Repeat("x", 32<<10)}), &v); err != nil {
+			t.Errorf("%s of 32 KiB: %v", name, err)
+		}
+	}
+
+	many := bson.D{}
+	for range 4097 {
+		many = append(many, bson.E{Key: "h", Value: "v"})
+	}
+	refusal(t, doc(t, bson.E{Key: "headers", Value: many}), record.MessageTooLarge, "4097 headers; at most 4096")
+	refusal(t, doc(t, bson.E{Key: "headers", Value: bson.D{{Key: strings.Repeat("x", 33<<10), Value: ""}}}), record.MessageTooLarge, "the name of a header has 33792 bytes")
 }
 
 func refusal(t *testing.T, raw []byte, class record.Class, want string) {

@@ -1,6 +1,10 @@
 package envelope
 
-import "go.mongodb.org/mongo-driver/v2/bson"
+import (
+	"errors"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
 
 // AppendPayload appends the payload of v to dst, as the value of its record. The bytes of a binary
 // or a string are appended unchanged. A document or an array is appended as relaxed Extended JSON
@@ -9,7 +13,9 @@ import "go.mongodb.org/mongo-driver/v2/bson"
 //
 // If the inside of a document is invalid, AppendPayload returns dst unchanged and a *record.Refusal
 // of class malformed.
-func AppendPayload(dst []byte, v *View) ([]byte, error) { return AppendPayloadAs(dst, v, Relaxed) }
+func AppendPayload(dst []byte, v *View) ([]byte, error) {
+	return AppendPayloadAs(dst, v, Relaxed, NoLimit)
+}
 
 // HasRawPayload reports whether Payload contains the bytes of the value of the record: those of a binary or of a string, or
 // none for null.
@@ -21,25 +27,30 @@ func (v *View) HasRawPayload() bool {
 	return false
 }
 
-// AppendPayloadAs is AppendPayload with a style for payloads that are neither binaries nor strings.
-func AppendPayloadAs(dst []byte, v *View, style Style) ([]byte, error) {
+// AppendPayloadAs is AppendPayload with a style for payloads that are neither binaries nor strings, and with a limit. A
+// payload that would need more than most bytes causes a refusal of class message_too_large, before it has taken more memory.
+func AppendPayloadAs(dst []byte, v *View, style Style, most int) ([]byte, error) {
 	var out []byte
-	var ok bool
+	var err error
 	switch {
 	case v.whole:
-		out, ok = appendWhole(dst, v.Payload, style)
+		out, err = appendWhole(dst, v.Payload, style, most)
+	case v.HasRawPayload() && len(v.Payload) > most:
+		err = ErrTooLong
 	case v.HasRawPayload():
 		return append(dst, v.Payload...), nil
 	// Debezium's router writes only documents as JSON.
 	case style == Debezium && bson.Type(v.PayloadType) != bson.TypeEmbeddedDocument:
-		out, ok = appendJavaText(dst, bson.Type(v.PayloadType), v.Payload, 0)
+		out, err = appendJavaText(dst, bson.Type(v.PayloadType), v.Payload, most)
 	default:
-		out, ok = AppendValue(dst, bson.Type(v.PayloadType), v.Payload, style)
+		out, err = AppendValue(dst, bson.Type(v.PayloadType), v.Payload, style, most)
 	}
 
-	if !ok {
+	switch {
+	case errors.Is(err, ErrTooLong):
+		return dst, newTooLarge("the payload has %d bytes, and its record would exceed limits.record; at most %d are allowed", len(v.Payload), most)
+	case err != nil:
 		return dst, newMalformed("payload is a document whose inside is broken or nested deeper than %d", maxDepth)
 	}
-
 	return out, nil
 }

@@ -1,6 +1,7 @@
 package envelope
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/hex"
 	"math"
@@ -26,17 +27,17 @@ const (
 	Connect                // as Kafka Connect's JsonConverter writes the fields of Debezium's records
 )
 
-// AppendValue appends a BSON value as JSON in a style. It returns false if the value is invalid or nested deeper than
-// 256.
-func AppendValue(dst []byte, t bson.Type, val []byte, style Style) ([]byte, bool) {
-	w := styleWriter{dst: dst, style: style}
-	ok := w.writeValue(t, val, 0)
-	return w.dst, ok
+// AppendValue appends a BSON value as JSON in a style. The error is errBroken if the value is invalid or nested deeper than
+// 256, and ErrTooLong before the JSON has taken more than about most bytes.
+func AppendValue(dst []byte, t bson.Type, val []byte, style Style, most int) ([]byte, error) {
+	w := newStyleWriter(dst, style, most)
+	return w.finish(w.writeValue(t, val, 0))
 }
 
 // appendDocumentKey appends the key of the document of v, as the MongoDB Kafka connector writes it: {"_id": …}.
 func appendDocumentKey(dst []byte, v *View) []byte {
-	w := styleWriter{dst: dst, style: Connector}
+	// The id was bounded when it was read.
+	w := newStyleWriter(dst, Connector, NoLimit)
 	w.open('{')
 	w.writeName([]byte("_id"))
 
@@ -54,18 +55,21 @@ func appendDocumentKey(dst []byte, v *View) []byte {
 }
 
 // appendWhole appends a document without the fields of the relay.
-func appendWhole(dst, doc []byte, style Style) ([]byte, bool) {
-	w := styleWriter{dst: dst, style: style}
-	ok := w.writeElements(doc, 1, leftOut)
-	return w.dst, ok
+func appendWhole(dst, doc []byte, style Style, most int) ([]byte, error) {
+	w := newStyleWriter(dst, style, most)
+	return w.finish(w.writeElements(doc, 1, leftOut))
 }
 
-// styleWriter writes JSON in a style. Its methods append to dst.
+// styleWriter writes JSON in a style. Its methods append to the text.
 type styleWriter struct {
-	dst   []byte
+	boundedText
 	style Style
 	depth int
 	empty bool // the innermost object or array has no element yet
+}
+
+func newStyleWriter(dst []byte, style Style, most int) *styleWriter {
+	return &styleWriter{boundedText: newBoundedText(dst, most), style: style}
 }
 
 func (w *styleWriter) open(bracket byte) {
@@ -116,20 +120,17 @@ func (w *styleWriter) startSpaced(first bool) {
 
 func (w *styleWriter) writeName(name []byte) {
 	w.startElement()
+	w.writeText(name)
 	if w.isJava() {
-		w.dst = append(appendJavaQuoted(w.dst, name), ": "...)
+		w.dst = append(w.dst, ": "...)
 		return
 	}
-	w.dst = append(appendQuoted(w.dst, name), ':')
+	w.dst = append(w.dst, ':')
 }
 
 // writeText writes a string.
 func (w *styleWriter) writeText(s []byte) {
-	if w.isJava() {
-		w.dst = appendJavaQuoted(w.dst, s)
-		return
-	}
-	w.dst = appendQuoted(w.dst, s)
+	w.writeQuoted(s, w.isJava())
 }
 
 // openWrapped writes the beginning of {"key": "text"}, before the text. closeWrapped writes the rest.
@@ -165,7 +166,7 @@ func (w *styleWriter) writeElements(doc []byte, depth int, skip func(name []byte
 			continue
 		}
 		w.writeName(c.name)
-		if !w.writeValue(c.typ, c.val, depth) {
+		if !w.fits(0) || !w.writeValue(c.typ, c.val, depth) {
 			return false
 		}
 	}
@@ -182,7 +183,7 @@ func (w *styleWriter) writeArray(arr []byte, depth int) bool {
 	w.open('[')
 	for c.next() {
 		w.startElement()
-		if !w.writeValue(c.typ, c.val, depth) {
+		if !w.fits(0) || !w.writeValue(c.typ, c.val, depth) {
 			return false
 		}
 	}
@@ -339,7 +340,9 @@ func (w *styleWriter) writeBinaryFields(value, kind string, subtype byte, data [
 }
 
 func (w *styleWriter) writeBase64(data []byte) {
-	w.dst = append(base64.StdEncoding.AppendEncode(append(w.dst, '"'), data), '"')
+	if w.fits(base64.StdEncoding.EncodedLen(len(data))) {
+		w.dst = append(base64.StdEncoding.AppendEncode(append(w.dst, '"'), data), '"')
+	}
 }
 
 // writeRareType is writeValue for types that payloads seldom contain.
@@ -348,7 +351,7 @@ func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
 	case bson.TypeTimestamp:
 		w.writeTimestamp(uint32LE(val[4:]), uint32LE(val))
 	case bson.TypeRegex:
-		w.writeRegex(val)
+		return w.writeRegex(val)
 	case bson.TypeJavaScript:
 		w.writeScalar("$code", StringBytes(val))
 	case bson.TypeCodeWithScope:
@@ -434,13 +437,17 @@ func (w *styleWriter) writeTimestamp(seconds, increment uint32) {
 	w.close('}')
 }
 
-func (w *styleWriter) writeRegex(val []byte) {
-	end := slices.Index(val, 0)
+func (w *styleWriter) writeRegex(val []byte) bool {
+	// Before the copies.
+	if !w.fits(len(val)) {
+		return false
+	}
+	end := bytes.IndexByte(val, 0)
 	pattern, options := val[:end], []rune(string(val[end+1:len(val)-1]))
 	slices.Sort(options)
 	if !w.isTyped() {
 		w.writeText([]byte("/" + string(pattern) + "/" + string(options)))
-		return
+		return true
 	}
 
 	// The connector writes the older form, in one document.
@@ -459,4 +466,5 @@ func (w *styleWriter) writeRegex(val []byte) {
 		w.close('}')
 	}
 	w.close('}')
+	return true
 }

@@ -77,18 +77,21 @@ func TestStylesOfOtherPrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, ok := AppendValue(nil, bson.TypeEmbeddedDocument, everyType(t), style)
-		if diff := cmp.Diff(string(want), string(got)); !ok || diff != "" {
-			t.Errorf("%s, %v (-file +written):\n%s", file, ok, diff)
+		got, err := AppendValue(nil, bson.TypeEmbeddedDocument, everyType(t), style, NoLimit)
+		if diff := cmp.Diff(string(want), string(got)); err != nil || diff != "" {
+			t.Errorf("%s, %v (-file +written):\n%s", file, err, diff)
 		}
 	}
 }
 
 func TestPlainStyle(t *testing.T) {
 	t.Parallel()
-	got, ok := AppendValue(nil, bson.TypeEmbeddedDocument, everyType(t), Plain)
+	got, err := AppendValue(nil, bson.TypeEmbeddedDocument, everyType(t), Plain, NoLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var v map[string]any
-	if err := json.Unmarshal(got, &v); err != nil || !ok {
+	if err := json.Unmarshal(got, &v); err != nil {
 		t.Fatalf("%s: %v", got, err)
 	}
 
@@ -126,7 +129,7 @@ func TestStylesRejectBrokenDocuments(t *testing.T) {
 	for n := range len(whole) - 1 {
 		for _, style := range []Style{Plain, Debezium, Connector, Connect} {
 			broken := append([]byte{}, whole[:n+1]...)
-			if _, ok := AppendValue(nil, bson.TypeEmbeddedDocument, broken, style); ok {
+			if _, err := AppendValue(nil, bson.TypeEmbeddedDocument, broken, style, NoLimit); err == nil {
 				t.Fatalf("style %d accepts a document that ends after %d bytes", style, n+1)
 			}
 		}
@@ -146,7 +149,7 @@ func TestStylesDoNotAllocate(t *testing.T) {
 
 	buf := make([]byte, 0, 4096)
 	for _, style := range []Style{Relaxed, Plain, Debezium, Connector, Connect} {
-		if n := testing.AllocsPerRun(100, func() { _, _ = AppendValue(buf, bson.TypeEmbeddedDocument, doc, style) }); n > 0 {
+		if n := testing.AllocsPerRun(100, func() { _, _ = AppendValue(buf, bson.TypeEmbeddedDocument, doc, style, NoLimit) }); n > 0 {
 			t.Errorf("style %d: %v allocations", style, n)
 		}
 	}

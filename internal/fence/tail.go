@@ -133,7 +133,9 @@ func (t *Tail) addHits(b *fetched.Batch) error {
 	for {
 		more, err := list.Next(&x, t.Next)
 		if _, tooLarge := errors.AsType[*fetched.TooLargeError](err); tooLarge {
-			// No record of the relay is that large.
+			// The relay sends no record that large, so another client writes with its producer id, or an unknown
+			// version has sent it. In doubt, it is the record that is sent again.
+			t.Truncated = true
 			continue
 		}
 		if err != nil || !more {

@@ -16,7 +16,7 @@ import (
 
 const (
 	livePath      = "/api/v1/live"
-	maxLive       = 32 // concurrent clients
+	maxLive       = 32 // concurrent clients who are operators, and as many others
 	liveEvery     = time.Second
 	liveFor       = 30 * time.Minute // then the client reconnects and is authenticated again
 	liveReadTime  = 10 * time.Second // bounds one read of the overview
@@ -40,7 +40,8 @@ type LiveProblem struct {
 
 // live bounds the clients of the stream, and shares one overview among them.
 type live struct {
-	seats chan struct{}
+	// Operators have their own seats, so that others cannot keep them out.
+	operators, others chan struct{}
 
 	mu        sync.Mutex
 	byWatcher map[string]*snapshot
@@ -55,7 +56,7 @@ type snapshot struct {
 }
 
 func newLive() *live {
-	return &live{seats: make(chan struct{}, maxLive), byWatcher: map[string]*snapshot{}}
+	return &live{operators: make(chan struct{}, maxLive), others: make(chan struct{}, maxLive), byWatcher: map[string]*snapshot{}}
 }
 
 // overview returns an overview that is at most as old as the interval. If several clients need a new
@@ -65,7 +66,7 @@ func (l *live) overview(ctx context.Context, op admin.Operator) (admin.Overview,
 	s := l.byWatcher[op.Watcher]
 	if s == nil {
 		// There are never more clients than that, so some of the names have no client any more.
-		if len(l.byWatcher) >= maxLive {
+		if len(l.byWatcher) >= 2*maxLive {
 			clear(l.byWatcher)
 		}
 		s = &snapshot{}
@@ -128,9 +129,13 @@ func (a *api) addFigures() {
 
 // limitLive rejects clients above the limit. The others occupy a seat until their stream ends.
 func (a *api) limitLive(ctx huma.Context, next func(huma.Context)) {
+	seats := a.live.others
+	if c, _ := admin.CallerOf(ctx.Context()); c.Operator() {
+		seats = a.live.operators
+	}
 	select {
-	case a.live.seats <- struct{}{}:
-		defer func() { <-a.live.seats }()
+	case seats <- struct{}{}:
+		defer func() { <-seats }()
 		next(ctx)
 	default:
 		ctx.SetHeader("Retry-After", strconv.Itoa(int(liveReconnect.Seconds())))

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/logging"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
 // door checks each request before anything is served.
@@ -83,6 +85,10 @@ func (d *door) wrap(next http.Handler) http.Handler {
 
 		// The rate limit comes before the check of the login, so that it also limits guesses.
 		caller, problem := d.access.identify(r)
+		if problem == "" {
+			// Strangers who open many connections must not end the requests of others.
+			probes.SetRank(r, rankOf(caller))
+		}
 		client := clientName(r, caller)
 		if d.limitRate(w, r, client) {
 			// The login and the logout work without a login.
@@ -106,6 +112,8 @@ func (d *door) wrap(next http.Handler) http.Handler {
 				d.rejectLogin(w, r, problem)
 			}
 			return
+		case d.access.isForged(r):
+			d.noteForgedSession(r)
 		}
 
 		// Live streams have their own limit: they stay open, and would use up this one.
@@ -129,6 +137,14 @@ func (d *door) wrap(next http.Handler) http.Handler {
 	})
 }
 
+// rankOf returns how much the listener prefers to keep the connection of a caller.
+func rankOf(c admin.Caller) probes.Rank {
+	if c.Operator() {
+		return probes.Trusted
+	}
+	return probes.Known
+}
+
 func setSecurityHeaders(h http.Header, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
@@ -149,6 +165,10 @@ func (d *door) isForeign(r *http.Request) bool {
 	if d.origin.Check(r) != nil {
 		return true
 	}
+	// The check permits each GET. Browsers without Sec-Fetch-Site send the origin of a page that reads the response.
+	if origin := r.Header.Get("Origin"); origin != "" && r.Header.Get("Sec-Fetch-Site") == "" && !isOriginOf(origin, r.Host) {
+		return true
+	}
 
 	site := r.Header.Get("Sec-Fetch-Site")
 	if site != "cross-site" && site != "same-site" {
@@ -158,6 +178,12 @@ func (d *door) isForeign(r *http.Request) bool {
 	return isAPI(r) || !isLink
 }
 
+// isOriginOf reports whether an origin has this host.
+func isOriginOf(origin, host string) bool {
+	u, err := url.Parse(origin)
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
+}
+
 // rejectLogin requests a login. A browser that opens the page asks the person for it. A program gets
 // a problem.
 func (d *door) rejectLogin(w http.ResponseWriter, r *http.Request, problem string) {
@@ -165,7 +191,7 @@ func (d *door) rejectLogin(w http.ResponseWriter, r *http.Request, problem strin
 
 	// A browser sends its first request without a login, so only a wrong login is a warning.
 	level := slog.LevelDebug
-	if r.Header.Get("Authorization") != "" || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+	if r.Header.Get("Authorization") != "" || d.access.isForged(r) || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		level = slog.LevelWarn
 	}
 	d.log.Log(r.Context(), level, "a login at the operator's listener is refused",

@@ -32,6 +32,7 @@ type Access struct {
 	Payloads    string         // the lowest role that may see payloads; any other value hides them from all
 	Local       bool           // only this machine reaches the listener: requests must name this machine
 	Hosts       []string       // further names that requests may use if Local is set
+	BehindTLS   bool           // a proxy ends the TLS of browsers, so that cookies are for TLS only
 	Rate        int            // requests per second of one client; at least 1
 }
 

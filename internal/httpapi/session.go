@@ -2,14 +2,17 @@ package httpapi
 
 import (
 	"crypto/hmac"
+	"crypto/pbkdf2"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -20,6 +23,7 @@ const (
 	logoutPath = "/logout"
 	staticPath = "/static/" // files of the page, which the form of the login needs
 
+	// sessionCookie begins the name of the cookie. The port of the listener follows: cookies do not distinguish ports.
 	sessionCookie = "outrelay_session"
 	maxLoginForm  = 8 << 10 // bytes
 )
@@ -70,36 +74,102 @@ func (s session) sign(t Tokens) string {
 	return claims + "." + signature(claims, t.byRole(s.Role))
 }
 
-// readSession returns the valid session of a cookie.
-func readSession(cookie string, t Tokens, now time.Time) (s session, ok bool) {
+// readSession returns the session of a cookie. ok is false if it is not valid, and forged means that it is not merely over: no
+// token of this listener has signed it.
+func readSession(cookie string, t Tokens, now time.Time) (s session, ok, forged bool) {
 	claims, signed, found := strings.Cut(cookie, ".")
 	text, err := base64.RawURLEncoding.DecodeString(claims)
 	if !found || err != nil || json.Unmarshal(text, &s) != nil {
-		return s, false
+		return s, false, true
 	}
 	token := t.byRole(s.Role)
-	ok = token != "" && hmac.Equal([]byte(signed), []byte(signature(claims, token))) && now.Unix() < s.Expires
-	return s, ok
+	if token == "" || !hmac.Equal([]byte(signed), []byte(signature(claims, token))) {
+		return s, false, true
+	}
+	return s, now.Unix() < s.Expires, false
 }
 
 func signature(claims, token string) string {
-	mac := hmac.New(sha256.New, []byte("outrelay session\x00"+token))
+	mac := hmac.New(sha256.New, sessionKey(token))
 	mac.Write([]byte(claims))
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
+// keyIterations makes the key of sessions cost a tenth of a second, so that a stolen cookie is of little use to guess a
+// short token.
+const keyIterations = 600_000
+
+// sessionKeys has the keys by the hash of their token.
+var sessionKeys struct {
+	mu    sync.Mutex
+	byTok map[[sha256.Size]byte][]byte
+}
+
+// sessionKey returns the key that signs the sessions of a token. All nodes derive the same one.
+func sessionKey(token string) []byte {
+	sessionKeys.mu.Lock()
+	defer sessionKeys.mu.Unlock()
+	hash := sha256.Sum256([]byte(token))
+	if key := sessionKeys.byTok[hash]; key != nil {
+		return key
+	}
+
+	// Only configured tokens get here, so there are few.
+	if sessionKeys.byTok == nil || len(sessionKeys.byTok) > 64 {
+		sessionKeys.byTok = map[[sha256.Size]byte][]byte{}
+	}
+	// The parameters are valid, so there is no error.
+	key, _ := pbkdf2.Key(sha256.New, token, []byte("outrelay session"), keyIterations, sha256.Size)
+	sessionKeys.byTok[hash] = key
+	return key
+}
+
 // identifyBySession identifies a caller by its cookie. ok is false if it has no valid one.
 func (a *Access) identifyBySession(r *http.Request) (caller admin.Caller, problem string, ok bool) {
-	c, err := r.Cookie(sessionCookie)
+	c, err := r.Cookie(a.cookieName(r))
 	if err != nil {
 		return admin.Caller{}, "", false
 	}
-	s, ok := readSession(c.Value, a.Tokens(), time.Now())
+	s, ok, _ := readSession(c.Value, a.Tokens(), time.Now())
 	if !ok {
 		return admin.Caller{}, "", false
 	}
 	caller, problem = a.newCaller(r, s.Name, "session", s.Role)
 	return caller, problem, true
+}
+
+// isForged reports whether the request has a session that no token of this listener has signed. Its signature is a guess at
+// a token, like a wrong token, unless a token has changed.
+func (a *Access) isForged(r *http.Request) bool {
+	c, err := r.Cookie(a.cookieName(r))
+	if err != nil || c.Value == "" {
+		return false
+	}
+	_, _, forged := readSession(c.Value, a.Tokens(), time.Now())
+	return forged
+}
+
+// noteForgedSession counts and logs a request with such a session.
+func (d *door) noteForgedSession(r *http.Request) {
+	d.refused(refusedLogin)
+	d.log.Warn("a session at the operator's listener is refused", "reason", "no token of this listener has signed it",
+		"remote", remoteIP(r).String(), "path", r.URL.Path)
+}
+
+// isSecure reports whether the browser uses TLS, also if a proxy ends it.
+func (a *Access) isSecure(r *http.Request) bool { return r.TLS != nil || a.BehindTLS }
+
+// cookieName returns the name of the session's cookie. Over TLS, no other host and no plain connection can set a cookie of this
+// name.
+func (a *Access) cookieName(r *http.Request) string {
+	name := sessionCookie
+	if at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
+		name += "_" + strconv.Itoa(at.Port)
+	}
+	if a.isSecure(r) {
+		name = "__Host-" + name
+	}
+	return name
 }
 
 // serveLogin shows the form of the login, or logs in. The rate limit has passed the request.
@@ -135,7 +205,7 @@ func (d *door) serveLogin(w http.ResponseWriter, r *http.Request) {
 
 	s := session{Name: name, Role: role, Expires: time.Now().Add(d.access.Session).Unix()}
 	d.log.Info("a person logged in at the operator's listener", "actor", name, "role", role, "remote", remoteIP(r).String())
-	http.SetCookie(w, sessionOf(r, s.sign(tokens), int(d.access.Session/time.Second)))
+	http.SetCookie(w, d.access.sessionOf(r, s.sign(tokens), int(d.access.Session/time.Second)))
 	http.Redirect(w, r, next, http.StatusSeeOther)
 }
 
@@ -146,15 +216,15 @@ func (d *door) serveLogout(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, r, http.StatusMethodNotAllowed, "a logout is a POST", "use the button on the page")
 		return
 	}
-	http.SetCookie(w, sessionOf(r, "", -1))
+	http.SetCookie(w, d.access.sessionOf(r, "", -1))
 	http.Redirect(w, r, loginPath, http.StatusSeeOther)
 }
 
 // sessionOf returns the cookie of a session. No script can read it, and no page of another site can send it.
-func sessionOf(r *http.Request, value string, maxAge int) *http.Cookie {
+func (a *Access) sessionOf(r *http.Request, value string, maxAge int) *http.Cookie {
 	return &http.Cookie{
-		Name: sessionCookie, Value: value, Path: "/", MaxAge: maxAge,
-		HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+		Name: a.cookieName(r), Value: value, Path: "/", MaxAge: maxAge,
+		HttpOnly: true, Secure: a.isSecure(r), SameSite: http.SameSiteStrictMode,
 	}
 }
 
@@ -176,6 +246,11 @@ func (d *door) redirectToLogin(w http.ResponseWriter, r *http.Request) bool {
 		return false
 	}
 
+	if d.access.isForged(r) {
+		d.noteForgedSession(r)
+		// The browser need not send it again.
+		http.SetCookie(w, d.access.sessionOf(r, "", -1))
+	}
 	to := loginPath
 	if next := localPath(r.URL.RequestURI()); next != "/" {
 		to += "?next=" + url.QueryEscape(next)

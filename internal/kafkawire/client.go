@@ -37,6 +37,8 @@ type Client struct {
 	links  *linkPool
 	layout atomic.Pointer[Layout]
 	outage atomic.Pointer[error] // see Outage
+
+	transactionTimeout atomic.Int64 // nanoseconds, as low as the cluster requires
 }
 
 // NewClient returns a client. It does no I/O. The error joins all invalid settings.
@@ -47,6 +49,7 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, links: &linkPool{perBroker: cfg.IdleLinks}}
 	c.layout.Store(&Layout{})
+	c.transactionTimeout.Store(int64(cfg.TransactionTimeout))
 	return c, nil
 }
 
@@ -68,6 +71,13 @@ func (c *Client) callBroker(
 // addr. It uses an idle link if there is one. If that link fails, the broker may have closed it while
 // it was idle, so exchange is called once more with a new link.
 func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration, exchange func(l *Link) error) error {
+	return c.useLinkWithin(ctx, addr, dialTimeout, timeout, exchange)
+}
+
+// useLinkWithin is useLink with a limit for the time to connect, before the request.
+func (c *Client) useLinkWithin(
+	ctx context.Context, addr string, connect, timeout time.Duration, exchange func(l *Link) error,
+) error {
 	timeout = max(timeout, c.cfg.Patience)
 	if l := c.links.takeIdle(addr); l != nil {
 		err := l.exchange(ctx, timeout, exchange)
@@ -82,7 +92,9 @@ func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration
 		}
 	}
 
-	l, err := c.Dial(ctx, addr)
+	dialCtx, cancel := context.WithTimeout(ctx, max(connect, c.cfg.Patience))
+	l, err := c.Dial(dialCtx, addr)
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -124,10 +136,7 @@ func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange fun
 			timeout = max(timeout, adminTimeout)
 		}
 
-		// The call may have to connect first.
-		callCtx, cancel := context.WithTimeout(ctx, max(timeout, c.cfg.Patience)+connectSlack)
-		err := c.useLink(callCtx, addr, timeout, exchange)
-		cancel()
+		err := c.useLinkWithin(ctx, addr, timeout+connectSlack, timeout, exchange)
 		if err == nil {
 			return nil
 		}
@@ -173,6 +182,13 @@ func (c *Client) Layout() *Layout { return c.layout.Load() }
 // MarkFailed notes that the broker at addr failed, so that it becomes the last candidate for requests
 // that any broker can serve.
 func (c *Client) MarkFailed(addr string) { c.links.markFailed(addr) }
+
+// NoteThrottle notes that a quota keeps the broker at addr from being used for d. Nothing enforces that: callers ask
+// Throttled before requests that count for the quota.
+func (c *Client) NoteThrottle(addr string, d time.Duration) { c.links.noteThrottle(addr, d) }
+
+// Throttled returns how long a quota keeps the broker at addr from being used.
+func (c *Client) Throttled(addr string) time.Duration { return c.links.throttledFor(addr) }
 
 // ClientID returns the name that brokers use for this client.
 func (c *Client) ClientID() string { return c.cfg.ClientID }

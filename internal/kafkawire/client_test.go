@@ -77,11 +77,11 @@ type longest struct {
 	d  time.Duration
 }
 
-func (c deadlineConn) SetDeadline(t time.Time) error {
+func (c deadlineConn) SetReadDeadline(t time.Time) error {
 	c.longest.mu.Lock()
 	c.longest.d = max(c.longest.d, time.Until(t))
 	c.longest.mu.Unlock()
-	return c.Conn.SetDeadline(t)
+	return c.Conn.SetReadDeadline(t)
 }
 
 // TestDeadlineOfARequestGrowsWithItsSize: a request for thousands of topics or partitions gets more

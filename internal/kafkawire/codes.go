@@ -2,8 +2,11 @@ package kafkawire
 
 import (
 	"errors"
+	"fmt"
 
 	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Code is an error code of Kafka.
@@ -20,6 +23,7 @@ const (
 	InvalidProducerIDMapping           = kafkago.InvalidProducerIDMapping
 	InvalidReplicationFactor           = kafkago.InvalidReplicationFactor
 	InvalidTopic                       = kafkago.InvalidTopic
+	InvalidTransactionTimeout          = kafkago.InvalidTransactionTimeout
 	LeaderNotAvailable                 = kafkago.LeaderNotAvailable
 	MessageTooLarge                    = kafkago.MessageSizeTooLarge
 	NotEnoughReplicas                  = kafkago.NotEnoughReplicas
@@ -35,6 +39,36 @@ const (
 	UnknownTopicOrPartition            = kafkago.UnknownTopicOrPartition
 	UnsupportedCompressionType         = kafkago.UnsupportedCompressionType
 )
+
+// RefusalError is an error code of Kafka with the words of the broker, which are often the only reason: of a policy, or of a
+// name that collides with another one.
+type RefusalError struct {
+	Code    Code
+	Message string
+}
+
+func (e *RefusalError) Error() string { return fmt.Sprintf("%v (%s)", e.Code, e.Message) }
+func (e *RefusalError) Unwrap() error { return e.Code }
+
+// newRefusal returns the error of a code with the words of the broker, which may be empty. It returns nil for code 0.
+func newRefusal(code Code, message string) error {
+	switch {
+	case code == 0:
+		return nil
+	case message == "":
+		return code
+	}
+	// The words may repeat a name of any length.
+	return &RefusalError{code, record.Shorten(message, 500)}
+}
+
+// WordsOf returns the words of the broker in an error, or "".
+func WordsOf(err error) string {
+	if e, ok := errors.AsType[*RefusalError](err); ok {
+		return e.Message
+	}
+	return ""
+}
 
 // IsRetriable reports whether a request that failed with err may succeed later. An error without a
 // code comes from the connection, such as to a coordinator that died. Retrying a permanent error costs

@@ -1,6 +1,7 @@
 package kafkawire
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,6 +23,8 @@ import (
 const (
 	defaultClientID  = "outrelay"
 	defaultIdleLinks = 2
+	// A barrier over hundreds of fresh partitions takes seconds.
+	defaultTransactionTimeout = time.Minute
 )
 
 // Config describes how the cluster is reached.
@@ -32,6 +36,9 @@ type Config struct {
 	SASL       sasl.Mechanism // nil: none
 	// ClientID is the name that brokers use in their logs and quotas. Defaults to "outrelay".
 	ClientID string
+	// TransactionTimeout is the longest time for which a transaction of a takeover may stay open. If a broker allows less
+	// (transaction.max.timeout.ms), it is halved until the broker accepts it. Defaults to 60 s.
+	TransactionTimeout time.Duration
 	// IdleLinks is the number of idle connections to a broker that are kept. Defaults to 2.
 	IdleLinks int
 	// Reached, if it is not nil, is called after each metadata request: with nil if a broker responded, and otherwise with an error
@@ -114,6 +121,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 
+	c.TransactionTimeout = cmp.Or(c.TransactionTimeout, defaultTransactionTimeout)
 	c.ClientID, c.IdleLinks = cmp.Or(c.ClientID, defaultClientID), cmp.Or(c.IdleLinks, defaultIdleLinks)
 	if fixed := c.TLS; c.CurrentTLS == nil && fixed != nil {
 		c.CurrentTLS = func() *tls.Config { return fixed }
@@ -171,7 +179,31 @@ func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("preparing %s: %w", s.Name(), err)
 	}
-	return m.Start(ctx)
+	session, first, err := m.Start(ctx)
+	return scramSession{session}, first, err
+}
+
+// maxIterations is the largest number of iterations of the password's hash that a login computes, about a second of a
+// processor. Kafka's default is 4,096, and its maximum 16,384.
+const maxIterations = 1_000_000
+
+// scramSession bounds the work that the server of a SCRAM login can request. The server is not authenticated yet, and the
+// computation does not watch a context.
+type scramSession struct{ sasl.StateMachine }
+
+// Next checks the number of iterations in a message of the server.
+func (s scramSession) Next(ctx context.Context, challenge []byte) (done bool, response []byte, err error) {
+	for part := range bytes.SplitSeq(challenge, []byte(",")) {
+		digits, ok := bytes.CutPrefix(part, []byte("i="))
+		if !ok {
+			continue
+		}
+		// The library reads the first one, and a second one is not valid.
+		if n, err := strconv.ParseUint(string(digits), 10, 64); err != nil || n > maxIterations {
+			return false, nil, fmt.Errorf("the server requests %.20s iterations of the password's hash; at most %d are computed", digits, maxIterations)
+		}
+	}
+	return s.StateMachine.Next(ctx, challenge)
 }
 
 // startOAuth sends the bearer token.

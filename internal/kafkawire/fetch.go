@@ -34,7 +34,7 @@ type FetchLimits struct {
 var correlation atomic.Int32
 
 // Fetch reads partitions from the broker at addr, which leads them or has a replica. It blocks for at most MaxWait more
-// than other requests.
+// than other requests, and before that, as long as a quota requires (KIP-219).
 func (c *Client) Fetch(
 	ctx context.Context, addr string, from []FetchFrom, limits FetchLimits,
 ) (*fetched.Answer, error) {
@@ -68,6 +68,14 @@ func (c *Client) Fetch(
 		})
 	}
 
+	if wait := c.Throttled(addr); wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("fetching: waiting for a quota: %w", context.Cause(ctx))
+		}
+	}
+
 	var answer *fetched.Answer
 	// A broker without records delays its response for MaxWait.
 	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
@@ -82,5 +90,6 @@ func (c *Client) Fetch(
 	if err != nil {
 		return nil, fmt.Errorf("fetching: %w", err)
 	}
+	c.NoteThrottle(addr, answer.Throttle)
 	return answer, nil
 }

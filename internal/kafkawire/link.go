@@ -60,7 +60,8 @@ func (e *connectError) Unwrap() error { return e.err }
 // Close.
 type Link struct {
 	addr      string
-	conn      net.Conn
+	conn      net.Conn       // with TLS, over wire
+	wire      *progressConn  // TCP
 	reader    *bufio.Reader  // from conn
 	protoConn *protocol.Conn // over conn and reader, with checked replies
 	versions  map[protocol.ApiKey]int16
@@ -92,15 +93,16 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 
 	ctx, cancel := context.WithTimeout(ctx, max(dialTimeout, c.cfg.Patience))
 	defer cancel()
-	conn, err := c.cfg.Dial(ctx, "tcp", addr)
+	tcp, err := c.cfg.Dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, &connectError{addr, stageTCP, err}
 	}
 
-	// The handshake has no context, so a deadline in the past interrupts it.
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	// The handshake has no context.
+	conn := newProgressConn(tcp, max(dialTimeout, c.cfg.Patience))
+	stop := context.AfterFunc(ctx, conn.interrupt)
 	l, err := c.handshake(ctx, conn, addr, login)
-	// The end of ctx has left a deadline in the past on the connection.
+	// The end of ctx has interrupted the connection.
 	if !stop() && err == nil {
 		err = &connectError{addr, stageSASL, context.Cause(ctx)}
 	}
@@ -154,14 +156,14 @@ func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.
 	return t, nil
 }
 
-// handshake makes a link of a TCP connection. The caller closes conn after an error.
-func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string, login sasl.Mechanism) (*Link, error) {
-	conn, err := c.startTLS(ctx, conn, addr)
+// handshake makes a link of a TCP connection. The caller closes wire after an error.
+func (c *Client) handshake(ctx context.Context, wire *progressConn, addr string, login sasl.Mechanism) (*Link, error) {
+	conn, err := c.startTLS(ctx, wire, addr)
 	if err != nil {
 		return nil, &connectError{addr, stageTLS, err}
 	}
 
-	l := &Link{addr: addr, conn: conn, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
+	l := &Link{addr: addr, conn: conn, wire: wire, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
 	l.protoConn = protocol.NewConn(reply.Check(conn, l.reader, addr), c.cfg.ClientID)
 	if err = l.negotiateVersions(); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
@@ -260,17 +262,12 @@ func (e *mechanismError) Error() string {
 }
 func (e *mechanismError) Unwrap() error { return e.code }
 
-// exchange calls run, which sends one request and reads the response, with a deadline. After an error
-// the link must be closed.
+// exchange calls run, which sends one request and reads the response. It fails if no byte moves for timeout, and at the end
+// of ctx. After an error the link must be closed.
 func (l *Link) exchange(ctx context.Context, timeout time.Duration, run func(l *Link) error) error {
-	deadline := time.Now().Add(timeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
-	_ = l.conn.SetDeadline(deadline)
-
-	// The exchange has no context, so a deadline in the past interrupts it.
-	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
+	l.wire.setIdle(timeout)
+	// The exchange has no context.
+	stop := context.AfterFunc(ctx, l.wire.interrupt)
 	err := run(l)
 	if !stop() && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -290,7 +287,38 @@ type linkPool struct {
 	idle   map[string][]*Link
 	failed map[string]time.Time
 	closed bool
+
+	throttled map[string]time.Time // until when a quota keeps a broker from being used
 }
+
+// noteThrottle notes that the broker should not be used for d.
+func (p *linkPool) noteThrottle(addr string, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.throttled == nil {
+		p.throttled = map[string]time.Time{}
+	}
+	p.throttled[addr] = time.Now().Add(min(d, maxThrottle))
+}
+
+// throttledFor returns how long the broker should not be used.
+func (p *linkPool) throttledFor(addr string) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := time.Until(p.throttled[addr])
+	if left <= 0 {
+		delete(p.throttled, addr)
+		return 0
+	}
+	return left
+}
+
+// maxThrottle bounds the wait for a quota. A broker states at most quota.window.num times quota.window.size.seconds, 11 s by
+// default.
+const maxThrottle = 5 * time.Minute
 
 // failedFor is how long a broker that failed is the last candidate for requests that any broker can
 // serve.

@@ -39,6 +39,9 @@ type ProduceResult struct {
 	Message    string
 }
 
+// Err returns the error of the response, with the words of the broker; nil for a batch that was appended.
+func (r *ProduceResult) Err() error { return newRefusal(r.Code, r.Message) }
+
 // Producer writes produce requests and reads their responses, in versions 3 to 8. The request is the same
 // in all of them. It is encoded here, straight from the batches, because kafka-go's encoder would copy
 // each batch once more.
@@ -49,21 +52,28 @@ type Producer struct {
 	body        []byte
 	correlation int32
 	copyBuf     []byte
+	throttle    time.Duration
 }
+
+// Throttle returns how long the client should not use the broker after the last response, because of a quota (KIP-219).
+func (w *Producer) Throttle() time.Duration { return w.throttle }
 
 const (
 	minProduce, maxProduce = 3, 8
+	// clientThrottleProduce is the first version after whose response the client waits. Before, the broker did.
+	clientThrottleProduce = 6
 	// copyLimit is the size up to which pieces are copied together and written at once. For many small
 	// batches, a system call for each, and with TLS a record for each, costs more than the copy.
 	copyLimit = 64 << 10
 	// ResponseSlack is the time that a response may take beyond the time limit of the broker.
 	ResponseSlack = 500 * time.Millisecond
 	maxResponse   = 64 << 20
+	keepResponse  = 1 << 20 // a larger buffer is not kept for the next response
 )
 
 // Produce sends batches, which are grouped by topic, over k, and appends a result for each
-// of them to dst, in the same order. It blocks until the response has arrived, at most for
-// RequestTimeout and ResponseSlack.
+// of them to dst, in the same order. It blocks until the response has arrived, and fails if no byte has moved for timeout
+// and ResponseSlack. With ErrIncomplete, the broker has appended nothing.
 func (w *Producer) Produce(
 	k *Link, timeout time.Duration, batches []PartitionBatch, dst []ProduceResult,
 ) ([]ProduceResult, error) {
@@ -73,17 +83,20 @@ func (w *Producer) Produce(
 			minProduce, maxProduce)
 	}
 
+	w.throttle = 0
 	// The broker may hold the request for the whole timeout, and the response needs time as well.
-	_ = k.conn.SetDeadline(time.Now().Add(timeout + ResponseSlack))
+	k.wire.setIdle(timeout + ResponseSlack)
 	w.encodeRequest(version, k.clientID, timeout, batches)
-	if err := w.writeRequest(k.conn); err != nil {
+	if err := w.writeRequest(k); err != nil {
 		return dst, err
 	}
 	body, err := reply.Read(k.reader, w.body, w.correlation, maxResponse)
 	if err != nil {
 		return dst, err
 	}
-	w.body = body
+	if w.body = body; cap(body) > keepResponse {
+		w.body = nil
+	}
 
 	k.lastUsed = time.Now()
 	for range batches {
@@ -137,41 +150,54 @@ func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Du
 	}
 }
 
-// writeRequest writes w.pieces to conn. Many bytes on a plain connection need one gathering system
-// call. Otherwise small pieces are copied together.
-func (w *Producer) writeRequest(conn net.Conn) error {
-	pieces := w.pieces
+// writeRequest writes w.pieces to k. The error is ErrIncomplete if the system has not taken all bytes.
+func (w *Producer) writeRequest(k *Link) error {
 	total := 0
-	for _, b := range pieces {
+	for _, b := range w.pieces {
 		total += len(b)
 	}
+	written, err := w.writePieces(k, total)
+	if err != nil && written < total {
+		return fmt.Errorf("%w: %w", ErrIncomplete, err)
+	}
+	return err
+}
 
-	if tcp, ok := conn.(*net.TCPConn); ok && total > copyLimit {
+// writePieces writes w.pieces, which have total bytes, to k. Many bytes on a plain connection need one gathering system
+// call. Otherwise small pieces are copied together.
+func (w *Producer) writePieces(k *Link, total int) (written int, err error) {
+	pieces := w.pieces
+	if k.conn == net.Conn(k.wire) && total > copyLimit {
 		// WriteTo consumes its receiver.
 		consumed := pieces
-		_, err := consumed.WriteTo(tcp)
+		n, err := k.wire.writeBuffers(&consumed)
 		clear(pieces)
-		return err
+		return int(n), err
 	}
 
 	w.copyBuf = w.copyBuf[:0]
+	write := func(p []byte) error {
+		n, err := k.conn.Write(p)
+		written += n
+		return err
+	}
 	flush := func() error {
 		if len(w.copyBuf) == 0 {
 			return nil
 		}
-		_, err := conn.Write(w.copyBuf)
+		err := write(w.copyBuf)
 		w.copyBuf = w.copyBuf[:0]
 		return err
 	}
 	for _, b := range pieces {
 		if len(w.copyBuf)+len(b) > copyLimit {
 			if err := flush(); err != nil {
-				return err
+				return written, err
 			}
 		}
 		if len(b) > copyLimit {
-			if _, err := conn.Write(b); err != nil {
-				return err
+			if err := write(b); err != nil {
+				return written, err
 			}
 			continue
 		}
@@ -179,7 +205,8 @@ func (w *Producer) writeRequest(conn net.Conn) error {
 	}
 	// Otherwise the array would keep the sealed batches in memory until the next request.
 	clear(pieces)
-	return flush()
+	err = flush()
+	return written, err
 }
 
 // decodeResponse fills results, which are in the order of batches.
@@ -215,8 +242,12 @@ func (w *Producer) decodeResponse(version int16, body []byte, batches []Partitio
 			}
 		}
 	}
+	throttle := time.Duration(d.Int32()) * time.Millisecond
 	if d.Bad {
 		return errors.New("response ends too early")
+	}
+	if version >= clientThrottleProduce {
+		w.throttle = throttle
 	}
 	return nil
 }
@@ -272,14 +303,10 @@ func (c *Client) Publish(
 		return err
 	}
 
-	r := &results[0]
-	switch {
-	case !r.Present:
+	if !results[0].Present {
 		return errors.New("the response leaves the partition out")
-	case r.Code != 0 && r.Message != "":
-		return fmt.Errorf("%w (%s)", r.Code, r.Message)
 	}
-	return codeError(int16(r.Code))
+	return results[0].Err()
 }
 
 // ChoosePartition returns the partition that a key hashes to, as in Kafka's Java client.

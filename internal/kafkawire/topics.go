@@ -161,10 +161,7 @@ func (c *Client) createTopics(
 		if code == 0 || code == kafkago.TopicAlreadyExists {
 			continue
 		}
-		refused[r.Name] = code
-		if r.ErrorMessage != "" {
-			refused[r.Name] = fmt.Errorf("%w (%s)", code, r.ErrorMessage)
-		}
+		refused[r.Name] = newRefusal(code, r.ErrorMessage)
 	}
 	return refused, nil
 }

@@ -2,9 +2,11 @@ package kafkawire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
+	"time"
 
 	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/addpartitionstotxn"
@@ -20,9 +22,8 @@ const (
 	coordinatorOfGroups       = 0
 	coordinatorOfTransactions = 1
 
-	// transactionTimeoutMS is how long the coordinator leaves a transaction open before it aborts it and
-	// bumps the epoch itself. A barrier over hundreds of fresh partitions takes seconds.
-	transactionTimeoutMS = 60_000
+	// leastTransactionTimeout is the shortest time that is tried.
+	leastTransactionTimeout = time.Second
 )
 
 // callCoordinator sends a request about items partitions to the coordinator of a transactional id. It
@@ -61,18 +62,33 @@ func codeError(code int16) error {
 // InitProducerID returns the next epoch of a transactional id. If p is a producer, only the holder of
 // its epoch gets the next one. With the id and epoch -1 the call always succeeds, and aborts the
 // transaction that the last owner has left open. An error of the coordinator is a Code.
+//
+// The coordinator aborts a transaction, and bumps the epoch itself, after Config.TransactionTimeout, or after a shorter time
+// if the cluster does not allow that.
 func (c *Client) InitProducerID(ctx context.Context, id string, p batch.Producer) (batch.Producer, error) {
-	m, err := c.callCoordinator(ctx, id, 1, &initproducerid.Request{
-		TransactionalID:      id,
-		TransactionTimeoutMs: transactionTimeoutMS,
-		ProducerID:           p.ID,
-		ProducerEpoch:        p.Epoch,
-	})
-	if err != nil {
-		return batch.Producer{}, err
+	for {
+		timeout := time.Duration(c.transactionTimeout.Load())
+		m, err := c.callCoordinator(ctx, id, 1, &initproducerid.Request{
+			TransactionalID:      id,
+			TransactionTimeoutMs: int32(timeout.Milliseconds()),
+			ProducerID:           p.ID,
+			ProducerEpoch:        p.Epoch,
+		})
+		if err != nil {
+			return batch.Producer{}, err
+		}
+
+		r := m.(*initproducerid.Response)
+		err = codeError(r.ErrorCode)
+		if !errors.Is(err, InvalidTransactionTimeout) {
+			return batch.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch}, err
+		}
+		// No broker reports its transaction.max.timeout.ms to every user.
+		if timeout/2 < leastTransactionTimeout {
+			return batch.Producer{}, fmt.Errorf("%w: the shortest that is tried is %s; raise transaction.max.timeout.ms of the brokers", err, timeout)
+		}
+		c.transactionTimeout.CompareAndSwap(int64(timeout), int64(timeout/2))
 	}
-	r := m.(*initproducerid.Response)
-	return batch.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch}, codeError(r.ErrorCode)
 }
 
 // AddPartitions adds partitions to the transaction of a transactional id. The result has the code of

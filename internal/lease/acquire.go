@@ -48,7 +48,7 @@ func New(cfg Config) *Lease {
 		coll:       coll,
 		localColl:  coll.Clone(options.Collection().SetReadConcern(readconcern.Local())),
 		log:        cfg.Log.With("watcher", cfg.ID),
-		clock:      bootClock,
+		clock:      BootClock,
 		replicaSet: cfg.ReplicaSetID,
 	}
 	l.holdOff.Store(int64(l.clock()))
@@ -180,7 +180,8 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, error) {
 
 	if !absent && !ours {
 		c.renewedBefore = doc.RenewedAt
-		if reason := l.reasonToWait(call, &doc, now); reason != "" {
+		c.watchSilence(&doc)
+		if reason := c.reasonToWait(call, &doc, now); reason != "" {
 			l.noteStandingBy(reason, doc.Epoch)
 			return nil, nil
 		}
@@ -220,8 +221,38 @@ func (l *Lease) checkAbsent(ctx context.Context) (exists bool, err error) {
 	return false, nil
 }
 
+// silentTTLs is how many ttl an owner may be silent before its lease counts as expired, whatever its expiry says.
+const silentTTLs = 3
+
+// silence is how long the document of an owner has not changed, by the monotonic clock of this process.
+type silence struct {
+	epoch, seq int64
+	ttl        time.Duration // the longer one of the owner's and of this process's
+	since      time.Time
+	lastRead   time.Time
+}
+
+// watchSilence measures how long the owner has not renewed its lease. The expiry in the document is a time of the server.
+// If the clock of a primary was ahead, it may be hours away although the owner is dead. Fencing keeps an owner from writing
+// that is only silent.
+func (c *contender) watchSilence(doc *Document) {
+	s, now := &c.silence, time.Now()
+	ttl := max(c.lease.cfg.TTL, time.Duration(doc.TTLMS)*time.Millisecond)
+	// What happened between two reads that are far apart is unknown.
+	if doc.Epoch != s.epoch || doc.Seq != s.seq || ttl != s.ttl || now.Sub(s.lastRead) > c.lease.cfg.TTL {
+		*s = silence{epoch: doc.Epoch, seq: doc.Seq, ttl: ttl, since: now}
+	}
+	s.lastRead = now
+}
+
+// isSilent reports whether the owner has been silent for so many ttl.
+func (s *silence) isSilent(ttls int) bool {
+	return s.ttl > 0 && s.lastRead.Sub(s.since) >= time.Duration(ttls)*s.ttl
+}
+
 // reasonToWait returns why the document keeps this node from acquiring now, or "" if the node may attempt.
-func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) string {
+func (c *contender) reasonToWait(ctx context.Context, doc *Document, now time.Time) string {
+	l := c.lease
 	if l.clock() < time.Duration(l.holdOff.Load()) {
 		return "holding off after stepping down"
 	}
@@ -237,13 +268,22 @@ func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) 
 	case control.Pin != "" && control.Pin != l.cfg.Node:
 		alive := l.cfg.NodeAlive != nil && l.cfg.NodeAlive(ctx, control.Pin)
 		// A dead node must not keep its pin for good.
-		if alive || doc.ExpiresAt.Add(pinLapse*l.cfg.TTL).After(now) {
+		if alive || doc.ExpiresAt.Add(pinLapse*l.cfg.TTL).After(now) && !c.silence.isSilent(pinLapse) {
 			return "pinned to node " + control.Pin
 		}
 	}
 
-	if doc.ExpiresAt.After(now) {
+	switch {
+	case !doc.ExpiresAt.After(now):
+		return ""
+	case !c.silence.isSilent(silentTTLs):
 		return "owned by " + doc.Node
+	}
+	if reported := (silence{epoch: doc.Epoch, seq: doc.Seq}); c.reported != reported {
+		c.reported = reported
+		l.log.Warn("taking a lease over whose owner is silent, although its expiry is in the future", "owner", doc.Node,
+			"expires", doc.ExpiresAt, "server", now, "silent", c.silence.lastRead.Sub(c.silence.since).Round(time.Millisecond),
+			"advice", "check the clocks of the members of the replica set")
 	}
 	return ""
 }
@@ -306,6 +346,8 @@ type contender struct {
 	sentAt   map[string]time.Duration
 
 	renewedBefore time.Time // when an earlier owner renewed the lease, as last read
+	silence       silence
+	reported      silence // the silence that was logged
 }
 
 func (l *Lease) newContender() (*contender, error) {

@@ -4,6 +4,6 @@ package lease
 
 import "time"
 
-// bootClock returns the monotonic clock. On macOS and Windows this clock stops while the machine is
+// BootClock returns the monotonic clock. On macOS and Windows this clock stops while the machine is
 // suspended, so a suspension is noticed only at the next renewal.
-func bootClock() time.Duration { return monotonic() }
+func BootClock() time.Duration { return monotonic() }

@@ -26,7 +26,7 @@ func TestClientClocksDoNotMatter(t *testing.T) {
 
 			cfg.Node = "b"
 			standby := newLease(t, cfg)
-			standby.clock = func() time.Duration { return bootClock() + skew }
+			standby.clock = func() time.Duration { return BootClock() + skew }
 			standby.holdOff.Store(int64(standby.clock()))
 			early, cancel := context.WithTimeout(t.Context(), 2*owner.cfg.TTL)
 			defer cancel()

@@ -20,6 +20,7 @@ type Document struct {
 	AcquiredAt time.Time `bson:"acquiredAt,omitempty"`
 	RenewedAt  time.Time `bson:"renewedAt,omitempty"`
 	ExpiresAt  time.Time `bson:"expiresAt"`
+	TTLMS      int64     `bson:"ttlMs"` // ttl of the owner, in milliseconds
 	Seq        int64     `bson:"seq"`   // incremented by each write of the owner
 	Fence      int64     `bson:"fence"` // counts the fenced transactions (N3)
 

@@ -117,7 +117,7 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 	const slow = 2600 * time.Millisecond
 	l := newLease(t, cfg)
 	var jump atomic.Int64
-	l.clock = func() time.Duration { return bootClock() + time.Duration(jump.Load()) }
+	l.clock = func() time.Duration { return BootClock() + time.Duration(jump.Load()) }
 	h := mustAcquire(t, l)
 	if !h.Valid() {
 		t.Fatal("a fresh lease is not valid")
@@ -157,7 +157,7 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 }
 
 func BenchmarkValid(b *testing.B) {
-	h := &Held{lease: &Lease{clock: bootClock}}
+	h := &Held{lease: &Lease{clock: BootClock}}
 	h.deadline.Store(1 << 62)
 	for b.Loop() {
 		if !h.Valid() {

@@ -34,20 +34,30 @@ func (c *contender) acquirePipeline(owner string) mongo.Pipeline {
 		{Key: "acquiredAt", Value: "$$NOW"},
 		{Key: "renewedAt", Value: "$$NOW"},
 		{Key: "expiresAt", Value: op("$add", "$$NOW", cfg.TTL.Milliseconds())},
+		{Key: "ttlMs", Value: cfg.TTL.Milliseconds()},
 	}
 	if replicaSet != "" {
 		fields = append(fields, bson.E{Key: "replicaSetId", Value: mongodb.IfNull("$replicaSetId", mongodb.Literal(replicaSet))})
 	}
 
 	acquired := op("$mergeObjects", "$$ROOT", fields)
-	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.lease.freeCondition(), acquired, "$$ROOT")}}}
+	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.freeCondition(), acquired, "$$ROOT")}}}
 }
 
 // freeCondition returns the condition under which this node may acquire the lease.
-func (l *Lease) freeCondition() bson.D {
+func (c *contender) freeCondition() bson.D {
+	l := c.lease
 	never := time.UnixMilli(0)
 	expires := mongodb.IfNull("$expiresAt", never)
-	expired := op("$lte", expires, "$$NOW")
+	expired, lapsed := op("$lte", expires, "$$NOW"), op("$lte", op("$add", expires, pinLapse*l.cfg.TTL.Milliseconds()), "$$NOW")
+	// A renewal since the last read ends the silence of the owner.
+	silent := op("$and", op("$eq", "$epoch", c.silence.epoch), op("$eq", "$seq", c.silence.seq))
+	if c.silence.isSilent(silentTTLs) {
+		expired = op("$or", expired, silent)
+	}
+	if c.silence.isSilent(pinLapse) {
+		lapsed = op("$or", lapsed, silent)
+	}
 	if l.cfg.AcquirePaused {
 		return op("$and", expired, op("$eq", mongodb.IfNull("$control.paused", false), true))
 	}
@@ -57,7 +67,7 @@ func (l *Lease) freeCondition() bson.D {
 		op("$ne", mongodb.IfNull("$control.paused", false), true),
 		op("$or",
 			op("$in", mongodb.IfNull("$control.pin", ""), bson.A{"", mongodb.Literal(l.cfg.Node)}),
-			op("$lte", op("$add", expires, pinLapse*l.cfg.TTL.Milliseconds()), "$$NOW")),
+			lapsed),
 		op("$or",
 			op("$lte", mongodb.IfNull("$control.stepDownUntil", never), "$$NOW"),
 			op("$not", op("$in", mongodb.IfNull("$control.stepDownNode", ""), bson.A{"", mongodb.Literal(l.cfg.Node)}))),

@@ -47,6 +47,7 @@ type Stream struct {
 	ReadBytes      prometheus.Counter     // bytes of those envelopes
 	Batches        prometheus.Counter     // replies of the change stream that carried events
 	StreamState    *States                // {state}: 1 for the state the change stream is in
+	StreamStuck    *Live                  // seconds since the change stream is reopened without moving; 0 while it moves
 	StreamRestarts *prometheus.CounterVec // {reason}
 	Gaps           *prometheus.CounterVec // {reason}
 }
@@ -56,6 +57,8 @@ type Delivery struct {
 	Published      *prometheus.CounterVec // {topic, result}: use ObservePublish
 	PublishLatency *Histogram             // seconds from commit to Kafka's ack: use ObserveLatency
 	ProduceErrors  *prometheus.CounterVec // {error}: error responses of Kafka, by name
+	// ThrottledSeconds counts the time for which lanes have waited for a quota of Kafka.
+	ThrottledSeconds prometheus.Counter
 
 	InflightRecords *Live // records sent to the sink and not acked yet
 	InflightBytes   *Live // bytes of those records
@@ -200,6 +203,7 @@ func (b builder) newStream() Stream {
 		ReadBytes:      b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream."),
 		Batches:        b.newCounter("read_batches_total", "Replies of the change stream that carried events."),
 		StreamState:    b.newStates("stream_state", "1 for the state that the change stream is in."),
+		StreamStuck:    b.newLive("stream_stuck_seconds", "Time for which the change stream has been reopened without moving; 0 while it moves."),
 		StreamRestarts: b.newCounterVec("stream_restarts_total", "Reopenings of the change stream.", "reason"),
 		Gaps:           b.newCounterVec("gaps_total", "Ranges of the change stream that could not be read any more.", "reason"),
 	}
@@ -212,6 +216,7 @@ func (b builder) newDelivery() Delivery {
 			"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets),
 		ProduceErrors: b.newCounterVec("produce_errors_total",
 			"Answers of Kafka to a produce request other than success.", "error"),
+		ThrottledSeconds: b.newCounter("kafka_throttled_seconds_total", "Time for which connections have waited for a quota of Kafka."),
 
 		InflightRecords: b.newLive("inflight_records", "Records handed to the sink and not yet acked."),
 		InflightBytes:   b.newLive("inflight_bytes", "Bytes of the records sent to the sink and not acked yet."),

@@ -137,6 +137,7 @@ func accessConfig(a *config.Admin, tokens func() httpapi.Tokens) httpapi.Access 
 		Local:     a.IsLocal(),
 		Hosts:     a.Hosts,
 		Rate:      a.Rate,
+		BehindTLS: a.BehindTLS,
 	}
 
 	if a.Proxy != nil {

@@ -38,6 +38,7 @@ func (o *Outlet) Publish(
 ) error {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
+	defer w.filler.Release()
 	if err := w.mapping.Parse(e.Raw, &w.view); err != nil {
 		return err
 	}

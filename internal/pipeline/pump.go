@@ -149,6 +149,8 @@ func (p *Pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 	}
 
 	b.Release()
+	// One large record must not keep its memory until the next event.
+	p.filler.Release()
 	return nil
 }
 

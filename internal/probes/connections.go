@@ -1,14 +1,17 @@
 package probes
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"sync"
 	"time"
 )
 
-// connections bounds the open connections of a server. If there are too many, it closes the connection that has been idle
-// longest. So a client that opens many connections and leaves them idle cannot block probes.
+// connections bounds the open connections of a server. If there are too many, it closes one: the connection that has been
+// idle longest, or else the oldest one of the callers with the lowest rank. So a client that opens many connections can
+// neither block probes nor end the requests of callers that have proved who they are. If all connections belong to callers
+// of the highest rank, the new connection is closed.
 type connections struct {
 	mu    sync.Mutex
 	most  int
@@ -17,11 +20,45 @@ type connections struct {
 
 type connection struct {
 	idle  bool // it has no request in progress
+	rank  Rank
 	since time.Time
 }
 
+// Rank is how much a server prefers to keep the connection of a caller.
+type Rank uint8
+
+// The ranks, from the lowest to the highest.
+const (
+	Unknown Rank = iota // the caller has not proved who it is
+	Known               // it may read
+	Trusted             // it may act
+)
+
 func newConnections(most int) *connections {
 	return &connections{most: most, conns: map[net.Conn]connection{}}
+}
+
+type connKey struct{}
+
+// connContext is the ConnContext function of a server.
+func (c *connections) connContext(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, func(rank Rank) { c.setRank(conn, rank) })
+}
+
+// SetRank sets the rank of the connection on which a request arrived, for the time of the request.
+func SetRank(r *http.Request, rank Rank) {
+	if set, ok := r.Context().Value(connKey{}).(func(Rank)); ok {
+		set(rank)
+	}
+}
+
+func (c *connections) setRank(conn net.Conn, rank Rank) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if v, open := c.conns[conn]; open {
+		v.rank = rank
+		c.conns[conn] = v
+	}
 }
 
 // trackState is the ConnState function of a server.
@@ -34,36 +71,49 @@ func (c *connections) trackState(conn net.Conn, state http.ConnState) {
 		delete(c.conns, conn)
 		return
 	case http.StateNew:
-		if len(c.conns) >= c.most {
-			c.closeOldestLocked()
+		if len(c.conns) >= c.most && !c.closeOneLocked() {
+			go func() { _ = conn.Close() }()
+			return
 		}
 	case http.StateActive, http.StateIdle:
 		if _, open := c.conns[conn]; !open {
-			// closeOldestLocked has closed it.
+			// closeOneLocked has closed it.
 			return
 		}
 	}
 
-	c.conns[conn] = connection{state != http.StateActive, time.Now()}
+	// Each request proves anew who its caller is.
+	c.conns[conn] = connection{state != http.StateActive, Unknown, time.Now()}
 }
 
-// closeOldestLocked closes the connection that has been idle longest. If no connection is idle, it closes the one with
-// the oldest request.
-func (c *connections) closeOldestLocked() {
-	var oldest net.Conn
+// closeOneLocked closes the connection that the server prefers least. It returns false if none may be closed.
+func (c *connections) closeOneLocked() bool {
+	var last net.Conn
 	for conn, v := range c.conns {
-		o := c.conns[oldest]
-		isOlder := v.since.Before(o.since)
-		// Idle connections go first.
-		if v.idle != o.idle {
-			isOlder = v.idle
+		if !v.idle && v.rank == Trusted {
+			continue
 		}
-		if oldest == nil || isOlder {
-			oldest = conn
+		if last == nil || v.goesBefore(c.conns[last]) {
+			last = conn
 		}
 	}
-	delete(c.conns, oldest)
+	if last == nil {
+		return false
+	}
+	delete(c.conns, last)
 
 	// The close of a TLS connection sends a message, which may take seconds.
-	go func() { _ = oldest.Close() }()
+	go func() { _ = last.Close() }()
+	return true
+}
+
+// goesBefore reports whether v is closed before o: idle connections first, then those of the lowest rank, then the oldest.
+func (v connection) goesBefore(o connection) bool {
+	switch {
+	case v.idle != o.idle:
+		return v.idle
+	case v.rank != o.rank:
+		return v.rank < o.rank
+	}
+	return v.since.Before(o.since)
 }

@@ -55,13 +55,14 @@ type Server struct {
 }
 
 // NewServer returns a Server for a listener that is already bound. It bounds the times for headers and idle connections.
-// If there are more than maxConns connections, it closes the one that has been idle longest. When the Server stops, it
-// calls stop, which may be nil.
+// If there are more than maxConns connections, it closes the one that has been idle longest, or else one of a caller with
+// the lowest rank, see [SetRank]. When the Server stops, it calls stop, which may be nil.
 func NewServer(listener net.Listener, s *http.Server, maxConns int, stop context.CancelFunc) *Server {
 	if stop == nil {
 		stop = func() {}
 	}
-	s.ConnState = newConnections(maxConns).trackState
+	open := newConnections(maxConns)
+	s.ConnState, s.ConnContext = open.trackState, open.connContext
 	s.ReadHeaderTimeout = headerTimeout
 	s.IdleTimeout = idleTimeout
 	return &Server{listener: listener, http: s, stop: stop}

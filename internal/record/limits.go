@@ -12,6 +12,10 @@ const (
 	// MaxEnvelope is the default of the largest envelope, for services and for the relay. It leaves room for the
 	// overhead of a record below Kafka's default limit of 1 MiB.
 	MaxEnvelope = 900 << 10
+	// MaxRecord is the default of the largest record that the relay sends: its payload, key and headers together.
+	MaxRecord = 8 << 20
+	// MaxHeaders is the largest number of headers of a record.
+	MaxHeaders = 4096
 	// KeptAttempts is how many failed attempts of one envelope are stored: the latest.
 	KeptAttempts = 50
 	// MaxReply bounds a reply of Kafka. The metadata of 500,000 partitions take about 25 MB.

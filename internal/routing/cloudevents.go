@@ -2,7 +2,6 @@ package routing
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"unicode/utf8"
 
@@ -50,12 +49,11 @@ type cloudEvents struct {
 	source     []byte // of envelopes without a source; nil is the path of the collection
 }
 
-func (c *cloudEvents) addTo(f *Filler, v *envelope.View, m *Meta, rec *record.Record) {
+func (c *cloudEvents) addTo(f *Filler, v *envelope.View, m *Meta, rec *record.Record) error {
 	// A tombstone has the form of the binary mode also in the structured mode, because only a null
 	// value deletes a key from a compacted topic.
 	if c.structured && rec.Value != nil {
-		c.setStructuredValue(f, v, m, rec)
-		return
+		return c.setStructuredValue(f, v, m, rec)
 	}
 
 	id := f.headers[0].Value
@@ -67,6 +65,7 @@ func (c *cloudEvents) addTo(f *Filler, v *envelope.View, m *Meta, rec *record.Re
 	f.addHeader(hCETime, f.cloudEventsTime(v, m))
 	f.addOptionalHeader(hCESchemaVersion, v.SchemaVersion)
 	f.addOptionalHeader(hHTTPContentType, dataContentType(v))
+	return nil
 }
 
 // sourceOf returns the source of the envelope, the configured one, or else the path of the
@@ -108,7 +107,7 @@ func dataContentType(v *envelope.View) []byte {
 }
 
 // setStructuredValue replaces the value, which is the payload, with the whole event as one JSON document.
-func (c *cloudEvents) setStructuredValue(f *Filler, v *envelope.View, m *Meta, rec *record.Record) {
+func (c *cloudEvents) setStructuredValue(f *Filler, v *envelope.View, m *Meta, rec *record.Record) error {
 	f.addHeader(hHTTPContentType, structuredType)
 
 	// Source and time may append to f.buf, so they must be complete before the document starts there.
@@ -135,38 +134,34 @@ func (c *cloudEvents) setStructuredValue(f *Filler, v *envelope.View, m *Meta, r
 		b = append(b, `,"`...)
 		b = append(b, a.name...)
 		b = append(b, `":`...)
-		b = appendJSONString(b, a.value)
+		// The texts were bounded when the envelope was read.
+		b, _ = envelope.AppendQuoted(b, a.value, envelope.NoLimit)
 	}
 
-	f.buf = append(appendData(b, v, rec.Value), '}')
+	b, err := f.appendData(b, v, rec.Value)
+	if err != nil {
+		return err
+	}
+	f.buf = append(b, '}')
 	rec.Value = f.buf[start:len(f.buf):len(f.buf)]
+	return nil
 }
 
-// appendData appends the payload: JSON unchanged, text as a JSON string, everything else as base64.
-func appendData(b []byte, v *envelope.View, payload []byte) []byte {
+// appendData appends the payload: JSON unchanged, text as a JSON string, everything else as base64. The error is a refusal
+// of a payload that is too large.
+func (f *Filler) appendData(b []byte, v *envelope.View, payload []byte) ([]byte, error) {
 	kind := bson.Type(v.PayloadType)
 	isDocument := kind == bson.TypeEmbeddedDocument || kind == bson.TypeArray
 	// A text that only claims to be JSON would break the document.
 	if isDocument || isJSON(v.ContentType) && json.Valid(payload) {
 		b = append(b, `,"data":`...)
-		return append(b, payload...)
+		return append(b, payload...), nil
 	}
 
 	if kind == bson.TypeString && utf8.Valid(payload) {
-		b = append(b, `,"data":`...)
-		return appendJSONString(b, payload)
+		return f.appendQuoted(append(b, `,"data":`...), payload)
 	}
-
-	b = append(b, `,"data_base64":"`...)
-	b = base64.StdEncoding.AppendEncode(b, payload)
-	return append(b, '"')
-}
-
-// appendJSONString appends text as a JSON string.
-func appendJSONString(dst, text []byte) []byte {
-	// Marshal never fails for a string.
-	quoted, _ := json.Marshal(string(text))
-	return append(dst, quoted...)
+	return f.appendBase64(append(b, `,"data_base64":`...), payload)
 }
 
 // isJSON reports whether contentType is application/json or ends with +json, apart from parameters.

@@ -47,4 +47,4 @@ func (debezium) leadingHeaders(c PresetConfig) []record.Header {
 func (debezium) newFormat(PresetConfig) format { return addNoHeaders }
 
 // addNoHeaders is the format of presets whose records have only the headers of the delivery's identity.
-func addNoHeaders(*Filler, *envelope.View, *Meta, *record.Record) {}
+func addNoHeaders(*Filler, *envelope.View, *Meta, *record.Record) error { return nil }

@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strconv"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -60,11 +62,27 @@ func (p *Preset) Filler() *Filler {
 	}
 }
 
-// Fill makes rec the record of v for target. For another target of the same envelope, the caller only
-// changes Topic and Partition of rec. If the payload cannot be written as JSON, the error is a
-// [*record.Refusal] of class Malformed.
-func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Record) error {
+// keptBuffer is the largest buffer that a filler keeps for its next record, in bytes.
+const keptBuffer = 1 << 20
+
+// Release gives back the memory of a large record. The records that were filled are not valid afterwards. The next Fill
+// does the same.
+func (f *Filler) Release() {
+	if cap(f.buf) > keptBuffer {
+		f.buf = make([]byte, 0, 512)
+	}
+	if cap(f.headers) > record.MaxHeaders/4 {
+		f.headers = make([]record.Header, 0, 16)
+	}
 	f.buf, f.headers = f.buf[:0], f.headers[:0]
+}
+
+// Fill makes rec the record of v for target. For another target of the same envelope, the caller only
+// changes Topic and Partition of rec. The error is a [*record.Refusal]: of class Malformed if the payload cannot be
+// written as JSON, and of class MessageTooLarge if the record would exceed the limit of the preset. The limit applies to
+// each part before it takes memory, and to all of them together.
+func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Record) error {
+	f.Release()
 	rec.Topic, rec.Partition = target.Topic, target.Partition
 	rec.Key = v.OrderingKey()
 	rec.TimeMS = commitMS(m)
@@ -75,14 +93,16 @@ func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Reco
 		return err
 	}
 
-	f.headers = append(f.headers, f.preset.leading...)
+	f.headers = append(f.headers[:0], f.preset.leading...)
 	f.addIdentityHeaders(v, m)
 	if v.HasExpiresAt {
 		start := len(f.buf)
 		f.buf = strconv.AppendInt(f.buf, v.ExpiresAt, 10)
 		f.addHeader(hDeliverBy, f.buf[start:])
 	}
-	f.preset.format(f, v, m, rec)
+	if err := f.preset.format(f, v, m, rec); err != nil {
+		return err
+	}
 	if err := f.addConfiguredHeaders(v, m); err != nil {
 		return err
 	}
@@ -90,7 +110,41 @@ func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Reco
 		f.addHeader(it.Key, it.Value)
 	}
 	rec.Headers = f.headers
-	return nil
+	return f.checkSize(rec)
+}
+
+// checkSize returns a refusal if the record is larger than the limit of the preset, or has too many headers.
+func (f *Filler) checkSize(rec *record.Record) error {
+	if n := len(rec.Headers); n > record.MaxHeaders {
+		return &record.Refusal{
+			Class:  record.MessageTooLarge,
+			Reason: fmt.Sprintf("the record has %d headers, including the headers of the relay; at most %d are allowed", n, record.MaxHeaders),
+		}
+	}
+
+	headers := 0
+	for i := range rec.Headers {
+		headers += len(rec.Headers[i].Key) + len(rec.Headers[i].Value)
+	}
+	size := len(rec.Topic) + len(rec.Key) + len(rec.Value) + headers
+	if size <= f.preset.maxRecord {
+		return nil
+	}
+	return &record.Refusal{
+		Class: record.MessageTooLarge,
+		Reason: fmt.Sprintf("the record has %d bytes, of which %d are its value and %d its headers; at most %d are allowed (limits.record)",
+			size, len(rec.Value), headers, f.preset.maxRecord),
+	}
+}
+
+// asTooLarge returns the refusal of an envelope whose value, made of a payload of the given size, would exceed the limit of
+// the preset.
+func (f *Filler) asTooLarge(payload int) error {
+	return &record.Refusal{
+		Class: record.MessageTooLarge,
+		Reason: fmt.Sprintf("the payload has %d bytes, and the value of the record, made of it, would have more; at most %d are allowed (limits.record)",
+			payload, f.preset.maxRecord),
+	}
 }
 
 // commitMS returns the timestamp of the record: the time of the envelope's commit, by the clock of the
@@ -110,7 +164,7 @@ func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 
 	case !v.HasRawPayload():
 		start := len(f.buf)
-		buf, err := envelope.AppendPayloadAs(f.buf, v, f.preset.style)
+		buf, err := envelope.AppendPayloadAs(f.buf, v, f.preset.style, f.preset.maxRecord)
 		if err != nil {
 			return asRefusal(err)
 		}
@@ -118,6 +172,8 @@ func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 		// The capacity ends with the value, so an append to it cannot overwrite the bytes that follow in f.buf.
 		rec.Value = buf[start:len(buf):len(buf)]
 
+	case len(v.Payload) > f.preset.maxRecord:
+		return f.asTooLarge(len(v.Payload))
 	default:
 		// For Kafka a nil value is a tombstone, so an empty payload must not be nil.
 		rec.Value = v.Payload
@@ -134,7 +190,10 @@ func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 // addFieldsToValue replaces the value, which is the payload, by a JSON object of the payload and of further fields.
 func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
 	start := len(f.buf)
-	b := f.appendPayloadMember(append(f.buf, `{"payload":`...), v, rec.Value)
+	b, err := f.appendPayloadMember(append(f.buf, `{"payload":`...), v, rec.Value)
+	if err != nil {
+		return err
+	}
 	for i := range f.preset.fields {
 		field := &f.preset.fields[i]
 		t, val := v.Field(field.path)
@@ -147,8 +206,17 @@ func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
 		if f.preset.wrap {
 			style = envelope.Connect
 		}
-		var ok bool
-		if b, ok = envelope.AppendValue(append(b, field.name...), t, val, style); !ok {
+		// The fields share the limit with the payload.
+		most := f.preset.maxRecord - (len(b) - start)
+		b, err = envelope.AppendValue(append(b, field.name...), t, val, style, most)
+		switch {
+		case errors.Is(err, envelope.ErrTooLong):
+			return &record.Refusal{
+				Class: record.MessageTooLarge,
+				Reason: fmt.Sprintf("the value of the record, with field %s of %d bytes, exceeds its limit; at most %d are allowed (limits.record)",
+					field.path, len(val), f.preset.maxRecord),
+			}
+		case err != nil:
 			return &record.Refusal{Class: record.Malformed, Reason: "field " + field.path + " is broken or nested too deep"}
 		}
 	}
@@ -160,21 +228,43 @@ func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
 
 // appendPayloadMember appends the payload as a member of a JSON object: JSON unchanged, text as a string, everything else
 // as base64. With the preset debezium, a document is a string that contains JSON, as in Debezium's records.
-func (f *Filler) appendPayloadMember(dst []byte, v *envelope.View, payload []byte) []byte {
+func (f *Filler) appendPayloadMember(dst []byte, v *envelope.View, payload []byte) ([]byte, error) {
 	kind := bson.Type(v.PayloadType)
 	isDocument := kind == bson.TypeEmbeddedDocument && !f.preset.wrap || kind == bson.TypeArray
 	switch {
 	// Inside of JSON, Debezium's router writes everything but documents as Kafka Connect's JSON.
 	case f.preset.wrap && kind != bson.TypeEmbeddedDocument && !v.HasRawPayload():
 		// setValue has found the payload valid.
-		dst, _ = envelope.AppendValue(dst, kind, v.Payload, envelope.Connect)
-		return dst
+		dst, err := envelope.AppendValue(dst, kind, v.Payload, envelope.Connect, f.preset.maxRecord)
+		if err != nil {
+			return dst, f.asTooLarge(len(v.Payload))
+		}
+		return dst, nil
 	case isDocument, !f.preset.wrap && isJSON(v.ContentType) && json.Valid(payload):
-		return append(dst, payload...)
+		return append(dst, payload...), nil
 	case kind == bson.TypeString || kind == bson.TypeEmbeddedDocument:
-		return envelope.AppendQuoted(dst, payload)
+		return f.appendQuoted(dst, payload)
 	}
-	return append(base64.StdEncoding.AppendEncode(append(dst, '"'), payload), '"')
+	return f.appendBase64(dst, payload)
+}
+
+// appendQuoted appends text as a JSON string. The error is a refusal of a text that is too large.
+func (f *Filler) appendQuoted(dst, text []byte) ([]byte, error) {
+	dst, err := envelope.AppendQuoted(dst, text, f.preset.maxRecord)
+	if err != nil {
+		return dst, f.asTooLarge(len(text))
+	}
+	return dst, nil
+}
+
+// appendBase64 appends data as a JSON string of base64. The error is a refusal of data that is too large.
+func (f *Filler) appendBase64(dst, data []byte) ([]byte, error) {
+	n := base64.StdEncoding.EncodedLen(len(data))
+	if n > f.preset.maxRecord {
+		return dst, f.asTooLarge(len(data))
+	}
+	dst = slices.Grow(dst, n+2)
+	return append(base64.StdEncoding.AppendEncode(append(dst, '"'), data), '"'), nil
 }
 
 // addIdentityHeaders adds the headers by which a read-back recognizes a delivery. The id comes first (N7), after the
@@ -243,7 +333,7 @@ func (f *Filler) addConfiguredHeaders(v *envelope.View, m *Meta) error {
 			var worst envelope.Finding
 			if f.buf, worst = h.value.appendTo(f.buf, v, m); worst > envelope.Missing {
 				reason := "header " + string(h.name) + ": " + h.value.findProblem(v, m, envelope.Unfit)
-				return &record.Refusal{Class: record.Malformed, Reason: reason}
+				return &record.Refusal{Class: worst.Class(), Reason: reason}
 			}
 			value = f.buf[start:len(f.buf):len(f.buf)]
 		}

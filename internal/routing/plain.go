@@ -25,7 +25,7 @@ func (plain) presetName() string            { return Plain }
 func (plain) newFormat(PresetConfig) format { return addPlainHeaders }
 
 // addPlainHeaders adds each field of the envelope as a header.
-func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
+func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) error {
 	f.addOptionalHeader(hType, v.Type)
 	f.addOptionalHeader(hAggregateType, v.AggregateType)
 	f.addOptionalHeader(hAggregateID, v.AggregateID)
@@ -36,4 +36,5 @@ func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
 	if v.HasTime {
 		f.addHeader(hTime, f.formatTime(v.Time))
 	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -47,8 +48,9 @@ type preset interface {
 }
 
 // format adds the headers of a preset to f: the part of a record in which the presets differ. It may
-// replace the value of rec, which is the payload. The headers of the delivery's identity are there already.
-type format func(f *Filler, v *envelope.View, m *Meta, rec *record.Record)
+// replace the value of rec, which is the payload. The headers of the delivery's identity are there already. The error is a
+// [*record.Refusal] of a value that is too large.
+type format func(f *Filler, v *envelope.View, m *Meta, rec *record.Record) error
 
 // allPresets lists the presets. The default is the first.
 var allPresets = []preset{typed{}, debezium{}, cloudEventsPreset{}, plain{}, connector{}}
@@ -114,6 +116,7 @@ type PresetConfig struct {
 	Placement []string
 	JSON      string            // one of the ways to write documents; empty is AutoJSON
 	Mapping   *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
+	MaxRecord int               // bytes of the largest record: payload, key, headers and topic together; 0: record.MaxRecord
 }
 
 // Preset is a validated PresetConfig. It is immutable.
@@ -127,6 +130,7 @@ type Preset struct {
 	// base64IDs: the header id of a UUID is base64
 	base64IDs bool
 	fields    []extraField // added to the value
+	maxRecord int
 }
 
 // extraField is a field of the document that is added to the value.
@@ -153,7 +157,7 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 	shape, ok := findPreset(c.Name)
 	p := &Preset{
 		name: shape.presetName(), format: shape.newFormat(c), wrap: shape.wrapsDocuments(), leading: shape.leadingHeaders(c),
-		base64IDs: shape.base64IDs(),
+		base64IDs: shape.base64IDs(), maxRecord: cmp.Or(c.MaxRecord, record.MaxRecord),
 	}
 	bad := &InvalidError{}
 
@@ -250,7 +254,8 @@ func (p *Preset) addPlacement(bad *InvalidError, key, text string, c PresetConfi
 			return
 		}
 		// The name is stored as it is written: with the comma before it and the colon after it.
-		name := append(envelope.AppendQuoted([]byte(","), []byte(alias)), ':')
+		name, _ := envelope.AppendQuoted([]byte(","), []byte(alias), envelope.NoLimit)
+		name = append(name, ':')
 		isTaken := slices.ContainsFunc(p.fields, func(f extraField) bool { return string(f.name) == string(name) })
 		if alias == "payload" || isTaken {
 			bad.addProblem(key, text, "the value already has a member "+alias+"; choose another alias")

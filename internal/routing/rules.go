@@ -142,10 +142,10 @@ func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusa
 	names := make([]string, len(to))
 	for i, t := range to {
 		// With a missing value, the template would name another topic, such as "events." for events.{type}.
+		name, worst := t.appendTo(nil, v, m)
 		if reason := t.findProblem(v, m, envelope.Missing); reason != "" {
-			return nil, &record.Refusal{Class: record.Malformed, Reason: "its topic is unknown: " + reason}
+			return nil, &record.Refusal{Class: worst.Class(), Reason: "its topic is unknown: " + reason}
 		}
-		name, _ := t.appendTo(nil, v, m)
 		names[i] = string(name)
 	}
 	return distinct(names), nil

@@ -148,7 +148,7 @@ func (t template) findProblem(v *envelope.View, m *Meta, from envelope.Finding) 
 		case p.kind == kindField:
 			return v.DescribeField(p.name, finding)
 		case finding == envelope.TooLong:
-			return fmt.Sprintf("header %s is longer than %d bytes", p.name, envelope.MaxFieldText)
+			return fmt.Sprintf("header %s is too long; at most %d bytes are allowed", p.name, envelope.MaxFieldText)
 		default:
 			return "header " + p.name + " is missing"
 		}

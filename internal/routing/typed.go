@@ -13,5 +13,8 @@ type typed struct{ defaults }
 func (typed) presetName() string { return Typed }
 
 func (typed) newFormat(PresetConfig) format {
-	return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) { f.addOptionalHeader(hType, v.Type) }
+	return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) error {
+		f.addOptionalHeader(hType, v.Type)
+		return nil
+	}
 }

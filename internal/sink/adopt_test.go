@@ -771,3 +771,18 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	third.acks.waitResolved(16)
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 2, 8)
 }
+
+// Kafka's words name the topic with which a name collides. Its code does not.
+func TestKafkasWordsAreShown(t *testing.T) {
+	t.Parallel()
+	name := stacktest.Name(t)
+	stacktest.CreateTopic(t, name+".a_b", 1)
+	d := openWithHolder(t, sinkOptions{cfg: testConfig{Create: &kafkawire.TopicCreate{Partitions: 1}, ParkAfter: time.Hour}})
+	if _, err := d.send(newRecord(name+".a.b", "k", "1")); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the reason", func() bool {
+		state := d.r.State()
+		return len(state) == 1 && strings.Contains(state[0].Reason, "collides with existing topic") && strings.Contains(state[0].Reason, name+".a_b")
+	})
+}

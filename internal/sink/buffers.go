@@ -20,7 +20,7 @@ type buffers struct {
 
 const (
 	minClassBits = 9  // log2 of the smallest class, 512 bytes: 60,000 partitions may wait with one small record each
-	maxClassBits = 24 // log2 of the largest class, 16 MiB; larger buffers are not kept
+	maxClassBits = 20 // log2 of the largest class, 1 MiB; larger buffers are not kept
 	classCount   = maxClassBits - minClassBits + 1
 )
 

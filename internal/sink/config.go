@@ -76,6 +76,7 @@ type Opener struct {
 
 	limits   limits
 	reopened atomic.Int64 // when a sink last ended on purpose, in Unix nanoseconds
+	learned  learnedLimits
 }
 
 // NewOpener returns an opener of sinks that send through client. It does no I/O. The error joins all

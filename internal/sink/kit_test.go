@@ -258,6 +258,7 @@ const defaultParkBytes = 32 << 20
 // testConfig has the settings of the connections and of the sinks of a test.
 type testConfig struct {
 	Brokers         []string
+	ClientID        string
 	TLS             *tls.Config
 	SASL            *kafkawire.SASL
 	Dial            func(ctx context.Context, network, address string) (net.Conn, error)
@@ -282,7 +283,7 @@ func newClient(tb testing.TB, cfg testConfig) *kafkawire.Client {
 		cfg.Brokers, cfg.Patience = stacktest.Brokers(tb), testTimeout/2
 	}
 
-	conn := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, Dial: cfg.Dial, Patience: cfg.Patience}
+	conn := kafkawire.Config{Brokers: cfg.Brokers, ClientID: cfg.ClientID, TLS: cfg.TLS, Dial: cfg.Dial, Patience: cfg.Patience}
 	if cfg.SASL != nil {
 		conn.SASL = cfg.SASL
 	}

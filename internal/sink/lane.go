@@ -42,6 +42,11 @@ type lane struct {
 	failures     int
 	wrote        bool          // a part of the request may have reached the broker
 	lastDuration time.Duration // of the last request
+
+	quotaLogged time.Time
+
+	smaller      int       // the largest request since one has failed because of its size; 0: the usual limit
+	smallerSince time.Time // when that was set
 }
 
 // isLateLocked reports whether the request in flight takes long.
@@ -136,6 +141,7 @@ func (l *lane) fillRequest() bool {
 
 	total, n := 0, 0
 	now := time.Now()
+	limit := l.requestLimitLocked(now)
 	for _, p := range l.ready {
 		b := p.queue[0]
 		size := b.builder.Len()
@@ -144,7 +150,7 @@ func (l *lane) fillRequest() bool {
 			size = len(b.sealed)
 		}
 		// The first batch always goes, even if it alone exceeds the limit.
-		if total > 0 && total+size > l.sink.c.limits.requestBytes {
+		if total > 0 && total+size > limit {
 			break
 		}
 
@@ -197,6 +203,10 @@ func (l *lane) sendRequest(ctx context.Context) error {
 			return err
 		}
 	}
+	l.dropOversized()
+	if len(l.request) == 0 {
+		return nil
+	}
 
 	// The request groups partitions by topic.
 	if len(l.request) > 1 {
@@ -217,6 +227,10 @@ func (l *lane) sendRequest(ctx context.Context) error {
 
 	k, err := l.ensureLink(ctx)
 	if err != nil {
+		return err
+	}
+
+	if err := l.waitForQuota(ctx, k.Addr()); err != nil {
 		return err
 	}
 
@@ -242,7 +256,43 @@ func (l *lane) sendRequest(ctx context.Context) error {
 		l.sink.c.kafka.MarkFailed(k.Addr())
 		return fmt.Errorf("producing to %s: %w", k.Addr(), err)
 	}
+	l.sink.c.kafka.NoteThrottle(k.Addr(), l.producer.Throttle())
 	return nil
+}
+
+// quotaLogEvery is how often a lane logs that a quota delays it.
+const quotaLogEvery = time.Minute
+
+// waitForQuota waits as long as a quota of Kafka requires (KIP-219). A client that does not wait finds its connection
+// muted, which looks like a broker that hangs.
+func (l *lane) waitForQuota(ctx context.Context, addr string) error {
+	wait := l.sink.c.kafka.Throttled(addr)
+	if wait <= 0 {
+		return nil
+	}
+
+	now := time.Now()
+	text := fmt.Sprintf("a quota of Kafka (producer_byte_rate or request_percentage) delays this client at %s for %s; raise it for the client id %s",
+		addr, wait.Round(time.Millisecond), l.sink.c.kafka.ClientID())
+	if now.Sub(l.quotaLogged) >= quotaLogEvery {
+		l.quotaLogged = now
+		l.sink.log.Warn("waiting for a quota of Kafka", "broker", addr, "wait", wait, "reason", text)
+	}
+	l.sink.c.cfg.Metrics.ThrottledSeconds.Add(wait.Seconds())
+
+	l.sink.mu.Lock()
+	// The wait is not a request that a broker delays.
+	l.requestBegan = time.Time{}
+	for _, f := range l.request {
+		f.partition.setObstacle(obstacle{kindThrottled, text}, now)
+	}
+	l.sink.mu.Unlock()
+
+	err := retry.Sleep(ctx, wait)
+	l.sink.mu.Lock()
+	l.requestBegan = time.Now()
+	l.sink.mu.Unlock()
+	return err
 }
 
 // sealBatch encodes the header and compresses. The lane does this instead of Send, because it owns

@@ -33,6 +33,7 @@ const (
 	kindRefused     = "refused"
 	kindUnreachable = "unreachable"
 	kindAdopting    = "adopting"
+	kindThrottled   = "throttled"
 )
 
 // obstacle is the reason why records wait: a kind for programs and a text for operators.
@@ -43,6 +44,16 @@ func (o obstacle) none() bool { return o.kind == "" }
 // topicObstacle explains a topic's error code in metadata or in a response, with the fix. creates
 // means that missing topics are created automatically.
 func topicObstacle(topic string, err error, creates bool) obstacle {
+	o := explainTopic(topic, err, creates)
+	// Kafka's own words are often the only reason: which name collides, or which policy rejects the topic.
+	if words := kafkawire.WordsOf(err); words != "" {
+		o.text += "; Kafka: " + words
+	}
+	return o
+}
+
+// explainTopic is topicObstacle without the words of Kafka.
+func explainTopic(topic string, err error, creates bool) obstacle {
 	code, ok := errors.AsType[kafkawire.Code](err)
 	if !ok {
 		return obstacle{kindUnreachable, fmt.Sprintf("topic %q cannot be looked up: %v", topic, err)}

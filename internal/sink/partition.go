@@ -114,6 +114,8 @@ type pending struct {
 	firstSent     time.Time
 	uncompressed  bool // the broker could not read it compressed
 	corruptCount  int  // how often the broker found it corrupt
+	closedCount   int  // how often in succession the connection was closed at a request with this batch alone
+	stalledCount  int  // how often a request with this batch alone has timed out
 }
 
 func (p *partition) setObstacle(o obstacle, now time.Time) {

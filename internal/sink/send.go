@@ -302,7 +302,7 @@ func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, 
 	}
 
 	b := p.openBatch
-	if b == nil || b.builder.Len()+need > p.topic.batchLimit {
+	if b == nil || b.builder.Len()+need > s.c.learned.batchBytes(p.topic.batchLimit) {
 		b = s.batches.newBatchLocked(max(batch.BufferSize(need), min(p.sizeHint, s.batches.initialBufferLimitLocked())))
 		b.sizeHint = p.sizeHint
 		p.queue = append(p.queue, b)

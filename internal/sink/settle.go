@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -40,6 +41,10 @@ func (l *lane) settleRequest(err error) {
 	now := time.Now()
 	l.sink.mu.Lock()
 	l.acked = l.acked[:0]
+	why := ""
+	if err != nil {
+		why = l.adaptToFailureLocked(err, now)
+	}
 	for i, f := range l.request {
 		p, r := f.partition, kafkawire.ProduceResult{}
 		if err == nil {
@@ -52,12 +57,19 @@ func (l *lane) settleRequest(err error) {
 		}
 
 		// The request may have arrived. The broker recognizes the same bytes if it has them.
-		f.batch.maybeAppended = f.batch.maybeAppended || l.wrote
-		text := "the broker's response leaves it out"
-		if err != nil {
-			text = err.Error()
+		f.batch.maybeAppended = f.batch.maybeAppended || l.wrote && !errors.Is(err, kafkawire.ErrIncomplete)
+		if why != "" && !f.batch.maybeAppended {
+			l.refuseSizeLocked(p, f.batch)
+			continue
 		}
-		l.retryLaterLocked(p, obstacle{kindUnreachable, text}, now, 0)
+		reason := obstacle{kindUnreachable, "the broker's response leaves it out"}
+		switch {
+		case why != "":
+			reason = obstacle{kindRefused, why}
+		case err != nil:
+			reason.text = err.Error()
+		}
+		l.retryLaterLocked(p, reason, now, 0)
 	}
 	l.sink.mu.Unlock()
 
@@ -150,7 +162,7 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 		if r.Code == kafkawire.UnknownTopicOrPartition && p.tries < movedTries {
 			wait = 0
 		}
-		l.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.Code, false), now, wait)
+		l.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.Err(), false), now, wait)
 
 	case kafkawire.VerdictFenced:
 		l.sink.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.Code))
@@ -230,6 +242,7 @@ func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
 				return err
 			}
 		}
+		from.Own = true
 	}
 	list, err := from.Stream()
 	if err != nil {
@@ -286,6 +299,20 @@ func (l *lane) splitHeadLocked(p *partition, b *pending) {
 		return
 	}
 	l.reencodeHeadLocked(p, b, 2, b.uncompressed)
+}
+
+// refuseSizeLocked halves a batch at whose size the connection ends. If it has only one record, the record is refused.
+func (l *lane) refuseSizeLocked(p *partition, b *pending) {
+	p.clearObstacle()
+	if b.builder.Count() > 1 {
+		l.reencodeHeadLocked(p, b, 2, b.uncompressed)
+		return
+	}
+	reason := fmt.Sprintf("Kafka, or a device before it, closes the connection at a request of %d bytes with this record (topic %q); "+
+		"raise socket.request.max.bytes of the brokers", len(b.sealed), p.tp.Topic)
+	l.withdrawBadLocked(p, func(int) *record.Refusal {
+		return &record.Refusal{Class: record.MessageTooLarge, Reason: reason}
+	})
 }
 
 // refuseRecordsLocked gives back exactly the records that the broker names. If the broker names

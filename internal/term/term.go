@@ -96,6 +96,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	if t.stream, err = t.newStream(); err != nil {
 		return nil, err
 	}
+	t.slot.metrics.StreamStuck.SetSource(func() float64 { return t.stream.Stuck().Seconds() })
 
 	clients := r.shared.Mongo
 	db := state.Open(clients.State, r.cfg.State)
@@ -148,6 +149,9 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		OnClosed: func(end resume.Position) {
 			t.start.setStart(end)
 			t.pump.DrainedSlots = nil
+		},
+		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
+			return t.reconciler.sender.Discard(ctx, held, db, coll, before)
 		},
 	}
 	t.start = &startPoint{

@@ -3,6 +3,7 @@ package tracing
 import (
 	"encoding/binary"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -96,9 +97,9 @@ func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs 
 			semconv.MessagingOperationTypeSend,
 			semconv.MessagingDestinationName(r.Topic),
 			semconv.MessagingMessageBodySize(len(r.Value)),
-			attribute.String("outrelay.collection", collection))
+			attribute.String("outrelay.collection", validText(collection)))
 		if id := r.Header(record.HeaderID); id != nil {
-			attrs = append(attrs, semconv.MessagingMessageID(string(id)))
+			attrs = append(attrs, semconv.MessagingMessageID(validText(string(id))))
 		}
 		if r.Value == nil {
 			attrs = append(attrs, semconv.MessagingKafkaMessageTombstone(true))
@@ -112,6 +113,10 @@ func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs 
 			trace.WithAttributes(attrs...))
 	}
 }
+
+// validText returns s as valid UTF-8. MongoDB does not check its strings, and one that is not UTF-8 makes an exporter drop
+// all spans of its batch.
+func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // Acked ends the span of a record that Kafka has acknowledged in tp at offset.
 func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {

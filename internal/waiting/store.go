@@ -122,6 +122,25 @@ func anyOf(list []string) bson.A {
 	return out
 }
 
+// OfOutbox returns up to limit waiting envelopes of the outbox coll of db, or of all outboxes of db if coll is "", with positions before
+// a position, without their envelopes. It sees everything that was committed before the call.
+func (s *Store) OfOutbox(ctx context.Context, db, coll, before string, limit int) (list []Document, err error) {
+	ns := bson.E{Key: "ns", Value: db + "." + coll}
+	if coll == "" {
+		// No character is between a dot and a slash.
+		ns.Value = bson.D{{Key: "$gt", Value: db + "."}, {Key: "$lt", Value: db + "/"}}
+	}
+	filter := s.filter(ns, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
+	fields := mongodb.Fields("ns", "key", "pos", "topics", "origin")
+	err = mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		return mongodb.FindEach(ctx, s.coll, "reading what waits of a dropped collection", filter, func(raw bson.Raw) error {
+			list = append(list, ReadDocument(raw))
+			return nil
+		}, options.Find().SetLimit(int64(limit)).SetProjection(fields))
+	})
+	return list, err
+}
+
 // EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the
 // envelope.
 func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawValue, stamp bson.Timestamp) error) error {

@@ -224,8 +224,7 @@ func TestN29_ATopicThatComesBackLaterIsReadFromItsStart(t *testing.T) {
 	}
 }
 
-// N29: the partitions of a topic that was created again move between members. kgo does not read the offsets of such a topic as
-// long as its client is open.
+// N29: the partitions of a topic that was created again move between members.
 func TestN29_ATopicThatWasCreatedAgainMovesBetweenMembers(t *testing.T) {
 	t.Parallel()
 	for library, use := range map[string]consumer.Option{"kafka-go": nil, "franz": franz.Use()} {

@@ -21,6 +21,9 @@ type Status struct {
 	Paused     bool              `json:"paused"`
 	Partitions []PartitionStatus `json:"partitions,omitempty"`
 	Handlers   []HandlerStatus   `json:"handlers,omitempty"`
+	// Strays are messages of the group that are set aside for a topic, a partition or a handler that is gone. They are reasons,
+	// and never make Ready false.
+	Strays []StrayStatus `json:"strays,omitempty"`
 	// Unknown counts messages since the start whose name no handler takes, by name. It has at most 100 names.
 	Unknown map[string]int64 `json:"unknown,omitempty"`
 }
@@ -50,7 +53,7 @@ func (c *Consumer) Status() Status {
 	s := Status{Group: c.group, Paused: c.gate.isPaused(), Partitions: c.partitionStatus(), Handlers: c.handlerStatus()}
 	s.Ready, s.Reasons = c.health.isReady()
 	c.health.mu.Lock()
-	s.Unknown = maps.Clone(c.health.unknown)
+	s.Unknown, s.Strays = maps.Clone(c.health.unknown), slices.Clone(c.health.strays)
 	c.health.mu.Unlock()
 
 	for _, p := range s.Partitions {
@@ -63,10 +66,19 @@ func (c *Consumer) Status() Status {
 			s.Reasons = append(s.Reasons, fmt.Sprintf("handler %q is suspended", h.Name))
 		}
 	}
+	for _, r := range c.reg.snapshot().all {
+		if err := r.unprepared.Load(); err != nil {
+			s.Reasons = append(s.Reasons, errorText(err))
+		}
+	}
+	for i := range s.Strays {
+		s.Reasons = append(s.Reasons, s.Strays[i].String())
+	}
 	return s
 }
 
-// partitionStatus describes the partitions of the current session, by topic and number.
+// partitionStatus describes the partitions of the current session, by topic and number. It leaves out those whose start is not
+// known yet.
 func (c *Consumer) partitionStatus() []PartitionStatus {
 	session := c.currentSession.Load()
 	if session == nil {
@@ -82,10 +94,12 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 	var list []PartitionStatus
 	for _, p := range session.listPartitions() {
 		p.mu.Lock()
-		list = append(list, PartitionStatus{
-			Topic: p.tp.Topic, Partition: p.tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
-			Stuck: len(p.entries) > 0 && time.Since(p.progressAt) > slowest,
-		})
+		if p.located {
+			list = append(list, PartitionStatus{
+				Topic: p.tp.Topic, Partition: p.tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
+				Stuck: len(p.entries) > 0 && time.Since(p.progressAt) > slowest,
+			})
+		}
 		p.mu.Unlock()
 	}
 	slices.SortFunc(list, func(a, b PartitionStatus) int {
@@ -107,9 +121,7 @@ func (c *Consumer) handlerStatus() []HandlerStatus {
 		c.health.mu.Lock()
 		w := c.health.waiting[r.name]
 		c.health.mu.Unlock()
-		if h.Waiting = w.n; w.n > 0 {
-			h.OldestWaiting = time.Since(w.since)
-		}
+		h.Waiting, h.OldestWaiting = w.n, w.oldest
 		list = append(list, h)
 	}
 	return list

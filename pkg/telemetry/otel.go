@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"strings"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -106,9 +107,15 @@ func (i *instrument) record(ctx context.Context, m *Measurement) {
 func (i *instrument) attributes(m *Measurement) metric.MeasurementOption {
 	list := make([]attribute.KeyValue, len(i.labels))
 	for n, name := range i.labels {
-		list[n] = attribute.String(name, m.label(name))
+		list[n] = text(name, m.label(name))
 	}
 	return metric.WithAttributeSet(attribute.NewSet(list...))
+}
+
+// text returns an attribute whose value is valid UTF-8. Producers choose ids and names, and an exporter drops all spans of its
+// batch because of a text that is not UTF-8.
+func text(key, value string) attribute.KeyValue {
+	return attribute.String(key, strings.ToValidUTF8(value, "\uFFFD"))
 }
 
 var w3c = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
@@ -130,7 +137,7 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 		from := p.Extract(context.Background(), (*carrier)(&m.Headers))
 		// The producers of a batch are links, because a span has one parent.
 		if producer := trace.SpanContextFromContext(from); producer.IsValid() {
-			id := attribute.String("messaging.message.id", m.ID)
+			id := text("messaging.message.id", m.ID)
 			links = append(links, trace.Link{SpanContext: producer, Attributes: []attribute.KeyValue{id}})
 		}
 	}
@@ -138,7 +145,7 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 	attrs := []attribute.KeyValue{
 		attribute.String("messaging.system", "kafka"),
 		attribute.String("messaging.operation.type", "process"),
-		attribute.String("messaging.destination.name", a.Topic),
+		text("messaging.destination.name", a.Topic),
 		attribute.String("messaging.consumer.group.name", a.Group),
 		attribute.Int("messaging.batch.message_count", len(a.Messages)),
 		attribute.String("outrelay.handler", a.Handler),
@@ -148,8 +155,8 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 		m := &a.Messages[0]
 		ctx = p.Extract(ctx, (*carrier)(&m.Headers))
 		attrs = append(attrs,
-			attribute.String("messaging.message.id", m.ID),
-			attribute.String("outrelay.type", m.Name),
+			text("messaging.message.id", m.ID),
+			text("outrelay.type", m.Name),
 			attribute.Int("outrelay.attempt", m.Number))
 	}
 

@@ -44,7 +44,7 @@ var libraries = []library{
 	{path: "github.com/twmb/avro", in: []string{"pkg/codec/registry"}, why: "payloads in Avro, for services that want them"},
 	{path: "github.com/robfig/cron", in: []string{"pkg/outbox/cron"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},
-	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs during a suspend, process groups, memory of a process"},
+	{path: "golang.org/x/sys", in: []string{"internal/kafkawire", "internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs during a suspend, bytes of a connection that were not received, process groups, memory of a process"},
 	{path: "golang.org/x/crypto/ocsp", in: []string{"internal/connect"}, why: "the revocation status that a server staples to its certificate"},
 	{path: "golang.org/x/crypto/x509roots/fallback", in: []string{"cmd"}, why: "certificate authorities where the system has none, as in the image of a release"},
 	{path: "golang.org/x/term", in: []string{"cmd", "internal/demo"}, why: "keys and width of a terminal"},

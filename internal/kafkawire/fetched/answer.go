@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/segmentio/kafka-go"
 
@@ -22,7 +23,14 @@ import (
 )
 
 // Answer is the response of a broker to a Fetch.
-type Answer struct{ Partitions []Partition }
+type Answer struct {
+	Partitions []Partition
+	// Throttle is how long the client should not fetch from the broker, because of a quota (KIP-219).
+	Throttle time.Duration
+}
+
+// clientThrottle is the first version after whose response the client waits. Before, the broker did.
+const clientThrottle = 8
 
 // Partition is the part of one partition in a response.
 type Partition struct {
@@ -61,7 +69,7 @@ func Parse(body []byte, v int16) (*Answer, error) {
 	}
 
 	d := reply.Decoder{B: body}
-	d.Skip(4) // throttle time
+	throttle := time.Duration(d.Int32()) * time.Millisecond
 	if v >= 7 {
 		if code := d.Int16(); code != 0 {
 			return nil, kafka.Error(code)
@@ -71,6 +79,9 @@ func Parse(body []byte, v int16) (*Answer, error) {
 
 	// The argument of Count is the least size of an element in the oldest version.
 	out := &Answer{}
+	if v >= clientThrottle {
+		out.Throttle = throttle
+	}
 	for range d.Count(2 + 4) {
 		topic := string(d.Bytes(int(d.Int16())))
 		for range d.Count(4 + 2 + 8 + 8 + 4 + 4) {

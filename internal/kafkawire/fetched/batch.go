@@ -42,6 +42,8 @@ type Batch struct {
 	Epoch         int16 // of the producer
 	Transactional bool
 	Control       bool // a marker: the end of a transaction, committed or aborted
+	// Own means that this process has encoded the batch, so that the limits for the records of others do not apply.
+	Own bool
 
 	attributes uint16
 	firstMS    int64
@@ -115,7 +117,7 @@ func parseBatch(p []byte) (Batch, error) {
 // Unsealed returns a batch of records that the relay has encoded: a batch without a header, or one that
 // was not compressed. firstMS is the time to which the time deltas of the records refer.
 func Unsealed(body []byte, firstMS int64, n int) Batch {
-	return Batch{Format: Format, firstMS: firstMS, count: n, body: body}
+	return Batch{Format: Format, firstMS: firstMS, count: n, body: body, Own: true}
 }
 
 // TimeMS returns the time of the last record, in Unix milliseconds.

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// The bounds of one record that a Stream reads.
+// The bounds of one record that a Stream reads, unless the batch is the process's own.
 const (
 	maxRecord  = 64 << 20 // bytes
 	maxHeaders = 1 << 16
@@ -61,8 +61,13 @@ func (b *Batch) Stream() (*Stream, error) {
 	return s, nil
 }
 
-// Close releases the memory of the Stream.
-func (s *Stream) Close() { s.release() }
+// Close releases the memory of the Stream. After the last record, that has happened already.
+func (s *Stream) Close() {
+	if s.release != nil {
+		s.release()
+		s.release, s.reader = nil, nil
+	}
+}
 
 // maxRecordPrefix is more than the length of the fields before a record's key: attributes, time and
 // offset.
@@ -74,9 +79,19 @@ const maxRecordPrefix = 32
 // After a *TooLargeError, x has the record's offset and time, and the next call reads the record after
 // it. After any other error nothing more can be read.
 func (s *Stream) Next(x *Record, from int64) (bool, error) {
-	if s.left <= 0 {
+	if s.left <= 0 || s.reader == nil {
 		return false, nil
 	}
+	more, err := s.readRecord(x, from)
+	if _, tooLarge := errors.AsType[*TooLargeError](err); s.left == 0 || err != nil && !tooLarge {
+		// A decoder with a large window keeps others waiting.
+		s.Close()
+	}
+	return more, err
+}
+
+// readRecord is Next while records are left.
+func (s *Stream) readRecord(x *Record, from int64) (bool, error) {
 	s.left--
 
 	size, err := binary.ReadVarint(s.reader)
@@ -99,7 +114,7 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 		return false, recordError(io.ErrUnexpectedEOF)
 	case x.Offset < from:
 		return true, s.discardBytes(size)
-	case size > maxRecord:
+	case size > maxRecord && !s.batch.Own:
 		if err := s.discardBytes(size); err != nil {
 			return false, err
 		}
@@ -117,7 +132,7 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 
 	// The number of headers is only a claim, so it is checked before memory is allocated for them.
 	n := d.Varint()
-	if n > maxHeaders {
+	if n > maxHeaders && !s.batch.Own {
 		x.Key, x.Value = nil, nil
 		return true, &TooLargeError{fmt.Sprintf("%d headers; at most %d can be read", n, maxHeaders)}
 	}
@@ -179,7 +194,7 @@ const (
 var (
 	wideWindow   sync.Mutex
 	zstdDecoders = sync.Pool{New: func() any {
-		d, err := newZstdDecoder(nil)
+		d, err := newZstdDecoder(nil, usualWindow)
 		if err != nil {
 			return err
 		}
@@ -187,11 +202,14 @@ var (
 	}}
 )
 
-func newZstdDecoder(r io.Reader) (*zstd.Decoder, error) {
+// newZstdDecoder returns a decoder that refuses frames with a larger window. A frame of a single segment has its content as
+// its window.
+func newZstdDecoder(r io.Reader, window uint64) (*zstd.Decoder, error) {
 	return zstd.NewReader(r,
 		zstd.WithDecoderConcurrency(1),
 		zstd.WithDecoderLowmem(true),
-		zstd.WithDecoderMaxWindow(maxWindow))
+		zstd.WithDecoderMaxWindow(window),
+		zstd.WithDecoderMaxMemory(window))
 }
 
 // openDecompressor returns a reader of the decompressed bytes of b. The caller must call release when it
@@ -215,36 +233,91 @@ func openDecompressor(kind compress.Compression, b []byte) (plain io.Reader, rel
 	return r, func() { _ = r.Close() }, nil
 }
 
-// openZstd is openDecompressor for zstd. For a window larger than usualWindow it blocks until no other
-// such batch is read.
+// openZstd is openDecompressor for zstd.
 func openZstd(b []byte) (io.Reader, func(), error) {
-	var h zstd.Header
-	if err := h.Decode(b); err != nil {
+	r := &zstdReader{b: b}
+	if err := r.openUsual(); err != nil {
 		return nil, nil, err
 	}
-	if h.WindowSize > maxWindow {
-		return nil, nil, zstd.ErrWindowSizeExceeded
-	}
+	return r, r.close, nil
+}
 
-	// The large buffer of this decoder is not kept for the next batch.
-	if h.WindowSize > usualWindow {
-		wideWindow.Lock()
-		d, err := newZstdDecoder(bytes.NewReader(b))
-		if err != nil {
-			wideWindow.Unlock()
-			return nil, nil, err
-		}
-		return d, func() { d.Close(); wideWindow.Unlock() }, nil
-	}
+// zstdReader decompresses a batch, whose frames may have windows of different sizes. It begins with a pooled decoder for
+// usual windows. At a frame with a larger one it blocks until no other such batch is read, and continues with a decoder of
+// its own.
+type zstdReader struct {
+	b       []byte
+	decoder *zstd.Decoder
+	read    int64 // bytes that were returned
+	wide    bool  // the decoder accepts any window, and wideWindow is locked
+}
 
+func (r *zstdReader) openUsual() error {
+	if windowOf(r.b) > usualWindow {
+		return r.openWide()
+	}
 	d, ok := zstdDecoders.Get().(*zstd.Decoder)
 	if !ok {
-		return nil, nil, errors.New("no zstd decoder could be created")
+		return errors.New("no zstd decoder could be created")
 	}
-	if err := d.Reset(bytes.NewReader(b)); err != nil {
-		return nil, nil, err
+	if err := d.Reset(bytes.NewReader(r.b)); err != nil {
+		return err
 	}
-	return d, func() { _ = d.Reset(nil); zstdDecoders.Put(d) }, nil
+	r.decoder = d
+	return nil
+}
+
+// windowOf returns the size of the window of the first frame, or 0 if it has no valid header.
+func windowOf(b []byte) uint64 {
+	var h zstd.Header
+	switch err := h.Decode(b); {
+	case err != nil:
+		return 0
+	case h.SingleSegment:
+		return h.FrameContentSize
+	}
+	return h.WindowSize
+}
+
+// openWide continues with a decoder for any window.
+func (r *zstdReader) openWide() error {
+	r.close()
+	wideWindow.Lock()
+	d, err := newZstdDecoder(bytes.NewReader(r.b), maxWindow)
+	if err != nil {
+		wideWindow.Unlock()
+		return err
+	}
+	r.decoder, r.wide = d, true
+	// The frames before were read already.
+	_, err = io.CopyN(io.Discard, d, r.read)
+	return err
+}
+
+func (r *zstdReader) Read(p []byte) (int, error) {
+	n, err := r.decoder.Read(p)
+	if n == 0 && !r.wide && (errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded)) {
+		if err := r.openWide(); err != nil {
+			return 0, err
+		}
+		n, err = r.decoder.Read(p)
+	}
+	r.read += int64(n)
+	return n, err
+}
+
+func (r *zstdReader) close() {
+	switch {
+	case r.decoder == nil:
+	case r.wide:
+		// The large buffer of this decoder is not kept for the next batch.
+		r.decoder.Close()
+		wideWindow.Unlock()
+	default:
+		_ = r.decoder.Reset(nil)
+		zstdDecoders.Put(r.decoder)
+	}
+	r.decoder, r.wide = nil, false
 }
 
 // snappyReader reads either one block, or blocks with their lengths before them, as Java's client frames

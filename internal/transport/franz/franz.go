@@ -228,8 +228,7 @@ func (m *member) begin(client *kgo.Client) {
 	}
 }
 
-// add adds the partitions of a rebalance. It does not need the offsets that kgo reads for them: kgo reads none for a topic that
-// was deleted and created again while the client was open.
+// add adds the partitions of a rebalance. It does not use the offsets that kgo reads for them, which have no ids of topics.
 func (m *member) add(list map[string][]int32) {
 	var added []transport.TopicPartition
 	for topic, ids := range list {

@@ -13,6 +13,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -29,13 +30,17 @@ type Store interface {
 	// Put stores a body and returns a reference to it. The reference contains no semicolon. After Put has returned, the
 	// body must not be lost, even if a transaction of ctx aborts.
 	Put(ctx context.Context, body []byte) (ref string, err error)
-	// Get returns a body. It returns ErrGone if the body does not exist.
-	Get(ctx context.Context, ref string) ([]byte, error)
+	// Get returns a body of size bytes. It returns ErrGone if the body does not exist. If the stored body is longer, Get may
+	// return any part of it that is longer than size: the caller rejects it.
+	Get(ctx context.Context, ref string, size int) ([]byte, error)
 }
 
 // ErrGone reports that a body does not exist in its store: it was removed, or never stored. A message
 // without its body becomes a dead letter.
 var ErrGone = errors.New("bodystore: the body is gone")
+
+// maxBody is the largest body that Consume loads, in bytes.
+const maxBody = 1 << 30
 
 // defaultThreshold is the size from which GridFS costs less than a large record.
 const defaultThreshold = 256 << 10
@@ -64,11 +69,27 @@ func Produce(store Store, threshold int) outbox.Middleware {
 				return fmt.Errorf("storing the body of event %s: %w", ev.ID(), err)
 			}
 
-			sum := sha256.Sum256(body)
-			claim := ref + ";sha256=" + hex.EncodeToString(sum[:])
+			claim := newClaim(ref, body)
 			return next(ctx, ev.With(event.WithPayload(event.Bytes(ev.ContentType(), nil)), event.WithHeader(header, []byte(claim))))
 		}
 	}
+}
+
+// newClaim returns the value of the header for a stored body: its reference, size and checksum.
+func newClaim(ref string, body []byte) string {
+	sum := sha256.Sum256(body)
+	return fmt.Sprintf("%s;size=%d;sha256=%s", ref, len(body), hex.EncodeToString(sum[:]))
+}
+
+// parseClaim returns the parts of a claim.
+func parseClaim(claim string) (ref string, size int, sum string, err error) {
+	ref, rest, _ := strings.Cut(claim, ";size=")
+	digits, sum, ok := strings.Cut(rest, ";sha256=")
+	size, err = strconv.Atoi(digits)
+	if !ok || err != nil || size < 0 || size > maxBody {
+		return "", 0, "", fmt.Errorf("claim check: the header has no size up to %d bytes and checksum", maxBody)
+	}
+	return ref, size, sum, nil
 }
 
 // Consume loads the payloads that Produce stored: the handler gets a copy of the message with the whole
@@ -82,8 +103,11 @@ func Consume(store Store) consumer.Middleware {
 				return next(ctx, m)
 			}
 
-			ref, want, _ := strings.Cut(string(claim), ";sha256=")
-			body, err := store.Get(ctx, ref)
+			ref, size, want, err := parseClaim(string(claim))
+			if err != nil {
+				return fmt.Errorf("%w: message %s: %w", consumer.ErrMalformed, m.ID, err)
+			}
+			body, err := store.Get(ctx, ref, size)
 			if errors.Is(err, ErrGone) {
 				problem := "claim check: " + ErrGone.Error()
 				return fmt.Errorf("%w: message %s: %s: %w", consumer.ErrMalformed, m.ID, problem, err)

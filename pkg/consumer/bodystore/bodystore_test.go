@@ -91,7 +91,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, consumer.ErrMalformed) {
 		t.Errorf("another checksum: %v", err)
 	}
-	for _, ref := range []string{"nothing", bson.NewObjectID().Hex() + ";sha256=00"} {
+	for _, ref := range []string{"nothing;size=3;sha256=00", bson.NewObjectID().Hex() + ";size=3;sha256=00"} {
 		tampered.SetHeader(header, []byte(ref))
 		if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, ErrGone) || !errors.Is(err, consumer.ErrMalformed) {
 			t.Errorf("reference %q: %v", ref, err)
@@ -121,10 +121,10 @@ func TestBodiesAreSweptByAge(t *testing.T) {
 	if n, err := g.sweep(ctx, 2); n != 2 || err != nil {
 		t.Fatalf("with a limit of two: swept %d, %v", n, err)
 	}
-	if _, err := g.Get(ctx, refs[0]); !errors.Is(err, ErrGone) {
+	if _, err := g.Get(ctx, refs[0], 1); !errors.Is(err, ErrGone) {
 		t.Errorf("the oldest: %v", err)
 	}
-	if _, err := g.Get(ctx, refs[2]); err != nil {
+	if _, err := g.Get(ctx, refs[2], 1); err != nil {
 		t.Errorf("the latest: %v", err)
 	}
 	// The remains of an upload that never ended.
@@ -158,6 +158,48 @@ func TestABrokenStoreIsRefused(t *testing.T) {
 	for _, want := range []string{"database", "time to live"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want a word of the %s", err, want)
+		}
+	}
+}
+
+// Someone who can write to the store cannot make a consumer allocate more than the claim states.
+func TestDescriptionOfAStoredBodyIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	g, db := newBodies(t)
+	large := []byte(strings.Repeat("0123456789", 100_000))
+	out, err := checkedOut(t.Context(), g, 0, event.New(event.Aggregate{Type: "a", ID: "1"}, "T", event.Bytes("", large)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := messageOf(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	files := db.Collection(defaultBucket + ".files")
+	for _, length := range []int64{16 << 40, -5, 1, 1 << 62} {
+		if _, err := files.UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "length", Value: length}}}}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := checkedIn(t.Context(), g, m)
+		if err != nil || !bytes.Equal(got.Value, large) {
+			t.Errorf("length %d: %v", length, err)
+		}
+	}
+
+	// A body that is longer than its claim is read up to that.
+	if _, err := db.Collection(defaultBucket+".chunks").UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "data", Value: make([]byte, 10<<20)}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := checkedIn(t.Context(), g, m); !errors.Is(err, consumer.ErrMalformed) {
+		t.Errorf("a longer body: %v", err)
+	}
+
+	for _, claim := range []string{"", "x", "x;sha256=00", "x;size=-1;sha256=00", "x;size=99999999999999;sha256=00", "x;size=1"} {
+		broken := *m
+		broken.Headers = []event.Header{{Key: header, Value: []byte(claim)}}
+		if _, err := checkedIn(t.Context(), g, &broken); !errors.Is(err, consumer.ErrMalformed) {
+			t.Errorf("claim %q: %v", claim, err)
 		}
 	}
 }

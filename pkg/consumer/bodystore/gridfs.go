@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -101,32 +100,40 @@ func (g *GridFS) Put(ctx context.Context, body []byte) (string, error) {
 	return id.Hex(), nil
 }
 
-// Get implements Store.
-func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
+// Get implements Store. It reads the chunks alone. The description of a file is not trusted: someone who can write to the store
+// could make it claim any length. So the memory grows with the bytes that arrive.
+func (g *GridFS) Get(ctx context.Context, ref string, size int) ([]byte, error) {
 	id, err := bson.ObjectIDFromHex(ref)
 	if err != nil {
 		return nil, fmt.Errorf("%w: invalid reference %q", ErrGone, ref[:min(len(ref), 64)])
 	}
 
-	stream, err := g.bucket.OpenDownloadStream(withoutSession(ctx), id)
-	if errors.Is(err, mongo.ErrFileNotFound) {
-		return nil, ErrGone
-	}
+	ctx = withoutSession(ctx)
+	cur, err := g.bucket.GetChunksCollection().Find(ctx, bson.D{{Key: "files_id", Value: id}}, options.Find().
+		SetSort(bson.D{{Key: "n", Value: 1}}).SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "n", Value: 1}, {Key: "data", Value: 1}}))
 	if err != nil {
 		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
 	}
-	defer stream.Close()
+	defer cur.Close(context.WithoutCancel(ctx))
 
-	buf := bytes.NewBuffer(make([]byte, 0, stream.GetFile().Length))
-	_, err = io.Copy(buf, stream)
-	// A sweep can delete the chunks during the download.
-	if errors.Is(err, mongo.ErrMissingChunk) {
-		return nil, ErrGone
+	var body []byte
+	for n := int32(0); len(body) <= size && cur.Next(ctx); n++ {
+		number, _ := cur.Current.Lookup("n").AsInt64OK()
+		_, data, ok := cur.Current.Lookup("data").BinaryOK()
+		// Another chunk is missing, or is no chunk.
+		if !ok || number != int64(n) {
+			return nil, ErrGone
+		}
+		body = append(body, data...)
 	}
-	if err != nil {
+	if err := cur.Err(); err != nil {
 		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
 	}
-	return buf.Bytes(), nil
+	// A sweep can delete the chunks during the download.
+	if len(body) < size {
+		return nil, ErrGone
+	}
+	return body, nil
 }
 
 // sweepBatch is how many bodies a sweep deletes with one statement.
