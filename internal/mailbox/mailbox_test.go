@@ -95,6 +95,7 @@ func TestAnEmptyBoxKeepsNoMemory(t *testing.T) {
 	for range 8 {
 		b.Take(1)
 	}
+
 	b.Done(8)
 	for range 8 {
 		for done := false; !done; {

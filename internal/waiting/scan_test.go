@@ -176,6 +176,7 @@ func TestN28_SlotsShareTheStore(t *testing.T) {
 	}
 	enter(t, coll, list...)
 	all := 0
+
 	for i := range 3 {
 		s := NewStore(coll, "orders", slot.Range{I: i, N: 3})
 		n, each := 0, 0
@@ -300,6 +301,7 @@ func TestDueKeysAreThoseOfTheServersTime(t *testing.T) {
 		}
 		return list
 	}
+
 	if got := names(time.Now()); !slices.Equal(got, []string{"past", "of b", "now"}) {
 		t.Errorf("due: %v", got)
 	}

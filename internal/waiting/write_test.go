@@ -105,6 +105,7 @@ func TestADocumentOfAnyFormIsRead(t *testing.T) {
 	if d := ReadDocument(doc); d.NS != "" || d.Pending != nil || d.NextAt != 0 || d.Attempts != 0 || d.Sent != nil || !bytes.Equal(d.Envelope, e.Raw) {
 		t.Errorf("%+v", d)
 	}
+
 	for i := range doc {
 		ReadDocument(doc[:i])
 		changed := bytes.Clone(doc)
@@ -122,6 +123,7 @@ func TestALongKeyCanWait(t *testing.T) {
 	enter(t, coll, long, newEntry(t, 2, "k"))
 	n := 0
 	readAll(t, &Scan{Store: storeOf(coll)}, 1, func(*Document) { n++ })
+
 	if n != 2 {
 		t.Errorf("%d of 2 are read", n)
 	}
@@ -152,6 +154,7 @@ func TestChangesAreIdempotent(t *testing.T) {
 		{DocumentID: id(5), Reason: Retry, Failure: failure, Attempts: 7, NextAt: next},
 		{DocumentID: [IDSize]byte{9}, Reason: Parked},
 	}
+
 	for round := range 2 {
 		matched, err := WriteChanges(t.Context(), coll, changes, [][IDSize]byte{id(4)})
 		if want := []int64{4, 2}[round]; err != nil || matched != want {
@@ -183,6 +186,7 @@ func TestTheHistoryIsBounded(t *testing.T) {
 	coll := newColl(t)
 	e := newEntry(t, 1, "k", at(0))
 	enter(t, coll, e)
+
 	for n := range record.KeptAttempts + 5 {
 		c := &Change{DocumentID: e.DocumentID(), Reason: Retry, Attempts: int32(n), NextAt: time.Now(),
 			Failure: &Failure{Class: record.RecordRefused, Reason: fmt.Sprint(n, strings.Repeat("x", 1<<16)), At: time.Now()}}
