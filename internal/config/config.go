@@ -71,6 +71,9 @@ type Config struct {
 	// the collection that now has the name. halt stops until an operator runs recover. Defaults to
 	// resume.
 	Invalidate string `yaml:"invalidate" enum:"resume,halt"`
+	// OnDrop is the handling of the envelopes that wait when their collection or database is dropped.
+	// discard removes them. keep delivers them all the same. Defaults to discard.
+	OnDrop string `yaml:"on_drop" enum:"discard,keep"`
 	// Expired is the handling of an envelope that is past its expiresAt. dead moves it to the dead
 	// letters. drop discards and counts it. Defaults to dead.
 	Expired string `yaml:"expired" enum:"dead,drop"`

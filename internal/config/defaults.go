@@ -33,6 +33,7 @@ func Default() Config {
 		Retry:       Retry{MaxAttempts: 10, Base: 200 * time.Millisecond, Cap: 5 * time.Minute},
 		LostHistory: "sweep",
 		Invalidate:  "resume",
+		OnDrop:      "discard",
 		Expired:     "dead",
 		DeadLetters: DeadLetters{Handlers: []string{record.HandlerDeadLetters}},
 		Limits:      Limits{Memory: 32 * MiB, Envelope: record.MaxEnvelope, Record: record.MaxRecord, Tickets: 200_000},

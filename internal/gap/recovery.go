@@ -68,6 +68,9 @@ type Recovery struct {
 	Log         *slog.Logger
 	AppendEvent func(ctx context.Context, kind nodes.Kind, fields bson.D)
 	OnClosed    func(end resume.Position) // called when the document contains the end of the gap
+	// Discard removes what waits of a dropped outbox, or of all outboxes of db if coll is "", with positions before the drop. It returns
+	// the number of removed envelopes, also with an error.
+	Discard func(ctx context.Context, db, coll, before string) (int64, error)
 
 	reopenedAt resume.Position               // where the stream was last reopened by time
 	gap        *lostStretch                  // to be swept before the stream is read

@@ -3,6 +3,7 @@ package gap
 import (
 	"context"
 	"errors"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -87,8 +88,7 @@ func (r *Recovery) resumeAfterInvalidate(
 }
 
 // HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
-// renamed collection. Exceptions of a dropped collection are gone with it. Their gates stay
-// closed until the term ends (N15).
+// renamed collection. What waits of a dropped collection is removed if it is configured so.
 func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error {
 	from := r.Scope.Matches(ev.DB, ev.Coll)
 	to := r.Scope.Matches(ev.ToDB, ev.ToColl)
@@ -106,11 +106,53 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error 
 		})
 	}
 
-	if ev.Op == changestream.Rename && (from || to) {
+	switch {
+	case ev.Op == changestream.Rename && (from || to):
 		return r.handleRename(ctx, ev, from, to)
+	case ev.Op == changestream.Drop && from, ev.Op == changestream.DropDatabase:
+		return r.discardWaiting(ctx, ev)
 	}
 	if ev.Op == changestream.Drop && from {
 		return r.Collections.ForgetCollection(ctx, ev)
 	}
 	return nil
+}
+
+// dropDrain is how long a drop waits for the events before it. Those that have no answer by then may be stored as waiting later, and
+// are sent all the same.
+const dropDrain = 2 * time.Second
+
+// discardWaiting removes what waits of a dropped collection or database. An event that another term stored after the drop, of a later
+// collection of the name, has a later position and stays.
+func (r *Recovery) discardWaiting(ctx context.Context, ev *changestream.Event) error {
+	if r.Config.OnDrop == "keep" {
+		return nil
+	}
+	defer r.Calls.KeepTicking(ctx, tickEvery)()
+
+	// The events before the drop are still on their way, and some of them may have to wait.
+	drain, cancel := context.WithTimeout(ctx, dropDrain)
+	_ = r.Dispatcher.Drain(drain)
+	cancel()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+
+	var total int64
+	db, coll := string(ev.DB), string(ev.Coll)
+	err := r.Calls.RetryFenced(ctx, func() error {
+		n, err := r.Discard(ctx, db, coll, string(ev.Data))
+		total += n
+		return err
+	})
+	if total > 0 {
+		r.Log.Warn("removed the events that waited of a dropped collection", "db", db, "collection", coll, "count", total,
+			"advice", "on_drop: keep delivers them all the same")
+		r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
+			{Key: "db", Value: db},
+			{Key: "collection", Value: coll},
+			{Key: "count", Value: total},
+		})
+	}
+	return err
 }

@@ -30,7 +30,9 @@ const (
 	Invalidated Kind = "invalidated"
 	Dropped     Kind = "collection_dropped"
 	Renamed     Kind = "collection_renamed"
-	Halted      Kind = "halted"
+	// WaitingDiscarded counts the events that waited of a dropped collection or database, and were removed.
+	WaitingDiscarded Kind = "waiting_discarded"
+	Halted           Kind = "halted"
 
 	NodeStarted    Kind = "node_started"
 	NodeStopped    Kind = "node_stopped"
@@ -49,7 +51,7 @@ const (
 func Kinds() []Kind {
 	return []Kind{
 		TookOver, Released, LeaseLost, SteppedDown, Paused, Resumed, PinLapsed, GapFound, GapClosed, Invalidated, Dropped,
-		Renamed, Halted, NodeStarted, NodeStopped, NodeStale, NodeReturned, NodeListed, NodeTwice, ConfigDiffers,
+		Renamed, WaitingDiscarded, Halted, NodeStarted, NodeStopped, NodeStale, NodeReturned, NodeListed, NodeTwice, ConfigDiffers,
 		ConfigReloaded, ConfigRefused, TopicParked, TopicFlows,
 	}
 }

@@ -56,10 +56,13 @@ func Table() []Collection {
 }
 
 // Names returns the full names of the collections of the state database, the marker among them.
-func (d Database) Names() []string {
-	names := []string{d.prefix + markerName}
+func (d Database) Names() []string { return NamesWith(d.prefix) }
+
+// NamesWith is Names of a state database with the prefix.
+func NamesWith(prefix string) []string {
+	names := []string{prefix + markerName}
 	for _, c := range Table() {
-		names = append(names, d.prefix+c.Name)
+		names = append(names, prefix+c.Name)
 	}
 	return names
 }

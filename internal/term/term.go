@@ -150,6 +150,9 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 			t.start.setStart(end)
 			t.pump.DrainedSlots = nil
 		},
+		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
+			return t.reconciler.sender.Discard(ctx, held, db, coll, before)
+		},
 	}
 	t.start = &startPoint{
 		slot:        r,

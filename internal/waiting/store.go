@@ -31,6 +31,12 @@ func (s *Store) Collection() *mongo.Collection { return s.coll }
 // Watcher returns the name of the watcher.
 func (s *Store) Watcher() string { return s.watcher }
 
+// findOptions returns the options of every query of the store. Positions and keys are compared as bytes, also if somebody has created
+// the collection with another collation.
+func findOptions() *options.FindOptionsBuilder { return options.Find().SetCollation(bytewise) }
+
+var bytewise = &options.Collation{Locale: "simple"}
+
 // filter returns the condition for the documents of the slot that satisfy and.
 func (s *Store) filter(and ...bson.E) bson.D {
 	return s.slot.AddFilter(append(bson.D{{Key: "watcher", Value: s.watcher}}, and...))
@@ -58,7 +64,7 @@ func (s *Store) DueKeys(ctx context.Context, near time.Time, skip []string, limi
 		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
 	}, waitsOutside(skip)...)...)
 	return mongodb.FindAll[DueKey](ctx, s.coll, "looking for envelopes that are due", filter,
-		options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
+		findOptions().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
 			SetProjection(mongodb.Fields("ns", "key")))
 }
 
@@ -79,7 +85,7 @@ func (s *Store) Each(ctx context.Context, take func(d *Document) error) error {
 		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
 			d := ReadDocument(raw)
 			return take(&d)
-		}, options.Find().SetBatchSize(5000).SetProjection(fields))
+		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
 }
 
@@ -97,7 +103,7 @@ func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take fu
 
 	const doing = "reading waiting envelopes that an earlier owner may have sent"
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
-		cur, err := s.coll.Aggregate(ctx, pipeline, options.Aggregate().SetBatchSize(1000))
+		cur, err := s.coll.Aggregate(ctx, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
 		if err != nil {
 			return mongodb.Refusal(err, doing, "find", mongodb.Namespace(s.coll))
 		}
@@ -116,6 +122,25 @@ func anyOf(list []string) bson.A {
 	return out
 }
 
+// OfOutbox returns up to limit waiting envelopes of the outbox coll of db, or of all outboxes of db if coll is "", with positions before
+// a position, without their envelopes. It sees everything that was committed before the call.
+func (s *Store) OfOutbox(ctx context.Context, db, coll, before string, limit int) (list []Document, err error) {
+	ns := bson.E{Key: "ns", Value: db + "." + coll}
+	if coll == "" {
+		// No character is between a dot and a slash.
+		ns.Value = bson.D{{Key: "$gt", Value: db + "."}, {Key: "$lt", Value: db + "/"}}
+	}
+	filter := s.filter(ns, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
+	fields := mongodb.Fields("ns", "key", "pos", "topics", "origin")
+	err = mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		return mongodb.FindEach(ctx, s.coll, "reading what waits of a dropped collection", filter, func(raw bson.Raw) error {
+			list = append(list, ReadDocument(raw))
+			return nil
+		}, options.Find().SetLimit(int64(limit)).SetProjection(fields))
+	})
+	return list, err
+}
+
 // EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the
 // envelope.
 func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawValue, stamp bson.Timestamp) error) error {
@@ -127,7 +152,7 @@ func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawV
 				return nil
 			}
 			return take(d.NS, d.ID, outboxes.Stamp(d.Envelope))
-		}, options.Find().SetBatchSize(5000).SetProjection(fields))
+		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
 }
 
@@ -138,6 +163,6 @@ func (s *Store) OfIDs(ctx context.Context, ns string, list []bson.RawValue, take
 		return mongodb.FindEach(ctx, s.coll, "looking for waiting envelopes", filter, func(raw bson.Raw) error {
 			d := ReadDocument(raw)
 			return take(&d)
-		})
+		}, findOptions())
 	})
 }
