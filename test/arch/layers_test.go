@@ -138,7 +138,7 @@ var rooms = []room{
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
 		"internal/connect", "internal/process", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay", "pkg/bearer", "pkg/bearer/msk",
-		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots", "internal/adopt", "internal/importing", "internal/setup", "internal/state",
+		"internal/config", "internal/envelope", "internal/logging", "internal/metrics", "internal/admin", "internal/slots", "internal/adopt", "internal/importing", "internal/setup", "internal/state", "internal/outboxes",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples/local", layer: 4, why: "addresses of servers for the small examples"},
