@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"slices"
@@ -315,6 +316,10 @@ func (o Operator) countDue(ctx context.Context, only string) (groups []WaitingGr
 	for _, ns := range names {
 		g.Go(func() error {
 			n, first, err := outboxes.CountDue(ctx, outboxes.CollectionOf(o.State.Client(), ns), slot.Range{}, math.MaxInt64)
+			if errors.Is(err, outboxes.ErrNotIndexed) {
+				// The number is unknown, and a read of the collection would take too long.
+				return nil
+			}
 			if err != nil || n == 0 {
 				return err
 			}
@@ -403,6 +408,9 @@ func (c *figureCount) countOutbox(ctx context.Context, ns string) (n Counts, err
 	}
 	n.Pending, _, err = outboxes.CountBehind(ctx, coll, c.position, maxPendingCounted)
 	n.PendingMore = n.Pending == maxPendingCounted
+	if errors.Is(err, outboxes.ErrNotIndexed) {
+		return n, nil
+	}
 	return n, err
 }
 

@@ -2,6 +2,8 @@ package process
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/watched"
 )
 
 const (
@@ -33,6 +36,11 @@ const (
 	indexesEvery = 5 * time.Minute
 	// figuresLimit is the number at which counting one collection stops.
 	figuresLimit = 100_000
+	// figuresOutboxes is how many outboxes are counted in one round. With more, each round counts others, so the load does not grow with
+	// their number.
+	figuresOutboxes = 32
+	// figuresDatabases is how many databases are searched for the dead letters of handlers.
+	figuresDatabases = 100
 	// figuresTimeout bounds the queries for one collection.
 	figuresTimeout = 2 * time.Second
 	// overdueAfter is the time after which a due envelope that is not sent makes its collection
@@ -49,7 +57,9 @@ type figures struct {
 
 	// Used only by countPeriodically.
 	indexesCheckedAt time.Time
-	missingIndexes   map[string]int // number of declared indexes that do not exist, by collection
+	missingIndexes   map[string]int                // number of declared indexes that do not exist, by collection
+	counted          map[string]metrics.Collection // of the last round that counted the outbox, by namespace
+	lastOutbox       string                        // the last one that was counted
 }
 
 // countPeriodically counts until ctx ends. If a collection cannot be counted, only the health
@@ -87,7 +97,7 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	active := f.relay.activeSlots()
 	if len(active) == 0 {
 		f.countedAt.Store(0)
-		f.indexesCheckedAt = time.Time{}
+		f.indexesCheckedAt, f.counted = time.Time{}, nil
 		f.relay.metrics.Figures.SetCollections(nil)
 		f.relay.metrics.Figures.SetHandlerLetters(nil)
 		f.judge = new(health.Evaluator)
@@ -155,8 +165,8 @@ func (f *figures) countNodes(ctx context.Context) {
 	f.relay.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
 }
 
-// countCollections counts each collection, with a few short queries that use indexes or metadata.
-// It returns the first error, and counts the other collections nevertheless.
+// countCollections counts up to figuresOutboxes of the collections, with a few short queries that use indexes or metadata. The figures
+// of the others are those of an earlier round. It returns the first error, and counts the other collections nevertheless.
 func (f *figures) countCollections(ctx context.Context, active []*term.Runner) ([]metrics.Collection, error) {
 	// Envelopes after the position of the slot that is furthest behind are pending. The position is
 	// zero while a slot has none.
@@ -175,10 +185,13 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 			every = indexesEvery / 10
 		}
 	}
-	checkIndexes := time.Since(f.indexesCheckedAt) > every
+	all := active[0].WatchedOutboxes()
+	checkIndexes := time.Since(f.indexesCheckedAt) > every || len(all) > figuresOutboxes
 	if checkIndexes {
 		f.indexesCheckedAt = time.Now()
-		f.missingIndexes = map[string]int{}
+		if f.missingIndexes == nil || len(all) <= figuresOutboxes {
+			f.missingIndexes = map[string]int{}
+		}
 	}
 
 	letters, err := f.countLetters(ctx)
@@ -187,28 +200,79 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 	}
 
 	now := f.relay.shared.Clock.Now()
+	round := f.nextOutboxes(all)
+	due, err := f.listScheduled(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var list []metrics.Collection
 	var failed error
 	inboxes := map[string]bool{}
-	for _, o := range active[0].WatchedOutboxes() {
-		c := metrics.Collection{Name: o.NS()}
-		one, cancel := context.WithTimeout(ctx, figuresTimeout)
-
-		// All outboxes of a database share one inbox.
-		err := f.countCollection(one, o, after, now, &c, !inboxes[o.DB], letters)
-		inboxes[o.DB] = true
-		if checkIndexes && err == nil {
-			f.countIndexes(one, o)
+	for _, o := range all {
+		c := f.counted[o.NS()]
+		c.Name = o.NS()
+		if round[c.Name] || due[c.Name] {
+			one, cancel := context.WithTimeout(ctx, figuresTimeout)
+			var err error
+			// All outboxes of a database share one inbox.
+			if round[c.Name] {
+				c = metrics.Collection{Name: c.Name}
+				err = f.countCollection(one, o, after, &c, !inboxes[o.DB])
+				inboxes[o.DB] = true
+				if checkIndexes && err == nil {
+					f.countIndexes(one, o)
+				}
+			}
+			if err == nil {
+				err = f.countDue(one, o, now, &c, due[c.Name] || len(all) <= figuresOutboxes && round[c.Name])
+			}
+			cancel()
+			if err != nil && failed == nil {
+				failed = err
+			}
 		}
-		cancel()
 
+		c.DeadLetters, c.HasDead = letters[c.Name], true
 		c.MissingIndexes, c.HasIndexes = f.missingIndexes[c.Name]
-		if err != nil && failed == nil {
-			failed = err
-		}
 		list = append(list, c)
 	}
+	f.counted = make(map[string]metrics.Collection, len(list))
+	for _, c := range list {
+		f.counted[c.Name] = c
+	}
 	return list, failed
+}
+
+// nextOutboxes returns the outboxes that this round counts: those after the last one of the round before.
+func (f *figures) nextOutboxes(list []outboxes.Outbox) map[string]bool {
+	names := make([]string, len(list))
+	for i, o := range list {
+		names[i] = o.NS()
+	}
+	slices.Sort(names)
+	from, found := slices.BinarySearch(names, f.lastOutbox)
+	if found {
+		from++
+	}
+	round := map[string]bool{}
+	for i := range min(len(names), figuresOutboxes) {
+		f.lastOutbox = names[(from+i)%len(names)]
+		round[f.lastOutbox] = true
+	}
+	return round
+}
+
+// listScheduled returns up to figuresOutboxes of the outboxes that hold scheduled envelopes.
+func (f *figures) listScheduled(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
+	defer cancel()
+	coll := state.Open(f.relay.shared.Mongo.State, f.relay.cfg.State).Collection("schedules")
+	names, err := watched.ListScheduled(ctx, coll, f.relay.cfg.Watcher)
+	due := map[string]bool{}
+	for _, ns := range names[:min(len(names), figuresOutboxes)] {
+		due[ns] = true
+	}
+	return due, err
 }
 
 // countLetters returns the number of dead letters by outbox.
@@ -232,6 +296,9 @@ func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collec
 			continue
 		}
 		databases[name] = true
+		if len(databases) > figuresDatabases {
+			break
+		}
 
 		for _, coll := range f.relay.cfg.DeadLetters.Handlers {
 			series, err := letterparts.CountSeries(ctx, mongodb.Database(f.relay.shared.Mongo.State, name), coll, figuresLimit)
@@ -248,46 +315,54 @@ func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collec
 	return nil
 }
 
-// countCollection counts one collection into c. It skips documents that the user may not read: the
-// relay does not need these privileges.
+// countCollection counts one collection into c, except for its scheduled envelopes. It skips documents that the user may not read: the
+// relay does not need these privileges. It also skips what only a read of a large collection could count.
 func (f *figures) countCollection(
-	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
-	letters map[string]int64,
-) (err error) {
+	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, c *metrics.Collection, inbox bool,
+) error {
 	db := mongodb.Database(f.relay.shared.Mongo.State, o.DB)
-	coll := db.Collection(o.Coll)
-
 	if !after.IsZero() {
-		var oldest bson.Timestamp
-		if c.Pending, oldest, err = outboxes.CountBehind(ctx, coll, after, figuresLimit); err != nil {
+		n, oldest, err := outboxes.CountBehind(ctx, db.Collection(o.Coll), after, figuresLimit)
+		switch {
+		case err == nil:
+			c.Pending, c.HasPending = n, true
+		case !errors.Is(err, outboxes.ErrNotIndexed):
 			return ignoreUnauthorized(err)
 		}
-		c.HasPending = true
 		if !oldest.IsZero() {
-			c.OldestAge = max(now.Sub(time.Unix(int64(oldest.T), 0)), 0)
+			c.OldestAge = max(f.relay.shared.Clock.Now().Sub(time.Unix(int64(oldest.T), 0)), 0)
 		}
 	}
-
-	var first time.Time
-	if c.Scheduled, first, err = outboxes.CountDue(ctx, coll, slot.Range{}, figuresLimit); err != nil {
-		return ignoreUnauthorized(err)
-	}
-	c.HasScheduled = true
-	if !first.IsZero() {
-		c.Overdue = max(now.Sub(first), 0)
-	}
-
-	c.DeadLetters, c.HasDead = letters[c.Name], true
 
 	if !inbox {
 		return nil
 	}
-	if c.Inbox, err = db.Collection(record.InboxCollection).EstimatedDocumentCount(ctx); err != nil {
+	n, err := db.Collection(record.InboxCollection).EstimatedDocumentCount(ctx)
+	if err != nil {
 		return ignoreUnauthorized(err)
 	}
 	// The metadata of an empty inbox and of a missing inbox are equal.
-	c.HasInbox = c.Inbox > 0
+	c.Inbox, c.HasInbox = n, n > 0
 	return nil
+}
+
+// countDue counts the scheduled envelopes of one collection into c. look is false if the collection is on no list of those that hold
+// any.
+func (f *figures) countDue(ctx context.Context, o outboxes.Outbox, now time.Time, c *metrics.Collection, look bool) error {
+	c.Scheduled, c.Overdue, c.HasScheduled = 0, 0, true
+	if !look {
+		return nil
+	}
+	coll := mongodb.Database(f.relay.shared.Mongo.State, o.DB).Collection(o.Coll)
+	n, first, err := outboxes.CountDue(ctx, coll, slot.Range{}, figuresLimit)
+	c.Scheduled, c.HasScheduled = n, err == nil
+	if !first.IsZero() {
+		c.Overdue = max(now.Sub(first), 0)
+	}
+	if errors.Is(err, outboxes.ErrNotIndexed) {
+		return nil
+	}
+	return ignoreUnauthorized(err)
 }
 
 // countIndexes compares the indexes of one collection with the declared indexes. If they cannot be

@@ -302,6 +302,9 @@ func (t *term) countWaiting(ctx context.Context) error {
 	scheduled := int64(0)
 	for _, o := range t.schedules.Outboxes() {
 		n, _, err := outboxes.CountDue(ctx, mongodb.Database(t.slot.shared.Mongo.State, o.DB).Collection(o.Coll), t.slot.Slot, math.MaxInt64)
+		if errors.Is(err, outboxes.ErrNotIndexed) {
+			continue
+		}
 		if err != nil {
 			return err
 		}

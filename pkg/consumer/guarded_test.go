@@ -139,7 +139,7 @@ func TestRetryDecidesAboutErrorsOfDecoders(t *testing.T) {
 				want = 2
 				k.untilLetters(1)
 				for l, err := range k.newDesk().All(k.context(), deadletter.Query{}) {
-					if err != nil || l.Class != c.class || l.Attempts != int(c.calls) || l.Offset != 0 {
+					if err != nil || l.Class != c.class || l.Attempts != int(c.calls) || l.ID.Offset != 0 {
 						t.Errorf("letter: got %+v (%v), want class %q after %d attempts", l, err, c.class, c.calls)
 					}
 				}
