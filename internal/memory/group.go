@@ -205,7 +205,7 @@ func (b *Broker) DescribeGroup(ctx context.Context, name string) (transport.Grou
 			continue
 		}
 		for _, a := range gen.partitions {
-			state.Assigned[a.TopicPartition] = true
+			state.Assigned[a] = true
 		}
 	}
 	return state, ctx.Err()

@@ -59,8 +59,6 @@ func (f *fakeSink) Recycle([]record.Ticket)  {}
 func (f *fakeSink) EndReplay()               {}
 func (f *fakeSink) TopicsWithHits() []string { return nil }
 
-func (f *fakeSink) TopicsWithHits() []string { return nil }
-
 func (f *fakeSink) FindHit(*record.Record) (record.TopicPartition, int64, bool) {
 	return record.TopicPartition{}, 0, false
 }
