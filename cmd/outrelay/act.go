@@ -37,6 +37,7 @@ type operatorCommand struct {
 	yes     bool
 	actor   string
 	changes bool          // the command may change something
+	creates bool          // creates the state database
 	slot    string        // act on the lease of this slot only; "" is all slots
 	limit   time.Duration // bounds the reads of a command for which a person waits; 0 is no limit
 
@@ -93,7 +94,7 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	}
 	defer cancel()
 	check := state.Check
-	if a.changes && !a.dryRun {
+	if a.changes && !a.creates && !a.dryRun {
 		check = state.CheckReady
 	}
 	if err := check(limited); err != nil {

@@ -18,7 +18,7 @@ func newRolesCommand(p *program) *cobra.Command {
 		Use:   "roles",
 		Short: "Print scripts that create the least privileges in MongoDB and Kafka",
 		Long: `Print a mongosh script and kafka-acls.sh commands for the configured collections, state database and
-topics. The script creates the roles of the relay, of the process that migrates, of services that
+topics. The script creates the roles of the relay, of outrelay setup, of services that
 append, schedule or consume, of operators and of readers. The commands create the ACLs of the relay.
 
 This command connects to no server. The configuration needs only the keys that the roles depend on.

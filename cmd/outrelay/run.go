@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/doctor"
 	"github.com/outrelay/outrelay/internal/operators"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/state"
 )
@@ -66,7 +67,7 @@ func (p *program) runRelay(ctx context.Context) error {
 	err = r.Run(ctx)
 
 	// A state database of others or a missing privilege is not another at a later attempt either.
-	if errors.Is(err, state.ErrUnusable) {
+	if errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) {
 		return err
 	}
 	return markTemporary(err)

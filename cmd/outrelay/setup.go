@@ -25,6 +25,7 @@ statements for mongosh and changes nothing; then the exit code is 1 if something
 	}
 
 	a := p.addChangeFlags(c)
+	a.creates = true
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, _, err := p.loadWithLogger()
 		if err != nil {

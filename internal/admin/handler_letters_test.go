@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -237,7 +238,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	if err != nil || out.Requeued != 1 {
 		t.Errorf("to a handler: %+v, %v", out, err)
 	}
-	if n, err := waiting.Count(t.Context(), "g/h2", 10); n != 2 || err != nil {
+	if n, err := f.a.Database().Collection(setaside.DefaultCollection).CountDocuments(t.Context(), bson.D{{Key: "h", Value: "g/h2"}}); n != 2 || err != nil {
 		t.Errorf("messages that wait for h2: %d, %v", n, err)
 	}
 

@@ -268,6 +268,7 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 		// The messages that are set aside belong to the handlers of the inbox.
 		if len(found.inboxes) > 0 {
 			add(clearInbox, db+"."+setaside.DefaultCollection)
+			add(clearInbox, db+"."+setaside.DefaultCollection+setaside.CountsSuffix)
 		}
 	}
 

@@ -47,7 +47,7 @@ type Operator struct {
 	// ForWatcher selects another watcher. Without it, or for another watcher, the registry supplies
 	// the collections that the watcher has read so far.
 	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error)
-	Node, Version string // of this process, for the ledger of migrations
+	Node, Version string // of this process
 
 	Mapping   *envelope.Mapping                                               // of Watcher; nil: the documents are envelopes of the contract
 	Router    *routing.Router                                                 // of Watcher, for replays

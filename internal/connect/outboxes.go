@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -11,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -30,6 +32,25 @@ func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context)
 		}
 		return outboxes.ListOutboxes(ctx, client, scope.Matches)
 	}
+}
+
+// InspectWatched returns [outboxes.ErrUnwatchable] for the first name in watch, without a pattern, that has no change
+// stream. capped lists those that are capped collections.
+func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client) (capped []string, err error) {
+	for _, ns := range cfg.Watch {
+		db, coll, _ := strings.Cut(ns, ".")
+		if glob.HasWildcard(ns) {
+			continue
+		}
+		is, err := outboxes.Inspect(ctx, client, db, coll)
+		if err != nil {
+			return capped, err
+		}
+		if is {
+			capped = append(capped, ns)
+		}
+	}
+	return capped, nil
 }
 
 // WantedIndexes returns the indexes that a relay with this configuration wants on every watched collection. It wants

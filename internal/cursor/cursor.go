@@ -21,3 +21,16 @@ func All[T any](ctx context.Context, doing string, cur *mongo.Cursor, err error)
 	}
 	return docs, nil
 }
+
+// Distinct returns the values of res, or the error of the statement. DistinctResult.Decode hides that error.
+func Distinct[T any](doing string, res *mongo.DistinctResult) ([]T, error) {
+	err := res.Err()
+	var values []T
+	if err == nil {
+		err = res.Decode(&values)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	return values, nil
+}

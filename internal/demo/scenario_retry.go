@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -239,9 +240,8 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 		undecided := func(k string) bool { return !refused[k] && w.countOf(k) == 0 }
 		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
 		err := s.awaitCondition(ctx, what, patience, func() bool {
-			var retried []string
 			isRetried := ofWatcher(bson.E{Key: "reason", Value: waiting.Retry})
-			err := s.stateDatabase().Collection("waiting").Distinct(ctx, "key", isRetried).Decode(&retried)
+			retried, err := cursor.Distinct[string]("reading the keys that are retried", s.stateDatabase().Collection("waiting").Distinct(ctx, "key", isRetried))
 			if err == nil {
 				for _, k := range retried {
 					refused[k] = true

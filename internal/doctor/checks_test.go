@@ -28,6 +28,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 // The Kafka users, each with the right on the topic that it lacks, and the words of the report about it. The user nothing lacks all
@@ -230,14 +231,14 @@ func testScopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 	expectCheck(t, r, "mongodb.privileges.outbox", Fail, "insert, update, remove on shop.more")
 	single := both(Resource{DB: "shop"})
 	delete(single, Resource{DB: "outrelay"})
-	for _, coll := range stateCollections[1:] {
+	for _, coll := range state.NamesWith("outrelay_") {
 		single[Resource{DB: "outrelay", Collection: coll}] = []string{"find", "insert", "update", "remove"}
 	}
 
-	single[Resource{DB: "outrelay", Collection: "watchers"}] = []string{"find", "insert", "remove"}
+	single[Resource{DB: "outrelay", Collection: "outrelay_watchers"}] = []string{"find", "insert", "remove"}
 	runCommand(t, root, newRole("updateRole", single))
 	r = examine(t, cfg)
-	expectCheck(t, r, "mongodb.privileges.state", Fail, "missing: update on outrelay.watchers", `["update"]`)
+	expectCheck(t, r, "mongodb.privileges.state", Fail, "missing: update on outrelay.outrelay_watchers", `["update"]`)
 	cfg.Watch = []string{"*.outbox"}
 	expectCheck(t, examine(t, cfg), stream, Fail, "on all databases", `{db: "", collection: ""}`)
 	runCommand(t, root, newRole("updateRole", both(Resource{})))

@@ -38,6 +38,10 @@ type outboxFacts struct {
 type outboxChecks struct{ *examination }
 
 func (x outboxChecks) checkCollections(ctx context.Context) finding {
+	capped, err := connect.InspectWatched(ctx, x.cfg, x.mongo.client)
+	if errors.Is(err, outboxes.ErrUnwatchable) {
+		return failed("set watch to a regular collection", "%v", err)
+	}
 	// A stream of one database needs no list of the others, and no privilege on them.
 	var dbs []string
 	if db, _ := x.scope.Target(); db != "" {
@@ -57,6 +61,10 @@ func (x outboxChecks) checkCollections(ctx context.Context) finding {
 	if len(names) == 0 {
 		return warned("check watch in the configuration; the first appended event creates its collection",
 			"no collection matches %s yet", x.scope)
+	}
+	if len(capped) > 0 {
+		return warned("use a regular collection", "%s is capped: the server removes its oldest envelopes, also undelivered ones",
+			joinFew(capped, 5))
 	}
 	return passed("%d: %s", len(names), joinFew(names, 5))
 }

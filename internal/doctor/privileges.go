@@ -280,7 +280,10 @@ func (x privilegeChecks) checkOutboxPrivileges(context.Context) finding {
 	databases := map[string]bool{}
 	for _, ns := range x.watchedCollections() {
 		db, coll, _ := strings.Cut(ns, ".")
-		needed = append(needed, privilegeOn(db, coll, "", readWrite...))
+		needed = append(needed, privilegeOn(db, coll, "", "find"))
+		if writesOutboxes(x.cfg) {
+			needed[len(needed)-1].Actions = readWrite
+		}
 		if x.cfg.Purge.TTL > 0 {
 			wanted = append(wanted, privilegeOn(db, coll, "", indexActions[1:]...))
 		}
@@ -299,35 +302,43 @@ func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
 	return x.checkPrivileges(nil, m.handlerLetterPrivileges())
 }
 
-// stateCollections are the collections of the state database.
-var stateCollections = []string{"watchers", "nodes", "events", "collections", "waiting", "letters"}
-
 func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
-	state := x.cfg.State.Database
-	collections := stateCollections
-	if x.cfg.Slots > 1 {
-		collections = append(slices.Clone(collections), "slots")
-	}
+	name := x.cfg.State.Database
+	collections := state.NamesWith(x.cfg.State.Prefix)
 	var single []Privilege
 	// If all collections lack the same actions, the grant is for the database.
 	alike := true
-	first := x.mongo.access.missing(Resource{DB: state, Collection: stateCollections[0]}, readWrite...)
+	first := x.mongo.access.missing(Resource{DB: name, Collection: collections[0]}, readWrite...)
 	for _, coll := range collections {
-		p := privilegeOn(state, coll, "", readWrite...)
+		p := privilegeOn(name, coll, "", readWrite...)
 		single = append(single, p)
 		alike = alike && slices.Equal(first, x.mongo.access.missing(p.Resource, readWrite...))
 	}
 
 	if alike && len(first) > 0 {
-		return x.checkPrivileges([]Privilege{privilegeOn(state, "", "", readWrite...)}, nil)
+		m := roleMaker{cfg: x.cfg}
+		return x.checkPrivileges(m.onState("", readWrite...), nil)
 	}
+	return x.checkPrivileges(single, nil)
+}
 
-	// Without it, this process does not notice that the watcher has several slots.
-	var wanted []Privilege
-	if x.cfg.Slots <= 1 {
-		wanted = append(wanted, privilegeOn(state, "slots", "", "find", "insert", "update"))
+// checkState checks that the state database is the relay's own, and complete.
+func (x privilegeChecks) checkState(ctx context.Context) finding {
+	db := state.Open(x.mongo.client, x.cfg.State)
+	if err := db.Check(ctx); err != nil {
+		return failed("set state.prefix or state.database to another value", "%v", err)
 	}
-	return x.checkPrivileges(single, wanted)
+	missing, err := db.Missing(ctx)
+	switch {
+	case err != nil:
+		return x.mongo.access.explainRefusal(err)
+	case len(missing) == 0:
+		return passed("%s has all collections with the prefix %s", db.Name(), db.Prefix())
+	case !x.mongo.access.off && len(x.mongo.access.missing(Resource{DB: db.Name(), Collection: db.Names()[1]}, "createCollection", "createIndex")) > 0:
+		return failed("run outrelay setup with an administrator's user, or these statements:\n"+joinLines(missing, 40),
+			"%d collections and indexes are missing, and the user may not create them", len(missing))
+	}
+	return passed("the first start creates the collections with the prefix %s in %s", db.Prefix(), db.Name())
 }
 
 func (x privilegeChecks) checkClusterPrivileges(context.Context) finding {

@@ -6,8 +6,10 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 type roleMaker struct {
@@ -125,8 +127,13 @@ func (m *roleMaker) relayRole() Role {
 	db, coll := m.scope.Target()
 
 	r.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
-	r.add(m.onOutboxes(sameName, "read envelopes, record failed deliveries, remove delivered envelopes", readWrite...)...)
-	r.add(privilegeOn(m.cfg.State.Database, "", "store the lease, the position, waiting events and dead letters", readWrite...))
+	r.add(m.onOutboxes(sameName, "read envelopes", "find")...)
+	if writesOutboxes(m.cfg) {
+		r.add(m.onOutboxes(sameName, "record deliveries, remove delivered envelopes", readWrite...)...)
+	}
+	r.add(m.onState("store leases, positions, waiting events and dead letters", readWrite...)...)
+	r.add(asOptional("without them run outrelay setup before the first start of each version",
+		m.onState("create the collections and their indexes", "createCollection", "createIndex", "listIndexes")...)...)
 	r.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
 	// A pattern of databases is matched against the names of all databases.
@@ -144,10 +151,32 @@ func (m *roleMaker) relayRole() Role {
 	}
 
 	const optional = "without it the relay does not report missing indexes, and documents do not expire"
-	r.Privileges = slices.Concat(r.Privileges,
-		asOptional(optional, m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...)...),
-		m.handlerLetterPrivileges())
+	if writesOutboxes(m.cfg) {
+		r.Privileges = slices.Concat(r.Privileges,
+			asOptional(optional, m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...)...))
+	}
+	r.Privileges = append(r.Privileges, m.handlerLetterPrivileges()...)
 	return r
+}
+
+// writesOutboxes reports whether the relay writes to the outboxes of services: it removes delivered envelopes, or records
+// deliveries on them. Otherwise it only reads them, as long as nobody schedules an event.
+func writesOutboxes(cfg config.Config) bool {
+	return cfg.Retention > 0 || cfg.Recording != "watermark"
+}
+
+// onState returns privileges on the state database, or on each of its collections if services use the database too.
+func (m *roleMaker) onState(why string, actions ...string) (out []Privilege) {
+	name := m.cfg.State.Database
+	for _, ns := range m.cfg.Watch {
+		if db, _, _ := strings.Cut(ns, "."); glob.Match(db, []byte(name)) {
+			for _, coll := range state.NamesWith(m.cfg.State.Prefix) {
+				out = append(out, privilegeOn(name, coll, why, actions...))
+			}
+			return out
+		}
+	}
+	return []Privilege{privilegeOn(name, "", why, actions...)}
 }
 
 // handlerLetterPrivileges returns the privileges of the relay on the dead letters of handlers. With http.admin, people act by its user.
@@ -169,14 +198,14 @@ func (m *roleMaker) onSetAside(why string, actions ...string) (out []Privilege) 
 	return out
 }
 
-// setupRole returns the role for `outrelay migrate`. The relay then runs with mongodb.indexes: false
+// setupRole returns the role for `outrelay setup`. The relay then runs with mongodb.indexes: false
 // and does not need these privileges.
 func (m *roleMaker) setupRole() Role {
-	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay migrate, once for each version; the relay then runs with mongodb.indexes: false"}
+	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay setup, once for each version; the relay then runs with mongodb.indexes: false"}
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
 
 	r.add(m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
-	r.add(privilegeOn(m.cfg.State.Database, "", "record the migrations, create the indexes of the state", slices.Concat(readWrite, schema)...))
+	r.add(m.onState("create the collections of the state and their indexes", slices.Concat(readWrite, schema)...)...)
 	r.add(m.listCollections("")...)
 
 	if slices.Contains(m.databaseNames(), "") {
@@ -214,6 +243,7 @@ func (m *roleMaker) consumerRole() Role {
 		}
 
 		r.add(privilegeOn(db, setaside.DefaultCollection, "store messages that wait for a retry", slices.Concat(readWrite, schema)...))
+		r.add(privilegeOn(db, setaside.DefaultCollection+setaside.CountsSuffix, "count messages that wait for a retry", slices.Concat(readWrite, schema)...))
 		for _, coll := range m.cfg.DeadLetters.Handlers {
 			r.add(privilegeOn(db, coll, "store the dead letters of handlers", slices.Concat(readWrite, schema, []string{"collMod"})...))
 		}
@@ -237,7 +267,7 @@ func (m *roleMaker) operatorRole() Role {
 
 	r.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
 
-	r.add(privilegeOn(m.cfg.State.Database, "", "store pause, pin and recover, requeue and discard dead letters, and record each action", readWrite...))
+	r.add(m.onState("store pause, pin and recover, requeue and discard dead letters, and record each action", readWrite...)...)
 	r.add(m.listCollections("")...)
 	r.add(clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
 
@@ -252,7 +282,7 @@ func (m *roleMaker) readerRole() Role {
 
 	r.add(m.onSetAside("show whether a requeued message still waits", "find")...)
 
-	r.add(privilegeOn(m.cfg.State.Database, "", "read the status, and show dead letters, including their payloads", "find", "listIndexes"))
+	r.add(m.onState("read the status, and show waiting events and dead letters, including their payloads", "find", "listIndexes")...)
 	r.add(m.listCollections("")...)
 	r.add(clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
 

@@ -148,7 +148,7 @@ func TestRolesOfPatterns(t *testing.T) {
 				t.Errorf("%v: no %s in\n%s", c.set, w, text)
 			}
 		}
-		relay, _, _ := strings.Cut(text, "// outrelay migrate")
+		relay, _, _ := strings.Cut(text, "// outrelay setup")
 		for _, w := range c.not {
 			if strings.Contains(relay, w) {
 				t.Errorf("%v: %s in\n%s", c.set, w, relay)

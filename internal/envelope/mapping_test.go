@@ -162,7 +162,7 @@ func TestWholeDocument(t *testing.T) {
 			t.Errorf("a document with a field %s: %v", field, err)
 			continue
 		}
-		if got, err := AppendPayloadAs(nil, &v, Connector); err != nil || !strings.Contains(string(got), `"`+field+`": "x"`) {
+		if got, err := AppendPayloadAs(nil, &v, Connector, NoLimit); err != nil || !strings.Contains(string(got), `"`+field+`": "x"`) {
 			t.Errorf("the payload lacks the field %s: %s, %v", field, got, err)
 		}
 	}

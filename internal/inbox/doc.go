@@ -40,7 +40,7 @@
 // documents and never conflict.
 //
 // Only Once blocks: if the same process handles the same identity, the second call waits for the first.
-// There are no background goroutines. The caller runs Claim.Run.
+// There are no background goroutines. The caller runs Claim.Run, and calls Heartbeat while it has partitions.
 //
 // After an Attach, the first Admit in each server session needs one more write outside of the
 // transaction. It allows the next owner of the partition to end the transactions of a killed process.

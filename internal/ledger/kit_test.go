@@ -106,6 +106,7 @@ func (b *bench) Fenced(ctx context.Context, also bson.D, fn func(context.Context
 	if b.twice {
 		runs = 2
 	}
+
 	for range runs {
 		b.fences++
 		err := b.held.Fenced(ctx, also, func(tx context.Context) error {
@@ -133,6 +134,7 @@ func (b *bench) newEnvelope(n int, fields ...bson.E) *Outcome {
 		{Key: "aggregateid", Value: "k"},
 		{Key: "type", Value: "Placed"},
 	}, fields...)
+
 	if !slices.ContainsFunc(fields, func(e bson.E) bool { return e.Key == "payload" }) {
 		doc = append(doc, bson.E{Key: "payload", Value: "p"})
 	}
@@ -178,6 +180,7 @@ func (b *bench) enter(n int, change ...func(*waiting.Entry)) *waiting.Document {
 	e := waiting.Entry{
 		Watcher: "orders", NS: b.ns(), Raw: o.Raw, Key: "k", Pos: o.Pos, Pending: []string{"a"}, Reason: waiting.Parked, Origin: waiting.OriginStream,
 	}
+
 	for _, c := range change {
 		c(&e)
 	}
@@ -217,6 +220,7 @@ func (b *bench) lettersOf(n int) (list []letters.Dead) {
 	if err := cur.All(b.t.Context(), &ids); err != nil {
 		b.t.Fatal(err)
 	}
+
 	for _, l := range ids {
 		d, err := letters.Open(b.t.Context(), b.letters, l.ID)
 		if err != nil {

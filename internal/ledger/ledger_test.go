@@ -283,6 +283,7 @@ func TestN17_TheOnlyAttemptEndsInALetter(t *testing.T) {
 	o.End, o.Reason, o.Topic, o.Refusal = Retrying, waiting.Retry, "a", *newRefusal("null key")
 	blocked := b.newEnvelope(2)
 	blocked.Reason = waiting.Blocked
+
 	b.store(o, blocked)
 	if l := b.letterOf(1); l.Class != record.AttemptsExhausted || l.Reason != "the only attempt failed with: null key" || len(l.Attempts) != 1 || l.Attempts[0].Class != record.RecordRefused {
 		t.Errorf("%s %q, %+v", l.Class, l.Reason, l.Attempts)
@@ -315,6 +316,7 @@ func TestN16_ImagesAreRestoredTogether(t *testing.T) {
 	gone, number := withdrawn("gone"), withdrawn("42")
 	number.StringID = true
 	delivered := &Outcome{End: Sent, NS: b.ns(), EnvelopeID: bson.RawValue{Type: bson.TypeString}}
+
 	b.store(withdrawn("e000001"), b.newEnvelope(2), gone, delivered, number)
 	if len(b.restores) != 2 || len(b.restores[1]) != 3 || len(b.reported()) != 1 {
 		t.Errorf("%d reads, %d errors", len(b.restores), len(b.reported()))
@@ -418,6 +420,7 @@ func TestRunStoresInTheOrderOfAdd(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+
 	if len(stored) != n || !slices.IsSorted(stored) || l.Len() != 0 {
 		t.Errorf("%d of %d are stored, in order: %t; %d are left", len(stored), n, slices.IsSorted(stored), l.Len())
 	}
@@ -440,6 +443,7 @@ func TestN20_LargeWaitingEnvelopesDieWhole(t *testing.T) {
 		})
 		list = append(list, l.Refused(d, []string{"a"}, &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}))
 	}
+
 	b.store(list...)
 	// Each of them ran twice.
 	if b.fences != 2*len(sizes) || len(b.reported()) > 0 {

@@ -61,6 +61,7 @@ func TestADeliveryIsMarkedWithItsOwnPlaces(t *testing.T) {
 	if b.fences != 2 {
 		t.Errorf("%d transactions", b.fences)
 	}
+
 	for i, o := range list {
 		var got struct {
 			SentAt time.Time        `bson:"sentAt"`
@@ -135,6 +136,7 @@ func TestTheDefaultRecordingWritesNothingToAnOutbox(t *testing.T) {
 	dead.End, dead.Refusal = Dead, record.Refusal{Class: record.Malformed, Reason: "no type"}
 	waits := b.newEnvelope(1)
 	b.store(append(list, waits, dead)...)
+
 	if n := b.count(b.outbox, bson.D{}); n != 3 || b.countMarked() != 0 {
 		t.Errorf("%d envelopes, %d marked", n, b.countMarked())
 	}

@@ -261,6 +261,7 @@ func TestN03_ATransactionThatIsTooLargeForTheCacheIsHalved(t *testing.T) {
 	for i := range all {
 		list = append(list, b.newEnvelope(i))
 	}
+
 	for i, o := range b.store(list...) {
 		if o.End != Waiting || o != list[i] {
 			t.Errorf("envelope %d: %v", i, o.End)
@@ -441,6 +442,7 @@ func TestAStopEndsTheRepetition(t *testing.T) {
 	b.validate(b.letters, bson.D{{Key: "never", Value: 1}})
 	stop := fmt.Errorf("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
+
 	ended := make(chan error, 1)
 	go func() { _, err := b.tryStore(ctx, New(b.config), b.newEnvelope(1)); ended <- err }()
 	stacktest.Eventually(t, "it is reported", func() bool { return len(b.reported()) > 0 })

@@ -188,6 +188,29 @@ func (b *Broker) expireLocked(g *group) {
 	b.rebalanceLocked(g)
 }
 
+// DescribeGroup returns the members of a group and their partitions.
+func (b *Broker) DescribeGroup(ctx context.Context, name string) (transport.GroupState, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	g := b.findOrAddGroupLocked(name)
+	state := transport.GroupState{Members: len(g.members), Stable: !g.forming && len(g.members) > 0, Assigned: map[transport.TopicPartition]bool{}}
+	for _, m := range g.members {
+		gen := m.serving
+		if m.next != nil {
+			gen = m.next
+		}
+		if gen == nil {
+			state.Stable = false
+			continue
+		}
+		for _, a := range gen.partitions {
+			state.Assigned[a] = true
+		}
+	}
+	return state, ctx.Err()
+}
+
 // Members returns the number of members of a group.
 func (b *Broker) Members(name string) int {
 	b.mu.Lock()

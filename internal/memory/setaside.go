@@ -46,6 +46,19 @@ func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
 	})
 }
 
+// CountSetAside returns how many messages of a handler are set aside in db, for tests.
+func CountSetAside(ctx context.Context, db *DB, handler string) (int, error) {
+	s := newSetAsideStore(db)
+	return readSnapshot(ctx, db, func(t *tx) (n int) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+			if m.Handler == handler {
+				n++
+			}
+		}
+		return n
+	})
+}
+
 // Add stores m, due after wait.
 func (s *setAsideStore) Add(ctx context.Context, m *setaside.Message, wait time.Duration) error {
 	if err := m.CheckSize(); err != nil {
@@ -186,18 +199,6 @@ func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []
 	})
 }
 
-// Count returns how many messages of a handler are set aside.
-func (s *setAsideStore) Count(ctx context.Context, handler string, limit int) (int, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (n int) {
-		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
-			if m.Handler == handler && n < limit {
-				n++
-			}
-		}
-		return n
-	})
-}
-
 // Failing returns how many queues of a handler have a message that failed.
 func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) (int, error) {
 	return readSnapshot(ctx, s.db, func(t *tx) int {
@@ -206,28 +207,69 @@ func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) 
 	})
 }
 
-// Oldest returns the time since the first failure of the handler's oldest message.
-func (s *setAsideStore) Oldest(ctx context.Context, handler string) (time.Duration, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (age time.Duration) {
-		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
-			if m.Handler == handler && !m.since.IsZero() {
-				age = max(age, time.Since(m.since), time.Millisecond)
-			}
-		}
-		return age
-	})
+// census is the last count of a group.
+type census struct {
+	by     string
+	at     time.Time
+	counts []setaside.Count
 }
 
-// Handlers returns the handlers of a group that have messages.
-func (s *setAsideStore) Handlers(ctx context.Context, group string) ([]string, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (names []string) {
+// Census returns how many messages of a group wait. As in MongoDB, one member counts for all others.
+func (s *setAsideStore) Census(
+	ctx context.Context, group, member string,
+	findUnread func(ctx context.Context, places []setaside.Place) ([]setaside.Place, error),
+) (setaside.Census, error) {
+	table := s.db.findOrAddTable(setaside.DefaultCollection + setaside.CountsSuffix)
+	last, err := readSnapshot(ctx, s.db, func(t *tx) *census {
+		c, _ := t.getRow(table, group).(*census)
+		return c
+	})
+	if err != nil {
+		return setaside.Census{}, err
+	}
+
+	now := time.Now()
+	late := last == nil || now.Sub(last.at) >= 2*setaside.CensusInterval
+	if late || last.by == member && now.Sub(last.at) >= setaside.CensusInterval {
+		places, err := s.countPlaces(ctx, group)
+		if err != nil {
+			return setaside.Census{}, err
+		}
+		list := make([]setaside.Place, len(places))
+		for i, p := range places {
+			list[i] = p.Place
+		}
+		unread, err := findUnread(ctx, list)
+		if err != nil {
+			return setaside.Census{}, err
+		}
+
+		last = &census{by: member, at: now, counts: setaside.SumPlaces(places, unread)}
+		if err := s.db.runOperation(ctx, func(t *tx) error { return t.putRow(table, group, last) }); err != nil {
+			return setaside.Census{}, err
+		}
+	}
+	return setaside.Census{Counts: last.counts, At: last.at, Now: now, Keeper: last.by == member}, nil
+}
+
+// countPlaces counts the messages of a group at each place.
+func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setaside.PlaceCount, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (list []setaside.PlaceCount) {
 		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
-			if strings.HasPrefix(m.Handler, group+"/") {
-				names = append(names, m.Handler)
+			if !strings.HasPrefix(m.Handler, group+"/") {
+				continue
+			}
+			i := slices.IndexFunc(list, func(c setaside.PlaceCount) bool { return c.Place == m.Place })
+			if i < 0 {
+				i, list = len(list), append(list, setaside.PlaceCount{Place: m.Place})
+			}
+			c := &list[i]
+			c.N++
+			if !m.since.IsZero() && (c.Since.IsZero() || m.since.Before(c.Since)) {
+				c.Since = m.since
 			}
 		}
-		slices.Sort(names)
-		return slices.Compact(names)
+		return list
 	})
 }
 

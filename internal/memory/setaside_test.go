@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"context"
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/setaside/setasidetest"
@@ -10,6 +11,7 @@ func TestSetAsideContract(t *testing.T) {
 	t.Parallel()
 	setasidetest.Run(t, func(*testing.T) setasidetest.Setup {
 		db := NewDB()
-		return setasidetest.Setup{Store: newSetAsideStore(db), Transaction: db.Transaction}
+		count := func(ctx context.Context, handler string) (int, error) { return CountSetAside(ctx, db, handler) }
+		return setasidetest.Setup{Store: newSetAsideStore(db), Count: count, Transaction: db.Transaction}
 	})
 }

@@ -54,9 +54,10 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 	return nil
 }
 
-func (f *fakeSink) Flush()                  { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
-func (f *fakeSink) Recycle([]record.Ticket) {}
-func (f *fakeSink) EndReplay()              {}
+func (f *fakeSink) Flush()                   { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
+func (f *fakeSink) Recycle([]record.Ticket)  {}
+func (f *fakeSink) EndReplay()               {}
+func (f *fakeSink) TopicsWithHits() []string { return nil }
 
 func (f *fakeSink) FindHit(*record.Record) (record.TopicPartition, int64, bool) {
 	return record.TopicPartition{}, 0, false

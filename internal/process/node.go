@@ -14,10 +14,12 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/logging"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
@@ -126,11 +128,15 @@ func (r *Relay) prepareState(stop context.Context) error {
 	db := state.Open(r.shared.Mongo.State, r.cfg.State)
 	for {
 		ctx, cancel := context.WithTimeout(stop, setupTimeout)
-		err := db.Ensure(ctx, r.log)
+		// The names come first: a wrong configuration writes nothing.
+		err := r.inspectWatched(ctx)
+		if err == nil {
+			err = db.Ensure(ctx, r.log)
+		}
 		cancel()
 
 		var refused *mongodb.PrivilegeError
-		if err == nil || errors.Is(err, state.ErrUnusable) || errors.As(err, &refused) {
+		if err == nil || errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) || errors.As(err, &refused) {
 			return err
 		}
 		if stop.Err() == nil {
@@ -141,6 +147,19 @@ func (r *Relay) prepareState(stop context.Context) error {
 			return nil
 		}
 	}
+}
+
+// inspectWatched returns [outboxes.ErrUnwatchable] if a configured name has no change stream.
+func (r *Relay) inspectWatched(ctx context.Context) error {
+	if !r.cfg.HasRole(config.RoleRelay) {
+		return nil
+	}
+	capped, err := connect.InspectWatched(ctx, r.cfg, r.shared.Mongo.State)
+	for _, ns := range capped {
+		r.log.Warn("a watched collection is capped: the server removes its oldest envelopes, also after lost history before "+
+			"they are delivered", "collection", ns, "advice", "use a regular collection")
+	}
+	return err
 }
 
 // setupTimeout bounds one attempt to prepare the state database.

@@ -38,8 +38,7 @@ const (
 	opBegin             // a transaction that writes an envelope
 	opCommit            // of a transaction
 	opDeliver           // some events of the stream, in the order of commits, to one slot
-	opRefuse            // the next event, which becomes an exception
-	opFinish            // an exception is sent after all
+	opRefuse            // the next event, which is stored as waiting: its envelope may go as well
 	opPause             // a slot, or goes on
 	opGap               // of a slot, or its end
 	opTick              // time passes
@@ -54,7 +53,7 @@ type step struct {
 
 var scripts = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 	// Purges and time want to be frequent: else little is old enough to go.
-	o := rapid.SampledFrom([]op{opWrite, opWrite, opBegin, opBegin, opCommit, opDeliver, opDeliver, opDeliver, opRefuse, opFinish, opPause, opGap, opTick, opTick, opTick, opPurge, opPurge}).Draw(t, "op")
+	o := rapid.SampledFrom([]op{opWrite, opWrite, opBegin, opBegin, opCommit, opDeliver, opDeliver, opDeliver, opRefuse, opPause, opGap, opTick, opTick, opTick, opPurge, opPurge}).Draw(t, "op")
 	return step{o, rapid.IntRange(0, 2*life).Draw(t, "arg")}
 }), 10, 40)
 
@@ -79,8 +78,7 @@ type doc struct {
 	id        int
 	slot      int
 	committed bson.Timestamp // zero: not yet
-	exception bool
-	sent      bool
+	sent      bool           // or stored, before the position passes it
 	gone      bool
 }
 
@@ -200,8 +198,6 @@ func (w *world) play(s step) error {
 		return t.session.CommitTransaction(w.ctx)
 	case opDeliver, opRefuse:
 		return w.deliver(s.Arg%2, s.Arg/2+1, s.Op == opRefuse)
-	case opFinish:
-		return w.finish(s.Arg)
 	case opPause:
 		w.slots[s.Arg%2].paused = !w.slots[s.Arg%2].paused
 	case opGap:
@@ -256,13 +252,12 @@ func (w *world) deliver(i, n int, refuse bool) error {
 		if d.slot != i {
 			continue
 		}
-		if d.exception = refuse; !refuse {
-			d.sent = true
-			continue
-		}
-		// Before the position passes it.
-		if _, err := w.outbox.UpdateOne(w.ctx, bson.D{{Key: "_id", Value: d.id}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "retry"}}}}); err != nil {
-			return err
+		d.sent = true
+		// Services may use the former fields of the relay.
+		if refuse {
+			if _, err := w.outbox.UpdateOne(w.ctx, bson.D{{Key: "_id", Value: d.id}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "retry"}}}}); err != nil {
+				return err
+			}
 		}
 	}
 
@@ -271,23 +266,6 @@ func (w *world) deliver(i, n int, refuse bool) error {
 	}
 
 	return w.persist(i)
-}
-
-func (w *world) finish(arg int) error {
-	var waiting []*doc
-	for _, d := range w.docs {
-		if d.exception && !d.sent {
-			waiting = append(waiting, d)
-		}
-	}
-	if len(waiting) == 0 {
-		return nil
-	}
-
-	d := waiting[arg%len(waiting)]
-	d.sent = true
-	_, err := w.outbox.UpdateOne(w.ctx, bson.D{{Key: "_id", Value: d.id}}, bson.D{{Key: "$unset", Value: bson.D{{Key: "state", Value: 1}}}})
-	return err
 }
 
 // tick moves the clock. The server aborts transactions that live too long.

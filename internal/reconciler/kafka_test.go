@@ -451,6 +451,7 @@ func (o *fakeOutlet) FindHits(e *outboxes.Envelope, topics []string) (hits []rec
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	for _, topic := range topics {
 		at, ok := o.seen[topic][w]
 		if ok && !o.unread[topic] {

@@ -135,6 +135,7 @@ func (h *scene) rename(to string) {
 func (h *scene) readOutbox() string {
 	h.t.Helper()
 	var docs []bson.Raw
+
 	cur, err := h.outbox.Find(h.t.Context(), bson.D{})
 	if err == nil {
 		err = cur.All(h.t.Context(), &docs)

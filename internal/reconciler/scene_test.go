@@ -142,6 +142,7 @@ func (h *scene) newEntry(n int, key string, reason waiting.Reason, change ...fun
 	e := waiting.Entry{
 		Watcher: h.watcher, NS: h.ns(), Key: key, Pos: fmt.Sprintf("82%06d", n), Pending: []string{"a"}, Reason: reason, Origin: waiting.OriginStream,
 	}
+
 	if reason == waiting.Retry {
 		e.NextAt = time.UnixMilli(1)
 	}
@@ -273,6 +274,7 @@ func (h *scene) letterOf(n int) letters.Dead {
 	var id struct {
 		ID string `bson:"_id"`
 	}
+
 	err := h.letters.FindOne(h.t.Context(), ofEnvelope(n)).Decode(&id)
 	if err != nil {
 		h.t.Fatalf("the letter of %d: %v", n, err)

@@ -15,9 +15,12 @@
 //	since    time of the first failure; missing while the message waits untried after another one
 //	due      time of the next attempt; missing while the message waits untried
 //
-// The index {h, t, p, q, g, o, due} serves the retries. Partial indexes serve the oldest failure and the requeues. There is no
+// The index {h, t, p, q, g, o, due, since} serves the retries and the counts. A partial index serves the requeues. There is no
 // TTL: a message leaves only when it is handled, given up, or removed with its handler (Retire). All times refer to the
 // server's clock.
+//
+// The collection "<inbox>_waiting_counts" has one document for each group, with the last Census: how many messages wait for each
+// handler and topic, and which member has counted them.
 //
 // # Steps
 //
@@ -34,7 +37,7 @@
 //
 // Requeue (Add, Requeued): one transaction marks the dead letter and inserts the document, untried, at the place of the
 // message's first record. So it is before all messages of its key that wait. Members of the group look for such documents
-// every two seconds.
+// every two seconds. If the lane of the key handles a later message then, the worker waits until the lane has ended its attempt.
 //
 // Later messages of a waiting key are set aside after it, untried. A handler has its waiting queues in memory. It loads
 // them (Heads) when it gets partitions, and a message is added there before its transaction begins.
@@ -52,17 +55,25 @@
 //
 // A process that is killed in a transaction is treated as any owner of the inbox: the next owner ends its transactions.
 //
+// # Unread places
+//
+// Messages may wait for a topic that the group has ceased to read, or for a partition that does not exist any more. No member gets
+// such a partition, so the keeper of the group retries them. The keeper is the member that counts the messages of the group
+// (Census). It finds these places by the assignments that Kafka has stored. If two members take themselves for the keeper, Take
+// lets one of them handle each message.
+//
 // # Costs
 //
 // A message that is handled at the first attempt costs nothing here. A failed message costs one transaction with an upsert,
 // two statements for each retry, and one update after each failed retry. A message that was delivered before costs one more
-// read for its batch. The worker sleeps until the first due time, and wakes when a message is set aside. Only the search for
+// read for its batch. Each member reads the document of Census every CensusInterval. One member of the group counts for all:
+// it reads one index entry for each message that waits, and spends at most a twentieth of its time on that. The worker sleeps until the first due time, and wakes when a message is set aside. Only the search for
 // requeued messages polls: every two seconds, in an index that is usually empty.
 // Loading the queues reads one index entry for each waiting message.
 //
 // # Limits
 //
-// The consumer bounds the messages of a handler by Retry.MaxWaiting, which Count checks. A record above 12 MiB does not fit
+// The consumer bounds the messages of a handler by Retry.MaxWaiting, which it checks by the last Census. A record above 12 MiB does not fit
 // in a document (ErrTooLarge) and waits in its lane.
 //
 // If messages of Retry.Outage keys fail and none succeeds in between, the consumer suspends the handler. It then takes no

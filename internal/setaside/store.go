@@ -46,17 +46,13 @@ type Store interface {
 	// Waiting returns those of the queues that have messages.
 	Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error)
 
-	// Count returns how many messages of a handler are set aside, at most limit.
-	Count(ctx context.Context, handler string, limit int) (int, error)
-
 	// Failing returns how many queues of a handler have a message that failed, at most limit.
 	Failing(ctx context.Context, handler string, limit int) (int, error)
 
-	// Oldest returns the time since the first failure of the handler's message that failed first; 0 if there is none.
-	Oldest(ctx context.Context, handler string) (time.Duration, error)
-
-	// Handlers returns the handlers of a group that have messages.
-	Handlers(ctx context.Context, group string) ([]string, error)
+	// Census returns how many messages of a group wait. It reads one document. If the count in that document is older than
+	// CensusInterval, and member is the keeper or the keeper is late, it counts all messages of the group: so one member counts
+	// for all others. The keeper passes the places with messages to findUnread, which returns those that no member reads.
+	Census(ctx context.Context, group, member string, findUnread func(ctx context.Context, places []Place) ([]Place, error)) (Census, error)
 
 	// Requeued returns the queues of a group that have a message with Requeued.
 	Requeued(ctx context.Context, group string) ([]Queue, error)
@@ -81,28 +77,30 @@ type Head struct {
 // DefaultCollection is the name of the collection of messages that are set aside.
 const DefaultCollection = "inbox_waiting"
 
+// CountsSuffix is the end of the name of the collection that has one document for each group, with its last Census.
+const CountsSuffix = "_counts"
+
 // Collection is the Store in a collection of MongoDB. Outside of transactions its writes have majority write concern.
 type Collection struct {
-	coll *mongo.Collection
+	coll   *mongo.Collection
+	counts *mongo.Collection // of Census
 }
 
 // New returns the store in the collection name of db. It does no I/O: call EnsureIndexes before the first message.
 func New(db *mongo.Database, name string) *Collection {
-	return &Collection{coll: mongodb.Majority(db.Collection(name))}
+	return &Collection{coll: mongodb.Majority(db.Collection(name)), counts: mongodb.Majority(db.Collection(name + CountsSuffix))}
 }
 
 // EnsureIndexes creates the collection and its indexes.
 func (s *Collection) EnsureIndexes(ctx context.Context) error {
 	var keys bson.D
-	for _, field := range []string{"h", "t", "p", "q", "g", "o", "due"} {
+	for _, field := range []string{"h", "t", "p", "q", "g", "o", "due", "since"} {
 		keys = append(keys, bson.E{Key: field, Value: 1})
 	}
 
 	err := schema.Change(ctx, s.coll, func(ctx context.Context) error {
 		_, err := s.coll.Indexes().CreateMany(ctx, []mongo.IndexModel{
 			{Keys: keys, Options: options.Index().SetName("queues")},
-			{Keys: bson.D{{Key: "h", Value: 1}, {Key: "since", Value: 1}}, Options: options.Index().SetName("oldest").
-				SetPartialFilterExpression(bson.D{{Key: "since", Value: bson.D{{Key: "$exists", Value: true}}}})},
 			{
 				Keys:    bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}},
 				Options: options.Index().SetName("requeued").SetPartialFilterExpression(isRequeued),
@@ -267,16 +265,6 @@ func (s *Collection) Waiting(ctx context.Context, p Place, queues []Digest) ([]D
 	return found, err
 }
 
-// Count returns how many messages of a handler are set aside: see Store.
-func (s *Collection) Count(ctx context.Context, handler string, limit int) (int, error) {
-	filter := bson.D{{Key: "h", Value: handler}}
-	n, err := s.coll.CountDocuments(ctx, filter, options.Count().SetLimit(int64(limit)))
-	if err != nil {
-		return 0, fmt.Errorf("counting the messages that are set aside: %w", err)
-	}
-	return int(n), nil
-}
-
 // Failing returns how many queues of a handler have a message that failed: see Store.
 func (s *Collection) Failing(ctx context.Context, handler string, limit int) (int, error) {
 	// An untried message has no due time. The index "queues" has all fields, so no document is read.
@@ -300,33 +288,6 @@ func (s *Collection) Failing(ctx context.Context, handler string, limit int) (in
 	return docs[0].N, nil
 }
 
-// Oldest returns the time since the first failure of the handler's oldest message: see Store.
-func (s *Collection) Oldest(ctx context.Context, handler string) (time.Duration, error) {
-	type oldest struct {
-		Age int64 `bson:"age"` // milliseconds
-	}
-	docs, err := aggregate[oldest](ctx, s, "reading the oldest message that is set aside", mongo.Pipeline{
-		{{Key: "$match", Value: bson.D{{Key: "h", Value: handler}, {Key: "since", Value: bson.D{{Key: "$exists", Value: true}}}}}},
-		{{Key: "$sort", Value: bson.D{{Key: "since", Value: 1}}}},
-		{{Key: "$limit", Value: 1}},
-		{{Key: "$project", Value: bson.D{{Key: "age", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
-	})
-	if err != nil || len(docs) == 0 {
-		return 0, err
-	}
-	// 0 would mean that there is no such message.
-	return max(time.Duration(docs[0].Age)*time.Millisecond, time.Millisecond), nil
-}
-
-// Handlers returns the handlers of a group that have messages: see Store.
-func (s *Collection) Handlers(ctx context.Context, group string) ([]string, error) {
-	var names []string
-	if err := s.coll.Distinct(ctx, "h", inGroup(group)).Decode(&names); err != nil {
-		return nil, fmt.Errorf("listing the handlers with messages that are set aside: %w", err)
-	}
-	return names, nil
-}
-
 // Requeued returns the queues of a group with requeued messages: see Store.
 func (s *Collection) Requeued(ctx context.Context, group string) ([]Queue, error) {
 	key := bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}, {Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}
@@ -342,10 +303,18 @@ func (s *Collection) Stored(ctx context.Context, ids []Digest) ([]Digest, error)
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	var found []Digest
-	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	if err := s.coll.Distinct(ctx, "_id", filter).Decode(&found); err != nil {
-		return nil, fmt.Errorf("looking for messages that are set aside: %w", err)
+	type stored struct {
+		ID Digest `bson:"_id"`
+	}
+	opts := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	cur, err := s.coll.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, opts)
+	docs, err := cursor.All[stored](ctx, "looking for messages that are set aside", cur, err)
+	if err != nil {
+		return nil, err
+	}
+	found := make([]Digest, len(docs))
+	for i, d := range docs {
+		found[i] = d.ID
 	}
 	return found, nil
 }

@@ -1,6 +1,10 @@
 package state
 
-import "github.com/outrelay/outrelay/internal/mongodb"
+import (
+	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/waiting"
+)
 
 // Collection declares one collection of the state database. It has the simple collation, because positions are
 // compared as bytes.
@@ -51,15 +55,25 @@ func Table() []Collection {
 		// Package importing: the rows that were imported. Read by ids.
 		{Name: "imports"},
 
-		// Package waiting declares `waiting` here, and package letters `letters`.
+		// What waits, and what is dead. Their packages declare the indexes.
+		{Name: "waiting", Indexes: waiting.Indexes()},
+		{Name: "letters", Indexes: letters.Indexes()},
+
+		// Package watched: the outboxes with scheduled envelopes. Read by the watcher.
+		{Name: "schedules", Indexes: []mongodb.Index{
+			{Name: "watcher_1", Keys: mongodb.Ascending("watcher")},
+		}},
 	}
 }
 
 // Names returns the full names of the collections of the state database, the marker among them.
-func (d Database) Names() []string {
-	names := []string{d.prefix + markerName}
+func (d Database) Names() []string { return NamesWith(d.prefix) }
+
+// NamesWith is Names of a state database with the prefix.
+func NamesWith(prefix string) []string {
+	names := []string{prefix + markerName}
 	for _, c := range Table() {
-		names = append(names, d.prefix+c.Name)
+		names = append(names, prefix+c.Name)
 	}
 	return names
 }

@@ -2,16 +2,19 @@
 // another one joins it. pkg/outbox exports the package to services, with the contracts of its functions.
 //
 // Order: the writes of a function commit together, and a joined function commits with the outermost one. Blocking:
-// Run blocks until the commit has an outcome. The driver repeats the function after transient errors for up to two
-// minutes, so the function may run more than once. Cost: one session, and one command for the commit.
+// Run blocks until the commit has an outcome, or until its context has ended for a second. It repeats the function after transient
+// errors for up to two minutes, so the function may run more than once. If the connection was lost, Run ends its session on the server, in a
+// goroutine if that takes longer than a second. Cost: one session, and one command for the commit.
 package transaction
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
@@ -47,7 +50,8 @@ func run(ctx context.Context, client *mongo.Client, rc *readconcern.ReadConcern,
 		// The starter of this transaction decides about the commit.
 		return fn(ctx)
 	default:
-		return inSession(ctx, sess, rc, fn)
+		err, _ := inSession(ctx, sess, rc, fn)
+		return err
 	}
 }
 
@@ -59,78 +63,197 @@ func inNewSession(
 	if err != nil {
 		return fmt.Errorf("transaction: starting a session: %w", err)
 	}
-	// This also aborts the transaction if fn panics.
-	defer sess.EndSession(context.WithoutCancel(ctx))
 
-	return inSession(ctx, sess, rc, fn)
+	isOpen := false
+	defer func() {
+		// The driver must not lend the session again before the server has ended its transaction.
+		if isOpen {
+			go func() {
+				defer sess.EndSession(context.Background())
+				endUntilDone(context.Background(), sess)
+			}()
+			return
+		}
+		// This also aborts the transaction if fn panics.
+		sess.EndSession(context.WithoutCancel(ctx))
+	}()
+
+	err, isOpen = inSession(ctx, sess, rc, fn)
+	return err
 }
 
-// inSession runs fn in a transaction of sess, which has none. It explains the error: a commit that failed, a
-// server that has no transactions.
-func inSession(
-	ctx context.Context, sess *mongo.Session, rc *readconcern.ReadConcern, fn func(context.Context) error,
-) error {
-	committing := false
-	_, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) {
-		// The driver runs this again after a transient error, also one of the commit.
-		committing = false
-		// Between two attempts, the driver itself does not check ctx.
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-
-		u := &unitOfWork{sess: sess, work: new(unit.Work)}
-		defer u.work.End()
-		defer trackCallback()()
-		if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
-			return nil, err
-		}
-
-		err := u.endForCommit()
-		committing = err == nil
-		return nil, err
-	}, pinnedOptions(rc))
-
-	// If err is exactly ctx.Err(), the driver has not tried to commit.
-	committing = committing && err != ctx.Err() //nolint:errorlint // a wrapped error comes from the commit
-	if committing {
-		err = repeatCommit(ctx, sess, err)
-	}
-
-	explained := explainStandalone(ctx, sess.Client(), err)
-	if err == nil || !committing {
-		return explained
-	}
-	if certainlyAborted(err) {
-		return fmt.Errorf("committing: nothing of the transaction was stored: %w", explained)
-	}
-	return fmt.Errorf("committing: %w: %w", ErrCommitUnknown, explained)
-}
-
-// The bounds of repeatCommit. A new connection takes milliseconds if the server is available.
 const (
-	maxCommitRepeats  = 10
-	commitRepeatLimit = 10 * time.Second
+	// maxRepeats bounds the time in which a transaction or its commit is repeated.
+	maxRepeats = 120 * time.Second
+	// grace is how long a commit or an abort may continue after the context of the caller has ended. Otherwise the end of a
+	// context would leave the outcome of many commits open.
+	grace = time.Second
+	// maxLife is how long the server keeps a transaction open whose client is gone.
+	maxLife = time.Minute
+
+	firstWait, longestWait = 5 * time.Millisecond, 500 * time.Millisecond
 )
 
-// repeatCommit repeats a commit that failed with an error that the driver does not repeat, although it leaves the outcome open:
-// if a connection breaks, the commits that wait for one fail too. A transaction that stays open on the server locks its writes
-// for a minute. So the commit is repeated even if ctx has ended.
-func repeatCommit(ctx context.Context, sess *mongo.Session, err error) error {
-	// The driver repeats the labeled ones itself, for up to two minutes.
-	if labeled := mongo.LabeledError(nil); err == nil || certainlyAborted(err) ||
-		errors.As(err, &labeled) && labeled.HasErrorLabel("UnknownTransactionCommitResult") {
-		return err
-	}
-
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitRepeatLimit)
-	defer cancel()
-	for range maxCommitRepeats {
-		if err = sess.CommitTransaction(ctx); err == nil || certainlyAborted(err) || ctx.Err() != nil {
-			break
+// inSession runs fn in a transaction of sess, which has none. It repeats the transaction after a transient error, with a growing
+// wait, until ctx ends. It explains the error: a commit that failed, a server that has no transactions. isOpen reports whether the
+// server may still have the transaction.
+func inSession(
+	ctx context.Context, sess *mongo.Session, rc *readconcern.ReadConcern, fn func(context.Context) error,
+) (err error, isOpen bool) { //nolint:revive // isOpen belongs to the error
+	limit := time.Now().Add(maxRepeats)
+	for wait := firstWait; ; wait = min(2*wait, longestWait) {
+		if err := ctx.Err(); err != nil {
+			return err, false
+		}
+		isCommit := false
+		isCommit, err, isOpen = runOnce(ctx, sess, rc, fn, limit)
+		var labeled mongo.LabeledError
+		isTransient := errors.As(err, &labeled) && labeled.HasErrorLabel("TransientTransactionError")
+		if isOpen || !isTransient || time.Now().Add(wait).After(limit) {
+			return explainError(ctx, sess, isCommit, isOpen, err), isOpen
+		}
+		if sleep(ctx, wait) != nil {
+			return ctx.Err(), false
 		}
 	}
-	return err
+}
+
+// explainError adds to err what it means for the transaction.
+func explainError(ctx context.Context, sess *mongo.Session, isCommit, isOpen bool, err error) error {
+	if err == nil {
+		return nil
+	}
+	switch explained := explainStandalone(ctx, sess.Client(), err); {
+	case !isCommit:
+		return explained
+	case certainlyAborted(err):
+		return fmt.Errorf("committing: nothing of the transaction was stored: %w", explained)
+	default:
+		return fmt.Errorf("committing: %w: %w", ErrCommitUnknown, explained)
+	}
+}
+
+// runOnce runs one attempt of a transaction, and commits it. isCommit reports whether err is that of the commit.
+func runOnce(
+	ctx context.Context, sess *mongo.Session, rc *readconcern.ReadConcern, fn func(context.Context) error, limit time.Time,
+) (isCommit bool, err error, isOpen bool) { //nolint:revive // isOpen belongs to the error
+	if err := sess.StartTransaction(pinnedOptions(rc)); err != nil {
+		return false, err, false
+	}
+	err = callOnce(mongo.NewSessionContext(ctx, sess), sess, fn)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return false, err, !abort(ctx, sess, err)
+	}
+
+	err = commit(ctx, sess, limit)
+	if err == nil || certainlyAborted(err) {
+		return true, err, false
+	}
+	// Whether the commit arrives later or never: the transaction ends now.
+	return true, err, !endOnServer(ctx, sess)
+}
+
+// callOnce calls fn for one attempt. It returns an error if the transaction must not commit.
+func callOnce(ctx context.Context, sess *mongo.Session, fn func(context.Context) error) error {
+	u := &unitOfWork{sess: sess, work: new(unit.Work)}
+	defer u.work.End()
+	defer trackCallback()()
+	if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
+		return err
+	}
+	return u.endForCommit()
+}
+
+// commit commits the transaction of sess. It repeats the commit while its outcome is open, with a growing wait, until ctx ends. A
+// transaction that stays open on the server locks its writes for a minute.
+func commit(ctx context.Context, sess *mongo.Session, limit time.Time) error {
+	call, cancel := withGrace(ctx)
+	defer cancel()
+	for wait := firstWait; ; wait = min(2*wait, longestWait) {
+		err := sess.CommitTransaction(call)
+		const maxTimeExpired = 50
+		var server mongo.ServerError
+		isOver := errors.As(err, &server) && server.HasErrorCode(maxTimeExpired) || time.Now().Add(wait).After(limit)
+		if err == nil || certainlyAborted(err) || isOver || sleep(ctx, wait) != nil {
+			return err
+		}
+	}
+}
+
+// abort aborts the transaction of sess because of err, unless fn has ended it. It returns false if the server may not have got the
+// abort.
+func abort(ctx context.Context, sess *mongo.Session, err error) bool {
+	if !sess.TransactionRunning() {
+		return true
+	}
+
+	// The driver does not report whether the abort has arrived. If the server has answered the last command, it has.
+	if ctx.Err() == nil && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err) {
+		call, cancel := withGrace(ctx)
+		defer cancel()
+		_ = sess.AbortTransaction(call)
+		return call.Err() == nil
+	}
+	return endOnServer(ctx, sess)
+}
+
+// endOnServer makes the server end the transaction of sess, and reports whether the server has confirmed that. It tries for as long
+// as the caller may wait.
+func endOnServer(ctx context.Context, sess *mongo.Session) bool {
+	// With a context that has ended, the driver forgets the transaction and sends nothing.
+	ended, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	cancel()
+	_ = sess.AbortTransaction(ended)
+
+	call, cancel := withGrace(ctx)
+	defer cancel()
+	call, cancel = context.WithTimeout(call, grace)
+	defer cancel()
+	return endUntilDone(call, sess)
+}
+
+// endUntilDone ends the transactions of sess on the server. It repeats that until the server confirms it, or until the server would
+// have ended them.
+func endUntilDone(ctx context.Context, sess *mongo.Session) bool {
+	ctx, cancel := context.WithTimeout(Outside(ctx), maxLife)
+	defer cancel()
+	command := bson.D{{Key: "killSessions", Value: bson.A{sess.ID()}}}
+	for wait := firstWait; ; wait = min(2*wait, longestWait) {
+		err := sess.Client().Database("admin").RunCommand(ctx, command).Err()
+		// Any other answer of the server will be the same each time.
+		isAnswer := errors.As(err, new(mongo.ServerError)) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err)
+		if err == nil || isAnswer {
+			return true
+		}
+		if sleep(ctx, wait) != nil {
+			return false
+		}
+	}
+}
+
+// withGrace returns a context that ends a moment after ctx.
+func withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
+	later, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(grace, cancel)
+		context.AfterFunc(later, func() { timer.Stop() })
+	})
+	return later, func() { stop(); cancel() }
+}
+
+// sleep blocks for about d, or until ctx ends. Then it returns the error of ctx.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d/2 + rand.N(d))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // pinnedOptions returns options that do not depend on the configuration of the client.
@@ -152,9 +275,14 @@ func certainlyAborted(err error) bool {
 	if answer.HasErrorLabel("TransientTransactionError") {
 		return true
 	}
-	// If the driver finds no connection for its second attempt, it returns the error of the first one with this label only.
-	return !answer.HasErrorLabel("UnknownTransactionCommitResult") && !answer.HasErrorLabel("RetryableWriteError") &&
-		!mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
+	// If the driver finds no connection for its second attempt, it returns the error of the first one with the label
+	// RetryableWriteError only. A server that is overloaded has not executed the commit.
+	for _, label := range []string{"UnknownTransactionCommitResult", "RetryableWriteError", "RetryableError", "SystemOverloadedError"} {
+		if answer.HasErrorLabel(label) {
+			return false
+		}
+	}
+	return !mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
 }
 
 type unitKey struct{}

@@ -18,7 +18,17 @@ type Transport interface {
 	// the next generation only after Serve has returned. Join may be called again after it has
 	// returned. If servers are away, it waits for them and reports that by s.Fault.
 	Join(ctx context.Context, group string, topics []string, s Session) error
+	// DescribeGroup returns the members of a group and their partitions, as its coordinator has them.
+	DescribeGroup(ctx context.Context, group string) (GroupState, error)
 	Publisher
+}
+
+// GroupState is the state of a group.
+type GroupState struct {
+	Members int
+	// Stable is set if each partition that the group reads is in Assigned. It is not set during a rebalance.
+	Stable   bool
+	Assigned map[TopicPartition]bool
 }
 
 // Publisher writes records to topics. Publish blocks until all in-sync replicas have all records. After an error, any of the

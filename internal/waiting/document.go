@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/x/bsonx/bsoncore"
 
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
@@ -34,18 +33,8 @@ func (d *Document) IsOfStream() bool { return d.Origin == OriginStream || d.Orig
 
 // ReadDocument reads a stored document. Only the store's writers make one, so a field of another type counts as missing.
 func ReadDocument(raw bson.Raw) (d Document) {
-	rest := []byte(raw)
-	if len(rest) < 5 {
-		return d
-	}
-
-	rest = rest[4:]
-	for len(rest) > 1 {
-		e, next, ok := bsoncore.ReadElement(rest)
-		if !ok {
-			return d
-		}
-		rest = next
+	elems, _ := raw.Elements()
+	for _, e := range elems {
 		v := e.Value()
 
 		switch e.Key() {
@@ -55,7 +44,7 @@ func ReadDocument(raw bson.Raw) (d Document) {
 		case "ns":
 			d.NS, _ = v.StringValueOK()
 		case "id":
-			d.ID = bson.RawValue{Type: bson.Type(v.Type), Value: v.Data}
+			d.ID = v
 		case "delivery":
 			n, _ := v.AsInt64OK()
 			d.Delivery = int32(min(max(n, 0), math.MaxInt32))
@@ -82,10 +71,10 @@ func ReadDocument(raw bson.Raw) (d Document) {
 			d.ReplayOf, _ = v.StringValueOK()
 		case "envelope":
 			doc, _ := v.DocumentOK()
-			d.Envelope, d.Size = bson.Raw(doc), len(doc)
+			d.Envelope, d.Size = doc, len(doc)
 		case "sent":
 			// The error can be ignored: only the store's writers make the list.
-			_ = bson.UnmarshalValue(bson.Type(v.Type), v.Data, &d.Sent)
+			_ = bson.UnmarshalValue(v.Type, v.Value, &d.Sent)
 		}
 	}
 	return d

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
@@ -103,7 +102,7 @@ func (s *Scan) runQuery(ctx context.Context, limit int, take func(raw bson.Raw) 
 		n++
 		s.notePlace(raw)
 		return take(raw)
-	}, options.Find().SetSort(s.sortOrder()).SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetProjection(fields))
+	}, findOptions().SetSort(s.sortOrder()).SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetProjection(fields))
 	return n, err
 }
 

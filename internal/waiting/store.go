@@ -31,6 +31,12 @@ func (s *Store) Collection() *mongo.Collection { return s.coll }
 // Watcher returns the name of the watcher.
 func (s *Store) Watcher() string { return s.watcher }
 
+// findOptions returns the options of every query of the store. Positions and keys are compared as bytes, also if somebody has created
+// the collection with another collation.
+func findOptions() *options.FindOptionsBuilder { return options.Find().SetCollation(bytewise) }
+
+var bytewise = &options.Collation{Locale: "simple"}
+
 // filter returns the condition for the documents of the slot that satisfy and.
 func (s *Store) filter(and ...bson.E) bson.D {
 	return s.slot.AddFilter(append(bson.D{{Key: "watcher", Value: s.watcher}}, and...))
@@ -58,7 +64,7 @@ func (s *Store) DueKeys(ctx context.Context, near time.Time, skip []string, limi
 		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
 	}, waitsOutside(skip)...)...)
 	return mongodb.FindAll[DueKey](ctx, s.coll, "looking for envelopes that are due", filter,
-		options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
+		findOptions().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
 			SetProjection(mongodb.Fields("ns", "key")))
 }
 
@@ -79,7 +85,7 @@ func (s *Store) Each(ctx context.Context, take func(d *Document) error) error {
 		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
 			d := ReadDocument(raw)
 			return take(&d)
-		}, options.Find().SetBatchSize(5000).SetProjection(fields))
+		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
 }
 
@@ -97,7 +103,7 @@ func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take fu
 
 	const doing = "reading waiting envelopes that an earlier owner may have sent"
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
-		cur, err := s.coll.Aggregate(ctx, pipeline, options.Aggregate().SetBatchSize(1000))
+		cur, err := s.coll.Aggregate(ctx, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
 		if err != nil {
 			return mongodb.Refusal(err, doing, "find", mongodb.Namespace(s.coll))
 		}
@@ -146,7 +152,7 @@ func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawV
 				return nil
 			}
 			return take(d.NS, d.ID, outboxes.Stamp(d.Envelope))
-		}, options.Find().SetBatchSize(5000).SetProjection(fields))
+		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
 }
 
@@ -157,6 +163,6 @@ func (s *Store) OfIDs(ctx context.Context, ns string, list []bson.RawValue, take
 		return mongodb.FindEach(ctx, s.coll, "looking for waiting envelopes", filter, func(raw bson.Raw) error {
 			d := ReadDocument(raw)
 			return take(&d)
-		})
+		}, findOptions())
 	})
 }

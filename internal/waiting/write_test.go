@@ -1,8 +1,7 @@
 package waiting
 
 import (
-	"context"
-	"encoding/json"
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,490 +9,266 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// owner runs transactions as a lease does, but for the fence.
-type owner struct {
-	client *mongo.Client
-	dirty  []string
-	n      int
-	twice  bool // runs each function a second time after its commit, as after an unknown outcome
-}
-
-func (o *owner) Fenced(ctx context.Context, dirty []string, fn func(context.Context) error) error {
-	o.n++
-	o.dirty = append(o.dirty, dirty...)
-	runs := 1
-	if o.twice {
-		runs = 2
-	}
-
-	for range runs {
-		if err := o.client.UseSession(ctx, func(ctx context.Context) error {
-			_, err := mongo.SessionFromContext(ctx).WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, fn(ctx) })
-			return err
-		}); err != nil {
-			return err
-		}
-	}
-
-	return nil
-}
-
-func exceptionOutbox(t *testing.T) (*mongo.Collection, *owner) {
-	t.Helper()
-	client := stacktest.Client(t)
-	coll := mongodb.Majority(stacktest.Database(t, client).Collection("outbox"))
-	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
-		t.Fatal(err)
-	}
-	return coll, &owner{client: client, twice: true}
-}
-
-func marshal(t *testing.T, d bson.D) bson.Raw {
-	t.Helper()
-	raw, err := bson.Marshal(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return raw
-}
-
-func findDocument(t *testing.T, coll *mongo.Collection, id any) bson.M {
-	t.Helper()
-	var m bson.M
-	if err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&m); err != nil {
-		t.Fatal(id, err)
-	}
-	return m
-}
-
-func TestN16_AnExceptionIsTheWholeEnvelopeOfTheStream(t *testing.T) {
+// The id of a document depends on everything that distinguishes two waiting envelopes, and on nothing that a repetition changes.
+func TestDocumentsOfTwoEnvelopesHaveTwoIDs(t *testing.T) {
 	t.Parallel()
-	coll, o := exceptionOutbox(t)
-	payload := bson.D{{Key: "$inc", Value: "$key"}, {Key: "a.b", Value: bson.Binary{Data: []byte{0, 255}}}}
-	// The envelope was inserted and deleted in one transaction.
-	gone := Exception{
-		NS: mongodb.Namespace(coll), Raw: marshal(t, bson.D{{Key: "_id", Value: "gone"}, {Key: "ts", Value: bson.Timestamp{T: 5, I: 5}}, {Key: "payload", Value: payload}}),
-		State: "retry", Pos: "8265", Pending: []string{"$topic"}, Key: "$k", Attempts: 1, Delay: time.Hour, Node: "$n",
-		Error: &ExceptionError{Class: record.RecordRefused, Reason: "$bad \xff", Topic: "$topic"},
-	}
-
-	own := gone
-	own.Raw, own.State = marshal(t, bson.D{{Key: "_id", Value: "own"}, {Key: "key", Value: int64(7)}}), "parked"
-	own.Key = "7"
-	done := gone
-	done.Raw = marshal(t, bson.D{{Key: "_id", Value: "done"}})
-	if _, err := coll.InsertMany(t.Context(), []any{
-		bson.D{{Key: "_id", Value: "own"}, {Key: "key", Value: int64(7)}},
-		bson.D{{Key: "_id", Value: "done"}, {Key: "state", Value: "parked"}, {Key: "delivery", Value: int32(2)}},
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := WriteExceptions(t.Context(), o, []Exception{gone, own, done}, nil); err != nil {
-		t.Fatal(err)
-	}
-
-	d := findDocument(t, coll, "gone")
-	at := d["nextAt"].(bson.DateTime).Time()
-	if d["state"] != "retry" || d["pos"] != "8265" || d["key"] != "$k" || d["attempts"] != int32(1) || d["origin"] != "stream" || fmt.Sprint(d["pending"]) != "[$topic]" ||
-		time.Until(at) < 59*time.Minute || time.Until(at) > 61*time.Minute || d["ts"].(bson.Timestamp).T < 1_600_000_000 {
-		t.Errorf("exception: %v", d)
-	}
-	if fmt.Sprint(d["payload"]) != fmt.Sprint(payload) {
-		t.Errorf("payload: %v", d["payload"])
-	}
-	if d["firstTs"] != (bson.Timestamp{T: 5, I: 5}) {
-		t.Errorf("the first timestamp: %v", d["firstTs"])
-	}
-	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "gone"}}, sentUpdate(nil)); err != nil {
-		t.Fatal(err)
-	}
-	if sent := findDocument(t, coll, "gone"); sent["firstTs"] != (bson.Timestamp{T: 5, I: 5}) || sent["ts"].(bson.Timestamp).T < 1_600_000_000 || sent["state"] != nil {
-		t.Errorf("the first timestamp of a sent envelope: %v", sent["firstTs"])
-	}
-	history, _ := d["history"].(bson.A)
-	if last := d["lastError"].(bson.D); len(history) != 1 || last[0].Value != "record_refused" || last[1].Value != "$bad \uFFFD" {
-		t.Errorf("errors: %v, %v", d["lastError"], history)
-	}
-	// The key is stored as a text, so that it has one order with equal keys that are texts.
-	if d := findDocument(t, coll, "own"); d["key"] != "7" || d["nextAt"] != nil {
-		t.Errorf("an envelope with its own key: %v", d)
-	}
-	if d := findDocument(t, coll, "done"); d["state"] != "parked" || d["delivery"] != int32(2) || d["pos"] != nil {
-		t.Errorf("an exception was overwritten: %v", d)
-	}
-	if !slices.Equal(o.dirty, []string{mongodb.Namespace(coll)}) {
-		t.Errorf("dirty: %v", o.dirty)
-	}
-}
-
-func TestN03_ExceptionsAreWrittenInBoundedTransactions(t *testing.T) {
-	t.Parallel()
-	coll, o := exceptionOutbox(t)
-	o.twice = false
-	var list []Exception
-	for i := range 2100 {
-		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: marshal(t, bson.D{{Key: "_id", Value: i}}), State: "parked", Pos: "82", Pending: []string{"a"}, Key: "k"})
-	}
-	if err := WriteExceptions(t.Context(), o, list, nil); err != nil || o.n != 3 {
-		t.Errorf("%d transactions, %v", o.n, err)
-	}
-
-	o.n, list = 0, list[:0]
-	for i := range 3 {
-		list = append(list, Exception{NS: mongodb.Namespace(coll), Raw: marshal(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "payload", Value: make([]byte, 5<<20)}}), State: "parked"})
-	}
-	if err := WriteExceptions(t.Context(), o, list, nil); err != nil || o.n != 3 {
-		t.Errorf("%d transactions of 15 MiB, %v", o.n, err)
-	}
-	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}}); n != 2103 {
-		t.Errorf("%d exceptions", n)
-	}
-}
-
-func TestFatesAreIdempotentAndChangeOnlyPublishedEnvelopes(t *testing.T) {
-	t.Parallel()
-	coll, o := exceptionOutbox(t)
-	begun := uint32(time.Now().Add(-time.Minute).Unix())
-	old := bson.E{Key: "ts", Value: bson.Timestamp{T: 1000, I: 1}}
-	ex := func(id string, more ...bson.E) bson.D {
-		return append(bson.D{{Key: "_id", Value: id}, old, {Key: "state", Value: "parked"}, {Key: "pos", Value: "82"}}, more...)
-	}
-
-	due := func(id string) bson.D {
-		return bson.D{{Key: "_id", Value: id}, old, {Key: "dueAt", Value: time.UnixMilli(9)}, {Key: "claim", Value: bson.D{{Key: "token", Value: "t"}}}}
-	}
-	if _, err := coll.InsertMany(t.Context(), []any{
-		ex("failed", bson.E{Key: "attempts", Value: int32(2)}), ex("other", bson.E{Key: "delivery", Value: int32(1)}),
-		bson.D{{Key: "_id", Value: "plain"}},
-		due("due"), due("due failed"), due("due held"), due("stolen"), ex("sent"), ex("dropped"),
-	}); err != nil {
-		t.Fatal(err)
-	}
-
-	out := func(id string, end End, claim string) *decision {
-		typ, val, _ := bson.MarshalValue(id)
-		return &decision{
-			Delivery: &Delivery{NS: mongodb.Namespace(coll), ID: bson.RawValue{Type: typ, Value: val}, Claim: claim, Pos: "8277", Key: "k"},
-			fate:     Fate{End: end}, changed: true, removed: end == Dropped, heldState: "blocked", left: []string{"a"},
-			failure: &ExceptionError{Class: record.RecordRefused, Reason: "r", Topic: "a"},
-		}
-	}
-
-	f := NewFinisher(FinisherConfig{Retry: retry.Policy{Base: time.Hour, Cap: time.Hour}, Recording: "watermark"})
-	list := []*decision{
-		out("failed", Retrying, ""), out("other", Finished, ""), out("plain", Finished, ""), out("due", Finished, "t"), out("due failed", Retrying, "t"),
-		out("due held", Waiting, "t"), out("stolen", Finished, "u"), out("sent", Finished, ""), out("dropped", Dropped, ""), out("gone", Retrying, ""),
-	}
-
-	list[0].Attempts = 2
-	var matched []int64
-	err := o.Fenced(t.Context(), nil, func(tx context.Context) error {
-		n, err := f.writeFates(tx, list)
-		// Skip an attempt that has to be repeated.
-		if err == nil {
-			matched = append(matched, n)
-		}
-		return err
-	})
-	if err != nil || matched[0] != 6 {
-		t.Fatalf("matched %v, %v", matched, err)
-	}
-	if d := findDocument(t, coll, "failed"); d["attempts"] != int32(3) || len(d["history"].(bson.A)) != 1 || d["state"] != "retry" {
-		t.Errorf("an attempt was spent twice: %v", d)
-	}
-
-	for _, id := range []string{"other", "plain", "stolen"} {
-		if d := findDocument(t, coll, id); d["sentAt"] != nil {
-			t.Errorf("%s was not ours: %v", id, d)
-		}
-	}
-	if d := findDocument(t, coll, "due"); d["sentAt"] == nil || d["dueAt"] != nil || d["claim"] != nil || d["scheduledFor"] != bson.DateTime(9) {
-		t.Errorf("due: %v", d)
-	}
-	// Its retention counts from the delivery.
-	for _, id := range []string{"due", "sent"} {
-		if d := findDocument(t, coll, id); d["ts"] == nil || d["ts"].(bson.Timestamp).T < begun {
-			t.Errorf("%s: %v, want a stamp of the delivery", id, d)
-		}
-	}
-
-	for id, state := range map[string]string{"due failed": "retry", "due held": "blocked"} {
-		d := findDocument(t, coll, id)
-		if d["state"] != state || d["origin"] != "scheduled" || d["pos"] != "8277" || d["key"] != "k" || d["dueAt"] != nil || d["claim"] != nil {
-			t.Errorf("%s: %v", id, d)
-		}
-	}
-	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: bson.A{"dropped", "gone"}}}}}); n != 0 {
-		t.Error("a dropped one is there, or one that was gone is there again")
-	}
-
-	raw, err := removeException(marshal(t, ex("x", bson.E{Key: "dueAt", Value: time.UnixMilli(9)}, bson.E{Key: "payload", Value: "p"})))
-	if want := marshal(t, bson.D{{Key: "_id", Value: "x"}, old, {Key: "scheduledFor", Value: time.UnixMilli(9)}, {Key: "payload", Value: "p"}}); err != nil || raw.String() != want.String() {
-		t.Errorf("%s, %v", raw, err)
-	}
-}
-
-// TestN15_AScanIsInTheOrderOfTheIndex reads pages of every size, with keys of several types, many documents of one position, and changes between the pages.
-func TestN15_AScanIsInTheOrderOfTheIndex(t *testing.T) {
-	t.Parallel()
-	coll, _ := exceptionOutbox(t)
-	var docs []any
-	states := []string{"retry", "blocked", "parked"}
-	for i := range 120 {
-		d := bson.D{{Key: "_id", Value: i}, {Key: "state", Value: states[i%3]}, {Key: "pending", Value: bson.A{[]string{"a", "b"}[i%2]}}}
-		switch i % 8 {
-		case 0:
-			d = append(d, bson.E{Key: "key", Value: int32(i % 5)})
-		case 1: // no key
-		case 2:
-			d = append(d, bson.E{Key: "key", Value: bson.ObjectID{byte(i)}})
-		case 3:
-			d = append(d, bson.E{Key: "key", Value: "$key"}, bson.E{Key: "pos", Value: "82"})
-		default:
-			d = append(d, bson.E{Key: "key", Value: fmt.Sprint("k", i%3)}, bson.E{Key: "pos", Value: fmt.Sprintf("82%02d", i*7%100)})
-		}
-		docs = append(docs, d)
-	}
-
-	docs = append(docs, bson.D{{Key: "_id", Value: "healthy"}}, bson.D{{Key: "_id", Value: "due"}, {Key: "dueAt", Value: time.Now()}})
-	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
-		t.Fatal(err)
-	}
-
-	for _, limit := range []int{1, 2, 7, 50, 120, 500} {
-		seen := map[int32]bool{}
-		places := map[string]string{}
-		order := []string{}
-		readAll(t, &ExceptionScan{Coll: coll}, limit, func(raw bson.Raw) {
-			id := raw.Lookup("_id").Int32()
-			if seen[id] {
-				t.Errorf("limit %d: %d twice", limit, id)
-			}
-			seen[id] = true
-			key, pos := raw.Lookup("key").String(), ""
-			if s, ok := raw.Lookup("pos").StringValueOK(); ok {
-				pos = s
-			}
-			if last, again := places[key]; again && (pos < last || order[len(order)-1] != key) {
-				t.Errorf("limit %d: %s of key %s after %s, key %s", limit, pos, key, last, order[len(order)-1])
-			}
-			places[key] = pos
-			order = append(order, key)
-		})
-		if len(seen) != 120 {
-			t.Errorf("limit %d: %d of 120", limit, len(seen))
-		}
-	}
-
-	n := 0
-	readAll(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}, Keys: keysOf(t, "k0", "k1")}, 3, func(raw bson.Raw) {
-		n++
-		if key := raw.Lookup("key").StringValue(); key == "k2" || raw.Lookup("_id").Int32()%2 == 0 {
-			t.Errorf("%s was not requested", raw)
-		}
-	})
-
-	readAll(t, &ExceptionScan{Coll: coll, Skip: []string{"a"}}, 3, func(bson.Raw) { n++ })
-	if n != 20+60 {
-		t.Errorf("%d with filters", n)
-	}
-}
-
-func keysOf(t *testing.T, keys ...string) (list []bson.RawValue) {
-	t.Helper()
-	for _, k := range keys {
-		typ, val, err := bson.MarshalValue(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list = append(list, bson.RawValue{Type: typ, Value: val})
-	}
-	return list
-}
-
-func readAll(t *testing.T, s *ExceptionScan, limit int, take func(bson.Raw)) {
-	t.Helper()
-	for more := true; more; {
-		var err error
-		if more, err = s.Page(t.Context(), limit, func(raw bson.Raw) error { take(raw); return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// TestExceptionQueriesUseTheIndexes looks at the plans: none may read documents that it does not return, nor sort, but for
-// that of several keys, which sorts entries of the index.
-func TestExceptionQueriesUseTheIndexes(t *testing.T) {
-	t.Parallel()
-	coll, _ := exceptionOutbox(t)
-	var docs []any
-	for i := range 3000 {
-		docs = append(docs, bson.D{
-			{Key: "_id", Value: i},
-			{Key: "state", Value: []string{"retry", "blocked", "parked"}[i%3]},
-			{Key: "key", Value: fmt.Sprint("k", i%50)},
-			{Key: "pos", Value: fmt.Sprintf("82%05d", i)},
-			{Key: "pending", Value: bson.A{"a"}},
-			{Key: "nextAt", Value: time.Now().Add(time.Hour)},
-		})
-	}
-	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
-		t.Fatal(err)
-	}
-
-	at := &ExceptionScan{Coll: coll}
-	at.notePlace(marshal(t, bson.D{{Key: "_id", Value: 1}, {Key: "key", Value: "k20"}, {Key: "pos", Value: "8201000"}}))
-	beyond := *at
-	beyond.rest = false
-	sort := beyond.sortOrder()
-	for name, q := range map[string]struct {
-		filter, sort bson.D
-		most         int64
-	}{
-		"first":  {(&ExceptionScan{Coll: coll}).buildFilter(), sort, 120},
-		"keys":   {(&ExceptionScan{Coll: coll, Keys: keysOf(t, "k3", "k4")}).buildFilter(), sort, 130},
-		"rest":   {at.buildFilter(), at.sortOrder(), 130},
-		"beyond": {beyond.buildFilter(), sort, 120},
-		"due":    {dueFilter(time.Now(), nil), bson.D{{Key: "nextAt", Value: 1}}, 5},
+	base := newEntry(t, 7, "k")
+	for name, change := range map[string]func(*Entry){
+		"watcher":              func(e *Entry) { e.Watcher = "orders2" },
+		"outbox":               func(e *Entry) { e.NS = "shop.outbox2" },
+		"watcher and outbox":   func(e *Entry) { e.Watcher, e.NS = "order", "sshop.outbox" },
+		"type of the id":       func(e *Entry) { e.Raw = marshal(t, bson.D{{Key: "_id", Value: int64(7)}}) },
+		"text that looks like": func(e *Entry) { e.Raw = marshal(t, bson.D{{Key: "_id", Value: "7"}}) },
+		"position":             func(e *Entry) { e.Pos = "82000008" },
+		"delivery":             func(e *Entry) { e.Delivery = 1 },
+		"topics":               func(e *Entry) { e.Pending = []string{"a", "b"} },
 	} {
-		raw, err := coll.Database().RunCommand(t.Context(), bson.D{{Key: "explain", Value: bson.D{
-			{Key: "find", Value: coll.Name()}, {Key: "filter", Value: q.filter}, {Key: "sort", Value: q.sort}, {Key: "limit", Value: 100},
-		}}, {Key: "verbosity", Value: "executionStats"}}).Raw()
-		if err != nil {
-			t.Fatal(err)
+		e := base
+		change(&e)
+		if e.DocumentID() == base.DocumentID() {
+			t.Errorf("another %s has the same id", name)
 		}
-		plan := raw.Lookup("queryPlanner", "winningPlan").String()
-		keys, _ := raw.Lookup("executionStats", "totalKeysExamined").AsInt64OK()
-		examined, _ := raw.Lookup("executionStats", "totalDocsExamined").AsInt64OK()
-		if name != "keys" && strings.Contains(plan, `"SORT"`) || strings.Contains(plan, "COLLSCAN") || keys > q.most || examined > q.most {
-			var tidy any
-			_ = json.Unmarshal([]byte(plan), &tidy)
-			t.Errorf("%s: %d keys and %d documents examined: %v", name, keys, examined, tidy)
-		}
+	}
+
+	same := base
+	same.Key, same.Reason, same.Origin, same.NextAt, same.Attempts, same.Number, same.Redelivered = "x", Retry, OriginSweep, time.Now(), 3, "-01", true
+	same.Raw = marshal(t, bson.D{{Key: "_id", Value: int32(7)}, {Key: "payload", Value: "another"}})
+	if same.DocumentID() != base.DocumentID() {
+		t.Error("a repetition has another id")
+	}
+	two := base
+	two.Pending = []string{"b", "a"}
+	other := base
+	other.Pending = []string{"a", "b"}
+	if two.DocumentID() != other.DocumentID() {
+		t.Error("the order of the topics makes another id")
 	}
 }
 
+func TestN16_EnterIsIdempotentAndKeepsTheEnvelope(t *testing.T) {
+	t.Parallel()
+	coll := newColl(t)
+	huge := strings.Repeat("x", 3000)
+	raw := marshal(t, bson.D{
+		{Key: "_id", Value: bson.D{{Key: "$gt", Value: huge}}}, {Key: "$set", Value: bson.D{{Key: "a.b", Value: "$x"}}}, {Key: "", Value: int32(1)},
+		{Key: "twice", Value: 1}, {Key: "twice", Value: 2},
+	})
+	e := newEntry(t, 7, "$key", at(time.Hour), func(e *Entry) {
+		e.Raw, e.Pending, e.Delivery, e.ReplayOf, e.Redelivered, e.Attempts = raw, []string{"b", "a"}, 3, "run", true, 2
+		e.Error = &Failure{Class: record.RecordRefused, Reason: "$bad \xff" + huge, Topic: "$topic", At: time.Now(), Node: "n"}
+	})
+	enter(t, coll, e)
+	// Somebody has changed the document since.
+	if _, err := coll.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "attempts", Value: 0}}}}); err != nil {
+		t.Fatal(err)
+	}
+	e.Reason, e.Attempts = Parked, 9
+	enter(t, coll, e)
+
+	var docs []bson.Raw
+	cur, err := coll.Find(t.Context(), bson.D{})
+	if err == nil {
+		err = cur.All(t.Context(), &docs)
+	}
+	if err != nil || len(docs) != 1 {
+		t.Fatalf("%d documents, %v", len(docs), err)
+	}
+	d := ReadDocument(docs[0])
+	if !bytes.Equal(d.Envelope, raw) || d.Size != len(raw) {
+		t.Errorf("the envelope is %s", d.Envelope)
+	}
+	if d.DocumentID != e.DocumentID() || d.NS != "shop.outbox" || !d.ID.Equal(raw.Lookup("_id")) || d.Delivery != 3 || d.Key != "$key" || d.Pos != e.Pos ||
+		!slices.Equal(d.Pending, []string{"a", "b"}) || d.Reason != Retry || d.Origin != OriginStream || d.Attempts != 0 || !d.Redelivered || d.ReplayOf != "run" ||
+		d.NextAt != e.NextAt.UnixMilli() {
+		t.Errorf("%+v", d)
+	}
+
+	// The entry describes the document before it is read.
+	e.Reason, e.Attempts = Retry, 0
+	want := e.Document()
+	slices.Sort(want.Pending)
+	if fmt.Sprintf("%+v", want) != fmt.Sprintf("%+v", d) {
+		t.Errorf("the entry promises\n%+v, stored is\n%+v", want, d)
+	}
+}
+
+// Garbage in the store is read as missing fields, and without a panic.
+func TestADocumentOfAnyFormIsRead(t *testing.T) {
+	t.Parallel()
+	e := newEntry(t, 7, "k")
+	doc := marshal(t, bson.D{{Key: "_id", Value: "x"}, {Key: "ns", Value: 1}, {Key: "topics", Value: bson.A{"a"}}, {Key: "nextAt", Value: "x"}, {Key: "attempts", Value: "x"},
+		{Key: "delivery", Value: int64(1) << 40}, {Key: "sent", Value: "x"}, {Key: "envelope", Value: e.Raw}})
+	if d := ReadDocument(doc); d.NS != "" || d.Pending != nil || d.NextAt != 0 || d.Attempts != 0 || d.Sent != nil || !bytes.Equal(d.Envelope, e.Raw) {
+		t.Errorf("%+v", d)
+	}
+
+	for i := range doc {
+		ReadDocument(doc[:i])
+		changed := bytes.Clone(doc)
+		changed[i] ^= 0xff
+		ReadDocument(changed)
+	}
+}
+
+// The largest key and envelope that fit a document can wait, although the key is in an index.
+func TestALongKeyCanWait(t *testing.T) {
+	t.Parallel()
+	coll := newColl(t)
+	key := strings.Repeat("k", 7<<20)
+	long := newEntry(t, 1, key, func(e *Entry) { e.Raw = marshal(t, bson.D{{Key: "_id", Value: int32(1)}, {Key: "key", Value: key}}) })
+	enter(t, coll, long, newEntry(t, 2, "k"))
+	n := 0
+	readAll(t, &Scan{Store: storeOf(coll)}, 1, func(*Document) { n++ })
+
+	if n != 2 {
+		t.Errorf("%d of 2 are read", n)
+	}
+	if _, err := WriteChanges(t.Context(), coll, nil, [][IDSize]byte{long.DocumentID()}); err != nil {
+		t.Error(err)
+	}
+	if n := count(t, coll, bson.D{}); n != 1 {
+		t.Errorf("%d are left", n)
+	}
+}
+
+func TestChangesAreIdempotent(t *testing.T) {
+	t.Parallel()
+	coll := newColl(t)
+	list := []Entry{
+		newEntry(t, 1, "k", at(0), func(e *Entry) { e.Attempts = 1 }), newEntry(t, 2, "k", at(0), func(e *Entry) { e.Attempts = 1 }),
+		newEntry(t, 3, "k", func(e *Entry) { e.Pending = []string{"a", "b"} }), newEntry(t, 4, "k"), newEntry(t, 5, "k"),
+	}
+	enter(t, coll, list...)
+	id := func(n int) [IDSize]byte { return list[n-1].DocumentID() }
+	failure := &Failure{Class: record.RecordRefused, Reason: "no", Topic: "a", At: time.UnixMilli(5), Node: "n"}
+	next := time.UnixMilli(99)
+	changes := []*Change{
+		{DocumentID: id(1), Reason: Retry, Pending: []string{"a"}, Failure: failure, Attempts: 1, NextAt: next},
+		{DocumentID: id(2), Reason: Parked, Attempts: 1},
+		{DocumentID: id(3), Reason: Blocked, Pending: []string{"b"}},
+		// An operator has reset it.
+		{DocumentID: id(5), Reason: Retry, Failure: failure, Attempts: 7, NextAt: next},
+		{DocumentID: [IDSize]byte{9}, Reason: Parked},
+	}
+
+	for round := range 2 {
+		matched, err := WriteChanges(t.Context(), coll, changes, [][IDSize]byte{id(4)})
+		if want := []int64{4, 2}[round]; err != nil || matched != want {
+			t.Errorf("round %d: %d documents were found, want %d; %v", round, matched, want, err)
+		}
+	}
+	if d := find(t, coll, 1); d["attempts"] != int32(2) || len(d["history"].(bson.A)) != 1 || d["nextAt"].(bson.DateTime) != 99 || d["reason"] != "retry" || d["error"] == nil {
+		t.Errorf("a failed attempt: %v", d)
+	}
+	// It is found when its topic is free again, and keeps its attempts.
+	if d := find(t, coll, 2); d["attempts"] != int32(1) || d["nextAt"] != nil || d["reason"] != "parked" {
+		t.Errorf("a parked one: %v", d)
+	}
+	if d := find(t, coll, 3); d["topics"] != "b" || d["reason"] != "blocked" {
+		t.Errorf("one of two topics: %v", d)
+	}
+	if d := find(t, coll, 5); d["attempts"] != int32(0) || d["history"] != nil {
+		t.Errorf("a reset one: %v", d)
+	}
+	found, err := FindExisting(t.Context(), coll, [][IDSize]byte{id(1), id(4), {9}})
+	if err != nil || len(found) != 1 || !found[id(1)] {
+		t.Errorf("existing are %v, %v", found, err)
+	}
+}
+
+// Only the latest failures are kept, so that a document stays small.
+func TestTheHistoryIsBounded(t *testing.T) {
+	t.Parallel()
+	coll := newColl(t)
+	e := newEntry(t, 1, "k", at(0))
+	enter(t, coll, e)
+
+	for n := range record.KeptAttempts + 5 {
+		c := &Change{DocumentID: e.DocumentID(), Reason: Retry, Attempts: int32(n), NextAt: time.Now(),
+			Failure: &Failure{Class: record.RecordRefused, Reason: fmt.Sprint(n, strings.Repeat("x", 1<<16)), At: time.Now()}}
+		if _, err := WriteChanges(t.Context(), coll, []*Change{c}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := find(t, coll, 1)
+	h := d["history"].(bson.A)
+	if last := h[len(h)-1].(bson.D)[1].Value.(string); len(h) != record.KeptAttempts || !strings.HasPrefix(last, fmt.Sprint(record.KeptAttempts+4)) || len(last) > 3000 {
+		t.Errorf("%d failures, the last one with %d bytes", len(h), len(last))
+	}
+}
+
+// Failed envelopes are listed, counted and made due, while others stay as they are.
 func TestFailedOnesAreListedAndReset(t *testing.T) {
 	t.Parallel()
-	coll, o := exceptionOutbox(t)
-	now := time.Now()
-	var docs []any
+	coll := newColl(t)
+	var list []Entry
 	for i := range 130 {
-		docs = append(docs, bson.D{
-			{Key: "_id", Value: i},
-			{Key: "state", Value: "retry"},
-			{Key: "attempts", Value: int32(3)},
-			{Key: "nextAt", Value: now.Add(time.Hour)},
-			{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{T: uint32(1000 + i)})},
-			{Key: "pending", Value: bson.A{"a"}},
-			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "at", Value: now.Add(time.Duration(i) * time.Second)}}},
-		})
+		list = append(list, newEntry(t, i, fmt.Sprintf("k%03d", i), at(time.Hour), func(e *Entry) {
+			e.Attempts = 3
+			e.Pos = fmt.Sprintf("82%08X00000000", 1000+i)
+			e.Error = &Failure{Class: record.RecordRefused, Reason: "no", At: time.Now()}
+		}))
+	}
+	list = append(list, newEntry(t, 200, "parked", func(e *Entry) { e.Attempts = 1 }), newEntry(t, 201, "audit", at(time.Hour), func(e *Entry) { e.Watcher, e.Attempts = "audit", 1 }))
+	enter(t, coll, list...)
+
+	q := Query{Watcher: "orders", Failed: true}
+	var keys []string
+	after := ""
+	for {
+		page, next, err := List(t.Context(), coll, q, []string{"payload"}, 40, after)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, item := range page {
+			keys = append(keys, item.Key)
+			if item.Attempts != 3 || item.Error == nil || len(item.History) != 1 || !slices.Equal(item.Pending, []string{"a"}) {
+				t.Fatalf("%+v", item)
+			}
+			if _, err := item.Envelope.LookupErr("payload"); err == nil {
+				t.Fatal("a page has payloads")
+			}
+		}
+		if after = next; after == "" {
+			break
+		}
+	}
+	if len(keys) != 130 || !slices.IsSorted(keys) {
+		t.Errorf("%d are listed, in order: %t", len(keys), slices.IsSorted(keys))
 	}
 
-	docs = append(docs, bson.D{{Key: "_id", Value: "parked"}, {Key: "state", Value: "parked"}, {Key: "attempts", Value: int32(1)}},
-		bson.D{{Key: "_id", Value: "due"}, {Key: "dueAt", Value: now}})
-	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
-		t.Fatal(err)
-	}
-
-	list, err := ListFailed(t.Context(), coll, nil, 1000)
-	if err != nil || len(list) != 100 || list[0].ID.Int32() != 129 || list[99].ID.Int32() != 30 || list[0].LastError.Class != "record_refused" || list[0].Attempts != 3 {
-		t.Fatalf("%d, %v, %+v", len(list), err, list[:1])
-	}
-
-	counts, err := CountExceptions(t.Context(), coll, slot.Range{})
-	if err != nil || len(counts) != 3 || counts[1] != (ExceptionCount{"retry", "a", 130, time.Unix(1000, 0)}) || counts[2].State != "scheduled" || counts[2].N != 1 {
+	counts, err := storeOf(coll).Counts(t.Context())
+	if err != nil || len(counts) != 2 || counts[0] != (Count{"shop.outbox", Parked, "a", 1, time.Unix(0x82000200>>8, 0)}) && counts[0].N != 1 || counts[1].N != 130 || !counts[1].Oldest.Equal(time.Unix(1000, 0)) {
 		t.Errorf("counts: %+v, %v", counts, err)
 	}
 
-	parked, _ := bson.Marshal(bson.D{{Key: "", Value: "parked"}})
-	ids := []bson.RawValue{list[0].ID, list[1].ID, bson.Raw(parked).Lookup("")}
-	var n, hurried int64
-	err = o.Fenced(t.Context(), nil, func(tx context.Context) (err error) {
-		if n, err = ResetFailed(tx, coll, ids[:1]); err == nil {
-			hurried, err = HurryFailed(tx, coll, ids[1:])
-		}
-		return err
-	})
-	if err != nil || n > 1 || hurried != 1 {
-		t.Fatalf("%d, %d, %v", n, hurried, err)
+	one := q
+	one.IDs = []bson.RawValue{list[0].Raw.Lookup("_id"), list[130].Raw.Lookup("_id"), list[131].Raw.Lookup("_id")}
+	if n, err := RetryFailed(t.Context(), coll, one, true); err != nil || n != 1 {
+		t.Errorf("%d are reset, %v", n, err)
 	}
-	if d := findDocument(t, coll, 129); d["attempts"] != int32(0) || d["lastError"] != nil || d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
+	one.IDs = one.IDs[1:]
+	one.IDs[0] = list[1].Raw.Lookup("_id")
+	if n, err := RetryFailed(t.Context(), coll, one, false); err != nil || n != 1 {
+		t.Errorf("%d are hurried, %v", n, err)
+	}
+	if d := find(t, coll, 0); d["attempts"] != int32(0) || d["error"] != nil || d["nextAt"].(bson.DateTime).Time().After(time.Now().Add(time.Minute)) {
 		t.Errorf("reset: %v", d)
 	}
-	if d := findDocument(t, coll, 128); d["attempts"] != int32(3) || d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
+	if d := find(t, coll, 1); d["attempts"] != int32(3) || d["error"] == nil || d["nextAt"].(bson.DateTime).Time().After(time.Now().Add(time.Minute)) {
 		t.Errorf("hurried: %v", d)
 	}
-	if keys, err := DueRetries(t.Context(), coll, time.Now(), nil, 10, slot.Range{}); err != nil || len(keys) != 2 {
-		t.Errorf("due: %v, %v", keys, err)
+	if d := find(t, coll, 201); !d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
+		t.Errorf("another watcher's: %v", d)
 	}
-	if keys, err := DueRetries(t.Context(), coll, time.Now(), []string{"a"}, 10, slot.Range{}); err != nil || len(keys) != 0 {
-		t.Errorf("due for a parked topic: %v, %v", keys, err)
+	if due, err := storeOf(coll).DueKeys(t.Context(), time.Now(), nil, 10); err != nil || len(due) != 2 {
+		t.Errorf("due: %v, %v", due, err)
 	}
-	if still, err := outboxes.StillDirty(t.Context(), coll, slot.Range{}); err != nil || !still {
-		t.Errorf("still dirty: %v, %v", still, err)
-	}
-	if _, err := coll.DeleteMany(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}); err != nil {
-		t.Fatal(err)
-	}
-
-	for _, want := range []bool{true, false} { // one is scheduled
-		if still, err := outboxes.StillDirty(t.Context(), coll, slot.Range{}); err != nil || still != want {
-			t.Errorf("still dirty: %v, %v", still, err)
-		}
-		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: "due"}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// A service can store a document with operators, or a regular expression, as a key. A scan finds such exceptions by their keys
-// and goes on behind them; the server never takes a key for an operator.
-func TestAKeyIsNoOperator(t *testing.T) {
-	t.Parallel()
-	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
-	odd := bson.A{
-		bson.D{{Key: "$bogus", Value: 1}}, bson.D{{Key: "$gt", Value: ""}}, bson.D{{Key: "$where", Value: "sleep(1000)"}}, bson.Regex{Pattern: ".*"}, "plain", bson.Null{}, int64(7),
-	}
-
-	var keys []bson.RawValue
-	for i, key := range odd {
-		for j := range 3 {
-			if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: fmt.Sprint(i, "-", j)}, {Key: "state", Value: "parked"}, {Key: "pos", Value: fmt.Sprint(82 + j)}, {Key: "key", Value: key}}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		kind, value, err := bson.MarshalValue(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys = append(keys, bson.RawValue{Type: kind, Value: value})
-	}
-
-	count := func(s *ExceptionScan) (n int) {
-		readAll(t, s, 2, func(bson.Raw) { n++ })
-		return n
-	}
-	if n := count(&ExceptionScan{Coll: coll}); n != 3*len(odd) {
-		t.Errorf("a scan of everything has %d of %d", n, 3*len(odd))
-	}
-
-	for i := range keys {
-		if n := count(&ExceptionScan{Coll: coll, Keys: keys[i : i+1]}); n != 3 {
-			t.Errorf("key %v: %d of 3", odd[i], n)
-		}
-	}
-	if n := count(&ExceptionScan{Coll: coll, Keys: keys}); n != 3*len(odd) {
-		t.Errorf("a scan of all keys has %d of %d", n, 3*len(odd))
+	if due, err := storeOf(coll).DueKeys(t.Context(), time.Now(), []string{"a"}, 10); err != nil || len(due) != 0 {
+		t.Errorf("due for a parked topic: %v, %v", due, err)
 	}
 }

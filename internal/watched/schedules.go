@@ -50,11 +50,6 @@ type Schedules struct {
 	list    []string
 }
 
-// ScheduleIndexes returns the indexes of the collection.
-func ScheduleIndexes() []mongodb.Index {
-	return []mongodb.Index{{Name: "watcher_1", Keys: mongodb.Ascending("watcher")}}
-}
-
 // Note returns once the list contains the outbox ns. It costs nothing if the entry is new enough.
 func (s *Schedules) Note(ctx context.Context, ns string) error {
 	s.mu.Lock()

@@ -30,13 +30,13 @@ func (e *inboxFailure) Unwrap() error { return e.error }
 
 // timeoutError reports that a handler exceeded its Timeout.
 type timeoutError struct {
-	Handler string
-	After   time.Duration
-	Err     error // the error that the handler returned after the timeout
+	Name  string // of the function
+	After time.Duration
+	Err   error // the error that the function returned after the timeout
 }
 
 func (e *timeoutError) Error() string {
-	return fmt.Sprintf("handler %s did not end within %v: %v", e.Handler, e.After, e.Err)
+	return fmt.Sprintf("%s did not end within %v: %v", e.Name, e.After, e.Err)
 }
 
 // Unwrap returns ErrTimeout, context.DeadlineExceeded and the handler's error. A timeout does not mean that the database is
@@ -71,13 +71,18 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	}
 
 	defer recoverPanic(&err)
+	if !t.attempt.begin(t, list) {
+		return res, errBehind
+	}
+	defer t.attempt.end(t.p)
 	// The log no longer has such a message, so it must not be handled.
 	if err := checkOrphans(list); err != nil {
 		return res, err
 	}
 
 	ctx := t.p.drainCtx
-	if t.reg.mode != AtLeastOnce {
+	// A partition that no member reads has no log, and its messages move no watermark.
+	if t.reg.mode != AtLeastOnce && !t.p.isStray {
 		if err := t.attachHandler(ctx); err != nil {
 			return res, err
 		}
@@ -97,16 +102,14 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	defer func() { t.endSpan(endSpan, err) }()
 
 	began := time.Now()
-	err = t.handleByMode(ctx, list, &res)
+	// Users can supply the inbox and the transactions, so not only handlers panic or end their goroutine.
+	err = runGuarded(func() error { return t.handleByMode(ctx, list, &res) })
 	res.took = time.Since(began)
 	return res, err
 }
 
-// handleByMode handles the messages in the mode of the handler. It returns a panic as an error.
+// handleByMode handles the messages in the mode of the handler.
 func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResult) (err error) {
-	// Users can supply the inbox and the transactions, so a panic is not only possible in handlers.
-	defer recoverPanic(&err)
-
 	switch {
 	case t.waiting != nil && t.reg.mode == Transactional:
 		return t.handleWaiting(ctx, list[0], res)
@@ -154,8 +157,15 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 
 		t.lastRun = 0
 		ran, lastErr = true, f(ctx)
+		// The time-out may have interrupted a statement, whose label would make the driver run the handler again.
+		if _, late := errors.AsType[*timeoutError](lastErr); late {
+			return &finalError{lastErr}
+		}
 		return lastErr
 	})
+	if final, ok := errors.AsType[*finalError](err); ok {
+		return final.err
+	}
 
 	// After its own limit the driver does not run f again. It returns the cause instead.
 	_, isOverrun := errors.AsType[*overrunError](err)
@@ -164,6 +174,11 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 	}
 	return err
 }
+
+// finalError hides the labels of an error, so that the transaction is not repeated.
+type finalError struct{ err error }
+
+func (e *finalError) Error() string { return e.err.Error() }
 
 // noteRepeat logs once for each handler that its transaction was rolled back, so that a handler that prints or counts on its
 // own does not look as if it had handled a message twice.
@@ -359,15 +374,8 @@ func (t *track) wrapFailure(ctx context.Context, err error) error {
 // callWithTimeout calls f with the handler's timeout. It returns a panic as an error, and an error after the timeout as
 // a *timeoutError.
 func (t *track) callWithTimeout(ctx context.Context, f func(ctx context.Context) error) (err error) {
-	limited, cancel := context.WithTimeout(ctx, t.reg.timeout)
-	defer cancel()
 	defer recoverPanic(&err)
-
-	err = f(limited)
-	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		err = &timeoutError{Handler: t.reg.name, After: t.reg.timeout, Err: err}
-	}
-	return err
+	return callLimited(ctx, t.reg.timeout, "handler "+t.reg.name, f)
 }
 
 // batchCollector collects the messages that pass the middlewares of a batch handler.

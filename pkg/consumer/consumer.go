@@ -2,10 +2,9 @@ package consumer
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -123,6 +122,9 @@ type run struct {
 	disposer     messageDisposer
 	inbox        consumerparts.Inbox
 	transact     consumerparts.Transactor
+	memberID     string // of this run, in the counts of the group
+	census       census
+	reach        databaseReach
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64
@@ -143,7 +145,7 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	if len(c.reg.snapshot().all) == 0 {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
-	r := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor()}
+	r := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor(), memberID: rand.Text()}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
 		r.disposer = &disposer{letters: c.letters, publisher: c.transport, report: r.report}
@@ -162,7 +164,6 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	r.reportOrphans() //nolint:contextcheck // r has the context
 
 	// They go on while the last handlers end, so that no other member ends the transactions of these handlers.
 	beating, stopBeats := context.WithCancel(context.WithoutCancel(ctx))
@@ -244,30 +245,6 @@ func (r *run) sendHeartbeats(ctx context.Context) {
 	}
 }
 
-// reportOrphans reports the handlers that have messages that are set aside, and are not registered in this process. These
-// messages are retried only if another member has the handler.
-func (r *run) reportOrphans() {
-	if r.c.waiting == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, readyTimeout)
-	defer cancel()
-	names, err := r.c.waiting.Handlers(ctx, r.c.group)
-	if err != nil {
-		r.report(err)
-		return
-	}
-
-	// A handler that was renamed or deleted leaves its messages behind.
-	for _, name := range names {
-		isRegistered := func(x *registration) bool { return r.c.inboxConsumer(x) == name }
-		if !slices.ContainsFunc(r.c.reg.snapshot().all, isRegistered) {
-			r.report(fmt.Errorf("%w is named %q, but messages in %s wait for it: register a handler of that name, "+
-				"or delete the messages", ErrNoHandler, strings.TrimPrefix(name, r.c.group+"/"), setaside.DefaultCollection))
-		}
-	}
-}
-
 // Fault reports an error from which the transport recovers without help.
 func (r *run) Fault(err error) { r.report(err) }
 
@@ -278,15 +255,11 @@ func (r *run) report(err error) {
 	}
 
 	if f := r.c.s.onError; f != nil {
-		var panicErr error
-		func() {
-			defer recoverPanic(&panicErr)
-			f(r.ctx, err)
-		}()
-		if panicErr == nil {
+		failed := runGuarded(func() error { f(r.ctx, err); return nil })
+		if failed == nil {
 			return
 		}
-		err = errors.Join(err, fmt.Errorf("WithErrorHook: %w", panicErr))
+		err = errors.Join(err, fmt.Errorf("WithErrorHook: %w", failed))
 	}
 
 	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)

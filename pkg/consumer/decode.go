@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -32,17 +33,23 @@ func boundIdentity(text string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text)))
 }
 
-// wrapDecodeError returns err, with which a record could not be decoded, as ErrMalformed, also if it has no class: another
-// attempt would read the same bytes.
+// wrapDecodeError returns err, with which a record could not be decoded, with the place of the record.
 func wrapDecodeError(r *transport.Record, err error) error {
-	return fmt.Errorf("%w: record %s/%d/%d is not readable: %w", ErrMalformed, r.Topic, r.Partition, r.Offset, err)
+	return fmt.Errorf("record %s/%d/%d is not readable: %w", r.Topic, r.Partition, r.Offset, err)
+}
+
+// malformed returns an error that wraps ErrMalformed: another attempt would read the same bytes.
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrMalformed, fmt.Errorf(format, args...))
 }
 
 // Decode is the default decoder: it sets the fields of m that the headers contain. See WithDecoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
 // plain, Debezium's event router, and CloudEvents in binary and structured mode. For a structured CloudEvent, the value of
 // the message is the data of the event. The id of a CloudEvent is unique only together with its source, so the source is the
 // namespace of an event without the relay's namespace header.
-func Decode(m *Message) error {
+//
+// Its errors wrap ErrMalformed. It does no I/O.
+func Decode(_ context.Context, m *Message) error {
 	// Of several headers with one meaning the first counts: the relay writes its own before those of the event.
 	structured, source := false, ""
 	for i := range m.Headers {
@@ -56,7 +63,7 @@ func Decode(m *Message) error {
 		case record.HeaderDelivery:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 0 {
-				return errors.New("header " + record.HeaderDelivery + " is not a number")
+				return malformed("header %s is not a number", record.HeaderDelivery)
 			}
 			m.Delivery = n
 		case record.HeaderRedelivered:
@@ -64,7 +71,7 @@ func Decode(m *Message) error {
 		case record.HeaderAttempt:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 1 {
-				return errors.New("header " + record.HeaderAttempt + " is not a positive number")
+				return malformed("header %s is not a positive number", record.HeaderAttempt)
 			}
 			m.Attempt = n
 		case record.HeaderCEID:
@@ -87,7 +94,7 @@ func Decode(m *Message) error {
 
 	if structured && m.Value != nil {
 		if err := unwrapCloudEvent(m, &source); err != nil {
-			return err
+			return malformed("%w", err)
 		}
 	}
 
@@ -169,7 +176,7 @@ func isJSON(contentType string) bool {
 // dead letter could have its id.
 func checkIdentity(m *Message) error {
 	if n := max(len(m.ID), len(m.Source)); n > maxIdentity {
-		return fmt.Errorf("the id or namespace has %d bytes: at most %d are allowed", n, maxIdentity)
+		return malformed("the id or namespace has %d bytes: at most %d are allowed", n, maxIdentity)
 	}
 	return nil
 }

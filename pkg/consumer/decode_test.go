@@ -77,7 +77,7 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 		m := relayEvent(t, c.cfg, ev, meta)
 		r := m.Clone()
 
-		if err := consumer.Decode(m); err != nil {
+		if err := consumer.Decode(t.Context(), m); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
@@ -109,7 +109,7 @@ func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 		`{"type":"a","data":"x\u00e9","datacontenttype":"text/plain; q=\"\""}`: "xé",
 	} {
 		m := &consumer.Message{Value: []byte(body), Headers: []event.Header{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}}
-		err := consumer.Decode(m)
+		err := consumer.Decode(t.Context(), m)
 
 		if reason, bad := strings.CutPrefix(want, "error: "); bad {
 			if err == nil || !strings.Contains(err.Error(), reason) {
@@ -130,13 +130,13 @@ func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
 		{Key: record.HeaderDelivery, Value: []byte("-1")}, {Key: record.HeaderDelivery}, {Key: record.HeaderAttempt, Value: []byte("0")},
 	} {
 		m := &consumer.Message{Headers: []event.Header{h}}
-		if err := consumer.Decode(m); err == nil {
-			t.Errorf("%s=%q: %+v", h.Key, h.Value, m)
+		if err := consumer.Decode(t.Context(), m); !errors.Is(err, consumer.ErrMalformed) {
+			t.Errorf("%s=%q: %+v (%v)", h.Key, h.Value, m, err)
 		}
 	}
 
 	err := consumer.WrapDecodeError(&transport.Record{Topic: "t", Partition: 1, Offset: 2}, errWanted)
-	if !errors.Is(err, errWanted) || !errors.Is(err, consumer.ErrMalformed) || !strings.Contains(err.Error(), "t/1/2") {
+	if !errors.Is(err, errWanted) || !strings.Contains(err.Error(), "t/1/2") {
 		t.Error(err)
 	}
 }

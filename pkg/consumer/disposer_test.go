@@ -146,7 +146,7 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 func decodeAgain(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
 	t.Helper()
 	got := &consumer.Message{Topic: topic, Partition: 5, Offset: 99, Key: m.Key, Value: m.Value, Headers: m.Headers}
-	if err := consumer.Decode(got); err != nil {
+	if err := consumer.Decode(t.Context(), got); err != nil {
 		t.Fatal(err)
 	}
 	got.Group = "g"

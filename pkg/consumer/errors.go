@@ -19,7 +19,8 @@ var (
 	ErrRunning = errors.New("consumer: Run is running already")
 	// ErrTimeout reports that a handler exceeded WithTimeout. The error of the handler is wrapped too.
 	ErrTimeout = errors.New("consumer: the handler timed out")
-	// ErrPanic reports that a handler, a middleware or another function of the user panicked. HandlerError.Stack has the stack.
+	// ErrPanic reports that a handler, a middleware or another function of the user panicked, or ended its goroutine, as
+	// runtime.Goexit and t.FailNow do. HandlerError.Stack has the stack.
 	ErrPanic = errors.New("consumer: panic")
 	// ErrMalformed reports that a record or its payload cannot be decoded or is invalid. Another attempt fails the same way, so
 	// by default the message becomes a dead letter at once. Handlers may wrap it.

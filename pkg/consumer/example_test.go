@@ -48,14 +48,19 @@ func ExampleConsumer() {
 }
 
 // A service that has removed a handler also removes the messages that wait for it, for example in a migration.
-func ExampleRetire() {
+func ExampleConsumer_Retire() {
 	var (
 		ctx context.Context
 		db  *mongo.Database
 	)
-	err := consumer.Retire(ctx, db, consumer.HandlerID{Group: "shipping", Name: "pack-parcels"})
+	// The options are those of the members.
+	c, err := consumer.New("shipping", db, consumer.WithBrokers("kafka:9092"), consumer.WithTopics("outbox.event.order"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = c.Retire(ctx, "pack-parcels")
 	if errors.Is(err, consumer.ErrRunning) {
-		log.Fatal("stop the members that still have the handler: ", err)
+		log.Fatal("stop the members of the group: ", err)
 	}
 	if err != nil {
 		log.Fatal(err)

@@ -34,7 +34,8 @@ type HandlerFunc func(ctx context.Context, m *Message) error
 // zero value and m.Tombstone is true.
 //
 // A payload that cannot be decoded fails with ErrMalformed, so by default the message becomes a dead letter at once. If
-// the codec cannot reach its schema registry, the message is retried.
+// the codec cannot reach its schema registry (codec.ErrUnavailable), the handler is suspended for Retry.Min up to Retry.Max, until
+// it can. That spends no attempt.
 func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload T) error) Handler {
 	if f == nil {
 		return Func(nil, t.Name)

@@ -21,7 +21,7 @@ const (
 	liveAfter = time.Minute
 	// healthInterval is how often the messages that are set aside are counted in the database.
 	healthInterval = 5 * time.Second
-	// healthTimeout bounds one such call, and a call of Kafka.
+	// healthTimeout bounds a call of Kafka.
 	healthTimeout = 5 * time.Second
 	// maxUnknown is the maximum number of names in Status.Unknown.
 	maxUnknown = 100
@@ -33,6 +33,7 @@ const (
 	healthKafka   = "Kafka does not answer"
 	healthMongoDB = "MongoDB does not answer"
 	healthOutage  = "nothing is fetched until MongoDB answers"
+	healthDecoder = "the decoder is unavailable, and nothing is read"
 )
 
 // health is the state of a consumer that Status reports without I/O.
@@ -43,8 +44,10 @@ type health struct {
 	running bool
 	failed  error // of the last Run
 	beatAt  time.Time
-	trouble map[string]problem // by kind
-	waiting map[string]waitingCount
+	trouble map[string]problem      // by kind
+	countAt time.Time               // of the last count of messages that are set aside
+	waiting map[string]waitingCount // by handler
+	strays  []StrayStatus
 	unknown map[string]int64
 }
 
@@ -56,24 +59,24 @@ type problem struct {
 
 // waitingCount describes the messages of a handler that are set aside.
 type waitingCount struct {
-	n     int
-	since time.Time // of the first failure of the oldest
+	n      int
+	oldest time.Duration // since the first failure of the oldest, at the time of the count
 }
 
 func newHealth() *health {
 	return &health{now: time.Now, trouble: map[string]problem{}, waiting: map[string]waitingCount{}, unknown: map[string]int64{}}
 }
 
-// note records that there is trouble of this kind, or with nil that there is none.
-func (h *health) note(kind string, err error) {
+// note records that there is trouble of this kind, or with nil that there is none. It reports whether that is new.
+func (h *health) note(kind string, err error) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	p, known := h.trouble[kind]
 	if err == nil {
 		delete(h.trouble, kind)
-		return
+		return known
 	}
 
-	p, known := h.trouble[kind]
 	// The trouble began with the first error of its kind.
 	if !known {
 		p.since = h.now()
@@ -83,6 +86,7 @@ func (h *health) note(kind string, err error) {
 		p.text += ": " + text
 	}
 	h.trouble[kind] = p
+	return !known
 }
 
 // beat records that the loop of reportGauges works.
@@ -153,11 +157,30 @@ func (h *health) isLive(member bool) bool {
 	return h.failed == nil && !(member && h.now().Sub(h.beatAt) > liveAfter)
 }
 
+// setCensus records the messages of the group that are set aside, which were counted at a time.
+func (h *health) setCensus(at time.Time, waiting map[string]waitingCount, strays []StrayStatus) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.countAt, h.waiting, h.strays = at, waiting, strays
+}
+
+// countOf returns the last count of a handler, and its time.
+func (h *health) countOf(handler string) (n int, at time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.waiting[handler].n, h.countAt
+}
+
 // refreshHealth counts the messages that are set aside in the database, until ctx ends.
 func (r *run) refreshHealth(ctx context.Context) {
 	for {
+		r.measureSuspensions()
 		if r.c.waiting != nil {
-			r.c.health.note(healthMongoDB, r.countWaiting(ctx))
+			err := r.takeCensus(ctx)
+			r.c.health.note(healthMongoDB, err)
+			if ctx.Err() == nil {
+				r.noteDatabase(err)
+			}
 		}
 		if retry.Sleep(ctx, healthInterval) != nil {
 			return
@@ -165,34 +188,15 @@ func (r *run) refreshHealth(ctx context.Context) {
 	}
 }
 
-// countWaiting measures the messages of each handler that are set aside, and the suspensions.
-func (r *run) countWaiting(ctx context.Context) error {
+// measureSuspensions measures which handlers are suspended.
+func (r *run) measureSuspensions() {
 	for _, reg := range r.c.reg.snapshot().all {
-		suspended := telemetry.Measurement{Metric: telemetry.Suspended, Handler: reg.name, Reason: "handler"}
+		m := telemetry.Measurement{Metric: telemetry.Suspended, Handler: reg.name, Reason: "handler"}
 		if reg.suspension.isSuspended() {
-			suspended.N = 1
+			m.N = 1
 		}
-		r.c.measure(suspended)
-
-		// One above the limit shows that the limit is reached.
-		limited, cancel := context.WithTimeout(ctx, healthTimeout)
-		n, err := r.c.waiting.Count(limited, r.c.inboxConsumer(reg), reg.retry.MaxWaiting+1)
-		var age time.Duration
-		if err == nil {
-			age, err = r.c.waiting.Oldest(limited, r.c.inboxConsumer(reg))
-		}
-		cancel()
-		if err != nil {
-			return err
-		}
-
-		r.c.health.mu.Lock()
-		r.c.health.waiting[reg.name] = waitingCount{n: n, since: time.Now().Add(-age)}
-		r.c.health.mu.Unlock()
-		r.c.measure(telemetry.Measurement{Metric: telemetry.Waiting, N: int64(n), Handler: reg.name})
-		r.c.measure(telemetry.Measurement{Metric: telemetry.OldestWaiting, Took: age, Handler: reg.name})
+		r.c.measure(m)
 	}
-	return nil
 }
 
 // HealthHandler serves /livez and /readyz: 200 or 503, with the Status as JSON. It does no I/O.

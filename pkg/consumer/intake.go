@@ -6,55 +6,38 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
-// newEntry decodes a record and finds its handlers.
+// newEntry decodes a record and finds its handlers. It blocks while the record has to be decoded again, so nothing that follows
+// in the partition overtakes it: until then, nobody knows its handlers. It returns nil if the partition is paused or given back
+// before.
 func (p *partition) newEntry(r *transport.Record) *entry {
+	d := p.decodeUntilDecided(r)
+	if d == nil {
+		return nil
+	}
+
 	e := &entry{
 		offset:    r.Offset,
 		lane:      inbox.Lane(r.Key, r.Offset),
 		rec:       *r,
+		m:         d.message,
 		size:      r.Size(),
 		writtenAt: r.Time.UnixMilli(),
+		decodeErr: d.err,
+		givenUp:   d.verdict,
 	}
-
-	m, err := p.s.decodeRecord(r)
-	switch {
-	case err != nil:
-		e.decodeErr = wrapDecodeError(r, err)
-		// The message becomes a dead letter, with the fields that the record itself has.
-		e.m = completeMessage(newMessage(r), r, p.s.c.group)
-		p.s.c.dropForeignControls(e.m, time.Now())
-		e.shares = []share{{reg: p.s.c.poison}}
-	default:
-		e.m = m
-		e.shares = p.s.c.routeMessage(m)
+	if d.err != nil {
+		e.shares = []share{{reg: p.s.c.poison, attempts: d.earlier}}
+	} else {
+		e.shares = p.s.c.routeMessage(e.m)
 	}
-
 	e.openShares = len(e.shares)
 	return e
-}
-
-// decodeRecord decodes a record. It returns a panic of the decoder as an error.
-func (s *session) decodeRecord(r *transport.Record) (m *Message, err error) {
-	defer recoverPanic(&err)
-	if r.Err != nil {
-		return nil, r.Err
-	}
-
-	m = newMessage(r)
-	if err := s.c.s.decoder(m); err != nil {
-		return nil, err
-	}
-	m = completeMessage(m, r, s.c.group)
-	s.c.dropForeignControls(m, time.Now())
-
-	return m, checkIdentity(m)
 }
 
 // routeMessage returns a part for each handler of the message. If there is none, it returns a part for the registration

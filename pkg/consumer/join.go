@@ -117,8 +117,13 @@ func (r *run) joinUntilChange(ctx context.Context, topics []string, changed <-ch
 	return r.joinTopics(ctx, topics)
 }
 
-// joinTopics is a member of the group until ctx ends, or until a handler is added that needs further retry topics.
+// joinTopics is a member of the group until ctx ends, until a handler is added that needs further retry topics, or until the
+// database has been out of reach for too long. It blocks while the database is out of reach.
 func (r *run) joinTopics(ctx context.Context, topics []string) error {
+	if err := r.reach.gate.waitOpen(ctx); err != nil {
+		return nil //nolint:nilerr // ctx has ended
+	}
+
 	retryTopics := r.c.retryTopics(topics)
 	ctx, cancel := context.WithCancel(ctx)
 	var waiting sync.WaitGroup
@@ -128,6 +133,10 @@ func (r *run) joinTopics(ctx context.Context, topics []string) error {
 	waiting.Go(func() {
 		defer cancel()
 		r.c.awaitRetryTopics(ctx, topics, retryTopics)
+	})
+	waiting.Go(func() {
+		defer cancel()
+		r.reach.awaitLost(ctx)
 	})
 	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retryTopics), r)
 }

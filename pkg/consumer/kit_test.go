@@ -53,6 +53,14 @@ func newKit(t testing.TB, partitions int, opts ...*options.ClientOptions) *kit {
 	return k
 }
 
+// newKitOf returns a kit with the database, the topic and the group of k, and a client of its own.
+func newKitOf(k *kit, opts ...*options.ClientOptions) *kit {
+	k.Helper()
+	other := *k
+	other.db = stacktest.Client(k, opts...).Database(k.db.Name())
+	return &other
+}
+
 // context ends with the test, or when its patience does.
 func (k *kit) context() context.Context {
 	ctx, cancel := context.WithTimeout(k.Context(), patience)

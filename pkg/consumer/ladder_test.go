@@ -163,11 +163,11 @@ func TestMessagesWithoutAHandlerAreKeptAndComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.newCollection(deadletter.DefaultCollection)
-	decode := func(m *consumer.Message) error {
+	decode := func(ctx context.Context, m *consumer.Message) error {
 		if bytes.HasPrefix(m.Value, []byte("poison")) {
 			return errors.New("not a message")
 		}
-		return consumer.Decode(m)
+		return consumer.Decode(ctx, m)
 	}
 	c := k.newConsumer(consumer.WithUnknown(), consumer.WithDecoder(decode))
 	var broken sync.Map
@@ -527,8 +527,8 @@ func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
 	k := newKit(t, 1)
 
 	var j journal
-	c := k.newConsumer(consumer.WithDecoder(func(m *consumer.Message) error {
-		if err := consumer.Decode(m); err != nil {
+	c := k.newConsumer(consumer.WithDecoder(func(ctx context.Context, m *consumer.Message) error {
+		if err := consumer.Decode(ctx, m); err != nil {
 			return err
 		}
 		j.add("saw " + m.Name)

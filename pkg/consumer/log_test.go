@@ -43,6 +43,11 @@ type changing struct {
 	diverged    int64  // where other records replaced lost ones, until a fetch has reported it; 0 for none
 }
 
+// DescribeGroup describes a group that this member has alone.
+func (l *changing) DescribeGroup(context.Context, string) (transport.GroupState, error) {
+	return transport.GroupState{}, nil
+}
+
 // replaceFrom replaces the records from end on by n records of a new life, before any fetch can see that they are gone.
 func (l *changing) replaceFrom(end int64, n int) {
 	l.mu.Lock()

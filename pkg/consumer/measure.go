@@ -37,6 +37,13 @@ func (r *run) countRunning(by int64) {
 	r.c.measure(telemetry.Measurement{Metric: telemetry.Running, N: r.runningLanes.Add(by)})
 }
 
+// remeasure measures the gauges of the member again, because measurements of several goroutines may arrive in another order.
+func (r *run) remeasure() {
+	r.countRunning(0)
+	r.countHeld(0, 0)
+	r.c.measureStop("paused", r.c.gate.isPaused())
+}
+
 // countHeld adds to the number and the size of the messages in memory.
 func (r *run) countHeld(messages, bytes int64) {
 	r.c.measure(telemetry.Measurement{Metric: telemetry.Held, N: r.heldMessages.Add(messages)})
@@ -89,10 +96,10 @@ func (e *classifiedError) Error() string { return classOf(e.err) }
 
 func (e *classifiedError) Unwrap() error { return e.err }
 
-// reportLagLocked reports the lag of the partition, whose log ends at end.
-func (p *partition) reportLagLocked(end int64) {
+// setLogEndLocked records the end of the log, and returns the lag of the partition.
+func (p *partition) setLogEndLocked(end int64) (lag int64) {
 	p.lagMeasured, p.logEnd = time.Now(), end
-	p.measureLag(p.lagLocked())
+	return p.lagLocked()
 }
 
 // lagLocked returns how many offsets up to the last known end are not finished.
@@ -124,6 +131,8 @@ func (s *session) reportGauges() {
 	for retry.Sleep(s.serveCtx, gaugeInterval) == nil {
 		s.c.health.beat()
 		s.c.health.note(healthKafka, s.measurePartitions())
+		s.remeasure()
+		s.c.measureStop("database", s.outage.isOn())
 	}
 }
 
@@ -150,8 +159,9 @@ func (s *session) measurePartitions() (failed error) {
 		}
 		if log.End >= 0 {
 			p.mu.Lock()
-			p.reportLagLocked(log.End)
+			lag := p.setLogEndLocked(log.End)
 			p.mu.Unlock()
+			p.measureLag(lag)
 		}
 	}
 	return failed

@@ -23,6 +23,7 @@ const (
 	defaultDrain          = 10 * time.Second
 	defaultCommitInterval = time.Second
 	defaultBuffer         = 8 << 20
+	defaultMaxOutage      = 5 * time.Minute
 )
 
 const (
@@ -79,13 +80,14 @@ type settings struct {
 	open          func(cfg transport.Config) (transport.Transport, error)
 	inbox         inboxSettings
 	transact      consumerparts.Transactor
-	decoder       func(m *Message) error
-	disposer      messageDisposer // of tests
+	decoder       func(ctx context.Context, m *Message) error // nil: Decode
+	disposer      messageDisposer                             // of tests
 	onError       func(ctx context.Context, err error)
 	telemetry     telemetry.Sink
 	log           *slog.Logger
 	concurrency   int
 	drain         time.Duration
+	maxOutage     time.Duration
 	commitMode    commitMode
 	bufferRecords int
 	bufferBytes   int
@@ -93,18 +95,6 @@ type settings struct {
 	deadUnknown   bool
 	topicList     *topics.List
 	letters       []deadletter.Option
-}
-
-// WithDecoder replaces Decode, for records that no relay wrote. f gets a message with the place, the time, the key, the value
-// and the headers of the record. It may set the other fields, for example the name, and replace the value. The consumer sets
-// Group, and fills in ID and Attempt if they are empty. If f returns an error, Retry decides about the record. By default the
-// record becomes a dead letter, and its offset passes after the letter is written.
-func WithDecoder(f func(m *Message) error) Option {
-	return option(func(s *settings) {
-		if f != nil {
-			s.decoder = f
-		}
-	})
 }
 
 // WithErrorHook sets a function that is called once with each error of the consumer, also with errors
@@ -202,10 +192,10 @@ func WithMiddleware(mws ...Middleware) HandlerOption {
 func newSettings(opts []Option) settings {
 	s := settings{
 		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: defaultBatch},
-		decoder:       Decode,
 		log:           slog.Default(),
 		concurrency:   defaultConcurrency,
 		drain:         defaultDrain,
+		maxOutage:     defaultMaxOutage,
 		commitMode:    commitMode{every: defaultCommitInterval},
 		bufferRecords: maxBufferedRecords,
 		bufferBytes:   defaultBuffer,

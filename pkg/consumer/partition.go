@@ -33,6 +33,7 @@ type entry struct {
 	rec       transport.Record
 	m         *Message // nil while the body is not in memory
 	decodeErr error    // of a record that cannot be decoded
+	givenUp   *verdict // on that record
 	size      int
 	writtenAt int64 // Unix milliseconds
 
@@ -74,21 +75,22 @@ type partition struct {
 	tenure
 	position
 
-	mu           sync.Mutex
-	entries      []*entry // by offset; the first is not finished
-	orphans      []*entry // entries that were abandoned while a handler ran
-	nextFetch    int64
-	fetchedTo    int64 // every offset below was fetched or is a hole
-	heldMessages int
-	heldBytes    int
-	refetch      bool // an entry below nextFetch has to be fetched again
-	closed       bool // no track starts another task
-	forgotten    bool // the partition is no longer counted
-	tracks       map[trackKey]*track
-	attached     map[string]*attachment
-	lagMeasured  time.Time // when the lag was last reported
-	logEnd       int64     // at that time
-	progressAt   time.Time // when a message was finished, or the first one after none was read
+	mu          sync.Mutex
+	entries     []*entry // by offset; the first is not finished
+	orphans     []*entry // entries that were abandoned while a handler ran
+	nextFetch   int64
+	fetchedTo   int64 // every offset below was fetched or is a hole
+	held        heldCount
+	measured    heldCount // of held, what countHeld has got
+	refetch     bool      // an entry below nextFetch has to be fetched again
+	closed      bool      // no track starts another task
+	forgotten   bool      // the partition is no longer counted
+	isStray     bool      // no member reads the partition: only its messages that are set aside are handled
+	tracks      map[trackKey]*track
+	attached    map[string]*attachment
+	lagMeasured time.Time // when the lag was last reported
+	logEnd      int64     // at that time
+	progressAt  time.Time // when a message was finished, or the first one after none was read
 
 	fetchEnded chan struct{} // closed when fetchLoop has ended
 	wake       chan struct{} // there is room, or a record to fetch again
@@ -256,7 +258,7 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 	}
 
 	s := &p.s.c.s
-	room := p.heldMessages < s.bufferRecords && p.heldBytes < s.bufferBytes
+	room := p.held.messages < s.bufferRecords && p.held.bytes < s.bufferBytes
 
 	// An entry that is fetched again was counted the first time.
 	if p.nextFetch >= p.fetchedTo {
@@ -267,51 +269,67 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 
 // acceptFetched adds the records of a fetch that began at from, and queues them for their handlers.
 // It ignores the fetch if the partition was closed, rewound or paused in the meantime. The records
-// are then fetched again.
+// are then fetched again. It blocks while a decoder cannot reach what it needs.
 func (p *partition) acceptFetched(from int64, f transport.Fetched) {
 	list := make([]*entry, 0, len(f.Records))
 	for i := range f.Records {
+		r := &f.Records[i]
 		// A transport may return a batch whole, which begins before the offset.
-		if r := &f.Records[i]; r.Offset >= from {
-			list = append(list, p.newEntry(r))
+		if r.Offset < from {
+			continue
 		}
+		e := p.newEntry(r)
+		if e == nil {
+			return
+		}
+		list = append(list, e)
 	}
 
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	var passed []*Message
+	var lag int64
+	accepted := false
+	p.update(func() {
+		if p.closed || p.refetch || p.s.c.gate.isPaused() {
+			return
+		}
 
-	if p.closed || p.refetch || p.s.c.gate.isPaused() {
-		return
+		for _, e := range list {
+			if m := p.addEntryLocked(e); m != nil {
+				passed = append(passed, m)
+			}
+		}
+		// A reply may be empty although the log has moved on, for example after compaction.
+		p.nextFetch = max(f.Next, from)
+		p.fetchedTo = max(p.fetchedTo, p.nextFetch)
+
+		p.finishLostLocked(from, p.nextFetch)
+		p.s.countFinished(p.trimLocked())
+		lag, accepted = p.setLogEndLocked(f.End), true
+	})
+
+	for _, m := range passed {
+		p.s.c.reg.notifyWatches(m)
 	}
-
-	messages, bytes := p.heldMessages, p.heldBytes
-	for _, e := range list {
-		p.addEntryLocked(e)
+	if accepted {
+		p.measureLag(lag)
 	}
-	// A reply may be empty although the log has moved on, for example after compaction.
-	p.nextFetch = max(f.Next, from)
-	p.fetchedTo = max(p.fetchedTo, p.nextFetch)
-
-	p.finishLostLocked(from, p.nextFetch)
-	p.s.countFinished(p.trimLocked())
-	p.s.countHeld(int64(p.heldMessages-messages), int64(p.heldBytes-bytes))
-	p.reportLagLocked(f.End)
 }
 
-// addEntryLocked adds an entry that is new, or gives its body back to one that was fetched again.
-func (p *partition) addEntryLocked(e *entry) {
+// addEntryLocked adds an entry that is new, or gives its body back to one that was fetched again. It returns the message if no
+// handler takes it.
+func (p *partition) addEntryLocked(e *entry) (passed *Message) {
 	i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= e.offset })
 	if i < len(p.entries) {
 		if old := p.entries[i]; old.offset == e.offset && old.openShares > 0 {
 			p.restoreBodyLocked(old, e)
 			p.enqueueLocked(old)
 		}
-		return
+		return nil
 	}
 
 	// The entry is finished already.
 	if e.offset < p.fetchedTo {
-		return
+		return nil
 	}
 
 	// An idle partition makes no progress, so the time begins with its first entry.
@@ -321,14 +339,15 @@ func (p *partition) addEntryLocked(e *entry) {
 	p.entries = append(p.entries, e)
 	// No handler takes the message, so it is finished.
 	if e.openShares == 0 {
-		p.s.c.reg.notifyWatches(e.m)
+		passed = e.m
 		e.rec, e.m = transport.Record{}, nil
-		return
+		return passed
 	}
 
-	p.heldMessages++
-	p.heldBytes += e.size
+	p.held.messages++
+	p.held.bytes += e.size
 	p.enqueueLocked(e)
+	return nil
 }
 
 // restoreBodyLocked gives old the body of fetched, which is the same record. It does nothing if old
@@ -341,11 +360,11 @@ func (p *partition) restoreBodyLocked(old, fetched *entry) {
 
 	// A record that could not be decoded the first time keeps that error.
 	if old.shares[0].reg != p.s.c.poison || fetched.decodeErr != nil {
-		old.decodeErr = fetched.decodeErr
+		old.decodeErr, old.givenUp = fetched.decodeErr, fetched.givenUp
 	}
 
-	p.heldMessages++
-	p.heldBytes += old.size
+	p.held.messages++
+	p.held.bytes += old.size
 }
 
 // enqueueLocked queues the waiting shares of e on their tracks, and starts tracks that do not run.
@@ -372,50 +391,22 @@ func (p *partition) enqueueLocked(e *entry) {
 	}
 }
 
-// dropUnstarted drops the bodies of all entries that no handler has started. They are fetched again.
-func (p *partition) dropUnstarted() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	for _, t := range p.tracks {
-		for _, x := range t.queue {
-			x.share.state = shareWaiting
-		}
-		t.queue = nil
-	}
-	for _, e := range p.entries {
-		p.dropBodyLocked(e)
-	}
-	p.refetch = true
-}
-
-// dropBodyLocked frees the body of e unless some share of e is queued or started.
-func (p *partition) dropBodyLocked(e *entry) {
-	if p.forgotten || e.m == nil || !p.isIdleLocked(e) {
-		return
-	}
-	e.rec, e.m = transport.Record{}, nil
-	p.heldMessages--
-	p.heldBytes -= e.size
-	p.s.countHeld(-1, -int64(e.size))
-}
-
 // finishTasks marks tasks as done, frees their bodies and wakes the fetch loop.
 func (p *partition) finishTasks(list []task) {
 	var finished []*Message
-
-	p.mu.Lock()
-	for _, x := range list {
-		x.share.state = shareDone
-		if x.entry.openShares--; x.entry.openShares == 0 {
-			finished = append(finished, x.entry.m)
+	trimmed := 0
+	p.update(func() {
+		for _, x := range list {
+			x.share.state = shareDone
+			if x.entry.openShares--; x.entry.openShares == 0 {
+				finished = append(finished, x.entry.m)
+			}
+			p.dropBodyLocked(x.entry)
 		}
-		p.dropBodyLocked(x.entry)
-	}
-	p.progressAt = time.Now()
-	trimmed := p.trimLocked()
-	p.wakeReader()
-	p.mu.Unlock()
+		p.progressAt = time.Now()
+		trimmed = p.trimLocked()
+		p.wakeReader()
+	})
 
 	// A watch runs a condition of the user, so it is called without the lock.
 	for _, m := range finished {
@@ -472,14 +463,4 @@ func (p *partition) stopStarting() {
 	for _, t := range p.tracks {
 		t.queue = nil
 	}
-}
-
-// releaseBuffers removes the partition from the counts of held messages. Later calls of
-// dropBodyLocked have no effect.
-func (p *partition) releaseBuffers() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	p.s.countHeld(-int64(p.heldMessages), -int64(p.heldBytes))
-	p.heldMessages, p.heldBytes, p.entries, p.forgotten = 0, 0, nil, true
 }

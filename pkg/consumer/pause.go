@@ -29,16 +29,18 @@ func (c *Consumer) Resume() {
 // set changes the state and wakes all goroutines that wait for a change.
 func (g *pauseGate) set(paused bool) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-
-	if paused != g.paused && g.notify != nil {
-		g.notify(paused)
-	}
+	isNew := paused != g.paused
 	g.paused = paused
 	if g.changed != nil {
 		close(g.changed)
 	}
 	g.changed = make(chan struct{})
+	g.mu.Unlock()
+
+	// notify calls code of the user, so it is called without the lock.
+	if isNew && g.notify != nil {
+		g.notify(paused)
+	}
 }
 
 func (g *pauseGate) isPaused() bool {

@@ -141,7 +141,6 @@ func runRandomFaults(t *testing.T, random *rand.Rand, opts []consumer.Option) {
 	}
 
 	calm.Store(true)
-	// A transaction whose abort found no connection locks its lanes for a minute (known limits in docs/faults.md).
 	stacktest.EventuallyIn(t, 4*time.Minute, "the end of all messages", func() bool {
 		return k.countDocuments(setaside.DefaultCollection) == 0 && sumOffsets(k.readCommitted(randomPartitions)) == int64(n)
 	}, state)

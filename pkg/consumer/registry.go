@@ -29,6 +29,8 @@ type registration struct {
 
 	repeatNoted atomic.Bool // a repeated transaction was logged
 
+	unprepared atomic.Pointer[unpreparedError] // nil: what the handler needs exists
+
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
 
@@ -102,6 +104,15 @@ func (g *registry) snapshot() *handlers {
 	return &handlers{}
 }
 
+// find returns the handler of that name, or nil.
+func (g *registry) find(name string) *registration {
+	all := g.snapshot().all
+	if i := slices.IndexFunc(all, func(r *registration) bool { return r.name == name }); i >= 0 {
+		return all[i]
+	}
+	return nil
+}
+
 // addHandler adds r. It returns an error if the name is taken.
 func (g *registry) addHandler(r *registration) error {
 	g.mu.Lock()
@@ -136,8 +147,8 @@ func (g *registry) nextChange() <-chan struct{} {
 // not change during the life of the service. All handlers that take a type get its messages, in no fixed order, and each
 // has its own attempts and outcome.
 //
-// Handle may be called while the consumer runs. Messages that are fetched later reach the handler. The error lists all
-// invalid arguments.
+// Handle may be called while the consumer runs. Messages that are fetched later reach the handler. If its collections or indexes
+// cannot be created then, its messages are set aside until they can. The error lists all invalid arguments.
 func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 	r := &registration{Handler: h, handling: c.s.handling}
 	r.name = name

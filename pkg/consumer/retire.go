@@ -1,48 +1,57 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/setaside"
 )
 
-// HandlerID names a handler of a group.
-type HandlerID struct{ Group, Name string }
-
-// Retire removes the watermarks and the set-aside messages of a deleted handler from db. Its dead letters stay, and the marks
-// of its messages expire. Retire cannot be undone: if the handler returns and gets old records again, it handles them again,
-// unless their marks have not expired.
+// Retire removes the watermarks and the set-aside messages of a deleted handler. Its dead letters stay, and the marks of its
+// messages expire. Retire cannot be undone: if the handler returns and gets old records again, it handles them again, unless
+// their marks have not expired.
 //
-// Retire returns ErrRunning if a member of the group runs the handler, or crashed less than a day ago. It does not detect
-// members whose handlers have handled nothing for a day. Retire expects the collections with their default names.
-func Retire(ctx context.Context, db *mongo.Database, id HandlerID) error {
-	if db == nil || id.Group == "" || id.Name == "" {
-		return errors.New("consumer: retiring a handler: the database, the group or the name is missing")
+// c needs the group, the database and the options of the members, and does not run. Retire returns ErrRunning while the group has
+// a member, also one without the handler: during a rolling update, an old member may have it. It also returns ErrRunning if a
+// member that ran the handler has crashed less than a day ago.
+func (c *Consumer) Retire(ctx context.Context, name string) error {
+	if err := c.retire(ctx, name); err != nil {
+		return fmt.Errorf("consumer: retiring handler %q of group %s: %w", name, c.group, err)
+	}
+	return nil
+}
+
+func (c *Consumer) retire(ctx context.Context, name string) error {
+	if c.db == nil || name == "" {
+		return errors.New("the database or the name is missing")
 	}
 
-	handler := id.Group + "/" + id.Name
-	store := mongostore.New(db, inbox.Settings{Collection: inbox.DefaultCollection})
-	// Removing the marks of a running handler would make it handle its messages again.
+	// The messages and the watermarks of a running handler are in use.
+	state, err := c.transport.DescribeGroup(ctx, c.group)
+	if err != nil {
+		return err
+	}
+	if state.Members > 0 {
+		return fmt.Errorf("%w: the group has %d members: stop them", ErrRunning, state.Members)
+	}
+	handler := c.group + "/" + name
+	store := mongostore.New(c.db, inbox.Settings{Collection: cmp.Or(c.s.inbox.settings.Collection, inbox.DefaultCollection)})
 	held, err := store.IsHeld(ctx, handler)
 	if err != nil {
-		return fmt.Errorf("consumer: retiring handler %s: %w", handler, err)
+		return err
 	}
 	if held {
-		return fmt.Errorf("consumer: retiring handler %s: %w: stop the members that have it", handler, ErrRunning)
+		return fmt.Errorf("%w: a member that has crashed holds partitions for a day, or until another member of the group takes them over", ErrRunning)
 	}
 
 	// The messages go first: a watermark without messages is harmless, but a message without its watermark would run again.
-	if _, err := setaside.New(db, setaside.DefaultCollection).Retire(ctx, handler); err != nil {
-		return fmt.Errorf("consumer: retiring handler %s: %w", handler, err)
+	if _, err := setaside.New(c.db, setaside.DefaultCollection).Retire(ctx, handler); err != nil {
+		return err
 	}
-	if _, err := store.Forget(ctx, handler, ""); err != nil {
-		return fmt.Errorf("consumer: retiring handler %s: %w", handler, err)
-	}
-	return nil
+	_, err = store.Forget(ctx, handler, "")
+	return err
 }

@@ -57,7 +57,7 @@ func TestDefaultsOfRetry(t *testing.T) {
 		want action
 	}{
 		{&expiredError{}, actDeadLetter},
-		{wrapDecodeError(&transport.Record{}, errTest), actDeadLetter},
+		{wrapDecodeError(&transport.Record{}, malformed("%w", errTest)), actDeadLetter},
 		{&inbox.DuplicateError{}, actDiscard},
 		{&timeoutError{Err: mongo.CommandError{Code: 189}}, actRetry},
 		{Reject(errTest), actDeadLetter},

@@ -36,6 +36,8 @@ type session struct {
 
 	partitionsMu sync.Mutex
 	partitions   map[transport.TopicPartition]*partition
+	strays       map[transport.TopicPartition]*partition // that no member reads, and this one retries
+	pastStrays   []*partition
 
 	roomsMu sync.Mutex
 	rooms   map[*registration]*waitingRoom
@@ -59,19 +61,22 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 	s := &session{
 		run: r, g: g, serveCtx: serveCtx, drainCtx: drainCtx, endServe: endServe,
 		partitions:      map[transport.TopicPartition]*partition{},
+		strays:          map[transport.TopicPartition]*partition{},
 		rooms:           map[*registration]*waitingRoom{},
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
 	}
-	s.outage.notify = func(on bool) {
-		r.c.measureStop("database", on)
+	s.outage.noteLocked = func(on bool) {
 		if on {
 			r.c.health.note(healthOutage, errors.New(healthOutage))
 		} else {
 			r.c.health.note(healthOutage, nil)
 		}
 	}
-	s.outage.report = r.report
+	s.outage.report = func(on bool, err error) {
+		r.c.measureStop("database", on)
+		r.report(err)
+	}
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
 	r.c.health.join(true)
@@ -102,7 +107,7 @@ func (r *run) Serve(ctx context.Context, g transport.Generation) error {
 	s.roomsMu.Unlock()
 	s.loops.Done()
 	s.loops.Wait()
-	s.drainPartitions(s.listPartitions()) //nolint:contextcheck // ctx has ended; the drain outlives it
+	s.drainPartitions(slices.Concat(s.listPartitions(), s.listStrays(), s.pastStrays)) //nolint:contextcheck // ctx has ended; the drain outlives it
 	return s.fatalError()
 }
 
@@ -128,6 +133,7 @@ func (s *session) addPartitions(list []transport.TopicPartition) {
 	s.partitionsMu.Lock()
 	for i, tp := range list {
 		added[i] = newPartition(s, tp)
+		s.dropStrayLocked(tp)
 		s.partitions[tp] = added[i]
 	}
 	n := len(s.partitions)
@@ -170,11 +176,14 @@ func (s *session) listPartitions() []*partition {
 	return slices.Collect(maps.Values(s.partitions))
 }
 
-// findPartition returns a current partition, or nil.
+// findPartition returns a current partition, or one that no member reads and this one retries, or nil.
 func (s *session) findPartition(tp transport.TopicPartition) *partition {
 	s.partitionsMu.Lock()
 	defer s.partitionsMu.Unlock()
-	return s.partitions[tp]
+	if p := s.partitions[tp]; p != nil {
+		return p
+	}
+	return s.strays[tp]
 }
 
 // listRooms returns the waiting rooms.
@@ -236,6 +245,9 @@ func (s *session) drainPartitions(list []*partition) {
 	s.releaseClaims(list)
 	for _, p := range list {
 		p.releaseBuffers()
+		if p.isStray {
+			continue
+		}
 		p.measureLag(0)
 		p.measureOldest(0)
 	}
@@ -359,11 +371,24 @@ func (s *session) commitLoop() {
 // commitOffsets commits the offsets of finished messages that are not committed yet. After
 // ErrGenerationOver, every later call returns that error too.
 func (s *session) commitOffsets(ctx context.Context) error {
+	committed, err := s.commitOffsetsOnce(ctx)
+	if committed {
+		result := "ok"
+		if err != nil {
+			result = "failed"
+		}
+		s.c.measure(telemetry.Measurement{Metric: telemetry.Committed, N: 1, Reason: result})
+	}
+	return err
+}
+
+// commitOffsetsOnce is commitOffsets without the measurement. It reports whether there was something to commit.
+func (s *session) commitOffsetsOnce(ctx context.Context) (committed bool, err error) {
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
 
 	if s.generationOver.Load() {
-		return transport.ErrGenerationOver
+		return false, transport.ErrGenerationOver
 	}
 	// Messages that finish from here on count for the next commit.
 	s.finishedMessages.Store(0)
@@ -375,21 +400,16 @@ func (s *session) commitOffsets(ctx context.Context) error {
 		}
 	}
 	if len(offsets) == 0 {
-		return s.storeTopicIDs(ctx, list)
+		return false, s.storeTopicIDs(ctx, list)
 	}
 
-	err := s.g.Commit(ctx, offsets)
-	result := "ok"
-	if err != nil {
-		result = "failed"
-	}
-	s.c.measure(telemetry.Measurement{Metric: telemetry.Committed, N: 1, Reason: result})
+	err = s.g.Commit(ctx, offsets)
 	// The partitions belong to other members now: a commit could move their offsets back.
 	if errors.Is(err, transport.ErrGenerationOver) {
 		s.generationOver.Store(true)
 	}
 	if err != nil {
-		return err
+		return true, err
 	}
 
 	// A failed commit leaves the offsets uncommitted, and the next one contains them.
@@ -398,7 +418,7 @@ func (s *session) commitOffsets(ctx context.Context) error {
 			p.setCommitted(offset)
 		}
 	}
-	return s.storeTopicIDs(ctx, list)
+	return true, s.storeTopicIDs(ctx, list)
 }
 
 // storeTopicIDs stores the ids of the topics in the inbox. It comes after the commit: if the order were the other way round, a

@@ -21,6 +21,9 @@ type Status struct {
 	Paused     bool              `json:"paused"`
 	Partitions []PartitionStatus `json:"partitions,omitempty"`
 	Handlers   []HandlerStatus   `json:"handlers,omitempty"`
+	// Strays are messages of the group that are set aside for a topic, a partition or a handler that is gone. They are reasons,
+	// and never make Ready false.
+	Strays []StrayStatus `json:"strays,omitempty"`
 	// Unknown counts messages since the start whose name no handler takes, by name. It has at most 100 names.
 	Unknown map[string]int64 `json:"unknown,omitempty"`
 }
@@ -50,7 +53,7 @@ func (c *Consumer) Status() Status {
 	s := Status{Group: c.group, Paused: c.gate.isPaused(), Partitions: c.partitionStatus(), Handlers: c.handlerStatus()}
 	s.Ready, s.Reasons = c.health.isReady()
 	c.health.mu.Lock()
-	s.Unknown = maps.Clone(c.health.unknown)
+	s.Unknown, s.Strays = maps.Clone(c.health.unknown), slices.Clone(c.health.strays)
 	c.health.mu.Unlock()
 
 	for _, p := range s.Partitions {
@@ -62,6 +65,14 @@ func (c *Consumer) Status() Status {
 		if h.Suspended {
 			s.Reasons = append(s.Reasons, fmt.Sprintf("handler %q is suspended", h.Name))
 		}
+	}
+	for _, r := range c.reg.snapshot().all {
+		if err := r.unprepared.Load(); err != nil {
+			s.Reasons = append(s.Reasons, errorText(err))
+		}
+	}
+	for i := range s.Strays {
+		s.Reasons = append(s.Reasons, s.Strays[i].String())
 	}
 	return s
 }
@@ -110,9 +121,7 @@ func (c *Consumer) handlerStatus() []HandlerStatus {
 		c.health.mu.Lock()
 		w := c.health.waiting[r.name]
 		c.health.mu.Unlock()
-		if h.Waiting = w.n; w.n > 0 {
-			h.OldestWaiting = time.Since(w.since)
-		}
+		h.Waiting, h.OldestWaiting = w.n, w.oldest
 		list = append(list, h)
 	}
 	return list

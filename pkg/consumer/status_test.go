@@ -165,8 +165,8 @@ func TestStatusDescribesHandlersAndRetireRemovesThem(t *testing.T) {
 	}
 	k.waitUntil("the unknown name", func(context.Context) bool { return c.Status().Unknown["unknown.name"] == 1 })
 
-	gone := consumer.HandlerID{Group: k.group, Name: "fails"}
-	if err := consumer.Retire(k.context(), k.db, gone); !errors.Is(err, consumer.ErrRunning) {
+	migration := k.newConsumer()
+	if err := migration.Retire(k.context(), "fails"); !errors.Is(err, consumer.ErrRunning) {
 		t.Errorf("Retire of a handler that runs: %v", err)
 	}
 	stop()
@@ -192,7 +192,7 @@ func TestStatusDescribesHandlersAndRetireRemovesThem(t *testing.T) {
 	if messages, marks := left("fails"); messages != 2 || marks == 0 {
 		t.Fatalf("before Retire: %d messages, %d watermarks", messages, marks)
 	}
-	if err := consumer.Retire(k.context(), k.db, gone); err != nil {
+	if err := migration.Retire(k.context(), "fails"); err != nil {
 		t.Fatal(err)
 	}
 	if messages, marks := left("fails"); messages != 0 || marks != 0 {

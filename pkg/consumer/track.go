@@ -21,6 +21,8 @@ type track struct {
 	queue   []task // guarded by the partition's lock
 	running bool   // guarded by the partition's lock
 
+	attempt attemptMark // guarded by the partition's lock
+
 	holdsSlot    bool          // one of the session's slots
 	handlerSlots chan struct{} // the handler's slots, of which the track holds one too; nil without a Limit
 	trouble      trouble
@@ -130,20 +132,19 @@ func (t *track) yieldSlots(f func()) {
 // No queued task may run first: it would move the watermark past the unfinished ones.
 func (t *track) returnTasks(left []task) {
 	p := t.p
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.update(func() {
+		left = append(left[:len(left):len(left)], t.queue...)
+		t.retireLocked()
+		for _, x := range left {
+			x.share.state = shareWaiting
+			p.dropBodyLocked(x.entry)
+		}
 
-	left = append(left[:len(left):len(left)], t.queue...)
-	t.retireLocked()
-	for _, x := range left {
-		x.share.state = shareWaiting
-		p.dropBodyLocked(x.entry)
-	}
-
-	if len(left) > 0 {
-		p.refetch = true
-		p.wakeReader()
-	}
+		if len(left) > 0 {
+			p.refetch = true
+			p.wakeReader()
+		}
+	})
 }
 
 // startTasks removes as many tasks from the queue as may share a transaction, and marks them as
@@ -263,7 +264,7 @@ func (t *track) handleTasks(list []task) (left []task) {
 
 	for len(list) > 0 {
 		n := min(t.countDue(list), t.reg.pace.batchSize(t.reg.batchSize))
-		if n <= 1 || !t.mayBatch() || t.reg.suspension.probesOnly() {
+		if n <= 1 || !t.mayBatch() || t.reg.suspension.probesOnly() || t.reg.unprepared.Load() != nil {
 			if !t.handleAlone(list[0]) {
 				return list
 			}
@@ -378,6 +379,11 @@ func (t *track) handleAlone(x task) bool {
 		}
 		if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
 			return false
+		}
+		// An earlier message of the key has appeared, so this one is set aside.
+		if errors.Is(err, errBehind) {
+			t.reg.suspension.endProbe(probe)
+			continue
 		}
 
 		if slow, ok := errors.AsType[*overrunError](err); ok {

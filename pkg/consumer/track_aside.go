@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -62,10 +63,68 @@ func (t *track) isBehind(x task) bool {
 	return ok && room.hasQueue(key)
 }
 
+// attemptMark has the messages of a lane that the handler has now. The lock of the partition guards its fields.
+type attemptMark struct {
+	tasks []task
+	ended chan struct{} // closed at the end of the attempt; nil unless a worker waits for it
+}
+
+// begin announces an attempt at the messages. It returns false if an earlier message of one of their keys is set aside.
+//
+// A requeued message appears in its room while the lane handles a later message of its key. So the lane first announces its
+// attempt and then looks for the queue, while the worker of the queue first has the queue and then looks for the attempt: one of
+// them sees the other.
+func (a *attemptMark) begin(t *track, list []task) bool {
+	if t.waiting != nil {
+		return true
+	}
+	t.p.mu.Lock()
+	a.tasks = list
+	t.p.mu.Unlock()
+
+	if slices.ContainsFunc(list, t.isBehind) {
+		a.end(t.p)
+		return false
+	}
+	return true
+}
+
+// end ends begin.
+func (a *attemptMark) end(p *partition) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a.tasks = nil
+	if a.ended != nil {
+		close(a.ended)
+		a.ended = nil
+	}
+}
+
+// attemptOfLane returns a channel that is closed when the lane of m has ended an attempt at a message of its key, or nil if there is
+// no such attempt.
+func (p *partition) attemptOfLane(reg *registration, m *setaside.Message) <-chan struct{} {
+	// Messages without a key, and those that need no order, are alone in their queue.
+	if m.Key == nil || m.Queue != setaside.KeyQueue(m.Key) {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	t := p.tracks[trackKey{inbox.Lane(m.Key, m.Offset), reg.name}]
+	isSameKey := func(x task) bool { return bytes.Equal(x.entry.rec.Key, m.Key) }
+	if t == nil || !slices.ContainsFunc(t.attempt.tasks, isSameKey) {
+		return nil
+	}
+	if t.attempt.ended == nil {
+		t.attempt.ended = make(chan struct{})
+	}
+	return t.attempt.ended
+}
+
 // takeTurn blocks while the handler is suspended. It returns:
 //   - turnNow if the message may be tried, with the id of the probe if the handler is suspended.
-//   - turnPassed if the message was set aside untried, because an earlier message of its key is, or because the handler is
-//     suspended and all other handlers have finished the message.
+//   - turnPassed if the message was set aside untried, because an earlier message of its key is, because the handler cannot be
+//     prepared, or because the handler is suspended and all other handlers have finished the message.
 //   - turnStopped if the track must stop.
 func (t *track) takeTurn(x task) (turn, int) {
 	// A message that is set aside was given its turn by its room.
@@ -74,7 +133,7 @@ func (t *track) takeTurn(x task) (turn, int) {
 	}
 
 	for {
-		aside := t.isBehind(x)
+		aside := t.isBehind(x) || t.reg.unprepared.Load() != nil && t.room() != nil
 		if !aside {
 			p := t.mayStart()
 			if p.ok {
@@ -160,7 +219,7 @@ func (t *track) waitForChange(p permit) {
 // if the track was interrupted.
 func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, full bool) {
 	room := t.room()
-	if room.isFull(t.p.drainCtx) {
+	if room.isFull() {
 		return false, true
 	}
 

@@ -18,6 +18,9 @@ func (t *track) applyVerdict(x task, cause error) (done, again bool) {
 	*attempts = attempts.note(cause, m, time.Now())
 
 	v := t.reg.decider.decide(cause, originalMessage(x.entry), *attempts)
+	if g := x.entry.givenUp; g != nil {
+		v.Action, v.Reason = g.Action, g.Reason
+	}
 	if v.Uncounted {
 		attempts.Spared++
 	}
@@ -129,9 +132,8 @@ func (t *track) passDisposed(x task) error {
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
-func (p *partition) callDisposer(m *Message, handler string, v verdict, cause error) (err error) {
-	defer recoverPanic(&err)
-	return p.s.disposer.Dispose(p.drainCtx, m, handler, v, cause)
+func (p *partition) callDisposer(m *Message, handler string, v verdict, cause error) error {
+	return runGuarded(func() error { return p.s.disposer.Dispose(p.drainCtx, m, handler, v, cause) })
 }
 
 // originalMessage returns a copy of the message as it was read, with the record's own key and value.

@@ -23,6 +23,7 @@ var transientCodes = []int{
 	251,   // NoSuchTransaction: it was aborted, for example by a new primary
 	262,   // ExceededTimeLimit
 	290,   // TransactionExceededLifetimeLimitSeconds
+	462,   // IngressRequestRateLimitExceeded: the server sheds load
 	9001,  // SocketException
 	10107, // NotWritablePrimary
 	11600, // InterruptedAtShutdown
@@ -36,7 +37,7 @@ var transientCodes = []int{
 // transientLabels are the error labels of the driver with the same meaning.
 var transientLabels = []string{
 	"TransientTransactionError", "UnknownTransactionCommitResult", "RetryableWriteError",
-	"NetworkError", "NetworkTimeoutError", "ExceededTimeLimitError",
+	"NetworkError", "NetworkTimeoutError", "ExceededTimeLimitError", "SystemOverloadedError", "RetryableError",
 }
 
 // isTransient reports whether err is an error of MongoDB that the message did not cause: no server is

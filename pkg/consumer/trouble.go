@@ -45,11 +45,7 @@ func (o *trouble) watchDatabase(t *track, limit time.Duration) {
 	o.waitID++
 	id := o.waitID
 	o.timer = time.AfterFunc(limit, func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if o.waitID == id {
-			o.markAwayLocked(t, fmt.Errorf("no answer for %v", limit))
-		}
+		o.markAway(t, fmt.Errorf("no answer for %v", limit), func() bool { return o.waitID == id })
 	})
 }
 
@@ -61,11 +57,17 @@ func (o *trouble) stopWatching() {
 	o.timer.Stop()
 }
 
-// markAwayLocked adds the lane to the lanes that cannot reach the database.
-func (o *trouble) markAwayLocked(t *track, err error) {
-	if !o.databaseAway {
+// markAway adds the lane to the lanes that cannot reach the database, if isCurrentLocked is nil or returns true.
+func (o *trouble) markAway(t *track, err error, isCurrentLocked func() bool) {
+	var report func()
+	o.mu.Lock()
+	if !o.databaseAway && (isCurrentLocked == nil || isCurrentLocked()) {
 		o.databaseAway = true
-		t.p.s.outage.addLane(err)
+		report = t.p.s.outage.addLane(err)
+	}
+	o.mu.Unlock()
+	if report != nil {
+		report()
 	}
 }
 
@@ -102,9 +104,7 @@ func (o *trouble) waitOut(t *track, err error) bool {
 		return false
 
 	default:
-		o.mu.Lock()
-		o.markAwayLocked(t, err)
-		o.mu.Unlock()
+		o.markAway(t, err, nil)
 	}
 
 	t.waitYielding(delay)
@@ -115,11 +115,15 @@ func (o *trouble) waitOut(t *track, err error) bool {
 func (o *trouble) clearTrouble(t *track) {
 	o.backoff = nil
 
+	var report func()
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.databaseAway {
 		o.databaseAway = false
-		t.p.s.outage.removeLane()
+		report = t.p.s.outage.removeLane()
+	}
+	o.mu.Unlock()
+	if report != nil {
+		report()
 	}
 }
 
@@ -144,34 +148,45 @@ func (e *outageError) Unwrap() error { return e.Err }
 
 // outage counts the lanes that cannot reach the database. While there are any, nothing is fetched.
 type outage struct {
-	mu     sync.Mutex
-	lanes  int
-	since  time.Time
-	over   chan struct{} // closed at the end of the current outage
-	notify func(on bool)
-	report func(err error)
+	mu         sync.Mutex
+	lanes      int
+	since      time.Time
+	over       chan struct{} // closed at the end of the current outage
+	noteLocked func(on bool)
+	report     func(on bool, err error) // called without a lock
 }
 
-// addLane counts one more lane. The first lane starts the outage, with err as its cause.
-func (o *outage) addLane(err error) {
+// addLane counts one more lane. The first lane starts the outage, with err as its cause. addLane then returns a function that
+// reports that. The caller must call it without a lock, because it calls code of the user.
+func (o *outage) addLane(err error) (report func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.lanes++; o.lanes == 1 {
-		o.over, o.since = make(chan struct{}), time.Now()
-		o.notify(true)
-		o.report(&outageError{Err: err})
+	if o.lanes++; o.lanes > 1 {
+		return nil
 	}
+	o.over, o.since = make(chan struct{}), time.Now()
+	o.noteLocked(true)
+	return func() { o.report(true, &outageError{Err: err}) }
 }
 
-// removeLane counts one lane less. The last lane ends the outage.
-func (o *outage) removeLane() {
+// removeLane counts one lane less. The last lane ends the outage. removeLane then returns a function as addLane does.
+func (o *outage) removeLane() (report func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.lanes--; o.lanes == 0 {
-		close(o.over)
-		o.notify(false)
-		o.report(&outageError{Over: true, Took: time.Since(o.since)})
+	if o.lanes--; o.lanes > 0 {
+		return nil
 	}
+	close(o.over)
+	o.noteLocked(false)
+	took := time.Since(o.since)
+	return func() { o.report(false, &outageError{Over: true, Took: took}) }
+}
+
+// isOn reports whether there is an outage.
+func (o *outage) isOn() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lanes > 0
 }
 
 // waitOver blocks until there is no outage. It returns the cause of ctx if ctx ends first.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -114,18 +115,15 @@ type decider struct {
 	fixed *verdict
 }
 
-// decide returns the verdict on m after err. If a function of WithRetryFor panics, the message becomes a dead letter.
+// decide returns the verdict on m after err. If a function of WithRetryFor does not return, the message becomes a dead letter.
 func (d *decider) decide(err error, m *Message, a failures) (v verdict) {
-	defer func() {
-		if recover() != nil {
-			v = verdict{Action: actDeadLetter}
-		}
-		v.Attempts = a
-	}()
 	if d.fixed != nil {
-		return *d.fixed
+		v = *d.fixed
+	} else if failed := runGuarded(func() error { v = d.chooseVerdict(err, m, a); return nil }); failed != nil {
+		v = verdict{Action: actDeadLetter}
 	}
-	return d.chooseVerdict(err, m, a)
+	v.Attempts = a
+	return v
 }
 
 // chooseVerdict returns the verdict without the attempts. Errors of the consumer and errors that the handler made with
@@ -150,6 +148,9 @@ func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
 		// The database is away. To set the message aside, the consumer would need it.
 		bound := 100 * time.Millisecond << min(max(a.Failed-1, 0), 10)
 		return verdict{Action: actWait, Uncounted: true, Delay: addJitter(min(bound, 30*time.Second), 1)}
+	case errors.Is(err, codec.ErrUnavailable):
+		// The registry of a codec is away, for all messages of the handler.
+		return verdict{Action: actSuspend, Uncounted: true, Delay: r.waitAfter(a.Failed), Unordered: r.Unordered}
 	case errors.Is(err, ErrMalformed) || errors.As(err, new(*expiredError)):
 		return verdict{Action: actDeadLetter}
 	}

@@ -9,14 +9,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
 const (
-	// countInterval is how long a count of the messages that are set aside is used.
-	countInterval = 5 * time.Second
 	// requeuePoll is how often a member looks for requeued dead letters.
 	requeuePoll = 2 * time.Second
 	// interruptedPause is how long a queue rests after an attempt that was interrupted.
@@ -228,27 +228,16 @@ func (s *session) discoverQueues(handler string, tp transport.TopicPartition, qu
 	}
 }
 
-// isFull reports whether no more messages of the handler may be set aside. It counts them at most once in countInterval.
-func (r *waitingRoom) isFull(ctx context.Context) bool {
-	limit := r.reg.retry.MaxWaiting
-	r.mu.Lock()
-	fresh := time.Since(r.countedAt) < countInterval
-	full := r.count >= limit
-	r.mu.Unlock()
-	if fresh || limit < 0 {
-		return full || limit < 0
-	}
-
-	n, err := r.s.c.waiting.Count(ctx, r.handler, limit+1)
-	// Without an answer, the last count decides.
-	if err != nil {
-		r.s.report(err)
-		return full
-	}
+// isFull reports whether no more messages of the handler may be set aside, by the last count of the group and the messages that
+// this member has added since.
+func (r *waitingRoom) isFull() bool {
+	n, at := r.s.c.health.countOf(r.reg.name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.count, r.countedAt = n, time.Now()
-	return n >= limit
+	if !at.Equal(r.countedAt) {
+		r.count, r.countedAt = n, at
+	}
+	return r.count >= max(r.reg.retry.MaxWaiting, 0)
 }
 
 // load reads the queues of some partitions. It repeats that until it succeeds or ctx ends.
@@ -271,10 +260,59 @@ func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
 	return nil
 }
 
-// prepareHandler prepares a handler that was registered while the consumer runs. It repeats that until it succeeds or ctx
-// ends.
-func (r *waitingRoom) prepareHandler(ctx context.Context) error {
-	return r.repeat(ctx, fmt.Sprintf("preparing handler %q", r.reg.name), func() error { return r.reg.prepare(ctx) })
+// unpreparedError reports that a handler that was registered while the consumer runs cannot be prepared, for example because of
+// an index with other options. Its messages are set aside, so that its partitions go on, until the preparation succeeds.
+type unpreparedError struct {
+	handler string
+	err     error
+}
+
+func (e *unpreparedError) Error() string {
+	return fmt.Sprintf("handler %q cannot be prepared, its messages are set aside until it can: %v", e.handler, e.err)
+}
+
+func (e *unpreparedError) Unwrap() error { return e.err }
+
+// prepareHandler prepares a handler that was registered while the consumer runs. It repeats that while the database is
+// unavailable. Other errors are those of the handler: it returns false, and has recorded and reported the error.
+func (r *waitingRoom) prepareHandler(ctx context.Context) (prepared bool, err error) {
+	err = r.repeat(ctx, fmt.Sprintf("preparing handler %q", r.reg.name), func() error {
+		limited, cancel := context.WithTimeout(ctx, readyTimeout)
+		defer cancel()
+		err := r.reg.prepare(limited)
+		if prepared = err == nil; prepared {
+			r.reg.unprepared.Store(nil)
+		}
+		if prepared || isTransient(err) || mongo.IsTimeout(err) {
+			return err
+		}
+
+		if last := r.reg.unprepared.Load(); last == nil || last.err.Error() != err.Error() {
+			failed := &unpreparedError{r.reg.name, err}
+			r.reg.unprepared.Store(failed)
+			r.s.report(failed)
+		}
+		return nil
+	})
+	return prepared, err
+}
+
+// repairHandler prepares a handler whose first preparation failed, until it succeeds, the handler is removed or ctx ends.
+func (r *waitingRoom) repairHandler(ctx context.Context) error {
+	backoff := retry.Reopen.Start()
+	for !r.reg.removed.Load() {
+		if err := backoff.Wait(ctx); err != nil {
+			return err
+		}
+		prepared, err := r.prepareHandler(ctx)
+		if err != nil {
+			return err
+		}
+		if prepared {
+			return nil
+		}
+	}
+	return nil
 }
 
 // checkFailing begins in doubt if so many keys of the handler failed, in the whole group, that a service may be unavailable.

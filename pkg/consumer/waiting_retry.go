@@ -3,6 +3,7 @@ package consumer
 import (
 	"container/heap"
 	"context"
+	"sync"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
@@ -16,10 +17,15 @@ import (
 func (r *waitingRoom) retryDueQueues() {
 	ctx := r.s.serveCtx
 	// The room retries nothing before the queues of earlier owners are known, which keeps the order of keys.
-	if r.prepareHandler(ctx) != nil || r.load(ctx, r.s.listPartitions()) != nil || r.checkFailing(ctx) != nil {
+	prepared, err := r.prepareHandler(ctx)
+	if err != nil || r.load(ctx, append(r.s.listPartitions(), r.s.listStrays()...)) != nil || r.checkFailing(ctx) != nil {
 		return
 	}
 	close(r.loaded)
+	// Until then, the lanes set the messages of the handler aside.
+	if !prepared && r.repairHandler(ctx) != nil {
+		return
+	}
 
 	for ctx.Err() == nil && !r.reg.removed.Load() {
 		if r.s.c.gate.waitOpen(ctx) != nil || r.s.outage.waitOver(ctx) != nil {
@@ -41,8 +47,9 @@ func (r *waitingRoom) retryDueQueues() {
 		// A drain waits for the attempts in the groups of the partitions.
 		p := r.s.findPartition(q.key.tp)
 		started := p != nil && p.goWorker(func() {
-			defer func() { <-r.workers }()
-			r.retryQueue(p, q, probe)
+			release := sync.OnceFunc(func() { <-r.workers })
+			defer release()
+			r.retryQueue(p, q, probe, release)
 		})
 		if !started {
 			r.dropQueue(q)
@@ -92,8 +99,8 @@ func (r *waitingRoom) sleep(ctx context.Context, idle permit) {
 }
 
 // retryQueue tries the messages of a queue, one after another, until one of them fails or the queue is empty. A probe is
-// for one message.
-func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int) {
+// for one message. It calls release before it waits for a lane.
+func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int, release func()) {
 	defer r.reg.suspension.endProbe(probe)
 
 	for {
@@ -110,6 +117,18 @@ func (r *waitingRoom) retryQueue(p *partition, q *waitingQueue, probe int) {
 				return
 			}
 			continue
+		}
+
+		// The lane began with a later message of the key before an operator requeued this one.
+		if attempted := p.attemptOfLane(r.reg, m); attempted != nil {
+			r.reg.suspension.endProbe(probe)
+			release()
+			select {
+			case <-attempted:
+			case <-p.serveCtx.Done():
+			}
+			r.returnQueue(q, time.Now())
+			return
 		}
 
 		t := p.newRetryTrack(r.reg, m)
@@ -201,7 +220,7 @@ func (t *track) waitingTask() task {
 		shares: []share{{reg: t.reg, state: shareStarted, attempts: attemptsFromStore(m.Attempts, time.Now())}},
 	}
 	// The message is decoded again: only the record is stored.
-	decoded, err := t.p.s.decodeRecord(&rec)
+	decoded, err := t.p.s.decodeRecord(t.p.drainCtx, &rec)
 	if err != nil {
 		e.decodeErr = wrapDecodeError(&rec, err)
 		decoded = completeMessage(newMessage(&rec), &rec, t.p.s.c.group)

@@ -80,7 +80,7 @@ func TestChangesSurviveEachPreset(t *testing.T) {
 
 		for i, r := range w.records(c) {
 			m := &consumer.Message{Topic: r.Topic, Offset: r.Offset, Key: r.Key, Value: r.Value, Headers: r.Headers}
-			if err := consumer.Decode(m); err != nil {
+			if err := consumer.Decode(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
 

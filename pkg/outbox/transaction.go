@@ -12,8 +12,8 @@ import (
 //
 // Retries: fn may run more than once. After a write conflict or a failover (an error with the
 // driver's label TransientTransactionError), it runs again in a new transaction. A commit whose
-// outcome is unknown is sent again. Both are retried for at most 120 s, or for the Timeout of the
-// client. So fn must not have effects outside of the transaction that cannot be repeated. It must
+// outcome is unknown is sent again. Both are retried with growing waits for at most 120 s, and until
+// ctx ends: a commit that is in progress then may take another second. So fn must not have effects outside of the transaction that cannot be repeated. It must
 // return the errors of its operations, wrapped or not.
 //
 // Concerns: reads go to the primary and see majority-committed data, and the commit waits for a

@@ -222,7 +222,7 @@ func (e *Env) Published(topic string) []*consumer.Message {
 		m := &consumer.Message{
 			Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Time: r.Time, Key: r.Key, Value: r.Value, Headers: r.Headers,
 		}
-		if err := consumer.Decode(m); err != nil {
+		if err := consumer.Decode(context.Background(), m); err != nil {
 			e.tb.Fatalf("decoding record %s/%d/%d: %v", topic, r.Partition, r.Offset, err)
 		}
 		list = append(list, m)

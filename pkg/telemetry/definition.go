@@ -31,6 +31,7 @@ var definitions = []definition{
 	{DeadLetters, counter, "outrelay_consumer_dead_letters", "Messages that became dead letters.", []string{"group", "handler", "class"}},
 	{Waiting, gauge, "outrelay_consumer_waiting_messages", "Messages set aside for a retry, in the whole group.", []string{"group", "handler"}},
 	{OldestWaiting, age, "outrelay_consumer_oldest_waiting_seconds", "Time since the first failure of the oldest message set aside.", []string{"group", "handler"}},
+	{Stray, gauge, "outrelay_consumer_stray_messages", "Messages set aside for a topic, a partition or a handler that is gone.", []string{"group", "handler", "topic", "reason"}},
 	{Lag, gauge, "outrelay_consumer_lag_messages", "Unfinished offsets of the partition.", []string{"group", "topic", "partition"}},
 	{Oldest, age, "outrelay_consumer_oldest_unfinished_seconds", "Age of the oldest message of the partition that was read and is not finished.", []string{"group", "topic", "partition"}},
 	{Held, gauge, "outrelay_consumer_held_messages", "Messages held in memory.", []string{"group"}},

@@ -67,6 +67,9 @@ const (
 	Waiting Metric = "waiting"
 	// OldestWaiting is a gauge: Took is the time since the first failure of the oldest message that is set aside.
 	OldestWaiting Metric = "oldest waiting"
+	// Stray is a gauge: messages of a handler that are set aside for a topic, a partition or a handler that is gone. Reason is
+	// "unread" or "no_handler".
+	Stray Metric = "stray"
 	// Lag is a gauge: offsets of a partition that are not finished. It becomes 0 when the member gives the partition up.
 	Lag Metric = "lag"
 	// Oldest is a gauge: Took is the age of the oldest unfinished message of a partition. It becomes 0 as Lag does.

@@ -61,7 +61,7 @@ func TestLayerRuleSeesWrongImports(t *testing.T) {
 		{"internal/fence/a.go", "internal/sink", "may not import internal/sink"},
 		{"internal/lease/a.go", "internal/process", "may not import internal/process"},
 		{"internal/lease/a.go", "internal/outboxes", "may not import internal/outboxes"},
-		{"internal/deadletter/a.go", "internal/outboxes", ""},
+		{"internal/letters/a.go", "internal/outboxes", ""},
 		{"internal/process/a.go", "internal/devstack/stacktest", "for tests only"},
 		{"internal/lease/a_test.go", "internal/devstack/stacktest", ""},
 		{"test/fault/child/a.go", "internal/devstack/stacktest", ""},

@@ -16,6 +16,7 @@ var libraries = []library{
 		"internal/record", "internal/envelope", "pkg/codec", "pkg/event", "internal/routing", "internal/watermark", "internal/pipeline", "internal/kafkawire", "internal/sink", "internal/fence", "internal/metrics", "internal/logging", "internal/opspage",
 	}, why: "statements on MongoDB live in stages that are about MongoDB"},
 	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring", in: []string{"internal/config"}, why: "the parser of connection strings, which the stable part does not export"},
+	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver", in: []string{"internal/mongodb"}, why: "the error of a document that is too large, which the stable part does not export"},
 	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the unstable parts of the driver"},
 	{path: "go.mongodb.org/mongo-driver/v2", never: []string{"internal/record", "internal/watermark", "internal/opspage"}, why: "BSON values"},
 	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafkawire", "internal/transport", "internal/devstack", "internal/devstack/stacktest", "internal/bench"}, why: "one package of the relay uses the library; internal/transport joins groups with it"},

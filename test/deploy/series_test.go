@@ -81,7 +81,7 @@ func collectServiceMetrics(t *testing.T) map[string]family {
 	p := telemetry.NewPrometheus()
 	for _, m := range []telemetry.Metric{
 		telemetry.Handled, telemetry.Duplicates, telemetry.Unknown, telemetry.Failed, telemetry.Discarded, telemetry.DeadLetters,
-		telemetry.Waiting, telemetry.OldestWaiting, telemetry.Lag, telemetry.Oldest, telemetry.Held, telemetry.HeldBytes,
+		telemetry.Waiting, telemetry.OldestWaiting, telemetry.Stray, telemetry.Lag, telemetry.Oldest, telemetry.Held, telemetry.HeldBytes,
 		telemetry.Running, telemetry.Assigned, telemetry.Committed, telemetry.Suspended, telemetry.Appended,
 	} {
 		p.Measure(telemetry.Measurement{Metric: m})

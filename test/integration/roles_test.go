@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +39,7 @@ type guarded struct {
 	roles doctor.Roles
 }
 
-func newGuardedScene(t *testing.T) *guarded {
+func newGuardedScene(t *testing.T, set map[string]any) *guarded {
 	t.Helper()
 	stack := stacktest.Own(t, devstack.Options{
 		Mongods: 1, Brokers: 1, Quick: true,
@@ -51,10 +53,12 @@ func newGuardedScene(t *testing.T) *guarded {
 	}
 
 	g := &guarded{t: t, stack: stack}
-	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.uriOf("relay"), Set: map[string]any{
+	settings := map[string]any{
 		"mongodb.indexes": false, "retention": "10m", "purge.interval": "500ms",
 		"kafka.sasl": map[string]any{"mechanism": "scram-sha-512", "username": "relay", "password": rolePassword},
-	}})
+	}
+	maps.Copy(settings, set)
+	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.uriOf("relay"), Set: settings})
 
 	code, out, errOut := g.RunCommand("roles", "--json")
 	if err := json.Unmarshal([]byte(out), &g.roles); err != nil || code != 0 {
@@ -163,15 +167,15 @@ func (g *guarded) mustRunAs(user string, args ...string) (out string) {
 // requeued, purged and replayed, without a missing privilege.
 func TestRolesAreEnough(t *testing.T) {
 	t.Parallel()
-	g := newGuardedScene(t)
+	g := newGuardedScene(t, nil)
 	topics := g.ReadTopics()
 	root, rootDB := g.Client, g.DB
 	service := g.connectAs("service")
 	g.Client, g.DB = service, service.Database(rootDB.Name())
 	// The service appends before anything else exists.
 	g.StartLoad(kit.Load{Events: 20}).WaitDone()
-	g.mustRunAs("setup", "migrate", "up", "--yes")
-	g.mustRunAs("setup", "migrate", "verify")
+	g.mustRunAs("setup", "setup")
+	g.mustRunAs("setup", "setup", "--dry-run")
 
 	relay := g.StartRelay()
 	relay.WaitTookOver()
@@ -236,6 +240,40 @@ func TestRolesAreEnough(t *testing.T) {
 	}
 	if code, out, errOut := g.RunCommand("doctor"); strings.Contains(out+errOut, "missing") || code != 0 {
 		t.Errorf("doctor: exit code %d\n%s", code, errOut)
+	}
+}
+
+// With retention 0 and no scheduled events, the relay only reads the outboxes: its user may find and watch them, and write
+// the state. The state is in the database of the application.
+func TestAUserWhoOnlyReadsTheOutboxesRunsTheRelay(t *testing.T) {
+	t.Parallel()
+	g := newGuardedScene(t, map[string]any{"retention": "0", "mongodb.indexes": true})
+	for _, p := range g.roles.MongoDB[0].Privileges {
+		if p.Resource.DB != g.DB.Name() || p.Resource.Collection != "outbox" {
+			continue
+		}
+		for _, action := range p.Actions {
+			if !slices.Contains([]string{"find", "changeStream"}, action) {
+				t.Errorf("the role of the relay has %s on %s.%s", action, p.Resource.DB, p.Resource.Collection)
+			}
+		}
+	}
+
+	topics := g.ReadTopics()
+	relay := g.StartRelay()
+	relay.WaitTookOver()
+	g.StartLoad(kit.Load{Events: 30}).WaitDone()
+	g.CheckDelivery(topics)
+	if specs, err := g.Outbox().Indexes().ListSpecifications(t.Context()); err != nil || len(specs) != 1 {
+		t.Errorf("the outbox has %d indexes, %v", len(specs), err)
+	}
+	for line := range strings.SplitSeq(relay.ReadLog(), "\n") {
+		if strings.Contains(line, "not authorized") || strings.Contains(line, "privilege") {
+			t.Errorf("a privilege of the relay is missing: %s", line)
+		}
+	}
+	if code, out, errOut := g.RunCommand("doctor", "--json"); code != 0 || strings.Contains(out, "missing:") {
+		t.Errorf("doctor: exit code %d\n%s%s", code, out, errOut)
 	}
 }
 

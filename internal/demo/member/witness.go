@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -157,11 +158,8 @@ func (s *recordedSession) Serve(ctx context.Context, g transport.Generation) err
 
 // Generations returns the number of generations that at least one member served.
 func Generations(ctx context.Context, db *mongo.Database) (int, error) {
-	var ids []int32
-	if err := db.Collection(generationsColl).Distinct(ctx, "_id.g", bson.D{}).Decode(&ids); err != nil {
-		return 0, fmt.Errorf("reading the generations of the group: %w", err)
-	}
-	return len(ids), nil
+	ids, err := cursor.Distinct[int32]("reading the generations of the group", db.Collection(generationsColl).Distinct(ctx, "_id.g", bson.D{}))
+	return len(ids), err
 }
 
 // Serving reports whether there is a generation in which all the named members have partitions.

@@ -14,6 +14,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/consumer"
 	"github.com/segmentio/kafka-go/protocol/createtopics"
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
+	"github.com/segmentio/kafka-go/protocol/describegroups"
 	"github.com/segmentio/kafka-go/protocol/endtxn"
 	"github.com/segmentio/kafka-go/protocol/findcoordinator"
 	"github.com/segmentio/kafka-go/protocol/heartbeat"
@@ -49,6 +50,7 @@ var replies = map[protocol.ApiKey]reflect.Type{
 	protocol.AddPartitionsToTxn: reflect.TypeFor[addpartitionstotxn.Response](),
 	protocol.EndTxn:             reflect.TypeFor[endtxn.Response](),
 	protocol.DescribeConfigs:    reflect.TypeFor[describeconfigs.Response](),
+	protocol.DescribeGroups:     reflect.TypeFor[describegroups.Response](),
 	protocol.SaslAuthenticate:   reflect.TypeFor[saslauthenticate.Response](),
 }
 

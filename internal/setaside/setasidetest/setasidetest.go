@@ -20,6 +20,9 @@ import (
 type Setup struct {
 	Store setaside.Store
 
+	// Count returns how many messages of a handler the transaction of ctx sees.
+	Count func(ctx context.Context, handler string) (int, error)
+
 	// Transaction runs fn as one unit of work, and again after a conflict.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
 }
@@ -42,7 +45,8 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"AStepThatIsInterruptedHasNoEffect", aStepThatIsInterruptedHasNoEffect},
 		{"AMessageIsStoredOnceAndAsItWas", aMessageIsStoredOnceAndAsItWas},
 		{"AttemptsAndDueTimesAreStored", attemptsAndDueTimesAreStored},
-		{"WaitingCountAndHandlers", waitingCountAndHandlers},
+		{"WaitingQueuesAreFound", waitingQueuesAreFound},
+		{"OneMemberCountsForTheGroup", oneMemberCountsForTheGroup},
 		{"RequeuedMessagesAreFound", requeuedMessagesAreFound},
 		{"ARecordThatDoesNotFitIsRefused", aRecordThatDoesNotFitIsRefused},
 	} {
@@ -112,7 +116,7 @@ func newEffect(m *setaside.Message) *setaside.Message {
 
 func (s suite) countEffects(ctx context.Context, key string) int {
 	s.Helper()
-	n, err := s.Store.Count(ctx, "effects/"+key, 1000)
+	n, err := s.Count(ctx, "effects/"+key)
 	if err != nil {
 		s.Error(err)
 	}
@@ -336,49 +340,66 @@ func attemptsAndDueTimesAreStored(s suite) {
 	}
 }
 
-func waitingCountAndHandlers(s suite) {
+func waitingQueuesAreFound(s suite) {
 	for offset := range int64(6) {
 		s.add(NewMessage(fmt.Sprint(offset%2), 0, offset, 1))
 	}
-	stranger := NewMessage("0", 0, 1, 1)
-	stranger.Handler, stranger.ID = "billing/report", setaside.MessageID(setaside.Place{Handler: "billing/report"}, 0, 1, "")
-	s.add(stranger)
-
 	queues := []setaside.Digest{setaside.KeyQueue([]byte("1")), setaside.KeyQueue([]byte("2"))}
 	if got, err := s.Store.Waiting(s.Context(), Orders, queues); err != nil || !slices.Equal(got, queues[:1]) {
 		s.Errorf("waiting queues: got %v (%v), want %v", got, err, queues[:1])
 	}
-	for limit, want := range map[int]int{4: 4, 100: 6} {
-		if n, err := s.Store.Count(s.Context(), Orders.Handler, limit); n != want || err != nil {
-			s.Errorf("count up to %d: got %d (%v), want %d", limit, n, err, want)
-		}
-	}
-	old := NewMessage("9", 0, 9, 1)
-	old.Elapsed = time.Hour
-	s.add(old, NewMessage("9", 0, 10, 0))
-	for handler, want := range map[string]time.Duration{Orders.Handler: time.Hour, "billing/none": 0} {
-		if age, err := s.Store.Oldest(s.Context(), handler); err != nil || age < want || age > want+time.Minute {
-			s.Errorf("age of the oldest message of %s: got %v (%v), want %v", handler, age, err, want)
-		}
-	}
-	s.add(NewMessage("untried", 0, 11, 0))
+
+	s.add(NewMessage("9", 0, 9, 1), NewMessage("untried", 0, 11, 0))
 	for limit, want := range map[int]int{2: 2, 100: 3} {
 		if n, err := s.Store.Failing(s.Context(), Orders.Handler, limit); n != want || err != nil {
 			s.Errorf("keys that failed, up to %d: got %d (%v), want %d", limit, n, err, want)
 		}
 	}
-	names, err := s.Store.Handlers(s.Context(), "billing")
-	if want := []string{Orders.Handler, stranger.Handler}; err != nil || !slices.Equal(names, want) {
-		s.Errorf("handlers with messages: got %v (%v), want %v", names, err, want)
+}
+
+// newMessageAt returns an untried message at a place.
+func newMessageAt(p setaside.Place, offset int64) *setaside.Message {
+	m := NewMessage("k", 0, offset, 0)
+	m.Place, m.ID = p, setaside.MessageID(p, 0, offset, "")
+	return m
+}
+
+func oneMemberCountsForTheGroup(s suite) {
+	old, removed, foreign := NewMessage("9", 0, 9, 1), Orders, setaside.Place{Handler: "bill/report", Topic: "orders"}
+	old.Elapsed, removed.Topic = time.Hour, "removed"
+	s.add(old, NewMessage("9", 0, 10, 0), newMessageAt(removed, 1), newMessageAt(foreign, 1))
+
+	counts := 0
+	takeCensus := func(member string) setaside.Census {
+		s.Helper()
+		c, err := s.Store.Census(s.Context(), "billing", member, func(_ context.Context, places []setaside.Place) ([]setaside.Place, error) {
+			counts++
+			if len(places) != 2 || !slices.Contains(places, Orders) {
+				s.Errorf("places of the group: got %v, want %v and %v", places, Orders, removed)
+			}
+			return []setaside.Place{removed}, nil
+		})
+		if err != nil {
+			s.Fatal(err)
+		}
+		return c
 	}
-	if names, err := s.Store.Handlers(s.Context(), "bill"); err != nil || len(names) != 0 {
-		s.Errorf("handlers of another group: got %v (%v), want none", names, err)
-	}
-	if err := s.Store.Remove(s.Context(), stranger); err != nil {
-		s.Fatal(err)
-	}
-	if n, err := s.Store.Count(s.Context(), stranger.Handler, 10); n != 0 || err != nil {
-		s.Errorf("messages of a handler after Remove: got %d (%v), want none", n, err)
+
+	for i, member := range []string{"a", "a", "b"} {
+		c := takeCensus(member)
+		if len(c.Counts) != 2 {
+			s.Fatalf("counts: got %+v, want two", c.Counts)
+		}
+		age := c.Now.Sub(c.Counts[0].Since)
+		if got := c.Counts[0]; got.N != 2 || got.Handler != Orders.Handler || got.Topic != Orders.Topic || got.Unread || age < time.Hour || age > time.Hour+time.Minute {
+			s.Errorf("census %d, messages that are read: got %+v", i, got)
+		}
+		if got := c.Counts[1]; got.N != 1 || got.Topic != removed.Topic || !got.Unread || !slices.Equal(got.Partitions, []int32{removed.Partition}) || !got.Since.IsZero() {
+			s.Errorf("census %d, messages that no member reads: got %+v", i, got)
+		}
+		if c.Keeper != (member == "a") || counts != 1 {
+			s.Errorf("census %d of %s after %d counts: keeper is %t", i, member, counts, c.Keeper)
+		}
 	}
 }
 

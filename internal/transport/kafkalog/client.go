@@ -75,6 +75,24 @@ func (c *Client) MemberTimeout() time.Duration {
 	return min(c.Config.SessionTimeout, c.Config.RebalanceTimeout)
 }
 
+// DescribeGroup returns the members of a group and their partitions.
+func (c *Client) DescribeGroup(ctx context.Context, group string) (transport.GroupState, error) {
+	at, err := c.Wire.FindGroupCoordinator(ctx, group)
+	if err != nil {
+		return transport.GroupState{}, err
+	}
+	g, err := c.Wire.DescribeGroup(ctx, at, group)
+	if err != nil {
+		return transport.GroupState{}, fmt.Errorf("describing group %s: %w", group, err)
+	}
+
+	state := transport.GroupState{Members: g.Members, Stable: g.State == "Stable", Assigned: map[transport.TopicPartition]bool{}}
+	for _, tp := range g.Assigned {
+		state.Assigned[transport.TopicPartition(tp)] = true
+	}
+	return state, nil
+}
+
 // Follow calls join with those of the topics that exist, and once more whenever others exist. The context of join ends then.
 // Follow returns the first error of join, or nil when ctx ends. Topics that do not exist yet are reported, and checked every
 // WatchPartitions.

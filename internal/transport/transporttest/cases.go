@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/transport"
@@ -171,12 +172,32 @@ func testMembersShare(t *testing.T, f Fixture) {
 		want[transport.TopicPartition{Topic: topic, Partition: i}] = 1
 	}
 	assertEqual(t, "partitions of both", have, want)
+	state := describeGroup(t, f.Transport(t), group)
+	assertEqual(t, "members", state.Members, 2)
+	for tp := range want {
+		assertEqual(t, "a member with "+tp.String(), state.Assigned[tp], true)
+	}
 
 	two.leaveGroup(b)
 	a.waitForEnd(t)
 	close(a.finish)
 	all := one.nextWithPartitions(partitions)
 	one.leaveGroup(all)
+	assertEqual(t, "members after all have left", describeGroup(t, f.Transport(t), group).Members, 0)
+}
+
+// describeGroup returns the state of a group that has no rebalance.
+func describeGroup(t *testing.T, tr transport.Transport, group string) transport.GroupState {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		state, err := tr.DescribeGroup(t.Context(), group)
+		switch {
+		case err == nil && (state.Stable || state.Members == 0):
+			return state
+		case time.Now().After(deadline):
+			t.Fatalf("group %s is not stable: %+v (%v)", group, state, err)
+		}
+	}
 }
 
 // testCommitAtEnd checks that a member can commit when it has to give a partition away, and that the next owner starts there.

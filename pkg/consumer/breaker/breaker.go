@@ -202,6 +202,9 @@ func (b *Breaker) newOpenError(wait time.Duration) error {
 
 // recordOutcome counts the outcome of a call that was allowed in round, and changes the state if necessary.
 func (b *Breaker) recordOutcome(err error, round int) {
+	failed := err != nil
+	// The function of WithFailure may use the breaker, so it is called without the lock.
+	ignored := failed && b.ignores(err)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// The call began before the last change of the state, so it is no evidence about the new one.
@@ -209,9 +212,8 @@ func (b *Breaker) recordOutcome(err error, round int) {
 		return
 	}
 
-	failed := err != nil
 	// An ignored error frees the place of the probe without a decision.
-	if failed && b.ignores(err) {
+	if ignored {
 		b.probing = false
 		return
 	}

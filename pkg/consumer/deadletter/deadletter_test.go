@@ -292,7 +292,7 @@ func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &graveyard{T: t, Desk: desk, db: db}
+	g := &graveyard{T: t, Desk: desk, db: db, count: countIn(db)}
 	g.bury(newLetter(1, "h", "A"), newLetter(1, "h", "A")) // again after a crash
 
 	var docs []bson.Raw

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.uber.org/goleak"
 
@@ -28,6 +29,7 @@ type graveyard struct {
 	*deadletter.Desk
 	waiting setaside.Store
 	db      *mongo.Database // nil in memory
+	count   func(ctx context.Context, handler string) (int, error)
 }
 
 // newGraveyard returns a Desk over MongoDB, without its indexes.
@@ -38,7 +40,15 @@ func newGraveyard(t *testing.T, opts ...deadletter.Option) *graveyard {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db}
+	return &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db, count: countIn(db)}
+}
+
+// countIn returns a function that counts the messages of a handler in db.
+func countIn(db *mongo.Database) func(ctx context.Context, handler string) (int, error) {
+	return func(ctx context.Context, handler string) (int, error) {
+		n, err := db.Collection(setaside.DefaultCollection).CountDocuments(ctx, bson.D{{Key: "h", Value: handler}})
+		return int(n), err
+	}
 }
 
 // onBothStores runs a test with a Desk over MongoDB, and with one in memory.
@@ -64,7 +74,8 @@ func onBothStores(t *testing.T, test func(g *graveyard)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		test(&graveyard{T: t, Desk: desk, waiting: inbox.Waiting()})
+		count := func(ctx context.Context, handler string) (int, error) { return memory.CountSetAside(ctx, db, handler) }
+		test(&graveyard{T: t, Desk: desk, waiting: inbox.Waiting(), count: count})
 	})
 }
 
@@ -129,7 +140,7 @@ func (g *graveyard) handedBack(handler string, key []byte) *setaside.Message {
 // countHandedBack returns how many messages wait for a handler.
 func (g *graveyard) countHandedBack(handler string) int {
 	g.Helper()
-	n, err := g.waiting.Count(g.Context(), "g/"+handler, 1000)
+	n, err := g.count(g.Context(), "g/"+handler)
 	if err != nil {
 		g.Fatal(err)
 	}

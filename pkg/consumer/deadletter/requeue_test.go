@@ -196,7 +196,7 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g := &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db}
+			g := &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db, count: countIn(db)}
 			const letters = 4
 			for n := range letters {
 				g.bury(newLetter(n, "h", "A"))

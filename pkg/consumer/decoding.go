@@ -1,0 +1,178 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/pkg/codec"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+)
+
+// WithDecoder replaces Decode, for records that no relay wrote. f gets a message with the place, the time, the key, the value
+// and the headers of the record. It may set the other fields, for example the name, and replace the value. The consumer sets
+// Group, and fills in ID and Attempt if they are empty. ctx ends after WithTimeout of New, and when the partition is given back.
+//
+// While f decodes a record, and between two attempts, the partition reads nothing further: the handlers of the record are
+// unknown, and later messages must not overtake it. What follows an error of f:
+//
+//   - codec.ErrUnavailable: an outage. The record is decoded again until that succeeds.
+//   - ErrMalformed, as from Decode: the record becomes a dead letter at once.
+//   - RetryIn, Suspend, Reject and Discard: as from a handler. Suspend is the same as RetryIn.
+//   - Any other error, a panic and a time-out: the Retry of New decides. The record is decoded again after the waits of Retry.Quick,
+//     and, if Retry.MaxAttempts is above the number of these attempts, then after Retry.Min up to Retry.Max. Then it is given up. A
+//     record that cannot be decoded is not set aside.
+//
+// The offset passes after the dead letter is written.
+func WithDecoder(f func(ctx context.Context, m *Message) error) Option {
+	return option(func(s *settings) {
+		if f != nil {
+			s.decoder = f
+		}
+	})
+}
+
+// decodeRecord decodes a record. It returns a panic or an end of the decoder as an error.
+func (s *session) decodeRecord(ctx context.Context, r *transport.Record) (*Message, error) {
+	if r.Err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, r.Err)
+	}
+
+	m := newMessage(r)
+	if err := s.c.callDecoder(ctx, m); err != nil {
+		return nil, err
+	}
+	m = completeMessage(m, r, s.c.group)
+	s.c.dropForeignControls(m, time.Now())
+	if err := checkIdentity(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// callDecoder calls the decoder. Decode itself needs no guard.
+func (c *Consumer) callDecoder(ctx context.Context, m *Message) error {
+	if c.s.decoder == nil {
+		return Decode(ctx, m)
+	}
+	return callLimited(ctx, c.s.timeout, "the decoder", func(ctx context.Context) error {
+		return runGuarded(func() error { return c.s.decoder(ctx, m) })
+	})
+}
+
+// decoded is the result of decodeUntilDecided.
+type decoded struct {
+	message *Message // with err, it has the fields of the record alone
+	err     error
+	verdict *verdict // on a record that is given up
+	earlier failures // the failures before err
+}
+
+// decodeUntilDecided decodes a record until that succeeds, or until the record is given up. It returns nil if the partition is
+// paused or given back before.
+func (p *partition) decodeUntilDecided(r *transport.Record) *decoded {
+	var fails failures
+	var unavailable *retry.Backoff
+	defer func() {
+		if unavailable != nil {
+			p.noteDecoder(nil)
+		}
+	}()
+
+	for {
+		m, err := p.s.decodeRecord(p.serveCtx, r)
+		if err == nil {
+			return &decoded{message: m}
+		}
+		if p.serveCtx.Err() != nil {
+			return nil
+		}
+		// Nothing is known about the record, so the message has the fields of the record itself.
+		m = completeMessage(newMessage(r), r, p.s.c.group)
+		p.s.c.dropForeignControls(m, time.Now())
+
+		if errors.Is(err, codec.ErrUnavailable) {
+			if unavailable == nil {
+				unavailable = retry.Reopen.Start()
+			}
+			p.noteDecoder(wrapDecodeError(r, err))
+			if !p.waitUnpaused(unavailable.Next()) {
+				return nil
+			}
+			continue
+		}
+
+		earlier := fails
+		fails = fails.note(err, m, time.Now())
+		v, again := p.s.c.decideDecoding(err, m, fails)
+		if !again {
+			return &decoded{m, wrapDecodeError(r, err), &v, earlier}
+		}
+		if v.Uncounted {
+			fails.Spared++
+		}
+		p.s.report(&HandlerError{Message: m, Attempt: fails.Total, Next: v.Action.String(), Err: err})
+		if !p.waitUnpaused(v.Delay) {
+			return nil
+		}
+	}
+}
+
+// decideDecoding returns the verdict on a record that cannot be decoded, and whether to decode it again after its delay.
+func (c *Consumer) decideDecoding(err error, m *Message, a failures) (v verdict, again bool) {
+	d := decider{retry: c.s.retry.withDefaults(), rules: c.s.retryRules}
+	v = d.decide(err, m, a)
+	switch v.Action {
+	case actRetry, actWait:
+		return v, true
+	case actDiscard:
+		return v, false
+	case actAside, actSuspend:
+		// The Retry that a rule of the user selects has its own limit.
+		r, _ := d.retryFor(err)
+		if v.Delay != untilResumed && (v.Uncounted || r.MaxAttempts > 0) {
+			return v, true
+		}
+	default:
+	}
+	class := cmp.Or(v.Reason, classOf(err))
+	if class == deadletter.ClassHandler {
+		class = deadletter.ClassMalformed
+	}
+	return verdict{Action: actDeadLetter, Reason: class, Attempts: a}, false
+}
+
+// noteDecoder records that a decoder is unavailable, or with nil that it is not. It reports the beginning and the end.
+func (p *partition) noteDecoder(err error) {
+	kind := healthDecoder + " for partition " + p.tp.String()
+	if changed := p.s.c.health.note(kind, err); !changed {
+		return
+	}
+	if err == nil {
+		p.s.report(fmt.Errorf("partition %s goes on: its records can be decoded again", p.tp))
+		return
+	}
+	p.s.report(fmt.Errorf("waiting for the decoder, partition %s reads nothing further: %w", p.tp, err))
+}
+
+// waitUnpaused blocks for d. It returns false if the partition is paused or given back.
+func (p *partition) waitUnpaused(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		paused, changed := p.s.c.gate.currentState()
+		if paused || p.serveCtx.Err() != nil {
+			return false
+		}
+		select {
+		case <-timer.C:
+			return true
+		case <-changed:
+		case <-p.serveCtx.Done():
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+// errExited is the value of a *panicError of a function that has ended its goroutine.
+var errExited = errors.New("the function ended its goroutine, as t.FailNow and runtime.Goexit do")
+
+// runGuarded calls a function of the user in a separate goroutine. It returns a panic, or the end of that goroutine, as a
+// *panicError: a lane whose goroutine ended would never free its slot and its messages.
+func runGuarded(f func() error) (err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		returned := false
+		defer func() {
+			if v := recover(); v != nil {
+				err = &panicError{Value: v, Stack: debug.Stack()}
+			} else if !returned {
+				err = &panicError{Value: errExited, Stack: debug.Stack()}
+			}
+		}()
+
+		err = f()
+		returned = true
+	}()
+	<-done
+	return err
+}
+
+// callLimited calls f with a time-out. An error of f after the time-out is a *timeoutError with the name of the function. The
+// driver ends a statement some milliseconds earlier.
+func callLimited(ctx context.Context, timeout time.Duration, name string, f func(ctx context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err := f(limited)
+	end, _ := limited.Deadline()
+	isLate := limited.Err() != nil || mongo.IsTimeout(err) && time.Until(end) < timeout/10
+	if err != nil && isLate && ctx.Err() == nil {
+		err = &timeoutError{Name: name, After: timeout, Err: err}
+	}
+	return err
+}
