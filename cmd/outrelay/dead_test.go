@@ -13,9 +13,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/state/statetest"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // graveyard is a watcher with an outbox and n dead letters d0, d1, …. The last letter has only an id.
@@ -252,21 +255,17 @@ func TestFailedCommands(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, 1)
 	for i := range 3 {
-		g.insertDocument(g.outbox, bson.D{
-			{Key: "_id", Value: fmt.Sprint("f", i)},
-			{Key: "type", Value: "T"},
-			{Key: "state", Value: "retry"},
-			{Key: "attempts", Value: int32(2)},
-			{Key: "payload", Value: plantedSecret},
-			{Key: "nextAt", Value: time.Now().Add(time.Hour)},
-			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "87"}, {Key: "at", Value: time.Now()}}},
-		})
+		doc := bson.D{{Key: "_id", Value: fmt.Sprint("f", i)}, {Key: "type", Value: "T"}, {Key: "payload", Value: plantedSecret}}
+		e := admintest.Waits(t, mongodb.Namespace(g.outbox), doc, waiting.Retry, "orders")
+		e.Attempts, e.NextAt = 2, time.Now().Add(time.Hour)
+		e.Error = &waiting.Failure{Class: "record_refused", Reason: "87", At: time.Now()}
+		admintest.StoreWaiting(t, g.state.Collection("waiting"), e)
 	}
 
 	if text := g.runCommand(0, nil, "failed", "list"); strings.Count(text, "record_refused") != 3 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "failed", "list", "--limit", "101"); !strings.Contains(text, "--limit") {
+	if text := g.runCommand(exitConfig, nil, "failed", "list", "--limit", "10001"); !strings.Contains(text, "--limit") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
@@ -281,11 +280,14 @@ func TestFailedCommands(t *testing.T) {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
-	var list struct{ Failed []admin.FailedEnvelope }
+	var list struct{ Failed []admin.WaitingEnvelope }
 	if g.runCommand(0, &list, "failed", "list"); len(list.Failed) != 2 || list.Failed[0].Attempts != 2 {
 		t.Errorf("unexpected result %+v", list)
 	}
-	if text := g.runCommand(0, nil, "failed", "retry", "-y"); text != "2 failed envelopes retried\n" {
+	if text := g.runCommand(exitConfig, nil, "failed", "retry", "-y"); !strings.Contains(text, "--all") {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	if text := g.runCommand(0, nil, "failed", "retry", "--all", "-y"); text != "2 failed envelopes retried\n" {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 }

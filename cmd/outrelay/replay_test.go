@@ -91,7 +91,7 @@ func TestReplayCommands(t *testing.T) {
 	if decode(out, &i); code != 0 || i.Queued != 2 || i.State != "done" || i.Actor != "ann" {
 		t.Fatalf("%d %+v %s", code, i, errOut)
 	}
-	if n, err := shop.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "retry"}, {Key: "replayOf", Value: i.ID}, {Key: "delivery", Value: 1}}); err != nil || n != 2 {
+	if n, err := state.Collection("waiting").CountDocuments(t.Context(), bson.D{{Key: "reason", Value: "queued"}, {Key: "replayOf", Value: i.ID}, {Key: "delivery", Value: 1000}}); err != nil || n != 2 {
 		t.Errorf("%d are queued, %v", n, err)
 	}
 

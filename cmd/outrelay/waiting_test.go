@@ -8,23 +8,25 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 func TestWaitingCommands(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, 3)
-	for i, state := range []string{"parked", "blocked", "blocked"} {
-		g.insertDocument(g.outbox, bson.D{
+	for i, reason := range []string{"parked", "blocked", "blocked"} {
+		e := admintest.Waits(t, mongodb.Namespace(g.outbox), bson.D{
 			{Key: "_id", Value: fmt.Sprint("w", i)},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: "7"},
 			{Key: "type", Value: "OrderPlaced"},
 			{Key: "payload", Value: plantedSecret},
 			{Key: "key", Value: "seven"},
-			{Key: "state", Value: state},
-			{Key: "pending", Value: bson.A{"orders"}},
-			{Key: "pos", Value: fmt.Sprintf("82%08X%08X", 1_700_000_000+i, 1)},
-		})
+		}, waiting.Reason(reason), "orders")
+		e.Pos = fmt.Sprintf("82%08X%08X", 1_700_000_000+i, 1)
+		admintest.StoreWaiting(t, g.state.Collection("waiting"), e)
 	}
 
 	if text := g.runCommand(0, nil, "waiting", "summary"); !strings.Contains(text, "1      parked") || !strings.Contains(text, "2      blocked") || !strings.Contains(text, "3      dead") {
@@ -40,14 +42,14 @@ func TestWaitingCommands(t *testing.T) {
 	}
 
 	var list struct{ Waiting []admin.WaitingEnvelope }
-	if g.runCommand(0, &list, "waiting", "list", "--state", "blocked", "--topic", "orders"); len(list.Waiting) != 2 || list.Waiting[0].ID != "w1" || list.Waiting[0].Key != "seven" {
+	if g.runCommand(0, &list, "waiting", "list", "--reason", "blocked", "--topic", "orders"); len(list.Waiting) != 2 || list.Waiting[0].ID != "w1" || list.Waiting[0].Key != "seven" {
 		t.Errorf("unexpected result %+v", list)
 	}
 	if text := g.runCommand(0, nil, "waiting", "list", "--topic", "other"); text != "no envelope waits\n" {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
-	for _, args := range [][]string{{"--state", "dead"}, {"--limit", "0"}} {
+	for _, args := range [][]string{{"--reason", "dead"}, {"--limit", "0"}} {
 		if text := g.runCommand(exitConfig, nil, append([]string{"waiting", "list"}, args...)...); !strings.Contains(text, strings.TrimPrefix(args[0], "--")) && !strings.Contains(text, "10000") {
 			t.Errorf("%v: %s", args, text)
 		}

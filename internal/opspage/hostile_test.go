@@ -61,11 +61,7 @@ func (d deskInboxes) Release(context.Context, string, string, bool, bool) (admin
 	return answer[admin.InboxReleased](d.desk)
 }
 
-func (d deskWaiting) Retry(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
-	return answer[admin.FailedOutcome](d.desk)
-}
-
-func (d deskWaiting) Reset(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
+func (d deskWaiting) Retry(context.Context, admin.WaitingFilter, bool, bool) (admin.FailedOutcome, error) {
 	return answer[admin.FailedOutcome](d.desk)
 }
 

@@ -119,8 +119,12 @@ func EachStampOf(
 	}, options.Find().SetProjection(mongodb.Fields("id", "envelope.ts")))
 }
 
-// NextDelivery returns a number that no requeue and no replay had before, greater than all before it. The deliveries of one run
-// have its number (N18). coll is `counters` of the state database.
+// deliveryStep is the distance between the numbers of two replays. A requeue has the number after that of its letter, so the numbers in
+// between are for envelopes of the earlier replay that die and are requeued, again and again.
+const deliveryStep = 1000
+
+// NextDelivery returns the number of the deliveries of a new replay: no requeue and no replay had it before (N18). coll is `counters` of the
+// state database.
 func NextDelivery(ctx context.Context, coll *mongo.Collection) (int32, error) {
 	var counter struct {
 		N int32 `bson:"n"`
@@ -128,7 +132,7 @@ func NextDelivery(ctx context.Context, coll *mongo.Collection) (int32, error) {
 	err := mongodb.Majority(coll).FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: "delivery"}},
 		bson.D{{Key: "$inc", Value: bson.D{{Key: "n", Value: int32(1)}}}},
 		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&counter)
-	return counter.N, mongodb.Refusal(err, "counting deliveries", "find, insert and update", mongodb.Namespace(coll))
+	return counter.N * deliveryStep, mongodb.Refusal(err, "counting deliveries", "find, insert and update", mongodb.Namespace(coll))
 }
 
 // CountReplayed counts the envelopes of a replay that still wait, up to limit.
