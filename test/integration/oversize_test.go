@@ -8,7 +8,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -79,7 +78,7 @@ func TestOversizeEnvelopesDisturbNobody(t *testing.T) {
 			}
 
 			topics.WaitDistinct(len(fields))
-			letters := s.DB.Collection(deadletter.Collection("outbox"))
+			letters := s.State.Collection("letters")
 			stacktest.Eventually(t, "each of them is a dead letter", func() bool {
 				n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "class", Value: record.MessageTooLarge}, {Key: "reason", Value: bson.D{{Key: "$regex", Value: "at most"}}}})
 				return err == nil && int(n) == len(fields)
