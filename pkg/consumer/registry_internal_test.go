@@ -24,7 +24,7 @@ func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 
 	nothing := Func(func(context.Context, *Message) error { return nil }, "*")
 	for name, opts := range map[string][]HandlerOption{
-		"a": nil, "b": {WithMode(Transactional)}, "c": {WithMode(AtLeastOnce), WithTransaction()},
+		"a": nil, "b": {WithMode(Transactional)}, "c": {WithMode(AtLeastOnceInTransaction)},
 	} {
 		if err := c.Handle(name, nothing, opts...); err != nil {
 			t.Fatal(err)
