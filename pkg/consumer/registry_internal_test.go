@@ -35,7 +35,7 @@ func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 	for _, r := range c.reg.snapshot().all {
 		modes[r.name] = r.mode
 	}
-	if d := cmp.Diff(map[string]Mode{"a": Claimed, "b": Transactional, "c": AtLeastOnce}, modes); d != "" {
+	if d := cmp.Diff(map[string]Mode{"a": Claimed, "b": Transactional, "c": AtLeastOnceInTransaction}, modes); d != "" {
 		t.Error(d)
 	}
 }
