@@ -16,9 +16,6 @@ import (
 // codeIndexNotFound is the server's code for an index that does not exist.
 const codeIndexNotFound = 27
 
-// ReplayIndex is the name of the index of the envelopes that a replay has queued.
-const ReplayIndex = "origin_1_replayOf_1"
-
 // Index is one index that the relay declares.
 type Index struct {
 	Name    string

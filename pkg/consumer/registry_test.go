@@ -36,14 +36,14 @@ func nop(context.Context, *consumer.Message) error { return nil }
 
 func TestNewListsAllThatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := consumer.New("", nil, consumer.WithConcurrency(-1), consumer.WithSharedTransaction(-1), consumer.WithTimeout(-1), consumer.WithDrain(-1),
+	_, err := consumer.New("", nil, consumer.WithConcurrency(-1), consumer.WithSharedTransaction(501), consumer.WithTimeout(-1), consumer.WithDrain(-1),
 		consumer.WithBuffer(-1), consumer.WithMode(consumer.Mode(9)), consumer.WithBrokers("nowhere"), consumer.WithMiddleware(nil))
 	if err == nil {
 		t.Fatal("no error")
 	}
 
 	for _, want := range []string{
-		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of -1", "time-out of a handler", "drain of -1", "buffer of -1",
+		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of 501", "time-out of a handler", "drain of -1", "buffer of -1",
 		"mode ", "WithBrokers: \"nowhere\"", "a middleware is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
