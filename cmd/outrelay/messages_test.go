@@ -108,7 +108,7 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 		{"nodes remove nosuch --dry-run", "node nosuch: not found; outrelay nodes lists the nodes"},
 		{"nodes remove two", "the node is alive: the last heartbeat of node two was "},
 		{"pin nosuch", "node nosuch: no such node has run; the nodes are one, two; to pin a node before its first start, pass --force"},
-		{"dead show nosuch", "dead letter of id nosuch in "},
+		{"dead show nosuch", "dead letter of id nosuch: not found; outrelay dead list"},
 		{"dead requeue nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
 		{"dead discard nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
 		{"failed reset nosuch --yes", "no failed envelope has one of these ids; outrelay failed list"},

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
@@ -70,18 +69,6 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	}
 	expect(0, "orders/2@7", "history", "--id", "id-7")
 	expect(0, "orders/2@1233", "history", "--id", "id-1,233")
-	// A replay gives an envelope a new stamp. It was still written when it was written.
-	again := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "ts", Value: "$$CLUSTER_TIME"}, {Key: "firstTs", Value: outboxes.FirstStamp}}}}}
-	if _, err := coll.UpdateByID(t.Context(), "id-7", again); err != nil {
-		t.Fatal(err)
-	}
-	if out := expect(0, "", "history", "--id", "id-7", "--json"); json.Unmarshal([]byte(out), &h) != nil || h.Envelopes[0].Written.Unix() != int64(now-1800) {
-		t.Errorf("history of a replayed envelope: %s", out)
-	}
-	stamp := bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{T: now - 1800, I: 8}}}}}
-	if _, err := coll.UpdateByID(t.Context(), "id-7", stamp); err != nil {
-		t.Fatal(err)
-	}
 	expect(0, "there may be more: --after", "history", "--limit", "2")
 	expect(0, "only with recording: mark", "history", "--from", "10m")
 	expect(exitConfig, "--from must be before --to", "history", "--from", "1m", "--to", "2m")

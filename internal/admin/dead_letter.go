@@ -80,8 +80,7 @@ func newDeadLetter(d *letters.Dead) DeadLetter {
 
 // shownFields are the fields of an envelope that contain no business data.
 var shownFields = append(slices.DeleteFunc(requeues.Editable(), func(f string) bool { return f == "payload" }),
-	"_id", "ts", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "origin", "delivery",
-	"replayOf", "sentAt", "firstTs")
+	"_id", "ts", "slot", "dueAt", "scheduledFor", "sentAt")
 
 // isShown reports whether a field of a document contains no business data.
 func isShown(name string, m *envelope.Mapping) bool {

@@ -142,6 +142,9 @@ func (s *stand) newRelayStep(n int64) func(ctx context.Context) {
 			return
 		}
 
+		// The end of a replay is visible when its last document is gone, so the list is complete before sent can read it.
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		for _, d := range docs {
 			filter := bson.D{{Key: "id", Value: d.ID}, {Key: "delivery", Value: d.Delivery}}
 			res, err := coll.DeleteOne(ctx, filter)
@@ -149,9 +152,7 @@ func (s *stand) newRelayStep(n int64) func(ctx context.Context) {
 				s.t.Error(err)
 			}
 			if err == nil && res.DeletedCount == 1 {
-				s.mu.Lock()
 				s.done = append(s.done, d)
-				s.mu.Unlock()
 			}
 		}
 	}

@@ -81,9 +81,3 @@ func FirstUUID(t time.Time) bson.Binary {
 	copy(u, b[2:])
 	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u}
 }
-
-// FirstStamp is the expression for the field firstTs: the timestamp that an envelope had before an update that gives it
-// a new one. An envelope without a timestamp gets no field.
-var FirstStamp = bson.D{{Key: "$ifNull", Value: bson.A{"$firstTs", bson.D{{Key: "$cond", Value: bson.A{
-	bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$ts"}}, "timestamp"}}}, "$ts", "$$REMOVE",
-}}}}}}
