@@ -221,7 +221,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
 	}
 
-	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
+	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex", "own-field"}
 	for _, d := range []bson.D{
 		{{Key: "_id", Value: "z-missing"}},
 		{{Key: "_id", Value: "a-missing"}},
@@ -230,7 +230,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 		{{Key: "_id", Value: "date"}, {Key: "ts", Value: time.Now()}},
 		{{Key: "_id", Value: "text"}, {Key: "ts", Value: "2026-01-01"}},
 		{{Key: "_id", Value: "int"}, {Key: "ts", Value: 5}},
-		{{Key: "_id", Value: "retry"}, {Key: "state", Value: "retry"}},
+		{{Key: "_id", Value: "own-field"}, {Key: "state", Value: "retry"}}, // a field of the service
 	} {
 		if _, err := c.InsertOne(t.Context(), d); err != nil {
 			t.Fatal(err)
