@@ -34,7 +34,7 @@ type handling struct {
 	Inbox bool `json:"inbox"` // Optimistic; otherwise none, but also in a transaction
 	Alone bool `json:"alone"` // one message at a time in each transaction, one transaction at a time
 
-	Unbatched bool `json:"unbatched,omitempty"` // one message in each transaction, the default of consumer.WithBatch
+	Unbatched bool `json:"unbatched,omitempty"` // one message in each transaction, the default of consumer.WithSharedTransaction
 
 	Transport string `json:"transport,omitempty"` // kafka-go or franz; "" is the default of the consumer
 	Moves     bool   `json:"moves,omitempty"`     // a second member joins and leaves
@@ -197,12 +197,12 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	case h.Handling.Alone:
 		opts = append(opts, consumer.WithConcurrency(1))
 	case !h.Handling.Unbatched:
-		opts = append(opts, consumer.WithBatch(64))
+		opts = append(opts, consumer.WithSharedTransaction(64))
 	}
 	// Without an inbox, the effect is still written in a transaction, so that only the inbox differs.
 	mode := consumer.WithMode(consumer.Transactional)
 	if !h.Handling.Inbox {
-		opts, mode = append(opts, consumer.WithTransaction()), consumer.WithMode(consumer.AtLeastOnce)
+		mode = consumer.WithMode(consumer.AtLeastOnceInTransaction)
 	}
 
 	opts = append(opts, mode)

@@ -112,8 +112,8 @@ type Create struct {
 // Record is the format of the Kafka records.
 type Record struct {
 	// Preset is the set of headers. typed is Debezium's record with an additional header for the type,
-	// by which consumers select a handler. debezium is exactly the record of Debezium's
-	// MongoEventRouter. It ignores the fields that the router ignores, such as headers, key and topic,
+	// by which consumers select a handler. debezium is the record of Debezium's
+	// MongoEventRouter with the header outrelay-ns. It ignores the fields that the router ignores, such as headers, key and topic,
 	// unless mapping names them. cloudevents adds ce_ headers and content-type. plain adds each field of the
 	// envelope as a header.
 	// kafka-connector publishes whole documents of any shape, as the MongoDB Kafka connector does with

@@ -128,7 +128,7 @@ func listRights() map[Resource][]string {
 		{DB: "shop", Collection: "outbox"}:     append(slices.Clone(write), "changeStream", "listIndexes"),
 		{DB: "shop", Collection: "inbox_dead"}: {"find"},
 		{DB: "shop"}:                           {"listCollections"},
-		{DB: "outrelay"}:                       write,
+		{DB: "outrelay"}:                       append(slices.Clone(write), "createCollection", "createIndex", "listIndexes"),
 		{Cluster: true}:                        {"serverStatus", "replSetGetConfig", "getParameter"},
 	}
 }
@@ -183,8 +183,8 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 		{DB: "shop", Collection: "inbox_dead"}: {"find": {dead: Warn}},
 		{DB: "shop"}:                           {"listCollections": {outbox: Warn}},
 		{DB: "outrelay"}: {
-			"find":   {state: Fail, "outbox.claims": Warn, "watcher": Warn},
-			"insert": {state: Fail}, "update": {state: Fail}, "remove": {state: Fail},
+			"find":   {state: Fail, "state": Warn, "outbox.claims": Warn, "watcher": Warn},
+			"insert": {state: Fail, "state": Warn}, "update": {state: Fail, "state": Warn}, "remove": {state: Fail, "state": Warn},
 		},
 		{Cluster: true}: {
 			"serverStatus": {cluster: Warn, "mongodb.oplog": Warn}, "replSetGetConfig": {cluster: Warn},

@@ -319,7 +319,9 @@ func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 		m := roleMaker{cfg: x.cfg}
 		return x.checkPrivileges(m.onState("", readWrite...), nil)
 	}
-	return x.checkPrivileges(single, nil)
+	// Without them, an administrator has to run outrelay setup for each version.
+	wanted := roleMaker{cfg: x.cfg}.onState("", "createCollection", "createIndex", "listIndexes")
+	return x.checkPrivileges(single, wanted)
 }
 
 // checkState checks that the state database is the relay's own, and complete.
@@ -335,7 +337,7 @@ func (x privilegeChecks) checkState(ctx context.Context) finding {
 	case len(missing) == 0:
 		return passed("%s has all collections with the prefix %s", db.Name(), db.Prefix())
 	case !x.mongo.access.off && len(x.mongo.access.missing(Resource{DB: db.Name(), Collection: db.Names()[1]}, "createCollection", "createIndex")) > 0:
-		return failed("run outrelay setup with an administrator's user, or these statements:\n"+joinLines(missing, 40),
+		return warned("run outrelay setup with an administrator's user, or these statements:\n"+joinLines(missing, 40),
 			"%d collections and indexes are missing, and the user may not create them", len(missing))
 	}
 	return passed("the first start creates the collections with the prefix %s in %s", db.Prefix(), db.Name())

@@ -166,7 +166,7 @@ func writesOutboxes(cfg config.Config) bool {
 }
 
 // onState returns privileges on the state database, or on each of its collections if services use the database too.
-func (m *roleMaker) onState(why string, actions ...string) (out []Privilege) {
+func (m roleMaker) onState(why string, actions ...string) (out []Privilege) {
 	name := m.cfg.State.Database
 	for _, ns := range m.cfg.Watch {
 		if db, _, _ := strings.Cut(ns, "."); glob.Match(db, []byte(name)) {

@@ -268,7 +268,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 				consumer.WithMiddleware(b.Middleware()), consumer.WithTimeout(20 * time.Millisecond), consumer.WithRetry(consumer.NoRetry()),
 			}
 			if c.batch {
-				p.mustSucceed(p.Handle("A", consumer.Batch(func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, "A"), opts...))
+				p.mustSucceed(p.Handle("A", consumer.Batch(0, func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, "A"), opts...))
 			} else {
 				p.addHandler("A", func(ctx context.Context, _ *consumer.Message) error { return c.f(ctx) }, opts...)
 			}

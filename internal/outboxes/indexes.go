@@ -51,7 +51,8 @@ func (x Indexes) Missing(ctx context.Context, coll *mongo.Collection) ([]mongodb
 
 // Ensure creates the selected indexes that the collection lacks, and returns the mongosh statements of those that it
 // created. It blocks until they are built. If the collection was dropped or renamed, the error is
-// [mongodb.ErrCollectionGone] and nothing exists again. The UUID of o must be known.
+// [mongodb.ErrCollectionGone] and nothing exists again. The UUID of o must be known. For the first scheduled envelope of
+// an outbox, call it with Scheduled only.
 func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, o Outbox) (created []string, err error) {
 	list := x.List()
 	if len(list) == 0 {
@@ -75,12 +76,6 @@ func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, o Outbox) (cr
 		created = append(created, i.Statement(o.DB, o.Coll))
 	}
 	return created, nil
-}
-
-// EnsureScheduledIndex creates the index of scheduled envelopes. Call it when the first scheduled envelope of a
-// collection is seen. Its result is that of [Indexes.Ensure].
-func EnsureScheduledIndex(ctx context.Context, client *mongo.Client, o Outbox) (created []string, err error) {
-	return Indexes{Scheduled: true}.Ensure(ctx, client, o)
 }
 
 // EnsureIndexes creates the indexes for tests and benchmarks of the queries on outboxes, and the collection if it

@@ -128,9 +128,10 @@ func TestRecordsAreBoundedWhileTheyAreBuilt(t *testing.T) {
 	}
 	for _, name := range PresetNames() {
 		shapes[name] = PresetConfig{Name: name}
-		for style := range jsonStyles {
-			shapes[name+" as "+style] = PresetConfig{Name: name, JSON: style}
-		}
+	}
+	for style := range jsonStyles {
+		shapes["plain as "+style] = PresetConfig{Name: Plain, JSON: style}
+		shapes["whole document as "+style] = PresetConfig{Name: Connector, JSON: style}
 	}
 
 	for shape, c := range shapes {

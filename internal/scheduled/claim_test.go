@@ -22,6 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/watched"
 	outboxevent "github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -78,7 +79,11 @@ func TestN19_ExactlyOneWinsAgainstTheClaim(t *testing.T) {
 				id := list[i].ID()
 				fates[i].due = due(i)
 				// Claims begin between half a second and three seconds before.
-				time.Sleep(time.Until(due(i).Add(-claimAhead - time.Duration(rand.IntN(300))*time.Millisecond)))
+				moment := due(i).Add(-claimAhead - time.Duration(rand.IntN(300))*time.Millisecond)
+				if err := retry.Sleep(t.Context(), time.Until(moment)); err != nil {
+					t.Error(err)
+					return
+				}
 				var err error
 				if i%2 == 0 {
 					err = p.box.Cancel(t.Context(), id)

@@ -45,16 +45,16 @@ func (d Database) Check(ctx context.Context) error {
 	return err
 }
 
-// ErrNotSetUp means that the state database has no collection of the relay yet.
-var ErrNotSetUp = errors.New("the state database is empty")
+// errNotSetUp means that the state database has no collection of the relay yet.
+var errNotSetUp = errors.New("the state database is empty")
 
 // CheckReady is Check for a caller that writes. If the relay has not created the collections, the error is
-// [ErrNotSetUp]: a collection that the caller created would be a stranger's.
+// an error: a collection that the caller created would be a stranger's.
 func (d Database) CheckReady(ctx context.Context) error {
 	found, _, err := d.inspect(ctx)
 	if err == nil && found.Format == 0 {
 		return fmt.Errorf("%w: %s has no collections with the prefix %s: check state.database and state.prefix, or start a relay "+
-			"or run outrelay setup first", ErrNotSetUp, d.Name(), d.prefix)
+			"or run outrelay setup first", errNotSetUp, d.Name(), d.prefix)
 	}
 	return err
 }

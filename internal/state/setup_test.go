@@ -37,8 +37,8 @@ func mustEnsure(t *testing.T, d state.Database) {
 	}
 }
 
-// insert makes a collection with one document.
-func insert(t *testing.T, coll *mongo.Collection) {
+// insertOne makes a collection with one document.
+func insertOne(t *testing.T, coll *mongo.Collection) {
 	t.Helper()
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "mine", Value: true}}); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func expectUnusable(t *testing.T, db *mongo.Database, d state.Database, texts ..
 func TestTheFirstStartCreatesEveryCollection(t *testing.T) {
 	t.Parallel()
 	db, d := newDatabase(t)
-	insert(t, db.Collection("orders"))
+	insertOne(t, db.Collection("orders"))
 	if err := d.Check(t.Context()); err != nil {
 		t.Errorf("an application's database: %v", err)
 	}
@@ -127,7 +127,7 @@ func TestACollectionOfOthersIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"events", "marker", "watchers"} {
 		db, d := newDatabase(t)
-		insert(t, d.Collection(name))
+		insertOne(t, d.Collection(name))
 		if name == "marker" {
 			if err := d.Ensure(t.Context(), discard); !errors.Is(err, state.ErrUnusable) {
 				t.Errorf("marker: %v", err)

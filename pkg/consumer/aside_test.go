@@ -424,7 +424,7 @@ func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
 	var mu sync.Mutex
 	attempts := map[string][]int{}
 	var suspendedAt, after atomic.Int64
-	c := k.newConsumer(consumer.WithBatch(1))
+	c := k.newConsumer(consumer.WithSharedTransaction(1))
 	addHandler(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		mu.Lock()
 		attempts[m.Name] = append(attempts[m.Name], m.Attempt)
@@ -485,7 +485,7 @@ func TestMessagesOfEveryModeCanWait(t *testing.T) {
 	for name, opts := range map[string][]consumer.HandlerOption{
 		"claimed":                           {consumer.WithMode(consumer.Claimed)},
 		"at least once":                     {consumer.WithMode(consumer.AtLeastOnce)},
-		"at least once, in the transaction": {consumer.WithMode(consumer.AtLeastOnce), consumer.WithTransaction()},
+		"at least once, in the transaction": {consumer.WithMode(consumer.AtLeastOnceInTransaction)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -536,6 +536,32 @@ func TestUnorderedMessagesDoNotHoldUpTheirKey(t *testing.T) {
 	k.untilSettled(1, 5)
 }
 
+func TestAHandlerIsPausedAndResumedAlone(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.newConsumer()
+	addHandlerAs(t, c, "paused", "*", k.insertInto("effects"))
+	addHandlerAs(t, c, "other", "*", k.insertInto("others"))
+	if c.PauseHandler("unknown") || !c.PauseHandler("paused") {
+		t.Error("PauseHandler: got a wrong answer, want true for a registered handler")
+	}
+	k.publish(newMessages(4, 8)...)
+	k.start(c)
+	k.waitCount("others", 8)
+	// Pause and Resume are about the whole consumer.
+	c.Pause()
+	c.Resume()
+	k.waitUntil("the messages to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 8 })
+	if got := k.countDocuments("effects"); got != 0 {
+		t.Errorf("effects of a paused handler: got %d, want none", got)
+	}
+
+	c.ResumeHandler("paused")
+	k.waitCount("effects", 8)
+	k.untilSettled(1, 8)
+	k.checkOnce("effects", 8)
+}
+
 func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -557,7 +583,9 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 		t.Errorf("attempts of a suspended handler: got %d, want 1", got)
 	}
 
-	c.Resume()
+	if c.ResumeHandler("unknown") || !c.ResumeHandler("counted") {
+		t.Error("ResumeHandler: got a wrong answer, want true for a registered handler")
+	}
 	k.waitCount("effects", 9)
 	k.untilSettled(1, 9)
 	k.checkOnce("effects", 9)
@@ -578,7 +606,7 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 	hasty := consumer.Retry{Quick: []time.Duration{}, Min: time.Millisecond, Max: 10 * time.Millisecond, Outage: -1}
 	effects := k.insertInto("effects")
 	for name, transport := range map[string]transport.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
-		c := k.newConsumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithBatch(8))
+		c := k.newConsumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithSharedTransaction(8))
 		var attempts atomic.Int64
 		addHandlerAs(t, c, "effects", "counted", func(ctx context.Context, m *consumer.Message) error {
 			// Each member fails at other messages.

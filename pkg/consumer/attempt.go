@@ -82,7 +82,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 
 	ctx := t.p.drainCtx
 	// A partition that no member reads has no log, and its messages move no watermark.
-	if t.reg.mode != AtLeastOnce && !t.p.isStray {
+	if t.reg.mode.usesInbox() && !t.p.isStray {
 		if err := t.attachHandler(ctx); err != nil {
 			return res, err
 		}
@@ -117,7 +117,7 @@ func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResul
 		return t.handleEager(ctx, list[0], res)
 	case t.reg.mode == Transactional:
 		return t.handleOptimistic(ctx, list, res)
-	case t.reg.inTransaction:
+	case t.reg.mode == AtLeastOnceInTransaction:
 		return t.runTransaction(ctx, list, func(ctx context.Context) error {
 			if taken, err := t.takeWaiting(ctx, res); !taken || err != nil {
 				return err

@@ -33,14 +33,14 @@ func benchKit(b *testing.B) *kit {
 
 // BenchmarkConsumer is a handler with one insert, by the inbox's mode.
 func BenchmarkConsumer(b *testing.B) {
-	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.AtLeastOnce} {
+	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.AtLeastOnceInTransaction} {
 		b.Run(mode.String(), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				k := benchKit(b)
 				var n atomic.Int64
 				stats := &handledBy{n: &n, done: make(chan struct{})}
-				c := k.newConsumer(consumer.WithMode(mode), consumer.WithTransaction(), consumer.WithTelemetry(stats))
+				c := k.newConsumer(consumer.WithMode(mode), consumer.WithTelemetry(stats))
 				coll := k.db.Collection("effects")
 				addHandler(b, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 					_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})

@@ -109,7 +109,7 @@ func openWaiting(db *mongo.Database, x consumerparts.Inbox) setaside.Store {
 // newSystemHandler returns the registration for messages that no handler gets. Its verdict is always v.
 func newSystemHandler(v verdict) *registration {
 	return &registration{
-		handling: handling{mode: AtLeastOnce, timeout: defaultTimeout, batchSize: defaultBatch},
+		handling: handling{mode: AtLeastOnce, timeout: defaultTimeout, batchSize: defaultShared},
 		decider:  decider{fixed: &v},
 		system:   true,
 	}

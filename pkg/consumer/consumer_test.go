@@ -370,7 +370,7 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 	addHandler(t, c, "*", func(_ context.Context, m *consumer.Message) error {
 		got <- m
 		return nil
-	}, consumer.WithBatch(1))
+	}, consumer.WithSharedTransaction(1))
 
 	k.publish(
 		&consumer.Message{Key: []byte("a"), Headers: []event.Header{{Key: "id", Value: []byte("x")}}},

@@ -69,6 +69,6 @@
 // still commits, the inbox rejects its messages for the next owner of the partition. Nothing starts before Run. When Run
 // returns, everything that it started has ended, except abandoned handlers.
 //
-// A transaction costs two reads, one insert, one update and the commit in addition to the handler's own writes. WithBatch
+// A transaction costs two reads, one insert, one update and the commit in addition to the handler's own writes. WithSharedTransaction
 // shares it among messages. Each partition has one goroutine and one connection that read it.
 package consumer

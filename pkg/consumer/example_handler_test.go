@@ -63,12 +63,12 @@ func ExampleMux() {
 
 // A batch handler gets the messages of one transaction at once, for example for one bulk write.
 func ExampleBatch() {
-	h := consumer.Batch(func(_ context.Context, ms []*consumer.Message) error {
+	h := consumer.Batch(0, func(_ context.Context, ms []*consumer.Message) error {
 		fmt.Println(len(ms), "messages, the first is", ms[0].Name)
 		return nil
 	}, "order.*")
 
-	// In a service: c.Handle("count-orders", h, consumer.WithBatch(100)).
+	// In a service: c.Handle("count-orders", h, consumer.WithSharedTransaction(100)).
 	if err := h.Handle(context.Background(), &consumer.Message{Name: "order.placed"}); err != nil {
 		fmt.Println(err)
 	}

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ type Handler struct {
 	names    []string
 	handle   HandlerFunc
 	batch    func(ctx context.Context, ms []*Message) error
+	size     int                               // of a batch
 	prepares []func(ctx context.Context) error // before the first message; each may run more than once
 	problems []error
 }
@@ -67,11 +69,14 @@ func Func(f HandlerFunc, names ...string) Handler {
 	return h
 }
 
-// Batch returns a handler that gets several messages of one transaction at once, in order, at most WithBatch. Names are
-// those of Func. If f fails for more than one message, it is called again for each message alone, so that Retry decides
+// Batch returns a handler that gets up to n messages that wait at once, in order, in one transaction. n defaults to 100, and is at
+// most 500. Names are those of Func. Its size replaces WithSharedTransaction. If f fails for more than one message, it is called again for each message alone, so that Retry decides
 // only about the message that fails.
-func Batch(f func(ctx context.Context, ms []*Message) error, names ...string) Handler {
-	h := Handler{names: slices.Clone(names), handle: collectMessage, batch: f}
+func Batch(n int, f func(ctx context.Context, ms []*Message) error, names ...string) Handler {
+	h := Handler{names: slices.Clone(names), handle: collectMessage, batch: f, size: cmp.Or(n, defaultBatch)}
+	if h.size < 1 || h.size > maxBatch {
+		h.addProblem("a batch of %d messages: it must have from 1 to %d", n, maxBatch)
+	}
 	if f == nil {
 		h.addProblem("the function is nil")
 	}

@@ -9,6 +9,9 @@ import (
 )
 
 // Mode determines how often a handler takes effect for a message. See WithMode.
+//
+// In every mode the function of the handler may run more than once for a message: after a failure, a crash, and when MongoDB rolls its
+// transaction back. So acts outside of the database happen at least once. The modes differ in the effects in the database.
 type Mode int
 
 const (
@@ -16,12 +19,20 @@ const (
 	Transactional Mode = iota
 
 	// Claimed also claims the message before the handler begins, for handlers that act outside of the database. Only one
-	// member at a time runs the handler for the message. If that member dies, another one runs it when the lease expires.
+	// member at a time runs the handler for the message. If that member dies, another one runs it when the lease expires. The claim
+	// does not make the act happen once.
 	Claimed
 
-	// AtLeastOnce stores nothing: the handler runs for every delivery.
+	// AtLeastOnce stores nothing: the handler runs for every delivery, without a transaction.
 	AtLeastOnce
+
+	// AtLeastOnceInTransaction stores nothing either, and runs the handler in a transaction: its writes commit together, once for
+	// every delivery.
+	AtLeastOnceInTransaction
 )
+
+// usesInbox reports whether handlers of the mode mark their messages.
+func (m Mode) usesInbox() bool { return m == Transactional || m == Claimed }
 
 // String returns the name of the mode.
 func (m Mode) String() string {
@@ -32,6 +43,8 @@ func (m Mode) String() string {
 		return "claimed"
 	case AtLeastOnce:
 		return "at least once"
+	case AtLeastOnceInTransaction:
+		return "at least once, in a transaction"
 	}
 	return fmt.Sprintf("Mode(%d)", int(m))
 }

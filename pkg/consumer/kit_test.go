@@ -102,7 +102,7 @@ func newMessages(keys, n int) []*consumer.Message {
 func (k *kit) newConsumer(opts ...consumer.Option) *consumer.Consumer {
 	k.Helper()
 	base := []consumer.Option{
-		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.WithCommitInterval(50 * time.Millisecond), consumer.WithBatch(64),
+		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.WithCommitInterval(50 * time.Millisecond), consumer.WithSharedTransaction(64),
 		consumer.WithErrorHook(func(_ context.Context, err error) { k.logError(err) }),
 	}
 	c, err := consumer.New(k.group, k.db, append(base, opts...)...)

@@ -57,6 +57,25 @@ const (
 	maxAttempt = 1_000_000
 )
 
+// checkRetryTopics returns an error if the names of n retry topics of a handler are no names of topics.
+func (c *Consumer) checkRetryTopics(n int) error {
+	const maxTopicName = 249
+	isAllowed := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r)
+	}
+	isForbidden := func(r rune) bool { return !isAllowed(r) }
+	if n > 0 && strings.ContainsFunc(c.group, isForbidden) {
+		return fmt.Errorf("WithRetryTopics: the group %q is part of their names, which may have letters, digits, dots, "+
+			"underscores and hyphens only: name the group so, or use Retry without topics", c.group)
+	}
+	for _, topic := range c.s.topics {
+		if name := transport.RetryTopicName(topic, c.group, n); n > 0 && len(name) > maxTopicName {
+			return fmt.Errorf("WithRetryTopics: the name %q has %d characters: at most %d are allowed", name, len(name), maxTopicName)
+		}
+	}
+	return nil
+}
+
 // dropForeignControls removes the retry headers from m that this group did not write. Otherwise any
 // producer of the topic, or a service that copies the headers of a message, could delay a lane or
 // redirect a retry.

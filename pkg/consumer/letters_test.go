@@ -137,7 +137,7 @@ func TestARequeueWhileNoMemberRunsIsFoundByTheNextOne(t *testing.T) {
 	const keys, n = 6, 24
 	effects := k.insertInto("effects")
 	member := func(h consumer.HandlerFunc) *consumer.Consumer {
-		c := k.newConsumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithBatch(1))
+		c := k.newConsumer(consumer.WithRetry(consumer.NoRetry()), consumer.WithSharedTransaction(1))
 		addHandlerAs(t, c, "h", "counted", h)
 		return c
 	}

@@ -281,7 +281,7 @@ func TestARepeatedTransactionIsLoggedOnce(t *testing.T) {
 	var text stacktest.Buffer
 	var mu sync.Mutex
 	calls := 0
-	c := newLogConsumer(t, l, consumer.WithBatch(1), consumer.WithLogger(slog.New(slog.NewTextHandler(&text, nil))),
+	c := newLogConsumer(t, l, consumer.WithSharedTransaction(1), consumer.WithLogger(slog.New(slog.NewTextHandler(&text, nil))),
 		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
 			if err := fn(ctx); !errors.Is(err, rolledBack) {
 				return err
@@ -466,7 +466,7 @@ func TestN29_MessagesOfADeletedTopicDoNotCount(t *testing.T) {
 	began, release := make(chan struct{}), make(chan struct{})
 	begin := sync.OnceFunc(func() { close(began) })
 	gaps := make(chan struct{}, 10)
-	c := newLogConsumer(t, l, consumer.WithInbox(x), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := newLogConsumer(t, l, consumer.WithInbox(x), consumer.WithSharedTransaction(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		var gap *transport.RangeError
 		if errors.As(err, &gap) {
 			gaps <- struct{}{}

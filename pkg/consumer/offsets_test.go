@@ -35,7 +35,7 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			b := newBlocked("stop", k.insertInto("effects"))
 			stats := &counts{}
 
-			cons := k.newConsumer(c.mode, consumer.WithBatch(1), consumer.WithTelemetry(stats))
+			cons := k.newConsumer(c.mode, consumer.WithSharedTransaction(1), consumer.WithTelemetry(stats))
 			if err := cons.Handle("*", consumer.Func(b.Handle, "*")); err != nil {
 				t.Fatal(err)
 			}
@@ -246,7 +246,7 @@ func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
 	k := newKit(t, 1)
 	k.publish(newMessages(1, 10)...)
 	gaps := make(chan struct{}, 10)
-	c := k.newConsumer(consumer.WithCommitCount(1), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := k.newConsumer(consumer.WithCommitCount(1), consumer.WithSharedTransaction(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		var gap *transport.RangeError
 		if errors.As(err, &gap) && gap.Offset == 10 && gap.Start == 20 {
 			gaps <- struct{}{}
@@ -304,7 +304,7 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 	stats := &counts{}
 	release := make(chan struct{})
 	reached := make(chan struct{}, 1000)
-	c := k.newConsumer(consumer.WithBuffer(4<<10), consumer.WithBufferedRecords(50), consumer.WithMaxAhead(100), consumer.WithBatch(1), consumer.WithTelemetry(stats))
+	c := k.newConsumer(consumer.WithBuffer(4<<10), consumer.WithBufferedRecords(50), consumer.WithMaxAhead(100), consumer.WithSharedTransaction(1), consumer.WithTelemetry(stats))
 
 	addHandler(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
 		reached <- struct{}{}

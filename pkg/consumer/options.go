@@ -18,7 +18,8 @@ import (
 // Defaults of the options of New.
 const (
 	defaultConcurrency    = 16
-	defaultBatch          = 1
+	defaultShared         = 1
+	defaultBatch          = 100
 	defaultTimeout        = 30 * time.Second
 	defaultDrain          = 10 * time.Second
 	defaultCommitInterval = time.Second
@@ -57,16 +58,15 @@ func (o handlerOption) applyToHandler(h *handling)  { o(h) }
 
 // handling has the settings of one handler.
 type handling struct {
-	name          string
-	mode          Mode
-	inTransaction bool
-	timeout       time.Duration
-	batchSize     int
-	limit         int
-	retry         Retry
-	retryRules    []retryRule
-	retryTopics   []time.Duration
-	middlewares   []Middleware
+	name        string
+	mode        Mode
+	timeout     time.Duration
+	batchSize   int
+	limit       int
+	retry       Retry
+	retryRules  []retryRule
+	retryTopics []time.Duration
+	middlewares []Middleware
 
 	problems []error
 }
@@ -153,23 +153,17 @@ func (s *settings) haltsOnLoss() bool { return s.inbox.settings.HaltOnRecreated 
 // WithMode sets the mode of the inbox. Defaults to Transactional.
 func WithMode(mode Mode) HandlerOption { return handlerOption(func(h *handling) { h.mode = mode }) }
 
-// WithTransaction runs handlers of mode AtLeastOnce in a transaction too. In the other modes handlers
-// always do.
-func WithTransaction() HandlerOption {
-	return handlerOption(func(h *handling) { h.inTransaction = true })
-}
-
 // WithTimeout bounds one call of a handler by its context. Defaults to 30 s: half of the server's limit for a transaction, 60 s,
 // which leaves time for the inbox and the commit. Keep it well below that limit.
 func WithTimeout(d time.Duration) HandlerOption {
 	return handlerOption(func(h *handling) { h.timeout = cmp.Or(d, defaultTimeout) })
 }
 
-// WithBatch sets how many messages that wait may share a transaction, at most 500. Defaults to 1: a failure then repeats no
+// WithSharedTransaction sets how many messages that wait may share a transaction, at most 500. Defaults to 1: a failure then repeats no
 // other message. More is much faster for handlers that only write to MongoDB. If a transaction fails, its messages are tried
-// again one by one.
-func WithBatch(n int) HandlerOption {
-	return handlerOption(func(h *handling) { h.batchSize = cmp.Or(n, defaultBatch) })
+// again one by one. A negative n is 1. A Batch has its own size.
+func WithSharedTransaction(n int) HandlerOption {
+	return handlerOption(func(h *handling) { h.batchSize = max(cmp.Or(n, defaultShared), 1) })
 }
 
 // WithLimit sets how many calls of the handler run at once, over all lanes and partitions. Defaults to no
@@ -191,7 +185,7 @@ func WithMiddleware(mws ...Middleware) HandlerOption {
 // newSettings returns the defaults with opts applied.
 func newSettings(opts []Option) settings {
 	s := settings{
-		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: defaultBatch},
+		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: defaultShared},
 		log:           slog.Default(),
 		concurrency:   defaultConcurrency,
 		drain:         defaultDrain,
@@ -217,8 +211,8 @@ func newSettings(opts []Option) settings {
 // validate returns all problems of a handler's settings.
 func (h *handling) validate() error {
 	bad := h.problems
-	if h.mode != AtLeastOnce && h.mode != Transactional && h.mode != Claimed {
-		bad = append(bad, fmt.Errorf("mode %v is not one of AtLeastOnce, Transactional, Claimed", h.mode))
+	if h.mode < Transactional || h.mode > AtLeastOnceInTransaction {
+		bad = append(bad, fmt.Errorf("mode %v is not one of Transactional, Claimed, AtLeastOnce, AtLeastOnceInTransaction", h.mode))
 	}
 	if h.timeout <= 0 {
 		bad = append(bad, fmt.Errorf("time-out of a handler is %v: it must be positive", h.timeout))

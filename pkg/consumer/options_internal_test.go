@@ -12,7 +12,7 @@ func TestZeroIsTheDefaultOfEachOption(t *testing.T) {
 	want := newSettings(nil)
 	for name, o := range map[string]Option{
 		"WithConcurrency": WithConcurrency(0), "WithDrain": WithDrain(0), "WithBuffer": WithBuffer(0), "WithTimeout": WithTimeout(0),
-		"WithBatch": WithBatch(0), "WithLimit": WithLimit(0), "WithCommitInterval": WithCommitInterval(0), "WithCommitCount": WithCommitCount(0),
+		"WithSharedTransaction": WithSharedTransaction(0), "WithLimit": WithLimit(0), "WithCommitInterval": WithCommitInterval(0), "WithCommitCount": WithCommitCount(0),
 		"WithRetention": WithRetention(0), "WithLease": WithLease(0), "WithCollections": WithCollections(""), "WithMode": WithMode(0),
 		"WithSessionTimeout": WithSessionTimeout(0), "WithClientID": WithClientID(""), "WithRack": WithRack(""), "WithStart": WithStart(0),
 		"WithTLS": WithTLS(nil), "WithTelemetry": WithTelemetry(nil), "WithLogger": WithLogger(nil), "WithDecoder": WithDecoder(nil),

@@ -174,7 +174,7 @@ func (p *partition) lowerWatermarks(ctx context.Context, log inbox.Log) {
 
 	for _, r := range p.s.c.reg.snapshot().all {
 		// Only handlers with an inbox have watermarks.
-		for r.mode != AtLeastOnce && ctx.Err() == nil {
+		for r.mode.usesInbox() && ctx.Err() == nil {
 			_, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
 			if err == nil {
 				break

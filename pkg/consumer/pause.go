@@ -18,12 +18,28 @@ type pauseGate struct {
 // The group continues without a rebalance. A consumer may be paused before it runs.
 func (c *Consumer) Pause() { c.gate.set(true) }
 
-// Resume ends Pause, and the suspensions of all handlers.
-func (c *Consumer) Resume() {
-	for _, r := range c.reg.snapshot().all {
+// Resume ends Pause. Handlers that are suspended stay suspended: see ResumeHandler.
+func (c *Consumer) Resume() { c.gate.set(false) }
+
+// PauseHandler suspends the handler of that name in this process until ResumeHandler, and reports whether there is such a handler.
+// Attempts in progress are finished. The messages of the handler wait in Kafka. If all other handlers have finished a message, it is
+// set aside untried.
+func (c *Consumer) PauseHandler(name string) bool {
+	r := c.reg.find(name)
+	if r != nil {
+		r.suspension.suspendFor(untilResumed)
+	}
+	return r != nil
+}
+
+// ResumeHandler ends the suspension of the handler of that name, whatever has suspended it, and reports whether there is such a
+// handler.
+func (c *Consumer) ResumeHandler(name string) bool {
+	r := c.reg.find(name)
+	if r != nil {
 		r.suspension.resume()
 	}
-	c.gate.set(false)
+	return r != nil
 }
 
 // set changes the state and wakes all goroutines that wait for a change.

@@ -65,7 +65,7 @@ func newMovingGroup(t *testing.T, partitions int, work func(ctx context.Context,
 			return work(ctx, k)
 		}
 	}
-	opts = append(opts, franz.Use(), consumer.WithBatch(1), consumer.WithConcurrency(partitions))
+	opts = append(opts, franz.Use(), consumer.WithSharedTransaction(1), consumer.WithConcurrency(partitions))
 	g.stays, g.comes = k.newConsumer(opts...), other.newConsumer(opts...)
 	addHandler(t, g.stays, "counted", handle(k))
 	addHandler(t, g.comes, "counted", handle(&other))
@@ -226,7 +226,7 @@ func TestOnlyTransactionsOfTheConsumerAreEnded(t *testing.T) {
 	k := newKit(t, 1)
 	k.newCollection("one")
 	insert := k.insertInto("effects")
-	c := k.newConsumer(consumer.WithBatch(1))
+	c := k.newConsumer(consumer.WithSharedTransaction(1))
 	hold := newBlocked("long", func(context.Context, *consumer.Message) error { return nil })
 	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if err := insert(ctx, m); err != nil {
@@ -298,7 +298,7 @@ func TestAnInterruptedTransactionRunsAgain(t *testing.T) {
 	}
 	insert := k.insertInto("effects")
 	running := make(chan bson.Raw, 10)
-	c := k.newConsumer(consumer.WithBatch(1))
+	c := k.newConsumer(consumer.WithSharedTransaction(1))
 	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if err := insert(ctx, m); err != nil {
 			return err

@@ -167,11 +167,14 @@ func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 	if name == "" || strings.Contains(name, "/") {
 		bad = append(bad, errors.New("a name must not be empty or contain a slash"))
 	}
-	bad = append(bad, r.validate())
+	bad = append(bad, r.validate(), c.checkRetryTopics(len(r.retryTopics)))
 	if err := errors.Join(bad...); err != nil {
 		return fmt.Errorf("consumer: handler %q: %w", name, err)
 	}
 
+	if h.batch != nil {
+		r.batchSize = h.size
+	}
 	// The rules of the handler come before the rules of New.
 	r.retryRules = append(r.retryRules, c.s.retryRules...)
 	c.prepareHandler(r)

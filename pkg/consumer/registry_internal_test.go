@@ -24,7 +24,7 @@ func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 
 	nothing := Func(func(context.Context, *Message) error { return nil }, "*")
 	for name, opts := range map[string][]HandlerOption{
-		"a": nil, "b": {WithMode(Transactional)}, "c": {WithMode(AtLeastOnce), WithTransaction()},
+		"a": nil, "b": {WithMode(Transactional)}, "c": {WithMode(AtLeastOnceInTransaction)},
 	} {
 		if err := c.Handle(name, nothing, opts...); err != nil {
 			t.Fatal(err)
@@ -35,7 +35,7 @@ func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 	for _, r := range c.reg.snapshot().all {
 		modes[r.name] = r.mode
 	}
-	if d := cmp.Diff(map[string]Mode{"a": Claimed, "b": Transactional, "c": AtLeastOnce}, modes); d != "" {
+	if d := cmp.Diff(map[string]Mode{"a": Claimed, "b": Transactional, "c": AtLeastOnceInTransaction}, modes); d != "" {
 		t.Error(d)
 	}
 }

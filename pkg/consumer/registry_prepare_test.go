@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/setaside"
@@ -51,5 +52,53 @@ func TestAHandlerThatCannotBePreparedDoesNotBlockItsPartition(t *testing.T) {
 	k.checkOnce("effects", n)
 	if s := c.Status(); len(s.Reasons) > 0 {
 		t.Errorf("reasons after the repair: %v", s.Reasons)
+	}
+}
+
+// The names of retry topics contain the name of the group.
+func TestRetryTopicsNeedAGroupThatIsANameOfTopics(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.group = "shop/shipping"
+	c := k.newConsumer()
+	err := c.Handle("h", consumer.Func(nop, "a"), consumer.WithRetryTopics(time.Second))
+	if err == nil || !strings.Contains(err.Error(), `"shop/shipping"`) {
+		t.Errorf("Handle: got %v, want an error about the group", err)
+	}
+	if err := c.Handle("h", consumer.Func(nop, "a")); err != nil {
+		t.Errorf("Handle without retry topics: %v", err)
+	}
+}
+
+func TestABatchHasItsSize(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c, err := consumer.New(k.group, k.db, consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var largest atomic.Int64
+	const n = 60
+	done := make(chan struct{}, n)
+	err = c.Handle("counted", consumer.Batch(0, func(_ context.Context, ms []*consumer.Message) error {
+		largest.Store(max(largest.Load(), int64(len(ms))))
+		for range ms {
+			done <- struct{}{}
+		}
+		return nil
+	}, "counted"), consumer.WithMode(consumer.AtLeastOnce))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.publish(newMessages(1, n)...)
+	k.start(c)
+	for range n {
+		k.waitFor("all messages", done)
+	}
+	if got := largest.Load(); got < 2 {
+		t.Errorf("largest batch: got %d, want several messages", got)
+	}
+	if err := c.Handle("bad", consumer.Batch(501, func(context.Context, []*consumer.Message) error { return nil }, "a")); err == nil {
+		t.Error("a batch of 501 messages: got no error")
 	}
 }

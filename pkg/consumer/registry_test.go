@@ -36,14 +36,14 @@ func nop(context.Context, *consumer.Message) error { return nil }
 
 func TestNewListsAllThatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := consumer.New("", nil, consumer.WithConcurrency(-1), consumer.WithBatch(-1), consumer.WithTimeout(-1), consumer.WithDrain(-1),
+	_, err := consumer.New("", nil, consumer.WithConcurrency(-1), consumer.WithSharedTransaction(501), consumer.WithTimeout(-1), consumer.WithDrain(-1),
 		consumer.WithBuffer(-1), consumer.WithMode(consumer.Mode(9)), consumer.WithBrokers("nowhere"), consumer.WithMiddleware(nil))
 	if err == nil {
 		t.Fatal("no error")
 	}
 
 	for _, want := range []string{
-		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of -1", "time-out of a handler", "drain of -1", "buffer of -1",
+		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of 501", "time-out of a handler", "drain of -1", "buffer of -1",
 		"mode ", "WithBrokers: \"nowhere\"", "a middleware is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -117,7 +117,7 @@ func TestMuxRefusesTwoHandlersOfAType(t *testing.T) {
 		t.Errorf("two handlers of a type: got %v", err)
 	}
 
-	err = c.Handle("orders", consumer.Mux(consumer.Batch(func(context.Context, []*consumer.Message) error { return nil }, "paid"), consumer.Func(nop, "order.*")))
+	err = c.Handle("orders", consumer.Mux(consumer.Batch(0, func(context.Context, []*consumer.Message) error { return nil }, "paid"), consumer.Func(nop, "order.*")))
 	if err == nil || !strings.Contains(err.Error(), "a Batch cannot be part of a Mux") {
 		t.Errorf("a Batch in a Mux: got %v", err)
 	}
@@ -166,7 +166,7 @@ func TestHandleRefusesImpossibleHandlers(t *testing.T) {
 		"empty":    c.Handle("a", consumer.Func(nop, "")),
 		"no name":  c.Handle("", consumer.Func(nop, "a")),
 		"slash":    c.Handle("a/b", consumer.Func(nop, "a")),
-		"batch":    c.Handle("a", consumer.Func(nop, "a"), consumer.WithBatch(1000)),
+		"batch":    c.Handle("a", consumer.Func(nop, "a"), consumer.WithSharedTransaction(1000)),
 		"taken":    c.Handle("taken", consumer.Func(nop, "a")),
 		"a middle": c.Handle("a", consumer.Func(nop, "a"), consumer.WithMiddleware(nil)),
 	} {
@@ -260,8 +260,8 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 	addHandler(t, c, "routed", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return nil
-	}, consumer.WithMiddleware(trail("c")), consumer.WithBatch(1))
-	err := c.Handle("counted", consumer.Batch(func(_ context.Context, ms []*consumer.Message) error {
+	}, consumer.WithMiddleware(trail("c")), consumer.WithSharedTransaction(1))
+	err := c.Handle("counted", consumer.Batch(0, func(_ context.Context, ms []*consumer.Message) error {
 		for _, m := range ms {
 			batches <- string(m.Value)
 		}

@@ -91,7 +91,7 @@ func TestManyRequeuesKeepTheirKeysApart(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	const keys, each = 4, 60
-	c := k.newConsumer(consumer.WithRetry(soon), consumer.WithBatch(8))
+	c := k.newConsumer(consumer.WithRetry(soon), consumer.WithSharedTransaction(8))
 	var running [keys]atomic.Int32
 	effects := k.insertInto("effects")
 	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {

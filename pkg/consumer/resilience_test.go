@@ -122,7 +122,7 @@ func TestPermanentErrorsEndTheRun(t *testing.T) {
 		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
 	}
 
-	for _, opts := range [][]consumer.Option{{}, {consumer.WithMode(consumer.AtLeastOnce), consumer.WithTransaction()}} {
+	for _, opts := range [][]consumer.Option{{}, {consumer.WithMode(consumer.AtLeastOnceInTransaction)}} {
 		c := k.newConsumer(append(opts, consumer.Transactions(standalone))...)
 		addHandler(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
 		if err := c.Run(k.context()); !errors.Is(err, outbox.ErrStandalone) {
@@ -163,7 +163,7 @@ func TestPauseHoldsNothingInMemory(t *testing.T) {
 	n := 60
 	stats := &counts{}
 	b := newBlocked("3", k.insertInto("effects"))
-	c := k.newConsumer(consumer.WithTelemetry(stats), consumer.WithBatch(4))
+	c := k.newConsumer(consumer.WithTelemetry(stats), consumer.WithSharedTransaction(4))
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestStopFinishesMessagesInFlight(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	b := newBlocked("0", k.insertInto("effects"))
-	c := k.newConsumer(consumer.WithCommitInterval(-1), consumer.WithBatch(1))
+	c := k.newConsumer(consumer.WithCommitInterval(-1), consumer.WithSharedTransaction(1))
 	if err := c.Handle("counted", consumer.Func(b.Handle, "counted")); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestStopAbandonsHandlersThatDoNotEndInTime(t *testing.T) {
 	k := newKit(t, 1)
 	b := newBlocked("2", k.insertInto("effects"))
 	abandoned := make(chan struct{}, 10)
-	c := k.newConsumer(consumer.WithDrain(50*time.Millisecond), consumer.WithBatch(1), consumer.WithErrorHook(func(_ context.Context, err error) {
+	c := k.newConsumer(consumer.WithDrain(50*time.Millisecond), consumer.WithSharedTransaction(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, consumer.ErrAbandoned) {
 			abandoned <- struct{}{}
 		}
@@ -300,7 +300,7 @@ func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
 			stats := &counts{}
 			failed := make(chan struct{}, 10)
 			var healed atomic.Bool
-			c := k.newConsumer(consumer.WithBatch(1), consumer.WithTelemetry(stats), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
+			c := k.newConsumer(consumer.WithSharedTransaction(1), consumer.WithTelemetry(stats), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{time.Hour}}))
 
 			effects := k.insertInto("effects")
 			addHandler(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
@@ -377,7 +377,7 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 			var sizes []int
 
 			coll := k.newCollection("effects")
-			err := c.Handle("counted", consumer.Batch(func(ctx context.Context, ms []*consumer.Message) error {
+			err := c.Handle("counted", consumer.Batch(5, func(ctx context.Context, ms []*consumer.Message) error {
 				var docs []any
 				for _, m := range ms {
 					if string(m.Value) == "7" {
@@ -390,7 +390,7 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 				mu.Unlock()
 				_, err := coll.InsertMany(ctx, docs)
 				return err
-			}, "counted"), consumer.WithBatch(5))
+			}, "counted"))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -77,7 +77,7 @@ const (
 	ThenDeadLetter GiveUp = iota
 	// ThenDiscard skips the message.
 	ThenDiscard
-	// ThenSuspend suspends the handler until Consumer.Resume, and then tries the message again.
+	// ThenSuspend suspends the handler until Consumer.ResumeHandler, and then tries the message again.
 	ThenSuspend
 )
 

@@ -44,7 +44,7 @@ type HandlerStatus struct {
 	Waiting        int           `json:"waiting"`                  // messages set aside, in the whole group; refreshed every 5 s
 	OldestWaiting  time.Duration `json:"oldest_waiting"`           // since the first failure of the oldest of them
 	Suspended      bool          `json:"suspended"`                // the handler takes no messages
-	SuspendedUntil time.Time     `json:"suspended_until,omitzero"` // zero: not suspended, or until Resume
+	SuspendedUntil time.Time     `json:"suspended_until,omitzero"` // zero: not suspended, or until ResumeHandler
 	LastError      string        `json:"last_error,omitempty"`     // at most 512 bytes; empty after a success
 }
 

@@ -38,7 +38,7 @@ type suspension struct {
 type suspendedError struct {
 	Handler string
 	Over    bool
-	Until   time.Time // of the first probe; zero until Consumer.Resume
+	Until   time.Time // of the first probe; zero until Consumer.ResumeHandler
 	Err     error     // the last failure; nil if it is over
 }
 
@@ -47,7 +47,7 @@ func (e *suspendedError) Error() string {
 	case e.Over:
 		return fmt.Sprintf("handler %q goes on", e.Handler)
 	case e.Until.IsZero():
-		return fmt.Sprintf("handler %q is suspended until Resume: %v", e.Handler, e.Err)
+		return fmt.Sprintf("handler %q is suspended until ResumeHandler: %v", e.Handler, e.Err)
 	}
 	return fmt.Sprintf("handler %q is suspended and tries one message at %s: %v",
 		e.Handler, e.Until.UTC().Format(time.RFC3339), e.Err)

@@ -186,7 +186,7 @@ func (t *track) mayBatch() bool {
 }
 
 // usesTransaction reports whether the handler runs in a transaction.
-func (t *track) usesTransaction() bool { return t.reg.mode != AtLeastOnce || t.reg.inTransaction }
+func (t *track) usesTransaction() bool { return t.reg.mode != AtLeastOnce }
 
 // mustStop reports whether the track must not start anything: the generation ends or the consumer
 // is paused.

@@ -255,7 +255,7 @@ func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, fu
 
 // hasWatermark reports whether a watermark of the inbox has to pass x. The watermarks of a topic that was created again
 // have other offsets.
-func (t *track) hasWatermark(x task) bool { return t.reg.mode != AtLeastOnce && !x.entry.orphan.Load() }
+func (t *track) hasWatermark(x task) bool { return t.reg.mode.usesInbox() && !x.entry.orphan.Load() }
 
 // newWaiting returns the document of a message that is set aside.
 func (t *track) newWaiting(x task, unordered bool) *setaside.Message {

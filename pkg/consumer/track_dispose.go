@@ -125,7 +125,7 @@ func (t *track) passDisposed(x task) error {
 	switch {
 	case t.waiting != nil:
 		return s.c.waiting.Remove(t.p.drainCtx, t.waiting)
-	case t.reg.mode == AtLeastOnce || x.entry.orphan.Load():
+	case !t.reg.mode.usesInbox() || x.entry.orphan.Load():
 		return nil
 	}
 	return s.passWatermark(t.p.drainCtx, t.inboxEntry(x))

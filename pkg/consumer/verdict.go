@@ -48,7 +48,7 @@ func (a action) String() string {
 	return fmt.Sprintf("action_%d", uint8(a))
 }
 
-// untilResumed is the delay of an actSuspend that ends only with Resume.
+// untilResumed is the delay of an actSuspend that ends only with ResumeHandler.
 const untilResumed time.Duration = -1
 
 // verdict is the decision about a message whose handler failed.

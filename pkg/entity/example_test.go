@@ -104,7 +104,7 @@ func ExampleNewProjector() {
 		fmt.Println(err)
 		return
 	}
-	handler := consumer.Batch(customers.HandleBatch, "customer.*") // for consumer.Handle
+	handler := consumer.Batch(0, customers.HandleBatch, "customer.*") // for consumer.Handle
 	_ = handler
 
 	// A message that is no change of a customer is rejected, and becomes a dead letter.

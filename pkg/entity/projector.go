@@ -15,7 +15,7 @@ import (
 // Projector is a handler that copies the changes of a Recorded to a collection for
 // reading. Register it for all changes:
 //
-//	c.Handle("orders", consumer.Batch(projector.HandleBatch, "order.*"))
+//	c.Handle("orders", consumer.Batch(0, projector.HandleBatch, "order.*"))
 //
 // If the relay uses the preset debezium, records have no type. Then configure a header for the
 // type, or use a separate consumer for this topic with the pattern "*".

@@ -110,7 +110,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	}
 
 	p := w.projector()
-	if err := c.Handle("order.*", consumer.Batch(p.HandleBatch, "order.*")); err != nil {
+	if err := c.Handle("order.*", consumer.Batch(0, p.HandleBatch, "order.*")); err != nil {
 		t.Fatal(err)
 	}
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"go.opentelemetry.io/otel"
@@ -140,6 +141,31 @@ func TestASpanOfOneMessageHasItsBaggageAndOutcome(t *testing.T) {
 	end(errors.New("timeout"))
 	if got := spans.Ended()[0].Status(); got.Code != codes.Error || got.Description != "timeout" {
 		t.Errorf("status %+v, want the error timeout", got)
+	}
+}
+
+// An exporter drops all spans of its batch because of one text that is not UTF-8. Producers choose ids and names.
+func TestTextsOfSpansAreValid(t *testing.T) {
+	t.Parallel()
+	s, spans := newTraced()
+	bad := telemetry.Message{ID: "\xff\xfe", Name: "a\xc3", Headers: traced("1", parent, "").Headers}
+	for _, list := range [][]telemetry.Message{{bad}, {bad, bad}} {
+		_, end := s.Start(t.Context(), telemetry.Attempt{Handler: "billing", Topic: "orders", Messages: list})
+		end(nil)
+	}
+	for _, sp := range spans.Ended() {
+		attrs := sp.Attributes()
+		for _, l := range sp.Links() {
+			attrs = append(attrs, l.Attributes...)
+		}
+		for _, a := range attrs {
+			if a.Value.Type() == attribute.STRING && !utf8.ValidString(a.Value.AsString()) {
+				t.Errorf("%s is %q", a.Key, a.Value.AsString())
+			}
+		}
+	}
+	if n := len(spans.Ended()); n != 2 {
+		t.Errorf("%d spans", n)
 	}
 }
 

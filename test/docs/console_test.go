@@ -169,11 +169,17 @@ func newDesk(t *testing.T, page string) *desk {
 		t.Fatal(err)
 	}
 	address, _, _ = strings.Cut(strings.TrimSpace(address), " ")
-	return &desk{
+	d := &desk{
 		t: t, dir: dir,
 		env:   append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "OUTRELAY_CONFIG="+config, "TOKEN="+token, "CURL_HOME="+dir),
 		names: strings.NewReplacer("relay-2", relay.Node, "127.0.0.1:9465", address, "--topic audit", "--topic "+s.TopicOf("audit")),
 	}
+
+	// A dry run of setup ends with 0 only if nothing is missing, and the relay creates some indexes when they are needed.
+	if out, err := d.runShell("outrelay setup"); err != nil {
+		t.Fatalf("outrelay setup: %v\n%s", err, out)
+	}
+	return d
 }
 
 // appendWaiting appends events that are scheduled, wait for a topic, have failed, or become dead letters.

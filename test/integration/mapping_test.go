@@ -205,7 +205,7 @@ func TestConnectorPreset(t *testing.T) {
 		`{"_id": "later"}`:                      `{"_id": "later"` + rest,
 	} {
 		r := topics.WaitForRecord(key, func(r *kit.Record) bool { return string(r.Key) == key })
-		if string(r.Value) != value || len(r.Headers) != 1 {
+		if string(r.Value) != value || len(r.Headers) != 2 {
 			t.Errorf("value %s, want %s; headers %v", r.Value, value, r.Headers)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -230,8 +231,11 @@ func TestPresets(t *testing.T) {
 				}
 			}
 
-			if preset == "debezium" && len(r.Headers) != 5 {
-				t.Errorf("headers %v, want only the headers of Debezium: four of its context, and the id", r.Headers)
+			if ns := routing.NamespaceHash(s.DB.Name() + "." + s.Outbox().Name()); r.Header(record.HeaderNamespace) != string(ns[:]) {
+				t.Errorf("the namespace is %x, want %x", r.Header(record.HeaderNamespace), ns)
+			}
+			if preset == "debezium" && len(r.Headers) != 6 {
+				t.Errorf("headers %v, want only the headers of Debezium, four of its context and the id, and the namespace", r.Headers)
 			}
 			if preset != "structured" {
 				if string(r.Value) != `{"total":1}` {

@@ -5,6 +5,7 @@ package kit
 import (
 	"context"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -159,6 +160,23 @@ func (p *Process) ResidentMemory() int64 {
 		}
 	}
 	return 0
+}
+
+// PeakMemory returns the most memory that was resident so far, in bytes. Where the system does not record it, it is the present
+// one.
+func (p *Process) PeakMemory() int64 {
+	p.tb.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return p.ResidentMemory()
+	}
+	for line := range strings.Lines(string(status)) {
+		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
+			return kb << 10
+		}
+	}
+	return p.ResidentMemory()
 }
 
 // KilledByCrashPoint waits up to d until a crash point kills the process. It reports whether that

@@ -40,7 +40,7 @@ func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) erro
 	}
 
 	// The pattern matches all types of events of orders.
-	if err := c.Handle("customers", consumer.Batch(v.projectBatch, "Order*")); err != nil {
+	if err := c.Handle("customers", consumer.Batch(0, v.projectBatch, "Order*")); err != nil {
 		return nil, err
 	}
 

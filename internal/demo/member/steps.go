@@ -77,7 +77,7 @@ func (w *witness) registerSaga(c *consumer.Consumer) error {
 	if err != nil {
 		return err
 	}
-	return c.Handle(walks.Name(), h, consumer.WithBatch(stepBatch), consumer.WithMiddleware(w.countConflicts))
+	return c.Handle(walks.Name(), h, consumer.WithSharedTransaction(stepBatch), consumer.WithMiddleware(w.countConflicts))
 }
 
 // countConflicts counts the steps that conflicted with another step.
