@@ -153,7 +153,7 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 	err = a.op.forEachService(ctx, databaseNames(namespaces), func(db string, found serviceCollections) error {
 		for _, coll := range found.letters {
 			letters := mongodb.Majority(a.op.database(db).Collection(coll))
-			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "topic", maxTopicLetters)
+			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "_id.topic", maxTopicLetters)
 			if err != nil {
 				return err
 			}
