@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/admin/admintest"
@@ -135,6 +139,13 @@ func TestOverviewOfABacklog(t *testing.T) {
 		docs[i] = bson.D{{Key: "_id", Value: i}, {Key: "ts", Value: bson.Timestamp{T: at.T, I: uint32(i)}}}
 	}
 
+	for _, coll := range []*mongo.Collection{f.a, f.b} {
+		// Without the index of the purge, a large outbox is not counted.
+		if err := mongodb.EnsureIndexSet(t.Context(), coll, outboxes.Indexes{Purge: true}.List()); err != nil {
+			t.Fatal(err)
+		}
+	}
+
 	pending := func() admin.Counts {
 		t.Helper()
 		o, err := f.newDesk().Overview(t.Context())
@@ -250,5 +261,42 @@ func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 	t.Logf("%d envelopes, %d dead letters: first %v, then p50 %v p99 %v max %v of %d looks; figures at most %v old", envelopes, dead, counting, took[looks/2], p99, took[looks-1], looks, oldest)
 	if *long && p99 > 50*time.Millisecond {
 		t.Errorf("p99 %v", p99)
+	}
+}
+
+// TestOverviewOfThousandsOfOutboxes: neither the first overview nor a later one makes queries for each outbox of a watcher.
+func TestOverviewOfThousandsOfOutboxes(t *testing.T) {
+	t.Parallel()
+	const tenants, most = 3000, 400
+	f := openOffice(t)
+	entries := make([]any, tenants)
+	for i := range entries {
+		id := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte(fmt.Sprintf("%016d", i))}
+		entries[i] = bson.D{{Key: "_id", Value: id}, {Key: "ns", Value: fmt.Sprintf("tenant%d.outbox", i)}, {Key: "watcher", Value: "orders"}}
+	}
+	if _, err := f.state.Collection("collections").InsertMany(t.Context(), entries); err != nil {
+		t.Fatal(err)
+	}
+	f.insertWaiting(f.a, "1", "parked", "k1", "orders")
+	later := append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)})
+	mustInsert(t, f.b, later)
+	listed := bson.D{{Key: "_id", Value: "orders/" + mongodb.Namespace(f.b)}, {Key: "watcher", Value: "orders"}, {Key: "ns", Value: mongodb.Namespace(f.b)}}
+	mustInsert(t, f.state.Collection("schedules"), listed)
+
+	var commands atomic.Int64
+	monitor := &event.CommandMonitor{Started: func(context.Context, *event.CommandStartedEvent) { commands.Add(1) }}
+	d := admin.New(admin.Operator{State: f.state.On(stacktest.Client(t, options.Client().SetMonitor(monitor))), Watcher: "orders"})
+	for range 2 {
+		commands.Store(0)
+		o, err := d.Overview(t.Context())
+		if err != nil || o.Counts.Parked != 1 || o.Counts.Scheduled != 1 {
+			t.Errorf("%+v, %v", o.Counts, err)
+		}
+		if n := commands.Load(); n > most {
+			t.Errorf("%d commands for %d outboxes, want at most %d", n, tenants, most)
+		}
+	}
+	if groups, err := d.Waiting().Summary(t.Context(), ""); err != nil || len(groups) != 2 {
+		t.Errorf("%+v, %v", groups, err)
 	}
 }
