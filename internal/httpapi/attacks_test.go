@@ -18,7 +18,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // TestNoOperationIsOpenToNobodyOrAForeignPage tries every operation of the description without a login, and with an
@@ -208,18 +210,17 @@ func TestListsSurviveHugeTextsAndDates(t *testing.T) {
 		})
 	}
 
-	docs = append(docs, bson.D{
+	// The key is as long as an envelope may have it.
+	waits := admintest.Waits(t, s.ns, bson.D{
 		{Key: "_id", Value: "w"},
-		{Key: "type", Value: huge},
+		{Key: "type", Value: huge[:32<<10]},
 		{Key: "aggregatetype", Value: "order"},
 		{Key: "aggregateid", Value: "7"},
-		{Key: "key", Value: huge},
+		{Key: "key", Value: huge[:32<<10]},
 		{Key: "payload", Value: "x"},
-		{Key: "state", Value: "retry"},
-		{Key: "attempts", Value: 1},
-		{Key: "nextAt", Value: bson.DateTime(math.MaxInt64)},
-		{Key: "pos", Value: "82"},
-	})
+	}, waiting.Retry)
+	waits.Attempts, waits.NextAt = 1, time.UnixMilli(math.MaxInt64)
+	admintest.StoreWaiting(t, s.state.Collection("waiting"), waits)
 	if _, err := s.outbox.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
