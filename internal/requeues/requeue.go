@@ -47,8 +47,8 @@ func NewDesk(coll, waiting *mongo.Collection, watcher, actor string) Desk {
 	return Desk{Letters: coll, Waiting: waiting, Watcher: watcher, Actor: actor, Run: uuid.NewString()}
 }
 
-// MaxRefused bounds Outcome.Why.
-const MaxRefused = 100
+// maxRefused bounds Outcome.Why.
+const maxRefused = 100
 
 // atOnce is how many letters one transaction requeues.
 const atOnce = 500
@@ -63,13 +63,13 @@ type Options struct {
 type Outcome struct {
 	Requeued int64
 	Refused  int64                   // letters that cannot be delivered as they are, and stay
-	Why      []*letters.RefusedError // the first of the refused letters, at most [MaxRefused]
+	Why      []*letters.RefusedError // the first of the refused letters, at most 100
 }
 
 func (o *Outcome) add(p Outcome) {
 	o.Requeued += p.Requeued
 	o.Refused += p.Refused
-	o.Why = append(o.Why, p.Why[:min(len(p.Why), MaxRefused-len(o.Why))]...)
+	o.Why = append(o.Why, p.Why[:min(len(p.Why), maxRefused-len(o.Why))]...)
 }
 
 func (o *Outcome) refuse(why *letters.RefusedError) {

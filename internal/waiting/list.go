@@ -179,11 +179,11 @@ type Topic struct {
 	Queued   int64
 	Keys     int64     // ordering keys with any of these
 	Oldest   time.Time // commit time of the oldest one; zero if unknown
-	Outboxes []string  // namespaces, sorted, at most [MaxTopicOutboxes]
+	Outboxes []string  // namespaces, sorted, at most 100
 }
 
-// MaxTopicOutboxes bounds Topic.Outboxes.
-const MaxTopicOutboxes = 100
+// maxTopicOutboxes bounds Topic.Outboxes.
+const maxTopicOutboxes = 100
 
 // CountTopics counts the waiting envelopes of a watcher by topic. The server reads only the index.
 func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([]Topic, error) {
@@ -225,7 +225,7 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 		{{Key: "$group", Value: count(bson.D{
 			{Key: "_id", Value: "$_id.topic"},
 			{Key: "keys", Value: bson.D{{Key: "$sum", Value: "$keys"}}},
-			{Key: "ns", Value: bson.D{{Key: "$minN", Value: bson.D{{Key: "input", Value: "$_id.ns"}, {Key: "n", Value: MaxTopicOutboxes}}}}},
+			{Key: "ns", Value: bson.D{{Key: "$minN", Value: bson.D{{Key: "input", Value: "$_id.ns"}, {Key: "n", Value: maxTopicOutboxes}}}}},
 		}, sum)}},
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 	})
@@ -237,7 +237,7 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 	for i, r := range rows {
 		out[i] = Topic{
 			Topic: r.Topic, Retry: r.Retry, Blocked: r.Blocked, Parked: r.Parked, Queued: r.Queued, Keys: r.Keys,
-			Oldest: TimeOf(r.Pos), Outboxes: r.NS,
+			Oldest: readTime(r.Pos), Outboxes: r.NS,
 		}
 	}
 	return out, nil
