@@ -26,8 +26,8 @@ type Query struct {
 	Failed  bool            // only those that were rejected, and wait for their next attempt
 }
 
-// conditions returns the conditions of the query except the watcher.
-func (q Query) conditions() bson.D {
+// buildConditions returns the conditions of the query except the watcher.
+func (q Query) buildConditions() bson.D {
 	d := bson.D{}
 	if q.NS != "" {
 		d = append(d, bson.E{Key: "ns", Value: q.NS})
@@ -54,7 +54,7 @@ func (q Query) conditions() bson.D {
 }
 
 func (q Query) filter() bson.D {
-	return append(bson.D{{Key: "watcher", Value: q.Watcher}}, q.conditions()...)
+	return append(bson.D{{Key: "watcher", Value: q.Watcher}}, q.buildConditions()...)
 }
 
 // Item is a waiting envelope in a list, without its payload.
@@ -85,7 +85,7 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, without []string
 	for _, name := range without {
 		fields = append(fields, bson.E{Key: "envelope." + name, Value: 0})
 	}
-	scan := &Scan{Store: NewStore(coll, q.Watcher, slot.Range{}), Where: q.conditions(), Fields: fields}
+	scan := &Scan{Store: NewStore(coll, q.Watcher, slot.Range{}), Where: q.buildConditions(), Fields: fields}
 	if err := scan.resume(after); err != nil {
 		return nil, "", err
 	}
@@ -103,7 +103,7 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, without []string
 	if err != nil || !more {
 		return page, "", err
 	}
-	next, err = scan.place()
+	next, err = scan.encodePlace()
 	return page, next, err
 }
 
