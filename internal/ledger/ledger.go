@@ -333,6 +333,7 @@ func (l *Ledger) releaseOutcomes(part []*Outcome) {
 		}
 		l.config.Count(o)
 	}
+
 	if len(entered) > 0 {
 		l.config.Entered(entered)
 	}

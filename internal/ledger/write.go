@@ -82,11 +82,13 @@ func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
 		Reason:  o.Reason,
 		Origin:  waiting.OriginStream,
 	}
+
 	// Every envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
 	// resolved itself before the stream continues.
 	if l.config.Sweeping() {
 		e.Origin, e.Redelivered = waiting.OriginSweep, true
 	}
+
 	if o.End == Retrying {
 		e.Attempts = 1
 		e.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))

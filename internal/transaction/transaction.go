@@ -105,6 +105,7 @@ func inSession(
 		if err := ctx.Err(); err != nil {
 			return err, false
 		}
+
 		isCommit := false
 		isCommit, err, isOpen = runOnce(ctx, sess, rc, fn, limit)
 		var labeled mongo.LabeledError
@@ -112,6 +113,7 @@ func inSession(
 		if isOpen || !isTransient || time.Now().Add(wait).After(limit) {
 			return explainError(ctx, sess, isCommit, isOpen, err), isOpen
 		}
+
 		if sleep(ctx, wait) != nil {
 			return ctx.Err(), false
 		}

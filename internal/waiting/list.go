@@ -41,10 +41,12 @@ func (q Query) buildConditions() bson.D {
 	if q.Reason != "" {
 		d = append(d, bson.E{Key: "reason", Value: q.Reason})
 	}
+
 	if q.Failed {
 		failed := bson.D{{Key: "reason", Value: Retry}, {Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}
 		d = append(d, bson.E{Key: "$and", Value: bson.A{failed}})
 	}
+
 	if q.Topic != "" {
 		// One that lists no topics waits for all that it routes to.
 		listed := bson.Regex{Pattern: "(^|,)" + regexp.QuoteMeta(q.Topic) + "(,|$)"}

@@ -151,6 +151,7 @@ func (s *Schedules) load(ctx context.Context) error {
 func (s *Schedules) NoteExisting(ctx context.Context, list []outboxes.Outbox) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(lookAtOnce)
+
 	for _, o := range list {
 		g.Go(func() error {
 			found := false
@@ -164,6 +165,7 @@ func (s *Schedules) NoteExisting(ctx context.Context, list []outboxes.Outbox) er
 			return s.Note(ctx, o.NS())
 		})
 	}
+
 	return g.Wait()
 }
 
