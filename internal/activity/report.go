@@ -71,7 +71,7 @@ func (l *Log) Report() (Report, bool) {
 	r := Report{At: now, Events: slices.Clone(l.events)}
 	slices.Reverse(r.Events)
 	for name, t := range l.topics {
-		r.Topics = append(r.Topics, t.figures(name, l.began, now))
+		r.Topics = append(r.Topics, t.sumFigures(name, l.began, now))
 	}
 	slices.SortFunc(r.Topics, func(a, b Topic) int {
 		return cmp.Or(cmp.Compare(b.Rate, a.Rate), b.LastAt.Compare(a.LastAt), strings.Compare(a.Topic, b.Topic))
@@ -79,7 +79,7 @@ func (l *Log) Report() (Report, bool) {
 	r.Topics, r.Others = CutTopics(r.Topics, func(t *Topic) float64 { return t.Rate })
 	if l.others != nil {
 		r.Others.Topics++
-		r.Others.Rate += l.others.figures("", l.began, now).Rate
+		r.Others.Rate += l.others.sumFigures("", l.began, now).Rate
 	}
 	return r, true
 }
@@ -93,8 +93,8 @@ func CutTopics[T any](list []T, rateOf func(*T) float64) (listed []T, others Oth
 	return list[:min(len(list), listedTopics)], others
 }
 
-// figures returns the activity in a topic. began is the time at which the log began.
-func (t *topicLog) figures(name string, began, now time.Time) Topic {
+// sumFigures returns the activity in a topic. began is the time at which the log began.
+func (t *topicLog) sumFigures(name string, began, now time.Time) Topic {
 	newest := partNumber(now)
 	var sum part
 	for i := range t.parts {
@@ -113,15 +113,15 @@ func (t *topicLog) figures(name string, began, now time.Time) Topic {
 		Rate:      float64(sum.records) / seconds,
 		Bytes:     float64(sum.bytes) / seconds,
 		Records:   sum.records,
-		P50MS:     milliseconds(sum.latencies.quantile(0.5)),
-		P99MS:     milliseconds(sum.latencies.quantile(0.99)),
+		P50MS:     toMilliseconds(sum.latencies.quantile(0.5)),
+		P99MS:     toMilliseconds(sum.latencies.quantile(0.99)),
 		LastAt:    t.lastAcked,
 		Partition: t.lastPartition,
 		Offset:    t.lastOffset,
 	}
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+func toMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // NeedsPrevious reports whether Adopt was not called yet.
 func (l *Log) NeedsPrevious() bool {

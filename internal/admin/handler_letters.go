@@ -120,8 +120,8 @@ type letterCursor struct {
 	Place string    `bson:"place"` // in the list of the collection
 }
 
-// after changes q so that it selects the letters of a collection after the cursor.
-func (c letterCursor) after(q handlerletters.Query, ns string) handlerletters.Query {
+// selectAfter changes q so that it selects the letters of a collection after the cursor.
+func (c letterCursor) selectAfter(q handlerletters.Query, ns string) handlerletters.Query {
 	switch {
 	case c.NS == "":
 	case ns == c.NS:
@@ -173,7 +173,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 
 		// One letter more than the page has shows whether there is another page.
 		mine := 0
-		for l, err := range d.All(ctx, from.after(q, d.ns)) {
+		for l, err := range d.All(ctx, from.selectAfter(q, d.ns)) {
 			if err != nil {
 				return page, err
 			}

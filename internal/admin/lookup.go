@@ -156,6 +156,7 @@ func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []
 	byOutbox := make([][]foundDocument, len(names))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrentLookups)
+
 	for i, ns := range names {
 		g.Go(func() error {
 			// The filters overlap: an id may contain the time of a stamp.
@@ -177,6 +178,7 @@ func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []
 			return nil
 		})
 	}
+
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}

@@ -133,8 +133,8 @@ type clearing struct {
 	done  Cleared
 }
 
-// names reports whether the order names the kind.
-func (c *clearing) names(what string) bool { return slices.Contains(c.order.What, what) }
+// hasKind reports whether the order names the kind.
+func (c *clearing) hasKind(what string) bool { return slices.Contains(c.order.What, what) }
 
 // checkOrder returns an error if the order is invalid or not confirmed.
 func (c *clearing) checkOrder() error {
@@ -223,12 +223,12 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 	var list []ClearedCollection
 	add := func(what, ns string) { list = append(list, ClearedCollection{Collection: ns, What: what}) }
 	for _, ns := range names {
-		if c.names(ClearEnvelopes) {
+		if c.hasKind(ClearEnvelopes) {
 			add(ClearEnvelopes, ns)
 		}
 	}
 
-	if c.names(clearDead) {
+	if c.hasKind(clearDead) {
 		add(clearDead, mongodb.Namespace(c.op.letters()))
 	}
 
@@ -239,10 +239,10 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 		}
 	}
 
-	if c.names(clearEvents) {
+	if c.hasKind(clearEvents) {
 		add(clearEvents, c.op.State.Namespace("events"))
 	}
-	if c.names(clearReplays) {
+	if c.hasKind(clearReplays) {
 		add(clearReplays, c.op.State.Namespace("replays"))
 	}
 	return list, nil
@@ -251,7 +251,7 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 // findServiceCollections calls add for the collections of inboxes, sagas and letters of handlers in db that the order
 // names.
 func (c *clearing) findServiceCollections(ctx context.Context, db string, add func(what, ns string)) error {
-	if !c.names(clearInbox) && !c.names(clearSagas) && !c.names(ClearHandlers) {
+	if !c.hasKind(clearInbox) && !c.hasKind(clearSagas) && !c.hasKind(ClearHandlers) {
 		return nil
 	}
 
@@ -259,7 +259,7 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 	if err != nil {
 		return err
 	}
-	if c.names(clearInbox) {
+	if c.hasKind(clearInbox) {
 		for _, name := range found.inboxes {
 			for _, suffix := range []string{"", offsetsSuffix, "_claims"} {
 				add(clearInbox, db+"."+name+suffix)
@@ -272,13 +272,13 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 		}
 	}
 
-	if c.names(ClearHandlers) {
+	if c.hasKind(ClearHandlers) {
 		for _, name := range found.letters {
 			add(ClearHandlers, db+"."+name)
 		}
 	}
 
-	if c.names(clearSagas) && found.sagas {
+	if c.hasKind(clearSagas) && found.sagas {
 		types, err := c.op.Sagas().listTypes(ctx, db)
 		if err != nil {
 			return err

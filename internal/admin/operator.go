@@ -190,15 +190,15 @@ func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collecti
 
 func (o Operator) database(name string) *mongo.Database { return o.State.Client().Database(name) }
 
-// registrations returns the watcher's registrations, sorted by the name of the collection. A
+// listRegistrations returns the watcher's registrations, sorted by the name of the collection. A
 // collection that was dropped and created again has several.
-func (o Operator) registrations(ctx context.Context) ([]outboxes.Registration, error) {
+func (o Operator) listRegistrations(ctx context.Context) ([]outboxes.Registration, error) {
 	return outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
 }
 
 // collectionNames returns the sorted names of the outboxes that the watcher is registered for.
 func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
-	registered, err := o.registrations(ctx)
+	registered, err := o.listRegistrations(ctx)
 	names := make([]string, len(registered))
 	for i, r := range registered {
 		names[i] = r.NS

@@ -198,7 +198,7 @@ func (o Operator) purgeCollection(
 // registeredOutboxes returns the existing collections that the watcher is registered for, or only
 // the named ones.
 func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]outboxes.Outbox, error) {
-	claims, err := o.registrations(ctx)
+	claims, err := o.listRegistrations(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -99,6 +99,7 @@ func (o Operator) waitingAmong(ctx context.Context, ns string, list []purge.Hist
 			ids = append(ids, h.ID)
 		}
 	}
+
 	waits := map[string]bool{}
 	if len(ids) == 0 {
 		return waits, nil

@@ -58,7 +58,7 @@ var latestTimestamp = bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
 
 // countSweep counts the envelopes of a sweep that is ordered from since on.
 func (r Recovery) countSweep(ctx context.Context, since bson.Timestamp) ([]SweepCount, error) {
-	claims, err := r.op.registrations(ctx)
+	claims, err := r.op.listRegistrations(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ func (r Recovery) Adopt(ctx context.Context) error {
 // ReleaseCollection removes the watcher's registration for a collection, so that another watcher may read it
 // (N25). It reports whether the watcher was registered.
 func (r Recovery) ReleaseCollection(ctx context.Context, ns string) (bool, error) {
-	claims, err := r.op.registrations(ctx)
+	claims, err := r.op.listRegistrations(ctx)
 	if err != nil {
 		return false, err
 	}

@@ -119,7 +119,7 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 		Topics:         o.Topics,
 	}
 	// The rest is derived from the configuration, and is stored with the order.
-	p.query = r.complete(p.query)
+	p.query = r.completeQuery(p.query)
 
 	if err := r.countTargets(ctx, &p); err != nil {
 		return p, err
@@ -130,8 +130,8 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	return p, r.markCompacted(ctx, &p, o.Force)
 }
 
-// complete returns a query, which may have been stored, with the parts that are not stored.
-func (r Replays) complete(q replayQuery) replayQuery {
+// completeQuery returns a query, which may have been stored, with the parts that are not stored.
+func (r Replays) completeQuery(q replayQuery) replayQuery {
 	q.mapping = r.op.Mapping
 	q.whole = r.op.Router != nil && r.op.Router.NeedsDocument()
 	return q
@@ -186,7 +186,7 @@ func (r Replays) countEnvelopes(
 	}
 
 	doing := "counting envelopes of " + ns
-	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.filter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
+	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.buildRangeFilter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
 		it, ok := r.newItem(ns, raw, q)
 		if !ok {
 			p.LeftOut++
@@ -196,7 +196,7 @@ func (r Replays) countEnvelopes(
 			return nil
 		}
 		return count()
-	}, options.Find().SetProjection(q.fields()))
+	}, options.Find().SetProjection(q.buildProjection()))
 	if err != nil {
 		return found, err
 	}

@@ -37,18 +37,18 @@ type replayQuery struct {
 	whole   bool              // the routing may need every field
 }
 
-// filter selects the envelopes with a timestamp in (after, until] that are not scheduled.
-func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
+// buildRangeFilter selects the envelopes with a timestamp in (after, until] that are not scheduled.
+func (q replayQuery) buildRangeFilter(after, until bson.Timestamp) bson.D {
 	ts := bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: until}}
 	if q.From.After(after) {
 		ts[0] = bson.E{Key: "$gte", Value: q.From}
 	}
 
-	return append(bson.D{{Key: "ts", Value: ts}}, q.conditions()...)
+	return append(bson.D{{Key: "ts", Value: ts}}, q.buildConditions()...)
 }
 
-// conditions selects the envelopes at any time that are not scheduled.
-func (q replayQuery) conditions() bson.D {
+// buildConditions selects the envelopes at any time that are not scheduled.
+func (q replayQuery) buildConditions() bson.D {
 	d := bson.D{{Key: "dueAt", Value: nil}}
 
 	if len(q.IDs) > 0 {
@@ -86,7 +86,7 @@ const maxUnstampedCount = 100_000
 // countUnstamped counts the envelopes without a timestamp that match all other conditions, up to
 // [maxUnstampedCount]. A replay cannot send them, because nothing shows when they were delivered.
 func countUnstamped(ctx context.Context, coll *mongo.Collection, q replayQuery) (int64, error) {
-	filter := bson.D{{Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}, q.conditions()}}}
+	filter := bson.D{{Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}, q.buildConditions()}}}
 	n, err := coll.CountDocuments(ctx, filter, options.Count().SetLimit(maxUnstampedCount))
 	return n, mongodb.Refusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
@@ -108,7 +108,7 @@ func readEnvelopes(
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	// The session returns the time at which the server has read.
 	ctx = mongo.NewSessionContext(ctx, sess)
-	docs, err = q.find(ctx, coll, q.filter(after, q.Until), limit+1)
+	docs, err = q.find(ctx, coll, q.buildRangeFilter(after, q.Until), limit+1)
 	if err == nil && len(docs) > limit {
 		last := parseStamp(docs[limit])
 		n := limit
@@ -120,7 +120,7 @@ func readEnvelopes(
 
 		// Copied documents share a timestamp, and are read all at once.
 		if n == 0 {
-			docs, err = q.find(ctx, coll, q.filter(mongodb.Preceding(last), last), 0)
+			docs, err = q.find(ctx, coll, q.buildRangeFilter(mongodb.Preceding(last), last), 0)
 		}
 	}
 	if err != nil {
@@ -137,9 +137,9 @@ func readEnvelopes(
 // sizeField has the size of a document in the result of a read.
 const sizeField = "outrelaySize"
 
-// fields returns the projection of a replay: the fields for the routing, null for a payload, and the size of the
+// buildProjection returns the projection of a replay: the fields for the routing, null for a payload, and the size of the
 // whole document.
-func (q replayQuery) fields() bson.D {
+func (q replayQuery) buildProjection() bson.D {
 	if q.whole {
 		return bson.D{}
 	}
@@ -153,5 +153,5 @@ func (q replayQuery) fields() bson.D {
 
 func (q replayQuery) find(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
 	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(coll), "reading envelopes of "+mongodb.Namespace(coll), filter,
-		options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(q.fields()).SetAllowDiskUse(true))
+		options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(q.buildProjection()).SetAllowDiskUse(true))
 }

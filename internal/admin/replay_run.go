@@ -168,7 +168,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	if u.cursor.Place != "" {
 		after = mongodb.Preceding(after)
 	}
-	q := u.replays.complete(u.doc.Query)
+	q := u.replays.completeQuery(u.doc.Query)
 	docs, seen, err := readEnvelopes(ctx, coll, q, after, limit)
 	if err != nil || len(docs) == 0 {
 		return false, err
@@ -346,7 +346,7 @@ func (u *replayRun) writeBatch(ctx context.Context, coll *mongo.Collection, item
 	if err != nil {
 		return err
 	}
-	err = u.queue(ctx, entries, int64(len(items)), to)
+	err = u.queueBatch(ctx, entries, int64(len(items)), to)
 	if err == nil || !mongodb.IsRejection(err) {
 		return err
 	}
@@ -359,11 +359,11 @@ func (u *replayRun) writeBatch(ctx context.Context, coll *mongo.Collection, item
 		}
 		return u.writeBatch(ctx, coll, items[n/2:], to)
 	}
-	return u.queue(ctx, nil, 1, to)
+	return u.queueBatch(ctx, nil, 1, to)
 }
 
-// queue writes a batch of entries that were made of so many items.
-func (u *replayRun) queue(ctx context.Context, entries []waiting.Entry, items int64, to replayCursor) error {
+// queueBatch writes a batch of entries that were made of so many items.
+func (u *replayRun) queueBatch(ctx context.Context, entries []waiting.Entry, items int64, to replayCursor) error {
 	n := int64(len(entries))
 	b := replayBatch{Name: uuid.NewString(), From: u.doc.Cursor, To: to, Entries: entries, Skipped: u.skipped + items - n}
 	if err := u.replays.stored.Queue(ctx, u.doc.ID, b); err != nil {

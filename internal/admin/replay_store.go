@@ -145,7 +145,7 @@ type replayBatch struct {
 func (r *replayStore) Queue(ctx context.Context, id string, b replayBatch) error {
 	store := mongodb.Database(r.state.Client(), r.state.Name()).Collection(r.state.Collection("waiting").Name())
 	err := mongodb.InTransaction(ctx, r.state.Client(), func(tx context.Context) error {
-		moved, err := r.move(tx, id, b)
+		moved, err := r.moveCursor(tx, id, b)
 		if err != nil || !moved {
 			return err
 		}
@@ -158,8 +158,8 @@ func (r *replayStore) Queue(ctx context.Context, id string, b replayBatch) error
 	return nil
 }
 
-// move moves the cursor and counts the batch. It returns false if this batch was committed before.
-func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, error) {
+// moveCursor moves the cursor and counts the batch. It returns false if this batch was committed before.
+func (r *replayStore) moveCursor(tx context.Context, id string, b replayBatch) (bool, error) {
 	var p struct {
 		State  string       `bson:"state"`
 		Cursor replayCursor `bson:"cursor"`

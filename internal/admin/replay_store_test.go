@@ -105,7 +105,7 @@ func TestAnEnvelopeThatChangedMeanwhileIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	u := &replayRun{replays: Replays{op: Operator{State: r.state, Watcher: "orders", Router: router}, stored: r}, doc: storedReplay{ID: "r1", Delivery: 1}}
-	q := u.replays.complete(replayQuery{Until: bson.Timestamp{T: 100}})
+	q := u.replays.completeQuery(replayQuery{Until: bson.Timestamp{T: 100}})
 	docs, _, err := readEnvelopes(t.Context(), coll, q, bson.Timestamp{}, 10)
 	if err != nil || len(docs) != 4 {
 		t.Fatalf("%d, %v", len(docs), err)

@@ -23,7 +23,7 @@ type Activity struct{ op Operator }
 // Activity returns the activity of the watcher.
 func (o Operator) Activity() Activity { return Activity{o} }
 
-func (a Activity) history() *nodes.History {
+func (a Activity) openHistory() *nodes.History {
 	return nodes.NewHistory(mongodb.Majority(a.op.State.Collection("history")))
 }
 
@@ -33,7 +33,7 @@ type Minute = nodes.Sample
 // Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
 // missing.
 func (a Activity) Minutes(ctx context.Context) ([]Minute, error) {
-	return a.history().Read(ctx, a.op.Watcher)
+	return a.openHistory().Read(ctx, a.op.Watcher)
 }
 
 // TopicList has the topics of a watcher.
@@ -69,7 +69,7 @@ type TopicFigures struct {
 // figures of the overview, and the topics of at most 10,000 letters of each collection.
 func (a Activity) Topics(ctx context.Context) (TopicList, error) {
 	list := TopicList{Topics: []TopicFigures{}}
-	reports, err := a.history().ReadActivity(ctx, a.op.Watcher)
+	reports, err := a.openHistory().ReadActivity(ctx, a.op.Watcher)
 	if err != nil {
 		return list, err
 	}
@@ -218,7 +218,7 @@ type RecentEvent struct {
 // busy one. It reads one document for each slot, and nothing from Kafka.
 func (a Activity) Recent(ctx context.Context, topic string) (RecentEvents, error) {
 	out := RecentEvents{Events: []RecentEvent{}}
-	reports, err := a.history().ReadActivity(ctx, a.op.Watcher)
+	reports, err := a.openHistory().ReadActivity(ctx, a.op.Watcher)
 	if err != nil {
 		return out, err
 	}

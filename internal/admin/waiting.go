@@ -123,6 +123,7 @@ func (w Waiting) toQuery(ctx context.Context, f WaitingFilter) (waiting.Query, e
 		return q, invalidRequest("reason %q is none of retry, blocked, parked, queued; "+
 			"outrelay scheduled and outrelay dead list the others", f.Reason)
 	}
+
 	// A text may stand for ids of several BSON types.
 	for _, text := range f.IDs {
 		ids, err := parseIDValues(text)

@@ -82,8 +82,8 @@ func (r *javaReader) expect(want ...byte) {
 	}
 }
 
-// class reads the description of a class, which must have this name, flags and number of primitive fields.
-func (r *javaReader) class(name string, flags byte, fields int) {
+// readClass reads the description of a class, which must have this name, flags and number of primitive fields.
+func (r *javaReader) readClass(name string, flags byte, fields int) {
 	r.expect(javaClass)
 	if r.text() != name {
 		r.bad = true
@@ -116,7 +116,7 @@ func (r *javaReader) byteArray() []byte {
 	if len(r.rest) > 0 && r.rest[0] == javaReference {
 		r.take(5)
 	} else {
-		r.class("[B", 2, 0)
+		r.readClass("[B", 2, 0)
 	}
 	return r.take(r.int())
 }
@@ -127,7 +127,7 @@ func parseJavaMap(data []byte) ([]rawOffset, error) {
 	r := &javaReader{rest: data}
 	r.expect(0xac, 0xed, 0, 5)
 	r.expect(javaObject)
-	r.class("java.util.HashMap", 3, 2)
+	r.readClass("java.util.HashMap", 3, 2)
 	r.take(8) // load factor and threshold
 	r.expect(javaBlock, 8)
 	r.take(4) // capacity

@@ -159,7 +159,7 @@ func debeziumPosition(value map[string]any) (resume.Position, error) {
 		return parseToken(text)
 	}
 
-	sec, ord := number(value["sec"]), number(value["ord"])
+	sec, ord := parseNumber(value["sec"]), parseNumber(value["ord"])
 	if sec <= 0 {
 		return resume.Position{}, fmt.Errorf(`expected "sec", "ord" and "resume_token"; found %s`, describe(value))
 	}
@@ -181,7 +181,7 @@ func mongoKafkaPosition(value map[string]any) (resume.Position, error) {
 
 func isTrue(v any) bool { return v == true || v == "true" }
 
-func number(v any) int64 {
+func parseNumber(v any) int64 {
 	n, err := strconv.ParseInt(fmt.Sprint(v), 10, 64)
 	if err != nil || n > 1<<32-1 {
 		return 0

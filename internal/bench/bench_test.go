@@ -209,7 +209,7 @@ func TestProcessUsage(t *testing.T) {
 	if after.rss < 1 || after.hwm < after.rss {
 		t.Errorf("resident %.1f MB, at most %.1f", after.rss, after.hwm)
 	}
-	if pct, ok := m.foreign(); !ok || pct < 0 || pct > 100 {
+	if pct, ok := m.measureForeign(); !ok || pct < 0 || pct > 100 {
 		t.Errorf("foreign %v %v", pct, ok)
 	}
 }

@@ -255,7 +255,7 @@ func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error
 		m.outcomes = append(m.outcomes, o)
 	}
 
-	m.foreign, m.known = meter.foreign()
+	m.foreign, m.known = meter.measureForeign()
 	return m, nil
 }
 

@@ -173,14 +173,14 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 	}
 
 	eps := perSecond(o.Events, o.Began, o.Ended)
-	each := func(pids ...int) float64 { return 1000 * m.used(pids...) / float64(o.Events) }
+	each := func(pids ...int) float64 { return 1000 * m.measureUsed(pids...) / float64(o.Events) }
 	for what, v := range map[string]float64{
 		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)),
 		"stall": o.Stall, "stalled": o.Stalled, "cpu": each(c.pid()), "servers": each(b.serverPIDs()...),
 	} {
 		got.addValue(name+"_"+what, v)
 	}
-	return reading(m, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
+	return newReading(m, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
 		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.serverPIDs()...)), nil
 }
 
@@ -189,9 +189,9 @@ func newConsumerResult(o Options, got, foreign figures) ConsumerResult {
 	med := func(name string, decimals int) float64 { return round(median(got[name]), decimals) }
 	r := ConsumerResult{
 		ReaderEPS: med("naive_eps", 0), ConsumerEPS: med("consumer_eps", 0), NoneEPS: med("none_eps", 0),
-		Ratio: got.ratio("consumer_eps", "naive_eps"), InboxRatio: got.ratio("consumer_eps", "none_eps"),
+		Ratio: got.medianRatio("consumer_eps", "naive_eps"), InboxRatio: got.medianRatio("consumer_eps", "none_eps"),
 		PerTransaction: med("consumer_per", 1),
-		UnbatchedEPS:   med("unbatched_eps", 0), UnbatchedRatio: got.ratio("unbatched_eps", "naive_eps"),
+		UnbatchedEPS:   med("unbatched_eps", 0), UnbatchedRatio: got.medianRatio("unbatched_eps", "naive_eps"),
 		NoneP50: med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
 		ReaderCPU: med("naive_cpu", 3), ReaderServersCPU: med("naive_servers", 3), ConsumerCPU: med("consumer_cpu", 3), ConsumerServersCPU: med("consumer_servers", 3),
 		ForeignCPU: newForeignCPU(foreign), Events: o.Events, Payload: o.Payload, Runs: o.Runs,

@@ -84,15 +84,15 @@ func RunMembers(ctx context.Context, o Options) (res MembersResult, err error) {
 func membersResult(b *bench, got, foreign figures) MembersResult {
 	r := MembersResult{
 		Transports: map[string]MemberFigures{}, ForeignCPUPct: -1, Events: b.Events, Payload: b.Payload, Runs: b.Runs,
-		RateRatio:  got.ratio(transportFranz+"_moving_eps", transportKafkaGo+"_moving_eps"),
-		StallRatio: got.ratio(transportFranz+"_moving_stall", transportKafkaGo+"_moving_stall"),
+		RateRatio:  got.medianRatio(transportFranz+"_moving_eps", transportKafkaGo+"_moving_eps"),
+		StallRatio: got.medianRatio(transportFranz+"_moving_stall", transportKafkaGo+"_moving_stall"),
 	}
 
 	for _, name := range b.Transports {
 		r.Transports[name] = MemberFigures{
 			SteadyEPS: round(median(got[name+"_steady_eps"]), 0),
 			MovingEPS: round(median(got[name+"_moving_eps"]), 0),
-			Ratio:     got.ratio(name+"_moving_eps", name+"_steady_eps"),
+			Ratio:     got.medianRatio(name+"_moving_eps", name+"_steady_eps"),
 			StallMS:   round(median(got[name+"_moving_stall"]), 0),
 			StalledMS: round(median(got[name+"_moving_stalled"]), 0),
 		}

@@ -142,8 +142,8 @@ func (w *watcher) followDrain(ctx context.Context, events int) error {
 	}
 
 	w.after, _ = processUsage(w.relay.pid())
-	w.mongodCPU = w.mongod.used(w.mongods...)
-	w.foreign, w.known = w.meter.foreign()
+	w.mongodCPU = w.mongod.measureUsed(w.mongods...)
+	w.foreign, w.known = w.meter.measureForeign()
 	return nil
 }
 

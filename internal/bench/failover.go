@@ -138,7 +138,7 @@ func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 // awaitRole blocks until r reports the role.
 func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 	deadline := time.Now().Add(stall)
-	for r.role(ctx) != role {
+	for r.readRole(ctx) != role {
 		if err := r.checkRunning(); err != nil {
 			return err
 		}
@@ -174,7 +174,7 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 		}
 
 		// On a busy machine the owner may have lost its lease in the meantime.
-		if p.standby.role(ctx) == "owner" {
+		if p.standby.readRole(ctx) == "owner" {
 			p.owner, p.standby = p.standby, p.owner
 		}
 		if err := p.awaitRole(ctx, p.owner, "owner"); err != nil {

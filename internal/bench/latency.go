@@ -197,7 +197,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	if err := s.insertAtRate(ctx, coll, rate); err != nil {
 		return l, err
 	}
-	l.foreign, l.known = meter.foreign()
+	l.foreign, l.known = meter.measureForeign()
 
 	err = s.awaitArrivals(ctx, func() error {
 		if p := failure.Load(); p != nil {
@@ -334,7 +334,7 @@ func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, t *tai
 	}
 
 	var l latencies
-	l.foreign, l.known = meter.foreign()
+	l.foreign, l.known = meter.measureForeign()
 	if err := s.awaitArrivals(ctx, func() error { return errors.Join(t.relay.checkRunning(), t.consumer.failure()) }); err != nil {
 		return l, fmt.Errorf("%w; end of the relay's log: %s", err, t.relay.words)
 	}

@@ -106,7 +106,7 @@ func (b *bench) drainPair(ctx context.Context, pair int, got, foreign figures, s
 
 func newObservedResult(b *bench, got, foreign figures, sum seen) ObservedResult {
 	r := ObservedResult{
-		AloneEPS: round(median(got[alone]), 0), ObservedEPS: round(median(got[looked]), 0), Ratio: got.ratio(looked, alone),
+		AloneEPS: round(median(got[alone]), 0), ObservedEPS: round(median(got[looked]), 0), Ratio: got.medianRatio(looked, alone),
 		CPUAlone: round(median(got[alone+"_cpu"]), 2), CPUObserved: round(median(got[looked+"_cpu"]), 2),
 		RSSAlone: round(median(got[alone+"_rss"]), 1), RSSObserved: round(median(got[looked+"_rss"]), 1),
 		Scrapes: sum.scrapes, Refreshes: sum.refreshes, Messages: sum.messages,

@@ -63,8 +63,8 @@ type publisher interface {
 	stopProcess() error
 }
 
-// systems returns the systems of a comparison.
-func (o Options) systems() []system {
+// listSystems returns the systems of a comparison.
+func (o Options) listSystems() []system {
 	list := []system{
 		{"outrelay", "outrelay", true, startOutrelay},
 		{"outrelay-unstamped", "outrelay, documents without `ts`", false, startOutrelay},
@@ -103,7 +103,7 @@ func RunPeers(ctx context.Context, o Options) (res PeersResult, err error) {
 			}
 		}
 
-		list := b.systems()
+		list := b.listSystems()
 		got := make([][]peerRun, len(list))
 		for round := range b.Runs {
 			for i := range list {
@@ -210,11 +210,11 @@ func (b *comparison) preparePlace(ctx context.Context, s system, name string) (p
 	if p.start, err = clusterTimeAfter(ctx, b); err != nil {
 		return p, err
 	}
-	return p, b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.document(s, i) })
+	return p, b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.encodeDocument(s, i) })
 }
 
-// document returns the document of an event as the writers of a system insert it.
-func (b *comparison) document(s system, i int) (bson.Raw, error) {
+// encodeDocument returns the document of an event as the writers of a system insert it.
+func (b *comparison) encodeDocument(s system, i int) (bson.Raw, error) {
 	payload := newTextPayload(i, b.Payload)
 	if s.stamped {
 		return encodeEnvelope(orderingKey(i), payload)
@@ -281,10 +281,10 @@ func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string
 	r.DrainEPS = round(events/took.Seconds(), 0)
 	r.CPUPerMillion = round((end-cpu)*1e6/events, 2)
 	r.MongodCPU, r.ForeignCPU = -1, -1
-	if used := m.used(b.mongods...); used > 0 {
+	if used := m.measureUsed(b.mongods...); used > 0 {
 		r.MongodCPU = round(used*1e6/events, 2)
 	}
-	if pct, ok := m.foreign(); ok {
+	if pct, ok := m.measureForeign(); ok {
 		r.ForeignCPU = round1(pct)
 	}
 	return nil
@@ -295,7 +295,7 @@ func (b *comparison) peerLatencies(ctx context.Context, s system, p place, c *co
 	for _, rate := range slices.Insert(slices.Clone(b.Rates), 0, warmRate/2) {
 		n := int(b.Duration.Seconds() * float64(rate))
 		from := b.reserveNumbers(n)
-		shots, err := newShotsOf(from, n, func(i int) (bson.Raw, error) { return b.document(s, i) })
+		shots, err := newShotsOf(from, n, func(i int) (bson.Raw, error) { return b.encodeDocument(s, i) })
 		if err != nil {
 			return err
 		}
@@ -320,7 +320,7 @@ func (b *comparison) peerLatencies(ctx context.Context, s system, p place, c *co
 // killPeer kills the publisher under load, restarts it at once, and waits until everything has arrived.
 func (b *comparison) killPeer(ctx context.Context, s system, p place, pub publisher, c *counted, r *peerRun) error {
 	n := int((beforeKill + afterKill).Seconds() * killRate)
-	shots, err := newShotsOf(b.reserveNumbers(n), n, func(i int) (bson.Raw, error) { return b.document(s, i) })
+	shots, err := newShotsOf(b.reserveNumbers(n), n, func(i int) (bson.Raw, error) { return b.encodeDocument(s, i) })
 	if err != nil {
 		return err
 	}

@@ -157,7 +157,7 @@ func (r PeersResult) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "`outrelay bench --peers` on %s, %s with %d cores for servers and publishers, %s, Kafka Connect %s in standalone mode: "+
 		"%s events with payloads of %s bytes, latencies for %d s at each rate, %s.",
-		r.Date, r.Machine.CPU, r.Machine.Cores, versions, r.Versions["kafka_connect"], thousands(float64(r.Events)), thousands(float64(r.Payload)), r.Seconds, rounds)
+		r.Date, r.Machine.CPU, r.Machine.Cores, versions, r.Versions["kafka_connect"], formatThousands(float64(r.Events)), formatThousands(float64(r.Payload)), r.Seconds, rounds)
 	if r.ForeignCPUPct >= 0 {
 		fmt.Fprintf(&b, " Other programs used up to %.0f %% of the machine during the drains.", r.ForeignCPUPct)
 	}
@@ -190,7 +190,7 @@ func (r PeersResult) RoundsMarkdown() string {
 func (r PeersResult) writeHead(b *strings.Builder) {
 	b.WriteString("| system | drain, events/s (÷ outrelay) |")
 	for _, rate := range r.Rates {
-		fmt.Fprintf(b, " p50 / p99 ms at %s/s |", thousands(float64(rate)))
+		fmt.Fprintf(b, " p50 / p99 ms at %s/s |", formatThousands(float64(rate)))
 	}
 	b.WriteString(" CPU-s per million: publisher, MongoDB | peak memory, MiB | `kill -9` at 1,000/s, restarted at once |\n|---|---|")
 	b.WriteString(strings.Repeat("---|", len(r.Rates)+3) + "\n")
@@ -198,30 +198,30 @@ func (r PeersResult) writeHead(b *strings.Builder) {
 
 // writeRow writes the figures of a system as a row of a table.
 func writeRow(b *strings.Builder, title string, ratio float64, m peerRun) {
-	fmt.Fprintf(b, "| %s | %s (%.2f) |", title, thousands(m.DrainEPS), ratio)
+	fmt.Fprintf(b, "| %s | %s (%.2f) |", title, formatThousands(m.DrainEPS), ratio)
 	for _, l := range m.Latency {
-		fmt.Fprintf(b, " %s / %s |", digits(l.P50), digits(l.P99))
+		fmt.Fprintf(b, " %s / %s |", formatDigits(l.P50), formatDigits(l.P99))
 	}
-	fmt.Fprintf(b, " %s, %s | %s | silent %.1f s, %s repeats", digits(m.CPUPerMillion), digits(m.MongodCPU), thousands(m.PeakRSS), m.SilenceMS/1000, thousands(float64(m.Repeats)))
+	fmt.Fprintf(b, " %s, %s | %s | silent %.1f s, %s repeats", formatDigits(m.CPUPerMillion), formatDigits(m.MongodCPU), formatThousands(m.PeakRSS), m.SilenceMS/1000, formatThousands(float64(m.Repeats)))
 	if m.Lost > 0 {
-		fmt.Fprintf(b, ", %s lost", thousands(float64(m.Lost)))
+		fmt.Fprintf(b, ", %s lost", formatThousands(float64(m.Lost)))
 	}
 	b.WriteString(" |\n")
 }
 
-// digits prints a figure with about two significant digits.
-func digits(v float64) string {
+// formatDigits prints a figure with about two significant digits.
+func formatDigits(v float64) string {
 	switch {
 	case v < 0:
 		return "unknown"
 	case v < 10:
 		return fmt.Sprintf("%.1f", v)
 	}
-	return thousands(v)
+	return formatThousands(v)
 }
 
-// thousands prints a figure without decimals, with a comma after each three digits.
-func thousands(v float64) string {
+// formatThousands prints a figure without decimals, with a comma after each three digits.
+func formatThousands(v float64) string {
 	s := fmt.Sprintf("%.0f", v)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]

@@ -31,9 +31,9 @@ func startMeter(pids ...int) *meter {
 	return m
 }
 
-// foreign returns the share of the machine's CPU time that other processes used since the start, in percent
+// measureForeign returns the share of the machine's CPU time that other processes used since the start, in percent
 // of all cores. ok is false if the system does not report it, or a listed process has ended.
-func (m *meter) foreign() (pct float64, ok bool) {
+func (m *meter) measureForeign() (pct float64, ok bool) {
 	busy, total, ok := machineTicks()
 	if !ok || total <= m.total {
 		return 0, false
@@ -50,9 +50,9 @@ func (m *meter) foreign() (pct float64, ok bool) {
 	return 100 * max(others, 0) / (total - m.total), true
 }
 
-// used returns the CPU time of processes since the start, in seconds. Processes that startMeter did not get
+// measureUsed returns the CPU time of processes since the start, in seconds. Processes that startMeter did not get
 // count as 0.
-func (m *meter) used(pids ...int) (seconds float64) {
+func (m *meter) measureUsed(pids ...int) (seconds float64) {
 	for _, pid := range pids {
 		if before, ok := m.own[pid]; ok {
 			now, _ := processTicks(pid)

@@ -60,8 +60,8 @@ type figures map[string][]float64
 
 func (f figures) addValue(name string, v float64) { f[name] = append(f[name], v) }
 
-// ratio returns the median of the ratios within each run, because the servers drift.
-func (f figures) ratio(of, to string) float64 {
+// medianRatio returns the median of the ratios within each run, because the servers drift.
+func (f figures) medianRatio(of, to string) float64 {
 	var ratios []float64
 	for i, v := range f[of] {
 		if i < len(f[to]) && f[to][i] > 0 {
@@ -160,9 +160,9 @@ type meterReading struct {
 	known   bool // whether foreign is known
 }
 
-func reading(m *meter, format string, args ...any) meterReading {
+func newReading(m *meter, format string, args ...any) meterReading {
 	r := meterReading{words: fmt.Sprintf(format, args...)}
-	r.foreign, r.known = m.foreign()
+	r.foreign, r.known = m.measureForeign()
 	return r
 }
 
@@ -189,7 +189,7 @@ func newReconcilerResult(o Options, got, foreign figures) ReconcilerResult {
 		Events: o.Events, Payload: o.Payload, Runs: o.Runs,
 	}
 
-	r.ScheduledRatio, r.KnownRatio = got.ratio("scheduled", "drain"), got.ratio("known", "drain")
+	r.ScheduledRatio, r.KnownRatio = got.medianRatio("scheduled", "drain"), got.medianRatio("known", "drain")
 	if eps := median(got["scheduled"]); eps > 0 {
 		r.BurstLimitS = round(1+float64(o.Events)/eps, 2)
 	}
@@ -230,7 +230,7 @@ func (b *bench) startOwner(ctx context.Context, s setting) (r *relay, at time.Ti
 	}
 
 	began := time.Now()
-	for r.role(ctx) != "owner" {
+	for r.readRole(ctx) != "owner" {
 		if err := r.checkRunning(); err != nil {
 			return nil, at, err
 		}

@@ -135,8 +135,8 @@ func (r *reconcilerRun) drainOverdue(
 	eps := float64(w.n) / w.at.Sub(began).Seconds()
 	r.got.addValue(figure, eps)
 	million := 1e6 / float64(w.n)
-	result := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
-		eps, m.used(owner.pid())*million, m.used(r.servers...)*million)
+	result := newReading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
+		eps, m.measureUsed(owner.pid())*million, m.measureUsed(r.servers...)*million)
 
 	// The next measurement of this collection must not find its envelopes.
 	if err := awaitEmpty(ctx, coll); err != nil {
@@ -246,7 +246,7 @@ func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (
 		return d, fmt.Errorf("%w; end of the relay's log: %s", err, owner.words)
 	}
 
-	d.foreign, d.known = m.foreign()
+	d.foreign, d.known = m.measureForeign()
 	for i := range s.came {
 		if early := s.acked[i].Load() - s.came[i].Load(); early > 0 {
 			return d, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))

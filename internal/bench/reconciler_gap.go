@@ -63,7 +63,7 @@ func (r *reconcilerRun) sweepGap(ctx context.Context) (meterReading, error) {
 	r.got.addValue("sweep", eps)
 	r.got.addValue("sweep_rss", w.after.hwm)
 	r.got.addValue("sweep_budget", budget)
-	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), owner.stopProcess()
+	return newReading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), owner.stopProcess()
 }
 
 // createPosition starts and stops a relay, so that its watcher has a position.
@@ -100,7 +100,7 @@ func (b *bench) runCommand(ctx context.Context, s setting, args ...string) ([]by
 // watchBudget reads the use of the budget until ctx ends, and returns the maximum in bytes.
 func (r *relay) watchBudget(ctx context.Context) (most float64) {
 	for ctx.Err() == nil {
-		if v, err := r.metric(ctx, "outrelay_budget_used_bytes"); err == nil {
+		if v, err := r.readMetric(ctx, "outrelay_budget_used_bytes"); err == nil {
 			most = max(most, v)
 		}
 
@@ -112,8 +112,8 @@ func (r *relay) watchBudget(ctx context.Context) (most float64) {
 	return most
 }
 
-// metric returns the value of a series without labels.
-func (r *relay) metric(ctx context.Context, name string) (float64, error) {
+// readMetric returns the value of a series without labels.
+func (r *relay) readMetric(ctx context.Context, name string) (float64, error) {
 	body, err := r.httpGet(ctx, "/metrics")
 	if err != nil {
 		return 0, fmt.Errorf("reading the relay's metrics: %w", err)
@@ -178,7 +178,7 @@ func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
 
 	r.got.addValue("parking", parkingEPS)
 	r.got.addValue("parked", eps)
-	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parkingEPS), owner.stopProcess()
+	return newReading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parkingEPS), owner.stopProcess()
 }
 
 // awaitParked blocks until n events are parked, and returns the rate from the first to the last.
@@ -267,7 +267,7 @@ func (r *reconcilerRun) purgeDelivered(ctx context.Context) (meterReading, error
 	}
 
 	r.got.addValue("purge", float64(report.Removed)/report.Seconds)
-	return reading(m, "%8.0f/s", float64(report.Removed)/report.Seconds), nil
+	return newReading(m, "%8.0f/s", float64(report.Removed)/report.Seconds), nil
 }
 
 // newStampedEnvelope returns an envelope with the given stamp. The server replaces only empty stamps.

@@ -165,8 +165,8 @@ func (r *relay) stopProcess() error {
 	return nil
 }
 
-// role returns the role that the relay reports: owner, standby, …. It returns "" while the relay does not respond.
-func (r *relay) role(ctx context.Context) string {
+// readRole returns the role that the relay reports: owner, standby, …. It returns "" while the relay does not respond.
+func (r *relay) readRole(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 

@@ -101,23 +101,23 @@ func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
 	at := func(data string) resume.Position { return resume.Position{Token: resume.TokenOf(data)} }
 	s := slimMode{on: true, lastFetched: "82AB"}
 	for range 3 {
-		if s.passed(at("82AB"), true) {
+		if s.hasPassed(at("82AB"), true) {
 			t.Fatal("passed at the token of the large event: the server would build that event again")
 		}
 	}
 
-	if !s.passed(at("82AC"), false) {
+	if !s.hasPassed(at("82AC"), false) {
 		t.Error("not passed after the large event")
 	}
 
 	// No oversized document was found.
 	s = slimMode{on: true}
-	if s.passed(at("82"), true) || !s.passed(at("82"), true) {
+	if s.hasPassed(at("82"), true) || !s.hasPassed(at("82"), true) {
 		t.Error("want passed only at the second empty reply")
 	}
 
 	s = slimMode{on: true, events: MaxDocuments}
-	if !s.passed(at("82"), false) {
+	if !s.hasPassed(at("82"), false) {
 		t.Error("not passed after as many events as a reply can hold")
 	}
 }

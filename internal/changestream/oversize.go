@@ -80,9 +80,9 @@ func (r *run) readAroundOversize(ctx context.Context, code int, err error) error
 	return nil
 }
 
-// passed reports whether whole events can be read again: the position is after the fetched document,
+// hasPassed reports whether whole events can be read again: the position is after the fetched document,
 // or there was no such document among as many events as the failed reply can have held.
-func (s *slimMode) passed(pos resume.Position, silent bool) bool {
+func (s *slimMode) hasPassed(pos resume.Position, silent bool) bool {
 	if s.lastFetched != "" {
 		return pos.Token.Data() > s.lastFetched
 	}

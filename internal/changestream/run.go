@@ -219,7 +219,7 @@ func (r *run) handleReply(ctx context.Context, c *cursor, b *Batch) error {
 		return invalid
 	case c.changeStream.ID() == 0:
 		return errClosed
-	case r.slim.on && r.slim.passed(r.position, silent):
+	case r.slim.on && r.slim.hasPassed(r.position, silent):
 		return errPastSlim
 	case silent && !moved:
 		return r.checkWatchdog(c)

@@ -42,6 +42,7 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 		if glob.HasWildcard(ns) {
 			continue
 		}
+
 		is, err := outboxes.Inspect(ctx, client, db, coll)
 		if err != nil {
 			return capped, err

@@ -303,15 +303,6 @@ func (s *stage) countDeadLetters(ctx context.Context) (int64, error) {
 
 func (s *stage) lettersCollection() *mongo.Collection { return s.stateDatabase().Collection("letters") }
 
-// countEnvelopes returns the number of matching envelopes, or −1 if the query fails.
-func (s *stage) countEnvelopes(ctx context.Context, filter bson.D) int {
-	n, err := s.outboxCollection().CountDocuments(ctx, filter)
-	if err != nil {
-		return -1
-	}
-	return int(n)
-}
-
 // countLogged returns the number of entries of this kind in the events log.
 func (s *stage) countLogged(ctx context.Context, kind string) (int, error) {
 	n, err := s.stateDatabase().Collection("events").CountDocuments(ctx, bson.D{{Key: "kind", Value: kind}})

@@ -62,7 +62,7 @@ func FindBrowser(ctx context.Context, progress func(Progress)) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	program, err = fetchBrowser(ctx, c, serially(progress))
+	program, err = fetchBrowser(ctx, c, serializeCalls(progress))
 	if err == nil {
 		return program, nil
 	}

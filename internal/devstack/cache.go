@@ -47,6 +47,7 @@ func openCache() (cache, error) {
 			return c, fmt.Errorf("the cache directory may belong to somebody else: %w; set HOME or XDG_CACHE_HOME", err)
 		}
 	}
+
 	if err := os.MkdirAll(c.root, 0o755); err != nil {
 		return c, fmt.Errorf("creating the cache directory: %w", err)
 	}

@@ -42,7 +42,7 @@ func dockerImage(ctx context.Context, image string, members int, what string, re
 	}
 
 	fetching := Progress{What: what, Stage: Fetching, Detail: "image " + imageName(image) + ", once"}
-	stop := ticking(report, fetching, func() float64 { return 0 })
+	stop := startTicking(report, fetching, func() float64 { return 0 })
 	defer stop()
 	if out, err := interruptible(ctx, "docker", "pull", "-q", image).CombinedOutput(); err != nil {
 		return fmt.Errorf("pulling %s: %w", image, addLastLine(err, string(out)))

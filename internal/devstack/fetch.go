@@ -130,7 +130,7 @@ func downloadPackage(
 	}()
 
 	fetching := Progress{What: d.what, Stage: Fetching, Detail: fmt.Sprintf("%.0f MB from %s, once", d.megabytes, d.from)}
-	stop := ticking(report, fetching, func() float64 { return min(megabytes(dir), d.megabytes) })
+	stop := startTicking(report, fetching, func() float64 { return min(megabytes(dir), d.megabytes) })
 	out, err := d.command(dir).CombinedOutput()
 	stop()
 	if err != nil {
@@ -209,7 +209,7 @@ func fillKafka(ctx context.Context, tmp, version string, report func(Progress)) 
 
 	var arrived atomic.Int64
 	fetching := Progress{What: "Kafka", Stage: Fetching, Detail: "55 MB from Maven Central, once"}
-	stop := ticking(report, fetching, func() float64 { return float64(arrived.Load()) / 1e6 })
+	stop := startTicking(report, fetching, func() float64 { return float64(arrived.Load()) / 1e6 })
 	defer stop()
 
 	if err := cmd.Start(); err != nil {

@@ -113,7 +113,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Progress == nil {
 		o.Progress = func(Progress) {}
 	}
-	o.Progress = serially(o.Progress)
+	o.Progress = serializeCalls(o.Progress)
 
 	if o.Mongo.CacheMB == 0 {
 		o.Mongo.CacheMB = 256

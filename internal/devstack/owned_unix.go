@@ -15,6 +15,7 @@ func checkOwned(dir string) error {
 	if err != nil {
 		return err
 	}
+
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.IsDir():

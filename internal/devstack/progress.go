@@ -48,8 +48,8 @@ func Lines(w io.Writer) func(Progress) {
 	return func(p Progress) { fmt.Fprintln(w, p) }
 }
 
-// serially returns f, protected against concurrent calls.
-func serially(f func(Progress)) func(Progress) {
+// serializeCalls returns f, protected against concurrent calls.
+func serializeCalls(f func(Progress)) func(Progress) {
 	var mu sync.Mutex
 	return func(p Progress) {
 		mu.Lock()
@@ -58,8 +58,8 @@ func serially(f func(Progress)) func(Progress) {
 	}
 }
 
-// ticking reports a running fetch once per second. stop ends this and waits for the goroutine.
-func ticking(report func(Progress), p Progress, arrived func() float64) (stop func()) {
+// startTicking reports a running fetch once per second. stop ends this and waits for the goroutine.
+func startTicking(report func(Progress), p Progress, arrived func() float64) (stop func()) {
 	began := time.Now()
 	report(p)
 

@@ -120,7 +120,7 @@ func newAuthority(dir string) (*authority, error) {
 		return nil, err
 	}
 
-	t := template("outrelay devstack authority")
+	t := newTemplate("outrelay devstack authority")
 	t.IsCA, t.BasicConstraintsValid, t.KeyUsage = true, true, x509.KeyUsageCertSign
 	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
 	if err != nil {
@@ -153,7 +153,7 @@ func (a *authority) issue(name string) (chain, private []byte, err error) {
 		return nil, nil, err
 	}
 
-	t := template(name)
+	t := newTemplate(name)
 	t.DNSNames, t.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
 	t.KeyUsage = x509.KeyUsageDigitalSignature
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
@@ -170,7 +170,7 @@ func (a *authority) issue(name string) (chain, private []byte, err error) {
 	return append(pemBlock("CERTIFICATE", der), a.caPEM...), pemBlock("PRIVATE KEY", pkcs8), nil
 }
 
-func template(name string) *x509.Certificate {
+func newTemplate(name string) *x509.Certificate {
 	return &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()),
 		Subject:      pkix.Name{CommonName: name},

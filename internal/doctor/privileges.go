@@ -330,6 +330,7 @@ func (x privilegeChecks) checkState(ctx context.Context) finding {
 	if err := db.Check(ctx); err != nil {
 		return failed("set state.prefix or state.database to another value", "%v", err)
 	}
+
 	missing, err := db.Missing(ctx)
 	switch {
 	case err != nil:

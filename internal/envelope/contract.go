@@ -85,13 +85,13 @@ func Validator() bson.D {
 			types = append(slices.Clone(types), "null")
 		}
 		rule := bson.D{{Key: "bsonType", Value: types}, {Key: "description", Value: f.Meaning}}
-		properties = append(properties, bson.E{Key: f.Name, Value: append(rule, constraints(f)...)})
+		properties = append(properties, bson.E{Key: f.Name, Value: append(rule, buildConstraints(f)...)})
 	}
 	return bson.D{{Key: "bsonType", Value: "object"}, {Key: "required", Value: required}, {Key: "properties", Value: properties}}
 }
 
-// constraints returns the rules of a validator for a field, without its type.
-func constraints(f Field) bson.D {
+// buildConstraints returns the rules of a validator for a field, without its type.
+func buildConstraints(f Field) bson.D {
 	switch {
 	case f.Name == "_id":
 		return bson.D{{Key: "minLength", Value: 1}, {Key: "maxLength", Value: MaxIDBytes}}

@@ -75,7 +75,7 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 		s.generation = max(s.generation, x.Generation)
 	}
 
-	h, err := c.awaitHealth(ctx, t.topics(), s.patience())
+	h, err := c.awaitHealth(ctx, t.listTopics(), s.patience())
 	if err != nil {
 		return nil, err
 	}
@@ -119,8 +119,8 @@ type takeOver struct {
 	released map[record.TopicPartition]*Tail
 }
 
-// topics returns the topics of the targets and of the open partitions of earlier senders.
-func (t *takeOver) topics() []string {
+// listTopics returns the topics of the targets and of the open partitions of earlier senders.
+func (t *takeOver) listTopics() []string {
 	in := &t.session.in
 	var out []string
 	for topic := range in.Offsets {
@@ -214,7 +214,7 @@ func (t *takeOver) releaseEarlierGenerations(ctx context.Context) error {
 // fenceTargets writes the barrier, reads, and takes an epoch to send with.
 func (t *takeOver) fenceTargets(ctx context.Context) error {
 	s := t.session
-	h, err := s.client.awaitHealth(ctx, t.topics(), s.patience())
+	h, err := s.client.awaitHealth(ctx, t.listTopics(), s.patience())
 	if err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (t *takeOver) readTargets(ctx context.Context, h *Health, covered []record.
 // have fenced some partitions. It reports what blocks the id.
 func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
 	s := t.session
-	h, err := s.client.awaitHealth(ctx, t.topics(), s.patience())
+	h, err := s.client.awaitHealth(ctx, t.listTopics(), s.patience())
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (a *api) addWaiting() {
 			return op.Waiting().Summary(ctx, in.Collection.Collection)
 		})
 
-	addQuery(a, "/waiting", "list-waiting", "List the envelopes that are parked, blocked or queued, or wait for a retry; failed=true lists those that were rejected",
+	addQuery(a, "/waiting", "list-waiting", "List the envelopes that are parked, blocked or queued, or wait for a retry; failed=true lists the rejected ones",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Paging

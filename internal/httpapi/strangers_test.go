@@ -131,7 +131,7 @@ func TestForgedSessionsAreCounted(t *testing.T) {
 func TestCookieBehindTLSIsSecure(t *testing.T) {
 	t.Parallel()
 	s := openSite(t, withForm(nil, time.Hour), func(o *AdminOptions) { o.Access.BehindTLS = true })
-	res, err := s.newBrowser().http.PostForm(s.url+"/login", url.Values{"name": {"ann"}, "token": {operatorToken}}) //nolint:noctx // a test
+	res, err := s.newBrowser().http.PostForm(s.url+"/login", url.Values{"name": {"ann"}, "token": {operatorToken}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -264,12 +264,12 @@ func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t t
 
 	name := t.status.field
 	// The server looks for an unknown status, so no row is transferred if all are valid.
-	raw, err := findRow(ctx, coll, everySpelling(name, bson.D{{Key: "$nin", Value: t.status.known()}}))
+	raw, err := findRow(ctx, coll, everySpelling(name, bson.D{{Key: "$nin", Value: t.status.listKnown()}}))
 	if err != nil || raw == nil {
 		return err
 	}
 	return refusalf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
-		mongodb.Namespace(coll), name, strings.Join(t.status.known(), ", "), row{raw}.field(name), raw.Lookup("_id"))
+		mongodb.Namespace(coll), name, strings.Join(t.status.listKnown(), ", "), row{raw}.field(name), raw.Lookup("_id"))
 }
 
 // checkLocks refuses rows that a running publisher works on: it would send them as well.
@@ -281,7 +281,7 @@ func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, t ta
 	// Payloads may be large; a lock needs a few fields.
 	fields := bson.D{}
 	for _, name := range t.lock.fields {
-		for _, n := range spellings(name) {
+		for _, n := range listSpellings(name) {
 			fields = append(fields, bson.E{Key: n, Value: 1})
 		}
 	}
@@ -305,7 +305,7 @@ func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, t ta
 // everySpelling returns the condition that holds for each spelling of a field.
 func everySpelling(name string, condition bson.D) bson.D {
 	all := bson.D{}
-	for _, n := range spellings(name) {
+	for _, n := range listSpellings(name) {
 		all = append(all, bson.E{Key: n, Value: condition})
 	}
 	return all

@@ -16,9 +16,9 @@ import (
 // row is a document of a source.
 type row struct{ raw bson.Raw }
 
-// spellings returns the names that a field may have. A name in Pascal case may be in camel case, which is a common convention of the
-// driver for .NET.
-func spellings(name string) []string {
+// listSpellings returns the names that a field may have. A name in Pascal case may be in camel case, which is a common
+// convention of the driver for .NET.
+func listSpellings(name string) []string {
 	if !unicode.IsUpper(rune(name[0])) {
 		return []string{name}
 	}
@@ -27,7 +27,7 @@ func spellings(name string) []string {
 
 // field returns a field, or the zero value.
 func (r row) field(name string) bson.RawValue {
-	for _, n := range spellings(name) {
+	for _, n := range listSpellings(name) {
 		if v, err := r.raw.LookupErr(n); err == nil {
 			return v
 		}
@@ -109,7 +109,7 @@ func (r row) id(name string) (any, error) {
 		return v.ObjectID(), nil
 	case bson.TypeBinary:
 		subtype, data := v.Binary()
-		return guid(subtype, data)
+		return convertGUID(subtype, data)
 	case bson.TypeString:
 		// Only the canonical spelling becomes a UUID: the text of any other spelling would change.
 		if u, err := uuid.Parse(v.StringValue()); err == nil && u.String() == strings.ToLower(v.StringValue()) {
@@ -121,8 +121,8 @@ func (r row) id(name string) (any, error) {
 	}
 }
 
-// guid returns a GUID in the standard order of bytes. Subtype 3 has the order of the driver for .NET before version 3.
-func guid(subtype byte, data []byte) (bson.Binary, error) {
+// convertGUID returns a GUID in the standard order of bytes. Subtype 3 has the order of the driver for .NET before version 3.
+func convertGUID(subtype byte, data []byte) (bson.Binary, error) {
 	if len(data) != 16 || subtype != bson.TypeBinaryUUID && subtype != bson.TypeBinaryUUIDOld {
 		return bson.Binary{}, fmt.Errorf("expected a GUID; found binary subtype %d of %d bytes", subtype, len(data))
 	}

@@ -54,14 +54,14 @@ func (s status) matchImports() bson.D { return s.match(s.imports...) }
 // match returns the condition for rows with one of these values.
 func (s status) match(values ...string) bson.D {
 	var or bson.A
-	for _, name := range spellings(s.field) {
+	for _, name := range listSpellings(s.field) {
 		or = append(or, bson.D{{Key: name, Value: bson.D{{Key: "$in", Value: values}}}})
 	}
 	return bson.D{{Key: "$or", Value: or}}
 }
 
-// known returns all values of the library.
-func (s status) known() []string { return slices.Concat(s.imports, s.ignores) }
+// listKnown returns all values of the library.
+func (s status) listKnown() []string { return slices.Concat(s.imports, s.ignores) }
 
 var (
 	koanStatus          = status{field: "Status", imports: []string{"Pending", "Dead"}, ignores: []string{"Done"}}

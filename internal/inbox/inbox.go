@@ -119,7 +119,7 @@ type Inbox struct {
 // New returns an Inbox. open returns its Store for the complete settings. New does no I/O: call
 // EnsureIndexes before the first message. The error joins the problems of all settings and of open.
 func New(s Settings, open func(s Settings) (Store, error)) (*Inbox, error) {
-	s, settingsErr := s.complete()
+	s, settingsErr := s.completeSettings()
 	store, err := open(s)
 	if err := errors.Join(err, settingsErr); err != nil {
 		return nil, err

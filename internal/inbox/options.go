@@ -55,8 +55,8 @@ type Settings struct {
 	HaltOnRecreated bool
 }
 
-// complete returns the settings with their defaults. The error joins all problems.
-func (s Settings) complete() (Settings, error) {
+// completeSettings returns the settings with their defaults. The error joins all problems.
+func (s Settings) completeSettings() (Settings, error) {
 	s.Collection = cmp.Or(s.Collection, DefaultCollection)
 	s.Retention = cmp.Or(s.Retention, DefaultRetention)
 	s.Lease = cmp.Or(s.Lease, defaultLease)

@@ -195,7 +195,7 @@ func explainTLS(err error) (text, fix string) {
 
 func (c *Client) explainSASL(err error) (text, fix string) {
 	if m, ok := errors.AsType[*mechanismError](err); ok {
-		return "the listener does not offer SASL " + m.wanted, m.fix()
+		return "the listener does not offer SASL " + m.wanted, m.describeFix()
 	}
 
 	var advice TokenAdvice
@@ -232,8 +232,8 @@ var mechanismSettings = map[string]string{
 	"PLAIN": "plain", "SCRAM-SHA-256": "scram-sha-256", "SCRAM-SHA-512": "scram-sha-512", mechanismOAuth: "oauthbearer", "AWS_MSK_IAM": "aws_msk_iam",
 }
 
-// fix returns what to do, in the words of the configuration.
-func (e *mechanismError) fix() string {
+// describeFix returns what to do, in the words of the configuration.
+func (e *mechanismError) describeFix() string {
 	var usable []string
 	for _, name := range e.offered {
 		if s := mechanismSettings[name]; s != "" {

@@ -106,6 +106,7 @@ func (c *progressConn) unsentBytes() int {
 	if err != nil {
 		return 0
 	}
+
 	n := 0
 	if raw.Control(func(fd uintptr) { n = unsentOf(fd) }) != nil {
 		return 0

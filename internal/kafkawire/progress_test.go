@@ -11,12 +11,12 @@ import (
 // newPair returns both ends of a TCP connection, the first of which counts time without progress.
 func newPair(t *testing.T, idle time.Duration) (*progressConn, net.Conn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	client, err := net.Dial("tcp", l.Addr().String()) //nolint:noctx // a test
+	client, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -125,7 +125,7 @@ func (l *Ledger) Store(ctx context.Context, list []*Outcome) error {
 		}
 	}
 	if len(missing) > 0 {
-		if err := l.repeat(ctx, func(ctx context.Context) error { return l.config.Restore(ctx, missing) }); err != nil {
+		if err := l.repeatUntilDone(ctx, func(ctx context.Context) error { return l.config.Restore(ctx, missing) }); err != nil {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func (l *Ledger) storePart(ctx context.Context, part []*Outcome) error {
 	if err := l.recordDeliveries(ctx, part); err != nil {
 		return err
 	}
-	l.release(part)
+	l.releaseOutcomes(part)
 	return nil
 }
 
@@ -163,7 +163,7 @@ func (l *Ledger) storePart(ctx context.Context, part []*Outcome) error {
 func (l *Ledger) writeHalves(ctx context.Context, part []*Outcome) error {
 	// The error of a rejection is returned through the repetition, which it ends.
 	var rejected error
-	err := l.repeat(ctx, func(ctx context.Context) error {
+	err := l.repeatUntilDone(ctx, func(ctx context.Context) error {
 		rejected = nil
 		err := l.writeState(ctx, part)
 		if errors.Is(err, mongodb.ErrSlow) || mongodb.IsRejection(err) {
@@ -181,7 +181,7 @@ func (l *Ledger) writeHalves(ctx context.Context, part []*Outcome) error {
 		l.partSize.Ended()
 		return nil
 	case len(part) == 1:
-		return l.isolate(ctx, part[0], rejected)
+		return l.isolateOutcome(ctx, part[0], rejected)
 	case errors.Is(rejected, mongodb.ErrSlow):
 		l.partSize.Slow(len(part))
 	}
@@ -193,9 +193,9 @@ func (l *Ledger) writeHalves(ctx context.Context, part []*Outcome) error {
 	return l.writeHalves(ctx, part[half:])
 }
 
-// isolate stores an outcome that MongoDB rejects as a dead letter. If MongoDB rejects even a letter with the id and the reason only,
-// the envelope is not at fault. Then isolate writes the outcome as it was, again and again.
-func (l *Ledger) isolate(ctx context.Context, o *Outcome, rejection error) error {
+// isolateOutcome stores an outcome that MongoDB rejects as a dead letter. If MongoDB rejects even a letter with the id and the
+// reason only, the envelope is not at fault. Then isolateOutcome writes the outcome as it was, again and again.
+func (l *Ledger) isolateOutcome(ctx context.Context, o *Outcome, rejection error) error {
 	l.config.Log.Error("MongoDB rejects the record of an envelope; it becomes a dead letter",
 		"collection", o.namespace(), "id", letters.IDText(o.envelopeID()), "error", rejection)
 
@@ -246,7 +246,7 @@ func (l *Ledger) writeAsLetter(ctx context.Context, o *Outcome, rejection error)
 
 // writeAlone writes one outcome. It returns a rejection, and repeats every other error.
 func (l *Ledger) writeAlone(ctx context.Context, o *Outcome) (rejection error) {
-	err := l.repeat(ctx, func(ctx context.Context) error {
+	err := l.repeatUntilDone(ctx, func(ctx context.Context) error {
 		rejection = nil
 		err := l.writeState(ctx, []*Outcome{o})
 		if mongodb.IsRejection(err) {
@@ -293,8 +293,8 @@ func firstText(list []string) string {
 	return list[0]
 }
 
-// repeat calls op until it succeeds, ctx ends or the lease is lost.
-func (l *Ledger) repeat(ctx context.Context, op func(context.Context) error) error {
+// repeatUntilDone calls op until it succeeds, ctx ends or the lease is lost.
+func (l *Ledger) repeatUntilDone(ctx context.Context, op func(context.Context) error) error {
 	// There is no last attempt: without a stored fate, neither the watermark nor a stored offset can move (N8).
 	failed := false
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
@@ -317,8 +317,8 @@ func (l *Ledger) repeat(ctx context.Context, op func(context.Context) error) err
 	return err
 }
 
-// release reports stored outcomes to their senders.
-func (l *Ledger) release(part []*Outcome) {
+// releaseOutcomes reports stored outcomes to their senders.
+func (l *Ledger) releaseOutcomes(part []*Outcome) {
 	var entered []*waiting.Entry
 	for _, o := range part {
 		if o.entry != nil {
@@ -333,6 +333,7 @@ func (l *Ledger) release(part []*Outcome) {
 		}
 		l.config.Count(o)
 	}
+
 	if len(entered) > 0 {
 		l.config.Entered(entered)
 	}

@@ -88,7 +88,7 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 	}
 
 	var rejected error
-	err := l.repeat(ctx, func(ctx context.Context) error {
+	err := l.repeatUntilDone(ctx, func(ctx context.Context) error {
 		rejected = nil
 		err := l.config.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(len(list), func(tx context.Context) error {
 			coll := outboxes.CollectionOf(mongo.SessionFromContext(tx).Client(), ns)

@@ -163,8 +163,12 @@ func TestN16_AnOutboxThatRejectsMarksStopsNothing(t *testing.T) {
 		}, 39},
 		"a validator for all": {func(b *bench) { b.validate(b.outbox, bson.D{{Key: "sentAt", Value: nil}}) }, 0},
 		"a unique index": {func(b *bench) {
-			unique := bson.D{{Key: "key", Value: bson.D{{Key: "sent.topic", Value: 1}}}, {Key: "name", Value: "own"}, {Key: "unique", Value: true},
-				{Key: "partialFilterExpression", Value: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}}}
+			unique := bson.D{
+				{Key: "key", Value: bson.D{{Key: "sent.topic", Value: 1}}},
+				{Key: "name", Value: "own"},
+				{Key: "unique", Value: true},
+				{Key: "partialFilterExpression", Value: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}},
+			}
 			if err := b.db.RunCommand(b.t.Context(), bson.D{{Key: "createIndexes", Value: "outbox"}, {Key: "indexes", Value: bson.A{unique}}}).Err(); err != nil {
 				b.t.Fatal(err)
 			}

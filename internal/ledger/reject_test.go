@@ -338,10 +338,10 @@ func TestN03_FatesAreWrittenInPartsIfTheServerIsSlow(t *testing.T) {
 				for i := range all / 2 {
 					d := b.enter(from*all/2 + i)
 					o := l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Offset: int64(i)}})
-					switch c.change {
-					case Retrying:
+					if c.change == Retrying {
 						o = l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Refusal: newRefusal("not yet")}})
-					case Dead:
+					}
+					if c.change == Dead {
 						o = l.Refused(d, []string{"a"}, &record.Refusal{Class: record.Malformed, Reason: "no type"})
 					}
 					o.Recorded = true
@@ -372,8 +372,11 @@ func TestN08_ErrorsOfTheEnvironmentAreRepeatedAndLoseNothing(t *testing.T) {
 	}{
 		"the user lost a right": {bson.D{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "errorCode", Value: 13}}, true},
 		"the disk is full":      {bson.D{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "errorCode", Value: 14031}}, true},
-		"an election": {bson.D{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "errorCode", Value: 189},
-			{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}}, false},
+		"an election": {bson.D{
+			{Key: "failCommands", Value: bson.A{"update"}},
+			{Key: "errorCode", Value: 189},
+			{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
+		}, false},
 		"the connection breaks": {bson.D{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {

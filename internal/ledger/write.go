@@ -82,11 +82,13 @@ func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
 		Reason:  o.Reason,
 		Origin:  waiting.OriginStream,
 	}
+
 	// Every envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
 	// resolved itself before the stream continues.
 	if l.config.Sweeping() {
 		e.Origin, e.Redelivered = waiting.OriginSweep, true
 	}
+
 	if o.End == Retrying {
 		e.Attempts = 1
 		e.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))
@@ -151,7 +153,7 @@ func (l *Ledger) numberUnstamped(ctx context.Context, part []*Outcome) error {
 		}
 
 		if at.IsZero() {
-			err := l.repeat(ctx, func(ctx context.Context) (err error) {
+			err := l.repeatUntilDone(ctx, func(ctx context.Context) (err error) {
 				at, err = mongodb.ClusterTime(ctx, l.config.Store.Collection().Database().Client())
 				return err
 			})
@@ -206,7 +208,7 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	if w.isEmpty() {
 		return nil
 	}
-	err := l.config.Fencer.Fenced(ctx, w.beside(), mongodb.LimitRuns(len(part), func(tx context.Context) error {
+	err := l.config.Fencer.Fenced(ctx, w.buildWatcherUpdate(), mongodb.LimitRuns(len(part), func(tx context.Context) error {
 		return l.writeSet(tx, w)
 	}))
 	if err != nil {
@@ -217,7 +219,7 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	}
 
 	// A repetition after a lost reply finds nothing either, so the documents have to be read.
-	if w.matched < w.expected() {
+	if w.matched < w.countExpected() {
 		return l.markGone(ctx, w)
 	}
 	return nil
@@ -264,14 +266,14 @@ func (w *writeSet) isEmpty() bool {
 	return len(w.entries)+len(w.changed)+len(w.removed)+len(w.dying)+len(w.letters) == 0
 }
 
-// expected returns the number of documents that the statements find if none is gone.
-func (w *writeSet) expected() int64 {
+// countExpected returns the number of documents that the statements find if none is gone.
+func (w *writeSet) countExpected() int64 {
 	return int64(len(w.changed) + len(w.removed) + len(w.dead))
 }
 
-// beside returns the update of the watcher document: the highest position of an envelope of the stream that is sent outside
-// of its order. The next owner needs it while the stream repeats the event (N8).
-func (w *writeSet) beside() bson.D {
+// buildWatcherUpdate returns the update of the watcher document: the highest position of an envelope of the stream that is
+// sent outside of its order. The next owner needs it while the stream repeats the event (N8).
+func (w *writeSet) buildWatcherUpdate() bson.D {
 	highest := ""
 	for _, o := range w.removed {
 		if o.Doc.IsOfStream() && o.Doc.Pos > highest {

@@ -91,10 +91,12 @@ func upsertChunks(tx context.Context, coll *mongo.Collection, part []letterChunk
 				"$$NOW", (expire + chunkGrace).Milliseconds(),
 			}}}})
 		}
+
 		models[i] = mongo.NewUpdateOneModel().SetUpsert(true).
 			SetFilter(bson.D{{Key: "_id", Value: chunkID(c.letter.dead.ID, c.number)}}).
 			SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}})
 	}
+
 	_, err := coll.BulkWrite(tx, models)
 	return mongodb.Refusal(err, "writing to "+mongodb.Namespace(coll), "find, insert and update", mongodb.Namespace(coll))
 }

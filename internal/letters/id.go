@@ -39,6 +39,7 @@ func (l *Letter) id(envelopeID bson.RawValue) string {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
 		h.Write(part)
 	}
+
 	add([]byte(l.Watcher))
 	add([]byte(l.NS))
 	add([]byte{byte(envelopeID.Type)})
@@ -46,6 +47,7 @@ func (l *Letter) id(envelopeID bson.RawValue) string {
 	add(binary.BigEndian.AppendUint32(nil, uint32(l.Delivery)))
 	add([]byte(l.Pos))
 	add([]byte(l.Topic))
+
 	return idPrefix + idEncoding.EncodeToString(h.Sum(nil)[:idBytes])
 }
 

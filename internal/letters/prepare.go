@@ -153,6 +153,7 @@ func (l *Letter) prepare(id bson.RawValue) *Prepared {
 		Attempts: keepLatestAttempts(l),
 		ReplayOf: record.Clip(l.ReplayOf, maxFactBytes),
 	}}
+
 	if id.Type != 0 {
 		p.dead.EnvelopeID = ShortID(id)
 	}

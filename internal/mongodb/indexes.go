@@ -155,23 +155,10 @@ func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (r
 	return true, nil
 }
 
-// EnsureTTL creates index, or gives an existing one of the name the TTL of index. If the TTL is nil, it removes
-// the index. changed reports whether it changed anything.
-func EnsureTTL(ctx context.Context, coll *mongo.Collection, index Index) (changed bool, err error) {
-	return ensureTTL(ctx, coll, index, CreateIndexes)
-}
-
-// EnsureTTLIn is EnsureTTL for the collection with the UUID. If it is gone, the error is [ErrCollectionGone].
+// EnsureTTLIn creates index in the collection with the UUID, or gives an existing one of the name the TTL of index. If
+// the TTL is nil, it removes the index. changed reports whether it changed anything. If the collection is gone, the
+// error is [ErrCollectionGone].
 func EnsureTTLIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, index Index) (changed bool, err error) {
-	return ensureTTL(ctx, coll, index, func(ctx context.Context, coll *mongo.Collection, list []Index) error {
-		return CreateIndexesIn(ctx, coll, uuid, list)
-	})
-}
-
-func ensureTTL(
-	ctx context.Context, coll *mongo.Collection, index Index,
-	create func(ctx context.Context, coll *mongo.Collection, list []Index) error,
-) (changed bool, err error) {
 	have, err := listIndexes(ctx, coll)
 	if err != nil {
 		return false, err
@@ -197,7 +184,7 @@ func ensureTTL(
 		})
 		return err == nil, Refusal(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
 	}
-	return true, create(ctx, coll, []Index{index})
+	return true, CreateIndexesIn(ctx, coll, uuid, []Index{index})
 }
 
 // MissingIndexes returns the indexes of want that the collection does not have.

@@ -92,9 +92,9 @@ func CountFitting[T any](list []T, limit int, size func(doc *T) int) int {
 	return len(list)
 }
 
-// InParts calls write with one part of list after the other. If write returns [ErrSlow], the next part begins with the same
+// splitWrites calls write with one part of list after the other. If write returns [ErrSlow], the next part begins with the same
 // elements and is smaller. size has the number of elements of a part. bytes is as in [Parts.Size].
-func InParts[T any](size *PartSize, list []T, bytes func(doc *T) int, write func(part []T) error) error {
+func splitWrites[T any](size *PartSize, list []T, bytes func(doc *T) int, write func(part []T) error) error {
 	for len(list) > 0 {
 		part := list[:CountFitting(list, size.Most(), bytes)]
 		err := write(part)
@@ -120,7 +120,7 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 		size = NewPartSize(MaxDocuments)
 	}
 
-	err := InParts(size, list, p.Size, func(part []T) error {
+	err := splitWrites(size, list, p.Size, func(part []T) error {
 		err := f.Fenced(ctx, nil, LimitRuns(len(part), func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {

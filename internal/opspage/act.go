@@ -164,8 +164,8 @@ func (p *page) ask(w http.ResponseWriter, status int, r *http.Request, c *call, 
 	p.render(w, status, "confirm", "layout", c.v)
 }
 
-// act executes a confirmed action. If it would affect another number of entries now, act asks again.
-func (p *page) act(w http.ResponseWriter, r *http.Request, c *call, plan preview) {
+// executeAction executes a confirmed action. If it would affect another number of entries now, executeAction asks again.
+func (p *page) executeAction(w http.ResponseWriter, r *http.Request, c *call, plan preview) {
 	if reason := c.checkConfirmation(plan); reason != "" {
 		p.ask(w, http.StatusConflict, r, c, plan, reason)
 		return

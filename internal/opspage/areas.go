@@ -13,8 +13,8 @@ type area struct {
 // the watcher next to the entry, unless it is 0.
 type link struct{ Path, Area, Text, Count string }
 
-// areas returns the navigation.
-func areas() []area {
+// listAreas returns the navigation.
+func listAreas() []area {
 	return []area{
 		{"Relay", []link{
 			{"/", "overview", "Overview", "problems"},

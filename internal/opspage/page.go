@@ -56,7 +56,7 @@ func New(o Options) http.Handler {
 	}
 	// Every action is a POST with a preview first, so that a link can change nothing.
 	p.mux.HandleFunc("POST /confirm/{action}", p.handleAction(p.confirm))
-	p.mux.HandleFunc("POST /act/{action}", p.handleAction(p.act))
+	p.mux.HandleFunc("POST /act/{action}", p.handleAction(p.executeAction))
 	p.mux.HandleFunc("GET /history", p.handle(o.Read, p.showHistory))
 	p.mux.HandleFunc("GET /strip", p.handle(o.Read, p.showStrip))
 	p.mux.HandleFunc("GET /dead/download", p.handle(o.Act, p.download))

@@ -97,7 +97,7 @@ func loadTemplates(a *assets) map[string]*template.Template {
 	glossary := loadGlossary()
 	funcs := template.FuncMap{
 		"ago":       formatAgo,
-		"areas":     areas,
+		"areas":     listAreas,
 		"asset":     a.link,
 		"at":        formatTime,
 		"bytes":     formatBytes,

@@ -35,7 +35,7 @@ func PosWithin(pos string, ts bson.Timestamp) string {
 // server share the zero stamp.
 func PosUnstamped(pos string) bool {
 	const zero = "0000000000000000"
-	return strings.HasSuffix(pos, zero) && (len(pos) == len("82"+zero) || PosIsWithin(pos))
+	return strings.HasSuffix(pos, zero) && (len(pos) == len("82"+zero) || posIsWithin(pos))
 }
 
 // PosNumber returns the end of a position that distinguishes envelopes with a zero stamp, in the order of at and n. at
@@ -76,8 +76,8 @@ func SweptStamp(pos string) (stamp string, swept bool) {
 	return zero, PosUnstamped(pos) || cut >= 0 && PosUnstamped(pos[:cut])
 }
 
-// PosIsWithin reports whether PosWithin made the position.
-func PosIsWithin(pos string) bool { return strings.Contains(pos, "-") }
+// posIsWithin reports whether PosWithin made the position.
+func posIsWithin(pos string) bool { return strings.Contains(pos, "-") }
 
 // Stamp returns the timestamp that the server wrote into the envelope at its insert, or zero if there
 // is none.

@@ -250,10 +250,13 @@ func (f *figures) nextOutboxes(list []outboxes.Outbox) map[string]bool {
 		names[i] = o.NS()
 	}
 	slices.Sort(names)
+
+	// The round begins after the last outbox of the round before, which may be gone by now.
 	from, found := slices.BinarySearch(names, f.lastOutbox)
 	if found {
 		from++
 	}
+
 	round := map[string]bool{}
 	for i := range min(len(names), figuresOutboxes) {
 		f.lastOutbox = names[(from+i)%len(names)]
@@ -353,12 +356,14 @@ func (f *figures) countDue(ctx context.Context, o outboxes.Outbox, now time.Time
 	if !look {
 		return nil
 	}
+
 	coll := mongodb.Database(f.relay.shared.Mongo.State, o.DB).Collection(o.Coll)
 	n, first, err := outboxes.CountDue(ctx, coll, slot.Range{}, figuresLimit)
 	c.Scheduled, c.HasScheduled = n, err == nil
 	if !first.IsZero() {
 		c.Overdue = max(now.Sub(first), 0)
 	}
+
 	if errors.Is(err, outboxes.ErrNotIndexed) {
 		return nil
 	}

@@ -49,7 +49,7 @@ func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
 
 // Ready implements probes.Health.
 func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
-	ok, role, reasons = h.process.Ready()
+	ok, _, reasons = h.process.Ready()
 
 	had := map[string]bool{}
 	for _, s := range h.slots {

@@ -45,7 +45,8 @@ func TestATakeoverListsMoreDatabasesThanFitIntoOneCall(t *testing.T) {
 	b.tenants(n)
 	node := stacktest.Name(t)
 	stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{
-		{Key: "failCommands", Value: bson.A{"listCollections"}}, {Key: "blockConnection", Value: true},
+		{Key: "failCommands", Value: bson.A{"listCollections"}},
+		{Key: "blockConnection", Value: true},
 		{Key: "blockTimeMS", Value: call.Milliseconds() / 2},
 	})
 	b.startAs(func(r *process.Relay) { r.Hasten(call) }, "watch="+b.db.Name()+"_*.outbox", "node="+node)

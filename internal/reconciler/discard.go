@@ -24,7 +24,7 @@ func (x *Sender) Discard(ctx context.Context, fence mongodb.Fencer, db, coll, be
 		idle := x.reserveIdle(list)
 		var last []waiting.Document
 		err = mongodb.WriteInParts(ctx, fence, list, mongodb.Parts[waiting.Document]{
-			Doing:    "removing what waits of a dropped collection",
+			Doing:    "removing the waiting events of a dropped collection",
 			PartSize: size,
 			Write: func(tx context.Context, c *mongo.Client, part []waiting.Document) error {
 				last = part

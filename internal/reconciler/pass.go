@@ -273,6 +273,7 @@ func (x *Sender) addOutcome(o *ledger.Outcome, f *flight, stamp bson.Timestamp, 
 	if f.answered != nil {
 		f.answered(o)
 	}
+
 	o.Stored = func(o *ledger.Outcome) {
 		if hasTicket {
 			x.config.Outlet.Settle([]record.Ticket{ticket})
@@ -283,6 +284,7 @@ func (x *Sender) addOutcome(o *ledger.Outcome, f *flight, stamp bson.Timestamp, 
 			f.done()
 		}
 	}
+
 	x.config.Ledger.Add(o)
 }
 

@@ -184,7 +184,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id string, e Edit, o Options) 
 	p, err := k.requeueList(ctx, []*letters.Dead{&d}, o, e.Fields())
 	switch {
 	case err != nil && isRejected(err):
-		return 0, rejected(&d, err)
+		return 0, newRejection(&d, err)
 	case err != nil:
 		return 0, err
 	case p.outcome.Refused > 0:

@@ -47,8 +47,8 @@ func NewDesk(coll, waiting *mongo.Collection, watcher, actor string) Desk {
 	return Desk{Letters: coll, Waiting: waiting, Watcher: watcher, Actor: actor, Run: uuid.NewString()}
 }
 
-// MaxRefused bounds Outcome.Why.
-const MaxRefused = 100
+// maxRefused bounds Outcome.Why.
+const maxRefused = 100
 
 // atOnce is how many letters one transaction requeues.
 const atOnce = 500
@@ -63,13 +63,13 @@ type Options struct {
 type Outcome struct {
 	Requeued int64
 	Refused  int64                   // letters that cannot be delivered as they are, and stay
-	Why      []*letters.RefusedError // the first of the refused letters, at most [MaxRefused]
+	Why      []*letters.RefusedError // the first of the refused letters, at most 100
 }
 
 func (o *Outcome) add(p Outcome) {
 	o.Requeued += p.Requeued
 	o.Refused += p.Refused
-	o.Why = append(o.Why, p.Why[:min(len(p.Why), MaxRefused-len(o.Why))]...)
+	o.Why = append(o.Why, p.Why[:min(len(p.Why), maxRefused-len(o.Why))]...)
 }
 
 func (o *Outcome) refuse(why *letters.RefusedError) {
@@ -125,7 +125,7 @@ func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, o Options
 	case !isRejected(err):
 		return Outcome{}, err
 	case len(list) == 1:
-		return Outcome{Refused: 1, Why: []*letters.RefusedError{rejected(list[0], err)}}, nil
+		return Outcome{Refused: 1, Why: []*letters.RefusedError{newRejection(list[0], err)}}, nil
 	}
 
 	half := len(list) / 2
@@ -147,7 +147,7 @@ func isRejected(err error) bool {
 // codeTooLarge is the server's code for a document above 16 MB.
 const codeTooLarge = 10334
 
-func rejected(d *letters.Dead, err error) *letters.RefusedError {
+func newRejection(d *letters.Dead, err error) *letters.RefusedError {
 	return &letters.RefusedError{Letter: d, Reason: fmt.Sprintf(
 		"MongoDB rejects its envelope of %d bytes as a waiting envelope (%s); discard it, or edit it",
 		d.Size, letters.DescribeRejection(err))}
@@ -169,7 +169,7 @@ func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, o Options, 
 		return p, err
 	}
 	if o.DryRun {
-		return p, k.plan(list, now, o, &p)
+		return p, k.planEntries(list, now, o, &p)
 	}
 
 	err = mongodb.InTransaction(ctx, client, func(tx context.Context) error {
@@ -179,10 +179,10 @@ func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, o Options, 
 		if err != nil || len(open) == 0 {
 			return err
 		}
-		if err := k.plan(open, now, o, &p); err != nil {
+		if err := k.planEntries(open, now, o, &p); err != nil {
 			return err
 		}
-		return k.write(tx, &p, edited)
+		return k.writeEntries(tx, &p, edited)
 	})
 	return p, err
 }
@@ -214,8 +214,8 @@ func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, p *plan) ([]*
 	return slices.DeleteFunc(slices.Clone(list), func(d *letters.Dead) bool { return !open[d.ID] }), nil
 }
 
-// plan adds to p the entries of those letters that can be requeued. The other letters are counted as refused.
-func (k Desk) plan(list []*letters.Dead, now time.Time, o Options, p *plan) error {
+// planEntries adds to p the entries of those letters that can be requeued. The other letters are counted as refused.
+func (k Desk) planEntries(list []*letters.Dead, now time.Time, o Options, p *plan) error {
 	for _, d := range list {
 		entry, err := k.newEntry(d, now, o)
 		var refused *letters.RefusedError
@@ -235,8 +235,8 @@ func (k Desk) plan(list []*letters.Dead, now time.Time, o Options, p *plan) erro
 	return nil
 }
 
-// write stores the envelopes as waiting and marks the letters, in the transaction tx.
-func (k Desk) write(tx context.Context, p *plan, edited []string) error {
+// writeEntries stores the envelopes as waiting and marks the letters, in the transaction tx.
+func (k Desk) writeEntries(tx context.Context, p *plan, edited []string) error {
 	if len(p.entries) == 0 {
 		return nil
 	}
@@ -298,7 +298,7 @@ func (k Desk) newEntry(d *letters.Dead, now time.Time, o Options) (waiting.Entry
 		Delivery: d.Delivery + 1,
 		Key:      string(v.OrderingKey()),
 		Slot:     max(v.Slot, 0),
-		Pos:      position(d),
+		Pos:      positionOf(d),
 		Reason:   waiting.Queued,
 		Origin:   waiting.OriginRequeue,
 		NextAt:   now,
@@ -317,9 +317,9 @@ func removeField(elems []bson.RawElement, name string) (bson.Raw, error) {
 	return bson.Marshal(doc)
 }
 
-// position returns the position of the letter among the waiting envelopes of its key: its own, or else the timestamp of
+// positionOf returns the position of the letter among the waiting envelopes of its key: its own, or else the timestamp of
 // the insert, or else the time at which the letter died.
-func position(d *letters.Dead) string {
+func positionOf(d *letters.Dead) string {
 	if d.Pos != "" {
 		return d.Pos
 	}

@@ -178,7 +178,7 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 		return nil
 	}
 	// The decisions of this template depend on its placeholders, so they become part of the cache's key.
-	for _, p := range t.placeholders() {
+	for _, p := range t.listPlaceholders() {
 		r.addInput(p)
 	}
 
@@ -352,9 +352,9 @@ func (r *Router) decideByRules(v *envelope.View, m *Meta) decision {
 	return d
 }
 
-// distinct returns names without repetitions, in their order: the identity of a delivery has one record per
+// removeRepetitions returns names without repetitions, in their order: the identity of a delivery has one record per
 // topic (N7).
-func distinct(names []string) []string {
+func removeRepetitions(names []string) []string {
 	out := make([]string, 0, len(names))
 	for _, name := range names {
 		if !slices.Contains(out, name) {

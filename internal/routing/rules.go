@@ -123,7 +123,7 @@ func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusa
 	aggregateType, typ := string(v.AggregateType), string(v.Type)
 	if r.choose != nil {
 		if chosen := r.choose(aggregateType, typ); len(chosen) > 0 {
-			return distinct(chosen), nil
+			return removeRepetitions(chosen), nil
 		}
 	}
 
@@ -148,7 +148,7 @@ func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusa
 		}
 		names[i] = string(name)
 	}
-	return distinct(names), nil
+	return removeRepetitions(names), nil
 }
 
 // matches reports whether the rule applies to an envelope.

@@ -93,8 +93,8 @@ func parsePlaceholder(text string, m *envelope.Mapping, known []string) (placeho
 	return placeholder{kind, name}, nil
 }
 
-// placeholders returns the placeholders of t.
-func (t template) placeholders() []placeholder {
+// listPlaceholders returns the placeholders of t.
+func (t template) listPlaceholders() []placeholder {
 	var list []placeholder
 	for _, p := range t {
 		if p.kind != "" {
@@ -133,7 +133,7 @@ func (t template) appendTo(dst []byte, v *envelope.View, m *Meta) (_ []byte, wor
 
 // findProblem returns why a value of the template was not found, or "". Findings below from count as found.
 func (t template) findProblem(v *envelope.View, m *Meta, from envelope.Finding) string {
-	for _, p := range t.placeholders() {
+	for _, p := range t.listPlaceholders() {
 		text, finding := p.appendTo(nil, v, m)
 
 		// An empty text would name another topic. In a header it has no such effect.

@@ -22,8 +22,13 @@ func (p *planned) insertLarge(n, bytes int, due time.Time) (ids []event.ID) {
 	for range n {
 		id := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Due", event.Bytes("", nil)).ID()
 		doc := bson.D{
-			{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "o-1"},
-			{Key: "type", Value: "Due"}, {Key: "dueAt", Value: due}, {Key: "payload", Value: make([]byte, bytes)},
+			{Key: "_id", Value: id},
+			{Key: "ts", Value: bson.Timestamp{}},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "o-1"},
+			{Key: "type", Value: "Due"},
+			{Key: "dueAt", Value: due},
+			{Key: "payload", Value: make([]byte, bytes)},
 		}
 		if _, err := p.coll.InsertOne(p.t.Context(), doc); err != nil {
 			p.t.Fatal(err)

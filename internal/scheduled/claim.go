@@ -410,12 +410,14 @@ func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time
 		// A later owner does not send it before it is due.
 		NextAt: time.UnixMilli(due),
 	}}
+
 	if i, ok := g.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
 		d.timer, d.entry.Pos = g.timers[i], g.positions[i]
 	} else {
 		// With a collation that ignores case, the server may find an envelope with another id.
 		d.entry.Pos = s.nextPosition()
 	}
+
 	// An envelope that cannot be read becomes a dead letter when it is sent.
 	var v envelope.View
 	if s.Mapping.Parse(raw, &v) == nil {

@@ -96,7 +96,7 @@ func (s *Collection) Census(
 func (s *Collection) readCensus(ctx context.Context, group string) (*storedCensus, error) {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
-	doc := &storedCensus{Group: group}
+
 	// An aggregation returns the server's time with the document.
 	cur, err := s.counts.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: group}}}},
@@ -109,10 +109,12 @@ func (s *Collection) readCensus(ctx context.Context, group string) (*storedCensu
 	if err := cur.All(ctx, &docs); err != nil {
 		return nil, fmt.Errorf("reading the counts of group %s: %w", group, err)
 	}
-	if len(docs) > 0 {
-		doc = &docs[0]
+
+	// A group without a document has no counts yet.
+	if len(docs) == 0 {
+		return &storedCensus{Group: group}, nil
 	}
-	return doc, nil
+	return &docs[0], nil
 }
 
 // claimCensus makes member the keeper, unless the document has changed since doc was read.
@@ -121,9 +123,12 @@ func (s *Collection) claimCensus(ctx context.Context, doc *storedCensus, member 
 	if doc.Due.IsZero() {
 		unchanged[1].Value = nil
 	}
+
 	claim := mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "by", Value: bson.D{{Key: "$literal", Value: member}}}, {Key: "due", Value: afterNow(countLimit)},
 	}}}}
+
+	// If another member has claimed it since the read, the filter matches nothing, or the insert has a duplicate key.
 	res, err := s.counts.UpdateOne(ctx, unchanged, claim, options.UpdateOne().SetUpsert(doc.Due.IsZero()))
 	if mongo.IsDuplicateKeyError(err) {
 		return false, nil

@@ -312,6 +312,7 @@ func (s *Collection) Stored(ctx context.Context, ids []Digest) ([]Digest, error)
 	if err != nil {
 		return nil, err
 	}
+
 	found := make([]Digest, len(docs))
 	for i, d := range docs {
 		found[i] = d.ID

@@ -163,6 +163,7 @@ func (l *lane) adaptToFailureLocked(err error, now time.Time) (why string) {
 func (l *lane) dropOversized() {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
+
 	now := time.Now()
 	kept := l.request[:0]
 	for _, f := range l.request {
@@ -171,6 +172,7 @@ func (l *lane) dropOversized() {
 			kept = append(kept, f)
 			continue
 		}
+
 		l.refuseSizeLocked(f.partition, f.batch)
 		f.partition.busy = false
 		f.partition.markReadyLocked()
@@ -178,6 +180,8 @@ func (l *lane) dropOversized() {
 			retry.Signal(f.partition.lane.wake)
 		}
 	}
+
+	// The request lets go of the refused batches.
 	clear(l.request[len(kept):])
 	l.request = kept
 }

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -288,11 +288,11 @@ func TestSlowLinkDelivers(t *testing.T) {
 				u.cfg.MaxBatchBytes = 256 << 10
 			}
 			r := openSink(t, u)
-			random := rand.New(rand.NewSource(1))
+			random := rand.NewChaCha8([32]byte{1})
 			for i := range records {
 				rec := newRecord(topic, fmt.Sprint("k", i%16), fmt.Sprintf("k%d/%d", i%16, i/16))
 				pad := make([]byte, size)
-				random.Read(pad)
+				_, _ = random.Read(pad)
 				rec.Headers = append(rec.Headers, record.Header{Key: []byte("pad"), Value: pad})
 				r.send(t, rec)
 			}

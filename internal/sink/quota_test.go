@@ -2,7 +2,7 @@ package sink
 
 import (
 	"fmt"
-	"math/rand"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -41,12 +41,12 @@ func TestQuotaIsHonoredAndNamed(t *testing.T) {
 	set := metrics.New("")
 	// The time limit is far below the delay of the quota.
 	r := openSink(t, sinkOptions{cfg: testConfig{ClientID: id, RequestTimeout: 500 * time.Millisecond, Metrics: set, MaxBatchBytes: 600_000, MaxRequestBytes: 1 << 20}})
-	random := rand.New(rand.NewSource(1))
+	random := rand.NewChaCha8([32]byte{1})
 	const records = 40
 	send := func(i int) {
 		rec := newRecord(topic, "k", fmt.Sprintf("k/%d", i))
 		pad := make([]byte, 100_000)
-		random.Read(pad)
+		_, _ = random.Read(pad)
 		rec.Headers = append(rec.Headers, record.Header{Key: []byte("pad"), Value: pad})
 		r.send(t, rec)
 		r.Flush()

@@ -75,7 +75,7 @@ func (d Database) Ensure(ctx context.Context, log *slog.Logger) error {
 
 	for _, c := range Table() {
 		if !slices.Contains(exist, d.prefix+c.Name) {
-			if err := d.create(ctx, c.Name, log); err != nil {
+			if err := d.createCollection(ctx, c.Name, log); err != nil {
 				return err
 			}
 		}
@@ -108,7 +108,7 @@ func (d Database) inspect(ctx context.Context) (found marker, exist []string, er
 	if exist, err = d.listExisting(ctx); err != nil {
 		return found, nil, err
 	}
-	if len(d.strangers(found, exist)) == 0 {
+	if len(d.listStrangers(found, exist)) == 0 {
 		return found, exist, nil
 	}
 
@@ -117,7 +117,7 @@ func (d Database) inspect(ctx context.Context) (found marker, exist []string, er
 	if found, err = d.readMarker(ctx); err != nil {
 		return found, nil, err
 	}
-	if strangers := d.strangers(found, exist); len(strangers) > 0 {
+	if strangers := d.listStrangers(found, exist); len(strangers) > 0 {
 		return found, nil, fmt.Errorf("%w: %s.%s exists and was not created by outrelay: set state.prefix or state.database to "+
 			"another value", ErrUnusable, d.Name(), strangers[0])
 	}
@@ -152,8 +152,8 @@ func (d Database) listExisting(ctx context.Context) ([]string, error) {
 	return names, mongodb.Refusal(err, "listing the collections of "+d.Name(), "listCollections", d.Name())
 }
 
-// strangers returns the full names of the existing collections that the marker does not list.
-func (d Database) strangers(m marker, exist []string) []string {
+// listStrangers returns the full names of the existing collections that the marker does not list.
+func (d Database) listStrangers(m marker, exist []string) []string {
 	return slices.DeleteFunc(slices.Clone(exist), func(name string) bool {
 		short := strings.TrimPrefix(name, d.prefix)
 		return short == markerName || slices.Contains(m.Collections, short)
@@ -181,7 +181,7 @@ func (d Database) writeMarker(ctx context.Context, found marker, exist []string)
 		}
 	}
 	if found.Format == 0 {
-		if err := d.create(ctx, markerName, slog.New(slog.DiscardHandler)); err != nil {
+		if err := d.createCollection(ctx, markerName, slog.New(slog.DiscardHandler)); err != nil {
 			return err
 		}
 	}
@@ -197,8 +197,8 @@ func (d Database) writeMarker(ctx context.Context, found marker, exist []string)
 	return mongodb.Refusal(err, "writing the marker of the state database", "insert and update", mongodb.Namespace(coll))
 }
 
-// create creates a collection. Another process may have created it.
-func (d Database) create(ctx context.Context, name string, log *slog.Logger) error {
+// createCollection creates a collection. Another process may have created it.
+func (d Database) createCollection(ctx context.Context, name string, log *slog.Logger) error {
 	err := d.db.RunCommand(ctx, bson.D{
 		{Key: "create", Value: d.prefix + name},
 		// Without it, a default of the database would not matter either, but the choice is not obvious.

@@ -78,10 +78,10 @@ func (t *term) countOutcome(o *ledger.Outcome) {
 
 	class := string(o.Refusal.Class)
 	t.slot.metrics.Reconciled.WithLabelValues(o.End.String()).Inc()
-	switch o.End {
-	case ledger.Dropped:
+	if o.End == ledger.Dropped {
 		t.slot.metrics.Dropped.WithLabelValues(class).Inc()
-	case ledger.Dead:
+	}
+	if o.End == ledger.Dead {
 		t.slot.metrics.DeadLetters.WithLabelValues(class).Inc()
 	}
 }

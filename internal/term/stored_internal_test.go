@@ -34,8 +34,12 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 
 	envelopeOf := func(id any, stamp bson.Timestamp, payload string) bson.Raw {
 		raw, err := bson.Marshal(bson.D{
-			{Key: "_id", Value: id}, {Key: "ts", Value: stamp}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "1"},
-			{Key: "type", Value: "T"}, {Key: "payload", Value: payload},
+			{Key: "_id", Value: id},
+			{Key: "ts", Value: stamp},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "1"},
+			{Key: "type", Value: "T"},
+			{Key: "payload", Value: payload},
 		})
 		if err != nil {
 			t.Fatal(err)

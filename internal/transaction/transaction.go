@@ -50,7 +50,7 @@ func run(ctx context.Context, client *mongo.Client, rc *readconcern.ReadConcern,
 		// The starter of this transaction decides about the commit.
 		return fn(ctx)
 	default:
-		err, _ := inSession(ctx, sess, rc, fn)
+		_, err := inSession(ctx, sess, rc, fn)
 		return err
 	}
 }
@@ -68,17 +68,17 @@ func inNewSession(
 	defer func() {
 		// The driver must not lend the session again before the server has ended its transaction.
 		if isOpen {
-			go func() {
-				defer sess.EndSession(context.Background())
-				endUntilDone(context.Background(), sess)
-			}()
+			go func(ctx context.Context) {
+				defer sess.EndSession(ctx)
+				endUntilDone(ctx, sess)
+			}(context.WithoutCancel(ctx))
 			return
 		}
 		// This also aborts the transaction if fn panics.
 		sess.EndSession(context.WithoutCancel(ctx))
 	}()
 
-	err, isOpen = inSession(ctx, sess, rc, fn)
+	isOpen, err = inSession(ctx, sess, rc, fn)
 	return err
 }
 
@@ -99,21 +99,23 @@ const (
 // server may still have the transaction.
 func inSession(
 	ctx context.Context, sess *mongo.Session, rc *readconcern.ReadConcern, fn func(context.Context) error,
-) (err error, isOpen bool) { //nolint:revive // isOpen belongs to the error
+) (isOpen bool, err error) {
 	limit := time.Now().Add(maxRepeats)
 	for wait := firstWait; ; wait = min(2*wait, longestWait) {
 		if err := ctx.Err(); err != nil {
-			return err, false
+			return false, err
 		}
+
 		isCommit := false
-		isCommit, err, isOpen = runOnce(ctx, sess, rc, fn, limit)
+		isCommit, isOpen, err = runOnce(ctx, sess, rc, fn, limit)
 		var labeled mongo.LabeledError
 		isTransient := errors.As(err, &labeled) && labeled.HasErrorLabel("TransientTransactionError")
 		if isOpen || !isTransient || time.Now().Add(wait).After(limit) {
-			return explainError(ctx, sess, isCommit, isOpen, err), isOpen
+			return isOpen, explainError(ctx, sess, isCommit, isOpen, err)
 		}
+
 		if sleep(ctx, wait) != nil {
-			return ctx.Err(), false
+			return false, ctx.Err()
 		}
 	}
 }
@@ -136,24 +138,24 @@ func explainError(ctx context.Context, sess *mongo.Session, isCommit, isOpen boo
 // runOnce runs one attempt of a transaction, and commits it. isCommit reports whether err is that of the commit.
 func runOnce(
 	ctx context.Context, sess *mongo.Session, rc *readconcern.ReadConcern, fn func(context.Context) error, limit time.Time,
-) (isCommit bool, err error, isOpen bool) { //nolint:revive // isOpen belongs to the error
+) (isCommit, isOpen bool, err error) {
 	if err := sess.StartTransaction(pinnedOptions(rc)); err != nil {
-		return false, err, false
+		return false, false, err
 	}
 	err = callOnce(mongo.NewSessionContext(ctx, sess), sess, fn)
 	if err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		return false, err, !abort(ctx, sess, err)
+		return false, !abort(ctx, sess, err), err
 	}
 
 	err = commit(ctx, sess, limit)
 	if err == nil || certainlyAborted(err) {
-		return true, err, false
+		return true, false, err
 	}
 	// Whether the commit arrives later or never: the transaction ends now.
-	return true, err, !endOnServer(ctx, sess)
+	return true, !endOnServer(ctx, sess), err
 }
 
 // callOnce calls fn for one attempt. It returns an error if the transaction must not commit.

@@ -42,7 +42,7 @@ func (c *Change) updateModel() mongo.WriteModel {
 		// It is found when its topic or its key is free again, not at a time.
 		update = append(update, bson.E{Key: "$unset", Value: bson.D{{Key: "nextAt", Value: ""}}})
 	} else {
-		failure := c.Failure.clipped()
+		failure := c.Failure.clipReason()
 		filter = append(filter, bson.E{Key: "attempts", Value: c.Attempts})
 		set = append(set,
 			bson.E{Key: "attempts", Value: c.Attempts + 1},

@@ -149,7 +149,7 @@ func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 		fields = append(fields, bson.E{Key: "nextAt", Value: e.NextAt})
 	}
 	if e.Error != nil {
-		failure := e.Error.clipped()
+		failure := e.Error.clipReason()
 		fields = append(fields, bson.E{Key: "error", Value: failure}, bson.E{Key: "history", Value: bson.A{failure}})
 	}
 	if e.ReplayOf != "" {
@@ -176,8 +176,8 @@ func splitTopics(text string) []string {
 	return strings.Split(text, ",")
 }
 
-// clipped returns the failure with a bounded reason.
-func (f *Failure) clipped() Failure {
+// clipReason returns the failure with a bounded reason.
+func (f *Failure) clipReason() Failure {
 	short := *f
 	short.Reason = record.Clip(f.Reason, maxErrorReason)
 	return short

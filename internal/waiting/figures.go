@@ -62,13 +62,13 @@ func countGroups(ctx context.Context, coll *mongo.Collection, filter bson.D) ([]
 
 	out := make([]Count, len(rows))
 	for i, r := range rows {
-		out[i] = Count{NS: r.ID.NS, Reason: r.ID.Reason, Topic: r.ID.Topic, N: r.N, Oldest: timeOf(r.Pos)}
+		out[i] = Count{NS: r.ID.NS, Reason: r.ID.Reason, Topic: r.ID.Topic, N: r.N, Oldest: readTime(r.Pos)}
 	}
 	return out, nil
 }
 
-// timeOf returns the time in a position, in seconds, or zero if it has none.
-func timeOf(pos string) time.Time {
+// readTime returns the time in a position, in seconds, or zero if it has none.
+func readTime(pos string) time.Time {
 	if len(pos) < 10 {
 		return time.Time{}
 	}

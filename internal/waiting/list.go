@@ -26,8 +26,8 @@ type Query struct {
 	Failed  bool            // only those that were rejected, and wait for their next attempt
 }
 
-// conditions returns the conditions of the query except the watcher.
-func (q Query) conditions() bson.D {
+// buildConditions returns the conditions of the query except the watcher.
+func (q Query) buildConditions() bson.D {
 	d := bson.D{}
 	if q.NS != "" {
 		d = append(d, bson.E{Key: "ns", Value: q.NS})
@@ -41,10 +41,12 @@ func (q Query) conditions() bson.D {
 	if q.Reason != "" {
 		d = append(d, bson.E{Key: "reason", Value: q.Reason})
 	}
+
 	if q.Failed {
 		failed := bson.D{{Key: "reason", Value: Retry}, {Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}
 		d = append(d, bson.E{Key: "$and", Value: bson.A{failed}})
 	}
+
 	if q.Topic != "" {
 		// One that lists no topics waits for all that it routes to.
 		listed := bson.Regex{Pattern: "(^|,)" + regexp.QuoteMeta(q.Topic) + "(,|$)"}
@@ -54,7 +56,7 @@ func (q Query) conditions() bson.D {
 }
 
 func (q Query) filter() bson.D {
-	return append(bson.D{{Key: "watcher", Value: q.Watcher}}, q.conditions()...)
+	return append(bson.D{{Key: "watcher", Value: q.Watcher}}, q.buildConditions()...)
 }
 
 // Item is a waiting envelope in a list, without its payload.
@@ -85,7 +87,7 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, without []string
 	for _, name := range without {
 		fields = append(fields, bson.E{Key: "envelope." + name, Value: 0})
 	}
-	scan := &Scan{Store: NewStore(coll, q.Watcher, slot.Range{}), Where: q.conditions(), Fields: fields}
+	scan := &Scan{Store: NewStore(coll, q.Watcher, slot.Range{}), Where: q.buildConditions(), Fields: fields}
 	if err := scan.resume(after); err != nil {
 		return nil, "", err
 	}
@@ -103,7 +105,7 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, without []string
 	if err != nil || !more {
 		return page, "", err
 	}
-	next, err = scan.place()
+	next, err = scan.encodePlace()
 	return page, next, err
 }
 
@@ -237,7 +239,7 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 	for i, r := range rows {
 		out[i] = Topic{
 			Topic: r.Topic, Retry: r.Retry, Blocked: r.Blocked, Parked: r.Parked, Queued: r.Queued, Keys: r.Keys,
-			Oldest: timeOf(r.Pos), Outboxes: r.NS,
+			Oldest: readTime(r.Pos), Outboxes: r.NS,
 		}
 	}
 	return out, nil

@@ -170,8 +170,8 @@ type scanPlace struct {
 	IDs bson.A `bson:"i"`
 }
 
-// place returns the place after the last page, as text.
-func (s *Scan) place() (string, error) {
+// encodePlace returns the place after the last page, as text.
+func (s *Scan) encodePlace() (string, error) {
 	return mongodb.EncodeCursor(scanPlace{s.last.ns, s.last.key, s.last.pos, s.last.ids})
 }
 

@@ -130,10 +130,12 @@ func (s *Store) OfOutbox(ctx context.Context, db, coll, before string, limit int
 		// No character is between a dot and a slash.
 		ns.Value = bson.D{{Key: "$gt", Value: db + "."}, {Key: "$lt", Value: db + "/"}}
 	}
+
 	filter := s.filter(ns, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
 	fields := mongodb.Fields("ns", "key", "pos", "topics", "origin")
+
 	err = mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
-		return mongodb.FindEach(ctx, s.coll, "reading what waits of a dropped collection", filter, func(raw bson.Raw) error {
+		return mongodb.FindEach(ctx, s.coll, "reading the waiting events of a dropped collection", filter, func(raw bson.Raw) error {
 			list = append(list, ReadDocument(raw))
 			return nil
 		}, options.Find().SetLimit(int64(limit)).SetProjection(fields))

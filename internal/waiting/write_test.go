@@ -54,8 +54,11 @@ func TestN16_EnterIsIdempotentAndKeepsTheEnvelope(t *testing.T) {
 	coll := newColl(t)
 	huge := strings.Repeat("x", 3000)
 	raw := marshal(t, bson.D{
-		{Key: "_id", Value: bson.D{{Key: "$gt", Value: huge}}}, {Key: "$set", Value: bson.D{{Key: "a.b", Value: "$x"}}}, {Key: "", Value: int32(1)},
-		{Key: "twice", Value: 1}, {Key: "twice", Value: 2},
+		{Key: "_id", Value: bson.D{{Key: "$gt", Value: huge}}},
+		{Key: "$set", Value: bson.D{{Key: "a.b", Value: "$x"}}},
+		{Key: "", Value: int32(1)},
+		{Key: "twice", Value: 1},
+		{Key: "twice", Value: 2},
 	})
 	e := newEntry(t, 7, "$key", at(time.Hour), func(e *Entry) {
 		e.Raw, e.Pending, e.Delivery, e.ReplayOf, e.Redelivered, e.Attempts = raw, []string{"b", "a"}, 3, "run", true, 2
@@ -100,8 +103,16 @@ func TestN16_EnterIsIdempotentAndKeepsTheEnvelope(t *testing.T) {
 func TestADocumentOfAnyFormIsRead(t *testing.T) {
 	t.Parallel()
 	e := newEntry(t, 7, "k")
-	doc := marshal(t, bson.D{{Key: "_id", Value: "x"}, {Key: "ns", Value: 1}, {Key: "topics", Value: bson.A{"a"}}, {Key: "nextAt", Value: "x"}, {Key: "attempts", Value: "x"},
-		{Key: "delivery", Value: int64(1) << 40}, {Key: "sent", Value: "x"}, {Key: "envelope", Value: e.Raw}})
+	doc := marshal(t, bson.D{
+		{Key: "_id", Value: "x"},
+		{Key: "ns", Value: 1},
+		{Key: "topics", Value: bson.A{"a"}},
+		{Key: "nextAt", Value: "x"},
+		{Key: "attempts", Value: "x"},
+		{Key: "delivery", Value: int64(1) << 40},
+		{Key: "sent", Value: "x"},
+		{Key: "envelope", Value: e.Raw},
+	})
 	if d := ReadDocument(doc); d.NS != "" || d.Pending != nil || d.NextAt != 0 || d.Attempts != 0 || d.Sent != nil || !bytes.Equal(d.Envelope, e.Raw) {
 		t.Errorf("%+v", d)
 	}
@@ -188,8 +199,10 @@ func TestTheHistoryIsBounded(t *testing.T) {
 	enter(t, coll, e)
 
 	for n := range record.KeptAttempts + 5 {
-		c := &Change{DocumentID: e.DocumentID(), Reason: Retry, Attempts: int32(n), NextAt: time.Now(),
-			Failure: &Failure{Class: record.RecordRefused, Reason: fmt.Sprint(n, strings.Repeat("x", 1<<16)), At: time.Now()}}
+		c := &Change{
+			DocumentID: e.DocumentID(), Reason: Retry, Attempts: int32(n), NextAt: time.Now(),
+			Failure: &Failure{Class: record.RecordRefused, Reason: fmt.Sprint(n, strings.Repeat("x", 1<<16)), At: time.Now()},
+		}
 		if _, err := WriteChanges(t.Context(), coll, []*Change{c}, nil); err != nil {
 			t.Fatal(err)
 		}

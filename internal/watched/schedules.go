@@ -65,7 +65,7 @@ func (s *Schedules) Note(ctx context.Context, ns string) error {
 		update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
 			{Key: "watcher", Value: mongodb.Literal(s.Watcher)}, {Key: "ns", Value: mongodb.Literal(ns)}, {Key: "at", Value: "$$NOW"},
 		}}}}
-		_, err := mongodb.Majority(s.Coll).UpdateOne(ctx, s.entry(ns), update, options.UpdateOne().SetUpsert(true))
+		_, err := mongodb.Majority(s.Coll).UpdateOne(ctx, s.filterEntry(ns), update, options.UpdateOne().SetUpsert(true))
 		return mongodb.Refusal(err, "storing that an outbox has scheduled envelopes", "find, insert and update", mongodb.Namespace(s.Coll))
 	})
 	if err != nil {
@@ -89,12 +89,12 @@ func (s *Schedules) Note(ctx context.Context, ns string) error {
 	return nil
 }
 
-// entry returns the filter of the entry of an outbox.
-func (s *Schedules) entry(ns string) bson.D {
+// filterEntry returns the filter of the entry of an outbox.
+func (s *Schedules) filterEntry(ns string) bson.D {
 	return bson.D{{Key: "_id", Value: s.Watcher + "/" + ns}}
 }
 
-func (s *Schedules) outbox(ns string) outboxes.Outbox {
+func (s *Schedules) parseOutbox(ns string) outboxes.Outbox {
 	db, coll, _ := strings.Cut(ns, ".")
 	return outboxes.Outbox{DB: db, Coll: coll, Slot: s.Slot}
 }
@@ -105,7 +105,7 @@ func (s *Schedules) Outboxes() []outboxes.Outbox {
 	defer s.mu.Unlock()
 	out := make([]outboxes.Outbox, len(s.list))
 	for i, ns := range s.list {
-		out[i] = s.outbox(ns)
+		out[i] = s.parseOutbox(ns)
 	}
 	return out
 }
@@ -151,6 +151,7 @@ func (s *Schedules) load(ctx context.Context) error {
 func (s *Schedules) NoteExisting(ctx context.Context, list []outboxes.Outbox) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(lookAtOnce)
+
 	for _, o := range list {
 		g.Go(func() error {
 			found := false
@@ -164,6 +165,7 @@ func (s *Schedules) NoteExisting(ctx context.Context, list []outboxes.Outbox) er
 			return s.Note(ctx, o.NS())
 		})
 	}
+
 	return g.Wait()
 }
 
@@ -202,10 +204,10 @@ func (s *Schedules) forgetEmpty(ctx context.Context) error {
 	}
 
 	for _, e := range entries {
-		if found, err := s.hasScheduled(ctx, s.outbox(e.NS)); err != nil || found {
+		if found, err := s.hasScheduled(ctx, s.parseOutbox(e.NS)); err != nil || found {
 			continue
 		}
-		if _, err := mongodb.Majority(s.Coll).DeleteOne(ctx, append(s.entry(e.NS), old)); err != nil {
+		if _, err := mongodb.Majority(s.Coll).DeleteOne(ctx, append(s.filterEntry(e.NS), old)); err != nil {
 			return mongodb.Refusal(err, "removing an outbox without scheduled envelopes", "remove", mongodb.Namespace(s.Coll))
 		}
 	}

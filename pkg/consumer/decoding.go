@@ -139,6 +139,7 @@ func (c *Consumer) decideDecoding(err error, m *Message, a failures) (v verdict,
 		}
 	default:
 	}
+
 	class := cmp.Or(v.Reason, classOf(err))
 	if class == deadletter.ClassHandler {
 		class = deadletter.ClassMalformed

@@ -14,10 +14,10 @@ var errExited = errors.New("the function ended its goroutine, as t.FailNow and r
 
 // runGuarded calls a function of the user in a separate goroutine. It returns a panic, or the end of that goroutine, as a
 // *panicError: a lane whose goroutine ended would never free its slot and its messages.
-func runGuarded(f func() error) (err error) {
-	done := make(chan struct{})
+func runGuarded(f func() error) error {
+	done := make(chan error, 1)
 	go func() {
-		defer close(done)
+		var err error
 		returned := false
 		defer func() {
 			if v := recover(); v != nil {
@@ -25,13 +25,13 @@ func runGuarded(f func() error) (err error) {
 			} else if !returned {
 				err = &panicError{Value: errExited, Stack: debug.Stack()}
 			}
+			done <- err
 		}()
 
 		err = f()
 		returned = true
 	}()
-	<-done
-	return err
+	return <-done
 }
 
 // callLimited calls f with a time-out. An error of f after the time-out is a *timeoutError with the name of the function. The

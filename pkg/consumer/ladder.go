@@ -68,6 +68,7 @@ func (c *Consumer) checkRetryTopics(n int) error {
 		return fmt.Errorf("WithRetryTopics: the group %q is part of their names, which may have letters, digits, dots, "+
 			"underscores and hyphens only: name the group so, or use Retry without topics", c.group)
 	}
+
 	for _, topic := range c.s.topics {
 		if name := transport.RetryTopicName(topic, c.group, n); n > 0 && len(name) > maxTopicName {
 			return fmt.Errorf("WithRetryTopics: the name %q has %d characters: at most %d are allowed", name, len(name), maxTopicName)

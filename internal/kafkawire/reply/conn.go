@@ -180,11 +180,13 @@ func Read(r io.Reader, buf []byte, correlation int32, limit int) ([]byte, error)
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
 	}
+
 	// A server that speaks another protocol sends bytes that look like a huge length.
 	size := int(int32(binary.BigEndian.Uint32(head[:])))
 	if size < 4 || size > limit {
 		return nil, fmt.Errorf("%w: it claims a reply of %d bytes", ErrNotKafka, size)
 	}
+
 	// The connection has one request in flight, so any other id means that it is out of step.
 	if got := int32(binary.BigEndian.Uint32(head[4:])); got != correlation {
 		return nil, fmt.Errorf("reply to request %d instead of %d", got, correlation)

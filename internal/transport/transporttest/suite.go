@@ -314,6 +314,7 @@ func (s servedGeneration) readRecords(
 	var wg sync.WaitGroup
 	for _, tp := range s.Partitions() {
 		wg.Go(func() {
+			//nolint:contextcheck // resume has its own deadline
 			for offset := s.resume(t, tp).Offset; enough.Err() == nil; {
 				f, err := s.Fetch(enough, tp, offset, 1<<20)
 				if err != nil {

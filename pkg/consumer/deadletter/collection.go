@@ -149,7 +149,8 @@ func (l *Letter) countRecordBytes() int {
 func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
 	isRequeued := bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}
 	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "givenUpAt", Value: "$$NOW"}},
+		bson.D{{Key: "$literal", Value: doc}},
+		bson.D{{Key: "givenUpAt", Value: "$$NOW"}},
 		bson.D{{Key: "$cond", Value: bson.A{isRequeued, bson.D{{Key: "_id", Value: "$_id"}}, "$$ROOT"}}},
 	}}}
 	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
