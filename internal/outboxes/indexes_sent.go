@@ -14,13 +14,11 @@ import (
 // SentIndexName is the name of the index by which the server removes marked envelopes.
 const SentIndexName = "sentAt_1"
 
-// sentIndex returns the index on the time of delivery, with a TTL unless ttl is 0. It leaves out envelopes with a state or a due time,
-// so that the server does not delete an envelope that is to be sent again. With the index, a mark costs four
-// times as much, so outrelay creates it only on request.
+// sentIndex returns the index on the time of delivery, with a TTL unless ttl is 0. It leaves out envelopes with a due time,
+// which are to be sent again. With the index, a mark costs four times as much, so outrelay creates it only on request.
 func sentIndex(ttl time.Duration) mongodb.Index {
 	index := mongodb.Index{Name: SentIndexName, Keys: mongodb.Ascending("sentAt"), Partial: bson.D{
 		{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}},
-		{Key: "state", Value: nil},
 		{Key: "dueAt", Value: nil},
 	}}
 	if ttl > 0 {
