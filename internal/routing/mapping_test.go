@@ -196,8 +196,8 @@ func TestImpossibleRouting(t *testing.T) {
 	}
 
 	want := []string{
-		"template", "rules[0].match.headers.x", "rules[1].match.aggregatetype", "rules[1].to[0]", "rules[2].match.fields.state",
-		"rules[2].to", "rules[3].match.fields.seal", "rules[4].to[0]", "rules[4].to[1]", "rules[4].to[2]",
+		"template", "rules[0].match.headers.x", "rules[1].match.aggregatetype", "rules[2].match.fields.state",
+		"rules[2].to", "rules[4].to[0]", "rules[4].to[1]", "rules[4].to[2]",
 	}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Errorf("(-want +got):\n%s\n%v", diff, err)
@@ -264,7 +264,8 @@ func TestPlacement(t *testing.T) {
 	for _, bad := range []string{"", "a", "a:value:payload", "a:b", "a:header:", "a:header:b:c", "a:header:id", "a:value:outrelay-x", "state:header", "key:header"} {
 		m, _ := envelope.NewMapping(envelope.Names{Key: "user"}, false)
 		_, err := NewPreset(PresetConfig{Placement: []string{bad}, Mapping: m})
-		if wantErr := bad != "a:value:outrelay-x"; (err != nil) != wantErr {
+		// Names of the service are free, also if the relay has fields of the same names elsewhere.
+		if wantErr := !slices.Contains([]string{"a:value:outrelay-x", "state:header", "key:header"}, bad); (err != nil) != wantErr {
 			t.Errorf("placement %q: %v", bad, err)
 		}
 	}
