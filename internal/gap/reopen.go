@@ -109,10 +109,12 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error 
 	switch {
 	case ev.Op == changestream.Rename && (from || to):
 		return r.handleRename(ctx, ev, from, to)
-	case ev.Op == changestream.Drop && from, ev.Op == changestream.DropDatabase:
+	case ev.Op == changestream.DropDatabase:
 		return r.discardWaiting(ctx, ev)
-	}
-	if ev.Op == changestream.Drop && from {
+	case ev.Op == changestream.Drop && from:
+		if err := r.discardWaiting(ctx, ev); err != nil {
+			return err
+		}
 		return r.Collections.ForgetCollection(ctx, ev)
 	}
 	return nil
