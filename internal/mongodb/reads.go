@@ -171,7 +171,7 @@ func CollectionName(ctx context.Context, client *mongo.Client, db string, uuid [
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 
-	cur, err := client.Database(db).ListCollections(ctx, bson.D{
+	cur, err := Database(client, db).ListCollections(ctx, bson.D{
 		{Key: "info.uuid", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}},
 	})
 	if err != nil {
@@ -191,7 +191,7 @@ func CollectionName(ctx context.Context, client *mongo.Client, db string, uuid [
 
 // CollectionUUIDs returns the UUIDs of all collections of a database.
 func CollectionUUIDs(ctx context.Context, client *mongo.Client, db string) (map[[16]byte]bool, error) {
-	cur, err := client.Database(db).ListCollections(ctx, bson.D{})
+	cur, err := Database(client, db).ListCollections(ctx, bson.D{})
 	if err != nil {
 		return nil, Refusal(err, "listing the collections of "+db, "listCollections", db)
 	}

@@ -18,7 +18,7 @@ var ErrUnwatchable = errors.New("cannot be watched")
 // returns nil for a collection, for a name that does not exist yet, and if the user may not list collections. capped
 // reports whether the server removes the oldest envelopes by itself.
 func Inspect(ctx context.Context, client *mongo.Client, db, coll string) (capped bool, err error) {
-	cur, err := client.Database(db).ListCollections(ctx, bson.D{{Key: "name", Value: coll}})
+	cur, err := mongodb.Database(client, db).ListCollections(ctx, bson.D{{Key: "name", Value: coll}})
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return false, nil
 	}

@@ -59,7 +59,7 @@ func TestARequeuedMessageNeverRunsWithAnotherOfItsKey(t *testing.T) {
 			k.publish(newMessage("a", "counted", "1"), newMessage("a", "counted", "2"))
 			k.waitFor("message 1", started)
 
-			// The letter of the other key shows when the requeued messages were found.
+			// The letter of the other key is handled meanwhile.
 			k.requeue(deadletter.Query{All: true}, deadletter.Requeue{}, 2)
 			k.waitUntil("the other key to be handled", func(ctx context.Context) bool { return k.countWaitingFor(ctx, "b") == 0 })
 			close(release)
@@ -68,8 +68,9 @@ func TestARequeuedMessageNeverRunsWithAnotherOfItsKey(t *testing.T) {
 				defer mu.Unlock()
 				return len(order) == 3
 			})
-			if want := []string{"1", "bad", "2"}; !slices.Equal(order, want) {
-				t.Errorf("order of the key: got %v, want %v", order, want)
+			// The requeued message runs before or after message 2, as it was found before or after the end of message 1.
+			if sorted := slices.Sorted(slices.Values(order)); order[0] != "1" || !slices.Equal(sorted, []string{"1", "2", "bad"}) {
+				t.Errorf("order of the key: got %v, want 1 first, and each once", order)
 			}
 			k.waitUntil("the offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 4 })
 		})
