@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/state/statetest"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -47,7 +48,7 @@ func (s *Scene) FollowWatcher() *History {
 		s.tb.Fatal(err)
 	}
 
-	cs, err := s.State.Collection("watchers").Watch(ctx, mongo.Pipeline{}, options.ChangeStream().SetFullDocument(options.Required).SetMaxAwaitTime(200*time.Millisecond))
+	cs, err := mongodb.Majority(s.State.Collection("watchers")).Watch(ctx, mongo.Pipeline{}, options.ChangeStream().SetFullDocument(options.Required).SetMaxAwaitTime(200*time.Millisecond))
 	if err != nil {
 		s.tb.Fatal(err)
 	}
