@@ -258,7 +258,7 @@ func testDeadLetters(s *scene, b *tab) {
 	b.runActions("back", chromedp.NavigateBack())
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Requeue …")
-	b.waitForText(fmt.Sprintf("%d dead letters are given back to the outbox", forbidden))
+	b.waitForText(fmt.Sprintf("%d dead letters are sent at once", forbidden))
 	b.checkAccessibility("confirmation")
 	b.takeScreenshot("dead-requeue-confirm")
 	if s.countLetters(bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {

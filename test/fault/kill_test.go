@@ -78,7 +78,7 @@ func killChain(t *testing.T, at ...string) {
 			p.WaitTookOver()
 			topics.WaitDistinct(s.Ledger.CountCommitted())
 			p.Terminate()
-		case strings.HasPrefix(point, "mid-exception"):
+		case strings.HasPrefix(point, "mid-waiting-write"):
 			s.AppendMalformed(fmt.Sprintf("bad-%d", i))
 		}
 		if !p.Killed() {

@@ -50,7 +50,7 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 			if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
 				t.Fatal(err)
 			}
-			s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: id, Topics: []string{s.TopicOf("order")}})
+			s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: id, Topics: []string{s.TopicOf("order")}, Payload: []byte("FORGED")})
 		}
 		s.AppendEvents(s.Outbox(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("real")), event.WithID(round+"real")))
 	}

@@ -56,7 +56,7 @@ func TestIDsOfAnyTypeCanBeCopied(t *testing.T) {
 		if code, out, errOut := s.RunCommand("dead", "show", "--", id); code != 0 || !strings.Contains(out, " "+printed+"\n") {
 			t.Errorf("dead show %s: exit code %d\n%s%s", printed, code, out, errOut)
 		}
-		if code, out, errOut := s.RunCommand("lookup", "--", id); code != 0 || !strings.Contains(out, " "+printed+" is dead since ") {
+		if code, out, errOut := s.RunCommand("lookup", "--", id); code != 0 || !strings.Contains(out, " "+printed+": dead\n") {
 			t.Errorf("lookup %s: exit code %d\n%s%s", printed, code, out, errOut)
 		}
 		code, out, errOut := s.RunCommand("dead", "requeue", "--yes", "--", id)

@@ -30,7 +30,7 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	// A drain cannot finish without a privilege.
 	g.SetConfig("lease.drain", "100ms")
 	g.mustRunAs("setup", "setup")
-	outbox, dead := g.DB.Name()+".outbox", g.DB.Name()+".outbox_dead"
+	outbox := g.DB.Name() + ".outbox"
 	role := g.roles.MongoDB[0]
 	state := ""
 	for _, p := range role.Privileges {
@@ -42,11 +42,8 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	// The value is the resource that the log names if the privilege is missing. It is empty if the relay works without the privilege.
 	named := map[string]string{
 		"find on " + outbox: outbox, "changeStream on " + outbox: outbox, "update on " + outbox: outbox, "remove on " + outbox: outbox, "listIndexes on " + outbox: "",
-		// The relay inserts only to give back an edited letter.
 		"insert on " + outbox: "",
-		"find on " + dead:     dead, "insert on " + dead: dead, "update on " + dead: dead, "listIndexes on " + dead: "",
-		// The relay needs these to discard a letter, and to count the letters of handlers.
-		"remove on " + dead:                      "",
+		// The relay counts the letters of handlers.
 		"find on " + g.DB.Name() + ".inbox_dead": "",
 		"find on " + state + ".":                 state, "insert on " + state + ".": state, "update on " + state + ".": state, "remove on " + state + ".": state,
 		// The collections exist.
@@ -118,7 +115,7 @@ func (g *guarded) checkWithout(privileges []doctor.Privilege, what, action, want
 	if want == "" {
 		relay.WaitTookOver()
 		stacktest.Eventually(t, "the event is dead", func() bool {
-			n, err := g.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: what}})
+			n, err := g.State.Collection("letters").CountDocuments(t.Context(), bson.D{{Key: "id", Value: what}})
 			return err == nil && n == 1
 		})
 	} else {

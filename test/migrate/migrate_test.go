@@ -369,6 +369,9 @@ func TestRecordsOfDebezium(t *testing.T) {
 		}
 		var headers []string
 		for _, h := range list[0].Headers {
+			if h.Key == "outrelay-ns" { // outrelay adds it
+				continue
+			}
 			if h.Key == "__debezium.context.runId" {
 				h.Value = nil
 			}

@@ -301,7 +301,8 @@ func (s *scene) printRecord(r *kgo.Record) string {
 	}
 	var headers []string
 	for _, h := range r.Headers {
-		if !slices.Contains(s.ignoredHeaders, h.Key) {
+		// outrelay adds its namespace to each record.
+		if h.Key != "outrelay-ns" && !slices.Contains(s.ignoredHeaders, h.Key) {
 			headers = append(headers, fmt.Sprintf("%s=%q", h.Key, h.Value))
 		}
 	}
