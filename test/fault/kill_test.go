@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -71,7 +72,7 @@ func killChain(t *testing.T, at ...string) {
 	first.WaitTookOver()
 	topics.WaitDistinct(200)
 	first.Kill()
-	for i, point := range at {
+	for _, point := range at {
 		p := s.StartCrashing(point)
 		switch {
 		case strings.HasSuffix(point, "-release"):
@@ -79,7 +80,8 @@ func killChain(t *testing.T, at ...string) {
 			topics.WaitDistinct(s.Ledger.CountCommitted())
 			p.Terminate()
 		case strings.HasPrefix(point, "mid-waiting-write"):
-			s.AppendMalformed(fmt.Sprintf("bad-%d", i))
+			// A scheduled event is stored as waiting before it is sent.
+			s.Schedule("order", 1, 1, time.Now(), time.Second)
 		}
 		if !p.Killed() {
 			t.Fatalf("the relay did not die at %s\n%s", point, p.ReadLog())
