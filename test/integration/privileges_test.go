@@ -47,8 +47,8 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 		"find on " + g.DB.Name() + ".inbox_dead": "",
 		"find on " + state + ".":                 state, "insert on " + state + ".": state, "update on " + state + ".": state, "remove on " + state + ".": state,
 		// The collections exist.
-		"createCollection on " + state + ".": "", "createIndex on " + state + ".": "", "listIndexes on " + state + ".": "",
-		"listCollections on " + g.DB.Name() + ".": "its database",
+		"createCollection on " + state + ".": "", "createIndex on " + state + ".": "", "listIndexes on " + state + ".": state,
+		"listCollections on " + g.DB.Name() + ".": g.DB.Name(),
 		"replSetGetConfig on the cluster":         "the cluster",
 		"serverStatus on the cluster":             "the cluster",
 		"getParameter on the cluster":             "", // of the purge's margin
@@ -99,8 +99,11 @@ func (g *guarded) checkWithout(privileges []doctor.Privilege, what, action, want
 			if m[2] != "" {
 				place = strings.TrimSuffix(m[2]+"."+m[3], ".")
 			}
-			if place == "the state database" {
+			switch place {
+			case "the state database":
 				place = state
+			case "its database":
+				place = g.DB.Name()
 			}
 			actions := strings.FieldsFunc(strings.ReplaceAll(m[1], " and ", ","), func(r rune) bool { return r == ',' || r == ' ' })
 			if want != "" && (place == want || strings.HasPrefix(place, want+".")) && slices.Contains(actions, action) {
