@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/waiting"
+	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 // sentEnvelope is a waiting envelope of which an earlier owner has sent records.
@@ -18,6 +19,7 @@ type sentEnvelope struct {
 	doc    *waiting.Document
 	topics []string        // that it waits for
 	hits   []record.Answer // the places of these records
+	stamp  bson.Timestamp  // of the envelope in its outbox
 }
 
 // orderScope is the scope within which envelopes keep their order in a topic.
@@ -45,6 +47,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 		doc := *d
 		doc.ID, doc.Envelope = mongodb.CloneValue(d.ID), nil
 		s := sentEnvelope{doc: &doc, topics: d.Pending, hits: hits}
+		s.stamp.T, s.stamp.I, _ = d.Envelope.Lookup("ts").TimestampOK()
 		if s.topics == nil {
 			s.topics = all
 		}
@@ -62,7 +65,9 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 	var batch []*ledger.Outcome
 	for _, s := range sent {
 		if len(s.hits) > 0 {
-			batch = append(batch, x.config.Ledger.Answered(s.doc, s.topics, s.hits))
+			o := x.config.Ledger.Answered(s.doc, s.topics, s.hits)
+			o.Recorded, o.Stamp = x.config.Recorded, s.stamp
+			batch = append(batch, o)
 		}
 	}
 	n := len(batch)
