@@ -30,9 +30,9 @@ func (s *scene) giveUp(handler string, messages ...string) {
 		s.t.Fatal(err)
 	}
 
-	for _, id := range messages {
+	for offset, id := range messages {
 		l := &deadletter.Letter{
-			ID:    deadletter.ID{Group: "billing", Handler: handler, Topic: s.topic, Message: id},
+			ID:    deadletter.ID{Group: "billing", Handler: handler, Topic: s.topic, Offset: int64(offset), Message: id},
 			Class: deadletter.ClassHandler, Reason: "no answer " + hostile,
 			Name: "OrderPlaced", Key: []byte("7"), Value: []byte(messageBody),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}},

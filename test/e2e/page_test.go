@@ -311,7 +311,8 @@ func testEditAndRequeue(s *scene, b *tab) {
 		b.t.Error("text of an event became an element")
 	}
 
-	id := evaluateScript[string](b, "document.querySelector('input[name=pick]').value")
+	letter := evaluateScript[string](b, "document.querySelector('input[name=pick]').value")
+	id := s.envelopeOf(letter)
 	b.runActions("a topic that is allowed", chromedp.SetValue(`input[name="set.topic"]`, s.topic))
 	b.clickButton("Requeue as edited …")
 	b.waitForText("Changed: topic")
@@ -342,7 +343,7 @@ func testLookup(s *scene, b *tab) {
 	b.openPage("/lookup?q=nobody")
 	b.waitForText("Nothing is known of it")
 
-	b.openPage("/pending?state=retry")
+	b.openPage("/pending?reason=retry")
 	b.waitForText("refused-1")
 	b.waitForText("the broker refused it (87)")
 
@@ -351,7 +352,7 @@ func testLookup(s *scene, b *tab) {
 	b.confirmAction("1 failed envelope is due now", "Retry now 1", "tried again now")
 	s.waitUntil("the envelope that was refused in Kafka", func(context.Context) bool { return s.allSent("refused-1") })
 
-	b.openPage("/pending?state=retry")
+	b.openPage("/pending?reason=retry")
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Reset attempts …")
 	// On a slow machine more envelopes fail, so do not compare the number.

@@ -354,6 +354,18 @@ func (s *scene) countLetters(filter bson.D) int64 {
 	return s.countIn(s.state.Collection("letters"), filter)
 }
 
+// envelopeOf returns the id of the envelope of a dead letter.
+func (s *scene) envelopeOf(letter string) string {
+	s.t.Helper()
+	var found struct {
+		ID string `bson:"id"`
+	}
+	if err := s.state.Collection("letters").FindOne(s.t.Context(), bson.D{{Key: "_id", Value: letter}}).Decode(&found); err != nil {
+		s.t.Fatal(err)
+	}
+	return found.ID
+}
+
 func (s *scene) countIn(coll *mongo.Collection, filter bson.D) int64 {
 	s.t.Helper()
 	n, err := coll.CountDocuments(s.t.Context(), filter)
