@@ -49,7 +49,7 @@ func testReplays(s *scene, b *tab) {
 	b.clickButton("Replay …")
 	b.confirmAction("1 event is sent again", "Replay", "has begun: 1 event")
 	s.waitUntil("the event in Kafka once more", func(context.Context) bool {
-		return s.allSent("good-001") && s.countDocuments("outbox", bson.D{{Key: "_id", Value: "good-001"}, {Key: "delivery", Value: bson.D{{Key: "$gte", Value: 1}}}}) == 1
+		return s.allSent("good-001") && s.noneWaits("good-001") && s.countIn(s.state.Collection("replays"), bson.D{{Key: "state", Value: "done"}}) == 1
 	})
 
 	b.openPage("/control")

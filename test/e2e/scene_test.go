@@ -324,6 +324,12 @@ func (s *scene) allSent(ids ...string) bool {
 	return s.countDocuments("outbox", filter) == int64(len(ids))
 }
 
+// noneWaits reports whether none of the envelopes waits in the store: they were sent.
+func (s *scene) noneWaits(ids ...string) bool {
+	s.t.Helper()
+	return s.countIn(s.state.Collection("waiting"), bson.D{{Key: "id", Value: bson.D{{Key: "$in", Value: ids}}}}) == 0
+}
+
 // slot is a watcher document: the owner of a slot and the orders of operators.
 type slot struct {
 	Owner   string `bson:"owner"`
