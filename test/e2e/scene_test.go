@@ -190,6 +190,10 @@ func (s *scene) insertInitialState() {
 		if err != nil {
 			s.t.Fatal(err)
 		}
+		// It stays in its outbox while it waits. The relay begins after it.
+		if _, err := s.db.Collection("outbox").InsertOne(s.t.Context(), bson.Raw(raw)); err != nil {
+			s.t.Fatal(err)
+		}
 		list = append(list, waiting.Entry{
 			Watcher: "orders", NS: s.db.Name() + ".outbox", Raw: raw, Key: fmt.Sprintf("customer-r%d", i),
 			Pos: outboxes.PosAt(bson.Timestamp{T: uint32(now.Unix()), I: uint32(i)}), Pending: []string{s.topic},
