@@ -11,15 +11,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/slot"
-
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
@@ -228,9 +227,6 @@ func (s *figureSet) dueOperators(now time.Time) []Operator {
 	return due
 }
 
-// maxCountedOutboxes bounds the outboxes whose envelopes are counted in one round. With more, each round counts others.
-const maxCountedOutboxes = 32
-
 // figureCount counts the figures of a watcher once.
 type figureCount struct {
 	op       Operator
@@ -243,7 +239,7 @@ type figureCount struct {
 
 // countFigures counts everything once. It reads every waiting envelope, one index entry per dead letter
 // and per scheduled envelope, and the letters of handlers. Of the envelopes in the outboxes, it counts at most
-// [maxCountedOutboxes] outboxes, the next ones after those that before counted; the numbers of the others come from before.
+// [outboxes.MaxCounted] outboxes, the next ones after those that before counted; the numbers of the others come from before.
 func countFigures(ctx context.Context, op Operator, before figures) (figures, error) {
 	c := &figureCount{op: op, figures: figures{at: time.Now()}, outboxes: map[string]Counts{}}
 	names, err := op.collectionNames(ctx)
@@ -343,25 +339,9 @@ func databaseNames(namespaces []string) []string {
 	return slices.Compact(databases)
 }
 
-// nextOutboxes returns the outboxes that a round counts: up to maxCountedOutboxes, after the last one of the round before.
-func nextOutboxes(names []string, last string) []string {
-	if len(names) <= maxCountedOutboxes {
-		return names
-	}
-	from, found := slices.BinarySearch(names, last)
-	if found {
-		from++
-	}
-	next := make([]string, maxCountedOutboxes)
-	for i := range next {
-		next[i] = names[(from+i)%len(names)]
-	}
-	return next
-}
-
 // countOutboxes counts the outboxes of this round, several at the same time, and adds the numbers of the others.
 func (c *figureCount) countOutboxes(ctx context.Context, names []string, before figures) error {
-	part := nextOutboxes(names, before.lastOutbox)
+	part := outboxes.NextToCount(names, before.lastOutbox)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrentCounts)
 	for _, ns := range part {

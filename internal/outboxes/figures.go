@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -13,6 +14,28 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
 )
+
+// MaxCounted is how many outboxes are counted in one round. With more, each round counts others, so the load does not grow with their
+// number.
+const MaxCounted = 32
+
+// NextToCount returns those of the sorted outboxes that a round counts: up to [MaxCounted], after the last one of the round before, which
+// may be gone by now.
+func NextToCount(names []string, last string) []string {
+	if len(names) <= MaxCounted {
+		return names
+	}
+
+	from, found := slices.BinarySearch(names, last)
+	if found {
+		from++
+	}
+	next := make([]string, MaxCounted)
+	for i := range next {
+		next[i] = names[(from+i)%len(names)]
+	}
+	return next
+}
 
 // CountBehind counts the envelopes of coll with a stamp later than after, up to limit. It also returns the
 // oldest of these stamps, or zero if there is none. It reads at most limit entries of the index on ts. The

@@ -36,9 +36,6 @@ const (
 	indexesEvery = 5 * time.Minute
 	// figuresLimit is the number at which counting one collection stops.
 	figuresLimit = 100_000
-	// figuresOutboxes is how many outboxes are counted in one round. With more, each round counts others, so the load does not grow with
-	// their number.
-	figuresOutboxes = 32
 	// figuresDatabases is how many databases are searched for the dead letters of handlers.
 	figuresDatabases = 100
 	// figuresTimeout bounds the queries for one collection.
@@ -165,7 +162,7 @@ func (f *figures) countNodes(ctx context.Context) {
 	f.relay.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
 }
 
-// countCollections counts up to figuresOutboxes of the collections, with a few short queries that use indexes or metadata. The figures
+// countCollections counts up to outboxes.MaxCounted of the collections, with a few short queries that use indexes or metadata. The figures
 // of the others are those of an earlier round. It returns the first error, and counts the other collections nevertheless.
 func (f *figures) countCollections(ctx context.Context, active []*term.Runner) ([]metrics.Collection, error) {
 	// Envelopes after the position of the slot that is furthest behind are pending. The position is
@@ -186,10 +183,10 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 		}
 	}
 	all := active[0].WatchedOutboxes()
-	checkIndexes := time.Since(f.indexesCheckedAt) > every || len(all) > figuresOutboxes
+	checkIndexes := time.Since(f.indexesCheckedAt) > every || len(all) > outboxes.MaxCounted
 	if checkIndexes {
 		f.indexesCheckedAt = time.Now()
-		if f.missingIndexes == nil || len(all) <= figuresOutboxes {
+		if f.missingIndexes == nil || len(all) <= outboxes.MaxCounted {
 			f.missingIndexes = map[string]int{}
 		}
 	}
@@ -224,7 +221,7 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 				}
 			}
 			if err == nil {
-				err = f.countDue(one, o, now, &c, due[c.Name] || len(all) <= figuresOutboxes && round[c.Name])
+				err = f.countDue(one, o, now, &c, due[c.Name] || len(all) <= outboxes.MaxCounted && round[c.Name])
 			}
 			cancel()
 			if err != nil && failed == nil {
@@ -251,28 +248,22 @@ func (f *figures) nextOutboxes(list []outboxes.Outbox) map[string]bool {
 	}
 	slices.Sort(names)
 
-	// The round begins after the last outbox of the round before, which may be gone by now.
-	from, found := slices.BinarySearch(names, f.lastOutbox)
-	if found {
-		from++
-	}
-
 	round := map[string]bool{}
-	for i := range min(len(names), figuresOutboxes) {
-		f.lastOutbox = names[(from+i)%len(names)]
-		round[f.lastOutbox] = true
+	for _, ns := range outboxes.NextToCount(names, f.lastOutbox) {
+		f.lastOutbox = ns
+		round[ns] = true
 	}
 	return round
 }
 
-// listScheduled returns up to figuresOutboxes of the outboxes that hold scheduled envelopes.
+// listScheduled returns up to outboxes.MaxCounted of the outboxes that hold scheduled envelopes.
 func (f *figures) listScheduled(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
 	defer cancel()
 	coll := state.Open(f.relay.shared.Mongo.State, f.relay.cfg.State).Collection("schedules")
 	names, err := watched.ListScheduled(ctx, coll, f.relay.cfg.Watcher)
 	due := map[string]bool{}
-	for _, ns := range names[:min(len(names), figuresOutboxes)] {
+	for _, ns := range names[:min(len(names), outboxes.MaxCounted)] {
 		due[ns] = true
 	}
 	return due, err
