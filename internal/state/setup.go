@@ -48,8 +48,8 @@ func (d Database) Check(ctx context.Context) error {
 // errNotSetUp means that the state database has no collection of the relay yet.
 var errNotSetUp = errors.New("the state database is empty")
 
-// CheckReady is Check for a caller that writes. If the relay has not created the collections, the error is
-// an error: a collection that the caller created would be a stranger's.
+// CheckReady is Check for a caller that writes. It also returns an error if the relay has not created the
+// collections: one that the caller created would be a stranger's.
 func (d Database) CheckReady(ctx context.Context) error {
 	found, _, err := d.inspect(ctx)
 	if err == nil && found.Format == 0 {

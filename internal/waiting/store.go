@@ -138,7 +138,7 @@ func (s *Store) OfOutbox(ctx context.Context, db, coll, before string, limit int
 		return mongodb.FindEach(ctx, s.coll, "reading the waiting events of a dropped collection", filter, func(raw bson.Raw) error {
 			list = append(list, ReadDocument(raw))
 			return nil
-		}, options.Find().SetLimit(int64(limit)).SetProjection(fields))
+		}, findOptions().SetLimit(int64(limit)).SetProjection(fields))
 	})
 	return list, err
 }

@@ -117,9 +117,14 @@ func (s *Schedules) Load(ctx context.Context) error {
 
 // ListScheduled returns the stored list of the outboxes of a watcher that may hold scheduled envelopes, sorted.
 func ListScheduled(ctx context.Context, coll *mongo.Collection, watcher string) ([]string, error) {
+	return listEntries(ctx, coll, bson.D{{Key: "watcher", Value: watcher}})
+}
+
+// listEntries returns the outboxes of the entries that match, sorted.
+func listEntries(ctx context.Context, coll *mongo.Collection, filter bson.D) ([]string, error) {
 	entries, err := mongodb.FindAll[struct {
 		NS string `bson:"ns"`
-	}](ctx, mongodb.Majority(coll), "reading the outboxes with scheduled envelopes", bson.D{{Key: "watcher", Value: watcher}})
+	}](ctx, mongodb.Majority(coll), "reading the outboxes with scheduled envelopes", filter)
 	list := make([]string, len(entries))
 	for i, e := range entries {
 		list[i] = e.NS
@@ -196,18 +201,16 @@ func (s *Schedules) Run(ctx context.Context) error {
 func (s *Schedules) forgetEmpty(ctx context.Context) error {
 	ago := bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", forgetAfter.Milliseconds()}}}
 	old := bson.E{Key: "$expr", Value: bson.D{{Key: "$lt", Value: bson.A{"$at", ago}}}}
-	entries, err := mongodb.FindAll[struct {
-		NS string `bson:"ns"`
-	}](ctx, mongodb.Majority(s.Coll), "reading the outboxes with scheduled envelopes", bson.D{{Key: "watcher", Value: s.Watcher}, old})
+	list, err := listEntries(ctx, s.Coll, bson.D{{Key: "watcher", Value: s.Watcher}, old})
 	if err != nil {
 		return err
 	}
 
-	for _, e := range entries {
-		if found, err := s.hasScheduled(ctx, s.parseOutbox(e.NS)); err != nil || found {
+	for _, ns := range list {
+		if found, err := s.hasScheduled(ctx, s.parseOutbox(ns)); err != nil || found {
 			continue
 		}
-		if _, err := mongodb.Majority(s.Coll).DeleteOne(ctx, append(s.filterEntry(e.NS), old)); err != nil {
+		if _, err := mongodb.Majority(s.Coll).DeleteOne(ctx, append(s.filterEntry(ns), old)); err != nil {
 			return mongodb.Refusal(err, "removing an outbox without scheduled envelopes", "remove", mongodb.Namespace(s.Coll))
 		}
 	}
