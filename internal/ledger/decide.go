@@ -19,7 +19,7 @@ type failed struct {
 // Answered returns the outcome of a send of the waiting envelope d, whose targets all have their answers (N17). topics are the
 // topics that the envelope waits for.
 func (l *Ledger) Answered(d *waiting.Document, topics []string, answers []record.Answer) *Outcome {
-	o := &Outcome{Doc: d, Partition: record.AnyPartition}
+	o := l.newOutcome(d)
 	left := slices.Clone(topics)
 
 	var refusal *record.Refusal
@@ -59,9 +59,16 @@ func (l *Ledger) Answered(d *waiting.Document, topics []string, answers []record
 	return o
 }
 
+// newOutcome returns an outcome of the waiting envelope d. Its delivery is recorded as configured, whoever has sent it.
+func (l *Ledger) newOutcome(d *waiting.Document) *Outcome {
+	recorded := l.config.Recording == RecordMark || l.config.Recording == RecordDelete
+	return &Outcome{Doc: d, Partition: record.AnyPartition, Recorded: recorded}
+}
+
 // Refused returns the outcome of a waiting envelope that was not sent because it is at fault itself.
 func (l *Ledger) Refused(d *waiting.Document, topics []string, why *record.Refusal) *Outcome {
-	o := &Outcome{Doc: d, Refused: topics, Partition: record.AnyPartition}
+	o := l.newOutcome(d)
+	o.Refused = topics
 	if why.Class == record.Dropped || why.Class == record.Expired && l.config.DropExpired {
 		o.End, o.Refusal = Dropped, *why
 		return o

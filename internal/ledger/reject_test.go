@@ -238,7 +238,7 @@ func TestN16_AStateDatabaseThatRejectsEverythingLosesNothing(t *testing.T) {
 // countWaiting returns a judge that lets no transaction add more than most waiting envelopes, as a server whose cache is full.
 func (b *bench) countWaiting(most int64, tooMany error) func(tx context.Context) error {
 	return func(tx context.Context) error {
-		coll := inClient(mongo.SessionFromContext(tx).Client(), b.waiting)
+		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), b.waiting)
 		inside, err := coll.CountDocuments(tx, bson.D{})
 		if err != nil {
 			return err

@@ -289,7 +289,7 @@ func (w *writeSet) buildWatcherUpdate() bson.D {
 // writeSet runs the statements of w in the transaction of tx.
 func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
 	client := mongo.SessionFromContext(tx).Client()
-	store := inClient(client, l.config.Store.Collection())
+	store := mongodb.InClient(client, l.config.Store.Collection())
 	if err := waiting.Enter(tx, store, w.entries); err != nil {
 		return err
 	}
@@ -317,7 +317,7 @@ func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
 	for _, p := range w.dead {
 		dead = append(dead, p)
 	}
-	coll := inClient(client, l.config.Letters)
+	coll := mongodb.InClient(client, l.config.Letters)
 	// The chunks of the other letters exist already.
 	if err := letters.WriteChunksIn(tx, coll, dead); err != nil {
 		return err
@@ -429,9 +429,4 @@ func (l *Ledger) markGone(ctx context.Context, w *writeSet) error {
 		}
 	}
 	return nil
-}
-
-// inClient returns coll with the client of a transaction.
-func inClient(client *mongo.Client, coll *mongo.Collection) *mongo.Collection {
-	return mongodb.Database(client, coll.Database().Name()).Collection(coll.Name())
 }

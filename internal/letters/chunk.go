@@ -53,7 +53,7 @@ func WriteChunks(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, 
 		Size:  func(c *letterChunk) int { return len(c.data()) },
 		Write: func(tx context.Context, client *mongo.Client, part []letterChunk) error {
 			// The owner's transactions may use another client.
-			return upsertChunks(tx, mongodb.Database(client, coll.Database().Name()).Collection(coll.Name()), part)
+			return upsertChunks(tx, mongodb.InClient(client, coll), part)
 		},
 	})
 }

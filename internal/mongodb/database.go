@@ -29,6 +29,12 @@ func Database(client *mongo.Client, name string) *mongo.Database {
 		SetRegistry(registry))
 }
 
+// InClient returns coll with another client, as [Database] does. A transaction is bound to the client that began it, and the lease may have
+// another client than its caller.
+func InClient(client *mongo.Client, coll *mongo.Collection) *mongo.Collection {
+	return Database(client, coll.Database().Name()).Collection(coll.Name())
+}
+
 // ErrClientTimeout means that a client has a Timeout, which would end calls that may take long.
 var ErrClientTimeout = errors.New("the client has a Timeout, which would end the wait for events and the build of an index")
 

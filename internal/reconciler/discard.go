@@ -28,7 +28,7 @@ func (x *Sender) Discard(ctx context.Context, fence mongodb.Fencer, db, coll, be
 			PartSize: size,
 			Write: func(tx context.Context, c *mongo.Client, part []waiting.Document) error {
 				last = part
-				_, err := waiting.WriteChanges(tx, mongodb.Database(c, store.Database().Name()).Collection(store.Name()), nil, idsOf(part))
+				_, err := waiting.WriteChanges(tx, mongodb.InClient(c, store), nil, idsOf(part))
 				return err
 			},
 			Written: func() {

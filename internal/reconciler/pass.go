@@ -269,7 +269,7 @@ func topicsOf(answers []record.Answer) []string {
 // addOutcome passes the fate of a flight to the ledger. When it is stored, the offset of the ticket is released first: the fate is
 // committed, so the stored offset may pass it.
 func (x *Sender) addOutcome(o *ledger.Outcome, f *flight, stamp bson.Timestamp, ticket record.Ticket, hasTicket bool) {
-	o.Recorded, o.Stamp = x.config.Recorded, stamp
+	o.Stamp = stamp
 	if f.answered != nil {
 		f.answered(o)
 	}

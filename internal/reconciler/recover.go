@@ -6,12 +6,13 @@ import (
 	"slices"
 	"strings"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 // sentEnvelope is a waiting envelope of which an earlier owner has sent records.
@@ -46,8 +47,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 
 		doc := *d
 		doc.ID, doc.Envelope = mongodb.CloneValue(d.ID), nil
-		s := sentEnvelope{doc: &doc, topics: d.Pending, hits: hits}
-		s.stamp.T, s.stamp.I, _ = d.Envelope.Lookup("ts").TimestampOK()
+		s := sentEnvelope{doc: &doc, topics: d.Pending, hits: hits, stamp: outboxes.Stamp(d.Envelope)}
 		if s.topics == nil {
 			s.topics = all
 		}
@@ -66,7 +66,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 	for _, s := range sent {
 		if len(s.hits) > 0 {
 			o := x.config.Ledger.Answered(s.doc, s.topics, s.hits)
-			o.Recorded, o.Stamp = x.config.Recorded, s.stamp
+			o.Stamp = s.stamp
 			batch = append(batch, o)
 		}
 	}

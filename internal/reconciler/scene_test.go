@@ -111,7 +111,7 @@ func (h *scene) newTerm() *term {
 	}
 	te.x = New(Config{
 		Store: store, Ledger: te.l, Outlet: te.out, Now: time.Now, Log: slog.New(slog.DiscardHandler), OnRetry: onRetry, OnRecovered: func() {},
-		Compacted: func(string) bool { return false }, Entered: te.entered, Ready: te.ready, Recorded: h.recording != ledger.RecordWatermark,
+		Compacted: func(string) bool { return false }, Entered: te.entered, Ready: te.ready,
 	})
 	te.x.poll = 20 * time.Millisecond
 	if h.flying > 0 {

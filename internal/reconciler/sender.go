@@ -175,8 +175,6 @@ type Config struct {
 	// Entered holds envelopes that were stored as waiting, and Ready topics that can be written again.
 	Entered *mailbox.Box[*waiting.Entry]
 	Ready   *mailbox.Box[string]
-	// Recorded requests that deliveries are recorded on the documents of the outboxes.
-	Recorded bool
 }
 
 // New returns a Sender whose first round scans everything. It publishes nothing before Run.

@@ -294,7 +294,7 @@ func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError)
 	}
 
 	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
-		coll := mongodb.Database(mongo.SessionFromContext(tx).Client(), g.coll.Database().Name()).Collection(g.coll.Name())
+		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), g.coll)
 		_, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
 		return err
 	}))
@@ -343,7 +343,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]
 		client := mongo.SessionFromContext(tx).Client()
 		left := mongodb.MaxBytes
 		for _, g := range groups {
-			coll := mongodb.Database(client, g.coll.Database().Name()).Collection(g.coll.Name())
+			coll := mongodb.InClient(client, g.coll)
 			size, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, left, func(raw bson.Raw, sendAt time.Time) {
 				claimed = append(claimed, s.newDueEnvelope(g, raw, sendAt))
 			})
@@ -369,7 +369,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]
 		}
 		// A scan of the sender may read the documents as soon as the transaction is committed.
 		s.Sender.Reserve(ids)
-		store := mongodb.Database(client, s.Store.Collection().Database().Name()).Collection(s.Store.Collection().Name())
+		store := mongodb.InClient(client, s.Store.Collection())
 		err := waiting.Enter(tx, store, entries)
 		if mongodb.IsRejection(err) {
 			return &rejectedError{err, claimed}

@@ -137,7 +137,7 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 	x.sender = reconciler.New(reconciler.Config{
 		Store: store, Ledger: c.Ledger, Outlet: x.outlet, Now: p.now, Log: log,
 		OnRetry: func(error) {}, OnRecovered: func() {}, Compacted: func(string) bool { return false },
-		Entered: entered, Ready: mailbox.New[string](), Recorded: c.ledger.Recording != ledger.RecordWatermark,
+		Entered: entered, Ready: mailbox.New[string](),
 	})
 	c.Sender = x.sender
 	x.Scheduled = New(c.Config)

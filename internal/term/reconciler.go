@@ -104,7 +104,6 @@ func (t *term) newReconciler() *reconcilers {
 		Compacted:   t.sink.Compacted,
 		Entered:     t.entered,
 		Ready:       t.ready,
-		Recorded:    t.slot.cfg.Recording != ledger.RecordWatermark,
 	})
 	scheduled := scheduled.New(scheduled.Config{
 		Client:      t.slot.shared.Mongo.State,
