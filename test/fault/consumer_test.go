@@ -15,6 +15,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/setaside"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/kafkago"
@@ -258,7 +260,7 @@ func TestSagaNodesDie(t *testing.T) {
 }
 
 // requestSteps requests all steps through the outbox. It also writes some messages to the topic again, like a
-// producer without the outcome of its write.
+// producer without the outcome of its write: with the namespace of the outbox, which belongs to the identity of a message.
 func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 	t.Helper()
 	publisher, err := kafkago.New(transport.Config{Brokers: s.Brokers})
@@ -266,6 +268,7 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 		t.Fatal(err)
 	}
 	defer publisher.Close()
+	ns := routing.NamespaceHash(s.DB.Name() + "." + s.Outbox().Name())
 	for n := 1; n <= steps; n++ {
 		var events []event.Event
 		var again []transport.Record
@@ -275,6 +278,7 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 			if (id+n)%5 == 0 {
 				again = append(again, transport.Record{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []event.Header{
 					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Name())},
+					{Key: record.HeaderNamespace, Value: ns[:]},
 				}})
 			}
 		}

@@ -90,8 +90,9 @@ func mergeForeign(t *testing.T, s *kit.Scene, name, aggregateType string, age ti
 }
 
 // Envelopes without a timestamp that $merge copies into the outbox have ids that look old. They are delivered once, while the relay
-// runs and after it did not run. The purge removes the envelopes with a time in their ids, but none before its delivery.
-func TestN25_OldCopiesAreDeliveredBeforeThePurge(t *testing.T) {
+// runs and after it did not run. The purge removes the envelopes with a time in their ids, but none that the stream has not read. An
+// envelope that waits for its topic is delivered although the purge has removed it from the outbox.
+func TestN25_OldCopiesAreReadBeforeThePurge(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
 	history := s.FollowWatcher()
@@ -105,15 +106,13 @@ func TestN25_OldCopiesAreDeliveredBeforeThePurge(t *testing.T) {
 		stacktest.Eventually(t, "the copies "+name+" are purged", func() bool { return count(name, timed) == 0 })
 	}
 
-	// The topic of the second copies does not exist yet. The purge of the first ones shows that it has run in the meantime.
+	// The topic of the first copies does not exist yet.
 	p := s.StartRelay()
 	p.WaitTookOver()
 	mergeForeign(t, s, "held", "late", 3*time.Hour)
 	mergeForeign(t, s, "running", "order", 3*time.Hour)
 	waitPurged("running")
-	if n := count("held", ".*"); n != 60 {
-		t.Errorf("%d of 60 copies that were not delivered are left", n)
-	}
+	waitPurged("held")
 	s.CreateTopic("late", 3, 1)
 	t.Log(s.CheckDelivery(topics))
 
