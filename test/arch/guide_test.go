@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/outrelay/outrelay/test/arch/readable"
 )
 
 // TestSnippetsOfTheGuideAreCompiled: every line of Go in docs/consumers.md stands in an example, which the compiler checks. Lines
@@ -50,5 +52,17 @@ func TestDocumentsStayShort(t *testing.T) {
 		if info.Size() > int64(most) {
 			t.Errorf("%s has %d bytes, want at most %d", path, info.Size(), most)
 		}
+	}
+
+	pages, err := readable.Markdown(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, size := range pages {
+		total += size
+	}
+	if total > mostMarkdown*1000 {
+		t.Errorf("people write %d KB of Markdown, want at most %d: `go run ./test/measure` counts it", total/1000, mostMarkdown)
 	}
 }
