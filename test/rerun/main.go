@@ -7,7 +7,8 @@
 //
 // Some failures do not depend on load and fail the run at once: a build failure, a panic, a data race,
 // a time-out, a package that fails although all its tests pass (for example because of leaked
-// goroutines), and more than ten failed tests.
+// goroutines), and more than ten failed tests. The option --rerun-fails of gotestsum does the same, except that
+// it passes a package that fails although all its tests pass: its second run has no tests.
 package main
 
 import (
