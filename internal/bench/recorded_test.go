@@ -33,7 +33,9 @@ func TestTheReadmeQuotesTheRecordedComparison(t *testing.T) {
 	}
 
 	defaults := r
-	defaults.Systems = slices.DeleteFunc(slices.Clone(r.Systems), func(s PeerSystem) bool { return !slices.Contains([]string{"outrelay", "debezium", "mongo-kafka"}, s.Name) })
+	defaults.Systems = slices.DeleteFunc(slices.Clone(r.Systems), func(s PeerSystem) bool {
+		return !slices.Contains([]string{"outrelay", "debezium", "mongo-kafka"}, s.Name)
+	})
 	if len(defaults.Systems) != 3 {
 		t.Fatalf("%d publishers with their defaults", len(defaults.Systems))
 	}
