@@ -27,7 +27,7 @@ const (
 
 // DeadEdit is a change to an envelope, as text that operators type.
 type DeadEdit struct {
-	Version int32 // of the letter, as returned by DeadShow
+	Version int32 // of the letter, as the letter was shown
 
 	Payload   []byte // nil keeps the payload
 	PayloadAs string // one of the constants; "" keeps the type of the payload

@@ -41,7 +41,7 @@ type DeadLetter struct {
 	ReplayOf      string            `json:"replay_of,omitempty"`
 	Replayed      *letters.Replayed `json:"replayed,omitempty"`
 	Waiting       bool              `json:"waiting,omitempty"` // the handler has not finished the requeued message
-	// Envelope is relaxed Extended JSON. Only DeadShow sets it.
+	// Envelope is relaxed Extended JSON. Only a single letter has it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 
 	stamp bson.Timestamp // of the insert of the envelope

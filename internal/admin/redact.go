@@ -148,7 +148,7 @@ func redactPath(v any, p []pathElement) any {
 	return v
 }
 
-// redactEnvelope applies the rules to an envelope in Extended JSON, as DeadShow returns it.
+// redactEnvelope applies the rules to an envelope in Extended JSON.
 // hasPayload is false if the envelope contains a replacement for the payload. The result is nil if
 // the envelope cannot be parsed.
 func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, m *envelope.Mapping) json.RawMessage {

@@ -137,13 +137,13 @@ func cpuModel() string {
 	return runtime.GOARCH
 }
 
-// Print writes the table of the README.
+// Print writes the table of docs/bench.md.
 func (r PeersResult) Print(w io.Writer) error {
 	_, err := io.WriteString(w, r.Markdown())
 	return err
 }
 
-// Markdown returns the table of the README: the circumstances of the figures, and the medians of each system.
+// Markdown returns the table of docs/bench.md: the circumstances of the figures, and the medians of each system.
 func (r PeersResult) Markdown() string {
 	rounds := fmt.Sprintf("medians of %d interleaved rounds", r.Runs)
 	if r.Runs == 1 {
@@ -165,23 +165,6 @@ func (r PeersResult) Markdown() string {
 	r.writeHead(&b)
 	for _, s := range r.Systems {
 		writeRow(&b, s.Title, s.DrainRatio, s.Median)
-	}
-	return b.String()
-}
-
-// RoundsMarkdown returns the same table with the figures of each round, and the CPU time that other programs used during its drain.
-func (r PeersResult) RoundsMarkdown() string {
-	var b strings.Builder
-	r.writeHead(&b)
-	for i := range r.Runs {
-		for _, s := range r.Systems {
-			title := fmt.Sprintf("%s; round %d", s.Title, i+1)
-			// Without it, noise would look like a property of the system.
-			if pct := s.Rounds[i].ForeignCPU; pct >= 0 {
-				title += fmt.Sprintf(", other programs used %.0f %%", pct)
-			}
-			writeRow(&b, title, s.Rounds[i].DrainEPS/r.Systems[0].Rounds[i].DrainEPS, s.Rounds[i])
-		}
 	}
 	return b.String()
 }

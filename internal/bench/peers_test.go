@@ -32,13 +32,6 @@ func TestPeersResult(t *testing.T) {
 	if text := r.Markdown(); !strings.Contains(text, want) || !strings.HasSuffix(text, row) || !strings.Contains(text, "one round") || !strings.Contains(text, "up to 7 %") {
 		t.Errorf("table:\n%s", text)
 	}
-
-	noisy := run(500, 1500, 3)
-	noisy.ForeignCPU = 38
-	r.Systems[0].Rounds = []peerRun{noisy}
-	if text := r.RoundsMarkdown(); !strings.Contains(text, "| a; round 1, other programs used 38 % | 500 (1.00) |") {
-		t.Errorf("rounds:\n%s", text)
-	}
 }
 
 // TestCountedArrivals: silence and repeats count from the kill on only.

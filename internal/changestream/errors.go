@@ -96,7 +96,7 @@ const (
 // temporary fault, Run would retry forever. If a temporary fault is classified as a lost position,
 // the cost is one attempt to open by time. So a doubtful code is a gap, or unknown.
 var classByCode = map[int]errorClass{
-	6: classResume, 7: classResume, 89: classResume, // host unreachable, not found, network time-out
+	6: classResume, 7: classResume, 89: classResume, // host unreachable, not found, network timeout
 	43: classResume, 237: classResume, // cursor not found, killed
 	50: classResume, 262: classResume, 202: classResume, // time limits
 	91: classResume, 189: classResume, 10107: classResume, // shutting down, stepped down, not primary

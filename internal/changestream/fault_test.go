@@ -259,7 +259,7 @@ func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	// The limit doubles each time, so after ten times it is longer than any reply takes. A fixed limit
 	// would end in an endless loop.
 	if n := r.countRestarts("timeout"); n < 1 || n > 10 {
-		t.Errorf("%d time-outs, want 1 to 10", n)
+		t.Errorf("%d timeouts, want 1 to 10", n)
 	}
 }
 
@@ -285,7 +285,7 @@ func TestALostReplyDoesNotStopRefetch(t *testing.T) {
 			func(*Event, []byte) bool { found = true; return false })
 	}
 	if err := refetch(); !errors.Is(err, ErrTimeout) || Lost(err) {
-		t.Errorf("Refetch returned %v, want a time-out, after which the events are read again", err)
+		t.Errorf("Refetch returned %v, want a timeout, after which the events are read again", err)
 	}
 	if s.refetchPatience != 2*time.Second {
 		t.Errorf("the next call waits for %s, want twice as long", s.refetchPatience)

@@ -389,7 +389,7 @@ func (r *run) retryLater(ctx context.Context, reason string, err error) error {
 }
 
 // retryTimeout handles a reply that did not arrive in time. If the server had opened the stream, it
-// may be searching a backlog. Each time-out without progress doubles the limit. With a fixed limit,
+// may be searching a backlog. Each timeout without progress doubles the limit. With a fixed limit,
 // the server would begin its search again forever.
 func (r *run) retryTimeout(ctx context.Context, err error) error {
 	if r.cursorOpened {

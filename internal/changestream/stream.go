@@ -39,7 +39,7 @@ type pace struct {
 	batchSize int
 
 	// patience is how long a reply may take in addition to maxAwait. After that the stream is
-	// reopened. After a time-out without progress it doubles, up to an hour, because a server that
+	// reopened. After a timeout without progress it doubles, up to an hour, because a server that
 	// searches a backlog of foreign entries replies only at the end.
 	patience time.Duration
 
@@ -92,7 +92,7 @@ type Stream struct {
 	cfg  Config
 	pace pace
 
-	// refetchPatience replaces the patience of pace for Refetch after a time-out.
+	// refetchPatience replaces the patience of pace for Refetch after a timeout.
 	refetchPatience time.Duration
 
 	mu      sync.Mutex

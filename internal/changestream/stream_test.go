@@ -441,6 +441,6 @@ func TestConfigIsChecked(t *testing.T) {
 		}
 	}
 	if o := Tune(options.Client()); o.Timeout != nil {
-		t.Errorf("Tune set the time-out %v, want none", *o.Timeout)
+		t.Errorf("Tune set the timeout %v, want none", *o.Timeout)
 	}
 }

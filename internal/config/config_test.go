@@ -169,7 +169,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`brokers: unknown key; did you mean kafka.brokers?`,
 		`kafka.brokers[0]: found "k1"; expected host:port`,
 		`kafka.compresion: unknown key; did you mean kafka.compression?`,
-		`kafka.delivery: found transactional; only idempotent is available in this version`,
+		`kafka.delivery: unknown key; delete it: every record is sent by an idempotent, fenced producer`,
 		`kafka.sasl.mechanism: found "scram-sha-521"; expected one of plain, scram-sha-256, scram-sha-512, oauthbearer, aws_msk_iam (did you mean scram-sha-512?)`,
 		`kafka.sasl.password: required and not set; set the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
 		`lease.renew: found 1s; expected at most a third of lease.ttl, 2s`,

@@ -50,11 +50,17 @@ func (d *decoder) decodeStruct(m map[string]any, v reflect.Value, prefix string)
 // movedKeys are former keys with their successors.
 var movedKeys = map[string]string{"mongodb.state": "state.database"}
 
+// removedKeys are former keys without a successor, with what takes their place.
+var removedKeys = map[string]string{"kafka.delivery": "delete it: every record is sent by an idempotent, fenced producer"}
+
 // suggestKey returns a hint for an unknown key: its successor, a similar key of the section, the same name in
 // another section, or the known keys of the section.
 func suggestKey(path string) string {
 	if successor, moved := movedKeys[path]; moved {
 		return successor + " replaces it"
+	}
+	if instead, removed := removedKeys[path]; removed {
+		return instead
 	}
 
 	prefix, name := "", path

@@ -18,7 +18,6 @@ func Default() Config {
 		State:   State{Database: "outrelay", Prefix: "outrelay_"},
 		Kafka: Kafka{
 			Compression:        "none",
-			Delivery:           "idempotent",
 			RequestTimeout:     10 * time.Second,
 			TransactionTimeout: time.Minute,
 			Lanes:              1,

@@ -174,8 +174,8 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 		if slices.ContainsFunc(reservedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
 			continue
 		}
-		if successor := movedEnv(name); successor != "" {
-			p.report(name, "unknown environment variable", successor+" replaces it")
+		if hint := hintOfFormerEnv(name); hint != "" {
+			p.report(name, "unknown environment variable", hint)
 		} else if near := nearestEnv(name, names); near != "" {
 			p.report(name, "unknown environment variable", "did you mean "+near+"?")
 		} else {
@@ -185,11 +185,16 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 	return warnings
 }
 
-// movedEnv returns the variable that replaces a former one, or "".
-func movedEnv(name string) string {
+// hintOfFormerEnv returns what takes the place of a former variable, or "".
+func hintOfFormerEnv(name string) string {
 	for former, successor := range movedKeys {
 		if name == EnvName(former) {
-			return EnvName(successor)
+			return EnvName(successor) + " replaces it"
+		}
+	}
+	for former, instead := range removedKeys {
+		if name == EnvName(former) {
+			return instead
 		}
 	}
 	return ""

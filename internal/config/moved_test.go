@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A key that has moved is refused with its successor, in each source.
-func TestAMovedKeyNamesItsSuccessor(t *testing.T) {
+// A key that has moved or was removed is refused with what takes its place, in each source.
+func TestAFormerKeyNamesItsSuccessor(t *testing.T) {
 	t.Parallel()
 	base := []string{"mongodb.uri=mongodb://h/a", "kafka.brokers=h:1", "watch=a.outbox"}
 	for _, c := range []struct {
@@ -15,6 +15,8 @@ func TestAMovedKeyNamesItsSuccessor(t *testing.T) {
 	}{
 		{nil, []string{"mongodb.state=x"}, "mongodb.state: unknown key; state.database replaces it"},
 		{[]string{"OUTRELAY_MONGODB_STATE=x"}, nil, "OUTRELAY_MONGODB_STATE: unknown environment variable; OUTRELAY_STATE_DATABASE replaces it"},
+		{nil, []string{"kafka.delivery=idempotent"}, "kafka.delivery: unknown key; delete it: every record"},
+		{[]string{"OUTRELAY_KAFKA_DELIVERY=idempotent"}, nil, "OUTRELAY_KAFKA_DELIVERY: unknown environment variable; delete it: every record"},
 	} {
 		if _, _, err := Load("", c.env, append(c.set, base...)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)

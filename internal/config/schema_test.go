@@ -115,7 +115,6 @@ kafka:
   tls:  {}
   sasl: { mechanism: scram-sha-512, username: u, password: "${env:PLANTED}" }
   compression: none
-  delivery: idempotent
 topics:
   template: "outbox.event.{aggregatetype}"
   rules:

@@ -178,7 +178,6 @@ func (c *Config) validateKafka(v validator) {
 	v.checkTLS("kafka.tls", k.TLS)
 	k.SASL.validate(v)
 
-	v.check("kafka.delivery", k.Delivery == "idempotent", k.Delivery, "only idempotent is available in this version")
 	v.checkDuration("kafka.request_timeout", k.RequestTimeout, time.Second, 5*time.Minute)
 	v.checkDuration("kafka.transaction_timeout", k.TransactionTimeout, time.Second, time.Hour)
 	v.checkNumber("kafka.lanes", k.Lanes, 1, 16)

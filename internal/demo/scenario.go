@@ -33,15 +33,11 @@ type Scenario struct {
 func Scenarios() []Scenario {
 	all := []Scenario{
 		poisonScenario,
-		outageScenario,
 		historyScenario,
 		dropScenario,
 		scheduledScenario,
 		retryScenario,
-		purgeScenario,
 		consumerScenario,
-		sagaScenario,
-		slotsScenario,
 	}
 	slices.SortFunc(all, func(a, b Scenario) int { return cmp.Compare(a.Name, b.Name) })
 	return all
@@ -50,12 +46,24 @@ func Scenarios() []Scenario {
 // Kills reports whether Options.KillEvery and Options.RebalanceEvery apply to the scenario.
 func (s *Scenario) Kills() bool { return s.kill > 0 }
 
+// removedScenarios are former scenarios, with what shows the same promise.
+var removedScenarios = map[string]string{
+	"broker-outage": "scenario retry stops a topic; `go test ./test/fault -run TestKafkaAwayWithABacklog` stops Kafka",
+	"saga":          "scenario consumer kills handlers; `go test ./test/fault -run TestSagaNodesDie` kills the nodes of sagas",
+	"slots":         "`go test ./test/fault -run TestN28` shares, divides and kills slots",
+	"purge":         "`go test ./test/fault -run TestPurgeWhileOwnersDie` purges under load",
+}
+
 // FindScenario returns the scenario with this name. If it does not exist, the error lists all
-// scenarios.
+// scenarios, or names what has replaced it.
 func FindScenario(name string) (Scenario, error) {
 	all := Scenarios()
 	if i := slices.IndexFunc(all, func(s Scenario) bool { return s.Name == name }); i >= 0 {
 		return all[i], nil
+	}
+
+	if instead, removed := removedScenarios[name]; removed {
+		return Scenario{}, fmt.Errorf("there is no scenario %q any more: %s", name, instead)
 	}
 
 	names := make([]string, len(all))

@@ -21,19 +21,6 @@ func TestOnlyScenariosOfConsumersTakeARhythm(t *testing.T) {
 	}
 }
 
-// Two events of one step are a duplicate even if their ids differ. A value that cannot be parsed is
-// a separate step.
-func TestEarsCountSteps(t *testing.T) {
-	t.Parallel()
-	e := &stepEvents{steps: map[string]bool{}}
-	for _, value := range []string{`{"saga":1,"n":1}`, `{"saga":1,"n":2}`, `{"saga":11,"n":2}`, `{"n":2,"saga":1}`, `-`} {
-		e.addRecord(devstack.Message{Value: []byte(value)})
-	}
-	if e.countDistinct() != 4 || e.countRepeated() != 1 {
-		t.Errorf("%d steps, %d twice", e.countDistinct(), e.countRepeated())
-	}
-}
-
 // published records the writes of a repeater, or fails.
 type published struct {
 	mu   sync.Mutex

@@ -72,6 +72,9 @@ const (
 	ageSetting = "message.timestamp.before.max.ms"
 )
 
+// warmUp is how long a load runs before the fault.
+const warmUp = 3 * time.Second
+
 func runRetry(ctx context.Context, s *stage) (Finding, error) {
 	f := &RetryFinding{}
 	if _, err := s.startAndAwait(ctx, "owner"); err != nil {

@@ -35,7 +35,7 @@ func TestScenariosAreListed(t *testing.T) {
 		}
 	}
 
-	want := []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"}
+	want := []string{"consumer", "drop", "lost-history", "poison", "retry", "scheduled"}
 	if !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
@@ -50,6 +50,13 @@ func TestScenariosAreListed(t *testing.T) {
 			t.Errorf("%q does not name %s", err, n)
 		}
 	}
+
+	// A former scenario is refused with what has replaced it.
+	for name, instead := range map[string]string{"broker-outage": "TestKafkaAwayWithABacklog", "saga": "TestSagaNodesDie", "slots": "TestN28", "purge": "TestPurgeWhileOwnersDie"} {
+		if _, err := FindScenario(name); err == nil || !strings.Contains(err.Error(), instead) {
+			t.Errorf("%s: %v, want %s", name, err, instead)
+		}
+	}
 }
 
 // A finding is one flat object, and its account contains all of its values.
@@ -57,8 +64,8 @@ func TestFindingsAreFlat(t *testing.T) {
 	t.Parallel()
 	o := Outcome{Scenario: "x", Events: 3, Broken: []string{"the sky fell"}}
 	for _, f := range []Finding{
-		&PoisonFinding{Outcome: o, Classes: map[string]int{"malformed": 2}}, &OutageFinding{Outcome: o}, &HistoryFinding{Outcome: o},
-		&DropFinding{Outcome: o}, &ConsumerFinding{Outcome: o}, &SagaFinding{Outcome: o}, &ScheduledFinding{Outcome: o}, &RetryFinding{Outcome: o}, &PurgeFinding{Outcome: o}, &SlotsFinding{Outcome: o},
+		&PoisonFinding{Outcome: o, Classes: map[string]int{"malformed": 2}}, &HistoryFinding{Outcome: o},
+		&DropFinding{Outcome: o}, &ConsumerFinding{Outcome: o}, &ScheduledFinding{Outcome: o}, &RetryFinding{Outcome: o},
 	} {
 		b, err := json.Marshal(f)
 		if err != nil {
@@ -127,7 +134,7 @@ func TestPoisonIsPoisonous(t *testing.T) {
 	}
 }
 
-func TestQuantileAndMedian(t *testing.T) {
+func TestQuantile(t *testing.T) {
 	t.Parallel()
 	if q := quantile(nil, 0.5); q != 0 {
 		t.Error(q)
@@ -142,17 +149,6 @@ func TestQuantileAndMedian(t *testing.T) {
 		if got := quantile(list, q); got != want {
 			t.Errorf("quantile %v is %v, want %v", q, got, want)
 		}
-	}
-
-	values := []float64{9, 1, 5}
-	if m := median(values); m != 5 || values[0] != 9 {
-		t.Error(m, values)
-	}
-	if m := median([]float64{4, 2}); m != 3 {
-		t.Error(m)
-	}
-	if median(nil) != 0 {
-		t.Error("a median of nothing")
 	}
 }
 
@@ -200,16 +196,6 @@ func TestScheduledChangesSomeOfThem(t *testing.T) {
 	}
 	if n[cancel] < 300 || n[move] < 300 || n[keep] < 8000 {
 		t.Errorf("%v", n)
-	}
-}
-
-func TestPurgeFigures(t *testing.T) {
-	t.Parallel()
-	ms := func(n int) []time.Duration { return []time.Duration{time.Duration(n) * time.Millisecond} }
-	var f PurgeFinding
-	purgeRounds{{ms(12), ms(10), time.Second}, {ms(30), ms(10), time.Second}, {ms(10), ms(20), 2 * time.Second}}.computeFigures(&f, 100)
-	if !slices.Equal(f.Ratios, []float64{1.2, 3, 0.5}) || f.Ratio != 1.2 || f.PurgeRate != 75 || f.WithP99MS != 12 || f.NoneP99MS != 10 || len(f.Broken) != 3 {
-		t.Errorf("%+v", f)
 	}
 }
 

@@ -680,6 +680,6 @@ func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 	// No reply arrives in so short a time.
 	s.reply = 500 * time.Microsecond
 	if res := b.run(s); res.Swept != 3 || p.trouble == 0 {
-		t.Errorf("%d of 3 swept after %d time-outs", res.Swept, p.trouble)
+		t.Errorf("%d of 3 swept after %d timeouts", res.Swept, p.trouble)
 	}
 }

@@ -33,7 +33,7 @@ const (
 	failedLimit = 3
 	// stuckLimit is how many counts in a row without a decrease degrade a relay.
 	stuckLimit = 3
-	// deadLimit is how many new dead letters within DeadSpan degrade a relay.
+	// deadLimit is how many new dead letters within deadSpan degrade a relay.
 	deadLimit = 100
 	deadSpan  = time.Minute
 
@@ -78,7 +78,7 @@ type Evaluator struct {
 	failedCounts int
 	lastError    error
 	waiting      map[string]waitingCount
-	dead         []deadSample // of the last DeadSpan, and one earlier sample
+	dead         []deadSample // of the last deadSpan, and one earlier sample
 }
 
 type waitingCount struct {

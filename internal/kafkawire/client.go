@@ -86,7 +86,7 @@ func (c *Client) useLinkWithin(
 			return nil
 		}
 		l.Close()
-		// A time-out does not mean that the broker has closed the link: it may still work on the request.
+		// A timeout does not mean that the broker has closed the link: it may still work on the request.
 		if ctx.Err() != nil || isTimeout(err) {
 			return err
 		}

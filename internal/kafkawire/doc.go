@@ -6,7 +6,7 @@
 // any broker can serve go to one broker after another.
 //
 // The package does not use the Writer of kafka-go, which reorders after a failed batch and duplicates
-// after a time-out. It does not use the Transport either, for three reasons: the Transport continues to
+// after a timeout. It does not use the Transport either, for three reasons: the Transport continues to
 // read the buffer of a request after its context has ended, it returns metadata from a cache, and it
 // routes by that cache.
 package kafkawire

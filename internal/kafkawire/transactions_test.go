@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 )
 
-// Brokers refuse a transaction time-out above their transaction.max.timeout.ms, which is 15 minutes here.
+// Brokers refuse a transaction timeout above their transaction.max.timeout.ms, which is 15 minutes here.
 func TestTransactionTimeoutFitsTheBrokers(t *testing.T) {
 	t.Parallel()
 	c, err := kafkawire.NewClient(kafkawire.Config{Brokers: stacktest.Brokers(t), TransactionTimeout: 4 * time.Hour, Patience: time.Minute})

@@ -258,7 +258,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 		name  string
 		batch bool
 		f     func(ctx context.Context) error
-	}{{"time-outs", false, hang}, {"batches that fail", true, fail}, {"batches that time out", true, hang}} {
+	}{{"timeouts", false, hang}, {"batches that fail", true, fail}, {"batches that time out", true, hang}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			b := breaker.New("x", breaker.WithMinimum(5))

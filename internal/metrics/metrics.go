@@ -89,7 +89,7 @@ type Ownership struct {
 // Outcomes has the metrics of envelopes that are not simply delivered: exceptions, dead letters, scheduled
 // and purged envelopes.
 type Outcomes struct {
-	BlockedTargets *prometheus.GaugeVec   // {topic, reason}: envelopes that wait for a target
+	BlockedTargets *prometheus.GaugeVec   // {topic, reason}: records that the sink holds
 	Exceptions     *prometheus.GaugeVec   // {state}: envelopes with a stored exception
 	Reconciled     *prometheus.CounterVec // {class}
 	DeadLetters    *prometheus.CounterVec // {class}
@@ -198,7 +198,7 @@ func OrNew(s *Set) *Set {
 func (b builder) newStream() Stream {
 	return Stream{
 		Lag:            b.newLive("lag_seconds", "Age of the oldest envelope that was read and is neither acked by Kafka nor stored as waiting or dead."),
-		TokenAge:       b.newLive("token_age_seconds", "Time since the change stream's resume token last moved."),
+		TokenAge:       b.newLive("token_age_seconds", "Server time minus the time of the position."),
 		Read:           b.newCounter("read_total", "Envelopes read from the change stream."),
 		ReadBytes:      b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream."),
 		Batches:        b.newCounter("read_batches_total", "Replies of the change stream that carried events."),
@@ -211,7 +211,7 @@ func (b builder) newStream() Stream {
 
 func (b builder) newDelivery() Delivery {
 	return Delivery{
-		Published: b.newCounterVec("published_total", "Records by topic and by what became of them.", "topic", "result"),
+		Published: b.newCounterVec("published_total", "Records by topic and result: acked, skipped or refused.", "topic", "result"),
 		PublishLatency: b.newHistogram("publish_latency_seconds",
 			"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets),
 		ProduceErrors: b.newCounterVec("produce_errors_total",
@@ -253,8 +253,8 @@ func (b builder) newOwnership() Ownership {
 func (b builder) newOutcomes() Outcomes {
 	return Outcomes{
 		BlockedTargets: b.newGaugeVec("blocked_targets",
-			"Envelopes that wait for a target, by topic and reason.", "topic", "reason"),
-		Exceptions: b.newGaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state"),
+			"Records that the sink holds for a topic that cannot be written, by topic and reason.", "topic", "reason"),
+		Exceptions: b.newGaugeVec("exceptions", "Waiting envelopes, by state.", "state"),
 		Reconciled: b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class"),
 		DeadLetters: b.newCounterVec("dead_letters_total",
 			"Envelopes moved to the dead letters, by error class.", "class"),

@@ -12,11 +12,11 @@ import (
 )
 
 // IsDriverTimeout reports whether the database took too long. mongo.IsTimeout is true for every
-// time-out, also for that of a handler's call to another service. So IsDriverTimeout calls it only
+// timeout, also for that of a handler's call to another service. So IsDriverTimeout calls it only
 // for errors of the driver's packages.
 func IsDriverTimeout(err error) bool {
 	return anyOfDriver(err, func(err error, name string, causes []error) bool {
-		// WithTransaction wraps each error that its callback returned too late as a time-out. For
+		// WithTransaction wraps each error that its callback returned too late as a timeout. For
 		// these, the cause decides.
 		late := name == "timeoutError" && slices.ContainsFunc(causes, func(c error) bool { return c != nil })
 		return !late && mongo.IsTimeout(err)

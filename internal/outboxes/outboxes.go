@@ -32,7 +32,7 @@ type Outbox struct {
 	// UUID identifies the collection. If a collection is dropped and created again, it gets another UUID. If
 	// the user lacks listCollections and sees only names, the UUID is zero.
 	UUID [16]byte
-	// Part is the range of the envelopes that the watcher's slot reads. The zero value is all of them (N28).
+	// Slot is the range of the envelopes that the watcher's slot reads. The zero value is all of them (N28).
 	Slot slot.Range
 }
 

@@ -226,8 +226,7 @@ func (r *Registry) Release(ctx context.Context, uuid [16]byte, watcher string) e
 // Registrations returns the entries of a watcher, or all entries if watcher is "", sorted by name. If a watcher
 // has entries but no watcher document, it has lost its state, and must not start like a new watcher.
 func (r *Registry) Registrations(ctx context.Context, watcher string) ([]Registration, error) {
-	// The document of the seal has no watcher.
-	filter := bson.D{{Key: "watcher", Value: bson.D{{Key: "$exists", Value: true}}}}
+	filter := bson.D{}
 	if watcher != "" {
 		filter = bson.D{{Key: "watcher", Value: watcher}}
 	}

@@ -18,7 +18,8 @@ const maxGates = 250_000
 //
 // A gate closes in stream order, when the dispatcher decides that an envelope has to wait. It
 // opens when the last of its exceptions is recorded as sent, or is dead. A query never opens
-// it: it could miss an exception that is about to be stored. The lock is a leaf.
+// it: it could miss an exception that is about to be stored. If somebody deletes a waiting envelope, its
+// gate stays closed until the term ends, and the reconciler sends the later events of the key. The lock is a leaf.
 //
 // Namespace and key are hashed. Keys with equal hashes share a gate: one of them may wait
 // although only the other has an exception. Each topic has its own counters, so the keys of one

@@ -66,7 +66,6 @@ func listCapabilities(cfg config.Config) []string {
 	return []string{
 		"preset:" + cfg.Record.Preset,
 		"recording:" + cfg.Recording,
-		"delivery:" + cfg.Kafka.Delivery,
 		"compression:" + cfg.Kafka.Compression,
 	}
 }

@@ -58,7 +58,7 @@ type Config struct {
 // check returns an error for a setting that is missing or negative.
 func (c Config) check() error {
 	if c.RequestTimeout <= 0 || c.Lanes <= 0 || c.ParkBytes <= 0 {
-		return errors.New("the time-out, the lanes and the memory must be positive")
+		return errors.New("the timeout, the lanes and the memory must be positive")
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ const (
 	leastClosed = 64 << 10
 	// learnedFor is how long a limit counts that Kafka has shown by its behavior. It may be raised meanwhile.
 	learnedFor = 10 * time.Minute
-	// growAfter is how long a lane sends smaller requests after a time-out.
+	// growAfter is how long a lane sends smaller requests after a timeout.
 	growAfter = time.Minute
 )
 

@@ -111,7 +111,8 @@ func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 		}
 
 		// N9: keys hash to other partitions from now on, so a takeover has to read the old partitions
-		// back first. It would put a partition without a leader into quarantine.
+		// back first. A record that may be in the old partition of its key waits until that one is read. The
+		// takeover would put a partition without a leader into quarantine.
 		if n := len(t.partitions); n < len(tl.Partitions) && haveLeaders(tl.Partitions[n:]) && r.sink.c.mayReopen(now) {
 			r.sink.failLocked(fmt.Errorf("%w: topic %q has grown from %d to %d partitions",
 				ErrReopen, name, n, len(tl.Partitions)))

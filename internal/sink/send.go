@@ -57,8 +57,8 @@ func recordSizes(rec *record.Record) (need, size int) {
 //   - a *record.Refusal: the record itself is at fault.
 //   - record.ErrBlocked: the Holder has closed the gate of the key.
 //   - record.ErrParked: the topic is parked.
-//   - record.ErrPartitionParked: the partition is parked. For a side delivery (t.IsSide) also: the
-//     partition has not been read back, so the record may already be in it.
+//   - record.ErrPartitionParked: the partition is parked. For a side delivery (t.IsSide), and for any record
+//     during the replay, also: the partition has not been read back, so the record may already be in it.
 //   - the error that ended the sink.
 func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	s.mu.Lock()

@@ -63,7 +63,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.inBackground(func(ctx context.Context) { t.collections.ForgetGone(ctx, claims) })
 
 	// The first position is saved below. After that, later owners look for scheduled envelopes only in the outboxes on the
-	// list (N17).
+	// list (N19).
 	if doc.Position().IsZero() {
 		if err := t.schedules.NoteExisting(ctx, t.collections.WatchedOutboxes()); err != nil {
 			return none, err

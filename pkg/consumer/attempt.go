@@ -157,7 +157,7 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 
 		t.lastRun = 0
 		ran, lastErr = true, f(ctx)
-		// The time-out may have interrupted a statement, whose label would make the driver run the handler again.
+		// The timeout may have interrupted a statement, whose label would make the driver run the handler again.
 		if _, late := errors.AsType[*timeoutError](lastErr); late {
 			return &finalError{lastErr}
 		}

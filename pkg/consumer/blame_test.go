@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// After the client's Timeout, the driver replaces every error of a transaction's callback by its own time-out.
+// After the client's Timeout, the driver replaces every error of a transaction's callback by its own timeout.
 func TestAPoisonMessageThatOutlastsTheClientsTimeoutIsADeadLetter(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1, options.Client().SetTimeout(300*time.Millisecond))

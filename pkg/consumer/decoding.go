@@ -23,7 +23,7 @@ import (
 //   - codec.ErrUnavailable: an outage. The record is decoded again until that succeeds.
 //   - ErrMalformed, as from Decode: the record becomes a dead letter at once.
 //   - RetryIn, Suspend, Reject and Discard: as from a handler. Suspend is the same as RetryIn.
-//   - Any other error, a panic and a time-out: the Retry of New decides. The record is decoded again after the waits of Retry.Quick,
+//   - Any other error, a panic and a timeout: the Retry of New decides. The record is decoded again after the waits of Retry.Quick,
 //     and, if Retry.MaxAttempts is above the number of these attempts, then after Retry.Min up to Retry.Max. Then it is given up. A
 //     record that cannot be decoded is not set aside.
 //

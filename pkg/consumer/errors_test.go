@@ -60,7 +60,7 @@ func TestErrorsKeepTheirCauses(t *testing.T) {
 	}
 
 	if !errors.Is(&consumer.TimeoutError{}, context.DeadlineExceeded) {
-		t.Error("a time-out is no exceeded deadline")
+		t.Error("a timeout is no exceeded deadline")
 	}
 	if got := consumer.ClassOf(&inbox.DuplicateError{}); got != consumer.ClassDuplicate {
 		t.Errorf("class of a duplicate: %q", got)

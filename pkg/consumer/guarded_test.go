@@ -67,7 +67,7 @@ func TestAHandlerThatEndsItsGoroutineFails(t *testing.T) {
 	}
 }
 
-// A time-out in a statement of a transaction has a label with which the driver would run the handler again.
+// A timeout in a statement of a transaction has a label with which the driver would run the handler again.
 func TestATimeoutInAStatementIsAnOutcome(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

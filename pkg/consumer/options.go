@@ -215,7 +215,7 @@ func (h *handling) validate() error {
 		bad = append(bad, fmt.Errorf("mode %v is not one of Transactional, Claimed, AtLeastOnce, AtLeastOnceInTransaction", h.mode))
 	}
 	if h.timeout <= 0 {
-		bad = append(bad, fmt.Errorf("time-out of a handler is %v: it must be positive", h.timeout))
+		bad = append(bad, fmt.Errorf("timeout of a handler is %v: it must be positive", h.timeout))
 	}
 
 	if h.batchSize < 1 || h.batchSize > maxBatch {

@@ -43,7 +43,7 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 	}
 
 	for _, want := range []string{
-		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of 501", "time-out of a handler", "drain of -1", "buffer of -1",
+		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of 501", "timeout of a handler", "drain of -1", "buffer of -1",
 		"mode ", "WithBrokers: \"nowhere\"", "a middleware is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {

@@ -281,7 +281,7 @@ func (s *session) awaitTracks(drained <-chan struct{}, list []*partition) {
 	}
 }
 
-// drainLimit returns how long a drain may take. It is shorter than the group's time-out for a
+// drainLimit returns how long a drain may take. It is shorter than the group's timeout for a
 // member: a slower member would lose its membership.
 func (c *Consumer) drainLimit() time.Duration {
 	if t, ok := c.transport.(interface{ MemberTimeout() time.Duration }); ok {

@@ -42,7 +42,7 @@ var transientLabels = []string{
 
 // isTransient reports whether err is an error of MongoDB that the message did not cause: no server is
 // available, a new primary was elected, or another transaction wrote the same documents at the same
-// time. The time-out of a handler is not transient.
+// time. The timeout of a handler is not transient.
 func isTransient(err error) bool {
 	if _, ok := errors.AsType[*timeoutError](err); ok {
 		return false

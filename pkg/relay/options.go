@@ -37,7 +37,7 @@ func WithLogger(log *slog.Logger) Option {
 
 // WithMongoOptions connects to MongoDB with the options of the service instead of Config.MongoDB.URI and
 // TLS, which must then be empty: hosts, login, TLS, dialer and monitors. The relay makes its own clients
-// from a copy, because its lease needs shorter time-outs than a service has, and must not wait for a
+// from a copy, because its lease needs shorter timeouts than a service has, and must not wait for a
 // connection of the service. It ignores concerns, the read preference, Timeout, encryption and the BSON
 // registry of the options.
 func WithMongoOptions(o *options.ClientOptions) Option {

@@ -133,12 +133,7 @@ type Kafka struct {
 	// Compression of record batches. zstd and lz4 save network and disk, and cost CPU on both sides.
 	// none has the lowest latency. Defaults to none.
 	Compression string `yaml:"compression"`
-	// Delivery is idempotent or transactional. idempotent uses an idempotent, fenced producer, and
-	// after a crash reads back the end of each topic so that no record is sent twice. transactional
-	// commits records and position in one Kafka transaction, which takes some milliseconds more; it is
-	// not available in this version. Defaults to idempotent.
-	Delivery string `yaml:"delivery"`
-	// RequestTimeout limits one request to a broker. A value below the brokers' own time-out causes
+	// RequestTimeout limits one request to a broker. A value below the brokers' own timeout causes
 	// unnecessary retries. A higher value detects a dead connection later. Defaults to 10s.
 	RequestTimeout time.Duration `yaml:"request_timeout"`
 	// TransactionTimeout is the longest time for which a transaction of a takeover may stay open before Kafka

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/outrelay/outrelay/test/arch/readable"
 )
 
 // TestSnippetsOfTheGuideAreCompiled: every line of Go in docs/consumers.md stands in an example, which the compiler checks. Lines
@@ -38,27 +40,29 @@ func TestSnippetsOfTheGuideAreCompiled(t *testing.T) {
 	}
 }
 
-// TestTheDesignTakesTwentyMinutes: the text of DESIGN.md up to the rules, without tables and code, has at most 4,000 words. That
-// takes 20 minutes at 200 words per minute. Details belong to the documentation of a package.
-func TestTheDesignTakesTwentyMinutes(t *testing.T) {
+// TestDocumentsStayShort: DESIGN.md takes 20 minutes, the changelog states what a version does, and docs/faults.md is no diary. What
+// does not fit belongs to the documentation of a package, or to the history of the repository.
+func TestDocumentsStayShort(t *testing.T) {
 	t.Parallel()
-	const most = 20 * 200
-	text, err := os.ReadFile(filepath.Join("..", "..", "DESIGN.md"))
+	for path, most := range map[string]int{"DESIGN.md": 20_000, "CHANGELOG.md": 6_000, "docs/faults.md": 15_000} {
+		info, err := os.Stat(filepath.Join("..", "..", path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Size() > int64(most) {
+			t.Errorf("%s has %d bytes, want at most %d", path, info.Size(), most)
+		}
+	}
+
+	pages, err := readable.Markdown(filepath.Join("..", ".."))
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, _, found := strings.Cut(string(text), "\n## The rules\n")
-	if !found {
-		t.Fatal("DESIGN.md has no section The rules")
+	total := 0
+	for _, size := range pages {
+		total += size
 	}
-
-	words := 0
-	for line := range strings.Lines(regexp.MustCompile("(?ms)^```.*?^```").ReplaceAllString(before, "")) {
-		if !strings.HasPrefix(line, "|") {
-			words += len(strings.Fields(line))
-		}
-	}
-	if words < 1000 || words > most {
-		t.Errorf("%d words before the rules, want at most %d", words, most)
+	if total > mostMarkdown*1000 {
+		t.Errorf("people write %d KB of Markdown, want at most %d: `go run ./test/measure` counts it", total/1000, mostMarkdown)
 	}
 }

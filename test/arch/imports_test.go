@@ -49,6 +49,39 @@ func TestTablesAreConsistent(t *testing.T) {
 	}
 }
 
+// TestTablesHaveNoStaleRows: each room is a directory, uses each room that it alone may use, and each library is used by each room that may
+// use it.
+func TestTablesHaveNoStaleRows(t *testing.T) {
+	t.Parallel()
+	reportProblems(t, staleRows(t, parseModule(t), rooms, libraries))
+}
+
+func TestStaleRowsAreFound(t *testing.T) {
+	t.Parallel()
+	src := parseSource(t, "internal/a/a.go", []byte("package a\nimport _ \""+module+"/internal/b\"\nimport _ \"github.com/x/used\"\n"))
+	files := []source{src, parseSource(t, "internal/b/b.go", []byte("package b\n"))}
+	table := []room{{dir: "internal/a", layer: 1}, {dir: "internal/b", only: []string{}}}
+	used := []library{{path: "github.com/x/used", in: []string{"internal/a"}}}
+
+	for _, c := range []struct {
+		name      string
+		rooms     []room
+		libraries []library
+		want      string
+	}{
+		{"in use", table, used, ""},
+		{"no directory", append(slices.Clone(table), room{dir: "internal/c"}), used, "room internal/c has no files"},
+		{"unused room", []room{table[1], {dir: "internal/a", also: []string{"internal/b", "internal/c"}}}, used, "room internal/a does not import internal/c"},
+		{"unused library", table, append(slices.Clone(used), library{path: "github.com/x/other"}), "library github.com/x/other is not used"},
+		{"room without the library", table, []library{{path: "github.com/x/used", in: []string{"internal/a", "internal/b"}}}, "internal/b does not use github.com/x/used"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			expectProblem(t, staleRows(t, files, c.rooms, c.libraries), c.want)
+		})
+	}
+}
+
 func TestLayerRuleSeesWrongImports(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ file, imports, want string }{
@@ -127,6 +160,56 @@ func layerProblems(tb testing.TB, files []source) []string {
 	return out
 }
 
+// staleRows returns the rooms without files, the rooms that a room may import and does not, and the libraries that nobody uses or that one of
+// their rooms does not use.
+func staleRows(tb testing.TB, files []source, rooms []room, libraries []library) []string {
+	tb.Helper()
+	filled, uses, anywhere := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, f := range files {
+		from, _ := roomIn(rooms, f.dir)
+		filled[from.dir] = true
+		for _, p := range f.importPaths(tb) {
+			if dir, inside := strings.CutPrefix(p, module+"/"); inside {
+				if to, _ := roomIn(rooms, dir); !f.test {
+					uses[from.dir+" "+to.dir] = true
+				}
+				continue
+			}
+
+			l, _ := libraryIn(libraries, p)
+			anywhere[l.path] = true
+			if !f.test {
+				uses[from.dir+" "+l.path] = true
+			}
+		}
+	}
+
+	var out []string
+	for _, r := range rooms {
+		if !filled[r.dir] {
+			out = append(out, fmt.Sprintf("room %s has no files", r.dir))
+			continue
+		}
+		for _, to := range slices.Concat(r.also, r.only) {
+			if !uses[r.dir+" "+to] {
+				out = append(out, fmt.Sprintf("room %s does not import %s: delete it from its row", r.dir, to))
+			}
+		}
+	}
+	for _, l := range libraries {
+		if !anywhere[l.path] && (l.in == nil || len(l.in) > 0) {
+			out = append(out, fmt.Sprintf("library %s is not used: delete its row", l.path))
+			continue
+		}
+		for _, dir := range l.in {
+			if !uses[dir+" "+l.path] {
+				out = append(out, fmt.Sprintf("%s does not use %s: delete it from the row", dir, l.path))
+			}
+		}
+	}
+	return out
+}
+
 // mayImport reports whether the room from may import the room to.
 func mayImport(from, to room) bool {
 	switch {
@@ -139,9 +222,11 @@ func mayImport(from, to room) bool {
 }
 
 // roomOf returns the room of a directory: the room with the longest matching name.
-func roomOf(dir string) (room, bool) {
+func roomOf(dir string) (room, bool) { return roomIn(rooms, dir) }
+
+func roomIn(table []room, dir string) (room, bool) {
 	var best room
-	for _, r := range rooms {
+	for _, r := range table {
 		if isWithin(dir, r.dir) && len(r.dir) > len(best.dir) {
 			best = r
 		}
@@ -182,9 +267,11 @@ func libraryProblems(tb testing.TB, files []source) []string {
 }
 
 // libraryOf returns the library of an import path: the library with the longest matching path.
-func libraryOf(p string) (library, bool) {
+func libraryOf(p string) (library, bool) { return libraryIn(libraries, p) }
+
+func libraryIn(table []library, p string) (library, bool) {
 	var best library
-	for _, l := range libraries {
+	for _, l := range table {
 		if isWithin(p, l.path) && len(l.path) > len(best.path) {
 			best = l
 		}

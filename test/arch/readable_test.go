@@ -20,6 +20,9 @@ const (
 	mostTrailingReasons  = 20   // comments of more than five words at the ends of lines inside functions: legends of fields and cases
 	mostDefined          = 8    // definitions of one unexported function name, in the product or in tests
 	mostMethods          = 60   // of a type
+	mostLocals           = 22.0 // percent of the local variables with one letter; the aim is 10
+	mostParameters       = 26.5 // the same of parameters and results
+	mostMarkdown         = 450  // KB that people write
 	mostFields           = 27   // of a type; the configuration has 27 keys and sections: on_drop fits into none of the sections
 )
 
@@ -62,6 +65,8 @@ func TestTheProductIsReadable(t *testing.T) {
 		{"unexported function names of one word, percent", m.OneWord(), mostOneWord},
 		{"unclear wordings per 1,000 words of comment", m.Unclear(), mostUnclear},
 		{"unclear wordings in string literals", float64(m.UnclearTexts()), mostUnclearTexts},
+		{"local variables with names of one letter, percent", m.OneLetterLocals(), mostLocals},
+		{"parameters with names of one letter, percent", m.OneLetterParameters(), mostParameters},
 		{"reasons at the ends of lines inside functions", float64(m.TrailingReasons()), mostTrailingReasons},
 	} {
 		if c.got > c.most {

@@ -10,7 +10,7 @@ import (
 
 // oneTerm maps other spellings of a term to the term that code, metrics, commands and documentation
 // use.
-var oneTerm = map[string]string{"take" + "-over": "takeover"}
+var oneTerm = map[string]string{"take" + "-over": "takeover", "time" + "-out": "timeout"}
 
 func TestATermHasOneSpelling(t *testing.T) {
 	t.Parallel()

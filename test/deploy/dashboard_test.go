@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/outrelay/outrelay/internal/state"
 )
 
 type dashboard struct {
@@ -249,26 +252,40 @@ func TestEveryMetricIsShownAndExplained(t *testing.T) {
 	}
 }
 
-// The changelog names only metrics and alerts of this version, except for one metric that it calls a former name.
-func TestChangelogNamesMetricsAndAlertsOfThisVersion(t *testing.T) {
+// All documents name only metrics, alerts and state collections of this version.
+func TestDocumentsNameMetricsAndAlertsOfThisVersion(t *testing.T) {
 	t.Parallel()
-	known := map[string]bool{"outrelay_consumer_letters_total": true}
-	for name := range collectMetrics(t) {
-		known[name] = true
-	}
+	all := collectMetrics(t)
+	known := map[string]bool{"outrelay_marker": true} // which package state creates first, apart from its table
 	for _, g := range readRules(t).Groups {
 		for _, a := range g.Rules {
 			known[a.Alert] = true
 		}
 	}
+	for _, c := range state.Table() {
+		known["outrelay_"+c.Name] = true
+	}
 
-	names := regexp.MustCompile("`outrelay_[a-z_]+|`?Outrelay[A-Z][A-Za-z]+").FindAllString(string(readRepoFile(t, "CHANGELOG.md")), -1)
-	for _, name := range names {
-		if name = strings.Trim(name, "`"); !known[name] {
-			t.Errorf("CHANGELOG.md names %s, which is neither a metric nor an alert", name)
+	names := 0
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
+		paths, err := filepath.Glob("../../" + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			text := readRepoFile(t, strings.TrimPrefix(filepath.ToSlash(path), "../../"))
+			for _, name := range regexp.MustCompile("`outrelay_[a-z_]+[a-z]|`Outrelay[A-Z][A-Za-z]+").FindAllString(string(text), -1) {
+				names++
+				name = strings.Trim(name, "`")
+				_, isMetric := all[name]
+				_, isSeries := findSeries(all, name)
+				if !isMetric && !isSeries && !known[name] {
+					t.Errorf("%s names %s, which is neither a metric nor an alert nor a state collection", path, name)
+				}
+			}
 		}
 	}
-	if len(names) < 10 {
-		t.Errorf("only %d names", len(names))
+	if names < 100 {
+		t.Errorf("found only %d names", names)
 	}
 }

@@ -255,6 +255,9 @@ func TestSagaNodesDie(t *testing.T) {
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
+	if counts.Refused == 0 {
+		t.Error("the inbox refused no message, although every fifth one arrived twice")
+	}
 
 	c.CheckNothingDead()
 }

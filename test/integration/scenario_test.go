@@ -129,7 +129,7 @@ func TestScenariosOfOtherFaults(t *testing.T) {
 	stacktest.OnlyWith(t, "test/fault injects the same faults", "integration.scenarios", "integration.long")
 	t.Parallel()
 	for name, play := range map[string]func(*testing.T){
-		"retry": retryScenario, "rebalances": rebalancesScenario, "saga": sagaScenario, "slots": slotsScenario,
+		"retry": retryScenario, "rebalances": rebalancesScenario,
 	} {
 		t.Run(name, play)
 	}
@@ -152,41 +152,14 @@ func rebalancesScenario(t *testing.T) {
 	}
 }
 
-// One of two nodes is killed during the steps of sagas.
-func sagaScenario(t *testing.T) {
-	r := runScenario(t, "saga", "--events", "500")
-	expectAbove(t, r, 0, "steps", "conflicts_retried", "injected", "refused")
-	if r["sagas"] != 100.0 || r["steps"] != r["events"] || r["told"] != r["events"] || r["kills"] != 1.0 {
-		t.Errorf("%v", r)
-	}
-	for _, nothing := range []string{"lost_steps", "double_steps", "told_twice", "unfinished", "dead_steps"} {
-		if r[nothing] != 0.0 {
-			t.Errorf("%s: %v", nothing, r[nothing])
-		}
-	}
-}
-
-// Two nodes share two slots, after one slot at first. Nodes join, leave and are killed.
-func slotsScenario(t *testing.T) {
-	r := runScenario(t, "slots", "--events", "400")
-	expectAbove(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
-}
-
 // The scenarios at full size, on dedicated servers.
 func TestScenariosOfFullSize(t *testing.T) {
 	stacktest.OnlyWith(t, "each scenario takes a minute or two", "integration.long")
 	t.Parallel()
-	for _, name := range []string{"broker-outage", "drop", "lost-history", "purge", "slots"} {
+	for _, name := range []string{"drop", "lost-history"} {
 		t.Run(name, func(t *testing.T) {
 			r := runScenario(t, name)
 			switch name {
-			case "broker-outage":
-				expectAbove(t, r, 30, "outage_s")
-				expectAbove(t, r, 10_000, "backlog")
-				if r["attempts"] != 0.0 || r["dead"] != 0.0 || r["takeovers"] != 0.0 {
-					t.Errorf("%v", r)
-				}
-
 			case "drop":
 				expectAbove(t, r, 2, "drops")
 				if r["redelivered"] != 0.0 || r["takeovers"] != 0.0 {
@@ -196,9 +169,6 @@ func TestScenariosOfFullSize(t *testing.T) {
 			case "lost-history":
 				expectAbove(t, r, 100_000, "orphaned")
 				expectAbove(t, r, r["orphaned"].(float64)-1, "redelivered")
-
-			case "purge":
-				expectAbove(t, r, 0, "purged", "kept", "with_p99_ms", "without_p99_ms")
 			}
 		})
 	}
@@ -207,14 +177,18 @@ func TestScenariosOfFullSize(t *testing.T) {
 // An unknown name is an error that lists the known names, before any server starts.
 func TestScenarioNames(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}, {"--scenario", "saga", "--rebalance-every", "2s"}, {"--rebalance-every", "2s"}} {
+	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "saga"}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}, {"--scenario", "retry", "--rebalance-every", "2s"}, {"--rebalance-every", "2s"}} {
 		code, out, errOut := kit.RunCommand(t, nil, append([]string{"dev"}, args...)...)
 		if code != 1 || out != "" || errOut == "" {
 			t.Errorf("dev %q: exit code %d\n%s%s", args, code, out, errOut)
 		}
 
 		if len(args) == 2 && args[0] == "--scenario" {
-			for _, n := range []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"} {
+			known := []string{"consumer", "drop", "lost-history", "poison", "retry", "scheduled"}
+			if args[1] == "saga" {
+				known = []string{"TestSagaNodesDie"} // which has replaced it
+			}
+			for _, n := range known {
 				if !bytes.Contains([]byte(errOut), []byte(n)) {
 					t.Errorf("the error of dev %q does not list %s: %s", args, n, errOut)
 				}

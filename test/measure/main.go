@@ -1,4 +1,4 @@
-// Measure prints how readable the code is.
+// Measure prints how readable the code is, and the size of the Markdown that people write.
 //
 //	go run ./test/measure [-tests] [-list] [DIR]...
 //
@@ -34,6 +34,16 @@ func main() {
 	}
 
 	m.Print(os.Stdout)
+	pages, err := readable.Markdown(".")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "measure:", err)
+		os.Exit(1)
+	}
+	total := 0
+	for _, size := range pages {
+		total += size
+	}
+	fmt.Printf("%-52s %.0f in %d files\n", "Markdown that people write, KB", float64(total)/1000, len(pages))
 	if *list {
 		for _, place := range m.Places() {
 			fmt.Println(place)

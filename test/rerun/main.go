@@ -6,8 +6,9 @@
 //	rerun [FLAG of go test]... -- PACKAGE... [-args FLAG of the tests...]
 //
 // Some failures do not depend on load and fail the run at once: a build failure, a panic, a data race,
-// a time-out, a package that fails although all its tests pass (for example because of leaked
-// goroutines), and more than ten failed tests.
+// a timeout, a package that fails although all its tests pass (for example because of leaked
+// goroutines), and more than ten failed tests. The option --rerun-fails of gotestsum does the same, except that
+// it passes a package that fails although all its tests pass: its second run has no tests.
 package main
 
 import (
@@ -189,7 +190,7 @@ func (r *testRun) handleEvent(e event) {
 func (p *packageResult) addOutput(test, line string) {
 	switch {
 	case strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: "):
-		p.reason = "panic or time-out"
+		p.reason = "panic or timeout"
 	case isRace(line):
 		p.reason = "data race"
 	case strings.HasPrefix(line, "=== ") || test == "" && line == "PASS\n":

@@ -45,7 +45,7 @@ func TestOnlyATestThatFailsTwiceFailsTheRun(t *testing.T) {
 		"flaky":  {`func TestX(t *testing.T) { t.Run("sub", func(t *testing.T) { if *given != "1" || first() { t.Error("not this time") } }) }`, 0, "FLAKY example.com/x.TestX", "a line of a test that passes"},
 		"broken": {`func TestX(t *testing.T) { t.Error("never") }`, 1, "FAILED example.com/x.TestX", "FLAKY"},
 		"panic":  {`func TestX(t *testing.T) { if first() { panic("x") } }`, 1, "FAILED example.com/x: panic", "FLAKY"},
-		"hangs":  {`func TestX(t *testing.T) { if first() { select {} } }`, 1, "FAILED example.com/x: panic or time-out", "FLAKY"},
+		"hangs":  {`func TestX(t *testing.T) { if first() { select {} } }`, 1, "FAILED example.com/x: panic or timeout", "FLAKY"},
 		"race": {`func TestX(t *testing.T) { os.Stdout.WriteString("WARNING: DATA RACE\nwhere it is\n") }
 			func TestY(t *testing.T) { t.Error("race detected") }`, 1, "where it is", "FLAKY"},
 		"build":   {`func TestX(t *testing.T) { absent() }`, 1, "FAILED example.com/x: build failed", "FLAKY"},

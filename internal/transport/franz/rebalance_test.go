@@ -155,7 +155,7 @@ func TestARebalanceStopsOnlyThePartitionsThatMove(t *testing.T) {
 	}
 }
 
-// A static member that restarts within the session time-out gets its partitions back. The others notice nothing.
+// A static member that restarts within the session timeout gets its partitions back. The others notice nothing.
 func TestAStaticMemberRestartsWithoutARebalance(t *testing.T) {
 	t.Parallel()
 	topic, group := stacktest.Topic(t, 4), stacktest.Name(t)

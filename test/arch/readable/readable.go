@@ -51,6 +51,8 @@ type Measure struct {
 	required                                map[string]bool // methods of interfaces, by directory and name
 	methods, fields                         map[string]int  // by type
 	funcFields, interfaces                  int
+	locals, oneLetterLocals                 int
+	parameters, oneLetterParameters         int
 	commentWords, unclearWords              int
 	unclearTexts                            int // wordings in string literals
 	places                                  []string
@@ -195,6 +197,7 @@ func (m *Measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl,
 		}
 	}
 
+	m.addVariables(path, fset, f)
 	name := f.Name.Name
 	if f.Recv != nil && len(f.Recv.List) == 1 {
 		m.methods[filepath.Dir(path)+"."+receiver(f.Recv.List[0].Type)]++
@@ -215,6 +218,77 @@ func (m *Measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl,
 			m.places = append(m.places, fmt.Sprintf("%s:%d: one word: %s", path, first, name))
 		}
 	}
+}
+
+// usualNames are variables that no figure counts: indices, counts, and results that every function has.
+var usualNames = []string{"_", "i", "j", "n", "ok", "err"}
+
+// addVariables counts the parameters and results of a function and of the functions in it, and its local variables without those of
+// loops. A receiver is no parameter.
+func (m *Measure) addVariables(path string, fset *token.FileSet, f *ast.FuncDecl) {
+	count := func(all, oneLetter *int, what string, names ...ast.Expr) {
+		for _, name := range names {
+			ident, ok := name.(*ast.Ident)
+			if !ok || slices.Contains(usualNames, ident.Name) {
+				continue
+			}
+			*all++
+			if len(ident.Name) == 1 {
+				*oneLetter++
+				m.places = append(m.places, fmt.Sprintf("%s:%d: one letter: %s %s", path, fset.Position(ident.Pos()).Line, what, ident.Name))
+			}
+		}
+	}
+	countLocals := func(names ...ast.Expr) { count(&m.locals, &m.oneLetterLocals, "local", names...) }
+
+	loops := map[ast.Stmt]bool{} // the first statements of loops
+	ast.Inspect(f, func(node ast.Node) bool {
+		switch n := node.(type) {
+		case *ast.FuncType:
+			for _, list := range []*ast.FieldList{n.Params, n.Results} {
+				for _, field := range fieldsOf(list) {
+					if isOfTesting(field.Type) {
+						continue // t and b
+					}
+					for _, name := range field.Names {
+						count(&m.parameters, &m.oneLetterParameters, "parameter", name)
+					}
+				}
+			}
+		case *ast.ForStmt:
+			loops[n.Init] = true
+		case *ast.AssignStmt:
+			if n.Tok == token.DEFINE && !loops[n] {
+				countLocals(n.Lhs...)
+			}
+		case *ast.ValueSpec:
+			for _, name := range n.Names {
+				countLocals(name)
+			}
+		}
+		return true
+	})
+}
+
+// isOfTesting reports whether a type is one of package testing, such as *testing.T.
+func isOfTesting(t ast.Expr) bool {
+	if star, ok := t.(*ast.StarExpr); ok {
+		t = star.X
+	}
+	selector, ok := t.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	pkg, ok := selector.X.(*ast.Ident)
+	return ok && pkg.Name == "testing"
+}
+
+// fieldsOf returns the fields of a list that may be missing.
+func fieldsOf(list *ast.FieldList) []*ast.Field {
+	if list == nil {
+		return nil
+	}
+	return list.List
 }
 
 // receiver returns the name of a receiver's type.
@@ -261,7 +335,13 @@ func (m *Measure) addTypes(path string, d *ast.GenDecl) {
 	}
 }
 
-// Places returns each place that counts against a figure, sorted: long functions without a paragraph, one-word names, names
+// OneLetterLocals returns the share of local variables with a name of one letter, in percent.
+func (m *Measure) OneLetterLocals() float64 { return percent(m.oneLetterLocals, m.locals) }
+
+// OneLetterParameters returns the share of parameters and results with a name of one letter, in percent.
+func (m *Measure) OneLetterParameters() float64 { return percent(m.oneLetterParameters, m.parameters) }
+
+// Places returns each place that counts against a figure, sorted: long functions without a paragraph, one-word names, one-letter variables, names
 // that are defined too often, large types, and comments with words that the writing guide in CONTRIBUTING.md rules out.
 func (m *Measure) Places() []string {
 	places := slices.Clone(m.places)
@@ -336,6 +416,7 @@ func (m *Measure) Print(out io.Writer) {
 	row("comment lines per 100 lines inside functions", "%.1f", percent(m.insideComments, m.inside))
 	row("trailing comments per 100 code lines; reasons", "%.1f; %d", percent(m.trailing, m.code), m.trailingReasons)
 	row("one-word function names, all; unexported", "%.1f %%; %.1f %%", percent(m.oneWord, m.names), percent(m.unexportedOneWord, m.unexported))
+	row("one-letter locals; parameters (without i j n ok err)", "%.1f %%; %.1f %%", m.OneLetterLocals(), m.OneLetterParameters())
 	row("most defined unexported names", "%s", top(m.Defined(), printedRepeats))
 	row("types with the most methods", "%s", top(m.methods, 3))
 	row("types with the most fields", "%s", top(m.fields, 3))
