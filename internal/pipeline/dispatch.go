@@ -158,7 +158,7 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 		return err
 	}
 
-	ticket := d.tracker.Begin(item.CommitMS, 1)
+	ticket := d.tracker.Begin(item.CommitMS, 1, EventNumber(item.Pos))
 	o := item.newOutcome(ledger.Dead)
 	o.Refusal = *item.Dead
 	d.addUnsent(o, unsent{ticket: ticket, targets: 1, bytes: int64(len(item.Raw))})

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -110,15 +111,19 @@ func (r *Resolver) Limits() (bytes, tickets int64) {
 	return r.budget.currentShare() + r.sideBudget.currentShare(), r.maxTickets.Load()
 }
 
+// EventNumber returns the number of the event at a position. It identifies the event among those of this process: an id does not,
+// because it may be inserted again.
+func EventNumber(pos []byte) uint64 { return maphash.Bytes(hashSeed, pos) }
+
 // beginTicket assigns the next ticket to item. If its delivery is to be recorded, the
 // ticket has one target more, which is resolved when the record is stored.
 func (r *Resolver) beginTicket(item *Item) record.Ticket {
 	targets := len(item.Records)
 	if item.Sent == nil || targets == 0 {
-		return r.tracker.Begin(item.CommitMS, targets)
+		return r.tracker.Begin(item.CommitMS, targets, EventNumber(item.Pos))
 	}
 
-	ticket := r.tracker.Begin(item.CommitMS, targets+1)
+	ticket := r.tracker.Begin(item.CommitMS, targets+1, EventNumber(item.Pos))
 	item.Sent.ticket = ticket
 	return ticket
 }
