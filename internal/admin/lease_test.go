@@ -36,7 +36,7 @@ func acquireLease(t *testing.T, state state.Database) *lease.Held {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
-	go func() { defer close(ended); _ = h.Run(ctx) }()
+	go func() { defer close(ended); _ = h.Run(ctx, nil) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	return h
 }
@@ -106,7 +106,7 @@ func TestPausedIsShownAndResumed(t *testing.T) {
 	}
 
 	waitYield(t, h)
-	if err := h.Release(t.Context()); err != nil {
+	if err := h.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if w := readWatcher(t, state); w.State != "paused" {

@@ -167,7 +167,7 @@ func TestAdoptOfAnOwnedWatcher(t *testing.T) {
 		t.Errorf("a document that was created after the plan: %v", err)
 	}
 
-	if err := held.Release(t.Context()); err != nil {
+	if err := held.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	after, err := f.plan(Source{Token: at.Data()})
@@ -178,7 +178,7 @@ func TestAdoptOfAnOwnedWatcher(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = again.Release(context.WithoutCancel(t.Context())) }()
+	defer func() { _ = again.Release(context.WithoutCancel(t.Context()), nil) }()
 	if _, err := f.a.Write(t.Context(), after, "ann"); !errors.Is(err, lease.ErrNotHeld) {
 		t.Errorf("a lease that was acquired after the plan: %v", err)
 	}

@@ -52,32 +52,40 @@ type lostStretch struct {
 	saved  time.Time      // when the cursor was last saved
 }
 
-// Recovery continues the stream of a term after it was lost, and delivers the envelopes that no
-// stream contains: those of a gap, and those of a collection that was renamed to a watched name.
-type Recovery struct {
+// Plan is what a term has to sweep. It exists before the stream and the sink. The Recovery of the term carries it out.
+type Plan struct {
 	Config      *config.Config
-	Scope       *changestream.Scope
 	Held        *lease.Held
 	Calls       *readiness.Calls
 	Collections *watched.Collections
-	Schedules   *watched.Schedules
-	Dispatcher  dispatcher
-	Pump        pump // set before the stream is read
-	Metrics     *metrics.Set
 	Now         func() time.Time
 	Log         *slog.Logger
 	AppendEvent func(ctx context.Context, kind nodes.Kind, fields bson.D)
-	OnClosed    func(end resume.Position) // called when the document contains the end of the gap
+
+	gap      *lostStretch                  // to be swept before the stream is read
+	sweeping atomic.Pointer[sweepProgress] // set while positions are those of a sweep
+	renames  sync.Map                      // name of a collection → its latest rename in the term
+}
+
+// Recovery continues the stream of a term after it was lost, and delivers the envelopes that no
+// stream contains: those of a gap, and those of a collection that was renamed to a watched name.
+type Recovery struct {
+	*Plan
+	Scope      *changestream.Scope
+	Schedules  *watched.Schedules
+	Dispatcher dispatcher
+	Swept      deliverer
+	Skip       *Skip // gets the ids of swept envelopes that the following stream may repeat
+	Metrics    *metrics.Set
+	Checkpoint lease.Source              // the current checkpoint of the term
+	Closed     func(end resume.Position) // called when the document contains the end of the gap
 	// Discard removes what waits of a dropped outbox, or of all outboxes of db if coll is "", with positions before the drop. It returns
 	// the number of removed envelopes, also with an error.
 	Discard func(ctx context.Context, db, coll, before string) (int64, error)
 
-	reopenedAt resume.Position               // where the stream was last reopened by time
-	gap        *lostStretch                  // to be swept before the stream is read
-	lastEnd    bson.Timestamp                // of the previous gap
-	backoff    *retry.Backoff                // between two gaps without progress of the stream
-	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
-	renames    sync.Map                      // name of a collection → its latest rename in the term
+	reopenedAt resume.Position // where the stream was last reopened by time
+	lastEnd    bson.Timestamp  // of the previous gap
+	backoff    *retry.Backoff  // between two gaps without progress of the stream
 }
 
 // dispatcher sends the swept envelopes and follows their acks.
@@ -89,23 +97,21 @@ type dispatcher interface {
 	Snapshot() (resume.Position, bool, map[string][]int64)
 }
 
-// pump builds the records of envelopes in stream order.
-type pump interface {
+// deliverer delivers the envelopes of a sweep.
+type deliverer interface {
 	DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error
-	SetCurrent(ev changestream.Event)
-	SkipSwept(bytes int64) *Skip
 }
 
 // IsGapOpen reports whether a gap has to be swept before the stream is read.
-func (r *Recovery) IsGapOpen() bool { return r.gap != nil }
+func (p *Plan) IsGapOpen() bool { return p.gap != nil }
 
 // IsSweeping reports whether positions are those of a sweep. It is safe for concurrent use.
-func (r *Recovery) IsSweeping() bool { return r.sweeping.Load() != nil }
+func (p *Plan) IsSweeping() bool { return p.sweeping.Load() != nil }
 
 // DescribeSweep returns the progress of the sweep in words, or "" if there is none. hindrance may
 // be empty. It is safe for concurrent use.
-func (r *Recovery) DescribeSweep(hindrance string) string {
-	s := r.sweeping.Load()
+func (p *Plan) DescribeSweep(hindrance string) string {
+	s := p.sweeping.Load()
 	if s == nil {
 		return ""
 	}
@@ -168,12 +174,12 @@ func (r *Recovery) openGap(ctx context.Context, lost *changestream.GapError) (ch
 		from = bson.Timestamp{}
 	}
 
-	return r.PlanSweep(ctx, lost.Reason, from, to, lease.Update{Current: true})
+	return r.PlanSweep(ctx, lost.Reason, from, to, lease.Update{Current: r.Checkpoint})
 }
 
 // PlanSweep saves the gap, together with u. It returns the end of the gap as the start of the next
 // stream.
-func (r *Recovery) PlanSweep(
+func (p *Plan) PlanSweep(
 	ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update,
 ) (changestream.Start, error) {
 	switch {
@@ -186,19 +192,19 @@ func (r *Recovery) PlanSweep(
 		from = bson.Timestamp{}
 	}
 
-	r.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: r.Now()}}
-	u.Gap = &r.gap.Gap
-	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, u) }); err != nil {
+	p.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: p.Now()}}
+	u.Gap = &p.gap.Gap
+	if err := p.Calls.RetryFenced(ctx, func() error { return p.Held.Save(ctx, u) }); err != nil {
 		return changestream.Start{}, err
 	}
 
 	// A first start has no stream to continue: that is no problem. Neither is an order.
 	if reason == ReasonBacklog || reason == lease.GapRequested {
-		r.Log.Info("sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+		p.Log.Info("sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
 	} else {
-		r.Log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+		p.Log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
 	}
-	r.AppendEvent(ctx, nodes.GapFound, bson.D{
+	p.AppendEvent(ctx, nodes.GapFound, bson.D{
 		{Key: "reason", Value: reason},
 		{Key: "from", Value: from},
 		{Key: "to", Value: to},
@@ -208,36 +214,36 @@ func (r *Recovery) PlanSweep(
 
 // ResumeGap continues the sweep of an earlier owner, or begins a sweep that an operator has
 // ordered. began is a cluster time before the collections were listed.
-func (r *Recovery) ResumeGap(
+func (p *Plan) ResumeGap(
 	ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp,
 ) (changestream.Start, error) {
 	if doc.Gap.To.IsZero() {
 		u.GapSince = doc.Gap.Since
-		return r.PlanSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
+		return p.PlanSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
 	}
 
-	if r.Config.LostHistory == "halt" && doc.Gap.Reason != lease.GapRequested {
+	if p.Config.LostHistory == "halt" && doc.Gap.Reason != lease.GapRequested {
 		return changestream.Start{}, &readiness.HaltError{
 			What: "a gap of the change stream is half swept",
 			Fix:  "set lost_history: sweep until it is closed",
 		}
 	}
-	r.gap = &lostStretch{Gap: *doc.Gap}
-	r.Log.Info("continuing the sweep of an earlier owner", "reason", r.gap.Reason,
-		"from", r.gap.From.T, "to", r.gap.To.T, "cursor", r.gap.Cursor.T)
-	return changestream.Start{At: &r.gap.To}, nil
+	p.gap = &lostStretch{Gap: *doc.Gap}
+	p.Log.Info("continuing the sweep of an earlier owner", "reason", p.gap.Reason,
+		"from", p.gap.From.T, "to", p.gap.To.T, "cursor", p.gap.Cursor.T)
+	return changestream.Start{At: &p.gap.To}, nil
 }
 
 // HasUnstampedBacklog reports whether a first start has to sweep: for an envelope without a server
 // timestamp, no time is known at which a stream would contain its insert.
-func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
-	if r.Config.Start.Now || !r.Config.Start.At.IsZero() || r.Config.LostHistory == "halt" {
+func (p *Plan) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
+	if p.Config.Start.Now || !p.Config.Start.At.IsZero() || p.Config.LostHistory == "halt" {
 		return false, nil
 	}
 
-	for _, c := range r.Collections.WatchedOutboxes() {
-		err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-			coll := mongodb.Database(r.Calls.Client, c.DB).Collection(c.Coll)
+	for _, c := range p.Collections.WatchedOutboxes() {
+		err := p.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+			coll := mongodb.Database(p.Calls.Client, c.DB).Collection(c.Coll)
 			found, err = hasUnstamped(ctx, now, coll, c.Slot)
 			return err
 		})
@@ -260,16 +266,16 @@ func (r *Recovery) findReadUpTo(claims []outboxes.Registration, start bson.Times
 }
 
 // SweepGap delivers the envelopes of the gap and closes it. It returns when all of them are
-// resolved. Without a gap it does nothing. start is where the term has started.
-func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
+// resolved. closed is false if there was no gap. start is where the term has started.
+func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) (closed bool, err error) {
 	g := r.gap
 	if g == nil {
-		return nil
+		return false, nil
 	}
 	g.margin = mongodb.Margin(ctx, r.Calls.Client)
 	claims, err := r.Collections.Registrations(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	s := &Sweep{
@@ -283,7 +289,7 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 		Cursor:      g.Cursor,
 		Margin:      g.margin,
 		Memory:      int64(r.Config.Limits.Memory) / 4,
-		Skip:        r.Pump.SkipSwept(int64(r.Config.Limits.Memory) / 4),
+		Skip:        r.Skip,
 		Publisher:   gapPublisher{sweptPublisher{r}},
 	}
 	g.lower = s.LowerBound()
@@ -294,15 +300,18 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 
 	res, err := s.Run(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := r.Dispatcher.Drain(ctx); err != nil {
-		return err
+		return false, err
 	}
 	if err := r.warnOfOldIDs(ctx, s); err != nil {
-		return err
+		return false, err
 	}
-	return r.closeGap(ctx, res)
+	if err := r.closeGap(ctx, res); err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 // sweepsOldIDs reports whether a sweep that no operator has limited delivers envelopes with ids of any age. The stream cannot
@@ -359,7 +368,7 @@ func (r *Recovery) closeGap(ctx context.Context, res Result) error {
 		return err
 	}
 
-	r.OnClosed(end)
+	r.Closed(end)
 	r.gap = nil
 	r.lastEnd = g.To
 	r.sweeping.Store(nil)
@@ -417,7 +426,7 @@ type gapPublisher struct{ sweptPublisher }
 
 // Deliver implements gap.Publisher.
 func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
-	if err := p.Pump.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
+	if err := p.Swept.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
 		return err
 	}
 

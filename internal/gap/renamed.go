@@ -90,9 +90,7 @@ func (r *Recovery) findRenamed(ctx context.Context, ev *changestream.Event) (o o
 func (r *Recovery) sweepRenamed(
 	ctx context.Context, ev *changestream.Event, o outboxes.Outbox, before outboxes.Registration,
 ) error {
-	// The sweep overwrites the current event of the pump.
 	at := ev.ClusterTime
-	last := *ev
 
 	// A time after the rename comes from another slot, which has read further.
 	readUpTo := before.Left
@@ -116,7 +114,6 @@ func (r *Recovery) sweepRenamed(
 		Publisher:   renamePublisher{sweptPublisher{r}},
 	}
 	res, err := s.Run(ctx)
-	r.Pump.SetCurrent(last)
 	if err != nil {
 		return err
 	}
@@ -141,7 +138,7 @@ type renamePublisher struct{ sweptPublisher }
 func (p renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	p.Calls.Ticks.Add(1)
 	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
-	return p.Pump.DeliverSwept(ctx, e, p.PositionOf(string(e.DB)+"."+string(e.Coll), e.TS))
+	return p.Swept.DeliverSwept(ctx, e, p.PositionOf(string(e.DB)+"."+string(e.Coll), e.TS))
 }
 
 // rename is an event that gave a collection a watched name.
@@ -154,8 +151,8 @@ type rename struct {
 // envelope came with a rename, the position lies within the rename, ordered by the timestamp ts. So
 // the envelope is due when the watermark has passed the rename, and a later owner that reads the
 // rename again recognizes the envelope by its position. Otherwise the position is made of ts.
-func (r *Recovery) PositionOf(ns string, ts bson.Timestamp) string {
-	known, _ := r.renames.Load(ns)
+func (p *Plan) PositionOf(ns string, ts bson.Timestamp) string {
+	known, _ := p.renames.Load(ns)
 	if latest, ok := known.(rename); ok && !ts.After(latest.at) {
 		return outboxes.PosWithin(latest.pos, ts)
 	}

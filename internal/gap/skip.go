@@ -61,6 +61,12 @@ func (s *Skip) addID(db, coll []byte, idType byte, id []byte) {
 	s.ids[s.hashID(db, coll, idType, id)] = struct{}{}
 }
 
+// IsEmpty reports whether the set covers no part of the stream: no sweep has filled it since it was cleared.
+func (s *Skip) IsEmpty() bool { return s.to.IsZero() }
+
+// Clear empties the set and frees its memory.
+func (s *Skip) Clear() { *s = *NewSkip(int64(s.max) * skipEntry) }
+
 // IsPast reports whether commit is later than everything that the sweep can have seen, so that the set is
 // no longer needed.
 func (s *Skip) IsPast(commit bson.Timestamp) bool { return commit.After(s.until) }

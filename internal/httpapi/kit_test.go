@@ -59,7 +59,7 @@ func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 		t.Fatal(err)
 	}
 
-	s.run(func(ctx context.Context) error { return s.owner.Run(ctx) })
+	s.run(func(ctx context.Context) error { return s.owner.Run(ctx, nil) })
 	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders", bson.Timestamp{}); err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func TestClientClocksDoNotMatter(t *testing.T) {
 			stacktest.Eventually(t, "the owner trusts its lease", held.Valid)
 			ctx, stop := context.WithTimeout(t.Context(), patient)
 			defer stop()
-			if err := held.Release(ctx); err != nil {
+			if err := held.Release(ctx, nil); err != nil {
 				t.Fatal(err)
 			}
 
@@ -45,7 +45,7 @@ func TestClientClocksDoNotMatter(t *testing.T) {
 			if !next.Valid() || next.Document().Epoch != 2 {
 				t.Fatalf("with a clock difference of %v the next owner did not acquire a free lease", skew)
 			}
-			if err := next.Release(ctx); err != nil {
+			if err := next.Release(ctx, nil); err != nil {
 				t.Fatal(err)
 			}
 		})

@@ -70,7 +70,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	first := mustAcquire(t, newLease(t, longConfig(coll, "a")))
-	if err := first.Release(t.Context()); err != nil {
+	if err := first.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := Pause(t.Context(), coll, slotID); err != nil {
@@ -110,7 +110,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 	if _, _, err := Read(t.Context(), coll, slotID); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the old document: %v", err)
 	}
-	if err := h.Release(t.Context()); !errors.Is(err, ErrLeaseLost) {
+	if err := h.Release(t.Context(), nil); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Release of a replaced document returned %v", err)
 	}
 }
@@ -135,7 +135,7 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	if !<-won || calls != 5 {
 		t.Errorf("MayAttempt was called %d times", calls)
 	}
-	if err := h.Release(t.Context()); err != nil {
+	if err := h.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -223,7 +223,7 @@ func TestN28_AbsentIsCalledForDocumentsWithoutAMajority(t *testing.T) {
 		}
 		return nil
 	}
-	if err := mustAcquire(t, newLease(t, cfg)).Release(t.Context()); err != nil || !called {
+	if err := mustAcquire(t, newLease(t, cfg)).Release(t.Context(), nil); err != nil || !called {
 		t.Errorf("Absent was called: %v, error %v", called, err)
 	}
 }

@@ -32,8 +32,7 @@ type Held struct {
 	extended       atomic.Pointer[chan struct{}] // closed and replaced when deadline moves
 	lastWrite      atomic.Int64                  // on Lease.clock: when the last successful write was sent
 	lastCheckpoint atomic.Int64                  // on Lease.clock: when the position was last saved
-	source         atomic.Pointer[func() Checkpoint]
-	yield          chan string // 1 slot, the latest
+	yield          chan string                   // 1 slot, the latest
 	suspended      atomic.Bool
 	lapsedPin      atomic.Pointer[string] // see Lapsed; the turn is required to write it
 
@@ -110,10 +109,6 @@ func (h *Held) Yield() <-chan string { return h.yield }
 
 // LapsedPin returns the node of a pin that this owner disregards because the node is not responding, or "".
 func (h *Held) LapsedPin() string { return *h.lapsedPin.Load() }
-
-// SetSource sets the function from which renewals get the current checkpoint. It must not block, and
-// must not call the Held.
-func (h *Held) SetSource(f func() Checkpoint) { h.source.Store(&f) }
 
 // Valid reports whether work may be done now. It returns false from the guard time before the expiry
 // until a renewal succeeds (N2). It costs one read of the clock.

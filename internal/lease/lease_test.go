@@ -77,10 +77,16 @@ func mustAcquire(t *testing.T, l *Lease) *Held {
 // startRun renews until the test ends. The channel gets the error of Run.
 func startRun(t *testing.T, h *Held) <-chan error {
 	t.Helper()
+	return startRunOf(t, h, nil)
+}
+
+// startRunOf is startRun with a source.
+func startRunOf(t *testing.T, h *Held, source Source) <-chan error {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	out := make(chan error, 1)
 	ended := make(chan struct{})
-	go func() { defer close(ended); out <- h.Run(ctx) }()
+	go func() { defer close(ended); out <- h.Run(ctx, source) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	return out
 }
@@ -169,8 +175,7 @@ func TestAReleasedLeaseIsTakenAtOnce(t *testing.T) {
 		stacktest.Eventually(t, "the standby sees the owner",
 			func() bool { return *standby.reason.Load() == "owned by "+h.Document().Node })
 		start := time.Now()
-		h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(n)} })
-		if err := h.Release(t.Context()); err != nil {
+		if err := h.Release(t.Context(), func() Checkpoint { return Checkpoint{Position: newPosition(n)} }); err != nil {
 			t.Fatal(err)
 		}
 
@@ -186,7 +191,7 @@ func TestAReleasedLeaseIsTakenAtOnce(t *testing.T) {
 		h, a, standby = b, standby, a
 	}
 
-	_ = h.Release(t.Context())
+	_ = h.Release(t.Context(), nil)
 	t.Logf("release to takeover: %v", took)
 }
 
@@ -207,7 +212,7 @@ func TestExpiryIsTakenByTheTimer(t *testing.T) {
 		t.Error("two valid leases")
 	}
 
-	if err := b.Release(t.Context()); err != nil {
+	if err := b.Release(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -221,7 +226,7 @@ func TestN05_AnAcquisitionKeepsTheTimeOfTheRenewalBefore(t *testing.T) {
 	if at := first.RenewedBefore(); !at.IsZero() {
 		t.Errorf("the first owner has an owner before it, at %v", at)
 	}
-	if err := first.Release(t.Context()); err != nil {
+	if err := first.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -240,14 +245,14 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
-	h.SetSource(func() Checkpoint {
+	source := func() Checkpoint {
 		return Checkpoint{
 			Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}},
 			Stats: bson.D{{Key: "rate", Value: 12}},
 		}
-	})
+	}
 
-	startRun(t, h)
+	startRunOf(t, h, source)
 	stacktest.Eventually(t, "the position is written",
 		func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
 	hash := "abc"
@@ -281,7 +286,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	if v, ok := d.Stats.Lookup("rate").AsInt64OK(); !ok || v != 12 {
 		t.Error("stats are missing")
 	}
-	if err := h.Release(t.Context()); err != nil {
+	if err := h.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Save(t.Context(), Update{}); !errors.Is(err, ErrReleased) {

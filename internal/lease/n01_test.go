@@ -54,7 +54,7 @@ func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
 		if got := readStored(t, coll); got.Epoch != epoch || got.Seq <= d.Seq {
 			t.Fatalf("epoch %d and seq %d after a renewal, want epoch %d and a seq above %d", got.Epoch, got.Seq, epoch, d.Seq)
 		}
-		if err := h.Release(t.Context()); err != nil {
+		if err := h.Release(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -129,17 +129,17 @@ func TestN01_TheCurrentPositionIsAskedForAtTheWrite(t *testing.T) {
 	h := mustAcquire(t, newLease(t, cfg))
 	var at atomic.Uint32
 	at.Store(3)
-	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(at.Load())} })
+	source := func() Checkpoint { return Checkpoint{Position: newPosition(at.Load())} }
 	if err := h.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 
 	saved := make(chan error)
-	go func() { saved <- h.Save(t.Context(), Update{Current: true, ClearPassed: true}) }()
+	go func() { saved <- h.Save(t.Context(), Update{Current: source, ClearPassed: true}) }()
 	at.Store(7)
 
 	// This is the write of the renewal.
-	if err := h.writeCheckpoint(t.Context(), h.currentCheckpoint(), nil); err != nil {
+	if err := h.writeCheckpoint(t.Context(), source(), nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -227,8 +227,7 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	if !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("checkpoint of the deposed owner returned %v", err)
 	}
-	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(11)} })
-	if err := h.Release(t.Context()); !errors.Is(err, ErrLeaseLost) {
+	if err := h.Release(t.Context(), func() Checkpoint { return Checkpoint{Position: newPosition(11)} }); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("release of the deposed owner returned %v", err)
 	}
 	if now := readStored(t, coll); now.Position().Compare(newPosition(9)) != 0 || now.Owner != d.Owner {

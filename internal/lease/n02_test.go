@@ -90,7 +90,7 @@ func TestN02_OnlyTheDocumentDecidesThatTheLeaseIsLost(t *testing.T) {
 	if h.Valid() || h.Save(t.Context(), Update{}) == nil {
 		t.Error("a lost lease is still valid")
 	}
-	if err := b.Release(t.Context()); err != nil {
+	if err := b.Release(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -49,8 +49,7 @@ func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 	var n atomic.Uint32
 
 	// The position moves each time.
-	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(n.Add(1))} })
-	startRun(t, h)
+	startRunOf(t, h, func() Checkpoint { return Checkpoint{Position: newPosition(n.Add(1))} })
 	var wg sync.WaitGroup
 	var runs atomic.Int64
 
@@ -97,7 +96,7 @@ func TestN03_FencedIsRefusedAfterASteal(t *testing.T) {
 		t.Errorf("the deposed owner wrote: %+v", d)
 	}
 
-	_ = b.Release(t.Context())
+	_ = b.Release(t.Context(), nil)
 }
 
 func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
@@ -133,7 +132,7 @@ func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
 		t.Error("the write of the dead owner was committed")
 	}
 
-	_ = b.Release(t.Context())
+	_ = b.Release(t.Context(), nil)
 }
 
 func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {

@@ -24,7 +24,7 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	if err := Adopt(t.Context(), coll, slotID, "there"); err == nil {
 		t.Error("Adopt accepted state that is in use")
 	}
-	if err := h.Release(t.Context()); err != nil {
+	if err := h.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -103,7 +103,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	}
 
 	awaitYield(t, h)
-	if err := h.Release(t.Context()); err != nil {
+	if err := h.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -123,7 +123,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	_ = receiveWithin(t, got, "taking over after the pause").Release(t.Context())
+	_ = receiveWithin(t, got, "taking over after the pause").Release(t.Context(), nil)
 	if err := Pause(t.Context(), coll, "no/0of1"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("Pause of a missing watcher returned %v, want ErrNotFound", err)
 	}
@@ -150,14 +150,14 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	if h.LapsedPin() != "" {
 		t.Errorf("lapsed pin %q, want none: the node is alive", h.LapsedPin())
 	}
-	if err := h.Release(t.Context()); err != nil {
+	if err := h.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 
 	got, cancel := startAcquire(t, a)
 	stacktest.Eventually(t, "a keeps away", func() bool { return *a.reason.Load() == "pinned to node b" })
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
-	if err := b.Release(t.Context()); err != nil {
+	if err := b.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -204,7 +204,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	}
 
 	awaitYield(t, h)
-	if err := h.Release(t.Context()); err != nil {
+	if err := h.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -228,7 +228,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 		t.Errorf("the next owner got the step-down too: %s", reason)
 	default:
 	}
-	if err := b.Release(t.Context()); err != nil {
+	if err := b.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -245,7 +245,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	}
 
 	// After a voluntary step-down, the process holds off by its own clock.
-	_ = h.Release(t.Context())
+	_ = h.Release(t.Context(), nil)
 	start := time.Now()
 	a.HoldOff(400 * time.Millisecond)
 	mustAcquire(t, a)

@@ -18,11 +18,9 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	var offset atomic.Int64
 	at.Store(1)
 	offset.Store(3)
-	h.SetSource(func() Checkpoint {
+	startRunOf(t, h, func() Checkpoint {
 		return Checkpoint{Position: newPosition(at.Load()), Offsets: map[string][]int64{"t": {offset.Load()}}}
 	})
-
-	startRun(t, h)
 	reached := func(what string) {
 		t.Helper()
 		n := at.Add(1)

@@ -26,11 +26,22 @@ type Checkpoint struct {
 	Stats any
 }
 
-// Run renews the lease until ctx ends or the lease is lost. If the lease is lost, it returns
+// Source returns the current checkpoint. It must not block, and must not call the Held. A nil Source has none.
+type Source func() Checkpoint
+
+// current returns the checkpoint of s.
+func (s Source) current() Checkpoint {
+	if s == nil {
+		return Checkpoint{}
+	}
+	return s()
+}
+
+// Run renews the lease until ctx ends or the lease is lost. Renewals save the checkpoint of source. If the lease is lost, it returns
 // [ErrLeaseLost]. After a Release it returns nil. The end of ctx does not release the lease. Run saves a
 // changed position every CheckpointEvery, and renews at least every Renew. While the server is not
 // available, it retries and the work is suspended. Only the document decides that the lease is lost (N2).
-func (h *Held) Run(ctx context.Context) error {
+func (h *Held) Run(ctx context.Context, source Source) error {
 	checkpointAge := h.lease.cfg.Metrics.CheckpointAge
 	checkpointAge.SetSource(func() float64 {
 		return (h.lease.clock() - time.Duration(h.lastCheckpoint.Load())).Seconds()
@@ -49,7 +60,7 @@ func (h *Held) Run(ctx context.Context) error {
 		case <-t.C:
 		}
 
-		err := h.renewIfDue(ctx)
+		err := h.renewIfDue(ctx, source)
 		if h.ctx.Err() != nil {
 			return h.endError()
 		}
@@ -90,27 +101,19 @@ func (h *Held) logFailure(err error, n int) {
 }
 
 // renewIfDue renews the lease if the time has come or the position has changed.
-func (h *Held) renewIfDue(ctx context.Context) error {
+func (h *Held) renewIfDue(ctx context.Context, source Source) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
 	defer h.releaseTurn()
 
-	c := h.currentCheckpoint()
+	c := source.current()
 	// While work is suspended, each attempt may end the suspension.
 	due := h.lease.clock()-time.Duration(h.lastWrite.Load()) >= h.lease.cfg.Renew || !h.Valid()
 	if !due && c.Position.Compare(h.savedPosition) <= 0 {
 		return nil
 	}
 	return h.writeCheckpoint(ctx, c, nil)
-}
-
-// currentCheckpoint returns the checkpoint of the source.
-func (h *Held) currentCheckpoint() Checkpoint {
-	if f := h.source.Load(); f != nil {
-		return (*f)()
-	}
-	return Checkpoint{}
 }
 
 // writeCheckpoint saves c and fields, and renews the lease. The caller must hold the turn.

@@ -17,7 +17,7 @@ import (
 // Update lists the fields that Save changes. A nil field leaves the stored one as it is.
 type Update struct {
 	Checkpoint   Checkpoint
-	Current      bool // save the checkpoint of the source (SetSource) at the moment of the write, not Checkpoint
+	Current      Source // if not nil: its checkpoint at the moment of the write is saved, not Checkpoint
 	Senders      *[]record.Sender
 	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list removes the topic
 	Collections  *[]Collection
@@ -79,8 +79,8 @@ func (h *Held) saveOnce(ctx context.Context, u Update) error {
 	defer h.releaseTurn()
 
 	// Read under the turn. A checkpoint read earlier could precede one that a renewal has saved since.
-	if u.Current {
-		u.Checkpoint = h.currentCheckpoint()
+	if u.Current != nil {
+		u.Checkpoint = u.Current()
 	}
 	// Positions of two histories cannot be compared, so the new one has to follow none.
 	if u.Rewind {
@@ -133,27 +133,27 @@ func (u *Update) setFields() bson.D {
 	return set
 }
 
-// Release saves the checkpoint of the source (SetSource) and releases the lease. A standby takes over within
+// Release saves the checkpoint of source and releases the lease. A standby takes over within
 // [pollEvery]. Release retries until ctx ends. After it, Context has ended with cause
 // [ErrReleased] and Run returns nil. If the lease was lost before, it returns [ErrLeaseLost]. If the
 // lease was released before, it returns nil.
-func (h *Held) Release(ctx context.Context) error {
+func (h *Held) Release(ctx context.Context, source Source) error {
 	crash.At("before-release")
 
-	err := h.retryWrite(ctx, "releasing the lease (it expires after its ttl)", func() error { return h.releaseOnce(ctx) })
+	err := h.retryWrite(ctx, "releasing the lease (it expires after its ttl)", func() error { return h.releaseOnce(ctx, source) })
 	if h.ctx.Err() != nil {
 		return h.endError()
 	}
 	return err
 }
 
-func (h *Held) releaseOnce(ctx context.Context) error {
+func (h *Held) releaseOnce(ctx context.Context, source Source) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
 	defer h.releaseTurn()
 
-	set, moved := h.changedFields(h.currentCheckpoint())
+	set, moved := h.changedFields(source.current())
 	if _, err := h.writeOwnerFields(ctx, set, true); err != nil {
 		return err
 	}

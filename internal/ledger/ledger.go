@@ -22,8 +22,19 @@ import (
 // maxPrepared bounds the outcomes that are prepared together. One read of the stream restores the images of all of them.
 const maxPrepared = 20 * mongodb.MaxDocuments
 
+// Queue holds outcomes that are not stored yet. It exists before the ledger, which stores them. Memory is bounded by the outcomes
+// that were added and are not stored.
+type Queue struct{ box *mailbox.Box[*Outcome] }
+
+// NewQueue returns an empty queue.
+func NewQueue() *Queue { return &Queue{mailbox.New[*Outcome]()} }
+
+// Add queues outcomes. It does not block, and may be called from any goroutine.
+func (q *Queue) Add(list ...*Outcome) { q.box.Put(list...) }
+
 // Config is the configuration of a Ledger. Fields without a default are required.
 type Config struct {
+	Queue   *Queue // nil: one of its own
 	Fencer  mongodb.Fencer
 	Store   *waiting.Store
 	Letters *mongo.Collection
@@ -53,11 +64,10 @@ type Config struct {
 	Log         *slog.Logger
 }
 
-// Ledger stores outcomes. Add and Drain may be called from any goroutine. Memory is bounded by the outcomes that were added and
-// are not stored.
+// Ledger stores the outcomes of its queue. Add and Drain may be called from any goroutine.
 type Ledger struct {
+	*Queue
 	config   Config
-	queue    *mailbox.Box[*Outcome]
 	partSize *mongodb.PartSize
 
 	// Used only by Run.
@@ -67,27 +77,27 @@ type Ledger struct {
 
 // New returns a Ledger. It stores nothing before Run.
 func New(c Config) *Ledger {
+	if c.Queue == nil {
+		c.Queue = NewQueue()
+	}
 	return &Ledger{
+		Queue:    c.Queue,
 		config:   c,
-		queue:    mailbox.New[*Outcome](),
 		partSize: mongodb.NewPartSize(mongodb.MaxDocuments),
 		refusals: map[string]refusals{},
 	}
 }
 
-// Add queues outcomes. It does not block.
-func (l *Ledger) Add(list ...*Outcome) { l.queue.Put(list...) }
-
 // Len returns the number of outcomes that are not stored yet.
-func (l *Ledger) Len() int { return l.queue.Len() }
+func (l *Ledger) Len() int { return l.box.Len() }
 
 // Run stores outcomes until ctx ends or the lease is lost, and returns the cause.
 func (l *Ledger) Run(ctx context.Context) error {
 	for {
-		list := l.queue.Take(maxPrepared)
+		list := l.box.Take(maxPrepared)
 		if len(list) > 0 {
 			err := l.Store(ctx, list)
-			l.queue.Done(len(list))
+			l.box.Done(len(list))
 			if err != nil {
 				return err
 			}
@@ -95,7 +105,7 @@ func (l *Ledger) Run(ctx context.Context) error {
 		}
 
 		select {
-		case <-l.queue.Ready():
+		case <-l.box.Ready():
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -107,7 +117,7 @@ const drainPoll = 5 * time.Millisecond
 
 // Drain blocks until everything that was added is stored. It returns the cause of ctx if ctx ends first. Run must be running.
 func (l *Ledger) Drain(ctx context.Context) error {
-	for l.queue.Len() > 0 {
+	for l.box.Len() > 0 {
 		if err := retry.Sleep(ctx, drainPoll); err != nil {
 			return err
 		}

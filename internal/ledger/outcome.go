@@ -54,7 +54,9 @@ type Outcome struct {
 	Pos        string // position of its event
 	Key        string // canonical text of the ordering key
 
-	// A record that the sink gave back has no image. It is read again by these values of its headers.
+	// A record that the sink gave back has no image. It is read again by the number of its event, or from the outbox by these values of
+	// its headers.
+	Event    uint64
 	ID       []byte
 	StringID bool   // ID is a string that looks like another type
 	NSHash   []byte // value of the record's namespace header

@@ -91,6 +91,7 @@ func TestN16_AnErrorOfTheEnvironmentIsNoRejection(t *testing.T) {
 		"shutting down":     {{Key: "errorCode", Value: 91}},
 		"a time limit":      {{Key: "errorCode", Value: 50}},
 		"the disk is full":  {{Key: "errorCode", Value: 14031}},
+		"a quota of Atlas":  {{Key: "errorCode", Value: 8000}},
 		"a write conflict":  {{Key: "errorCode", Value: 112}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}},
 		"no such session":   {{Key: "errorCode", Value: 251}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}},
 		"a lost connection": {{Key: "closeConnection", Value: true}},

@@ -149,9 +149,9 @@ func (b *budget) currentShare() int64 {
 	return b.share
 }
 
-// Pool is the memory that the dispatchers of one process share (N28). The slots of a watcher
+// Pool is the memory that the resolvers of one process share (N28). The slots of a watcher
 // that the process runs have equal parts of it, and a single slot has all. The pool never holds
-// more than its bytes and one envelope of each dispatcher, even while the parts change.
+// more than its bytes and one envelope of each, even while the parts change.
 type Pool struct {
 	bytes   int64
 	tickets int
@@ -159,7 +159,7 @@ type Pool struct {
 	side    sharedBudget
 
 	mu      sync.Mutex
-	members []*Dispatcher
+	members []*Resolver
 }
 
 // minTickets is the minimum of events that each member may have above the watermark.
@@ -174,7 +174,7 @@ func NewPool(bytes int64, tickets int) *Pool {
 }
 
 // addMember gives d a part of the pool. The parts of the other members become smaller.
-func (p *Pool) addMember(d *Dispatcher) {
+func (p *Pool) addMember(d *Resolver) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.members = append(p.members, d)
@@ -183,7 +183,7 @@ func (p *Pool) addMember(d *Dispatcher) {
 
 // removeMember divides the part of d among the other members. It does nothing if d is not a
 // member.
-func (p *Pool) removeMember(d *Dispatcher) {
+func (p *Pool) removeMember(d *Resolver) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(p.members, d)

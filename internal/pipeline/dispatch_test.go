@@ -55,7 +55,6 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 }
 
 func (f *fakeSink) Flush()                   { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
-func (f *fakeSink) Recycle([]record.Ticket)  {}
 func (f *fakeSink) EndReplay()               {}
 func (f *fakeSink) TopicsWithHits() []string { return nil }
 
@@ -109,10 +108,9 @@ func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeL
 		cfg.Pool = NewPool(1<<20, 1000)
 	}
 
-	d := New(cfg)
-	s.acks = d
-	d.SetSink(s)
-	return d, s, m
+	r := NewResolver(cfg)
+	s.acks = r
+	return NewDispatcher(r, s), s, m
 }
 
 func positionAt(n uint32) resume.Position {

@@ -28,7 +28,7 @@ func ParseDrainedSlots(doc *lease.Document) []DrainedSlot {
 // position. The streams of the new slots begin at the lowest of these positions.
 func (p *Pump) deliveredByOldSlot() bool {
 	ahead := false
-	for _, old := range p.DrainedSlots {
+	for _, old := range p.drainedSlots {
 		if string(p.ev.Data) > old.Pos {
 			continue
 		}
@@ -40,7 +40,7 @@ func (p *Pump) deliveredByOldSlot() bool {
 
 	// The stream has passed the positions of all old slots.
 	if !ahead {
-		p.DrainedSlots = nil
+		p.drainedSlots = nil
 	}
 	return false
 }

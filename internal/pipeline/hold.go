@@ -9,12 +9,13 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-var _ record.Holder = (*Dispatcher)(nil)
+var _ record.Holder = (*Resolver)(nil)
 
 // replayWindow is the part of a term in which the stream repeats events that a previous
 // owner may have sent.
 type replayWindow struct {
 	mu       sync.Mutex
+	active   bool
 	mustHold bool // the next delivery outside of the stream's order holds all stored offsets
 }
 
@@ -27,13 +28,14 @@ type replayWindow struct {
 // past them. Therefore all stored offsets stay until EndReplay (N8): from now on if beside
 // reports that a previous owner sent outside of the order, otherwise from the first such
 // delivery on.
-func (d *Dispatcher) BeginReplay(beside bool) {
-	d.replay.mu.Lock()
-	defer d.replay.mu.Unlock()
+func (r *Resolver) BeginReplay(beside bool) {
+	r.replay.mu.Lock()
+	defer r.replay.mu.Unlock()
 
-	d.replay.mustHold = !beside
+	r.replay.active = true
+	r.replay.mustHold = !beside
 	if beside {
-		d.tracker.HoldAllOffsets()
+		r.tracker.HoldAllOffsets()
 	}
 }
 
@@ -43,35 +45,42 @@ func (d *Dispatcher) EndReplay() {
 
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
-	d.replay.mustHold = false
+	d.replay.active, d.replay.mustHold = false, false
 	d.tracker.ReleaseAllOffsets()
+}
+
+// IsReplaying reports whether the replay has begun and not ended.
+func (r *Resolver) IsReplaying() bool {
+	r.replay.mu.Lock()
+	defer r.replay.mu.Unlock()
+	return r.replay.active
 }
 
 // holdOffsetsInReplay holds all stored offsets if a replay requires it. It is called before a
 // delivery outside of the stream's order.
-func (d *Dispatcher) holdOffsetsInReplay() {
-	d.replay.mu.Lock()
-	defer d.replay.mu.Unlock()
+func (r *Resolver) holdOffsetsInReplay() {
+	r.replay.mu.Lock()
+	defer r.replay.mu.Unlock()
 
-	if d.replay.mustHold {
-		d.replay.mustHold = false
-		d.tracker.HoldAllOffsets()
+	if r.replay.mustHold {
+		r.replay.mustHold = false
+		r.tracker.HoldAllOffsets()
 	}
 }
 
 // CheckGate implements record.Holder.
-func (d *Dispatcher) CheckGate(rec *record.Record, side bool) error {
-	return d.gates.checkGate(rec, side)
+func (r *Resolver) CheckGate(rec *record.Record, side bool) error {
+	return r.gates.checkGate(rec, side)
 }
 
 // MemoryPressure implements record.Holder. More than three quarters count as most.
-func (d *Dispatcher) MemoryPressure() (low record.Ticket, stream, side bool) {
-	low, next := d.tracker.Window()
+func (r *Resolver) MemoryPressure() (low record.Ticket, stream, side bool) {
+	low, next := r.tracker.Window()
 	// A caller may wait although a quarter is free: its envelope needs more.
-	stream = isPressed(int64(next-low), d.maxTickets.Load()) ||
-		isPressed(d.budget.inUse(), d.budget.currentShare()) ||
-		d.budget.hasWaiters()
-	side = isPressed(d.sideBudget.inUse(), d.sideBudget.currentShare()) || d.sideBudget.hasWaiters()
+	stream = isPressed(int64(next-low), r.maxTickets.Load()) ||
+		isPressed(r.budget.inUse(), r.budget.currentShare()) ||
+		r.budget.hasWaiters()
+	side = isPressed(r.sideBudget.inUse(), r.sideBudget.currentShare()) || r.sideBudget.hasWaiters()
 	return low, stream, side
 }
 
@@ -79,11 +88,11 @@ func (d *Dispatcher) MemoryPressure() (low record.Ticket, stream, side bool) {
 func isPressed(used, limit int64) bool { return 4*used > 3*limit }
 
 // Ready implements record.Holder.
-func (d *Dispatcher) Ready(topic string) { d.cfg.Ready.Put(topic) }
+func (r *Resolver) Ready(topic string) { r.cfg.Ready.Put(topic) }
 
 // Withdrawn implements record.Holder. The gates close before any later record of these keys
 // can be sent. A dead record closes no gate.
-func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
+func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 	for i := range list {
 		w := &list[i]
 		dead := w.Refusal != nil && w.Refusal.Class.DeadAtOnce()
@@ -91,9 +100,9 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		if w.Ticket.IsSide() {
 			// Later deliveries of the key must not overtake this delivery.
 			if !dead {
-				d.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
+				r.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
 			}
-			d.resolveSideTarget(w.Ticket, record.Answer{
+			r.resolveSideTarget(w.Ticket, record.Answer{
 				Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: w.Refusal, Held: w.Held,
 			})
 			continue
@@ -101,6 +110,7 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 
 		o := &ledger.Outcome{
 			End:       ledger.Waiting,
+			Event:     r.tracker.EventOf(w.Ticket),
 			ID:        w.ID,
 			StringID:  w.StringID,
 			NSHash:    w.NS,
@@ -119,28 +129,28 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		u := unsent{ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes)}
 		if dead {
 			o.End, o.Topics = ledger.Dead, nil
-			d.addUnsent(o, u)
+			r.addUnsent(o, u)
 			continue
 		}
-		d.addUnsent(o, u, gate{string(w.NS), w.Topic, o.Key})
+		r.addUnsent(o, u, gate{string(w.NS), w.Topic, o.Key})
 	}
 }
 
 // CloseGate counts a waiting envelope of a previous owner. ns is the value of the header `outrelay-ns`;
 // it is empty if records carry none.
-func (d *Dispatcher) CloseGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, 1) }
+func (r *Resolver) CloseGate(ns, topic, key string) { r.gates.changeWaiting(ns, topic, key, 1) }
 
 // OpenAllGates opens every gate, before the waiting envelopes are loaded again from the beginning.
 // Nothing may be in flight during the load.
-func (d *Dispatcher) OpenAllGates() { d.gates.openAll() }
+func (r *Resolver) OpenAllGates() { r.gates.openAll() }
 
 // OpenGate removes one envelope of the stream from its gate: it was sent to topic,
 // or it is dead.
-func (d *Dispatcher) OpenGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, -1) }
+func (r *Resolver) OpenGate(ns, topic, key string) { r.gates.changeWaiting(ns, topic, key, -1) }
 
 // ResumeKey allows deliveries outside of the stream's order for a key again. It is called after
 // all withdrawn records of the key have been handled.
-func (d *Dispatcher) ResumeKey(ns, topic, key string) { d.gates.resumeKey(ns, topic, key) }
+func (r *Resolver) ResumeKey(ns, topic, key string) { r.gates.resumeKey(ns, topic, key) }
 
 // holdTargets passes one outcome to the ledger for the targets of item whose indexes are in held, and
 // closes their gates.

@@ -18,14 +18,14 @@ type Delivery struct {
 // recordDeliveries passes resolved envelopes to the ledger. Their tickets are resolved when the deliveries are recorded, so a
 // checkpoint never passes a delivery that is still to be recorded. A void delivery is not recorded: its ticket is
 // resolved at once.
-func (d *Dispatcher) recordDeliveries(list []*Delivery) {
+func (r *Resolver) recordDeliveries(list []*Delivery) {
 	if len(list) == 0 {
 		return
 	}
 
 	for _, s := range list {
 		if s.void {
-			d.tracker.Resolve(s.ticket)
+			r.tracker.Resolve(s.ticket)
 		}
 	}
 	list = slices.DeleteFunc(list, func(s *Delivery) bool { return s.void })
@@ -33,10 +33,10 @@ func (d *Dispatcher) recordDeliveries(list []*Delivery) {
 	for _, s := range list {
 		s.Outcome.End, s.Outcome.Recorded = ledger.Sent, true
 		s.Outcome.Stored = func(*ledger.Outcome) {
-			d.tracker.Resolve(s.ticket)
+			r.tracker.Resolve(s.ticket)
 			// Deliver may be waiting for room in the window. The bytes were released by the acks.
-			d.budget.wakeWaiters()
+			r.budget.wakeWaiters()
 		}
-		d.cfg.Ledger.Add(&s.Outcome)
+		r.cfg.Ledger.Add(&s.Outcome)
 	}
 }

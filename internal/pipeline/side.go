@@ -69,54 +69,54 @@ func (d *Dispatcher) DrainSides(ctx context.Context) error {
 func alwaysReady() bool { return true }
 
 // Settle marks side deliveries as settled: their outcome is majority-committed (N8).
-func (d *Dispatcher) Settle(tickets []record.Ticket) { d.tracker.Settle(tickets) }
+func (r *Resolver) Settle(tickets []record.Ticket) { r.tracker.Settle(tickets) }
 
 // addSide registers the side delivery s under its ticket.
-func (d *Dispatcher) addSide(ticket record.Ticket, s *side) {
-	d.sideMu.Lock()
-	d.sides[ticket] = s
-	d.sideMu.Unlock()
+func (r *Resolver) addSide(ticket record.Ticket, s *side) {
+	r.sideMu.Lock()
+	r.sides[ticket] = s
+	r.sideMu.Unlock()
 
-	d.sidesInFlight.Add(1)
+	r.sidesInFlight.Add(1)
 }
 
 // resolveSideTarget stores the answer of one target, and returns the bytes that the target
 // had reserved. The last answer resolves the delivery and calls its onResolved.
-func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
-	d.sideMu.Lock()
-	s := d.sides[ticket]
+func (r *Resolver) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
+	r.sideMu.Lock()
+	s := r.sides[ticket]
 	// The delivery was dropped after an error of the sink.
 	if s == nil {
-		d.sideMu.Unlock()
+		r.sideMu.Unlock()
 		return 0
 	}
 
 	s.answers = append(s.answers, a)
 	last := len(s.answers) == len(s.sizes)
 	if last {
-		delete(d.sides, ticket)
+		delete(r.sides, ticket)
 	}
-	d.sideMu.Unlock()
+	r.sideMu.Unlock()
 
 	// The callback takes other locks, so it runs without this lock.
 	if last {
-		d.sidesInFlight.Add(-1)
-		d.releaseBytes(d.sideBudget, s.bytes)
+		r.sidesInFlight.Add(-1)
+		r.releaseBytes(r.sideBudget, s.bytes)
 		s.onResolved(record.Published{Ticket: ticket, Answers: s.answers})
 	}
 	return s.sizes[a.Topic]
 }
 
 // dropSide removes a side delivery without calling its onResolved, and releases its bytes.
-func (d *Dispatcher) dropSide(ticket record.Ticket) {
-	d.sideMu.Lock()
-	s := d.sides[ticket]
-	delete(d.sides, ticket)
-	d.sideMu.Unlock()
+func (r *Resolver) dropSide(ticket record.Ticket) {
+	r.sideMu.Lock()
+	s := r.sides[ticket]
+	delete(r.sides, ticket)
+	r.sideMu.Unlock()
 
 	if s != nil {
-		d.sidesInFlight.Add(-1)
-		d.releaseBytes(d.sideBudget, s.bytes)
+		r.sidesInFlight.Add(-1)
+		r.releaseBytes(r.sideBudget, s.bytes)
 	}
 }
 
@@ -128,8 +128,8 @@ type sideAck struct {
 
 // collectSideAcks returns the side deliveries in an acked batch. If none is in flight, it
 // returns nil at the cost of one atomic load.
-func (d *Dispatcher) collectSideAcks(base int64, tickets []record.Ticket) []sideAck {
-	if d.sidesInFlight.Load() == 0 {
+func (r *Resolver) collectSideAcks(base int64, tickets []record.Ticket) []sideAck {
+	if r.sidesInFlight.Load() == 0 {
 		return nil
 	}
 
@@ -144,10 +144,10 @@ func (d *Dispatcher) collectSideAcks(base int64, tickets []record.Ticket) []side
 
 // resolveSideAcks resolves the targets of acks in tp, and returns the bytes that they had
 // reserved.
-func (d *Dispatcher) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
+func (r *Resolver) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
 	for _, ack := range acks {
 		a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
-		bytes += d.resolveSideTarget(ack.ticket, a)
+		bytes += r.resolveSideTarget(ack.ticket, a)
 	}
 	return bytes
 }

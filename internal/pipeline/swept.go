@@ -7,11 +7,25 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// DeliverSwept delivers an envelope of a sweep, flagged as redelivered: it may have been sent
-// earlier than the read-back reaches. pos is its position if it has to wait (N15).
-func (p *Pump) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
-	now := p.Now().UnixMilli()
-	p.ev = changestream.Event{
+// Swept delivers the envelopes of sweeps. It may be used between two events of the stream, by the goroutine of the pump.
+type Swept struct {
+	feed
+	stored StoredTopics
+}
+
+// NewSwept returns a Swept. stored finds the envelopes that it must not send again.
+func NewSwept(b BuildConfig, f FeedConfig, stored StoredTopics) *Swept {
+	s := &Swept{feed: newFeed(b, f), stored: stored}
+	// An envelope may have been sent earlier than the read-back reaches.
+	s.meta.Redelivered = true
+	return s
+}
+
+// DeliverSwept delivers an envelope of a sweep, flagged as redelivered. pos is its position if it has to wait (N15). It blocks
+// while the dispatcher has no room.
+func (s *Swept) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
+	now := s.Now().UnixMilli()
+	s.ev = changestream.Event{
 		Op:          changestream.Insert,
 		Document:    e.Raw,
 		HasDocument: true,
@@ -28,29 +42,16 @@ func (p *Pump) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos strin
 		commit = int64(e.TS.T) * 1000
 	}
 
-	// The events of the stream that follow use the same meta.
-	p.meta.Redelivered, p.swept = true, true
-	defer func() { p.meta.Redelivered, p.swept = false, false }()
-	p.eventCount++
-	if p.eventCount%flushEvery == 0 {
-		p.Dispatcher.Flush()
+	s.eventCount++
+	if s.eventCount%flushEvery == 0 {
+		s.Dispatcher.Flush()
 	}
-	return p.deliverInsert(ctx, commit)
-}
-
-// SetCurrent sets the current event. A sweep within the handling of an event overwrites it.
-func (p *Pump) SetCurrent(ev changestream.Event) { p.ev = ev }
-
-// deliveredBySweep reports whether the sweep before this stream has delivered p.ev. If the sweep
-// may have delivered it, p.ev is flagged as redelivered.
-func (p *Pump) deliveredBySweep() bool {
-	p.meta.Redelivered = false
-	if p.sweptEvents.IsPast(p.ev.ClusterTime) {
-		p.sweptEvents = nil
-		return false
+	var before stored
+	var err error
+	if before.topics, before.found, err = s.stored.TopicsOf(ctx, s.namespace(), s.ev.Document); err != nil {
+		return err
 	}
-
-	known, doubtful := p.sweptEvents.WasSwept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
-	p.meta.Redelivered = doubtful
-	return known
+	// One large record must not keep its memory until the next envelope.
+	defer s.filler.Release()
+	return s.deliverInsert(ctx, commit, before)
 }

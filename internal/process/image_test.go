@@ -94,3 +94,48 @@ func TestN15_GivenBackEventsKeepTheOrderOfTheirCommits(t *testing.T) {
 		t.Errorf("delivered %s, %s; want the order of the commits", first, second)
 	}
 }
+
+// TestN15_GivenBackEventsWithOneIDKeepTheirEnvelopes: a transaction inserts an id, deletes it and inserts it again. The sink has queued
+// both records when their topic turns out to be missing, and gives them back without their envelopes.
+func TestN15_GivenBackEventsWithOneIDKeepTheirEnvelopes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	missing := "late-" + b.topic
+	b.append(1)
+	b.start()
+	b.consume(1)
+
+	// A transaction cannot begin while the relay changes the outbox.
+	b.log.wait(t, "created an index")
+	outbox := b.db.Collection("outbox")
+	err := b.client.UseSession(t.Context(), func(ctx context.Context) error {
+		_, err := mongo.SessionFromContext(ctx).WithTransaction(ctx, func(tx context.Context) (any, error) {
+			for _, payload := range []string{"first", "second"} {
+				if _, err := outbox.DeleteOne(tx, bson.D{{Key: "_id", Value: "again"}}); err != nil {
+					return nil, err
+				}
+				e := event.New(event.Aggregate{Type: "order", ID: "same"}, "Placed", event.Bytes("", []byte(payload)), event.WithID("again"), event.WithTopic(missing))
+				if _, err := outbox.InsertOne(tx, e); err != nil {
+					return nil, err
+				}
+			}
+			return nil, nil
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	stacktest.Eventually(t, "both envelopes are parked", func() bool {
+		return b.countWaiting(bson.D{{Key: "topics", Value: missing}}) == 2
+	})
+
+	stacktest.CreateTopic(t, missing, 1)
+	late := *b
+	late.topic = missing
+	got := late.consume(2)
+	if first, second := string(got[0].Value), string(got[1].Value); first != "first" || second != "second" {
+		t.Errorf("delivered %q, %q; want each envelope once, in order", first, second)
+	}
+}

@@ -118,19 +118,15 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.shared, err = newShared(cfg, r.host, version, log, r.metrics); err != nil {
 		return nil, err
 	}
-	db := state.Open(r.shared.Mongo.State, cfg.State)
-	r.member = r.newMember(db)
+	r.member = r.newMember(state.Open(r.shared.Mongo.State, cfg.State))
 	r.figures = &figures{relay: r, judge: new(health.Evaluator)}
-	if len(parts) > 1 {
-		r.shared.Balancer = slots.NewBalancer(cfg, db, r.shared.Nodes, r)
-	}
 	for i, p := range parts {
 		r.slots = append(r.slots, term.NewRunner(r.shared, p, sets[i]))
 	}
 	return r, nil
 }
 
-// newShared returns the parts that the slots share, without the balancer.
+// newShared returns the parts that the slots share.
 func newShared(
 	cfg config.Config, host Host, version string, log *slog.Logger, m *metrics.Set,
 ) (s *term.Shared, err error) {
@@ -170,6 +166,9 @@ func newShared(
 	s.Nodes = nodes.NewNodes(db.Collection("nodes"))
 	s.Registry = outboxes.NewRegistry(db.Collection("collections"))
 	s.Divisions = slots.NewDivisions(db)
+	if cfg.Slots > 1 {
+		s.Balancer = slots.NewBalancer(cfg, db, s.Nodes)
+	}
 	return s, nil
 }
 
@@ -290,7 +289,7 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 	var sharing errgroup.Group
 	if r.shared.Balancer != nil {
 		r.shared.State.SetRole(readiness.RoleStandby)
-		sharing.Go(func() error { return r.shared.Balancer.Run(stop, work) })
+		sharing.Go(func() error { return r.shared.Balancer.Run(stop, work, r) })
 	}
 
 	var owners errgroup.Group

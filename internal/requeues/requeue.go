@@ -138,14 +138,16 @@ func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, o Options
 	return first, err
 }
 
-// isRejected reports whether MongoDB rejects a document, so that another attempt fails in the same way.
-func isRejected(err error) bool {
-	var bulk mongo.BulkWriteException
-	return errors.As(err, &bulk) && len(bulk.WriteErrors) > 0 || mongodb.HasCode(err, codeTooLarge)
-}
+// rejectedError means that MongoDB rejects one of the envelopes as a waiting envelope, so that another attempt fails in the same way. The
+// other statements of the transaction say nothing about an envelope.
+type rejectedError struct{ error }
 
-// codeTooLarge is the server's code for a document above 16 MB.
-const codeTooLarge = 10334
+func (e *rejectedError) Unwrap() error { return e.error }
+
+func isRejected(err error) bool {
+	var rejected *rejectedError
+	return errors.As(err, &rejected)
+}
 
 func newRejection(d *letters.Dead, err error) *letters.RefusedError {
 	return &letters.RefusedError{Letter: d, Reason: fmt.Sprintf(
@@ -240,7 +242,11 @@ func (k Desk) writeEntries(tx context.Context, p *plan, edited []string) error {
 	if len(p.entries) == 0 {
 		return nil
 	}
-	if err := waiting.Enter(tx, k.Waiting, p.entries); err != nil {
+	err := waiting.Enter(tx, k.Waiting, p.entries)
+	if mongodb.IsRejection(err) {
+		return &rejectedError{err}
+	}
+	if err != nil {
 		return err
 	}
 	crash.At("mid-requeue")
@@ -250,7 +256,7 @@ func (k Desk) writeEntries(tx context.Context, p *plan, edited []string) error {
 		by = append(by, bson.E{Key: "edited", Value: edited})
 	}
 	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
-	_, err := k.Letters.UpdateMany(tx, idIn(p.letters), letterlist.Mark("replayed", by, next))
+	_, err = k.Letters.UpdateMany(tx, idIn(p.letters), letterlist.Mark("replayed", by, next))
 	return mongodb.Refusal(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 

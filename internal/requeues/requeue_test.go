@@ -306,22 +306,55 @@ func TestAnEnvelopeThatMongoDBRejectsIsRefusedAlone(t *testing.T) {
 	ids := b.fill(20)
 	// With the fields of a waiting envelope, the document exceeds the limit.
 	large := b.write(b.newLetter(valid("large", bson.E{Key: "extra", Value: make([]byte, 16<<20-210)}), func(l *letters.Letter) { l.Pos = "8200000003" }))
+	// With its key as well, the driver does not even send it.
+	key := strings.Repeat("k", 30<<10)
+	doc := valid("keyed", bson.E{Key: "extra", Value: make([]byte, 16<<20-31<<10)})
+	doc[2].Value = key
+	keyed := b.write(b.newLetter(doc, func(l *letters.Letter) { l.Pos = "8200000004" }))
 	refuse := bson.D{{Key: "collMod", Value: b.waiting.Name()}, {Key: "validator", Value: bson.D{{Key: "envelope.n", Value: bson.D{{Key: "$ne", Value: 11}}}}}}
 	if err := b.db.RunCommand(t.Context(), refuse).Err(); err != nil {
 		t.Fatal(err)
 	}
 
 	got := b.requeue(letters.Query{All: true}, Options{})
-	if got.Requeued != 19 || got.Refused != 2 || len(b.entries(bson.D{})) != 19 {
-		t.Fatalf("got %+v, want 19 requeued and 2 refused", got)
+	if got.Requeued != 19 || got.Refused != 3 || len(b.entries(bson.D{})) != 19 {
+		t.Fatalf("got %+v, want 19 requeued and 3 refused", got)
 	}
 	for _, why := range got.Why {
-		if why.Letter.ID != large[0] && why.Letter.ID != ids[11] || !strings.Contains(why.Reason, "MongoDB rejects") {
+		if why.Letter.ID != large[0] && why.Letter.ID != keyed[0] && why.Letter.ID != ids[11] || !strings.Contains(why.Reason, "MongoDB rejects") {
 			t.Errorf("refused: %v", why)
 		}
 		if b.open(why.Letter.ID).Replayed != nil {
 			t.Errorf("%s is refused and marked as requeued", why.Letter.ID)
 		}
+	}
+}
+
+// MongoDB reports some rejections of a document as an error of the command, such as those for its size or its fields. A full disk is no
+// rejection.
+func TestARejectionMayBeAnErrorOfTheCommand(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.fill(4)
+	fail := func(code int) func() {
+		return stacktest.FailCommand(t, b.app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "errorCode", Value: code}})
+	}
+
+	off := fail(121)
+	got := b.requeue(letters.Query{All: true}, Options{})
+	off()
+	if got.Requeued != 0 || got.Refused != 4 {
+		t.Errorf("a rejection: got %+v, want 4 refused", got)
+	}
+
+	off = fail(14031)
+	got, err := b.newDesk().Requeue(t.Context(), letters.Query{Watcher: "orders", All: true}, Options{}, nil)
+	off()
+	if err == nil || got.Refused != 0 {
+		t.Errorf("a full disk: got %+v, %v, want an error", got, err)
+	}
+	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != 4 {
+		t.Errorf("then: got %+v, want 4 requeued", got)
 	}
 }
 

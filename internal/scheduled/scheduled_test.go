@@ -149,7 +149,8 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 	}
 	x.ctx, x.stop = context.WithCancel(context.WithoutCancel(p.t.Context()))
 	var wg sync.WaitGroup
-	for _, run := range []func(context.Context) error{x.held.Run, c.Ledger.Run, x.sender.Run, x.Scheduled.Run} {
+	renew := func(ctx context.Context) error { return x.held.Run(ctx, nil) }
+	for _, run := range []func(context.Context) error{renew, c.Ledger.Run, x.sender.Run, x.Scheduled.Run} {
 		wg.Go(func() {
 			if err := run(x.ctx); x.ctx.Err() == nil && !errors.Is(err, lease.ErrReleased) {
 				p.t.Errorf("a part ended without a stop: %v", err)
@@ -168,7 +169,7 @@ func (x *taking) release() {
 	<-x.ended
 	ctx, cancel := context.WithTimeout(context.Background(), overdue)
 	defer cancel()
-	_ = x.held.Release(ctx)
+	_ = x.held.Release(ctx, nil)
 }
 
 // outlet acts as the dispatcher and Kafka: it keeps its envelopes, and answers as the test sets it.

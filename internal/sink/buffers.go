@@ -73,7 +73,7 @@ func (b *buffers) trimUnused() {
 	}
 }
 
-// ticketLists is the free list of ticket slices. The receiver of an ack gets a slice and returns it
+// ticketLists is the free list of ticket slices of an Opener. The receiver of an ack gets a slice and returns it
 // with Recycle, so the list has its own lock.
 type ticketLists struct {
 	mu   sync.Mutex
@@ -115,7 +115,7 @@ func (l *ticketLists) put(list []record.Ticket) {
 // resolved yet. The sink's lock guards it, except for the ticket lists.
 type batchPool struct {
 	maxBytes    int64 // the memory that all records share
-	tickets     ticketLists
+	tickets     *ticketLists
 	freeBuffers buffers
 	freeBatches []*pending
 	liveBatches int // batches that were begun and not released

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // limits are the bounds of a sink that users cannot configure. Only tests replace [fixedLimits].
@@ -77,6 +78,7 @@ type Opener struct {
 	limits   limits
 	reopened atomic.Int64 // when a sink last ended on purpose, in Unix nanoseconds
 	learned  learnedLimits
+	tickets  ticketLists
 }
 
 // NewOpener returns an opener of sinks that send through client. It does no I/O. The error joins all
@@ -89,6 +91,9 @@ func NewOpener(cfg Config, client *kafkawire.Client) (*Opener, error) {
 	cfg.Metrics = metrics.OrNew(cfg.Metrics)
 	return &Opener{cfg: cfg, kafka: client, fence: fence.NewClient(client), codec: codec, limits: fixedLimits}, nil
 }
+
+// Recycle takes back a ticket slice that a sink of o has passed to Acked. It does not block.
+func (o *Opener) Recycle(list []record.Ticket) { o.tickets.put(list) }
 
 // ForSlot returns an opener that shares the connections of o. It has its own log, metrics and memory
 // for records: each slot of a watcher gets one (N28).

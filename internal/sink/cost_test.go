@@ -95,7 +95,7 @@ type counter struct {
 func (c *counter) Acked(_ record.TopicPartition, _ int64, tickets []record.Ticket, bytes int) {
 	c.n.Add(int64(len(tickets)))
 	c.bytes.Add(-int64(bytes))
-	c.sink.Recycle(tickets)
+	c.sink.c.Recycle(tickets)
 	c.freed.L.Lock()
 	c.freed.Broadcast()
 	c.freed.L.Unlock()

@@ -19,8 +19,7 @@ const (
 	settlePoll      = 5 * time.Millisecond
 )
 
-// keeper keeps the sender of the sink alive, and reads partitions in quarantine. session and expiry
-// are set once, by Open.
+// keeper keeps the sender of the sink alive, and reads partitions in quarantine.
 type keeper struct {
 	sink     *Sink
 	session  *fence.Session

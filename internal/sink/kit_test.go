@@ -357,7 +357,7 @@ func openSink(tb testing.TB, u sinkOptions) *testSink {
 		tb.Fatal(err)
 	}
 
-	r.acks.recycle = r.Recycle
+	r.acks.recycle = r.opener.Recycle
 	if u.noRun {
 		return r
 	}

@@ -67,38 +67,14 @@ type Sink struct {
 // away. It fails when ctx ends, when another owner takes the id (ErrFenced), or when a permission
 // is missing.
 func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
-	s := &Sink{
-		c:         o,
-		acks:      acks,
-		claims:    claims,
-		gate:      to.Fence.Gate,
-		log:       o.cfg.Log,
-		codec:     o.codec,
-		replaying: true,
-		topics:    map[string]*topic{},
-		batches:   &batchPool{maxBytes: o.cfg.ParkBytes},
-	}
-	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
-	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
-	s.keeper = &keeper{sink: s}
-	s.parker = &parker{
-		sink:          s,
-		holder:        to.Holder,
-		parkAfter:     o.limits.parkAfter,
-		maxObstructed: int(o.cfg.ParkBytes / 4),
-		wake:          make(chan struct{}, 1),
-	}
-	s.lanes = &laneSet{sink: s, perBroker: o.cfg.Lanes, byID: map[laneID]*lane{}}
-
 	in := to.Fence
-	in.Event = fence.LogEvents(s.log, in.Event)
+	in.Event = fence.LogEvents(o.cfg.Log, in.Event)
 	in.Stuck, in.Idle, in.Own = o.patience, o.patience, o.patience
 	out, err := o.fence.Take(ctx, in)
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
-	s.keeper.session, s.producer = out.Session, batch.Producer(out.Producer)
-	s.keeper.expiry = o.fence.Expiry(ctx)
+	s := o.newSink(to, claims, acks, out, o.fence.Expiry(ctx))
 
 	// N4: the sender is stored before its first record. A successor fences only senders that the
 	// document lists.
@@ -112,6 +88,34 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
 	return s, nil
+}
+
+// newSink returns the sink of a producer that has taken over. Its parts share its lock.
+func (o *Opener) newSink(to TakeOver, claims Claims, acks record.Acks, out *fence.Out, expiry fence.Expiry) *Sink {
+	s := &Sink{
+		c:         o,
+		acks:      acks,
+		claims:    claims,
+		gate:      to.Fence.Gate,
+		log:       o.cfg.Log,
+		codec:     o.codec,
+		producer:  batch.Producer(out.Producer),
+		replaying: true,
+		topics:    map[string]*topic{},
+		batches:   &batchPool{maxBytes: o.cfg.ParkBytes, tickets: &o.tickets},
+	}
+	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
+	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
+	s.keeper = &keeper{sink: s, session: out.Session, expiry: expiry}
+	s.parker = &parker{
+		sink:          s,
+		holder:        to.Holder,
+		parkAfter:     o.limits.parkAfter,
+		maxObstructed: int(o.cfg.ParkBytes / 4),
+		wake:          make(chan struct{}, 1),
+	}
+	s.lanes = &laneSet{sink: s, perBroker: o.cfg.Lanes, byID: map[laneID]*lane{}}
+	return s
 }
 
 // storedOffsets returns the offsets to store for partitions that were read back.
@@ -254,9 +258,6 @@ func (s *Sink) EndReplay() {
 		}
 	}
 }
-
-// Recycle returns the ticket slice of an ack to the free list.
-func (s *Sink) Recycle(list []record.Ticket) { s.batches.tickets.put(list) }
 
 // fail ends the sink with err. Only the first error counts.
 func (s *Sink) fail(err error) {

@@ -61,7 +61,6 @@ type Balancer struct {
 	cfg      config.Config
 	state    state.Database
 	nodes    *nodes.Nodes
-	process  Process
 	every    time.Duration // between two refreshes of the table
 	patience time.Duration // after which any node may acquire a free slot
 	wakeup   chan struct{} // capacity 1: refresh the table soon
@@ -91,12 +90,11 @@ type Process interface {
 
 // NewBalancer returns a balancer of the slots that cfg configures. It does no I/O. list contains
 // the nodes of the watcher.
-func NewBalancer(cfg config.Config, state state.Database, list *nodes.Nodes, process Process) *Balancer {
+func NewBalancer(cfg config.Config, state state.Database, list *nodes.Nodes) *Balancer {
 	return &Balancer{
 		cfg:         cfg,
 		state:       state,
 		nodes:       list,
-		process:     process,
 		every:       cfg.Lease.Renew,
 		patience:    max(3*cfg.Lease.Renew, time.Second),
 		wakeup:      make(chan struct{}, 1),
@@ -107,22 +105,22 @@ func NewBalancer(cfg config.Config, state state.Database, list *nodes.Nodes, pro
 	}
 }
 
-// Run keeps the table up to date and hands over surplus slots, until work ends. When stop
+// Run keeps the table up to date and hands over surplus slots of process, until work ends. When stop
 // ends, it removes this node from the list of nodes at once, so that the other nodes acquire its
 // slots.
-func (b *Balancer) Run(stop, work context.Context) error {
+func (b *Balancer) Run(stop, work context.Context, process Process) error {
 	tick := time.NewTicker(b.every)
 	defer tick.Stop()
 	stopping := stop.Done()
 
 	for {
 		if err := b.refreshTable(work); err != nil && work.Err() == nil {
-			b.process.ReportSharing(err)
+			process.ReportSharing(err)
 		} else {
-			b.process.ReportSharing(nil)
+			process.ReportSharing(nil)
 		}
 		if stop.Err() == nil {
-			b.handOverOne(time.Now())
+			b.handOverOne(time.Now(), process)
 		}
 
 		select {
@@ -131,7 +129,7 @@ func (b *Balancer) Run(stop, work context.Context) error {
 
 		case <-stopping:
 			stopping = nil
-			b.process.LeaveNodes(work)
+			process.LeaveNodes(work)
 
 		case <-tick.C:
 
@@ -261,8 +259,8 @@ func (b *Balancer) setTable(t slot.Table, now time.Time) {
 // yieldReason is the reason with which a slot is handed over.
 const yieldReason = "another node has fewer slots"
 
-// handOverOne hands over one slot if this node has more than its quota.
-func (b *Balancer) handOverOne(now time.Time) {
+// handOverOne hands over one slot of process if this node has more than its quota.
+func (b *Balancer) handOverOne(now time.Time, process Process) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	self := b.cfg.Node
@@ -285,11 +283,11 @@ func (b *Balancer) handOverOne(now time.Time) {
 	for i := len(b.table.Slots) - 1; i >= 0; i-- {
 		// A halted slot keeps its lease on purpose: another node would meet the same problem.
 		if b.table.Slots[i].Node != self || !b.table.CountsForQuota(i) || !b.held[i] || b.handingOver[i] ||
-			b.process.IsHalted(i) {
+			process.IsHalted(i) {
 			continue
 		}
 
-		if b.process.RequestHandOver(i, yieldReason) {
+		if process.RequestHandOver(i, yieldReason) {
 			b.handingOver[i] = true
 		}
 		return

@@ -29,7 +29,7 @@ func balanced(slots int) (*Balancer, requests) {
 	cfg := config.Default()
 	cfg.Node, cfg.Watcher, cfg.Slots = "a", "w", slots
 	offered := requests{}
-	return NewBalancer(cfg, state.Database{}, nil, offered), offered
+	return NewBalancer(cfg, state.Database{}, nil), offered
 }
 
 func TestN28_WhoCountsAsLiving(t *testing.T) {
@@ -122,19 +122,19 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 
 	now := b.rescuedAt
 	b.setTable(table, now)
-	b.handOverOne(now)
+	b.handOverOne(now, offered)
 	if len(offered) != 0 {
 		t.Error("it is handed over at once")
 	}
 
-	b.handOverOne(now.Add(2 * keepLeast))
+	b.handOverOne(now.Add(2*keepLeast), offered)
 	if n := len(offered); n != 1 {
 		t.Errorf("%d are handed over at a time", n)
 	}
 
 	// The table was read before, so it lists the slot as owned by the node.
 	b.NoteReleased(3)
-	b.handOverOne(now.Add(2 * keepLeast))
+	b.handOverOne(now.Add(2*keepLeast), offered)
 	if n := len(offered); n != 1 {
 		t.Errorf("%d are handed over although the quota is reached", n)
 	}

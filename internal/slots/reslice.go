@@ -296,7 +296,7 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 
 	// The error of a renewal is ignored: the transaction fails with it, too.
 	old, err := r.acquireAll(ctx, func(h *lease.Held) {
-		renewing.Go(func() { _ = h.Run(renew) })
+		renewing.Go(func() { _ = h.Run(renew, nil) })
 	})
 	if err != nil {
 		return err

@@ -150,7 +150,7 @@ func (r *resliceRun) restoreSlots(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	for _, h := range r.held {
-		if err := h.Release(ctx); err != nil {
+		if err := h.Release(ctx, nil); err != nil {
 			r.log.Warn("cannot release a lease; it expires", "reason", err)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
@@ -38,15 +37,13 @@ type monitor struct {
 	held         *lease.Held
 	calls        *readiness.Calls
 	stream       *changestream.Stream
-	dispatcher   *pipeline.Dispatcher
-	recovery     *gap.Recovery
+	resolver     *pipeline.Resolver
+	plan         *gap.Plan
 	start        *startPoint
 	journal      *journal
-	stats        *termStats
+	progress     *progress
+	meter        *meter
 	log          *slog.Logger
-	acked        *atomic.Int64 // records acked by Kafka
-	delivering   *atomic.Bool  // the takeover is done
-	targets      func() []sink.Blocked
 	stopRenewing func()
 
 	brokersAway bool      // targets wait because their brokers cannot be reached
@@ -68,13 +65,14 @@ func (w *idleTimer) idleFor(n int64, now time.Time) time.Duration {
 	return now.Sub(w.moved)
 }
 
-// watchTerm watches the term from its first moment until ctx ends. It calls end when an operator or the
+// watchTerm watches the term from its first moment until ctx ends. begun delivers its sink when the takeover is done. It calls end when an operator or the
 // balancer requests the lease, when a stage hangs, or when another node can make more progress
 // (N6).
-func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
+func (m *monitor) watchTerm(ctx context.Context, begun <-chan *sink.Sink, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var acked, ticks idleTimer
+	var opened *sink.Sink
 	defer m.slot.State.EndPulse("monitor")
 	m.journal.announcePinLapsed()
 
@@ -83,6 +81,8 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 		select {
 		case <-ctx.Done():
 			return
+
+		case opened = <-begun:
 
 		case reason := <-m.held.Yield():
 			end(fmt.Errorf("%w: %s", errStepDown, reason))
@@ -94,7 +94,9 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 
 		case now := <-tick.C:
 			m.journal.announcePinLapsed()
-			m.updateStatus(ctx, now)
+			if opened != nil {
+				m.updateStatus(ctx, now, opened)
+			}
 
 			// The lease of a hung process must expire: the process may not be able to release it.
 			if m.isHanging(now, &ticks) {
@@ -110,7 +112,7 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 			if !m.hasPendingWork() {
 				acked = idleTimer{}
 			}
-			if m.shouldStepDown(ctx, acked.idleFor(m.acked.Load(), now), now) {
+			if m.shouldStepDown(ctx, acked.idleFor(m.meter.acked.Load(), now), now) {
 				end(fmt.Errorf("%w: no ack for %s while another node reaches Kafka", errStepDown, stalledAfter))
 				return
 			}
@@ -122,7 +124,7 @@ func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 // memory budget is full or the stream is interrupted. A sweep waits for replies that have
 // deadlines.
 func (m *monitor) isHanging(now time.Time, w *idleTimer) bool {
-	if !m.delivering.Load() || m.dispatcher.Waiting() || !m.held.Valid() || m.recovery.IsSweeping() ||
+	if !m.progress.delivering.Load() || m.resolver.Waiting() || !m.held.Valid() || m.plan.IsSweeping() ||
 		m.stream.State().Phase != changestream.Live {
 		*w = idleTimer{}
 		return false
@@ -132,8 +134,8 @@ func (m *monitor) isHanging(now time.Time, w *idleTimer) bool {
 
 // hasPendingWork reports whether Kafka has work to ack: unresolved events, or a takeover.
 func (m *monitor) hasPendingWork() bool {
-	n, _ := m.dispatcher.Unresolved()
-	return n > 0 || !m.delivering.Load()
+	n, _ := m.resolver.Unresolved()
+	return n > 0 || !m.progress.delivering.Load()
 }
 
 // shouldStepDown implements N6: it reports true if there was no progress for 30 s with work
@@ -156,10 +158,7 @@ func (m *monitor) shouldStepDown(ctx context.Context, idle time.Duration, now ti
 }
 
 // updateStatus updates health, metrics and the statistics that the next renewal saves.
-func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
-	if !m.delivering.Load() {
-		return
-	}
+func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.Sink) {
 	m.start.saveDescription(ctx)
 
 	stream := m.stream.State()
@@ -171,7 +170,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 	}
 
 	// The watermark waits for the targets that are not parked. The first of them is the problem.
-	blocked := m.targets()
+	blocked := opened.State()
 	m.brokersAway = false
 	text, records := "", 0
 	for _, b := range blocked {
@@ -199,14 +198,14 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
 		m.log.Warn("a target cannot be written; the watermark waits for it", line...)
 	}
 	m.reportStandstill(now, text != "")
-	m.stats.update(now, m, stream, blocked)
+	m.progress.stats.update(now, m, stream, blocked)
 }
 
 // reportStandstill reports the oldest unresolved event if it stays the oldest for long and no blocked target explains that:
 // whatever it waits for, the wait shows in the log.
 func (m *monitor) reportStandstill(now time.Time, explained bool) {
-	oldest, unrecorded := m.dispatcher.Oldest()
-	unresolved, _ := m.dispatcher.Unresolved()
+	oldest, unrecorded := m.resolver.Oldest()
+	unresolved, _ := m.resolver.Unresolved()
 	// An outage has its own line.
 	away := !m.held.Valid() || m.slot.shared.Kafka.Outage() != nil
 	if explained || away || unresolved == 0 {
@@ -330,7 +329,7 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 	v.mu.Lock()
 	defer v.mu.Unlock()
 
-	acked := m.acked.Load()
+	acked := m.meter.acked.Load()
 	if d := now.Sub(v.current.At); d > 0 {
 		share := min(float64(d)/float64(rateWindow), 1)
 		v.current.Rate += share * (float64(acked-v.current.Acked)/d.Seconds() - v.current.Rate)
@@ -343,19 +342,19 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 	for i, b := range blocked {
 		v.current.Blocked[i] = blockedTarget{b.Topic, b.Reason, b.Since, b.Records, b.Parked}
 	}
-	v.current.LagMS = m.dispatcher.Lag(m.slot.shared.Clock.Now()).Milliseconds()
-	v.current.Unresolved, v.current.Bytes = m.dispatcher.Unresolved()
-	v.current.TokenAgeMS = tokenAge(m.dispatcher, m.slot.shared.Clock.Now()).Milliseconds()
+	v.current.LagMS = m.resolver.Lag(m.slot.shared.Clock.Now()).Milliseconds()
+	v.current.Unresolved, v.current.Bytes = m.resolver.Unresolved()
+	v.current.TokenAgeMS = tokenAge(m.resolver, m.slot.shared.Clock.Now()).Milliseconds()
 
 	// The most important state is set last.
 	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
 	if i := slices.IndexFunc(blocked, func(b sink.Blocked) bool { return !b.Parked }); i >= 0 {
 		v.current.State, v.current.Reason = "blocked", blocked[i].Reason
-	} else if m.dispatcher.Waiting() {
+	} else if m.resolver.Waiting() {
 		v.current.State = "waiting"
 		v.current.Reason = "the memory budget is full: Kafka is slower than the change stream"
 	}
-	if sweep := m.recovery.DescribeSweep(v.current.Reason); sweep != "" {
+	if sweep := m.plan.DescribeSweep(v.current.Reason); sweep != "" {
 		v.current.State, v.current.Reason = "sweeping", sweep
 	}
 	if v.halted != "" {
@@ -365,8 +364,8 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 
 // tokenAge returns the age of the watermark at now, which is a time of the server's clock. It
 // returns 0 if the watermark has no time.
-func tokenAge(disp *pipeline.Dispatcher, now time.Time) time.Duration {
-	pos, _ := disp.Reached()
+func tokenAge(r *pipeline.Resolver, now time.Time) time.Duration {
+	pos, _ := r.Reached()
 	ts, ok := pos.Time()
 	if !ok {
 		return 0

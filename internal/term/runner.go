@@ -103,6 +103,8 @@ type Runner struct {
 	events  *nodes.Events
 	tap     *tracing.Tap
 
+	division division
+
 	fencedAt      []time.Time // when Kafka fenced this owner although it held the lease (N5)
 	steppedDownAt time.Time   // when it last stepped down for lack of progress (N6)
 	current       atomic.Pointer[term]
@@ -112,82 +114,92 @@ type Runner struct {
 
 // NewRunner returns the runner of the slot p. It does no I/O.
 func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
-	r := &Runner{
-		shared:  s,
-		Slot:    p,
-		cfg:     s.Config,
-		log:     s.Log,
-		metrics: m,
-		State:   s.State,
-		sinks:   s.Sinks,
-		scope:   s.Scope,
-		yield:   make(chan string, 1),
-		tap:     tracing.NewTap(s.Exporter, m.PublishLatency.Exemplar, s.Clock.Now),
-	}
-	db := state.Open(s.Mongo.State, s.Config.State)
-	r.events = nodes.NewEvents(db.Collection("events"), s.Config.Watcher, s.Config.Node)
-	c := lease.Config{
-		Collection:      db.Collection("watchers"),
-		ID:              p.ID(s.Config.Watcher),
-		Node:            s.Config.Node,
-		Address:         s.Config.Address,
-		Version:         s.Version,
-		TTL:             s.Config.Lease.TTL,
-		Renew:           s.Config.Lease.Renew,
-		CheckpointEvery: min(s.Config.Lease.Checkpoint, s.Config.Lease.Renew),
-		NodeAlive:       s.isNodeAlive,
-		Log:             s.Log,
-		Metrics:         m,
-		MayCreate:       r.checkRedivided,
-	}
-
+	cfg, log, st, scope, sinks := s.Config, s.Log, s.State, s.Scope, s.Sinks
+	var mayAttempt func(pinned bool) func(bool)
 	if !p.Whole() {
 		// The memory of a sweep, and of one target before it is parked, must suffice when all slots
 		// run in this process. The budget for events that are read and not acked depends on the
 		// slots that do run here.
-		r.cfg.Limits.Memory = s.Config.Limits.Memory / config.Size(p.N)
-		r.log = s.Log.With("slot", p.String())
-		r.State = readiness.NewState(s.Config.HTTP.Readiness, time.Now, r.log)
-		r.scope = s.Scope.Of(p)
-		r.sinks = s.Sinks.ForSlot(r.log, m, int64(r.cfg.Limits.Memory))
-		c.MayAttempt = func(pinned bool) func(bool) { return s.Balancer.AdmitAttempt(p.I, pinned) }
+		cfg.Limits.Memory = s.Config.Limits.Memory / config.Size(p.N)
+		log = s.Log.With("slot", p.String())
+		st = readiness.NewState(s.Config.HTTP.Readiness, time.Now, log)
+		scope = s.Scope.Of(p)
+		sinks = s.Sinks.ForSlot(log, m, int64(cfg.Limits.Memory))
+		mayAttempt = func(pinned bool) func(bool) { return s.Balancer.AdmitAttempt(p.I, pinned) }
 	}
 
-	r.lease = lease.New(c)
+	db := state.Open(s.Mongo.State, s.Config.State)
+	division := division{all: s.Divisions, watcher: cfg.Watcher, slot: p, log: log}
+	r := &Runner{
+		shared:   s,
+		Slot:     p,
+		cfg:      cfg,
+		log:      log,
+		metrics:  m,
+		State:    st,
+		sinks:    sinks,
+		scope:    scope,
+		division: division,
+		events:   nodes.NewEvents(db.Collection("events"), s.Config.Watcher, s.Config.Node),
+		tap:      tracing.NewTap(s.Exporter, m.PublishLatency.Exemplar, s.Clock.Now),
+		yield:    make(chan string, 1),
+		lease: lease.New(lease.Config{
+			Collection:      db.Collection("watchers"),
+			ID:              p.ID(s.Config.Watcher),
+			Node:            s.Config.Node,
+			Address:         s.Config.Address,
+			Version:         s.Version,
+			TTL:             s.Config.Lease.TTL,
+			Renew:           s.Config.Lease.Renew,
+			CheckpointEvery: min(s.Config.Lease.Checkpoint, s.Config.Lease.Renew),
+			NodeAlive:       s.isNodeAlive,
+			Log:             s.Log,
+			Metrics:         m,
+			MayCreate:       division.checkRedivided,
+			MayAttempt:      mayAttempt,
+		}),
+	}
 	r.registerGauges()
 	return r
 }
 
 // registerGauges sets the sources of the metrics that are computed at each scrape.
 func (r *Runner) registerGauges() {
-	set := func(setSource func(func() float64), withoutTerm float64, ofTerm func(*pipeline.Dispatcher) float64) {
+	set := func(setSource func(func() float64), withoutTerm float64, ofTerm func(*pipeline.Resolver) float64) {
 		setSource(func() float64 {
 			if t := r.current.Load(); t != nil {
-				return ofTerm(t.dispatcher)
+				return ofTerm(t.resolver)
 			}
 			return withoutTerm
 		})
 	}
 
+	r.metrics.StreamStuck.SetSource(func() float64 {
+		if t := r.current.Load(); t != nil {
+			return t.stream.Stuck().Seconds()
+		}
+		return 0
+	})
+
 	// A standby reports the limits that it would have if all slots ran in this process.
 	m := r.metrics
-	set(m.Budget.SetSource, float64(r.cfg.Limits.Memory), func(d *pipeline.Dispatcher) float64 {
+	set(m.Budget.SetSource, float64(r.cfg.Limits.Memory), func(d *pipeline.Resolver) float64 {
 		bytes, _ := d.Limits()
 		return float64(bytes)
 	})
-	set(m.MaxTicketWindow.SetSource, float64(r.cfg.Limits.Tickets), func(d *pipeline.Dispatcher) float64 {
+	set(m.MaxTicketWindow.SetSource, float64(r.cfg.Limits.Tickets), func(d *pipeline.Resolver) float64 {
 		_, tickets := d.Limits()
 		return float64(tickets)
 	})
 
 	now := r.shared.Clock.Now
-	set(m.Lag.SetSource, 0, func(d *pipeline.Dispatcher) float64 { return d.Lag(now()).Seconds() })
-	set(m.TokenAge.SetSource, 0, func(d *pipeline.Dispatcher) float64 { return tokenAge(d, now()).Seconds() })
-	set(m.TicketWindow.SetSource, 0, func(d *pipeline.Dispatcher) float64 {
+	set(m.Lag.SetSource, 0, func(d *pipeline.Resolver) float64 { return d.Lag(now()).Seconds() })
+	set(m.TokenAge.SetSource, 0, func(d *pipeline.Resolver) float64 { return tokenAge(d, now()).Seconds() })
+	set(m.TicketWindow.SetSource, 0, func(d *pipeline.Resolver) float64 {
 		events, _ := d.Unresolved()
 		return float64(events)
 	})
-	set(m.BudgetUsed.SetSource, 0, func(d *pipeline.Dispatcher) float64 {
+	set(m.BudgetUsed.SetSource, 0, func(d *pipeline.Resolver) float64 {
 		_, bytes := d.Unresolved()
 		return float64(bytes)
 	})
@@ -207,7 +219,7 @@ func (r *Runner) WatchedOutboxes() []outboxes.Outbox {
 // ReachedTime returns the cluster time of the current term's position, or zero if there is none.
 func (r *Runner) ReachedTime() (at bson.Timestamp) {
 	if t := r.current.Load(); t != nil {
-		pos, _ := t.dispatcher.Reached()
+		pos, _ := t.resolver.Reached()
 		at, _ = pos.Time()
 	}
 	return at
@@ -220,15 +232,15 @@ func (r *Runner) Figures() (acked int64, lag time.Duration, ok bool) {
 	if t == nil {
 		return 0, 0, false
 	}
-	t.stats.mu.Lock()
-	defer t.stats.mu.Unlock()
-	return t.stats.current.Acked, time.Duration(t.stats.current.LagMS) * time.Millisecond, true
+	t.progress.stats.mu.Lock()
+	defer t.progress.stats.mu.Unlock()
+	return t.progress.stats.current.Acked, time.Duration(t.progress.stats.current.LagMS) * time.Millisecond, true
 }
 
 // Activity returns the latest deliveries of the current term, or nil if no term delivers.
 func (r *Runner) Activity() *activity.Log {
 	if t := r.current.Load(); t != nil {
-		return t.activity
+		return t.meter.activity
 	}
 	return nil
 }
@@ -267,7 +279,7 @@ const divideRetry = 5 * time.Second
 // returns an error only when ctx ends.
 func (r *Runner) waitForDivision(ctx context.Context) error {
 	for {
-		err := r.checkDivision(ctx)
+		err := r.division.check(ctx)
 
 		// If the number cannot be read, a process with one slot continues anyway.
 		if err == nil || r.Slot.Whole() && !errors.Is(err, slots.ErrDivided) {
@@ -285,29 +297,38 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 	}
 }
 
-// checkDivision returns slots.ErrDivided if the watcher has another number of slots than this
-// process is configured for.
-func (r *Runner) checkDivision(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, divisionTimeout)
-	defer cancel()
-	return r.shared.Divisions.Agree(ctx, r.cfg.Watcher, r.Slot)
+// division checks that the watcher has as many slots as this process is configured for.
+type division struct {
+	all     *slots.Divisions
+	watcher string
+	slot    slot.Range
+	log     *slog.Logger
 }
 
-// checkRedivided is like checkDivision, but ignores all other errors.
-func (r *Runner) checkRedivided(ctx context.Context) error {
-	if err := r.checkDivision(ctx); errors.Is(err, slots.ErrDivided) {
+// check returns slots.ErrDivided if the watcher has another number of slots than this
+// process is configured for.
+func (d division) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, divisionTimeout)
+	defer cancel()
+	return d.all.Agree(ctx, d.watcher, d.slot)
+}
+
+// checkRedivided is like check, but ignores all other errors.
+func (d division) checkRedivided(ctx context.Context) error {
+	if err := d.check(ctx); errors.Is(err, slots.ErrDivided) {
 		return err
 	}
 	return nil
 }
 
 // discardDocument removes the document that the acquisition has made by mistake.
-func (r *Runner) discardDocument(stop context.Context) {
+func (d division) discardDocument(stop context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), divisionTimeout)
 	defer cancel()
-	if err := r.shared.Divisions.Discard(ctx, r.Slot.ID(r.cfg.Watcher)); err != nil {
-		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
-			"document", r.Slot.ID(r.cfg.Watcher), "reason", err)
+	id := d.slot.ID(d.watcher)
+	if err := d.all.Discard(ctx, id); err != nil {
+		d.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
+			"document", id, "reason", err)
 	}
 }
 
@@ -390,7 +411,7 @@ func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 
 	case errors.Is(err, slots.ErrDivided):
 		// waitForDivision reports this error.
-		r.discardDocument(stop)
+		r.division.discardDocument(stop)
 		return true, nil
 
 	case errors.Is(err, sink.ErrReopen):

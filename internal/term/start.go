@@ -26,8 +26,9 @@ type startPoint struct {
 	held        *lease.Held
 	calls       *readiness.Calls
 	collections *watched.Collections
-	recovery    *gap.Recovery
-	dispatcher  *pipeline.Dispatcher
+	plan        *gap.Plan
+	resolver    *pipeline.Resolver
+	checkpoint  lease.Source
 
 	// mu guards these fields: the end of a sweep replaces them while the monitor saves them.
 	mu                 sync.Mutex
@@ -54,7 +55,7 @@ func (s *startPoint) findStart(
 			s.from = resume.Position{ClusterTime: began}
 			u.Checkpoint.Position = s.from
 		}
-		return s.recovery.ResumeGap(ctx, doc, u, began)
+		return s.plan.ResumeGap(ctx, doc, u, began)
 	}
 	if !s.from.IsZero() {
 		start := changestream.Start{Position: s.from, PipelineHash: doc.PipelineHash}
@@ -89,12 +90,12 @@ func (s *startPoint) findStart(
 	// starts at the same place.
 	s.from = resume.Position{ClusterTime: at}
 	u.Checkpoint.Position = s.from
-	hidden, err := s.recovery.HasUnstampedBacklog(ctx, began)
+	hidden, err := s.plan.HasUnstampedBacklog(ctx, began)
 	if err != nil {
 		return changestream.Start{}, err
 	}
 	if hidden {
-		return s.recovery.PlanSweep(ctx, gap.ReasonBacklog, bson.Timestamp{}, began, u)
+		return s.plan.PlanSweep(ctx, gap.ReasonBacklog, bson.Timestamp{}, began, u)
 	}
 	return changestream.Start{Position: s.from}, s.held.Save(ctx, u)
 }
@@ -140,10 +141,10 @@ func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (at
 func (s *startPoint) saveDescription(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.recovery.IsSweeping() {
+	if s.plan.IsSweeping() {
 		return
 	}
-	reached, ok := s.dispatcher.Reached()
+	reached, ok := s.resolver.Reached()
 	if !ok {
 		return
 	}
@@ -160,7 +161,7 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 	u := *s.unsavedDescription
 	identities := s.collections.CollectionIdentities()
 	u.Collections = &identities
-	u.Current = true
+	u.Current = s.checkpoint
 	if err := s.held.Save(ctx, u); err != nil {
 		// The renewal fails with the same error, and reports it.
 		return
@@ -185,7 +186,7 @@ func (s *startPoint) forgetDrainedSlotsLocked(ctx context.Context, reached resum
 	}
 
 	// If the save fails, the renewal fails with the same error and reports it.
-	if s.held.Save(ctx, lease.Update{Current: true, ClearPassed: true}) == nil {
+	if s.held.Save(ctx, lease.Update{Current: s.checkpoint, ClearPassed: true}) == nil {
 		s.drainedSlots = nil
 	}
 }

@@ -9,23 +9,26 @@ import (
 	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // storedTopics implements pipeline.StoredTopics. An envelope that waits or is dead stays in its outbox, so a sweep reads it and must
 // not send it again. The set of the first read rules out nearly all envelopes; the others are looked up.
 type storedTopics struct {
-	term *term
+	calls   *readiness.Calls
+	store   *waiting.Store
+	letters *mongo.Collection
+	watcher string
 
 	mu     sync.Mutex
 	loaded bool
 	ids    [][sha256.Size / 2]byte // sorted digests of namespace, id and stamp; half a digest is enough for any number of envelopes
 }
-
-func (t *term) newStoredTopics() *storedTopics { return &storedTopics{term: t} }
 
 // TopicsOf implements pipeline.StoredTopics.
 func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (topics []string, found bool, err error) {
@@ -37,10 +40,9 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 		return nil, false, nil
 	}
 
-	t := s.term
-	err = t.calls.RetryRead(ctx, func(ctx context.Context) error {
+	err = s.calls.RetryRead(ctx, func(ctx context.Context) error {
 		topics = nil
-		err := t.store.OfIDs(ctx, ns, []bson.RawValue{id}, func(d *waiting.Document) error {
+		err := s.store.OfIDs(ctx, ns, []bson.RawValue{id}, func(d *waiting.Document) error {
 			// Another envelope with this id may wait, or another delivery of this one.
 			if d.Delivery > 0 || !bytes.Equal(d.Envelope, raw) {
 				return nil
@@ -55,7 +57,7 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 			return err
 		}
 		digest := letters.DigestOf(raw)
-		return letters.Known(ctx, t.letters, t.slot.cfg.Watcher, ns, []bson.RawValue{id}, func(m letters.Mark) error {
+		return letters.Known(ctx, s.letters, s.watcher, ns, []bson.RawValue{id}, func(m letters.Mark) error {
 			// The letter may be that of an earlier envelope with this id.
 			if m.Delivery == 0 && bytes.Equal(m.Digest, digest) {
 				topics = append(topics, m.Topic)
@@ -80,17 +82,16 @@ func (s *storedTopics) load(ctx context.Context) error {
 		return nil
 	}
 
-	t := s.term
-	err := t.calls.RetryRead(ctx, func(ctx context.Context) error {
+	err := s.calls.RetryRead(ctx, func(ctx context.Context) error {
 		s.ids = s.ids[:0]
 		add := func(ns string, id bson.RawValue, stamp bson.Timestamp) error {
 			s.ids = append(s.ids, digestID(ns, id, stamp))
 			return nil
 		}
-		if err := t.store.EachStamp(ctx, add); err != nil {
+		if err := s.store.EachStamp(ctx, add); err != nil {
 			return err
 		}
-		return letters.Each(ctx, t.letters, t.slot.cfg.Watcher, func(m letters.Mark) error { return add(m.NS, m.ID, m.Stamp) })
+		return letters.Each(ctx, s.letters, s.watcher, func(m letters.Mark) error { return add(m.NS, m.ID, m.Stamp) })
 	})
 	if err != nil {
 		return err

@@ -24,13 +24,12 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))
 	log := slog.New(slog.DiscardHandler)
-	x := &term{
-		slot:    &Runner{},
+	x := &storedTopics{
 		calls:   &readiness.Calls{Timeout: time.Minute, State: readiness.NewState(time.Minute, time.Now, log)},
 		store:   waiting.NewStore(db.Collection("waiting"), "w", slot.Range{}),
 		letters: db.Collection("letters"),
+		watcher: "w",
 	}
-	x.slot.cfg.Watcher = "w"
 
 	envelopeOf := func(id any, stamp bson.Timestamp, payload string) bson.Raw {
 		raw, err := bson.Marshal(bson.D{
@@ -89,10 +88,9 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	wait(unstamped, 0, "t1")
 	wait(sent, 0, "t1")
 
-	s := x.newStoredTopics()
 	check := func(name string, raw bson.Raw, wantFound bool, want ...string) {
 		t.Helper()
-		topics, found, err := s.TopicsOf(t.Context(), "a.outbox", raw)
+		topics, found, err := x.TopicsOf(t.Context(), "a.outbox", raw)
 		slices.Sort(topics)
 		if err != nil || found != wantFound || !slices.Equal(topics, want) {
 			t.Errorf("%s: topics %q, found %v, %v; want %q, %v", name, topics, found, err, want, wantFound)
@@ -110,7 +108,7 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	check("another envelope with the id of a waiting one", envelopeOf("some", later, "q"), false)
 	check("another envelope with the id of a dead one", envelopeOf("dead", later, "q"), false)
 	check("another type of id", envelopeOf(bson.Binary{Data: []byte("some")}, stamp, "p"), false)
-	if topics, found, err := s.TopicsOf(t.Context(), "other.outbox", some); err != nil || found {
+	if topics, found, err := x.TopicsOf(t.Context(), "other.outbox", some); err != nil || found {
 		t.Errorf("of another outbox: %q, %v", topics, err)
 	}
 	// Without a stamp, another envelope looks like one that was sent since: it is sent, flagged as redelivered.

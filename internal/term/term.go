@@ -14,16 +14,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/activity"
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -36,7 +33,6 @@ import (
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/internal/watched"
-	"github.com/outrelay/outrelay/resume"
 )
 
 var (
@@ -50,8 +46,17 @@ var (
 // finds the gap in the document.
 var errGapTooLate = errors.New("the change stream has a gap that contains waiting envelopes")
 
-// term is one period of ownership: from the acquisition of the lease to its release or loss.
+// term is one period of ownership: from the acquisition of the lease to its release or loss. It has the parts that exist during
+// the takeover. The others are those of its [delivery].
 type term struct {
+	*sources
+	*results
+	progress *progress
+	start    *startPoint
+}
+
+// sources are the parts with which a term reads.
+type sources struct {
 	slot *Runner
 	held *lease.Held
 	log  *slog.Logger
@@ -63,52 +68,62 @@ type term struct {
 	calls       *readiness.Calls
 	journal     *journal
 	collections *watched.Collections
-	schedules   *watched.Schedules
 	indexes     *indexKeeper
-	start       *startPoint
-	recovery    *gap.Recovery
-	store       *waiting.Store
-	letters     *mongo.Collection
-	entered     *mailbox.Box[*waiting.Entry] // envelopes that were stored as waiting
-	ready       *mailbox.Box[string]         // topics that can be written again
-	ledger      *ledger.Ledger
-	stats       *termStats
-	activity    *activity.Log
-	dispatcher  *pipeline.Dispatcher
+	schedules   *watched.Schedules
 	stream      *changestream.Stream
+	plan        *gap.Plan
+}
 
-	acked      atomic.Int64 // records acked by Kafka
-	delivering atomic.Bool  // set when the takeover is done
+// results are the parts that take what becomes of the events: the resolver passes outcomes to the queue of the ledger, which stores
+// them.
+type results struct {
+	*stores
+	meter    *meter
+	ready    *mailbox.Box[string] // topics that can be written again
+	resolver *pipeline.Resolver
+	ledger   *ledger.Ledger
+}
 
-	// Set during the takeover.
-	stampMargin time.Duration // by which server timestamps may be older than the commit of their envelopes
-	sink        *sink.Sink
-	reconciler  *reconcilers
-	pump        *pipeline.Pump
+// stores have the envelopes that were not sent at once.
+type stores struct {
+	store   *waiting.Store
+	letters *mongo.Collection
+	entered *mailbox.Box[*waiting.Entry] // envelopes that were stored as waiting
 }
 
 // newTerm returns a term of the slot. It does no I/O.
 func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Context))) (*term, error) {
-	doc := held.Document()
-	log := r.log.With("epoch", doc.Epoch)
-	t := &term{slot: r, held: held, log: log, inBackground: inBackground, stats: newTermStats(), activity: activity.New(r.shared.Clock.Now)}
-	var err error
-	if t.stream, err = t.newStream(); err != nil {
+	from, err := r.newSources(held, inBackground)
+	if err != nil {
 		return nil, err
 	}
-	t.slot.metrics.StreamStuck.SetSource(func() float64 { return t.stream.Stuck().Seconds() })
+	to := newResults(from)
+	p := &progress{stats: newTermStats(), plan: from.plan, resolver: to.resolver}
+	start := &startPoint{
+		slot:        r,
+		held:        held,
+		calls:       from.calls,
+		collections: from.collections,
+		plan:        from.plan,
+		resolver:    to.resolver,
+		checkpoint:  p.checkpoint,
+	}
+	return &term{sources: from, results: to, progress: p, start: start}, nil
+}
+
+// newSources returns the sources of a term.
+func (r *Runner) newSources(held *lease.Held, inBackground func(func(context.Context))) (*sources, error) {
+	log := r.log.With("epoch", held.Document().Epoch)
+	stream, err := r.newStream(log)
+	if err != nil {
+		return nil, err
+	}
 
 	clients := r.shared.Mongo
-	db := state.Open(clients.State, r.cfg.State)
-	t.calls = &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
-	t.store = waiting.NewStore(db.Collection("waiting"), r.cfg.Watcher, r.Slot)
-	t.letters = db.Collection("letters")
-	t.entered, t.ready = mailbox.New[*waiting.Entry](), mailbox.New[string]()
-	t.ledger = t.newLedger()
-	t.dispatcher = t.newDispatcher()
-	t.journal = &journal{events: r.events, held: held, slot: r.Slot, log: log, inBackground: inBackground}
-	t.collections = &watched.Collections{
-		Calls:    t.calls,
+	calls := &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
+	journal := &journal{events: r.events, held: held, slot: r.Slot, log: log, inBackground: inBackground}
+	collections := &watched.Collections{
+		Calls:    calls,
 		Client:   clients.State,
 		Registry: r.shared.Registry,
 		Scope:    r.scope,
@@ -117,52 +132,68 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Log:      log,
 		Claimed:  map[[16]byte]bool{},
 	}
-	t.indexes = &indexKeeper{
+	indexes := &indexKeeper{
 		client:       clients.State,
 		cfg:          &r.cfg,
-		collections:  t.collections,
+		collections:  collections,
 		pause:        r.shared.Pace.Indexes,
 		log:          log,
 		inBackground: inBackground,
 	}
-	t.schedules = &watched.Schedules{
-		Coll:    db.Collection("schedules"),
-		Client:  clients.State,
-		Watcher: r.cfg.Watcher,
-		Slot:    r.Slot,
-		Calls:   t.calls,
-		Log:     log,
-		Prepare: t.indexes.ensureScheduled,
-	}
-	t.recovery = &gap.Recovery{
-		Config:      &r.cfg,
-		Scope:       r.scope,
-		Held:        held,
-		Calls:       t.calls,
-		Collections: t.collections,
-		Schedules:   t.schedules,
-		Dispatcher:  t.dispatcher,
-		Metrics:     r.metrics,
-		Now:         r.shared.Clock.Now,
-		Log:         log,
-		AppendEvent: t.journal.appendEvent,
-		OnClosed: func(end resume.Position) {
-			t.start.setStart(end)
-			t.pump.DrainedSlots = nil
+
+	return &sources{
+		slot:         r,
+		held:         held,
+		log:          log,
+		inBackground: inBackground,
+		calls:        calls,
+		journal:      journal,
+		collections:  collections,
+		indexes:      indexes,
+		schedules: &watched.Schedules{
+			Coll:    state.Open(clients.State, r.cfg.State).Collection("schedules"),
+			Client:  clients.State,
+			Watcher: r.cfg.Watcher,
+			Slot:    r.Slot,
+			Calls:   calls,
+			Log:     log,
+			Prepare: indexes.ensureScheduled,
 		},
-		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
-			return t.reconciler.sender.Discard(ctx, held, db, coll, before)
+		stream: stream,
+		plan: &gap.Plan{
+			Config:      &r.cfg,
+			Held:        held,
+			Calls:       calls,
+			Collections: collections,
+			Now:         r.shared.Clock.Now,
+			Log:         log,
+			AppendEvent: journal.appendEvent,
 		},
+	}, nil
+}
+
+// newResults returns the results of a term that reads from. The queue is the first of them, because the resolver fills it and the
+// ledger reads positions from the resolver.
+func newResults(from *sources) *results {
+	r := from.slot
+	db := state.Open(r.shared.Mongo.State, r.cfg.State)
+	kept := &stores{
+		store:   waiting.NewStore(db.Collection("waiting"), r.cfg.Watcher, r.Slot),
+		letters: db.Collection("letters"),
+		entered: mailbox.New[*waiting.Entry](),
 	}
-	t.start = &startPoint{
-		slot:        r,
-		held:        held,
-		calls:       t.calls,
-		collections: t.collections,
-		recovery:    t.recovery,
-		dispatcher:  t.dispatcher,
-	}
-	return t, nil
+
+	meter, ready, queue := newMeter(r.shared, r.metrics), mailbox.New[string](), ledger.NewQueue()
+	resolver := pipeline.NewResolver(pipeline.Config{
+		Pool:    r.shared.Pool,
+		Ledger:  queue,
+		Ready:   ready,
+		Recycle: r.sinks.Recycle,
+		Now:     r.shared.Clock.Now,
+		Metrics: pipeline.Metrics{Acked: meter.observeAcked, Dead: meter.observeDead, Held: meter.observeHeld},
+	})
+	l := newLedger(from, kept, queue, meter, &images{sources: from, resolver: resolver})
+	return &results{stores: kept, meter: meter, ready: ready, resolver: resolver, ledger: l}
 }
 
 // serveTerm runs one term. It returns nil when stop ended the term. It returns only after every
@@ -177,12 +208,11 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 		return err
 	}
 	r.metrics.LeaseOwner.Set(1)
-	held.SetSource(t.currentCheckpoint)
 
 	// The lease is renewed during the whole takeover (N1).
 	renew, stopRenewing := context.WithCancel(work)
 	defer stopRenewing()
-	g.Go(func() error { return ignoreStop(renew, held.Run(renew)) })
+	g.Go(func() error { return ignoreStop(renew, held.Run(renew, t.progress.checkpoint)) })
 
 	r.State.SetHung(false)
 	err = t.runTerm(stop, work, g, stopRenewing)
@@ -208,7 +238,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	background.Wait()
 
 	// Until its goroutines have ended, the term uses memory of the shared budget.
-	t.dispatcher.LeavePool()
+	t.resolver.LeavePool()
 	r.State.ClearProblems(termParts...)
 	r.setBlockedGauges(nil)
 	r.metrics.LeaseOwner.Set(0)
@@ -238,25 +268,27 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 		held:         t.held,
 		calls:        t.calls,
 		stream:       t.stream,
-		dispatcher:   t.dispatcher,
-		recovery:     t.recovery,
+		resolver:     t.resolver,
+		plan:         t.plan,
 		start:        t.start,
 		journal:      t.journal,
-		stats:        t.stats,
+		progress:     t.progress,
+		meter:        t.meter,
 		log:          t.log,
-		acked:        &t.acked,
-		delivering:   &t.delivering,
-		targets:      func() []sink.Blocked { return t.sink.State() },
 		stopRenewing: stopRenewing,
 	}
 	var watching sync.WaitGroup
-	watching.Go(func() { m.watchTerm(read, stopRead) })
+	begun := make(chan *sink.Sink, 1)
+	watching.Go(func() { m.watchTerm(read, begun, stopRead) })
 
 	t.slot.State.SetRole(readiness.RoleTakeOver)
-	start, err := t.takeOver(read, work, g)
+	var p *publishing
+	d, start, err := t.takeOver(read)
 	if err == nil {
+		p = d.begin(read, work, g)
+		begun <- d.sink
 		t.slot.State.SetRole(readiness.RoleOwner)
-		err = t.readStream(read, start)
+		err = d.readStream(read, start)
 	}
 
 	// The monitor ends before haltWithLease reads the channel of Yield. Otherwise the monitor could
@@ -271,8 +303,11 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 	if errors.Is(cause, errStopping) {
 		t.slot.State.SetRole(readiness.RoleStopping)
 	}
-	t.drainStream(work)
-	t.drainReconciler(work)
+	// Without a takeover, nothing was sent.
+	if p != nil {
+		d.drainStream(work)
+		d.drainSides(work, p)
+	}
 
 	switch {
 	case errors.Is(cause, errStopping):
@@ -283,99 +318,12 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 	return t.haltWithLease(stop, work, err)
 }
 
-// readStream tails the stream and pumps it until ctx ends or the stream cannot continue.
-func (t *term) readStream(ctx context.Context, start changestream.Start) error {
-	for {
-		err := t.readStreamOnce(ctx, start)
-		if start, err = t.recovery.FindNextStart(ctx, err); err != nil {
-			return err
-		}
-
-		// The stream was expected to repeat the waiting envelopes of the previous owner, for their other
-		// topics. It no longer can. That has to be known before these are loaded, so a new
-		// takeover finds the gap in the document. Any other gap is swept in this term, because its sweep
-		// leaves out the envelopes that an earlier sweep of the term has delivered (gap.Skip).
-		if t.recovery.IsGapOpen() && t.pump.Previous != nil {
-			return errGapTooLate
-		}
-	}
-}
-
-// readStreamOnce opens the stream at start, sweeps the gap if there is one, and pumps the stream
-// until it ends.
-func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) error {
-	batches := make(chan *changestream.Batch)
-	ended := make(chan error, 1)
-	inner, cancel := context.WithCancel(ctx)
-	defer cancel()
-	t.inBackground(func(context.Context) {
-		defer close(batches)
-		ended <- t.stream.Run(inner, start, batches)
-	})
-
-	// The stream is open during the sweep, but held: the reader blocks with its first batch.
-	if err := t.recovery.SweepGap(ctx, t.start.from); err != nil {
-		return err
-	}
-
-	// After an error the reader is not awaited, and it delivers nothing more. A server may answer
-	// its last request only at the next write, and the lease must be released before. serveTerm
-	// joins the reader.
-	if err := t.pump.Run(ctx, batches); err != nil {
-		return err
-	}
-	return <-ended
-}
-
-// drainStream waits until all events that were read are acked or stored. It gives up
-// after the configured time, or when only blocked targets are left. The next owner reads the rest
-// back.
-func (t *term) drainStream(work context.Context) {
-	if t.sink == nil {
-		return
-	}
-
-	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Lease.Drain)
-	defer cancel()
-
-	// One long drain would wait for a blocked target until its end. Between short drains, the acks show
-	// whether other targets still make progress.
-	for acked := int64(-1); t.drainBriefly(ctx) != nil; {
-		if ctx.Err() != nil || acked == t.acked.Load() && t.hasBlockedTargets() {
-			n, _ := t.dispatcher.Unresolved()
-			t.log.Warn("stopping with undelivered events; the next owner delivers them", "unresolved", n)
-			break
-		}
-		acked = t.acked.Load()
-	}
-
-	if err := t.recovery.SaveCursor(ctx); err != nil {
-		t.log.Warn("cannot save the cursor of the sweep; the next owner repeats a part of it", "reason", err)
-	}
-}
-
-// drainCheckEvery is the interval at which a drain checks whether records are still acked.
-const drainCheckEvery = 250 * time.Millisecond
-
-// drainBriefly drains for at most [drainCheckEvery]. It returns nil when the dispatcher is drained.
-func (t *term) drainBriefly(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, drainCheckEvery)
-	defer cancel()
-	return t.dispatcher.Drain(ctx)
-}
-
-// hasBlockedTargets reports whether envelopes wait for a target that cannot be written and is not
-// parked.
-func (t *term) hasBlockedTargets() bool {
-	return slices.ContainsFunc(t.sink.State(), func(b sink.Blocked) bool { return b.Records > 0 && !b.Parked })
-}
-
 // releaseLease saves the last checkpoint and releases the lease. Its success proves that this
 // process held the lease until then.
 func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
 	defer cancel()
-	if err := t.held.Release(ctx); err != nil {
+	if err := t.held.Release(ctx, t.progress.checkpoint); err != nil {
 		t.log.Warn("cannot release the lease; it expires", "reason", err, "ttl", t.slot.cfg.Lease.TTL)
 		return err
 	}
@@ -395,7 +343,7 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 
 	t.slot.State.SetRole(readiness.RoleHalted)
 	t.slot.State.ReportProblem("halted", halt, true)
-	t.stats.setHalted(halt.Error())
+	t.progress.stats.setHalted(halt.Error())
 	t.journal.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
 	defer t.slot.State.ClearProblems("halted")
 
@@ -409,23 +357,30 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 	}
 }
 
-// currentCheckpoint returns the checkpoint that the next renewal saves.
-func (t *term) currentCheckpoint() lease.Checkpoint {
-	c := lease.Checkpoint{Stats: t.stats.report()}
+// progress is how far a term has come.
+type progress struct {
+	stats    *termStats
+	plan     *gap.Plan
+	resolver *pipeline.Resolver
+
+	delivering atomic.Bool // set when the takeover is done
+}
+
+// checkpoint returns the checkpoint that the next renewal saves.
+func (p *progress) checkpoint() lease.Checkpoint {
+	c := lease.Checkpoint{Stats: p.stats.report()}
 	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
 	// sweep, the sweep determines the positions.
-	if !t.delivering.Load() || t.recovery.IsSweeping() {
+	if !p.delivering.Load() || p.plan.IsSweeping() {
 		return c
 	}
 
 	// While a gap is open the position stays before it (N22). A sweep may have begun since the
 	// check above.
-	pos, ok, offsets := t.dispatcher.Snapshot()
-	if ok && !t.recovery.IsSweeping() {
+	pos, ok, offsets := p.resolver.Snapshot()
+	if ok && !p.plan.IsSweeping() {
 		c.Position = pos
 		c.Offsets = offsets
 	}
 	return c
 }
-
-var _ pipeline.Sink = (*sink.Sink)(nil)

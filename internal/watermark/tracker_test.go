@@ -23,9 +23,9 @@ func TestReachedIsContiguous(t *testing.T) {
 	}
 
 	w.Position("start")
-	a, b := w.Begin(10, 1), w.Begin(20, 1)
+	a, b := w.Begin(10, 1, 0), w.Begin(20, 1, 0)
 	w.Position("two")
-	c := w.Begin(30, 2)
+	c := w.Begin(30, 2, 0)
 	w.Position("three")
 	w.Acked(tp(0), 0, []record.Ticket{b})
 	if p, _ := w.Reached(); p != "start" {
@@ -61,7 +61,7 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	w := New[int](nil)
 	w.Restore(tp(0), 100)
 	w.Restore(tp(1), 50)
-	a, b, c := w.Begin(0, 1), w.Begin(0, 1), w.Begin(0, 1)
+	a, b, c := w.Begin(0, 1, 0), w.Begin(0, 1, 0), w.Begin(0, 1, 0)
 	w.Position(1)
 	// The record is acked, but it is above the watermark, so it holds its offset.
 	w.Acked(tp(1), 50, []record.Ticket{b})
@@ -76,8 +76,8 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 		t.Fatal(cmp.Diff(want, got))
 	}
 
-	d := w.Begin(0, 1)
-	e := w.Begin(0, 1)
+	d := w.Begin(0, 1, 0)
+	e := w.Begin(0, 1, 0)
 	w.Acked(tp(0), 200, []record.Ticket{e}) // sent behind something foreign
 	w.Acked(tp(0), 103, nil)
 	w.Idle(tp(1), 70)
@@ -126,7 +126,7 @@ func TestWatermarkModel(t *testing.T) {
 			switch rapid.IntRange(0, 5).Draw(t, "op") {
 			case 0, 1:
 				targets := rapid.IntRange(0, 3).Draw(t, "targets")
-				k := w.Begin(int64(n), targets)
+				k := w.Begin(int64(n), targets, 0)
 				evs = append(evs, &ev{targets})
 				for range targets {
 					p := int32(rapid.IntRange(0, 2).Draw(t, "partition"))
@@ -206,7 +206,7 @@ func TestN08_AHeldOffsetStays(t *testing.T) {
 
 	w.Restore(tp(0), 7)
 	w.HoldAllOffsets()
-	w.Acked(tp(0), 10, []record.Ticket{w.Begin(0, 1)})
+	w.Acked(tp(0), 10, []record.Ticket{w.Begin(0, 1, 0)})
 	w.Position(1)
 	w.Idle(tp(0), 20)
 
@@ -225,7 +225,7 @@ func TestMarksAreBounded(t *testing.T) {
 	w := New[int](nil)
 	var ks []record.Ticket
 	for i := range 3 * maxMarks {
-		ks = append(ks, w.Begin(0, 1))
+		ks = append(ks, w.Begin(0, 1, 0))
 		w.Position(i)
 	}
 	if len(w.marks) > maxMarks {
@@ -245,7 +245,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 
 	off := int64(0)
 	got := testing.AllocsPerRun(2000, func() {
-		buf[0] = w.Begin(0, 1)
+		buf[0] = w.Begin(0, 1, 0)
 		w.Position(1)
 		w.Acked(tp(0), off, buf)
 		off++
@@ -284,7 +284,7 @@ func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 
 	w.Idle(tp(3), 7)
 	expect("an idle partition", 7)
-	k := w.Begin(0, 1)
+	k := w.Begin(0, 1, 0)
 	w.Acked(tp(3), 7, []record.Ticket{k})
 	expect("acked above the watermark", 7)
 	w.Position(2)

@@ -6,8 +6,6 @@ import (
 	"math"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/ledger"
@@ -19,76 +17,72 @@ import (
 	"github.com/outrelay/outrelay/internal/reconciler"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/scheduled"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// reconcilers send the envelopes that the stream cannot send: retried, parked, blocked, requeued
+// sides are the parts that send the envelopes that the stream cannot send: retried, parked, blocked, requeued
 // and scheduled envelopes. They run concurrently with the stream.
-type reconcilers struct {
+type sides struct {
 	outlet    *pipeline.Outlet
 	sender    *reconciler.Sender
 	scheduled *scheduled.Scheduled
 	purger    *purge.Purger
+}
 
-	stopPublishing  context.CancelFunc // ends the loops that publish
-	publishingEnded chan struct{}      // closed when these loops have ended
+// publishing has the loops of a term that publish.
+type publishing struct {
+	stop  context.CancelFunc
+	ended chan struct{} // closed when these loops have ended
 }
 
 func retryPolicy(cfg *config.Config) retry.Policy {
 	return retry.Policy{Base: cfg.Retry.Base, Cap: cfg.Retry.Cap}
 }
 
-// newLedger returns the ledger of the term. It starts nothing.
-func (t *term) newLedger() *ledger.Ledger {
-	cfg := &t.slot.cfg
+// newLedger returns the ledger that stores the outcomes of queue. It starts nothing.
+func newLedger(from *sources, to *stores, queue *ledger.Queue, meter *meter, images *images) *ledger.Ledger {
+	cfg, shared, state := &from.slot.cfg, from.slot.shared, from.slot.State
+	source := letters.Source{
+		Kind:    "relay",
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Epoch:   from.held.Document().Epoch,
+		Version: shared.Version,
+	}
+
 	return ledger.New(ledger.Config{
-		Fencer:  t.held,
-		Store:   t.store,
-		Letters: t.letters,
-		Source: letters.Source{
-			Kind:    "relay",
-			Watcher: cfg.Watcher,
-			Node:    cfg.Node,
-			Epoch:   t.held.Document().Epoch,
-			Version: t.slot.shared.Version,
-		},
-		Mapping:      t.slot.shared.Mapping,
+		Queue:   queue,
+		Fencer:  from.held,
+		Store:   to.store,
+		Letters: to.letters,
+		Source:  source,
+		Mapping: shared.Mapping,
+
+		// These decide what becomes of an envelope.
 		MaxAttempts:  cfg.Retry.MaxAttempts,
 		Backoff:      retryPolicy(cfg),
 		DropExpired:  cfg.Expired == "drop",
 		Recording:    cfg.Recording,
 		LetterExpiry: cfg.DeadLetters.Expire,
-		Restore:      t.restoreImages,
-		Sweeping:     func() bool { return t.recovery.IsSweeping() },
-		Entered:      func(list []*waiting.Entry) { t.entered.Put(list...) },
-		Now:          t.slot.shared.Clock.Now,
-		OnRetry:      func(err error) { t.slot.State.ReportProblem("ledger", err, false) },
-		OnRecovered:  func() { t.slot.State.ClearProblems("ledger") },
-		Count:        t.countOutcome,
-		Log:          t.log,
+
+		// These learn what happens.
+		Entered:     func(list []*waiting.Entry) { to.entered.Put(list...) },
+		OnRetry:     func(err error) { state.ReportProblem("ledger", err, false) },
+		OnRecovered: func() { state.ClearProblems("ledger") },
+		Count:       meter.countOutcome,
+
+		Restore:  images.restore,
+		Sweeping: from.plan.IsSweeping,
+		Now:      shared.Clock.Now,
+		Log:      from.log,
 	})
 }
 
-// countOutcome counts the outcome of an envelope that was sent outside of the order of the stream.
-func (t *term) countOutcome(o *ledger.Outcome) {
-	if o.Doc == nil {
-		return
-	}
-
-	class := string(o.Refusal.Class)
-	t.slot.metrics.Reconciled.WithLabelValues(o.End.String()).Inc()
-	if o.End == ledger.Dropped {
-		t.slot.metrics.Dropped.WithLabelValues(class).Inc()
-	}
-	if o.End == ledger.Dead {
-		t.slot.metrics.DeadLetters.WithLabelValues(class).Inc()
-	}
-}
-
-// newReconciler returns the reconcilers of the term. It starts nothing.
-func (t *term) newReconciler() *reconcilers {
-	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher)
+// newSides returns the sides of the term, which send through dispatcher to s. It starts nothing.
+func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
+	out := pipeline.NewOutlet(t.buildConfig(), dispatcher)
 	onRetry := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
 	onRecovered := func() { t.slot.State.ClearProblems("reconciler") }
 
@@ -101,7 +95,7 @@ func (t *term) newReconciler() *reconcilers {
 		Log:         t.log,
 		OnRetry:     onRetry,
 		OnRecovered: onRecovered,
-		Compacted:   t.sink.Compacted,
+		Compacted:   s.Compacted,
 		Entered:     t.entered,
 		Ready:       t.ready,
 	})
@@ -135,15 +129,15 @@ func (t *term) newReconciler() *reconcilers {
 		Slot:        t.slot.Slot.I, // N25
 		OnPurged:    func(n int) { t.slot.metrics.Purged.Add(float64(n)) },
 	})
-	return &reconcilers{outlet: out, sender: sender, scheduled: scheduled, purger: purger}
+	return &sides{outlet: out, sender: sender, scheduled: scheduled, purger: purger}
 }
 
 // finishSent finishes deliveries that an earlier owner made outside of stream order and did
 // not record (N8). It runs before the stored offsets can move. An envelope that still waits
 // afterwards was not sent, so it may wait for any time.
-func (t *term) finishSent(ctx context.Context) (finished int, err error) {
+func (t *term) finishSent(ctx context.Context, sender *reconciler.Sender) (finished int, err error) {
 	err = t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-		finished, err = t.reconciler.sender.FinishSent(ctx)
+		finished, err = sender.FinishSent(ctx)
 		return err
 	})
 	if finished > 0 {
@@ -161,26 +155,25 @@ func MayPurgeAsOwner(cfg config.Config) bool {
 // confirmed (N2), and the stream continues from the position. A position that the server does not
 // accept proves nothing about delivered envelopes.
 func (t *term) mayPurge() bool {
-	return MayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && !t.recovery.IsSweeping() && t.stream.State().Ready()
+	return MayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && !t.plan.IsSweeping() && t.stream.State().Ready()
 }
 
 // loadStored sets the gates of keys that wait. It returns the events after the position that
 // wait or are dead already (N15), or nil if there are none. It runs before the stream
 // is opened.
-func (t *term) loadStored(ctx context.Context) (*pipeline.PreviousOwner, error) {
+func (t *term) loadStored(ctx context.Context, x *sides, margin time.Duration) (*pipeline.PreviousOwner, error) {
 	previous := pipeline.NewPreviousOwner()
-	out := t.reconciler.outlet
 	after := outboxes.PosOf(t.start.from)
 	at, _ := t.start.from.Time()
-	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, t.stampMargin) }
+	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, margin) }
 
 	var n reconciler.Loaded
 	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 		// A failed attempt may have closed some gates already.
-		t.dispatcher.OpenAllGates()
+		t.resolver.OpenAllGates()
 		previous.Reset()
-		n, err = t.reconciler.sender.Load(ctx, behind,
-			func(ns, topic, key string) { t.dispatcher.CloseGate(out.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
+		n, err = x.sender.Load(ctx, behind,
+			func(ns, topic, key string) { t.resolver.CloseGate(x.outlet.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
 		return err
 	})
 	if err != nil {
@@ -206,64 +199,6 @@ func (t *term) loadStored(ctx context.Context) (*pipeline.PreviousOwner, error) 
 		return nil, nil
 	}
 	return previous, nil
-}
-
-// startReconciler starts the loops of the reconciler in g. Publishing ends with ctx or with
-// stopPublishing. The loops that store the outcomes continue until work ends.
-func (t *term) startReconciler(ctx, work context.Context, g *errgroup.Group) {
-	r := t.reconciler
-	pub, cancel := context.WithCancel(ctx)
-	r.stopPublishing = cancel
-	r.publishingEnded = make(chan struct{})
-
-	loops, pub := errgroup.WithContext(pub)
-	for _, run := range []func(context.Context) error{
-		r.sender.Run,
-		r.scheduled.Run,
-		r.purger.Run,
-		t.schedules.Run,
-		t.countPeriodically,
-	} {
-		loops.Go(func() error { return ignoreStop(pub, run(pub)) })
-	}
-
-	g.Go(func() error {
-		defer close(r.publishingEnded)
-		err := loops.Wait()
-		// The end of ctx or of publishing is no error.
-		if errors.Is(err, context.Canceled) || ctx.Err() != nil {
-			return nil
-		}
-		return err
-	})
-}
-
-// drainReconciler stops publishing and waits until the outcomes are stored, for at most the
-// configured drain time. The next owner finds the rest in its read-back.
-func (t *term) drainReconciler(work context.Context) {
-	r := t.reconciler
-	if r == nil || r.stopPublishing == nil {
-		return
-	}
-
-	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Lease.Drain)
-	defer cancel()
-	// A loop that still publishes would prolong the drain of its own records.
-	r.stopPublishing()
-	select {
-	case <-r.publishingEnded:
-	case <-ctx.Done():
-		return
-	}
-
-	// The next owner finds records that are not acked in time in its read-back.
-	if !t.hasBlockedTargets() {
-		_ = t.dispatcher.DrainSides(ctx)
-	}
-	if err := t.ledger.Drain(ctx); err != nil {
-		t.log.Warn("cannot record all deliveries outside of the stream; the next owner finds them in the topics",
-			"reason", err)
-	}
 }
 
 const (
