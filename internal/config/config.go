@@ -367,8 +367,8 @@ type Proxy struct {
 	// Header is the header with the name of the user, such as X-Forwarded-User. The proxy must set or
 	// remove it in each request. Required.
 	Header string `yaml:"header"`
-	// From lists the addresses or networks of the proxy. The header of other clients is ignored.
-	// Defaults to 127.0.0.0/8 and ::1/128.
+	// From lists the addresses or networks of the proxy. The header of other clients is ignored. Every process at these
+	// addresses can state any user: with 127.0.0.1, all users of this machine can. Required.
 	From []string `yaml:"from"`
 }
 
