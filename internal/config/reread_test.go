@@ -60,7 +60,9 @@ func TestSecretsInAFileAreReadAgain(t *testing.T) {
 func TestARotatedLoginToMongoDBNeedsARestart(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "uri")
-	load := func() Config { return mustLoad(t, "mongodb: { uri: '${file:"+file+"}' }\nkafka: { brokers: [k:1] }\n", nil, nil) }
+	load := func() Config {
+		return mustLoad(t, "mongodb: { uri: '${file:"+file+"}' }\nkafka: { brokers: [k:1] }\n", nil, nil)
+	}
 	mustWrite(t, file, "mongodb://relay:first@h/shop\n")
 	started := load()
 	mustWrite(t, file, "mongodb://relay:second@h/shop\n")

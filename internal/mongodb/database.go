@@ -11,7 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/concern"
 )
 
 // registry is that of the driver. A registry of the service could encode stored documents in another way.
@@ -23,7 +24,7 @@ var registry = bson.NewRegistry()
 func Database(client *mongo.Client, name string) *mongo.Database {
 	return client.Database(name, options.Database().
 		SetReadConcern(readconcern.Local()).
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetReadPreference(readpref.Primary()).
 		SetBSONOptions(&options.BSONOptions{}).
 		SetRegistry(registry))

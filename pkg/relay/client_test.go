@@ -48,8 +48,9 @@ func (w *weakCommands) checkCommand(_ context.Context, started *event.CommandSta
 	_, err := started.Command.LookupErr("autocommit")
 	inTransaction := err == nil && started.CommandName != "commitTransaction"
 	writes := []string{"insert", "update", "delete", "findAndModify", "commitTransaction"}
-	if slices.Contains(writes, started.CommandName) && !inTransaction && lookup("writeConcern", "w") != "majority" {
-		problem = "its write concern is not majority"
+	journaled, _ := started.Command.Lookup("writeConcern", "j").BooleanOK()
+	if slices.Contains(writes, started.CommandName) && !inTransaction && (lookup("writeConcern", "w") != "majority" || !journaled) {
+		problem = "its write concern is not majority with j: true"
 	}
 	if mode := lookup("$readPreference", "mode"); mode == "nearest" {
 		problem = "it may read from a secondary"
