@@ -79,6 +79,7 @@ const (
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
 
+	codeAPIStrict              = 323
 	codeCollectionUUIDMismatch = 361
 )
 

@@ -112,6 +112,8 @@ func (r *Relay) checkHostClient(stop context.Context) error {
 		switch {
 		case errors.Is(err, mongodb.ErrClientTimeout):
 			return fmt.Errorf("%w: use a client without it, or relay.WithMongoOptions", err)
+		case errors.Is(err, mongodb.ErrClientStrict):
+			return fmt.Errorf("%w: use a client without SetStrict, or relay.WithMongoOptions, which ignores it", err)
 		case err == nil || errors.Is(err, mongo.ErrClientDisconnected):
 			return err
 		}
