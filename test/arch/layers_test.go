@@ -25,6 +25,7 @@ var rooms = []room{
 	{dir: "internal/retry", layer: 0, only: none, why: "the only implementation of back-off"},
 	{dir: "internal/mailbox", layer: 0, only: []string{"internal/retry"}, why: "values from any goroutine for one"},
 	{dir: "internal/schema", layer: 0, only: []string{"internal/retry"}, why: "changes of collections that do not keep writers waiting"},
+	{dir: "internal/usage", layer: 0, only: none, why: "what the collections of a process are used for, for packages of services"},
 	{dir: "internal/concern", layer: 0, only: none, why: "the write concern of services and of the relay"},
 	{dir: "internal/cursor", layer: 0, only: none, why: "the documents of a statement, for services and the relay"},
 	{dir: "internal/unit", layer: 0, only: none, why: "one attempt of a transaction, for services and for tests against the memory"},
