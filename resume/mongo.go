@@ -17,8 +17,10 @@ import (
 // with majority concern on the primary, even if the client is configured otherwise, so a saved
 // checkpoint is never rolled back. NewMongo does no I/O.
 func NewMongo(coll *mongo.Collection) Store {
+	// A set with writeConcernMajorityJournalDefault: false would otherwise acknowledge before it writes to the journals.
+	journaled := true
 	return &mongoStore{coll.Clone(options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(&writeconcern.WriteConcern{W: writeconcern.WCMajority, Journal: &journaled}).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary()))}
 }

@@ -10,9 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -69,7 +69,7 @@ func (b *bench) newOutbox(ctx context.Context, name string) (*mongo.Collection, 
 		return nil, fmt.Errorf("creating %s.%s: %w", b.db, name, err)
 	}
 
-	coll := db.Collection(name, options.Collection().SetWriteConcern(writeconcern.Majority()))
+	coll := db.Collection(name, options.Collection().SetWriteConcern(concern.Majority()))
 	if err := outboxes.EnsureIndexes(ctx, coll); err != nil {
 		return nil, fmt.Errorf("creating the indexes of %s.%s: %w", b.db, name, err)
 	}

@@ -63,7 +63,7 @@ var defaultPace = pace{
 	maxAwait:    500 * time.Millisecond,
 	batchSize:   MaxDocuments,
 	patience:    3 * time.Second,
-	watchdog:    10 * time.Second,
+	watchdog:    30 * time.Second,
 	configRetry: 30 * time.Second,
 	unexplained: time.Minute,
 	backoff:     retry.Reopen,

@@ -89,6 +89,8 @@ func (p *Proxy) validate(v validator, prefix string) {
 	v.check(prefix+"header", p.Header == "" || validHeader, strconv.Quote(p.Header),
 		"expected the name of a header, such as X-Forwarded-User")
 
+	v.require(prefix+"from", len(p.From) == 0, "list the addresses of the proxy, such as 10.1.2.3 or 10.1.0.0/16: "+
+		"every process there can state any user")
 	for i, from := range p.From {
 		_, err := parseNetwork(from)
 		v.check(fmt.Sprintf("%sfrom[%d]", prefix, i), err == nil, strconv.Quote(from),
@@ -96,15 +98,10 @@ func (p *Proxy) validate(v validator, prefix string) {
 	}
 }
 
-// Networks returns the networks of From, or the default.
+// Networks returns the networks of From.
 func (p *Proxy) Networks() []netip.Prefix {
-	from := p.From
-	if len(from) == 0 {
-		from = []string{"127.0.0.0/8", "::1/128"}
-	}
-
 	var out []netip.Prefix
-	for _, text := range from {
+	for _, text := range p.From {
 		if n, err := parseNetwork(text); err == nil {
 			out = append(out, n)
 		}

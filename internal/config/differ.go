@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// rereadPassword is the key whose file is read again for each connection.
-const rereadPassword = "kafka.sasl.password"
+// rereadKeys are the secrets whose files are read again whenever they are needed. The driver of MongoDB cannot change the login of
+// a client, so mongodb.uri is not one of them.
+var rereadKeys = []string{"kafka.sasl.password", "kafka.sasl.token.oidc.client_secret"}
 
 // DifferingKeys returns the keys in which two configurations differ, sorted. It never shows a value. An
 // optional section that only one of them has is one key.
@@ -24,8 +25,9 @@ func appendDiffering(a, b reflect.Value, prefix string, keys *[]string) {
 			continue
 		}
 
-		// The password is read again for each connection, so its file is all that matters.
-		if p, ok := x.Interface().(Secret); ok && path == rereadPassword && p.written != nil && reflect.DeepEqual(p.written, y.Interface().(Secret).written) {
+		// Only the files of such a secret matter.
+		if p, ok := x.Interface().(Secret); ok && slices.Contains(rereadKeys, path) && p.written != nil &&
+			reflect.DeepEqual(p.written, y.Interface().(Secret).written) {
 			continue
 		}
 

@@ -112,11 +112,11 @@ func tokenSource(t config.Token) bearer.Source {
 		return bearer.FromCommand(t.Command[0], t.Command[1:]...)
 	default:
 		return bearer.FromClientCredentials(bearer.ClientCredentials{
-			TokenURL:     t.OIDC.URL,
-			ClientID:     t.OIDC.ClientID,
-			ClientSecret: t.OIDC.ClientSecret.Reveal(),
-			Scopes:       t.OIDC.Scopes,
-			Audience:     t.OIDC.Audience,
+			TokenURL: t.OIDC.URL,
+			ClientID: t.OIDC.ClientID,
+			Secret:   t.OIDC.ClientSecret.Current,
+			Scopes:   t.OIDC.Scopes,
+			Audience: t.OIDC.Audience,
 		})
 	}
 }

@@ -98,10 +98,11 @@ func NewClients(
 }
 
 // connectionOptions returns a copy of from without the options that change the meaning of reads and
-// writes: see [mongodb.Database]. It also removes Timeout, which would end the wait for an event.
+// writes: see [mongodb.Database]. It also removes Timeout, which would end the wait for an event, and the stable API,
+// which may be strict and then has no commands of operators.
 func connectionOptions(from *options.ClientOptions) *options.ClientOptions {
 	o := *from
-	o.Timeout = nil
+	o.Timeout, o.ServerAPIOptions = nil, nil
 	o.ReadConcern, o.WriteConcern, o.ReadPreference = nil, nil, nil
 	o.BSONOptions, o.Registry, o.AutoEncryptionOptions = nil, nil, nil
 	return &o

@@ -12,8 +12,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/record"
@@ -192,7 +192,7 @@ func (d *demo) printServers() {
 func (d *demo) connectClients() error {
 	client, err := mongo.Connect(options.Client().
 		ApplyURI(d.stack.MongoURI()).
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetAppName("outrelay-dev"))
 	if err != nil {
 		return fmt.Errorf("connecting to MongoDB: %w", err)

@@ -69,7 +69,7 @@ var matrix = slices.Concat(
 
 // otherMongoDB, otherKafka and platforms are the rows that no recorded run decides.
 var otherMongoDB = []supported{
-	{areaMongoDB, "other versions from 6.0 to 8.x, replica set", expected, "outrelay uses only features of 6.0: change streams with their wall clock, transactions, and majority concerns"},
+	{areaMongoDB, "other versions from 6.0 to 8.x, replica set", expected, "outrelay uses only features of 6.0: change streams with their wall clock, transactions, and majority concerns. MongoDB ended the support of 6.0 on 2025-07-31: use 7.0 or 8.0 for new installations"},
 	{areaMongoDB, "MongoDB Atlas, dedicated cluster", expected, "a replica set with the same server; the tests do not reach one"},
 	{areaMongoDB, "newer than 8.x", untested, "not released when this version was made"},
 	{areaMongoDB, mongoSharded, untested, "the outbox, its transactions and the order across shards have never been tested there"},

@@ -139,7 +139,8 @@ func matrixDocument() string {
 		"recognizes by their host names.\n\n" +
 		"- **tested**: each run of the tests uses it, or a run of the core tests on it is recorded. The core tests cover transactions and their\n" +
 		"  rollback, the sweep after lost history, the fence and the read-back of a takeover, two relays that share the work, and consumers.\n" +
-		"  MongoDB is tested in one version alone, because no other one can be fetched from a package registry.\n" +
+		"  MongoDB is tested in versions of 6.0 alone, because no other one can be fetched from a package registry. The workflow *Versions* runs\n" +
+		"  the core tests on 6.0, 7.0, 8.0 and on two shards every week; no run of it is recorded yet.\n" +
 		"- **expected to work**: it has the features that outrelay uses. The tests do not run on it. Please report problems.\n" +
 		"- **untested**: no test has used it, and it differs in a feature that outrelay relies on. Test your use of it first.\n" +
 		"- **unsupported**: it does not work, or reports about it are not accepted.\n")
@@ -152,5 +153,29 @@ func matrixDocument() string {
 		last = r.area
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", r.name, r.level, cmp.Or(r.why, "–"))
 	}
-	return b.String()
+	return b.String() + readForOtherVersions
 }
+
+// readForOtherVersions is the end of docs/support.md.
+const readForOtherVersions = `
+## What was read about MongoDB 7.0, 8.0 and sharded clusters
+
+Nothing below was run on these servers, except where a fail point of 6.0 returns the same error. It was compared with the documentation
+of the servers and of the driver.
+
+| statement | used by | 7.0 and 8.0 | through mongos |
+|---|---|---|---|
+| aggregate with $changeStream, and its getMore | the stream of each slot | the options of 6.0 exist; a getMore has its own time limit | an event waits until every shard has moved: up to ` + "`" + `periodicNoopIntervalSecs` + "`" + ` (10 s). The watchdog waits for 30 s |
+| find, aggregate, count, distinct | all reads | ` + "`" + `defaultMaxTimeMS` + "`" + ` of 8.0 ends those without a deadline of the caller, such as the reads of a sweep or a purge, and they are repeated without success if they always take longer. If the cluster sets it, grant the relay's user the action ` + "`" + `bypassDefaultMaxTimeMS` + "`" + ` on the cluster | as on a replica set; counts may contain orphaned documents |
+| insert, update, delete, findAndModify | services and the relay | always with ` + "`" + `w: majority, j: true` + "`" + `. Errors with the labels ` + "`" + `RetryableError` + "`" + ` and ` + "`" + `SystemOverloadedError` + "`" + ` of 8.2 are repeated | as on a replica set |
+| transactions, commitTransaction, abortTransaction | outbox, inbox, fenced writes | ` + "`" + `TransactionTooLargeForCache` + "`" + ` (7.0) halves the list. Nothing is created in a transaction of the relay: its collections exist before | across shards they commit in the order of each shard only. Keep the envelopes of a key on one shard |
+| createIndexes with collectionUUID, collMod, listIndexes, listCollections, create | indexes and state | the same | the same |
+| killSessions | transactions of lost owners | the same | the same |
+| currentOp with $ownOps | the check of a client of the service | the same | it shows the operations of shards and may not contain the call: then a Timeout of the client is not noticed |
+| replSetGetConfig | the id of the replica set | the same | mongos lacks it: a state that was copied to another cluster is not noticed (N5) |
+| getParameter transactionLifetimeLimitSeconds | the margin M | the same | mongos lacks it: M is 5 minutes |
+| serverStatus with oplog | the oplog window | the same | mongos has no oplog: the window is unknown |
+| hello, ping, buildInfo | the server's time and version | the same | the same |
+
+The strict stable API lacks distinct and the commands of operators. The relay rejects a client that uses it and ignores it in options.
+`

@@ -22,6 +22,7 @@ func (m *roleMaker) listACLs() []ACL {
 		operations, why = append(operations, "CREATE"), why+", create topics on demand"
 	}
 
+	why += "; grant WRITE to no other principal"
 	var out []ACL
 	add := func(role, principal, resource, name, pattern, why string, operations ...string) {
 		out = append(out, ACL{

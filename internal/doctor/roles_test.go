@@ -134,7 +134,7 @@ func TestRolesOfPatterns(t *testing.T) {
 		{[]string{"watch=shop.outbox"}, []string{
 			`{resource: {db: "shop", collection: "outbox"}, actions: ["find","changeStream","insert","update","remove"]}`,
 			`{db: "bill", collection: "inbox_claims"}`, `{db: "bill", collection: "orders_saga"}`, `{db: "bill", collection: "saga_types"}`,
-			"--topic 'outbox.event.' --resource-pattern-type prefixed", "--transactional-id 'outrelay.' --resource-pattern-type prefixed", "--group 'g'",
+			"grant WRITE to no other principal\n", "--topic 'outbox.event.' --resource-pattern-type prefixed", "--transactional-id 'outrelay.' --resource-pattern-type prefixed", "--group 'g'",
 		}, []string{`db: "",`, "listDatabases", "anyResource", "AnyDatabase", `"local"`, "CREATE", `"dropIndex"],`}},
 		{[]string{"watch=shop.outbox,shop.more"}, []string{`{resource: {db: "shop", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "shop", collection: "more"}, actions: ["find","insert","update","remove"]}`}, nil},
 		{[]string{"watch=tenant_*.outbox"}, []string{`{resource: {db: "", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "", collection: "outbox"}, actions: ["find","insert","update","remove"]}`, "listDatabases"}, nil},

@@ -151,6 +151,8 @@ const (
 	Corrupt EventKind = "read_back_corrupt"
 	// ProducerIDChanged: the coordinator forgot an earlier producer id, which can no longer be fenced (N5).
 	ProducerIDChanged EventKind = "producer_id_changed"
+	// ForeignProducer: another client has written with the producer id of the relay (N4).
+	ForeignProducer EventKind = "foreign_producer"
 	// ClusterChanged: the previous owner sent to another Kafka cluster.
 	ClusterChanged EventKind = "cluster_changed"
 	// GenerationMoved: the transactional id was left for the id of the next generation.

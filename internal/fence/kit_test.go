@@ -2,6 +2,7 @@ package fence
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -230,6 +231,7 @@ type owner struct {
 	senders []record.Sender
 	events  []Event
 	mu      sync.Mutex
+	stuck   time.Duration // In.Stuck; patient by default
 }
 
 func newOwner(tb testing.TB, topic string, partitions int) *owner {
@@ -238,7 +240,7 @@ func newOwner(tb testing.TB, topic string, partitions int) *owner {
 
 func (o *owner) newInput() In {
 	return In{
-		TransactionalID: o.id, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: patient, Own: patient,
+		TransactionalID: o.id, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: cmp.Or(o.stuck, patient), Own: patient,
 		Event: func(e Event) {
 			// Tests do not check how slow a server is.
 			if e.Kind == Waiting {

@@ -48,7 +48,7 @@ func (p *reading) isFinished() bool {
 // partitions. Between the rounds only the caller of readAll uses them.
 type reader struct {
 	kafka    *Client
-	ours     map[int64]bool
+	ours     map[int64]int16 // the producer ids of the relay, with the highest epoch of each
 	alias    Alias
 	bounds   Bounds
 	patience Patience

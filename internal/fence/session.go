@@ -33,6 +33,7 @@ type Session struct {
 	held       map[record.TopicPartition]*heldPartition // the quarantine
 	old        map[int]Producer                         // identities of earlier generations, for their barriers
 	gone       map[int64]bool                           // producer ids that the coordinator has forgotten
+	foreign    map[int64]int16                          // the highest epoch of a batch of another client, by producer id
 }
 
 // heldPartition is a partition in quarantine.
@@ -45,11 +46,12 @@ func newSession(c *Client, in In) *Session {
 	in.Idle, in.Own, in.epochs = cmp.Or(in.Idle, readIdle), cmp.Or(in.Own, ownTotal), cmp.Or(in.epochs, maxEpoch)
 	in.Bounds.Bytes, in.Bounds.Time = cmp.Or(in.Bounds.Bytes, 2<<30), cmp.Or(in.Bounds.Time, time.Minute)
 	return &Session{
-		client: c,
-		in:     in,
-		held:   map[record.TopicPartition]*heldPartition{},
-		old:    map[int]Producer{},
-		gone:   map[int64]bool{},
+		client:  c,
+		in:      in,
+		held:    map[record.TopicPartition]*heldPartition{},
+		old:     map[int]Producer{},
+		gone:    map[int64]bool{},
+		foreign: map[int64]int16{},
 	}
 }
 
@@ -118,9 +120,9 @@ func (s *Session) newReader() *reader {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	ours := map[int64]bool{s.current.ID: true}
+	ours := map[int64]int16{s.current.ID: s.current.Epoch}
 	for _, x := range s.retired {
-		ours[x.ID] = true
+		raiseEpoch(ours, x.ID, x.Epoch)
 	}
 
 	report := s.report
@@ -193,7 +195,8 @@ func (s *Session) readAndRelease(
 //
 // N4: a partition is released when a marker above every earlier sender that is open in it was READ, and
 // the partition was read at least up to that marker. The read is in order, so the partition was read up
-// to each marker that was found.
+// to each marker that was found. A batch of another client with a higher epoch of that sender's producer id
+// fences as a marker does.
 func (s *Session) releaseIfFenced(p *reading) *Tail {
 	var open []Producer
 	for _, x := range s.openSenders(p.TopicPartition) {
@@ -216,7 +219,29 @@ func (s *Session) releaseIfFenced(p *reading) *Tail {
 
 	delete(s.held, p.TopicPartition)
 	s.retired.closePartition(p.TopicPartition, tail.Next)
+	for id, epoch := range tail.foreign {
+		s.reportForeign(p.TopicPartition, Producer{ID: id, Epoch: epoch})
+	}
 	return tail
+}
+
+// reportForeign reports a batch of another client, and notes the epoch below which Kafka rejects this owner.
+func (s *Session) reportForeign(tp record.TopicPartition, sender Producer) {
+	raiseEpoch(s.foreign, sender.ID, sender.Epoch)
+	s.report(Event{
+		Kind: ForeignProducer, Topic: tp.Topic,
+		Text: fmt.Sprintf("another client has written to %s with a producer id of this relay (%v, an epoch that the relay never had): "+
+			"the relay takes another producer id; find the client, and let only the relay WRITE to the topic",
+			formatPartition(tp), sender),
+	})
+}
+
+// isRejected reports whether a foreign batch makes Kafka reject the identity of this owner in a partition.
+func (s *Session) isRejected() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	epoch, seen := s.foreign[s.current.ID]
+	return seen && epoch >= s.current.Epoch
 }
 
 // noteForgotten notes the earlier senders of a generation that the coordinator has forgotten: it

@@ -25,14 +25,17 @@ type Tail struct {
 	// a duplicate, and must be flagged so.
 	OutOfRange, Truncated bool
 
-	alias  Alias
-	marks  map[int64]int16 // the highest epoch of a control batch, by producer id
-	target int64           // the high watermark at the first read, or -1 before
-	bytes  int64
+	alias   Alias
+	marks   map[int64]int16 // the highest epoch of a control batch or of a foreign batch, by producer id
+	foreign map[int64]int16 // the highest epoch of a batch that the relay has not sent, by producer id of the relay
+	target  int64           // the high watermark at the first read, or -1 before
+	bytes   int64
 }
 
 func newTail(from int64) *Tail {
-	return &Tail{From: max(from, 0), Next: max(from, 0), Hits: &Known{}, marks: map[int64]int16{}, target: -1}
+	return &Tail{
+		From: max(from, 0), Next: max(from, 0), Hits: &Known{}, marks: map[int64]int16{}, foreign: map[int64]int16{}, target: -1,
+	}
 }
 
 // hasMarkersAbove reports whether a marker above each of the producers was read.
@@ -59,7 +62,9 @@ func (e *corruptError) Unwrap() error { return e.err }
 // readSet reads the batches of a fetch. It stops at a batch that cannot be read, with a *corruptError. A
 // fetch begins with a whole batch, so batches that end at or below Next are skipped. The offset after a
 // batch comes from its last offset delta, because a compacted batch ends with a hole.
-func (t *Tail) readSet(set []byte, ours map[int64]bool) error {
+//
+// ours has the producer ids of the relay, with the highest epoch that the relay has of each.
+func (t *Tail) readSet(set []byte, ours map[int64]int16) error {
 	var corrupt *corruptError
 	anyBatch := false
 	for b, err := range fetched.Batches(set) {
@@ -98,7 +103,8 @@ func (t *Tail) readSet(set []byte, ours map[int64]bool) error {
 
 // readBatch reads one batch. The error means that the records of one of the relay's batches cannot be
 // read.
-func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
+func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]int16) error {
+	highest, isOurs := ours[b.Producer]
 	switch {
 	case b.Format < fetched.Format:
 		// Messages from before producer ids are not records of the relay.
@@ -108,17 +114,27 @@ func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
 		return nil
 	case b.Control:
 		t.Markers += b.End - max(b.Base, t.Next)
-		if epoch, seen := t.marks[b.Producer]; !seen || b.Epoch > epoch {
-			t.marks[b.Producer] = b.Epoch
-		}
-	case ours[b.Producer]:
+		raiseEpoch(t.marks, b.Producer, b.Epoch)
+	case isOurs:
 		if err := t.addHits(b); err != nil {
 			return err
+		}
+
+		// Kafka rejects lower epochs after this batch as it does after a marker, and also the relay's own markers.
+		if b.Epoch > highest {
+			raiseEpoch(t.marks, b.Producer, b.Epoch)
+			raiseEpoch(t.foreign, b.Producer, b.Epoch)
 		}
 	}
 
 	t.Next = b.End
 	return nil
+}
+
+func raiseEpoch(epochs map[int64]int16, id int64, epoch int16) {
+	if have, seen := epochs[id]; !seen || epoch > have {
+		epochs[id] = epoch
+	}
 }
 
 // addHits adds the deliveries of a batch that the relay has sent.

@@ -33,7 +33,7 @@ func newMarker(id Producer, base int64) []byte {
 func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 	t.Parallel()
 	me, other := Producer{ID: 7, Epoch: 1}, Producer{ID: 8, Epoch: 1}
-	ours := map[int64]bool{7: true}
+	ours := map[int64]int16{7: 9}
 	var set []byte
 	// This batch was compacted: it has the offsets 99 and 100, and holes up to 104.
 	set = append(set, placeBatch(encodeBatch(0, me, 0, newRecords("before", "a")...), 99, 5)...)
@@ -74,14 +74,14 @@ func TestWalkRefusesCorruptBatches(t *testing.T) {
 	for _, codec := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
 		whole := placeBatch(encodeBatch(codec, Producer{ID: 7, Epoch: 1}, 0, newRecords("a", "b", "c")...), 10, 2)
 		tail := newTail(0)
-		if err := tail.readSet(whole, map[int64]bool{7: true}); err != nil || tail.Hits.Len() != 3 {
+		if err := tail.readSet(whole, map[int64]int16{7: 9}); err != nil || tail.Hits.Len() != 3 {
 			t.Fatalf("%v: %v, %d hits", codec, err, tail.Hits.Len())
 		}
 
 		for at := 21; at < len(whole); at++ {
 			bad := bytes.Clone(whole)
 			bad[at] ^= 0x55
-			if err := newTail(0).readSet(bad, map[int64]bool{7: true}); err == nil {
+			if err := newTail(0).readSet(bad, map[int64]int16{7: 9}); err == nil {
 				t.Fatalf("%v: flipped byte %d was not noticed", codec, at)
 			}
 		}
@@ -94,7 +94,7 @@ func TestWalkRefusesCorruptBatches(t *testing.T) {
 func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
 	t.Parallel()
 	const high = 20
-	ours := map[int64]bool{7: true}
+	ours := map[int64]int16{7: 9}
 	batchAt := func(base int64, edit func(b []byte)) []byte {
 		b := placeBatch(encodeBatch(0, Producer{ID: 7, Epoch: 1}, 0, newRecords("x", "y", "z")...), base, 2)
 		if edit != nil {
@@ -165,7 +165,7 @@ func FuzzWalk(f *testing.F) {
 		}
 
 		tail := newTail(2)
-		_ = tail.readSet(set, map[int64]bool{7: true, -1: true})
+		_ = tail.readSet(set, map[int64]int16{7: 9, -1: 9})
 		if tail.Next < 2 {
 			t.Errorf("Next = %d", tail.Next)
 		}

@@ -253,7 +253,11 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	case initErr != nil:
 		return initErr
 	}
+
 	s.current = next
+	if s.isRejected() {
+		return s.takeNextGeneration(ctx)
+	}
 	return nil
 }
 

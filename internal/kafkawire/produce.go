@@ -34,6 +34,7 @@ type PartitionBatch struct {
 type ProduceResult struct {
 	Code       Code
 	BaseOffset int64 // offset of the first record
+	AppendedMS int64 // the time in the log, where the broker sets it or repeats an earlier response; otherwise -1
 	Present    bool  // the partition was in the response
 	BadRecords []int // indexes of the records at fault (KIP-467)
 	Message    string
@@ -217,8 +218,7 @@ func (w *Producer) decodeResponse(version int16, body []byte, batches []Partitio
 		topic := d.Bytes(int(d.Int16()))
 		for range d.Count(1) {
 			id := d.Int32()
-			r := ProduceResult{Present: true, Code: Code(d.Int16()), BaseOffset: d.Int64()}
-			d.Skip(8) // time of appending
+			r := ProduceResult{Present: true, Code: Code(d.Int16()), BaseOffset: d.Int64(), AppendedMS: d.Int64()}
 			if version >= 5 {
 				d.Skip(8) // start of the log
 			}

@@ -27,6 +27,7 @@ type TopicConfig struct {
 	MinISR          int    // min.insync.replicas
 	CleanupPolicy   string // cleanup.policy
 	UncleanElection bool   // unclean.leader.election.enable
+	TimestampType   string // message.timestamp.type
 }
 
 const (
@@ -40,6 +41,7 @@ var topicConfigs = []string{
 	"min.insync.replicas",
 	"cleanup.policy",
 	"unclean.leader.election.enable",
+	"message.timestamp.type",
 }
 
 // DescribeTopics reads the configuration of topics. A topic is missing from the result if it does not
@@ -59,6 +61,7 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 		t := TopicConfig{
 			CleanupPolicy:   entries["cleanup.policy"],
 			UncleanElection: entries["unclean.leader.election.enable"] == "true",
+			TimestampType:   entries["message.timestamp.type"],
 		}
 		// A setting that may not be read stays 0, which means unknown.
 		t.MaxMessageBytes, _ = strconv.Atoi(entries["max.message.bytes"])

@@ -7,8 +7,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
@@ -84,6 +84,6 @@ func Tune(o *options.ClientOptions) *options.ClientOptions {
 		SetConnectTimeout(2 * time.Second).
 		SetServerSelectionTimeout(3 * time.Second).
 		SetRetryWrites(false).
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetMaxPoolSize(8)
 }

@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 )
@@ -84,7 +84,7 @@ func (h *Held) runTransaction(ctx context.Context, also bson.D, fn func(ctx cont
 	defer context.AfterFunc(h.ctx, cancel)()
 
 	if err := h.session.StartTransaction(options.Transaction().SetReadConcern(readconcern.Majority()).
-		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
+		SetWriteConcern(concern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
 	err := h.fenceTransaction(mongo.NewSessionContext(within, h.session), also)

@@ -11,7 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/concern"
 )
 
 // registry is that of the driver. A registry of the service could encode stored documents in another way.
@@ -23,7 +24,7 @@ var registry = bson.NewRegistry()
 func Database(client *mongo.Client, name string) *mongo.Database {
 	return client.Database(name, options.Database().
 		SetReadConcern(readconcern.Local()).
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetReadPreference(readpref.Primary()).
 		SetBSONOptions(&options.BSONOptions{}).
 		SetRegistry(registry))
@@ -38,11 +39,14 @@ func InClient(client *mongo.Client, coll *mongo.Collection) *mongo.Collection {
 // ErrClientTimeout means that a client has a Timeout, which would end calls that may take long.
 var ErrClientTimeout = errors.New("the client has a Timeout, which would end the wait for events and the build of an index")
 
+// ErrClientStrict means that a client uses the strict stable API, which lacks commands that the relay needs, such as distinct.
+var ErrClientStrict = errors.New("the client uses the strict stable API, which lacks commands that the relay needs, such as distinct and currentOp")
+
 // limitOfCall bounds a call whose context must not have a deadline.
 const limitOfCall = 10 * time.Second
 
-// CheckClient returns [ErrClientTimeout] if client has a Timeout, [mongo.ErrClientDisconnected] if it was
-// disconnected, or the error of a server that cannot be reached. It returns nil if the server rejects the
+// CheckClient returns [ErrClientTimeout] if client has a Timeout, [ErrClientStrict] if it uses the strict stable API,
+// [mongo.ErrClientDisconnected] if it was disconnected, or the error of a server that cannot be reached. It returns nil if the server rejects the
 // question. It blocks for at most 10 seconds.
 func CheckClient(ctx context.Context, client *mongo.Client) error {
 	// A client does not reveal its Timeout. For a call without a deadline, the driver sends it to the
@@ -59,6 +63,9 @@ func CheckClient(ctx context.Context, client *mongo.Client) error {
 		{Key: "command.comment", Value: comment},
 		{Key: "comment", Value: comment},
 	}).Raw()
+	if HasCode(err, codeAPIStrict) {
+		return ErrClientStrict
+	}
 	// A rejection proves that the server can be reached.
 	if se := mongo.ServerError(nil); errors.As(err, &se) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err) {
 		return nil

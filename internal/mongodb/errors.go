@@ -10,8 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"go.mongodb.org/mongo-driver/v2/x/mongo/driver"
+
+	"github.com/outrelay/outrelay/internal/concern"
 )
 
 // ErrNotFound means that the collection has no document with the id.
@@ -79,6 +80,7 @@ const (
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
 
+	codeAPIStrict              = 323
 	codeCollectionUUIDMismatch = 361
 )
 
@@ -117,7 +119,7 @@ func Refusal(err error, doing, action, on string) error {
 // Majority returns coll with majority concerns on the primary (N21).
 func Majority(coll *mongo.Collection) *mongo.Collection {
 	return coll.Clone(options.Collection().SetReadConcern(readconcern.Majority()).
-		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary()))
+		SetWriteConcern(concern.Majority()).SetReadPreference(readpref.Primary()))
 }
 
 // Namespace returns the full name of the collection.

@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -25,7 +25,7 @@ func InTransaction(ctx context.Context, client *mongo.Client, fn func(tx context
 	}
 	defer session.EndSession(context.WithoutCancel(ctx))
 
-	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())
+	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(concern.Majority())
 	_, err = session.WithTransaction(ctx, func(tx context.Context) (any, error) { return nil, fn(tx) }, opts)
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -110,6 +111,8 @@ func (r *Relay) checkHostClient(stop context.Context) error {
 		switch {
 		case errors.Is(err, mongodb.ErrClientTimeout):
 			return fmt.Errorf("%w: use a client without it, or relay.WithMongoOptions", err)
+		case errors.Is(err, mongodb.ErrClientStrict):
+			return fmt.Errorf("%w: use a client without SetStrict, or relay.WithMongoOptions, which ignores it", err)
 		case err == nil || errors.Is(err, mongo.ErrClientDisconnected):
 			return err
 		}
@@ -295,11 +298,20 @@ func (r *Relay) Reloaded(applied, waiting []string, err error) {
 	case len(waiting) > 0:
 		r.log.Warn("the configuration was read again; some changes apply only after the next start",
 			"applied", applied, "waiting", waiting,
-			"advice", "restart this node: a standby takes over")
+			"advice", adviseRestart(waiting))
 
 	default:
 		r.log.Info("the configuration was read again", "applied", applied)
 	}
 
 	r.member.LogEvent(context.Background(), kind, fields)
+}
+
+// adviseRestart returns the advice about keys that apply at the next start.
+func adviseRestart(keys []string) string {
+	advice := "restart this node: a standby takes over"
+	if slices.Contains(keys, "mongodb.uri") {
+		advice += "; until then, a changed login to MongoDB fails for each new connection"
+	}
+	return advice
 }

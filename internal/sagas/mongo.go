@@ -12,8 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/schema"
 )
@@ -43,7 +43,7 @@ func NewMongo(db *mongo.Database) *Mongo {
 func (s *Mongo) sagaCollection(name string) *mongo.Collection {
 	return s.db.Collection(name, options.Collection().
 		SetReadConcern(readconcern.Majority()).
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetReadPreference(readpref.Primary()))
 }
 

@@ -79,6 +79,9 @@ type Opener struct {
 	reopened atomic.Int64 // when a sink last ended on purpose, in Unix nanoseconds
 	learned  learnedLimits
 	tickets  ticketLists
+
+	// omitsTimes is set once a broker has appended a batch and returned no time, as Kafka does unless it sets the timestamps.
+	omitsTimes atomic.Bool
 }
 
 // NewOpener returns an opener of sinks that send through client. It does no I/O. The error joins all

@@ -19,7 +19,8 @@ type partition struct {
 	openBatch *pending   // the last of queue while it still takes records
 	nextSeq   int32      // sequence of the next batch that is frozen
 	sizeHint  int        // bytes of the last batch: the size to which the next buffer grows
-	ackedEnd  int64      // one above the last offset that was acked
+	ackedEnd  int64      // one above the last offset that was acked, or that is known to be in the log
+	away      bool       // Kafka has reported since the last ack that the partition does not exist
 
 	enqueued uint64 // number of records ever queued
 
@@ -196,7 +197,8 @@ type topic struct {
 	batchLimit  int  // the largest batch that the sink builds
 	configStale bool // maxBytes and compacted have to be read again
 
-	compacted bool // N10: it keeps only the newest record of a key, or its policy is unknown
+	compacted  bool // N10: it keeps only the newest record of a key, or its policy is unknown
+	keepsTimes bool // records keep the timestamps of their producers; false: the broker sets them, or that is unknown
 
 	earlierCount int                  // the number of partitions before the takeover: keys hashed to other partitions then
 	hitsLeft     int                  // hits of the read-back that are left in all partitions

@@ -148,6 +148,7 @@ func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
 		p.unmarkReadyLocked()
 		// A topic that is created again starts with lower leader epochs.
 		p.leader, p.lane, p.leaderEpoch = -1, nil, 0
+		p.away = p.away || code == kafkawire.UnknownTopicOrPartition
 		if !p.quarantine {
 			p.setObstacle(why, now)
 		}
@@ -182,6 +183,7 @@ func (r *refresher) setLeaderLocked(p *partition, layout []kafkawire.PartitionLa
 		p.setObstacle(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, "+
 			"which could not be written; a takeover reads it soon", id, topic)}, now)
 	case gone:
+		p.away = true
 		p.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q no longer has a partition %d; "+
 			"add partitions until it has %d", topic, id, len(p.topic.partitions))}, now)
 	case to == nil:
@@ -258,6 +260,7 @@ func (r *refresher) markConfigsStaleLocked(names []string) {
 // sink's own configuration allows.
 func (t *topic) setConfig(cfg kafkawire.TopicConfig, maxBatchBytes int) {
 	t.compacted = cfg.CleanupPolicy == "" || cfg.Compacted()
+	t.keepsTimes = cfg.TimestampType == "CreateTime"
 	t.maxBytes = cfg.MaxMessageBytes
 	t.batchLimit = maxBatchBytes
 	if t.maxBytes > 0 {

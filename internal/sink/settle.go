@@ -125,6 +125,12 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 
 	switch verdict {
 	case kafkawire.VerdictAcked:
+		if why := l.findRepetitionLocked(p, b, r); why != "" {
+			l.sink.failLocked(fmt.Errorf("%w: %s-%d: Kafka has acknowledged a batch as a repetition (%s), but the relay had not sent "+
+				"it before, so another client writes with the relay's producer id: find it, and let only the relay WRITE to the topic",
+				ErrBroken, p.tp.Topic, p.tp.Partition, why))
+			return
+		}
 		l.acked = append(l.acked, l.removeAckedHeadLocked(p, b, r, now))
 
 	case kafkawire.VerdictRetry:
@@ -157,6 +163,7 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 
 	case kafkawire.VerdictRefused:
 		retry.Signal(l.sink.refresher.wake)
+		p.away = p.away || r.Code == kafkawire.UnknownTopicOrPartition
 		wait := refusedRetry
 		// A leader that has just moved away responds with this code, too.
 		if r.Code == kafkawire.UnknownTopicOrPartition && p.tries < movedTries {
@@ -170,6 +177,31 @@ func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now t
 	case kafkawire.VerdictBroken:
 		l.sink.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.Code))
 	}
+}
+
+// findRepetitionLocked returns why the response r repeats an earlier one although the head b of p was never sent before. A
+// client that writes with the producer id, epoch and sequence of the relay causes that: Kafka compares only these. Without this
+// check the records of b would count as sent.
+//
+// Kafka does not mark repetitions. But their offsets are those of the earlier batch, and they contain its time, which Kafka
+// otherwise returns only where the broker sets the timestamps. A batch without a time that was appended after the last known
+// end is not recognized.
+func (l *lane) findRepetitionLocked(p *partition, b *pending, r *kafkawire.ProduceResult) string {
+	if b.maybeAppended {
+		return ""
+	}
+	omitsTimes := &l.sink.c.omitsTimes
+	switch {
+	case r.Code != 0 || r.BaseOffset < 0:
+		return "without an offset"
+	case r.BaseOffset < p.ackedEnd && !p.away:
+		return fmt.Sprintf("at offset %d, below the known end %d", r.BaseOffset, p.ackedEnd)
+	case p.topic.keepsTimes && r.AppendedMS >= 0 && omitsTimes.Load():
+		return fmt.Sprintf("with the time of the batch at offset %d", r.BaseOffset)
+	case p.topic.keepsTimes && r.AppendedMS < 0 && !omitsTimes.Load():
+		omitsTimes.Store(true)
+	}
+	return ""
 }
 
 // removeAckedHeadLocked removes the acked head b of p, and returns the ack to call.
@@ -196,6 +228,7 @@ func (l *lane) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.Prod
 		p.topic.configStale = true
 	}
 
+	p.away = false
 	p.ackedEnd = max(p.ackedEnd, a.baseOffset+int64(n))
 	p.nextSeq = batch.NextSequence(p.nextSeq, n)
 	p.lastUsed = now

@@ -19,8 +19,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/unit"
 )
 
@@ -262,7 +262,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 func pinnedOptions(rc *readconcern.ReadConcern) *options.TransactionOptionsBuilder {
 	return options.Transaction().
 		SetReadConcern(rc).
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetReadPreference(readpref.Primary())
 }
 

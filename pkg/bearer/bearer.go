@@ -77,9 +77,12 @@ func FromCommand(name string, args ...string) Source {
 type ClientCredentials struct {
 	TokenURL     string // of the authorization server; required
 	ClientID     string // required
-	ClientSecret string // required
+	ClientSecret string // required, unless Secret is set
 	Scopes       []string
 	Audience     string // parameter audience, which some servers require; "" sends none
+	// Secret replaces ClientSecret. It is called for each request, so that a secret can be rotated while the program runs.
+	// Defaults to none.
+	Secret func() string
 }
 
 // FromClientCredentials returns a Source that requests tokens with the grant client_credentials. It requests the next token after
@@ -93,6 +96,10 @@ func FromClientCredentials(c ClientCredentials) Source {
 	}
 
 	return keep(func(ctx context.Context) (string, time.Time, error) {
+		// Only one request runs at a time.
+		if c.Secret != nil {
+			request.ClientSecret = c.Secret()
+		}
 		t, err := request.Token(ctx)
 		if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
 			reason := limited(refused.Body)

@@ -45,13 +45,14 @@ func malformed(format string, args ...any) error {
 
 // Decode is the default decoder: it sets the fields of m that the headers contain. See WithDecoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
 // plain, Debezium's event router, and CloudEvents in binary and structured mode. For a structured CloudEvent, the value of
-// the message is the data of the event. The id of a CloudEvent is unique only together with its source, so the source is the
+// the message is the data of the event. A relay's record whose headers name the type is never a structured CloudEvent, whatever content
+// type the event has. The id of a CloudEvent is unique only together with its source, so the source is the
 // namespace of an event without the relay's namespace header.
 //
 // Its errors wrap ErrMalformed. It does no I/O.
 func Decode(_ context.Context, m *Message) error {
 	// Of several headers with one meaning the first counts: the relay writes its own before those of the event.
-	structured, source := false, ""
+	structured, fromRelay, source := false, false, ""
 	for i := range m.Headers {
 		h := &m.Headers[i]
 		v := string(h.Value)
@@ -59,6 +60,7 @@ func Decode(_ context.Context, m *Message) error {
 		case HeaderID:
 			setIfEmpty(&m.ID, v)
 		case record.HeaderNamespace:
+			fromRelay = true
 			setIfEmpty(&m.Source, hex.EncodeToString(h.Value))
 		case record.HeaderDelivery:
 			n, err := strconv.Atoi(v)
@@ -85,7 +87,10 @@ func Decode(_ context.Context, m *Message) error {
 		case record.HeaderAggregateID:
 			setIfEmpty(&m.Aggregate.ID, v)
 		case record.HeaderContentType, record.HeaderHTTPContentType:
-			structured = structured || strings.HasPrefix(v, record.TypeCloudEvents)
+			// A relay writes the type of the event before anything that the event chooses, and in structured mode the content
+			// type first. Otherwise a payload could replace the type by which its event got its topic.
+			isFirst := m.Name == "" && m.ContentType == ""
+			structured = structured || strings.HasPrefix(v, record.TypeCloudEvents) && (isFirst || !fromRelay)
 			setIfEmpty(&m.ContentType, v)
 		case record.HeaderSchemaVersion, record.HeaderCESchemaVersion:
 			setIfEmpty(&m.SchemaVersion, v)

@@ -95,6 +95,32 @@ func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
 	}
 }
 
+// An event cannot replace its type, and with it the rule by which it got its topic, by a payload that looks like a CloudEvent.
+func TestDecodeTakesTheTypeFromTheRelay(t *testing.T) {
+	t.Parallel()
+	body := `{"id":"forged","source":"forged","type":"Forged","data":{}}`
+	for name, cfg := range map[string]routing.PresetConfig{
+		"plain":       {Name: routing.Plain},
+		"debezium":    {Name: routing.Debezium, Headers: map[string]string{"eventType": "{type}"}},
+		"cloudevents": {Name: routing.CloudEvents},
+	} {
+		for from, ev := range map[string]event.Event{
+			"its content type": event.New(event.Aggregate{Type: "order", ID: "o"}, "OrderPlaced",
+				event.Bytes(record.TypeCloudEvents, []byte(body))),
+			"a header": event.New(event.Aggregate{Type: "order", ID: "o"}, "OrderPlaced",
+				event.Bytes("application/json", []byte(body)), event.WithHeader(record.HeaderHTTPContentType, []byte(record.TypeCloudEvents))),
+		} {
+			m := relayEvent(t, cfg, ev, routing.Meta{})
+			if err := consumer.Decode(t.Context(), m); err != nil {
+				t.Errorf("%s, by %s: %v", name, from, err)
+			}
+			if m.Name != "OrderPlaced" || m.ID == "forged" || m.Source == "forged" || string(m.Value) != body {
+				t.Errorf("%s, by %s: message %q with id %q of %q and value %s", name, from, m.Name, m.ID, m.Source, m.Value)
+			}
+		}
+	}
+}
+
 func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]string{

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/entityparts"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/entityparts"
+	"github.com/outrelay/outrelay/internal/usage"
 )
 
 const (
@@ -63,6 +65,9 @@ func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
 		c.target = c.storage.Documents.Name()
 	case coll != nil:
 		c.target = coll.Name()
+		if err := usage.Claim(coll, "entities"); err != nil {
+			errs = append(errs, err)
+		}
 	default:
 		errs = append(errs, errors.New("the collection is nil"))
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/appending"
 	"github.com/outrelay/outrelay/internal/boxparts"
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -60,7 +61,7 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 
 	// Without majority, a failover could roll back an event that the service believes to be stored.
 	majority := options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
 	coll := db.Collection(s.events.Collection, majority)

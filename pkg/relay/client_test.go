@@ -48,8 +48,9 @@ func (w *weakCommands) checkCommand(_ context.Context, started *event.CommandSta
 	_, err := started.Command.LookupErr("autocommit")
 	inTransaction := err == nil && started.CommandName != "commitTransaction"
 	writes := []string{"insert", "update", "delete", "findAndModify", "commitTransaction"}
-	if slices.Contains(writes, started.CommandName) && !inTransaction && lookup("writeConcern", "w") != "majority" {
-		problem = "its write concern is not majority"
+	journaled, _ := started.Command.Lookup("writeConcern", "j").BooleanOK()
+	if slices.Contains(writes, started.CommandName) && !inTransaction && (lookup("writeConcern", "w") != "majority" || !journaled) {
+		problem = "its write concern is not majority with j: true"
 	}
 	if mode := lookup("$readPreference", "mode"); mode == "nearest" {
 		problem = "it may read from a secondary"
@@ -129,6 +130,26 @@ func TestAClientWithATimeoutIsRefused(t *testing.T) {
 	if err := client.Ping(t.Context(), nil); err != nil {
 		t.Errorf("the client of the service after Run: %v", err)
 	}
+}
+
+// The strict stable API lacks commands that the relay needs. Its client is refused by name, and options are used without it.
+func TestAStrictClientIsRefused(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	strict := options.Client().SetServerAPIOptions(options.ServerAPI(options.ServerAPIVersion1).SetStrict(true))
+	s.config.MongoDB.URI = ""
+	client := stacktest.Client(t, strict)
+	err := runWithin(t, s.config, client)
+	if err == nil || !strings.Contains(err.Error(), "strict stable API") || !strings.Contains(err.Error(), "WithMongoOptions") {
+		t.Errorf("got error %v, want one that names the strict stable API and WithMongoOptions", err)
+	}
+
+	r, err := relay.New(s.config, relay.WithMongoOptions(strict.ApplyURI(stacktest.MongoURI(t))), relay.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.run(t, r)
+	waitRoles(t, r, relay.Owner)
 }
 
 // A client that was disconnected before Run is refused, instead of a relay that never works.

@@ -81,7 +81,7 @@ type Config struct {
 // MongoDB is the replica set that holds the outbox. Sharded clusters are untested.
 type MongoDB struct {
 	// URI is the connection string, mongodb:// or mongodb+srv://. Its user name and password are never
-	// printed. Required.
+	// printed. A changed password applies at the next start. Required.
 	URI string `yaml:"uri"`
 	// TLS enables TLS with these files. An empty object uses the certificate authorities of the system.
 	// Unset leaves TLS to the URI.
@@ -194,7 +194,8 @@ type OIDC struct {
 	URL string `yaml:"url"`
 	// ClientID of the relay. Required.
 	ClientID string `yaml:"client_id"`
-	// ClientSecret of the relay. Prefer ${file:…} or ${env:…}. Never printed. Required.
+	// ClientSecret of the relay. Prefer ${file:…} or ${env:…}. A file is read again for each request of a token, so it may be
+	// replaced while the relay runs. Never printed. Required.
 	ClientSecret string `yaml:"client_secret"`
 	// Scopes to request. Defaults to none.
 	Scopes []string `yaml:"scopes"`
@@ -353,8 +354,8 @@ type Proxy struct {
 	// Header is the header with the name of the user, such as X-Forwarded-User. The proxy must set or
 	// remove it in each request. Required.
 	Header string `yaml:"header"`
-	// From lists the addresses or networks of the proxy. The header of other clients is ignored.
-	// Defaults to 127.0.0.0/8 and ::1/128.
+	// From lists the addresses or networks of the proxy. The header of other clients is ignored. Every process at these
+	// addresses can state any user: with 127.0.0.1, all users of this machine can. Required.
 	From []string `yaml:"from"`
 }
 

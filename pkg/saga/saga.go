@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/internal/usage"
 	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -257,7 +258,8 @@ func (r *route[S]) decodePayload(ctx context.Context, m *consumer.Message) (any,
 // Handler returns the handler of the saga for consumer.Consumer.Handle. Use Name as the name of the handler, and read the
 // topic of the timeouts too: see WithAggregate. The steps emit into box, and the states are stored in its database.
 //
-// Handler does no I/O. It returns ErrDefinition, which lists all mistakes of the definition. The consumer creates the collection
+// Handler does no I/O. It returns ErrDefinition, which lists all mistakes of the definition, also a collection that an
+// entity.Collection of this process uses. The consumer creates the collection
 // and its index when it starts. Its Run returns ErrDefinition if another program has a saga of this name.
 func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 	problems := slices.Clone(s.problems)
@@ -275,6 +277,11 @@ func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 	if !starts {
 		problems = append(problems, "no message starts it")
 	}
+	if len(problems) == 0 {
+		if err := claimCollection(box, s.name); err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
 	if len(problems) > 0 {
 		return consumer.Handler{}, fmt.Errorf("%w: %s: %s", ErrDefinition, s.name, strings.Join(problems, "; "))
 	}
@@ -282,6 +289,15 @@ func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 	h := &handler[S]{saga: s, box: box, store: storeOf(box)}
 	f := consumer.Func(h.handleMessage, slices.Sorted(maps.Keys(s.routes))...)
 	return consumerparts.Prepared(f, h.prepare).(consumer.Handler), nil
+}
+
+// claimCollection returns an error if the collection of the saga contains entities.
+func claimCollection(box *outbox.Box, name string) error {
+	parts := boxparts.Of(box)
+	if _, inMemory := parts.Store.(interface{ Sagas() sagas.Store }); inMemory {
+		return nil
+	}
+	return usage.Claim(parts.Collection.Database().Collection(name), "sagas")
 }
 
 // storeOf returns the store of sagas in the database of box.

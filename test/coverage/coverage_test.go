@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -69,7 +70,7 @@ func TestEveryRowHasALine(t *testing.T) {
 
 func TestEveryNameExists(t *testing.T) {
 	t.Parallel()
-	dirs := map[string]map[string]bool{}
+	dirs := map[string]map[string]testFunction{}
 	for _, l := range readRows(t) {
 		names, links := testName.FindAllStringSubmatch(l.shown, -1), link.FindAllStringSubmatch(l.shown, -1)
 		if len(names)+len(links) == 0 {
@@ -83,7 +84,7 @@ func TestEveryNameExists(t *testing.T) {
 			if dirs[m[1]] == nil {
 				dirs[m[1]] = listTests(t, m[1])
 			}
-			if !dirs[m[1]][m[2]] {
+			if !dirs[m[1]][m[2]].exists {
 				t.Errorf("%s: %s: %s has no %s", document, l.id, m[1], m[2])
 			}
 		}
@@ -108,13 +109,13 @@ func TestTheFaultsNameTests(t *testing.T) {
 	if len(names) < 30 {
 		t.Fatalf("docs/faults.md names %d tests", len(names))
 	}
-	dirs := map[string]map[string]bool{}
+	dirs := map[string]map[string]testFunction{}
 	for _, m := range names {
 		dir := cmp.Or(m[1], "test/fault")
 		if dirs[dir] == nil {
 			dirs[dir] = listTests(t, dir)
 		}
-		if !dirs[dir][m[2]] {
+		if !dirs[dir][m[2]].exists {
 			t.Errorf("docs/faults.md: %s has no %s", dir, m[2])
 		}
 	}
@@ -227,15 +228,21 @@ func expandRanges(tb testing.TB, s string) []string {
 	return out
 }
 
+// testFunction is a function in a test file.
+type testFunction struct {
+	exists bool
+	flags  []string // the test does nothing unless one of these flags is given
+}
+
 // listTests returns the functions in the test files of a directory.
-func listTests(tb testing.TB, dir string) map[string]bool {
+func listTests(tb testing.TB, dir string) map[string]testFunction {
 	tb.Helper()
 	files, err := filepath.Glob(filepath.Join(top, filepath.FromSlash(dir), "*_test.go"))
 	if err != nil {
 		tb.Fatal(err)
 	}
 
-	out := map[string]bool{}
+	out := map[string]testFunction{}
 	for _, name := range files {
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
 		if err != nil {
@@ -243,11 +250,79 @@ func listTests(tb testing.TB, dir string) map[string]bool {
 		}
 		for _, d := range f.Decls {
 			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
-				out[fn.Name.Name] = true
+				out[fn.Name.Name] = testFunction{exists: true, flags: requiredFlags(fn)}
 			}
 		}
 	}
 	return out
+}
+
+// requiredFlags returns the flags that fn passes to stacktest.OnlyWith.
+func requiredFlags(fn *ast.FuncDecl) (flags []string) {
+	ast.Inspect(fn, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		if called, ok := call.Fun.(*ast.SelectorExpr); !ok || called.Sel.Name != "OnlyWith" {
+			return true
+		}
+		for _, arg := range call.Args[2:] {
+			if text, ok := arg.(*ast.BasicLit); ok {
+				flags = append(flags, strings.Trim(text.Value, `"`))
+			}
+		}
+		return true
+	})
+	return flags
+}
+
+// TestEveryNamedTestRuns checks that a test which a row names is run by `go test ./...`, by .ci/run, or by a workflow: a test that
+// only runs with a flag which nobody passes shows nothing.
+func TestEveryNamedTestRuns(t *testing.T) {
+	t.Parallel()
+	read := func(pattern string) (text string) {
+		files, err := filepath.Glob(filepath.Join(top, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no %s: %v", pattern, err)
+		}
+		for _, name := range files {
+			part, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text += string(part)
+		}
+		return text
+	}
+	script, workflows := read(".ci/run"), read(".github/workflows/*.yml")
+	isPassed := func(dir, flag string) bool {
+		option := regexp.MustCompile(`(^|\s)-` + regexp.QuoteMeta(flag) + `(\s|$)`)
+		for line := range strings.Lines(workflows) {
+			if strings.Contains(line, "./"+dir+" ") && option.MatchString(line) {
+				return true
+			}
+		}
+		return option.MatchString(script)
+	}
+
+	if !isPassed("test/fault", "fault.long") || isPassed("test/fault", "no.such.flag") || isPassed("internal/sink", "fault.long") {
+		t.Error("isPassed does not see the flags of the workflows")
+	}
+
+	dirs := map[string]map[string]testFunction{}
+	for _, l := range readRows(t) {
+		for _, m := range testName.FindAllStringSubmatch(l.shown, -1) {
+			if dirs[m[1]] == nil {
+				dirs[m[1]] = listTests(t, m[1])
+			}
+			flags := dirs[m[1]][m[2]].flags
+			if len(flags) > 0 && !slices.ContainsFunc(flags, func(flag string) bool { return isPassed(m[1], flag) }) {
+				t.Errorf("%s: %s: nothing runs %s.%s, which needs -%s: pass it in .ci/run or in a workflow",
+					document, l.id, m[1], m[2], strings.Join(flags, " or -"))
+			}
+		}
+	}
 }
 
 // checkLink returns an error unless a link in the document from leads to an existing file and, with a fragment, to a heading.

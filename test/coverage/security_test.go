@@ -19,12 +19,12 @@ func TestThreatsNameTestsThatExist(t *testing.T) {
 		t.Errorf("SECURITY.md names %d tests, want at least 25", len(names))
 	}
 
-	dirs := map[string]map[string]bool{}
+	dirs := map[string]map[string]testFunction{}
 	for _, m := range names {
 		if dirs[m[1]] == nil {
 			dirs[m[1]] = listTests(t, m[1])
 		}
-		if !dirs[m[1]][m[2]] {
+		if !dirs[m[1]][m[2]].exists {
 			t.Errorf("SECURITY.md: %s has no %s", m[1], m[2])
 		}
 	}

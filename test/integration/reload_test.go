@@ -13,7 +13,7 @@ import (
 )
 
 // SIGHUP makes a relay reload its file. A new log level applies at once. Another changed key is logged and
-// applies at the next start. An invalid file changes nothing. All three are counted and are in the events log,
+// applies at the next start; for the login to MongoDB, the log states what that means. An invalid file changes nothing. All three are counted and are in the events log,
 // and the relay continues to deliver.
 func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,11 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	write := func(level, more string) {
 		t.Helper()
 		next := filepath.Join(t.TempDir(), "next.yaml")
-		if err := os.WriteFile(next, []byte(strings.Replace(string(text), "level: debug", "level: "+level, 1)+more), 0o600); err != nil {
+		changed := strings.Replace(string(text), "level: debug", "level: "+level, 1)
+		if more != "" {
+			changed = strings.Replace(changed, "mongodb://", "mongodb://relay:rotated@", 1)
+		}
+		if err := os.WriteFile(next, []byte(changed+more), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Rename(next, file); err != nil {
@@ -56,7 +60,8 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	counted(`result="applied",what="settings"} 1`)
 	write("info", "invalidate: halt\n")
 	line := p.WaitForLog("some changes apply only after the next start")
-	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "invalidate") || strings.Contains(line, "halt") {
+	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "invalidate") || strings.Contains(line, "halt") ||
+		!strings.Contains(line, "mongodb.uri") || strings.Contains(line, "rotated") || !strings.Contains(line, "a changed login to MongoDB fails for each new connection") {
 		t.Errorf("log line %s", line)
 	}
 

@@ -14,8 +14,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -81,7 +81,7 @@ func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
 	}
 
 	// A body must be as durable as its event, and visible to each consumer.
-	majority := options.Database().SetWriteConcern(writeconcern.Majority()).
+	majority := options.Database().SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
 	g.bucket = db.Client().Database(db.Name(), majority).GridFSBucket(options.GridFSBucket().SetName(g.name))
 	return g, nil

@@ -12,8 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/cursor"
 	"github.com/outrelay/outrelay/internal/letterlist"
 	"github.com/outrelay/outrelay/internal/letterparts"
@@ -42,7 +42,7 @@ type collection struct {
 // newCollection returns the store in the collection name of db. Its reads and writes cannot be rolled back.
 func newCollection(db *mongo.Database, name string, expiry time.Duration) *collection {
 	return &collection{expiry: expiry, coll: db.Collection(name, options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary()))}
 }

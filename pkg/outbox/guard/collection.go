@@ -14,8 +14,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/concern"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -56,7 +56,7 @@ func WithoutTransaction() Option { return option(func(c *Collection) { c.optiona
 // matter.
 func NewCollection(coll *mongo.Collection, opts ...Option) *Collection {
 	majority := options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
+		SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
 	c := &Collection{coll: coll.Clone(majority)}
