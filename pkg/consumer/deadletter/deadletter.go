@@ -101,8 +101,9 @@ func WithCollection(name string) Option {
 }
 
 // WithExpiry makes MongoDB remove letters when they have existed for d, from 1 s to 68 years. Consumers apply it to all
-// letters of the collection when they start. Without it letters stay until they are discarded.
-func WithExpiry(d time.Duration) Option { return option(func(s *settings) { s.expiry = d }) }
+// letters of the collection when they start. Defaults to none: letters stay until they are discarded, because each is a message that
+// has had no effect. A negative d means none.
+func WithExpiry(d time.Duration) Option { return option(func(s *settings) { s.expiry = max(d, 0) }) }
 
 // WithRedaction calls f for each letter before it is written anywhere. f may change every field except ID. If f fails or
 // panics, the letter is written without the content and the headers of the message.
@@ -134,7 +135,9 @@ func New(db *mongo.Database, opts ...Option) (*Desk, error) {
 func newDesk(opts []Option, open func(name string, expiry time.Duration) store, waiting setaside.Store) (*Desk, error) {
 	s := settings{collection: DefaultCollection}
 	for _, o := range opts {
-		o.applyToDesk(&s)
+		if o != nil {
+			o.applyToDesk(&s)
+		}
 	}
 
 	var errs []error
