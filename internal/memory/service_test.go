@@ -114,7 +114,7 @@ func (w *world) consumerOf(group string, topics []string, more ...consumer.Optio
 // listLetters returns the dead letters, in the order of their offsets.
 func (w *world) listLetters() (list []deadletter.Letter) {
 	w.Helper()
-	for l, err := range w.dead.All(w.context(), deadletter.Query{}) {
+	for l, err := range w.dead.List(w.context(), deadletter.Query{}) {
 		w.mustSucceed(err)
 		list = append(list, l)
 	}

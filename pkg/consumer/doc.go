@@ -27,7 +27,8 @@
 // name.
 //
 // The inbox identifies a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record
-// without an id is identified by its place and time.
+// without an id is identified by its place and time. Without a namespace and a source, the topic takes their place. So an id must be
+// unique in its outbox collection, or else in its topic, for the time of WithRetention: a second message with it has no effect.
 //
 // # Order
 //

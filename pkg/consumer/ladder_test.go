@@ -203,10 +203,10 @@ func TestMessagesWithoutAHandlerAreKeptAndComeBack(t *testing.T) {
 	// that they are for.
 	broken.Delete("h")
 	addHandlerAs(t, c, "z", "Z", effect)
-	if n, err := letters.Requeue(k.context(), deadletter.Query{Handler: "h"}, deadletter.Requeue{}); n != 1 || err != nil {
+	if n, err := letters.Requeue(k.context(), deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{}); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	r := deadletter.Requeue{Handlers: []string{"z"}}
+	r := deadletter.RequeueOptions{Handlers: []string{"z"}}
 	if n, err := letters.Requeue(k.context(), deadletter.Query{Class: deadletter.ClassUnknown}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -355,7 +355,7 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	k.waitCount("effects", 1)
 	k.effectsOnce("effects", 1)
 	k.waitUntil("a letter for the old name", func(ctx context.Context) bool {
-		for l, err := range letters.All(ctx, deadletter.Query{Handler: "old", Messages: []string{"k/A/1"}}) {
+		for l, err := range letters.List(ctx, deadletter.Query{Handler: "old", Messages: []string{"k/A/1"}}) {
 			return err == nil && l.Class == deadletter.ClassUnknown
 		}
 		return false

@@ -96,7 +96,7 @@ func TestHandlersAreRemovedByName(t *testing.T) {
 	t.Parallel()
 	c := newOffline(t)
 	addHandler(t, c, "order.*", nop)
-	if err := c.HandleFunc("both", nop, "a", "b"); err != nil {
+	if err := c.Handle("both", consumer.Func(nop, "a", "b")); err != nil {
 		t.Fatal(err)
 	}
 

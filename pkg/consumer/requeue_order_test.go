@@ -60,7 +60,7 @@ func TestARequeuedMessageNeverRunsWithAnotherOfItsKey(t *testing.T) {
 			k.waitFor("message 1", started)
 
 			// The letter of the other key is handled meanwhile.
-			k.requeue(deadletter.Query{All: true}, deadletter.Requeue{}, 2)
+			k.requeue(deadletter.Query{All: true}, deadletter.RequeueOptions{}, 2)
 			k.waitUntil("the other key to be handled", func(ctx context.Context) bool { return k.countWaitingFor(ctx, "b") == 0 })
 			close(release)
 			k.waitUntil("all messages", func(context.Context) bool {
@@ -119,7 +119,7 @@ func TestManyRequeuesKeepTheirKeysApart(t *testing.T) {
 	requeued := int64(0)
 	k.publish(all...)
 	k.waitUntil("all effects", func(ctx context.Context) bool {
-		n, err := desk.Requeue(ctx, deadletter.Query{All: true}, deadletter.Requeue{})
+		n, err := desk.Requeue(ctx, deadletter.Query{All: true}, deadletter.RequeueOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

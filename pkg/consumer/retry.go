@@ -62,7 +62,7 @@ type Retry struct {
 	// bad message, or a few, stop no handler. Retries of messages that are set aside do not count. Each running member of the group
 	// counts on its own. A member that starts while as many keys of the group have failed tries one message at a time, and the
 	// first new one that fails suspends it, so members that join or start again during an outage set one key aside for each
-	// attempt. Negative never suspends.
+	// attempt. For several handlers that need the same service, see package breaker. Negative never suspends.
 	Outage int
 	// MaxWaiting is how many messages of the handler may be set aside in the whole group. Above it a failed message waits
 	// in its lane. Defaults to 100,000, which is about 100 MB of small messages. Negative means none.

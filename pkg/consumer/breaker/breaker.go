@@ -1,5 +1,6 @@
 // Package breaker is a circuit breaker for handlers that share a dependency. A single handler needs none: consumer.Retry
-// suspends it if everything fails.
+// suspends it if everything fails. Retry.Outage counts the keys of one handler that fail in a row. A breaker counts the share of
+// attempts that fail, over all handlers that use it.
 //
 // Order: while the breaker is open, messages keep the order of their keys, because the handler is suspended.
 // Blocking: the middleware never blocks, and starts no goroutine. Cost: one lock for each message.

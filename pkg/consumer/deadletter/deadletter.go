@@ -158,9 +158,9 @@ func newDesk(opts []Option, open func(name string, expiry time.Duration) store, 
 // pageSize is how many letters are read at once.
 const pageSize = 100
 
-// All iterates over the letters that q selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
+// List iterates over the letters that q selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
 // the first error.
-func (d *Desk) All(ctx context.Context, q Query) iter.Seq2[Letter, error] {
+func (d *Desk) List(ctx context.Context, q Query) iter.Seq2[Letter, error] {
 	return d.iterate(ctx, q, false)
 }
 
