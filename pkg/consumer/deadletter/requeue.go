@@ -47,7 +47,8 @@ const maxRefused = 20
 //
 // The messages wait in the collection inbox_waiting until the member of the group that owns their partition takes them,
 // usually within a few seconds. Their handlers get them with fresh attempts, and in the order of their keys with other
-// messages that wait. Other handlers and groups do not get them. If a handler does not run, its messages stay:
+// messages that wait: a message of the key that has begun ends first, and those that have not begun follow. Other handlers and groups
+// do not get them. If a handler does not run, its messages stay:
 // Requeued.Waiting shows them.
 //
 // A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
