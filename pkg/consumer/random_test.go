@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -68,8 +69,7 @@ var randomLibraries = map[string][]consumer.Option{"kafka-go": nil, "franz": {fr
 const (
 	randomPartitions = 4
 	randomKeys       = 20 // so that each partition has some
-	quietSteps       = 2
-	shortSteps       = 4
+	shortSteps       = 2  // of faults, in each run of the tests
 	mostMembers      = 4
 )
 
@@ -86,11 +86,13 @@ type storm struct {
 	faults  []fault
 
 	calm  atomic.Bool  // no handler fails
-	kills atomic.Int64 // commands that end transactions
+	slow  atomic.Bool  // each handler takes some time
+	kills atomic.Int64 // sessions of other members that a member has ended
 
 	records map[place]int    // by message: how many
 	next    map[string]int   // by key and type: the value of the next message
 	tallies map[string][]int // by key: the steps of its saga
+	rounds  int              // how often something was published to the topic
 }
 
 // fault is a step. Its name is in the log.
@@ -167,15 +169,26 @@ func (s *storm) run() {
 	s.Helper()
 	// Nothing fails in the first steps, so no member may end transactions of another one.
 	s.calm.Store(true)
+	s.slow.Store(true)
 	s.join()
 	s.join()
-	for range quietSteps {
+	quiet := []fault{{"join", s.join}, {"leave", s.leave}, {"pause", s.pause}}
+	quietSteps := 1
+	if *randomTime > 0 {
+		quietSteps = 4
+	}
+	for i := range quietSteps {
 		s.publishSome()
-		s.pickOne(fault{"join", s.join}, fault{"leave", s.leave}, fault{"pause", s.pause})
-		s.sleep(300, 600)
+		s.pickOne(quiet[:max(1, i*len(quiet))]...)
+		// While the members that stay are busy, the others handle the first messages of the partitions that have moved.
 		s.awaitMembers()
+		for range 3 {
+			s.publishSome()
+			s.sleep(50, 150)
+		}
 	}
 	s.awaitFinished()
+	s.slow.Store(false)
 	if n := s.kills.Load(); n > 0 {
 		s.Errorf("members have ended the transactions of other living members %d times", n)
 	}
@@ -215,11 +228,7 @@ func (s *storm) join() {
 		return
 	}
 	m := &stormMember{mongo: newLine(), kafka: newLine(), done: make(chan error, 1)}
-	monitor := &driverevent.CommandMonitor{Started: func(_ context.Context, e *driverevent.CommandStartedEvent) {
-		if e.CommandName == "killSessions" {
-			s.kills.Add(1)
-		}
-	}}
+	monitor := &driverevent.CommandMonitor{Started: s.countKills()}
 	k := newKitOf(s.kit, append(s.client, options.Client().SetDialer(m.mongo).SetMonitor(monitor).SetServerSelectionTimeout(3*time.Second))...)
 	k.cfg.Dial = m.kafka.DialContext
 	opts := s.opts[:len(s.opts):len(s.opts)]
@@ -238,6 +247,26 @@ func (s *storm) join() {
 	go func() { m.done <- m.Run(ctx) }()
 	s.Cleanup(func() { s.end(m) })
 	s.members = append(s.members, m)
+}
+
+// countKills returns the monitor of a member. It counts the sessions that the member ends, except its own.
+func (s *storm) countKills() func(ctx context.Context, e *driverevent.CommandStartedEvent) {
+	var own sync.Map
+	return func(_ context.Context, e *driverevent.CommandStartedEvent) {
+		if e.CommandName != "killSessions" {
+			own.Store(e.Command.Lookup("lsid", "id").String(), nil)
+			return
+		}
+		list, err := e.Command.Lookup("killSessions").Array().Values()
+		if err != nil {
+			s.Error(err)
+		}
+		for _, v := range list {
+			if _, ok := own.Load(v.Document().Lookup("id").String()); !ok {
+				s.kills.Add(1)
+			}
+		}
+	}
 }
 
 // end stops a member and waits for its end. It may be called again.
@@ -337,6 +366,7 @@ func (s *storm) publishSome() {
 		}
 	}
 
+	s.rounds++
 	s.publishTo(s.topic, append(first, both...))
 	s.publishTo(s.other, both)
 	s.Logf("%s: published up to %v", time.Now().UTC().Format(time.StampMilli), s.next)
@@ -367,7 +397,7 @@ func (s *storm) handleWith(k *kit) consumer.HandlerFunc {
 		switch {
 		case m.Name == "rejected" && m.Delivery == 0:
 			return consumer.Reject(errWanted)
-		case dice < 8:
+		case s.slow.Load(), dice < 8:
 			<-time.After(200 * time.Millisecond)
 		case s.calm.Load():
 		case dice < 12:
@@ -486,8 +516,16 @@ func (s *storm) recreate() {
 		s.awaitMembers()
 	}
 	again := func() {
+		rounds := 1
+		// An old offset is wrong in two ways: after the end of the new topic, or among its records.
+		if s.random.IntN(3) > 0 {
+			rounds = min(s.rounds, 20) + 1
+		}
 		s.createAgain()
-		s.publishSome()
+		s.rounds = 0
+		for range rounds {
+			s.publishSome()
+		}
 	}
 	paused := func() {
 		for _, m := range s.members {
