@@ -56,7 +56,7 @@ func main() {
 
 		err = errors.Join(
 			register(ctx, c, box, 10*time.Second),
-			c.HandleFunc("results", printResult, OrderPaid.Name, OrderCancelled.Name),
+			c.Handle("results", consumer.Func(printResult, OrderPaid.Name, OrderCancelled.Name)),
 		)
 		if err != nil {
 			return err

@@ -26,10 +26,10 @@ func TestAnOrderIsPaidOrCancelled(t *testing.T) {
 		t.Fatal(err)
 	}
 	results := make(chan string, 4)
-	err = c.HandleFunc("results", func(_ context.Context, m *consumer.Message) error {
+	err = c.Handle("results", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 		results <- m.Name + " " + m.Aggregate.ID
 		return nil
-	}, OrderPaid.Name, OrderCancelled.Name)
+	}, OrderPaid.Name, OrderCancelled.Name))
 	if err != nil {
 		t.Fatal(err)
 	}

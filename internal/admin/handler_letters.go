@@ -173,7 +173,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 
 		// One letter more than the page has shows whether there is another page.
 		mine := 0
-		for l, err := range d.All(ctx, from.selectAfter(q, d.ns)) {
+		for l, err := range d.List(ctx, from.selectAfter(q, d.ns)) {
 			if err != nil {
 				return page, err
 			}
@@ -292,7 +292,7 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 	}
 	for len(queries) > 0 && in.Desk == nil {
 		for _, d := range desks {
-			for l, err := range d.All(ctx, queries[0]) {
+			for l, err := range d.List(ctx, queries[0]) {
 				switch {
 				case err != nil:
 					return in, found, err

@@ -30,7 +30,7 @@ func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOpti
 		return out, h.planRequeue(ctx, f, opts, &out)
 	}
 
-	r := handlerletters.Requeue{Actor: h.op.Actor, Handlers: opts.Handlers}
+	r := handlerletters.RequeueOptions{Actor: h.op.Actor, Handlers: opts.Handlers}
 	if did != nil {
 		reached := int64(0)
 		// Edit is called for each letter before its requeue, so it can report the progress.
@@ -113,7 +113,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	}
 
 	// The stored letter is changed again, because the letter above was read outside of the requeue.
-	changed := handlerletters.Requeue{Actor: h.op.Actor, Handlers: opts.Handlers, Edit: func(stored *handlerletters.Letter) error {
+	changed := handlerletters.RequeueOptions{Actor: h.op.Actor, Handlers: opts.Handlers, Edit: func(stored *handlerletters.Letter) error {
 		_, err := e.applyTo(stored)
 		return err
 	}}

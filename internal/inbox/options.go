@@ -66,10 +66,10 @@ func (s Settings) completeSettings() (Settings, error) {
 		errs = append(errs, fmt.Errorf("inbox: %w: invalid collection name %q", ErrInvalid, s.Collection))
 	}
 	if s.Retention < MinRetention {
-		errs = append(errs, fmt.Errorf("inbox: %w: invalid retention %s: it must be at least %s", ErrInvalid, s.Retention, MinRetention))
+		errs = append(errs, fmt.Errorf("inbox: %w: invalid retention %s: it must be at least %s (WithRetention)", ErrInvalid, s.Retention, MinRetention))
 	}
 	if s.Lease < MinLease || s.Lease > s.Retention {
-		errs = append(errs, fmt.Errorf("inbox: %w: invalid lease %s: it must be between %s and the retention", ErrInvalid, s.Lease, MinLease))
+		errs = append(errs, fmt.Errorf("inbox: %w: invalid lease %s: it must be between %s and the retention (WithLease)", ErrInvalid, s.Lease, MinLease))
 	}
 	return s, errors.Join(errs...)
 }

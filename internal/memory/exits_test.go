@@ -94,7 +94,7 @@ func (e *exit) waitPassed() (handled []string, letters []deadletter.Letter) {
 }
 
 // noQuick moves a failed message to a retry topic at once.
-var noQuick = consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}})
+var noQuick = consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}})
 
 var toLetters = consumer.WithRetry(consumer.NoRetry())
 

@@ -114,7 +114,7 @@ func (w *world) consumerOf(group string, topics []string, more ...consumer.Optio
 // listLetters returns the dead letters, in the order of their offsets.
 func (w *world) listLetters() (list []deadletter.Letter) {
 	w.Helper()
-	for l, err := range w.dead.All(w.context(), deadletter.Query{}) {
+	for l, err := range w.dead.List(w.context(), deadletter.Query{}) {
 		w.mustSucceed(err)
 		list = append(list, l)
 	}
@@ -438,7 +438,7 @@ func TestFailedMessagesAreSetAsideWithoutServers(t *testing.T) {
 	}
 
 	c := w.newConsumer("g", "outbox.event.account")
-	w.mustSucceed(c.Handle("Deposited", consumer.Func(handler, "Deposited"), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond})))
+	w.mustSucceed(c.Handle("Deposited", consumer.Func(handler, "Deposited"), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: 50 * time.Millisecond})))
 	stop := w.start("consumer", c.Run)
 	w.append(newDeposit("a", 1), newDeposit("a", 2), newDeposit("b", 3))
 	select {

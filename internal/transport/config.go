@@ -45,6 +45,9 @@ type Config struct {
 	Priority  int32
 	// WatchPartitions is the interval at which topics are checked for new partitions. Defaults to 10 s.
 	WatchPartitions time.Duration
+
+	// Dial replaces the TCP dialer in tests.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // SASL is a login. Its fields are those of consumer.SASL.

@@ -22,7 +22,7 @@ import (
 var errAway = errors.New("the carrier does not answer")
 
 // soon is a Retry with short waits and without attempts in place.
-var soon = consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond, Max: 200 * time.Millisecond}
+var soon = consumer.Retry{Quick: []time.Duration{-1}, Min: 50 * time.Millisecond, Max: 200 * time.Millisecond}
 
 // dependent is a handler that needs another service. It fails while the service is away.
 type dependent struct {
@@ -115,7 +115,7 @@ func TestMembersThatStartInAnOutageSetOneKeyAside(t *testing.T) {
 	k := newKit(t, 4)
 	const keys, n, lanes = 100, 200, 8
 	// The waits are long, so that no second probe adds a key.
-	rule := consumer.Retry{Quick: []time.Duration{}, Min: 20 * time.Second, Max: 20 * time.Second, Outage: 5}
+	rule := consumer.Retry{Quick: []time.Duration{-1}, Min: 20 * time.Second, Max: 20 * time.Second, Outage: 5}
 	d := &dependent{next: k.insertInto("effects")}
 	d.away.Store(true)
 	start := func() (stop func()) {
@@ -176,7 +176,7 @@ func TestManyBadMessagesDoNotHoldUpAHandlerThatStarts(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	const bad, good = 12, 40
-	rule := consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour, Outage: 3}
+	rule := consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour, Outage: 3}
 	effects := k.insertInto("effects")
 	start := func() (stop func()) {
 		c := k.newConsumer(consumer.WithRetry(rule))
@@ -603,7 +603,7 @@ func TestTwoOwnersOfAPartitionKeepTheOrderOfItsKeys(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	const keys, n = 12, 240
-	hasty := consumer.Retry{Quick: []time.Duration{}, Min: time.Millisecond, Max: 10 * time.Millisecond, Outage: -1}
+	hasty := consumer.Retry{Quick: []time.Duration{-1}, Min: time.Millisecond, Max: 10 * time.Millisecond, Outage: -1}
 	effects := k.insertInto("effects")
 	for name, transport := range map[string]transport.Transport{"owner": k.kafka, "previous": stranger{k.kafka}} {
 		c := k.newConsumer(consumer.WithRetry(hasty), consumer.WithTransport(transport), consumer.WithSharedTransaction(8))

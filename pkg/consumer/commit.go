@@ -8,25 +8,19 @@ import (
 // commitMode defines when the consumer commits offsets to the group. In every mode an offset is committed only when all
 // messages below it are finished, and a drain commits all finished messages.
 type commitMode struct {
-	count int           // commits after so many finished messages; 0 does not
-	every time.Duration // commits at this interval; 0 does not
+	count int           // commits after so many finished messages; not positive: does not
+	every time.Duration // commits at this interval; not positive: does not
 }
 
 // WithCommitInterval sets how often offsets are committed. Defaults to 1 s: after a crash, Kafka delivers the messages since the
 // last commit again, and the inbox rejects the messages that were handled, so a shorter interval saves little. A negative
-// interval commits only when partitions are given up: at a stop and at a rebalance. It replaces WithCommitCount.
+// interval means none: then offsets are committed by WithCommitCount, and when partitions are given up: at a stop and at a rebalance.
 func WithCommitInterval(d time.Duration) Option {
-	return option(func(s *settings) { s.commitMode = commitMode{every: max(cmp.Or(d, defaultCommitInterval), 0)} })
+	return option(func(s *settings) { s.commitMode.every = cmp.Or(d, defaultCommitInterval) })
 }
 
-// WithCommitCount commits when n messages are finished since the last commit; 1 commits after each message. It replaces
-// WithCommitInterval, which is the default, because each commit is a request to a broker. A negative n commits only when
-// partitions are given up.
+// WithCommitCount also commits when n messages are finished since the last commit; 1 commits after each message. Defaults to none,
+// because each commit is a request to a broker. A negative n means none.
 func WithCommitCount(n int) Option {
-	return option(func(s *settings) {
-		s.commitMode = commitMode{count: max(n, 0)}
-		if n == 0 {
-			s.commitMode.every = defaultCommitInterval
-		}
-	})
+	return option(func(s *settings) { s.commitMode.count = n })
 }

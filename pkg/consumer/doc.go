@@ -7,6 +7,13 @@
 //	…
 //	err = c.Run(ctx) // until ctx ends
 //
+// # Zero, negative and nil
+//
+// In each option, argument and field of this package, its subpackages and package saga, zero, nil and an empty text or list mean the
+// default. A negative number or time means none: no limit, no wait, no copy. If there must be some, the error of New or Handle names
+// the option. A nil option has no effect. What has no default is required: a nil function of WithMiddleware or WithRetryFor is an
+// error.
+//
 // # Effect
 //
 // A handler runs in a MongoDB transaction with the mark that its message was handled. The writes that it makes with its
@@ -20,7 +27,8 @@
 // name.
 //
 // The inbox identifies a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record
-// without an id is identified by its place and time.
+// without an id is identified by its place and time. Without a namespace and a source, the topic takes their place. So an id must be
+// unique in its outbox collection, or else in its topic, for the time of WithRetention: a second message with it has no effect.
 //
 // # Order
 //

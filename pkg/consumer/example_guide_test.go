@@ -50,7 +50,7 @@ func Example_guide() {
 			return err
 		}
 		n, err := desk.Requeue(ctx, deadletter.Query{Group: "shipping", Handler: "pack-parcels", Class: deadletter.ClassHandler},
-			deadletter.Requeue{Actor: "ann", Note: "the printer is repaired"})
+			deadletter.RequeueOptions{Actor: "ann", Note: "the printer is repaired"})
 		log.Print(n, " letters go back")
 		return err
 	}

@@ -2,6 +2,8 @@ package consumer
 
 import (
 	"context"
+	"errors"
+	"reflect"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
@@ -81,6 +83,20 @@ func WithBufferedRecords(n int) Option { return option(func(s *settings) { s.buf
 // WithMaxAhead sets how many messages of a partition may follow an unfinished one.
 func WithMaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
 
+// HasDefaults reports whether o changes no setting of New.
+func HasDefaults(o Option) bool {
+	got, want := newSettings([]Option{o}), newSettings(nil)
+	// Functions cannot be compared, except with nil.
+	if errors.Join(got.problems...) != nil || (got.decoder == nil) != (want.decoder == nil) || (got.onError == nil) != (want.onError == nil) {
+		return false
+	}
+	for _, s := range []*settings{&got, &want} {
+		s.decoder, s.onError, s.open = nil, nil, nil
+		s.retry, s.problems = s.retry.withDefaults(), nil
+	}
+	return reflect.DeepEqual(got, want) //nolint:govet // errors are compared by their values
+}
+
 // Commit commits the offsets of the finished messages now.
 func (c *Consumer) Commit(ctx context.Context) error {
 	if s := c.currentSession.Load(); s != nil {
@@ -94,4 +110,14 @@ func (c *Consumer) SetNow(now func() time.Time) {
 	c.health.mu.Lock()
 	defer c.health.mu.Unlock()
 	c.health.now = now
+}
+
+// QuickAttempts returns how many attempts a message has in its lane.
+func QuickAttempts(r Retry) int {
+	d := decider{retry: r.withDefaults()}
+	n := 1
+	for d.chooseByRetry(&d.retry, &Message{}, failures{Failed: n, Total: n, Since: time.Now()}).Action == actRetry {
+		n++
+	}
+	return n
 }

@@ -34,9 +34,13 @@ func runGuarded(f func() error) error {
 	return <-done
 }
 
-// callLimited calls f with a timeout. An error of f after the timeout is a *timeoutError with the name of the function. The
+// callLimited calls f with a timeout, or without one if timeout is negative. An error of f after the timeout is a *timeoutError with the name of the function. The
 // driver ends a statement some milliseconds earlier.
 func callLimited(ctx context.Context, timeout time.Duration, name string, f func(ctx context.Context) error) error {
+	if timeout < 0 {
+		return f(ctx)
+	}
+
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err := f(limited)

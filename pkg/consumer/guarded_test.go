@@ -47,7 +47,7 @@ func TestAHandlerThatEndsItsGoroutineFails(t *testing.T) {
 
 			k.untilLetters(1)
 			k.waitUntil("the offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 2 })
-			for l, err := range k.newDesk().All(k.context(), deadletter.Query{}) {
+			for l, err := range k.newDesk().List(k.context(), deadletter.Query{}) {
 				if err != nil || l.Class != deadletter.ClassPanic || l.Attempts != 2 || !strings.Contains(l.Reason, "t.FailNow") {
 					t.Errorf("letter: got %+v (%v), want one of class panic after 2 attempts", l, err)
 				}
@@ -84,7 +84,7 @@ func TestATimeoutInAStatementIsAnOutcome(t *testing.T) {
 	k.publish(newMessage("a", "counted", "0"))
 	k.start(c)
 	k.untilLetters(1)
-	for l, err := range k.newDesk().All(k.context(), deadletter.Query{}) {
+	for l, err := range k.newDesk().List(k.context(), deadletter.Query{}) {
 		if err != nil || l.Class != deadletter.ClassTimeout || l.Attempts != 2 {
 			t.Errorf("letter: got %+v (%v), want one of class timeout after 2 attempts", l, err)
 		}
@@ -138,7 +138,7 @@ func TestRetryDecidesAboutErrorsOfDecoders(t *testing.T) {
 			if c.class != "" {
 				want = 2
 				k.untilLetters(1)
-				for l, err := range k.newDesk().All(k.context(), deadletter.Query{}) {
+				for l, err := range k.newDesk().List(k.context(), deadletter.Query{}) {
 					if err != nil || l.Class != c.class || l.Attempts != int(c.calls) || l.ID.Offset != 0 {
 						t.Errorf("letter: got %+v (%v), want class %q after %d attempts", l, err, c.class, c.calls)
 					}

@@ -105,7 +105,7 @@ func TestAGroupThatBeganWithLatestSkipsNothingLater(t *testing.T) {
 			effects := k.insertInto("effects")
 			member := func() *consumer.Consumer {
 				c := k.newConsumer(use, consumer.WithStart(consumer.Latest),
-					consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
+					consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}}), consumer.WithRetryTopics(100*time.Millisecond))
 				addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 					if m.Attempt == 1 {
 						return errWanted

@@ -43,14 +43,18 @@ func newKit(t testing.TB, partitions int, opts ...*options.ClientOptions) *kit {
 		Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 		RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
 	}
+	k.openKafka()
+	return k
+}
 
+// openKafka opens the client with which the test publishes.
+func (k *kit) openKafka() {
+	k.Helper()
 	var err error
 	if k.kafka, err = kafkago.New(k.cfg); err != nil {
-		t.Fatal(err)
+		k.Fatal(err)
 	}
-
-	t.Cleanup(k.kafka.Close)
-	return k
+	k.Cleanup(k.kafka.Close)
 }
 
 // newKitOf returns a kit with the database, the topic and the group of k, and a client of its own.

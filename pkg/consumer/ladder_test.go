@@ -83,7 +83,7 @@ func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
 	k.createRetryTopics(2)
-	c := k.newConsumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(300*time.Millisecond, 600*time.Millisecond))
+	c := k.newConsumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}}), consumer.WithRetryTopics(300*time.Millisecond, 600*time.Millisecond))
 	seen, effect := newAttempts(), k.insertInto("effects")
 
 	other := k.insertInto("others")
@@ -203,10 +203,10 @@ func TestMessagesWithoutAHandlerAreKeptAndComeBack(t *testing.T) {
 	// that they are for.
 	broken.Delete("h")
 	addHandlerAs(t, c, "z", "Z", effect)
-	if n, err := letters.Requeue(k.context(), deadletter.Query{Handler: "h"}, deadletter.Requeue{}); n != 1 || err != nil {
+	if n, err := letters.Requeue(k.context(), deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{}); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	r := deadletter.Requeue{Handlers: []string{"z"}}
+	r := deadletter.RequeueOptions{Handlers: []string{"z"}}
 	if n, err := letters.Requeue(k.context(), deadletter.Query{Class: deadletter.ClassUnknown}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -355,7 +355,7 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	k.waitCount("effects", 1)
 	k.effectsOnce("effects", 1)
 	k.waitUntil("a letter for the old name", func(ctx context.Context) bool {
-		for l, err := range letters.All(ctx, deadletter.Query{Handler: "old", Messages: []string{"k/A/1"}}) {
+		for l, err := range letters.List(ctx, deadletter.Query{Handler: "old", Messages: []string{"k/A/1"}}) {
 			return err == nil && l.Class == deadletter.ClassUnknown
 		}
 		return false
@@ -382,7 +382,7 @@ func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
 		}
 	}
 
-	c := k.newConsumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(time.Second))
+	c := k.newConsumer(consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}}), consumer.WithRetryTopics(time.Second))
 	addHandlerAs(t, c, "a", "A", k.insertInto("effects"))
 	k.start(c)
 	k.waitCount("effects", 2)
@@ -402,7 +402,7 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	// This is the longest time until the consumer finds a new topic.
 	k.cfg.WatchPartitions = 100 * time.Millisecond
 	c := k.newConsumer(consumer.WithDeadLetters(deadletter.WithTopic("")),
-		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
+		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}}), consumer.WithRetryTopics(100*time.Millisecond))
 	seen := newAttempts()
 	addHandlerAs(t, c, "h", "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky })
 
@@ -459,7 +459,7 @@ func TestMessagesMovedTwiceHaveTheirEffectOnce(t *testing.T) {
 	}
 	d := consumer.NewDisposer(letters, k.kafka, k.logError)
 	c := k.newConsumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
-		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(100*time.Millisecond))
+		consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}}), consumer.WithRetryTopics(100*time.Millisecond))
 
 	effect := k.insertInto("effects")
 	addHandlerAs(t, c, "h", "counted", func(ctx context.Context, m *consumer.Message) error {

@@ -27,7 +27,7 @@ func (k *kit) newDesk() *deadletter.Desk {
 }
 
 // requeue requeues the letters of the kit's group that q selects, and checks their number.
-func (k *kit) requeue(q deadletter.Query, r deadletter.Requeue, want int64) {
+func (k *kit) requeue(q deadletter.Query, r deadletter.RequeueOptions, want int64) {
 	k.Helper()
 	q.Group = k.group
 	if n, err := k.newDesk().Requeue(k.context(), q, r); n != want || err != nil {
@@ -113,8 +113,8 @@ func TestARequeuedLetterIsForItsHandlerAloneAndComesFirst(t *testing.T) {
 		l.Value = []byte("edited")
 		return nil
 	}
-	k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Edit: edit}, 1)
-	k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Edit: edit}, 0)
+	k.requeue(deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{Edit: edit}, 1)
+	k.requeue(deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{Edit: edit}, 0)
 	// An attempt at a later message may have begun before the letter was requeued.
 	k.waitUntil("the requeued letter to be tried", func(context.Context) bool { return editedTried.Load() })
 	fixed.Store(true)
@@ -146,7 +146,7 @@ func TestARequeueWhileNoMemberRunsIsFoundByTheNextOne(t *testing.T) {
 	stop := k.start(member(func(context.Context, *consumer.Message) error { return errAway }))
 	k.untilLetters(n)
 	stop()
-	k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{}, n)
+	k.requeue(deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{}, n)
 
 	// The first member ends in the middle, before its transaction commits.
 	var handled atomic.Int64
@@ -205,7 +205,7 @@ func TestARequeuedLetterCanBeGivenUpAgain(t *testing.T) {
 
 			for letters := range int64(2) {
 				k.untilLetters(letters + 1)
-				k.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{}, 1)
+				k.requeue(deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{}, 1)
 			}
 
 			k.waitCount("effects", 1)

@@ -606,7 +606,7 @@ func TestN29_AMessageFollowsItsKeyInALaterGeneration(t *testing.T) {
 		return slices.Clone(handled)
 	}
 	runUntil := func(offset int64) (stop func()) {
-		c := inDatabase(t, l, db, consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour}))
+		c := inDatabase(t, l, db, consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour}))
 		addHandler(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 			mu.Lock()
 			defer mu.Unlock()

@@ -21,13 +21,13 @@ import (
 func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		mode   consumer.Option
+		mode   []consumer.Option
 		itself bool
 	}{
-		"each":     {consumer.WithCommitCount(1), true},
-		"count":    {consumer.WithCommitCount(5), true},
-		"interval": {consumer.WithCommitInterval(30 * time.Millisecond), true},
-		"drain":    {consumer.WithCommitInterval(-1), false},
+		"each":     {[]consumer.Option{consumer.WithCommitInterval(-1), consumer.WithCommitCount(1)}, true},
+		"count":    {[]consumer.Option{consumer.WithCommitCount(5), consumer.WithCommitInterval(-1)}, true},
+		"interval": {[]consumer.Option{consumer.WithCommitInterval(30 * time.Millisecond), consumer.WithCommitCount(-1)}, true},
+		"drain":    {[]consumer.Option{consumer.WithCommitInterval(-1)}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -35,7 +35,7 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 			b := newBlocked("stop", k.insertInto("effects"))
 			stats := &counts{}
 
-			cons := k.newConsumer(c.mode, consumer.WithSharedTransaction(1), consumer.WithTelemetry(stats))
+			cons := k.newConsumer(append(c.mode, consumer.WithSharedTransaction(1), consumer.WithTelemetry(stats))...)
 			if err := cons.Handle("*", consumer.Func(b.Handle, "*")); err != nil {
 				t.Fatal(err)
 			}

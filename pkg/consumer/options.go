@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/consumerparts"
@@ -123,16 +124,21 @@ func WithConcurrency(n int) Option {
 
 // WithDrain sets how long a stop or a rebalance waits for running handlers before it abandons them. Defaults to
 // 10 s, which fits into the 30 s that Kubernetes waits for a pod. It is limited to three quarters of WithSessionTimeout, and to
-// 22 s, because the group removes a member that does not rejoin in time.
+// 22 s, because the group removes a member that does not rejoin in time. A negative d means that nothing waits.
 func WithDrain(d time.Duration) Option {
 	return option(func(s *settings) { s.drain = cmp.Or(d, defaultDrain) })
 }
 
 // WithBuffer limits the memory for the messages of one partition that are fetched and not finished. Defaults to 8 MiB:
 // several fetches of 1 MiB, so that reading does not wait for handlers, while a member with 50 partitions stays below 400 MiB.
-// One fetch may exceed the limit.
+// One fetch may exceed the limit. A negative number means no limit of bytes: 1,000 messages are the limit.
 func WithBuffer(bytes int) Option {
-	return option(func(s *settings) { s.bufferBytes = cmp.Or(bytes, defaultBuffer) })
+	return option(func(s *settings) {
+		s.bufferBytes = cmp.Or(bytes, defaultBuffer)
+		if bytes < 0 {
+			s.bufferBytes = math.MaxInt
+		}
+	})
 }
 
 // WithUnknown makes messages that no handler takes dead letters of class unknown. When there is a handler, requeue them to
@@ -154,20 +160,21 @@ func (s *settings) haltsOnLoss() bool { return s.inbox.settings.HaltOnRecreated 
 func WithMode(mode Mode) HandlerOption { return handlerOption(func(h *handling) { h.mode = mode }) }
 
 // WithTimeout bounds one call of a handler by its context. Defaults to 30 s: half of the server's limit for a transaction, 60 s,
-// which leaves time for the inbox and the commit. Keep it well below that limit.
+// which leaves time for the inbox and the commit. Keep it well below that limit. A negative d means none.
 func WithTimeout(d time.Duration) HandlerOption {
 	return handlerOption(func(h *handling) { h.timeout = cmp.Or(d, defaultTimeout) })
 }
 
 // WithSharedTransaction sets how many messages that wait may share a transaction, at most 500. Defaults to 1: a failure then repeats no
 // other message. More is much faster for handlers that only write to MongoDB. If a transaction fails, its messages are tried
-// again one by one. A negative n is 1. A Batch has its own size.
+// again one by one. A negative n means that none is shared. A Batch has its own size.
 func WithSharedTransaction(n int) HandlerOption {
 	return handlerOption(func(h *handling) { h.batchSize = max(cmp.Or(n, defaultShared), 1) })
 }
 
 // WithLimit sets how many calls of the handler run at once, over all lanes and partitions. Defaults to no
-// limit other than WithConcurrency, because only you know which handlers share a scarce resource. As an option of New it limits each handler separately.
+// limit other than WithConcurrency, because only you know which handlers share a scarce resource. A negative n means none. As an
+// option of New it limits each handler separately.
 func WithLimit(n int) HandlerOption { return handlerOption(func(h *handling) { h.limit = n }) }
 
 // WithMiddleware adds middlewares. The middlewares of New are outside those of the handler.
@@ -212,17 +219,10 @@ func newSettings(opts []Option) settings {
 func (h *handling) validate() error {
 	bad := h.problems
 	if h.mode < Transactional || h.mode > AtLeastOnceInTransaction {
-		bad = append(bad, fmt.Errorf("mode %v is not one of Transactional, Claimed, AtLeastOnce, AtLeastOnceInTransaction", h.mode))
+		bad = append(bad, fmt.Errorf("WithMode: %v is not one of Transactional, Claimed, AtLeastOnce, AtLeastOnceInTransaction", h.mode))
 	}
-	if h.timeout <= 0 {
-		bad = append(bad, fmt.Errorf("timeout of a handler is %v: it must be positive", h.timeout))
-	}
-
-	if h.batchSize < 1 || h.batchSize > maxBatch {
-		bad = append(bad, fmt.Errorf("batch of %d messages: it must be from 1 to %d", h.batchSize, maxBatch))
-	}
-	if h.limit < 0 {
-		bad = append(bad, fmt.Errorf("limit of %d calls at once: it must not be negative", h.limit))
+	if h.batchSize > maxBatch {
+		bad = append(bad, fmt.Errorf("WithSharedTransaction: %d messages: it must be at most %d", h.batchSize, maxBatch))
 	}
 	return errors.Join(bad...)
 }
@@ -240,9 +240,7 @@ func (s *settings) validate() error {
 	for _, t := range s.topics {
 		add(t == "", "a topic's name is empty")
 	}
-	add(s.concurrency < 1, "concurrency of %d: it must be positive", s.concurrency)
-	add(s.drain <= 0, "drain of %v: it must be positive", s.drain)
-	add(s.bufferBytes < 1, "buffer of %d bytes: it must be positive", s.bufferBytes)
+	add(s.concurrency < 1, "WithConcurrency: %d lanes: it must be positive", s.concurrency)
 
 	return errors.Join(bad...)
 }

@@ -212,7 +212,7 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	effect := k.insertInto("effects")
 	member := func(d consumer.Disposer, outcome error) (stop func()) {
 		t.Helper()
-		c := k.newConsumer(consumer.WithDisposer(d), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}}), consumer.WithRetryTopics(10*time.Millisecond))
+		c := k.newConsumer(consumer.WithDisposer(d), consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}}), consumer.WithRetryTopics(10*time.Millisecond))
 		addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error { return errors.Join(outcome, effect(ctx, m)) })
 		return k.start(c)
 	}

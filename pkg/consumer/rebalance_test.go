@@ -138,7 +138,7 @@ func (g *movingGroup) checkUndisturbed(n int) {
 	if runs := g.runs.Load(); int(runs) != n {
 		g.Errorf("the handlers of %d messages of partitions that stay ran %d times", n, runs)
 	}
-	for l, err := range g.newDesk().All(g.context(), deadletter.Query{}) {
+	for l, err := range g.newDesk().List(g.context(), deadletter.Query{}) {
 		if err != nil {
 			g.Fatal(err)
 		}

@@ -149,6 +149,9 @@ func (g *registry) nextChange() <-chan struct{} {
 //
 // Handle may be called while the consumer runs. Messages that are fetched later reach the handler. If its collections or indexes
 // cannot be created then, its messages are set aside until they can. The error lists all invalid arguments.
+//
+// A new handler of a running group gets the messages that follow the start of the last member with the old version: during a rolling
+// update, old members pass messages that they have no handler for. To give it all messages, start it under a new group.
 func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 	r := &registration{Handler: h, handling: c.s.handling}
 	r.name = name
@@ -179,11 +182,6 @@ func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 	r.retryRules = append(r.retryRules, c.s.retryRules...)
 	c.prepareHandler(r)
 	return c.reg.addHandler(r)
-}
-
-// HandleFunc registers f for events with these names. It is short for Handle(name, Func(f, names...)).
-func (c *Consumer) HandleFunc(name string, f HandlerFunc, names ...string) error {
-	return c.Handle(name, Func(f, names...))
 }
 
 // Remove removes the handler of that name, and reports whether there was one. Messages that were fetched for it and not

@@ -36,15 +36,15 @@ func nop(context.Context, *consumer.Message) error { return nil }
 
 func TestNewListsAllThatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := consumer.New("", nil, consumer.WithConcurrency(-1), consumer.WithSharedTransaction(501), consumer.WithTimeout(-1), consumer.WithDrain(-1),
-		consumer.WithBuffer(-1), consumer.WithMode(consumer.Mode(9)), consumer.WithBrokers("nowhere"), consumer.WithMiddleware(nil))
+	_, err := consumer.New("", nil, consumer.WithConcurrency(-1), consumer.WithSharedTransaction(501), consumer.WithStart(5),
+		consumer.WithSessionTimeout(-1), consumer.WithMode(consumer.Mode(9)), consumer.WithBrokers("nowhere"), consumer.WithMiddleware(nil))
 	if err == nil {
 		t.Fatal("no error")
 	}
 
 	for _, want := range []string{
-		"group is empty", "database is nil", "no topics", "concurrency of -1", "batch of 501", "timeout of a handler", "drain of -1", "buffer of -1",
-		"mode ", "WithBrokers: \"nowhere\"", "a middleware is nil",
+		"group is empty", "database is nil", "no topics", "WithConcurrency: -1 lanes", "WithSharedTransaction: 501", "WithSessionTimeout is -1ns",
+		"WithMode: ", "WithStart: 5", "WithBrokers: \"nowhere\"", "a middleware is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("New: got error %v, want it to contain %q", err, want)
@@ -96,7 +96,7 @@ func TestHandlersAreRemovedByName(t *testing.T) {
 	t.Parallel()
 	c := newOffline(t)
 	addHandler(t, c, "order.*", nop)
-	if err := c.HandleFunc("both", nop, "a", "b"); err != nil {
+	if err := c.Handle("both", consumer.Func(nop, "a", "b")); err != nil {
 		t.Fatal(err)
 	}
 

@@ -23,7 +23,7 @@ func TestARunningHandlerOfAnyKindIsNotRetired(t *testing.T) {
 			k := newKit(t, 1)
 			c := k.newConsumer(option)
 			addHandler(t, c, "fails", func(context.Context, *consumer.Message) error { return errFlaky },
-				consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour}))
+				consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour}))
 			k.publish(newMessage("a", "fails", "1"))
 			stop := k.start(c)
 			k.waitUntil("the message to be set aside", func(context.Context) bool { return k.countDocuments(setaside.DefaultCollection) == 1 })

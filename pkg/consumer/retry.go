@@ -26,7 +26,7 @@ var defaultQuick = []time.Duration{100 * time.Millisecond, 400 * time.Millisecon
 const retryJitter = 0.2
 
 // Retry defines what follows a failure of a handler. It is a plain value that can be read from a file. A zero field has the
-// default.
+// default, and a negative one means none.
 //
 // A failed message is tried again at once, after each of the waits in Quick. Then it is set aside in MongoDB together with
 // the later messages of its key, and its offset passes, so that other keys go on. It is tried again after Min, then after
@@ -38,7 +38,7 @@ const retryJitter = 0.2
 // have finished are set aside untried, so that these handlers can go on.
 type Retry struct {
 	// Quick has the waits before attempts in place. The lane waits with the message. Defaults to 100 ms and 400 ms, which
-	// cover write conflicts and lost connections. An empty slice that is not nil means none.
+	// cover write conflicts and lost connections. A negative wait ends the list, so {-1} means none.
 	Quick []time.Duration
 	// Min and Max are the first and the longest wait of a message that is set aside. Waits double, and each is shortened by
 	// up to 20 %, so that messages that failed together are not retried together. Default to 5 s and 5 min: after an outage
@@ -48,7 +48,7 @@ type Retry struct {
 	// people see a failure of the night by day. Negative means never.
 	GiveUpAfter time.Duration
 	// MaxAttempts also gives a message up after so many attempts. Defaults to no limit, because an outage is measured in
-	// time.
+	// time. Negative means no limit.
 	MaxAttempts int
 	// Unordered lets later messages of the key be handled while this message is set aside. Defaults to false, which keeps
 	// the order of the key.
@@ -62,7 +62,7 @@ type Retry struct {
 	// bad message, or a few, stop no handler. Retries of messages that are set aside do not count. Each running member of the group
 	// counts on its own. A member that starts while as many keys of the group have failed tries one message at a time, and the
 	// first new one that fails suspends it, so members that join or start again during an outage set one key aside for each
-	// attempt. Negative never suspends.
+	// attempt. For several handlers that need the same service, see package breaker. Negative never suspends.
 	Outage int
 	// MaxWaiting is how many messages of the handler may be set aside in the whole group. Above it a failed message waits
 	// in its lane. Defaults to 100,000, which is about 100 MB of small messages. Negative means none.
@@ -82,7 +82,7 @@ const (
 )
 
 // NoRetry returns a Retry that gives up at the first failure.
-func NoRetry() Retry { return Retry{Quick: []time.Duration{}, MaxAttempts: 1} }
+func NoRetry() Retry { return Retry{MaxAttempts: 1} }
 
 // WithRetry sets the Retry of all errors that match no WithRetryFor.
 func WithRetry(r Retry) HandlerOption {
@@ -138,9 +138,6 @@ func (r Retry) findProblems(option string) error {
 		}
 	}
 
-	for _, d := range r.Quick {
-		addProblem(d < 0, "Quick contains %v: a wait must not be negative", d)
-	}
 	d := r.withDefaults()
 	addProblem(d.Min < 0 || d.Max < d.Min, "Min is %v and Max is %v: Min must be positive and at most Max", d.Min, d.Max)
 	addProblem(r.Then > ThenSuspend, "Then is %d: use ThenDeadLetter, ThenDiscard or ThenSuspend", r.Then)
@@ -149,7 +146,7 @@ func (r Retry) findProblems(option string) error {
 
 // withDefaults returns r with the defaults in its zero fields.
 func (r Retry) withDefaults() Retry {
-	if r.Quick == nil {
+	if len(r.Quick) == 0 {
 		r.Quick = defaultQuick
 	}
 	r.Min = cmp.Or(r.Min, min(defaultFirstWait, cmp.Or(r.Max, defaultFirstWait)))
@@ -158,6 +155,14 @@ func (r Retry) withDefaults() Retry {
 	r.Outage = cmp.Or(r.Outage, defaultOutage)
 	r.MaxWaiting = cmp.Or(r.MaxWaiting, defaultMaxWaiting)
 	return r
+}
+
+// quickWaits returns the waits before attempts in place.
+func (r *Retry) quickWaits() []time.Duration {
+	if end := slices.IndexFunc(r.Quick, func(d time.Duration) bool { return d < 0 }); end >= 0 {
+		return r.Quick[:end]
+	}
+	return r.Quick
 }
 
 // waitAfter returns the wait after the n-th failure, from 1, of a message that is set aside.

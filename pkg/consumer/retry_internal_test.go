@@ -177,8 +177,8 @@ func TestMistakesInRetryAreListed(t *testing.T) {
 		}
 	}
 
-	err := Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Minute, Then: 9}.findProblems("WithRetry")
-	for _, want := range []string{"Quick", "Min is 1h0m0s and Max is 1m0s", "Then is 9"} {
+	err := Retry{Min: time.Hour, Max: time.Minute, Then: 9}.findProblems("WithRetry")
+	for _, want := range []string{"Min is 1h0m0s and Max is 1m0s", "Then is 9"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("findProblems: got %v, want it to contain %q", err, want)
 		}

@@ -285,9 +285,9 @@ func (s *session) awaitTracks(drained <-chan struct{}, list []*partition) {
 // member: a slower member would lose its membership.
 func (c *Consumer) drainLimit() time.Duration {
 	if t, ok := c.transport.(interface{ MemberTimeout() time.Duration }); ok {
-		return min(c.s.drain, t.MemberTimeout()*3/4)
+		return max(min(c.s.drain, t.MemberTimeout()*3/4), 0)
 	}
-	return c.s.drain
+	return max(c.s.drain, 0)
 }
 
 // releaseClaims releases the inbox's claims of the partitions. A claim that cannot be released

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -85,9 +86,12 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 		return nil
 	}
 
-	// A partition is stuck if it makes no progress for longer than any handler may run.
+	// A partition is stuck if it makes no progress for longer than any handler may run. A handler may have no time-out.
 	slowest := time.Duration(0)
 	for _, r := range c.reg.snapshot().all {
+		if r.timeout < 0 {
+			slowest = math.MaxInt64
+		}
 		slowest = max(slowest, r.timeout)
 	}
 

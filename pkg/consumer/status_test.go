@@ -140,7 +140,7 @@ func TestStatusDescribesHandlersAndRetireRemovesThem(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	c := k.newConsumer()
-	never := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour})
+	never := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour})
 	addHandler(t, c, "fails", func(context.Context, *consumer.Message) error { return errFlaky }, never)
 	addHandler(t, c, "rests", func(context.Context, *consumer.Message) error { return consumer.Suspend(time.Hour, errFlaky) }, never)
 	addHandler(t, c, "works", k.insertInto("effects"))

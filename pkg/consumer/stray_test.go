@@ -117,7 +117,7 @@ func TestMessagesOfAPartitionThatIsGoneAreRetried(t *testing.T) {
 func TestMessagesThatAnotherMemberReadsAreNotStray(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 2)
-	later := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{}, Min: time.Hour, Max: time.Hour})
+	later := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour})
 	var members []*consumer.Consumer
 	for range 2 {
 		c := k.newConsumer(later)

@@ -171,13 +171,14 @@ func (d *decider) retryFor(err error) (r *Retry, matched bool) {
 func (d *decider) chooseByRetry(r *Retry, m *Message, a failures) verdict {
 	// The number of the failed attempt.
 	n := max(max(a.Total, 1)-a.Spared, 1)
-	later := n - len(r.Quick)
+	quick := r.quickWaits()
+	later := n - len(quick)
 
 	switch {
 	case r.MaxAttempts > 0 && n >= r.MaxAttempts, r.isOverdue(a):
 		return r.giveUp()
 	case later <= 0:
-		return verdict{Action: actRetry, Delay: r.Quick[n-1]}
+		return verdict{Action: actRetry, Delay: quick[n-1]}
 	case later <= len(d.topics):
 		return verdict{Action: actRetryTopic, Delay: d.topics[later-1], Topic: transport.RetryTopicName(originOf(m).Topic, m.Group, later)}
 	// With retry topics, the message is given up after the last of them.

@@ -92,7 +92,9 @@ func New(tb testing.TB, opts ...Option) *Env {
 	e := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
 	e.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	for _, o := range opts {
-		o.applyToEnv(&e.settings)
+		if o != nil {
+			o.applyToEnv(&e.settings)
+		}
 	}
 	e.broker = memory.NewBroker(e.settings.partitions)
 

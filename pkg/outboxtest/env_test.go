@@ -174,7 +174,7 @@ func TestAMessageIsGivenUpAfterADay(t *testing.T) {
 // letters returns the dead letters of env, the latest first.
 func letters(t *testing.T, env *outboxtest.Env) (list []deadletter.Letter) {
 	t.Helper()
-	for l, err := range env.DeadLetters().All(t.Context(), deadletter.Query{}) {
+	for l, err := range env.DeadLetters().List(t.Context(), deadletter.Query{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +218,7 @@ func TestALetterIsRequeuedInMemory(t *testing.T) {
 		isMended.Store(true)
 		handled = nil
 		desk := env.DeadLetters()
-		if n, err := desk.Requeue(t.Context(), deadletter.Query{Handler: "first"}, deadletter.Requeue{Actor: "ann"}); n != 1 || err != nil {
+		if n, err := desk.Requeue(t.Context(), deadletter.Query{Handler: "first"}, deadletter.RequeueOptions{Actor: "ann"}); n != 1 || err != nil {
 			t.Fatalf("requeued %d letters: %v", n, err)
 		}
 		if got := letters(t, env); !got[0].Requeued.Waiting {

@@ -67,7 +67,6 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		"empty":  saga.Define[order](""),
 		"dollar": saga.Define[order]("a$b"),
 		"own":    saga.Define[order]("saga_types"),
-		"limit":  saga.Define[order]("a", saga.WithHeld(-1)),
 		"ids":    saga.Define[order]("a", saga.WithIDs("float")),
 	} {
 		saga.Start(s, newType[any]("Start"), nothing)

@@ -52,4 +52,5 @@ func WithAggregate(aggregateType string) Option {
 
 // WithHeld sets how many early messages of one saga Sequenced holds. Together they must not exceed 8 MiB. Above the limit, a
 // message fails with ErrGap. Defaults to 100: far above the disorder that redeliveries cause, so that more means a missing message.
+// A negative n means none: each early message fails with ErrGap, and its Retry waits for the earlier one.
 func WithHeld(n int) Option { return option(func(s *settings) { s.held = n }) }

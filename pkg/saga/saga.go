@@ -64,7 +64,9 @@ type route[S any] struct {
 func Define[S any](name string, opts ...Option) *Saga[S] {
 	s := &Saga[S]{name: name, routes: map[string]*route[S]{}}
 	for _, o := range opts {
-		o.applyTo(&s.settings)
+		if o != nil {
+			o.applyTo(&s.settings)
+		}
 	}
 
 	set := &s.settings
@@ -82,9 +84,6 @@ func Define[S any](name string, opts ...Option) *Saga[S] {
 	// "1" is a valid id of each kind but UUID.
 	if _, err := sagas.ParseID(set.ids, "1"); err != nil && set.ids != sagas.UUID {
 		s.addProblem("unknown kind of ids %q", set.ids)
-	}
-	if set.held < 0 {
-		s.addProblem("invalid limit of %d held messages: it must not be negative", set.held)
 	}
 	return s
 }

@@ -34,10 +34,10 @@ func TestEnvironmentsAreSeparate(t *testing.T) {
 	for i, env := range envs {
 		handled[i] = make(chan *consumer.Message, 10)
 		c := env.Consumer("group", consumer.WithTopics(env.Topic("outbox.event.order")))
-		err := c.HandleFunc("all", func(_ context.Context, m *consumer.Message) error {
+		err := c.Handle("all", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			handled[i] <- m
 			return nil
-		}, "*")
+		}, "*"))
 		if err != nil {
 			t.Fatal(err)
 		}

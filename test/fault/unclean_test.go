@@ -91,12 +91,12 @@ func (r *lineReader) startReading() {
 	r.t.Helper()
 	c, err := consumer.New("readers", r.s.DB, consumer.WithBrokers(r.s.Brokers...), consumer.WithTopics(r.topic))
 	mustSucceed(r.t, err)
-	mustSucceed(r.t, c.HandleFunc("lines", func(_ context.Context, m *consumer.Message) error {
+	mustSucceed(r.t, c.Handle("lines", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.handled = append(r.handled, string(m.Value))
 		return nil
-	}, "*"))
+	}, "*")))
 
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.t.Context()))

@@ -226,7 +226,7 @@ func TestARepeatedHandlerIsLoggedOnce(t *testing.T) {
 	}
 	var mu sync.Mutex
 	runs := map[string]int{}
-	err = c.HandleFunc("count", func(ctx context.Context, m *consumer.Message) error {
+	err = c.Handle("count", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
 		runs[m.ID]++
@@ -237,7 +237,7 @@ func TestARepeatedHandlerIsLoggedOnce(t *testing.T) {
 			}
 		}
 		return add(ctx, "handled")
-	}, "*")
+	}, "*"))
 	if err != nil {
 		t.Fatal(err)
 	}

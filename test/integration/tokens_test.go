@@ -175,12 +175,12 @@ func readWithToken(t *testing.T, s *kit.Scene, brokers []string, group string, o
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.HandleFunc("count", func(_ context.Context, m *consumer.Message) error {
+	if err := c.Handle("count", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.handled[m.ID]++
 		return nil
-	}, "*"); err != nil {
+	}, "*")); err != nil {
 		t.Fatal(err)
 	}
 

@@ -75,7 +75,7 @@ func (w *witness) handleOrder(ctx context.Context, m *consumer.Message) error {
 
 // stumblingRetry sets a message aside at its first failure, and retries it soon, so that the members are killed between all
 // steps of a retry.
-var stumblingRetry = consumer.Retry{Quick: []time.Duration{}, Min: 100 * time.Millisecond, Max: 200 * time.Millisecond}
+var stumblingRetry = consumer.Retry{Quick: []time.Duration{-1}, Min: 100 * time.Millisecond, Max: 200 * time.Millisecond}
 
 const (
 	// stumbleEvery is the distance of the orders of a key for which stumble fails.

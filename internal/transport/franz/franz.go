@@ -132,6 +132,9 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 	if cfg.TLS != nil {
 		opts = append(opts, kgo.DialTLSConfig(cfg.TLS))
 	}
+	if cfg.Dial != nil {
+		opts = append(opts, kgo.Dialer(cfg.Dial))
+	}
 	if login := mechanism(cfg.SASL); login != nil {
 		opts = append(opts, kgo.SASL(login))
 	}

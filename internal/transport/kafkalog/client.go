@@ -40,7 +40,7 @@ func New(cfg transport.Config) (*Client, error) {
 		return nil, err
 	}
 
-	wire := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, ClientID: cfg.ClientID, IdleLinks: idleLinks}
+	wire := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, ClientID: cfg.ClientID, IdleLinks: idleLinks, Dial: cfg.Dial}
 	// A nil *SASL in the interface would count as a login.
 	if login := Login(cfg); login != nil {
 		wire.SASL = login

@@ -138,7 +138,9 @@ func Encrypt(keys Keys, headers ...string) outbox.Middleware {
 func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
 	var s settings
 	for _, o := range opts {
-		o.apply(&s)
+		if o != nil {
+			o.apply(&s)
+		}
 	}
 
 	return func(next consumer.HandlerFunc) consumer.HandlerFunc {

@@ -39,7 +39,7 @@ type GridFS struct {
 	now    func() time.Time
 }
 
-// Option configures GridFS. A zero value is the default.
+// Option configures GridFS. Zero and nil mean the default, negative means none, as in package consumer.
 type Option interface{ apply(*GridFS) }
 
 type optionFunc func(*GridFS)
@@ -52,7 +52,7 @@ func WithBucket(name string) Option {
 }
 
 // WithTTL sets how long bodies are kept, at least one second. Defaults to 30 days: longer than Kafka keeps
-// records by default, 7 days, plus time for a dead letter to be requeued.
+// records by default, 7 days, plus time for a dead letter to be requeued. A negative d means no limit: bodies are never deleted.
 func WithTTL(d time.Duration) Option {
 	return optionFunc(func(g *GridFS) { g.ttl = cmp.Or(d, defaultTTL) })
 }
@@ -66,15 +66,17 @@ func WithLogger(log *slog.Logger) Option {
 func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
 	g := &GridFS{name: defaultBucket, ttl: defaultTTL, log: slog.Default(), now: time.Now}
 	for _, o := range opts {
-		o.apply(g)
+		if o != nil {
+			o.apply(g)
+		}
 	}
 
 	var problems []error
 	if db == nil {
 		problems = append(problems, errors.New("bodystore: the database is nil"))
 	}
-	if g.ttl < time.Second {
-		problems = append(problems, fmt.Errorf("bodystore: time to live of %s: set at least 1 s", g.ttl))
+	if g.ttl >= 0 && g.ttl < time.Second {
+		problems = append(problems, fmt.Errorf("bodystore: WithTTL: time to live of %s: set at least 1 s", g.ttl))
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
@@ -142,6 +144,10 @@ const sweepBatch = 100
 // sweep deletes bodies that are older than the time to live, oldest first and at most limit. It returns how many it
 // deleted. It also deletes the chunks of uploads that never finished.
 func (g *GridFS) sweep(ctx context.Context, limit int) (int, error) {
+	if g.ttl < 0 {
+		return 0, nil
+	}
+
 	ctx = withoutSession(ctx)
 	files, chunks := g.bucket.GetFilesCollection(), g.bucket.GetChunksCollection()
 

@@ -1,5 +1,6 @@
 // Package breaker is a circuit breaker for handlers that share a dependency. A single handler needs none: consumer.Retry
-// suspends it if everything fails.
+// suspends it if everything fails. Retry.Outage counts the keys of one handler that fail in a row. A breaker counts the share of
+// attempts that fail, over all handlers that use it.
 //
 // Order: while the breaker is open, messages keep the order of their keys, because the handler is suspended.
 // Blocking: the middleware never blocks, and starts no goroutine. Cost: one lock for each message.
@@ -68,7 +69,7 @@ type Breaker struct {
 	}
 }
 
-// Option configures a Breaker. A zero value is the default.
+// Option configures a Breaker. Zero and nil mean the default, negative means none, as in package consumer.
 type Option interface{ apply(*Breaker) }
 
 type optionFunc func(*Breaker)
@@ -88,13 +89,13 @@ func WithWindow(d time.Duration) Option {
 }
 
 // WithMinimum sets how many messages of the window it takes before the breaker may open. Defaults to 10, so
-// that a few failures in a quiet hour do not open it.
+// that a few failures in a quiet hour do not open it. A negative n means no minimum.
 func WithMinimum(n int) Option {
 	return optionFunc(func(b *Breaker) { b.minimum = n })
 }
 
 // WithOpenFor sets how long the breaker stays open before it lets a probe through. Defaults to 30 s: a
-// service that restarts needs about that long, and a probe costs no attempt.
+// service that restarts needs about that long, and a probe costs no attempt. A negative d means no wait.
 func WithOpenFor(d time.Duration) Option {
 	return optionFunc(func(b *Breaker) { b.openFor = d })
 }
@@ -109,20 +110,22 @@ func WithFailure(match func(err error) bool) Option {
 func New(name string, opts ...Option) *Breaker {
 	b := &Breaker{name: name}
 	for _, o := range opts {
-		o.apply(b)
+		if o != nil {
+			o.apply(b)
+		}
 	}
 
 	b.share = cmp.Or(b.share, 0.5)
 	b.window = cmp.Or(b.window, 30*time.Second)
 	b.minimum = cmp.Or(b.minimum, 10)
-	b.openFor = cmp.Or(b.openFor, 30*time.Second)
+	b.openFor = max(cmp.Or(b.openFor, 30*time.Second), 0)
 	if b.isFault == nil {
 		b.isFault = func(error) bool { return true }
 	}
 
-	if b.share < 0 || b.share > 1 || b.window < windowBuckets || b.minimum < 0 || b.openFor < 0 {
-		panic(fmt.Sprintf("breaker %q: invalid option: share %g must be above 0 and at most 1, "+
-			"window %s, minimum %d and open time %s must be positive", name, b.share, b.window, b.minimum, b.openFor))
+	if b.share < 0 || b.share > 1 || b.window < windowBuckets {
+		panic(fmt.Sprintf("breaker %q: invalid option: WithShare %g must be above 0 and at most 1, WithWindow %s must be positive",
+			name, b.share, b.window))
 	}
 	return b
 }

@@ -147,10 +147,25 @@ func TestAnAnswerFromBeforeAChangeIsIgnored(t *testing.T) {
 	})
 }
 
+// Without a minimum and a wait, the first failure opens the breaker, and the next message is a probe.
+func TestNegativeMeansNone(t *testing.T) {
+	t.Parallel()
+	b := New("x", WithMinimum(-1), WithOpenFor(-1))
+	fail := func(context.Context, *consumer.Message) error { return errors.New("no") }
+	_ = b.Middleware()(fail)(t.Context(), &consumer.Message{})
+	requireState(t, b, Open, "the first failure")
+
+	succeed := func(context.Context, *consumer.Message) error { return nil }
+	if err := b.Middleware()(succeed)(t.Context(), &consumer.Message{}); err != nil {
+		t.Errorf("the probe: %v", err)
+	}
+	requireState(t, b, Closed, "the probe")
+}
+
 func TestABrokenBreakerIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]Option{
-		"large share": WithShare(1.5), "negative share": WithShare(-1), "minimum": WithMinimum(-1), "window": WithWindow(5), "time": WithOpenFor(-1),
+		"large share": WithShare(1.5), "negative share": WithShare(-1), "window": WithWindow(5),
 	} {
 		func() {
 			defer func() {

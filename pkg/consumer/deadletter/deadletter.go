@@ -101,8 +101,9 @@ func WithCollection(name string) Option {
 }
 
 // WithExpiry makes MongoDB remove letters when they have existed for d, from 1 s to 68 years. Consumers apply it to all
-// letters of the collection when they start. Without it letters stay until they are discarded.
-func WithExpiry(d time.Duration) Option { return option(func(s *settings) { s.expiry = d }) }
+// letters of the collection when they start. Defaults to none: letters stay until they are discarded, because each is a message that
+// has had no effect. A negative d means none.
+func WithExpiry(d time.Duration) Option { return option(func(s *settings) { s.expiry = max(d, 0) }) }
 
 // WithRedaction calls f for each letter before it is written anywhere. f may change every field except ID. If f fails or
 // panics, the letter is written without the content and the headers of the message.
@@ -134,7 +135,9 @@ func New(db *mongo.Database, opts ...Option) (*Desk, error) {
 func newDesk(opts []Option, open func(name string, expiry time.Duration) store, waiting setaside.Store) (*Desk, error) {
 	s := settings{collection: DefaultCollection}
 	for _, o := range opts {
-		o.applyToDesk(&s)
+		if o != nil {
+			o.applyToDesk(&s)
+		}
 	}
 
 	var errs []error
@@ -155,9 +158,9 @@ func newDesk(opts []Option, open func(name string, expiry time.Duration) store, 
 // pageSize is how many letters are read at once.
 const pageSize = 100
 
-// All iterates over the letters that q selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
+// List iterates over the letters that q selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
 // the first error.
-func (d *Desk) All(ctx context.Context, q Query) iter.Seq2[Letter, error] {
+func (d *Desk) List(ctx context.Context, q Query) iter.Seq2[Letter, error] {
 	return d.iterate(ctx, q, false)
 }
 

@@ -69,7 +69,7 @@ func TestATombstoneAndALargeBodyAreKept(t *testing.T) {
 	}
 
 	// A record of this size cannot be set aside. The others go on.
-	n, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
+	n, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
 	if n != 1 || !isRefused(err) {
 		t.Errorf("requeued letters: got %d (%v), want 1 and a RefusedError", n, err)
 	}
@@ -97,12 +97,12 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	}
 
 	// Its handler would take the missing value for a tombstone.
-	n, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
+	n, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
 	if n != 0 || !isRefused(err) || g.countHandedBack("h") != 0 {
 		t.Errorf("requeued %d (%v), want a RefusedError", n, err)
 	}
 	restore := func(l *deadletter.Letter) error { l.Key, l.Value = []byte("k"), []byte("v"); return nil }
-	g.requeue(deadletter.Query{All: true}, deadletter.Requeue{Edit: restore}, 1)
+	g.requeue(deadletter.Query{All: true}, deadletter.RequeueOptions{Edit: restore}, 1)
 }
 
 func TestTheExpiryOfLettersCanBeChanged(t *testing.T) {
@@ -249,7 +249,7 @@ func TestAListContinuesAfterACursor(t *testing.T) {
 		if len(rest) != 50 || rest[0].ID != all[200].ID {
 			g.Errorf("after 200 letters: got %d, want the other 50", len(rest))
 		}
-		for _, err := range g.All(g.Context(), deadletter.Query{After: "nonsense"}) {
+		for _, err := range g.List(g.Context(), deadletter.Query{After: "nonsense"}) {
 			if err == nil {
 				g.Error("a list continued after a wrong cursor")
 			}
@@ -267,7 +267,7 @@ func TestEmptyQueriesActOnNothing(t *testing.T) {
 			if n, err := g.Discard(g.Context(), q); n != 0 || !errors.Is(err, deadletter.ErrEmptyQuery) {
 				g.Errorf("discarded %d (%v), want ErrEmptyQuery", n, err)
 			}
-			if n, err := g.Requeue(g.Context(), q, deadletter.Requeue{}); n != 0 || !errors.Is(err, deadletter.ErrEmptyQuery) {
+			if n, err := g.Requeue(g.Context(), q, deadletter.RequeueOptions{}); n != 0 || !errors.Is(err, deadletter.ErrEmptyQuery) {
 				g.Errorf("requeued %d (%v), want ErrEmptyQuery", n, err)
 			}
 		}

@@ -62,13 +62,13 @@ func ExampleDesk_Requeue() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for l, err := range desk.All(ctx, deadletter.Query{Group: "billing"}) {
+	for l, err := range desk.List(ctx, deadletter.Query{Group: "billing"}) {
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Printf("%s, %s: %s\n", l.ID.Handler, l.Class, l.Reason)
 	}
-	n, err := desk.Requeue(ctx, deadletter.Query{Handler: "invoice"}, deadletter.Requeue{
+	n, err := desk.Requeue(ctx, deadletter.Query{Handler: "invoice"}, deadletter.RequeueOptions{
 		Actor: "ann",
 		Note:  "the shop sends commas",
 		Edit: func(l *deadletter.Letter) error {

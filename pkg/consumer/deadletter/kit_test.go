@@ -109,7 +109,7 @@ func noTopic(context.Context, string) error { return errors.New("there is no top
 // list returns the letters that q selects.
 func (g *graveyard) list(q deadletter.Query) (list []deadletter.Letter) {
 	g.Helper()
-	for l, err := range g.All(g.Context(), q) {
+	for l, err := range g.List(g.Context(), q) {
 		if err != nil {
 			g.Fatal(err)
 		}
@@ -119,7 +119,7 @@ func (g *graveyard) list(q deadletter.Query) (list []deadletter.Letter) {
 }
 
 // requeue requeues the letters that q selects, and checks their number.
-func (g *graveyard) requeue(q deadletter.Query, r deadletter.Requeue, want int64) {
+func (g *graveyard) requeue(q deadletter.Query, r deadletter.RequeueOptions, want int64) {
 	g.Helper()
 	if n, err := g.Requeue(g.Context(), q, r); n != want || err != nil {
 		g.Errorf("requeued letters: got %d (%v), want %d", n, err, want)

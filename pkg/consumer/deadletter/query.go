@@ -21,9 +21,9 @@ type Query struct {
 	From, Before time.Time // given up at From or later, and before Before
 	Requeued     *bool     // nil: both
 
-	// NoValues leaves out the values of the letters, so that a list costs little. Only All uses it.
+	// NoValues leaves out the values of the letters, so that a list costs little. Only List uses it.
 	NoValues bool
-	// After begins a list after the letter with this Cursor. Only All uses it.
+	// After begins a list after the letter with this Cursor. Only List uses it.
 	After string
 	// All lets Requeue and Discard act on every letter if there is no condition.
 	All bool

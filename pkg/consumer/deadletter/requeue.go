@@ -11,8 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/setaside"
 )
 
-// Requeue has the arguments of Desk.Requeue. The zero value is valid.
-type Requeue struct {
+// RequeueOptions has the arguments of Desk.Requeue. The zero value is valid.
+type RequeueOptions struct {
 	Actor, Note string // who requeues and why; stored with the letters
 
 	// Handlers are the handlers of the group that get the messages. Defaults to the handler that gave the message up. A
@@ -47,13 +47,14 @@ const maxRefused = 20
 //
 // The messages wait in the collection inbox_waiting until the member of the group that owns their partition takes them,
 // usually within a few seconds. Their handlers get them with fresh attempts, and in the order of their keys with other
-// messages that wait. Other handlers and groups do not get them. If a handler does not run, its messages stay:
+// messages that wait: a message of the key that has begun ends first, and those that have not begun follow. Other handlers and groups
+// do not get them. If a handler does not run, its messages stay:
 // Requeued.Waiting shows them.
 //
 // A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
 // then joins a *RefusedError for each of the first 20. Requeue returns ErrEmptyQuery if q has no condition and does not set
 // All. If it is interrupted, the same call does the rest.
-func (d *Desk) Requeue(ctx context.Context, q Query, r Requeue) (int64, error) {
+func (d *Desk) Requeue(ctx context.Context, q Query, r RequeueOptions) (int64, error) {
 	if q.isEmpty() && !q.All {
 		return 0, ErrEmptyQuery
 	}
@@ -87,7 +88,7 @@ func (d *Desk) Requeue(ctx context.Context, q Query, r Requeue) (int64, error) {
 }
 
 // requeueLetter requeues one letter. It returns false if another call has requeued or discarded it.
-func (d *Desk) requeueLetter(ctx context.Context, l Letter, r Requeue) (bool, error) {
+func (d *Desk) requeueLetter(ctx context.Context, l Letter, r RequeueOptions) (bool, error) {
 	handlers := r.Handlers
 	if len(handlers) == 0 && l.ID.Handler != "" {
 		handlers = []string{l.ID.Handler}

@@ -31,7 +31,7 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 		}
 
 		q := deadletter.Query{Handler: "h", Name: "A"}
-		g.requeue(q, deadletter.Requeue{Actor: "ann", Note: "fixed", Edit: edit}, 1)
+		g.requeue(q, deadletter.RequeueOptions{Actor: "ann", Note: "fixed", Edit: edit}, 1)
 		m := g.handedBack("h", first.Key)
 		if m == nil {
 			g.Fatal("no message waits for the handler")
@@ -62,7 +62,7 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 		if err := g.waiting.Remove(g.Context(), m); err != nil {
 			g.Fatal(err)
 		}
-		g.requeue(q, deadletter.Requeue{}, 0)
+		g.requeue(q, deadletter.RequeueOptions{}, 0)
 		if l, err := g.Get(g.Context(), first.ID); err != nil || l.Requeued.Waiting {
 			g.Errorf("requeued after the message was handled: got %+v (%v)", l.Requeued, err)
 		}
@@ -90,7 +90,7 @@ func TestARequeuedLetterIsReplacedByALaterFailure(t *testing.T) {
 			g.Errorf("after a repetition: %q, %v", l.Reason, err)
 		}
 
-		g.requeue(deadletter.Query{Handler: "h"}, deadletter.Requeue{Actor: "ann"}, 1)
+		g.requeue(deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{Actor: "ann"}, 1)
 		later := newLetter(1, "h", "A")
 		later.Reason = "once more"
 		g.bury(later)
@@ -112,7 +112,7 @@ func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
 		var total atomic.Int64
 		for range 3 {
 			wg.Go(func() {
-				n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
+				n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
 				if err != nil {
 					g.Error(err)
 				}
@@ -134,11 +134,11 @@ func TestALetterWithoutAHandlerNeedsTheNameOfOne(t *testing.T) {
 		unknown.Class = deadletter.ClassUnknown
 		g.bury(unknown, newLetter(2, "h", "A"))
 
-		n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.Requeue{})
+		n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
 		if n != 1 || !isRefused(err) {
 			g.Errorf("requeued %d (%v), want the other letter and a RefusedError", n, err)
 		}
-		g.requeue(deadletter.Query{Class: deadletter.ClassUnknown}, deadletter.Requeue{Handlers: []string{"new", "audit"}}, 1)
+		g.requeue(deadletter.Query{Class: deadletter.ClassUnknown}, deadletter.RequeueOptions{Handlers: []string{"new", "audit"}}, 1)
 		if g.handedBack("new", unknown.Key) == nil || g.handedBack("audit", unknown.Key) == nil {
 			g.Error("the message does not wait for both handlers")
 		}
@@ -154,7 +154,7 @@ func TestAnExpiredLetterComesBackWithoutItsDeadline(t *testing.T) {
 		expired.Headers = append(expired.Headers, deadline)
 		rejected.Headers = append(rejected.Headers, deadline)
 		g.bury(expired, rejected)
-		g.requeue(deadletter.Query{All: true}, deadletter.Requeue{}, 2)
+		g.requeue(deadletter.Query{All: true}, deadletter.RequeueOptions{}, 2)
 
 		for _, c := range []struct {
 			l    *deadletter.Letter
@@ -175,11 +175,11 @@ func TestAnEditThatFailsEndsTheRequeue(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {
 		g.bury(newLetter(1, "h", "A"))
-		r := deadletter.Requeue{Edit: func(*deadletter.Letter) error { return errFlaky }}
+		r := deadletter.RequeueOptions{Edit: func(*deadletter.Letter) error { return errFlaky }}
 		if n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, r); n != 0 || !errors.Is(err, errFlaky) {
 			g.Errorf("requeued %d (%v), want the error of the edit", n, err)
 		}
-		g.requeue(deadletter.Query{All: true}, deadletter.Requeue{}, 1)
+		g.requeue(deadletter.Query{All: true}, deadletter.RequeueOptions{}, 1)
 	})
 }
 
@@ -209,7 +209,7 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 			defer crash()
 			done := make(chan error, 1)
 			go func() {
-				_, err := g.Requeue(ctx, deadletter.Query{All: true}, deadletter.Requeue{})
+				_, err := g.Requeue(ctx, deadletter.Query{All: true}, deadletter.RequeueOptions{})
 				done <- err
 			}()
 			reached()
@@ -225,7 +225,7 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 					t.Errorf("letter %s is marked, and no message waits", l.ID)
 				}
 			}
-			if _, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.Requeue{}); err != nil {
+			if _, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			if n := g.countHandedBack("h"); n != letters {

@@ -16,8 +16,6 @@
 package franz
 
 import (
-	"errors"
-
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/internal/transport"
 	"github.com/outrelay/outrelay/internal/transport/franz"
@@ -33,7 +31,6 @@ func (o option) apply(s *settings) { o(s) }
 
 type settings struct {
 	instanceID string
-	problems   []error
 }
 
 // WithInstanceID makes the consumer a static member of its group: if it restarts within consumer.WithSessionTimeout, its
@@ -41,25 +38,22 @@ type settings struct {
 // The id must be unique in the group and the same after a restart, for example the name of the pod of a StatefulSet. Defaults to
 // none.
 func WithInstanceID(id string) Option {
-	return option(func(s *settings) {
-		s.instanceID = id
-		if id == "" {
-			s.problems = append(s.problems, errors.New("franz.WithInstanceID: the id is empty: set it, or leave the option out"))
-		}
-	})
+	return option(func(s *settings) { s.instanceID = id })
 }
 
 // Use makes the consumer join its group with franz-go. The options of package consumer about Kafka apply.
 func Use(opts ...Option) consumer.Option {
 	var s settings
 	for _, o := range opts {
-		o.apply(&s)
+		if o != nil {
+			o.apply(&s)
+		}
 	}
 
 	open := func(cfg transport.Config) (transport.Transport, error) {
 		cfg.InstanceID = s.instanceID
 		t, err := franz.New(cfg)
-		if err = errors.Join(append(s.problems, err)...); err != nil {
+		if err != nil {
 			return nil, err
 		}
 		return t, nil

@@ -201,8 +201,8 @@ func TestAPartitionThatStaysGoesOnDuringARebalance(t *testing.T) {
 func TestWrongOptionsNameTheFix(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Client(t).Database("unused")
-	_, err := consumer.New("g", db, consumer.WithTopics("t"), franz.Use(franz.WithInstanceID("")))
-	for _, want := range []string{"franz.WithInstanceID: the id is empty", "no brokers: name them with WithBrokers"} {
+	_, err := consumer.New("g", db, consumer.WithTopics("t"), franz.Use(franz.WithInstanceID(""), nil), consumer.WithSessionTimeout(-1))
+	for _, want := range []string{"WithSessionTimeout is -1ns: it must be positive", "no brokers: name them with WithBrokers"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
