@@ -144,7 +144,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	d.addControl(&w)
 
 	// The last report may be that of an owner that is gone.
-	alive := d.Owner != "" && w.ExpiresInMS > 0
+	alive := w.hasOwner()
 	switch {
 	case d.Control.Paused && alive:
 		// Until the owner has drained, new events still go to Kafka. An operator who moves the watcher elsewhere has to wait.
@@ -160,6 +160,9 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	}
 	return w, nil
 }
+
+// hasOwner reports whether a process holds the lease.
+func (w *Watcher) hasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
 // addControl adds the requests of operators, the position and the gap of the slot.
 func (d *watcherDocument) addControl(w *Watcher) {

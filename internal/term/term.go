@@ -112,6 +112,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		Client:   clients.State,
 		Registry: r.shared.Registry,
 		Scope:    r.scope,
+		Watch:    r.cfg.Watch,
 		Watcher:  r.cfg.Watcher,
 		Slot:     r.Slot,
 		Log:      log,
