@@ -158,6 +158,9 @@ func writeSlotDetails(w io.Writer, x *admin.Watcher) {
 	if x.Reason != "" {
 		fmt.Fprintf(w, "%s: %s\n", slot, sanitizeLine(x.Reason))
 	}
+	for _, p := range x.Problems {
+		fmt.Fprintf(w, "%s: problem of %s for %s: %s\n", slot, p.Part, formatAge(p.ForS), sanitizeLine(p.Text))
+	}
 	if x.Pin != "" {
 		fmt.Fprintf(w, "%s: pinned to node %s\n", slot, sanitizeLine(x.Pin))
 	}

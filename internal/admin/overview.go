@@ -147,6 +147,19 @@ func (o Operator) OverviewWithoutCounts(ctx context.Context, problem string) (Ov
 // maxHealthyLag is the lag in seconds above which the check of a slot warns.
 const maxHealthyLag = 10.0
 
+// lastingProblemS is the age in seconds at which a problem fails the check of a slot. A failover takes less.
+const lastingProblemS = 30.0
+
+// lastingProblem returns the oldest problem of the owner if it lasts too long, or nil.
+func (w *Watcher) lastingProblem() (oldest *Problem) {
+	for i := range w.Problems {
+		if p := &w.Problems[i]; p.ForS >= lastingProblemS && (oldest == nil || p.Since.Before(oldest.Since)) {
+			oldest = p
+		}
+	}
+	return oldest
+}
+
 // checkSlots returns the checks of each slot, based on the last report of its owner.
 func checkSlots(list []Watcher, f figures) []Check {
 	checks := []Check{}
@@ -183,6 +196,12 @@ func checkSlot(w *Watcher) Check {
 
 	case w.State == "halted", w.State == "config_error":
 		c.Status, c.Detail, c.Fix = CheckFail, w.State+": "+w.Reason, "fix the named cause; outrelay doctor has details"
+
+	case w.lastingProblem() != nil:
+		p := w.lastingProblem()
+		c.Status = CheckFail
+		c.Detail = fmt.Sprintf("%s, for %s: %s", p.Part, time.Duration(p.ForS*float64(time.Second)).Truncate(time.Second), p.Text)
+		c.Fix = "fix the named cause; outrelay doctor has details"
 
 	case w.State == "blocked", len(w.Blocked) > 0:
 		c.Status, c.Fix = CheckWarn, "make the topic writable; the waiting envelopes are then sent automatically"

@@ -46,6 +46,7 @@ type Watcher struct {
 	TokenAgeS   float64   `json:"token_age_s"`
 	Unresolved  int       `json:"unresolved"`
 	Blocked     []Blocked `json:"blocked"`
+	Problems    []Problem `json:"problems"` // of the owner, as its /readyz reports them
 	Address     string    `json:"address,omitempty"`
 	Version     string    `json:"version,omitempty"`
 
@@ -69,6 +70,14 @@ type Blocked struct {
 	Parked bool      `bson:"parked" json:"parked"` // its envelopes are parked, so that other envelopes are sent
 }
 
+// Problem is a step of the owner that fails and is repeated.
+type Problem struct {
+	Part  string    `bson:"part" json:"part"` // such as stream, ledger, mongodb, kafka
+	Text  string    `bson:"text" json:"text"`
+	Since time.Time `bson:"since" json:"since"`
+	ForS  float64   `bson:"-" json:"for_s"` // seconds since then, until the owner's report
+}
+
 // watcherDocument is a watcher document with the server time.
 type watcherDocument struct {
 	lease.Document `bson:",inline"`
@@ -85,6 +94,7 @@ type storedStats struct {
 	TokenAgeMS int64     `bson:"tokenAgeMs"`
 	Unresolved int       `bson:"unresolved"`
 	Blocked    []Blocked `bson:"blocked"`
+	Problems   []Problem `bson:"problems"`
 }
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
@@ -135,6 +145,11 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	w.Rate = math.Round(stats.Rate*10) / 10
 	w.Unresolved = stats.Unresolved
 	w.Blocked = append([]Blocked{}, stats.Blocked...)
+	w.Problems = append([]Problem{}, stats.Problems...)
+	for i := range w.Problems {
+		// Both times are of the owner's clock.
+		w.Problems[i].ForS = max(stats.At.Sub(w.Problems[i].Since).Seconds(), 0)
+	}
 	w.StatsAgeS = -1
 	if !stats.At.IsZero() {
 		w.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)
@@ -154,9 +169,9 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	case !alive:
 		w.State, w.Reason = "no-owner", "no process runs it; start `outrelay run`"
 	}
-	// The rate in the report of a dead owner is history.
+	// The rate and the problems in the report of a dead owner are history.
 	if !alive {
-		w.Rate = 0
+		w.Rate, w.Problems = 0, []Problem{}
 	}
 	return w, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -66,11 +67,24 @@ type Pace struct {
 
 	// Standstill is the time after which an event that stays the oldest one is reported.
 	Standstill time.Duration
+	// Stuck is the time after which a stream that is reopened without moving is a problem.
+	Stuck time.Duration
 }
 
 // DefaultPace is the pace outside of tests.
 var DefaultPace = Pace{
 	Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second, Standstill: 10 * time.Second,
+	Stuck: 30 * time.Second,
+}
+
+// reportTransactions reports that a transaction of the owner fails again and again since began, or with nil that none does.
+func (r *Runner) reportTransactions(err error, began time.Time) {
+	if err == nil {
+		r.State.ClearProblems("transactions")
+		return
+	}
+	// The lease has logged it.
+	r.State.SetProblemSince("transactions", err.Error(), began)
 }
 
 // divisionTimeout bounds a read of the division. It protects against a rare mistake, and must not delay a takeover.
@@ -139,6 +153,7 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		Log:             s.Log,
 		Metrics:         m,
 		MayCreate:       r.checkRedivided,
+		Trouble:         r.reportTransactions,
 	}
 
 	if !p.Whole() {
@@ -152,6 +167,12 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		r.sinks = s.Sinks.ForSlot(r.log, m, int64(r.cfg.Limits.Memory))
 		c.MayAttempt = func(pinned bool) func(bool) { return s.Balancer.AdmitAttempt(p.I, pinned) }
 	}
+	r.metrics.Problems.SetSource(func() map[string]time.Duration {
+		ages := r.State.ProblemAges()
+		// The problems of the process concern each of its slots.
+		maps.Copy(ages, s.State.ProblemAges())
+		return ages
+	})
 
 	r.lease = lease.New(c)
 	r.registerGauges()
