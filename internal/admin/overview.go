@@ -151,7 +151,7 @@ const maxHealthyLag = 10.0
 const lastingProblemS = 30.0
 
 // lastingProblem returns the oldest problem of the owner if it lasts too long, or nil.
-func (w *Watcher) lastingProblem() (oldest *Problem) {
+func (w *Watcher) lastingProblem() (oldest *SlotProblem) {
 	for i := range w.Problems {
 		if p := &w.Problems[i]; p.ForS >= lastingProblemS && (oldest == nil || p.Since.Before(oldest.Since)) {
 			oldest = p

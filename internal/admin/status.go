@@ -46,7 +46,7 @@ type Watcher struct {
 	TokenAgeS   float64   `json:"token_age_s"`
 	Unresolved  int       `json:"unresolved"`
 	Blocked     []Blocked `json:"blocked"`
-	Problems    []Problem `json:"problems"` // of the owner, as its /readyz reports them
+	Problems    []SlotProblem `json:"problems"` // of the owner, as its /readyz reports them
 	Address     string    `json:"address,omitempty"`
 	Version     string    `json:"version,omitempty"`
 
@@ -70,8 +70,8 @@ type Blocked struct {
 	Parked bool      `bson:"parked" json:"parked"` // its envelopes are parked, so that other envelopes are sent
 }
 
-// Problem is a step of the owner that fails and is repeated.
-type Problem struct {
+// SlotProblem is a step of the owner that fails and is repeated.
+type SlotProblem struct {
 	Part  string    `bson:"part" json:"part"` // such as stream, ledger, mongodb, kafka
 	Text  string    `bson:"text" json:"text"`
 	Since time.Time `bson:"since" json:"since"`
@@ -94,7 +94,7 @@ type storedStats struct {
 	TokenAgeMS int64     `bson:"tokenAgeMs"`
 	Unresolved int       `bson:"unresolved"`
 	Blocked    []Blocked `bson:"blocked"`
-	Problems   []Problem `bson:"problems"`
+	Problems   []SlotProblem `bson:"problems"`
 }
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
@@ -145,7 +145,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	w.Rate = math.Round(stats.Rate*10) / 10
 	w.Unresolved = stats.Unresolved
 	w.Blocked = append([]Blocked{}, stats.Blocked...)
-	w.Problems = append([]Problem{}, stats.Problems...)
+	w.Problems = append([]SlotProblem{}, stats.Problems...)
 	for i := range w.Problems {
 		// Both times are of the owner's clock.
 		w.Problems[i].ForS = max(stats.At.Sub(w.Problems[i].Since).Seconds(), 0)
@@ -171,7 +171,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	}
 	// The rate and the problems in the report of a dead owner are history.
 	if !alive {
-		w.Rate, w.Problems = 0, []Problem{}
+		w.Rate, w.Problems = 0, []SlotProblem{}
 	}
 	return w, nil
 }

@@ -51,7 +51,7 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 			b.append(1, event.WithTopic(topic))
 
 			named := func(text string) bool { return strings.Contains(text, c.text) }
-			problem := func() (p admin.Problem) {
+			problem := func() (p admin.SlotProblem) {
 				for _, p := range b.status().Problems {
 					if p.Part == c.part {
 						return p
@@ -70,7 +70,7 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 			repaired()
 			stacktest.Eventually(t, "the problem ends", func() bool {
 				ok, _, _ := r.Ready()
-				return ok && problem() == admin.Problem{} && r.ProblemSeconds(t, c.part) == 0
+				return ok && problem() == admin.SlotProblem{} && r.ProblemSeconds(t, c.part) == 0
 			})
 		})
 	}
