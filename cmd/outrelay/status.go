@@ -97,20 +97,14 @@ func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 		return statusReport{Overview: o}, nil
 	}
 
-	// The documents of the watchers are few and need fewer privileges than the counts.
-	s, statusErr := admin.ReadStatus(ctx, op.State)
-	if statusErr != nil {
-		return statusReport{}, statusErr
-	}
 	problem := err.Error()
 	if errors.Is(err, context.DeadlineExceeded) {
 		problem = fmt.Sprintf("counting took longer than %s", countTimeout)
 	}
-	return statusReport{CountsProblem: problem, Overview: admin.Overview{
-		// Empty lists, so that they are [] in JSON.
-		At: time.Now().UTC(), Watcher: op.Watcher, Watchers: s.Watchers,
-		Nodes: []admin.Node{}, Pending: []admin.PendingTopic{}, Checks: []admin.Check{},
-	}}, nil
+	if o, err = op.OverviewWithoutCounts(ctx, problem); err != nil {
+		return statusReport{}, err
+	}
+	return statusReport{CountsProblem: problem, Overview: o}, nil
 }
 
 func (s statusReport) hasFailedCheck() bool {
@@ -128,6 +122,7 @@ const noWatcher = "no watcher has run with this state database yet"
 func (s statusReport) writeStatus(w io.Writer) {
 	if len(s.Watchers) == 0 {
 		fmt.Fprintln(w, noWatcher)
+		s.writeChecks(w)
 		return
 	}
 
@@ -142,11 +137,9 @@ func (s statusReport) writeStatus(w io.Writer) {
 		writeSlotDetails(w, &x)
 	}
 
-	if s.CountsProblem != "" {
-		fmt.Fprintf(w, "counts are not available: %s\n", sanitizeLine(s.CountsProblem))
-		return
+	if s.CountsProblem == "" {
+		s.writeCounts(w)
 	}
-	s.writeCounts(w)
 	s.writeChecks(w)
 }
 
@@ -164,6 +157,9 @@ func writeSlotDetails(w io.Writer, x *admin.Watcher) {
 	slot := sanitizeLine(x.Name + "/" + x.Slot)
 	if x.Reason != "" {
 		fmt.Fprintf(w, "%s: %s\n", slot, sanitizeLine(x.Reason))
+	}
+	for _, p := range x.Problems {
+		fmt.Fprintf(w, "%s: problem of %s for %s: %s\n", slot, p.Part, formatAge(p.ForS), sanitizeLine(p.Text))
 	}
 	if x.Pin != "" {
 		fmt.Fprintf(w, "%s: pinned to node %s\n", slot, sanitizeLine(x.Pin))

@@ -48,6 +48,7 @@ type figures struct {
 	pending        []PendingTopic
 	oldest, newest time.Time // of the oplog; zero if unknown
 	checks         []Check
+	watched        []Check           // of the watched names
 	outboxes       map[string]Counts // by namespace
 	lastOutbox     string            // the last one that was counted
 }
@@ -250,6 +251,9 @@ func countFigures(ctx context.Context, op Operator, before figures) (figures, er
 	// The oplog is optional: without the privilege to read it, the headroom is unknown.
 	if op.Oplog != nil {
 		c.figures.oldest, c.figures.newest, _ = op.Oplog(ctx)
+	}
+	if c.figures.watched, err = op.checkWatched(ctx, true); err != nil {
+		return c.figures, err
 	}
 	if err := c.countStored(ctx); err != nil {
 		return c.figures, err

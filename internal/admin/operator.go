@@ -46,7 +46,10 @@ type Operator struct {
 	// Outboxes lists the collections that the configured watcher reads by its configuration, also if
 	// ForWatcher selects another watcher. Without it, or for another watcher, the registry supplies
 	// the collections that the watcher has read so far.
-	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error)
+	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
+	// Inspect returns what hides events of the watched names of the configuration, or may lose them. owned tells whether
+	// a relay runs, which then reports its rights itself.
+	Inspect       func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
 	Node, Version string // of this process
 
 	Mapping   *envelope.Mapping                                               // of Watcher; nil: the documents are envelopes of the contract

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Overview is the first page that an operator sees.
@@ -77,8 +79,15 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 
 	var f figures
 	// Only a watcher that has run has figures.
-	if slices.ContainsFunc(status.Watchers, func(w Watcher) bool { return w.Name == o.Watcher }) {
+	mine := slices.DeleteFunc(slices.Clone(status.Watchers), func(w Watcher) bool { return w.Name != o.Watcher })
+	if len(mine) > 0 {
 		if f, err = o.currentFigures(ctx); err != nil {
+			return Overview{}, err
+		}
+	}
+	// Without an owner, nothing reports a missing right, and an operator who looks for the cause waits longer.
+	if !slices.ContainsFunc(mine, func(w Watcher) bool { return w.hasOwner() }) {
+		if f.watched, err = o.checkWatched(ctx, false); err != nil {
 			return Overview{}, err
 		}
 	}
@@ -113,12 +122,43 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		view.OldestS = max(view.OldestS, p.OldestAgeS)
 	}
 
-	view.Checks = slices.Concat(checkSlots(view.Watchers, f), checkNodes(nodesOf(running, o.Watcher)), f.checks)
+	view.Checks = slices.Concat(checkSlots(view.Watchers, f), checkNodes(nodesOf(running, o.Watcher)), f.watched, f.checks)
 	return view, nil
+}
+
+// OverviewWithoutCounts is the overview if the counts are not available because of problem: the documents of the watchers are
+// few, and need fewer privileges than the counts.
+func (o Operator) OverviewWithoutCounts(ctx context.Context, problem string) (Overview, error) {
+	status, err := ReadStatus(ctx, o.State)
+	if err != nil {
+		return Overview{}, err
+	}
+
+	// The reason may be that the watched names cannot be read. This is a second opinion, so its own failure is none.
+	watched, _ := o.checkWatched(ctx, false)
+	unknown := Check{ID: "counts", Watcher: o.Watcher, Status: CheckWarn, Detail: "counts are not available: " + problem}
+	return Overview{
+		// Empty lists, so that they are [] in JSON.
+		At: time.Now().UTC(), Watcher: o.Watcher, Watchers: status.Watchers, Nodes: []Node{}, Pending: []PendingTopic{},
+		Checks: slices.Concat(checkSlots(status.Watchers, figures{}), watched, []Check{unknown}),
+	}, nil
 }
 
 // maxHealthyLag is the lag in seconds above which the check of a slot warns.
 const maxHealthyLag = 10.0
+
+// lastingProblemS is the age in seconds at which a problem fails the check of a slot. A failover takes less.
+const lastingProblemS = 30.0
+
+// lastingProblem returns the oldest problem of the owner if it lasts too long, or nil.
+func (w *Watcher) lastingProblem() (oldest *SlotProblem) {
+	for i := range w.Problems {
+		if p := &w.Problems[i]; p.ForS >= lastingProblemS && (oldest == nil || p.Since.Before(oldest.Since)) {
+			oldest = p
+		}
+	}
+	return oldest
+}
 
 // checkSlots returns the checks of each slot, based on the last report of its owner.
 func checkSlots(list []Watcher, f figures) []Check {
@@ -156,6 +196,12 @@ func checkSlot(w *Watcher) Check {
 
 	case w.State == "halted", w.State == "config_error":
 		c.Status, c.Detail, c.Fix = CheckFail, w.State+": "+w.Reason, "fix the named cause; outrelay doctor has details"
+
+	case w.lastingProblem() != nil:
+		p := w.lastingProblem()
+		c.Status = CheckFail
+		c.Detail = fmt.Sprintf("%s, for %s: %s", p.Part, time.Duration(p.ForS*float64(time.Second)).Truncate(time.Second), p.Text)
+		c.Fix = "fix the named cause; outrelay doctor has details"
 
 	case w.State == "blocked", len(w.Blocked) > 0:
 		c.Status, c.Fix = CheckWarn, "make the topic writable; the waiting envelopes are then sent automatically"
@@ -197,6 +243,29 @@ func checkOplog(w *Watcher, window float64) Check {
 		c.Status, c.Fix = CheckWarn, fix
 	}
 	return c
+}
+
+// checkWatched returns a check for each name of the configuration whose events are not delivered, or may get lost. The
+// names of another watcher are unknown.
+func (o Operator) checkWatched(ctx context.Context, owned bool) ([]Check, error) {
+	if o.Inspect == nil || !o.isConfigured() {
+		return nil, nil
+	}
+	found, err := o.Inspect(ctx, owned)
+	// Without the privilege to list, the names are unknown.
+	if err != nil && !mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+		return nil, err
+	}
+
+	var checks []Check
+	for _, f := range found {
+		c := Check{ID: "watch " + f.NS, Watcher: o.Watcher, Status: CheckWarn, Detail: f.Cause, Fix: f.Fix}
+		if f.Fatal {
+			c.Status = CheckFail
+		}
+		checks = append(checks, c)
+	}
+	return checks, nil
 }
 
 // nodesOf returns the nodes that run a watcher.

@@ -300,3 +300,29 @@ func TestOverviewOfThousandsOfOutboxes(t *testing.T) {
 		t.Errorf("%+v, %v", groups, err)
 	}
 }
+
+// A step that the owner repeats for more than 30 seconds fails the check of its slot.
+func TestALastingProblemFailsTheCheck(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	now := time.Now()
+	for _, c := range []struct {
+		age    time.Duration
+		status string
+	}{{10 * time.Second, admin.CheckOK}, {90 * time.Second, admin.CheckFail}} {
+		problem := bson.D{{Key: "part", Value: "ledger"}, {Key: "text", Value: "MongoDB rejects it"}, {Key: "since", Value: now.Add(-c.age)}}
+		stats := bson.D{{Key: "at", Value: now}, {Key: "state", Value: "live"}, {Key: "problems", Value: bson.A{problem}}}
+		if _, err := f.state.Collection("watchers").UpdateByID(t.Context(), "orders/0of1", bson.D{{Key: "$set", Value: bson.D{{Key: "stats", Value: stats}}}}); err != nil {
+			t.Fatal(err)
+		}
+
+		o, err := f.newDesk().Overview(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := findCheck(t, o.Checks, "slot orders/0of1")
+		if check.Status != c.status || c.status == admin.CheckFail && check.Detail != "ledger, for 1m30s: MongoDB rejects it" {
+			t.Errorf("%v: %+v", c.age, check)
+		}
+	}
+}

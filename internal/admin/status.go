@@ -33,21 +33,22 @@ type Status struct {
 
 // Watcher is one slot of one watcher.
 type Watcher struct {
-	Name        string    `json:"name"`
-	Slot        string    `json:"slot"`          // <i>of<N>
-	Owner       string    `json:"owner"`         // node and acquisition; "" if there is no owner
-	Node        string    `json:"node"`          // of the owner, or of the last one
-	Epoch       int64     `json:"epoch"`         // of the lease
-	ExpiresInMS int64     `json:"expires_in_ms"` // negative if the lease has expired
-	State       string    `json:"state"`         // such as live, taking-over, blocked, waiting, halted, pausing, paused, no-owner
-	Reason      string    `json:"reason,omitempty"`
-	LagS        float64   `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
-	Rate        float64   `json:"rate"`  // acked records per second
-	TokenAgeS   float64   `json:"token_age_s"`
-	Unresolved  int       `json:"unresolved"`
-	Blocked     []Blocked `json:"blocked"`
-	Address     string    `json:"address,omitempty"`
-	Version     string    `json:"version,omitempty"`
+	Name        string        `json:"name"`
+	Slot        string        `json:"slot"`          // <i>of<N>
+	Owner       string        `json:"owner"`         // node and acquisition; "" if there is no owner
+	Node        string        `json:"node"`          // of the owner, or of the last one
+	Epoch       int64         `json:"epoch"`         // of the lease
+	ExpiresInMS int64         `json:"expires_in_ms"` // negative if the lease has expired
+	State       string        `json:"state"`         // such as live, taking-over, blocked, waiting, halted, pausing, paused, no-owner
+	Reason      string        `json:"reason,omitempty"`
+	LagS        float64       `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
+	Rate        float64       `json:"rate"`  // acked records per second
+	TokenAgeS   float64       `json:"token_age_s"`
+	Unresolved  int           `json:"unresolved"`
+	Blocked     []Blocked     `json:"blocked"`
+	Problems    []SlotProblem `json:"problems"` // of the owner, as its /readyz reports them
+	Address     string        `json:"address,omitempty"`
+	Version     string        `json:"version,omitempty"`
 
 	Paused        bool       `json:"paused,omitempty"`
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
@@ -69,6 +70,14 @@ type Blocked struct {
 	Parked bool      `bson:"parked" json:"parked"` // its envelopes are parked, so that other envelopes are sent
 }
 
+// SlotProblem is a step of the owner that fails and is repeated.
+type SlotProblem struct {
+	Part  string    `bson:"part" json:"part"` // such as stream, ledger, mongodb, kafka
+	Text  string    `bson:"text" json:"text"`
+	Since time.Time `bson:"since" json:"since"`
+	ForS  float64   `bson:"-" json:"for_s"` // seconds since then, until the owner's report
+}
+
 // watcherDocument is a watcher document with the server time.
 type watcherDocument struct {
 	lease.Document `bson:",inline"`
@@ -77,14 +86,15 @@ type watcherDocument struct {
 
 // storedStats is the report of the owner in the watcher document.
 type storedStats struct {
-	At         time.Time `bson:"at"`
-	State      string    `bson:"state"`
-	Reason     string    `bson:"reason"`
-	LagMS      int64     `bson:"lagMs"`
-	Rate       float64   `bson:"rate"`
-	TokenAgeMS int64     `bson:"tokenAgeMs"`
-	Unresolved int       `bson:"unresolved"`
-	Blocked    []Blocked `bson:"blocked"`
+	At         time.Time     `bson:"at"`
+	State      string        `bson:"state"`
+	Reason     string        `bson:"reason"`
+	LagMS      int64         `bson:"lagMs"`
+	Rate       float64       `bson:"rate"`
+	TokenAgeMS int64         `bson:"tokenAgeMs"`
+	Unresolved int           `bson:"unresolved"`
+	Blocked    []Blocked     `bson:"blocked"`
+	Problems   []SlotProblem `bson:"problems"`
 }
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
@@ -135,6 +145,11 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	w.Rate = math.Round(stats.Rate*10) / 10
 	w.Unresolved = stats.Unresolved
 	w.Blocked = append([]Blocked{}, stats.Blocked...)
+	w.Problems = append([]SlotProblem{}, stats.Problems...)
+	for i := range w.Problems {
+		// Both times are of the owner's clock.
+		w.Problems[i].ForS = max(stats.At.Sub(w.Problems[i].Since).Seconds(), 0)
+	}
 	w.StatsAgeS = -1
 	if !stats.At.IsZero() {
 		w.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)
@@ -144,7 +159,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	d.addControl(&w)
 
 	// The last report may be that of an owner that is gone.
-	alive := d.Owner != "" && w.ExpiresInMS > 0
+	alive := w.hasOwner()
 	switch {
 	case d.Control.Paused && alive:
 		// Until the owner has drained, new events still go to Kafka. An operator who moves the watcher elsewhere has to wait.
@@ -154,12 +169,15 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	case !alive:
 		w.State, w.Reason = "no-owner", "no process runs it; start `outrelay run`"
 	}
-	// The rate in the report of a dead owner is history.
+	// The rate and the problems in the report of a dead owner are history.
 	if !alive {
-		w.Rate = 0
+		w.Rate, w.Problems = 0, []SlotProblem{}
 	}
 	return w, nil
 }
+
+// hasOwner reports whether a process holds the lease.
+func (w *Watcher) hasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
 // addControl adds the requests of operators, the position and the gap of the slot.
 func (d *watcherDocument) addControl(w *Watcher) {

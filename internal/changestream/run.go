@@ -440,9 +440,9 @@ func (s *Stream) reportFault(err error, wait time.Duration) {
 		logged = reason
 	}
 
-	// A repeated fault is logged only once.
+	// A fault that is repeated without progress is logged only once, although the stream may look alive in between.
 	level := slog.LevelWarn
-	if st := s.State(); st.Phase == Reopening && st.Reason == reason {
+	if s.State().Fault == reason {
 		level = slog.LevelDebug
 	}
 	s.cfg.Log.Log(context.Background(), level, "change stream interrupted; reopening from the last position",

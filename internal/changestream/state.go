@@ -28,6 +28,7 @@ type State struct {
 	// zero while the stream moves. A stream that reopens again and again may look alive in between.
 	Reopenings int
 	StuckSince time.Time
+	Fault      string // the last reason of a reopening since then
 }
 
 // Ready reports whether events flow, or would flow if there were any.
@@ -85,7 +86,7 @@ func (s *Stream) noteReopening() {
 func (s *Stream) noteProgress() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.state.Reopenings, s.state.StuckSince = 0, time.Time{}
+	s.state.Reopenings, s.state.StuckSince, s.state.Fault = 0, time.Time{}, ""
 }
 
 func (s *Stream) setState(p Phase, code int, reason string) {
@@ -95,6 +96,9 @@ func (s *Stream) setState(p Phase, code int, reason string) {
 		return
 	}
 
+	if p == Reopening || p == ConfigError {
+		s.state.Fault = reason
+	}
 	since := s.state.Since
 	if s.state.Phase != p {
 		since = time.Now()

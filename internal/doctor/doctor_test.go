@@ -250,7 +250,7 @@ func TestOutboxes(t *testing.T) {
 	set := newSettings(t, db)
 	cfg := loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...)
 	r := examine(t, cfg)
-	expectCheck(t, r, "outbox.collections", Warn, "no collection matches "+db.Name()+".outbox yet")
+	expectCheck(t, r, "outbox.collections", Warn, db.Name()+".outbox: it does not exist yet", "check the name in watch")
 	expectCheck(t, r, "topics.exist", OK, "no topic is known yet")
 
 	appendTo(t, db, "x y")

@@ -37,36 +37,45 @@ type outboxFacts struct {
 // outboxChecks check the watched collections.
 type outboxChecks struct{ *examination }
 
+// checkCollections inspects the watched names. The steps of the privileges check the rights.
 func (x outboxChecks) checkCollections(ctx context.Context) finding {
-	capped, err := connect.InspectWatched(ctx, x.cfg, x.mongo.client)
-	if errors.Is(err, outboxes.ErrUnwatchable) {
-		return failed("set watch to a regular collection", "%v", err)
-	}
-	// A stream of one database needs no list of the others, and no privilege on them.
-	var dbs []string
-	if db, _ := x.scope.Target(); db != "" {
-		dbs = []string{db}
-	}
-	list, err := outboxes.ListOutboxes(ctx, x.mongo.client, x.scope.Matches, dbs...)
+	found, err := connect.InspectWatched(ctx, x.cfg, x.mongo.client, connect.Depth{Patterns: true})
 	if err != nil {
 		return x.mongo.access.explainRefusal(err)
 	}
-
+	list := found.Listing.Outboxes
 	x.mongo.outboxes = outboxFacts{list, true}
+
 	names := make([]string, len(list))
 	for i, o := range list {
 		names[i] = o.NS()
 	}
+	all := passed("%d: %s", len(names), joinFew(names, 5))
+	if len(found.Findings) == 0 {
+		return all
+	}
 
-	if len(names) == 0 {
-		return warned("check watch in the configuration; the first appended event creates its collection",
-			"no collection matches %s yet", x.scope)
+	// A finding that prevents the start comes first.
+	findings := slices.Clone(found.Findings)
+	slices.SortStableFunc(findings, func(a, b outboxes.Finding) int {
+		switch {
+		case a.Fatal == b.Fatal:
+			return 0
+		case a.Fatal:
+			return -1
+		}
+		return 1
+	})
+	var causes, fixes []string
+	for _, f := range findings {
+		causes = append(causes, f.NS+": "+f.Cause)
+		fixes = append(fixes, f.NS+": "+f.Fix)
 	}
-	if len(capped) > 0 {
-		return warned("use a regular collection", "%s is capped: the server removes its oldest envelopes, also undelivered ones",
-			joinFew(capped, 5))
+	judge := warned
+	if findings[0].Fatal {
+		judge = failed
 	}
-	return passed("%d: %s", len(names), joinFew(names, 5))
+	return judge(joinLines(fixes, 5), "%s", joinFew(causes, 5))
 }
 
 // checkIndexes compares the indexes of the collections with those that the configuration wants.

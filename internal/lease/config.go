@@ -45,6 +45,9 @@ type Config struct {
 	// MayCreate is called before an attempt creates a missing document. Its error ends Acquire, so it
 	// should return nil for temporary problems. If MayCreate is nil, the document is always created.
 	MayCreate func(ctx context.Context) error
+	// Trouble, if it is not nil, is called with the error of a transaction that has failed again and again since began, and with
+	// nil once none does. It must not block.
+	Trouble func(err error, began time.Time)
 	// MayAttempt is called before each attempt at a lease that seems free. pinned reports whether the lease
 	// is pinned to this node. If MayAttempt returns nil, there is no attempt now. Otherwise the attempt starts and
 	// done receives its result. If MayAttempt is nil, every attempt starts.

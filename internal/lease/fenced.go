@@ -29,7 +29,14 @@ import (
 // transaction that fails again and again, or that fn gives up because it is too slow.
 func (h *Held) Fenced(ctx context.Context, also bson.D, fn func(ctx context.Context) error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
-	logged, last := time.Now(), error(nil)
+	began := time.Now()
+	logged, last := began, error(nil)
+	reported := false
+	defer func() {
+		if reported {
+			h.endTrouble()
+		}
+	}()
 	for {
 		if err := h.awaitValid(ctx); err != nil {
 			return err
@@ -59,7 +66,32 @@ func (h *Held) Fenced(ctx context.Context, also bson.D, fn func(ctx context.Cont
 		if back.Attempts()%warnEvery == 0 || time.Since(logged) >= warnAfter {
 			logged = time.Now()
 			h.log.Warn("a transaction of the owner fails again and again", "error", err, "advice", adviceFor(err))
+			h.reportTrouble(err, began, !reported)
+			reported = true
 		}
+	}
+}
+
+// reportTrouble reports that a call of Fenced fails again and again since began. first is true for the first report of
+// that call.
+func (h *Held) reportTrouble(err error, began time.Time, first bool) {
+	h.troubles.Lock()
+	defer h.troubles.Unlock()
+	if first {
+		h.failing++
+	}
+	if h.lease.cfg.Trouble != nil {
+		h.lease.cfg.Trouble(err, began)
+	}
+}
+
+// endTrouble ends what reportTrouble reported. Another call may still fail.
+func (h *Held) endTrouble() {
+	h.troubles.Lock()
+	defer h.troubles.Unlock()
+	h.failing--
+	if h.failing == 0 && h.lease.cfg.Trouble != nil {
+		h.lease.cfg.Trouble(nil, time.Time{})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,9 @@ type Held struct {
 	yield          chan string                   // 1 slot, the latest
 	suspended      atomic.Bool
 	lapsedPin      atomic.Pointer[string] // see Lapsed; the turn is required to write it
+
+	troubles sync.Mutex // guards failing, and the order of the reports
+	failing  int        // calls of Fenced that are reported to fail again and again
 
 	// turn has one slot. A goroutine that writes the owner's fields occupies it. It guards the fields below.
 	turn chan struct{}

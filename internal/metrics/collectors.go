@@ -40,6 +40,11 @@ func (b builder) newLive(name, help string) *Live {
 	return registerMetric(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})})
 }
 
+func (b builder) newAges(name, help, label string) *Ages {
+	vec := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, []string{label})
+	return registerMetric(b, &Ages{GaugeVec: vec})
+}
+
 func (b builder) newStates(name, help string) *States {
 	return &States{vec: b.newGaugeVec(name, help, "state")}
 }
@@ -70,6 +75,30 @@ func (l *Live) Collect(ch chan<- prometheus.Metric) {
 		l.Set((*f)())
 	}
 	l.Gauge.Collect(ch)
+}
+
+// Ages has one gauge per label value that has an age at the time of the scrape.
+type Ages struct {
+	*prometheus.GaugeVec
+	mu     sync.Mutex
+	source atomic.Pointer[func() map[string]time.Duration]
+}
+
+// SetSource makes f the source of the ages. f must not block.
+func (a *Ages) SetSource(f func() map[string]time.Duration) { a.source.Store(&f) }
+
+// Collect implements [prometheus.Collector].
+func (a *Ages) Collect(ch chan<- prometheus.Metric) {
+	// Two scrapes at the same time must not remove each other's series.
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.Reset()
+	if f := a.source.Load(); f != nil {
+		for value, age := range (*f)() {
+			a.WithLabelValues(value).Set(age.Seconds())
+		}
+	}
+	a.GaugeVec.Collect(ch)
 }
 
 // States has one gauge per state. Exactly one of them is 1.

@@ -74,6 +74,8 @@ type Ownership struct {
 	CheckpointAge     *Live              // seconds since the last checkpoint was written
 	Checkpoints       prometheus.Counter // checkpoints written
 
+	Problems *Ages // {part}: seconds since a step fails and is repeated
+
 	LeaseOwner     prometheus.Gauge   // 1 while this process owns the watcher
 	LeaseEpoch     prometheus.Gauge   // epoch last seen
 	LeaseSuspended prometheus.Gauge   // 1 while the lease is past its local deadline and not yet known to be lost (N2)
@@ -233,6 +235,8 @@ func (b builder) newOwnership() Ownership {
 		CheckpointSeconds: b.newHistogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets),
 		CheckpointAge:     b.newLive("checkpoint_age_seconds", "Time since the last checkpoint was written."),
 		Checkpoints:       b.newCounter("checkpoints_total", "Checkpoints written."),
+
+		Problems: b.newAges("problem_seconds", "Time for which a part of the relay has had a problem that /readyz describes.", "part"),
 
 		LeaseOwner: b.newGauge("lease_owner", "1 while this process owns the watcher."),
 		LeaseEpoch: b.newGauge("lease_epoch", "Epoch of the ownership last seen."),

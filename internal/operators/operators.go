@@ -106,6 +106,7 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 		HandlerLetters: cfg.DeadLetters.Handlers,
 
 		Outboxes: connect.Outboxes(cfg, state.Client()),
+		Inspect:  connect.Inspect(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, topics)
 		},

@@ -2,6 +2,7 @@ package outboxes_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-func TestANameIsInspected(t *testing.T) {
+func TestNamesAreInspected(t *testing.T) {
 	t.Parallel()
 	db := database(t)
 	for name, o := range map[string]*options.CreateCollectionOptionsBuilder{
@@ -27,10 +28,47 @@ func TestANameIsInspected(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for name, want := range map[string]string{"plain": "", "capped": "", "missing": "", "view": "it is a view of plain", "series": "it is a time series"} {
-		capped, err := outboxes.Inspect(t.Context(), db.Client(), db.Name(), name)
-		if capped != (name == "capped") || errors.Is(err, outboxes.ErrUnwatchable) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: capped %v, %v", name, capped, err)
+	all := func(_, _ []byte) bool { return true }
+	l, err := outboxes.List(t.Context(), db.Client(), all, db.Name())
+	if err != nil || len(l.Outboxes) != 2 || l.Outboxes[0].Coll != "capped" || l.Outboxes[1].Coll != "plain" {
+		t.Fatalf("%+v, %v", l.Outboxes, err)
+	}
+
+	for _, c := range []struct {
+		pattern string
+		kinds   []outboxes.Kind
+		cause   string
+		fatal   bool
+	}{
+		{pattern: "plain"},
+		{"capped", []outboxes.Kind{outboxes.IsCapped}, "it is capped", false},
+		{"view", []outboxes.Kind{outboxes.IsView}, "it is a view of " + db.Name() + ".plain", true},
+		{"series", []outboxes.Kind{outboxes.IsTimeSeries}, "it is a time series", true},
+		{"missing", []outboxes.Kind{outboxes.IsMissing}, "it does not exist yet", false},
+		{"mis*", []outboxes.Kind{outboxes.IsMissing}, "no collection matches it yet", false},
+		{"*", []outboxes.Kind{outboxes.IsCapped, outboxes.IsTimeSeries, outboxes.IsView}, "it is capped", false},
+	} {
+		var of outboxes.Listing
+		wants := func(_, coll []byte) bool { return c.pattern == "*" || c.pattern == string(coll) }
+		if of, err = outboxes.List(t.Context(), db.Client(), wants, db.Name()); err != nil {
+			t.Fatal(err)
+		}
+
+		var kinds []outboxes.Kind
+		found := of.Inspect([]string{db.Name() + "." + c.pattern}, false)
+		for _, f := range found {
+			kinds = append(kinds, f.Kind)
+			if f.Fatal != c.fatal || f.Fix == "" {
+				t.Errorf("%s: %+v", c.pattern, f)
+			}
+		}
+		if !slices.Equal(kinds, c.kinds) {
+			t.Errorf("%s: %v, want %v", c.pattern, kinds, c.kinds)
+		}
+		if len(found) > 0 {
+			if err := found[0].Err(); !errors.Is(err, outboxes.ErrUnwatchable) || !strings.Contains(err.Error(), c.cause) {
+				t.Errorf("%s: %v", c.pattern, err)
+			}
 		}
 	}
 }

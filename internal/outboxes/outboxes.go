@@ -50,28 +50,40 @@ const maxListings = 4
 func ListOutboxes(
 	ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool, databases ...string,
 ) ([]Outbox, error) {
+	l, err := List(ctx, client, match, databases...)
+	return l.Outboxes, err
+}
+
+// Listing is what exists under watched names.
+type Listing struct {
+	Outboxes []Outbox // sorted by name
+	unfit    []unfit  // sorted by name; the capped ones are outboxes, too
+}
+
+// List is ListOutboxes that also returns what the matching names are instead of regular collections.
+func List(ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool, databases ...string) (Listing, error) {
 	return ListEach(ctx, client, match, func(ctx context.Context, call func(context.Context) error) error { return call(ctx) },
 		databases...)
 }
 
-// ListEach is ListOutboxes that passes each of its calls to run, such as to repeat it. A call that is repeated does not
+// ListEach is List that passes each of its calls to run, such as to repeat it. A call that is repeated does not
 // repeat the others, so the time for a list is not bounded by the time for one call. run is called concurrently.
 func ListEach(
 	ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool,
 	run func(ctx context.Context, call func(context.Context) error) error, databases ...string,
-) ([]Outbox, error) {
+) (Listing, error) {
 	if len(databases) == 0 {
 		err := run(ctx, func(ctx context.Context) (err error) {
-			databases, err = listDatabases(ctx, client)
+			databases, err = ListDatabases(ctx, client)
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return Listing{}, err
 		}
 	}
 
 	// Each goroutine writes to an element of its database only, so found needs no lock.
-	found := make([][]Outbox, len(databases))
+	found := make([]Listing, len(databases))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxListings)
 	for i, db := range databases {
@@ -83,57 +95,58 @@ func ListEach(
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return nil, err
+		return Listing{}, err
 	}
 
-	all := slices.Concat(found...)
-	slices.SortFunc(all, func(a, b Outbox) int { return strings.Compare(a.NS(), b.NS()) })
+	var all Listing
+	for _, one := range found {
+		all.Outboxes = append(all.Outboxes, one.Outboxes...)
+		all.unfit = append(all.unfit, one.unfit...)
+	}
+	slices.SortFunc(all.Outboxes, func(a, b Outbox) int { return strings.Compare(a.NS(), b.NS()) })
+	slices.SortFunc(all.unfit, func(a, b unfit) int { return strings.Compare(a.ns, b.ns) })
 	return all, nil
 }
 
-// listDatabases returns the databases that the user may see, without those of the server.
-func listDatabases(ctx context.Context, client *mongo.Client) ([]string, error) {
+// ListDatabases returns the databases that the user may see, without those of the server.
+func ListDatabases(ctx context.Context, client *mongo.Client) ([]string, error) {
 	notSystem := bson.D{{Key: "name", Value: bson.D{{Key: "$nin", Value: bson.A{"admin", "local", "config"}}}}}
 	databases, err := client.ListDatabaseNames(ctx, notSystem, options.ListDatabases().SetAuthorizedDatabases(true))
 	return databases, mongodb.DescribeRefusal(err, "listing databases", "listDatabases", "cluster", "name the collections one by one")
 }
 
-// listDatabase returns the collections of db that match, in no order.
-func listDatabase(
-	ctx context.Context, db *mongo.Database, match func(db, coll []byte) bool,
-) ([]Outbox, error) {
-	filter := bson.D{{Key: "type", Value: "collection"}}
-	cur, err := db.ListCollections(ctx, filter)
+// listDatabase returns what exists in db under matching names, in no order.
+func listDatabase(ctx context.Context, db *mongo.Database, match func(db, coll []byte) bool) (Listing, error) {
+	cur, err := db.ListCollections(ctx, bson.D{})
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		// Without listCollections, the user may still list the names of collections that it can use.
 		namesOnly := options.ListCollections().SetNameOnly(true).SetAuthorizedCollections(true)
-		cur, err = db.ListCollections(ctx, filter, namesOnly)
+		cur, err = db.ListCollections(ctx, bson.D{}, namesOnly)
 	}
 	if err != nil {
-		return nil, mongodb.Refusal(err, "listing collections of "+db.Name(), "listCollections", db.Name())
+		return Listing{}, mongodb.Refusal(err, "listing collections of "+db.Name(), "listCollections", db.Name())
 	}
 
-	var specs []struct {
-		Name string `bson:"name"`
-		Info struct {
-			UUID bson.Binary `bson:"uuid"`
-		} `bson:"info"`
-	}
+	var specs []collectionSpec
 	if err := cur.All(ctx, &specs); err != nil {
-		return nil, fmt.Errorf("listing collections of %s: %w", db.Name(), err)
+		return Listing{}, fmt.Errorf("listing collections of %s: %w", db.Name(), err)
 	}
 
-	var out []Outbox
+	var l Listing
 	for _, s := range specs {
 		if strings.HasPrefix(s.Name, "system.") || !match([]byte(db.Name()), []byte(s.Name)) {
 			continue
 		}
-
-		o := Outbox{DB: db.Name(), Coll: s.Name}
-		copy(o.UUID[:], s.Info.UUID.Data)
-		out = append(out, o)
+		if u, is := s.unfit(db.Name()); is {
+			l.unfit = append(l.unfit, u)
+		}
+		if s.isCollection() {
+			o := Outbox{DB: db.Name(), Coll: s.Name}
+			copy(o.UUID[:], s.Info.UUID.Data)
+			l.Outboxes = append(l.Outboxes, o)
+		}
 	}
-	return out, nil
+	return l, nil
 }
 
 // NameHolder returns the UUID of the collection that has the name of o now, or zero if there is none. If the

@@ -151,17 +151,17 @@ func (r *Relay) prepareState(stop context.Context) error {
 	}
 }
 
-// inspectWatched returns [outboxes.ErrUnwatchable] if a configured name has no change stream.
+// inspectWatched returns [outboxes.ErrUnwatchable] if a configured name cannot be read. A term reports what does not
+// prevent its work.
 func (r *Relay) inspectWatched(ctx context.Context) error {
 	if !r.cfg.HasRole(config.RoleRelay) {
 		return nil
 	}
-	capped, err := connect.InspectWatched(ctx, r.cfg, r.shared.Mongo.State)
-	for _, ns := range capped {
-		r.log.Warn("a watched collection is capped: the server removes its oldest envelopes, also after lost history before "+
-			"they are delivered", "collection", ns, "advice", "use a regular collection")
+	found, err := connect.InspectWatched(ctx, r.cfg, r.shared.Mongo.State, connect.Depth{Rights: true})
+	if err != nil {
+		return err
 	}
-	return err
+	return found.Unreadable()
 }
 
 // setupTimeout bounds one attempt to prepare the state database.

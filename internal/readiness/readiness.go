@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,6 +77,16 @@ func (s *State) SetRole(r Role) {
 // SetProblem sets the problem of part. If text is empty, part has no problem any more. It reports
 // whether the problem has changed.
 func (s *State) SetProblem(part, text string, fatal bool) bool {
+	return s.setProblem(part, text, fatal, time.Time{})
+}
+
+// SetProblemSince is SetProblem of a problem that began at since.
+func (s *State) SetProblemSince(part, text string, since time.Time) bool {
+	return s.setProblem(part, text, false, since)
+}
+
+// setProblem is SetProblemSince. If since is zero, a new problem begins now.
+func (s *State) setProblem(part, text string, fatal bool, since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, had := s.problems[part]
@@ -87,6 +98,9 @@ func (s *State) SetProblem(part, text string, fatal bool) bool {
 	p := problem{text: text, since: s.now(), fatal: fatal}
 	if had {
 		p.since = old.since
+	}
+	if !since.IsZero() {
+		p.since = since
 	}
 	s.problems[part] = p
 	return old.text != text
@@ -120,6 +134,36 @@ func (s *State) ClearProblems(parts ...string) {
 	for _, p := range parts {
 		s.SetProblem(p, "", false)
 	}
+}
+
+// Problem is a problem of a part, for status and metrics.
+type Problem struct {
+	Part  string
+	Text  string // without secrets
+	Since time.Time
+}
+
+// Problems returns the current problems, sorted by part.
+func (s *State) Problems() []Problem {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []Problem
+	for part, p := range s.problems {
+		list = append(list, Problem{Part: part, Text: logging.Clean(p.text), Since: p.since})
+	}
+	slices.SortFunc(list, func(a, b Problem) int { return strings.Compare(a.Part, b.Part) })
+	return list
+}
+
+// ProblemAges returns how long each part has its problem.
+func (s *State) ProblemAges() map[string]time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ages := make(map[string]time.Duration, len(s.problems))
+	for part, p := range s.problems {
+		ages[part] = s.now().Sub(p.since)
+	}
+	return ages
 }
 
 // SetHung makes the process not live, because only a restart ends a stage that does not move. After

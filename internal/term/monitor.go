@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -94,9 +95,7 @@ func (m *monitor) watchTerm(ctx context.Context, begun <-chan *sink.Sink, end co
 
 		case now := <-tick.C:
 			m.journal.announcePinLapsed()
-			if opened != nil {
-				m.updateStatus(ctx, now, opened)
-			}
+			m.updateStatus(ctx, now, opened)
 
 			// The lease of a hung process must expire: the process may not be able to release it.
 			if m.isHanging(now, &ticks) {
@@ -157,17 +156,18 @@ func (m *monitor) shouldStepDown(ctx context.Context, idle time.Duration, now ti
 	return true
 }
 
-// updateStatus updates health, metrics and the statistics that the next renewal saves.
+// updateStatus updates health, metrics and the statistics that the next renewal saves. opened is nil before the takeover is done.
 func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.Sink) {
+	m.progress.stats.setProblems(m.slot.State.Problems())
+	if opened == nil {
+		m.progress.stats.setAt(now)
+		return
+	}
 	m.start.saveDescription(ctx)
 
 	stream := m.stream.State()
 	m.slot.metrics.StreamState.SetCurrent(string(stream.Phase))
-	if stream.Ready() {
-		m.slot.State.SetProblem("stream", "", false)
-	} else {
-		m.slot.State.SetProblem("stream", stream.Reason, stream.Phase == changestream.ConfigError)
-	}
+	stream = m.reportStream(now, stream)
 
 	// The watermark waits for the targets that are not parked. The first of them is the problem.
 	blocked := opened.State()
@@ -199,6 +199,30 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 	}
 	m.reportStandstill(now, text != "")
 	m.progress.stats.update(now, m, stream, blocked)
+}
+
+// reportStream reports the problem of the stream. It returns the state for the status.
+func (m *monitor) reportStream(now time.Time, stream changestream.State) changestream.State {
+	isStuck := !stream.StuckSince.IsZero() && now.Sub(stream.StuckSince) >= m.slot.shared.Pace.Stuck
+	switch {
+	case stream.Phase == changestream.ConfigError:
+		m.slot.State.SetProblem("stream", stream.Reason, true)
+
+	case isStuck:
+		// Between two attempts it looks alive, so the phase says nothing.
+		stream.Phase, stream.Reason = changestream.Reopening, "the change stream is reopened again and again and does not move: "+stream.Fault
+		if m.slot.State.SetProblemSince("stream", stream.Reason, stream.StuckSince) {
+			m.log.Error("the change stream does not move", "since", stream.StuckSince, "reason", stream.Fault,
+				"advice", "if the fault stays, outrelay recover --skip passes the event at which the stream stands")
+		}
+
+	case stream.Ready():
+		m.slot.State.ClearProblems("stream")
+
+	default:
+		m.slot.State.SetProblem("stream", stream.Reason, false)
+	}
+	return stream
 }
 
 // reportStandstill reports the oldest unresolved event if it stays the oldest for long and no blocked target explains that:
@@ -289,7 +313,18 @@ type ownerStats struct {
 	Bytes      int64           `bson:"bytes"`      // of the memory budget in use
 	Acked      int64           `bson:"acked"`      // records since the term began
 	Blocked    []blockedTarget `bson:"blocked"`
+	Problems   []storedProblem `bson:"problems"` // what /readyz reports
 }
+
+// storedProblem is a [readiness.Problem] as it is stored.
+type storedProblem struct {
+	Part  string    `bson:"part"`
+	Text  string    `bson:"text"`
+	Since time.Time `bson:"since"`
+}
+
+// mostProblemText bounds the text of a problem in the watcher document, in bytes.
+const mostProblemText = 1000
 
 // blockedTarget is a [sink.Blocked] as it is stored.
 type blockedTarget struct {
@@ -319,6 +354,30 @@ func (v *termStats) setHalted(reason string) {
 	v.current.State = string(readiness.RoleHalted)
 	v.current.Reason = reason
 	v.current.At = time.Now()
+}
+
+// setProblems takes the problems of the slot.
+func (v *termStats) setProblems(list []readiness.Problem) {
+	// A new list: the last one may be in use by a renewal.
+	problems := make([]storedProblem, len(list))
+	for i, p := range list {
+		text := p.Text
+		if len(text) > mostProblemText {
+			text = strings.ToValidUTF8(text[:mostProblemText], "") + " …"
+		}
+		problems[i] = storedProblem{p.Part, text, p.Since}
+	}
+
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.current.Problems = problems
+}
+
+// setAt sets the time of the stats. Once the term delivers, update does that.
+func (v *termStats) setAt(now time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.current.At = now
 }
 
 // rateWindow is the time over which the rate is smoothed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -66,11 +67,27 @@ type Pace struct {
 
 	// Standstill is the time after which an event that stays the oldest one is reported.
 	Standstill time.Duration
+	// Stuck is the time after which a stream that is reopened without moving is a problem.
+	Stuck time.Duration
 }
 
 // DefaultPace is the pace outside of tests.
 var DefaultPace = Pace{
 	Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second, Standstill: 10 * time.Second,
+	Stuck: 30 * time.Second,
+}
+
+// reportTransactions returns a function that reports to st that a transaction of the owner fails again and again since began, or with nil
+// that none does.
+func reportTransactions(st *readiness.State) func(err error, began time.Time) {
+	return func(err error, began time.Time) {
+		if err == nil {
+			st.ClearProblems("transactions")
+			return
+		}
+		// The lease has logged it.
+		st.SetProblemSince("transactions", err.Error(), began)
+	}
 }
 
 // divisionTimeout bounds a read of the division. It protects against a rare mistake, and must not delay a takeover.
@@ -127,7 +144,6 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		sinks = s.Sinks.ForSlot(log, m, int64(cfg.Limits.Memory))
 		mayAttempt = func(pinned bool) func(bool) { return s.Balancer.AdmitAttempt(p.I, pinned) }
 	}
-
 	db := state.Open(s.Mongo.State, s.Config.State)
 	division := division{all: s.Divisions, watcher: cfg.Watcher, slot: p, log: log}
 	r := &Runner{
@@ -157,6 +173,7 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 			Metrics:         m,
 			MayCreate:       division.checkRedivided,
 			MayAttempt:      mayAttempt,
+			Trouble:         reportTransactions(st),
 		}),
 	}
 	r.registerGauges()
@@ -174,6 +191,12 @@ func (r *Runner) registerGauges() {
 		})
 	}
 
+	r.metrics.Problems.SetSource(func() map[string]time.Duration {
+		ages := r.State.ProblemAges()
+		// The problems of the process concern each of its slots.
+		maps.Copy(ages, r.shared.State.ProblemAges())
+		return ages
+	})
 	r.metrics.StreamStuck.SetSource(func() float64 {
 		if t := r.current.Load(); t != nil {
 			return t.stream.Stuck().Seconds()

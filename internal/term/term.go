@@ -127,6 +127,7 @@ func (r *Runner) newSources(held *lease.Held, inBackground func(func(context.Con
 		Client:   clients.State,
 		Registry: r.shared.Registry,
 		Scope:    r.scope,
+		Watch:    r.cfg.Watch,
 		Watcher:  r.cfg.Watcher,
 		Slot:     r.Slot,
 		Log:      log,
@@ -246,7 +247,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 }
 
 // termParts are the parts of the state that a term reports problems of.
-var termParts = []string{"kafka", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler", "scheduled"}
+var termParts = []string{"kafka", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler", "scheduled", "transactions"}
 
 // ignoreStop returns nil if a stage returned err because ctx ended, and err otherwise.
 func ignoreStop(ctx context.Context, err error) error {

@@ -32,6 +32,7 @@ type Collections struct {
 	Client   *mongo.Client
 	Registry *outboxes.Registry
 	Scope    *changestream.Scope
+	Watch    []string // the configured names and patterns
 	Watcher  string
 	Slot     slot.Range
 	Log      *slog.Logger
@@ -42,14 +43,16 @@ type Collections struct {
 
 	irregular map[[16]byte]bool // collections that this term has marked; for the pump's goroutine
 
-	mu     sync.Mutex
-	listed []outboxes.Outbox // as they were listed last
+	mu       sync.Mutex
+	listed   []outboxes.Outbox // as they were listed last
+	reported []outboxes.Finding
 }
 
 // claimedAtOnce bounds the collections that are registered with one statement.
 const claimedAtOnce = 1000
 
-// ListCollections updates the list of collections that have a watched name.
+// ListCollections updates the list of collections that have a watched name. It logs once what hides events of a watched
+// name, or may lose them.
 func (c *Collections) ListCollections(ctx context.Context) error {
 	var dbs []string
 	if db, _ := c.Scope.Target(); db != "" {
@@ -61,13 +64,21 @@ func (c *Collections) ListCollections(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for i := range found {
-		found[i].Slot = c.Slot
+	list := found.Outboxes
+	for i := range list {
+		list[i].Slot = c.Slot
 	}
+	findings := found.Inspect(c.Watch, false)
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.listed = found
+	c.listed = list
+	for _, f := range findings {
+		if !slices.Contains(c.reported, f) {
+			c.Log.Warn("a watched name is no regular collection", "name", f.NS, "kind", f.Kind, "reason", f.Cause, "advice", f.Fix)
+		}
+	}
+	c.reported = findings
 	return nil
 }
 
