@@ -25,7 +25,6 @@ type Tail struct {
 	// a duplicate, and must be flagged so.
 	OutOfRange, Truncated bool
 
-	alias  Alias
 	marks  map[int64]int16 // the highest epoch of a control batch, by producer id
 	target int64           // the high watermark at the first read, or -1 before
 	bytes  int64
@@ -141,7 +140,7 @@ func (t *Tail) addHits(b *fetched.Batch) error {
 		if err != nil || !more {
 			return err
 		}
-		if id, ok := t.alias.identityOf(x.Headers); ok && x.Offset >= t.Next {
+		if id, ok := IdentityOf(x.Headers); ok && x.Offset >= t.Next {
 			t.Hits.Add(id, x.Offset)
 		}
 	}

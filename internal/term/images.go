@@ -73,7 +73,7 @@ func (t *term) refetchFromStream(ctx context.Context, missing map[string][]*ledg
 	var hit []*ledger.Outcome
 	left := len(missing)
 
-	// Records may lack the namespace, and the type of an id is known only if the record has it.
+	// The type of an id is known only if the record has it.
 	want := func(ev *changestream.Event) bool {
 		raw := ev.Document
 		if !ev.HasDocument || t.slot.shared.Mapping.Parse(raw, &v) != nil {
@@ -82,11 +82,9 @@ func (t *term) refetchFromStream(ctx context.Context, missing map[string][]*ledg
 
 		id = v.AppendID(id[:0])
 		h := routing.NamespaceHash(string(ev.DB) + "." + string(ev.Coll))
-		for _, ns := range [][]byte{h[:], nil} {
-			for _, stringID := range []bool{v.AmbiguousID(), false} {
-				if hit = missing[envelopeKey(id, stringID, ns)]; hit != nil {
-					return hit[0].Raw == nil
-				}
+		for _, stringID := range []bool{v.AmbiguousID(), false} {
+			if hit = missing[envelopeKey(id, stringID, h[:])]; hit != nil {
+				return hit[0].Raw == nil
 			}
 		}
 		return false
@@ -108,8 +106,7 @@ func (t *term) refetchFromStream(ctx context.Context, missing map[string][]*ledg
 func (t *term) namespaceOf(hash []byte) string {
 	ns := t.slot.scope.String()
 	for _, o := range t.collections.WatchedOutboxes() {
-		// Without a hash in the record, the watcher has one collection.
-		if h := routing.NamespaceHash(o.NS()); len(hash) == 0 || bytes.Equal(h[:], hash) {
+		if h := routing.NamespaceHash(o.NS()); bytes.Equal(h[:], hash) {
 			ns = o.NS()
 		}
 	}
@@ -125,7 +122,7 @@ func (t *term) findInCollections(ctx context.Context, e *ledger.Outcome) error {
 	}
 
 	for _, o := range t.collections.WatchedOutboxes() {
-		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
+		if h := routing.NamespaceHash(o.NS()); !bytes.Equal(h[:], e.NSHash) {
 			continue
 		}
 
