@@ -53,7 +53,7 @@ func (g generator) sectionSchema(v reflect.Value) schema {
 	for _, f := range fieldsOf(v.Type()) {
 		property := g.propertySchema(f, v.Field(f.index))
 		if doc := g.docs[f.goDoc]; doc != "" {
-			property["description"] = doc
+			property["description"] = describeKey(f.goDoc, doc)
 		}
 		properties[f.name] = property
 	}
@@ -68,7 +68,7 @@ func (g generator) propertySchema(f field, value reflect.Value) schema {
 		}
 		property := g.sectionSchema(value)
 		property["type"] = []string{"object", "null"}
-		property["description"] = g.docs[s.Name()]
+		property["description"] = describeKey(s.Name(), g.docs[s.Name()])
 		return property
 	}
 
@@ -77,6 +77,20 @@ func (g generator) propertySchema(f field, value reflect.Value) schema {
 		property["default"] = d
 	}
 	return property
+}
+
+// describeKey returns the doc comment of a type or a field without its name, which users do not know: "Start is where a watcher
+// begins." becomes "Where a watcher begins."
+func describeKey(name, doc string) string {
+	name = name[strings.LastIndexByte(name, '.')+1:]
+	rest, found := strings.CutPrefix(doc, name+" ")
+	if !found {
+		return doc
+	}
+	for _, verb := range []string{"is ", "are "} {
+		rest = strings.TrimPrefix(rest, verb)
+	}
+	return strings.ToUpper(rest[:1]) + rest[1:]
 }
 
 // referenceSchema describes a text with a reference in it.

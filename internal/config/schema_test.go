@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -72,6 +73,39 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 		if isField && text != "" && !strings.Contains(text, "Defaults to") && !strings.Contains(text, "Required.") && !strings.Contains(text, "Empty matches all.") {
 			t.Errorf("the description of %s does not name its default: %s", name, text)
 		}
+	}
+}
+
+// Users do not know the names of Go.
+func TestDescriptionsDoNotBeginWithTheNameOfAField(t *testing.T) {
+	t.Parallel()
+	var document any
+	if err := json.Unmarshal(Schema(), &document); err != nil {
+		t.Fatal(err)
+	}
+
+	seen := 0
+	var visit func(name string, node any)
+	visit = func(name string, node any) {
+		m, ok := node.(map[string]any)
+		if !ok {
+			return
+		}
+		if text, ok := m["description"].(string); ok {
+			seen++
+			first, _, _ := strings.Cut(text, " ")
+			second := strings.TrimPrefix(text, first+" ")
+			if strings.EqualFold(first, strings.ReplaceAll(name, "_", "")) && (strings.HasPrefix(second, "is ") || strings.HasPrefix(second, "are ")) {
+				t.Errorf("%s: %s", name, text)
+			}
+		}
+		for key, child := range m {
+			visit(key, child)
+		}
+	}
+	visit("", document)
+	if seen < 100 {
+		t.Errorf("%d descriptions", seen)
 	}
 }
 

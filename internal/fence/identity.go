@@ -77,29 +77,11 @@ func (x *identityValues) digest() (Identity, bool) {
 	return Identity(full[:16]), true
 }
 
-// IdentityOf returns the identity of a record that is about to be sent. It returns false if the record
-// has no header `id`.
+// IdentityOf returns the identity of a record that is sent or was read. It returns false if the record has no header `id`.
 func IdentityOf(headers []record.Header) (Identity, bool) {
-	var none Alias
-	return none.identityOf(headers)
-}
-
-// Alias is the collection to which records without the header `outrelay-ns` belong. Earlier versions left the header out if a
-// watcher had one collection.
-type Alias struct {
-	NS []byte // the value of the header. nil: there is no such collection
-}
-
-// identityOf is [IdentityOf] for a record that was read, in the current form.
-func (a *Alias) identityOf(headers []record.Header) (Identity, bool) {
 	var x identityValues
 	for i := range headers {
 		x.addHeader(headers[i].Key, headers[i].Value)
-	}
-
-	const ns = 2 // in identityHeaders
-	if a.NS != nil && !x.has[ns] {
-		x.value[ns], x.has[ns] = a.NS, true
 	}
 	return x.digest()
 }

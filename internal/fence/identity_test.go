@@ -35,25 +35,6 @@ func TestN07_IdentityDistinguishesDeliveries(t *testing.T) {
 	}
 }
 
-// An earlier version left the namespace out if a watcher had one collection. Its records are those of that collection.
-func TestN07_ARecordWithoutANamespaceBelongsToTheOnlyCollection(t *testing.T) {
-	t.Parallel()
-	sent := mustIdentify(t, newHeader("id", "a"), newHeader("outrelay-ns", "12345678"))
-	alias := Alias{NS: []byte("12345678")}
-	for name, c := range map[string]struct {
-		headers []record.Header
-		equal   bool
-	}{
-		"without a namespace":    {[]record.Header{newHeader("id", "a")}, true},
-		"with the namespace":     {[]record.Header{newHeader("id", "a"), newHeader("outrelay-ns", "12345678")}, true},
-		"with another namespace": {[]record.Header{newHeader("id", "a"), newHeader("outrelay-ns", "another")}, false},
-	} {
-		if id, ok := alias.identityOf(c.headers); !ok || (id == sent) != c.equal {
-			t.Errorf("%s: the same identity is %v, want %v", name, id == sent, c.equal)
-		}
-	}
-}
-
 func TestN07_KnownIsAMultiset(t *testing.T) {
 	t.Parallel()
 	a, b := mustIdentify(t, newHeader("id", "a")), mustIdentify(t, newHeader("id", "b"))

@@ -49,7 +49,6 @@ func (p *reading) isFinished() bool {
 type reader struct {
 	kafka    *Client
 	ours     map[int64]int16 // the producer ids of the relay, with the highest epoch of each
-	alias    Alias
 	bounds   Bounds
 	patience Patience
 	idle     time.Duration // a partition is given up after this time without progress of any partition
@@ -88,7 +87,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 		topics[p.Topic] = true
 
 		// The bounds apply to one read.
-		p.tail.target, p.tail.bytes, p.tail.alias = -1, 0, r.alias
+		p.tail.target, p.tail.bytes = -1, 0
 	}
 	names := slices.Collect(maps.Keys(topics))
 
@@ -339,7 +338,6 @@ func (r *reader) restartInRange(ctx context.Context, leader string, p *reading) 
 	} else {
 		// Another log: everything that was read of the old one is void.
 		*p.tail = *newTail(start)
-		p.tail.alias = r.alias
 	}
 	p.tail.OutOfRange = true
 	r.noteProgress(p)

@@ -138,7 +138,6 @@ func (s *Session) newReader() *reader {
 	return &reader{
 		kafka:    s.client,
 		ours:     ours,
-		alias:    s.in.Alias,
 		bounds:   s.in.Bounds,
 		patience: s.patience(),
 		idle:     s.in.Idle,

@@ -25,7 +25,6 @@ type Tail struct {
 	// a duplicate, and must be flagged so.
 	OutOfRange, Truncated bool
 
-	alias   Alias
 	marks   map[int64]int16 // the highest epoch of a control batch or of a foreign batch, by producer id
 	foreign map[int64]int16 // the highest epoch of a batch that the relay has not sent, by producer id of the relay
 	target  int64           // the high watermark at the first read, or -1 before
@@ -157,7 +156,7 @@ func (t *Tail) addHits(b *fetched.Batch) error {
 		if err != nil || !more {
 			return err
 		}
-		if id, ok := t.alias.identityOf(x.Headers); ok && x.Offset >= t.Next {
+		if id, ok := IdentityOf(x.Headers); ok && x.Offset >= t.Next {
 			t.Hits.Add(id, x.Offset)
 		}
 	}

@@ -33,8 +33,6 @@ type In struct {
 	Gate func() bool
 	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
 	Bounds Bounds
-	// Alias is the collection of records that do not name one.
-	Alias Alias
 	// Alive is the latest time at which the earlier owner may have kept its transactional id alive. It
 	// distinguishes a changed producer id from an expired one (N5). Zero means unknown.
 	Alive time.Time

@@ -43,7 +43,7 @@ type Sender struct {
 	Generation int              `bson:"generation"` // generation of the transactional id (H3)
 	Open       []TopicPartition `bson:"open"`
 
-	// Cluster is the id of the Kafka cluster to which it writes, or "" if an earlier version has stored the sender.
+	// Cluster is the id of the Kafka cluster to which it writes, or "" if the brokers did not name it.
 	Cluster string `bson:"cluster,omitempty"`
 
 	// EndOffsets holds the end offsets of the last possible records of a producer id that is no longer

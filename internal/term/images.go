@@ -102,8 +102,7 @@ func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*le
 func (m *images) namespaceOf(hash []byte) string {
 	ns := m.slot.scope.String()
 	for _, o := range m.collections.WatchedOutboxes() {
-		// Without a hash in the record, the watcher has one collection.
-		if h := routing.NamespaceHash(o.NS()); len(hash) == 0 || bytes.Equal(h[:], hash) {
+		if h := routing.NamespaceHash(o.NS()); bytes.Equal(h[:], hash) {
 			ns = o.NS()
 		}
 	}
@@ -119,7 +118,7 @@ func (m *images) findInCollections(ctx context.Context, e *ledger.Outcome) error
 	}
 
 	for _, o := range m.collections.WatchedOutboxes() {
-		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
+		if h := routing.NamespaceHash(o.NS()); !bytes.Equal(h[:], e.NSHash) {
 			continue
 		}
 

@@ -35,7 +35,6 @@ type startPoint struct {
 	from               resume.Position        // where the stream was started
 	drainedSlots       []pipeline.DrainedSlot // delivered by the slots of the previous division
 	unsavedDescription *lease.Update          // of the new stream; saved once the watermark has passed from
-	describeAfter      bson.Timestamp         // the description is saved once the watermark has passed this time, too
 }
 
 // findStart returns where to open the stream, and sets from to the position that stays until the
@@ -152,9 +151,6 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 	if s.unsavedDescription == nil || reached.Compare(s.from) <= 0 {
 		return
 	}
-	if at, _ := reached.Time(); !s.describeAfter.IsZero() && !at.After(s.describeAfter) {
-		return
-	}
 
 	// The checkpoint is part of the same write: the hash must never be stored with an older
 	// position.
@@ -167,14 +163,6 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 		return
 	}
 	s.unsavedDescription = nil
-}
-
-// keepDescriptionUntil keeps the stored description until the watermark has passed the time. A later
-// owner needs the stored collections to find the records of earlier owners (N7).
-func (s *startPoint) keepDescriptionUntil(at bson.Timestamp) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.describeAfter = at
 }
 
 // forgetDrainedSlotsLocked removes the drained slots from the document once the watermark has

@@ -8,12 +8,10 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slots"
 )
@@ -67,10 +65,6 @@ func (t *term) takeOver(ctx context.Context) (d *delivery, start changestream.St
 	if err != nil {
 		return nil, start, err
 	}
-	if t.slot.scope.Multiple() && t.namespaceAlias(&doc).NS != nil {
-		t.start.keepDescriptionUntil(until)
-	}
-
 	d, err = t.prepareDelivery(ctx, s, &doc, until)
 	return d, start, err
 }
@@ -113,7 +107,7 @@ func (t *term) claimCollections(ctx context.Context, claims []outboxes.Registrat
 func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.Sink, err error) {
 	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
 		in := slots.FenceInput(&t.slot.cfg, t.slot.Slot, t.held, doc)
-		in.Alias, in.Event = t.namespaceAlias(doc), t.journal.recordFenceEvent
+		in.Event = t.journal.recordFenceEvent
 		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.resolver, Fence: in}, t.held, t.resolver)
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
@@ -128,22 +122,6 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 		return nil
 	})
 	return opened, err
-}
-
-// namespaceAlias returns the collection to which records without the header outrelay-ns belong (N7):
-// earlier versions did not write the header for the only collection of a watcher. It returns
-// the zero Alias if the watcher had several collections at the checkpoint.
-func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
-	only := t.slot.scope.String()
-	if t.slot.scope.Multiple() {
-		if len(doc.Collections) != 1 {
-			return fence.Alias{}
-		}
-		only = doc.Collections[0].NS
-	}
-
-	ns := routing.NamespaceHash(only)
-	return fence.Alias{NS: ns[:]}
 }
 
 // diagnoseKafka returns an error that contains the fix, if the client can determine the cause of

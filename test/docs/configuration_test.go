@@ -95,7 +95,7 @@ watch:   [shop.outbox]
 topics:  { create: {} } # create missing topics with the brokers' defaults; without this line their events wait for you to create them
 ` + "```" + `
 
-Each key can be set in the file, in the environment (` + "`lease.ttl` is `OUTRELAY_LEASE_TTL`" + `) or by a flag (` + "`--set lease.ttl=2s`" + `); the later of these wins. An unknown key is an error that suggests the nearest key. Write secrets as ` + "`${env:NAME}` or `${file:/path}`" + `: outrelay never prints them. A duration is a number with a unit, such as ` + "`250ms`, `90m` or `7d`" + `; a size such as ` + "`900KiB`" + `. A list may be one text with commas.
+Each key can be set in the file, in the environment (` + "`lease.ttl` is `OUTRELAY_LEASE_TTL`" + `) or by a flag (` + "`--set lease.ttl=2s`" + `); the later of these wins. An unknown key is an error that suggests the nearest key. Write secrets as ` + "`${env:NAME}` or `${file:/path}`" + `: outrelay never prints them. A duration is a number with a unit, such as ` + "`250ms`, `90m` or `7d`" + `; a size such as ` + "`900KiB`" + `. A list can also be a comma-separated string. After SIGHUP, ` + "`log.level`" + ` and the tokens of ` + "`http.admin`" + ` apply at once, and changed TLS files even without it; all other keys wait for the next start.
 
 ` + "`outrelay validate`" + ` reports all problems at once and connects to nothing. [outrelay.example.yaml](../outrelay.example.yaml) has the same keys as a file, and with [outrelay.schema.json](../outrelay.schema.json) an editor completes and checks them.
 `
@@ -126,7 +126,12 @@ func writeRow(b *bytes.Buffer, key string, p property) {
 		text, _ := json.Marshal(p.Default)
 		value = "`" + strings.Trim(string(text), `"`) + "`"
 	}
-	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", key, describeValue(p), value, strings.ReplaceAll(p.Description, "|", `\|`))
+	// The column before has the default.
+	meaning := p.Description
+	if before, after, found := strings.Cut(meaning, " Defaults to "); found && value != "" && !strings.Contains(after, ". ") {
+		meaning = before
+	}
+	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", key, describeValue(p), value, strings.ReplaceAll(meaning, "|", `\|`))
 }
 
 // describeValue returns the allowed values in words.
