@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/state/statetest"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -258,7 +259,7 @@ func TestFailedCommands(t *testing.T) {
 		doc := bson.D{{Key: "_id", Value: fmt.Sprint("f", i)}, {Key: "type", Value: "T"}, {Key: "payload", Value: plantedSecret}}
 		e := admintest.Waits(t, mongodb.Namespace(g.outbox), doc, waiting.Retry, "orders")
 		e.Attempts, e.NextAt = 2, time.Now().Add(time.Hour)
-		e.Error = &waiting.Failure{Class: "record_refused", Reason: "87", At: time.Now()}
+		e.Error = &record.Attempt{Class: "record_refused", Reason: "87", At: time.Now()}
 		admintest.StoreWaiting(t, g.state.Collection("waiting"), e)
 	}
 

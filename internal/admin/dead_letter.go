@@ -10,11 +10,12 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/requeues"
 )
 
 // DeadAttempt is one failed delivery of a [DeadLetter].
-type DeadAttempt = letters.Attempt
+type DeadAttempt = record.Attempt
 
 // DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
@@ -34,7 +35,7 @@ type DeadLetter struct {
 	Position      string            `json:"position,omitempty"`
 	Size          int               `json:"size"` // bytes of the envelope
 	Source        letters.Source    `json:"source"`
-	Attempts      []letters.Attempt `json:"attempts"`
+	Attempts      []record.Attempt  `json:"attempts"`
 	FirstFailure  time.Time         `json:"first_failure"`
 	LastFailure   time.Time         `json:"last_failure"`
 	DiedAt        time.Time         `json:"died_at"`
@@ -68,7 +69,7 @@ func newDeadLetter(d *letters.Dead) DeadLetter {
 		Position:      d.Pos,
 		Size:          d.Size,
 		Source:        d.Source,
-		Attempts:      append([]letters.Attempt{}, d.Attempts...),
+		Attempts:      append([]record.Attempt{}, d.Attempts...),
 		FirstFailure:  d.FirstFailure,
 		LastFailure:   d.LastFailure,
 		DiedAt:        d.MovedAt,

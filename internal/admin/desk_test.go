@@ -192,7 +192,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	mustInsert(t, f.b, bson.D{{Key: "_id", Value: "odd"}, {Key: "type", Value: 5}, {Key: "attempts", Value: "many"}, {Key: "payload", Value: planted}})
 	// The service has removed one of the waiting envelopes from its outbox.
 	waits := admintest.Waits(t, mongodb.Namespace(f.a), letterOf("waits", planted), waiting.Retry, "orders")
-	waits.Attempts, waits.Error = 1, &waiting.Failure{Class: "record_refused", Reason: "no", Topic: "orders", At: sent, Node: "n1"}
+	waits.Attempts, waits.Error = 1, &record.Attempt{Class: "record_refused", Reason: "no", Topic: "orders", At: sent, Node: "n1"}
 	stopped := append(letterOf("stopped", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 90, I: 1}})
 	mustInsert(t, f.a, stopped)
 	// The event that waits had the same id as the one in the outbox.

@@ -211,14 +211,14 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 		Reason:        l.Reason,
 		Size:          l.Size,
 		Source:        letters.Source{Kind: FromHandler, Group: l.ID.Group, Handler: l.ID.Handler},
-		Attempts:      []letters.Attempt{},
+		Attempts:      []record.Attempt{},
 		FirstFailure:  l.GivenUpAt,
 		LastFailure:   l.GivenUpAt,
 		DiedAt:        l.GivenUpAt,
 	}
 
 	for _, a := range l.History {
-		d.Attempts = append(d.Attempts, letters.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
+		d.Attempts = append(d.Attempts, record.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
 	}
 	if n := len(l.History); n > 0 {
 		d.FirstFailure, d.LastFailure = l.History[0].At, l.History[n-1].At

@@ -336,7 +336,7 @@ const (
 )
 
 // describeWaiting returns the state and the timeline of a waiting envelope.
-func (s settledUpTo) describeWaiting(m *envelope.Mapping, w *waiting.Item) FoundEnvelope {
+func (s settledUpTo) describeWaiting(m *envelope.Mapping, w *waiting.Document) FoundEnvelope {
 	e := s.describeEnvelope(w.NS, m.ToContract(w.Envelope))
 	e.State, e.Reason = stateWaiting, string(w.Reason)
 	e.Key = truncateText(w.Key)
@@ -345,7 +345,7 @@ func (s settledUpTo) describeWaiting(m *envelope.Mapping, w *waiting.Item) Found
 	e.ReplayOf = w.ReplayOf
 	e.Waits = nonNil(w.Pending)
 	e.Attempts = w.Attempts
-	e.NextAt = w.NextAt
+	e.NextAt = w.NextTime()
 	for _, h := range w.History {
 		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
 		e.Timeline = append(e.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})

@@ -78,7 +78,7 @@ func checkSentOnce(t *testing.T, s *stand, n int) {
 		t.Errorf("%d envelopes of %d are queued", len(got), n)
 	}
 	list := s.queued()
-	if slices.ContainsFunc(list, func(d waiting.Item) bool { return d.Delivery != list[0].Delivery }) {
+	if slices.ContainsFunc(list, func(d waiting.Document) bool { return d.Delivery != list[0].Delivery }) {
 		t.Error("the deliveries of one replay have different numbers")
 	}
 }

@@ -222,7 +222,7 @@ func (o Operator) heavyFields() (names []string) {
 	return names
 }
 
-func (o Operator) newWaitingEnvelope(i *waiting.Item) WaitingEnvelope {
+func (o Operator) newWaitingEnvelope(i *waiting.Document) WaitingEnvelope {
 	typ, _ := o.Mapping.ToContract(i.Envelope).Lookup("type").StringValueOK()
 	e := WaitingEnvelope{
 		Collection: i.NS,
@@ -234,7 +234,7 @@ func (o Operator) newWaitingEnvelope(i *waiting.Item) WaitingEnvelope {
 		Topics:     nonNil(i.Pending),
 		Origin:     i.Origin,
 		Attempts:   i.Attempts,
-		NextAt:     i.NextAt,
+		NextAt:     i.NextTime(),
 	}
 	if f := i.Error; f != nil {
 		e.Error = &WaitingError{Class: string(f.Class), Reason: f.Reason, Topic: f.Topic, At: f.At.UTC(), Node: f.Node}

@@ -188,7 +188,7 @@ func TestFailedEnvelopesAreRetriedByAFilter(t *testing.T) {
 	failed := func(coll *mongo.Collection, id, key string, topics ...string) waiting.Entry {
 		e := f.newWaiting(coll, id, "retry", key, 10, topics...)
 		e.NextAt = later
-		e.Error = &waiting.Failure{Class: "record_refused", Reason: "87", Topic: "orders", At: time.Now(), Node: "n1"}
+		e.Error = &record.Attempt{Class: "record_refused", Reason: "87", Topic: "orders", At: time.Now(), Node: "n1"}
 		return e
 	}
 	foreign := failed(f.a, "a1", "k", "orders")

@@ -35,8 +35,8 @@ func TestN16_AWaitingEnvelopeIsTheWholeEnvelope(t *testing.T) {
 		Watcher, NS, Key, Pos, Reason, Origin, Topics string
 		Slot, Attempts                                int32
 		NextAt                                        time.Time
-		Error                                         waiting.Failure
-		History                                       []waiting.Failure
+		Error                                         record.Attempt
+		History                                       []record.Attempt
 		Envelope                                      bson.Raw
 	}
 	if err := b.waiting.FindOne(t.Context(), bson.D{{Key: "id", Value: "e000001"}}).Decode(&d); err != nil {
@@ -170,7 +170,7 @@ func TestN08_FatesAreIdempotent(t *testing.T) {
 	l := New(b.config)
 	retry := func(e *waiting.Entry) {
 		e.Reason, e.Attempts, e.NextAt = waiting.Retry, 1, time.UnixMilli(1)
-		e.Error = &waiting.Failure{Class: record.RecordRefused, Reason: "first", Topic: "a", At: time.UnixMilli(1), Node: "z"}
+		e.Error = &record.Attempt{Class: record.RecordRefused, Reason: "first", Topic: "a", At: time.UnixMilli(1), Node: "z"}
 	}
 	answer := func(d *waiting.Document, a record.Answer) *Outcome {
 		a.Topic = "a"

@@ -56,9 +56,9 @@ func (l *Ledger) prepareNew(o *Outcome) (err error) {
 		return nil
 	}
 
-	var attempts []letters.Attempt
+	var attempts []record.Attempt
 	if onlyAttempt {
-		attempts = []letters.Attempt{l.lastAttempt(o)}
+		attempts = []record.Attempt{l.attemptOf(o)}
 		o.End = Dead
 		o.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: onlyAttemptText + o.Refusal.Reason}
 	}
@@ -92,23 +92,19 @@ func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
 	if o.End == Retrying {
 		e.Attempts = 1
 		e.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))
-		e.Error = l.failureOf(o)
+		failure := l.attemptOf(o)
+		e.Error = &failure
 	}
 	return e
 }
 
-func (l *Ledger) failureOf(o *Outcome) *waiting.Failure {
-	return &waiting.Failure{Class: o.Refusal.Class, Reason: o.Refusal.Reason, Topic: o.Topic, At: l.config.Now(), Node: l.config.Source.Node}
-}
-
-func (l *Ledger) lastAttempt(o *Outcome) letters.Attempt {
-	return letters.Attempt{
-		At: l.config.Now(), Topic: o.Topic, Class: o.Refusal.Class, Reason: o.Refusal.Reason, Node: l.config.Source.Node,
-	}
+// attemptOf returns the failed attempt of o, now.
+func (l *Ledger) attemptOf(o *Outcome) record.Attempt {
+	return record.Attempt{Class: o.Refusal.Class, Reason: o.Refusal.Reason, Topic: o.Topic, At: l.config.Now(), Node: l.config.Source.Node}
 }
 
 // newLetter returns the dead letter of o, an envelope that is not in the store.
-func (l *Ledger) newLetter(o *Outcome, attempts []letters.Attempt) letters.Letter {
+func (l *Ledger) newLetter(o *Outcome, attempts []record.Attempt) letters.Letter {
 	letter := letters.Letter{
 		Watcher:   l.config.Store.Watcher(),
 		NS:        o.namespace(),
@@ -180,7 +176,8 @@ func (l *Ledger) prepareStored(o *Outcome) {
 	}
 	if o.End == Retrying {
 		c.Reason = waiting.Retry
-		c.Failure = l.failureOf(o)
+		failure := l.attemptOf(o)
+		c.Failure = &failure
 		c.NextAt = l.config.Now().Add(l.config.Backoff.Delay(int(d.Attempts)))
 	}
 
@@ -344,33 +341,24 @@ func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, w *write
 			return nil
 		}
 
-		letter, err := l.letterOfStored(o, &d, raw)
-		if err == nil {
-			w.dead[o], err = letters.Prepare(letter)
-			w.tried[o] = w.dead[o]
-		}
+		var err error
+		w.dead[o], err = letters.Prepare(l.letterOfStored(o, &d))
+		w.tried[o] = w.dead[o]
 		return err
 	})
 }
 
 // letterOfStored returns the dead letter of a waiting envelope, with all its attempts.
-func (l *Ledger) letterOfStored(o *Outcome, d *waiting.Document, raw bson.Raw) (letters.Letter, error) {
-	var stored struct {
-		History []letters.Attempt `bson:"history"`
-	}
-	if err := bson.Unmarshal(raw, &stored); err != nil {
-		return letters.Letter{}, fmt.Errorf("reading the history of a waiting envelope: %w", err)
-	}
-
+func (l *Ledger) letterOfStored(o *Outcome, d *waiting.Document) letters.Letter {
 	letter := l.newLetter(o, nil)
 	letter.Raw = append(bson.Raw(nil), d.Envelope...)
 	letter.Slot = waiting.SlotOf(letter.Raw)
-	if len(stored.History) > 0 || o.Refusal.Class == record.AttemptsExhausted {
-		last := l.lastAttempt(o)
+	if len(d.History) > 0 || o.Refusal.Class == record.AttemptsExhausted {
+		last := l.attemptOf(o)
 		last.Class, last.Reason = o.failure.Class, o.failure.Reason
-		letter.Attempts = append(stored.History, last)
+		letter.Attempts = append(d.History, last)
 	}
-	return letter, nil
+	return letter
 }
 
 // applyDead sets the ends of outcomes whose documents were read in the transaction. If the transaction was repeated although it had

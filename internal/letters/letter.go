@@ -20,15 +20,6 @@ type Source struct {
 	Version string `bson:"version,omitempty" json:"version,omitempty"`
 }
 
-// Attempt is one failed delivery.
-type Attempt struct {
-	At     time.Time    `bson:"at" json:"at"`
-	Topic  string       `bson:"topic,omitempty" json:"topic,omitempty"`
-	Class  record.Class `bson:"class" json:"class"`
-	Reason string       `bson:"reason" json:"reason"`
-	Node   string       `bson:"node,omitempty" json:"node,omitempty"`
-}
-
 // Letter is an envelope that can never be delivered, before it is stored.
 type Letter struct {
 	Watcher string
@@ -49,7 +40,7 @@ type Letter struct {
 	Origin    string // how the envelope came to be sent, as in package outboxes
 	ReplayOf  string // the requeue or replay that sent the envelope, or "" for a first delivery
 	Source    Source
-	Attempts  []Attempt // earlier attempts; if empty, this failure is the only attempt
+	Attempts  []record.Attempt // earlier attempts; if empty, this failure is the only attempt
 	// FirstFailure defaults to the time of the first attempt, or to the time of the letter.
 	FirstFailure time.Time
 	// Expire is the time after which the server removes the letter, also if it was requeued; 0 keeps it until it is
@@ -77,20 +68,20 @@ type Content struct {
 	Envelope     bson.Raw       `bson:"envelope,omitempty"`
 	Chunks       int            `bson:"chunks,omitempty"` // number of documents that contain the envelope instead
 	Facts        `bson:",inline"`
-	Size         int          `bson:"size"`             // bytes of the envelope
-	Digest       []byte       `bson:"digest,omitempty"` // of the envelope, see [DigestOf]
-	Class        record.Class `bson:"class"`
-	Reason       string       `bson:"reason"`
-	Topic        string       `bson:"topic,omitempty"`
-	Partition    *int32       `bson:"partition,omitempty"`
-	Source       Source       `bson:"source"`
-	Attempts     []Attempt    `bson:"attempts"`
-	FirstFailure time.Time    `bson:"firstFailure"`
-	LastFailure  time.Time    `bson:"lastFailure"`
-	MovedAt      time.Time    `bson:"movedAt"` // server time
-	ExpireAt     *time.Time   `bson:"expireAt,omitempty"`
-	ReplayOf     string       `bson:"replayOf,omitempty"`
-	Replayed     *Replayed    `bson:"replayed,omitempty"` // nil: not requeued
+	Size         int              `bson:"size"`             // bytes of the envelope
+	Digest       []byte           `bson:"digest,omitempty"` // of the envelope, see [DigestOf]
+	Class        record.Class     `bson:"class"`
+	Reason       string           `bson:"reason"`
+	Topic        string           `bson:"topic,omitempty"`
+	Partition    *int32           `bson:"partition,omitempty"`
+	Source       Source           `bson:"source"`
+	Attempts     []record.Attempt `bson:"attempts"`
+	FirstFailure time.Time        `bson:"firstFailure"`
+	LastFailure  time.Time        `bson:"lastFailure"`
+	MovedAt      time.Time        `bson:"movedAt"` // server time
+	ExpireAt     *time.Time       `bson:"expireAt,omitempty"`
+	ReplayOf     string           `bson:"replayOf,omitempty"`
+	Replayed     *Replayed        `bson:"replayed,omitempty"` // nil: not requeued
 }
 
 // Version counts the changes that operators made to the letter. An edit names the version that it was made from. Only a

@@ -206,9 +206,9 @@ func exceedsDepth(doc bson.Raw, limit int) bool {
 
 // keepLatestAttempts returns the attempts of l that are stored. If l has none, it returns this
 // failure as the only one.
-func keepLatestAttempts(l *Letter) []Attempt {
+func keepLatestAttempts(l *Letter) []record.Attempt {
 	if len(l.Attempts) == 0 {
-		return []Attempt{{
+		return []record.Attempt{{
 			Topic:  record.Clip(l.Topic, maxTopic),
 			Class:  l.Class,
 			Reason: record.Clip(l.Reason, maxReason),
@@ -217,7 +217,7 @@ func keepLatestAttempts(l *Letter) []Attempt {
 	}
 
 	latest := l.Attempts[max(0, len(l.Attempts)-record.KeptAttempts):]
-	kept := make([]Attempt, len(latest))
+	kept := make([]record.Attempt, len(latest))
 	for i, a := range latest {
 		a.Topic = record.Clip(a.Topic, maxTopic)
 		a.Reason = record.Clip(a.Reason, maxReason)

@@ -109,7 +109,7 @@ func (c *chaos) appendWaiting(n int) {
 
 		e := c.newEntry(c.n, key, []waiting.Reason{waiting.Blocked, waiting.Parked, waiting.Retry}[c.r.IntN(3)], pending(topics...))
 		if e.Reason == waiting.Retry {
-			e.Attempts, e.Error, e.NextAt = 1, &waiting.Failure{Class: record.RecordRefused, Reason: "first", Topic: topics[0]}, time.Now().Add(time.Millisecond)
+			e.Attempts, e.Error, e.NextAt = 1, &record.Attempt{Class: record.RecordRefused, Reason: "first", Topic: topics[0]}, time.Now().Add(time.Millisecond)
 		}
 		list = append(list, e)
 	}

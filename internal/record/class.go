@@ -1,5 +1,7 @@
 package record
 
+import "time"
+
 // Class is the reason why an envelope was not sent: the class of its dead letter, a filter and a
 // metric label.
 type Class string
@@ -35,3 +37,12 @@ type Refusal struct {
 }
 
 func (r *Refusal) Error() string { return string(r.Class) + ": " + r.Reason }
+
+// Attempt is one failed attempt to deliver an envelope. The history of a waiting envelope and its dead letter store it.
+type Attempt struct {
+	Class  Class     `bson:"class" json:"class"`
+	Reason string    `bson:"reason" json:"reason"` // for people: never payload
+	Topic  string    `bson:"topic,omitempty" json:"topic,omitempty"`
+	At     time.Time `bson:"at" json:"at"`
+	Node   string    `bson:"node,omitempty" json:"node,omitempty"`
+}

@@ -24,7 +24,7 @@ type Change struct {
 
 	// Failure is a failed attempt. Attempts is the number of attempts before it, and NextAt is the time of the next one. If an operator
 	// has reset the attempts since, the change has no effect.
-	Failure  *Failure
+	Failure  *record.Attempt
 	Attempts int32
 	NextAt   time.Time
 }
@@ -42,7 +42,7 @@ func (c *Change) updateModel() mongo.WriteModel {
 		// It is found when its topic or its key is free again, not at a time.
 		update = append(update, bson.E{Key: "$unset", Value: bson.D{{Key: "nextAt", Value: ""}}})
 	} else {
-		failure := c.Failure.clipReason()
+		failure := clipReason(c.Failure)
 		filter = append(filter, bson.E{Key: "attempts", Value: c.Attempts})
 		set = append(set,
 			bson.E{Key: "attempts", Value: c.Attempts + 1},

@@ -1,11 +1,14 @@
 package waiting
 
 import (
+	"bytes"
 	"math"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Document is a waiting envelope as it is stored. Its values alias the bytes it was read from, except for its strings.
@@ -21,6 +24,8 @@ type Document struct {
 	Origin      string
 	NextAt      int64 // Unix milliseconds; 0: when its turn comes
 	Attempts    int32
+	Error       *record.Attempt  // the latest failed attempt; nil if there is none, or it was not read
+	History     []record.Attempt // the latest failed attempts, oldest first; nil if it was not read
 	Redelivered bool
 	ReplayOf    string
 	Sent        []outboxes.Place // of its records so far, if deliveries are recorded on the envelope
@@ -30,6 +35,21 @@ type Document struct {
 
 // IsOfStream reports whether the envelope has a place in the order of the stream's events of its key.
 func (d *Document) IsOfStream() bool { return d.Origin == OriginStream || d.Origin == OriginSweep }
+
+// NextTime returns the time of NextAt, or nil.
+func (d *Document) NextTime() *time.Time {
+	if d.NextAt == 0 {
+		return nil
+	}
+	at := time.UnixMilli(d.NextAt).UTC()
+	return &at
+}
+
+// UnmarshalBSON implements bson.Unmarshaler. It copies raw.
+func (d *Document) UnmarshalBSON(raw []byte) error {
+	*d = ReadDocument(bytes.Clone(raw))
+	return nil
+}
 
 // ReadDocument reads a stored document. Only the store's writers make one, so a field of another type counts as missing.
 func ReadDocument(raw bson.Raw) (d Document) {
@@ -72,9 +92,13 @@ func ReadDocument(raw bson.Raw) (d Document) {
 		case "envelope":
 			doc, _ := v.DocumentOK()
 			d.Envelope, d.Size = doc, len(doc)
+		// Their errors can be ignored: only the store's writers make these.
 		case "sent":
-			// The error can be ignored: only the store's writers make the list.
 			_ = bson.UnmarshalValue(v.Type, v.Value, &d.Sent)
+		case "error":
+			_ = bson.UnmarshalValue(v.Type, v.Value, &d.Error)
+		case "history":
+			_ = bson.UnmarshalValue(v.Type, v.Value, &d.History)
 		}
 	}
 	return d

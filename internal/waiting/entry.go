@@ -45,15 +45,6 @@ const (
 // maxErrorReason bounds a reason in the history of an envelope, in bytes.
 const maxErrorReason = 2 << 10
 
-// Failure is one failed attempt to send an envelope.
-type Failure struct {
-	Class  record.Class `bson:"class"`
-	Reason string       `bson:"reason"` // for people: never payload
-	Topic  string       `bson:"topic,omitempty"`
-	At     time.Time    `bson:"at"`
-	Node   string       `bson:"node,omitempty"`
-}
-
 // Entry is an envelope that begins to wait. It is the only way into the store (N16): the stream, a sweep, a scheduled
 // envelope that is due, a requeue and a replay all enter here.
 type Entry struct {
@@ -72,11 +63,11 @@ type Entry struct {
 	Pending     []string // topics that do not have it; nil: all that it routes to
 	Reason      Reason
 	Origin      string
-	NextAt      time.Time // when to send it again, by the server's clock; zero: when its turn comes
-	Attempts    int32     // failed attempts
-	Error       *Failure  // the latest failed attempt
-	ReplayOf    string    // the requeue or replay that sends it
-	Redelivered bool      // it may have been sent before; its records are flagged
+	NextAt      time.Time       // when to send it again, by the server's clock; zero: when its turn comes
+	Attempts    int32           // failed attempts
+	Error       *record.Attempt // the latest failed attempt
+	ReplayOf    string          // the requeue or replay that sends it
+	Redelivered bool            // it may have been sent before; its records are flagged
 }
 
 // IDSize is the size of the id of a stored document.
@@ -105,7 +96,7 @@ func (e *Entry) DocumentID() [IDSize]byte {
 	return [IDSize]byte(sum.Sum(nil)[:IDSize])
 }
 
-// Document returns the entry as it is read back after it was stored.
+// Document returns the entry as the sender reads it back after it was stored, without its failures.
 func (e *Entry) Document() Document {
 	d := Document{
 		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
@@ -149,7 +140,7 @@ func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 		fields = append(fields, bson.E{Key: "nextAt", Value: e.NextAt})
 	}
 	if e.Error != nil {
-		failure := e.Error.clipReason()
+		failure := clipReason(e.Error)
 		fields = append(fields, bson.E{Key: "error", Value: failure}, bson.E{Key: "history", Value: bson.A{failure}})
 	}
 	if e.ReplayOf != "" {
@@ -176,10 +167,10 @@ func splitTopics(text string) []string {
 	return strings.Split(text, ",")
 }
 
-// clipReason returns the failure with a bounded reason.
-func (f *Failure) clipReason() Failure {
-	short := *f
-	short.Reason = record.Clip(f.Reason, maxErrorReason)
+// clipReason returns the attempt with a bounded reason.
+func clipReason(a *record.Attempt) record.Attempt {
+	short := *a
+	short.Reason = record.Clip(a.Reason, maxErrorReason)
 	return short
 }
 

@@ -2,8 +2,8 @@ package waiting
 
 import (
 	"context"
-	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -59,30 +59,10 @@ func (q Query) filter() bson.D {
 	return append(bson.D{{Key: "watcher", Value: q.Watcher}}, q.buildConditions()...)
 }
 
-// Item is a waiting envelope in a list, without its payload.
-type Item struct {
-	ID          bson.RawValue `bson:"id"`
-	NS          string        `bson:"ns"`
-	Delivery    int32         `bson:"delivery"`
-	Key         string        `bson:"key"`
-	Pos         string        `bson:"pos"`
-	Topics      string        `bson:"topics"` // see Pending
-	Pending     []string      `bson:"-"`      // topics that do not have it; nil: all that it routes to
-	Reason      Reason        `bson:"reason"`
-	Origin      string        `bson:"origin"`
-	Attempts    int32         `bson:"attempts"`
-	NextAt      *time.Time    `bson:"nextAt"`
-	Error       *Failure      `bson:"error"` // the latest failed attempt
-	History     []Failure     `bson:"history"`
-	ReplayOf    string        `bson:"replayOf"`
-	Redelivered bool          `bson:"redelivered"`
-	Envelope    bson.Raw      `bson:"envelope"`
-}
-
 // List returns up to limit matching envelopes in the order in which they are sent, without the fields of the envelopes that are
 // named in without. after is next of the previous page; next is "" on the last page. The cost of a page grows with the number of
 // envelopes that do not match.
-func List(ctx context.Context, coll *mongo.Collection, q Query, without []string, limit int, after string) (page []Item, next string, err error) {
+func List(ctx context.Context, coll *mongo.Collection, q Query, without []string, limit int, after string) (page []Document, next string, err error) {
 	fields := bson.D{}
 	for _, name := range without {
 		fields = append(fields, bson.E{Key: "envelope." + name, Value: 0})
@@ -93,13 +73,8 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, without []string
 	}
 
 	more, err := scan.Page(ctx, limit, func(raw bson.Raw) error {
-		var item Item
-		// The bytes belong to the cursor, and the item keeps parts of them.
-		if err := bson.Unmarshal(append(bson.Raw{}, raw...), &item); err != nil {
-			return fmt.Errorf("decoding a waiting envelope: %w", err)
-		}
-		item.Pending = splitTopics(item.Topics)
-		page = append(page, item)
+		// The bytes belong to the cursor.
+		page = append(page, ReadDocument(slices.Clone(raw)))
 		return nil
 	})
 	if err != nil || !more {

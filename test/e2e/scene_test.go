@@ -23,6 +23,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/sagas"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -198,7 +199,7 @@ func (s *scene) insertInitialState() {
 			Watcher: "orders", NS: s.db.Name() + ".outbox", Raw: raw, Key: fmt.Sprintf("customer-r%d", i),
 			Pos: outboxes.PosAt(bson.Timestamp{T: uint32(now.Unix()), I: uint32(i)}), Pending: []string{s.topic},
 			Reason: waiting.Retry, Origin: waiting.OriginRequeue, Attempts: 3, NextAt: now.Add(time.Hour),
-			Error: &waiting.Failure{Class: "record_refused", Reason: "the broker refused it (87)", Topic: s.topic, At: now},
+			Error: &record.Attempt{Class: "record_refused", Reason: "the broker refused it (87)", Topic: s.topic, At: now},
 		})
 	}
 	if err := s.state.Ensure(s.t.Context(), slog.New(slog.DiscardHandler)); err != nil {
