@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -113,7 +114,12 @@ func (f *feed) fillItem(item *Item) error {
 	}
 
 	if err := f.mapping.Parse(f.ev.Document, &f.view); err != nil {
-		return err
+		// The claim takes every envelope with a due time, and decides about it. Otherwise it would get two letters.
+		due, scheduled := bson.Raw(f.ev.Document).Lookup("dueAt").DateTimeOK()
+		if !scheduled {
+			return err
+		}
+		f.view = envelope.View{DueAt: due, HasDueAt: true}
 	}
 	item.Key = f.view.OrderingKey()
 	// A scheduled envelope is sent when it is due.
