@@ -163,20 +163,22 @@ func (f *feed) recordDelivery(item *Item) {
 		return
 	}
 
-	// A timestamp far older than the commit was copied here with the document. It is unrelated to
-	// this insert.
-	stamp := f.view.TS
-	if f.ev.ClusterTime.T > stamp.T+f.StampMargin {
-		stamp = bson.Timestamp{}
-	}
-
 	id := f.documentID()
 	// The delivery is recorded after the batch is released, so its fields must not alias the batch.
 	item.Sent = &Delivery{Outcome: ledger.Outcome{
 		NS:         f.namespace(),
 		EnvelopeID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
-		Stamp:      stamp,
+		Stamp:      f.stampOfInsert(f.view.TS),
 	}}
+}
+
+// stampOfInsert returns the stamp of the envelope, or zero if it is far older than the commit: then it was copied here with the
+// document, and is unrelated to this insert.
+func (f *feed) stampOfInsert(stamp bson.Timestamp) bson.Timestamp {
+	if f.ev.ClusterTime.T > stamp.T+f.StampMargin {
+		return bson.Timestamp{}
+	}
+	return stamp
 }
 
 // checkIDTime compares the time in the id of an envelope without a stamp with the commit of its event.
@@ -223,6 +225,9 @@ func (f *feed) rejectEnvelope(ctx context.Context, item *Item, err error) error 
 
 	item.Dead = refusal
 	item.Records = item.Records[:0]
+	if f.RecordDeliveries && f.ev.HasDocument {
+		item.Whole, item.Stamp = true, f.stampOfInsert(outboxes.Stamp(f.ev.Document))
+	}
 	return f.Dispatcher.Deliver(ctx, item)
 }
 

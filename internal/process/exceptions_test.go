@@ -56,6 +56,26 @@ func TestN19_AMalformedScheduledEnvelopeGetsOneLetter(t *testing.T) {
 	}
 }
 
+// TestN17_DeadEnvelopesAreDeletedWithTheOthers: with `recording: delete`, the outbox stays empty: the letter has the envelope.
+func TestN17_DeadEnvelopesAreDeletedWithTheOthers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("recording=delete")
+	outbox := b.db.Collection("outbox")
+	if _, err := outbox.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "malformed"}, {Key: "type", Value: 5}}); err != nil {
+		t.Fatal(err)
+	}
+	b.append(1, event.WithPartition(99))
+
+	b.append(1)
+	b.consume(1)
+	stacktest.Eventually(t, "the letters are stored", func() bool { return b.count("letters", bson.D{}) == 2 })
+	stacktest.Eventually(t, "the outbox is empty", func() bool {
+		n, err := outbox.CountDocuments(t.Context(), bson.D{})
+		return err == nil && n == 0
+	})
+}
+
 // TestAValidatorOfTheOutboxStopsNothing: what waits is stored in the state database, so the rules of the outbox do not apply to it.
 func TestAValidatorOfTheOutboxStopsNothing(t *testing.T) {
 	t.Parallel()
