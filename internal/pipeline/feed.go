@@ -41,7 +41,7 @@ type FeedConfig struct {
 	StampMargin      uint32 // seconds by which a server timestamp may precede the commit
 }
 
-// Notes takes what a term has to know about the inserts.
+// Notes records facts about inserts for the term.
 type Notes interface {
 	// NoteIrregularID returns once the registry has recorded that the ids of the collection with this UUID
 	// must not be used as times.

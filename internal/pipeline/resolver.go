@@ -111,7 +111,7 @@ func (r *Resolver) Limits() (bytes, tickets int64) {
 	return r.budget.currentShare() + r.sideBudget.currentShare(), r.maxTickets.Load()
 }
 
-// EventNumber returns the number of the event at a position. It identifies the event among those of this process: an id does not,
+// EventNumber returns the number of the event at a position. It identifies the event within this process: an id does not,
 // because it may be inserted again.
 func EventNumber(pos []byte) uint64 { return maphash.Bytes(hashSeed, pos) }
 
