@@ -52,7 +52,8 @@ type lostStretch struct {
 	saved  time.Time      // when the cursor was last saved
 }
 
-// Plan is what a term has to sweep. It exists before the stream and the sink. The Recovery of the term carries it out.
+// Plan has the gap that a term has to sweep, and the renames that give positions to swept envelopes. It exists before the stream and
+// the sink. The Recovery of the term carries it out.
 type Plan struct {
 	Config      *config.Config
 	Held        *lease.Held

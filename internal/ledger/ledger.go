@@ -34,7 +34,7 @@ func (q *Queue) Add(list ...*Outcome) { q.box.Put(list...) }
 
 // Config is the configuration of a Ledger. Fields without a default are required.
 type Config struct {
-	Queue   *Queue // nil: one of its own
+	Queue   *Queue // nil: a new one
 	Fencer  mongodb.Fencer
 	Store   *waiting.Store
 	Letters *mongo.Collection

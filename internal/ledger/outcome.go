@@ -75,6 +75,8 @@ type Outcome struct {
 	// Stamp is the server's stamp of the envelope in the outbox. It is zero if the envelope has none, or if the stamp is older than
 	// the event by more than the margin: then the envelope was copied here, and its stamp is not the time of the copy (N25).
 	Stamp bson.Timestamp
+	// DeadTargets reports that some targets of a sent envelope have a dead letter in place of the record.
+	DeadTargets bool
 	// Recorded requests that the delivery is recorded on the document of the outbox, as configured.
 	Recorded bool
 

@@ -64,7 +64,11 @@ func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
 	byOutbox := map[string][]*Outcome{}
 	for _, o := range part {
 		deletes := l.config.Recording == RecordDelete
-		finished := o.End == Sent || o.End == Dead && deletes
+		finished := o.End == Sent && !o.DeadTargets
+		// The letters have a dead envelope. An outbox that is to stay empty does not keep it.
+		if deletes {
+			finished = o.End == Sent || o.End == Dead || o.End == Dropped
+		}
 		// The claim has taken a scheduled envelope out of its outbox already.
 		taken := o.Doc != nil && o.Doc.Origin == waiting.OriginScheduled && deletes
 		if o.Recorded && finished && !taken {

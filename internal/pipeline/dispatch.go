@@ -18,6 +18,8 @@ import (
 	"errors"
 	"slices"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -56,10 +58,12 @@ type Item struct {
 	Sent   *Delivery       // the delivery to record; nil if it is not recorded
 	Follow Follower        // observes the outcome for a trace; usually nil
 
-	Raw      []byte // the envelope
-	DB, Coll []byte // its collection
-	Pos      []byte // position of its event, in hexadecimal
-	Key      []byte // its ordering key; nil if it is malformed
+	Raw      []byte         // the envelope
+	Whole    bool           // Raw is the envelope as it was inserted
+	Stamp    bson.Timestamp // of its insert; see [ledger.Outcome]
+	DB, Coll []byte         // its collection
+	Pos      []byte         // position of its event, in hexadecimal
+	Key      []byte         // its ordering key; nil if it is malformed
 }
 
 // newOutcome returns the outcome of an envelope that is not sent now. It copies every slice that may alias the server's reply.
@@ -161,6 +165,7 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 	ticket := d.tracker.Begin(item.CommitMS, 1, EventNumber(item.Pos))
 	o := item.newOutcome(ledger.Dead)
 	o.Refusal = *item.Dead
+	o.Stamp, o.Recorded = item.Stamp, item.Whole
 	d.addUnsent(o, unsent{ticket: ticket, targets: 1, bytes: int64(len(item.Raw))})
 	return nil
 }

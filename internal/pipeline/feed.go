@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -40,7 +41,7 @@ type FeedConfig struct {
 	StampMargin      uint32 // seconds by which a server timestamp may precede the commit
 }
 
-// Notes takes what a term has to know about the inserts.
+// Notes records facts about inserts for the term.
 type Notes interface {
 	// NoteIrregularID returns once the registry has recorded that the ids of the collection with this UUID
 	// must not be used as times.
@@ -113,7 +114,12 @@ func (f *feed) fillItem(item *Item) error {
 	}
 
 	if err := f.mapping.Parse(f.ev.Document, &f.view); err != nil {
-		return err
+		// The claim takes every envelope with a due time, and decides about it. Otherwise it would get two letters.
+		due, scheduled := bson.Raw(f.ev.Document).Lookup("dueAt").DateTimeOK()
+		if !scheduled {
+			return err
+		}
+		f.view = envelope.View{DueAt: due, HasDueAt: true}
 	}
 	item.Key = f.view.OrderingKey()
 	// A scheduled envelope is sent when it is due.
@@ -157,20 +163,22 @@ func (f *feed) recordDelivery(item *Item) {
 		return
 	}
 
-	// A timestamp far older than the commit was copied here with the document. It is unrelated to
-	// this insert.
-	stamp := f.view.TS
-	if f.ev.ClusterTime.T > stamp.T+f.StampMargin {
-		stamp = bson.Timestamp{}
-	}
-
 	id := f.documentID()
 	// The delivery is recorded after the batch is released, so its fields must not alias the batch.
 	item.Sent = &Delivery{Outcome: ledger.Outcome{
 		NS:         f.namespace(),
 		EnvelopeID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
-		Stamp:      stamp,
+		Stamp:      f.stampOfInsert(f.view.TS),
 	}}
+}
+
+// stampOfInsert returns the stamp of the envelope, or zero if it is far older than the commit: then it was copied here with the
+// document, and is unrelated to this insert.
+func (f *feed) stampOfInsert(stamp bson.Timestamp) bson.Timestamp {
+	if f.ev.ClusterTime.T > stamp.T+f.StampMargin {
+		return bson.Timestamp{}
+	}
+	return stamp
 }
 
 // checkIDTime compares the time in the id of an envelope without a stamp with the commit of its event.
@@ -217,6 +225,9 @@ func (f *feed) rejectEnvelope(ctx context.Context, item *Item, err error) error 
 
 	item.Dead = refusal
 	item.Records = item.Records[:0]
+	if f.RecordDeliveries && f.ev.HasDocument {
+		item.Whole, item.Stamp = true, f.stampOfInsert(outboxes.Stamp(f.ev.Document))
+	}
 	return f.Dispatcher.Deliver(ctx, item)
 }
 

@@ -127,9 +127,13 @@ func (f *followers) notifyLeft(o *ledger.Outcome, u unsent) (resolved []*Deliver
 
 	f.mu.Lock()
 	tracked, last := f.countResolvedLocked(u.ticket, u.targets)
-	// Such a delivery is not complete, so it is not recorded as sent.
+	// If a target waits, the delivery is not complete, so it is not recorded.
 	if tracked.sent != nil {
-		tracked.sent.void = true
+		if o.End == ledger.Dead {
+			tracked.sent.Outcome.DeadTargets = true
+		} else {
+			tracked.sent.void = true
+		}
 		if last {
 			resolved = []*Delivery{tracked.sent}
 		}

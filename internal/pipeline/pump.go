@@ -43,7 +43,7 @@ type Term interface {
 	NoteProgress()
 }
 
-// PumpConfig contains the parts of a pump besides those of its feed. All fields are required, except where the
+// PumpConfig contains the parts of a pump except for its feed. All fields are required, except where the
 // comment allows nil.
 type PumpConfig struct {
 	Term        Term

@@ -111,7 +111,7 @@ func (r *Resolver) Limits() (bytes, tickets int64) {
 	return r.budget.currentShare() + r.sideBudget.currentShare(), r.maxTickets.Load()
 }
 
-// EventNumber returns the number of the event at a position. It identifies the event among those of this process: an id does not,
+// EventNumber returns the number of the event at a position. It identifies the event within this process: an id does not,
 // because it may be inserted again.
 func EventNumber(pos []byte) uint64 { return maphash.Bytes(hashSeed, pos) }
 
@@ -147,8 +147,7 @@ type unsent struct {
 // addUnsent closes gates and passes o to the ledger. When o is stored, its targets are resolved, so a checkpoint never passes an
 // envelope that is not stored.
 func (r *Resolver) addUnsent(o *ledger.Outcome, u unsent, gates ...gate) {
-	r.recordDeliveries(r.followers.notifyLeft(o, u))
-
+	delivered := r.followers.notifyLeft(o, u)
 	for _, g := range gates {
 		r.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)
 	}
@@ -156,6 +155,9 @@ func (r *Resolver) addUnsent(o *ledger.Outcome, u unsent, gates ...gate) {
 	r.unrecorded.Add(1)
 	o.Stored = func(o *ledger.Outcome) { r.resolveUnsent(o, u, gates) }
 	r.cfg.Ledger.Add(o)
+
+	// The letter of a dead target is stored before its envelope may be deleted.
+	r.recordDeliveries(delivered)
 }
 
 // resolveUnsent resolves the targets of o, which is stored, and releases their bytes. A gate opens only now if the envelope does not

@@ -12,7 +12,7 @@ type Delivery struct {
 	Outcome ledger.Outcome // with a place for each target that has the envelope
 
 	ticket record.Ticket
-	void   bool // a target is not sent now, which the ledger stores separately
+	void   bool // a target waits, which the ledger stores separately
 }
 
 // recordDeliveries passes resolved envelopes to the ledger. Their tickets are resolved when the deliveries are recorded, so a

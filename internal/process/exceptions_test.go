@@ -31,6 +31,51 @@ func TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSent(t *testing.T) {
 	})
 }
 
+// TestN19_AMalformedScheduledEnvelopeGetsOneLetter: the stream brings it, and the index does when it is due.
+func TestN19_AMalformedScheduledEnvelopeGetsOneLetter(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	b.start()
+	b.consume(1)
+
+	malformed := bson.D{{Key: "_id", Value: "bad"}, {Key: "dueAt", Value: time.Now().Add(time.Second)}, {Key: "type", Value: 5}}
+	if _, err := b.db.Collection("outbox").InsertOne(t.Context(), malformed); err != nil {
+		t.Fatal(err)
+	}
+	b.append(1, event.WithDueAt(time.Now().Add(2*time.Second)))
+	b.consume(2)
+	stacktest.Eventually(t, "the malformed envelope leaves the outbox", func() bool {
+		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "bad"}})
+		return err == nil && n == 0
+	})
+
+	stacktest.Eventually(t, "its letter is stored", func() bool { return b.count("letters", bson.D{{Key: "id", Value: "bad"}}) > 0 })
+	if n := b.countWaiting(bson.D{{Key: "id", Value: "bad"}}) + b.count("letters", bson.D{{Key: "id", Value: "bad"}}); n != 1 {
+		t.Errorf("%d letters, want one", n)
+	}
+}
+
+// TestN17_DeadEnvelopesAreDeletedWithTheOthers: with `recording: delete`, the outbox stays empty: the letter has the envelope.
+func TestN17_DeadEnvelopesAreDeletedWithTheOthers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("recording=delete")
+	outbox := b.db.Collection("outbox")
+	if _, err := outbox.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "malformed"}, {Key: "type", Value: 5}}); err != nil {
+		t.Fatal(err)
+	}
+	b.append(1, event.WithPartition(99))
+
+	b.append(1)
+	b.consume(1)
+	stacktest.Eventually(t, "the letters are stored", func() bool { return b.count("letters", bson.D{}) == 2 })
+	stacktest.Eventually(t, "the outbox is empty", func() bool {
+		n, err := outbox.CountDocuments(t.Context(), bson.D{})
+		return err == nil && n == 0
+	})
+}
+
 // TestAValidatorOfTheOutboxStopsNothing: what waits is stored in the state database, so the rules of the outbox do not apply to it.
 func TestAValidatorOfTheOutboxStopsNothing(t *testing.T) {
 	t.Parallel()

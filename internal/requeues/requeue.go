@@ -138,8 +138,8 @@ func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, o Options
 	return first, err
 }
 
-// rejectedError means that MongoDB rejects one of the envelopes as a waiting envelope, so that another attempt fails in the same way. The
-// other statements of the transaction say nothing about an envelope.
+// rejectedError means that MongoDB rejects one of the envelopes as a waiting envelope, so that another attempt fails in the same way. An
+// error of another statement concerns no single envelope.
 type rejectedError struct{ error }
 
 func (e *rejectedError) Unwrap() error { return e.error }

@@ -107,6 +107,39 @@ func TestN16_AnEnvelopeThatTheStoreRejectsBecomesADeadLetter(t *testing.T) {
 	p.checkNothingLeft()
 }
 
+// N19: an outbox whose validator rejects the mark of one envelope delays no other. That envelope is sent, too.
+func TestN19_AnEnvelopeThatCannotBeMarkedDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	p := newPlanned(t)
+	ids := p.schedule(40, 0)
+	bad := ids[17]
+	valid := bson.A{
+		bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: p.findDocument(bad).Lookup("_id")}}}},
+		bson.D{{Key: "scheduledFor", Value: nil}},
+	}
+	validate := bson.D{{Key: "collMod", Value: p.coll.Name()}, {Key: "validator", Value: bson.D{{Key: "$or", Value: valid}}}}
+	if err := p.db.RunCommand(t.Context(), validate).Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	var problems atomic.Int64
+	x := p.takeOver(func(c *setUp) {
+		c.ledger.Recording = ledger.RecordMark
+		c.OnRetry = func(error) { problems.Add(1) }
+	})
+	x.waitSettled(len(ids))
+	x.checkSentOnce(time.Time{}, ids...)
+	for _, id := range ids {
+		doc := p.findDocument(id)
+		if id == bad && doc != nil || id != bad && doc.Lookup("scheduledFor").Type != bson.TypeDateTime {
+			t.Errorf("in the outbox: %s", doc)
+		}
+	}
+	if n := problems.Load(); n > 0 {
+		t.Errorf("the outbox was paused %d times", n)
+	}
+}
+
 // N19: envelopes that are malformed in different ways become dead letters, once each, and leave the outbox.
 func TestN19_MalformedEnvelopesBecomeDeadLetters(t *testing.T) {
 	t.Parallel()

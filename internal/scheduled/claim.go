@@ -77,7 +77,7 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 		begin := time.Now()
 		// An envelope that was locked may be so still, and then the claim is divided.
 		fresh, locked := splitLocked(due)
-		claimed, err := s.claimParts(ctx, fresh, locked)
+		claimed, err := s.claimParts(ctx, s.Mark, fresh, locked)
 		if err != nil {
 			return err
 		}
@@ -199,18 +199,23 @@ func (s *Scheduled) nextPosition() string {
 	return outboxes.PosAt(bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)})
 }
 
-// claimTimers claims the envelopes of due in one transaction, and returns the claimed ones. No envelope and no outbox delays the others:
+// claimTimers claims the envelopes of due in one transaction, and returns the claimed ones. With mark, they stay in their outboxes. No
+// envelope and no outbox delays the others:
 //   - If it fails for another reason than the ones below, it claims the envelopes of each outbox alone, and pauses the outbox that fails again.
 //   - If the store rejects an envelope or a service has locked one, it claims the halves. A single envelope that is rejected becomes a
 //     dead letter, and one that is locked is tried again later.
+//   - If an outbox rejects the mark of an envelope (`recording: mark`), it claims the halves. A single envelope that is rejected is taken out
+//     of its outbox, as without marks: it is due, and would be claimed again and again.
 //   - If the server is too slow for so many, it puts all of them back, and the next claims are smaller.
 //
 // It returns an error only if ctx ends or the lease is lost.
-func (s *Scheduled) claimTimers(ctx context.Context, due []timer) ([]dueEnvelope, error) {
+func (s *Scheduled) claimTimers(ctx context.Context, due []timer, mark bool) ([]dueEnvelope, error) {
 	groups := s.groupByCollection(due)
-	claimed, err := s.claimTogether(ctx, groups)
+	claimed, err := s.claimTogether(ctx, groups, mark)
 	var rejected *rejectedError
 	isRejected := errors.As(err, &rejected)
+	var unmarkable *unmarkableError
+	isUnmarkable := errors.As(err, &unmarkable)
 
 	switch {
 	case err == nil:
@@ -225,14 +230,21 @@ func (s *Scheduled) claimTimers(ctx context.Context, due []timer) ([]dueEnvelope
 		s.claimSize.Slow(len(due))
 		return nil, nil
 
-	case len(due) > 1 && (isRejected || errors.Is(err, errLocked)):
+	case len(due) > 1 && (isRejected || isUnmarkable || errors.Is(err, errLocked)):
 		half := len(due) / 2
-		return s.claimParts(ctx, due[:half], due[half:])
+		return s.claimParts(ctx, mark, due[:half], due[half:])
 	case errors.Is(err, errLocked):
 		s.postpone(due[0])
 		return nil, nil
+	case isUnmarkable:
+		s.Log.Error("an outbox rejects the mark of a due envelope, which is removed instead", "collection", groups[0].collection.ns,
+			"id", due[0].id.String(), "error", unmarkable, "advice", "allow the field scheduledFor in the validator")
+		return s.claimTimers(ctx, due, false)
 	case isRejected:
-		if err = s.bury(ctx, groups[0], rejected); err == nil {
+		if err = s.bury(ctx, groups[0], rejected, mark); errors.As(err, &unmarkable) {
+			err = s.bury(ctx, groups[0], rejected, false)
+		}
+		if err == nil {
 			return nil, nil
 		}
 	case len(groups) > 1:
@@ -240,7 +252,7 @@ func (s *Scheduled) claimTimers(ctx context.Context, due []timer) ([]dueEnvelope
 		for i, g := range groups {
 			parts[i] = g.timers
 		}
-		return s.claimParts(ctx, parts...)
+		return s.claimParts(ctx, mark, parts...)
 	}
 
 	s.pauseCollection(collectionStep{groups[0].collection, true}, err)
@@ -251,12 +263,12 @@ func (s *Scheduled) claimTimers(ctx context.Context, due []timer) ([]dueEnvelope
 }
 
 // claimParts claims the envelopes of each part.
-func (s *Scheduled) claimParts(ctx context.Context, parts ...[]timer) (claimed []dueEnvelope, err error) {
+func (s *Scheduled) claimParts(ctx context.Context, mark bool, parts ...[]timer) (claimed []dueEnvelope, err error) {
 	for _, part := range parts {
 		if len(part) == 0 {
 			continue
 		}
-		list, err := s.claimTimers(ctx, part)
+		list, err := s.claimTimers(ctx, part, mark)
 		if err != nil {
 			return nil, err
 		}
@@ -274,7 +286,7 @@ type rejectedError struct {
 func (e *rejectedError) Unwrap() error { return e.error }
 
 // bury stores the only envelope of g, which the store rejects, as a dead letter, and takes it out of its outbox.
-func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError) error {
+func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError, mark bool) error {
 	if len(why.claimed) == 0 {
 		return why
 	}
@@ -295,7 +307,7 @@ func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError)
 
 	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
 		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), g.coll)
-		_, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
+		_, err := takeDue(tx, coll, g.ids, s.ahead, mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
 		return err
 	}))
 	if err == nil {
@@ -324,9 +336,10 @@ func (s *Scheduled) putBack(list ...timer) {
 // errLocked means that a service changes one of the envelopes in a transaction that is open.
 var errLocked = errors.New("an envelope is locked")
 
-// claimTogether claims the envelopes of the groups in one fenced transaction, and returns those that were still due. The sender leaves
+// claimTogether claims the envelopes of the groups in one fenced transaction, and returns those that were still due. With mark, they stay
+// in their outboxes. The sender leaves
 // out the documents of the store until it gets the envelopes. Timers of other envelopes are released.
-func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]dueEnvelope, error) {
+func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mark bool) ([]dueEnvelope, error) {
 	total := 0
 	for _, g := range groups {
 		total += len(g.ids)
@@ -344,7 +357,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) ([]
 		left := mongodb.MaxBytes
 		for _, g := range groups {
 			coll := mongodb.InClient(client, g.coll)
-			size, err := takeDue(tx, coll, g.ids, s.ahead, s.Mark, left, func(raw bson.Raw, sendAt time.Time) {
+			size, err := takeDue(tx, coll, g.ids, s.ahead, mark, left, func(raw bson.Raw, sendAt time.Time) {
 				claimed = append(claimed, s.newDueEnvelope(g, raw, sendAt))
 			})
 			if errors.Is(err, errFull) {

@@ -92,6 +92,11 @@ func takeDue(
 	return size, nil
 }
 
+// unmarkableError means that MongoDB rejects the change of an envelope that stays in its outbox, for example because of a validator.
+type unmarkableError struct{ error }
+
+func (e *unmarkableError) Unwrap() error { return e.error }
+
 // removeDue takes n envelopes that filter matches out of the outbox, or marks them as due.
 func removeDue(tx context.Context, coll *mongo.Collection, filter bson.D, mark bool, n int) error {
 	ns := mongodb.Namespace(coll)
@@ -100,6 +105,9 @@ func removeDue(tx context.Context, coll *mongo.Collection, filter bson.D, mark b
 			{{Key: "$set", Value: bson.D{{Key: "scheduledFor", Value: "$dueAt"}}}},
 			{{Key: "$unset", Value: bson.A{"dueAt"}}},
 		}, options.UpdateMany().SetHint(outboxes.PickedByID))
+		if mongodb.IsRejection(err) {
+			return &unmarkableError{err}
+		}
 		return mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and update", ns)
 	}
 

@@ -47,7 +47,7 @@ var (
 var errGapTooLate = errors.New("the change stream has a gap that contains waiting envelopes")
 
 // term is one period of ownership: from the acquisition of the lease to its release or loss. It has the parts that exist during
-// the takeover. The others are those of its [delivery].
+// the takeover. Its [delivery] has the others.
 type term struct {
 	*sources
 	*results
