@@ -38,6 +38,10 @@ var (
 
 // Members join, leave, pause and are killed, their networks fail, handlers are slow and fail, topics are created again, and letters are
 // requeued, at random. In the end, each message has had its effect, in the order of its key, and each given-up record has had a letter.
+//
+// Within two minutes, it has found each of these mistakes, when the code was changed to make them: a partition that was given back keeps
+// its mark, the id of a topic is unknown before the first record, an offset of a deleted topic is believed, franz-go commits the
+// offsets, the letters of two records with one id replace each other, and equal ids of two topics are one message.
 func TestRandomFaultsLoseNothing(t *testing.T) {
 	t.Parallel()
 	for name, use := range randomLibraries {
