@@ -262,6 +262,7 @@ func (s *storm) countKills() func(ctx context.Context, e *driverevent.CommandSta
 			own.Store(e.Command.Lookup("lsid", "id").String(), nil)
 			return
 		}
+
 		list, err := e.Command.Lookup("killSessions").Array().Values()
 		if err != nil {
 			s.Error(err)
@@ -437,6 +438,7 @@ func (s *storm) addSaga(k *kit, c *consumer.Consumer) {
 		in.Emit(event.New(event.Aggregate{Type: "tally", ID: in.ID()}, "Stepped", event.JSON(p.N)))
 		return nil
 	}, saga.By(func(p tallyStep) string { return p.Key }))
+
 	h, err := tallies.Handler(box)
 	if err != nil {
 		s.Fatal(err)
@@ -483,6 +485,7 @@ func (s *storm) readAllEnds(topic string) []int64 {
 	s.Helper()
 	adm, done := s.newAdmin()
 	defer done()
+
 	ends := make([]int64, randomPartitions)
 	s.waitUntil("the ends", func(ctx context.Context) bool {
 		list, err := adm.ListEndOffsets(ctx, topic)
@@ -567,6 +570,7 @@ func (s *storm) createAgain() {
 	if res, err := adm.DeleteTopics(s.context(), s.topic); err != nil || res.Error() != nil {
 		s.Fatal(err, res.Error())
 	}
+
 	s.waitUntil("the new topic", func(ctx context.Context) bool {
 		_, _ = adm.CreateTopic(ctx, randomPartitions, 1, nil, s.topic)
 		now := s.readTopicID(adm)
@@ -636,6 +640,7 @@ func (s *storm) checkEffects() {
 			}
 			continue
 		}
+
 		// A message that was given up leaves the order of its key.
 		if d["type"] != "counted" {
 			continue
@@ -661,6 +666,7 @@ func (s *storm) checkLetters() {
 		}
 		letters[place{l.ID.Topic, l.ID.Message}]++
 	}
+
 	for m, n := range s.records {
 		// The second record is a duplicate if the first one was requeued and handled before.
 		if s.mode == consumer.Transactional {
@@ -687,6 +693,7 @@ func (s *storm) checkTallies() {
 			s.Errorf("saga %s: steps %v, want %v, %v", key, got.Steps, want, err)
 		}
 	}
+
 	if n := s.countDocuments("outbox"); n != steps {
 		s.Errorf("%d events of %d steps", n, steps)
 	}
@@ -700,6 +707,7 @@ func (s *storm) describe() string {
 	for i, m := range s.members {
 		fmt.Fprintf(&b, "member %d: %+v\n", i, m.Status())
 	}
+
 	fields := options.Find().SetProjection(bson.D{{Key: "v", Value: 0}, {Key: "hd", Value: 0}, {Key: "hist", Value: 0}})
 	for _, name := range []string{"inbox_tenures", setaside.DefaultCollection} {
 		for _, d := range s.listDocuments(name, fields) {
