@@ -130,6 +130,44 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 	}
 }
 
+// One member counts the messages of the group, from an index. Each other member reads one document, however many messages wait.
+func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
+	t.Parallel()
+	const backlog, members = 500, 20
+	var mu sync.Mutex
+	var plans []stacktest.Plan
+	s := openStore(t, stacktest.Database(t, stacktest.Explained(t, func(p stacktest.Plan) {
+		mu.Lock()
+		defer mu.Unlock()
+		plans = append(plans, p)
+	})))
+	for offset := range int64(backlog) {
+		if err := s.Add(t.Context(), setasidetest.NewMessage(fmt.Sprint(offset%100), 0, offset, 1), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(member string) []stacktest.Plan {
+		t.Helper()
+		plans = nil
+		c, err := s.Census(t.Context(), "billing", member, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
+		if err != nil || len(c.Counts) != 1 || c.Counts[0].N != backlog {
+			t.Fatalf("counts: got %+v (%v), want %d messages of one handler", c.Counts, err, backlog)
+		}
+		return plans
+	}
+
+	for _, p := range read("keeper") {
+		if p.Docs > 1 {
+			t.Errorf("the keeper reads %d documents: %s", p.Docs, p.Command)
+		}
+	}
+	for i := range members {
+		if got := read(fmt.Sprint("member", i)); len(got) != 1 || got[0].Docs > 1 || got[0].Keys > 1 {
+			t.Errorf("member %d: got the plans %+v, want one that reads one document", i, got)
+		}
+	}
+}
+
 // DistinctResult.Decode of the driver hides the error of the command, so no function of this package may use it.
 func TestTheErrorOfTheServerIsReturned(t *testing.T) {
 	t.Parallel()

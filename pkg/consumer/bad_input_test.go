@@ -16,6 +16,7 @@ import (
 func TestBadArgumentsAreNamed(t *testing.T) {
 	t.Parallel()
 	db := newKit(t, 1).db
+
 	for name, c := range map[string]struct {
 		group string
 		opts  []consumer.Option
@@ -166,12 +167,14 @@ func TestAnUnknownTopicIsOneReport(t *testing.T) {
 	missing := k.topic + "_missing"
 	reports := make(chan string, 100)
 	c := k.newConsumer(consumer.WithTopics(missing), consumer.WithErrorHook(func(_ context.Context, err error) { reports <- err.Error() }))
+
 	addHandler(t, c, "counted", k.insertInto("effects"))
 	k.publish(newMessages(1, 1)...)
 	stop := k.start(c)
 	k.waitCount("effects", 1)
 	stop()
 	close(reports)
+
 	var all []string
 	for text := range reports {
 		all = append(all, text)

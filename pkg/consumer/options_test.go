@@ -221,6 +221,7 @@ func listOptions(t *testing.T, dir string) (names []string) {
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
+
 	for _, path := range files {
 		if strings.HasSuffix(path, "_test.go") {
 			continue

@@ -38,6 +38,10 @@ var (
 
 // Members join, leave, pause and are killed, their networks fail, handlers are slow and fail, topics are created again, and letters are
 // requeued, at random. In the end, each message has had its effect, in the order of its key, and each given-up record has had a letter.
+//
+// Within two minutes, it has found each of these mistakes, when the code was changed to make them: a partition that was given back keeps
+// its mark, the id of a topic is unknown before the first record, an offset of a deleted topic is believed, franz-go commits the
+// offsets, the letters of two records with one id replace each other, and equal ids of two topics are one message.
 func TestRandomFaultsLoseNothing(t *testing.T) {
 	t.Parallel()
 	for name, use := range randomLibraries {
@@ -88,6 +92,7 @@ type storm struct {
 	calm  atomic.Bool  // no handler fails
 	slow  atomic.Bool  // each handler takes some time
 	kills atomic.Int64 // sessions of other members that a member has ended
+	clock atomic.Int64 // counts attempts. The natural order of documents changes with the primary
 
 	records map[place]int    // by message: how many
 	next    map[string]int   // by key and type: the value of the next message
@@ -146,7 +151,7 @@ func newStorm(t *testing.T, k *kit, mode consumer.Mode, use []consumer.Option, c
 	k.newCollection("effects")
 	s.faults = []fault{
 		{"join", s.join}, {"leave", s.leave}, {"kill", s.kill}, {"pause", s.pause}, {"cut MongoDB", s.cutMongoDB}, {"cut Kafka", s.cutKafka},
-		{"requeue", s.requeueLetters}, {"create the topic again", s.recreate},
+		{"requeue", s.requeueLetters}, {"create the topic again", s.recreate}, {"create the topic again", s.recreate},
 	}
 	return s
 }
@@ -179,7 +184,7 @@ func (s *storm) run() {
 	}
 	for i := range quietSteps {
 		s.publishSome()
-		s.pickOne(quiet[:max(1, i*len(quiet))]...)
+		s.pickOne(quiet[:min(1+i*len(quiet), len(quiet))]...)
 		// While the members that stay are busy, the others handle the first messages of the partitions that have moved.
 		s.awaitMembers()
 		for range 3 {
@@ -257,6 +262,7 @@ func (s *storm) countKills() func(ctx context.Context, e *driverevent.CommandSta
 			own.Store(e.Command.Lookup("lsid", "id").String(), nil)
 			return
 		}
+
 		list, err := e.Command.Lookup("killSessions").Array().Values()
 		if err != nil {
 			s.Error(err)
@@ -410,7 +416,7 @@ func (s *storm) handleWith(k *kit) consumer.HandlerFunc {
 
 		_, err := effects.InsertOne(ctx, bson.D{
 			{Key: "id", Value: m.ID}, {Key: "topic", Value: m.Topic}, {Key: "key", Value: string(m.Key)}, {Key: "value", Value: string(m.Value)},
-			{Key: "type", Value: m.Name},
+			{Key: "type", Value: m.Name}, {Key: "at", Value: s.clock.Add(1)},
 		})
 		if dice == 99 && !s.calm.Load() {
 			return errWanted
@@ -432,6 +438,7 @@ func (s *storm) addSaga(k *kit, c *consumer.Consumer) {
 		in.Emit(event.New(event.Aggregate{Type: "tally", ID: in.ID()}, "Stepped", event.JSON(p.N)))
 		return nil
 	}, saga.By(func(p tallyStep) string { return p.Key }))
+
 	h, err := tallies.Handler(box)
 	if err != nil {
 		s.Fatal(err)
@@ -478,6 +485,7 @@ func (s *storm) readAllEnds(topic string) []int64 {
 	s.Helper()
 	adm, done := s.newAdmin()
 	defer done()
+
 	ends := make([]int64, randomPartitions)
 	s.waitUntil("the ends", func(ctx context.Context) bool {
 		list, err := adm.ListEndOffsets(ctx, topic)
@@ -519,7 +527,7 @@ func (s *storm) recreate() {
 		rounds := 1
 		// An old offset is wrong in two ways: after the end of the new topic, or among its records.
 		if s.random.IntN(3) > 0 {
-			rounds = min(s.rounds, 20) + 1
+			rounds = min(s.rounds, 20)*3/2 + 1
 		}
 		s.createAgain()
 		s.rounds = 0
@@ -545,6 +553,7 @@ func (s *storm) recreate() {
 		fault{"under members", again},
 		fault{"under paused members", paused},
 		fault{"under paused members that have read nothing", func() { stopAll(); start(); paused() }},
+		fault{"under paused members that have read nothing", func() { stopAll(); start(); paused() }},
 		fault{"under members that have read nothing", func() { stopAll(); start(); again() }},
 		fault{"while nobody runs", func() { stopAll(); again(); start() }},
 		fault{"with a late commit", func() { stopAll(); again(); s.commitOffset(1, late); start() }},
@@ -561,6 +570,7 @@ func (s *storm) createAgain() {
 	if res, err := adm.DeleteTopics(s.context(), s.topic); err != nil || res.Error() != nil {
 		s.Fatal(err, res.Error())
 	}
+
 	s.waitUntil("the new topic", func(ctx context.Context) bool {
 		_, _ = adm.CreateTopic(ctx, randomPartitions, 1, nil, s.topic)
 		now := s.readTopicID(adm)
@@ -622,7 +632,7 @@ func (s *storm) findMissing() (missing []place) {
 func (s *storm) checkEffects() {
 	s.Helper()
 	seen, next := map[place]int{}, map[place]int{}
-	for _, d := range s.listDocuments("effects", options.Find().SetSort(bson.D{{Key: "$natural", Value: 1}})) {
+	for _, d := range s.listDocuments("effects", options.Find().SetSort(bson.D{{Key: "at", Value: 1}})) {
 		m := place{d["topic"].(string), d["id"].(string)}
 		if seen[m]++; seen[m] > 1 {
 			if s.mode == consumer.Transactional {
@@ -630,6 +640,7 @@ func (s *storm) checkEffects() {
 			}
 			continue
 		}
+
 		// A message that was given up leaves the order of its key.
 		if d["type"] != "counted" {
 			continue
@@ -655,6 +666,7 @@ func (s *storm) checkLetters() {
 		}
 		letters[place{l.ID.Topic, l.ID.Message}]++
 	}
+
 	for m, n := range s.records {
 		// The second record is a duplicate if the first one was requeued and handled before.
 		if s.mode == consumer.Transactional {
@@ -681,6 +693,7 @@ func (s *storm) checkTallies() {
 			s.Errorf("saga %s: steps %v, want %v, %v", key, got.Steps, want, err)
 		}
 	}
+
 	if n := s.countDocuments("outbox"); n != steps {
 		s.Errorf("%d events of %d steps", n, steps)
 	}
@@ -694,6 +707,7 @@ func (s *storm) describe() string {
 	for i, m := range s.members {
 		fmt.Fprintf(&b, "member %d: %+v\n", i, m.Status())
 	}
+
 	fields := options.Find().SetProjection(bson.D{{Key: "v", Value: 0}, {Key: "hd", Value: 0}, {Key: "hist", Value: 0}})
 	for _, name := range []string{"inbox_tenures", setaside.DefaultCollection} {
 		for _, d := range s.listDocuments(name, fields) {

@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -326,4 +327,96 @@ func TestAnInterruptedTransactionRunsAgain(t *testing.T) {
 	if n, err := k.newDesk().Count(k.context(), deadletter.Query{}); err != nil || n != 0 {
 		t.Errorf("%d dead letters, %v", n, err)
 	}
+}
+
+// A handler that outlives the drain keeps its partition in the inbox, although another member has the partition in Kafka. Its member
+// goes on in the next generation, and that other member ends none of its transactions.
+func TestAnAbandonedHandlerCostsNoOtherTransactionOfItsMember(t *testing.T) {
+	t.Parallel()
+	const partitions = 4
+	k := newKit(t, partitions)
+	other := newKitOf(k)
+	release := make(chan struct{})
+	stubborn, long, first := make(chan struct{}, 10), make(chan struct{}, 10), make(chan struct{}, 10)
+	var runs atomic.Int32
+	var mu sync.Mutex
+	keys := map[int32]string{}
+	newMember := func(k *kit, isFirst bool) *consumer.Consumer {
+		insert := k.insertInto("effects")
+		c := k.newConsumer(consumer.WithSharedTransaction(1), consumer.WithDrain(100*time.Millisecond))
+		addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			if err := insert(ctx, m); err != nil {
+				return err
+			}
+			switch string(m.Value) {
+			case "stubborn":
+				if isFirst {
+					stubborn <- struct{}{}
+					// It does not look at its context.
+					<-release
+				}
+			case "long":
+				runs.Add(1)
+				long <- struct{}{}
+				return holdBetween(4*time.Second)(ctx, k)
+			case "first":
+				first <- struct{}{}
+			default:
+				mu.Lock()
+				defer mu.Unlock()
+				keys[m.Partition] = string(m.Key)
+			}
+			return nil
+		})
+		return c
+	}
+
+	var ms []*consumer.Message
+	for i := range 10 * partitions {
+		ms = append(ms, newMessage(fmt.Sprintf("key%03d", i), "counted", "0"))
+	}
+	k.publish(ms...)
+	k.newCollection("one")
+	one, two := newMember(k, true), newMember(other, false)
+	k.start(one)
+	k.waitCount("effects", len(ms))
+	mu.Lock()
+	keyOf := maps.Clone(keys)
+	mu.Unlock()
+	if len(keyOf) != partitions {
+		t.Fatalf("keys of %d partitions", len(keyOf))
+	}
+
+	// Partitions that are next to each other go to different members, so one of these two moves.
+	k.publish(newMessage(keyOf[0], "counted", "stubborn"), newMessage(keyOf[1], "counted", "stubborn"))
+	k.waitFor("a stubborn handler", stubborn)
+	k.waitFor("the other stubborn handler", stubborn)
+	k.start(two)
+	k.waitUntil("each member to have half of the partitions", func(context.Context) bool {
+		return len(one.Status().Partitions) == partitions/2 && len(two.Status().Partitions) == partitions/2
+	})
+	// Each member has one partition without a stubborn handler.
+	free := func(c *consumer.Consumer) string {
+		for _, p := range c.Status().Partitions {
+			if p.Partition > 1 {
+				return keyOf[p.Partition]
+			}
+		}
+		t.Fatalf("partitions %v", c.Status().Partitions)
+		return ""
+	}
+
+	k.publish(newMessage(free(one), "counted", "long"))
+	k.waitFor("the long handler", long)
+	k.publish(newMessage(free(two), "counted", "first"))
+	k.waitFor("the first message of the other member", first)
+	k.waitUntil("the long message", func(ctx context.Context) bool {
+		n, err := k.db.Collection("effects").CountDocuments(ctx, bson.D{{Key: "value", Value: "long"}})
+		return err == nil && n == 1
+	})
+	close(release)
+	if n := runs.Load(); n != 1 {
+		t.Errorf("the handler of another partition ran %d times", n)
+	}
+	k.waitUntil("the offsets", func(context.Context) bool { return sumOffsets(k.readCommitted(partitions)) == int64(len(ms)+4) })
 }
