@@ -105,6 +105,7 @@ type reader struct {
 	events []receivedEvent
 	pos    resume.Position
 	idle   int
+	sizes  []int // of the batches that are not empty
 	states []State
 	counts map[string]int
 	ended  bool
@@ -182,6 +183,8 @@ func (r *reader) storeBatch(b *Batch) {
 	defer b.Release()
 	if len(b.Docs) == 0 {
 		r.idle++
+	} else {
+		r.sizes = append(r.sizes, len(b.Docs))
 	}
 	if b.Position.Compare(r.pos) < 0 {
 		r.t.Errorf("position went back from %s to %s", r.pos.Token, b.Position.Token)

@@ -67,6 +67,39 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
 }
 
+// A backlog is read in replies of 2,000 small events, each followed at once by the next, and in small ones if the events are large.
+func TestABacklogIsReadInFullReplies(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		events, bytes int
+		isFull        func(n int) bool
+	}{
+		"small events": {3 * MaxDocuments, 10, func(n int) bool { return n == MaxDocuments }},
+		"large events": {200, 100_000, func(n int) bool { return n >= 20 && n <= 60 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newFixture(t)
+			at := b.clusterTime()
+			docs := make([]any, c.events)
+			for i := range docs {
+				docs[i] = bson.D{{Key: "_id", Value: i}, {Key: "x", Value: strings.Repeat("x", c.bytes)}}
+			}
+			if _, err := b.db.Collection("outbox").InsertMany(t.Context(), docs); err != nil {
+				t.Fatal(err)
+			}
+
+			r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+			r.waitUntil("all", func() bool { return len(r.events) >= c.events })
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if !slices.ContainsFunc(r.sizes, c.isFull) || slices.Max(r.sizes) > MaxDocuments {
+				t.Errorf("the replies have %v events", r.sizes)
+			}
+		})
+	}
+}
+
 func TestAStartAtTheClusterTimeLeavesOutEarlierInserts(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)

@@ -389,6 +389,28 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	}
 }
 
+// A timer fires when it is due; other tests bound only how early. Each begins when the one before has fired, so that nothing else
+// wakes the sender, and one of them is on time even on a loaded machine.
+func TestTimersFireWhenTheyAreDue(t *testing.T) {
+	t.Parallel()
+	p := newPlanned(t)
+	x := p.takeOver(nil)
+	least := time.Hour
+	for i := range 3 {
+		const wait = 2 * time.Second
+		due := time.Now().Add(wait)
+		id := p.schedule(1, wait)[0]
+		x.waitSettled(i + 1)
+
+		x.outlet.mu.Lock()
+		least = min(least, x.outlet.sent[id.String()][0].Sub(due))
+		x.outlet.mu.Unlock()
+	}
+	if least > 250*time.Millisecond {
+		t.Errorf("each envelope was sent at least %s late", least)
+	}
+}
+
 // N19: the stream does not show that a service moves an envelope; the index does.
 func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 	t.Parallel()

@@ -92,6 +92,16 @@ func TestCommitModesNeverCommitPastAGap(t *testing.T) {
 // may see.
 func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 	t.Parallel()
+	for name, mode := range map[string]consumer.Option{"by time": consumer.WithCommitInterval(0), "by count": consumer.WithCommitCount(1)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testHolesOfTransactions(t, mode)
+		})
+	}
+}
+
+func testHolesOfTransactions(t *testing.T, mode consumer.Option) {
+	t.Helper()
 	k := newKit(t, 1)
 	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...), kgo.TransactionalID(stacktest.Name(t)), kgo.DefaultProduceTopic(k.topic),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.TransactionTimeout(30*time.Second))
@@ -101,7 +111,7 @@ func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 	defer cl.Close()
 	ctx := k.context()
 	n := 0
-	for round := range 6 {
+	write := func(round int) {
 		if err := cl.BeginTransaction(); err != nil {
 			t.Fatal(err)
 		}
@@ -121,13 +131,20 @@ func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for round := range 6 {
+		write(round)
+	}
 
-	c := k.newConsumer()
+	c := k.newConsumer(mode)
 	addHandler(t, c, "counted", k.insertInto("effects"))
 	k.start(c)
 	k.waitCount("effects", n)
 	// 30 records and 6 markers: the last offset passes the last marker, although nothing is ever fetched there.
 	k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 36 })
+
+	// The same when no message has been finished since.
+	write(7)
+	k.waitUntil("offsets without a message", func(context.Context) bool { return k.readCommitted(1)[0] == 42 })
 	k.checkOnce("effects", n)
 }
 

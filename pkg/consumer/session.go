@@ -329,6 +329,9 @@ func (s *session) requestCommit() {
 	retry.Signal(s.commitRequested)
 }
 
+// idleCommit is how often a group that commits by count commits offsets that are not those of messages.
+const idleCommit = 5 * time.Second
+
 // commitLoop commits offsets according to the commit mode until the generation ends.
 func (s *session) commitLoop() {
 	var tick <-chan time.Time
@@ -336,6 +339,14 @@ func (s *session) commitLoop() {
 		t := time.NewTicker(m.every)
 		defer t.Stop()
 		tick = t.C
+	}
+
+	// A marker of a transaction or of a takeover is no message, so no count passes it, and the group would keep a lag.
+	var idle <-chan time.Time
+	if m := s.c.s.commitMode; m.count > 0 {
+		t := time.NewTicker(idleCommit)
+		defer t.Stop()
+		idle = t.C
 	}
 	backoff := retry.Reopen.Start()
 
@@ -345,6 +356,11 @@ func (s *session) commitLoop() {
 			return
 		case <-tick:
 		case <-s.commitRequested:
+		case <-idle:
+			// Otherwise the count decides.
+			if s.finishedMessages.Load() > 0 {
+				continue
+			}
 		}
 
 		ctx, cancel := context.WithTimeout(s.drainCtx, commitTimeout)

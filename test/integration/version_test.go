@@ -57,8 +57,14 @@ func TestEveryPlaceReportsTheLinkedVersion(t *testing.T) {
 	p.HTTP = "http://" + listen
 	p.WaitTookOver()
 
-	if line := p.WaitForLog("outrelay starts"); !strings.Contains(line, "version="+version) {
-		t.Errorf("log line %s", line)
+	line := p.WaitForLog("outrelay starts")
+	for _, want := range []string{
+		"version=" + version, "watcher=", "node=versioned", "watch=", "mongodb=", "kafka=", "http=" + listen, "roles=", "preset=",
+		"recording=watermark", "slots=1", "lease=",
+	} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the first log line has no %s: %s", want, line)
+		}
 	}
 	if _, metrics := p.Get("/metrics"); !strings.Contains(metrics, `outrelay_build_info{`) || !strings.Contains(metrics, `version="`+version+`"`) {
 		t.Error("outrelay_build_info has another version")

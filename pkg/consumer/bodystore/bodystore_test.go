@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/transaction"
@@ -150,6 +153,56 @@ func TestTheSweeperEndsWithItsContext(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// A sweep that fails is logged, and the next one deletes what it has left. Otherwise bodies would pile up unnoticed.
+func TestTheSweeperRepeatsFailedSweeps(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
+	var log lockedText
+	g, err := NewGridFS(db, WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := checkedOut(t.Context(), g, 1, event.New(event.Aggregate{Type: "a", ID: "1"}, "T", event.Bytes("", []byte("large")))); err != nil {
+		t.Fatal(err)
+	}
+	g.every = 10 * time.Millisecond
+	g.now = func() time.Time { return time.Now().Add(2 * g.ttl) }
+
+	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 8}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	stacktest.Eventually(t, "a failed sweep is logged", func() bool { return strings.Contains(log.String(), "sweeping claim check bodies fails") })
+	off()
+	stacktest.Eventually(t, "a later sweep deletes the body", func() bool {
+		n, err := g.bucket.GetFilesCollection().CountDocuments(t.Context(), bson.D{})
+		return err == nil && n == 0
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// lockedText is a text to which several goroutines may write.
+type lockedText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 func TestABrokenStoreIsRefused(t *testing.T) {

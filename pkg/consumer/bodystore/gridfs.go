@@ -37,6 +37,7 @@ type GridFS struct {
 	ttl    time.Duration
 	log    *slog.Logger
 	now    func() time.Time
+	every  time.Duration // between the sweeps of Run
 }
 
 // Option configures GridFS. Zero and nil mean the default, negative means none, as in package consumer.
@@ -64,7 +65,7 @@ func WithLogger(log *slog.Logger) Option {
 
 // NewGridFS returns a store in db. It does no I/O. The error lists every problem.
 func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
-	g := &GridFS{name: defaultBucket, ttl: defaultTTL, log: slog.Default(), now: time.Now}
+	g := &GridFS{name: defaultBucket, ttl: defaultTTL, log: slog.Default(), now: time.Now, every: sweepInterval}
 	for _, o := range opts {
 		if o != nil {
 			o.apply(g)
@@ -253,7 +254,7 @@ func (g *GridFS) Run(ctx context.Context) error {
 			g.log.WarnContext(ctx, "sweeping claim check bodies fails; the next sweep tries again",
 				"bucket", g.name, "swept", n, "error", err)
 		}
-		if retry.Sleep(ctx, sweepInterval) != nil {
+		if retry.Sleep(ctx, g.every) != nil {
 			return nil
 		}
 	}
