@@ -33,22 +33,22 @@ type Status struct {
 
 // Watcher is one slot of one watcher.
 type Watcher struct {
-	Name        string    `json:"name"`
-	Slot        string    `json:"slot"`          // <i>of<N>
-	Owner       string    `json:"owner"`         // node and acquisition; "" if there is no owner
-	Node        string    `json:"node"`          // of the owner, or of the last one
-	Epoch       int64     `json:"epoch"`         // of the lease
-	ExpiresInMS int64     `json:"expires_in_ms"` // negative if the lease has expired
-	State       string    `json:"state"`         // such as live, taking-over, blocked, waiting, halted, pausing, paused, no-owner
-	Reason      string    `json:"reason,omitempty"`
-	LagS        float64   `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
-	Rate        float64   `json:"rate"`  // acked records per second
-	TokenAgeS   float64   `json:"token_age_s"`
-	Unresolved  int       `json:"unresolved"`
-	Blocked     []Blocked `json:"blocked"`
+	Name        string        `json:"name"`
+	Slot        string        `json:"slot"`          // <i>of<N>
+	Owner       string        `json:"owner"`         // node and acquisition; "" if there is no owner
+	Node        string        `json:"node"`          // of the owner, or of the last one
+	Epoch       int64         `json:"epoch"`         // of the lease
+	ExpiresInMS int64         `json:"expires_in_ms"` // negative if the lease has expired
+	State       string        `json:"state"`         // such as live, taking-over, blocked, waiting, halted, pausing, paused, no-owner
+	Reason      string        `json:"reason,omitempty"`
+	LagS        float64       `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
+	Rate        float64       `json:"rate"`  // acked records per second
+	TokenAgeS   float64       `json:"token_age_s"`
+	Unresolved  int           `json:"unresolved"`
+	Blocked     []Blocked     `json:"blocked"`
 	Problems    []SlotProblem `json:"problems"` // of the owner, as its /readyz reports them
-	Address     string    `json:"address,omitempty"`
-	Version     string    `json:"version,omitempty"`
+	Address     string        `json:"address,omitempty"`
+	Version     string        `json:"version,omitempty"`
 
 	Paused        bool       `json:"paused,omitempty"`
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
@@ -86,14 +86,14 @@ type watcherDocument struct {
 
 // storedStats is the report of the owner in the watcher document.
 type storedStats struct {
-	At         time.Time `bson:"at"`
-	State      string    `bson:"state"`
-	Reason     string    `bson:"reason"`
-	LagMS      int64     `bson:"lagMs"`
-	Rate       float64   `bson:"rate"`
-	TokenAgeMS int64     `bson:"tokenAgeMs"`
-	Unresolved int       `bson:"unresolved"`
-	Blocked    []Blocked `bson:"blocked"`
+	At         time.Time     `bson:"at"`
+	State      string        `bson:"state"`
+	Reason     string        `bson:"reason"`
+	LagMS      int64         `bson:"lagMs"`
+	Rate       float64       `bson:"rate"`
+	TokenAgeMS int64         `bson:"tokenAgeMs"`
+	Unresolved int           `bson:"unresolved"`
+	Blocked    []Blocked     `bson:"blocked"`
 	Problems   []SlotProblem `bson:"problems"`
 }
 

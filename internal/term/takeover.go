@@ -3,6 +3,7 @@ package term
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
@@ -223,6 +225,7 @@ func (t *term) newStream() (*changestream.Stream, error) {
 		Client:         t.slot.shared.Mongo.Stream,
 		Scope:          t.slot.scope,
 		ReadPreference: t.slot.shared.Mongo.StreamPreference,
+		Skip:           t.listSkips(),
 		Log:            t.log,
 		Metrics: changestream.Metrics{
 			Batch: func(events, bytes int, _ time.Duration) {
@@ -233,6 +236,22 @@ func (t *term) newStream() (*changestream.Stream, error) {
 			Restart: func(reason string) { t.slot.metrics.StreamRestarts.WithLabelValues(reason).Inc() },
 		},
 	})
+}
+
+// listSkips returns the events that operators have ordered to pass over.
+func (t *term) listSkips() (list []changestream.Skip) {
+	doc := t.held.Document()
+	at, _ := doc.Position().Time()
+	for _, s := range doc.Control.Skips {
+		// The stream has passed it.
+		if !s.At.After(at) {
+			continue
+		}
+		db, coll, _ := strings.Cut(s.NS, ".")
+		list = append(list, changestream.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At})
+		t.log.Warn("the stream passes over an event, because an operator has ordered it", "collection", s.NS, "id", letters.IDText(s.ID))
+	}
+	return list
 }
 
 // buildConfig returns the parts that build the records of envelopes.
