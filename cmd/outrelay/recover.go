@@ -117,7 +117,7 @@ func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operato
 func (a *operatorCommand) skipEvent(ctx context.Context, o admin.Operator, event admin.SkipOrder, r *recoverResult) error {
 	act := func(dryRun bool) (admin.SkippedEvent, error) {
 		event.DryRun = dryRun
-		found, err := o.Recovery().Skip(ctx, event)
+		found, err := o.Recovery().PassOver(ctx, event)
 		// The event that was confirmed is the one that is passed over.
 		if err == nil && dryRun && event.ID == "" {
 			event.Collection, event.ID = found.Collection, found.ID

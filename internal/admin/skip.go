@@ -34,11 +34,11 @@ type SkippedEvent struct {
 	DryRun     bool   `json:"dry_run"`
 }
 
-// Skip orders that the stream passes over one event, which it cannot read or deliver. The event becomes a dead letter of class
+// PassOver orders that the stream passes over one event, which it cannot read or deliver. The event becomes a dead letter of class
 // skipped with the envelope, or with the id alone if its document is gone. The owner steps down, and the next one opens the stream
 // without the event. A later event with the same id is read. If the event was delivered already, the order has no effect besides
 // the letter.
-func (r Recovery) Skip(ctx context.Context, order SkipOrder) (SkippedEvent, error) {
+func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, error) {
 	event, envelope, err := r.findSkipped(ctx, order)
 	if err != nil {
 		return SkippedEvent{}, err

@@ -91,7 +91,7 @@ func (a *api) addMaintenance() {
 			Body admin.SkipOrder
 		},
 		) (admin.SkippedEvent, error) {
-			return op.Recovery().Skip(ctx, in.Body)
+			return op.Recovery().PassOver(ctx, in.Body)
 		})
 
 	addAction(a, "/recover/release", "release-collection", "Remove the watcher's registration for a collection",

@@ -43,11 +43,11 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 			return changestream.NextInsert(ctx, b.client, scope.Of(of), at)
 		},
 	}
-	planned, err := op.Recovery().Skip(t.Context(), admin.SkipOrder{DryRun: true})
+	planned, err := op.Recovery().PassOver(t.Context(), admin.SkipOrder{DryRun: true})
 	if err != nil || planned.Bytes == 0 || planned.Letter != "" {
 		t.Fatalf("%+v, %v", planned, err)
 	}
-	done, err := op.Recovery().Skip(t.Context(), admin.SkipOrder{Collection: planned.Collection, ID: planned.ID})
+	done, err := op.Recovery().PassOver(t.Context(), admin.SkipOrder{Collection: planned.Collection, ID: planned.ID})
 	if err != nil || done.ID != planned.ID || done.Letter == "" {
 		t.Fatalf("%+v, %v", done, err)
 	}
