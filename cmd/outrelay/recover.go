@@ -15,7 +15,7 @@ import (
 // recoverResult is the output of outrelay recover --json.
 type recoverResult struct {
 	Watcher string `json:"watcher"`
-	Action  string `json:"action"` // sweep, adopt or release
+	Action  string `json:"action"` // sweep, adopt, release or skip
 	DryRun  bool   `json:"dry_run"`
 	Done    bool   `json:"done"`
 	// Collections are the collections that a sweep delivers again. They are counted only for a dry run
@@ -23,11 +23,14 @@ type recoverResult struct {
 	Collections []admin.SweepCount `json:"collections,omitempty"`
 	Envelopes   int64              `json:"envelopes,omitempty"` // of all collections
 	Released    string             `json:"released,omitempty"`  // the collection
+
+	Skipped *admin.SkippedEvent `json:"skipped,omitempty"`
 }
 
 func newRecoverCommand(p *program) *cobra.Command {
-	var adopt bool
+	var adopt, skip bool
 	var release, slot string
+	var event admin.SkipOrder
 	var from time.Time
 	c := &cobra.Command{
 		Use:   "recover",
@@ -42,17 +45,25 @@ Envelopes that were not delivered yet are swept in any case. The sweep starts so
 because of transactions that were open. --dry-run counts by the same rules.
 
 --adopt accepts state that was copied from another replica set, and orders a sweep from the stored
-position on: the envelopes of the copy arrive marked. --release NS lets another watcher read NS.`,
+position on: the envelopes of the copy arrive marked. --release NS lets another watcher read NS.
+
+--skip passes over one event that the change stream cannot read or the relay cannot deliver: the event
+that --collection and --id name, or without them the event at which the stream stands. The event
+becomes a dead letter of class skipped, and the owner continues after it.`,
 		Args: noArgs,
 	}
 
 	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&adopt, "adopt", false, "accept state that was copied from another replica set")
 	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
+	c.Flags().BoolVar(&skip, "skip", false, "pass over one event, which becomes a dead letter")
+	c.Flags().StringVar(&event.Collection, "collection", "", "with --skip: the `collection` of the event, as database.collection")
+	c.Flags().StringVar(&event.ID, "id", "", "with --skip: the `id` of the event")
 	addTimeFlag(c, &from, "from",
 		"sweep from this `time`, with its zone, or from so long ago, such as 2h; default: everything", parseZonedPastTime)
 	addSlotFlag(c, &slot)
-	c.MarkFlagsMutuallyExclusive("adopt", "release", "from")
+	c.MarkFlagsMutuallyExclusive("adopt", "release", "from", "skip")
+	c.MarkFlagsRequiredTogether("collection", "id")
 
 	a.setRun(c, func(ctx context.Context, o admin.Operator, _ []string) error {
 		// The slot is a property of the operator, not an argument of the three actions.
@@ -66,6 +77,11 @@ position on: the envelopes of the copy arrive marked. --release NS lets another 
 				plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanAdoption(ctx) },
 				give: func() error { return o.Recovery().Adopt(ctx) },
 			})
+		case skip:
+			r.Action = "skip"
+			err = a.skipEvent(ctx, o, event, &r)
+		case event.ID != "":
+			err = errors.New("--collection and --id need --skip")
 		case release != "":
 			r.Action = "release"
 			err = a.releaseCollection(ctx, o, release)
@@ -95,6 +111,30 @@ func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operato
 	}
 	_, err = o.Recovery().ReleaseCollection(ctx, ns)
 	return err
+}
+
+// skipEvent shows the event, asks for confirmation, and orders to pass over it.
+func (a *operatorCommand) skipEvent(ctx context.Context, o admin.Operator, event admin.SkipOrder, r *recoverResult) error {
+	act := func(dryRun bool) (admin.SkippedEvent, error) {
+		event.DryRun = dryRun
+		found, err := o.Recovery().PassOver(ctx, event)
+		// The event that was confirmed is the one that is passed over.
+		if err == nil && dryRun && event.ID == "" {
+			event.Collection, event.ID = found.Collection, found.ID
+		}
+		return found, err
+	}
+	skipped, err := actConfirmed(ctx, a, act, func(found admin.SkippedEvent) string { return "pass over " + describeSkipped(&found) })
+	r.Skipped = &skipped
+	return err
+}
+
+func describeSkipped(e *admin.SkippedEvent) string {
+	text := fmt.Sprintf("the event %s of %s", quoteArgument(e.ID), sanitizeLine(e.Collection))
+	if e.Bytes == 0 {
+		return text + ", whose document does not exist any more"
+	}
+	return fmt.Sprintf("%s (%s)", text, countNoun(int64(e.Bytes), "byte"))
 }
 
 // sweepOrder is an action that orders a sweep.
@@ -147,6 +187,10 @@ func (r *recoverResult) writeRecovery(w io.Writer) {
 		planned, done = "its state would be adopted and a sweep ordered; nothing was done", "its state is adopted and a sweep is ordered; start outrelay run"
 	case "release":
 		planned, done = r.Released+" would be released", r.Released+" is released"
+	case "skip":
+		what := describeSkipped(r.Skipped)
+		planned = what + " would be passed over; nothing was done"
+		done = what + " is passed over by the next owner; its dead letter is " + r.Skipped.Letter
 	case "sweep":
 		planned, done = "a sweep would be ordered; nothing was done", "a sweep is ordered; the next owner performs it"
 	}

@@ -42,6 +42,16 @@ func TestRecoverCommand(t *testing.T) {
 		}
 	}
 
+	skip := []string{"recover", "--skip", "--collection", ns, "--id", "a"}
+	if text := g.runCommand(exitConfig, nil, skip...); !strings.Contains(text, "pass over the event a of "+ns) || !strings.Contains(text, "--yes") {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	var skipped recoverResult
+	if g.runCommand(0, &skipped, append(skip, "--yes")...); skipped.Skipped == nil || skipped.Skipped.ID != "a" || skipped.Skipped.Letter == "" {
+		t.Errorf("unexpected result %+v", skipped)
+	}
+	g.runCommand(exitConfig, nil, "recover", "--collection", ns, "--id", "a", "--yes")
+
 	g.runCommand(exitConfig, nil, "recover", "--adopt", "--release", ns)
 	if gap() {
 		t.Fatal("a sweep is ordered already")

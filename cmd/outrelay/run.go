@@ -60,8 +60,9 @@ func (p *program) runRelay(ctx context.Context) error {
 
 	limitMemory(p.env, int64(cfg.Limits.Memory))
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
-		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen, "roles", cfg.Roles,
-		"preset", cfg.Record.Preset, "recording", cfg.Recording, "slots", cfg.Slots, "lease", cfg.Lease.TTL)
+		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen,
+		"preset", cfg.Record.Preset, "lease", cfg.Lease.TTL, "slots", cfg.Slots, "roles", cfg.Roles, "recording", cfg.Recording,
+		"retention", cfg.Retention, "state", cfg.State.Pattern())
 
 	stopReloads := (&reloader{program: p, running: cfg, apply: r.ApplyReload, onReload: r.Reloaded}).reloadOnHangup()
 	defer stopReloads()

@@ -28,7 +28,7 @@ type DeadFilter struct {
 	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
 	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
 	Key           string    `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
-	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,handler,rejected,timeout,panic,unknown,database"`
+	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,skipped,handler,rejected,timeout,panic,unknown,database"`
 	Message       string    `query:"message" json:"message,omitempty" maxLength:"1024" doc:"Prefix of the reason."`
 	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Dead letters of the relay (default) or of handlers of consumers. With handler, id is the id of a message, and collection is the collection of the dead letters."`
 	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"With source handler: the consumer group."`
@@ -47,6 +47,7 @@ func Classes() []string {
 		string(record.Expired),
 		string(record.RecordRefused),
 		string(record.AttemptsExhausted),
+		string(record.Skipped),
 	}
 }
 

@@ -13,7 +13,7 @@ func EventKinds() []string {
 	kinds := []string{
 		"adopted", "cleared", "clearing", "collection_released", "events_trimmed", "inbox_purged", "inbox_released",
 		"indexes_repaired", "migrated", "node_released", "node_removed", "payload_shown", "pinned", "position_adopted", "purged",
-		"recover_ordered", "replay_cancelled", "replay_ordered", "replay_queued", "replay_resumed", "resliced",
+		"recover_ordered", "event_skipped", "replay_cancelled", "replay_ordered", "replay_queued", "replay_resumed", "resliced",
 		"rows_imported", "scheduled_cancelled", "scheduled_moved", "watcher_removed", "watcher_removing",
 	}
 

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/agenda"
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -22,8 +23,10 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/watched"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // Operator acts on one watcher. Its methods and its subjects offer everything that an
@@ -49,7 +52,9 @@ type Operator struct {
 	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
 	// Inspect returns what hides events of the watched names of the configuration, or may lose them. owned tells whether
 	// a relay runs, which then reports its rights itself.
-	Inspect       func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
+	Inspect func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
+	// NextInsert returns the event that follows the position of a slot, without its document.
+	NextInsert    func(ctx context.Context, of slot.Range, at resume.Position) (changestream.Skip, error)
 	Node, Version string // of this process
 
 	Mapping   *envelope.Mapping                                               // of Watcher; nil: the documents are envelopes of the contract

@@ -63,6 +63,8 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 	}
 
 	pipeline := r.stream.cfg.Scope.Pipeline()
+	// The server applies this filter to the oplog, before it builds the event.
+	pipeline = append(pipeline, skipStages(r.stream.cfg.Skip)...)
 	if r.slim.on {
 		pipeline = append(pipeline, slimStage)
 	}

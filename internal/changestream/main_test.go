@@ -44,6 +44,7 @@ type receivedEvent struct {
 // fixture holds the clients and the database of one test. admin writes. watch reads the stream and has
 // its own application name, so that fail points affect only this test.
 type fixture struct {
+	skip  []Skip // of the readers that start later
 	t     *testing.T
 	app   string
 	admin *mongo.Client
@@ -132,7 +133,7 @@ func (b *fixture) startReader(scope *Scope, start Start, change ...func(*pace)) 
 	b.t.Helper()
 	r := &reader{t: b.t, done: make(chan struct{}), counts: map[string]int{}}
 	r.cond = sync.NewCond(&r.mu)
-	cfg := Config{Client: b.watch, Scope: scope, Log: slog.New(slog.DiscardHandler)}
+	cfg := Config{Client: b.watch, Scope: scope, Skip: b.skip, Log: slog.New(slog.DiscardHandler)}
 	cfg.Metrics = Metrics{Restart: func(reason string) {
 		r.withLock(func() { r.counts[reason]++ })
 	}}

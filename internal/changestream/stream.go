@@ -25,6 +25,9 @@ type Config struct {
 	// ReadPreference selects the member that the stream reads from. Defaults to that of the client.
 	ReadPreference *readpref.ReadPref
 
+	// Skip lists events that the stream does not read, because an operator has ordered it.
+	Skip []Skip
+
 	Log     *slog.Logger // defaults to slog.Default
 	Metrics Metrics
 }

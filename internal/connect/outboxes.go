@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // Outboxes returns a function that lists the existing collections that the configuration watches,
@@ -149,6 +150,19 @@ func Inspect(cfg config.Config, client *mongo.Client) func(ctx context.Context, 
 	return func(ctx context.Context, owned bool) ([]outboxes.Finding, error) {
 		i, err := InspectWatched(ctx, cfg, client, Depth{Patterns: true, Rights: !owned, Databases: mostInspected})
 		return i.Findings, err
+	}
+}
+
+// NextInsert returns a function that finds the event at which the stream of a slot stands, see [changestream.NextInsert].
+func NextInsert(
+	cfg config.Config, client *mongo.Client,
+) func(ctx context.Context, of slot.Range, at resume.Position) (changestream.Skip, error) {
+	return func(ctx context.Context, of slot.Range, at resume.Position) (changestream.Skip, error) {
+		scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
+		if err != nil {
+			return changestream.Skip{}, fmt.Errorf("watch: %w", err)
+		}
+		return changestream.NextInsert(ctx, client, scope.Of(of), at)
 	}
 }
 

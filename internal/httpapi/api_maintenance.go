@@ -84,6 +84,16 @@ func (a *api) addMaintenance() {
 				func() error { return op.Recovery().Adopt(ctx) })
 		})
 
+	addAction(a, "/recover/skip", "skip-event", "Pass over one event that the stream cannot read or deliver; it becomes a dead letter",
+		func(ctx context.Context, op admin.Operator, in *struct {
+			Scope
+			Slotted
+			Body admin.SkipOrder
+		},
+		) (admin.SkippedEvent, error) {
+			return op.Recovery().PassOver(ctx, in.Body)
+		})
+
 	addAction(a, "/recover/release", "release-collection", "Remove the watcher's registration for a collection",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope

@@ -22,6 +22,14 @@ type Control struct {
 	Pin           string    `bson:"pin,omitempty"`           // only this node runs it, while the node is alive
 	StepDownUntil time.Time `bson:"stepDownUntil,omitempty"` // until then StepDownNode does not run it
 	StepDownNode  string    `bson:"stepDownNode,omitempty"`  // "" means every node
+	Skips         []Skip    `bson:"skips,omitempty"`         // events that the stream passes over
+}
+
+// Skip is an event that the stream passes over because an operator has ordered it.
+type Skip struct {
+	NS string         `bson:"ns"`
+	ID bson.RawValue  `bson:"id"`
+	At bson.Timestamp `bson:"at"` // time of the order; a later event with this id is not passed over
 }
 
 // stepsDown reports whether node must not run the watcher at the server time now.
@@ -76,6 +84,21 @@ func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, from b
 		return fmt.Errorf("requesting a sweep of watcher %s: %w", id, err)
 	}
 	return nil
+}
+
+// maxSkips bounds the events that one position may pass over.
+const maxSkips = 100
+
+// RequestSkip makes the next owner pass over an event, and makes the current owner step down for hold. Earlier orders whose time
+// the position has passed are done, and are removed.
+func RequestSkip(ctx context.Context, coll *mongo.Collection, id string, skip Skip, hold time.Duration) error {
+	left := bson.D{{Key: "$filter", Value: bson.D{
+		{Key: "input", Value: mongodb.IfNull("$control.skips", bson.A{})},
+		{Key: "cond", Value: op("$gt", "$$this.at", mongodb.IfNull("$clusterTime", bson.Timestamp{}))},
+	}}}
+	skips := op("$slice", op("$concatArrays", left, bson.A{mongodb.Literal(skip)}), -maxSkips)
+	set := bson.D{{Key: "control", Value: op("$mergeObjects", stepDownControl(hold), bson.D{{Key: "skips", Value: skips}})}}
+	return updateControl(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: set}}})
 }
 
 // requestedGap returns the expression for the gap of a requested sweep. An unfinished sweep becomes part of it.

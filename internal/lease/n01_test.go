@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -75,7 +76,7 @@ func TestN01_RenewalsLeaveControlAlone(t *testing.T) {
 	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := readStored(t, coll).Control; got != want || want.Pin != "z" || want.StepDownNode != "a" {
+	if got := readStored(t, coll).Control; !reflect.DeepEqual(got, want) || want.Pin != "z" || want.StepDownNode != "a" {
 		t.Errorf("control %+v, want %+v", got, want)
 	}
 }

@@ -107,6 +107,8 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 
 		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Inspect:  connect.Inspect(cfg, state.Client()),
+
+		NextInsert: connect.NextInsert(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, topics)
 		},

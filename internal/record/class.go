@@ -15,6 +15,7 @@ const (
 	Expired             Class = "expired"
 	RecordRefused       Class = "record_refused"
 	AttemptsExhausted   Class = "attempts_exhausted"
+	Skipped             Class = "skipped" // an operator passed over it
 )
 
 // Dropped is the class of an envelope that a rule discards. It never becomes a dead letter.
@@ -23,7 +24,7 @@ const Dropped Class = "dropped"
 // DeadAtOnce reports whether an envelope of this class goes to the dead letters without a retry (N17).
 func (c Class) DeadAtOnce() bool {
 	switch c {
-	case Malformed, MessageTooLarge, NotAllowed, PartitionOutOfRange, Expired, Dropped:
+	case Malformed, MessageTooLarge, NotAllowed, PartitionOutOfRange, Expired, Dropped, Skipped:
 		return true
 	case RecordRefused, AttemptsExhausted:
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -135,13 +137,14 @@ func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 	return err
 }
 
-// newStream returns a stream that is not open.
-func (r *Runner) newStream(log *slog.Logger) (*changestream.Stream, error) {
+// newStream returns a stream that is not open, and that will leave out skips.
+func (r *Runner) newStream(log *slog.Logger, skips []changestream.Skip) (*changestream.Stream, error) {
 	return changestream.New(changestream.Config{
 		Client:         r.shared.Mongo.Stream,
 		Scope:          r.scope,
 		ReadPreference: r.shared.Mongo.StreamPreference,
 		Log:            log,
+		Skip:           skips,
 		Metrics: changestream.Metrics{
 			Batch: func(events, bytes int, _ time.Duration) {
 				r.metrics.Read.Add(float64(events))
@@ -151,6 +154,21 @@ func (r *Runner) newStream(log *slog.Logger) (*changestream.Stream, error) {
 			Restart: func(reason string) { r.metrics.StreamRestarts.WithLabelValues(reason).Inc() },
 		},
 	})
+}
+
+// listSkips returns the events that operators have ordered to pass over.
+func listSkips(doc *lease.Document, log *slog.Logger) (list []changestream.Skip) {
+	at, _ := doc.Position().Time()
+	for _, s := range doc.Control.Skips {
+		// The stream has passed it.
+		if !s.At.After(at) {
+			continue
+		}
+		db, coll, _ := strings.Cut(s.NS, ".")
+		list = append(list, changestream.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At})
+		log.Warn("the stream passes over an event, because an operator has ordered it", "collection", s.NS, "id", letters.IDText(s.ID))
+	}
+	return list
 }
 
 // findCollections lists the watched collections and returns the claims of the watcher. A watcher

@@ -113,8 +113,9 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 
 // newSources returns the sources of a term.
 func (r *Runner) newSources(held *lease.Held, inBackground func(func(context.Context))) (*sources, error) {
-	log := r.log.With("epoch", held.Document().Epoch)
-	stream, err := r.newStream(log)
+	acquired := held.Document()
+	log := r.log.With("epoch", acquired.Epoch)
+	stream, err := r.newStream(log, listSkips(&acquired, log))
 	if err != nil {
 		return nil, err
 	}

@@ -99,7 +99,7 @@ var rooms = []room{
 	{dir: "internal/scheduled", layer: 3, also: []string{"internal/ledger", "internal/reconciler"}, why: "envelopes with a due time: into the store of waiting ones, and sent when they are due"},
 	{dir: "internal/purge", layer: 3, why: "what becomes of delivered envelopes: records of deliveries, their history, and the purge"},
 	{dir: "internal/requeues", layer: 3, why: "dead letters back to the waiting envelopes, as operators order it"},
-	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/requeues", "internal/gap", "internal/slots", "internal/purge", "internal/watched"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
+	{dir: "internal/admin", layer: 3, also: []string{"internal/changestream", "pkg/saga", "internal/requeues", "internal/gap", "internal/slots", "internal/purge", "internal/watched"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer/topics", layer: 2, why: "topics of a group that may change while it runs"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
