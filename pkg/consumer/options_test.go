@@ -278,7 +278,7 @@ func TestQuickWaitsOfZeroAreTheDefault(t *testing.T) {
 	}
 }
 
-// A handler without a time-out has no deadline, and its partition is not stuck. Without a drain, a stop abandons it at once.
+// A handler without a timeout has no deadline, and its partition is not stuck. Without a drain, a stop abandons it at once.
 func TestNegativeTimesMeanNone(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -298,7 +298,7 @@ func TestNegativeTimesMeanNone(t *testing.T) {
 
 	k.waitUntil("the partition", func(context.Context) bool { return len(c.Status().Partitions) == 1 })
 	if c.Status().Partitions[0].Stuck {
-		t.Error("a handler without a time-out is stuck")
+		t.Error("a handler without a timeout is stuck")
 	}
 	began := time.Now()
 	stop()

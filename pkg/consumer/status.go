@@ -86,7 +86,7 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 		return nil
 	}
 
-	// A partition is stuck if it makes no progress for longer than any handler may run. A handler may have no time-out.
+	// A partition is stuck if it makes no progress for longer than any handler may run. A handler may have no timeout.
 	slowest := time.Duration(0)
 	for _, r := range c.reg.snapshot().all {
 		if r.timeout < 0 {

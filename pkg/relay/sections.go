@@ -130,7 +130,7 @@ type Kafka struct {
 	TLS *TLS `yaml:"tls"`
 	// SASL is the login. Unset connects without a login.
 	SASL *SASL `yaml:"sasl"`
-	// Compression of record batches. zstd and lz4 save network and disk, and cost CPU on both sides.
+	// Compression is the compression of record batches. zstd and lz4 save network and disk, and cost CPU on both sides.
 	// none has the lowest latency. Defaults to none.
 	Compression string `yaml:"compression"`
 	// RequestTimeout limits one request to a broker. A value below the brokers' own timeout causes
@@ -157,13 +157,13 @@ type ReadBack struct {
 
 // SASL is a login to Kafka.
 type SASL struct {
-	// Mechanism of the login. plain sends the password unencrypted: use it only with TLS. oauthbearer sends
+	// Mechanism is the mechanism of the login. plain sends the password unencrypted: use it only with TLS. oauthbearer sends
 	// a token, also only with TLS. aws_msk_iam is for Amazon MSK: it sends a token that is signed with the
 	// credentials that the AWS SDK finds. Required.
 	Mechanism string `yaml:"mechanism"`
-	// Username of the login. Defaults to empty; plain and scram require it.
+	// Username is the name of the login. Defaults to empty; plain and scram require it.
 	Username string `yaml:"username"`
-	// Password of the login. Prefer ${file:…} or ${env:…}. A file is read again for each connection, so it may
+	// Password is the password of the login. Prefer ${file:…} or ${env:…}. A file is read again for each connection, so it may
 	// be replaced at any time. Never printed. Defaults to empty; plain and scram require it.
 	Password string `yaml:"password"`
 	// Token is the source of the tokens. Unset has none; oauthbearer requires it.
@@ -190,16 +190,16 @@ type Token struct {
 // OIDC requests tokens with the grant client_credentials, the next one after 80 % of the lifetime of the
 // last one.
 type OIDC struct {
-	// URL of the token endpoint. Required.
+	// URL is the address of the token endpoint. Required.
 	URL string `yaml:"url"`
-	// ClientID of the relay. Required.
+	// ClientID is the client id of the relay. Required.
 	ClientID string `yaml:"client_id"`
-	// ClientSecret of the relay. Prefer ${file:…} or ${env:…}. A file is read again for each request of a token, so it may be
+	// ClientSecret is the client secret of the relay. Prefer ${file:…} or ${env:…}. A file is read again for each request of a token, so it may be
 	// replaced while the relay runs. Never printed. Required.
 	ClientSecret string `yaml:"client_secret"`
-	// Scopes to request. Defaults to none.
+	// Scopes are the scopes to request. Defaults to none.
 	Scopes []string `yaml:"scopes"`
-	// Audience to request, which some servers require. Defaults to none.
+	// Audience is the audience to request, which some servers require. Defaults to none.
 	Audience string `yaml:"audience"`
 }
 
