@@ -47,7 +47,9 @@ type pace struct {
 	patience time.Duration
 
 	// watchdog is how long an idle stream's token may stand still while the cluster time moves (N26).
-	// After that the stream is reopened. After the same time again, it is a gap.
+	// After that the stream is reopened. After the same time again, it is a gap. It is longer than the 10 s after which a
+	// sharded cluster moves the tokens of idle shards, and twice it is shorter than the 30 s after which a term ends whose
+	// stages do not move.
 	watchdog time.Duration
 
 	// configRetry is the wait between attempts after a configuration error, such as a missing
@@ -66,7 +68,7 @@ var defaultPace = pace{
 	maxAwait:    500 * time.Millisecond,
 	batchSize:   MaxDocuments,
 	patience:    3 * time.Second,
-	watchdog:    30 * time.Second,
+	watchdog:    13 * time.Second,
 	configRetry: 30 * time.Second,
 	unexplained: time.Minute,
 	backoff:     retry.Reopen,

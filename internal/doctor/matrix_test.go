@@ -165,7 +165,7 @@ of the servers and of the driver.
 
 | statement | used by | 7.0 and 8.0 | through mongos |
 |---|---|---|---|
-| aggregate with $changeStream, and its getMore | the stream of each slot | the options of 6.0 exist; a getMore has its own time limit | an event waits until every shard has moved: up to ` + "`" + `periodicNoopIntervalSecs` + "`" + ` (10 s). The watchdog waits for 30 s |
+| aggregate with $changeStream, and its getMore | the stream of each slot | the options of 6.0 exist; a getMore has its own time limit | an event waits until every shard has moved: up to ` + "`" + `periodicNoopIntervalSecs` + "`" + ` (10 s). The watchdog waits for 13 s |
 | find, aggregate, count, distinct | all reads | ` + "`" + `defaultMaxTimeMS` + "`" + ` of 8.0 ends those without a deadline of the caller, such as the reads of a sweep or a purge, and they are repeated without success if they always take longer. If the cluster sets it, grant the relay's user the action ` + "`" + `bypassDefaultMaxTimeMS` + "`" + ` on the cluster | as on a replica set; counts may contain orphaned documents |
 | insert, update, delete, findAndModify | services and the relay | always with ` + "`" + `w: majority, j: true` + "`" + `. Errors with the labels ` + "`" + `RetryableError` + "`" + ` and ` + "`" + `SystemOverloadedError` + "`" + ` of 8.2 are repeated | as on a replica set |
 | transactions, commitTransaction, abortTransaction | outbox, inbox, fenced writes | ` + "`" + `TransactionTooLargeForCache` + "`" + ` (7.0) halves the list. Nothing is created in a transaction of the relay: its collections exist before | across shards they commit in the order of each shard only. Keep the envelopes of a key on one shard |
