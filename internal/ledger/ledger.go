@@ -158,10 +158,16 @@ func (l *Ledger) storePart(ctx context.Context, part []*Outcome) error {
 	if err := l.prepare(ctx, part); err != nil {
 		return err
 	}
+
+	// A crash between the two writes must not lose a record of a delivery: the next owner finds the waiting envelope in its
+	// read-back and finishes it again.
+	if err := l.recordDeliveries(ctx, part); err != nil {
+		return err
+	}
 	if err := l.writeHalves(ctx, part); err != nil {
 		return err
 	}
-	if err := l.recordDeliveries(ctx, part); err != nil {
+	if err := l.deleteUnsent(ctx, part); err != nil {
 		return err
 	}
 	l.releaseOutcomes(part)

@@ -61,17 +61,24 @@ func (l *Ledger) noteRefusal(ns string) {
 // outbox rejects one, it stays unrecorded: the envelope was delivered, and the watermark must not wait for a write that cannot
 // succeed.
 func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
+	return l.recordEnds(ctx, part, func(o *Outcome) bool { return o.End == Sent && !o.DeadTargets })
+}
+
+// deleteUnsent deletes the envelopes of a part that will never be sent from outboxes that are to stay empty. Their letters are stored.
+func (l *Ledger) deleteUnsent(ctx context.Context, part []*Outcome) error {
+	if l.config.Recording != RecordDelete {
+		return nil
+	}
+	return l.recordEnds(ctx, part, func(o *Outcome) bool { return o.End == Dead || o.End == Dropped || o.End == Sent && o.DeadTargets })
+}
+
+// recordEnds records those outcomes of a part on the documents of their outboxes whose end is final.
+func (l *Ledger) recordEnds(ctx context.Context, part []*Outcome, isFinal func(o *Outcome) bool) error {
 	byOutbox := map[string][]*Outcome{}
 	for _, o := range part {
-		deletes := l.config.Recording == RecordDelete
-		finished := o.End == Sent && !o.DeadTargets
-		// The letters have a dead envelope. An outbox that is to stay empty does not keep it.
-		if deletes {
-			finished = o.End == Sent || o.End == Dead || o.End == Dropped
-		}
 		// The claim has taken a scheduled envelope out of its outbox already.
-		taken := o.Doc != nil && o.Doc.Origin == waiting.OriginScheduled && deletes
-		if o.Recorded && finished && !taken {
+		taken := o.Doc != nil && o.Doc.Origin == waiting.OriginScheduled && l.config.Recording == RecordDelete
+		if o.Recorded && isFinal(o) && !taken {
 			ns := o.namespace()
 			byOutbox[ns] = append(byOutbox[ns], o)
 		}
