@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -268,5 +269,29 @@ func TestADeadEnvelopeIsDeletedWithRecordingDelete(t *testing.T) {
 	b.store(o)
 	if n := b.count(b.outbox, bson.D{}); n != 1 || len(b.lettersOf(0)) != 1 {
 		t.Errorf("%d envelopes are left, %d letters", n, len(b.lettersOf(0)))
+	}
+}
+
+// The mark of a delivery is in the outbox before its envelope leaves the store: after a crash in between, the next owner finds the
+// envelope and marks it again.
+func TestADeliveryIsMarkedBeforeItsEnvelopeLeavesTheStore(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.config.Recording = RecordMark
+	stream := b.fill(1)[0]
+	d := b.enter(0)
+	b.judge = func(tx context.Context) error {
+		waits, err := b.config.Store.Collection().CountDocuments(tx, bson.D{})
+		if err == nil && waits == 0 && b.countMarked() == 0 {
+			t.Error("an envelope left the store without its mark")
+		}
+		return err
+	}
+
+	o := New(b.config).Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Partition: 1, Offset: 5}})
+	o.Stamp = stream.Stamp
+	b.store(o)
+	if b.countMarked() != 1 {
+		t.Error("the delivery is not marked")
 	}
 }
