@@ -274,6 +274,7 @@ func (a *operatorCommand) readLine(ctx context.Context) (string, error) {
 	// process ends.
 	answer := make(chan string, 1)
 	go func() {
+		// The end of the input is an answer, too, and no yes.
 		line, _ := bufio.NewReader(a.p.in).ReadString('\n')
 		answer <- line
 	}()
@@ -337,17 +338,18 @@ func (a *operatorCommand) startProgress(description string, total int64) progres
 	)}
 }
 
-// setDone sets the number of finished items. A bar that cannot be drawn does not stop the work.
+// setDone sets the number of finished items.
 func (p progress) setDone(n int64) {
 	if p.bar != nil {
+		// A bar that cannot be drawn does not stop the work.
 		_ = p.bar.Set64(n)
 	}
 }
 
-// clear removes the bar from the terminal. It may be called more than once. Like setDone, it ignores a bar that cannot
-// be drawn.
+// clear removes the bar from the terminal. It may be called more than once.
 func (p progress) clear() {
 	if p.bar != nil {
+		// A bar that cannot be removed does not stop the work.
 		_ = p.bar.Exit()
 		_ = p.bar.Clear()
 	}

@@ -206,7 +206,8 @@ func (c *clearing) removableFilter(what string) bson.D {
 		return bson.D{watcher}
 	case clearEvents:
 		// The entry that announces the clearing stays.
-		return bson.D{watcher, {Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}}}
+		filter := EventFilter{Watcher: c.op.Watcher}.mongoFilter()
+		return append(filter, bson.E{Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}})
 	case clearReplays:
 		return bson.D{watcher, {Key: "state", Value: bson.D{{Key: "$ne", Value: ReplayRunning}}}}
 	}

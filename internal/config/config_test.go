@@ -84,6 +84,18 @@ func TestNoFileAtAll(t *testing.T) {
 	}
 }
 
+// A created topic stays in Kafka, so a relay that creates topics allows fewer.
+func TestLimitOfTopics(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]int{
+		"": 5000, "topics: {create: {}}\n": 500, "topics: {create: {}, max: 7000}\n": 7000, "topics: {max: 3}\n": 3,
+	} {
+		if c := mustLoad(t, file, base, nil); c.Topics.Max != want || c.Routing().Max != want {
+			t.Errorf("%q: topics.max is %d, and %d for the router, want %d", file, c.Topics.Max, c.Routing().Max, want)
+		}
+	}
+}
+
 func TestFileThenEnvironmentThenFlags(t *testing.T) {
 	t.Parallel()
 	file := "watcher: file\nlog: {level: debug}\nlease: {ttl: 9s}\ntopics: {create: {partitions: 3, configs: {retention.ms: 5}}}\n"

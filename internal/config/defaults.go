@@ -23,7 +23,6 @@ func Default() Config {
 			Lanes:              1,
 			ReadBack:           ReadBack{Bytes: 2 * GiB, Time: time.Minute},
 		},
-		Topics:      Topics{Max: routing.DefaultMax},
 		Record:      Record{Preset: routing.Typed, JSON: routing.AutoJSON},
 		Recording:   "watermark",
 		Retention:   24 * time.Hour,

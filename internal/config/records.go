@@ -63,7 +63,7 @@ type Topics struct {
 	// Max limits the number of different topics that envelopes may name during one ownership. The
 	// topics that template and rules name in full do not count. Envelopes for further topics become
 	// dead letters. Without a limit, a service could fill the relay's memory with topics that do not
-	// exist. Defaults to 5000.
+	// exist. Defaults to 5000, with topics.create to 500.
 	Max int `yaml:"max"`
 	// Create creates missing topics. Unset never creates a topic: envelopes for a missing topic wait,
 	// and status shows the fix.

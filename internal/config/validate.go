@@ -36,6 +36,13 @@ func (c *Config) setDerivedDefaults() {
 		c.Node = host + "-" + hex.EncodeToString(random[:])
 	}
 	c.Topics.Template = cmp.Or(c.Topics.Template, routing.TemplateOf(c.Record.Preset))
+	if c.Topics.Max == 0 {
+		c.Topics.Max = routing.DefaultMax
+		// A created topic stays in Kafka, with all its partitions.
+		if c.Topics.Create != nil {
+			c.Topics.Max = routing.DefaultMaxCreated
+		}
+	}
 	// Other nodes show the address, so it names the host and not the wildcard of the listener.
 	if c.Address == "" {
 		c.Address = host

@@ -40,8 +40,12 @@ func (x configChecks) checkAllowedTopics(context.Context) finding {
 		if len(meant) > 0 {
 			fix += fmt.Sprintf("; topics.template and topics.rules use: [%s]", strings.Join(meant, ", "))
 		}
-		return warned(fix,
-			"topics.allow is not set: an envelope may name any topic except Kafka's internal topics")
+		const open = "topics.allow is not set: an envelope may name any topic except Kafka's internal topics"
+		// Each takeover allows topics.max new topics again, and topics that were created stay.
+		if x.cfg.Topics.Create != nil {
+			return failed(fix, "%s, and because of topics.create the relay creates each of these topics", open)
+		}
+		return warned(fix, open)
 	}
 	return passed("%s", joinFew(x.cfg.Topics.Allow, namesMost))
 }

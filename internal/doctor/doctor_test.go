@@ -21,6 +21,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -170,6 +171,40 @@ func TestHealthy(t *testing.T) {
 	expectCheck(t, r, "topics.min_insync_replicas", Warn, "min.insync.replicas is 1", "first give the topics more than one replica")
 	if r.Failed() {
 		t.Error("failed")
+	}
+}
+
+// The relay only reads an outbox, so the rules of its services are no finding: it delivers documents that a TTL index deletes, and
+// writes none that a unique index or a validator could reject.
+func TestRulesOfServicesAreNoFinding(t *testing.T) {
+	t.Parallel()
+	topic := stacktest.Topic(t, 1)
+	_, db := newShop(t, topic)
+	outbox := db.Collection("outbox")
+	if err := outboxes.EnsureIndexes(t.Context(), outbox); err != nil {
+		t.Fatal(err)
+	}
+	cfg := loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), newSettings(t, db, "topics.allow="+topic)...)
+	before := examine(t, cfg)
+
+	if _, err := outbox.Indexes().CreateMany(t.Context(), []mongo.IndexModel{
+		{Keys: bson.D{{Key: "createdAt", Value: 1}}, Options: options.Index().SetExpireAfterSeconds(3600)},
+		{Keys: bson.D{{Key: "aggregateid", Value: 1}, {Key: "type", Value: 1}}, Options: options.Index().SetUnique(true)},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	validator := bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validationLevel", Value: "strict"}, {Key: "validator", Value: bson.D{{Key: "$jsonSchema", Value: bson.D{
+		{Key: "required", Value: bson.A{"aggregatetype", "payload"}},
+	}}}}}
+	if err := db.RunCommand(t.Context(), validator).Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	after := examine(t, cfg)
+	for i, c := range after.Checks {
+		if c.Status != before.Checks[i].Status || strings.HasPrefix(c.ID, "outbox.") && c.Status != OK {
+			t.Errorf("%s was %s, and with the rules of the services it is %s: %s", c.ID, before.Checks[i].Status, c.Status, c.Detail)
+		}
 	}
 }
 
@@ -385,6 +420,8 @@ func TestUnreachable(t *testing.T) {
 	expectCheck(t, r, "kafka", Fail, "127.0.0.1:2", "refused")
 	expectCheck(t, r, "config.sizes", OK)
 	expectCheck(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules use: ["outbox.event.*"]`)
+	cfg.Topics.Create = &config.Create{Partitions: -1, Replication: -1}
+	expectCheck(t, examine(t, cfg), "config.topics", Fail, "topics.allow is not set", "because of topics.create", `["outbox.event.*"]`)
 	cfg.Topics.Allow = []string{"orders", "audit.*"}
 	expectCheck(t, examine(t, cfg), "config.topics", OK, "orders, audit.*")
 	for _, c := range r.Checks {

@@ -116,7 +116,11 @@ func (s *source) openCursor(ctx context.Context) error {
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
 
-	cursor, err := mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.slot.AddFilter(filter), opts) // N21
+	var cursor *mongo.Cursor
+	err = mongodb.ReadUnindexed(func(hint any) (err error) {
+		cursor, err = mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.slot.AddFilter(filter), opts.SetHint(hint)) // N21
+		return err
+	})
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
 		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)

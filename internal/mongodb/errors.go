@@ -80,6 +80,7 @@ const (
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
 
+	codeNoQueryExecutionPlans  = 291
 	codeAPIStrict              = 323
 	codeCollectionUUIDMismatch = 361
 )

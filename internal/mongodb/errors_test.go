@@ -114,6 +114,11 @@ func TestN16_AnErrorOfTheEnvironmentIsNoRejection(t *testing.T) {
 		}
 	}
 
+	// Atlas returns a quota as the error of the command. No document of it is at fault.
+	if err := (mongo.CommandError{Code: 8000, Name: "AtlasError"}); mongodb.IsRejection(fmt.Errorf("storing: %w", err)) {
+		t.Errorf("%v is a rejection", err)
+	}
+
 	// The real server returns it only with gigabytes of changes. The halves of the write fit.
 	if err := (mongo.CommandError{Code: 388, Name: "TransactionTooLargeForCache"}); !mongodb.IsRejection(fmt.Errorf("storing: %w", err)) {
 		t.Errorf("%v is no rejection", err)

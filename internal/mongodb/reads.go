@@ -12,10 +12,20 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 )
 
-// Exists reports whether coll has a document that filter matches.
+// ReadUnindexed calls read, which may read a collection of services without an index. With the parameter notablescan, the server
+// rejects that, and ReadUnindexed calls read again with a hint to the index of _id. It is not for transactions, which the rejection ends.
+func ReadUnindexed(read func(hint any) error) error {
+	err := read(nil)
+	if HasCode(err, codeNoQueryExecutionPlans) {
+		return read(bson.D{{Key: "_id", Value: 1}})
+	}
+	return err
+}
+
+// Exists reports whether coll has a document that filter matches. Without an index of the filter it reads the collection.
 func Exists(ctx context.Context, coll *mongo.Collection, filter bson.D) (bool, error) {
 	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err := coll.FindOne(ctx, filter, opts).Err()
+	err := ReadUnindexed(func(hint any) error { return coll.FindOne(ctx, filter, opts.SetHint(hint)).Err() })
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return false, nil
 	}

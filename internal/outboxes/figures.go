@@ -74,7 +74,10 @@ func countAndFirst(
 		case size > countUnindexed:
 			return 0, first, fmt.Errorf("counting %s of %s: %w", what, ns, ErrNotIndexed)
 		}
-		n, err = coll.CountDocuments(ctx, filter, options.Count().SetLimit(limit))
+		err = mongodb.ReadUnindexed(func(hint any) (err error) {
+			n, err = coll.CountDocuments(ctx, filter, options.Count().SetLimit(limit).SetHint(hint))
+			return err
+		})
 	}
 	if err != nil {
 		return 0, first, mongodb.Refusal(err, "counting "+what+" of "+ns, "find", ns)
@@ -85,7 +88,11 @@ func countAndFirst(
 
 	opts := options.FindOne().SetSort(bson.D{{Key: field, Value: 1}}).
 		SetProjection(bson.D{{Key: field, Value: 1}, {Key: "_id", Value: 0}})
-	raw, err := coll.FindOne(ctx, filter, opts).Raw()
+	var raw bson.Raw
+	err = mongodb.ReadUnindexed(func(hint any) (err error) {
+		raw, err = coll.FindOne(ctx, filter, opts.SetHint(hint)).Raw()
+		return err
+	})
 
 	// The envelope may have been deleted or sent after the count.
 	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
@@ -115,7 +122,9 @@ func OldestTS(ctx context.Context, coll *mongo.Collection) (bson.Timestamp, bool
 	stamped := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}}}}
 	opts := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ts", Value: 1}})
-	err := mongodb.Majority(coll).FindOne(ctx, stamped, opts).Decode(&doc)
+	err := mongodb.ReadUnindexed(func(hint any) error {
+		return mongodb.Majority(coll).FindOne(ctx, stamped, opts.SetHint(hint)).Decode(&doc)
+	})
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return bson.Timestamp{}, false, nil
 	}

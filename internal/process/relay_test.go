@@ -46,6 +46,7 @@ type bundle struct {
 	box    *outbox.Box
 	env    []string
 	log    *lines
+	logAs  *slog.HandlerOptions // nil: the default
 }
 
 // lines is a log that can be waited for.
@@ -130,7 +131,7 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 		return noOperators{}, nil
 	}
 
-	r, err := process.New(cfg, "test", slog.New(slog.NewTextHandler(b.log, nil)), process.WithOperators(build))
+	r, err := process.New(cfg, "test", slog.New(slog.NewTextHandler(b.log, b.logAs)), process.WithOperators(build))
 	if err != nil {
 		b.t.Fatal(err)
 	}

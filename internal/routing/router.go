@@ -30,6 +30,9 @@ type Config struct {
 // watcher document.
 const DefaultMax = 5000
 
+// DefaultMaxCreated is the default of topics.max if the relay creates missing topics.
+const DefaultMaxCreated = 500
+
 // DefaultTemplate is the topic that Debezium's outbox routers use.
 const DefaultTemplate = "outbox.event.{aggregatetype}"
 

@@ -29,9 +29,12 @@ type limits struct {
 	reopenEvery time.Duration
 }
 
+// MaxRequestBytes is the size of the largest request of a sink that has no larger record, before compression.
+const MaxRequestBytes = 4 << 20
+
 var fixedLimits = limits{
 	batchBytes:   1<<20 - 1024, // below Kafka's default max.message.bytes, 1 MiB + 12
-	requestBytes: 4 << 20,
+	requestBytes: MaxRequestBytes,
 	parkAfter:    5 * time.Second,
 	reopenEvery:  30 * time.Second,
 }

@@ -444,7 +444,7 @@ func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 
 	case errors.Is(err, sink.ErrBroken):
 		// After a pause: a persistent error must not use up producer epochs.
-		r.log.Warn("Kafka forgot the producer's sequence; taking over again with a read-back", "reason", err)
+		r.log.Warn("the session of the producer is broken; taking over again with a read-back", "reason", err)
 		return false, nil
 
 	case errors.Is(err, sink.ErrFenced):

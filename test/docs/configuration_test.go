@@ -92,7 +92,9 @@ The smallest file that delivers:
 mongodb: { uri: "${env:MONGODB_URI}" }
 kafka:   { brokers: [kafka-1:9092, kafka-2:9092] }
 watch:   [shop.outbox]
-topics:  { create: {} } # create missing topics with the brokers' defaults; without this line their events wait for you to create them
+topics:
+  allow: ["outbox.event.*"] # an envelope that names another topic becomes a dead letter
+  create: {}                # create missing topics with the brokers' defaults; without this line their events wait for you to create them
 ` + "```" + `
 
 Each key can be set in the file, in the environment (` + "`lease.ttl` is `OUTRELAY_LEASE_TTL`" + `) or by a flag (` + "`--set lease.ttl=2s`" + `); the later of these wins. An unknown key is an error that suggests the nearest key. Write secrets as ` + "`${env:NAME}` or `${file:/path}`" + `: outrelay never prints them. A duration is a number with a unit, such as ` + "`250ms`, `90m` or `7d`" + `; a size such as ` + "`900KiB`" + `. A list can also be a comma-separated string. After SIGHUP, ` + "`log.level`" + ` and the tokens of ` + "`http.admin`" + ` apply at once, and changed TLS files even without it; all other keys wait for the next start.
