@@ -74,9 +74,15 @@ func (c *Collections) ListCollections(ctx context.Context) error {
 	defer c.mu.Unlock()
 	c.listed = list
 	for _, f := range findings {
-		if !slices.Contains(c.reported, f) {
-			c.Log.Warn("a watched name is no regular collection", "name", f.NS, "kind", f.Kind, "reason", f.Cause, "advice", f.Fix)
+		if slices.Contains(c.reported, f) {
+			continue
 		}
+		// A collection that does not exist yet is usual before the first event.
+		level := slog.LevelWarn
+		if f.Kind == outboxes.IsMissing {
+			level = slog.LevelInfo
+		}
+		c.Log.Log(ctx, level, "a watched name is no regular collection", "name", f.NS, "kind", f.Kind, "reason", f.Cause, "advice", f.Fix)
 	}
 	c.reported = findings
 	return nil
