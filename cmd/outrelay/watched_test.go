@@ -47,14 +47,18 @@ func TestWatchedNamesAreInspected(t *testing.T) {
 		{"series", "outbox", series, true, true, "it is a time series", "set watch to a regular collection", ""},
 		{"capped", "outbox", capped, true, false, "it is capped: the server removes its oldest envelopes", "use a regular collection", ""},
 		{"missing", "outbox", none, true, false, "it does not exist yet", "check the name in watch", ""},
-		{"rights", "outbox", create(options.CreateCollection()), false, true,
-			"the MongoDB user lacks the action", "grant the action", "missing: find, changeStream on @.outbox"},
+		{
+			"rights", "outbox", create(options.CreateCollection()), false, true,
+			"the MongoDB user lacks the action", "grant the action", "missing: find, changeStream on @.outbox",
+		},
 		{"matched-view", "o*", view, true, false, "it is a view of @.events", "set watch to @.events", ""},
 		{"matched-series", "o*", series, true, false, "it is a time series", "set watch to a regular collection", ""},
 		{"matched-capped", "o*", capped, true, false, "it is capped", "use a regular collection", ""},
 		{"matched-missing", "o*", none, true, false, "no collection matches it yet", "check the name in watch", ""},
-		{"matched-rights", "o*", create(options.CreateCollection()), false, true,
-			"the MongoDB user lacks the action", "grant the action", `missing: find, changeStream on database @`},
+		{
+			"matched-rights", "o*", create(options.CreateCollection()), false, true,
+			"the MongoDB user lacks the action", "grant the action", `missing: find, changeStream on database @`,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

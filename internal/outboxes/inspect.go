@@ -111,8 +111,10 @@ func (l Listing) Inspect(watch []string, partial bool) (findings []Finding) {
 		if l.hasMatch(ns) {
 			continue
 		}
-		f := Finding{NS: ns, Kind: IsMissing, Cause: "it does not exist yet",
-			Fix: "check the name in watch; the first appended event creates the collection"}
+		f := Finding{
+			NS: ns, Kind: IsMissing, Cause: "it does not exist yet",
+			Fix: "check the name in watch; the first appended event creates the collection",
+		}
 		if glob.HasWildcard(ns) {
 			f.Cause = "no collection matches it yet"
 		}
@@ -134,7 +136,8 @@ func (l Listing) hasMatch(pattern string) bool {
 
 // refused returns the finding of a name or scope on which the user lacks actions.
 func refused(ns, resource, actions, effect string) Finding {
-	return Finding{NS: ns, Kind: IsRefused, Fatal: true,
+	return Finding{
+		NS: ns, Kind: IsRefused, Fatal: true,
 		Cause: fmt.Sprintf("the MongoDB user lacks the action %s, so the relay cannot %s", actions, effect),
 		Fix:   fmt.Sprintf("grant the action %s on %s; outrelay roles prints all that the relay needs", actions, resource),
 	}

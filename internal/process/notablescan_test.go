@@ -138,8 +138,20 @@ func (q queries) asOperator(op admin.Operator) {
 	})
 
 	for _, f := range []admin.DeadFilter{
-		{}, {Collection: ns}, {IDs: []string{"x"}}, {From: now}, {To: now}, {Topic: "x"}, {Type: "x"}, {AggregateType: "x"}, {Key: "x"},
-		{Class: "malformed"}, {Message: "x"}, {Source: "relay"}, {RequeueStatus: "any"}, {RequeueStatus: "replayed"},
+		{},
+		{Collection: ns},
+		{IDs: []string{"x"}},
+		{From: now},
+		{To: now},
+		{Topic: "x"},
+		{Type: "x"},
+		{AggregateType: "x"},
+		{Key: "x"},
+		{Class: "malformed"},
+		{Message: "x"},
+		{Source: "relay"},
+		{RequeueStatus: "any"},
+		{RequeueStatus: "replayed"},
 	} {
 		name := fmt.Sprintf("letters %+v", f)
 		runQuery(q, name, func() (any, error) { return op.Letters().List(ctx, f, 10, "") })

@@ -28,7 +28,8 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 			{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "errorCode", Value: 11602},
 		}, false},
 		{"transactions", "WriteConflict", "outrelay state ", bson.D{
-			{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "errorCode", Value: 112},
+			{Key: "failCommands", Value: bson.A{"commitTransaction"}},
+			{Key: "errorCode", Value: 112},
 			{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
 		}, true},
 		// Every document is rejected, also the letters.

@@ -150,8 +150,15 @@ func newStorm(t *testing.T, k *kit, mode consumer.Mode, use []consumer.Option, c
 	s.box = box
 	k.newCollection("effects")
 	s.faults = []fault{
-		{"join", s.join}, {"leave", s.leave}, {"kill", s.kill}, {"pause", s.pause}, {"cut MongoDB", s.cutMongoDB}, {"cut Kafka", s.cutKafka},
-		{"requeue", s.requeueLetters}, {"create the topic again", s.recreate}, {"create the topic again", s.recreate},
+		{"join", s.join},
+		{"leave", s.leave},
+		{"kill", s.kill},
+		{"pause", s.pause},
+		{"cut MongoDB", s.cutMongoDB},
+		{"cut Kafka", s.cutKafka},
+		{"requeue", s.requeueLetters},
+		{"create the topic again", s.recreate},
+		{"create the topic again", s.recreate},
 	}
 	return s
 }
@@ -415,8 +422,12 @@ func (s *storm) handleWith(k *kit) consumer.HandlerFunc {
 		}
 
 		_, err := effects.InsertOne(ctx, bson.D{
-			{Key: "id", Value: m.ID}, {Key: "topic", Value: m.Topic}, {Key: "key", Value: string(m.Key)}, {Key: "value", Value: string(m.Value)},
-			{Key: "type", Value: m.Name}, {Key: "at", Value: s.clock.Add(1)},
+			{Key: "id", Value: m.ID},
+			{Key: "topic", Value: m.Topic},
+			{Key: "key", Value: string(m.Key)},
+			{Key: "value", Value: string(m.Value)},
+			{Key: "type", Value: m.Name},
+			{Key: "at", Value: s.clock.Add(1)},
 		})
 		if dice == 99 && !s.calm.Load() {
 			return errWanted

@@ -280,7 +280,8 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 			events = append(events, e)
 			if (id+n)%5 == 0 {
 				again = append(again, transport.Record{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []event.Header{
-					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Name())},
+					{Key: "id", Value: []byte(e.ID().String())},
+					{Key: "type", Value: []byte(e.Name())},
 					{Key: record.HeaderNamespace, Value: ns[:]},
 				}})
 			}
