@@ -417,3 +417,28 @@ func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 		}
 	}
 }
+
+// The event at which the stream stands becomes a dead letter, and the owner gets the order to pass over it.
+func TestAnEventIsPassedOverHTTP(t *testing.T) {
+	t.Parallel()
+	s := openSite(t)
+	var skipped admin.SkippedEvent
+	s.mustCall(&skipped, "POST", "/api/v1/recover/skip", `{"dry_run":true}`)
+	if !skipped.DryRun || skipped.ID != "standing" || skipped.Letter != "" {
+		t.Errorf("plan: %+v", skipped)
+	}
+
+	s.mustCall(&skipped, "POST", "/api/v1/recover/skip?slot=0of1", `{}`)
+	if skipped.Letter == "" || skipped.Collection != s.ns || len(s.findLogged("event_skipped")) != 1 {
+		t.Errorf("skipped: %+v, %d entries", skipped, len(s.findLogged("event_skipped")))
+	}
+	var list struct {
+		Letters []struct {
+			Class string `json:"class"`
+		} `json:"letters"`
+	}
+	s.mustCall(&list, "GET", "/api/v1/dead?class=skipped", "")
+	if len(list.Letters) != 1 || list.Letters[0].Class != "skipped" {
+		t.Errorf("letters: %+v", list)
+	}
+}

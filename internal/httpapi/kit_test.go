@@ -18,13 +18,16 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/admin/admintest"
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/state/statetest"
+	"github.com/outrelay/outrelay/resume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -80,6 +83,13 @@ func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
 		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
+		},
+		// The watcher documents of these tests have no position of a real stream.
+		NextInsert: func(context.Context, slot.Range, resume.Position) (changestream.Skip, error) {
+			_, id, err := bson.MarshalValue("standing")
+			return changestream.Skip{
+				DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), ID: bson.RawValue{Type: bson.TypeString, Value: id},
+			}, err
 		},
 	})
 
