@@ -298,14 +298,10 @@ func (a *Adopter) hasEvent(ctx context.Context, p resume.Position, wide bool) (b
 
 	var cs *mongo.ChangeStream
 	var err error
-	db, coll := a.scope.Target()
-	switch kind := a.scope.Kind(); {
-	case wide || kind == changestream.Cluster:
+	if wide {
 		cs, err = client.Watch(ctx, pipeline, opts)
-	case kind == changestream.Database:
-		cs, err = client.Database(db).Watch(ctx, pipeline, opts)
-	default:
-		cs, err = client.Database(db).Collection(coll).Watch(ctx, pipeline, opts)
+	} else {
+		cs, err = a.scope.Watch(ctx, client, nil, pipeline, opts)
 	}
 	if err != nil {
 		return false, err

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
 	"github.com/outrelay/outrelay/resume"
 )
@@ -157,7 +158,7 @@ func (s *Stream) openChangeStream(
 	// The limit applies only to the opening, not to the life of the cursor.
 	opening, opened := context.WithTimeout(base, openTimeout)
 	defer opened()
-	cs, err := s.watchScope(opening, pipeline, opts)
+	cs, err := s.cfg.Scope.Watch(opening, s.cfg.Client, s.cfg.ReadPreference, pipeline, opts)
 	if err != nil {
 		// Our own limit ended the call. That is a slow server, not a broken connection.
 		if opening.Err() != nil {
@@ -179,20 +180,20 @@ func (s *Stream) openChangeStream(
 	return c, nil
 }
 
-func (s *Stream) watchScope(
-	ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
+// Watch opens a change stream over the scope. It reads with majority, whatever the client does. pref is nil for that of the client. It
+// may change opts.
+func (s *Scope) Watch(
+	ctx context.Context, client *mongo.Client, pref *readpref.ReadPref, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
 ) (*mongo.ChangeStream, error) {
 	majorityDatabase := func(name string) *mongo.Database {
-		return s.cfg.Client.Database(name,
-			options.Database().SetReadConcern(readconcern.Majority()).SetReadPreference(s.cfg.ReadPreference))
+		return client.Database(name, options.Database().SetReadConcern(readconcern.Majority()).SetReadPreference(pref))
 	}
 
-	scope := s.cfg.Scope
-	switch scope.kind {
+	switch s.kind {
 	case Collection:
-		return majorityDatabase(scope.db).Collection(scope.coll).Watch(ctx, pipeline, opts)
+		return majorityDatabase(s.db).Collection(s.coll).Watch(ctx, pipeline, opts)
 	case Database:
-		return majorityDatabase(scope.db).Watch(ctx, pipeline, opts)
+		return majorityDatabase(s.db).Watch(ctx, pipeline, opts)
 	default:
 		// The same as Client.Watch, but with our read concern.
 		return majorityDatabase("admin").Watch(ctx, pipeline,

@@ -54,16 +54,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 	// The document may be the reason why the server cannot return the event.
 	pipeline := append(scope.Pipeline(), bson.D{{Key: "$match", Value: bson.D{{Key: "operationType", Value: "insert"}}}},
 		bson.D{{Key: "$project", Value: bson.D{{Key: "ns", Value: 1}, {Key: "documentKey", Value: 1}, {Key: "clusterTime", Value: 1}}}})
-	var stream *mongo.ChangeStream
-	var err error
-	switch db, coll := scope.Target(); {
-	case coll != "":
-		stream, err = client.Database(db).Collection(coll).Watch(ctx, pipeline, opts)
-	case db != "":
-		stream, err = client.Database(db).Watch(ctx, pipeline, opts)
-	default:
-		stream, err = client.Watch(ctx, pipeline, opts)
-	}
+	stream, err := scope.Watch(ctx, client, nil, pipeline, opts)
 	if err != nil {
 		return Skip{}, fmt.Errorf("%w: %w", ErrNoEvent, err)
 	}
