@@ -2,6 +2,7 @@ package producers
 
 import (
 	"context"
+	"crypto/sha256"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -136,6 +137,7 @@ func checkRecords(t *testing.T, env *servertest.Env, language string) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
+	namespace := sha256.Sum256([]byte(env.DB.Name() + ".outbox"))
 	last := map[string]int{}
 	records, ended, ids := 0, 0, map[string]bool{}
 	for ended < topicPartitions {
@@ -157,8 +159,8 @@ func checkRecords(t *testing.T, env *servertest.Env, language string) {
 			_, _ = fmt.Sscanf(string(r.Value), `{"number":%d`, &number)
 
 			// The golden record, which is the same for each language.
-			golden := fmt.Sprintf(`customer-%d {"number":%d,"cents":%d} id=%s type=OrderPlaced language=%s`,
-				number%20, number, 100*number, id, language)
+			golden := fmt.Sprintf(`customer-%d {"number":%d,"cents":%d} id=%s outrelay-ns=%s type=OrderPlaced language=%s`,
+				number%20, number, 100*number, id, namespace[:8], language)
 			got := fmt.Sprintf("%s %s", r.Key, r.Value)
 			for _, h := range r.Headers {
 				got += fmt.Sprintf(" %s=%s", h.Key, h.Value)
