@@ -96,7 +96,7 @@ var rooms = []room{
 	{dir: "internal/gap", layer: 3, also: []string{"internal/changestream", "internal/watched"}, why: "lost history: the sweep over a lost stretch of the stream, and the order around it"},
 	{dir: "internal/ledger", layer: 3, why: "the outcomes of sends: one queue, one fenced writer, the policy for rejected writes"},
 	{dir: "internal/reconciler", layer: 3, also: []string{"internal/ledger"}, why: "sends waiting envelopes when their turn comes"},
-	{dir: "internal/scheduled", layer: 3, also: []string{"internal/ledger", "internal/reconciler"}, why: "envelopes with a due time: into the store of waiting ones, and sent when they are due"},
+	{dir: "internal/scheduled", layer: 3, also: []string{"internal/ledger"}, why: "envelopes with a due time: claimed, and sent when they are due"},
 	{dir: "internal/purge", layer: 3, why: "what becomes of delivered envelopes: records of deliveries, their history, and the purge"},
 	{dir: "internal/requeues", layer: 3, why: "dead letters back to the waiting envelopes, as operators order it"},
 	{dir: "internal/admin", layer: 3, also: []string{"internal/changestream", "pkg/saga", "internal/requeues", "internal/gap", "internal/slots", "internal/purge", "internal/watched"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
