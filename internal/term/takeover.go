@@ -165,8 +165,9 @@ func listSkips(doc *lease.Document, log *slog.Logger) (list []changestream.Skip)
 			continue
 		}
 		db, coll, _ := strings.Cut(s.NS, ".")
-		list = append(list, changestream.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At})
-		log.Warn("the stream passes over an event, because an operator has ordered it", "collection", s.NS, "id", letters.IDText(s.ID))
+		list = append(list, changestream.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At, At: s.EventAt, Size: s.Size})
+		log.Warn("the stream passes over an event, because an operator has ordered it",
+			"collection", s.NS, "id", letters.IDText(s.ID), "id_bytes", max(s.Size, len(s.ID.Value)))
 	}
 	return list
 }
