@@ -108,7 +108,7 @@ func (t *term) claimCollections(ctx context.Context, claims []outboxes.Registrat
 // lease is lost or ctx ends.
 func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.Sink, err error) {
 	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
-		in := slots.FenceInput(&t.slot.cfg, t.slot.Slot, t.held, doc)
+		in := slots.FenceInput(&t.slot.cfg, t.slot.Slot, t.held, doc, t.store)
 		in.Event = t.journal.recordFenceEvent
 		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.resolver, Fence: in}, t.held, t.resolver)
 		if errors.Is(err, lease.ErrLeaseLost) {
