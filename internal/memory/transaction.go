@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/unit"
 )
@@ -25,6 +27,7 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 		return u.work.Join(func() error { return fn(ctx) })
 	}
 
+	began, backoff := time.Now(), retry.Policy{Base: time.Millisecond, Cap: 100 * time.Millisecond}.Start()
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -32,16 +35,22 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 
 		u := &unitOfWork{tx: db.beginTx()}
 		err := u.runCallback(ctx, fn)
-		if err == nil || !isTransient(err) {
+		if err == nil || !isTransient(err) || time.Since(began) >= transactionLimit {
 			return err
 		}
 
-		// To run again at once would only conflict again.
+		// To run again at once would only conflict again. A callback may also return such an error without a conflict.
+		if u.tx.blocker == nil {
+			_ = backoff.Wait(ctx)
+		}
 		if err := u.tx.waitForBlocker(ctx); err != nil {
 			return err
 		}
 	}
 }
+
+// transactionLimit is how long a transaction is repeated, as by the driver.
+const transactionLimit = 2 * time.Minute
 
 // InTransaction reports whether ctx has a running transaction of this database.
 func (db *DB) InTransaction(ctx context.Context) bool {
