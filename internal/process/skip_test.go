@@ -42,6 +42,8 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 	if err != nil || done.ID != planned.ID || done.Letter == "" {
 		t.Fatalf("%+v, %v", done, err)
 	}
+	// The owner of the order must not read the event.
+	stacktest.Eventually(t, "the next term", func() bool { return b.log.countWith(`msg="took over"`) == 2 })
 	repaired()
 
 	// The events after it arrive, and it does not wait for its topic.
@@ -97,6 +99,8 @@ func TestAnEventWithALargeIDIsSkipped(t *testing.T) {
 	if err != nil || done.ID != planned.ID {
 		t.Fatalf("%.1000s, %v", done.ID, err)
 	}
+	// The owner of the order must not read the event.
+	stacktest.Eventually(t, "the next term", func() bool { return b.log.countWith(`msg="took over"`) == 2 })
 	repaired()
 
 	b.consume(2)
