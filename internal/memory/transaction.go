@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/unit"
 )
@@ -27,7 +26,7 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 		return u.work.Join(func() error { return fn(ctx) })
 	}
 
-	began, backoff := time.Now(), retry.Policy{Base: time.Millisecond, Cap: 100 * time.Millisecond}.Start()
+	began := time.Now()
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -39,10 +38,7 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 			return err
 		}
 
-		// To run again at once would only conflict again. A callback may also return such an error without a conflict.
-		if u.tx.blocker == nil {
-			_ = backoff.Wait(ctx)
-		}
+		// To run again at once would only conflict again.
 		if err := u.tx.waitForBlocker(ctx); err != nil {
 			return err
 		}
