@@ -17,22 +17,59 @@ type Skip struct {
 	DB, Coll string
 	ID       bson.RawValue
 	Until    bson.Timestamp // a later insert with this id is read
+
+	// At, if it is set, is the time of the insert, and Size the bytes of its id, which take the place of ID: with a large id, the
+	// pipeline would be too large. They are also those of another insert of the same transaction with an id of the same size.
+	At   bson.Timestamp
+	Size int
 }
 
-// skipStages returns the stages that leave out the events, one for each: MongoDB 6.0 cannot optimize a $nor of several. They are no
-// part of the hash of the pipeline: the tokens stay valid.
+// MaxSkippedID bounds the id of a Skip without At, in bytes. An envelope with a longer id is malformed.
+const MaxSkippedID = 1024
+
+// pipeline returns the stages of the scope, and those that leave out the skipped events. The latter are no part of the hash of the
+// pipeline: the tokens stay valid.
+func (s *Stream) pipeline() mongo.Pipeline {
+	return append(s.cfg.Scope.Pipeline(), skipStages(s.cfg.Skip)...)
+}
+
+// skipStages returns the stages that leave out the events, one for each: MongoDB 6.0 cannot optimize a $nor of several. The server
+// applies them to the oplog, before it builds the events.
 func skipStages(list []Skip) (stages []bson.D) {
 	for _, s := range list {
+		which := bson.D{
+			{Key: "documentKey._id", Value: s.ID},
+			{Key: "clusterTime", Value: bson.D{{Key: "$lte", Value: s.Until}}},
+		}
+		if !s.At.IsZero() {
+			size := bson.D{{Key: "$bsonSize", Value: bson.D{{Key: "v", Value: "$documentKey._id"}}}}
+			which = bson.D{
+				{Key: "clusterTime", Value: s.At},
+				{Key: "$expr", Value: bson.D{{Key: "$eq", Value: bson.A{size, sizeWithinDocument(s.Size)}}}},
+			}
+		}
 		skipped := bson.D{
 			{Key: "operationType", Value: "insert"},
 			{Key: "ns.db", Value: s.DB},
 			{Key: "ns.coll", Value: s.Coll},
-			{Key: "documentKey._id", Value: s.ID},
-			{Key: "clusterTime", Value: bson.D{{Key: "$lte", Value: s.Until}}},
 		}
+		skipped = append(skipped, which...)
 		stages = append(stages, bson.D{{Key: "$match", Value: bson.D{{Key: "$nor", Value: bson.A{skipped}}}}})
 	}
 	return stages
+}
+
+// sizeWithinDocument returns the bytes of the document {v: value} of a value with size bytes: the length of the document, the type
+// and the name of the field, and the end.
+func sizeWithinDocument(size int) int { return 4 + 1 + len("v\x00") + size + 1 }
+
+// describeNoEvent returns [ErrNoEvent] with the reason and the fix.
+func describeNoEvent(err error) error {
+	if c, _, _ := classifyError(err); c == classOversize {
+		return fmt.Errorf("%w: its id is too large for any change stream (%w). The owner sweeps past it without an order; "+
+			"with lost_history: halt, run `outrelay recover`", ErrNoEvent, err)
+	}
+	return fmt.Errorf("%w: %w; name the collection and the id of the event", ErrNoEvent, err)
 }
 
 // ErrNoEvent is returned if there is no event after a position, or the server cannot return it.
@@ -48,7 +85,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 	case ok:
 		opts.SetStartAtOperationTime(&ts)
 	default:
-		return Skip{}, fmt.Errorf("%w: the watcher has no position", ErrNoEvent)
+		return Skip{}, fmt.Errorf("%w: the watcher has no position; name the collection and the id of the event", ErrNoEvent)
 	}
 
 	// The document may be the reason why the server cannot return the event.
@@ -56,7 +93,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 		bson.D{{Key: "$project", Value: bson.D{{Key: "ns", Value: 1}, {Key: "documentKey", Value: 1}, {Key: "clusterTime", Value: 1}}}})
 	stream, err := scope.Watch(ctx, client, nil, pipeline, opts)
 	if err != nil {
-		return Skip{}, fmt.Errorf("%w: %w", ErrNoEvent, err)
+		return Skip{}, describeNoEvent(err)
 	}
 	defer stream.Close(context.WithoutCancel(ctx))
 
@@ -64,7 +101,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 	for range emptyReplies {
 		if !stream.TryNext(ctx) {
 			if err := stream.Err(); err != nil {
-				return Skip{}, fmt.Errorf("%w: %w", ErrNoEvent, err)
+				return Skip{}, describeNoEvent(err)
 			}
 			continue
 		}
@@ -81,9 +118,13 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 		if err := stream.Decode(&ev); err != nil {
 			return Skip{}, fmt.Errorf("%w: %w", ErrNoEvent, err)
 		}
-		return Skip{DB: ev.NS.DB, Coll: ev.NS.Coll, ID: ev.Key.ID, Until: ev.At}, nil
+		found := Skip{DB: ev.NS.DB, Coll: ev.NS.Coll, ID: ev.Key.ID, Until: ev.At}
+		if size := len(ev.Key.ID.Value); size > MaxSkippedID {
+			found.At, found.Size = ev.At, size
+		}
+		return found, nil
 	}
-	return Skip{}, fmt.Errorf("%w: no event follows the position of the watcher", ErrNoEvent)
+	return Skip{}, fmt.Errorf("%w: no event follows the position of the watcher; name the collection and the id of the event", ErrNoEvent)
 }
 
 // emptyReplies is the number of empty replies after which no event follows.
