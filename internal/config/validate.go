@@ -19,6 +19,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sasl"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -197,9 +198,10 @@ func (s *SASL) validate(v validator) {
 	if s == nil {
 		return
 	}
-	v.require("kafka.sasl.mechanism", s.Mechanism == "", "set one of plain, scram-sha-256, scram-sha-512, oauthbearer, aws_msk_iam")
+	v.require("kafka.sasl.mechanism", s.Mechanism == "", "set one of "+strings.Join(sasl.Names(), ", "))
 
-	byToken, byAWS := s.Mechanism == "oauthbearer", s.Mechanism == "aws_msk_iam"
+	m, _ := sasl.Find(s.Mechanism)
+	byToken, byAWS := m.Credential == sasl.Token, m.Credential == sasl.AWS
 	unused := "mechanism " + s.Mechanism + " does not use it: remove it"
 	// A field that its mechanism ignores is usually a sign of the wrong mechanism.
 	if byToken || byAWS {
@@ -436,10 +438,16 @@ func (c *Config) findWarnings() (w []string) {
 	if strings.Contains(uri, "tlsinsecure=true") || strings.Contains(uri, "tlsallowinvalid") {
 		w = append(w, "mongodb.uri accepts any certificate: an attacker in the network can read and change the traffic")
 	}
-	if s := c.Kafka.SASL; s != nil && c.Kafka.TLS == nil && slices.Contains([]string{"plain", "oauthbearer", "aws_msk_iam"}, s.Mechanism) {
+	if s := c.Kafka.SASL; s != nil && c.Kafka.TLS == nil && sendsClear(s.Mechanism) {
 		w = append(w, "kafka.sasl.mechanism is "+s.Mechanism+" without kafka.tls: the login is sent unencrypted")
 	}
 	return w
+}
+
+// sendsClear reports whether a mechanism sends its password or token as it is.
+func sendsClear(mechanism string) bool {
+	m, _ := sasl.Find(mechanism)
+	return m.Clear
 }
 
 // warnIfReadableByAll returns a warning if every user of this machine may read the private key.

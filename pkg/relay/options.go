@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/sasl"
 	"github.com/outrelay/outrelay/pkg/bearer"
 )
 
@@ -103,12 +104,12 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 			token = *login.Token
 		}
 		hasToken := token.File != "" || len(token.Command) > 0 || token.OIDC != nil
-		if hasToken || login.Mechanism != "" && login.Mechanism != "oauthbearer" {
+		if hasToken || login.Mechanism != "" && login.Mechanism != sasl.OAuth {
 			bad = append(bad, errors.New("relay: kafka.sasl and WithKafkaToken: use one of them"))
 		}
 		// The rest of the program shows this source.
 		token.Command = []string{"WithKafkaToken"}
-		login.Mechanism, login.Token = "oauthbearer", &token
+		login.Mechanism, login.Token = sasl.OAuth, &token
 		cfg.Kafka.SASL = &login
 	}
 
