@@ -28,6 +28,9 @@ type Login struct {
 	Extensions map[string]string
 }
 
+// Session is the exchange of one connection.
+type Session = sasl.StateMachine
+
 // Check returns an error for an unknown mechanism, and for one without its credential.
 func (l *Login) Check() error {
 	m, known := Find(l.Mechanism)
@@ -57,7 +60,7 @@ func (l *Login) Advice() Advice {
 }
 
 // Start implements sasl.Mechanism.
-func (l *Login) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
+func (l *Login) Start(ctx context.Context) (Session, []byte, error) {
 	if err := l.Check(); err != nil {
 		return nil, nil, err
 	}
@@ -102,7 +105,7 @@ func (l *Login) readPassword() (string, error) {
 	return password, nil
 }
 
-func startPlain(ctx context.Context, l *Login) (sasl.StateMachine, []byte, error) {
+func startPlain(ctx context.Context, l *Login) (Session, []byte, error) {
 	password, err := l.readPassword()
 	if err != nil {
 		return nil, nil, err
@@ -110,8 +113,8 @@ func startPlain(ctx context.Context, l *Login) (sasl.StateMachine, []byte, error
 	return plain.Mechanism{Username: l.User, Password: password}.Start(ctx)
 }
 
-func startScram(algorithm scram.Algorithm) func(context.Context, *Login) (sasl.StateMachine, []byte, error) {
-	return func(ctx context.Context, l *Login) (sasl.StateMachine, []byte, error) {
+func startScram(algorithm scram.Algorithm) func(context.Context, *Login) (Session, []byte, error) {
+	return func(ctx context.Context, l *Login) (Session, []byte, error) {
 		password, err := l.readPassword()
 		if err != nil {
 			return nil, nil, err
@@ -131,7 +134,7 @@ const maxIterations = 1_000_000
 
 // scramSession bounds the work that the server of a SCRAM login can request. The server is not authenticated yet, and the
 // computation does not watch a context.
-type scramSession struct{ sasl.StateMachine }
+type scramSession struct{ Session }
 
 // Next checks the number of iterations in a message of the server.
 func (s scramSession) Next(ctx context.Context, challenge []byte) (done bool, response []byte, err error) {
@@ -145,11 +148,11 @@ func (s scramSession) Next(ctx context.Context, challenge []byte) (done bool, re
 			return false, nil, fmt.Errorf("the server requests %.20s iterations of the password's hash; at most %d are computed", digits, maxIterations)
 		}
 	}
-	return s.StateMachine.Next(ctx, challenge)
+	return s.Session.Next(ctx, challenge)
 }
 
 // startToken sends the bearer token.
-func startToken(ctx context.Context, l *Login) (sasl.StateMachine, []byte, error) {
+func startToken(ctx context.Context, l *Login) (Session, []byte, error) {
 	token, err := l.Token(ctx)
 	if err != nil {
 		return nil, nil, &TokenError{err}

@@ -8,11 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/segmentio/kafka-go/sasl"
 	"github.com/segmentio/kafka-go/sasl/scram"
 )
 
-// Credential is what a mechanism proves its user with.
+// Credential is the proof of a user that a mechanism sends.
 type Credential int
 
 const (
@@ -40,7 +39,7 @@ type Mechanism struct {
 	Advice     Advice
 
 	wire  string // the name that the client requests; empty: Listener
-	start func(ctx context.Context, l *Login) (sasl.StateMachine, []byte, error)
+	start func(ctx context.Context, l *Login) (Session, []byte, error)
 }
 
 // Advice has the fixes for a token that is missing, and for one that the broker rejects.

@@ -3,7 +3,6 @@ package franz
 import (
 	"context"
 
-	kafkago "github.com/segmentio/kafka-go/sasl"
 	franz "github.com/twmb/franz-go/pkg/sasl"
 
 	"github.com/outrelay/outrelay/internal/sasl"
@@ -21,7 +20,7 @@ func (m mechanism) Authenticate(ctx context.Context, _ string) (franz.Session, [
 // session is the exchange of one connection.
 type session struct {
 	ctx   context.Context
-	state kafkago.StateMachine
+	state sasl.Session
 }
 
 // Challenge implements franz-go's Session.
