@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -82,6 +83,7 @@ var (
 // already and is not checked.
 func (c *Config) validate(p *Problems) {
 	v := validator{p}
+	v.checkWords(reflect.ValueOf(c).Elem(), "")
 	const expectedName = "expected letters, digits, dot, dash, underscore; at most 100"
 	v.check("watcher", namePattern.MatchString(c.Watcher), strconv.Quote(c.Watcher), expectedName)
 	v.check("node", namePattern.MatchString(c.Node), strconv.Quote(c.Node), expectedName)
@@ -99,6 +101,29 @@ func (c *Config) validate(p *Problems) {
 }
 
 type validator struct{ *Problems }
+
+// checkWords checks the keys below section that have a list of allowed words.
+func (v validator) checkWords(section reflect.Value, prefix string) {
+	for _, f := range fieldsOf(section.Type()) {
+		value := section.Field(f.index)
+		if _, ok := sectionType(f.typ); ok {
+			if value = reflect.Indirect(value); value.IsValid() {
+				v.checkWords(value, prefix+f.name+".")
+			}
+			continue
+		}
+		if f.enum == nil || slices.Contains(f.enum, value.String()) {
+			continue
+		}
+
+		hint := "expected one of " + strings.Join(f.enum, ", ")
+		if near := NearestName(value.String(), f.enum); near != "" {
+			hint += " (did you mean " + near + "?)"
+		}
+		v.require(prefix+f.name, value.String() == "", hint)
+		v.check(prefix+f.name, false, strconv.Quote(value.String()), hint)
+	}
+}
 
 // check adds a problem unless ok is true. It adds none if path, or a key above or below it, has a
 // problem already.
@@ -198,8 +223,6 @@ func (s *SASL) validate(v validator) {
 	if s == nil {
 		return
 	}
-	v.require("kafka.sasl.mechanism", s.Mechanism == "", "set one of "+strings.Join(sasl.Names(), ", "))
-
 	m, _ := sasl.Find(s.Mechanism)
 	byToken, byAWS := m.Credential == sasl.Token, m.Credential == sasl.AWS
 	unused := "mechanism " + s.Mechanism + " does not use it: remove it"
@@ -284,7 +307,7 @@ func (c *Config) validateRecords(v validator) {
 
 	if create := c.Topics.Create; create != nil {
 		checkCount := func(path string, n, high int) {
-			v.check(path, n == -1 || n >= 1 && n <= high, strconv.Itoa(n), "expected a number from 1, or -1 for the brokers' default")
+			v.check(path, n >= 0 && n <= high, strconv.Itoa(n), "expected a number from 1, or 0 for the brokers' default")
 		}
 		checkCount("topics.create.partitions", create.Partitions, 100_000)
 		checkCount("topics.create.replication", create.Replication, 1000)

@@ -114,7 +114,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 	}
 
 	host := s.host.Mongo
-	isSet := cfg.MongoDB.URI != "" || cfg.MongoDB.TLS != nil
+	isSet := !cfg.MongoDB.URI.IsZero() || cfg.MongoDB.TLS != nil
 	if host.Options != nil && host.Client != nil {
 		bad = append(bad, errors.New("relay: WithMongoOptions and WithMongoClient: use one of them"))
 	}
@@ -123,7 +123,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoClient: use one of them"))
 		}
 		// The rest of the program shows this address.
-		cfg.MongoDB.URI = "mongodb://WithMongoClient"
+		cfg.MongoDB.URI = NewURI("mongodb://WithMongoClient")
 	}
 	if o := host.Options; o != nil {
 		if isSet {
@@ -133,7 +133,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 			bad = append(bad, fmt.Errorf("relay: WithMongoOptions: %w", err))
 		}
 		// The rest of the program shows this address and derives the default of Config.Watch from it.
-		cfg.MongoDB.URI = cmp.Or(o.GetURI(), "mongodb://"+strings.Join(o.Hosts, ","))
+		cfg.MongoDB.URI = NewURI(cmp.Or(o.GetURI(), "mongodb://"+strings.Join(o.Hosts, ",")))
 	}
 
 	return cfg, errors.Join(bad...)
