@@ -81,7 +81,7 @@ var rooms = []room{
 	{dir: "internal/sagas", layer: 2, only: []string{"internal/concern", "internal/schema", "internal/cursor"}, why: "the stored sagas, for their steps and for operators; statements on MongoDB only"},
 	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema", "internal/cursor", "internal/mongodb"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
 	{dir: "internal/letterlist", layer: 0, only: none, why: "the queries of lists of dead letters, for the relay and for consumers, as BSON"},
-	{dir: "internal/letterparts", layer: 2, only: []string{"internal/setaside", "internal/cursor"}, why: "what packages of the module need of a deadletter.Desk, and services do not"},
+	{dir: "internal/letterparts", layer: 2, only: []string{"internal/cursor"}, why: "what packages of the module need of a deadletter.Desk, and services do not"},
 	{dir: "pkg/consumer/deadletter", layer: 2, only: []string{"internal/concern", "internal/letterlist", "internal/cursor", "internal/letterparts", "internal/setaside", "internal/schema", "internal/transaction", "internal/record", "pkg/event", "pkg/outbox"}, why: "the dead letters of handlers; MongoDB only, so that operators' tools need no Kafka"},
 	{dir: "internal/setaside/setasidetest", layer: 2, only: []string{"internal/setaside"}, testsOnly: true, why: "the contract of a store of such messages, for MongoDB and memory"},
 
