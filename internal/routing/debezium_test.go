@@ -169,6 +169,7 @@ func TestIDsOfDebezium(t *testing.T) {
 	for _, name := range []string{"connectorLogicalName", "taskId", "connectorName", "runId"} {
 		none["__debezium.context."+name] = ""
 	}
+
 	for want, doc := range map[string]bson.D{
 		"id=" + text + "\nkey":                          {{Key: "_id", Value: id}},
 		"id=" + text + "\noutrelay-id-type=string\nkey": {{Key: "_id", Value: text}},

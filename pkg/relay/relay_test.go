@@ -211,6 +211,7 @@ func TestOperatorsPageIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	_, err = relay.New(cfg)
 	if err == nil || !strings.Contains(err.Error(), "http.admin") || !strings.Contains(err.Error(), "outrelay run") {
 		t.Errorf("got error %v, want one that names http.admin and outrelay run", err)

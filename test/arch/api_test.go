@@ -154,6 +154,7 @@ func withFields(t *testing.T, set *token.FileSet, files []*ast.File, named *ast.
 	if !ok {
 		return named
 	}
+
 	room := selected.X.(*ast.Ident).Name
 	for _, f := range files {
 		for _, i := range f.Imports {
@@ -178,6 +179,7 @@ func findType(f *ast.File, name string) ast.Expr {
 		if !ok {
 			continue
 		}
+
 		for _, spec := range g.Specs {
 			if n, ok := spec.(*ast.TypeSpec); ok && n.Name.Name == name {
 				if _, isStruct := n.Type.(*ast.StructType); isStruct {

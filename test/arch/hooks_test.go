@@ -16,6 +16,7 @@ func TestNothingRunsBeforeMain(t *testing.T) {
 
 func TestInitRuleSeesFunctions(t *testing.T) {
 	t.Parallel()
+
 	for _, c := range []struct{ file, text, want string }{
 		{"pkg/outbox/a.go", "func init() {}", "init"},
 		{"examples/orders/a.go", "func init() { f() }", "init"},
@@ -34,6 +35,7 @@ func initProblems(files []source) []string {
 		if room, _ := roomOf(path.Dir(f.path)); room.testsOnly || strings.HasSuffix(f.path, "_test.go") {
 			continue
 		}
+
 		for _, d := range f.ast.Decls {
 			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
 				out = append(out, fmt.Sprintf("%s: func init: pass the value to the function that needs it", f.fset.Position(fn.Pos())))

@@ -25,6 +25,7 @@ func TestMechanismsHaveOneHome(t *testing.T) {
 
 func TestMechanismRuleSeesLiterals(t *testing.T) {
 	t.Parallel()
+
 	for _, c := range []struct{ file, text, want string }{
 		{"internal/config/a.go", `type t struct{ a string ` + "`enum:\"scram-sha-256,x\"`" + ` }`, "scram-sha-256"},
 		{"internal/transport/a.go", `var a = map[string]int{"PLAIN": 1}`, "plain"},
@@ -48,11 +49,13 @@ func mechanismProblems(files []source) []string {
 		if strings.HasPrefix(f.path, mechanismsDir) || strings.HasSuffix(f.path, "_test.go") || room.testsOnly {
 			continue
 		}
+
 		ast.Inspect(f.ast, func(n ast.Node) bool {
 			lit, ok := n.(*ast.BasicLit)
 			if !ok {
 				return true
 			}
+
 			text, err := strconv.Unquote(lit.Value)
 			text = strings.ToLower(text)
 			i := slices.IndexFunc(sasl.Names(), func(name string) bool {

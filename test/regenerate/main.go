@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -11,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path"
 	"path/filepath"
 	"slices"
@@ -20,20 +23,23 @@ import (
 )
 
 func main() {
-	if err := regenerate(); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := regenerate(ctx); err != nil {
+		stop()
 		fmt.Fprintln(os.Stderr, "regenerate:", err)
 		os.Exit(1)
 	}
 }
 
 // regenerate runs the tests that use package generated, with the variable that makes them write.
-func regenerate() error {
+func regenerate(ctx context.Context) error {
 	tests, err := findTests(".")
 	if err != nil {
 		return err
 	}
 	if len(tests) == 0 {
-		return fmt.Errorf("no tests: run it in the root of the repository")
+		return errors.New("no tests: run it in the root of the repository")
 	}
 
 	names := map[string]bool{}
@@ -43,7 +49,7 @@ func regenerate() error {
 		}
 	}
 	args := []string{"test", "-count=1", "-run", "^(" + strings.Join(slices.Sorted(maps.Keys(names)), "|") + ")$"}
-	cmd := exec.Command("go", append(args, slices.Sorted(maps.Keys(tests))...)...)
+	cmd := exec.CommandContext(ctx, "go", append(args, slices.Sorted(maps.Keys(tests))...)...)
 	cmd.Env = append(os.Environ(), generated.Variable+"=1")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	return cmd.Run()
