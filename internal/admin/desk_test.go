@@ -195,7 +195,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	waits.Attempts, waits.Error = 1, &record.Attempt{Class: "record_refused", Reason: "no", Topic: "orders", At: sent, Node: "n1"}
 	stopped := append(letterOf("stopped", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 90, I: 1}})
 	mustInsert(t, f.a, stopped)
-	// The event that waits had the same id as the one in the outbox.
+	// The event that waits had the same id as another in the outbox.
 	reused := append(letterOf("reused", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 80, I: 1}})
 	mustInsert(t, f.a, append(letterOf("reused", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 70, I: 1}}))
 	admintest.StoreWaiting(t, f.state.Collection("waiting"), waits,

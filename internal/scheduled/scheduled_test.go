@@ -392,7 +392,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	}
 }
 
-// A timer fires when it is due; other tests bound only how early. Each begins when the one before has fired, so that nothing else
+// A timer fires when it is due; other tests bound only how early. Each begins when its predecessor has fired, so that nothing else
 // wakes the sender, and one of them is on time even on a loaded machine.
 func TestTimersFireWhenTheyAreDue(t *testing.T) {
 	t.Parallel()
