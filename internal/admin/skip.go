@@ -93,7 +93,7 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 // maxSkippedID bounds the id in the watcher document, in bytes. An envelope with a longer id is malformed.
 const maxSkippedID = 1024
 
-// maxLoggedID bounds the text of an id in the events log, in bytes.
+// maxLoggedID bounds the text of an id in the audit log, in bytes.
 const maxLoggedID = 1024
 
 // findSkipped returns the event of an order, up to the current cluster time, and its envelope, or nil if its document is gone.

@@ -70,7 +70,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
 	known := err == nil && here != "" && doc.ReplicaSetID != ""
 	if known && here != doc.ReplicaSetID {
-		return failed("outrelay recover --adopt",
+		return failed("outrelay recover --accept-copy",
 			"the state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
 	}
 
@@ -79,14 +79,14 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 		return x.mongo.access.explainRefusal(err)
 	}
 
-	at := slices.IndexFunc(status.Watchers, func(w admin.Watcher) bool { return w.Name+"/"+w.Slot == id })
+	at := slices.IndexFunc(status.Slots, func(w admin.SlotStatus) bool { return w.Name+"/"+w.Slot == id })
 	if at < 0 {
 		return passed("no process runs the watcher")
 	}
-	return judgeWatcher(status.Watchers[at], doc.Gap)
+	return judgeWatcher(status.Slots[at], doc.Gap)
 }
 
-func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
+func judgeWatcher(w admin.SlotStatus, gap *lease.Gap) finding {
 	who := fmt.Sprintf("%s owns the watcher, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
 	switch {
 	case w.Paused:

@@ -40,9 +40,9 @@ type Telemetry struct {
 func (b builder) newFigures() Figures {
 	return Figures{
 		Pending: b.newGaugeVec("pending_envelopes",
-			"Envelopes behind the watermark, counted now and then up to the limit.", "collection"),
+			"Envelopes after the position, counted now and then up to the limit.", "collection"),
 		OldestAge: b.newGaugeVec("oldest_pending_seconds",
-			"Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection"),
+			"Time since the oldest envelope after the position was written; 0 if there is none.", "collection"),
 
 		Scheduled: b.newGaugeVec("scheduled_envelopes",
 			"Envelopes that wait for their due time, up to the limit.", "collection"),

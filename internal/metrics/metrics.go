@@ -64,7 +64,7 @@ type Delivery struct {
 	InflightBytes   *Live // bytes of those records
 	BudgetUsed      *Live // bytes of the memory budget in use (N13)
 	Budget          *Live // bytes of the memory budget; of a slot, its share
-	TicketWindow    *Live // events between the watermark and the newest one read (N13)
+	TicketWindow    *Live // events between the resolved position and the newest one read (N13)
 	MaxTicketWindow *Live
 }
 
@@ -91,13 +91,13 @@ type Ownership struct {
 // Outcomes has the metrics of envelopes that are not simply delivered: exceptions, dead letters, scheduled
 // and purged envelopes.
 type Outcomes struct {
-	BlockedTargets *prometheus.GaugeVec   // {topic, reason}: records that the sink holds
-	Exceptions     *prometheus.GaugeVec   // {state}: envelopes with a stored exception
-	Reconciled     *prometheus.CounterVec // {class}
-	DeadLetters    *prometheus.CounterVec // {class}
-	Dropped        *prometheus.CounterVec // {class}: expired, or dropped by a rule
-	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
-	Purged         prometheus.Counter     // delivered envelopes removed after their retention
+	UnwritableRecords *prometheus.GaugeVec   // {topic, reason}: records that the sink holds
+	Exceptions        *prometheus.GaugeVec   // {state}: envelopes with a stored exception
+	Reconciled        *prometheus.CounterVec // {class}
+	DeadLetters       *prometheus.CounterVec // {class}
+	Dropped           *prometheus.CounterVec // {class}: expired, or dropped by a rule
+	DueError          *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
+	Purged            prometheus.Counter     // delivered envelopes removed after their retention
 }
 
 // Process has the metrics of the process, which belong to no single slot.
@@ -225,8 +225,8 @@ func (b builder) newDelivery() Delivery {
 
 		BudgetUsed:      b.newLive("budget_used_bytes", "Bytes of the memory budget in use."),
 		Budget:          b.newLive("budget_bytes", "The memory budget."),
-		TicketWindow:    b.newLive("ticket_window", "Events between the watermark and the newest one read."),
-		MaxTicketWindow: b.newLive("ticket_window_max", "Events above the watermark at which reading stops."),
+		TicketWindow:    b.newLive("ticket_window", "Events between the resolved position and the newest one read."),
+		MaxTicketWindow: b.newLive("ticket_window_max", "Events after the resolved position at which reading stops."),
 	}
 }
 
@@ -256,7 +256,7 @@ func (b builder) newOwnership() Ownership {
 
 func (b builder) newOutcomes() Outcomes {
 	return Outcomes{
-		BlockedTargets: b.newGaugeVec("blocked_targets",
+		UnwritableRecords: b.newGaugeVec("unwritable_records",
 			"Records that the sink holds for a topic that cannot be written, by topic and reason.", "topic", "reason"),
 		Exceptions: b.newGaugeVec("exceptions", "Waiting envelopes, by state.", "state"),
 		Reconciled: b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class"),

@@ -60,7 +60,7 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 		t.Errorf("%+v, %v", letters, err)
 	}
 	for coll, filter := range map[string]bson.D{
-		"events":  {{Key: "kind", Value: "event_skipped"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.id", Value: planned.ID}},
+		"audit":   {{Key: "kind", Value: "event_skipped"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.id", Value: planned.ID}},
 		"letters": {{Key: "class", Value: "skipped"}, {Key: "envelope.payload", Value: bson.D{{Key: "$exists", Value: true}}}},
 	} {
 		if n, err := b.state.Collection(coll).CountDocuments(t.Context(), filter); err != nil || n != 1 {
