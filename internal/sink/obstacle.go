@@ -98,7 +98,7 @@ func explainTopic(topic string, err error, creates bool) obstacle {
 
 // WaitsForBroker reports whether the records wait for brokers that another node may be able to reach. It returns
 // false if no node can write the target now.
-func (b Blocked) WaitsForBroker() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }
+func (b Unwritable) WaitsForBroker() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }
 
 // TopicRefusal returns why a topic cannot be used or created, with the fix, in the words of the status
 // command. creates means that missing topics are created automatically. It returns "" for a nil error.
