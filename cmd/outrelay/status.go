@@ -195,7 +195,7 @@ func (s statusReport) writeCounts(w io.Writer) {
 		formatThousands(c.Blocked), countNoun(c.BlockedKeys, "key"), formatThousands(c.Parked),
 		formatThousands(c.Scheduled), formatThousands(c.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
 
-	if len(s.Pending) == 0 {
+	if len(s.WaitingTopics) == 0 {
 		return
 	}
 	writeTable(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", s.WaitingTopics, func(p admin.WaitingTopic) cells {

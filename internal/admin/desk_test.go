@@ -92,7 +92,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 		if err != nil || p.Total != 25 || pages > 4 {
 			t.Fatalf("%+v, %v", p, err)
 		}
-		for _, e := range p.Events {
+		for _, e := range p.Entries {
 			if seen[e.ID] || e.Actor != "ann" {
 				t.Errorf("%+v", e)
 			}
@@ -107,8 +107,8 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	}
 
 	p, err := k.Audit(t.Context(), admin.AuditFilter{Kinds: []string{"paused"}, Node: "n1", Actor: "ann", From: at, To: at.Add(time.Hour)}, 0, "")
-	if err != nil || len(p.Events) != 4 {
-		t.Errorf("%d, %v", len(p.Events), err)
+	if err != nil || len(p.Entries) != 4 {
+		t.Errorf("%d, %v", len(p.Entries), err)
 	}
 	if _, err := k.Audit(t.Context(), admin.AuditFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)

@@ -95,9 +95,9 @@ func judgeWatcher(w admin.SlotStatus, gap *lease.Gap) finding {
 		return passed("no process runs the watcher; its last epoch is %d", w.Epoch)
 	case w.State == "halted":
 		return failed("fix the reason; then restart the owner, or run: outrelay step-down", "%s, and has halted: %s", who, w.Reason)
-	case len(w.Blocked) > 0:
-		b := w.Blocked[0]
-		return warned("", "%s; %d topics are blocked, such as %s with %d waiting envelopes: %s", who, len(w.Blocked), b.Topic,
+	case len(w.Unwritable) > 0:
+		b := w.Unwritable[0]
+		return warned("", "%s; %d topics are blocked, such as %s with %d waiting envelopes: %s", who, len(w.Unwritable), b.Topic,
 			b.Count, b.Reason)
 	case w.Reason != "":
 		return warned("", "%s; state %s: %s", who, w.State, w.Reason)

@@ -50,7 +50,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 
 	var page admin.AuditPage
 	s.mustCall(&page, "GET", "/api/v1/audit?actor=ann&kind=paused,resumed", "")
-	if len(page.Events) != 1 || page.Total != 1 || page.Events[0].Actor != "ann" || page.Events[0].Source != "api/token" {
+	if len(page.Entries) != 1 || page.Total != 1 || page.Entries[0].Actor != "ann" || page.Entries[0].Source != "api/token" {
 		t.Errorf("%+v", page)
 	}
 
