@@ -110,7 +110,7 @@ func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
 	}
 
 	for i := range docs {
-		w, err := docs[i].toWatcher()
+		w, err := docs[i].toSlotStatus()
 		if err != nil {
 			return s, fmt.Errorf("reading watcher %s: %w", docs[i].ID, err)
 		}
@@ -119,7 +119,7 @@ func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
 	return s, nil
 }
 
-func (d *watcherDocument) toWatcher() (SlotStatus, error) {
+func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	name, slot, _ := strings.Cut(d.ID, "/")
 	w := SlotStatus{
 		Name:        name,
