@@ -100,8 +100,8 @@ type MongoDB struct {
 	Indexes bool `yaml:"indexes"`
 }
 
-// State is the place of outrelay's own documents: leases, positions, waiting events, dead letters, nodes, the log
-// of events. Several watchers may share it.
+// State is the place of outrelay's own documents: leases, positions, waiting events, dead letters, nodes, the audit
+// log. Several watchers may share it.
 type State struct {
 	// Database is the name of the database, on the server of mongodb.uri. It may be a database that is watched,
 	// such as the application's own. Defaults to outrelay.

@@ -21,11 +21,11 @@ var oneMeaning = []struct {
 	in      []string
 }{
 	// An event is what a service appends. The entries about owners, nodes and operators are the audit log.
-	{`[Ee]vents log|audit log|outrelay audit|/api/v1/audit|/api/v1/audit/trim|audit_trimmed`, "audit log", nil},
+	{`[Ee]vents log|log of events|outrelay events|/api/v1/events|events_trimmed|outrelay_events`, "audit log", nil},
 	{`Collection\("events"\)`, `Collection("audit")`, []string{"cmd/", "internal/", "test/"}},
 
 	// Blocked is the state of an event behind an earlier one of its key. A topic is unwritable.
-	{`blocked_targets|UnwritableRecords|[Bb]locked (topic|target)|"?blocked"? topics`, "unwritable", nil},
+	{`blocked_targets|BlockedTargets|[Bb]locked (topic|target)`, "unwritable", nil},
 
 	// A lane is one of the 16 parts of a partition in a consumer.
 	{`kafka\.lanes|"lanes"`, "kafka.requests_per_broker", nil},
@@ -41,16 +41,16 @@ var oneMeaning = []struct {
 	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/admin/", "internal/letters/", "internal/requeues/", "internal/httpapi/", "internal/opspage/", "docs/"}},
 
 	// To adopt is to continue at the position of another publisher.
-	{`recover --accept-copy|recover/adopt|adopts? (the )?copied state|state is adopted`, "accept-copy", nil},
+	{`recover --adopt|recover/adopt|adopts? (the )?copied state|state is adopted`, "accept-copy", nil},
 
 	// Pending counts what the relay has not read yet. What it could not send waits.
 	{`PendingTopic\b|/api/v1/pending`, "waiting topics", nil},
 
 	// A watcher is a name that processes share. What status shows are its slots.
-	{`admin\.Watcher\b|\[\]Watcher\b`, "SlotStatus", nil},
+	{`admin\.Watcher\b`, "admin.SlotStatus", nil},
 
 	// A node without a heartbeat is stale.
-	{`silent_node|\(silent\)|✕ silent`, "stale", nil},
+	{`silent_node| \(silent\)|✕ silent`, "stale", nil},
 
 	// Log lines have one key for the cause and one for the fix.
 	{`\.(Debug|Info|Warn|Error)\(.*"(advice|hint|cause|err)", `, `"fix" and "error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
