@@ -449,7 +449,7 @@ var sections = []section{
 			Help: "Size of the messages in memory.",
 		},
 		{
-			Name: "outrelay_consumer_running_lanes", Labels: []string{"group"}, Unit: "lanes",
+			Name: "outrelay_consumer_running_lanes", Labels: []string{"group"}, Unit: "running lanes",
 			Help: "Lanes that run a handler now.",
 		},
 		{
