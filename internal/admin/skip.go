@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -97,7 +97,7 @@ const maxSkippedID = 1024
 const maxLoggedID = 1024
 
 // findSkipped returns the event of an order, up to the current cluster time, and its envelope, or nil if its document is gone.
-func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event changestream.Skip, envelope bson.Raw, err error) {
+func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event changes.Skip, envelope bson.Raw, err error) {
 	switch {
 	case order.Collection == "" && order.ID == "":
 		if event, err = r.findStanding(ctx); err != nil {
@@ -140,25 +140,25 @@ func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event chang
 }
 
 // findStanding returns the event at which the stream of the slot stands.
-func (r Recovery) findStanding(ctx context.Context) (changestream.Skip, error) {
+func (r Recovery) findStanding(ctx context.Context) (changes.Skip, error) {
 	if r.op.NextInsert == nil || !r.op.isConfigured() {
-		return changestream.Skip{}, ErrUnavailable
+		return changes.Skip{}, ErrUnavailable
 	}
 	ids, err := r.op.Lease().watcherIDs(ctx)
 	if err != nil {
-		return changestream.Skip{}, err
+		return changes.Skip{}, err
 	}
 	if len(ids) > 1 {
-		return changestream.Skip{}, invalidRequest("the watcher has %d slots, each with its own stream: name the slot, or the collection and the id of the event", len(ids))
+		return changes.Skip{}, invalidRequest("the watcher has %d slots, each with its own stream: name the slot, or the collection and the id of the event", len(ids))
 	}
 
 	doc, _, err := lease.Read(ctx, r.op.watcherDocuments(), ids[0])
 	if err != nil {
-		return changestream.Skip{}, err
+		return changes.Skip{}, err
 	}
 	_, part, _ := slot.ParseID(ids[0])
 	event, err := r.op.NextInsert(ctx, part, doc.Position())
-	if errors.Is(err, changestream.ErrNoEvent) {
+	if errors.Is(err, changes.ErrNoEvent) {
 		err = invalidRequest("%v; name the collection and the id of the event", err)
 	}
 	return event, err

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changes"
 )
 
 // A stream passes over an event that the server cannot send, if an operator has ordered it: the server leaves it out before. A
@@ -26,10 +28,10 @@ func TestN24_AnEventIsLeftOutByOrder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.skip = append(b.skip, Skip{DB: b.db.Name(), Coll: "outbox", ID: bson.RawValue{Type: typ, Value: value}, Until: order})
+		b.skip = append(b.skip, changes.Skip{DB: b.db.Name(), Coll: "outbox", ID: bson.RawValue{Type: typ, Value: value}, Until: order})
 	}
 	for _, watch := range []string{b.db.Name() + ".outbox", b.db.Name() + ".*"} {
-		r := b.startReader(scopeOf(t, watch), Start{At: &at})
+		r := b.startReader(scopeOf(t, watch), changes.Start{At: &at})
 		r.wantIDs("b", "c")
 		r.withLock(func() {
 			if len(r.counts) > 0 {

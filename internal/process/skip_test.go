@@ -7,7 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -33,14 +33,14 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 	b.append(1, event.WithTopic("poison-"+b.topic))
 	b.append(2)
 
-	scope, err := changestream.ParseScope([]string{b.db.Name() + ".outbox"})
+	scope, err := changes.ParseScope([]string{b.db.Name() + ".outbox"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	op := admin.Operator{
 		State: b.state, Watcher: "default", Actor: "ann",
-		NextInsert: func(ctx context.Context, of slot.Range, at resume.Position) (changestream.Skip, error) {
-			return changestream.NextInsert(ctx, b.client, scope.Of(of), at)
+		NextInsert: func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
+			return changes.NextInsert(ctx, b.client, scope.Of(of), at)
 		},
 	}
 	planned, err := op.Recovery().PassOver(t.Context(), admin.SkipOrder{DryRun: true})

@@ -16,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/reconciler"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
@@ -37,15 +36,23 @@ const (
 	smallClaim = 100
 )
 
+// Sender sends waiting envelopes whose documents are reserved: see the methods of reconciler.Sender.
+type Sender interface {
+	Reserve(ids [][waiting.IDSize]byte)
+	Unreserve(ids [][waiting.IDSize]byte)
+	SendReserved(ctx context.Context, e *waiting.Entry, answered func(*ledger.Outcome), done func()) error
+	Flush()
+}
+
 // Config is the configuration of a Scheduled. Fields without a default are required.
 type Config struct {
 	Client  *mongo.Client // for reads; Fencer has the client of the transactions
 	Fencer  mongodb.Fencer
 	Store   *waiting.Store
-	Sender  *reconciler.Sender // sends the envelopes that were claimed
-	Ledger  *ledger.Ledger     // stores the envelopes that cannot be claimed as dead letters
-	Mapping *envelope.Mapping  // reads the documents; nil: they are envelopes of the contract
-	Now     func() time.Time   // the time of the server, as this process estimates it
+	Sender  Sender            // sends the envelopes that were claimed
+	Ledger  *ledger.Ledger    // stores the envelopes that cannot be claimed as dead letters
+	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
+	Now     func() time.Time  // the time of the server, as this process estimates it
 	Log     *slog.Logger
 	// OnRetry is called with the error of each read or write that failed and is repeated, and OnRecovered when no
 	// collection has a failed one.

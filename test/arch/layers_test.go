@@ -20,6 +20,7 @@ var rooms = []room{
 	{dir: "internal/record", layer: 0, only: none, why: "the vocabulary of the stages"},
 	{dir: "internal/keyhash", layer: 0, only: none, why: "the hash of keys that selects partitions and slots"},
 	{dir: "internal/envelope", layer: 0, only: []string{"internal/record", "internal/keyhash"}, why: "reads stored envelopes: for the relay, the memory relay and restored events; services see pkg/event only"},
+	{dir: "internal/eventid", layer: 0, only: []string{"internal/envelope"}, why: "the id of an event, for services, stored documents and operators"},
 	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
 	{dir: "internal/glob", layer: 0, only: none, why: "the patterns of watch, topics, rules and handlers"},
 	{dir: "internal/retry", layer: 0, only: none, why: "the only implementation of back-off"},
@@ -43,7 +44,7 @@ var rooms = []room{
 	{dir: "pkg/codec", layer: 0, only: []string{"internal/envelope"}, why: "formats of payloads; each library of a format has its own package"},
 	{dir: "pkg/codec/protobuf", layer: 0, only: []string{"pkg/codec"}, why: "payloads in Protobuf; links its library"},
 	{dir: "pkg/codec/registry", layer: 0, only: []string{"pkg/codec"}, why: "the only package that links a schema registry, Avro and JSON Schema"},
-	{dir: "pkg/event", layer: 0, only: []string{"pkg/codec", "internal/envelope", "internal/keyhash", "internal/record"}, why: "the envelope is a value: services import it, so it has few dependencies"},
+	{dir: "pkg/event", layer: 0, only: []string{"pkg/codec", "internal/envelope", "internal/eventid", "internal/keyhash", "internal/record"}, why: "the envelope is a value: services import it, so it has few dependencies"},
 
 	// Layer 1: packages that need no lease.
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
@@ -64,6 +65,9 @@ var rooms = []room{
 	{dir: "internal/mongodb", layer: 1, why: "statements on MongoDB that do not depend on envelopes; gets the fence as an interface"},
 	{dir: "internal/state", layer: 2, also: []string{"internal/config", "internal/mongodb", "internal/letters", "internal/waiting"}, why: "the state database: its prefix, its collections, its marker"},
 	{dir: "internal/state/statetest", layer: 4, testsOnly: true, also: []string{"internal/devstack/stacktest"}, why: "a state database for a single test"},
+	{dir: "internal/changes", layer: 2, why: "the vocabulary of change streams: scopes, events, batches, starts and ends"},
+	{dir: "internal/sweep", layer: 2, also: []string{"internal/outboxes"}, why: "reads the envelopes of a lost stretch from the outbox collections"},
+	{dir: "internal/divisions", layer: 2, also: []string{"internal/lease", "internal/state"}, why: "the stored number of slots of each watcher"},
 	{dir: "internal/outboxes", layer: 2, why: "the outbox collections, who reads each, and the states of their envelopes"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/state"}, why: "the running nodes and their log"},
 	{dir: "internal/waiting", layer: 2, also: []string{"internal/outboxes"}, why: "the store of waiting envelopes, in the state database"},
@@ -87,19 +91,19 @@ var rooms = []room{
 
 	// Layer 3: the stages. They do not import each other, but use interfaces that the caller declares.
 	{dir: "internal/changestream", layer: 3, why: "reads; does not use Kafka"},
-	{dir: "internal/pipeline", layer: 3, also: []string{"internal/changestream", "internal/gap", "internal/ledger"}, why: "from an event to the sink and back from its acks: builds records, orders and limits events in flight; uses no server"},
+	{dir: "internal/pipeline", layer: 3, also: []string{"internal/ledger"}, why: "from an event to the sink and back from its acks: builds records, orders and limits events in flight; uses no server"},
 	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
 	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a takeover"},
 	{dir: "internal/slots", layer: 3, also: []string{"internal/fence"}, why: "how many slots a watcher has, and which node owns them"},
 	{dir: "internal/readiness", layer: 2, also: []string{"internal/lease"}, why: "the role and the problems of a process or slot; calls that are repeated until they succeed"},
-	{dir: "internal/watched", layer: 3, also: []string{"internal/changestream"}, why: "the collections that a term watches, and which of these contain work"},
-	{dir: "internal/gap", layer: 3, also: []string{"internal/changestream", "internal/watched"}, why: "lost history: the sweep over a lost stretch of the stream, and the order around it"},
+	{dir: "internal/watched", layer: 3, why: "the collections that a term watches, and which of these contain work"},
+	{dir: "internal/gap", layer: 3, also: []string{"internal/watched"}, why: "lost history: the sweep over a lost stretch of the stream, and the order around it"},
 	{dir: "internal/ledger", layer: 3, why: "the outcomes of sends: one queue, one fenced writer, the policy for rejected writes"},
 	{dir: "internal/reconciler", layer: 3, also: []string{"internal/ledger"}, why: "sends waiting envelopes when their turn comes"},
-	{dir: "internal/scheduled", layer: 3, also: []string{"internal/ledger", "internal/reconciler"}, why: "envelopes with a due time: into the store of waiting ones, and sent when they are due"},
+	{dir: "internal/scheduled", layer: 3, also: []string{"internal/ledger"}, why: "envelopes with a due time: into the store of waiting ones, and sent when they are due"},
 	{dir: "internal/purge", layer: 3, why: "what becomes of delivered envelopes: records of deliveries, their history, and the purge"},
 	{dir: "internal/requeues", layer: 3, why: "dead letters back to the waiting envelopes, as operators order it"},
-	{dir: "internal/admin", layer: 3, also: []string{"internal/changestream", "pkg/saga", "internal/requeues", "internal/gap", "internal/slots", "internal/purge", "internal/watched"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
+	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/requeues", "internal/purge"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer/topics", layer: 2, why: "topics of a group that may change while it runs"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
@@ -114,7 +118,8 @@ var rooms = []room{
 
 	// Layer 4: packages that connect the stages.
 	{dir: "internal/connect", layer: 4, why: "the configured servers and collections, for the relay and for commands"},
-	{dir: "internal/adopt", layer: 4, also: []string{"internal/connect"}, why: "takes over the position of another publisher"},
+	{dir: "internal/offline", layer: 4, also: []string{"internal/connect"}, why: "what commands do with the means of a relay while none needs to run"},
+	{dir: "internal/adopt", layer: 4, also: []string{"internal/connect", "internal/offline"}, why: "takes over the position of another publisher"},
 	{dir: "internal/importing", layer: 4, also: []string{"internal/connect"}, why: "pending rows of other outbox libraries as envelopes"},
 	{dir: "internal/term", layer: 4, also: []string{"internal/connect"}, why: "one term of ownership: takes over, reads, drains, releases"},
 	{dir: "internal/setup", layer: 4, also: []string{"internal/connect"}, why: "creates what a relay needs, for users whose relay may create nothing"},
@@ -125,7 +130,7 @@ var rooms = []room{
 	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin layer over the use-cases"},
 	{dir: "internal/devstack", layer: 4, only: []string{"internal/retry"}, why: "real servers on this machine; independent of the relay"},
 	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics for a single test"},
-	{dir: "internal/doctor", layer: 4, also: []string{"internal/connect"}, why: "checks with the same connections as the relay"},
+	{dir: "internal/doctor", layer: 4, also: []string{"internal/connect", "internal/offline"}, why: "checks with the same connections as the relay"},
 	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "internal/operators", "internal/doctor"}, why: "outrelay dev; explains given servers that cannot be used in the words of the doctor"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "internal/connect"}, why: "outrelay bench"},
 	{dir: "internal/memory", layer: 4, why: "the surroundings of a service without servers, with the contracts of the packages that it replaces", only: []string{
@@ -139,8 +144,8 @@ var rooms = []room{
 
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
-		"internal/connect", "internal/process", "internal/operators", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/bearer/msk",
-		"internal/config", "internal/envelope", "internal/logging", "internal/admin", "internal/slots", "internal/adopt", "internal/importing", "internal/setup", "internal/state", "internal/outboxes",
+		"internal/connect", "internal/offline", "internal/process", "internal/operators", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/bearer/msk",
+		"internal/config", "internal/envelope", "internal/logging", "internal/admin", "internal/adopt", "internal/importing", "internal/setup", "internal/state", "internal/outboxes",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples/local", layer: 4, why: "addresses of servers for the small examples"},
