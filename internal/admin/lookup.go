@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -124,6 +125,11 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 		return out, err
 	}
 
+	claimed, err := o.findClaimed(ctx, waitingFilter)
+	if err != nil {
+		return out, err
+	}
+
 	found, err := o.findInOutboxes(ctx, names, filters, limit)
 	if err != nil {
 		return out, err
@@ -131,8 +137,10 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 	for _, d := range found {
 		out.Envelopes = append(out.Envelopes, settled.describeEnvelope(d.ns, o.Mapping.ToContract(d.raw)))
 	}
-	for i := range waits {
-		out.Envelopes = addWaiting(out.Envelopes, settled.describeWaiting(o.Mapping, &waits[i]))
+	for _, list := range [][]waiting.Document{waits, claimed} {
+		for i := range list {
+			out.Envelopes = addWaiting(out.Envelopes, settled.describeWaiting(o.Mapping, &list[i]))
+		}
 	}
 
 	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
@@ -183,6 +191,35 @@ func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []
 		return nil, err
 	}
 	return slices.Concat(byOutbox...), nil
+}
+
+// findClaimed returns the scheduled envelopes that the owners send at present and that match the filter.
+func (o Operator) findClaimed(ctx context.Context, f WaitingFilter) (list []waiting.Document, err error) {
+	ids := map[string]bool{}
+	for _, id := range f.IDs {
+		values, err := parseIDValues(id)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range values {
+			ids[mongodb.ValueKey(v)] = true
+		}
+	}
+
+	err = claims.EachOf(ctx, o.State.Collection(claims.Name), o.Watcher, func(c *claims.Claim) error {
+		for i := range c.Envelopes {
+			e := &c.Envelopes[i]
+			isOther := f.Collection != "" && f.Collection != e.NS || f.Key != "" && f.Key != e.Key ||
+				len(ids) > 0 && !ids[mongodb.ValueKey(e.Raw.Lookup("_id"))]
+			if isOther || c.IsDone(i) {
+				continue
+			}
+			entry := e.Entry(o.Watcher)
+			list = append(list, entry.Document())
+		}
+		return nil
+	})
+	return list, err
 }
 
 // addWaiting adds a waiting envelope. Its first delivery replaces the document of the outbox from which it was taken.

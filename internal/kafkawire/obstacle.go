@@ -27,7 +27,7 @@ func ExplainTopic(topic string, err error, creates bool) Obstacle {
 
 	o := explainTopic(topic, err, creates)
 	// Kafka's own words are often the only reason: which name collides, or which policy rejects the topic.
-	if words := WordsOf(err); words != "" {
+	if words := wordsOf(err); words != "" {
 		o.Text += "; Kafka: " + words
 	}
 	return o
@@ -62,15 +62,15 @@ func explainTopic(topic string, err error, creates bool) Obstacle {
 	case InvalidTopic:
 		return Obstacle{TopicRefused, fmt.Sprintf("Kafka does not allow the topic name %q; correct the routing", topic)}
 
-	case UnsupportedCompressionType:
+	case unsupportedCompressionType:
 		return Obstacle{TopicRefused, fmt.Sprintf(
 			"the broker of topic %q does not support this compression; change kafka.compression", topic)}
 
-	case PolicyViolation:
+	case policyViolation:
 		return Obstacle{TopicRefused, fmt.Sprintf(
 			"a policy of the cluster rejects topic %q; contact its operators, or create the topic manually", topic)}
 
-	case InvalidReplicationFactor:
+	case invalidReplicationFactor:
 		return Obstacle{TopicMissing, fmt.Sprintf("topic %q cannot be created with this replication factor: "+
 			"there are fewer brokers; lower topics.create.replication", topic)}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -19,7 +20,27 @@ type failed struct {
 // Answered returns the outcome of a send of the waiting envelope d, whose targets all have their answers (N17). topics are the
 // topics that the envelope waits for.
 func (l *Ledger) Answered(d *waiting.Document, topics []string, answers []record.Answer) *Outcome {
-	o := l.newOutcome(d)
+	return l.applyAnswers(l.newOutcome(d), topics, answers)
+}
+
+// ClaimAnswered returns the outcome of a send of a claimed envelope, whose targets all have their answers. topics are all of them; nil
+// stands for those of the answers.
+func (l *Ledger) ClaimAnswered(at *Claimed, e *claims.Envelope, topics []string, answers []record.Answer) *Outcome {
+	if topics == nil {
+		for _, a := range answers {
+			topics = append(topics, a.Topic)
+		}
+	}
+	return l.applyAnswers(l.newClaimOutcome(at, e), topics, answers)
+}
+
+// ClaimRefused returns the outcome of a claimed envelope that was not sent because it is at fault itself.
+func (l *Ledger) ClaimRefused(at *Claimed, e *claims.Envelope, why *record.Refusal) *Outcome {
+	return l.applyRefusal(l.newClaimOutcome(at, e), nil, why)
+}
+
+// applyAnswers decides o by the answers of the topics.
+func (l *Ledger) applyAnswers(o *Outcome, topics []string, answers []record.Answer) *Outcome {
 	left := slices.Clone(topics)
 
 	var refusal *record.Refusal
@@ -65,9 +86,22 @@ func (l *Ledger) newOutcome(d *waiting.Document) *Outcome {
 	return &Outcome{Doc: d, Partition: record.AnyPartition, Recorded: recorded}
 }
 
+// newClaimOutcome returns an outcome of a claimed envelope. Only a mark records its delivery: the claim has taken it out of its outbox
+// otherwise.
+func (l *Ledger) newClaimOutcome(at *Claimed, e *claims.Envelope) *Outcome {
+	return &Outcome{
+		Claim: at, NS: e.NS, Raw: e.Raw, Pos: e.Pos, Key: e.Key, Partition: record.AnyPartition,
+		Recorded: l.config.Recording == RecordMark,
+	}
+}
+
 // Refused returns the outcome of a waiting envelope that was not sent because it is at fault itself.
 func (l *Ledger) Refused(d *waiting.Document, topics []string, why *record.Refusal) *Outcome {
-	o := l.newOutcome(d)
+	return l.applyRefusal(l.newOutcome(d), topics, why)
+}
+
+// applyRefusal decides o by the refusal of the whole envelope.
+func (l *Ledger) applyRefusal(o *Outcome, topics []string, why *record.Refusal) *Outcome {
 	o.Refused = topics
 	if why.Class == record.Dropped || why.Class == record.Expired && l.config.DropExpired {
 		o.End, o.Refusal = Dropped, *why
@@ -83,8 +117,8 @@ func (l *Ledger) decideRefused(o *Outcome, left []string, why *record.Refusal, b
 	o.failure = failed{why.Class, why.Reason}
 
 	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
-	attempts := o.Doc.Attempts
-	exhausted := int(attempts)+1 >= l.config.MaxAttempts
+	// The first attempt of an envelope that is not stored yet is counted when it is.
+	exhausted := o.Doc != nil && int(o.Doc.Attempts)+1 >= l.config.MaxAttempts
 	if len(left) != len(o.Refused) || !why.Class.DeadAtOnce() && !exhausted {
 		o.End, o.Topics, o.Reason = Retrying, left, waiting.Retry
 		return
@@ -94,6 +128,7 @@ func (l *Ledger) decideRefused(o *Outcome, left []string, why *record.Refusal, b
 	if why.Class.DeadAtOnce() {
 		return
 	}
+	attempts := o.Doc.Attempts
 	o.Refusal = record.Refusal{
 		Class:  record.AttemptsExhausted,
 		Reason: fmt.Sprintf("%d attempts failed, the last one with: %s", attempts+1, why.Reason),

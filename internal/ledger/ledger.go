@@ -38,6 +38,7 @@ type Config struct {
 	Fencer  mongodb.Fencer
 	Store   *waiting.Store
 	Letters *mongo.Collection
+	Claims  *mongo.Collection
 	Source  letters.Source    // this process
 	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
 
@@ -217,7 +218,11 @@ func (l *Ledger) isolateOutcome(ctx context.Context, o *Outcome, rejection error
 
 	asItWas, reported := *o, false
 	for {
-		err := l.writeAsLetter(ctx, o, rejection)
+		err := rejection
+		// A claim without envelopes has nothing to preserve.
+		if o.Claim == nil || !o.Claim.Ends {
+			err = l.writeAsLetter(ctx, o, rejection)
+		}
 		if mongodb.IsRejection(err) {
 			l.config.OnRetry(err)
 			reported = true
@@ -347,7 +352,9 @@ func (l *Ledger) releaseOutcomes(part []*Outcome) {
 		if o.Stored != nil {
 			o.Stored(o)
 		}
-		l.config.Count(o)
+		if o.Claim == nil || !o.Claim.Ends {
+			l.config.Count(o)
+		}
 	}
 
 	if len(entered) > 0 {
@@ -361,6 +368,20 @@ func (o *Outcome) namespace() string {
 		return o.Doc.NS
 	}
 	return o.NS
+}
+
+// NoteSent counts an envelope of a claim that was sent. There is nothing to store: the end of the claim is.
+func (l *Ledger) NoteSent(o *Outcome) { l.config.Count(o) }
+
+// originOf returns the way in which a stored or claimed envelope began to wait, or "".
+func (o *Outcome) originOf() string {
+	switch {
+	case o.Doc != nil:
+		return o.Doc.Origin
+	case o.Claim != nil:
+		return waiting.OriginScheduled
+	}
+	return ""
 }
 
 // envelopeID returns the `_id` of the envelope.

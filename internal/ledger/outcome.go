@@ -43,12 +43,14 @@ func (e End) Waits() bool { return e == Retrying || e == Waiting }
 type Outcome struct {
 	End End
 
-	// Doc is the stored document of an envelope that waits already, without its envelope. It is nil for an envelope of the stream
-	// or of a sweep, which is stored now.
+	// Doc is the stored document of an envelope that waits already, without its envelope. It is nil for an envelope of the stream,
+	// of a sweep or of a claim, which is stored now.
 	Doc *waiting.Document
+	// Claim is the claim that has the envelope, or nil. An envelope that was not sent leaves the claim.
+	Claim *Claimed
 
 	NS  string
-	Raw bson.Raw // the envelope, of the stream or of a sweep
+	Raw bson.Raw // the envelope, of the stream, of a sweep or of a claim
 	// EnvelopeID is the `_id` of the envelope of a delivery that is recorded, without its other fields.
 	EnvelopeID bson.RawValue
 	Pos        string // position of its event
@@ -90,6 +92,16 @@ type Outcome struct {
 	change  *waiting.Change   // of the stored document
 }
 
+// Claimed is an envelope of a claim, or a whole claim.
+type Claimed struct {
+	ID    string
+	Index int32
+	// Leaves means that the envelope leaves the claim also if it was sent.
+	Leaves bool
+	// Ends means that all envelopes of the claim have outcomes, which are stored. The outcome removes the claim and has no envelope.
+	Ends bool
+}
+
 // HeaderID returns the id in the headers of a record that the sink gave back. A header marks a string that looks like an id of
 // another type.
 func (o *Outcome) HeaderID() eventid.ID {
@@ -100,4 +112,6 @@ func (o *Outcome) HeaderID() eventid.ID {
 }
 
 // needsImage reports whether the envelope has to be read again.
-func (o *Outcome) needsImage() bool { return o.Doc == nil && o.Raw == nil && o.End != Sent }
+func (o *Outcome) needsImage() bool {
+	return o.Doc == nil && o.Claim == nil && o.Raw == nil && o.End != Sent
+}

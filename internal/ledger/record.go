@@ -77,7 +77,7 @@ func (l *Ledger) recordEnds(ctx context.Context, part []*Outcome, isFinal func(o
 	byOutbox := map[string][]*Outcome{}
 	for _, o := range part {
 		// The claim has taken a scheduled envelope out of its outbox already.
-		taken := o.Doc != nil && o.Doc.Origin == waiting.OriginScheduled && l.config.Recording == RecordDelete
+		taken := o.originOf() == waiting.OriginScheduled && l.config.Recording == RecordDelete
 		if o.Recorded && isFinal(o) && !taken {
 			ns := o.namespace()
 			byOutbox[ns] = append(byOutbox[ns], o)

@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -37,7 +38,7 @@ func (l *Ledger) prepareNew(o *Outcome) (err error) {
 	// If only one attempt is allowed, an envelope that failed once is dead.
 	onlyAttempt := o.End == Retrying && l.config.MaxAttempts <= 1
 	switch {
-	case o.End == Sent || o.End == Dropped:
+	case o.End == Sent || o.End == Dropped || o.Claim != nil && o.Claim.Ends:
 		return nil
 
 	case o.Raw == nil:
@@ -83,9 +84,11 @@ func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
 		Origin:  waiting.OriginStream,
 	}
 
-	// Every envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
+	// Every other envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
 	// resolved itself before the stream continues.
-	if l.config.Sweeping() {
+	if o.Claim != nil {
+		e.Origin = waiting.OriginScheduled
+	} else if l.config.Sweeping() {
 		e.Origin, e.Redelivered = waiting.OriginSweep, true
 	}
 
@@ -124,7 +127,9 @@ func (l *Ledger) newLetter(o *Outcome, attempts []record.Attempt) letters.Letter
 	if o.Raw != nil {
 		letter.Slot = waiting.SlotOf(o.Raw)
 	}
-	if l.config.Sweeping() {
+	if o.Claim != nil {
+		letter.Origin = waiting.OriginScheduled
+	} else if l.config.Sweeping() {
 		letter.Origin = waiting.OriginSweep
 	}
 
@@ -229,6 +234,7 @@ type writeSet struct {
 	removed []*Outcome // sent or dropped
 	dying   []*Outcome // their envelopes are read in the transaction
 	letters []*letters.Prepared
+	claims  claims.Change
 
 	matched int64
 	dead    map[*Outcome]*letters.Prepared // of dying, as of the latest run
@@ -239,6 +245,12 @@ type writeSet struct {
 func newWriteSet(part []*Outcome) *writeSet {
 	w := &writeSet{tried: map[*Outcome]*letters.Prepared{}}
 	for _, o := range part {
+		if at := o.Claim; at != nil && at.Ends {
+			w.claims.End(at.ID)
+		} else if at != nil && (at.Leaves || o.End != Sent) {
+			w.claims.Finish(at.ID, at.Index)
+		}
+
 		switch {
 		case o.entry != nil:
 			w.entries = append(w.entries, *o.entry)
@@ -260,7 +272,7 @@ func newWriteSet(part []*Outcome) *writeSet {
 }
 
 func (w *writeSet) isEmpty() bool {
-	return len(w.entries)+len(w.changed)+len(w.removed)+len(w.dying)+len(w.letters) == 0
+	return len(w.entries)+len(w.changed)+len(w.removed)+len(w.dying)+len(w.letters) == 0 && w.claims.IsEmpty()
 }
 
 // countExpected returns the number of documents that the statements find if none is gone.
@@ -289,6 +301,11 @@ func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
 	store := mongodb.InClient(client, l.config.Store.Collection())
 	if err := waiting.Enter(tx, store, w.entries); err != nil {
 		return err
+	}
+	if !w.claims.IsEmpty() {
+		if err := w.claims.Write(tx, mongodb.InClient(client, l.config.Claims)); err != nil {
+			return err
+		}
 	}
 
 	var removed [][waiting.IDSize]byte

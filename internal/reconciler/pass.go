@@ -218,45 +218,6 @@ func (x *Sender) publish(
 	return nil
 }
 
-// Reserve makes the scans leave out documents that [Sender.SendReserved] will send. The documents need not exist yet.
-func (x *Sender) Reserve(ids [][waiting.IDSize]byte) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, id := range ids {
-		x.reserved[id] = struct{}{}
-	}
-}
-
-// Unreserve ends the reservation of documents that do not exist.
-func (x *Sender) Unreserve(ids [][waiting.IDSize]byte) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, id := range ids {
-		delete(x.reserved, id)
-	}
-}
-
-// SendReserved sends an envelope whose document is reserved, and was stored by the caller. It does not wait for others of its key:
-// a scheduled envelope has no place in their order. answered is called with the outcome before it is stored, and done when it is stored. Both
-// must not block. An error means that the outlet cannot publish at all.
-func (x *Sender) SendReserved(ctx context.Context, e *waiting.Entry, answered func(*ledger.Outcome), done func()) error {
-	d := e.Document()
-	var v envelope.View
-	malformed := x.config.Mapping.Parse(d.Envelope, &v)
-	it := x.newCandidate(&d, malformed)
-	now := x.config.Now().UnixMilli()
-
-	f := &flight{key: it.key(), topics: it.topics, answered: answered, done: done}
-	x.mu.Lock()
-	x.trackLocked(d.DocumentID, f)
-	delete(x.reserved, d.DocumentID)
-	x.mu.Unlock()
-	return x.publish(ctx, it, it.topics, f, v.TS, malformed, v.HasExpiresAt && v.ExpiresAt <= now)
-}
-
-// Flush wakes the sink after a series of calls of SendReserved.
-func (x *Sender) Flush() { x.config.Outlet.Flush() }
-
 // topicsOf returns the topics of answers.
 func topicsOf(answers []record.Answer) []string {
 	topics := make([]string, len(answers))
@@ -270,19 +231,12 @@ func topicsOf(answers []record.Answer) []string {
 // committed, so the stored offset may pass it.
 func (x *Sender) addOutcome(o *ledger.Outcome, f *flight, stamp bson.Timestamp, ticket record.Ticket, hasTicket bool) {
 	o.Stamp = stamp
-	if f.answered != nil {
-		f.answered(o)
-	}
-
 	o.Stored = func(o *ledger.Outcome) {
 		if hasTicket {
 			x.config.Outlet.Settle([]record.Ticket{ticket})
 		}
 		x.openGates(o)
 		x.endFlight(o.Doc.DocumentID, f, o)
-		if f.done != nil {
-			f.done()
-		}
 	}
 
 	x.config.Ledger.Add(o)

@@ -66,7 +66,7 @@ type Sender struct {
 
 	mu             sync.Mutex
 	inFlight       map[docID]*flight
-	reserved       map[docID]struct{} // SendReserved will send them
+	reserved       map[docID]struct{} // Discard removes them
 	keyStates      map[orderKey]*keyState
 	landedIDs      map[docID]bool        // ended since the page was requested; true stops the rest of the key
 	parked         map[string]struct{}   // parked topics
@@ -102,10 +102,6 @@ type flight struct {
 	partial bool     // the envelope waits for more topics than these
 	alone   bool     // nothing else of the key may be published to these topics
 	wakes   int      // calls of Wake before it was published
-
-	// Of an envelope that was sent by SendReserved; else nil.
-	answered func(*ledger.Outcome)
-	done     func()
 }
 
 // keyState counts the publications in flight of one key.

@@ -92,7 +92,7 @@ func (x *Sender) findDueKeys(ctx context.Context) (keys map[string][]string, man
 		key := orderKey{k.NS, k.Key}
 		_, known := seen[key]
 		_, reserved := x.reserved[k.DocumentID()]
-		// The end of a flight, or Wake, will cause a scan of these keys. A reserved envelope needs none.
+		// The end of a flight, or Wake, will cause a scan of these keys. A reserved envelope is removed.
 		if known || reserved || x.keyStates[key] != nil || x.stops[key].until == untilUnparked {
 			continue
 		}

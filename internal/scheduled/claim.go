@@ -3,13 +3,12 @@ package scheduled
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -18,7 +17,6 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -51,7 +49,7 @@ const (
 type claimGroup struct {
 	collection *scheduledCollection
 	timers     []timer
-	positions  []string       // of the timers in the store
+	positions  []string       // of the timers, if they have to wait
 	byID       map[string]int // index of the timer of each id, by mongodb.ValueKey
 
 	coll *mongo.Collection
@@ -63,7 +61,10 @@ type dueEnvelope struct {
 	timer  timer
 	due    int64     // due time in Unix milliseconds
 	sendAt time.Time // the due time by the clock of this process
-	entry  waiting.Entry
+
+	envelope *claims.Envelope
+	claim    *flight
+	index    int32 // in the claim
 }
 
 // claimDue claims envelopes that are due soon, until ctx ends or the lease is lost.
@@ -123,6 +124,9 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 
 	for {
 		room := maxScheduledInFlight - s.timers.countInFlight()
+		if s.bytes.Load() >= maxClaimedBytes {
+			room = 0
+		}
 		// Without room, only the end of a flight can change the result.
 		if room > 0 {
 			s.ahead = s.chooseAhead()
@@ -188,7 +192,7 @@ func (s *Scheduled) groupByCollection(due []timer) []*claimGroup {
 		g.byID[mongodb.ValueKey(e.id)] = len(g.timers)
 		g.timers = append(g.timers, e)
 		g.ids = append(g.ids, e.id)
-		// Each envelope keeps its position in a repetition, because the position is part of its identity in the store.
+		// Each envelope keeps its position in a repetition, because a position is part of the identity of an envelope that waits.
 		g.positions = append(g.positions, s.nextPosition())
 	}
 	return groups
@@ -280,7 +284,7 @@ func (s *Scheduled) claimParts(ctx context.Context, mark bool, parts ...[]timer)
 // rejectedError means that the store rejects one of the envelopes.
 type rejectedError struct {
 	error
-	claimed []dueEnvelope
+	claimed []claims.Envelope
 }
 
 func (e *rejectedError) Unwrap() error { return e.error }
@@ -290,7 +294,7 @@ func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError,
 	if len(why.claimed) == 0 {
 		return why
 	}
-	e := why.claimed[0].entry
+	e := &why.claimed[0]
 	stored := make(chan struct{})
 	s.Ledger.Add(&ledger.Outcome{
 		End: ledger.Dead, NS: e.NS, Raw: e.Raw, Key: e.Key, Partition: record.AnyPartition,
@@ -337,8 +341,7 @@ func (s *Scheduled) putBack(list ...timer) {
 var errLocked = errors.New("an envelope is locked")
 
 // claimTogether claims the envelopes of the groups in one fenced transaction, and returns those that were still due. With mark, they stay
-// in their outboxes. The sender leaves
-// out the documents of the store until it gets the envelopes. Timers of other envelopes are released.
+// in their outboxes. Timers of other envelopes are released.
 func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mark bool) ([]dueEnvelope, error) {
 	total := 0
 	for _, g := range groups {
@@ -346,19 +349,22 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 	}
 
 	var claimed []dueEnvelope
-	full, conflicts := false, 0
-	reserved := map[[waiting.IDSize]byte]struct{}{}
-	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(total, func(tx context.Context) error {
+	claim := &claims.Claim{ID: claims.NewID(s.WatcherID)}
+	full, conflicts, runs := false, 0, 0
+	take := mongodb.LimitRuns(total, func(tx context.Context) error {
 		if conflicts == maxConflicts {
 			return errLocked
 		}
-		claimed, full = claimed[:0], false
 		client := mongo.SessionFromContext(tx).Client()
+		claimed, full = claimed[:0], false
+		claim.Envelopes = claim.Envelopes[:0]
 		left := mongodb.MaxBytes
 		for _, g := range groups {
 			coll := mongodb.InClient(client, g.coll)
 			size, err := takeDue(tx, coll, g.ids, s.ahead, mark, left, func(raw bson.Raw, sendAt time.Time) {
-				claimed = append(claimed, s.newDueEnvelope(g, raw, sendAt))
+				e, d := s.newDueEnvelope(g, raw, sendAt)
+				claim.Envelopes = append(claim.Envelopes, e)
+				claimed = append(claimed, d)
 			})
 			if errors.Is(err, errFull) {
 				full = true
@@ -373,36 +379,35 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 			left -= size
 		}
 
-		ids := make([][waiting.IDSize]byte, len(claimed))
-		entries := make([]waiting.Entry, len(claimed))
-		for i := range claimed {
-			entries[i] = claimed[i].entry
-			ids[i] = entries[i].DocumentID()
-			reserved[ids[i]] = struct{}{}
+		if len(claimed) == 0 {
+			return nil
 		}
-		// A scan of the sender may read the documents as soon as the transaction is committed.
-		s.Sender.Reserve(ids)
-		store := mongodb.InClient(client, s.Store.Collection())
-		err := waiting.Enter(tx, store, entries)
+		err := claims.Insert(tx, mongodb.InClient(client, s.Claims), claim)
 		if mongodb.IsRejection(err) {
-			return &rejectedError{err, claimed}
+			return &rejectedError{err, claim.Envelopes}
 		}
 		return err
-	}))
-	if err != nil {
-		claimed = nil
-	}
+	})
 
-	// A run whose outcome is unknown may have been committed: then the next run has found nothing. The sender finds these documents by
-	// their time.
-	for i := range claimed {
-		delete(reserved, claimed[i].entry.DocumentID())
-	}
-	s.Sender.Unreserve(slices.Collect(maps.Keys(reserved)))
+	err := s.Fencer.Fenced(ctx, nil, func(tx context.Context) error {
+		// The last run may have been committed although its outcome was unknown.
+		if runs++; runs > 1 {
+			committed, err := claims.Find(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims), claim.ID)
+			if err != nil || committed != nil {
+				return err
+			}
+		}
+		return take(tx)
+	})
 	if err != nil {
 		return nil, err
 	}
 
+	in := newFlight(claim.ID, len(claimed))
+	for i := range claimed {
+		claimed[i].envelope, claimed[i].claim, claimed[i].index = &claim.Envelopes[i], in, int32(i)
+		s.bytes.Add(int64(claim.Envelopes[i].Size()))
+	}
 	for _, g := range groups {
 		s.reportSuccess(collectionStep{g.collection, true})
 	}
@@ -410,33 +415,25 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 	return claimed, nil
 }
 
-// newDueEnvelope returns the claimed envelope raw of g.
-func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time) dueEnvelope {
+// newDueEnvelope returns the claimed envelope raw of g, and when it is due.
+func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time) (claims.Envelope, dueEnvelope) {
 	due, _ := raw.Lookup("dueAt").DateTimeOK()
-	d := dueEnvelope{due: due, sendAt: sendAt, entry: waiting.Entry{
-		Watcher: s.Store.Watcher(),
-		NS:      g.collection.ns,
-		Raw:     raw,
-		Slot:    waiting.SlotOf(raw),
-		Reason:  waiting.Queued,
-		Origin:  waiting.OriginScheduled,
-		// A later owner does not send it before it is due.
-		NextAt: time.UnixMilli(due),
-	}}
+	d := dueEnvelope{due: due, sendAt: sendAt}
+	e := claims.Envelope{NS: g.collection.ns, Raw: raw}
 
 	if i, ok := g.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
-		d.timer, d.entry.Pos = g.timers[i], g.positions[i]
+		d.timer, e.Pos = g.timers[i], g.positions[i]
 	} else {
 		// With a collation that ignores case, the server may find an envelope with another id.
-		d.entry.Pos = s.nextPosition()
+		e.Pos = s.nextPosition()
 	}
 
 	// An envelope that cannot be read becomes a dead letter when it is sent.
 	var v envelope.View
 	if s.Mapping.Parse(raw, &v) == nil {
-		d.entry.Key = string(v.OrderingKey())
+		e.Key = string(v.OrderingKey())
 	}
-	return d
+	return e, d
 }
 
 // releaseOthers releases the timers of envelopes that could not be claimed: they were canceled or rescheduled, there was no room for

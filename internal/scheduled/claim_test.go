@@ -16,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -31,11 +32,11 @@ import (
 // claimEarly makes a term claim envelopes as early as it may.
 func claimEarly(c *setUp) { c.cost = time.Hour }
 
-// waitClaimed waits until n envelopes are in the store.
+// waitClaimed waits until n envelopes are claimed.
 func (p *planned) waitClaimed(n int64) {
 	p.t.Helper()
 	stacktest.EventuallyIn(p.t, overdue, "the claims", func() bool {
-		got, err := p.waiting.CountDocuments(p.t.Context(), bson.D{})
+		got, err := claims.Count(p.t.Context(), p.claims, watcherID)
 		return err == nil && got >= n
 	})
 }

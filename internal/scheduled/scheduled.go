@@ -17,7 +17,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -36,24 +35,17 @@ const (
 	smallClaim = 100
 )
 
-// Sender sends waiting envelopes whose documents are reserved: see the methods of reconciler.Sender.
-type Sender interface {
-	Reserve(ids [][waiting.IDSize]byte)
-	Unreserve(ids [][waiting.IDSize]byte)
-	SendReserved(ctx context.Context, e *waiting.Entry, answered func(*ledger.Outcome), done func()) error
-	Flush()
-}
-
 // Config is the configuration of a Scheduled. Fields without a default are required.
 type Config struct {
-	Client  *mongo.Client // for reads; Fencer has the client of the transactions
-	Fencer  mongodb.Fencer
-	Store   *waiting.Store
-	Sender  Sender            // sends the envelopes that were claimed
-	Ledger  *ledger.Ledger    // stores the envelopes that cannot be claimed as dead letters
-	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
-	Now     func() time.Time  // the time of the server, as this process estimates it
-	Log     *slog.Logger
+	Client    *mongo.Client // for reads; Fencer has the client of the transactions
+	Fencer    mongodb.Fencer
+	Claims    *mongo.Collection
+	WatcherID string // id of the watcher document
+	Outlet    Outlet // sends the envelopes that were claimed
+	Ledger    *ledger.Ledger
+	Mapping   *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
+	Now       func() time.Time  // the time of the server, as this process estimates it
+	Log       *slog.Logger
 	// OnRetry is called with the error of each read or write that failed and is repeated, and OnRecovered when no
 	// collection has a failed one.
 	OnRetry     func(error)
@@ -76,16 +68,18 @@ type Config struct {
 //
 // The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within five
 // seconds. Calls of NoteScheduled are hints that only make it faster. Scheduled claims envelopes half a second before they are due, or
-// up to three seconds if many are due at the same time, up to 1,000 at a time: one fenced transaction takes them from the outbox into the store of waiting envelopes, and decides
-// against a cancellation. From there, an envelope is like any other that waits. The owner that claimed it sends it at its due
-// time without another read. A later owner finds it in the store.
+// up to three seconds if many are due at the same time, up to 1,000 at a time: one fenced transaction takes them from the outbox into one document, the claim, and decides
+// against a cancellation. The owner that claimed them sends them at their due times without another read, and then removes the claim.
+// A later owner finds the claim. An envelope that cannot be sent at once moves to the waiting envelopes, and is like any other from there.
 //
 // There is no order among scheduled envelopes, nor with others of their key. Memory: the cache, the ids
-// of up to 50,000 envelopes in flight, and one reply. A collection costs a read each Poll.
+// of up to 50,000 envelopes in flight, and 16 MiB of them. A collection costs a read each Poll.
 type Scheduled struct {
 	Config
 	timers    *timerCache
 	claimed   chan []dueEnvelope
+	recovered []dueEnvelope     // claimed by earlier owners; from Recover to sendClaimed
+	bytes     atomic.Int64      // of the claimed envelopes that have no outcome
 	feedWake  chan struct{}     // holds one token: read the indexes now
 	room      chan struct{}     // holds one token: an envelope in flight has ended
 	claimSize *mongodb.PartSize // envelopes of one claim; used only by claimDue

@@ -13,7 +13,7 @@ func TestN03_DueEnvelopesAreClaimedInPartsOnASlowServer(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
 	ids := p.schedule(120, 0)
-	slow := &stacktest.Hasty{Coll: p.waiting, Most: 5}
+	slow := &stacktest.Hasty{Coll: p.coll, Most: 5}
 	x := p.takeOver(func(c *setUp) { slow.Fence, c.Fencer = c.Fencer, slow })
 	x.waitSettled(len(ids))
 	x.release()

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/divisions"
@@ -307,6 +308,12 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	senders, err := r.fenceAll(ctx, old)
 	if err != nil {
 		return err
+	}
+	// A claim belongs to one slot, and its envelopes may get into several.
+	for i, h := range r.held {
+		if err := claims.MoveToWaiting(ctx, h, r.state.Collection(claims.Name), r.state.Collection("waiting"), r.cfg.Watcher, r.ids[i]); err != nil {
+			return err
+		}
 	}
 	crash.At("reslice-fenced")
 	fresh, err := r.newDocuments(ctx, old, senders)

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -58,6 +59,9 @@ func Table() []Collection {
 		// What waits, and what is dead. Their packages declare the indexes.
 		{Name: "waiting", Indexes: waiting.Indexes()},
 		{Name: "letters", Indexes: letters.Indexes()},
+
+		// Package claims: scheduled envelopes that are being sent. Read by ids and by the prefix of ids.
+		{Name: claims.Name},
 
 		// Package watched: the outboxes with scheduled envelopes. Read by the watcher.
 		{Name: "schedules", Indexes: []mongodb.Index{

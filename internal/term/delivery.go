@@ -56,7 +56,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 	x := t.newSides(s, dispatcher)
 
 	// After this, envelopes that were delivered no longer wait when the store is loaded.
-	finished, err := t.finishSent(ctx, x.sender)
+	finished, err := t.finishSent(ctx, x)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 		StampMargin:      uint32(margin / time.Second),
 	}
 	skip := sweep.NewSkip(int64(cfg.Limits.Memory) / 4)
-	known := &storedTopics{calls: t.calls, store: t.store, letters: t.letters, watcher: cfg.Watcher}
+	known := &storedTopics{calls: t.calls, store: t.store, letters: t.letters, claims: t.claims, watcher: cfg.Watcher}
 	recovery := &gap.Recovery{
 		Plan:       t.plan,
 		Scope:      t.slot.scope,

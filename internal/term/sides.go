@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/ledger"
@@ -57,6 +58,7 @@ func newLedger(from *sources, to *stores, queue *ledger.Queue, meter *meter, ima
 		Fencer:  from.held,
 		Store:   to.store,
 		Letters: to.letters,
+		Claims:  to.claims,
 		Source:  source,
 		Mapping: shared.Mapping,
 
@@ -102,8 +104,9 @@ func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
 	scheduled := scheduled.New(scheduled.Config{
 		Client:      t.slot.shared.Mongo.State,
 		Fencer:      t.held,
-		Store:       t.store,
-		Sender:      sender,
+		Claims:      t.claims,
+		WatcherID:   t.slot.Slot.ID(t.slot.cfg.Watcher),
+		Outlet:      out,
 		Ledger:      t.ledger,
 		Mapping:     t.slot.shared.Mapping,
 		Now:         t.slot.shared.Clock.Now,
@@ -135,9 +138,15 @@ func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
 // finishSent finishes deliveries that an earlier owner made outside of stream order and did
 // not record (N8). It runs before the stored offsets can move. An envelope that still waits
 // afterwards was not sent, so it may wait for any time.
-func (t *term) finishSent(ctx context.Context, sender *reconciler.Sender) (finished int, err error) {
-	err = t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-		finished, err = sender.FinishSent(ctx)
+func (t *term) finishSent(ctx context.Context, x *sides) (finished int, err error) {
+	err = t.calls.RetryRead(ctx, func(ctx context.Context) error {
+		// An envelope of a claim that was sent to some of its topics waits for the others, so the claims come last.
+		stored, err := x.sender.FinishSent(ctx)
+		if err != nil {
+			return err
+		}
+		claimed, err := x.scheduled.Recover(ctx)
+		finished = stored + claimed
 		return err
 	})
 	if finished > 0 {
@@ -244,6 +253,13 @@ func (t *term) countWaiting(ctx context.Context) error {
 		}
 		scheduled += n
 	}
+
+	claimed, err := claims.Count(ctx, t.claims, t.slot.Slot.ID(t.slot.cfg.Watcher))
+	if err != nil {
+		return err
+	}
+	byReason[waiting.Queued] += claimed
+	total += claimed
 
 	t.slot.metrics.Exceptions.Reset()
 	for _, reason := range waiting.Reasons() {

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
@@ -23,6 +24,7 @@ type storedTopics struct {
 	calls   *readiness.Calls
 	store   *waiting.Store
 	letters *mongo.Collection
+	claims  *mongo.Collection
 	watcher string
 
 	mu     sync.Mutex
@@ -89,6 +91,19 @@ func (s *storedTopics) load(ctx context.Context) error {
 			return nil
 		}
 		if err := s.store.EachStamp(ctx, add); err != nil {
+			return err
+		}
+		// With `recording: mark`, a claimed envelope stays in its outbox.
+		err := claims.EachOf(ctx, s.claims, s.watcher, func(c *claims.Claim) error {
+			for i := range c.Envelopes {
+				e := &c.Envelopes[i]
+				if err := add(e.NS, e.Raw.Lookup("_id"), outboxes.Stamp(e.Raw)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 		return letters.Each(ctx, s.letters, s.watcher, func(m letters.Mark) error { return add(m.NS, m.ID, m.Stamp) })

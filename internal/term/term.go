@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/ledger"
@@ -88,6 +89,7 @@ type results struct {
 type stores struct {
 	store   *waiting.Store
 	letters *mongo.Collection
+	claims  *mongo.Collection
 	entered *mailbox.Box[*waiting.Entry] // envelopes that were stored as waiting
 }
 
@@ -182,6 +184,7 @@ func newResults(from *sources) *results {
 	kept := &stores{
 		store:   waiting.NewStore(db.Collection("waiting"), r.cfg.Watcher, r.Slot),
 		letters: db.Collection("letters"),
+		claims:  db.Collection(claims.Name),
 		entered: mailbox.New[*waiting.Entry](),
 	}
 

@@ -36,7 +36,7 @@ func (h *Hasty) Fenced(ctx context.Context, also bson.D, fn func(ctx context.Con
 			}
 
 			n, err := coll.CountDocuments(tx, append(bson.D{}, h.Done...))
-			if late = err == nil && n-before > h.Most; late {
+			if late = err == nil && max(n-before, before-n) > h.Most; late {
 				// The error aborts the transaction as an expired lease does.
 				return context.Canceled
 			}
