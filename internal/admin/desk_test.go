@@ -206,6 +206,15 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	f.moveToDead(f.a, record.RecordRefused, dead)
 	// Another event with the same id, which is not in the outbox any more.
 	f.moveToDead(f.b, record.RecordRefused, letterOf("dead", planted))
+	// The owner sends this event now.
+	claimed, err := bson.Marshal(append(letterOf("claimed", planted), bson.E{Key: "dueAt", Value: sent}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := &waiting.Claim{ID: waiting.NewClaimID(k.Watcher + "/0of1"), Envelopes: []waiting.Claimed{{NS: mongodb.Namespace(f.a), Key: "k", Pos: "82", Raw: claimed}}}
+	if err := waiting.InsertClaim(t.Context(), f.state.Collection(waiting.ClaimsName), claim); err != nil {
+		t.Fatal(err)
+	}
 	one := func(id string) admin.LookupResult {
 		t.Helper()
 		got, err := k.Lookup(t.Context(), admin.LookupQuery{ID: id})
@@ -227,6 +236,9 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	if e := one("later").Envelopes[0]; e.State != "scheduled" || e.DueAt == nil {
+		t.Errorf("%+v", e)
+	}
+	if e := one("claimed").Envelopes[0]; e.State != "waiting" || e.Reason != "queued" || e.Origin != "scheduled" || e.Key != "k" {
 		t.Errorf("%+v", e)
 	}
 	if e := one("odd").Envelopes[0]; e.ID != "odd" {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -206,7 +205,7 @@ func (o Operator) findClaimed(ctx context.Context, f WaitingFilter) (list []wait
 		}
 	}
 
-	err = claims.EachOf(ctx, o.State.Collection(claims.Name), o.Watcher, func(c *claims.Claim) error {
+	err = waiting.EachClaim(ctx, o.State.Collection(waiting.ClaimsName), o.Watcher, func(c *waiting.Claim) error {
 		for i := range c.Envelopes {
 			e := &c.Envelopes[i]
 			isOther := f.Collection != "" && f.Collection != e.NS || f.Key != "" && f.Key != e.Key ||

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -25,7 +24,7 @@ func (l *Ledger) Answered(d *waiting.Document, topics []string, answers []record
 
 // ClaimAnswered returns the outcome of a send of a claimed envelope, whose targets all have their answers. topics are all of them; nil
 // stands for those of the answers.
-func (l *Ledger) ClaimAnswered(at *Claimed, e *claims.Envelope, topics []string, answers []record.Answer) *Outcome {
+func (l *Ledger) ClaimAnswered(at *ClaimRef, e *waiting.Claimed, topics []string, answers []record.Answer) *Outcome {
 	if topics == nil {
 		for _, a := range answers {
 			topics = append(topics, a.Topic)
@@ -35,7 +34,7 @@ func (l *Ledger) ClaimAnswered(at *Claimed, e *claims.Envelope, topics []string,
 }
 
 // ClaimRefused returns the outcome of a claimed envelope that was not sent because it is at fault itself.
-func (l *Ledger) ClaimRefused(at *Claimed, e *claims.Envelope, why *record.Refusal) *Outcome {
+func (l *Ledger) ClaimRefused(at *ClaimRef, e *waiting.Claimed, why *record.Refusal) *Outcome {
 	return l.applyRefusal(l.newClaimOutcome(at, e), nil, why)
 }
 
@@ -88,7 +87,7 @@ func (l *Ledger) newOutcome(d *waiting.Document) *Outcome {
 
 // newClaimOutcome returns an outcome of a claimed envelope. Only a mark records its delivery: the claim has taken it out of its outbox
 // otherwise.
-func (l *Ledger) newClaimOutcome(at *Claimed, e *claims.Envelope) *Outcome {
+func (l *Ledger) newClaimOutcome(at *ClaimRef, e *waiting.Claimed) *Outcome {
 	return &Outcome{
 		Claim: at, NS: e.NS, Raw: e.Raw, Pos: e.Pos, Key: e.Key, Partition: record.AnyPartition,
 		Recorded: l.config.Recording == RecordMark,

@@ -311,7 +311,7 @@ func TestN16_ImagesAreRestoredTogether(t *testing.T) {
 		return nil
 	}
 	withdrawn := func(id string) *Outcome {
-		return &Outcome{End: Waiting, Reason: waiting.Blocked, ID: []byte(id), Key: "k", Topics: []string{"a"}, Partition: record.AnyPartition}
+		return &Outcome{End: Waiting, Reason: waiting.Blocked, Headers: Headers{ID: []byte(id)}, Key: "k", Topics: []string{"a"}, Partition: record.AnyPartition}
 	}
 	gone, number := withdrawn("gone"), withdrawn("42")
 	number.StringID = true

@@ -47,7 +47,7 @@ type Outcome struct {
 	// of a sweep or of a claim, which is stored now.
 	Doc *waiting.Document
 	// Claim is the claim that has the envelope, or nil. An envelope that was not sent leaves the claim.
-	Claim *Claimed
+	Claim *ClaimRef
 
 	NS  string
 	Raw bson.Raw // the envelope, of the stream, of a sweep or of a claim
@@ -56,12 +56,7 @@ type Outcome struct {
 	Pos        string // position of its event
 	Key        string // canonical text of the ordering key
 
-	// A record that the sink gave back has no image. It is read again by the number of its event, or from the outbox by these values of
-	// its headers.
-	Event    uint64
-	ID       []byte
-	StringID bool   // ID is a string that looks like another type
-	NSHash   []byte // value of the record's namespace header
+	Headers // of a record that the sink gave back
 
 	Topics  []string       // if it waits: the topics that do not have it; nil: all that it routes to
 	Reason  waiting.Reason // if it waits
@@ -92,8 +87,17 @@ type Outcome struct {
 	change  *waiting.Change   // of the stored document
 }
 
-// Claimed is an envelope of a claim, or a whole claim.
-type Claimed struct {
+// Headers identify the envelope of a record that the sink gave back. It has no image: it is read again by the number of its event, or from
+// the outbox by these values of its headers.
+type Headers struct {
+	Event    uint64
+	ID       []byte
+	StringID bool   // ID is a string that looks like another type
+	NSHash   []byte // value of the record's namespace header
+}
+
+// ClaimRef is an envelope of a claim, or a whole claim.
+type ClaimRef struct {
 	ID    string
 	Index int32
 	// Leaves means that the envelope leaves the claim also if it was sent.

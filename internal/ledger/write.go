@@ -8,7 +8,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -234,7 +233,7 @@ type writeSet struct {
 	removed []*Outcome // sent or dropped
 	dying   []*Outcome // their envelopes are read in the transaction
 	letters []*letters.Prepared
-	claims  claims.Change
+	claims  waiting.ClaimChange
 
 	matched int64
 	dead    map[*Outcome]*letters.Prepared // of dying, as of the latest run

@@ -110,10 +110,7 @@ func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 
 		o := &ledger.Outcome{
 			End:       ledger.Waiting,
-			Event:     r.tracker.EventOf(w.Ticket),
-			ID:        w.ID,
-			StringID:  w.StringID,
-			NSHash:    w.NS,
+			Headers:   ledger.Headers{Event: r.tracker.EventOf(w.Ticket), ID: w.ID, StringID: w.StringID, NSHash: w.NS},
 			Key:       string(w.Key),
 			Topics:    []string{w.Topic},
 			Reason:    waiting.Blocked,

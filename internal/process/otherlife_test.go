@@ -2,6 +2,7 @@ package process_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -111,6 +112,41 @@ func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 	b.consume(2)
 	stacktest.Eventually(t, "no envelope waits", func() bool {
 		return b.countWaiting(bson.D{}) == 0
+	})
+}
+
+// TestN28_AResliceKeepsClaimedEnvelopes: an owner has died after it claimed scheduled envelopes. Their claim belongs to a slot that a
+// reslice removes.
+func TestN28_AResliceKeepsClaimedEnvelopes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=2", "node=a")
+	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	claim := &waiting.Claim{ID: waiting.NewClaimID("default/0of2")}
+	for i := range 20 {
+		e := event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "Due", event.Bytes("", []byte("p")), event.WithDueAt(time.Now()))
+		raw, err := e.MarshalBSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: b.db.Name() + ".outbox", Key: fmt.Sprint(i), Pos: fmt.Sprintf("82%02d", i), Raw: raw})
+	}
+	if err := waiting.InsertClaim(t.Context(), b.state.Collection(waiting.ClaimsName), claim); err != nil {
+		t.Fatal(err)
+	}
+
+	if rep, err := b.reslice(3); err != nil || !rep.Done {
+		t.Fatalf("%+v, %v", rep, err)
+	}
+	b.start("slots=3", "node=b")
+	b.consume(len(claim.Envelopes))
+	stacktest.Eventually(t, "neither a claim nor a waiting envelope", func() bool {
+		n, err := waiting.CountClaimed(t.Context(), b.state.Collection(waiting.ClaimsName), "default")
+		return err == nil && n == 0 && b.countWaiting(bson.D{}) == 0
 	})
 }
 

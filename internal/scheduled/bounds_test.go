@@ -9,11 +9,11 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -64,7 +64,7 @@ func TestLargeEnvelopesAreClaimedAsMemoryAllows(t *testing.T) {
 	most := int64(maxClaimedBytes/size + 1)
 	last, since := int64(-1), time.Now()
 	for time.Since(since) < 3*time.Second {
-		claimed, err := claims.Count(t.Context(), p.claims, watcherID)
+		claimed, err := waiting.CountClaimed(t.Context(), p.claims, watcherID)
 		if err != nil {
 			t.Fatal(err)
 		}

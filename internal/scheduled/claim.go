@@ -8,7 +8,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -17,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -62,7 +62,7 @@ type dueEnvelope struct {
 	due    int64     // due time in Unix milliseconds
 	sendAt time.Time // the due time by the clock of this process
 
-	envelope *claims.Envelope
+	envelope *waiting.Claimed
 	claim    *flight
 	index    int32 // in the claim
 }
@@ -284,7 +284,7 @@ func (s *Scheduled) claimParts(ctx context.Context, mark bool, parts ...[]timer)
 // rejectedError means that the store rejects one of the envelopes.
 type rejectedError struct {
 	error
-	claimed []claims.Envelope
+	claimed []waiting.Claimed
 }
 
 func (e *rejectedError) Unwrap() error { return e.error }
@@ -349,7 +349,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 	}
 
 	var claimed []dueEnvelope
-	claim := &claims.Claim{ID: claims.NewID(s.WatcherID)}
+	claim := &waiting.Claim{ID: waiting.NewClaimID(s.WatcherID)}
 	full, conflicts, runs := false, 0, 0
 	take := mongodb.LimitRuns(total, func(tx context.Context) error {
 		if conflicts == maxConflicts {
@@ -382,7 +382,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 		if len(claimed) == 0 {
 			return nil
 		}
-		err := claims.Insert(tx, mongodb.InClient(client, s.Claims), claim)
+		err := waiting.InsertClaim(tx, mongodb.InClient(client, s.Claims), claim)
 		if mongodb.IsRejection(err) {
 			return &rejectedError{err, claim.Envelopes}
 		}
@@ -392,7 +392,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 	err := s.Fencer.Fenced(ctx, nil, func(tx context.Context) error {
 		// The last run may have been committed although its outcome was unknown.
 		if runs++; runs > 1 {
-			committed, err := claims.Find(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims), claim.ID)
+			committed, err := waiting.FindClaim(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims), claim.ID)
 			if err != nil || committed != nil {
 				return err
 			}
@@ -416,10 +416,10 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 }
 
 // newDueEnvelope returns the claimed envelope raw of g, and when it is due.
-func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time) (claims.Envelope, dueEnvelope) {
+func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time) (waiting.Claimed, dueEnvelope) {
 	due, _ := raw.Lookup("dueAt").DateTimeOK()
 	d := dueEnvelope{due: due, sendAt: sendAt}
-	e := claims.Envelope{NS: g.collection.ns, Raw: raw}
+	e := waiting.Claimed{NS: g.collection.ns, Raw: raw}
 
 	if i, ok := g.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
 		d.timer, e.Pos = g.timers[i], g.positions[i]

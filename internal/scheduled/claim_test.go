@@ -16,7 +16,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -24,6 +23,7 @@ import (
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/internal/watched"
 	outboxevent "github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -36,7 +36,7 @@ func claimEarly(c *setUp) { c.cost = time.Hour }
 func (p *planned) waitClaimed(n int64) {
 	p.t.Helper()
 	stacktest.EventuallyIn(p.t, overdue, "the claims", func() bool {
-		got, err := claims.Count(p.t.Context(), p.claims, watcherID)
+		got, err := waiting.CountClaimed(p.t.Context(), p.claims, watcherID)
 		return err == nil && got >= n
 	})
 }
@@ -340,4 +340,77 @@ func TestARemovedEnvelopeIsCanceled(t *testing.T) {
 	}
 	x.waitSettled(1)
 	x.checkSentOnce(time.Time{}, ids[9])
+}
+
+// N8: an owner dies after one envelope of a claim has become a waiting one, and before another was sent. The next owner sends only the
+// other one out of the claim.
+func TestN08_AnEnvelopeThatHasLeftItsClaimIsNotSentOutOfIt(t *testing.T) {
+	t.Parallel()
+	p := newPlanned(t)
+	ids := p.schedule(20, 0)
+	// Kafka refuses the first one, and stops after the fifth.
+	var answered int
+	var refused outboxevent.ID
+	answer := func(ctx context.Context, id string) ([]record.Answer, error) {
+		answered++
+		switch {
+		case answered == 1:
+			refused = outboxevent.ParseID(id)
+			return []record.Answer{{Topic: "t", Offset: -1, Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "no"}}}, nil
+		case answered > 5:
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		return []record.Answer{{Topic: "t", Offset: 1}}, nil
+	}
+	first := p.takeOver(func(c *setUp) { c.outlet.answer = answer })
+	stacktest.EventuallyIn(t, overdue, "a retry", func() bool {
+		n, err := p.waiting.CountDocuments(t.Context(), bson.D{})
+		return err == nil && n == 1
+	})
+	first.release()
+	if first.outlet.settled > 0 {
+		t.Errorf("%d offsets were released while the claim exists", first.outlet.settled)
+	}
+
+	second := p.takeOver(findRecordsOf(first))
+	stacktest.EventuallyIn(t, overdue, "the end of the claim", func() bool {
+		n, err := p.claims.CountDocuments(t.Context(), bson.D{})
+		return err == nil && n == 0
+	})
+	second.release()
+	for _, id := range ids {
+		if n := len(first.outlet.sent[id.String()]) + len(second.outlet.sent[id.String()]); id != refused && n != 1 || id == refused && n != 0 {
+			t.Errorf("%s was sent %d times", id, n)
+		}
+	}
+	if n, err := p.waiting.CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
+		t.Errorf("%d envelopes wait, %v", n, err)
+	}
+}
+
+// N8: an owner dies when it has sent envelopes of a claim to one of their two topics. The next owner sends them to the other one only.
+func TestN08_AClaimedEnvelopeThatWasSentToOneTopicWaitsForTheOther(t *testing.T) {
+	t.Parallel()
+	p := newPlanned(t)
+	ids := p.schedule(5, 6*time.Second)
+	first := p.takeOver(claimEarly)
+	p.waitClaimed(5)
+	first.release()
+
+	second := p.takeOver(func(c *setUp) {
+		c.outlet.topics = []string{"t", "u"}
+		for _, id := range ids {
+			c.outlet.had[id.String()] = true
+		}
+	})
+	second.release()
+	if n, err := p.claims.CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
+		t.Errorf("%d claims are left, %v", n, err)
+	}
+	for _, id := range ids {
+		if topics := p.findWaiting(id).Lookup("topics").StringValue(); topics != "u" {
+			t.Errorf("%s waits for %q", id, topics)
+		}
+	}
 }

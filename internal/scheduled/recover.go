@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // Recover takes over the claims of earlier owners. It finishes those envelopes whose records were found in the topics (N8), and Run sends the
@@ -21,7 +21,7 @@ func (s *Scheduled) Recover(ctx context.Context) (finished int, err error) {
 	mayHaveHits := len(s.Outlet.TopicsWithHits()) > 0
 
 	var outcomes, ends []*ledger.Outcome
-	err = claims.EachOf(ctx, s.Claims, s.WatcherID, func(c *claims.Claim) error {
+	err = waiting.EachClaim(ctx, s.Claims, s.WatcherID, func(c *waiting.Claim) error {
 		f := newFlight(c.ID, 0)
 		for i := range c.Envelopes {
 			if c.IsDone(i) {
@@ -37,7 +37,7 @@ func (s *Scheduled) Recover(ctx context.Context) (finished int, err error) {
 			s.recovered = append(s.recovered, s.recoverEnvelope(c, i, f))
 		}
 		if f.left == 0 {
-			ends = append(ends, &ledger.Outcome{Claim: &ledger.Claimed{ID: c.ID, Ends: true}})
+			ends = append(ends, &ledger.Outcome{Claim: &ledger.ClaimRef{ID: c.ID, Ends: true}})
 		}
 		return nil
 	})
@@ -54,7 +54,7 @@ func (s *Scheduled) Recover(ctx context.Context) (finished int, err error) {
 
 // findSent returns the outcome of an envelope of which an earlier owner has sent records, or nil. The envelope leaves its claim, because
 // the records are not looked for again.
-func (s *Scheduled) findSent(c *claims.Claim, index int) *ledger.Outcome {
+func (s *Scheduled) findSent(c *waiting.Claim, index int) *ledger.Outcome {
 	e := &c.Envelopes[index]
 	out := outletEnvelope(e)
 	hits, all := s.Outlet.FindHits(&out, nil)
@@ -62,7 +62,7 @@ func (s *Scheduled) findSent(c *claims.Claim, index int) *ledger.Outcome {
 		return nil
 	}
 
-	o := s.Ledger.ClaimAnswered(&ledger.Claimed{ID: c.ID, Index: int32(index), Leaves: true}, e, all, hits)
+	o := s.Ledger.ClaimAnswered(&ledger.ClaimRef{ID: c.ID, Index: int32(index), Leaves: true}, e, all, hits)
 	var v envelope.View
 	if s.Mapping.Parse(e.Raw, &v) == nil {
 		o.Stamp = v.TS
@@ -71,7 +71,7 @@ func (s *Scheduled) findSent(c *claims.Claim, index int) *ledger.Outcome {
 }
 
 // recoverEnvelope returns an envelope of a claim that has no outcome.
-func (s *Scheduled) recoverEnvelope(c *claims.Claim, index int, f *flight) dueEnvelope {
+func (s *Scheduled) recoverEnvelope(c *waiting.Claim, index int, f *flight) dueEnvelope {
 	e := &c.Envelopes[index]
 	s.bytes.Add(int64(e.Size()))
 	due, _ := e.Raw.Lookup("dueAt").DateTimeOK()

@@ -15,7 +15,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -189,13 +188,14 @@ type outlet struct {
 	twice   int // settled without having been answered
 	change  chan struct{}
 	had     map[string]bool // read back: an earlier term has sent it
+	topics  []string        // that each envelope has; one of them is "t"
 
 	// answer is what becomes of an envelope; nil acks it. It may block.
 	answer func(ctx context.Context, id string) ([]record.Answer, error)
 }
 
 func newOutlet() *outlet {
-	return &outlet{sent: map[string][]time.Time{}, open: map[record.Ticket]bool{}, had: map[string]bool{}, change: make(chan struct{})}
+	return &outlet{sent: map[string][]time.Time{}, open: map[record.Ticket]bool{}, had: map[string]bool{}, topics: []string{"t"}, change: make(chan struct{})}
 }
 
 func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, answer func(record.Published)) error {
@@ -262,7 +262,7 @@ func (o *outlet) FindHits(e *outboxes.Envelope, _ []string) (hits []record.Answe
 	if envelope.Parse(e.Raw, &v) == nil && o.had[string(v.AppendID(nil))] {
 		hits = []record.Answer{{Topic: "t", Offset: 1}}
 	}
-	return hits, []string{"t"}
+	return hits, o.topics
 }
 
 // waitUntil waits for a state of the outlet.
@@ -497,7 +497,7 @@ func TestN19_TakeOver(t *testing.T) {
 	// The others may be claimed or not.
 	first.waitUntil("400 sent", func(o *outlet) bool { return len(o.sent) == 400 })
 	first.release()
-	if n, err := claims.Count(t.Context(), p.claims, watcherID); n == 0 || err != nil {
+	if n, err := waiting.CountClaimed(t.Context(), p.claims, watcherID); n == 0 || err != nil {
 		t.Errorf("%d envelopes are claimed, %v", n, err)
 	}
 	second := p.takeOver(findRecordsOf(first))

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -103,7 +103,7 @@ func (s *Scheduled) sendDue(ctx context.Context, held *claimedHeap) error {
 // sendEnvelope sends an envelope that is due. It does not wait for others of its key: a scheduled envelope has no place in their order.
 // An error means that the outlet cannot publish at all.
 func (s *Scheduled) sendEnvelope(ctx context.Context, d *dueEnvelope) error {
-	at := &ledger.Claimed{ID: d.claim.id, Index: d.index}
+	at := &ledger.ClaimRef{ID: d.claim.id, Index: d.index}
 	e := d.envelope
 	var v envelope.View
 	if err := s.Mapping.Parse(e.Raw, &v); err != nil {
@@ -137,7 +137,7 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, d *dueEnvelope) error {
 }
 
 // outletEnvelope returns a claimed envelope for the outlet.
-func outletEnvelope(e *claims.Envelope) outboxes.Envelope {
+func outletEnvelope(e *waiting.Claimed) outboxes.Envelope {
 	db, coll, _ := strings.Cut(e.NS, ".")
 	return outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: e.Raw}
 }
@@ -168,7 +168,7 @@ func (s *Scheduled) landEnvelope(d *dueEnvelope, ticket record.Ticket) {
 	if !f.land(ticket) {
 		return
 	}
-	s.Ledger.Add(&ledger.Outcome{Claim: &ledger.Claimed{ID: f.id, Ends: true}, Stored: func(*ledger.Outcome) {
+	s.Ledger.Add(&ledger.Outcome{Claim: &ledger.ClaimRef{ID: f.id, Ends: true}, Stored: func(*ledger.Outcome) {
 		if len(f.tickets) > 0 {
 			s.Outlet.Settle(f.tickets)
 		}

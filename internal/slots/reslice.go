@@ -13,7 +13,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/divisions"
@@ -25,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // ResliceOptions describes a change of the number of slots of the configured watcher.
@@ -311,7 +311,7 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	}
 	// A claim belongs to one slot, and its envelopes may get into several.
 	for i, h := range r.held {
-		if err := claims.MoveToWaiting(ctx, h, r.state.Collection(claims.Name), r.state.Collection("waiting"), r.cfg.Watcher, r.ids[i]); err != nil {
+		if err := waiting.MoveClaims(ctx, h, r.state.Collection(waiting.ClaimsName), r.state.Collection("waiting"), r.cfg.Watcher, r.ids[i]); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -61,7 +60,7 @@ func Table() []Collection {
 		{Name: "letters", Indexes: letters.Indexes()},
 
 		// Package claims: scheduled envelopes that are being sent. Read by ids and by the prefix of ids.
-		{Name: claims.Name},
+		{Name: waiting.ClaimsName},
 
 		// Package watched: the outboxes with scheduled envelopes. Read by the watcher.
 		{Name: "schedules", Indexes: []mongodb.Index{

@@ -6,7 +6,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/ledger"
@@ -254,7 +253,7 @@ func (t *term) countWaiting(ctx context.Context) error {
 		scheduled += n
 	}
 
-	claimed, err := claims.Count(ctx, t.claims, t.slot.Slot.ID(t.slot.cfg.Watcher))
+	claimed, err := waiting.CountClaimed(ctx, t.claims, t.slot.Slot.ID(t.slot.cfg.Watcher))
 	if err != nil {
 		return err
 	}

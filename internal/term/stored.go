@@ -11,7 +11,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
@@ -94,7 +93,7 @@ func (s *storedTopics) load(ctx context.Context) error {
 			return err
 		}
 		// With `recording: mark`, a claimed envelope stays in its outbox.
-		err := claims.EachOf(ctx, s.claims, s.watcher, func(c *claims.Claim) error {
+		err := waiting.EachClaim(ctx, s.claims, s.watcher, func(c *waiting.Claim) error {
 			for i := range c.Envelopes {
 				e := &c.Envelopes[i]
 				if err := add(e.NS, e.Raw.Lookup("_id"), outboxes.Stamp(e.Raw)); err != nil {

@@ -22,7 +22,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/claims"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/ledger"
@@ -184,7 +183,7 @@ func newResults(from *sources) *results {
 	kept := &stores{
 		store:   waiting.NewStore(db.Collection("waiting"), r.cfg.Watcher, r.Slot),
 		letters: db.Collection("letters"),
-		claims:  db.Collection(claims.Name),
+		claims:  db.Collection(waiting.ClaimsName),
 		entered: mailbox.New[*waiting.Entry](),
 	}
 

@@ -71,7 +71,6 @@ var rooms = []room{
 	{dir: "internal/outboxes", layer: 2, why: "the outbox collections, who reads each, and the states of their envelopes"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/state"}, why: "the running nodes and their log"},
 	{dir: "internal/waiting", layer: 2, also: []string{"internal/outboxes"}, why: "the store of waiting envelopes, in the state database"},
-	{dir: "internal/claims", layer: 2, also: []string{"internal/waiting"}, why: "scheduled envelopes between their outbox and Kafka, in the state database"},
 	{dir: "internal/letters", layer: 2, also: []string{"internal/outboxes", "internal/lease"}, why: "the dead letters of the relay, in the state database"},
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record", "internal/keyhash"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},
