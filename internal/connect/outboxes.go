@@ -15,8 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // Outboxes returns a function that lists the existing collections that the configuration watches,
@@ -147,19 +145,6 @@ func Inspect(cfg config.Config, client *mongo.Client) func(ctx context.Context, 
 	return func(ctx context.Context, owned bool) ([]outboxes.Finding, error) {
 		i, err := InspectWatched(ctx, cfg, client, Depth{Patterns: true, Rights: !owned, Databases: mostInspected})
 		return i.Findings, err
-	}
-}
-
-// NextInsert returns a function that finds the event at which the stream of a slot stands, see [changes.NextInsert].
-func NextInsert(
-	cfg config.Config, client *mongo.Client,
-) func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
-	return func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
-		scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
-		if err != nil {
-			return changes.Skip{}, fmt.Errorf("watch: %w", err)
-		}
-		return changes.NextInsert(ctx, client, scope.Of(of), at)
 	}
 }
 

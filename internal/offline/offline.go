@@ -4,7 +4,10 @@ package offline
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/changestream"
@@ -14,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	"go.mongodb.org/mongo-driver/v2/mongo"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // ErrResliceRefused is wrapped by the errors of Reslice that an operator can fix.
@@ -64,4 +67,17 @@ func ReadChanges(
 		return err
 	}
 	return stream.Run(ctx, start, out)
+}
+
+// NextInsert returns a function that finds the event at which the stream of a slot stands, see [changestream.NextInsert].
+func NextInsert(
+	cfg config.Config, client *mongo.Client,
+) func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
+	return func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
+		scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
+		if err != nil {
+			return changes.Skip{}, fmt.Errorf("watch: %w", err)
+		}
+		return changestream.NextInsert(ctx, client, scope.Of(of), at)
+	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/changes"
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -40,7 +41,7 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 	op := admin.Operator{
 		State: b.state, Watcher: "default", Actor: "ann",
 		NextInsert: func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
-			return changes.NextInsert(ctx, b.client, scope.Of(of), at)
+			return changestream.NextInsert(ctx, b.client, scope.Of(of), at)
 		},
 	}
 	planned, err := op.Recovery().PassOver(t.Context(), admin.SkipOrder{DryRun: true})

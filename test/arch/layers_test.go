@@ -126,7 +126,7 @@ var rooms = []room{
 	{dir: "internal/process", layer: 4, also: []string{"internal/connect", "internal/probes", "internal/term"}, why: "one relay process: builds the slots and runs them together with heartbeat, health and figures"},
 	{dir: "internal/probes", layer: 4, only: []string{"internal/health"}, why: "health and metrics over HTTP, also in programs without the operators' page"},
 	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/logging", "internal/probes"}, why: "a thin layer over the use-cases; masks secrets in reasons"},
-	{dir: "internal/operators", layer: 4, also: []string{"internal/connect", "internal/process", "internal/httpapi", "internal/opspage", "internal/probes"}, why: "page and API of one deployment; the embedded relay does not link it"},
+	{dir: "internal/operators", layer: 4, also: []string{"internal/connect", "internal/offline", "internal/process", "internal/httpapi", "internal/opspage", "internal/probes"}, why: "page and API of one deployment; the embedded relay does not link it"},
 	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin layer over the use-cases"},
 	{dir: "internal/devstack", layer: 4, only: []string{"internal/retry"}, why: "real servers on this machine; independent of the relay"},
 	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics for a single test"},
