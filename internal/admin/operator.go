@@ -54,7 +54,8 @@ type Operator struct {
 	Inspect func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
 	// NextInsert returns the event that follows the position of a slot, without its document.
 	NextInsert    func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error)
-	Node, Version string // of this process
+	LetterExpiry  time.Duration // after which the server removes the dead letter of a skipped event; 0 keeps it
+	Node, Version string        // of this process
 
 	Mapping   *envelope.Mapping                                               // of Watcher; nil: the documents are envelopes of the contract
 	Router    *routing.Router                                                 // of Watcher, for replays

@@ -44,11 +44,11 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 		return SkippedEvent{}, err
 	}
 	ns := event.DB + "." + event.Coll
-	if len(event.ID.Value) > maxSkippedID {
-		return SkippedEvent{}, invalidRequest("the id has %d bytes, at most %d can be passed over by hand; the relay passes over such an event "+
-			"itself, and with lost_history: halt, outrelay recover continues after it", len(event.ID.Value), maxSkippedID)
+	if len(event.ID.Value) > changes.MaxSkippedID && event.At.IsZero() {
+		return SkippedEvent{}, invalidRequest("the id has %d bytes: an event with an id above %d bytes can be passed over only if the stream "+
+			"stands at it", len(event.ID.Value), changes.MaxSkippedID)
 	}
-	found := SkippedEvent{Collection: ns, ID: letters.IDText(event.ID), Bytes: len(envelope), DryRun: order.DryRun}
+	found := SkippedEvent{Collection: ns, ID: skippedIDText(event.ID), Bytes: len(envelope), DryRun: order.DryRun}
 	if order.DryRun {
 		return found, nil
 	}
@@ -62,6 +62,7 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 		Watcher: r.op.Watcher, NS: ns, Mapping: r.op.Mapping, Raw: envelope, Slot: waiting.SlotOf(envelope), Class: record.Skipped,
 		Reason: "the operator " + r.op.Actor + " passed over it", Partition: record.AnyPartition, Pos: outboxes.PosAt(event.Until),
 		Origin: waiting.OriginStream, Source: letters.Source{Kind: "relay", Watcher: r.op.Watcher, Node: r.op.Node, Version: r.op.Version},
+		Expire: r.op.LetterExpiry,
 	})
 	if err != nil {
 		return found, err
@@ -86,12 +87,16 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 
 	fields := bson.D{{Key: "collection", Value: ns}, {Key: "id", Value: record.Clip(found.ID, maxLoggedID)}, {Key: "letter", Value: found.Letter}}
 	return found, r.op.Lease().forEachSlot(ctx, "event_skipped", fields, func(id string) error {
-		return lease.RequestSkip(ctx, r.op.watcherDocuments(), id, lease.Skip{NS: ns, ID: event.ID, At: event.Until}, briefHold)
+		skip := lease.Skip{NS: ns, ID: event.ID, At: event.Until, EventAt: event.At, Size: event.Size}
+		if skip.Size > 0 {
+			skip.ID = bson.RawValue{}
+		}
+		return lease.RequestSkip(ctx, r.op.watcherDocuments(), id, skip, briefHold)
 	})
 }
 
-// maxSkippedID bounds the id in the watcher document, in bytes. An envelope with a longer id is malformed.
-const maxSkippedID = 1024
+// skippedIDText returns the text that names an event, which is that of its dead letter: of an id above 1 KiB, it has a digest.
+func skippedIDText(id bson.RawValue) string { return letters.IDText(letters.ShortID(id)) }
 
 // maxLoggedID bounds the text of an id in the events log, in bytes.
 const maxLoggedID = 1024
@@ -114,17 +119,8 @@ func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event chang
 			return event, nil, err
 		}
 		event.DB, event.Coll, _ = strings.Cut(order.Collection, ".")
-		// A text may be the id of several types. The document decides; without one, the first type does.
-		event.ID = ids[0]
-		for _, id := range ids {
-			raw, err := mongodb.Fetch(ctx, r.op.database(event.DB).Collection(event.Coll), id)
-			if err == nil {
-				event.ID, envelope = id, raw
-				break
-			}
-			if !errors.Is(err, mongodb.ErrNotFound) {
-				return event, nil, err
-			}
+		if event, envelope, err = r.findNamed(ctx, event, order.ID, ids); err != nil {
+			return event, nil, err
 		}
 	}
 
@@ -137,6 +133,35 @@ func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event chang
 		return event, nil, nil
 	}
 	return event, envelope, err
+}
+
+// findNamed returns the event of a collection that a text names, and its envelope, or nil if there is no such document. A text may be
+// the id of several types, or have the digest of a long id. The document decides, then the event at which the stream stands, then
+// the first type.
+func (r Recovery) findNamed(
+	ctx context.Context, of changes.Skip, text string, ids []bson.RawValue,
+) (event changes.Skip, envelope bson.Raw, err error) {
+	coll := r.op.database(of.DB).Collection(of.Coll)
+	of.ID = ids[0]
+	for _, id := range ids {
+		envelope, err = mongodb.Fetch(ctx, coll, id)
+		if err == nil {
+			of.ID = id
+			break
+		}
+		if !errors.Is(err, mongodb.ErrNotFound) {
+			return of, nil, err
+		}
+	}
+
+	if envelope != nil && len(of.ID.Value) <= changes.MaxSkippedID {
+		return of, envelope, nil
+	}
+	standing, err := r.findStanding(ctx)
+	if err == nil && standing.DB == of.DB && standing.Coll == of.Coll && (standing.ID.Equal(of.ID) || skippedIDText(standing.ID) == text) {
+		return standing, envelope, nil
+	}
+	return of, envelope, ctx.Err()
 }
 
 // findStanding returns the event at which the stream of the slot stands.
@@ -159,7 +184,7 @@ func (r Recovery) findStanding(ctx context.Context) (changes.Skip, error) {
 	_, part, _ := slot.ParseID(ids[0])
 	event, err := r.op.NextInsert(ctx, part, doc.Position())
 	if errors.Is(err, changes.ErrNoEvent) {
-		err = invalidRequest("%v; name the collection and the id of the event", err)
+		err = invalidRequest("%v", err)
 	}
 	return event, err
 }

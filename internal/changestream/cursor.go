@@ -62,9 +62,7 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 		opts.SetStartAfter(bson.Raw(r.position.Token))
 	}
 
-	pipeline := r.stream.cfg.Scope.Pipeline()
-	// The server applies this filter to the oplog, before it builds the event.
-	pipeline = append(pipeline, skipStages(r.stream.cfg.Skip)...)
+	pipeline := r.stream.pipeline()
 	if r.slim.on {
 		pipeline = append(pipeline, slimStage)
 	}

@@ -53,7 +53,7 @@ func (s *Stream) Refetch(
 		opts.SetStartAfter(bson.Raw(after.Token))
 	}
 	// Large documents are fetched by _id, so that one of them cannot fail a whole reply (N24).
-	c, err := s.openChangeStream(ctx, append(s.cfg.Scope.Pipeline(), slimStage), opts)
+	c, err := s.openChangeStream(ctx, append(s.pipeline(), slimStage), opts)
 	if err != nil {
 		return fmt.Errorf("opening stream to read events again: %w", err)
 	}

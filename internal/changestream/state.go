@@ -65,14 +65,6 @@ func (s *Stream) State() State {
 	return s.state
 }
 
-// Stuck returns how long the stream has been reopened without moving; 0 while it moves.
-func (s *Stream) Stuck() time.Duration {
-	if st := s.State(); !st.StuckSince.IsZero() {
-		return time.Since(st.StuckSince)
-	}
-	return 0
-}
-
 // noteReopening counts a reopening.
 func (s *Stream) noteReopening() {
 	s.mu.Lock()

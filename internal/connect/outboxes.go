@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
@@ -99,9 +100,18 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 	return i, nil
 }
 
+// inspectStream opens the change stream of the scope and closes it. It returns a finding if the user may not do that. Other errors are
+// none: the stream of the relay reports them.
 func inspectStream(ctx context.Context, client *mongo.Client, scope *changes.Scope) []outboxes.Finding {
-	db, coll := scope.Target()
-	return outboxes.InspectStream(ctx, client, db, coll)
+	stream, err := scope.Watch(ctx, client, nil, mongo.Pipeline{}, options.ChangeStream())
+	if err == nil {
+		// The server removes a cursor that is not closed.
+		_ = stream.Close(ctx)
+	}
+	if !mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+		return nil
+	}
+	return []outboxes.Finding{outboxes.RefusedStream(scope.Target())}
 }
 
 // inspectedDatabases returns the databases of the names and patterns, at most limit. If there are more, partial is true.

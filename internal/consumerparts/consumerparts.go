@@ -48,6 +48,8 @@ var _ Inbox = (*inbox.Inbox)(nil)
 var (
 	// IsHeld reports whether c, which must be a *consumer.Consumer, is paused, or one of its handlers is suspended.
 	IsHeld func(c any) bool
+	// WaitFor is outboxtest.WaitFor. c is a *consumer.Consumer, and a message is a *consumer.Message.
+	WaitFor func(ctx context.Context, c any, pattern string, cond func(m any) bool) (any, error)
 	// AfterBatch lets a middleware of a batch handler observe the outcome of the batch. f is called once, before the transaction
 	// commits, with the outcome of the batch that contains the message. If the batch was not run, f gets an error of
 	// consumer.Discard. A middleware needs this because it runs for each message on the way into the batch: its next handler

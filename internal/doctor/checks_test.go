@@ -86,6 +86,7 @@ func TestChecks(t *testing.T) {
 	t.Run("logins", func(t *testing.T) { testLogins(t, addr, sasl) })
 	t.Run("scopes", func(t *testing.T) { testScopes(t, root, base(t, "relay", "full")) })
 	t.Run("parameters", func(t *testing.T) { testParameters(t, root, addr, sasl) })
+	t.Run("writers", func(t *testing.T) { testWriters(t, root, base(t, "relay", "full"), addr) })
 	t.Run("acls", func(t *testing.T) { testACLs(t, base) })
 	t.Run("hanging", func(t *testing.T) { testHangingServers(t, s, base(t, "relay", "full")) })
 	t.Run("standalone", func(t *testing.T) { aStandalone(t, s) })
@@ -275,6 +276,31 @@ func testParameters(t *testing.T, root *mongo.Client, addr string, brokers []str
 	runCommand(t, root, bson.D{{Key: "setDefaultRWConcern", Value: 1}, {Key: "defaultWriteConcern", Value: bson.D{{Key: "w", Value: 1}}}, {Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}}}})
 	cfg.MongoDB.URI = config.NewURI("mongodb://root:" + planted + "@" + addr + "/shop?authSource=admin&replicaSet=rs0")
 	expectCheck(t, examine(t, cfg), "mongodb.write_concern", Warn, "the cluster's default is w:1")
+}
+
+// testWriters checks that an administrator gets the names of other users who may write where the relay reads, and that the relay's user,
+// who may not list them, gets the name of the missing right.
+func testWriters(t *testing.T, root *mongo.Client, cfg config.Config, addr string) {
+	insert := bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: "shop"}, {Key: "collection", Value: "outbox"}}}, {Key: "actions", Value: bson.A{"insert"}}}
+	runCommand(t, root, bson.D{{Key: "createRole", Value: "append"}, {Key: "privileges", Value: bson.A{insert}}, {Key: "roles", Value: bson.A{}}})
+	create := func(name string, roles ...any) {
+		runCommand(t, root, bson.D{{Key: "createUser", Value: name}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A(roles)}})
+	}
+	on := func(role, db string) bson.D { return bson.D{{Key: "role", Value: role}, {Key: "db", Value: db}} }
+	create("orders", on("append", "admin"))
+	create("reader", on("read", "shop"), on("read", "outrelay"))
+	create("dba", on("readWriteAnyDatabase", "admin"))
+
+	expectCheck(t, examine(t, cfg), "mongodb.writers", OK, "may not list other users", "viewUser")
+	cfg.MongoDB.URI = config.NewURI("mongodb://root:" + planted + "@" + addr + "/shop?authSource=admin&replicaSet=rs0")
+	runCommand(t, root, bson.D{{Key: "dropUser", Value: "relay"}})
+	// The roles of the documentation are those of another relay.
+	runCommand(t, root, bson.D{{Key: "dropUser", Value: "printed"}})
+	expectCheck(t, examine(t, cfg), "mongodb.writers", OK, "to outrelay: none", "to outboxes: orders@admin;", "to all databases: dba@admin")
+
+	create("billing", on("readWrite", "outrelay"))
+	create("relay", on("relay", "admin"))
+	expectCheck(t, examine(t, cfg), "mongodb.writers", Warn, "to outrelay: billing@admin, relay@admin;", "revoke")
 }
 
 // testHangingServers checks that the doctor reports servers that accept connections and do not reply, within the limit.

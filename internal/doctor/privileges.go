@@ -74,8 +74,31 @@ func (r Resource) statement() string {
 // access contains the privileges of the user.
 type access struct {
 	off        bool // access control is disabled
+	logins     []login
 	privileges []Privilege
 	role       string // a role of the user that can be extended, or ""
+}
+
+// storedPrivilege is a privilege in a reply of MongoDB.
+type storedPrivilege struct {
+	Resource struct {
+		DB      *string `bson:"db"`
+		Coll    *string `bson:"collection"`
+		Cluster bool    `bson:"cluster"`
+		Any     bool    `bson:"anyResource"`
+	} `bson:"resource"`
+	Actions []string `bson:"actions"`
+}
+
+// add adds a privilege. It leaves out those on other kinds of resources, such as system_buckets, which the relay does not need.
+func (a *access) add(p storedPrivilege) {
+	r := Resource{Cluster: p.Resource.Cluster, any: p.Resource.Any}
+	if p.Resource.DB != nil && p.Resource.Coll != nil {
+		r.DB, r.Collection = *p.Resource.DB, *p.Resource.Coll
+	} else if !r.Cluster && !r.any {
+		return
+	}
+	a.privileges = append(a.privileges, Privilege{Resource: r, Actions: p.Actions})
 }
 
 // missing returns the actions that no privilege allows on r.
@@ -135,36 +158,21 @@ type privilegeChecks struct{ *examination }
 func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 	var reply struct {
 		Auth struct {
-			Users []bson.Raw `bson:"authenticatedUsers"`
+			Users []login `bson:"authenticatedUsers"`
 			Roles []struct {
 				Role string `bson:"role"`
 				DB   string `bson:"db"`
 			} `bson:"authenticatedUserRoles"`
-			Privileges []struct {
-				Resource struct {
-					DB      *string `bson:"db"`
-					Coll    *string `bson:"collection"`
-					Cluster bool    `bson:"cluster"`
-					Any     bool    `bson:"anyResource"`
-				} `bson:"resource"`
-				Actions []string `bson:"actions"`
-			} `bson:"authenticatedUserPrivileges"`
+			Privileges []storedPrivilege `bson:"authenticatedUserPrivileges"`
 		} `bson:"authInfo"`
 	}
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
 		return failed("", "reading the privileges of the user failed: %v", err)
 	}
 
-	a := access{}
+	a := access{logins: reply.Auth.Users}
 	for _, p := range reply.Auth.Privileges {
-		r := Resource{Cluster: p.Resource.Cluster, any: p.Resource.Any}
-		if p.Resource.DB != nil && p.Resource.Coll != nil {
-			r.DB, r.Collection = *p.Resource.DB, *p.Resource.Coll
-		} else if !r.Cluster && !r.any {
-			// The relay does not need the other kinds of resources, such as system_buckets.
-			continue
-		}
-		a.privileges = append(a.privileges, Privilege{Resource: r, Actions: p.Actions})
+		a.add(p)
 	}
 
 	for _, r := range reply.Auth.Roles {

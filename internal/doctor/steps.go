@@ -35,6 +35,7 @@ func mongoSteps(x *examination) []step {
 		{"mongodb.privileges.state", "mongodb.access", privileges.checkStatePrivileges, "the state database stores the lease and the position"},
 		{"state", "mongodb.privileges.state", privileges.checkState, "the state database stores leases, positions and waiting events, and the relay refuses a collection that it did not create"},
 		{"mongodb.privileges.cluster", "mongodb.access", privileges.checkClusterPrivileges, "the relay reads the time window of the oplog with serverStatus, and detects copied state with replSetGetConfig"},
+		{"mongodb.writers", "mongodb.access", privileges.checkWriters, "a user who can write to the state database can move positions, and one who can write to an outbox can send events"},
 		{"outbox.indexes", "outbox.collections", outbox.checkIndexes, "without the indexes nothing is lost, but purges, sweeps and scheduled deliveries read whole collections"},
 		{"outbox.claims", "mongodb.access", outbox.checkRegistrations, "two watchers of one collection would send its events twice, and purge envelopes that the other one still needs"},
 		{"watcher", "mongodb.access", watcher.checkWatcher, "one process at a time owns the watcher, and its document stores the position in the change stream"},

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -29,6 +30,8 @@ type In struct {
 	Offsets map[string][]int64
 	// Senders are the saved senders. The last one is the previous owner, and counts as open everywhere.
 	Senders []record.Sender
+	// Unneeded returns the topics that nothing refers to any more. Of these, the takeover forgets those that were deleted. nil: none.
+	Unneeded func(ctx context.Context, topics []string) ([]string, error)
 	// Gate reports whether the lease is valid. While it is not, nothing is done. nil means always valid.
 	Gate func() bool
 	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
@@ -58,6 +61,7 @@ type Out struct {
 	Senders     []record.Sender
 	Released    map[record.TopicPartition]*Tail
 	Quarantined map[record.TopicPartition]string // why, for operators
+	Forgotten   []string                         // deleted topics, whose stored offsets have to be removed in the same write
 	Session     *Session
 }
 
@@ -78,6 +82,10 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 		return nil, err
 	}
 	s.discardForeignSenders(h.layout.Cluster)
+	forgotten, err := t.forgetDeletedTopics(ctx, h)
+	if err != nil {
+		return nil, err
+	}
 	t.quarantineTargets(h)
 	if err := t.acquire(ctx); err != nil {
 		return nil, err
@@ -91,8 +99,48 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 		Senders:     s.Senders(),
 		Released:    t.released,
 		Quarantined: s.Quarantined(),
+		Forgotten:   forgotten,
 		Session:     s,
 	}, nil
+}
+
+// forgetDeletedTopics removes topics that do not exist and that nothing refers to from the targets, and from the earlier senders. It
+// returns their names.
+//
+// N4: an earlier sender is no longer fenced in a topic that is forgotten. If the topic is created again, it can only write what it
+// wrote to the deleted log, and only before the first record of this owner, whose higher epoch makes Kafka reject it.
+func (t *takeOver) forgetDeletedTopics(ctx context.Context, h *Health) ([]string, error) {
+	s := t.session
+	var missing []string
+	all := t.listTopics()
+	for _, name := range all {
+		if errors.Is(h.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition) {
+			missing = append(missing, name)
+		}
+	}
+	// If no topic exists, this is probably another cluster.
+	if s.in.Unneeded == nil || len(missing) == 0 || len(missing) == len(all) {
+		return nil, nil
+	}
+
+	names, err := s.in.Unneeded(ctx, missing)
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	isForgotten := map[string]bool{}
+	for _, name := range names {
+		isForgotten[name] = true
+	}
+	s.in.Offsets = maps.Clone(s.in.Offsets)
+	maps.DeleteFunc(s.in.Offsets, func(name string, _ []int64) bool { return isForgotten[name] })
+	s.in.Senders = slices.Clone(s.in.Senders)
+	for i := range s.in.Senders {
+		x := &s.in.Senders[i]
+		x.Open = slices.DeleteFunc(slices.Clone(x.Open), func(tp record.TopicPartition) bool { return isForgotten[tp.Topic] })
+		x.EndOffsets = maps.Clone(x.EndOffsets)
+		maps.DeleteFunc(x.EndOffsets, func(name string, _ []int64) bool { return isForgotten[name] })
+	}
+	return names, nil
 }
 
 // discardForeignSenders discards the senders of other Kafka clusters. They cannot write here, and an equal producer id

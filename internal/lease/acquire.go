@@ -180,6 +180,10 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, error) {
 
 	if !absent && !ours {
 		c.renewedBefore = doc.RenewedAt
+		c.releasedEpoch = -1
+		if doc.Owner == "" {
+			c.releasedEpoch = doc.Epoch
+		}
 		c.watchSilence(&doc)
 		if reason := c.reasonToWait(call, &doc, now); reason != "" {
 			l.noteStandingBy(reason, doc.Epoch)
@@ -346,6 +350,7 @@ type contender struct {
 	sentAt   map[string]time.Duration
 
 	renewedBefore time.Time // when an earlier owner renewed the lease, as last read
+	releasedEpoch int64     // of the owner that had released the lease, as last read; -1: it had not
 	silence       silence
 	reported      silence // the silence that was logged
 }

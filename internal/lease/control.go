@@ -28,8 +28,12 @@ type Control struct {
 // Skip is an event that the stream passes over because an operator has ordered it.
 type Skip struct {
 	NS string         `bson:"ns"`
-	ID bson.RawValue  `bson:"id"`
-	At bson.Timestamp `bson:"at"` // time of the order; a later event with this id is not passed over
+	ID bson.RawValue  `bson:"id,omitempty"` // missing if it is large
+	At bson.Timestamp `bson:"at"`           // time of the order; a later event with this id is not passed over
+
+	// An event with a large id is known by its own time and the bytes of its id.
+	EventAt bson.Timestamp `bson:"eventAt,omitempty"`
+	Size    int            `bson:"size,omitempty"`
 }
 
 // stepsDown reports whether node must not run the watcher at the server time now.

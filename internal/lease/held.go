@@ -56,6 +56,7 @@ type Held struct {
 type acquisition struct {
 	Document
 	renewedBefore time.Time
+	releasedEpoch int64
 }
 
 // newHeld returns the ownership that the acquisition of c returned as doc. sent is when the acquisition
@@ -63,7 +64,7 @@ type acquisition struct {
 func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
 	l := c.lease
 	h := &Held{
-		lease: l, acquired: acquisition{doc, c.renewedBefore}, session: c.session,
+		lease: l, acquired: acquisition{doc, c.renewedBefore, c.releasedEpoch}, session: c.session,
 		log:   l.log.With("epoch", doc.Epoch),
 		yield: make(chan string, 1),
 		turn:  make(chan struct{}, 1),
@@ -103,6 +104,9 @@ func (h *Held) Document() Document { return h.acquired.Document }
 // RenewedBefore returns when an earlier owner renewed the lease last, or zero if there was none. The document has the time of the
 // acquisition instead.
 func (h *Held) RenewedBefore() time.Time { return h.acquired.renewedBefore }
+
+// AfterRelease reports whether the owner before has released the lease, so that it sends nothing any more.
+func (h *Held) AfterRelease() bool { return h.acquired.releasedEpoch == h.acquired.Epoch-1 }
 
 // Context returns a context that ends with cause [ErrLeaseLost] or [ErrReleased]. It carries the values
 // of the context of Acquire.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
@@ -370,14 +371,20 @@ func (t *storedTable) pruneRowLocked(key string, oldest uint64) {
 	}
 }
 
-// waitForBlocker blocks until the conflicting transaction is over, or until ctx ends.
+// waitForBlocker blocks until the conflicting transaction is over, for a moment if there is none, or until ctx ends. A callback may
+// return a transient error without a conflict.
 func (t *tx) waitForBlocker(ctx context.Context) error {
+	var moment <-chan time.Time
 	if t.blocker == nil {
-		return ctx.Err()
+		timer := time.NewTimer(10 * time.Millisecond)
+		defer timer.Stop()
+		moment = timer.C
 	}
 
 	select {
 	case <-t.blocker:
+		return nil
+	case <-moment:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"pgregory.net/rapid"
@@ -152,6 +153,19 @@ func TestWriteWaitsForTheTransactionInTheWay(t *testing.T) {
 }
 
 // If the callback ignores a conflict, the transaction still starts again, as on a server.
+// A callback may return a transient error each time, without a conflict. As with the driver, its transaction ends after two minutes.
+func TestATransactionIsNotRepeatedForever(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		transient := mongo.CommandError{Labels: []string{"TransientTransactionError"}}
+		began := time.Now()
+		err := NewDB().Transaction(t.Context(), func(context.Context) error { return transient })
+		if took := time.Since(began); !isTransient(err) || took < transactionLimit || took > transactionLimit+time.Second {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
 func TestSwallowedConflictStartsAfresh(t *testing.T) {
 	t.Parallel()
 	db := NewDB()

@@ -22,7 +22,9 @@
 //
 // Differences: there is no session of the driver. So a service that writes its own collections
 // through the driver needs an interface for them, which its tests implement with a Table. All data
-// is lost when the process ends.
+// is lost when the process ends. Nothing bounds the size of a document or the life of a transaction (16 MiB and a minute on servers).
+// The outcome of a commit is always known. A group gives back all partitions at each rebalance. Services cannot delete topics, and
+// nothing removes records.
 //
 // Waiting: methods wait for signals and timers, and none polls. So tests can use testing/synctest as a fake clock.
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/internal/unit"
@@ -25,6 +26,7 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 		return u.work.Join(func() error { return fn(ctx) })
 	}
 
+	began := time.Now()
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -32,7 +34,7 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 
 		u := &unitOfWork{tx: db.beginTx()}
 		err := u.runCallback(ctx, fn)
-		if err == nil || !isTransient(err) {
+		if err == nil || !isTransient(err) || time.Since(began) >= transactionLimit {
 			return err
 		}
 
@@ -42,6 +44,9 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 		}
 	}
 }
+
+// transactionLimit is how long a transaction is repeated, as by the driver.
+const transactionLimit = 2 * time.Minute
 
 // InTransaction reports whether ctx has a running transaction of this database.
 func (db *DB) InTransaction(ctx context.Context) bool {

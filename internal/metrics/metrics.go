@@ -47,7 +47,6 @@ type Stream struct {
 	ReadBytes      prometheus.Counter     // bytes of those envelopes
 	Batches        prometheus.Counter     // replies of the change stream that carried events
 	StreamState    *States                // {state}: 1 for the state the change stream is in
-	StreamStuck    *Live                  // seconds since the change stream is reopened without moving; 0 while it moves
 	StreamRestarts *prometheus.CounterVec // {reason}
 	Gaps           *prometheus.CounterVec // {reason}
 }
@@ -205,7 +204,6 @@ func (b builder) newStream() Stream {
 		ReadBytes:      b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream."),
 		Batches:        b.newCounter("read_batches_total", "Replies of the change stream that carried events."),
 		StreamState:    b.newStates("stream_state", "1 for the state that the change stream is in."),
-		StreamStuck:    b.newLive("stream_stuck_seconds", "Time for which the change stream has been reopened without moving; 0 while it moves."),
 		StreamRestarts: b.newCounterVec("stream_restarts_total", "Reopenings of the change stream.", "reason"),
 		Gaps:           b.newCounterVec("gaps_total", "Ranges of the change stream that could not be read any more.", "reason"),
 	}

@@ -13,16 +13,10 @@ import (
 // CatchUp blocks until majority reads of coll see every write that was acknowledged before the call.
 // Without it, they may miss the latest of these writes (N22). It costs two calls.
 func CatchUp(ctx context.Context, coll *mongo.Collection) error {
-	err := AfterCommitted(ctx, coll, func(ctx context.Context) error {
+	return AfterCommitted(ctx, coll, func(ctx context.Context) error {
 		_, err := Exists(ctx, Majority(coll), bson.D{})
 		return err
 	})
-
-	if errors.Is(err, errNoClusterTime) {
-		// Reads of a server without a cluster time see all acknowledged writes.
-		return nil
-	}
-	return err
 }
 
 // Causal returns a session whose reads see everything that was committed up to at. N22: the server waits
@@ -42,10 +36,14 @@ func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mong
 
 // AfterCommitted calls read with a session whose reads see everything that was committed before the call.
 // Without the session, a majority read may miss the latest transaction, and show a finished envelope
-// as waiting. It costs one call.
+// as waiting. After an election, it may even miss what the primary before has acknowledged with majority. It costs one call.
 func AfterCommitted(ctx context.Context, coll *mongo.Collection, read func(context.Context) error) error {
 	client := coll.Database().Client()
 	now, err := ClusterTime(ctx, client)
+	if errors.Is(err, errNoClusterTime) {
+		// Reads of a server without a cluster time see all acknowledged writes.
+		return read(ctx)
+	}
 	if err != nil {
 		return err
 	}

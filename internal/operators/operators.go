@@ -105,6 +105,7 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 		Redact:  redact,
 
 		HandlerLetters: cfg.DeadLetters.Handlers,
+		LetterExpiry:   cfg.DeadLetters.Expire,
 
 		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Inspect:  connect.Inspect(cfg, state.Client()),

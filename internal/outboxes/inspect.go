@@ -159,31 +159,16 @@ func InspectRights(ctx context.Context, client *mongo.Client, names []string) (f
 	return findings, nil
 }
 
-// InspectStream opens a change stream on a collection, on all collections of a database, or if both are empty on all
-// databases, and closes it. It returns a finding if the user may not do that. Other errors are none: the stream of the
-// relay reports them.
-func InspectStream(ctx context.Context, client *mongo.Client, db, coll string) []Finding {
-	var stream *mongo.ChangeStream
-	var err error
+// RefusedStream returns the finding for a user who may not open a change stream on a collection, on all collections of a database, or
+// if both are empty on all databases.
+func RefusedStream(db, coll string) Finding {
 	ns, resource := "the cluster", `{db: "", collection: ""}`
 	switch {
 	case coll != "":
 		ns = db + "." + coll
 		resource = ns
-		stream, err = mongodb.Database(client, db).Collection(coll).Watch(ctx, mongo.Pipeline{})
 	case db != "":
 		ns, resource = "database "+db, fmt.Sprintf(`{db: %q, collection: ""}`, db)
-		stream, err = mongodb.Database(client, db).Watch(ctx, mongo.Pipeline{})
-	default:
-		stream, err = client.Watch(ctx, mongo.Pipeline{})
 	}
-
-	if err == nil {
-		// The server removes a cursor that is not closed.
-		_ = stream.Close(ctx)
-	}
-	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
-		return []Finding{refused(ns, resource, "find and changeStream", "open the change stream")}
-	}
-	return nil
+	return refused(ns, resource, "find and changeStream", "open the change stream")
 }

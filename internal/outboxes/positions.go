@@ -44,19 +44,22 @@ func PosNumber(at bson.Timestamp, n uint32) string {
 	return fmt.Sprintf("-%08X%08X%08X", at.T, at.I, n)
 }
 
-// PosSweptBehind reports whether a sweep gave the position to an envelope that may have been committed after
+// PosSweptBehind returns a function that reports whether a sweep gave a position to an envelope that may have been committed after
 // the cluster time after, so that a stream from there contains it. This is an envelope without a stamp that
 // was not numbered before after. It is also an envelope with a stamp that is at most margin older, because its
 // transaction may have been open at after.
-func PosSweptBehind(pos string, after bson.Timestamp, margin time.Duration) bool {
+func PosSweptBehind(after bson.Timestamp, margin time.Duration) func(pos string) bool {
 	least := PosAt(after)
-	if len(pos) == len(least) {
-		// The subtraction must not wrap around at a time near zero.
-		return pos > PosAt(bson.Timestamp{T: after.T - min(after.T, uint32(margin/time.Second)), I: after.I})
-	}
+	// The subtraction must not wrap around at a time near zero.
+	leastStamp := PosAt(bson.Timestamp{T: after.T - min(after.T, uint32(margin/time.Second)), I: after.I})
 
-	cut := strings.LastIndexByte(pos, '-')
-	return cut >= 0 && PosUnstamped(pos[:cut]) && pos[cut+1:] > least[len("82"):]
+	return func(pos string) bool {
+		if len(pos) == len(least) {
+			return pos > leastStamp
+		}
+		cut := strings.LastIndexByte(pos, '-')
+		return cut >= 0 && PosUnstamped(pos[:cut]) && pos[cut+1:] > least[len("82"):]
+	}
 }
 
 // SweptPattern is a regular expression for the positions that a sweep gave to envelopes that the stream may

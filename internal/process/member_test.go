@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -230,4 +231,34 @@ func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
 		t.Error(err)
 	}
 	b.checkEntries("desk", "node_started", "node_stopped")
+}
+
+// An owner without the role of a cleaner delivers, and leaves the delivered events to an owner with that role.
+func TestAnOwnerWithoutTheCleanersRolePurgesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.insertAged("outbox", "old")
+	left := func() int64 {
+		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+
+	purging := []string{"purge.interval=1s", "retention=1m"}
+	stop := b.start(append(purging, "node=one", "roles=relay")...)
+	b.consume(1)
+	// These are several rounds of a purge.
+	delivered := b.listNodes()[0].SeenAt
+	stacktest.Eventually(t, "the owner has run for a while", func() bool { return b.listNodes()[0].SeenAt.Sub(delivered) > 5*time.Second })
+	if left() != 1 {
+		t.Error("the owner has purged the event")
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+
+	b.start(append(purging, "node=two", "roles=[relay, cleaner]")...)
+	stacktest.Eventually(t, "the cleaner purges the event", func() bool { return left() == 0 })
 }

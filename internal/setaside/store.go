@@ -162,7 +162,29 @@ func (s *Collection) Postpone(ctx context.Context, m *Message, wait time.Duratio
 }
 
 // First returns the first message of a queue: see Store.
-func (s *Collection) First(ctx context.Context, p Place, queue Digest) (*Message, error) {
+func (s *Collection) First(ctx context.Context, p Place, queue Digest) (m *Message, err error) {
+	m, err = s.readFirst(ctx, p, queue)
+	if m != nil || err != nil {
+		return m, err
+	}
+	// Its caller forgets an empty queue.
+	err = s.afterCommitted(ctx, func(ctx context.Context) (err error) {
+		m, err = s.readFirst(ctx, p, queue)
+		return err
+	})
+	return m, err
+}
+
+// afterCommitted calls a read whose caller acts on what does not exist: it must not miss a message that was stored before. A
+// transaction reads the latest state anyway.
+func (s *Collection) afterCommitted(ctx context.Context, read func(ctx context.Context) error) error {
+	if mongo.SessionFromContext(ctx) != nil {
+		return read(ctx)
+	}
+	return mongodb.AfterCommitted(ctx, s.coll, read)
+}
+
+func (s *Collection) readFirst(ctx context.Context, p Place, queue Digest) (*Message, error) {
 	type message struct {
 		Message `bson:",inline"`
 		Elapsed *int64 `bson:"elapsed"` // milliseconds; nil while untried
@@ -209,7 +231,15 @@ func (s *Collection) Remove(ctx context.Context, m *Message) error {
 }
 
 // Heads returns the queues of a handler: see Store.
-func (s *Collection) Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
+func (s *Collection) Heads(ctx context.Context, handler, topic string, partitions []int32) (heads []Head, err error) {
+	err = s.afterCommitted(ctx, func(ctx context.Context) (err error) {
+		heads, err = s.readHeads(ctx, handler, topic, partitions)
+		return err
+	})
+	return heads, err
+}
+
+func (s *Collection) readHeads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
 	// The index `queues` has this order, so the server does not sort in memory.
 	order := append(bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}, queueOrder...)
 	type head struct {
@@ -254,9 +284,13 @@ func (s *Collection) Waiting(ctx context.Context, p Place, queues []Digest) ([]D
 	type waiting struct {
 		Queue Digest `bson:"_id"`
 	}
-	docs, err := aggregate[waiting](ctx, s, "looking for waiting messages of a key", mongo.Pipeline{
-		{{Key: "$match", Value: match}},
-		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$q"}}}},
+	var docs []waiting
+	err := s.afterCommitted(ctx, func(ctx context.Context) (err error) {
+		docs, err = aggregate[waiting](ctx, s, "looking for waiting messages of a key", mongo.Pipeline{
+			{{Key: "$match", Value: match}},
+			{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$q"}}}},
+		})
+		return err
 	})
 	found := make([]Digest, len(docs))
 	for i, d := range docs {

@@ -78,8 +78,15 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 
 	// N4: the sender is stored before its first record. A successor fences only senders that the
 	// document lists.
-	if err := claims.SaveSenders(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
+	offsets := storedOffsets(out.Released)
+	for _, name := range out.Forgotten {
+		offsets[name] = nil
+	}
+	if err := claims.SaveSenders(ctx, out.Senders, offsets); err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
+	}
+	if n := len(out.Forgotten); n > 0 {
+		s.log.Info("topics that were deleted are forgotten", "topics", n, "first", out.Forgotten[0])
 	}
 	s.adoptTails(out, in.Offsets)
 

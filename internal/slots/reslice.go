@@ -369,9 +369,10 @@ func transactionalID(d *lease.Document, watcher string, p slot.Range) string {
 	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
 }
 
-// FenceInput returns the input of a takeover of slot p. doc is the watcher document as held acquired it.
-func FenceInput(cfg *config.Config, p slot.Range, held *lease.Held, doc *lease.Document) fence.In {
-	return fence.In{
+// FenceInput returns the input of a takeover of slot p. doc is the watcher document as held acquired it. store has the waiting
+// envelopes of the slot.
+func FenceInput(cfg *config.Config, p slot.Range, held *lease.Held, doc *lease.Document, store *waiting.Store) fence.In {
+	in := fence.In{
 		TransactionalID: transactionalID(doc, cfg.Watcher, p),
 		Offsets:         doc.OffsetMap(),
 		Senders:         doc.Senders(),
@@ -379,6 +380,11 @@ func FenceInput(cfg *config.Config, p slot.Range, held *lease.Held, doc *lease.D
 		Bounds:          fence.Bounds{Bytes: int64(cfg.Kafka.ReadBack.Bytes), Time: cfg.Kafka.ReadBack.Time},
 		Alive:           held.RenewedBefore(),
 	}
+	// An owner that has not released the lease may have sent what follows the position.
+	if held.AfterRelease() {
+		in.Unneeded = store.Unneeded
+	}
+	return in
 }
 
 // replaceDocuments replaces the documents in one transaction. If the outcome of the transaction is

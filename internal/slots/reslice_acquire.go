@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // acquireAll pauses every slot, waits until its owner has released it, and acquires it. It calls
@@ -132,7 +133,8 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 	for i := range old {
 		d := &old[i]
 		_, p, _ := slot.ParseID(d.ID)
-		in := FenceInput(&r.cfg, p, r.held[i], d)
+		store := waiting.NewStore(r.state.Collection("waiting"), r.cfg.Watcher, p)
+		in := FenceInput(&r.cfg, p, r.held[i], d, store)
 		in.Event = fence.LogEvents(r.log, nil)
 		senders, err := r.fence.FenceOff(ctx, in)
 		if err != nil {

@@ -198,12 +198,6 @@ func (r *Runner) registerGauges() {
 		maps.Copy(ages, r.shared.State.ProblemAges())
 		return ages
 	})
-	r.metrics.StreamStuck.SetSource(func() float64 {
-		if t := r.current.Load(); t != nil {
-			return t.stream.Stuck().Seconds()
-		}
-		return 0
-	})
 
 	// A standby reports the limits that it would have if all slots ran in this process.
 	m := r.metrics

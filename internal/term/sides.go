@@ -173,7 +173,8 @@ func (t *term) loadStored(ctx context.Context, x *sides, margin time.Duration) (
 	previous := pipeline.NewPreviousOwner()
 	after := outboxes.PosOf(t.start.from)
 	at, _ := t.start.from.Time()
-	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, margin) }
+	sweptBehind := outboxes.PosSweptBehind(at, margin)
+	behind := func(pos string) bool { return pos > after || sweptBehind(pos) }
 
 	var n reconciler.Loaded
 	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {

@@ -28,6 +28,7 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 		calls:   &readiness.Calls{Timeout: time.Minute, State: readiness.NewState(time.Minute, time.Now, log)},
 		store:   waiting.NewStore(db.Collection("waiting"), "w", slot.Range{}),
 		letters: db.Collection("letters"),
+		claims:  db.Collection("claims"),
 		watcher: "w",
 	}
 
@@ -87,6 +88,12 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	wait(replayed, 1, "t1")
 	wait(unstamped, 0, "t1")
 	wait(sent, 0, "t1")
+	// With `recording: mark`, a claimed envelope stays in its outbox.
+	claimed := envelopeOf("claimed", stamp, "p")
+	claim := &waiting.Claim{ID: waiting.NewClaimID("w/0of1"), Envelopes: []waiting.Claimed{{NS: "a.outbox", Raw: claimed}}}
+	if err := waiting.InsertClaim(t.Context(), x.claims, claim); err != nil {
+		t.Fatal(err)
+	}
 
 	check := func(name string, raw bson.Raw, wantFound bool, want ...string) {
 		t.Helper()
@@ -100,6 +107,7 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	check("waits for some topics", some, true, "t1", "t2")
 	check("dead for one topic", dead, true, "t3")
 	check("waits for one topic and dead for another", both, true, "t1", "t2")
+	check("claimed", claimed, true, "")
 	check("never stored", envelopeOf("other", stamp, "p"), false)
 	check("only a replay waits", replayed, false)
 	check("without a stamp", unstamped, true, "t1")

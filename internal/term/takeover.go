@@ -109,7 +109,7 @@ func (t *term) claimCollections(ctx context.Context, claims []outboxes.Registrat
 // lease is lost or ctx ends.
 func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.Sink, err error) {
 	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
-		in := slots.FenceInput(&t.slot.cfg, t.slot.Slot, t.held, doc)
+		in := slots.FenceInput(&t.slot.cfg, t.slot.Slot, t.held, doc, t.store)
 		in.Event = t.journal.recordFenceEvent
 		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.resolver, Fence: in}, t.held, t.resolver)
 		if errors.Is(err, lease.ErrLeaseLost) {
@@ -166,8 +166,9 @@ func listSkips(doc *lease.Document, log *slog.Logger) (list []changes.Skip) {
 			continue
 		}
 		db, coll, _ := strings.Cut(s.NS, ".")
-		list = append(list, changes.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At})
-		log.Warn("the stream passes over an event, because an operator has ordered it", "collection", s.NS, "id", letters.IDText(s.ID))
+		list = append(list, changes.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At, At: s.EventAt, Size: s.Size})
+		log.Warn("the stream passes over an event, because an operator has ordered it",
+			"collection", s.NS, "id", letters.IDText(s.ID), "id_bytes", max(s.Size, len(s.ID.Value)))
 	}
 	return list
 }

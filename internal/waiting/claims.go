@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
@@ -57,6 +58,7 @@ func (c *Claim) IsDone(index int) bool { return slices.Contains(c.Done, int32(in
 // InsertClaim stores a claim, in the transaction of tx.
 func InsertClaim(tx context.Context, coll *mongo.Collection, c *Claim) error {
 	_, err := coll.InsertOne(tx, c.document())
+	crash.At("mid-claim-write")
 	return mongodb.Refusal(err, "storing a claim of scheduled envelopes", "insert", mongodb.Namespace(coll))
 }
 
@@ -175,6 +177,7 @@ func (c *ClaimChange) Write(tx context.Context, coll *mongo.Collection) error {
 		return nil
 	}
 	_, err := coll.BulkWrite(tx, models)
+	crash.At("mid-claim-write")
 	return mongodb.Refusal(err, "writing claims of scheduled envelopes", "find, update and remove", mongodb.Namespace(coll))
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -53,11 +54,17 @@ func (d *Document) UnmarshalBSON(raw []byte) error {
 
 // ReadDocument reads a stored document. Only the store's writers make one, so a field of another type counts as missing.
 func ReadDocument(raw bson.Raw) (d Document) {
-	elems, _ := raw.Elements()
-	for _, e := range elems {
-		v := e.Value()
+	// A takeover reads a million of them, and the driver's elements cost twice as much.
+	rest, _ := envelope.Elements(raw)
+	for len(rest) > 0 {
+		kind, name, value, after, ok := envelope.SplitElement(rest)
+		if !ok {
+			return d
+		}
+		rest = after
+		v := bson.RawValue{Type: kind, Value: value}
 
-		switch e.Key() {
+		switch string(name) {
 		case "_id":
 			_, id, _ := v.BinaryOK()
 			copy(d.DocumentID[:], id)

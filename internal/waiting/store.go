@@ -2,6 +2,9 @@ package waiting
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -87,6 +90,32 @@ func (s *Store) Each(ctx context.Context, take func(d *Document) error) error {
 			return take(&d)
 		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
+}
+
+// Unneeded returns those of the topics that no envelope waits for.
+func (s *Store) Unneeded(ctx context.Context, topics []string) ([]string, error) {
+	left := map[string]bool{}
+	for _, name := range topics {
+		left[name] = true
+	}
+
+	err := mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
+		cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+			{{Key: "$match", Value: s.filter()}},
+			{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$topics"}}}},
+		})
+		if err != nil {
+			return fmt.Errorf("reading the topics of waiting envelopes: %w", err)
+		}
+		return mongodb.EachDocument(ctx, cur, "reading the topics of waiting envelopes", func(d bson.Raw) error {
+			list, _ := d.Lookup("_id").StringValueOK()
+			for _, name := range splitTopics(list) {
+				delete(left, name)
+			}
+			return nil
+		})
+	})
+	return slices.Sorted(maps.Keys(left)), err
 }
 
 // EachWithoutPayload calls take for each envelope that waits for one of topics, or lists no topics, in no order, without headers and history and with a null payload:

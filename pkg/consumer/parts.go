@@ -14,6 +14,9 @@ func init() {
 		return x.gate.isPaused() || slices.ContainsFunc(x.reg.snapshot().all, isSuspended)
 	}
 	consumerparts.AfterBatch = afterBatch
+	consumerparts.WaitFor = func(ctx context.Context, c any, pattern string, cond func(m any) bool) (any, error) {
+		return c.(*Consumer).waitFor(ctx, pattern, func(m *Message) bool { return cond(m) })
+	}
 
 	// A Handler is a value that services may share, so its list is copied.
 	consumerparts.Prepared = func(h any, prepare func(ctx context.Context) error) any {

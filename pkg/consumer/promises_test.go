@@ -124,6 +124,50 @@ func TestAReplacedHandlerTakesTheMessagesThatWait(t *testing.T) {
 	k.checkOnce("effects", 2)
 }
 
+// A handler that is removed handles what was fetched for it, in order, and gets nothing later. So the offset passes no message without
+// its effect.
+func TestARemovedHandlerHandlesWhatWasFetched(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.newConsumer()
+	began, release := make(chan struct{}, 1), make(chan struct{})
+	effects := k.insertInto("effects")
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		select {
+		case began <- struct{}{}:
+		default:
+		}
+		select {
+		case <-release:
+			return effects(ctx, m)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}, consumer.WithSharedTransaction(1))
+	if err := c.Handle("other", consumer.Func(k.insertInto("others"), "counted")); err != nil {
+		t.Fatal(err)
+	}
+	const n = 10
+	k.publish(newMessages(1, n)...)
+	k.start(c)
+	k.waitFor("the attempt", began)
+	// The other handler has all of them, so they are fetched.
+	k.waitCount("others", n)
+
+	if !c.Remove("counted") {
+		t.Fatal("the handler is not registered")
+	}
+	close(release)
+	k.waitCount("effects", n)
+	k.checkOnce("effects", n)
+	k.publish(newMessages(1, n+1)[n:]...)
+	k.waitCount("others", n+1)
+	k.untilSettled(1, n+1)
+	if got := k.countDocuments("effects"); got != n {
+		t.Errorf("%d effects of the removed handler, want %d", got, n)
+	}
+}
+
 // A message whose handler is replaced while it runs, and then fails, is retried by the new handler.
 func TestAMessageThatIsSetAsideByAReplacedHandlerIsRetried(t *testing.T) {
 	t.Parallel()

@@ -349,10 +349,11 @@ func (s *storm) electPrimary() {
 
 // requeueLetters requeues all letters.
 func (s *storm) requeueLetters() {
-	s.waitUntil("the requeue", func(ctx context.Context) bool {
-		_, err := s.newDesk().Requeue(ctx, deadletter.Query{All: true}, deadletter.RequeueOptions{})
+	var err error
+	stacktest.Eventually(s, "the requeue", func() bool {
+		_, err = s.newDesk().Requeue(s.context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
 		return err == nil
-	})
+	}, func() any { return err })
 }
 
 // publishSome publishes some messages. The second topic gets the same ones, except those of sagas.

@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/breaker"
+	"github.com/outrelay/outrelay/pkg/outboxtest"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
@@ -66,7 +67,7 @@ func TestFunctionsOfTheUserMayCallTheConsumer(t *testing.T) {
 	found := make(chan error, 2)
 	for _, pattern := range []string{"counted", "unknown"} {
 		go func() {
-			_, err := c.WaitFor(k.context(), pattern, func(*consumer.Message) bool { ask(); return true })
+			_, err := outboxtest.WaitFor(k.context(), c, pattern, func(*consumer.Message) bool { ask(); return true })
 			found <- err
 		}()
 	}

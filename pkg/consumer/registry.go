@@ -184,8 +184,9 @@ func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
 	return c.reg.addHandler(r)
 }
 
-// Remove removes the handler of that name, and reports whether there was one. Messages that were fetched for it and not
-// started are skipped. It may be called while the consumer runs.
+// Remove removes the handler of that name, and reports whether there was one. The handler still gets the messages that were fetched
+// before, and none that is fetched later. Its messages that are set aside wait until there is a handler of that name again. Remove may
+// be called while the consumer runs. It does not wait for the handler.
 func (c *Consumer) Remove(name string) bool {
 	g := &c.reg
 	g.mu.Lock()
@@ -211,18 +212,15 @@ func (c *Consumer) prepareHandler(r *registration) {
 	r.chained = chainMiddlewares(r.handle, r.middlewares)
 }
 
-// watch is the state of one call of WaitFor.
+// watch is the state of one call of waitFor.
 type watch struct {
 	pattern string
 	cond    func(m *Message) bool
 	got     chan *Message
 }
 
-// WaitFor blocks until this consumer has finished a message whose type matches the pattern and for
-// which cond, if not nil, is true. It returns a copy of the message as it was read. WaitFor only
-// observes: it does not count as a handler. Messages that were finished before the call do not
-// match. If ctx ends first, the error has its cause.
-func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Message) bool) (*Message, error) {
+// waitFor is outboxtest.WaitFor.
+func (c *Consumer) waitFor(ctx context.Context, pattern string, cond func(m *Message) bool) (*Message, error) {
 	w := &watch{pattern: pattern, cond: cond, got: make(chan *Message, 1)}
 	g := &c.reg
 	g.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/consumerparts"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outboxtest"
 )
 
 // newOffline returns a consumer that is never run.
@@ -187,7 +188,7 @@ func TestWaitFor(t *testing.T) {
 	addHandler(t, c, "counted", k.insertInto("effects"))
 	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := c.WaitFor(short, "counted", nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := outboxtest.WaitFor(short, c, "counted", nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("WaitFor: %v", err)
 	}
 	type answer struct {
@@ -200,7 +201,7 @@ func TestWaitFor(t *testing.T) {
 	go func() {
 		once := make(chan struct{}, 1)
 		once <- struct{}{}
-		m, err := c.WaitFor(k.context(), "count*", func(m *consumer.Message) bool {
+		m, err := outboxtest.WaitFor(k.context(), c, "count*", func(m *consumer.Message) bool {
 			select {
 			case <-once:
 				close(requested)

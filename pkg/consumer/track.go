@@ -250,12 +250,6 @@ func (t *track) repeatStep(step func() error) bool {
 // handleTasks handles started tasks: together where that is allowed, one by one otherwise and after
 // a failure. It returns the tasks that an interruption left unfinished.
 func (t *track) handleTasks(list []task) (left []task) {
-	// The handler was removed while its messages were queued.
-	if t.reg.removed.Load() && len(list) > 0 {
-		t.count(telemetry.Discarded, len(list), "")
-		t.p.finishTasks(list)
-		return nil
-	}
 	// The limit of messages that may be set aside stops the lane, not the handler.
 	if len(list) > 0 && !t.awaitRoom() {
 		return list

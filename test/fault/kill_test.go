@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 var points = []string{
 	"after-lease", "after-init", "after-barrier", "mid-read-back", "after-open",
 	"after-getmore:12", "before-produce:9", "after-produce-before-ack:8", "after-ack-before-watermark:11",
-	"before-checkpoint:3", "after-checkpoint:3", "mid-waiting-write", "before-release", "after-release",
+	"before-checkpoint:3", "after-checkpoint:3", "mid-claim-write", "before-release", "after-release",
 }
 
 // Each owner dies while it works: the first by SIGKILL from outside, the next at a crash point during or after
@@ -79,8 +79,8 @@ func killChain(t *testing.T, at ...string) {
 			p.WaitTookOver()
 			topics.WaitDistinct(s.Ledger.CountCommitted())
 			p.Terminate()
-		case strings.HasPrefix(point, "mid-waiting-write"):
-			// A scheduled event is stored as waiting before it is sent.
+		case strings.HasPrefix(point, "mid-claim-write"):
+			// A scheduled event is claimed before it is sent.
 			s.Schedule("order", 1, 1, time.Now(), time.Second)
 		}
 		if !p.Killed() {

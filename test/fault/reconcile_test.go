@@ -108,7 +108,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 
 	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	killOwners(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
-		"mid-waiting-write:3", "after-ack-before-watermark:30")
+		"mid-claim-write:3", "after-ack-before-watermark:30")
 	load.Stop()
 	s.StartRelay().WaitTookOver()
 	t.Logf("%s; %d cancelled", s.CheckDelivery(topics), len(cancelled))
@@ -123,7 +123,7 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	topics := s.ReadTopics()
 	s.Schedule("order", 2000, 20, time.Now(), 0)
-	killOwners(t, s, "mid-waiting-write:1", "mid-waiting-write:1", "mid-waiting-write:2")
+	killOwners(t, s, "mid-claim-write:2", "mid-claim-write:1", "mid-claim-write:4")
 	s.AppendEvents(s.Outbox(), func() (l []event.Event) {
 		for i := range 200 {
 			l = append(l, kit.NewEvent("order", fmt.Sprintf("w%d-k%d", i%4, i%20), i, 50))

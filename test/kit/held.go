@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -85,7 +86,7 @@ func (s *Scene) WaitHeld(n int) {
 	stacktest.Eventually(s.tb, fmt.Sprintf("more than %d envelopes wait", n), func() bool { return s.CountHeld("parked", "blocked") > n })
 }
 
-// WaitNoneHeld waits until no envelope waits or has a due time.
+// WaitNoneHeld waits until no envelope waits, is claimed or has a due time.
 func (s *Scene) WaitNoneHeld() {
 	s.tb.Helper()
 	left := 0
@@ -96,7 +97,7 @@ func (s *Scene) WaitNoneHeld() {
 	}()
 
 	stacktest.Eventually(s.tb, "no envelope waits", func() bool {
-		left = s.CountHeld() + s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
+		left = s.CountHeld() + s.CountState(waiting.ClaimsName, bson.D{}) + s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return left == 0
 	})
 }

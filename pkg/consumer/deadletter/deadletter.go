@@ -214,7 +214,20 @@ func (d *Desk) Summary(ctx context.Context, q Query) ([]Summary, error) {
 	return d.store.Summarize(ctx, q)
 }
 
-// Discard deletes the letters that q selects permanently, and returns how many. It returns ErrEmptyQuery if q has no
+// restrictToExisting returns q for the letters that exist now. Otherwise an action would not end while a handler rejects each message
+// that it gets again.
+func (d *Desk) restrictToExisting(ctx context.Context, q Query) (Query, error) {
+	ids := q
+	ids.NoValues = true
+	newest, err := d.store.Find(ctx, ids, nil, false, 1)
+	if err != nil || len(newest) == 0 {
+		return q, err
+	}
+	q.Before = newest[0].GivenUpAt.Add(time.Millisecond)
+	return q, nil
+}
+
+// Discard deletes the letters that q selects and that exist when it begins permanently, and returns how many. It returns ErrEmptyQuery if q has no
 // condition and does not set All. It does not affect messages that were requeued.
 func (d *Desk) Discard(ctx context.Context, q Query) (int64, error) {
 	if q.isEmpty() && !q.All {
@@ -222,6 +235,10 @@ func (d *Desk) Discard(ctx context.Context, q Query) (int64, error) {
 	}
 	// The ids are enough to delete letters.
 	q.NoValues = true
+	q, err := d.restrictToExisting(ctx, q)
+	if err != nil {
+		return 0, err
+	}
 
 	var n int64
 	for {

@@ -42,8 +42,8 @@ func (e *RefusedError) Error() string {
 // maxRefused bounds the refused letters that an error of Requeue lists.
 const maxRefused = 20
 
-// Requeue hands the letters that q selects, and that were not requeued before, back to their handlers, in the order in which
-// they were given up. It returns their number, also with an error.
+// Requeue hands the letters that q selects, that exist when it begins, and that were not requeued before, back to their handlers, in
+// the order in which they were given up. It returns their number, also with an error.
 //
 // The messages wait in the collection inbox_waiting until the member of the group that owns their partition takes them,
 // usually within a few seconds. Their handlers get them with fresh attempts, and in the order of their keys with other
@@ -62,6 +62,10 @@ func (d *Desk) Requeue(ctx context.Context, q Query, r RequeueOptions) (int64, e
 	// A requeue changes the condition of the query, so the iteration never meets a letter twice.
 	notRequeued := false
 	q.Requeued, q.NoValues = &notRequeued, false
+	q, err := d.restrictToExisting(ctx, q)
+	if err != nil {
+		return 0, err
+	}
 	var n int64
 	var refused []error
 	var last *RefusedError

@@ -183,6 +183,30 @@ func TestAnEditThatFailsEndsTheRequeue(t *testing.T) {
 	})
 }
 
+// While a handler gives each message up again, each requeue ends.
+func TestARequeueEndsWhileMessagesAreGivenUpAgain(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		const existing, most = 250, 1000
+		for n := range existing {
+			g.bury(newLetter(n, "h", "A"))
+		}
+
+		next := existing
+		giveUp := func(*deadletter.Letter) error {
+			if next++; next < most {
+				g.bury(newLetter(next, "h", "A"))
+			}
+			return nil
+		}
+		n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{Edit: giveUp})
+		// A letter of the same millisecond may exist already.
+		if err != nil || n < existing || n > existing+100 {
+			g.Errorf("%d letters are requeued, %v; %d existed before", n, err, existing)
+		}
+	})
+}
+
 // The process or its connection can end at each statement of a requeue. Then the letter is either as before, or it is marked
 // and its message waits.
 func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {

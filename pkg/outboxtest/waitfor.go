@@ -1,0 +1,21 @@
+package outboxtest
+
+import (
+	"context"
+
+	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+// WaitFor blocks until the consumer, which may also be one on real servers, has finished a message whose type matches the pattern and
+// for which cond, if not nil, is true. It returns a copy of the message as it was read. WaitFor only observes: it does not count as a
+// handler. Messages that were finished before the call do not match. If ctx ends first, the error has its cause.
+func WaitFor(
+	ctx context.Context, c *consumer.Consumer, pattern string, cond func(m *consumer.Message) bool,
+) (*consumer.Message, error) {
+	m, err := consumerparts.WaitFor(ctx, c, pattern, func(m any) bool { return cond == nil || cond(m.(*consumer.Message)) })
+	if err != nil {
+		return nil, err
+	}
+	return m.(*consumer.Message), nil
+}
