@@ -27,13 +27,13 @@ func main() {
 		if err != nil {
 			return err
 		}
-		return run(ctx, listener, relay.Config{
-			MongoDB: relay.MongoDB{URI: local.MongoURI()},
-			Kafka:   relay.Kafka{Brokers: local.Brokers()},
-			Watch:   []string{db.Name() + ".outbox"},
-			// Development: topics are created when the first event needs them.
-			Topics: relay.Topics{Create: &relay.Create{Partitions: 3}},
-		})
+		cfg := relay.Default()
+		cfg.MongoDB.URI = relay.NewURI(local.MongoURI())
+		cfg.Kafka.Brokers = local.Brokers()
+		cfg.Watch = []string{db.Name() + ".outbox"}
+		// Development: topics are created when the first event needs them.
+		cfg.Topics.Create = &relay.Create{Partitions: 3}
+		return run(ctx, listener, cfg)
 	})
 }
 

@@ -25,13 +25,13 @@ func TestTheServiceServesTheProbesOfItsRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	env.Run(func(ctx context.Context) error {
-		return run(ctx, listener, relay.Config{
-			Watcher: "embedded",
-			MongoDB: relay.MongoDB{URI: env.MongoURI},
-			State:   relay.State{Database: state.Name()},
-			Kafka:   relay.Kafka{Brokers: env.Brokers},
-			Watch:   []string{env.DB.Name() + ".other"},
-		})
+		cfg := relay.Default()
+		cfg.Watcher = "embedded"
+		cfg.MongoDB.URI = relay.NewURI(env.MongoURI)
+		cfg.State.Database = state.Name()
+		cfg.Kafka.Brokers = env.Brokers
+		cfg.Watch = []string{env.DB.Name() + ".other"}
+		return run(ctx, listener, cfg)
 	})
 
 	client := &http.Client{}

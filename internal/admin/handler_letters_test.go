@@ -42,7 +42,7 @@ func (f *office) giveUpAt(offset int64, outbox *mongo.Collection, collection, ha
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	if err := letterparts.EnsureIndexes(f.t.Context(), desk); err != nil {
+	if err := desk.EnsureIndexes(f.t.Context(), letterparts.Key{}); err != nil {
 		f.t.Fatal(err)
 	}
 
@@ -52,7 +52,7 @@ func (f *office) giveUpAt(offset int64, outbox *mongo.Collection, collection, ha
 		Headers: []event.Header{{Key: "id", Value: []byte(message)}},
 	}
 
-	omitted, err := letterparts.Put(f.t.Context(), desk, l, func(context.Context, string) error { return nil })
+	omitted, err := desk.Put(f.t.Context(), letterparts.Key{}, l, func(context.Context, string) error { return nil })
 	if err := errors.Join(omitted, err); err != nil {
 		f.t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/config"
 	pkgconnect "github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // useConfig takes the servers from a configuration, with their logins.
@@ -139,16 +140,15 @@ func connectorSecurity(k config.Kafka) (map[string]string, error) {
 
 	if s := k.SASL; s != nil {
 		protocol = "SASL_" + cmp.Or(map[string]string{"SSL": "SSL"}[protocol], "PLAINTEXT")
-		module, ok := map[string]string{
-			"plain": "plain.PlainLoginModule", "scram-sha-256": "scram.ScramLoginModule", "scram-sha-512": "scram.ScramLoginModule",
-		}[s.Mechanism]
-		if !ok {
-			return nil, fmt.Errorf("kafka.sasl.mechanism: a comparison can log in with plain and scram only, not with %s", s.Mechanism)
+		m, _ := sasl.Find(s.Mechanism)
+		if m.Credential != sasl.Password {
+			return nil, fmt.Errorf("kafka.sasl.mechanism: a comparison can log in with %s only, not with %s",
+				strings.Join(sasl.Names(sasl.Password), ", "), s.Mechanism)
 		}
 		quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-		settings["sasl.mechanism"] = strings.ToUpper(s.Mechanism)
+		settings["sasl.mechanism"] = m.Listener
 		settings["sasl.jaas.config"] = fmt.Sprintf(`org.apache.kafka.common.security.%s required username="%s" password="%s";`,
-			module, quote.Replace(s.Username), quote.Replace(s.Password.Reveal()))
+			m.JavaModule, quote.Replace(s.Username), quote.Replace(s.Password.Reveal()))
 	}
 	if protocol == "PLAINTEXT" {
 		return settings, nil

@@ -2,25 +2,20 @@ package bench
 
 import (
 	"encoding/json"
-	"flag"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/outrelay/outrelay/test/generated"
 )
-
-var updateComparison = flag.Bool("update-comparison", false, "write the tables of docs/bench-peers.json into README.md and docs/bench.md")
 
 // comparisonMark begins the generated part of a page. It ends before the next chapter.
 const comparisonMark = "<!-- from docs/bench-peers.json -->"
 
 // TestTheReadmeQuotesTheRecordedComparison: the pages contain the figures of other publishers from the recorded run, and no others. The
 // README has the publishers with their defaults, docs/bench.md all settings.
-// After a new run, this writes them:
-//
-//	go test ./internal/bench -run TestTheReadmeQuotesTheRecordedComparison -update-comparison
+// After a new run, `go run ./test/regenerate` writes them.
 func TestTheReadmeQuotesTheRecordedComparison(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/bench-peers.json")
@@ -40,8 +35,8 @@ func TestTheReadmeQuotesTheRecordedComparison(t *testing.T) {
 		t.Fatalf("%d publishers with their defaults", len(defaults.Systems))
 	}
 
-	for file, table := range map[string]string{"../../README.md": " " + defaults.Markdown(), "../../docs/bench.md": "\n\n" + r.Markdown()} {
-		text, err := os.ReadFile(file)
+	for file, table := range map[string]string{"README.md": " " + defaults.Markdown(), "docs/bench.md": "\n\n" + r.Markdown()} {
+		text, err := os.ReadFile("../../" + file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,15 +48,6 @@ func TestTheReadmeQuotesTheRecordedComparison(t *testing.T) {
 			continue
 		}
 
-		want := before + comparisonMark + table + "\n## " + after
-		if *updateComparison && page != want {
-			if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		if d := cmp.Diff(want, page); d != "" {
-			t.Errorf("%s does not have the table of docs/bench-peers.json (the flag -update-comparison writes it): %s", file, d)
-		}
+		generated.Check(t, file, before+comparisonMark+table+"\n## "+after)
 	}
 }

@@ -1,5 +1,5 @@
-// Package boxparts gives other packages of this module the parts of an outbox.Box that are not exported, and lets
-// internal/memory create a Box over another store than MongoDB.
+// Package boxparts has the types of the parts of an outbox.Box that only packages of this module use: see outbox.Box.Parts and
+// outbox.NewOver.
 package boxparts
 
 import (
@@ -14,6 +14,9 @@ import (
 	"github.com/outrelay/outrelay/internal/appending"
 	"github.com/outrelay/outrelay/pkg/event"
 )
+
+// Key is an argument of the functions that only packages of this module call: other modules cannot name it.
+type Key struct{}
 
 // Parts are the parts of a Box.
 type Parts struct {
@@ -43,11 +46,3 @@ type Store interface {
 	ReadPage(ctx context.Context, q agenda.Query, size int, after string) (agenda.Page, error)
 	CancelMatching(ctx context.Context, q agenda.Query) (int64, error)
 }
-
-// Of returns the parts of box, which must be an *outbox.Box. Package outbox sets the function: an import in the
-// other direction would be a cycle.
-var Of func(box any) Parts
-
-// New returns an *outbox.Box over the store that open returns for the name of a collection. opts must be an
-// []outbox.Option. Package outbox sets the function.
-var New func(opts any, open func(collection string) Store) (box any, err error)

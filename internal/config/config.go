@@ -166,18 +166,17 @@ type ReadBack struct {
 
 // SASL is a login to Kafka.
 type SASL struct {
-	// Mechanism is the mechanism of the login. plain sends the password unencrypted: use it only with TLS. oauthbearer sends
-	// a token, also only with TLS. aws_msk_iam is for Amazon MSK: it sends a token that is signed with the
-	// credentials that the AWS SDK finds. Required.
-	Mechanism string `yaml:"mechanism" enum:"plain,scram-sha-256,scram-sha-512,oauthbearer,aws_msk_iam"`
-	// Username is the name of the login. Defaults to empty; plain and scram require it.
+	// Mechanism is the mechanism of the login. All except the scram ones send the password or the token as it is: use them only
+	// with TLS. The one for Amazon MSK signs its token with the credentials that the AWS SDK finds. Required.
+	Mechanism string `yaml:"mechanism" enum:"@sasl"`
+	// Username is the name of the login. Defaults to empty; mechanisms with a password require it.
 	Username string `yaml:"username"`
 	// Password is the password of the login. Prefer ${file:…} or ${env:…}. A file is read again for each connection, so it may
-	// be replaced at any time. Never printed. Defaults to empty; plain and scram require it.
+	// be replaced at any time. Never printed. Defaults to empty; mechanisms with a password require it.
 	Password Secret `yaml:"password"`
-	// Token is the source of the tokens. Unset has none; oauthbearer requires it.
+	// Token is the source of the tokens. Unset has none; the mechanism for bearer tokens requires it.
 	Token *Token `yaml:"token"`
-	// Region is the AWS region of the cluster, such as eu-west-1. Defaults to empty; aws_msk_iam requires it.
+	// Region is the AWS region of the cluster, such as eu-west-1. Defaults to empty; the mechanism for Amazon MSK requires it.
 	Region string `yaml:"region"`
 }
 

@@ -111,7 +111,7 @@ func TestFileThenEnvironmentThenFlags(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 
-	if diff := cmp.Diff(&Create{Partitions: 3, Replication: -1, Configs: map[string]string{"retention.ms": "5", "cleanup.policy": "compact"}}, c.Topics.Create); diff != "" {
+	if diff := cmp.Diff(&Create{Partitions: 3, Configs: map[string]string{"retention.ms": "5", "cleanup.policy": "compact"}}, c.Topics.Create); diff != "" {
 		t.Error(diff)
 	}
 

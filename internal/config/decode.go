@@ -116,7 +116,7 @@ func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 			out.Set(target)
 			target = target.Elem()
 			// A section that is present begins with its defaults, and the document overrides them.
-			target.Set(reflect.ValueOf(SectionDefault(s)))
+			target.Set(reflect.ValueOf(sectionDefault(s)))
 		}
 		d.decodeStruct(m, target, path+".")
 		return
@@ -132,12 +132,9 @@ func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 	}
 }
 
-// SectionDefault returns the default content of an optional section that is set. t is its type.
-func SectionDefault(t reflect.Type) any {
-	switch t {
-	case reflect.TypeFor[Create]():
-		return Create{Partitions: -1, Replication: -1}
-	case reflect.TypeFor[Admin]():
+// sectionDefault returns the default content of an optional section that is set. t is its type.
+func sectionDefault(t reflect.Type) any {
+	if t == reflect.TypeFor[Admin]() {
 		return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50, Session: 12 * time.Hour}
 	}
 	return reflect.Zero(t).Interface()
@@ -259,7 +256,7 @@ func assignText(text string, in any, out reflect.Value, f field) error {
 		if f.typ == uriType {
 			out.Set(reflect.ValueOf(NewURI(text)))
 		} else {
-			out.Set(reflect.ValueOf(newSecret(text)))
+			out.Set(reflect.ValueOf(NewSecret(text)))
 		}
 		return nil
 
@@ -287,10 +284,10 @@ func assignText(text string, in any, out reflect.Value, f field) error {
 		out.Set(reflect.ValueOf(v))
 		return nil
 	}
-	return assignBasic(text, out, f)
+	return assignBasic(text, out)
 }
 
-func assignBasic(text string, out reflect.Value, f field) error {
+func assignBasic(text string, out reflect.Value) error {
 	switch out.Kind() {
 	case reflect.Bool:
 		v, err := strconv.ParseBool(text)
@@ -306,15 +303,8 @@ func assignBasic(text string, out reflect.Value, f field) error {
 		}
 		out.SetInt(v)
 
-	// The other kinds are texts, some of them with a list of allowed words.
+	// The other kinds are texts.
 	default:
-		if f.enum != nil && !slices.Contains(f.enum, text) {
-			hint := "expected one of " + strings.Join(f.enum, ", ")
-			if near := NearestName(text, f.enum); near != "" {
-				hint += " (did you mean " + near + "?)"
-			}
-			return errors.New(hint)
-		}
 		out.SetString(text)
 	}
 	return nil

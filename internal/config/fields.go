@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // The types that are parsed from one text.
@@ -30,7 +32,11 @@ func fieldsOf(t reflect.Type) []field {
 	for i := range fields {
 		f := t.Field(i)
 		fields[i] = field{name: f.Tag.Get("yaml"), index: i, typ: f.Type, goDoc: t.Name() + "." + f.Name}
-		if e := f.Tag.Get("enum"); e != "" {
+		switch e := f.Tag.Get("enum"); e {
+		case "":
+		case "@sasl":
+			fields[i].enum = sasl.Names()
+		default:
 			fields[i].enum = strings.Split(e, ",")
 		}
 	}

@@ -50,11 +50,20 @@ func loadWithReferences(defaults Config, path string, env, set []string) (
 	return c, references, append(warnings, found...), err
 }
 
-// FromKeys is LoadOver with keys in the form of a parsed YAML file. References to environment variables
-// are not resolved.
-func FromKeys(defaults Config, keys map[string]any) (Config, []string, error) {
-	c, _, warnings, err := decodeKeys(defaults, keys, nil, &Problems{})
-	return c, warnings, err
+// Resolve returns c with the defaults that depend on the host or on other values, and its warnings. It checks everything. The error
+// is a [*Problems].
+func (c Config) Resolve() (Config, []string, error) {
+	p := &Problems{}
+	if c.Watcher == "" && c.Slots == 0 {
+		p.report("watcher", "no value, and none for slots", "start from the defaults: a literal has zeros in their place")
+		return Config{}, nil, p.asError()
+	}
+	c.setDerivedDefaults()
+	c.validate(p)
+	if err := p.asError(); err != nil {
+		return Config{}, nil, err
+	}
+	return c, c.findWarnings(), nil
 }
 
 // decodeKeys decodes and checks keys. p contains the problems found before.

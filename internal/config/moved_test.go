@@ -25,7 +25,7 @@ func TestAFormerKeyNamesItsSuccessor(t *testing.T) {
 
 	keys := map[string]any{"mongodb": map[string]any{"uri": "mongodb://h/a", "state": "x"}, "kafka": map[string]any{"brokers": "h:1"}}
 	want := "mongodb.state: unknown key; state.database replaces it"
-	if _, _, err := FromKeys(Default(), keys); err == nil || !strings.Contains(err.Error(), want) {
+	if _, _, _, err := decodeKeys(Default(), keys, nil, &Problems{}); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }

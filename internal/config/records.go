@@ -101,9 +101,9 @@ type Match struct {
 
 // Create holds the settings of new topics.
 type Create struct {
-	// Partitions is the number of partitions of a new topic; -1 uses the brokers' default. Defaults to -1.
+	// Partitions is the number of partitions of a new topic; 0 uses the brokers' default. Defaults to 0.
 	Partitions int `yaml:"partitions"`
-	// Replication is the replication factor of a new topic; -1 uses the brokers' default. Defaults to -1.
+	// Replication is the replication factor of a new topic; 0 uses the brokers' default. Defaults to 0.
 	Replication int `yaml:"replication"`
 	// Configs are topic settings such as retention.ms, with Kafka's names. Defaults to none.
 	Configs map[string]string `yaml:"configs"`

@@ -64,7 +64,7 @@ func (g generator) sectionSchema(v reflect.Value) schema {
 func (g generator) propertySchema(f field, value reflect.Value) schema {
 	if s, ok := sectionType(f.typ); ok {
 		if f.typ.Kind() == reflect.Pointer {
-			value = reflect.ValueOf(SectionDefault(s))
+			value = reflect.ValueOf(sectionDefault(s))
 		}
 		property := g.sectionSchema(value)
 		property["type"] = []string{"object", "null"}

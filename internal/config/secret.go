@@ -40,8 +40,8 @@ type Secret struct {
 	written *string
 }
 
-// newSecret wraps text.
-func newSecret(text string) Secret { return Secret{hiddenText: hideText(text)} }
+// NewSecret wraps text.
+func NewSecret(text string) Secret { return Secret{hiddenText: hideText(text)} }
 
 // Current returns the whole text, with the present contents of the files in ${file:…}. If one of them cannot be read now, it
 // returns the text of the start. The caller must keep it out of logs and errors.

@@ -24,12 +24,12 @@ func TestSecretsPrintAsAsterisks(t *testing.T) {
 		h Secret
 	}
 	values := []any{
-		newSecret(planted), NewURI("mongodb://user:" + planted + "@h/db?tlsCertificateKeyFilePassword=" + planted),
-		&inner{S: newSecret(planted), u: NewURI(planted), h: newSecret(planted)},
-		inner{S: newSecret(planted), u: NewURI("a://" + planted + "@h"), h: newSecret(planted)},
-		map[string]Secret{"a": newSecret(planted)},
-		[]Secret{newSecret(planted)},
-		fmt.Errorf("bad: %v", newSecret(planted)),
+		NewSecret(planted), NewURI("mongodb://user:" + planted + "@h/db?tlsCertificateKeyFilePassword=" + planted),
+		&inner{S: NewSecret(planted), u: NewURI(planted), h: NewSecret(planted)},
+		inner{S: NewSecret(planted), u: NewURI("a://" + planted + "@h"), h: NewSecret(planted)},
+		map[string]Secret{"a": NewSecret(planted)},
+		[]Secret{NewSecret(planted)},
+		fmt.Errorf("bad: %v", NewSecret(planted)),
 	}
 
 	var out bytes.Buffer

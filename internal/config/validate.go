@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sasl"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -81,6 +83,7 @@ var (
 // already and is not checked.
 func (c *Config) validate(p *Problems) {
 	v := validator{p}
+	v.checkWords(reflect.ValueOf(c).Elem(), "")
 	const expectedName = "expected letters, digits, dot, dash, underscore; at most 100"
 	v.check("watcher", namePattern.MatchString(c.Watcher), strconv.Quote(c.Watcher), expectedName)
 	v.check("node", namePattern.MatchString(c.Node), strconv.Quote(c.Node), expectedName)
@@ -98,6 +101,29 @@ func (c *Config) validate(p *Problems) {
 }
 
 type validator struct{ *Problems }
+
+// checkWords checks the keys below section that have a list of allowed words.
+func (v validator) checkWords(section reflect.Value, prefix string) {
+	for _, f := range fieldsOf(section.Type()) {
+		value := section.Field(f.index)
+		if _, ok := sectionType(f.typ); ok {
+			if value = reflect.Indirect(value); value.IsValid() {
+				v.checkWords(value, prefix+f.name+".")
+			}
+			continue
+		}
+		if f.enum == nil || slices.Contains(f.enum, value.String()) {
+			continue
+		}
+
+		hint := "expected one of " + strings.Join(f.enum, ", ")
+		if near := NearestName(value.String(), f.enum); near != "" {
+			hint += " (did you mean " + near + "?)"
+		}
+		v.require(prefix+f.name, value.String() == "", hint)
+		v.check(prefix+f.name, false, strconv.Quote(value.String()), hint)
+	}
+}
 
 // check adds a problem unless ok is true. It adds none if path, or a key above or below it, has a
 // problem already.
@@ -197,9 +223,8 @@ func (s *SASL) validate(v validator) {
 	if s == nil {
 		return
 	}
-	v.require("kafka.sasl.mechanism", s.Mechanism == "", "set one of plain, scram-sha-256, scram-sha-512, oauthbearer, aws_msk_iam")
-
-	byToken, byAWS := s.Mechanism == "oauthbearer", s.Mechanism == "aws_msk_iam"
+	m, _ := sasl.Find(s.Mechanism)
+	byToken, byAWS := m.Credential == sasl.Token, m.Credential == sasl.AWS
 	unused := "mechanism " + s.Mechanism + " does not use it: remove it"
 	// A field that its mechanism ignores is usually a sign of the wrong mechanism.
 	if byToken || byAWS {
@@ -282,7 +307,7 @@ func (c *Config) validateRecords(v validator) {
 
 	if create := c.Topics.Create; create != nil {
 		checkCount := func(path string, n, high int) {
-			v.check(path, n == -1 || n >= 1 && n <= high, strconv.Itoa(n), "expected a number from 1, or -1 for the brokers' default")
+			v.check(path, n >= 0 && n <= high, strconv.Itoa(n), "expected a number from 1, or 0 for the brokers' default")
 		}
 		checkCount("topics.create.partitions", create.Partitions, 100_000)
 		checkCount("topics.create.replication", create.Replication, 1000)
@@ -436,10 +461,16 @@ func (c *Config) findWarnings() (w []string) {
 	if strings.Contains(uri, "tlsinsecure=true") || strings.Contains(uri, "tlsallowinvalid") {
 		w = append(w, "mongodb.uri accepts any certificate: an attacker in the network can read and change the traffic")
 	}
-	if s := c.Kafka.SASL; s != nil && c.Kafka.TLS == nil && slices.Contains([]string{"plain", "oauthbearer", "aws_msk_iam"}, s.Mechanism) {
+	if s := c.Kafka.SASL; s != nil && c.Kafka.TLS == nil && sendsClear(s.Mechanism) {
 		w = append(w, "kafka.sasl.mechanism is "+s.Mechanism+" without kafka.tls: the login is sent unencrypted")
 	}
 	return w
+}
+
+// sendsClear reports whether a mechanism sends its password or token as it is.
+func sendsClear(mechanism string) bool {
+	m, _ := sasl.Find(mechanism)
+	return m.Clear
 }
 
 // warnIfReadableByAll returns a warning if every user of this machine may read the private key.

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/sasl"
 	"github.com/outrelay/outrelay/pkg/bearer"
 )
 
@@ -20,13 +21,13 @@ type KafkaHost struct {
 	Token bearer.Source // replaces kafka.sasl.token
 }
 
-// NewMSKToken returns the source of tokens for aws_msk_iam in an AWS region. The program sets it, so that services which embed
+// NewMSKToken returns the source of tokens for [sasl.MSK] in an AWS region. The program sets it, so that services which embed
 // the relay do not link the AWS SDK.
 var NewMSKToken func(region string) bearer.Source
 
-// errNoMSK is the error of aws_msk_iam in a program without [NewMSKToken].
-var errNoMSK = errors.New("kafka.sasl.mechanism: this program does not contain aws_msk_iam: " +
-	"use oauthbearer and relay.WithKafkaToken(msk.Token(region)), from package pkg/bearer/msk")
+// errNoMSK is the error of [sasl.MSK] in a program without [NewMSKToken].
+var errNoMSK = errors.New("kafka.sasl.mechanism: this program does not contain " + sasl.MSK + ": use " + sasl.OAuth +
+	" and relay.WithKafkaToken(msk.Token(region)), from package pkg/bearer/msk")
 
 // NewKafka returns the client of the configured cluster. It connects at the first use. secured replaces
 // kafka.tls, and token the source in kafka.sasl.token, unless they are nil.
@@ -71,36 +72,30 @@ func reportReached(log *slog.Logger, m *metrics.Set) func(error) {
 }
 
 // NewLogin returns the login s. token replaces the source of its tokens, unless it is nil.
-func NewLogin(s config.SASL, token bearer.Source) (*kafkawire.SASL, error) {
-	switch s.Mechanism {
-	case "oauthbearer":
-		login := &kafkawire.SASL{Mechanism: s.Mechanism, Token: token}
+func NewLogin(s config.SASL, token bearer.Source) (*sasl.Login, error) {
+	login := &sasl.Login{Mechanism: s.Mechanism}
+	m, _ := sasl.Find(s.Mechanism)
+	switch m.Credential {
+	case sasl.Token:
+		login.Token = token
 		if token == nil {
 			login.Token = tokenSource(*s.Token)
 		}
 		if s.Token != nil {
 			login.Extensions = s.Token.Extensions
 		}
-		return login, nil
 
-	case "aws_msk_iam":
-		// Brokers of MSK accept the signed request as a bearer token.
+	case sasl.AWS:
 		if NewMSKToken == nil {
 			return nil, errNoMSK
 		}
-		return &kafkawire.SASL{Mechanism: "oauthbearer", Token: NewMSKToken(s.Region), Advice: kafkawire.TokenAdvice{
-			Missing: "supply credentials of AWS: environment, profile, or the role of the pod or machine",
-			Rejected: "use the port of the brokers for IAM (9098), set kafka.sasl.region to their region, and give the role the policy " +
-				"that `outrelay roles --only msk` prints; check this machine's clock as well",
-		}}, nil
+		login.Token = NewMSKToken(s.Region)
 
 	default:
-		return &kafkawire.SASL{
-			Mechanism: s.Mechanism,
-			User:      s.Username,
-			Password:  func() (string, error) { return s.Password.Current(), nil },
-		}, nil
+		login.User = s.Username
+		login.Password = func() (string, error) { return s.Password.Current(), nil }
 	}
+	return login, nil
 }
 
 // tokenSource returns the one source of t.

@@ -1,5 +1,5 @@
-// Package consumerparts gives other packages of this module the parts of a consumer.Consumer that are not exported, and lets
-// them replace its surroundings.
+// Package consumerparts has the types with which packages of this module replace the surroundings of a consumer.Consumer: see
+// consumer.WithSurroundings.
 package consumerparts
 
 import (
@@ -9,6 +9,9 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/transport"
 )
+
+// Key is an argument of the functions that only packages of this module call: other modules cannot name it.
+type Key struct{}
 
 // Surroundings replace the surroundings of a consumer. A nil field replaces nothing.
 type Surroundings struct {
@@ -43,21 +46,3 @@ type Inbox interface {
 }
 
 var _ Inbox = (*inbox.Inbox)(nil)
-
-// Package consumer sets the functions: an import in the other direction would be a cycle.
-var (
-	// IsHeld reports whether c, which must be a *consumer.Consumer, is paused, or one of its handlers is suspended.
-	IsHeld func(c any) bool
-	// WaitFor is outboxtest.WaitFor. c is a *consumer.Consumer, and a message is a *consumer.Message.
-	WaitFor func(ctx context.Context, c any, pattern string, cond func(m any) bool) (any, error)
-	// AfterBatch lets a middleware of a batch handler observe the outcome of the batch. f is called once, before the transaction
-	// commits, with the outcome of the batch that contains the message. If the batch was not run, f gets an error of
-	// consumer.Discard. A middleware needs this because it runs for each message on the way into the batch: its next handler
-	// returns before the batch runs. AfterBatch returns false and never calls f if ctx is not the context of a batch handler.
-	AfterBatch func(ctx context.Context, f func(err error)) bool
-	// Option returns a consumer.Option.
-	Option func(s Surroundings) any
-	// Prepared returns the consumer.Handler h with a function that creates what h needs. A consumer calls it before the
-	// first message, and again if it fails. It may be called more than once.
-	Prepared func(h any, prepare func(ctx context.Context) error) any
-)

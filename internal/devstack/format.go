@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // The files that prepareKafka creates for later starts: the first records of a new cluster, and an archive of the
@@ -66,8 +68,10 @@ func firstRecords(version, data string) string {
 func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, props, dir string) error {
 	args := []string{"format", "-t", cluster, "-c", props}
 	for _, u := range k.Users {
-		for _, mechanism := range []string{"SCRAM-SHA-256", "SCRAM-SHA-512"} {
-			args = append(args, "--add-scram", fmt.Sprintf("%s=[name=%s,password=%s]", mechanism, u.Name, u.Password))
+		for _, m := range sasl.With(sasl.Password) {
+			if !m.Clear {
+				args = append(args, "--add-scram", fmt.Sprintf("%s=[name=%s,password=%s]", m.Listener, u.Name, u.Password))
+			}
 		}
 	}
 

@@ -65,7 +65,7 @@ type KafkaOptions struct {
 	// Users adds a SASL_PLAINTEXT listener (and SASL_SSL with TLS) on which these users log in by
 	// PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; see [Stack.BrokersOn].
 	Users []User
-	// OAuth adds the mechanism OAUTHBEARER to these listeners. It accepts the tokens of [UnsecuredToken].
+	// OAuth adds the mechanism for bearer tokens to these listeners. It accepts the tokens of [UnsecuredToken].
 	OAuth bool
 	// Sessions is how long a login by OAUTHBEARER lasts before the broker closes the connection. 0: it never does.
 	Sessions time.Duration

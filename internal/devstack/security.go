@@ -21,31 +21,37 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // securityProps adds the properties of the SASL and TLS listeners and the authorizer.
 func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 	if len(k.Users) > 0 {
-		props["sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
+		mechanisms := sasl.With(sasl.Password)
 		if k.OAuth {
-			props["sasl.enabled.mechanisms"] += ",OAUTHBEARER"
+			mechanisms = sasl.With(sasl.Password, sasl.Token)
 		}
-		plain := "org.apache.kafka.common.security.plain.PlainLoginModule required"
-		for _, u := range k.Users {
-			plain += fmt.Sprintf(" user_%s=%q", u.Name, u.Password)
-		}
+		var names []string
+		for _, m := range mechanisms {
+			names = append(names, m.Listener)
+			jaas := "org.apache.kafka.common.security." + m.JavaModule + " required"
+			// The brokers have the users of the other mechanisms with a password in their metadata.
+			if m.Credential == sasl.Password && m.Clear {
+				for _, u := range k.Users {
+					jaas += fmt.Sprintf(" user_%s=%q", u.Name, u.Password)
+				}
+			}
 
-		for _, l := range []Listener{SASL, SASLTLS} {
-			prefix := "listener.name." + strings.ToLower(string(l)) + "."
-			props[prefix+"plain.sasl.jaas.config"] = plain + ";"
-			if k.OAuth {
-				props[prefix+"oauthbearer.sasl.jaas.config"] = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
-				props[prefix+"oauthbearer.connections.max.reauth.ms"] = strconv.FormatInt(k.Sessions.Milliseconds(), 10)
-			}
-			for _, m := range []string{"scram-sha-256", "scram-sha-512"} {
-				props[prefix+m+".sasl.jaas.config"] = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+			for _, l := range []Listener{SASL, SASLTLS} {
+				prefix := "listener.name." + strings.ToLower(string(l)) + "." + strings.ToLower(m.Listener) + "."
+				props[prefix+"sasl.jaas.config"] = jaas + ";"
+				if m.Credential == sasl.Token {
+					props[prefix+"connections.max.reauth.ms"] = strconv.FormatInt(k.Sessions.Milliseconds(), 10)
+				}
 			}
 		}
+		props["sasl.enabled.mechanisms"] = strings.Join(names, ",")
 	}
 
 	if k.TLS && a != nil {

@@ -405,7 +405,7 @@ func testACLs(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string)
 
 	cfg := base(t, "relay", "full")
 	cfg.Topics.Template = "missing.{aggregatetype}"
-	cfg.Topics.Create = &config.Create{Partitions: -1, Replication: -1}
+	cfg.Topics.Create = &config.Create{}
 	expectCheck(t, examine(t, cfg), "topics.exist", Fail, "missing."+aclTopic, "may not create", "--operation CREATE")
 }
 

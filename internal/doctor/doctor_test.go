@@ -420,7 +420,7 @@ func TestUnreachable(t *testing.T) {
 	expectCheck(t, r, "kafka", Fail, "127.0.0.1:2", "refused")
 	expectCheck(t, r, "config.sizes", OK)
 	expectCheck(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules use: ["outbox.event.*"]`)
-	cfg.Topics.Create = &config.Create{Partitions: -1, Replication: -1}
+	cfg.Topics.Create = &config.Create{}
 	expectCheck(t, examine(t, cfg), "config.topics", Fail, "topics.allow is not set", "because of topics.create", `["outbox.event.*"]`)
 	cfg.Topics.Allow = []string{"orders", "audit.*"}
 	expectCheck(t, examine(t, cfg), "config.topics", OK, "orders, audit.*")

@@ -61,7 +61,7 @@ var matrix = slices.Concat(
 	[]supported{{areaMongoDB, testedMongoDB + ", replica set of one or three members", tested, "all tests run on it"}},
 	rowsOfRuns(readRuns(), areaMongoDB, testedMongoDB, mongoRow),
 	otherMongoDB,
-	[]supported{{areaKafka, "Apache Kafka " + testedKafka + ", KRaft, one or three brokers", tested, "all tests run on it; also SASL PLAIN, SCRAM and OAUTHBEARER, TLS and ACLs"}},
+	[]supported{{areaKafka, "Apache Kafka " + testedKafka + ", KRaft, one or three brokers", tested, "all tests run on it; also logins by SASL with a password and with a token, TLS and ACLs"}},
 	rowsOfRuns(readRuns(), areaKafka, testedKafka, kafkaRow),
 	otherKafka,
 	platforms,
@@ -81,7 +81,7 @@ var otherMongoDB = []supported{
 var otherKafka = []supported{
 	{areaKafka, "other versions of Apache Kafka from 3.0 on", expected, "the relay negotiates the version of each request"},
 	{areaKafka, kafkaConfluent, expected, "Apache Kafka as a service; the tests do not reach it"},
-	{areaKafka, kafkaMSK, expected, "Apache Kafka as a service; the tests check the signed token of aws_msk_iam and do not reach a broker"},
+	{areaKafka, kafkaMSK, expected, "Apache Kafka as a service; the tests check the signed token of the login and do not reach a broker"},
 	{areaKafka, kafkaRedpanda, untested, "a separate implementation of idempotent producers, transactional ids and their fencing"},
 	{areaKafka, kafkaEventHubs, untested, "a separate implementation of idempotent producers, transactional ids and their fencing"},
 	{areaKafka, "before 3.0", unsupported, "no test has used it; before 0.11 there are no idempotent producers"},

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,9 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/test/generated"
 )
-
-var updateSupport = flag.Bool("update-support", false, "write docs/support.md")
 
 // The page lists the versions that the tests run and the platforms of the releases, and docs/support.md is current.
 func TestSupportMatrix(t *testing.T) {
@@ -74,15 +72,7 @@ func TestSupportMatrix(t *testing.T) {
 		t.Errorf("releases are built for %v, and the matrix has %v", built, listed)
 	}
 
-	file := filepath.Join(root, "docs", "support.md")
-	if *updateSupport {
-		if err := os.WriteFile(file, []byte(matrixDocument()), 0o644); err != nil { //nolint:gosec // a public document
-			t.Fatal(err)
-		}
-	}
-	if read("docs/support.md") != matrixDocument() {
-		t.Error("docs/support.md is not current: go test ./internal/doctor -run TestSupportMatrix -update-support")
-	}
+	generated.Check(t, "docs/support.md", matrixDocument())
 }
 
 // The doctor passes tested and expected versions, warns of untested ones, and rejects unsupported ones.
@@ -133,7 +123,7 @@ func matrixDocument() string {
 	var b strings.Builder
 	b.WriteString("# Support\n\n" +
 		"Generated from `internal/doctor/matrix.go` and the recorded runs of the core tests in `internal/doctor/tested.json`;\n" +
-		"`go test ./internal/doctor -run TestSupportMatrix -update-support` writes it. A test compares the versions that all tests run on with the\n" +
+		"`go run ./test/regenerate` writes it. A test compares the versions that all tests run on with the\n" +
 		"servers of the tests, and the platforms with the builds of the releases. `outrelay doctor` warns of a MongoDB or a platform that is\n" +
 		"untested, and rejects an unsupported MongoDB. A Kafka broker does not report its version, so `doctor` warns only of services that it\n" +
 		"recognizes by their host names.\n\n" +

@@ -110,7 +110,7 @@ func (x *examination) checkTopicSettings(ctx context.Context) error {
 
 // topicCreation returns the settings of topics.create for the broker.
 func topicCreation(how *config.Create) kafkawire.TopicCreate {
-	return kafkawire.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs}
+	return kafkawire.TopicCreate{Partitions: how.Partitions, Replication: how.Replication, Configs: how.Configs}
 }
 
 // isLasting reports whether MongoDB rejects this configuration, and not only does not answer now.

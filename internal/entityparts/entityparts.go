@@ -1,4 +1,5 @@
-// Package entityparts lets other packages of this module store entities elsewhere than in MongoDB.
+// Package entityparts has the types with which packages of this module store entities elsewhere than in MongoDB: see
+// entity.WithStorage.
 package entityparts
 
 import (
@@ -18,10 +19,6 @@ type Storage struct {
 	// Append replaces the outbox of a Recorded; nil replaces nothing.
 	Append func(ctx context.Context, events ...event.Event) error
 }
-
-// Option returns an entity.Option. The collection that is passed with it may be nil. Package entity sets the function: an import
-// in the other direction would be a cycle.
-var Option func(s Storage) any
 
 // Documents stores the documents of entities by _id. All methods except Transaction and RollbackOnly run in the
 // transaction of ctx. Without one they fail as the methods of guard.Collection do.

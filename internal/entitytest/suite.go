@@ -333,7 +333,7 @@ func (s *eventCollector) Append(_ context.Context, events ...event.Event) error 
 
 func versionsSurviveDeletion(t *testing.T, f Fixture) {
 	box := new(eventCollector)
-	storage, _ := entityparts.Option(entityparts.Storage{Documents: f.Docs, Deleted: f.Gone, Append: box.Append}).(entity.Option)
+	storage := entity.WithStorage(entityparts.Storage{Documents: f.Docs, Deleted: f.Gone, Append: box.Append})
 	r, err := entity.NewRecorded(nil, nil, "thing", func(t *thing) *string { return &t.ID }, storage, entity.WithChunk(2))
 	if err != nil {
 		t.Fatal(err)

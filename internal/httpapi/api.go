@@ -83,6 +83,7 @@ func isText(u *url.URL) bool {
 
 // newOperations registers all operations.
 func newOperations(mux humago.Mux, op admin.Operator) *api {
+	replaceLibraryErrors()
 	c := huma.DefaultConfig("outrelay", apiVersion)
 	c.Info.Description = "The actions and queries of the command line, for a running deployment. " +
 		"Errors are problem+json with a hint. Lists have a cursor in `next`. " +

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -37,10 +38,8 @@ func (p *Problem) GetStatus() int { return p.Status }
 // ContentType returns the media type of problems.
 func (p *Problem) ContentType(string) string { return "application/problem+json" }
 
-func init() {
-	// The library has no other way to replace the format of its own errors.
-	huma.NewError = newLibraryProblem
-}
+// replaceLibraryErrors sets the format of the library's own errors, for which it has only a variable.
+var replaceLibraryErrors = sync.OnceFunc(func() { huma.NewError = newLibraryProblem })
 
 // newLibraryProblem converts an error of the library to a problem, without the values that it quotes.
 func newLibraryProblem(status int, detail string, errs ...error) huma.StatusError {

@@ -191,7 +191,3 @@ type Counts struct {
 	// Expired is the number of claims whose lease has expired.
 	Expired int64
 }
-
-// OpenPublic returns an *Inbox of pkg/inbox over the Inbox that open returns. opts is a slice of its
-// options. pkg/inbox sets this variable, so that internal/memory can call it although it is not public.
-var OpenPublic func(opts any, open func(s Settings) (*Inbox, error)) (any, error)

@@ -1,7 +1,6 @@
 package kafkawire
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -18,6 +17,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // Diagnosis explains why Kafka cannot be used: what happened, how the client tried to connect, and
@@ -40,7 +40,7 @@ func (d *Diagnosis) Unwrap() error { return d.Err }
 // Rejected reports whether the broker rejects the user, the password or the mechanism. The same attempt fails again. A
 // rejected token does not count: its source may supply another one.
 func (d *Diagnosis) Rejected() bool {
-	if _, token := errors.AsType[*rejectedTokenError](d.Err); token {
+	if _, token := errors.AsType[*sasl.RejectedTokenError](d.Err); token {
 		return false
 	}
 	_, mechanism := errors.AsType[*mechanismError](d.Err)
@@ -118,8 +118,8 @@ func (c *Client) connectionMethod() string {
 		return method + " without SASL"
 	}
 	method += ", SASL " + c.cfg.SASL.Name()
-	if s, ok := c.cfg.SASL.(*SASL); ok && s.User != "" {
-		method += fmt.Sprintf(" as %q", s.User)
+	if user := c.cfg.SASL.User; user != "" {
+		method += fmt.Sprintf(" as %q", user)
 	}
 	return method
 }
@@ -198,17 +198,12 @@ func (c *Client) explainSASL(err error) (text, fix string) {
 		return "the listener does not offer SASL " + m.wanted, m.describeFix()
 	}
 
-	var advice TokenAdvice
-	if s, ok := c.cfg.SASL.(*SASL); ok {
-		advice = s.Advice
+	if t, ok := errors.AsType[*sasl.TokenError](err); ok {
+		return "there is no token to log in with: " + t.Err.Error(),
+			c.cfg.SASL.Advice().Missing
 	}
-	if t, ok := errors.AsType[*tokenError](err); ok {
-		return "there is no token to log in with: " + t.err.Error(),
-			cmp.Or(advice.Missing, "correct kafka.sasl.token, or the file, program or server that supplies the token")
-	}
-	if t, ok := errors.AsType[*rejectedTokenError](err); ok {
-		return t.Error(), cmp.Or(advice.Rejected,
-			"check that the token is for this cluster and has not expired (issuer, audience and scope), and this machine's clock")
+	if t, ok := errors.AsType[*sasl.RejectedTokenError](err); ok {
+		return t.Error(), c.cfg.SASL.Advice().Rejected
 	}
 
 	switch {
@@ -227,17 +222,12 @@ func (c *Client) explainSASL(err error) (text, fix string) {
 	}
 }
 
-// mechanismSettings are the values of kafka.sasl.mechanism for the mechanisms of listeners.
-var mechanismSettings = map[string]string{
-	"PLAIN": "plain", "SCRAM-SHA-256": "scram-sha-256", "SCRAM-SHA-512": "scram-sha-512", mechanismOAuth: "oauthbearer", "AWS_MSK_IAM": "aws_msk_iam",
-}
-
 // describeFix returns what to do, in the words of the configuration.
 func (e *mechanismError) describeFix() string {
 	var usable []string
 	for _, name := range e.offered {
-		if s := mechanismSettings[name]; s != "" {
-			usable = append(usable, s)
+		if m, ok := sasl.Find(name); ok {
+			usable = append(usable, m.Name)
 		}
 	}
 

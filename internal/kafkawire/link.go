@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strconv"
 	"sync"
 	"time"
 
@@ -17,7 +16,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/apiversions"
 	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
 	"github.com/segmentio/kafka-go/protocol/saslhandshake"
-	"github.com/segmentio/kafka-go/sasl"
+
+	"github.com/outrelay/outrelay/internal/sasl"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 )
@@ -114,11 +114,11 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 }
 
 // login returns the mechanism for one connection, or nil if there is no login.
-func (c *Client) login(ctx context.Context) (sasl.Mechanism, error) {
-	if s, ok := c.cfg.SASL.(*SASL); ok {
-		return s.withToken(ctx)
+func (c *Client) login(ctx context.Context) (*sasl.Login, error) {
+	if c.cfg.SASL == nil {
+		return nil, nil
 	}
-	return c.cfg.SASL, nil
+	return c.cfg.SASL.WithToken(ctx)
 }
 
 // DialChecked opens a connection with TCP and TLS, whose replies are checked. It is for libraries that
@@ -157,7 +157,7 @@ func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.
 }
 
 // handshake makes a link of a TCP connection. The caller closes wire after an error.
-func (c *Client) handshake(ctx context.Context, wire *progressConn, addr string, login sasl.Mechanism) (*Link, error) {
+func (c *Client) handshake(ctx context.Context, wire *progressConn, addr string, login *sasl.Login) (*Link, error) {
 	conn, err := c.startTLS(ctx, wire, addr)
 	if err != nil {
 		return nil, &connectError{addr, stageTLS, err}
@@ -170,13 +170,9 @@ func (c *Client) handshake(ctx context.Context, wire *progressConn, addr string,
 	}
 
 	if login != nil {
-		// Some mechanisms sign the address of the broker.
-		host, port, _ := net.SplitHostPort(addr)
-		number, _ := strconv.Atoi(port)
-		saslCtx := sasl.WithMetadata(ctx, &sasl.Metadata{Host: host, Port: number})
 		// The lifetime began at the broker before the response arrived. Counting from the request is on the safe side.
 		began := time.Now()
-		lifetime, err := authenticate(saslCtx, l.protoConn, login)
+		lifetime, err := authenticate(ctx, l.protoConn, login)
 		if err != nil {
 			return nil, &connectError{addr, stageSASL, err}
 		}
@@ -211,7 +207,7 @@ func (l *Link) negotiateVersions() error {
 
 // authenticate runs the SASL exchange, and returns how long the broker accepts the login, or 0 for as long as the connection lasts.
 // If the listener does not offer the mechanism, the error is a *mechanismError.
-func authenticate(ctx context.Context, pc *protocol.Conn, s sasl.Mechanism) (lifetime time.Duration, err error) {
+func authenticate(ctx context.Context, pc *protocol.Conn, s *sasl.Login) (lifetime time.Duration, err error) {
 	m, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: s.Name()})
 	if err != nil {
 		return 0, err

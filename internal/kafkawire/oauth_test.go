@@ -9,12 +9,13 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // The first message has the token by RFC 7628. A challenge means that the broker rejects it.
 func TestOAuthSendsTheToken(t *testing.T) {
 	t.Parallel()
-	s := &kafkawire.SASL{Mechanism: "oauthbearer", Token: func(context.Context) (string, error) { return "abc", nil }}
+	s := &sasl.Login{Mechanism: "oauthbearer", Token: func(context.Context) (string, error) { return "abc", nil }}
 	session, first, err := s.Start(t.Context())
 	if err != nil || s.Name() != "OAUTHBEARER" || string(first) != "n,,\x01auth=Bearer abc\x01\x01" {
 		t.Fatalf("got %q, %v", first, err)
@@ -49,7 +50,7 @@ func TestALinkEndsBeforeItsLoginExpires(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := kafkawire.NewClient(kafkawire.Config{Brokers: brokers, SASL: &kafkawire.SASL{
+	c, err := kafkawire.NewClient(kafkawire.Config{Brokers: brokers, SASL: &sasl.Login{
 		Mechanism: "oauthbearer",
 		Token:     func(context.Context) (string, error) { return devstack.UnsecuredToken("alice", time.Hour), nil },
 	}})

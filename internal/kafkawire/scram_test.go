@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // A server at a broker's address may request any number of iterations, before it has proved who it is.
@@ -33,7 +34,7 @@ func TestIterationsOfALoginAreBounded(t *testing.T) {
 			}
 		}()
 
-		login := &kafkawire.SASL{Mechanism: "SCRAM-SHA-512", User: "u", Password: func() (string, error) { return "p", nil }}
+		login := &sasl.Login{Mechanism: "SCRAM-SHA-512", User: "u", Password: func() (string, error) { return "p", nil }}
 		c, err := kafkawire.NewClient(kafkawire.Config{Brokers: []string{l.Addr().String()}, SASL: login})
 		if err != nil {
 			t.Fatal(err)

@@ -16,12 +16,11 @@ import (
 // NewEntities returns an option with which package entity stores in db: entities and projections in the collection name, versions
 // of deleted entities in "<name>_deleted".
 func NewEntities(db *DB, name string) entity.Option {
-	o, _ := entityparts.Option(entityparts.Storage{
+	return entity.WithStorage(entityparts.Storage{
 		Documents: NewDocuments(db, name, false),
 		Deleted:   NewDocuments(db, name+"_deleted", false),
 		View:      NewView(db, name),
-	}).(entity.Option)
-	return o
+	})
 }
 
 // Documents stores the documents of entities. It implements entityparts.Documents. Scan uses the order of the encoded ids.

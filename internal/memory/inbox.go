@@ -26,18 +26,13 @@ var _ consumerparts.Inbox = (*Inbox)(nil)
 // marker is ignored when its retention is over. The error joins the problems of all options.
 func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
 	x := Inbox{db: db}
-	public, err := engine.OpenPublic(opts, func(s engine.Settings) (_ *engine.Inbox, err error) {
+	var err error
+	x.Inbox, err = inbox.NewOver(func(s engine.Settings) (_ *engine.Inbox, err error) {
 		x.ofConsumers.Inbox, err = openInbox(db, s)
 		return x.ofConsumers.Inbox, err
-	})
+	}, opts...)
 	if err != nil {
 		return nil, err
-	}
-
-	// Internal packages cannot name the public type, so OpenPublic returns it as any.
-	var ok bool
-	if x.Inbox, ok = public.(*inbox.Inbox); !ok {
-		return nil, fmt.Errorf("inbox: unexpected type %T", public)
 	}
 	return &x, nil
 }

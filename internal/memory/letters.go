@@ -23,11 +23,7 @@ type letterStore struct {
 // WithExpiry have no effect.
 func NewLetters(db *DB, opts ...deadletter.Option) (*deadletter.Desk, error) {
 	store := &letterStore{db: db, rows: db.findOrAddTable(deadletter.DefaultCollection)}
-	desk, err := letterparts.New(opts, store, newSetAsideStore(db))
-	if err != nil {
-		return nil, err
-	}
-	return desk.(*deadletter.Desk), nil
+	return deadletter.NewOver(letterparts.Key{}, store, newSetAsideStore(db), opts...)
 }
 
 // Letters returns the dead letters of consumers in the DB.

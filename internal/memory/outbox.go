@@ -30,11 +30,7 @@ func NewOutbox(db *DB, opts ...outbox.Option) (*outbox.Box, error) {
 		rows := db.findOrAddTable(collection)
 		return &outboxStore{db: db, rows: rows, feed: findOrAddFeed(db, rows)}
 	}
-	box, err := boxparts.New(opts, open)
-	if err != nil {
-		return nil, err
-	}
-	return box.(*outbox.Box), nil
+	return outbox.NewOver(open, opts...)
 }
 
 // storeOf returns the store of a box of NewOutbox, or nil.
@@ -42,7 +38,7 @@ func storeOf(box *outbox.Box) *outboxStore {
 	if box == nil {
 		return nil
 	}
-	s, _ := boxparts.Of(box).Store.(*outboxStore)
+	s, _ := box.Parts(boxparts.Key{}).Store.(*outboxStore)
 	return s
 }
 

@@ -87,7 +87,7 @@ func (w *world) context() context.Context {
 
 // withSurroundings replaces the surroundings of a consumer.
 func withSurroundings(s consumerparts.Surroundings) consumer.Option {
-	return consumerparts.Option(s).(consumer.Option)
+	return consumer.WithSurroundings(s)
 }
 
 func (w *world) newConsumer(group string, topics ...string) *consumer.Consumer {

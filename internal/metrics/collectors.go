@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outrelay/outrelay/internal/metrics/catalog"
 )
 
 const namespace = "outrelay"
@@ -20,37 +22,49 @@ func registerMetric[C prometheus.Collector](b builder, c C) C {
 	return c
 }
 
-func (b builder) newCounter(name, help string) prometheus.Counter {
-	return registerMetric(b, prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}))
+// describe returns the options of a metric, and the names of its labels, with the texts of the catalog.
+func describe(name string) (o prometheus.Opts, labels []string) {
+	m := catalog.Find(prometheus.BuildFQName(namespace, "", name))
+	return prometheus.Opts{Name: m.Name, Help: m.Help}, m.Labels
 }
 
-func (b builder) newCounterVec(name, help string, labels ...string) *prometheus.CounterVec {
-	return registerMetric(b, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels))
+func (b builder) newCounter(name string) prometheus.Counter {
+	o, _ := describe(name)
+	return registerMetric(b, prometheus.NewCounter(prometheus.CounterOpts(o)))
 }
 
-func (b builder) newGauge(name, help string) prometheus.Gauge {
-	return registerMetric(b, prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}))
+func (b builder) newCounterVec(name string) *prometheus.CounterVec {
+	o, labels := describe(name)
+	return registerMetric(b, prometheus.NewCounterVec(prometheus.CounterOpts(o), labels))
 }
 
-func (b builder) newGaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
-	return registerMetric(b, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels))
+func (b builder) newGauge(name string) prometheus.Gauge {
+	o, _ := describe(name)
+	return registerMetric(b, prometheus.NewGauge(prometheus.GaugeOpts(o)))
 }
 
-func (b builder) newLive(name, help string) *Live {
-	return registerMetric(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})})
+func (b builder) newGaugeVec(name string) *prometheus.GaugeVec {
+	o, labels := describe(name)
+	return registerMetric(b, prometheus.NewGaugeVec(prometheus.GaugeOpts(o), labels))
 }
 
-func (b builder) newAges(name, help, label string) *Ages {
-	vec := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, []string{label})
-	return registerMetric(b, &Ages{GaugeVec: vec})
+func (b builder) newLive(name string) *Live {
+	o, _ := describe(name)
+	return registerMetric(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts(o))})
 }
 
-func (b builder) newStates(name, help string) *States {
-	return &States{vec: b.newGaugeVec(name, help, "state")}
+func (b builder) newAges(name string) *Ages {
+	o, labels := describe(name)
+	return registerMetric(b, &Ages{GaugeVec: prometheus.NewGaugeVec(prometheus.GaugeOpts(o), labels)})
 }
 
-func (b builder) newHistogram(name, help string, bounds []time.Duration) *Histogram {
-	return registerMetric(b, newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds))
+func (b builder) newStates(name string) *States {
+	return &States{vec: b.newGaugeVec(name)}
+}
+
+func (b builder) newHistogram(name string, bounds []time.Duration) *Histogram {
+	o, _ := describe(name)
+	return registerMetric(b, newHistogram(o.Name, o.Help, bounds))
 }
 
 // Live is a gauge whose value can be computed at the time of the scrape. An age or a lag that only a loop sets

@@ -39,43 +39,31 @@ type Telemetry struct {
 
 func (b builder) newFigures() Figures {
 	return Figures{
-		Pending: b.newGaugeVec("pending_envelopes",
-			"Envelopes behind the watermark, counted now and then up to the limit.", "collection"),
-		OldestAge: b.newGaugeVec("oldest_pending_seconds",
-			"Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection"),
+		Pending:   b.newGaugeVec("pending_envelopes"),
+		OldestAge: b.newGaugeVec("oldest_pending_seconds"),
 
-		Scheduled: b.newGaugeVec("scheduled_envelopes",
-			"Envelopes that wait for their due time, up to the limit.", "collection"),
-		Overdue: b.newGaugeVec("scheduled_overdue_seconds",
-			"Time since the first scheduled envelope was due; 0 if none is.", "collection"),
+		Scheduled: b.newGaugeVec("scheduled_envelopes"),
+		Overdue:   b.newGaugeVec("scheduled_overdue_seconds"),
 
-		DeadLetters: b.newGaugeVec("dead_letters_stored",
-			"Dead letters in the collection, requeued ones too, by its metadata.", "collection"),
-		Inbox: b.newGaugeVec("inbox_entries",
-			"Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection"),
-		Handlers: b.newGaugeVec("handler_dead_letters",
-			"Dead letters of handlers that are not requeued yet, up to the limit.", "group", "handler", "class"),
-		Indexes: b.newGaugeVec("missing_indexes",
-			"Declared indexes that the collection does not have; checked every few minutes.", "collection"),
+		DeadLetters: b.newGaugeVec("dead_letters_stored"),
+		Inbox:       b.newGaugeVec("inbox_entries"),
+		Handlers:    b.newGaugeVec("handler_dead_letters"),
+		Indexes:     b.newGaugeVec("missing_indexes"),
 
-		Nodes: b.newGaugeVec("nodes",
-			"Processes of the state database by their heartbeat: alive or stale.", "state"),
-		Watcher: b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node"),
-		Health:  b.newStates("health", "1 for the health that the relay sees itself in."),
-		Ready:   b.newLive("ready", "1 while /readyz reports that the process works, as owner or as standby."),
+		Nodes:   b.newGaugeVec("nodes"),
+		Watcher: b.newGaugeVec("watcher_info"),
+		Health:  b.newStates("health"),
+		Ready:   b.newLive("ready"),
 
-		Age: b.newLive("figures_age_seconds",
-			"Time since the collections were counted last; 0 in a process that owns nothing."),
-		Limit: b.newGauge("figures_limit", "Number at which counting a collection stops."),
+		Age:   b.newLive("figures_age_seconds"),
+		Limit: b.newGauge("figures_limit"),
 	}
 }
 
 func (b builder) newTelemetry() Telemetry {
 	return Telemetry{
-		Exports: b.newCounterVec("otlp_exports_total",
-			"Exports to the OTLP collector by what became of them.", "signal", "result"),
-		Limited: b.newCounter("spans_limited_total",
-			"Deliveries that got no span because the rate of spans did not allow it."),
+		Exports: b.newCounterVec("otlp_exports_total"),
+		Limited: b.newCounter("spans_limited_total"),
 	}
 }
 

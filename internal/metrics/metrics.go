@@ -152,7 +152,7 @@ func New(version string) *Set {
 
 // addBuildInfo adds the metrics of the program and the Go runtime.
 func addBuildInfo(r *prometheus.Registry, version string) {
-	info := builder{r}.newGaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
+	info := builder{r}.newGaugeVec("build_info")
 	info.WithLabelValues(version, runtime.Version()).Set(1)
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
@@ -198,85 +198,74 @@ func OrNew(s *Set) *Set {
 
 func (b builder) newStream() Stream {
 	return Stream{
-		Lag:            b.newLive("lag_seconds", "Age of the oldest envelope that was read and is neither acked by Kafka nor stored as waiting or dead."),
-		TokenAge:       b.newLive("token_age_seconds", "Server time minus the time of the position."),
-		Read:           b.newCounter("read_total", "Envelopes read from the change stream."),
-		ReadBytes:      b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream."),
-		Batches:        b.newCounter("read_batches_total", "Replies of the change stream that carried events."),
-		StreamState:    b.newStates("stream_state", "1 for the state that the change stream is in."),
-		StreamRestarts: b.newCounterVec("stream_restarts_total", "Reopenings of the change stream.", "reason"),
-		Gaps:           b.newCounterVec("gaps_total", "Ranges of the change stream that could not be read any more.", "reason"),
+		Lag:            b.newLive("lag_seconds"),
+		TokenAge:       b.newLive("token_age_seconds"),
+		Read:           b.newCounter("read_total"),
+		ReadBytes:      b.newCounter("read_bytes_total"),
+		Batches:        b.newCounter("read_batches_total"),
+		StreamState:    b.newStates("stream_state"),
+		StreamRestarts: b.newCounterVec("stream_restarts_total"),
+		Gaps:           b.newCounterVec("gaps_total"),
 	}
 }
 
 func (b builder) newDelivery() Delivery {
 	return Delivery{
-		Published: b.newCounterVec("published_total", "Records by topic and result: acked, skipped or refused.", "topic", "result"),
-		PublishLatency: b.newHistogram("publish_latency_seconds",
-			"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets),
-		ProduceErrors: b.newCounterVec("produce_errors_total",
-			"Answers of Kafka to a produce request other than success.", "error"),
-		ThrottledSeconds: b.newCounter("kafka_throttled_seconds_total", "Time for which connections have waited for a quota of Kafka."),
+		Published:        b.newCounterVec("published_total"),
+		PublishLatency:   b.newHistogram("publish_latency_seconds", latencyBuckets),
+		ProduceErrors:    b.newCounterVec("produce_errors_total"),
+		ThrottledSeconds: b.newCounter("kafka_throttled_seconds_total"),
 
-		InflightRecords: b.newLive("inflight_records", "Records handed to the sink and not yet acked."),
-		InflightBytes:   b.newLive("inflight_bytes", "Bytes of the records sent to the sink and not acked yet."),
+		InflightRecords: b.newLive("inflight_records"),
+		InflightBytes:   b.newLive("inflight_bytes"),
 
-		BudgetUsed:      b.newLive("budget_used_bytes", "Bytes of the memory budget in use."),
-		Budget:          b.newLive("budget_bytes", "The memory budget."),
-		TicketWindow:    b.newLive("ticket_window", "Events between the watermark and the newest one read."),
-		MaxTicketWindow: b.newLive("ticket_window_max", "Events above the watermark at which reading stops."),
+		BudgetUsed:      b.newLive("budget_used_bytes"),
+		Budget:          b.newLive("budget_bytes"),
+		TicketWindow:    b.newLive("ticket_window"),
+		MaxTicketWindow: b.newLive("ticket_window_max"),
 	}
 }
 
 func (b builder) newOwnership() Ownership {
 	return Ownership{
-		CheckpointSeconds: b.newHistogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets),
-		CheckpointAge:     b.newLive("checkpoint_age_seconds", "Time since the last checkpoint was written."),
-		Checkpoints:       b.newCounter("checkpoints_total", "Checkpoints written."),
+		CheckpointSeconds: b.newHistogram("checkpoint_seconds", writeBuckets),
+		CheckpointAge:     b.newLive("checkpoint_age_seconds"),
+		Checkpoints:       b.newCounter("checkpoints_total"),
 
-		Problems: b.newAges("problem_seconds", "Time for which a part of the relay has had a problem that /readyz describes.", "part"),
+		Problems: b.newAges("problem_seconds"),
 
-		LeaseOwner: b.newGauge("lease_owner", "1 while this process owns the watcher."),
-		LeaseEpoch: b.newGauge("lease_epoch", "Epoch of the ownership last seen."),
-		LeaseSuspended: b.newGauge("lease_suspended",
-			"1 while the lease is past its local deadline and work is suspended."),
-		Takeovers:    b.newCounter("takeovers_total", "Acquisitions of the lease by this process."),
-		LeaseLost:    b.newCounter("lease_lost_total", "Ownerships that ended without a release."),
-		RenewSeconds: b.newHistogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets),
+		LeaseOwner:     b.newGauge("lease_owner"),
+		LeaseEpoch:     b.newGauge("lease_epoch"),
+		LeaseSuspended: b.newGauge("lease_suspended"),
+		Takeovers:      b.newCounter("takeovers_total"),
+		LeaseLost:      b.newCounter("lease_lost_total"),
+		RenewSeconds:   b.newHistogram("lease_renew_seconds", writeBuckets),
 
-		ReadBack: b.newCounter("read_back_records_total", "Records read at takeovers to find the envelopes that were sent already."),
-		ReadBackHits: b.newCounter("read_back_hits_total",
-			"Envelopes not sent again because a read-back found them in the topic."),
-		Quarantined: b.newLive("quarantined_partitions",
-			"Partitions that wait until earlier senders are known to be fenced."),
+		ReadBack:     b.newCounter("read_back_records_total"),
+		ReadBackHits: b.newCounter("read_back_hits_total"),
+		Quarantined:  b.newLive("quarantined_partitions"),
 	}
 }
 
 func (b builder) newOutcomes() Outcomes {
 	return Outcomes{
-		BlockedTargets: b.newGaugeVec("blocked_targets",
-			"Records that the sink holds for a topic that cannot be written, by topic and reason.", "topic", "reason"),
-		Exceptions: b.newGaugeVec("exceptions", "Waiting envelopes, by state.", "state"),
-		Reconciled: b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class"),
-		DeadLetters: b.newCounterVec("dead_letters_total",
-			"Envelopes moved to the dead letters, by error class.", "class"),
-		Dropped: b.newCounterVec("dropped_total",
-			"Envelopes discarded: expired with expired: drop, or dropped by a rule.", "class"),
-		DueError: b.newHistogram("scheduled_due_error_seconds",
-			"Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets),
-		Purged: b.newCounter("purged_total", "Delivered envelopes removed after their retention."),
+		BlockedTargets: b.newGaugeVec("blocked_targets"),
+		Exceptions:     b.newGaugeVec("exceptions"),
+		Reconciled:     b.newCounterVec("reconciled_total"),
+		DeadLetters:    b.newCounterVec("dead_letters_total"),
+		Dropped:        b.newCounterVec("dropped_total"),
+		DueError:       b.newHistogram("scheduled_due_error_seconds", latencyBuckets),
+		Purged:         b.newCounter("purged_total"),
 	}
 }
 
 func (b builder) newProcess() Process {
 	p := Process{
-		OplogWindow: b.newLive("oplog_window_seconds", "Time between the first and the last entry of the oplog."),
-		ConfigReloads: b.newCounterVec("config_reloads_total",
-			"Reloads of the configuration and of certificates, by whether the new content could be used.", "what", "result"),
-		LoginsRefused: b.newCounterVec("admin_refused_total",
-			"Requests that the operator's listener refused before it served anything.", "reason"),
-		KafkaReachable: b.newGauge("kafka_reachable", "1 while the Kafka cluster answers."),
-		MongoReachable: b.newGauge("mongodb_reachable", "1 while the MongoDB replica set answers."),
+		OplogWindow:    b.newLive("oplog_window_seconds"),
+		ConfigReloads:  b.newCounterVec("config_reloads_total"),
+		LoginsRefused:  b.newCounterVec("admin_refused_total"),
+		KafkaReachable: b.newGauge("kafka_reachable"),
+		MongoReachable: b.newGauge("mongodb_reachable"),
 	}
 
 	// A series that begins at 0 shows its first increase.

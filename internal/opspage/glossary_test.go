@@ -2,14 +2,13 @@ package opspage
 
 import (
 	"encoding/json"
-	"flag"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
-)
 
-var updateGlossary = flag.Bool("update-glossary", false, "write glossary.json from docs/concepts.md")
+	"github.com/outrelay/outrelay/test/generated"
+)
 
 // readGlossary returns the entries of the tables below "## Glossary" in docs/concepts.md, one for each term.
 func readGlossary(t *testing.T) []meaning {
@@ -58,17 +57,9 @@ func TestGlossaryIsThatOfTheConcepts(t *testing.T) {
 	}
 	b.WriteString("]\n")
 
-	if *updateGlossary {
-		if err := os.WriteFile("glossary.json", []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stored, err := os.ReadFile("glossary.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b.String() != string(stored) || len(list) < 30 {
-		t.Error("glossary.json differs from docs/concepts.md: run go test ./internal/opspage -run TestGlossaryIsThatOfTheConcepts -update-glossary")
+	generated.Check(t, "internal/opspage/glossary.json", b.String())
+	if len(list) < 30 {
+		t.Errorf("docs/concepts.md has only %d terms", len(list))
 	}
 }
 

@@ -342,8 +342,8 @@ func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, m *
 
 	if t := cfg.Topics.Create; t != nil {
 		c.Create = &kafkawire.TopicCreate{
-			Partitions:  max(t.Partitions, 0),
-			Replication: max(t.Replication, 0),
+			Partitions:  t.Partitions,
+			Replication: t.Replication,
 			Configs:     t.Configs,
 		}
 	}

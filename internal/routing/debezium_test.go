@@ -3,7 +3,6 @@ package routing
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"os"
 	"strings"
 	"testing"
@@ -14,9 +13,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/test/generated"
 )
-
-var updateDebezium = flag.Bool("update-debezium", false, "write what outrelay does instead to testdata/debezium.json")
 
 // debeziumCase is a document in Extended JSON, the record that Debezium 3.6.1 with default options made of it, and what
 // outrelay does instead, where that differs. test/migrate compares the records with the records of the real Debezium.
@@ -81,7 +79,7 @@ func TestRecordsOfDebezium(t *testing.T) {
 		}
 		// The file is text, so it has replacement characters for other bytes.
 		got := strings.ToValidUTF8(fillOrRefuse(m, f, raw), "\ufffd")
-		if *updateDebezium {
+		if generated.IsWriting() {
 			c.Outrelay = ""
 			if got != c.Debezium.formatLines() {
 				c.Outrelay = got
@@ -98,15 +96,14 @@ func TestRecordsOfDebezium(t *testing.T) {
 			t.Errorf("%s (-Debezium +outrelay):\n%s", c.Name, diff)
 		}
 	}
-	if *updateDebezium {
-		writeCases(t, file, cases)
-	} else if equal < 80 {
+	generated.Check(t, "internal/routing/"+file, formatCases(t, cases))
+	if !generated.IsWriting() && equal < 80 {
 		t.Errorf("only %d of %d documents have equal records", equal, len(cases))
 	}
 }
 
-// writeCases writes one case a line.
-func writeCases(t *testing.T, file string, cases []debeziumCase) {
+// formatCases returns one case a line.
+func formatCases(t *testing.T, cases []debeziumCase) string {
 	t.Helper()
 	var lines []string
 	for _, c := range cases {
@@ -116,9 +113,7 @@ func writeCases(t *testing.T, file string, cases []debeziumCase) {
 		}
 		lines = append(lines, string(line))
 	}
-	if err := os.WriteFile(file, []byte("[\n"+strings.Join(lines, ",\n")+"\n]\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	return "[\n" + strings.Join(lines, ",\n") + "\n]\n"
 }
 
 // fillOrRefuse returns the record of a document as one text, or the reason why there is none.
@@ -174,6 +169,7 @@ func TestIDsOfDebezium(t *testing.T) {
 	for _, name := range []string{"connectorLogicalName", "taskId", "connectorName", "runId"} {
 		none["__debezium.context."+name] = ""
 	}
+
 	for want, doc := range map[string]bson.D{
 		"id=" + text + "\nkey":                          {{Key: "_id", Value: id}},
 		"id=" + text + "\noutrelay-id-type=string\nkey": {{Key: "_id", Value: text}},

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,14 +11,12 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/test/generated"
 )
-
-var updateEnvelopes = flag.Bool("update-envelopes", false, "write the records of docs/envelopes")
 
 // goldenEnvelope is a file of docs/envelopes: a document in Extended JSON, and its record or the reason why there is none.
 type goldenEnvelope struct {
@@ -102,15 +99,7 @@ func TestEnvelopesOfTheDocumentation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if *updateEnvelopes {
-			if err := os.WriteFile(file, append(now, '\n'), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		if diff := cmp.Diff(string(text), string(now)+"\n"); diff != "" {
-			t.Errorf("%s (-file +relay; -update-envelopes writes the file):\n%s", file, diff)
-		}
+		generated.Check(t, "docs/envelopes/"+filepath.Base(file), string(now)+"\n")
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/sasl"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 )
@@ -59,8 +60,8 @@ func newCertificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 
 const secret = "s3cret-of-the-test"
 
-func newLogin(mechanism, user, password string) *kafkawire.SASL {
-	return &kafkawire.SASL{Mechanism: mechanism, User: user, Password: func() (string, error) { return password, nil }}
+func newLogin(mechanism, user, password string) *sasl.Login {
+	return &sasl.Login{Mechanism: mechanism, User: user, Password: func() (string, error) { return password, nil }}
 }
 
 // findProblem returns the only problem of a configuration, and checks that its diagnosis is complete
@@ -85,7 +86,7 @@ func findProblem(t *testing.T, cfg testConfig, patience time.Duration) *kafkawir
 	return d
 }
 
-// TestTLSAndSASLWork: the sink sends over TLS with each kafkawire.SASL mechanism.
+// TestTLSAndSASLWork: the sink sends over TLS with each mechanism.
 func TestTLSAndSASLWork(t *testing.T) {
 	t.Parallel()
 	cert, pool := newCertificate(t)
@@ -245,7 +246,7 @@ func TestConfigReportsAllProblems(t *testing.T) {
 	t.Parallel()
 	_, err := kafkawire.NewClient(kafkawire.Config{
 		Brokers: []string{"no-port"},
-		SASL:    &kafkawire.SASL{Mechanism: "GSSAPI"},
+		SASL:    &sasl.Login{Mechanism: "GSSAPI"},
 	})
 	if err == nil {
 		t.Fatal("NewClient accepts an invalid configuration")

@@ -26,6 +26,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 func TestMain(m *testing.M) {
@@ -260,7 +261,7 @@ type testConfig struct {
 	Brokers         []string
 	ClientID        string
 	TLS             *tls.Config
-	SASL            *kafkawire.SASL
+	SASL            *sasl.Login
 	Dial            func(ctx context.Context, network, address string) (net.Conn, error)
 	Compression     string
 	RequestTimeout  time.Duration

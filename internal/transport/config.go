@@ -9,6 +9,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // Config describes how Kafka is reached. Only Brokers is required. A zero value of another field means its default.
@@ -111,15 +113,17 @@ func (s *SASL) validate() error {
 		}
 	}
 
-	switch strings.ToLower(s.Mechanism) {
-	case "plain", "scram-sha-256", "scram-sha-512":
-		add(s.Username == "" || s.Password == "", "mechanism "+s.Mechanism+" needs a Username and a Password")
-		add(s.Token != nil, "mechanism "+s.Mechanism+" uses no Token: remove it, or use mechanism oauthbearer")
-	case "oauthbearer":
-		add(s.Token == nil, "mechanism oauthbearer needs a Token")
-		add(s.Username != "" || s.Password != "", "mechanism oauthbearer uses no Username and no Password: remove them")
+	m, known := sasl.Find(s.Mechanism)
+	switch {
+	// Services sign tokens for AWS with a source of package bearer.
+	case !known || m.Credential == sasl.AWS:
+		add(true, fmt.Sprintf("mechanism %q is unknown: use %s", s.Mechanism, strings.Join(sasl.Names(sasl.Password, sasl.Token), ", ")))
+	case m.Credential == sasl.Token:
+		add(s.Token == nil, "mechanism "+s.Mechanism+" needs a Token")
+		add(s.Username != "" || s.Password != "", "mechanism "+s.Mechanism+" uses no Username and no Password: remove them")
 	default:
-		add(true, fmt.Sprintf("mechanism %q is unknown: use plain, scram-sha-256, scram-sha-512 or oauthbearer", s.Mechanism))
+		add(s.Username == "" || s.Password == "", "mechanism "+s.Mechanism+" needs a Username and a Password")
+		add(s.Token != nil, "mechanism "+s.Mechanism+" uses no Token: remove it, or use mechanism "+sasl.OAuth)
 	}
 	return errors.Join(errs...)
 }

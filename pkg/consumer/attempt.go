@@ -384,7 +384,7 @@ type batchCollector struct {
 	callbacks []func(err error)
 }
 
-// reportOutcome passes the outcome of the batch to the callbacks of afterBatch. Only the first call has an effect.
+// reportOutcome passes the outcome of the batch to the callbacks of AfterBatch. Only the first call has an effect.
 func (b *batchCollector) reportOutcome(err error) {
 	callbacks := b.callbacks
 	b.callbacks = nil
@@ -395,15 +395,6 @@ func (b *batchCollector) reportOutcome(err error) {
 
 // errBatchNotRun is the outcome of a batch that was not run.
 var errBatchNotRun = Discard(errors.New("the batch was not run"))
-
-// afterBatch is consumerparts.AfterBatch.
-func afterBatch(ctx context.Context, f func(err error)) bool {
-	b, ok := ctx.Value(collectorKey{}).(*batchCollector)
-	if ok {
-		b.callbacks = append(b.callbacks, f)
-	}
-	return ok
-}
 
 type collectorKey struct{}
 

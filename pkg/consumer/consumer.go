@@ -196,7 +196,7 @@ func (r *run) ensureIndexes() error {
 	}
 
 	if r.c.letters != nil {
-		ensure := func(ctx context.Context) error { return letterparts.EnsureIndexes(ctx, r.c.letters) }
+		ensure := func(ctx context.Context) error { return r.c.letters.EnsureIndexes(ctx, letterparts.Key{}) }
 		if err := r.repeatUntilReady("dead letters", ensure); err != nil {
 			return err
 		}

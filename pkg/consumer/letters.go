@@ -80,7 +80,7 @@ func (d *disposer) putLetter(ctx context.Context, l *deadletter.Letter) error {
 		return err
 	}
 
-	omitted, err := letterparts.Put(ctx, d.letters, l, publish)
+	omitted, err := d.letters.Put(ctx, letterparts.Key{}, l, publish)
 	if omitted != nil {
 		d.report(omitted)
 	}

@@ -7,39 +7,54 @@ import (
 	"github.com/outrelay/outrelay/internal/consumerparts"
 )
 
-func init() {
-	consumerparts.IsHeld = func(c any) bool {
-		x := c.(*Consumer)
-		isSuspended := func(r *registration) bool { return r.suspension.isSuspended() }
-		return x.gate.isPaused() || slices.ContainsFunc(x.reg.snapshot().all, isSuspended)
-	}
-	consumerparts.AfterBatch = afterBatch
-	consumerparts.WaitFor = func(ctx context.Context, c any, pattern string, cond func(m any) bool) (any, error) {
-		return c.(*Consumer).waitFor(ctx, pattern, func(m *Message) bool { return cond(m) })
-	}
+// These functions are for packages of this module: others cannot name the types of their arguments.
 
+// WithSurroundings replaces the surroundings of the consumer. Parts that are not replaced keep those of the options, which is
+// the default.
+func WithSurroundings(x consumerparts.Surroundings) Option {
+	return option(func(s *settings) {
+		if x.Transport != nil {
+			s.transport = x.Transport
+		}
+		if x.Open != nil {
+			s.open = x.Open
+		}
+		if x.Inbox != nil {
+			s.inbox.replacement = x.Inbox
+		}
+		if x.Transact != nil {
+			s.transact = x.Transact
+		}
+	})
+}
+
+// IsHeld reports whether the consumer is paused, or one of its handlers is suspended.
+func (c *Consumer) IsHeld(consumerparts.Key) bool {
+	isSuspended := func(r *registration) bool { return r.suspension.isSuspended() }
+	return c.gate.isPaused() || slices.ContainsFunc(c.reg.snapshot().all, isSuspended)
+}
+
+// WaitFor is outboxtest.WaitFor, with a condition.
+func (c *Consumer) WaitFor(ctx context.Context, _ consumerparts.Key, pattern string, cond func(m *Message) bool) (*Message, error) {
+	return c.waitFor(ctx, pattern, cond)
+}
+
+// WithPreparation returns h with a function that creates what h needs. A consumer calls it before the first message, and again if
+// it fails. It may be called more than once.
+func (h Handler) WithPreparation(_ consumerparts.Key, prepare func(ctx context.Context) error) Handler {
 	// A Handler is a value that services may share, so its list is copied.
-	consumerparts.Prepared = func(h any, prepare func(ctx context.Context) error) any {
-		x := h.(Handler)
-		x.prepares = append(slices.Clone(x.prepares), prepare)
-		return x
-	}
+	h.prepares = append(slices.Clone(h.prepares), prepare)
+	return h
+}
 
-	// Parts that are not replaced keep those of the options.
-	consumerparts.Option = func(x consumerparts.Surroundings) any {
-		return option(func(s *settings) {
-			if x.Transport != nil {
-				s.transport = x.Transport
-			}
-			if x.Open != nil {
-				s.open = x.Open
-			}
-			if x.Inbox != nil {
-				s.inbox.replacement = x.Inbox
-			}
-			if x.Transact != nil {
-				s.transact = x.Transact
-			}
-		})
+// AfterBatch lets a middleware of a batch handler observe the outcome of the batch. f is called once, before the transaction
+// commits, with the outcome of the batch that contains the message. If the batch was not run, f gets an error of
+// [Discard]. A middleware needs this because it runs for each message on the way into the batch: its next handler
+// returns before the batch runs. AfterBatch returns false and never calls f if ctx is not the context of a batch handler.
+func AfterBatch(ctx context.Context, _ consumerparts.Key, f func(err error)) bool {
+	b, ok := ctx.Value(collectorKey{}).(*batchCollector)
+	if ok {
+		b.callbacks = append(b.callbacks, f)
 	}
+	return ok
 }

@@ -26,12 +26,12 @@ func TestAHandlerThatCannotBePreparedDoesNotBlockItsPartition(t *testing.T) {
 
 	var repaired atomic.Bool
 	errIndex := errors.New("another index has this name")
-	h := consumerparts.Prepared(consumer.Func(k.insertInto("effects"), "counted"), func(context.Context) error {
+	h := consumer.Func(k.insertInto("effects"), "counted").WithPreparation(consumerparts.Key{}, func(context.Context) error {
 		if repaired.Load() {
 			return nil
 		}
 		return errIndex
-	}).(consumer.Handler)
+	})
 	if err := c.Handle("late", h); err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func TestHandlersArePreparedBeforeTheirFirstMessage(t *testing.T) {
 			_, err = k.db.Collection(name).InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})
 			return err
 		}, name)
-		if err := c.Handle(name, consumerparts.Prepared(h, prepare).(consumer.Handler)); err != nil {
+		if err := c.Handle(name, h.WithPreparation(consumerparts.Key{}, prepare)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/internal/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/outbox"
-	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 // Customer is the entity in the examples.
@@ -80,7 +81,7 @@ func ExampleNewRecorded() {
 
 // printEvents prints the events in the outbox.
 func printEvents(box *outbox.Box) {
-	envelopes, err := boxparts.Of(box).Store.Stored(context.Background())
+	envelopes, err := box.Parts(boxparts.Key{}).Store.Stored(context.Background())
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -41,10 +41,10 @@ type config struct {
 	target       string // name of the collection, for errors
 }
 
-func init() {
-	entityparts.Option = func(s entityparts.Storage) any {
-		return option(func(c *config) { c.storage = s })
-	}
+// WithStorage stores entities in s, and the collection that is passed with it may be nil. Defaults to the collection. It is for
+// packages of this module: others cannot name the type of its argument.
+func WithStorage(s entityparts.Storage) Option {
+	return option(func(c *config) { c.storage = s })
 }
 
 // newConfig applies the options for coll and checks them. The result has the name of the collection even with an error.

@@ -104,7 +104,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	w := setup(t)
 	w.history()
 	broker := memory.NewBroker(0)
-	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumerparts.Option(consumerparts.Surroundings{Transport: broker}).(consumer.Option), consumer.WithCommitCount(1))
+	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithSurroundings(consumerparts.Surroundings{Transport: broker}), consumer.WithCommitCount(1))
 	if err != nil {
 		t.Fatal(err)
 	}

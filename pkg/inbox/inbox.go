@@ -20,11 +20,12 @@ type Inbox struct{ engine *engine.Inbox }
 // New returns an Inbox in the collection inbox of db. Use the client of db for the transactions in
 // which Once is called. New does no I/O. The error lists every problem of the options.
 func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
-	return open(opts, func(s engine.Settings) (*engine.Inbox, error) { return mongostore.Open(db, s) })
+	return NewOver(func(s engine.Settings) (*engine.Inbox, error) { return mongostore.Open(db, s) }, opts...)
 }
 
-// open returns an Inbox over the engine that f returns for the settings.
-func open(opts []Option, f func(engine.Settings) (*engine.Inbox, error)) (*Inbox, error) {
+// NewOver returns an Inbox over the engine that open returns for the settings. It is for packages of this module: others cannot name
+// the type of the engine.
+func NewOver(open func(engine.Settings) (*engine.Inbox, error), opts ...Option) (*Inbox, error) {
 	var s engine.Settings
 	for _, o := range opts {
 		if o != nil {
@@ -32,17 +33,11 @@ func open(opts []Option, f func(engine.Settings) (*engine.Inbox, error)) (*Inbox
 		}
 	}
 
-	e, err := f(s)
+	e, err := open(s)
 	if err != nil {
 		return nil, err
 	}
 	return &Inbox{e}, nil
-}
-
-func init() {
-	engine.OpenPublic = func(opts any, f func(engine.Settings) (*engine.Inbox, error)) (any, error) {
-		return open(opts.([]Option), f)
-	}
 }
 
 // EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call it

@@ -29,20 +29,6 @@ type Box struct {
 	warnOnce sync.Once
 }
 
-func init() {
-	boxparts.Of = func(box any) boxparts.Parts {
-		b := box.(*Box)
-		return boxparts.Parts{Store: b.store, Collection: b.coll, Log: b.log}
-	}
-	boxparts.New = func(opts any, open func(collection string) boxparts.Store) (any, error) {
-		s, err := newSettings(opts.([]Option))
-		if err != nil {
-			return nil, err
-		}
-		return &Box{settings: s, store: open(s.events.Collection)}, nil
-	}
-}
-
 // New returns a Box over db. Pass the database handle that the service uses for its business
 // writes: a transaction covers both only if they use the same client.
 //
@@ -66,6 +52,21 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 		SetReadPreference(readpref.Primary())
 	coll := db.Collection(s.events.Collection, majority)
 	return &Box{settings: s, store: mongoStore{coll}, coll: coll}, nil
+}
+
+// NewOver returns a Box over the store that open returns for the name of a collection. It is for packages of this module: others
+// cannot name the type of the store.
+func NewOver(open func(collection string) boxparts.Store, opts ...Option) (*Box, error) {
+	s, err := newSettings(opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Box{settings: s, store: open(s.events.Collection)}, nil
+}
+
+// Parts returns the parts of the box that packages of this module need. Others cannot name its argument.
+func (b *Box) Parts(boxparts.Key) boxparts.Parts {
+	return boxparts.Parts{Store: b.store, Collection: b.coll, Log: b.log}
 }
 
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or

@@ -22,7 +22,7 @@ func newBox(opts ...outbox.Option) *outbox.Box {
 
 // listStored returns the envelopes of a box.
 func listStored(box *outbox.Box) []bson.Raw {
-	list, err := boxparts.Of(box).Store.Stored(context.Background())
+	list, err := box.Parts(boxparts.Key{}).Store.Stored(context.Background())
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -81,7 +81,7 @@ type storedEvent struct {
 // readEvents returns all events of an outbox.
 func readEvents(tb testing.TB, box *outbox.Box) []*storedEvent {
 	tb.Helper()
-	docs, err := boxparts.Of(box).Store.Stored(tb.Context())
+	docs, err := box.Parts(boxparts.Key{}).Store.Stored(tb.Context())
 	if err != nil {
 		tb.Fatal(err)
 	}

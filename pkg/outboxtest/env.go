@@ -133,7 +133,7 @@ func (e *Env) relayEvents(box *outbox.Box) {
 	e.tb.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	name := boxparts.Of(box).Store.Name()
+	name := box.Parts(boxparts.Key{}).Store.Name()
 	if e.relays[name] != nil {
 		return
 	}
@@ -168,9 +168,7 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	around, _ := consumerparts.Option(consumerparts.Surroundings{
-		Transport: e.broker, Inbox: x, Transact: e.db.Transaction,
-	}).(consumer.Option)
+	around := consumer.WithSurroundings(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction})
 	c, err := consumer.New(group, nil, append([]consumer.Option{
 		around,
 		consumer.WithCommitCount(1), consumer.WithLogger(e.log),
@@ -305,7 +303,7 @@ func (e *Env) Advance(d time.Duration) {
 func (e *Env) isHeld() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.ContainsFunc(e.consumers, func(m *member) bool { return consumerparts.IsHeld(m.Consumer) })
+	return slices.ContainsFunc(e.consumers, func(m *member) bool { return m.IsHeld(consumerparts.Key{}) })
 }
 
 // startConsumers runs the consumers that do not run yet.

@@ -13,9 +13,8 @@ import (
 func WaitFor(
 	ctx context.Context, c *consumer.Consumer, pattern string, cond func(m *consumer.Message) bool,
 ) (*consumer.Message, error) {
-	m, err := consumerparts.WaitFor(ctx, c, pattern, func(m any) bool { return cond == nil || cond(m.(*consumer.Message)) })
-	if err != nil {
-		return nil, err
+	if cond == nil {
+		cond = func(*consumer.Message) bool { return true }
 	}
-	return m.(*consumer.Message), nil
+	return c.WaitFor(ctx, consumerparts.Key{}, pattern, cond)
 }

@@ -75,7 +75,7 @@ func TestRelaysUseTheClientOfTheService(t *testing.T) {
 		SetReadPreference(readpref.Nearest()).
 		SetBSONOptions(&options.BSONOptions{UseJSONStructTags: true, NilSliceAsEmpty: true, OmitZeroStruct: true, IntMinSize: true}).
 		SetMonitor(&event.CommandMonitor{Started: weak.checkCommand}))
-	s.config.MongoDB.URI = ""
+	s.config.MongoDB.URI = relay.URI{}
 
 	start := func(node string) (*relay.Relay, func() error) {
 		c := s.config
@@ -121,7 +121,7 @@ func TestRelaysUseTheClientOfTheService(t *testing.T) {
 func TestAClientWithATimeoutIsRefused(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.config.MongoDB.URI = ""
+	s.config.MongoDB.URI = relay.URI{}
 	client := stacktest.Client(t, options.Client().SetTimeout(time.Minute))
 	err := runWithin(t, s.config, client)
 	if err == nil || !strings.Contains(err.Error(), "Timeout") || !strings.Contains(err.Error(), "WithMongoOptions") {
@@ -137,7 +137,7 @@ func TestAStrictClientIsRefused(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	strict := options.Client().SetServerAPIOptions(options.ServerAPI(options.ServerAPIVersion1).SetStrict(true))
-	s.config.MongoDB.URI = ""
+	s.config.MongoDB.URI = relay.URI{}
 	client := stacktest.Client(t, strict)
 	err := runWithin(t, s.config, client)
 	if err == nil || !strings.Contains(err.Error(), "strict stable API") || !strings.Contains(err.Error(), "WithMongoOptions") {
@@ -156,7 +156,7 @@ func TestAStrictClientIsRefused(t *testing.T) {
 func TestADisconnectedClientIsRefused(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.config.MongoDB.URI = ""
+	s.config.MongoDB.URI = relay.URI{}
 	client := stacktest.Client(t)
 	if err := client.Disconnect(t.Context()); err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func TestADisconnectedClientIsRefused(t *testing.T) {
 func TestAClientIsAcceptedIfTheServerRejectsTheCheck(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.config.MongoDB.URI = ""
+	s.config.MongoDB.URI = relay.URI{}
 	app := stacktest.Name(t)
 	stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"currentOp"}}, {Key: "errorCode", Value: 13}})
 	client := stacktest.Client(t, options.Client().SetAppName(app))

@@ -2,22 +2,70 @@ package relay
 
 import (
 	"fmt"
-	"reflect"
-	"strings"
-	"time"
 
 	"github.com/outrelay/outrelay/internal/config"
 )
+
+// Config is the configuration of a relay: the keys of outrelay.yaml, which docs/configuration.md describes, with the same
+// meaning. Start from [Default] or [Load]: in a field that has a default, zero is a value like any other, as in the file. MongoDB.URI
+// and Kafka.Brokers are required. A text is used as it is: ${env:NAME} and ${file:path} have a meaning only in a file, see [Load].
+type Config config.Config
+
+// Sections and values of a Config.
+type (
+	MongoDB     = config.MongoDB
+	State       = config.State
+	TLS         = config.TLS
+	Kafka       = config.Kafka
+	ReadBack    = config.ReadBack
+	SASL        = config.SASL
+	Token       = config.Token
+	OIDC        = config.OIDC
+	Mapping     = config.Mapping
+	Topics      = config.Topics
+	Rule        = config.Rule
+	Match       = config.Match
+	Create      = config.Create
+	Record      = config.Record
+	Purge       = config.Purge
+	DeadLetters = config.DeadLetters
+	Lease       = config.Lease
+	Retry       = config.Retry
+	Limits      = config.Limits
+	HTTP        = config.HTTP
+	Admin       = config.Admin
+	OTel        = config.OTel
+	Log         = config.Log
+
+	Start  = config.Start  // where a watcher without a position begins; zero: with the events in the outbox
+	Size   = config.Size   // a number of bytes
+	URI    = config.URI    // an address that may contain a login, which is printed as ***; see [NewURI]
+	Secret = config.Secret // a text that is printed as ***; see [NewSecret]
+)
+
+// NewURI returns a value for MongoDB.URI and OTel.Endpoint.
+func NewURI(text string) URI { return config.NewURI(text) }
+
+// NewSecret returns a value for passwords and tokens.
+func NewSecret(text string) Secret { return config.NewSecret(text) }
+
+// Default returns the defaults of outrelay.yaml, except that the relay does not listen: the service mounts [Relay.Handler].
+// Defaults that depend on other values, such as Watch, are unset in it.
+func Default() Config {
+	d := config.Default()
+	d.HTTP.Listen = "off"
+	return Config(d)
+}
 
 // Load returns the configuration in a YAML file, overridden by the variables OUTRELAY_… of environ,
 // which has the format of [os.Environ]. An empty path reads no file, and nil no environment. Load
 // replaces ${env:NAME} and ${file:path}. The error lists every problem, an unknown key among them.
 func Load(path string, environ []string) (Config, error) {
-	c, _, err := config.LoadOver(defaults(), path, environ, nil)
+	c, _, err := config.LoadOver(config.Config(Default()), path, environ, nil)
 	if err != nil {
 		return Config{}, fmt.Errorf("relay: %w", err)
 	}
-	return fromProgram(c), nil
+	return Config(c), nil
 }
 
 // Validate returns every problem of the configuration in one error, with the fix for each, or nil. New
@@ -37,148 +85,11 @@ func (c Config) String() string {
 	return resolved.YAML()
 }
 
-// defaults returns the defaults of the program, except that the relay does not listen: the service
-// mounts [Relay.Handler].
-func defaults() config.Config {
-	d := config.Default()
-	d.HTTP.Listen = "off"
-	return d
-}
-
 // resolve returns the configuration of the program and its warnings.
 func (c Config) resolve() (config.Config, []string, error) {
-	resolved, warnings, err := config.FromKeys(defaults(), keysOf(reflect.ValueOf(c)))
+	resolved, warnings, err := config.Config(c).Resolve()
 	if err != nil {
 		return config.Config{}, nil, fmt.Errorf("relay: %w", err)
 	}
 	return resolved, warnings, nil
-}
-
-// keysOf returns the keys of a section that are set, in the form of a parsed YAML file.
-func keysOf(section reflect.Value) map[string]any {
-	keys := map[string]any{}
-	for i := range section.NumField() {
-		value := section.Field(i)
-		// The settings of new topics have no value for "none".
-		_, isCreate := section.Interface().(Create)
-		if value.IsZero() || isCreate && value.CanInt() && value.Int() < 0 {
-			continue
-		}
-
-		// A section without a pointer is set only if one of its keys is.
-		key := keyValue(value)
-		if sub, ok := key.(map[string]any); ok && value.Kind() == reflect.Struct && len(sub) == 0 {
-			continue
-		}
-		keys[section.Type().Field(i).Tag.Get("yaml")] = key
-	}
-	return keys
-}
-
-// keyValue returns a value of a parsed YAML file. Negative numbers, which mean none, are 0 there.
-func keyValue(v reflect.Value) any {
-	switch value := v.Interface().(type) {
-	case time.Duration:
-		return max(value, 0).String()
-	case string:
-		// The parts of a section or list are converted one by one.
-		return literal(value)
-	}
-
-	switch v.Kind() {
-	case reflect.Pointer:
-		return keyValue(v.Elem())
-	case reflect.Struct:
-		return keysOf(v)
-	case reflect.Int, reflect.Int64:
-		return int(max(v.Int(), 0))
-	case reflect.Slice:
-		list := make([]any, v.Len())
-		for i := range list {
-			list[i] = keyValue(v.Index(i))
-		}
-		return list
-	case reflect.Map:
-		m := map[string]any{}
-		for name, value := range v.Seq2() {
-			m[name.String()] = literal(value.String())
-		}
-		return m
-	default:
-		return v.Interface()
-	}
-}
-
-// literal escapes the start of a reference, because the values of a struct are used as they are.
-func literal(text string) string { return strings.ReplaceAll(text, "${", "$${") }
-
-// fromProgram returns the Config that resolves to c.
-func fromProgram(c config.Config) Config {
-	var out Config
-	copySection(reflect.ValueOf(c), reflect.ValueOf(defaults()), reflect.ValueOf(&out).Elem())
-	return out
-}
-
-// copySection copies the values of from that differ from their defaults into to. Both have the same
-// fields.
-func copySection(from, defaults, to reflect.Value) {
-	for i := range from.NumField() {
-		value, target := from.Field(i), to.Field(i)
-		if defaults.IsValid() && reflect.DeepEqual(value.Interface(), defaults.Field(i).Interface()) {
-			continue
-		}
-		copyValue(value, defaultField(defaults, i), target)
-	}
-}
-
-func defaultField(defaults reflect.Value, i int) reflect.Value {
-	if !defaults.IsValid() {
-		return reflect.Value{}
-	}
-	return defaults.Field(i)
-}
-
-func copyValue(value, defaults, target reflect.Value) {
-	switch v := value.Interface().(type) {
-	case interface{ Reveal() string }:
-		target.SetString(v.Reveal())
-		return
-	case config.Start:
-		target.SetString(v.String())
-		return
-	}
-
-	switch value.Kind() {
-	case reflect.Struct:
-		copySection(value, defaults, target)
-	case reflect.Pointer:
-		if !value.IsNil() {
-			target.Set(reflect.New(target.Type().Elem()))
-			copySection(value.Elem(), reflect.ValueOf(config.SectionDefault(value.Elem().Type())), target.Elem())
-		}
-	case reflect.Slice:
-		list := reflect.MakeSlice(target.Type(), value.Len(), value.Len())
-		for i := range value.Len() {
-			copyValue(value.Index(i), reflect.Value{}, list.Index(i))
-		}
-		target.Set(list)
-	case reflect.Int, reflect.Int64:
-		n := value.Int()
-		// Zero differs from the default here, so it means none.
-		if n == 0 && defaults.IsValid() {
-			n = -1
-		}
-		target.SetInt(n)
-	case reflect.Bool:
-		if target.Kind() == reflect.Pointer {
-			b := value.Bool()
-			target.Set(reflect.ValueOf(&b))
-			return
-		}
-		target.SetBool(value.Bool())
-	case reflect.String:
-		target.SetString(value.String())
-	default:
-		target.Set(value)
-	}
 }

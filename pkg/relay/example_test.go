@@ -20,12 +20,13 @@ func Example() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	r, err := relay.New(relay.Config{
-		MongoDB: relay.MongoDB{URI: os.Getenv("MONGODB_URI")},
-		Kafka:   relay.Kafka{Brokers: []string{"kafka-1:9092", "kafka-2:9092"}},
-		Watch:   []string{"shop.outbox"},
-		Lease:   relay.Lease{TTL: 3 * time.Second},
-	}, relay.WithLogger(log))
+	cfg := relay.Default()
+	cfg.MongoDB.URI = relay.NewURI(os.Getenv("MONGODB_URI"))
+	cfg.Kafka.Brokers = []string{"kafka-1:9092", "kafka-2:9092"}
+	cfg.Kafka.SASL = &relay.SASL{Mechanism: "scram-sha-512", Username: "relay", Password: relay.NewSecret(os.Getenv("KAFKA_PASSWORD"))}
+	cfg.Watch = []string{"shop.outbox"}
+	cfg.Lease.TTL = 3 * time.Second
+	r, err := relay.New(cfg, relay.WithLogger(log))
 	if err != nil {
 		// The error lists every problem of the configuration.
 		log.Error("the configuration of the relay is invalid", "error", err)

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/sasl"
 	"github.com/outrelay/outrelay/pkg/bearer"
 )
 
@@ -103,17 +104,17 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 			token = *login.Token
 		}
 		hasToken := token.File != "" || len(token.Command) > 0 || token.OIDC != nil
-		if hasToken || login.Mechanism != "" && login.Mechanism != "oauthbearer" {
+		if hasToken || login.Mechanism != "" && login.Mechanism != sasl.OAuth {
 			bad = append(bad, errors.New("relay: kafka.sasl and WithKafkaToken: use one of them"))
 		}
 		// The rest of the program shows this source.
 		token.Command = []string{"WithKafkaToken"}
-		login.Mechanism, login.Token = "oauthbearer", &token
+		login.Mechanism, login.Token = sasl.OAuth, &token
 		cfg.Kafka.SASL = &login
 	}
 
 	host := s.host.Mongo
-	isSet := cfg.MongoDB.URI != "" || cfg.MongoDB.TLS != nil
+	isSet := !cfg.MongoDB.URI.IsZero() || cfg.MongoDB.TLS != nil
 	if host.Options != nil && host.Client != nil {
 		bad = append(bad, errors.New("relay: WithMongoOptions and WithMongoClient: use one of them"))
 	}
@@ -122,7 +123,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoClient: use one of them"))
 		}
 		// The rest of the program shows this address.
-		cfg.MongoDB.URI = "mongodb://WithMongoClient"
+		cfg.MongoDB.URI = NewURI("mongodb://WithMongoClient")
 	}
 	if o := host.Options; o != nil {
 		if isSet {
@@ -132,7 +133,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 			bad = append(bad, fmt.Errorf("relay: WithMongoOptions: %w", err))
 		}
 		// The rest of the program shows this address and derives the default of Config.Watch from it.
-		cfg.MongoDB.URI = cmp.Or(o.GetURI(), "mongodb://"+strings.Join(o.Hosts, ","))
+		cfg.MongoDB.URI = NewURI(cmp.Or(o.GetURI(), "mongodb://"+strings.Join(o.Hosts, ",")))
 	}
 
 	return cfg, errors.Join(bad...)

@@ -46,10 +46,7 @@ func TestNothingConnectsBeforeRun(t *testing.T) {
 	}()
 
 	address := listener.Addr().String()
-	r, err := relay.New(relay.Config{
-		MongoDB: relay.MongoDB{URI: "mongodb://" + address + "/shop?directConnection=true"},
-		Kafka:   relay.Kafka{Brokers: []string{address}},
-	})
+	r, err := relay.New(configOf("mongodb://"+address+"/shop?directConnection=true", address))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,11 +107,9 @@ func TestRelayConnectsWithOptionsOfTheService(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	r, err := relay.New(relay.Config{
-		Kafka:  relay.Kafka{Brokers: brokers},
-		Watch:  []string{"shop.outbox"},
-		Topics: relay.Topics{Template: "orders", Create: &relay.Create{Partitions: 1}},
-	}, relay.WithMongoOptions(fromService), relay.WithKafkaTLS(secured), relay.WithLogger(slog.New(slog.DiscardHandler)))
+	cfg := configOf("", brokers...)
+	cfg.Watch, cfg.Topics = []string{"shop.outbox"}, relay.Topics{Template: "orders", Create: &relay.Create{Partitions: 1}}
+	r, err := relay.New(cfg, relay.WithMongoOptions(fromService), relay.WithKafkaTLS(secured), relay.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,20 +132,16 @@ func TestRelayConnectsWithOptionsOfTheService(t *testing.T) {
 // Options and keys that contradict each other are errors that name both.
 func TestContradictingConnectionsAreRefused(t *testing.T) {
 	t.Parallel()
-	_, err := relay.New(relay.Config{
-		MongoDB: relay.MongoDB{URI: "mongodb://localhost/shop"},
-		Kafka:   relay.Kafka{Brokers: []string{"localhost:9092"}, TLS: &relay.TLS{}},
-	}, relay.WithMongoOptions(options.Client().ApplyURI("mongodb://localhost/shop")), relay.WithKafkaTLS(&tls.Config{})) //nolint:gosec // never used
+	cfg := configOf("mongodb://localhost/shop", "localhost:9092")
+	cfg.Kafka.TLS = &relay.TLS{}
+	_, err := relay.New(cfg, relay.WithMongoOptions(options.Client().ApplyURI("mongodb://localhost/shop")), relay.WithKafkaTLS(&tls.Config{})) //nolint:gosec // never used
 	for _, want := range []string{"mongodb.uri", "WithMongoOptions", "kafka.tls", "WithKafkaTLS"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want one that names %s", err, want)
 		}
 	}
 
-	_, err = relay.New(relay.Config{
-		MongoDB: relay.MongoDB{URI: "mongodb://localhost/shop"},
-		Kafka:   relay.Kafka{Brokers: []string{"localhost:9092"}},
-	}, relay.WithMongoClient(&mongo.Client{}), relay.WithMongoOptions(options.Client().ApplyURI("mongodb://localhost/shop")))
+	_, err = relay.New(configOf("mongodb://localhost/shop", "localhost:9092"), relay.WithMongoClient(&mongo.Client{}), relay.WithMongoOptions(options.Client().ApplyURI("mongodb://localhost/shop")))
 	for _, want := range []string{"mongodb.uri or mongodb.tls, and WithMongoClient", "WithMongoOptions and WithMongoClient"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want one that contains %s", err, want)

@@ -46,13 +46,17 @@ func setup(t *testing.T) *scene {
 		t.Fatal(err)
 	}
 
-	return &scene{box: box, topic: topic, config: relay.Config{
-		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t)}, State: relay.State{Database: state.Name()},
-		Kafka:  relay.Kafka{Brokers: stacktest.Brokers(t)},
-		Watch:  []string{db.Name() + ".outbox"},
-		Topics: relay.Topics{Template: topic},
-		Lease:  relay.Lease{TTL: 20 * time.Second, Renew: 400 * time.Millisecond},
-	}}
+	cfg := configOf(stacktest.MongoURI(t), stacktest.Brokers(t)...)
+	cfg.State.Database, cfg.Watch, cfg.Topics.Template = state.Name(), []string{db.Name() + ".outbox"}, topic
+	cfg.Lease.TTL, cfg.Lease.Renew = 20*time.Second, 400*time.Millisecond
+	return &scene{box: box, topic: topic, config: cfg}
+}
+
+// configOf returns the defaults with the addresses of servers.
+func configOf(uri string, brokers ...string) relay.Config {
+	c := relay.Default()
+	c.MongoDB.URI, c.Kafka.Brokers = relay.NewURI(uri), brokers
+	return c
 }
 
 // start runs a relay until stop, which returns the result of Run.
@@ -173,11 +177,9 @@ func TestHandlerServesProbesAndMetrics(t *testing.T) {
 
 func TestEveryProblemAtOnce(t *testing.T) {
 	t.Parallel()
-	_, err := relay.New(relay.Config{
-		Kafka:  relay.Kafka{Brokers: []string{"nowhere"}},
-		Lease:  relay.Lease{TTL: time.Millisecond},
-		Limits: relay.Limits{Memory: 1 << 10},
-	})
+	cfg := configOf("", "nowhere")
+	cfg.Lease.TTL, cfg.Limits.Memory = time.Millisecond, 1<<10
+	_, err := relay.New(cfg)
 	for _, want := range []string{"mongodb.uri", "kafka.brokers", "lease.ttl", "limits.memory"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s in: %v", want, err)
@@ -200,11 +202,17 @@ func TestEveryProblemAtOnce(t *testing.T) {
 // TestOperatorsPageIsRefused: the page needs packages that an embedded relay does not link, so the key has a clear error.
 func TestOperatorsPageIsRefused(t *testing.T) {
 	t.Parallel()
-	_, err := relay.New(relay.Config{
-		MongoDB: relay.MongoDB{URI: "mongodb://localhost/shop"},
-		Kafka:   relay.Kafka{Brokers: []string{"localhost:9092"}},
-		HTTP:    relay.HTTP{Admin: &relay.Admin{Listen: "127.0.0.1:0", Anonymous: "operator"}},
-	})
+	file := filepath.Join(t.TempDir(), "outrelay.yaml")
+	text := "mongodb: {uri: mongodb://localhost/shop}\nkafka: {brokers: [localhost:9092]}\nhttp: {admin: {listen: 127.0.0.1:0, anonymous: operator}}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := relay.Load(file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	_, err = relay.New(cfg)
 	if err == nil || !strings.Contains(err.Error(), "http.admin") || !strings.Contains(err.Error(), "outrelay run") {
 		t.Errorf("got error %v, want one that names http.admin and outrelay run", err)
 	}
@@ -218,7 +226,7 @@ func TestEnvironmentIsAskedFor(t *testing.T) {
 		t.Setenv(name, value)
 	}
 
-	if _, err := relay.New(relay.Config{}); err == nil {
+	if _, err := relay.New(relay.Default()); err == nil {
 		t.Error("the environment was read without Load")
 	}
 

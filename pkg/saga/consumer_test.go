@@ -65,7 +65,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 				t.Log(err)
 			}
 		}),
-		consumerparts.Option(consumerparts.Surroundings{Transport: kafka}).(consumer.Option))
+		consumer.WithSurroundings(consumerparts.Surroundings{Transport: kafka}))
 	if err != nil {
 		t.Fatal(err)
 	}

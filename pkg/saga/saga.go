@@ -287,12 +287,12 @@ func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 
 	h := &handler[S]{saga: s, box: box, store: storeOf(box)}
 	f := consumer.Func(h.handleMessage, slices.Sorted(maps.Keys(s.routes))...)
-	return consumerparts.Prepared(f, h.prepare).(consumer.Handler), nil
+	return f.WithPreparation(consumerparts.Key{}, h.prepare), nil
 }
 
 // claimCollection returns an error if the collection of the saga contains entities.
 func claimCollection(box *outbox.Box, name string) error {
-	parts := boxparts.Of(box)
+	parts := box.Parts(boxparts.Key{})
 	if _, inMemory := parts.Store.(interface{ Sagas() sagas.Store }); inMemory {
 		return nil
 	}
@@ -301,7 +301,7 @@ func claimCollection(box *outbox.Box, name string) error {
 
 // storeOf returns the store of sagas in the database of box.
 func storeOf(box *outbox.Box) sagas.Store {
-	parts := boxparts.Of(box)
+	parts := box.Parts(boxparts.Key{})
 	if inMemory, ok := parts.Store.(interface{ Sagas() sagas.Store }); ok {
 		return inMemory.Sagas()
 	}

@@ -76,14 +76,13 @@ func Start(tb testing.TB, opts ...Option) *Env {
 	}
 	state := stacktest.Database(tb, client)
 
-	cfg := relay.Config{
-		Watcher: e.DB.Name(),
-		MongoDB: relay.MongoDB{URI: e.MongoURI},
-		State:   relay.State{Database: state.Name()},
-		Kafka:   relay.Kafka{Brokers: e.Brokers},
-		Watch:   []string{e.DB.Name() + ".outbox"},
-		Topics:  relay.Topics{Template: e.topics.Prefix + "outbox.event.{aggregatetype}", Create: &relay.Create{Partitions: partitions}},
-	}
+	cfg := relay.Default()
+	cfg.Watcher = e.DB.Name()
+	cfg.MongoDB.URI = relay.NewURI(e.MongoURI)
+	cfg.State.Database = state.Name()
+	cfg.Kafka.Brokers = e.Brokers
+	cfg.Watch = []string{e.DB.Name() + ".outbox"}
+	cfg.Topics = relay.Topics{Template: e.topics.Prefix + "outbox.event.{aggregatetype}", Create: &relay.Create{Partitions: partitions}}
 	for _, o := range opts {
 		o.applyToRelay(&cfg)
 	}

@@ -1,6 +1,10 @@
 package telemetry
 
-import "strconv"
+import (
+	"strconv"
+
+	"github.com/outrelay/outrelay/internal/metrics/catalog"
+)
 
 // definition describes how OTel and Prometheus export a metric. Some metrics have several.
 type definition struct {
@@ -21,27 +25,38 @@ const (
 	histogram             // of Took, in seconds
 )
 
-var definitions = []definition{
-	{Handled, counter, "outrelay_consumer_handled", "Messages handled.", []string{"group", "handler"}},
-	{Handled, histogram, "outrelay_consumer_handle_seconds", "Time of one successful attempt with its commit.", []string{"group", "handler"}},
-	{Duplicates, counter, "outrelay_consumer_duplicates", "Messages that the inbox knew.", []string{"group", "handler"}},
-	{Unknown, counter, "outrelay_consumer_unknown", "Messages that no handler takes.", []string{"group"}},
-	{Failed, counter, "outrelay_consumer_failures", "Attempts that failed, by the action that follows.", []string{"group", "handler", "action"}},
-	{Discarded, counter, "outrelay_consumer_dropped", "Messages that passed without being handled.", []string{"group", "handler"}},
-	{DeadLetters, counter, "outrelay_consumer_dead_letters", "Messages that became dead letters.", []string{"group", "handler", "class"}},
-	{Waiting, gauge, "outrelay_consumer_waiting_messages", "Messages set aside for a retry, in the whole group.", []string{"group", "handler"}},
-	{OldestWaiting, age, "outrelay_consumer_oldest_waiting_seconds", "Time since the first failure of the oldest message set aside.", []string{"group", "handler"}},
-	{Stray, gauge, "outrelay_consumer_stray_messages", "Messages set aside for a topic, a partition or a handler that is gone.", []string{"group", "handler", "topic", "reason"}},
-	{Lag, gauge, "outrelay_consumer_lag_messages", "Unfinished offsets of the partition.", []string{"group", "topic", "partition"}},
-	{Oldest, age, "outrelay_consumer_oldest_unfinished_seconds", "Age of the oldest message of the partition that was read and is not finished.", []string{"group", "topic", "partition"}},
-	{Held, gauge, "outrelay_consumer_held_messages", "Messages held in memory.", []string{"group"}},
-	{HeldBytes, gauge, "outrelay_consumer_held_bytes", "Bytes of the messages held in memory.", []string{"group"}},
-	{Running, gauge, "outrelay_consumer_running_lanes", "Lanes that run a handler.", []string{"group"}},
-	{Assigned, gauge, "outrelay_consumer_assigned_partitions", "Partitions that this member has.", []string{"group"}},
-	{Assigned, occasions, "outrelay_consumer_generations", "Generations of the group that this member took part in.", []string{"group"}},
-	{Committed, counter, "outrelay_consumer_commits", "Commits of offsets by their result.", []string{"group", "result"}},
-	{Suspended, gauge, "outrelay_consumer_suspended", "1 while nothing is fetched, or a handler takes nothing, by reason.", []string{"group", "handler", "reason"}},
-	{Appended, counter, "outrelay_outbox_appended", "Events appended, also by transactions that are rolled back later.", nil},
+// definitions are filled with the texts of the catalog.
+var definitions = describe([]definition{
+	{metric: Handled, kind: counter, name: "outrelay_consumer_handled"},
+	{metric: Handled, kind: histogram, name: "outrelay_consumer_handle_seconds"},
+	{metric: Duplicates, kind: counter, name: "outrelay_consumer_duplicates"},
+	{metric: Unknown, kind: counter, name: "outrelay_consumer_unknown"},
+	{metric: Failed, kind: counter, name: "outrelay_consumer_failures"},
+	{metric: Discarded, kind: counter, name: "outrelay_consumer_dropped"},
+	{metric: DeadLetters, kind: counter, name: "outrelay_consumer_dead_letters"},
+	{metric: Waiting, kind: gauge, name: "outrelay_consumer_waiting_messages"},
+	{metric: OldestWaiting, kind: age, name: "outrelay_consumer_oldest_waiting_seconds"},
+	{metric: Stray, kind: gauge, name: "outrelay_consumer_stray_messages"},
+	{metric: Lag, kind: gauge, name: "outrelay_consumer_lag_messages"},
+	{metric: Oldest, kind: age, name: "outrelay_consumer_oldest_unfinished_seconds"},
+	{metric: Held, kind: gauge, name: "outrelay_consumer_held_messages"},
+	{metric: HeldBytes, kind: gauge, name: "outrelay_consumer_held_bytes"},
+	{metric: Running, kind: gauge, name: "outrelay_consumer_running_lanes"},
+	{metric: Assigned, kind: gauge, name: "outrelay_consumer_assigned_partitions"},
+	{metric: Assigned, kind: occasions, name: "outrelay_consumer_generations"},
+	{metric: Committed, kind: counter, name: "outrelay_consumer_commits"},
+	{metric: Suspended, kind: gauge, name: "outrelay_consumer_suspended"},
+	{metric: Appended, kind: counter, name: "outrelay_outbox_appended"},
+})
+
+// describe returns list with help and labels.
+func describe(list []definition) []definition {
+	for i := range list {
+		name, _ := list[i].exposed()
+		text := catalog.Find(name)
+		list[i].help, list[i].labels = text.Help, text.Labels
+	}
+	return list
 }
 
 // buckets are the upper bounds of histograms in seconds, from half a millisecond to ten seconds.

@@ -126,7 +126,7 @@ func TestHistogramsAddUp(t *testing.T) {
 		p.Measure(telemetry.Measurement{Metric: telemetry.Handled, N: 1, Took: took, Group: "g", Handler: `a "b"\c`})
 	}
 
-	want := `# HELP outrelay_consumer_handled_total Messages handled.
+	want := `# HELP outrelay_consumer_handled_total Messages that were handled.
 # TYPE outrelay_consumer_handled_total counter
 outrelay_consumer_handled_total{group="g",handler="a \"b\"\\c"} 4
 # HELP outrelay_consumer_handle_seconds Time of one successful attempt with its commit.

@@ -2,7 +2,6 @@ package arch
 
 import (
 	"bytes"
-	"flag"
 	"go/ast"
 	"go/doc"
 	"go/parser"
@@ -14,9 +13,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-)
 
-var updateAPI = flag.Bool("update-api", false, "write the listings of the public packages")
+	"github.com/outrelay/outrelay/test/generated"
+)
 
 // TestPublicAPIIsListed compares the exported declarations of each public package with its checked-in
 // listing, so that no change of the API goes unnoticed in a review (CONTRIBUTING.md, Compatibility).
@@ -28,10 +27,9 @@ func TestPublicAPIIsListed(t *testing.T) {
 		want[name] = true
 		listing := listExported(t, dir)
 		path := filepath.Join("api", name)
-		if *updateAPI {
-			if err := os.WriteFile(path, []byte(listing), 0o644); err != nil {
-				t.Fatal(err)
-			}
+		// The comparison below names each declaration.
+		if generated.IsWriting() {
+			generated.Check(t, "test/arch/api/"+name, listing)
 		}
 
 		have, err := os.ReadFile(path)
@@ -56,7 +54,7 @@ func TestPublicAPIIsListed(t *testing.T) {
 		}
 	}
 	if t.Failed() {
-		t.Log("if the change is intended, add it to CHANGELOG.md and run: go test ./test/arch -run TestPublicAPIIsListed -update-api")
+		t.Log("if the change is intended, add it to CHANGELOG.md and run: go run ./test/regenerate")
 	}
 }
 
@@ -96,7 +94,8 @@ func findDifference(a, b string) (lines []string) {
 func listExported(t *testing.T, dir string) string {
 	t.Helper()
 	set := token.NewFileSet()
-	pkg, err := doc.NewFromFiles(set, parseDir(t, set, dir, false), "github.com/outrelay/outrelay/"+dir)
+	files := parseDir(t, set, dir, false)
+	pkg, err := doc.NewFromFiles(set, files, "github.com/outrelay/outrelay/"+dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +137,7 @@ func listExported(t *testing.T, dir string) string {
 		functions(typ.Methods)
 		for _, spec := range typ.Decl.Specs {
 			if named, ok := spec.(*ast.TypeSpec); ok && named.Name.Name == typ.Name {
+				named = withFields(t, set, files, named)
 				named.Doc, named.Comment = nil, nil
 				add(named)
 			}
@@ -145,6 +145,50 @@ func listExported(t *testing.T, dir string) string {
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n") + "\n"
+}
+
+// withFields returns the declaration of a public name for an internal struct with the fields of that struct: they are part of the API.
+func withFields(t *testing.T, set *token.FileSet, files []*ast.File, named *ast.TypeSpec) *ast.TypeSpec {
+	t.Helper()
+	selected, ok := named.Type.(*ast.SelectorExpr)
+	if !ok {
+		return named
+	}
+
+	room := selected.X.(*ast.Ident).Name
+	for _, f := range files {
+		for _, i := range f.Imports {
+			dir, internal := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), "github.com/outrelay/outrelay/internal/")
+			if !internal || filepath.Base(dir) != room {
+				continue
+			}
+			for _, source := range parseDir(t, set, "internal/"+dir, false) {
+				if found := findType(source, selected.Sel.Name); found != nil {
+					return &ast.TypeSpec{Name: named.Name, Assign: named.Assign, Type: found}
+				}
+			}
+		}
+	}
+	return named
+}
+
+// findType returns the struct that a file declares with a name, or nil.
+func findType(f *ast.File, name string) ast.Expr {
+	for _, d := range f.Decls {
+		g, ok := d.(*ast.GenDecl)
+		if !ok {
+			continue
+		}
+
+		for _, spec := range g.Specs {
+			if n, ok := spec.(*ast.TypeSpec); ok && n.Name.Name == name {
+				if _, isStruct := n.Type.(*ast.StructType); isStruct {
+					return n.Type
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // prefixOf returns the type that the lines of a declaration belong to, so that lines of different types differ.

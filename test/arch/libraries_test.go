@@ -19,7 +19,7 @@ var libraries = []library{
 	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver", in: []string{"internal/mongodb"}, why: "the error of a document that is too large, which the stable part does not export"},
 	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the unstable parts of the driver"},
 	{path: "go.mongodb.org/mongo-driver/v2", never: []string{"internal/record", "internal/watermark", "internal/opspage"}, why: "BSON values"},
-	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafkawire", "internal/transport", "internal/devstack", "internal/devstack/stacktest", "internal/bench"}, why: "one package of the relay uses the library; internal/transport joins groups with it"},
+	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafkawire", "internal/transport", "internal/devstack", "internal/devstack/stacktest", "internal/bench", "internal/sasl"}, why: "one package of the relay uses the library; internal/transport joins groups with it"},
 	{path: "github.com/lmittmann/tint", in: []string{"internal/logging"}, why: "colors on a terminal; everything else uses slog"},
 	{path: "github.com/cenkalti/backoff", in: []string{"internal/retry"}, why: "one back-off policy in one package"},
 	{path: "github.com/spf13/cobra", in: []string{"cmd"}, why: "the command line"},

@@ -26,7 +26,7 @@ func (s *scene) giveUp(handler string, messages ...string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if err := letterparts.EnsureIndexes(s.t.Context(), desk); err != nil {
+	if err := desk.EnsureIndexes(s.t.Context(), letterparts.Key{}); err != nil {
 		s.t.Fatal(err)
 	}
 
@@ -37,7 +37,7 @@ func (s *scene) giveUp(handler string, messages ...string) {
 			Name: "OrderPlaced", Key: []byte("7"), Value: []byte(messageBody),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}},
 		}
-		omitted, err := letterparts.Put(s.t.Context(), desk, l, func(context.Context, string) error { return nil })
+		omitted, err := desk.Put(s.t.Context(), letterparts.Key{}, l, func(context.Context, string) error { return nil })
 		if err := errors.Join(omitted, err); err != nil {
 			s.t.Fatal(err)
 		}

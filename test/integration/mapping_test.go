@@ -218,15 +218,14 @@ func TestOneDefaultRecord(t *testing.T) {
 	s := kit.New(t, kit.Options{Types: []string{"order", "embedded"}})
 	s.StartRelay().WaitTookOver()
 	other := s.Client.Database(s.Prefix + "_embedded").Collection("outbox")
-	embedded, err := relay.New(relay.Config{
-		Watcher: "embedded",
-		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t)},
-		State:   relay.State{Database: s.State.Name()},
-		Kafka:   relay.Kafka{Brokers: s.Brokers},
-		Watch:   []string{other.Database().Name() + ".outbox"},
-		Topics:  relay.Topics{Template: s.TopicOf("embedded")},
-		HTTP:    relay.HTTP{Listen: "off"},
-	})
+	cfg := relay.Default()
+	cfg.Watcher = "embedded"
+	cfg.MongoDB.URI = relay.NewURI(stacktest.MongoURI(t))
+	cfg.State.Database = s.State.Name()
+	cfg.Kafka.Brokers = s.Brokers
+	cfg.Watch = []string{other.Database().Name() + ".outbox"}
+	cfg.Topics.Template = s.TopicOf("embedded")
+	embedded, err := relay.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -323,7 +323,7 @@ func checkConsuming(t *testing.T, db *mongo.Database) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := letterparts.EnsureIndexes(t.Context(), letters); err != nil {
+	if err := letters.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -33,9 +33,10 @@ type payment struct {
 type instance = saga.Instance[payment]
 
 // payments is the saga. A complete saga leaves a tombstone for a week, so that a late message does not start it again.
-var payments = saga.Define[payment]("payments", saga.WithAggregate("payment"))
+var payments = definePayments()
 
-func init() {
+func definePayments() *saga.Saga[payment] {
+	payments := saga.Define[payment]("payments", saga.WithAggregate("payment"))
 	saga.Start(payments, shop.OrderPlaced, func(_ context.Context, in *instance, o shop.Order) error {
 		in.State.Cents = o.Cents
 		emitCharge(in, shop.ChargeCard)
@@ -48,6 +49,7 @@ func init() {
 	payments.Timeout("unanswered", func(ctx context.Context, in *instance) error {
 		return completeWith(shop.PaymentRefused)(ctx, in, shop.Charge{})
 	})
+	return payments
 }
 
 // buildParts registers the saga and the bank.

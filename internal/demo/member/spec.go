@@ -134,7 +134,7 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		return err
 	}
 	// The witness sees each assignment between Kafka and the consumer.
-	recorded, _ := consumerparts.Option(consumerparts.Surroundings{Transport: &recordedTransport{kafka, w}}).(consumer.Option)
+	recorded := consumer.WithSurroundings(consumerparts.Surroundings{Transport: &recordedTransport{kafka, w}})
 	c, err := consumer.New(s.Group, db,
 		consumer.WithTopics(s.Topics...),
 		recorded,

@@ -135,8 +135,8 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 	if cfg.Dial != nil {
 		opts = append(opts, kgo.Dialer(cfg.Dial))
 	}
-	if login := mechanism(cfg.SASL); login != nil {
-		opts = append(opts, kgo.SASL(login))
+	if login := kafkalog.Login(*cfg); login != nil {
+		opts = append(opts, kgo.SASL(mechanism{login}))
 	}
 	if cfg.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(cfg.InstanceID))

@@ -2,33 +2,28 @@ package franz
 
 import (
 	"context"
-	"strings"
 
-	"github.com/twmb/franz-go/pkg/sasl"
-	"github.com/twmb/franz-go/pkg/sasl/oauth"
-	"github.com/twmb/franz-go/pkg/sasl/plain"
-	"github.com/twmb/franz-go/pkg/sasl/scram"
+	franz "github.com/twmb/franz-go/pkg/sasl"
 
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/sasl"
 )
 
-// mechanism returns a login that transport.Config has checked, or nil if there is none.
-func mechanism(s *transport.SASL) sasl.Mechanism {
-	if s == nil {
-		return nil
-	}
+// mechanism is a login as franz-go starts it.
+type mechanism struct{ *sasl.Login }
 
-	switch strings.ToLower(s.Mechanism) {
-	case "scram-sha-256":
-		return scram.Auth{User: s.Username, Pass: s.Password}.AsSha256Mechanism()
-	case "scram-sha-512":
-		return scram.Auth{User: s.Username, Pass: s.Password}.AsSha512Mechanism()
-	case "oauthbearer":
-		return oauth.Oauth(func(ctx context.Context) (oauth.Auth, error) {
-			token, err := s.Token(ctx)
-			return oauth.Auth{Token: token, Extensions: s.Extensions}, err
-		})
-	default:
-		return plain.Auth{User: s.Username, Pass: s.Password}.AsMechanism()
-	}
+// Authenticate implements franz-go's Mechanism.
+func (m mechanism) Authenticate(ctx context.Context, _ string) (franz.Session, []byte, error) {
+	state, first, err := m.Start(ctx)
+	return session{ctx, state}, first, err
+}
+
+// session is the exchange of one connection.
+type session struct {
+	ctx   context.Context
+	state sasl.Session
+}
+
+// Challenge implements franz-go's Session.
+func (s session) Challenge(challenge []byte) (done bool, response []byte, err error) {
+	return s.state.Next(s.ctx, challenge)
 }

@@ -55,7 +55,7 @@ func (t *Transport) Join(ctx context.Context, group string, topics []string, s t
 func (t *Transport) joinWith(ctx context.Context, group string, topics []string, s transport.Session) error {
 	cfg := &t.Config
 	calls := &connections{dialer: t.Wire}
-	// A nil *SASL in the interface would count as a login.
+	// A nil *sasl.Login in the interface would count as a login.
 	var login sasl.Mechanism
 	if l := kafkalog.Login(*cfg); l != nil {
 		login = l

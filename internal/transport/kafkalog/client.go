@@ -16,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/sasl"
 	"github.com/outrelay/outrelay/internal/transport"
 )
 
@@ -40,12 +41,9 @@ func New(cfg transport.Config) (*Client, error) {
 		return nil, err
 	}
 
-	wire := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, ClientID: cfg.ClientID, IdleLinks: idleLinks, Dial: cfg.Dial}
-	// A nil *SASL in the interface would count as a login.
-	if login := Login(cfg); login != nil {
-		wire.SASL = login
-	}
-	w, err := kafkawire.NewClient(wire)
+	w, err := kafkawire.NewClient(kafkawire.Config{
+		Brokers: cfg.Brokers, TLS: cfg.TLS, SASL: Login(cfg), ClientID: cfg.ClientID, IdleLinks: idleLinks, Dial: cfg.Dial,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -53,12 +51,12 @@ func New(cfg transport.Config) (*Client, error) {
 }
 
 // Login returns the login of the configuration, or nil.
-func Login(cfg transport.Config) *kafkawire.SASL {
+func Login(cfg transport.Config) *sasl.Login {
 	s := cfg.SASL
 	if s == nil {
 		return nil
 	}
-	return &kafkawire.SASL{
+	return &sasl.Login{
 		Mechanism:  s.Mechanism,
 		User:       s.Username,
 		Password:   func() (string, error) { return s.Password, nil },

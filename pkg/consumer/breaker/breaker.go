@@ -154,7 +154,7 @@ func (b *Breaker) Middleware() consumer.Middleware {
 			outcome := consumer.ErrPanic
 			defer func() {
 				// In a batch the outcome is known only after the batch has run.
-				if outcome == nil && consumerparts.AfterBatch(ctx, done) {
+				if outcome == nil && consumer.AfterBatch(ctx, consumerparts.Key{}, done) {
 					return
 				}
 

@@ -66,16 +66,14 @@ type store interface {
 	Delete(ctx context.Context, letters []Letter) (int64, error)
 }
 
-func init() {
-	letterparts.New = func(opts, s any, waiting setaside.Store) (any, error) {
-		return newDesk(opts.([]Option), func(string, time.Duration) store { return s.(store) }, waiting)
-	}
-	letterparts.EnsureIndexes = func(ctx context.Context, desk any) error {
-		return desk.(*Desk).store.EnsureIndexes(ctx)
-	}
-	letterparts.Put = func(ctx context.Context, desk, l any, publish func(context.Context, string) error) (error, error) {
-		return desk.(*Desk).put(ctx, l.(*Letter), publish)
-	}
+// NewOver returns a Desk over another store than MongoDB. It is for packages of this module: others cannot name its key.
+func NewOver(_ letterparts.Key, s store, waiting setaside.Store, opts ...Option) (*Desk, error) {
+	return newDesk(opts, func(string, time.Duration) store { return s }, waiting)
+}
+
+// EnsureIndexes creates the indexes of the letters. Consumers call it. Others cannot name its key.
+func (d *Desk) EnsureIndexes(ctx context.Context, _ letterparts.Key) error {
+	return d.store.EnsureIndexes(ctx)
 }
 
 // settings has the options of a Desk.

@@ -87,7 +87,7 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	g := newGraveyard(t)
 	large := newLetter(1, "h", "A")
 	large.Headers = append(large.Headers, event.Header{Key: "x", Value: make([]byte, 17<<20)})
-	omitted, err := letterparts.Put(t.Context(), g.Desk, large, noTopic)
+	omitted, err := g.Desk.Put(t.Context(), letterparts.Key{}, large, noTopic)
 	if omitted == nil || err != nil {
 		t.Fatalf("got %v, %v; want the reason of the omission", omitted, err)
 	}
@@ -114,7 +114,7 @@ func TestTheExpiryOfLettersCanBeChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		if err := letterparts.EnsureIndexes(t.Context(), desk); err != nil {
+		if err := desk.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
 			t.Fatal(err)
 		}
 
@@ -147,7 +147,7 @@ func TestLettersAreRedactedBeforeTheyAreWritten(t *testing.T) {
 	for n, name := range []string{"A", "error", "panic"} {
 		l := newLetter(n, "h", name)
 		published := false
-		_, err := letterparts.Put(t.Context(), g.Desk, l, func(_ context.Context, topic string) error {
+		_, err := g.Desk.Put(t.Context(), letterparts.Key{}, l, func(_ context.Context, topic string) error {
 			published = true
 			if topic != "orders.g.dead" || bytes.Contains(l.Value, []byte{255}) || strings.Contains(l.Reason, "flaky\n") {
 				t.Errorf("%s: the topic %s gets %+v", name, topic, l)
@@ -175,7 +175,7 @@ func TestATopicThatFailsDelaysTheLetter(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, deadletter.WithTopic("graves"))
 	away := func(context.Context, string) error { return errFlaky }
-	if _, err := letterparts.Put(t.Context(), g.Desk, newLetter(1, "h", "A"), away); !errors.Is(err, errFlaky) {
+	if _, err := g.Desk.Put(t.Context(), letterparts.Key{}, newLetter(1, "h", "A"), away); !errors.Is(err, errFlaky) {
 		t.Errorf("got %v, want the error of the topic", err)
 	}
 	if n, err := g.Count(t.Context(), deadletter.Query{}); n != 0 || err != nil {
@@ -330,7 +330,7 @@ func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {
 
 	// An event that the outbox never takes does not hold the letter up.
 	long := newLetter(3, "h", strings.Repeat("n", 1<<20))
-	if omitted, err := letterparts.Put(t.Context(), desk, long, noTopic); omitted == nil || err != nil {
+	if omitted, err := desk.Put(t.Context(), letterparts.Key{}, long, noTopic); omitted == nil || err != nil {
 		t.Errorf("a notification that is too large: got %v, %v; want it reported", omitted, err)
 	}
 }

@@ -28,9 +28,7 @@ func ExampleDesk_Requeue() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	around, _ := consumerparts.Option(consumerparts.Surroundings{
-		Transport: broker, Inbox: inbox, Transact: db.Transaction,
-	}).(consumer.Option)
+	around := consumer.WithSurroundings(consumerparts.Surroundings{Transport: broker, Inbox: inbox, Transact: db.Transaction})
 	c, err := consumer.New("billing", nil, around, consumer.WithTopics("orders"), consumer.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		log.Fatal(err)

@@ -57,7 +57,7 @@ func onBothStores(t *testing.T, test func(g *graveyard)) {
 	t.Run("MongoDB", func(t *testing.T) {
 		t.Parallel()
 		g := newGraveyard(t)
-		if err := letterparts.EnsureIndexes(t.Context(), g.Desk); err != nil {
+		if err := g.Desk.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
 			t.Fatal(err)
 		}
 		test(g)
@@ -98,7 +98,7 @@ func newLetter(n int, handler, name string) *deadletter.Letter {
 func (g *graveyard) bury(letters ...*deadletter.Letter) {
 	g.Helper()
 	for _, l := range letters {
-		if _, err := letterparts.Put(g.Context(), g.Desk, l, noTopic); err != nil {
+		if _, err := g.Desk.Put(g.Context(), letterparts.Key{}, l, noTopic); err != nil {
 			g.Fatal(err)
 		}
 	}

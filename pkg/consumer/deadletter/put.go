@@ -9,13 +9,16 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/letterparts"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// put stores a letter. See letterparts.Put.
-func (d *Desk) put(
-	ctx context.Context, l *Letter, publish func(ctx context.Context, topic string) error,
+// Put stores l, unless a letter with its id exists that was not requeued. It redacts the letter first, and calls publish if the
+// letter also belongs in a topic. If err is nil, the letter cannot be lost any more. omitted is the reason why parts of it were
+// left out. Consumers call it. Others cannot name its key.
+func (d *Desk) Put(
+	ctx context.Context, _ letterparts.Key, l *Letter, publish func(ctx context.Context, topic string) error,
 ) (omitted, err error) {
 	// The letter of a notification must not lead to another notification.
 	isNotification := slices.ContainsFunc(l.Headers, func(h event.Header) bool { return h.Key == headerNotification })

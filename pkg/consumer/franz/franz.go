@@ -59,6 +59,5 @@ func Use(opts ...Option) consumer.Option {
 		return t, nil
 	}
 
-	used, _ := consumerparts.Option(consumerparts.Surroundings{Open: open}).(consumer.Option)
-	return used
+	return consumer.WithSurroundings(consumerparts.Surroundings{Open: open})
 }

@@ -100,7 +100,7 @@ func New(box *outbox.Box, entries ...Entry) (*Cron, error) {
 		return nil, errors.New("cron: the box is nil")
 	}
 
-	c := &Cron{box: box, parts: boxparts.Of(box)}
+	c := &Cron{box: box, parts: box.Parts(boxparts.Key{})}
 	if c.parts.Collection == nil {
 		return nil, errors.New("cron: the box is in memory: a Cron needs MongoDB, because it uses the clock of the server")
 	}

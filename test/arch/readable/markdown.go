@@ -4,12 +4,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
 
 // generatedPages are written by programs from the code.
 var generatedPages = []string{"docs/cli.md", "docs/configuration.md", "docs/support.md"}
+
+// generatedBlock is a part of a page that is written like generatedPages.
+var generatedBlock = regexp.MustCompile(`(?s)<!-- generated: .*?<!-- end -->`)
 
 // Markdown returns the sizes in bytes of the Markdown files below root that people write, by path.
 func Markdown(root string) (map[string]int, error) {
@@ -24,10 +28,8 @@ func Markdown(root string) (map[string]int, error) {
 			return nil
 		}
 
-		info, err := d.Info()
-		if err == nil {
-			sizes[path] = int(info.Size())
-		}
+		text, err := os.ReadFile(filepath.Join(root, path))
+		sizes[path] = len(generatedBlock.ReplaceAll(text, nil))
 		return err
 	})
 	return sizes, err

@@ -44,7 +44,7 @@ func (r *receiver) f(t *testing.T, a, long int) (b bool, err error) {
 func TestMarkdownThatPeopleWrite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for path, text := range map[string]string{"README.md": "12345", "docs/a.md": "123", "docs/cli.md": "generated", "docs/a.txt": "text"} {
+	for path, text := range map[string]string{"README.md": "12345", "docs/a.md": "1<!-- generated: a -->\n| b |\n<!-- end -->23", "docs/cli.md": "generated", "docs/a.txt": "text"} {
 		file := filepath.Join(dir, path)
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 			t.Fatal(err)

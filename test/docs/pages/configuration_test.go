@@ -1,22 +1,17 @@
-package docs
+package pages
 
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/test/generated"
 )
-
-var update = flag.Bool("update-docs", false, "write docs/configuration.md")
-
-const configurationPage = "../../docs/configuration.md"
 
 // property is a part of the JSON Schema of the configuration.
 type property struct {
@@ -40,18 +35,7 @@ func TestConfigurationPageIsGenerated(t *testing.T) {
 	}
 
 	want := formatConfigurationPage(root)
-	if *update {
-		if err := os.WriteFile(configurationPage, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(configurationPage)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(have, want) {
-		t.Error("docs/configuration.md differs from the schema: run go test ./test/docs -run TestConfigurationPageIsGenerated -update-docs")
-	}
+	generated.Check(t, "docs/configuration.md", string(want))
 
 	for _, key := range config.Keys() {
 		if !bytes.Contains(want, []byte("| `"+key+"` |")) && !bytes.Contains(want, []byte("\n## "+key+"\n")) {
@@ -62,7 +46,7 @@ func TestConfigurationPageIsGenerated(t *testing.T) {
 
 func formatConfigurationPage(root property) []byte {
 	var b bytes.Buffer
-	b.WriteString("<!-- Generated from outrelay.schema.json by go test ./test/docs -run TestConfigurationPageIsGenerated -update-docs -->\n" + configurationIntro)
+	b.WriteString("<!-- Generated from outrelay.schema.json by go run ./test/regenerate -->\n" + configurationIntro)
 
 	// First the keys without a section, then the sections.
 	b.WriteString("\n## Keys without a section\n\n" + tableHead)

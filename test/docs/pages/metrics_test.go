@@ -1,0 +1,14 @@
+package pages
+
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/metrics/catalog"
+	"github.com/outrelay/outrelay/test/generated"
+)
+
+// The tables of the page are those of the catalog.
+func TestMetricsPageIsGenerated(t *testing.T) {
+	t.Parallel()
+	generated.CheckBlocks(t, "docs/metrics.md", catalog.Titles(), catalog.Table)
+}
