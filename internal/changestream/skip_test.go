@@ -64,7 +64,7 @@ func TestN24_ImagesAreReadPastASkippedEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []int
-	err = s.Refetch(t.Context(), resume.Position{ClusterTime: at}, func(*Event) bool { return true }, func(_ *Event, doc []byte) bool {
+	err = s.Refetch(t.Context(), resume.Position{ClusterTime: at}, func(*changes.Event) bool { return true }, func(_ *changes.Event, doc []byte) bool {
 		got = append(got, len(bson.Raw(doc).Lookup("_id").StringValue()))
 		return len(got) < 2
 	})
