@@ -65,7 +65,7 @@ func (p *program) addChangeFlags(c *cobra.Command) *operatorCommand {
 }
 
 func (a *operatorCommand) addActorFlag(c *cobra.Command) {
-	c.Flags().StringVar(&a.actor, "actor", "", "`name` for the events log; default: the name of the user")
+	c.Flags().StringVar(&a.actor, "actor", "", "`name` for the audit log; default: the name of the user")
 }
 
 // withOperator connects to the state database and calls f with the operator of the configured watcher.
@@ -131,7 +131,7 @@ func explainError(ctx context.Context, cfg config.Config, err error) error {
 	return markTemporary(reason)
 }
 
-// source is the source of an action in the events log.
+// source is the source of an action in the audit log.
 const source = "cli"
 
 // setRun makes f the action of c. f gets the operator of the configured watcher and the arguments of the command.

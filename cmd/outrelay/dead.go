@@ -72,7 +72,7 @@ func addToFlag(c *cobra.Command, o *admin.DeadOptions) {
 
 // addStateFlag adds the flag that selects letters by whether they were requeued.
 func (f *deadFilter) addStateFlag(c *cobra.Command) {
-	c.Flags().StringVar(&f.RequeueStatus, "state", "any", "any, replayable (not requeued yet) or replayed")
+	c.Flags().StringVar(&f.RequeueStatus, "requeued", "any", "any, false or true: letters by whether they were requeued")
 }
 
 func newDeadListCommand(p *program) *cobra.Command {
@@ -94,7 +94,7 @@ func newDeadListCommand(p *program) *cobra.Command {
 		// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
 		var others int64
 		if err == nil && f.Source != admin.FromHandler && !a.json {
-			others, err = op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "replayable"})
+			others, err = op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "false"})
 		}
 		if err != nil {
 			return err
@@ -109,8 +109,8 @@ func (f *deadFilter) writeDead(w io.Writer, page admin.DeadPage, others int64) {
 	head := "DIED\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
 	cellsOf := func(l admin.DeadLetter) cells {
 		requeued := "no"
-		if l.Replayed != nil {
-			requeued = fmt.Sprintf("as %d", l.Replayed.Delivery)
+		if l.Requeued != nil {
+			requeued = fmt.Sprintf("as %d", l.Requeued.Delivery)
 		}
 		return cells{
 			formatLocal(&l.DiedAt), l.Letter, quoteArgument(l.ID), l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
@@ -136,7 +136,7 @@ func (f *deadFilter) writeDead(w io.Writer, page admin.DeadPage, others int64) {
 // requeueState describes whether a letter of a handler was requeued.
 func requeueState(l admin.DeadLetter) string {
 	switch {
-	case l.Replayed == nil:
+	case l.Requeued == nil:
 		return "no"
 	case l.Waiting:
 		return "waiting"
@@ -169,7 +169,7 @@ func newDeadSummaryCommand(p *program) *cobra.Command {
 			name: "groups", empty: "no dead letter matches", head: "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST",
 			cells: func(g admin.DeadGroup) cells {
 				return cells{
-					formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
+					formatThousands(g.Count), formatThousands(g.NotRequeued), g.Topic, g.Type, g.Class,
 					formatLocal(&g.First), formatLocal(&g.Last),
 				}
 			},
@@ -178,7 +178,7 @@ func newDeadSummaryCommand(p *program) *cobra.Command {
 			groups.head = "COUNT\tNOT REQUEUED\tGROUP\tHANDLER\tTYPE\tCLASS\tFIRST\tLAST"
 			groups.cells = func(g admin.DeadGroup) cells {
 				return cells{
-					formatThousands(g.Count), formatThousands(g.Replayable), g.ConsumerGroup, g.Handler, g.Type, g.Class,
+					formatThousands(g.Count), formatThousands(g.NotRequeued), g.ConsumerGroup, g.Handler, g.Type, g.Class,
 					formatLocal(&g.First), formatLocal(&g.Last),
 				}
 			}
@@ -242,7 +242,7 @@ code is 1.`,
 		f.IDs = ids
 		o.DryRun = a.dryRun
 		// Requeued letters stay in the collection for the record; a second requeue would deliver them twice.
-		f.RequeueStatus = "replayable"
+		f.RequeueStatus = "false"
 
 		question := "requeue %s; consumers get the same ids again"
 		if f.Source == admin.FromHandler {

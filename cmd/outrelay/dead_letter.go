@@ -46,7 +46,7 @@ func writeDeadLetter(w io.Writer, l admin.DeadLetter) {
 		printField("replay of", "%s", l.ReplayOf)
 	}
 	// The relay gives the envelope a delivery number. A handler gets the same message again.
-	if r := l.Replayed; r != nil && l.Source.Kind == admin.FromHandler {
+	if r := l.Requeued; r != nil && l.Source.Kind == admin.FromHandler {
 		printField("requeued", "by %s at %s: %s", r.Actor, formatLocal(&r.At), requeueState(l))
 	} else if r != nil {
 		printField("requeued", "by %s at %s as delivery %d", r.Actor, formatLocal(&r.At), r.Delivery)

@@ -169,16 +169,16 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 rejected\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.countWaiting() != 4 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(0, nil, "dead", "list", "--state", "replayable"); !strings.Contains(text, "1 of 1 dead letter\n") {
+	if text := g.runCommand(0, nil, "dead", "list", "--requeued", "false"); !strings.Contains(text, "1 of 1 dead letter\n") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
 	var page admin.DeadPage
-	if g.runCommand(0, &page, "dead", "list", "--state", "replayed"); page.Total != 4 || page.Letters[0].Replayed.Actor != "ann" {
+	if g.runCommand(0, &page, "dead", "list", "--requeued", "true"); page.Total != 4 || page.Letters[0].Requeued.Actor != "ann" {
 		t.Errorf("unexpected result %+v", page)
 	}
 
-	n, err := g.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "dead_requeued"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.requeued", Value: 3}})
+	n, err := g.state.Collection("audit").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "dead_requeued"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.requeued", Value: 3}})
 	if err != nil || n != 1 {
 		t.Errorf("%d entries in the log, %v", n, err)
 	}
@@ -306,8 +306,8 @@ func TestAShownPayloadIsRedactedAndLogged(t *testing.T) {
 	}
 
 	shown := bson.D{{Key: "kind", Value: "payload_shown"}, {Key: "fields.id", Value: "d0"}, {Key: "fields.source", Value: "cli"}}
-	if n, err := g.state.Collection("events").CountDocuments(t.Context(), shown); err != nil || n != 1 {
-		t.Errorf("the events log has %d entries about the payload (%v)", n, err)
+	if n, err := g.state.Collection("audit").CountDocuments(t.Context(), shown); err != nil || n != 1 {
+		t.Errorf("the audit log has %d entries about the payload (%v)", n, err)
 	}
 }
 

@@ -181,7 +181,7 @@ func TestStorageCommands(t *testing.T) {
 	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "clear default"), "owns slot")
 	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "clear", "everything", "--dry-run"), "cannot be cleared")
 	d.runCommand(nil, exitConfig, "storage", "clear")
-	d.runCommand(&c, exitOK, "storage", "clear", "envelopes", "events", "--confirm", "clear default", "--force")
+	d.runCommand(&c, exitOK, "storage", "clear", "envelopes", "audit", "--confirm", "clear default", "--force")
 	if n, err := d.shop.Collection("outbox").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 || c.Removed < 3 {
 		t.Errorf("%d are left, %v: %+v", n, err, c)
 	}

@@ -98,15 +98,15 @@ func classifyError(err error) error {
 		return markTemporary(err)
 	}
 
-	kind, hint := admin.Explain(err)
+	kind, fix := admin.Explain(err)
 	if kind == admin.FailUnavailable {
 		if admin.IsUnreachable(err) {
 			return markTemporary(errUnreachable)
 		}
 		return markTemporary(err)
 	}
-	if hint != "" && kind == admin.FailForbidden {
-		err = fmt.Errorf("%w; %s", err, hint)
+	if fix != "" && kind == admin.FailForbidden {
+		err = fmt.Errorf("%w; %s", err, fix)
 	}
 	return err
 }

@@ -169,7 +169,7 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 	stacktest.Eventually(t, "another letter of bad 2", func() bool {
 		var got admin.DeadPage
 		c.runCommand(0, &got, "dead", "list", "--source", "handler", "bad 2")
-		return len(got.Letters) == 2 && got.Letters[0].Delivery == 1 && got.Letters[1].Replayed != nil && !got.Letters[1].Waiting
+		return len(got.Letters) == 2 && got.Letters[0].Delivery == 1 && got.Letters[1].Requeued != nil && !got.Letters[1].Waiting
 	})
 
 	// A letter without a handler needs the name of one.

@@ -48,7 +48,7 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"pin", "outrelay pin needs either the name of a node or --off; usage: outrelay pin NODE"},
 		{"events --kind pausd", "--kind: no entry is of kind \"pausd\"; did you mean paused?"},
 		{"status --follow --check", "--follow and --check exclude each other; pass only one of them"},
-		{"recover --adopt --from 2h", "--adopt and --from exclude each other; pass only one of them"},
+		{"recover --accept-copy --from 2h", "--accept-copy and --from exclude each other; pass only one of them"},
 		{"replay --resume x --key k", "--resume and --key exclude each other; pass only one of them"},
 		{"adopt", "outrelay adopt needs one of --offsets-file, --offsets-topic, --token, --at"},
 		{"reslice", "outrelay reslice needs --slots <number>"},
@@ -291,7 +291,7 @@ func TestResultsGoToStandardOutput(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	for _, line := range []string{
-		"status", "nodes", "events", "ping", "version", "validate", "dead list", "dead summary", "scheduled list", "waiting summary",
+		"status", "nodes", "audit", "ping", "version", "validate", "dead list", "dead summary", "scheduled list", "waiting summary",
 		"failed list", "replay list", "watchers list", "storage counts", "saga types", "inbox counts", "history purge --help", "context list",
 	} {
 		if code, out, errOut := runCommand(t, d.env, strings.Fields(line)...); code != exitOK || out == "" || errOut != "" {
@@ -321,7 +321,7 @@ func TestWatchersCommands(t *testing.T) {
 	if len(list.Watchers) != 1 {
 		t.Errorf("unexpected result %+v", list)
 	}
-	expectTexts(t, d.runCommand(nil, exitOK, "events", "--kind", "watcher_removed", "--watcher", "tried"), "documents=4")
+	expectTexts(t, d.runCommand(nil, exitOK, "audit", "--kind", "watcher_removed", "--watcher", "tried"), "documents=4")
 }
 
 func TestContexts(t *testing.T) {
@@ -357,7 +357,7 @@ func TestContexts(t *testing.T) {
 
 	expectTexts(t, run(exitOK, "status"), "default  0of1")
 	expectTexts(t, run(exitOK, "pause"), "context prod\n", "watcher default: paused")
-	expectTexts(t, run(exitConfig, "events", "trim", "--keep", "1"), "in context prod; pass --yes")
+	expectTexts(t, run(exitConfig, "audit", "trim", "--keep", "1"), "in context prod; pass --yes")
 	expectTexts(t, run(exitConfig, "--context", "lab", "dead", "list"), "watcher lab in ")
 	expectTexts(t, run(exitConfig, "--context", "lab", "--config", config, "status"), "exclude each other")
 	expectTexts(t, run(exitConfig, "run"), "mongodb.uri: required and not set")

@@ -15,7 +15,7 @@ import (
 // recoverResult is the output of outrelay recover --json.
 type recoverResult struct {
 	Watcher string `json:"watcher"`
-	Action  string `json:"action"` // sweep, adopt, release or skip
+	Action  string `json:"action"` // sweep, accept-copy, release or skip
 	DryRun  bool   `json:"dry_run"`
 	Done    bool   `json:"done"`
 	// Collections are the collections that a sweep delivers again. They are counted only for a dry run
@@ -28,13 +28,13 @@ type recoverResult struct {
 }
 
 func newRecoverCommand(p *program) *cobra.Command {
-	var adopt, skip bool
+	var acceptCopy, skip bool
 	var release, slot string
 	var event admin.SkipOrder
 	var from time.Time
 	c := &cobra.Command{
 		Use:   "recover",
-		Short: "Order a sweep after lost state, adopt copied state, or release a collection",
+		Short: "Order a sweep after lost state, accept copied state, or release a collection",
 		Long: `Without a flag, order a sweep. The next owner of the watcher delivers each envelope of the watched
 collections that was written at or after --from (default: all envelopes), marks it as
 outrelay-redelivered, and continues with the change stream. Use it if the document of the watcher is
@@ -44,7 +44,7 @@ a second time, with the same id.
 Envelopes that were not delivered yet are swept in any case. The sweep starts some minutes earlier
 because of transactions that were open. --dry-run counts by the same rules.
 
---adopt accepts state that was copied from another replica set, and orders a sweep from the stored
+--accept-copy accepts state that was copied from another replica set, and orders a sweep from the stored
 position on: the envelopes of the copy arrive marked. --release NS lets another watcher read NS.
 
 --skip passes over one event that the change stream cannot read or the relay cannot deliver: the event
@@ -54,7 +54,7 @@ becomes a dead letter of class skipped, and the owner continues after it.`,
 	}
 
 	a := p.addChangeFlags(c)
-	c.Flags().BoolVar(&adopt, "adopt", false, "accept state that was copied from another replica set")
+	c.Flags().BoolVar(&acceptCopy, "accept-copy", false, "accept state that was copied from another replica set")
 	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
 	c.Flags().BoolVar(&skip, "skip", false, "pass over one event, which becomes a dead letter")
 	c.Flags().StringVar(&event.Collection, "collection", "", "with --skip: the `collection` of the event, as database.collection")
@@ -62,7 +62,7 @@ becomes a dead letter of class skipped, and the owner continues after it.`,
 	addTimeFlag(c, &from, "from",
 		"sweep from this `time`, with its zone, or from so long ago, such as 2h; default: everything", parseZonedPastTime)
 	addSlotFlag(c, &slot)
-	c.MarkFlagsMutuallyExclusive("adopt", "release", "from", "skip")
+	c.MarkFlagsMutuallyExclusive("accept-copy", "release", "from", "skip")
 	c.MarkFlagsRequiredTogether("collection", "id")
 
 	a.setRun(c, func(ctx context.Context, o admin.Operator, _ []string) error {
@@ -71,8 +71,8 @@ becomes a dead letter of class skipped, and the owner continues after it.`,
 		r := recoverResult{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
 		var err error
 		switch {
-		case adopt:
-			r.Action = "adopt"
+		case acceptCopy:
+			r.Action = "accept-copy"
 			err = a.orderSweep(ctx, &r, sweepOrder{
 				plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanAdoption(ctx) },
 				give: func() error { return o.Recovery().Adopt(ctx) },
@@ -165,8 +165,8 @@ func (a *operatorCommand) orderSweep(ctx context.Context, r *recoverResult, orde
 		envelopes = "all envelopes of the watcher"
 	}
 	action := "deliver " + envelopes + " again, with the same ids; consumers may have handled them before"
-	if r.Action == "adopt" {
-		action = "adopt the copied state and " + action
+	if r.Action == "accept-copy" {
+		action = "accept the copied state and " + action
 	}
 	if err := a.confirm(ctx, action); err != nil {
 		return err
@@ -183,8 +183,8 @@ func (r *recoverResult) writeRecovery(w io.Writer) {
 
 	var planned, done string
 	switch r.Action {
-	case "adopt":
-		planned, done = "its state would be adopted and a sweep ordered; nothing was done", "its state is adopted and a sweep is ordered; start outrelay run"
+	case "accept-copy":
+		planned, done = "the copied state would be accepted and a sweep ordered; nothing was done", "the copied state is accepted and a sweep is ordered; start outrelay run"
 	case "release":
 		planned, done = r.Released+" would be released", r.Released+" is released"
 	case "skip":

@@ -52,7 +52,7 @@ func TestRecoverCommand(t *testing.T) {
 	}
 	g.runCommand(exitConfig, nil, "recover", "--collection", ns, "--id", "a", "--yes")
 
-	g.runCommand(exitConfig, nil, "recover", "--adopt", "--release", ns)
+	g.runCommand(exitConfig, nil, "recover", "--accept-copy", "--release", ns)
 	if gap() {
 		t.Fatal("a sweep is ordered already")
 	}
@@ -62,16 +62,16 @@ func TestRecoverCommand(t *testing.T) {
 		t.Errorf("unexpected result %+v", r)
 	}
 
-	n, err := g.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "recover_ordered"}, {Key: "fields.actor", Value: "ann"}})
+	n, err := g.state.Collection("audit").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "recover_ordered"}, {Key: "fields.actor", Value: "ann"}})
 	if err != nil || n != 1 {
-		t.Errorf("%d entries in the events log, %v", n, err)
+		t.Errorf("%d entries in the audit log, %v", n, err)
 	}
 
-	// The sweep that adopting orders is counted like any other.
-	if text := g.runCommand(0, nil, "recover", "--adopt", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
+	// The sweep that accepting a copy orders is counted like any other.
+	if text := g.runCommand(0, nil, "recover", "--accept-copy", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "recover", "--adopt"); !strings.Contains(text, "adopt the copied state and deliver 2 envelopes again") {
+	if text := g.runCommand(exitConfig, nil, "recover", "--accept-copy"); !strings.Contains(text, "accept the copied state and deliver 2 envelopes again") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 

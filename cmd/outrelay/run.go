@@ -105,7 +105,7 @@ func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, pati
 		// A supervisor starts a process that ends here with growing delays, so that events would wait for minutes after an outage of
 		// Kafka. The running relay notices at once that Kafka is back.
 		if doctor.ReasonOf(err).Server == doctor.Kafka {
-			log.Warn("Kafka is away; outrelay starts and waits for it", "reason", err)
+			log.Warn("Kafka is away; outrelay starts and waits for it", "error", err)
 			return nil
 		}
 		if time.Since(began) >= patience {
@@ -115,7 +115,7 @@ func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, pati
 		// A reason that stays the same is logged once.
 		if err.Error() != last {
 			last = err.Error()
-			log.Warn("waiting for MongoDB", "reason", err)
+			log.Warn("waiting for MongoDB", "error", err)
 		}
 		select {
 		case <-ctx.Done():

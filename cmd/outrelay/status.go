@@ -120,20 +120,20 @@ const noWatcher = "no watcher has run with this state database yet"
 
 // writeStatus writes the status for people.
 func (s statusReport) writeStatus(w io.Writer) {
-	if len(s.Watchers) == 0 {
+	if len(s.Slots) == 0 {
 		fmt.Fprintln(w, noWatcher)
 		s.writeChecks(w)
 		return
 	}
 
 	head := "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED"
-	writeTable(w, head, s.Watchers, func(x admin.Watcher) cells {
+	writeTable(w, head, s.Slots, func(x admin.SlotStatus) cells {
 		return cells{
 			x.Name, x.Slot, ownerNode(&x), x.Epoch, fmt.Sprintf("%+.1f s", float64(x.ExpiresInMS)/1000), x.State,
 			fmt.Sprintf("%.2f s", x.LagS), fmt.Sprintf("%.0f/s", x.Rate), fmt.Sprintf("%.1f s", x.TokenAgeS), x.Unresolved,
 		}
 	})
-	for _, x := range s.Watchers {
+	for _, x := range s.Slots {
 		writeSlotDetails(w, &x)
 	}
 
@@ -144,7 +144,7 @@ func (s statusReport) writeStatus(w io.Writer) {
 }
 
 // ownerNode returns the node that owns the slot, or "-".
-func ownerNode(x *admin.Watcher) string {
+func ownerNode(x *admin.SlotStatus) string {
 	if x.Owner == "" {
 		return "-"
 	}
@@ -153,7 +153,7 @@ func ownerNode(x *admin.Watcher) string {
 
 // writeSlotDetails writes the reason for the state of a slot, the orders of operators and the topics
 // whose events wait.
-func writeSlotDetails(w io.Writer, x *admin.Watcher) {
+func writeSlotDetails(w io.Writer, x *admin.SlotStatus) {
 	slot := sanitizeLine(x.Name + "/" + x.Slot)
 	if x.Reason != "" {
 		fmt.Fprintf(w, "%s: %s\n", slot, sanitizeLine(x.Reason))
@@ -172,7 +172,7 @@ func writeSlotDetails(w io.Writer, x *admin.Watcher) {
 		fmt.Fprintf(w, "%s: a gap is being swept: %s\n", slot, sanitizeLine(x.Gap))
 	}
 
-	for _, b := range x.Blocked {
+	for _, b := range x.Unwritable {
 		verb := "waits"
 		if b.Parked {
 			verb = "is parked"
@@ -195,10 +195,10 @@ func (s statusReport) writeCounts(w io.Writer) {
 		formatThousands(c.Blocked), countNoun(c.BlockedKeys, "key"), formatThousands(c.Parked),
 		formatThousands(c.Scheduled), formatThousands(c.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
 
-	if len(s.Pending) == 0 {
+	if len(s.WaitingTopics) == 0 {
 		return
 	}
-	writeTable(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", s.Pending, func(p admin.PendingTopic) cells {
+	writeTable(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", s.WaitingTopics, func(p admin.WaitingTopic) cells {
 		why := ""
 		if p.Target != nil {
 			why = p.Target.Reason
@@ -291,12 +291,12 @@ func (s statusReport) formatFrame(problem error) string {
 // writeLines writes one line for each slot, for --follow without a terminal.
 func (s statusReport) writeLines(w io.Writer) {
 	at := s.At.Local().Format(time.TimeOnly)
-	if len(s.Watchers) == 0 {
+	if len(s.Slots) == 0 {
 		fmt.Fprintln(w, at, noWatcher)
 	}
 
-	for i := range s.Watchers {
-		x := &s.Watchers[i]
+	for i := range s.Slots {
+		x := &s.Slots[i]
 		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%.2fs rate=%.0f/s",
 			at, x.Name, x.Slot, ownerNode(x), x.Epoch, x.State, x.LagS, x.Rate)
 		if x.Name == s.Watcher && s.CountsProblem == "" {

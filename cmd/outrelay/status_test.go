@@ -19,7 +19,7 @@ func TestStatusCommand(t *testing.T) {
 	d := newDeployment(t)
 	var s statusReport
 	d.runCommand(&s, exitOK, "status", "--check")
-	if len(s.Watchers) != 1 || s.Watchers[0].Node != "one" || s.Watchers[0].State != "live" || len(s.Nodes) != 2 || s.Counts.Scheduled != 3 || s.CountsProblem != "" || len(s.Checks) == 0 {
+	if len(s.Slots) != 1 || s.Slots[0].Node != "one" || s.Slots[0].State != "live" || len(s.Nodes) != 2 || s.Counts.Scheduled != 3 || s.CountsProblem != "" || len(s.Checks) == 0 {
 		t.Errorf("unexpected result %+v", s)
 	}
 
@@ -52,7 +52,7 @@ func TestStatusIsWatched(t *testing.T) {
 	lines, _, endLines := d.startCommand("status", "-f", "--every", "100ms")
 	first, _, _ := strings.Cut(out.waitForText(t, "\n", 2), "\n")
 	var s statusReport
-	if err := json.Unmarshal([]byte(first), &s); err != nil || len(s.Watchers) != 1 {
+	if err := json.Unmarshal([]byte(first), &s); err != nil || len(s.Slots) != 1 {
 		t.Errorf("%v: %q", err, first)
 	}
 
@@ -73,7 +73,7 @@ func TestStatusIsWatched(t *testing.T) {
 func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	s := statusReport{Overview: admin.Overview{Watcher: "orders", Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live"}}}}
+	s := statusReport{Overview: admin.Overview{Watcher: "orders", Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live"}}}}
 	f := &screen{out: &b}
 	for _, problem := range []error{nil, errors.New("MongoDB does not\nanswer"), nil} {
 		if err := f.drawFrame(s.formatFrame(problem)); err != nil {

@@ -58,13 +58,13 @@ func newStorageClearCommand(p *program) *cobra.Command {
 		Use:   "clear WHAT...",
 		Short: "Remove all documents for good: " + strings.Join(admin.Clearable(), ", "),
 		Long: `Remove all documents of the named kinds for good: envelopes (outboxes), dead (letters), inbox,
-sagas, events (of this watcher in the events log), replays. Indexes, checkpoints and the other data
-of services stay. The command fails while a relay runs for the watcher. Confirm it by typing
+sagas, audit (the entries of this watcher), replays. Indexes, checkpoints and the other data of
+services stay. The command fails while a relay runs for the watcher. Confirm it by typing
 "clear" and the name of the watcher, or pass them in --confirm. Run it with --dry-run first.
 
 Events that were appended, but that no relay has read yet, are still in the change stream. They are
 sent when a relay continues.`,
-		Example: `  outrelay storage clear dead events --dry-run
+		Example: `  outrelay storage clear dead audit --dry-run
   outrelay storage clear envelopes --collection shop.outbox --confirm "clear orders"`,
 		Args:      minArgs(1),
 		ValidArgs: admin.Clearable(),

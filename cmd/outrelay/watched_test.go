@@ -110,7 +110,7 @@ func TestWatchedNamesAreInspected(t *testing.T) {
 			_, log, end := d.startCommand("run")
 			log.waitForText(t, named(c.cause), 1)
 			// The log of a pod that fails shows the configuration that it has resolved.
-			expectTexts(t, log.waitForText(t, "outrelay starts", 1), `"preset":"typed"`, `"lease":`, `"slots":1`, `"roles":["relay"`, `"recording":"watermark"`,
+			expectTexts(t, log.waitForText(t, "outrelay starts", 1), `"preset":"typed"`, `"lease":`, `"slots":1`, `"roles":["relay"`, `"recording":"position"`,
 				`"retention":`, `"state":"state-`)
 			expectTexts(t, log.waitForText(t, named(c.fix), 1), name)
 			if !c.ends {

@@ -39,7 +39,7 @@ func newWatchersRemoveCommand(p *program) *cobra.Command {
 		Short: "Remove a watcher that no longer runs: its position, its registrations and its history",
 		Long: `Remove a watcher that no longer runs from the state database: its position, the registrations of its
 outboxes and its history. Another watcher may read these outboxes afterwards. Outboxes, dead letters
-and the events log stay. If a process is started with this watcher again, it begins without a position.
+and the audit log stay. If a process is started with this watcher again, it begins without a position.
 
 The command is rejected while a live node runs the watcher, or while a slot has an owner.`,
 		Args: exactArgs(1),

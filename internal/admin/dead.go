@@ -33,7 +33,7 @@ type DeadFilter struct {
 	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Dead letters of the relay (default) or of handlers of consumers. With handler, id is the id of a message, and collection is the collection of the dead letters."`
 	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"With source handler: the consumer group."`
 	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"With source handler: the name of the handler."`
-	RequeueStatus string    `query:"stand" json:"stand,omitempty" enum:"any,replayable,replayed"`
+	RequeueStatus string    `query:"requeued" json:"requeued,omitempty" enum:"any,false,true"`
 	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
 }
 
@@ -87,7 +87,7 @@ func (f DeadFilter) checkValues(classes []string) error {
 	}
 	checkValue("class", f.Class, classes...)
 	checkValue("source", f.Source, FromRelay, FromHandler)
-	checkValue("stand", f.RequeueStatus, "any", string(letters.Replayable), string(letters.Requeued))
+	checkValue("requeued", f.RequeueStatus, "any", string(letters.NotRequeued), string(letters.Requeued))
 
 	if f.Source != FromHandler && f.Group+f.Handler != "" {
 		errs = append(errs, errors.New("group and handler need source handler"))
@@ -95,7 +95,7 @@ func (f DeadFilter) checkValues(classes []string) error {
 	return errors.Join(append(errs, checkWindow(f.From, f.To))...)
 }
 
-// auditFields returns the conditions of a filter for the events log, by their names in the API, with at most 100 ids.
+// auditFields returns the conditions of a filter for the audit log, by their names in the API, with at most 100 ids.
 func auditFields(filter any) bson.D {
 	v := reflect.ValueOf(filter)
 	var fields bson.D
@@ -291,7 +291,7 @@ type DeadRef struct {
 
 // Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
 // payload, and fields that do not belong to an envelope, are included only if payload is true. Show
-// then writes an entry to the events log first, and returns an error if that fails.
+// then writes an entry to the audit log first, and returns an error if that fails.
 func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
 	letter, envelope, err := l.open(ctx, ref)
 	if err != nil {
@@ -315,7 +315,7 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 		{Key: "delivery", Value: letter.Delivery},
 	})
 	if err != nil {
-		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the events log cannot be written: %w", err)
+		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the audit log cannot be written: %w", err)
 	}
 	return letter, nil
 }
@@ -383,7 +383,7 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 		ref.ID, len(found), strings.Join(names, ", "))
 }
 
-// Empty reports whether the filter has no condition except Stand, Source and Collection.
+// Empty reports whether the filter has no condition except RequeueStatus, Source and Collection.
 func (f DeadFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
 		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == ""

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/requeues"
 )
 
-// The entries of the events log for actions on dead letters.
+// The entries of the audit log for actions on dead letters.
 const (
 	deadRequeued   nodes.Kind = "dead_requeued"
 	deadEdited     nodes.Kind = "dead_edited"
@@ -65,7 +65,7 @@ func (l Letters) Requeue(
 	if f.Source == FromHandler {
 		return l.ofHandlers().requeue(ctx, f, opts, did)
 	}
-	f.RequeueStatus = string(letters.Replayable)
+	f.RequeueStatus = string(letters.NotRequeued)
 	q, matched, err := l.countMatching(ctx, f)
 	out.Matched = matched
 	if err != nil || out.Matched == 0 {

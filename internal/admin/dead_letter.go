@@ -19,29 +19,29 @@ type DeadAttempt = record.Attempt
 
 // DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
-	Letter        string            `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
-	Collection    string            `json:"collection"`
-	ID            string            `json:"id"`
-	Delivery      int32             `json:"delivery"`
-	Version       int32             `json:"version"` // an edit must name it
-	AggregateType string            `json:"aggregate_type,omitempty"`
-	Type          string            `json:"type,omitempty"`
-	Key           string            `json:"key,omitempty"`
-	Topic         string            `json:"topic,omitempty"`
-	Partition     *int32            `json:"partition,omitempty"`
-	Place         string            `json:"place,omitempty"` // of a handler: topic/partition/offset of the first record
-	Class         string            `json:"class"`
-	Reason        string            `json:"reason"`
-	Position      string            `json:"position,omitempty"`
-	Size          int               `json:"size"` // bytes of the envelope
-	Source        letters.Source    `json:"source"`
-	Attempts      []record.Attempt  `json:"attempts"`
-	FirstFailure  time.Time         `json:"first_failure"`
-	LastFailure   time.Time         `json:"last_failure"`
-	DiedAt        time.Time         `json:"died_at"`
-	ReplayOf      string            `json:"replay_of,omitempty"`
-	Replayed      *letters.Replayed `json:"replayed,omitempty"`
-	Waiting       bool              `json:"waiting,omitempty"` // the handler has not finished the requeued message
+	Letter        string           `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
+	Collection    string           `json:"collection"`
+	ID            string           `json:"id"`
+	Delivery      int32            `json:"delivery"`
+	Version       int32            `json:"version"` // an edit must name it
+	AggregateType string           `json:"aggregate_type,omitempty"`
+	Type          string           `json:"type,omitempty"`
+	Key           string           `json:"key,omitempty"`
+	Topic         string           `json:"topic,omitempty"`
+	Partition     *int32           `json:"partition,omitempty"`
+	Place         string           `json:"place,omitempty"` // of a handler: topic/partition/offset of the first record
+	Class         string           `json:"class"`
+	Reason        string           `json:"reason"`
+	Position      string           `json:"position,omitempty"`
+	Size          int              `json:"size"` // bytes of the envelope
+	Source        letters.Source   `json:"source"`
+	Attempts      []record.Attempt `json:"attempts"`
+	FirstFailure  time.Time        `json:"first_failure"`
+	LastFailure   time.Time        `json:"last_failure"`
+	DiedAt        time.Time        `json:"died_at"`
+	ReplayOf      string           `json:"replay_of,omitempty"`
+	Requeued      *letters.Requeue `json:"requeued,omitempty"`
+	Waiting       bool             `json:"waiting,omitempty"` // the handler has not finished the requeued message
 	// Envelope is relaxed Extended JSON. Only a single letter has it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 
@@ -74,7 +74,7 @@ func newDeadLetter(d *letters.Dead) DeadLetter {
 		LastFailure:   d.LastFailure,
 		DiedAt:        d.MovedAt,
 		ReplayOf:      d.ReplayOf,
-		Replayed:      d.Replayed,
+		Requeued:      d.Requeued,
 		stamp:         d.Stamp,
 	}
 }

@@ -82,9 +82,9 @@ func letterOf(id any, payload any) bson.D {
 	return bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: payload}}
 }
 
-func (f *office) readLog() []nodes.Event {
+func (f *office) readLog() []nodes.AuditEntry {
 	f.t.Helper()
-	list, err := nodes.NewEvents(f.state.Collection("events"), "", "").Latest(f.t.Context(), 100)
+	list, err := nodes.NewAuditLog(f.state.Collection("audit"), "", "").Latest(f.t.Context(), 100)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 	}
 
 	for name, filter := range map[string]admin.DeadFilter{
-		"a class": {Class: "malfored"}, "a source": {Source: "me"}, "a stand": {RequeueStatus: "no"}, "a window": {From: time.Now(), To: time.Now().Add(-time.Hour)},
+		"a class": {Class: "malfored"}, "a source": {Source: "me"}, "a requeue status": {RequeueStatus: "no"}, "a window": {From: time.Now(), To: time.Now().Add(-time.Hour)},
 		"an id": {IDs: []string{""}}, "a collection": {Collection: "a.b"},
 	} {
 		if _, err := f.op.Letters().Count(t.Context(), filter); err == nil {
@@ -237,7 +237,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, letters.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
-	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "replayed"}, admin.DeadOptions{}, nil); err == nil {
+	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "true"}, admin.DeadOptions{}, nil); err == nil {
 		t.Error("letters that were requeued already were taken")
 	}
 
@@ -266,7 +266,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	}
 
 	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "id0", Delivery: -1}, false)
-	if err != nil || l.Replayed == nil || l.Replayed.Actor != "ann" || l.Replayed.Run != log[0].Fields.Lookup("run").StringValue() {
+	if err != nil || l.Requeued == nil || l.Requeued.Actor != "ann" || l.Requeued.Run != log[0].Fields.Lookup("run").StringValue() {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, Class: "record_refused"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.readLog()) != 1 {
@@ -300,7 +300,7 @@ func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 	op.State = f.state.On(stacktest.Client(t, options.Client().SetAppName(app)))
 	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"update"}},
-		{Key: "namespace", Value: f.state.Namespace("events")},
+		{Key: "namespace", Value: f.state.Namespace("audit")},
 		{Key: "blockConnection", Value: true},
 		{Key: "blockTimeMS", Value: 5500},
 	})

@@ -24,9 +24,9 @@ import (
 )
 
 // findLogged returns the entries of one kind. It checks that all entries are by ann and contain no payload.
-func (f *office) findLogged(kind nodes.Kind) []nodes.Event {
+func (f *office) findLogged(kind nodes.Kind) []nodes.AuditEntry {
 	f.t.Helper()
-	return slices.DeleteFunc(f.readLog(), func(e nodes.Event) bool { return e.Kind != kind })
+	return slices.DeleteFunc(f.readLog(), func(e nodes.AuditEntry) bool { return e.Kind != kind })
 }
 
 func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
@@ -64,7 +64,7 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 
 	waitYield(t, f.owner)
 	if len(f.findLogged("node_removed")) != 1 || len(f.findLogged("node_released")) != 1 {
-		t.Error("the events log has no entry of this action")
+		t.Error("the audit log has no entry of this action")
 	}
 	if slots, err = k.Nodes().Release(t.Context(), "n7", time.Minute); !errors.Is(err, mongodb.ErrNotFound) || len(slots) != 0 {
 		t.Errorf("%v, %v", slots, err)
@@ -82,17 +82,17 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 		docs = append(docs, bson.D{{Key: "at", Value: at.Add(time.Duration(i/4) * time.Second)}, {Key: "kind", Value: []string{"took_over", "paused"}[i%2]}, {Key: "watcher", Value: "orders"}, {Key: "node", Value: fmt.Sprint("n", i%3)}, {Key: "fields", Value: bson.D{{Key: "actor", Value: "ann"}, {Key: "i", Value: i}}}})
 	}
 
-	if _, err := f.state.Collection("events").InsertMany(t.Context(), docs); err != nil {
+	if _, err := f.state.Collection("audit").InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
 
 	seen, after := map[string]bool{}, ""
 	for pages := 0; ; pages++ {
-		p, err := k.Events(t.Context(), admin.EventFilter{Watcher: "orders"}, 7, after)
+		p, err := k.Audit(t.Context(), admin.AuditFilter{Watcher: "orders"}, 7, after)
 		if err != nil || p.Total != 25 || pages > 4 {
 			t.Fatalf("%+v, %v", p, err)
 		}
-		for _, e := range p.Events {
+		for _, e := range p.Entries {
 			if seen[e.ID] || e.Actor != "ann" {
 				t.Errorf("%+v", e)
 			}
@@ -106,20 +106,20 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 		t.Errorf("%d of 25", len(seen))
 	}
 
-	p, err := k.Events(t.Context(), admin.EventFilter{Kinds: []string{"paused"}, Node: "n1", Actor: "ann", From: at, To: at.Add(time.Hour)}, 0, "")
-	if err != nil || len(p.Events) != 4 {
-		t.Errorf("%d, %v", len(p.Events), err)
+	p, err := k.Audit(t.Context(), admin.AuditFilter{Kinds: []string{"paused"}, Node: "n1", Actor: "ann", From: at, To: at.Add(time.Hour)}, 0, "")
+	if err != nil || len(p.Entries) != 4 {
+		t.Errorf("%d, %v", len(p.Entries), err)
 	}
-	if _, err := k.Events(t.Context(), admin.EventFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
+	if _, err := k.Audit(t.Context(), admin.AuditFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 
 	for keep, want := range map[int]int64{0: 0, -1: 0, 100: 0, 10: 15} {
-		if n, err := k.EventsTrim(t.Context(), keep); err != nil || n != want {
+		if n, err := k.TrimAudit(t.Context(), keep); err != nil || n != want {
 			t.Errorf("keeping %d: %d, %v", keep, n, err)
 		}
 	}
-	if n, err := k.ForWatcher("other").EventsTrim(t.Context(), 0); err != nil || n != 0 {
+	if n, err := k.ForWatcher("other").TrimAudit(t.Context(), 0); err != nil || n != 0 {
 		t.Errorf("%d, %v", n, err)
 	}
 }
@@ -195,7 +195,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	waits.Attempts, waits.Error = 1, &record.Attempt{Class: "record_refused", Reason: "no", Topic: "orders", At: sent, Node: "n1"}
 	stopped := append(letterOf("stopped", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 90, I: 1}})
 	mustInsert(t, f.a, stopped)
-	// The event that waits had the same id as the one in the outbox.
+	// The event that waits had the same id as another in the outbox.
 	reused := append(letterOf("reused", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 80, I: 1}})
 	mustInsert(t, f.a, append(letterOf("reused", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 70, I: 1}}))
 	admintest.StoreWaiting(t, f.state.Collection("waiting"), waits,
@@ -450,7 +450,7 @@ func TestClearEmptiesTheNamedCollectionsAlone(t *testing.T) {
 		}
 	}
 	if len(f.findLogged("clearing")) != 1 || len(f.findLogged("cleared")) != 1 {
-		t.Error("the events log has no entry of this action")
+		t.Error("the audit log has no entry of this action")
 	}
 	if p, err := k.Ping(t.Context()); err != nil || !p.MongoDB || !p.Storage || time.Since(p.Now).Abs() > time.Minute {
 		t.Errorf("%+v, %v", p, err)

@@ -27,9 +27,9 @@ const (
 	FailUnavailable Failure = "unavailable" // the servers did not respond or failed; a retry may help
 )
 
-// Explain returns the kind of an error and a hint how to fix it. The hint is "" if the error text
+// Explain returns the kind of an error and its fix. The fix is "" if the error text
 // already contains the fix. An error of a use-case that has no other kind is invalid.
-func Explain(err error) (kind Failure, hint string) {
+func Explain(err error) (kind Failure, fix string) {
 	var (
 		privilege *mongodb.PrivilegeError
 		server    mongo.ServerError
@@ -67,7 +67,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
 	case errors.As(err, &refused), errors.As(err, &claimed),
-		is(requeues.ErrReplayed, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
+		is(requeues.ErrRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

@@ -45,7 +45,7 @@ const (
 type figures struct {
 	at             time.Time
 	counts         Counts
-	pending        []PendingTopic
+	pending        []WaitingTopic
 	oldest, newest time.Time // of the oplog; zero if unknown
 	checks         []Check
 	watched        []Check           // of the watched names
@@ -190,7 +190,7 @@ func (s *figureSet) keepFresh(ctx context.Context, o Operator, log *slog.Logger)
 		for _, due := range s.dueOperators(time.Now()) {
 			countCtx, cancel := context.WithTimeout(ctx, countTimeout)
 			if _, err := s.updateFigures(countCtx, due); err != nil && ctx.Err() == nil {
-				log.Debug("cannot count the figures of the overview", "watcher", due.Watcher, "reason", err)
+				log.Debug("cannot count the figures of the overview", "watcher", due.Watcher, "error", err)
 			}
 			cancel()
 		}
@@ -289,7 +289,7 @@ func (c *figureCount) countStored(ctx context.Context) error {
 		return err
 	}
 	if counts.DeadAll > 0 {
-		open := letters.Query{Watcher: c.op.Watcher, RequeueStatus: letters.Replayable}
+		open := letters.Query{Watcher: c.op.Watcher, RequeueStatus: letters.NotRequeued}
 		if counts.Dead, err = letters.Count(ctx, dead, open); err != nil {
 			return err
 		}
@@ -449,10 +449,10 @@ func newRuleChecks(r health.Report) []Check {
 }
 
 // newPendingTopics returns the topics with the oldest envelope first.
-func newPendingTopics(list []waiting.Topic, now time.Time) []PendingTopic {
-	topics := []PendingTopic{}
+func newPendingTopics(list []waiting.Topic, now time.Time) []WaitingTopic {
+	topics := []WaitingTopic{}
 	for _, w := range list {
-		p := PendingTopic{
+		p := WaitingTopic{
 			Topic: w.Topic, Retry: w.Retry, Blocked: w.Blocked, Parked: w.Parked, Queued: w.Queued, Keys: w.Keys, Collections: w.Outboxes,
 		}
 		if !w.Oldest.IsZero() {
@@ -463,7 +463,7 @@ func newPendingTopics(list []waiting.Topic, now time.Time) []PendingTopic {
 		topics = append(topics, p)
 	}
 
-	slices.SortStableFunc(topics, func(a, b PendingTopic) int {
+	slices.SortStableFunc(topics, func(a, b WaitingTopic) int {
 		return cmp.Or(cmp.Compare(b.OldestAgeS, a.OldestAgeS), strings.Compare(a.Topic, b.Topic))
 	})
 	return topics

@@ -226,7 +226,7 @@ func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
 	if r := l.Requeued; r != nil {
 		// The requeue is the only change of a letter, so there are two versions.
 		d.Version = 1
-		d.Replayed = &letters.Replayed{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
+		d.Requeued = &letters.Requeue{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
 		d.Waiting = r.Waiting
 	}
 
@@ -264,7 +264,7 @@ func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup,
 		}
 		for _, s := range list {
 			group := letters.Group{
-				Type: s.Name, Class: record.Class(s.Class), Count: s.Count, Replayable: s.Count - s.Requeued, First: s.First, Last: s.Last,
+				Type: s.Name, Class: record.Class(s.Class), Count: s.Count, NotRequeued: s.Count - s.Requeued, First: s.First, Last: s.Last,
 			}
 			groups = append(groups, DeadGroup{Group: group, ConsumerGroup: s.Group, Handler: s.Handler})
 		}

@@ -17,7 +17,7 @@ import (
 // requeue is [Letters.Requeue] for letters of handlers: their messages go back to their handlers, through MongoDB.
 func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
-	f.RequeueStatus = string(letters.Replayable)
+	f.RequeueStatus = string(letters.NotRequeued)
 	desks, q, err := h.resolveChange(ctx, f)
 	if err != nil {
 		return out, err
@@ -97,8 +97,8 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	}
 	// The version detects an edit or a requeue after the letter was shown.
 	shown := newHandlerLetter(d.ns, &l)
-	if r := shown.Replayed; r != nil {
-		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, requeues.ErrReplayed, r.Actor, r.At.UTC().Format(time.RFC3339))
+	if r := shown.Requeued; r != nil {
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, requeues.ErrRequeued, r.Actor, r.At.UTC().Format(time.RFC3339))
 	}
 	if e.Version != shown.Version {
 		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", l.ID, requeues.ErrOtherVersion)
@@ -120,7 +120,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 	n, err := d.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{l.ID}}, changed)
 	// Another requeue came first, after the letter was read above.
 	if err == nil && n == 0 {
-		err = fmt.Errorf("dead letter %s: %w", l.ID, requeues.ErrReplayed)
+		err = fmt.Errorf("dead letter %s: %w", l.ID, requeues.ErrRequeued)
 	}
 	if err != nil {
 		return out, err

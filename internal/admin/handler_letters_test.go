@@ -217,7 +217,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	if err != nil || m == nil || string(m.Value) != "new" {
 		t.Errorf("the message that waits: %+v, %v", m, err)
 	}
-	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Replayed == nil || l.Replayed.Actor != "ann" || !l.Waiting {
+	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Requeued == nil || l.Requeued.Actor != "ann" || !l.Waiting {
 		t.Errorf("after the edit: %+v, %v", l, err)
 	}
 	_, err = f.op.Letters().Edit(t.Context(), ref, edit, admin.DeadOptions{})
@@ -250,7 +250,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 		kinds = append(kinds, string(e.Kind))
 	}
 	if want := "dead_discarded dead_discarding dead_requeued dead_requeued dead_edited payload_shown"; strings.Join(kinds, " ") != want {
-		t.Errorf("events log: got %s, want %s", strings.Join(kinds, " "), want)
+		t.Errorf("audit log: got %s, want %s", strings.Join(kinds, " "), want)
 	}
 }
 

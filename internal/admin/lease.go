@@ -61,7 +61,7 @@ func (l Lease) forEachSlot(ctx context.Context, kind nodes.Kind, fields bson.D, 
 
 // Slots returns the slots that an action on the lease applies to, as their owners last reported
 // them.
-func (l Lease) Slots(ctx context.Context) ([]Watcher, error) {
+func (l Lease) Slots(ctx context.Context) ([]SlotStatus, error) {
 	ids, err := l.watcherIDs(ctx)
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (l Lease) Slots(ctx context.Context) ([]Watcher, error) {
 		return nil, err
 	}
 
-	slots := slices.DeleteFunc(s.Watchers, func(w Watcher) bool { return !slices.Contains(ids, w.Name+"/"+w.Slot) })
+	slots := slices.DeleteFunc(s.Slots, func(w SlotStatus) bool { return !slices.Contains(ids, w.Name+"/"+w.Slot) })
 	if len(slots) == 0 {
 		return nil, fmt.Errorf("%s: %w", ids[0], lease.ErrNotFound)
 	}

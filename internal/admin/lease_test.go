@@ -41,13 +41,13 @@ func acquireLease(t *testing.T, state state.Database) *lease.Held {
 	return h
 }
 
-func readWatcher(t *testing.T, state state.Database) admin.Watcher {
+func readWatcher(t *testing.T, state state.Database) admin.SlotStatus {
 	t.Helper()
 	s, err := admin.ReadStatus(t.Context(), state)
-	if err != nil || len(s.Watchers) != 1 {
+	if err != nil || len(s.Slots) != 1 {
 		t.Fatalf("%v, %+v; want one watcher", err, s)
 	}
-	return s.Watchers[0]
+	return s.Slots[0]
 }
 
 func waitYield(t *testing.T, h *lease.Held) {
@@ -85,9 +85,9 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 			}
 			waitYield(t, h)
 
-			log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
+			log, err := nodes.NewAuditLog(state.Collection("audit"), "", "").Latest(t.Context(), 1)
 			if err != nil || len(log) != 1 || log[0].Kind != act.kind || log[0].Fields.Lookup("actor").StringValue() != "ann" {
-				t.Fatalf("the events log contains %+v (%v), want %s by ann", log, err, act.kind)
+				t.Fatalf("the audit log contains %+v (%v), want %s by ann", log, err, act.kind)
 			}
 		})
 	}
@@ -233,9 +233,9 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 	if err := o.Recovery().Adopt(t.Context()); !errors.Is(err, lease.ErrNotFound) {
 		t.Errorf("a slot that is owned was adopted: %v", err)
 	}
-	log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
-	if err != nil || len(log) != 1 || log[0].Kind != "adopted" {
-		t.Errorf("the events log contains %+v, %v", log, err)
+	log, err := nodes.NewAuditLog(state.Collection("audit"), "", "").Latest(t.Context(), 1)
+	if err != nil || len(log) != 1 || log[0].Kind != "copy_accepted" {
+		t.Errorf("the audit log contains %+v, %v", log, err)
 	}
 }
 

@@ -450,10 +450,10 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 			Letter: d.Letter,
 		})
 		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
-		if d.Replayed == nil && (e.State == "delivered" || e.State == "recent") {
+		if d.Requeued == nil && (e.State == "delivered" || e.State == "recent") {
 			e.State = stateDead
 		}
-		if r := d.Replayed; r != nil {
+		if r := d.Requeued; r != nil {
 			text := "by " + r.Actor + " as delivery " + formatInt(int64(r.Delivery))
 			e.Timeline = append(e.Timeline, TimelineEntry{At: r.At.UTC(), What: "requeued", Text: text, Letter: d.Letter})
 		}

@@ -47,13 +47,13 @@ const (
 	clearInbox     = "inbox"
 	ClearHandlers  = "handler_dead"
 	clearSagas     = "sagas"
-	clearEvents    = "events"
+	clearAudit     = "audit"
 	clearReplays   = "replays"
 )
 
 // Clearable returns the names of everything that can be cleared.
 func Clearable() []string {
-	return []string{ClearEnvelopes, clearDead, clearInbox, ClearHandlers, clearSagas, clearEvents, clearReplays}
+	return []string{ClearEnvelopes, clearDead, clearInbox, ClearHandlers, clearSagas, clearAudit, clearReplays}
 }
 
 // ClearOrder requests that collections are emptied.
@@ -163,7 +163,7 @@ func (c *clearing) checkUnowned(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, w := range s.Watchers {
+	for _, w := range s.Slots {
 		if w.Name == c.op.Watcher && w.Owner != "" && w.ExpiresInMS > 0 {
 			return fmt.Errorf("%w: %s owns slot %s of watcher %s; pause it, wait until it has released, then clear",
 				ErrInUse, w.Node, w.Slot, w.Name)
@@ -204,9 +204,9 @@ func (c *clearing) removableFilter(what string) bson.D {
 			return bson.D{watcher, {Key: "ns", Value: c.order.Collection}}
 		}
 		return bson.D{watcher}
-	case clearEvents:
+	case clearAudit:
 		// The entry that announces the clearing stays.
-		filter := EventFilter{Watcher: c.op.Watcher}.mongoFilter()
+		filter := AuditFilter{Watcher: c.op.Watcher}.mongoFilter()
 		return append(filter, bson.E{Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}})
 	case clearReplays:
 		return bson.D{watcher, {Key: "state", Value: bson.D{{Key: "$ne", Value: ReplayRunning}}}}
@@ -240,8 +240,8 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 		}
 	}
 
-	if c.hasKind(clearEvents) {
-		add(clearEvents, c.op.State.Namespace("events"))
+	if c.hasKind(clearAudit) {
+		add(clearAudit, c.op.State.Namespace("audit"))
 	}
 	if c.hasKind(clearReplays) {
 		add(clearReplays, c.op.State.Namespace("replays"))

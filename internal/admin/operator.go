@@ -36,7 +36,7 @@ import (
 //
 // Lists have at most [MaxPage] entries, and [DefaultPage] by default. Each page has the cursor of
 // the next one. A cursor remains valid while entries are added and removed. Actions are written to
-// the events log with their actor. Destructive actions reject a filter without conditions unless
+// the audit log with their actor. Destructive actions reject a filter without conditions unless
 // All is set. With DryRun they only count.
 type Operator struct {
 	State   state.Database
@@ -81,7 +81,7 @@ func New(o Operator) Operator {
 	return o
 }
 
-// Actor is the person or program that acts. Name and Source are written to the events log with each
+// Actor is the person or program that acts. Name and Source are written to the audit log with each
 // action.
 type Actor struct {
 	Name   string
@@ -285,7 +285,7 @@ func (o Operator) scheduledCollections(ctx context.Context, only string) ([]stri
 	return outboxes.ListScheduled(ctx, o.State.Collection("schedules"), o.Watcher)
 }
 
-// logAction writes an action to the events log, after it was done. If that fails, the error states
+// logAction writes an action to the audit log, after it was done. If that fails, the error states
 // that the action was done.
 func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D) error {
 	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
@@ -296,8 +296,8 @@ func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D)
 		fields = append(fields, bson.E{Key: "source", Value: o.Source})
 	}
 
-	if err := nodes.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
-		return fmt.Errorf("done, but not written to the events log: %w", err)
+	if err := nodes.NewAuditLog(o.State.Collection("audit"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
+		return fmt.Errorf("done, but not written to the audit log: %w", err)
 	}
 	return nil
 }

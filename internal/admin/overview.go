@@ -11,17 +11,17 @@ import (
 
 // Overview is the first page that an operator sees.
 type Overview struct {
-	At        time.Time      `json:"at"`         // time of Watchers and Nodes, by this process's clock
-	CountedAt time.Time      `json:"counted_at"` // time of Counts
-	Watcher   string         `json:"watcher"`    // the watcher of Counts
-	Watchers  []Watcher      `json:"watchers"`   // every slot of every watcher of the state database
-	Nodes     []Node         `json:"nodes"`
-	Counts    Counts         `json:"counts"`
-	Pending   []PendingTopic `json:"pending"`  // waiting envelopes by topic; the topic with the oldest one comes first
-	LagS      float64        `json:"lag_s"`    // the greatest lag of the slots of the watcher
-	OldestS   float64        `json:"oldest_s"` // age of the oldest waiting envelope of the watcher: parked, blocked, or before a retry
-	RateS     float64        `json:"rate"`     // acked records per second of all slots of the watcher
-	Checks    []Check        `json:"checks"`
+	At            time.Time      `json:"at"`         // time of Slots and Nodes, by this process's clock
+	CountedAt     time.Time      `json:"counted_at"` // time of Counts
+	Watcher       string         `json:"watcher"`    // the watcher of Counts
+	Slots         []SlotStatus   `json:"slots"`      // every slot of every watcher of the state database
+	Nodes         []Node         `json:"nodes"`
+	Counts        Counts         `json:"counts"`
+	WaitingTopics []WaitingTopic `json:"waiting_topics"` // waiting envelopes by topic; the topic with the oldest one comes first
+	LagS          float64        `json:"lag_s"`          // the greatest lag of the slots of the watcher
+	OldestS       float64        `json:"oldest_s"`       // age of the oldest waiting envelope of the watcher: parked, blocked, or before a retry
+	RateS         float64        `json:"rate"`           // acked records per second of all slots of the watcher
+	Checks        []Check        `json:"checks"`
 }
 
 // Counts are numbers of documents in the watcher's collections, and in the databases that contain
@@ -79,31 +79,31 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 
 	var f figures
 	// Only a watcher that has run has figures.
-	mine := slices.DeleteFunc(slices.Clone(status.Watchers), func(w Watcher) bool { return w.Name != o.Watcher })
+	mine := slices.DeleteFunc(slices.Clone(status.Slots), func(w SlotStatus) bool { return w.Name != o.Watcher })
 	if len(mine) > 0 {
 		if f, err = o.currentFigures(ctx); err != nil {
 			return Overview{}, err
 		}
 	}
 	// Without an owner, nothing reports a missing right, and an operator who looks for the cause waits longer.
-	if !slices.ContainsFunc(mine, func(w Watcher) bool { return w.hasOwner() }) {
+	if !slices.ContainsFunc(mine, func(w SlotStatus) bool { return w.hasOwner() }) {
 		if f.watched, err = o.checkWatched(ctx, false); err != nil {
 			return Overview{}, err
 		}
 	}
 
 	view := Overview{
-		At:        time.Now().UTC(),
-		CountedAt: f.at,
-		Watcher:   o.Watcher,
-		Watchers:  status.Watchers,
-		Nodes:     running,
-		Counts:    f.counts,
-		Pending:   addTargets(f.pending, status, o.Watcher),
+		At:            time.Now().UTC(),
+		CountedAt:     f.at,
+		Watcher:       o.Watcher,
+		Slots:         status.Slots,
+		Nodes:         running,
+		Counts:        f.counts,
+		WaitingTopics: addTargets(f.pending, status, o.Watcher),
 	}
-	for i := range view.Watchers {
+	for i := range view.Slots {
 		// The headroom is the part of the oplog that the position has not lost yet.
-		w := &view.Watchers[i]
+		w := &view.Slots[i]
 		if f.oldest.IsZero() || w.PositionAt == nil {
 			continue
 		}
@@ -112,17 +112,17 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	}
 
 	// A watcher is as late as its latest slot, and as fast as all of them together.
-	for _, w := range status.Watchers {
+	for _, w := range status.Slots {
 		if w.Name == o.Watcher {
 			view.LagS = max(view.LagS, w.LagS)
 			view.RateS += w.Rate
 		}
 	}
-	for _, p := range view.Pending {
+	for _, p := range view.WaitingTopics {
 		view.OldestS = max(view.OldestS, p.OldestAgeS)
 	}
 
-	view.Checks = slices.Concat(checkSlots(view.Watchers, f), checkNodes(nodesOf(running, o.Watcher)), f.watched, f.checks)
+	view.Checks = slices.Concat(checkSlots(view.Slots, f), checkNodes(nodesOf(running, o.Watcher)), f.watched, f.checks)
 	return view, nil
 }
 
@@ -139,8 +139,8 @@ func (o Operator) OverviewWithoutCounts(ctx context.Context, problem string) (Ov
 	unknown := Check{ID: "counts", Watcher: o.Watcher, Status: CheckWarn, Detail: "counts are not available: " + problem}
 	return Overview{
 		// Empty lists, so that they are [] in JSON.
-		At: time.Now().UTC(), Watcher: o.Watcher, Watchers: status.Watchers, Nodes: []Node{}, Pending: []PendingTopic{},
-		Checks: slices.Concat(checkSlots(status.Watchers, figures{}), watched, []Check{unknown}),
+		At: time.Now().UTC(), Watcher: o.Watcher, Slots: status.Slots, Nodes: []Node{}, WaitingTopics: []WaitingTopic{},
+		Checks: slices.Concat(checkSlots(status.Slots, figures{}), watched, []Check{unknown}),
 	}, nil
 }
 
@@ -151,7 +151,7 @@ const maxHealthyLag = 10.0
 const lastingProblemS = 30.0
 
 // lastingProblem returns the oldest problem of the owner if it lasts too long, or nil.
-func (w *Watcher) lastingProblem() (oldest *SlotProblem) {
+func (w *SlotStatus) lastingProblem() (oldest *SlotProblem) {
 	for i := range w.Problems {
 		if p := &w.Problems[i]; p.ForS >= lastingProblemS && (oldest == nil || p.Since.Before(oldest.Since)) {
 			oldest = p
@@ -161,7 +161,7 @@ func (w *Watcher) lastingProblem() (oldest *SlotProblem) {
 }
 
 // checkSlots returns the checks of each slot, based on the last report of its owner.
-func checkSlots(list []Watcher, f figures) []Check {
+func checkSlots(list []SlotStatus, f figures) []Check {
 	checks := []Check{}
 	window := f.newest.Sub(f.oldest).Seconds()
 	for i := range list {
@@ -175,7 +175,7 @@ func checkSlots(list []Watcher, f figures) []Check {
 }
 
 // checkSlot returns the most severe finding about a slot.
-func checkSlot(w *Watcher) Check {
+func checkSlot(w *SlotStatus) Check {
 	c := Check{ID: "slot " + w.Name + "/" + w.Slot, Watcher: w.Name}
 	// One finding for each slot: the first one that applies hides the symptoms that follow from it.
 	switch {
@@ -203,11 +203,11 @@ func checkSlot(w *Watcher) Check {
 		c.Detail = fmt.Sprintf("%s, for %s: %s", p.Part, time.Duration(p.ForS*float64(time.Second)).Truncate(time.Second), p.Text)
 		c.Fix = "fix the named cause; outrelay doctor has details"
 
-	case w.State == "blocked", len(w.Blocked) > 0:
+	case w.State == "unwritable", len(w.Unwritable) > 0:
 		c.Status, c.Fix = CheckWarn, "make the topic writable; the waiting envelopes are then sent automatically"
 		c.Detail = w.Reason
-		if len(w.Blocked) > 0 {
-			b := &w.Blocked[0]
+		if len(w.Unwritable) > 0 {
+			b := &w.Unwritable[0]
 			c.Detail = fmt.Sprintf("topic %s: %s; %d wait", b.Topic, b.Reason, b.Count)
 		}
 
@@ -226,7 +226,7 @@ func checkSlot(w *Watcher) Check {
 }
 
 // checkOplog compares the age of the position with window, the seconds that the oplog covers.
-func checkOplog(w *Watcher, window float64) Check {
+func checkOplog(w *SlotStatus, window float64) Check {
 	used := 1 - *w.OplogHeadroomS/window
 	c := Check{
 		ID:      "oplog " + w.Name + "/" + w.Slot,

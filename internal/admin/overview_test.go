@@ -75,13 +75,13 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 
-	at := slices.IndexFunc(o.Pending, func(p admin.PendingTopic) bool { return p.Topic == "orders" })
-	if at < 0 || o.Pending[at].Retry != 1 || o.Pending[at].Blocked != 1 || o.Pending[at].Parked != 1 || o.Pending[at].Keys != 2 || len(o.Pending[at].Collections) != 2 ||
-		o.Pending[at].OldestAgeS < 50 || o.OldestS < 50 {
-		t.Errorf("%+v", o.Pending)
+	at := slices.IndexFunc(o.WaitingTopics, func(p admin.WaitingTopic) bool { return p.Topic == "orders" })
+	if at < 0 || o.WaitingTopics[at].Retry != 1 || o.WaitingTopics[at].Blocked != 1 || o.WaitingTopics[at].Parked != 1 || o.WaitingTopics[at].Keys != 2 || len(o.WaitingTopics[at].Collections) != 2 ||
+		o.WaitingTopics[at].OldestAgeS < 50 || o.OldestS < 50 {
+		t.Errorf("%+v", o.WaitingTopics)
 	}
-	if len(o.Watchers) != 1 || o.Watchers[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
-		t.Errorf("%+v %+v", o.Watchers, o.Nodes)
+	if len(o.Slots) != 1 || o.Slots[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
+		t.Errorf("%+v %+v", o.Slots, o.Nodes)
 	}
 	if c := findCheck(t, o.Checks, "nodes"); c.Status != admin.CheckWarn || !strings.Contains(c.Detail, "no standby") {
 		t.Errorf("%+v", c)
@@ -92,12 +92,12 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if err := k.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if o, err = k.Overview(t.Context()); err != nil || findCheck(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Watchers[0].Paused {
-		t.Errorf("%+v, %v", o.Watchers, err)
+	if o, err = k.Overview(t.Context()); err != nil || findCheck(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Slots[0].Paused {
+		t.Errorf("%+v, %v", o.Slots, err)
 	}
 
 	none := k.ForWatcher("nobody")
-	if o, err = none.Overview(t.Context()); err != nil || o.Counts != (admin.Counts{}) || len(o.Watchers) != 1 {
+	if o, err = none.Overview(t.Context()); err != nil || o.Counts != (admin.Counts{}) || len(o.Slots) != 1 {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
@@ -114,8 +114,8 @@ func TestLagIsNotTheAgeOfWaitingEnvelopes(t *testing.T) {
 	}
 
 	o, err := f.newDesk().Overview(t.Context())
-	if err != nil || o.LagS != 0.25 || o.Watchers[0].LagS != o.LagS || o.OldestS < 50 {
-		t.Errorf("lag %v, of the slot %+v, oldest waiting %v, %v", o.LagS, o.Watchers, o.OldestS, err)
+	if err != nil || o.LagS != 0.25 || o.Slots[0].LagS != o.LagS || o.OldestS < 50 {
+		t.Errorf("lag %v, of the slot %+v, oldest waiting %v, %v", o.LagS, o.Slots, o.OldestS, err)
 	}
 }
 

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// PendingTopic counts the envelopes that wait for one topic. An envelope that waits for several
+// WaitingTopic counts the envelopes that wait for one topic. An envelope that waits for several
 // topics counts for each.
-type PendingTopic struct {
+type WaitingTopic struct {
 	Topic       string     `json:"topic"` // "" if the envelopes do not name it
 	Retry       int64      `json:"retry"`
 	Blocked     int64      `json:"blocked"`
@@ -19,12 +19,12 @@ type PendingTopic struct {
 	OldestAgeS  float64    `json:"oldest_age_s"`
 	Collections []string   `json:"collections"` // at most 100
 	// Target is the owner's report about the topic, if it cannot be written now.
-	Target *Blocked `json:"target,omitempty"`
+	Target *UnwritableTopic `json:"target,omitempty"`
 }
 
 // Topics returns the waiting envelopes by topic. The topic with the oldest envelope comes first.
 // The counts are figures like those of [Operator.Overview].
-func (w Waiting) Topics(ctx context.Context) ([]PendingTopic, error) {
+func (w Waiting) Topics(ctx context.Context) ([]WaitingTopic, error) {
 	status, err := ReadStatus(ctx, w.op.State)
 	if err != nil {
 		return nil, err
@@ -38,14 +38,14 @@ func (w Waiting) Topics(ctx context.Context) ([]PendingTopic, error) {
 
 // addTargets returns a copy of list with the owners' reports about topics that cannot be written.
 // It adds topics for which no waiting envelope is stored yet.
-func addTargets(list []PendingTopic, s Status, watcher string) []PendingTopic {
-	topics := append([]PendingTopic{}, list...)
-	for i := range s.Watchers {
-		w := &s.Watchers[i]
+func addTargets(list []WaitingTopic, s Status, watcher string) []WaitingTopic {
+	topics := append([]WaitingTopic{}, list...)
+	for i := range s.Slots {
+		w := &s.Slots[i]
 		if w.Name != watcher {
 			continue
 		}
-		for _, b := range w.Blocked {
+		for _, b := range w.Unwritable {
 			topics = addTarget(topics, b)
 		}
 	}
@@ -53,7 +53,7 @@ func addTargets(list []PendingTopic, s Status, watcher string) []PendingTopic {
 }
 
 // addTarget adds one report. If several slots report the same topic, it keeps the earliest report.
-func addTarget(list []PendingTopic, b Blocked) []PendingTopic {
+func addTarget(list []WaitingTopic, b UnwritableTopic) []WaitingTopic {
 	for i := range list {
 		if list[i].Topic != b.Topic {
 			continue
@@ -63,7 +63,7 @@ func addTarget(list []PendingTopic, b Blocked) []PendingTopic {
 		}
 		return list
 	}
-	return append(list, PendingTopic{Topic: b.Topic, Collections: []string{}, Target: &b})
+	return append(list, WaitingTopic{Topic: b.Topic, Collections: []string{}, Target: &b})
 }
 
 // InvalidError is returned for a request that is wrong.

@@ -38,7 +38,7 @@ type PurgedCollection struct {
 	Collection string     `json:"collection"`
 	Cut        *time.Time `json:"cut,omitempty"`     // older envelopes are removed
 	Watcher    string     `json:"watcher,omitempty"` // id of the watcher document with the earliest position
-	Purgeable  int64      `json:"purgeable"`         // number of envelopes before the purge; 0 if the purge is blocked
+	Purgeable  int64      `json:"purgeable"`         // number of envelopes before the purge; 0 if the purge may not run
 	Removed    int64      `json:"removed"`
 	Timeless   int64      `json:"timeless"`         // number of envelopes before the purge without a ts or a time in their id; it stamps them
 	Held       string     `json:"held,omitempty"`   // why nothing is purged, as a word for programs
@@ -63,7 +63,7 @@ const maxPurgeWait = 15 * time.Second
 
 // Purge counts delivered envelopes, and removes them unless it is a dry run. If it fails, the
 // report contains the removals until then, and the same call continues. It writes an entry to the
-// events log if it removed anything.
+// audit log if it removed anything.
 func (o Operator) Purge(ctx context.Context, p Purge) (PurgeReport, error) {
 	began := time.Now()
 	outboxes, err := o.registeredOutboxes(ctx, p.Collections)
@@ -115,7 +115,7 @@ func (o Operator) logPurge(ctx context.Context, r PurgeReport) error {
 }
 
 // purgeCollection purges one outbox. removedBefore is the number of envelopes removed from the
-// outboxes before it. If the purge of the outbox is blocked, the result contains the reason, and
+// outboxes before it. If the outbox may not be purged, the result contains the reason, and
 // the error is nil.
 func (o Operator) purgeCollection(
 	ctx context.Context, p Purge, b outboxes.Outbox, cuts *purge.Cuts, limit *rate.Limiter, removedBefore int64,

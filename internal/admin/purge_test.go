@@ -66,9 +66,9 @@ func insertAt(t *testing.T, coll *mongo.Collection, n int, second uint32) {
 	}
 }
 
-func lastEvents(t *testing.T, o admin.Operator) []nodes.Event {
+func lastEvents(t *testing.T, o admin.Operator) []nodes.AuditEntry {
 	t.Helper()
-	list, err := nodes.NewEvents(o.State.Collection("events"), "", "").Latest(t.Context(), 10)
+	list, err := nodes.NewAuditLog(o.State.Collection("audit"), "", "").Latest(t.Context(), 10)
 	if err != nil {
 		t.Fatal(err)
 	}

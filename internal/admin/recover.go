@@ -150,7 +150,7 @@ func (r Recovery) Adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.op.Lease().forEachSlot(ctx, "adopted", bson.D{{Key: "replica_set", Value: replicaSet}}, func(id string) error {
+	return r.op.Lease().forEachSlot(ctx, "copy_accepted", bson.D{{Key: "replica_set", Value: replicaSet}}, func(id string) error {
 		return lease.Adopt(ctx, r.op.watcherDocuments(), id, replicaSet)
 	})
 }

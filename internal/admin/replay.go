@@ -360,7 +360,7 @@ func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (Replay
 		return ReplayInfo{}, err
 	}
 
-	// Ids and keys may be personal data, so the events log contains only their number.
+	// Ids and keys may be personal data, so the audit log contains only their number.
 	return newReplayInfo(doc), r.op.logAction(ctx, "replay_ordered", bson.D{
 		{Key: "replay", Value: id},
 		{Key: "found", Value: p.Found},

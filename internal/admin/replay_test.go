@@ -268,7 +268,7 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 		return l
 	}
 	ids := admintest.Store(t, store, letter("dead", ""), letter("half", "orders"), letter("again", ""))
-	replayed := bson.D{{Key: "$set", Value: bson.D{{Key: "replayed", Value: bson.D{{Key: "at", Value: time.Now()}}}}}}
+	replayed := bson.D{{Key: "$set", Value: bson.D{{Key: "requeued", Value: bson.D{{Key: "at", Value: time.Now()}}}}}}
 	if _, err := store.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: ids[2]}}, replayed); err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 		t.Errorf("%+v, %v", i, err)
 	}
 
-	log, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 6)
+	log, err := nodes.NewAuditLog(s.state.Collection("audit"), "", "").Latest(t.Context(), 6)
 	if err != nil || len(log) != 6 || log[5].Kind != "replay_ordered" || log[4].Kind != "replay_queued" || log[4].Fields.Lookup("actor").StringValue() != "ann" {
 		t.Errorf("%+v, %v", log, err)
 	}

@@ -118,7 +118,7 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
 				defer r.finishJob(job.id)
 				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: true})
 				if err != nil && jobCtx.Err() == nil {
-					log.Warn("replay is interrupted; it can be resumed", "replay", job.id, "reason", err)
+					log.Warn("replay is interrupted; it can be resumed", "replay", job.id, "error", err)
 				}
 			})
 		}

@@ -155,7 +155,7 @@ func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGr
 // Cancel cancels the matching envelopes that no watcher has claimed yet, and returns their
 // number. If progress is not nil, Cancel calls it with the number so far. It returns
 // [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
-// cancelled until then stay cancelled, and are in the events log.
+// cancelled until then stay cancelled, and are in the audit log.
 func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(int64)) (n int64, err error) {
 	if f.Empty() && !f.All {
 		return 0, ErrNoCondition

@@ -47,11 +47,11 @@ func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule fu
 	}
 }
 
-func lastNote(t *testing.T, o admin.Operator) nodes.Event {
+func lastNote(t *testing.T, o admin.Operator) nodes.AuditEntry {
 	t.Helper()
-	log, err := nodes.NewEvents(o.State.Collection("events"), "", "").Latest(t.Context(), 1)
+	log, err := nodes.NewAuditLog(o.State.Collection("audit"), "", "").Latest(t.Context(), 1)
 	if err != nil || len(log) != 1 {
-		t.Fatalf("the events log: %v %v", log, err)
+		t.Fatalf("the audit log: %v %v", log, err)
 	}
 	return log[0]
 }

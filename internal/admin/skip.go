@@ -98,7 +98,7 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 // skippedIDText returns the text that names an event, which is that of its dead letter: of an id above 1 KiB, it has a digest.
 func skippedIDText(id bson.RawValue) string { return letters.IDText(letters.ShortID(id)) }
 
-// maxLoggedID bounds the text of an id in the events log, in bytes.
+// maxLoggedID bounds the text of an id in the audit log, in bytes.
 const maxLoggedID = 1024
 
 // findSkipped returns the event of an order, up to the current cluster time, and its envelope, or nil if its document is gone.

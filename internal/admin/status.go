@@ -1,7 +1,7 @@
 // Package admin contains the use-cases of the command line, the HTTP API and the page. Its
 // functions read and write MongoDB and return plain values. They print nothing.
 //
-// Lists return pages. Actions are written to the events log with their actor. Actions that change
+// Lists return pages. Actions are written to the audit log with their actor. Actions that change
 // many documents work in bounded statements, call an optional function with their progress, and may
 // be repeated after an error.
 //
@@ -28,27 +28,27 @@ import (
 
 // Status is the output of `outrelay status --json`.
 type Status struct {
-	Watchers []Watcher `json:"watchers"`
+	Slots []SlotStatus `json:"slots"`
 }
 
-// Watcher is one slot of one watcher.
-type Watcher struct {
-	Name        string        `json:"name"`
-	Slot        string        `json:"slot"`          // <i>of<N>
-	Owner       string        `json:"owner"`         // node and acquisition; "" if there is no owner
-	Node        string        `json:"node"`          // of the owner, or of the last one
-	Epoch       int64         `json:"epoch"`         // of the lease
-	ExpiresInMS int64         `json:"expires_in_ms"` // negative if the lease has expired
-	State       string        `json:"state"`         // such as live, taking-over, blocked, waiting, halted, pausing, paused, no-owner
-	Reason      string        `json:"reason,omitempty"`
-	LagS        float64       `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
-	Rate        float64       `json:"rate"`  // acked records per second
-	TokenAgeS   float64       `json:"token_age_s"`
-	Unresolved  int           `json:"unresolved"`
-	Blocked     []Blocked     `json:"blocked"`
-	Problems    []SlotProblem `json:"problems"` // of the owner, as its /readyz reports them
-	Address     string        `json:"address,omitempty"`
-	Version     string        `json:"version,omitempty"`
+// SlotStatus is one slot of one watcher.
+type SlotStatus struct {
+	Name        string            `json:"name"`
+	Slot        string            `json:"slot"`          // <i>of<N>
+	Owner       string            `json:"owner"`         // node and acquisition; "" if there is no owner
+	Node        string            `json:"node"`          // of the owner, or of the last one
+	Epoch       int64             `json:"epoch"`         // of the lease
+	ExpiresInMS int64             `json:"expires_in_ms"` // negative if the lease has expired
+	State       string            `json:"state"`         // such as live, taking-over, unwritable, waiting, halted, pausing, paused, no-owner
+	Reason      string            `json:"reason,omitempty"`
+	LagS        float64           `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
+	Rate        float64           `json:"rate"`  // acked records per second
+	TokenAgeS   float64           `json:"token_age_s"`
+	Unresolved  int               `json:"unresolved"`
+	Unwritable  []UnwritableTopic `json:"unwritable"` // the topics that cannot be written
+	Problems    []SlotProblem     `json:"problems"`   // of the owner, as its /readyz reports them
+	Address     string            `json:"address,omitempty"`
+	Version     string            `json:"version,omitempty"`
 
 	Paused        bool       `json:"paused,omitempty"`
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
@@ -61,8 +61,8 @@ type Watcher struct {
 	OplogHeadroomS *float64 `json:"oplog_headroom_s,omitempty"`
 }
 
-// Blocked is a topic that cannot be written.
-type Blocked struct {
+// UnwritableTopic is a topic that cannot be written.
+type UnwritableTopic struct {
 	Topic  string    `bson:"topic" json:"topic"`
 	Reason string    `bson:"reason" json:"reason"`
 	Since  time.Time `bson:"since" json:"since"`
@@ -86,21 +86,21 @@ type watcherDocument struct {
 
 // storedStats is the report of the owner in the watcher document.
 type storedStats struct {
-	At         time.Time     `bson:"at"`
-	State      string        `bson:"state"`
-	Reason     string        `bson:"reason"`
-	LagMS      int64         `bson:"lagMs"`
-	Rate       float64       `bson:"rate"`
-	TokenAgeMS int64         `bson:"tokenAgeMs"`
-	Unresolved int           `bson:"unresolved"`
-	Blocked    []Blocked     `bson:"blocked"`
-	Problems   []SlotProblem `bson:"problems"`
+	At         time.Time         `bson:"at"`
+	State      string            `bson:"state"`
+	Reason     string            `bson:"reason"`
+	LagMS      int64             `bson:"lagMs"`
+	Rate       float64           `bson:"rate"`
+	TokenAgeMS int64             `bson:"tokenAgeMs"`
+	Unresolved int               `bson:"unresolved"`
+	Unwritable []UnwritableTopic `bson:"unwritable"`
+	Problems   []SlotProblem     `bson:"problems"`
 }
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
 // measured by the server's clock.
 func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
-	s := Status{Watchers: []Watcher{}}
+	s := Status{Slots: []SlotStatus{}}
 	docs, err := mongodb.AggregateAll[watcherDocument](ctx, state.Collection("watchers"), "reading the watchers of "+state.Name(), mongo.Pipeline{
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
@@ -114,14 +114,14 @@ func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
 		if err != nil {
 			return s, fmt.Errorf("reading watcher %s: %w", docs[i].ID, err)
 		}
-		s.Watchers = append(s.Watchers, w)
+		s.Slots = append(s.Slots, w)
 	}
 	return s, nil
 }
 
-func (d *watcherDocument) toWatcher() (Watcher, error) {
+func (d *watcherDocument) toWatcher() (SlotStatus, error) {
 	name, slot, _ := strings.Cut(d.ID, "/")
-	w := Watcher{
+	w := SlotStatus{
 		Name:        name,
 		Slot:        slot,
 		Owner:       d.Owner,
@@ -144,7 +144,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	w.TokenAgeS = toSeconds(stats.TokenAgeMS)
 	w.Rate = math.Round(stats.Rate*10) / 10
 	w.Unresolved = stats.Unresolved
-	w.Blocked = append([]Blocked{}, stats.Blocked...)
+	w.Unwritable = append([]UnwritableTopic{}, stats.Unwritable...)
 	w.Problems = append([]SlotProblem{}, stats.Problems...)
 	for i := range w.Problems {
 		// Both times are of the owner's clock.
@@ -177,10 +177,10 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 }
 
 // hasOwner reports whether a process holds the lease.
-func (w *Watcher) hasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
+func (w *SlotStatus) hasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
 // addControl adds the requests of operators, the position and the gap of the slot.
-func (d *watcherDocument) addControl(w *Watcher) {
+func (d *watcherDocument) addControl(w *SlotStatus) {
 	w.Paused = d.Control.Paused
 	w.Pin = d.Control.Pin
 	if until := d.Control.StepDownUntil; until.After(d.Now) {

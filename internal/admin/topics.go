@@ -48,19 +48,19 @@ type TopicList struct {
 // TopicFigures are the figures of one topic. Rates and latencies cover the last minute, as the owners report them
 // every five seconds. They are 0 if nothing was acked.
 type TopicFigures struct {
-	Topic         string     `json:"topic"`          // "" for waiting events and letters of no topic
-	Rate          float64    `json:"rate"`           // acked records per second
-	BytesRate     float64    `json:"bytes_rate"`     // bytes per second of these records, before compression
-	P50MS         float64    `json:"p50_ms"`         // from the commit to the ack, in milliseconds, to about a quarter; of several slots, the mean
-	P99MS         float64    `json:"p99_ms"`         // of several slots, the greatest
-	LastAt        *time.Time `json:"last_at"`        // when the last record was acked
-	LastPartition int32      `json:"last_partition"` // place of that record
-	LastOffset    int64      `json:"last_offset"`
-	Waiting       int64      `json:"waiting"` // events that are parked, blocked, or before a retry
-	OldestS       float64    `json:"oldest_s"`
-	Target        *Blocked   `json:"target,omitempty"` // the owner's report if the topic cannot be written now
-	Dead          int64      `json:"dead"`             // letters of the relay that are not requeued
-	HandlerDead   int64      `json:"handler_dead"`     // letters of handlers that are not requeued
+	Topic         string           `json:"topic"`          // "" for waiting events and letters of no topic
+	Rate          float64          `json:"rate"`           // acked records per second
+	BytesRate     float64          `json:"bytes_rate"`     // bytes per second of these records, before compression
+	P50MS         float64          `json:"p50_ms"`         // from the commit to the ack, in milliseconds, to about a quarter; of several slots, the mean
+	P99MS         float64          `json:"p99_ms"`         // of several slots, the greatest
+	LastAt        *time.Time       `json:"last_at"`        // when the last record was acked
+	LastPartition int32            `json:"last_partition"` // place of that record
+	LastOffset    int64            `json:"last_offset"`
+	Waiting       int64            `json:"waiting"` // events that are parked, blocked, or before a retry
+	OldestS       float64          `json:"oldest_s"`
+	Target        *UnwritableTopic `json:"target,omitempty"` // the owner's report if the topic cannot be written now
+	Dead          int64            `json:"dead"`             // letters of the relay that are not requeued
+	HandlerDead   int64            `json:"handler_dead"`     // letters of handlers that are not requeued
 
 	records int64 // of the last minute
 }

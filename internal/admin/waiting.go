@@ -17,7 +17,7 @@ import (
 // MaxWaiting bounds the result of [Waiting.List].
 const MaxWaiting = 10_000
 
-// The entries of the events log for actions on failed envelopes.
+// The entries of the audit log for actions on failed envelopes.
 const (
 	failedReset   nodes.Kind = "failed_reset"
 	failedRetried nodes.Kind = "failed_retried"
@@ -68,7 +68,7 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 	groups = append(groups, due...)
 
 	dead, err := letters.CountOutboxes(ctx, w.op.letters(),
-		letters.Query{Watcher: w.op.Watcher, NS: collection, RequeueStatus: letters.Replayable})
+		letters.Query{Watcher: w.op.Watcher, NS: collection, RequeueStatus: letters.NotRequeued})
 	for ns, n := range dead {
 		groups = append(groups, WaitingGroup{Collection: ns, Reason: "dead", Count: n})
 	}

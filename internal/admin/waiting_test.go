@@ -146,7 +146,7 @@ func TestWaitingEnvelopesAreListedInTheirOrder(t *testing.T) {
 	}
 }
 
-// A page continues exactly where the one before ended, also between envelopes of one position, and if envelopes are sent meanwhile.
+// A page continues exactly where the last page ended, also between envelopes of one position, and if envelopes are sent in between.
 func TestPagesOfWaitingEnvelopesContainEachOnce(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)

@@ -37,7 +37,7 @@ func (x Watchers) List(ctx context.Context) ([]KnownWatcher, error) {
 	}
 
 	list := []KnownWatcher{}
-	for _, w := range status.Watchers {
+	for _, w := range status.Slots {
 		i := slices.IndexFunc(list, func(k KnownWatcher) bool { return k.Name == w.Name })
 		if i < 0 {
 			i = len(list)
@@ -75,7 +75,7 @@ type RemovedWatcher struct {
 }
 
 // Remove removes the position, the registrations and the history of the operator's watcher from the state
-// database. It keeps outboxes, dead letters and the events log. It returns [ErrInUse] while a live node
+// database. It keeps outboxes, dead letters and the audit log. It returns [ErrInUse] while a live node
 // runs the watcher or a slot is owned, and [mongodb.ErrNotFound] if there is no such watcher.
 func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, error) {
 	o := x.op

@@ -399,7 +399,7 @@ func (a *Adopter) Write(ctx context.Context, r Report, actor string) (Report, er
 	}
 	r.DryRun, r.Done = false, true
 
-	err = nodes.NewEvents(state.Collection("events"), a.cfg.Watcher, "").Append(ctx, "position_adopted", bson.D{
+	err = nodes.NewAuditLog(state.Collection("audit"), a.cfg.Watcher, "").Append(ctx, "position_adopted", bson.D{
 		{Key: "source", Value: r.Source},
 		{Key: "connector", Value: r.Connector},
 		{Key: "at", Value: r.At},
@@ -408,7 +408,7 @@ func (a *Adopter) Write(ctx context.Context, r Report, actor string) (Report, er
 	})
 	// The position is stored already: an error alone would lead the operator to repeat the command.
 	if err != nil {
-		return r, fmt.Errorf("done, but not written to the events log: %w", err)
+		return r, fmt.Errorf("done, but not written to the audit log: %w", err)
 	}
 	return r, nil
 }

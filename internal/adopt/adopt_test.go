@@ -136,9 +136,9 @@ func TestAdoptToken(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	}
-	n, err := f.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "position_adopted"}})
+	n, err := f.state.Collection("audit").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "position_adopted"}})
 	if err != nil || n != 1 {
-		t.Errorf("%d entries in the events log, %v", n, err)
+		t.Errorf("%d entries in the audit log, %v", n, err)
 	}
 
 	f.refuses(Source{Token: at.Data()}, "has a position already", "--replace")

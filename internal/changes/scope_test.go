@@ -116,7 +116,7 @@ func TestN27_StateCollectionsInAWatchedDatabase(t *testing.T) {
 			t.Errorf("%q matches shop.outrelay_waiting", patterns)
 		}
 	}
-	if _, err := ParseScope([]string{"shop.outrelay_events"}, "shop.outrelay_*"); err == nil {
+	if _, err := ParseScope([]string{"shop.outrelay_audit"}, "shop.outrelay_*"); err == nil {
 		t.Error("ParseScope accepted a state collection")
 	}
 }

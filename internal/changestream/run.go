@@ -445,6 +445,6 @@ func (s *Stream) reportFault(err error, wait time.Duration) {
 		level = slog.LevelDebug
 	}
 	s.cfg.Log.Log(context.Background(), level, "change stream interrupted; reopening from the last position",
-		"reason", logged, "wait", wait)
+		"error", logged, "wait", wait)
 	s.setState(Reopening, code, reason)
 }

@@ -57,7 +57,7 @@ func TestN24_ImagesAreReadPastASkippedEvent(t *testing.T) {
 	}
 	b.insertIDs(coll, strings.Repeat("i", 2000), "b")
 
-	// The orders of an operator know the times of such events.
+	// The order of an operator contains the time of such an event.
 	b.skip = []changes.Skip{{DB: b.db.Name(), Coll: "outbox", At: entry.TS, Size: len(huge) + 5}}
 	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), Skip: b.skip, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

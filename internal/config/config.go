@@ -49,11 +49,11 @@ type Config struct {
 	Mapping Mapping `yaml:"mapping"`
 	Topics  Topics  `yaml:"topics"`
 	Record  Record  `yaml:"record"`
-	// Recording is how deliveries are recorded. watermark writes nothing per event. delete removes each
+	// Recording is how deliveries are recorded. position writes nothing per event. delete removes each
 	// envelope after its acknowledgement, so it cannot be replayed. mark writes the time, topic,
 	// partition and offset to the envelope, which outrelay history shows; it costs one write per event,
-	// in bulk. Defaults to watermark.
-	Recording string `yaml:"recording" enum:"watermark,delete,mark"`
+	// in bulk. Defaults to position.
+	Recording string `yaml:"recording" enum:"position,delete,mark"`
 	// Retention is how long delivered envelopes stay in the outbox until they are purged. A longer time
 	// keeps more envelopes for replays and for sweeps of a gap; 0 keeps them forever. The age is
 	// measured from the write of the envelope to the position of the watcher, so nothing is removed
@@ -149,10 +149,10 @@ type Kafka struct {
 	// aborts it. If transaction.max.timeout.ms of the brokers is lower, the relay halves it until they accept
 	// it. Defaults to 1m.
 	TransactionTimeout time.Duration `yaml:"transaction_timeout"`
-	// Lanes is the number of requests in flight to each broker, for different partitions. One is enough
+	// RequestsPerBroker is the number of requests in flight to each broker, for different partitions. One is enough
 	// for one change stream; more can help with distant brokers. Between 1 and 16. Defaults to 1.
-	Lanes    int      `yaml:"lanes"`
-	ReadBack ReadBack `yaml:"read_back"`
+	RequestsPerBroker int      `yaml:"requests_per_broker"`
+	ReadBack          ReadBack `yaml:"read_back"`
 }
 
 // ReadBack limits the read-back of each topic after a takeover. If a limit is reached, the read-back
@@ -311,7 +311,7 @@ type Admin struct {
 	// machines can reach the address, use tls or a trusted proxy. Defaults to 127.0.0.1:9465.
 	Listen string `yaml:"listen"`
 	// Token is the bearer token of operators. In a browser, a person types it with a name of choice, which
-	// the events log has as the actor. At least 12 characters. A reload changes it. Never printed. Defaults
+	// the audit log has as the actor. At least 12 characters. A reload changes it. Never printed. Defaults
 	// to none.
 	Token Secret `yaml:"token"`
 	// ViewerToken is the token of viewers, who can read but not change anything. A reload changes it.

@@ -193,7 +193,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`mongodb.uri: required and not set; set the connection string, such as mongodb://host:27017/?replicaSet=rs0 (or OUTRELAY_MONGODB_URI)`,
 		`record.headers.id: found "id"; the names id and outrelay-* belong to outrelay`,
 		`record.structured: found "true"; only the cloudevents preset has a structured mode`,
-		`recording: found "mrk"; expected one of watermark, delete, mark (did you mean mark?)`,
+		`recording: found "mrk"; expected one of position, delete, mark (did you mean mark?)`,
 		`retention: found "5"; expected a duration such as 250ms, 5s, 24h or 7d`,
 		`start: found "yesterday"; expected backlog, now or a time such as 2026-11-20T08:00:00Z`,
 		`topics.create: found a text; expected a section with keys: partitions, replication, configs; {} takes their defaults`,

@@ -39,7 +39,7 @@ func TestTheStateDatabaseMayBeWatched(t *testing.T) {
 	}
 
 	for _, set := range [][]string{
-		append(set, "watch=shop.outrelay_events"), append(set, "state.prefix=out"), append(set, "state.prefix="), append(set, "state.prefix=a*"),
+		append(set, "watch=shop.outrelay_audit"), append(set, "state.prefix=out"), append(set, "state.prefix="), append(set, "state.prefix=a*"),
 	} {
 		if _, _, err := Load("", nil, set); err == nil {
 			t.Errorf("%q is accepted", set)

@@ -11,7 +11,7 @@ import (
 func TestPurgeAndRecording(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, "", base, nil)
-	if diff := cmp.Diff(Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second}, c.Purge); diff != "" || c.DeadLetters.Expire != 0 || c.Recording != "watermark" {
+	if diff := cmp.Diff(Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second}, c.Purge); diff != "" || c.DeadLetters.Expire != 0 || c.Recording != "position" {
 		t.Errorf("defaults: %+v %+v %s", c.Purge, c.DeadLetters, c.Recording)
 	}
 
@@ -20,7 +20,7 @@ func TestPurgeAndRecording(t *testing.T) {
 		t.Errorf("%+v %+v", c.Purge, c.DeadLetters)
 	}
 
-	for _, mode := range []string{"watermark", "delete", "mark"} {
+	for _, mode := range []string{"position", "delete", "mark"} {
 		if c := mustLoad(t, "recording: "+mode+"\n", base, nil); c.Recording != mode {
 			t.Errorf("%s is %s", mode, c.Recording)
 		}

@@ -143,7 +143,7 @@ topics:
   allow:  ["outbox.*", orders, audit, payments]
   create: { partitions: 6, replication: 3, configs: { retention.ms: 604800000 } }
 record:  { preset: debezium, headers: { type: "{type}" } }
-recording: watermark
+recording: position
 retention: 24h
 lease:   { ttl: 5s, renew: 1s }
 retry:   { max_attempts: 10, base: 200ms, cap: 5m }

@@ -100,7 +100,7 @@ func (f *tlsFiles) currentConfig() *tls.Config {
 	f.onReload(err == nil)
 	if err != nil {
 		f.log.Warn("changed TLS files cannot be used; the last good ones stay in use",
-			"ca", f.paths.CA, "cert", f.paths.Cert, "reason", err)
+			"ca", f.paths.CA, "cert", f.paths.Cert, "error", err)
 		return f.config
 	}
 

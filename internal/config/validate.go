@@ -213,7 +213,7 @@ func (c *Config) validateKafka(v validator) {
 
 	v.checkDuration("kafka.request_timeout", k.RequestTimeout, time.Second, 5*time.Minute)
 	v.checkDuration("kafka.transaction_timeout", k.TransactionTimeout, time.Second, time.Hour)
-	v.checkNumber("kafka.lanes", k.Lanes, 1, 16)
+	v.checkNumber("kafka.requests_per_broker", k.RequestsPerBroker, 1, 16)
 	v.checkSize("kafka.read_back.bytes", k.ReadBack.Bytes, MiB, 1<<50)
 	v.checkDuration("kafka.read_back.time", k.ReadBack.Time, time.Second, 24*time.Hour)
 }

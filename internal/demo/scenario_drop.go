@@ -133,10 +133,10 @@ func (s *stage) notHalted(ctx context.Context) error {
 		if readErr != nil {
 			return true
 		}
-		if len(status.Watchers) != 1 {
+		if len(status.Slots) != 1 {
 			return false
 		}
-		w := &status.Watchers[0]
+		w := &status.Slots[0]
 		reported = fmt.Sprintf("%s (%s)", w.State, w.Reason)
 		return w.State == "live"
 	})

@@ -303,11 +303,11 @@ func (s *stage) countDeadLetters(ctx context.Context) (int64, error) {
 
 func (s *stage) lettersCollection() *mongo.Collection { return s.stateDatabase().Collection("letters") }
 
-// countLogged returns the number of entries of this kind in the events log.
+// countLogged returns the number of entries of this kind in the audit log.
 func (s *stage) countLogged(ctx context.Context, kind string) (int, error) {
-	n, err := s.stateDatabase().Collection("events").CountDocuments(ctx, bson.D{{Key: "kind", Value: kind}})
+	n, err := s.stateDatabase().Collection("audit").CountDocuments(ctx, bson.D{{Key: "kind", Value: kind}})
 	if err != nil {
-		return 0, fmt.Errorf("reading the events log: %w", err)
+		return 0, fmt.Errorf("reading the audit log: %w", err)
 	}
 	return int(n), nil
 }

@@ -327,7 +327,7 @@ func TestOutboxes(t *testing.T) {
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), doc); err != nil {
 		t.Fatal(err)
 	}
-	expectCheck(t, examine(t, cfg), "watcher", Fail, "copied from another replica set", "recover --adopt")
+	expectCheck(t, examine(t, cfg), "watcher", Fail, "copied from another replica set", "recover --accept-copy")
 	if _, err := state.Collection("watchers").UpdateByID(t.Context(), cfg.Watcher+"/0of1", bson.D{{Key: "$unset", Value: bson.D{{Key: "replicaSetId", Value: 1}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -337,19 +337,19 @@ func TestOutboxes(t *testing.T) {
 func TestJudgeWatcher(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		w    admin.Watcher
+		w    admin.SlotStatus
 		gap  *lease.Gap
 		want Status
 		word string
 	}{
-		{admin.Watcher{Node: "n", State: "live"}, nil, OK, "n owns the watcher"},
-		{admin.Watcher{Node: "n", State: "paused", Paused: true}, nil, Warn, "paused"},
-		{admin.Watcher{Node: "n", State: "pausing", Paused: true, Reason: "draining"}, nil, Warn, "paused"},
-		{admin.Watcher{Node: "n", State: "no-owner"}, nil, OK, "no process"},
-		{admin.Watcher{Node: "n", State: "halted", Reason: "because"}, nil, Fail, "because"},
-		{admin.Watcher{Node: "n", State: "blocked", Blocked: []admin.Blocked{{Topic: "t", Count: 3, Reason: "away"}}}, nil, Warn, "such as t with 3"},
-		{admin.Watcher{Node: "n", State: "waiting", Reason: "MongoDB is away"}, nil, Warn, "MongoDB is away"},
-		{admin.Watcher{Node: "n", State: "live"}, &lease.Gap{Reason: "history_lost"}, Warn, "history_lost"},
+		{admin.SlotStatus{Node: "n", State: "live"}, nil, OK, "n owns the watcher"},
+		{admin.SlotStatus{Node: "n", State: "paused", Paused: true}, nil, Warn, "paused"},
+		{admin.SlotStatus{Node: "n", State: "pausing", Paused: true, Reason: "draining"}, nil, Warn, "paused"},
+		{admin.SlotStatus{Node: "n", State: "no-owner"}, nil, OK, "no process"},
+		{admin.SlotStatus{Node: "n", State: "halted", Reason: "because"}, nil, Fail, "because"},
+		{admin.SlotStatus{Node: "n", State: "unwritable", Unwritable: []admin.UnwritableTopic{{Topic: "t", Count: 3, Reason: "away"}}}, nil, Warn, "such as t with 3"},
+		{admin.SlotStatus{Node: "n", State: "waiting", Reason: "MongoDB is away"}, nil, Warn, "MongoDB is away"},
+		{admin.SlotStatus{Node: "n", State: "live"}, &lease.Gap{Reason: "history_lost"}, Warn, "history_lost"},
 	} {
 		if f := judgeWatcher(c.w, c.gap); f.status != c.want || !strings.Contains(f.detail, c.word) || f.status == Fail && f.fix == "" {
 			t.Errorf("%+v: %+v", c.w, f)

@@ -162,7 +162,7 @@ func (m *roleMaker) relayRole() Role {
 // writesOutboxes reports whether the relay writes to the outboxes of services: it removes delivered envelopes, or records
 // deliveries on them. Otherwise it only reads them, as long as nobody schedules an event.
 func writesOutboxes(cfg config.Config) bool {
-	return cfg.Retention > 0 || cfg.Recording != "watermark"
+	return cfg.Retention > 0 || cfg.Recording != "position"
 }
 
 // onState returns privileges on the state database, or on each of its collections if services use the database too.

@@ -70,7 +70,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
 	known := err == nil && here != "" && doc.ReplicaSetID != ""
 	if known && here != doc.ReplicaSetID {
-		return failed("outrelay recover --adopt",
+		return failed("outrelay recover --accept-copy",
 			"the state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
 	}
 
@@ -79,14 +79,14 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 		return x.mongo.access.explainRefusal(err)
 	}
 
-	at := slices.IndexFunc(status.Watchers, func(w admin.Watcher) bool { return w.Name+"/"+w.Slot == id })
+	at := slices.IndexFunc(status.Slots, func(w admin.SlotStatus) bool { return w.Name+"/"+w.Slot == id })
 	if at < 0 {
 		return passed("no process runs the watcher")
 	}
-	return judgeWatcher(status.Watchers[at], doc.Gap)
+	return judgeWatcher(status.Slots[at], doc.Gap)
 }
 
-func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
+func judgeWatcher(w admin.SlotStatus, gap *lease.Gap) finding {
 	who := fmt.Sprintf("%s owns the watcher, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
 	switch {
 	case w.Paused:
@@ -95,9 +95,9 @@ func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
 		return passed("no process runs the watcher; its last epoch is %d", w.Epoch)
 	case w.State == "halted":
 		return failed("fix the reason; then restart the owner, or run: outrelay step-down", "%s, and has halted: %s", who, w.Reason)
-	case len(w.Blocked) > 0:
-		b := w.Blocked[0]
-		return warned("", "%s; %d topics are blocked, such as %s with %d waiting envelopes: %s", who, len(w.Blocked), b.Topic,
+	case len(w.Unwritable) > 0:
+		b := w.Unwritable[0]
+		return warned("", "%s; %d topics cannot be written, such as %s with %d waiting envelopes: %s", who, len(w.Unwritable), b.Topic,
 			b.Count, b.Reason)
 	case w.Reason != "":
 		return warned("", "%s; state %s: %s", who, w.State, w.Reason)

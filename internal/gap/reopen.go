@@ -32,7 +32,7 @@ func (r *Recovery) FindNextStart(ctx context.Context, err error) (changes.Start,
 	at, hasTime := lost.Position.Time()
 	if hasTime && !lost.Position.Token.IsZero() && lost.Position.Compare(r.reopenedAt) != 0 && !lost.Ahead {
 		r.reopenedAt = lost.Position.Clone()
-		r.Log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", lost)
+		r.Log.Warn("cannot resume the change stream from its token; reopening it by time", "error", lost)
 		r.AppendEvent(ctx, nodes.GapFound, bson.D{
 			{Key: "reason", Value: lost.Reason},
 			{Key: "code", Value: lost.Code},
@@ -149,7 +149,7 @@ func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) error 
 	})
 	if total > 0 {
 		r.Log.Warn("removed the events that waited of a dropped collection", "db", db, "collection", coll, "count", total,
-			"advice", "on_drop: keep delivers them all the same")
+			"fix", "on_drop: keep delivers them all the same")
 		r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
 			{Key: "db", Value: db},
 			{Key: "collection", Value: coll},

@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/probes"
 )
 
-const maxActor = 128 // bytes of a name in the events log
+const maxActor = 128 // bytes of a name in the audit log
 
 // identify returns the caller that sent r, or the reason why r has no valid login. A name from the
 // proxy takes precedence, because the proxy may connect with a certificate of its own.

@@ -46,7 +46,7 @@ func TestTheTokenIdentifiesTheCaller(t *testing.T) {
 
 	for _, auth := range []string{"", "Bearer", "Bearer ", "Bearer " + operatorToken + "x", "Bearer " + operatorToken[:10], basicLogin("ann", ""), basicLogin("a\nb", operatorToken), basicLogin(strings.Repeat("a", 200), operatorToken), "Digest x"} {
 		r := s.call("GET", "/api/v1/overview", "", "Authorization", auth)
-		if p := r.requireProblem(t, 401); p.Hint == "" || len(r.header.Values("WWW-Authenticate")) != 2 || strings.Contains(string(r.body), operatorToken) {
+		if p := r.requireProblem(t, 401); p.Fix == "" || len(r.header.Values("WWW-Authenticate")) != 2 || strings.Contains(string(r.body), operatorToken) {
 			t.Errorf("%q: %+v %v", auth, p, r.header)
 		}
 	}
@@ -76,10 +76,10 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 		}
 	}
 
-	if p := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "", viewer...).requireProblem(t, 403); p.Hint == "" {
+	if p := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "", viewer...).requireProblem(t, 403); p.Fix == "" {
 		t.Errorf("%+v", p)
 	}
-	if n, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10); err != nil || len(n) != 0 {
+	if n, err := nodes.NewAuditLog(s.state.Collection("audit"), "", "").Latest(t.Context(), 10); err != nil || len(n) != 0 {
 		t.Errorf("a viewer did something: %+v %v", n, err)
 	}
 }
@@ -156,7 +156,7 @@ func TestClientsAreBounded(t *testing.T) {
 		}
 	}
 
-	if p := refused.requireProblem(t, 429); refused.header.Get("Retry-After") == "" || p.Hint == "" {
+	if p := refused.requireProblem(t, 429); refused.header.Get("Retry-After") == "" || p.Fix == "" {
 		t.Errorf("%+v %v", p, refused.header)
 	}
 

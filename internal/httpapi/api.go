@@ -86,8 +86,8 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	replaceLibraryErrors()
 	c := huma.DefaultConfig("outrelay", apiVersion)
 	c.Info.Description = "The actions and queries of the command line, for a running deployment. " +
-		"Errors are problem+json with a hint. Lists have a cursor in `next`. " +
-		"Actions are written to the events log with their actor."
+		"Errors are problem+json with the fix. Lists have a cursor in `next`. " +
+		"Actions are written to the audit log with their actor."
 	c.OpenAPIPath = "/api/openapi"
 	c.DocsPath = ""
 	c.SchemasPath = ""

@@ -96,9 +96,9 @@ func (a *api) addDead() {
 		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadOutcome, error) {
 			// The caller has counted letters that can be requeued, so the comparison must not count the others.
 			f := in.Body.Filter
-			replayable := f
-			replayable.RequeueStatus = "replayable"
-			if err := in.checkExpected(ctx, op, replayable); err != nil {
+			open := f
+			open.RequeueStatus = "false"
+			if err := in.checkExpected(ctx, op, open); err != nil {
 				return admin.DeadOutcome{}, err
 			}
 			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, Handlers: in.Body.Handlers, DryRun: in.Body.DryRun}
@@ -219,16 +219,16 @@ func (a *api) addLetter() {
 
 // parseVersion returns the version of a letter from its entity tag.
 func parseVersion(tag string) (int32, error) {
-	const hint = "read the dead letter, and send its ETag in If-Match"
+	const fix = "read the dead letter, and send its ETag in If-Match"
 	if tag == "" {
 		return 0, newProblem(http.StatusPreconditionRequired,
-			"the edit does not name the version of the dead letter from which it was made", hint)
+			"the edit does not name the version of the dead letter from which it was made", fix)
 	}
 
 	text := strings.Trim(strings.TrimPrefix(strings.TrimSpace(tag), "W/"), `"`)
 	n, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {
-		return 0, newProblem(http.StatusPreconditionFailed, "If-Match is not the ETag of a dead letter", hint)
+		return 0, newProblem(http.StatusPreconditionFailed, "If-Match is not the ETag of a dead letter", fix)
 	}
 	return int32(n), nil
 }

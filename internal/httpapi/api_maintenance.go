@@ -70,7 +70,7 @@ func (a *api) addMaintenance() {
 				func() error { return op.Recovery().OrderSweep(ctx, in.Body.From) })
 		})
 
-	addAction(a, "/recover/adopt", "adopt", "Accept state that was copied from another replica set, and order a sweep from its position",
+	addAction(a, "/recover/accept-copy", "accept-copy", "Accept state that was copied from another replica set, and order a sweep from its position",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Slotted

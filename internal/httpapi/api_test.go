@@ -23,13 +23,13 @@ import (
 )
 
 // findLogged returns the entries of one kind in the log.
-func (s *site) findLogged(kind nodes.Kind) []nodes.Event {
+func (s *site) findLogged(kind nodes.Kind) []nodes.AuditEntry {
 	s.t.Helper()
-	list, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(s.t.Context(), 1000)
+	list, err := nodes.NewAuditLog(s.state.Collection("audit"), "", "").Latest(s.t.Context(), 1000)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return slices.DeleteFunc(list, func(e nodes.Event) bool { return e.Kind != kind })
+	return slices.DeleteFunc(list, func(e nodes.AuditEntry) bool { return e.Kind != kind })
 }
 
 func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
@@ -48,9 +48,9 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 		t.Errorf("%+v, %v", d.Control, err)
 	}
 
-	var page admin.EventPage
-	s.mustCall(&page, "GET", "/api/v1/events?actor=ann&kind=paused,resumed", "")
-	if len(page.Events) != 1 || page.Total != 1 || page.Events[0].Actor != "ann" || page.Events[0].Source != "api/token" {
+	var page admin.AuditPage
+	s.mustCall(&page, "GET", "/api/v1/audit?actor=ann&kind=paused,resumed", "")
+	if len(page.Entries) != 1 || page.Total != 1 || page.Entries[0].Actor != "ann" || page.Entries[0].Source != "api/token" {
 		t.Errorf("%+v", page)
 	}
 
@@ -61,7 +61,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	}
 
 	s.mustCall(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9","force":true}`, ann...)
-	if p := s.call("POST", "/api/v1/watchers/nobody/pause", "", ann...).requireProblem(t, 404); p.Hint == "" {
+	if p := s.call("POST", "/api/v1/watchers/nobody/pause", "", ann...).requireProblem(t, 404); p.Fix == "" {
 		t.Errorf("%+v", p)
 	}
 }
@@ -119,18 +119,18 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 	}
 	s.mustCall(nil, "POST", "/api/v1/recover", `{}`)
 	var dry, adopted recovered
-	s.mustCall(&dry, "POST", "/api/v1/recover/adopt", `{"dry_run":true}`)
-	if !dry.DryRun || dry.Ordered || dry.Envelopes != 2 || len(dry.Collections) != 1 || len(s.findLogged("adopted")) != 0 {
+	s.mustCall(&dry, "POST", "/api/v1/recover/accept-copy", `{"dry_run":true}`)
+	if !dry.DryRun || dry.Ordered || dry.Envelopes != 2 || len(dry.Collections) != 1 || len(s.findLogged("copy_accepted")) != 0 {
 		t.Errorf("the dry run returns %+v", dry)
 	}
-	if s.mustCall(&adopted, "POST", "/api/v1/recover/adopt?watcher=split&slot=1of2", ""); !adopted.Ordered || len(s.findLogged("adopted")) != 1 {
+	if s.mustCall(&adopted, "POST", "/api/v1/recover/accept-copy?watcher=split&slot=1of2", ""); !adopted.Ordered || len(s.findLogged("copy_accepted")) != 1 {
 		t.Errorf("the adoption returns %+v", adopted)
 	}
 
 	for _, slot := range []string{"2of2", "x", "0of2of2", "-1of2"} {
 		s.call("POST", at+"pause?slot="+slot, "").requireProblem(t, 422)
 	}
-	if p := s.call("POST", at+"pause?slot=0of3", "").requireProblem(t, 404); !strings.Contains(p.Hint, "slot") {
+	if p := s.call("POST", at+"pause?slot=0of3", "").requireProblem(t, 404); !strings.Contains(p.Fix, "slot") {
 		t.Errorf("%+v", p)
 	}
 	s.call("POST", "/api/v1/recover?watcher=split&slot=0of3", `{}`).requireProblem(t, 422)
@@ -178,7 +178,7 @@ func TestDeadLettersOverHTTP(t *testing.T) {
 		t.Errorf("%+v", out)
 	}
 	var gone admin.DeadDiscarded
-	s.mustCall(&gone, "POST", "/api/v1/dead/discard", `{"filter":{"class":"record_refused","stand":"replayable"},"expect":3}`)
+	s.mustCall(&gone, "POST", "/api/v1/dead/discard", `{"filter":{"class":"record_refused","requeued":"false"},"expect":3}`)
 	if gone.Discarded != 3 || len(s.findLogged("dead_discarded")) != 1 {
 		t.Errorf("%+v", gone)
 	}
@@ -196,7 +196,7 @@ func TestAnEditNamesTheVersionThatItWasMadeFrom(t *testing.T) {
 		t.Fatalf("%d %s %s", r.status, tag, r.body)
 	}
 
-	if p := s.call("PATCH", path, `{"fields":{"topic":"x"}}`).requireProblem(t, 428); p.Hint == "" {
+	if p := s.call("PATCH", path, `{"fields":{"topic":"x"}}`).requireProblem(t, 428); p.Fix == "" {
 		t.Errorf("%+v", p)
 	}
 	s.call("PATCH", path, `{"fields":{"topic":"x"}}`, "If-Match", `"7"`).requireProblem(t, 412)
@@ -231,7 +231,7 @@ func TestPayloadsAreShownToWhoAsksAndMay(t *testing.T) {
 	if r := s.call("GET", "/api/v1/dead/letter?id=b&payload=true", ""); r.status != 200 || strings.Contains(string(r.body), "aHVudGVy") {
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	for _, path := range []string{"/api/v1/dead", "/api/v1/dead/letter?id=j", "/api/v1/lookup?id=j", "/api/v1/events", "/api/v1/overview", "/api/v1/dead/summary"} {
+	for _, path := range []string{"/api/v1/dead", "/api/v1/dead/letter?id=j", "/api/v1/lookup?id=j", "/api/v1/audit", "/api/v1/overview", "/api/v1/dead/summary"} {
 		if r := s.call("GET", path, ""); r.status != 200 || strings.Contains(string(r.body), planted) {
 			t.Errorf("%s: %d %s", path, r.status, r.body)
 		}
@@ -304,7 +304,7 @@ func TestLiveFigures(t *testing.T) {
 		}
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
 			var o admin.Overview
-			if err := json.Unmarshal([]byte(data), &o); err != nil || name != "overview" || len(o.Watchers) != 1 {
+			if err := json.Unmarshal([]byte(data), &o); err != nil || name != "overview" || len(o.Slots) != 1 {
 				t.Fatalf("%s: %v %s", name, err, data)
 			}
 			seen++
@@ -378,7 +378,7 @@ func TestClearWantsItsPhrase(t *testing.T) {
 	s.insertDead("1")
 
 	var out admin.Cleared
-	s.mustCall(&out, "POST", "/api/v1/clear", `{"what":["dead","events"],"dry_run":true}`)
+	s.mustCall(&out, "POST", "/api/v1/clear", `{"what":["dead","audit"],"dry_run":true}`)
 	if out.Confirm != "clear orders" || out.Found != 1 || out.Removed != 0 {
 		t.Errorf("%+v", out)
 	}

@@ -31,8 +31,8 @@ func (in *FailedAction) retry(ctx context.Context, op admin.Operator, reset bool
 }
 
 func (a *api) addWaiting() {
-	addList(a, "/pending", "pending", "Count the waiting envelopes by topic, with the reason if a topic cannot be written, oldest first", "topics",
-		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.PendingTopic, error) {
+	addList(a, "/waiting/topics", "waiting-topics", "Count the waiting envelopes by topic, with the reason if a topic cannot be written, oldest first", "topics",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.WaitingTopic, error) {
 			return op.Waiting().Topics(ctx)
 		})
 

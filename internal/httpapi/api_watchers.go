@@ -100,7 +100,7 @@ type released struct {
 	Slots []string `json:"slots"`
 }
 
-// trimmed is the number of removed entries of the events log.
+// trimmed is the number of removed entries of the audit log.
 type trimmed struct {
 	Removed int64 `json:"removed"`
 }
@@ -141,20 +141,20 @@ func (a *api) addNodes() {
 			return done{true, "the node is removed from the list"}, op.Nodes().Remove(ctx, in.Body.Node, in.Body.Force)
 		})
 
-	addQuery(a, "/events", "list-events", "List the events log: takeovers, gaps and actions of operators, newest first",
+	addQuery(a, "/audit", "list-audit-entries", "List the audit log: takeovers, gaps and actions of operators, newest first",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Paging
-			admin.EventFilter
+			admin.AuditFilter
 		},
-		) (admin.EventPage, error) {
+		) (admin.AuditPage, error) {
 			// Every operation has a parameter for the watcher, so the filter has none.
-			f := in.EventFilter
+			f := in.AuditFilter
 			f.Watcher = in.Scope.Watcher
-			return op.Events(ctx, f, in.Limit, in.After)
+			return op.Audit(ctx, f, in.Limit, in.After)
 		})
 
-	addAction(a, "/events/trim", "trim-events", "Remove all entries of the events log except the newest",
+	addAction(a, "/audit/trim", "trim-audit", "Remove all entries of the audit log except the newest",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Body struct {
@@ -162,7 +162,7 @@ func (a *api) addNodes() {
 			}
 		},
 		) (trimmed, error) {
-			n, err := op.EventsTrim(ctx, in.Body.Keep)
+			n, err := op.TrimAudit(ctx, in.Body.Keep)
 			return trimmed{n}, err
 		})
 }

@@ -259,7 +259,7 @@ func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
 	edit(`{"payload":"{\"card\":\"***\",\"n\":2}"}`).requireProblem(t, 422)
 	edit(`{"headers":[{"k":"Authorization","v":"***"}]}`).requireProblem(t, 422)
 
-	events, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10)
+	events, err := nodes.NewAuditLog(s.state.Collection("audit"), "", "").Latest(t.Context(), 10)
 	if err != nil || len(events) != 1 || string(events[0].Kind) != "payload_shown" {
 		t.Errorf("%+v, %v", events, err)
 	}

@@ -195,7 +195,7 @@ func (d *door) rejectLogin(w http.ResponseWriter, r *http.Request, problem strin
 		level = slog.LevelWarn
 	}
 	d.log.Log(r.Context(), level, "a login at the operator's listener is refused",
-		"reason", problem, "remote", remoteIP(r).String(), "path", r.URL.Path)
+		"error", problem, "remote", remoteIP(r).String(), "path", r.URL.Path)
 
 	if !d.access.Tokens().none() {
 		w.Header().Add("WWW-Authenticate", `Bearer realm="outrelay"`)
@@ -216,7 +216,7 @@ func (d *door) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	}
 
 	d.log.Error("a request of the operator's listener broke off",
-		"method", r.Method, "path", r.URL.Path, "reason", logging.Clean(fmt.Sprint(p)), "stack", string(debug.Stack()))
+		"method", r.Method, "path", r.URL.Path, "error", logging.Clean(fmt.Sprint(p)), "stack", string(debug.Stack()))
 	writeProblem(w, r, http.StatusInternalServerError, "the request failed with an internal error",
 		"the log of the process contains the cause; please report it")
 }

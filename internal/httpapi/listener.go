@@ -129,7 +129,7 @@ func newReloadingConfig(first *tls.Config, o AdminOptions) *tls.Config {
 		if err != nil {
 			// Report the first failure only, not one for each connection.
 			if !failed {
-				o.Log.Warn("the certificates of the operator's listener cannot be read; the old ones stay in use", "reason", err)
+				o.Log.Warn("the certificates of the operator's listener cannot be read; the old ones stay in use", "error", err)
 				reportReload(false)
 			}
 			failed = true

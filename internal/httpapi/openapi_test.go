@@ -101,8 +101,8 @@ func TestEveryOperationNamesItsRoleAndHintsAtItsErrors(t *testing.T) {
 	if n < 50 {
 		t.Errorf("%d operations", n)
 	}
-	if p := doc.Components.Schemas["Problem"]; p == nil || p.Properties["hint"] == nil {
-		t.Errorf("problems have no hint: %+v", p)
+	if p := doc.Components.Schemas["Problem"]; p == nil || p.Properties["fix"] == nil {
+		t.Errorf("problems have no fix: %+v", p)
 	}
 }
 

@@ -20,7 +20,7 @@ type Problem struct {
 	Title  string         `json:"title" doc:"The text of the HTTP status."`
 	Status int            `json:"status" doc:"The HTTP status."`
 	Detail string         `json:"detail" doc:"The problem with this request."`
-	Hint   string         `json:"hint,omitempty" doc:"How to fix it."`
+	Fix    string         `json:"fix,omitempty" doc:"What to do."`
 	Errors []ProblemPlace `json:"errors,omitempty" doc:"The invalid values of the request."`
 }
 
@@ -61,16 +61,16 @@ func newLibraryProblem(status int, detail string, errs ...error) huma.StatusErro
 
 	switch status {
 	case http.StatusUnprocessableEntity, http.StatusBadRequest:
-		p.Hint = "correct the listed values; /api/openapi.json describes the allowed ones"
+		p.Fix = "correct the listed values; /api/openapi.json describes the allowed ones"
 	case http.StatusRequestEntityTooLarge:
-		p.Hint = "send less in one request"
+		p.Fix = "send less in one request"
 	}
 	return p
 }
 
 // newProblem returns a problem that the API itself found.
-func newProblem(status int, detail, hint string) *Problem {
-	return &Problem{Title: http.StatusText(status), Status: status, Detail: detail, Hint: hint}
+func newProblem(status int, detail, fix string) *Problem {
+	return &Problem{Title: http.StatusText(status), Status: status, Detail: detail, Fix: fix}
 }
 
 var statusOf = map[admin.Failure]int{
@@ -92,23 +92,23 @@ func problemOf(err error) error {
 		return problem
 	}
 
-	kind, hint := admin.Explain(err)
-	p := newProblem(statusOf[kind], logging.Clean(strings.ToValidUTF8(err.Error(), "\uFFFD")), hint)
+	kind, fix := admin.Explain(err)
+	p := newProblem(statusOf[kind], logging.Clean(strings.ToValidUTF8(err.Error(), "\uFFFD")), fix)
 	p.Type = "urn:outrelay:" + string(kind)
 	return p
 }
 
 // writeProblem responds outside of the API. A browser that opens a page gets text.
-func writeProblem(w http.ResponseWriter, r *http.Request, status int, detail, hint string) {
+func writeProblem(w http.ResponseWriter, r *http.Request, status int, detail, fix string) {
 	// The errors of writing are ignored: the client is gone.
 	if !isAPI(r) && strings.Contains(r.Header.Get("Accept"), "text/html") {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.WriteHeader(status)
-		_, _ = w.Write([]byte(http.StatusText(status) + ": " + detail + "\n" + hint + "\n"))
+		_, _ = w.Write([]byte(http.StatusText(status) + ": " + detail + "\n" + fix + "\n"))
 		return
 	}
 
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(newProblem(status, detail, hint))
+	_ = json.NewEncoder(w).Encode(newProblem(status, detail, fix))
 }

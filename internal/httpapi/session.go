@@ -152,7 +152,7 @@ func (a *Access) isForged(r *http.Request) bool {
 // noteForgedSession counts and logs a request with such a session.
 func (d *door) noteForgedSession(r *http.Request) {
 	d.refused(refusedLogin)
-	d.log.Warn("a session at the operator's listener is refused", "reason", "no token of this listener has signed it",
+	d.log.Warn("a session at the operator's listener is refused", "error", "no token of this listener has signed it",
 		"remote", remoteIP(r).String(), "path", r.URL.Path)
 }
 
@@ -193,13 +193,13 @@ func (d *door) serveLogin(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case role == "":
 		d.refused(refusedLogin)
-		d.log.Warn("a login at the operator's listener is refused", "reason", "the token is not one of this listener's",
+		d.log.Warn("a login at the operator's listener is refused", "error", "the token is not one of this listener's",
 			"remote", remoteIP(r).String(), "path", r.URL.Path)
 		d.loginForm(w, r, http.StatusUnauthorized, "The token is not one of this listener's.", next)
 		return
-	// A shared token does not identify a person, but the events log has to.
+	// A shared token does not identify a person, but the audit log has to.
 	case !isPrintable(name):
-		d.loginForm(w, r, http.StatusBadRequest, "Type your name: the events log shows who did what.", next)
+		d.loginForm(w, r, http.StatusBadRequest, "Type your name: the audit log shows who did what.", next)
 		return
 	}
 

@@ -162,7 +162,7 @@ func (im *Importer) Run(ctx context.Context) (Report, error) {
 	r.Done = err == nil
 
 	// An interrupted import has imported a part, so it is logged too.
-	log := nodes.NewEvents(im.state.Collection("events"), im.cfg.Watcher, "")
+	log := nodes.NewAuditLog(im.state.Collection("audit"), im.cfg.Watcher, "")
 	logErr := log.Append(context.WithoutCancel(ctx), "rows_imported", bson.D{
 		{Key: "from", Value: r.From},
 		{Key: "to", Value: r.To},
@@ -172,7 +172,7 @@ func (im *Importer) Run(ctx context.Context) (Report, error) {
 		{Key: "actor", Value: im.options.Actor},
 	})
 	if logErr != nil {
-		logErr = fmt.Errorf("not written to the events log: %w", logErr)
+		logErr = fmt.Errorf("not written to the audit log: %w", logErr)
 	}
 	return r, errors.Join(err, logErr)
 }

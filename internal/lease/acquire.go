@@ -90,7 +90,7 @@ func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 		if err == nil {
 			l.replicaSet = id
 			if id == "" {
-				l.log.Warn("cannot read the id of the replica set, so copied state is not detected", "advice",
+				l.log.Warn("cannot read the id of the replica set, so copied state is not detected", "fix",
 					"grant the action replSetGetConfig on the cluster (role clusterMonitor) to the relay's user")
 			}
 			return nil
@@ -101,7 +101,7 @@ func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 		}
 		// One line for each outage: the attempts would fill the log.
 		if back.Attempts() == 0 {
-			l.log.Warn("cannot reach MongoDB to acquire the lease", "error", err, "advice", adviceFor(err))
+			l.log.Warn("cannot reach MongoDB to acquire the lease", "error", err, "fix", adviceFor(err))
 		}
 		if err := back.Wait(ctx); err != nil {
 			return err
@@ -138,7 +138,7 @@ func (l *Lease) standBy(ctx context.Context) (*Held, error) {
 		// An error at the end of ctx is no problem of the server.
 		if err != nil && ctx.Err() == nil {
 			if back.Attempts() == 0 {
-				l.log.Warn("cannot read the lease", "error", err, "advice", adviceFor(err))
+				l.log.Warn("cannot read the lease", "error", err, "fix", adviceFor(err))
 			}
 			wait = back.Next()
 		} else {
@@ -287,7 +287,7 @@ func (c *contender) reasonToWait(ctx context.Context, doc *Document, now time.Ti
 		c.reported = reported
 		l.log.Warn("taking a lease over whose owner is silent, although its expiry is in the future", "owner", doc.Node,
 			"expires", doc.ExpiresAt, "server", now, "silent", c.silence.lastRead.Sub(c.silence.since).Round(time.Millisecond),
-			"advice", "check the clocks of the members of the replica set")
+			"fix", "check the clocks of the members of the replica set")
 	}
 	return ""
 }
@@ -315,7 +315,7 @@ func (l *Lease) checkCopiedState(doc *Document) error {
 		return nil
 	}
 	return &finalError{fmt.Errorf("acquiring watcher %s: %w (written on %s, this is %s): "+
-		"run `outrelay recover --adopt` to adopt it here", l.cfg.ID, errCopiedState, doc.ReplicaSetID, l.replicaSet)}
+		"run `outrelay recover --accept-copy` to accept it here", l.cfg.ID, errCopiedState, doc.ReplicaSetID, l.replicaSet)}
 }
 
 // endOpenTransactions ends the transactions that may be open on a document whose lease seems free: the

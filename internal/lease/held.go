@@ -92,7 +92,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.AcquirePaused {
 		h.lapsedPin.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node runs it", "pin", pin,
-			"advice", "start that node, or remove the pin")
+			"fix", "start that node, or remove the pin")
 	}
 	return h
 }

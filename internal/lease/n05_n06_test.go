@@ -31,7 +31,7 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	before := readStored(t, coll)
 	_, err := newLease(t, cfg).Acquire(t.Context())
 	if !errors.Is(err, errCopiedState) || !strings.Contains(err.Error(), "written on here, this is there") ||
-		!strings.Contains(err.Error(), "recover --adopt") {
+		!strings.Contains(err.Error(), "recover --accept-copy") {
 		t.Fatalf("Acquire of copied state returned %v, want errCopiedState with both ids and the fix", err)
 	}
 

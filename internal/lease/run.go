@@ -91,7 +91,7 @@ func (h *Held) endError() error {
 // it. n counts the failures of the series.
 func (h *Held) logFailure(err error, n int) {
 	if n == 1 {
-		h.log.Warn("cannot renew the lease", "error", err, "advice", adviceFor(err))
+		h.log.Warn("cannot renew the lease", "error", err, "fix", adviceFor(err))
 	}
 
 	if !h.Valid() && h.suspended.CompareAndSwap(false, true) {
@@ -250,7 +250,7 @@ func (h *Held) followsPin(ctx context.Context, pin string) bool {
 	if h.LapsedPin() != pin {
 		h.lapsedPin.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node keeps it", "pin", pin,
-			"advice", "start that node, or remove the pin")
+			"fix", "start that node, or remove the pin")
 	}
 	return false
 }

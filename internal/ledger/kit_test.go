@@ -84,7 +84,7 @@ func setUp(t *testing.T) *bench {
 		Source:      letters.Source{Kind: "relay", Watcher: "orders", Node: "a", Epoch: 1},
 		MaxAttempts: 3,
 		Backoff:     retry.Policy{Base: time.Hour, Cap: time.Hour},
-		Recording:   RecordWatermark,
+		Recording:   RecordPosition,
 		Restore: func(_ context.Context, list []*Outcome) error {
 			b.restores = append(b.restores, slices.Clone(list))
 			return nil

@@ -17,9 +17,9 @@ import (
 
 // The ways to record a delivery, as in the configuration.
 const (
-	RecordWatermark = "watermark" // writes nothing
-	RecordDelete    = "delete"
-	RecordMark      = "mark"
+	RecordPosition = "position" // writes nothing
+	RecordDelete   = "delete"
+	RecordMark     = "mark"
 )
 
 const (
@@ -125,7 +125,7 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 		l.noteRefusal(ns)
 		l.config.Log.Error("cannot record deliveries; they were sent, and stay unmarked in the outbox",
 			"collection", ns, "again_in", recordingPause, "error", rejected,
-			"advice", "allow the field sentAt in the validator, and updates to the relay's user")
+			"fix", "allow the field sentAt in the validator, and updates to the relay's user")
 		return nil
 	}
 	half := len(list) / 2

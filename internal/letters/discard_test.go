@@ -34,7 +34,7 @@ func TestDiscard(t *testing.T) {
 		b.newLetter(order(1), func(l *Letter) { l.Watcher = "other" }),
 	)
 
-	if _, err := b.discard(t.Context(), Query{RequeueStatus: Replayable}, nil); !errors.Is(err, ErrEmptyQuery) {
+	if _, err := b.discard(t.Context(), Query{RequeueStatus: NotRequeued}, nil); !errors.Is(err, ErrEmptyQuery) {
 		t.Errorf("an empty query: got %v, want %v", err, ErrEmptyQuery)
 	}
 

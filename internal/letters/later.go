@@ -29,7 +29,7 @@ type Mark struct {
 }
 
 var markFields = append(mongodb.Fields("ns", "id", "delivery", "pos", "stamp", "topic", "movedAt", "digest"),
-	bson.E{Key: "requeued", Value: bson.D{{Key: "$gt", Value: bson.A{"$replayed", nil}}}})
+	bson.E{Key: "requeued", Value: bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}})
 
 // clockSlack is how far the cluster time may be ahead of the clock of a server.
 const clockSlack = 10 * time.Second

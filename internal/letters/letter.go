@@ -81,24 +81,24 @@ type Content struct {
 	MovedAt      time.Time        `bson:"movedAt"` // server time
 	ExpireAt     *time.Time       `bson:"expireAt,omitempty"`
 	ReplayOf     string           `bson:"replayOf,omitempty"`
-	Replayed     *Replayed        `bson:"replayed,omitempty"` // nil: not requeued
+	Requeued     *Requeue         `bson:"requeued,omitempty"` // nil: not requeued
 }
 
 // Version counts the changes that operators made to the letter. An edit names the version that it was made from. Only a
 // requeue changes a letter, and only once.
 func (d *Dead) Version() int32 {
-	if d.Replayed != nil {
+	if d.Requeued != nil {
 		return 1
 	}
 	return 0
 }
 
-// Replayed describes how a letter was requeued.
-type Replayed struct {
+// Requeue describes how a letter was requeued.
+type Requeue struct {
 	At       time.Time `bson:"at" json:"at"` // server time
 	Actor    string    `bson:"actor" json:"actor"`
 	Delivery int32     `bson:"delivery" json:"delivery"`                 // number of the new delivery
-	Run      string    `bson:"run" json:"run"`                           // id of the action, as in the events log
+	Run      string    `bson:"run" json:"run"`                           // id of the action, as in the audit log
 	Edited   []string  `bson:"edited,omitempty" json:"edited,omitempty"` // fields of the envelope that the requeue changed
 }
 

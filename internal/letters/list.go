@@ -94,7 +94,7 @@ func CountOutboxes(ctx context.Context, coll *mongo.Collection, q Query) (map[st
 func CountTopics(
 	ctx context.Context, coll *mongo.Collection, watcher string, limit int64,
 ) (counts map[string]int64, more bool, err error) {
-	return countValues(ctx, coll, Query{Watcher: watcher, RequeueStatus: Replayable}, "topic", limit)
+	return countValues(ctx, coll, Query{Watcher: watcher, RequeueStatus: NotRequeued}, "topic", limit)
 }
 
 // countValues counts the letters that match q by the text in a field. A limit of 0 is none.
@@ -114,13 +114,13 @@ func countValues(
 
 // Group summarizes the letters with the same topic, type and class.
 type Group struct {
-	Topic      string       `json:"topic,omitempty"`
-	Type       string       `json:"type"`
-	Class      record.Class `json:"class"`
-	Count      int64        `json:"count"`
-	Replayable int64        `json:"replayable" bson:"-"` // letters of Count that are not requeued
-	First      time.Time    `json:"first"`               // when the oldest letter died
-	Last       time.Time    `json:"last"`                // when the newest letter died
+	Topic       string       `json:"topic,omitempty"`
+	Type        string       `json:"type"`
+	Class       record.Class `json:"class"`
+	Count       int64        `json:"count"`
+	NotRequeued int64        `json:"not_requeued" bson:"-"` // letters of Count that are not requeued
+	First       time.Time    `json:"first"`                 // when the oldest letter died
+	Last        time.Time    `json:"last"`                  // when the newest letter died
 }
 
 // Summarize counts the letters that match q by topic, type and class. The largest group comes
@@ -129,7 +129,7 @@ func Summarize(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, e
 	key := bson.D{
 		{Key: "topic", Value: mongodb.IfNull("$topic", "")}, {Key: "type", Value: mongodb.IfNull("$type", "")}, {Key: "class", Value: "$class"},
 	}
-	pipeline := letterlist.Summary(q.mongoFilter(), key, "movedAt", "replayed")
+	pipeline := letterlist.Summary(q.mongoFilter(), key, "movedAt", "requeued")
 	type counted struct {
 		Group    `bson:",inline"`
 		Requeued int64
@@ -139,7 +139,7 @@ func Summarize(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, e
 	groups := make([]Group, len(list))
 	for i, c := range list {
 		groups[i] = c.Group
-		groups[i].Replayable = c.Count - c.Requeued
+		groups[i].NotRequeued = c.Count - c.Requeued
 	}
 	return groups, err
 }

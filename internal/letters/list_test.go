@@ -44,7 +44,7 @@ func toValues(t *testing.T, values ...any) []bson.RawValue {
 // markRequeued marks a letter as an operator's requeue does.
 func (b *bench) markRequeued(id string) {
 	b.t.Helper()
-	set := bson.D{{Key: "$set", Value: bson.D{{Key: "replayed", Value: Replayed{At: b.now, Actor: "ann", Delivery: 1}}}}}
+	set := bson.D{{Key: "$set", Value: bson.D{{Key: "requeued", Value: Requeue{At: b.now, Actor: "ann", Delivery: 1}}}}}
 	if _, err := b.coll.UpdateOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}, set); err != nil {
 		b.t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestQueriesFindTheNamedLetters(t *testing.T) {
 		"aggregate id as key": {Query{Key: "1"}, []string{"a", oid.Hex(), "large", w}},
 		"message":             {Query{Message: "topic ("}, []string{"a"}},
 		"requeued":            {Query{RequeueStatus: Requeued}, []string{"a"}},
-		"not requeued":        {Query{RequeueStatus: Replayable}, []string{"c", oid.Hex(), "large", w}},
+		"not requeued":        {Query{RequeueStatus: NotRequeued}, []string{"c", oid.Hex(), "large", w}},
 		"nothing":             {Query{Class: record.Expired}, nil},
 	} {
 		got := b.list(q.Query, Page{})
@@ -221,7 +221,7 @@ func TestSummary(t *testing.T) {
 		t.Fatalf("got %+v, %v, want 3 groups", got, err)
 	}
 	g := got[0]
-	if g.Count != 2 || g.Replayable != 1 || !g.First.Equal(b.now) || !g.Last.Equal(b.now) {
+	if g.Count != 2 || g.NotRequeued != 1 || !g.First.Equal(b.now) || !g.Last.Equal(b.now) {
 		t.Errorf("the counts of the first group: %+v", g)
 	}
 	if g.Topic != "outbox.event.order" || g.Type != "OrderPlaced" || g.Class != record.Malformed {

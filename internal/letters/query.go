@@ -17,8 +17,8 @@ type RequeueStatus string
 // The values of Query.RequeueStatus.
 const (
 	AnyRequeueStatus RequeueStatus = ""
-	Replayable       RequeueStatus = "replayable" // not requeued
-	Requeued         RequeueStatus = "replayed"
+	NotRequeued      RequeueStatus = "false"
+	Requeued         RequeueStatus = "true"
 )
 
 // Query selects letters of one watcher. A letter matches if it fulfills all conditions that are set. A query with
@@ -97,7 +97,7 @@ func (q Query) mongoFilter() bson.D {
 	f.Equal("class", string(q.Class))
 	f.Prefix("reason", q.Message)
 	if q.RequeueStatus != AnyRequeueStatus {
-		f.Exists("replayed", q.RequeueStatus == Requeued)
+		f.Exists("requeued", q.RequeueStatus == Requeued)
 	}
 	return bson.D(f)
 }

@@ -63,7 +63,7 @@ type Delivery struct {
 	InflightBytes   *Live // bytes of those records
 	BudgetUsed      *Live // bytes of the memory budget in use (N13)
 	Budget          *Live // bytes of the memory budget; of a slot, its share
-	TicketWindow    *Live // events between the watermark and the newest one read (N13)
+	TicketWindow    *Live // events between the resolved position and the newest one read (N13)
 	MaxTicketWindow *Live
 }
 
@@ -90,13 +90,13 @@ type Ownership struct {
 // Outcomes has the metrics of envelopes that are not simply delivered: exceptions, dead letters, scheduled
 // and purged envelopes.
 type Outcomes struct {
-	BlockedTargets *prometheus.GaugeVec   // {topic, reason}: records that the sink holds
-	Exceptions     *prometheus.GaugeVec   // {state}: envelopes with a stored exception
-	Reconciled     *prometheus.CounterVec // {class}
-	DeadLetters    *prometheus.CounterVec // {class}
-	Dropped        *prometheus.CounterVec // {class}: expired, or dropped by a rule
-	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
-	Purged         prometheus.Counter     // delivered envelopes removed after their retention
+	UnwritableRecords *prometheus.GaugeVec   // {topic, reason}: records that the sink holds
+	Exceptions        *prometheus.GaugeVec   // {state}: envelopes with a stored exception
+	Reconciled        *prometheus.CounterVec // {class}
+	DeadLetters       *prometheus.CounterVec // {class}
+	Dropped           *prometheus.CounterVec // {class}: expired, or dropped by a rule
+	DueError          *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
+	Purged            prometheus.Counter     // delivered envelopes removed after their retention
 }
 
 // Process has the metrics of the process, which belong to no single slot.
@@ -249,13 +249,13 @@ func (b builder) newOwnership() Ownership {
 
 func (b builder) newOutcomes() Outcomes {
 	return Outcomes{
-		BlockedTargets: b.newGaugeVec("blocked_targets"),
-		Exceptions:     b.newGaugeVec("exceptions"),
-		Reconciled:     b.newCounterVec("reconciled_total"),
-		DeadLetters:    b.newCounterVec("dead_letters_total"),
-		Dropped:        b.newCounterVec("dropped_total"),
-		DueError:       b.newHistogram("scheduled_due_error_seconds", latencyBuckets),
-		Purged:         b.newCounter("purged_total"),
+		UnwritableRecords: b.newGaugeVec("unwritable_records"),
+		Exceptions:        b.newGaugeVec("exceptions"),
+		Reconciled:        b.newCounterVec("reconciled_total"),
+		DeadLetters:       b.newCounterVec("dead_letters_total"),
+		Dropped:           b.newCounterVec("dropped_total"),
+		DueError:          b.newHistogram("scheduled_due_error_seconds", latencyBuckets),
+		Purged:            b.newCounter("purged_total"),
 	}
 }
 

@@ -61,7 +61,7 @@ func TestEveryConventionalName(t *testing.T) {
 	s.Gaps.WithLabelValues("history_lost")
 	s.Exceptions.WithLabelValues("retry")
 	s.Reconciled.WithLabelValues("scheduled")
-	s.BlockedTargets.WithLabelValues("orders", "missing")
+	s.UnwritableRecords.WithLabelValues("orders", "missing")
 	s.DeadLetters.WithLabelValues("malformed")
 	s.StreamState.SetCurrent("live")
 
@@ -81,7 +81,7 @@ func TestEveryConventionalName(t *testing.T) {
 		outrelay_published_total outrelay_publish_latency_seconds outrelay_inflight_records outrelay_inflight_bytes
 		outrelay_checkpoint_seconds outrelay_stream_restarts_total outrelay_gaps_total outrelay_lease_owner
 		outrelay_lease_epoch outrelay_lease_suspended outrelay_exceptions outrelay_reconciled_total outrelay_build_info
-		outrelay_blocked_targets outrelay_budget_used_bytes outrelay_budget_bytes outrelay_stream_state
+		outrelay_unwritable_records outrelay_budget_used_bytes outrelay_budget_bytes outrelay_stream_state
 		outrelay_ticket_window outrelay_dead_letters_total go_goroutines process_start_time_seconds`) {
 		if !have[name] {
 			t.Errorf("%s is missing", name)

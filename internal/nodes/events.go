@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// Kind is the kind of an entry of the events log.
+// Kind is the kind of an entry of the audit log.
 type Kind string
 
 // The kinds of entries. A reader must accept other kinds, because newer versions may write them.
@@ -58,14 +58,14 @@ func Kinds() []Kind {
 
 // The bounds of the log.
 const (
-	eventsKept = 10_000 // the newest entries, after each [Member.RemoveOld]; an index of the collection removes entries by age
+	entriesKept = 10_000 // the newest entries, after each [Member.RemoveOld]; an index of the collection removes entries by age
 
 	// entryTimeout bounds the write of an entry for which nothing may wait long.
 	entryTimeout = 2 * time.Second
 )
 
-// Event is one entry of the log.
-type Event struct {
+// AuditEntry is one entry of the log.
+type AuditEntry struct {
 	ID      bson.ObjectID `bson:"_id"`
 	At      time.Time     `bson:"at"` // of the server
 	Kind    Kind          `bson:"kind"`
@@ -74,20 +74,20 @@ type Event struct {
 	Fields  bson.Raw      `bson:"fields"`
 }
 
-// Events is the collection `events` of the state database: a log for operators. It has no payloads.
-type Events struct {
+// AuditLog is the collection `audit` of the state database: a log for operators. It has no payloads.
+type AuditLog struct {
 	coll    *mongo.Collection
 	watcher string
 	node    string
 }
 
-// NewEvents returns the log in coll, for entries of a watcher and a node. Either may be "".
-func NewEvents(coll *mongo.Collection, watcher, node string) *Events {
-	return &Events{coll: coll, watcher: watcher, node: node}
+// NewAuditLog returns the log in coll, for entries of a watcher and a node. Either may be "".
+func NewAuditLog(coll *mongo.Collection, watcher, node string) *AuditLog {
+	return &AuditLog{coll: coll, watcher: watcher, node: node}
 }
 
 // Append writes an entry.
-func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
+func (e *AuditLog) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	if fields == nil {
 		fields = bson.D{}
 	}
@@ -100,31 +100,31 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 		{Key: "node", Value: mongodb.Literal(e.node)},
 		{Key: "fields", Value: mongodb.Literal(fields)},
 	}}}}, options.UpdateOne().SetUpsert(true))
-	return mongodb.Refusal(err, "logging event "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
+	return mongodb.Refusal(err, "writing the audit entry "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
 }
 
 // AppendOrWarn writes an entry about a running process. It blocks for at most [entryTimeout], whatever time the caller has left.
 // If the write fails, it logs a warning.
-func (e *Events) AppendOrWarn(ctx context.Context, log *slog.Logger, kind Kind, fields bson.D) {
+func (e *AuditLog) AppendOrWarn(ctx context.Context, log *slog.Logger, kind Kind, fields bson.D) {
 	// The end of the caller must not cancel the write. The server might still execute it, and the entry would follow later
 	// ones.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), entryTimeout)
 	defer cancel()
 
 	if err := e.Append(ctx, kind, fields); err != nil {
-		log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
+		log.Warn("an entry of the audit log is lost", "kind", string(kind), "error", err)
 	}
 }
 
 // Trim removes all entries but the newest, of all watchers. keep is at least 1.
-func (e *Events) Trim(ctx context.Context, keep int64) (removed int64, err error) {
-	var last Event
+func (e *AuditLog) Trim(ctx context.Context, keep int64) (removed int64, err error) {
+	var last AuditEntry
 	err = e.coll.FindOne(ctx, bson.D{}, options.FindOne().SetSort(newest).SetSkip(keep-1)).Decode(&last)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, mongodb.Refusal(err, "trimming the log of events", "find", mongodb.Namespace(e.coll))
+		return 0, mongodb.Refusal(err, "trimming the audit log", "find", mongodb.Namespace(e.coll))
 	}
 
 	res, err := e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
@@ -132,7 +132,7 @@ func (e *Events) Trim(ctx context.Context, keep int64) (removed int64, err error
 		bson.D{{Key: "at", Value: last.At}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: last.ID}}}},
 	}}})
 	if err != nil {
-		return 0, mongodb.Refusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll))
+		return 0, mongodb.Refusal(err, "trimming the audit log", "remove", mongodb.Namespace(e.coll))
 	}
 	return res.DeletedCount, nil
 }
@@ -140,7 +140,7 @@ func (e *Events) Trim(ctx context.Context, keep int64) (removed int64, err error
 var newest = bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}
 
 // Latest returns up to n entries of all watchers, the newest first.
-func (e *Events) Latest(ctx context.Context, n int64) ([]Event, error) {
-	return mongodb.FindAll[Event](ctx, e.coll, "reading the log of events", bson.D{},
+func (e *AuditLog) Latest(ctx context.Context, n int64) ([]AuditEntry, error) {
+	return mongodb.FindAll[AuditEntry](ctx, e.coll, "reading the audit log", bson.D{},
 		options.Find().SetSort(newest).SetLimit(max(n, 1)))
 }

@@ -23,7 +23,7 @@ const (
 	// forgetAfter is the silence after which a node is removed from the list. A killed process cannot
 	// leave, and the process that replaces it may have another name.
 	forgetAfter = 14 * 24 * time.Hour
-	// TidyEvery is the time between two removals of old nodes and old entries of the events log.
+	// TidyEvery is the time between two removals of old nodes and old entries of the audit log.
 	TidyEvery = time.Hour
 )
 
@@ -65,7 +65,7 @@ type Member struct {
 	cfg           Config
 	nodes         *Nodes
 	majorityNodes *Nodes // nodes with majority, for writes that other processes must see
-	events        *Events
+	events        *AuditLog
 	heartbeat     Sign
 	startedAt     time.Time
 	instance      string
@@ -90,7 +90,7 @@ func New(c Config) *Member {
 		cfg:           c,
 		nodes:         NewNodes(coll),
 		majorityNodes: NewNodes(mongodb.Majority(coll)),
-		events:        NewEvents(c.State.Collection("events"), c.Watcher, c.Node),
+		events:        NewAuditLog(c.State.Collection("audit"), c.Watcher, c.Node),
 		startedAt:     time.Now(),
 		instance:      uuid.NewString(),
 
@@ -167,7 +167,7 @@ func (m *Member) logFindings(ctx context.Context, was Was, first bool) {
 
 	case another && !m.duplicateLogged:
 		m.cfg.Log.Error("another process uses the same node name, so pins, status and the list of nodes are ambiguous",
-			"node", m.cfg.Node, "advice", "set a different node name (node) for each process")
+			"node", m.cfg.Node, "fix", "set a different node name (node) for each process")
 		m.LogEvent(ctx, NodeTwice, nil)
 
 	case was.Stale && !another:
@@ -212,7 +212,7 @@ func (m *Member) CheckPeers(ctx context.Context) error {
 	stale, err := m.nodes.MarkStale(ctx, StaleAfter)
 	for _, n := range stale {
 		m.cfg.Log.Warn("node is not responding; other nodes take over when its leases expire",
-			"silent_node", n.Node, "for", n.Age().Round(time.Second))
+			"stale_node", n.Node, "for", n.Age().Round(time.Second))
 		m.LogEvent(ctx, NodeStale, bson.D{
 			{Key: "of", Value: n.Node},
 			{Key: "silent_ms", Value: n.AgeMS},
@@ -251,14 +251,14 @@ func (m *Member) compareConfigs(ctx context.Context) error {
 		}
 		m.loggedDifferences[difference] = true
 		m.cfg.Log.Warn("a node of this watcher has another configuration; delivery depends on the owner",
-			"other", n.Node, "other_version", n.Version, "advice", "use the same configuration on all nodes")
+			"other", n.Node, "other_version", n.Version, "fix", "use the same configuration on all nodes")
 		m.LogEvent(ctx, ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
 	}
 	return nil
 }
 
 // RemoveOld removes the nodes that have been silent for [forgetAfter], and the oldest entries of the events
-// log above its limit. An index of the events log removes its other entries by age.
+// log above its limit. An index of the audit log removes its other entries by age.
 func (m *Member) RemoveOld(ctx context.Context) error {
 	n, err := m.nodes.Forget(ctx, forgetAfter)
 	if n > 0 {
@@ -267,11 +267,11 @@ func (m *Member) RemoveOld(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = m.events.Trim(ctx, eventsKept)
+	_, err = m.events.Trim(ctx, entriesKept)
 	return err
 }
 
-// LogEvent writes an entry about this node into the events log. It blocks as [Events.AppendOrWarn] does.
+// LogEvent writes an entry about this node into the audit log. It blocks as [AuditLog.AppendOrWarn] does.
 func (m *Member) LogEvent(ctx context.Context, kind Kind, fields bson.D) {
 	m.events.AppendOrWarn(ctx, m.cfg.Log, kind, fields)
 }

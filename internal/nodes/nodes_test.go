@@ -26,7 +26,7 @@ func newState(t *testing.T) state.Database {
 func newMember(db state.Database, node string, change func(*Config)) *Member {
 	c := Config{
 		State: db, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "orders", Roles: []Role{Relay, Cleaner},
-		Capabilities: []string{"recording:watermark"},
+		Capabilities: []string{"recording:position"},
 	}
 	if change != nil {
 		change(&c)
@@ -51,10 +51,10 @@ func listNodes(t *testing.T, db state.Database) []Node {
 	return all
 }
 
-// listKinds returns the kinds of the entries of the events log about a node, in their order.
+// listKinds returns the kinds of the entries of the audit log about a node, in their order.
 func listKinds(t *testing.T, db state.Database, node string) []string {
 	t.Helper()
-	all, err := NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
+	all, err := NewAuditLog(db.Collection("audit"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 	n := got[0]
 	if n.Node != "a" || n.Address != "a:9464" || n.Version != "1.4.0" || n.Instance == "" || !n.KafkaReachable || n.LastAck == nil ||
 		!slices.Equal(n.Watchers, []string{"orders"}) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) ||
-		!slices.Equal(n.Capabilities, []string{"recording:watermark"}) || !slices.Equal(n.Holds, []string{"orders/0of1"}) {
+		!slices.Equal(n.Capabilities, []string{"recording:position"}) || !slices.Equal(n.Holds, []string{"orders/0of1"}) {
 		t.Errorf("%+v", n)
 	}
 
@@ -231,7 +231,7 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 
 	wg.Wait()
 	var noted []string
-	all, err := NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
+	all, err := NewAuditLog(db.Collection("audit"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,11 +345,11 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 
 	// One entry more than the bound. The entries that existed before are the oldest.
 	var docs []any
-	for range eventsKept {
+	for range entriesKept {
 		docs = append(docs, bson.D{{Key: "at", Value: time.Now().Add(time.Minute)}, {Key: "kind", Value: "filler"}})
 	}
 
-	if _, err := db.Collection("events").InsertMany(t.Context(), docs); err != nil {
+	if _, err := db.Collection("audit").InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.RemoveOld(t.Context()); err != nil {
@@ -358,7 +358,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	if got := listNodes(t, db); len(got) != 2 || got[0].Node != "a" || got[1].Node != "week" {
 		t.Errorf("%+v", got)
 	}
-	if n, err := db.Collection("events").CountDocuments(t.Context(), bson.D{}); err != nil || n != eventsKept {
+	if n, err := db.Collection("audit").CountDocuments(t.Context(), bson.D{}); err != nil || n != entriesKept {
 		t.Errorf("%d entries are left, %v", n, err)
 	}
 	if got := listKinds(t, db, "a"); len(got) != 0 {

@@ -82,8 +82,8 @@ func TestN06_NodesListEachOther(t *testing.T) {
 
 func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
 	t.Parallel()
-	coll := newDatabase(t).Collection("events")
-	e := NewEvents(coll, "orders", "a")
+	coll := newDatabase(t).Collection("audit")
+	e := NewAuditLog(coll, "orders", "a")
 	if err := mongodb.CreateIndexes(t.Context(), coll, []mongodb.Index{{Name: "at_1", Keys: mongodb.Ascending("at")}}); err != nil {
 		t.Fatal(err)
 	}

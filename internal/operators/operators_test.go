@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.
 func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 	t.Parallel()
 	o, cfg, get, stop := serve(t, stacktest.Database(t, stacktest.Client(t)).Name(), "shop.outbox")
-	for path, want := range map[string]string{"/api/v1/overview": `"watchers":[]`, "/api/v1/whoami": `"role":"operator"`, "/": "<html", "/api/openapi.json": `"3.1.0"`} {
+	for path, want := range map[string]string{"/api/v1/overview": `"slots":[]`, "/api/v1/whoami": `"role":"operator"`, "/": "<html", "/api/openapi.json": `"3.1.0"`} {
 		if status, body := get(path); status != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d %.300s; want %s", path, status, body, want)
 		}

@@ -30,7 +30,7 @@ func (c *call) undoLease(action, label string) *undo {
 
 // addSlots adds the current state of the affected slots to a preview. There is nothing to do if
 // needed is false for all of them.
-func (c *call) addSlots(p preview, needed func(*admin.Watcher) bool) (preview, error) {
+func (c *call) addSlots(p preview, needed func(*admin.SlotStatus) bool) (preview, error) {
 	list, err := c.use.Lease.Slots(c.ctx)
 	if err != nil {
 		return preview{}, err
@@ -64,7 +64,7 @@ func (c *call) addSlots(p preview, needed func(*admin.Watcher) bool) (preview, e
 }
 
 // isOwned reports whether the lease of the slot has not expired.
-func isOwned(w *admin.Watcher) bool { return w.Owner != "" && w.ExpiresInMS > 0 }
+func isOwned(w *admin.SlotStatus) bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
 func planPause(c *call) (preview, error) {
 	run := func() (notice, error) {
@@ -74,7 +74,7 @@ func planPause(c *call) (preview, error) {
 	p := newPreview(run, "Resume reverts it at any time. No event is lost: events wait in the outbox and in the oplog.",
 		c.leaseName()+" stops: its owner drains, writes the position and releases the lease. No node takes over until it is resumed.",
 		"The oplog must hold all changes that are written while it is paused.")
-	return c.addSlots(p, func(w *admin.Watcher) bool { return !w.Paused })
+	return c.addSlots(p, func(w *admin.SlotStatus) bool { return !w.Paused })
 }
 
 func planResume(c *call) (preview, error) {
@@ -83,7 +83,7 @@ func planResume(c *call) (preview, error) {
 		return n, c.use.Lease.Resume(c.ctx)
 	}
 	p := newPreview(run, "Pause reverts it.", c.leaseName()+" goes on where it stopped, on the node that acquires the lease first.")
-	return c.addSlots(p, func(w *admin.Watcher) bool { return w.Paused })
+	return c.addSlots(p, func(w *admin.SlotStatus) bool { return w.Paused })
 }
 
 func planPin(c *call) (preview, error) {
@@ -97,7 +97,7 @@ func planPin(c *call) (preview, error) {
 	}
 	p := newPreview(run, "Ending the pin reverts it.",
 		c.leaseName()+" is handed to node "+node+" and stays there while that node is alive.")
-	return c.addSlots(p, func(w *admin.Watcher) bool { return w.Pin != node })
+	return c.addSlots(p, func(w *admin.SlotStatus) bool { return w.Pin != node })
 }
 
 func planUnpin(c *call) (preview, error) {
@@ -105,7 +105,7 @@ func planUnpin(c *call) (preview, error) {
 		return notice{Text: "The pin of " + lowerFirst(c.leaseName()) + " has ended."}, c.use.Lease.Pin(c.ctx, "")
 	}
 	p := newPreview(run, "A new pin reverts it.", c.leaseName()+" stays where it is, and any node may take over from there.")
-	return c.addSlots(p, func(w *admin.Watcher) bool { return w.Pin != "" })
+	return c.addSlots(p, func(w *admin.SlotStatus) bool { return w.Pin != "" })
 }
 
 // lowerFirst makes the first letter of an ASCII text lower case.

@@ -85,7 +85,7 @@ func planDiscard(c *call) (preview, error) {
 			out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
 			return notice{
 				Text:  countNoun(out.Discarded, "dead letter") + " discarded.",
-				Final: "They are gone. The events log shows who discarded how many, and with which filter.",
+				Final: "They are gone. The audit log shows who discarded how many, and with which filter.",
 			}, err
 		},
 		Count:   out.Matched,

@@ -20,7 +20,7 @@ func listAreas() []area {
 			{"/", "overview", "Overview", "problems"},
 			{"/topics", "topics", "Topics", ""},
 			{"/nodes", "nodes", "Nodes", ""},
-			{"/log", "log", "Events log", ""},
+			{"/log", "log", "Audit log", ""},
 			{"/control", "control", "Control", ""},
 		}},
 		{"Events", []link{

@@ -15,9 +15,9 @@ import (
 // dead is the data of the list of dead letters.
 type dead struct {
 	admin.DeadPage
-	Groups []admin.DeadGroup
-	Empty  bool // the filter has no condition
-	Stand  string
+	Groups   []admin.DeadGroup
+	Empty    bool // the filter has no condition
+	Requeued string
 
 	OfHandlers bool
 }
@@ -34,7 +34,7 @@ func showDead(c *call) (any, error) {
 		return nil, err
 	}
 
-	d := dead{Empty: f.Empty(), Stand: f.RequeueStatus, OfHandlers: f.Source == admin.FromHandler}
+	d := dead{Empty: f.Empty(), Requeued: f.RequeueStatus, OfHandlers: f.Source == admin.FromHandler}
 	limit := cmp.Or(c.pageLimit(), lettersPerPage)
 	if d.DeadPage, err = c.use.Letters.List(c.ctx, f, limit, c.value("after")); err != nil {
 		return nil, err

@@ -8,24 +8,24 @@ import (
 )
 
 func showLog(c *call) (any, error) {
-	f := admin.EventFilter{
+	f := admin.AuditFilter{
 		Watcher: c.value("of"), Node: c.value("node"), Actor: c.value("actor"), Kinds: splitWords(c.value("kind")),
 	}
 	var err error
 	if f.From, f.To, err = c.parseWindow(); err != nil {
 		return nil, err
 	}
-	return c.use.Operator.Events(c.ctx, f, c.pageLimit(), c.value("after"))
+	return c.use.Operator.Audit(c.ctx, f, c.pageLimit(), c.value("after"))
 }
 
 // around is the time before and after an entry of the log for which the page links to other entries.
 const around = 5 * time.Minute
 
-// entry is one entry of the events log.
+// entry is one entry of the audit log.
 type entry struct {
 	ID       string
-	Found    *admin.LogEvent // nil if the log does not contain it any more
-	From, To string          // the time range around it
+	Found    *admin.AuditEntry // nil if the log does not contain it any more
+	From, To string            // the time range around it
 }
 
 func showEntry(c *call) (any, error) {
@@ -33,21 +33,21 @@ func showEntry(c *call) (any, error) {
 	if d.ID == "" {
 		return nil, invalidInput("the id of the entry is missing")
 	}
-	found, err := c.use.Operator.Events(c.ctx, admin.EventFilter{ID: d.ID}, 1, "")
-	if err != nil || len(found.Events) == 0 {
+	found, err := c.use.Operator.Audit(c.ctx, admin.AuditFilter{ID: d.ID}, 1, "")
+	if err != nil || len(found.Entries) == 0 {
 		return d, err
 	}
 
-	d.Found = &found.Events[0]
+	d.Found = &found.Entries[0]
 	d.From, d.To = formatISO(d.Found.At.Add(-around)), formatISO(d.Found.At.Add(around))
 	return d, nil
 }
 
-// node is one node with its latest entries of the events log.
+// node is one node with its latest entries of the audit log.
 type node struct {
-	Name   string
-	Found  *admin.Node // nil if the list does not contain it
-	Events []admin.LogEvent
+	Name    string
+	Found   *admin.Node // nil if the list does not contain it
+	Entries []admin.AuditEntry
 }
 
 // entriesOfNode is the number of entries on the page of a node.
@@ -66,7 +66,7 @@ func showNode(c *call) (any, error) {
 		d.Found = &list[i]
 	}
 
-	page, err := c.use.Operator.Events(c.ctx, admin.EventFilter{Node: d.Name}, entriesOfNode, "")
-	d.Events = page.Events
+	page, err := c.use.Operator.Audit(c.ctx, admin.AuditFilter{Node: d.Name}, entriesOfNode, "")
+	d.Entries = page.Entries
 	return d, err
 }

@@ -91,7 +91,7 @@ func filterDead(c *call) *filter {
 		{Name: "key", Label: "Ordering key"},
 		selectOf("class", "Class", classes),
 		sinceInput("Died in the"),
-		{Name: "stand", Label: "State", Kind: inputSelect, Options: []option{{"", "not requeued yet"}, {"replayed", "requeued"}, {"any", "any"}}},
+		{Name: "requeued", Label: "Requeued", Kind: inputSelect, Options: []option{{"", "not requeued yet"}, {"true", "requeued"}, {"any", "any"}}},
 	}
 	if ofHandlers {
 		f.Fields = append(f.Fields, input{Name: "group", Label: "Consumer group"}, input{Name: "handler", Label: "Handler"})
@@ -123,9 +123,9 @@ func filterScheduled(*call) *filter {
 }
 
 func filterLog(*call) *filter {
-	kinds := selectOf("kind", "Kind", admin.EventKinds())
+	kinds := selectOf("kind", "Kind", admin.AuditKinds())
 	return &filter{
-		Path: "/log", Label: "Filter the events log", Button: "Filter",
+		Path: "/log", Label: "Filter the audit log", Button: "Filter",
 		Fields: []input{kinds, {Name: "of", Label: "Watcher"}, {Name: "node", Label: "Node"}, {Name: "actor", Label: "Actor"}, sinceInput("In the")},
 		More:   rangeInputs("From", "Before"),
 	}

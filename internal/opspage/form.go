@@ -124,12 +124,12 @@ func (c *call) parseDeadFilter() (f admin.DeadFilter, err error) {
 		Source:        c.value("source"),
 		Group:         c.value("group"),
 		Handler:       c.value("handler"),
-		RequeueStatus: c.value("stand"),
+		RequeueStatus: c.value("requeued"),
 	}
 
 	// The list starts with the letters that need somebody.
 	if f.RequeueStatus == "" {
-		f.RequeueStatus = "replayable"
+		f.RequeueStatus = "false"
 	}
 
 	f.From, f.To, err = c.parseWindow()

@@ -83,7 +83,7 @@ type request struct {
 func allRequests(text string) (list []request) {
 	q := url.Values{}
 	for _, name := range []string{
-		"q", "id", "key", "topic", "collection", "message", "type", "aggregate", "class", "source", "stand", "state", "node", "actor", "kind", "of", "database", "saga",
+		"q", "id", "key", "topic", "collection", "message", "type", "aggregate", "class", "source", "requeued", "state", "node", "actor", "kind", "of", "database", "saga",
 		"marker", "after", "watcher", "done", "replay", "slot", "what", "document",
 	} {
 		q.Set(name, text)

@@ -14,7 +14,7 @@ import (
 
 // newSplitDesk returns a desk of a watcher with two slots, of which one is paused and one has a pin.
 func newSplitDesk() *desk {
-	return &desk{text: "x", count: 3, slots: []admin.Watcher{
+	return &desk{text: "x", count: 3, slots: []admin.SlotStatus{
 		{Name: "orders", Slot: "0of2", State: "live", Owner: "n1/a", Node: "n1", ExpiresInMS: 900, Epoch: 4, Pin: "n1"},
 		{Name: "orders", Slot: "1of2", State: "paused", Node: "n2", Epoch: 7, Paused: true},
 	}}
@@ -24,7 +24,7 @@ func newSplitDesk() *desk {
 type splitView struct{ *desk }
 
 func (d splitView) Overview(context.Context) (admin.Overview, error) {
-	return admin.Overview{Watcher: "orders", Watchers: d.slots, Nodes: []admin.Node{
+	return admin.Overview{Watcher: "orders", Slots: d.slots, Nodes: []admin.Node{
 		{Node: "n1", Watchers: []string{"orders"}},
 		{Node: "n2", Watchers: []string{"orders"}, Stale: true},
 		{Node: "elsewhere", Watchers: []string{"payments"}},
@@ -82,8 +82,8 @@ func TestOrdersThatAreThereAreNotGivenAgain(t *testing.T) {
 	t.Parallel()
 	d := newSplitDesk()
 	h := newSite(d)
-	one := func(w admin.Watcher) { d.slots = []admin.Watcher{w} }
-	for name, w := range map[string]admin.Watcher{
+	one := func(w admin.SlotStatus) { d.slots = []admin.SlotStatus{w} }
+	for name, w := range map[string]admin.SlotStatus{
 		"pause":     {Paused: true},
 		"resume":    {},
 		"unpin":     {},
@@ -101,7 +101,7 @@ func TestOrdersThatAreThereAreNotGivenAgain(t *testing.T) {
 		}
 	}
 
-	one(admin.Watcher{Owner: "n1/a", ExpiresInMS: 5})
+	one(admin.SlotStatus{Owner: "n1/a", ExpiresInMS: 5})
 	if r, _ := sendRequest(t, h, &operator, "POST", "/confirm/step-down", url.Values{"hold": {"0s"}}); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("a step-down for no time: %d", r.StatusCode)
 	}
@@ -128,7 +128,7 @@ func TestN28_EachSlotHasItsRow(t *testing.T) {
 
 	for i, c := range []struct{ has, not []string }{
 		{[]string{`value="0of2"`, "/confirm/pause", "/confirm/unpin", "/confirm/step-down"}, []string{"/confirm/resume", "/confirm/pin"}},
-		{[]string{`value="1of2"`, "/confirm/resume", "/confirm/pin", "n2 (silent)"}, []string{"/confirm/unpin", "elsewhere"}},
+		{[]string{`value="1of2"`, "/confirm/resume", "/confirm/pin", "n2 (stale)"}, []string{"/confirm/unpin", "elsewhere"}},
 	} {
 		for _, want := range c.has {
 			if !strings.Contains(rows[i][2], want) {

@@ -20,7 +20,7 @@ type overview struct {
 	Watching []verdict     // all watchers
 	HeldLive int           // number of live slots of the watcher
 	Slots    int           // number of slots of the watcher
-	Own      []admin.Watcher
+	Own      []admin.SlotStatus
 	Paused   int // number of slots of the watcher that an operator paused
 }
 
@@ -131,8 +131,8 @@ func newOverview(o admin.Overview, watcher string) *overview {
 		v.Worst = v.Checks[0].Status
 	}
 
-	for i := range o.Watchers {
-		w := &o.Watchers[i]
+	for i := range o.Slots {
+		w := &o.Slots[i]
 		if !slices.ContainsFunc(v.Watching, func(x verdict) bool { return x.Name == w.Name }) {
 			v.Watching = append(v.Watching, newVerdict(o.Checks, w.Name))
 		}
@@ -180,7 +180,7 @@ func (p *page) showHistory(w http.ResponseWriter, r *http.Request, c *call) {
 
 // pending is the data of the page of waiting envelopes.
 type pending struct {
-	Topics []admin.PendingTopic
+	Topics []admin.WaitingTopic
 	Page   admin.WaitingPage
 }
 
@@ -196,13 +196,13 @@ func showPending(c *call) (any, error) {
 
 // nodes is the data of the page of nodes.
 type nodes struct {
-	Nodes    []admin.Node
-	Watchers []admin.Watcher
+	Nodes []admin.Node
+	Slots []admin.SlotStatus
 }
 
 func showNodes(c *call) (any, error) {
 	o, err := c.use.Operator.Overview(c.ctx)
-	return nodes{o.Nodes, o.Watchers}, err
+	return nodes{o.Nodes, o.Slots}, err
 }
 
 // control is the data of the page with the forms of actions.

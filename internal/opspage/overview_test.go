@@ -13,7 +13,7 @@ import (
 func TestEachWatcherHasItsVerdict(t *testing.T) {
 	t.Parallel()
 	o := admin.Overview{
-		Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live"}, {Name: "tried", Slot: "0of1"}},
+		Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live"}, {Name: "tried", Slot: "0of1"}},
 		Checks: []admin.Check{
 			{ID: "slot orders/0of1", Watcher: "orders", Status: admin.CheckOK},
 			{ID: "slot tried/0of1", Watcher: "tried", Status: admin.CheckFail, Detail: "no process runs it"},
@@ -41,7 +41,7 @@ type waitingDesk struct{ *desk }
 
 func (d waitingDesk) Overview(context.Context) (admin.Overview, error) {
 	return admin.Overview{
-		Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live", LagS: 0.25}}, LagS: 0.25, OldestS: 180, Counts: admin.Counts{Parked: 3},
+		Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live", LagS: 0.25}}, LagS: 0.25, OldestS: 180, Counts: admin.Counts{Parked: 3},
 	}, nil
 }
 

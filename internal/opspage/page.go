@@ -116,7 +116,7 @@ func (p *page) handle(limit time.Duration, serve func(http.ResponseWriter, *http
 	return func(w http.ResponseWriter, r *http.Request) {
 		who, known := admin.CallerOf(r.Context())
 		if !known {
-			p.o.Log.Error("the operator's page was requested without a caller", "reason", errNoCaller)
+			p.o.Log.Error("the operator's page was requested without a caller", "error", errNoCaller)
 			http.Error(w, errNoCaller.Error(), http.StatusForbidden)
 			return
 		}
@@ -183,7 +183,7 @@ func (p *page) showStrip(w http.ResponseWriter, r *http.Request, c *call) {
 
 func (p *page) serveNotFound(w http.ResponseWriter, r *http.Request, c *call) {
 	c.v.Title = "Not found"
-	c.v.Problem = &problem{Status: http.StatusNotFound, Title: "There is no such page", Hint: "begin at the overview"}
+	c.v.Problem = &problem{Status: http.StatusNotFound, Title: "There is no such page", Fix: "begin at the overview"}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		c.v.Problem.Status = http.StatusMethodNotAllowed
 		c.v.Problem.Title = "This address does not support the method of the request"
@@ -196,7 +196,7 @@ type problem struct {
 	Status int
 	Title  string
 	Detail string
-	Hint   string
+	Fix    string
 	Again  bool   // the same request may be repeated
 	Back   string // link to the page from which the request came
 }
@@ -222,16 +222,16 @@ func newProblem(err error) *problem {
 			Status: http.StatusForbidden,
 			Title:  "You may look, not act",
 			Detail: err.Error(),
-			Hint:   "log in as an operator",
+			Fix:    "log in as an operator",
 		}
 	}
 
-	kind, hint := admin.Explain(err)
+	kind, fix := admin.Explain(err)
 	t, ok := problemTitles[kind]
 	if !ok {
 		t = problemTitles[admin.FailUnavailable]
 	}
-	return &problem{Status: t.status, Title: t.title, Detail: err.Error(), Hint: hint}
+	return &problem{Status: t.status, Title: t.title, Detail: err.Error(), Fix: fix}
 }
 
 // serveProblem shows an error as a page. For a repeated request of the script it responds with text,
@@ -239,7 +239,7 @@ func newProblem(err error) *problem {
 func (p *page) serveProblem(w http.ResponseWriter, r *http.Request, c *call, err error) {
 	problem := newProblem(err)
 	if problem.Status >= http.StatusInternalServerError && r.Context().Err() == nil {
-		p.o.Log.Warn("a request of the operator's page failed", "path", r.URL.Path, "reason", err)
+		p.o.Log.Warn("a request of the operator's page failed", "path", r.URL.Path, "error", err)
 	}
 
 	if isFragment(r) {

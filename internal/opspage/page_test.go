@@ -76,7 +76,7 @@ type desk struct {
 	actor   admin.Actor
 	watcher string
 	slot    string
-	slots   []admin.Watcher
+	slots   []admin.SlotStatus
 	count   int64
 	refused int64 // letters of count that are not requeued
 	payload bool  // of the last show
@@ -120,7 +120,7 @@ func answer[T any](d *desk) (T, error) {
 func (d *desk) Overview(context.Context) (admin.Overview, error) {
 	o, err := answer[admin.Overview](d)
 	if err == nil {
-		o.Watchers[0].Name, o.Watchers[0].State = "orders", "live"
+		o.Slots[0].Name, o.Slots[0].State = "orders", "live"
 		o.Checks[0].Status, o.Checks[1].Status = admin.CheckWarn, admin.CheckOK
 		o.Checks[0].Watcher, o.Checks[1].Watcher = "orders", ""
 	}
@@ -139,12 +139,12 @@ func (d deskActivity) Recent(context.Context, string) (admin.RecentEvents, error
 	return answer[admin.RecentEvents](d.desk)
 }
 
-func (d *desk) Events(context.Context, admin.EventFilter, int, string) (admin.EventPage, error) {
-	return answer[admin.EventPage](d)
+func (d *desk) Audit(context.Context, admin.AuditFilter, int, string) (admin.AuditPage, error) {
+	return answer[admin.AuditPage](d)
 }
 
-func (d deskWaiting) Topics(context.Context) ([]admin.PendingTopic, error) {
-	return answer[[]admin.PendingTopic](d.desk)
+func (d deskWaiting) Topics(context.Context) ([]admin.WaitingTopic, error) {
+	return answer[[]admin.WaitingTopic](d.desk)
 }
 
 func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
@@ -210,7 +210,7 @@ func (d deskLetters) Summary(context.Context, admin.DeadFilter) ([]admin.DeadGro
 func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
 	d.payload = payload
 	l, err := answer[admin.DeadLetter](d.desk)
-	l.Replayed = nil
+	l.Requeued = nil
 	return l, err
 }
 
@@ -240,7 +240,7 @@ func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, 
 	return answer[admin.DeadEdited](d.desk)
 }
 
-func (d deskLease) Slots(context.Context) ([]admin.Watcher, error) { return d.slots, d.err }
+func (d deskLease) Slots(context.Context) ([]admin.SlotStatus, error) { return d.slots, d.err }
 
 func (d deskNodes) List(context.Context) ([]admin.Node, error) { return answer[[]admin.Node](d.desk) }
 
@@ -410,7 +410,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 // The page refuses requests that a page of another origin makes a browser send. A GET never acts.
 func TestForeignPagesCannotAct(t *testing.T) {
 	t.Parallel()
-	d := &desk{text: "x", count: 1, slots: []admin.Watcher{{Name: "orders", Slot: "0of1"}}}
+	d := &desk{text: "x", count: 1, slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1"}}}
 	h := newSite(d)
 
 	form := url.Values{"_count": {"-1"}}
@@ -482,7 +482,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"discard"}) || d.actor.Name != "ada" {
 		t.Fatalf("%d, did %v as %v", r.StatusCode, d.did, d.actor)
 	}
-	if f := d.filter; f.Topic != "orders" || f.Class != "expired" || !f.All || f.RequeueStatus != "replayable" {
+	if f := d.filter; f.Topic != "orders" || f.Class != "expired" || !f.All || f.RequeueStatus != "false" {
 		t.Errorf("by the filter %+v", f)
 	}
 
@@ -582,7 +582,7 @@ func TestEmptyStates(t *testing.T) {
 	for at, want := range map[string]string{
 		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter needs attention", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
 		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node has sent a heartbeat", "/log": "No event matches", "/scheduled": "No scheduled event", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
-		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The events log has no entry x",
+		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x",
 	} {
 		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
@@ -605,7 +605,7 @@ func (nothing) Overview(context.Context) (o admin.Overview, err error) { return 
 
 func (noNodes) List(context.Context) (n []admin.Node, err error) { return }
 
-func (noneWaits) Topics(context.Context) (p []admin.PendingTopic, err error) { return }
+func (noneWaits) Topics(context.Context) (p []admin.WaitingTopic, err error) { return }
 
 func (nothing) Lookup(context.Context, admin.LookupQuery) (f admin.LookupResult, err error) { return }
 
@@ -621,7 +621,7 @@ func (noLetters) List(context.Context, admin.DeadFilter, int, string) (p admin.D
 	return
 }
 
-func (nothing) Events(context.Context, admin.EventFilter, int, string) (p admin.EventPage, err error) {
+func (nothing) Audit(context.Context, admin.AuditFilter, int, string) (p admin.AuditPage, err error) {
 	return
 }
 

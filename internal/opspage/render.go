@@ -148,7 +148,7 @@ func loadTemplates(a *assets) map[string]*template.Template {
 func (p *page) render(w http.ResponseWriter, status int, name, block string, v *view) {
 	var b bytes.Buffer
 	if err := p.screens[name].ExecuteTemplate(&b, block, v); err != nil {
-		p.o.Log.Error("a page cannot be rendered", "page", name, "reason", err)
+		p.o.Log.Error("a page cannot be rendered", "page", name, "error", err)
 		http.Error(w, "the page cannot be rendered; the log contains the cause", http.StatusInternalServerError)
 		return
 	}
@@ -281,7 +281,7 @@ func formatJSON(raw json.RawMessage) string {
 	return b.String()
 }
 
-// formatLogValue returns the value of a field of the events log as people read it: also a time, a
+// formatLogValue returns the value of a field of the audit log as people read it: also a time, a
 // duration and a list.
 func formatLogValue(name string, raw json.RawMessage) string {
 	var ms float64

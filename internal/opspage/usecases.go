@@ -39,7 +39,7 @@ func Of(op admin.Operator) UseCases {
 
 type operatorUseCases interface {
 	Overview(ctx context.Context) (admin.Overview, error)
-	Events(ctx context.Context, f admin.EventFilter, limit int, after string) (admin.EventPage, error)
+	Audit(ctx context.Context, f admin.AuditFilter, limit int, after string) (admin.AuditPage, error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
 	Collections(ctx context.Context, only string) ([]string, error)
 
@@ -48,7 +48,7 @@ type operatorUseCases interface {
 }
 
 type leaseUseCases interface {
-	Slots(ctx context.Context) ([]admin.Watcher, error)
+	Slots(ctx context.Context) ([]admin.SlotStatus, error)
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 	Pin(ctx context.Context, node string) error
@@ -77,7 +77,7 @@ type letterUseCases interface {
 }
 
 type waitingUseCases interface {
-	Topics(ctx context.Context) ([]admin.PendingTopic, error)
+	Topics(ctx context.Context) ([]admin.WaitingTopic, error)
 	Page(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.WaitingPage, error)
 	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
 }

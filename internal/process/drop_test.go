@@ -85,9 +85,9 @@ func TestWhatWaitsGoesWithItsCollection(t *testing.T) {
 				want = 3
 			}
 			stacktest.Eventually(t, "the event of the next collection is parked", func() bool { return b.countWaiting(bson.D{}) == want })
-			logged := b.count("events", bson.D{{Key: "kind", Value: "waiting_discarded"}, {Key: "fields.count", Value: 2}})
+			logged := b.count("audit", bson.D{{Key: "kind", Value: "waiting_discarded"}, {Key: "fields.count", Value: 2}})
 			if discards := c.onDrop == "discard"; (logged == 1) != discards {
-				t.Errorf("the events log has %d entries of 2 discarded events", logged)
+				t.Errorf("the audit log has %d entries of 2 discarded events", logged)
 			}
 
 			stacktest.CreateTopic(t, missing, 1)

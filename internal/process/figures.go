@@ -131,7 +131,7 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 		f.countedAt.Store(now.UnixNano())
 		f.relay.metrics.Figures.SetCollections(list)
 	} else {
-		f.relay.log.Debug("cannot count the documents of the collections", "reason", err)
+		f.relay.log.Debug("cannot count the documents of the collections", "error", err)
 	}
 	report := f.judge.Observe(o)
 	f.relay.metrics.Figures.Health.SetCurrent(string(report.Status))

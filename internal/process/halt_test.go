@@ -124,9 +124,9 @@ func TestAStopDoesNotWaitForAMissingTopic(t *testing.T) {
 	stop := b.start(longDrain)
 	b.log.wait(t, "took over")
 	b.append(1, event.WithTopic("missing-"+b.topic))
-	stacktest.Eventually(t, "the missing topic is a blocked target", func() bool {
+	stacktest.Eventually(t, "the missing topic cannot be written", func() bool {
 		w := b.status()
-		return w.State == "blocked" && len(w.Blocked) == 1 && w.Blocked[0].Count == 1
+		return w.State == "unwritable" && len(w.Unwritable) == 1 && w.Unwritable[0].Count == 1
 	})
 	if err := stop(); err != nil {
 		t.Fatal(err)

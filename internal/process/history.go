@@ -39,7 +39,7 @@ func (r *Relay) recordHistory(ctx context.Context) error {
 			// A failed write only leaves a hole in the history.
 			call, cancel := context.WithTimeout(ctx, historyTimeout)
 			if err := history.Append(call, slot, sample); err != nil {
-				r.log.Debug("a minute is missing in the history", "reason", err)
+				r.log.Debug("a minute is missing in the history", "error", err)
 			}
 			cancel()
 		}
@@ -68,7 +68,7 @@ func (r *Relay) saveActivity(ctx context.Context, history *nodes.History, slot s
 		err = history.SaveActivity(ctx, slot, report)
 	}
 	if err != nil {
-		r.log.Debug("the activity of a slot is not written", "slot", slot, "reason", err)
+		r.log.Debug("the activity of a slot is not written", "slot", slot, "error", err)
 	}
 }
 

@@ -40,18 +40,18 @@ func (l *lines) countWith(words ...string) (n int) {
 	return n
 }
 
-// isLost reports whether the relay has logged that an entry of the events log is lost. The relay does not wait for these entries. If a
+// isLost reports whether the relay has logged that an entry of the audit log is lost. The relay does not wait for these entries. If a
 // server is too slow, the relay drops an entry, or the removal of a node from the list, and logs this.
 func (b *bundle) isLost(kind string) bool {
-	return b.log.countWith("an entry of the events log is lost", "kind="+kind) > 0 || kind == "node_stopped" && b.staysListed()
+	return b.log.countWith("an entry of the audit log is lost", "kind="+kind) > 0 || kind == "node_stopped" && b.staysListed()
 }
 
 func (b *bundle) staysListed() bool { return b.log.countWith("the node stays listed") > 0 }
 
-// waitNoted waits for an entry of the events log about a node.
+// waitNoted waits for an entry of the audit log about a node.
 func (b *bundle) waitNoted(node, kind string) {
 	b.t.Helper()
-	stacktest.Eventually(b.t, "the events log contains "+kind+" of "+node, func() bool { return slices.Contains(b.listKinds(node), kind) || b.isLost(kind) })
+	stacktest.Eventually(b.t, "the audit log contains "+kind+" of "+node, func() bool { return slices.Contains(b.listKinds(node), kind) || b.isLost(kind) })
 }
 
 // checkEntries checks that these are the entries about a node, in this order.
@@ -76,10 +76,10 @@ func (b *bundle) checkEntries(node string, want ...string) {
 	}
 }
 
-// listKinds returns the kinds of the entries of the events log about a node, in their order.
+// listKinds returns the kinds of the entries of the audit log about a node, in their order.
 func (b *bundle) listKinds(node string) []string {
 	b.t.Helper()
-	all, err := nodes.NewEvents(b.state.Collection("events"), "", "").Latest(b.t.Context(), 100)
+	all, err := nodes.NewAuditLog(b.state.Collection("audit"), "", "").Latest(b.t.Context(), 100)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func (b *bundle) listKinds(node string) []string {
 	return out
 }
 
-// Owner and standby are listed only while they run. The events log contains their starts, takeovers
+// Owner and standby are listed only while they run. The audit log contains their starts, takeovers
 // and stops.
 func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	t.Parallel()
@@ -167,7 +167,7 @@ func TestALapsedPinIsNoted(t *testing.T) {
 	b.start("node=two", "lease.ttl=1s", "lease.renew=200ms")
 	b.waitNoted("two", "pin_lapsed")
 
-	all, err := nodes.NewEvents(b.state.Collection("events"), "", "").Latest(t.Context(), 100)
+	all, err := nodes.NewAuditLog(b.state.Collection("audit"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 	stacktest.Eventually(t, "node one is listed", func() bool { return len(b.listNodes()) == 1 })
 	b.start("node=two", "retention=1h")
 	b.log.wait(t, "has another configuration")
-	stacktest.Eventually(t, "the events log contains the difference", func() bool {
+	stacktest.Eventually(t, "the audit log contains the difference", func() bool {
 		return slices.Contains(b.listKinds("two"), "configuration_differs") || slices.Contains(b.listKinds("one"), "configuration_differs") || b.isLost("configuration_differs")
 	})
 }

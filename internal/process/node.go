@@ -117,7 +117,7 @@ func (r *Relay) checkHostClient(stop context.Context) error {
 			return err
 		}
 		// The servers may be away, so the check is repeated.
-		r.log.Debug("cannot check the client of the service", "reason", err)
+		r.log.Debug("cannot check the client of the service", "error", err)
 		if retry.Sleep(stop, beatEvery) != nil {
 			return nil
 		}
@@ -143,7 +143,7 @@ func (r *Relay) prepareState(stop context.Context) error {
 		}
 		if stop.Err() == nil {
 			r.shared.State.SetError("mongodb reachable", err)
-			r.log.Debug("cannot prepare the state database", "reason", err)
+			r.log.Debug("cannot prepare the state database", "error", err)
 		}
 		if retry.Sleep(stop, beatEvery) != nil {
 			return nil
@@ -211,7 +211,7 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 			task.next = time.Now().Add(task.every)
 			call, cancel := context.WithTimeout(ctx, beatEvery)
 			if err := task.run(call); err != nil && ctx.Err() == nil {
-				r.log.Debug(task.name+" failed", "reason", err)
+				r.log.Debug(task.name+" failed", "error", err)
 			}
 			cancel()
 		}
@@ -256,7 +256,7 @@ func (r *Relay) LeaveNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := r.member.Leave(ctx); err != nil {
-		r.log.Info("the node stays listed until it is stale", "reason", err)
+		r.log.Info("the node stays listed until it is stale", "error", err)
 	}
 }
 
@@ -281,7 +281,7 @@ func (r *Relay) ApplyReload(next config.Config) (applied []string) {
 // Reloaded reports that the configuration was read again while the relay runs. applied contains the
 // keys that apply now. waiting contains the keys that differ and wait for the next start. If err is
 // not nil, nothing of the new configuration is used. Reloaded logs and counts the outcome and
-// appends it to the events log. Health does not depend on it, because the relay continues with a
+// appends it to the audit log. Health does not depend on it, because the relay continues with a
 // valid configuration.
 func (r *Relay) Reloaded(applied, waiting []string, err error) {
 	r.metrics.Reloaded(metrics.Settings, err == nil)
@@ -293,12 +293,12 @@ func (r *Relay) Reloaded(applied, waiting []string, err error) {
 		kind = nodes.ConfigRefused
 		fields = bson.D{{Key: "reason", Value: reason}}
 		r.log.Error("the new configuration is invalid; the relay continues with the old one, and would not start again",
-			"reason", reason, "advice", "fix it, check it with outrelay validate, and send SIGHUP again")
+			"error", reason, "fix", "fix it, check it with outrelay validate, and send SIGHUP again")
 
 	case len(waiting) > 0:
 		r.log.Warn("the configuration was read again; some changes apply only after the next start",
 			"applied", applied, "waiting", waiting,
-			"advice", adviseRestart(waiting))
+			"fix", adviseRestart(waiting))
 
 	default:
 		r.log.Info("the configuration was read again", "applied", applied)

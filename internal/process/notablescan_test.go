@@ -133,7 +133,7 @@ func (q queries) asOperator(op admin.Operator) {
 	runQuery(q, "sweep", func() (any, error) { return op.Recovery().PlanSweep(ctx, now.Add(-time.Hour)) })
 	runQuery(q, "adoption", func() (any, error) { return op.Recovery().PlanAdoption(ctx) })
 	runQuery(q, "clear", func() (any, error) {
-		return op.Clear(ctx, admin.ClearOrder{What: []string{"envelopes", "dead", "events", "replays"}, DryRun: true, Force: true})
+		return op.Clear(ctx, admin.ClearOrder{What: []string{"envelopes", "dead", "audit", "replays"}, DryRun: true, Force: true})
 	})
 
 	for _, f := range []admin.DeadFilter{
@@ -150,7 +150,7 @@ func (q queries) asOperator(op admin.Operator) {
 		{Message: "x"},
 		{Source: "relay"},
 		{RequeueStatus: "any"},
-		{RequeueStatus: "replayed"},
+		{RequeueStatus: "true"},
 	} {
 		name := fmt.Sprintf("letters %+v", f)
 		runQuery(q, name, func() (any, error) { return op.Letters().List(ctx, f, 10, "") })
@@ -176,10 +176,10 @@ func (q queries) asOperator(op admin.Operator) {
 	runQuery(q, "waiting of a collection", func() (any, error) { return op.Waiting().Summary(ctx, ns) })
 	runQuery(q, "scheduled", func() (any, error) { return op.Schedule().Summary(ctx, admin.ScheduledFilter{}) })
 
-	for _, f := range []admin.EventFilter{
+	for _, f := range []admin.AuditFilter{
 		{}, {ID: "x"}, {Watcher: "default"}, {Node: "x"}, {Actor: "x"}, {Kinds: []string{"purged"}}, {From: now}, {To: now},
 	} {
-		runQuery(q, fmt.Sprintf("events %+v", f), func() (any, error) { return op.Events(ctx, f, 10, "") })
+		runQuery(q, fmt.Sprintf("events %+v", f), func() (any, error) { return op.Audit(ctx, f, 10, "") })
 	}
 }
 
@@ -220,7 +220,7 @@ func (q queries) act(op admin.Operator) {
 	})
 	runQuery(q, "retrying", func() (any, error) { return op.Waiting().Retry(ctx, admin.WaitingFilter{}, true, false) })
 	runQuery(q, "purging", func() (any, error) { return op.Purge(ctx, admin.Purge{OlderThan: time.Hour}) })
-	runQuery(q, "trimming", func() (any, error) { return op.EventsTrim(ctx, 1) })
+	runQuery(q, "trimming", func() (any, error) { return op.TrimAudit(ctx, 1) })
 	runQuery(q, "canceling", func() (any, error) {
 		return op.Schedule().Cancel(ctx, admin.ScheduledFilter{All: true}, func(int64) {})
 	})
@@ -234,7 +234,7 @@ func (q queries) act(op admin.Operator) {
 		return op.Letters().Discard(ctx, admin.DeadFilter{All: true}, false, func(int64) {})
 	})
 	runQuery(q, "clearing", func() (any, error) {
-		return op.Clear(ctx, admin.ClearOrder{What: []string{"dead", "events", "replays"}, Confirm: admin.ClearPhrase("default"), Force: true})
+		return op.Clear(ctx, admin.ClearOrder{What: []string{"dead", "audit", "replays"}, Confirm: admin.ClearPhrase("default"), Force: true})
 	})
 	runQuery(q, "releasing a collection", func() (any, error) { return op.Recovery().ReleaseCollection(ctx, "shop.outbox") })
 }

@@ -40,7 +40,7 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
 	stacktest.Eventually(t, "each slot has half of the memory", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
 	stop := b.start("slots=2", "node=b")
-	b.waitWatchers("one each, and a has all of its memory for its own", func(now map[string]admin.Watcher) bool {
+	b.waitWatchers("one each, and a has all of its memory for its own", func(now map[string]admin.SlotStatus) bool {
 		want := map[string]string{}
 		for s, w := range now {
 			want[s] = half // as a standby
@@ -56,7 +56,7 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.waitWatchers("both of a again", func(now map[string]admin.Watcher) bool { return sharesAre(map[string]int{"a": 2})(now) })
+	b.waitWatchers("both of a again", func(now map[string]admin.SlotStatus) bool { return sharesAre(map[string]int{"a": 2})(now) })
 	stacktest.Eventually(t, "each slot has half of the memory again", func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
 	b.checkExactly(60)
 }

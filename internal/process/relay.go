@@ -332,12 +332,12 @@ func (r *Relay) RequestHandOver(i int, reason string) bool { return r.slots[i].R
 // newSinks returns the opener of the relay's sinks. It does no I/O.
 func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, m *metrics.Set) (*sink.Opener, error) {
 	c := sink.Config{
-		Compression:    cfg.Kafka.Compression,
-		RequestTimeout: cfg.Kafka.RequestTimeout,
-		Lanes:          cfg.Kafka.Lanes,
-		ParkBytes:      int64(cfg.Limits.Memory),
-		Log:            log,
-		Metrics:        m,
+		Compression:       cfg.Kafka.Compression,
+		RequestTimeout:    cfg.Kafka.RequestTimeout,
+		RequestsPerBroker: cfg.Kafka.RequestsPerBroker,
+		ParkBytes:         int64(cfg.Limits.Memory),
+		Log:               log,
+		Metrics:           m,
 	}
 
 	if t := cfg.Topics.Create; t != nil {

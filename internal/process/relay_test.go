@@ -229,16 +229,16 @@ func (b *bundle) poll(cl *kgo.Client) (records []*kgo.Record) {
 	return records
 }
 
-func (b *bundle) status() admin.Watcher {
+func (b *bundle) status() admin.SlotStatus {
 	b.t.Helper()
 	s, err := admin.ReadStatus(b.t.Context(), b.state)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if len(s.Watchers) != 1 {
-		b.t.Fatalf("%d watchers, want one", len(s.Watchers))
+	if len(s.Slots) != 1 {
+		b.t.Fatalf("%d slots, want one", len(s.Slots))
 	}
-	return s.Watchers[0]
+	return s.Slots[0]
 }
 
 func TestStartUpReport(t *testing.T) {

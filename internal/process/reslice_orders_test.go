@@ -28,7 +28,7 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 	if err := of("1of4").Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.waitWatchers("a slot is paused", func(now map[string]admin.Watcher) bool { return now["1of4"].Owner == "" })
+	b.waitWatchers("a slot is paused", func(now map[string]admin.SlotStatus) bool { return now["1of4"].Owner == "" })
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -54,8 +54,8 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 		t.Errorf("the orders to slot 1of2 are %+v, want a pin to a and its step-down", c)
 	}
 	b.start("slots=2", "node=b")
-	b.waitWatchers("the slot that is not paused runs", func(now map[string]admin.Watcher) bool { return now["1of2"].Owner != "" })
-	if now := b.waitWatchers("both", func(now map[string]admin.Watcher) bool { return len(now) == 2 }); now["0of2"].Owner != "" {
+	b.waitWatchers("the slot that is not paused runs", func(now map[string]admin.SlotStatus) bool { return now["1of2"].Owner != "" })
+	if now := b.waitWatchers("both", func(now map[string]admin.SlotStatus) bool { return len(now) == 2 }); now["0of2"].Owner != "" {
 		t.Errorf("%s runs keys of a slot that is paused", now["0of2"].Owner)
 	}
 }

@@ -53,7 +53,7 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 		t.Errorf("%+v, %v", letters, err)
 	}
 	for coll, filter := range map[string]bson.D{
-		"events": {{Key: "kind", Value: "event_skipped"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.id", Value: planned.ID}},
+		"audit": {{Key: "kind", Value: "event_skipped"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.id", Value: planned.ID}},
 		"letters": {
 			{Key: "class", Value: "skipped"}, {Key: "envelope.payload", Value: bson.D{{Key: "$exists", Value: true}}},
 			{Key: "$expr", Value: bson.D{{Key: "$eq", Value: bson.A{"$expireAt", bson.D{{Key: "$add", Value: bson.A{"$movedAt", (48 * time.Hour).Milliseconds()}}}}}}},

@@ -24,7 +24,7 @@ import (
 )
 
 // waitWatchers polls the documents of the watcher until ok returns true, and returns them.
-func (b *bundle) waitWatchers(what string, ok func(map[string]admin.Watcher) bool) (now map[string]admin.Watcher) {
+func (b *bundle) waitWatchers(what string, ok func(map[string]admin.SlotStatus) bool) (now map[string]admin.SlotStatus) {
 	b.t.Helper()
 	// A node that was too slow for a slot waits until the node that took the slot gives it back, each time
 	// longer.
@@ -34,8 +34,8 @@ func (b *bundle) waitWatchers(what string, ok func(map[string]admin.Watcher) boo
 			b.t.Fatal(err)
 		}
 
-		now = map[string]admin.Watcher{}
-		for _, w := range s.Watchers {
+		now = map[string]admin.SlotStatus{}
+		for _, w := range s.Slots {
 			now[w.Slot] = w
 		}
 		return ok(now)
@@ -44,8 +44,8 @@ func (b *bundle) waitWatchers(what string, ok func(map[string]admin.Watcher) boo
 }
 
 // sharesAre returns a condition for waitWatchers: each node has that many slots.
-func sharesAre(want map[string]int) func(map[string]admin.Watcher) bool {
-	return func(now map[string]admin.Watcher) bool {
+func sharesAre(want map[string]int) func(map[string]admin.SlotStatus) bool {
+	return func(now map[string]admin.SlotStatus) bool {
 		got := map[string]int{}
 		for _, w := range now {
 			if w.Owner != "" && w.State == "live" {
@@ -108,7 +108,7 @@ func TestN28_OneProcessRunsAllSlots(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	for s, w := range b.waitWatchers("released", func(map[string]admin.Watcher) bool { return true }) {
+	for s, w := range b.waitWatchers("released", func(map[string]admin.SlotStatus) bool { return true }) {
 		if w.Owner != "" || !strings.HasSuffix(s, "of3") {
 			t.Errorf("slot %s after a stop: %+v", s, w)
 		}
@@ -215,7 +215,7 @@ func TestN28_NodesShareTheSlots(t *testing.T) {
 	b.start("slots=4", "node=b")
 	b.waitWatchers("two each", sharesAre(map[string]int{"a": 2, "b": 2}))
 	third := b.start("slots=4", "node=c")
-	b.waitWatchers("two, one, one", func(now map[string]admin.Watcher) bool {
+	b.waitWatchers("two, one, one", func(now map[string]admin.SlotStatus) bool {
 		return sharesAre(map[string]int{"a": 2, "b": 1, "c": 1})(now) || sharesAre(map[string]int{"a": 1, "b": 2, "c": 1})(now)
 	})
 
@@ -244,7 +244,7 @@ func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	now := b.waitWatchers("released", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
+	now := b.waitWatchers("released", func(now map[string]admin.SlotStatus) bool { return now["0of2"].Owner == "" })
 	if _, made := now["0of1"]; made {
 		t.Errorf("it created a document: %+v", now)
 	}
@@ -276,7 +276,7 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 		}
 		node := fmt.Sprintf("n%d", i)
 		next := b.start(fmt.Sprintf("slots=%d", slots), "node="+node)
-		b.waitWatchers("the new division", func(now map[string]admin.Watcher) bool {
+		b.waitWatchers("the new division", func(now map[string]admin.SlotStatus) bool {
 			return len(now) == slots && sharesAre(map[string]int{node: slots})(now)
 		})
 		if err := stop(); err != nil {
@@ -306,7 +306,7 @@ func TestN28_EventsThatASlotHadPassedAreNotSentAgain(t *testing.T) {
 	if err := first.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.waitWatchers("slot 0 is paused", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
+	b.waitWatchers("slot 0 is paused", func(now map[string]admin.SlotStatus) bool { return now["0of2"].Owner == "" })
 
 	b.appendNumbered(100, 300)
 	other := 0
@@ -349,7 +349,7 @@ func TestN28_EventsThatASlotHadPassedAreNotSentAgain(t *testing.T) {
 	if err != nil || len(kept.Passed) > 1 {
 		t.Errorf("it has passed %+v, %v", kept.Passed, err)
 	}
-	b.waitWatchers("the places are taken off the document", func(map[string]admin.Watcher) bool {
+	b.waitWatchers("the places are taken off the document", func(map[string]admin.SlotStatus) bool {
 		d, _, err := lease.Read(t.Context(), docs, "default/0of1")
 		return err == nil && len(d.Passed) == 0
 	})
@@ -374,7 +374,7 @@ func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 	}
 
 	b.appendNumbered(120, 160)
-	b.waitWatchers("all is swept", func(now map[string]admin.Watcher) bool {
+	b.waitWatchers("all is swept", func(now map[string]admin.SlotStatus) bool {
 		docs := b.state.Collection("watchers")
 		n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0 && sharesAre(map[string]int{"a": 3})(now)
@@ -430,7 +430,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 	}
 
 	b.consume(60)
-	b.waitWatchers("nothing waits", func(map[string]admin.Watcher) bool {
+	b.waitWatchers("nothing waits", func(map[string]admin.SlotStatus) bool {
 		return b.countWaiting(bson.D{}) == 0
 	})
 
@@ -448,7 +448,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 }
 
 // oneAndTwo reports whether a and b share three slots; who of them has two is decided by who came first.
-func oneAndTwo(now map[string]admin.Watcher) bool {
+func oneAndTwo(now map[string]admin.SlotStatus) bool {
 	return sharesAre(map[string]int{"a": 1, "b": 2})(now) || sharesAre(map[string]int{"a": 2, "b": 1})(now)
 }
 
@@ -491,7 +491,7 @@ func TestN28_PinAndPauseASlot(t *testing.T) {
 	if err := op(of).Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.waitWatchers("paused, and the others are shared", func(now map[string]admin.Watcher) bool {
+	b.waitWatchers("paused, and the others are shared", func(now map[string]admin.SlotStatus) bool {
 		return now[of].State == "paused" && now[of].Owner == "" && sharesAre(map[string]int{"a": 1, "b": 1})(now)
 	})
 

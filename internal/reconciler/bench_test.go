@@ -102,7 +102,7 @@ func BenchmarkSender(b *testing.B) {
 				store := waiting.NewStore(coll, "orders", slot.Range{})
 				onRetry := func(err error) { b.Log(err) }
 				led := ledger.New(ledger.Config{
-					Fencer: held, Store: store, Letters: db.Collection("letters"), MaxAttempts: 3, Backoff: retry.Reopen, Recording: ledger.RecordWatermark,
+					Fencer: held, Store: store, Letters: db.Collection("letters"), MaxAttempts: 3, Backoff: retry.Reopen, Recording: ledger.RecordPosition,
 					Sweeping: func() bool { return false }, Entered: func([]*waiting.Entry) {}, Now: time.Now, OnRetry: onRetry, OnRecovered: func() {},
 					Log: slog.New(slog.DiscardHandler),
 					Count: func(*ledger.Outcome) {

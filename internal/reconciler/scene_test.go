@@ -51,7 +51,7 @@ func newScene(t *testing.T) *scene {
 	t.Helper()
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
-	h := &scene{t: t, client: client, db: db, state: state.Of(db), broker: newBroker(t), watcher: "orders", recording: ledger.RecordWatermark, attempts: 3}
+	h := &scene{t: t, client: client, db: db, state: state.Of(db), broker: newBroker(t), watcher: "orders", recording: ledger.RecordPosition, attempts: 3}
 	h.outbox = mongodb.Majority(db.Collection("outbox"))
 	h.coll, h.letters = mongodb.Majority(h.state.Collection("waiting")), mongodb.Majority(h.state.Collection("letters"))
 	for coll, indexes := range map[*mongo.Collection][]mongodb.Index{h.coll: waiting.Indexes(), h.letters: letters.Indexes()} {

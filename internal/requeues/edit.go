@@ -162,14 +162,14 @@ func updateSlot(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
 // EditAndRequeue validates the edited envelope before it writes anything. It returns
 //   - a [*letters.RefusedError] if the edited envelope is invalid or cannot be requeued,
 //   - [ErrOtherVersion] if the edit was made from another version of the letter,
-//   - [ErrReplayed] if the letter is already requeued,
+//   - [ErrRequeued] if the letter is already requeued,
 //   - [mongodb.ErrNotFound] if the letter does not exist.
 func (k Desk) EditAndRequeue(ctx context.Context, id string, e Edit, o Options) (int32, error) {
 	if err := e.validateFields(); err != nil {
 		return 0, err
 	}
 
-	d, err := k.openUnplayed(ctx, id)
+	d, err := k.openNotRequeued(ctx, id)
 	if err != nil {
 		return 0, err
 	}
@@ -194,7 +194,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id string, e Edit, o Options) 
 	}
 
 	// Since the check above, another action has requeued or discarded the letter.
-	if _, err := k.openUnplayed(ctx, id); err != nil {
+	if _, err := k.openNotRequeued(ctx, id); err != nil {
 		return 0, err
 	}
 	return 0, fmt.Errorf("%s: %w: it has changed; show it again", id, ErrOtherVersion)
@@ -203,16 +203,16 @@ func (k Desk) EditAndRequeue(ctx context.Context, id string, e Edit, o Options) 
 var (
 	// ErrOtherVersion is returned for an edit that was made from another version of the letter.
 	ErrOtherVersion = errors.New("the edit was made from another version")
-	// ErrReplayed is returned for an edit of a letter that is already requeued.
-	ErrReplayed = errors.New("it is already requeued")
+	// ErrRequeued is returned for an edit of a letter that is already requeued.
+	ErrRequeued = errors.New("it is already requeued")
 )
 
-// openUnplayed is [letters.Open] for a letter that is not requeued yet. Otherwise it returns [ErrReplayed].
-func (k Desk) openUnplayed(ctx context.Context, id string) (letters.Dead, error) {
+// openNotRequeued is [letters.Open] for a letter that is not requeued yet. Otherwise it returns [ErrRequeued].
+func (k Desk) openNotRequeued(ctx context.Context, id string) (letters.Dead, error) {
 	d, err := letters.Open(ctx, k.Letters, id)
-	if r := d.Replayed; err == nil && r != nil {
+	if r := d.Requeued; err == nil && r != nil {
 		err = fmt.Errorf("%s: %w: %s requeued it at %s as delivery %d; if that delivery died too, requeue its dead letter",
-			id, ErrReplayed, r.Actor, r.At.UTC().Format(time.RFC3339), r.Delivery)
+			id, ErrRequeued, r.Actor, r.At.UTC().Format(time.RFC3339), r.Delivery)
 	}
 	return d, err
 }

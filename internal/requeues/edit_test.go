@@ -50,7 +50,7 @@ func TestEditAndRequeue(t *testing.T) {
 	if _, err := b.edit(id, reserved); !errors.As(err, &refused) {
 		t.Errorf("edit with a reserved header: got %v, want a refusal", err)
 	}
-	if len(b.entries(bson.D{})) != 0 || b.open(id).Replayed != nil {
+	if len(b.entries(bson.D{})) != 0 || b.open(id).Requeued != nil {
 		t.Fatal("a refused edit has stored an envelope or changed the letter")
 	}
 
@@ -83,8 +83,8 @@ func TestEditAndRequeue(t *testing.T) {
 	}
 
 	d := b.open(id)
-	if d.Replayed == nil || strings.Join(d.Replayed.Edited, " ") != "contenttype key payload topic" {
-		t.Errorf("the requeue on the letter: %+v", d.Replayed)
+	if d.Requeued == nil || strings.Join(d.Requeued.Edited, " ") != "contenttype key payload topic" {
+		t.Errorf("the requeue on the letter: %+v", d.Requeued)
 	}
 	if d.Version() != 1 || !bytes.Equal(d.Envelope, l.Raw) {
 		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version(), d)
@@ -92,7 +92,7 @@ func TestEditAndRequeue(t *testing.T) {
 
 	// A letter can be requeued once.
 	for _, version := range []int32{0, 1} {
-		if _, err := b.edit(id, Edit{Version: version, Set: set("type", "again")}); !isReplayed(err) {
+		if _, err := b.edit(id, Edit{Version: version, Set: set("type", "again")}); !isRequeued(err) {
 			t.Errorf("second edit, from version %d: got %v, want that it is requeued already", version, err)
 		}
 	}
@@ -151,7 +151,7 @@ func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 	for range 3 {
 		if err := <-errs; err == nil {
 			succeeded++
-		} else if !isReplayed(err) && !isConflict(err) {
+		} else if !isRequeued(err) && !isConflict(err) {
 			t.Errorf("a concurrent edit: got %v, want that it is requeued already, or a conflict", err)
 		}
 	}
@@ -163,4 +163,4 @@ func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 
 func isConflict(err error) bool { return errors.Is(err, ErrOtherVersion) }
 
-func isReplayed(err error) bool { return errors.Is(err, ErrReplayed) }
+func isRequeued(err error) bool { return errors.Is(err, ErrRequeued) }

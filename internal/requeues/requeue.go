@@ -92,7 +92,7 @@ func (k Desk) Requeue(ctx context.Context, q letters.Query, o Options, did func(
 	if q, err = q.RestrictToAction(now); err != nil {
 		return total, err
 	}
-	q.RequeueStatus = letters.Replayable
+	q.RequeueStatus = letters.NotRequeued
 
 	s, err := letters.NewScan(ctx, k.Letters, q)
 	if err != nil {
@@ -197,7 +197,7 @@ func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, p *plan) ([]*
 		ids[i] = d.ID
 	}
 	found, err := mongodb.FindAll[letters.Dead](tx, k.Letters, "reading "+mongodb.Namespace(k.Letters), idIn(ids),
-		options.Find().SetProjection(mongodb.Fields("replayed")))
+		options.Find().SetProjection(mongodb.Fields("requeued")))
 	if err != nil {
 		return nil, err
 	}
@@ -205,12 +205,12 @@ func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, p *plan) ([]*
 	open := make(map[string]bool, len(found))
 	for _, f := range found {
 		switch {
-		case f.Replayed == nil:
+		case f.Requeued == nil:
 			open[f.ID] = true
-		case f.Replayed.Run == k.Run:
+		case f.Requeued.Run == k.Run:
 			// An attempt with an unknown outcome has committed.
 			p.outcome.Requeued++
-			p.delivery = f.Replayed.Delivery
+			p.delivery = f.Requeued.Delivery
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(list), func(d *letters.Dead) bool { return !open[d.ID] }), nil
@@ -256,7 +256,7 @@ func (k Desk) writeEntries(tx context.Context, p *plan, edited []string) error {
 		by = append(by, bson.E{Key: "edited", Value: edited})
 	}
 	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
-	_, err = k.Letters.UpdateMany(tx, idIn(p.letters), letterlist.Mark("replayed", by, next))
+	_, err = k.Letters.UpdateMany(tx, idIn(p.letters), letterlist.Mark("requeued", by, next))
 	return mongodb.Refusal(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 

@@ -196,9 +196,9 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	}
 
 	d := b.open(id)
-	if d.Replayed == nil || d.Replayed.Actor != "ann" || d.Replayed.Delivery != 3 || d.Replayed.Run == "" ||
-		d.Replayed.At.Sub(before).Abs() > time.Minute {
-		t.Errorf("the requeue on the letter: %+v", d.Replayed)
+	if d.Requeued == nil || d.Requeued.Actor != "ann" || d.Requeued.Delivery != 3 || d.Requeued.Run == "" ||
+		d.Requeued.At.Sub(before).Abs() > time.Minute {
+		t.Errorf("the requeue on the letter: %+v", d.Requeued)
 	}
 	if d.Version() != 1 || !bytes.Equal(d.Envelope, l.Raw) {
 		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version(), d)
@@ -210,7 +210,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	// The new delivery dies too, and gets its own letter with a reference to the first.
 	l.Delivery, l.ReplayOf = 3, id
 	second := b.open(b.write(l)[0])
-	if second.ID == id || second.ReplayOf != id || second.Replayed != nil || second.Key != "7" || second.Type != "OrderPlaced" {
+	if second.ID == id || second.ReplayOf != id || second.Requeued != nil || second.Key != "7" || second.Type != "OrderPlaced" {
 		t.Errorf("the second letter: %+v", second)
 	}
 }
@@ -271,11 +271,11 @@ func TestARequeueRefusesUndeliverableLetters(t *testing.T) {
 			if want == "" || !strings.Contains(why.Error(), want) {
 				t.Errorf("the reason of %s: got %v, want %q", why.Letter.ID, why, want)
 			}
-			if d := b.open(why.Letter.ID); d.Replayed != nil {
+			if d := b.open(why.Letter.ID); d.Requeued != nil {
 				t.Errorf("%s is refused and marked as requeued", why.Letter.ID)
 			}
 		}
-		if marked := b.open(ids[4]).Replayed != nil; marked == dryRun {
+		if marked := b.open(ids[4]).Requeued != nil; marked == dryRun {
 			t.Errorf("dry run %v: the letter is marked as requeued: %v", dryRun, marked)
 		}
 		if n := len(b.entries(bson.D{})); (n == 0) != dryRun {
@@ -324,7 +324,7 @@ func TestAnEnvelopeThatMongoDBRejectsIsRefusedAlone(t *testing.T) {
 		if why.Letter.ID != large[0] && why.Letter.ID != keyed[0] && why.Letter.ID != ids[11] || !strings.Contains(why.Reason, "MongoDB rejects") {
 			t.Errorf("refused: %v", why)
 		}
-		if b.open(why.Letter.ID).Replayed != nil {
+		if b.open(why.Letter.ID).Requeued != nil {
 			t.Errorf("%s is refused and marked as requeued", why.Letter.ID)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // How fast many that are due at once go, with an outlet that acks at once: the rate of the claims and of the finishing
 // writes together.
 func BenchmarkScheduledDrain(b *testing.B) {
-	for _, recording := range []string{"watermark", "delete"} {
+	for _, recording := range []string{"position", "delete"} {
 		b.Run(recording, func(b *testing.B) {
 			const n = 20_000
 			for b.Loop() {

@@ -212,7 +212,7 @@ func TestN19_AnOutboxThatRejectsClaimsDelaysNoOther(t *testing.T) {
 		late = append(late, x.outlet.sentAt(ids[i]).Sub(due))
 	}
 	x.checkSentOnce(time.Time{}, ids...)
-	// A wait of all outboxes for the one would be seconds long.
+	// A wait of all outboxes for this outbox would be seconds long.
 	slices.Sort(late)
 	if late[len(late)*3/4] > 2*time.Second {
 		t.Errorf("late by %v", late)

@@ -242,7 +242,7 @@ func (s *Scheduled) claimTimers(ctx context.Context, due []timer, mark bool) ([]
 		return nil, nil
 	case isUnmarkable:
 		s.Log.Error("an outbox rejects the mark of a due envelope, which is removed instead", "collection", groups[0].collection.ns,
-			"id", due[0].id.String(), "error", unmarkable, "advice", "allow the field scheduledFor in the validator")
+			"id", due[0].id.String(), "error", unmarkable, "fix", "allow the field scheduledFor in the validator")
 		return s.claimTimers(ctx, due, false)
 	case isRejected:
 		if err = s.bury(ctx, groups[0], rejected, mark); errors.As(err, &unmarkable) {

@@ -289,7 +289,7 @@ func TestN19_ATakeoverReadsNoOtherOutbox(t *testing.T) {
 // N17: a scheduled envelope leaves its outbox with the claim. If deliveries are marked, it stays, and gets its mark when it is sent.
 func TestN17_ScheduledEnvelopesAreRecorded(t *testing.T) {
 	t.Parallel()
-	for _, recording := range []string{ledger.RecordWatermark, ledger.RecordDelete, ledger.RecordMark} {
+	for _, recording := range []string{ledger.RecordPosition, ledger.RecordDelete, ledger.RecordMark} {
 		t.Run(recording, func(t *testing.T) {
 			t.Parallel()
 			p := newPlanned(t)

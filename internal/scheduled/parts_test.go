@@ -47,7 +47,7 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 				if !p.Contains(cur.Current) {
 					t.Errorf("the server assigns %v to %v, and Has does not", cur.Current, p)
 				}
-				// The slot that claims an envelope is the one that reads it in the store.
+				// The slot that claims an envelope also reads it in the store.
 				stored, _ := bson.Marshal(bson.D{{Key: "slot", Value: waiting.SlotOf(cur.Current)}})
 				if !p.Contains(stored) {
 					t.Errorf("%v claims %v, and another slot reads it in the store", p, cur.Current)

@@ -123,7 +123,7 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 	entered := mailbox.New[*waiting.Entry]()
 	c := &setUp{outlet: x.outlet, ledger: &ledger.Config{
 		Fencer: x.held, Store: store, Letters: p.letters, Claims: p.claims, Source: letters.Source{Kind: "relay", Watcher: "orders"},
-		MaxAttempts: 5, Backoff: retry.Policy{Base: time.Minute, Cap: time.Hour}, Recording: ledger.RecordWatermark,
+		MaxAttempts: 5, Backoff: retry.Policy{Base: time.Minute, Cap: time.Hour}, Recording: ledger.RecordPosition,
 		Sweeping: func() bool { return false }, Entered: func(list []*waiting.Entry) { entered.Put(list...) }, Now: p.now,
 		OnRetry: func(error) {}, OnRecovered: func() {}, Count: func(*ledger.Outcome) {}, Log: log,
 	}}
@@ -392,7 +392,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	}
 }
 
-// A timer fires when it is due; other tests bound only how early. Each begins when the one before has fired, so that nothing else
+// A timer fires when it is due; other tests bound only how early. Each begins when its predecessor has fired, so that nothing else
 // wakes the sender, and one of them is on time even on a loaded machine.
 func TestTimersFireWhenTheyAreDue(t *testing.T) {
 	t.Parallel()

@@ -57,7 +57,7 @@ func (f *flight) land(ticket record.Ticket) (last bool) {
 // sendClaimed sends claimed envelopes at their due times, until ctx ends or the outlet fails.
 func (s *Scheduled) sendClaimed(ctx context.Context) error {
 	var held claimedHeap
-	held.add(s.recovered)
+	held.addClaimed(s.recovered)
 	s.recovered = nil
 	wait := time.NewTimer(maxIdle)
 	defer wait.Stop()
@@ -73,7 +73,7 @@ func (s *Scheduled) sendClaimed(ctx context.Context) error {
 		// A claim may bring an envelope that is due earlier than the others.
 		select {
 		case list := <-s.claimed:
-			held.add(list)
+			held.addClaimed(list)
 		case <-wait.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -178,7 +178,7 @@ func (s *Scheduled) landEnvelope(d *dueEnvelope, ticket record.Ticket) {
 // claimedHeap holds claimed envelopes, ordered by their due times.
 type claimedHeap []*dueEnvelope
 
-func (h *claimedHeap) add(list []dueEnvelope) {
+func (h *claimedHeap) addClaimed(list []dueEnvelope) {
 	for i := range list {
 		heap.Push(h, &list[i])
 	}

@@ -293,7 +293,7 @@ func (a *adopter) noteObstacle(names []string, err error) {
 		t.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
 		if why.kind != kindUnreachable && t.shouldLog(now, creates) {
-			a.sink.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
+			a.sink.log.Error("records wait for a topic", "topic", name, "error", why.text, "records", countRecords(t.waiting))
 		}
 	}
 }
@@ -336,7 +336,7 @@ func (a *adopter) quarantineLocked(p *partition, now time.Time) {
 	p.setObstacle(obstacle{kindQuarantined, reason}, now)
 	a.sink.keeper.session.Hold(p.tp, reason)
 	a.sink.log.Warn("partition is in quarantine; its records are sent when it can be read",
-		"topic", p.tp.Topic, "partition", p.tp.Partition, "reason", reason)
+		"topic", p.tp.Topic, "partition", p.tp.Partition, "error", reason)
 }
 
 // resendWaitingLocked sends the records that have waited for t to its partitions.

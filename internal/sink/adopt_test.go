@@ -222,7 +222,7 @@ func TestMissingTopicHoldsItselfAlone(t *testing.T) {
 	}
 	r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(r.acks.acked) == 30 })
 	stacktest.Eventually(t, "State reports the fix", func() bool {
-		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
+		return slices.ContainsFunc(r.State(), func(b Unwritable) bool {
 			return b.Topic == missing && b.Partition == -1 && b.Kind == kindMissing && b.Records == 30 &&
 				strings.Contains(b.Reason, "topics.create")
 		})
@@ -275,7 +275,7 @@ func TestTheReasonWhyATopicCannotBeCreatedIsReported(t *testing.T) {
 	r := openSink(t, sinkOptions{cfg: testConfig{Create: &kafkawire.TopicCreate{Partitions: 1, Replication: 5}}})
 	r.send(t, newRecord(topic, "k", "1"))
 	stacktest.Eventually(t, "State reports the reason", func() bool {
-		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
+		return slices.ContainsFunc(r.State(), func(b Unwritable) bool {
 			return b.Topic == topic && strings.Contains(b.Reason, "topics.create.replication")
 		})
 	})
@@ -283,7 +283,7 @@ func TestTheReasonWhyATopicCannotBeCreatedIsReported(t *testing.T) {
 	bad := topic + "/no"
 	r.send(t, newRecord(bad, "k", "1"))
 	stacktest.Eventually(t, "State reports the impossible name", func() bool {
-		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
+		return slices.ContainsFunc(r.State(), func(b Unwritable) bool {
 			return b.Topic == bad && strings.Contains(b.Reason, "does not allow the topic name")
 		})
 	})
@@ -393,7 +393,7 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 		r.Flush()
 	}
 	stacktest.Eventually(t, "State reports the deletion", func() bool {
-		return slices.ContainsFunc(r.State(), func(b Blocked) bool { return b.Topic == topic && b.Kind == kindMissing })
+		return slices.ContainsFunc(r.State(), func(b Unwritable) bool { return b.Topic == topic && b.Kind == kindMissing })
 	})
 
 	stacktest.CreateTopic(t, topic, 1)

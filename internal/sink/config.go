@@ -42,9 +42,9 @@ type Config struct {
 	Compression string
 	// RequestTimeout is how long a broker may take for a produce request.
 	RequestTimeout time.Duration
-	// Lanes is the number of connections to a broker that carry records. One is enough for one change
+	// RequestsPerBroker is the number of connections to a broker that carry records. One is enough for one change
 	// stream.
-	Lanes int
+	RequestsPerBroker int
 	// Create has the options of missing topics, which are then created. If it is nil, they are not
 	// created, and their records wait.
 	Create *kafkawire.TopicCreate
@@ -58,8 +58,8 @@ type Config struct {
 
 // check returns an error for a setting that is missing or negative.
 func (c Config) check() error {
-	if c.RequestTimeout <= 0 || c.Lanes <= 0 || c.ParkBytes <= 0 {
-		return errors.New("the timeout, the lanes and the memory must be positive")
+	if c.RequestTimeout <= 0 || c.RequestsPerBroker <= 0 || c.ParkBytes <= 0 {
+		return errors.New("the timeout, the requests per broker and the memory must be positive")
 	}
 	return nil
 }

@@ -251,13 +251,13 @@ func TestConfigReportsAllProblems(t *testing.T) {
 	if err == nil {
 		t.Fatal("NewClient accepts an invalid configuration")
 	}
-	_, sinkErr := NewOpener(Config{Compression: "brotli", Lanes: -1}, nil)
+	_, sinkErr := NewOpener(Config{Compression: "brotli", RequestsPerBroker: -1}, nil)
 	if sinkErr == nil {
 		t.Fatal("NewOpener accepts an invalid configuration")
 	}
 	err = errors.Join(err, sinkErr)
 
-	for _, part := range []string{"no-port", "brotli", "GSSAPI", "password", "lanes"} {
+	for _, part := range []string{"no-port", "brotli", "GSSAPI", "password", "requests per broker"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is missing in: %v", part, err)
 		}

@@ -52,7 +52,7 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 
 		// Moving ends the sink, so it is subject to the same limit as other ends on purpose.
 		if errors.Is(err, fence.ErrSelfMove) && k.sink.c.mayReopen(time.Now()) {
-			k.sink.log.Warn("moving to the next generation of the transactional id", "reason", err)
+			k.sink.log.Warn("moving to the next generation of the transactional id", "error", err)
 			reason := err
 			if err = k.moveToNextGeneration(ctx); err == nil {
 				return fmt.Errorf("%w with its next transactional id: %w", ErrReopen, reason)

@@ -258,22 +258,22 @@ const defaultParkBytes = 32 << 20
 
 // testConfig has the settings of the connections and of the sinks of a test.
 type testConfig struct {
-	Brokers         []string
-	ClientID        string
-	TLS             *tls.Config
-	SASL            *sasl.Login
-	Dial            func(ctx context.Context, network, address string) (net.Conn, error)
-	Compression     string
-	RequestTimeout  time.Duration
-	MaxBatchBytes   int
-	MaxRequestBytes int
-	Lanes           int
-	Create          *kafkawire.TopicCreate
-	ParkAfter       time.Duration
-	ParkBytes       int64
-	Log             *slog.Logger
-	Metrics         *metrics.Set
-	Patience        time.Duration
+	Brokers           []string
+	ClientID          string
+	TLS               *tls.Config
+	SASL              *sasl.Login
+	Dial              func(ctx context.Context, network, address string) (net.Conn, error)
+	Compression       string
+	RequestTimeout    time.Duration
+	MaxBatchBytes     int
+	MaxRequestBytes   int
+	RequestsPerBroker int
+	Create            *kafkawire.TopicCreate
+	ParkAfter         time.Duration
+	ParkBytes         int64
+	Log               *slog.Logger
+	Metrics           *metrics.Set
+	Patience          time.Duration
 }
 
 // newClient returns a client of the test's brokers. The shared broker may be slow, so its requests get
@@ -306,7 +306,7 @@ func newOpener(tb testing.TB, cfg testConfig) *Opener {
 
 	o, err := NewOpener(Config{
 		Compression: cfg.Compression, RequestTimeout: cmp.Or(cfg.RequestTimeout, 10*time.Second),
-		Lanes: cmp.Or(cfg.Lanes, 1), Create: cfg.Create, ParkBytes: cmp.Or(cfg.ParkBytes, defaultParkBytes),
+		RequestsPerBroker: cmp.Or(cfg.RequestsPerBroker, 1), Create: cfg.Create, ParkBytes: cmp.Or(cfg.ParkBytes, defaultParkBytes),
 		Log: cfg.Log, Metrics: cfg.Metrics,
 	}, newClient(tb, cfg))
 	if err != nil {

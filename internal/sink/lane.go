@@ -276,7 +276,7 @@ func (l *lane) waitForQuota(ctx context.Context, addr string) error {
 		addr, wait.Round(time.Millisecond), l.sink.c.kafka.ClientID())
 	if now.Sub(l.quotaLogged) >= quotaLogEvery {
 		l.quotaLogged = now
-		l.sink.log.Warn("waiting for a quota of Kafka", "broker", addr, "wait", wait, "reason", text)
+		l.sink.log.Warn("waiting for a quota of Kafka", "broker", addr, "wait", wait, "error", text)
 	}
 	l.sink.c.cfg.Metrics.ThrottledSeconds.Add(wait.Seconds())
 

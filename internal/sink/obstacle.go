@@ -49,4 +49,4 @@ func topicObstacle(topic string, err error, creates bool) obstacle {
 
 // WaitsForBroker reports whether the records wait for brokers that another node may be able to reach. It returns
 // false if no node can write the target now.
-func (b Blocked) WaitsForBroker() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }
+func (b Unwritable) WaitsForBroker() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }

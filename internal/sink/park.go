@@ -203,7 +203,7 @@ func (pk *parker) parkPartitionLocked(p *partition, now time.Time) {
 	if !p.parked {
 		p.parked = true
 		pk.sink.log.Warn("partition is parked; its records are sent when it can be written again",
-			"topic", p.tp.Topic, "partition", p.tp.Partition, "reason", p.obstacle.text, "records", n)
+			"topic", p.tp.Topic, "partition", p.tp.Partition, "error", p.obstacle.text, "records", n)
 	}
 
 	// Without a lane no probe is needed: a new leader shows that the partition can be written.
@@ -218,7 +218,7 @@ func (pk *parker) parkTopicLocked(t *topic) {
 	t.waiting, t.parked = nil, true
 	n, stream := pk.withdrawBatchesLocked(t, waiting, record.ErrParked)
 	pk.sink.log.Warn("topic is parked; its records are sent when it can be written again",
-		"topic", t.name, "reason", t.obstacle.text, "records", n)
+		"topic", t.name, "error", t.obstacle.text, "records", n)
 	t.turnedAway = stream
 }
 

@@ -124,7 +124,7 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	}
 
 	state := d.r.State()
-	i := slices.IndexFunc(state, func(b Blocked) bool { return b.Topic == sick })
+	i := slices.IndexFunc(state, func(b Unwritable) bool { return b.Topic == sick })
 	if state[i].Kind != kindNoLeader && state[i].Kind != kindUnreachable {
 		t.Errorf("parked as %+v, want no_leader or unreachable", state[i])
 	}

@@ -40,7 +40,7 @@ func TestN11_MissingTopicIsParkedAndFollowsInOrder(t *testing.T) {
 
 	both(0, 30)
 	stacktest.Eventually(t, "the topic is found missing", func() bool {
-		return slices.ContainsFunc(d.r.State(), func(b Blocked) bool { return b.Topic == missing && b.Kind == kindMissing })
+		return slices.ContainsFunc(d.r.State(), func(b Unwritable) bool { return b.Topic == missing && b.Kind == kindMissing })
 	})
 
 	// All of it is queued by now.
@@ -434,7 +434,7 @@ func TestN11_LoadParksAtOnce(t *testing.T) {
 	missing := stacktest.Name(t)
 	d.sendSequence(missing, 0, 1)
 	stacktest.Eventually(t, "the topic is found missing", func() bool {
-		return slices.ContainsFunc(d.r.State(), func(b Blocked) bool { return b.Kind == kindMissing && !b.Parked })
+		return slices.ContainsFunc(d.r.State(), func(b Unwritable) bool { return b.Kind == kindMissing && !b.Parked })
 	})
 
 	for i := range 20 {

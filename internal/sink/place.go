@@ -141,7 +141,7 @@ func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
 	}
 	t.setObstacle(why, now)
 	if t.shouldLog(now, false) {
-		r.sink.log.Error("topic cannot be written", "topic", t.name, "reason", why.text)
+		r.sink.log.Error("topic cannot be written", "topic", t.name, "error", why.text)
 	}
 
 	for _, p := range t.partitions {

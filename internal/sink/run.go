@@ -147,8 +147,8 @@ func (s *Sink) restingPartitions() (leaders map[record.TopicPartition]int32, enq
 	return leaders, enqueued
 }
 
-// Blocked is a target whose records wait.
-type Blocked struct {
+// Unwritable is a target whose records wait.
+type Unwritable struct {
 	Topic     string
 	Partition int32 // −1: the topic
 	Kind      string
@@ -161,14 +161,14 @@ type Blocked struct {
 // State returns the targets whose records wait, sorted by topic and partition. It leaves out targets
 // for which nothing waits, even if they cannot be written. The gauge of the quarantine counts all
 // partitions instead.
-func (s *Sink) State() []Blocked {
+func (s *Sink) State() []Unwritable {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	var list []Blocked
+	var list []Unwritable
 	for _, t := range s.topics {
 		if n := countRecords(t.waiting) + t.turnedAway; n > 0 && !t.obstacle.none() {
-			list = append(list, Blocked{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked})
+			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked})
 		}
 
 		for _, p := range t.partitions {
@@ -182,11 +182,11 @@ func (s *Sink) State() []Blocked {
 			if retrying && !p.quarantine && !p.parked && now.Sub(p.since) < reportAfter {
 				continue
 			}
-			list = append(list, Blocked{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked})
+			list = append(list, Unwritable{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked})
 		}
 	}
 
-	slices.SortFunc(list, func(a, b Blocked) int {
+	slices.SortFunc(list, func(a, b Unwritable) int {
 		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
 			return c
 		}

@@ -121,7 +121,7 @@ func (o *Opener) newSink(to TakeOver, claims Claims, acks record.Acks, out *fenc
 		maxObstructed: int(o.cfg.ParkBytes / 4),
 		wake:          make(chan struct{}, 1),
 	}
-	s.lanes = &laneSet{sink: s, perBroker: o.cfg.Lanes, byID: map[laneID]*lane{}}
+	s.lanes = &laneSet{sink: s, perBroker: o.cfg.RequestsPerBroker, byID: map[laneID]*lane{}}
 	return s
 }
 

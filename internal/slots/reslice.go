@@ -139,14 +139,14 @@ func Reslice(
 	rep.Done = true
 	r.orders.addTo(&rep)
 
-	events := nodes.NewEvents(r.state.Collection("events"), cfg.Watcher, "")
+	events := nodes.NewAuditLog(r.state.Collection("audit"), cfg.Watcher, "")
 	err = events.Append(ctx, "resliced", bson.D{
 		{Key: "from", Value: rep.From},
 		{Key: "to", Value: rep.To},
 		{Key: "actor", Value: want.Actor},
 	})
 	if err != nil {
-		err = fmt.Errorf("done, but not written to the events log: %w", err)
+		err = fmt.Errorf("done, but not written to the audit log: %w", err)
 	}
 	return rep, err
 }

@@ -71,7 +71,7 @@ func (r *resliceRun) pauseSlot(ctx context.Context, id string) error {
 		// A killed owner or command may have left a transaction open, which blocks the write for up to
 		// a minute.
 		if err := lease.EndTransactions(ctx, r.watchers, id); err != nil {
-			r.log.Debug("cannot end the last owner's session", "slot", id, "reason", err)
+			r.log.Debug("cannot end the last owner's session", "slot", id, "error", err)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func (r *resliceRun) restoreSlots(ctx context.Context) {
 	defer cancel()
 	for _, h := range r.held {
 		if err := h.Release(ctx, nil); err != nil {
-			r.log.Warn("cannot release a lease; it expires", "reason", err)
+			r.log.Warn("cannot release a lease; it expires", "error", err)
 		}
 	}
 
@@ -162,10 +162,10 @@ func (r *resliceRun) restoreSlots(ctx context.Context) {
 			continue
 		}
 		if err := lease.Resume(ctx, r.watchers, id); err != nil {
-			r.log.Error("a slot stays paused; run `outrelay resume`", "slot", id, "reason", err)
+			r.log.Error("a slot stays paused; run `outrelay resume`", "slot", id, "error", err)
 		}
 	}
 	if err := r.divisions.Unmark(ctx, r.cfg.Watcher); err != nil {
-		r.log.Warn("cannot remove the mark of a running reslice", "reason", err)
+		r.log.Warn("cannot remove the mark of a running reslice", "error", err)
 	}
 }

@@ -229,7 +229,7 @@ func (d Database) ensureIndexes(ctx context.Context, c Collection, log *slog.Log
 
 	var refused *mongodb.PrivilegeError
 	if errors.As(err, &refused) || errors.Is(err, mongodb.ErrIndexConflict) || errors.Is(err, schema.ErrBusy) {
-		log.Warn("an index of the state database is missing; queries are slow", "collection", mongodb.Namespace(coll), "reason", err)
+		log.Warn("an index of the state database is missing; queries are slow", "collection", mongodb.Namespace(coll), "error", err)
 		return nil
 	}
 	if err != nil {

@@ -122,10 +122,10 @@ func TestTwoFirstStartsAtTheSameTime(t *testing.T) {
 }
 
 // A collection of somebody else with a name of outrelay is neither used nor given an index. Its documents would otherwise
-// expire by the index of the events log.
+// expire by the index of the audit log.
 func TestACollectionOfOthersIsRefused(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"events", "marker", "watchers"} {
+	for _, name := range []string{"audit", "marker", "watchers"} {
 		db, d := newDatabase(t)
 		insertOne(t, d.Collection(name))
 		if name == "marker" {
@@ -165,13 +165,13 @@ func TestAnInterruptedFirstStartIsContinued(t *testing.T) {
 	t.Parallel()
 	_, d := newDatabase(t)
 	mustEnsure(t, d)
-	for _, name := range []string{"events", "imports"} {
+	for _, name := range []string{"audit", "imports"} {
 		if err := d.Collection(name).Drop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mustEnsure(t, d)
-	if missing, err := mongodb.MissingIndexes(t.Context(), d.Collection("events"), state.Table()[4].Indexes); err != nil || len(missing) > 0 {
+	if missing, err := mongodb.MissingIndexes(t.Context(), d.Collection("audit"), state.Table()[4].Indexes); err != nil || len(missing) > 0 {
 		t.Errorf("%v, %v", missing, err)
 	}
 }

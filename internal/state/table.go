@@ -14,7 +14,7 @@ type Collection struct {
 	Indexes []mongodb.Index
 }
 
-// month is how long the server keeps entries of the events log and finished replays, in seconds.
+// month is how long the server keeps entries of the audit log and finished replays, in seconds.
 var month = int32(30 * 24 * 60 * 60)
 
 // Table returns all collections of the state database except the marker. A collection that is not listed is
@@ -32,11 +32,11 @@ func Table() []Collection {
 			{Name: "watcher_1_ns_1", Keys: mongodb.Ascending("watcher", "ns")},
 		}},
 
-		// Package nodes: heartbeats, the log of events, and the figures of the last hours.
+		// Package nodes: heartbeats, the audit log, and the figures of the last hours.
 		{Name: "nodes", Indexes: []mongodb.Index{
 			{Name: "seenAt_1", Keys: mongodb.Ascending("seenAt")},
 		}},
-		{Name: "events", Indexes: []mongodb.Index{
+		{Name: "audit", Indexes: []mongodb.Index{
 			// The index with an expiry has one field only.
 			{Name: "at_1", Keys: mongodb.Ascending("at"), TTL: &month},
 			{Name: "at_1__id_1", Keys: mongodb.Ascending("at", "_id")},

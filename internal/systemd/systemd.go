@@ -60,7 +60,7 @@ func New(name string, probe Probe, log *slog.Logger) *Supervisor {
 	s := &Supervisor{probe: probe, name: name, log: log, checkEvery: statusEvery}
 	window, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		log.Warn("cannot read WATCHDOG_USEC; no watchdog messages are sent", "reason", err)
+		log.Warn("cannot read WATCHDOG_USEC; no watchdog messages are sent", "error", err)
 	}
 
 	// A third of the window, so that one late message does not get the process killed.
@@ -122,7 +122,7 @@ func (s *Supervisor) reportChanges(now time.Time) {
 	s.silentChecks++
 	if s.silentChecks == silentLimit && s.watchdogEvery > 0 {
 		s.log.Error("process does not respond; no watchdog messages are sent, so the service manager will restart it",
-			"reason", err)
+			"error", err)
 	}
 }
 
@@ -147,6 +147,6 @@ func (s *Supervisor) statusLine(role string, reasons []string) string {
 
 func (s *Supervisor) sendMessage(message string) {
 	if _, err := daemon.SdNotify(false, message); err != nil {
-		s.log.Debug("cannot send a message to the service manager", "message", message, "reason", err)
+		s.log.Debug("cannot send a message to the service manager", "message", message, "error", err)
 	}
 }

@@ -73,7 +73,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 		Dispatcher:       dispatcher,
 		Notes:            &insertNotes{collections: t.collections, schedules: t.schedules, scheduled: x.scheduled, meter: t.meter},
 		DropExpired:      cfg.Expired == "drop",
-		RecordDeliveries: cfg.Recording != ledger.RecordWatermark,
+		RecordDeliveries: cfg.Recording != ledger.RecordPosition,
 		StampMargin:      uint32(margin / time.Second),
 	}
 	skip := sweep.NewSkip(int64(cfg.Limits.Memory) / 4)
@@ -153,16 +153,16 @@ func (d *delivery) readStreamOnce(ctx context.Context, start changes.Start) erro
 }
 
 // drainStream waits until all events that were read are acked or stored. It gives up
-// after the configured time, or when only blocked targets are left. The next owner reads the rest
+// after the configured time, or when only unwritable targets are left. The next owner reads the rest
 // back.
 func (d *delivery) drainStream(work context.Context) {
 	ctx, cancel := context.WithTimeout(work, d.slot.cfg.Lease.Drain)
 	defer cancel()
 
-	// One long drain would wait for a blocked target until its end. Between short drains, the acks show
+	// One long drain would wait for a unwritable target until its end. Between short drains, the acks show
 	// whether other targets still make progress.
 	for acked := int64(-1); d.drainBriefly(ctx) != nil; {
-		if ctx.Err() != nil || acked == d.meter.acked.Load() && d.hasBlockedTargets() {
+		if ctx.Err() != nil || acked == d.meter.acked.Load() && d.hasUnwritableTargets() {
 			n, _ := d.dispatcher.Unresolved()
 			d.log.Warn("stopping with undelivered events; the next owner delivers them", "unresolved", n)
 			break
@@ -171,7 +171,7 @@ func (d *delivery) drainStream(work context.Context) {
 	}
 
 	if err := d.recovery.SaveCursor(ctx); err != nil {
-		d.log.Warn("cannot save the cursor of the sweep; the next owner repeats a part of it", "reason", err)
+		d.log.Warn("cannot save the cursor of the sweep; the next owner repeats a part of it", "error", err)
 	}
 }
 
@@ -230,12 +230,12 @@ func (d *delivery) drainSides(work context.Context, p *publishing) {
 	}
 
 	// The next owner finds records that are not acked in time in its read-back.
-	if !d.hasBlockedTargets() {
+	if !d.hasUnwritableTargets() {
 		_ = d.dispatcher.DrainSides(ctx)
 	}
 	if err := d.ledger.Drain(ctx); err != nil {
 		d.log.Warn("cannot record all deliveries outside of the stream; the next owner finds them in the topics",
-			"reason", err)
+			"error", err)
 	}
 }
 
@@ -246,10 +246,10 @@ func (d *delivery) drainBriefly(ctx context.Context) error {
 	return d.dispatcher.Drain(ctx)
 }
 
-// hasBlockedTargets reports whether envelopes wait for a target that cannot be written and is not
+// hasUnwritableTargets reports whether envelopes wait for a target that cannot be written and is not
 // parked.
-func (d *delivery) hasBlockedTargets() bool {
-	return slices.ContainsFunc(d.sink.State(), func(b sink.Blocked) bool { return b.Records > 0 && !b.Parked })
+func (d *delivery) hasUnwritableTargets() bool {
+	return slices.ContainsFunc(d.sink.State(), func(b sink.Unwritable) bool { return b.Records > 0 && !b.Parked })
 }
 
 // insertNotes implements pipeline.Notes.
@@ -267,7 +267,7 @@ func (n *insertNotes) NoteIrregularID(ctx context.Context, uuid [16]byte) error 
 	return n.collections.MarkIrregularIDs(ctx, uuid)
 }
 
-// NoteScheduled implements pipeline.Notes. After the watermark has passed the envelope, a later owner looks for it only in the
+// NoteScheduled implements pipeline.Notes. After the position has passed the envelope, a later owner looks for it only in the
 // outboxes on the list (N19).
 func (n *insertNotes) NoteScheduled(ctx context.Context, ns string, id bson.RawValue, dueAt time.Time) error {
 	if err := n.schedules.Note(ctx, ns); err != nil {

@@ -42,7 +42,7 @@ func (m *images) restore(ctx context.Context, list []*ledger.Outcome) error {
 		if err == nil || !changestream.Lost(err) {
 			return err
 		}
-		m.log.Debug("some rejected records are not in the stream after the watermark", "reason", err)
+		m.log.Debug("some rejected records are not in the stream after the position", "error", err)
 	}
 
 	// The outbox has only the latest envelope of an id. The outcomes have the order of their events, at least within a key.
@@ -75,8 +75,8 @@ func envelopeKey(o *ledger.Outcome) string {
 	return string(o.NSHash) + kind + o.HeaderID().String()
 }
 
-// refetchFromStream reads the missing envelopes from the stream again, from the watermark on: every one of them is unresolved, so
-// its event comes after the watermark. The documents may be gone from their collections. missing is keyed by the numbers of the
+// refetchFromStream reads the missing envelopes from the stream again, from the position on: every one of them is unresolved, so
+// its event comes after the position. The documents may be gone from their collections. missing is keyed by the numbers of the
 // events: an id may have been inserted again.
 func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*ledger.Outcome) error {
 	floor, _ := m.resolver.Reached()

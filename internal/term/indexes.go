@@ -109,7 +109,7 @@ func (k *indexKeeper) ensureOnce(
 
 	if _, err := outboxes.EnsureSentTTL(ctx, k.client, o, k.cfg.Purge.TTL); err != nil && !errors.Is(err, mongodb.ErrCollectionGone) {
 		done = false
-		warnOnce("purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
+		warnOnce("purge.ttl is not in force for this collection", "collection", o.NS(), "error", err)
 	}
 	return done
 }
@@ -122,13 +122,13 @@ func (k *indexKeeper) isSettled(err error, o outboxes.Outbox, warnOnce func(text
 		return true
 	case errors.Is(err, mongodb.ErrIndexConflict):
 		warnOnce("an index of others has the keys or the name of one that the relay wants; queries may be slow",
-			"collection", o.NS(), "reason", err)
+			"collection", o.NS(), "error", err)
 		return true
 	case errors.As(err, &refused):
 		warnOnce("an index is missing because of a missing privilege; the purge and scheduled deliveries read the whole collection",
-			"collection", o.NS(), "grant", refused.Action, "on", refused.On, "advice", refused.Advice)
+			"collection", o.NS(), "grant", refused.Action, "on", refused.On, "fix", refused.Advice)
 		return false
 	}
-	warnOnce("an index is missing; the purge and scheduled deliveries read the whole collection", "collection", o.NS(), "reason", err)
+	warnOnce("an index is missing; the purge and scheduled deliveries read the whole collection", "collection", o.NS(), "error", err)
 	return false
 }

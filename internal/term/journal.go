@@ -15,10 +15,10 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// journal appends the entries of a term to the events log. Its methods do not wait for the server,
+// journal appends the entries of a term to the audit log. Its methods do not wait for the server,
 // except for appendEvent and announceReleased.
 type journal struct {
-	events       *nodes.Events
+	events       *nodes.AuditLog
 	held         *lease.Held
 	slot         slot.Range
 	log          *slog.Logger
@@ -28,10 +28,10 @@ type journal struct {
 
 	// Used only by the monitor.
 	parkedTopics map[string]bool // topics that are parked
-	lapsedPin    string          // the dead node of a pin, once that is in the events log
+	lapsedPin    string          // the dead node of a pin, once that is in the audit log
 }
 
-// appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only
+// appendEvent appends an entry to the audit log. It waits at most two seconds. A failure is only
 // logged.
 func (j *journal) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) {
 	fields = append(fields, bson.E{Key: "epoch", Value: j.held.Document().Epoch})
@@ -46,12 +46,12 @@ func (j *journal) appendInBackground(kind nodes.Kind, fields bson.D) {
 	j.inBackground(func(ctx context.Context) { j.appendEvent(ctx, kind, fields) })
 }
 
-// announceParked appends to the events log which topics were parked since the last call, and which
+// announceParked appends to the audit log which topics were parked since the last call, and which
 // are no longer parked.
-func (j *journal) announceParked(blocked []sink.Blocked) {
+func (j *journal) announceParked(unwritable []sink.Unwritable) {
 	flowing := maps.Clone(j.parkedTopics)
 	parked := map[string]bool{}
-	for _, b := range blocked {
+	for _, b := range unwritable {
 		if !b.Parked {
 			continue
 		}
@@ -68,7 +68,7 @@ func (j *journal) announceParked(blocked []sink.Blocked) {
 	j.parkedTopics = parked
 }
 
-// announcePinLapsed appends to the events log that this owner ignores a pin, once for each time
+// announcePinLapsed appends to the audit log that this owner ignores a pin, once for each time
 // that the pinned node stops its heartbeats.
 func (j *journal) announcePinLapsed() {
 	pin := j.held.LapsedPin()
@@ -84,7 +84,7 @@ func (j *journal) announcePinLapsed() {
 	j.lapsedPin = pin
 }
 
-// announceReleased appends to the events log that the lease was released, and why the term ended.
+// announceReleased appends to the audit log that the lease was released, and why the term ended.
 func (j *journal) announceReleased(work context.Context, why error) {
 	reason := "the process stops"
 	if why != nil {
@@ -93,7 +93,7 @@ func (j *journal) announceReleased(work context.Context, why error) {
 	j.appendEvent(work, nodes.Released, bson.D{{Key: "reason", Value: reason}})
 }
 
-// recordFenceEvent appends an event of the fence to the events log, in the background.
+// recordFenceEvent appends an event of the fence to the audit log, in the background.
 func (j *journal) recordFenceEvent(e fence.Event) {
 	if !j.fence.addEvent(e) {
 		return

@@ -169,11 +169,11 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 	m.slot.metrics.StreamState.SetCurrent(string(stream.Phase))
 	stream = m.reportStream(now, stream)
 
-	// The watermark waits for the targets that are not parked. The first of them is the problem.
-	blocked := opened.State()
+	// The position waits for the targets that are not parked. The first of them is the problem.
+	unwritable := opened.State()
 	m.brokersAway = false
 	text, records := "", 0
-	for _, b := range blocked {
+	for _, b := range unwritable {
 		if b.Parked {
 			continue
 		}
@@ -186,19 +186,19 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 		}
 	}
 
-	blocked = limitBlocked(blocked)
-	m.slot.setBlockedGauges(blocked)
-	m.journal.announceParked(blocked)
+	unwritable = limitUnwritable(unwritable)
+	m.slot.setUnwritableGauges(unwritable)
+	m.journal.announceParked(unwritable)
 	if m.slot.State.SetProblem("stuck", text, false) && text != "" {
 		line := []any{"waits", text, "records", records}
 		// The log recognizes the outage by its error.
 		if away := m.slot.shared.Kafka.Outage(); away != nil {
 			line = append(line, "error", away)
 		}
-		m.log.Warn("a target cannot be written; the watermark waits for it", line...)
+		m.log.Warn("a target cannot be written; the position waits for it", line...)
 	}
 	m.reportStandstill(now, text != "")
-	m.progress.stats.update(now, m, stream, blocked)
+	m.progress.stats.update(now, m, stream, unwritable)
 }
 
 // reportStream reports the problem of the stream. It returns the state for the status.
@@ -212,8 +212,8 @@ func (m *monitor) reportStream(now time.Time, stream changestream.State) changes
 		// Between two attempts it looks alive, so the phase says nothing.
 		stream.Phase, stream.Reason = changestream.Reopening, "the change stream is reopened again and again and does not move: "+stream.Fault
 		if m.slot.State.SetProblemSince("stream", stream.Reason, stream.StuckSince) {
-			m.log.Error("the change stream does not move", "since", stream.StuckSince, "reason", stream.Fault,
-				"advice", "if the fault stays, outrelay recover --skip passes the event at which the stream stands")
+			m.log.Error("the change stream does not move", "since", stream.StuckSince, "error", stream.Fault,
+				"fix", "if the fault stays, outrelay recover --skip passes the event at which the stream stands")
 		}
 
 	case stream.Ready():
@@ -225,7 +225,7 @@ func (m *monitor) reportStream(now time.Time, stream changestream.State) changes
 	return stream
 }
 
-// reportStandstill reports the oldest unresolved event if it stays the oldest for long and no blocked target explains that:
+// reportStandstill reports the oldest unresolved event if it stays the oldest for long and no unwritable target explains that:
 // whatever it waits for, the wait shows in the log.
 func (m *monitor) reportStandstill(now time.Time, explained bool) {
 	oldest, unrecorded := m.resolver.Oldest()
@@ -244,39 +244,39 @@ func (m *monitor) reportStandstill(now time.Time, explained bool) {
 		}
 	}
 	if m.slot.State.SetProblem("standstill", text, false) && text != "" {
-		m.log.Warn("the watermark does not move", "reason", text, "unresolved", unresolved, "to_store", unrecorded)
+		m.log.Warn("the position does not move", "error", text, "unresolved", unresolved, "to_store", unrecorded)
 	}
 }
 
-// stuckAfter is how long a target may be blocked before it counts as a problem.
+// stuckAfter is how long a target may be unwritable before it counts as a problem.
 const stuckAfter = 2 * time.Second
 
-// mostBlocked is the largest number of blocked targets that the watcher document, the metrics and
-// the events log list one by one.
-const mostBlocked = 100
+// mostUnwritable is the largest number of unwritable targets that the watcher document, the metrics and
+// the audit log list one by one.
+const mostUnwritable = 100
 
-// limitBlocked returns at most mostBlocked targets. It adds up the others for each kind, under the
-// topic "other". Targets for which the watermark waits come first, then the targets that have
+// limitUnwritable returns at most mostUnwritable targets. It adds up the others for each kind, under the
+// topic "other". Targets for which the position waits come first, then the targets that have
 // waited longest, so that the list does not change while it grows.
-func limitBlocked(list []sink.Blocked) []sink.Blocked {
-	if len(list) <= mostBlocked {
+func limitUnwritable(list []sink.Unwritable) []sink.Unwritable {
+	if len(list) <= mostUnwritable {
 		return list
 	}
-	slices.SortStableFunc(list, func(a, b sink.Blocked) int {
+	slices.SortStableFunc(list, func(a, b sink.Unwritable) int {
 		if a.Parked != b.Parked {
 			return cmp.Compare(metrics.Bool(a.Parked), metrics.Bool(b.Parked))
 		}
 		return a.Since.Compare(b.Since)
 	})
 
-	out := slices.Clone(list[:mostBlocked])
+	out := slices.Clone(list[:mostUnwritable])
 	others := map[string]int{} // index in out, by kind
-	for _, b := range list[mostBlocked:] {
+	for _, b := range list[mostUnwritable:] {
 		i, known := others[b.Kind]
 		if !known {
 			i = len(out)
 			others[b.Kind] = i
-			out = append(out, sink.Blocked{
+			out = append(out, sink.Unwritable{
 				Topic:  metrics.OtherTopics,
 				Since:  b.Since,
 				Parked: b.Parked,
@@ -285,15 +285,15 @@ func limitBlocked(list []sink.Blocked) []sink.Blocked {
 			})
 		}
 		out[i].Records += b.Records
-		// The watermark waits as soon as one of them is not parked.
+		// The position waits as soon as one of them is not parked.
 		out[i].Parked = out[i].Parked && b.Parked
 	}
 	return out
 }
 
-// setBlockedGauges sets the gauges of envelopes that wait for a target.
-func (r *Runner) setBlockedGauges(list []sink.Blocked) {
-	g := r.metrics.BlockedTargets
+// setUnwritableGauges sets the gauges of envelopes that wait for a target.
+func (r *Runner) setUnwritableGauges(list []sink.Unwritable) {
+	g := r.metrics.UnwritableRecords
 	g.Reset()
 	for _, b := range list {
 		g.WithLabelValues(b.Topic, b.Kind).Add(float64(b.Records))
@@ -303,17 +303,17 @@ func (r *Runner) setBlockedGauges(list []sink.Blocked) {
 // ownerStats are saved by the owner with each renewal, so that `outrelay status` needs no connection to
 // the process.
 type ownerStats struct {
-	At         time.Time       `bson:"at"`    // when they were taken, by the owner's clock
-	State      string          `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
-	Reason     string          `bson:"reason,omitempty"`
-	LagMS      int64           `bson:"lagMs"`
-	Rate       float64         `bson:"rate"` // acked records per second
-	TokenAgeMS int64           `bson:"tokenAgeMs"`
-	Unresolved int             `bson:"unresolved"` // events above the watermark
-	Bytes      int64           `bson:"bytes"`      // of the memory budget in use
-	Acked      int64           `bson:"acked"`      // records since the term began
-	Blocked    []blockedTarget `bson:"blocked"`
-	Problems   []storedProblem `bson:"problems"` // what /readyz reports
+	At         time.Time          `bson:"at"`    // when they were taken, by the owner's clock
+	State      string             `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
+	Reason     string             `bson:"reason,omitempty"`
+	LagMS      int64              `bson:"lagMs"`
+	Rate       float64            `bson:"rate"` // acked records per second
+	TokenAgeMS int64              `bson:"tokenAgeMs"`
+	Unresolved int                `bson:"unresolved"` // events after the position
+	Bytes      int64              `bson:"bytes"`      // of the memory budget in use
+	Acked      int64              `bson:"acked"`      // records since the term began
+	Unwritable []unwritableTarget `bson:"unwritable"`
+	Problems   []storedProblem    `bson:"problems"` // what /readyz reports
 }
 
 // storedProblem is a [readiness.Problem] as it is stored.
@@ -326,8 +326,8 @@ type storedProblem struct {
 // mostProblemText bounds the text of a problem in the watcher document, in bytes.
 const mostProblemText = 1000
 
-// blockedTarget is a [sink.Blocked] as it is stored.
-type blockedTarget struct {
+// unwritableTarget is a [sink.Unwritable] as it is stored.
+type unwritableTarget struct {
 	Topic   string    `bson:"topic"`
 	Reason  string    `bson:"reason"`
 	Since   time.Time `bson:"since"`
@@ -384,7 +384,7 @@ func (v *termStats) setAt(now time.Time) {
 const rateWindow = 5 * time.Second
 
 // update takes the stats of the term that m watches.
-func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, blocked []sink.Blocked) {
+func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, unwritable []sink.Unwritable) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 
@@ -397,9 +397,9 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 	v.current.At = now
 	v.current.Acked = acked
 	// A new list: the last one may be in use by a renewal.
-	v.current.Blocked = make([]blockedTarget, len(blocked))
-	for i, b := range blocked {
-		v.current.Blocked[i] = blockedTarget{b.Topic, b.Reason, b.Since, b.Records, b.Parked}
+	v.current.Unwritable = make([]unwritableTarget, len(unwritable))
+	for i, b := range unwritable {
+		v.current.Unwritable[i] = unwritableTarget{b.Topic, b.Reason, b.Since, b.Records, b.Parked}
 	}
 	v.current.LagMS = m.resolver.Lag(m.slot.shared.Clock.Now()).Milliseconds()
 	v.current.Unresolved, v.current.Bytes = m.resolver.Unresolved()
@@ -407,8 +407,8 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 
 	// The most important state is set last.
 	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
-	if i := slices.IndexFunc(blocked, func(b sink.Blocked) bool { return !b.Parked }); i >= 0 {
-		v.current.State, v.current.Reason = "blocked", blocked[i].Reason
+	if i := slices.IndexFunc(unwritable, func(b sink.Unwritable) bool { return !b.Parked }); i >= 0 {
+		v.current.State, v.current.Reason = "unwritable", unwritable[i].Reason
 	} else if m.resolver.Waiting() {
 		v.current.State = "waiting"
 		v.current.Reason = "the memory budget is full: Kafka is slower than the change stream"
@@ -421,8 +421,8 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 	}
 }
 
-// tokenAge returns the age of the watermark at now, which is a time of the server's clock. It
-// returns 0 if the watermark has no time.
+// tokenAge returns the age of the position at now, which is a time of the server's clock. It
+// returns 0 if the position has no time.
 func tokenAge(r *pipeline.Resolver, now time.Time) time.Duration {
 	pos, _ := r.Reached()
 	ts, ok := pos.Time()

@@ -99,7 +99,7 @@ const divisionTimeout = 2 * time.Second
 func (s *Shared) isNodeAlive(ctx context.Context, node string) bool {
 	ok, err := s.Nodes.Alive(ctx, node, nodes.StaleAfter)
 	if err != nil && !errors.Is(err, context.Canceled) {
-		s.Log.Debug("cannot look up the pinned node", "node", node, "reason", err)
+		s.Log.Debug("cannot look up the pinned node", "node", node, "error", err)
 		return true
 	}
 	return ok
@@ -118,7 +118,7 @@ type Runner struct {
 	sinks   *sink.Opener
 	scope   *changes.Scope
 	lease   *lease.Lease
-	events  *nodes.Events
+	events  *nodes.AuditLog
 	tap     *tracing.Tap
 
 	division division
@@ -157,7 +157,7 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
 		sinks:    sinks,
 		scope:    scope,
 		division: division,
-		events:   nodes.NewEvents(db.Collection("events"), s.Config.Watcher, s.Config.Node),
+		events:   nodes.NewAuditLog(db.Collection("audit"), s.Config.Watcher, s.Config.Node),
 		tap:      tracing.NewTap(s.Exporter, m.PublishLatency.Exemplar, s.Clock.Now),
 		yield:    make(chan string, 1),
 		lease: lease.New(lease.Config{
@@ -346,7 +346,7 @@ func (d division) discardDocument(stop context.Context) {
 	id := d.slot.ID(d.watcher)
 	if err := d.all.Discard(ctx, id); err != nil {
 		d.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
-			"document", id, "reason", err)
+			"document", id, "error", err)
 	}
 }
 
@@ -420,11 +420,11 @@ func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 		return true, nil
 
 	case errors.Is(err, errGapTooLate):
-		r.log.Warn("taking over again", "reason", err)
+		r.log.Warn("taking over again", "error", err)
 		return true, nil
 
 	case errors.Is(err, errStepDown):
-		r.log.Info("stepped down", "reason", err)
+		r.log.Info("stepped down", "error", err)
 		return true, nil
 
 	case errors.Is(err, divisions.ErrDivided):
@@ -434,20 +434,20 @@ func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 
 	case errors.Is(err, sink.ErrReopen):
 		// The sink limits how often this happens.
-		r.log.Warn("taking over again in Kafka", "reason", err)
+		r.log.Warn("taking over again in Kafka", "error", err)
 		return true, nil
 
 	case errors.Is(err, sink.ErrBroken):
 		// After a pause: a persistent error must not use up producer epochs.
-		r.log.Warn("the session of the producer is broken; taking over again with a read-back", "reason", err)
+		r.log.Warn("the session of the producer is broken; taking over again with a read-back", "error", err)
 		return false, nil
 
 	case errors.Is(err, sink.ErrFenced):
-		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over again", "reason", err)
+		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over again", "error", err)
 		return true, r.recordFenced(time.Now(), err)
 	}
 
-	r.log.Error("the term ended; trying again", "reason", err)
+	r.log.Error("the term ended; trying again", "error", err)
 	return false, nil
 }
 
@@ -486,7 +486,7 @@ func (r *Runner) haltWithoutLease(stop context.Context, halt *readiness.HaltErro
 	return retry.Sleep(stop, fencedHalt)
 }
 
-// announceLeaseLost appends to the events log that another node acquired the lease, or that the
+// announceLeaseLost appends to the audit log that another node acquired the lease, or that the
 // lease expired.
 func (r *Runner) announceLeaseLost(stop context.Context, why error) {
 	r.events.AppendOrWarn(stop, r.log, nodes.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})

@@ -87,7 +87,7 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, f := range all {
-			if f.GetName() != "outrelay_blocked_targets" {
+			if f.GetName() != "outrelay_unwritable_records" {
 				continue
 			}
 			for _, m := range f.GetMetric() {
@@ -98,7 +98,7 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 		return series, sum
 	}
 
-	r.setBlockedGauges([]sink.Blocked{
+	r.setUnwritableGauges([]sink.Unwritable{
 		{Topic: "a", Kind: "missing", Records: 2},
 		{Topic: "b", Kind: "no_leader", Records: 1},
 		{Topic: "b", Kind: "no_leader", Records: 3},
@@ -109,27 +109,27 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 		t.Fatalf("%d series with a sum of %v, want one for each topic and reason, and each record once", n, sum)
 	}
 
-	r.setBlockedGauges(nil)
+	r.setUnwritableGauges(nil)
 	if n, _ := read(); n != 0 {
 		t.Fatalf("%d series are left when nothing waits", n)
 	}
 }
 
-// TestFewTargetsStandForMany: however many targets wait, the document, the metrics and the events log name a hundred and add up
-// the others. Those for which the watermark waits come first, and the list stays the same while more of them come.
+// TestFewTargetsStandForMany: however many targets wait, the document, the metrics and the audit log name a hundred and add up
+// the others. Those for which the position waits come first, and the list stays the same while more of them come.
 func TestFewTargetsStandForMany(t *testing.T) {
 	t.Parallel()
-	list := func(n int) (all []sink.Blocked) {
+	list := func(n int) (all []sink.Unwritable) {
 		for i := range n {
-			all = append(all, sink.Blocked{Topic: fmt.Sprint("t", i), Kind: "missing", Parked: true, Records: 2, Since: time.Unix(int64(i), 0)})
+			all = append(all, sink.Unwritable{Topic: fmt.Sprint("t", i), Kind: "missing", Parked: true, Records: 2, Since: time.Unix(int64(i), 0)})
 		}
-		return append(all, sink.Blocked{Topic: "urgent", Kind: "no_leader", Records: 1, Since: time.Unix(1<<30, 0)})
+		return append(all, sink.Unwritable{Topic: "urgent", Kind: "no_leader", Records: 1, Since: time.Unix(1<<30, 0)})
 	}
-	if got := limitBlocked(list(99)); len(got) != 100 {
+	if got := limitUnwritable(list(99)); len(got) != 100 {
 		t.Errorf("%d of 100", len(got))
 	}
 
-	got, more := limitBlocked(list(5000)), limitBlocked(list(6000))
+	got, more := limitUnwritable(list(5000)), limitUnwritable(list(6000))
 	if len(got) != 101 || got[0].Topic != "urgent" || got[100].Topic != "other" || got[100].Records != 2*(5001-100) || !got[100].Parked {
 		t.Errorf("%d targets: first %+v, last %+v", len(got), got[0], got[len(got)-1])
 	}

@@ -223,7 +223,7 @@ func (t *term) countPeriodically(ctx context.Context) error {
 	for wait := countEvery; retry.Sleep(ctx, wait) == nil; {
 		began := time.Now()
 		if err := t.countWaiting(ctx); err != nil && ctx.Err() == nil {
-			t.log.Debug("cannot count the waiting envelopes", "reason", err)
+			t.log.Debug("cannot count the waiting envelopes", "error", err)
 		}
 		wait = max(countEvery, countShare*time.Since(began))
 	}

@@ -34,7 +34,7 @@ type startPoint struct {
 	mu                 sync.Mutex
 	from               resume.Position        // where the stream was started
 	drainedSlots       []pipeline.DrainedSlot // delivered by the slots of the previous division
-	unsavedDescription *lease.Update          // of the new stream; saved once the watermark has passed from
+	unsavedDescription *lease.Update          // of the new stream; saved once the position has passed from
 }
 
 // findStart returns where to open the stream, and sets from to the position that stays until the
@@ -165,7 +165,7 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 	s.unsavedDescription = nil
 }
 
-// forgetDrainedSlotsLocked removes the drained slots from the document once the watermark has
+// forgetDrainedSlotsLocked removes the drained slots from the document once the position has
 // passed their positions. The caller holds mu.
 func (s *startPoint) forgetDrainedSlotsLocked(ctx context.Context, reached resume.Position) {
 	notPassed := func(d pipeline.DrainedSlot) bool { return outboxes.PosOf(reached) <= d.Pos }

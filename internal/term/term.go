@@ -244,7 +244,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	// Until its goroutines have ended, the term uses memory of the shared budget.
 	t.resolver.LeavePool()
 	r.State.ClearProblems(termParts...)
-	r.setBlockedGauges(nil)
+	r.setUnwritableGauges(nil)
 	r.metrics.LeaseOwner.Set(0)
 	return err
 }
@@ -328,7 +328,7 @@ func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
 	defer cancel()
 	if err := t.held.Release(ctx, t.progress.checkpoint); err != nil {
-		t.log.Warn("cannot release the lease; it expires", "reason", err, "ttl", t.slot.cfg.Lease.TTL)
+		t.log.Warn("cannot release the lease; it expires", "error", err, "ttl", t.slot.cfg.Lease.TTL)
 		return err
 	}
 

@@ -31,7 +31,7 @@ func (e *Exporter) newExportReporter(signal string) func(error) {
 		switch {
 		case err != nil && !failing:
 			e.cfg.Log.Warn("export to the collector fails; data is dropped until it succeeds", "signal", signal,
-				"collector", e.base.Host, "reason", err)
+				"collector", e.base.Host, "error", err)
 		case err == nil && failing:
 			e.cfg.Log.Info("export to the collector succeeds again", "signal", signal, "collector", e.base.Host)
 		}
@@ -78,7 +78,7 @@ func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, 
 	}
 
 	if err != nil {
-		q.log.Debug("cannot gather some metrics for the collector", "reason", err)
+		q.log.Debug("cannot gather some metrics for the collector", "error", err)
 	}
 	return list, nil
 }

@@ -188,7 +188,7 @@ func (e *Exporter) shutDown(ctx context.Context, shutdowns []func(context.Contex
 	for _, shutdown := range shutdowns {
 		wg.Go(func() {
 			if err := shutdown(end); err != nil {
-				e.cfg.Log.Debug("cannot export the last spans or metrics", "reason", err)
+				e.cfg.Log.Debug("cannot export the last spans or metrics", "error", err)
 			}
 		})
 	}

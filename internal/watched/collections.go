@@ -82,7 +82,7 @@ func (c *Collections) ListCollections(ctx context.Context) error {
 		if f.Kind == outboxes.IsMissing {
 			level = slog.LevelInfo
 		}
-		c.Log.Log(ctx, level, "a watched name is no regular collection", "name", f.NS, "kind", f.Kind, "reason", f.Cause, "advice", f.Fix)
+		c.Log.Log(ctx, level, "a watched name is no regular collection", "name", f.NS, "kind", f.Kind, "error", f.Cause, "fix", f.Fix)
 	}
 	c.reported = findings
 	return nil
@@ -115,7 +115,7 @@ func (c *Collections) ClaimCollections(
 	for _, o := range c.WatchedOutboxes() {
 		if !o.Identified() {
 			c.Log.Warn("cannot read the identity of a collection, so a re-creation is not detected",
-				"collection", o.NS(), "advice", "grant listCollections on its database")
+				"collection", o.NS(), "fix", "grant listCollections on its database")
 			continue
 		}
 
@@ -259,7 +259,7 @@ func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registra
 		}
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			c.Log.Debug("cannot check whether collections are gone", "database", db, "reason", err)
+			c.Log.Debug("cannot check whether collections are gone", "database", db, "error", err)
 		}
 		if ctx.Err() != nil {
 			return
@@ -300,7 +300,7 @@ func (c *Collections) MarkIrregularIDs(ctx context.Context, uuid [16]byte) error
 		if o.UUID == uuid {
 			c.Log.Info("the times in the ids of a collection differ from the commits by more than a day, so they are "+
 				"not used; if the stream's history is lost, every envelope without a ts is delivered again",
-				"collection", o.NS(), "advice", "insert ts: Timestamp(0,0)")
+				"collection", o.NS(), "fix", "insert ts: Timestamp(0,0)")
 		}
 	}
 	return nil

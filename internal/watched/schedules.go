@@ -173,7 +173,7 @@ func (s *Schedules) Run(ctx context.Context) error {
 			err = s.forgetEmpty(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			s.Log.Debug("cannot update the list of outboxes with scheduled envelopes", "reason", err)
+			s.Log.Debug("cannot update the list of outboxes with scheduled envelopes", "error", err)
 		}
 	}
 	return nil

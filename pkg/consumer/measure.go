@@ -126,7 +126,7 @@ const gaugeInterval = 3 * time.Second
 
 // reportGauges reports the age of the oldest unfinished message of each partition until the
 // generation ends. It also reports the lag of partitions that are not fetched. Otherwise the
-// growing lag of a blocked partition would stay invisible.
+// growing lag of a stopped partition would stay invisible.
 func (s *session) reportGauges() {
 	for retry.Sleep(s.serveCtx, gaugeInterval) == nil {
 		s.c.health.beat()

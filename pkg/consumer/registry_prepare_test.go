@@ -77,6 +77,7 @@ func TestABatchHasItsSize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var largest atomic.Int64
 	const n = 60
 	done := make(chan struct{}, n)
@@ -90,6 +91,7 @@ func TestABatchHasItsSize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(newMessages(1, n)...)
 	k.start(c)
 	for range n {

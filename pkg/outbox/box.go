@@ -148,6 +148,6 @@ func (b *Box) warnWeakConcern(ctx context.Context, sess *mongo.Session) {
 		b.log.WarnContext(ctx, "transactions commit with a write concern below majority",
 			"collection", b.coll.Database().Name()+"."+b.coll.Name(), "w", w,
 			"effect", "an acknowledged event can be rolled back, and a single-member set delivers it late",
-			"advice", "use Box.Transaction, or set w=majority in the URI or in the options of the transaction")
+			"fix", "use Box.Transaction, or set w=majority in the URI or in the options of the transaction")
 	})
 }

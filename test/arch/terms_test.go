@@ -3,6 +3,7 @@ package arch
 import (
 	"io/fs"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -12,10 +13,94 @@ import (
 // use.
 var oneTerm = map[string]string{"take" + "-over": "takeover", "time" + "-out": "timeout"}
 
+// oneMeaning lists the words that had several meanings, or were one of several words for one thing. Each row says what to
+// write instead, and the beginnings of the paths that it applies to; none means all files of the module.
+var oneMeaning = []struct {
+	word    string // a regular expression
+	instead string
+	in      []string
+}{
+	// An event is what a service appends. The entries about owners, nodes and operators are the audit log.
+	{`[Ee]vents log|audit log|outrelay audit|/api/v1/audit|/api/v1/audit/trim|audit_trimmed`, "audit log", nil},
+	{`Collection\("events"\)`, `Collection("audit")`, []string{"cmd/", "internal/", "test/"}},
+
+	// Blocked is the state of an event behind an earlier one of its key. A topic is unwritable.
+	{`blocked_targets|UnwritableRecords|[Bb]locked (topic|target)|"?blocked"? topics`, "unwritable", nil},
+
+	// A lane is one of the 16 parts of a partition in a consumer.
+	{`kafka\.lanes|"lanes"`, "kafka.requests_per_broker", nil},
+	{`\b[Ll]anes\b`, "requests_per_broker", []string{"internal/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/helm/outrelay/values.yaml"}},
+
+	// A watermark is the first offset of a lane that a consumer has not handled. The relay has a position.
+	{`(?i)watermark`, "position", []string{
+		"internal/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/term/",
+		"internal/metrics/metrics.go", "docs/operations.md",
+	}},
+
+	// A dead letter is requeued; a replay sends delivered events again.
+	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/admin/", "internal/letters/", "internal/requeues/", "internal/httpapi/", "internal/opspage/", "docs/"}},
+
+	// To adopt is to continue at the position of another publisher.
+	{`recover --accept-copy|recover/adopt|adopts? (the )?copied state|state is adopted`, "accept-copy", nil},
+
+	// Pending counts what the relay has not read yet. What it could not send waits.
+	{`PendingTopic\b|/api/v1/pending`, "waiting topics", nil},
+
+	// A watcher is a name that processes share. What status shows are its slots.
+	{`admin\.Watcher\b|\[\]Watcher\b`, "SlotStatus", nil},
+
+	// A node without a heartbeat is stale.
+	{`silent_node|\(silent\)|✕ silent`, "stale", nil},
+
+	// Log lines have one key for the cause and one for the fix.
+	{`\.(Debug|Info|Warn|Error)\(.*"(advice|hint|cause|err)", `, `"fix" and "error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
+	{`\.(Debug|Info|Warn|Error)\(.*"reason", err\b`, `"error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
+}
+
+// oldTexts are texts that name what something was called before, or hold the words of this test.
+var oldTexts = []string{"CHANGELOG.md", "test/arch/terms_test.go"}
+
 func TestATermHasOneSpelling(t *testing.T) {
 	t.Parallel()
+	forEachText(t, func(path, text string) {
+		for other, term := range oneTerm {
+			if strings.Contains(strings.ToLower(text), other) {
+				t.Errorf("%s contains %q: write %q", path, other, term)
+			}
+		}
+	})
+}
+
+func TestAWordHasOneMeaning(t *testing.T) {
+	t.Parallel()
+	words := make([]*regexp.Regexp, len(oneMeaning))
+	for i, row := range oneMeaning {
+		words[i] = regexp.MustCompile(row.word)
+	}
+
+	forEachText(t, func(path, text string) {
+		if slices.Contains(oldTexts, path) {
+			return
+		}
+		for i, row := range oneMeaning {
+			applies := len(row.in) == 0 || slices.ContainsFunc(row.in, func(prefix string) bool { return strings.HasPrefix(path, prefix) })
+			// Test data of other programs has words of its own.
+			if !applies || strings.HasSuffix(path, "_test.go") && len(row.in) > 0 {
+				continue
+			}
+			for _, at := range words[i].FindAllStringIndex(text, -1) {
+				line := 1 + strings.Count(text[:at[0]], "\n")
+				t.Errorf("%s:%d contains %q: write %s", path, line, text[at[0]:at[1]], row.instead)
+			}
+		}
+	})
+}
+
+// forEachText calls read for each text file of the module, with its path from the root.
+func forEachText(t *testing.T, read func(path, text string)) {
+	t.Helper()
 	root := os.DirFS("../..")
-	read := 0
+	files := 0
 
 	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -27,19 +112,15 @@ func TestATermHasOneSpelling(t *testing.T) {
 			return nil
 		}
 
-		read++
+		files++
 		text, err := fs.ReadFile(root, path)
-		for other, term := range oneTerm {
-			if strings.Contains(strings.ToLower(string(text)), other) {
-				t.Errorf("%s contains %q: write %q", path, other, term)
-			}
-		}
+		read(path, string(text))
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if read < 1000 {
-		t.Errorf("read %d files, want all files of the module", read)
+	if files < 1000 {
+		t.Errorf("read %d files, want all files of the module", files)
 	}
 }

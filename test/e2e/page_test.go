@@ -265,7 +265,7 @@ func testDeadLetters(s *scene, b *tab) {
 	b.waitForText(fmt.Sprintf("%d dead letters are sent at once", forbidden))
 	b.checkAccessibility("confirmation")
 	b.takeScreenshot("dead-requeue-confirm")
-	if s.countLetters(bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
+	if s.countLetters(bson.D{{Key: "requeued", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
 		b.t.Error("something was requeued before it was confirmed")
 	}
 	b.clickButton("Requeue 120")
@@ -490,7 +490,7 @@ func testHostileText(s *scene, b *tab) {
 		{Key: "payload", Value: hostile},
 		{Key: "dueAt", Value: now.Add(time.Hour)},
 	})
-	if _, err := s.state.Collection("events").InsertOne(b.t.Context(), bson.D{
+	if _, err := s.state.Collection("audit").InsertOne(b.t.Context(), bson.D{
 		{Key: "at", Value: now},
 		{Key: "kind", Value: "kind" + hostile},
 		{Key: "watcher", Value: "orders" + hostile},

@@ -162,15 +162,15 @@ func (z *zombie) beforeKill(t *testing.T) {
 
 func (z *zombie) afterKill(t *testing.T) {
 	t.Helper()
-	z.s.WaitForStatus("a blocked target", func(st kit.Status) bool { return len(st.Blocked) > 0 })
+	z.s.WaitForStatus("an unwritable target", func(st kit.Status) bool { return len(st.Unwritable) > 0 })
 	z.owner.Freeze()
 }
 
 func (z *zombie) afterOwnersLost(t *testing.T, _ int) {
 	t.Helper()
 	z.standby.WaitTookOver()
-	z.s.WaitForStatus("a blocked target of the successor", func(st kit.Status) bool {
-		return st.Node == z.standby.Node && len(st.Blocked) > 0
+	z.s.WaitForStatus("an unwritable target of the successor", func(st kit.Status) bool {
+		return st.Node == z.standby.Node && len(st.Unwritable) > 0
 	})
 }
 
@@ -179,7 +179,7 @@ func (z *zombie) brokerReturns(t *testing.T, _ *devstack.Stack, _ *devstack.Memb
 	z.owner.Continue()
 	z.owner.WaitForLog("lease lost")
 	z.topics.WaitDistinct(z.s.Ledger.CountCommitted())
-	z.s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 })
+	z.s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Unwritable) == 0 })
 	z.owner.Kill()
 	z.owner = z.standby
 }
@@ -248,7 +248,7 @@ func (m *mixed) afterKill(t *testing.T) {
 func (m *mixed) waitSickParked(what string) {
 	m.s.WaitForStatus(what, func(st kit.Status) bool {
 		parked := 0
-		for _, b := range st.Blocked {
+		for _, b := range st.Unwritable {
 			if b.Parked {
 				parked++
 			}

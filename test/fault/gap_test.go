@@ -66,8 +66,8 @@ func TestLostHistoryIsSwept(t *testing.T) {
 		t.Errorf("the watcher document still has the gap %s", gap)
 	}
 	for _, kind := range []string{"gap_found", "gap_closed"} {
-		if c, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: kind}}); err != nil || c == 0 {
-			t.Errorf("the events log has no %s (%v)", kind, err)
+		if c, err := s.State.Collection("audit").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: kind}}); err != nil || c == 0 {
+			t.Errorf("the audit log has no %s (%v)", kind, err)
 		}
 	}
 	_, body := second.Get("/metrics")
@@ -371,7 +371,7 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 	rollOverOplog(t, s, bson.Timestamp{T: end, I: i})
 	mustSucceed(t, broker.Resume())
 	stacktest.Eventually(t, "two closed gaps", func() bool {
-		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
+		n, err := s.State.Collection("audit").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
 		return err == nil && n == 2
 	})
 

@@ -196,7 +196,7 @@ func checkAttempts(t *testing.T, s *kit.Scene) {
 // envelope is written to, not even one without a server timestamp, for ids of any kind.
 func TestRecordedWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	for _, recording := range []string{"watermark", "mark", "delete"}[:chooseRounds(2, 3)] {
+	for _, recording := range []string{"position", "mark", "delete"}[:chooseRounds(2, 3)] {
 		t.Run(recording, func(t *testing.T) {
 			t.Parallel()
 			s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"recording": recording})})
@@ -238,7 +238,7 @@ func checkRecorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording str
 		return
 	case "mark":
 		stacktest.Eventually(t, "everything is marked", func() bool { return s.CountOutbox(unmarked) == 0 })
-	case "watermark":
+	case "position":
 		written := bson.D{{Key: "aggregateid", Value: bson.Regex{Pattern: "^foreign"}}, {Key: "$or", Value: bson.A{
 			bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}, bson.D{{Key: "ts", Value: bson.D{{Key: "$ne", Value: nil}}}},
 		}}}
@@ -401,7 +401,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	}
 
 	t.Logf("%d letters requeued, %d deliveries again, %d wrong", letters, again, wrong)
-	if left, err := dead.CountDocuments(t.Context(), bson.D{{Key: "replayed", Value: nil}}); wrong > 0 {
+	if left, err := dead.CountDocuments(t.Context(), bson.D{{Key: "requeued", Value: nil}}); wrong > 0 {
 		n, _ := dead.CountDocuments(t.Context(), bson.D{})
 		t.Logf("%d of %d letters were not requeued, %v", left, n, err)
 	}

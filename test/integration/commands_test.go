@@ -27,7 +27,7 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	s.CheckDelivery(topics)
 	history.WaitFor("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
 	st := s.ReadStatus()
-	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch < 1 || len(st.Blocked) != 0 {
+	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch < 1 || len(st.Unwritable) != 0 {
 		t.Errorf("status of a live relay: %+v", st)
 	}
 
@@ -98,7 +98,7 @@ func TestExitCodes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad.yaml")
-	if err := os.WriteFile(bad, []byte("watch: [shop.outbox]\nmongodb: {uri: \"mongodb://u:secret@localhost/?replicaSet=r\"}\nkafka: {brokers: [a:1], lines: 2}\nlease: {ttl: 1s, renew: 5s}\n"), 0o600); err != nil {
+	if err := os.WriteFile(bad, []byte("watch: [shop.outbox]\nmongodb: {uri: \"mongodb://u:secret@localhost/?replicaSet=r\"}\nkafka: {brokers: [a:1], requests_per_brokr: 2}\nlease: {ttl: 1s, renew: 5s}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 
@@ -108,8 +108,8 @@ func TestExitCodes(t *testing.T) {
 		code int
 		says []string
 	}{
-		{"every problem at once", []string{"validate", "--config", bad}, 1, []string{"kafka.lines", "lanes", "lease"}},
-		{"a wrong file", []string{"run", "--config", bad}, 1, []string{"kafka.lines"}},
+		{"every problem at once", []string{"validate", "--config", bad}, 1, []string{"kafka.requests_per_brokr", "requests_per_broker", "lease"}},
+		{"a wrong file", []string{"run", "--config", bad}, 1, []string{"kafka.requests_per_brokr"}},
 		{"no file", []string{"run", "--config", filepath.Join(dir, "none.yaml")}, 1, []string{"none.yaml"}},
 		{"an unknown command", []string{"fly"}, 1, []string{"fly"}},
 		{"an unknown flag", []string{"run", "--fly"}, 1, []string{"--fly"}},

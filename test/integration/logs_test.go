@@ -156,9 +156,9 @@ func TestALastingProblemIsLoggedOnce(t *testing.T) {
 
 	logs := watchLogs(t, owner, standby)
 	send("missing", 100, 110)
-	s.WaitForStatus("the topic is parked", func(st kit.Status) bool { return len(st.Blocked) == 1 && st.Blocked[0].Count >= 10 })
+	s.WaitForStatus("the topic is parked", func(st kit.Status) bool { return len(st.Unwritable) == 1 && st.Unwritable[0].Count >= 10 })
 	send("missing", 110, 130)
-	s.WaitForStatus("later envelopes wait as well", func(st kit.Status) bool { return len(st.Blocked) == 1 && st.Blocked[0].Count >= 30 })
+	s.WaitForStatus("later envelopes wait as well", func(st kit.Status) bool { return len(st.Unwritable) == 1 && st.Unwritable[0].Count >= 30 })
 	logs.checkEachOnce("a missing topic", 3)
 	stacktest.CreateTopicOn(t, stack.Brokers(), s.TopicOf("missing"), 1, 1)
 	s.CheckDelivery(s.ReadTopics("order", "missing"))

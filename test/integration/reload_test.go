@@ -13,7 +13,7 @@ import (
 )
 
 // SIGHUP makes a relay reload its file. A new log level applies at once. Another changed key is logged and
-// applies at the next start; for the login to MongoDB, the log states what that means. An invalid file changes nothing. All three are counted and are in the events log,
+// applies at the next start; for the login to MongoDB, the log states what that means. An invalid file changes nothing. All three are counted and are in the audit log,
 // and the relay continues to deliver.
 func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	t.Parallel()
@@ -75,7 +75,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	s.StartLoad(kit.Load{Events: 20}).WaitDone()
 	s.CheckDelivery(topics)
 	stacktest.Eventually(t, "three entries", func() bool {
-		_, out, _ := s.RunCommand("events", "--json", "--kind", "config_reloaded,config_refused")
+		_, out, _ := s.RunCommand("audit", "--json", "--kind", "config_reloaded,config_refused")
 		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_refused"`) == 1
 	})
 

@@ -336,7 +336,7 @@ func TestMissingTopic(t *testing.T) {
 
 	s.AppendEvents(s.Outbox(), missing[:10]...)
 	s.WaitForStatus("the missing topic", func(st kit.Status) bool {
-		b := st.Blocked
+		b := st.Unwritable
 		return len(b) == 1 && b[0].Topic == s.TopicOf("missing") && b[0].Reason != "" && b[0].Count == 10
 	})
 
@@ -354,7 +354,7 @@ func TestMissingTopic(t *testing.T) {
 	s.AppendEvents(s.Outbox(), missing[20:]...)
 	stacktest.CreateTopic(t, s.TopicOf("missing"), 3)
 	s.CheckDelivery(s.ReadTopics("order", "missing"))
-	s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 && st.State == "live" })
+	s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Unwritable) == 0 && st.State == "live" })
 }
 
 // The first start: with the backlog, without it, or from a time on.

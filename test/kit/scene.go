@@ -263,7 +263,7 @@ type Status struct {
 	Owner, Node, State, Reason string
 	Epoch                      int64
 	Unresolved                 int
-	Blocked                    []struct {
+	Unwritable                 []struct {
 		Topic, Reason string
 		Count         int
 		Parked        bool
@@ -273,12 +273,12 @@ type Status struct {
 // ReadStatus runs `outrelay status --json`. The scene must have one slot.
 func (s *Scene) ReadStatus() Status {
 	s.tb.Helper()
-	var all struct{ Watchers []Status }
+	var all struct{ Slots []Status }
 	s.readStatusJSON(&all)
-	if len(all.Watchers) != 1 {
-		s.tb.Fatalf("status --json: %d watchers, want 1", len(all.Watchers))
+	if len(all.Slots) != 1 {
+		s.tb.Fatalf("status --json: %d slots, want 1", len(all.Slots))
 	}
-	return all.Watchers[0]
+	return all.Slots[0]
 }
 
 // unavailable is the exit code of a command that may succeed later.

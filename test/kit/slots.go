@@ -19,12 +19,12 @@ func (s *Scene) RunCrashing(at string, args ...string) *Process {
 func (s *Scene) ReadSlots() map[string]string {
 	s.tb.Helper()
 	var all struct {
-		Watchers []struct{ Slot, Owner, Node, State string }
+		Slots []struct{ Slot, Owner, Node, State string }
 	}
 	s.readStatusJSON(&all)
 
 	nodes := map[string]string{}
-	for _, w := range all.Watchers {
+	for _, w := range all.Slots {
 		nodes[w.Slot] = ""
 		if w.Owner != "" && w.State != "no-owner" && w.State != "paused" {
 			nodes[w.Slot] = w.Node

@@ -127,7 +127,7 @@ var sections = []section{
 			Name: "outrelay_publish_latency_seconds", Unit: "s",
 			Help:   "Time from the commit in MongoDB to the ack of Kafka, for each record.",
 			Detail: "With exemplars.",
-			Advice: "Grows with the load: check budget, brokers, `lanes`",
+			Advice: "Grows with the load: check budget, brokers, `kafka.requests_per_broker`",
 		},
 		{
 			Name: "outrelay_read_total", Unit: "envelopes",
@@ -162,12 +162,12 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_ticket_window", Unit: "events",
-			Help:   "Events between the watermark and the newest event that was read.",
+			Help:   "Events between the resolved position and the newest event that was read.",
 			Advice: "At the maximum, reading waits: one target is slow",
 		},
 		{
 			Name: "outrelay_ticket_window_max", Unit: "events",
-			Help:   "Events above the watermark at which reading waits, `limits.tickets`.",
+			Help:   "Events after the resolved position at which reading waits, `limits.tickets`.",
 			Detail: "Divided in the same way.",
 		},
 		{
@@ -184,7 +184,7 @@ var sections = []section{
 		{
 			Name: "outrelay_gaps_total", Labels: []string{"reason"}, Unit: "gaps",
 			Help:   "Gaps: ranges of the stream that can no longer be read.",
-			Advice: "The relay sweeps; see `outrelay events`",
+			Advice: "The relay sweeps; see `outrelay audit`",
 		},
 	}},
 	{title: "Ownership", metrics: []Metric{
@@ -258,7 +258,7 @@ var sections = []section{
 			Advice: "`outrelay waiting summary`",
 		},
 		{
-			Name: "outrelay_blocked_targets", Labels: []string{"topic", "reason"}, Unit: "records",
+			Name: "outrelay_unwritable_records", Labels: []string{"topic", "reason"}, Unit: "records",
 			Help:   "Records that the sink holds for a topic, by reason.",
 			Detail: "`missing`, `forbidden`, `no_leader`, `quarantined`, `refused`, `unreachable`, `adopting`, `throttled`. Above 100 topics, the sum of the others is `other`.",
 			Advice: "Create the topic, grant the right, or bring the leader back",
@@ -277,13 +277,13 @@ var sections = []section{
 	{title: "Collections", metrics: []Metric{
 		{
 			Name: "outrelay_pending_envelopes", Labels: []string{"collection"}, Unit: "envelopes",
-			Help:   "Envelopes with a stamp after the watermark.",
+			Help:   "Envelopes after the position.",
 			Detail: "Envelopes of long transactions may be missing for a while.",
 			Advice: "Grows while the lag grows",
 		},
 		{
 			Name: "outrelay_oldest_pending_seconds", Labels: []string{"collection"}, Unit: "s",
-			Help:   "Time since the oldest envelope after the watermark was written; 0 if there is none.",
+			Help:   "Time since the oldest envelope after the position was written; 0 if there is none.",
 			Detail: "To the second.",
 			Advice: "For a stopped owner. Unlike the lag, it includes events that the stream has not delivered yet",
 		},

@@ -7,11 +7,11 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 
-// EventKinds returns the kinds of the entries that nodes and operators write, sorted. The entries about Kafka have other
+// AuditKinds returns the kinds of the entries that nodes and operators write, sorted. The entries about Kafka have other
 // kinds, which begin with kafka_.
-func EventKinds() []string {
+func AuditKinds() []string {
 	kinds := []string{
-		"adopted", "cleared", "clearing", "collection_released", "events_trimmed", "inbox_purged", "inbox_released",
+		"copy_accepted", "cleared", "clearing", "collection_released", "audit_trimmed", "inbox_purged", "inbox_released",
 		"indexes_repaired", "migrated", "node_released", "node_removed", "payload_shown", "pinned", "position_adopted", "purged",
 		"recover_ordered", "event_skipped", "replay_cancelled", "replay_ordered", "replay_queued", "replay_resumed", "resliced",
 		"rows_imported", "scheduled_cancelled", "scheduled_moved", "watcher_removed", "watcher_removing",
@@ -27,7 +27,7 @@ func EventKinds() []string {
 	return slices.Compact(kinds)
 }
 
-// IsEventKind reports whether entries of the events log may have this kind.
-func IsEventKind(kind string) bool {
-	return strings.HasPrefix(kind, "kafka_") || slices.Contains(EventKinds(), kind)
+// IsAuditKind reports whether entries of the audit log may have this kind.
+func IsAuditKind(kind string) bool {
+	return strings.HasPrefix(kind, "kafka_") || slices.Contains(AuditKinds(), kind)
 }

@@ -20,18 +20,18 @@ func TestEventsCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	d.runCommand(nil, exitOK, "pause")
-	log := nodes.NewEvents(d.state.Collection("events"), "other", "far")
+	log := nodes.NewAuditLog(d.state.Collection("audit"), "other", "far")
 	if err := log.Append(t.Context(), nodes.GapFound, bson.D{{Key: "reason", Value: "two words"}, {Key: "code", Value: int32(286)}, {Key: "at", Value: bson.D{{Key: "t", Value: int32(1)}}}}); err != nil {
 		t.Fatal(err)
 	}
 
-	var page admin.EventPage
-	d.runCommand(&page, exitOK, "events")
-	if page.Total != 4 || page.Events[0].Kind != "gap_found" || page.Events[3].Kind != "node_started" {
+	var page admin.AuditPage
+	d.runCommand(&page, exitOK, "audit")
+	if page.Total != 4 || page.Entries[0].Kind != "gap_found" || page.Entries[3].Kind != "node_started" {
 		t.Errorf("unexpected result %+v", page)
 	}
 
-	text := d.runCommand(nil, exitOK, "events")
+	text := d.runCommand(nil, exitOK, "audit")
 	expectTexts(t, text, `code=286 reason="two words"`, "node_started", "4 of 4 entries")
 	if strings.Index(text, "node_started") > strings.Index(text, "gap_found") {
 		t.Errorf("the entries are not in chronological order:\n%s", text)
@@ -48,9 +48,9 @@ func TestEventsCommands(t *testing.T) {
 		{[]string{"--from", "1h", "--kind", "paused"}, []string{"paused"}},
 		{[]string{"--to", "1h"}, nil},
 	} {
-		d.runCommand(&page, exitOK, append([]string{"events"}, c.args...)...)
+		d.runCommand(&page, exitOK, append([]string{"audit"}, c.args...)...)
 		var got []string
-		for _, e := range page.Events {
+		for _, e := range page.Entries {
 			got = append(got, e.Kind)
 		}
 		if !slices.Equal(got, c.want) {
@@ -58,44 +58,44 @@ func TestEventsCommands(t *testing.T) {
 		}
 	}
 
-	d.runCommand(&page, exitOK, "events", "--limit", "3")
-	var rest admin.EventPage
-	d.runCommand(&rest, exitOK, "events", "--limit", "3", "--after", page.Next)
-	if len(page.Events) != 3 || len(rest.Events) != 1 || rest.Total != 4 {
+	d.runCommand(&page, exitOK, "audit", "--limit", "3")
+	var rest admin.AuditPage
+	d.runCommand(&rest, exitOK, "audit", "--limit", "3", "--after", page.Next)
+	if len(page.Entries) != 3 || len(rest.Entries) != 1 || rest.Total != 4 {
 		t.Errorf("unexpected results %+v and %+v", page, rest)
 	}
 
-	d.runCommand(&page, exitOK, "events", "--kind", "paused")
-	if e := page.Events[0]; e.Source != "cli" || e.Actor == "" {
+	d.runCommand(&page, exitOK, "audit", "--kind", "paused")
+	if e := page.Entries[0]; e.Source != "cli" || e.Actor == "" {
 		t.Errorf("unexpected result %+v", e)
 	}
 
-	d.runCommand(&page, exitOK, "events", "--actor", firstEvent(page).Actor)
+	d.runCommand(&page, exitOK, "audit", "--actor", firstEntry(page).Actor)
 	if page.Total != 1 {
 		t.Errorf("unexpected result %+v", page)
 	}
 
 	for _, args := range [][]string{{"--limit", "0"}, {"--limit", "1001"}, {"--from", "soon"}, {"--after", "x"}, {"--follow", "--to", "1h"}, {"trim"}} {
-		d.runCommand(nil, exitConfig, append([]string{"events"}, args...)...)
+		d.runCommand(nil, exitConfig, append([]string{"audit"}, args...)...)
 	}
 
-	var trimmed trimmedEvents
-	d.runCommand(&trimmed, exitOK, "events", "trim", "--keep", "2", "--dry-run")
+	var trimmed trimmedAudit
+	d.runCommand(&trimmed, exitOK, "audit", "trim", "--keep", "2", "--dry-run")
 	if trimmed.Removed != 2 || !trimmed.DryRun {
 		t.Errorf("unexpected result %+v", trimmed)
 	}
 
-	d.runCommand(&trimmed, exitOK, "events", "trim", "--keep", "2", "--yes")
-	d.runCommand(&page, exitOK, "events")
+	d.runCommand(&trimmed, exitOK, "audit", "trim", "--keep", "2", "--yes")
+	d.runCommand(&page, exitOK, "audit")
 	// The trim adds an entry.
-	if trimmed.Removed != 2 || page.Total != 3 || page.Events[0].Kind != "events_trimmed" {
+	if trimmed.Removed != 2 || page.Total != 3 || page.Entries[0].Kind != "audit_trimmed" {
 		t.Errorf("unexpected results %+v and %+v", trimmed, page)
 	}
 
-	expectTexts(t, d.runCommand(nil, exitOK, "events", "trim", "--keep", "100"), "removed 0 entries")
+	expectTexts(t, d.runCommand(nil, exitOK, "audit", "trim", "--keep", "100"), "removed 0 entries")
 }
 
-func firstEvent(p admin.EventPage) admin.LogEvent { return p.Events[0] }
+func firstEntry(p admin.AuditPage) admin.AuditEntry { return p.Entries[0] }
 
 // textBuffer is a writer that a test can wait for.
 type textBuffer struct {
@@ -158,8 +158,8 @@ func (d *deployment) startCommand(args ...string) (out, errOut *textBuffer, end 
 func TestEventsAreFollowed(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	out, _, end := d.startCommand("events", "--follow", "--json")
-	people, _, endPeople := d.startCommand("events", "--follow", "--kind", "paused")
+	out, _, end := d.startCommand("audit", "--follow", "--json")
+	people, _, endPeople := d.startCommand("audit", "--follow", "--kind", "paused")
 	out.waitForText(t, "node_started", 2)
 	d.runCommand(nil, exitOK, "pause")
 	out.waitForText(t, `"kind":"paused"`, 1)
@@ -169,7 +169,7 @@ func TestEventsAreFollowed(t *testing.T) {
 	d.runCommand(nil, exitOK, "pause")
 	all := out.waitForText(t, `"kind":"paused"`, 2)
 	for _, line := range strings.Split(strings.TrimSpace(all), "\n") {
-		var e admin.LogEvent
+		var e admin.AuditEntry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Errorf("%v: %q", err, line)
 		}

@@ -28,27 +28,27 @@ const (
 	followOverlap = 5 * time.Second
 )
 
-// eventFlags holds the flags that select entries of the events log.
-type eventFlags struct {
-	admin.EventFilter
+// auditFlags holds the flags that select entries of the audit log.
+type auditFlags struct {
+	admin.AuditFilter
 	limit  int
 	after  string
 	follow bool
 }
 
-func newEventsCommand(p *program) *cobra.Command {
-	f := &eventFlags{}
+func newAuditCommand(p *program) *cobra.Command {
+	f := &auditFlags{}
 	c := &cobra.Command{
-		Use:   "events",
-		Short: "Show the events log: takeovers, gaps, pauses, lost nodes, operator actions",
-		Long: `Show the latest entries of the events log of the state database, in chronological order. Times are
+		Use:   "audit",
+		Short: "Show the audit log: takeovers, gaps, pauses, lost nodes, operator actions",
+		Long: `Show the latest entries of the audit log of the state database, in chronological order. Times are
 the server's. The log holds at least the newest 10,000 entries of the last 30 days, without payloads.
 --watcher restricts it to one watcher.
 
 With --follow, also show new entries until Ctrl-C; together with --json, as one object per line.`,
-		Example: `  outrelay events --kind node_stale,lease_lost --from 24h
-  outrelay events --actor ann --json
-  outrelay events --follow`,
+		Example: `  outrelay audit --kind node_stale,lease_lost --from 24h
+  outrelay audit --actor ann --json
+  outrelay audit --follow`,
 		Args: noArgs,
 	}
 
@@ -69,7 +69,7 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		for _, kind := range f.Kinds {
-			if !admin.IsEventKind(kind) {
+			if !admin.IsAuditKind(kind) {
 				return unknownKindError(kind)
 			}
 		}
@@ -78,43 +78,43 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			if f.follow {
-				return a.followEvents(ctx, op, f)
+				return a.followAudit(ctx, op, f)
 			}
 
-			page, err := op.Events(ctx, f.EventFilter, f.limit, f.after)
+			page, err := op.Audit(ctx, f.AuditFilter, f.limit, f.after)
 			if err != nil {
 				return err
 			}
-			return a.printResult(page, func(w io.Writer) { writeEvents(w, page) })
+			return a.printResult(page, func(w io.Writer) { writeAuditPage(w, page) })
 		})
 	}
-	c.AddCommand(newEventsTrimCommand(p))
+	c.AddCommand(newAuditTrimCommand(p))
 	return c
 }
 
 // unknownKindError names the kind that was probably meant, or all kinds.
 func unknownKindError(kind string) error {
-	known := admin.EventKinds()
+	known := admin.AuditKinds()
 	if near := config.NearestName(kind, known); near != "" {
 		return fmt.Errorf("--kind: no entry is of kind %q; did you mean %s?", kind, near)
 	}
 	return fmt.Errorf("--kind: no entry is of kind %q; expected one of %s", kind, strings.Join(known, ", "))
 }
 
-func writeEvents(w io.Writer, page admin.EventPage) {
+func writeAuditPage(w io.Writer, page admin.AuditPage) {
 	if page.Total == 0 {
 		fmt.Fprintln(w, "no entry matches")
 		return
 	}
 
-	slices.Reverse(page.Events)
-	writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Events, func(e admin.LogEvent) cells {
+	slices.Reverse(page.Entries)
+	writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Entries, func(e admin.AuditEntry) cells {
 		return cells{formatLocal(&e.At), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields)}
 	})
 
 	// countNoun supports only plurals with an s.
 	total := strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1)
-	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Events))), total)
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Entries))), total)
 	if page.Next != "" {
 		fmt.Fprintf(w, "older entries: --after %s\n", page.Next)
 	}
@@ -150,10 +150,10 @@ func formatFields(raw json.RawMessage) string {
 	return strings.Join(parts, " ")
 }
 
-// followEvents writes the latest entries, and then each new entry once, until ctx ends. Errors of later
+// followAudit writes the latest entries, and then each new entry once, until ctx ends. Errors of later
 // reads are printed, and the read is repeated.
-func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f *eventFlags) error {
-	page, err := op.Events(ctx, f.EventFilter, f.limit, "")
+func (a *operatorCommand) followAudit(ctx context.Context, op admin.Operator, f *auditFlags) error {
+	page, err := op.Audit(ctx, f.AuditFilter, f.limit, "")
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 	// Consecutive reads overlap, because entries of several nodes do not arrive in the order of their times.
 	written := map[string]time.Time{} // times of the latest entries, by id
 	var last time.Time
-	writeNew := func(list []admin.LogEvent) error {
+	writeNew := func(list []admin.AuditEntry) error {
 		for _, e := range slices.Backward(list) {
 			if _, ok := written[e.ID]; ok {
 				continue
@@ -170,7 +170,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 			if e.At.After(last) {
 				last = e.At
 			}
-			if err := a.writeEvent(e); err != nil {
+			if err := a.writeAuditEntry(e); err != nil {
 				return err
 			}
 		}
@@ -179,7 +179,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 		maps.DeleteFunc(written, func(_ string, at time.Time) bool { return at.Before(last.Add(-2 * followOverlap)) })
 		return nil
 	}
-	if err := writeNew(page.Events); err != nil {
+	if err := writeNew(page.Entries); err != nil {
 		return err
 	}
 
@@ -192,12 +192,12 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 		case <-tick.C:
 		}
 
-		list, err := readEventsSince(ctx, op, f.EventFilter, last)
+		list, err := readAuditSince(ctx, op, f.AuditFilter, last)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			fmt.Fprintln(a.p.errOut, sanitizeLine("reading the events log: "+err.Error()+"; trying again"))
+			fmt.Fprintln(a.p.errOut, sanitizeLine("reading the audit log: "+err.Error()+"; trying again"))
 			continue
 		}
 		if err := writeNew(list); err != nil {
@@ -206,28 +206,28 @@ func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f
 	}
 }
 
-// readEventsSince returns the entries since followOverlap before last, the newest first.
-func readEventsSince(ctx context.Context, op admin.Operator, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
+// readAuditSince returns the entries since followOverlap before last, the newest first.
+func readAuditSince(ctx context.Context, op admin.Operator, f admin.AuditFilter, last time.Time) ([]admin.AuditEntry, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 
 	if !last.IsZero() {
 		f.From = last.Add(-followOverlap)
 	}
-	var all []admin.LogEvent
+	var all []admin.AuditEntry
 	for after := ""; ; {
-		page, err := op.Events(ctx, f, admin.MaxPage, after)
+		page, err := op.Audit(ctx, f, admin.MaxPage, after)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, page.Events...)
+		all = append(all, page.Entries...)
 		if after = page.Next; after == "" {
 			return all, nil
 		}
 	}
 }
 
-func (a *operatorCommand) writeEvent(e admin.LogEvent) error {
+func (a *operatorCommand) writeAuditEntry(e admin.AuditEntry) error {
 	if a.json {
 		return json.NewEncoder(a.p.out).Encode(e)
 	}
@@ -236,18 +236,18 @@ func (a *operatorCommand) writeEvent(e admin.LogEvent) error {
 	return err
 }
 
-// trimmedEvents is the output of `outrelay events trim --json`.
-type trimmedEvents struct {
+// trimmedAudit is the output of `outrelay audit trim --json`.
+type trimmedAudit struct {
 	DryRun  bool  `json:"dry_run"`
 	Removed int64 `json:"removed"`
 }
 
-func newEventsTrimCommand(p *program) *cobra.Command {
+func newAuditTrimCommand(p *program) *cobra.Command {
 	var keep int
 	c := &cobra.Command{
 		Use:   "trim --keep N",
-		Short: "Remove the oldest entries of the events log",
-		Long: `Remove all entries of the events log except the newest N, for all watchers. Once an hour, a relay
+		Short: "Remove the oldest entries of the audit log",
+		Long: `Remove all entries of the audit log except the newest N, for all watchers. Once an hour, a relay
 removes all but the newest 10,000, and the server removes entries after 30 days.`,
 		Args: noArgs,
 	}
@@ -266,18 +266,18 @@ removes all but the newest 10,000, and the server removes entries after 30 days.
 // trimEvents counts the entries, asks for confirmation and removes them.
 func (a *operatorCommand) trimEvents(ctx context.Context, op admin.Operator, keep int) error {
 	// One entry is enough: only the total counts.
-	page, err := op.Events(ctx, admin.EventFilter{}, 1, "")
+	page, err := op.Audit(ctx, admin.AuditFilter{}, 1, "")
 	if err != nil {
 		return err
 	}
 
-	out := trimmedEvents{DryRun: a.dryRun, Removed: max(page.Total-int64(keep), 0)}
+	out := trimmedAudit{DryRun: a.dryRun, Removed: max(page.Total-int64(keep), 0)}
 	if !a.dryRun && out.Removed > 0 {
-		action := fmt.Sprintf("remove the oldest %s entries of the events log", formatThousands(out.Removed))
+		action := fmt.Sprintf("remove the oldest %s entries of the audit log", formatThousands(out.Removed))
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
-		if out.Removed, err = op.EventsTrim(ctx, keep); err != nil {
+		if out.Removed, err = op.TrimAudit(ctx, keep); err != nil {
 			return err
 		}
 	}

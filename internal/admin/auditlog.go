@@ -13,9 +13,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// EventFilter selects entries of the events log. An entry matches if it fulfills all conditions
+// AuditFilter selects entries of the audit log. An entry matches if it fulfills all conditions
 // that are set.
-type EventFilter struct {
+type AuditFilter struct {
 	ID      string    // of one entry
 	Watcher string    // "" means all watchers of the state database
 	Node    string    `query:"node" maxLength:"200"`
@@ -25,8 +25,8 @@ type EventFilter struct {
 	To      time.Time `query:"to" doc:"Before this time."`
 }
 
-// LogEvent is one entry of the events log.
-type LogEvent struct {
+// AuditEntry is one entry of the audit log.
+type AuditEntry struct {
 	ID      string          `json:"id"`
 	At      time.Time       `json:"at"` // server time
 	Kind    string          `json:"kind"`
@@ -37,20 +37,20 @@ type LogEvent struct {
 	Fields  json.RawMessage `json:"fields"` // relaxed Extended JSON
 }
 
-// EventPage is a page of the log, newest first.
-type EventPage struct {
-	Events []LogEvent `json:"events"`
-	Total  int64      `json:"total"` // number of matching entries on all pages
-	Next   string     `json:"next,omitempty"`
+// AuditPage is a page of the log, newest first.
+type AuditPage struct {
+	Entries []AuditEntry `json:"entries"`
+	Total   int64        `json:"total"` // number of matching entries on all pages
+	Next    string       `json:"next,omitempty"`
 }
 
-// eventPlace is the place of the last entry of a page.
-type eventPlace struct {
+// auditPlace is the place of the last entry of a page.
+type auditPlace struct {
 	At bson.DateTime `bson:"a"`
 	ID bson.ObjectID `bson:"i"`
 }
 
-func (f EventFilter) mongoFilter() bson.D {
+func (f AuditFilter) mongoFilter() bson.D {
 	filter := bson.D{}
 	if f.ID != "" {
 		// A text that is no id is the id of no entry.
@@ -76,28 +76,28 @@ func (f EventFilter) mongoFilter() bson.D {
 	return filter
 }
 
-// Events returns a page of the log. It counts all matching entries. The log has at most some ten
+// Audit returns a page of the log. It counts all matching entries. The log has at most some ten
 // thousand entries.
-func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after string) (EventPage, error) {
-	page := EventPage{Events: []LogEvent{}}
-	coll := mongodb.Majority(o.State.Collection("events"))
+func (o Operator) Audit(ctx context.Context, f AuditFilter, limit int, after string) (AuditPage, error) {
+	page := AuditPage{Entries: []AuditEntry{}}
+	coll := mongodb.Majority(o.State.Collection("audit"))
 	filter := f.mongoFilter()
 
 	total, err := coll.CountDocuments(ctx, filter)
 	if err != nil {
-		return page, wrapError("counting the events log", err)
+		return page, wrapError("counting the audit log", err)
 	}
 	page.Total = total
 
 	if after != "" {
-		var p eventPlace
+		var p auditPlace
 		if err := mongodb.ParseCursor(after, &p); err != nil {
 			return page, err
 		}
 		filter = bson.D{{Key: "$and", Value: bson.A{filter, afterPlace("at", p.At, p.ID)}}}
 	}
 	limit = pageSize(limit)
-	list, err := mongodb.FindAll[nodes.Event](ctx, coll, "reading the events log", filter, options.Find().
+	list, err := mongodb.FindAll[nodes.AuditEntry](ctx, coll, "reading the audit log", filter, options.Find().
 		SetSort(bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}).
 		SetLimit(int64(limit)))
 	if err != nil {
@@ -105,12 +105,12 @@ func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after st
 	}
 
 	for i := range list {
-		page.Events = append(page.Events, newLogEvent(&list[i]))
+		page.Entries = append(page.Entries, newAuditEntry(&list[i]))
 	}
 	// Another page may follow a full one.
 	if n := len(list); n == limit {
 		last := &list[n-1]
-		page.Next, err = mongodb.EncodeCursor(eventPlace{bson.NewDateTimeFromTime(last.At), last.ID})
+		page.Next, err = mongodb.EncodeCursor(auditPlace{bson.NewDateTimeFromTime(last.At), last.ID})
 	}
 	return page, err
 }
@@ -124,8 +124,8 @@ func afterPlace(field string, at bson.DateTime, id any) bson.D {
 	}}}
 }
 
-func newLogEvent(e *nodes.Event) LogEvent {
-	event := LogEvent{
+func newAuditEntry(e *nodes.AuditEntry) AuditEntry {
+	event := AuditEntry{
 		ID:      e.ID.Hex(),
 		At:      e.At.UTC(),
 		Kind:    string(e.Kind),
@@ -151,19 +151,19 @@ func toExtJSON(raw bson.Raw) json.RawMessage {
 	return out
 }
 
-// EventsTrim removes all entries except the newest, whose number is keep, and returns the number of
+// TrimAudit removes all entries except the newest, whose number is keep, and returns the number of
 // removed entries. It does nothing if keep is 0 or less. The entry about the trim itself is not
 // included in keep.
-func (o Operator) EventsTrim(ctx context.Context, keep int) (int64, error) {
+func (o Operator) TrimAudit(ctx context.Context, keep int) (int64, error) {
 	if keep <= 0 {
 		return 0, nil
 	}
 
-	removed, err := nodes.NewEvents(mongodb.Majority(o.State.Collection("events")), o.Watcher, "").Trim(ctx, int64(keep))
+	removed, err := nodes.NewAuditLog(mongodb.Majority(o.State.Collection("audit")), o.Watcher, "").Trim(ctx, int64(keep))
 	if err != nil || removed == 0 {
 		return 0, err
 	}
-	return removed, o.logAction(ctx, "events_trimmed", bson.D{
+	return removed, o.logAction(ctx, "audit_trimmed", bson.D{
 		{Key: "removed", Value: removed},
 		{Key: "kept", Value: keep},
 	})
