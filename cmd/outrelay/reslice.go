@@ -8,12 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/connect"
-	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/offline"
 )
 
 func newResliceCommand(p *program) *cobra.Command {
-	want := slots.ResliceOptions{}
+	want := offline.ResliceOptions{}
 	c := &cobra.Command{
 		Use:   "reslice",
 		Short: "Change the number of slots of a watcher",
@@ -57,7 +56,7 @@ outrelay resume.`,
 }
 
 // runReslice plans the division, asks for confirmation and performs it.
-func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOptions) error {
+func (a *operatorCommand) runReslice(ctx context.Context, want offline.ResliceOptions) error {
 	cfg, log, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
@@ -65,7 +64,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 
 	// The first call checks and plans. It reports a watcher that already has this number as done.
 	want.DryRun, want.Actor = true, a.actorName()
-	r, err := connect.RunReslice(ctx, cfg, log, want)
+	r, err := offline.Reslice(ctx, cfg, log, want)
 	if err != nil {
 		return explainError(ctx, cfg, err)
 	}
@@ -85,13 +84,13 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 			fmt.Fprintln(a.p.errOut, text)
 		}
 	}
-	if r, err = connect.RunReslice(ctx, cfg, log, want); err != nil {
+	if r, err = offline.Reslice(ctx, cfg, log, want); err != nil {
 		return explainError(ctx, cfg, err)
 	}
 	return a.printResult(r, func(w io.Writer) { writeReslice(w, r) })
 }
 
-func writeReslice(w io.Writer, r slots.ResliceReport) {
+func writeReslice(w io.Writer, r offline.ResliceReport) {
 	for _, s := range r.Slots {
 		owner, at := "no owner", "-"
 		if s.Owner != "" {
@@ -120,7 +119,7 @@ func writeReslice(w io.Writer, r slots.ResliceReport) {
 }
 
 // writeKeptOrders lists the pauses and pins of the new slots, and the pins that end.
-func writeKeptOrders(w io.Writer, r slots.ResliceReport) {
+func writeKeptOrders(w io.Writer, r offline.ResliceReport) {
 	for _, s := range r.New {
 		if s.Paused {
 			fmt.Fprintf(w, "%s/%s: stays paused\n", r.Watcher, s.Slot)

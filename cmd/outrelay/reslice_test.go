@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/offline"
 )
 
 // The parts that need no Kafka: the plan, its rejections, and a watcher that has never run. internal/process and
@@ -41,7 +41,7 @@ func TestResliceCommand(t *testing.T) {
 	}
 
 	set(bson.D{{Key: "gap", Value: nil}})
-	var r slots.ResliceReport
+	var r offline.ResliceReport
 	if g.runCommand(0, &r, "reslice", "--slots", "2", "--dry-run"); r.Done || !r.DryRun || r.From != 1 || r.To != 2 || len(r.Slots) != 1 || r.Slots[0].Position == nil {
 		t.Errorf("unexpected result %+v", r)
 	}
@@ -68,7 +68,7 @@ func TestResliceCommand(t *testing.T) {
 	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "1 of the newest 2 envelopes of "+ns+" have no field slot") || !strings.Contains(text, "--allow-undivided") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	r = slots.ResliceReport{}
+	r = offline.ResliceReport{}
 	if g.runCommand(0, &r, "reslice", "--slots", "2", "--dry-run", "--allow-undivided"); len(r.Undivided) != 1 || r.Undivided[0].Envelopes != 1 {
 		t.Errorf("unexpected result %+v", r)
 	}
@@ -78,7 +78,7 @@ func TestResliceCommand(t *testing.T) {
 	for i := range 8 {
 		g.insertDocument(box, bson.D{{Key: "_id", Value: i}, {Key: "slot", Value: 7}})
 	}
-	r = slots.ResliceReport{}
+	r = offline.ResliceReport{}
 	if g.runCommand(0, &r, "reslice", "--slots", "2", "--dry-run"); len(r.Undivided) != 1 || r.Undivided[0].Newest != 10 {
 		t.Errorf("unexpected result %+v", r)
 	}
@@ -89,7 +89,7 @@ func TestResliceCommand(t *testing.T) {
 	}
 
 	g.env = append(g.env, "OUTRELAY_WATCHER=fresh")
-	r = slots.ResliceReport{}
+	r = offline.ResliceReport{}
 	if g.runCommand(0, &r, "reslice", "--slots", "3", "--yes"); !r.Done || r.From != 0 || r.To != 3 {
 		t.Errorf("unexpected result %+v", r)
 	}

@@ -11,10 +11,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/slots"
 )
 
 // Lease is the right to send of a watcher's owners, for all slots of the watcher or for one of them.
@@ -31,7 +31,7 @@ func (l Lease) watcherIDs(ctx context.Context) ([]string, error) {
 		return []string{p.ID(l.op.Watcher)}, nil
 	}
 
-	ids, err := slots.NewDivisions(l.op.State).IDs(ctx, l.op.Watcher)
+	ids, err := divisions.New(l.op.State).IDs(ctx, l.op.Watcher)
 	if err == nil && len(ids) == 0 {
 		ids = []string{slot.Range{}.ID(l.op.Watcher)}
 	}

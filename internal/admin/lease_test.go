@@ -13,10 +13,10 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/state/statetest"
 )
@@ -160,7 +160,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 		}
 	}
 
-	if err := slots.NewDivisions(state).Divide(t.Context(), "orders", 3, true); err != nil {
+	if err := divisions.New(state).Divide(t.Context(), "orders", 3, true); err != nil {
 		t.Fatal(err)
 	}
 	paused := func() (ids []string) {

@@ -15,7 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/agenda"
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -25,7 +25,6 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/state"
-	"github.com/outrelay/outrelay/internal/watched"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -54,7 +53,7 @@ type Operator struct {
 	// a relay runs, which then reports its rights itself.
 	Inspect func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
 	// NextInsert returns the event that follows the position of a slot, without its document.
-	NextInsert    func(ctx context.Context, of slot.Range, at resume.Position) (changestream.Skip, error)
+	NextInsert    func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error)
 	LetterExpiry  time.Duration // after which the server removes the dead letter of a skipped event; 0 keeps it
 	Node, Version string        // of this process
 
@@ -283,7 +282,7 @@ func (o Operator) scheduledCollections(ctx context.Context, only string) ([]stri
 	if err != nil || len(all) <= fewCollections {
 		return all, err
 	}
-	return watched.ListScheduled(ctx, o.State.Collection("schedules"), o.Watcher)
+	return outboxes.ListScheduled(ctx, o.State.Collection("schedules"), o.Watcher)
 }
 
 // logAction writes an action to the audit log, after it was done. If that fails, the error states

@@ -10,12 +10,12 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/sweep"
 )
 
 // SweepCount counts the envelopes of one collection that a sweep would send again.
@@ -94,7 +94,7 @@ func (r Recovery) countSweep(ctx context.Context, since bson.Timestamp) ([]Sweep
 			continue
 		}
 
-		sweep := gap.Sweep{
+		sweep := sweep.Sweep{
 			Client:   r.op.State.Client(),
 			From:     begin,
 			ReadUpTo: outboxes.ReadUpTo(claims, swept, doc.ClusterTime, begin),
@@ -226,12 +226,12 @@ func (r Recovery) sweepTimestamp(ctx context.Context, from time.Time) (bson.Time
 // r.op.Slot. It rejects a slot that belongs to another number of slots: its document would divide the
 // watcher in two ways.
 func (r Recovery) expectedIDs(ctx context.Context) ([]string, error) {
-	divisions := slots.NewDivisions(r.op.State)
-	division, err := divisions.Read(ctx, r.op.Watcher)
+	stored := divisions.New(r.op.State)
+	division, err := stored.Read(ctx, r.op.Watcher)
 
 	// A watcher that never began has no division, unless its documents were restored without it.
 	if errors.Is(err, mongodb.ErrNotFound) {
-		division.Of, err = divisions.Documents(ctx, r.op.Watcher)
+		division.Of, err = stored.Documents(ctx, r.op.Watcher)
 	}
 	if err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -44,9 +44,9 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 		return SkippedEvent{}, err
 	}
 	ns := event.DB + "." + event.Coll
-	if len(event.ID.Value) > changestream.MaxSkippedID && event.At.IsZero() {
+	if len(event.ID.Value) > changes.MaxSkippedID && event.At.IsZero() {
 		return SkippedEvent{}, invalidRequest("the id has %d bytes: an event with an id above %d bytes can be passed over only if the stream "+
-			"stands at it", len(event.ID.Value), changestream.MaxSkippedID)
+			"stands at it", len(event.ID.Value), changes.MaxSkippedID)
 	}
 	found := SkippedEvent{Collection: ns, ID: skippedIDText(event.ID), Bytes: len(envelope), DryRun: order.DryRun}
 	if order.DryRun {
@@ -102,7 +102,7 @@ func skippedIDText(id bson.RawValue) string { return letters.IDText(letters.Shor
 const maxLoggedID = 1024
 
 // findSkipped returns the event of an order, up to the current cluster time, and its envelope, or nil if its document is gone.
-func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event changestream.Skip, envelope bson.Raw, err error) {
+func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event changes.Skip, envelope bson.Raw, err error) {
 	switch {
 	case order.Collection == "" && order.ID == "":
 		if event, err = r.findStanding(ctx); err != nil {
@@ -139,8 +139,8 @@ func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event chang
 // the id of several types, or have the digest of a long id. The document decides, then the event at which the stream stands, then
 // the first type.
 func (r Recovery) findNamed(
-	ctx context.Context, of changestream.Skip, text string, ids []bson.RawValue,
-) (event changestream.Skip, envelope bson.Raw, err error) {
+	ctx context.Context, of changes.Skip, text string, ids []bson.RawValue,
+) (event changes.Skip, envelope bson.Raw, err error) {
 	coll := r.op.database(of.DB).Collection(of.Coll)
 	of.ID = ids[0]
 	for _, id := range ids {
@@ -154,7 +154,7 @@ func (r Recovery) findNamed(
 		}
 	}
 
-	if envelope != nil && len(of.ID.Value) <= changestream.MaxSkippedID {
+	if envelope != nil && len(of.ID.Value) <= changes.MaxSkippedID {
 		return of, envelope, nil
 	}
 	standing, err := r.findStanding(ctx)
@@ -165,25 +165,25 @@ func (r Recovery) findNamed(
 }
 
 // findStanding returns the event at which the stream of the slot stands.
-func (r Recovery) findStanding(ctx context.Context) (changestream.Skip, error) {
+func (r Recovery) findStanding(ctx context.Context) (changes.Skip, error) {
 	if r.op.NextInsert == nil || !r.op.isConfigured() {
-		return changestream.Skip{}, ErrUnavailable
+		return changes.Skip{}, ErrUnavailable
 	}
 	ids, err := r.op.Lease().watcherIDs(ctx)
 	if err != nil {
-		return changestream.Skip{}, err
+		return changes.Skip{}, err
 	}
 	if len(ids) > 1 {
-		return changestream.Skip{}, invalidRequest("the watcher has %d slots, each with its own stream: name the slot, or the collection and the id of the event", len(ids))
+		return changes.Skip{}, invalidRequest("the watcher has %d slots, each with its own stream: name the slot, or the collection and the id of the event", len(ids))
 	}
 
 	doc, _, err := lease.Read(ctx, r.op.watcherDocuments(), ids[0])
 	if err != nil {
-		return changestream.Skip{}, err
+		return changes.Skip{}, err
 	}
 	_, part, _ := slot.ParseID(ids[0])
 	event, err := r.op.NextInsert(ctx, part, doc.Position())
-	if errors.Is(err, changestream.ErrNoEvent) {
+	if errors.Is(err, changes.ErrNoEvent) {
 		err = invalidRequest("%v", err)
 	}
 	return event, err

@@ -13,14 +13,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/offline"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -73,12 +74,12 @@ type Adopter struct {
 	cfg     config.Config
 	log     *slog.Logger
 	clients *connect.Clients
-	scope   *changestream.Scope
+	scope   *changes.Scope
 }
 
 // Connect returns an Adopter. The caller must call the function to disconnect.
 func Connect(cfg config.Config, log *slog.Logger) (*Adopter, func(), error) {
-	scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
+	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch: %w", err)
 	}
@@ -127,7 +128,7 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, r *Report) error
 	for _, p := range slot.Ranges(a.cfg.Slots) {
 		want = append(want, p.ID(a.cfg.Watcher))
 	}
-	has, err := slots.NewDivisions(state).IDs(ctx, a.cfg.Watcher)
+	has, err := divisions.New(state).IDs(ctx, a.cfg.Watcher)
 	if err != nil {
 		return err
 	}
@@ -223,9 +224,9 @@ func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, r *Repor
 			asTime(at).Format(time.RFC3339), asTime(now).Format(time.RFC3339))
 	}
 
-	oldest, _, err := changestream.OplogWindow(ctx, a.clients.State)
+	oldest, _, err := changes.OplogWindow(ctx, a.clients.State)
 	// Without the privilege, opening the stream shows it.
-	if errors.Is(err, changestream.ErrNotAllowed) {
+	if errors.Is(err, changes.ErrNotAllowed) {
 		return nil
 	}
 	if err != nil {
@@ -331,23 +332,18 @@ func (a *Adopter) hasEvent(ctx context.Context, p resume.Position, wide bool) (b
 const codeHistoryLost = 286
 
 func isLostHistory(err error) bool {
-	gap, ok := errors.AsType[*changestream.GapError](err)
+	gap, ok := errors.AsType[*changes.GapError](err)
 	return ok && gap != nil || mongodb.HasCode(err, codeHistoryLost)
 }
 
 // countRepeats reads the inserts after the position up to now, through the stream that the relay will open.
 func (a *Adopter) countRepeats(ctx context.Context, src Source, now bson.Timestamp, r *Report) error {
-	stream, err := changestream.New(changestream.Config{Client: a.clients.Stream, Scope: a.scope, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return err
-	}
-
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	batches, failed := make(chan *changestream.Batch), make(chan error, 1)
+	batches, failed := make(chan *changes.Batch), make(chan error, 1)
 	// The stream starts as the relay will start it after the hand-over.
-	start := changestream.Start{Position: r.position, PipelineHash: lease.AdoptedHash}
-	go func() { failed <- stream.Run(ctx, start, batches) }()
+	start := changes.Start{Position: r.position, PipelineHash: lease.AdoptedHash}
+	go func() { failed <- offline.ReadChanges(ctx, a.clients.Stream, a.scope, start, batches) }()
 
 	for {
 		select {
@@ -372,10 +368,10 @@ func (a *Adopter) countRepeats(ctx context.Context, src Source, now bson.Timesta
 	}
 }
 
-func (a *Adopter) countBatch(b *changestream.Batch, stopped time.Time, now bson.Timestamp, r *Report) {
-	var ev changestream.Event
+func (a *Adopter) countBatch(b *changes.Batch, stopped time.Time, now bson.Timestamp, r *Report) {
+	var ev changes.Event
 	for _, doc := range b.Docs {
-		if changestream.Parse(doc, &ev) != nil || ev.Op != changestream.Insert || ev.ClusterTime.After(now) {
+		if changes.Parse(doc, &ev) != nil || ev.Op != changes.Insert || ev.ClusterTime.After(now) {
 			continue
 		}
 		// A cluster time has seconds: every event of the second of the stop may have been sent.

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
@@ -69,7 +70,7 @@ func reportDrain(b *testing.B, drain func() time.Duration) {
 func BenchmarkDrain(b *testing.B) {
 	client := stacktest.Client(b)
 	coll, at := insertBenchEvents(b, client)
-	scope, err := ParseScope([]string{coll.Database().Name() + ".outbox"})
+	scope, err := changes.ParseScope([]string{coll.Database().Name() + ".outbox"})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -83,12 +84,12 @@ func BenchmarkDrain(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer cs.Close(context.WithoutCancel(b.Context()))
-			cs.SetBatchSize(MaxDocuments)
-			var ev Event
+			cs.SetBatchSize(changes.MaxDocuments)
+			var ev changes.Event
 
 			for n := 0; n < benchEvents; {
 				if cs.TryNext(b.Context()) {
-					if err := Parse(cs.Current, &ev); err != nil {
+					if err := changes.Parse(cs.Current, &ev); err != nil {
 						b.Fatal(err)
 					}
 					n++
@@ -109,17 +110,17 @@ func BenchmarkDrain(b *testing.B) {
 		reportDrain(b, func() time.Duration {
 			begin := time.Now()
 			ctx, cancel := context.WithCancel(b.Context())
-			out, done := make(chan *Batch), make(chan struct{})
+			out, done := make(chan *changes.Batch), make(chan struct{})
 			go func() {
 				defer close(done)
-				_ = s.Run(ctx, Start{At: &at}, out)
+				_ = s.Run(ctx, changes.Start{At: &at}, out)
 			}()
 
-			var ev Event
+			var ev changes.Event
 			for n := 0; n < benchEvents; {
 				batch := <-out
 				for _, raw := range batch.Docs {
-					if err := Parse(raw, &ev); err != nil {
+					if err := changes.Parse(raw, &ev); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -133,15 +134,4 @@ func BenchmarkDrain(b *testing.B) {
 			return took
 		})
 	})
-}
-
-func BenchmarkParse(b *testing.B) {
-	raw := insertEvent(b)
-	var ev Event
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := Parse(raw, &ev); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

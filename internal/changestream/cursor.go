@@ -10,9 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -120,12 +119,12 @@ func (c *cursor) killServerCursor(ctx context.Context) {
 
 	db, coll := c.stream.cfg.Scope.Target()
 	// The cursor of a stream over several collections belongs to a pseudo collection.
-	switch c.stream.cfg.Scope.kind {
-	case Database:
+	switch c.stream.cfg.Scope.Kind() {
+	case changes.Database:
 		coll = "$cmd.aggregate"
-	case Cluster:
+	case changes.Cluster:
 		db, coll = "admin", "$cmd.aggregate"
-	case Collection:
+	case changes.Collection:
 	}
 	_ = c.stream.cfg.Client.Database(db).RunCommand(ctx, bson.D{
 		{Key: "killCursors", Value: coll},
@@ -160,7 +159,7 @@ func (s *Stream) openChangeStream(
 	if err != nil {
 		// Our own limit ended the call. That is a slow server, not a broken connection.
 		if opening.Err() != nil {
-			err = ErrTimeout
+			err = changes.ErrTimeout
 		}
 		session.EndSession(context.WithoutCancel(base))
 		stop()
@@ -178,30 +177,9 @@ func (s *Stream) openChangeStream(
 	return c, nil
 }
 
-// Watch opens a change stream over the scope. It reads with majority, whatever the client does. pref is nil for that of the client. It
-// may change opts.
-func (s *Scope) Watch(
-	ctx context.Context, client *mongo.Client, pref *readpref.ReadPref, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
-) (*mongo.ChangeStream, error) {
-	majorityDatabase := func(name string) *mongo.Database {
-		return client.Database(name, options.Database().SetReadConcern(readconcern.Majority()).SetReadPreference(pref))
-	}
-
-	switch s.kind {
-	case Collection:
-		return majorityDatabase(s.db).Collection(s.coll).Watch(ctx, pipeline, opts)
-	case Database:
-		return majorityDatabase(s.db).Watch(ctx, pipeline, opts)
-	default:
-		// The same as Client.Watch, but with our read concern.
-		return majorityDatabase("admin").Watch(ctx, pipeline,
-			opts.SetCustomPipeline(bson.M{"allChangesForCluster": true}))
-	}
-}
-
 // fetchReply reads one reply into b. b stays empty if there was nothing to read. It blocks for at most
 // limit.
-func (c *cursor) fetchReply(limit time.Duration, b *Batch) error {
+func (c *cursor) fetchReply(limit time.Duration, b *changes.Batch) error {
 	c.replyTimer.Reset(limit)
 	begin := time.Now()
 	// Next would repeat the getMore until an event arrives, and the idle position would never be saved.
@@ -215,18 +193,18 @@ func (c *cursor) fetchReply(limit time.Duration, b *Batch) error {
 		if err != nil && c.timedOut.Load() {
 			// The driver tried to kill the cursor itself, but its context had ended.
 			c.killServerCursor(c.base)
-			return ErrTimeout
+			return changes.ErrTimeout
 		}
 		return err
 	}
 
 	// The remaining documents of the reply are in memory.
-	b.appendDocument(c.changeStream.Current)
+	b.Append(c.changeStream.Current)
 	for range c.changeStream.RemainingBatchLength() {
 		if !c.changeStream.TryNext(c.base) {
 			return errors.Join(errors.New("reading a fetched batch"), c.changeStream.Err())
 		}
-		b.appendDocument(c.changeStream.Current)
+		b.Append(c.changeStream.Current)
 	}
 	return nil
 }
@@ -245,11 +223,11 @@ func (c *cursor) noteDriverResume() {
 }
 
 // dropDelivered removes the events at or before the position after which the stream was opened. N23
-func (c *cursor) dropDelivered(b *Batch) {
-	var ev Event
+func (c *cursor) dropDelivered(b *changes.Batch) {
+	var ev changes.Event
 	for i, raw := range b.Docs {
 		// The caller that reads the event reports a parse error.
-		_ = Parse(raw, &ev)
+		_ = changes.Parse(raw, &ev)
 		if string(ev.Data) > c.dropThrough {
 			c.dropThrough = ""
 			n := copy(b.Docs, b.Docs[i:])
@@ -260,17 +238,17 @@ func (c *cursor) dropDelivered(b *Batch) {
 		b.Bytes -= len(raw)
 	}
 
-	b.clearDocuments()
+	b.Clear()
 }
 
 // positionAfter returns the position after the reply. Its token is a copy.
-func (c *cursor) positionAfter(b *Batch) resume.Position {
+func (c *cursor) positionAfter(b *changes.Batch) resume.Position {
 	p := resume.Position{Token: resume.Token(c.changeStream.ResumeToken()).Clone()}
 	t, ok := p.Token.ClusterTime()
 	// The time of a token in an unknown format cannot be read.
 	if !ok && len(b.Docs) > 0 {
-		var ev Event
-		if Parse(b.Docs[len(b.Docs)-1], &ev) == nil {
+		var ev changes.Event
+		if changes.Parse(b.Docs[len(b.Docs)-1], &ev) == nil {
 			t = ev.ClusterTime
 		}
 	}

@@ -7,10 +7,12 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changes"
 )
 
-func (r *reader) eventOps() []Op {
-	ops := make([]Op, len(r.events))
+func (r *reader) eventOps() []changes.Op {
+	ops := make([]changes.Op, len(r.events))
 	for i, e := range r.events {
 		ops[i] = e.op
 	}
@@ -33,14 +35,14 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
-		op   Op
+		op   changes.Op
 		do   func(b *fixture) error
 	}{
-		{"drop", Drop, func(b *fixture) error { return b.db.Collection("outbox").Drop(b.t.Context()) }},
+		{"drop", changes.Drop, func(b *fixture) error { return b.db.Collection("outbox").Drop(b.t.Context()) }},
 		// The server drops the collections of the database first.
-		{"dropDatabase", Drop, func(b *fixture) error { return b.db.Drop(b.t.Context()) }},
-		{"rename", Rename, func(b *fixture) error { b.renameCollection("outbox", "old", false); return nil }},
-		{"replaced", Rename, func(b *fixture) error {
+		{"dropDatabase", changes.Drop, func(b *fixture) error { return b.db.Drop(b.t.Context()) }},
+		{"rename", changes.Rename, func(b *fixture) error { b.renameCollection("outbox", "old", false); return nil }},
+		{"replaced", changes.Rename, func(b *fixture) error {
 			b.insertIDs(b.db.Collection("other"), "x")
 			b.renameCollection("other", "outbox", true)
 			return nil
@@ -53,20 +55,20 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 			at := b.clusterTime()
 			b.insertIDs(coll, "a", "b")
 			scope := scopeOf(t, b.db.Name()+".outbox")
-			r := b.startReader(scope, Start{At: &at})
+			r := b.startReader(scope, changes.Start{At: &at})
 			r.wantIDs("a", "b")
 			if err := c.do(b); err != nil {
 				t.Fatal(err)
 			}
 
-			var end *InvalidateError
+			var end *changes.InvalidateError
 			if err := r.waitForEnd(); !errors.As(err, &end) {
 				t.Fatalf("Run returned %v, want an InvalidateError", err)
 			}
 			if end.Op != c.op || end.NS != scope.String() || end.Position.Token.IsZero() {
 				t.Errorf("InvalidateError %+v, want op %s, ns %s and a position", end, c.op, scope)
 			}
-			if ops := r.eventOps(); !slices.Equal(ops, []Op{Insert, Insert, c.op, Invalidate}) {
+			if ops := r.eventOps(); !slices.Equal(ops, []changes.Op{changes.Insert, changes.Insert, c.op, changes.Invalidate}) {
 				t.Errorf("events %v, want [insert insert %s invalidate]", ops, c.op)
 			}
 
@@ -75,7 +77,7 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 				t.Error("a batch carried the position of the invalidate event")
 			}
 
-			again := b.startReader(scope, Start{Position: r.pos}, func(p *pace) { p.batchSize = 1 })
+			again := b.startReader(scope, changes.Start{Position: r.pos}, func(p *pace) { p.batchSize = 1 })
 			if err := again.waitForEnd(); !errors.As(err, &end) || again.pos.Compare(end.Position) >= 0 {
 				t.Errorf("Run from the last position returned %v at %s, want an InvalidateError before %s",
 					err, again.pos.Token, end.Position.Token)
@@ -83,7 +85,7 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 
 			// A start after the end continues with a new collection of the same name.
 			b.insertIDs(coll, "new")
-			next := b.startReader(scope, Start{Position: end.Position})
+			next := b.startReader(scope, changes.Start{Position: end.Position})
 			next.waitUntil("the new collection's event", func() bool { return slices.Contains(next.insertedIDs(), "new") })
 		})
 	}
@@ -96,8 +98,8 @@ func TestN27_WiderStreamsGoOn(t *testing.T) {
 	at := b.clusterTime()
 	b.insertIDs(b.db.Collection("outbox"), "a")
 	b.insertIDs(b.db.Collection("second"), "b")
-	db := b.startReader(scopeOf(t, names...), Start{At: &at})
-	cluster := b.startReader(scopeOf(t, b.db.Name()+"*.outbox", b.db.Name()+"*.second"), Start{At: &at})
+	db := b.startReader(scopeOf(t, names...), changes.Start{At: &at})
+	cluster := b.startReader(scopeOf(t, b.db.Name()+"*.outbox", b.db.Name()+"*.second"), changes.Start{At: &at})
 
 	for _, r := range []*reader{db, cluster} {
 		r.waitUntil("a and b", func() bool { return len(r.insertedIDs()) == 2 })
@@ -116,7 +118,7 @@ func TestN27_WiderStreamsGoOn(t *testing.T) {
 
 	for _, r := range []*reader{db, cluster} {
 		r.waitUntil("c", func() bool { return slices.Contains(r.insertedIDs(), "c") })
-		if ops := r.eventOps(); !slices.Equal(ops, []Op{Insert, Insert, Drop, Rename, Rename, Insert}) {
+		if ops := r.eventOps(); !slices.Equal(ops, []changes.Op{changes.Insert, changes.Insert, changes.Drop, changes.Rename, changes.Rename, changes.Insert}) {
 			t.Errorf("%s: events %v, want [insert insert drop rename rename insert]", r.stream.cfg.Scope, ops)
 		}
 	}
@@ -128,7 +130,7 @@ func TestN27_WiderStreamsGoOn(t *testing.T) {
 		t.Errorf("Run of the database stream returned %v, want an error with \"dropped\"", err)
 	}
 
-	cluster.waitUntil("dropDatabase", func() bool { return slices.Contains(cluster.eventOps(), DropDatabase) })
+	cluster.waitUntil("dropDatabase", func() bool { return slices.Contains(cluster.eventOps(), changes.DropDatabase) })
 	b.insertIDs(b.db.Collection("outbox"), "again")
 	cluster.waitUntil("again", func() bool { return slices.Contains(cluster.insertedIDs(), "again") })
 }

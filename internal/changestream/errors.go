@@ -7,78 +7,13 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/resume"
+	"github.com/outrelay/outrelay/internal/changes"
 )
 
 // errNoStart rejects a Run without a start position. A stream that silently starts at the present
 // would lose all earlier events.
 var errNoStart = errors.New(
 	"change stream: no start position: a position or a time is needed")
-
-// Reasons of a gap. They are few, because they are values of a metric label.
-const (
-	gapHistoryLost  = "history_lost"  // the oplog no longer contains the position
-	gapTokenRefused = "token_refused" // the server cannot read the token, or its event is not in this stream
-	gapStalled      = "stalled"       // the token does not move, although the cluster time does (N26)
-	gapOversize     = "oversize"      // an event that no pipeline can reduce to the limit
-	gapUnexplained  = "unexplained"   // an error without a class, repeatedly at the same position
-)
-
-// GapError ends Run if the stream cannot continue from its position. The caller must find the events
-// after the position in some other way. A start at the position's time may still succeed without any
-// loss.
-type GapError struct {
-	Code     int             // the server's code, or 0 if the error is not from the server
-	Reason   string          // one of the Gap constants
-	Position resume.Position // every event up to this position was sent to the caller
-
-	// Ahead reports that the position is in the future of the cluster. So it belongs to another
-	// history, and no event may be dropped because of it.
-	Ahead bool
-	Err   error // the server's error
-}
-
-func (e *GapError) Error() string {
-	why := map[string]string{
-		gapHistoryLost:  "the oplog no longer contains the position",
-		gapTokenRefused: "the server rejects the resume token",
-		gapStalled:      "the resume token does not move, although the cluster time does",
-		gapOversize:     "an event is too large even without its document",
-		gapUnexplained:  "the server rejects the position for an unknown reason",
-	}[e.Reason]
-
-	at, _ := e.Position.Time()
-	msg := fmt.Sprintf("change stream: gap after %d.%d: %s", at.T, at.I, why)
-	if e.Code != 0 {
-		msg += fmt.Sprintf(" (%d)", e.Code)
-	}
-	return msg
-}
-
-func (e *GapError) Unwrap() error { return e.Err }
-
-// InvalidateError ends Run of a collection stream whose collection was dropped or renamed, or whose
-// database was dropped. The event of the drop or rename was sent to the caller before. A start at
-// Position continues after it, with a new collection of the same name.
-type InvalidateError struct {
-	Position resume.Position // of the invalidate event. No batch carries it.
-	Op       Op              // Drop, Rename or DropDatabase, or Other if the event was not read
-	NS       string
-}
-
-func (e *InvalidateError) Error() string {
-	change := "invalidated"
-	switch e.Op {
-	case Drop:
-		change = "dropped"
-	case Rename:
-		change = "renamed, or replaced by a rename"
-	case DropDatabase:
-		change = "dropped with its database"
-	case Other, Insert, Invalidate:
-	}
-	return fmt.Sprintf("change stream: %s was %s; its stream has ended", e.NS, change)
-}
 
 // errorClass decides how Run reacts to an error.
 type errorClass uint8
@@ -161,17 +96,17 @@ func classifyError(err error) (c errorClass, code int, reason string) {
 // gapReason returns the reason of a gap with the given server code.
 func gapReason(code int) string {
 	if slices.Contains([]int{286, 136}, code) {
-		return gapHistoryLost
+		return changes.GapHistoryLost
 	}
-	return gapTokenRefused
+	return changes.GapTokenRefused
 }
 
 // configAdvice describes a configuration error and its fix to an operator.
-func configAdvice(code int, s *Scope) string {
+func configAdvice(code int, s *changes.Scope) string {
 	switch code {
 	case 13:
 		return fmt.Sprintf("the MongoDB user is not authorized to watch %s (13): "+
-			"grant the actions find and changeStream on %s", s, s.privilegeResource())
+			"grant the actions find and changeStream on %s", s, s.PrivilegeResource())
 	case 18, 11, 8000:
 		return fmt.Sprintf("MongoDB rejects the user or the password (%d): "+
 			"check the credentials and authSource in the URI", code)
@@ -182,17 +117,5 @@ func configAdvice(code int, s *Scope) string {
 		return fmt.Sprintf("the database of %s does not exist (26): create it", s)
 	default:
 		return fmt.Sprintf("the server does not support an option of the change stream (%d): use MongoDB 6.0 or later", code)
-	}
-}
-
-// privilegeResource returns the resource document for the grant.
-func (s *Scope) privilegeResource() string {
-	switch s.kind {
-	case Collection:
-		return fmt.Sprintf(`{db: %q, collection: %q}`, s.db, s.coll)
-	case Database:
-		return fmt.Sprintf(`{db: %q, collection: ""}`, s.db)
-	default:
-		return `{db: "", collection: ""}`
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -21,7 +22,7 @@ func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
 	b := newFixture(t)
 	coll := b.db.Collection("outbox")
 	at := b.clusterTime()
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
 	var want []string
 	step := func(name string, fault func() (off func())) {
 		t.Helper()
@@ -114,7 +115,7 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.startReader(scope, Start{At: &at})
+	r := b.startReader(scope, changes.Start{At: &at})
 	r.wantIDs("a")
 	good := r.eventAt(0).data
 	_ = r.stopReader()
@@ -159,12 +160,12 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 		{"another history's", resume.TokenOf(flip(17)), 280},
 	} {
 		t.Log(c.name)
-		r := b.startReader(scope, Start{Position: resume.Position{Token: c.token}}, func(p *pace) {
+		r := b.startReader(scope, changes.Start{Position: resume.Position{Token: c.token}}, func(p *pace) {
 			// The watchdog must not be the cause of the gap.
 			p.watchdog = time.Minute
 		})
 
-		gap := r.wantGap(gapTokenRefused)
+		gap := r.wantGap(changes.GapTokenRefused)
 		if gap.Code != c.code {
 			t.Errorf("%s: code %d, want %d", c.name, gap.Code, c.code)
 		}
@@ -182,10 +183,10 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 
 	for _, code := range []int32{286, 136, 280} {
 		off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: code}))
-		r := b.startReader(scope, Start{At: &at})
-		want := gapHistoryLost
+		r := b.startReader(scope, changes.Start{At: &at})
+		want := changes.GapHistoryLost
 		if code == 280 {
-			want = gapTokenRefused
+			want = changes.GapTokenRefused
 		}
 		if gap := r.wantGap(want); gap.Code != int(code) || !strings.Contains(gap.Error(), "gap after") {
 			t.Errorf("code %d: gap %v with code %d", code, gap, gap.Code)
@@ -199,8 +200,8 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 
 	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4242)}))
 	defer off()
-	r := b.startReader(scope, Start{At: &at})
-	if gap := r.wantGap(gapUnexplained); gap.Code != 4242 {
+	r := b.startReader(scope, changes.Start{At: &at})
+	if gap := r.wantGap(changes.GapUnexplained); gap.Code != 4242 {
 		t.Errorf("code %d, want 4242", gap.Code)
 	}
 	if r.counts["unknown"] != unknownAttempts-1 {
@@ -215,7 +216,7 @@ func TestMissingPrivilegeIsReportedAndHeals(t *testing.T) {
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
 	ns := b.db.Name() + ".outbox"
-	r := b.startReader(scopeOf(t, ns), Start{At: &at})
+	r := b.startReader(scopeOf(t, ns), changes.Start{At: &at})
 	r.wantIDs("a")
 	off := b.setFailCommand("alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}},
@@ -251,7 +252,7 @@ func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	// Each reply takes longer than the first limit of 100 + 100 ms.
 	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true},
 		bson.E{Key: "blockTimeMS", Value: int32(500)}))
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at},
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at},
 		func(p *pace) { p.patience = 100 * time.Millisecond })
 	r.wantIDs("a")
 	off()
@@ -281,10 +282,10 @@ func TestALostReplyDoesNotStopRefetch(t *testing.T) {
 	refetch := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		return s.Refetch(ctx, resume.Position{ClusterTime: at}, func(*Event) bool { return true },
-			func(*Event, []byte) bool { found = true; return false })
+		return s.Refetch(ctx, resume.Position{ClusterTime: at}, func(*changes.Event) bool { return true },
+			func(*changes.Event, []byte) bool { found = true; return false })
 	}
-	if err := refetch(); !errors.Is(err, ErrTimeout) || Lost(err) {
+	if err := refetch(); !errors.Is(err, changes.ErrTimeout) || Lost(err) {
 		t.Errorf("Refetch returned %v, want a timeout, after which the events are read again", err)
 	}
 	if s.refetchPatience != 2*time.Second {
@@ -305,7 +306,7 @@ func TestNoLeakOverManyReopenings(t *testing.T) {
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
 	const rounds = 200
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(p *pace) {
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at}, func(p *pace) {
 		p.backoff = retry.Policy{Base: time.Microsecond, Cap: time.Microsecond}
 		p.maxAwait = 10 * time.Millisecond
 	})

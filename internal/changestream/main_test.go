@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -32,7 +33,7 @@ const patience = 60 * time.Second
 
 // receivedEvent is a copy of one event.
 type receivedEvent struct {
-	op   Op
+	op   changes.Op
 	ns   string
 	id   string
 	data string
@@ -44,7 +45,7 @@ type receivedEvent struct {
 // fixture holds the clients and the database of one test. admin writes. watch reads the stream and has
 // its own application name, so that fail points affect only this test.
 type fixture struct {
-	skip  []Skip // of the readers that start later
+	skip  []changes.Skip // of the readers that start later
 	t     *testing.T
 	app   string
 	admin *mongo.Client
@@ -120,16 +121,16 @@ func (p *pace) shorten() {
 	p.backoff = retry.Policy{Base: 5 * time.Millisecond, Cap: 50 * time.Millisecond}
 }
 
-func scopeOf(t testing.TB, patterns ...string) *Scope {
+func scopeOf(t testing.TB, patterns ...string) *changes.Scope {
 	t.Helper()
-	s, err := ParseScope(patterns, "outrelay.*")
+	s, err := changes.ParseScope(patterns, "outrelay.*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-func (b *fixture) startReader(scope *Scope, start Start, change ...func(*pace)) *reader {
+func (b *fixture) startReader(scope *changes.Scope, start changes.Start, change ...func(*pace)) *reader {
 	b.t.Helper()
 	r := &reader{t: b.t, done: make(chan struct{}), counts: map[string]int{}}
 	r.cond = sync.NewCond(&r.mu)
@@ -152,7 +153,7 @@ func (b *fixture) startReader(scope *Scope, start Start, change ...func(*pace)) 
 
 	ctx, cancel := context.WithCancel(b.t.Context())
 	r.cancel = cancel
-	out := make(chan *Batch)
+	out := make(chan *changes.Batch)
 	go func() {
 		defer close(out)
 		r.err = r.stream.Run(ctx, start, out)
@@ -177,7 +178,7 @@ func (r *reader) withLock(f func()) {
 	r.cond.Broadcast()
 }
 
-func (r *reader) storeBatch(b *Batch) {
+func (r *reader) storeBatch(b *changes.Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer r.cond.Broadcast()
@@ -192,16 +193,16 @@ func (r *reader) storeBatch(b *Batch) {
 	}
 
 	r.pos = b.Position
-	var ev Event
+	var ev changes.Event
 	for _, raw := range b.Docs {
-		if err := Parse(raw, &ev); err != nil {
+		if err := changes.Parse(raw, &ev); err != nil {
 			r.t.Error(err)
 			return
 		}
 
 		scope := r.stream.cfg.Scope
-		if ev.Op == Rename && !scope.Matches(ev.DB, ev.Coll) && !scope.Matches(ev.ToDB, ev.ToColl) ||
-			ev.Op == DropDatabase && !matchesDatabase(scope, ev.DB) {
+		if ev.Op == changes.Rename && !scope.Matches(ev.DB, ev.Coll) && !scope.Matches(ev.ToDB, ev.ToColl) ||
+			ev.Op == changes.DropDatabase && !matchesDatabase(scope, ev.DB) {
 			// The event belongs to another test.
 			continue
 		}
@@ -214,7 +215,7 @@ func (r *reader) storeBatch(b *Batch) {
 			size: len(ev.Document),
 			pos:  resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
 		}
-		if ev.Op == Insert {
+		if ev.Op == changes.Insert {
 			g.id, _ = bson.RawValue{Type: bson.Type(ev.IDType), Value: slices.Clone(ev.ID)}.StringValueOK()
 			if !ev.HasUUID {
 				r.t.Error("an insert event without collection UUID")
@@ -246,7 +247,7 @@ func (r *reader) waitUntil(what string, cond func() bool) {
 func (r *reader) insertedIDs() []string {
 	var ids []string
 	for _, e := range r.events {
-		if e.op == Insert {
+		if e.op == changes.Insert {
 			ids = append(ids, e.id)
 		}
 	}
@@ -309,10 +310,10 @@ func (r *reader) waitForEnd() error {
 	return r.err
 }
 
-func (r *reader) wantGap(reason string) *GapError {
+func (r *reader) wantGap(reason string) *changes.GapError {
 	r.t.Helper()
 	err := r.waitForEnd()
-	var gap *GapError
+	var gap *changes.GapError
 	if !errors.As(err, &gap) || gap.Reason != reason {
 		r.t.Fatalf("Run returned %v, want a gap with reason %s", err, reason)
 	}
@@ -320,6 +321,9 @@ func (r *reader) wantGap(reason string) *GapError {
 }
 
 // matchesDatabase reports whether a database may contain a watched collection.
-func matchesDatabase(s *Scope, db []byte) bool {
-	return slices.ContainsFunc(s.include, func(p pattern) bool { return glob.Match(p.db, db) })
+func matchesDatabase(s *changes.Scope, db []byte) bool {
+	return slices.ContainsFunc(strings.Split(s.String(), ","), func(pattern string) bool {
+		name, _, _ := strings.Cut(pattern, ".")
+		return glob.Match(name, db)
+	})
 }

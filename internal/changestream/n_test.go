@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -44,21 +45,21 @@ func TestN23_AChangedPipelineNeitherRepeatsNorLoses(t *testing.T) {
 	}
 
 	narrow, wide := scopeOf(t, b.db.Name()+".outbox"), scopeOf(t, b.db.Name()+".outbox", b.db.Name()+".second")
-	r := b.startReader(wide, Start{At: &at})
+	r := b.startReader(wide, changes.Start{At: &at})
 	r.wantIDs("a", "2a", "b", "2b", "c", "2c")
 	behind2a := r.eventAt(1).pos
 	_ = r.stopReader()
 
 	// The narrow stream does not contain the event of the token. A start by token fails with error 280 at
 	// the next event.
-	gap := b.startReader(narrow, Start{Position: behind2a})
-	if g := gap.wantGap(gapTokenRefused); g.Code != 280 {
+	gap := b.startReader(narrow, changes.Start{Position: behind2a})
+	if g := gap.wantGap(changes.GapTokenRefused); g.Code != 280 {
 		t.Errorf("code %d, want 280", g.Code)
 	}
 
-	b.startReader(narrow, Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "c")
+	b.startReader(narrow, changes.Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "c")
 	// With the same hash, the token is used.
-	b.startReader(wide, Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "2b", "c", "2c")
+	b.startReader(wide, changes.Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "2b", "c", "2c")
 }
 
 func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
@@ -68,7 +69,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	// The checkpoint belongs to a collection that had the name before, as after a restore.
 	at := b.clusterTime()
 	b.insertIDs(b.db.Collection("old"), "x")
-	r := b.startReader(scopeOf(t, b.db.Name()+".old"), Start{At: &at})
+	r := b.startReader(scopeOf(t, b.db.Name()+".old"), changes.Start{At: &at})
 	r.wantIDs("x")
 	stored := r.eventAt(0).pos
 	_ = r.stopReader()
@@ -81,19 +82,19 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	scope := scopeOf(t, b.db.Name()+".outbox")
 
 	// Without the UUID, the start by token fails.
-	b.startReader(scope, Start{Position: stored}).wantGap(gapTokenRefused)
+	b.startReader(scope, changes.Start{Position: stored}).wantGap(changes.GapTokenRefused)
 	then := []resume.Collection{{NS: scope.String(), UUID: uuid}}
-	b.startReader(scope, Start{Position: stored, Collections: then}).wantIDs("a", "b")
+	b.startReader(scope, changes.Start{Position: stored, Collections: then}).wantIDs("a", "b")
 
 	// With the UUID of the present collection, the token is used.
 	if uuid, err = mongodb.CollectionUUID(t.Context(), b.admin, b.db.Name(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
 
-	b.startReader(scope, Start{
+	b.startReader(scope, changes.Start{
 		Position:    stored,
 		Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}},
-	}).wantGap(gapTokenRefused)
+	}).wantGap(changes.GapTokenRefused)
 }
 
 func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
@@ -116,7 +117,7 @@ func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
 		t.Error("want passed only at the second empty reply")
 	}
 
-	s = slimMode{on: true, events: MaxDocuments}
+	s = slimMode{on: true, events: changes.MaxDocuments}
 	if !s.hasPassed(at("82"), false) {
 		t.Error("not passed after as many events as a reply can hold")
 	}
@@ -147,7 +148,7 @@ func TestN24_ADocumentTooLargeForAnEvent(t *testing.T) {
 
 	b.insertIDs(coll, "c")
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.startReader(scope, Start{At: &at})
+	r := b.startReader(scope, changes.Start{At: &at})
 	r.wantIDs("a", "b", fat, "c")
 	if e := r.eventAt(2); e.size != 16<<20 || e.note != "" {
 		t.Errorf("document of %d bytes with note %q, want %d without a note", e.size, e.note, 16<<20)
@@ -160,14 +161,14 @@ func TestN24_ADocumentTooLargeForAnEvent(t *testing.T) {
 	_ = r.stopReader()
 
 	// Start at the token before the large event, at its own token, and at its own time.
-	b.startReader(scope, Start{Position: behindB}).wantIDs(fat, "c", "d")
-	b.startReader(scope, Start{Position: behindPoison}).wantIDs("c", "d")
-	b.startReader(scope, Start{Position: behindB, At: &at2}).wantIDs(fat, "c", "d")
+	b.startReader(scope, changes.Start{Position: behindB}).wantIDs(fat, "c", "d")
+	b.startReader(scope, changes.Start{Position: behindPoison}).wantIDs("c", "d")
+	b.startReader(scope, changes.Start{Position: behindB, At: &at2}).wantIDs(fat, "c", "d")
 
 	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: fat}}); err != nil {
 		t.Fatal(err)
 	}
-	r = b.startReader(scope, Start{Position: behindB})
+	r = b.startReader(scope, changes.Start{Position: behindB})
 	r.wantIDs(fat, "c", "d")
 	if e := r.eventAt(0); e.size != 0 || e.note == "" {
 		t.Errorf("deleted document: %d bytes with note %q, want 0 with a note", e.size, e.note)
@@ -186,8 +187,8 @@ func TestN24_AnIdStillLargerThanThat(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
-	if g := r.wantGap(gapOversize); g.Code != 10334 {
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
+	if g := r.wantGap(changes.GapOversize); g.Code != 10334 {
 		t.Errorf("code %d, want 10334", g.Code)
 	}
 }
@@ -204,8 +205,8 @@ func TestN24_AnIdThatNoTokenCanHold(t *testing.T) {
 	}
 	b.insertIDs(coll, "b")
 
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
-	if g := r.wantGap(gapOversize); g.Code != 16493 {
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
+	if g := r.wantGap(changes.GapOversize); g.Code != 16493 {
 		t.Errorf("code %d, want 16493", g.Code)
 	}
 }
@@ -217,7 +218,7 @@ func TestN24_ARepeatedErrorIsReadAround(t *testing.T) {
 	coll := b.db.Collection("outbox")
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
 	r.wantIDs("a")
 	if st := r.stream.State(); st.Reopenings != 0 || !st.StuckSince.IsZero() {
 		t.Errorf("a stream that moves: %+v", st)
@@ -246,7 +247,7 @@ func TestN26_TokenOfTheFuture(t *testing.T) {
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.startReader(scope, Start{At: &at})
+	r := b.startReader(scope, changes.Start{At: &at})
 	r.wantIDs("a")
 	data := []byte(r.eventAt(0).data)
 	_ = r.stopReader()
@@ -254,7 +255,7 @@ func TestN26_TokenOfTheFuture(t *testing.T) {
 	// Move the time of the token decades ahead.
 	copy(data[2:10], "7F")
 	future := resume.Position{Token: resume.TokenOf(string(data))}
-	r = b.startReader(scope, Start{Position: future}, func(p *pace) { p.watchdog = 400 * time.Millisecond })
+	r = b.startReader(scope, changes.Start{Position: future}, func(p *pace) { p.watchdog = 400 * time.Millisecond })
 	stop := make(chan struct{})
 	done := make(chan struct{})
 
@@ -272,7 +273,7 @@ func TestN26_TokenOfTheFuture(t *testing.T) {
 		}
 	}()
 
-	gap := r.wantGap(gapStalled)
+	gap := r.wantGap(changes.GapStalled)
 	close(stop)
 	<-done
 	if !gap.Ahead {
@@ -333,9 +334,9 @@ func TestN26_BackpressureIsNoStall(t *testing.T) {
 	s.pace.shorten()
 	s.pace.watchdog = 50 * time.Millisecond
 
-	out, done := make(chan *Batch), make(chan error, 1)
+	out, done := make(chan *changes.Batch), make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { done <- s.Run(ctx, Start{At: &at}, out) }()
+	go func() { done <- s.Run(ctx, changes.Start{At: &at}, out) }()
 
 	// The test receives no batch while the cluster time moves.
 	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)

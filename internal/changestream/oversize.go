@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
@@ -69,7 +70,7 @@ func (r *run) omitLargeDocuments() bool {
 // large documents, and ends Run with a gap if that does not help. N24
 func (r *run) readAroundOversize(ctx context.Context, code int, err error) error {
 	if !r.omitLargeDocuments() {
-		return &GapError{Code: code, Reason: gapOversize, Position: r.position, Err: err}
+		return &changes.GapError{Code: code, Reason: changes.GapOversize, Position: r.position, Err: err}
 	}
 
 	r.stream.cfg.Metrics.countRestart("oversize")
@@ -90,18 +91,18 @@ func (s *slimMode) hasPassed(pos resume.Position, silent bool) bool {
 	if silent {
 		s.silent++
 	}
-	return s.silent > 1 || s.events >= MaxDocuments
+	return s.silent > 1 || s.events >= changes.MaxDocuments
 }
 
 // restoreDocuments fetches the documents that the pipeline omitted, and adds them to their events.
-func (r *run) restoreDocuments(ctx context.Context, b *Batch) error {
-	var ev Event
+func (r *run) restoreDocuments(ctx context.Context, b *changes.Batch) error {
+	var ev changes.Event
 	for i, raw := range b.Docs {
-		if err := Parse(raw, &ev); err != nil {
+		if err := changes.Parse(raw, &ev); err != nil {
 			return err
 		}
 		r.slim.events++
-		if ev.Op != Insert || ev.HasDocument {
+		if ev.Op != changes.Insert || ev.HasDocument {
 			continue
 		}
 
@@ -120,7 +121,7 @@ func (r *run) restoreDocuments(ctx context.Context, b *Batch) error {
 // fetchDocument reads the document of an insert by its `_id`: a majority read on the primary, not
 // before the event's time (N21, N22). It returns nil if the document no longer exists. If the
 // document was updated since the insert, the result contains the update.
-func (s *Stream) fetchDocument(ctx context.Context, ev *Event) (bson.Raw, error) {
+func (s *Stream) fetchDocument(ctx context.Context, ev *changes.Event) (bson.Raw, error) {
 	// Without the event's time, the read could miss the insert.
 	session, err := mongodb.Causal(ctx, s.cfg.Client, ev.ClusterTime)
 	if err != nil {
@@ -146,7 +147,7 @@ const goneNote = "the document was too large for a change event and is no longer
 func rebuildEvent(raw []byte, doc bson.Raw) []byte {
 	typ, name, val := byte(bson.TypeEmbeddedDocument), "fullDocument", []byte(doc)
 	if doc == nil {
-		typ, name = byte(bson.TypeString), noteField
+		typ, name = byte(bson.TypeString), changes.NoteField
 		val = binary.LittleEndian.AppendUint32(nil, uint32(len(goneNote)+1))
 		val = append(append(val, goneNote...), 0)
 	}

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
-
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/changes"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -36,7 +36,7 @@ func Lost(err error) bool {
 // overlap.
 func (s *Stream) Refetch(
 	ctx context.Context, after resume.Position,
-	want func(*Event) bool, take func(ev *Event, document []byte) (more bool),
+	want func(*changes.Event) bool, take func(ev *changes.Event, document []byte) (more bool),
 ) error {
 	end, err := mongodb.ClusterTime(ctx, s.cfg.Client)
 	if err != nil {
@@ -65,12 +65,12 @@ func (s *Stream) Refetch(
 	patience := max(s.refetchPatience, s.pace.patience)
 	s.refetchPatience = 0
 
-	b := newBatch()
+	b := changes.NewBatch()
 	defer b.Release()
 	for ctx.Err() == nil {
-		b.clearDocuments()
+		b.Clear()
 		if err := c.fetchReply(s.pace.maxAwait+patience, b); err != nil {
-			if errors.Is(err, ErrTimeout) {
+			if errors.Is(err, changes.ErrTimeout) {
 				s.refetchPatience = min(2*patience, maxPatience)
 			}
 			return fmt.Errorf("reading events again: %w", err)
@@ -91,14 +91,14 @@ func (s *Stream) Refetch(
 // visitInserts calls take for the wanted inserts of a batch. It skips a document that was too large
 // for its event and no longer exists.
 func (s *Stream) visitInserts(
-	ctx context.Context, b *Batch, want func(*Event) bool, take func(*Event, []byte) bool,
+	ctx context.Context, b *changes.Batch, want func(*changes.Event) bool, take func(*changes.Event, []byte) bool,
 ) (more bool, err error) {
-	var ev Event
+	var ev changes.Event
 	for _, raw := range b.Docs {
-		if err := Parse(raw, &ev); err != nil {
+		if err := changes.Parse(raw, &ev); err != nil {
 			return false, err
 		}
-		if ev.Op != Insert || !want(&ev) {
+		if ev.Op != changes.Insert || !want(&ev) {
 			continue
 		}
 

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -35,7 +36,7 @@ const (
 // run is the state of one Run through its sessions. A session is the life of one open cursor.
 type run struct {
 	stream *Stream
-	out    chan<- *Batch
+	out    chan<- *changes.Batch
 
 	// position: every event up to it was sent to the caller. It may be after the last event.
 	position resume.Position
@@ -67,11 +68,8 @@ type run struct {
 	positionUnsent bool // position moved after the last batch
 
 	// lastOp is the kind of the last event, which is the cause of a following invalidate event.
-	lastOp Op
+	lastOp changes.Op
 }
-
-// ErrTimeout is in the logged reason of an interruption if the server did not reply in time.
-var ErrTimeout = errors.New("the server did not reply in time")
 
 // Errors that end a session.
 var (
@@ -81,7 +79,7 @@ var (
 )
 
 // newRun determines the start position.
-func (s *Stream) newRun(start Start, out chan<- *Batch) (*run, error) {
+func (s *Stream) newRun(start changes.Start, out chan<- *changes.Batch) (*run, error) {
 	r := &run{
 		stream: s, out: out, position: start.Position.Clone(), checkpointHash: start.PipelineHash,
 		backoff:  s.pace.backoff.Start(),
@@ -113,7 +111,7 @@ func (s *Stream) newRun(start Start, out chan<- *Batch) (*run, error) {
 	}
 
 	for _, c := range start.Collections {
-		if s.cfg.Scope.kind == Collection && c.NS == s.cfg.Scope.String() {
+		if s.cfg.Scope.Kind() == changes.Collection && c.NS == s.cfg.Scope.String() {
 			r.checkpointUUID = c.UUID
 		}
 	}
@@ -136,7 +134,8 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 	}
 	if r.checkpointUUID != [16]byte{} {
 		// A user without listCollections gets no UUID here. Then only the events show it.
-		now, err := mongodb.CollectionUUID(ctx, r.stream.cfg.Client, scope.db, scope.coll)
+		db, coll := scope.Target()
+		now, err := mongodb.CollectionUUID(ctx, r.stream.cfg.Client, db, coll)
 		if err != nil && !mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 			return err
 		}
@@ -167,7 +166,7 @@ func (r *run) readSession(ctx context.Context) error {
 
 	r.watchdog.streamReopened()
 	for ctx.Err() == nil {
-		b := newBatch()
+		b := changes.NewBatch()
 		err := c.fetchReply(r.stream.pace.maxAwait+r.patience, b)
 		crash.At("after-getmore")
 		r.cursorOpened = true
@@ -185,7 +184,7 @@ func (r *run) readSession(ctx context.Context) error {
 
 // handleReply processes a reply and sends it to the caller. It returns an error if the session must
 // end.
-func (r *run) handleReply(ctx context.Context, c *cursor, b *Batch) error {
+func (r *run) handleReply(ctx context.Context, c *cursor, b *changes.Batch) error {
 	r.reportLive()
 	silent := len(b.Docs) == 0
 
@@ -241,44 +240,44 @@ func (r *run) reportLive() {
 //
 // Only the error contains the position of an invalidate event. If a checkpoint stored that position,
 // the next start would skip the end of the collection without a decision of the caller.
-func (r *run) inspectLastEvent(c *cursor, b *Batch) (resume.Position, *InvalidateError, error) {
+func (r *run) inspectLastEvent(c *cursor, b *changes.Batch) (resume.Position, *changes.InvalidateError, error) {
 	next, n := c.positionAfter(b), len(b.Docs)
 	if n == 0 {
 		return next, nil, nil
 	}
 
-	var ev Event
-	if err := Parse(b.Docs[n-1], &ev); err != nil {
+	var ev changes.Event
+	if err := changes.Parse(b.Docs[n-1], &ev); err != nil {
 		return next, nil, err
 	}
-	if ev.Op != Invalidate {
+	if ev.Op != changes.Invalidate {
 		r.lastOp = ev.Op
 		return next, nil, nil
 	}
 
 	// The event before the invalidate event is its cause.
-	end := &InvalidateError{Position: positionOf(&ev), Op: r.lastOp, NS: r.stream.cfg.Scope.String()}
+	end := &changes.InvalidateError{Position: positionOf(&ev), Op: r.lastOp, NS: r.stream.cfg.Scope.String()}
 	next = r.position
 	if n > 1 {
-		if err := Parse(b.Docs[n-2], &ev); err != nil {
+		if err := changes.Parse(b.Docs[n-2], &ev); err != nil {
 			return next, nil, err
 		}
 		end.Op, next = ev.Op, positionOf(&ev)
 	}
 	// An insert does not end a stream, so the cause was not read.
-	if end.Op == Insert {
-		end.Op = Other
+	if end.Op == changes.Insert {
+		end.Op = changes.Other
 	}
 	return next, end, nil
 }
 
-func positionOf(ev *Event) resume.Position {
+func positionOf(ev *changes.Event) resume.Position {
 	return resume.Position{Token: resume.Token(ev.Token).Clone(), ClusterTime: ev.ClusterTime}
 }
 
 // sendBatch sends the batch to the caller if it has documents or a new position, and stores the
 // position in r. It blocks until the caller receives the batch.
-func (r *run) sendBatch(ctx context.Context, b *Batch, next resume.Position, moved bool) error {
+func (r *run) sendBatch(ctx context.Context, b *changes.Batch, next resume.Position, moved bool) error {
 	if moved {
 		r.position, r.positionUnsent = next, true
 	}
@@ -327,7 +326,7 @@ func (r *run) checkWatchdog(c *cursor) error {
 	switch r.watchdog.observeEmptyReply(c.replyWait, c.operationTime()) {
 	case verdictDead:
 		at, _ := r.position.Time()
-		return &GapError{Reason: gapStalled, Position: r.position, Ahead: at.After(c.operationTime()), Err: errStalled}
+		return &changes.GapError{Reason: changes.GapStalled, Position: r.position, Ahead: at.After(c.operationTime()), Err: errStalled}
 	case verdictReopen:
 		return errStalled
 	case verdictHealthy:
@@ -339,8 +338,8 @@ func (r *run) checkWatchdog(c *cursor) error {
 // and an error to end Run.
 func (r *run) handleError(ctx context.Context, err error) error {
 	r.stream.noteReopening()
-	var gap *GapError
-	var invalid *InvalidateError
+	var gap *changes.GapError
+	var invalid *changes.InvalidateError
 	switch {
 	case errors.As(err, &gap), errors.As(err, &invalid):
 		return err
@@ -352,7 +351,7 @@ func (r *run) handleError(ctx context.Context, err error) error {
 		r.stream.cfg.Log.Info("past the documents that were too large; reading whole events again")
 		return nil
 
-	case errors.Is(err, ErrTimeout):
+	case errors.Is(err, changes.ErrTimeout):
 		return r.retryTimeout(ctx, err)
 	case errors.Is(err, errStalled):
 		return r.retryLater(ctx, "watchdog", err)
@@ -365,7 +364,7 @@ func (r *run) handleError(ctx context.Context, err error) error {
 	case classResume:
 		return r.retryLater(ctx, reason, err)
 	case classGap:
-		return &GapError{Code: code, Reason: gapReason(code), Position: r.position, Err: err}
+		return &changes.GapError{Code: code, Reason: gapReason(code), Position: r.position, Err: err}
 	case classConfig:
 		return r.retryMisconfigured(ctx, code)
 	case classOversize:
@@ -407,7 +406,7 @@ func (r *run) retryUnexplained(ctx context.Context, code int, reason string, err
 		r.firstUnexplained = time.Now()
 	}
 	if r.unexplainedErrors >= unknownAttempts && time.Since(r.firstUnexplained) >= r.stream.pace.unexplained {
-		return &GapError{Code: code, Reason: gapUnexplained, Position: r.position, Err: err}
+		return &changes.GapError{Code: code, Reason: changes.GapUnexplained, Position: r.position, Err: err}
 	}
 	// Whatever its code means, an error that the server repeats at the same token may come from the next event.
 	if code != 0 && r.unexplainedErrors >= oversizeAttempts {

@@ -2,30 +2,15 @@ package changestream
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/resume"
 )
-
-// Skip is an insert that the stream does not read.
-type Skip struct {
-	DB, Coll string
-	ID       bson.RawValue
-	Until    bson.Timestamp // a later insert with this id is read
-
-	// At, if it is set, is the time of the insert, and Size the bytes of its id, which take the place of ID: with a large id, the
-	// pipeline would be too large. They are also those of another insert of the same transaction with an id of the same size.
-	At   bson.Timestamp
-	Size int
-}
-
-// MaxSkippedID bounds the id of a Skip without At, in bytes. An envelope with a longer id is malformed.
-const MaxSkippedID = 1024
 
 // pipeline returns the stages of the scope, and those that leave out the skipped events. The latter are no part of the hash of the
 // pipeline: the tokens stay valid.
@@ -35,7 +20,7 @@ func (s *Stream) pipeline() mongo.Pipeline {
 
 // skipStages returns the stages that leave out the events, one for each: MongoDB 6.0 cannot optimize a $nor of several. The server
 // applies them to the oplog, before it builds the events.
-func skipStages(list []Skip) (stages []bson.D) {
+func skipStages(list []changes.Skip) (stages []bson.D) {
 	for _, s := range list {
 		which := bson.D{
 			{Key: "documentKey._id", Value: s.ID},
@@ -63,21 +48,18 @@ func skipStages(list []Skip) (stages []bson.D) {
 // and the name of the field, and the end.
 func sizeWithinDocument(size int) int { return 4 + 1 + len("v\x00") + size + 1 }
 
-// describeNoEvent returns [ErrNoEvent] with the reason and the fix.
+// describeNoEvent returns [changes.ErrNoEvent] with the reason and the fix.
 func describeNoEvent(err error) error {
 	if c, _, _ := classifyError(err); c == classOversize {
 		return fmt.Errorf("%w: its id is too large for any change stream (%w). The owner sweeps past it without an order; "+
-			"with lost_history: halt, run `outrelay recover`", ErrNoEvent, err)
+			"with lost_history: halt, run `outrelay recover`", changes.ErrNoEvent, err)
 	}
-	return fmt.Errorf("%w: %w; name the collection and the id of the event", ErrNoEvent, err)
+	return fmt.Errorf("%w: %w; name the collection and the id of the event", changes.ErrNoEvent, err)
 }
 
-// ErrNoEvent is returned if there is no event after a position, or the server cannot return it.
-var ErrNoEvent = errors.New("the event at which the stream stands is unknown")
-
 // NextInsert returns the first insert of the scope after the position, without its document. It is for an operator who looks for
-// the event at which a stream stands. The error is [ErrNoEvent] if there is none, or if the server cannot return it.
-func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resume.Position) (Skip, error) {
+// the event at which a stream stands. The error is [changes.ErrNoEvent] if there is none, or if the server cannot return it.
+func NextInsert(ctx context.Context, client *mongo.Client, scope *changes.Scope, at resume.Position) (changes.Skip, error) {
 	opts := options.ChangeStream().SetMaxAwaitTime(defaultPace.maxAwait)
 	switch ts, ok := at.Time(); {
 	case !at.Token.IsZero():
@@ -85,7 +67,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 	case ok:
 		opts.SetStartAtOperationTime(&ts)
 	default:
-		return Skip{}, fmt.Errorf("%w: the watcher has no position; name the collection and the id of the event", ErrNoEvent)
+		return changes.Skip{}, fmt.Errorf("%w: the watcher has no position; name the collection and the id of the event", changes.ErrNoEvent)
 	}
 
 	// The document may be the reason why the server cannot return the event.
@@ -93,7 +75,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 		bson.D{{Key: "$project", Value: bson.D{{Key: "ns", Value: 1}, {Key: "documentKey", Value: 1}, {Key: "clusterTime", Value: 1}}}})
 	stream, err := scope.Watch(ctx, client, nil, pipeline, opts)
 	if err != nil {
-		return Skip{}, describeNoEvent(err)
+		return changes.Skip{}, describeNoEvent(err)
 	}
 	defer stream.Close(context.WithoutCancel(ctx))
 
@@ -101,7 +83,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 	for range emptyReplies {
 		if !stream.TryNext(ctx) {
 			if err := stream.Err(); err != nil {
-				return Skip{}, describeNoEvent(err)
+				return changes.Skip{}, describeNoEvent(err)
 			}
 			continue
 		}
@@ -116,15 +98,15 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *Scope, at resu
 			At bson.Timestamp `bson:"clusterTime"`
 		}
 		if err := stream.Decode(&ev); err != nil {
-			return Skip{}, fmt.Errorf("%w: %w", ErrNoEvent, err)
+			return changes.Skip{}, fmt.Errorf("%w: %w", changes.ErrNoEvent, err)
 		}
-		found := Skip{DB: ev.NS.DB, Coll: ev.NS.Coll, ID: ev.Key.ID, Until: ev.At}
-		if size := len(ev.Key.ID.Value); size > MaxSkippedID {
+		found := changes.Skip{DB: ev.NS.DB, Coll: ev.NS.Coll, ID: ev.Key.ID, Until: ev.At}
+		if size := len(ev.Key.ID.Value); size > changes.MaxSkippedID {
 			found.At, found.Size = ev.At, size
 		}
 		return found, nil
 	}
-	return Skip{}, fmt.Errorf("%w: no event follows the position of the watcher; name the collection and the id of the event", ErrNoEvent)
+	return changes.Skip{}, fmt.Errorf("%w: no event follows the position of the watcher; name the collection and the id of the event", changes.ErrNoEvent)
 }
 
 // emptyReplies is the number of empty replies after which no event follows.

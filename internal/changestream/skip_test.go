@@ -9,6 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -31,7 +32,7 @@ func TestN24_AnEventIsLeftOutByOrder(t *testing.T) {
 		b.skip = append(b.skip, b.skipOf(id, order))
 	}
 	for _, watch := range []string{b.db.Name() + ".outbox", b.db.Name() + ".*"} {
-		r := b.startReader(scopeOf(t, watch), Start{At: &at})
+		r := b.startReader(scopeOf(t, watch), changes.Start{At: &at})
 		r.wantIDs("b", "c")
 		r.withLock(func() {
 			if len(r.counts) > 0 {
@@ -57,20 +58,20 @@ func TestN24_ImagesAreReadPastASkippedEvent(t *testing.T) {
 	b.insertIDs(coll, strings.Repeat("i", 2000), "b")
 
 	// The order of an operator contains the time of such an event.
-	b.skip = []Skip{{DB: b.db.Name(), Coll: "outbox", At: entry.TS, Size: len(huge) + 5}}
+	b.skip = []changes.Skip{{DB: b.db.Name(), Coll: "outbox", At: entry.TS, Size: len(huge) + 5}}
 	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), Skip: b.skip, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []int
-	err = s.Refetch(t.Context(), resume.Position{ClusterTime: at}, func(*Event) bool { return true }, func(_ *Event, doc []byte) bool {
+	err = s.Refetch(t.Context(), resume.Position{ClusterTime: at}, func(*changes.Event) bool { return true }, func(_ *changes.Event, doc []byte) bool {
 		got = append(got, len(bson.Raw(doc).Lookup("_id").StringValue()))
 		return len(got) < 2
 	})
 	if err != nil || !slices.Equal(got, []int{2000, 1}) {
 		t.Errorf("ids of %d bytes, %v", got, err)
 	}
-	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}).wantIDs(strings.Repeat("i", 2000), "b")
+	b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at}).wantIDs(strings.Repeat("i", 2000), "b")
 }
 
 // The server cannot name an event with an id of such a size.
@@ -80,16 +81,16 @@ func TestN24_AnIDThatNoTokenCanHoldIsNotNamed(t *testing.T) {
 	at := b.clusterTime()
 	b.insertIDs(b.db.Collection("outbox"), strings.Repeat("i", 8<<20))
 	_, err := NextInsert(t.Context(), b.watch, scopeOf(t, b.db.Name()+".outbox"), resume.Position{ClusterTime: at})
-	if !errors.Is(err, ErrNoEvent) || !strings.Contains(err.Error(), "outrelay recover") {
+	if !errors.Is(err, changes.ErrNoEvent) || !strings.Contains(err.Error(), "outrelay recover") {
 		t.Errorf("%v, want the fix", err)
 	}
 }
 
-func (b *fixture) skipOf(id string, until bson.Timestamp) Skip {
+func (b *fixture) skipOf(id string, until bson.Timestamp) changes.Skip {
 	b.t.Helper()
 	typ, value, err := bson.MarshalValue(id)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return Skip{DB: b.db.Name(), Coll: "outbox", ID: bson.RawValue{Type: typ, Value: value}, Until: until}
+	return changes.Skip{DB: b.db.Name(), Coll: "outbox", ID: bson.RawValue{Type: typ, Value: value}, Until: until}
 }

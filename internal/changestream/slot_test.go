@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -11,7 +12,7 @@ import (
 func TestN28_OneSlotChangesNoPipeline(t *testing.T) {
 	t.Parallel()
 	for _, patterns := range [][]string{{"shop.outbox"}, {"shop.outbox", "shop.orders"}, {"tenant_*.outbox"}} {
-		s, err := ParseScope(patterns, "outrelay.*")
+		s, err := changes.ParseScope(patterns, "outrelay.*")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -30,7 +31,7 @@ func TestN28_OneSlotChangesNoPipeline(t *testing.T) {
 			}
 		}
 	}
-	if s, _ := ParseScope([]string{"shop.outbox"}, "outrelay.*"); s.PipelineHash() != wholeHash {
+	if s, _ := changes.ParseScope([]string{"shop.outbox"}, "outrelay.*"); s.PipelineHash() != wholeHash {
 		t.Errorf("hash of a collection stream is %s, want %s", s.PipelineHash(), wholeHash)
 	}
 }

@@ -7,12 +7,11 @@ import (
 	"sync"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // Config configures a Stream.
@@ -20,13 +19,13 @@ type Config struct {
 	// Client must have no client-wide Timeout, which would end the stream while it is idle. Tune sets
 	// the other options, so that the client detects a fault within seconds.
 	Client *mongo.Client
-	Scope  *Scope
+	Scope  *changes.Scope
 
 	// ReadPreference selects the member that the stream reads from. Defaults to that of the client.
 	ReadPreference *readpref.ReadPref
 
 	// Skip lists events that the stream does not read, because an operator has ordered it.
-	Skip []Skip
+	Skip []changes.Skip
 
 	Log     *slog.Logger // defaults to slog.Default
 	Metrics Metrics
@@ -66,30 +65,12 @@ type pace struct {
 
 var defaultPace = pace{
 	maxAwait:    500 * time.Millisecond,
-	batchSize:   MaxDocuments,
+	batchSize:   changes.MaxDocuments,
 	patience:    3 * time.Second,
 	watchdog:    13 * time.Second,
 	configRetry: 30 * time.Second,
 	unexplained: time.Minute,
 	backoff:     retry.Reopen,
-}
-
-// Start is the place where the stream begins. Position or At is needed.
-// Position and At together start at the time and drop the events at or before the position (N23).
-type Start struct {
-	// Position is the checkpoint. The stream delivers the events after its token, or from its cluster
-	// time on if it has no token.
-	Position resume.Position
-
-	// PipelineHash and Collections are stored in the checkpoint. The token is not used if the scope
-	// has another hash, or if the collection of a collection stream now has another UUID. The stream
-	// then starts at the position's time and drops the events at or before the token (N23). Empty
-	// values are not checked.
-	PipelineHash string
-	Collections  []resume.Collection
-
-	// At starts at a cluster time, inclusive.
-	At *bson.Timestamp
 }
 
 // Stream is one watcher's change stream.
@@ -122,7 +103,7 @@ func New(cfg Config) (*Stream, error) {
 // Run reads from start on and sends batches to out. It returns the cause of ctx when ctx ends, or a
 // *GapError, an *InvalidateError, or the error of a disconnected client. It retries after every other
 // fault. It does not close out. Only one Run may be active at a time.
-func (s *Stream) Run(ctx context.Context, start Start, out chan<- *Batch) error {
+func (s *Stream) Run(ctx context.Context, start changes.Start, out chan<- *changes.Batch) error {
 	defer s.setState(Stopped, 0, "")
 	defer s.noteProgress()
 

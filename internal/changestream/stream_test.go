@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
@@ -29,7 +30,7 @@ func numberedIDs(prefix string, n int) []string {
 func TestAStartIsRequired(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{})
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{})
 	if err := r.waitForEnd(); !errors.Is(err, errNoStart) {
 		t.Errorf("Run returned %v, want errNoStart", err)
 	}
@@ -43,7 +44,7 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	at := b.clusterTime()
 	want := numberedIDs("a", 50)
 	b.insertIDs(coll, want[:25]...)
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
 	b.insertIDs(b.db.Collection("other"), "x")
 	b.insertIDs(coll, want[25:]...)
 
@@ -64,7 +65,7 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 		t.Errorf("Run returned %v, want context.Canceled", err)
 	}
 
-	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
+	b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{Position: mid}).wantIDs(want[40:]...)
 }
 
 // A backlog is read in replies of 2,000 small events, each followed at once by the next, and in small ones if the events are large.
@@ -74,7 +75,7 @@ func TestABacklogIsReadInFullReplies(t *testing.T) {
 		events, bytes int
 		isFull        func(n int) bool
 	}{
-		"small events": {3 * MaxDocuments, 10, func(n int) bool { return n == MaxDocuments }},
+		"small events": {3 * changes.MaxDocuments, 10, func(n int) bool { return n == changes.MaxDocuments }},
 		"large events": {200, 100_000, func(n int) bool { return n >= 20 && n <= 60 }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -89,11 +90,11 @@ func TestABacklogIsReadInFullReplies(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+			r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
 			r.waitUntil("all", func() bool { return len(r.events) >= c.events })
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if !slices.ContainsFunc(r.sizes, c.isFull) || slices.Max(r.sizes) > MaxDocuments {
+			if !slices.ContainsFunc(r.sizes, c.isFull) || slices.Max(r.sizes) > changes.MaxDocuments {
 				t.Errorf("the replies have %v events", r.sizes)
 			}
 		})
@@ -108,7 +109,7 @@ func TestAStartAtTheClusterTimeLeavesOutEarlierInserts(t *testing.T) {
 	// Otherwise the present would be the time of the last insert.
 	b.insertIDs(b.db.Collection("other"), "later")
 	at := b.clusterTime()
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
 	r.waitUntil("a first position", func() bool { return !r.pos.IsZero() })
 	b.insertIDs(coll, "new")
 	r.wantIDs("new")
@@ -147,25 +148,25 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 	}
 
 	for _, c := range []struct {
-		kind     Kind
+		kind     changes.Kind
 		patterns []string
 		want     int
 		coll     string
 	}{
-		{Collection, ns("_1.outbox"), 4, "outbox"},
-		{Database, ns("_1.outbox", "_1.audit"), 6, "outbox audit"},
-		{Database, ns("_1.out*", "_1.aud*t"), 6, "outbox audit"},
-		{Cluster, ns("_*.outbox"), 8, "outbox"},
-		{Cluster, ns("_1.outbox", "_2.outbox", "_2.audit"), 10, "outbox audit"},
-		{Cluster, ns("_*.*"), 20, "outbox audit orders"},
-		{Cluster, []string{"*" + prefix[1:] + "_2.outbox", prefix + "_1.audit"}, 6, "outbox audit"},
+		{changes.Collection, ns("_1.outbox"), 4, "outbox"},
+		{changes.Database, ns("_1.outbox", "_1.audit"), 6, "outbox audit"},
+		{changes.Database, ns("_1.out*", "_1.aud*t"), 6, "outbox audit"},
+		{changes.Cluster, ns("_*.outbox"), 8, "outbox"},
+		{changes.Cluster, ns("_1.outbox", "_2.outbox", "_2.audit"), 10, "outbox audit"},
+		{changes.Cluster, ns("_*.*"), 20, "outbox audit orders"},
+		{changes.Cluster, []string{"*" + prefix[1:] + "_2.outbox", prefix + "_1.audit"}, 6, "outbox audit"},
 	} {
 		scope := scopeOf(t, c.patterns...)
 		if scope.Kind() != c.kind {
 			t.Fatalf("%s is a %s stream", scope, scope.Kind())
 		}
 
-		r := b.startReader(scope, Start{At: &at})
+		r := b.startReader(scope, changes.Start{At: &at})
 		r.waitUntil(scope.String(), func() bool { return len(r.insertedIDs()) >= c.want })
 		if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", scope, err)
@@ -176,7 +177,7 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 
 		for _, e := range r.events {
 			db, coll, _ := strings.Cut(e.ns, ".")
-			if e.op == Insert && (!scope.Matches([]byte(db), []byte(coll)) || !slices.Contains(strings.Fields(c.coll), coll)) {
+			if e.op == changes.Insert && (!scope.Matches([]byte(db), []byte(coll)) || !slices.Contains(strings.Fields(c.coll), coll)) {
 				t.Errorf("%s: got an event of %s", scope, e.ns)
 			}
 		}
@@ -193,7 +194,7 @@ func TestIdleCheckpointBesideABusyNeighbour(t *testing.T) {
 	coll := b.db.Collection("outbox")
 	at := b.clusterTime()
 	b.insertIDs(coll, "only")
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at})
 	r.waitUntil("the event", func() bool { return slices.Contains(r.insertedIDs(), "only") })
 	event := r.lastPosition()
 	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)
@@ -209,7 +210,7 @@ func TestIdleCheckpointBesideABusyNeighbour(t *testing.T) {
 	}
 
 	b.insertIDs(coll, "next")
-	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: idle}).wantIDs("next")
+	b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{Position: idle}).wantIDs("next")
 }
 
 func TestTransactions(t *testing.T) {
@@ -248,7 +249,7 @@ func TestTransactions(t *testing.T) {
 	const n = 2000
 	many("t", n, nil)
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.startReader(scope, Start{At: &at}, func(p *pace) { p.batchSize = 300 })
+	r := b.startReader(scope, changes.Start{At: &at}, func(p *pace) { p.batchSize = 300 })
 	r.wantIDs(numberedIDs("t", n)...)
 	time0 := r.eventAt(0).pos.ClusterTime
 	mid := r.eventAt(776).pos
@@ -257,11 +258,11 @@ func TestTransactions(t *testing.T) {
 	}
 
 	_ = r.stopReader()
-	b.startReader(scope, Start{Position: mid}).wantIDs(numberedIDs("t", n)[777:]...)
+	b.startReader(scope, changes.Start{Position: mid}).wantIDs(numberedIDs("t", n)[777:]...)
 
 	// By time, the server repeats the whole transaction, and the stream drops the events at or before the
 	// position.
-	b.startReader(scope, Start{Position: mid, At: &time0}).wantIDs(numberedIDs("t", n)[777:]...)
+	b.startReader(scope, changes.Start{Position: mid, At: &time0}).wantIDs(numberedIDs("t", n)[777:]...)
 }
 
 func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
@@ -276,7 +277,7 @@ func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
 		// A write moves the idle token.
 		b.insertIDs(b.db.Collection("x"), strings.Join(patterns, " "))
 		at := b.clusterTime()
-		r := b.startReader(scopeOf(t, patterns...), Start{At: &at},
+		r := b.startReader(scopeOf(t, patterns...), changes.Start{At: &at},
 			func(p *pace) { p.maxAwait = await; p.patience = time.Minute })
 		r.waitUntil("the stream to be live", func() bool {
 			return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live
@@ -363,12 +364,12 @@ func TestRefetch(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	is := func(ids string) func(*Event) bool {
-		return func(ev *Event) bool { return strings.ContainsAny(string(ev.ID), ids) }
+	is := func(ids string) func(*changes.Event) bool {
+		return func(ev *changes.Event) bool { return strings.ContainsAny(string(ev.ID), ids) }
 	}
 	var got []string
-	upTo := func(n int) func(*Event, []byte) bool {
-		return func(_ *Event, doc []byte) bool {
+	upTo := func(n int) func(*changes.Event, []byte) bool {
+		return func(_ *changes.Event, doc []byte) bool {
 			id, _ := bson.Raw(doc).Lookup("_id").StringValueOK()
 			got = append(got, id)
 			return len(got) < n
@@ -398,7 +399,7 @@ func TestRefetch(t *testing.T) {
 func TestOplogWindowAndUUID(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	oldest, newest, err := OplogWindow(t.Context(), b.watch)
+	oldest, newest, err := changes.OplogWindow(t.Context(), b.watch)
 	if err != nil || oldest.IsZero() || newest.Before(oldest) {
 		t.Errorf("window %v to %v: %v", oldest, newest, err)
 	}
@@ -436,8 +437,8 @@ func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
-	out, done := make(chan *Batch), make(chan error, 1)
-	go func() { done <- s.Run(ctx, Start{At: &at}, out) }()
+	out, done := make(chan *changes.Batch), make(chan error, 1)
+	go func() { done <- s.Run(ctx, changes.Start{At: &at}, out) }()
 	var sizes []int
 
 	for n := 0; n < len(docs); {
@@ -473,7 +474,7 @@ func TestConfigIsChecked(t *testing.T) {
 			t.Errorf("New accepted %+v", cfg)
 		}
 	}
-	if o := Tune(options.Client()); o.Timeout != nil {
+	if o := changes.Tune(options.Client()); o.Timeout != nil {
 		t.Errorf("Tune set the timeout %v, want none", *o.Timeout)
 	}
 }

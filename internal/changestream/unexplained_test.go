@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -35,8 +36,8 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 				progressed := false
 				for begin := time.Now(); ; {
 					if err := r.handleError(context.Background(), faults[attempts%2]); err != nil {
-						var gap *GapError
-						if !errors.As(err, &gap) || gap.Reason != gapUnexplained {
+						var gap *changes.GapError
+						if !errors.As(err, &gap) || gap.Reason != changes.GapUnexplained {
 							t.Fatal(err)
 						}
 						if took := time.Since(begin); !progressed || took < time.Minute || attempts < unknownAttempts-1 {

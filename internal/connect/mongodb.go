@@ -19,7 +19,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"golang.org/x/crypto/ocsp"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -73,7 +73,7 @@ func NewClients(
 		from = options.Client().ApplyURI(cfg.URI.Reveal())
 	}
 	// The stream has its own client, so that its long reads never delay the lease.
-	stream := changestream.Tune(connectionOptions(from)).SetAppName("outrelay stream " + node)
+	stream := changes.Tune(connectionOptions(from)).SetAppName("outrelay stream " + node)
 	state := lease.Tune(connectionOptions(from)).SetAppName("outrelay state " + node)
 	// Each slot has calls of its own.
 	if slots > 1 {
@@ -218,7 +218,7 @@ func verifyNotRevoked(s tls.ConnectionState) error {
 
 // DescribeOutage returns the problem that all errors of an outage share, for the log. It returns "" for other errors.
 func DescribeOutage(err error) string {
-	if mongo.IsNetworkError(err) || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err) || errors.Is(err, changestream.ErrTimeout) {
+	if mongo.IsNetworkError(err) || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err) || errors.Is(err, changes.ErrTimeout) {
 		return "MongoDB does not answer"
 	}
 	if errors.Is(err, kafkawire.ErrAway) {

@@ -3,7 +3,6 @@ package connect
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -11,23 +10,19 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // Outboxes returns a function that lists the existing collections that the configuration watches,
 // sorted by name. It queries each database that may contain one.
 func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context) ([]outboxes.Outbox, error) {
 	return func(ctx context.Context) ([]outboxes.Outbox, error) {
-		scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
+		scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 		if err != nil {
 			return nil, fmt.Errorf("watch: %w", err)
 		}
@@ -62,7 +57,7 @@ type Depth struct {
 // InspectWatched looks at what the watched names are, and whether the user may read them. It lists each database that
 // watch names, or that matches a pattern for databases.
 func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client, depth Depth) (i Inspection, err error) {
-	scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
+	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return i, fmt.Errorf("watch: %w", err)
 	}
@@ -107,7 +102,7 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 
 // inspectStream opens the change stream of the scope and closes it. It returns a finding if the user may not do that. Other errors are
 // none: the stream of the relay reports them.
-func inspectStream(ctx context.Context, client *mongo.Client, scope *changestream.Scope) []outboxes.Finding {
+func inspectStream(ctx context.Context, client *mongo.Client, scope *changes.Scope) []outboxes.Finding {
 	stream, err := scope.Watch(ctx, client, nil, mongo.Pipeline{}, options.ChangeStream())
 	if err == nil {
 		// The server removes a cursor that is not closed.
@@ -163,19 +158,6 @@ func Inspect(cfg config.Config, client *mongo.Client) func(ctx context.Context, 
 	}
 }
 
-// NextInsert returns a function that finds the event at which the stream of a slot stands, see [changestream.NextInsert].
-func NextInsert(
-	cfg config.Config, client *mongo.Client,
-) func(ctx context.Context, of slot.Range, at resume.Position) (changestream.Skip, error) {
-	return func(ctx context.Context, of slot.Range, at resume.Position) (changestream.Skip, error) {
-		scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
-		if err != nil {
-			return changestream.Skip{}, fmt.Errorf("watch: %w", err)
-		}
-		return changestream.NextInsert(ctx, client, scope.Of(of), at)
-	}
-}
-
 // WantedIndexes returns the indexes that a relay with this configuration wants on every watched collection. It wants
 // that of scheduled envelopes only where it has seen one.
 func WantedIndexes(cfg config.Config) outboxes.Indexes {
@@ -199,29 +181,10 @@ func Router(cfg config.Config, choose func(aggregateType, typ string) []string) 
 // privilege.
 func Oplog(client *mongo.Client) func(ctx context.Context) (oldest, newest time.Time, err error) {
 	return func(ctx context.Context) (time.Time, time.Time, error) {
-		first, last, err := changestream.OplogWindow(ctx, client)
+		first, last, err := changes.OplogWindow(ctx, client)
 		if err != nil {
 			return time.Time{}, time.Time{}, err
 		}
 		return time.Unix(int64(first.T), 0).UTC(), time.Unix(int64(last.T), 0).UTC(), nil
 	}
-}
-
-// RunReslice changes the number of slots of the watcher, see [slots.Reslice]. It connects for the
-// call.
-func RunReslice(
-	ctx context.Context, cfg config.Config, log *slog.Logger, want slots.ResliceOptions,
-) (slots.ResliceReport, error) {
-	mongo, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, slot.MaxSlots, log, nil)
-	if err != nil {
-		return slots.ResliceReport{}, err
-	}
-	defer mongo.Disconnect(ctx)
-
-	brokers, err := NewKafka(cfg, KafkaHost{}, log, nil)
-	if err != nil {
-		return slots.ResliceReport{}, err
-	}
-	defer brokers.Close()
-	return slots.Reslice(ctx, cfg, log, mongo.State, fence.NewClient(brokers), want)
 }

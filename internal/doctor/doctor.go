@@ -18,7 +18,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/kafkawire"
@@ -115,7 +115,7 @@ func blockedBy(root string) finding {
 type examination struct {
 	cfg     config.Config
 	limit   time.Duration
-	scope   *changestream.Scope
+	scope   *changes.Scope
 	router  *routing.Router
 	brokers *kafkawire.Client
 
@@ -134,7 +134,7 @@ func Run(ctx context.Context, cfg config.Config) (Report, error) { return runChe
 func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Report, error) {
 	x := &examination{cfg: cfg, limit: limit, sampled: make(chan struct{}), found: map[string]finding{}}
 	var err error
-	if x.scope, err = changestream.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
+	if x.scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return Report{}, fmt.Errorf("watch: %w", err)
 	}
 	if x.router, err = routing.New(cfg.Routing()); err != nil {

@@ -8,9 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
-	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/offline"
 )
 
 // kafkaChecks check the brokers and the transactional id.
@@ -97,7 +96,7 @@ func (x kafkaChecks) brokerSettings(ctx context.Context, names ...string) map[in
 // checkRequestSize compares the largest request that brokers accept with that of the relay.
 func (x kafkaChecks) checkRequestSize(ctx context.Context) finding {
 	const setting = "socket.request.max.bytes"
-	most := max(sink.MaxRequestBytes, int(x.cfg.Limits.Record)+recordOverhead)
+	most := max(kafkawire.MaxRequestBytes, int(x.cfg.Limits.Record)+recordOverhead)
 	known := false
 	var small []string
 	for id, got := range x.brokerSettings(ctx, setting) {
@@ -142,9 +141,9 @@ func (x kafkaChecks) checkTransactionalID(ctx context.Context) finding {
 	id := "outrelay.doctor." + x.cfg.Watcher
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
-	err := fence.NewClient(x.brokers).TryTransactionalID(call, id)
+	err := offline.TryTransactionalID(call, x.brokers, id)
 	switch {
-	case errors.Is(err, fence.ErrIDForbidden):
+	case errors.Is(err, offline.ErrIDForbidden):
 		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrapFlag(), x.kafkaPrincipal()),
 			"missing: WRITE or DESCRIBE on transactional ids that begin with outrelay.")
 	case err != nil:

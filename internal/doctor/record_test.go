@@ -27,7 +27,7 @@ var recordedVersions = []string{"4.0.2", "4.1.2", "4.2.2", devstack.KafkaVersion
 // coreTests are the tests, by package, that decide whether a version is tested.
 var coreTests = map[string][]string{
 	"./pkg/outbox":     {"TestAppendManyKeepsOrderAndAtomicity", "TestI2_AbortedTransactionLeavesNothing", "TestTransactionRetries"},
-	"./internal/gap":   {"TestN22_NothingBetweenSweepAndStream", "TestN22_TransactionOpenAcrossTheEnd"},
+	"./internal/sweep": {"TestN22_NothingBetweenSweepAndStream", "TestN22_TransactionOpenAcrossTheEnd"},
 	"./internal/fence": {"TestN04_RacingOwners", "TestN04_ZombieIsRefusedEverywhere", "TestN07_ForeignRecordsAreNotHits", "TestN08_LongTailIsTruncated"},
 	"./pkg/relay":      {"TestTwoInstancesOfAServiceShareTheWork"},
 	"./pkg/consumer":   {"TestEachEffectHappensOnceInTheOrderOfItsKey", "TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver", "TestRedeliveryHasNoEffectAndIsCommitted"},

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/inbox"
 )
@@ -67,7 +67,7 @@ type RolesFor struct {
 // NewRoles derives the roles from the configuration, without a connection to any server. They satisfy
 // the checks of privileges and ACLs. The tests run the relay with them.
 func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
-	scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
+	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return Roles{}, fmt.Errorf("watch: %w", err)
 	}

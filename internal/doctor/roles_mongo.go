@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/sagas"
@@ -14,7 +14,7 @@ import (
 
 type roleMaker struct {
 	cfg   config.Config
-	scope *changestream.Scope
+	scope *changes.Scope
 	who   RolesFor
 }
 

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
-	"github.com/outrelay/outrelay/internal/sink"
 )
 
 // The bounds of the checks of Kafka.
@@ -84,7 +83,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 			hidden = append(hidden, name)
 			continue
 		case topic.Err != nil:
-			odd = append(odd, sink.TopicRefusal(name, topic.Err, false))
+			odd = append(odd, kafkawire.ExplainTopic(name, topic.Err, false).Text)
 			continue
 		}
 
@@ -130,7 +129,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 			refused = append(refused, fmt.Sprintf("the user may not create topic %q", name))
 		case err != nil:
-			refused = append(refused, sink.TopicRefusal(name, err, true))
+			refused = append(refused, kafkawire.ExplainTopic(name, err, true).Text)
 		}
 	}
 

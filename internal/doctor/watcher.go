@@ -10,11 +10,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/state"
 )
 
@@ -25,7 +25,7 @@ type watcherChecks struct{ *examination }
 func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 	// Another number of slots means other documents, so the division comes first.
 	parts := slot.Ranges(x.cfg.Slots)
-	v, err := slots.NewDivisions(state.Open(x.mongo.client, x.cfg.State)).Read(ctx, x.cfg.Watcher)
+	v, err := divisions.New(state.Open(x.mongo.client, x.cfg.State)).Read(ctx, x.cfg.Watcher)
 	if err == nil && v.Of != len(parts) {
 		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)),
 			"watcher %q has %d slots, but the configuration sets %d", x.cfg.Watcher, v.Of, len(parts))
@@ -111,7 +111,7 @@ func judgeWatcher(w admin.SlotStatus, gap *lease.Gap) finding {
 // checkLostWatcher distinguishes a first start from a lost watcher document.
 func (x watcherChecks) checkLostWatcher(ctx context.Context, state state.Database, p slot.Range) finding {
 	if !p.Whole() {
-		if had, err := slots.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
+		if had, err := divisions.New(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
 			return failed("outrelay recover --slot "+p.String(),
 				"the document of the slot is missing, and with it the position in the change stream; nothing else is lost")
 		}

@@ -10,7 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/readiness"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/sweep"
 	"github.com/outrelay/outrelay/internal/watched"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -72,11 +73,11 @@ type Plan struct {
 // stream contains: those of a gap, and those of a collection that was renamed to a watched name.
 type Recovery struct {
 	*Plan
-	Scope      *changestream.Scope
+	Scope      *changes.Scope
 	Schedules  *watched.Schedules
 	Dispatcher dispatcher
 	Swept      deliverer
-	Skip       *Skip // gets the ids of swept envelopes that the following stream may repeat
+	Skip       *sweep.Skip // gets the ids of swept envelopes that the following stream may repeat
 	Metrics    *metrics.Set
 	Checkpoint lease.Source              // the current checkpoint of the term
 	Closed     func(end resume.Position) // called when the document contains the end of the gap
@@ -139,9 +140,9 @@ type sweepProgress struct {
 
 // openGap resolves all events of the lost stream and saves the gap. It returns where to open the
 // next stream.
-func (r *Recovery) openGap(ctx context.Context, lost *changestream.GapError) (changestream.Start, error) {
+func (r *Recovery) openGap(ctx context.Context, lost *changes.GapError) (changes.Start, error) {
 	if err := r.Dispatcher.Drain(ctx); err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 	reached, _ := r.Dispatcher.Reached()
 
@@ -152,20 +153,20 @@ func (r *Recovery) openGap(ctx context.Context, lost *changestream.GapError) (ch
 	if !reached.Token.IsZero() || reached.ClusterTime != r.lastEnd {
 		r.backoff.Reset()
 	} else if err := r.backoff.Wait(ctx); err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 
 	// The end of the gap comes before the list of collections: the stream then contains all inserts
 	// into a collection that is made in between.
 	to, err := r.Calls.OperationTime(ctx)
 	if err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 	if err := r.Collections.ListCollections(ctx); err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 	if err := r.Collections.ClaimNewCollections(ctx, bson.Timestamp{}); err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 
 	// A position that is ahead of the server belongs to another history, so its time cannot be
@@ -182,7 +183,7 @@ func (r *Recovery) openGap(ctx context.Context, lost *changestream.GapError) (ch
 // stream.
 func (p *Plan) PlanSweep(
 	ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update,
-) (changestream.Start, error) {
+) (changes.Start, error) {
 	switch {
 	case !from.After(to):
 	case reason == lease.GapRequested:
@@ -196,7 +197,7 @@ func (p *Plan) PlanSweep(
 	p.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: p.Now()}}
 	u.Gap = &p.gap.Gap
 	if err := p.Calls.RetryFenced(ctx, func() error { return p.Held.Save(ctx, u) }); err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 
 	// A first start has no stream to continue: that is no problem. Neither is an order.
@@ -210,21 +211,21 @@ func (p *Plan) PlanSweep(
 		{Key: "from", Value: from},
 		{Key: "to", Value: to},
 	})
-	return changestream.Start{At: &to}, nil
+	return changes.Start{At: &to}, nil
 }
 
 // ResumeGap continues the sweep of an earlier owner, or begins a sweep that an operator has
 // ordered. began is a cluster time before the collections were listed.
 func (p *Plan) ResumeGap(
 	ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp,
-) (changestream.Start, error) {
+) (changes.Start, error) {
 	if doc.Gap.To.IsZero() {
 		u.GapSince = doc.Gap.Since
 		return p.PlanSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
 	}
 
 	if p.Config.LostHistory == "halt" && doc.Gap.Reason != lease.GapRequested {
-		return changestream.Start{}, &readiness.HaltError{
+		return changes.Start{}, &readiness.HaltError{
 			What: "a gap of the change stream is half swept",
 			Fix:  "set lost_history: sweep until it is closed",
 		}
@@ -232,7 +233,7 @@ func (p *Plan) ResumeGap(
 	p.gap = &lostStretch{Gap: *doc.Gap}
 	p.Log.Info("continuing the sweep of an earlier owner", "reason", p.gap.Reason,
 		"from", p.gap.From.T, "to", p.gap.To.T, "cursor", p.gap.Cursor.T)
-	return changestream.Start{At: &p.gap.To}, nil
+	return changes.Start{At: &p.gap.To}, nil
 }
 
 // HasUnstampedBacklog reports whether a first start has to sweep: for an envelope without a server
@@ -245,7 +246,7 @@ func (p *Plan) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 	for _, c := range p.Collections.WatchedOutboxes() {
 		err := p.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 			coll := mongodb.Database(p.Calls.Client, c.DB).Collection(c.Coll)
-			found, err = hasUnstamped(ctx, now, coll, c.Slot)
+			found, err = sweep.HasUnstamped(ctx, now, coll, c.Slot)
 			return err
 		})
 		if err != nil || found {
@@ -279,7 +280,7 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) (closed 
 		return false, err
 	}
 
-	s := &Sweep{
+	s := &sweep.Sweep{
 		Client:      r.Calls.Client,
 		Collections: r.Collections.WatchedOutboxes(),
 		From:        g.From,
@@ -321,14 +322,14 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) (closed 
 func (r *Recovery) sweepsOldIDs() bool { return r.Config.Retention > 0 }
 
 // warnOfOldIDs logs how to deliver the ids that the sweep has left out, unless an operator has limited the sweep.
-func (r *Recovery) warnOfOldIDs(ctx context.Context, s *Sweep) error {
+func (r *Recovery) warnOfOldIDs(ctx context.Context, s *sweep.Sweep) error {
 	if s.OldIDs || r.gap.Reason == lease.GapRequested {
 		return nil
 	}
 
 	var leavesOut bool
 	err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-		leavesOut, err = s.leavesOut(ctx)
+		leavesOut, err = s.LeavesOut(ctx)
 		return err
 	})
 	if leavesOut {
@@ -340,7 +341,7 @@ func (r *Recovery) warnOfOldIDs(ctx context.Context, s *Sweep) error {
 
 // closeGap sets the position to the end of the gap and removes the gap from the watcher document,
 // in one write. All envelopes of the gap are delivered. The stream supplies the events after it.
-func (r *Recovery) closeGap(ctx context.Context, res Result) error {
+func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 	g := r.gap
 	end := resume.Position{ClusterTime: g.To}
 	// IsSweeping holds until the write below, so no renewal saves this position before.
@@ -412,10 +413,10 @@ func (r *Recovery) SaveCursor(ctx context.Context) error {
 // sweptPublisher delivers swept envelopes through the pump, like events of the stream.
 type sweptPublisher struct{ *Recovery }
 
-// Trouble implements gap.Publisher.
+// Trouble implements sweep.Publisher.
 func (p sweptPublisher) Trouble(err error) { p.Calls.State.ReportProblem("sweep", err, false) }
 
-// Reached implements gap.Publisher.
+// Reached implements sweep.Publisher.
 func (p sweptPublisher) Reached(context.Context, bson.Timestamp) error {
 	p.Dispatcher.Flush()
 	p.Calls.State.ClearProblems("sweep")
@@ -425,7 +426,7 @@ func (p sweptPublisher) Reached(context.Context, bson.Timestamp) error {
 // gapPublisher delivers the envelopes of a gap.
 type gapPublisher struct{ sweptPublisher }
 
-// Deliver implements gap.Publisher.
+// Deliver implements sweep.Publisher.
 func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	if err := p.Swept.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
 		return err
@@ -439,7 +440,7 @@ func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	return nil
 }
 
-// Reached implements gap.Publisher. The position follows the sweep.
+// Reached implements sweep.Publisher. The position follows the sweep.
 func (p gapPublisher) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	p.Dispatcher.Position(resume.Position{ClusterTime: cursor})
 	err := p.sweptPublisher.Reached(ctx, cursor)

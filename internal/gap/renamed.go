@@ -6,17 +6,18 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/sweep"
 )
 
 // handleRename handles a rename that gives a collection a watched name, removes one, or both (N27).
 // from and to report whether the old and the new name are watched. A collection keeps its UUID, so
 // the registry can store up to where the collection was read: the stream contains all inserts under
 // a watched name, and none under any other name.
-func (r *Recovery) handleRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
+func (r *Recovery) handleRename(ctx context.Context, ev *changes.Event, from, to bool) error {
 	if !to {
 		return r.Collections.LeaveCollection(ctx, ev)
 	}
@@ -58,7 +59,7 @@ const renameListedWithin = 3 * time.Second
 // findRenamed returns the collection of a rename under its current name, which may be the result of
 // a later rename. listed is false if the collection has no watched name. It waits at most
 // [renameListedWithin] for the server to list the collection.
-func (r *Recovery) findRenamed(ctx context.Context, ev *changestream.Event) (o outboxes.Outbox, listed bool, err error) {
+func (r *Recovery) findRenamed(ctx context.Context, ev *changes.Event) (o outboxes.Outbox, listed bool, err error) {
 	to := string(ev.ToDB) + "." + string(ev.ToColl)
 	for began := time.Now(); time.Since(began) < renameListedWithin; {
 		if err := r.Collections.ListCollections(ctx); err != nil {
@@ -88,7 +89,7 @@ func (r *Recovery) findRenamed(ctx context.Context, ev *changestream.Event) (o o
 // envelopes that were inserted before the collection lost its previous watched name have timestamps
 // before that time, without a margin.
 func (r *Recovery) sweepRenamed(
-	ctx context.Context, ev *changestream.Event, o outboxes.Outbox, before outboxes.Registration,
+	ctx context.Context, ev *changes.Event, o outboxes.Outbox, before outboxes.Registration,
 ) error {
 	at := ev.ClusterTime
 
@@ -102,7 +103,7 @@ func (r *Recovery) sweepRenamed(
 		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
 	r.renames.Store(o.NS(), rename{pos: string(ev.Data), at: at})
 
-	s := &Sweep{
+	s := &sweep.Sweep{
 		Client:      r.Calls.Client,
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
@@ -110,7 +111,7 @@ func (r *Recovery) sweepRenamed(
 		OldIDs:      r.sweepsOldIDs(),
 		To:          at,
 		Memory:      int64(r.Config.Limits.Memory) / 4,
-		Skip:        NewSkip(int64(r.Config.Limits.Memory) / 8),
+		Skip:        sweep.NewSkip(int64(r.Config.Limits.Memory) / 8),
 		Publisher:   renamePublisher{sweptPublisher{r}},
 	}
 	res, err := s.Run(ctx)
@@ -134,7 +135,7 @@ func (r *Recovery) sweepRenamed(
 // rename.
 type renamePublisher struct{ sweptPublisher }
 
-// Deliver implements gap.Publisher.
+// Deliver implements sweep.Publisher.
 func (p renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	p.Calls.Ticks.Add(1)
 	p.Metrics.Reconciled.WithLabelValues("swept").Inc()

@@ -7,7 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/readiness"
@@ -15,16 +15,16 @@ import (
 
 // FindNextStart returns where to start the stream again after it ended with err. If the stream
 // cannot continue, it returns the error that ends the term.
-func (r *Recovery) FindNextStart(ctx context.Context, err error) (changestream.Start, error) {
+func (r *Recovery) FindNextStart(ctx context.Context, err error) (changes.Start, error) {
 	if ctx.Err() != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
-	if invalid, ok := errors.AsType[*changestream.InvalidateError](err); ok {
+	if invalid, ok := errors.AsType[*changes.InvalidateError](err); ok {
 		return r.resumeAfterInvalidate(ctx, invalid)
 	}
-	lost, ok := errors.AsType[*changestream.GapError](err)
+	lost, ok := errors.AsType[*changes.GapError](err)
 	if !ok {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 
 	// If the token cannot be resumed, the time may still work: as long as the oplog holds that
@@ -38,7 +38,7 @@ func (r *Recovery) FindNextStart(ctx context.Context, err error) (changestream.S
 			{Key: "code", Value: lost.Code},
 			{Key: "reopened", Value: "by time"},
 		})
-		return changestream.Start{Position: lost.Position, At: &at}, nil
+		return changes.Start{Position: lost.Position, At: &at}, nil
 	}
 
 	r.Metrics.Gaps.WithLabelValues(lost.Reason).Inc()
@@ -47,7 +47,7 @@ func (r *Recovery) FindNextStart(ctx context.Context, err error) (changestream.S
 			{Key: "reason", Value: lost.Reason},
 			{Key: "code", Value: lost.Code},
 		})
-		return changestream.Start{}, &readiness.HaltError{
+		return changes.Start{}, &readiness.HaltError{
 			What: "the change stream cannot continue",
 			Err:  lost,
 			Fix: "set lost_history: sweep, and the relay delivers the missing events from the outbox; " +
@@ -60,14 +60,14 @@ func (r *Recovery) FindNextStart(ctx context.Context, err error) (changestream.S
 // resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
 // returns a *HaltError if it is configured so.
 func (r *Recovery) resumeAfterInvalidate(
-	ctx context.Context, e *changestream.InvalidateError,
-) (changestream.Start, error) {
+	ctx context.Context, e *changes.InvalidateError,
+) (changes.Start, error) {
 	r.AppendEvent(ctx, nodes.Invalidated, bson.D{
 		{Key: "collection", Value: e.NS},
 		{Key: "by", Value: e.Op.String()},
 	})
 	if r.Config.Invalidate == "halt" {
-		return changestream.Start{}, &readiness.HaltError{
+		return changes.Start{}, &readiness.HaltError{
 			What: "the watched collection is gone",
 			Err:  e,
 			Fix:  "run `outrelay recover`, or set invalidate: resume",
@@ -80,23 +80,23 @@ func (r *Recovery) resumeAfterInvalidate(
 	none := []lease.Collection{}
 	err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Collections: &none}) })
 	if err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 
 	r.Dispatcher.Position(e.Position)
-	return changestream.Start{Position: e.Position}, nil
+	return changes.Start{Position: e.Position}, nil
 }
 
 // HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
 // renamed collection. What waits of a dropped collection is removed if it is configured so.
-func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error {
+func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
 	from := r.Scope.Matches(ev.DB, ev.Coll)
 	to := r.Scope.Matches(ev.ToDB, ev.ToColl)
 
 	// On the stream of a single collection an invalidate event follows, which gets its own entry.
-	if (from || to || ev.Op == changestream.DropDatabase) && r.Scope.Kind() != changestream.Collection {
+	if (from || to || ev.Op == changes.DropDatabase) && r.Scope.Kind() != changes.Collection {
 		kind := nodes.Dropped
-		if ev.Op == changestream.Rename {
+		if ev.Op == changes.Rename {
 			kind = nodes.Renamed
 		}
 		r.AppendEvent(ctx, kind, bson.D{
@@ -107,11 +107,11 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error 
 	}
 
 	switch {
-	case ev.Op == changestream.Rename && (from || to):
+	case ev.Op == changes.Rename && (from || to):
 		return r.handleRename(ctx, ev, from, to)
-	case ev.Op == changestream.DropDatabase:
+	case ev.Op == changes.DropDatabase:
 		return r.discardWaiting(ctx, ev)
-	case ev.Op == changestream.Drop && from:
+	case ev.Op == changes.Drop && from:
 		if err := r.discardWaiting(ctx, ev); err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ const dropDrain = 2 * time.Second
 
 // discardWaiting removes what waits of a dropped collection or database. An event that another term stored after the drop, of a later
 // collection of the name, has a later position and stays.
-func (r *Recovery) discardWaiting(ctx context.Context, ev *changestream.Event) error {
+func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) error {
 	if r.Config.OnDrop == "keep" {
 		return nil
 	}

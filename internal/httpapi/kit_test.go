@@ -18,7 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/admin/admintest"
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -85,9 +85,9 @@ func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
 		},
 		// The watcher documents of these tests have no position of a real stream.
-		NextInsert: func(context.Context, slot.Range, resume.Position) (changestream.Skip, error) {
+		NextInsert: func(context.Context, slot.Range, resume.Position) (changes.Skip, error) {
 			_, id, err := bson.MarshalValue("standing")
-			return changestream.Skip{
+			return changes.Skip{
 				DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), ID: bson.RawValue{Type: bson.TypeString, Value: id},
 			}, err
 		},

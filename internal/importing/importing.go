@@ -14,7 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -93,13 +93,13 @@ func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
 	if at < 0 {
 		return nil, nil, refusalf("--from %q: expected one of %s", o.From, strings.Join(Sources(), ", "))
 	}
-	scope, err := changestream.ParseScope(cfg.Watch, cfg.State.Pattern())
+	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch: %w", err)
 	}
 	// With one watched collection, its name is no question.
 	if o.To == "" {
-		if scope.Kind() != changestream.Collection {
+		if scope.Kind() != changes.Collection {
 			return nil, nil, refusalf("the watcher reads %s; name the outbox with --to database.collection", scope)
 		}
 		o.To = scope.String()

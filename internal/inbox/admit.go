@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // Admit reports for each entry whether it is fresh, which means that it was not handled before. It
@@ -29,7 +29,7 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 		return nil, fmt.Errorf("admitting: %w", err)
 	}
 	if x.store.CurrentTransaction(ctx) == nil {
-		return nil, fmt.Errorf("admitting: %w", outbox.ErrNoTransaction)
+		return nil, fmt.Errorf("admitting: %w", transaction.ErrNone)
 	}
 
 	memo := x.memoFromContext(ctx)

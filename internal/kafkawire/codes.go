@@ -21,7 +21,7 @@ const (
 	InvalidConfig                      = kafkago.InvalidConfiguration
 	InvalidProducerEpoch               = kafkago.InvalidProducerEpoch
 	InvalidProducerIDMapping           = kafkago.InvalidProducerIDMapping
-	InvalidReplicationFactor           = kafkago.InvalidReplicationFactor
+	invalidReplicationFactor           = kafkago.InvalidReplicationFactor
 	InvalidTopic                       = kafkago.InvalidTopic
 	InvalidTransactionTimeout          = kafkago.InvalidTransactionTimeout
 	LeaderNotAvailable                 = kafkago.LeaderNotAvailable
@@ -29,7 +29,7 @@ const (
 	NotEnoughReplicas                  = kafkago.NotEnoughReplicas
 	OffsetOutOfRange                   = kafkago.OffsetOutOfRange
 	OperationNotAttempted              = kafkago.Error(55) // kafka-go uses another name
-	PolicyViolation                    = kafkago.PolicyViolation
+	policyViolation                    = kafkago.PolicyViolation
 	ProducerFenced                     = kafkago.ProducerFenced
 	RebalanceInProgress                = kafkago.RebalanceInProgress
 	TopicAuthorizationFailed           = kafkago.TopicAuthorizationFailed
@@ -37,7 +37,7 @@ const (
 	Unknown                            = kafkago.Unknown
 	UnknownMemberID                    = kafkago.UnknownMemberId
 	UnknownTopicOrPartition            = kafkago.UnknownTopicOrPartition
-	UnsupportedCompressionType         = kafkago.UnsupportedCompressionType
+	unsupportedCompressionType         = kafkago.UnsupportedCompressionType
 )
 
 // RefusalError is an error code of Kafka with the words of the broker, which are often the only reason: of a policy, or of a
@@ -62,8 +62,8 @@ func newRefusal(code Code, message string) error {
 	return &RefusalError{code, record.Shorten(message, 500)}
 }
 
-// WordsOf returns the words of the broker in an error, or "".
-func WordsOf(err error) string {
+// wordsOf returns the words of the broker in an error, or "".
+func wordsOf(err error) string {
 	if e, ok := errors.AsType[*RefusalError](err); ok {
 		return e.Message
 	}

@@ -16,6 +16,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
+// MaxRequestBytes is the size of the largest produce request of the relay, before compression, unless one record is larger.
+const MaxRequestBytes = 4 << 20
+
 var errUnknownBroker = errors.New("the broker is not in the cluster's metadata")
 
 // UnknownBrokerError returns the error of a connection to a broker that is not in the metadata.

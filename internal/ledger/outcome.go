@@ -11,11 +11,11 @@ package ledger
 import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/eventid"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // End is the kind of an outcome.
@@ -108,11 +108,11 @@ type ClaimRef struct {
 
 // HeaderID returns the id in the headers of a record that the sink gave back. A header marks a string that looks like an id of
 // another type.
-func (o *Outcome) HeaderID() event.ID {
+func (o *Outcome) HeaderID() eventid.ID {
 	if o.StringID {
-		return event.NewID(string(o.ID))
+		return eventid.New(string(o.ID))
 	}
-	return event.ParseID(string(o.ID))
+	return eventid.Parse(string(o.ID))
 }
 
 // needsImage reports whether the envelope has to be read again.

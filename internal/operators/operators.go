@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/offline"
 	"github.com/outrelay/outrelay/internal/opspage"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/process"
@@ -109,7 +110,7 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Inspect:  connect.Inspect(cfg, state.Client()),
 
-		NextInsert: connect.NextInsert(cfg, state.Client()),
+		NextInsert: offline.NextInsert(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, topics)
 		},

@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -24,7 +24,7 @@ type feed struct {
 	FeedConfig
 
 	// State of the current insert, and buffers reused for the next one.
-	ev         changestream.Event
+	ev         changes.Event
 	item       Item
 	nsBuf      []byte
 	readAt     time.Time // when the current envelope was read
@@ -233,7 +233,7 @@ func (f *feed) rejectEnvelope(ctx context.Context, item *Item, err error) error 
 
 // envelopeWithIDOnly returns an envelope that contains only the id of ev. It is for an event that
 // was too large for the stream, and whose document was gone when it was fetched (N24).
-func envelopeWithIDOnly(ev *changestream.Event) []byte {
+func envelopeWithIDOnly(ev *changes.Event) []byte {
 	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}})
 	if err != nil {
 		return nil

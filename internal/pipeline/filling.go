@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/activity"
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
@@ -27,7 +27,7 @@ type BuildConfig struct {
 	Mapping *envelope.Mapping // nil: the documents are envelopes of the contract
 	Router  *routing.Router
 	Preset  *routing.Preset
-	Scope   *changestream.Scope
+	Scope   *changes.Scope
 	Now     func() time.Time // server time
 	Tap     *tracing.Tap
 	// Activity samples envelopes; nil samples none.

@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/letters"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -86,7 +86,7 @@ func (o *PreviousOwner) add(ns string, id bson.RawValue, pos string, topics []st
 }
 
 // topicsOf returns the topics for which the envelope of ev was stored. found reports whether it was.
-func (o *PreviousOwner) topicsOf(ns string, id bson.RawValue, ev *changestream.Event) (topics []string, found bool) {
+func (o *PreviousOwner) topicsOf(ns string, id bson.RawValue, ev *changes.Event) (topics []string, found bool) {
 	id = letters.ShortID(id)
 	for _, pos := range []string{string(ev.Data), outboxes.PosAt(outboxes.Stamp(ev.Document))} {
 		e, known := o.events[o.hashKey(ns, id, letters.ShortPos(pos))]

@@ -6,8 +6,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/changes"
+	"github.com/outrelay/outrelay/internal/sweep"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -36,9 +36,9 @@ type Pump struct {
 // Term is the term of ownership that the pump works for.
 type Term interface {
 	// HandleDDL handles an event that is not an insert.
-	HandleDDL(ctx context.Context, ev *changestream.Event) error
+	HandleDDL(ctx context.Context, ev *changes.Event) error
 	// AdoptCollection registers the collection of ev, which is new.
-	AdoptCollection(ctx context.Context, ev *changestream.Event) error
+	AdoptCollection(ctx context.Context, ev *changes.Event) error
 	// NoteProgress is called for each batch, also for an empty one.
 	NoteProgress()
 }
@@ -50,7 +50,7 @@ type PumpConfig struct {
 	Collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
 
 	// Events that the stream repeats although they were delivered or stored before.
-	Swept        *gap.Skip      // sent by the sweep that precedes the stream (N22)
+	Swept        *sweep.Skip    // sent by the sweep that precedes the stream (N22)
 	ReplayUntil  bson.Timestamp // end of the part whose records the read-back may have found
 	Previous     *PreviousOwner // waiting envelopes and dead letters of the previous owner; may be nil
 	DrainedSlots []DrainedSlot  // slots of an earlier division of the watcher (N28); may be nil
@@ -69,7 +69,7 @@ func (p *Pump) ForgetDrainedSlots() { p.drainedSlots = nil }
 
 // Run pumps batches until the reader closes in, and then returns nil. It returns early with the
 // first error, or with the cause of ctx when ctx ends.
-func (p *Pump) Run(ctx context.Context, in <-chan *changestream.Batch) error {
+func (p *Pump) Run(ctx context.Context, in <-chan *changes.Batch) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -90,7 +90,7 @@ func (p *Pump) Run(ctx context.Context, in <-chan *changestream.Batch) error {
 
 // handleBatch delivers the events of b in order and then releases b. It blocks while the dispatcher
 // has no room.
-func (p *Pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
+func (p *Pump) handleBatch(ctx context.Context, b *changes.Batch) error {
 	for _, raw := range b.Docs {
 		if err := p.handleEvent(ctx, raw); err != nil {
 			return err
@@ -127,10 +127,10 @@ func (p *Pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 // handleEvent parses one event of the stream into p.ev. It delivers the event unless the event is
 // not an insert into a watched collection, or was delivered before.
 func (p *Pump) handleEvent(ctx context.Context, raw []byte) error {
-	if err := changestream.Parse(raw, &p.ev); err != nil {
+	if err := changes.Parse(raw, &p.ev); err != nil {
 		return err
 	}
-	if p.ev.Op != changestream.Insert {
+	if p.ev.Op != changes.Insert {
 		return p.Term.HandleDDL(ctx, &p.ev)
 	}
 	if !p.Scope.Matches(p.ev.DB, p.ev.Coll) {

@@ -8,10 +8,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sweep"
 	"github.com/outrelay/outrelay/internal/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -61,14 +61,14 @@ func TestAnEventOfTheStreamCostsNoAllocation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	scope, err := changestream.ParseScope([]string{"shop.outbox"})
+	scope, err := changes.ParseScope([]string{"shop.outbox"})
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	build := BuildConfig{Router: router, Preset: preset, Scope: scope, Now: time.Now, Tap: tracing.NewTap(nil, nil, time.Now)}
 	p := NewPump(build, FeedConfig{Dispatcher: NewDispatcher(r.Resolver, s), StampMargin: 60}, PumpConfig{
-		Collections: map[[16]byte]bool{uuid: true}, Swept: gap.NewSkip(1 << 10),
+		Collections: map[[16]byte]bool{uuid: true}, Swept: sweep.NewSkip(1 << 10),
 	})
 	deliver := func() {
 		if err := p.handleEvent(context.Background(), raw); err != nil {

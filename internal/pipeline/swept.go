@@ -3,7 +3,7 @@ package pipeline
 import (
 	"context"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
@@ -25,8 +25,8 @@ func NewSwept(b BuildConfig, f FeedConfig, stored StoredTopics) *Swept {
 // while the dispatcher has no room.
 func (s *Swept) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
 	now := s.Now().UnixMilli()
-	s.ev = changestream.Event{
-		Op:          changestream.Insert,
+	s.ev = changes.Event{
+		Op:          changes.Insert,
 		Document:    e.Raw,
 		HasDocument: true,
 		DB:          e.DB,

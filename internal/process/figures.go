@@ -22,7 +22,6 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/term"
-	"github.com/outrelay/outrelay/internal/watched"
 )
 
 const (
@@ -261,7 +260,7 @@ func (f *figures) listScheduled(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
 	defer cancel()
 	coll := state.Open(f.relay.shared.Mongo.State, f.relay.cfg.State).Collection("schedules")
-	names, err := watched.ListScheduled(ctx, coll, f.relay.cfg.Watcher)
+	names, err := outboxes.ListScheduled(ctx, coll, f.relay.cfg.Watcher)
 	due := map[string]bool{}
 	for _, ns := range names[:min(len(names), outboxes.MaxCounted)] {
 		due[ns] = true

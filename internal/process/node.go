@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/logging"
@@ -262,7 +262,7 @@ func (r *Relay) LeaveNodes(ctx context.Context) {
 
 // readOplogWindow updates the metric of the oplog window.
 func (r *Relay) readOplogWindow(ctx context.Context) error {
-	oldest, newest, err := changestream.OplogWindow(ctx, r.shared.Mongo.State)
+	oldest, newest, err := changes.OplogWindow(ctx, r.shared.Mongo.State)
 	if err == nil {
 		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
 	}

@@ -15,14 +15,13 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/state"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"github.com/outrelay/outrelay/internal/watched"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -73,7 +72,7 @@ func TestEveryQueryOfTheStateHasAnIndex(t *testing.T) {
 	op := admin.New(admin.Operator{State: b.state, Watcher: "default", Actor: "ann"})
 	var state []any
 	stacktest.EventuallyIn(t, patience, "an event waits, one is dead, and one is on the agenda", func() bool {
-		scheduled, err := watched.ListScheduled(t.Context(), b.state.Collection("schedules"), "default")
+		scheduled, err := outboxes.ListScheduled(t.Context(), b.state.Collection("schedules"), "default")
 		state = []any{b.countLetters(bson.D{}), b.countWaiting(bson.D{}), scheduled, err}
 		return b.countLetters(bson.D{}) == 1 && b.countWaiting(bson.D{}) == 1 && len(scheduled) == 1
 	}, func() any { return state })
@@ -206,10 +205,10 @@ func (q queries) asRelay(b *bundle) {
 	runQuery(q, "stale nodes", func() (any, error) { return registry.MarkStale(ctx, time.Hour) })
 	runQuery(q, "gone nodes", func() (any, error) { return registry.Forget(ctx, time.Hour) })
 
-	divisions := slots.NewDivisions(b.state)
-	runQuery(q, "division", func() (any, error) { return divisions.Read(ctx, "default") })
-	runQuery(q, "documents", func() (any, error) { return divisions.Documents(ctx, "default") })
-	runQuery(q, "ids", func() (any, error) { return divisions.IDs(ctx, "default") })
+	stored := divisions.New(b.state)
+	runQuery(q, "division", func() (any, error) { return stored.Read(ctx, "default") })
+	runQuery(q, "documents", func() (any, error) { return stored.Documents(ctx, "default") })
+	runQuery(q, "ids", func() (any, error) { return stored.IDs(ctx, "default") })
 	runQuery(q, "registrations", func() (any, error) { return outboxes.NewRegistry(coll("collections")).Registrations(ctx, "default") })
 }
 

@@ -12,10 +12,10 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/divisions"
+	"github.com/outrelay/outrelay/internal/offline"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -103,7 +103,7 @@ func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 		})
 	}
 
-	rep, err := connect.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	rep, err := offline.Reslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), offline.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
 	if err != nil || !rep.Done || replayed != 1 {
 		t.Fatalf("%+v, %v, %d replayed", rep, err, replayed)
 	}
@@ -165,11 +165,11 @@ func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
 		}
 	}
 
-	rep, err := connect.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
-	if !errors.Is(err, slots.ErrResliceRefused) || rep.Done {
+	rep, err := offline.Reslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), offline.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	if !errors.Is(err, offline.ErrResliceRefused) || rep.Done {
 		t.Errorf("%+v, %v", rep, err)
 	}
-	if err := slots.NewDivisions(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {
+	if err := divisions.New(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {
 		t.Error(err)
 	}
 }

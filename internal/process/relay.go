@@ -16,9 +16,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
@@ -138,7 +139,7 @@ func newShared(
 		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
 		Pace:    term.DefaultPace,
 	}
-	if s.Scope, err = changestream.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
+	if s.Scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
 	if s.Router, err = connect.Router(cfg, host.Route); err != nil {
@@ -165,7 +166,7 @@ func newShared(
 	db := state.Open(s.Mongo.State, cfg.State)
 	s.Nodes = nodes.NewNodes(db.Collection("nodes"))
 	s.Registry = outboxes.NewRegistry(db.Collection("collections"))
-	s.Divisions = slots.NewDivisions(db)
+	s.Divisions = divisions.New(db)
 	if cfg.Slots > 1 {
 		s.Balancer = slots.NewBalancer(cfg, db, s.Nodes)
 	}

@@ -14,12 +14,11 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/offline"
 	"github.com/outrelay/outrelay/internal/process"
-	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -252,12 +251,12 @@ func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 }
 
 // reslice divides the watcher into a number of slots that no configuration has.
-func (b *bundle) reslice(n int) (slots.ResliceReport, error) {
+func (b *bundle) reslice(n int) (offline.ResliceReport, error) {
 	cfg, _, err := config.Load("", b.env, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return connect.RunReslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: n, Wait: 40 * time.Second, Actor: "test"})
+	return offline.Reslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), offline.ResliceOptions{Slots: n, Wait: 40 * time.Second, Actor: "test"})
 }
 
 // From one slot to two, to three, and back to one, while events are appended and processes with the old configuration

@@ -11,9 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/eventid"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // History is the delivery of a marked envelope, or an envelope that was requested by id. It has no payload.
@@ -34,11 +34,11 @@ type History struct {
 // empty, by ordering key. That time is the stamp, which has an index. An envelope that was inserted without a stamp has
 // the stamp of its delivery.
 type HistoryQuery struct {
-	IDs      []event.ID // in any state; then the other fields are ignored
-	Key      string     // canonical text of the ordering key
-	From, To time.Time  // of the stamp, in whole seconds: From ≤ ts < To; zero is no bound
-	After    string     // HistoryPage.Next of the previous page
-	Limit    int        // at most this many; 100 if 0 or less, 10,000 at most
+	IDs      []eventid.ID // in any state; then the other fields are ignored
+	Key      string       // canonical text of the ordering key
+	From, To time.Time    // of the stamp, in whole seconds: From ≤ ts < To; zero is no bound
+	After    string       // HistoryPage.Next of the previous page
+	Limit    int          // at most this many; 100 if 0 or less, 10,000 at most
 
 	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
 }
@@ -197,7 +197,7 @@ func KeyForms(text string) bson.A {
 		// An int64 is equal to an int32 of the same value.
 		forms = append(forms, n)
 	}
-	if id := event.ParseID(text); id != event.NewID(text) && id.String() == text {
+	if id := eventid.Parse(text); id != eventid.New(text) && id.String() == text {
 		forms = append(forms, id)
 	}
 	return forms

@@ -9,9 +9,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/eventid"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // fill inserts n stamped envelopes of ten keys, marks the first ones as delivered, and returns their ids in the order of their
@@ -103,7 +103,7 @@ func TestSentHistory(t *testing.T) {
 		}
 	}
 
-	page, err := SentHistory(t.Context(), coll, HistoryQuery{IDs: []event.ID{event.NewID(ids[299])}})
+	page, err := SentHistory(t.Context(), coll, HistoryQuery{IDs: []eventid.ID{eventid.New(ids[299])}})
 	if err != nil || len(page.Envelopes) != 1 || page.Envelopes[0].SentAt != nil {
 		t.Errorf("one that was not sent: %+v, %v", page, err)
 	}

@@ -29,12 +29,9 @@ type limits struct {
 	reopenEvery time.Duration
 }
 
-// MaxRequestBytes is the size of the largest request of a sink that has no larger record, before compression.
-const MaxRequestBytes = 4 << 20
-
 var fixedLimits = limits{
 	batchBytes:   1<<20 - 1024, // below Kafka's default max.message.bytes, 1 MiB + 12
-	requestBytes: MaxRequestBytes,
+	requestBytes: kafkawire.MaxRequestBytes,
 	parkAfter:    5 * time.Second,
 	reopenEvery:  30 * time.Second,
 }

@@ -7,7 +7,7 @@
 // renewals, any node may. It then keeps the slot for a while, longer each time: nodes whose tables differ would
 // otherwise pass it to each other.
 //
-// Another number of slots. [RunReslice] pauses and drains every slot, acquires every lease, and fences every
+// Another number of slots. [Reslice] pauses and drains every slot, acquires every lease, and fences every
 // transactional id as a takeover does. One transaction then replaces the documents. The new documents begin at
 // the lowest position of all, by time, because their pipeline is another one. They have the lowest stored
 // offsets and all old producer ids for the read-back. A slot that was ahead has delivered events below the
@@ -18,7 +18,7 @@
 // the last listed sender, and cannot write markers for other ids. A pause applies to every new slot with some of
 // the keys, a pin only if all old slots of the keys have it.
 //
-// Blocking: Balancer and RunReslice block until their context ends or their work is done. All other functions
+// Blocking: Balancer and Reslice block until their context ends or their work is done. All other functions
 // make one call to MongoDB each.
 package slots
 

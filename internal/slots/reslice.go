@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -92,7 +93,7 @@ type resliceRun struct {
 	fence     *fence.Client
 	state     state.Database
 	watchers  *mongo.Collection
-	divisions *Divisions
+	divisions *divisions.Divisions
 
 	ids    []string // of the old slots
 	paused []string // slots that an operator had paused before
@@ -112,7 +113,7 @@ func Reslice(
 	}
 	r.state = state.Open(client, cfg.State)
 	r.watchers = mongodb.Majority(r.state.Collection("watchers"))
-	r.divisions = NewDivisions(r.state)
+	r.divisions = divisions.New(r.state)
 
 	if err := r.state.Check(ctx); err != nil {
 		return ResliceReport{}, err
@@ -400,7 +401,7 @@ func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Do
 		if err := lease.Replace(tx, r.state.Collection("watchers"), old, fresh, control); err != nil {
 			return err
 		}
-		return newDivisionsIn(r.state).Divide(tx, r.cfg.Watcher, r.Slots, true)
+		return divisions.InTransaction(r.state).Divide(tx, r.cfg.Watcher, r.Slots, true)
 	})
 	if err == nil {
 		return nil

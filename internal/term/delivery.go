@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/ledger"
@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/scheduled"
 	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/sweep"
 	"github.com/outrelay/outrelay/internal/watched"
 )
 
@@ -75,7 +76,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 		RecordDeliveries: cfg.Recording != ledger.RecordPosition,
 		StampMargin:      uint32(margin / time.Second),
 	}
-	skip := gap.NewSkip(int64(cfg.Limits.Memory) / 4)
+	skip := sweep.NewSkip(int64(cfg.Limits.Memory) / 4)
 	known := &storedTopics{calls: t.calls, store: t.store, letters: t.letters, claims: t.claims, watcher: cfg.Watcher}
 	recovery := &gap.Recovery{
 		Plan:       t.plan,
@@ -104,7 +105,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 }
 
 // readStream tails the stream and pumps it until ctx ends or the stream cannot continue.
-func (d *delivery) readStream(ctx context.Context, start changestream.Start) error {
+func (d *delivery) readStream(ctx context.Context, start changes.Start) error {
 	for {
 		err := d.readStreamOnce(ctx, start)
 		if start, err = d.recovery.FindNextStart(ctx, err); err != nil {
@@ -114,7 +115,7 @@ func (d *delivery) readStream(ctx context.Context, start changestream.Start) err
 		// The stream was expected to repeat the waiting envelopes of the previous owner, for their other
 		// topics. It no longer can. That has to be known before these are loaded, so a new
 		// takeover finds the gap in the document. Any other gap is swept in this term, because its sweep
-		// leaves out the envelopes that an earlier sweep of the term has delivered (gap.Skip).
+		// leaves out the envelopes that an earlier sweep of the term has delivered (sweep.Skip).
 		if d.recovery.IsGapOpen() && d.pump.RepeatsPrevious() {
 			return errGapTooLate
 		}
@@ -123,8 +124,8 @@ func (d *delivery) readStream(ctx context.Context, start changestream.Start) err
 
 // readStreamOnce opens the stream at start, sweeps the gap if there is one, and pumps the stream
 // until it ends.
-func (d *delivery) readStreamOnce(ctx context.Context, start changestream.Start) error {
-	batches := make(chan *changestream.Batch)
+func (d *delivery) readStreamOnce(ctx context.Context, start changes.Start) error {
+	batches := make(chan *changes.Batch)
 	ended := make(chan error, 1)
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -291,13 +292,13 @@ type streamEvents struct {
 var _ pipeline.Term = (*streamEvents)(nil)
 
 // HandleDDL implements pipeline.Term.
-func (e *streamEvents) HandleDDL(ctx context.Context, ev *changestream.Event) error {
+func (e *streamEvents) HandleDDL(ctx context.Context, ev *changes.Event) error {
 	return e.recovery.HandleDDL(ctx, ev)
 }
 
 // AdoptCollection implements pipeline.Term: it registers a collection that appeared while the stream
 // runs, before its first event is delivered.
-func (e *streamEvents) AdoptCollection(ctx context.Context, ev *changestream.Event) error {
+func (e *streamEvents) AdoptCollection(ctx context.Context, ev *changes.Event) error {
 	o, err := e.collections.AdoptCollection(ctx, ev)
 	if err != nil {
 		return err

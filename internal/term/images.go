@@ -8,13 +8,14 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/eventid"
 	"github.com/outrelay/outrelay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // images finds the envelopes of records that the sink gave back: it keeps only encoded records.
@@ -81,12 +82,12 @@ func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*le
 	floor, _ := m.resolver.Reached()
 	var hit []*ledger.Outcome
 	left := len(missing)
-	want := func(ev *changestream.Event) bool {
+	want := func(ev *changes.Event) bool {
 		hit = missing[pipeline.EventNumber(ev.Data)]
 		return hit != nil && hit[0].Raw == nil
 	}
 
-	return m.stream.Refetch(ctx, floor, want, func(ev *changestream.Event, doc []byte) bool {
+	return m.stream.Refetch(ctx, floor, want, func(ev *changes.Event, doc []byte) bool {
 		raw := slices.Clone(doc)
 		for _, o := range hit {
 			o.Raw = raw
@@ -112,8 +113,8 @@ func (m *images) namespaceOf(hash []byte) string {
 // findInCollections sets the envelope of e from its collection, if it is there. It is for a record
 // whose event the stream can no longer supply. The position is made of the server timestamp.
 func (m *images) findInCollections(ctx context.Context, e *ledger.Outcome) error {
-	ids := []event.ID{e.HeaderID()}
-	if text := event.NewID(string(e.ID)); text != ids[0] {
+	ids := []eventid.ID{e.HeaderID()}
+	if text := eventid.New(string(e.ID)); text != ids[0] {
 		ids = append(ids, text)
 	}
 

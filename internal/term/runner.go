@@ -13,9 +13,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/activity"
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/divisions"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -44,9 +45,9 @@ type Shared struct {
 	Kafka     *kafkawire.Client
 	Sinks     *sink.Opener
 	Nodes     *nodes.Nodes
-	Divisions *slots.Divisions
+	Divisions *divisions.Divisions
 	Registry  *outboxes.Registry
-	Scope     *changestream.Scope
+	Scope     *changes.Scope
 	Router    *routing.Router
 	Preset    *routing.Preset
 	Mapping   *envelope.Mapping // nil: the documents are envelopes of the contract
@@ -115,7 +116,7 @@ type Runner struct {
 	metrics *metrics.Set
 	State   *readiness.State
 	sinks   *sink.Opener
-	scope   *changestream.Scope
+	scope   *changes.Scope
 	lease   *lease.Lease
 	events  *nodes.AuditLog
 	tap     *tracing.Tap
@@ -299,7 +300,7 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 		err := r.division.check(ctx)
 
 		// If the number cannot be read, a process with one slot continues anyway.
-		if err == nil || r.Slot.Whole() && !errors.Is(err, slots.ErrDivided) {
+		if err == nil || r.Slot.Whole() && !errors.Is(err, divisions.ErrDivided) {
 			r.State.ClearProblems("slots")
 			return nil
 		}
@@ -307,7 +308,7 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.State.ReportProblem("slots", err, errors.Is(err, slots.ErrDivided))
+		r.State.ReportProblem("slots", err, errors.Is(err, divisions.ErrDivided))
 		if err := retry.Sleep(ctx, divideRetry); err != nil {
 			return err
 		}
@@ -316,13 +317,13 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 
 // division checks that the watcher has as many slots as this process is configured for.
 type division struct {
-	all     *slots.Divisions
+	all     *divisions.Divisions
 	watcher string
 	slot    slot.Range
 	log     *slog.Logger
 }
 
-// check returns slots.ErrDivided if the watcher has another number of slots than this
+// check returns divisions.ErrDivided if the watcher has another number of slots than this
 // process is configured for.
 func (d division) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, divisionTimeout)
@@ -332,7 +333,7 @@ func (d division) check(ctx context.Context) error {
 
 // checkRedivided is like check, but ignores all other errors.
 func (d division) checkRedivided(ctx context.Context) error {
-	if err := d.check(ctx); errors.Is(err, slots.ErrDivided) {
+	if err := d.check(ctx); errors.Is(err, divisions.ErrDivided) {
 		return err
 	}
 	return nil
@@ -365,7 +366,7 @@ func (r *Runner) OwnSlot(stop, work context.Context) error {
 				return nil
 			}
 			// waitForDivision reports this error.
-			if errors.Is(err, slots.ErrDivided) {
+			if errors.Is(err, divisions.ErrDivided) {
 				continue
 			}
 
@@ -426,7 +427,7 @@ func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 		r.log.Info("stepped down", "error", err)
 		return true, nil
 
-	case errors.Is(err, slots.ErrDivided):
+	case errors.Is(err, divisions.ErrDivided):
 		// waitForDivision reports this error.
 		r.division.discardDocument(stop)
 		return true, nil

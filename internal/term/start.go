@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -41,7 +41,7 @@ type startPoint struct {
 // stream moves it. began is a cluster time before the collections were listed.
 func (s *startPoint) findStart(
 	ctx context.Context, doc *lease.Document, began bson.Timestamp,
-) (changestream.Start, error) {
+) (changes.Start, error) {
 	hash := s.slot.scope.PipelineHash()
 	identities := s.collections.CollectionIdentities()
 	u := lease.Update{PipelineHash: &hash, Collections: &identities}
@@ -57,7 +57,7 @@ func (s *startPoint) findStart(
 		return s.plan.ResumeGap(ctx, doc, u, began)
 	}
 	if !s.from.IsZero() {
-		start := changestream.Start{Position: s.from, PipelineHash: doc.PipelineHash}
+		start := changes.Start{Position: s.from, PipelineHash: doc.PipelineHash}
 		for _, c := range doc.Collections {
 			known := resume.Collection{NS: c.NS}
 			copy(known.UUID[:], c.UUID.Data)
@@ -72,7 +72,7 @@ func (s *startPoint) findStart(
 
 	at, err := s.findFirstStart(ctx, began)
 	if err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 
 	// All slots of a watcher without a checkpoint start where the first of them starts. If they
@@ -82,7 +82,7 @@ func (s *startPoint) findStart(
 		return err
 	})
 	if err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 
 	// The position is persisted before the first event. After a crash from here on, the next owner
@@ -91,12 +91,12 @@ func (s *startPoint) findStart(
 	u.Checkpoint.Position = s.from
 	hidden, err := s.plan.HasUnstampedBacklog(ctx, began)
 	if err != nil {
-		return changestream.Start{}, err
+		return changes.Start{}, err
 	}
 	if hidden {
 		return s.plan.PlanSweep(ctx, gap.ReasonBacklog, bson.Timestamp{}, began, u)
 	}
-	return changestream.Start{Position: s.from}, s.held.Save(ctx, u)
+	return changes.Start{Position: s.from}, s.held.Save(ctx, u)
 }
 
 // findFirstStart returns where a watcher without a checkpoint starts: at the oldest envelope of the

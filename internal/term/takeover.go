@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/letters"
@@ -23,7 +24,7 @@ import (
 // read back, with the new sender persisted before its first record (N4), and only then the stream
 // may be opened. It returns where to open it, and starts nothing that sends. It blocks until MongoDB and Kafka have answered, or
 // ctx ends.
-func (t *term) takeOver(ctx context.Context) (d *delivery, start changestream.Start, err error) {
+func (t *term) takeOver(ctx context.Context) (d *delivery, start changes.Start, err error) {
 	doc := t.held.Document()
 	if err := t.syncWithServers(ctx); err != nil {
 		return nil, start, err
@@ -138,7 +139,7 @@ func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 }
 
 // newStream returns a stream that is not open, and that will leave out skips.
-func (r *Runner) newStream(log *slog.Logger, skips []changestream.Skip) (*changestream.Stream, error) {
+func (r *Runner) newStream(log *slog.Logger, skips []changes.Skip) (*changestream.Stream, error) {
 	return changestream.New(changestream.Config{
 		Client:         r.shared.Mongo.Stream,
 		Scope:          r.scope,
@@ -157,7 +158,7 @@ func (r *Runner) newStream(log *slog.Logger, skips []changestream.Skip) (*change
 }
 
 // listSkips returns the events that operators have ordered to pass over.
-func listSkips(doc *lease.Document, log *slog.Logger) (list []changestream.Skip) {
+func listSkips(doc *lease.Document, log *slog.Logger) (list []changes.Skip) {
 	at, _ := doc.Position().Time()
 	for _, s := range doc.Control.Skips {
 		// The stream has passed it.
@@ -165,7 +166,7 @@ func listSkips(doc *lease.Document, log *slog.Logger) (list []changestream.Skip)
 			continue
 		}
 		db, coll, _ := strings.Cut(s.NS, ".")
-		list = append(list, changestream.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At, At: s.EventAt, Size: s.Size})
+		list = append(list, changes.Skip{DB: db, Coll: coll, ID: s.ID, Until: s.At, At: s.EventAt, Size: s.Size})
 		log.Warn("the stream passes over an event, because an operator has ordered it",
 			"collection", s.NS, "id", letters.IDText(s.ID), "id_bytes", max(s.Size, len(s.ID.Value)))
 	}

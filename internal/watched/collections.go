@@ -18,7 +18,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -31,7 +31,7 @@ type Collections struct {
 	Calls    *readiness.Calls
 	Client   *mongo.Client
 	Registry *outboxes.Registry
-	Scope    *changestream.Scope
+	Scope    *changes.Scope
 	Watch    []string // the configured names and patterns
 	Watcher  string
 	Slot     slot.Range
@@ -193,7 +193,7 @@ func (c *Collections) ClaimCollection(
 }
 
 // AdoptCollection registers and lists the collection of ev, which appeared while the stream runs.
-func (c *Collections) AdoptCollection(ctx context.Context, ev *changestream.Event) (outboxes.Outbox, error) {
+func (c *Collections) AdoptCollection(ctx context.Context, ev *changes.Event) (outboxes.Outbox, error) {
 	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Slot: c.Slot}
 	if _, err := c.ClaimCollection(ctx, o, ev.ClusterTime); err != nil {
 		return o, err
@@ -211,7 +211,7 @@ func (c *Collections) AdoptCollection(ctx context.Context, ev *changestream.Even
 // ForgetCollection removes the collection of the drop ev from the list and the registry, so that tenants that come and
 // go leave nothing. An event of the collection that another slot or a later owner still reads registers it again, and
 // the drop that follows removes it again.
-func (c *Collections) ForgetCollection(ctx context.Context, ev *changestream.Event) error {
+func (c *Collections) ForgetCollection(ctx context.Context, ev *changes.Event) error {
 	c.mu.Lock()
 	uuid := ev.UUID
 	c.listed = slices.DeleteFunc(c.listed, func(o outboxes.Outbox) bool {
@@ -272,7 +272,7 @@ func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registra
 
 // LeaveCollection stores in the registry up to where a collection was read that loses its watched
 // name with the rename ev.
-func (c *Collections) LeaveCollection(ctx context.Context, ev *changestream.Event) error {
+func (c *Collections) LeaveCollection(ctx context.Context, ev *changes.Event) error {
 	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
 		return c.Registry.Leave(ctx, ev.UUID, c.Watcher, ev.ClusterTime)
 	})

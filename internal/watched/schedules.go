@@ -115,26 +115,8 @@ func (s *Schedules) Load(ctx context.Context) error {
 	return s.Calls.RetryCall(ctx, s.load)
 }
 
-// ListScheduled returns the stored list of the outboxes of a watcher that may hold scheduled envelopes, sorted.
-func ListScheduled(ctx context.Context, coll *mongo.Collection, watcher string) ([]string, error) {
-	return listEntries(ctx, coll, bson.D{{Key: "watcher", Value: watcher}})
-}
-
-// listEntries returns the outboxes of the entries that match, sorted.
-func listEntries(ctx context.Context, coll *mongo.Collection, filter bson.D) ([]string, error) {
-	entries, err := mongodb.FindAll[struct {
-		NS string `bson:"ns"`
-	}](ctx, mongodb.Majority(coll), "reading the outboxes with scheduled envelopes", filter)
-	list := make([]string, len(entries))
-	for i, e := range entries {
-		list[i] = e.NS
-	}
-	slices.Sort(list)
-	return list, err
-}
-
 func (s *Schedules) load(ctx context.Context) error {
-	list, err := ListScheduled(ctx, s.Coll, s.Watcher)
+	list, err := outboxes.ListScheduled(ctx, s.Coll, s.Watcher)
 	if err != nil {
 		return err
 	}
@@ -201,7 +183,7 @@ func (s *Schedules) Run(ctx context.Context) error {
 func (s *Schedules) forgetEmpty(ctx context.Context) error {
 	ago := bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", forgetAfter.Milliseconds()}}}
 	old := bson.E{Key: "$expr", Value: bson.D{{Key: "$lt", Value: bson.A{"$at", ago}}}}
-	list, err := listEntries(ctx, s.Coll, bson.D{{Key: "watcher", Value: s.Watcher}, old})
+	list, err := outboxes.ListScheduled(ctx, s.Coll, s.Watcher, old)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/eventid"
 	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
@@ -27,7 +28,8 @@ func (e Event) Size() int { return len(e.encode()) }
 func (e Event) encode() []byte {
 	dst := appendInt32(make([]byte, 0, envelopeOverhead+len(e.payload.data)), 0)
 	if !e.id.IsZero() {
-		dst = e.id.appendValue(appendName(dst, e.id.typ, "_id"))
+		typ, _ := eventid.Parts(e.id)
+		dst = eventid.AppendValue(appendName(dst, typ, "_id"), e.id)
 	}
 
 	dst = appendString(dst, "aggregatetype", e.about.Type)

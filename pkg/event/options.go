@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/eventid"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -22,7 +23,7 @@ func (o option) apply(e *Event) { o(e) }
 func WithID[T ~[16]byte | ~[12]byte | ~string | ID](id T) Option {
 	v, ok := any(id).(ID)
 	if !ok {
-		v = idOf(id)
+		v = eventid.Of(id)
 	}
 	return option(func(e *Event) { e.id = v })
 }

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/eventid"
 )
 
 // InvalidError lists all problems of an event. It wraps ErrInvalid.
@@ -42,17 +43,18 @@ func (e Event) Validate() error {
 		v.addProblem("%s", e.payload.problem)
 	}
 
+	idType, idText := eventid.Parts(e.id)
 	switch {
 	case e.id.IsZero():
 		v.addProblem("the event was not made by New")
 	// A UUID or ObjectID of zeros is an id that the service never set.
-	case strings.Trim(e.id.val, "\x00") == "" && e.id.typ != bson.TypeString:
+	case strings.Trim(idText, "\x00") == "" && idType != bson.TypeString:
 		v.addProblem("id is all zeros")
-	case e.id.val == "":
+	case idText == "":
 		v.addProblem("id is empty")
-	case len(e.id.val) > envelope.MaxIDBytes:
-		v.addProblem("id has %d bytes; at most %d are allowed", len(e.id.val), envelope.MaxIDBytes)
-	case e.id.typ == bson.TypeString && !utf8.ValidString(e.id.val):
+	case len(idText) > envelope.MaxIDBytes:
+		v.addProblem("id has %d bytes; at most %d are allowed", len(idText), envelope.MaxIDBytes)
+	case idType == bson.TypeString && !utf8.ValidString(idText):
 		v.addProblem("id is not UTF-8")
 	}
 

@@ -13,9 +13,9 @@ import (
 // termPackages contain the parts of a term. Each part gets its collaborators when it is made: the order of a takeover is then the order
 // of the code, and no part can be used before it is complete.
 var termPackages = []string{
-	"internal/changestream", "internal/fence", "internal/gap", "internal/lease", "internal/ledger", "internal/letters", "internal/mailbox",
+	"internal/changestream", "internal/divisions", "internal/fence", "internal/gap", "internal/lease", "internal/ledger", "internal/letters", "internal/mailbox",
 	"internal/nodes", "internal/outboxes", "internal/pipeline", "internal/purge", "internal/reconciler", "internal/requeues",
-	"internal/scheduled", "internal/sink", "internal/slots", "internal/term", "internal/waiting", "internal/watched", "internal/watermark",
+	"internal/scheduled", "internal/sink", "internal/slots", "internal/sweep", "internal/term", "internal/waiting", "internal/watched", "internal/watermark",
 }
 
 // lateFields are the fields of parts that are set after their construction, with the reason.

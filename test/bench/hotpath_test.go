@@ -9,7 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/record"
@@ -23,7 +23,7 @@ import (
 type path struct {
 	router  *routing.Router
 	filler  *routing.Filler
-	ev      changestream.Event
+	ev      changes.Event
 	view    envelope.View
 	meta    routing.Meta
 	targets []routing.Target
@@ -53,7 +53,7 @@ func newEventPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 
 // processEvent processes one change event up to the batch.
 func (h *path) processEvent(raw []byte) error {
-	if err := changestream.Parse(raw, &h.ev); err != nil {
+	if err := changes.Parse(raw, &h.ev); err != nil {
 		return err
 	}
 	if err := envelope.Parse(h.ev.Document, &h.view); err != nil {

@@ -97,7 +97,7 @@ func TestEveryNameExists(t *testing.T) {
 	}
 }
 
-// TestTheFaultsNameTests checks that each test in docs/faults.md exists. A name without a directory is one of test/fault.
+// TestTheFaultsNameTests checks that each test in docs/faults.md exists. A name without a package is one of test/fault.
 func TestTheFaultsNameTests(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(top, "docs/faults.md"))
@@ -234,10 +234,47 @@ type testFunction struct {
 	flags  []string // the test does nothing unless one of these flags is given
 }
 
-// listTests returns the functions in the test files of a directory.
+// dirOf returns the directory of a package that a document names: by its path, or, below internal/, by the end of its path, which no other
+// package has.
+func dirOf(tb testing.TB, name string) string {
+	tb.Helper()
+	if _, err := os.Stat(filepath.Join(top, filepath.FromSlash(name))); err == nil {
+		return name
+	}
+
+	var found []string
+	err := filepath.WalkDir(filepath.Join(top, "internal"), func(dir string, d os.DirEntry, err error) error {
+		if err != nil || !d.IsDir() || !strings.HasSuffix(filepath.ToSlash(dir), "/"+name) {
+			return err
+		}
+		rel, err := filepath.Rel(top, dir)
+		found = append(found, filepath.ToSlash(rel))
+		return err
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if len(found) != 1 {
+		tb.Errorf("the packages below internal/ that end with %s are %q, want one", name, found)
+		return name
+	}
+	return found[0]
+}
+
+func TestPackagesAreFoundByTheEndOfTheirPath(t *testing.T) {
+	t.Parallel()
+	stack := dirOf(t, "devstack/stacktest")
+	for name, want := range map[string]string{"stacktest": stack, "pkg/inbox": "pkg/inbox", "test/fault": "test/fault", stack: stack} {
+		if got := dirOf(t, name); got != want {
+			t.Errorf("directory of %s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+// listTests returns the functions in the test files of a package, see dirOf.
 func listTests(tb testing.TB, dir string) map[string]testFunction {
 	tb.Helper()
-	files, err := filepath.Glob(filepath.Join(top, filepath.FromSlash(dir), "*_test.go"))
+	files, err := filepath.Glob(filepath.Join(top, filepath.FromSlash(dirOf(tb, dir)), "*_test.go"))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -317,7 +354,7 @@ func TestEveryNamedTestRuns(t *testing.T) {
 				dirs[m[1]] = listTests(t, m[1])
 			}
 			flags := dirs[m[1]][m[2]].flags
-			if len(flags) > 0 && !slices.ContainsFunc(flags, func(flag string) bool { return isPassed(m[1], flag) }) {
+			if len(flags) > 0 && !slices.ContainsFunc(flags, func(flag string) bool { return isPassed(dirOf(t, m[1]), flag) }) {
 				t.Errorf("%s: %s: nothing runs %s.%s, which needs -%s: pass it in .ci/run or in a workflow",
 					document, l.id, m[1], m[2], strings.Join(flags, " or -"))
 			}

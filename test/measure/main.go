@@ -1,9 +1,10 @@
-// Measure prints how readable the code is, and the size of the Markdown that people write.
+// Measure prints how readable the code is, how the module is divided, and the size of the Markdown that people write.
 //
-//	go run ./test/measure [-tests] [-list] [DIR]...
+//	go run ./test/measure [-tests] [-list] [-without DIRS] [DIR]...
 //
 // Without directories it measures cmd, internal, pkg and resume. With -tests it measures the test files instead of the product.
-// With -list it also prints each place that counts against a figure.
+// With -list it also prints each place that counts against a figure. The directories of -without are tools: they do not count as lines of
+// the product.
 package main
 
 import (
@@ -19,6 +20,7 @@ import (
 func main() {
 	tests := flag.Bool("tests", false, "measure the test files")
 	list := flag.Bool("list", false, "print the places that count against a figure")
+	without := flag.String("without", "internal/lab", "the directories of tools, separated by commas")
 	flag.Parse()
 	dirs := flag.Args()
 	if len(dirs) == 0 {
@@ -34,6 +36,12 @@ func main() {
 	}
 
 	m.Print(os.Stdout)
+	h, err := measureHouse(".", strings.Split(*without, ","))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "measure:", err)
+		os.Exit(1)
+	}
+	h.print(os.Stdout)
 	pages, err := readable.Markdown(".")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "measure:", err)
@@ -45,7 +53,7 @@ func main() {
 	}
 	fmt.Printf("%-52s %.0f in %d files\n", "Markdown that people write, KB", float64(total)/1000, len(pages))
 	if *list {
-		for _, place := range m.Places() {
+		for _, place := range append(m.Places(), h.single()...) {
 			fmt.Println(place)
 		}
 	}

@@ -1,4 +1,4 @@
-package gap
+package sweep
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/changes"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -53,9 +53,9 @@ func unstampedFilter(leftOut idRange) bson.D {
 	}})
 }
 
-// hasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
+// HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
 // that the stream has to send.
-func hasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
+func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
 	session, err := mongodb.Causal(ctx, coll.Database().Client(), now)
 	if err != nil {
 		return false, err
@@ -175,7 +175,7 @@ func (s *source) acceptCurrent() bool {
 		// The server limits a reply by its number of documents. The mean size so far turns the wanted
 		// bytes into that number.
 		docs := s.replyBytes * s.cursorDocs / max(s.cursorBytes, 1)
-		s.cursor.SetBatchSize(int32(max(1, min(changestream.MaxDocuments, docs))))
+		s.cursor.SetBatchSize(int32(max(1, min(changes.MaxDocuments, docs))))
 	}
 
 	s.id = raw.Lookup("_id")

@@ -1,4 +1,4 @@
-package changestream
+package changes
 
 import (
 	"context"
@@ -21,6 +21,9 @@ func Tune(o *options.ClientOptions) *options.ClientOptions {
 		SetServerSelectionTimeout(4 * time.Second)
 }
 
+// oplogTimeout bounds the reading of the oplog window.
+const oplogTimeout = 10 * time.Second
+
 // ErrNotAllowed means that the user lacks an optional privilege.
 var ErrNotAllowed = errors.New("not allowed")
 
@@ -35,7 +38,7 @@ func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson
 		cmd = append(cmd, bson.E{Key: section, Value: 0})
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	ctx, cancel := context.WithTimeout(ctx, oplogTimeout)
 	defer cancel()
 	raw, err := client.Database("admin").RunCommand(ctx, cmd).Raw()
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {

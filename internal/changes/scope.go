@@ -1,4 +1,4 @@
-package changestream
+package changes
 
 import (
 	"errors"

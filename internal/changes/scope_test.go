@@ -1,4 +1,4 @@
-package changestream
+package changes
 
 import (
 	"strings"
@@ -119,4 +119,13 @@ func TestN27_StateCollectionsInAWatchedDatabase(t *testing.T) {
 	if _, err := ParseScope([]string{"shop.outrelay_audit"}, "shop.outrelay_*"); err == nil {
 		t.Error("ParseScope accepted a state collection")
 	}
+}
+
+func scopeOf(t testing.TB, patterns ...string) *Scope {
+	t.Helper()
+	s, err := ParseScope(patterns, "outrelay.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

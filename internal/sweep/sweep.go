@@ -1,4 +1,4 @@
-package gap
+package sweep
 
 import (
 	"bytes"
@@ -103,8 +103,8 @@ func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
 	return low
 }
 
-// leavesOut reports whether the sweep leaves out ids of a collection with envelopes that have no stamp.
-func (s *Sweep) leavesOut(ctx context.Context) (bool, error) {
+// LeavesOut reports whether the sweep leaves out ids of a collection with envelopes that have no stamp.
+func (s *Sweep) LeavesOut(ctx context.Context) (bool, error) {
 	for _, c := range s.Collections {
 		if s.leftOutIDs(c).isEmpty() {
 			continue

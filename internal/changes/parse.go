@@ -1,4 +1,4 @@
-package changestream
+package changes
 
 import (
 	"encoding/binary"
@@ -68,8 +68,8 @@ type Event struct {
 	HasUUID bool
 }
 
-// noteField is the name of Event.Note in the rebuilt event of a document that could not be fetched.
-const noteField = "outrelayNote"
+// NoteField is the name of Event.Note in the rebuilt event of a document that could not be fetched.
+const NoteField = "outrelayNote"
 
 var (
 	errNotAnEvent = errors.New("no _id or no operationType")
@@ -165,7 +165,7 @@ func (ev *Event) setField(typ bson.Type, name, val []byte) error {
 			return err
 		}
 
-	case noteField:
+	case NoteField:
 		if typ == bson.TypeString {
 			ev.Note = envelope.StringBytes(val)
 		}

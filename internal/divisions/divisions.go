@@ -1,4 +1,6 @@
-package slots
+// Package divisions stores into how many slots a watcher is divided, and which of them have begun, in the collection `slots` of the state
+// database. All calls are statements on MongoDB, which block until the server replies or ctx ends.
+package divisions
 
 import (
 	"context"
@@ -34,13 +36,13 @@ type Division struct {
 // processes with another configuration can be refused.
 type Divisions struct{ coll, watchers *mongo.Collection }
 
-// NewDivisions returns the divisions in the state database, with majority concerns.
-func NewDivisions(state state.Database) *Divisions {
+// New returns the divisions in the state database, with majority concerns.
+func New(state state.Database) *Divisions {
 	return &Divisions{mongodb.Majority(state.Collection("slots")), mongodb.Majority(state.Collection("watchers"))}
 }
 
-// newDivisionsIn returns the divisions for calls in a transaction, which sets the concerns itself.
-func newDivisionsIn(state state.Database) *Divisions {
+// InTransaction returns the divisions for calls in a transaction, which sets the concerns itself.
+func InTransaction(state state.Database) *Divisions {
 	return &Divisions{state.Collection("slots"), state.Collection("watchers")}
 }
 

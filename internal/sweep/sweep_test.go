@@ -1,4 +1,4 @@
-package gap
+package sweep
 
 import (
 	"context"
@@ -209,7 +209,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	t.Parallel()
 	b := newBundle(t)
 	c := b.newOutbox("o")
-	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
+	if found, err := HasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
 	}
 
@@ -217,7 +217,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
 	}
 	b.insert(t.Context(), c, "stamped")
-	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
+	if found, err := HasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
 	}
 
@@ -259,7 +259,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 		t.Fatalf("swept %q, want %q", order, all)
 	}
 
-	if found, err := hasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || !found {
+	if found, err := HasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || !found {
 		t.Fatalf("unstamped envelopes are not seen: %v %v", found, err)
 	}
 

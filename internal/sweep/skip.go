@@ -1,4 +1,4 @@
-package gap
+package sweep
 
 import (
 	"crypto/sha256"

@@ -1,4 +1,4 @@
-package slots
+package divisions
 
 import (
 	"testing"
@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.
 func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 	t.Parallel()
 	db := state.Of(stacktest.Database(t, stacktest.Client(t)))
-	d := NewDivisions(db)
+	d := New(db)
 	two, three := slot.Range{I: 0, N: 2}, slot.Range{I: 1, N: 3}
 	if err := d.Agree(t.Context(), "w", two); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,25 @@
+package changes
+
+import (
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/resume"
+)
+
+// Start is the place where the stream begins. Position or At is needed.
+// Position and At together start at the time and drop the events at or before the position (N23).
+type Start struct {
+	// Position is the checkpoint. The stream delivers the events after its token, or from its cluster
+	// time on if it has no token.
+	Position resume.Position
+
+	// PipelineHash and Collections are stored in the checkpoint. The token is not used if the scope
+	// has another hash, or if the collection of a collection stream now has another UUID. The stream
+	// then starts at the position's time and drops the events at or before the token (N23). Empty
+	// values are not checked.
+	PipelineHash string
+	Collections  []resume.Collection
+
+	// At starts at a cluster time, inclusive.
+	At *bson.Timestamp
+}
