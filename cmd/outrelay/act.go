@@ -19,13 +19,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/adopt"
-	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/connect"
-	"github.com/outrelay/outrelay/internal/doctor"
-	"github.com/outrelay/outrelay/internal/importing"
-	"github.com/outrelay/outrelay/internal/operators"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/lab/adopt"
+	"github.com/outrelay/outrelay/internal/lab/importing"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/doctor"
+	"github.com/outrelay/outrelay/internal/operate/operators"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 )
 
 // operatorCommand is the common part of the commands that read or change the collections of a watcher:

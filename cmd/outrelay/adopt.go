@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/adopt"
+	"github.com/outrelay/outrelay/internal/lab/adopt"
 )
 
 func newAdoptCommand(p *program) *cobra.Command {

@@ -7,10 +7,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/adopt"
+	"github.com/outrelay/outrelay/internal/lab/adopt"
 )
 
-// internal/adopt tests the checks, and test/migrate the hand-over.
+// internal/lab/adopt tests the checks, and test/migrate the hand-over.
 func TestAdoptCommand(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, 0)

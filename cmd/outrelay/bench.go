@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/bench"
+	"github.com/outrelay/outrelay/internal/lab/bench"
 )
 
 // consumerEvents is the default number of records for bench --consumer. Each record needs a

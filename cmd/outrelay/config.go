@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/contract/config"
 )
 
 func newConfigCommand(p *program) *cobra.Command {

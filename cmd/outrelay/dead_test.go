@@ -12,14 +12,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/admin/admintest"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/statetest"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/state"
-	"github.com/outrelay/outrelay/internal/state/statetest"
-	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
 // graveyard is a watcher with an outbox and n dead letters d0, d1, …. The last letter has only an id.

@@ -11,9 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
 // deployment is a state database with a watcher, whose owner is node one and whose standby is node two, and the

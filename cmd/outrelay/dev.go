@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/demo"
-	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/doctor"
+	"github.com/outrelay/outrelay/internal/lab/demo"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+	"github.com/outrelay/outrelay/internal/operate/doctor"
 )
 
 func newDevCommand(p *program) *cobra.Command {

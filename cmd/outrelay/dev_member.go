@@ -5,7 +5,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/demo/member"
+	"github.com/outrelay/outrelay/internal/lab/demo/member"
 )
 
 // newDevMemberCommand returns the hidden command that the scenarios of dev start as a consuming

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 )
 
 func newDevTopicCommand(p *program) *cobra.Command {

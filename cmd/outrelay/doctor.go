@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/doctor"
+	"github.com/outrelay/outrelay/internal/operate/doctor"
 )
 
 func newDoctorCommand(p *program) *cobra.Command {

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/doctor"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operate/doctor"
 )
 
 // runDoctor runs the doctor. If there are servers, it runs the doctor again until they answer within its time

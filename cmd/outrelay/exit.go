@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 // The exit codes.

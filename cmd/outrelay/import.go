@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/importing"
+	"github.com/outrelay/outrelay/internal/lab/importing"
 )
 
 func newImportCommand(p *program) *cobra.Command {

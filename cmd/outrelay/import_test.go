@@ -7,10 +7,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/importing"
+	"github.com/outrelay/outrelay/internal/lab/importing"
 )
 
-// internal/importing tests the sources.
+// internal/lab/importing tests the sources.
 func TestImportCommand(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, 0)

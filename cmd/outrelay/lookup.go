@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 func newLookupCommand(p *program) *cobra.Command {

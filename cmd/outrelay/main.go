@@ -8,7 +8,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/pkg/bearer/msk"
 )
 

@@ -18,8 +18,8 @@ import (
 	"go.uber.org/goleak"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 func TestMain(m *testing.M) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 func newNodesCommand(p *program) *cobra.Command {

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/contract/config"
 )
 
 // reloader reads the configuration again while a relay runs. Only the log level and the tokens of the operators apply at once. All

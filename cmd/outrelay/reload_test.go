@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/contract/config"
 )
 
 // Flags and the environment still override the file after a reload. A generated node name is not a change.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 // maxListedReplays is the number of replays that list shows.

@@ -9,10 +9,10 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/state/statetest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/statetest"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
 func TestReplayCommands(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/offline"
+	"github.com/outrelay/outrelay/internal/relay/offline"
 )
 
 func newResliceCommand(p *program) *cobra.Command {

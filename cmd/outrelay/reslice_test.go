@@ -8,10 +8,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/offline"
+	"github.com/outrelay/outrelay/internal/relay/offline"
 )
 
-// The parts that need no Kafka: the plan, its rejections, and a watcher that has never run. internal/process and
+// The parts that need no Kafka: the plan, its rejections, and a watcher that has never run. internal/relay/process and
 // test/fault test the division itself.
 func TestResliceCommand(t *testing.T) {
 	t.Parallel()

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/doctor"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/operate/doctor"
 )
 
 func newRolesCommand(p *program) *cobra.Command {

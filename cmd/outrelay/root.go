@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/connect"
-	"github.com/outrelay/outrelay/internal/logging"
+	"github.com/outrelay/outrelay/internal/base/logging"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 )
 
 // program holds the state that all commands share: the streams, the environment and the flags of the

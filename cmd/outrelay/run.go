@@ -9,12 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/doctor"
-	"github.com/outrelay/outrelay/internal/operators"
-	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/process"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/operate/doctor"
+	"github.com/outrelay/outrelay/internal/operate/operators"
+	"github.com/outrelay/outrelay/internal/relay/process"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
 func newRunCommand(p *program) *cobra.Command {

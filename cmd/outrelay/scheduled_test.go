@@ -9,9 +9,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/state/statetest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/statetest"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 // newScheduledShop creates a watcher with one outbox. Its envelopes are due in an hour and in two hours.

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 )
 
 func newSchemaCommand(p *program) *cobra.Command {

@@ -8,10 +8,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/inbox/mongostore"
-	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/service/sagas"
 )
 
 func TestLookupCommand(t *testing.T) {

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/setup"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operate/setup"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
 // The application's own database contains the outbox and the state.

@@ -10,8 +10,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 func TestStatusCommand(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 func newTopicsCommand(p *program) *cobra.Command {

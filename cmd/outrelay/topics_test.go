@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/activity"
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
 func TestTopicsCommands(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 func newWaitingCommand(p *program) *cobra.Command {

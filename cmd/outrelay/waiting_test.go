@@ -7,10 +7,10 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
 func TestWaitingCommands(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // Code is an error code of Kafka.

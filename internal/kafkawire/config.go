@@ -9,7 +9,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/sasl"
+	"github.com/outrelay/outrelay/internal/contract/sasl"
 )
 
 // Defaults of Config.

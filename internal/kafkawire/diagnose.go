@@ -16,8 +16,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
+	"github.com/outrelay/outrelay/internal/contract/sasl"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
-	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // Diagnosis explains why Kafka cannot be used: what happened, how the client tried to connect, and

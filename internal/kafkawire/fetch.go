@@ -10,8 +10,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/fetch"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // FetchFrom is a partition and the first offset to fetch.

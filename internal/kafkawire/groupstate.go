@@ -7,8 +7,8 @@ import (
 
 	"github.com/segmentio/kafka-go/protocol/describegroups"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // GroupState is the state of a consumer group. State is a name of Kafka, for example "Stable". A group that never existed is

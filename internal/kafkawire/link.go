@@ -17,7 +17,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
 	"github.com/segmentio/kafka-go/protocol/saslhandshake"
 
-	"github.com/outrelay/outrelay/internal/sasl"
+	"github.com/outrelay/outrelay/internal/contract/sasl"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 )

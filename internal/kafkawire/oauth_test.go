@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/contract/sasl"
 	"github.com/outrelay/outrelay/internal/kafkawire"
-	"github.com/outrelay/outrelay/internal/sasl"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 // The first message has the token by RFC 7628. A challenge means that the broker rejects it.

@@ -10,10 +10,10 @@ import (
 
 	"github.com/segmentio/kafka-go/protocol"
 
+	"github.com/outrelay/outrelay/internal/contract/keyhash"
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
-	"github.com/outrelay/outrelay/internal/keyhash"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // MaxRequestBytes is the size of the largest produce request of the relay, before compression, unless one record is larger.

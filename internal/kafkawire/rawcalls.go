@@ -9,8 +9,8 @@ import (
 
 	"github.com/segmentio/kafka-go/protocol"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // The requests of this file are not, or not in this version, in kafka-go.

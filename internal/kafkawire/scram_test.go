@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/contract/sasl"
 	"github.com/outrelay/outrelay/internal/kafkawire"
-	"github.com/outrelay/outrelay/internal/sasl"
 )
 
 // A server at a broker's address may request any number of iterations, before it has proved who it is.

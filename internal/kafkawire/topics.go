@@ -17,7 +17,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // TopicConfig has the settings of a topic that matter to the relay. It is the zero value if this user

@@ -14,8 +14,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/findcoordinator"
 	"github.com/segmentio/kafka-go/protocol/initproducerid"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 const (

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 // Brokers refuse a transaction timeout above their transaction.max.timeout.ms, which is 15 minutes here.

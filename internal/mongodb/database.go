@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
-	"github.com/outrelay/outrelay/internal/concern"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
 )
 
 // registry is that of the driver. A registry of the service could encode stored documents in another way.

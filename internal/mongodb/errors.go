@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/x/mongo/driver"
 
-	"github.com/outrelay/outrelay/internal/concern"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
 )
 
 // ErrNotFound means that the collection has no document with the id.

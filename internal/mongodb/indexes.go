@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/schema"
+	"github.com/outrelay/outrelay/internal/mongodb/schema"
 )
 
 // codeIndexNotFound is the server's code for an index that does not exist.

@@ -12,8 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 
-	"github.com/outrelay/outrelay/internal/concern"
-	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
 )
 
 // InTransaction runs fn in a majority-committed transaction of a new session, without a fence. The driver repeats fn after a

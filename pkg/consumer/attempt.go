@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 

@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )

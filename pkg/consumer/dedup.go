@@ -1,6 +1,6 @@
 package consumer
 
-import "github.com/outrelay/outrelay/internal/record"
+import "github.com/outrelay/outrelay/internal/contract/record"
 
 // HeaderDedupKey is the header whose value replaces the event's id for deduplication: of two events
 // with the same value, the second has no effect. Set it with event.WithDedupKey.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )

@@ -6,8 +6,8 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/consumerparts"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 

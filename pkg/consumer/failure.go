@@ -3,7 +3,7 @@ package consumer
 import (
 	"fmt"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // HandlerError describes a failed attempt for WithErrorHook.

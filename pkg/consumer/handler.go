@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/outrelay/outrelay/internal/glob"
+	"github.com/outrelay/outrelay/internal/base/glob"
 	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/event"
 )

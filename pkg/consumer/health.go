@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 

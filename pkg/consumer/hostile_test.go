@@ -9,9 +9,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/transport"
-	"github.com/outrelay/outrelay/internal/transport/kafkago"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/service/transport"
+	"github.com/outrelay/outrelay/internal/service/transport/kafkago"
 )
 
 // faults are the errors that a transport reports.

@@ -8,11 +8,11 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"

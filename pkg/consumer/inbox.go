@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/consumerparts"
-	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 )
 
 // Mode determines how often a handler takes effect for a message. See WithMode.

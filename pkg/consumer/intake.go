@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/transport"
 )
 
 // newEntry decodes a record and finds its handlers. It blocks while the record has to be decoded again, so nothing that follows

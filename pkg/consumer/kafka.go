@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/transport"
-	"github.com/outrelay/outrelay/internal/transport/kafkago"
+	"github.com/outrelay/outrelay/internal/service/transport"
+	"github.com/outrelay/outrelay/internal/service/transport/kafkago"
 )
 
 // WithBrokers names Kafka servers, as host:port. Required.

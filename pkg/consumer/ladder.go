@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )

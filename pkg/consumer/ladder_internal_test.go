@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

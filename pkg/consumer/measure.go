@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

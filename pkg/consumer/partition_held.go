@@ -1,6 +1,6 @@
 package consumer
 
-import "github.com/outrelay/outrelay/internal/transport"
+import "github.com/outrelay/outrelay/internal/service/transport"
 
 // heldCount counts the messages whose bodies are in memory.
 type heldCount struct{ messages, bytes int }

@@ -8,9 +8,9 @@ import (
 	"sort"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/transport"
 )
 
 // reportRecreated reports that a topic was deleted and created again. With WithHaltOnLoss, it ends the Run and returns an error.

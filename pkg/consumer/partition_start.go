@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/transport"
 )
 
 // position is what the group and the inbox have stored about a partition. The lock of the partition guards it, except for idProved,

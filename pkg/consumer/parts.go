@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consumerparts"
 )
 
 // These functions are for packages of this module: others cannot name the types of their arguments.

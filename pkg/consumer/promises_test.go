@@ -14,16 +14,16 @@ import (
 	mongoevent "go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// The tests of this file check on real servers promises whose edge cases the tests of internal/memory check.
+// The tests of this file check on real servers promises whose edge cases the tests of internal/lab/memory check.
 
 // TestMessagesThatWaitForTheirHandlerAtAStopAreHandledLater: a handler with a limit of one runs when the consumer stops, and the messages
 // of all other keys wait for it. They have not failed.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 

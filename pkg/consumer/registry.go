@@ -9,7 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/outrelay/outrelay/internal/glob"
+	"github.com/outrelay/outrelay/internal/base/glob"
 )
 
 // registration is one handler with its name and its settings.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/consumerparts"
-	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/inbox/mongostore"
-	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 // Retire removes the watermarks and the set-aside messages of a deleted handler. Its dead letters stay, and the marks of its

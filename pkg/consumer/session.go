@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 

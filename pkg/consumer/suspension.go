@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 // headStart is how long a new message may become the next probe of a handler in doubt before a retry may.

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 

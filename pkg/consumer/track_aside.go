@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 // roomPoll is how often a track that is held up by a suspension, or by a full waiting room, checks whether it may move its

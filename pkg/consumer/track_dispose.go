@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 

@@ -11,9 +11,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/service/setaside"
+	"github.com/outrelay/outrelay/internal/service/transport"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/outrelay/outrelay/internal/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entityparts"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
@@ -35,7 +35,7 @@ func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*
 		return nil, fmt.Errorf("entity: collection %s: %w", cfg.target, err)
 	}
 
-	// internal/memory replaces the storage in unit tests.
+	// internal/lab/memory replaces the storage in unit tests.
 	docs := cfg.storage.Documents
 	if docs == nil {
 		docs = onMongo(coll, cfg.plain)

@@ -9,8 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/entityparts"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	"github.com/outrelay/outrelay/internal/service/entityparts"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )

@@ -6,9 +6,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/entityparts"
-	"github.com/outrelay/outrelay/internal/entitytest"
-	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/lab/entitytest"
+	"github.com/outrelay/outrelay/internal/lab/memory"
+	"github.com/outrelay/outrelay/internal/service/entityparts"
 	"github.com/outrelay/outrelay/pkg/entity"
 )
 

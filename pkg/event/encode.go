@@ -6,9 +6,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/eventid"
-	"github.com/outrelay/outrelay/internal/keyhash"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/eventid"
+	"github.com/outrelay/outrelay/internal/contract/keyhash"
 )
 
 // MarshalBSON returns the envelope as it is stored, or the error of Validate. The field `ts` is a

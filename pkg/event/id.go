@@ -1,6 +1,6 @@
 package event
 
-import "github.com/outrelay/outrelay/internal/eventid"
+import "github.com/outrelay/outrelay/internal/contract/eventid"
 
 // ID is the id of an event: a UUID, an ObjectId or a string. IDs can be compared with ==. The zero
 // value is no id, and with WithID it means the default. String returns the canonical text of the id,

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/eventid"
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/eventid"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // Option sets an optional part of an event. If two options set the same part, the last one counts.

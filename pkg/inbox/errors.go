@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	engine "github.com/outrelay/outrelay/internal/inbox"
+	engine "github.com/outrelay/outrelay/internal/service/inbox"
 )
 
 // Errors of this package. Test for them with errors.Is.

@@ -13,7 +13,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/lab/memory"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	engine "github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/internal/inbox/mongostore"
+	engine "github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
 )
 
 // Inbox stores the markers of handled keys in one database. It is safe for concurrent use and starts

@@ -3,7 +3,7 @@ package inbox
 import (
 	"time"
 
-	engine "github.com/outrelay/outrelay/internal/inbox"
+	engine "github.com/outrelay/outrelay/internal/service/inbox"
 )
 
 // Option is an option of New.

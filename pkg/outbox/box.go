@@ -12,10 +12,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
-	"github.com/outrelay/outrelay/internal/appending"
-	"github.com/outrelay/outrelay/internal/boxparts"
-	"github.com/outrelay/outrelay/internal/concern"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	"github.com/outrelay/outrelay/internal/service/appending"
+	"github.com/outrelay/outrelay/internal/service/boxparts"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )

@@ -3,8 +3,8 @@ package outbox
 import (
 	"errors"
 
-	"github.com/outrelay/outrelay/internal/appending"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	"github.com/outrelay/outrelay/internal/service/appending"
 )
 
 // Errors returned by this package. Test for them with errors.Is.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/outrelay/outrelay/internal/appending"
+	"github.com/outrelay/outrelay/internal/service/appending"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )

@@ -6,8 +6,8 @@ import (
 	"iter"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/agenda"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	"github.com/outrelay/outrelay/internal/service/agenda"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

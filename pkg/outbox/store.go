@@ -8,10 +8,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/agenda"
-	"github.com/outrelay/outrelay/internal/appending"
-	"github.com/outrelay/outrelay/internal/cursor"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	"github.com/outrelay/outrelay/internal/service/agenda"
+	"github.com/outrelay/outrelay/internal/service/appending"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

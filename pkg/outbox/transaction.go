@@ -3,7 +3,7 @@ package outbox
 import (
 	"context"
 
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 )
 
 // Transaction runs fn as one unit of work. If fn returns nil, all writes that use the context of fn

@@ -1,6 +1,6 @@
 package outboxtest
 
-import "github.com/outrelay/outrelay/internal/memory"
+import "github.com/outrelay/outrelay/internal/lab/memory"
 
 // Table replaces a collection of a service in unit tests. It contains documents of type V with keys of type K. Its
 // operations join the transaction of their context. Documents are stored as BSON: values that BSON cannot represent are

@@ -3,7 +3,7 @@ package outboxtest
 import (
 	"context"
 
-	"github.com/outrelay/outrelay/internal/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consumerparts"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 

@@ -3,7 +3,7 @@ package relay
 import (
 	"fmt"
 
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/contract/config"
 )
 
 // Config is the configuration of a relay: the keys of outrelay.yaml, which docs/configuration.md describes, with the same

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/contract/config"
 )
 
 // Values in Go have the meaning of the file, and a text is used as it is.

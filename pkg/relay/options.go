@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/process"
-	"github.com/outrelay/outrelay/internal/sasl"
+	"github.com/outrelay/outrelay/internal/contract/sasl"
+	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/pkg/bearer"
 )
 

@@ -29,10 +29,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/process"
-	"github.com/outrelay/outrelay/internal/readiness"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/relay/process"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
 // Errors of Run and Await. Test for them with errors.Is.

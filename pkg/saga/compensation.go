@@ -7,7 +7,7 @@ import (
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

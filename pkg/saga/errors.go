@@ -3,7 +3,7 @@ package saga
 import (
 	"errors"
 
-	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/internal/service/sagas"
 )
 
 // Errors returned by this package. Test for them with errors.Is.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/memory"
+	"github.com/outrelay/outrelay/internal/lab/memory"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"

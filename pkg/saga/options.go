@@ -3,7 +3,7 @@ package saga
 import (
 	"time"
 
-	"github.com/outrelay/outrelay/internal/sagas"
+	"github.com/outrelay/outrelay/internal/service/sagas"
 )
 
 // IDs selects how the ids of a saga are stored. In Go, ids are always texts.

@@ -3,7 +3,7 @@ package telemetry
 import (
 	"strconv"
 
-	"github.com/outrelay/outrelay/internal/metrics/catalog"
+	"github.com/outrelay/outrelay/internal/base/metrics/catalog"
 )
 
 // definition describes how OTel and Prometheus export a metric. Some metrics have several.

@@ -13,9 +13,9 @@ import (
 // termPackages contain the parts of a term. Each part gets its collaborators when it is made: the order of a takeover is then the order
 // of the code, and no part can be used before it is complete.
 var termPackages = []string{
-	"internal/changestream", "internal/divisions", "internal/fence", "internal/gap", "internal/lease", "internal/ledger", "internal/letters", "internal/mailbox",
-	"internal/nodes", "internal/outboxes", "internal/pipeline", "internal/purge", "internal/reconciler", "internal/requeues",
-	"internal/scheduled", "internal/sink", "internal/slots", "internal/sweep", "internal/term", "internal/waiting", "internal/watched", "internal/watermark",
+	"internal/relay/internal/changestream", "internal/relay/stored/divisions", "internal/relay/internal/fence", "internal/relay/internal/gap", "internal/relay/stored/lease", "internal/relay/internal/ledger", "internal/relay/stored/letters", "internal/base/mailbox",
+	"internal/relay/stored/nodes", "internal/relay/stored/outboxes", "internal/relay/internal/pipeline", "internal/relay/stored/purge", "internal/relay/internal/reconciler", "internal/relay/stored/requeues",
+	"internal/relay/internal/scheduled", "internal/relay/internal/sink", "internal/relay/internal/slots", "internal/relay/stored/sweep", "internal/relay/internal/term", "internal/relay/stored/waiting", "internal/relay/internal/watched", "internal/relay/internal/watermark",
 }
 
 // lateFields are the fields of parts that are set after their construction, with the reason.
@@ -30,7 +30,7 @@ var lateFields = map[string]string{
 }
 
 // messages are values that parts pass on to each other, and fill on the way.
-var messages = []string{"internal/ledger.Outcome", "internal/pipeline.Item"}
+var messages = []string{"internal/relay/internal/ledger.Outcome", "internal/relay/internal/pipeline.Item"}
 
 func TestPartsOfATermAreMadeComplete(t *testing.T) {
 	t.Parallel()
@@ -76,9 +76,9 @@ func TestConstructionRuleSeesLateFields(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			head := fmt.Sprintf("package term\nimport %q\n", module+"/internal/gap")
+			head := fmt.Sprintf("package term\nimport %q\n", module+"/internal/relay/internal/gap")
 			problems, _ := constructionProblems(t, []source{
-				parseSource(t, "internal/gap/a.go", []byte(other)), parseSource(t, "internal/term/a.go", []byte(head+c.text)),
+				parseSource(t, "internal/relay/internal/gap/a.go", []byte(other)), parseSource(t, "internal/relay/internal/term/a.go", []byte(head+c.text)),
 			})
 			expectProblem(t, problems, c.want)
 		})

@@ -20,7 +20,7 @@ func TestTheEmbeddedRelayLinksNoOperatorsPage(t *testing.T) {
 
 	const module = "github.com/outrelay/outrelay/"
 	for _, unwanted := range []string{
-		module + "internal/operators", module + "internal/httpapi", module + "internal/opspage", module + "internal/admin",
+		module + "internal/operate/operators", module + "internal/operate/httpapi", module + "internal/operate/opspage", module + "internal/operate/admin",
 		"github.com/danielgtaylor/huma/v2", "github.com/spf13/cobra",
 	} {
 		if slices.Contains(linked, unwanted) {

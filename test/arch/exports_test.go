@@ -12,13 +12,13 @@ import (
 
 // exportedTogether are names that only their own package uses, and that are exported with others of their kind.
 var exportedTogether = map[string]string{
-	"internal/routing.Connector": "the names of all presets",
+	"internal/contract/routing.Connector": "the names of all presets",
 }
 
 // exportedTypes are packages whose types a library or an encoder reads, which needs exported names.
 var exportedTypes = map[string]string{
-	"internal/httpapi": "huma reads the inputs and outputs of operations",
-	"internal/demo":    "the findings of scenarios are printed as JSON",
+	"internal/operate/httpapi": "huma reads the inputs and outputs of operations",
+	"internal/lab/demo":        "the findings of scenarios are printed as JSON",
 }
 
 // declared is an exported name at the top level of a package.

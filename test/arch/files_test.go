@@ -58,11 +58,11 @@ func TestFileRuleSeesWrongFiles(t *testing.T) {
 	t.Parallel()
 	long := "package x\n" + strings.Repeat("\n", maxLines)
 	for _, c := range []struct{ file, text, want string }{
-		{"internal/lease/a.go", "package lease\n", ""},
-		{"internal/lease/a.go", long, "501 lines"},
-		{"internal/lease/a_test.go", long, ""},
+		{"internal/relay/stored/lease/a.go", "package lease\n", ""},
+		{"internal/relay/stored/lease/a.go", long, "501 lines"},
+		{"internal/relay/stored/lease/a_test.go", long, ""},
 		{"internal/utils/a.go", "package utils\n", "does not state"},
-		{"internal/lease/a.go", "package helpers\n", "does not state"},
+		{"internal/relay/stored/lease/a.go", "package helpers\n", "does not state"},
 	} {
 		expectProblem(t, fileProblems([]source{parseSource(t, c.file, []byte(c.text))}), c.want)
 	}
@@ -71,18 +71,18 @@ func TestFileRuleSeesWrongFiles(t *testing.T) {
 func TestWaitRuleSeesSleepsAndSkips(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ file, text, want string }{
-		{"internal/lease/a_test.go", `func f() { time.Sleep(1) }`, "time.Sleep"},
+		{"internal/relay/stored/lease/a_test.go", `func f() { time.Sleep(1) }`, "time.Sleep"},
 		{"test/fault/a.go", `func f() { time.Sleep(1) }`, "time.Sleep"},
-		{"internal/lease/a.go", `func f() { time.Sleep(1) }`, ""},
-		{"internal/lease/a_test.go", `func f(t *testing.T) { t.Skip("x") }`, "Skip"},
-		{"internal/lease/a_test.go", `func f(t *testing.T) { t.SkipNow() }`, "Skip"},
-		{"internal/devstack/stacktest/flags.go", `func OnlyWith(t testing.TB) { t.Skipf("x") }`, ""},
+		{"internal/relay/stored/lease/a.go", `func f() { time.Sleep(1) }`, ""},
+		{"internal/relay/stored/lease/a_test.go", `func f(t *testing.T) { t.Skip("x") }`, "Skip"},
+		{"internal/relay/stored/lease/a_test.go", `func f(t *testing.T) { t.SkipNow() }`, "Skip"},
+		{"internal/lab/devstack/stacktest/flags.go", `func OnlyWith(t testing.TB) { t.Skipf("x") }`, ""},
 		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func TestA(t *testing.T) { if !*long { return }; f() }`, "OnlyWith"},
 		{"test/fault/a_test.go", `var n = flag.Int("l", 0, ""); func TestA(t *testing.T) { if *n == 0 { t.Log("x"); return }; f() }`, "OnlyWith"},
 		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func cases() []string { if !*long { return nil }; return all }`, "OnlyWith"},
 		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func cases() []string { if *long { return all }; return nil }`, "OnlyWith"},
 		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func rounds(few, many int) int { if *long { return many }; return few }`, ""},
-		{"internal/lease/a_test.go", `func f(t *testing.T) { synctest.Test(t, func(t *testing.T) { time.Sleep(1) }) }`, ""},
+		{"internal/relay/stored/lease/a_test.go", `func f(t *testing.T) { synctest.Test(t, func(t *testing.T) { time.Sleep(1) }) }`, ""},
 	} {
 		expectProblem(t, waitProblems([]source{parseSource(t, c.file, []byte("package x\n"+c.text+"\n"))}), c.want)
 	}
@@ -142,7 +142,7 @@ func waitProblems(files []source) []string {
 }
 
 // onlyWith is the file of stacktest.OnlyWith, the only function that may skip tests.
-const onlyWith = "internal/devstack/stacktest/flags.go"
+const onlyWith = "internal/lab/devstack/stacktest/flags.go"
 
 // emptyWithoutFlag finds tests that do nothing unless a flag is set. go test would report PASS for them.
 func emptyWithoutFlag(files []source) []string {

@@ -18,7 +18,7 @@ func TestUpdateFlagRuleSeesFlags(t *testing.T) {
 	t.Parallel()
 
 	for _, c := range []struct{ file, text, want string }{
-		{"internal/config/a_test.go", `var u = flag.Bool("update", false, "write a.json")`, "test/generated"},
+		{"internal/contract/config/a_test.go", `var u = flag.Bool("update", false, "write a.json")`, "test/generated"},
 		{"test/docs/a_test.go", `var u = flag.Bool("update-docs", false, "")`, "test/generated"},
 		{"test/docs/a_test.go", `var u = flag.Bool("docs.long", false, "")`, ""},
 		{"cmd/outrelay/a.go", `var u = flags.String("update", "", "")`, ""},

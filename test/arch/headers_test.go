@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // headersFile is the only file that spells the names of the relay's headers.
-const headersFile = "internal/record/header.go"
+const headersFile = "internal/contract/record/header.go"
 
 var headerNames = []string{
 	record.ReservedPrefix, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery, record.HeaderRedelivered, record.HeaderOnly,
@@ -31,7 +31,7 @@ func TestHeaderRuleSeesLiterals(t *testing.T) {
 		{"pkg/event/a.go", `var h = []byte("outrelay-")`, "outrelay-"},
 		{"test/kit/a.go", `const h = "outrelay-retry-due"`, "outrelay-retry-due"},
 		{"test/kit/a_test.go", `const h = "outrelay-ns"`, ""},
-		{"internal/demo/a.go", `const h = "outrelay-dev"`, ""},
+		{"internal/lab/demo/a.go", `const h = "outrelay-dev"`, ""},
 		{headersFile, `const h = "outrelay-ns"`, ""},
 	} {
 		expectProblem(t, headerProblems([]source{parseSource(t, c.file, []byte("package x\n"+c.text+"\n"))}), c.want)
@@ -51,7 +51,7 @@ func headerProblems(files []source) []string {
 				return true
 			}
 			if text, err := strconv.Unquote(lit.Value); err == nil && slices.Contains(headerNames, text) {
-				out = append(out, fmt.Sprintf("%s: %q: use the constant of internal/record", f.fset.Position(lit.Pos()), text))
+				out = append(out, fmt.Sprintf("%s: %q: use the constant of internal/contract/record", f.fset.Position(lit.Pos()), text))
 			}
 			return true
 		})

@@ -3,7 +3,6 @@ package arch
 import (
 	"fmt"
 	"go/ast"
-	"path"
 	"strings"
 	"testing"
 )
@@ -22,7 +21,7 @@ func TestInitRuleSeesFunctions(t *testing.T) {
 		{"examples/orders/a.go", "func init() { f() }", "init"},
 		{"pkg/outbox/a.go", "type t struct{}; func (t) init() {}", ""},
 		{"pkg/outbox/a_test.go", "func init() {}", ""},
-		{"internal/devstack/stacktest/a.go", "func init() {}", ""},
+		{"internal/lab/devstack/stacktest/a.go", "func init() {}", ""},
 	} {
 		expectProblem(t, initProblems([]source{parseSource(t, c.file, []byte("package x\n"+c.text+"\n"))}), c.want)
 	}
@@ -32,7 +31,7 @@ func TestInitRuleSeesFunctions(t *testing.T) {
 func initProblems(files []source) []string {
 	var out []string
 	for _, f := range files {
-		if room, _ := roomOf(path.Dir(f.path)); room.testsOnly || strings.HasSuffix(f.path, "_test.go") {
+		if isForTests(f.dir) || strings.HasSuffix(f.path, "_test.go") {
 			continue
 		}
 

@@ -3,20 +3,19 @@ package arch
 import (
 	"fmt"
 	"go/ast"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/sasl"
+	"github.com/outrelay/outrelay/internal/contract/sasl"
 )
 
 // mechanismsDir is the only room that spells the names of SASL mechanisms.
-const mechanismsDir = "internal/sasl/"
+const mechanismsDir = "internal/contract/sasl/"
 
 // plainFormatDir names a format of records like the mechanism for a password as it is.
-const plainFormatDir = "internal/routing/"
+const plainFormatDir = "internal/contract/routing/"
 
 func TestMechanismsHaveOneHome(t *testing.T) {
 	t.Parallel()
@@ -27,12 +26,12 @@ func TestMechanismRuleSeesLiterals(t *testing.T) {
 	t.Parallel()
 
 	for _, c := range []struct{ file, text, want string }{
-		{"internal/config/a.go", `type t struct{ a string ` + "`enum:\"scram-sha-256,x\"`" + ` }`, "scram-sha-256"},
-		{"internal/transport/a.go", `var a = map[string]int{"PLAIN": 1}`, "plain"},
-		{"internal/doctor/a.go", `const a = "also by OAUTHBEARER"`, "oauthbearer"},
+		{"internal/contract/config/a.go", `type t struct{ a string ` + "`enum:\"scram-sha-256,x\"`" + ` }`, "scram-sha-256"},
+		{"internal/service/transport/a.go", `var a = map[string]int{"PLAIN": 1}`, "plain"},
+		{"internal/operate/doctor/a.go", `const a = "also by OAUTHBEARER"`, "oauthbearer"},
 		{"internal/kafkawire/a.go", `const a = "AWS_MSK_IAM"`, "aws_msk_iam"},
-		{"internal/connect/a.go", `const a = "plain text"`, ""},
-		{"internal/connect/a_test.go", `const a = "oauthbearer"`, ""},
+		{"internal/relay/connect/a.go", `const a = "plain text"`, ""},
+		{"internal/relay/connect/a_test.go", `const a = "oauthbearer"`, ""},
 		{plainFormatDir + "a.go", `const a = "plain"`, ""},
 		{mechanismsDir + "a.go", `const a = "oauthbearer"`, ""},
 	} {
@@ -45,8 +44,7 @@ func TestMechanismRuleSeesLiterals(t *testing.T) {
 func mechanismProblems(files []source) []string {
 	var out []string
 	for _, f := range files {
-		room, _ := roomOf(path.Dir(f.path))
-		if strings.HasPrefix(f.path, mechanismsDir) || strings.HasSuffix(f.path, "_test.go") || room.testsOnly {
+		if strings.HasPrefix(f.path, mechanismsDir) || strings.HasSuffix(f.path, "_test.go") || isForTests(f.dir) {
 			continue
 		}
 
@@ -65,7 +63,7 @@ func mechanismProblems(files []source) []string {
 				return strings.Contains(text, name)
 			})
 			if err == nil && i >= 0 {
-				out = append(out, fmt.Sprintf("%s: %q has the mechanism %s: use the table of internal/sasl",
+				out = append(out, fmt.Sprintf("%s: %q has the mechanism %s: use the table of internal/contract/sasl",
 					f.fset.Position(lit.Pos()), text, sasl.Names()[i]))
 			}
 			return true

@@ -10,7 +10,7 @@ import (
 // both start.
 func TestAReleaseContainsOnlyTheProduct(t *testing.T) {
 	t.Parallel()
-	tools := []string{"internal/demo", "internal/bench", "internal/devstack"}
+	tools := []string{"internal/lab/demo", "internal/lab/bench", "internal/lab/devstack"}
 
 	for tags, linked := range map[string]bool{"release": false, "": true} {
 		list := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-deps", "./cmd/outrelay")

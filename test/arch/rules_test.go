@@ -33,11 +33,11 @@ func TestEachRuleHasOneHomeAndATest(t *testing.T) {
 
 func TestRuleRuleSeesStrays(t *testing.T) {
 	t.Parallel()
-	home := parseSource(t, "internal/lease/held.go", []byte("package lease\n\n// x is suspended, not lost (N2).\nvar x int\n"))
-	other := parseSource(t, "internal/process/a.go", []byte("package process\n\n// y obeys N2.\nvar y int // N2, utf8\n"))
-	test := parseSource(t, "internal/lease/a_test.go", []byte("package lease\nfunc TestN02_SuspendedIsNotLost(t *testing.T) {}\n"))
-	unknown := parseSource(t, "internal/lease/b_test.go", []byte("package lease\nfunc TestN77_Nothing(t *testing.T) {}\n"))
-	const row, part = "| **N2** suspended | text | [lease/held.go](../internal/lease/held.go) |\n", "| **N2** suspended | text | – |\n"
+	home := parseSource(t, "internal/relay/stored/lease/held.go", []byte("package lease\n\n// x is suspended, not lost (N2).\nvar x int\n"))
+	other := parseSource(t, "internal/relay/process/a.go", []byte("package process\n\n// y obeys N2.\nvar y int // N2, utf8\n"))
+	test := parseSource(t, "internal/relay/stored/lease/a_test.go", []byte("package lease\nfunc TestN02_SuspendedIsNotLost(t *testing.T) {}\n"))
+	unknown := parseSource(t, "internal/relay/stored/lease/b_test.go", []byte("package lease\nfunc TestN77_Nothing(t *testing.T) {}\n"))
+	const row, part = "| **N2** suspended | text | [lease/held.go](../internal/relay/stored/lease/held.go) |\n", "| **N2** suspended | text | – |\n"
 
 	for _, c := range []struct {
 		name  string
@@ -48,7 +48,7 @@ func TestRuleRuleSeesStrays(t *testing.T) {
 		{"in order", []source{home, other, test}, row, ""},
 		{"not listed", []source{home, test}, "", "N2 is not among the rules of docs/rules.md"},
 		{"listed twice", []source{home, test}, row + row, "N2 appears 2 times in docs/rules.md"},
-		{"home does not speak of it", []source{other, test}, row, "internal/lease/held.go, the home of N2 in docs/rules.md, does not mention it"},
+		{"home does not speak of it", []source{other, test}, row, "internal/relay/stored/lease/held.go, the home of N2 in docs/rules.md, does not mention it"},
 		{"no test", []source{home, other}, row, "N2 has no test TestN02_"},
 		{"test without a home", []source{other, test}, part, "N2 has tests"},
 		{"only a field", []source{other}, part, ""},

@@ -29,16 +29,16 @@ var oneMeaning = []struct {
 
 	// A lane is one of the 16 parts of a partition in a consumer.
 	{`kafka\.lanes|"lanes"`, "kafka.requests_per_broker", nil},
-	{`\b[Ll]anes\b`, "requests_per_broker", []string{"internal/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/helm/outrelay/values.yaml"}},
+	{`\b[Ll]anes\b`, "requests_per_broker", []string{"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/helm/outrelay/values.yaml"}},
 
 	// A watermark is the first offset of a lane that a consumer has not handled. The relay has a position.
 	{`(?i)watermark`, "position", []string{
-		"internal/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/term/",
-		"internal/metrics/metrics.go", "docs/operations.md",
+		"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/relay/internal/term/",
+		"internal/base/metrics/metrics.go", "docs/operations.md",
 	}},
 
 	// A dead letter is requeued; a replay sends delivered events again.
-	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/admin/", "internal/letters/", "internal/requeues/", "internal/httpapi/", "internal/opspage/", "docs/"}},
+	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/operate/admin/", "internal/relay/stored/letters/", "internal/relay/stored/requeues/", "internal/operate/httpapi/", "internal/operate/opspage/", "docs/"}},
 
 	// To adopt is to continue at the position of another publisher.
 	{`recover --adopt|recover/adopt|adopts? (the )?copied state|state is adopted`, "accept-copy", nil},

@@ -9,12 +9,12 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/changes"
-	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/tracing"
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 

@@ -343,7 +343,7 @@ func TestEveryNamedTestRuns(t *testing.T) {
 		return option.MatchString(script)
 	}
 
-	if !isPassed("test/fault", "fault.long") || isPassed("test/fault", "no.such.flag") || isPassed("internal/sink", "fault.long") {
+	if !isPassed("test/fault", "fault.long") || isPassed("test/fault", "no.such.flag") || isPassed("internal/relay/internal/sink", "fault.long") {
 		t.Error("isPassed does not see the flags of the workflows")
 	}
 

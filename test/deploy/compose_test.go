@@ -12,7 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/contract/config"
 )
 
 // composeFile has the fields of the Compose specification that compose.yaml uses. A field that is missing here, or has
@@ -169,8 +169,8 @@ func TestImagesAreListed(t *testing.T) {
 		}
 	}
 
-	mongo := devImage.FindStringSubmatch(read("internal/devstack/docker.go"))
-	kafka := kafkaImage.FindStringSubmatch(strings.ReplaceAll(read("internal/devstack/fetch.go"), "\t", " "))
+	mongo := devImage.FindStringSubmatch(read("internal/lab/devstack/docker.go"))
+	kafka := kafkaImage.FindStringSubmatch(strings.ReplaceAll(read("internal/lab/devstack/fetch.go"), "\t", " "))
 	if mongo == nil || kafka == nil {
 		t.Fatal("the images of the demo were not found")
 	}

@@ -13,7 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
 type dashboard struct {

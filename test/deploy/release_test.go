@@ -132,8 +132,8 @@ func TestImagesArePinnedByDigest(t *testing.T) {
 	}
 
 	// The tests start the same images as compose.yaml, where no program can be fetched.
-	compose, started := string(readRepoFile(t, "compose.yaml")), string(readRepoFile(t, "internal", "devstack", "docker.go"))
-	version := regexp.MustCompile(`KafkaVersion\s+= "([^"]+)"`).FindSubmatch(readRepoFile(t, "internal", "devstack", "fetch.go"))
+	compose, started := string(readRepoFile(t, "compose.yaml")), string(readRepoFile(t, "internal", "lab", "devstack", "docker.go"))
+	version := regexp.MustCompile(`KafkaVersion\s+= "([^"]+)"`).FindSubmatch(readRepoFile(t, "internal", "lab", "devstack", "fetch.go"))
 	images := imageText.FindAllString(started, -1)
 	if len(images) != 2 || version == nil {
 		t.Fatalf("images %v, version of Kafka %s", images, version)

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
 
-	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/base/metrics"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 

@@ -20,7 +20,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
-	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 )
 
 // axe is axe-core from its npm package, with its license files next to it.

@@ -12,7 +12,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 // pages are the pages without an id in their path.

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 

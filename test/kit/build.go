@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 var (
@@ -59,7 +59,7 @@ func buildProgram() (string, error) {
 
 	out := filepath.Join(programDir, "outrelay")
 	// Without tables for debuggers, which no test needs, linking takes half the time.
-	flags := "-s -w -X main.version=" + BinaryVersion + " -X github.com/outrelay/outrelay/internal/crash.enabled=yes"
+	flags := "-s -w -X main.version=" + BinaryVersion + " -X github.com/outrelay/outrelay/internal/base/crash.enabled=yes"
 	cmd := exec.Command("go", "build", "-ldflags", flags, "-o", out, "./cmd/outrelay")
 	cmd.Dir = root
 	if output, err := cmd.CombinedOutput(); err != nil {

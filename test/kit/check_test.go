@@ -10,8 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
-	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )

@@ -13,9 +13,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/lab/statetest"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/state/statetest"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/resume"
 )
 

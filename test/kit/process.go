@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 )
 
 // Patience is the time limit of each wait. It is long, because the machine may be busy.

@@ -24,9 +24,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/state"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
 // Options configures a scene. The zero value is one outbox and one topic with 6 partitions on the

@@ -5,7 +5,7 @@ package kit
 import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 // RunCrashing starts a command that kills itself at a crash point, and returns at once.

@@ -22,9 +22,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/adopt"
-	"github.com/outrelay/outrelay/internal/devstack/kafkaconnect"
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/adopt"
+	"github.com/outrelay/outrelay/internal/lab/devstack/kafkaconnect"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 // headerID returns the header id of a record.
@@ -305,7 +305,7 @@ var addressInJava = regexp.MustCompile(`\[B@[0-9a-f]+`)
 func TestRecordsOfDebezium(t *testing.T) {
 	t.Parallel()
 	stacktest.OnlyWith(t, "fetches Kafka Connect and Debezium with Maven", "migrate.peers")
-	text, err := os.ReadFile("../../internal/routing/testdata/debezium.json")
+	text, err := os.ReadFile("../../internal/contract/routing/testdata/debezium.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"context"
 	"io"
 
-	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 )
 
 // Servers are a replica set with one member and one broker. They run on this machine, or are the

@@ -11,7 +11,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 const (

@@ -15,8 +15,8 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

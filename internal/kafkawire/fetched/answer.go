@@ -18,8 +18,8 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Answer is the response of a broker to a Fetch.

@@ -7,7 +7,7 @@ import (
 	"hash/crc32"
 	"iter"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // ErrCorrupt means that bytes are not a batch, or that their checksum is wrong.

@@ -10,9 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // twoRecords returns a batch of two records from the relay's encoder, as a broker would store it at

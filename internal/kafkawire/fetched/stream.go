@@ -13,8 +13,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/segmentio/kafka-go/compress"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // The bounds of one record that a Stream reads, unless the batch is the process's own.

@@ -21,7 +21,7 @@ import (
 
 	"github.com/segmentio/kafka-go/protocol"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 var (

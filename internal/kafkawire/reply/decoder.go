@@ -3,7 +3,7 @@ package reply
 import (
 	"encoding/binary"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // Decoder reads fields from a buffer, one after another. A read past the end sets Bad and returns zero.

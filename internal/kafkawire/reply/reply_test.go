@@ -26,8 +26,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/syncgroup"
 	"pgregory.net/rapid"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 func dial(ctx context.Context, network, addr string) (net.Conn, error) {

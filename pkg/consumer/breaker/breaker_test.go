@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 

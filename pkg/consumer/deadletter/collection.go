@@ -13,13 +13,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
-	"github.com/outrelay/outrelay/internal/concern"
-	"github.com/outrelay/outrelay/internal/cursor"
-	"github.com/outrelay/outrelay/internal/letterlist"
-	"github.com/outrelay/outrelay/internal/letterparts"
-	"github.com/outrelay/outrelay/internal/schema"
-	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/schema"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 const (

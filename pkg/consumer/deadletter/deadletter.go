@@ -19,9 +19,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/letterparts"
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -42,7 +42,7 @@ type Desk struct {
 	waiting setaside.Store
 }
 
-// store stores letters. Package internal/memory implements it too. Its methods join the transaction of their context.
+// store stores letters. Package internal/lab/memory implements it too. Its methods join the transaction of their context.
 type store interface {
 	// EnsureIndexes prepares the store.
 	EnsureIndexes(ctx context.Context) error

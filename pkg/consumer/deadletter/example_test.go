@@ -10,9 +10,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/consumerparts"
-	"github.com/outrelay/outrelay/internal/memory"
-	"github.com/outrelay/outrelay/internal/transport"
+	"github.com/outrelay/outrelay/internal/lab/memory"
+	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"

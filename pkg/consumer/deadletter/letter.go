@@ -9,7 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 

@@ -5,7 +5,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
 )
 
 // Query selects letters that fulfill all conditions that are set. The zero value selects all letters.

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/setaside"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 // RequeueOptions has the arguments of Desk.Requeue. The zero value is valid.

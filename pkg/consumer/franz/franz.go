@@ -16,9 +16,9 @@
 package franz
 
 import (
-	"github.com/outrelay/outrelay/internal/consumerparts"
-	"github.com/outrelay/outrelay/internal/transport"
-	"github.com/outrelay/outrelay/internal/transport/franz"
+	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/transport"
+	"github.com/outrelay/outrelay/internal/service/transport/franz"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 

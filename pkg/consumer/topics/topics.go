@@ -19,8 +19,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
-	"github.com/outrelay/outrelay/internal/concern"
-	"github.com/outrelay/outrelay/internal/cursor"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
 const collection = "inbox_topics"

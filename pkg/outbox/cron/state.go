@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/cursor"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )

@@ -15,8 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
-	"github.com/outrelay/outrelay/internal/concern"
-	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 

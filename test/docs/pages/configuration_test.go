@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/test/generated"
 )
 

@@ -3,7 +3,7 @@ package pages
 import (
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/metrics/catalog"
+	"github.com/outrelay/outrelay/internal/base/metrics/catalog"
 	"github.com/outrelay/outrelay/test/generated"
 )
 

@@ -1,0 +1,422 @@
+package envelope
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/keyhash"
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+func uint32LE(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
+func uint64LE(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+// Parse reads the stored envelope raw into v, in one pass and without allocation unless it fails. v
+// is overwritten, so one View can be used for many envelopes.
+//
+// The error is always a *record.Refusal: of class partition_out_of_range for a partition that no
+// topic can have, of class message_too_large for an id, a text or headers that exceed their limit,
+// otherwise of class malformed. Unknown fields and optional fields that are null
+// are ignored. A field that appears twice is malformed.
+func Parse(raw []byte, v *View) error { return (*Mapping)(nil).Parse(raw, v) }
+
+// Parse is like the function [Parse], for documents with other field names.
+func (m *Mapping) Parse(raw []byte, v *View) error {
+	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1, Mapped: Mapped{keyBuf: v.keyBuf, java: m != nil && m.java}}
+	c, ok := openDocument(raw)
+	if !ok {
+		return newMalformed("the bytes are not a BSON document")
+	}
+
+	var seen fieldSet
+	for c.next() {
+		var f fieldSet
+		if m == nil {
+			f = fieldByName(c.name)
+		} else {
+			f = m.partsOf(v, &c)
+		}
+
+		// The document may contain fields of other programs.
+		if f == 0 {
+			continue
+		}
+		// Which of two values counts depends on the reader, so such a document is ambiguous.
+		if seen&f != 0 {
+			return newMalformed("field %s appears twice", c.name)
+		}
+
+		seen |= f
+
+		// With a mapping, a field may hold several parts.
+		for f&(f-1) != 0 {
+			// The lowest bit is one part.
+			one := f & -f
+			if err := v.setField(one, &c); err != nil {
+				return err
+			}
+			f &^= one
+		}
+		if err := v.setField(f, &c); err != nil {
+			return err
+		}
+	}
+
+	if c.broken {
+		return newMalformed("the document is broken near field %q", clipName(c.name))
+	}
+
+	return m.checkComplete(v)
+}
+
+// fieldSet is a set of fields of the envelope.
+type fieldSet uint32
+
+const (
+	fID fieldSet = 1 << iota
+	fAggregateType
+	fAggregateID
+	fType
+	fPayload
+	fKey
+	fTopic
+	fPartition
+	fHeaders
+	fContentType
+	fSchemaVersion
+	fSource
+	fSubject
+	fTime
+	fTS
+	fSlot
+	fDueAt
+	fExpiresAt
+
+	// Parts that only a mapping has.
+	fEventID
+	fTimestamp
+)
+
+// fieldByName returns the field called name, or 0 if the envelope has no such field.
+func fieldByName(name []byte) fieldSet {
+	switch string(name) {
+	case "_id":
+		return fID
+	case "aggregatetype":
+		return fAggregateType
+	case "aggregateid":
+		return fAggregateID
+	case "type":
+		return fType
+	case "payload":
+		return fPayload
+	case "key":
+		return fKey
+	case "topic":
+		return fTopic
+	case "partition":
+		return fPartition
+	case "headers":
+		return fHeaders
+	case "contenttype":
+		return fContentType
+	case "schemaversion":
+		return fSchemaVersion
+	case "source":
+		return fSource
+	case "subject":
+		return fSubject
+	case "time":
+		return fTime
+	case "ts":
+		return fTS
+	case "slot":
+		return fSlot
+	case "dueAt":
+		return fDueAt
+	case "expiresAt":
+		return fExpiresAt
+	}
+
+	return 0
+}
+
+// setField sets the field f from the value at c.
+func (v *View) setField(f fieldSet, c *cursor) error {
+	switch f {
+	case fID:
+		return v.setID(c)
+	case fPayload:
+		return v.setPayload(c)
+
+	// The parts that select the topic, the key and the partition.
+	case fAggregateType:
+		return setString(&v.AggregateType, c)
+	case fAggregateID:
+		return v.setKey(&v.AggregateID, &v.idText, c)
+	case fType:
+		// Debezium's router does not read the type.
+		if v.java && c.typ != bson.TypeString {
+			return nil
+		}
+		return setString(&v.Type, c)
+	case fKey:
+		return v.setKey(&v.Key, &v.keyText, c)
+	case fTopic:
+		return setString(&v.Topic, c)
+	case fPartition:
+		return v.setPartition(c)
+	case fHeaders:
+		return v.setHeaders(c)
+
+	// The attributes of CloudEvents.
+	case fContentType:
+		return setString(&v.ContentType, c)
+	case fSchemaVersion:
+		return setText(&v.SchemaVersion, &v.versionText, c)
+	case fSource:
+		return setString(&v.Source, c)
+	case fSubject:
+		return setString(&v.Subject, c)
+	case fTime:
+		return setDate(&v.Time, &v.HasTime, c)
+
+	// The times of delivery, and the parts that only a mapping has.
+	case fDueAt:
+		return setDate(&v.DueAt, &v.HasDueAt, c)
+	case fExpiresAt:
+		return setDate(&v.ExpiresAt, &v.HasExpiresAt, c)
+	case fEventID:
+		return v.setEventID(c)
+	case fTimestamp:
+		return v.setTimestamp(c)
+	default:
+		v.setRelayField(f, c)
+		return nil
+	}
+}
+
+// setRelayField sets a field that the server or the relay writes. A timestamp or a slot of the
+// wrong type counts as missing (N25, N28).
+func (v *View) setRelayField(f fieldSet, c *cursor) {
+	switch f {
+	case fTS:
+		if c.typ == bson.TypeTimestamp {
+			v.TS = bson.Timestamp{T: uint32LE(c.val[4:]), I: uint32LE(c.val)}
+		}
+	case fSlot: // N28
+		if n, ok := integerValue(c); ok && n >= 0 && n < keyhash.Slots {
+			v.Slot = int32(n)
+		}
+	}
+}
+
+// MaxIDBytes is the largest length of an id that is a string. A change event contains the _id three
+// times, and must not exceed the limit of the server.
+const MaxIDBytes = 1024
+
+// standardUUIDs is the advice for UUIDs that every reader understands.
+const standardUUIDs = "let the writer store UUIDs with uuidRepresentation=standard"
+
+// ParseID returns the bytes of an id that is stored as a BSON value: those of a UUID, an ObjectId or a
+// string. It fails for other types and for invalid values.
+func ParseID(t bson.Type, value []byte) ([]byte, error) {
+	if n := valueLen(t, value); n < 0 || n != len(value) {
+		return nil, newMalformed("the value is broken")
+	}
+
+	var v View
+	err := v.setID(&cursor{typ: t, name: []byte("_id"), val: value})
+	return v.ID, err
+}
+
+// setID sets the id, which must be a string, an ObjectId or a UUID.
+func (v *View) setID(c *cursor) error {
+	switch c.typ {
+	case bson.TypeString:
+		v.ID = StringBytes(c.val)
+		if err := checkText(c.name, len(v.ID), MaxIDBytes); err != nil {
+			return err
+		}
+	case bson.TypeObjectID:
+		v.ID = c.val
+	case bson.TypeBinary:
+		id, subtype, ok := binaryData(c.val)
+		switch {
+		case ok && subtype == bson.TypeBinaryUUIDOld:
+			return newMalformed("_id is a UUID of the legacy subtype 3, whose byte order depends on the driver; " + standardUUIDs)
+		case !ok || subtype != bson.TypeBinaryUUID || len(id) != 16:
+			return newMalformed("_id is a binary of subtype %d and %d bytes; a UUID is subtype 4 and 16 bytes", subtype, len(id))
+		}
+		v.ID = id
+	default:
+		return newMalformed("_id is %s; a UUID, an ObjectId or a string is wanted", typeName(c.typ))
+	}
+
+	v.IDType = byte(c.typ)
+	return nil
+}
+
+// setPayload sets the payload, without checking the inside of a document.
+func (v *View) setPayload(c *cursor) error {
+	switch c.typ {
+	case bson.TypeBinary:
+		data, _, ok := binaryData(c.val)
+		if !ok {
+			return newMalformed("%s is a broken binary", c.name)
+		}
+		v.Payload = data
+	case bson.TypeString:
+		v.Payload = StringBytes(c.val)
+	case bson.TypeEmbeddedDocument, bson.TypeArray:
+		v.Payload = c.val
+	case bson.TypeNull:
+	default:
+		if v.java {
+			v.Payload = c.val
+			break
+		}
+		return newMalformed("%s is %s; a binary, string, document, array or null is wanted", c.name, typeName(c.typ))
+	}
+
+	v.PayloadType = byte(c.typ)
+	return nil
+}
+
+// setPartition sets the partition. −1 is allowed and means that there is none.
+func (v *View) setPartition(c *cursor) error {
+	if c.typ == bson.TypeNull {
+		return nil
+	}
+
+	n, ok := integerValue(c)
+	switch {
+	case !ok:
+		return newMalformed("%s is %s; an integer is wanted", c.name, typeName(c.typ))
+	case n < -1 || n > math.MaxInt32:
+		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("%s %d", c.name, n)}
+	}
+
+	v.Partition = int32(n)
+	return nil
+}
+
+// setHeaders sets the headers after checking all of them.
+func (v *View) setHeaders(c *cursor) error {
+	switch c.typ {
+	case bson.TypeNull:
+		return nil
+	case bson.TypeArray, bson.TypeEmbeddedDocument:
+		v.Headers = Headers{raw: c.val, isDoc: c.typ == bson.TypeEmbeddedDocument}
+	default:
+		return newMalformed("%s is %s; an array of {k, v} or a document of strings is wanted", c.name, typeName(c.typ))
+	}
+
+	return v.Headers.check()
+}
+
+// checkComplete checks that all required fields are present.
+func (v *View) checkComplete() error {
+	switch {
+	case v.IDType == 0 || len(v.ID) == 0:
+		return newMalformed("field _id is missing or empty")
+	case len(v.AggregateType) == 0:
+		return newMalformed("field aggregatetype is missing or empty")
+	case len(v.AggregateID) == 0:
+		return newMalformed("field aggregateid is missing or empty")
+	case len(v.Type) == 0:
+		return newMalformed("field type is missing or empty")
+	case v.PayloadType == 0:
+		return newMalformed("field payload is missing; null makes a tombstone")
+	}
+
+	return nil
+}
+
+// setString sets dst to a string. Null and the empty string count as absent.
+func setString(dst *[]byte, c *cursor) error {
+	switch c.typ {
+	case bson.TypeNull:
+		return nil
+	case bson.TypeString:
+		s := StringBytes(c.val)
+		if err := checkText(c.name, len(s), MaxFieldText); err != nil {
+			return err
+		}
+		if len(s) > 0 {
+			*dst = s
+		}
+		return nil
+	}
+
+	return newMalformed("%s is %s; a string is wanted", c.name, typeName(c.typ))
+}
+
+// setText sets dst to the canonical text of a string, a whole number, an ObjectId or a UUID. The text of
+// a value that is not a string is stored in buf.
+func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
+	val := c.val
+	switch c.typ {
+	case bson.TypeString, bson.TypeNull:
+		// A string is its own canonical text, so it needs no buffer.
+		return setString(dst, c)
+	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
+	case bson.TypeDouble:
+		// A driver of JavaScript stores a whole number above 2³¹ as a double. Its text is that of the number.
+		if n, ok := integerValue(c); ok {
+			*dst = strconv.AppendInt(buf[:0], n, 10)
+			return nil
+		}
+		return newMalformed("%s is a double that is not a whole number within ±2⁵³; a string, int, long, ObjectId or UUID is wanted", c.name)
+	case bson.TypeBinary:
+		id, subtype, ok := binaryData(c.val)
+		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
+			return newMalformed("%s is a binary that is not a UUID of subtype 4; "+standardUUIDs, c.name)
+		}
+		val = id
+	default:
+		return newMalformed("%s is %s; a string, int, long, ObjectId or UUID is wanted", c.name, typeName(c.typ))
+	}
+
+	*dst = AppendText(buf[:0], c.typ, val)
+	return nil
+}
+
+// setDate sets a date in Unix milliseconds. Null counts as absent.
+func setDate(dst *int64, has *bool, c *cursor) error {
+	switch c.typ {
+	case bson.TypeNull:
+		return nil
+	case bson.TypeDateTime:
+		*dst, *has = int64(uint64LE(c.val)), true
+		return nil
+	}
+	return newMalformed("%s is %s; a date is wanted", c.name, typeName(c.typ))
+}
+
+// integerValue returns a whole number of any numeric type. JavaScript stores whole numbers as
+// doubles.
+func integerValue(c *cursor) (int64, bool) {
+	switch c.typ {
+	case bson.TypeInt32:
+		return int64(int32(uint32LE(c.val))), true
+	case bson.TypeInt64:
+		return int64(uint64LE(c.val)), true
+	case bson.TypeDouble:
+		return wholeNumber(math.Float64frombits(uint64LE(c.val)))
+	}
+
+	return 0, false
+}
+
+// wholeNumber returns f as an integer, if it is a whole number. Beyond ±2⁵³, doubles do not represent all whole numbers.
+func wholeNumber(f float64) (int64, bool) {
+	if f != math.Trunc(f) || math.Abs(f) > 1<<53 {
+		return 0, false
+	}
+	return int64(f), true
+}

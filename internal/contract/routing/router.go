@@ -1,0 +1,442 @@
+package routing
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/base/glob"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// Config configures a Router.
+type Config struct {
+	Template string // topic if no rule matches; has placeholders. Empty: DefaultTemplate
+	Rules    []Rule // the first matching rule decides
+	// Choose, if not nil, is called before the rules. If it returns no topic, the rules decide. Its results
+	// are cached, so it must always return the same topics for the same arguments.
+	Choose func(aggregateType, typ string) []string
+	Allow  []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
+	Max    int      // how many topics envelopes may name, in addition to the topics named in full here; 0: DefaultMax
+	// Mapping reads the documents. nil: they are envelopes of the contract.
+	Mapping *envelope.Mapping
+}
+
+// DefaultMax is the default of Config.Max. Each topic costs the relay about 5 kB, and a line in the
+// watcher document.
+const DefaultMax = 5000
+
+// DefaultMaxCreated is the default of topics.max if the relay creates missing topics.
+const DefaultMaxCreated = 500
+
+// DefaultTemplate is the topic that Debezium's outbox routers use.
+const DefaultTemplate = "outbox.event.{aggregatetype}"
+
+// Target is a topic for an envelope, and the requested partition or [record.AnyPartition].
+type Target struct {
+	Topic     string
+	Partition int32
+}
+
+// Problem is one error of a configuration.
+type Problem struct {
+	Field  string // template, rules[1].to[0], allow[2], headers.name…
+	Found  string
+	Reason string // the allowed values
+}
+
+// InvalidError lists all errors of a configuration.
+type InvalidError struct{ Problems []Problem }
+
+func (e *InvalidError) Error() string {
+	lines := make([]string, len(e.Problems))
+	for i, p := range e.Problems {
+		lines[i] = fmt.Sprintf("%s: found %q; %s", p.Field, p.Found, p.Reason)
+	}
+	return "routing: " + strings.Join(lines, "; ")
+}
+
+func (e *InvalidError) addProblem(field, found, reason string) {
+	e.Problems = append(e.Problems, Problem{field, found, reason})
+}
+
+func (e *InvalidError) errOrNil() error {
+	if len(e.Problems) == 0 {
+		return nil
+	}
+	return e
+}
+
+// maxCached is how many decisions a Router caches. Envelopes choose the cache keys, so a full cache is
+// cleared.
+const maxCached = 10_000
+
+// maxCachedKey is the maximum length of a cache key. Longer ones are not cached.
+const maxCachedKey = 512
+
+// Router chooses topics. Create it with [New].
+type Router struct {
+	fallback template
+	rules    []rule
+	choose   func(aggregateType, typ string) []string
+	allow    []string
+	byType   bool // decisions depend on the type as well as on the aggregatetype
+	drops    bool // a rule discards envelopes
+	// inputs are the other values on which decisions depend.
+	inputs  []placeholder
+	mapping *envelope.Mapping
+
+	maxTopics    int
+	staticTopics map[string]bool // topics that the configuration names in full; they do not count
+
+	mu            sync.RWMutex
+	exists        func(topic string) bool
+	countedTopics map[string]struct{} // topics allowed since the last ResetTopics; at most maxTopics
+	byTypeCache   map[string]decision // by aggregatetype, or by aggregatetype NUL type
+	byTopicCache  map[string]decision // topics that envelopes name themselves
+}
+
+// decision is the result of Route for a cache key. Its targets have AnyPartition.
+type decision struct {
+	targets   []Target
+	refusal   *record.Refusal // of class Dropped, if a rule discards the envelope
+	transient bool            // may change soon, so it is not cached
+}
+
+// New validates c and returns a Router. Its error is an [*InvalidError] that lists every problem.
+func New(c Config) (*Router, error) {
+	r := &Router{
+		choose: c.Choose, allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool), mapping: c.Mapping,
+	}
+	// Before the first metadata, no topic is known to exist.
+	r.ResetTopics(func(string) bool { return false })
+	bad := &InvalidError{}
+
+	for i, pattern := range c.Allow {
+		literal := strings.NewReplacer("*", "", "?", "").Replace(pattern)
+		if pattern == "" || checkTopicCharacters(literal) != "" {
+			bad.addProblem(fmt.Sprintf("allow[%d]", i), pattern, "expected a topic name, which may contain * and ?")
+		}
+	}
+
+	if c.Template == "" {
+		c.Template = DefaultTemplate
+	}
+	r.fallback = r.topicTemplate(bad, "template", c.Template)
+	// A function may use the type, so its decisions are cached for each type.
+	r.byType = r.byType || r.choose != nil
+
+	for i, configured := range c.Rules {
+		field := fmt.Sprintf("rules[%d]", i)
+		parsed := rule{
+			aggregateType: orAny(configured.AggregateType),
+			typ:           orAny(configured.Type),
+			conditions:    r.parseConditions(bad, field+".match", configured),
+			drop:          configured.Drop,
+		}
+		switch {
+		case configured.Drop && len(configured.To) > 0:
+			bad.addProblem(field+".to", configured.To[0], "a rule with drop: true has no topics")
+		case !configured.Drop && len(configured.To) == 0:
+			bad.addProblem(field+".to", "", "expected at least one topic, or drop: true")
+		}
+		r.drops = r.drops || configured.Drop
+
+		for j, to := range configured.To {
+			toField := fmt.Sprintf("%s.to[%d]", field, j)
+			if slices.Contains(configured.To[:j], to) {
+				bad.addProblem(toField, to, "the rule has this topic already")
+				continue
+			}
+			parsed.to = append(parsed.to, r.topicTemplate(bad, toField, to))
+		}
+
+		r.rules = append(r.rules, parsed)
+		r.byType = r.byType || parsed.typ != "*"
+	}
+
+	if err := bad.errOrNil(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func orAny(pattern string) string {
+	if pattern == "" {
+		return "*"
+	}
+	return pattern
+}
+
+// topicTemplate parses the template of a topic. It also validates the topic, as far as the placeholders
+// permit.
+func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
+	t, err := parseTemplate(text, r.mapping, topicPlaceholders...)
+	if err != nil {
+		bad.addProblem(field, text, err.Error())
+		return nil
+	}
+	// The decisions of this template depend on its placeholders, so they become part of the cache's key.
+	for _, p := range t.listPlaceholders() {
+		r.addInput(p)
+	}
+
+	if name, ok := t.staticText(); ok {
+		if refusal := r.checkTopic(name); refusal != nil {
+			bad.addProblem(field, text, refusal.Reason)
+		}
+		r.staticTopics[name] = true
+		return t
+	}
+
+	// The name is complete only with an envelope, but the fixed parts can be checked now.
+	for _, p := range t {
+		if reason := checkTopicCharacters(p.literal); reason != "" {
+			bad.addProblem(field, text, reason)
+			break
+		}
+	}
+	return t
+}
+
+// Route appends the targets of v to dst. m is the place of the envelope; with nil, {database} and {collection} are
+// empty. The error is a [*record.Refusal] if the name of a topic is not valid (Malformed), a topic may not be written
+// (NotAllowed), a rule discards the envelope (Dropped), or the partition is negative (PartitionOutOfRange; only the sink
+// can detect that it is too high). On an error, Route returns dst unchanged. The topic names are valid as long as the
+// Router.
+func (r *Router) Route(v *envelope.View, m *Meta, dst []Target) ([]Target, error) {
+	if v.Partition < record.AnyPartition {
+		reason := fmt.Sprintf("partition %d is negative", v.Partition)
+		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: reason}
+	}
+
+	var d decision
+	// A rule that discards an envelope applies to one that names its topic as well.
+	if v.Topic == nil || r.drops {
+		d = r.decideByRules(v, m)
+	}
+	// Other refusals of the rules concern a topic that this envelope does not use.
+	if v.Topic != nil && (d.refusal == nil || d.refusal.Class != record.Dropped) {
+		d = r.decideNamedTopic(v.Topic)
+	}
+	if d.refusal != nil {
+		return dst, d.refusal
+	}
+
+	n := len(dst)
+	dst = append(dst, d.targets...)
+	// The decision is shared by all envelopes of its key, so the partition is set in the copy.
+	if v.Partition != record.AnyPartition {
+		for i := range dst[n:] {
+			dst[n+i].Partition = v.Partition
+		}
+	}
+	return dst, nil
+}
+
+// ResetTopics forgets which topics envelopes have named. It is called when an ownership begins. From now on,
+// topics that exist do not count.
+func (r *Router) ResetTopics(exists func(topic string) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.exists = exists
+	r.countedTopics = make(map[string]struct{})
+	r.byTypeCache = make(map[string]decision)
+	r.byTopicCache = make(map[string]decision)
+}
+
+// TopicsFull reports whether envelopes have named the maximum number of topics.
+func (r *Router) TopicsFull() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return len(r.countedTopics) >= r.maxTopics
+}
+
+// countTopic counts a topic that the configuration does not name in full. It returns a refusal if there
+// are too many. Services choose such topics. Without a limit, a service could fill the memory, the metrics
+// and the watcher document with topics that do not exist.
+func (r *Router) countTopic(name string) *record.Refusal {
+	if r.staticTopics[name] {
+		return nil
+	}
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Only topics that do not exist yet can be the mistake of a service.
+	if _, counted := r.countedTopics[name]; counted || r.exists(name) {
+		return nil
+	}
+	if len(r.countedTopics) >= r.maxTopics {
+		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q would exceed topics.max=%d: "+
+			"raise it, restrict topics.allow, or correct the aggregatetype", name, r.maxTopics)}
+	}
+	r.countedTopics[name] = struct{}{}
+	return nil
+}
+
+// RestrictTo returns the targets for the listed topics, in their order. The list is stored on the document and
+// may be older than the configuration. So RestrictTo validates each topic that is not among the targets, and
+// returns an answer in refused for each topic that may not be written.
+func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
+	for _, topic := range topics {
+		i := slices.IndexFunc(targets, func(t Target) bool { return t.Topic == topic })
+		if i >= 0 {
+			kept = append(kept, targets[i])
+			continue
+		}
+
+		d := r.decideNamedTopic([]byte(topic))
+		if d.refusal != nil {
+			refused = append(refused, record.Answer{
+				Topic: topic, Partition: record.AnyPartition, Offset: -1, Refusal: d.refusal,
+			})
+			continue
+		}
+		kept = append(kept, d.targets[0])
+	}
+	return kept, refused
+}
+
+// decideNamedTopic returns the decision for a topic that the envelope names itself.
+func (r *Router) decideNamedTopic(topic []byte) decision {
+	r.mu.RLock()
+	d, ok := r.byTopicCache[string(topic)]
+	r.mu.RUnlock()
+	if ok {
+		return d
+	}
+
+	// topic aliases the document, and the cache needs a text of its own.
+	name := string(topic)
+	d = r.decideTopics([]string{name})
+	r.cacheDecision(&r.byTopicCache, name, d)
+	return d
+}
+
+// decideByRules returns the decision of the rules and the template.
+func (r *Router) decideByRules(v *envelope.View, m *Meta) decision {
+	// The key is built on the stack, so that a cached decision costs no allocation. The first NUL ends the
+	// aggregatetype.
+	var array [maxCachedKey]byte
+	key := array[:0]
+	cacheable := len(v.AggregateType)+len(v.Type) < maxCachedKey && bytes.IndexByte(v.AggregateType, 0) < 0
+	if cacheable {
+		key = append(key, v.AggregateType...)
+		if r.byType {
+			key = append(append(key, 0), v.Type...)
+		}
+		if len(r.inputs) > 0 {
+			key, cacheable = r.appendInputs(key, v, m)
+		}
+	}
+	if cacheable {
+		r.mu.RLock()
+		d, ok := r.byTypeCache[string(key)]
+		r.mu.RUnlock()
+		if ok {
+			return d
+		}
+	}
+
+	d := decision{}
+	names, refusal := r.topicNames(v, m)
+	if refusal != nil {
+		d.refusal = refusal
+	} else {
+		d = r.decideTopics(names)
+	}
+	if cacheable {
+		r.cacheDecision(&r.byTypeCache, string(key), d)
+	}
+	return d
+}
+
+// removeRepetitions returns names without repetitions, in their order: the identity of a delivery has one record per
+// topic (N7).
+func removeRepetitions(names []string) []string {
+	out := make([]string, 0, len(names))
+	for _, name := range names {
+		if !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// decideTopics returns the targets for the named topics, or the refusal of the first one that may not be
+// written.
+func (r *Router) decideTopics(names []string) decision {
+	d := decision{targets: make([]Target, len(names))}
+	for i, name := range names {
+		if refusal := r.checkTopic(name); refusal != nil {
+			return decision{refusal: refusal}
+		}
+		if refusal := r.countTopic(name); refusal != nil {
+			// The topic may be created, or counted topics reset, so the next envelope is decided again.
+			return decision{refusal: refusal, transient: true}
+		}
+		d.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
+	}
+	return d
+}
+
+// cacheDecision stores d in the cache. It takes a pointer, because ResetTopics replaces the caches.
+func (r *Router) cacheDecision(cache *map[string]decision, key string, d decision) {
+	if len(key) > maxCachedKey || d.transient {
+		return
+	}
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := *cache
+	// Remembering which entries were used last would cost more at each lookup than filling the cache again.
+	if len(m) >= maxCached {
+		clear(m)
+	}
+	m[key] = d
+}
+
+// checkTopic returns why a record may not go to the topic, or nil.
+func (r *Router) checkTopic(name string) *record.Refusal {
+	if reason := checkTopicName(name); reason != "" {
+		return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, reason)}
+	}
+	if strings.HasPrefix(name, "__") {
+		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q is internal to Kafka", name)}
+	}
+
+	matches := func(pattern string) bool { return glob.Match(pattern, name) }
+	if len(r.allow) == 0 || slices.ContainsFunc(r.allow, matches) {
+		return nil
+	}
+	return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}
+}
+
+// checkTopicName returns why name is not a valid topic name for Kafka, or "".
+func checkTopicName(name string) string {
+	switch {
+	case name == "":
+		return "the name is empty"
+	case name == "." || name == "..":
+		return "a topic name cannot be . or .."
+	case len(name) > 249:
+		return fmt.Sprintf("a topic name has at most 249 characters, not %d", len(name))
+	}
+	return checkTopicCharacters(name)
+}
+
+func checkTopicCharacters(s string) string {
+	for i := range len(s) {
+		c := s[i]
+		isLetter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		isDigit := c >= '0' && c <= '9'
+		if !isLetter && !isDigit && c != '.' && c != '_' && c != '-' {
+			return "a topic name may contain only letters, digits, dots, dashes and underscores"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,166 @@
+package routing
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+
+	"github.com/outrelay/outrelay/internal/base/glob"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// Rule maps matching envelopes to one or several topics. An empty pattern matches all; * and ? are wildcards.
+type Rule struct {
+	AggregateType        string // pattern
+	Type                 string // pattern
+	Database, Collection string // patterns
+	// Headers and Fields have patterns by the name of a header or of a field of the document. An envelope without the
+	// header or the field does not match.
+	Headers, Fields map[string]string
+
+	To   []string // topics, as templates
+	Drop bool     // discard the envelope; To is empty
+}
+
+type rule struct {
+	aggregateType, typ string
+	conditions         []condition
+	to                 []template
+	drop               bool
+}
+
+// condition is a pattern for a value of the envelope.
+type condition struct {
+	placeholder
+	pattern string
+}
+
+// parseConditions returns the conditions of a rule other than those on its types.
+func (r *Router) parseConditions(bad *InvalidError, field string, c Rule) (list []condition) {
+	add := func(key, kind, name, pattern string) {
+		if pattern == "" {
+			bad.addProblem(key, "", "expected a pattern; * matches any value")
+			return
+		}
+		text := kind
+		if name != "" || kind == kindHeader || kind == kindField {
+			text += ":" + name
+		}
+		p, err := parsePlaceholder(text, r.mapping, topicPlaceholders)
+		if err != nil {
+			bad.addProblem(key, name, err.Error())
+			return
+		}
+		r.addInput(p)
+		list = append(list, condition{p, pattern})
+	}
+
+	if c.Database != "" {
+		add(field+".database", kindDatabase, "", c.Database)
+	}
+	if c.Collection != "" {
+		add(field+".collection", kindCollection, "", c.Collection)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
+		add(field+".headers."+name, kindHeader, name, c.Headers[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Fields)) {
+		add(field+".fields."+name, kindField, name, c.Fields[name])
+	}
+
+	for name, pattern := range map[string]string{"aggregatetype": c.AggregateType, "type": c.Type} {
+		if pattern != "" && !r.mapping.Has(name) {
+			bad.addProblem(field+"."+name, pattern, "by the mapping, the documents have no "+name)
+		}
+	}
+	return list
+}
+
+// addInput notes that decisions depend on a value.
+func (r *Router) addInput(p placeholder) {
+	switch {
+	// The aggregatetype is part of every key.
+	case p.kind == "aggregatetype":
+	case p.kind == "type":
+		r.byType = true
+	case !slices.Contains(r.inputs, p):
+		r.inputs = append(r.inputs, p)
+	}
+}
+
+// NeedsDocument reports whether the topics of an envelope depend on its headers, or on fields of its document that are no
+// part of the envelope.
+func (r *Router) NeedsDocument() bool {
+	return slices.ContainsFunc(r.inputs, func(p placeholder) bool { return p.kind == kindHeader || p.kind == kindField })
+}
+
+// appendInputs appends the other values on which the decision depends to a cache key. ok is false if one of them
+// has no text, or if the key would be ambiguous or too long.
+func (r *Router) appendInputs(key []byte, v *envelope.View, m *Meta) (_ []byte, ok bool) {
+	if r.byType && bytes.IndexByte(v.Type, 0) >= 0 {
+		return key, false
+	}
+
+	for i := range r.inputs {
+		var finding envelope.Finding
+		// A NUL ends the value before, and the next byte is for the finding.
+		start := len(key) + 2
+		key, finding = r.inputs[i].appendTo(append(key, 0, 0), v, m)
+		// A missing value and an empty one lead to different decisions.
+		key[start-1] = byte(finding)
+		ambiguous := bytes.IndexByte(key[start:], 0) >= 0
+		if finding > envelope.Missing || len(key) > maxCachedKey || ambiguous {
+			return key, false
+		}
+	}
+	return key, true
+}
+
+// topicNames returns the topics that Choose returns, else the topics of the first matching rule, else the topic of the
+// template. The refusal has class Dropped if the rule discards the envelope.
+func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusal) {
+	aggregateType, typ := string(v.AggregateType), string(v.Type)
+	if r.choose != nil {
+		if chosen := r.choose(aggregateType, typ); len(chosen) > 0 {
+			return removeRepetitions(chosen), nil
+		}
+	}
+
+	to := []template{r.fallback}
+	for _, candidate := range r.rules {
+		if !candidate.matches(aggregateType, typ, v, m) {
+			continue
+		}
+		if candidate.drop {
+			return nil, &record.Refusal{Class: record.Dropped, Reason: "a rule of topics.rules discards it"}
+		}
+		to = candidate.to
+		break
+	}
+
+	names := make([]string, len(to))
+	for i, t := range to {
+		// With a missing value, the template would name another topic, such as "events." for events.{type}.
+		name, worst := t.appendTo(nil, v, m)
+		if reason := t.findProblem(v, m, envelope.Missing); reason != "" {
+			return nil, &record.Refusal{Class: worst.Class(), Reason: "its topic is unknown: " + reason}
+		}
+		names[i] = string(name)
+	}
+	return removeRepetitions(names), nil
+}
+
+// matches reports whether the rule applies to an envelope.
+func (r *rule) matches(aggregateType, typ string, v *envelope.View, m *Meta) bool {
+	if !glob.Match(r.aggregateType, aggregateType) || !glob.Match(r.typ, typ) {
+		return false
+	}
+	for _, c := range r.conditions {
+		text, finding := c.appendTo(nil, v, m)
+		if finding != envelope.Found || !glob.Match(c.pattern, text) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,20 @@
+package routing
+
+import (
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// Typed is the default preset: the record of [Debezium] with a header for the type, and documents on one line.
+const Typed = "typed"
+
+type typed struct{ defaults }
+
+func (typed) presetName() string { return Typed }
+
+func (typed) newFormat(PresetConfig) format {
+	return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) error {
+		f.addOptionalHeader(hType, v.Type)
+		return nil
+	}
+}

@@ -1,0 +1,489 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+)
+
+// The hidden commands of the program that start children.
+const (
+	ChildCommand = "bench-child" // calls Child
+	RelayCommand = "bench-relay" // `run` with profiles; ends with its standard input
+)
+
+// Options configure a benchmark. A field without a default must be set.
+type Options struct {
+	Events   int           // of the backlog
+	Payload  int           // bytes of an event's payload, at least 8
+	Runs     int           // interleaved runs; the results are medians
+	Rates    []int         // events per second at which latency is measured; none measures none
+	Duration time.Duration // of each rate
+
+	// Failover is how often an owner with a standby is killed, and how often it is stopped gracefully. 0 skips this.
+	Failover int
+	// Foreign adds a drain of documents as another writer inserts them, without ts and slot, to each run.
+	Foreign bool
+	// TTL is the ttl of the lease in the failover. Defaults to that of the configuration.
+	TTL time.Duration
+
+	// Pairs is how many pairs of drains [RunObserved] makes. Defaults to [DefaultPairs].
+	Pairs int
+	// Transports are the transports that [RunMembers] compares: see [Transports].
+	Transports []string
+	// Peers are the publishers that [RunPeers] compares with outrelay: see [Peers].
+	Peers []string
+	// Only lists the measurements of the reconciler to run. Empty runs all.
+	Only []string
+
+	// MongoDB and Kafka name the servers, without login. If one is empty, its server is started, and stopped at
+	// the end.
+	MongoDB string
+	Kafka   []string
+
+	// Config names the servers instead, with their logins. Only for [RunPeers]. nil: no logins.
+	Config *config.Config
+
+	// CPUProfile and MemProfile are the prefixes of the files for profiles of the relay, one per measurement.
+	CPUProfile, MemProfile string
+
+	// Program is the executable of the children. Defaults to this one.
+	Program string
+	// Progress receives a line per step. Required.
+	Progress io.Writer
+	// OnHardStop receives a function that the caller must run if the process ends at once. Optional.
+	OnHardStop func(func())
+}
+
+// Check returns an error that lists every problem of the options.
+func (o Options) Check() error {
+	var errs []error
+	least := func(name string, v, least int) {
+		if v < least {
+			errs = append(errs, fmt.Errorf("%s: %d is below %d", name, v, least))
+		}
+	}
+
+	least("events", o.Events, 1)
+	least("payload", o.Payload, minPayload)
+	least("runs", o.Runs, 1)
+	least("failover", o.Failover, 0)
+	least("pairs", o.Pairs, 0)
+
+	for _, r := range o.Rates {
+		least("rates", r, 1)
+	}
+	for _, name := range o.Transports {
+		if known := Transports(); !slices.Contains(known, name) {
+			errs = append(errs, fmt.Errorf("transport: %q is not one of %s", name, strings.Join(known, ", ")))
+		}
+	}
+	for _, name := range o.Peers {
+		if known := Peers(); !slices.Contains(known, name) {
+			errs = append(errs, fmt.Errorf("peers: %q is not one of %s", name, strings.Join(known, ", ")))
+		}
+	}
+	for _, name := range o.Only {
+		if known := ReconcilerSteps(); !slices.Contains(known, name) {
+			errs = append(errs, fmt.Errorf("only: %q is not one of %s", name, strings.Join(known, ", ")))
+		}
+	}
+
+	if len(o.Rates) > 0 && o.Duration < time.Second {
+		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))
+	}
+	if o.TTL != 0 && o.TTL < time.Second {
+		errs = append(errs, fmt.Errorf("ttl: %v is below one second", o.TTL))
+	}
+	return errors.Join(errs...)
+}
+
+// The collections of the benchmark's database.
+const (
+	backlog        = "outbox"
+	foreignBacklog = "foreign" // the same events, as another writer inserts them
+	live           = "live"
+)
+
+// bench is the state of one benchmark.
+type bench struct {
+	Options
+	stack   *devstack.Stack // nil if both servers were given
+	servers []int           // known processes of the servers
+	mongods []int           // databases of MongoDB
+	login   *config.Config  // nil: without logins
+	client  *mongo.Client
+	cluster *cluster
+	db      string
+	dir     string // of configuration files
+	start   bson.Timestamp
+
+	numbered int
+	numberOf numbering     // of the records that consumers read
+	perDoc   time.Duration // slowest bulk write so far, per document
+	states   []string
+	began    time.Time
+}
+
+// Run runs the benchmark. It takes minutes. The end of ctx interrupts it.
+func Run(ctx context.Context, o Options) (res Result, err error) {
+	err = o.withServers(ctx, func(b *bench) (err error) {
+		res, err = b.measureAll(ctx)
+		return err
+	})
+	return res, err
+}
+
+// withServers opens the servers, calls f, and then removes everything.
+func (o Options) withServers(ctx context.Context, f func(*bench) error) (err error) {
+	if err := o.Check(); err != nil {
+		return err
+	}
+
+	if o.Program == "" {
+		o.Program, err = os.Executable()
+		if err != nil {
+			return fmt.Errorf("finding this program: %w", err)
+		}
+	}
+
+	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1, numberOf: eventNumber}
+	defer func() { err = errors.Join(err, b.cleanUp(context.WithoutCancel(ctx))) }()
+	if err := b.openServers(ctx); err != nil {
+		return err
+	}
+	return f(b)
+}
+
+func (b *bench) logProgress(format string, args ...any) {
+	fmt.Fprintf(b.Progress, "%6.1f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// openServers starts the servers, or connects to the given ones.
+func (b *bench) openServers(ctx context.Context) (err error) {
+	if b.dir, err = os.MkdirTemp("", "outrelay-bench-"); err != nil {
+		return err
+	}
+
+	if b.Config != nil {
+		if err := b.useConfig(b.Config); err != nil {
+			return err
+		}
+	}
+	var given []string
+	want := devstack.Options{Progress: func(p devstack.Progress) { b.logProgress("%s", p) }}
+
+	if b.MongoDB == "" {
+		want.Mongods = 1
+		// The whole backlog fits into the memory and the oplog, so that the disk does not limit the figures.
+		mb := b.Events / 1024 * (b.Payload + 600) / 1024
+		want.Mongo = devstack.MongoOptions{CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb)}
+	} else {
+		hosts := options.Client().ApplyURI(b.MongoDB).Hosts
+		b.mongods = listeners(hosts)
+		given = append(given, hosts...)
+	}
+
+	if len(b.Kafka) == 0 {
+		want.Brokers = 1
+	} else {
+		given = append(given, b.Kafka...)
+	}
+
+	if want.Mongods+want.Brokers > 0 {
+		if b.stack, err = devstack.Start(ctx, want); err != nil {
+			return err
+		}
+
+		if b.OnHardStop != nil {
+			b.OnHardStop(b.stack.Stop)
+		}
+		b.mongods = knownPIDs(b.stack.Mongods())
+		b.servers = slices.Concat(b.mongods, knownPIDs(b.stack.Kafkas()))
+	}
+	if b.MongoDB == "" {
+		b.MongoDB = b.stack.MongoURI()
+	}
+	if len(b.Kafka) == 0 {
+		b.Kafka = b.stack.Brokers()
+	}
+
+	for _, k := range b.Kafka {
+		if _, _, err := net.SplitHostPort(k); err != nil {
+			return fmt.Errorf("kafka: %q is not host:port", k)
+		}
+	}
+
+	// Servers that are given by address may run on this machine, and their CPU time is not foreign either.
+	b.servers = append(b.servers, listeners(given)...)
+	b.cluster = newCluster(b.Kafka)
+	if err := b.secureKafka(b.cluster.transport); err != nil {
+		return err
+	}
+	b.client, err = b.connectMongo(ctx)
+	return err
+}
+
+// cleanUp removes everything that the benchmark has created.
+func (b *bench) cleanUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var errs []error
+
+	if b.client != nil {
+		if b.stack == nil || len(b.stack.Mongods()) == 0 {
+			for _, db := range append(b.states, b.db) {
+				errs = append(errs, b.client.Database(db).Drop(ctx))
+			}
+		}
+		errs = append(errs, b.client.Disconnect(ctx))
+	}
+
+	if b.cluster != nil {
+		b.cluster.closeIdle()
+	}
+	if b.stack != nil {
+		b.stack.Stop()
+	}
+	if b.dir != "" {
+		errs = append(errs, os.RemoveAll(b.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// knownPIDs returns the process ids that are known.
+func knownPIDs[P interface{ PID() int }](processes []P) (pids []int) {
+	for _, p := range processes {
+		if pid := p.PID(); pid != 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// serverPIDs returns the processes that do not count as foreign.
+func (b *bench) serverPIDs() []int { return slices.Clone(b.servers) }
+
+// newTopic creates a new topic for a measurement.
+func (b *bench) newTopic(ctx context.Context, name string) (string, error) {
+	topic := b.db + "." + name
+	return topic, b.cluster.createTopic(ctx, topic)
+}
+
+// newStateDB returns the name of a new state database, so that the watcher starts without a checkpoint.
+func (b *bench) newStateDB(name string) string {
+	db := b.db + "_" + strings.ReplaceAll(name, ".", "_")
+	if !slices.Contains(b.states, db) {
+		b.states = append(b.states, db)
+	}
+	return db
+}
+
+// samples are the figures of all runs.
+type samples struct {
+	raw, produce, both, drain    []float64
+	cpu, peak, allocs, mongodCPU []float64
+	foreignDrain                 []drained
+	early, end                   []float64
+	foreign                      map[string][]float64
+	rawP50, rawP99, p50, p99, p3 map[int][]float64
+}
+
+// measureAll runs all measurements of [Run].
+func (b *bench) measureAll(ctx context.Context) (Result, error) {
+	s := &samples{
+		foreign: map[string][]float64{},
+		rawP50:  map[int][]float64{}, rawP99: map[int][]float64{},
+		p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
+	}
+
+	if err := b.fillBacklogs(ctx); err != nil {
+		return Result{}, err
+	}
+
+	coll, err := b.newOutbox(ctx, live)
+	if err != nil {
+		return Result{}, err
+	}
+
+	b.logProgress("warming the servers up")
+	if err := b.measureCeilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
+		return Result{}, err
+	}
+
+	for run := 1; run <= b.Runs; run++ {
+		if err := b.measureCeilings(ctx, run, s); err != nil {
+			return Result{}, err
+		}
+		if err := b.measureDrain(ctx, run, s); err != nil {
+			return Result{}, err
+		}
+		if err := b.measureLatency(ctx, run, coll, s); err != nil {
+			return Result{}, err
+		}
+	}
+
+	res := s.medians(b)
+	if b.Failover > 0 {
+		if res.Failover, err = b.measureFailover(ctx); err != nil {
+			return res, err
+		}
+	}
+	return res, nil
+}
+
+// measureCeilings measures the limits of the servers, without a relay.
+func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error {
+	topic, err := b.newTopic(ctx, fmt.Sprintf("raw%d", run))
+	if err != nil {
+		return err
+	}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	stream := spec{
+		Mode: modeStream, MongoDB: b.MongoDB, DB: b.db, Collection: backlog,
+		Start: b.start, Events: b.Events, Payload: b.Payload,
+	}
+	produce := spec{Mode: modeProduce, Kafka: b.Kafka, Topic: topic, Events: b.Events, Payload: b.Payload}
+
+	for _, step := range []struct {
+		name  string
+		to    *[]float64
+		specs []spec
+	}{
+		{"raw_stream", &s.raw, []spec{stream}},
+		{"raw_produce", &s.produce, []spec{produce}},
+		{"both", &s.both, []spec{stream, produce}},
+	} {
+		m, err := b.runTogether(ctx, step.specs...)
+		if err != nil {
+			return err
+		}
+
+		// The slowest of the processes decides when the work is done.
+		began, ended := m.outcomes[0].Began, m.outcomes[0].Ended
+		for _, o := range m.outcomes {
+			began, ended = min(began, o.Began), max(ended, o.Ended)
+		}
+		rate := perSecond(b.Events, began, ended)
+		*step.to = append(*step.to, rate)
+
+		if m.known {
+			s.foreign[step.name] = append(s.foreign[step.name], m.foreign)
+		}
+		if run > 0 {
+			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
+		}
+	}
+	return nil
+}
+
+// measureDrain measures the drain of the backlog through the relay, and that of a foreign one if there is one. Even runs
+// begin with the foreign one, so that neither profits from its place.
+func (b *bench) measureDrain(ctx context.Context, run int, s *samples) error {
+	if b.Foreign && run%2 == 0 {
+		if err := b.measureForeignDrain(ctx, run, s); err != nil {
+			return err
+		}
+	}
+
+	d, err := b.drainBacklog(ctx, run)
+	if err != nil {
+		return fmt.Errorf("drain: %w", err)
+	}
+
+	s.drain = append(s.drain, d.eps)
+	s.cpu = append(s.cpu, d.cpuPerMillion)
+	s.mongodCPU = append(s.mongodCPU, d.mongodPerMillion)
+	s.peak = append(s.peak, d.peak)
+	s.allocs = append(s.allocs, d.allocs)
+	s.early = append(s.early, d.early)
+	s.end = append(s.end, d.end)
+
+	if d.known {
+		s.foreign["drain"] = append(s.foreign["drain"], d.foreign)
+	}
+	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  "+
+		"%.1f MB (%.1f after 50,000)  %.3f allocations per event",
+		run, b.Runs, "drain", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.early, d.allocs)
+
+	if b.Foreign && run%2 == 1 {
+		return b.measureForeignDrain(ctx, run, s)
+	}
+	return nil
+}
+
+// measureForeignDrain measures the drain of the documents of another writer.
+func (b *bench) measureForeignDrain(ctx context.Context, run int, s *samples) error {
+	d, err := b.drainForeign(ctx, run)
+	if err != nil {
+		return fmt.Errorf("drain of foreign documents: %w", err)
+	}
+
+	s.foreignDrain = append(s.foreignDrain, d)
+	if d.known {
+		s.foreign["foreign_drain"] = append(s.foreign["foreign_drain"], d.foreign)
+	}
+	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB  %.2f CPU-s per million in MongoDB",
+		run, b.Runs, "foreign", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.mongodPerMillion)
+	return nil
+}
+
+// measureLatency measures the latency at each rate: first of the bare stream, then of the relay. It never
+// measures both concurrently, because a second stream would double the cost on the server.
+func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collection, s *samples) error {
+	if len(b.Rates) == 0 {
+		return nil
+	}
+
+	for _, rate := range b.Rates {
+		raw, err := b.rawLatency(ctx, coll, rate)
+		if err != nil {
+			return fmt.Errorf("latency of the raw stream at %d/s: %w", rate, err)
+		}
+
+		s.rawP50[rate], s.rawP99[rate] = append(s.rawP50[rate], raw.p50), append(s.rawP99[rate], raw.p99)
+		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
+			s.foreign[name] = append(s.foreign[name], raw.foreign)
+		}
+		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%",
+			run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
+	}
+
+	// One relay serves all rates, because its start would take longer than a measurement.
+	t, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
+	if err != nil {
+		return fmt.Errorf("latency: %w", err)
+	}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), t.topic)
+	for _, rate := range b.Rates {
+		l, err := b.relayLatency(ctx, coll, t, rate)
+		if err != nil {
+			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), t.stopAll())
+		}
+
+		s.p50[rate] = append(s.p50[rate], l.p50)
+		s.p99[rate] = append(s.p99[rate], l.p99)
+		s.p3[rate] = append(s.p3[rate], l.p999)
+		if name := fmt.Sprintf("latency_%d", rate); l.known {
+			s.foreign[name] = append(s.foreign[name], l.foreign)
+		}
+		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%",
+			run, b.Runs, rate, l.p50, l.p99, l.p999, l.foreign)
+	}
+	return t.stopAll()
+}

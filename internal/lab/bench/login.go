@@ -1,0 +1,225 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	kafka "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/contract/sasl"
+	pkgconnect "github.com/outrelay/outrelay/internal/relay/connect"
+)
+
+// useConfig takes the servers from a configuration, with their logins.
+func (b *bench) useConfig(c *config.Config) error {
+	if b.MongoDB != "" || len(b.Kafka) > 0 {
+		return errors.New("the configuration names the servers: leave out --mongodb and --kafka")
+	}
+	// The connectors have other options for their connections, so some settings of outrelay have no equivalent.
+	if _, err := connectorSecurity(c.Kafka); err != nil {
+		return err
+	}
+	if t := c.MongoDB.TLS; t != nil && (t.Cert != "" || t.ServerName != "" || t.Insecure) {
+		return errors.New("mongodb.tls: the connectors can use a ca only, no cert, server_name or insecure")
+	}
+
+	b.MongoDB, b.Kafka, b.login = c.MongoDB.URI.Reveal(), c.Kafka.Brokers, c
+	return nil
+}
+
+// connectMongo returns a client with the login.
+func (b *bench) connectMongo(ctx context.Context) (*mongo.Client, error) {
+	if b.login == nil || b.login.MongoDB.TLS == nil {
+		return connect(ctx, b.MongoDB)
+	}
+	o := options.Client().ApplyURI(b.MongoDB)
+	if err := pkgconnect.SecureMongo(o, b.login.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
+		return nil, fmt.Errorf("mongodb.tls: %w", err)
+	}
+	return connectWith(ctx, o)
+}
+
+// secureKafka adds the login to the connections of the benchmark.
+func (b *bench) secureKafka(t *kafka.Transport) error {
+	if b.login == nil {
+		return nil
+	}
+	var err error
+	if t.TLS, err = b.login.Kafka.TLS.ClientConfig(); err != nil {
+		return fmt.Errorf("kafka.tls: %w", err)
+	}
+	if s := b.login.Kafka.SASL; s != nil {
+		t.SASL, err = pkgconnect.NewLogin(*s, nil)
+	}
+	return err
+}
+
+// The variables of the relay's environment that have secrets.
+const (
+	uriVariable      = "BENCH_MONGODB_URI"
+	passwordVariable = "BENCH_KAFKA_PASSWORD"
+)
+
+// addLogin adds the connections to the configuration of a relay. Secrets are in its environment.
+func (b *bench) addLogin(mongo, brokers map[string]any) {
+	if b.login == nil {
+		return
+	}
+
+	mongo["uri"] = "${env:" + uriVariable + "}"
+	if t := b.login.MongoDB.TLS; t != nil {
+		mongo["tls"] = tlsSettings(*t)
+	}
+	if t := b.login.Kafka.TLS; t != nil {
+		brokers["tls"] = tlsSettings(*t)
+	}
+	if s := b.login.Kafka.SASL; s != nil {
+		brokers["sasl"] = map[string]any{"mechanism": s.Mechanism, "username": s.Username, "password": "${env:" + passwordVariable + "}"}
+	}
+}
+
+func tlsSettings(t config.TLS) map[string]any {
+	out := map[string]any{}
+	for name, file := range map[string]string{"ca": t.CA, "cert": t.Cert, "key": t.Key} {
+		if file != "" {
+			out[name] = file
+		}
+	}
+	return out
+}
+
+// loginEnv returns the secrets of addLogin.
+func (b *bench) loginEnv() []string {
+	if b.login == nil {
+		return nil
+	}
+	env := []string{uriVariable + "=" + b.MongoDB}
+	if s := b.login.Kafka.SASL; s != nil {
+		env = append(env, passwordVariable+"="+s.Password.Reveal())
+	}
+	return env
+}
+
+// connectorSecurity returns the settings of Kafka Connect for the connections to Kafka.
+func connectorSecurity(k config.Kafka) (map[string]string, error) {
+	settings := map[string]string{}
+	protocol := "PLAINTEXT"
+	if t := k.TLS; t != nil {
+		protocol = "SSL"
+		if t.ServerName != "" || t.Insecure {
+			return nil, errors.New("kafka.tls: Kafka Connect has no equivalent of server_name and insecure")
+		}
+		if t.CA != "" {
+			settings["ssl.truststore.type"], settings["ssl.truststore.location"] = "PEM", t.CA
+		}
+		if t.Cert != "" {
+			for name, file := range map[string]string{"ssl.keystore.certificate.chain": t.Cert, "ssl.keystore.key": t.Key} {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					return nil, fmt.Errorf("kafka.tls: %w", err)
+				}
+				settings[name] = string(text)
+			}
+			settings["ssl.keystore.type"] = "PEM"
+		}
+	}
+
+	if s := k.SASL; s != nil {
+		protocol = "SASL_" + cmp.Or(map[string]string{"SSL": "SSL"}[protocol], "PLAINTEXT")
+		m, _ := sasl.Find(s.Mechanism)
+		if m.Credential != sasl.Password {
+			return nil, fmt.Errorf("kafka.sasl.mechanism: a comparison can log in with %s only, not with %s",
+				strings.Join(sasl.Names(sasl.Password), ", "), s.Mechanism)
+		}
+		quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+		settings["sasl.mechanism"] = m.Listener
+		settings["sasl.jaas.config"] = fmt.Sprintf(`org.apache.kafka.common.security.%s required username="%s" password="%s";`,
+			m.JavaModule, quote.Replace(s.Username), quote.Replace(s.Password.Reveal()))
+	}
+	if protocol == "PLAINTEXT" {
+		return settings, nil
+	}
+	settings["security.protocol"] = protocol
+
+	// The worker, and the producers, consumers and administrators of its connectors.
+	out := map[string]string{}
+	for name, value := range settings {
+		for _, prefix := range []string{"", "producer.", "consumer.", "admin."} {
+			out[prefix+name] = value
+		}
+	}
+	return out, nil
+}
+
+// trustStore returns the options of Java for a certificate authority of MongoDB. The driver for Java reads none from the URI.
+func (b *comparison) trustStore(ctx context.Context, dir string) ([]string, error) {
+	if b.login == nil || b.login.MongoDB.TLS == nil || b.login.MongoDB.TLS.CA == "" {
+		return nil, nil
+	}
+	store := filepath.Join(dir, "trust.p12")
+	// The store has only public certificates.
+	const password = "benchmark"
+	cmd := exec.CommandContext(ctx, "keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", b.login.MongoDB.TLS.CA,
+		"-keystore", store, "-storetype", "PKCS12", "-storepass", password)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("importing mongodb.tls.ca with keytool: %w\n%s", err, out)
+	}
+	return []string{"-Djavax.net.ssl.trustStore=" + store, "-Djavax.net.ssl.trustStorePassword=" + password}, nil
+}
+
+// connectorURI returns the URI for the driver for Java.
+func (b *comparison) connectorURI() string {
+	if b.login == nil || b.login.MongoDB.TLS == nil || strings.Contains(b.MongoDB, "tls=") {
+		return b.MongoDB
+	}
+	separator := "&"
+	if !strings.Contains(b.MongoDB, "?") {
+		separator = "?"
+		if strings.Count(b.MongoDB, "/") < 3 {
+			separator = "/?"
+		}
+	}
+	return b.MongoDB + separator + "tls=true"
+}
+
+// brokerLink sends requests to a broker.
+type brokerLink interface {
+	sendRequest(within time.Duration, req protocol.Message) (protocol.Message, error)
+	closeConnection()
+}
+
+// pooledLink sends requests through the pool of kafka-go, which can log in. Its goroutines cost a few microseconds.
+type pooledLink struct {
+	transport *kafka.Transport
+	addr      net.Addr
+}
+
+func (p pooledLink) sendRequest(within time.Duration, req protocol.Message) (protocol.Message, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	return p.transport.RoundTrip(ctx, p.addr, req)
+}
+
+func (p pooledLink) closeConnection() {}
+
+// dialLink connects a consumer to a broker.
+func (b *bench) dialLink(ctx context.Context, addr string) (brokerLink, error) {
+	if b.login == nil {
+		return dialBroker(ctx, addr)
+	}
+	return pooledLink{b.cluster.transport, kafka.TCP(slices.Clone(b.Kafka)...)}, nil
+}

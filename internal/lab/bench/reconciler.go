@@ -1,0 +1,249 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/config"
+)
+
+const (
+	// dueAtOnce is the number of envelopes for the due error, unless there are fewer events.
+	dueAtOnce = 10_000
+	// parkedPart is the divisor for the number of parked events. Each of them is written twice, so all would
+	// take too long.
+	parkedPart = 5
+)
+
+// ReconcilerResult has the medians of the runs of a benchmark of the reconciler.
+type ReconcilerResult struct {
+	DrainEPS       float64 `json:"drain_eps"`       // of the stream's backlog, events per second
+	ScheduledEPS   float64 `json:"scheduled_eps"`   // of as many due scheduled envelopes, which the stream delivers too
+	ScheduledRatio float64 `json:"scheduled_ratio"` // scheduled ÷ stream, of the same run
+	KnownEPS       float64 `json:"known_eps"`       // of as many that the stream has passed
+	KnownRatio     float64 `json:"known_ratio"`
+
+	DueEvents int     `json:"due_events"`       // due at the same moment
+	DueP50    float64 `json:"due_error_p50_ms"` // from that moment to a consumer
+	DueP99    float64 `json:"due_error_p99_ms"`
+	DueMax    float64 `json:"due_error_max_ms"`
+
+	BurstEvents int     `json:"due_burst_events"`  // due at the same moment
+	BurstS      float64 `json:"due_burst_s"`       // until the last of them is at a consumer
+	BurstLimitS float64 `json:"due_burst_limit_s"` // limit: one second plus the time of the scheduled drain
+
+	SweepEPS     float64 `json:"sweep_eps"`
+	SweepPeakRSS float64 `json:"sweep_peak_rss_mb"` // MiB, of the whole process
+	SweepBudget  float64 `json:"sweep_budget_mb"`   // maximum use of the budget
+	BudgetMB     float64 `json:"budget_mb"`
+	DrainPeakRSS float64 `json:"peak_rss_mb"` // of the drain of the stream, for comparison
+
+	ParkedEvents int     `json:"parked_events"`
+	ParkingEPS   float64 `json:"parking_eps"` // stored as parked
+	ParkedEPS    float64 `json:"parked_eps"`  // delivered after the creation of their topic
+
+	PurgeEPS float64 `json:"purge_eps"`
+
+	ForeignCPU
+
+	Events  int `json:"events"`
+	Payload int `json:"payload_bytes"`
+	Runs    int `json:"runs"`
+}
+
+// figures has the figures of all runs, by name.
+type figures map[string][]float64
+
+func (f figures) addValue(name string, v float64) { f[name] = append(f[name], v) }
+
+// medianRatio returns the median of the ratios within each run, because the servers drift.
+func (f figures) medianRatio(of, to string) float64 {
+	var ratios []float64
+	for i, v := range f[of] {
+		if i < len(f[to]) && f[to][i] > 0 {
+			ratios = append(ratios, v/f[to][i])
+		}
+	}
+	return round(median(ratios), 3)
+}
+
+// RunReconciler measures the deliveries outside of the stream, and the drain of the stream for comparison. It takes
+// minutes. The end of ctx interrupts it.
+func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err error) {
+	err = o.withServers(ctx, func(b *bench) error {
+		if err := b.fillBacklogs(ctx); err != nil {
+			return err
+		}
+
+		b.logProgress("warming the servers up")
+		if _, err := b.drainBacklog(ctx, 0); err != nil {
+			return fmt.Errorf("drain: %w", err)
+		}
+
+		got, foreign := figures{}, figures{}
+		for number := 1; number <= b.Runs; number++ {
+			run := reconcilerRun{bench: b, number: number, got: got, foreign: foreign}
+			if err := run.measureSteps(ctx); err != nil {
+				return err
+			}
+		}
+
+		res = newReconcilerResult(b.Options, got, foreign)
+		return nil
+	})
+	return res, err
+}
+
+// reconcilerRun is one run of the measurements of the reconciler. Each run has its own topics and state databases, and adds its
+// figures to those of the earlier runs.
+type reconcilerRun struct {
+	*bench
+	number       int
+	got, foreign figures
+}
+
+// step is one measurement of a run.
+type step struct {
+	name    string
+	measure func(*reconcilerRun, context.Context) (meterReading, error)
+}
+
+// steps are the measurements of a run. The two drains of the ratio are next to each other.
+var steps = []step{
+	{"drain", (*reconcilerRun).drainStream},
+	{"scheduled", (*reconcilerRun).drainScheduled},
+	{"known", (*reconcilerRun).drainKnown},
+	{"sweep", (*reconcilerRun).sweepGap},
+	{"due", (*reconcilerRun).measureDueError},
+	{"burst", (*reconcilerRun).measureBurst},
+	{"parked", (*reconcilerRun).drainParked},
+	{"purge", (*reconcilerRun).purgeDelivered},
+}
+
+// ReconcilerSteps returns the names of the measurements of [RunReconciler], for Options.Only.
+func ReconcilerSteps() []string {
+	names := make([]string, len(steps))
+	for i, s := range steps {
+		names[i] = s.name
+	}
+	return names
+}
+
+// measureSteps makes the measurements of the run, or those that Only names.
+func (r *reconcilerRun) measureSteps(ctx context.Context) error {
+	for _, s := range steps {
+		if len(r.Only) > 0 && !slices.Contains(r.Only, s.name) {
+			continue
+		}
+
+		m, err := s.measure(r, ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+
+		if m.known {
+			r.foreign.addValue(s.name, m.foreign)
+		}
+		r.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", r.number, r.Runs, s.name, m.words, m.foreign)
+	}
+	return nil
+}
+
+// meterReading has the text and the foreign CPU of one measurement.
+type meterReading struct {
+	words   string
+	foreign float64
+	known   bool // whether foreign is known
+}
+
+func newReading(m *meter, format string, args ...any) meterReading {
+	r := meterReading{words: fmt.Sprintf(format, args...)}
+	r.foreign, r.known = m.measureForeign()
+	return r
+}
+
+func (r *reconcilerRun) drainStream(ctx context.Context) (meterReading, error) {
+	d, err := r.drainBacklog(ctx, r.number)
+	r.got.addValue("drain", d.eps)
+	r.got.addValue("drain_rss", d.peak)
+	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", d.eps, d.peak), d.foreign, d.known}, err
+}
+
+// newReconcilerResult returns the medians of the figures.
+func newReconcilerResult(o Options, got, foreign figures) ReconcilerResult {
+	whole := func(name string) float64 { return round(median(got[name]), 0) }
+	fine := func(name string) float64 { return round(median(got[name]), 1) }
+
+	r := ReconcilerResult{
+		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), KnownEPS: whole("known"), SweepEPS: whole("sweep"),
+		ParkingEPS: whole("parking"), ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
+		DueEvents: dueEvents(o), DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
+		BurstEvents: o.Events, BurstS: round(median(got["burst"]), 2),
+		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
+		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
+		ParkedEvents: parkedEvents(o), ForeignCPU: newForeignCPU(foreign),
+		Events: o.Events, Payload: o.Payload, Runs: o.Runs,
+	}
+
+	r.ScheduledRatio, r.KnownRatio = got.medianRatio("scheduled", "drain"), got.medianRatio("known", "drain")
+	if eps := median(got["scheduled"]); eps > 0 {
+		r.BurstLimitS = round(1+float64(o.Events)/eps, 2)
+	}
+	return r
+}
+
+// Print writes the result as a table for people.
+func (r ReconcilerResult) Print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+
+	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
+	row("drain of the stream", "%.0f events/s", r.DrainEPS)
+	row("drain of scheduled events", "%.0f events/s, %.3f of the stream's of the same run",
+		r.ScheduledEPS, r.ScheduledRatio)
+	row("passed by the stream before", "%.0f events/s, %.3f of the stream's of the same run", r.KnownEPS, r.KnownRatio)
+	row("due error", "p50 %.0f ms, p99 %.0f ms, at most %.0f ms, of %d due at once",
+		r.DueP50, r.DueP99, r.DueMax, r.DueEvents)
+	row("burst", "%.2f s for %d due at once; it may be %.2f s", r.BurstS, r.BurstEvents, r.BurstLimitS)
+	row("sweep of a gap", "%.0f events/s, %.1f MB at most, %.1f MB of a budget of %.0f in use",
+		r.SweepEPS, r.SweepPeakRSS, r.SweepBudget, r.BudgetMB)
+	row("memory while draining", "%.1f MB at most", r.DrainPeakRSS)
+	row("parked", "%.0f events/s stored; %.0f events/s delivered afterwards, of %d",
+		r.ParkingEPS, r.ParkedEPS, r.ParkedEvents)
+	row("purge", "%.0f envelopes/s", r.PurgeEPS)
+
+	row("foreign CPU", "%s", r.describeForeign())
+	return t.Flush()
+}
+
+// startOwner starts a relay and blocks until it has taken over. at is the time at which this was observed.
+func (b *bench) startOwner(ctx context.Context, s setting) (r *relay, at time.Time, err error) {
+	r, err = b.startRelay(s)
+	if err != nil {
+		return nil, at, err
+	}
+
+	began := time.Now()
+	for r.readRole(ctx) != "owner" {
+		if err := r.checkRunning(); err != nil {
+			return nil, at, err
+		}
+		if time.Since(began) > stall {
+			return nil, at, fmt.Errorf("the relay has not taken over within %s (%w)", stall, r.stopProcess())
+		}
+
+		select {
+		case <-ctx.Done():
+			_ = r.stopProcess()
+			return nil, at, context.Cause(ctx)
+		case <-time.After(fast):
+		}
+	}
+	return r, time.Now(), nil
+}

@@ -1,0 +1,259 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+const (
+	writeRate = 4000 // lower bound for writing scheduled envelopes while a relay reads
+	writeTake = 4    // factor for the slowest write so far, if that is slower
+)
+
+// newScheduled returns the scheduled envelope number i, which is due at the time at.
+func (r *reconcilerRun) newScheduled(i int, at time.Time) (bson.Raw, error) {
+	doc, err := event.New(event.Aggregate{Type: aggregate, ID: orderingKey(i)}, eventType, event.Bytes("", newPayload(i, r.Payload)), event.WithDueAt(at)).MarshalBSON()
+	if err != nil {
+		return nil, fmt.Errorf("encoding an event: %w", err)
+	}
+	return doc, nil
+}
+
+// drainScheduled measures envelopes that became due while no relay ran, from the end of the takeover to the
+// last record. They were also written while no relay ran, so the stream has them too, and the relay skips
+// them there.
+func (r *reconcilerRun) drainScheduled(ctx context.Context) (meterReading, error) {
+	return r.drainOverdue(ctx, "scheduled", func(coll *mongo.Collection, _ setting) error {
+		at := time.Now().Add(-time.Hour)
+		return r.writeDocuments(ctx, coll, r.Events, func(i int) (bson.Raw, error) {
+			return r.newScheduled(i, at.Add(time.Duration(i)*time.Millisecond))
+		})
+	})
+}
+
+// drainKnown is drainScheduled for envelopes that were written long before, so that the stream has passed them.
+func (r *reconcilerRun) drainKnown(ctx context.Context) (meterReading, error) {
+	return r.drainOverdue(ctx, "known", func(coll *mongo.Collection, s setting) error {
+		s.label = ""
+		owner, _, err := r.startOwner(ctx, s)
+		if err != nil {
+			return err
+		}
+		// If the measurement succeeds, the error of the stop is returned below.
+		defer func() { _ = owner.stopProcess() }()
+
+		first := r.timeAhead(r.Events)
+		if err := r.writeDocuments(ctx, coll, r.Events, func(i int) (bson.Raw, error) {
+			return r.newScheduled(i, first.Add(time.Duration(i)*time.Second/time.Duration(r.Events)))
+		}); err != nil {
+			return err
+		}
+
+		if err := owner.awaitRead(ctx, r.Events); err != nil {
+			return err
+		}
+		if err := owner.stopProcess(); err != nil {
+			return err
+		}
+
+		if time.Since(first) > 0 {
+			return errors.New("the relay read for so long that the first of its envelopes were due")
+		}
+		return retry.Sleep(ctx, time.Until(first.Add(time.Second)))
+	})
+}
+
+// timeAhead returns a time by which n envelopes are certainly written and read.
+func (r *reconcilerRun) timeAhead(n int) time.Time {
+	perDoc := max(time.Second/writeRate, writeTake*r.perDoc)
+	return time.Now().Add(5*time.Second + time.Duration(n)*perDoc).Truncate(time.Millisecond)
+}
+
+// awaitRead blocks until the relay has read n envelopes from the stream.
+func (r *relay) awaitRead(ctx context.Context, n int) error {
+	for began := time.Now(); ; {
+		c, err := r.readCounters(ctx)
+		switch {
+		case err != nil:
+			return err
+		case int(c.read) >= n:
+			return nil
+		case time.Since(began) > stall:
+			return fmt.Errorf("the relay has read %.0f of %d events after %s; end of its log: %s", c.read, n, stall, r.words)
+		}
+
+		if err := retry.Sleep(ctx, slow); err != nil {
+			return err
+		}
+	}
+}
+
+// drainOverdue measures the drain of the envelopes that write puts into a collection. figure is the name of the rate.
+func (r *reconcilerRun) drainOverdue(
+	ctx context.Context, figure string, write func(*mongo.Collection, setting) error,
+) (meterReading, error) {
+	name := fmt.Sprintf("%s%d", figure, r.number)
+	coll, err := r.newOutbox(ctx, name)
+	if err != nil {
+		return meterReading{}, err
+	}
+	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
+
+	topic, err := r.newTopic(ctx, name)
+	if err != nil {
+		return meterReading{}, err
+	}
+	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	s := setting{watch: name, topic: topic, state: r.newStateDB(name), start: "backlog", label: name}
+	if err := write(coll, s); err != nil {
+		return meterReading{}, err
+	}
+
+	owner, began, err := r.startOwner(ctx, s)
+	if err != nil {
+		return meterReading{}, err
+	}
+	// If the measurement succeeds, the error of the stop is returned below.
+	defer func() { _ = owner.stopProcess() }()
+
+	m := startMeter(append(r.serverPIDs(), owner.pid())...)
+	w := &watcher{bench: r.bench, relay: owner, topic: topic}
+	if err := w.followDrain(ctx, r.Events); err != nil {
+		return meterReading{}, err
+	}
+
+	eps := float64(w.n) / w.at.Sub(began).Seconds()
+	r.got.addValue(figure, eps)
+	million := 1e6 / float64(w.n)
+	result := newReading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
+		eps, m.measureUsed(owner.pid())*million, m.measureUsed(r.servers...)*million)
+
+	// The next measurement of this collection must not find its envelopes.
+	if err := awaitEmpty(ctx, coll); err != nil {
+		return result, err
+	}
+	return result, owner.stopProcess()
+}
+
+// awaitEmpty blocks until the collection is empty. The relay removes each scheduled envelope after its delivery.
+func awaitEmpty(ctx context.Context, coll *mongo.Collection) error {
+	for began := time.Now(); ; {
+		n, err := coll.CountDocuments(ctx, bson.D{})
+		if err != nil {
+			return fmt.Errorf("counting: %w", err)
+		}
+		if n == 0 {
+			return nil
+		}
+
+		if time.Since(began) > stall {
+			return fmt.Errorf("%d envelopes that were sent are still there after %s", n, stall)
+		}
+		if err := retry.Sleep(ctx, slow); err != nil {
+			return err
+		}
+	}
+}
+
+// dueEvents returns the number of envelopes for the due error.
+func dueEvents(o Options) int { return min(dueAtOnce, o.Events) }
+
+// measureDueError measures how late envelopes arrive that are due at the same moment.
+func (r *reconcilerRun) measureDueError(ctx context.Context) (meterReading, error) {
+	d, err := r.measureMoment(ctx, fmt.Sprintf("due%d", r.number), dueEvents(r.Options))
+	r.got.addValue("due_p50", d.p50)
+	r.got.addValue("due_p99", d.p99)
+	r.got.addValue("due_max", d.most)
+	d.words = fmt.Sprintf("p50 %.0f ms  p99 %.0f ms  at most %.0f ms", d.p50, d.p99, d.most)
+	return d.meterReading, err
+}
+
+// measureBurst measures how long the delivery of all events takes if they are due at the same moment.
+func (r *reconcilerRun) measureBurst(ctx context.Context) (meterReading, error) {
+	d, err := r.measureMoment(ctx, fmt.Sprintf("burst%d", r.number), r.Events)
+	r.got.addValue("burst", d.most/1000)
+	d.words = fmt.Sprintf("%8.2f s for %d", d.most/1000, r.Events)
+	return d.meterReading, err
+}
+
+// dueErrors has times in milliseconds.
+type dueErrors struct {
+	meterReading
+	p50, p99, most float64
+}
+
+// measureMoment schedules n envelopes for one moment ahead, while a relay runs, and measures from that moment to a consumer.
+func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (d dueErrors, err error) {
+	coll, err := r.newOutbox(ctx, name)
+	if err != nil {
+		return d, err
+	}
+	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
+
+	topic, err := r.newTopic(ctx, name)
+	if err != nil {
+		return d, err
+	}
+	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	s := &shots{
+		from: 0, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n),
+		all: make(chan struct{}), base: time.Now(),
+	}
+	s.left.Store(int64(n))
+	c, err := r.startConsumer(ctx, topic, func(i int, at time.Time, _ sender) { s.recordArrival(i, at) })
+	if err != nil {
+		return d, err
+	}
+	defer c.stopReading()
+
+	owner, _, err := r.startOwner(ctx, setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name})
+	if err != nil {
+		return d, err
+	}
+	// If the measurement succeeds, the error of the stop is returned below.
+	defer func() { _ = owner.stopProcess() }()
+
+	// The moment has to be far enough ahead for all inserts.
+	at := r.timeAhead(n)
+	if err := r.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return r.newScheduled(i, at) }); err != nil {
+		return d, err
+	}
+	if late := time.Since(at); late > -time.Second {
+		return d, fmt.Errorf("writing %d envelopes took until %s before they were due, which is too late for a measurement",
+			n, -late)
+	}
+
+	for i := range s.acked {
+		s.acked[i].Store(int64(at.Sub(s.base)))
+	}
+	if err := retry.Sleep(ctx, time.Until(at)); err != nil {
+		return d, err
+	}
+
+	m := startMeter(append(r.serverPIDs(), owner.pid())...)
+	if err := s.awaitArrivals(ctx, func() error { return errors.Join(owner.checkRunning(), c.failure()) }); err != nil {
+		return d, fmt.Errorf("%w; end of the relay's log: %s", err, owner.words)
+	}
+
+	d.foreign, d.known = m.measureForeign()
+	for i := range s.came {
+		if early := s.acked[i].Load() - s.came[i].Load(); early > 0 {
+			return d, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))
+		}
+	}
+
+	h := s.delayHistogram()
+	d.p50, d.p99, d.most = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 100)
+	return d, owner.stopProcess()
+}

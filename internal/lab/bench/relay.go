@@ -1,0 +1,230 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+)
+
+// setting has the settings that differ between the relays of a benchmark. All others have their defaults.
+type setting struct {
+	watch string // collection
+	topic string
+	state string // database
+	start string
+	node  string
+	ttl   time.Duration // 0 keeps the default
+	label string        // of the profiles
+	page  bool          // also serve the operator's page
+}
+
+// relay is a relay process.
+type relay struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser // the relay ends with it, so that it does not outlive the benchmark
+	http  string
+	page  string // address of the operator's page, or empty
+	words *tail
+	done  chan struct{}
+	err   error // of the process; valid once done is closed
+}
+
+// startRelay starts a relay process. It does not wait until the relay has a role.
+func (b *bench) startRelay(s setting) (*relay, error) {
+	listen, err := devstack.FreeAddress()
+	if err != nil {
+		return nil, err
+	}
+	page := ""
+	if s.page {
+		if page, err = devstack.FreeAddress(); err != nil {
+			return nil, err
+		}
+	}
+
+	file, err := b.writeConfig(s, listen, page)
+	if err != nil {
+		return nil, err
+	}
+
+	args := []string{RelayCommand, "--config", file}
+	if b.CPUProfile != "" && s.label != "" {
+		args = append(args, "--cpuprofile", b.CPUProfile+"."+s.label)
+	}
+	if b.MemProfile != "" && s.label != "" {
+		args = append(args, "--memprofile", b.MemProfile+"."+s.label)
+	}
+
+	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
+	r.cmd.Env, r.cmd.Stderr = append(b.childEnv(), b.loginEnv()...), r.words
+	if r.in, err = r.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+
+	if err := r.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting the relay: %w", err)
+	}
+
+	// The process is collected at once, so that checkRunning sees its end.
+	go func() {
+		defer close(r.done)
+		r.err = r.cmd.Wait()
+	}()
+	return r, nil
+}
+
+// writeConfig writes a configuration file and returns its path. It writes JSON, which is valid YAML.
+func (b *bench) writeConfig(s setting, listen, page string) (string, error) {
+	type object = map[string]any
+	c := object{
+		"watcher": "bench",
+		"mongodb": object{"uri": b.MongoDB},
+		"state":   object{"database": s.state},
+		"watch":   []string{b.db + "." + s.watch},
+		"start":   s.start,
+		"kafka":   object{"brokers": b.Kafka},
+		"topics":  object{"template": s.topic},
+		"http":    object{"listen": listen},
+		"log":     object{"level": "info", "format": "text"},
+	}
+
+	b.addLogin(c["mongodb"].(object), c["kafka"].(object))
+	if page != "" {
+		c["http"] = object{"listen": listen, "admin": object{"listen": page, "anonymous": "viewer"}}
+	}
+	if s.node != "" {
+		c["node"] = s.node
+	}
+	if s.ttl > 0 {
+		c["lease"] = object{"ttl": s.ttl.String(), "renew": (s.ttl / 5).String()}
+	}
+
+	text, err := json.Marshal(c)
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(b.dir, strings.ReplaceAll(listen, ":", "_")+".yaml")
+	return file, os.WriteFile(file, text, 0o600)
+}
+
+func (r *relay) pid() int { return r.cmd.Process.Pid }
+
+// checkRunning returns an error if the process has ended.
+func (r *relay) checkRunning() error {
+	select {
+	case <-r.done:
+		return fmt.Errorf("the relay ended (%w); end of its log: %s", exitError(r.err), r.words)
+	default:
+		return nil
+	}
+}
+
+// exitError returns the error of an ended process. It is never nil.
+func exitError(err error) error {
+	if err == nil {
+		return errors.New("exit code 0")
+	}
+	return err
+}
+
+// sendTerminate requests a graceful end and does not wait for it.
+func (r *relay) sendTerminate() {
+	if r.cmd.Process.Signal(syscall.SIGTERM) != nil {
+		// The system has no SIGTERM.
+		_ = r.in.Close()
+	}
+}
+
+func (r *relay) kill() { _ = r.cmd.Process.Kill() }
+
+// stopProcess stops the relay gracefully, or kills it after [stall].
+func (r *relay) stopProcess() error {
+	r.sendTerminate()
+	late := time.AfterFunc(stall, r.kill)
+	defer late.Stop()
+
+	<-r.done
+	_ = r.in.Close()
+	if r.err != nil {
+		return fmt.Errorf("the relay did not stop gracefully: %w; end of its log: %s", r.err, r.words)
+	}
+	return nil
+}
+
+// readRole returns the role that the relay reports: owner, standby, …. It returns "" while the relay does not respond.
+func (r *relay) readRole(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+
+	body, err := r.httpGet(ctx, "/readyz")
+	if err != nil {
+		return ""
+	}
+
+	var v struct {
+		Role string `json:"role"`
+	}
+	_ = json.Unmarshal(body, &v)
+	return v.Role
+}
+
+func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.http+path, nil)
+	if err != nil {
+		return nil, err
+	}
+
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	return io.ReadAll(res.Body)
+}
+
+// counters has the values of /metrics that a drain needs.
+type counters struct {
+	mallocs, read, acked, cpu float64
+}
+
+func (r *relay) readCounters(ctx context.Context) (counters, error) {
+	body, err := r.httpGet(ctx, "/metrics")
+	if err != nil {
+		return counters{}, fmt.Errorf("reading the relay's metrics: %w", err)
+	}
+
+	var c counters
+	lines := bufio.NewScanner(bytes.NewReader(body))
+	for lines.Scan() {
+		name, text, _ := strings.Cut(lines.Text(), " ")
+		value := func() float64 { v, _ := strconv.ParseFloat(text, 64); return v }
+
+		base, labels, _ := strings.Cut(name, "{")
+		switch {
+		case base == "go_memstats_mallocs_total":
+			c.mallocs = value()
+		case base == "process_cpu_seconds_total":
+			c.cpu = value()
+		case base == "outrelay_read_total":
+			c.read = value()
+		case base == "outrelay_published_total" && strings.Contains(labels, `result="acked"`):
+			_, text, _ = strings.Cut(lines.Text(), "} ")
+			c.acked += value()
+		}
+	}
+	return c, lines.Err()
+}

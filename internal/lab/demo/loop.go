@@ -1,0 +1,389 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+)
+
+const (
+	tickEvery   = 50 * time.Millisecond
+	arriveTime  = 60 * time.Second // for the delivery of committed events after the last event
+	hurryTime   = 20 * time.Second // the same, after a signal or q
+	settleTime  = 500 * time.Millisecond
+	holdTime    = 60 * time.Second // for two kills, in addition to three times their interval
+	maxFailures = 5                // relays that ended unexpectedly
+)
+
+// phase is the state of the loop.
+type phase struct {
+	killDue  bool
+	failures int
+	stopped  time.Time // when the service was made to stop; zero while it runs
+	ended    bool      // the service has ended
+	arrived  time.Time // since when nothing is missing
+	err      error
+}
+
+// runLoop runs the service and handles keys, kills and relays that end. It blocks until all events
+// are delivered.
+func (d *demo) runLoop(ctx context.Context) error {
+	keys := d.openKeys()
+	d.view.restartInterval()
+
+	// The service ends by quit, so that its last transactions are committed.
+	serveCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	served := make(chan error, 1)
+	go func() { served <- d.service.Run(serveCtx) }()
+
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	var kill <-chan time.Time
+	if d.options.KillEvery > 0 {
+		t := time.NewTicker(d.options.KillEvery)
+		defer t.Stop()
+		kill = t.C
+	}
+
+	var p phase
+	quit := func() {
+		if p.stopped.IsZero() {
+			p.stopped = time.Now()
+			stop()
+			d.endPause(ctx)
+		}
+	}
+	done := ctx.Done()
+	for {
+		select {
+		// The first Ctrl-C only stops the service. Everything that was appended is still delivered.
+		case <-done:
+			done = nil
+			quit()
+
+		case p.err = <-served:
+			p.ended = true
+			p.killDue = false
+			served = nil
+			kill = nil
+
+		case key := <-keys:
+			if d.handleKey(ctx, key) {
+				quit()
+			}
+
+		case x := <-d.relays.ended:
+			if err := d.relayEnded(x, &p); err != nil {
+				stop()
+				return err
+			}
+
+		case <-kill:
+			p.killDue = p.stopped.IsZero()
+
+		case <-tick.C:
+			// A kill that is due waits until there is a standby.
+			if p.killDue && d.killOwner(ctx) == nil {
+				p.killDue = false
+			}
+			d.reportTakeover(ctx)
+			d.drawFigures()
+			if over, err := d.isOver(&p); over {
+				return err
+			}
+		}
+	}
+}
+
+// isOver reports whether the run is over: the service has ended, and its committed events are
+// delivered or too late.
+func (d *demo) isOver(p *phase) (bool, error) {
+	if !p.ended {
+		return false, nil
+	}
+	if p.err != nil {
+		return true, p.err
+	}
+
+	now := time.Now()
+	if p.stopped.IsZero() {
+		p.stopped = now
+	}
+	limit := hurryTime
+	if d.options.Events > 0 {
+		limit = arriveTime
+	}
+
+	if d.check.Report().Waiting > 0 {
+		p.arrived = time.Time{}
+		return now.Sub(p.stopped) > limit, nil
+	}
+	if p.arrived.IsZero() {
+		p.arrived = now
+	}
+
+	// A surplus record would arrive within the settle time.
+	return now.Sub(p.arrived) > settleTime, nil
+}
+
+func (d *demo) openKeys() <-chan byte {
+	if d.options.Terminal == nil {
+		return nil
+	}
+
+	keys, err := d.options.Terminal.Raw()
+	if err != nil {
+		d.view.printLine("  no keys: %v", err)
+		return nil
+	}
+	d.view.printLine("  keys              k kill the owner · s stop it · b burst · p pause · q quit")
+	return keys
+}
+
+// handleKey executes the command of a key, and reports whether the user wants to quit.
+func (d *demo) handleKey(ctx context.Context, key byte) (quit bool) {
+	var err error
+	switch key {
+	case ctrlC:
+		d.options.Keep = false
+		return true
+	case 'q', 'Q':
+		return true
+	case 'k', 'K':
+		err = d.killOwner(ctx)
+	case 's', 'S':
+		err = d.stopOwner(ctx)
+	case 'b', 'B':
+		d.service.requestBurst(burstSize)
+		d.view.printEvent("burst of %d events", burstSize)
+	case 'p', 'P':
+		err = d.togglePause(ctx)
+	}
+
+	// A failed command does not end the demo.
+	if err != nil {
+		d.view.printEvent("%v", err)
+	}
+	return false
+}
+
+// togglePause pauses the watcher, or resumes it if it is paused.
+func (d *demo) togglePause(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+
+	if d.follow.currentOwner().paused {
+		d.view.printEvent("resumed")
+		d.beginOutage(true)
+		return lease.Resume(ctx, d.follow.coll, watcherID)
+	}
+	d.view.printEvent("paused; press p again to resume")
+	d.latency.Outage(time.Now(), true)
+	return lease.Pause(ctx, d.follow.coll, watcherID)
+}
+
+// endPause resumes a paused watcher, so that the events that were committed during the pause are
+// delivered before the end.
+func (d *demo) endPause(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+
+	if d.follow.currentOwner().paused {
+		if err := d.togglePause(ctx); err != nil {
+			d.view.printEvent("%v", err)
+		}
+	}
+}
+
+// findVictim returns the owner if there is a standby that can take over.
+func (d *demo) findVictim(ctx context.Context) (*relay, error) {
+	node := d.follow.currentOwner().node
+	owner := d.relays.findRelay(node)
+	if node == "" || owner == nil || owner.isExpected() {
+		return nil, errors.New("the watcher has no owner at the moment")
+	}
+	if d.relays.findStandby(ctx, node) == nil {
+		return nil, errors.New("there is no standby yet, so the only relay continues")
+	}
+	return owner, nil
+}
+
+// killOwner ends the owner with SIGKILL and starts a new standby.
+func (d *demo) killOwner(ctx context.Context) error {
+	owner, err := d.findVictim(ctx)
+	if err != nil {
+		return err
+	}
+
+	// The watcher of the processes treats any other end of a relay as a failure of the demo.
+	owner.markExpected()
+	d.beginOutage(true)
+	if err := owner.prog.Kill(); err != nil {
+		return err
+	}
+	d.view.printEvent("killed %s (-9)", owner.node)
+
+	d.mu.Lock()
+	d.kills++
+	if d.kills == 2 {
+		close(d.twoKills)
+	}
+	d.mu.Unlock()
+
+	// The former standby becomes the owner, so the new process is the standby.
+	_, err = d.relays.startRelay()
+	return err
+}
+
+// stopOwner ends the owner with SIGTERM and starts a new standby.
+func (d *demo) stopOwner(ctx context.Context) error {
+	owner, err := d.findVictim(ctx)
+	if err != nil {
+		return err
+	}
+
+	d.beginOutage(false)
+	d.view.printEvent("stopping %s", owner.node)
+	d.relays.stopRelay(owner, stopWithin)
+	_, err = d.relays.startRelay()
+	return err
+}
+
+// beginOutage starts measuring the time until the next owner delivers.
+func (d *demo) beginOutage(leaveOut bool) {
+	now := time.Now()
+	d.latency.Outage(now, leaveOut)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.outageSince.IsZero() {
+		d.outageSince = now
+	}
+}
+
+// untilTwoKills blocks the service before its last events until two relays were killed.
+func (d *demo) untilTwoKills(ctx context.Context) {
+	t := time.NewTimer(3*d.options.KillEvery + holdTime)
+	defer t.Stop()
+	select {
+	case <-d.twoKills:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// relayEnded replaces a relay that ended unexpectedly. It returns an error after too many of them.
+func (d *demo) relayEnded(x *relay, p *phase) error {
+	if x.isExpected() || d.stopping.Load() {
+		return nil
+	}
+
+	d.view.printEvent("relay %s ended unexpectedly: %v; the end of its log:\n%s", x.node, x.prog.Err(), lastLogLines(x))
+	p.failures++
+	if p.failures == maxFailures {
+		return fmt.Errorf("%d relays ended unexpectedly; the last one: %w", p.failures, x.prog.Err())
+	}
+
+	if d.follow.currentOwner().node == x.node {
+		d.beginOutage(true)
+	}
+	_, err := d.relays.startRelay()
+	return err
+}
+
+// recordAcquired is called for each new epoch.
+func (d *demo) recordAcquired(o ownership) {
+	d.latency.Acquired(o.acquiredAt)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.firstEpoch == 0 {
+		d.firstEpoch = o.epoch
+		d.reportedEpoch = o.epoch
+	}
+	d.lastOwnership = o
+}
+
+// reportTakeover prints a takeover after the new owner has delivered its first record.
+func (d *demo) reportTakeover(ctx context.Context) {
+	firstRecord, over := d.latency.Outside()
+
+	d.mu.Lock()
+	last, since := d.lastOwnership, d.outageSince
+	// Without load, there may be no delivery to wait for.
+	if last.epoch == d.reportedEpoch || !since.IsZero() && !over && !d.isIdle() {
+		d.mu.Unlock()
+		return
+	}
+	d.reportedEpoch = last.epoch
+	d.outageSince = time.Time{}
+	d.mu.Unlock()
+
+	parts := []string{last.node + " took over", fmt.Sprintf("epoch %d", last.epoch)}
+	if x := d.relays.findRelay(last.node); x != nil {
+		n, err := d.relays.readCounter(ctx, x, "outrelay_read_back_records_total")
+		if err == nil && n > 0 {
+			parts = append(parts, fmt.Sprintf("read back %s records", formatThousands(int(n))))
+		}
+		n, err = d.relays.readCounter(ctx, x, "outrelay_read_back_hits_total")
+		if err == nil && n > 0 {
+			parts = append(parts, fmt.Sprintf("%s sent already", formatThousands(int(n))))
+		}
+	}
+	if !since.IsZero() && over {
+		parts = append(parts, "first delivery after "+formatDuration(firstRecord.Sub(since)))
+	}
+	d.view.printEvent("%s", strings.Join(parts, " · "))
+}
+
+// drawFigures shows the current figures, at most every redrawEvery.
+func (d *demo) drawFigures() {
+	now := time.Now()
+	since := now.Sub(d.drawnAt)
+	if since < redrawEvery {
+		return
+	}
+
+	r, f, owner := d.check.Report(), d.latency.Figures(), d.follow.currentOwner()
+	if !d.drawnAt.IsZero() {
+		// The rate is smoothed over two seconds.
+		share := min(since.Seconds()/2, 1)
+		d.rate += share * (float64(r.Delivered-d.drawnDelivered)/since.Seconds() - d.rate)
+	}
+	d.drawnAt = now
+	d.drawnDelivered = r.Delivered
+
+	lag := 0.0
+	if !r.Oldest.IsZero() {
+		lag = now.Sub(r.Oldest).Seconds()
+	}
+	text := fmt.Sprintf(" events %s · %.0f/s%s · commit→Kafka p50 %.1f ms p99 %.1f ms · lag %.1f s"+
+		" · lost %d · duplicate %d · out of order %d",
+		formatThousands(r.Delivered), d.rate, formatOwner(owner), f.P50, f.P99, lag, r.Overtaken, r.Duplicates, r.OutOfOrder+r.Strayed)
+	if r.Foreign > 0 {
+		text += fmt.Sprintf(" · of other services %s", formatThousands(r.Foreign))
+	}
+	if n := r.Phantoms + r.Altered; n > 0 {
+		text += fmt.Sprintf(" · phantom %d", n)
+	}
+	if owner.paused {
+		text += " · paused"
+	}
+	d.view.showFigures(text)
+}
+
+// formatOwner returns the owner of the moment, as a part of the figures.
+func formatOwner(o ownership) string {
+	switch {
+	case o.node != "":
+		return fmt.Sprintf(" · owner %s epoch %d", o.node, o.epoch)
+	case o.paused:
+		return ""
+	}
+	return " · no owner"
+}

@@ -1,0 +1,223 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/lab/demo/member"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+)
+
+var consumerScenario = Scenario{
+	Name:    "consumer",
+	Promise: "each event has its effect exactly once and in the order of its key, while one of two consumers is killed again and again",
+	events:  9000,
+	rate:    500,
+	kill:    3 * time.Second,
+	run:     runConsumer,
+}
+
+// ConsumerFinding is the result of scenario consumer. The database alone decides about effects.
+type ConsumerFinding struct {
+	Outcome
+	Effects       int `json:"effects"`
+	LostEffects   int `json:"lost_effects"`
+	DoubleEffects int `json:"double_effects"`
+	// OutOfOrder counts effects. In JSON it replaces the field of the Outcome, which counts records
+	// and is 0 if the promise held.
+	OutOfOrder int `json:"out_of_order"`
+	Strange    int `json:"strange_effects"` // of events that were never committed, or half written
+	Rebalances int `json:"rebalances"`
+	Kills      int `json:"kills"`
+	Injected   int `json:"injected"` // records that were written to the topic once more
+	Refused    int `json:"refused"`  // messages that had a mark in the inbox; killed consumers may have lost some counts
+	Letters    int `json:"dead_effects"`
+}
+
+func (f *ConsumerFinding) describeFigures() []string {
+	return []string{
+		fmt.Sprintf("effects           %s · lost %d · double %d · out of order %d · "+
+			"of no committed event, or half written %d",
+			formatThousands(f.Effects), f.LostEffects, f.DoubleEffects, f.OutOfOrder, f.Strange),
+		fmt.Sprintf("consumers         %d kill -9 · %d rebalances", f.Kills, f.Rebalances),
+		fmt.Sprintf("repeated records  %s written on purpose; the inbox refused %s messages",
+			formatThousands(f.Injected), formatThousands(f.Refused)),
+	}
+}
+
+func runConsumer(ctx context.Context, s *stage) (_ Finding, err error) {
+	f := &ConsumerFinding{}
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
+		return f, err
+	}
+	c, err := s.newCrew(ctx, member.Effects, s.names.topicName(aggregate))
+	if err != nil {
+		return f, err
+	}
+	// After an error, consumers must not stay behind as processes.
+	defer func() {
+		if err != nil {
+			c.stopAll(true)
+		}
+	}()
+	members, err := c.startMembers(ctx, 2)
+	if err != nil {
+		return f, err
+	}
+	r, stopRepeater, err := s.repeatSome(ctx)
+	if err != nil {
+		return f, err
+	}
+
+	rate := limitRate(s.options.Rate, s.options.Events, s.options.KillEvery)
+	l, err := s.startLoad(ctx, aggregate, "customer", rate, s.options.Events)
+	if err != nil {
+		return f, err
+	}
+	if err := s.disturbConsumers(ctx, c, members, l, f); err != nil {
+		return f, err
+	}
+	if err := errors.Join(s.awaitArrival(ctx), stopRepeater()); err != nil {
+		return f, err
+	}
+	f.Injected = int(r.repeated.Load())
+
+	// Missing effects break the promise. judgeEffects counts them.
+	if err := s.awaitEffects(ctx, f); err != nil {
+		var broken *brokenPromise
+		if !errors.As(err, &broken) {
+			return f, err
+		}
+		s.recordBroken("%s", broken.why)
+	}
+	c.stopAll(false)
+	return f, s.judgeEffects(ctx, f)
+}
+
+// disturbConsumers kills the consumers in turn, or starts and stops a third one, or both, until the
+// load has ended.
+func (s *stage) disturbConsumers(
+	ctx context.Context, c *crew, members []*crewMember, l *load, f *ConsumerFinding,
+) error {
+	// The faults run as long as the load, so every moment of it is disturbed.
+	over := make(chan error, 1)
+	s.loads.Go(func() { over <- l.finishLoad(false) })
+	kill := newTicker(s.options.KillEvery)
+	defer kill.Stop()
+	rebalance := newTicker(s.options.RebalanceEvery)
+	defer rebalance.Stop()
+	draw := time.NewTicker(lookEvery)
+	defer draw.Stop()
+
+	var third *crewMember
+	for {
+		var err error
+		select {
+		case err := <-over:
+			if third != nil {
+				c.stopMember(third)
+			}
+			return err
+
+		case <-kill.C:
+			i := f.Kills % len(members)
+			m := members[i]
+			if err = c.killMember(m); err == nil {
+				members[i], err = c.startMember()
+			}
+			f.Kills++
+			s.printEvent("consumer %s is killed with -9; another one starts", m.name)
+
+		case <-rebalance.C:
+			if third != nil {
+				c.stopMember(third)
+				third = nil
+				continue
+			}
+			third, err = c.startMember()
+
+		case <-draw.C:
+			s.drawProgress()
+
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// newTicker returns a ticker, which never ticks if d is 0.
+func newTicker(d time.Duration) *time.Ticker {
+	if d > 0 {
+		return time.NewTicker(d)
+	}
+	t := time.NewTicker(time.Hour)
+	t.Stop()
+	return t
+}
+
+// awaitEffects blocks until there is an effect for each order, and then for the settle time, in
+// which a surplus effect would appear.
+func (s *stage) awaitEffects(ctx context.Context, f *ConsumerFinding) error {
+	want, _ := s.check.Progress()
+	err := s.awaitRead(ctx, "each event has its effect", func(ctx context.Context) (bool, error) {
+		n, err := member.CountEffects(ctx, s.shopDatabase())
+		f.Effects = n
+		return n >= want, err
+	})
+	if err != nil {
+		return err
+	}
+	return s.runFor(ctx, settleTime)
+}
+
+// judgeEffects checks the stored effects, and reads the counts of the members.
+func (s *stage) judgeEffects(ctx context.Context, f *ConsumerFinding) error {
+	r, err := member.JudgeEffects(ctx, s.shopDatabase())
+	if err != nil {
+		return err
+	}
+	f.Effects = r.Effects
+	f.LostEffects = r.Lost
+	f.DoubleEffects = r.Double
+	f.OutOfOrder = r.OutOfOrder
+	f.Strange = r.Phantom + r.Miscounted
+	if err := r.Err(); err != nil {
+		s.recordBroken("%v", err)
+	}
+
+	if f.Letters, err = s.countLetters(ctx); err != nil {
+		return err
+	}
+	f.Refused, f.Rebalances, err = s.readMembership(ctx)
+	return err
+}
+
+// countLetters counts the events that consumers gave up. Any such event breaks the promise.
+func (s *stage) countLetters(ctx context.Context) (int, error) {
+	n, err := s.shopDatabase().Collection(deadletter.DefaultCollection).CountDocuments(ctx, bson.D{})
+	if err != nil {
+		return 0, fmt.Errorf("counting the consumers' dead letters: %w", err)
+	}
+	if n > 0 {
+		s.recordBroken("the consumers gave up %d events: they are in %s.%s", n, s.names.database, deadletter.DefaultCollection)
+	}
+	return int(n), nil
+}
+
+// readMembership returns the counts and the rebalances that the members of the group have stored.
+func (s *stage) readMembership(ctx context.Context) (refused, rebalances int, err error) {
+	db := s.shopDatabase()
+	counts, err := member.ReadCounts(ctx, db)
+	if err != nil {
+		return 0, 0, err
+	}
+	generations, err := member.Generations(ctx, db)
+	return counts.Refused, max(generations-1, 0), err
+}

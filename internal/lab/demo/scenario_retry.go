@@ -1,0 +1,382 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/lab/demo/check"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+var retryScenario = Scenario{
+	Name:    "retry",
+	Promise: "a missing topic is parked while all others flow, and a refused record holds only its own key; both arrive in order once they can",
+	// Events of the other topics, from when envelopes are parked until the missing topic is
+	// created.
+	events:      5 * 300,
+	rate:        300,
+	types:       []string{refusing},
+	late:        []string{missing},
+	relayConfig: map[string]any{"retry": map[string]any{"base": firstRetry.String(), "cap": firstRetry.String()}},
+	run:         runRetry,
+}
+
+// RetryFinding is the result of scenario retry.
+type RetryFinding struct {
+	Outcome
+	Parked      int     `json:"parked"`        // maximum number of parked envelopes
+	MissingS    float64 `json:"missing_s"`     // how long the topic was missing
+	OthersRate  float64 `json:"others_rate"`   // delivery rate of the other topics in that time, in events per second
+	OthersShare float64 `json:"others_share"`  // share of the events committed in that time that were delivered
+	OthersP99MS float64 `json:"others_p99_ms"` // from their insert to the consumer
+	DrainedS    float64 `json:"drained_s"`     // from the creation of the topic until no envelope was parked
+	Refused     int     `json:"refused"`       // records that Kafka rejected for their own reason
+	Blocked     int     `json:"blocked"`       // maximum number of envelopes that waited for a rejected one
+	Passed      int     `json:"passed"`        // envelopes of other keys that were delivered in that time
+	ReleasedS   float64 `json:"released_s"`    // from when the topic accepted the records until all had arrived
+}
+
+func (f *RetryFinding) describeFigures() []string {
+	return []string{
+		fmt.Sprintf("missing topic     %.1f s; %s envelopes parked, drained %.1f s after it was created",
+			f.MissingS, formatThousands(f.Parked), f.DrainedS),
+		fmt.Sprintf("other topics      %.0f events/s delivered in that time, %.1f %% of the committed ones; p99 %.1f ms",
+			f.OthersRate, 100*f.OthersShare, f.OthersP99MS),
+		fmt.Sprintf("refused records   %d; %d envelopes of their keys waited, %d of other keys did not; "+
+			"all arrived %.1f s after the topic accepted them", f.Refused, f.Blocked, f.Passed, f.ReleasedS),
+	}
+}
+
+const (
+	missing    = "invoice"        // its topic is created late
+	refusing   = "payment"        // its topic rejects records for a while
+	firstRetry = 15 * time.Second // events after the rejected ones must be appended within this time
+
+	leastShare  = 0.95 // of the other topics' events that must be delivered while one topic is missing
+	heldKeys    = 12   // keys whose first event is rejected
+	laterEvents = 10   // events of each key that wait for it
+
+	// The broker's limit on the age of a record, by its timestamp. With 0 it rejects each record
+	// that was committed a millisecond ago, one by one.
+	ageSetting = "message.timestamp.before.max.ms"
+)
+
+// warmUp is how long a load runs before the fault.
+const warmUp = 3 * time.Second
+
+func runRetry(ctx context.Context, s *stage) (Finding, error) {
+	f := &RetryFinding{}
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
+		return f, err
+	}
+	others, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, 0, appendEvenly)
+	if err != nil {
+		return f, err
+	}
+	if err := s.runFor(ctx, warmUp); err != nil {
+		return f, err
+	}
+
+	if err := s.missTopic(ctx, others, f); err != nil {
+		return f, err
+	}
+	if err := s.refuseRecords(ctx, f); err != nil {
+		return f, err
+	}
+	if err := others.finishLoad(true); err != nil {
+		return f, err
+	}
+	return f, s.awaitArrival(ctx)
+}
+
+// missTopic appends events whose topic does not exist, and creates the topic after a while.
+func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) error {
+	w := s.startWitness(s.names.topicName(aggregate))
+	began := time.Now()
+	before := others.done.Load()
+	rate := max(s.options.Rate/3, 1)
+	l, err := s.startLoad(ctx, missing, "account", rate, 0)
+	if err != nil {
+		return err
+	}
+	s.printEvent("%d events/s for the topic %s, which does not exist", rate, s.names.topicName(missing))
+
+	updateParked := func() bool {
+		f.Parked = max(f.Parked, s.countWaiting(ctx, waiting.Parked))
+		return f.Parked > 0
+	}
+	if err := s.awaitCondition(ctx, "envelopes are parked", patience, updateParked); err != nil {
+		return err
+	}
+	if err := s.runFor(ctx, s.durationOf(s.options.Events)); err != nil {
+		return err
+	}
+
+	// On a busy machine, the delivery of the latest events takes a while. They must arrive while
+	// the topic is missing.
+	committed := others.done.Load() - before
+	took := time.Since(began)
+	arrived := w.countOf("customer")
+	share := func() float64 { return min(float64(w.countOf("customer"))/float64(max(committed, 1)), 1) }
+	what := "the other topics' events are delivered while one topic is missing"
+	err = s.awaitCondition(ctx, what, patience, func() bool { return share() > leastShare })
+	f.OthersShare = share()
+	if err != nil {
+		return err
+	}
+
+	_, f.OthersP99MS = w.stopCounting()
+	f.MissingS = roundSeconds(took)
+	f.OthersRate = float64(int(float64(arrived) / took.Seconds()))
+	updateParked()
+	s.printEvent("%s envelopes are parked; the topic is created now", formatThousands(f.Parked))
+
+	created := time.Now()
+	if err := s.createTopic(ctx, missing); err != nil {
+		return err
+	}
+	err = s.awaitCondition(ctx, "no envelope is parked", patience, func() bool {
+		return s.countWaiting(ctx, waiting.Parked) == 0
+	})
+	if err != nil {
+		return err
+	}
+	f.DrainedS = roundSeconds(time.Since(created))
+	s.printEvent("no envelope is parked, %.1f s later", f.DrainedS)
+	return l.finishLoad(true)
+}
+
+// refuseRecords makes Kafka reject the first event of some keys, appends more events of each key,
+// and then makes the topic accept the records.
+func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
+	// With an age limit of 0, Kafka rejects each record that arrives later than its timestamp.
+	if err := s.setAge(ctx, "0"); err != nil {
+		return err
+	}
+	held, err := s.refuseFirst(ctx)
+	f.Refused = len(held)
+	if err != nil {
+		return err
+	}
+	if err := s.appendTo(ctx, held, laterEvents); err != nil {
+		return err
+	}
+	// Envelopes are blocked for a short time only, so the maximum is noted.
+	updateBlocked := func() bool {
+		f.Blocked = max(f.Blocked, s.countWaiting(ctx, waiting.Blocked))
+		return f.Blocked > 0
+	}
+	if err := s.awaitCondition(ctx, "later events of these keys wait", patience, updateBlocked); err != nil {
+		return err
+	}
+
+	if err := s.setAge(ctx, "86400000"); err != nil {
+		return err
+	}
+	accepted := time.Now()
+	w := s.startWitness(s.names.topicName(refusing))
+	if err := s.appendTo(ctx, nameKeys("free", 0, heldKeys), laterEvents); err != nil {
+		return err
+	}
+	s.printEvent("Kafka rejected the first events of %d keys, and accepts them now. "+
+		"Later events of these keys wait, events of other keys do not", f.Refused)
+
+	// The order matters: events of other keys must arrive while the rejected events still wait.
+	waits := func() bool { return s.countWaiting(ctx, waiting.Retry) > 0 }
+	err = s.awaitCondition(ctx, "events of other keys are delivered", patience, func() bool {
+		updateBlocked()
+		return w.countOf("free") == heldKeys*laterEvents || !waits()
+	})
+	if err != nil {
+		return err
+	}
+	f.Passed = w.countOf("free")
+	if !waits() {
+		s.recordBroken("no envelope waited when the events of other keys were delivered")
+	}
+
+	err = s.awaitCondition(ctx, "no envelope waits", patience, func() bool {
+		updateBlocked()
+		return s.countWaiting(ctx) == 0
+	})
+	if err != nil {
+		return err
+	}
+	f.ReleasedS = roundSeconds(time.Since(accepted))
+	w.stopCounting()
+	return nil
+}
+
+// refuseFirst appends one event for each of heldKeys keys, and returns the keys whose event Kafka
+// rejected. Kafka accepts a record that arrives within a millisecond of its commit, which happens
+// on a fast machine. Then refuseFirst uses another key instead.
+func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
+	w := s.startWitness(s.names.topicName(refusing))
+	defer w.stopCounting()
+
+	deadline := time.Now().Add(patience)
+	first := 0
+	for len(held) < heldKeys {
+		if time.Now().After(deadline) {
+			return held, &brokenPromise{fmt.Sprintf("not within %v: Kafka rejects the first events of %d keys; "+
+				"it rejected %d of %d", patience, heldKeys, len(held), first)}
+		}
+
+		keys := nameKeys("held", first, heldKeys-len(held))
+		first += len(keys)
+		if err := s.appendTo(ctx, keys, 1); err != nil {
+			return held, err
+		}
+
+		refused := map[string]bool{}
+		undecided := func(k string) bool { return !refused[k] && w.countOf(k) == 0 }
+		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
+		err := s.awaitCondition(ctx, what, patience, func() bool {
+			isRetried := ofWatcher(bson.E{Key: "reason", Value: waiting.Retry})
+			retried, err := cursor.Distinct[string]("reading the keys that are retried", s.stateDatabase().Collection("waiting").Distinct(ctx, "key", isRetried))
+			if err == nil {
+				for _, k := range retried {
+					refused[k] = true
+				}
+			}
+			return !slices.ContainsFunc(keys, undecided)
+		})
+		if err != nil {
+			return held, err
+		}
+		for _, k := range keys {
+			if refused[k] {
+				held = append(held, k)
+			}
+		}
+	}
+	return held, nil
+}
+
+// nameKeys returns n keys with the given prefix, numbered from first.
+func nameKeys(prefix string, first, n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%s-%d", prefix, first+i)
+	}
+	return keys
+}
+
+// setAge changes the age limit of the refusing topic. On a busy machine the broker sometimes loses
+// its controller, so setAge repeats a failed request for a while.
+func (s *stage) setAge(ctx context.Context, ms string) error {
+	var lastErr error
+	err := s.awaitCondition(ctx, "the setting of the topic", settleWithin, func() bool {
+		lastErr = s.stack.SetTopic(ctx, s.names.topicName(refusing), ageSetting, ms)
+		return lastErr == nil
+	})
+	if lastErr != nil && ctx.Err() == nil {
+		return lastErr
+	}
+	return err
+}
+
+// appendTo appends n events of the refusing topic for each key. The transactions, one per key, run
+// concurrently.
+func (s *stage) appendTo(ctx context.Context, keys []string, n int) error {
+	var g errgroup.Group
+	for _, key := range keys {
+		g.Go(func() error { return s.appendKey(ctx, key, n) })
+	}
+	return g.Wait()
+}
+
+// appendKey appends n events of one key in one transaction.
+func (s *stage) appendKey(ctx context.Context, key string, n int) error {
+	var ids []string
+	var events []event.Event
+	for range n {
+		id := uuid.Must(uuid.NewV7())
+		payload := fmt.Appendf(nil, `{"of":%q}`, key)
+		// The checker gets the event before its commit, because the relay may be faster than the acknowledgement.
+		s.check.Begin(check.Event{
+			ID:     id.String(),
+			Key:    key,
+			Topics: []string{s.names.topicName(refusing)},
+			Value:  payload,
+		})
+		ids = append(ids, id.String())
+		events = append(events, event.New(event.Aggregate{Type: refusing, ID: key}, "PaymentMade", event.Bytes("", payload), event.WithID(id)))
+	}
+
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
+		return s.service.box.Append(ctx, events...)
+	})
+	if err != nil {
+		return fmt.Errorf("appending events of one key: %w", err)
+	}
+	s.check.Committed(time.Now(), ids...)
+	return nil
+}
+
+// witness counts the records of one topic.
+type witness struct {
+	s     *stage
+	topic string
+
+	mu    sync.Mutex
+	over  bool
+	delay []time.Duration
+	who   map[string]int // by key, and by the part of the key before "-"
+}
+
+// startWitness starts a witness, which replaces the previous one.
+func (s *stage) startWitness(topic string) *witness {
+	w := &witness{s: s, topic: topic, who: map[string]int{}}
+	onRecord := w.countRecord
+	s.onRecord.Store(&onRecord)
+	return w
+}
+
+func (w *witness) countRecord(m devstack.Message) {
+	if m.Topic != w.topic {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over {
+		return
+	}
+
+	key := string(m.Key)
+	w.delay = append(w.delay, m.Seen.Sub(m.Time))
+	w.who[key]++
+	if prefix, _, found := strings.Cut(key, "-"); found {
+		w.who[prefix]++
+	}
+}
+
+// countOf returns the number of records with this key, or with a key that begins with who and "-".
+func (w *witness) countOf(who string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	return w.who[who]
+}
+
+// stopCounting returns the number of records, and the 99th percentile of their delay since their
+// timestamp in milliseconds.
+func (w *witness) stopCounting() (n int, p99 float64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	w.over = true
+	slices.Sort(w.delay)
+	return len(w.delay), quantile(w.delay, 0.99)
+}

@@ -1,0 +1,104 @@
+package stacktest
+
+import (
+	"context"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gofrs/flock"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+)
+
+// failPointWait is how long a test waits for others that use the fail point.
+const failPointWait = 8 * time.Minute
+
+// FailCommand sets the fail point failCommand of the shared server for clients with the app name, until off
+// is called or the test ends. mode is "alwaysOn" or {times: n}. A server has only one such fail point, and a
+// second setting replaces the first, also for another app name. So the test holds a lock of the whole
+// machine.
+func FailCommand(tb testing.TB, app string, mode any, data bson.D) (off func()) {
+	tb.Helper()
+	p := takeFailPoint(tb, Client(tb), app)
+	p.configure(mode, data)
+	return p.off
+}
+
+// FailTimes makes the next commands of clients with the app name fail, and blocks until they have failed.
+func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data bson.D) {
+	tb.Helper()
+	p := takeFailPoint(tb, client, app)
+	defer p.off()
+	mode := bson.D{{Key: "times", Value: times}}
+	// The server counts how often the fail point was entered.
+	before := p.configure(mode, data)
+	p.awaitEntered(before + int64(times))
+}
+
+// FailAlways is FailCommand for all commands. reached blocks until the first of them has failed.
+func FailAlways(tb testing.TB, app string, data bson.D) (reached, off func()) {
+	tb.Helper()
+	p := takeFailPoint(tb, Client(tb), app)
+	before := p.configure("alwaysOn", data)
+	return func() { tb.Helper(); p.awaitEntered(before + 1) }, p.off
+}
+
+// awaitEntered blocks until the fail point has been entered that often since the start of the server.
+func (p *failPoint) awaitEntered(times int64) {
+	p.tb.Helper()
+	wait := bson.D{
+		{Key: "waitForFailPoint", Value: "failCommand"}, {Key: "timesEntered", Value: times}, {Key: "maxTimeMS", Value: 90_000},
+	}
+	if err := p.client.Database("admin").RunCommand(p.tb.Context(), wait).Err(); err != nil {
+		p.tb.Fatalf("the fail point was not reached: %v", err)
+	}
+}
+
+// failPoint is the fail point of a server. One test holds it.
+type failPoint struct {
+	tb     testing.TB
+	client *mongo.Client
+	app    string
+	off    func()
+}
+
+func takeFailPoint(tb testing.TB, client *mongo.Client, app string) *failPoint {
+	tb.Helper()
+	lock := flock.New(filepath.Join(devstack.CacheDir(), "failcommand.lock"))
+	ctx, cancel := context.WithTimeout(tb.Context(), failPointWait)
+	defer cancel()
+	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {
+		tb.Fatalf("waiting for the fail point: %v", err)
+	}
+
+	p := &failPoint{tb: tb, client: client, app: app}
+	p.off = sync.OnceFunc(func() {
+		p.configure("off", nil)
+		if err := lock.Unlock(); err != nil {
+			tb.Error(err)
+		}
+	})
+	tb.Cleanup(p.off)
+	return p
+}
+
+// configure sets the fail point, and returns how often it has been entered since the start of the server.
+func (p *failPoint) configure(mode any, data bson.D) (entered int64) {
+	p.tb.Helper()
+	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: mode}}
+	if data != nil {
+		cmd = append(cmd, bson.E{Key: "data", Value: append(bson.D{{Key: "appName", Value: p.app}}, data...)})
+	}
+
+	var res struct {
+		Count int64 `bson:"count"`
+	}
+	if err := p.client.Database("admin").RunCommand(context.WithoutCancel(p.tb.Context()), cmd).Decode(&res); err != nil {
+		p.tb.Error(err)
+	}
+	return res.Count
+}

@@ -1,0 +1,322 @@
+package importing
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+)
+
+// Bounds of a batch, which is at most one transaction of each kind.
+const (
+	batchRows  = 500
+	batchBytes = 8 << 20
+)
+
+// importRun is one run over all tables.
+type importRun struct {
+	*Importer
+	report *Report
+	write  bool
+	marks  *mongo.Collection
+	now    time.Time      // of the server, at the start
+	at     bson.Timestamp // cluster time at the start
+	done   int64
+}
+
+// converted is a row of a batch.
+type converted struct {
+	mark bson.D // its mark
+	kind kind
+	item *item
+	doc  bson.D
+}
+
+func (r *importRun) importTables(ctx context.Context) error {
+	for i, t := range r.source.tables {
+		coll := r.rows.Collection(r.tableName(i))
+		cur, err := r.findRows(ctx, coll, t)
+		if err != nil {
+			return err
+		}
+
+		var batch []bson.Raw
+		size := 0
+		flush := func() error {
+			err := r.importBatch(ctx, coll, t, batch)
+			r.done += int64(len(batch))
+			batch, size = nil, 0
+			if r.options.OnProgress != nil {
+				r.options.OnProgress(r.done)
+			}
+			return err
+		}
+		err = mongodb.EachDocument(ctx, cur, "reading "+mongodb.Namespace(coll), func(raw bson.Raw) error {
+			// The cursor reuses the memory of a document.
+			batch = append(batch, append(bson.Raw(nil), raw...))
+			if size += len(raw); len(batch) < batchRows && size < batchBytes {
+				return nil
+			}
+			return flush()
+		})
+		if err == nil {
+			// The last batch is smaller than the limits.
+			err = flush()
+		}
+		if err != nil {
+			return fmt.Errorf("importing %s: %w", mongodb.Namespace(coll), err)
+		}
+	}
+	return nil
+}
+
+// importBatch imports the rows that have no mark.
+func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t table, rows []bson.Raw) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	marked, err := r.markedRows(ctx, coll, rows)
+	if err != nil {
+		return err
+	}
+
+	var list []converted
+	for _, raw := range rows {
+		id := raw.Lookup("_id")
+		if marked[id.String()] {
+			r.report.Known++
+			continue
+		}
+		c, err := r.convertRow(coll, t, raw)
+		if err != nil {
+			r.report.Refused++
+			if len(r.report.Problems) < maxProblems {
+				r.report.Problems = append(r.report.Problems, Problem{mongodb.Namespace(coll), id.String(), err.Error()})
+			}
+			continue
+		}
+		list = append(list, c)
+	}
+	// Checked after the conversion, because only the converted id is the id of an envelope.
+	if list, err = r.withoutExisting(ctx, list); err != nil {
+		return err
+	}
+
+	// Without write, the same code counts for the plan.
+	if r.write {
+		if err := r.writeBatch(ctx, list); err != nil {
+			return err
+		}
+	}
+	for _, c := range list {
+		switch c.kind {
+		case pending:
+			r.report.Pending++
+		case scheduled:
+			r.report.Scheduled++
+		case retried:
+			r.report.Retried++
+		case dead:
+			r.report.Dead++
+		}
+	}
+	return nil
+}
+
+func (r *importRun) convertRow(coll *mongo.Collection, t table, raw bson.Raw) (converted, error) {
+	// Without its time, a row would be sent too early or too late.
+	for _, name := range t.times {
+		if _, err := (row{raw}).checkedTime(name); err != nil {
+			return converted{}, err
+		}
+	}
+
+	it, err := t.convert(row{raw}, r.options)
+	if err != nil {
+		return converted{}, err
+	}
+
+	c := converted{item: it, kind: it.kindAt(r.now), mark: markOf(coll, raw.Lookup("_id"))}
+	c.doc, err = it.envelope(r.source.name, raw.Lookup("_id"), c.kind, r.options)
+	return c, err
+}
+
+// markOf returns the id of a row's mark.
+func markOf(coll *mongo.Collection, id bson.RawValue) bson.D {
+	return bson.D{{Key: "ns", Value: mongodb.Namespace(coll)}, {Key: "id", Value: id}}
+}
+
+// markedRows returns the ids of the rows that have a mark.
+func (r *importRun) markedRows(ctx context.Context, coll *mongo.Collection, rows []bson.Raw) (map[string]bool, error) {
+	ids := make(bson.A, len(rows))
+	for i, raw := range rows {
+		ids[i] = markOf(coll, raw.Lookup("_id"))
+	}
+	return readIDs(ctx, r.marks, "reading the marks of imported rows", ids, "_id", "id")
+}
+
+// readIDs returns the texts of the ids that documents of coll have. path is the place of an id in a document.
+func readIDs(ctx context.Context, coll *mongo.Collection, doing string, ids bson.A, path ...string) (map[string]bool, error) {
+	found := map[string]bool{}
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	onlyID := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err := mongodb.FindEach(ctx, coll, doing, filter, func(raw bson.Raw) error {
+		found[raw.Lookup(path...).String()] = true
+		return nil
+	}, onlyID)
+	return found, err
+}
+
+// withoutExisting leaves out the items whose id the outbox has: the service has appended the same event, or its id is not unique.
+func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]converted, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	// Only the ids are compared, in one query for the batch.
+	ids := make(bson.A, len(list))
+	for i, c := range list {
+		ids[i] = c.item.id
+	}
+	existing, err := readIDs(ctx, r.outbox, "reading the outbox", ids, "_id")
+	if err != nil {
+		return nil, err
+	}
+
+	out := list[:0]
+	for _, c := range list {
+		// Ids from the server are compared as BSON.
+		raw, err := bson.Marshal(c.doc[:1])
+		if err != nil {
+			return nil, err
+		}
+		text := bson.Raw(raw).Lookup("_id").String()
+		if existing[text] {
+			r.report.Known++
+			continue
+		}
+		// Two rows of one batch may have the same id.
+		existing[text] = true
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// writeBatch writes the items with their marks in one transaction: new events into the outbox, events that the library has
+// tried before among those that wait, and events that it gave up among the dead letters.
+func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
+	var docs, marks []any
+	var entries []waiting.Entry
+	var dying []*letters.Prepared
+	for _, c := range list {
+		marks = append(marks, bson.D{{Key: "_id", Value: c.mark}, {Key: "from", Value: r.source.name}, {Key: "at", Value: r.now}})
+		if c.kind == pending || c.kind == scheduled {
+			docs = append(docs, c.doc)
+			continue
+		}
+
+		raw, err := r.stampedEnvelope(c.doc)
+		if err != nil {
+			return err
+		}
+		if c.kind == retried {
+			entries = append(entries, r.newEntry(c.item, raw))
+			continue
+		}
+		letter, err := letters.Prepare(r.newLetter(c.item, raw))
+		if err != nil {
+			return err
+		}
+		dying = append(dying, letter)
+	}
+
+	// Chunks without their letter do no harm.
+	if err := letters.WriteChunks(ctx, unfenced{r.client}, r.state.Collection("letters"), dying); err != nil {
+		return err
+	}
+	return mongodb.InTransaction(ctx, r.client, func(tx context.Context) error {
+		if len(docs) > 0 {
+			outbox := r.client.Database(r.outbox.Database().Name()).Collection(r.outbox.Name())
+			if _, err := outbox.InsertMany(tx, docs); err != nil {
+				return mongodb.Refusal(err, "writing envelopes", "insert", r.options.To)
+			}
+		}
+		if err := waiting.Enter(tx, r.state.Collection("waiting"), entries); err != nil {
+			return err
+		}
+		if err := letters.Write(tx, r.state.Collection("letters"), r.now, dying); err != nil {
+			return err
+		}
+		if len(marks) == 0 {
+			return nil
+		}
+		imports := r.state.Collection("imports")
+		_, err := imports.InsertMany(tx, marks)
+		return mongodb.Refusal(err, "writing the marks of imported rows", "insert", mongodb.Namespace(imports))
+	})
+}
+
+// stampedEnvelope returns the envelope with the time of the import. The server replaces the empty timestamp only in an
+// outbox.
+func (r *importRun) stampedEnvelope(doc bson.D) (bson.Raw, error) {
+	stamped := slices.Clone(doc)
+	for i := range stamped {
+		if stamped[i].Key == "ts" {
+			stamped[i].Value = r.at
+		}
+	}
+	return bson.Marshal(stamped)
+}
+
+// newEntry returns an event that waits for its next attempt.
+func (r *importRun) newEntry(it *item, raw bson.Raw) waiting.Entry {
+	// The envelope was parsed before, so it has a key and a slot.
+	var v envelope.View
+	_ = envelope.Parse(raw, &v)
+	next := r.now
+	if it.due.After(next) {
+		next = it.due
+	}
+	return waiting.Entry{
+		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Key: string(v.OrderingKey()), Slot: v.Slot,
+		Pos: outboxes.PosAt(r.at), Reason: waiting.Retry, Origin: waiting.OriginRequeue, NextAt: next, Attempts: it.attempts,
+	}
+}
+
+// newLetter returns the dead letter of an event. outrelay has never tried to send the event, so the reason comes from the
+// other library.
+func (r *importRun) newLetter(it *item, raw bson.Raw) letters.Letter {
+	reason := it.reason
+	if reason == "" {
+		reason = r.source.name + " gave it up"
+	}
+	if n := it.attempts; n > 0 {
+		reason = fmt.Sprintf("%s (attempts of %s: %d)", reason, r.source.name, n)
+	}
+	failed := it.at
+	if failed.IsZero() {
+		failed = r.now
+	}
+	return letters.Letter{
+		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Pos: outboxes.PosAt(r.at), Class: record.AttemptsExhausted,
+		Reason: reason, Partition: record.AnyPartition, Source: letters.Source{Kind: "relay", Watcher: r.cfg.Watcher},
+		FirstFailure: failed, Expire: r.cfg.DeadLetters.Expire,
+	}
+}
+
+// unfenced runs transactions without a fence: what an import writes does not depend on the owner of the watcher.
+type unfenced struct{ client *mongo.Client }
+
+func (u unfenced) Fenced(ctx context.Context, _ bson.D, fn func(ctx context.Context) error) error {
+	return mongodb.InTransaction(ctx, u.client, fn)
+}

@@ -1,0 +1,474 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/transport"
+)
+
+// group is a consumer group. The lock of the broker protects it.
+type group struct {
+	name    string
+	id      int32 // of the current generation
+	forming bool  // members are changing to the next generation
+	offsets map[transport.TopicPartition]transport.GroupOffset
+	members []*member
+}
+
+// member is a running call of Join.
+type member struct {
+	topics  []string
+	serving *generation // nil while the member waits for one
+	next    *generation // created for the member, but not taken yet
+	expired bool        // outside of the group until it stops serving
+}
+
+// errRebalance is the cause with which the context of a generation ends.
+var errRebalance = errors.New("the group is rebalanced")
+
+// Join makes the caller a member of the group until ctx ends: see consumer.Transport. If a member
+// joins or leaves, or a topic of the group gets more partitions, all members stop serving, and the
+// partitions are assigned again.
+func (b *Broker) Join(ctx context.Context, name string, topics []string, s transport.Session) error {
+	if name == "" || len(topics) == 0 {
+		return errors.New("joining a group: a name and at least one topic are required")
+	}
+
+	for _, t := range topics {
+		if err := checkTopic(t); err != nil {
+			return fmt.Errorf("joining group %s: %w", name, err)
+		}
+	}
+
+	g, m := b.enterGroup(name, topics)
+	defer b.leaveGroup(g, m)
+
+	for {
+		serving, cancel := context.WithCancelCause(ctx)
+		gen, err := b.awaitGeneration(ctx, m, cancel)
+		if err != nil {
+			// The context has ended, which is how a member leaves.
+			cancel(err)
+			return nil //nolint:nilerr // see above
+		}
+
+		err = s.Serve(serving, gen)
+		cancel(context.Canceled)
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+
+		b.endServing(g, m)
+	}
+}
+
+// enterGroup adds a member to the group.
+func (b *Broker) enterGroup(name string, topics []string) (*group, *member) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	g := b.findOrAddGroupLocked(name)
+	m := &member{topics: slices.Compact(slices.Sorted(slices.Values(topics)))}
+	for _, t := range m.topics {
+		b.findOrAddTopicLocked(t)
+	}
+
+	g.members = append(g.members, m)
+	b.rebalanceLocked(g)
+	return g, m
+}
+
+// findOrAddGroupLocked returns the group called name.
+func (b *Broker) findOrAddGroupLocked(name string) *group {
+	g := b.groups[name]
+	if g == nil {
+		g = &group{name: name, offsets: map[transport.TopicPartition]transport.GroupOffset{}}
+		b.groups[name] = g
+	}
+	return g
+}
+
+// leaveGroup removes the member from the group.
+func (b *Broker) leaveGroup(g *group, m *member) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	g.members = slices.DeleteFunc(g.members, func(x *member) bool { return x == m })
+	b.rebalanceLocked(g)
+}
+
+// awaitGeneration blocks until the member has a new generation, or until ctx ends. cancel will be
+// called when the generation ends.
+func (b *Broker) awaitGeneration(ctx context.Context, m *member, cancel context.CancelCauseFunc) (*generation, error) {
+	for {
+		b.mu.Lock()
+		gen := m.next
+		changed := b.changed
+		if gen != nil && ctx.Err() == nil {
+			m.next = nil
+			m.serving = gen
+			gen.cancel = cancel
+			b.mu.Unlock()
+			return gen, nil
+		}
+		b.mu.Unlock()
+
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// endServing records that the member has stopped serving its generation.
+func (b *Broker) endServing(g *group, m *member) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m.serving = nil
+
+	// The member comes back after Expire, or it has stopped without a rebalance.
+	if m.expired || !g.forming {
+		m.expired = false
+		b.rebalanceLocked(g)
+		return
+	}
+	b.formGenerationLocked(g)
+}
+
+// rebalanceLocked makes all members stop serving. When the last one has stopped, the next
+// generation is formed.
+func (b *Broker) rebalanceLocked(g *group) {
+	g.forming = true
+	for _, m := range g.members {
+		m.next = nil
+		if m.serving != nil {
+			m.serving.cancel(errRebalance)
+		}
+	}
+	b.formGenerationLocked(g)
+}
+
+// rebalanceSubscribersLocked rebalances the groups that subscribe to the topic.
+func (b *Broker) rebalanceSubscribersLocked(topic string) {
+	for _, g := range b.groups {
+		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
+			b.rebalanceLocked(g)
+		}
+	}
+}
+
+// Rebalance makes a group assign its partitions again, as if a member had joined or left.
+func (b *Broker) Rebalance(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rebalanceLocked(b.findOrAddGroupLocked(name))
+}
+
+// Expire ends the current generation of a group at once, as if the sessions of its members had
+// timed out. The members cannot commit any more, even if they have not noticed it yet.
+func (b *Broker) Expire(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	b.expireLocked(b.findOrAddGroupLocked(name))
+}
+
+func (b *Broker) expireLocked(g *group) {
+	g.id++
+	for _, m := range g.members {
+		m.expired = m.serving != nil
+	}
+	b.rebalanceLocked(g)
+}
+
+// DescribeGroup returns the members of a group and their partitions.
+func (b *Broker) DescribeGroup(ctx context.Context, name string) (transport.GroupState, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	g := b.findOrAddGroupLocked(name)
+	state := transport.GroupState{Members: len(g.members), Stable: !g.forming && len(g.members) > 0, Assigned: map[transport.TopicPartition]bool{}}
+	for _, m := range g.members {
+		gen := m.serving
+		if m.next != nil {
+			gen = m.next
+		}
+		if gen == nil {
+			state.Stable = false
+			continue
+		}
+		for _, a := range gen.partitions {
+			state.Assigned[a] = true
+		}
+	}
+	return state, ctx.Err()
+}
+
+// Members returns the number of members of a group.
+func (b *Broker) Members(name string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.findOrAddGroupLocked(name).members)
+}
+
+// Unread describes the records that groups with members have not committed. It is empty if there are none.
+func (b *Broker) Unread() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	var list []string
+	for name, g := range b.groups {
+		for _, m := range g.members {
+			for _, topic := range m.topics {
+				if lag := b.lagLocked(name, topic); lag > 0 {
+					list = append(list, fmt.Sprintf("group %s has not handled %d records of topic %s", name, lag, topic))
+				}
+			}
+		}
+	}
+	return list
+}
+
+// Redeliver makes all groups read the records of a topic from the beginning.
+func (b *Broker) Redeliver(topic string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, g := range b.groups {
+		maps.DeleteFunc(g.offsets, func(tp transport.TopicPartition, _ transport.GroupOffset) bool { return tp.Topic == topic })
+		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
+			// From now on the current members cannot commit.
+			b.expireLocked(g)
+		}
+	}
+}
+
+// Committed returns the committed offset of a group in a partition, and whether there is one.
+func (b *Broker) Committed(name, topic string, part int32) (int64, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	offset, ok := b.findOrAddGroupLocked(name).offsets[transport.TopicPartition{Topic: topic, Partition: part}]
+	return offset.Offset, ok
+}
+
+// Lag returns the number of records in the topic that the group has not committed, in all
+// partitions.
+func (b *Broker) Lag(name, topic string) (lag int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lagLocked(name, topic)
+}
+
+// lagLocked is Lag for callers that hold the lock.
+func (b *Broker) lagLocked(name, topic string) (lag int64) {
+	for i, p := range b.findOrAddTopicLocked(topic).partitions {
+		tp := transport.TopicPartition{Topic: topic, Partition: int32(i)}
+		lag += p.end - max(b.findOrAddGroupLocked(name).offsets[tp].Offset, p.start)
+	}
+	return lag
+}
+
+// AwaitCommitted blocks until the group has committed all records of the topic, or until ctx ends.
+func (b *Broker) AwaitCommitted(ctx context.Context, name, topic string) error {
+	var lag int64
+	err := b.await(ctx, func() bool {
+		lag = b.lagLocked(name, topic)
+		return lag <= 0
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for group %s, whose lag in %s is %d: %w", name, topic, lag, err)
+	}
+	return nil
+}
+
+// formGenerationLocked forms the next generation when no member serves the previous one.
+func (b *Broker) formGenerationLocked(g *group) {
+	if slices.ContainsFunc(g.members, func(m *member) bool { return m.serving != nil && !m.expired }) {
+		return
+	}
+
+	g.forming = false
+	g.id++
+
+	subscribed := map[string][]*generation{}
+	for _, m := range g.members {
+		// An expired member joins again when it has stopped serving.
+		if m.expired {
+			continue
+		}
+
+		m.next = &generation{broker: b, group: g, id: g.id}
+		for _, t := range m.topics {
+			subscribed[t] = append(subscribed[t], m.next)
+		}
+	}
+
+	// The partitions of all topics are assigned round robin.
+	next := 0
+	for _, name := range slices.Sorted(maps.Keys(subscribed)) {
+		for i := range b.findOrAddTopicLocked(name).partitions {
+			tp := transport.TopicPartition{Topic: name, Partition: int32(i)}
+			gen := subscribed[name][next%len(subscribed[name])]
+			next++
+
+			gen.partitions = append(gen.partitions, tp)
+		}
+	}
+
+	b.notifyLocked()
+}
+
+// generation is a consumer.Generation of one member.
+type generation struct {
+	broker     *Broker
+	group      *group
+	id         int32
+	partitions []transport.TopicPartition
+	cancel     context.CancelCauseFunc // ends the context of Serve
+}
+
+// ID returns the number of the generation.
+func (g *generation) ID() int32 { return g.id }
+
+// Partitions returns the assigned partitions.
+func (g *generation) Partitions() []transport.TopicPartition { return slices.Clone(g.partitions) }
+
+// Changes returns nil: a rebalance ends the generation.
+func (*generation) Changes() <-chan transport.Change { return nil }
+
+// Resume returns where the group goes on. A group that has committed nothing begins with the first record.
+func (g *generation) Resume(ctx context.Context, tp transport.TopicPartition) (transport.Start, error) {
+	g.broker.mu.Lock()
+	defer g.broker.mu.Unlock()
+
+	at, ok := g.group.offsets[tp]
+	if ok || ctx.Err() != nil {
+		return transport.Start{GroupOffset: at}, ctx.Err()
+	}
+	p, err := g.broker.findPartitionLocked(tp)
+	if err != nil {
+		return transport.Start{}, err
+	}
+	return transport.Start{GroupOffset: transport.GroupOffset{Offset: p.start}}, nil
+}
+
+// Log describes a partition.
+func (g *generation) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Log, error) {
+	g.broker.mu.Lock()
+	defer g.broker.mu.Unlock()
+
+	p, err := g.broker.findPartitionLocked(tp)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return inbox.Log{}, err
+	}
+
+	return inbox.Log{ID: g.broker.topics[tp.Topic].id, End: p.end}, nil
+}
+
+// findPartitionLocked returns the partition, or an error if it does not exist.
+func (b *Broker) findPartitionLocked(tp transport.TopicPartition) (*partition, error) {
+	t := b.topics[tp.Topic]
+	if t == nil || tp.Partition < 0 || int(tp.Partition) >= len(t.partitions) {
+		return nil, fmt.Errorf("partition %s does not exist", tp)
+	}
+	return t.partitions[tp.Partition], nil
+}
+
+// fetchWait is the time for which a fetch waits for a record.
+const fetchWait = time.Second
+
+// Fetch returns the records from offset on, of about maxBytes. If there are none, it waits for at
+// most fetchWait.
+func (g *generation) Fetch(
+	ctx context.Context, tp transport.TopicPartition, offset int64, maxBytes int,
+) (transport.Fetched, error) {
+	var timeout <-chan time.Time
+	for {
+		if err := ctx.Err(); err != nil {
+			return transport.Fetched{}, err
+		}
+
+		g.broker.mu.Lock()
+		f, err := g.broker.fetchLocked(tp, offset, maxBytes)
+		changed := g.broker.changed
+		g.broker.mu.Unlock()
+
+		if err != nil || f.Next > offset {
+			return f, err
+		}
+
+		// Most fetches find a record and need no timer.
+		if timeout == nil {
+			timer := time.NewTimer(fetchWait)
+			defer timer.Stop()
+			timeout = timer.C
+		}
+
+		select {
+		case <-changed:
+		case <-timeout:
+			return f, nil
+		case <-ctx.Done():
+		}
+	}
+}
+
+// fetchLocked returns the records of a partition from offset on. It returns at least one record if
+// there is one.
+func (b *Broker) fetchLocked(tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
+	p, err := b.findPartitionLocked(tp)
+	if err != nil {
+		return transport.Fetched{}, err
+	}
+	if offset < p.start || offset > p.end {
+		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: p.start, End: p.end}
+	}
+
+	f := transport.Fetched{Next: p.end, End: p.end}
+	compareOffset := func(r storedRecord, o int64) int { return int(r.Offset - o) }
+	first, _ := slices.BinarySearchFunc(p.records, offset, compareOffset)
+
+	bytes := 0
+	for _, r := range p.records[first:] {
+		bytes += len(r.Key) + len(r.Value)
+		// The first record is returned at any size. Otherwise a large one would block the partition.
+		if bytes > maxBytes && len(f.Records) > 0 {
+			f.Next = r.Offset
+			break
+		}
+
+		f.Records = append(f.Records, cloneRecord(r.Record))
+	}
+
+	return f, nil
+}
+
+// Commit stores the offsets of the group. After the generation is over, it returns
+// consumer.ErrGenerationOver.
+func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]transport.GroupOffset) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+
+	g.broker.mu.Lock()
+	defer g.broker.mu.Unlock()
+
+	// Another member may be reading the partitions by now.
+	if g.group.id != g.id {
+		return transport.ErrGenerationOver
+	}
+
+	maps.Copy(g.group.offsets, offsets)
+	g.broker.notifyLocked()
+	return nil
+}

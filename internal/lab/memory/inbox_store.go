@@ -1,0 +1,338 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	engine "github.com/outrelay/outrelay/internal/service/inbox"
+)
+
+// inboxStore is the store of an Inbox. Its rows contain inboxMarkers, engine.Leases and engine.Marks.
+type inboxStore struct {
+	db        *DB
+	retention time.Duration
+	markers   *storedTable
+	offsets   *storedTable // watermarks
+	claims    *storedTable // leases of claims
+}
+
+// inboxMarker is a marker with the end of its retention.
+type inboxMarker struct {
+	engine.Marker
+	expires time.Time
+}
+
+func markerKey(id engine.ID) string {
+	return fmt.Sprintf("%s\x00%s\x00%s\x00%d", id.Consumer, id.Namespace, id.Key.ID, id.Generation)
+}
+
+func markKey(l engine.LaneKey) string {
+	return fmt.Sprintf("%s\x00%s\x00%d\x00%d", l.Consumer, l.Topic, l.Number, l.Lane)
+}
+
+// Transaction runs fn in the transaction of ctx, or in a new one.
+func (s *inboxStore) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	return s.db.Transaction(ctx, fn)
+}
+
+// CurrentTransaction returns the unit of work of ctx, if it is running.
+func (s *inboxStore) CurrentTransaction(ctx context.Context) any {
+	if !s.db.InTransaction(ctx) {
+		return nil
+	}
+	return s.db.unitFromContext(ctx)
+}
+
+// Outside returns ctx without its transaction.
+func (s *inboxStore) Outside(ctx context.Context) context.Context {
+	return transaction.Outside(ctx)
+}
+
+// Now returns the current time.
+func (s *inboxStore) Now() time.Time { return time.Now() }
+
+// Wait blocks for d.
+func (s *inboxStore) Wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ReadMarks returns the stored watermarks of the lanes.
+func (s *inboxStore) ReadMarks(ctx context.Context, lanes []engine.LaneKey) (engine.Marks, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) engine.Marks {
+		found := engine.Marks{}
+		for _, l := range lanes {
+			if m, ok := t.getRow(s.offsets, markKey(l)).(engine.Mark); ok {
+				found[l] = m
+			}
+		}
+		return found
+	})
+}
+
+// AdvanceMarks writes the moves.
+func (s *inboxStore) AdvanceMarks(ctx context.Context, moves []engine.Move) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		for _, m := range moves {
+			stored, ok := t.getRow(s.offsets, markKey(m.LaneKey)).(engine.Mark)
+			switch {
+			case !ok || stored.Generation < m.Generation:
+				stored = m.Mark
+			case stored.Generation == m.Generation:
+				stored.Next = max(stored.Next, m.Next)
+				stored.Epoch = max(stored.Epoch, m.Epoch)
+			default:
+				continue
+			}
+
+			if err := t.putRow(s.offsets, markKey(m.LaneKey), stored); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// WriteGeneration writes the watermark of the partition if it is still seen.
+func (s *inboxStore) WriteGeneration(ctx context.Context, p engine.Partition, seen *engine.Mark, next engine.Mark) (bool, error) {
+	key := markKey(engine.LaneKey{Partition: p, Lane: engine.PartitionLane})
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
+		stored, exists := t.getRow(s.offsets, key).(engine.Mark)
+		if exists != (seen != nil) || seen != nil && stored.Generation != seen.Generation {
+			return false, nil
+		}
+		return true, t.putRow(s.offsets, key, next)
+	})
+}
+
+// LowerMark changes the offset of the watermark to next if it is still seen.
+func (s *inboxStore) LowerMark(ctx context.Context, l engine.LaneKey, seen engine.Mark, next int64) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		if t.getRow(s.offsets, markKey(l)) != seen {
+			return nil
+		}
+
+		lower := seen
+		lower.Next = next
+		return t.putRow(s.offsets, markKey(l), lower)
+	})
+}
+
+// WriteTopicIDs writes the ids into the watermarks of engine.TopicLane.
+func (s *inboxStore) WriteTopicIDs(ctx context.Context, ids map[engine.Partition]string) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		for p, id := range ids {
+			if err := t.putRow(s.offsets, markKey(engine.LaneKey{Partition: p, Lane: engine.TopicLane}), engine.Mark{ID: id}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// findMarker returns the marker. ok is false if there is none, or if its retention is over.
+func (s *inboxStore) findMarker(t *tx, id engine.ID) (m inboxMarker, ok bool) {
+	m, ok = t.getRow(s.markers, markerKey(id)).(inboxMarker)
+	if !ok || !s.Now().Before(m.expires) {
+		return inboxMarker{}, false
+	}
+	return m, true
+}
+
+// putMarker stores the marker with a new retention.
+func (s *inboxStore) putMarker(t *tx, id engine.ID, m engine.Marker) error {
+	return t.putRow(s.markers, markerKey(id), inboxMarker{m, s.Now().Add(s.retention)})
+}
+
+// ReadMarkers returns the stored markers with these ids.
+func (s *inboxStore) ReadMarkers(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Marker, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) map[engine.ID]engine.Marker {
+		found := map[engine.ID]engine.Marker{}
+		for _, id := range ids {
+			if m, ok := s.findMarker(t, id); ok {
+				found[id] = m.Marker
+			}
+		}
+		return found
+	})
+}
+
+// InsertMarkers inserts markers of handled messages.
+func (s *inboxStore) InsertMarkers(ctx context.Context, list []engine.NewMarker) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		for _, m := range list {
+			if err := s.putMarker(t, m.ID, engine.Marker{State: engine.StateHandled}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// ClaimMarker writes a claim into the marker and counts an attempt, if that is possible.
+func (s *inboxStore) ClaimMarker(ctx context.Context, n engine.NewMarker, h engine.Holder) (engine.Marker, error) {
+	return runResult(ctx, s.db, func(t *tx) (engine.Marker, error) {
+		stored, ok := s.findMarker(t, n.ID)
+		// A claim with this epoch or a higher one belongs to a later holder.
+		if ok && (stored.State == engine.StateHandled || stored.Epoch >= h.Epoch) {
+			return stored.Marker, nil
+		}
+
+		m := engine.Marker{State: engine.StateClaimed, Holder: h, Attempts: stored.Attempts + 1}
+		return m, s.putMarker(t, n.ID, m)
+	})
+}
+
+// MarkHandled marks a claimed message as handled, if h is still the holder.
+func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, h engine.Holder, takeOver bool) (bool, error) {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
+		m, exists := t.getRow(s.markers, markerKey(id)).(inboxMarker)
+		if !exists || m.Holder != h {
+			return false, nil
+		}
+
+		m.State = engine.StateHandled
+		if takeOver {
+			m.Owner = ""
+		}
+		return true, s.putMarker(t, id, m.Marker)
+	})
+}
+
+// ReadLeases returns the stored leases with these ids.
+func (s *inboxStore) ReadLeases(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Lease, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) map[engine.ID]engine.Lease {
+		found := map[engine.ID]engine.Lease{}
+		for _, id := range ids {
+			if l, ok := t.getRow(s.claims, markerKey(id)).(engine.Lease); ok {
+				l.Live = s.Now().Before(l.Until)
+				found[id] = l
+			}
+		}
+		return found
+	})
+}
+
+// AcquireLease acquires the lease for the owner if it has expired.
+func (s *inboxStore) AcquireLease(ctx context.Context, id engine.ID, owner string, d time.Duration) (engine.Lease, error) {
+	return runResult(ctx, s.db, func(t *tx) (engine.Lease, error) {
+		now := s.Now()
+		l, exists := t.getRow(s.claims, markerKey(id)).(engine.Lease)
+		if exists && now.Before(l.Until) {
+			return l, nil
+		}
+
+		// The time makes the epoch rise even if the lease was deleted in between.
+		epoch := max(l.Epoch+1, now.UnixMilli())
+		l = engine.Lease{Holder: engine.Holder{Owner: owner, Epoch: epoch}, Until: now.Add(d)}
+		return l, t.putRow(s.claims, markerKey(id), l)
+	})
+}
+
+// updateLease stores the result of f for the lease, if the owner still holds it.
+func (s *inboxStore) updateLease(ctx context.Context, id engine.ID, owner string, f func(l engine.Lease) any) (bool, error) {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
+		l, exists := t.getRow(s.claims, markerKey(id)).(engine.Lease)
+		if !exists || l.Owner != owner {
+			return false, nil
+		}
+		return true, t.putRow(s.claims, markerKey(id), f(l))
+	})
+}
+
+// RaiseEpoch sets the epoch of the lease, if the owner still holds it.
+func (s *inboxStore) RaiseEpoch(ctx context.Context, id engine.ID, h engine.Holder) (ok bool, err error) {
+	return s.updateLease(ctx, id, h.Owner, func(l engine.Lease) any {
+		l.Epoch = h.Epoch
+		return l
+	})
+}
+
+// RenewLease extends the lease to d from now, if the owner still holds it.
+func (s *inboxStore) RenewLease(ctx context.Context, id engine.ID, owner string, d time.Duration) (ok bool, err error) {
+	return s.updateLease(ctx, id, owner, func(l engine.Lease) any {
+		l.Until = s.Now().Add(d)
+		return l
+	})
+}
+
+// ReleaseLease removes the owner from the lease, which ends after d, if the owner still holds it.
+func (s *inboxStore) ReleaseLease(ctx context.Context, id engine.ID, owner string, d time.Duration) error {
+	_, err := s.updateLease(ctx, id, owner, func(l engine.Lease) any {
+		l.Owner = ""
+		l.Until = s.Now().Add(d)
+		return l
+	})
+	return err
+}
+
+// DeleteLease deletes the lease if the owner still holds it.
+func (s *inboxStore) DeleteLease(ctx context.Context, id engine.ID, owner string) error {
+	_, err := s.updateLease(ctx, id, owner, func(engine.Lease) any { return nil })
+	return err
+}
+
+// EnsureIndexes does nothing: a DB has no indexes.
+func (s *inboxStore) EnsureIndexes(context.Context) error { return nil }
+
+// Sweep deletes at most limit expired markers, the oldest first, and returns their number.
+func (s *inboxStore) Sweep(ctx context.Context, limit int) (int64, error) {
+	return runResult(ctx, s.db, func(t *tx) (int64, error) {
+		var expired []string
+		ends := map[string]time.Time{}
+		for key, m := range rowsOf[inboxMarker](t, s.markers) {
+			if !s.Now().Before(m.expires) {
+				expired = append(expired, key)
+				ends[key] = m.expires
+			}
+		}
+		// The oldest first, as in MongoDB.
+		slices.SortStableFunc(expired, func(a, b string) int { return ends[a].Compare(ends[b]) })
+
+		expired = expired[:min(limit, len(expired))]
+		return t.removeRows(s.markers, expired...)
+	})
+}
+
+// Counts returns the sizes of the inbox.
+func (s *inboxStore) Counts(ctx context.Context) (engine.Counts, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (c engine.Counts) {
+		for range rowsOf[inboxMarker](t, s.markers) {
+			c.Markers++
+		}
+		for _, l := range rowsOf[engine.Lease](t, s.claims) {
+			c.Claimed++
+			if !s.Now().Before(l.Until) {
+				c.Expired++
+			}
+		}
+		return c
+	})
+}
+
+// A DB has no sessions, and a process that is gone leaves no open transaction. So there are no tenures.
+
+// AddPartition returns no tenure.
+func (s *inboxStore) AddPartition(engine.Partition) string { return "" }
+
+// RemovePartitions does nothing.
+func (s *inboxStore) RemovePartitions(context.Context, []engine.Partition) error { return nil }
+
+// RecordTransaction does nothing.
+func (s *inboxStore) RecordTransaction(context.Context) {}
+
+// Heartbeat does nothing.
+func (s *inboxStore) Heartbeat(context.Context) error { return nil }
+
+// EndTransactions does nothing.
+func (s *inboxStore) EndTransactions(context.Context, string) error { return nil }

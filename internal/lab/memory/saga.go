@@ -1,0 +1,226 @@
+package memory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/service/sagas"
+)
+
+// sagaStore stores the records of sagas in a DB. It implements sagas.Store. A tombstone is ignored
+// when its time is over.
+type sagaStore struct{ db *DB }
+
+var _ sagas.Store = (*sagaStore)(nil)
+
+// Sagas returns the store of the sagas that emit into the outbox. Package saga uses it.
+func (s *outboxStore) Sagas() sagas.Store { return newSagas(s.db) }
+
+// newSagas returns the sagas in db.
+func newSagas(db *DB) *sagaStore { return &sagaStore{db} }
+
+// nowMillis returns the current time with millisecond precision, as MongoDB stores it.
+func (s *sagaStore) nowMillis() time.Time { return time.UnixMilli(time.Now().UnixMilli()).UTC() }
+
+// sagaTable returns the table of a saga.
+func (s *sagaStore) sagaTable(name string) *storedTable { return s.db.findOrAddTable(name) }
+
+// findRecord returns the record that t sees. It returns nil if there is none, or if it is a
+// tombstone whose time is over.
+func (s *sagaStore) findRecord(t *tx, name, key string) *sagas.Record {
+	r, _ := t.getRow(s.sagaTable(name), key).(*sagas.Record)
+	if r == nil || !r.ExpiresAt.IsZero() && !s.nowMillis().Before(r.ExpiresAt) {
+		return nil
+	}
+	return r
+}
+
+// Load returns the record with this id: see sagas.Store.
+func (s *sagaStore) Load(ctx context.Context, name string, id any) (r sagas.Record, found bool, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		key, err := encodeKey(id)
+		if err != nil {
+			return newRefusal(err)
+		}
+
+		stored := s.findRecord(t, name, key)
+		found = stored != nil
+		if found {
+			r = cloneSagaRecord(stored)
+		}
+		return nil
+	})
+	if err != nil {
+		return sagas.Record{}, false, fmt.Errorf("loading saga %s %s: %w", name, sagas.FormatID(id), err)
+	}
+
+	return r, found, nil
+}
+
+// cloneSagaRecord returns a copy that shares no memory with r.
+func cloneSagaRecord(r *sagas.Record) sagas.Record {
+	c := *r
+	c.Body = slices.Clone(r.Body)
+	return c
+}
+
+// Save stores a record of the expected version: see sagas.Store.
+func (s *sagaStore) Save(ctx context.Context, name string, r sagas.Record) (saved sagas.Record, err error) {
+	err = s.db.runOperation(ctx, func(t *tx) error {
+		key, stored, err := s.checkVersion(t, name, r)
+		if err != nil {
+			return err
+		}
+
+		saved = s.nextRecord(r, stored)
+		return s.putRecord(t, name, key, saved)
+	})
+
+	return saved, s.wrapError("saving", name, r, err)
+}
+
+// nextRecord returns the record that replaces the stored one, which may be nil.
+func (s *sagaStore) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Record {
+	now := s.nowMillis()
+	n := sagas.Record{ID: r.ID, Version: 1, Body: slices.Clone(r.Body), CreatedAt: now, UpdatedAt: now}
+
+	// MongoDB stores a document, so a nil body becomes an empty one.
+	if n.Body == nil {
+		n.Body = bson.Raw{5, 0, 0, 0, 0}
+	}
+
+	if stored != nil {
+		n.Version = stored.Version + 1
+		n.CreatedAt = stored.CreatedAt
+	}
+
+	return n
+}
+
+// putRecord stores a copy of the record.
+func (s *sagaStore) putRecord(t *tx, name, key string, r sagas.Record) error {
+	stored := cloneSagaRecord(&r)
+	return t.putRow(s.sagaTable(name), key, &stored)
+}
+
+// checkVersion returns the stored record, or nil if there is none. If it does not have the version
+// of r, the error is errStale.
+func (s *sagaStore) checkVersion(t *tx, name string, r sagas.Record) (key string, stored *sagas.Record, err error) {
+	if key, err = encodeKey(r.ID); err != nil {
+		return "", nil, newRefusal(err)
+	}
+
+	stored = s.findRecord(t, name, key)
+	version := int64(0)
+	if stored != nil {
+		version = stored.Version
+	}
+
+	// The error is a refusal: nothing was written, so the transaction can continue.
+	if r.Version != version {
+		return "", nil, newRefusal(errStale)
+	}
+
+	return key, stored, nil
+}
+
+// errStale means that the stored record has another version.
+var errStale = errors.New("stale version")
+
+// Complete deletes the record or makes it a tombstone: see sagas.Store.
+func (s *sagaStore) Complete(ctx context.Context, name string, r sagas.Record, keep time.Duration) error {
+	err := s.db.runOperation(ctx, func(t *tx) error {
+		// This saga was never stored and leaves no tombstone, so there is nothing to delete.
+		if keep <= 0 && r.Version == 0 {
+			return nil
+		}
+
+		key, stored, err := s.checkVersion(t, name, r)
+		switch {
+		case err != nil:
+			return err
+		case keep <= 0:
+			return t.putRow(s.sagaTable(name), key, nil)
+		}
+
+		// The tombstone keeps the id, so that a late message does not begin the saga again.
+		tomb := s.nextRecord(r, stored)
+		tomb.CompletedAt = tomb.UpdatedAt
+		tomb.ExpiresAt = tomb.CompletedAt.Add(keep)
+		return s.putRecord(t, name, key, tomb)
+	})
+
+	return s.wrapError("completing", name, r, err)
+}
+
+// wrapError returns sagas.ErrConflict if err reports a conflict.
+func (s *sagaStore) wrapError(doing, name string, r sagas.Record, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errStale):
+		return sagas.NewConflict(name, r, nil)
+	case isTransient(err):
+		return sagas.NewConflict(name, r, err)
+	}
+	return fmt.Errorf("%s saga %s %s: %w", doing, name, sagas.FormatID(r.ID), err)
+}
+
+// Recent returns the records that were changed last: see sagas.Store.
+func (s *sagaStore) Recent(ctx context.Context, name string, limit int) (list []sagas.Record, err error) {
+	if limit <= 0 {
+		return nil, nil
+	}
+
+	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []sagas.Record) {
+		for key := range rowsOf[*sagas.Record](t, s.sagaTable(name)) {
+			if r := s.findRecord(t, name, key); r != nil {
+				list = append(list, cloneSagaRecord(r))
+			}
+		}
+		return list
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing sagas of %s: %w", name, err)
+	}
+
+	slices.SortStableFunc(list, func(a, b sagas.Record) int {
+		return cmp.Compare(b.UpdatedAt.UnixMilli(), a.UpdatedAt.UnixMilli())
+	})
+	return list[:min(limit, len(list))], nil
+}
+
+// Prepare stores the type of a saga: see sagas.Store.
+func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.Type, err error) {
+	found, err = runResult(ctx, s.db, func(t *tx) (sagas.Type, error) {
+		types := s.sagaTable(sagas.TypesCollection)
+		if stored, _ := t.getRow(types, want.Name).(*sagas.Type); stored != nil {
+			return *stored, nil
+		}
+		return want, t.putRow(types, want.Name, &want)
+	})
+	if err != nil {
+		return found, fmt.Errorf("storing the type of saga %s: %w", want.Name, err)
+	}
+	return found, nil
+}
+
+// Types returns the stored types, sorted by name: see sagas.Store.
+func (s *sagaStore) Types(ctx context.Context) (list []sagas.Type, err error) {
+	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []sagas.Type) {
+		for _, known := range rowsOf[*sagas.Type](t, s.sagaTable(sagas.TypesCollection)) {
+			list = append(list, *known)
+		}
+		return list
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing sagas: %w", err)
+	}
+	return list, nil
+}

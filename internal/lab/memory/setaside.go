@@ -1,0 +1,299 @@
+package memory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/service/setaside"
+)
+
+// setAsideStore stores the messages that consumers have set aside.
+type setAsideStore struct {
+	db   *DB
+	rows *storedTable
+}
+
+var _ setaside.Store = (*setAsideStore)(nil)
+
+func newSetAsideStore(db *DB) *setAsideStore {
+	return &setAsideStore{db: db, rows: db.findOrAddTable(setaside.DefaultCollection)}
+}
+
+// setAsideMessage is a stored message with its times. It is never changed: a change stores a new one.
+type setAsideMessage struct {
+	setaside.Message
+	since, due time.Time // zero while the message is untried
+}
+
+// EnsureIndexes does nothing: a DB has no indexes.
+func (s *setAsideStore) EnsureIndexes(context.Context) error { return nil }
+
+// DueRetries describes the messages in db that are set aside and due. It is empty if there are none.
+func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
+	s := newSetAsideStore(db)
+	return readSnapshot(ctx, db, func(t *tx) (list []string) {
+		for _, m := range s.firstMessages(t, func(*setAsideMessage) bool { return true }) {
+			if !m.due.After(time.Now()) {
+				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d/%d", m.Handler, m.Topic, m.Partition, m.Offset))
+			}
+		}
+		return list
+	})
+}
+
+// CountSetAside returns how many messages of a handler are set aside in db, for tests.
+func CountSetAside(ctx context.Context, db *DB, handler string) (int, error) {
+	s := newSetAsideStore(db)
+	return readSnapshot(ctx, db, func(t *tx) (n int) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+			if m.Handler == handler {
+				n++
+			}
+		}
+		return n
+	})
+}
+
+// Add stores m, due after wait.
+func (s *setAsideStore) Add(ctx context.Context, m *setaside.Message, wait time.Duration) error {
+	if err := m.CheckSize(); err != nil {
+		return err
+	}
+	return s.db.runOperation(ctx, func(t *tx) error {
+		key := string(m.ID[:])
+		if t.getRow(s.rows, key) != nil {
+			return nil
+		}
+
+		stored := &setAsideMessage{Message: copySetAside(m)}
+		if m.Failed > 0 {
+			stored.since = time.Now().Add(-m.Elapsed)
+			stored.due = time.Now().Add(wait)
+		}
+		return t.putRow(s.rows, key, stored)
+	})
+}
+
+// copySetAside returns a copy that shares no memory with m. As in BSON, an empty value is not a missing one.
+func copySetAside(m *setaside.Message) setaside.Message {
+	c := *m
+	c.Key = bytes.Clone(m.Key)
+	c.Value = bytes.Clone(m.Value)
+	c.Headers = slices.Clone(m.Headers)
+	for i := range c.Headers {
+		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
+	}
+	c.History = slices.Clone(m.History)
+	return c
+}
+
+// Postpone stores the attempts of m and makes it due after wait.
+func (s *setAsideStore) Postpone(ctx context.Context, m *setaside.Message, wait time.Duration) error {
+	return s.db.runOperation(ctx, func(t *tx) error {
+		key := string(m.ID[:])
+		stored, ok := t.getRow(s.rows, key).(*setAsideMessage)
+		if !ok {
+			return nil
+		}
+
+		changed := *stored
+		changed.Attempts = m.Attempts
+		changed.History = slices.Clone(m.History)
+		if changed.since.IsZero() {
+			changed.since = time.Now().Add(-m.Elapsed)
+		}
+		changed.due = time.Now().Add(wait)
+		return t.putRow(s.rows, key, &changed)
+	})
+}
+
+// First returns the first message of a queue.
+func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setaside.Digest) (*setaside.Message, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) *setaside.Message {
+		first := s.firstOf(t, queueKey{p, queue})
+		if first == nil {
+			return nil
+		}
+		found := copySetAside(&first.Message)
+		if !first.since.IsZero() {
+			found.Elapsed = max(0, time.Since(first.since))
+		}
+		return &found
+	})
+}
+
+// firstOf returns the first message of a queue that t sees, or nil.
+func (s *setAsideStore) firstOf(t *tx, q queueKey) *setAsideMessage {
+	return s.firstMessages(t, func(m *setAsideMessage) bool { return m.Place == q.Place && m.Queue == q.queue })[q]
+}
+
+// compareInQueue orders the messages of a queue.
+func compareInQueue(a, b *setAsideMessage) int {
+	return cmp.Or(cmp.Compare(a.Generation, b.Generation), cmp.Compare(a.Offset, b.Offset))
+}
+
+// Take deletes m if it is the first of its queue.
+func (s *setAsideStore) Take(ctx context.Context, m *setaside.Message) (bool, error) {
+	return runResult(ctx, s.db, func(t *tx) (bool, error) {
+		first := s.firstOf(t, queueKey{m.Place, m.Queue})
+		if first == nil || first.ID != m.ID {
+			return false, nil
+		}
+		return true, t.putRow(s.rows, string(m.ID[:]), nil)
+	})
+}
+
+// Remove deletes m.
+func (s *setAsideStore) Remove(ctx context.Context, m *setaside.Message) error {
+	return s.db.runOperation(ctx, func(t *tx) error { return t.putRow(s.rows, string(m.ID[:]), nil) })
+}
+
+// Heads returns the queues of a handler in these partitions of a topic.
+func (s *setAsideStore) Heads(ctx context.Context, handler, topic string, partitions []int32) (heads []setaside.Head, err error) {
+	isWanted := func(m *setAsideMessage) bool {
+		return m.Handler == handler && m.Topic == topic && slices.Contains(partitions, m.Partition)
+	}
+
+	return readSnapshot(ctx, s.db, func(t *tx) (heads []setaside.Head) {
+		for _, m := range s.firstMessages(t, isWanted) {
+			// Without a due time the wait is 0.
+			wait := max(0, time.Until(m.due))
+			heads = append(heads, setaside.Head{Partition: m.Partition, Queue: m.Queue, Wait: wait})
+		}
+		return heads
+	})
+}
+
+// queueKey identifies a queue.
+type queueKey struct {
+	setaside.Place
+	queue setaside.Digest
+}
+
+// firstMessages returns the first message of each queue, among the messages that are wanted.
+func (s *setAsideStore) firstMessages(t *tx, isWanted func(m *setAsideMessage) bool) map[queueKey]*setAsideMessage {
+	firsts := map[queueKey]*setAsideMessage{}
+	for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+		key := queueKey{m.Place, m.Queue}
+		if isWanted(m) && (firsts[key] == nil || compareInQueue(m, firsts[key]) < 0) {
+			firsts[key] = m
+		}
+	}
+	return firsts
+}
+
+// Waiting returns those of the queues that have messages.
+func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []setaside.Digest) ([]setaside.Digest, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (found []setaside.Digest) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+			if m.Place == p && slices.Contains(queues, m.Queue) && !slices.Contains(found, m.Queue) {
+				found = append(found, m.Queue)
+			}
+		}
+		return found
+	})
+}
+
+// Failing returns how many queues of a handler have a message that failed.
+func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) (int, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) int {
+		isFailing := func(m *setAsideMessage) bool { return m.Handler == handler && !m.due.IsZero() }
+		return min(len(s.firstMessages(t, isFailing)), limit)
+	})
+}
+
+// census is the last count of a group.
+type census struct {
+	by     string
+	at     time.Time
+	counts []setaside.Count
+}
+
+// Census returns how many messages of a group wait. As in MongoDB, one member counts for all others.
+func (s *setAsideStore) Census(
+	ctx context.Context, group, member string,
+	findUnread func(ctx context.Context, places []setaside.Place) ([]setaside.Place, error),
+) (setaside.Census, error) {
+	table := s.db.findOrAddTable(setaside.DefaultCollection + setaside.CountsSuffix)
+	last, err := readSnapshot(ctx, s.db, func(t *tx) *census {
+		c, _ := t.getRow(table, group).(*census)
+		return c
+	})
+	if err != nil {
+		return setaside.Census{}, err
+	}
+
+	now := time.Now()
+	late := last == nil || now.Sub(last.at) >= 2*setaside.CensusInterval
+	if late || last.by == member && now.Sub(last.at) >= setaside.CensusInterval {
+		places, err := s.countPlaces(ctx, group)
+		if err != nil {
+			return setaside.Census{}, err
+		}
+		list := make([]setaside.Place, len(places))
+		for i, p := range places {
+			list[i] = p.Place
+		}
+		unread, err := findUnread(ctx, list)
+		if err != nil {
+			return setaside.Census{}, err
+		}
+
+		last = &census{by: member, at: now, counts: setaside.SumPlaces(places, unread)}
+		if err := s.db.runOperation(ctx, func(t *tx) error { return t.putRow(table, group, last) }); err != nil {
+			return setaside.Census{}, err
+		}
+	}
+	return setaside.Census{Counts: last.counts, At: last.at, Now: now, Keeper: last.by == member}, nil
+}
+
+// countPlaces counts the messages of a group at each place.
+func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setaside.PlaceCount, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (list []setaside.PlaceCount) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+			if !strings.HasPrefix(m.Handler, group+"/") {
+				continue
+			}
+			i := slices.IndexFunc(list, func(c setaside.PlaceCount) bool { return c.Place == m.Place })
+			if i < 0 {
+				i, list = len(list), append(list, setaside.PlaceCount{Place: m.Place})
+			}
+			c := &list[i]
+			c.N++
+			if !m.since.IsZero() && (c.Since.IsZero() || m.since.Before(c.Since)) {
+				c.Since = m.since
+			}
+		}
+		return list
+	})
+}
+
+// Requeued returns the queues of a group with requeued messages.
+func (s *setAsideStore) Requeued(ctx context.Context, group string) ([]setaside.Queue, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (queues []setaside.Queue) {
+		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+			q := setaside.Queue{Place: m.Place, Digest: m.Queue}
+			if m.Requeued && strings.HasPrefix(m.Handler, group+"/") && !slices.Contains(queues, q) {
+				queues = append(queues, q)
+			}
+		}
+		return queues
+	})
+}
+
+// Stored returns those of the ids that messages have.
+func (s *setAsideStore) Stored(ctx context.Context, ids []setaside.Digest) ([]setaside.Digest, error) {
+	return readSnapshot(ctx, s.db, func(t *tx) (found []setaside.Digest) {
+		for _, id := range ids {
+			if t.getRow(s.rows, string(id[:])) != nil {
+				found = append(found, id)
+			}
+		}
+		return found
+	})
+}

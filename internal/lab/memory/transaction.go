@@ -1,0 +1,185 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+	"github.com/outrelay/outrelay/internal/mongodb/unit"
+)
+
+// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction. If fn returns
+// nil, all writes with the context of fn are committed together. If fn returns an error, none of
+// them is stored, and Transaction returns that error.
+//
+// fn may run more than once. After a write conflict, or any error with the driver's label
+// TransientTransactionError, it runs again when the conflicting transaction is over.
+//
+// A call inside of fn joins the running transaction. If the inner call fails, the transaction can
+// only roll back: Transaction then returns outbox.ErrRollbackOnly and the cause, even if the outer
+// fn returns nil.
+func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	// A nested call joins, and only the outermost one commits.
+	if u := db.unitFromContext(ctx); u != nil {
+		return u.work.Join(func() error { return fn(ctx) })
+	}
+
+	began := time.Now()
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+
+		u := &unitOfWork{tx: db.beginTx()}
+		err := u.runCallback(ctx, fn)
+		if err == nil || !isTransient(err) || time.Since(began) >= transactionLimit {
+			return err
+		}
+
+		// To run again at once would only conflict again.
+		if err := u.tx.waitForBlocker(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// transactionLimit is how long a transaction is repeated, as by the driver.
+const transactionLimit = 2 * time.Minute
+
+// InTransaction reports whether ctx has a running transaction of this database.
+func (db *DB) InTransaction(ctx context.Context) bool {
+	u := db.unitFromContext(ctx)
+	return u != nil && u.state().Check() == nil
+}
+
+// unitKey is the key of the unit of work in a context.
+type unitKey struct{ db *DB }
+
+// unitOfWork is one attempt of a transaction, in the context of its callback. A nil unitOfWork stands for no
+// transaction. The context also has the work for internal/mongodb/transaction, so that the functions of package outbox apply.
+type unitOfWork struct {
+	tx   *tx
+	work unit.Work
+}
+
+// state returns the work of u, or nil for a nil u.
+func (u *unitOfWork) state() *unit.Work {
+	if u == nil {
+		return nil
+	}
+	return &u.work
+}
+
+// unitFromContext returns the unit of work of this database in ctx, or nil. A context of transaction.Outside has none.
+func (db *DB) unitFromContext(ctx context.Context) *unitOfWork {
+	u, _ := ctx.Value(unitKey{db}).(*unitOfWork)
+	if u == nil || transaction.WorkFromContext(ctx) != &u.work {
+		return nil
+	}
+	return u
+}
+
+// runCallback runs fn and commits, or aborts if that is not possible.
+func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) error) error {
+	// This also covers a panic of fn. After the commit it does nothing.
+	defer u.tx.abort()
+	defer u.work.End()
+
+	ctx = transaction.WithWork(ctx, &u.work)
+	if err := fn(context.WithValue(ctx, unitKey{u.tx.db}, u)); err != nil {
+		return err
+	}
+	if err := u.work.EndForCommit(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	// The injected error stands for a commit whose failure is certain.
+	if err := u.tx.db.injectedError(Op{Kind: "commit"}); err != nil {
+		return fmt.Errorf("committing: %w", err)
+	}
+
+	u.tx.commit()
+	return nil
+}
+
+// runOperation runs one operation in the transaction of ctx. An error of the store makes the
+// transaction rollback-only, but a refusal does not. Without a transaction it runs f in a separate
+// one: see runAlone.
+func (db *DB) runOperation(ctx context.Context, f func(t *tx) error) error {
+	u := db.unitFromContext(ctx)
+	if u == nil {
+		return db.runAlone(ctx, f)
+	}
+	if err := u.state().Check(); err != nil {
+		return err
+	}
+	// MongoDB aborts the transaction of an interrupted operation.
+	if err := ctx.Err(); err != nil {
+		u.state().SetRollbackOnly(err)
+		return err
+	}
+
+	err := f(u.tx)
+	var r *refusal
+	if errors.As(err, &r) {
+		return r.error
+	}
+
+	u.state().SetRollbackOnly(err)
+	return err
+}
+
+// runResult is runOperation for an f with a result. After a conflict f runs again, and its last result counts.
+func runResult[T any](ctx context.Context, db *DB, f func(t *tx) (T, error)) (result T, err error) {
+	err = db.runOperation(ctx, func(t *tx) (err error) {
+		result, err = f(t)
+		return err
+	})
+	return result, err
+}
+
+// readSnapshot is runResult for an f that only reads, and cannot fail.
+func readSnapshot[T any](ctx context.Context, db *DB, f func(t *tx) T) (T, error) {
+	return runResult(ctx, db, func(t *tx) (T, error) { return f(t), nil })
+}
+
+// runAlone runs f in a separate transaction. After a conflict, it waits for the other transaction
+// and runs f again.
+func (db *DB) runAlone(ctx context.Context, f func(t *tx) error) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+
+		t := db.beginTx()
+		err := f(t)
+		if err == nil {
+			t.commit()
+			return nil
+		}
+
+		// The writes of the failed run must not block the other transaction.
+		t.abort()
+
+		var r *refusal
+		if errors.As(err, &r) {
+			return r.error
+		}
+		if !isTransient(err) {
+			return err
+		}
+		if err := t.waitForBlocker(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// refusal is an error after which the transaction may continue, because nothing was written.
+type refusal struct{ error }
+
+// newRefusal wraps err in a refusal.
+func newRefusal(err error) error { return &refusal{err} }

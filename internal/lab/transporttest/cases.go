@@ -1,0 +1,385 @@
+package transporttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/keyhash"
+	"github.com/outrelay/outrelay/internal/service/transport"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+func testBytesArrive(t *testing.T, f Fixture) {
+	tr, topic := f.Transport(t), f.Topic(t, 1)
+	sent := []transport.Record{
+		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []event.Header{
+			{Key: "id", Value: []byte("7")},
+			{Key: "dup", Value: []byte{0}},
+			{Key: "dup", Value: []byte("b")},
+			{Key: "empty", Value: []byte{}},
+		}},
+		{Key: []byte("k"), Value: nil},
+		{Key: []byte("k"), Value: []byte{}},
+		{Key: nil, Value: []byte("no key")},
+	}
+	publishAll(t, tr, topic, sent)
+
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	records, _ := g.readRecords(t, len(sent))
+	m.leaveGroup(g)
+
+	got := records[transport.TopicPartition{Topic: topic}]
+	if len(got) != len(sent) {
+		t.Fatalf("got %d records, want %d", len(got), len(sent))
+	}
+	for i, r := range got {
+		if r.Topic != topic || r.Partition != 0 || r.Offset != int64(i) {
+			t.Errorf("record %d is at %s/%d, offset %d, want %s/0, offset %d", i, r.Topic, r.Partition, r.Offset, topic, i)
+		}
+		if !bytes.Equal(r.Key, sent[i].Key) || (r.Key == nil) != (sent[i].Key == nil) {
+			t.Errorf("key of record %d: got %q, want %q", i, r.Key, sent[i].Key)
+		}
+		if !bytes.Equal(r.Value, sent[i].Value) || (r.Value == nil) != (sent[i].Value == nil) {
+			t.Errorf("value of record %d: got %q (nil: %t), want %q", i, r.Value, r.Value == nil, sent[i].Value)
+		}
+		if r.Time.IsZero() {
+			t.Errorf("record %d has no time", i)
+		}
+	}
+
+	var headers []string
+	for _, h := range got[0].Headers {
+		headers = append(headers, fmt.Sprintf("%s=%q", h.Key, h.Value))
+	}
+	assertEqual(t, "headers", headers, []string{`id="7"`, `dup="\x00"`, `dup="b"`, `empty=""`})
+}
+
+func testKeyOrder(t *testing.T, f Fixture) {
+	const partitions, keys, each = 3, 7, 20
+
+	tr, topic := f.Transport(t), f.Topic(t, partitions)
+	for i := range each {
+		for k := range keys {
+			publishValues(t, tr, topic, fmt.Sprint("key-", k), fmt.Sprint(i))
+		}
+	}
+
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	records, _ := g.readRecords(t, keys*each)
+	m.leaveGroup(g)
+
+	count := map[string]int{}
+	for tp, list := range records {
+		for i, r := range list {
+			key := string(r.Key)
+			if want := int32(keyhash.Murmur2(r.Key)&0x7fffffff) % partitions; tp.Partition != want || r.Partition != want {
+				t.Fatalf("%s is in partition %d, want %d", key, tp.Partition, want)
+			}
+
+			if string(r.Value) != fmt.Sprint(count[key]) {
+				t.Fatalf("value %s of %s was read as number %d", r.Value, key, count[key])
+			}
+
+			if i > 0 && list[i-1].Offset >= r.Offset {
+				t.Fatalf("offset %d follows %d", r.Offset, list[i-1].Offset)
+			}
+			count[key]++
+		}
+	}
+	if len(count) != keys {
+		t.Errorf("got %d keys, want %d", len(count), keys)
+	}
+}
+
+func testResumesAtCommit(t *testing.T, f Fixture) {
+	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
+	tp := transport.TopicPartition{Topic: topic}
+	publishValues(t, tr, topic, "k", "a", "b", "c")
+
+	m := joinGroup(t, tr, group, topic)
+	g := m.nextGeneration()
+	assertEqual(t, "the start of a new group", g.resume(t, tp), transport.Start{})
+	g.readRecords(t, 3)
+	g.commitOffsets(t, map[transport.TopicPartition]int64{tp: 2})
+	m.leaveGroup(g)
+
+	m = joinGroup(t, f.Transport(t), group, topic)
+	g = m.nextGeneration()
+	want := transport.Start{GroupOffset: transport.GroupOffset{Offset: 2, TopicID: topicID(topic)}}
+	assertEqual(t, "the start after a commit of 2", g.resume(t, tp), want)
+	records, _ := g.readRecords(t, 1)
+	m.leaveGroup(g)
+	assertEqual(t, "values", countValues(records), eachOnce("c"))
+}
+
+func testRedelivery(t *testing.T, f Fixture) {
+	tr, topic, group := f.Transport(t), f.Topic(t, 2), groupName()
+	publishValues(t, tr, topic, "k1", "a", "b")
+	publishValues(t, tr, topic, "k2", "c")
+	for range 2 {
+		m := joinGroup(t, tr, group, topic)
+		g := m.nextGeneration()
+		records, _ := g.readRecords(t, 3)
+		m.leaveGroup(g)
+		assertEqual(t, "values", countValues(records), eachOnce("a", "b", "c"))
+	}
+}
+
+func testIndependentGroups(t *testing.T, f Fixture) {
+	tr, topic := f.Transport(t), f.Topic(t, 1)
+	publishValues(t, tr, topic, "k", "a", "b")
+	for range 2 {
+		m := joinGroup(t, tr, groupName(), topic)
+		g := m.nextGeneration()
+		records, next := g.readRecords(t, 2)
+		g.commitOffsets(t, next)
+		m.leaveGroup(g)
+		assertEqual(t, "values", countValues(records), eachOnce("a", "b"))
+	}
+}
+
+// testMembersShare checks that two members share all partitions without overlap. When one leaves,
+// the other has all of them.
+func testMembersShare(t *testing.T, f Fixture) {
+	const partitions = 4
+	topic, group := f.Topic(t, partitions), groupName()
+	one := joinGroup(t, f.Transport(t), group, topic)
+	first := one.nextWithPartitions(partitions)
+
+	two := joinGroup(t, f.Transport(t), group, topic)
+	first.waitForEnd(t)
+	close(first.finish)
+
+	a, b := one.nextWithPartitions(partitions/2), two.nextWithPartitions(partitions/2)
+	if a.Changes() == nil && (a.ID() <= first.ID() || a.ID() != b.ID()) {
+		t.Errorf("generations of two members: got %d and %d, want equal ids above %d", a.ID(), b.ID(), first.ID())
+	}
+
+	have := map[transport.TopicPartition]int{}
+	for _, x := range slices.Concat(a.Partitions(), b.Partitions()) {
+		have[x]++
+	}
+	want := map[transport.TopicPartition]int{}
+	for i := range int32(partitions) {
+		want[transport.TopicPartition{Topic: topic, Partition: i}] = 1
+	}
+	assertEqual(t, "partitions of both", have, want)
+	state := describeGroup(t, f.Transport(t), group)
+	assertEqual(t, "members", state.Members, 2)
+	for tp := range want {
+		assertEqual(t, "a member with "+tp.String(), state.Assigned[tp], true)
+	}
+
+	two.leaveGroup(b)
+	a.waitForEnd(t)
+	close(a.finish)
+	all := one.nextWithPartitions(partitions)
+	one.leaveGroup(all)
+	assertEqual(t, "members after all have left", describeGroup(t, f.Transport(t), group).Members, 0)
+}
+
+// describeGroup returns the state of a group that has no rebalance.
+func describeGroup(t *testing.T, tr transport.Transport, group string) transport.GroupState {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		state, err := tr.DescribeGroup(t.Context(), group)
+		switch {
+		case err == nil && (state.Stable || state.Members == 0):
+			return state
+		case time.Now().After(deadline):
+			t.Fatalf("group %s is not stable: %+v (%v)", group, state, err)
+		}
+	}
+}
+
+// testCommitAtEnd checks that a member can commit when it has to give a partition away, and that the next owner starts there.
+func testCommitAtEnd(t *testing.T, f Fixture) {
+	tr, topic, group := f.Transport(t), f.Topic(t, 2), groupName()
+	for i := range 20 {
+		publishValues(t, tr, topic, fmt.Sprint("key-", i), "old")
+	}
+	one := joinGroup(t, tr, group, topic)
+	g := one.nextWithPartitions(2)
+	_, next := g.readRecords(t, 20)
+
+	two := joinGroup(t, f.Transport(t), group, topic)
+	g.waitForEnd(t)
+	g.commitOffsets(t, next)
+	close(g.finish)
+
+	a, b := one.nextWithPartitions(1), two.nextWithPartitions(1)
+	moved := b.Partitions()[0]
+	assertEqual(t, "the offset after a commit", b.resume(t, moved).Offset, next[moved])
+	for i := range 20 {
+		publishValues(t, tr, topic, fmt.Sprint("key-", i), "new")
+	}
+	records, _ := b.readRecords(t, 1)
+	if n := countValues(records)["old"]; n > 0 {
+		t.Errorf("%d records were read again", n)
+	}
+	two.leaveGroup(b)
+	one.leaveGroup(a)
+}
+
+func testPastGeneration(t *testing.T, f Fixture) {
+	topic, group := f.Topic(t, 1), groupName()
+	one := joinGroup(t, f.Transport(t), group, topic)
+	past := one.nextWithPartitions(1)
+	one.leaveGroup(past)
+
+	two := joinGroup(t, f.Transport(t), group, topic)
+	now := two.nextWithPartitions(1)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := past.Commit(ctx, map[transport.TopicPartition]transport.GroupOffset{{Topic: topic}: {Offset: 7}})
+	if !errors.Is(err, transport.ErrGenerationOver) {
+		t.Errorf("commit of a past generation: got %v, want ErrGenerationOver", err)
+	}
+	two.leaveGroup(now)
+
+	three := joinGroup(t, f.Transport(t), group, topic)
+	g := three.nextWithPartitions(1)
+	assertEqual(t, "the start after the rejected commit", g.resume(t, transport.TopicPartition{Topic: topic}), transport.Start{})
+	three.leaveGroup(g)
+}
+
+func testFetchBounds(t *testing.T, f Fixture) {
+	tr, topic := f.Transport(t), f.Topic(t, 1)
+	tp := transport.TopicPartition{Topic: topic}
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+
+	// A fetch at the end of the partition waits for the next record.
+	got := make(chan string, 1)
+	go func() {
+		for offset := int64(0); ; {
+			x, err := g.Fetch(ctx, tp, offset, 1<<20)
+			if err != nil || len(x.Records) > 0 {
+				got <- fmt.Sprint(len(x.Records), " ", err)
+				return
+			}
+			offset = x.Next
+		}
+	}()
+	publishValues(t, tr, topic, "k", "a")
+	if text := <-got; text != "1 <nil>" {
+		t.Errorf("records and error of a fetch that waited: got %s, want 1 <nil>", text)
+	}
+
+	// Four large records need several bounded fetches.
+	big := strings.Repeat("x", 100_000)
+	publishValues(t, tr, topic, "k", big, big, big, big)
+	seen := 0
+	for offset := int64(1); seen < 4; {
+		x, err := g.Fetch(ctx, tp, offset, 150_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		for _, r := range x.Records {
+			if seen++; string(r.Value) != big || r.Offset < offset {
+				t.Fatalf("record %d at offset %d differs from the published one", seen, r.Offset)
+			}
+		}
+
+		inRecords := len(x.Records) > 0 && x.Next <= x.Records[len(x.Records)-1].Offset
+		if x.Next < offset || inRecords || x.End < x.Next {
+			t.Fatalf("inconsistent fetch: next %d, end %d after %d records from %d", x.Next, x.End, len(x.Records), offset)
+		}
+		offset = x.Next
+	}
+
+	if log, err := g.Log(ctx, tp); err != nil || log.End != 5 {
+		t.Errorf("end of the log: got %d, %v, want 5", log.End, err)
+	}
+
+	over, stop := context.WithCancel(ctx)
+	stop()
+	if _, err := g.Fetch(over, tp, 5, 1<<20); !errors.Is(err, context.Canceled) {
+		t.Errorf("fetch with a canceled context: got %v, want context.Canceled", err)
+	}
+	m.leaveGroup(g)
+}
+
+func testMissingOffsets(t *testing.T, f Fixture) {
+	tr, topic := f.Transport(t), f.Topic(t, 1)
+	tp := transport.TopicPartition{Topic: topic}
+	publishValues(t, tr, topic, "k", "a", "b")
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	g.readRecords(t, 2)
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := g.Fetch(ctx, tp, 100, 1<<20)
+	var bad *transport.RangeError
+	if !errors.As(err, &bad) || bad.TopicPartition != tp || bad.Offset != 100 || bad.Start != 0 || bad.End != 2 {
+		t.Errorf("fetch above the end: got %v, want a RangeError of 0 to 2", err)
+	}
+	m.leaveGroup(g)
+}
+
+func testSeveralTopics(t *testing.T, f Fixture) {
+	tr, group := f.Transport(t), groupName()
+	topics := []string{f.Topic(t, 2), f.Topic(t, 1)}
+	for _, topic := range topics {
+		publishValues(t, tr, topic, "k", topic)
+	}
+	m := joinGroup(t, tr, group, topics...)
+	g := m.nextWithPartitions(3)
+	records, _ := g.readRecords(t, 2)
+	m.leaveGroup(g)
+	assertEqual(t, "values", countValues(records), eachOnce(topics...))
+}
+
+// testLateTopic checks that a missing topic does not block the others, and that it is read after it
+// was created.
+func testLateTopic(t *testing.T, f Fixture) {
+	tr, group, there := f.Transport(t), groupName(), f.Topic(t, 1)
+	later, create := f.Later(t)
+	publishValues(t, tr, there, "k", "a")
+
+	m := joinGroup(t, tr, group, there, later)
+	g := m.readUntil("a")
+
+	create()
+	publishValues(t, tr, later, "k", "b")
+	publishValues(t, tr, there, "k", "c")
+	g.waitForEnd(t)
+	close(g.finish)
+	m.leaveGroup(m.readUntil("b"))
+}
+
+func testJoinEnds(t *testing.T, f Fixture) {
+	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+
+	fail := funcSession{t, func(context.Context, transport.Generation) error { return errStop }}
+	err := tr.Join(ctx, group, []string{topic}, fail)
+	if !errors.Is(err, errStop) {
+		t.Errorf("Join: got %v, want the error of Serve", err)
+	}
+
+	// The same transport may join again.
+	m := joinGroup(t, tr, group, topic)
+	g := m.nextWithPartitions(1)
+	m.leaveGroup(g)
+
+	gone, leave := context.WithCancel(ctx)
+	leave()
+	succeed := funcSession{t, func(context.Context, transport.Generation) error { return nil }}
+	if err := tr.Join(gone, group, []string{topic}, succeed); err != nil {
+		t.Errorf("Join with a canceled context: got %v, want nil", err)
+	}
+}

@@ -1,0 +1,111 @@
+package transaction_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
+)
+
+var errWanted = errors.New("as wanted")
+
+// A pool lends a session to one transaction at a time, keeps it afterwards, and lends it to nothing else.
+func TestAPoolKeepsItsSessions(t *testing.T) {
+	t.Parallel()
+	client := stacktest.Client(t)
+	coll := stacktest.Database(t, client).Collection("docs")
+	if err := coll.Database().CreateCollection(t.Context(), "docs"); err != nil {
+		t.Fatal(err)
+	}
+	pool := transaction.NewPool(client)
+	var mu sync.Mutex
+	used := map[string]bool{}
+	const together = 5
+
+	run := func(result error) {
+		t.Helper()
+		var begun, done sync.WaitGroup
+		begun.Add(together)
+		for range together {
+			done.Go(func() {
+				first := true
+				err := pool.Run(t.Context(), func(ctx context.Context) error {
+					if first {
+						begun.Done()
+						begun.Wait()
+					}
+					first = false
+					mu.Lock()
+					used[mongo.SessionFromContext(ctx).ID().String()] = true
+					mu.Unlock()
+					if _, err := coll.InsertOne(ctx, bson.D{{Key: "x", Value: 1}}); err != nil {
+						return err
+					}
+					// A part of the transaction stays in its session.
+					return errors.Join(result, pool.Run(ctx, func(context.Context) error { return nil }))
+				})
+				if !errors.Is(err, result) {
+					t.Errorf("got %v, want %v", err, result)
+				}
+			})
+		}
+		done.Wait()
+	}
+	for range 3 {
+		run(nil)
+		run(errWanted)
+	}
+	if len(used) != together {
+		t.Errorf("%d sessions for %d transactions at once", len(used), together)
+	}
+	if n, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 3*together {
+		t.Errorf("%d documents, %v", n, err)
+	}
+
+	for range 2 * together {
+		sess, err := client.StartSession()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sess.EndSession(t.Context())
+		if used[sess.ID().String()] {
+			t.Error("the driver lends a session of the pool")
+		}
+	}
+}
+
+// A callback that panics leaves no transaction open in a session of the pool.
+func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
+	t.Parallel()
+	client := stacktest.Client(t)
+	coll := stacktest.Database(t, client).Collection("docs")
+	if err := coll.Database().CreateCollection(t.Context(), "docs"); err != nil {
+		t.Fatal(err)
+	}
+	pool := transaction.NewPool(client)
+	insert := func(ctx context.Context) {
+		if _, err := coll.InsertOne(ctx, bson.D{{Key: "_id", Value: 1}}); err != nil {
+			t.Error(err)
+		}
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		_ = pool.Run(t.Context(), func(ctx context.Context) error {
+			insert(ctx)
+			panic("as wanted")
+		})
+	}()
+
+	// An open transaction would lock the document for a minute.
+	insert(t.Context())
+}

@@ -1,0 +1,390 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// DeadFilter selects dead letters by text that operators type. A letter matches if it fulfills all
+// conditions that are set. The filters have the tags of the API, in a query and in a body.
+type DeadFilter struct {
+	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these dead letters, by their own ids or by the ids of their envelopes."`
+	From          time.Time `query:"from" json:"from,omitzero" doc:"Died at this time or later."`
+	To            time.Time `query:"to" json:"to,omitzero" doc:"Died before this time."`
+	Topic         string    `query:"topic" json:"topic,omitempty" maxLength:"255"`
+	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
+	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
+	Key           string    `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
+	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,skipped,handler,rejected,timeout,panic,unknown,database"`
+	Message       string    `query:"message" json:"message,omitempty" maxLength:"1024" doc:"Prefix of the reason."`
+	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Dead letters of the relay (default) or of handlers of consumers. With handler, id is the id of a message, and collection is the collection of the dead letters."`
+	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"With source handler: the consumer group."`
+	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"With source handler: the name of the handler."`
+	RequeueStatus string    `query:"requeued" json:"requeued,omitempty" enum:"any,false,true"`
+	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
+}
+
+// Classes returns the classes that a dead letter of the relay may have.
+func Classes() []string {
+	return []string{
+		string(record.Malformed),
+		string(record.MessageTooLarge),
+		string(record.NotAllowed),
+		string(record.PartitionOutOfRange),
+		string(record.Expired),
+		string(record.RecordRefused),
+		string(record.AttemptsExhausted),
+		string(record.Skipped),
+	}
+}
+
+// query returns the query of the filter. It returns all errors if several values are invalid.
+func (l Letters) query(f DeadFilter) (letters.Query, error) {
+	q := letters.Query{
+		Watcher: l.op.Watcher, NS: f.Collection,
+		From: f.From, To: f.To, Topic: f.Topic, Type: f.Type, AggregateType: f.AggregateType, Key: f.Key,
+		Class: record.Class(f.Class), Message: f.Message, All: f.All,
+	}
+	if f.RequeueStatus != "any" {
+		q.RequeueStatus = letters.RequeueStatus(f.RequeueStatus)
+	}
+
+	errs := []error{f.checkValues(Classes())}
+	for _, text := range f.IDs {
+		if letters.IsID(text) {
+			q.Letters = append(q.Letters, text)
+			continue
+		}
+		ids, err := parseIDValues(text)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		q.IDs = append(q.IDs, ids...)
+	}
+	return q, errors.Join(errs...)
+}
+
+// checkValues returns an error if a value does not exist, or if the window is empty.
+func (f DeadFilter) checkValues(classes []string) error {
+	var errs []error
+	checkValue := func(name, value string, allowed ...string) {
+		if value != "" && !slices.Contains(allowed, value) {
+			errs = append(errs, fmt.Errorf("%s %q is none of %s", name, value, strings.Join(allowed, ", ")))
+		}
+	}
+	checkValue("class", f.Class, classes...)
+	checkValue("source", f.Source, FromRelay, FromHandler)
+	checkValue("requeued", f.RequeueStatus, "any", string(letters.NotRequeued), string(letters.Requeued))
+
+	if f.Source != FromHandler && f.Group+f.Handler != "" {
+		errs = append(errs, errors.New("group and handler need source handler"))
+	}
+	return errors.Join(append(errs, checkWindow(f.From, f.To))...)
+}
+
+// auditFields returns the conditions of a filter for the audit log, by their names in the API, with at most 100 ids.
+func auditFields(filter any) bson.D {
+	v := reflect.ValueOf(filter)
+	var fields bson.D
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		value := v.Field(i).Interface()
+		if ids, ok := value.([]string); ok {
+			value = ids[:min(len(ids), 100)]
+		}
+		fields = append(fields, bson.E{Key: name, Value: value})
+	}
+	return setFields(fields)
+}
+
+// setFields returns the fields whose value is not zero or empty.
+func setFields(fields bson.D) bson.D {
+	return slices.DeleteFunc(fields, func(e bson.E) bool {
+		v := reflect.ValueOf(e.Value)
+		return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0
+	})
+}
+
+// checkWindow returns an error if both times are set and from is not before to.
+func checkWindow(from, to time.Time) error {
+	if from.IsZero() || to.IsZero() || from.Before(to) {
+		return nil
+	}
+	return invalidRequest("the window from %s to %s is empty", from.Format(time.RFC3339), to.Format(time.RFC3339))
+}
+
+// parseIDValues returns the BSON values that the text of an id may stand for: a string may look
+// like a UUID, an ObjectId or a number. Other types are Extended JSON.
+func parseIDValues(text string) ([]bson.RawValue, error) {
+	if text == "" {
+		return nil, errors.New("an id is empty")
+	}
+
+	ids := parseIDs(text)
+	values := make([]bson.RawValue, len(ids))
+	for i, id := range ids {
+		typ, data, err := id.MarshalBSONValue()
+		if err != nil {
+			return nil, fmt.Errorf("id %q: %w", text, err)
+		}
+		values[i] = bson.RawValue{Type: bson.Type(typ), Value: data}
+	}
+	for _, v := range letters.ParseIDText(text) {
+		// In a filter, MongoDB would take it for a condition instead of a value.
+		if isCondition(v) {
+			return values, invalidRequest("id %.100q is a condition, not an id", text)
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+// isCondition reports whether v is not compared as a value in a filter: a pattern, or a document with operators.
+func isCondition(v bson.RawValue) bool {
+	if v.Type == bson.TypeRegex {
+		return true
+	}
+	doc, ok := v.DocumentOK()
+	if !ok {
+		return false
+	}
+	elems, err := doc.Elements()
+	hasOperator := func(e bson.RawElement) bool { return strings.HasPrefix(e.Key(), "$") }
+	return err != nil || slices.ContainsFunc(elems, hasOperator)
+}
+
+// parseIDs returns the ids that the text may stand for: a string may look like a UUID or an
+// ObjectId.
+func parseIDs(text string) []event.ID {
+	ids := []event.ID{event.ParseID(text)}
+	if plain := event.NewID(text); plain != ids[0] {
+		ids = append(ids, plain)
+	}
+	return ids
+}
+
+// Letters are the dead letters of a watcher and of handlers. [DeadFilter.Source] and
+// [DeadRef.Source] select.
+type Letters struct{ op Operator }
+
+// ofHandlers returns the letters of handlers.
+func (l Letters) ofHandlers() handlerLetters { return handlerLetters(l) }
+
+// count returns the number of the letters that match q. If there is none, it returns an error for a watcher or a collection
+// that does not exist.
+func (l Letters) count(ctx context.Context, q letters.Query) (int64, error) {
+	n, err := letters.Count(ctx, l.op.letters(), q)
+	if err == nil && n == 0 {
+		err = l.checkNames(ctx, q.NS)
+	}
+	return n, err
+}
+
+// checkNames returns an error if the watcher has read no collection yet, or not the named one. The letters of a collection
+// outlive it, so this is asked only if there is no letter.
+func (l Letters) checkNames(ctx context.Context, collection string) error {
+	_, err := l.op.Collections(ctx, collection)
+	return err
+}
+
+// DeadPage is a page of dead letters without their envelopes, newest first.
+type DeadPage struct {
+	Letters []DeadLetter `json:"letters"`
+	Total   int64        `json:"total"`          // on all pages
+	Next    string       `json:"next,omitempty"` // cursor of the next page, or "" on the last page
+}
+
+// List returns a page of dead letters. limit defaults to 100. after is Next of the previous
+// page.
+func (l Letters) List(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().list(ctx, f, limit, after)
+	}
+
+	page := DeadPage{Letters: []DeadLetter{}}
+	q, err := l.query(f)
+	if err != nil {
+		return page, err
+	}
+	list, err := letters.List(ctx, l.op.letters(), q, letters.Page{Limit: limit, After: after})
+	if err == nil && list.Total == 0 {
+		err = l.checkNames(ctx, f.Collection)
+	}
+	if err != nil {
+		return page, err
+	}
+
+	for i := range list.Letters {
+		page.Letters = append(page.Letters, newDeadLetter(&list.Letters[i]))
+	}
+	page.Total, page.Next = list.Total, list.Next
+	return page, nil
+}
+
+// Count returns the number of matching dead letters.
+func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().count(ctx, f)
+	}
+
+	q, err := l.query(f)
+	if err != nil {
+		return 0, err
+	}
+	return l.count(ctx, q)
+}
+
+// DeadGroup summarizes letters of the relay with the same topic, type and class, or letters of handlers with the same group,
+// handler, type and class.
+type DeadGroup struct {
+	letters.Group
+	ConsumerGroup string `json:"group,omitempty"`
+	Handler       string `json:"handler,omitempty"`
+}
+
+// Summary counts the matching letters in groups. The largest group comes first.
+func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().summary(ctx, f)
+	}
+
+	q, err := l.query(f)
+	if err != nil {
+		return nil, err
+	}
+	list, err := letters.Summarize(ctx, l.op.letters(), q)
+	if err == nil && len(list) == 0 {
+		err = l.checkNames(ctx, f.Collection)
+	}
+	if err != nil {
+		return nil, err
+	}
+	groups := make([]DeadGroup, len(list))
+	for i, g := range list {
+		groups[i].Group = g
+	}
+	return groups, nil
+}
+
+// DeadRef identifies one letter, by its own id or by that of its envelope.
+type DeadRef struct {
+	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id. With source handler, also the place of the record: topic/partition/offset."`
+	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"With the id of an envelope: the delivery that died; -1 selects the latest one."`
+	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay (default), or a handler of a consumer."`
+	Group      string `query:"group" maxLength:"255" doc:"With source handler: the consumer group."`
+	Handler    string `query:"handler" maxLength:"255" doc:"With source handler: the name of the handler."`
+}
+
+// Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
+// payload, and fields that do not belong to an envelope, are included only if payload is true. Show
+// then writes an entry to the audit log first, and returns an error if that fails.
+func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
+	letter, envelope, err := l.open(ctx, ref)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+
+	// A message of a handler is shown in the form of the contract.
+	m := l.op.Mapping
+	if ref.Source == FromHandler {
+		m = nil
+	}
+	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload, m), payload, m)
+	if !payload {
+		return letter, nil
+	}
+
+	// The entry comes first: a payload that was shown without a record cannot be taken back.
+	err = l.op.logAction(ctx, "payload_shown", bson.D{
+		{Key: "collection", Value: letter.Collection},
+		{Key: "id", Value: letter.ID},
+		{Key: "delivery", Value: letter.Delivery},
+	})
+	if err != nil {
+		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the audit log cannot be written: %w", err)
+	}
+	return letter, nil
+}
+
+// open returns one letter and its envelope.
+func (l Letters) open(ctx context.Context, ref DeadRef) (DeadLetter, bson.Raw, error) {
+	if ref.Source == FromHandler {
+		return l.ofHandlers().show(ctx, ref)
+	}
+	d, err := l.findLetter(ctx, ref)
+	return newDeadLetter(&d), d.Envelope, err
+}
+
+// maxNamed bounds the letters that the error of an ambiguous reference names.
+const maxNamed = 10
+
+// findLetter returns the letter that ref identifies. Without a delivery, it is the letter of the latest one. It returns an
+// error that names the letters if several match: an id may be that of several events, of envelopes in several outboxes, or
+// of an event that several topics rejected.
+func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, error) {
+	var none letters.Dead
+	q, err := l.query(DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
+	if err != nil {
+		return none, err
+	}
+	list, err := letters.List(ctx, l.op.letters(), q, letters.Page{Limit: letters.MaxPageSize})
+	if err == nil && list.Total == 0 {
+		err = l.checkNames(ctx, ref.Collection)
+	}
+	if err != nil {
+		return none, err
+	}
+
+	var found []*letters.Dead
+	for i := range list.Letters {
+		d := &list.Letters[i]
+		if ref.Delivery >= 0 && int(d.Delivery) != ref.Delivery {
+			continue
+		}
+		// A negative delivery stands for the latest one of an event.
+		same := slices.IndexFunc(found, func(f *letters.Dead) bool { return f.IsSameEvent(&d.Content) })
+		switch {
+		case same < 0:
+			found = append(found, d)
+		case d.Delivery > found[same].Delivery:
+			found[same] = d
+		case d.Delivery == found[same].Delivery:
+			found = append(found, d)
+		}
+	}
+
+	switch len(found) {
+	case 0:
+		return none, fmt.Errorf("dead letter of id %s: %w; outrelay dead list lists the letters", ref.ID, mongodb.ErrNotFound)
+	case 1:
+		// Only ids and reasons were read above. The body may be stored in chunks, so it is fetched for one letter.
+		return letters.Open(ctx, l.op.letters(), found[0].ID)
+	}
+	names := make([]string, min(len(found), maxNamed))
+	for i := range names {
+		d := found[i]
+		names[i] = fmt.Sprintf("%s (%s, delivery %d, topic %q)", d.ID, d.NS, d.Delivery, d.Topic)
+	}
+	return none, fmt.Errorf("id %s has %d dead letters; name one of them instead of the id: %s",
+		ref.ID, len(found), strings.Join(names, ", "))
+}
+
+// Empty reports whether the filter has no condition except RequeueStatus, Source and Collection.
+func (f DeadFilter) Empty() bool {
+	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
+		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == ""
+}

@@ -1,0 +1,223 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
+)
+
+// The entries of the audit log for actions on dead letters.
+const (
+	deadRequeued   nodes.Kind = "dead_requeued"
+	deadEdited     nodes.Kind = "dead_edited"
+	deadDiscarding nodes.Kind = "dead_discarding" // written first, so that a discard that crashes leaves an entry
+	deadDiscarded  nodes.Kind = "dead_discarded"
+)
+
+// DeadOptions are the options of a requeue.
+type DeadOptions struct {
+	IgnoreExpiry bool     // of letters of the relay: also requeue expired envelopes, without their expiry
+	Handlers     []string // of letters of handlers: the handlers that get the messages, instead of the handlers that failed
+	DryRun       bool     // write nothing
+}
+
+// ofRelay returns the options for letters of the relay.
+func (o DeadOptions) ofRelay() requeues.Options {
+	return requeues.Options{IgnoreExpiry: o.IgnoreExpiry, DryRun: o.DryRun}
+}
+
+// DeadOutcome counts the effects of a requeue, or with DryRun the expected effects.
+type DeadOutcome struct {
+	DryRun   bool          `json:"dry_run"`
+	Matched  int64         `json:"matched"` // letters that were not requeued before
+	Requeued int64         `json:"requeued"`
+	Refused  int64         `json:"refused"` // letters that cannot be delivered as they are, and stay
+	Why      []DeadRefused `json:"why"`     // the first refused letters
+	Run      string        `json:"run,omitempty"`
+}
+
+// DeadRefused is a letter that cannot be requeued. The reason includes the fix.
+type DeadRefused struct {
+	Letter     string `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
+	Collection string `json:"collection"`
+	ID         string `json:"id"`
+	Delivery   int32  `json:"delivery"`
+	Reason     string `json:"reason"`
+}
+
+// Requeue stores the envelope of every matching letter that is not requeued yet as waiting, as the next
+// delivery of the same envelope. It returns when all are stored, which may be before they are sent. If did is not nil, Requeue
+// calls it with the number of processed letters. If Requeue fails, it returns the outcome until
+// then, and the same call does the rest.
+func (l Letters) Requeue(
+	ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64),
+) (DeadOutcome, error) {
+	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
+	if f.RequeueStatus == string(letters.Requeued) {
+		return out, errors.New("requeued dead letters cannot be requeued again; use outrelay replay to send sent events again")
+	}
+	if f.Source == FromHandler {
+		return l.ofHandlers().requeue(ctx, f, opts, did)
+	}
+	f.RequeueStatus = string(letters.NotRequeued)
+	q, matched, err := l.countMatching(ctx, f)
+	out.Matched = matched
+	if err != nil || out.Matched == 0 {
+		return out, err
+	}
+
+	// The action is logged even if it fails halfway.
+	desk := l.op.newDesk()
+	outcome, err := desk.Requeue(ctx, q, opts.ofRelay(), func(p requeues.Outcome) {
+		if did != nil {
+			did(p.Requeued + p.Refused)
+		}
+	})
+	out.Requeued, out.Refused = outcome.Requeued, outcome.Refused
+	for _, w := range outcome.Why {
+		d := w.Letter
+		out.Why = append(out.Why, DeadRefused{d.ID, d.NS, d.IDText(), d.Delivery, w.Reason})
+	}
+	if opts.DryRun {
+		return out, err
+	}
+
+	out.Run = desk.Run
+	return out, l.op.logOutcome(ctx, deadRequeued, bson.D{
+		{Key: "run", Value: out.Run},
+		{Key: "requeued", Value: out.Requeued},
+		{Key: "refused", Value: out.Refused},
+		{Key: "query", Value: auditFields(f)},
+	}, err)
+}
+
+// countMatching returns the query of a filter for an action on letters, and counts the letters that it matches. It
+// rejects a filter without any condition.
+func (l Letters) countMatching(ctx context.Context, f DeadFilter) (q letters.Query, matched int64, err error) {
+	q, err = l.query(f)
+	if err == nil && q.Empty() && !q.All {
+		err = letters.ErrEmptyQuery
+	}
+	if err == nil {
+		matched, err = l.count(ctx, q)
+	}
+	return q, matched, err
+}
+
+// DeadEdited is the result of an edit, or with a dry run the expected result.
+type DeadEdited struct {
+	DryRun     bool     `json:"dry_run"`
+	Letter     string   `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
+	Collection string   `json:"collection"`
+	ID         string   `json:"id"`
+	Died       int32    `json:"died"`     // the delivery that died
+	Delivery   int32    `json:"delivery"` // the new delivery
+	Edited     []string `json:"edited"`   // changed fields
+	Run        string   `json:"run,omitempty"`
+}
+
+// Edit requeues one letter with a changed envelope. It returns an error if the letter no longer
+// has the version from which the edit was made, or if the result is not a valid envelope. It
+// rejects the placeholder of a hidden value, which would replace the value itself.
+func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
+	if err := l.op.Redact.checkEdit(e); err != nil {
+		return DeadEdited{}, err
+	}
+	if ref.Source == FromHandler {
+		return l.ofHandlers().edit(ctx, ref, e, opts)
+	}
+	// The edit is checked against the letter as it is now, not as the caller saw it; the version connects the two.
+	d, err := l.findLetter(ctx, ref)
+	if err != nil {
+		return DeadEdited{}, err
+	}
+	edit, err := e.toEdit(d.Envelope, l.op.Mapping)
+	if err != nil {
+		return DeadEdited{}, err
+	}
+
+	desk := l.op.newDesk()
+	out := DeadEdited{
+		DryRun:     opts.DryRun,
+		Letter:     d.ID,
+		Collection: d.NS,
+		ID:         d.IDText(),
+		Died:       d.Delivery,
+		Edited:     edit.Fields(),
+	}
+	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, opts.ofRelay())
+	if err != nil || opts.DryRun {
+		return out, err
+	}
+
+	out.Run = desk.Run
+	return out, l.op.logOutcome(ctx, deadEdited, bson.D{
+		{Key: "run", Value: out.Run},
+		{Key: "letter", Value: d.ID},
+		{Key: "delivery", Value: out.Delivery},
+		{Key: "edited", Value: out.Edited},
+	}, nil)
+}
+
+// DeadDiscarded counts the discarded letters, or with a dry run the letters that would be
+// discarded.
+type DeadDiscarded struct {
+	DryRun    bool  `json:"dry_run"`
+	Matched   int64 `json:"matched"`
+	Discarded int64 `json:"discarded"`
+}
+
+// Discard removes every matching letter permanently. If did is not nil, Discard calls it
+// with the number of removed letters.
+func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
+	if f.Source == FromHandler {
+		return l.ofHandlers().discard(ctx, f, dryRun, did)
+	}
+	out := DeadDiscarded{DryRun: dryRun}
+	q, matched, err := l.countMatching(ctx, f)
+	out.Matched = matched
+	if err != nil || dryRun || out.Matched == 0 {
+		return out, err
+	}
+
+	// Logged before the first removal. Otherwise a crash would leave no entry.
+	if err := l.op.logDiscarding(ctx, f, out.Matched); err != nil {
+		return out, err
+	}
+	// The action is logged even if it fails halfway.
+	out.Discarded, err = letters.Discard(ctx, l.op.letters(), l.op.watcherDocuments(), q, did)
+	return out, l.op.logDiscarded(ctx, f, out.Discarded, err)
+}
+
+// logDiscarding must be called before the first removal. Otherwise a discard that crashes would leave no entry.
+func (o Operator) logDiscarding(ctx context.Context, f DeadFilter, matched int64) error {
+	err := o.logAction(ctx, deadDiscarding, bson.D{
+		{Key: "matched", Value: matched},
+		{Key: "query", Value: auditFields(f)},
+	})
+	if err != nil {
+		return fmt.Errorf("nothing was discarded: %w", err)
+	}
+	return nil
+}
+
+// logDiscarded logs the end of a discard, which returned err.
+func (o Operator) logDiscarded(ctx context.Context, f DeadFilter, discarded int64, err error) error {
+	return o.logOutcome(ctx, deadDiscarded, bson.D{
+		{Key: "discarded", Value: discarded},
+		{Key: "query", Value: auditFields(f)},
+	}, err)
+}
+
+// newDesk returns a desk for one action on dead letters.
+func (o Operator) newDesk() requeues.Desk {
+	desk := requeues.NewDesk(o.letters(), o.waiting(), o.Watcher, o.Actor)
+	desk.Mapping = o.Mapping
+	return desk
+}

@@ -1,0 +1,131 @@
+package admin
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
+)
+
+// DeadAttempt is one failed delivery of a [DeadLetter].
+type DeadAttempt = record.Attempt
+
+// DeadLetter is a dead letter as the commands and the API show it.
+type DeadLetter struct {
+	Letter        string           `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
+	Collection    string           `json:"collection"`
+	ID            string           `json:"id"`
+	Delivery      int32            `json:"delivery"`
+	Version       int32            `json:"version"` // an edit must name it
+	AggregateType string           `json:"aggregate_type,omitempty"`
+	Type          string           `json:"type,omitempty"`
+	Key           string           `json:"key,omitempty"`
+	Topic         string           `json:"topic,omitempty"`
+	Partition     *int32           `json:"partition,omitempty"`
+	Place         string           `json:"place,omitempty"` // of a handler: topic/partition/offset of the first record
+	Class         string           `json:"class"`
+	Reason        string           `json:"reason"`
+	Position      string           `json:"position,omitempty"`
+	Size          int              `json:"size"` // bytes of the envelope
+	Source        letters.Source   `json:"source"`
+	Attempts      []record.Attempt `json:"attempts"`
+	FirstFailure  time.Time        `json:"first_failure"`
+	LastFailure   time.Time        `json:"last_failure"`
+	DiedAt        time.Time        `json:"died_at"`
+	ReplayOf      string           `json:"replay_of,omitempty"`
+	Requeued      *letters.Requeue `json:"requeued,omitempty"`
+	Waiting       bool             `json:"waiting,omitempty"` // the handler has not finished the requeued message
+	// Envelope is relaxed Extended JSON. Only a single letter has it.
+	Envelope json.RawMessage `json:"envelope,omitempty"`
+
+	stamp bson.Timestamp // of the insert of the envelope
+}
+
+// Ref returns the id by which [DeadRef.ID] finds the letter.
+func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.Place, d.ID) }
+
+// newDeadLetter converts a stored letter, without its envelope.
+func newDeadLetter(d *letters.Dead) DeadLetter {
+	return DeadLetter{
+		Letter:        d.ID,
+		Collection:    d.NS,
+		ID:            d.IDText(),
+		Delivery:      d.Delivery,
+		Version:       d.Version(),
+		AggregateType: d.AggregateType,
+		Type:          d.Type,
+		Key:           d.Key,
+		Topic:         d.Topic,
+		Partition:     d.Partition,
+		Class:         string(d.Class),
+		Reason:        d.Reason,
+		Position:      d.Pos,
+		Size:          d.Size,
+		Source:        d.Source,
+		Attempts:      append([]record.Attempt{}, d.Attempts...),
+		FirstFailure:  d.FirstFailure,
+		LastFailure:   d.LastFailure,
+		DiedAt:        d.MovedAt,
+		ReplayOf:      d.ReplayOf,
+		Requeued:      d.Requeued,
+		stamp:         d.Stamp,
+	}
+}
+
+// shownFields are the fields of an envelope that contain no business data.
+var shownFields = append(slices.DeleteFunc(requeues.Editable(), func(f string) bool { return f == "payload" }),
+	"_id", "ts", "slot", "dueAt", "scheduledFor", "sentAt")
+
+// isShown reports whether a field of a document contains no business data.
+func isShown(name string, m *envelope.Mapping) bool {
+	return slices.ContainsFunc(shownFields, func(f string) bool { return m.Name(f) == name })
+}
+
+// hiddenValue replaces a value that is not shown.
+type hiddenValue struct {
+	Hidden bool   `bson:"hidden"`
+	Type   string `bson:"type"`
+	Bytes  int    `bson:"bytes"`
+}
+
+// envelopeJSON returns the envelope as relaxed Extended JSON, or nil if it cannot be expressed as
+// such. Unless all is true, it replaces the values of fields with business data.
+func envelopeJSON(raw bson.Raw, all bool, m *envelope.Mapping) json.RawMessage {
+	elems, err := raw.Elements()
+	if err != nil {
+		return nil
+	}
+
+	doc := make(bson.D, 0, len(elems))
+	for _, e := range elems {
+		var v any = e.Value()
+		if !all && !isShown(e.Key(), m) && e.Value().Type != bson.TypeNull {
+			v = hiddenValue{true, e.Value().Type.String(), valueSize(e.Value())}
+		}
+		doc = append(doc, bson.E{Key: e.Key(), Value: v})
+	}
+
+	out, err := bson.MarshalExtJSON(doc, false, false)
+	if err != nil || !json.Valid(out) {
+		return nil
+	}
+	return out
+}
+
+// valueSize returns the bytes of a value. For a string or a binary it does not count the framing.
+func valueSize(v bson.RawValue) int {
+	if s, ok := v.StringValueOK(); ok {
+		return len(s)
+	}
+	if _, data, ok := v.BinaryOK(); ok {
+		return len(data)
+	}
+	return len(v.Value)
+}

@@ -1,0 +1,94 @@
+package admin
+
+import (
+	"context"
+	"errors"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
+)
+
+// Failure is the kind of an error that a use-case returned. The command line, the API and the page
+// present errors by it.
+type Failure string
+
+// The kinds of failures.
+const (
+	FailInvalid     Failure = "invalid"     // the request is wrong
+	FailNotFound    Failure = "not_found"   // the named thing does not exist
+	FailConflict    Failure = "conflict"    // the request conflicts with the current state
+	FailChanged     Failure = "changed"     // the edited version is no longer the current one
+	FailForbidden   Failure = "forbidden"   // the relay's user lacks a privilege
+	FailUnavailable Failure = "unavailable" // the servers did not respond or failed; a retry may help
+)
+
+// Explain returns the kind of an error and its fix. The fix is "" if the error text
+// already contains the fix. An error of a use-case that has no other kind is invalid.
+func Explain(err error) (kind Failure, fix string) {
+	var (
+		privilege *mongodb.PrivilegeError
+		server    mongo.ServerError
+		refused   *letters.RefusedError
+		claimed   *outboxes.ClaimedError
+	)
+	is := func(targets ...error) bool {
+		for _, t := range targets {
+			if errors.Is(err, t) {
+				return true
+			}
+		}
+		return false
+	}
+
+	// The most specific kinds come first: an error of the driver may be the cause of any of them.
+	switch {
+	case is(ErrUnknownNode):
+		return FailNotFound, "to pin a node before its first start, use force: true"
+	case is(mongodb.ErrNotFound, lease.ErrNotFound):
+		return FailNotFound, "check the name, the id, the watcher and its slot"
+
+	case is(mongodb.ErrCursor):
+		return FailInvalid, "pass the cursor that the previous page returned, or none for the first page"
+	case is(letters.ErrEmptyQuery, ErrNoCondition):
+		return FailInvalid, "give a condition, or all: true if everything is meant"
+	case is(ErrUnboundedReplay):
+		return FailInvalid, "give from, or ids"
+
+	case is(requeues.ErrOtherVersion):
+		return FailChanged, "read the dead letter again and edit that version"
+
+	case is(ErrUnconfirmed):
+		return FailConflict, "type the phrase that the preview shows"
+	case is(ErrCompacted):
+		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
+	case errors.As(err, &refused), errors.As(err, &claimed),
+		is(requeues.ErrRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
+		return FailConflict, ""
+
+	case is(ErrUnavailable, ErrReplaysFull):
+		return FailUnavailable, ""
+	case errors.As(err, &privilege):
+		return FailForbidden, "grant the named privilege; outrelay doctor lists all missing privileges"
+	case mongo.IsTimeout(err), mongo.IsNetworkError(err),
+		is(context.DeadlineExceeded, context.Canceled, mongo.ErrClientDisconnected):
+		return FailUnavailable, "MongoDB did not respond in time; completed parts are kept, and the same request does the rest"
+
+	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
+		return FailForbidden, "grant the privilege to the relay's user; outrelay doctor lists all missing privileges"
+	case errors.As(err, &server):
+		return FailUnavailable, "MongoDB rejected it; see the MongoDB log for the reason"
+	}
+	return FailInvalid, ""
+}
+
+// IsUnreachable reports whether MongoDB did not answer, or rejected the login. The error of the driver describes the topology
+// and not the cause.
+func IsUnreachable(err error) bool {
+	return mongo.IsTimeout(err) || mongo.IsNetworkError(err) || errors.Is(err, context.DeadlineExceeded) ||
+		mongodb.HasCode(err, mongodb.CodeAuthenticationFailed)
+}

@@ -1,0 +1,380 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
+)
+
+// The values of [DeadFilter.Source].
+const (
+	FromRelay   = "relay"
+	FromHandler = "handler"
+)
+
+// HandlerClasses returns the classes that a dead letter of a handler may have.
+func HandlerClasses() []string {
+	return []string{
+		handlerletters.ClassHandler,
+		handlerletters.ClassRejected,
+		handlerletters.ClassTimeout,
+		handlerletters.ClassPanic,
+		handlerletters.ClassMalformed,
+		handlerletters.ClassExpired,
+		handlerletters.ClassUnknown,
+		handlerletters.ClassDatabase,
+	}
+}
+
+// handlerLetters are the dead letters of the handlers whose services share a database with an outbox of the watcher.
+type handlerLetters struct{ op Operator }
+
+// handlerDesk is one collection of letters.
+type handlerDesk struct {
+	ns string
+	*handlerletters.Desk
+}
+
+// openDesks returns the collections of letters, in the order of their names. only selects one of them; "" means all.
+func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDesk, error) {
+	database, _, _ := strings.Cut(only, ".")
+	databases, err := h.op.serviceDatabases(ctx, database)
+	if err != nil {
+		return nil, err
+	}
+
+	var desks []handlerDesk
+	err = h.op.forEachService(ctx, databases, func(db string, found serviceCollections) error {
+		for _, coll := range found.letters {
+			if only != "" && only != db+"."+coll {
+				continue
+			}
+			desk, err := handlerletters.New(h.op.database(db), handlerletters.WithCollection(coll))
+			if err != nil {
+				return err
+			}
+			desks = append(desks, handlerDesk{db + "." + coll, desk})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	// Without a name, having no letters is normal.
+	if only != "" && len(desks) == 0 {
+		return nil, wrapError("dead letters of handlers in "+only, mongodb.ErrNotFound)
+	}
+	return desks, nil
+}
+
+// toHandlerQuery returns the query of the filter for letters of handlers.
+func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
+	q := handlerletters.Query{
+		Messages: f.IDs, Group: f.Group, Handler: f.Handler, Class: f.Class, Name: f.Type, AggregateType: f.AggregateType,
+		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, From: f.From, Before: f.To, All: f.All,
+	}
+	if f.RequeueStatus != "" && f.RequeueStatus != "any" {
+		requeued := f.RequeueStatus == string(letters.Requeued)
+		q.Requeued = &requeued
+	}
+	if slices.Contains(f.IDs, "") {
+		return q, invalidRequest("an id is empty")
+	}
+	return q, f.checkValues(HandlerClasses())
+}
+
+// resolve returns the collections and the query of a filter.
+func (h handlerLetters) resolve(ctx context.Context, f DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
+	q, err := f.toHandlerQuery()
+	if err != nil {
+		return nil, q, err
+	}
+	desks, err := h.openDesks(ctx, f.Collection)
+	return desks, q, err
+}
+
+// resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.
+func (h handlerLetters) resolveChange(ctx context.Context, f DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
+	if f.Empty() && !f.All {
+		return nil, handlerletters.Query{}, letters.ErrEmptyQuery
+	}
+	return h.resolve(ctx, f)
+}
+
+// letterCursor is the place of a letter in a list over several collections, which is ordered by time and collection.
+type letterCursor struct {
+	NS    string    `bson:"ns"`
+	At    time.Time `bson:"at"`
+	Place string    `bson:"place"` // in the list of the collection
+}
+
+// selectAfter changes q so that it selects the letters of a collection after the cursor.
+func (c letterCursor) selectAfter(q handlerletters.Query, ns string) handlerletters.Query {
+	switch {
+	case c.NS == "":
+	case ns == c.NS:
+		q.After = c.Place
+	default:
+		before := c.At
+		if ns > c.NS {
+			// Letters of the same millisecond follow in the collections after that of the cursor.
+			before = before.Add(time.Millisecond)
+		}
+
+		if q.Before.IsZero() || before.Before(q.Before) {
+			q.Before = before
+		}
+	}
+	return q
+}
+
+// list is [Letters.List] for letters of handlers.
+func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
+	page := DeadPage{Letters: []DeadLetter{}}
+	var from letterCursor
+	if after != "" {
+		if err := mongodb.ParseCursor(after, &from); err != nil {
+			return page, err
+		}
+	}
+	desks, q, err := h.resolve(ctx, f)
+	if err != nil {
+		return page, err
+	}
+	if limit <= 0 {
+		limit = DefaultPage
+	}
+	q.NoValues = true
+
+	type found struct {
+		ns string
+		handlerletters.Letter
+	}
+	// Each collection is read up to the size of the page, because all letters of the page may be in it.
+	var all []found
+	for _, d := range desks {
+		n, err := d.Count(ctx, q)
+		if err != nil {
+			return page, err
+		}
+		page.Total += n
+
+		// One letter more than the page has shows whether there is another page.
+		mine := 0
+		for l, err := range d.List(ctx, from.selectAfter(q, d.ns)) {
+			if err != nil {
+				return page, err
+			}
+			all = append(all, found{d.ns, l})
+			if mine++; mine > limit {
+				break
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b found) int { return b.GivenUpAt.Compare(a.GivenUpAt) })
+
+	for i := range all[:min(limit, len(all))] {
+		page.Letters = append(page.Letters, newHandlerLetter(all[i].ns, &all[i].Letter))
+	}
+	if len(all) > limit {
+		last := &all[limit-1]
+		page.Next, err = mongodb.EncodeCursor(letterCursor{last.ns, last.GivenUpAt, last.Cursor()})
+	}
+	return page, err
+}
+
+// newHandlerLetter converts a stored letter, without its message.
+func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
+	d := DeadLetter{
+		Collection:    ns,
+		ID:            l.ID.Message,
+		Delivery:      int32(l.ID.Delivery),
+		AggregateType: l.Aggregate.Type,
+		Type:          l.Name,
+		Key:           string(l.Key),
+		Topic:         l.ID.Topic,
+		Partition:     &l.ID.Partition,
+		Place:         l.ID.Place(),
+		Class:         l.Class,
+		Reason:        l.Reason,
+		Size:          l.Size,
+		Source:        letters.Source{Kind: FromHandler, Group: l.ID.Group, Handler: l.ID.Handler},
+		Attempts:      []record.Attempt{},
+		FirstFailure:  l.GivenUpAt,
+		LastFailure:   l.GivenUpAt,
+		DiedAt:        l.GivenUpAt,
+	}
+
+	for _, a := range l.History {
+		d.Attempts = append(d.Attempts, record.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
+	}
+	if n := len(l.History); n > 0 {
+		d.FirstFailure, d.LastFailure = l.History[0].At, l.History[n-1].At
+	}
+	if r := l.Requeued; r != nil {
+		// The requeue is the only change of a letter, so there are two versions.
+		d.Version = 1
+		d.Requeued = &letters.Requeue{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
+		d.Waiting = r.Waiting
+	}
+
+	return d
+}
+
+// count is [Letters.Count] for letters of handlers.
+func (h handlerLetters) count(ctx context.Context, f DeadFilter) (total int64, err error) {
+	desks, q, err := h.resolve(ctx, f)
+	if err != nil {
+		return 0, err
+	}
+	for _, d := range desks {
+		n, err := d.Count(ctx, q)
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	return total, nil
+}
+
+// summary is [Letters.Summary] for letters of handlers, by group, handler, type and class.
+func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
+	groups := []DeadGroup{}
+	desks, q, err := h.resolve(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+
+	for _, d := range desks {
+		list, err := d.Summary(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range list {
+			group := letters.Group{
+				Type: s.Name, Class: record.Class(s.Class), Count: s.Count, NotRequeued: s.Count - s.Requeued, First: s.First, Last: s.Last,
+			}
+			groups = append(groups, DeadGroup{Group: group, ConsumerGroup: s.Group, Handler: s.Handler})
+		}
+	}
+
+	slices.SortStableFunc(groups, func(a, b DeadGroup) int { return int(b.Count - a.Count) })
+	return groups, nil
+}
+
+// find returns the letter that ref identifies, whole. The id of ref may be the place of the record in place of the id of the
+// message. It returns an error if several letters have that id.
+func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, handlerletters.Letter, error) {
+	var in handlerDesk
+	var found handlerletters.Letter
+	desks, err := h.openDesks(ctx, ref.Collection)
+	if err != nil {
+		return in, found, err
+	}
+
+	q := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
+	queries := []handlerletters.Query{q}
+	if topic, ok := topicOfPlace(ref.ID); ok {
+		q.Messages, q.Topic = nil, topic
+		queries = append(queries, q)
+	}
+	for len(queries) > 0 && in.Desk == nil {
+		for _, d := range desks {
+			for l, err := range d.List(ctx, queries[0]) {
+				switch {
+				case err != nil:
+					return in, found, err
+				case ref.ID != l.ID.Message && ref.ID != l.ID.Place(), ref.Delivery >= 0 && l.ID.Delivery != ref.Delivery:
+				// Of one message at one handler, the latest delivery counts.
+				case in.Desk == nil, in.ns == d.ns && isLaterDelivery(l.ID, found.ID):
+					in, found = d, l
+				case in.ns != d.ns || !isLaterDelivery(found.ID, l.ID):
+					return in, found, invalidRequest("there are several dead letters of message %s, for example %s and %s; "+
+						"name the collection, the group and the handler, or the place of the record in place of the id, as in %s",
+						ref.ID, found.ID, l.ID, found.ID.Place())
+				}
+			}
+		}
+		queries = queries[1:]
+	}
+	if in.Desk == nil {
+		return in, found, fmt.Errorf("no dead letter of a handler for message %s: %w", ref.ID, mongodb.ErrNotFound)
+	}
+
+	// The search left out the value.
+	found, err = in.Get(ctx, found.ID)
+	if errors.Is(err, handlerletters.ErrNotFound) {
+		err = fmt.Errorf("%w: %w", err, mongodb.ErrNotFound)
+	}
+	return in, found, err
+}
+
+// topicOfPlace returns the topic of a text of the form of deadletter.ID.Place: "<topic>/<partition>/<offset>".
+func topicOfPlace(text string) (topic string, ok bool) {
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return "", false
+	}
+	_, err := strconv.ParseUint(parts[1], 10, 31)
+	_, err2 := strconv.ParseUint(parts[2], 10, 63)
+	return parts[0], err == nil && err2 == nil
+}
+
+// isLaterDelivery reports whether a is a later delivery than b of the same message to the same handler.
+func isLaterDelivery(a, b handlerletters.ID) bool {
+	later := a.Delivery > b.Delivery
+	b.Delivery = a.Delivery
+	return later && a == b
+}
+
+// show returns one letter with its message in the form of an envelope.
+func (h handlerLetters) show(ctx context.Context, ref DeadRef) (DeadLetter, bson.Raw, error) {
+	d, l, err := h.find(ctx, ref)
+	if err != nil {
+		return DeadLetter{}, nil, err
+	}
+	raw, err := bson.Marshal(messageEnvelope(&l))
+	return newHandlerLetter(d.ns, &l), raw, err
+}
+
+// messageEnvelope returns the message of a letter in the form of an envelope. Bytes that are text are strings.
+func messageEnvelope(l *handlerletters.Letter) bson.D {
+	asText := func(b []byte) any {
+		switch {
+		case b == nil:
+			return nil
+		case utf8.Valid(b):
+			return string(b)
+		default:
+			return b
+		}
+	}
+
+	headers := bson.A{}
+	for _, h := range l.Headers {
+		headers = append(headers, bson.D{{Key: "k", Value: h.Key}, {Key: "v", Value: asText(h.Value)}})
+	}
+	return bson.D{
+		{Key: "_id", Value: l.ID.Message},
+		{Key: "aggregatetype", Value: l.Aggregate.Type},
+		{Key: "aggregateid", Value: l.Aggregate.ID},
+		{Key: "type", Value: l.Name},
+		{Key: "key", Value: asText(l.Key)},
+		{Key: "contenttype", Value: l.ContentType},
+		{Key: "schemaversion", Value: l.SchemaVersion},
+		{Key: "headers", Value: headers},
+		{Key: "payload", Value: asText(l.Value)},
+	}
+}

@@ -1,0 +1,282 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/setaside"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// openWard is openOffice with an operator who sees the letters of handlers.
+func openWard(t *testing.T) *office {
+	t.Helper()
+	f := openOffice(t)
+	f.op.HandlerLetters = []string{deadletter.DefaultCollection, "billing_dead"}
+	return f
+}
+
+// giveUp stores the letter of a message in the database of an outbox.
+func (f *office) giveUp(outbox *mongo.Collection, collection, handler, message string) {
+	f.t.Helper()
+	f.giveUpAt(0, outbox, collection, handler, message)
+}
+
+// giveUpAt is giveUp for a message at an offset.
+func (f *office) giveUpAt(offset int64, outbox *mongo.Collection, collection, handler, message string) {
+	f.t.Helper()
+	desk, err := deadletter.New(outbox.Database(), deadletter.WithCollection(collection))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := desk.EnsureIndexes(f.t.Context(), letterparts.Key{}); err != nil {
+		f.t.Fatal(err)
+	}
+
+	l := &deadletter.Letter{
+		ID: deadletter.ID{Group: "g", Handler: handler, Topic: "orders", Offset: offset, Message: message}, Class: deadletter.ClassHandler, Reason: "no answer",
+		Name: "OrderPlaced", Key: []byte("7"), Value: []byte(`{"card":"` + planted + `"}`),
+		Headers: []event.Header{{Key: "id", Value: []byte(message)}},
+	}
+
+	omitted, err := desk.Put(f.t.Context(), letterparts.Key{}, l, func(context.Context, string) error { return nil })
+	if err := errors.Join(omitted, err); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// ofHandlers is the filter for letters of handlers.
+var ofHandlers = admin.DeadFilter{Source: admin.FromHandler}
+
+func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for n := range 9 {
+		coll := []*mongo.Collection{f.a, f.b}[n%2]
+		f.giveUp(coll, f.op.HandlerLetters[n%3%2], fmt.Sprint("h", n%2), fmt.Sprint("m", n))
+	}
+
+	var seen []string
+	for after, pages := "", 0; ; pages++ {
+		page, err := f.op.Letters().List(t.Context(), ofHandlers, 2, after)
+		if err != nil || page.Total != 9 || pages > 5 {
+			t.Fatalf("page %d: %+v, %v", pages, page, err)
+		}
+		for _, l := range page.Letters {
+			seen = append(seen, l.ID)
+		}
+		if after = page.Next; after == "" {
+			break
+		}
+	}
+	want := slices.Clone(seen)
+	slices.Sort(want)
+	if want = slices.Compact(want); len(seen) != 9 || len(want) != 9 {
+		t.Errorf("the pages have %q, want each letter once", seen)
+	}
+
+	byHandler := ofHandlers
+	byHandler.Handler = "h1"
+	if n, err := f.op.Letters().Count(t.Context(), byHandler); n != 4 || err != nil {
+		t.Errorf("letters of h1: got %d (%v), want 4", n, err)
+	}
+	groups, err := f.op.Letters().Summary(t.Context(), ofHandlers)
+	if err != nil || len(groups) < 2 || groups[0].ConsumerGroup != "g" {
+		t.Errorf("summary: %+v, %v", groups, err)
+	}
+	one := ofHandlers
+	one.Collection = mongodb.Namespace(f.a.Database().Collection("billing_dead"))
+	if n, err := f.op.Letters().Count(t.Context(), one); n == 0 || n == 9 || err != nil {
+		t.Errorf("letters of one collection: %d, %v", n, err)
+	}
+	for name, filter := range map[string]admin.DeadFilter{
+		"a class of the relay": {Source: admin.FromHandler, Class: "not_allowed"},
+		"a handler's name":     {Handler: "h1"},
+		"a collection":         {Source: admin.FromHandler, Collection: f.a.Database().Name() + ".none"},
+	} {
+		if _, err := f.op.Letters().Count(t.Context(), filter); err == nil {
+			t.Errorf("%s was taken", name)
+		}
+	}
+	if _, err := f.op.Letters().List(t.Context(), ofHandlers, 2, "nonsense"); !errors.Is(err, mongodb.ErrCursor) {
+		t.Errorf("a wrong cursor: %v", err)
+	}
+}
+
+func TestClearRemovesLettersOfHandlersAlone(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for n := range 6 {
+		coll := []*mongo.Collection{f.a, f.b}[n%2]
+		f.giveUp(coll, f.op.HandlerLetters[n%3%2], "h", fmt.Sprint("m", n))
+	}
+	mustInsert(t, f.a, letterOf("e", planted))
+	f.moveToDead(f.a, record.Malformed, letterOf("d", planted))
+
+	// The letters of one outbox's database first, then all.
+	order := admin.ClearOrder{What: []string{admin.ClearHandlers}, Confirm: admin.ClearPhrase("orders"), Force: true}
+	for _, step := range []struct {
+		collection string
+		removed    int64
+		left       int64
+	}{{mongodb.Namespace(f.a), 3, 3}, {"", 3, 0}} {
+		order.Collection, order.DryRun = step.collection, true
+		if out, err := f.op.Clear(t.Context(), order); err != nil || out.Found != step.removed || out.Removed != 0 {
+			t.Errorf("dry run for %q: %+v, %v", step.collection, out, err)
+		}
+		order.DryRun = false
+		if out, err := f.op.Clear(t.Context(), order); err != nil || out.Removed != step.removed {
+			t.Errorf("for %q: %+v, %v", step.collection, out, err)
+		}
+		if n, err := f.op.Letters().Count(t.Context(), ofHandlers); n != step.left || err != nil {
+			t.Errorf("letters after %q: got %d (%v), want %d", step.collection, n, err, step.left)
+		}
+	}
+
+	if n := f.countEnvelopes(f.a); n != 1 {
+		t.Errorf("envelopes: got %d, want 1", n)
+	}
+	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); n != 1 || err != nil {
+		t.Errorf("letters of the relay: got %d (%v), want 1", n, err)
+	}
+}
+
+// A handler may have letters of several messages with one id. The place of the record selects one of them.
+func TestALetterOfAHandlerIsFoundByItsPlace(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for offset := range int64(3) {
+		f.giveUpAt(offset, f.a, deadletter.DefaultCollection, "h", "m")
+	}
+	f.giveUpAt(7, f.a, deadletter.DefaultCollection, "h", "orders/0/1")
+
+	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "as in orders/0/") {
+		t.Errorf("by the id of the message: %v", err)
+	}
+	// An id of a message that looks like a place is an id.
+	for id, place := range map[string]string{"orders/0/2": "orders/0/2", "orders/0/1": "orders/0/7"} {
+		ref.ID = id
+		if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Place != place {
+			t.Errorf("%s: %s, %v", id, l.Place, err)
+		}
+	}
+	ref.ID = "orders/0/9"
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); !errors.Is(err, mongodb.ErrNotFound) {
+		t.Errorf("a place without a letter: %v", err)
+	}
+}
+
+func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	f.giveUp(f.a, deadletter.DefaultCollection, "h1", "m")
+	f.giveUp(f.a, deadletter.DefaultCollection, "h2", "m")
+	f.giveUp(f.a, deadletter.DefaultCollection, "", "u")
+
+	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "several dead letters of message m") {
+		t.Errorf("letters of two handlers: %v", err)
+	}
+	ref.Handler = "h1"
+	l, err := f.op.Letters().Show(t.Context(), ref, false)
+	if err != nil || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"hidden":true`) {
+		t.Errorf("without the payload: %s, %v", l.Envelope, err)
+	}
+	if l, err := f.op.Letters().Show(t.Context(), ref, true); err != nil || !strings.Contains(string(l.Envelope), planted) {
+		t.Errorf("with the payload: %s, %v", l.Envelope, err)
+	}
+
+	waiting := setaside.New(f.a.Database(), setaside.DefaultCollection)
+	for _, e := range []admin.DeadEdit{
+		{Fields: map[string]string{"topic": "other"}}, {Unset: []string{"type"}}, {Version: 1, Payload: []byte("x")},
+	} {
+		if _, err := f.op.Letters().Edit(t.Context(), ref, e, admin.DeadOptions{}); err == nil {
+			t.Errorf("the edit %+v was taken", e)
+		}
+	}
+	edit := admin.DeadEdit{Payload: []byte("new"), Fields: map[string]string{"key": "8"}}
+	got, err := f.op.Letters().Edit(t.Context(), ref, edit, admin.DeadOptions{})
+	if err != nil || got.Delivery != 1 || !slices.Equal(got.Edited, []string{"key", "payload"}) {
+		t.Errorf("edit: %+v, %v", got, err)
+	}
+	m, err := waiting.First(t.Context(), setaside.Place{Handler: "g/h1", Topic: "orders"}, setaside.KeyQueue([]byte("8")))
+	if err != nil || m == nil || string(m.Value) != "new" {
+		t.Errorf("the message that waits: %+v, %v", m, err)
+	}
+	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Requeued == nil || l.Requeued.Actor != "ann" || !l.Waiting {
+		t.Errorf("after the edit: %+v, %v", l, err)
+	}
+	_, err = f.op.Letters().Edit(t.Context(), ref, edit, admin.DeadOptions{})
+	if kind, _ := admin.Explain(err); kind != admin.FailConflict {
+		t.Errorf("another edit: %v, %s", err, kind)
+	}
+
+	// The dry run and the requeue count alike.
+	all := ofHandlers
+	all.All = true
+	for _, dry := range []bool{true, false} {
+		out, err := f.op.Letters().Requeue(t.Context(), all, admin.DeadOptions{DryRun: dry}, nil)
+		if err != nil || out.Matched != 2 || out.Requeued != 1 || out.Refused != 1 || !dry && (len(out.Why) != 1 || out.Why[0].ID != "u") {
+			t.Errorf("dry %v: %+v, %v", dry, out, err)
+		}
+	}
+	out, err := f.op.Letters().Requeue(t.Context(), all, admin.DeadOptions{Handlers: []string{"h2"}}, nil)
+	if err != nil || out.Requeued != 1 {
+		t.Errorf("to a handler: %+v, %v", out, err)
+	}
+	if n, err := f.a.Database().Collection(setaside.DefaultCollection).CountDocuments(t.Context(), bson.D{{Key: "h", Value: "g/h2"}}); n != 2 || err != nil {
+		t.Errorf("messages that wait for h2: %d, %v", n, err)
+	}
+
+	if done, err := f.op.Letters().Discard(t.Context(), all, false, nil); err != nil || done.Discarded != 3 {
+		t.Errorf("discarded: %+v, %v", done, err)
+	}
+	var kinds []string
+	for _, e := range f.readLog() {
+		kinds = append(kinds, string(e.Kind))
+	}
+	if want := "dead_discarded dead_discarding dead_requeued dead_requeued dead_edited payload_shown"; strings.Join(kinds, " ") != want {
+		t.Errorf("audit log: got %s, want %s", strings.Join(kinds, " "), want)
+	}
+}
+
+func TestTheSeriesOfLettersAreCountedByAnIndex(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for n := range 5 {
+		f.giveUp(f.a, deadletter.DefaultCollection, fmt.Sprint("h", n%2), fmt.Sprint("m", n))
+	}
+	q := ofHandlers
+	q.IDs = []string{"m0"}
+	if _, err := f.op.Letters().Requeue(t.Context(), q, admin.DeadOptions{}, nil); err != nil {
+		t.Fatal(err)
+	}
+
+	explained := stacktest.Explained(t, func(p stacktest.Plan) {
+		if p.Docs > 0 {
+			t.Errorf("%s reads %d documents: %v", p.Command, p.Docs, p.Stages)
+		}
+	})
+	list, err := letterparts.CountSeries(t.Context(), explained.Database(f.a.Database().Name()), deadletter.DefaultCollection, 100)
+	want := []letterparts.Series{
+		{Group: "g", Handler: "h0", Class: deadletter.ClassHandler, Dead: 2},
+		{Group: "g", Handler: "h1", Class: deadletter.ClassHandler, Dead: 2},
+	}
+	if err != nil || !slices.Equal(list, want) {
+		t.Errorf("got %+v (%v), want %+v", list, err, want)
+	}
+}

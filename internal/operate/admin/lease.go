@@ -1,0 +1,163 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/relay/stored/divisions"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+)
+
+// Lease is the right to send of a watcher's owners, for all slots of the watcher or for one of them.
+type Lease struct{ op Operator }
+
+// watcherIDs returns the ids of the watcher documents that an action applies to. For a watcher that
+// never ran, it returns the id of one document that does not exist.
+func (l Lease) watcherIDs(ctx context.Context) ([]string, error) {
+	if l.op.Slot != "" {
+		p, err := slot.Parse(l.op.Slot)
+		if err != nil {
+			return nil, invalidRequest("%v", err)
+		}
+		return []string{p.ID(l.op.Watcher)}, nil
+	}
+
+	ids, err := divisions.New(l.op.State).IDs(ctx, l.op.Watcher)
+	if err == nil && len(ids) == 0 {
+		ids = []string{slot.Range{}.ID(l.op.Watcher)}
+	}
+	return ids, err
+}
+
+// forEachSlot calls do for each document of the action, and logs the action if at least one call
+// succeeded. After an error it continues with the next document. It returns all errors.
+func (l Lease) forEachSlot(ctx context.Context, kind nodes.Kind, fields bson.D, do func(id string) error) error {
+	ids, err := l.watcherIDs(ctx)
+	if err != nil {
+		return err
+	}
+
+	var errs []error
+	for _, id := range ids {
+		if err := do(id); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	// Nothing was done, so there is nothing to log.
+	if len(errs) == len(ids) {
+		return errors.Join(errs...)
+	}
+	return errors.Join(append(errs, l.op.logAction(ctx, kind, fields))...)
+}
+
+// Slots returns the slots that an action on the lease applies to, as their owners last reported
+// them.
+func (l Lease) Slots(ctx context.Context) ([]SlotStatus, error) {
+	ids, err := l.watcherIDs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := ReadStatus(ctx, l.op.State)
+	if err != nil {
+		return nil, err
+	}
+
+	slots := slices.DeleteFunc(s.Slots, func(w SlotStatus) bool { return !slices.Contains(ids, w.Name+"/"+w.Slot) })
+	if len(slots) == 0 {
+		return nil, fmt.Errorf("%s: %w", ids[0], lease.ErrNotFound)
+	}
+	return slots, nil
+}
+
+// Pause stops the watcher on all nodes until Resume is called. The owner drains and releases the
+// lease at its next renewal.
+func (l Lease) Pause(ctx context.Context) error {
+	return l.forEachSlot(ctx, nodes.Paused, nil, func(id string) error {
+		return lease.Pause(ctx, l.op.watcherDocuments(), id)
+	})
+}
+
+// Resume ends a pause.
+func (l Lease) Resume(ctx context.Context) error {
+	return l.forEachSlot(ctx, nodes.Resumed, nil, func(id string) error {
+		return lease.Resume(ctx, l.op.watcherDocuments(), id)
+	})
+}
+
+// ErrOtherNode is returned for a pin that would stop the watcher, because the node is alive and
+// does not run the watcher.
+var ErrOtherNode = errors.New("the node does not run the watcher")
+
+// ErrUnknownNode is returned for a pin to a node that has never run.
+var ErrUnknownNode = errors.New("no such node has run")
+
+// Pin moves the watcher to node and keeps it there while that node is alive. An empty node ends the
+// pin. Pin returns [ErrUnknownNode] for a node without a heartbeat in the last two weeks: if the watcher
+// has no owner, the other nodes wait for the pinned node before one of them takes over.
+func (l Lease) Pin(ctx context.Context, node string) error { return l.pinTo(ctx, node, false) }
+
+// PinAhead is Pin for a node that may not have run yet. Until its first start, another node runs the watcher.
+func (l Lease) PinAhead(ctx context.Context, node string) error { return l.pinTo(ctx, node, true) }
+
+func (l Lease) pinTo(ctx context.Context, node string, ahead bool) error {
+	if err := checkPin(ctx, l.op, node, ahead); err != nil {
+		return err
+	}
+	return l.forEachSlot(ctx, "pinned", bson.D{{Key: "to", Value: node}}, func(id string) error {
+		return lease.Pin(ctx, l.op.watcherDocuments(), id, node)
+	})
+}
+
+// checkPin returns [ErrOtherNode] if node is alive and runs only other watchers. All other
+// nodes would wait for it. Unless ahead is set, it returns [ErrUnknownNode] if node is not listed.
+func checkPin(ctx context.Context, o Operator, node string, ahead bool) error {
+	if node == "" {
+		return nil
+	}
+
+	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
+	if err != nil {
+		return err
+	}
+	known := make([]string, 0, len(list))
+	for i := range list {
+		n := &list[i]
+		if n.Node != node {
+			known = append(known, n.Node)
+			continue
+		}
+		// A stopped node may be configured for this watcher at its next start.
+		if n.Alive(nodes.StaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
+			return fmt.Errorf("%w %s: node %s runs only %s, and no other node would send the events; outrelay nodes lists the nodes of "+
+				"each watcher", ErrOtherNode, o.Watcher, node, cmp.Or(strings.Join(n.Watchers, ", "), "other commands"))
+		}
+		return nil
+	}
+	if ahead {
+		return nil
+	}
+
+	slices.Sort(known)
+	return fmt.Errorf("node %s: %w; the nodes are %s", node, ErrUnknownNode, cmp.Or(strings.Join(known, ", "), "none"))
+}
+
+// StepDown makes the owner release the lease, and prevents it from acquiring the lease for the
+// duration hold, which must be positive.
+func (l Lease) StepDown(ctx context.Context, hold time.Duration) error {
+	if hold < time.Millisecond {
+		return invalidRequest("stepping down for %s has no effect: use a duration such as 30s", hold)
+	}
+	fields := bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}}
+	return l.forEachSlot(ctx, nodes.SteppedDown, fields, func(id string) error {
+		return lease.StepDown(ctx, l.op.watcherDocuments(), id, hold)
+	})
+}

@@ -1,0 +1,480 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"golang.org/x/sync/errgroup"
+)
+
+// LookupQuery selects an event by its id, or the events of an ordering key. Either ID or Key must
+// be set.
+type LookupQuery struct {
+	ID         string    `query:"id" maxLength:"4096"`
+	Key        string    `query:"key" maxLength:"4096"`
+	Collection string    `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	From       time.Time `query:"from" doc:"For a key: written at this time or later. Default: an hour ago."`
+	To         time.Time `query:"to" doc:"For a key: written before this time."`
+	Limit      int       `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"For a key: bounds both the envelopes and the dead letters."`
+}
+
+// LookupResult is the result of a [LookupQuery].
+type LookupResult struct {
+	Envelopes []FoundEnvelope `json:"envelopes"` // waiting or in an outbox, newest first
+	Letters   []DeadLetter    `json:"letters"`   // newest first, without their envelopes
+	Since     *time.Time      `json:"since,omitempty"`
+	More      bool            `json:"more"` // the result exceeds the limit
+}
+
+// FoundEnvelope is an envelope without its payload, and its history.
+type FoundEnvelope struct {
+	Collection    string `json:"collection"`
+	ID            string `json:"id"`
+	Type          string `json:"type"`
+	AggregateType string `json:"aggregate_type"`
+	AggregateID   string `json:"aggregate_id"`
+	Key           string `json:"key"`
+	Topic         string `json:"topic,omitempty"` // the topic that the envelope itself names
+	// State is sent, scheduled, waiting, dead or delivered, or recent if the
+	// envelope is too young to decide whether it is delivered.
+	State    string           `json:"state"`
+	Reason   string           `json:"reason,omitempty"` // why it waits
+	Delivery int32            `json:"delivery"`
+	Origin   string           `json:"origin,omitempty"` // of a waiting envelope
+	ReplayOf string           `json:"replay_of,omitempty"`
+	Waits    []string         `json:"waits"` // topics that do not have it yet
+	Attempts int32            `json:"attempts"`
+	Written  *time.Time       `json:"written,omitempty"` // by its timestamp, to the second
+	DueAt    *time.Time       `json:"due_at,omitempty"`
+	NextAt   *time.Time       `json:"next_at,omitempty"`
+	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
+	Sent     []outboxes.Place `json:"sent"`              // places of its records in Kafka
+	Timeline []TimelineEntry  `json:"timeline"`
+
+	stamp bson.Timestamp // of the insert
+}
+
+// TimelineEntry is one entry in the history of an envelope.
+type TimelineEntry struct {
+	At   time.Time `json:"at"`
+	What string    `json:"what"` // written, due, failed, died, requeued, sent
+	Text string    `json:"text,omitempty"`
+	Node string    `json:"node,omitempty"`
+	// Letter is the id of the dead letter of the entries died and requeued.
+	Letter string `json:"letter,omitempty"`
+}
+
+const defaultLookupWindow = time.Hour
+
+// maxConcurrentLookups bounds the outboxes that are searched at the same time.
+const maxConcurrentLookups = 8
+
+// Lookup finds an event by its id, or the events of a key. An id costs one index lookup per
+// outbox. Waiting envelopes and dead letters have indexes. Other envelopes of a
+// key are found by reading the time index between From and To.
+func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, error) {
+	out := LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
+	if (q.ID == "") == (q.Key == "") {
+		return out, invalidRequest("either an id or a key is looked up")
+	}
+	names, err := o.lookupCollections(ctx, q.Collection)
+	if err != nil {
+		return out, err
+	}
+
+	// A watcher that has read no collection has no letters either, and Letters.List returns an error for it.
+	limit := pageSize(q.Limit)
+	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
+	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
+	if err != nil && !errors.Is(err, ErrNoCollections) {
+		return out, err
+	}
+	out.Letters = append(out.Letters, dead.Letters...)
+
+	filters, since, err := q.lookupFilters(o.Mapping)
+	if err != nil {
+		return out, err
+	}
+	out.Since = since
+
+	// Without a position, the zero position makes every envelope recent.
+	position, _ := o.lowestPosition(ctx)
+	settled := settledUpTo{position: position, margin: mongodb.Margin(ctx, o.State.Client())}
+	// What waits is read before the outboxes, so an envelope that is sent in between does not look delivered before it is.
+	waitingFilter := WaitingFilter{Collection: q.Collection, Key: q.Key, IDs: optionalID(q.ID)}
+	waitQuery, err := o.Waiting().toQuery(ctx, waitingFilter)
+	if err != nil {
+		return out, err
+	}
+	waits, more, err := waiting.List(ctx, o.waiting(), waitQuery, o.heavyFields(), limit, "")
+	if err != nil {
+		return out, err
+	}
+
+	claimed, err := o.findClaimed(ctx, waitingFilter)
+	if err != nil {
+		return out, err
+	}
+
+	found, err := o.findInOutboxes(ctx, names, filters, limit)
+	if err != nil {
+		return out, err
+	}
+	for _, d := range found {
+		out.Envelopes = append(out.Envelopes, settled.describeEnvelope(d.ns, o.Mapping.ToContract(d.raw)))
+	}
+	for _, list := range [][]waiting.Document{waits, claimed} {
+		for i := range list {
+			out.Envelopes = addWaiting(out.Envelopes, settled.describeWaiting(o.Mapping, &list[i]))
+		}
+	}
+
+	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
+	out.More = len(out.Envelopes) > limit || dead.Next != "" || more != ""
+	out.Envelopes = out.Envelopes[:min(len(out.Envelopes), limit)]
+	for i := range out.Envelopes {
+		out.Envelopes[i].addLetters(out.Letters)
+	}
+	return out, nil
+}
+
+// foundDocument is a document of an outbox.
+type foundDocument struct {
+	ns  string
+	raw bson.Raw
+}
+
+// findInOutboxes returns the documents of the outboxes that match one of the filters, up to one more than limit for each filter and
+// outbox.
+func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []bson.D, limit int) ([]foundDocument, error) {
+	byOutbox := make([][]foundDocument, len(names))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxConcurrentLookups)
+
+	for i, ns := range names {
+		g.Go(func() error {
+			// The filters overlap: an id may contain the time of a stamp.
+			seen := map[string]bool{}
+			for _, f := range filters {
+				// One envelope above the limit shows that there are more.
+				docs, err := o.findEnvelopes(ctx, ns, f, limit+1)
+				if err != nil {
+					return err
+				}
+				for _, raw := range docs {
+					id := mongodb.ValueKey(raw.Lookup("_id"))
+					if !seen[id] {
+						seen[id] = true
+						byOutbox[i] = append(byOutbox[i], foundDocument{ns, raw})
+					}
+				}
+			}
+			return nil
+		})
+	}
+
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.Concat(byOutbox...), nil
+}
+
+// findClaimed returns the scheduled envelopes that the owners send at present and that match the filter.
+func (o Operator) findClaimed(ctx context.Context, f WaitingFilter) (list []waiting.Document, err error) {
+	ids := map[string]bool{}
+	for _, id := range f.IDs {
+		values, err := parseIDValues(id)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range values {
+			ids[mongodb.ValueKey(v)] = true
+		}
+	}
+
+	err = waiting.EachClaim(ctx, o.State.Collection(waiting.ClaimsName), o.Watcher, func(c *waiting.Claim) error {
+		for i := range c.Envelopes {
+			e := &c.Envelopes[i]
+			isOther := f.Collection != "" && f.Collection != e.NS || f.Key != "" && f.Key != e.Key ||
+				len(ids) > 0 && !ids[mongodb.ValueKey(e.Raw.Lookup("_id"))]
+			if isOther || c.IsDone(i) {
+				continue
+			}
+			entry := e.Entry(o.Watcher)
+			list = append(list, entry.Document())
+		}
+		return nil
+	})
+	return list, err
+}
+
+// addWaiting adds a waiting envelope. Its first delivery replaces the document of the outbox from which it was taken.
+func addWaiting(list []FoundEnvelope, w FoundEnvelope) []FoundEnvelope {
+	i := slices.IndexFunc(list, func(e FoundEnvelope) bool {
+		return e.Collection == w.Collection && e.ID == w.ID && e.stamp == w.stamp && e.State != stateWaiting
+	})
+	if i < 0 || w.Delivery > 0 {
+		return append(list, w)
+	}
+	list[i] = w
+	return list
+}
+
+// compareTimes compares two times. nil comes before every time.
+func compareTimes(a, b *time.Time) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return -1
+	case b == nil:
+		return 1
+	}
+	return a.Compare(*b)
+}
+
+func optionalID(id string) []string {
+	if id == "" {
+		return nil
+	}
+	return []string{id}
+}
+
+// lookupFilters returns the filters that together match everything. Each of them uses an index. For
+// a key, it also returns the begin of the time window.
+func (q LookupQuery) lookupFilters(m *envelope.Mapping) ([]bson.D, *time.Time, error) {
+	if q.ID != "" {
+		ids, err := parseIDValues(q.ID)
+		return []bson.D{{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}, nil, err
+	}
+
+	since := q.From
+	if since.IsZero() {
+		since = time.Now().Add(-defaultLookupWindow)
+	}
+	if err := checkWindow(since, q.To); err != nil {
+		return nil, nil, err
+	}
+	window := bson.D{{Key: "$gte", Value: outboxes.FirstStampAt(since)}}
+	if !q.To.IsZero() {
+		window = append(window, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(q.To)})
+	}
+
+	// The ordering key of an envelope without a key is its aggregate id.
+	hasKey := m.KeyFilter(parseKeyValues(q.Key))
+	filters := []bson.D{{{Key: "ts", Value: window}, hasKey}}
+
+	// If an envelope has no timestamp, its id may contain the time.
+	for _, ids := range outboxes.IDsBetween(since, q.To) {
+		filters = append(filters, bson.D{ids, hasKey, {Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}}}})
+	}
+	return filters, &since, nil
+}
+
+// findEnvelopes returns up to limit matching envelopes, newest first, without payloads and headers.
+func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
+	outbox := outboxes.CollectionOf(o.State.Client(), ns)
+
+	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(outbox), "finding envelopes in "+ns, filter, options.Find().
+		SetLimit(int64(limit)).
+		SetSort(bson.D{{Key: "ts", Value: -1}}).
+		SetAllowDiskUse(true).
+		SetProjection(o.Mapping.Without("payload", "headers")))
+}
+
+// settledUpTo is the position that the watcher has passed, and the margin between a timestamp and
+// its commit.
+type settledUpTo struct {
+	position bson.Timestamp
+	margin   time.Duration
+}
+
+// storedEnvelope is an envelope as it is stored.
+type storedEnvelope struct {
+	ID            bson.RawValue    `bson:"_id"`
+	Type          bson.RawValue    `bson:"type"`
+	AggregateType bson.RawValue    `bson:"aggregatetype"`
+	AggregateID   bson.RawValue    `bson:"aggregateid"`
+	Key           bson.RawValue    `bson:"key"`
+	Topic         bson.RawValue    `bson:"topic"`
+	TS            bson.RawValue    `bson:"ts"`
+	DueAt         *time.Time       `bson:"dueAt"`
+	ScheduledFor  *time.Time       `bson:"scheduledFor"`
+	SentAt        *time.Time       `bson:"sentAt"`
+	Sent          []outboxes.Place `bson:"sent"`
+}
+
+// describeEnvelope returns the state and the timeline of an envelope. If the envelope is malformed,
+// with fields of wrong types, the result contains only the fields that can be read.
+func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
+	// A document of another writer may have any type in any field.
+	var d storedEnvelope
+	if bson.Unmarshal(raw, &d) != nil {
+		d = storedEnvelope{
+			ID:            raw.Lookup("_id"),
+			Type:          raw.Lookup("type"),
+			AggregateType: raw.Lookup("aggregatetype"),
+			AggregateID:   raw.Lookup("aggregateid"),
+			Key:           raw.Lookup("key"),
+			TS:            raw.Lookup("ts"),
+		}
+	}
+
+	e := FoundEnvelope{
+		Collection:    ns,
+		ID:            letters.IDText(d.ID),
+		Type:          truncateText(envelope.CanonicalText(d.Type)),
+		AggregateType: truncateText(envelope.CanonicalText(d.AggregateType)),
+		AggregateID:   truncateText(envelope.CanonicalText(d.AggregateID)),
+		Key:           truncateText(cmp.Or(envelope.CanonicalText(d.Key), envelope.CanonicalText(d.AggregateID))),
+		Topic:         truncateText(envelope.CanonicalText(d.Topic)),
+		Waits:         []string{},
+		DueAt:         d.DueAt,
+		SentAt:        d.SentAt,
+		Sent:          d.Sent,
+		Timeline:      []TimelineEntry{},
+	}
+	if e.Sent == nil {
+		e.Sent = []outboxes.Place{}
+	}
+
+	t, i, _ := d.TS.TimestampOK()
+	e.stamp = bson.Timestamp{T: t, I: i}
+	if t > 0 {
+		at := time.Unix(int64(t), 0).UTC()
+		e.Written = &at
+	} else if at, ok := outboxes.IDTime(byte(d.ID.Type), d.ID.Value); ok {
+		at = at.UTC()
+		e.Written = &at
+	}
+	e.State = s.envelopeState(&d, e.stamp)
+	e.addHistory(&d)
+	return e
+}
+
+// The states of a found envelope that are not derived from the document in the outbox.
+const (
+	stateWaiting = "waiting"
+	stateDead    = "dead"
+)
+
+// describeWaiting returns the state and the timeline of a waiting envelope.
+func (s settledUpTo) describeWaiting(m *envelope.Mapping, w *waiting.Document) FoundEnvelope {
+	e := s.describeEnvelope(w.NS, m.ToContract(w.Envelope))
+	e.State, e.Reason = stateWaiting, string(w.Reason)
+	e.Key = truncateText(w.Key)
+	e.Delivery = w.Delivery
+	e.Origin = w.Origin
+	e.ReplayOf = w.ReplayOf
+	e.Waits = nonNil(w.Pending)
+	e.Attempts = w.Attempts
+	e.NextAt = w.NextTime()
+	for _, h := range w.History {
+		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
+		e.Timeline = append(e.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
+	}
+	e.sortTimeline()
+	return e
+}
+
+// addHistory adds the events in the life of the envelope to the timeline.
+func (e *FoundEnvelope) addHistory(d *storedEnvelope) {
+	if e.Written != nil {
+		e.Timeline = append(e.Timeline, TimelineEntry{At: *e.Written, What: "written"})
+	}
+
+	if due := cmp.Or(d.ScheduledFor, d.DueAt); due != nil {
+		e.Timeline = append(e.Timeline, TimelineEntry{At: due.UTC(), What: "due"})
+	}
+	if d.SentAt != nil {
+		e.Timeline = append(e.Timeline, TimelineEntry{At: d.SentAt.UTC(), What: "sent", Text: formatPositions(e.Sent)})
+	}
+	e.sortTimeline()
+}
+
+// envelopeState returns the state of an envelope in an outbox that neither waits nor is dead.
+func (s settledUpTo) envelopeState(d *storedEnvelope, ts bson.Timestamp) string {
+	if d.DueAt != nil {
+		return "scheduled"
+	}
+	if d.SentAt != nil {
+		return "sent"
+	}
+
+	// A timestamp may precede its commit by the margin. Only an older envelope was certainly before
+	// the position.
+	margin := min(uint32(s.margin/time.Second), s.position.T)
+	passed := bson.Timestamp{T: s.position.T - margin, I: s.position.I}
+	if !ts.IsZero() && passed.After(ts) {
+		return "delivered"
+	}
+	return "recent"
+}
+
+func formatPositions(list []outboxes.Place) string {
+	parts := make([]string, len(list))
+	for i, p := range list {
+		parts[i] = p.Topic + "/" + formatInt(int64(p.Partition)) + "@" + formatInt(p.Offset)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// addLetters adds the dead letters of the envelope to the timeline.
+func (e *FoundEnvelope) addLetters(list []DeadLetter) {
+	for i := range list {
+		d := &list[i]
+		// Another event may have had the same id.
+		if d.Collection != e.Collection || d.ID != e.ID || d.stamp != e.stamp {
+			continue
+		}
+
+		e.Timeline = append(e.Timeline, TimelineEntry{
+			At:   d.DiedAt.UTC(),
+			What: "died",
+			Text: d.Class + ": " + d.Reason,
+			Node: d.Source.Node,
+
+			Letter: d.Letter,
+		})
+		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
+		if d.Requeued == nil && (e.State == "delivered" || e.State == "recent") {
+			e.State = stateDead
+		}
+		if r := d.Requeued; r != nil {
+			text := "by " + r.Actor + " as delivery " + formatInt(int64(r.Delivery))
+			e.Timeline = append(e.Timeline, TimelineEntry{At: r.At.UTC(), What: "requeued", Text: text, Letter: d.Letter})
+		}
+	}
+	e.sortTimeline()
+}
+
+func (e *FoundEnvelope) sortTimeline() {
+	slices.SortStableFunc(e.Timeline, func(a, b TimelineEntry) int { return a.At.Compare(b.At) })
+}
+
+// parseKeyValues returns the BSON values as which a key with this text may be stored. text must not
+// be empty.
+func parseKeyValues(text string) []bson.RawValue {
+	// parseIDValues fails only for the empty text.
+	values, _ := parseIDValues(text)
+
+	// MongoDB compares numbers of different types by value, so an int64 also matches an int32.
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil && strconv.FormatInt(n, 10) == text {
+		_, data, _ := bson.MarshalValue(n)
+		values = append(values, bson.RawValue{Type: bson.TypeInt64, Value: data})
+	}
+	return values
+}

@@ -1,0 +1,319 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/purge"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/service/agenda"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// Operator acts on one watcher. Its methods and its subjects offer everything that an
+// operator can see and do. They are safe for concurrent use.
+//
+// State and Watcher are required. If another function is nil, the use-cases that need it return
+// [ErrUnavailable]. The fields must not change after the first use.
+//
+// Lists have at most [MaxPage] entries, and [DefaultPage] by default. Each page has the cursor of
+// the next one. A cursor remains valid while entries are added and removed. Actions are written to
+// the audit log with their actor. Destructive actions reject a filter without conditions unless
+// All is set. With DryRun they only count.
+type Operator struct {
+	State   state.Database
+	Watcher string
+	Actor   string
+	Source  string // where the action was requested: cli, api or page; "" is not logged
+	Slot    string // restricts actions on the lease to one slot, such as "0of2"; "" means all slots (N28)
+
+	// Outboxes lists the collections that the configured watcher reads by its configuration, also if
+	// ForWatcher selects another watcher. Without it, or for another watcher, the registry supplies
+	// the collections that the watcher has read so far.
+	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
+	// Inspect returns what hides events of the watched names of the configuration, or may lose them. owned tells whether
+	// a relay runs, which then reports its rights itself.
+	Inspect func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
+	// NextInsert returns the event that follows the position of a slot, without its document.
+	NextInsert    func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error)
+	LetterExpiry  time.Duration // after which the server removes the dead letter of a skipped event; 0 keeps it
+	Node, Version string        // of this process
+
+	Mapping   *envelope.Mapping                                               // of Watcher; nil: the documents are envelopes of the contract
+	Router    *routing.Router                                                 // of Watcher, for replays
+	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
+	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
+
+	HandlerLetters []string // names of the collections with dead letters of handlers
+
+	Redact Redaction
+	Log    *slog.Logger // nil disables logging
+
+	configured string // the watcher of the configuration, if ForWatcher selected another one
+	figures    *figureSet
+	replays    *replayRunner
+}
+
+// New returns o with a cache of figures and a queue of replays, which all operators share that For
+// and ForWatcher derive from it. An Operator without them counts the figures for each request, and
+// does not run replays in the background.
+func New(o Operator) Operator {
+	o.figures = &figureSet{}
+	o.replays = &replayRunner{}
+	return o
+}
+
+// Actor is the person or program that acts. Name and Source are written to the audit log with each
+// action.
+type Actor struct {
+	Name   string
+	Source string // cli, api or page
+}
+
+// ErrUnavailable is returned by a use-case that needs a function which this process does not have.
+var ErrUnavailable = errors.New("this process was started without the component for this action")
+
+// For returns the operator for another actor. It costs nothing.
+func (o Operator) For(a Actor) Operator {
+	o.Actor = a.Name
+	o.Source = a.Source
+	return o
+}
+
+// ForWatcher returns the operator for another watcher of the same state database. "" means the same
+// watcher.
+func (o Operator) ForWatcher(watcher string) Operator {
+	if watcher != "" && watcher != o.Watcher {
+		o.configured = cmp.Or(o.configured, o.Watcher)
+		o.Watcher = watcher
+	}
+	return o
+}
+
+// ForSlot returns the operator with actions on the lease restricted to one slot of the watcher, such
+// as 0of2. "" means all slots (N28).
+func (o Operator) ForSlot(slot string) Operator {
+	o.Slot = slot
+	return o
+}
+
+// isConfigured reports whether the watcher is that of the configuration.
+func (o Operator) isConfigured() bool { return o.configured == "" || o.configured == o.Watcher }
+
+// Lease returns the lease of the watcher, or of one slot: pause, pin, step down.
+func (o Operator) Lease() Lease { return Lease{o} }
+
+// Recovery returns the ways to continue a watcher whose position is lost or doubtful.
+func (o Operator) Recovery() Recovery { return Recovery{o} }
+
+// Nodes returns the processes that use the state database.
+func (o Operator) Nodes() Nodes { return Nodes{o} }
+
+// Letters returns the dead letters of the watcher.
+func (o Operator) Letters() Letters { return Letters{o} }
+
+// Waiting returns the waiting envelopes of the watcher.
+func (o Operator) Waiting() Waiting { return Waiting{o} }
+
+// Schedule returns the scheduled envelopes of the watcher.
+func (o Operator) Schedule() Schedule { return Schedule{o} }
+
+// Replays returns the replays of the watcher.
+func (o Operator) Replays() Replays {
+	o.replays = cmp.Or(o.replays, &replayRunner{})
+	return Replays{o, newReplayStore(o.State)}
+}
+
+// Inboxes returns the inboxes of the services whose outboxes the watcher reads.
+func (o Operator) Inboxes() Inboxes { return Inboxes{o} }
+
+// Sagas returns the sagas of the services whose outboxes the watcher reads.
+func (o Operator) Sagas() Sagas { return Sagas{o} }
+
+// Watchers returns the watchers of the state database.
+func (o Operator) Watchers() Watchers { return Watchers{o} }
+
+// Bounds of lists. Most lists have the bounds of the dead letters.
+const (
+	DefaultPage      = letters.PageSize
+	MaxPage          = letters.MaxPageSize
+	MaxScheduledPage = agenda.MaxPageSize
+	MaxHistoryPage   = purge.MaxHistory
+)
+
+// pageSize returns the number of entries of a page for the requested limit.
+func pageSize(limit int) int {
+	if limit <= 0 {
+		return DefaultPage
+	}
+	return min(limit, MaxPage)
+}
+
+// Run keeps the figures of the overview fresh, evaluates the health rules, and runs the replays
+// that were started by operators of this process. It blocks until ctx ends. o must come from [New].
+// If Run is not running, figures are counted when they are requested, and replays are ordered but
+// not run.
+//
+// Run counts the waiting envelopes every ten seconds, and every two seconds while an operator reads
+// the figures. For each watcher, counting takes at most a thirtieth of the time.
+func (o Operator) Run(ctx context.Context) error {
+	log := o.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { o.replays.runJobs(ctx, log) })
+
+	o.figures.keepFresh(ctx, o.For(Actor{}), log)
+	return nil
+}
+
+// letters returns the collection of the dead letters of the relay, of all watchers.
+func (o Operator) letters() *mongo.Collection { return o.State.Collection("letters") }
+
+// waiting returns the collection of the waiting envelopes of all watchers.
+func (o Operator) waiting() *mongo.Collection { return o.State.Collection("waiting") }
+
+func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
+
+func (o Operator) database(name string) *mongo.Database { return o.State.Client().Database(name) }
+
+// listRegistrations returns the watcher's registrations, sorted by the name of the collection. A
+// collection that was dropped and created again has several.
+func (o Operator) listRegistrations(ctx context.Context) ([]outboxes.Registration, error) {
+	return outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
+}
+
+// collectionNames returns the sorted names of the outboxes that the watcher is registered for.
+func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
+	registered, err := o.listRegistrations(ctx)
+	names := make([]string, len(registered))
+	for i, r := range registered {
+		names[i] = r.NS
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// ErrNoCollections is returned for a watcher that has not registered any collection.
+var ErrNoCollections = errors.New("it has read no collection yet")
+
+// errNoCollections returns [ErrNoCollections] with the possible causes for the watcher of o.
+func errNoCollections(o Operator) error {
+	return fmt.Errorf("watcher %s in %s: %w: run outrelay and append the first event, or correct the names of the watcher and of "+
+		"the state database", o.Watcher, o.State.Name(), ErrNoCollections)
+}
+
+// Collections returns the sorted names of the outboxes that the watcher is registered for, each once,
+// or only the named one.
+func (o Operator) Collections(ctx context.Context, only string) ([]string, error) {
+	all, err := o.collectionNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	switch {
+	case len(all) == 0:
+		return nil, errNoCollections(o)
+	case only == "":
+		return all, nil
+	case !slices.Contains(all, only):
+		return nil, fmt.Errorf("watcher %s does not read %s; its collections are %s",
+			o.Watcher, only, strings.Join(all, ", "))
+	}
+	return []string{only}, nil
+}
+
+// checkCollection returns an error if only names an outbox that the watcher does not read and of which nothing waits: a dropped
+// collection leaves the registry, and its envelopes may still wait.
+func (o Operator) checkCollection(ctx context.Context, only string) error {
+	if only == "" {
+		return nil
+	}
+	_, err := o.Collections(ctx, only)
+	if err == nil {
+		return nil
+	}
+	of := bson.D{{Key: "watcher", Value: o.Watcher}, {Key: "ns", Value: only}}
+	if found, existsErr := mongodb.Exists(ctx, mongodb.Majority(o.waiting()), of); existsErr != nil || found {
+		return existsErr
+	}
+	return err
+}
+
+// lookupCollections is Collections, but returns an empty list for a watcher that has none.
+func (o Operator) lookupCollections(ctx context.Context, only string) ([]string, error) {
+	if only == "" {
+		return o.collectionNames(ctx)
+	}
+	return o.Collections(ctx, only)
+}
+
+// fewCollections is the largest number of outboxes that are all searched for scheduled envelopes.
+const fewCollections = 32
+
+// scheduledCollections returns the outboxes that may hold scheduled envelopes, or only the named one. Of many outboxes, these are
+// the ones on the list that the relay keeps, on which an outbox is as soon as the relay has read a scheduled envelope of it.
+func (o Operator) scheduledCollections(ctx context.Context, only string) ([]string, error) {
+	if only != "" {
+		return []string{only}, o.checkCollection(ctx, only)
+	}
+	all, err := o.collectionNames(ctx)
+	if err != nil || len(all) <= fewCollections {
+		return all, err
+	}
+	return outboxes.ListScheduled(ctx, o.State.Collection("schedules"), o.Watcher)
+}
+
+// logAction writes an action to the audit log, after it was done. If that fails, the error states
+// that the action was done.
+func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D) error {
+	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
+	if o.Slot != "" {
+		fields = append(fields, bson.E{Key: "slot", Value: o.Slot})
+	}
+	if o.Source != "" {
+		fields = append(fields, bson.E{Key: "source", Value: o.Source})
+	}
+
+	if err := nodes.NewAuditLog(o.State.Collection("audit"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
+		return fmt.Errorf("done, but not written to the audit log: %w", err)
+	}
+	return nil
+}
+
+// maxAuditWait bounds writing the entry of an action after its context has ended.
+const maxAuditWait = 5 * time.Second
+
+// logOutcome logs an action whose result is actionErr, even if the action's context has ended. It
+// returns actionErr joined with its own error. While the action's context lasts, logOutcome has no
+// own time limit, so that a slow server does not cause a missing entry.
+func (o Operator) logOutcome(actionCtx context.Context, kind nodes.Kind, fields bson.D, actionErr error) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(actionCtx))
+	defer cancel()
+	stop := context.AfterFunc(actionCtx, func() { time.AfterFunc(maxAuditWait, cancel) })
+	defer stop()
+
+	fields = append(fields, bson.E{Key: "complete", Value: actionErr == nil})
+	return errors.Join(actionErr, o.logAction(ctx, kind, fields))
+}

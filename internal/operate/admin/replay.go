@@ -1,0 +1,472 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+// Replays send delivered envelopes again that are still in the outbox.
+//
+// A replay stores envelopes as waiting. The relay sends them, marked as redelivered and with the delivery number of
+// the replay (N18). The outboxes do not change. A replay is ordered once with [Replays.Order]. [Replays.Run] may be
+// interrupted and repeated any number of times, and queues each envelope once.
+type Replays struct {
+	op     Operator
+	stored *replayStore
+}
+
+// ReplayOrder selects the envelopes of a replay. Every list that is not empty is a condition.
+type ReplayOrder struct {
+	// From and To bound the time of the commit: the server's timestamp, in whole seconds, To excluded. The zero time is no bound.
+	// Envelopes that the watcher has not passed yet are never replayed, nor are those that wait or are dead letters.
+	From           time.Time `json:"from,omitzero"`
+	To             time.Time `json:"to,omitzero"`
+	IDs            []string  `json:"ids,omitempty" maxItems:"1000"`
+	Keys           []string  `json:"keys,omitempty" maxItems:"1000" doc:"Ordering keys."`
+	Types          []string  `json:"types,omitempty" maxItems:"100"`
+	AggregateTypes []string  `json:"aggregate_types,omitempty" maxItems:"100"`
+	Topics         []string  `json:"topics,omitempty" maxItems:"100" doc:"Send only to these topics."`
+	Collections    []string  `json:"collections,omitempty" maxItems:"100" doc:"Default: all of the watcher."`
+	Rate           float64   `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Envelopes per second; 0 means as fast as the relay accepts them."`
+	Force          bool      `json:"force,omitempty" doc:"Also send to compacted topics."`
+}
+
+// ReplayPlan is the expected result of an order.
+type ReplayPlan struct {
+	Watcher     string        `json:"watcher"`
+	Until       time.Time     `json:"until"` // the end of the order, or the position of the watcher if that is earlier
+	Found       int64         `json:"found"` // envelopes to send again
+	LeftOut     int64         `json:"left_out"`
+	Unstamped   int64         `json:"unstamped"` // envelopes without a ts, at any time; not sent; 100,000 at most are counted per collection
+	Collections []ReplayCount `json:"collections"`
+	Topics      []ReplayTopic `json:"topics"`
+	query       replayQuery
+}
+
+// ReplayCount is the number of found envelopes of a collection.
+type ReplayCount struct {
+	Name  string `json:"name"`
+	Found int64  `json:"found"`
+}
+
+// ReplayTopic is the number of records that a topic gets.
+type ReplayTopic struct {
+	Name      string `json:"name"`
+	Found     int64  `json:"found"`
+	Compacted bool   `json:"compacted"`
+}
+
+// ErrCompacted is returned for a replay to compacted topics without Force.
+var ErrCompacted = errors.New("the replay sends to compacted topics")
+
+// ErrUnboundedReplay is returned for an order that would replay everything.
+var ErrUnboundedReplay = errors.New("a replay needs a start time or ids")
+
+// Plan counts the envelopes that the order matches now.
+func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
+	if err := r.checkRouting(); err != nil {
+		return ReplayPlan{}, err
+	}
+	p := ReplayPlan{Watcher: r.op.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
+	if o.From.IsZero() && len(o.IDs) == 0 {
+		return p, ErrUnboundedReplay
+	}
+
+	// The stream may still deliver envelopes after the position.
+	until, err := r.op.lowestPosition(ctx)
+	if err != nil {
+		return p, err
+	}
+	// An order for a later time ends at the position, and does not wait for it.
+	if !o.To.IsZero() {
+		if end := outboxes.LastStampBefore(o.To); until.After(end) {
+			until = end
+		}
+	}
+	p.Until = time.Unix(int64(until.T), 0).UTC()
+
+	namespaces, err := r.resolveCollections(ctx, o.Collections)
+	if err != nil {
+		return p, err
+	}
+	p.query = replayQuery{
+		Collections:    namespaces,
+		From:           outboxes.FirstStampAt(o.From),
+		Until:          until,
+		IDs:            o.IDs,
+		Keys:           o.Keys,
+		Types:          o.Types,
+		AggregateTypes: o.AggregateTypes,
+		Topics:         o.Topics,
+	}
+	// The rest is derived from the configuration, and is stored with the order.
+	p.query = r.completeQuery(p.query)
+
+	if err := r.countTargets(ctx, &p); err != nil {
+		return p, err
+	}
+	if len(p.Topics) == 0 {
+		return p, nil
+	}
+	return p, r.markCompacted(ctx, &p, o.Force)
+}
+
+// completeQuery returns a query, which may have been stored, with the parts that are not stored.
+func (r Replays) completeQuery(q replayQuery) replayQuery {
+	q.mapping = r.op.Mapping
+	q.whole = r.op.Router != nil && r.op.Router.NeedsDocument()
+	return q
+}
+
+// countTargets sets the counts of the plan.
+func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
+	topics := map[string]int64{}
+	for _, ns := range p.query.Collections {
+		coll := outboxes.CollectionOf(r.op.State.Client(), ns)
+		found, err := r.countEnvelopes(ctx, coll, p, topics)
+		if err != nil {
+			return err
+		}
+
+		unstamped, err := countUnstamped(ctx, coll, p.query)
+		if err != nil {
+			return err
+		}
+		p.Unstamped += unstamped
+
+		p.Found += found
+		if found > 0 {
+			p.Collections = append(p.Collections, ReplayCount{ns, found})
+		}
+	}
+
+	for _, t := range slices.Sorted(maps.Keys(topics)) {
+		p.Topics = append(p.Topics, ReplayTopic{Name: t, Found: topics[t]})
+	}
+	return nil
+}
+
+// countEnvelopes adds the envelopes of a collection to the counts of their topics, and to the envelopes that the plan leaves out.
+// It returns the number of the others. It reads the same fields of each envelope as the replay.
+func (r Replays) countEnvelopes(
+	ctx context.Context, coll *mongo.Collection, p *ReplayPlan, topics map[string]int64,
+) (found int64, err error) {
+	q, ns := p.query, mongodb.Namespace(coll)
+	var part []replayItem
+	count := func() error {
+		sent, _, err := r.delivered(ctx, ns, part)
+		p.LeftOut += int64(len(part) - len(sent))
+		found += int64(len(sent))
+		for _, it := range sent {
+			for _, t := range it.topics {
+				topics[t]++
+			}
+		}
+		part = part[:0]
+		return err
+	}
+
+	doing := "counting envelopes of " + ns
+	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.buildRangeFilter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
+		it, ok := r.newItem(ns, raw, q)
+		if !ok {
+			p.LeftOut++
+			return nil
+		}
+		if part = append(part, it); len(part) < mongodb.MaxDocuments {
+			return nil
+		}
+		return count()
+	}, options.Find().SetProjection(q.buildProjection()))
+	if err != nil {
+		return found, err
+	}
+	return found, count()
+}
+
+// replayItem is an envelope that a replay may send.
+type replayItem struct {
+	routedTopics
+	id        bson.RawValue
+	stamp     bson.Timestamp
+	size      int   // of the document
+	expiresAt int64 // Unix milliseconds; 0: never
+}
+
+// newItem returns the item of a document that was read with the fields of the query. It returns false for a malformed envelope, and
+// for one of other topics.
+func (r Replays) newItem(ns string, raw bson.Raw, q replayQuery) (it replayItem, ok bool) {
+	var v envelope.View
+	if q.mapping.Parse(raw, &v) != nil {
+		return it, false
+	}
+	it.routedTopics = r.routeEnvelope(ns, &v, q.Topics)
+	it.id, it.stamp, it.size = mongodb.CloneValue(raw.Lookup("_id")), v.TS, len(raw)
+	if n, ok := raw.Lookup(sizeField).AsInt64OK(); ok {
+		it.size = int(n)
+	}
+	if v.HasExpiresAt {
+		it.expiresAt = v.ExpiresAt
+	}
+	return it, len(it.topics) > 0
+}
+
+// delivered returns the items without those that wait, and without the topics for which they are dead letters: only what was
+// delivered is sent again. skipped is the number of the others.
+func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (out []replayItem, skipped int64, err error) {
+	if len(list) == 0 {
+		return nil, 0, nil
+	}
+	ids := make([]bson.RawValue, len(list))
+	for i := range list {
+		ids[i] = list[i].id
+	}
+	type event struct {
+		id    string
+		stamp bson.Timestamp
+	}
+	waits := map[event]bool{}
+	err = waiting.EachStampOf(ctx, r.op.waiting(), r.op.Watcher, ns, ids, func(id bson.RawValue, stamp bson.Timestamp) {
+		waits[event{mongodb.ValueKey(id), stamp}] = true
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	dead := map[event][]string{}
+	err = letters.Known(ctx, r.op.letters(), r.op.Watcher, ns, ids, func(m letters.Mark) error {
+		if !m.Requeued {
+			e := event{mongodb.ValueKey(m.ID), m.Stamp}
+			dead[e] = append(dead[e], m.Topic)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+
+	out = make([]replayItem, 0, len(list))
+	for _, it := range list {
+		rejected := dead[event{mongodb.ValueKey(letters.ShortID(it.id)), it.stamp}]
+		if len(rejected) > 0 {
+			n := len(it.topics)
+			it.topics = slices.DeleteFunc(slices.Clone(it.topics), func(t string) bool { return slices.Contains(rejected, t) })
+			it.partial = it.partial || len(it.topics) < n
+		}
+		if waits[event{mongodb.ValueKey(it.id), it.stamp}] || len(it.topics) == 0 || slices.Contains(rejected, "") {
+			skipped++
+			continue
+		}
+		out = append(out, it)
+	}
+	return out, skipped, nil
+}
+
+// markCompacted marks the compacted topics of the plan. With force, Kafka may be unavailable.
+func (r Replays) markCompacted(ctx context.Context, p *ReplayPlan, force bool) error {
+	names := make([]string, len(p.Topics))
+	for i, t := range p.Topics {
+		names[i] = t.Name
+	}
+
+	compacted, err := r.op.Compacted(ctx, names)
+	if err != nil && !force {
+		return fmt.Errorf("reading from Kafka which topics are compacted (--force skips this check): %w", err)
+	}
+	for i := range p.Topics {
+		p.Topics[i].Compacted = slices.Contains(compacted, p.Topics[i].Name)
+	}
+	return nil
+}
+
+// routedTopics are the topics of an envelope in a replay.
+type routedTopics struct {
+	topics  []string
+	partial bool // the routing has further topics
+}
+
+// routeEnvelope returns the topics of an envelope of the collection ns, restricted to those in only unless only is
+// empty. An envelope that the routing rejects has no topics.
+func (r Replays) routeEnvelope(ns string, v *envelope.View, only []string) routedTopics {
+	db, coll, _ := strings.Cut(ns, ".")
+	targets, err := r.op.Router.Route(v, &routing.Meta{DB: []byte(db), Coll: []byte(coll)}, nil)
+	if err != nil {
+		return routedTopics{}
+	}
+
+	var routed routedTopics
+	for _, t := range targets {
+		if len(only) == 0 || slices.Contains(only, t.Topic) {
+			routed.topics = append(routed.topics, t.Topic)
+		}
+	}
+	routed.partial = len(routed.topics) < len(targets)
+	return routed
+}
+
+// Order stores the order of a plan and returns its replay, which Run runs. It returns
+// [ErrCompacted] if the order needs Force (N10).
+func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
+	var compacted []string
+	// In a compacted topic, an old event would replace the newest of its key.
+	for _, t := range p.Topics {
+		if t.Compacted {
+			compacted = append(compacted, t.Name)
+		}
+	}
+	if len(compacted) > 0 && !o.Force {
+		return ReplayInfo{}, fmt.Errorf("%w (%s): an old event becomes the newest of its key, and compaction removes the later ones; "+
+			"use --force if the readers tolerate that, or --topic to send only to other topics", ErrCompacted, strings.Join(compacted, ", "))
+	}
+
+	delivery, err := waiting.NextDelivery(ctx, r.op.State.Collection("counters"))
+	if err != nil {
+		return ReplayInfo{}, err
+	}
+	id := fmt.Sprintf("%s-%04x", time.Now().UTC().Format("20060102T150405"), rand.Uint32()&0xffff)
+	err = r.stored.Start(ctx, storedReplay{
+		ID:       id,
+		Watcher:  r.op.Watcher,
+		Query:    p.query,
+		Actor:    r.op.Actor,
+		Found:    p.Found,
+		Rate:     o.Rate,
+		Delivery: delivery,
+	})
+	if err != nil {
+		return ReplayInfo{}, err
+	}
+	// The stored order has the times that the server has set.
+	doc, err := r.stored.Get(ctx, id)
+	if err != nil {
+		return ReplayInfo{}, err
+	}
+
+	// Ids and keys may be personal data, so the audit log contains only their number.
+	return newReplayInfo(doc), r.op.logAction(ctx, "replay_ordered", bson.D{
+		{Key: "replay", Value: id},
+		{Key: "found", Value: p.Found},
+		{Key: "from", Value: o.From},
+		{Key: "until", Value: p.Until},
+		{Key: "ids", Value: len(o.IDs)},
+		{Key: "keys", Value: len(o.Keys)},
+		{Key: "types", Value: o.Types},
+		{Key: "aggregate_types", Value: o.AggregateTypes},
+		{Key: "topics", Value: o.Topics},
+		{Key: "collections", Value: len(p.Collections)},
+		{Key: "force", Value: o.Force},
+	})
+}
+
+// ReplayInfo is the state of a replay.
+type ReplayInfo struct {
+	ID          string     `json:"id"`
+	Watcher     string     `json:"watcher"`
+	State       string     `json:"state"` // running (also if interrupted), done, cancelled
+	Actor       string     `json:"actor"`
+	Found       int64      `json:"found"`       // when it was ordered
+	Queued      int64      `json:"queued"`      // for the relay to send
+	Skipped     int64      `json:"skipped"`     // expired, malformed, or routed to none of the topics
+	Outstanding int64      `json:"outstanding"` // queued and not sent yet; −1 means not counted
+	From        time.Time  `json:"from,omitzero"`
+	Until       time.Time  `json:"until"`
+	StartedAt   time.Time  `json:"started_at"`
+	UpdatedAt   time.Time  `json:"updated_at"`
+	FinishedAt  *time.Time `json:"finished_at,omitempty"`
+}
+
+func newReplayInfo(p storedReplay) ReplayInfo {
+	info := ReplayInfo{
+		ID:          p.ID,
+		Watcher:     p.Watcher,
+		State:       p.State,
+		Actor:       p.Actor,
+		Found:       p.Found,
+		Queued:      p.Queued,
+		Skipped:     p.Skipped,
+		Outstanding: -1,
+		Until:       time.Unix(int64(p.Query.Until.T), 0).UTC(),
+		StartedAt:   p.StartedAt,
+		UpdatedAt:   p.UpdatedAt,
+		FinishedAt:  p.FinishedAt,
+	}
+
+	if p.Query.From.T > 0 {
+		info.From = time.Unix(int64(p.Query.From.T), 0).UTC()
+	}
+	return info
+}
+
+// resolveCollections returns the named collections, or all that the watcher is registered for.
+func (r Replays) resolveCollections(ctx context.Context, named []string) ([]string, error) {
+	all, err := r.op.collectionNames(ctx)
+	if err != nil || len(named) == 0 {
+		return all, err
+	}
+
+	named = slices.Compact(slices.Sorted(slices.Values(named)))
+	for _, ns := range named {
+		if !slices.Contains(all, ns) {
+			return nil, fmt.Errorf("collection %s is not one of watcher %s's collections, which are %s",
+				ns, r.op.Watcher, joinSome(all))
+		}
+	}
+	return named, nil
+}
+
+// joinSome joins up to five names for an error message.
+func joinSome(names []string) string {
+	if len(names) == 0 {
+		return "none yet"
+	}
+	if len(names) > 5 {
+		return strings.Join(names[:5], ", ") + fmt.Sprintf(" and %d more", len(names)-5)
+	}
+	return strings.Join(names, ", ")
+}
+
+// lowestPosition returns the position that all slots of the watcher have passed. Everything that
+// was committed before it is delivered, or is an exception.
+func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
+	docs, err := mongodb.FindAll[lease.Document](ctx, mongodb.Majority(o.watcherDocuments()), "reading watcher "+o.Watcher,
+		mongodb.OfSlots(o.Watcher), options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
+	if err != nil {
+		return bson.Timestamp{}, err
+	}
+	if len(docs) == 0 {
+		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
+			o.Watcher, lease.ErrNotFound)
+	}
+
+	// A slot that lags behind decides: its part of a collection is not delivered beyond its position.
+	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
+	for _, d := range docs {
+		at, ok := d.Position().Time()
+		if !ok || at.IsZero() {
+			return bson.Timestamp{}, fmt.Errorf("slot %s has no position yet, so the delivered envelopes are unknown; "+
+				"start outrelay run", d.ID)
+		}
+		if lowest.After(at) {
+			lowest = at
+		}
+	}
+	return lowest, nil
+}

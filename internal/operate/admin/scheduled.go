@@ -1,0 +1,283 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/service/agenda"
+)
+
+// ScheduledFilter selects scheduled envelopes by text that operators type. An envelope matches if
+// it fulfills all conditions that are set. An envelope that a watcher has claimed to send it waits, and does not match.
+type ScheduledFilter struct {
+	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes."`
+	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
+	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
+	From          time.Time `query:"due_from" json:"due_from,omitzero" doc:"Due at this time or later."`
+	To            time.Time `query:"due_before" json:"due_before,omitzero" doc:"Due before this time."`
+	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
+}
+
+// Scheduled is an envelope that waits for its due time.
+type Scheduled struct {
+	Collection    string    `json:"collection"`
+	ID            string    `json:"id"`
+	Type          string    `json:"type"`
+	AggregateType string    `json:"aggregate_type"`
+	AggregateID   string    `json:"aggregate_id"`
+	DueAt         time.Time `json:"due_at"`
+	ExpiresAt     time.Time `json:"expires_at,omitzero"`
+}
+
+// ScheduledPage is a page of scheduled envelopes, collection by collection, and by due time within
+// a collection.
+type ScheduledPage struct {
+	Events []Scheduled `json:"events"`
+	Total  int64       `json:"total"` // number of matching envelopes on all pages
+	Next   string      `json:"next,omitempty"`
+}
+
+// ScheduledGroup counts the scheduled envelopes of one type in all collections.
+type ScheduledGroup struct {
+	Type     string    `json:"type"`
+	Count    int64     `json:"count"`
+	Earliest time.Time `json:"earliest"`
+	Latest   time.Time `json:"latest"`
+}
+
+// ErrNoCondition is returned for a cancellation whose filter has no condition.
+var ErrNoCondition = errors.New("the filter has no condition; add one, or set all if every scheduled envelope is meant")
+
+// Schedule is the set of the scheduled envelopes of a watcher.
+type Schedule struct{ op Operator }
+
+// List returns a page of up to limit envelopes, by default [DefaultPage]. after is Next of
+// the previous page.
+func (s Schedule) List(
+	ctx context.Context, f ScheduledFilter, limit int, after string,
+) (ScheduledPage, error) {
+	if limit <= 0 {
+		limit = DefaultPage
+	}
+	query, list, err := s.findOutboxes(ctx, f, s.op.scheduledCollections)
+	if err != nil {
+		return ScheduledPage{Events: []Scheduled{}}, err
+	}
+
+	names := make([]string, len(list))
+	collections := map[string]*mongo.Collection{}
+	for i, coll := range list {
+		names[i] = mongodb.Namespace(coll)
+		collections[names[i]] = coll
+	}
+	lister := collectionLister[Scheduled, string]{
+		count: func(ns string) (int64, error) {
+			n, err := agenda.Count(ctx, collections[ns], query)
+			return n, wrapError(ns, err)
+		},
+		read: func(ns string, after *string, limit int) (events []Scheduled, last *string, err error) {
+			var cursor string
+			if after != nil {
+				cursor = *after
+			}
+			part, err := agenda.ReadPage(ctx, collections[ns], query, limit, cursor)
+			for i := range part.Events {
+				events = append(events, newScheduled(ns, &part.Events[i]))
+			}
+			if part.Next != "" {
+				last = &part.Next
+			}
+			return events, last, wrapError(ns, err)
+		},
+	}
+	var page ScheduledPage
+	page.Events, page.Total, page.Next, err = lister.readPage(names, limit, after)
+	return page, err
+}
+
+func newScheduled(ns string, e *agenda.Event) Scheduled {
+	return Scheduled{
+		Collection:    ns,
+		ID:            e.ID.String(),
+		Type:          e.Name,
+		AggregateType: e.Aggregate.Type,
+		AggregateID:   e.Aggregate.ID,
+		DueAt:         e.DueAt,
+		ExpiresAt:     e.ExpiresAt,
+	}
+}
+
+// Summary counts the matching envelopes by type, sorted by type.
+func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGroup, error) {
+	query, outboxes, err := s.findOutboxes(ctx, f, s.op.scheduledCollections)
+	if err != nil {
+		return nil, err
+	}
+
+	groups := []ScheduledGroup{}
+	compareType := func(g ScheduledGroup, t string) int { return strings.Compare(g.Type, t) }
+	for _, coll := range outboxes {
+		list, err := agenda.Summarize(ctx, coll, query)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
+		}
+
+		for _, s := range list {
+			i, found := slices.BinarySearchFunc(groups, s.Name, compareType)
+			if !found {
+				g := ScheduledGroup{Type: s.Name, Earliest: s.Earliest.UTC(), Latest: s.Latest.UTC()}
+				groups = slices.Insert(groups, i, g)
+			}
+
+			g := &groups[i]
+			g.Count += s.Count
+			if s.Earliest.Before(g.Earliest) {
+				g.Earliest = s.Earliest.UTC()
+			}
+			if s.Latest.After(g.Latest) {
+				g.Latest = s.Latest.UTC()
+			}
+		}
+	}
+	return groups, nil
+}
+
+// Cancel cancels the matching envelopes that no watcher has claimed yet, and returns their
+// number. If progress is not nil, Cancel calls it with the number so far. It returns
+// [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
+// cancelled until then stay cancelled, and are in the audit log.
+func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(int64)) (n int64, err error) {
+	if f.Empty() && !f.All {
+		return 0, ErrNoCondition
+	}
+	query, outboxes, err := s.findOutboxes(ctx, f, s.op.Collections)
+	if err != nil {
+		return 0, err
+	}
+
+	for _, coll := range outboxes {
+		var cancelled int64
+		cancelled, err = agenda.CancelMatching(ctx, coll, query)
+		if err != nil {
+			// The cancellations until then are logged below.
+			err = fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
+			break
+		}
+		n += cancelled
+		if progress != nil {
+			progress(n)
+		}
+	}
+
+	// WithoutCancel, because the envelopes are gone even if the caller is.
+	if n > 0 || err == nil {
+		fields := append(auditFields(f), bson.E{Key: "count", Value: n})
+		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
+	}
+	return n, err
+}
+
+// Rescheduled is the result of a move of envelopes to another due time.
+type Rescheduled struct {
+	To    time.Time `json:"to"`
+	Moved []string  `json:"moved"`
+	// NotScheduled are the ids of envelopes that were never scheduled, were cancelled, or are
+	// already being sent.
+	NotScheduled []string `json:"not_scheduled"`
+}
+
+// Move moves the envelopes with the ids of the filter to another due time, unless a watcher
+// has claimed them. Like Cancel, it looks into every outbox of the watcher.
+func (s Schedule) Move(ctx context.Context, f ScheduledFilter, to time.Time) (Rescheduled, error) {
+	r := Rescheduled{To: to.UTC(), Moved: []string{}, NotScheduled: []string{}}
+	_, outboxes, err := s.findOutboxes(ctx, ScheduledFilter{Collection: f.Collection}, s.op.Collections)
+	if err != nil {
+		return r, err
+	}
+
+	for _, text := range f.IDs {
+		moved, err := rescheduleEnvelope(ctx, outboxes, text, to)
+		if err != nil {
+			return r, errors.Join(err, s.logMoved(ctx, f, r))
+		}
+		if moved {
+			r.Moved = append(r.Moved, text)
+		} else {
+			r.NotScheduled = append(r.NotScheduled, text)
+		}
+	}
+	return r, s.logMoved(ctx, f, r)
+}
+
+// logMoved logs the move if any envelope was moved, even if ctx has ended.
+func (s Schedule) logMoved(ctx context.Context, f ScheduledFilter, r Rescheduled) error {
+	if len(r.Moved) == 0 {
+		return nil
+	}
+	fields := append(auditFields(f), bson.E{Key: "to", Value: r.To}, bson.E{Key: "count", Value: len(r.Moved)})
+	return s.op.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields)
+}
+
+// rescheduleEnvelope moves the first envelope that matches the text of the id. It returns false if
+// there is none.
+func rescheduleEnvelope(ctx context.Context, outboxes []*mongo.Collection, text string, to time.Time) (bool, error) {
+	for _, id := range parseIDs(text) {
+		for _, coll := range outboxes {
+			moved, err := agenda.Move(ctx, coll, id, to)
+			if err != nil {
+				return false, fmt.Errorf("%s: moving envelope %s: %w", mongodb.Namespace(coll), text, err)
+			}
+			if moved {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
+// name. list returns the names of all outboxes that are read or changed, or only the given one.
+func (s Schedule) findOutboxes(
+	ctx context.Context, f ScheduledFilter, list func(ctx context.Context, only string) ([]string, error),
+) (agenda.Query, []*mongo.Collection, error) {
+	query := agenda.Query{Name: f.Type, AggregateType: f.AggregateType, From: f.From, Before: f.To, Mapping: s.op.Mapping}
+	if err := checkWindow(f.From, f.To); err != nil {
+		return query, nil, err
+	}
+	// An empty id would match nothing, and usually stems from an empty variable of a script.
+	for _, text := range f.IDs {
+		if text == "" {
+			return query, nil, errors.New("an id is empty")
+		}
+		query.IDs = append(query.IDs, parseIDs(text)...)
+	}
+
+	names, err := list(ctx, f.Collection)
+	if err == nil && len(names) == 0 {
+		_, err = s.op.Collections(ctx, "")
+	}
+	if err != nil {
+		return query, nil, err
+	}
+
+	found := make([]*mongo.Collection, len(names))
+	for i, ns := range names {
+		found[i] = mongodb.Majority(outboxes.CollectionOf(s.op.State.Client(), ns))
+	}
+	return query, found, nil
+}
+
+// Empty reports whether the filter has no condition except the collection.
+func (f ScheduledFilter) Empty() bool {
+	return len(f.IDs) == 0 && f.Type == "" && f.AggregateType == "" && f.From.IsZero() && f.To.IsZero()
+}

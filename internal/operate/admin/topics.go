@@ -1,0 +1,251 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/service/letterparts"
+)
+
+// maxTopicLetters bounds the letters of one collection that are counted by topic.
+const maxTopicLetters = 10_000
+
+// Activity reads the latest deliveries from the reports of a watcher's owners.
+type Activity struct{ op Operator }
+
+// Activity returns the activity of the watcher.
+func (o Operator) Activity() Activity { return Activity{o} }
+
+func (a Activity) openHistory() *nodes.History {
+	return nodes.NewHistory(mongodb.Majority(a.op.State.Collection("history")))
+}
+
+// Minute is one minute of a watcher.
+type Minute = nodes.Sample
+
+// Minutes returns throughput and lag of the watcher in the last day, one point a minute, oldest first. Minutes without an owner are
+// missing.
+func (a Activity) Minutes(ctx context.Context) ([]Minute, error) {
+	return a.openHistory().Read(ctx, a.op.Watcher)
+}
+
+// TopicList has the topics of a watcher.
+type TopicList struct {
+	At     *time.Time      `json:"at,omitempty"` // when an owner reported last; nil if none did yet
+	Topics []TopicFigures  `json:"topics"`
+	Others activity.Others `json:"others"` // the topics that the list leaves out
+	// LettersMore reports that a collection has more dead letters than are counted by topic: 10,000.
+	LettersMore bool `json:"letters_more"`
+}
+
+// TopicFigures are the figures of one topic. Rates and latencies cover the last minute, as the owners report them
+// every five seconds. They are 0 if nothing was acked.
+type TopicFigures struct {
+	Topic         string           `json:"topic"`          // "" for waiting events and letters of no topic
+	Rate          float64          `json:"rate"`           // acked records per second
+	BytesRate     float64          `json:"bytes_rate"`     // bytes per second of these records, before compression
+	P50MS         float64          `json:"p50_ms"`         // from the commit to the ack, in milliseconds, to about a quarter; of several slots, the mean
+	P99MS         float64          `json:"p99_ms"`         // of several slots, the greatest
+	LastAt        *time.Time       `json:"last_at"`        // when the last record was acked
+	LastPartition int32            `json:"last_partition"` // place of that record
+	LastOffset    int64            `json:"last_offset"`
+	Waiting       int64            `json:"waiting"` // events that are parked, blocked, or before a retry
+	OldestS       float64          `json:"oldest_s"`
+	Target        *UnwritableTopic `json:"target,omitempty"` // the owner's report if the topic cannot be written now
+	Dead          int64            `json:"dead"`             // letters of the relay that are not requeued
+	HandlerDead   int64            `json:"handler_dead"`     // letters of handlers that are not requeued
+
+	records int64 // of the last minute
+}
+
+// Topics returns the activity, the waiting events and the dead letters by topic. It reads one document for each slot, the
+// figures of the overview, and the topics of at most 10,000 letters of each collection.
+func (a Activity) Topics(ctx context.Context) (TopicList, error) {
+	list := TopicList{Topics: []TopicFigures{}}
+	reports, err := a.openHistory().ReadActivity(ctx, a.op.Watcher)
+	if err != nil {
+		return list, err
+	}
+	pending, err := a.op.Waiting().Topics(ctx)
+	if err != nil {
+		return list, err
+	}
+
+	rows := topicRows{}
+	for i := range reports {
+		list.addReport(rows, &reports[i])
+	}
+	for _, p := range pending {
+		t := rows.find(p.Topic)
+		t.Waiting, t.OldestS, t.Target = p.Retry+p.Blocked+p.Parked, p.OldestAgeS, p.Target
+	}
+	if list.LettersMore, err = a.countLetters(ctx, rows); err != nil {
+		return list, err
+	}
+
+	list.addRows(rows)
+	return list, nil
+}
+
+// topicRows has the figures by topic.
+type topicRows map[string]*TopicFigures
+
+// find returns the figures of a topic, which it adds if they are missing.
+func (r topicRows) find(topic string) *TopicFigures {
+	t := r[topic]
+	if t == nil {
+		t = &TopicFigures{Topic: topic}
+		r[topic] = t
+	}
+	return t
+}
+
+// addReport adds the report of a slot.
+func (l *TopicList) addReport(rows topicRows, r *activity.Report) {
+	if l.At == nil || r.At.After(*l.At) {
+		at := r.At.UTC()
+		l.At = &at
+	}
+	l.Others.Topics += r.Others.Topics
+	l.Others.Rate += r.Others.Rate
+
+	for i := range r.Topics {
+		from := &r.Topics[i]
+		t := rows.find(from.Topic)
+		t.Rate += from.Rate
+		t.BytesRate += from.Bytes
+		// Medians cannot be added, so the records of each slot are their weight.
+		if sum := t.records + from.Records; sum > 0 {
+			t.P50MS = (t.P50MS*float64(t.records) + from.P50MS*float64(from.Records)) / float64(sum)
+			t.records = sum
+		}
+		// The greatest of the slots is an upper bound of the common percentile.
+		t.P99MS = max(t.P99MS, from.P99MS)
+		if t.LastAt == nil || from.LastAt.After(*t.LastAt) {
+			at := from.LastAt.UTC()
+			t.LastAt, t.LastPartition, t.LastOffset = &at, from.Partition, from.Offset
+		}
+	}
+}
+
+// countLetters adds the dead letters of the relay and of handlers. more reports that a collection has more letters than
+// are counted.
+func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, err error) {
+	namespaces, err := a.op.collectionNames(ctx)
+	if err != nil {
+		return false, err
+	}
+	counts, more, err := letters.CountTopics(ctx, a.op.letters(), a.op.Watcher, maxTopicLetters)
+	if err != nil {
+		return more, err
+	}
+	for topic, n := range counts {
+		rows.find(topic).Dead += n
+	}
+
+	err = a.op.forEachService(ctx, databaseNames(namespaces), func(db string, found serviceCollections) error {
+		for _, coll := range found.letters {
+			letters := mongodb.Majority(a.op.database(db).Collection(coll))
+			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "_id.topic", maxTopicLetters)
+			if err != nil {
+				return err
+			}
+			var read int64
+			for topic, n := range counts {
+				rows.find(topic).HandlerDead += n
+				read += n
+			}
+			more = more || read == maxTopicLetters
+		}
+		return nil
+	})
+	return more, err
+}
+
+// needsAttention reports whether events of the topic wait or are dead.
+func (t *TopicFigures) needsAttention() bool {
+	return t.Waiting > 0 || t.Target != nil || t.Dead > 0 || t.HandlerDead > 0
+}
+
+// addRows adds the rows to the list, the busiest topic first. Above the limit, topics that need attention stay.
+func (l *TopicList) addRows(rows topicRows) {
+	for _, t := range rows {
+		l.Topics = append(l.Topics, *t)
+	}
+	byRate := func(a, b TopicFigures) int {
+		return cmp.Or(cmp.Compare(b.Rate, a.Rate), compareTimes(b.LastAt, a.LastAt), strings.Compare(a.Topic, b.Topic))
+	}
+	// A quiet topic with waiting events must not be cut off.
+	slices.SortFunc(l.Topics, func(a, b TopicFigures) int {
+		if x, y := a.needsAttention(), b.needsAttention(); x != y {
+			if x {
+				return -1
+			}
+			return 1
+		}
+		return byRate(a, b)
+	})
+
+	topics, others := activity.CutTopics(l.Topics, func(t *TopicFigures) float64 { return t.Rate })
+	l.Topics = topics
+	l.Others.Topics += others.Topics
+	l.Others.Rate += others.Rate
+	// The list itself is sorted by rate alone.
+	slices.SortFunc(l.Topics, byRate)
+}
+
+// RecentEvents are some of the last records that the watcher has delivered.
+type RecentEvents struct {
+	At     *time.Time    `json:"at,omitempty"` // when an owner reported last; nil if none did yet
+	Events []RecentEvent `json:"events"`       // newest first
+}
+
+// RecentEvent is one record in Kafka, without its payload.
+type RecentEvent struct {
+	activity.Event
+	LatencyMS *float64 `json:"latency_ms,omitempty"` // from the commit to the ack
+}
+
+// Recent returns the last records that owners have sampled, at most 50 for each slot, of one topic or of all if topic is "".
+// An owner samples the first ten events of each second. So the list is complete for a quiet watcher, and a sample of a
+// busy one. It reads one document for each slot, and nothing from Kafka.
+func (a Activity) Recent(ctx context.Context, topic string) (RecentEvents, error) {
+	out := RecentEvents{Events: []RecentEvent{}}
+	reports, err := a.openHistory().ReadActivity(ctx, a.op.Watcher)
+	if err != nil {
+		return out, err
+	}
+
+	for i := range reports {
+		at := reports[i].At.UTC()
+		if out.At == nil || at.After(*out.At) {
+			out.At = &at
+		}
+		for _, e := range reports[i].Events {
+			if topic == "" || e.Topic == topic {
+				out.Events = append(out.Events, newRecentEvent(e))
+			}
+		}
+	}
+	slices.SortStableFunc(out.Events, func(a, b RecentEvent) int { return b.AckedAt.Compare(a.AckedAt) })
+	return out, nil
+}
+
+func newRecentEvent(e activity.Event) RecentEvent {
+	e.AckedAt = e.AckedAt.UTC()
+	r := RecentEvent{Event: e}
+	if !e.CommittedAt.IsZero() {
+		r.CommittedAt = e.CommittedAt.UTC()
+		// The clocks of two machines differ.
+		latency := max(float64(e.AckedAt.Sub(e.CommittedAt).Microseconds())/1000, 0)
+		r.LatencyMS = &latency
+	}
+	return r
+}

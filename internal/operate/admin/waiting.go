@@ -1,0 +1,279 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+)
+
+// MaxWaiting bounds the result of [Waiting.List].
+const MaxWaiting = 10_000
+
+// The entries of the audit log for actions on failed envelopes.
+const (
+	failedReset   nodes.Kind = "failed_reset"
+	failedRetried nodes.Kind = "failed_retried"
+)
+
+// Waiting is the set of the waiting envelopes of a watcher. All of them are in one collection of the state database, so the cost
+// of its functions depends on what waits, and not on the number of outboxes.
+type Waiting struct{ op Operator }
+
+// WaitingGroup counts the envelopes of a collection that wait for one reason and one topic, that are scheduled, or that are
+// dead letters.
+type WaitingGroup struct {
+	Collection string `json:"collection"`
+	// Reason is retry, blocked, parked, queued, scheduled or dead. Dead letters that are requeued are not
+	// counted.
+	Reason string `json:"reason"`
+	Topic  string `json:"topic,omitempty"` // the topic that they wait for; "" if the envelopes do not name it
+	Count  int64  `json:"count"`
+	// Oldest is when the oldest envelope was committed, to the second. For scheduled envelopes it
+	// is the earliest due time.
+	Oldest *time.Time `json:"oldest,omitempty"`
+}
+
+// Summary counts the waiting and scheduled envelopes and the dead letters of all collections of the watcher,
+// or of the named one. It reads every waiting envelope, and one index entry per scheduled envelope.
+func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup, error) {
+	groups := []WaitingGroup{}
+	if err := w.checkRead(ctx, collection); err != nil {
+		return groups, err
+	}
+
+	counts, err := waiting.CountGroups(ctx, w.op.waiting(), waiting.Query{Watcher: w.op.Watcher, NS: collection})
+	if err != nil {
+		return groups, err
+	}
+	for _, c := range counts {
+		g := WaitingGroup{Collection: c.NS, Reason: string(c.Reason), Topic: c.Topic, Count: c.N}
+		if !c.Oldest.IsZero() {
+			g.Oldest = &c.Oldest
+		}
+		groups = append(groups, g)
+	}
+
+	due, err := w.op.countDue(ctx, collection)
+	if err != nil {
+		return groups, err
+	}
+	groups = append(groups, due...)
+
+	dead, err := letters.CountOutboxes(ctx, w.op.letters(),
+		letters.Query{Watcher: w.op.Watcher, NS: collection, RequeueStatus: letters.NotRequeued})
+	for ns, n := range dead {
+		groups = append(groups, WaitingGroup{Collection: ns, Reason: "dead", Count: n})
+	}
+	slices.SortStableFunc(groups, func(a, b WaitingGroup) int {
+		return cmp.Or(cmp.Compare(a.Collection, b.Collection), cmp.Compare(waitingOrder(a.Reason), waitingOrder(b.Reason)))
+	})
+	return groups, err
+}
+
+// checkRead returns an error if the watcher has read no collection, or does not read the named one.
+func (w Waiting) checkRead(ctx context.Context, collection string) error {
+	if collection == "" {
+		_, err := w.op.Collections(ctx, "")
+		return err
+	}
+	return w.op.checkCollection(ctx, collection)
+}
+
+// waitingOrder returns the place of a reason among the groups of a collection.
+func waitingOrder(reason string) int {
+	switch reason {
+	case "scheduled":
+		return 1
+	case "dead":
+		return 2
+	}
+	return 0
+}
+
+// WaitingFilter selects waiting envelopes. An envelope matches if it fulfills all conditions that
+// are set.
+type WaitingFilter struct {
+	Collection string   `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	Reason     string   `query:"reason" json:"reason,omitempty" enum:"retry,blocked,parked,queued"`
+	Topic      string   `query:"topic" json:"topic,omitempty" maxLength:"255" doc:"A topic that it waits for."`
+	Key        string   `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
+	IDs        []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes."`
+	Failed     bool     `query:"failed" json:"failed,omitempty" doc:"Only envelopes that were rejected and wait for another attempt."`
+}
+
+// Empty reports whether the filter has no condition except the collection.
+func (f WaitingFilter) Empty() bool {
+	return f.Reason == "" && f.Topic == "" && f.Key == "" && len(f.IDs) == 0
+}
+
+// toQuery returns the query of the filter, or an error for a reason or a collection that does not exist.
+func (w Waiting) toQuery(ctx context.Context, f WaitingFilter) (waiting.Query, error) {
+	q := waiting.Query{
+		Watcher: w.op.Watcher, NS: f.Collection, Reason: waiting.Reason(f.Reason), Topic: f.Topic, Key: f.Key, Failed: f.Failed,
+	}
+	if f.Reason != "" && !slices.Contains(waiting.Reasons(), q.Reason) {
+		return q, invalidRequest("reason %q is none of retry, blocked, parked, queued; "+
+			"outrelay scheduled and outrelay dead list the others", f.Reason)
+	}
+
+	// A text may stand for ids of several BSON types.
+	for _, text := range f.IDs {
+		ids, err := parseIDValues(text)
+		if err != nil {
+			return q, err
+		}
+		q.IDs = append(q.IDs, ids...)
+	}
+	return q, w.op.checkCollection(ctx, f.Collection)
+}
+
+// WaitingEnvelope is an envelope that could not be sent in the order of the stream, so that the relay stores it until it is sent.
+type WaitingEnvelope struct {
+	Collection string        `json:"collection"`
+	ID         string        `json:"id"`
+	Delivery   int32         `json:"delivery"`
+	Type       string        `json:"type"`
+	Key        string        `json:"key"`    // the ordering key
+	Reason     string        `json:"reason"` // retry, blocked, parked or queued
+	Topics     []string      `json:"topics"` // topics that it waits for; empty means all that it routes to
+	Origin     string        `json:"origin"` // stream, sweep, scheduled, requeue or replay
+	Attempts   int32         `json:"attempts"`
+	NextAt     *time.Time    `json:"next_at,omitempty"`
+	Error      *WaitingError `json:"error,omitempty"` // of the last failed attempt
+}
+
+// WaitingError is a failed attempt.
+type WaitingError struct {
+	Class  string    `json:"class"`
+	Reason string    `json:"reason"`
+	Topic  string    `json:"topic,omitempty"` // the topic that rejected it
+	At     time.Time `json:"at"`
+	Node   string    `json:"node,omitempty"`
+}
+
+// List returns up to limit waiting envelopes without payloads, sorted by collection and key.
+// Within a key, they have the order in which they will be sent. limit is at most [MaxWaiting].
+func (w Waiting) List(ctx context.Context, f WaitingFilter, limit int) ([]WaitingEnvelope, error) {
+	list := []WaitingEnvelope{}
+	if limit < 1 || limit > MaxWaiting {
+		return list, fmt.Errorf("limit %d is not between 1 and %d", limit, MaxWaiting)
+	}
+	if err := w.checkRead(ctx, f.Collection); err != nil {
+		return list, err
+	}
+
+	for after := ""; ; {
+		part, next, err := w.read(ctx, f, min(limit-len(list), MaxPage), after)
+		list = append(list, part...)
+		after = next
+		if err != nil || after == "" || len(list) == limit {
+			return list, err
+		}
+	}
+}
+
+// WaitingPage is a page of waiting envelopes.
+type WaitingPage struct {
+	Envelopes []WaitingEnvelope `json:"envelopes"`
+	Total     int64             `json:"total"` // on all pages
+	Next      string            `json:"next,omitempty"`
+}
+
+// Page returns a page of waiting envelopes without payloads, sorted by collection and key. Within a
+// key, they have the order in which they will be sent.
+func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after string) (page WaitingPage, err error) {
+	if page.Envelopes, page.Next, err = w.read(ctx, f, pageSize(limit), after); err != nil {
+		return page, err
+	}
+	q, err := w.toQuery(ctx, f)
+	if err == nil {
+		page.Total, err = waiting.CountMatching(ctx, w.op.waiting(), q)
+	}
+	return page, err
+}
+
+// read returns up to limit envelopes after a cursor, and the cursor of the rest.
+func (w Waiting) read(ctx context.Context, f WaitingFilter, limit int, after string) ([]WaitingEnvelope, string, error) {
+	list := []WaitingEnvelope{}
+	q, err := w.toQuery(ctx, f)
+	if err != nil {
+		return list, "", err
+	}
+	items, next, err := waiting.List(ctx, w.op.waiting(), q, w.op.heavyFields(), limit, after)
+	for i := range items {
+		list = append(list, w.op.newWaitingEnvelope(&items[i]))
+	}
+	return list, next, err
+}
+
+// heavyFields returns the names of the fields of an envelope that no list shows.
+func (o Operator) heavyFields() (names []string) {
+	for _, e := range o.Mapping.Without("payload", "headers") {
+		names = append(names, e.Key)
+	}
+	return names
+}
+
+func (o Operator) newWaitingEnvelope(i *waiting.Document) WaitingEnvelope {
+	typ, _ := o.Mapping.ToContract(i.Envelope).Lookup("type").StringValueOK()
+	e := WaitingEnvelope{
+		Collection: i.NS,
+		ID:         letters.IDText(i.ID),
+		Delivery:   i.Delivery,
+		Type:       truncateText(typ),
+		Key:        truncateText(i.Key),
+		Reason:     string(i.Reason),
+		Topics:     nonNil(i.Pending),
+		Origin:     i.Origin,
+		Attempts:   i.Attempts,
+		NextAt:     i.NextTime(),
+	}
+	if f := i.Error; f != nil {
+		e.Error = &WaitingError{Class: string(f.Class), Reason: f.Reason, Topic: f.Topic, At: f.At.UTC(), Node: f.Node}
+	}
+	return e
+}
+
+// FailedOutcome counts the effects of an action on failed envelopes, or with a dry run the expected
+// effects.
+type FailedOutcome struct {
+	DryRun bool  `json:"dry_run"`
+	Failed int64 `json:"failed"` // failed envelopes that match
+	Done   int64 `json:"done"`
+}
+
+// Retry makes the failed envelopes that match due now. With reset, it also clears their failed attempts, so they are tried as
+// often as new envelopes. It does not change envelopes that wait for another reason, or that were sent in the meantime.
+func (w Waiting) Retry(ctx context.Context, f WaitingFilter, reset, dryRun bool) (FailedOutcome, error) {
+	out := FailedOutcome{DryRun: dryRun}
+	f.Failed = true
+	q, err := w.toQuery(ctx, f)
+	if err != nil {
+		return out, err
+	}
+	if q.Reason != "" && q.Reason != waiting.Retry {
+		return out, invalidRequest("envelopes with the reason %s have not failed; they are sent when the obstacle is gone", f.Reason)
+	}
+
+	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), q); err != nil || dryRun || out.Failed == 0 {
+		return out, err
+	}
+	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), q, reset); err != nil || out.Done == 0 {
+		return out, err
+	}
+
+	kind := failedRetried
+	if reset {
+		kind = failedReset
+	}
+	fields := append(auditFields(f), bson.E{Key: "count", Value: out.Done})
+	return out, w.op.logOutcome(ctx, kind, fields, nil)
+}

@@ -1,0 +1,144 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+)
+
+// KnownWatcher is a watcher of the state database.
+type KnownWatcher struct {
+	Name        string   `json:"name"`
+	Slots       []string `json:"slots"`
+	Owned       []string `json:"owned"`       // the slots that a node owns now
+	Nodes       []string `json:"nodes"`       // live nodes that run it
+	Collections []string `json:"collections"` // outboxes that are registered for it
+}
+
+// Watchers are the watchers of the state database.
+type Watchers struct{ op Operator }
+
+// List returns the watchers that have run with the state database, sorted by name.
+func (x Watchers) List(ctx context.Context) ([]KnownWatcher, error) {
+	o := x.op
+	status, err := ReadStatus(ctx, o.State)
+	if err != nil {
+		return nil, err
+	}
+	running, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	list := []KnownWatcher{}
+	for _, w := range status.Slots {
+		i := slices.IndexFunc(list, func(k KnownWatcher) bool { return k.Name == w.Name })
+		if i < 0 {
+			i = len(list)
+			list = append(list, KnownWatcher{Name: w.Name, Slots: []string{}, Owned: []string{}, Nodes: []string{}})
+		}
+		list[i].Slots = append(list[i].Slots, w.Slot)
+		// An expired lease has no owner.
+		if w.Owner != "" && w.ExpiresInMS > 0 {
+			list[i].Owned = append(list[i].Owned, w.Slot)
+		}
+	}
+
+	for i := range list {
+		k := &list[i]
+		for _, n := range running {
+			if n.Alive(nodes.StaleAfter) && slices.Contains(n.Watchers, k.Name) {
+				k.Nodes = append(k.Nodes, n.Node)
+			}
+		}
+		if k.Collections, err = o.ForWatcher(k.Name).collectionNames(ctx); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(list, func(a, b KnownWatcher) int { return strings.Compare(a.Name, b.Name) })
+	return list, nil
+}
+
+// RemovedWatcher counts the documents of a removed watcher, or with DryRun those that would be removed.
+type RemovedWatcher struct {
+	DryRun        bool     `json:"dry_run"`
+	Watcher       string   `json:"watcher"`
+	Collections   []string `json:"collections"`   // outboxes that another watcher may read afterwards
+	Documents     int64    `json:"documents"`     // in the state database
+	Registrations int64    `json:"registrations"` // of outboxes, part of Documents
+}
+
+// Remove removes the position, the registrations and the history of the operator's watcher from the state
+// database. It keeps outboxes, dead letters and the audit log. It returns [ErrInUse] while a live node
+// runs the watcher or a slot is owned, and [mongodb.ErrNotFound] if there is no such watcher.
+func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, error) {
+	o := x.op
+	out := RemovedWatcher{DryRun: dryRun, Watcher: o.Watcher}
+	known, err := x.List(ctx)
+	if err != nil {
+		return out, err
+	}
+	i := slices.IndexFunc(known, func(k KnownWatcher) bool { return k.Name == o.Watcher })
+	if i < 0 {
+		return out, fmt.Errorf("watcher %s in %s: %w; outrelay watchers lists the watchers", o.Watcher, o.State.Name(), mongodb.ErrNotFound)
+	}
+	k := known[i]
+	out.Collections = k.Collections
+	// Its position is the only protection of events that are not delivered yet.
+	switch {
+	case len(k.Nodes) > 0:
+		return out, fmt.Errorf("%w: node %s runs watcher %s; stop it first", ErrInUse, k.Nodes[0], o.Watcher)
+	case len(k.Owned) > 0:
+		return out, fmt.Errorf("%w: slot %s of watcher %s has an owner; wait until its lease has expired", ErrInUse, k.Owned[0], o.Watcher)
+	}
+
+	if !dryRun {
+		// Logged before the first removal. Otherwise a removal that crashes would leave no entry.
+		if err := o.logAction(ctx, "watcher_removing", bson.D{{Key: "collections", Value: k.Collections}}); err != nil {
+			return out, fmt.Errorf("nothing was removed: %w", err)
+		}
+	}
+	err = x.removeDocuments(ctx, &out)
+	if dryRun {
+		return out, err
+	}
+	return out, o.logOutcome(ctx, "watcher_removed", bson.D{{Key: "documents", Value: out.Documents}}, err)
+}
+
+// removeDocuments removes the documents of the watcher, or counts them in a dry run. A lease that was acquired in
+// the meantime stays.
+func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) error {
+	o := x.op
+	// The server's clock decides whether a lease is free, in the same statement that removes it.
+	free := bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$expiresAt", "$$NOW"}}}}
+
+	for _, part := range []struct {
+		collection string
+		filter     bson.D
+	}{
+		{"watchers", append(mongodb.OfSlots(o.Watcher), free)},
+		{"slots", bson.D{{Key: "_id", Value: o.Watcher}}},
+		{"collections", bson.D{{Key: "watcher", Value: o.Watcher}}},
+		{"history", mongodb.OfSlots(o.Watcher)},
+	} {
+		coll := mongodb.Majority(o.State.Collection(part.collection))
+		found, err := coll.CountDocuments(ctx, part.filter)
+		if err == nil && !out.DryRun && found > 0 {
+			found, err = removeAll(ctx, coll, part.filter)
+		}
+		if err != nil {
+			return mongodb.Refusal(err, "removing watcher "+o.Watcher, "find and remove", o.State.Namespace(part.collection))
+		}
+		out.Documents += found
+		if part.collection == "collections" {
+			out.Registrations = found
+		}
+	}
+	return nil
+}

@@ -1,0 +1,378 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+)
+
+// Resource is the resource of a privilege: collections, or the cluster. An empty name of a database means all databases, and
+// an empty name of a collection all collections except system collections.
+type Resource struct {
+	DB, Collection string
+	Cluster        bool
+
+	any bool // everything, which only some built-in roles have
+}
+
+func (r Resource) String() string {
+	switch {
+	case r.Cluster:
+		return "the cluster"
+	case r.DB == "" && r.Collection == "":
+		return "all databases"
+	case r.Collection == "":
+		return "database " + r.DB
+	}
+	return r.DB + "." + r.Collection
+}
+
+// MarshalJSON writes the resource in the syntax of MongoDB, in which empty names count.
+func (r Resource) MarshalJSON() ([]byte, error) {
+	if r.Cluster {
+		return []byte(`{"cluster":true}`), nil
+	}
+	return json.Marshal(struct {
+		DB         string `json:"db"`
+		Collection string `json:"collection"`
+	}{r.DB, r.Collection})
+}
+
+// covers reports whether a privilege on r includes want. An empty name in want means all names.
+func (r Resource) covers(want Resource) bool {
+	switch {
+	case r.any:
+		return true
+	case r.Cluster || want.Cluster:
+		return r.Cluster && want.Cluster
+	case r.DB != "" && r.DB != want.DB:
+		return false
+	case r.Collection != "":
+		return r.Collection == want.Collection
+	}
+
+	// A privilege on all collections of a database does not include those of the system.
+	return !strings.HasPrefix(want.Collection, "system.")
+}
+
+// statement returns the resource in the syntax of mongosh.
+func (r Resource) statement() string {
+	if r.Cluster {
+		return "{cluster: true}"
+	}
+	return fmt.Sprintf("{db: %q, collection: %q}", r.DB, r.Collection)
+}
+
+// access contains the privileges of the user.
+type access struct {
+	off        bool // access control is disabled
+	logins     []login
+	privileges []Privilege
+	role       string // a role of the user that can be extended, or ""
+}
+
+// storedPrivilege is a privilege in a reply of MongoDB.
+type storedPrivilege struct {
+	Resource struct {
+		DB      *string `bson:"db"`
+		Coll    *string `bson:"collection"`
+		Cluster bool    `bson:"cluster"`
+		Any     bool    `bson:"anyResource"`
+	} `bson:"resource"`
+	Actions []string `bson:"actions"`
+}
+
+// add adds a privilege. It leaves out those on other kinds of resources, such as system_buckets, which the relay does not need.
+func (a *access) add(p storedPrivilege) {
+	r := Resource{Cluster: p.Resource.Cluster, any: p.Resource.Any}
+	if p.Resource.DB != nil && p.Resource.Coll != nil {
+		r.DB, r.Collection = *p.Resource.DB, *p.Resource.Coll
+	} else if !r.Cluster && !r.any {
+		return
+	}
+	a.privileges = append(a.privileges, Privilege{Resource: r, Actions: p.Actions})
+}
+
+// missing returns the actions that no privilege allows on r.
+func (a access) missing(r Resource, actions ...string) []string {
+	var out []string
+	for _, action := range actions {
+		if !a.off && !slices.ContainsFunc(a.privileges, func(p Privilege) bool { return p.Resource.covers(r) && slices.Contains(p.Actions, action) }) {
+			out = append(out, action)
+		}
+	}
+	return out
+}
+
+// grant returns the statement that grants the missing privileges.
+func (a access) grant(missing ...Privilege) string {
+	list := make([]string, len(missing))
+	for i, p := range missing {
+		list[i] = p.statement()
+	}
+
+	privileges := "[" + strings.Join(list, ", ") + "]"
+	if a.role != "" {
+		return fmt.Sprintf("db.getSiblingDB(\"admin\").grantPrivilegesToRole(%q, %s)", a.role, privileges)
+	}
+
+	return fmt.Sprintf("db.getSiblingDB(\"admin\").grantPrivilegesToRole(\"<a role of the relay's user>\", %s)\n"+
+		"if the role does not exist: db.getSiblingDB(\"admin\").createRole({role: \"outrelay\", roles: [], privileges: [...]}), then grantRolesToUser", privileges)
+}
+
+func (a access) grantCluster(action string) string {
+	return a.grant(clusterPrivilege("", "", action))
+}
+
+// explainRefusal returns the finding for a read that MongoDB rejected.
+func (a access) explainRefusal(err error) finding {
+	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
+		on := Resource{Cluster: p.On == "cluster"}
+		if !on.Cluster {
+			on.DB, on.Collection, _ = strings.Cut(p.On, ".")
+		}
+		actions := strings.Split(strings.ReplaceAll(p.Action, " and ", ", "), ", ")
+		return unchecked(a.grant(Privilege{Resource: on, Actions: actions}),
+			"the user lacks the action %s on %s", p.Action, on)
+	}
+
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
+		return unchecked("", "the user lacks a privilege; grant the missing privileges listed above")
+	}
+	return unchecked("", "MongoDB returns: %v", err)
+}
+
+// privilegeChecks check the privileges of the user in MongoDB.
+type privilegeChecks struct{ *examination }
+
+// checkAccess reads the user's privileges, including those of inherited roles, and checks whether
+// access control is enabled.
+func (x privilegeChecks) checkAccess(ctx context.Context) finding {
+	var reply struct {
+		Auth struct {
+			Users []login `bson:"authenticatedUsers"`
+			Roles []struct {
+				Role string `bson:"role"`
+				DB   string `bson:"db"`
+			} `bson:"authenticatedUserRoles"`
+			Privileges []storedPrivilege `bson:"authenticatedUserPrivileges"`
+		} `bson:"authInfo"`
+	}
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
+		return failed("", "reading the privileges of the user failed: %v", err)
+	}
+
+	a := access{logins: reply.Auth.Users}
+	for _, p := range reply.Auth.Privileges {
+		a.add(p)
+	}
+
+	for _, r := range reply.Auth.Roles {
+		// Built-in roles cannot be changed, so a grant needs a role that is not one.
+		if a.role == "" && r.DB == "admin" && !isBuiltIn(r.Role) {
+			a.role = r.Role
+		}
+	}
+
+	// Without access control the reply lists neither users nor privileges.
+	a.off = x.accessControlOff(ctx, len(reply.Auth.Users) > 0)
+	x.mongo.access = a
+	switch {
+	case a.off:
+		return passed("access control is off: every user is allowed everything")
+	case len(reply.Auth.Users) == 0:
+		return failed("set the user and the password of the relay in mongodb.uri",
+			"the server has access control, but mongodb.uri names no user")
+	}
+
+	return passed("logged in, with %d privileges from %d roles", len(a.privileges), len(reply.Auth.Roles))
+}
+
+// accessControlOff tries a command that only few users may run, and reads the options of the server.
+func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bool {
+	if !loggedIn {
+		// Without a login, a read succeeds only if access control is off.
+		_, err := mongodb.Exists(ctx, state.Open(x.mongo.client, x.cfg.State).Collection("watchers"), bson.D{})
+		return err == nil
+	}
+
+	var opts struct {
+		Parsed struct {
+			Security struct {
+				Authorization string `bson:"authorization"`
+				KeyFile       string `bson:"keyFile"`
+				ClusterMode   string `bson:"clusterAuthMode"`
+			} `bson:"security"`
+		} `bson:"parsed"`
+	}
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getCmdLineOpts", Value: 1}}, &opts); err != nil {
+		// The server rejects this command only with access control.
+		return false
+	}
+
+	s := opts.Parsed.Security
+	return s.Authorization != "enabled" && s.KeyFile == "" && s.ClusterMode == ""
+}
+
+// isBuiltIn reports whether a role of the database admin is built in. Such a role cannot be extended.
+func isBuiltIn(role string) bool {
+	return slices.Contains([]string{
+		"read", "readWrite", "dbAdmin", "dbOwner", "userAdmin", "readAnyDatabase", "readWriteAnyDatabase", "userAdminAnyDatabase", "dbAdminAnyDatabase",
+		"clusterAdmin", "clusterManager", "clusterMonitor", "hostManager", "backup", "restore", "root", "enableSharding", "directShardOperations", "__system", "__queryableBackup",
+	}, role)
+}
+
+// checkPrivileges fails if a needed action is missing, and warns if a wanted action is missing.
+func (x privilegeChecks) checkPrivileges(needed, wanted []Privilege) finding {
+	if x.mongo.access.off {
+		return passed("access control is off")
+	}
+
+	lacking := func(list []Privilege) (missing []Privilege, said []string) {
+		for _, d := range list {
+			if m := x.mongo.access.missing(d.Resource, d.Actions...); len(m) > 0 {
+				d.Actions = m
+				missing = append(missing, d)
+				said = append(said, d.String())
+			}
+		}
+
+		return missing, said
+	}
+	missing, said := lacking(needed)
+	softly, saidSoftly := lacking(wanted)
+	fix := ""
+	if all := slices.Concat(missing, softly); len(all) > 0 {
+		// A longer fix would hide the reason on a terminal.
+		fix = x.mongo.access.grant(all[:min(len(all), 20)]...)
+	}
+	switch {
+	case len(missing) > 0:
+		return failed(fix, "missing: %s", joinFew(slices.Concat(said, saidSoftly), 8))
+	case len(softly) > 0:
+		return warned(fix, "missing: %s", joinFew(saidSoftly, 8))
+	}
+
+	return passed("%s", describePrivileges(needed, wanted))
+}
+
+func describePrivileges(needed, wanted []Privilege) string {
+	list := slices.Concat(needed, wanted)
+	if len(list) == 0 {
+		return "no privileges are needed yet"
+	}
+	var said []string
+	for _, d := range list {
+		said = append(said, d.String())
+	}
+	return joinFew(said, 3)
+}
+
+// checkStreamPrivileges checks the change stream, which is opened on a collection, a database or the
+// cluster.
+func (x privilegeChecks) checkStreamPrivileges(context.Context) finding {
+	db, coll := x.scope.Target()
+	return x.checkPrivileges([]Privilege{privilegeOn(db, coll, "", "find", "changeStream")}, nil)
+}
+
+func (x privilegeChecks) checkOutboxPrivileges(context.Context) finding {
+	var needed, wanted []Privilege
+	databases := map[string]bool{}
+	for _, ns := range x.watchedCollections() {
+		db, coll, _ := strings.Cut(ns, ".")
+		needed = append(needed, privilegeOn(db, coll, "", "find"))
+		if writesOutboxes(x.cfg) {
+			needed[len(needed)-1].Actions = readWrite
+		}
+		if x.cfg.Purge.TTL > 0 {
+			wanted = append(wanted, privilegeOn(db, coll, "", indexActions[1:]...))
+		}
+		if !databases[db] {
+			databases[db] = true
+			wanted = append(wanted, privilegeOn(db, "", "", "listCollections"))
+		}
+	}
+
+	return x.checkPrivileges(needed, wanted)
+}
+
+func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
+	m := roleMaker{cfg: x.cfg}
+	m.cfg.Watch = x.watchedCollections()
+	return x.checkPrivileges(nil, m.handlerLetterPrivileges())
+}
+
+func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
+	name := x.cfg.State.Database
+	collections := state.NamesWith(x.cfg.State.Prefix)
+	var single []Privilege
+	// If all collections lack the same actions, the grant is for the database.
+	alike := true
+	first := x.mongo.access.missing(Resource{DB: name, Collection: collections[0]}, readWrite...)
+	for _, coll := range collections {
+		p := privilegeOn(name, coll, "", readWrite...)
+		single = append(single, p)
+		alike = alike && slices.Equal(first, x.mongo.access.missing(p.Resource, readWrite...))
+	}
+
+	if alike && len(first) > 0 {
+		m := roleMaker{cfg: x.cfg}
+		return x.checkPrivileges(m.onState("", readWrite...), nil)
+	}
+	// Without them, an administrator has to run outrelay setup for each version.
+	wanted := roleMaker{cfg: x.cfg}.onState("", "createCollection", "createIndex", "listIndexes")
+	return x.checkPrivileges(single, wanted)
+}
+
+// checkState checks that the state database is the relay's own, and complete.
+func (x privilegeChecks) checkState(ctx context.Context) finding {
+	db := state.Open(x.mongo.client, x.cfg.State)
+	if err := db.Check(ctx); err != nil {
+		return failed("set state.prefix or state.database to another value", "%v", err)
+	}
+
+	missing, err := db.Missing(ctx)
+	switch {
+	case err != nil:
+		return x.mongo.access.explainRefusal(err)
+	case len(missing) == 0:
+		return passed("%s has all collections with the prefix %s", db.Name(), db.Prefix())
+	case !x.mongo.access.off && len(x.mongo.access.missing(Resource{DB: db.Name(), Collection: db.Names()[1]}, "createCollection", "createIndex")) > 0:
+		return warned("run outrelay setup with an administrator's user, or these statements:\n"+joinLines(missing, 40),
+			"%d collections and indexes are missing, and the user may not create them", len(missing))
+	}
+	return passed("the first start creates the collections with the prefix %s in %s", db.Prefix(), db.Name())
+}
+
+func (x privilegeChecks) checkClusterPrivileges(context.Context) finding {
+	if x.mongo.hello.mongos() {
+		return x.checkPrivileges(nil, nil)
+	}
+	return x.checkPrivileges(nil, []Privilege{clusterPrivilege("", "", "serverStatus", "replSetGetConfig")})
+}
+
+// watchedCollections returns the existing collections, and all collections that are configured without
+// a pattern.
+func (x privilegeChecks) watchedCollections() []string {
+	var out []string
+	for _, o := range x.mongo.outboxes.list {
+		out = append(out, o.NS())
+	}
+
+	for _, ns := range x.cfg.Watch {
+		if !strings.ContainsAny(ns, "*?") && !slices.Contains(out, ns) {
+			out = append(out, ns)
+		}
+	}
+
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,174 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/sse"
+
+	"github.com/outrelay/outrelay/internal/base/logging"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+const (
+	livePath      = "/api/v1/live"
+	maxLive       = 32 // concurrent clients who are operators, and as many others
+	liveEvery     = time.Second
+	liveFor       = 30 * time.Minute // then the client reconnects and is authenticated again
+	liveReadTime  = 10 * time.Second // bounds one read of the overview
+	liveReconnect = 5 * time.Second  // wait of a client that has lost the stream
+)
+
+// who describes the caller.
+type who struct {
+	Name     string `json:"name"`
+	Source   string `json:"source" doc:"How the caller logged in: api/token, api/certificate, api/proxy or api/anonymous."`
+	Role     string `json:"role" enum:"viewer,operator"`
+	Payloads bool   `json:"payloads" doc:"May see payloads on request."`
+	Watcher  string `json:"watcher" doc:"The configured watcher of this process."`
+	Version  string `json:"version" doc:"Of this process."`
+}
+
+// LiveProblem is sent if the figures could not be read.
+type LiveProblem struct {
+	Detail string `json:"detail"`
+}
+
+// live bounds the clients of the stream, and shares one overview among them.
+type live struct {
+	// Operators have their own seats, so that others cannot keep them out.
+	operators, others chan struct{}
+
+	mu        sync.Mutex
+	byWatcher map[string]*snapshot
+}
+
+// snapshot is the last overview of one watcher.
+type snapshot struct {
+	mu       sync.Mutex
+	readAt   time.Time
+	overview admin.Overview
+	err      error
+}
+
+func newLive() *live {
+	return &live{operators: make(chan struct{}, maxLive), others: make(chan struct{}, maxLive), byWatcher: map[string]*snapshot{}}
+}
+
+// overview returns an overview that is at most as old as the interval. If several clients need a new
+// one, only one of them reads it.
+func (l *live) overview(ctx context.Context, op admin.Operator) (admin.Overview, error) {
+	l.mu.Lock()
+	s := l.byWatcher[op.Watcher]
+	if s == nil {
+		// There are never more clients than that, so some of the names have no client any more.
+		if len(l.byWatcher) >= 2*maxLive {
+			clear(l.byWatcher)
+		}
+		s = &snapshot{}
+		l.byWatcher[op.Watcher] = s
+	}
+	l.mu.Unlock()
+
+	// The lock of one watcher serializes its readers, and does not block clients of other watchers.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// A tick that comes a little early would otherwise read twice in one interval.
+	if time.Since(s.readAt) < liveEvery*9/10 {
+		return s.overview, s.err
+	}
+
+	// The read must not end with this client, because other clients wait for the result.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), liveReadTime)
+	defer cancel()
+	s.overview, s.err = op.Overview(ctx)
+	s.readAt = time.Now()
+	return s.overview, s.err
+}
+
+func (a *api) addFigures() {
+	addList(a, "/health", "health", "List the health checks", "checks",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.Check, error) {
+			o, err := op.Overview(ctx)
+			return o.Checks, err
+		})
+
+	addQuery(a, "/ping", "ping", "Check whether MongoDB responds, and read its clock",
+		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Pong, error) {
+			return op.Ping(ctx)
+		})
+
+	addQuery(a, "/whoami", "who-am-i", "Show the identity and role of the caller",
+		func(ctx context.Context, _ admin.Operator, _ *Empty) (who, error) {
+			c, _ := admin.CallerOf(ctx)
+			return who{
+				Name:     c.Actor.Name,
+				Source:   c.Actor.Source,
+				Role:     c.Role,
+				Payloads: c.Payloads,
+				Watcher:  a.operator.Watcher,
+				Version:  a.operator.Version,
+			}, nil
+		})
+
+	sse.Register(a.API, huma.Operation{
+		Method:      http.MethodGet,
+		Path:        livePath,
+		OperationID: "live",
+		Summary:     "Stream the overview once per second, as server-sent events",
+		Description: "The number of clients is limited. Further clients get the status 503.",
+		Errors:      []int{401, 403, 421, 422, 429, 503},
+		Middlewares: huma.Middlewares{a.checkRole, a.limitLive},
+		Extensions:  map[string]any{roleExtension: admin.RoleViewer},
+	}, map[string]any{"overview": admin.Overview{}, "problem": LiveProblem{}}, a.streamOverview)
+}
+
+// limitLive rejects clients above the limit. The others occupy a seat until their stream ends.
+func (a *api) limitLive(ctx huma.Context, next func(huma.Context)) {
+	seats := a.live.others
+	if c, _ := admin.CallerOf(ctx.Context()); c.Operator() {
+		seats = a.live.operators
+	}
+	select {
+	case seats <- struct{}{}:
+		defer func() { <-seats }()
+		next(ctx)
+	default:
+		ctx.SetHeader("Retry-After", strconv.Itoa(int(liveReconnect.Seconds())))
+
+		// The error of writing is ignored: the client is gone.
+		_ = huma.WriteErr(a.API, ctx, http.StatusServiceUnavailable, "too many clients stream the figures")
+	}
+}
+
+// streamOverview sends an overview every second until the client disconnects or liveFor has passed.
+// The stream ends after a while, so that a changed role or a revoked login takes effect.
+func (a *api) streamOverview(ctx context.Context, in *Empty, send sse.Sender) {
+	ctx, cancel := context.WithTimeout(ctx, liveFor)
+	defer cancel()
+	op := a.operatorFor(ctx, in.Watcher)
+	tick := time.NewTicker(liveEvery)
+	defer tick.Stop()
+
+	for n := 1; ; n++ {
+		o, err := a.live.overview(ctx, op)
+		msg := sse.Message{ID: n, Data: o, Retry: int(liveReconnect.Milliseconds())}
+		// The stream goes on after an error: the page shows the problem until an overview succeeds.
+		if err != nil {
+			msg.Data = LiveProblem{logging.Clean(err.Error())}
+		}
+		if ctx.Err() != nil || send(msg) != nil {
+			return
+		}
+
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package httpapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// Collection restricts a request to one outbox.
+type Collection struct {
+	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
+}
+
+// FailedAction is an action on the failed envelopes that match a filter.
+type FailedAction struct {
+	Scope
+	Body struct {
+		admin.WaitingFilter
+		All    bool `json:"all,omitempty" doc:"Select everything if there is no condition."`
+		DryRun bool `json:"dry_run,omitempty"`
+	}
+}
+
+// retry makes the envelopes due now, and with reset clears their attempts.
+func (in *FailedAction) retry(ctx context.Context, op admin.Operator, reset bool) (admin.FailedOutcome, error) {
+	if in.Body.Empty() && !in.Body.All {
+		return admin.FailedOutcome{}, admin.ErrNoCondition
+	}
+	return op.Waiting().Retry(ctx, in.Body.WaitingFilter, reset, in.Body.DryRun)
+}
+
+func (a *api) addWaiting() {
+	addList(a, "/waiting/topics", "waiting-topics", "Count the waiting envelopes by topic, with the reason if a topic cannot be written, oldest first", "topics",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.WaitingTopic, error) {
+			return op.Waiting().Topics(ctx)
+		})
+
+	addList(a, "/waiting/summary", "summarize-waiting", "Count waiting, scheduled and dead envelopes by collection, reason and topic", "groups",
+		func(ctx context.Context, op admin.Operator, in *struct {
+			Scope
+			Collection
+		},
+		) ([]admin.WaitingGroup, error) {
+			return op.Waiting().Summary(ctx, in.Collection.Collection)
+		})
+
+	addQuery(a, "/waiting", "list-waiting", "List the envelopes that are parked, blocked or queued, or wait for a retry; failed=true lists the rejected ones",
+		func(ctx context.Context, op admin.Operator, in *struct {
+			Scope
+			Paging
+			admin.WaitingFilter
+		},
+		) (admin.WaitingPage, error) {
+			return op.Waiting().Page(ctx, in.WaitingFilter, in.Limit, in.After)
+		})
+
+	addAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
+		func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
+			return in.retry(ctx, op, true)
+		})
+
+	addAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; their failed attempts still count",
+		func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
+			return in.retry(ctx, op, false)
+		})
+}
+
+// cancelled is the response to a cancellation.
+type cancelled struct {
+	DryRun    bool  `json:"dry_run"`
+	Matched   int64 `json:"matched"`
+	Cancelled int64 `json:"cancelled"`
+}
+
+func (a *api) addScheduled() {
+	addQuery(a, "/scheduled", "list-scheduled", "List scheduled envelopes by collection and due time",
+		func(ctx context.Context, op admin.Operator, in *struct {
+			Scope
+			Paging
+			admin.ScheduledFilter
+		},
+		) (admin.ScheduledPage, error) {
+			return op.Schedule().List(ctx, in.ScheduledFilter, in.Limit, in.After)
+		})
+
+	addList(a, "/scheduled/summary", "summarize-scheduled", "Count scheduled envelopes by type, with the first and last due time", "groups",
+		func(ctx context.Context, op admin.Operator, in *struct {
+			Scope
+			admin.ScheduledFilter
+		},
+		) ([]admin.ScheduledGroup, error) {
+			return op.Schedule().Summary(ctx, in.ScheduledFilter)
+		})
+
+	addAction(a, "/scheduled/cancel", "cancel-scheduled", "Cancel scheduled envelopes that no watcher has claimed yet",
+		func(ctx context.Context, op admin.Operator, in *struct {
+			Scope
+			Body struct {
+				Filter admin.ScheduledFilter `json:"filter"`
+				Preview
+			}
+		},
+		) (cancelled, error) {
+			out := cancelled{DryRun: in.Body.DryRun}
+			f := in.Body.Filter
+			// An empty filter is usually a mistake of a program.
+			if f.Empty() && !f.All {
+				return out, admin.ErrNoCondition
+			}
+
+			// A page of one envelope has the total of all.
+			first, err := op.Schedule().List(ctx, f, 1, "")
+			out.Matched = first.Total
+			if err != nil || in.Body.DryRun {
+				return out, err
+			}
+			if err := in.Body.checkExpected(out.Matched); err != nil {
+				return out, err
+			}
+			out.Cancelled, err = op.Schedule().Cancel(ctx, f, nil)
+			return out, err
+		})
+
+	addAction(a, "/scheduled/reschedule", "reschedule", "Move scheduled envelopes to another due time",
+		func(ctx context.Context, op admin.Operator, in *struct {
+			Scope
+			Body struct {
+				Collection string    `json:"collection,omitempty" maxLength:"255"`
+				IDs        []string  `json:"ids" minItems:"1" maxItems:"1000"`
+				To         time.Time `json:"to"`
+			}
+		},
+		) (admin.Rescheduled, error) {
+			return op.Schedule().Move(ctx, admin.ScheduledFilter{Collection: in.Body.Collection, IDs: in.Body.IDs}, in.Body.To)
+		})
+}

@@ -1,0 +1,174 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/probes"
+)
+
+// Access configures who may use the listener, and with which role. A caller is identified by the
+// header of a trusted proxy, else by a client certificate, else by a token. Anonymous is the role of
+// a caller without any of these.
+type Access struct {
+	Tokens      func() Tokens  // the current tokens; nil means none
+	Session     time.Duration  // how long a login in a browser lasts
+	ProxyHeader string         // header in which a proxy names the person; "" trusts no proxy
+	ProxyFrom   []netip.Prefix // addresses of the proxy
+	Operators   []string       // names from certificates and the proxy that may act; with the wildcards * and ?
+	Anonymous   string         // admin.RoleViewer or admin.RoleOperator; any other value disables it
+	Payloads    string         // the lowest role that may see payloads; any other value hides them from all
+	Local       bool           // only this machine reaches the listener: requests must name this machine
+	Hosts       []string       // further names that requests may use if Local is set
+	BehindTLS   bool           // a proxy ends the TLS of browsers, so that cookies are for TLS only
+	Rate        int            // requests per second of one client; at least 1
+}
+
+// AdminOptions configures the operator's listener.
+type AdminOptions struct {
+	Listen string // host:port; port 0 selects a free one
+
+	// TLS returns the configuration of the listener. It is called again when a client connects, at
+	// most every ten seconds. Nil serves plain HTTP.
+	TLS func() (*tls.Config, error)
+
+	Reloaded func(ok bool)       // called after changed files were read; optional
+	Refused  func(reason string) // called for each request that is rejected before anything is served; optional
+	Access   Access
+	Operator admin.Operator // its Watcher is that of the configuration
+	Page     http.Handler   // serves all paths that are not below /api/, for the caller of admin.CallerOf; may be nil
+	Log      *slog.Logger
+
+	// LoginForm shows the form of the login, which sends the fields name and token to the same address. problem is why the last
+	// attempt failed, and next the page to be opened. Nil means that the page has no login.
+	LoginForm func(w http.ResponseWriter, r *http.Request, status int, problem, next string)
+}
+
+// Bounds of the operator's listener.
+const (
+	adminRead     = 30 * time.Second
+	adminWrite    = 40 * time.Second
+	adminInFlight = 32 // concurrent requests of operators, and of all other callers; /api/v1/live does not count
+	adminOfOne    = 16 // concurrent requests of one client
+	adminConns    = 1024
+	maxBody       = 32 << 20
+	maxAddress    = 128 << 10 // bytes of a request line: a cursor or a list of ids, escaped
+	certsEvery    = 10 * time.Second
+)
+
+// ListenAdmin binds the operator's listener. It serves the API below /api/, documented at
+// /api/openapi.json, and the page elsewhere.
+//
+// Each request passes these checks in order: the host name, the origin, the identity of the caller,
+// the rate of that client, the number of concurrent requests, and the size of the body. Responses of
+// the API to a rejected request are problem+json. They contain a payload only if the caller may see
+// it and requests it.
+func ListenAdmin(o AdminOptions) (*probes.Server, error) {
+	listener, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", o.Listen, err)
+	}
+
+	// A certificate that cannot be read is an error at the start, and only a warning later.
+	if o.TLS != nil {
+		first, err := o.TLS()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("reading the certificates: %w", err), listener.Close())
+		}
+		listener = tls.NewListener(listener, newReloadingConfig(first, o))
+	}
+
+	// Live streams end with the server, because their requests do not end.
+	base, stop := context.WithCancel(context.Background())
+	return probes.NewServer(listener, &http.Server{
+		Handler:        newAdminHandler(o),
+		BaseContext:    func(net.Listener) context.Context { return base },
+		ReadTimeout:    adminRead,
+		WriteTimeout:   adminWrite,
+		MaxHeaderBytes: maxAddress,
+		ErrorLog:       slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+	}, adminConns, stop), nil
+}
+
+// newReloadingConfig returns a configuration whose files are read again while it is in use. If the
+// files are invalid, the previous certificates stay in use.
+func newReloadingConfig(first *tls.Config, o AdminOptions) *tls.Config {
+	var mu sync.Mutex
+	current := first
+	readAt := time.Now()
+	failed := false
+	reportReload := func(ok bool) {
+		if o.Reloaded != nil {
+			o.Reloaded(ok)
+		}
+	}
+
+	outer := first.Clone()
+	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		// Reading the files at each connection would let strangers cause reads of the disk.
+		if time.Since(readAt) < certsEvery {
+			return current, nil
+		}
+
+		readAt = time.Now()
+		next, err := o.TLS()
+		if err != nil {
+			// Report the first failure only, not one for each connection.
+			if !failed {
+				o.Log.Warn("the certificates of the operator's listener cannot be read; the old ones stay in use", "error", err)
+				reportReload(false)
+			}
+			failed = true
+			return current, nil
+		}
+
+		failed = false
+		if !equalCertificates(current, next) {
+			o.Log.Info("the certificates of the operator's listener have changed and are used from now on")
+			reportReload(true)
+		}
+		current = next
+		return current, nil
+	}
+	return outer
+}
+
+// equalCertificates reports whether two configurations present the same certificates and trust the
+// same authorities.
+func equalCertificates(a, b *tls.Config) bool {
+	return a.ClientCAs.Equal(b.ClientCAs) &&
+		slices.EqualFunc(a.Certificates, b.Certificates, func(x, y tls.Certificate) bool {
+			return slices.EqualFunc(x.Certificate, y.Certificate, bytes.Equal)
+		})
+}
+
+// newAdminHandler returns the handler of the listener.
+func newAdminHandler(o AdminOptions) http.Handler {
+	inner := http.NewServeMux()
+	inner.Handle("/api/", newAPI(o.Operator))
+	if o.Page != nil {
+		inner.Handle("/", o.Page)
+	} else {
+		inner.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+			writeProblem(w, r, http.StatusNotFound, "nothing is served here",
+				"the API is below /api/v1, its description at /api/openapi.json")
+		})
+	}
+	return newDoor(o).wrap(inner)
+}
+
+func isAPI(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/api/") }

@@ -1,0 +1,114 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/outrelay/outrelay/internal/base/logging"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// Problem is the body of an error response (RFC 9457). It never quotes values of the request, which
+// may contain a payload or a secret.
+type Problem struct {
+	Type   string         `json:"type,omitempty" doc:"The kind of problem: about:blank or urn:outrelay:<kind>."`
+	Title  string         `json:"title" doc:"The text of the HTTP status."`
+	Status int            `json:"status" doc:"The HTTP status."`
+	Detail string         `json:"detail" doc:"The problem with this request."`
+	Fix    string         `json:"fix,omitempty" doc:"What to do."`
+	Errors []ProblemPlace `json:"errors,omitempty" doc:"The invalid values of the request."`
+}
+
+// ProblemPlace is one invalid value of a request.
+type ProblemPlace struct {
+	Location string `json:"location,omitempty" doc:"Its location, such as body.filter.class or query.limit."`
+	Message  string `json:"message" doc:"The problem with the field."`
+}
+
+func (p *Problem) Error() string { return p.Detail }
+
+// GetStatus returns the HTTP status.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType returns the media type of problems.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+// replaceLibraryErrors sets the format of the library's own errors, for which it has only a variable.
+var replaceLibraryErrors = sync.OnceFunc(func() { huma.NewError = newLibraryProblem })
+
+// newLibraryProblem converts an error of the library to a problem, without the values that it quotes.
+func newLibraryProblem(status int, detail string, errs ...error) huma.StatusError {
+	// A message of the library may quote the value of a request, which may be a secret.
+	p := newProblem(status, logging.Clean(detail), "")
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+
+		var place huma.ErrorDetailer
+		if errors.As(err, &place) {
+			d := place.ErrorDetail()
+			p.Errors = append(p.Errors, ProblemPlace{d.Location, logging.Clean(d.Message)})
+		} else {
+			p.Errors = append(p.Errors, ProblemPlace{Message: logging.Clean(err.Error())})
+		}
+	}
+
+	switch status {
+	case http.StatusUnprocessableEntity, http.StatusBadRequest:
+		p.Fix = "correct the listed values; /api/openapi.json describes the allowed ones"
+	case http.StatusRequestEntityTooLarge:
+		p.Fix = "send less in one request"
+	}
+	return p
+}
+
+// newProblem returns a problem that the API itself found.
+func newProblem(status int, detail, fix string) *Problem {
+	return &Problem{Title: http.StatusText(status), Status: status, Detail: detail, Fix: fix}
+}
+
+var statusOf = map[admin.Failure]int{
+	admin.FailInvalid:     http.StatusUnprocessableEntity,
+	admin.FailNotFound:    http.StatusNotFound,
+	admin.FailConflict:    http.StatusConflict,
+	admin.FailChanged:     http.StatusPreconditionFailed,
+	admin.FailForbidden:   http.StatusFailedDependency,
+	admin.FailUnavailable: http.StatusServiceUnavailable,
+}
+
+// problemOf converts an error of a use-case to a problem. It returns nil for nil.
+func problemOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	var problem huma.StatusError
+	if errors.As(err, &problem) {
+		return problem
+	}
+
+	kind, fix := admin.Explain(err)
+	p := newProblem(statusOf[kind], logging.Clean(strings.ToValidUTF8(err.Error(), "\uFFFD")), fix)
+	p.Type = "urn:outrelay:" + string(kind)
+	return p
+}
+
+// writeProblem responds outside of the API. A browser that opens a page gets text.
+func writeProblem(w http.ResponseWriter, r *http.Request, status int, detail, fix string) {
+	// The errors of writing are ignored: the client is gone.
+	if !isAPI(r) && strings.Contains(r.Header.Get("Accept"), "text/html") {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(http.StatusText(status) + ": " + detail + "\n" + fix + "\n"))
+		return
+	}
+
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(newProblem(status, detail, fix))
+}

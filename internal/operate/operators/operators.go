@@ -1,0 +1,197 @@
+// Package operators serves the operators' page and API of one deployment.
+//
+// Blocking: New does no I/O except binding the address, and Run blocks until its context ends. Cost: a separate
+// connection to MongoDB, which requests use. No request can delay a lease or a stream.
+package operators
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/base/metrics"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/httpapi"
+	"github.com/outrelay/outrelay/internal/operate/opspage"
+	"github.com/outrelay/outrelay/internal/relay/connect"
+	"github.com/outrelay/outrelay/internal/relay/offline"
+	"github.com/outrelay/outrelay/internal/relay/probes"
+	"github.com/outrelay/outrelay/internal/relay/process"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+)
+
+// Server serves the operators' page and API of one deployment. It has its own connection, so that
+// no request delays the lease or the stream. It works in a process with or without a relay.
+type Server struct {
+	server     *probes.Server
+	operator   admin.Operator
+	disconnect func()
+	tokens     atomic.Pointer[httpapi.Tokens]
+}
+
+// New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
+// serves nothing before Run. The caller must call Run or Close. m counts refused logins and renewed
+// certificates. It may be nil.
+func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
+	state, disconnect, err := connect.StateDatabase(cfg)
+	if err != nil {
+		return nil, err
+	}
+	operator, err := NewOperator(cfg, version, state)
+	if err != nil {
+		disconnect()
+		return nil, err
+	}
+	operator.Log = log
+
+	a := cfg.HTTP.Admin
+	o := &Server{disconnect: disconnect, operator: operator}
+	o.tokens.Store(tokensOf(a))
+	opts := httpapi.AdminOptions{
+		Listen:   a.Listen,
+		Access:   accessConfig(a, func() httpapi.Tokens { return *o.tokens.Load() }),
+		Operator: o.operator,
+		Log:      log,
+		Page:     o.newPage(cfg, version, log),
+
+		LoginForm: opspage.LoginForm(),
+	}
+	// The series of refused logins exist from the start, with the value 0.
+	if m != nil {
+		for _, reason := range httpapi.Refusals {
+			m.LoginsRefused.WithLabelValues(reason)
+		}
+		opts.Refused = func(reason string) { m.LoginsRefused.WithLabelValues(reason).Inc() }
+	}
+	if a.TLS != nil {
+		opts.TLS = func() (*tls.Config, error) { return a.TLS.ServerConfig() }
+		opts.Reloaded = func(ok bool) { m.Reloaded(metrics.Certificates, ok) }
+	}
+	// The address is bound here, so that a wrong one is an error of the start.
+	if o.server, err = httpapi.ListenAdmin(opts); err != nil {
+		disconnect()
+		return nil, fmt.Errorf("http.admin.listen: %w", err)
+	}
+	return o, nil
+}
+
+// NewOperator returns the operator of the configured watcher for the page, the API and the command line. So all of
+// them hide the same values.
+func NewOperator(cfg config.Config, version string, state state.Database) (admin.Operator, error) {
+	router, err := connect.Router(cfg, nil)
+	if err != nil {
+		return admin.Operator{}, err
+	}
+	var redact admin.Redaction
+	if a := cfg.HTTP.Admin; a != nil {
+		if redact, err = admin.NewRedaction(a.Redact.Headers, a.Redact.Paths); err != nil {
+			return admin.Operator{}, fmt.Errorf("http.admin.redact: %w", err)
+		}
+	}
+
+	return admin.New(admin.Operator{
+		State:   state,
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Version: version,
+		Router:  router,
+		Mapping: cfg.DocumentMapping(),
+		Redact:  redact,
+
+		HandlerLetters: cfg.DeadLetters.Handlers,
+		LetterExpiry:   cfg.DeadLetters.Expire,
+
+		Outboxes: connect.Outboxes(cfg, state.Client()),
+		Inspect:  connect.Inspect(cfg, state.Client()),
+
+		NextInsert: offline.NextInsert(cfg, state.Client()),
+		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
+			return connect.CompactedTopics(ctx, cfg, topics)
+		},
+		Oplog: connect.Oplog(state.Client()),
+	}), nil
+}
+
+// newPage returns the handler of the operator's page.
+func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
+	return opspage.New(opspage.Options{
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Version: version,
+		Log:     log,
+		UseCases: func(a admin.Actor, watcher, slot string) opspage.UseCases {
+			return opspage.Of(o.operator.For(a).ForWatcher(watcher).ForSlot(slot))
+		},
+	})
+}
+
+// accessConfig returns the configured rules of who may use the page and the API.
+func accessConfig(a *config.Admin, tokens func() httpapi.Tokens) httpapi.Access {
+	out := httpapi.Access{
+		Tokens:    tokens,
+		Session:   a.Session,
+		Operators: a.Operators,
+		Anonymous: a.Anonymous,
+		Payloads:  a.Payloads,
+		Local:     a.IsLocal(),
+		Hosts:     a.Hosts,
+		Rate:      a.Rate,
+		BehindTLS: a.BehindTLS,
+	}
+
+	if a.Proxy != nil {
+		out.ProxyHeader = a.Proxy.Header
+		out.ProxyFrom = a.Proxy.Networks()
+	}
+
+	return out
+}
+
+func tokensOf(a *config.Admin) *httpapi.Tokens {
+	return &httpapi.Tokens{Operator: a.Token.Reveal(), Viewer: a.ViewerToken.Reveal()}
+}
+
+// Reload uses the tokens of a, and returns the keys of those that are new. Sessions of an old token end.
+func (o *Server) Reload(a *config.Admin) (applied []string) {
+	next := tokensOf(a)
+	last := o.tokens.Swap(next)
+	if last.Operator != next.Operator {
+		applied = append(applied, "http.admin.token")
+	}
+	if last.Viewer != next.Viewer {
+		applied = append(applied, "http.admin.viewer_token")
+	}
+	return applied
+}
+
+// Option makes a relay serve the operators' page and API if http.admin is set.
+func Option() process.Option {
+	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (process.Listener, error) {
+		return New(cfg, version, log, m)
+	}
+	return process.WithOperators(build)
+}
+
+// Addr returns the address that the server listens on, with the actual port.
+func (o *Server) Addr() string { return o.server.Addr() }
+
+// Close closes a server that is never run.
+func (o *Server) Close() error {
+	o.disconnect()
+	return o.server.Close()
+}
+
+// Run serves until ctx ends.
+func (o *Server) Run(ctx context.Context) error {
+	defer o.disconnect()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return o.server.Run(ctx) })
+	g.Go(func() error { return o.operator.Run(ctx) })
+	return g.Wait()
+}

@@ -1,0 +1,198 @@
+package opspage
+
+import (
+	"cmp"
+	"strconv"
+	"strings"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// deadOptions returns the options of a requeue. The box "late" also selects expired events. The field "to" names the handlers
+// that get the messages.
+func (c *call) deadOptions(dryRun bool) admin.DeadOptions {
+	return admin.DeadOptions{DryRun: dryRun, IgnoreExpiry: c.isSet("late"), Handlers: strings.Fields(c.value("to"))}
+}
+
+func planRequeue(c *call) (preview, error) {
+	f, err := c.selectLetters()
+	if err != nil {
+		return preview{}, err
+	}
+	// The plan is a dry run of the action itself, so both reject the same letters.
+	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(true), nil)
+	if err != nil {
+		return preview{}, err
+	}
+
+	// Refused letters stay as they are, so neither the text nor the button counts them.
+	requeued := out.Matched - out.Refused
+	p := preview{
+		run:     func() (notice, error) { return c.requeueLetters(f) },
+		Count:   requeued,
+		Nothing: requeued == 0,
+		Lines:   []string{countVerb(requeued, "dead letter") + " sent at once, as waiting events."},
+		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
+			"The dead letters stay in the list as requeued.",
+	}
+	if f.Source == admin.FromHandler {
+		p.Lines[0] = countVerb(requeued, "message") + " handed back to the handlers at once."
+		p.Undo = "It cannot be taken back: the handlers get the messages again. The dead letters stay in the list as requeued."
+	}
+	if out.Refused > 0 {
+		p.Lines = append(p.Lines, countVerb(out.Refused, "dead letter")+" not deliverable in this form and left alone:")
+		for _, w := range out.Why {
+			p.Rows = append(p.Rows, row{w.ID + " in " + w.Collection, w.Reason})
+		}
+	}
+	if f.All && f.Empty() {
+		p.Lines = append(p.Lines, "No filter is set: this includes every dead letter that is not requeued yet.")
+	}
+	return p, nil
+}
+
+func (c *call) requeueLetters(f admin.DeadFilter) (notice, error) {
+	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(false), nil)
+
+	// Some letters may be requeued although the action ends with an error, so the notice is complete in any case.
+	n := notice{
+		Text:  countNoun(out.Requeued, "dead letter") + " requeued",
+		Final: "The events are being sent; that is not taken back. The list shows the dead letters as requeued.",
+	}
+	if f.Source == admin.FromHandler {
+		n.Final = "Their handlers take the messages within a few seconds, if they run. The list shows which ones wait."
+	}
+
+	if out.Refused > 0 {
+		n.Text += ", " + formatNumber(out.Refused) + " refused"
+		for _, w := range out.Why {
+			n.Rows = append(n.Rows, row{w.ID, w.Reason})
+		}
+	}
+	n.Text += "."
+	return n, err
+}
+
+func planDiscard(c *call) (preview, error) {
+	f, err := c.selectLetters()
+	if err != nil {
+		return preview{}, err
+	}
+
+	out, err := c.use.Letters.Discard(c.ctx, f, true, nil)
+	p := preview{
+		run: func() (notice, error) {
+			out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
+			return notice{
+				Text:  countNoun(out.Discarded, "dead letter") + " discarded.",
+				Final: "They are gone. The audit log shows who discarded how many, and with which filter.",
+			}, err
+		},
+		Count:   out.Matched,
+		Nothing: out.Matched == 0,
+		Lines:   []string{countVerb(out.Matched, "dead letter") + " removed for good."},
+		Undo: "It cannot be taken back: the dead letters and their payloads are gone, and the events were never delivered. " +
+			"Download them first if they may be needed.",
+	}
+	if f.Source == admin.FromHandler {
+		p.Undo = "It cannot be taken back: the dead letters and their messages are gone, and the handlers do not get them. " +
+			"Download them first if they may be needed."
+	}
+	if f.All && f.Empty() {
+		p.Lines = append(p.Lines, "No filter is set: this includes every dead letter of the selected state.")
+	}
+
+	// The ids of handlers' letters select messages, and a message may have several letters.
+	if int64(len(f.IDs)) < out.Matched && !f.All {
+		p.Lines = append(p.Lines, "All dead letters of a ticked event are included: some ticked events died more than once.")
+	}
+	// One letter was shown before, so a click is enough.
+	if out.Matched > 1 {
+		p.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
+	}
+	return p, err
+}
+
+// parseEdit returns the letter, and the fields that the form changes.
+func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
+	ref, err := c.parseLetterRef()
+	if err != nil {
+		return ref, admin.DeadEdit{}, err
+	}
+	version, err := strconv.ParseInt(c.value("version"), 10, 32)
+	if err != nil {
+		return ref, admin.DeadEdit{}, invalidInput("the version of the dead letter is missing")
+	}
+
+	e := admin.DeadEdit{Version: int32(version), Fields: map[string]string{}}
+	for _, f := range editable {
+		if !c.q.Has("set." + f.Name) {
+			continue
+		}
+		old, value := c.q.Get("was."+f.Name), strings.TrimSpace(c.q.Get("set."+f.Name))
+		switch {
+		// The form shows the stored value, so an unchanged field is not an edit.
+		case old == value:
+		case value == "":
+			e.Unset = append(e.Unset, f.Name)
+		default:
+			e.Fields[f.Name] = value
+		}
+	}
+
+	if c.isSet("replace-payload") {
+		e.PayloadAs = c.value("as")
+		if e.PayloadAs != admin.PayloadNull {
+			// Browsers end the lines of a form field with CRLF.
+			e.Payload = []byte(strings.ReplaceAll(c.q.Get("payload"), "\r\n", "\n"))
+		}
+	}
+
+	if c.isSet("replace-headers") {
+		// A list without headers removes them, and no list keeps them.
+		e.Headers = [][2]string{}
+		for _, line := range splitLines(c.q.Get("headers")) {
+			name, value, ok := strings.Cut(line, ":")
+			if !ok || strings.TrimSpace(name) == "" {
+				return ref, e, invalidInput("headers: %q is not name: value", line)
+			}
+			e.Headers = append(e.Headers, [2]string{strings.TrimSpace(name), strings.TrimSpace(value)})
+		}
+	}
+	return ref, e, nil
+}
+
+func planEdit(c *call) (preview, error) {
+	ref, e, err := c.parseEdit()
+	if err != nil {
+		return preview{}, err
+	}
+
+	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(true))
+	changed := "nothing; it is requeued as it is"
+	if len(out.Edited) > 0 {
+		changed = strings.Join(out.Edited, ", ")
+	}
+	run := func() (notice, error) { return c.editLetter(ref, e) }
+	if ref.Source == admin.FromHandler {
+		return newPreview(run, "It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",
+			"Message "+ref.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
+	}
+	return newPreview(run, "It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
+		". The dead letter stays in the list as requeued, with its original envelope.",
+		"Event "+out.ID+" of "+out.Collection+" is sent at once.", "Changed: "+changed+"."), err
+}
+
+func (c *call) editLetter(ref admin.DeadRef, e admin.DeadEdit) (notice, error) {
+	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(false))
+	text := "Event " + cmp.Or(out.ID, ref.ID) + " was requeued"
+	if len(out.Edited) > 0 {
+		text += "; changed: " + strings.Join(out.Edited, ", ")
+	}
+	final := "It is being sent; that is not taken back."
+	if ref.Source == admin.FromHandler {
+		text = strings.Replace(text, "Event", "Message", 1)
+		final = "Its handler takes it within a few seconds, if it runs."
+	}
+	return notice{Text: text + ".", Final: final}, err
+}

@@ -1,0 +1,120 @@
+package opspage
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// selectFailed returns the filter of the envelopes that an action on failed envelopes applies to.
+func (c *call) selectFailed() (admin.WaitingFilter, error) {
+	f := c.waitingFilter()
+	ids, all, err := c.parseScope("envelope")
+	if !all {
+		f = admin.WaitingFilter{Collection: f.Collection, IDs: ids}
+	}
+	return f, err
+}
+
+func planRetry(reset bool) func(*call) (preview, error) {
+	return func(c *call) (preview, error) {
+		f, err := c.selectFailed()
+		if err != nil {
+			return preview{}, err
+		}
+		out, err := c.use.Waiting.Retry(c.ctx, f, reset, true)
+		text := " due now; their failed attempts still count."
+		if reset {
+			text = " tried again at once, and as often as new ones."
+		}
+		p := preview{
+			run: func() (notice, error) {
+				out, err := c.use.Waiting.Retry(c.ctx, f, reset, false)
+				return notice{Text: countVerb(out.Done, "envelope") + " tried again now."}, err
+			},
+			Count:   out.Failed,
+			Nothing: out.Failed == 0,
+			Lines:   []string{countVerb(out.Failed, "failed envelope") + text},
+			Undo:    "It cannot be taken back.",
+		}
+
+		// Between the list and the action, an envelope may have been sent.
+		if left := int64(len(f.IDs)) - out.Failed; left > 0 {
+			p.Lines = append(p.Lines, formatNumber(left)+" of the selected envelopes wait for another reason and are left alone.")
+		}
+		return p, err
+	}
+}
+
+func planCancel(c *call) (preview, error) {
+	f, err := c.selectScheduled()
+	if err != nil {
+		return preview{}, err
+	}
+
+	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
+	p := preview{
+		run: func() (notice, error) {
+			n, err := c.use.Schedule.Cancel(c.ctx, f, nil)
+			return notice{
+				Text:  countNoun(n, "scheduled event") + " cancelled.",
+				Final: "They are gone. The service that scheduled them can append them again.",
+			}, err
+		},
+		Count:   page.Total,
+		Nothing: page.Total == 0,
+		Lines:   []string{countVerb(page.Total, "scheduled event") + " cancelled. Events that are being sent by then are not cancelled."},
+		Undo:    "It cannot be taken back: the events are never sent, unless a service appends them again.",
+	}
+	if f.Empty() {
+		p.Lines = append(p.Lines, "No filter is set: this includes every scheduled event.")
+	}
+	if page.Total > 1 {
+		p.Phrase = fmt.Sprintf("cancel %d", page.Total)
+	}
+	return p, err
+}
+
+// parseReschedule returns the ticked events and their new due time.
+func (c *call) parseReschedule() (admin.ScheduledFilter, time.Time, error) {
+	f := admin.ScheduledFilter{Collection: c.value("collection"), IDs: c.q["pick"]}
+	to, err := c.parseTime("due")
+	switch {
+	case err != nil:
+	case len(f.IDs) == 0:
+		err = invalidInput("no event is ticked")
+	case to.IsZero():
+		err = invalidInput("due: the new due time is missing")
+	}
+	return f, to, err
+}
+
+func planReschedule(c *call) (preview, error) {
+	f, to, err := c.parseReschedule()
+	if err != nil {
+		return preview{}, err
+	}
+
+	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
+	p := preview{
+		run: func() (notice, error) {
+			out, err := c.use.Schedule.Move(c.ctx, f, to)
+			n := notice{Text: countVerb(int64(len(out.Moved)), "event") + " due at " + formatTime(to) + "."}
+			for _, id := range out.NotScheduled {
+				n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or being sent"})
+			}
+			return n, err
+		},
+		Count:   page.Total,
+		Nothing: page.Total == 0,
+		Lines:   []string{countVerb(page.Total, "event") + " due at " + formatTime(to) + "."},
+		Undo:    "The events can be rescheduled again until a watcher claims them.",
+	}
+
+	// An envelope may have been sent since the list was shown.
+	if left := int64(len(f.IDs)) - page.Total; left > 0 {
+		p.Lines = append(p.Lines, formatNumber(left)+" of the selected events are not scheduled any more and are left alone.")
+	}
+	return p, err
+}

@@ -1,0 +1,207 @@
+package opspage
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// dead is the data of the list of dead letters.
+type dead struct {
+	admin.DeadPage
+	Groups   []admin.DeadGroup
+	Empty    bool // the filter has no condition
+	Requeued string
+
+	OfHandlers bool
+}
+
+// lettersPerPage is the default size of a page. It is small, because people read it on phones.
+const lettersPerPage = 50
+
+// maxSummarized bounds the entries of a list that also shows its groups: grouping reads them all.
+const maxSummarized = 20_000
+
+func showDead(c *call) (any, error) {
+	f, err := c.parseDeadFilter()
+	if err != nil {
+		return nil, err
+	}
+
+	d := dead{Empty: f.Empty(), Requeued: f.RequeueStatus, OfHandlers: f.Source == admin.FromHandler}
+	limit := cmp.Or(c.pageLimit(), lettersPerPage)
+	if d.DeadPage, err = c.use.Letters.List(c.ctx, f, limit, c.value("after")); err != nil {
+		return nil, err
+	}
+	if d.Total > 0 && d.Total <= maxSummarized {
+		if d.Groups, err = c.use.Letters.Summary(c.ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// letter is one dead letter, with the initial values of the form that edits it.
+type letter struct {
+	admin.DeadLetter
+	Fields  []field
+	Payload string
+	Shown   bool // the letter contains the payload
+}
+
+// field is a field of an envelope that an edit may change.
+type field struct {
+	Name, Label, Value string
+}
+
+// editableMessage are the fields of the form for a letter of a handler.
+var editableMessage = []field{{Name: "key", Label: "Key"}}
+
+// editable are the fields of the form. An edit keeps all other fields.
+var editable = []field{
+	{Name: "type", Label: "Type"},
+	{Name: "topic", Label: "Topic"},
+	{Name: "partition", Label: "Partition"},
+	{Name: "key", Label: "Key"},
+	{Name: "aggregatetype", Label: "Aggregate type"},
+	{Name: "aggregateid", Label: "Aggregate id"},
+	{Name: "contenttype", Label: "Content type"},
+	{Name: "subject", Label: "Subject"},
+	{Name: "expiresAt", Label: "Expires at"},
+}
+
+func (c *call) parseLetterRef() (admin.DeadRef, error) {
+	ref := admin.DeadRef{
+		Collection: c.value("collection"), ID: c.q.Get("id"), Delivery: -1,
+		Source: c.value("source"), Group: c.value("group"), Handler: c.value("handler"),
+	}
+
+	if text := c.value("delivery"); text != "" {
+		n, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			return ref, invalidInput("delivery: %q is not a number", text)
+		}
+		ref.Delivery = int(n)
+	}
+
+	if ref.ID == "" {
+		return ref, invalidInput("the id of the dead letter is missing")
+	}
+	return ref, nil
+}
+
+func showLetter(c *call) (any, error) {
+	ref, err := c.parseLetterRef()
+	if err != nil {
+		return nil, err
+	}
+	// Payloads are shown only to people who may see them, and only when they ask.
+	withPayload := c.isSet("payload") && c.who.Payloads
+	got, err := c.use.Letters.Show(c.ctx, ref, withPayload)
+	if err != nil {
+		return nil, err
+	}
+
+	// If the envelope cannot be expressed as JSON, the fields of the form are empty.
+	fields := editable
+	if ref.Source == admin.FromHandler {
+		fields = editableMessage
+	}
+	d := letter{DeadLetter: got, Shown: withPayload, Fields: slices.Clone(fields)}
+	var envelope map[string]json.RawMessage
+	if json.Unmarshal(got.Envelope, &envelope) != nil {
+		return d, nil
+	}
+	for i := range d.Fields {
+		d.Fields[i].Value = formatValue(envelope[d.Fields[i].Name])
+	}
+
+	// The placeholder of a hidden value must not replace the value itself.
+	if text := formatValue(envelope["payload"]); withPayload && !strings.Contains(text, "***") {
+		d.Payload = text
+	}
+	return d, nil
+}
+
+// formatValue returns a value as people type it: a string without quotes, a time as RFC 3339, and
+// any other value as JSON.
+func formatValue(raw json.RawMessage) string {
+	if len(raw) == 0 || string(raw) == "null" {
+		return ""
+	}
+
+	var s string
+	if json.Unmarshal(raw, &s) == nil {
+		return s
+	}
+	var date struct {
+		At string `json:"$date"`
+	}
+	if json.Unmarshal(raw, &date) == nil && date.At != "" {
+		return date.At
+	}
+	return formatJSON(raw)
+}
+
+// maxDownloaded bounds the letters of one file.
+const maxDownloaded = 10_000
+
+// download serves the matching letters as lines of JSON, as a copy before they are discarded. The
+// envelopes are included only on request, if the caller may see payloads.
+func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
+	f, err := c.parseDeadFilter()
+	if err != nil {
+		p.serveProblem(w, r, c, err)
+		return
+	}
+	// The first page is read before the headers, because an error can still be a page then.
+	page, err := c.use.Letters.List(c.ctx, f, admin.MaxPage, "")
+	if err != nil {
+		p.serveProblem(w, r, c, err)
+		return
+	}
+
+	name := "dead-" + c.v.Now.UTC().Format("20060102-150405") + ".ndjson"
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	withPayload := c.isSet("payload") && c.who.Payloads
+	out := json.NewEncoder(w)
+	for n := 0; ; {
+		// A large number of letters is not collected in memory.
+		for _, l := range page.Letters {
+			if withPayload {
+				ref := admin.DeadRef{
+					Collection: l.Collection, ID: l.Ref(), Delivery: int(l.Delivery),
+					Source: f.Source, Group: l.Source.Group, Handler: l.Source.Handler,
+				}
+				l, err = c.use.Letters.Show(c.ctx, ref, true)
+				// The response has begun, so an error can only abort it.
+				abortOn(err)
+			}
+			if out.Encode(l) != nil {
+				return
+			}
+			n++
+		}
+
+		if page.Next == "" || n >= maxDownloaded {
+			return
+		}
+		page, err = c.use.Letters.List(c.ctx, f, admin.MaxPage, page.Next)
+		abortOn(err)
+	}
+}
+
+// abortOn aborts the response if err is not nil, so that a client does not take an incomplete file
+// for a complete one.
+func abortOn(err error) {
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}

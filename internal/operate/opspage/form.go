@@ -1,0 +1,189 @@
+package opspage
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// value returns a value of the query or form without surrounding blanks.
+func (c *call) value(name string) string { return strings.TrimSpace(c.q.Get(name)) }
+
+// isSet reports whether a value is not empty, such as that of a ticked box.
+func (c *call) isSet(name string) bool { return c.value(name) != "" }
+
+// pageLimit returns the requested number of entries of a list, or 0 for the default of the list.
+func (c *call) pageLimit() int {
+	n, err := strconv.Atoi(c.value("limit"))
+	if err != nil || n < 1 {
+		return 0
+	}
+	return n
+}
+
+func invalidInput(format string, args ...any) error {
+	return &admin.InvalidError{Reason: fmt.Sprintf(format, args...)}
+}
+
+// timeLayouts are the formats of times that browsers send and that people type. A time without a
+// zone is UTC.
+var timeLayouts = []string{
+	time.RFC3339, "2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04", time.DateTime, time.DateOnly,
+}
+
+// parseTime returns the zero time if the value is empty.
+func (c *call) parseTime(name string) (time.Time, error) {
+	text := c.value(name)
+	if text == "" {
+		return time.Time{}, nil
+	}
+
+	if t, ok := parseInstant(text); ok {
+		return t, nil
+	}
+	return time.Time{}, invalidInput("%s: %q is not a time such as 2026-11-20 08:00 (UTC) or 2026-11-20T08:00:00+01:00", name, text)
+}
+
+// parseWindow returns the times from and to. The duration since sets from relative to now.
+func (c *call) parseWindow() (from, to time.Time, err error) {
+	from, fromErr := c.parseTime("from")
+	to, toErr := c.parseTime("to")
+	since, sinceErr := c.parseDuration("since", 0)
+	if since > 0 && from.IsZero() {
+		from = c.v.Now.Add(-since)
+	}
+	return from, to, errors.Join(fromErr, toErr, sinceErr)
+}
+
+// parseDuration parses a duration such as 90s, 2h or 7d.
+func (c *call) parseDuration(name string, byDefault time.Duration) (time.Duration, error) {
+	text := c.value(name)
+	if text == "" {
+		return byDefault, nil
+	}
+
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		if n, err := strconv.Atoi(days); err == nil && n >= 0 && n < 36500 {
+			return time.Duration(n) * 24 * time.Hour, nil
+		}
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, invalidInput("%s: %q is not a duration such as 90s, 2h or 7d", name, text)
+	}
+	return d, nil
+}
+
+// splitWords splits text at blanks, commas and line ends.
+func splitWords(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(", \n\r\t", r) })
+}
+
+// splitLines splits text into lines without empty ones. Names may contain blanks.
+func splitLines(text string) []string {
+	var list []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" {
+			list = append(list, line)
+		}
+	}
+	return list
+}
+
+// parseScope returns what a person selected for an action: the ticked entries of a list as ids, or
+// all entries that match the filter. noun names the entries.
+func (c *call) parseScope(noun string) (ids []string, all bool, err error) {
+	switch c.value("scope") {
+	case "ticked":
+		ids = c.q["pick"]
+		if len(ids) == 0 {
+			return nil, false, invalidInput("no %s is ticked; tick some, or choose all that match", noun)
+		}
+		return ids, false, nil
+	case "all":
+		return nil, true, nil
+	}
+	return nil, false, invalidInput("select either the ticked %ss or all that match", noun)
+}
+
+// parseDeadFilter returns the filter of the form of dead letters.
+func (c *call) parseDeadFilter() (f admin.DeadFilter, err error) {
+	f = admin.DeadFilter{
+		Collection:    c.value("collection"),
+		IDs:           splitLines(c.q.Get("id")),
+		Topic:         c.value("topic"),
+		Type:          c.value("type"),
+		AggregateType: c.value("aggregate"),
+		Key:           c.q.Get("key"),
+		Class:         c.value("class"),
+		Message:       c.q.Get("message"),
+		Source:        c.value("source"),
+		Group:         c.value("group"),
+		Handler:       c.value("handler"),
+		RequeueStatus: c.value("requeued"),
+	}
+
+	// The list starts with the letters that need somebody.
+	if f.RequeueStatus == "" {
+		f.RequeueStatus = "false"
+	}
+
+	f.From, f.To, err = c.parseWindow()
+	return f, err
+}
+
+// selectLetters returns the filter of the letters that an action applies to.
+func (c *call) selectLetters() (admin.DeadFilter, error) {
+	f, err := c.parseDeadFilter()
+	if err != nil {
+		return f, err
+	}
+
+	// The confirmed letters must not depend on the clock.
+	if c.isSet("since") {
+		c.q.Set("from", f.From.UTC().Format(time.RFC3339))
+		c.q.Del("since")
+	}
+
+	ids, all, err := c.parseScope("dead letter")
+	if !all {
+		f.IDs = ids
+	}
+	f.All = all
+	return f, err
+}
+
+func (c *call) parseScheduledFilter() (f admin.ScheduledFilter, err error) {
+	f = admin.ScheduledFilter{
+		Collection:    c.value("collection"),
+		IDs:           splitLines(c.q.Get("id")),
+		Type:          c.value("type"),
+		AggregateType: c.value("aggregate"),
+	}
+	f.From, f.To, err = c.parseWindow()
+	return f, err
+}
+
+// selectScheduled returns the filter of the events that an action applies to.
+func (c *call) selectScheduled() (admin.ScheduledFilter, error) {
+	f, err := c.parseScheduledFilter()
+	if err != nil {
+		return f, err
+	}
+	ids, all, err := c.parseScope("event")
+	if !all {
+		f.IDs = ids
+	}
+	f.All = all
+	return f, err
+}
+
+func (c *call) waitingFilter() admin.WaitingFilter {
+	return admin.WaitingFilter{
+		Collection: c.value("collection"), Reason: c.value("reason"), Topic: c.value("topic"), Key: c.value("key"),
+	}
+}

@@ -1,0 +1,687 @@
+package opspage
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// hostile is what somebody writes into an event to take over the page of an operator.
+const hostile = `<i>hostile"' onload=alert(1) javascript:alert(1)</i>{{.}}`
+
+// fill puts text into every string below v, true into flags, 2 into numbers, and two entries into lists.
+func fill(v reflect.Value, text string) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(text)
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(2)
+	case reflect.Float64:
+		v.SetFloat(2)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), text)
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			v.SetBytes([]byte(`{"payload":"<i>hostile\"</i>","type":"<i>hostile\"</i>","<i>hostile":1}`))
+			return
+		}
+
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range 2 {
+			fill(v.Index(i), text)
+		}
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			v.Set(reflect.ValueOf(time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)))
+			return
+		}
+
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i), text)
+			}
+		}
+	}
+}
+
+func newFilled[T any](text string) T {
+	var v T
+	fill(reflect.ValueOf(&v).Elem(), text)
+	return v
+}
+
+// desk returns values that are full of text, or err, and records the actions.
+type desk struct {
+	text    string
+	err     error
+	actor   admin.Actor
+	watcher string
+	slot    string
+	slots   []admin.SlotStatus
+	count   int64
+	refused int64 // letters of count that are not requeued
+	payload bool  // of the last show
+
+	unknownID string // an id that no event has
+	lookups   []string
+	did       []string
+	filter    admin.DeadFilter
+	edit      admin.DeadEdit
+}
+
+// The subjects of a desk.
+type (
+	deskLease    struct{ *desk }
+	deskNodes    struct{ *desk }
+	deskActivity struct{ *desk }
+	deskLetters  struct{ *desk }
+	deskWaiting  struct{ *desk }
+	deskSchedule struct{ *desk }
+	deskReplays  struct{ *desk }
+	deskInboxes  struct{ *desk }
+	deskSagas    struct{ *desk }
+)
+
+// useCases returns the use-cases of the desk.
+func (d *desk) useCases() UseCases {
+	return UseCases{
+		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d},
+		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
+	}
+}
+
+func answer[T any](d *desk) (T, error) {
+	if d.err != nil {
+		var none T
+		return none, d.err
+	}
+	return newFilled[T](d.text), nil
+}
+
+func (d *desk) Overview(context.Context) (admin.Overview, error) {
+	o, err := answer[admin.Overview](d)
+	if err == nil {
+		o.Slots[0].Name, o.Slots[0].State = "orders", "live"
+		o.Checks[0].Status, o.Checks[1].Status = admin.CheckWarn, admin.CheckOK
+		o.Checks[0].Watcher, o.Checks[1].Watcher = "orders", ""
+	}
+	return o, err
+}
+
+func (d deskActivity) Minutes(context.Context) ([]admin.Minute, error) {
+	return answer[[]admin.Minute](d.desk)
+}
+
+func (d deskActivity) Topics(context.Context) (admin.TopicList, error) {
+	return answer[admin.TopicList](d.desk)
+}
+
+func (d deskActivity) Recent(context.Context, string) (admin.RecentEvents, error) {
+	return answer[admin.RecentEvents](d.desk)
+}
+
+func (d *desk) Audit(context.Context, admin.AuditFilter, int, string) (admin.AuditPage, error) {
+	return answer[admin.AuditPage](d)
+}
+
+func (d deskWaiting) Topics(context.Context) ([]admin.WaitingTopic, error) {
+	return answer[[]admin.WaitingTopic](d.desk)
+}
+
+func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
+	return answer[admin.WaitingPage](d.desk)
+}
+
+func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResult, error) {
+	if q.Key != "" {
+		d.lookups = append(d.lookups, "key")
+	} else {
+		d.lookups = append(d.lookups, "id")
+	}
+	if d.err == nil && d.unknownID != "" && q.ID == d.unknownID {
+		return admin.LookupResult{}, nil
+	}
+	return answer[admin.LookupResult](d)
+}
+
+func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {
+	return answer[admin.ScheduledPage](d.desk)
+}
+
+func (d deskSchedule) Summary(context.Context, admin.ScheduledFilter) ([]admin.ScheduledGroup, error) {
+	return answer[[]admin.ScheduledGroup](d.desk)
+}
+
+func (d deskSagas) Types(context.Context) ([]admin.SagaType, error) {
+	return answer[[]admin.SagaType](d.desk)
+}
+
+func (d deskSagas) List(context.Context, string, string, int, string) (admin.SagaPage, error) {
+	return answer[admin.SagaPage](d.desk)
+}
+
+func (d deskSagas) Show(_ context.Context, _, _, _ string, payload bool) (admin.Saga, error) {
+	d.payload = payload
+	return answer[admin.Saga](d.desk)
+}
+
+func (d deskInboxes) List(context.Context) ([]admin.InboxCounts, error) {
+	return answer[[]admin.InboxCounts](d.desk)
+}
+
+func (d deskInboxes) Marks(context.Context, string, string) ([]admin.InboxMark, error) {
+	return answer[[]admin.InboxMark](d.desk)
+}
+
+func (d deskReplays) List(context.Context, int) ([]admin.ReplayInfo, error) {
+	return answer[[]admin.ReplayInfo](d.desk)
+}
+func (d *desk) Collections(context.Context, string) ([]string, error) { return answer[[]string](d) }
+func (d deskLetters) List(_ context.Context, f admin.DeadFilter, _ int, _ string) (admin.DeadPage, error) {
+	d.filter = f
+	p, err := answer[admin.DeadPage](d.desk)
+	p.Next = ""
+	return p, err
+}
+
+func (d deskLetters) Summary(context.Context, admin.DeadFilter) ([]admin.DeadGroup, error) {
+	return answer[[]admin.DeadGroup](d.desk)
+}
+
+func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
+	d.payload = payload
+	l, err := answer[admin.DeadLetter](d.desk)
+	l.Requeued = nil
+	return l, err
+}
+
+func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
+	d.filter = f
+	out, err := answer[admin.DeadOutcome](d.desk)
+	out.Matched, out.Refused = d.count, d.refused
+	if !o.DryRun {
+		d.did = append(d.did, "requeue")
+	}
+	return out, err
+}
+
+func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, _ func(int64)) (admin.DeadDiscarded, error) {
+	d.filter = f
+	if !dry {
+		d.did = append(d.did, "discard")
+	}
+	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count}, d.err
+}
+
+func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
+	d.edit = e
+	if !o.DryRun {
+		d.did = append(d.did, "edit")
+	}
+	return answer[admin.DeadEdited](d.desk)
+}
+
+func (d deskLease) Slots(context.Context) ([]admin.SlotStatus, error) { return d.slots, d.err }
+
+func (d deskNodes) List(context.Context) ([]admin.Node, error) { return answer[[]admin.Node](d.desk) }
+
+func (d deskLease) Pause(context.Context) error {
+	d.did = append(d.did, strings.TrimSpace("pause "+d.watcher+" "+d.slot))
+	return d.err
+}
+
+func (d deskLease) Pin(_ context.Context, node string) error {
+	d.did = append(d.did, strings.TrimSpace("pin "+node+" "+d.slot))
+	return d.err
+}
+
+type caller = admin.Caller
+
+var (
+	operator = caller{Actor: admin.Actor{Name: "ada", Source: "page/token"}, Role: admin.RoleOperator, Payloads: true}
+	viewer   = caller{Actor: admin.Actor{Name: "bob", Source: "page/token"}, Role: admin.RoleViewer}
+)
+
+// newSite returns the page of a desk.
+func newSite(d *desk) http.Handler {
+	return New(Options{Watcher: "orders", Node: "n1", Version: "v1", UseCases: func(a admin.Actor, w, slot string) UseCases {
+		d.actor, d.watcher, d.slot = a, w, slot
+		return d.useCases()
+	}})
+}
+
+func sendRequest(t *testing.T, h http.Handler, who *caller, method, target string, form url.Values, header ...string) (*http.Response, string) {
+	t.Helper()
+	var body io.Reader
+	if form != nil {
+		body = strings.NewReader(form.Encode())
+	}
+
+	r := httptest.NewRequestWithContext(t.Context(), method, target, body)
+	if form != nil {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	if who != nil {
+		r = r.WithContext(admin.WithCaller(r.Context(), *who))
+	}
+
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result(), w.Body.String()
+}
+
+// allAddresses returns addresses that show each template with all of its parts.
+func allAddresses() []string {
+	x := url.QueryEscape(hostile)
+	return []string{
+		"/", "/strip", "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
+		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
+		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
+	}
+}
+
+// No text of an event, a node or an address becomes part of the document, in any field.
+func TestHostileTextIsText(t *testing.T) {
+	t.Parallel()
+	for _, who := range []caller{operator, viewer} {
+		who.Actor.Name = hostile
+		h := newSite(&desk{text: hostile})
+		for _, at := range allAddresses() {
+			_, body := sendRequest(t, h, &who, "GET", at, nil)
+			for _, raw := range []string{"<i>hostile", `hostile"`, `hostile\"'`} {
+				if strings.Contains(body, raw) {
+					i := strings.Index(body, raw)
+					t.Errorf("%s as %s: raw text in the document: …%s…", at, who.Role, body[max(0, i-80):min(len(body), i+80)])
+				}
+			}
+			if !strings.HasPrefix(at, "/nowhere/") && at != "/strip" && !strings.Contains(body, "hostile") {
+				t.Errorf("%s: the text is not shown at all", at)
+			}
+		}
+	}
+
+	d := &desk{text: hostile, count: 2}
+	form := url.Values{"scope": {"ticked"}, "pick": {hostile}, "message": {hostile}, hostile: {hostile}}
+	_, body := sendRequest(t, newSite(d), &operator, "POST", "/confirm/dead-requeue", form)
+	if strings.Contains(body, "<i>hostile") || strings.Contains(body, `hostile"`) || !strings.Contains(body, "hostile") {
+		t.Errorf("the question holds raw text, or none: %s", body)
+	}
+
+	_, body = sendRequest(t, newSite(&desk{err: errors.New(hostile)}), &operator, "GET", "/dead", nil)
+	if strings.Contains(body, "<i>hostile") || !strings.Contains(body, "hostile") {
+		t.Errorf("an error holds raw text, or none: %s", body)
+	}
+}
+
+var inline = regexp.MustCompile(`(?i)<style|\sstyle=|\son[a-z]+=|<script(?:[^>]*)>[^<]|javascript:`)
+
+// The policy allows no script and no style in a document, and there is none.
+func TestNothingIsInline(t *testing.T) {
+	t.Parallel()
+	h := newSite(&desk{text: "x"})
+	for _, at := range allAddresses() {
+		if at = strings.ReplaceAll(at, url.QueryEscape(hostile), "x"); strings.HasPrefix(at, "/nowhere") {
+			at = "/nowhere"
+		}
+
+		r, body := sendRequest(t, h, &operator, "GET", at, nil)
+		if m := inline.FindString(body); m != "" {
+			t.Errorf("%s: %q", at, m)
+		}
+
+		csp := r.Header.Get("Content-Security-Policy")
+		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} {
+			if !strings.Contains(csp, want) {
+				t.Errorf("%s: the policy %q lacks %q", at, csp, want)
+			}
+		}
+
+		if strings.Contains(csp, "unsafe") || r.Header.Get("Cache-Control") != "no-store" || r.Header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: headers %v", at, r.Header)
+		}
+	}
+}
+
+// A viewer sees everything but payloads and has no form that acts; an action that is sent all the same is refused.
+func TestViewersLookAndDoNotAct(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 3}
+	h := newSite(d)
+
+	for _, at := range allAddresses() {
+		_, body := sendRequest(t, h, &viewer, "GET", at, nil)
+		for _, form := range []string{"formaction=", "Requeue …", "Retry now", "Pause …", "Purge …"} {
+			if strings.Contains(body, form) {
+				t.Errorf("%s: a viewer is offered %q", at, form)
+			}
+		}
+		if d.payload {
+			t.Fatalf("%s: a payload was read for somebody who may not see any", at)
+		}
+	}
+
+	for name := range actions {
+		for _, way := range []string{"/confirm/", "/act/"} {
+			r, _ := sendRequest(t, h, &viewer, "POST", way+name, url.Values{"scope": {"all"}, "_count": {"3"}, "node": {"n"}})
+			if r.StatusCode != http.StatusForbidden {
+				t.Errorf("%s%s: %d for a viewer", way, name, r.StatusCode)
+			}
+		}
+	}
+
+	if len(d.did) > 0 {
+		t.Errorf("a viewer did %v", d.did)
+	}
+	if r, _ := sendRequest(t, h, nil, "GET", "/", nil); r.StatusCode != http.StatusForbidden {
+		t.Errorf("%d without a caller", r.StatusCode)
+	}
+
+	sendRequest(t, h, &operator, "GET", "/dead/letter?id=1", nil)
+	if d.payload {
+		t.Error("a payload was read without a request for it")
+	}
+	if sendRequest(t, h, &operator, "GET", "/dead/letter?id=1&payload=1", nil); !d.payload {
+		t.Error("a requested payload was not read")
+	}
+}
+
+// The page refuses requests that a page of another origin makes a browser send. A GET never acts.
+func TestForeignPagesCannotAct(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 1, slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1"}}}
+	h := newSite(d)
+
+	form := url.Values{"_count": {"-1"}}
+	for _, header := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "https://evil.example"}} {
+		if r, _ := sendRequest(t, h, &operator, "POST", "http://relay.example/act/pause", form, header...); r.StatusCode != http.StatusForbidden {
+			t.Errorf("%v: %d", header, r.StatusCode)
+		}
+	}
+
+	for name := range actions {
+		for _, way := range []string{"/confirm/", "/act/"} {
+			if r, _ := sendRequest(t, h, &operator, "GET", way+name+"?_count=-1", nil); r.StatusCode < 400 {
+				t.Errorf("GET %s%s: %d", way, name, r.StatusCode)
+			}
+		}
+	}
+
+	if r, _ := sendRequest(t, h, &operator, "POST", "/act/pause", form, "Content-Type", "text/plain"); r.StatusCode != http.StatusBadRequest {
+		t.Errorf("a form of another type: %d", r.StatusCode)
+	}
+	if len(d.did) > 0 {
+		t.Fatalf("it did %v", d.did)
+	}
+
+	r, _ := sendRequest(t, h, &operator, "POST", "http://relay.example/act/pause", form, "Sec-Fetch-Site", "same-origin")
+	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"pause orders"}) {
+		t.Errorf("the page's own form: %d, %v", r.StatusCode, d.did)
+	}
+}
+
+// Each action first shows a page for the confirmation. It executes exactly the confirmed request.
+func TestActionsAreConfirmed(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 12}
+	h := newSite(d)
+
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "class": {"expired"}}
+	r, body := sendRequest(t, h, &operator, "POST", "/confirm/dead-discard", form)
+	if r.StatusCode != http.StatusOK || !strings.Contains(body, "12 dead letters are removed for good") || !strings.Contains(body, "discard 12") || !strings.Contains(body, "cannot be taken back") {
+		t.Fatalf("%d %s", r.StatusCode, body)
+	}
+
+	refused := func(why string, change func(url.Values)) {
+		t.Helper()
+		f := url.Values{"_count": {"12"}, "_phrase": {"discard 12"}}
+		for k, v := range form {
+			f[k] = v
+		}
+		change(f)
+		r, body := sendRequest(t, h, &operator, "POST", "/act/dead-discard", f)
+		if r.StatusCode != http.StatusConflict || !strings.Contains(body, "othing") {
+			t.Errorf("%s: %d", why, r.StatusCode)
+		}
+		if len(d.did) > 0 {
+			t.Fatalf("%s: done", why)
+		}
+	}
+
+	refused("not confirmed", func(f url.Values) { f.Del("_count") })
+	refused("phrase not typed", func(f url.Values) { f.Del("_phrase") })
+	refused("there were fewer", func(f url.Values) { f.Set("_count", "11"); f.Set("_phrase", "discard 11") })
+	d.count = 0
+	refused("nothing left", func(f url.Values) { f.Set("_count", "0"); f.Set("_phrase", "discard 0") })
+	d.count = 12
+
+	form.Set("_count", "12")
+	form.Set("_phrase", "discard 12")
+	r, _ = sendRequest(t, h, &operator, "POST", "/act/dead-discard", form)
+	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"discard"}) || d.actor.Name != "ada" {
+		t.Fatalf("%d, did %v as %v", r.StatusCode, d.did, d.actor)
+	}
+	if f := d.filter; f.Topic != "orders" || f.Class != "expired" || !f.All || f.RequeueStatus != "false" {
+		t.Errorf("by the filter %+v", f)
+	}
+
+	to := r.Header.Get("Location")
+	if _, body = sendRequest(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 dead letters discarded") {
+		t.Errorf("%s does not show the action", to)
+	}
+	if _, body = sendRequest(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 dead letters discarded") {
+		t.Error("another person sees the notice of the action")
+	}
+
+	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {
+		if r, _ := sendRequest(t, h, &operator, "POST", "/confirm/dead-requeue", bad); r.StatusCode != http.StatusBadRequest {
+			t.Errorf("%v: %d", bad, r.StatusCode)
+		}
+	}
+}
+
+// The confirmation turns "since" into a time, so the executed request does not move with the clock.
+func TestAWindowIsPinnedWhenItIsConfirmed(t *testing.T) {
+	t.Parallel()
+	_, body := sendRequest(t, newSite(&desk{text: "x", count: 1}), &operator, "POST", "/confirm/dead-requeue", url.Values{"scope": {"all"}, "since": {"2h"}})
+	if strings.Contains(body, `name="since"`) || !regexp.MustCompile(`name="from" value="20[0-9-]+T[0-9:]+Z"`).MatchString(body) {
+		t.Error(body)
+	}
+}
+
+func TestEditContainsOnlyChangedFields(t *testing.T) {
+	t.Parallel()
+
+	d := &desk{text: "x"}
+	form := url.Values{
+		"id": {"e1"}, "collection": {"shop.outbox"}, "delivery": {"1"}, "version": {"7"}, "_count": {"-1"},
+		"was.type": {"A"}, "set.type": {"A"}, "was.topic": {"old"}, "set.topic": {"new"}, "was.key": {"k"}, "set.key": {""},
+		"payload": {"ignored"}, "headers": {"ignored"},
+	}
+
+	if r, body := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
+		t.Fatalf("%d %s", r.StatusCode, body)
+	}
+	e := d.edit
+	if e.Version != 7 || len(e.Fields) != 1 || e.Fields["topic"] != "new" || !slices.Equal(e.Unset, []string{"key"}) || e.Payload != nil || e.Headers != nil {
+		t.Errorf("%+v", e)
+	}
+
+	form.Set("replace-payload", "1")
+	form.Set("payload", "{\r\n}")
+	form.Set("replace-headers", "1")
+	form.Set("headers", "a: 1\r\nb:2")
+	sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form)
+	if e = d.edit; string(e.Payload) != "{\n}" || !slices.Equal(e.Headers, [][2]string{{"a", "1"}, {"b", "2"}}) {
+		t.Errorf("%+v", e)
+	}
+
+	form.Del("version")
+	if r, _ := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusBadRequest {
+		t.Errorf("an edit of no version: %d", r.StatusCode)
+	}
+}
+
+// Errors have their own state, on the page and for the block that is fetched again.
+func TestErrorStates(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err    error
+		status int
+	}{
+		{context.DeadlineExceeded, http.StatusServiceUnavailable},
+		{admin.ErrUnavailable, http.StatusServiceUnavailable},
+		{mongodb.ErrCursor, http.StatusBadRequest},
+		{admin.ErrInUse, http.StatusConflict},
+	} {
+		h := newSite(&desk{err: c.err})
+		for _, at := range []string{"/", "/pending", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1", "/nodes/node?node=n", "/log/entry?id=1"} {
+			r, body := sendRequest(t, h, &operator, "GET", at, nil)
+			if r.StatusCode != c.status || !strings.Contains(body, `role="alert"`) || !strings.Contains(body, c.err.Error()) || !strings.Contains(body, "Try again") {
+				t.Errorf("%s with %v: %d", at, c.err, r.StatusCode)
+			}
+		}
+
+		r, body := sendRequest(t, h, &operator, "GET", "/", nil, "HX-Request", "true")
+		if r.StatusCode != c.status || strings.Contains(body, "<") || !strings.HasPrefix(r.Header.Get("Content-Type"), "text/plain") {
+			t.Errorf("fetched again with %v: %d %s", c.err, r.StatusCode, body)
+		}
+	}
+}
+
+// An empty list shows a text about that.
+func TestEmptyStates(t *testing.T) {
+	t.Parallel()
+	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		return UseCases{
+			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+		}
+	}})
+
+	for at, want := range map[string]string{
+		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter needs attention", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
+		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node has sent a heartbeat", "/log": "No event matches", "/scheduled": "No scheduled event", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
+		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x",
+	} {
+		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
+		}
+	}
+}
+
+// nothing has no data at all.
+type (
+	nothing       struct{ operatorUseCases }
+	noNodes       struct{ nodeUseCases }
+	noLetters     struct{ letterUseCases }
+	noneWaits     struct{ waitingUseCases }
+	emptySchedule struct{ scheduleUseCases }
+	noInboxes     struct{ inboxUseCases }
+	noSagas       struct{ sagaUseCases }
+)
+
+func (nothing) Overview(context.Context) (o admin.Overview, err error) { return }
+
+func (noNodes) List(context.Context) (n []admin.Node, err error) { return }
+
+func (noneWaits) Topics(context.Context) (p []admin.WaitingTopic, err error) { return }
+
+func (nothing) Lookup(context.Context, admin.LookupQuery) (f admin.LookupResult, err error) { return }
+
+func (noSagas) Types(context.Context) (s []admin.SagaType, err error) { return }
+
+func (noInboxes) List(context.Context) (s []admin.InboxCounts, err error) { return }
+
+func (noneWaits) Page(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
+	return
+}
+
+func (noLetters) List(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
+	return
+}
+
+func (nothing) Audit(context.Context, admin.AuditFilter, int, string) (p admin.AuditPage, err error) {
+	return
+}
+
+func (emptySchedule) List(context.Context, admin.ScheduledFilter, int, string) (p admin.ScheduledPage, err error) {
+	return
+}
+
+// The fragment that the page fetches again has no document around it. Each content of a file has its own
+// name.
+func TestFragmentsAndFiles(t *testing.T) {
+	t.Parallel()
+
+	h := newSite(&desk{text: "x"})
+	for _, at := range []string{"/", "/pending", "/nodes", "/strip"} {
+		if _, body := sendRequest(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
+			t.Errorf("%s: %.200s", at, body)
+		}
+	}
+
+	_, body := sendRequest(t, h, &operator, "GET", "/", nil)
+	links := regexp.MustCompile(`(?:src|href)="(/static/[^"]+)"`).FindAllStringSubmatch(body, -1)
+	if len(links) < 6 {
+		t.Fatalf("%d files", len(links))
+	}
+	for _, l := range links {
+		r, text := sendRequest(t, h, &operator, "GET", l[1], nil)
+		if r.StatusCode != http.StatusOK || text == "" || !strings.Contains(r.Header.Get("Cache-Control"), "immutable") {
+			t.Errorf("%s: %d %s", l[1], r.StatusCode, r.Header)
+		}
+	}
+
+	for _, licence := range []string{"htmx", "uplot"} {
+		if r, text := sendRequest(t, h, &operator, "GET", "/static/vendor/"+licence+"/LICENSE", nil); r.StatusCode != http.StatusOK || len(text) < 200 {
+			t.Errorf("the licence of %s is not there", licence)
+		}
+	}
+	if r, _ := sendRequest(t, h, &operator, "GET", "/static/../page.go", nil); r.StatusCode == http.StatusOK {
+		t.Error("a file outside of the static ones")
+	}
+}
+
+func TestDownload(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x"}
+	r, body := sendRequest(t, newSite(d), &viewer, "GET", "/dead/download?payload=1&topic=x", nil)
+	if r.StatusCode != http.StatusOK || strings.Count(body, "\n") != 2 || d.payload || d.filter.Topic != "x" {
+		t.Errorf("%d, filter %+v: %s", r.StatusCode, d.filter, body)
+	}
+}
+
+func TestFiguresForPeople(t *testing.T) {
+	t.Parallel()
+	for got, want := range map[string]string{
+		formatNumber(1234567): "1,234,567", formatNumber(int64(-1234)): "−1,234", formatNumber(0): "0", formatRate(0.04): "0/s", formatRate(3.26): "3.3/s", formatRate(1234.5): "1,235/s",
+		formatSpan(0.034): "0.03 s", formatSpan(61): "61 s", formatSpan(600): "10 min", formatSpan(9000): "2 h 30 min", formatSpan(-5): "−5 s", formatSpan(400000): "4 d",
+		formatLogValue("up_ms", []byte("8102")): "8.1 s", formatLogValue("roles", []byte(`["relay", "cleaner"]`)): "relay, cleaner", formatLogValue("position", []byte(`{"$timestamp":{"t":1795000000,"i":1}}`)): "2026-11-18 11:06:40Z",
+		formatBytes(512): "512 B", formatBytes(2048): "2.0 KiB", formatBytes(3 << 20): "3.0 MiB", formatValue([]byte(`{"$date":"2026-11-20T08:00:00Z"}`)): "2026-11-20T08:00:00Z", formatValue([]byte(`"a"`)): "a", formatValue([]byte("null")): "",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

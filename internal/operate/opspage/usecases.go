@@ -1,0 +1,111 @@
+package opspage
+
+import (
+	"context"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// UseCases are the use-cases that the page offers, by subject. Tests of the page replace them.
+type UseCases struct {
+	Operator operatorUseCases
+	Lease    leaseUseCases
+	Nodes    nodeUseCases
+	Activity activityUseCases
+	Letters  letterUseCases
+	Waiting  waitingUseCases
+	Schedule scheduleUseCases
+	Replays  replayUseCases
+	Inboxes  inboxUseCases
+	Sagas    sagaUseCases
+}
+
+// Of returns the use-cases of an operator.
+func Of(op admin.Operator) UseCases {
+	return UseCases{
+		Operator: op,
+		Lease:    op.Lease(),
+		Nodes:    op.Nodes(),
+		Activity: op.Activity(),
+		Letters:  op.Letters(),
+		Waiting:  op.Waiting(),
+		Schedule: op.Schedule(),
+		Replays:  op.Replays(),
+		Inboxes:  op.Inboxes(),
+		Sagas:    op.Sagas(),
+	}
+}
+
+type operatorUseCases interface {
+	Overview(ctx context.Context) (admin.Overview, error)
+	Audit(ctx context.Context, f admin.AuditFilter, limit int, after string) (admin.AuditPage, error)
+	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
+	Collections(ctx context.Context, only string) ([]string, error)
+
+	Purge(ctx context.Context, p admin.Purge) (admin.PurgeReport, error)
+	Clear(ctx context.Context, c admin.ClearOrder) (admin.Cleared, error)
+}
+
+type leaseUseCases interface {
+	Slots(ctx context.Context) ([]admin.SlotStatus, error)
+	Pause(ctx context.Context) error
+	Resume(ctx context.Context) error
+	Pin(ctx context.Context, node string) error
+	StepDown(ctx context.Context, hold time.Duration) error
+}
+
+type nodeUseCases interface {
+	List(ctx context.Context) ([]admin.Node, error)
+	Release(ctx context.Context, node string, hold time.Duration) ([]string, error)
+	Remove(ctx context.Context, node string, force bool) error
+}
+
+type activityUseCases interface {
+	Minutes(ctx context.Context) ([]admin.Minute, error)
+	Topics(ctx context.Context) (admin.TopicList, error)
+	Recent(ctx context.Context, topic string) (admin.RecentEvents, error)
+}
+
+type letterUseCases interface {
+	List(ctx context.Context, f admin.DeadFilter, limit int, after string) (admin.DeadPage, error)
+	Summary(ctx context.Context, f admin.DeadFilter) ([]admin.DeadGroup, error)
+	Show(ctx context.Context, ref admin.DeadRef, payload bool) (admin.DeadLetter, error)
+	Requeue(ctx context.Context, f admin.DeadFilter, opts admin.DeadOptions, did func(int64)) (admin.DeadOutcome, error)
+	Discard(ctx context.Context, f admin.DeadFilter, dryRun bool, did func(int64)) (admin.DeadDiscarded, error)
+	Edit(ctx context.Context, ref admin.DeadRef, e admin.DeadEdit, opts admin.DeadOptions) (admin.DeadEdited, error)
+}
+
+type waitingUseCases interface {
+	Topics(ctx context.Context) ([]admin.WaitingTopic, error)
+	Page(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.WaitingPage, error)
+	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
+}
+
+type scheduleUseCases interface {
+	List(ctx context.Context, f admin.ScheduledFilter, limit int, after string) (admin.ScheduledPage, error)
+	Summary(ctx context.Context, f admin.ScheduledFilter) ([]admin.ScheduledGroup, error)
+	Cancel(ctx context.Context, f admin.ScheduledFilter, progress func(int64)) (int64, error)
+	Move(ctx context.Context, f admin.ScheduledFilter, to time.Time) (admin.Rescheduled, error)
+}
+
+type replayUseCases interface {
+	List(ctx context.Context, limit int) ([]admin.ReplayInfo, error)
+	Plan(ctx context.Context, o admin.ReplayOrder) (admin.ReplayPlan, error)
+	Start(ctx context.Context, o admin.ReplayOrder) (admin.ReplayInfo, error)
+	Cancel(ctx context.Context, id string) error
+	Resume(ctx context.Context, id string) (admin.ReplayInfo, error)
+}
+
+type inboxUseCases interface {
+	List(ctx context.Context) ([]admin.InboxCounts, error)
+	Marks(ctx context.Context, database, collection string) ([]admin.InboxMark, error)
+	Purge(ctx context.Context, p admin.InboxPurge) (admin.InboxPurged, error)
+	Release(ctx context.Context, database, collection string, force, dryRun bool) (admin.InboxReleased, error)
+}
+
+type sagaUseCases interface {
+	Types(ctx context.Context) ([]admin.SagaType, error)
+	List(ctx context.Context, database, saga string, limit int, after string) (admin.SagaPage, error)
+	Show(ctx context.Context, database, saga, id string, payload bool) (admin.Saga, error)
+}

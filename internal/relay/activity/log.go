@@ -1,0 +1,171 @@
+package activity
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// The bounds of a log and of its reports.
+const (
+	// sampledPerSecond is the largest number of envelopes of one second that are sampled: the first ones.
+	sampledPerSecond = 10
+	// keptEvents is the number of sampled records that are kept: the newest.
+	keptEvents = 50
+	// listedTopics is the number of topics that a report, and a list of all owners' topics, contains: the busiest.
+	listedTopics = 100
+
+	maxTopics = 1000
+	maxText   = 256 // bytes of each text of a sampled event
+
+	// The window of rates and latencies has six parts. The oldest part is forgotten as a whole.
+	partLength  = 10 * time.Second
+	windowParts = 6
+)
+
+// Log has the activity of one term of ownership. It is safe for concurrent use.
+type Log struct {
+	now   func() time.Time
+	began time.Time
+
+	mu        sync.Mutex
+	topics    map[string]*topicLog
+	others    *topicLog // of the topics above maxTopics; nil if there are none
+	lastAcked time.Time
+
+	events       []Event // newest last
+	sampleSecond int64   // Unix seconds
+	sampled      int     // envelopes in sampleSecond
+	adopted      bool
+
+	fullSecond atomic.Int64 // the second in which no more envelopes are sampled
+}
+
+// topicLog has the activity in one topic.
+type topicLog struct {
+	lastPartition int32 // place of the last record
+	lastOffset    int64
+	lastAcked     time.Time
+	parts         [windowParts]part
+}
+
+// part has the counts of ten seconds.
+type part struct {
+	number         int64 // of the ten seconds, since 1970
+	records, bytes int64
+	latencies      histogram
+}
+
+// New returns a log that begins now. now is the clock of commit times.
+func New(now func() time.Time) *Log {
+	return &Log{now: now, began: now(), topics: map[string]*topicLog{}}
+}
+
+// partNumber returns the number of the ten seconds that contain t.
+func partNumber(t time.Time) int64 { return t.Unix() / int64(partLength/time.Second) }
+
+// Observe adds an acked batch.
+func (l *Log) Observe(b *record.AckedBatch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	t := l.topicLocked(b.TP.Topic)
+	t.lastPartition, t.lastOffset, t.lastAcked = b.TP.Partition, b.Base+int64(b.Records)-1, b.At
+	l.lastAcked = b.At
+
+	number := partNumber(b.At)
+	p := &t.parts[number%windowParts]
+	if p.number != number {
+		*p = part{number: number}
+	}
+	p.records += int64(b.Records)
+	p.bytes += int64(b.Bytes)
+	b.EachLatency(p.latencies.add)
+}
+
+// topicLocked returns the entry of a topic, or that of all further topics if there are too many.
+func (l *Log) topicLocked(name string) *topicLog {
+	if t := l.topics[name]; t != nil {
+		return t
+	}
+	if len(l.topics) < maxTopics {
+		t := &topicLog{}
+		l.topics[name] = t
+		return t
+	}
+	if l.others == nil {
+		l.others = &topicLog{}
+	}
+	return l.others
+}
+
+// Sample is one envelope whose records are kept when they are acked.
+type Sample struct {
+	log   *Log
+	event Event
+}
+
+// Sample returns a sample of an envelope if there is room for another one in the second of now, and nil otherwise. recs are
+// its records, and commitMS its commit time, or 0 if its delivery has nothing to do with its commit. Sample does not retain
+// its arguments.
+func (l *Log) Sample(now time.Time, recs []record.Record, eventType, db, coll []byte, commitMS int64) *Sample {
+	if l == nil || len(recs) == 0 || !l.reserveSample(now.Unix()) {
+		return nil
+	}
+
+	s := &Sample{log: l, event: Event{
+		ID:         record.Shorten(string(recs[0].DocumentID()), maxText),
+		Type:       record.Shorten(string(eventType), maxText),
+		Key:        record.Shorten(string(recs[0].Key), maxText),
+		Collection: string(db) + "." + string(coll),
+	}}
+	if commitMS > 0 {
+		s.event.CommittedAt = time.UnixMilli(commitMS)
+	}
+	return s
+}
+
+// reserveSample reports whether another envelope may be sampled in a second, and counts it.
+func (l *Log) reserveSample(second int64) bool {
+	// Nearly all envelopes of a busy watcher end here, without the lock.
+	if l.fullSecond.Load() == second {
+		return false
+	}
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if second != l.sampleSecond {
+		l.sampleSecond, l.sampled = second, 0
+	}
+	l.sampled++
+	if l.sampled >= sampledPerSecond {
+		l.fullSecond.Store(second)
+	}
+	return l.sampled <= sampledPerSecond
+}
+
+// Acked keeps the record for the topic of tp.
+func (s *Sample) Acked(tp record.TopicPartition, offset int64) {
+	e := s.event
+	e.Topic, e.Partition, e.Offset, e.AckedAt = tp.Topic, tp.Partition, offset, s.log.now()
+
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = keepNewest(append(l.events, e))
+}
+
+// NotSent does nothing: only records in Kafka are kept.
+func (s *Sample) NotSent(string, string, bool) {}
+
+// keepNewest removes the oldest events above the limit, in place.
+func keepNewest(events []Event) []Event {
+	if excess := len(events) - keptEvents; excess > 0 {
+		n := copy(events, events[excess:])
+		clear(events[n:])
+		events = events[:n]
+	}
+	return events
+}

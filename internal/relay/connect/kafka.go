@@ -1,0 +1,141 @@
+package connect
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/outrelay/outrelay/internal/base/metrics"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/contract/sasl"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/pkg/bearer"
+)
+
+// KafkaHost has the parts of the connection to Kafka that an embedding program supplies. A nil field replaces nothing.
+type KafkaHost struct {
+	TLS   *tls.Config   // replaces kafka.tls
+	Token bearer.Source // replaces kafka.sasl.token
+}
+
+// NewMSKToken returns the source of tokens for [sasl.MSK] in an AWS region. The program sets it, so that services which embed
+// the relay do not link the AWS SDK.
+var NewMSKToken func(region string) bearer.Source
+
+// errNoMSK is the error of [sasl.MSK] in a program without [NewMSKToken].
+var errNoMSK = errors.New("kafka.sasl.mechanism: this program does not contain " + sasl.MSK + ": use " + sasl.OAuth +
+	" and relay.WithKafkaToken(msk.Token(region)), from package pkg/bearer/msk")
+
+// NewKafka returns the client of the configured cluster. It connects at the first use. secured replaces
+// kafka.tls, and token the source in kafka.sasl.token, unless they are nil.
+func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, m *metrics.Set) (*kafkawire.Client, error) {
+	m = metrics.OrNew(m)
+	current, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
+	if err != nil {
+		return nil, fmt.Errorf("kafka.tls: %w", err)
+	}
+
+	c := kafkawire.Config{
+		Brokers:    cfg.Kafka.Brokers,
+		TLS:        host.TLS,
+		CurrentTLS: current,
+		Reached:    reportReached(log, m),
+
+		TransactionTimeout: cfg.Kafka.TransactionTimeout,
+	}
+	if s := cfg.Kafka.SASL; s != nil {
+		if c.SASL, err = NewLogin(*s, host.Token); err != nil {
+			return nil, err
+		}
+	}
+	return kafkawire.NewClient(c)
+}
+
+// reportReached returns a function that reports whether a broker responds: in the metrics, and in the log once at the start of an
+// outage and once at its end.
+func reportReached(log *slog.Logger, m *metrics.Set) func(error) {
+	var away atomic.Bool
+	return func(err error) {
+		m.KafkaReachable.Set(metrics.Bool(err == nil))
+		if away.Swap(err != nil) == (err != nil) {
+			return
+		}
+		if err != nil {
+			log.Warn("Kafka cannot be used; events wait in MongoDB", "error", err)
+		} else {
+			log.Info("Kafka can be used again; events are sent")
+		}
+	}
+}
+
+// NewLogin returns the login s. token replaces the source of its tokens, unless it is nil.
+func NewLogin(s config.SASL, token bearer.Source) (*sasl.Login, error) {
+	login := &sasl.Login{Mechanism: s.Mechanism}
+	m, _ := sasl.Find(s.Mechanism)
+	switch m.Credential {
+	case sasl.Token:
+		login.Token = token
+		if token == nil {
+			login.Token = tokenSource(*s.Token)
+		}
+		if s.Token != nil {
+			login.Extensions = s.Token.Extensions
+		}
+
+	case sasl.AWS:
+		if NewMSKToken == nil {
+			return nil, errNoMSK
+		}
+		login.Token = NewMSKToken(s.Region)
+
+	default:
+		login.User = s.Username
+		login.Password = func() (string, error) { return s.Password.Current(), nil }
+	}
+	return login, nil
+}
+
+// tokenSource returns the one source of t.
+func tokenSource(t config.Token) bearer.Source {
+	switch {
+	case t.File != "":
+		return bearer.FromFile(t.File)
+	case len(t.Command) > 0:
+		return bearer.FromCommand(t.Command[0], t.Command[1:]...)
+	default:
+		return bearer.FromClientCredentials(bearer.ClientCredentials{
+			TokenURL: t.OIDC.URL,
+			ClientID: t.OIDC.ClientID,
+			Secret:   t.OIDC.ClientSecret.Current,
+			Scopes:   t.OIDC.Scopes,
+			Audience: t.OIDC.Audience,
+		})
+	}
+}
+
+// CompactedTopics returns the compacted ones of topics, which keep only the newest record of each
+// key, in the same order. It connects to Kafka for the call. It leaves out topics that do not exist
+// or may not be described.
+func CompactedTopics(ctx context.Context, cfg config.Config, topics []string) ([]string, error) {
+	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+
+	found, err := client.DescribeTopics(ctx, topics)
+	if err != nil {
+		return nil, err
+	}
+
+	var out []string
+	for _, t := range topics {
+		if found[t].Compacted() {
+			out = append(out, t)
+		}
+	}
+	return out, nil
+}

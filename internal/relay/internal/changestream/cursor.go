@@ -1,0 +1,276 @@
+package changestream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/resume"
+)
+
+const (
+	openTimeout  = 10 * time.Second
+	closeTimeout = time.Second
+
+	// stopGrace is added to one await time, for a server that does not react to the kill.
+	stopGrace = 500 * time.Millisecond
+)
+
+// cursor is one open change stream.
+type cursor struct {
+	stream       *Stream
+	changeStream *mongo.ChangeStream
+	session      *mongo.Session
+
+	// base ends a little later than the context of Run. If it ended in the middle of a getMore, the
+	// cursor would stay open on the server.
+	base         context.Context
+	stopWatching func()
+
+	// replyTimer ends base if a reply takes too long. To reset a timer costs nothing. With a new
+	// context with a deadline for each reply, the driver would evaluate its round-trip statistics.
+	replyTimer *time.Timer
+	timedOut   atomic.Bool
+
+	// serverID is the cursor's id. It is atomic because another goroutine kills the cursor.
+	serverID atomic.Int64
+
+	// dropThrough is the data of a token: events at or before it were already sent to the caller
+	// (N23). It is "" once a later event was read.
+	dropThrough string
+	replyWait   time.Duration
+}
+
+// openCursor opens the stream at the run's position.
+func (r *run) openCursor(ctx context.Context) (*cursor, error) {
+	if err := r.verifyCheckpoint(ctx); err != nil {
+		return nil, fmt.Errorf("comparing the collection with the checkpoint: %w", err)
+	}
+
+	opts := r.stream.streamOptions()
+	if r.byTime {
+		opts.SetStartAtOperationTime(&r.startTime)
+	} else {
+		// resumeAfter would reject the token of an invalidate event.
+		opts.SetStartAfter(bson.Raw(r.position.Token))
+	}
+
+	pipeline := r.stream.pipeline()
+	if r.slim.on {
+		pipeline = append(pipeline, slimStage)
+	}
+	c, err := r.stream.openChangeStream(ctx, pipeline, opts)
+	if err != nil {
+		return nil, err
+	}
+
+	c.dropThrough = r.position.Token.Data()
+	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
+	return c, nil
+}
+
+// contextWithGrace returns a context that ends a grace period after ctx, or when cancel is called.
+// stop ends the context and stops waiting for ctx.
+func contextWithGrace(ctx context.Context, grace time.Duration) (base context.Context, cancel, stop func()) {
+	base, cancel = context.WithCancel(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(ctx, func() {
+		t := time.AfterFunc(grace, cancel)
+		context.AfterFunc(base, func() { t.Stop() })
+	})
+	return base, cancel, func() {
+		unhook()
+		cancel()
+	}
+}
+
+// killCursorAfter kills the server's cursor when ctx ends, which wakes a getMore that waits there.
+// The returned function disables this, waits for a kill that has begun, and then calls then.
+func (c *cursor) killCursorAfter(ctx context.Context, then func()) func() {
+	done := make(chan struct{})
+	unhook := context.AfterFunc(ctx, func() {
+		defer close(done)
+		c.killServerCursor(ctx)
+	})
+	return func() {
+		if !unhook() {
+			<-done
+		}
+		then()
+	}
+}
+
+// killServerCursor sends killCursors to the primary. If the cursor is on another member, its getMore
+// ends after its await time, as it would without the kill.
+func (c *cursor) killServerCursor(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(closeTimeout, c.stream.pace.maxAwait))
+	defer cancel()
+
+	id := c.serverID.Load()
+	if id == 0 {
+		return
+	}
+
+	db, coll := c.stream.cfg.Scope.Target()
+	// The cursor of a stream over several collections belongs to a pseudo collection.
+	switch c.stream.cfg.Scope.Kind() {
+	case changes.Database:
+		coll = "$cmd.aggregate"
+	case changes.Cluster:
+		db, coll = "admin", "$cmd.aggregate"
+	case changes.Collection:
+	}
+	_ = c.stream.cfg.Client.Database(db).RunCommand(ctx, bson.D{
+		{Key: "killCursors", Value: coll},
+		{Key: "cursors", Value: bson.A{id}},
+	}).Err()
+}
+
+func (s *Stream) streamOptions() *options.ChangeStreamOptionsBuilder {
+	// With a first batch of size 0, the server opens the cursor before it searches the oplog. Only
+	// expanded events contain the UUID of their collection.
+	return options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(s.pace.maxAwait).SetShowExpandedEvents(true)
+}
+
+// openChangeStream opens a change stream over the scope. Its cursor is killed when ctx ends. The
+// session shows the cluster time of each reply. The session is not causally consistent, because the
+// server would then wait for times that do not concern this stream.
+func (s *Stream) openChangeStream(
+	ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
+) (*cursor, error) {
+	session, err := s.cfg.Client.StartSession(options.Session().SetCausalConsistency(false))
+	if err != nil {
+		return nil, err
+	}
+
+	base, cancel, stop := contextWithGrace(ctx, s.pace.maxAwait+stopGrace)
+	base = mongo.NewSessionContext(base, session)
+
+	// The limit applies only to the opening, not to the life of the cursor.
+	opening, opened := context.WithTimeout(base, openTimeout)
+	defer opened()
+	cs, err := s.cfg.Scope.Watch(opening, s.cfg.Client, s.cfg.ReadPreference, pipeline, opts)
+	if err != nil {
+		// Our own limit ended the call. That is a slow server, not a broken connection.
+		if opening.Err() != nil {
+			err = changes.ErrTimeout
+		}
+		session.EndSession(context.WithoutCancel(base))
+		stop()
+		return nil, err
+	}
+
+	c := &cursor{stream: s, changeStream: cs, session: session, base: base}
+	c.serverID.Store(cs.ID())
+	c.replyTimer = time.AfterFunc(maxPatience, func() {
+		c.timedOut.Store(true)
+		cancel()
+	})
+	c.replyTimer.Stop()
+	c.stopWatching = c.killCursorAfter(ctx, stop)
+	return c, nil
+}
+
+// fetchReply reads one reply into b. b stays empty if there was nothing to read. It blocks for at most
+// limit.
+func (c *cursor) fetchReply(limit time.Duration, b *changes.Batch) error {
+	c.replyTimer.Reset(limit)
+	begin := time.Now()
+	// Next would repeat the getMore until an event arrives, and the idle position would never be saved.
+	ok := c.changeStream.TryNext(c.base)
+	c.replyWait = time.Since(begin)
+	c.replyTimer.Stop()
+	c.noteDriverResume()
+
+	if !ok {
+		err := c.changeStream.Err()
+		if err != nil && c.timedOut.Load() {
+			// The driver tried to kill the cursor itself, but its context had ended.
+			c.killServerCursor(c.base)
+			return changes.ErrTimeout
+		}
+		return err
+	}
+
+	// The remaining documents of the reply are in memory.
+	b.Append(c.changeStream.Current)
+	for range c.changeStream.RemainingBatchLength() {
+		if !c.changeStream.TryNext(c.base) {
+			return errors.Join(errors.New("reading a fetched batch"), c.changeStream.Err())
+		}
+		b.Append(c.changeStream.Current)
+	}
+	return nil
+}
+
+// noteDriverResume detects an automatic resume of the driver: the cursor has a new id. The driver
+// resumes only between replies, from the token of the last reply, so no event is repeated.
+func (c *cursor) noteDriverResume() {
+	id := c.changeStream.ID()
+	if id == 0 || id == c.serverID.Load() {
+		return
+	}
+
+	c.serverID.Store(id)
+	c.stream.cfg.Metrics.countRestart("driver")
+	c.stream.cfg.Log.Info("the driver resumed the change stream")
+}
+
+// dropDelivered removes the events at or before the position after which the stream was opened. N23
+func (c *cursor) dropDelivered(b *changes.Batch) {
+	var ev changes.Event
+	for i, raw := range b.Docs {
+		// The caller that reads the event reports a parse error.
+		_ = changes.Parse(raw, &ev)
+		if string(ev.Data) > c.dropThrough {
+			c.dropThrough = ""
+			n := copy(b.Docs, b.Docs[i:])
+			clear(b.Docs[n:])
+			b.Docs = b.Docs[:n]
+			return
+		}
+		b.Bytes -= len(raw)
+	}
+
+	b.Clear()
+}
+
+// positionAfter returns the position after the reply. Its token is a copy.
+func (c *cursor) positionAfter(b *changes.Batch) resume.Position {
+	p := resume.Position{Token: resume.Token(c.changeStream.ResumeToken()).Clone()}
+	t, ok := p.Token.ClusterTime()
+	// The time of a token in an unknown format cannot be read.
+	if !ok && len(b.Docs) > 0 {
+		var ev changes.Event
+		if changes.Parse(b.Docs[len(b.Docs)-1], &ev) == nil {
+			t = ev.ClusterTime
+		}
+	}
+
+	p.ClusterTime = t
+	return p
+}
+
+// operationTime returns the cluster's majority-committed time in the last reply.
+func (c *cursor) operationTime() bson.Timestamp {
+	if t := c.session.OperationTime(); t != nil {
+		return *t
+	}
+	return bson.Timestamp{}
+}
+
+func (c *cursor) closeCursor() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.base), closeTimeout)
+	defer cancel()
+
+	// Close kills the server's cursor if it still exists.
+	_ = c.changeStream.Close(ctx)
+	c.session.EndSession(ctx)
+	c.stopWatching()
+}

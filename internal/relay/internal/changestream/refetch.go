@@ -1,0 +1,116 @@
+package changestream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// errNotInStream means that the requested event is not in the part of the stream that was read.
+var errNotInStream = errors.New("not in the change stream")
+
+// Lost reports whether an error of Refetch means that the requested events cannot be read again.
+// Every other error is temporary, for example an election: the events still exist.
+func Lost(err error) bool {
+	if errors.Is(err, errNotInStream) || errors.Is(err, errNoStart) {
+		return true
+	}
+
+	c, _, _ := classifyError(err)
+	return c == classGap || c == classOversize
+}
+
+// Refetch reads the stream again from a position on, to get the images of envelopes that may no
+// longer be in their collection. It calls take with the document of each insert that want accepts,
+// until take returns false. The event and the document are valid only during the call.
+//
+// If it reaches the cluster time at which it was called, it returns errNotInStream. If the history is
+// gone, it returns the server's error. If a reply takes too long, it returns [ErrTimeout], and the next
+// call waits for twice as long. It opens another stream, so it may be called during Run. Calls must not
+// overlap.
+func (s *Stream) Refetch(
+	ctx context.Context, after resume.Position,
+	want func(*changes.Event) bool, take func(ev *changes.Event, document []byte) (more bool),
+) error {
+	end, err := mongodb.ClusterTime(ctx, s.cfg.Client)
+	if err != nil {
+		return err
+	}
+
+	opts := s.streamOptions()
+	if t, ok := after.Time(); after.Token.IsZero() {
+		if !ok {
+			return errNoStart
+		}
+		opts.SetStartAtOperationTime(&t)
+	} else {
+		opts.SetStartAfter(bson.Raw(after.Token))
+	}
+	// Large documents are fetched by _id, so that one of them cannot fail a whole reply (N24).
+	c, err := s.openChangeStream(ctx, append(s.pipeline(), slimStage), opts)
+	if err != nil {
+		return fmt.Errorf("opening stream to read events again: %w", err)
+	}
+	defer c.closeCursor()
+	c.changeStream.SetBatchSize(firstDocuments)
+
+	// A reply that is lost with its connection must not stop the caller. But the server may also search a
+	// long backlog before it replies. With a fixed limit, it would begin its search again forever.
+	patience := max(s.refetchPatience, s.pace.patience)
+	s.refetchPatience = 0
+
+	b := changes.NewBatch()
+	defer b.Release()
+	for ctx.Err() == nil {
+		b.Clear()
+		if err := c.fetchReply(s.pace.maxAwait+patience, b); err != nil {
+			if errors.Is(err, changes.ErrTimeout) {
+				s.refetchPatience = min(2*patience, maxPatience)
+			}
+			return fmt.Errorf("reading events again: %w", err)
+		}
+		if more, err := s.visitInserts(ctx, b, want, take); err != nil || !more {
+			return err
+		}
+
+		t, ok := resume.Token(c.changeStream.ResumeToken()).ClusterTime()
+		reachedEnd := ok && (t.After(end) || len(b.Docs) == 0 && !t.Before(end))
+		if reachedEnd || c.changeStream.ID() == 0 {
+			return errNotInStream
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// visitInserts calls take for the wanted inserts of a batch. It skips a document that was too large
+// for its event and no longer exists.
+func (s *Stream) visitInserts(
+	ctx context.Context, b *changes.Batch, want func(*changes.Event) bool, take func(*changes.Event, []byte) bool,
+) (more bool, err error) {
+	var ev changes.Event
+	for _, raw := range b.Docs {
+		if err := changes.Parse(raw, &ev); err != nil {
+			return false, err
+		}
+		if ev.Op != changes.Insert || !want(&ev) {
+			continue
+		}
+
+		doc := ev.Document
+		if !ev.HasDocument {
+			if doc, err = s.fetchDocument(ctx, &ev); err != nil {
+				return false, err
+			}
+		}
+		if doc != nil && !take(&ev, doc) {
+			return false, nil
+		}
+	}
+	return true, nil
+}

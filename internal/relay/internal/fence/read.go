@@ -1,0 +1,376 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/crash"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+)
+
+// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the part up to the bound and the last offsets are
+// read.
+type Bounds struct {
+	Bytes int64         // defaults to 2 GiB
+	Time  time.Duration // defaults to 60 s
+}
+
+// reading is one partition that is being read.
+type reading struct {
+	record.TopicPartition
+	tail  *Tail
+	await []Producer // the read waits for markers above these
+	err   error      // why the partition was given up
+
+	done         bool
+	lastProgress time.Time
+	notBefore    time.Time // earliest time of the next fetch
+	failures     int
+
+	corruptReads int   // fetches that have found a batch corrupt, since the last progress
+	skippedBase  int64 // of the corrupt batch whose offsets are being skipped, or -1
+}
+
+func (p *reading) isFinished() bool {
+	return p.tail.target >= 0 && p.tail.Next >= p.tail.target && p.tail.hasMarkersAbove(p.await)
+}
+
+// reader reads the tails of many partitions. In a round, one goroutine for each leader uses its
+// partitions. Between the rounds only the caller of readAll uses them.
+type reader struct {
+	kafka    *Client
+	ours     map[int64]int16 // the producer ids of the relay, with the highest epoch of each
+	bounds   Bounds
+	patience Patience
+	idle     time.Duration // a partition is given up after this time without progress of any partition
+	report   func(Event)
+
+	began        time.Time
+	lastProgress atomic.Int64 // of any partition, Unix nanoseconds
+	regroup      atomic.Bool
+}
+
+const (
+	readIdle = 2 * time.Second
+	// roundTime is the longest time between two checks of the bounds, the leaders and the progress.
+	roundTime = 500 * time.Millisecond
+	// keepTail is the number of offsets before the end that are never skipped: they contain the marker.
+	keepTail   = 1000
+	backoff    = 50 * time.Millisecond
+	maxBackoff = 500 * time.Millisecond
+	// corruptReads is how often a corrupt batch is fetched before it is skipped: its bytes may have been
+	// damaged in transit.
+	corruptReads = 5
+
+	fetchBytes     = 8 << 20
+	partitionBytes = 1 << 20
+	fetchWait      = 100 * time.Millisecond
+)
+
+// readAll returns when each partition is done or given up. The error is the end of ctx.
+func (r *reader) readAll(ctx context.Context, list []*reading) error {
+	r.began = time.Now()
+	r.lastProgress.Store(r.began.UnixNano())
+	topics := map[string]bool{}
+	for _, p := range list {
+		p.done, p.err, p.failures, p.lastProgress, p.notBefore = false, nil, 0, r.began, time.Time{}
+		p.corruptReads, p.skippedBase = 0, -1
+		topics[p.Topic] = true
+
+		// The bounds apply to one read.
+		p.tail.target, p.tail.bytes = -1, 0
+	}
+	names := slices.Collect(maps.Keys(topics))
+
+	for reported := false; ; {
+		if err := r.patience.waitForGate(ctx); err != nil {
+			return err
+		}
+		left := r.giveUpIdle(list)
+		if left == 0 {
+			return nil
+		}
+		if !reported && time.Since(r.began) >= reportAfter {
+			reported = true
+			r.report(Event{Kind: Waiting, Text: fmt.Sprintf("reading back what earlier owners sent: %d of %d partitions are left after %s",
+				left, len(list), reportAfter)})
+		}
+
+		// Leaders may have moved since the last round.
+		var layout *kafkawire.Layout
+		patience := Patience{Gate: r.patience.Gate, Total: r.idle}
+		err := patience.retry(ctx, "looking for the leaders", func() (err error) {
+			layout, err = r.kafka.kafka.Metadata(ctx, names)
+			return err
+		})
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			// giveUpIdle ends the loop when no partition has made progress for long enough.
+			for _, p := range list {
+				if !p.done {
+					p.err = err
+				}
+			}
+			continue
+		}
+
+		r.applyBounds(list)
+		groups := groupByLeader(list, &Health{layout: layout})
+		// Each partition waits for its next attempt, or for a leader.
+		if len(groups) == 0 {
+			_ = retry.Sleep(ctx, backoff)
+			continue
+		}
+		r.regroup.Store(false)
+		var wg sync.WaitGroup
+		for leader, group := range groups {
+			wg.Go(func() { r.readGroup(ctx, leader, group) })
+		}
+		wg.Wait()
+	}
+}
+
+// giveUpIdle gives up partitions that have waited too long, and returns the number of the others.
+func (r *reader) giveUpIdle(list []*reading) (left int) {
+	now, anyProgress := time.Now(), time.Unix(0, r.lastProgress.Load())
+	for _, p := range list {
+		if p.done {
+			continue
+		}
+
+		last := p.lastProgress
+		// Responses are limited in size, so a partition may only have waited for its turn.
+		if anyProgress.After(last) {
+			last = anyProgress
+		}
+		if now.Sub(last) <= r.idle {
+			left++
+			continue
+		}
+		p.done = true
+		if p.err == nil {
+			p.err = errNoMarker
+		}
+	}
+	return left
+}
+
+var errNoMarker = errors.New("no marker above every earlier sender was read yet")
+
+// groupByLeader returns the partitions that may be fetched now, by the address of their leader.
+func groupByLeader(list []*reading, h *Health) map[string][]*reading {
+	groups := map[string][]*reading{}
+	now := time.Now()
+
+	for _, p := range list {
+		if p.done {
+			continue
+		}
+
+		leader := h.layout.LeaderAddr(p.TopicPartition)
+		if leader == "" {
+			p.err = errors.New(h.Reason(p.TopicPartition))
+			continue
+		}
+		// A partition whose fetch has failed waits for its next attempt.
+		if now.After(p.notBefore) {
+			groups[leader] = append(groups[leader], p)
+		}
+	}
+	return groups
+}
+
+// readGroup reads the partitions of one leader for roundTime, with one fetch for all of them at a time.
+func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) {
+	until, budget := time.Now().Add(min(roundTime, r.idle/4)), r.bounds.Bytes/8
+	// A single fetch must not exceed a small bound by much.
+	limits := kafkawire.FetchLimits{
+		MaxBytes:          fetchBytes,
+		MaxPartitionBytes: int(min(partitionBytes, max(r.bounds.Bytes/16, 1))),
+		MaxWait:           fetchWait,
+	}
+
+	for turn := 0; budget > 0 && time.Now().Before(until) && !r.regroup.Load(); turn++ {
+		// The size of a response is limited, and the first partitions are served first. So the start
+		// rotates.
+		var from []kafkawire.FetchFrom
+		fetching := map[record.TopicPartition]*reading{}
+		for i := range list {
+			if p := list[(i+turn)%len(list)]; !p.done {
+				from = append(from, kafkawire.FetchFrom{TopicPartition: p.TopicPartition, Offset: p.tail.Next})
+				fetching[p.TopicPartition] = p
+			}
+		}
+		if len(from) == 0 || r.patience.waitForGate(ctx) != nil {
+			return
+		}
+
+		got, err := r.kafka.kafka.Fetch(ctx, leader, from, limits)
+		if err != nil {
+			for _, p := range fetching {
+				r.retryLater(p, err)
+			}
+			return
+		}
+		for i := range got.Partitions {
+			if p := fetching[got.Partitions[i].TopicPartition]; p != nil {
+				r.handleFetched(ctx, leader, p, &got.Partitions[i])
+				budget -= int64(len(got.Partitions[i].Set))
+			}
+		}
+		crash.At("mid-read-back")
+	}
+}
+
+func (r *reader) noteProgress(p *reading) {
+	p.lastProgress = time.Now()
+	r.lastProgress.Store(p.lastProgress.UnixNano())
+	p.failures, p.err = 0, nil
+}
+
+// retryLater delays the next fetch of a partition, and ends the round: its leader may have moved.
+func (r *reader) retryLater(p *reading, err error) {
+	p.failures++
+	p.err = err
+	p.notBefore = time.Now().Add(min(time.Duration(p.failures)*backoff, maxBackoff))
+	r.regroup.Store(true)
+}
+
+// handleFetched handles the part of one partition in a response. Leaders move, and after an election
+// offsets are not available for a while, so most error codes are retried.
+func (r *reader) handleFetched(ctx context.Context, leader string, p *reading, got *fetched.Partition) {
+	switch code := kafkawire.Code(got.Code); code {
+	case 0:
+	case kafkawire.OffsetOutOfRange:
+		r.restartInRange(ctx, leader, p)
+		return
+	case kafkawire.TopicAuthorizationFailed:
+		p.done = true
+		p.err = fmt.Errorf("topic %s may not be read: grant READ on it, a takeover reads its tail (%w)", p.Topic, code)
+		return
+	default:
+		r.retryLater(p, code)
+		return
+	}
+
+	// The read goes at least to the end that the partition has now, also if it waits for no marker.
+	if p.tail.target < 0 {
+		p.tail.target = got.High
+	}
+	before, behind := p.tail.Next, p.tail.Next < p.tail.target
+	p.tail.bytes += int64(len(got.Set))
+	if err := p.tail.readSet(got.Set, r.ours); err != nil {
+		r.skipCorrupt(p, err, got.High)
+		return
+	}
+
+	p.failures, p.corruptReads, p.skippedBase = 0, 0, -1
+	p.done = p.isFinished()
+	if p.done || behind && p.tail.Next > before {
+		r.noteProgress(p)
+	}
+}
+
+// skipCorrupt skips a corrupt batch that was fetched often enough. It would stay corrupt until retention
+// removes it, and keep its partition in quarantine until then. If its end is not plausible, the offsets
+// are skipped one by one, until the broker returns another batch.
+func (r *reader) skipCorrupt(p *reading, err error, high int64) {
+	t := p.tail
+	corrupt, ok := errors.AsType[*corruptError](err)
+	p.corruptReads++
+	if !ok || p.corruptReads < corruptReads || t.Next >= high {
+		r.retryLater(p, err)
+		return
+	}
+
+	end := corrupt.end
+	known := end > max(t.Next, corrupt.base) && end <= high
+	if !known {
+		end = t.Next + 1
+	}
+	if p.skippedBase != corrupt.base {
+		r.report(Event{
+			Kind: Corrupt, Topic: p.Topic,
+			Text: fmt.Sprintf("%s cannot be read at offset %d and is skipped (%v): check the disks of its brokers; "+
+				"records that are sent again may be duplicates", formatPartition(p.TopicPartition), t.Next, err),
+		})
+	}
+	t.Next, t.Truncated = end, true
+	r.noteProgress(p)
+
+	// Further offsets of the same batch are skipped at once.
+	p.corruptReads, p.skippedBase = 0, -1
+	if !known {
+		p.corruptReads, p.skippedBase = corruptReads-1, corrupt.base
+	}
+}
+
+// restartInRange continues at the start of the log, because retention has passed the stored offset, or
+// the topic was deleted and created again (N8, N9). That is not a reason to stop.
+func (r *reader) restartInRange(ctx context.Context, leader string, p *reading) {
+	at, err := r.kafka.kafka.LeaderOffset(ctx, leader, p.TopicPartition, kafkawire.LogStart)
+	if err != nil {
+		r.retryLater(p, err)
+		return
+	}
+
+	start := at.Offset
+	r.report(Event{
+		Kind: OutOfRange, Topic: p.Topic,
+		Text: fmt.Sprintf("offset %d of %s is not in its log (retention passed it, or the topic was created again): "+
+			"reading from %d; records that are sent again may be duplicates",
+			p.tail.Next, formatPartition(p.TopicPartition), start),
+	})
+	if start > p.tail.Next {
+		// Retention: the part that was read before stays valid.
+		p.tail.From, p.tail.Next = start, start
+	} else {
+		// Another log: everything that was read of the old one is void.
+		*p.tail = *newTail(start)
+	}
+	p.tail.OutOfRange = true
+	r.noteProgress(p)
+}
+
+// applyBounds skips the rest of the tails of the topics whose bound is used up.
+func (r *reader) applyBounds(list []*reading) {
+	bytes := map[string]int64{} // by topic
+	for _, p := range list {
+		bytes[p.Topic] += p.tail.bytes
+	}
+
+	late := time.Since(r.began) >= r.bounds.Time
+	for _, p := range list {
+		if !p.done && (late || bytes[p.Topic] >= r.bounds.Bytes) {
+			r.skipAhead(p)
+		}
+	}
+}
+
+// skipAhead skips the rest of a partition except for its last offsets.
+func (r *reader) skipAhead(p *reading) {
+	t := p.tail
+	to := t.target - keepTail
+	if to <= t.Next {
+		return
+	}
+
+	r.report(Event{
+		Kind: Truncated, Topic: p.Topic,
+		Text: fmt.Sprintf("the tail of %s is longer than the bound of the read-back: offsets %d to %d are not read; "+
+			"records that are sent again may be duplicates", formatPartition(p.TopicPartition), t.Next, to-1),
+	})
+	t.Next, t.Truncated = to, true
+	r.noteProgress(p)
+}

@@ -1,0 +1,367 @@
+package fence
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/crash"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+)
+
+// maxEpoch is the epoch at which a transactional id is left for the next generation. At 32,767 the
+// coordinator would return another producer id, which cannot fence the old one.
+const maxEpoch = 30_000
+
+// In is the state from which a takeover begins: the content of the watcher document when the lease was
+// acquired.
+type In struct {
+	// TransactionalID is the id without its generation: `outrelay.<instance>.<watcher>.<slot>` (N5).
+	TransactionalID string
+	// Offsets are the stored offsets by topic. Their topics are the targets of the takeover, with all
+	// partitions that exist now. A partition without an entry is read from 0 (N9).
+	Offsets map[string][]int64
+	// Senders are the saved senders. The last one is the previous owner, and counts as open everywhere.
+	Senders []record.Sender
+	// Unneeded returns the topics that nothing refers to any more. Of these, the takeover forgets those that were deleted. nil: none.
+	Unneeded func(ctx context.Context, topics []string) ([]string, error)
+	// Gate reports whether the lease is valid. While it is not, nothing is done. nil means always valid.
+	Gate func() bool
+	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
+	Bounds Bounds
+	// Alive is the latest time at which the earlier owner may have kept its transactional id alive. It
+	// distinguishes a changed producer id from an expired one (N5). Zero means unknown.
+	Alive time.Time
+	// Event is called for events that matter to an operator, from any goroutine, also concurrently. It must not
+	// block.
+	Event func(Event)
+	// Stuck is how long the takeover waits for a hanging transaction before it uses the next
+	// generation. Defaults to 10 s (N4).
+	Stuck time.Duration
+	// Idle is how long the takeover waits for a partition without progress. Defaults to 2 s. Retry
+	// continues its read-back.
+	Idle time.Duration
+	// Own is how long a transaction of this owner may take before ErrSelfMove. Defaults to 5 s (N4).
+	Own time.Duration
+
+	epochs int16 // maxEpoch; tests set a lower value
+}
+
+// Out is the result of a takeover. Nothing may be sent before Senders and the offsets (From of each
+// released Tail) are saved in one fenced write.
+type Out struct {
+	Producer    Producer // to send with
+	Senders     []record.Sender
+	Released    map[record.TopicPartition]*Tail
+	Quarantined map[record.TopicPartition]string // why, for operators
+	Forgotten   []string                         // deleted topics, whose stored offsets have to be removed in the same write
+	Session     *Session
+}
+
+// Take takes the transactional id over (N4): Init, a barrier over the healthy partitions, a read of each
+// partition from its stored offset until the markers are found, and a conditional Init. Where a sender of
+// an earlier generation is open, it also takes the id of that generation. Partitions that cannot be fenced
+// now are quarantined, which is not an error. Errors: ErrFenced if another process takes the id at the same
+// time, the code of a refusal (authorization), or the end of ctx.
+func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
+	t := &takeOver{session: newSession(c, in), released: map[record.TopicPartition]*Tail{}}
+	s := t.session
+	for _, x := range in.Senders {
+		s.generation = max(s.generation, x.Generation)
+	}
+
+	h, err := c.awaitHealth(ctx, t.listTopics(), s.patience())
+	if err != nil {
+		return nil, err
+	}
+	s.discardForeignSenders(h.layout.Cluster)
+	forgotten, err := t.forgetDeletedTopics(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	t.quarantineTargets(h)
+	if err := t.acquire(ctx); err != nil {
+		return nil, err
+	}
+	if err := t.releaseEarlierGenerations(ctx); err != nil {
+		return nil, err
+	}
+
+	return &Out{
+		Producer:    s.current,
+		Senders:     s.Senders(),
+		Released:    t.released,
+		Quarantined: s.Quarantined(),
+		Forgotten:   forgotten,
+		Session:     s,
+	}, nil
+}
+
+// forgetDeletedTopics removes topics that do not exist and that nothing refers to from the targets, and from the earlier senders. It
+// returns their names.
+//
+// N4: an earlier sender is no longer fenced in a topic that is forgotten. If the topic is created again, it can only write what it
+// wrote to the deleted log, and only before the first record of this owner, whose higher epoch makes Kafka reject it.
+func (t *takeOver) forgetDeletedTopics(ctx context.Context, h *Health) ([]string, error) {
+	s := t.session
+	var missing []string
+	all := t.listTopics()
+	for _, name := range all {
+		if errors.Is(h.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition) {
+			missing = append(missing, name)
+		}
+	}
+	// If no topic exists, this is probably another cluster.
+	if s.in.Unneeded == nil || len(missing) == 0 || len(missing) == len(all) {
+		return nil, nil
+	}
+
+	names, err := s.in.Unneeded(ctx, missing)
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	isForgotten := map[string]bool{}
+	for _, name := range names {
+		isForgotten[name] = true
+	}
+	s.in.Offsets = maps.Clone(s.in.Offsets)
+	maps.DeleteFunc(s.in.Offsets, func(name string, _ []int64) bool { return isForgotten[name] })
+	s.in.Senders = slices.Clone(s.in.Senders)
+	for i := range s.in.Senders {
+		x := &s.in.Senders[i]
+		x.Open = slices.DeleteFunc(slices.Clone(x.Open), func(tp record.TopicPartition) bool { return isForgotten[tp.Topic] })
+		x.EndOffsets = maps.Clone(x.EndOffsets)
+		maps.DeleteFunc(x.EndOffsets, func(name string, _ []int64) bool { return isForgotten[name] })
+	}
+	return names, nil
+}
+
+// discardForeignSenders discards the senders of other Kafka clusters. They cannot write here, and an equal producer id
+// is another producer here.
+func (s *Session) discardForeignSenders(cluster string) {
+	s.cluster = cluster
+	foreign := func(x record.Sender) bool { return x.Cluster != "" && cluster != "" && x.Cluster != cluster }
+	if last := len(s.in.Senders) - 1; last >= 0 && foreign(s.in.Senders[last]) {
+		s.moved = true
+		s.report(Event{Kind: ClusterChanged, Text: fmt.Sprintf(
+			"the previous owner sent to Kafka cluster %s, and this is cluster %s: records of the other cluster are not searched, "+
+				"so events that were sent there after the stored position are sent again; "+
+				"if you did not move the watcher, stop this relay and correct kafka.brokers",
+			s.in.Senders[last].Cluster, cluster)})
+	}
+	s.in.Senders = slices.DeleteFunc(slices.Clone(s.in.Senders), foreign)
+}
+
+// takeOver is the state of one Take.
+type takeOver struct {
+	session  *Session
+	released map[record.TopicPartition]*Tail
+}
+
+// listTopics returns the topics of the targets and of the open partitions of earlier senders.
+func (t *takeOver) listTopics() []string {
+	in := &t.session.in
+	var out []string
+	for topic := range in.Offsets {
+		out = append(out, topic)
+	}
+	for _, s := range in.Senders {
+		for _, tp := range s.Open {
+			out = append(out, tp.Topic)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// quarantineTargets quarantines all partitions that the takeover has to release.
+func (t *takeOver) quarantineTargets(h *Health) {
+	s := t.session
+	var all []record.TopicPartition
+	for topic, stored := range s.in.Offsets {
+		layout := h.layout.Topics[topic]
+		n := max(len(stored), len(layout.Partitions))
+		// A topic that is missing now is read when it exists again.
+		if layout.Err != nil {
+			n = max(n, 1)
+		}
+		for p := range n {
+			all = append(all, record.TopicPartition{Topic: topic, Partition: int32(p)})
+		}
+	}
+
+	// Earlier senders may be open in topics that are no longer stored.
+	s.retired = earlierSenders(s.in.Senders, all, s.in.Offsets)
+	for _, x := range s.retired {
+		all = append(all, x.Open...)
+	}
+	for _, tp := range all {
+		if s.held[tp] == nil {
+			s.held[tp] = &heldPartition{
+				tail:   newTail(storedOffset(s.in.Offsets, tp)),
+				reason: cmp.Or(h.Reason(tp), "not read yet"),
+			}
+		}
+	}
+}
+
+// acquire runs the steps of N4 in their order.
+func (t *takeOver) acquire(ctx context.Context) error {
+	s := t.session
+	id := s.formatID(s.generation)
+	// N4: a marker above the last owner needs an epoch above that owner.
+	got, err := s.client.Init(ctx, id, anyEpoch, s.patience())
+	crash.At("after-init")
+
+	// While the id hangs, no process can write a marker of it.
+	if errors.Is(err, errStuck) {
+		if err := s.takeNextGeneration(ctx); err != nil {
+			return err
+		}
+		return t.readDespiteHang(ctx, id)
+	}
+	if err != nil {
+		return err
+	}
+
+	s.current = got
+	s.noteForgotten(ctx, s.generation, got)
+	if len(s.held) == 0 {
+		// The first start: no other process has this epoch, and there is nothing to read.
+		return nil
+	}
+	return t.fenceTargets(ctx)
+}
+
+// releaseEarlierGenerations releases partitions in which a sender of an earlier generation is open: the
+// marker that is missing there needs the id of that generation, and not another takeover.
+func (t *takeOver) releaseEarlierGenerations(ctx context.Context) error {
+	s := t.session
+	if !slices.ContainsFunc(s.retired, func(x record.Sender) bool { return x.Generation < s.generation && len(x.Open) > 0 }) {
+		return nil
+	}
+
+	tails, err := s.Retry(ctx)
+	maps.Copy(t.released, tails)
+	// The owner finds out again when it keeps its id alive, and then moves to the next generation.
+	if errors.Is(err, ErrSelfMove) {
+		return nil
+	}
+	return err
+}
+
+// fenceTargets writes the barrier, reads, and takes an epoch to send with.
+func (t *takeOver) fenceTargets(ctx context.Context) error {
+	s := t.session
+	h, err := s.client.awaitHealth(ctx, t.listTopics(), s.patience())
+	if err != nil {
+		return err
+	}
+
+	id := s.formatID(s.generation)
+	// N4: with a sick partition, the transaction would not end, and the id could fence no other
+	// partition.
+	covered := h.Healthy(s.quarantinedPartitions())
+	refused, _, err := s.client.Barrier(ctx, id, s.current, covered, s.patience())
+	crash.At("after-barrier")
+	stuck := errors.Is(err, errStuck)
+	if err != nil && !stuck {
+		return err
+	}
+	for tp, why := range refused {
+		s.held[tp].reason = why.Error()
+	}
+
+	// The coordinator responds to the conditional Init when all markers are written. The read begins at
+	// once, at the same time.
+	var wg sync.WaitGroup
+	barrier, next := s.current, s.current
+	var initErr error
+	if !stuck && barrier.Epoch < s.in.epochs {
+		wg.Go(func() { next, initErr = s.client.Init(ctx, id, barrier, s.patience()) })
+	}
+	err = t.readTargets(ctx, h, withoutRefused(covered, refused))
+	wg.Wait()
+
+	switch {
+	case err != nil:
+		return err
+	case stuck || errors.Is(initErr, errStuck) || barrier.Epoch >= s.in.epochs:
+		// Nothing was ever sent with the epoch of the barrier.
+		return s.takeNextGeneration(ctx)
+	case initErr != nil:
+		return initErr
+	}
+
+	s.current = next
+	if s.isRejected() {
+		return s.takeNextGeneration(ctx)
+	}
+	return nil
+}
+
+// readTargets reads every partition that has a leader, and releases the fenced ones. It waits for the
+// markers of the current id in covered.
+func (t *takeOver) readTargets(ctx context.Context, h *Health, covered []record.TopicPartition) error {
+	s := t.session
+	awaited := map[record.TopicPartition]bool{}
+	for _, tp := range covered {
+		awaited[tp] = true
+	}
+
+	var list []*reading
+	for tp, q := range s.held {
+		if h.layout.LeaderAddr(tp) == "" {
+			q.reason = h.Reason(tp)
+			continue
+		}
+
+		p := &reading{TopicPartition: tp, tail: q.tail}
+		for _, x := range s.openSenders(tp) {
+			if awaited[tp] && x.ID == s.current.ID {
+				p.await = append(p.await, producerOf(x))
+			}
+		}
+		list = append(list, p)
+	}
+	return s.readAndRelease(ctx, s.newReader(), list, t.released)
+}
+
+// readDespiteHang reads the markers that are in the logs already, because the hanging transaction may
+// have fenced some partitions. It reports what blocks the id.
+func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
+	s := t.session
+	h, err := s.client.awaitHealth(ctx, t.listTopics(), s.patience())
+	if err != nil {
+		return err
+	}
+	if err := t.readTargets(ctx, h, nil); err != nil {
+		return err
+	}
+
+	// An operator can only act on the partitions that block the transaction.
+	var sick []string
+	for _, tp := range s.quarantinedPartitions() {
+		if why := h.Reason(tp); why != "" {
+			sick = append(sick, formatPartition(tp)+" ("+why+")")
+		}
+	}
+	where := "all partitions look healthy; look at the logs of the brokers"
+	if len(sick) > 0 {
+		where = "unhealthy: " + strings.Join(sick[:min(len(sick), 20)], ", ")
+	}
+	s.report(Event{
+		Kind: Hung,
+		Text: fmt.Sprintf("transactional id %s has a transaction that does not end; "+
+			"%d of %d partitions cannot be fenced and wait until it does; %s",
+			id, len(s.held), len(s.held)+len(t.released), where),
+	})
+	return nil
+}

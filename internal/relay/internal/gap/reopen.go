@@ -1,0 +1,160 @@
+package gap
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+)
+
+// FindNextStart returns where to start the stream again after it ended with err. If the stream
+// cannot continue, it returns the error that ends the term.
+func (r *Recovery) FindNextStart(ctx context.Context, err error) (changes.Start, error) {
+	if ctx.Err() != nil {
+		return changes.Start{}, err
+	}
+	if invalid, ok := errors.AsType[*changes.InvalidateError](err); ok {
+		return r.resumeAfterInvalidate(ctx, invalid)
+	}
+	lost, ok := errors.AsType[*changes.GapError](err)
+	if !ok {
+		return changes.Start{}, err
+	}
+
+	// If the token cannot be resumed, the time may still work: as long as the oplog holds that
+	// time, nothing is lost (design of the gap path, step 2). Each position gets one such attempt.
+	at, hasTime := lost.Position.Time()
+	if hasTime && !lost.Position.Token.IsZero() && lost.Position.Compare(r.reopenedAt) != 0 && !lost.Ahead {
+		r.reopenedAt = lost.Position.Clone()
+		r.Log.Warn("cannot resume the change stream from its token; reopening it by time", "error", lost)
+		r.AppendEvent(ctx, nodes.GapFound, bson.D{
+			{Key: "reason", Value: lost.Reason},
+			{Key: "code", Value: lost.Code},
+			{Key: "reopened", Value: "by time"},
+		})
+		return changes.Start{Position: lost.Position, At: &at}, nil
+	}
+
+	r.Metrics.Gaps.WithLabelValues(lost.Reason).Inc()
+	if r.Config.LostHistory == "halt" {
+		r.AppendEvent(ctx, nodes.GapFound, bson.D{
+			{Key: "reason", Value: lost.Reason},
+			{Key: "code", Value: lost.Code},
+		})
+		return changes.Start{}, &readiness.HaltError{
+			What: "the change stream cannot continue",
+			Err:  lost,
+			Fix: "set lost_history: sweep, and the relay delivers the missing events from the outbox; " +
+				"no envelope is lost",
+		}
+	}
+	return r.openGap(ctx, lost)
+}
+
+// resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
+// returns a *HaltError if it is configured so.
+func (r *Recovery) resumeAfterInvalidate(
+	ctx context.Context, e *changes.InvalidateError,
+) (changes.Start, error) {
+	r.AppendEvent(ctx, nodes.Invalidated, bson.D{
+		{Key: "collection", Value: e.NS},
+		{Key: "by", Value: e.Op.String()},
+	})
+	if r.Config.Invalidate == "halt" {
+		return changes.Start{}, &readiness.HaltError{
+			What: "the watched collection is gone",
+			Err:  e,
+			Fix:  "run `outrelay recover`, or set invalidate: resume",
+		}
+	}
+	r.Log.Warn("the watched collection is gone; continuing with the next collection of its name",
+		"collection", e.NS, "by", e.Op.String())
+
+	// The identity of the next collection is not known yet.
+	none := []lease.Collection{}
+	err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Collections: &none}) })
+	if err != nil {
+		return changes.Start{}, err
+	}
+
+	r.Dispatcher.Position(e.Position)
+	return changes.Start{Position: e.Position}, nil
+}
+
+// HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
+// renamed collection. What waits of a dropped collection is removed if it is configured so.
+func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
+	from := r.Scope.Matches(ev.DB, ev.Coll)
+	to := r.Scope.Matches(ev.ToDB, ev.ToColl)
+
+	// On the stream of a single collection an invalidate event follows, which gets its own entry.
+	if (from || to || ev.Op == changes.DropDatabase) && r.Scope.Kind() != changes.Collection {
+		kind := nodes.Dropped
+		if ev.Op == changes.Rename {
+			kind = nodes.Renamed
+		}
+		r.AppendEvent(ctx, kind, bson.D{
+			{Key: "db", Value: string(ev.DB)},
+			{Key: "collection", Value: string(ev.Coll)},
+			{Key: "by", Value: ev.Op.String()},
+		})
+	}
+
+	switch {
+	case ev.Op == changes.Rename && (from || to):
+		return r.handleRename(ctx, ev, from, to)
+	case ev.Op == changes.DropDatabase:
+		return r.discardWaiting(ctx, ev)
+	case ev.Op == changes.Drop && from:
+		if err := r.discardWaiting(ctx, ev); err != nil {
+			return err
+		}
+		return r.Collections.ForgetCollection(ctx, ev)
+	}
+	return nil
+}
+
+// dropDrain is how long a drop waits for the events before it. Those that have no answer by then may be stored as waiting later, and
+// are sent all the same.
+const dropDrain = 2 * time.Second
+
+// discardWaiting removes what waits of a dropped collection or database. An event that another term stored after the drop, of a later
+// collection of the name, has a later position and stays.
+func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) error {
+	if r.Config.OnDrop == "keep" {
+		return nil
+	}
+	defer r.Calls.KeepTicking(ctx, tickEvery)()
+
+	// The events before the drop are still on their way, and some of them may have to wait.
+	drain, cancel := context.WithTimeout(ctx, dropDrain)
+	_ = r.Dispatcher.Drain(drain)
+	cancel()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+
+	var total int64
+	db, coll := string(ev.DB), string(ev.Coll)
+	err := r.Calls.RetryFenced(ctx, func() error {
+		n, err := r.Discard(ctx, db, coll, string(ev.Data))
+		total += n
+		return err
+	})
+	if total > 0 {
+		r.Log.Warn("removed the events that waited of a dropped collection", "db", db, "collection", coll, "count", total,
+			"fix", "on_drop: keep delivers them all the same")
+		r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
+			{Key: "db", Value: db},
+			{Key: "collection", Value: coll},
+			{Key: "count", Value: total},
+		})
+	}
+	return err
+}

@@ -1,0 +1,100 @@
+package pipeline
+
+import (
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/tracing"
+)
+
+// recordBuilder builds the records of an envelope. It must be used by one goroutine at a time. It
+// reuses its buffers, so that an event costs no allocation.
+type recordBuilder struct {
+	mapping *envelope.Mapping
+	router  *routing.Router
+	filler  *routing.Filler
+	view    envelope.View // the envelope
+	meta    routing.Meta
+	targets []routing.Target
+}
+
+// BuildConfig contains the parts that build the records of envelopes.
+type BuildConfig struct {
+	Mapping *envelope.Mapping // nil: the documents are envelopes of the contract
+	Router  *routing.Router
+	Preset  *routing.Preset
+	Scope   *changes.Scope
+	Now     func() time.Time // server time
+	Tap     *tracing.Tap
+	// Activity samples envelopes; nil samples none.
+	Activity *activity.Log
+}
+
+func (c *BuildConfig) newBuilder() recordBuilder {
+	return recordBuilder{mapping: c.Mapping, router: c.Router, filler: c.Preset.Filler()}
+}
+
+// follow returns the observer of the delivery of an envelope with these records: its trace and its sample. Usually it has
+// neither, and follow returns nil. commitMS is the commit time of its event, or 0 outside of the stream.
+func (c *BuildConfig) follow(
+	now time.Time, v *envelope.View, recs []record.Record, db, coll []byte, commitMS int64,
+) Follower {
+	var observers group
+	if d := c.Tap.Begin(recs, db, coll, commitMS); d != nil {
+		observers = append(observers, d)
+	}
+	if s := c.Activity.Sample(now, recs, v.Type, db, coll, commitMS); s != nil {
+		observers = append(observers, s)
+	}
+
+	switch len(observers) {
+	case 0:
+		return nil
+	case 1:
+		return observers[0]
+	}
+	return observers
+}
+
+// checkExpiry returns a *record.Refusal if the envelope has expired at now.
+func (b *recordBuilder) checkExpiry(now time.Time) error {
+	if b.view.HasExpiresAt && now.UnixMilli() > b.view.ExpiresAt {
+		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
+	}
+	return nil
+}
+
+// buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it
+// builds records only for those topics. The records share key, value and headers. refused contains
+// an answer for each of topics that may not be written. The error is a *record.Refusal.
+func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
+	_ []record.Record, refused []record.Answer, err error,
+) {
+	if b.targets, err = b.router.Route(&b.view, &b.meta, b.targets[:0]); err != nil {
+		return dst, nil, err
+	}
+	if topics != nil {
+		b.targets, refused = b.router.RestrictTo(b.targets, topics)
+	}
+
+	for i, to := range b.targets {
+		dst = append(dst, record.Record{})
+		rec := &dst[i]
+
+		// Only the first record is encoded. The others differ from it in their target alone.
+		if i > 0 {
+			*rec = dst[0]
+			rec.Topic = to.Topic
+			rec.Partition = to.Partition
+			continue
+		}
+		if err := b.filler.Fill(&b.view, &b.meta, to, rec); err != nil {
+			return dst, nil, err
+		}
+	}
+	return dst, refused, nil
+}

@@ -1,0 +1,159 @@
+package pipeline
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// Follower observes the outcome of the records of one envelope, for a trace or a sample of it. Each record
+// is reported once, unless the term ends first. The sink's lanes call the methods, under the
+// sink's lock or that of the followers, and may call them concurrently for different records. The
+// methods must not block, and must not call the dispatcher or the sink.
+type Follower interface {
+	// Acked reports that the record for the topic of tp is in that partition at offset.
+	Acked(tp record.TopicPartition, offset int64)
+
+	// NotSent reports that the record is not sent now. fate is the state in which its envelope
+	// waits, or the class of its refusal if refused is true. If topic is empty, the report
+	// concerns all records that are left.
+	NotSent(topic, fate string, refused bool)
+}
+
+// group reports to several followers.
+type group []Follower
+
+// Acked implements Follower.
+func (g group) Acked(tp record.TopicPartition, offset int64) {
+	for _, f := range g {
+		f.Acked(tp, offset)
+	}
+}
+
+// NotSent implements Follower.
+func (g group) NotSent(topic, fate string, refused bool) {
+	for _, f := range g {
+		f.NotSent(topic, fate, refused)
+	}
+}
+
+// followers tracks the few envelopes above the watermark that have a Follower, or whose
+// delivery is to be recorded.
+type followers struct {
+	count    atomic.Int64 // length of byTicket; an ack costs one load while it is 0
+	mu       sync.Mutex
+	byTicket map[record.Ticket]trackedEnvelope
+}
+
+// trackedEnvelope is one entry of followers.
+type trackedEnvelope struct {
+	follower    Follower  // nil if the envelope is neither traced nor sampled
+	sent        *Delivery // nil if its delivery is not recorded
+	targetsLeft int
+}
+
+// trackEnvelope adds the envelope of item if it has a Follower or its delivery is to be recorded.
+func (f *followers) trackEnvelope(t record.Ticket, item *Item) {
+	if item.Follow == nil && item.Sent == nil || len(item.Records) == 0 {
+		return
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byTicket == nil {
+		f.byTicket = map[record.Ticket]trackedEnvelope{}
+	}
+	f.byTicket[t] = trackedEnvelope{item.Follow, item.Sent, len(item.Records)}
+	f.count.Add(1)
+}
+
+// countResolvedLocked counts n targets of t as resolved. It returns the entry of t, and whether
+// these were its last targets. The entry is empty if t is not tracked.
+func (f *followers) countResolvedLocked(t record.Ticket, n int) (e trackedEnvelope, last bool) {
+	e, found := f.byTicket[t]
+	if !found {
+		return e, false
+	}
+
+	e.targetsLeft -= n
+	if e.targetsLeft > 0 {
+		f.byTicket[t] = e
+		return e, false
+	}
+
+	delete(f.byTicket, t)
+	f.count.Add(-1)
+	return e, true
+}
+
+// notifyAcked reports the records that were acked in tp to their followers. It returns the
+// envelopes whose targets are all resolved and whose delivery is to be recorded. It returns
+// nil, at the cost of one load, while nothing is tracked.
+func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []record.Ticket) (resolved []*Delivery) {
+	if f.count.Load() == 0 {
+		return nil
+	}
+
+	// One lock for the batch: nearly all of its tickets are not tracked.
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, t := range tickets {
+		offset := base + int64(i)
+		e, last := f.countResolvedLocked(t, 1)
+		if e.sent != nil {
+			place := outboxes.Place{Topic: tp.Topic, Partition: tp.Partition, Offset: offset}
+			e.sent.Outcome.Sent = append(e.sent.Outcome.Sent, place)
+			if last {
+				resolved = append(resolved, e.sent)
+			}
+		}
+		if e.follower != nil {
+			e.follower.Acked(tp, offset)
+		}
+	}
+	return resolved
+}
+
+// notifyLeft reports the records of o, which are not sent now, to their follower, and voids the recording
+// of their delivery. It returns the envelope if these were its last targets and its delivery was
+// to be recorded.
+func (f *followers) notifyLeft(o *ledger.Outcome, u unsent) (resolved []*Delivery) {
+	if f.count.Load() == 0 {
+		return nil
+	}
+
+	f.mu.Lock()
+	tracked, last := f.countResolvedLocked(u.ticket, u.targets)
+	// If a target waits, the delivery is not complete, so it is not recorded.
+	if tracked.sent != nil {
+		if o.End == ledger.Dead {
+			tracked.sent.Outcome.DeadTargets = true
+		} else {
+			tracked.sent.void = true
+		}
+		if last {
+			resolved = []*Delivery{tracked.sent}
+		}
+	}
+	f.mu.Unlock()
+
+	// The follower is called without the lock.
+	if tracked.follower == nil {
+		return resolved
+	}
+
+	fate, refused := string(o.Reason), o.Refusal.Class != ""
+	if refused {
+		fate = string(o.Refusal.Class)
+	}
+	if len(o.Topics) == 0 {
+		tracked.follower.NotSent(o.Topic, fate, refused)
+	}
+	for _, topic := range o.Topics {
+		tracked.follower.NotSent(topic, fate, refused)
+	}
+	return resolved
+}

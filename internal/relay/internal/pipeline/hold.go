@@ -1,0 +1,170 @@
+package pipeline
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+)
+
+var _ record.Holder = (*Resolver)(nil)
+
+// replayWindow is the part of a term in which the stream repeats events that a previous
+// owner may have sent.
+type replayWindow struct {
+	mu       sync.Mutex
+	active   bool
+	mustHold bool // the next delivery outside of the stream's order holds all stored offsets
+}
+
+// BeginReplay starts the replay: the topics may already contain records that the stream has
+// not delivered yet.
+//
+// If all of these records were sent in the order of the stream, no record that is acked
+// during the replay has a higher offset than one of them. The ack of a record that was
+// sent outside of that order could have a higher offset, and would move the stored offset
+// past them. Therefore all stored offsets stay until EndReplay (N8): from now on if beside
+// reports that a previous owner sent outside of the order, otherwise from the first such
+// delivery on.
+func (r *Resolver) BeginReplay(beside bool) {
+	r.replay.mu.Lock()
+	defer r.replay.mu.Unlock()
+
+	r.replay.active = true
+	r.replay.mustHold = !beside
+	if beside {
+		r.tracker.HoldAllOffsets()
+	}
+}
+
+// EndReplay ends the replay: the stream has passed the time of the takeover.
+func (d *Dispatcher) EndReplay() {
+	d.sink.EndReplay()
+
+	d.replay.mu.Lock()
+	defer d.replay.mu.Unlock()
+	d.replay.active, d.replay.mustHold = false, false
+	d.tracker.ReleaseAllOffsets()
+}
+
+// IsReplaying reports whether the replay has begun and not ended.
+func (r *Resolver) IsReplaying() bool {
+	r.replay.mu.Lock()
+	defer r.replay.mu.Unlock()
+	return r.replay.active
+}
+
+// holdOffsetsInReplay holds all stored offsets if a replay requires it. It is called before a
+// delivery outside of the stream's order.
+func (r *Resolver) holdOffsetsInReplay() {
+	r.replay.mu.Lock()
+	defer r.replay.mu.Unlock()
+
+	if r.replay.mustHold {
+		r.replay.mustHold = false
+		r.tracker.HoldAllOffsets()
+	}
+}
+
+// CheckGate implements record.Holder.
+func (r *Resolver) CheckGate(rec *record.Record, side bool) error {
+	return r.gates.checkGate(rec, side)
+}
+
+// MemoryPressure implements record.Holder. More than three quarters count as most.
+func (r *Resolver) MemoryPressure() (low record.Ticket, stream, side bool) {
+	low, next := r.tracker.Window()
+	// A caller may wait although a quarter is free: its envelope needs more.
+	stream = isPressed(int64(next-low), r.maxTickets.Load()) ||
+		isPressed(r.budget.inUse(), r.budget.currentShare()) ||
+		r.budget.hasWaiters()
+	side = isPressed(r.sideBudget.inUse(), r.sideBudget.currentShare()) || r.sideBudget.hasWaiters()
+	return low, stream, side
+}
+
+// isPressed reports whether more than three quarters of limit are used.
+func isPressed(used, limit int64) bool { return 4*used > 3*limit }
+
+// Ready implements record.Holder.
+func (r *Resolver) Ready(topic string) { r.cfg.Ready.Put(topic) }
+
+// Withdrawn implements record.Holder. The gates close before any later record of these keys
+// can be sent. A dead record closes no gate.
+func (r *Resolver) Withdrawn(list []record.Withdrawn) {
+	for i := range list {
+		w := &list[i]
+		dead := w.Refusal != nil && w.Refusal.Class.DeadAtOnce()
+
+		if w.Ticket.IsSide() {
+			// Later deliveries of the key must not overtake this delivery.
+			if !dead {
+				r.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
+			}
+			r.resolveSideTarget(w.Ticket, record.Answer{
+				Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: w.Refusal, Held: w.Held,
+			})
+			continue
+		}
+
+		o := &ledger.Outcome{
+			End:       ledger.Waiting,
+			Headers:   ledger.Headers{Event: r.tracker.EventOf(w.Ticket), ID: w.ID, StringID: w.StringID, NSHash: w.NS},
+			Key:       string(w.Key),
+			Topics:    []string{w.Topic},
+			Reason:    waiting.Blocked,
+			Partition: record.AnyPartition,
+		}
+		if errors.Is(w.Held, record.ErrParked) {
+			o.Reason = waiting.Parked
+		}
+		if w.Refusal != nil {
+			o.End, o.Reason, o.Refusal, o.Topic = ledger.Retrying, waiting.Retry, *w.Refusal, w.Topic
+		}
+
+		u := unsent{ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes)}
+		if dead {
+			o.End, o.Topics = ledger.Dead, nil
+			r.addUnsent(o, u)
+			continue
+		}
+		r.addUnsent(o, u, gate{string(w.NS), w.Topic, o.Key})
+	}
+}
+
+// CloseGate counts a waiting envelope of a previous owner. ns is the value of the header `outrelay-ns`;
+// it is empty if records carry none.
+func (r *Resolver) CloseGate(ns, topic, key string) { r.gates.changeWaiting(ns, topic, key, 1) }
+
+// OpenAllGates opens every gate, before the waiting envelopes are loaded again from the beginning.
+// Nothing may be in flight during the load.
+func (r *Resolver) OpenAllGates() { r.gates.openAll() }
+
+// OpenGate removes one envelope of the stream from its gate: it was sent to topic,
+// or it is dead.
+func (r *Resolver) OpenGate(ns, topic, key string) { r.gates.changeWaiting(ns, topic, key, -1) }
+
+// ResumeKey allows deliveries outside of the stream's order for a key again. It is called after
+// all withdrawn records of the key have been handled.
+func (r *Resolver) ResumeKey(ns, topic, key string) { r.gates.resumeKey(ns, topic, key) }
+
+// holdTargets passes one outcome to the ledger for the targets of item whose indexes are in held, and
+// closes their gates.
+func (d *Dispatcher) holdTargets(item *Item, held []int, reason waiting.Reason, t record.Ticket) {
+	first := &item.Records[held[0]]
+	ns := string(first.Header(record.HeaderNamespace))
+
+	o := item.newOutcome(ledger.Waiting)
+	o.Reason, o.Key = reason, string(first.Key)
+	u := unsent{ticket: t, targets: len(held)}
+
+	gates := make([]gate, len(held))
+	for k, i := range held {
+		rec := &item.Records[i]
+		o.Topics = append(o.Topics, rec.Topic)
+		u.bytes += int64(d.sink.Size(rec))
+		gates[k] = gate{ns, rec.Topic, o.Key}
+	}
+	d.addUnsent(o, u, gates...)
+}

@@ -1,0 +1,153 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// side is a delivery outside of the stream's order: a retried, parked, scheduled or
+// replayed envelope.
+type side struct {
+	sizes      map[string]int // bytes of each target, by topic
+	bytes      int64
+	answers    []record.Answer
+	onResolved func(record.Published)
+}
+
+// Publish sends the records of one envelope, at least one and one for each topic, outside of the stream's
+// order. It blocks while the reconciler's share of the budget is full (N13). It returns the
+// cause of ctx if ctx ends, or the error that ended the sink. After an error, onResolved is
+// not called.
+//
+// Otherwise onResolved is called once, when each target has its answer, possibly from within
+// Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
+// wait for Settle.
+func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
+	s := &side{onResolved: onResolved, sizes: make(map[string]int, len(recs))}
+	for i := range recs {
+		size := d.sink.Size(&recs[i])
+		s.sizes[recs[i].Topic] = size
+		s.bytes += int64(size)
+	}
+	if err := d.sideBudget.reserve(ctx, s.bytes, alwaysReady, d.sink.Flush); err != nil {
+		return err
+	}
+
+	// N8: the hold has to be in place before the record can be acked.
+	d.holdOffsetsInReplay()
+	ticket := d.tracker.BeginSide()
+	// The delivery is registered first: the sink may ack a record from within Send.
+	d.addSide(ticket, s)
+	for i := range recs {
+		err := d.sink.Send(&recs[i], ticket)
+		if err == nil {
+			continue
+		}
+
+		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
+		if errors.As(err, &a.Refusal); a.Refusal == nil {
+			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
+				d.dropSide(ticket)
+				return err
+			}
+			a.Held = err
+		}
+		d.resolveSideTarget(ticket, a)
+	}
+	return nil
+}
+
+// DrainSides blocks until all side deliveries are resolved, or ctx ends. Then it returns the cause of
+// ctx.
+func (d *Dispatcher) DrainSides(ctx context.Context) error {
+	return d.sideBudget.reserve(ctx, 0, func() bool { return d.sidesInFlight.Load() == 0 }, d.sink.Flush)
+}
+
+// alwaysReady is the condition of a reservation that waits for bytes only.
+func alwaysReady() bool { return true }
+
+// Settle marks side deliveries as settled: their outcome is majority-committed (N8).
+func (r *Resolver) Settle(tickets []record.Ticket) { r.tracker.Settle(tickets) }
+
+// addSide registers the side delivery s under its ticket.
+func (r *Resolver) addSide(ticket record.Ticket, s *side) {
+	r.sideMu.Lock()
+	r.sides[ticket] = s
+	r.sideMu.Unlock()
+
+	r.sidesInFlight.Add(1)
+}
+
+// resolveSideTarget stores the answer of one target, and returns the bytes that the target
+// had reserved. The last answer resolves the delivery and calls its onResolved.
+func (r *Resolver) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
+	r.sideMu.Lock()
+	s := r.sides[ticket]
+	// The delivery was dropped after an error of the sink.
+	if s == nil {
+		r.sideMu.Unlock()
+		return 0
+	}
+
+	s.answers = append(s.answers, a)
+	last := len(s.answers) == len(s.sizes)
+	if last {
+		delete(r.sides, ticket)
+	}
+	r.sideMu.Unlock()
+
+	// The callback takes other locks, so it runs without this lock.
+	if last {
+		r.sidesInFlight.Add(-1)
+		r.releaseBytes(r.sideBudget, s.bytes)
+		s.onResolved(record.Published{Ticket: ticket, Answers: s.answers})
+	}
+	return s.sizes[a.Topic]
+}
+
+// dropSide removes a side delivery without calling its onResolved, and releases its bytes.
+func (r *Resolver) dropSide(ticket record.Ticket) {
+	r.sideMu.Lock()
+	s := r.sides[ticket]
+	delete(r.sides, ticket)
+	r.sideMu.Unlock()
+
+	if s != nil {
+		r.sidesInFlight.Add(-1)
+		r.releaseBytes(r.sideBudget, s.bytes)
+	}
+}
+
+// sideAck is the offset of one side delivery in an acked batch.
+type sideAck struct {
+	ticket record.Ticket
+	offset int64
+}
+
+// collectSideAcks returns the side deliveries in an acked batch. If none is in flight, it
+// returns nil at the cost of one atomic load.
+func (r *Resolver) collectSideAcks(base int64, tickets []record.Ticket) []sideAck {
+	if r.sidesInFlight.Load() == 0 {
+		return nil
+	}
+
+	var acks []sideAck
+	for i, t := range tickets {
+		if t.IsSide() {
+			acks = append(acks, sideAck{t, base + int64(i)})
+		}
+	}
+	return acks
+}
+
+// resolveSideAcks resolves the targets of acks in tp, and returns the bytes that they had
+// reserved.
+func (r *Resolver) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
+	for _, ack := range acks {
+		a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
+		bytes += r.resolveSideTarget(ack.ticket, a)
+	}
+	return bytes
+}

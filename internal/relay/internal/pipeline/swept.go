@@ -1,0 +1,57 @@
+package pipeline
+
+import (
+	"context"
+
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// Swept delivers the envelopes of sweeps. It may be used between two events of the stream, by the goroutine of the pump.
+type Swept struct {
+	feed
+	stored StoredTopics
+}
+
+// NewSwept returns a Swept. stored finds the envelopes that it must not send again.
+func NewSwept(b BuildConfig, f FeedConfig, stored StoredTopics) *Swept {
+	s := &Swept{feed: newFeed(b, f), stored: stored}
+	// An envelope may have been sent earlier than the read-back reaches.
+	s.meta.Redelivered = true
+	return s
+}
+
+// DeliverSwept delivers an envelope of a sweep, flagged as redelivered. pos is its position if it has to wait (N15). It blocks
+// while the dispatcher has no room.
+func (s *Swept) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
+	now := s.Now().UnixMilli()
+	s.ev = changes.Event{
+		Op:          changes.Insert,
+		Document:    e.Raw,
+		HasDocument: true,
+		DB:          e.DB,
+		Coll:        e.Coll,
+		ClusterTime: e.TS,
+		// The record gets the time at which it is sent (N12).
+		WallMS: now,
+		Data:   []byte(pos),
+	}
+	// The lag counts from the insert.
+	commit := now
+	if !e.TS.IsZero() {
+		commit = int64(e.TS.T) * 1000
+	}
+
+	s.eventCount++
+	if s.eventCount%flushEvery == 0 {
+		s.Dispatcher.Flush()
+	}
+	var before stored
+	var err error
+	if before.topics, before.found, err = s.stored.TopicsOf(ctx, s.namespace(), s.ev.Document); err != nil {
+		return err
+	}
+	// One large record must not keep its memory until the next envelope.
+	defer s.filler.Release()
+	return s.deliverInsert(ctx, commit, before)
+}

@@ -1,0 +1,131 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+)
+
+// sentEnvelope is a waiting envelope of which an earlier owner has sent records.
+type sentEnvelope struct {
+	doc    *waiting.Document
+	topics []string        // that it waits for
+	hits   []record.Answer // the places of these records
+	stamp  bson.Timestamp  // of the envelope in its outbox
+}
+
+// orderScope is the scope within which envelopes keep their order in a topic.
+type orderScope struct{ ns, topic, key string }
+
+// FinishSent finishes waiting envelopes whose records an earlier owner has sent, so that
+// they are not sent again (N8). Call it at a takeover, after the read-back, before Load and before
+// anything is published. After it has returned without an error, the offsets of the read-back may be
+// released. It returns the number of envelopes that it finished in some of their topics. The memory is bounded by the
+// envelopes that the earlier owner had in flight.
+func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
+	// Usually the read-back has found nothing, or nothing in the topics for which envelopes wait.
+	topics := x.config.Outlet.TopicsWithHits()
+	if len(topics) == 0 {
+		return 0, nil
+	}
+
+	var sent []sentEnvelope
+	err = x.config.Store.EachWithoutPayload(ctx, topics, func(d *waiting.Document) error {
+		hits, all := x.config.Outlet.FindHits(envelopeOf(d), d.Pending)
+		if len(hits) == 0 {
+			return nil
+		}
+
+		doc := *d
+		doc.ID, doc.Envelope = mongodb.CloneValue(d.ID), nil
+		s := sentEnvelope{doc: &doc, topics: d.Pending, hits: hits, stamp: outboxes.Stamp(d.Envelope)}
+		if s.topics == nil {
+			s.topics = all
+		}
+		sent = append(sent, s)
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+
+	if err := x.dropOvertakingHits(ctx, topics, sent); err != nil {
+		return 0, err
+	}
+
+	var batch []*ledger.Outcome
+	for _, s := range sent {
+		if len(s.hits) > 0 {
+			o := x.config.Ledger.Answered(s.doc, s.topics, s.hits)
+			o.Stamp = s.stamp
+			batch = append(batch, o)
+		}
+	}
+	n := len(batch)
+	if n == 0 {
+		return 0, nil
+	}
+	if err := x.config.Ledger.Store(ctx, batch); err != nil {
+		return 0, fmt.Errorf("finishing envelopes that an earlier owner sent: %w", err)
+	}
+	return n, nil
+}
+
+// envelopeOf returns the envelope of d for the outlet.
+func envelopeOf(d *waiting.Document) *outboxes.Envelope {
+	db, coll, _ := strings.Cut(d.NS, ".")
+	return &outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: d.Envelope, Delivery: d.Delivery}
+}
+
+// dropOvertakingHits removes a hit in a compacted topic if an earlier envelope of the same key was not
+// found. Compaction may have removed the record of the earlier envelope, which is then sent again. The
+// later envelope has to follow it once more (N10).
+func (x *Sender) dropOvertakingHits(ctx context.Context, topics []string, sent []sentEnvelope) error {
+	// The lowest position without a record, for the keys that have hits in compacted topics.
+	missing := map[orderScope]string{}
+	for _, s := range sent {
+		for _, h := range s.hits {
+			if x.config.Compacted(h.Topic) {
+				missing[orderScope{s.doc.NS, h.Topic, s.doc.Key}] = ""
+			}
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+
+	err := x.config.Store.EachWithoutPayload(ctx, topics, func(d *waiting.Document) error {
+		for _, topic := range d.Pending {
+			scope := orderScope{d.NS, topic, d.Key}
+			lowest, matters := missing[scope]
+			if !matters || lowest != "" && d.Pos >= lowest {
+				continue
+			}
+			if hits, _ := x.config.Outlet.FindHits(envelopeOf(d), []string{topic}); len(hits) == 0 {
+				missing[scope] = d.Pos
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+
+	for i := range sent {
+		d := sent[i].doc
+		sent[i].hits = slices.DeleteFunc(sent[i].hits, func(h record.Answer) bool {
+			lowest := missing[orderScope{d.NS, h.Topic, d.Key}]
+			return lowest != "" && d.Pos > lowest
+		})
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package sink
+
+import (
+	"errors"
+
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/relay/internal/fence"
+)
+
+// Errors that end a sink.
+var (
+	// ErrFenced means that another process has taken the transactional id. If the owner still holds
+	// the lease, it takes over again (N5).
+	ErrFenced = fence.ErrFenced
+	// ErrBroken means that the broker has lost the producer's state, or that a batch is too old for
+	// the broker to recognize it as a duplicate. Nothing more is sent. Open a new sink, whose
+	// read-back finds the records that arrived.
+	ErrBroken = errors.New("the idempotent session is broken")
+	// ErrReopen means that a new sink has to read back the records that arrived, or has to use
+	// another transactional id. It may be opened at once.
+	ErrReopen = errors.New("the sink has to be opened again")
+	// errClosed means that the sink's Run has ended.
+	errClosed = errors.New("the sink is closed")
+)
+
+// Kinds of obstacles. They are also the values of a metric label.
+const (
+	kindMissing     = kafkawire.TopicMissing
+	kindForbidden   = kafkawire.TopicForbidden
+	kindNoLeader    = kafkawire.TopicNoLeader
+	kindQuarantined = "quarantined"
+	kindRefused     = kafkawire.TopicRefused
+	kindUnreachable = kafkawire.TopicUnreachable
+	kindAdopting    = "adopting"
+	kindThrottled   = "throttled"
+)
+
+// obstacle is the reason why records wait: a kind for programs and a text for operators.
+type obstacle struct{ kind, text string }
+
+func (o obstacle) none() bool { return o.kind == "" }
+
+// topicObstacle explains a topic's error code in metadata or in a response, with the fix. creates
+// means that missing topics are created automatically.
+func topicObstacle(topic string, err error, creates bool) obstacle {
+	o := kafkawire.ExplainTopic(topic, err, creates)
+	return obstacle{o.Kind, o.Text}
+}
+
+// WaitsForBroker reports whether the records wait for brokers that another node may be able to reach. It returns
+// false if no node can write the target now.
+func (b Unwritable) WaitsForBroker() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }

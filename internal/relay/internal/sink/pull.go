@@ -1,0 +1,61 @@
+package sink
+
+import (
+	"fmt"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// keyScope is the scope within which deliveries of a topic keep their order.
+type keyScope struct{ ns, key string }
+
+// keyScopeOf returns the scope of rec. It returns false for a record without a key, for which no
+// other record waits.
+func keyScopeOf(rec *record.Record) (keyScope, bool) {
+	if rec.Key == nil {
+		return keyScope{}, false
+	}
+	return keyScope{string(rec.Header(record.HeaderNamespace)), string(rec.Key)}, true
+}
+
+// withdrawBadLocked gives back the records of the head for which refusalOf returns a refusal. With
+// each of them it gives back all records that follow it in its key, also those in later batches: no
+// record of a key passes a record that will be tried again. The remaining records are encoded again, in
+// order. The sequence of the head stays unused.
+//
+// N15.
+func (l *lane) withdrawBadLocked(p *partition, refusalOf func(i int) *record.Refusal) {
+	var (
+		list    []record.Withdrawn
+		blocked = map[keyScope]struct{}{}
+		head    = p.queue[0]
+	)
+	withdraw := func(b *pending, i int, rec *record.Record) bool {
+		scope, ordered := keyScopeOf(rec)
+		if _, isBlocked := blocked[scope]; ordered && isBlocked {
+			list = append(list, newWithdrawn(p.topic, rec, b.tickets[i], nil, record.ErrBlocked))
+			return true
+		}
+		if b != head {
+			return false
+		}
+
+		refusal := refusalOf(i)
+		if refusal == nil {
+			return false
+		}
+		if ordered && !refusal.Class.DeadAtOnce() {
+			blocked[scope] = struct{}{}
+		}
+		list = append(list, newWithdrawn(p.topic, rec, b.tickets[i], refusal, nil))
+		return true
+	}
+
+	// Later batches matter only if the head has blocked a key.
+	affected := func(b *pending) bool { return b == head || len(blocked) > 0 }
+	if err := l.sink.batches.removeRecordsLocked(p, affected, withdraw); err != nil {
+		l.sink.failLocked(fmt.Errorf("%w: %s-%d: decoding batches to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+		return
+	}
+	l.sink.parker.withdrawLocked(list)
+}

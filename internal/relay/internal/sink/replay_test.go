@@ -1,0 +1,182 @@
+package sink
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/internal/fence"
+)
+
+// openSuccessor sends n records of one key to a topic of one partition, kills the sink, and returns
+// the sink of the next owner, which does not run yet. The test has to send all records again.
+func openSuccessor(t *testing.T, n int) (r *testSink, topic string) {
+	t.Helper()
+	topic = stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+
+	first := takeOver(t, txid, c)
+	for i := range n {
+		first.send(t, newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
+	}
+	first.Flush()
+	first.acks.waitResolved(n)
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+
+	return openSink(t, sinkOptions{txid: txid, claims: c, noRun: true}), topic
+}
+
+// sendSequence sends the records with the numbers from (inclusive) to to (exclusive) of the key k.
+func (r *testSink) sendSequence(t *testing.T, topic string, from, to int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		r.send(t, newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
+	}
+	r.Flush()
+}
+
+// quarantineOnly puts the only partition of the topic into quarantine, as if the takeover could
+// not read it. It returns the partition and its hits.
+func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.topics[topic].partitions[0]
+	hits := p.readBack.hits
+	p.topic.hitsLeft -= hits.Len()
+	p.quarantine, p.readBack.hits = true, nil
+	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
+	return p, hits
+}
+
+// requireHitsDropped checks that nothing of the replay is left.
+func (r *testSink) requireHitsDropped(t *testing.T, topic string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	top := r.topics[topic]
+	if top.hitsLeft != 0 || top.sentKeys != nil || top.allKeysSent {
+		t.Errorf("%d hits and %d keys are left of the replay, want 0", top.hitsLeft, len(top.sentKeys))
+	}
+
+	for _, p := range top.partitions {
+		if p.readBack.hits != nil || p.readBack.incomplete {
+			t.Errorf("partition %d has %d hits and unreadStretch %t, want none", p.tp.Partition, p.readBack.hits.Len(), p.readBack.incomplete)
+		}
+	}
+}
+
+// TestN10_KeysThatWereSentAreBounded: beyond the bound no record of any key is skipped. That is
+// safe, and the records get the redelivered header.
+func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
+	t.Parallel()
+	r, topic := openSuccessor(t, 4)
+	top := r.topics[topic]
+	r.sendSequence(t, topic, 0, 1) // found
+
+	r.mu.Lock()
+	top.compacted = true
+	top.sentKeys = map[sentKey]struct{}{}
+	for i := range maxSentKeys - 1 {
+		top.sentKeys[sentKey{key: fmt.Sprint("other-", i)}] = struct{}{}
+	}
+	r.mu.Unlock()
+	r.sendSequence(t, topic, 1, 2) // found
+
+	r.send(t, newRecord(topic, "new", "new/0"))
+	x := newRecord(topic, "keyless", "keyless")
+	x.Key = nil
+	r.send(t, x)
+	if top.sentKeys != nil {
+		t.Errorf("%d keys are kept, want none", len(top.sentKeys))
+	}
+
+	// These records are in the topic, but the sink no longer has the proof that no record of k was
+	// sent since.
+	r.sendSequence(t, topic, 2, 4)
+	r.EndReplay()
+	r.sendSequence(t, topic, 4, 5)
+	r.run(t)
+	r.acks.waitResolved(7)
+
+	var got []string
+	for _, g := range readTopic(t, stacktest.Brokers(t), topic)[0] {
+		v := string(g.Value)
+		if g.Headers[len(g.Headers)-1].Key == string(redeliveredHeader.Key) {
+			v += " again"
+		}
+		got = append(got, v)
+	}
+	want := []string{"k/0", "k/1", "k/2", "k/3", "new/0 again", "keyless again", "k/2 again", "k/3 again", "k/4"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the log is %v, want %v", got, want)
+	}
+	r.requireHitsDropped(t, topic)
+}
+
+// TestN10_IsNotAboutDeliveriesOutsideOfTheStream: a scheduled or replayed envelope that is sent
+// during a replay has no place in the order of its key. Stream records of the key that are in the
+// topic are found all the same.
+func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
+	t.Parallel()
+	r, topic := openSuccessor(t, 4)
+	x := newRecord(topic, "k", "due")
+	r.acks.mu.Lock()
+	r.acks.bytes += r.Size(&x)
+	r.acks.mu.Unlock()
+	if err := r.Send(&x, record.Side|1); err != nil {
+		t.Fatal(err)
+	}
+
+	r.sendSequence(t, topic, 0, 4)
+	r.EndReplay()
+	r.run(t)
+	r.acks.waitResolved(5)
+	if got := valuesOf(readTopic(t, stacktest.Brokers(t), topic))[0]; len(got) != 5 {
+		t.Fatalf("the log is %v, want each record once", got)
+	}
+}
+
+// TestN08_ALongReadBackIsReported: nothing is delivered during a takeover, so a long one shows in the log where it is.
+func TestN08_ALongReadBackIsReported(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	const n = 12
+	u := fakeOptions(brokers...)
+	u.txid, u.cfg.Compression = "outrelay.test.a", "none"
+	first := openSink(t, u)
+	for i := range n {
+		x := newRecord("a", "k", fmt.Sprintf("k/%d", i))
+		x.Value = make([]byte, 600<<10)
+		first.send(t, x)
+		first.Flush()
+		first.acks.waitResolved(i + 1)
+	}
+	_ = first.kill()
+
+	// A fetch returns one batch.
+	kc.ControlKey(int16(kmsg.Fetch), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		kc.SleepControl(func() { <-time.After(600 * time.Millisecond) })
+		return nil, nil, false
+	})
+	var log bytes.Buffer
+	u.cfg.Log, u.claims, u.noRun = slog.New(slog.NewTextHandler(&log, nil)), first.claims, true
+	next := openSink(t, u)
+	if got := next.topics["a"].hitsLeft; got != n {
+		t.Errorf("%d records were read back, want %d; in quarantine: %v", got, n, next.keeper.session.Quarantined())
+	}
+	if c := strings.Count(log.String(), "reading back what earlier owners sent: 1 of 1 partitions"); c != 1 {
+		t.Errorf("%d lines about the read-back in this log:\n%s", c, &log)
+	}
+}

@@ -1,0 +1,212 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+const (
+	idleEvery = 10 * time.Second // N8
+	trimEvery = time.Second
+)
+
+// Run sends until ctx ends, and then returns nil. It returns ErrFenced if another owner has taken
+// over, and ErrBroken or ErrReopen if a new sink has to find out which records arrived. It waits for
+// all goroutines that it has started before it returns.
+func (s *Sink) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+
+	s.mu.Lock()
+	s.cancelRun = cancel
+	// The sink may have ended since Open.
+	if s.ended != nil {
+		cancel(s.ended)
+	}
+	s.lanes.start = func(l *lane) { wg.Go(func() { l.sendLoop(ctx) }) }
+	// Open has made the lanes of the leaders that it found.
+	for _, l := range s.lanes.byID {
+		s.lanes.start(l)
+	}
+	s.mu.Unlock()
+
+	s.registerGauges()
+	background := []func(context.Context) error{
+		s.refresher.runMetadataRefresh, s.adopter.runAdopter, s.adopter.runCreator, s.keeper.runKeeper,
+		s.runHousekeeping, s.parker.runParker,
+	}
+	for _, run := range background {
+		wg.Go(func() {
+			if err := run(ctx); err != nil {
+				s.fail(err)
+			}
+		})
+	}
+	retry.Signal(s.adopter.wake)
+	retry.Signal(s.refresher.wake)
+	s.Flush()
+
+	<-ctx.Done()
+	s.mu.Lock()
+	// No goroutine may be added to wg while Wait runs.
+	s.lanes.start = nil
+	if s.ended == nil {
+		s.ended = errClosed
+	}
+	err := s.ended
+	s.mu.Unlock()
+	wg.Wait()
+
+	if errors.Is(err, errClosed) {
+		return nil
+	}
+	return fmt.Errorf("kafka sink: %w", err)
+}
+
+// runHousekeeping trims memory and moves the stored offsets of idle partitions, until ctx ends.
+func (s *Sink) runHousekeeping(ctx context.Context) error {
+	trim := time.NewTicker(trimEvery)
+	defer trim.Stop()
+	idle := time.NewTicker(idleEvery)
+	defer idle.Stop()
+
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-trim.C:
+			s.mu.Lock()
+			s.batches.freeBuffers.trimUnused()
+			s.mu.Unlock()
+		case <-idle.C:
+			s.refreshIdleOffsets(ctx)
+		}
+	}
+}
+
+// refreshIdleOffsets moves the stored offsets of idle partitions forward (N8). If no record is
+// queued or in flight, the next record gets at least the end offset that the leader reports now.
+//
+// It skips partitions in three cases. During a replay, the read-back has found records below the
+// end. In quarantine, the partition was not read yet. If a record was sent during the request, the
+// reported end may be above that record. So Idle is called under the lock, before the next record
+// can be sent.
+func (s *Sink) refreshIdleOffsets(ctx context.Context) {
+	leaders, enqueued := s.restingPartitions()
+	if len(leaders) == 0 {
+		return
+	}
+
+	ends, err := s.c.kafka.ListOffsets(ctx, leaders)
+	if err != nil && ctx.Err() == nil {
+		// A leader has failed or moved.
+		retry.Signal(s.refresher.wake)
+		s.log.Debug("listing offsets of idle partitions failed", "error", err)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for tp, end := range ends {
+		p := s.findPartitionLocked(tp)
+		if s.isRestingLocked(p) && p.enqueued == enqueued[tp] { // N8
+			// If a later record is below this end, the topic was deleted and created again.
+			p.ackedEnd = max(p.ackedEnd, end)
+			s.acks.Idle(tp, end)
+		}
+	}
+}
+
+// isRestingLocked reports whether p has no record of this sink queued or in flight, and no record
+// that was not read back.
+func (s *Sink) isRestingLocked(p *partition) bool {
+	return !s.replaying && len(p.queue) == 0 && !p.busy && !p.quarantine && !p.needsReadBack
+}
+
+// restingPartitions returns the leaders of the resting partitions, and the number of records that were
+// ever queued for each.
+func (s *Sink) restingPartitions() (leaders map[record.TopicPartition]int32, enqueued map[record.TopicPartition]uint64) {
+	leaders, enqueued = map[record.TopicPartition]int32{}, map[record.TopicPartition]uint64{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.topics {
+		for _, p := range t.partitions {
+			if s.isRestingLocked(p) && p.lane != nil {
+				leaders[p.tp], enqueued[p.tp] = p.leader, p.enqueued
+			}
+		}
+	}
+	return leaders, enqueued
+}
+
+// Unwritable is a target whose records wait.
+type Unwritable struct {
+	Topic     string
+	Partition int32 // −1: the topic
+	Kind      string
+	Reason    string // for operators: what happened, to which target, and the fix
+	Since     time.Time
+	Records   int // records that wait, and stream records that were given back or not taken since it was parked
+	Parked    bool
+}
+
+// State returns the targets whose records wait, sorted by topic and partition. It leaves out targets
+// for which nothing waits, even if they cannot be written. The gauge of the quarantine counts all
+// partitions instead.
+func (s *Sink) State() []Unwritable {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	var list []Unwritable
+	for _, t := range s.topics {
+		if n := countRecords(t.waiting) + t.turnedAway; n > 0 && !t.obstacle.none() {
+			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked})
+		}
+
+		for _, p := range t.partitions {
+			n := countRecords(p.queue) + p.turnedAway
+			if n == 0 || p.obstacle.none() {
+				continue
+			}
+
+			// A short retry is normal operation.
+			retrying := p.obstacle.kind == kindUnreachable || p.obstacle.kind == kindRefused
+			if retrying && !p.quarantine && !p.parked && now.Sub(p.since) < reportAfter {
+				continue
+			}
+			list = append(list, Unwritable{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked})
+		}
+	}
+
+	slices.SortFunc(list, func(a, b Unwritable) int {
+		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
+			return c
+		}
+		return int(a.Partition - b.Partition)
+	})
+	return list
+}
+
+// registerGauges connects the gauges whose values are computed when they are read.
+func (s *Sink) registerGauges() {
+	m := s.c.cfg.Metrics
+	m.InflightRecords.SetSource(func() float64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return float64(s.batches.unresolvedRecords)
+	})
+	m.InflightBytes.SetSource(func() float64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return float64(s.batches.unresolvedBytes)
+	})
+	m.Quarantined.SetSource(func() float64 { return float64(len(s.keeper.session.Quarantined())) })
+}

@@ -1,0 +1,329 @@
+package sink
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/metrics"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/relay/internal/fence"
+)
+
+const (
+	// maxSentKeys bounds the keys that a topic remembers during a replay.
+	maxSentKeys = 100_000
+)
+
+// redeliveredHeader marks a record that may be a second copy, because a part of its partition
+// could not be read back (N8).
+var redeliveredHeader = record.Header{Key: []byte(record.HeaderRedelivered), Value: []byte("true")}
+
+func isRedeliveredHeader(h record.Header) bool { return bytes.Equal(h.Key, redeliveredHeader.Key) }
+
+// Size returns the bytes that rec reserves in the memory budget: an upper bound of its encoding.
+// The acks of the sink report the same number.
+func (s *Sink) Size(rec *record.Record) int {
+	_, size := recordSizes(rec)
+	return size
+}
+
+// recordSizes returns the bytes that rec needs in a batch, and the bytes that it has reserved in
+// the memory budget. They differ if the sink added the redelivered header: the memory was
+// reserved before that.
+func recordSizes(rec *record.Record) (need, size int) {
+	need = batch.Size(rec)
+	n := len(rec.Headers)
+	if n == 0 || !isRedeliveredHeader(rec.Headers[n-1]) {
+		return need, need
+	}
+
+	original := *rec
+	original.Headers = rec.Headers[:n-1]
+	return need, batch.Size(&original)
+}
+
+// Send encodes rec into the open batch of its partition. It never blocks and does not retain rec.
+//
+// A nil error means that the sink will deliver the record. If its topic or leader is missing, or
+// its partition is in quarantine, the record is kept and sent later, in order. If the read-back
+// has found the record, it is not sent, and its ticket is acked before Send returns.
+//
+// Otherwise nothing was queued, and the error is one of these:
+//   - a *record.Refusal: the record itself is at fault.
+//   - record.ErrBlocked: the Holder has closed the gate of the key.
+//   - record.ErrParked: the topic is parked.
+//   - record.ErrPartitionParked: the partition is parked. For a side delivery (t.IsSide), and for any record
+//     during the replay, also: the partition has not been read back, so the record may already be in it.
+//   - the error that ended the sink.
+func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil {
+		return s.ended
+	}
+
+	// Consecutive records mostly share a topic, which saves the map lookup.
+	top := s.lastTopic
+	if top == nil || top.name != rec.Topic {
+		top = s.findOrAddTopicLocked(rec.Topic)
+	}
+	need, size := recordSizes(rec)
+
+	// A record that the previous owner has sent passes the gates (N7). If a gate held it back, the
+	// read-back could be gone when the gate opens, and the record would be sent twice.
+	if tp, offset, found := s.claimHitLocked(top, rec, t); found {
+		s.ackHitLocked(tp, offset, t, size)
+		return nil
+	}
+	if err := s.parker.checkGatesLocked(top, rec, t); err != nil {
+		return err
+	}
+
+	if !top.isAdopted() {
+		s.keepUntilAdoptedLocked(top, rec, t, size, need)
+		s.batches.changeUnresolvedLocked(1, size)
+		return nil
+	}
+	p, refusal := top.choosePartitionLocked(rec)
+	if refusal != nil {
+		return refusal
+	}
+
+	// The record may have been sent before. Until the partitions that can hold it are read back,
+	// it must not be sent again.
+	side := t.IsSide()
+	mayBeCopy := s.replaying || side
+	if side && p.quarantine {
+		return record.ErrPartitionParked
+	}
+	if mayBeCopy && p.mayBeUnreadLocked(rec) {
+		return record.ErrPartitionParked
+	}
+
+	if p.parked && !s.parker.mayProbeLocked(p, time.Now()) {
+		if !side {
+			p.turnedAway++
+		}
+		return record.ErrPartitionParked
+	}
+
+	if mayBeCopy && !p.quarantine {
+		top.markKeySentLocked(rec.Key, side)
+	}
+	s.enqueueLocked(p, rec, t, size, need, mayBeCopy)
+	s.batches.changeUnresolvedLocked(1, size)
+	return nil
+}
+
+// claimHitLocked returns the place of rec if the read-back has found it, and removes it from the
+// hits.
+func (s *Sink) claimHitLocked(
+	t *topic, rec *record.Record, k record.Ticket,
+) (tp record.TopicPartition, offset int64, found bool) {
+	if t.hitsLeft == 0 {
+		return tp, 0, false
+	}
+	p, refusal := t.choosePartitionLocked(rec)
+	if refusal != nil || p.quarantine {
+		return tp, 0, false
+	}
+	id, ok := fence.IdentityOf(rec.Headers)
+	if !ok {
+		return tp, 0, false
+	}
+
+	// N10: the key was sent in this replay.
+	_, sent := t.sentKeys[sentKey{k.IsSide(), string(rec.Key)}]
+	if rec.Key != nil && (sent || t.allKeysSent) {
+		return tp, 0, false
+	}
+
+	offset, found = p.readBack.hits.Take(id)
+	if !found && rec.Partition == record.AnyPartition {
+		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
+		// another partition.
+		if p = t.partitionWithHit(id); p != nil {
+			offset, found = p.readBack.hits.Take(id)
+		}
+	}
+	if !found {
+		return tp, 0, false
+	}
+
+	t.hitsLeft--
+	return p.tp, offset, true
+}
+
+// findOrAddTopicLocked returns the topic called name, and makes it the topic of the last call.
+func (s *Sink) findOrAddTopicLocked(name string) *topic {
+	t := s.topics[name]
+	if t == nil {
+		t = s.newTopic(name)
+		s.topics[t.name] = t
+	}
+	s.lastTopic = t
+	return t
+}
+
+// keepUntilAdoptedLocked queues a record for a topic that is not adopted yet (N9). resendWaitingLocked
+// sends it on.
+func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Ticket, size, need int) {
+	var b *pending
+	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.limits.batchBytes {
+		b = t.waiting[n-1]
+	} else {
+		b = s.batches.newBatchLocked(batch.BufferSize(need))
+		t.waiting = append(t.waiting, b)
+	}
+
+	// The encoded record does not contain the partition that it wants.
+	s.batches.appendRecordLocked(b, rec, k, size, need)
+	b.wantedPartitions = append(b.wantedPartitions, rec.Partition)
+
+	if t.obstacle.none() {
+		t.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
+		retry.Signal(s.adopter.wake)
+	}
+	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.parker.maxObstructed {
+		retry.Signal(s.parker.wake)
+	}
+}
+
+// choosePartitionLocked returns the partition that rec names, or the partition that its key
+// hashes to. It refuses rec if that partition does not exist. It does not check the size of rec:
+// the limit of the topic may have been raised since it was read, so only Kafka can decide.
+func (t *topic) choosePartitionLocked(rec *record.Record) (*partition, *record.Refusal) {
+	n := int32(len(t.partitions))
+	id := rec.Partition
+	if id == record.AnyPartition {
+		id = partitionByKey(rec, n)
+	}
+
+	if id < 0 || id >= n {
+		return nil, &record.Refusal{
+			Class:  record.PartitionOutOfRange,
+			Reason: fmt.Sprintf("partition %d does not exist: topic %q has %d partitions, numbered from 0", id, t.name, n),
+		}
+	}
+	return t.partitions[id], nil
+}
+
+// partitionByKey hashes the key as Kafka's Java client does. Without a key it hashes the id of the
+// event, so that a later owner looks for the record in the same partition.
+func partitionByKey(rec *record.Record, partitions int32) int32 {
+	key := rec.Key
+	if key == nil {
+		key = rec.Header(record.HeaderID)
+	}
+	return kafkawire.ChoosePartition(key, partitions)
+}
+
+// newTooLargeRefusal returns the refusal of a record that takes size bytes in a batch without
+// other records.
+func newTooLargeRefusal(t *topic, size int) *record.Refusal {
+	limit := "the limit of the topic"
+	if t.maxBytes > 0 && t.maxBytes < size {
+		limit = fmt.Sprintf("max.message.bytes=%d", t.maxBytes)
+	}
+	return &record.Refusal{
+		Class:  record.MessageTooLarge,
+		Reason: fmt.Sprintf("record needs a batch of %d bytes, which exceeds %s (topic %q)", size, limit, t.name),
+	}
+}
+
+// mayBeUnreadLocked reports whether an earlier attempt at rec may be in a partition that was not
+// read back: a partition that the key hashed to before the topic grew. Such a record must not be
+// sent to any partition yet.
+func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
+	// A named partition does not depend on the number of partitions.
+	if rec.Partition != record.AnyPartition || p.topic.earlierCount == 0 {
+		return false
+	}
+	old := p.topic.partitions[partitionByKey(rec, int32(p.topic.earlierCount))]
+	return old != p && old.quarantine
+}
+
+// sentKey is a key of which a record was sent in this replay, by the stream or as a side delivery.
+type sentKey struct {
+	side bool
+	key  string
+}
+
+// markKeySentLocked notes that a record of key is sent in this replay.
+//
+// N10: once a record of a key was sent in this replay, no later record of the key in that topic
+// is skipped. In a compacted topic the later value must follow the earlier one, so it has to be
+// sent again. In other topics no record of a key is lost, so their keys are not marked.
+//
+// Stream and side deliveries are marked separately, because each kind is ordered only among
+// itself. Where the order between them matters, the stream event waits behind a gate (N15).
+//
+// With too many keys it drops them and treats every key as sent. Until the replay ends, nothing is then
+// skipped, and records that are sent get the redelivered header.
+func (t *topic) markKeySentLocked(key []byte, side bool) {
+	if !t.compacted || t.hitsLeft == 0 || key == nil {
+		return
+	}
+	if t.sentKeys == nil {
+		t.sentKeys = map[sentKey]struct{}{}
+	}
+	t.sentKeys[sentKey{side, string(key)}] = struct{}{}
+
+	if len(t.sentKeys) >= maxSentKeys {
+		t.sentKeys, t.allKeysSent = nil, true
+	}
+}
+
+// ackHitLocked acks a record that is in its topic already.
+func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, t record.Ticket, size int) {
+	s.c.cfg.Metrics.ReadBackHits.Inc()
+	s.c.cfg.Metrics.ObservePublish(tp.Topic, metrics.Skipped, 1)
+	s.acks.Acked(tp, offset, append(s.batches.tickets.get(), t), size)
+}
+
+// enqueueLocked encodes rec into the open batch of p.
+//
+// size is the number of bytes that rec has reserved, and need is the number that it needs in the
+// batch. mayBeCopy means that rec can be a second copy, provided that a part of the partition was
+// not read back.
+func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, size, need int, mayBeCopy bool) {
+	unread := p.readBack.incomplete || p.topic.allKeysSent
+	if unread && mayBeCopy && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
+		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
+		// The records of the other targets share the headers, so a copy gets the flag.
+		flagged := *rec
+		flagged.Headers = s.headerScratch
+		rec, need = &flagged, batch.Size(&flagged)
+	}
+
+	b := p.openBatch
+	if b == nil || b.builder.Len()+need > s.c.learned.batchBytes(p.topic.batchLimit) {
+		b = s.batches.newBatchLocked(max(batch.BufferSize(need), min(p.sizeHint, s.batches.initialBufferLimitLocked())))
+		b.sizeHint = p.sizeHint
+		p.queue = append(p.queue, b)
+		p.openBatch = b
+	}
+	s.batches.appendRecordLocked(b, rec, t, size, need)
+	p.enqueued++
+	p.markReadyLocked()
+
+	if !p.obstacle.none() && reservedBytes(p.queue) > s.parker.maxObstructed {
+		retry.Signal(s.parker.wake)
+	}
+}
+
+// Flush wakes the idle lanes that have something to send.
+func (s *Sink) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.lanes.byID {
+		if len(l.ready) > 0 {
+			retry.Signal(l.wake)
+		}
+	}
+}

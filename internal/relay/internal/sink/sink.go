@@ -1,0 +1,284 @@
+package sink
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/relay/internal/fence"
+)
+
+// Claims stores the state that must be in the watcher document before a record may be sent.
+type Claims interface {
+	// SaveSenders stores senders and offsets in one fenced write, which is majority-committed when it
+	// returns nil. If senders is nil, the stored senders stay. The stored offset also stays for an
+	// offset below zero, and for a partition that is not in the list.
+	SaveSenders(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error
+}
+
+// TakeOver is the state that a new owner has read from the watcher document.
+type TakeOver struct {
+	// Fence is the input of the takeover. The sink also calls its Gate before each produce request, so
+	// Gate must not be nil.
+	Fence fence.In
+	// Holder decides which records are held, and takes the records that cannot be sent (N11, N15).
+	Holder record.Holder
+}
+
+// Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be
+// called from any goroutine. The records of a partition have the order of the calls of Send.
+//
+// The sink's lock guards the topics, their partitions, and the state of the parts below.
+type Sink struct {
+	c      *Opener
+	acks   record.Acks
+	claims Claims
+	gate   func() bool
+	log    *slog.Logger
+	codec  *batch.Codec
+
+	refresher *refresher
+	adopter   *adopter
+	keeper    *keeper
+	parker    *parker
+	lanes     *laneSet
+	batches   *batchPool
+
+	mu            sync.Mutex
+	topics        map[string]*topic
+	lastTopic     *topic // of the latest Send
+	producer      batch.Producer
+	replaying     bool // EndReplay was not called yet (N7, N10)
+	paused        bool // lanes send nothing, because the sink moves to another transactional id
+	ended         error
+	cancelRun     func(error) // ends Run; set by Run
+	headerScratch []record.Header
+}
+
+// Open takes over from earlier owners (N4): it fences them, reads back the records that they have
+// sent, and saves the sender and the offsets in one write.
+//
+// When Open returns, the records of earlier owners are settled in every partition except those in
+// quarantine, which a later takeover releases. Nothing has been sent yet. Open retries while Kafka is
+// away. It fails when ctx ends, when another owner takes the id (ErrFenced), or when a permission
+// is missing.
+func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
+	in := to.Fence
+	in.Event = fence.LogEvents(o.cfg.Log, in.Event)
+	in.Stuck, in.Idle, in.Own = o.patience, o.patience, o.patience
+	out, err := o.fence.Take(ctx, in)
+	if err != nil {
+		return nil, fmt.Errorf("taking over in Kafka: %w", err)
+	}
+	s := o.newSink(to, claims, acks, out, o.fence.Expiry(ctx))
+
+	// N4: the sender is stored before its first record. A successor fences only senders that the
+	// document lists.
+	offsets := storedOffsets(out.Released)
+	for _, name := range out.Forgotten {
+		offsets[name] = nil
+	}
+	if err := claims.SaveSenders(ctx, out.Senders, offsets); err != nil {
+		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
+	}
+	if n := len(out.Forgotten); n > 0 {
+		s.log.Info("topics that were deleted are forgotten", "topics", n, "first", out.Forgotten[0])
+	}
+	s.adoptTails(out, in.Offsets)
+
+	// Run repeats this, so only the end of ctx is an error.
+	if err := s.refresher.loadLayout(ctx); err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("taking over in Kafka: %w", err)
+	}
+	return s, nil
+}
+
+// newSink returns the sink of a producer that has taken over. Its parts share its lock.
+func (o *Opener) newSink(to TakeOver, claims Claims, acks record.Acks, out *fence.Out, expiry fence.Expiry) *Sink {
+	s := &Sink{
+		c:         o,
+		acks:      acks,
+		claims:    claims,
+		gate:      to.Fence.Gate,
+		log:       o.cfg.Log,
+		codec:     o.codec,
+		producer:  batch.Producer(out.Producer),
+		replaying: true,
+		topics:    map[string]*topic{},
+		batches:   &batchPool{maxBytes: o.cfg.ParkBytes, tickets: &o.tickets},
+	}
+	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
+	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
+	s.keeper = &keeper{sink: s, session: out.Session, expiry: expiry}
+	s.parker = &parker{
+		sink:          s,
+		holder:        to.Holder,
+		parkAfter:     o.limits.parkAfter,
+		maxObstructed: int(o.cfg.ParkBytes / 4),
+		wake:          make(chan struct{}, 1),
+	}
+	s.lanes = &laneSet{sink: s, perBroker: o.cfg.RequestsPerBroker, byID: map[laneID]*lane{}}
+	return s
+}
+
+// storedOffsets returns the offsets to store for partitions that were read back.
+func storedOffsets(tails map[record.TopicPartition]*fence.Tail) map[string][]int64 {
+	offsets := map[string][]int64{}
+	for tp, tail := range tails {
+		setOffset(offsets, tp, tail.From)
+	}
+	return offsets
+}
+
+// setOffset sets the offset of tp. The value -1 of other partitions leaves their stored offset
+// unchanged.
+func setOffset(offsets map[string][]int64, tp record.TopicPartition, offset int64) {
+	list := offsets[tp.Topic]
+	for len(list) <= int(tp.Partition) {
+		list = append(list, -1)
+	}
+	list[tp.Partition] = offset
+	offsets[tp.Topic] = list
+}
+
+// adoptTails creates the topics of a takeover. Every partition gets its stored offset. Partitions
+// in quarantine need it too, because their stored offset must not move.
+func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
+	findOrAdd := func(tp record.TopicPartition) *partition {
+		t := s.topics[tp.Topic]
+		if t == nil {
+			t = s.newTopic(tp.Topic)
+			t.earlierCount = len(stored[tp.Topic])
+			s.topics[tp.Topic] = t
+		}
+		t.addPartitions(int(tp.Partition) + 1)
+		return t.partitions[tp.Partition]
+	}
+
+	now := time.Now()
+	for tp, tail := range out.Released {
+		p := findOrAdd(tp)
+		p.ackedEnd, p.readBack.hits, p.lastUsed = tail.Next, tail.Hits, now
+		p.readBack.incomplete = tail.OutOfRange || tail.Truncated
+		p.topic.hitsLeft += tail.Hits.Len()
+
+		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From-tail.Markers, 0)))
+		s.acks.Restore(tp, tail.From)
+	}
+
+	for tp, reason := range out.Quarantined {
+		p := findOrAdd(tp)
+		p.quarantine = true
+		p.setObstacle(obstacle{kindQuarantined, reason}, now)
+
+		// N9: a partition without a stored offset is read from 0.
+		offset := int64(0)
+		if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
+			offset = max(list[tp.Partition], 0)
+		}
+		p.ackedEnd = offset
+		s.acks.Restore(tp, offset)
+	}
+}
+
+func (s *Sink) newTopic(name string) *topic {
+	return &topic{name: name, batchLimit: s.c.limits.batchBytes, configStale: true, compacted: true}
+}
+
+// addPartitions adds partitions until there are n.
+func (t *topic) addPartitions(n int) {
+	for id := len(t.partitions); id < n; id++ {
+		tp := record.TopicPartition{Topic: t.name, Partition: int32(id)}
+		t.partitions = append(t.partitions, &partition{topic: t, tp: tp, leader: -1})
+	}
+}
+
+// FindHit returns the place of rec if the read-back has found it, without removing it from the
+// hits. Partitions in quarantine have not been read yet.
+func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.topics[rec.Topic]
+	if t == nil || t.hitsLeft == 0 {
+		return record.TopicPartition{}, 0, false
+	}
+	id, ok := fence.IdentityOf(rec.Headers)
+	if !ok {
+		return record.TopicPartition{}, 0, false
+	}
+
+	p := t.partitionWithHit(id)
+	if p == nil {
+		return record.TopicPartition{}, 0, false
+	}
+	offset, _ := p.readBack.hits.At(id)
+	return p.tp, offset, true
+}
+
+// TopicsWithHits returns the topics in which the read-back has found records that were not claimed yet.
+func (s *Sink) TopicsWithHits() (topics []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, t := range s.topics {
+		if t.hitsLeft > 0 {
+			topics = append(topics, name)
+		}
+	}
+	return topics
+}
+
+// partitionWithHit returns the partition in which the read-back has found the delivery id, or nil.
+// It looks in all partitions: the topic may have grown since, or the envelope may name another
+// partition now.
+func (t *topic) partitionWithHit(id fence.Identity) *partition {
+	for _, p := range t.partitions {
+		if p.readBack.hits.Has(id) {
+			return p
+		}
+	}
+	return nil
+}
+
+// Compacted reports whether the topic keeps only the newest record of a key, or whether its policy
+// is unknown.
+func (s *Sink) Compacted(topic string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.topics[topic]
+	return t == nil || t.compacted
+}
+
+// EndReplay notes that the stream has passed the time of the takeover: no event that follows can
+// have been sent before. It drops the read-back.
+func (s *Sink) EndReplay() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replaying = false
+	for _, t := range s.topics {
+		t.hitsLeft, t.sentKeys, t.allKeysSent = 0, nil, false
+		for _, p := range t.partitions {
+			p.readBack = readBack{}
+		}
+	}
+}
+
+// fail ends the sink with err. Only the first error counts.
+func (s *Sink) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failLocked(err)
+}
+
+func (s *Sink) failLocked(err error) {
+	if s.ended != nil {
+		return
+	}
+	s.ended = err
+	if s.cancelRun != nil {
+		s.cancelRun(err)
+	}
+}

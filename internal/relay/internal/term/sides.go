@@ -1,0 +1,275 @@
+package term
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/connect"
+	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/relay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/relay/internal/reconciler"
+	"github.com/outrelay/outrelay/internal/relay/internal/scheduled"
+	"github.com/outrelay/outrelay/internal/relay/internal/sink"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/purge"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+)
+
+// sides are the parts that send the envelopes that the stream cannot send: retried, parked, blocked, requeued
+// and scheduled envelopes. They run concurrently with the stream.
+type sides struct {
+	outlet    *pipeline.Outlet
+	sender    *reconciler.Sender
+	scheduled *scheduled.Scheduled
+	purger    *purge.Purger
+}
+
+// publishing has the loops of a term that publish.
+type publishing struct {
+	stop  context.CancelFunc
+	ended chan struct{} // closed when these loops have ended
+}
+
+func retryPolicy(cfg *config.Config) retry.Policy {
+	return retry.Policy{Base: cfg.Retry.Base, Cap: cfg.Retry.Cap}
+}
+
+// newLedger returns the ledger that stores the outcomes of queue. It starts nothing.
+func newLedger(from *sources, to *stores, queue *ledger.Queue, meter *meter, images *images) *ledger.Ledger {
+	cfg, shared, state := &from.slot.cfg, from.slot.shared, from.slot.State
+	source := letters.Source{
+		Kind:    "relay",
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Epoch:   from.held.Document().Epoch,
+		Version: shared.Version,
+	}
+
+	return ledger.New(ledger.Config{
+		Queue:   queue,
+		Fencer:  from.held,
+		Store:   to.store,
+		Letters: to.letters,
+		Claims:  to.claims,
+		Source:  source,
+		Mapping: shared.Mapping,
+
+		// These decide what becomes of an envelope.
+		MaxAttempts:  cfg.Retry.MaxAttempts,
+		Backoff:      retryPolicy(cfg),
+		DropExpired:  cfg.Expired == "drop",
+		Recording:    cfg.Recording,
+		LetterExpiry: cfg.DeadLetters.Expire,
+
+		// These learn what happens.
+		Entered:     func(list []*waiting.Entry) { to.entered.Put(list...) },
+		OnRetry:     func(err error) { state.ReportProblem("ledger", err, false) },
+		OnRecovered: func() { state.ClearProblems("ledger") },
+		Count:       meter.countOutcome,
+
+		Restore:  images.restore,
+		Sweeping: from.plan.IsSweeping,
+		Now:      shared.Clock.Now,
+		Log:      from.log,
+	})
+}
+
+// newSides returns the sides of the term, which send through dispatcher to s. It starts nothing.
+func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
+	out := pipeline.NewOutlet(t.buildConfig(), dispatcher)
+	onRetry := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
+	onRecovered := func() { t.slot.State.ClearProblems("reconciler") }
+
+	sender := reconciler.New(reconciler.Config{
+		Store:       t.store,
+		Ledger:      t.ledger,
+		Outlet:      out,
+		Mapping:     t.slot.shared.Mapping,
+		Now:         t.slot.shared.Clock.Now,
+		Log:         t.log,
+		OnRetry:     onRetry,
+		OnRecovered: onRecovered,
+		Compacted:   s.Compacted,
+		Entered:     t.entered,
+		Ready:       t.ready,
+	})
+	scheduled := scheduled.New(scheduled.Config{
+		Client:      t.slot.shared.Mongo.State,
+		Fencer:      t.held,
+		Claims:      t.claims,
+		WatcherID:   t.slot.Slot.ID(t.slot.cfg.Watcher),
+		Outlet:      out,
+		Ledger:      t.ledger,
+		Mapping:     t.slot.shared.Mapping,
+		Now:         t.slot.shared.Clock.Now,
+		Log:         t.log,
+		OnRetry:     func(err error) { t.slot.State.ReportProblem("scheduled", err, false) },
+		OnRecovered: func() { t.slot.State.ClearProblems("scheduled") },
+		Collections: t.schedules.Outboxes,
+		Slot:        t.slot.Slot,
+		Mark:        t.slot.cfg.Recording == ledger.RecordMark,
+		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
+	})
+	purger := purge.New(purge.Config{
+		Client:      t.slot.shared.Mongo.State,
+		State:       state.Open(t.slot.shared.Mongo.State, t.slot.cfg.State),
+		Watcher:     t.slot.cfg.Watcher,
+		Collections: t.collections.WatchedOutboxes,
+		Retention:   t.slot.cfg.Retention,
+		Interval:    t.slot.cfg.Purge.Interval,
+		Rate:        t.slot.cfg.Purge.Rate,
+		Batch:       t.slot.cfg.Purge.Batch,
+		Valid:       t.mayPurge,
+		Log:         t.log,
+		Slot:        t.slot.Slot.I, // N25
+		OnPurged:    func(n int) { t.slot.metrics.Purged.Add(float64(n)) },
+	})
+	return &sides{outlet: out, sender: sender, scheduled: scheduled, purger: purger}
+}
+
+// finishSent finishes deliveries that an earlier owner made outside of stream order and did
+// not record (N8). It runs before the stored offsets can move. An envelope that still waits
+// afterwards was not sent, so it may wait for any time.
+func (t *term) finishSent(ctx context.Context, x *sides) (finished int, err error) {
+	err = t.calls.RetryRead(ctx, func(ctx context.Context) error {
+		// An envelope of a claim that was sent to some of its topics waits for the others, so the claims come last.
+		stored, err := x.sender.FinishSent(ctx)
+		if err != nil {
+			return err
+		}
+		claimed, err := x.scheduled.Recover(ctx)
+		finished = stored + claimed
+		return err
+	})
+	if finished > 0 {
+		t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", finished)
+	}
+	return finished, err
+}
+
+// MayPurgeAsOwner reports whether this process purges while it owns the watcher.
+func MayPurgeAsOwner(cfg config.Config) bool {
+	return connect.WantedIndexes(cfg).Purge
+}
+
+// mayPurge reports whether this process has to purge and may trust its position: the lease is
+// confirmed (N2), and the stream continues from the position. A position that the server does not
+// accept proves nothing about delivered envelopes.
+func (t *term) mayPurge() bool {
+	return MayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && !t.plan.IsSweeping() && t.stream.State().Ready()
+}
+
+// loadStored sets the gates of keys that wait. It returns the events after the position that
+// wait or are dead already (N15), or nil if there are none. It runs before the stream
+// is opened.
+func (t *term) loadStored(ctx context.Context, x *sides, margin time.Duration) (*pipeline.PreviousOwner, error) {
+	previous := pipeline.NewPreviousOwner()
+	after := outboxes.PosOf(t.start.from)
+	at, _ := t.start.from.Time()
+	sweptBehind := outboxes.PosSweptBehind(at, margin)
+	behind := func(pos string) bool { return pos > after || sweptBehind(pos) }
+
+	var n reconciler.Loaded
+	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+		// A failed attempt may have closed some gates already.
+		t.resolver.OpenAllGates()
+		previous.Reset()
+		n, err = x.sender.Load(ctx, behind,
+			func(ns, topic, key string) { t.resolver.CloseGate(x.outlet.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if n.Waiting > 0 {
+		t.log.Info("loaded the waiting envelopes of an earlier owner",
+			"waiting", n.Waiting, "gates", n.Gates, "behind_the_position", n.Known)
+	}
+
+	// Dead envelopes could be sent by now, if their problem is fixed, but later events of their keys were sent
+	// without them.
+	err = t.calls.RetryRead(ctx, func(ctx context.Context) error {
+		return letters.Later(ctx, t.letters, t.slot.cfg.Watcher, t.slot.Slot, t.start.from, func(m letters.Mark) error {
+			previous.AddDeadLetter(m)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if previous.IsEmpty() {
+		return nil, nil
+	}
+	return previous, nil
+}
+
+const (
+	// countEvery is the interval at which the waiting envelopes are counted.
+	countEvery = 10 * time.Second
+	// countShare bounds the cost of counts: after a count, the pause is at least this many times
+	// as long as it took.
+	countShare = 50
+)
+
+// countPeriodically counts the waiting envelopes until ctx ends.
+func (t *term) countPeriodically(ctx context.Context) error {
+	for wait := countEvery; retry.Sleep(ctx, wait) == nil; {
+		began := time.Now()
+		if err := t.countWaiting(ctx); err != nil && ctx.Err() == nil {
+			t.log.Debug("cannot count the waiting envelopes", "error", err)
+		}
+		wait = max(countEvery, countShare*time.Since(began))
+	}
+	return nil
+}
+
+// countWaiting counts the waiting envelopes, for the metrics and the status.
+func (t *term) countWaiting(ctx context.Context) error {
+	counts, err := t.store.Counts(ctx)
+	if err != nil {
+		return err
+	}
+
+	total, byReason := int64(0), map[waiting.Reason]int64{}
+	for _, c := range counts {
+		byReason[c.Reason] += c.N
+		total += c.N
+	}
+	scheduled := int64(0)
+	for _, o := range t.schedules.Outboxes() {
+		n, _, err := outboxes.CountDue(ctx, mongodb.Database(t.slot.shared.Mongo.State, o.DB).Collection(o.Coll), t.slot.Slot, math.MaxInt64)
+		if errors.Is(err, outboxes.ErrNotIndexed) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		scheduled += n
+	}
+
+	claimed, err := waiting.CountClaimed(ctx, t.claims, t.slot.Slot.ID(t.slot.cfg.Watcher))
+	if err != nil {
+		return err
+	}
+	byReason[waiting.Queued] += claimed
+	total += claimed
+
+	t.slot.metrics.Exceptions.Reset()
+	for _, reason := range waiting.Reasons() {
+		if n := byReason[reason]; n > 0 {
+			t.slot.metrics.Exceptions.WithLabelValues(string(reason)).Set(float64(n))
+		}
+	}
+	if scheduled > 0 {
+		t.slot.metrics.Exceptions.WithLabelValues("scheduled").Set(float64(scheduled))
+	}
+	t.slot.WaitingCount.Store(total)
+	return nil
+}

@@ -1,0 +1,190 @@
+package term
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/internal/gap"
+	"github.com/outrelay/outrelay/internal/relay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/relay/internal/watched"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// startPoint determines where the stream of a term starts, and saves in the watcher document what
+// depends on how far the stream has come since.
+type startPoint struct {
+	slot        *Runner
+	held        *lease.Held
+	calls       *readiness.Calls
+	collections *watched.Collections
+	plan        *gap.Plan
+	resolver    *pipeline.Resolver
+	checkpoint  lease.Source
+
+	// mu guards these fields: the end of a sweep replaces them while the monitor saves them.
+	mu                 sync.Mutex
+	from               resume.Position        // where the stream was started
+	drainedSlots       []pipeline.DrainedSlot // delivered by the slots of the previous division
+	unsavedDescription *lease.Update          // of the new stream; saved once the position has passed from
+}
+
+// findStart returns where to open the stream, and sets from to the position that stays until the
+// stream moves it. began is a cluster time before the collections were listed.
+func (s *startPoint) findStart(
+	ctx context.Context, doc *lease.Document, began bson.Timestamp,
+) (changes.Start, error) {
+	hash := s.slot.scope.PipelineHash()
+	identities := s.collections.CollectionIdentities()
+	u := lease.Update{PipelineHash: &hash, Collections: &identities}
+	s.drainedSlots = pipeline.ParseDrainedSlots(doc)
+	s.from = doc.Position()
+
+	if doc.Gap != nil {
+		// An ordered sweep has no end yet.
+		if doc.Gap.To.IsZero() && s.from.IsZero() {
+			s.from = resume.Position{ClusterTime: began}
+			u.Checkpoint.Position = s.from
+		}
+		return s.plan.ResumeGap(ctx, doc, u, began)
+	}
+	if !s.from.IsZero() {
+		start := changes.Start{Position: s.from, PipelineHash: doc.PipelineHash}
+		for _, c := range doc.Collections {
+			known := resume.Collection{NS: c.NS}
+			copy(known.UUID[:], c.UUID.Data)
+			start.Collections = append(start.Collections, known)
+		}
+
+		// The hash may only be saved with a position that was reached with this pipeline (N23): see
+		// saveDescription.
+		s.unsavedDescription = &u
+		return start, nil
+	}
+
+	at, err := s.findFirstStart(ctx, began)
+	if err != nil {
+		return changes.Start{}, err
+	}
+
+	// All slots of a watcher without a checkpoint start where the first of them starts. If they
+	// started at different times, events in between would be missing or sent twice.
+	err = s.calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		at, err = s.slot.shared.Divisions.StartAt(ctx, s.slot.cfg.Watcher, s.slot.Slot, at)
+		return err
+	})
+	if err != nil {
+		return changes.Start{}, err
+	}
+
+	// The position is persisted before the first event. After a crash from here on, the next owner
+	// starts at the same place.
+	s.from = resume.Position{ClusterTime: at}
+	u.Checkpoint.Position = s.from
+	hidden, err := s.plan.HasUnstampedBacklog(ctx, began)
+	if err != nil {
+		return changes.Start{}, err
+	}
+	if hidden {
+		return s.plan.PlanSweep(ctx, gap.ReasonBacklog, bson.Timestamp{}, began, u)
+	}
+	return changes.Start{Position: s.from}, s.held.Save(ctx, u)
+}
+
+// findFirstStart returns where a watcher without a checkpoint starts: at the oldest envelope of the
+// backlog, at a configured time, or at now. now is a cluster time before the outboxes were listed.
+func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
+	if s.slot.cfg.Start.Now {
+		return now, nil
+	}
+	if when := s.slot.cfg.Start.At; !when.IsZero() {
+		return bson.Timestamp{T: uint32(when.Unix()), I: 1}, nil
+	}
+
+	// The reads must see everything that was committed up to now. Otherwise the oldest of it could
+	// lie before the start.
+	session, err := mongodb.Causal(ctx, s.slot.shared.Mongo.Stream, now)
+	if err != nil {
+		return at, err
+	}
+	defer session.EndSession(ctx)
+	ctx = mongo.NewSessionContext(ctx, session)
+
+	oldest := now
+	for _, c := range s.collections.WatchedOutboxes() {
+		coll := mongodb.Database(s.slot.shared.Mongo.Stream, c.DB).Collection(c.Coll)
+		err := s.calls.RetryRead(ctx, func(ctx context.Context) error {
+			ts, ok, err := outboxes.OldestTS(ctx, coll)
+			if err == nil && ok && ts.Before(oldest) {
+				oldest = ts
+			}
+			return err
+		})
+		if err != nil {
+			return at, err
+		}
+	}
+	return oldest, nil
+}
+
+// saveDescription saves the pipeline hash and the collections of the stream, together with the
+// first position that was reached with them. Before the stream has reached one, it does nothing.
+func (s *startPoint) saveDescription(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.plan.IsSweeping() {
+		return
+	}
+	reached, ok := s.resolver.Reached()
+	if !ok {
+		return
+	}
+	s.forgetDrainedSlotsLocked(ctx, reached)
+	if s.unsavedDescription == nil || reached.Compare(s.from) <= 0 {
+		return
+	}
+
+	// The checkpoint is part of the same write: the hash must never be stored with an older
+	// position.
+	u := *s.unsavedDescription
+	identities := s.collections.CollectionIdentities()
+	u.Collections = &identities
+	u.Current = s.checkpoint
+	if err := s.held.Save(ctx, u); err != nil {
+		// The renewal fails with the same error, and reports it.
+		return
+	}
+	s.unsavedDescription = nil
+}
+
+// forgetDrainedSlotsLocked removes the drained slots from the document once the position has
+// passed their positions. The caller holds mu.
+func (s *startPoint) forgetDrainedSlotsLocked(ctx context.Context, reached resume.Position) {
+	notPassed := func(d pipeline.DrainedSlot) bool { return outboxes.PosOf(reached) <= d.Pos }
+	if s.drainedSlots == nil || slices.ContainsFunc(s.drainedSlots, notPassed) {
+		return
+	}
+
+	// If the save fails, the renewal fails with the same error and reports it.
+	if s.held.Save(ctx, lease.Update{Current: s.checkpoint, ClearPassed: true}) == nil {
+		s.drainedSlots = nil
+	}
+}
+
+// setStart sets the position that a sweep has reached. The document contains nothing else of the
+// stream before it.
+func (s *startPoint) setStart(at resume.Position) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.from = at
+	s.unsavedDescription = nil
+	s.drainedSlots = nil
+}

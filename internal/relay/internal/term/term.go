@@ -1,0 +1,390 @@
+// Package term owns one slot of a watcher for one term after the other. A term acquires the lease,
+// takes over, reads and delivers, drains, and releases. The package contains the order of a takeover.
+//
+// It promises:
+//
+//   - There is one term of ownership at a time.
+//   - Nothing is sent before the earlier senders are fenced and the new sender is persisted.
+//   - A stop drains, saves a checkpoint and releases the lease, in that order.
+//   - Every goroutine of a term has ended before the next term begins (N2).
+package term
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/base/mailbox"
+	"github.com/outrelay/outrelay/internal/relay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/relay/internal/gap"
+	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/relay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/relay/internal/sink"
+	"github.com/outrelay/outrelay/internal/relay/internal/watched"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+)
+
+var (
+	// errStopping ends the reading of a term. The term is drained next.
+	errStopping = errors.New("stopping")
+	// errReadEnded ends the monitor after the reading has ended for another reason.
+	errReadEnded = errors.New("reading ended")
+)
+
+// errGapTooLate ends a term that has found a gap after it has loaded the waiting envelopes. The next takeover
+// finds the gap in the document.
+var errGapTooLate = errors.New("the change stream has a gap that contains waiting envelopes")
+
+// term is one period of ownership: from the acquisition of the lease to its release or loss. It has the parts that exist during
+// the takeover. Its [delivery] has the others.
+type term struct {
+	*sources
+	*results
+	progress *progress
+	start    *startPoint
+}
+
+// sources are the parts with which a term reads.
+type sources struct {
+	slot *Runner
+	held *lease.Held
+	log  *slog.Logger
+
+	// inBackground starts a goroutine with a context that ends with the term. These goroutines are
+	// joined last, after the release of the lease.
+	inBackground func(func(context.Context))
+
+	calls       *readiness.Calls
+	journal     *journal
+	collections *watched.Collections
+	indexes     *indexKeeper
+	schedules   *watched.Schedules
+	stream      *changestream.Stream
+	plan        *gap.Plan
+}
+
+// results are the parts that take what becomes of the events: the resolver passes outcomes to the queue of the ledger, which stores
+// them.
+type results struct {
+	*stores
+	meter    *meter
+	ready    *mailbox.Box[string] // topics that can be written again
+	resolver *pipeline.Resolver
+	ledger   *ledger.Ledger
+}
+
+// stores have the envelopes that were not sent at once.
+type stores struct {
+	store   *waiting.Store
+	letters *mongo.Collection
+	claims  *mongo.Collection
+	entered *mailbox.Box[*waiting.Entry] // envelopes that were stored as waiting
+}
+
+// newTerm returns a term of the slot. It does no I/O.
+func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Context))) (*term, error) {
+	from, err := r.newSources(held, inBackground)
+	if err != nil {
+		return nil, err
+	}
+	to := newResults(from)
+	p := &progress{stats: newTermStats(), plan: from.plan, resolver: to.resolver}
+	start := &startPoint{
+		slot:        r,
+		held:        held,
+		calls:       from.calls,
+		collections: from.collections,
+		plan:        from.plan,
+		resolver:    to.resolver,
+		checkpoint:  p.checkpoint,
+	}
+	return &term{sources: from, results: to, progress: p, start: start}, nil
+}
+
+// newSources returns the sources of a term.
+func (r *Runner) newSources(held *lease.Held, inBackground func(func(context.Context))) (*sources, error) {
+	acquired := held.Document()
+	log := r.log.With("epoch", acquired.Epoch)
+	stream, err := r.newStream(log, listSkips(&acquired, log))
+	if err != nil {
+		return nil, err
+	}
+
+	clients := r.shared.Mongo
+	calls := &readiness.Calls{Client: clients.Stream, State: r.State, Timeout: r.shared.Pace.Call}
+	journal := &journal{events: r.events, held: held, slot: r.Slot, log: log, inBackground: inBackground}
+	collections := &watched.Collections{
+		Calls:    calls,
+		Client:   clients.State,
+		Registry: r.shared.Registry,
+		Scope:    r.scope,
+		Watch:    r.cfg.Watch,
+		Watcher:  r.cfg.Watcher,
+		Slot:     r.Slot,
+		Log:      log,
+		Claimed:  map[[16]byte]bool{},
+	}
+	indexes := &indexKeeper{
+		client:       clients.State,
+		cfg:          &r.cfg,
+		collections:  collections,
+		pause:        r.shared.Pace.Indexes,
+		log:          log,
+		inBackground: inBackground,
+	}
+
+	return &sources{
+		slot:         r,
+		held:         held,
+		log:          log,
+		inBackground: inBackground,
+		calls:        calls,
+		journal:      journal,
+		collections:  collections,
+		indexes:      indexes,
+		schedules: &watched.Schedules{
+			Coll:    state.Open(clients.State, r.cfg.State).Collection("schedules"),
+			Client:  clients.State,
+			Watcher: r.cfg.Watcher,
+			Slot:    r.Slot,
+			Calls:   calls,
+			Log:     log,
+			Prepare: indexes.ensureScheduled,
+		},
+		stream: stream,
+		plan: &gap.Plan{
+			Config:      &r.cfg,
+			Held:        held,
+			Calls:       calls,
+			Collections: collections,
+			Now:         r.shared.Clock.Now,
+			Log:         log,
+			AppendEvent: journal.appendEvent,
+		},
+	}, nil
+}
+
+// newResults returns the results of a term that reads from. The queue is the first of them, because the resolver fills it and the
+// ledger reads positions from the resolver.
+func newResults(from *sources) *results {
+	r := from.slot
+	db := state.Open(r.shared.Mongo.State, r.cfg.State)
+	kept := &stores{
+		store:   waiting.NewStore(db.Collection("waiting"), r.cfg.Watcher, r.Slot),
+		letters: db.Collection("letters"),
+		claims:  db.Collection(waiting.ClaimsName),
+		entered: mailbox.New[*waiting.Entry](),
+	}
+
+	meter, ready, queue := newMeter(r.shared, r.metrics), mailbox.New[string](), ledger.NewQueue()
+	resolver := pipeline.NewResolver(pipeline.Config{
+		Pool:    r.shared.Pool,
+		Ledger:  queue,
+		Ready:   ready,
+		Recycle: r.sinks.Recycle,
+		Now:     r.shared.Clock.Now,
+		Metrics: pipeline.Metrics{Acked: meter.observeAcked, Dead: meter.observeDead, Held: meter.observeHeld},
+	})
+	l := newLedger(from, kept, queue, meter, &images{sources: from, resolver: resolver})
+	return &results{stores: kept, meter: meter, ready: ready, resolver: resolver, ledger: l}
+}
+
+// serveTerm runs one term. It returns nil when stop ended the term. It returns only after every
+// goroutine of the term has ended (N2).
+func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
+	work, cancel := context.WithCancelCause(work)
+	defer cancel(nil)
+	g, work := errgroup.WithContext(work)
+	var background sync.WaitGroup
+	t, err := r.newTerm(held, func(f func(context.Context)) { background.Go(func() { f(work) }) })
+	if err != nil {
+		return err
+	}
+	r.metrics.LeaseOwner.Set(1)
+
+	// The lease is renewed during the whole takeover (N1).
+	renew, stopRenewing := context.WithCancel(work)
+	defer stopRenewing()
+	g.Go(func() error { return ignoreStop(renew, held.Run(renew, t.progress.checkpoint)) })
+
+	r.State.SetHung(false)
+	err = t.runTerm(stop, work, g, stopRenewing)
+
+	// If a stage ended the term, the error of runTerm is only its consequence.
+	if cause := context.Cause(work); cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+
+	r.current.Store(nil)
+	if !errors.Is(err, lease.ErrLeaseLost) {
+		// A release that fails means that the lease may have expired before. Then a new owner
+		// fences this process in Kafka, which is no failure.
+		if e := t.releaseLease(work, err); e != nil && errors.Is(err, sink.ErrFenced) {
+			err = e
+		}
+	}
+
+	cancel(nil)
+	if e := g.Wait(); err == nil && e != nil {
+		err = e
+	}
+	background.Wait()
+
+	// Until its goroutines have ended, the term uses memory of the shared budget.
+	t.resolver.LeavePool()
+	r.State.ClearProblems(termParts...)
+	r.setUnwritableGauges(nil)
+	r.metrics.LeaseOwner.Set(0)
+	return err
+}
+
+// termParts are the parts of the state that a term reports problems of.
+var termParts = []string{"kafka", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler", "scheduled", "transactions"}
+
+// ignoreStop returns nil if a stage returned err because ctx ended, and err otherwise.
+func ignoreStop(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+		return nil
+	}
+	return err
+}
+
+// runTerm takes over, then reads and delivers until stop ends, an operator requests the lease, or a
+// stage fails. It drains before it returns.
+func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewing func()) error {
+	read, stopRead := context.WithCancelCause(work)
+	defer stopRead(nil)
+	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
+
+	m := &monitor{
+		slot:         t.slot,
+		held:         t.held,
+		calls:        t.calls,
+		stream:       t.stream,
+		resolver:     t.resolver,
+		plan:         t.plan,
+		start:        t.start,
+		journal:      t.journal,
+		progress:     t.progress,
+		meter:        t.meter,
+		log:          t.log,
+		stopRenewing: stopRenewing,
+	}
+	var watching sync.WaitGroup
+	begun := make(chan *sink.Sink, 1)
+	watching.Go(func() { m.watchTerm(read, begun, stopRead) })
+
+	t.slot.State.SetRole(readiness.RoleTakeOver)
+	var p *publishing
+	d, start, err := t.takeOver(read)
+	if err == nil {
+		p = d.begin(read, work, g)
+		begun <- d.sink
+		t.slot.State.SetRole(readiness.RoleOwner)
+		err = d.readStream(read, start)
+	}
+
+	// The monitor ends before haltWithLease reads the channel of Yield. Otherwise the monitor could
+	// consume an operator's request.
+	stopRead(errReadEnded)
+	watching.Wait()
+	cause := context.Cause(read)
+	if work.Err() != nil {
+		return context.Cause(work)
+	}
+
+	if errors.Is(cause, errStopping) {
+		t.slot.State.SetRole(readiness.RoleStopping)
+	}
+	// Without a takeover, nothing was sent.
+	if p != nil {
+		d.drainStream(work)
+		d.drainSides(work, p)
+	}
+
+	switch {
+	case errors.Is(cause, errStopping):
+		return nil
+	case !errors.Is(cause, errReadEnded):
+		return cause
+	}
+	return t.haltWithLease(stop, work, err)
+}
+
+// releaseLease saves the last checkpoint and releases the lease. Its success proves that this
+// process held the lease until then.
+func (t *term) releaseLease(work context.Context, why error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
+	defer cancel()
+	if err := t.held.Release(ctx, t.progress.checkpoint); err != nil {
+		t.log.Warn("cannot release the lease; it expires", "error", err, "ttl", t.slot.cfg.Lease.TTL)
+		return err
+	}
+
+	t.journal.announceReleased(work, why)
+	return nil
+}
+
+// haltWithLease keeps the lease if err is a *HaltError, so that no standby runs into the same
+// problem. It blocks until stop ends, the lease is lost, or an operator requests the lease. It
+// returns any other err at once.
+func (t *term) haltWithLease(stop, work context.Context, err error) error {
+	halt, ok := errors.AsType[*readiness.HaltError](err)
+	if !ok {
+		return err
+	}
+
+	t.slot.State.SetRole(readiness.RoleHalted)
+	t.slot.State.ReportProblem("halted", halt, true)
+	t.progress.stats.setHalted(halt.Error())
+	t.journal.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
+	defer t.slot.State.ClearProblems("halted")
+
+	select {
+	case <-stop.Done():
+		return nil
+	case <-work.Done():
+		return context.Cause(work)
+	case reason := <-t.held.Yield():
+		return fmt.Errorf("%w: %s", errStepDown, reason)
+	}
+}
+
+// progress is how far a term has come.
+type progress struct {
+	stats    *termStats
+	plan     *gap.Plan
+	resolver *pipeline.Resolver
+
+	delivering atomic.Bool // set when the takeover is done
+}
+
+// checkpoint returns the checkpoint that the next renewal saves.
+func (p *progress) checkpoint() lease.Checkpoint {
+	c := lease.Checkpoint{Stats: p.stats.report()}
+	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
+	// sweep, the sweep determines the positions.
+	if !p.delivering.Load() || p.plan.IsSweeping() {
+		return c
+	}
+
+	// While a gap is open the position stays before it (N22). A sweep may have begun since the
+	// check above.
+	pos, ok, offsets := p.resolver.Snapshot()
+	if ok && !p.plan.IsSweeping() {
+		c.Position = pos
+		c.Offsets = offsets
+	}
+	return c
+}

@@ -1,0 +1,320 @@
+// Package watched contains the collections that a term watches: the list of existing collections,
+// their claims for the watcher, and the list of outboxes with scheduled envelopes.
+//
+// Blocking: the functions with a context call MongoDB. They repeat failed calls until they succeed, the lease is
+// lost, or the context ends. The others return at once. Cost: none for an event of a known collection. Schedules writes at most once
+// a minute for each outbox that gets scheduled envelopes.
+package watched
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// Collections contains the watched collections of a term and claims them for the watcher.
+type Collections struct {
+	Calls    *readiness.Calls
+	Client   *mongo.Client
+	Registry *outboxes.Registry
+	Scope    *changes.Scope
+	Watch    []string // the configured names and patterns
+	Watcher  string
+	Slot     slot.Range
+	Log      *slog.Logger
+
+	// Claimed contains the collections that are registered for this watcher, by UUID (N25). Once
+	// the pump runs, only its goroutine uses it.
+	Claimed map[[16]byte]bool
+
+	irregular map[[16]byte]bool // collections that this term has marked; for the pump's goroutine
+
+	mu       sync.Mutex
+	listed   []outboxes.Outbox // as they were listed last
+	reported []outboxes.Finding
+}
+
+// claimedAtOnce bounds the collections that are registered with one statement.
+const claimedAtOnce = 1000
+
+// ListCollections updates the list of collections that have a watched name. It logs once what hides events of a watched
+// name, or may lose them.
+func (c *Collections) ListCollections(ctx context.Context) error {
+	var dbs []string
+	if db, _ := c.Scope.Target(); db != "" {
+		dbs = []string{db}
+	}
+	// Thousands of databases take longer than one call may. The pump may be the caller.
+	defer c.Calls.KeepTicking(ctx, time.Second)()
+	found, err := outboxes.ListEach(ctx, c.Client, c.Scope.Matches, c.Calls.RetryCall, dbs...)
+	if err != nil {
+		return err
+	}
+	list := found.Outboxes
+	for i := range list {
+		list[i].Slot = c.Slot
+	}
+	findings := found.Inspect(c.Watch, false)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.listed = list
+	for _, f := range findings {
+		if slices.Contains(c.reported, f) {
+			continue
+		}
+		// A collection that does not exist yet is usual before the first event.
+		level := slog.LevelWarn
+		if f.Kind == outboxes.IsMissing {
+			level = slog.LevelInfo
+		}
+		c.Log.Log(ctx, level, "a watched name is no regular collection", "name", f.NS, "kind", f.Kind, "error", f.Cause, "fix", f.Fix)
+	}
+	c.reported = findings
+	return nil
+}
+
+// WatchedOutboxes returns a copy of the list of watched collections.
+func (c *Collections) WatchedOutboxes() []outboxes.Outbox {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.listed)
+}
+
+// Registrations returns the claims of the watcher.
+func (c *Collections) Registrations(ctx context.Context) (claims []outboxes.Registration, err error) {
+	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		claims, err = c.Registry.Registrations(ctx, c.Watcher)
+		return err
+	})
+	return claims, err
+}
+
+// ClaimCollections registers the watched collections: a collection belongs to one watcher (N25).
+// When a collection that is new in the registry got its name is unknown. It was before the current
+// cluster time. The first collections of a watcher are registered with the time start at which the
+// watcher starts.
+func (c *Collections) ClaimCollections(
+	ctx context.Context, claims []outboxes.Registration, start bson.Timestamp,
+) error {
+	of := outboxes.ByUUID(claims)
+	for _, o := range c.WatchedOutboxes() {
+		if !o.Identified() {
+			c.Log.Warn("cannot read the identity of a collection, so a re-creation is not detected",
+				"collection", o.NS(), "fix", "grant listCollections on its database")
+			continue
+		}
+
+		if claim, known := of[o.UUID]; known && claim.NS == o.NS() && !claim.Away() {
+			c.Claimed[o.UUID] = true
+		}
+	}
+
+	// Later collections get the current time from the registry.
+	if len(claims) > 0 {
+		start = bson.Timestamp{}
+	}
+	return c.ClaimNewCollections(ctx, start)
+}
+
+// ClaimNewCollections registers the listed collections that are not registered, as seen at the
+// cluster time at. The zero time stands for now.
+func (c *Collections) ClaimNewCollections(ctx context.Context, at bson.Timestamp) error {
+	unclaimed := slices.DeleteFunc(c.WatchedOutboxes(), func(o outboxes.Outbox) bool {
+		return !o.Identified() || c.Claimed[o.UUID]
+	})
+	if len(unclaimed) == 0 {
+		return nil
+	}
+	if at.IsZero() {
+		now, err := c.Calls.OperationTime(ctx)
+		if err != nil {
+			return err
+		}
+		at = now
+	}
+
+	for part := range slices.Chunk(unclaimed, claimedAtOnce) {
+		var claimed *outboxes.ClaimedError
+		err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+			err := c.Registry.RegisterAll(ctx, part, c.Watcher, at)
+			if errors.As(err, &claimed) {
+				return nil
+			}
+			return err
+		})
+		if claimed != nil {
+			return &readiness.HaltError{What: claimed.Error()}
+		}
+		if err != nil {
+			return err
+		}
+		for _, o := range part {
+			c.Claimed[o.UUID] = true
+		}
+	}
+	return nil
+}
+
+// ClaimCollection registers a collection that had its name at the cluster time at. It returns the
+// previous claim. If another watcher has claimed the collection, the error is a *HaltError.
+func (c *Collections) ClaimCollection(
+	ctx context.Context, o outboxes.Outbox, at bson.Timestamp,
+) (before outboxes.Registration, err error) {
+	c.Claimed[o.UUID] = true
+
+	// A claim of another watcher does not go away, so it must not be retried.
+	var claimed *outboxes.ClaimedError
+	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		before, err = c.Registry.Register(ctx, o.UUID, o.NS(), c.Watcher, at)
+		if errors.As(err, &claimed) {
+			return nil
+		}
+		return err
+	})
+	if claimed != nil {
+		return before, &readiness.HaltError{What: claimed.Error()}
+	}
+	return before, err
+}
+
+// AdoptCollection registers and lists the collection of ev, which appeared while the stream runs.
+func (c *Collections) AdoptCollection(ctx context.Context, ev *changes.Event) (outboxes.Outbox, error) {
+	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Slot: c.Slot}
+	if _, err := c.ClaimCollection(ctx, o, ev.ClusterTime); err != nil {
+		return o, err
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// An earlier collection with this name is gone.
+	others := slices.DeleteFunc(c.listed, func(x outboxes.Outbox) bool { return x.NS() == o.NS() })
+	c.listed = append(others, o)
+	c.Log.Info("a new collection is watched", "collection", o.NS())
+	return o, nil
+}
+
+// ForgetCollection removes the collection of the drop ev from the list and the registry, so that tenants that come and
+// go leave nothing. An event of the collection that another slot or a later owner still reads registers it again, and
+// the drop that follows removes it again.
+func (c *Collections) ForgetCollection(ctx context.Context, ev *changes.Event) error {
+	c.mu.Lock()
+	uuid := ev.UUID
+	c.listed = slices.DeleteFunc(c.listed, func(o outboxes.Outbox) bool {
+		gone := o.DB == string(ev.DB) && o.Coll == string(ev.Coll) && (!ev.HasUUID || o.UUID == ev.UUID)
+		if gone {
+			uuid = o.UUID
+		}
+		return gone
+	})
+	c.mu.Unlock()
+	if uuid == [16]byte{} {
+		return nil
+	}
+
+	delete(c.Claimed, uuid)
+	return c.Calls.RetryCall(ctx, func(ctx context.Context) error { return c.Registry.Release(ctx, uuid, c.Watcher) })
+}
+
+// ForgetGone removes the claims of collections that do not exist any more: their drops happened while nobody read the
+// stream. It costs one call for each database with a claim that is not in the list. If a database cannot be listed, its
+// claims stay. It may run concurrently with the pump.
+func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registration) {
+	listed := map[[16]byte]bool{}
+	for _, o := range c.WatchedOutboxes() {
+		listed[o.UUID] = true
+	}
+	missing := map[string][][16]byte{}
+	for uuid, claim := range outboxes.ByUUID(claims) {
+		if db, _, ok := strings.Cut(claim.NS, "."); ok && !listed[uuid] {
+			missing[db] = append(missing[db], uuid)
+		}
+	}
+
+	forgotten := 0
+	for db, uuids := range missing {
+		call, cancel := context.WithTimeout(ctx, c.Calls.Timeout)
+		exist, err := mongodb.CollectionUUIDs(call, c.Client, db)
+		for _, uuid := range uuids {
+			if err != nil || exist[uuid] {
+				continue
+			}
+			if err = c.Registry.Release(call, uuid, c.Watcher); err == nil {
+				forgotten++
+			}
+		}
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			c.Log.Debug("cannot check whether collections are gone", "database", db, "error", err)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+	if forgotten > 0 {
+		c.Log.Info("forgot collections that were dropped", "count", forgotten)
+	}
+}
+
+// LeaveCollection stores in the registry up to where a collection was read that loses its watched
+// name with the rename ev.
+func (c *Collections) LeaveCollection(ctx context.Context, ev *changes.Event) error {
+	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+		return c.Registry.Leave(ctx, ev.UUID, c.Watcher, ev.ClusterTime)
+	})
+}
+
+// MarkIrregularIDs returns once the registry has recorded that the ids of a collection must not be used as times.
+// It costs nothing if this term has marked the collection already.
+func (c *Collections) MarkIrregularIDs(ctx context.Context, uuid [16]byte) error {
+	if c.irregular[uuid] {
+		return nil
+	}
+
+	err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+		return c.Registry.MarkIrregularIDs(ctx, uuid, c.Watcher)
+	})
+	if err != nil {
+		return err
+	}
+
+	if c.irregular == nil {
+		c.irregular = map[[16]byte]bool{}
+	}
+	c.irregular[uuid] = true
+	for _, o := range c.WatchedOutboxes() {
+		if o.UUID == uuid {
+			c.Log.Info("the times in the ids of a collection differ from the commits by more than a day, so they are "+
+				"not used; if the stream's history is lost, every envelope without a ts is delivered again",
+				"collection", o.NS(), "fix", "insert ts: Timestamp(0,0)")
+		}
+	}
+	return nil
+}
+
+// CollectionIdentities returns the watched collections in the form that the watcher document
+// stores.
+func (c *Collections) CollectionIdentities() []lease.Collection {
+	out := []lease.Collection{}
+	for _, o := range c.WatchedOutboxes() {
+		if o.Identified() {
+			uuid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}
+			out = append(out, lease.Collection{NS: o.NS(), UUID: uuid})
+		}
+	}
+	return out
+}

@@ -1,0 +1,222 @@
+// Package probes serves /livez, /readyz and /metrics on one listener, without a login. The responses contain no payload,
+// no key and no secret.
+//
+// Every response comes from memory. If a server is unreachable, /readyz reports it and does not block. Timeouts and header
+// limits bound the cost of a slow or hostile client. Such a client costs one goroutine.
+package probes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/outrelay/outrelay/internal/base/health"
+)
+
+// Health reports the state of the process. Its methods must not block, and may be called at any time. Their results are
+// served unchanged to any client, so they must not contain secrets.
+type Health interface {
+	// Live returns nil while the process can continue. An error requests a restart.
+	Live() error
+	// Ready reports whether the process works as an owner or as a standby, and role is which of the two. reasons describe
+	// the current problems. While a problem is short, ok is still true.
+	Ready() (ok bool, role string, reasons []string)
+	// Report returns the result of the health rules, or nil in a process without them.
+	Report() *health.Report
+}
+
+const (
+	headerTimeout = 5 * time.Second // long enough for a client on a busy machine
+	readTimeout   = 10 * time.Second
+	writeTimeout  = 15 * time.Second
+	idleTimeout   = time.Minute
+	maxHeader     = 16 << 10
+	stopTimeout   = time.Second // for responses in progress at the stop
+	maxScrapes    = 4
+	maxConns      = 256
+)
+
+// Server is a bound listener. Create it with [Listen] or [NewServer].
+type Server struct {
+	listener net.Listener
+	http     *http.Server
+	stop     context.CancelFunc // ends endless responses such as event streams
+}
+
+// NewServer returns a Server for a listener that is already bound. It bounds the times for headers and idle connections.
+// If there are more than maxConns connections, it closes the one that has been idle longest, or else one of a caller with
+// the lowest rank, see [SetRank]. When the Server stops, it calls stop, which may be nil.
+func NewServer(listener net.Listener, s *http.Server, maxConns int, stop context.CancelFunc) *Server {
+	if stop == nil {
+		stop = func() {}
+	}
+	open := newConnections(maxConns)
+	s.ConnState, s.ConnContext = open.trackState, open.connContext
+	s.ReadHeaderTimeout = headerTimeout
+	s.IdleTimeout = idleTimeout
+	return &Server{listener: listener, http: s, stop: stop}
+}
+
+// Listen binds address (host:port; port 0 takes a free port). So an address that is in use is an error at the start. It
+// serves nothing before Run.
+func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog.Logger) (*Server, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", address, err)
+	}
+	return NewServer(listener, &http.Server{
+		Handler:        rejectForeignNames(Handler(probe, metrics, log)),
+		ReadTimeout:    readTimeout,
+		WriteTimeout:   writeTimeout,
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}, maxConns, nil), nil
+}
+
+// Addr returns the address of the listener, with its actual port.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// Run serves until ctx ends. Then it completes the responses in progress, for at most a second, and returns nil.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.stop()
+	served := make(chan error, 1)
+	go func() { served <- s.http.Serve(s.listener) }()
+
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving %s: %w", s.Addr(), err)
+	case <-ctx.Done():
+	}
+	// Shutdown waits for all responses, so the endless ones have to end first.
+	s.stop()
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	if s.http.Shutdown(stop) != nil {
+		// Some clients still read. Close ends their connections.
+		_ = s.http.Close()
+	}
+
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+// Close releases the address of a Server that never ran.
+func (s *Server) Close() error {
+	s.stop()
+	return s.listener.Close()
+}
+
+// rejectForeignNames rejects a request from this machine that uses a name which an attacker may have chosen. The owner of a
+// web page can let a name resolve to 127.0.0.1, and the page can then read the responses in the browser (DNS rebinding).
+// Requests from other machines, such as those of a scraper, may use any name.
+func rejectForeignNames(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if isOnLoopback(r) && !isLocalName(r.Host) {
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			http.Error(w, "the request was sent to a name that is not one of this machine's: use localhost or the address", http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// isOnLoopback reports whether the request arrived at an address that only this machine can reach.
+func isOnLoopback(r *http.Request) bool {
+	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
+}
+
+// isLocalName reports whether no attacker can have chosen the name: it is an address, or a name that the public DNS does not
+// have, such as the name of a container or of a service in Kubernetes.
+func isLocalName(host string) bool {
+	name := HostName(host)
+	if _, err := netip.ParseAddr(name); err == nil {
+		return true
+	}
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	return last == name || slices.Contains([]string{"localhost", "local", "internal", "svc"}, last)
+}
+
+// Handler serves /livez, /readyz and /metrics, for a listener of the caller.
+func Handler(probe Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { serveLivez(w, probe) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { serveReadyz(w, probe) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ErrorHandling:       promhttp.ContinueOnError,
+		MaxRequestsInFlight: maxScrapes,
+		Timeout:             writeTimeout - headerTimeout,
+		EnableOpenMetrics:   true,
+	}))
+	return mux
+}
+
+// liveness is the body of /livez.
+type liveness struct {
+	Live   bool   `json:"live"`
+	Reason string `json:"reason,omitempty"`
+}
+
+func serveLivez(w http.ResponseWriter, probe Health) {
+	if err := probe.Live(); err != nil {
+		writeJSON(w, http.StatusServiceUnavailable, liveness{Reason: err.Error()})
+		return
+	}
+	writeJSON(w, http.StatusOK, liveness{Live: true})
+}
+
+// readiness is the body of /readyz.
+type readiness struct {
+	Ready   bool     `json:"ready"`
+	Role    string   `json:"role"`
+	Reasons []string `json:"reasons"`
+	// Health is the health of the watcher. It has no effect on the status code: a backlog is no reason to restart a process.
+	Health *health.Report `json:"health,omitempty"`
+}
+
+func serveReadyz(w http.ResponseWriter, probe Health) {
+	ok, role, reasons := probe.Ready()
+	if reasons == nil {
+		// In JSON, nil would be null instead of an empty list.
+		reasons = []string{}
+	}
+
+	status := http.StatusOK
+	if !ok {
+		status = http.StatusServiceUnavailable
+	}
+	writeJSON(w, status, readiness{ok, role, reasons, probe.Report()})
+}
+
+func writeJSON(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+
+	// It fails only if the client has closed the connection.
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+// HostName returns the name in a Host header, without the port.
+func HostName(host string) string {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
+}

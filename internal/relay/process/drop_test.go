@@ -1,0 +1,110 @@
+package process_test
+
+import (
+	"slices"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+)
+
+// TestADroppedCollectionIsFollowed: after a drop, the same owner delivers the envelopes of the next collection of that
+// name, without a sweep.
+func TestADroppedCollectionIsFollowed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3)
+	b.start()
+	b.consume(3)
+	epoch := b.status().Epoch
+
+	for round := range 2 {
+		if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.append(3)
+		got := b.consume(3 * (round + 2))
+
+		if n := len(got); n != 3*(round+2) {
+			t.Errorf("%d records after %d drops: something came twice", n, round+1)
+		}
+
+		for _, r := range got {
+			for _, h := range r.Headers {
+				if h.Key == record.HeaderRedelivered {
+					t.Errorf("%d/%d is flagged", r.Partition, r.Offset)
+				}
+			}
+		}
+	}
+
+	if now := b.status().Epoch; now != epoch {
+		t.Errorf("the epoch went from %d to %d", epoch, now)
+	}
+}
+
+// TestWhatWaitsGoesWithItsCollection: on_drop decides what becomes of parked envelopes when their collection or database is dropped.
+// Discarded ones open the gates of their keys, so that the next collection of the name is delivered.
+func TestWhatWaitsGoesWithItsCollection(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		onDrop   string
+		database bool // is watched and dropped as a whole
+		payloads []string
+	}{
+		{"discard", false, []string{"late", "new"}},
+		{"discard", true, []string{"late", "new"}},
+		{"keep", false, []string{"late", "old", "old"}},
+	} {
+		t.Run(c.onDrop+map[bool]string{true: " of a database"}[c.database], func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			missing := "late-" + b.topic
+			set := []string{"on_drop=" + c.onDrop, "topics.rules=[{match: {aggregatetype: order}, to: [" + missing + "]}]"}
+			if c.database {
+				set = append(set, "watch=["+b.db.Name()+".*]")
+			}
+			b.start(set...)
+			b.appendTo("outbox", "old", "old")
+			stacktest.Eventually(t, "both are parked", func() bool { return b.countWaiting(bson.D{{Key: "reason", Value: "parked"}}) == 2 })
+
+			var err error
+			if c.database {
+				err = b.db.Drop(t.Context())
+			} else {
+				err = b.db.Collection("outbox").Drop(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.appendTo("outbox", "late")
+			want := int64(1)
+			if c.onDrop == "keep" {
+				want = 3
+			}
+			stacktest.Eventually(t, "the event of the next collection is parked", func() bool { return b.countWaiting(bson.D{}) == want })
+			logged := b.count("audit", bson.D{{Key: "kind", Value: "waiting_discarded"}, {Key: "fields.count", Value: 2}})
+			if discards := c.onDrop == "discard"; (logged == 1) != discards {
+				t.Errorf("the audit log has %d entries of 2 discarded events", logged)
+			}
+
+			stacktest.CreateTopic(t, missing, 1)
+			read := *b
+			read.topic = missing
+			n := len(c.payloads)
+			if c.onDrop == "discard" {
+				b.appendTo("outbox", "new")
+			}
+			var got []string
+			for _, r := range read.consume(n) {
+				got = append(got, string(r.Value))
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, c.payloads) {
+				t.Errorf("delivered %q, want %q", got, c.payloads)
+			}
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package process
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+
+	rules "github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/relay/internal/term"
+	"github.com/outrelay/outrelay/internal/relay/probes"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+)
+
+// slotHealth is the health of a process with several slots. The process is ready if all its slots
+// are. A slot that another node owns is ready here as a standby.
+type slotHealth struct {
+	process *readiness.State
+	slots   []*term.Runner
+}
+
+// processHealth returns the health of the process: its own state, or its state together with the
+// states of its slots.
+func (r *Relay) processHealth() probes.Health {
+	if r.shared.Balancer == nil {
+		return r.shared.State
+	}
+	return &slotHealth{r.shared.State, r.slots}
+}
+
+// Live implements probes.Health.
+func (h *slotHealth) Live() error {
+	if err := h.process.Live(); err != nil {
+		return err
+	}
+	for _, s := range h.slots {
+		if err := s.State.Live(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rolesByRank contains the roles of slots. The first role that any slot has is the role of the
+// process.
+var rolesByRank = []readiness.Role{readiness.RoleHalted, readiness.RoleOwner, readiness.RoleTakeOver, readiness.RoleStopping, readiness.RoleStandby, readiness.RoleStarting}
+
+// Report implements probes.Health.
+func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
+
+// Ready implements probes.Health.
+func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
+	ok, _, reasons = h.process.Ready()
+
+	had := map[string]bool{}
+	for _, s := range h.slots {
+		slotOK, slotRole, slotReasons := s.State.Ready()
+		ok = ok && slotOK
+		had[slotRole] = true
+		for _, text := range slotReasons {
+			reasons = append(reasons, s.Slot.String()+": "+text)
+		}
+	}
+
+	// The process shows the most important role of its slots.
+	at := slices.IndexFunc(rolesByRank, func(r readiness.Role) bool { return had[string(r)] })
+	return ok, string(rolesByRank[max(at, 0)]), reasons
+}
+
+// lateHealth is the health of a relay that the function returns once it has begun. Before, it is that of a process
+// that starts: live and not ready.
+type lateHealth func() *Relay
+
+func (current lateHealth) health() probes.Health {
+	if r := current(); r != nil {
+		return r.processHealth()
+	}
+	return readiness.NewState(0, time.Now, slog.New(slog.DiscardHandler))
+}
+
+// Live implements probes.Health.
+func (current lateHealth) Live() error { return current.health().Live() }
+
+// Ready implements probes.Health.
+func (current lateHealth) Ready() (ok bool, role string, reasons []string) {
+	return current.health().Ready()
+}
+
+// Report implements probes.Health.
+func (current lateHealth) Report() *rules.Report { return current.health().Report() }

@@ -1,0 +1,53 @@
+package process
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/relay/internal/slots"
+	"github.com/outrelay/outrelay/internal/relay/internal/term"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+)
+
+// The health of a process is that of its worst slot, and its report names the slot.
+func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
+	t.Parallel()
+	process := readiness.NewState(time.Second, time.Now, nil)
+	r := &Relay{shared: &term.Shared{State: process, Balancer: new(slots.Balancer)}}
+	for i := range 2 {
+		r.slots = append(r.slots, &term.Runner{Slot: slot.Range{I: i, N: 2}, State: readiness.NewState(time.Second, time.Now, nil)})
+	}
+
+	process.SetRole(readiness.RoleStandby)
+	h := r.processHealth()
+	if ok, role, _ := h.Ready(); ok || role != string(readiness.RoleStarting) {
+		t.Errorf("ready %v as %s before its slots are", ok, role)
+	}
+
+	r.slots[0].State.SetRole(readiness.RoleStandby)
+	r.slots[1].State.SetRole(readiness.RoleOwner)
+	if ok, role, _ := h.Ready(); !ok || role != string(readiness.RoleOwner) {
+		t.Errorf("ready %v as %s", ok, role)
+	}
+
+	r.slots[0].State.SetProblem("stream", "denied", true)
+	if ok, _, why := h.Ready(); ok || len(why) != 1 || !strings.HasPrefix(why[0], "0of2: stream: denied (for ") {
+		t.Errorf("ready %v: %q", ok, why)
+	}
+
+	r.slots[0].State.ClearProblems("stream")
+	r.slots[0].State.SetRole(readiness.RoleHalted)
+	if ok, role, _ := h.Ready(); ok || role != string(readiness.RoleHalted) {
+		t.Errorf("ready %v as %s with a slot that is halted", ok, role)
+	}
+	if err := h.Live(); err != nil {
+		t.Error(err)
+	}
+
+	r.slots[1].State.SetHung(true)
+	if h.Live() == nil {
+		t.Error("a slot hangs, and the process is live")
+	}
+}

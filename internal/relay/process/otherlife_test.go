@@ -1,0 +1,175 @@
+package process_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/offline"
+	"github.com/outrelay/outrelay/internal/relay/stored/divisions"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestN19_ClaimsOutliveTheWatcherDocument: the document of a watcher was lost, or restored from a backup, so its epochs
+// are lower than those in the claims. The claimed envelopes are sent all the same.
+func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3, event.WithDueAt(time.Now().Add(-time.Second)))
+	outbox := b.db.Collection("outbox")
+	// The claims have the epoch of the next owner, and a later one.
+	for _, epoch := range []int64{1, 99} {
+		var doc struct {
+			ID bson.RawValue `bson:"_id"`
+		}
+		free := bson.D{{Key: "claim", Value: nil}}
+		if err := outbox.FindOneAndUpdate(t.Context(), free, bson.D{{Key: "$set", Value: bson.D{{Key: "claim", Value: bson.D{
+			{Key: "token", Value: "gone"}, {Key: "epoch", Value: epoch}, {Key: "at", Value: time.Now()},
+		}}}}}).Decode(&doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	b.start()
+	b.consume(3)
+	stacktest.Eventually(t, "every scheduled envelope is sent", func() bool {
+		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0
+	})
+}
+
+// TestN28_EventsThatAnotherHistoryHadPassedAreForgotten: the positions up to which earlier slots had delivered are in a future
+// that this history does not have, as after a restored backup. After the following sweep they have no effect.
+func TestN28_EventsThatAnotherHistoryHadPassedAreForgotten(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start()
+	b.append(1)
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{
+		{Key: "passed", Value: bson.A{bson.D{{Key: "slot", Value: "0of2"}, {Key: "pos", Value: "82F0000000"}}, bson.D{{Key: "slot", Value: "1of2"}, {Key: "pos", Value: "82F0000000"}}}},
+	}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+
+	b.start()
+	b.log.wait(t, "the gap is closed")
+	b.append(1, event.WithID("behind"))
+	b.waitRecords("behind", b.topic)
+}
+
+// TestN28_AReplayDuringAResliceIsRecognized: an operator replays an envelope during a reslice, in a collection
+// without any exceptions before. The new slots find it, although it is in no stream.
+func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=2", "node=a")
+	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
+	b.append(1, event.WithID("again"))
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	cfg, _, err := config.Load("", b.env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	replayed := 0
+	say := func(text string) {
+		if !strings.HasPrefix(text, "fencing") { // every document is held
+			return
+		}
+		replayed++
+		b.enterWaiting("again", "82", func(e *waiting.Entry) {
+			e.Reason, e.NextAt, e.Delivery, e.Origin = waiting.Queued, time.Now(), 1, waiting.OriginReplay
+		})
+	}
+
+	rep, err := offline.Reslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), offline.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	if err != nil || !rep.Done || replayed != 1 {
+		t.Fatalf("%+v, %v, %d replayed", rep, err, replayed)
+	}
+
+	b.start("slots=3", "node=b")
+	b.consume(2)
+	stacktest.Eventually(t, "no envelope waits", func() bool {
+		return b.countWaiting(bson.D{}) == 0
+	})
+}
+
+// TestN28_AResliceKeepsClaimedEnvelopes: an owner has died after it claimed scheduled envelopes. Their claim belongs to a slot that a
+// reslice removes.
+func TestN28_AResliceKeepsClaimedEnvelopes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=2", "node=a")
+	b.waitWatchers("both of a", sharesAre(map[string]int{"a": 2}))
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	claim := &waiting.Claim{ID: waiting.NewClaimID("default/0of2")}
+	for i := range 20 {
+		e := event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "Due", event.Bytes("", []byte("p")), event.WithDueAt(time.Now()))
+		raw, err := e.MarshalBSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: b.db.Name() + ".outbox", Key: fmt.Sprint(i), Pos: fmt.Sprintf("82%02d", i), Raw: raw})
+	}
+	if err := waiting.InsertClaim(t.Context(), b.state.Collection(waiting.ClaimsName), claim); err != nil {
+		t.Fatal(err)
+	}
+
+	if rep, err := b.reslice(3); err != nil || !rep.Done {
+		t.Fatalf("%+v, %v", rep, err)
+	}
+	b.start("slots=3", "node=b")
+	b.consume(len(claim.Envelopes))
+	stacktest.Eventually(t, "neither a claim nor a waiting envelope", func() bool {
+		n, err := waiting.CountClaimed(t.Context(), b.state.Collection(waiting.ClaimsName), "default")
+		return err == nil && n == 0 && b.countWaiting(bson.D{}) == 0
+	})
+}
+
+// TestN28_AFirstStartDuringAResliceKeepsItsNumber: a watcher that has never run is divided while a process makes its document.
+func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	cfg, _, err := config.Load("", b.env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	say := func(string) {
+		if _, err := b.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}}); err != nil {
+			t.Error(err)
+		}
+	}
+
+	rep, err := offline.Reslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), offline.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	if !errors.Is(err, offline.ErrResliceRefused) || rep.Done {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	if err := divisions.New(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,78 @@
+package process_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/process"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestARepeatedStepIsAProblemEverywhere: a stream that is reopened without moving, and a write of the ledger that is repeated, show in
+// /readyz, the status, the log and the metric of the alert OutrelayProblem, until they succeed.
+func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		part, text string
+		app        string // of the client whose commands fail
+		fail       bson.D
+		waits      bool // the event is for a missing topic
+	}{
+		{"stream", "MongoDB returned InterruptedDueToReplStateChange (11602)", "outrelay stream ", bson.D{
+			{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "errorCode", Value: 11602},
+		}, false},
+		{"transactions", "WriteConflict", "outrelay state ", bson.D{
+			{Key: "failCommands", Value: bson.A{"commitTransaction"}},
+			{Key: "errorCode", Value: 112},
+			{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
+		}, true},
+		// Every document is rejected, also the letters.
+		{"ledger", "DocumentValidationFailure", "outrelay state ", bson.D{
+			{Key: "failCommands", Value: bson.A{"insert", "update", "bulkWrite"}}, {Key: "errorCode", Value: 121},
+		}, true},
+	} {
+		t.Run(c.part, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			node := stacktest.Name(t)
+			var r *process.Relay
+			b.startAs(func(relay *process.Relay) { r = relay; r.Hasten(10 * time.Second) }, "node="+node, "http.readiness=1s")
+			b.log.wait(t, "took over")
+			repaired := stacktest.FailCommand(t, c.app+node, "alwaysOn", c.fail)
+			topic := b.topic
+			if c.waits {
+				topic = "missing-" + b.topic
+			}
+			b.append(1, event.WithTopic(topic))
+
+			named := func(text string) bool { return strings.Contains(text, c.text) }
+			problem := func() (p admin.SlotProblem) {
+				for _, p := range b.status().Problems {
+					if p.Part == c.part {
+						return p
+					}
+				}
+				return p
+			}
+			stacktest.Eventually(t, "/readyz fails", func() bool {
+				ok, _, reasons := r.Ready()
+				return !ok && slices.ContainsFunc(reasons, named)
+			}, func() any { _, _, reasons := r.Ready(); return reasons })
+			stacktest.Eventually(t, "the status shows the problem", func() bool { p := problem(); return named(p.Text) && p.ForS > 1 })
+			stacktest.Eventually(t, "the metric shows its age", func() bool { return r.ProblemSeconds(t, c.part) > 1 })
+			b.log.wait(t, c.text)
+
+			repaired()
+			stacktest.Eventually(t, "the problem ends", func() bool {
+				ok, _, _ := r.Ready()
+				return ok && problem() == admin.SlotProblem{} && r.ProblemSeconds(t, c.part) == 0
+			})
+		})
+	}
+}

@@ -1,0 +1,61 @@
+package process_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+)
+
+// TestN28_ResliceKeepsTheOrdersToSlots: the keys of a slot that an operator has paused stay paused
+// in all new slots. A pin stays if all joined slots have it.
+func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=4", "node=a")
+	b.waitWatchers("four slots of a", sharesAre(map[string]int{"a": 4}))
+	b.appendNumbered(0, 100)
+	b.checkExactly(100)
+	of := func(slot string) admin.Operator {
+		return admin.Operator{State: b.state, Watcher: "default", Actor: "ann", Slot: slot}
+	}
+	for _, slot := range []string{"0of4", "2of4", "3of4"} {
+		if err := of(slot).Lease().PinAhead(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := of("1of4").Lease().Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.waitWatchers("a slot is paused", func(now map[string]admin.SlotStatus) bool { return now["1of4"].Owner == "" })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := of("2of4").Lease().StepDown(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+
+	rep, err := b.reslice(2)
+	if err != nil || !rep.Done {
+		t.Fatalf("%+v, %v", rep, err)
+	}
+	orders := func(slot string) lease.Control {
+		d, _, err := lease.Read(t.Context(), b.state.Collection("watchers"), "default/"+slot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Control
+	}
+	if c := orders("0of2"); !c.Paused || c.Pin != "" || !c.StepDownUntil.IsZero() {
+		t.Errorf("the orders to slot 0of2 are %+v, want a pause alone", c)
+	}
+	if c := orders("1of2"); c.Paused || c.Pin != "a" || c.StepDownNode != "a" || time.Until(c.StepDownUntil) < 50*time.Minute {
+		t.Errorf("the orders to slot 1of2 are %+v, want a pin to a and its step-down", c)
+	}
+	b.start("slots=2", "node=b")
+	b.waitWatchers("the slot that is not paused runs", func(now map[string]admin.SlotStatus) bool { return now["1of2"].Owner != "" })
+	if now := b.waitWatchers("both", func(now map[string]admin.SlotStatus) bool { return len(now) == 2 }); now["0of2"].Owner != "" {
+		t.Errorf("%s runs keys of a slot that is paused", now["0of2"].Owner)
+	}
+}

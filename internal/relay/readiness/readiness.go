@@ -1,0 +1,259 @@
+// Package readiness contains the role and the problems of a process or slot, as /livez, /readyz and
+// `outrelay status` report them, and calls to the servers that are repeated until they succeed, whose
+// errors are such problems.
+//
+// Blocking: the methods of [State] take one mutex and do no I/O. The methods of [Calls] block until the call
+// succeeds, its error is permanent, or their context ends.
+package readiness
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/base/logging"
+)
+
+// Role is the current task of a process for its watcher.
+type Role string
+
+// The roles, as /readyz and `outrelay status` print them.
+const (
+	RoleStarting Role = "starting"
+	RoleStandby  Role = "standby"
+	RoleTakeOver Role = "taking-over"
+	RoleOwner    Role = "owner"
+	RoleAdmin    Role = "admin" // runs no watcher
+	RoleHalted   Role = "halted"
+	RoleStopping Role = "stopping"
+)
+
+// State contains the role and the problems of a process or slot, for health and status. Each part
+// has at most one problem. It is safe for concurrent use.
+type State struct {
+	mu           sync.Mutex
+	role         Role
+	problems     map[string]problem            // by part
+	unreadyAfter time.Duration                 // an older problem makes the process not ready
+	hung         bool                          // a stage does not move
+	pulses       map[string]time.Time          // when the loops that must not hang last moved
+	report       atomic.Pointer[health.Report] // nil unless this process evaluates the health rules
+	now          func() time.Time
+	log          *slog.Logger
+}
+
+type problem struct {
+	text  string
+	since time.Time
+	fatal bool // makes the process not ready at once
+}
+
+// NewState returns the state of a process or slot that starts. A problem that is older than unreadyAfter
+// makes it not ready.
+func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger) *State {
+	return &State{
+		role:         RoleStarting,
+		problems:     map[string]problem{},
+		pulses:       map[string]time.Time{},
+		unreadyAfter: unreadyAfter,
+		now:          now,
+		log:          log,
+	}
+}
+
+// SetRole sets the role.
+func (s *State) SetRole(r Role) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.role = r
+}
+
+// SetProblem sets the problem of part. If text is empty, part has no problem any more. It reports
+// whether the problem has changed.
+func (s *State) SetProblem(part, text string, fatal bool) bool {
+	return s.setProblem(part, text, fatal, time.Time{})
+}
+
+// SetProblemSince is SetProblem of a problem that began at since.
+func (s *State) SetProblemSince(part, text string, since time.Time) bool {
+	return s.setProblem(part, text, false, since)
+}
+
+// setProblem is SetProblemSince. If since is zero, a new problem begins now.
+func (s *State) setProblem(part, text string, fatal bool, since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, had := s.problems[part]
+	if text == "" {
+		delete(s.problems, part)
+		return had
+	}
+
+	p := problem{text: text, since: s.now(), fatal: fatal}
+	if had {
+		p.since = old.since
+	}
+	if !since.IsZero() {
+		p.since = since
+	}
+	s.problems[part] = p
+	return old.text != text
+}
+
+// SetError sets the problem of part to err. If err is nil, part has no problem any more.
+func (s *State) SetError(part string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	s.SetProblem(part, text, false)
+}
+
+// ReportProblem sets the problem of part to err. It logs the problem once, not at each attempt.
+func (s *State) ReportProblem(part string, err error, fatal bool) {
+	if !s.SetProblem(part, err.Error(), fatal) {
+		return
+	}
+
+	// The error itself is an attribute, so that the log can recognize the outage that it belongs to.
+	if fatal {
+		s.log.Error("cannot deliver events", "part", part, "error", err)
+		return
+	}
+	s.log.Warn("a step failed; trying again", "part", part, "error", err)
+}
+
+// ClearProblems removes the problems of parts.
+func (s *State) ClearProblems(parts ...string) {
+	for _, p := range parts {
+		s.SetProblem(p, "", false)
+	}
+}
+
+// Problem is a problem of a part, for status and metrics.
+type Problem struct {
+	Part  string
+	Text  string // without secrets
+	Since time.Time
+}
+
+// Problems returns the current problems, sorted by part.
+func (s *State) Problems() []Problem {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []Problem
+	for part, p := range s.problems {
+		list = append(list, Problem{Part: part, Text: logging.Clean(p.text), Since: p.since})
+	}
+	slices.SortFunc(list, func(a, b Problem) int { return strings.Compare(a.Part, b.Part) })
+	return list
+}
+
+// ProblemAges returns how long each part has its problem.
+func (s *State) ProblemAges() map[string]time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ages := make(map[string]time.Duration, len(s.problems))
+	for part, p := range s.problems {
+		ages[part] = s.now().Sub(p.since)
+	}
+	return ages
+}
+
+// SetHung makes the process not live, because only a restart ends a stage that does not move. After
+// a new term has begun, the process is live again: hung is false.
+func (s *State) SetHung(hung bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hung = hung
+}
+
+// hungAfter is the time without a pulse after which a loop counts as hung. The deadlines of all
+// operations of these loops are far shorter.
+const hungAfter = time.Minute
+
+// RecordPulse records that a loop moves.
+func (s *State) RecordPulse(loop string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pulses[loop] = s.now()
+}
+
+// EndPulse records that a loop has ended.
+func (s *State) EndPulse(loop string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pulses, loop)
+}
+
+// Live implements probes.Health. The process is not live only if a stage hangs, or a loop that
+// monitors the stages.
+func (s *State) Live() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hung {
+		return errors.New("a stage stands still; restart the process")
+	}
+	for loop, at := range s.pulses {
+		if silent := s.now().Sub(at); silent > hungAfter {
+			return fmt.Errorf("the %s loop stands still for %s; restart the process",
+				loop, silent.Truncate(time.Second))
+		}
+	}
+	return nil
+}
+
+// SetReport sets the result of the health rules. It is nil if this process does not evaluate them.
+func (s *State) SetReport(r *health.Report) { s.report.Store(r) }
+
+// Report implements probes.Health.
+func (s *State) Report() *health.Report { return s.report.Load() }
+
+// Ready implements probes.Health. A standby is ready: it can take over. The process is not ready if
+// a problem lasts longer than the readiness time, or if only a person can fix it.
+func (s *State) Ready() (ok bool, role string, reasons []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ok = s.role != RoleStarting && s.role != RoleHalted
+
+	for part, p := range s.problems {
+		age := s.now().Sub(p.since)
+		if p.fatal || age >= s.unreadyAfter {
+			ok = false
+		}
+		reason := fmt.Sprintf("%s: %s (for %s)", part, logging.Clean(p.text), age.Truncate(time.Second))
+		reasons = append(reasons, reason)
+	}
+	slices.Sort(reasons)
+	if s.role == RoleStarting {
+		reasons = append(reasons, "starting: neither owner nor standby yet")
+	}
+	return ok, string(s.role), reasons
+}
+
+// HaltError ends the delivery until an operator acts. The owner keeps the lease, so that no standby
+// runs into the same problem.
+type HaltError struct {
+	What string // what happened
+	Fix  string // what to do
+	Err  error
+}
+
+func (e *HaltError) Error() string {
+	text := e.What
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	if e.Fix != "" {
+		text += "; " + e.Fix
+	}
+	return text
+}
+
+func (e *HaltError) Unwrap() error { return e.Err }

@@ -1,0 +1,215 @@
+// Package divisions stores into how many slots a watcher is divided, and which of them have begun, in the collection `slots` of the state
+// database. All calls are statements on MongoDB, which block until the server replies or ctx ends.
+package divisions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+)
+
+// ErrDivided means that a process is configured for another number of slots than its watcher has. Two divisions at
+// the same time would each deliver every event (N28).
+var ErrDivided = errors.New("the numbers of slots differ")
+
+// Division is the number of slots of a watcher, and the progress of its slots.
+type Division struct {
+	Watcher string         `bson:"_id"`
+	Of      int            `bson:"of"`
+	Begun   []int          `bson:"begun"` // slots that have had a position
+	Start   bson.Timestamp `bson:"start"` // where all slots began; zero before the first one has begun
+	// Paused has the watcher documents that an operator had paused before a reslice. It is set while the reslice runs.
+	Paused *[]string `bson:"paused,omitempty"`
+}
+
+// Divisions is the collection `slots` of the state database. It has the number of slots of each watcher, so that
+// processes with another configuration can be refused.
+type Divisions struct{ coll, watchers *mongo.Collection }
+
+// New returns the divisions in the state database, with majority concerns.
+func New(state state.Database) *Divisions {
+	return &Divisions{mongodb.Majority(state.Collection("slots")), mongodb.Majority(state.Collection("watchers"))}
+}
+
+// InTransaction returns the divisions for calls in a transaction, which sets the concerns itself.
+func InTransaction(state state.Database) *Divisions {
+	return &Divisions{state.Collection("slots"), state.Collection("watchers")}
+}
+
+// Read returns the division of a watcher, or [mongodb.ErrNotFound] if none is stored.
+func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) {
+	var v Division
+	err := d.coll.FindOne(ctx, byID(watcher)).Decode(&v)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return v, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
+	}
+	return v, describeRefusal(err, "reading the division of watcher "+watcher, "find", d.coll)
+}
+
+// Agree returns nil if the watcher has p.N slots, and [ErrDivided] if it has another number. If no division is
+// stored, Agree stores one: the number of its documents, which may have been restored without it, or p.N if there are none.
+func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) error {
+	want := max(p.N, 1)
+	v, err := d.Read(ctx, watcher)
+	if errors.Is(err, mongodb.ErrNotFound) {
+		v, err = d.storeFirst(ctx, watcher, want)
+	}
+	if err != nil {
+		return err
+	}
+
+	if v.Of != want {
+		return fmt.Errorf("%w: watcher %q has %d slots, and this process is configured for %d: set slots: %d, "+
+			"or run `outrelay reslice --slots %d` to change it", ErrDivided, watcher, v.Of, want, v.Of, want)
+	}
+	return nil
+}
+
+// storeFirst stores a division unless there is one, and returns the stored one.
+func (d *Divisions) storeFirst(ctx context.Context, watcher string, want int) (Division, error) {
+	has, err := d.Documents(ctx, watcher)
+	if err != nil {
+		return Division{}, err
+	}
+	if has == 0 {
+		has = want
+	}
+
+	var v Division
+	insert := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "of", Value: has}}}}
+	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
+	err = d.coll.FindOneAndUpdate(ctx, byID(watcher), insert, opts).Decode(&v)
+	if mongo.IsDuplicateKeyError(err) {
+		// Another process has stored a division at the same moment.
+		return d.Read(ctx, watcher)
+	}
+	return v, describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
+}
+
+// Documents returns the number of slots according to the documents of a watcher, or 0 if it has none.
+func (d *Divisions) Documents(ctx context.Context, watcher string) (int, error) {
+	ids, err := d.IDs(ctx, watcher)
+	if err != nil || len(ids) == 0 {
+		return 0, err
+	}
+	_, p, _ := slot.ParseID(ids[0])
+	return p.N, nil
+}
+
+// IDs returns the ids of the documents of a watcher, in the order of the slots.
+func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
+	return lease.ListIDs(ctx, d.watchers, watcher)
+}
+
+// Begin records that a slot has a position. For the only slot of a watcher it does nothing.
+func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) error {
+	if had, err := d.Begun(ctx, watcher, p); err != nil || had {
+		return err
+	}
+	add := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: p.I}}}}
+	_, err := d.coll.UpdateOne(ctx, byNumber(watcher, p.N), add)
+	return describeRefusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", d.coll)
+}
+
+// Begun reports whether a slot has had a position. It returns true for the only slot of a watcher: the claims of its
+// collections prove it.
+func (d *Divisions) Begun(ctx context.Context, watcher string, p slot.Range) (bool, error) {
+	if p.Whole() {
+		return true, nil
+	}
+	v, err := d.Read(ctx, watcher)
+	if errors.Is(err, mongodb.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && v.Of == p.N && slices.Contains(v.Begun, p.I), err
+}
+
+// StartAt returns the time at which all slots of a watcher begin. The first slot that calls it chooses at.
+func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, at bson.Timestamp) (bson.Timestamp, error) {
+	if p.Whole() {
+		return at, nil
+	}
+
+	var v Division
+	start := bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}
+	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: start}}}}}
+	opts := options.FindOneAndUpdate().SetReturnDocument(options.After)
+	err := d.coll.FindOneAndUpdate(ctx, byNumber(watcher, p.N), update, opts).Decode(&v)
+	if err != nil {
+		return at, describeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
+	}
+	return v.Start, nil
+}
+
+// Mark records that a reslice runs, and which documents an operator had paused before. The record of an interrupted
+// reslice stays, because that reslice has paused the documents.
+func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []string) error {
+	list := bson.D{{Key: "$literal", Value: paused}}
+	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "of", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$of", of}}}},
+		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", list}}}},
+	}}}}
+	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
+	return describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
+}
+
+// Unmark removes the record of Mark.
+func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
+	remove := bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}}
+	_, err := d.coll.UpdateOne(ctx, byID(watcher), remove)
+	return describeRefusal(err, "noting the division of watcher "+watcher, "update", d.coll)
+}
+
+// Divide sets the number of slots to n. If begun is true, all of them have had a position. In a transaction, the client of
+// the database must be that of the transaction.
+func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun bool) error {
+	list := []int{}
+	for i := range n {
+		if begun {
+			list = append(list, i)
+		}
+	}
+
+	update := bson.D{
+		{Key: "$set", Value: bson.D{{Key: "of", Value: n}, {Key: "begun", Value: list}}},
+		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
+	}
+	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
+	return describeRefusal(err, "dividing watcher "+watcher, "find, insert and update", d.coll)
+}
+
+// Discard removes a watcher document that has no owner and has never had a position.
+func (d *Divisions) Discard(ctx context.Context, id string) error {
+	unused := bson.D{
+		{Key: "_id", Value: id},
+		{Key: "owner", Value: nil},
+		{Key: "clusterTime", Value: nil},
+		{Key: "token", Value: nil},
+		{Key: "gap", Value: nil},
+	}
+	_, err := d.watchers.DeleteOne(ctx, unused)
+	return describeRefusal(err, "removing watcher document "+id, "remove", d.watchers)
+}
+
+// byID returns the filter for the division of a watcher.
+func byID(watcher string) bson.D { return bson.D{{Key: "_id", Value: watcher}} }
+
+// byNumber returns the filter for the division of a watcher while it has n slots.
+func byNumber(watcher string, n int) bson.D {
+	return bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: n}}
+}
+
+// describeRefusal adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
+func describeRefusal(err error, doing, action string, on *mongo.Collection) error {
+	return mongodb.Refusal(err, doing, action, mongodb.Namespace(on))
+}

@@ -1,0 +1,184 @@
+package lease
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// Document is a watcher document. Only operators write Control. Only the owner writes the other
+// fields, except Gap, which commands may add to.
+type Document struct {
+	ID         string    `bson:"_id"`
+	Owner      string    `bson:"owner,omitempty"` // node and a random value of this acquisition; "" (null) when released
+	Epoch      int64     `bson:"epoch"`           // incremented by each acquisition (N1)
+	AcquiredAt time.Time `bson:"acquiredAt,omitempty"`
+	RenewedAt  time.Time `bson:"renewedAt,omitempty"`
+	ExpiresAt  time.Time `bson:"expiresAt"`
+	TTLMS      int64     `bson:"ttlMs"` // ttl of the owner, in milliseconds
+	Seq        int64     `bson:"seq"`   // incremented by each write of the owner
+	Fence      int64     `bson:"fence"` // counts the fenced transactions (N3)
+
+	Process  `bson:",inline"`
+	Sessions `bson:",inline"`
+
+	Token        resume.Token   `bson:"token,omitempty"`
+	ClusterTime  bson.Timestamp `bson:"clusterTime,omitempty"`
+	Collections  []Collection   `bson:"collections,omitempty"`
+	PipelineHash string         `bson:"pipelineHash,omitempty"`
+	Beside       string         `bson:"beside,omitempty"` // highest position of an envelope that was sent outside of the stream's order (N8)
+	Offsets      []TopicOffsets `bson:"offsets,omitempty"`
+	SenderList   []SenderEntry  `bson:"senders,omitempty"`
+	Instance     string         `bson:"instance"` // a UUID, created with the document (N5)
+	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
+	Gap          *Gap           `bson:"gap,omitempty"`
+	Passed       []Passed       `bson:"passed,omitempty"` // delivered by other slots before a reslice (N28)
+	Stats        bson.Raw       `bson:"stats,omitempty"`
+	Control      Control        `bson:"control,omitempty"`
+	StartedAt    time.Time      `bson:"startedAt,omitempty"` // first acquisition of the document
+}
+
+// Process describes the process of the owner, or of the last one.
+type Process struct {
+	Node    string `bson:"node,omitempty"`
+	Address string `bson:"address,omitempty"`
+	Version string `bson:"version,omitempty"`
+}
+
+// Sessions are the sessions of transactions on the document, so that they can be ended.
+type Sessions struct {
+	Session bson.RawValue `bson:"session,omitempty"` // of the owner's transactions
+}
+
+// Position returns the checkpoint.
+func (d Document) Position() resume.Position {
+	return resume.Position{Token: d.Token, ClusterTime: d.ClusterTime}
+}
+
+// OffsetMap returns the stored offsets by topic, indexed by partition. An entry of −1 means that the
+// partition has no stored offset.
+func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offsets) }
+
+// Senders returns the producer identities that may still write to Kafka (N4).
+func (d Document) Senders() []record.Sender {
+	out := make([]record.Sender, len(d.SenderList))
+	for i, s := range d.SenderList {
+		out[i] = s.Sender
+		if len(s.Until) > 0 {
+			out[i].EndOffsets = offsetsByTopic(s.Until)
+		}
+	}
+	return out
+}
+
+// Collection is a collection that the watcher reads. The UUID distinguishes it from a collection that
+// was created again with the same name.
+type Collection struct {
+	NS   string      `bson:"ns"`
+	UUID bson.Binary `bson:"uuid"`
+}
+
+// TopicOffsets stores the topic as a value. As the name of a field, a topic with dots would nest (N8).
+type TopicOffsets struct {
+	Topic   string  `bson:"t"`
+	Offsets []int64 `bson:"p"`
+}
+
+// SenderEntry is a record.Sender as stored. Until has its EndOffsets.
+type SenderEntry struct {
+	record.Sender `bson:",inline"`
+	Until         []TopicOffsets `bson:"until,omitempty"`
+}
+
+// Passed records how far an earlier slot had come. The slot had delivered every event of its keys up to
+// the position, or stored it as waiting or dead (N28).
+type Passed struct {
+	Slot string `bson:"slot"` // <i>of<N>
+	Pos  string `bson:"pos"`  // as of an exception (N15)
+}
+
+// GapRequested is the reason of a sweep that an operator requested. Its To is zero until an owner
+// starts the sweep.
+const GapRequested = "operator"
+
+// Gap is a range of the stream that can no longer be read, while it is being swept (N22).
+type Gap struct {
+	Reason      string         `bson:"reason"`
+	From        bson.Timestamp `bson:"from"`
+	To          bson.Timestamp `bson:"to"`
+	Cursor      bson.Timestamp `bson:"cursor"`
+	Redelivered int64          `bson:"redelivered"`
+	Since       time.Time      `bson:"since"`
+}
+
+// SweepStart returns where a requested sweep from the time ordered must start. No undelivered event may
+// be left out, so the sweep starts no later than the checkpoint, and no later than an unfinished sweep.
+func (d Document) SweepStart(ordered bson.Timestamp) bson.Timestamp {
+	from := ordered
+	if !d.ClusterTime.IsZero() && d.ClusterTime.Before(from) {
+		from = d.ClusterTime
+	}
+
+	if d.Gap != nil && d.Gap.From.Before(from) {
+		from = d.Gap.From
+	}
+	return from
+}
+
+func offsetsByTopic(list []TopicOffsets) map[string][]int64 {
+	m := make(map[string][]int64, len(list))
+	for _, t := range list {
+		m[t.Topic] = slices.Clone(t.Offsets)
+	}
+	return m
+}
+
+// sortedOffsets returns the offsets as a list sorted by topic. The order makes an unchanged map an
+// unchanged field, which costs nothing in the oplog.
+func sortedOffsets(m map[string][]int64) []TopicOffsets {
+	out := make([]TopicOffsets, 0, len(m))
+	for _, t := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, TopicOffsets{Topic: t, Offsets: m[t]})
+	}
+	return out
+}
+
+func senderEntries(list []record.Sender) []SenderEntry {
+	out := make([]SenderEntry, len(list))
+	for i, s := range list {
+		out[i].Sender = s
+		if len(s.EndOffsets) > 0 {
+			out[i].Until = sortedOffsets(s.EndOffsets)
+		}
+	}
+	return out
+}
+
+// mergeOffsets returns held with the offsets of next. Where next has an offset below 0, or lacks the
+// partition, the offset in held stays: the snapshot may have been taken just before a partition was
+// adopted (N9). The arguments are not changed.
+func mergeOffsets(held, next map[string][]int64) map[string][]int64 {
+	out := maps.Clone(held)
+	if out == nil {
+		out = make(map[string][]int64, len(next))
+	}
+
+	for topic, offsets := range next {
+		merged := slices.Clone(offsets)
+		old := out[topic]
+		for p := range old {
+			if p >= len(merged) {
+				merged = append(merged, old[p])
+			} else if merged[p] < 0 {
+				merged[p] = old[p]
+			}
+		}
+		out[topic] = merged
+	}
+	return out
+}

@@ -1,0 +1,161 @@
+package letters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+)
+
+// RefusedError is returned for a letter that cannot be requeued or discarded as it is. The reason includes the
+// fix. Nothing was changed.
+type RefusedError struct {
+	Letter *Dead // without its envelope
+	Reason string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("%s of id %s in %s: %s", e.Letter.ID, e.Letter.IDText(), e.Letter.NS, e.Reason)
+}
+
+// maxCheckpointWait bounds how long Discard waits until the watcher has passed the events of the
+// letters.
+const maxCheckpointWait = 2 * time.Second
+
+// Discard removes the letters that match q and existed when it began, and returns
+// their number. If did is not nil, Discard calls it with the total after each part. watchers is the collection of the
+// watcher documents.
+//
+// Discard takes no fence, because no envelope changes. Each part of at most [mongodb.MaxDocuments] letters is
+// one majority write. If Discard is interrupted, the same call removes the rest.
+//
+// Discard returns a [*RefusedError] and removes nothing if the watcher has not passed the event of
+// a letter: only the letter keeps the next owner from sending that event (N15). Discard blocks up
+// to 2 s until the watcher passes it.
+func Discard(ctx context.Context, coll, watchers *mongo.Collection, q Query, did func(int64)) (int64, error) {
+	now, err := mongodb.ServerTime(ctx, coll.Database().Client())
+	if err != nil {
+		return 0, err
+	}
+	if q, err = q.RestrictToAction(now); err != nil {
+		return 0, err
+	}
+	s, err := NewScan(ctx, coll, q)
+	if err != nil {
+		return 0, err
+	}
+	// The checkpoint that passes these events may be a moment away.
+	if err := waitUntilPassed(ctx, s.coll, watchers, q); err != nil {
+		return 0, err
+	}
+
+	var total int64
+	for {
+		part, err := s.nextPart(ctx, mongodb.MaxDocuments, math.MaxInt)
+		if err != nil || len(part) == 0 {
+			return total, err
+		}
+
+		removed, err := removePart(ctx, s.coll, part, q)
+		if err != nil {
+			return total, mongodb.Refusal(err, "discarding dead letters from "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
+		}
+		total += removed
+		if did != nil {
+			did(total)
+		}
+	}
+}
+
+// removePart removes the letters in part with their chunks, and returns the number of removed
+// letters.
+func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, q Query) (int64, error) {
+	ids := make([]string, len(part))
+	var chunks []string
+	for i, p := range part {
+		ids[i] = p.ID
+		for n := range p.Chunks {
+			chunks = append(chunks, chunkID(p.ID, n))
+		}
+	}
+
+	// Chunks first: after a crash between the two deletes, a letter with missing chunks can still
+	// be found. Chunks without their letter could not.
+	if len(chunks) > 0 {
+		if _, err := coll.DeleteMany(ctx, idIn(chunks)); err != nil {
+			return 0, err
+		}
+	}
+
+	// The query is part of the filter because a letter that was requeued since the scan may no
+	// longer match.
+	res, err := coll.DeleteMany(ctx, letterlist.All(idIn(ids), q.mongoFilter()))
+	if err != nil {
+		return 0, err
+	}
+	return res.DeletedCount, nil
+}
+
+// waitUntilPassed blocks until the watcher has passed the events of all letters that match q. After
+// maxCheckpointWait it returns a [*RefusedError] instead. A running watcher passes an event with
+// its next checkpoint.
+func waitUntilPassed(ctx context.Context, coll, watchers *mongo.Collection, q Query) error {
+	began := time.Now()
+	for {
+		err := checkPassed(ctx, coll, watchers, q)
+		var refused *RefusedError
+		if !errors.As(err, &refused) || time.Since(began) > maxCheckpointWait {
+			return err
+		}
+
+		if err := retry.Sleep(ctx, maxCheckpointWait/20); err != nil {
+			return err
+		}
+	}
+}
+
+// checkPassed returns a [*RefusedError] if the event of a matching letter comes after the position
+// of the watcher, or of the slot of the letter.
+func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, q Query) error {
+	watchers = mongodb.Majority(watchers)
+	ids, err := lease.ListIDs(ctx, watchers, q.Watcher)
+	if err != nil {
+		return err
+	}
+
+	for _, id := range ids {
+		doc, _, err := lease.Read(ctx, watchers, id)
+		noPosition := err == nil && doc.ClusterTime.IsZero()
+		if errors.Is(err, lease.ErrNotFound) || noPosition {
+			// Without a position, no owner resumes the stream before the event.
+			continue
+		}
+		if err != nil {
+			return err
+		}
+
+		_, part, _ := slot.ParseID(id)
+		var letter Dead
+		err = coll.FindOne(ctx, letterlist.All(afterPosition(q.Watcher, part, doc.Position()), q.mongoFilter()),
+			options.FindOne().SetProjection(bson.D{{Key: "envelope", Value: 0}})).Decode(&letter)
+		if err == nil {
+			return &RefusedError{&letter, fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+
+				"owner would send the event; discard it when the watcher runs and is not held up", id)}
+		}
+		if !errors.Is(err, mongo.ErrNoDocuments) {
+			return fmt.Errorf("finding dead letters in %s whose events are not passed: %w", mongodb.Namespace(coll), err)
+		}
+	}
+	return nil
+}

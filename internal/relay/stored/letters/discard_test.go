@@ -1,0 +1,176 @@
+package letters
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/resume"
+)
+
+func (b *bench) discard(ctx context.Context, q Query, did func(int64)) (int64, error) {
+	q.Watcher = "orders"
+	return Discard(ctx, b.coll, b.db.Collection("watchers"), q, did)
+}
+
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	var list []Letter
+	for i := range 2500 {
+		list = append(list, b.newLetter(order(i, bson.E{Key: "key", Value: []string{"a", "b"}[i%2]}), at(i)))
+	}
+	b.write(list...)
+	b.write(
+		b.newLetter(bson.D{{Key: "_id", Value: "large"}, {Key: "payload", Value: make([]byte, maxInline+1)}}),
+		b.newLetter(order(1), func(l *Letter) { l.Watcher = "other" }),
+	)
+
+	if _, err := b.discard(t.Context(), Query{RequeueStatus: NotRequeued}, nil); !errors.Is(err, ErrEmptyQuery) {
+		t.Errorf("an empty query: got %v, want %v", err, ErrEmptyQuery)
+	}
+
+	// An interrupted discard keeps the finished parts, and the same call does the rest.
+	ctx, cancel := context.WithCancel(t.Context())
+	n, err := b.discard(ctx, Query{Key: "a"}, func(int64) { cancel() })
+	if err == nil || n != mongodb.MaxDocuments {
+		t.Errorf("interrupted after the first part: got %d, %v, want %d and an error", n, err, mongodb.MaxDocuments)
+	}
+	n, err = b.discard(t.Context(), Query{Key: "a"}, nil)
+	if err != nil || n != 1250-mongodb.MaxDocuments {
+		t.Errorf("the second call: got %d, %v, want %d", n, err, 1250-mongodb.MaxDocuments)
+	}
+
+	// The chunks of a large letter go with it, and the letters of another watcher stay.
+	n, err = b.discard(t.Context(), Query{All: true}, nil)
+	if left := b.count(bson.D{}); err != nil || n != 1251 || left != 1 {
+		t.Errorf("discard of all: got %d, %v, %d documents left, want 1251 and 1 left", n, err, left)
+	}
+}
+
+// TestIndexesServeTheQueries checks the query plans: no plan may read the whole collection or sort
+// it. So a server that runs with notablescan accepts every query.
+func TestIndexesServeTheQueries(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	var list []Letter
+	for i := range 200 {
+		list = append(list, b.newLetter(order(i), at(i)))
+	}
+	b.write(list...)
+
+	latest, stream := newest.Sort(), ofStream.Sort()
+	of := func(q Query) bson.D {
+		q.Watcher = "orders"
+		return q.mongoFilter()
+	}
+	rest := (&Scan{filter: of(Query{}), lastEntry: &scanEntry{ID: list[0].id(bson.RawValue{}), Pos: "8200000042"}}).remainingFilter()
+	after := resume.Position{ClusterTime: bson.Timestamp{T: uint32(time.Now().Unix())}}
+	for name, c := range map[string]struct {
+		filter, sort bson.D
+		index        string
+	}{
+		"newest":             {of(Query{}), latest, "watcher_1_movedAt_1__id_1"},
+		"next page":          {letterlist.All(of(Query{}), newest.After(b.now, "dead-a")), latest, "watcher_1_movedAt_1__id_1"},
+		"window":             {of(Query{From: time.Now()}), latest, "watcher_1_movedAt_1__id_1"},
+		"message":            {of(Query{Message: "x"}), latest, "watcher_1_movedAt_1__id_1"},
+		"outbox":             {of(Query{NS: "none"}), latest, "watcher_1_ns_1_movedAt_1__id_1"},
+		"ids":                {of(Query{IDs: toValues(t, "a")}), nil, "id_1_ns_1"},
+		"letters and ids":    {of(Query{IDs: toValues(t, "a"), Letters: []string{"b"}}), nil, "id_1_ns_1"},
+		"letters":            {of(Query{Letters: []string{"b"}}), nil, "_id_"},
+		"key":                {of(Query{Key: "none"}), nil, "watcher_1_key_1_movedAt_1"},
+		"class":              {of(Query{Class: record.AttemptsExhausted}), nil, "watcher_1_class_1_movedAt_1"},
+		"type":               {of(Query{Type: "none"}), nil, "watcher_1_type_1_movedAt_1"},
+		"requeue all":        {rest, stream, "watcher_1_pos_1__id_1"},
+		"after a position":   {afterPosition("orders", slot.Range{}, after), nil, "watcher_1_pos_1__id_1"},
+		"swept":              {afterPosition("orders", slot.Range{}, after), nil, "watcher_1_movedAt_1__id_1"},
+		"of a slot":          {afterPosition("orders", slot.Range{I: 1, N: 2}, after), nil, "watcher_1_pos_1__id_1"},
+		"of the first slot":  {afterPosition("orders", slot.Range{I: 0, N: 2}, after), nil, "watcher_1_movedAt_1__id_1"},
+		"still to be passed": {letterlist.All(afterPosition("orders", slot.Range{I: 1, N: 2}, after), of(Query{NS: "x"})), nil, ""},
+		"chunks":             {idIn([]string{"dead-a/00"}), nil, "_id_"},
+	} {
+		find := bson.D{{Key: "find", Value: b.coll.Name()}, {Key: "filter", Value: c.filter}, {Key: "limit", Value: 100}}
+		if c.sort != nil {
+			find = append(find, bson.E{Key: "sort", Value: c.sort})
+		}
+		var reply struct {
+			QueryPlanner struct {
+				WinningPlan bson.Raw `bson:"winningPlan"`
+			} `bson:"queryPlanner"`
+		}
+		explain := bson.D{{Key: "explain", Value: find}, {Key: "verbosity", Value: "queryPlanner"}}
+		if err := b.db.RunCommand(t.Context(), explain).Decode(&reply); err != nil {
+			t.Fatal(err)
+		}
+
+		used := map[string]bool{}
+		collectStages(reply.QueryPlanner.WinningPlan, used)
+		if c.index != "" && !used[c.index] || used["COLLSCAN"] || used["SORT"] && c.sort != nil {
+			t.Errorf("%s: the plan uses %v, want index %s without COLLSCAN and SORT", name, used, c.index)
+		}
+	}
+}
+
+// collectStages adds the names of the stages and indexes of a plan to used.
+func collectStages(plan bson.Raw, used map[string]bool) {
+	elems, err := plan.Elements()
+	if err != nil {
+		return
+	}
+
+	for _, e := range elems {
+		switch v := e.Value(); {
+		case e.Key() == "stage" || e.Key() == "indexName":
+			used[v.StringValue()] = true
+		case v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray:
+			collectStages(v.Value, used)
+		}
+	}
+}
+
+// TestN15_ALetterThatIsNeededStillIsNotDiscarded: if the position is before the event, only the
+// letter keeps the next owner from sending the event.
+func TestN15_ALetterThatIsNeededStillIsNotDiscarded(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	letter := func(id, pos string, slot int32) Letter {
+		return b.newLetter(bson.D{{Key: "_id", Value: id}}, func(l *Letter) { l.Pos, l.Slot = pos, slot })
+	}
+	b.write(letter("old", "82000000030000000100", 0), letter("late", "82000000090000000100", 0), letter("other slot", "82000000090000000100", 900))
+
+	setPosition := func(id string, second uint32) {
+		t.Helper()
+		_, err := b.db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: id}},
+			bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: second}}}}},
+			options.UpdateOne().SetUpsert(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	setPosition("orders/0of2", 5)
+	setPosition("orders/1of2", 10)
+	n, err := b.discard(t.Context(), Query{All: true}, nil)
+	var refused *RefusedError
+	if n != 0 || !errors.As(err, &refused) || refused.Letter.IDText() != "late" {
+		t.Errorf("discard of all: got %d, %v, want a refusal of late", n, err)
+	}
+	for _, id := range []string{"old", "other slot"} {
+		if n, err := b.discard(t.Context(), Query{IDs: toValues(t, id)}, nil); n != 1 || err != nil {
+			t.Errorf("discard of %s, which is passed: got %d, %v, want 1", id, n, err)
+		}
+	}
+
+	setPosition("orders/0of2", 10)
+	if n, err := b.discard(t.Context(), Query{All: true}, nil); n != 1 || err != nil {
+		t.Errorf("discard after the watcher has passed it: got %d, %v, want 1", n, err)
+	}
+}

@@ -1,0 +1,111 @@
+package letters
+
+import (
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// Source describes the process that gave the envelope up.
+type Source struct {
+	Kind    string `bson:"kind" json:"kind"` // "relay" or "handler"
+	Watcher string `bson:"watcher,omitempty" json:"watcher,omitempty"`
+	Group   string `bson:"group,omitempty" json:"group,omitempty"`     // of a handler
+	Handler string `bson:"handler,omitempty" json:"handler,omitempty"` // of a handler
+	Node    string `bson:"node,omitempty" json:"node,omitempty"`
+	Epoch   int64  `bson:"epoch,omitempty" json:"epoch,omitempty"`
+	Version string `bson:"version,omitempty" json:"version,omitempty"`
+}
+
+// Letter is an envelope that can never be delivered, before it is stored.
+type Letter struct {
+	Watcher string
+	NS      string            // "db.collection" of the outbox
+	Mapping *envelope.Mapping // reads the envelope; nil: it is one of the contract
+	Raw     []byte            // the whole envelope, a BSON document with its _id
+	// Delivery is 0 for the first delivery, which the stream made. A requeue counts it up.
+	Delivery int32
+	Key      string // canonical text of the ordering key; "" reads it from the envelope
+	Slot     int32  // value of the envelope's field slot; 0 if it is missing or invalid
+	Class    record.Class
+	Reason   string // for operators; must not contain payload
+	// Topic is the topic that rejected the envelope, or "" if the whole envelope died. An envelope that two topics
+	// reject leaves two letters.
+	Topic     string
+	Partition int32  // record.AnyPartition if no partition was chosen
+	Pos       string // position of the envelope, as in package outboxes
+	Origin    string // how the envelope came to be sent, as in package outboxes
+	ReplayOf  string // the requeue or replay that sent the envelope, or "" for a first delivery
+	Source    Source
+	Attempts  []record.Attempt // earlier attempts; if empty, this failure is the only attempt
+	// FirstFailure defaults to the time of the first attempt, or to the time of the letter.
+	FirstFailure time.Time
+	// Expire is the time after which the server removes the letter, also if it was requeued; 0 keeps it until it is
+	// discarded.
+	Expire time.Duration
+}
+
+// Dead is a stored letter. [Open] returns it with the whole envelope, even if that is stored in
+// chunks.
+type Dead struct {
+	ID      string `bson:"_id"` // see [Letter.id]
+	Content `bson:",inline"`
+}
+
+// Content is a letter without its id.
+type Content struct {
+	Watcher      string         `bson:"watcher"`
+	NS           string         `bson:"ns"`
+	EnvelopeID   bson.RawValue  `bson:"id,omitempty"` // see [ShortID]
+	Delivery     int32          `bson:"delivery"`
+	Slot         int32          `bson:"slot"`
+	Pos          string         `bson:"pos"`
+	Stamp        bson.Timestamp `bson:"stamp"` // of the insert of the envelope; zero if there is none
+	Origin       string         `bson:"origin,omitempty"`
+	Envelope     bson.Raw       `bson:"envelope,omitempty"`
+	Chunks       int            `bson:"chunks,omitempty"` // number of documents that contain the envelope instead
+	Facts        `bson:",inline"`
+	Size         int              `bson:"size"`             // bytes of the envelope
+	Digest       []byte           `bson:"digest,omitempty"` // of the envelope, see [DigestOf]
+	Class        record.Class     `bson:"class"`
+	Reason       string           `bson:"reason"`
+	Topic        string           `bson:"topic,omitempty"`
+	Partition    *int32           `bson:"partition,omitempty"`
+	Source       Source           `bson:"source"`
+	Attempts     []record.Attempt `bson:"attempts"`
+	FirstFailure time.Time        `bson:"firstFailure"`
+	LastFailure  time.Time        `bson:"lastFailure"`
+	MovedAt      time.Time        `bson:"movedAt"` // server time
+	ExpireAt     *time.Time       `bson:"expireAt,omitempty"`
+	ReplayOf     string           `bson:"replayOf,omitempty"`
+	Requeued     *Requeue         `bson:"requeued,omitempty"` // nil: not requeued
+}
+
+// Version counts the changes that operators made to the letter. An edit names the version that it was made from. Only a
+// requeue changes a letter, and only once.
+func (d *Dead) Version() int32 {
+	if d.Requeued != nil {
+		return 1
+	}
+	return 0
+}
+
+// Requeue describes how a letter was requeued.
+type Requeue struct {
+	At       time.Time `bson:"at" json:"at"` // server time
+	Actor    string    `bson:"actor" json:"actor"`
+	Delivery int32     `bson:"delivery" json:"delivery"`                 // number of the new delivery
+	Run      string    `bson:"run" json:"run"`                           // id of the action, as in the audit log
+	Edited   []string  `bson:"edited,omitempty" json:"edited,omitempty"` // fields of the envelope that the requeue changed
+}
+
+// IDText returns the text of the envelope's id, as [IDText] does.
+func (c *Content) IDText() string { return IDText(c.EnvelopeID) }
+
+// IsSameEvent reports whether two letters are of the same envelope, perhaps of two deliveries or topics.
+func (c *Content) IsSameEvent(o *Content) bool {
+	return c.NS == o.NS && c.EnvelopeID.Equal(o.EnvelopeID) && c.Pos == o.Pos
+}

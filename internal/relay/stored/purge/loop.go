@@ -1,0 +1,159 @@
+package purge
+
+import (
+	"context"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+)
+
+const (
+	// recheckEvery is the longest time for which a purge relies on one reading of the positions.
+	recheckEvery = time.Second
+	// statementTimeout bounds one statement.
+	statementTimeout = 30 * time.Second
+)
+
+// Cuts returns the boundaries of a purge that runs for a while. It reads the positions again every second. So a new gap
+// stops the purge, and envelopes that are delivered during the purge are removed too. It is for one goroutine.
+type Cuts struct {
+	state  state.Database
+	keep   time.Duration
+	marks  *watermarks // nil before the first read
+	readAt time.Time
+}
+
+// NewCuts returns Cuts that keep envelopes younger than keep, which must be at least the margin ([mongodb.AskMargin]).
+func NewCuts(state state.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
+
+// Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
+func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
+	if c.marks == nil || time.Since(c.readAt) > recheckEvery {
+		marks, err := readWatermarks(ctx, c.state)
+		if err != nil {
+			return Cut{}, err
+		}
+		c.marks, c.readAt = marks, time.Now()
+	}
+	cut, err := c.marks.Cut(o, c.keep)
+	if err != nil {
+		return cut, err
+	}
+
+	// The purge addresses the collection by name. If a rename has replaced it, the new collection is not read yet.
+	holder, err := o.NameHolder(ctx, c.state.Client())
+	if err == nil && holder != o.UUID && holder != [16]byte{} {
+		err = &HeldError{NS: o.NS(), Hold: HoldReplaced}
+	}
+	return cut, err
+}
+
+// Loop removes the envelopes of one collection up to its cut, statement by statement.
+type Loop struct {
+	Coll       *mongo.Collection
+	Candidates *Candidates                              // of the collection; kept for the next Loop
+	Size       func() int                               // returns how many envelopes the next statement may remove
+	Cut        func(ctx context.Context) (Cut, error)   // called before each statement; an error ends the loop
+	Step       func(ctx context.Context, n int64) error // called after each statement with its removals; an error ends the loop
+}
+
+// Run removes envelopes until none is left before the cut or an error occurs. It returns how many it removed. It
+// leaves the candidates that the positions have not passed yet to the next Run.
+func (l Loop) Run(ctx context.Context) (total int64, err error) {
+	// Envelopes with stamps are removed in the order of the stamps, so after is where to continue.
+	var after bson.Timestamp
+	for more := true; more; {
+		err := l.runStatement(ctx, func(ctx context.Context, cut Cut) (int64, error) {
+			purged, err := PurgeBatch(ctx, l.Coll, after, cut.Before, l.Size())
+			after, more = purged.Upto, purged.More
+			total += purged.Deleted
+			return purged.Deleted, err
+		})
+		if err != nil {
+			return total, err
+		}
+	}
+
+	for remaining := -1; l.Candidates.Len() != remaining; {
+		remaining = l.Candidates.Len()
+		err := l.runStatement(ctx, func(ctx context.Context, cut Cut) (int64, error) {
+			if remaining == 0 {
+				return 0, l.Candidates.read(ctx, l.Coll, cut)
+			}
+			deleted, err := l.Candidates.purge(ctx, l.Coll, cut, l.Size())
+			total += deleted
+			return deleted, err
+		})
+		if err != nil {
+			return total, err
+		}
+	}
+	return total, nil
+}
+
+// runStatement runs one statement with the present cut.
+func (l Loop) runStatement(ctx context.Context, run func(context.Context, Cut) (deleted int64, err error)) error {
+	cut, err := l.Cut(ctx)
+	if err != nil {
+		return err
+	}
+
+	call, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	deleted, err := run(call, cut)
+	if err != nil {
+		return err
+	}
+	return l.Step(ctx, deleted)
+}
+
+// Count is the number of envelopes that a purge would remove or stamp.
+type Count struct {
+	Stamped   int64 // to remove
+	Unstamped int64 // to remove
+	Timeless  int64 // to stamp, because nothing shows how old they are
+}
+
+// CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts envelopes with a stamp by
+// the index alone, and subtracts the scheduled ones among them. It reads the ids of the others.
+func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Count, err error) {
+	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
+	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
+
+	// After an error it does nothing, and err is the first error.
+	count := func(filter bson.D) (n int64) {
+		if err == nil {
+			n, err = coll.CountDocuments(ctx, filter)
+		}
+		return n
+	}
+	c.Stamped = count(bson.D{within})
+	c.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, within})
+	c.Stamped = max(c.Stamped, 0)
+	if err != nil {
+		return Count{}, mongodb.Refusal(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	}
+
+	for _, ids := range append(cut.expiredIDs(), cut.timelessIDs(time.Now())) {
+		err := mongodb.FindEach(ctx, coll, "counting envelopes to purge of "+mongodb.Namespace(coll),
+			outboxes.Unscheduled(ids, outboxes.Unstamped()),
+			func(raw bson.Raw) error {
+				if cut.isExpired(raw.Lookup("_id")) {
+					c.Unstamped++
+				} else {
+					c.Timeless++
+				}
+				return nil
+			}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+		if err != nil {
+			return Count{}, err
+		}
+	}
+	return c, nil
+}

@@ -1,0 +1,277 @@
+package purge
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/base/crash"
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
+)
+
+const (
+	// maxIdle bounds the time between two checks of a collection without envelopes to remove, unless
+	// the interval is longer.
+	maxIdle = time.Minute
+
+	// candidatesPause is the time for positions to pass the candidates that a pass has read.
+	candidatesPause = 2 * time.Second
+
+	// recordEvery is the least progress of a purge, in the time of the purged ids, that is worth a
+	// write.
+	recordEvery = time.Hour
+
+	// maxTurn bounds the turn of one collection, so that a backlog does not delay the other collections.
+	maxTurn = 5 * time.Second
+)
+
+// Config is the configuration of a Purger. Slot, Retention, Rate and Margin may be zero.
+type Config struct {
+	Client      *mongo.Client
+	State       state.Database           // with the registry and the watcher documents
+	Watcher     string                   // its name, as in the registry
+	Collections func() []outboxes.Outbox // returns the collections that the watcher reads now
+	Slot        int                      // of the owner; only slot 0 purges
+	Retention   time.Duration            // 0 keeps everything, and Run only waits
+	Interval    time.Duration            // between two passes
+	Rate        int                      // envelopes per second; 0 means no limit
+	Batch       int                      // maximum of envelopes in one statement
+	Valid       func() bool              // whether work may be done now (N2)
+	Margin      time.Duration            // replaces the server's (see mongodb.Margin); below 0 means none; for tests
+	OnPurged    func(n int)              // called after each statement that removed envelopes
+	Log         *slog.Logger
+}
+
+// Purger removes delivered envelopes from the collections of one watcher. The owner of the watcher runs it.
+type Purger struct {
+	config Config
+
+	pace        pace
+	margin      time.Duration
+	turn        time.Duration
+	idle        map[[16]byte]idleTime
+	candidates  map[[16]byte]*Candidates
+	recorded    map[[16]byte]bson.Timestamp // the last recorded time up to which a collection is purged
+	loggedHolds map[[16]byte]HeldError
+}
+
+// idleTime is how long the purge skips a collection without envelopes to remove.
+type idleTime struct {
+	until time.Time
+	next  time.Duration
+}
+
+// Run purges until ctx ends, and returns the cause of ctx. An error of the server is logged and ends the pass, but
+// not Run.
+func (p *Purger) Run(ctx context.Context) error {
+	if p.config.Slot != 0 || p.config.Retention <= 0 {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+
+	for {
+		p.runPass(ctx)
+		if err := retry.Sleep(ctx, p.pause()); err != nil {
+			return err
+		}
+	}
+}
+
+// pause returns the time until the next pass. It is shorter while a collection has more envelopes without a stamp
+// than one pass may read: positions usually pass these within a second.
+func (p *Purger) pause() time.Duration {
+	for _, c := range p.candidates {
+		if c.isFull() {
+			return min(candidatesPause, p.config.Interval)
+		}
+	}
+	return p.config.Interval
+}
+
+// New returns a Purger. It does no I/O before Run.
+func New(c Config) *Purger {
+	return &Purger{
+		config:      c,
+		pace:        pace{limit: c.Rate, batch: c.Batch},
+		margin:      c.Margin,
+		turn:        maxTurn,
+		idle:        map[[16]byte]idleTime{},
+		candidates:  map[[16]byte]*Candidates{},
+		recorded:    map[[16]byte]bson.Timestamp{},
+		loggedHolds: map[[16]byte]HeldError{},
+	}
+}
+
+// runPass purges all collections once and logs the result.
+func (p *Purger) runPass(ctx context.Context) {
+	started := time.Now()
+	n, err := p.purgeCollections(ctx)
+	if n > 0 {
+		took := time.Since(started).Round(time.Millisecond)
+		p.config.Log.Debug("purged delivered envelopes", "count", n, "seconds", took.Seconds())
+	}
+	if err != nil && ctx.Err() == nil {
+		p.config.Log.Warn("the purge waits; the outbox grows but no event is lost", "again_in", p.config.Interval, "error", err)
+	}
+}
+
+var (
+	// errSuspended ends a pass: the lease is past its local deadline (N2).
+	errSuspended = errors.New("the lease is suspended")
+	// errTurn ends the turn of a collection that has more envelopes to remove.
+	errTurn = errors.New("the turn of the collection has ended")
+)
+
+// purgeCollections removes the delivered envelopes of all collections, in turns, and returns their number.
+func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) {
+	// Read once: after a change of the server's parameter, the operator restarts the server or waits for the
+	// transactions to end.
+	if p.margin == 0 {
+		m, err := mongodb.AskMargin(ctx, p.config.Client)
+		if err != nil {
+			return 0, err
+		}
+		p.margin = m
+	}
+
+	now := time.Now()
+	p.pace.startPass(now)
+	cuts := NewCuts(p.config.State, max(p.margin, p.config.Retention))
+	collections := p.config.Collections()
+	p.forgetCandidates(collections)
+	pending := slices.DeleteFunc(slices.Clone(collections), func(o outboxes.Outbox) bool {
+		return p.idle[o.UUID].until.After(now)
+	})
+
+	// The collections take turns, so that a large one does not delay the others.
+	for len(pending) > 0 {
+		var unfinished []outboxes.Outbox
+		for _, o := range pending {
+			n, err := p.purgeCollection(ctx, o, cuts)
+			total += n
+
+			held := new(HeldError)
+			switch {
+			case errors.As(err, &held):
+				p.logHold(ctx, o, held)
+			case errors.Is(err, errTurn):
+				unfinished = append(unfinished, o)
+			case errors.Is(err, errSuspended):
+				// A later pass continues.
+				return total, nil
+			case err != nil:
+				return total, err
+			default:
+				delete(p.loggedHolds, o.UUID)
+				p.scheduleNextLook(o, n)
+			}
+		}
+		pending = unfinished
+	}
+	return total, nil
+}
+
+// forgetCandidates forgets the candidates of collections that are not watched any more, and divides the limit of ids
+// between the others.
+func (p *Purger) forgetCandidates(watched []outboxes.Outbox) {
+	for uuid := range p.candidates {
+		if !slices.ContainsFunc(watched, func(o outboxes.Outbox) bool { return o.UUID == uuid }) {
+			delete(p.candidates, uuid)
+		}
+	}
+	for _, o := range watched {
+		if p.candidates[o.UUID] == nil {
+			p.candidates[o.UUID] = &Candidates{}
+		}
+		p.candidates[o.UUID].Limit = max(maxCandidates/len(watched), p.config.Batch)
+	}
+}
+
+// scheduleNextLook doubles the idle time of a collection without envelopes to remove, so that a thousand
+// quiet tenants cost little.
+func (p *Purger) scheduleNextLook(o outboxes.Outbox, removed int64) {
+	if removed > 0 || p.candidates[o.UUID].Len() > 0 {
+		delete(p.idle, o.UUID)
+		return
+	}
+
+	r := p.idle[o.UUID]
+	r.next = min(max(2*r.next, p.config.Interval), max(maxIdle, p.config.Interval))
+	// The skip ends half an interval earlier, because a tick may come a little early.
+	r.until = time.Now().Add(r.next - p.config.Interval/2)
+	p.idle[o.UUID] = r
+}
+
+// logHold logs why a collection is not purged, once per reason.
+func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError) {
+	if p.loggedHolds[o.UUID] == *held {
+		return
+	}
+	p.loggedHolds[o.UUID] = *held
+
+	level := slog.LevelWarn
+	normal := []Block{HoldNoPosition, HoldGap, HoldUnread}
+	if slices.Contains(normal, held.Hold) {
+		level = slog.LevelInfo
+	}
+	p.config.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
+}
+
+// purgeCollection removes the envelopes of one collection up to the cut, batch by batch. If the turn ends before
+// that, the error is errTurn.
+func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
+	started := time.Now()
+	n, err := Loop{
+		Coll:       mongodb.Database(p.config.Client, o.DB).Collection(o.Coll),
+		Candidates: p.candidates[o.UUID],
+		Size:       p.pace.batchSize,
+
+		Cut: func(ctx context.Context) (Cut, error) {
+			// N2: no statement is sent while the lease is suspended.
+			if !p.config.Valid() {
+				return Cut{}, errSuspended
+			}
+			return cuts.Of(ctx, o)
+		},
+
+		Step: func(ctx context.Context, n int64) error {
+			if n > 0 {
+				p.config.OnPurged(int(n))
+			}
+			crash.At("mid-purge")
+
+			err := p.pace.waitForRate(ctx, n, time.Now())
+			if err != nil || n == 0 || time.Since(started) < p.turn {
+				return err
+			}
+			return errTurn
+		},
+	}.Run(ctx)
+	if err == nil {
+		err = p.recordPurgedIDs(ctx, o)
+	}
+	return n, err
+}
+
+// recordPurgedIDs records up to which time in their ids the envelopes without a stamp are removed. After lost history, a sweep
+// then delivers envelopes with earlier times, because they were inserted since.
+func (p *Purger) recordPurgedIDs(ctx context.Context, o outboxes.Outbox) error {
+	at := p.candidates[o.UUID].drained
+	if before := p.recorded[o.UUID]; time.Duration(int64(at.T)-int64(before.T))*time.Second < recordEvery {
+		return nil
+	}
+
+	err := outboxes.NewRegistry(p.config.State.Collection("collections")).SetPurgedIDs(ctx, o.UUID, p.config.Watcher, at)
+	if err == nil {
+		p.recorded[o.UUID] = at
+	}
+	return err
+}

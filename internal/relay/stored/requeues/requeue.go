@@ -1,0 +1,342 @@
+// Package requeues delivers dead letters again, as they are or with a changed envelope.
+//
+// A requeue is a plain transaction of the state database: it stores the envelope as waiting, as its next delivery, and
+// marks the letter, or does neither. It takes no fence, because it changes nothing that the owner of the watcher has
+// decided: the owner finds the envelope among those that wait, and sends it (N18). The letter stays.
+//
+// Letters are requeued in the order of their positions, in parts of at most [atOnce] letters and [mongodb.MaxBytes] bytes.
+// Each part costs three reads, one bulk write and one update. Two requeues of one letter at the same time are decided by
+// MongoDB: one of the transactions conflicts, runs again, and finds the mark.
+package requeues
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/base/crash"
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+)
+
+// Desk requeues the dead letters of a watcher. A Desk is made for one action: its Run is stored on the letters that the
+// action requeues.
+type Desk struct {
+	Letters *mongo.Collection // of the state database
+	Waiting *mongo.Collection // of the same database
+	Watcher string
+	Actor   string
+	Run     string
+	Mapping *envelope.Mapping // reads the envelopes; nil: they are those of the contract
+}
+
+// NewDesk returns a Desk for one action of actor, with a new Run.
+func NewDesk(coll, waiting *mongo.Collection, watcher, actor string) Desk {
+	return Desk{Letters: coll, Waiting: waiting, Watcher: watcher, Actor: actor, Run: uuid.NewString()}
+}
+
+// maxRefused bounds Outcome.Why.
+const maxRefused = 100
+
+// atOnce is how many letters one transaction requeues.
+const atOnce = 500
+
+// Options of a requeue.
+type Options struct {
+	IgnoreExpiry bool // also requeue expired envelopes, without their expiry
+	DryRun       bool // check every letter, but write nothing
+}
+
+// Outcome counts the effects of a requeue, or with DryRun the expected effects.
+type Outcome struct {
+	Requeued int64
+	Refused  int64                   // letters that cannot be delivered as they are, and stay
+	Why      []*letters.RefusedError // the first of the refused letters, at most 100
+}
+
+func (o *Outcome) add(p Outcome) {
+	o.Requeued += p.Requeued
+	o.Refused += p.Refused
+	o.Why = append(o.Why, p.Why[:min(len(p.Why), maxRefused-len(o.Why))]...)
+}
+
+func (o *Outcome) refuse(why *letters.RefusedError) {
+	o.add(Outcome{Refused: 1, Why: []*letters.RefusedError{why}})
+}
+
+// Requeue stores the envelopes of the matching letters as waiting, each as the next delivery of the same envelope to all
+// topics that it routes to. The owner then sends them (N18). The letters stay, marked as requeued.
+// Requeue leaves out letters that are already requeued, and letters of envelopes that die while it
+// runs, so it ends. If Requeue is interrupted, the same call requeues the rest.
+//
+// q.Watcher must be that of the desk. If did is not nil, Requeue calls it with the total after each
+// part. If Requeue fails, it returns the total until then.
+func (k Desk) Requeue(ctx context.Context, q letters.Query, o Options, did func(Outcome)) (Outcome, error) {
+	var total Outcome
+	now, err := mongodb.ServerTime(ctx, k.Letters.Database().Client())
+	if err != nil {
+		return total, err
+	}
+	if q, err = q.RestrictToAction(now); err != nil {
+		return total, err
+	}
+	q.RequeueStatus = letters.NotRequeued
+
+	s, err := letters.NewScan(ctx, k.Letters, q)
+	if err != nil {
+		return total, err
+	}
+	for {
+		part, err := s.Next(ctx, atOnce, mongodb.MaxBytes)
+		if err != nil || len(part) == 0 {
+			return total, err
+		}
+
+		outcome, err := k.requeueHalves(ctx, part, o)
+		total.add(outcome)
+		if did != nil {
+			did(total)
+		}
+		if err != nil {
+			return total, fmt.Errorf("requeueing %d dead letters: %w", len(part), err)
+		}
+	}
+}
+
+// requeueHalves requeues letters in one transaction. If MongoDB rejects an envelope, it divides the list until the envelope
+// is alone, and counts its letter as refused.
+func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, o Options) (Outcome, error) {
+	plan, err := k.requeueList(ctx, list, o, nil)
+	switch {
+	case err == nil:
+		return plan.outcome, nil
+	case !isRejected(err):
+		return Outcome{}, err
+	case len(list) == 1:
+		return Outcome{Refused: 1, Why: []*letters.RefusedError{newRejection(list[0], err)}}, nil
+	}
+
+	half := len(list) / 2
+	first, err := k.requeueHalves(ctx, list[:half], o)
+	if err != nil {
+		return first, err
+	}
+	second, err := k.requeueHalves(ctx, list[half:], o)
+	first.add(second)
+	return first, err
+}
+
+// rejectedError means that MongoDB rejects one of the envelopes as a waiting envelope, so that another attempt fails in the same way. An
+// error of another statement concerns no single envelope.
+type rejectedError struct{ error }
+
+func (e *rejectedError) Unwrap() error { return e.error }
+
+func isRejected(err error) bool {
+	var rejected *rejectedError
+	return errors.As(err, &rejected)
+}
+
+func newRejection(d *letters.Dead, err error) *letters.RefusedError {
+	return &letters.RefusedError{Letter: d, Reason: fmt.Sprintf(
+		"MongoDB rejects its envelope of %d bytes as a waiting envelope (%s); discard it, or edit it",
+		d.Size, letters.DescribeRejection(err))}
+}
+
+// plan contains the writes of one transaction.
+type plan struct {
+	outcome  Outcome
+	delivery int32 // of the last letter in outcome.Requeued
+	entries  []waiting.Entry
+	letters  []string // that the entries requeue
+}
+
+// requeueList requeues letters in one transaction. edited names the fields of their envelopes that were changed.
+func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, o Options, edited []string) (p plan, err error) {
+	client := k.Letters.Database().Client()
+	now, err := mongodb.ServerTime(ctx, client)
+	if err != nil {
+		return p, err
+	}
+	if o.DryRun {
+		return p, k.planEntries(list, now, o, &p)
+	}
+
+	err = mongodb.InTransaction(ctx, client, func(tx context.Context) error {
+		// The transaction may run several times, and only its last run counts.
+		p = plan{}
+		open, err := k.filterOpen(tx, list, &p)
+		if err != nil || len(open) == 0 {
+			return err
+		}
+		if err := k.planEntries(open, now, o, &p); err != nil {
+			return err
+		}
+		return k.writeEntries(tx, &p, edited)
+	})
+	return p, err
+}
+
+// filterOpen returns the letters that still exist and are not requeued. It counts in p the
+// letters that this action requeued in an earlier attempt whose outcome was unknown.
+func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, p *plan) ([]*letters.Dead, error) {
+	ids := make([]string, len(list))
+	for i, d := range list {
+		ids[i] = d.ID
+	}
+	found, err := mongodb.FindAll[letters.Dead](tx, k.Letters, "reading "+mongodb.Namespace(k.Letters), idIn(ids),
+		options.Find().SetProjection(mongodb.Fields("requeued")))
+	if err != nil {
+		return nil, err
+	}
+
+	open := make(map[string]bool, len(found))
+	for _, f := range found {
+		switch {
+		case f.Requeued == nil:
+			open[f.ID] = true
+		case f.Requeued.Run == k.Run:
+			// An attempt with an unknown outcome has committed.
+			p.outcome.Requeued++
+			p.delivery = f.Requeued.Delivery
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(d *letters.Dead) bool { return !open[d.ID] }), nil
+}
+
+// planEntries adds to p the entries of those letters that can be requeued. The other letters are counted as refused.
+func (k Desk) planEntries(list []*letters.Dead, now time.Time, o Options, p *plan) error {
+	for _, d := range list {
+		entry, err := k.newEntry(d, now, o)
+		var refused *letters.RefusedError
+		if errors.As(err, &refused) {
+			p.outcome.refuse(refused)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+
+		p.entries = append(p.entries, entry)
+		p.letters = append(p.letters, d.ID)
+		p.outcome.Requeued++
+		p.delivery = entry.Delivery
+	}
+	return nil
+}
+
+// writeEntries stores the envelopes as waiting and marks the letters, in the transaction tx.
+func (k Desk) writeEntries(tx context.Context, p *plan, edited []string) error {
+	if len(p.entries) == 0 {
+		return nil
+	}
+	err := waiting.Enter(tx, k.Waiting, p.entries)
+	if mongodb.IsRejection(err) {
+		return &rejectedError{err}
+	}
+	if err != nil {
+		return err
+	}
+	crash.At("mid-requeue")
+
+	by := bson.D{{Key: "actor", Value: k.Actor}, {Key: "run", Value: k.Run}}
+	if len(edited) > 0 {
+		by = append(by, bson.E{Key: "edited", Value: edited})
+	}
+	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
+	_, err = k.Letters.UpdateMany(tx, idIn(p.letters), letterlist.Mark("requeued", by, next))
+	return mongodb.Refusal(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
+}
+
+// newEntry returns the waiting envelope of d with the server time now. If d cannot be delivered as it is, the error is a
+// [*letters.RefusedError].
+func (k Desk) newEntry(d *letters.Dead, now time.Time, o Options) (waiting.Entry, error) {
+	refuse := func(reason string) (waiting.Entry, error) {
+		return waiting.Entry{}, &letters.RefusedError{Letter: d, Reason: reason}
+	}
+	if d.Delivery == math.MaxInt32 {
+		return refuse("it has reached the highest delivery number")
+	}
+
+	elems, err := d.Envelope.Elements()
+	switch {
+	case err != nil:
+		return refuse("its envelope is not valid BSON; edit it")
+	case len(elems) <= 1:
+		return refuse("only its id is left; edit it")
+	}
+	var v envelope.View
+	if err := k.Mapping.Parse(d.Envelope, &v); err != nil {
+		fix := "; edit it"
+		id := d.Envelope.Lookup("_id")
+		if _, idErr := envelope.ParseID(id.Type, id.Value); idErr != nil || v.IDType == 0 {
+			fix = "; an id cannot be edited: append the event again with another id, and discard this letter"
+		}
+		return refuse(err.Error() + fix)
+	}
+
+	raw := d.Envelope
+	if v.HasExpiresAt && v.ExpiresAt <= now.UnixMilli() {
+		if !o.IgnoreExpiry {
+			return refuse("it has expired; ignore the expiry, or edit it")
+		}
+		if raw, err = removeField(elems, k.Mapping.Name("expiresAt")); err != nil {
+			return waiting.Entry{}, fmt.Errorf("removing the expiry of %s: %w", d.ID, err)
+		}
+	}
+
+	return waiting.Entry{
+		Watcher:  d.Watcher,
+		NS:       d.NS,
+		Raw:      raw,
+		Delivery: d.Delivery + 1,
+		Key:      string(v.OrderingKey()),
+		Slot:     max(v.Slot, 0),
+		Pos:      positionOf(d),
+		Reason:   waiting.Queued,
+		Origin:   waiting.OriginRequeue,
+		NextAt:   now,
+		ReplayOf: d.ID,
+	}, nil
+}
+
+// removeField returns the document without a field.
+func removeField(elems []bson.RawElement, name string) (bson.Raw, error) {
+	doc := make(bson.D, 0, len(elems))
+	for _, e := range elems {
+		if e.Key() != name {
+			doc = append(doc, bson.E{Key: e.Key(), Value: e.Value()})
+		}
+	}
+	return bson.Marshal(doc)
+}
+
+// positionOf returns the position of the letter among the waiting envelopes of its key: its own, or else the timestamp of
+// the insert, or else the time at which the letter died.
+func positionOf(d *letters.Dead) string {
+	if d.Pos != "" {
+		return d.Pos
+	}
+	if d.Stamp.T > 0 {
+		return outboxes.PosAt(d.Stamp)
+	}
+	died := min(max(d.MovedAt.Unix(), 0), math.MaxUint32)
+	return outboxes.PosAt(bson.Timestamp{T: uint32(died)})
+}
+
+// idIn returns the filter for the documents with these ids.
+func idIn(ids []string) bson.D {
+	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+}

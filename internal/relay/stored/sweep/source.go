@@ -1,0 +1,214 @@
+package sweep
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+const (
+	// replyTimeout bounds the first wait for a reply. Without an index on ts the server sorts the
+	// collection before it replies. Each timeout doubles the bound, so that the sweep of a large
+	// collection ends.
+	replyTimeout = 5 * time.Minute
+	firstReply   = 32 // documents of a reply while their size is unknown
+)
+
+var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
+
+// streamFilter matches the envelopes that the stream has to send, together with the conditions in and.
+// An envelope with a due time is sent for another reason, and one with sentAt was sent.
+func streamFilter(and ...bson.E) bson.D {
+	return append(bson.D{{Key: "dueAt", Value: nil}, {Key: "sentAt", Value: nil}}, and...)
+}
+
+// stampedFilter matches the envelopes with a stamp in (after, to].
+func stampedFilter(after, to bson.Timestamp) bson.D {
+	return streamFilter(bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: to}}})
+}
+
+// unstampedFilter matches the envelopes without a stamp, except those with an ObjectId whose time is in leftOut.
+// $expr prevents the server from using the index on _id, whose order is not that of insertion. No expression
+// selects UUIDs by version, so [source] leaves them out itself.
+func unstampedFilter(leftOut idRange) bson.D {
+	filter := streamFilter(outboxes.Unstamped())
+	if leftOut.isEmpty() {
+		return filter
+	}
+
+	isObjectID := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$_id"}}, "objectId"}}}
+	begins := bson.D{{Key: "$gte", Value: bson.A{"$_id", outboxes.FirstObjectID(leftOut.from)}}}
+	ends := bson.D{{Key: "$lt", Value: bson.A{"$_id", outboxes.FirstObjectID(leftOut.to)}}}
+	return append(filter, bson.E{Key: "$expr", Value: bson.D{
+		{Key: "$not", Value: bson.A{bson.D{{Key: "$and", Value: bson.A{isObjectID, begins, ends}}}}},
+	}})
+}
+
+// HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
+// that the stream has to send.
+func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
+	session, err := mongodb.Causal(ctx, coll.Database().Client(), now)
+	if err != nil {
+		return false, err
+	}
+	defer session.EndSession(context.WithoutCancel(ctx))
+	ctx = mongo.NewSessionContext(ctx, session)
+
+	return mongodb.Exists(ctx, mongodb.Majority(coll), p.AddFilter(unstampedFilter(idRange{})))
+}
+
+// source reads one collection for a sweep. After an error it can continue: it opens a new cursor after
+// the last document.
+type source struct {
+	outbox     outboxes.Outbox
+	coll       *mongo.Collection
+	db, name   []byte
+	slot       slot.Range
+	to         bson.Timestamp
+	unstamped  bool
+	leftOut    idRange       // ids with such a time are left out
+	replyBytes int           // wanted size of a reply
+	timeout    time.Duration // for a reply
+
+	// last is the stamp of the latest document, or the stamp after which to begin. idsAtLast are the ids
+	// that were read with this stamp: copied documents and the shards of a cluster can share a stamp.
+	last      bson.Timestamp
+	idsAtLast map[string]struct{}
+
+	cursor      *mongo.Cursor
+	session     *mongo.Session
+	cursorDocs  int // read from this cursor
+	cursorBytes int
+
+	ts bson.Timestamp
+	id bson.RawValue
+}
+
+// openCursor opens a cursor on the documents after last.
+func (s *source) openCursor(ctx context.Context) error {
+	// A member of the replica set that has not reached the end of the stretch waits, instead of
+	// returning less.
+	session, err := mongodb.Causal(ctx, s.coll.Database().Client(), s.to)
+	if err != nil {
+		return err
+	}
+
+	opts := options.Find().SetBatchSize(firstReply)
+	filter := unstampedFilter(s.leftOut)
+	if !s.unstamped {
+		// More documents may have the last stamp. Those that were read are left out by their ids.
+		after := s.last
+		if len(s.idsAtLast) > 0 {
+			after = mongodb.Preceding(after)
+		}
+		filter = stampedFilter(after, s.to)
+		// Without the index on ts, the server sorts the collection itself, which may need more than the
+		// memory of a query.
+		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
+	}
+
+	var cursor *mongo.Cursor
+	err = mongodb.ReadUnindexed(func(hint any) (err error) {
+		cursor, err = mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.slot.AddFilter(filter), opts.SetHint(hint)) // N21
+		return err
+	})
+	if err != nil {
+		session.EndSession(context.WithoutCancel(ctx))
+		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
+	}
+	s.cursor, s.session, s.cursorDocs, s.cursorBytes = cursor, session, 0, 0
+	return nil
+}
+
+// nextWithTimeout moves to the next document and returns false at the end. It may be called again after
+// an error. A timeout doubles the bound of the next call.
+func (s *source) nextWithTimeout(ctx context.Context) (bool, error) {
+	call, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+
+	more, err := s.advanceCursor(call)
+	if err != nil && call.Err() != nil && ctx.Err() == nil {
+		s.timeout *= 2
+	}
+	return more, err
+}
+
+// advanceCursor moves to the next document that was not read before, and returns false at the end. It
+// opens the cursor if there is none, and closes it at the end and after an error.
+func (s *source) advanceCursor(ctx context.Context) (bool, error) {
+	if s.cursor == nil {
+		if err := s.openCursor(ctx); err != nil {
+			return false, err
+		}
+	}
+
+	for s.cursor.Next(ctx) {
+		if s.acceptCurrent() {
+			return true, nil
+		}
+	}
+
+	err := s.cursor.Err()
+	s.closeCursor(ctx)
+	if err != nil {
+		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
+	}
+	return false, nil
+}
+
+// acceptCurrent reads the stamp and the id of the current document. It returns false if the document
+// was read before, or if its id is left out.
+func (s *source) acceptCurrent() bool {
+	raw := s.cursor.Current
+	s.cursorDocs++
+	s.cursorBytes += len(raw)
+	if s.cursor.RemainingBatchLength() == 0 {
+		// The server limits a reply by its number of documents. The mean size so far turns the wanted
+		// bytes into that number.
+		docs := s.replyBytes * s.cursorDocs / max(s.cursorBytes, 1)
+		s.cursor.SetBatchSize(int32(max(1, min(changes.MaxDocuments, docs))))
+	}
+
+	s.id = raw.Lookup("_id")
+	if s.unstamped {
+		at, hasTime := outboxes.IDTime(byte(s.id.Type), s.id.Value)
+		return !hasTime || !s.leftOut.contains(at)
+	}
+
+	s.ts = outboxes.Stamp(raw)
+	if s.ts != s.last {
+		s.last = s.ts
+		clear(s.idsAtLast)
+	}
+
+	key := mongodb.ValueKey(s.id)
+	if _, known := s.idsAtLast[key]; known {
+		return false
+	}
+	s.idsAtLast[key] = struct{}{}
+	return true
+}
+
+// closeCursor closes the cursor and its session, if there is one. It blocks for at most a second.
+func (s *source) closeCursor(ctx context.Context) {
+	if s.cursor == nil {
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+
+	// The server closes idle cursors itself.
+	_ = s.cursor.Close(ctx)
+	s.session.EndSession(ctx)
+	s.cursor = nil
+}

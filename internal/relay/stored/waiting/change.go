@@ -1,0 +1,100 @@
+package waiting
+
+import (
+	"context"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/base/crash"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// Change is a change of a stored document by the owner.
+type Change struct {
+	DocumentID [IDSize]byte
+	Reason     Reason
+	Pending    []string // topics that do not have it yet; nil: as before
+	// Sent has the places of records that are to be recorded with the delivery.
+	Sent []outboxes.Place
+
+	// Failure is a failed attempt. Attempts is the number of attempts before it, and NextAt is the time of the next one. If an operator
+	// has reset the attempts since, the change has no effect.
+	Failure  *record.Attempt
+	Attempts int32
+	NextAt   time.Time
+}
+
+// updateModel returns the statement of the change. A repetition has no second effect.
+func (c *Change) updateModel() mongo.WriteModel {
+	set := bson.D{{Key: "reason", Value: c.Reason}}
+	if c.Pending != nil {
+		set = append(set, bson.E{Key: "topics", Value: joinTopics(c.Pending)})
+	}
+
+	filter := byDocumentID(c.DocumentID)
+	update := bson.D{}
+	if c.Failure == nil {
+		// It is found when its topic or its key is free again, not at a time.
+		update = append(update, bson.E{Key: "$unset", Value: bson.D{{Key: "nextAt", Value: ""}}})
+	} else {
+		failure := clipReason(c.Failure)
+		filter = append(filter, bson.E{Key: "attempts", Value: c.Attempts})
+		set = append(set,
+			bson.E{Key: "attempts", Value: c.Attempts + 1},
+			bson.E{Key: "nextAt", Value: c.NextAt},
+			bson.E{Key: "error", Value: failure})
+		history := bson.D{{Key: "$each", Value: bson.A{failure}}, {Key: "$slice", Value: -record.KeptAttempts}}
+		update = append(update, bson.E{Key: "$push", Value: bson.D{{Key: "history", Value: history}}})
+	}
+	if len(c.Sent) > 0 {
+		each := bson.D{{Key: "$each", Value: c.Sent}}
+		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "sent", Value: each}}})
+	}
+	return mongo.NewUpdateOneModel().SetFilter(filter).SetUpdate(append(update, bson.E{Key: "$set", Value: set}))
+}
+
+// WriteChanges writes changes of documents and removes documents, in the transaction of tx. It is idempotent. matched is the
+// number of documents that were found; a repetition may find fewer.
+func WriteChanges(tx context.Context, coll *mongo.Collection, changes []*Change, removed [][IDSize]byte) (matched int64, err error) {
+	var models []mongo.WriteModel
+	for _, c := range changes {
+		models = append(models, c.updateModel())
+	}
+	if len(removed) > 0 {
+		models = append(models, mongo.NewDeleteManyModel().SetFilter(byDocumentIDs(removed)))
+	}
+	if len(models) == 0 {
+		return 0, nil
+	}
+
+	res, err := coll.BulkWrite(tx, models)
+	if err != nil {
+		return 0, mongodb.Refusal(err, "writing the fate of waiting envelopes", "find, update and remove", mongodb.Namespace(coll))
+	}
+	crash.At("mid-waiting-write")
+	return res.MatchedCount + res.DeletedCount, nil
+}
+
+// ReadWhole calls take for each of the documents that exists, with envelope and history, in the transaction of tx if there
+// is one. The bytes are valid only during the call.
+func ReadWhole(tx context.Context, coll *mongo.Collection, ids [][IDSize]byte, take func(raw bson.Raw) error) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	return mongodb.FindEach(tx, coll, "reading waiting envelopes", byDocumentIDs(ids), take)
+}
+
+// FindExisting returns which of the documents exist.
+func FindExisting(ctx context.Context, coll *mongo.Collection, ids [][IDSize]byte) (map[[IDSize]byte]bool, error) {
+	found := make(map[[IDSize]byte]bool, len(ids))
+	err := mongodb.FindEach(ctx, mongodb.Majority(coll), "looking for waiting envelopes", byDocumentIDs(ids), func(raw bson.Raw) error {
+		found[ReadDocument(raw).DocumentID] = true
+		return nil
+	}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	return found, err
+}

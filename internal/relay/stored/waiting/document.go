@@ -1,0 +1,112 @@
+package waiting
+
+import (
+	"bytes"
+	"math"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// Document is a waiting envelope as it is stored. Its values alias the bytes it was read from, except for its strings.
+type Document struct {
+	DocumentID  [IDSize]byte
+	NS          string
+	ID          bson.RawValue // `_id` of the envelope
+	Delivery    int32
+	Key         string // canonical text of the ordering key
+	Pos         string
+	Pending     []string // nil if it does not list its targets
+	Reason      Reason
+	Origin      string
+	NextAt      int64 // Unix milliseconds; 0: when its turn comes
+	Attempts    int32
+	Error       *record.Attempt  // the latest failed attempt; nil if there is none, or it was not read
+	History     []record.Attempt // the latest failed attempts, oldest first; nil if it was not read
+	Redelivered bool
+	ReplayOf    string
+	Sent        []outboxes.Place // of its records so far, if deliveries are recorded on the envelope
+	Envelope    bson.Raw         // nil if it was not read
+	Size        int              // bytes of the envelope
+}
+
+// IsOfStream reports whether the envelope has a place in the order of the stream's events of its key.
+func (d *Document) IsOfStream() bool { return d.Origin == OriginStream || d.Origin == OriginSweep }
+
+// NextTime returns the time of NextAt, or nil.
+func (d *Document) NextTime() *time.Time {
+	if d.NextAt == 0 {
+		return nil
+	}
+	at := time.UnixMilli(d.NextAt).UTC()
+	return &at
+}
+
+// UnmarshalBSON implements bson.Unmarshaler. It copies raw.
+func (d *Document) UnmarshalBSON(raw []byte) error {
+	*d = ReadDocument(bytes.Clone(raw))
+	return nil
+}
+
+// ReadDocument reads a stored document. Only the store's writers make one, so a field of another type counts as missing.
+func ReadDocument(raw bson.Raw) (d Document) {
+	// A takeover reads a million of them, and the driver's elements cost twice as much.
+	rest, _ := envelope.Elements(raw)
+	for len(rest) > 0 {
+		kind, name, value, after, ok := envelope.SplitElement(rest)
+		if !ok {
+			return d
+		}
+		rest = after
+		v := bson.RawValue{Type: kind, Value: value}
+
+		switch string(name) {
+		case "_id":
+			_, id, _ := v.BinaryOK()
+			copy(d.DocumentID[:], id)
+		case "ns":
+			d.NS, _ = v.StringValueOK()
+		case "id":
+			d.ID = v
+		case "delivery":
+			n, _ := v.AsInt64OK()
+			d.Delivery = int32(min(max(n, 0), math.MaxInt32))
+		case "key":
+			d.Key, _ = v.StringValueOK()
+		case "pos":
+			d.Pos, _ = v.StringValueOK()
+		case "topics":
+			text, _ := v.StringValueOK()
+			d.Pending = splitTopics(text)
+		case "reason":
+			s, _ := v.StringValueOK()
+			d.Reason = Reason(s)
+		case "origin":
+			d.Origin, _ = v.StringValueOK()
+		case "nextAt":
+			d.NextAt, _ = v.DateTimeOK()
+		case "attempts":
+			n, _ := v.AsInt64OK()
+			d.Attempts = int32(n)
+		case "redelivered":
+			d.Redelivered, _ = v.BooleanOK()
+		case "replayOf":
+			d.ReplayOf, _ = v.StringValueOK()
+		case "envelope":
+			doc, _ := v.DocumentOK()
+			d.Envelope, d.Size = doc, len(doc)
+		// Their errors can be ignored: only the store's writers make these.
+		case "sent":
+			_ = bson.UnmarshalValue(v.Type, v.Value, &d.Sent)
+		case "error":
+			_ = bson.UnmarshalValue(v.Type, v.Value, &d.Error)
+		case "history":
+			_ = bson.UnmarshalValue(v.Type, v.Value, &d.History)
+		}
+	}
+	return d
+}

@@ -1,0 +1,221 @@
+package waiting
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// Query selects waiting envelopes of a watcher, for operators. An envelope matches if it fulfills all conditions that are set.
+type Query struct {
+	Watcher string          // required
+	NS      string          // only of this outbox
+	Reason  Reason          // only with this reason
+	Topic   string          // only those that wait for this topic
+	Key     string          // canonical text of the ordering key
+	IDs     []bson.RawValue // ids of envelopes, with their types
+	Failed  bool            // only those that were rejected, and wait for their next attempt
+}
+
+// buildConditions returns the conditions of the query except the watcher.
+func (q Query) buildConditions() bson.D {
+	d := bson.D{}
+	if q.NS != "" {
+		d = append(d, bson.E{Key: "ns", Value: q.NS})
+	}
+	if q.Key != "" {
+		d = append(d, bson.E{Key: "key", Value: q.Key})
+	}
+	if len(q.IDs) > 0 {
+		d = append(d, bson.E{Key: "id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
+	}
+	if q.Reason != "" {
+		d = append(d, bson.E{Key: "reason", Value: q.Reason})
+	}
+
+	if q.Failed {
+		failed := bson.D{{Key: "reason", Value: Retry}, {Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}
+		d = append(d, bson.E{Key: "$and", Value: bson.A{failed}})
+	}
+
+	if q.Topic != "" {
+		// One that lists no topics waits for all that it routes to.
+		listed := bson.Regex{Pattern: "(^|,)" + regexp.QuoteMeta(q.Topic) + "(,|$)"}
+		d = append(d, bson.E{Key: "topics", Value: bson.D{{Key: "$in", Value: bson.A{"", listed}}}})
+	}
+	return d
+}
+
+func (q Query) filter() bson.D {
+	return append(bson.D{{Key: "watcher", Value: q.Watcher}}, q.buildConditions()...)
+}
+
+// List returns up to limit matching envelopes in the order in which they are sent, without the fields of the envelopes that are
+// named in without. after is next of the previous page; next is "" on the last page. The cost of a page grows with the number of
+// envelopes that do not match.
+func List(ctx context.Context, coll *mongo.Collection, q Query, without []string, limit int, after string) (page []Document, next string, err error) {
+	fields := bson.D{}
+	for _, name := range without {
+		fields = append(fields, bson.E{Key: "envelope." + name, Value: 0})
+	}
+	scan := &Scan{Store: NewStore(coll, q.Watcher, slot.Range{}), Where: q.buildConditions(), Fields: fields}
+	if err := scan.resume(after); err != nil {
+		return nil, "", err
+	}
+
+	more, err := scan.Page(ctx, limit, func(raw bson.Raw) error {
+		// The bytes belong to the cursor.
+		page = append(page, ReadDocument(slices.Clone(raw)))
+		return nil
+	})
+	if err != nil || !more {
+		return page, "", err
+	}
+	next, err = scan.encodePlace()
+	return page, next, err
+}
+
+// EachStampOf calls take for each waiting envelope of the outbox ns whose id is in list, with the stamp of its insert.
+func EachStampOf(
+	ctx context.Context, coll *mongo.Collection, watcher, ns string, list []bson.RawValue, take func(id bson.RawValue, stamp bson.Timestamp),
+) error {
+	filter := Query{Watcher: watcher, NS: ns, IDs: list}.filter()
+	return mongodb.FindEach(ctx, mongodb.Majority(coll), "looking for waiting envelopes", filter, func(raw bson.Raw) error {
+		d := ReadDocument(raw)
+		take(mongodb.CloneValue(d.ID), outboxes.Stamp(d.Envelope))
+		return nil
+	}, options.Find().SetProjection(mongodb.Fields("id", "envelope.ts")))
+}
+
+// deliveryStep is the distance between the numbers of two replays. A requeue has the number after that of its letter, so the numbers in
+// between are for envelopes of the earlier replay that die and are requeued, again and again.
+const deliveryStep = 1000
+
+// NextDelivery returns the number of the deliveries of a new replay: no requeue and no replay had it before (N18). coll is `counters` of the
+// state database.
+func NextDelivery(ctx context.Context, coll *mongo.Collection) (int32, error) {
+	var counter struct {
+		N int32 `bson:"n"`
+	}
+	err := mongodb.Majority(coll).FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: "delivery"}},
+		bson.D{{Key: "$inc", Value: bson.D{{Key: "n", Value: int32(1)}}}},
+		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&counter)
+	return counter.N * deliveryStep, mongodb.Refusal(err, "counting deliveries", "find, insert and update", mongodb.Namespace(coll))
+}
+
+// CountReplayed counts the envelopes of a replay that still wait, up to limit.
+func CountReplayed(ctx context.Context, coll *mongo.Collection, replay string, limit int64) (int64, error) {
+	n, err := mongodb.Majority(coll).CountDocuments(ctx, bson.D{{Key: "replayOf", Value: replay}}, options.Count().SetLimit(max(limit, 1)))
+	return n, mongodb.Refusal(err, "counting the waiting envelopes of replay "+replay, "find", mongodb.Namespace(coll))
+}
+
+// CountMatching counts the matching envelopes.
+func CountMatching(ctx context.Context, coll *mongo.Collection, q Query) (int64, error) {
+	n, err := mongodb.Majority(coll).CountDocuments(ctx, q.filter())
+	return n, mongodb.Refusal(err, "counting waiting envelopes", "find", mongodb.Namespace(coll))
+}
+
+// CountGroups counts the matching envelopes by outbox, reason and topic. It reads each of them once.
+func CountGroups(ctx context.Context, coll *mongo.Collection, q Query) ([]Count, error) {
+	return countGroups(ctx, mongodb.Majority(coll), q.filter())
+}
+
+// RetryFailed makes the failed envelopes that q selects due now, and returns their number. With reset, it also clears their failed
+// attempts and the latest error. Other envelopes do not change, for example one that was sent in the meantime. It is one plain
+// statement, so the owner of the watcher never waits for it.
+func RetryFailed(ctx context.Context, coll *mongo.Collection, q Query, reset bool) (int64, error) {
+	q.Failed = true
+	update := bson.D{{Key: "$currentDate", Value: bson.D{{Key: "nextAt", Value: true}}}}
+	if reset {
+		update = append(update,
+			bson.E{Key: "$set", Value: bson.D{{Key: "attempts", Value: int32(0)}}},
+			bson.E{Key: "$unset", Value: bson.D{{Key: "error", Value: ""}}})
+	}
+	res, err := mongodb.Majority(coll).UpdateMany(ctx, q.filter(), update)
+	if err != nil {
+		return 0, mongodb.Refusal(err, "retrying failed envelopes", "find and update", mongodb.Namespace(coll))
+	}
+	return res.MatchedCount, nil
+}
+
+// Topic counts the envelopes of a watcher that wait for one topic. An envelope that waits for several counts for each.
+type Topic struct {
+	Topic    string // "" if the envelopes do not list their topics
+	Retry    int64
+	Blocked  int64
+	Parked   int64
+	Queued   int64
+	Keys     int64     // ordering keys with any of these
+	Oldest   time.Time // commit time of the oldest one; zero if unknown
+	Outboxes []string  // namespaces, sorted, at most maxTopicOutboxes
+}
+
+// maxTopicOutboxes bounds Topic.Outboxes.
+const maxTopicOutboxes = 100
+
+// CountTopics counts the waiting envelopes of a watcher by topic. The server reads only the index.
+func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([]Topic, error) {
+	type row struct {
+		Topic   string   `bson:"_id"`
+		Retry   int64    `bson:"retry"`
+		Blocked int64    `bson:"blocked"`
+		Parked  int64    `bson:"parked"`
+		Queued  int64    `bson:"queued"`
+		Keys    int64    `bson:"keys"`
+		Pos     string   `bson:"pos"`
+		NS      []string `bson:"ns"`
+	}
+	count := func(group bson.D, of func(reason string) any) bson.D {
+		for _, r := range Reasons() {
+			group = append(group, bson.E{Key: string(r), Value: bson.D{{Key: "$sum", Value: of(string(r))}}})
+		}
+		return append(group, bson.E{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}})
+	}
+	isReason := func(reason string) any {
+		return bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$eq", Value: bson.A{"$reason", reason}}}, int64(1), int64(0)}}}
+	}
+	sum := func(reason string) any { return "$" + reason }
+
+	rows, err := mongodb.AggregateAll[row](ctx, mongodb.Majority(coll), "counting waiting envelopes by topic", mongo.Pipeline{
+		{{Key: "$match", Value: Query{Watcher: watcher}.filter()}},
+		{{Key: "$project", Value: append(mongodb.Fields("ns", "key", "pos", "reason", "topics"), bson.E{Key: "_id", Value: 0})}},
+		{{Key: "$set", Value: bson.D{{Key: "topic", Value: bson.D{{Key: "$split", Value: bson.A{"$topics", ","}}}}}}},
+		{{Key: "$unwind", Value: "$topic"}},
+		{{Key: "$group", Value: count(bson.D{{Key: "_id", Value: bson.D{
+			{Key: "topic", Value: "$topic"},
+			{Key: "ns", Value: "$ns"},
+			{Key: "key", Value: "$key"},
+		}}}, isReason)}},
+		{{Key: "$group", Value: count(bson.D{
+			{Key: "_id", Value: bson.D{{Key: "topic", Value: "$_id.topic"}, {Key: "ns", Value: "$_id.ns"}}},
+			{Key: "keys", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
+		}, sum)}},
+		{{Key: "$group", Value: count(bson.D{
+			{Key: "_id", Value: "$_id.topic"},
+			{Key: "keys", Value: bson.D{{Key: "$sum", Value: "$keys"}}},
+			{Key: "ns", Value: bson.D{{Key: "$minN", Value: bson.D{{Key: "input", Value: "$_id.ns"}, {Key: "n", Value: maxTopicOutboxes}}}}},
+		}, sum)}},
+		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	out := make([]Topic, len(rows))
+	for i, r := range rows {
+		out[i] = Topic{
+			Topic: r.Topic, Retry: r.Retry, Blocked: r.Blocked, Parked: r.Parked, Queued: r.Queued, Keys: r.Keys,
+			Oldest: readTime(r.Pos), Outboxes: r.NS,
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,176 @@
+package tracing
+
+import (
+	"encoding/binary"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
+
+// exemplarEvery is the time between two exemplars. A scrape returns one per bucket, so more are useless.
+const exemplarEvery = 100 * time.Millisecond
+
+// Tap decides which deliveries are traced, and traces them. Its methods are safe for concurrent use, never
+// block, and do not allocate for a delivery that is not traced. A nil Tap traces nothing.
+type Tap struct {
+	exporter *Exporter
+	exemplar func(took time.Duration, traceID, spanID string)
+	now      func() time.Time
+	next     atomic.Int64 // Unix nanoseconds of the next exemplar
+}
+
+// NewTap returns a Tap. If exporter is nil, there are no spans. If exemplar is not nil, the Tap calls it for some
+// deliveries, with the time from the commit to the ack and the trace. now is the clock for this time.
+func NewTap(exporter *Exporter, exemplar func(took time.Duration, traceID, spanID string), now func() time.Time) *Tap {
+	return &Tap{exporter: exporter, exemplar: exemplar, now: now}
+}
+
+// Begin starts the trace of one envelope's delivery to the topics of recs. Usually it returns nil, which means
+// that the delivery is not traced: the service did not sample its trace, or the share or rate of spans does not
+// permit it. commitMS is the commit time of the envelope, or 0 if that time is unrelated to the delivery.
+// Begin does not retain recs, db and coll.
+func (t *Tap) Begin(recs []record.Record, db, coll []byte, commitMS int64) *Delivery {
+	if t == nil || len(recs) == 0 {
+		return nil
+	}
+
+	// The records of an envelope have the same headers.
+	c, ok := fromHeaders(recs[0].Headers)
+	if !ok {
+		return nil
+	}
+	tracer := t.exporter.tracerFor(c.TraceID, len(recs))
+	sample := commitMS > 0 && t.exemplar != nil && t.exemplarDue()
+	if tracer == nil && !sample {
+		return nil
+	}
+
+	d := &Delivery{tap: t, stored: c, commitMS: commitMS, sample: sample}
+	// The delivery outlives the record, and the state is a subslice of it.
+	d.stored.state = nil
+	if tracer != nil {
+		d.startSpans(tracer, c.spanContext(), recs, string(db)+"."+string(coll))
+	}
+	return d
+}
+
+// exemplarDue reports whether it is time for an exemplar, and if so schedules the next one.
+func (t *Tap) exemplarDue() bool {
+	now, next := t.now().UnixNano(), t.next.Load()
+	return now >= next && t.next.CompareAndSwap(next, now+int64(exemplarEvery))
+}
+
+// Delivery is the traced delivery of one envelope. It has one span per record. Its methods may be called
+// concurrently for different records, and once per record.
+type Delivery struct {
+	tap      *Tap
+	stored   storedContext
+	commitMS int64
+	sample   bool
+	spans    []recordSpan
+}
+
+type recordSpan struct {
+	topic string
+	span  trace.Span
+	ended atomic.Bool
+}
+
+// startSpans starts a span per record. Each span starts a new trace with a link to the trace of the service. The
+// relay works for many traces at once and long after them, and its spans must not keep these traces open.
+func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs []record.Record, collection string) {
+	d.spans = make([]recordSpan, len(recs))
+	for i := range recs {
+		r := &recs[i]
+		attrs := make([]attribute.KeyValue, 0, 11)
+		attrs = append(attrs,
+			semconv.MessagingSystemKafka,
+			semconv.MessagingOperationName("send"),
+			semconv.MessagingOperationTypeSend,
+			semconv.MessagingDestinationName(r.Topic),
+			semconv.MessagingMessageBodySize(len(r.Value)),
+			attribute.String("outrelay.collection", validText(collection)))
+		if id := r.Header(record.HeaderID); id != nil {
+			attrs = append(attrs, semconv.MessagingMessageID(validText(string(id))))
+		}
+		if r.Value == nil {
+			attrs = append(attrs, semconv.MessagingKafkaMessageTombstone(true))
+		}
+
+		d.spans[i].topic = r.Topic
+		_, d.spans[i].span = tracer.Start(detached, "send "+r.Topic,
+			trace.WithNewRoot(),
+			trace.WithSpanKind(trace.SpanKindProducer),
+			trace.WithLinks(trace.Link{SpanContext: from}),
+			trace.WithAttributes(attrs...))
+	}
+}
+
+// validText returns s as valid UTF-8. MongoDB does not check its strings, and one that is not UTF-8 makes an exporter drop
+// all spans of its batch.
+func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// Acked ends the span of a record that Kafka has acknowledged in tp at offset.
+func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
+	place := func(s trace.Span) {
+		s.SetAttributes(
+			semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))),
+			semconv.MessagingKafkaOffset(int(offset)))
+	}
+	// An envelope outside of the stream has no commit time.
+	if d.commitMS <= 0 {
+		d.endSpan(tp.Topic, place)
+		return
+	}
+
+	took := max(d.tap.now().Sub(time.UnixMilli(d.commitMS)), 0)
+	if d.sample {
+		d.tap.exemplar(took, d.stored.TraceID.String(), d.stored.SpanID.String())
+	}
+	d.endSpan(tp.Topic, func(s trace.Span) {
+		place(s)
+		s.SetAttributes(attribute.Float64("outrelay.commit_to_ack_ms", float64(took.Microseconds())/1e3))
+	})
+}
+
+// NotSent ends the span of a record that was not sent now. fate is the state in which its envelope waits, or the
+// class of its refusal if refused is set. A later delivery of the envelope has other spans.
+func (d *Delivery) NotSent(topic, fate string, refused bool) {
+	d.endSpan(topic, func(s trace.Span) {
+		if refused {
+			// Only the class: a reason may quote data that must not be in a trace.
+			s.SetStatus(codes.Error, fate)
+			s.SetAttributes(semconv.ErrorTypeKey.String(fate))
+			return
+		}
+		s.SetAttributes(attribute.String("outrelay.state", fate))
+	})
+}
+
+// endSpan ends the first open span of the topic, after setAttributes.
+func (d *Delivery) endSpan(topic string, setAttributes func(trace.Span)) {
+	for i := range d.spans {
+		if s := &d.spans[i]; s.topic == topic && !s.ended.Swap(true) {
+			setAttributes(s.span)
+			s.span.End()
+			return
+		}
+	}
+}
+
+// isSampled reports whether the trace belongs to the sampled percent of all traces. Like the ratio sampler of
+// OpenTelemetry it uses the last bytes of the trace id, so that all processes decide alike.
+func isSampled(id trace.TraceID, percent int) bool {
+	if percent >= 100 {
+		return true
+	}
+	return binary.BigEndian.Uint64(id[8:])>>1 < uint64(percent)*(1<<63/100)
+}

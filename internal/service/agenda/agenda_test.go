@@ -1,0 +1,124 @@
+package agenda_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/service/agenda"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+
+// soon is the due time of the events, far in the future.
+var soon = time.UnixMilli(1_900_000_000_123).UTC()
+
+// schedule inserts an event and returns its id.
+func schedule(t *testing.T, coll *mongo.Collection, name string, at time.Time, opts ...event.Option) event.ID {
+	t.Helper()
+	e := event.New(event.Aggregate{Type: "order", ID: "o-1"}, name, event.Payload{}, opts...).With(event.WithDueAt(at))
+	if _, err := coll.InsertOne(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	return e.ID()
+}
+
+// Every event is on exactly one page. Many events are due at the same time and have ids of different types.
+func TestPagesContainEveryEventOnce(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	want := map[event.ID]bool{}
+	for i := range 20 {
+		at := soon.Add(time.Duration(i%3) * time.Second)
+		want[schedule(t, coll, "x", at)] = true
+		want[schedule(t, coll, "x", at, event.WithID(fmt.Sprint("text", i)))] = true
+		want[schedule(t, coll, "x", at, event.WithID(bson.NewObjectID()))] = true
+	}
+
+	if n, err := agenda.Count(t.Context(), coll, agenda.Query{}); n != 60 || err != nil {
+		t.Errorf("counted %d events, want 60: %v", n, err)
+	}
+
+	for _, size := range []int{1, 7, 59, 60, 61} {
+		seen := map[event.ID]bool{}
+		last := time.Time{}
+		after := ""
+		pages := 0
+		for first := true; first || after != ""; first = false {
+			page, err := agenda.ReadPage(t.Context(), coll, agenda.Query{}, size, after)
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			pages++
+			if len(page.Events) > size {
+				t.Fatalf("a page has %d events, want at most %d", len(page.Events), size)
+			}
+
+			for _, e := range page.Events {
+				if seen[e.ID] || !want[e.ID] || e.DueAt.Before(last) {
+					t.Fatalf("event %s is repeated, unknown or out of order", e.ID)
+				}
+				seen[e.ID] = true
+				last = e.DueAt
+			}
+			after = page.Next
+		}
+
+		if len(seen) != 60 || pages != (59+size)/size {
+			t.Errorf("with pages of %d: got %d events on %d pages, want 60 on %d", size, len(seen), pages, (59+size)/size)
+		}
+	}
+}
+
+func TestPagesRejectBadArguments(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Client(t).Database("x").Collection("outbox")
+	for name, c := range map[string]struct {
+		q     agenda.Query
+		size  int
+		after string
+	}{
+		"no events":          {size: 0},
+		"too many events":    {size: 10_001},
+		"no position":        {size: 1, after: "x"},
+		"not even an ending": {size: 1, after: "!"},
+		"a zero id":          {q: agenda.Query{IDs: []event.ID{{}}}, size: 1},
+	} {
+		if _, err := agenda.ReadPage(t.Context(), coll, c.q, c.size, c.after); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+}
+
+func TestSummaryCountsByName(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	for i := range 5 {
+		schedule(t, coll, []string{"a", "b"}[i%2], soon.Add(time.Duration(i)*time.Second))
+	}
+
+	got, err := agenda.Summarize(t.Context(), coll, agenda.Query{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for i := range got {
+		got[i].Earliest = got[i].Earliest.UTC()
+		got[i].Latest = got[i].Latest.UTC()
+	}
+	want := []agenda.Summary{
+		{Name: "a", Count: 3, Earliest: soon, Latest: soon.Add(4 * time.Second)},
+		{Name: "b", Count: 2, Earliest: soon.Add(time.Second), Latest: soon.Add(3 * time.Second)},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,48 @@
+// Package boxparts has the types of the parts of an outbox.Box that only packages of this module use: see outbox.Box.Parts and
+// outbox.NewOver.
+package boxparts
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/service/agenda"
+	"github.com/outrelay/outrelay/internal/service/appending"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// Key is an argument of the functions that only packages of this module call: other modules cannot name it.
+type Key struct{}
+
+// Parts are the parts of a Box.
+type Parts struct {
+	Store      Store
+	Collection *mongo.Collection // with majority concerns on the primary; nil if the Store is not MongoDB
+	Log        *slog.Logger
+}
+
+// Store stores the envelopes of a Box. Its methods join the transaction of their context: see internal/mongodb/transaction.
+type Store interface {
+	// Name returns the name of the collection.
+	Name() string
+
+	// Transaction runs fn as one unit of work. See outbox.Box.Transaction. With snapshot, all reads see one point in time.
+	Transaction(ctx context.Context, snapshot bool, fn func(ctx context.Context) error) error
+
+	// Insert stores the envelopes in this order.
+	Insert(ctx context.Context, envelopes []appending.Envelope) error
+
+	// Stored returns the stored envelopes in the order of their inserts.
+	Stored(ctx context.Context) ([]bson.Raw, error)
+
+	// The methods for scheduled events are the functions of package agenda.
+
+	Cancel(ctx context.Context, id event.ID) (bool, error)
+	Move(ctx context.Context, id event.ID, at time.Time) (bool, error)
+	ReadPage(ctx context.Context, q agenda.Query, size int, after string) (agenda.Page, error)
+	CancelMatching(ctx context.Context, q agenda.Query) (int64, error)
+}

@@ -1,0 +1,62 @@
+package letterparts
+
+import (
+	"context"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+)
+
+// Series counts the letters of one handler with the same class.
+type Series struct {
+	Group   string
+	Handler string
+	Class   string
+	Dead    int64 // letters that were not requeued
+}
+
+const seriesSeparator = "\n"
+
+// SeriesOf returns the field series of the document of a letter.
+func SeriesOf(group, handler, class string) string {
+	return strings.Join([]string{group, handler, class}, seriesSeparator)
+}
+
+// NotRequeued is the filter for the letters of a collection that were not requeued.
+func NotRequeued() bson.D {
+	return bson.D{
+		{Key: "series", Value: bson.D{{Key: "$gt", Value: ""}}},
+		{Key: "requeued", Value: bson.D{{Key: "$exists", Value: false}}},
+	}
+}
+
+// CountSeries counts the letters of a collection. It reads only an index, and stops at limit entries.
+func CountSeries(ctx context.Context, db *mongo.Database, collection string, limit int64) ([]Series, error) {
+	oneIfDead := bson.D{{Key: "$cond", Value: bson.A{
+		bson.D{{Key: "$gt", Value: bson.A{"$requeued.at", nil}}}, 0, 1,
+	}}}
+	cur, err := db.Collection(collection).Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "series", Value: bson.D{{Key: "$gt", Value: ""}}}}}},
+		{{Key: "$limit", Value: limit}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$series"}, {Key: "dead", Value: bson.D{{Key: "$sum", Value: oneIfDead}}}}}},
+		{{Key: "$sort", Value: bson.D{{Key: "dead", Value: -1}, {Key: "_id", Value: 1}}}},
+	})
+	type count struct {
+		ID   string `bson:"_id"`
+		Dead int64  `bson:"dead"`
+	}
+	docs, err := cursor.All[count](ctx, "counting dead letters of "+collection, cur, err)
+	if err != nil {
+		return nil, err
+	}
+
+	list := make([]Series, len(docs))
+	for i, d := range docs {
+		parts := append(strings.Split(d.ID, seriesSeparator), "", "")
+		list[i] = Series{Group: parts[0], Handler: parts[1], Class: parts[2], Dead: d.Dead}
+	}
+	return list, nil
+}

@@ -1,0 +1,403 @@
+package setaside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+	"github.com/outrelay/outrelay/internal/mongodb/schema"
+)
+
+// Store stores messages that are set aside. Its methods join the transaction of their context. It is safe for concurrent
+// use. Package setasidetest has its contract as tests.
+type Store interface {
+	// EnsureIndexes prepares the store. Call it before the first message.
+	EnsureIndexes(ctx context.Context) error
+
+	// Add stores m, due after wait. A message without a failed attempt has no due time: it follows the messages of its queue
+	// at once. If m is stored already, Add changes nothing. Call Add in the transaction that moves the watermark past m. The
+	// error of a record that does not fit is ErrTooLarge.
+	Add(ctx context.Context, m *Message, wait time.Duration) error
+
+	// Postpone stores the attempts of m, which failed again, and makes it due after wait.
+	Postpone(ctx context.Context, m *Message, wait time.Duration) error
+
+	// First returns the first message of a queue, or nil if the queue is empty.
+	First(ctx context.Context, p Place, queue Digest) (*Message, error)
+
+	// Take deletes m in the transaction of ctx, which has to handle the message. It returns false if m is not the first of
+	// its queue any more: another member has handled it.
+	Take(ctx context.Context, m *Message) (bool, error)
+
+	// Remove deletes m. It returns nil if m does not exist.
+	Remove(ctx context.Context, m *Message) error
+
+	// Heads returns the queues of a handler in these partitions of a topic.
+	Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error)
+
+	// Waiting returns those of the queues that have messages.
+	Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error)
+
+	// Failing returns how many queues of a handler have a message that failed, at most limit.
+	Failing(ctx context.Context, handler string, limit int) (int, error)
+
+	// Census returns how many messages of a group wait. It reads one document. If the count in that document is older than
+	// CensusInterval, and member is the keeper or the keeper is late, it counts all messages of the group: so one member counts
+	// for all others. The keeper passes the places with messages to findUnread, which returns those that no member reads.
+	Census(ctx context.Context, group, member string, findUnread func(ctx context.Context, places []Place) ([]Place, error)) (Census, error)
+
+	// Requeued returns the queues of a group that have a message with Requeued.
+	Requeued(ctx context.Context, group string) ([]Queue, error)
+
+	// Stored returns those of the ids that messages have.
+	Stored(ctx context.Context, ids []Digest) ([]Digest, error)
+}
+
+// Queue identifies a queue.
+type Queue struct {
+	Place  `bson:",inline"`
+	Digest Digest `bson:"q"`
+}
+
+// Head is a queue with messages.
+type Head struct {
+	Partition int32
+	Queue     Digest
+	Wait      time.Duration // until the first message is due; 0 if it is due
+}
+
+// DefaultCollection is the name of the collection of messages that are set aside.
+const DefaultCollection = "inbox_waiting"
+
+// CountsSuffix is the end of the name of the collection that has one document for each group, with its last Census.
+const CountsSuffix = "_counts"
+
+// Collection is the Store in a collection of MongoDB. Outside of transactions its writes have majority write concern.
+type Collection struct {
+	coll   *mongo.Collection
+	counts *mongo.Collection // of Census
+}
+
+// New returns the store in the collection name of db. It does no I/O: call EnsureIndexes before the first message.
+func New(db *mongo.Database, name string) *Collection {
+	return &Collection{coll: mongodb.Majority(db.Collection(name)), counts: mongodb.Majority(db.Collection(name + CountsSuffix))}
+}
+
+// EnsureIndexes creates the collection and its indexes.
+func (s *Collection) EnsureIndexes(ctx context.Context) error {
+	var keys bson.D
+	for _, field := range []string{"h", "t", "p", "q", "g", "o", "due", "since"} {
+		keys = append(keys, bson.E{Key: field, Value: 1})
+	}
+
+	err := schema.Change(ctx, s.coll, func(ctx context.Context) error {
+		_, err := s.coll.Indexes().CreateMany(ctx, []mongo.IndexModel{
+			{Keys: keys, Options: options.Index().SetName("queues")},
+			{
+				Keys:    bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}},
+				Options: options.Index().SetName("requeued").SetPartialFilterExpression(isRequeued),
+			},
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("creating the indexes of %s: %w", s.coll.Name(), err)
+	}
+	return nil
+}
+
+// Add stores m, due after wait: see Store.
+func (s *Collection) Add(ctx context.Context, m *Message, wait time.Duration) error {
+	if err := m.CheckSize(); err != nil {
+		return err
+	}
+
+	added := bson.D{{Key: "at", Value: "$$NOW"}}
+	// An untried message has no due time: it waits for the message before it. The server calculates the times, because
+	// the clocks of processes differ.
+	if m.Failed > 0 {
+		added = append(added,
+			bson.E{Key: "since", Value: afterNow(-m.Elapsed)},
+			bson.E{Key: "due", Value: afterNow(wait)})
+	}
+
+	// The fields of a document that exists win, so a repetition changes nothing.
+	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: m}}, added, "$$ROOT"}}}
+	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
+	_, err := s.coll.UpdateOne(ctx, byID(m.ID), update, options.UpdateOne().SetUpsert(true))
+	switch {
+	case mongo.IsDuplicateKeyError(err):
+		// Another process has stored the message at the same time.
+		return nil
+	case IsTooLarge(err):
+		return fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case err != nil:
+		return fmt.Errorf("setting a message aside: %w", err)
+	}
+	return nil
+}
+
+// Postpone stores the attempts of m: see Store.
+func (s *Collection) Postpone(ctx context.Context, m *Message, wait time.Duration) error {
+	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "n", Value: m.Failed},
+		{Key: "s", Value: m.Spared},
+		{Key: "hist", Value: bson.D{{Key: "$literal", Value: m.History}}},
+		// A message that was untried fails for the first time now.
+		{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", afterNow(-m.Elapsed)}}}},
+		{Key: "due", Value: afterNow(wait)},
+	}}}}
+	if _, err := s.coll.UpdateOne(ctx, byID(m.ID), update); err != nil {
+		return fmt.Errorf("postponing a message that is set aside: %w", err)
+	}
+	return nil
+}
+
+// First returns the first message of a queue: see Store.
+func (s *Collection) First(ctx context.Context, p Place, queue Digest) (m *Message, err error) {
+	m, err = s.readFirst(ctx, p, queue)
+	if m != nil || err != nil {
+		return m, err
+	}
+	// Its caller forgets an empty queue.
+	err = s.afterCommitted(ctx, func(ctx context.Context) (err error) {
+		m, err = s.readFirst(ctx, p, queue)
+		return err
+	})
+	return m, err
+}
+
+// afterCommitted calls a read whose caller acts on what does not exist: it must not miss a message that was stored before. A
+// transaction reads the latest state anyway.
+func (s *Collection) afterCommitted(ctx context.Context, read func(ctx context.Context) error) error {
+	if mongo.SessionFromContext(ctx) != nil {
+		return read(ctx)
+	}
+	return mongodb.AfterCommitted(ctx, s.coll, read)
+}
+
+func (s *Collection) readFirst(ctx context.Context, p Place, queue Digest) (*Message, error) {
+	type message struct {
+		Message `bson:",inline"`
+		Elapsed *int64 `bson:"elapsed"` // milliseconds; nil while untried
+	}
+	docs, err := aggregate[message](ctx, s, "reading a queue of messages that are set aside", mongo.Pipeline{
+		{{Key: "$match", Value: inQueue(p, queue)}},
+		{{Key: "$sort", Value: queueOrder}},
+		{{Key: "$limit", Value: 1}},
+		{{Key: "$set", Value: bson.D{{Key: "elapsed", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
+	})
+	if err != nil || len(docs) == 0 {
+		return nil, err
+	}
+
+	m := &docs[0].Message
+	if docs[0].Elapsed != nil {
+		m.Elapsed = max(0, time.Duration(*docs[0].Elapsed)*time.Millisecond)
+	}
+	return m, nil
+}
+
+// Take deletes m if it is the first of its queue: see Store.
+func (s *Collection) Take(ctx context.Context, m *Message) (bool, error) {
+	var first struct {
+		ID Digest `bson:"_id"`
+	}
+	opts := options.FindOne().SetSort(queueOrder).SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err := s.coll.FindOne(ctx, inQueue(m.Place, m.Queue), opts).Decode(&first)
+	if errors.Is(err, mongo.ErrNoDocuments) || err == nil && first.ID != m.ID {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("checking the order of a queue: %w", err)
+	}
+	return true, s.Remove(ctx, m)
+}
+
+// Remove deletes m: see Store.
+func (s *Collection) Remove(ctx context.Context, m *Message) error {
+	if _, err := s.coll.DeleteOne(ctx, byID(m.ID)); err != nil {
+		return fmt.Errorf("removing a message that was set aside: %w", err)
+	}
+	return nil
+}
+
+// Heads returns the queues of a handler: see Store.
+func (s *Collection) Heads(ctx context.Context, handler, topic string, partitions []int32) (heads []Head, err error) {
+	err = s.afterCommitted(ctx, func(ctx context.Context) (err error) {
+		heads, err = s.readHeads(ctx, handler, topic, partitions)
+		return err
+	})
+	return heads, err
+}
+
+func (s *Collection) readHeads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
+	// The index `queues` has this order, so the server does not sort in memory.
+	order := append(bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}, queueOrder...)
+	type head struct {
+		ID struct {
+			Partition int32  `bson:"p"`
+			Queue     Digest `bson:"q"`
+		} `bson:"_id"`
+		Wait *int64 `bson:"wait"` // milliseconds; nil while the first message is untried
+	}
+	docs, err := aggregate[head](ctx, s, "reading the queues of "+handler, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{
+			{Key: "h", Value: handler}, {Key: "t", Value: topic}, {Key: "p", Value: bson.D{{Key: "$in", Value: partitions}}},
+		}}},
+		{{Key: "$sort", Value: order}},
+		{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: bson.D{{Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}},
+			{Key: "due", Value: bson.D{{Key: "$first", Value: "$due"}}},
+		}}},
+		{{Key: "$project", Value: bson.D{{Key: "wait", Value: bson.D{{Key: "$subtract", Value: bson.A{"$due", "$$NOW"}}}}}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	heads := make([]Head, len(docs))
+	for i, d := range docs {
+		heads[i] = Head{Partition: d.ID.Partition, Queue: d.ID.Queue}
+		if d.Wait != nil {
+			heads[i].Wait = max(0, time.Duration(*d.Wait)*time.Millisecond)
+		}
+	}
+	return heads, nil
+}
+
+// Waiting returns those of the queues that have messages: see Store.
+func (s *Collection) Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error) {
+	if len(queues) == 0 {
+		return nil, nil
+	}
+
+	match := append(inPlace(p), bson.E{Key: "q", Value: bson.D{{Key: "$in", Value: queues}}})
+	type waiting struct {
+		Queue Digest `bson:"_id"`
+	}
+	var docs []waiting
+	err := s.afterCommitted(ctx, func(ctx context.Context) (err error) {
+		docs, err = aggregate[waiting](ctx, s, "looking for waiting messages of a key", mongo.Pipeline{
+			{{Key: "$match", Value: match}},
+			{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$q"}}}},
+		})
+		return err
+	})
+	found := make([]Digest, len(docs))
+	for i, d := range docs {
+		found[i] = d.Queue
+	}
+	return found, err
+}
+
+// Failing returns how many queues of a handler have a message that failed: see Store.
+func (s *Collection) Failing(ctx context.Context, handler string, limit int) (int, error) {
+	// An untried message has no due time. The index "queues" has all fields, so no document is read.
+	queue := bson.D{{Key: "_id", Value: 0}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}
+	type count struct {
+		N int `bson:"n"`
+	}
+
+	docs, err := aggregate[count](ctx, s, "counting the keys that failed", mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "h", Value: handler}, {Key: "due", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}}},
+		{{Key: "$project", Value: queue}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$$ROOT"}}}},
+		{{Key: "$limit", Value: limit}},
+		{{Key: "$count", Value: "n"}},
+	})
+
+	// $count returns no document for none.
+	if err != nil || len(docs) == 0 {
+		return 0, err
+	}
+	return docs[0].N, nil
+}
+
+// Requeued returns the queues of a group with requeued messages: see Store.
+func (s *Collection) Requeued(ctx context.Context, group string) ([]Queue, error) {
+	key := bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}, {Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}
+	return aggregate[Queue](ctx, s, "looking for requeued messages", mongo.Pipeline{
+		{{Key: "$match", Value: append(inGroup(group), isRequeued...)}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: key}}}},
+		{{Key: "$replaceWith", Value: "$_id"}},
+	})
+}
+
+// Stored returns those of the ids that messages have: see Store.
+func (s *Collection) Stored(ctx context.Context, ids []Digest) ([]Digest, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	type stored struct {
+		ID Digest `bson:"_id"`
+	}
+	opts := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	cur, err := s.coll.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, opts)
+	docs, err := cursor.All[stored](ctx, "looking for messages that are set aside", cur, err)
+	if err != nil {
+		return nil, err
+	}
+
+	found := make([]Digest, len(docs))
+	for i, d := range docs {
+		found[i] = d.ID
+	}
+	return found, nil
+}
+
+// Retire removes all messages of a handler that no longer exists. It returns their number.
+func (s *Collection) Retire(ctx context.Context, handler string) (int64, error) {
+	res, err := s.coll.DeleteMany(ctx, bson.D{{Key: "h", Value: handler}})
+	if err != nil {
+		return 0, fmt.Errorf("removing the messages of %s: %w", handler, err)
+	}
+	return res.DeletedCount, nil
+}
+
+// aggregate returns what pipeline produces. doing names the purpose in errors.
+func aggregate[T any](ctx context.Context, s *Collection, doing string, pipeline mongo.Pipeline) ([]T, error) {
+	cur, err := s.coll.Aggregate(ctx, pipeline)
+	return cursor.All[T](ctx, doing, cur, err)
+}
+
+// queueOrder is the order of the messages of a queue.
+var queueOrder = bson.D{{Key: "g", Value: 1}, {Key: "o", Value: 1}}
+
+// isRequeued matches requeued messages.
+var isRequeued = bson.D{{Key: "rq", Value: true}}
+
+// inGroup matches the messages of a group. "0" follows "/", so the range has exactly the handlers with that prefix.
+func inGroup(group string) bson.D {
+	return bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: group + "/"}, {Key: "$lt", Value: group + "0"}}}}
+}
+
+func byID(id Digest) bson.D { return bson.D{{Key: "_id", Value: id}} }
+
+func inPlace(p Place) bson.D {
+	return bson.D{{Key: "h", Value: p.Handler}, {Key: "t", Value: p.Topic}, {Key: "p", Value: p.Partition}}
+}
+
+func inQueue(p Place, queue Digest) bson.D {
+	return append(inPlace(p), bson.E{Key: "q", Value: queue})
+}
+
+// afterNow returns the time d after the server's current time, for an update by pipeline.
+func afterNow(d time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+}
+
+// IsTooLarge reports whether the server or the driver rejected a document because of its size.
+func IsTooLarge(err error) bool {
+	const bsonObjectTooLarge = 10334
+	return mongodb.HasCode(err, bsonObjectTooLarge, 17419, 17420) ||
+		err != nil && strings.Contains(err.Error(), "an inserted document is too large")
+}

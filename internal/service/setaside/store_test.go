@@ -1,0 +1,235 @@
+package setaside_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lab/setasidetest"
+	"github.com/outrelay/outrelay/internal/service/setaside"
+)
+
+// countOf counts the messages of a handler.
+func countOf(ctx context.Context, db *mongo.Database, handler string) (int, error) {
+	n, err := db.Collection("inbox_waiting").CountDocuments(ctx, bson.D{{Key: "h", Value: handler}})
+	return int(n), err
+}
+
+func openStore(t *testing.T, db *mongo.Database) *setaside.Collection {
+	t.Helper()
+	s := setaside.New(db, "inbox_waiting")
+	if err := s.EnsureIndexes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestCollectionContract(t *testing.T) {
+	t.Parallel()
+	setasidetest.Run(t, func(t *testing.T) setasidetest.Setup {
+		client := stacktest.Client(t)
+		db := stacktest.Database(t, client)
+		return setasidetest.Setup{
+			Store: openStore(t, db),
+			Count: func(ctx context.Context, handler string) (int, error) { return countOf(ctx, db, handler) },
+			Transaction: func(ctx context.Context, fn func(ctx context.Context) error) error {
+				sess, err := client.StartSession()
+				if err != nil {
+					return err
+				}
+				defer sess.EndSession(context.WithoutCancel(ctx))
+				_, err = sess.WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, fn(ctx) })
+				return err
+			},
+		}
+	})
+}
+
+// A majority read may miss a message that was acknowledged before, for example after an election. Then the retries of its queue would
+// end, or a later message of its key would overtake it.
+func TestAStoredMessageIsNeverMissed(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	s := openStore(t, db)
+	m := setasidetest.NewMessage("a", 0, 1, 1)
+	if err := s.Add(t.Context(), m, 0); err != nil {
+		t.Fatal(err)
+	}
+	doc, err := db.Collection("inbox_waiting").FindOne(t.Context(), bson.D{}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	early := db.Collection("inbox_waiting", options.Collection().SetWriteConcern(&writeconcern.WriteConcern{W: 1}))
+	orders := setasidetest.Orders
+	for name, read := range map[string]func() (int, error){
+		"First": func() (int, error) {
+			first, err := s.First(t.Context(), orders, m.Queue)
+			if first == nil {
+				return 0, err
+			}
+			return 1, err
+		},
+		"Heads": func() (int, error) {
+			heads, err := s.Heads(t.Context(), orders.Handler, orders.Topic, []int32{orders.Partition})
+			return len(heads), err
+		},
+		"Waiting": func() (int, error) {
+			found, err := s.Waiting(t.Context(), orders, []setaside.Digest{m.Queue})
+			return len(found), err
+		},
+	} {
+		for range 20 {
+			if err := s.Remove(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := early.InsertOne(t.Context(), doc); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := read(); n != 1 || err != nil {
+				t.Fatalf("%s: got %d (%v), want 1", name, n, err)
+			}
+		}
+	}
+}
+
+func TestRetireRemovesTheMessagesOfAHandler(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	s := openStore(t, db)
+	const messages = 6
+	for offset := range int64(messages) {
+		if err := s.Add(t.Context(), setasidetest.NewMessage("a", 0, offset, 1), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stranger := setasidetest.NewMessage("a", 1, 1, 1)
+	stranger.Handler = "billing/report"
+	if err := s.Add(t.Context(), stranger, 0); err != nil {
+		t.Fatal(err)
+	}
+
+	if n, err := s.Retire(t.Context(), setasidetest.Orders.Handler); n != messages || err != nil {
+		t.Errorf("retired messages: got %d (%v), want %d", n, err, messages)
+	}
+	if n, err := countOf(t.Context(), db, stranger.Handler); n != 1 || err != nil {
+		t.Errorf("messages of another handler: got %d (%v), want 1", n, err)
+	}
+}
+
+func TestEveryQueryUsesTheIndex(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	judge := func(p stacktest.Plan) {
+		mu.Lock()
+		defer mu.Unlock()
+		if slices.Contains(p.Stages, "COLLSCAN") {
+			t.Errorf("%s scans the collection: %v", p.Command, p.Stages)
+		}
+		if slices.Contains(p.Stages, "SORT") {
+			t.Errorf("%s sorts in memory: %v", p.Command, p.Stages)
+		}
+		if p.Docs > 1 {
+			t.Errorf("%s reads %d documents", p.Command, p.Docs)
+		}
+	}
+	s := openStore(t, stacktest.Database(t, stacktest.Explained(t, judge)))
+	for offset := range int64(40) {
+		if err := s.Add(t.Context(), setasidetest.NewMessage(fmt.Sprint(offset%4), 0, offset, 1), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	orders := setasidetest.Orders
+	m, err := s.First(t.Context(), orders, setaside.KeyQueue([]byte("1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := map[string]func() error{
+		"Postpone": func() error { return s.Postpone(t.Context(), m, time.Second) },
+		"Take":     func() error { _, err := s.Take(t.Context(), m); return err },
+		"Heads": func() error {
+			heads, err := s.Heads(t.Context(), orders.Handler, orders.Topic, []int32{0, orders.Partition})
+			if len(heads) != 4 {
+				t.Errorf("queues: got %d, want 4", len(heads))
+			}
+			return err
+		},
+		"Waiting": func() error { _, err := s.Waiting(t.Context(), orders, []setaside.Digest{m.Queue}); return err },
+		"Census": func() error {
+			_, err := s.Census(t.Context(), "billing", "a", func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
+			return err
+		},
+		"Requeued": func() error { _, err := s.Requeued(t.Context(), "billing"); return err },
+		"Stored":   func() error { _, err := s.Stored(t.Context(), []setaside.Digest{m.ID}); return err },
+	}
+	for name, step := range steps {
+		if err := step(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// One member counts the messages of the group, from an index. Each other member reads one document, however many messages wait.
+func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
+	t.Parallel()
+	const backlog, members = 500, 20
+	var mu sync.Mutex
+	var plans []stacktest.Plan
+	s := openStore(t, stacktest.Database(t, stacktest.Explained(t, func(p stacktest.Plan) {
+		mu.Lock()
+		defer mu.Unlock()
+		plans = append(plans, p)
+	})))
+	for offset := range int64(backlog) {
+		if err := s.Add(t.Context(), setasidetest.NewMessage(fmt.Sprint(offset%100), 0, offset, 1), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(member string) []stacktest.Plan {
+		t.Helper()
+		plans = nil
+		c, err := s.Census(t.Context(), "billing", member, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
+		if err != nil || len(c.Counts) != 1 || c.Counts[0].N != backlog {
+			t.Fatalf("counts: got %+v (%v), want %d messages of one handler", c.Counts, err, backlog)
+		}
+		return plans
+	}
+
+	for _, p := range read("keeper") {
+		if p.Docs > 1 {
+			t.Errorf("the keeper reads %d documents: %s", p.Docs, p.Command)
+		}
+	}
+	for i := range members {
+		if got := read(fmt.Sprint("member", i)); len(got) != 1 || got[0].Docs > 1 || got[0].Keys > 1 {
+			t.Errorf("member %d: got the plans %+v, want one that reads one document", i, got)
+		}
+	}
+}
+
+// DistinctResult.Decode of the driver hides the error of the command, so no function of this package may use it.
+func TestTheErrorOfTheServerIsReturned(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, stacktest.Database(t, stacktest.Client(t)))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	if _, err := s.Stored(ctx, []setaside.Digest{{1}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Stored: got %v, want %v", err, context.Canceled)
+	}
+	none := func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
+	if _, err := s.Census(ctx, "billing", "a", none); !errors.Is(err, context.Canceled) {
+		t.Errorf("Census: got %v, want %v", err, context.Canceled)
+	}
+}

@@ -1,0 +1,14 @@
+package franz_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+)
+
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
+}

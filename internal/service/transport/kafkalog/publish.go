@@ -1,0 +1,128 @@
+package kafkalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/service/transport"
+)
+
+const (
+	// publishAttempts is the number of lookups of a missing topic.
+	publishAttempts = 5
+	// publishPatience is the least time for which a partition is retried. The leader of a broker that
+	// died is replaced after the session of the broker, 9 s by default.
+	publishPatience = 15 * time.Second
+)
+
+// Publish writes records with acks of all in-sync replicas. The records of a partition are one batch, in
+// their order. If the outcome of a batch is unknown, it is sent again, so its records may be in the topic
+// twice, with the same id. While brokers are away or have no leader, Publish retries for about 15 s, or
+// until ctx ends, and then returns the last error. A missing topic is an error within seconds.
+func (c *Client) Publish(ctx context.Context, topic string, records []transport.Record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	n, err := c.countPartitions(ctx, topic)
+	if err != nil {
+		return fmt.Errorf("publishing to topic %s: %w", topic, err)
+	}
+
+	byPartition := map[int32][]record.Record{}
+	for i := range records {
+		r := &records[i]
+		p := choosePartition(r, int32(n))
+		byPartition[p] = append(byPartition[p], newRecord(r))
+	}
+	for p, list := range byPartition {
+		tp := record.TopicPartition{Topic: topic, Partition: p}
+		if err := c.publishBatch(ctx, tp, list); err != nil {
+			return fmt.Errorf("publishing to topic %s, partition %d: %w", topic, p, err)
+		}
+	}
+	return nil
+}
+
+// choosePartition returns the partition of the key, or for a record without a key, a partition by the
+// offset that it came from.
+func choosePartition(r *transport.Record, partitions int32) int32 {
+	if r.Key == nil {
+		return int32(max(r.Offset, 0) % int64(partitions))
+	}
+	return kafkawire.ChoosePartition(r.Key, partitions)
+}
+
+func newRecord(r *transport.Record) record.Record {
+	out := record.Record{Key: r.Key, Value: r.Value, TimeMS: time.Now().UnixMilli()}
+	for _, h := range r.Headers {
+		out.Headers = append(out.Headers, record.Header{Key: []byte(h.Key), Value: h.Value})
+	}
+	return out
+}
+
+// countPartitions returns the number of partitions of a topic. It retries while brokers are away, and
+// a few times while the topic is missing.
+func (c *Client) countPartitions(ctx context.Context, topic string) (int, error) {
+	attempts, began := retry.Reopen.Start(), time.Now()
+	for {
+		layout, err := c.Wire.Metadata(ctx, []string{topic})
+		if err == nil {
+			t := layout.Topics[topic]
+			if t.Err == nil && len(t.Partitions) > 0 {
+				return len(t.Partitions), nil
+			}
+			if err = t.Err; err == nil {
+				err = kafkawire.UnknownTopicOrPartition
+			}
+		}
+
+		// A new topic reaches the brokers one after another, so it may appear within a few attempts.
+		missing := errors.Is(err, kafkawire.UnknownTopicOrPartition)
+		switch {
+		case missing && attempts.Attempts() >= publishAttempts:
+			return 0, fmt.Errorf("%w: create it", err)
+		case !missing && time.Since(began) > publishPatience:
+			return 0, err
+		}
+		if err := attempts.Wait(ctx); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// publishBatch writes records to a partition, and retries for publishPatience.
+func (c *Client) publishBatch(ctx context.Context, tp record.TopicPartition, list []record.Record) error {
+	attempts, began := retry.Reopen.Start(), time.Now()
+	for {
+		layout, err := c.Wire.Metadata(ctx, []string{tp.Topic})
+		if err == nil {
+			err = kafkawire.LeaderNotAvailable
+			if addr := layout.LeaderAddr(tp); addr != "" {
+				err = c.Wire.Publish(ctx, addr, tp, list, RequestTimeout)
+			}
+		}
+
+		if err == nil {
+			return nil
+		}
+		if !kafkawire.IsRetriable(err) || time.Since(began) > publishPatience || attempts.Wait(ctx) != nil {
+			return err
+		}
+	}
+}
+
+// CreateTopic creates a topic with the number of partitions of another one, so that a key is in the same
+// partition of both. The number of replicas and the settings are the defaults of the brokers. It does
+// nothing if the topic exists.
+func (c *Client) CreateTopic(ctx context.Context, name, like string) error {
+	n, err := c.countPartitions(ctx, like)
+	if err != nil {
+		return fmt.Errorf("creating topic %s: reading the partitions of %s: %w", name, like, err)
+	}
+	return c.Wire.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n})
+}

@@ -1,0 +1,120 @@
+package kafkalog
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/service/transport"
+)
+
+// scout finds out which topics exist. If a group asks for a topic that does not exist, kafka-go assigns
+// no partition of the other topics either, and might create the topic.
+type scout struct {
+	client  *kafkawire.Client
+	cfg     *transport.Config
+	topics  []string
+	session transport.Session
+
+	reported []string // missing topics
+}
+
+// awaitTopics blocks until at least one of the topics exists, and returns those that do. It returns nil
+// if ctx ends.
+func (s *scout) awaitTopics(ctx context.Context) []string {
+	attempts := retry.Policy{Base: retry.Reopen.Base, Cap: min(retry.Reopen.Cap, s.cfg.WatchPartitions)}.Start()
+	for ctx.Err() == nil {
+		existing, missing, err := s.splitTopics(ctx)
+		if err == nil {
+			s.reportMissing(missing)
+			if len(existing) > 0 {
+				return existing
+			}
+		} else if ctx.Err() == nil {
+			s.session.Fault(fmt.Errorf("reading the topics: %w", err))
+		}
+
+		_ = attempts.Wait(ctx)
+	}
+
+	return nil
+}
+
+// watchTopics blocks until other topics exist than those given, or ctx ends. A topic must be missing
+// twice to count as deleted: a broker that has just started may not have all topics yet, and leaving the
+// group for that would stop all other topics.
+func (s *scout) watchTopics(ctx context.Context, topics []string) {
+	var before []string
+	for retry.Sleep(ctx, s.cfg.WatchPartitions) == nil {
+		existing, _, err := s.splitTopics(ctx)
+		if err != nil {
+			continue
+		}
+		isNew := func(t string) bool { return !slices.Contains(topics, t) }
+		if !slices.Equal(existing, topics) && (slices.ContainsFunc(existing, isNew) || slices.Equal(existing, before)) {
+			return
+		}
+		before = existing
+	}
+}
+
+// reportMissing reports missing topics once.
+func (s *scout) reportMissing(missing []string) {
+	if !slices.Equal(missing, s.reported) && len(missing) > 0 {
+		s.session.Fault(fmt.Errorf("topics %q do not exist yet or may not be read: looking for them every %v",
+			missing, s.cfg.WatchPartitions))
+	}
+	s.reported = missing
+}
+
+func (s *scout) splitTopics(ctx context.Context) (existing, missing []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
+	defer cancel()
+	layout, err := s.client.Metadata(ctx, s.topics)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	for _, name := range slices.Sorted(maps.Keys(layout.Topics)) {
+		if t := layout.Topics[name]; t.Err == nil && len(t.Partitions) > 0 {
+			existing = append(existing, name)
+		} else {
+			missing = append(missing, name)
+		}
+	}
+	return existing, missing, nil
+}
+
+// withOldRetryTopics adds the retry topics of earlier policies to topics. Messages that wait in them would
+// otherwise wait forever. It blocks until a broker responds or ctx ends.
+func (c *Client) withOldRetryTopics(ctx context.Context, group string, topics []string, session transport.Session) []string {
+	attempts := retry.Reopen.Start()
+	for ctx.Err() == nil {
+		callCtx, cancel := context.WithTimeout(ctx, RequestTimeout)
+		all, err := c.Wire.TopicNames(callCtx)
+		cancel()
+		if err != nil {
+			session.Fault(fmt.Errorf("listing the topics, for retry topics of earlier policies: %w", err))
+			_ = attempts.Wait(ctx)
+			continue
+		}
+
+		var old []string
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			origin, n := transport.ParseRetryTopic(name, group)
+			if n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, name) {
+				old = append(old, name)
+			}
+		}
+		// Only an operator can decide that they are empty for good.
+		if len(old) > 0 {
+			session.Fault(fmt.Errorf("retry topics %q are used by no handler any longer, and are read because "+
+				"messages may wait there: delete them once they are empty", old))
+		}
+		return slices.Concat(topics, old)
+	}
+	return topics
+}
