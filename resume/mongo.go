@@ -47,8 +47,8 @@ type storedCollection struct {
 
 // Load returns the checkpoint with this name: see Store.
 func (s *mongoStore) Load(ctx context.Context, name string) (Checkpoint, error) {
-	var d storedCheckpoint
-	err := s.coll.FindOne(ctx, bson.D{{Key: "_id", Value: name}}).Decode(&d)
+	var checkpoint storedCheckpoint
+	err := s.coll.FindOne(ctx, bson.D{{Key: "_id", Value: name}}).Decode(&checkpoint)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		err = ErrNotFound
 	}
@@ -56,47 +56,47 @@ func (s *mongoStore) Load(ctx context.Context, name string) (Checkpoint, error) 
 		return Checkpoint{}, fmt.Errorf("loading checkpoint %q: %w", name, err)
 	}
 
-	c := Checkpoint{Position: Position{Token: d.Token, ClusterTime: d.ClusterTime}, PipelineHash: d.PipelineHash}
-	for _, dc := range d.Collections {
-		k := Collection{NS: dc.NS}
-		if copy(k.UUID[:], dc.UUID.Data) != len(k.UUID) {
+	loaded := Checkpoint{Position: Position{Token: checkpoint.Token, ClusterTime: checkpoint.ClusterTime}, PipelineHash: checkpoint.PipelineHash}
+	for _, dc := range checkpoint.Collections {
+		collection := Collection{NS: dc.NS}
+		if copy(collection.UUID[:], dc.UUID.Data) != len(collection.UUID) {
 			return Checkpoint{}, fmt.Errorf("loading checkpoint %q: the UUID of %s has %d bytes, want %d",
-				name, dc.NS, len(dc.UUID.Data), len(k.UUID))
+				name, dc.NS, len(dc.UUID.Data), len(collection.UUID))
 		}
 
-		c.Collections = append(c.Collections, k)
+		loaded.Collections = append(loaded.Collections, collection)
 	}
 
-	return c, nil
+	return loaded, nil
 }
 
 // Save stores a checkpoint: see Store. It needs one command, or two if the stored one is later.
-func (s *mongoStore) Save(ctx context.Context, name string, c Checkpoint) error {
-	if c.IsZero() {
+func (s *mongoStore) Save(ctx context.Context, name string, checkpoint Checkpoint) error {
+	if checkpoint.IsZero() {
 		return fmt.Errorf("saving checkpoint %q: %w", name, errZeroPosition)
 	}
 
-	d := storedCheckpoint{
+	storedCheckpoint := storedCheckpoint{
 		Name:         name,
-		Order:        c.sortKey(),
-		Token:        c.Token,
-		ClusterTime:  c.ClusterTime,
-		PipelineHash: c.PipelineHash,
-		Collections:  make([]storedCollection, len(c.Collections)),
+		Order:        checkpoint.sortKey(),
+		Token:        checkpoint.Token,
+		ClusterTime:  checkpoint.ClusterTime,
+		PipelineHash: checkpoint.PipelineHash,
+		Collections:  make([]storedCollection, len(checkpoint.Collections)),
 	}
-	for i, k := range c.Collections {
-		d.Collections[i] = storedCollection{NS: k.NS, UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: k.UUID[:]}}
+	for i, k := range checkpoint.Collections {
+		storedCheckpoint.Collections[i] = storedCollection{NS: k.NS, UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: k.UUID[:]}}
 	}
 
 	// If the stored position is later, the filter does not match, and the upsert violates the
 	// unique index of _id.
-	filter := bson.D{{Key: "_id", Value: name}, {Key: "order", Value: bson.D{{Key: "$lte", Value: d.Order}}}}
-	_, err := s.coll.ReplaceOne(ctx, filter, d, options.Replace().SetUpsert(true))
+	filter := bson.D{{Key: "_id", Value: name}, {Key: "order", Value: bson.D{{Key: "$lte", Value: storedCheckpoint.Order}}}}
+	_, err := s.coll.ReplaceOne(ctx, filter, storedCheckpoint, options.Replace().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
 		// Either the stored position is later, or two first saves collided. The same write without
 		// the upsert shows which.
 		var res *mongo.UpdateResult
-		res, err = s.coll.ReplaceOne(ctx, filter, d)
+		res, err = s.coll.ReplaceOne(ctx, filter, storedCheckpoint)
 		if err == nil && res.MatchedCount == 0 {
 			err = ErrStale
 		}

@@ -33,10 +33,12 @@ func (p Position) Sound() bool {
 	return ok && own == p.ClusterTime
 }
 
-// Compare orders two positions of one deployment. It returns −1 if p is before q, 0 if they are the
-// same place, and 1 if p is after q. It compares the bytes of the tokens, or the time of a token
+// Compare orders two positions of one deployment. It returns −1 if p is before position, 0 if they are the
+// same place, and 1 if p is after position. It compares the bytes of the tokens, or the time of a token
 // that is not sound. The zero position is before all others.
-func (p Position) Compare(q Position) int { return strings.Compare(p.sortKey(), q.sortKey()) }
+func (p Position) Compare(position Position) int {
+	return strings.Compare(p.sortKey(), position.sortKey())
+}
 
 // Time returns ClusterTime, or else the time in the token. It returns false if there is neither.
 func (p Position) Time() (bson.Timestamp, bool) {
@@ -54,8 +56,8 @@ func (p Position) Clone() Position {
 // sortKey returns the text by which positions are compared: the data of the token, or for a
 // position without a token the prefix of all tokens of its time, so that it sorts before them.
 func (p Position) sortKey() string {
-	if d := p.Token.Data(); d != "" && p.Sound() {
-		return d
+	if data := p.Token.Data(); data != "" && p.Sound() {
+		return data
 	}
 	if p.ClusterTime.IsZero() {
 		return ""

@@ -80,29 +80,29 @@ func (s *memoryStore) Load(ctx context.Context, name string) (Checkpoint, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	c, ok := s.m[name]
+	checkpoint, ok := s.m[name]
 	if !ok {
 		return Checkpoint{}, fmt.Errorf("loading checkpoint %q: %w", name, ErrNotFound)
 	}
 
-	return c.cloneCheckpoint(), nil
+	return checkpoint.cloneCheckpoint(), nil
 }
 
 // Save stores a copy of the checkpoint: see Store.
-func (s *memoryStore) Save(ctx context.Context, name string, c Checkpoint) error {
+func (s *memoryStore) Save(ctx context.Context, name string, checkpoint Checkpoint) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if c.IsZero() {
+	if checkpoint.IsZero() {
 		return fmt.Errorf("saving checkpoint %q: %w", name, errZeroPosition)
 	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if old, ok := s.m[name]; ok && c.Compare(old.Position) < 0 {
+	if old, ok := s.m[name]; ok && checkpoint.Compare(old.Position) < 0 {
 		return fmt.Errorf("saving checkpoint %q: %w", name, ErrStale)
 	}
 
-	s.m[name] = c.cloneCheckpoint()
+	s.m[name] = checkpoint.cloneCheckpoint()
 	return nil
 }

@@ -34,7 +34,7 @@ func (t Token) IsZero() bool { return len(t) == 0 }
 func (t Token) Clone() Token { return slices.Clone(t) }
 
 // Equal reports whether both tokens have the same bytes.
-func (t Token) Equal(u Token) bool { return bytes.Equal(t, u) }
+func (t Token) Equal(token Token) bool { return bytes.Equal(t, token) }
 
 // Data returns the `_data` of the token: a hexadecimal KeyString, whose order is the order of the
 // stream within one deployment. It returns "" for a zero token and for a document without `_data`.
@@ -43,13 +43,13 @@ func (t Token) Data() string {
 		return ""
 	}
 
-	v, err := bson.Raw(t).LookupErr("_data")
+	value, err := bson.Raw(t).LookupErr("_data")
 	if err != nil {
 		return ""
 	}
 
-	s, _ := v.StringValueOK()
-	return s
+	text, _ := value.StringValueOK()
+	return text
 }
 
 // timestampType is the first byte of a KeyString that begins with a timestamp.
@@ -64,14 +64,14 @@ func (t Token) ClusterTime() (ts bson.Timestamp, ok bool) {
 		return bson.Timestamp{}, false
 	}
 
-	var b [9]byte
-	if _, err := hex.Decode(b[:], []byte(data[:18])); err != nil || b[0] != timestampType {
+	var head [9]byte
+	if _, err := hex.Decode(head[:], []byte(data[:18])); err != nil || head[0] != timestampType {
 		return bson.Timestamp{}, false
 	}
 
 	ts = bson.Timestamp{
-		T: uint32(b[1])<<24 | uint32(b[2])<<16 | uint32(b[3])<<8 | uint32(b[4]),
-		I: uint32(b[5])<<24 | uint32(b[6])<<16 | uint32(b[7])<<8 | uint32(b[8]),
+		T: uint32(head[1])<<24 | uint32(head[2])<<16 | uint32(head[3])<<8 | uint32(head[4]),
+		I: uint32(head[5])<<24 | uint32(head[6])<<16 | uint32(head[7])<<8 | uint32(head[8]),
 	}
 	if ts.T == 0 {
 		return bson.Timestamp{}, false

@@ -46,31 +46,31 @@ type operatorCommand struct {
 }
 
 // addReadFlags adds the flags of a command that changes nothing.
-func (p *program) addReadFlags(c *cobra.Command) *operatorCommand {
-	a := &operatorCommand{p: p, onTerminal: isTerminal(p.errOut), limit: statusTimeout}
-	a.interactive = a.onTerminal && isTerminal(p.in)
-	c.Flags().BoolVar(&a.json, "json", false, "print one JSON object on standard output")
-	return a
+func (p *program) addReadFlags(cmd *cobra.Command) *operatorCommand {
+	action := &operatorCommand{p: p, onTerminal: isTerminal(p.errOut), limit: statusTimeout}
+	action.interactive = action.onTerminal && isTerminal(p.in)
+	cmd.Flags().BoolVar(&action.json, "json", false, "print one JSON object on standard output")
+	return action
 }
 
 // addChangeFlags adds the flags of a command that changes something.
-func (p *program) addChangeFlags(c *cobra.Command) *operatorCommand {
-	a := p.addReadFlags(c)
+func (p *program) addChangeFlags(cmd *cobra.Command) *operatorCommand {
+	action := p.addReadFlags(cmd)
 	// A change may work for hours, and waits for the answer of a person.
-	a.changes, a.limit = true, 0
-	c.Flags().BoolVar(&a.dryRun, "dry-run", false, "print the planned changes with counts, and change nothing")
-	c.Flags().BoolVarP(&a.yes, "yes", "y", false, "skip the confirmation")
-	a.addActorFlag(c)
-	return a
+	action.changes, action.limit = true, 0
+	cmd.Flags().BoolVar(&action.dryRun, "dry-run", false, "print the planned changes with counts, and change nothing")
+	cmd.Flags().BoolVarP(&action.yes, "yes", "y", false, "skip the confirmation")
+	action.addActorFlag(cmd)
+	return action
 }
 
-func (a *operatorCommand) addActorFlag(c *cobra.Command) {
-	c.Flags().StringVar(&a.actor, "actor", "", "`name` for the audit log; default: the name of the user")
+func (a *operatorCommand) addActorFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&a.actor, "actor", "", "`name` for the audit log; default: the name of the user")
 }
 
-// withOperator connects to the state database and calls f with the operator of the configured watcher.
+// withOperator connects to the state database and calls run with the operator of the configured watcher.
 // If a later attempt may succeed, the returned error exits with 75.
-func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.Context, op admin.Operator) error) error {
+func (a *operatorCommand) withOperator(ctx context.Context, run func(ctx context.Context, op admin.Operator) error) error {
 	cfg, _, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	if err := check(limited); err != nil {
 		return explainError(ctx, cfg, err)
 	}
-	err = f(limited, op.For(admin.Actor{Name: a.actorName(), Source: source}))
+	err = run(limited, op.For(admin.Actor{Name: a.actorName(), Source: source}))
 	return explainError(ctx, cfg, err)
 }
 
@@ -134,34 +134,34 @@ func explainError(ctx context.Context, cfg config.Config, err error) error {
 // source is the source of an action in the audit log.
 const source = "cli"
 
-// setRun makes f the action of c. f gets the operator of the configured watcher and the arguments of the command.
-func (a *operatorCommand) setRun(c *cobra.Command, f func(ctx context.Context, op admin.Operator, args []string) error) {
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error { return f(ctx, op, args) })
+// setRun makes run the action of cmd. run gets the operator of the configured watcher and the arguments of the command.
+func (a *operatorCommand) setRun(cmd *cobra.Command, run func(ctx context.Context, op admin.Operator, args []string) error) {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error { return run(ctx, op, args) })
 	}
 }
 
-// setShow makes c a command that reads a value and prints it.
+// setShow makes cmd a command that reads a value and prints it.
 func setShow[T any](
-	c *cobra.Command, a *operatorCommand,
-	read func(ctx context.Context, op admin.Operator, args []string) (T, error), writeText func(w io.Writer, v T),
+	cmd *cobra.Command, action *operatorCommand,
+	read func(ctx context.Context, op admin.Operator, args []string) (T, error), writeText func(out io.Writer, value T),
 ) {
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (T, error) { return read(ctx, op, args) }, writeText)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return show(cmd.Context(), action, func(ctx context.Context, op admin.Operator) (T, error) { return read(ctx, op, args) }, writeText)
 	}
 }
 
 // show reads a value and prints it: as JSON with --json, else by writeText.
 func show[T any](
-	ctx context.Context, a *operatorCommand,
-	read func(ctx context.Context, op admin.Operator) (T, error), writeText func(w io.Writer, v T),
+	ctx context.Context, action *operatorCommand,
+	read func(ctx context.Context, op admin.Operator) (T, error), writeText func(out io.Writer, value T),
 ) error {
-	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
-		v, err := read(ctx, op)
+	return action.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
+		value, err := read(ctx, op)
 		if err != nil {
 			return err
 		}
-		return a.printResult(v, func(w io.Writer) { writeText(w, v) })
+		return action.printResult(value, func(out io.Writer) { writeText(out, value) })
 	})
 }
 
@@ -175,49 +175,49 @@ type listing[T any] struct {
 
 // showList reads a list and prints it: as JSON with --json, else as a table.
 func showList[T any](
-	ctx context.Context, a *operatorCommand, l listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
+	ctx context.Context, action *operatorCommand, listing listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
 ) error {
-	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
+	return action.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
 		list, err := read(ctx, op)
 		if err != nil {
 			return err
 		}
-		return printListing(a, l, list)
+		return printListing(action, listing, list)
 	})
 }
 
-// setList makes c a command that reads a list and prints it.
+// setList makes cmd a command that reads a list and prints it.
 func setList[T any](
-	c *cobra.Command, a *operatorCommand, l listing[T],
+	cmd *cobra.Command, action *operatorCommand, listing listing[T],
 	read func(ctx context.Context, op admin.Operator, args []string) ([]T, error),
 ) {
-	c.RunE = func(c *cobra.Command, args []string) error {
-		return showList(c.Context(), a, l, func(ctx context.Context, op admin.Operator) ([]T, error) { return read(ctx, op, args) })
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return showList(cmd.Context(), action, listing, func(ctx context.Context, op admin.Operator) ([]T, error) { return read(ctx, op, args) })
 	}
 }
 
-// newListCommand completes c, which has no flags of its own, as a command that shows a list.
+// newListCommand completes cmd, which has no flags of its own, as a command that shows a list.
 func newListCommand[T any](
-	p *program, c *cobra.Command, l listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
+	program *program, cmd *cobra.Command, listing listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
 ) *cobra.Command {
-	a := p.addReadFlags(c)
-	c.Args = noArgs
-	c.RunE = func(c *cobra.Command, _ []string) error { return showList(c.Context(), a, l, read) }
-	return c
+	action := program.addReadFlags(cmd)
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return showList(cmd.Context(), action, listing, read) }
+	return cmd
 }
 
-func printListing[T any](a *operatorCommand, l listing[T], list []T) error {
-	return a.printResult(map[string][]T{l.name: list}, func(w io.Writer) { writeList(w, l.empty, l.head, list, l.cells) })
+func printListing[T any](action *operatorCommand, listing listing[T], list []T) error {
+	return action.printResult(map[string][]T{listing.name: list}, func(out io.Writer) { writeList(out, listing.empty, listing.head, list, listing.cells) })
 }
 
 // actConfirmed calls act as a dry run, and then again to act, unless it found nothing or the command is a dry
 // run itself. Before it acts, it asks for the confirmation of the action that describe returns, a verb phrase
 // with a count, or "" if nothing was found.
 func actConfirmed[T any](
-	ctx context.Context, a *operatorCommand, act func(dryRun bool) (T, error), describe func(found T) string,
+	ctx context.Context, command *operatorCommand, act func(dryRun bool) (T, error), describe func(found T) string,
 ) (T, error) {
 	found, err := act(true)
-	if err != nil || a.dryRun {
+	if err != nil || command.dryRun {
 		return found, err
 	}
 
@@ -226,7 +226,7 @@ func actConfirmed[T any](
 	if action == "" {
 		return found, nil
 	}
-	if err := a.confirm(ctx, action); err != nil {
+	if err := command.confirm(ctx, action); err != nil {
 		return found, err
 	}
 	return act(false)
@@ -237,8 +237,8 @@ func (a *operatorCommand) actorName() string {
 	if a.actor != "" {
 		return a.actor
 	}
-	if u, err := user.Current(); err == nil {
-		return u.Username
+	if account, err := user.Current(); err == nil {
+		return account.Username
 	}
 	return "unknown"
 }
@@ -288,17 +288,17 @@ func (a *operatorCommand) readLine(ctx context.Context) (string, error) {
 	}
 }
 
-// printResult prints v as JSON with --json, and otherwise the text of writeText.
-func (a *operatorCommand) printResult(v any, writeText func(w io.Writer)) error {
+// printResult prints value as JSON with --json, and otherwise the text of writeText.
+func (a *operatorCommand) printResult(value any, writeText func(out io.Writer)) error {
 	if a.json {
-		return printJSON(a.p.out, v)
+		return printJSON(a.p.out, value)
 	}
 	return a.p.printText(writeText)
 }
 
-// printLine prints v as JSON with --json, and otherwise one line.
-func (a *operatorCommand) printLine(v any, format string, args ...any) error {
-	return a.printResult(v, func(w io.Writer) { fmt.Fprintf(w, format+"\n", args...) })
+// printLine prints value as JSON with --json, and otherwise one line.
+func (a *operatorCommand) printLine(value any, format string, args ...any) error {
+	return a.printResult(value, func(out io.Writer) { fmt.Fprintf(out, format+"\n", args...) })
 }
 
 // chooseText returns done, or planned for a dry run.
@@ -310,7 +310,7 @@ func (a *operatorCommand) chooseText(done, planned string) string {
 }
 
 // printText prints the text of writeText in one write. So writeText, whose writer cannot fail, handles no errors.
-func (p *program) printText(writeText func(w io.Writer)) error {
+func (p *program) printText(writeText func(out io.Writer)) error {
 	var text bytes.Buffer
 	writeText(&text)
 	_, err := p.out.Write(text.Bytes())
@@ -358,10 +358,10 @@ func (p progress) clear() {
 // cells are the values of a row of a table.
 type cells []any
 
-// writeTable writes head and a row for each item in aligned columns. w must be a writer that cannot fail.
-func writeTable[T any](w io.Writer, head string, list []T, cellsOf func(item T) cells) {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, head)
+// writeTable writes head and a row for each item in aligned columns. out must be a writer that cannot fail.
+func writeTable[T any](out io.Writer, head string, list []T, cellsOf func(item T) cells) {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, head)
 
 	for _, item := range list {
 		var row []string
@@ -369,57 +369,57 @@ func writeTable[T any](w io.Writer, head string, list []T, cellsOf func(item T) 
 			// A tab or line break in a value would start another cell or row.
 			row = append(row, sanitizeLine(fmt.Sprint(c)))
 		}
-		fmt.Fprintln(t, strings.Join(row, "\t"))
+		fmt.Fprintln(table, strings.Join(row, "\t"))
 	}
-	// It returns only errors of w.
-	_ = t.Flush()
+	// It returns only errors of out.
+	_ = table.Flush()
 }
 
 // writeList is writeTable, or writes the text empty for an empty list.
-func writeList[T any](w io.Writer, empty, head string, list []T, cellsOf func(item T) cells) {
+func writeList[T any](out io.Writer, empty, head string, list []T, cellsOf func(item T) cells) {
 	if len(list) == 0 {
-		fmt.Fprintln(w, empty)
+		fmt.Fprintln(out, empty)
 		return
 	}
-	writeTable(w, head, list, cellsOf)
+	writeTable(out, head, list, cellsOf)
 }
 
 // writePage is writeList for a page of a longer list. It also writes the number of items, here and in all, and
 // the cursor of the next page.
-func writePage[T any](w io.Writer, empty, head string, list []T, total int64, noun, next string, cellsOf func(item T) cells) {
+func writePage[T any](out io.Writer, empty, head string, list []T, total int64, noun, next string, cellsOf func(item T) cells) {
 	if total == 0 {
-		fmt.Fprintln(w, empty)
+		fmt.Fprintln(out, empty)
 		return
 	}
 
-	writeTable(w, head, list, cellsOf)
-	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(list))), countNoun(total, noun))
+	writeTable(out, head, list, cellsOf)
+	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(list))), countNoun(total, noun))
 	if next != "" {
-		fmt.Fprintf(w, "next page: --after %s\n", next)
+		fmt.Fprintf(out, "next page: --after %s\n", next)
 	}
 }
 
-// sanitizeLine makes s safe to print, because text from a document may hold control characters. It
+// sanitizeLine makes text safe to print, because text from a document may hold control characters. It
 // returns "-" for "".
-func sanitizeLine(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+func sanitizeLine(text string) string {
+	text = strings.Map(func(char rune) rune {
+		if char < ' ' || char == 0x7f || char >= 0x80 && char < 0xa0 {
 			return ' '
 		}
-		return r
-	}, s)
+		return char
+	}, text)
 
-	if s == "" {
+	if text == "" {
 		return "-"
 	}
-	return s
+	return text
 }
 
 // quoteArgument returns an id as the argument of a command, in quotes if a shell would change it.
 func quoteArgument(id string) string {
 	id = sanitizeLine(id)
-	plain := func(r rune) bool {
-		return r > 0x7f || unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_.:/@%+=,", r)
+	plain := func(char rune) bool {
+		return char > 0x7f || unicode.IsLetter(char) || unicode.IsDigit(char) || strings.ContainsRune("-_.:/@%+=,", char)
 	}
 	if strings.TrimLeftFunc(id, plain) == "" {
 		return id
@@ -436,23 +436,23 @@ func countNoun(n int64, noun string) string {
 }
 
 func formatThousands(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
 	}
-	return s
+	return text
 }
 
-// formatLocal returns t in the zone of this machine and with that zone, as the flags for times accept it. It returns "-" for
+// formatLocal returns moment in the zone of this machine and with that zone, as the flags for times accept it. It returns "-" for
 // no time.
-func formatLocal(t *time.Time) string {
-	if t == nil || t.IsZero() {
+func formatLocal(moment *time.Time) string {
+	if moment == nil || moment.IsZero() {
 		return "-"
 	}
-	return t.Local().Format(time.RFC3339)
+	return moment.Local().Format(time.RFC3339)
 }
 
 func isTerminal(stream any) bool {
-	f, ok := stream.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
+	file, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
 }

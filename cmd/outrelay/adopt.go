@@ -11,9 +11,9 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/adopt"
 )
 
-func newAdoptCommand(p *program) *cobra.Command {
+func newAdoptCommand(program *program) *cobra.Command {
 	src := adopt.Source{}
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "adopt",
 		Short: "Take over the position of Debezium, the MongoDB Kafka connector, or a token",
 		Long: `Store the position of another publisher as the position of the watcher, so that outrelay continues
@@ -37,20 +37,20 @@ of a connector for another source, and a watcher that a node owns or that has a 
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().StringVar(&src.File, "offsets-file", "", "offset `file` of Kafka Connect (offset.storage.file.filename)")
-	c.Flags().StringVar(&src.Topic, "offsets-topic", "", "offset `topic` of Kafka Connect (offset.storage.topic)")
-	c.Flags().StringVar(&src.Token, "token", "", "resume `token`")
-	addTimeFlag(c, &src.At, "at", "`time` with its zone, or so long ago, such as 10m", parseZonedPastTime)
-	c.Flags().StringVar(&src.Connector, "connector", "", "`name` of the connector; default: the only one for MongoDB")
-	addTimeFlag(c, &src.StoppedAt, "stopped-at",
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().StringVar(&src.File, "offsets-file", "", "offset `file` of Kafka Connect (offset.storage.file.filename)")
+	cmd.Flags().StringVar(&src.Topic, "offsets-topic", "", "offset `topic` of Kafka Connect (offset.storage.topic)")
+	cmd.Flags().StringVar(&src.Token, "token", "", "resume `token`")
+	addTimeFlag(cmd, &src.At, "at", "`time` with its zone, or so long ago, such as 10m", parseZonedPastTime)
+	cmd.Flags().StringVar(&src.Connector, "connector", "", "`name` of the connector; default: the only one for MongoDB")
+	addTimeFlag(cmd, &src.StoppedAt, "stopped-at",
 		"`time` at which the other publisher stopped, or so long ago; default: now", parseZonedPastTime)
-	c.Flags().BoolVar(&src.Replace, "replace", false, "replace the position that the watcher has")
-	c.MarkFlagsMutuallyExclusive("offsets-file", "offsets-topic", "token", "at")
-	c.MarkFlagsOneRequired("offsets-file", "offsets-topic", "token", "at")
+	cmd.Flags().BoolVar(&src.Replace, "replace", false, "replace the position that the watcher has")
+	cmd.MarkFlagsMutuallyExclusive("offsets-file", "offsets-topic", "token", "at")
+	cmd.MarkFlagsOneRequired("offsets-file", "offsets-topic", "token", "at")
 
-	c.RunE = func(c *cobra.Command, _ []string) error { return a.adoptPosition(c.Context(), src) }
-	return c
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return action.adoptPosition(cmd.Context(), src) }
+	return cmd
 }
 
 // adoptPosition plans the hand-over, asks for confirmation and performs it.
@@ -65,45 +65,45 @@ func (a *operatorCommand) adoptPosition(ctx context.Context, src adopt.Source) e
 	}
 	defer disconnect()
 
-	r, err := adopter.Plan(ctx, src)
+	report, err := adopter.Plan(ctx, src)
 	if err != nil {
 		return explainError(ctx, cfg, err)
 	}
 	// The plan has checked everything, so a dry run ends here.
 	if !a.dryRun {
 		action := fmt.Sprintf("let watcher %s continue at %s; consumers get up to %s a second time",
-			r.Watcher, r.At.Format(time.RFC3339), countNoun(r.MaxRepeats, "event"))
+			report.Watcher, report.At.Format(time.RFC3339), countNoun(report.MaxRepeats, "event"))
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
 		// Write checks again: the watcher may have got an owner while the user was asked.
-		if r, err = adopter.Write(ctx, r, a.actorName()); err != nil {
+		if report, err = adopter.Write(ctx, report, a.actorName()); err != nil {
 			return explainError(ctx, cfg, err)
 		}
 	}
-	return a.printResult(r, func(w io.Writer) { writeAdoption(w, r) })
+	return a.printResult(report, func(out io.Writer) { writeAdoption(out, report) })
 }
 
-func writeAdoption(w io.Writer, r adopt.Report) {
-	from := r.Source
-	if r.Connector != "" {
-		from = fmt.Sprintf("%s of connector %s (%s, %s)", r.Source, r.Connector, r.Kind, r.Partition)
+func writeAdoption(out io.Writer, report adopt.Report) {
+	from := report.Source
+	if report.Connector != "" {
+		from = fmt.Sprintf("%s of connector %s (%s, %s)", report.Source, report.Connector, report.Kind, report.Partition)
 	}
-	fmt.Fprintf(w, "position: %s, from the %s\n", r.At.Format(time.RFC3339), from)
-	if r.Token != "" {
-		fmt.Fprintf(w, "token: %s, checked by its %s\n", r.Token, r.Checked)
+	fmt.Fprintf(out, "position: %s, from the %s\n", report.At.Format(time.RFC3339), from)
+	if report.Token != "" {
+		fmt.Fprintf(out, "token: %s, checked by its %s\n", report.Token, report.Checked)
 	}
-	if !r.OplogFrom.IsZero() {
-		fmt.Fprintf(w, "oplog: from %s\n", r.OplogFrom.Format(time.RFC3339))
+	if !report.OplogFrom.IsZero() {
+		fmt.Fprintf(out, "oplog: from %s\n", report.OplogFrom.Format(time.RFC3339))
 	}
-	if !r.Present.IsZero() {
-		fmt.Fprintf(w, "replaces the position: %s\n", r.Present.Format(time.RFC3339))
+	if !report.Present.IsZero() {
+		fmt.Fprintf(out, "replaces the position: %s\n", report.Present.Format(time.RFC3339))
 	}
-	fmt.Fprintf(w, "repeats: at most %s\n", countNoun(r.MaxRepeats, "event"))
+	fmt.Fprintf(out, "repeats: at most %s\n", countNoun(report.MaxRepeats, "event"))
 
 	text := "continues there; start outrelay run"
-	if !r.Done {
+	if !report.Done {
 		text = "would continue there; nothing was done"
 	}
-	fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
+	fmt.Fprintf(out, "watcher %s: %s\n", report.Watcher, text)
 }

@@ -36,9 +36,9 @@ type auditFlags struct {
 	follow bool
 }
 
-func newAuditCommand(p *program) *cobra.Command {
-	f := &auditFlags{}
-	c := &cobra.Command{
+func newAuditCommand(program *program) *cobra.Command {
+	auditFlags := &auditFlags{}
+	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Show the audit log: takeovers, gaps, pauses, lost nodes, operator actions",
 		Long: `Show the latest entries of the audit log of the state database, in chronological order. Times are
@@ -52,44 +52,44 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 		Args: noArgs,
 	}
 
-	a := p.addReadFlags(c)
+	action := program.addReadFlags(cmd)
 	// A log that is followed has no end.
-	a.limit = 0
-	flags := c.Flags()
-	flags.StringSliceVar(&f.Kinds, "kind", nil, "only these `kinds`, such as took_over,gap_found")
-	flags.StringVar(&f.Node, "node", "", "only entries written by this `node`")
-	flags.StringVar(&f.Actor, "actor", "", "only actions of this `person`")
-	addTimeFlag(c, &f.From, "from", "at or after this `time`, or at most so long ago, such as 2h", parsePastTime)
-	addTimeFlag(c, &f.To, "to", "before this `time`, or at least so long ago, such as 2h", parsePastTime)
-	addLimitFlag(c, &f.limit, 50, admin.MaxPage, "entries on a page")
-	flags.StringVar(&f.after, "after", "", "the `cursor` that the previous page ended with, for older entries")
-	flags.BoolVarP(&f.follow, "follow", "f", false, "also show new entries until Ctrl-C")
-	c.MarkFlagsMutuallyExclusive("follow", "to")
-	c.MarkFlagsMutuallyExclusive("follow", "after")
+	action.limit = 0
+	flags := cmd.Flags()
+	flags.StringSliceVar(&auditFlags.Kinds, "kind", nil, "only these `kinds`, such as took_over,gap_found")
+	flags.StringVar(&auditFlags.Node, "node", "", "only entries written by this `node`")
+	flags.StringVar(&auditFlags.Actor, "actor", "", "only actions of this `person`")
+	addTimeFlag(cmd, &auditFlags.From, "from", "at or after this `time`, or at most so long ago, such as 2h", parsePastTime)
+	addTimeFlag(cmd, &auditFlags.To, "to", "before this `time`, or at least so long ago, such as 2h", parsePastTime)
+	addLimitFlag(cmd, &auditFlags.limit, 50, admin.MaxPage, "entries on a page")
+	flags.StringVar(&auditFlags.after, "after", "", "the `cursor` that the previous page ended with, for older entries")
+	flags.BoolVarP(&auditFlags.follow, "follow", "f", false, "also show new entries until Ctrl-C")
+	cmd.MarkFlagsMutuallyExclusive("follow", "to")
+	cmd.MarkFlagsMutuallyExclusive("follow", "after")
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		for _, kind := range f.Kinds {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, kind := range auditFlags.Kinds {
 			if !admin.IsAuditKind(kind) {
 				return unknownKindError(kind)
 			}
 		}
 		// Only --watcher restricts the log to one watcher. The watcher in the configuration does not.
-		f.Watcher = *p.namedFlags["watcher"]
+		auditFlags.Watcher = *program.namedFlags["watcher"]
 
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			if f.follow {
-				return a.followAudit(ctx, op, f)
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
+			if auditFlags.follow {
+				return action.followAudit(ctx, op, auditFlags)
 			}
 
-			page, err := op.Audit(ctx, f.AuditFilter, f.limit, f.after)
+			page, err := op.Audit(ctx, auditFlags.AuditFilter, auditFlags.limit, auditFlags.after)
 			if err != nil {
 				return err
 			}
-			return a.printResult(page, func(w io.Writer) { writeAuditPage(w, page) })
+			return action.printResult(page, func(out io.Writer) { writeAuditPage(out, page) })
 		})
 	}
-	c.AddCommand(newAuditTrimCommand(p))
-	return c
+	cmd.AddCommand(newAuditTrimCommand(program))
+	return cmd
 }
 
 // unknownKindError names the kind that was probably meant, or all kinds.
@@ -101,22 +101,22 @@ func unknownKindError(kind string) error {
 	return fmt.Errorf("--kind: no entry is of kind %q; expected one of %s", kind, strings.Join(known, ", "))
 }
 
-func writeAuditPage(w io.Writer, page admin.AuditPage) {
+func writeAuditPage(out io.Writer, page admin.AuditPage) {
 	if page.Total == 0 {
-		fmt.Fprintln(w, "no entry matches")
+		fmt.Fprintln(out, "no entry matches")
 		return
 	}
 
 	slices.Reverse(page.Entries)
-	writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Entries, func(e admin.AuditEntry) cells {
-		return cells{formatLocal(&e.At), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields)}
+	writeTable(out, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Entries, func(entry admin.AuditEntry) cells {
+		return cells{formatLocal(&entry.At), entry.Kind, entry.Watcher, entry.Node, entry.Actor, formatFields(entry.Fields)}
 	})
 
 	// countNoun supports only plurals with an s.
 	total := strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1)
-	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Entries))), total)
+	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(page.Entries))), total)
 	if page.Next != "" {
-		fmt.Fprintf(w, "older entries: --after %s\n", page.Next)
+		fmt.Fprintf(out, "older entries: --after %s\n", page.Next)
 	}
 }
 
@@ -137,11 +137,11 @@ func formatFields(raw json.RawMessage) string {
 		value := fields[name]
 		var text string
 		if json.Unmarshal(value, &text) != nil {
-			var b bytes.Buffer
-			if json.Compact(&b, value) != nil {
+			var buffer bytes.Buffer
+			if json.Compact(&buffer, value) != nil {
 				continue
 			}
-			text = b.String()
+			text = buffer.String()
 		} else if strings.ContainsAny(text, " \t") {
 			text = string(value)
 		}
@@ -152,8 +152,8 @@ func formatFields(raw json.RawMessage) string {
 
 // followAudit writes the latest entries, and then each new entry once, until ctx ends. Errors of later
 // reads are printed, and the read is repeated.
-func (a *operatorCommand) followAudit(ctx context.Context, op admin.Operator, f *auditFlags) error {
-	page, err := op.Audit(ctx, f.AuditFilter, f.limit, "")
+func (a *operatorCommand) followAudit(ctx context.Context, op admin.Operator, flags *auditFlags) error {
+	page, err := op.Audit(ctx, flags.AuditFilter, flags.limit, "")
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (a *operatorCommand) followAudit(ctx context.Context, op admin.Operator, f 
 		}
 
 		// Entries before the overlap cannot be read again.
-		maps.DeleteFunc(written, func(_ string, at time.Time) bool { return at.Before(last.Add(-2 * followOverlap)) })
+		maps.DeleteFunc(written, func(_ string, writtenAt time.Time) bool { return writtenAt.Before(last.Add(-2 * followOverlap)) })
 		return nil
 	}
 	if err := writeNew(page.Entries); err != nil {
@@ -192,7 +192,7 @@ func (a *operatorCommand) followAudit(ctx context.Context, op admin.Operator, f 
 		case <-tick.C:
 		}
 
-		list, err := readAuditSince(ctx, op, f.AuditFilter, last)
+		list, err := readAuditSince(ctx, op, flags.AuditFilter, last)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -207,16 +207,16 @@ func (a *operatorCommand) followAudit(ctx context.Context, op admin.Operator, f 
 }
 
 // readAuditSince returns the entries since followOverlap before last, the newest first.
-func readAuditSince(ctx context.Context, op admin.Operator, f admin.AuditFilter, last time.Time) ([]admin.AuditEntry, error) {
+func readAuditSince(ctx context.Context, op admin.Operator, filter admin.AuditFilter, last time.Time) ([]admin.AuditEntry, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 
 	if !last.IsZero() {
-		f.From = last.Add(-followOverlap)
+		filter.From = last.Add(-followOverlap)
 	}
 	var all []admin.AuditEntry
 	for after := ""; ; {
-		page, err := op.Audit(ctx, f, admin.MaxPage, after)
+		page, err := op.Audit(ctx, filter, admin.MaxPage, after)
 		if err != nil {
 			return nil, err
 		}
@@ -227,12 +227,12 @@ func readAuditSince(ctx context.Context, op admin.Operator, f admin.AuditFilter,
 	}
 }
 
-func (a *operatorCommand) writeAuditEntry(e admin.AuditEntry) error {
+func (a *operatorCommand) writeAuditEntry(entry admin.AuditEntry) error {
 	if a.json {
-		return json.NewEncoder(a.p.out).Encode(e)
+		return json.NewEncoder(a.p.out).Encode(entry)
 	}
-	_, err := fmt.Fprintf(a.p.out, "%s %-22s %-12s %-16s %s\n", formatLocal(&e.At), sanitizeLine(e.Kind),
-		sanitizeLine(e.Watcher), sanitizeLine(cmp.Or(e.Actor, e.Node)), sanitizeLine(formatFields(e.Fields)))
+	_, err := fmt.Fprintf(a.p.out, "%s %-22s %-12s %-16s %s\n", formatLocal(&entry.At), sanitizeLine(entry.Kind),
+		sanitizeLine(entry.Watcher), sanitizeLine(cmp.Or(entry.Actor, entry.Node)), sanitizeLine(formatFields(entry.Fields)))
 	return err
 }
 
@@ -242,9 +242,9 @@ type trimmedAudit struct {
 	Removed int64 `json:"removed"`
 }
 
-func newAuditTrimCommand(p *program) *cobra.Command {
+func newAuditTrimCommand(program *program) *cobra.Command {
 	var keep int
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "trim --keep N",
 		Short: "Remove the oldest entries of the audit log",
 		Long: `Remove all entries of the audit log except the newest N, for all watchers. Once an hour, a relay
@@ -252,15 +252,15 @@ removes all but the newest 10,000, and the server removes entries after 30 days.
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().IntVar(&keep, "keep", 0, "how many of the newest entries stay")
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().IntVar(&keep, "keep", 0, "how many of the newest entries stay")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if keep < 1 {
 			return errors.New("--keep is missing: pass how many of the newest entries stay, at least 1")
 		}
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error { return a.trimEvents(ctx, op, keep) })
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error { return action.trimEvents(ctx, op, keep) })
 	}
-	return c
+	return cmd
 }
 
 // trimEvents counts the entries, asks for confirmation and removes them.

@@ -29,11 +29,11 @@ const memberEvents = 200_000
 // mainly the start and the noise of the machine, because both exceed the cost of observation.
 const observedEvents = 1_000_000
 
-func newBenchCommand(p *program) *cobra.Command {
-	o := bench.Options{}
+func newBenchCommand(program *program) *cobra.Command {
+	options := bench.Options{}
 	var seconds int
 	var asJSON, reconciler, consumer, observed bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the relay and compare it with the limits of the servers",
 		Long: `Measure, in one run and on the same servers: the change stream with the driver alone, the produce
@@ -69,75 +69,75 @@ idle while it runs: the report shows the CPU time of other processes as foreign.
 about six minutes. With --peers and --config, it measures on the servers of the configuration, with their
 logins: a password or a certificate.`,
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			o.Duration = time.Duration(seconds) * time.Second
-			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			options.Duration = time.Duration(seconds) * time.Second
+			options.Progress, options.OnHardStop = program.errOut, program.onHardStop
 			// A record of a consumer costs a transaction, so its default is smaller.
-			if consumer && !c.Flags().Changed("events") {
-				o.Events = consumerEvents
-				if len(o.Transports) > 0 {
-					o.Events = memberEvents
+			if consumer && !cmd.Flags().Changed("events") {
+				options.Events = consumerEvents
+				if len(options.Transports) > 0 {
+					options.Events = memberEvents
 				}
 			}
-			if len(o.Transports) > 0 && !consumer {
+			if len(options.Transports) > 0 && !consumer {
 				return errors.New("--transport compares consumers: add --consumer")
 			}
-			if observed && !c.Flags().Changed("events") {
-				o.Events = observedEvents
+			if observed && !cmd.Flags().Changed("events") {
+				options.Events = observedEvents
 			}
-			if len(o.Peers) > 0 {
-				setPeerDefaults(c, &o)
-				if p.configFile != "" {
-					cfg, _, err := p.loadConfig()
+			if len(options.Peers) > 0 {
+				setPeerDefaults(cmd, &options)
+				if program.configFile != "" {
+					cfg, _, err := program.loadConfig()
 					if err != nil {
 						return err
 					}
-					o.Config = &cfg
+					options.Config = &cfg
 				}
 			}
-			if err := o.Check(); err != nil {
+			if err := options.Check(); err != nil {
 				return err
 			}
 
-			return p.runBenchmark(c.Context(), o, asJSON, selectBenchmark(consumer, reconciler, observed, o))
+			return program.runBenchmark(cmd.Context(), options, asJSON, selectBenchmark(consumer, reconciler, observed, options))
 		},
 	}
 
-	f := c.Flags()
-	f.IntVar(&o.Events, "events", 300_000, "`number` of events to drain")
-	f.IntVar(&o.Payload, "payload", 1024, "size of the payload of an event in `bytes`")
-	f.IntVar(&o.Runs, "runs", 3, "`number` of interleaved runs")
-	f.IntSliceVar(&o.Rates, "rates", []int{100, 1000}, "`events` per second at which latency is measured, separated by commas")
-	f.IntVar(&seconds, "seconds", 15, "duration of each rate in each run in `seconds`")
-	f.IntVar(&o.Failover, "failover", 0, "how many `times` the owner is killed, and stopped gracefully, while a standby runs")
-	f.BoolVar(&o.Foreign, "foreign", false, "also drain documents as another writer inserts them, without ts and slot")
-	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time for --failover; 0: the default of the configuration")
-	f.BoolVar(&reconciler, "reconciler", false, "measure the delivery outside of the stream instead")
-	f.BoolVar(&consumer, "consumer", false, "measure a handler with its inbox instead")
-	f.StringSliceVar(&o.Transports, "transport", nil, "with --consumer, compare these `libraries` while members join and leave: "+strings.Join(bench.Transports(), ", "))
-	f.StringSliceVar(&o.Peers, "peers", nil, "compare with these `publishers` instead: "+strings.Join(bench.Peers(), ", "))
-	f.BoolVar(&observed, "observed", false, "measure pairs of drains instead: one with the page open and a scraper, one without")
-	f.IntVar(&o.Pairs, "pairs", bench.DefaultPairs, "with --observed, the `number` of pairs")
-	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, only these `measurements`: "+strings.Join(bench.ReconcilerSteps(), ", "))
-	f.StringVar(&o.MongoDB, "mongodb", "", "`URI` of an existing replica set to measure on")
-	f.StringSliceVar(&o.Kafka, "kafka", nil, "`addresses` of existing brokers to measure on, without login")
-	f.StringVar(&o.CPUProfile, "cpuprofile", "", "prefix of the `file` names for CPU profiles of the relay")
-	f.StringVar(&o.MemProfile, "memprofile", "", "prefix of the `file` names for allocation profiles of the relay")
-	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
-	c.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed", "foreign", "peers")
-	return c
+	flags := cmd.Flags()
+	flags.IntVar(&options.Events, "events", 300_000, "`number` of events to drain")
+	flags.IntVar(&options.Payload, "payload", 1024, "size of the payload of an event in `bytes`")
+	flags.IntVar(&options.Runs, "runs", 3, "`number` of interleaved runs")
+	flags.IntSliceVar(&options.Rates, "rates", []int{100, 1000}, "`events` per second at which latency is measured, separated by commas")
+	flags.IntVar(&seconds, "seconds", 15, "duration of each rate in each run in `seconds`")
+	flags.IntVar(&options.Failover, "failover", 0, "how many `times` the owner is killed, and stopped gracefully, while a standby runs")
+	flags.BoolVar(&options.Foreign, "foreign", false, "also drain documents as another writer inserts them, without ts and slot")
+	flags.DurationVar(&options.TTL, "ttl", 0, "`lease` time for --failover; 0: the default of the configuration")
+	flags.BoolVar(&reconciler, "reconciler", false, "measure the delivery outside of the stream instead")
+	flags.BoolVar(&consumer, "consumer", false, "measure a handler with its inbox instead")
+	flags.StringSliceVar(&options.Transports, "transport", nil, "with --consumer, compare these `libraries` while members join and leave: "+strings.Join(bench.Transports(), ", "))
+	flags.StringSliceVar(&options.Peers, "peers", nil, "compare with these `publishers` instead: "+strings.Join(bench.Peers(), ", "))
+	flags.BoolVar(&observed, "observed", false, "measure pairs of drains instead: one with the page open and a scraper, one without")
+	flags.IntVar(&options.Pairs, "pairs", bench.DefaultPairs, "with --observed, the `number` of pairs")
+	flags.StringSliceVar(&options.Only, "only", nil, "with --reconciler, only these `measurements`: "+strings.Join(bench.ReconcilerSteps(), ", "))
+	flags.StringVar(&options.MongoDB, "mongodb", "", "`URI` of an existing replica set to measure on")
+	flags.StringSliceVar(&options.Kafka, "kafka", nil, "`addresses` of existing brokers to measure on, without login")
+	flags.StringVar(&options.CPUProfile, "cpuprofile", "", "prefix of the `file` names for CPU profiles of the relay")
+	flags.StringVar(&options.MemProfile, "memprofile", "", "prefix of the `file` names for allocation profiles of the relay")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
+	cmd.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed", "foreign", "peers")
+	return cmd
 }
 
 // setPeerDefaults sets the defaults of a comparison with other publishers for flags that the user
 // did not set.
-func setPeerDefaults(c *cobra.Command, o *bench.Options) {
+func setPeerDefaults(cmd *cobra.Command, options *bench.Options) {
 	for name, set := range map[string]func(){
-		"events":  func() { o.Events = bench.DefaultPeerEvents },
-		"runs":    func() { o.Runs = bench.DefaultPeerRuns },
-		"payload": func() { o.Payload = bench.DefaultPeerPayload },
-		"seconds": func() { o.Duration = bench.DefaultPeerDuration },
+		"events":  func() { options.Events = bench.DefaultPeerEvents },
+		"runs":    func() { options.Runs = bench.DefaultPeerRuns },
+		"payload": func() { options.Payload = bench.DefaultPeerPayload },
+		"seconds": func() { options.Duration = bench.DefaultPeerDuration },
 	} {
-		if !c.Flags().Changed(name) {
+		if !cmd.Flags().Changed(name) {
 			set()
 		}
 	}
@@ -149,11 +149,11 @@ type benchmarkResult interface{ Print(w io.Writer) error }
 type benchmark func(context.Context, bench.Options) (benchmarkResult, error)
 
 // selectBenchmark returns the benchmark that the flags select.
-func selectBenchmark(consumer, reconciler, observed bool, o bench.Options) benchmark {
+func selectBenchmark(consumer, reconciler, observed bool, options bench.Options) benchmark {
 	switch {
-	case len(o.Peers) > 0:
+	case len(options.Peers) > 0:
 		return asBenchmark(bench.RunPeers)
-	case len(o.Transports) > 0:
+	case len(options.Transports) > 0:
 		return asBenchmark(bench.RunMembers)
 	case consumer:
 		return asBenchmark(bench.RunConsumer)
@@ -167,12 +167,12 @@ func selectBenchmark(consumer, reconciler, observed bool, o bench.Options) bench
 
 // asBenchmark returns run with a result of the common type.
 func asBenchmark[R benchmarkResult](run func(context.Context, bench.Options) (R, error)) benchmark {
-	return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return run(ctx, o) }
+	return func(ctx context.Context, options bench.Options) (benchmarkResult, error) { return run(ctx, options) }
 }
 
 // runBenchmark runs a benchmark and prints its result.
-func (p *program) runBenchmark(ctx context.Context, o bench.Options, asJSON bool, run benchmark) error {
-	res, err := run(ctx, o)
+func (p *program) runBenchmark(ctx context.Context, options bench.Options, asJSON bool, run benchmark) error {
+	res, err := run(ctx, options)
 	if err != nil {
 		return markTemporary(err)
 	}
@@ -191,25 +191,27 @@ func (p *program) runBenchmark(ctx context.Context, o bench.Options, asJSON bool
 }
 
 // newBenchChildCommand returns the hidden command that bench starts for the measurements without a relay.
-func newBenchChildCommand(p *program) *cobra.Command {
+func newBenchChildCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use: bench.ChildCommand, Hidden: true, Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return markTemporary(bench.Child(c.Context(), p.in, p.out)) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return markTemporary(bench.Child(cmd.Context(), program.in, program.out))
+		},
 	}
 }
 
 // newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it ends
 // when its standard input ends, and can write profiles.
-func newBenchRelayCommand(p *program) *cobra.Command {
+func newBenchRelayCommand(program *program) *cobra.Command {
 	var cpu, mem string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use: bench.RelayCommand, Hidden: true, Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) (err error) {
-			ctx, cancel := context.WithCancel(c.Context())
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
 			// bench holds this pipe open as long as it runs, and sends no signal if it is killed.
 			go func() {
-				_, _ = io.Copy(io.Discard, p.in)
+				_, _ = io.Copy(io.Discard, program.in)
 				cancel()
 			}()
 
@@ -218,13 +220,13 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 				return err
 			}
 			defer func() { err = errors.Join(err, stop()) }()
-			return p.runRelay(ctx)
+			return program.runRelay(ctx)
 		},
 	}
 
-	c.Flags().StringVar(&cpu, "cpuprofile", "", "")
-	c.Flags().StringVar(&mem, "memprofile", "", "")
-	return c
+	cmd.Flags().StringVar(&cpu, "cpuprofile", "", "")
+	cmd.Flags().StringVar(&mem, "memprofile", "", "")
+	return cmd
 }
 
 // startProfiles starts a CPU profile into the file cpu and an allocation profile into the file mem,
@@ -232,28 +234,28 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 func startProfiles(cpu, mem string) (stop func() error, err error) {
 	var stops []func() error
 	if cpu != "" {
-		f, err := os.Create(cpu)
+		file, err := os.Create(cpu)
 		if err != nil {
 			return nil, err
 		}
-		if err := pprof.StartCPUProfile(f); err != nil {
+		if err := pprof.StartCPUProfile(file); err != nil {
 			return nil, fmt.Errorf("starting the CPU profile: %w", err)
 		}
 		stops = append(stops, func() error {
 			pprof.StopCPUProfile()
-			return f.Close()
+			return file.Close()
 		})
 	}
 
 	if mem != "" {
 		// At the default rate, a short run would miss most of its allocations.
 		runtime.MemProfileRate = 4096
-		f, err := os.Create(mem)
+		file, err := os.Create(mem)
 		if err != nil {
 			return nil, err
 		}
 		stops = append(stops, func() error {
-			return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close())
+			return errors.Join(pprof.Lookup("allocs").WriteTo(file, 0), file.Close())
 		})
 	}
 

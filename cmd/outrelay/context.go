@@ -54,35 +54,35 @@ func contextPath(env []string) string {
 
 // readContexts returns the contexts of the user, and none if the file does not exist.
 func readContexts(env []string) (contextFile, error) {
-	f := contextFile{Contexts: map[string]namedContext{}}
+	file := contextFile{Contexts: map[string]namedContext{}}
 	path := contextPath(env)
 	if path == "" {
-		return f, nil
+		return file, nil
 	}
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return f, nil
+		return file, nil
 	}
 	if err != nil {
-		return f, fmt.Errorf("reading the contexts: %w", err)
+		return file, fmt.Errorf("reading the contexts: %w", err)
 	}
 
-	d := yaml.NewDecoder(strings.NewReader(string(text)))
-	d.KnownFields(true)
-	if err := d.Decode(&f); err != nil && !errors.Is(err, io.EOF) {
-		return f, fmt.Errorf("reading the contexts in %s: not valid; expected the keys current and contexts, and in each context config and set", path)
+	decoder := yaml.NewDecoder(strings.NewReader(string(text)))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return file, fmt.Errorf("reading the contexts in %s: not valid; expected the keys current and contexts, and in each context config and set", path)
 	}
-	return f, nil
+	return file, nil
 }
 
 // writeContexts replaces the file with the contexts. Only the user may read it, because --set may hold secrets.
-func writeContexts(env []string, f contextFile) error {
+func writeContexts(env []string, file contextFile) error {
 	path := contextPath(env)
 	if path == "" {
 		return errors.New("there is no directory for the contexts: set HOME, or OUTRELAY_CONTEXTS to the path of a file")
 	}
 
-	text, err := yaml.Marshal(f)
+	text, err := yaml.Marshal(file)
 	if err != nil {
 		return fmt.Errorf("formatting the contexts: %w", err)
 	}
@@ -103,49 +103,49 @@ func writeContexts(env []string, f contextFile) error {
 
 // find returns the named context.
 func (f contextFile) find(name string) (namedContext, error) {
-	c, ok := f.Contexts[name]
+	context, ok := f.Contexts[name]
 	if ok {
-		return c, nil
+		return context, nil
 	}
 
 	names := slices.Sorted(maps.Keys(f.Contexts))
 	switch near := config.NearestName(name, names); {
 	case near != "":
-		return c, fmt.Errorf("context %q does not exist; did you mean %s?", name, near)
+		return context, fmt.Errorf("context %q does not exist; did you mean %s?", name, near)
 	case len(names) == 0:
-		return c, fmt.Errorf("context %q does not exist; create it with `outrelay context set %s --config FILE`", name, name)
+		return context, fmt.Errorf("context %q does not exist; create it with `outrelay context set %s --config FILE`", name, name)
 	}
-	return c, fmt.Errorf("context %q does not exist; the contexts are %s", name, strings.Join(names, ", "))
+	return context, fmt.Errorf("context %q does not exist; the contexts are %s", name, strings.Join(names, ", "))
 }
 
 // useContext reads the context that the command uses, and fills in the configuration file and the settings that the
 // command line does not have. --context has precedence over OUTRELAY_CONTEXT, and that over the current context. The
 // current context does not apply if a configuration file is named, or to a command that is not for people.
-func (p *program) useContext(c *cobra.Command) error {
+func (p *program) useContext(cmd *cobra.Command) error {
 	name := p.contextName
 	if name == "" {
 		name = envValue(p.env, "OUTRELAY_CONTEXT")
 	}
 	named := name != ""
-	if named && c.Flags().Changed("config") {
+	if named && cmd.Flags().Changed("config") {
 		return errors.New("--config and a context exclude each other: pass one of them, or unset OUTRELAY_CONTEXT")
 	}
 	// A daemon must not depend on the context that a person selected last.
-	if !named && (p.configFile != "" || c.Annotations[annotationNoContext] != "") {
+	if !named && (p.configFile != "" || cmd.Annotations[annotationNoContext] != "") {
 		return nil
 	}
 
-	f, err := readContexts(p.env)
+	file, err := readContexts(p.env)
 	if err != nil {
 		return err
 	}
 	if !named {
-		name = f.Current
+		name = file.Current
 	}
 	if name == "" {
 		return nil
 	}
-	found, err := f.find(name)
+	found, err := file.find(name)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (p *program) useContext(c *cobra.Command) error {
 // must not start a relay in an environment that was selected for looking at it.
 const annotationNoContext = "outrelay_no_current_context"
 
-func newContextCommand(p *program) *cobra.Command {
+func newContextCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "context",
 		Short: "Name environments, and select the environment that the commands use",
@@ -177,101 +177,101 @@ in the file that OUTRELAY_CONTEXTS names.`,
 		Example: `  outrelay context set prod --config /etc/outrelay/prod.yaml
   outrelay context use prod
   outrelay --context staging status`,
-	}, newContextListCommand(p), newContextShowCommand(p), newContextUseCommand(p), newContextSetCommand(p), newContextRemoveCommand(p))
+	}, newContextListCommand(program), newContextShowCommand(program), newContextUseCommand(program), newContextSetCommand(program), newContextRemoveCommand(program))
 }
 
-func newContextListCommand(p *program) *cobra.Command {
+func newContextListCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the contexts; * marks the current one",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			f, err := readContexts(p.env)
+			file, err := readContexts(program.env)
 			if err != nil {
 				return err
 			}
 
 			const empty = "there are no contexts; create one with `outrelay context set NAME --config FILE`"
-			names := slices.Sorted(maps.Keys(f.Contexts))
-			return p.printText(func(w io.Writer) {
-				writeList(w, empty, "CONTEXT\tCURRENT\tCONFIG\tSETTINGS", names, func(name string) cells {
+			names := slices.Sorted(maps.Keys(file.Contexts))
+			return program.printText(func(out io.Writer) {
+				writeList(out, empty, "CONTEXT\tCURRENT\tCONFIG\tSETTINGS", names, func(name string) cells {
 					mark := ""
-					if name == f.Current {
+					if name == file.Current {
 						mark = "*"
 					}
-					return cells{name, mark, f.Contexts[name].Config, len(f.Contexts[name].Set)}
+					return cells{name, mark, file.Contexts[name].Config, len(file.Contexts[name].Set)}
 				})
 			})
 		},
 	}
 }
 
-func newContextShowCommand(p *program) *cobra.Command {
+func newContextShowCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show [NAME]",
 		Short: "Show a context, or without a name the current one; the values of settings are hidden",
 		Args:  maxArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			f, err := readContexts(p.env)
+			file, err := readContexts(program.env)
 			if err != nil {
 				return err
 			}
-			name := f.Current
+			name := file.Current
 			if len(args) > 0 {
 				name = args[0]
 			}
 			if name == "" {
 				return errors.New("there is no current context; select one with `outrelay context use NAME`")
 			}
-			c, err := f.find(name)
+			context, err := file.find(name)
 			if err != nil {
 				return err
 			}
 
-			fmt.Fprintf(p.out, "context  %s\nconfig   %s\n", sanitizeLine(name), sanitizeLine(c.Config))
-			for _, s := range c.Set {
+			fmt.Fprintf(program.out, "context  %s\nconfig   %s\n", sanitizeLine(name), sanitizeLine(context.Config))
+			for _, s := range context.Set {
 				// A value may be a secret.
 				key, _, _ := strings.Cut(s, "=")
-				fmt.Fprintf(p.out, "set      %s=***\n", sanitizeLine(key))
+				fmt.Fprintf(program.out, "set      %s=***\n", sanitizeLine(key))
 			}
 			return nil
 		},
 	}
 }
 
-func newContextUseCommand(p *program) *cobra.Command {
+func newContextUseCommand(program *program) *cobra.Command {
 	var off bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "use NAME",
 		Short: "Make a context the current one; --off selects none",
 		Args:  nameOrOff("context", &off),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return p.changeContexts(func(f *contextFile) (string, error) {
+			return program.changeContexts(func(file *contextFile) (string, error) {
 				if off {
-					f.Current = ""
+					file.Current = ""
 					return "no context is current", nil
 				}
 
-				_, err := f.find(args[0])
-				f.Current = args[0]
+				_, err := file.find(args[0])
+				file.Current = args[0]
 				return "context " + args[0] + " is current", err
 			})
 		},
 	}
-	c.Flags().BoolVar(&off, "off", false, "select no context")
-	return c
+	cmd.Flags().BoolVar(&off, "off", false, "select no context")
+	return cmd
 }
 
-func newContextSetCommand(p *program) *cobra.Command {
+func newContextSetCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use:         "set NAME",
 		Short:       "Create or replace a context with the file of --config and the settings of --set",
 		Args:        exactArgs(1),
 		Annotations: map[string]string{annotationNoContext: "set"},
-		RunE: func(c *cobra.Command, args []string) error {
-			next := namedContext{Set: p.flagSettings()}
-			if c.Flags().Changed("config") {
-				path, err := filepath.Abs(p.configFile)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			next := namedContext{Set: program.flagSettings()}
+			if cmd.Flags().Changed("config") {
+				path, err := filepath.Abs(program.configFile)
 				if err != nil {
 					return fmt.Errorf("--config: %w", err)
 				}
@@ -279,28 +279,28 @@ func newContextSetCommand(p *program) *cobra.Command {
 			}
 			// An empty context would silently select the defaults.
 			if next.Config == "" && len(next.Set) == 0 {
-				return argumentsError(c, "needs --config, --set or another flag of the configuration")
+				return argumentsError(cmd, "needs --config, --set or another flag of the configuration")
 			}
 
-			return p.changeContexts(func(f *contextFile) (string, error) {
-				f.Contexts[args[0]] = next
-				return "context " + args[0] + " is stored in " + contextPath(p.env), nil
+			return program.changeContexts(func(file *contextFile) (string, error) {
+				file.Contexts[args[0]] = next
+				return "context " + args[0] + " is stored in " + contextPath(program.env), nil
 			})
 		},
 	}
 }
 
-func newContextRemoveCommand(p *program) *cobra.Command {
+func newContextRemoveCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "remove NAME",
 		Short: "Remove a context; its configuration file stays",
 		Args:  exactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return p.changeContexts(func(f *contextFile) (string, error) {
-				_, err := f.find(args[0])
-				delete(f.Contexts, args[0])
-				if f.Current == args[0] {
-					f.Current = ""
+			return program.changeContexts(func(file *contextFile) (string, error) {
+				_, err := file.find(args[0])
+				delete(file.Contexts, args[0])
+				if file.Current == args[0] {
+					file.Current = ""
 				}
 				return "context " + args[0] + " is removed", err
 			})
@@ -309,20 +309,20 @@ func newContextRemoveCommand(p *program) *cobra.Command {
 }
 
 // changeContexts changes the file with the contexts and prints what change returns.
-func (p *program) changeContexts(change func(f *contextFile) (done string, err error)) error {
-	f, err := readContexts(p.env)
+func (p *program) changeContexts(change func(file *contextFile) (done string, err error)) error {
+	file, err := readContexts(p.env)
 	if err != nil {
 		return err
 	}
-	if f.Contexts == nil {
-		f.Contexts = map[string]namedContext{}
+	if file.Contexts == nil {
+		file.Contexts = map[string]namedContext{}
 	}
 
-	done, err := change(&f)
+	done, err := change(&file)
 	if err != nil {
 		return err
 	}
-	if err := writeContexts(p.env, f); err != nil {
+	if err := writeContexts(p.env, file); err != nil {
 		return err
 	}
 

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newDeadCommand(p *program) *cobra.Command {
+func newDeadCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "dead",
 		Short: "List dead letters, and requeue, edit or discard them",
@@ -26,202 +26,202 @@ as well as the id of the envelope, of which there may be several dead letters.
 With --source handler, the commands act on the messages that handlers of consumers gave up. They
 are in the databases of the outboxes, in the collections of dead_letters.handlers. A requeue hands
 a message back to its handler through MongoDB. Other handlers and groups do not get it again.`,
-	}, newDeadListCommand(p), newDeadSummaryCommand(p), newDeadShowCommand(p), newDeadRequeueCommand(p),
-		newDeadEditCommand(p), newDeadDiscardCommand(p))
+	}, newDeadListCommand(program), newDeadSummaryCommand(program), newDeadShowCommand(program), newDeadRequeueCommand(program),
+		newDeadEditCommand(program), newDeadDiscardCommand(program))
 }
 
 // deadFilter holds the flags that select dead letters.
 type deadFilter struct{ admin.DeadFilter }
 
 // addDeadFilterFlags adds the flags that select dead letters. A command that changes them also gets --all.
-func addDeadFilterFlags(c *cobra.Command, changes bool) *deadFilter {
-	f := &deadFilter{}
-	addCollectionFlag(c, &f.Collection)
+func addDeadFilterFlags(cmd *cobra.Command, changes bool) *deadFilter {
+	filter := &deadFilter{}
+	addCollectionFlag(cmd, &filter.Collection)
 
-	addTimeFlag(c, &f.From, "since", "died at or after this `time`, or at most so long ago, such as 2h", parsePastTime)
-	addTimeFlag(c, &f.To, "until", "died before this `time`, or at least so long ago, such as 2h", parsePastTime)
-	flags := c.Flags()
-	flags.StringVar(&f.Topic, "topic", "", "only for this `topic`")
-	flags.StringVar(&f.Type, "type", "", "only with this event `type`")
-	flags.StringVar(&f.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
-	flags.StringVar(&f.Key, "key", "", "only with this ordering `key`")
-	flags.StringVar(&f.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", ")+
+	addTimeFlag(cmd, &filter.From, "since", "died at or after this `time`, or at most so long ago, such as 2h", parsePastTime)
+	addTimeFlag(cmd, &filter.To, "until", "died before this `time`, or at least so long ago, such as 2h", parsePastTime)
+	flags := cmd.Flags()
+	flags.StringVar(&filter.Topic, "topic", "", "only for this `topic`")
+	flags.StringVar(&filter.Type, "type", "", "only with this event `type`")
+	flags.StringVar(&filter.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
+	flags.StringVar(&filter.Key, "key", "", "only with this ordering `key`")
+	flags.StringVar(&filter.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", ")+
 		"; with --source handler: "+strings.Join(admin.HandlerClasses(), ", "))
-	flags.StringVar(&f.Message, "message", "", "only if the reason begins with exactly this `text`")
-	addSourceFlags(c, &f.Source, &f.Group, &f.Handler)
+	flags.StringVar(&filter.Message, "message", "", "only if the reason begins with exactly this `text`")
+	addSourceFlags(cmd, &filter.Source, &filter.Group, &filter.Handler)
 
 	if changes {
-		flags.BoolVar(&f.All, "all", false, "all dead letters; required without another condition")
+		flags.BoolVar(&filter.All, "all", false, "all dead letters; required without another condition")
 	}
-	return f
+	return filter
 }
 
 // addSourceFlags adds the flags that select letters by who gave up.
-func addSourceFlags(c *cobra.Command, source, group, handler *string) {
-	flags := c.Flags()
+func addSourceFlags(cmd *cobra.Command, source, group, handler *string) {
+	flags := cmd.Flags()
 	flags.StringVar(source, "source", admin.FromRelay, "who gave up: relay, or handler of a consumer")
 	flags.StringVar(group, "group", "", "with --source handler: only of this consumer `group`")
 	flags.StringVar(handler, "handler", "", "with --source handler: only of the handler with this `name`")
 }
 
 // addToFlag adds the flag that names the handlers that get requeued messages.
-func addToFlag(c *cobra.Command, o *admin.DeadOptions) {
-	c.Flags().StringSliceVar(&o.Handlers, "to", nil,
+func addToFlag(cmd *cobra.Command, options *admin.DeadOptions) {
+	cmd.Flags().StringSliceVar(&options.Handlers, "to", nil,
 		"with --source handler: the `handlers` of the group that get the messages; default: the handler that gave up")
 }
 
 // addStateFlag adds the flag that selects letters by whether they were requeued.
-func (f *deadFilter) addStateFlag(c *cobra.Command) {
-	c.Flags().StringVar(&f.RequeueStatus, "requeued", "any", "any, false or true: letters by whether they were requeued")
+func (f *deadFilter) addStateFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.RequeueStatus, "requeued", "any", "any, false or true: letters by whether they were requeued")
 }
 
-func newDeadListCommand(p *program) *cobra.Command {
+func newDeadListCommand(program *program) *cobra.Command {
 	var limit int
 	var after string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List dead letters, the latest first, without their payloads",
 	}
 
-	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
-	f.addStateFlag(c)
-	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxPage, "dead letters on a page")
-	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
+	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd, false)
+	filter.addStateFlag(cmd)
+	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxPage, "dead letters on a page")
+	cmd.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 
-	a.setRun(c, func(ctx context.Context, op admin.Operator, ids []string) error {
-		f.IDs = ids
-		page, err := op.Letters().List(ctx, f.DeadFilter, limit, after)
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
+		filter.IDs = ids
+		page, err := op.Letters().List(ctx, filter.DeadFilter, limit, after)
 		// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
 		var others int64
-		if err == nil && f.Source != admin.FromHandler && !a.json {
+		if err == nil && filter.Source != admin.FromHandler && !action.json {
 			others, err = op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "false"})
 		}
 		if err != nil {
 			return err
 		}
-		return a.printResult(page, func(w io.Writer) { f.writeDead(w, page, others) })
+		return action.printResult(page, func(out io.Writer) { filter.writeDead(out, page, others) })
 	})
-	return c
+	return cmd
 }
 
 // writeDead writes a page of letters. others is the number of letters of handlers.
-func (f *deadFilter) writeDead(w io.Writer, page admin.DeadPage, others int64) {
+func (f *deadFilter) writeDead(out io.Writer, page admin.DeadPage, others int64) {
 	head := "DIED\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
-	cellsOf := func(l admin.DeadLetter) cells {
+	cellsOf := func(letter admin.DeadLetter) cells {
 		requeued := "no"
-		if l.Requeued != nil {
-			requeued = fmt.Sprintf("as %d", l.Requeued.Delivery)
+		if letter.Requeued != nil {
+			requeued = fmt.Sprintf("as %d", letter.Requeued.Delivery)
 		}
 		return cells{
-			formatLocal(&l.DiedAt), l.Letter, quoteArgument(l.ID), l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
-			requeued, truncate(l.Reason, 100),
+			formatLocal(&letter.DiedAt), letter.Letter, quoteArgument(letter.ID), letter.Delivery, letter.Type, truncate(letter.Key, 40), letter.Topic, letter.Class,
+			requeued, truncate(letter.Reason, 100),
 		}
 	}
 	if f.Source == admin.FromHandler {
 		head = "DIED\tID\tDELIVERY\tGROUP\tHANDLER\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
-		cellsOf = func(l admin.DeadLetter) cells {
+		cellsOf = func(letter admin.DeadLetter) cells {
 			return cells{
-				formatLocal(&l.DiedAt), quoteArgument(l.ID), l.Delivery, l.Source.Group, l.Source.Handler, l.Type,
-				truncate(l.Key, 40), l.Topic, l.Class, requeueState(l), truncate(l.Reason, 100),
+				formatLocal(&letter.DiedAt), quoteArgument(letter.ID), letter.Delivery, letter.Source.Group, letter.Source.Handler, letter.Type,
+				truncate(letter.Key, 40), letter.Topic, letter.Class, requeueState(letter), truncate(letter.Reason, 100),
 			}
 		}
 	}
 
-	writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, cellsOf)
+	writePage(out, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, cellsOf)
 	if others > 0 {
-		fmt.Fprintf(w, "handlers have %s: outrelay dead list --source handler\n", countNoun(others, "dead letter"))
+		fmt.Fprintf(out, "handlers have %s: outrelay dead list --source handler\n", countNoun(others, "dead letter"))
 	}
 }
 
 // requeueState describes whether a letter of a handler was requeued.
-func requeueState(l admin.DeadLetter) string {
+func requeueState(letter admin.DeadLetter) string {
 	switch {
-	case l.Requeued == nil:
+	case letter.Requeued == nil:
 		return "no"
-	case l.Waiting:
+	case letter.Waiting:
 		return "waiting"
 	default:
 		return "done"
 	}
 }
 
-// truncate shortens s to n characters for a table.
-func truncate(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
+// truncate shortens text to n characters for a table.
+func truncate(text string, n int) string {
+	if runes := []rune(text); len(runes) > n {
+		return string(runes[:n-1]) + "…"
 	}
-	return s
+	return text
 }
 
-func newDeadSummaryCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newDeadSummaryCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "summary [ID...]",
 		Short: "Count dead letters by topic, type and class, or by group, handler, type and class",
 	}
 
-	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
+	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd, false)
 	// Grouping reads all letters that match.
-	a.limit = 0
-	f.addStateFlag(c)
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		f.IDs = ids
+	action.limit = 0
+	filter.addStateFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		filter.IDs = ids
 		groups := listing[admin.DeadGroup]{
 			name: "groups", empty: "no dead letter matches", head: "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST",
-			cells: func(g admin.DeadGroup) cells {
+			cells: func(group admin.DeadGroup) cells {
 				return cells{
-					formatThousands(g.Count), formatThousands(g.NotRequeued), g.Topic, g.Type, g.Class,
-					formatLocal(&g.First), formatLocal(&g.Last),
+					formatThousands(group.Count), formatThousands(group.NotRequeued), group.Topic, group.Type, group.Class,
+					formatLocal(&group.First), formatLocal(&group.Last),
 				}
 			},
 		}
-		if f.Source == admin.FromHandler {
+		if filter.Source == admin.FromHandler {
 			groups.head = "COUNT\tNOT REQUEUED\tGROUP\tHANDLER\tTYPE\tCLASS\tFIRST\tLAST"
-			groups.cells = func(g admin.DeadGroup) cells {
+			groups.cells = func(group admin.DeadGroup) cells {
 				return cells{
-					formatThousands(g.Count), formatThousands(g.NotRequeued), g.ConsumerGroup, g.Handler, g.Type, g.Class,
-					formatLocal(&g.First), formatLocal(&g.Last),
+					formatThousands(group.Count), formatThousands(group.NotRequeued), group.ConsumerGroup, group.Handler, group.Type, group.Class,
+					formatLocal(&group.First), formatLocal(&group.Last),
 				}
 			}
 		}
-		return showList(c.Context(), a, groups, func(ctx context.Context, op admin.Operator) ([]admin.DeadGroup, error) {
-			return op.Letters().Summary(ctx, f.DeadFilter)
+		return showList(cmd.Context(), action, groups, func(ctx context.Context, op admin.Operator) ([]admin.DeadGroup, error) {
+			return op.Letters().Summary(ctx, filter.DeadFilter)
 		})
 	}
-	return c
+	return cmd
 }
 
 // addDeadRefFlags adds the flags that, together with an id, select one dead letter.
-func addDeadRefFlags(c *cobra.Command) *admin.DeadRef {
-	r := &admin.DeadRef{}
-	c.Flags().StringVar(&r.Collection, "collection", "",
+func addDeadRefFlags(cmd *cobra.Command) *admin.DeadRef {
+	ref := &admin.DeadRef{}
+	cmd.Flags().StringVar(&ref.Collection, "collection", "",
 		"the `outbox`, as database.collection; default: the outbox of the watcher that has the dead letter")
-	c.Flags().IntVar(&r.Delivery, "delivery", -1, "which delivery; default: the latest one that died")
-	addSourceFlags(c, &r.Source, &r.Group, &r.Handler)
-	return r
+	cmd.Flags().IntVar(&ref.Delivery, "delivery", -1, "which delivery; default: the latest one that died")
+	addSourceFlags(cmd, &ref.Source, &ref.Group, &ref.Handler)
+	return ref
 }
 
-func newDeadShowCommand(p *program) *cobra.Command {
+func newDeadShowCommand(program *program) *cobra.Command {
 	var payload bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show one dead letter with its envelope and its attempts",
 		Args:  exactArgs(1),
 	}
 
-	a, ref := p.addReadFlags(c), addDeadRefFlags(c)
-	c.Flags().BoolVar(&payload, "payload", false, "also show the payload and unknown fields")
-	c.RunE = func(c *cobra.Command, args []string) error {
+	action, ref := program.addReadFlags(cmd), addDeadRefFlags(cmd)
+	cmd.Flags().BoolVar(&payload, "payload", false, "also show the payload and unknown fields")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref.ID = args[0]
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.DeadLetter, error) {
+		return show(cmd.Context(), action, func(ctx context.Context, op admin.Operator) (admin.DeadLetter, error) {
 			return op.Letters().Show(ctx, *ref, payload)
 		}, writeDeadLetter)
 	}
-	return c
+	return cmd
 }
 
-func newDeadRequeueCommand(p *program) *cobra.Command {
-	var o admin.DeadOptions
-	c := &cobra.Command{
+func newDeadRequeueCommand(program *program) *cobra.Command {
+	var options admin.DeadOptions
+	cmd := &cobra.Command{
 		Use:   "requeue [ID...]",
 		Short: "Deliver dead letters again, with the same ids",
 		Long: `Store the envelopes of the matching dead letters as waiting, in the order of the change stream. The
@@ -235,50 +235,50 @@ A letter that cannot be sent without a change stays and is listed: edit it. In t
 code is 1.`,
 	}
 
-	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
-	addToFlag(c, &o)
-	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also requeue expired envelopes; they do not expire again")
-	a.setRun(c, func(ctx context.Context, op admin.Operator, ids []string) error {
-		f.IDs = ids
-		o.DryRun = a.dryRun
+	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd, true)
+	addToFlag(cmd, &options)
+	cmd.Flags().BoolVar(&options.IgnoreExpiry, "ignore-expiry", false, "also requeue expired envelopes; they do not expire again")
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
+		filter.IDs = ids
+		options.DryRun = action.dryRun
 		// Requeued letters stay in the collection for the record; a second requeue would deliver them twice.
-		f.RequeueStatus = "false"
+		filter.RequeueStatus = "false"
 
 		question := "requeue %s; consumers get the same ids again"
-		if f.Source == admin.FromHandler {
+		if filter.Source == admin.FromHandler {
 			question = "requeue %s; only their handlers get them again"
 		}
-		n, err := a.planRequeue(ctx, op, f, o, question)
+		n, err := action.planRequeue(ctx, op, filter, options, question)
 		if err != nil {
 			return err
 		}
 
-		bar := a.startProgress("requeueing", n)
-		got, err := op.Letters().Requeue(ctx, f.DeadFilter, o, bar.setDone)
+		bar := action.startProgress("requeueing", n)
+		got, err := op.Letters().Requeue(ctx, filter.DeadFilter, options, bar.setDone)
 		bar.clear()
 		if err == nil {
 			// Ids without a letter are an error, but the others were requeued.
-			err = f.checkFound(ctx, op, got.Matched)
+			err = filter.checkFound(ctx, op, got.Matched)
 		}
-		return a.printRequeued(got, err)
+		return action.printRequeued(got, err)
 	})
-	return c
+	return cmd
 }
 
 // planRequeue makes a dry run and asks for confirmation, with the numbers that the requeue will report. Without a letter
 // to requeue it asks nothing.
 func (a *operatorCommand) planRequeue(
-	ctx context.Context, op admin.Operator, f *deadFilter, o admin.DeadOptions, questionFormat string,
+	ctx context.Context, op admin.Operator, filter *deadFilter, options admin.DeadOptions, questionFormat string,
 ) (int64, error) {
-	if f.Empty() && !f.All {
+	if filter.Empty() && !filter.All {
 		return 0, errNoSelection
 	}
 	if a.dryRun || a.yes {
-		return op.Letters().Count(ctx, f.DeadFilter)
+		return op.Letters().Count(ctx, filter.DeadFilter)
 	}
 
-	o.DryRun = true
-	plan, err := op.Letters().Requeue(ctx, f.DeadFilter, o, nil)
+	options.DryRun = true
+	plan, err := op.Letters().Requeue(ctx, filter.DeadFilter, options, nil)
 	if err != nil || plan.Requeued == 0 {
 		return plan.Matched, err
 	}
@@ -312,14 +312,14 @@ func (f *deadFilter) otherSource() string {
 	return "; outrelay dead list --source handler lists dead letters of handlers"
 }
 
-// countAndConfirm counts the letters that f selects and asks for confirmation. actionFormat is a verb
+// countAndConfirm counts the letters that filter selects and asks for confirmation. actionFormat is a verb
 // phrase with one %s for the count. No letter and a dry run need no confirmation.
-func (a *operatorCommand) countAndConfirm(ctx context.Context, o admin.Operator, f *deadFilter, actionFormat string) (int64, error) {
-	if f.Empty() && !f.All {
+func (a *operatorCommand) countAndConfirm(ctx context.Context, operator admin.Operator, filter *deadFilter, actionFormat string) (int64, error) {
+	if filter.Empty() && !filter.All {
 		return 0, errNoSelection
 	}
 
-	n, err := o.Letters().Count(ctx, f.DeadFilter)
+	n, err := operator.Letters().Count(ctx, filter.DeadFilter)
 	if err != nil || n == 0 || a.dryRun {
 		return n, err
 	}
@@ -335,15 +335,15 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 		return err
 	}
 
-	printErr := a.printResult(got, func(w io.Writer) {
+	printErr := a.printResult(got, func(out io.Writer) {
 		verb := a.chooseText("requeued", "would be requeued")
-		fmt.Fprintf(w, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Refused))
+		fmt.Fprintf(out, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Refused))
 
 		for _, r := range got.Why {
-			fmt.Fprintf(w, "  %s %s delivery %d: %s\n", r.Collection, quoteArgument(r.ID), r.Delivery, sanitizeLine(r.Reason))
+			fmt.Fprintf(out, "  %s %s delivery %d: %s\n", r.Collection, quoteArgument(r.ID), r.Delivery, sanitizeLine(r.Reason))
 		}
 		if more := got.Refused - int64(len(got.Why)); more > 0 {
-			fmt.Fprintf(w, "  and %s more\n", formatThousands(more))
+			fmt.Fprintf(out, "  and %s more\n", formatThousands(more))
 		}
 	})
 
@@ -354,36 +354,36 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 	return errors.Join(err, printErr)
 }
 
-func newDeadDiscardCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newDeadDiscardCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "discard [ID...]",
 		Short: "Remove dead letters for good",
 		Long: `Remove the matching dead letters, including letters that were requeued unless --state excludes them.
 They cannot be recovered.`,
 	}
 
-	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
-	f.addStateFlag(c)
-	a.setRun(c, func(ctx context.Context, op admin.Operator, ids []string) error {
-		f.IDs = ids
-		n, err := a.countAndConfirm(ctx, op, f, "discard %s for good")
+	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd, true)
+	filter.addStateFlag(cmd)
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
+		filter.IDs = ids
+		n, err := action.countAndConfirm(ctx, op, filter, "discard %s for good")
 		if err != nil {
 			return err
 		}
 
-		bar := a.startProgress("discarding", n)
-		got, err := op.Letters().Discard(ctx, f.DeadFilter, a.dryRun, bar.setDone)
+		bar := action.startProgress("discarding", n)
+		got, err := op.Letters().Discard(ctx, filter.DeadFilter, action.dryRun, bar.setDone)
 		bar.clear()
 		if err == nil {
-			err = f.checkFound(ctx, op, got.Matched)
+			err = filter.checkFound(ctx, op, got.Matched)
 		}
 		// If some letters are gone, the result counts them even though an error ended the command.
 		if err != nil && got.Discarded == 0 {
 			return err
 		}
 
-		return errors.Join(err, a.printLine(got, "%s", a.chooseText(
+		return errors.Join(err, action.printLine(got, "%s", action.chooseText(
 			countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")))
 	})
-	return c
+	return cmd
 }

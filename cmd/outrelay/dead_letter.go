@@ -18,55 +18,55 @@ import (
 // payload can reach.
 const maxPayload = 16 << 20
 
-func writeDeadLetter(w io.Writer, l admin.DeadLetter) {
+func writeDeadLetter(out io.Writer, letter admin.DeadLetter) {
 	printField := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(out, "%-14s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
-	if l.Letter != "" {
-		printField("letter", "%s", l.Letter)
+	if letter.Letter != "" {
+		printField("letter", "%s", letter.Letter)
 	}
-	printField("id", "%s", quoteArgument(l.ID))
-	printField("collection", "%s", l.Collection)
-	printField("delivery", "%d", l.Delivery)
-	printField("version", "%d", l.Version)
-	printField("type", "%s", l.Type)
-	printField("aggregate", "%s", l.AggregateType)
-	printField("key", "%s", l.Key)
-	printField("topic", "%s", l.Topic)
-	printField("class", "%s", l.Class)
-	printField("reason", "%s", l.Reason)
+	printField("id", "%s", quoteArgument(letter.ID))
+	printField("collection", "%s", letter.Collection)
+	printField("delivery", "%d", letter.Delivery)
+	printField("version", "%d", letter.Version)
+	printField("type", "%s", letter.Type)
+	printField("aggregate", "%s", letter.AggregateType)
+	printField("key", "%s", letter.Key)
+	printField("topic", "%s", letter.Topic)
+	printField("class", "%s", letter.Class)
+	printField("reason", "%s", letter.Reason)
 
 	// Fields drops the parts that are empty.
-	source := []string{l.Source.Kind, l.Source.Watcher, l.Source.Group, l.Source.Handler, l.Source.Node}
+	source := []string{letter.Source.Kind, letter.Source.Watcher, letter.Source.Group, letter.Source.Handler, letter.Source.Node}
 	printField("given up by", "%s", strings.Join(strings.Fields(strings.Join(source, " ")), " "))
-	printField("first failure", "%s", formatLocal(&l.FirstFailure))
-	printField("died", "%s", formatLocal(&l.DiedAt))
+	printField("first failure", "%s", formatLocal(&letter.FirstFailure))
+	printField("died", "%s", formatLocal(&letter.DiedAt))
 
-	if l.ReplayOf != "" {
-		printField("replay of", "%s", l.ReplayOf)
+	if letter.ReplayOf != "" {
+		printField("replay of", "%s", letter.ReplayOf)
 	}
 	// The relay gives the envelope a delivery number. A handler gets the same message again.
-	if r := l.Requeued; r != nil && l.Source.Kind == admin.FromHandler {
-		printField("requeued", "by %s at %s: %s", r.Actor, formatLocal(&r.At), requeueState(l))
-	} else if r != nil {
-		printField("requeued", "by %s at %s as delivery %d", r.Actor, formatLocal(&r.At), r.Delivery)
-		if len(r.Edited) > 0 {
-			printField("edited", "%s", strings.Join(r.Edited, ", "))
+	if requeue := letter.Requeued; requeue != nil && letter.Source.Kind == admin.FromHandler {
+		printField("requeued", "by %s at %s: %s", requeue.Actor, formatLocal(&requeue.At), requeueState(letter))
+	} else if requeue != nil {
+		printField("requeued", "by %s at %s as delivery %d", requeue.Actor, formatLocal(&requeue.At), requeue.Delivery)
+		if len(requeue.Edited) > 0 {
+			printField("edited", "%s", strings.Join(requeue.Edited, ", "))
 		}
 	}
 
-	fmt.Fprintf(w, "\n%s\n", countNoun(int64(len(l.Attempts)), "attempt"))
-	writeTable(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", l.Attempts, func(a admin.DeadAttempt) cells {
-		return cells{formatLocal(&a.At), a.Topic, a.Class, a.Node, truncate(a.Reason, 120)}
+	fmt.Fprintf(out, "\n%s\n", countNoun(int64(len(letter.Attempts)), "attempt"))
+	writeTable(out, "AT\tTOPIC\tCLASS\tNODE\tREASON", letter.Attempts, func(attempt admin.DeadAttempt) cells {
+		return cells{formatLocal(&attempt.At), attempt.Topic, attempt.Class, attempt.Node, truncate(attempt.Reason, 120)}
 	})
 
-	size := countNoun(int64(l.Size), "byte")
+	size := countNoun(int64(letter.Size), "byte")
 	var pretty bytes.Buffer
-	if json.Indent(&pretty, l.Envelope, "", "  ") != nil {
-		fmt.Fprintf(w, "\nthe envelope, %s, cannot be shown as JSON\n", size)
+	if json.Indent(&pretty, letter.Envelope, "", "  ") != nil {
+		fmt.Fprintf(out, "\nthe envelope, %s, cannot be shown as JSON\n", size)
 		return
 	}
-	fmt.Fprintf(w, "\nenvelope, %s\n%s\n", size, pretty.Bytes())
+	fmt.Fprintf(out, "\nenvelope, %s\n%s\n", size, pretty.Bytes())
 }
 
 // deadEditFlags holds the flags of an edit.
@@ -80,26 +80,26 @@ type deadEditFlags struct {
 	namedFields map[string]*string // fields with their own flag, such as --topic
 }
 
-func addDeadEditFlags(c *cobra.Command) *deadEditFlags {
-	e := &deadEditFlags{namedFields: map[string]*string{}}
-	flags := c.Flags()
-	flags.Int32Var(&e.version, "version", 0, "the `version` of the dead letter from dead show; the edit fails if it has changed since")
-	flags.StringVar(&e.payload, "payload", "", "a `file` with the new payload, or - for standard input")
-	flags.StringVar(&e.payloadAs, "payload-as", "", "binary, string, json or null; default: the current type of the payload")
-	flags.StringArrayVar(&e.headers, "header", nil, "a header as `name=value`; may be repeated; replaces all existing headers")
-	flags.StringArrayVar(&e.fields, "field", nil, "another field of the envelope as `name=value`; may be repeated")
-	flags.StringSliceVar(&e.unset, "unset", nil, "`fields` to remove, separated by commas")
+func addDeadEditFlags(cmd *cobra.Command) *deadEditFlags {
+	deadEditFlags := &deadEditFlags{namedFields: map[string]*string{}}
+	flags := cmd.Flags()
+	flags.Int32Var(&deadEditFlags.version, "version", 0, "the `version` of the dead letter from dead show; the edit fails if it has changed since")
+	flags.StringVar(&deadEditFlags.payload, "payload", "", "a `file` with the new payload, or - for standard input")
+	flags.StringVar(&deadEditFlags.payloadAs, "payload-as", "", "binary, string, json or null; default: the current type of the payload")
+	flags.StringArrayVar(&deadEditFlags.headers, "header", nil, "a header as `name=value`; may be repeated; replaces all existing headers")
+	flags.StringArrayVar(&deadEditFlags.fields, "field", nil, "another field of the envelope as `name=value`; may be repeated")
+	flags.StringSliceVar(&deadEditFlags.unset, "unset", nil, "`fields` to remove, separated by commas")
 	for _, f := range []string{"topic", "key", "type"} {
-		e.namedFields[f] = flags.String(f, "", "the new "+f)
+		deadEditFlags.namedFields[f] = flags.String(f, "", "the new "+f)
 	}
-	return e
+	return deadEditFlags
 }
 
 // parseEdit returns the edit that the flags describe. It reads the payload from its file or from in.
-func (e *deadEditFlags) parseEdit(c *cobra.Command, in io.Reader) (admin.DeadEdit, error) {
+func (e *deadEditFlags) parseEdit(cmd *cobra.Command, in io.Reader) (admin.DeadEdit, error) {
 	out := admin.DeadEdit{Version: e.version, PayloadAs: e.payloadAs, Unset: e.unset, Fields: map[string]string{}}
 	// Without the version, the edit could replace an edit that another person made after the letter was shown.
-	if !c.Flags().Changed("version") {
+	if !cmd.Flags().Changed("version") {
 		return out, fmt.Errorf("--version is missing: pass the version that `outrelay dead show` prints for the dead letter")
 	}
 
@@ -112,7 +112,7 @@ func (e *deadEditFlags) parseEdit(c *cobra.Command, in io.Reader) (admin.DeadEdi
 	}
 	// Flags with a name, such as --topic, override the same field in --field.
 	for name, value := range e.namedFields {
-		if c.Flags().Changed(name) {
+		if cmd.Flags().Changed(name) {
 			out.Fields[name] = *value
 		}
 	}
@@ -136,32 +136,32 @@ func (e *deadEditFlags) readPayload(in io.Reader) ([]byte, error) {
 		return nil, nil
 	}
 	if e.payload != "-" {
-		f, err := os.Open(e.payload)
+		file, err := os.Open(e.payload)
 		if err != nil {
 			return nil, fmt.Errorf("--payload: %w", err)
 		}
-		defer f.Close()
-		in = f
+		defer file.Close()
+		in = file
 	}
 
 	// One byte above the limit distinguishes a payload that is too long from one that fits.
-	b, err := io.ReadAll(io.LimitReader(in, maxPayload+1))
+	payload, err := io.ReadAll(io.LimitReader(in, maxPayload+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading the payload: %w", err)
 	}
-	if len(b) > maxPayload {
+	if len(payload) > maxPayload {
 		return nil, fmt.Errorf("the payload exceeds %s bytes, more than an envelope can hold", formatThousands(maxPayload))
 	}
 	// nil means unchanged, so an empty file needs an empty slice.
-	if b == nil {
-		b = []byte{}
+	if payload == nil {
+		payload = []byte{}
 	}
-	return b, nil
+	return payload, nil
 }
 
-func newDeadEditCommand(p *program) *cobra.Command {
-	var o admin.DeadOptions
-	c := &cobra.Command{
+func newDeadEditCommand(program *program) *cobra.Command {
+	var options admin.DeadOptions
+	cmd := &cobra.Command{
 		Use:   "edit ID",
 		Short: "Change the envelope of one dead letter and deliver it again",
 		Long: `Change the envelope of one dead letter and deliver it again as the next delivery. The
@@ -176,32 +176,32 @@ its handler. The new payload contains the bytes of the file, so --payload-as can
 		Args: exactArgs(1),
 	}
 
-	a, ref, e := p.addChangeFlags(c), addDeadRefFlags(c), addDeadEditFlags(c)
-	addToFlag(c, &o)
-	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also requeue an expired envelope; it does not expire again")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		edit, err := e.parseEdit(c, p.in)
+	action, ref, flags := program.addChangeFlags(cmd), addDeadRefFlags(cmd), addDeadEditFlags(cmd)
+	addToFlag(cmd, &options)
+	cmd.Flags().BoolVar(&options.IgnoreExpiry, "ignore-expiry", false, "also requeue an expired envelope; it does not expire again")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		edit, err := flags.parseEdit(cmd, program.in)
 		if err != nil {
 			return err
 		}
 
-		ref.ID, o.DryRun = args[0], a.dryRun
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			if !a.dryRun {
-				if err := a.confirm(ctx, "change 1 dead letter and requeue it; consumers get the same id again"); err != nil {
+		ref.ID, options.DryRun = args[0], action.dryRun
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
+			if !action.dryRun {
+				if err := action.confirm(ctx, "change 1 dead letter and requeue it; consumers get the same id again"); err != nil {
 					return err
 				}
 			}
 
-			got, err := op.Letters().Edit(ctx, *ref, edit, o)
+			got, err := op.Letters().Edit(ctx, *ref, edit, options)
 			if err != nil {
 				return err
 			}
 
-			verb := a.chooseText("is requeued", "would be requeued")
-			return a.printLine(got, "%s of %s %s as delivery %d with changed %s",
+			verb := action.chooseText("is requeued", "would be requeued")
+			return action.printLine(got, "%s of %s %s as delivery %d with changed %s",
 				quoteArgument(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
 		})
 	}
-	return c
+	return cmd
 }

@@ -16,13 +16,13 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/doctor"
 )
 
-func newDevCommand(p *program) *cobra.Command {
+func newDevCommand(program *program) *cobra.Command {
 	var (
-		o        demo.Options
+		options  demo.Options
 		scenario string
 		asJSON   bool
 	)
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run a demo with MongoDB, Kafka, two relays and a sample service on this machine",
 		Long: `Start a MongoDB replica set and Kafka on this machine, a sample order service that appends events in
@@ -51,34 +51,34 @@ With --scenario, the command shows one promise under one fault within a minute o
 held. --events and --rate then change the load:
 ` + scenarioList(),
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := p.completeDevOptions(c, &o); err != nil {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := program.completeDevOptions(cmd, &options); err != nil {
 				return err
 			}
 
-			if c.Flags().Changed("scenario") {
-				return p.runScenario(c, scenario, o, asJSON)
+			if cmd.Flags().Changed("scenario") {
+				return program.runScenario(cmd, scenario, options, asJSON)
 			}
-			if o.RebalanceEvery > 0 {
+			if options.RebalanceEvery > 0 {
 				return errors.New("--rebalance-every needs --scenario consumer")
 			}
-			return p.runDev(c, o, asJSON)
+			return program.runDev(cmd, options, asJSON)
 		},
 	}
 
-	f := c.Flags()
-	f.IntVar(&o.Events, "events", 0, "end after `N` events; 0: run until q or Ctrl-C")
-	f.IntVar(&o.Rate, "rate", demo.DefaultRate, "events per second of the sample service; 0: none, for your own events")
-	f.DurationVar(&o.KillEvery, "kill-every", 0, "interval for killing the owner, or in scenario consumer a consumer, with -9, such as 4s")
-	f.DurationVar(&o.RebalanceEvery, "rebalance-every", 0, "in scenario consumer, interval for one more consumer to join or leave, such as 1s")
-	f.BoolVar(&o.Keep, "keep", false, "keep relays and servers running at the end, until Ctrl-C")
-	f.StringVar(&scenario, "scenario", "", "show one promise under one fault; `NAME` is one of "+strings.Join(scenarioNames(), ", "))
-	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output at the end")
-	c.AddCommand(newDevTopicCommand(p), newDevCleanCommand(p))
-	return c
+	flags := cmd.Flags()
+	flags.IntVar(&options.Events, "events", 0, "end after `N` events; 0: run until q or Ctrl-C")
+	flags.IntVar(&options.Rate, "rate", demo.DefaultRate, "events per second of the sample service; 0: none, for your own events")
+	flags.DurationVar(&options.KillEvery, "kill-every", 0, "interval for killing the owner, or in scenario consumer a consumer, with -9, such as 4s")
+	flags.DurationVar(&options.RebalanceEvery, "rebalance-every", 0, "in scenario consumer, interval for one more consumer to join or leave, such as 1s")
+	flags.BoolVar(&options.Keep, "keep", false, "keep relays and servers running at the end, until Ctrl-C")
+	flags.StringVar(&scenario, "scenario", "", "show one promise under one fault; `NAME` is one of "+strings.Join(scenarioNames(), ", "))
+	flags.BoolVar(&asJSON, "json", false, "print one JSON object on standard output at the end")
+	cmd.AddCommand(newDevTopicCommand(program), newDevCleanCommand(program))
+	return cmd
 }
 
-func newDevCleanCommand(p *program) *cobra.Command {
+func newDevCleanCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove the servers and the browser that dev and the tests have downloaded",
@@ -87,18 +87,18 @@ for the tests of the page), and the data of runs that have ended. The next run d
 
 Nothing is removed while servers of dev or of a test are running.`,
 		Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			// An error may come after some entries were removed, so the entries are listed first.
-			cleaned, err := devstack.Clean(c.Context())
+			cleaned, err := devstack.Clean(cmd.Context())
 			for _, e := range cleaned {
-				fmt.Fprintf(p.out, "removed %s, %.0f MB\n", e.Name, e.MB)
+				fmt.Fprintf(program.out, "removed %s, %.0f MB\n", e.Name, e.MB)
 			}
 
 			if err != nil {
 				return fmt.Errorf("cleaning %s: %w", devstack.CacheDir(), err)
 			}
 			if len(cleaned) == 0 {
-				fmt.Fprintf(p.out, "nothing to remove in %s\n", devstack.CacheDir())
+				fmt.Fprintf(program.out, "nothing to remove in %s\n", devstack.CacheDir())
 			}
 			return nil
 		},
@@ -106,48 +106,48 @@ Nothing is removed while servers of dev or of a test are running.`,
 }
 
 // completeDevOptions checks the options and the flags of the root command, and applies these flags.
-func (p *program) completeDevOptions(c *cobra.Command, o *demo.Options) error {
-	errs := []error{checkDevOptions(*o)}
-	if c.Flags().Changed("config") {
+func (p *program) completeDevOptions(cmd *cobra.Command, options *demo.Options) error {
+	errs := []error{checkDevOptions(*options)}
+	if cmd.Flags().Changed("config") {
 		errs = append(errs, errors.New("--config cannot be used with dev, which writes its own file: pass keys by --set"))
 	}
-	o.Settings = p.flagSettings()
-	if err := demo.CheckSettings(o.Settings); err != nil {
+	options.Settings = p.flagSettings()
+	if err := demo.CheckSettings(options.Settings); err != nil {
 		errs = append(errs, err)
 	}
-	if c.Flags().Changed("scenario") {
-		if len(o.Settings) > 0 {
+	if cmd.Flags().Changed("scenario") {
+		if len(options.Settings) > 0 {
 			errs = append(errs, errors.New("--set cannot be used with --scenario, which chooses the configuration"))
 		}
-		if o.Rate == 0 {
+		if options.Rate == 0 {
 			errs = append(errs, errors.New("--rate 0 cannot be used with --scenario"))
 		}
 	}
 
 	// In demo.Options 0 selects the default.
-	if o.Rate == 0 {
-		o.Rate = -1 // of demo.Options: none
+	if options.Rate == 0 {
+		options.Rate = -1 // of demo.Options: none
 	}
 	return errors.Join(errs...)
 }
 
 // checkDevOptions returns all problems of the options.
-func checkDevOptions(o demo.Options) error {
+func checkDevOptions(options demo.Options) error {
 	var errs []error
-	if o.Events < 0 {
-		errs = append(errs, fmt.Errorf("--events %d: expected 0 or more", o.Events))
+	if options.Events < 0 {
+		errs = append(errs, fmt.Errorf("--events %d: expected 0 or more", options.Events))
 	}
-	if o.Rate < 0 || o.Rate > 100_000 {
-		errs = append(errs, fmt.Errorf("--rate %d: expected between 0 and 100000", o.Rate))
+	if options.Rate < 0 || options.Rate > 100_000 {
+		errs = append(errs, fmt.Errorf("--rate %d: expected between 0 and 100000", options.Rate))
 	}
-	if o.Rate == 0 && (o.Events > 0 || o.KillEvery > 0) {
+	if options.Rate == 0 && (options.Events > 0 || options.KillEvery > 0) {
 		errs = append(errs, errors.New("--rate 0 cannot be used with --events or --kill-every, which need events of the sample service"))
 	}
 
 	for _, f := range []struct {
 		name     string
 		interval time.Duration
-	}{{"kill-every", o.KillEvery}, {"rebalance-every", o.RebalanceEvery}} {
+	}{{"kill-every", options.KillEvery}, {"rebalance-every", options.RebalanceEvery}} {
 		if f.interval < 0 || f.interval > 0 && f.interval < time.Second {
 			errs = append(errs, fmt.Errorf("--%s %v: expected 0 or at least 1s", f.name, f.interval))
 		}
@@ -165,64 +165,64 @@ func scenarioNames() []string {
 
 // scenarioList returns one line for each scenario.
 func scenarioList() string {
-	var b strings.Builder
+	var builder strings.Builder
 	for _, s := range demo.Scenarios() {
-		fmt.Fprintf(&b, "  %-14s %s\n", s.Name, s.Promise)
+		fmt.Fprintf(&builder, "  %-14s %s\n", s.Name, s.Promise)
 	}
-	return strings.TrimSuffix(b.String(), "\n")
+	return strings.TrimSuffix(builder.String(), "\n")
 }
 
 // runScenario runs a scenario. Its progress goes to standard error, its account to standard output.
 // With asJSON, the account is one JSON object.
-func (p *program) runScenario(c *cobra.Command, name string, o demo.Options, asJSON bool) error {
-	s, err := demo.FindScenario(name)
+func (p *program) runScenario(cmd *cobra.Command, name string, options demo.Options, asJSON bool) error {
+	scenario, err := demo.FindScenario(name)
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)
 	}
 
 	for _, flag := range []string{"keep", "kill-every", "rebalance-every"} {
-		if c.Flags().Changed(flag) && (flag == "keep" || !s.Kills()) {
+		if cmd.Flags().Changed(flag) && (flag == "keep" || !scenario.Kills()) {
 			return fmt.Errorf("--%s cannot be used with --scenario %s, which controls its own end and faults", flag, name)
 		}
 	}
-	if !c.Flags().Changed("rate") {
+	if !cmd.Flags().Changed("rate") {
 		// 0 selects the rate of the scenario.
-		o.Rate = 0
+		options.Rate = 0
 	}
 
-	if err := p.fillOptions(&o); err != nil {
+	if err := p.fillOptions(&options); err != nil {
 		return err
 	}
-	f, err := demo.RunScenario(c.Context(), s, o)
+	finding, err := demo.RunScenario(cmd.Context(), scenario, options)
 	if err != nil {
 		return devError(err)
 	}
 
 	if asJSON {
-		err = printJSON(p.out, f)
+		err = printJSON(p.out, finding)
 	} else {
-		_, err = fmt.Fprintln(p.out, demo.FormatFinding(s, f))
+		_, err = fmt.Fprintln(p.out, demo.FormatFinding(scenario, finding))
 	}
 	// A broken promise is the result of the scenario, not an error of the command: the account above explains it.
-	if err == nil && f.Err() != nil {
-		fmt.Fprintf(p.errOut, "outrelay: %v\n", f.Err())
+	if err == nil && finding.Err() != nil {
+		fmt.Fprintf(p.errOut, "outrelay: %v\n", finding.Err())
 		err = reportedError(exitConfig)
 	}
 	return err
 }
 
 // fillOptions sets the options that come from this process: its binary, environment and terminal.
-func (p *program) fillOptions(o *demo.Options) error {
+func (p *program) fillOptions(options *demo.Options) error {
 	binary, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding the path of this program to start it as the relay: %w", err)
 	}
 
-	o.Binary = binary
-	o.Env = p.env
-	o.Out = p.errOut
-	o.Stopper = p.onHardStop
-	o.Terminal = demo.OpenTerminal(p.in, p.errOut)
+	options.Binary = binary
+	options.Env = p.env
+	options.Out = p.errOut
+	options.Stopper = p.onHardStop
+	options.Terminal = demo.OpenTerminal(p.in, p.errOut)
 	return nil
 }
 
@@ -239,19 +239,19 @@ func devError(err error) error {
 }
 
 // runDev runs the demo without a scenario.
-func (p *program) runDev(c *cobra.Command, o demo.Options, asJSON bool) error {
-	if err := p.fillOptions(&o); err != nil {
+func (p *program) runDev(cmd *cobra.Command, options demo.Options, asJSON bool) error {
+	if err := p.fillOptions(&options); err != nil {
 		return err
 	}
 
 	var printErr error
-	o.Result = func(r demo.Result) {
+	options.Result = func(result demo.Result) {
 		// The result is complete before --keep waits for Ctrl-C, so it is printed here.
 		if asJSON {
-			printErr = printJSON(p.out, r)
+			printErr = printJSON(p.out, result)
 		}
 	}
-	r, err := demo.Run(c.Context(), o)
+	result, err := demo.Run(cmd.Context(), options)
 	if err != nil {
 		return devError(err)
 	}
@@ -259,8 +259,8 @@ func (p *program) runDev(c *cobra.Command, o demo.Options, asJSON bool) error {
 		return printErr
 	}
 
-	if r.Err() != nil {
-		fmt.Fprintf(p.errOut, "outrelay: %v\n", r.Err())
+	if result.Err() != nil {
+		fmt.Fprintf(p.errOut, "outrelay: %v\n", result.Err())
 		return reportedError(exitConfig)
 	}
 	return nil

@@ -10,16 +10,16 @@ import (
 
 // newDevMemberCommand returns the hidden command that the scenarios of dev start as a consuming
 // service. SIGTERM ends it.
-func newDevMemberCommand(p *program) *cobra.Command {
+func newDevMemberCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use: member.Command, Hidden: true, Args: exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			s, err := member.Parse(args[0])
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := member.Parse(args[0])
 			if err != nil {
 				return err
 			}
 
-			return markTemporary(member.Run(c.Context(), s, p.errOut))
+			return markTemporary(member.Run(cmd.Context(), spec, program.errOut))
 		},
 	}
 }

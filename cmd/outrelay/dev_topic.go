@@ -17,9 +17,9 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 )
 
-func newDevTopicCommand(p *program) *cobra.Command {
+func newDevTopicCommand(program *program) *cobra.Command {
 	var count int
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "topic TOPIC --brokers HOST:PORT",
 		Short: "Print the records of a topic, one line each, until Ctrl-C",
 		Long: `Print the records of a topic from its first record on, and then each new record, until Ctrl-C:
@@ -27,8 +27,8 @@ partition/offset, key, headers and value. outrelay dev prints the addresses of t
 command uses no consumer group and no login. If the topic does not exist yet, the command
 waits for it.`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			brokers := *p.namedFlags["kafka.brokers"]
+		RunE: func(cmd *cobra.Command, args []string) error {
+			brokers := *program.namedFlags["kafka.brokers"]
 			if brokers == "" {
 				return errors.New("--brokers is missing: pass the address of Kafka that `outrelay dev` prints")
 			}
@@ -37,12 +37,12 @@ waits for it.`,
 			}
 
 			// The command ends with Ctrl-C and reports each problem while it runs, so it has no error to return.
-			p.printTopic(c.Context(), strings.Split(brokers, ","), args[0], count)
+			program.printTopic(cmd.Context(), strings.Split(brokers, ","), args[0], count)
 			return nil
 		},
 	}
-	c.Flags().IntVarP(&count, "count", "n", 0, "end after `N` records; 0: until Ctrl-C")
-	return c
+	cmd.Flags().IntVarP(&count, "count", "n", 0, "end after `N` records; 0: until Ctrl-C")
+	return cmd
 }
 
 // printTopic prints the records of a topic until ctx ends, or until count records are printed if count is positive.
@@ -52,14 +52,14 @@ func (p *program) printTopic(ctx context.Context, brokers []string, topic string
 
 	var mu sync.Mutex
 	printed := 0
-	devstack.Tail(ctx, brokers, []string{topic}, func(m devstack.Message) {
+	devstack.Tail(ctx, brokers, []string{topic}, func(message devstack.Message) {
 		mu.Lock()
 		defer mu.Unlock()
 		if count > 0 && printed == count {
 			return
 		}
 
-		fmt.Fprintln(p.out, formatMessage(m))
+		fmt.Fprintln(p.out, formatMessage(message))
 		printed++
 		if printed == count {
 			stop()
@@ -68,21 +68,21 @@ func (p *program) printTopic(ctx context.Context, brokers []string, topic string
 }
 
 // formatMessage returns a record as one line.
-func formatMessage(m devstack.Message) string {
+func formatMessage(message devstack.Message) string {
 	var headers []string
-	for _, h := range m.Headers {
+	for _, h := range message.Headers {
 		headers = append(headers, h.Key+"="+formatBytes(h.Value))
 	}
-	return fmt.Sprintf("%d/%d  key=%s  {%s}  %s", m.Partition, m.Offset, formatBytes(m.Key), strings.Join(headers, " "), formatBytes(m.Value))
+	return fmt.Sprintf("%d/%d  key=%s  {%s}  %s", message.Partition, message.Offset, formatBytes(message.Key), strings.Join(headers, " "), formatBytes(message.Value))
 }
 
 // formatBytes returns printable text unchanged and quotes everything else.
-func formatBytes(b []byte) string {
-	if b == nil {
+func formatBytes(data []byte) string {
+	if data == nil {
 		return "null"
 	}
-	text := string(b)
-	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	text := string(data)
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(char rune) bool { return !unicode.IsPrint(char) }) {
 		return strconv.Quote(text)
 	}
 	return text

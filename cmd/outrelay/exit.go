@@ -41,10 +41,10 @@ func exitTable() []exitRow {
 }
 
 // writeExitTable writes the table of exit codes as Markdown.
-func writeExitTable(w io.Writer) {
-	fmt.Fprint(w, "| code | meaning | examples |\n|---|---|---|\n")
+func writeExitTable(out io.Writer) {
+	fmt.Fprint(out, "| code | meaning | examples |\n|---|---|---|\n")
 	for _, r := range exitTable() {
-		fmt.Fprintf(w, "| %d | %s | %s |\n", r.code, r.meaning, r.examples)
+		fmt.Fprintf(out, "| %d | %s | %s |\n", r.code, r.meaning, r.examples)
 	}
 }
 

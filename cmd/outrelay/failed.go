@@ -10,43 +10,43 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newFailedCommand(p *program) *cobra.Command {
+func newFailedCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "failed",
 		Short: "List envelopes that wait for a retry, retry them now, or reset them",
 		Long: `If Kafka rejects the record of an envelope, the envelope is retried with growing delays. Later
 envelopes of its key are blocked until then. After the last attempt the envelope becomes a dead
 letter: see outrelay dead.`,
-	}, newFailedListCommand(p), newFailedResetCommand(p), newFailedRetryCommand(p))
+	}, newFailedListCommand(program), newFailedResetCommand(program), newFailedRetryCommand(program))
 }
 
-func newFailedListCommand(p *program) *cobra.Command {
-	f := admin.WaitingFilter{Failed: true}
+func newFailedListCommand(program *program) *cobra.Command {
+	filter := admin.WaitingFilter{Failed: true}
 	var limit int
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List failed envelopes by key in the order of sending, without payloads",
 		Args:  noArgs,
 	}
 
-	a := p.addReadFlags(c)
-	addWaitingFlags(c, &f)
-	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
-	setList(c, a, failedListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
-		return op.Waiting().List(ctx, f, limit)
+	action := program.addReadFlags(cmd)
+	addWaitingFlags(cmd, &filter)
+	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
+	setList(cmd, action, failedListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
+		return op.Waiting().List(ctx, filter, limit)
 	})
-	return c
+	return cmd
 }
 
 // addWaitingFlags adds the flags of a filter, except those for reasons and ids.
-func addWaitingFlags(c *cobra.Command, f *admin.WaitingFilter) {
-	addCollectionFlag(c, &f.Collection)
-	c.Flags().StringVar(&f.Topic, "topic", "", "only envelopes that wait for this `topic`")
-	c.Flags().StringVar(&f.Key, "key", "", "only envelopes with this ordering `key`")
+func addWaitingFlags(cmd *cobra.Command, filter *admin.WaitingFilter) {
+	addCollectionFlag(cmd, &filter.Collection)
+	cmd.Flags().StringVar(&filter.Topic, "topic", "", "only envelopes that wait for this `topic`")
+	cmd.Flags().StringVar(&filter.Key, "key", "", "only envelopes with this ordering `key`")
 }
 
-func addCollectionFlag(c *cobra.Command, collection *string) {
-	c.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
+func addCollectionFlag(cmd *cobra.Command, collection *string) {
+	cmd.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
 }
 
 var failedListing = listing[admin.WaitingEnvelope]{
@@ -66,48 +66,48 @@ var failedListing = listing[admin.WaitingEnvelope]{
 }
 
 // formatNext formats the time of the next attempt, which is near.
-func formatNext(at *time.Time) string {
-	if at == nil {
+func formatNext(next *time.Time) string {
+	if next == nil {
 		return ""
 	}
-	return at.Local().Format(time.TimeOnly)
+	return next.Local().Format(time.TimeOnly)
 }
 
-func newFailedResetCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newFailedResetCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "reset [ID...]",
 		Short: "Reset the attempts of failed envelopes and retry them now",
 		Long: `Set the number of failed attempts back to 0 and retry the envelopes at once. Envelopes that wait for
 another reason, or that were sent in the meantime, are left alone.`,
 	}
-	return p.newFailedAction(c, "reset", true)
+	return program.newFailedAction(cmd, "reset", true)
 }
 
-func newFailedRetryCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newFailedRetryCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "retry [ID...]",
 		Short: "Retry failed envelopes now; their attempts still count",
 	}
-	return p.newFailedAction(c, "retried", false)
+	return program.newFailedAction(cmd, "retried", false)
 }
 
-// newFailedAction makes c count the failed envelopes, ask for confirmation and act on them. done is the
+// newFailedAction makes cmd count the failed envelopes, ask for confirmation and act on them. done is the
 // past participle for the output.
-func (p *program) newFailedAction(c *cobra.Command, done string, reset bool) *cobra.Command {
-	var f admin.WaitingFilter
+func (p *program) newFailedAction(cmd *cobra.Command, done string, reset bool) *cobra.Command {
+	var filter admin.WaitingFilter
 	var all bool
-	a := p.addChangeFlags(c)
-	addWaitingFlags(c, &f)
-	c.Flags().BoolVar(&all, "all", false, "all failed envelopes, if there is no id and no other condition")
+	action := p.addChangeFlags(cmd)
+	addWaitingFlags(cmd, &filter)
+	cmd.Flags().BoolVar(&all, "all", false, "all failed envelopes, if there is no id and no other condition")
 
-	a.setRun(c, func(ctx context.Context, o admin.Operator, ids []string) error {
-		f.IDs = ids
-		if f.Empty() && !all {
+	action.setRun(cmd, func(ctx context.Context, operator admin.Operator, ids []string) error {
+		filter.IDs = ids
+		if filter.Empty() && !all {
 			return errors.New("give ids or conditions, or --all for all failed envelopes; outrelay failed list lists them")
 		}
 		// The first call only counts, so that the question can name the number.
-		got, err := actConfirmed(ctx, a, func(dryRun bool) (admin.FailedOutcome, error) {
-			return o.Waiting().Retry(ctx, f, reset, dryRun)
+		got, err := actConfirmed(ctx, action, func(dryRun bool) (admin.FailedOutcome, error) {
+			return operator.Waiting().Retry(ctx, filter, reset, dryRun)
 		}, func(found admin.FailedOutcome) string {
 			if found.Failed == 0 {
 				return ""
@@ -122,9 +122,9 @@ func (p *program) newFailedAction(c *cobra.Command, done string, reset bool) *co
 		if len(ids) > 0 && got.Failed == 0 {
 			return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
 		}
-		got.DryRun = a.dryRun
-		text := a.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be")
-		return a.printLine(got, "%s %s", text, done)
+		got.DryRun = action.dryRun
+		text := action.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be")
+		return action.printLine(got, "%s %s", text, done)
 	})
-	return c
+	return cmd
 }

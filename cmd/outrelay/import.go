@@ -12,9 +12,9 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/importing"
 )
 
-func newImportCommand(p *program) *cobra.Command {
-	o := importing.Options{}
-	c := &cobra.Command{
+func newImportCommand(program *program) *cobra.Command {
+	options := importing.Options{}
+	cmd := &cobra.Command{
 		Use:   "import",
 		Short: "Convert the pending rows of another outbox library into envelopes",
 		Long: `Convert the rows that another outbox library has not sent yet into envelopes of the watched outbox.
@@ -42,31 +42,31 @@ that were imported are left out.
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().StringVar(&o.From, "from", "", "`library`: "+strings.Join(importing.Sources(), ", "))
-	c.Flags().StringVar(&o.Database, "database", "", "`database` of the rows; default: that of the outbox")
-	c.Flags().StringVar(&o.Collection, "collection", "", "`collection` of the messages, if it has another name")
-	c.Flags().StringVar(&o.To, "to", "", "outbox, as `database.collection`; default: the only watched one")
-	c.Flags().StringVar(&o.KeyHeader, "key-header", "", "`header` whose value becomes the key of the record")
-	c.Flags().Int32Var(&o.MaxRetries, "max-retries", 5, "`number` of failures after which outbox-event-bus gives an event up")
-	if err := c.MarkFlagRequired("from"); err != nil {
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().StringVar(&options.From, "from", "", "`library`: "+strings.Join(importing.Sources(), ", "))
+	cmd.Flags().StringVar(&options.Database, "database", "", "`database` of the rows; default: that of the outbox")
+	cmd.Flags().StringVar(&options.Collection, "collection", "", "`collection` of the messages, if it has another name")
+	cmd.Flags().StringVar(&options.To, "to", "", "outbox, as `database.collection`; default: the only watched one")
+	cmd.Flags().StringVar(&options.KeyHeader, "key-header", "", "`header` whose value becomes the key of the record")
+	cmd.Flags().Int32Var(&options.MaxRetries, "max-retries", 5, "`number` of failures after which outbox-event-bus gives an event up")
+	if err := cmd.MarkFlagRequired("from"); err != nil {
 		panic("outrelay: " + err.Error())
 	}
-	c.RunE = func(c *cobra.Command, _ []string) error { return a.importRows(c.Context(), o) }
-	return c
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return action.importRows(cmd.Context(), options) }
+	return cmd
 }
 
 // importRows plans the import, asks for confirmation and performs it.
-func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) error {
+func (a *operatorCommand) importRows(ctx context.Context, options importing.Options) error {
 	cfg, _, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
 	}
-	o.Actor = a.actorName()
+	options.Actor = a.actorName()
 	// The importer gets its callback before the bars exist, because both steps report through it.
 	var bar progress
-	o.OnProgress = func(rows int64) { bar.setDone(rows) }
-	importer, disconnect, err := importing.Connect(cfg, o)
+	options.OnProgress = func(rows int64) { bar.setDone(rows) }
+	importer, disconnect, err := importing.Connect(cfg, options)
 	if err != nil {
 		return err
 	}
@@ -74,39 +74,39 @@ func (a *operatorCommand) importRows(ctx context.Context, o importing.Options) e
 
 	bar = a.startProgress("checking", -1)
 	defer func() { bar.clear() }()
-	r, err := importer.Plan(ctx)
+	report, err := importer.Plan(ctx)
 	bar.clear()
 	if err != nil {
 		return explainError(ctx, cfg, err)
 	}
 	// Rows that were imported before are counted in Known and need no confirmation.
-	if !a.dryRun && r.Total() > 0 {
-		action := fmt.Sprintf("import %s into %s, and leave %s out", countNoun(r.Total(), "row"), r.To, countNoun(r.Refused, "row"))
+	if !a.dryRun && report.Total() > 0 {
+		action := fmt.Sprintf("import %s into %s, and leave %s out", countNoun(report.Total(), "row"), report.To, countNoun(report.Refused, "row"))
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
-		bar = a.startProgress("importing", r.Total()+r.Known+r.Refused)
-		r, err = importer.Run(ctx)
+		bar = a.startProgress("importing", report.Total()+report.Known+report.Refused)
+		report, err = importer.Run(ctx)
 		bar.clear()
 	}
 	// The counts are printed even after an error: the next run continues from them.
-	return errors.Join(a.printResult(r, func(w io.Writer) { writeImport(w, r) }), explainError(ctx, cfg, err))
+	return errors.Join(a.printResult(report, func(out io.Writer) { writeImport(out, report) }), explainError(ctx, cfg, err))
 }
 
-func writeImport(w io.Writer, r importing.Report) {
-	for _, t := range r.Tables {
-		fmt.Fprintf(w, "%s: %s to import\n", t.Collection, countNoun(t.Rows, "row"))
+func writeImport(out io.Writer, report importing.Report) {
+	for _, t := range report.Tables {
+		fmt.Fprintf(out, "%s: %s to import\n", t.Collection, countNoun(t.Rows, "row"))
 	}
-	for _, p := range r.Problems {
-		fmt.Fprintf(w, "%s: %s: cannot be converted: %s\n", p.Collection, sanitizeLine(p.ID), sanitizeLine(p.Reason))
+	for _, p := range report.Problems {
+		fmt.Fprintf(out, "%s: %s: cannot be converted: %s\n", p.Collection, sanitizeLine(p.ID), sanitizeLine(p.Reason))
 	}
-	fmt.Fprintf(w, "to send: %s, scheduled: %s, waiting for a retry: %s, dead letters: %s\n",
-		formatThousands(r.Pending), formatThousands(r.Scheduled), formatThousands(r.Retried), formatThousands(r.Dead))
-	fmt.Fprintf(w, "imported before: %s, cannot be converted: %s\n", formatThousands(r.Known), formatThousands(r.Refused))
+	fmt.Fprintf(out, "to send: %s, scheduled: %s, waiting for a retry: %s, dead letters: %s\n",
+		formatThousands(report.Pending), formatThousands(report.Scheduled), formatThousands(report.Retried), formatThousands(report.Dead))
+	fmt.Fprintf(out, "imported before: %s, cannot be converted: %s\n", formatThousands(report.Known), formatThousands(report.Refused))
 
 	text := "imported into"
-	if !r.Done {
+	if !report.Done {
 		text = "would be imported into"
 	}
-	fmt.Fprintf(w, "%s %s %s\n", countNoun(r.Total(), "row"), text, r.To)
+	fmt.Fprintf(out, "%s %s %s\n", countNoun(report.Total(), "row"), text, report.To)
 }

@@ -12,24 +12,24 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newInboxCommand(p *program) *cobra.Command {
+func newInboxCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "inbox",
 		Short: "Inspect the inboxes of services, purge old marks, release claims",
 		Long: `An inbox stores a mark for each message that a service has handled. These commands act on the
 inboxes of the services whose outboxes this watcher reads. If there are several inboxes, select one
 with --database.`,
-	}, newInboxCountsCommand(p), newInboxMarksCommand(p), newInboxPurgeCommand(p), newInboxReleaseCommand(p))
+	}, newInboxCountsCommand(program), newInboxMarksCommand(program), newInboxPurgeCommand(program), newInboxReleaseCommand(program))
 }
 
 // inboxFlags holds the flags that select an inbox.
 type inboxFlags struct{ database, collection string }
 
-func addInboxFlags(c *cobra.Command) *inboxFlags {
-	f := &inboxFlags{}
-	c.Flags().StringVar(&f.database, "database", "", "the service's `database`; required if there are several inboxes")
-	c.Flags().StringVar(&f.collection, "collection", "", "the inbox's `collection`; default: inbox")
-	return f
+func addInboxFlags(cmd *cobra.Command) *inboxFlags {
+	flags := &inboxFlags{}
+	cmd.Flags().StringVar(&flags.database, "database", "", "the service's `database`; required if there are several inboxes")
+	cmd.Flags().StringVar(&flags.collection, "collection", "", "the inbox's `collection`; default: inbox")
+	return flags
 }
 
 // noInbox is the text for a watcher without inboxes.
@@ -64,8 +64,8 @@ func (f *inboxFlags) findInbox(ctx context.Context, op admin.Operator) (database
 	return "", "", fmt.Errorf("there are several inboxes: select one of %s with --database and --collection", strings.Join(names, ", "))
 }
 
-func newInboxCountsCommand(p *program) *cobra.Command {
-	return newListCommand(p, &cobra.Command{
+func newInboxCountsCommand(program *program) *cobra.Command {
+	return newListCommand(program, &cobra.Command{
 		Use:   "counts",
 		Short: "Count the handled and claimed messages of each inbox",
 	}, inboxListing, func(ctx context.Context, op admin.Operator) ([]admin.InboxCounts, error) {
@@ -80,22 +80,22 @@ var inboxListing = listing[admin.InboxCounts]{
 	},
 }
 
-func newInboxMarksCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newInboxMarksCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "marks",
 		Short: "Show the watermarks of each consumer by partition, if it keeps watermarks",
 		Args:  noArgs,
 	}
 
-	a, f := p.addReadFlags(c), addInboxFlags(c)
-	setList(c, a, markListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.InboxMark, error) {
-		database, collection, err := f.findInbox(ctx, op)
+	action, flags := program.addReadFlags(cmd), addInboxFlags(cmd)
+	setList(cmd, action, markListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.InboxMark, error) {
+		database, collection, err := flags.findInbox(ctx, op)
 		if err != nil {
 			return nil, err
 		}
 		return op.Inboxes().Marks(ctx, database, collection)
 	})
-	return c
+	return cmd
 }
 
 var markListing = listing[admin.InboxMark]{
@@ -110,9 +110,9 @@ var markListing = listing[admin.InboxMark]{
 	},
 }
 
-func newInboxPurgeCommand(p *program) *cobra.Command {
+func newInboxPurgeCommand(program *program) *cobra.Command {
 	var older time.Duration
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "purge --older-than DURATION",
 		Short: "Remove the marks of messages that were handled long ago",
 		Long: `Remove the marks of messages that were handled at least --older-than ago, before their retention is
@@ -120,21 +120,21 @@ over. If such a message is delivered again later, and no watermark covers it, it
 		Args: noArgs,
 	}
 
-	a, f := p.addChangeFlags(c), addInboxFlags(c)
-	c.Flags().DurationVar(&older, "older-than", 0, "minimum age of the marks, such as 72h")
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	action, flags := program.addChangeFlags(cmd), addInboxFlags(cmd)
+	cmd.Flags().DurationVar(&older, "older-than", 0, "minimum age of the marks, such as 72h")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if older <= 0 {
 			return fmt.Errorf("--older-than is missing: pass a minimum age, such as 72h")
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			database, collection, err := f.findInbox(ctx, op)
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
+			database, collection, err := flags.findInbox(ctx, op)
 			if err != nil {
 				return err
 			}
 
 			order := admin.InboxPurge{Database: database, Collection: collection, OlderThan: older}
-			out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.InboxPurged, error) {
+			out, err := actConfirmed(ctx, action, func(dryRun bool) (admin.InboxPurged, error) {
 				order.DryRun = dryRun
 				return op.Inboxes().Purge(ctx, order)
 			}, func(found admin.InboxPurged) string {
@@ -147,16 +147,16 @@ over. If such a message is delivered again later, and no watermark covers it, it
 				return err
 			}
 
-			out.DryRun = a.dryRun
-			return a.printLine(out, "%s", a.chooseText("removed "+countNoun(out.Removed, "mark"), "would remove "+countNoun(out.Matched, "mark")))
+			out.DryRun = action.dryRun
+			return action.printLine(out, "%s", action.chooseText("removed "+countNoun(out.Removed, "mark"), "would remove "+countNoun(out.Matched, "mark")))
 		})
 	}
-	return c
+	return cmd
 }
 
-func newInboxReleaseCommand(p *program) *cobra.Command {
+func newInboxReleaseCommand(program *program) *cobra.Command {
 	var force bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "release",
 		Short: "Release the claims of stopped consumers, so that others can handle the messages",
 		Long: `Release the messages that consumers have claimed, so that other consumers can handle them at once.
@@ -165,15 +165,15 @@ without --force: use it only for a process that has stopped for certain.`,
 		Args: noArgs,
 	}
 
-	a, f := p.addChangeFlags(c), addInboxFlags(c)
-	c.Flags().BoolVar(&force, "force", false, "also release live claims")
-	a.setRun(c, func(ctx context.Context, op admin.Operator, _ []string) error {
-		database, collection, err := f.findInbox(ctx, op)
+	action, flags := program.addChangeFlags(cmd), addInboxFlags(cmd)
+	cmd.Flags().BoolVar(&force, "force", false, "also release live claims")
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, _ []string) error {
+		database, collection, err := flags.findInbox(ctx, op)
 		if err != nil {
 			return err
 		}
 
-		out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.InboxReleased, error) {
+		out, err := actConfirmed(ctx, action, func(dryRun bool) (admin.InboxReleased, error) {
 			return op.Inboxes().Release(ctx, database, collection, force, dryRun)
 		}, func(found admin.InboxReleased) string {
 			if found.Matched == 0 {
@@ -186,9 +186,9 @@ without --force: use it only for a process that has stopped for certain.`,
 			return err
 		}
 
-		out.DryRun = a.dryRun
+		out.DryRun = action.dryRun
 		planned := fmt.Sprintf("would release %s, %s of them live", countNoun(out.Matched, "claim"), formatThousands(out.Live))
-		return a.printLine(out, "%s", a.chooseText("released "+countNoun(out.Released, "claim"), planned))
+		return action.printLine(out, "%s", action.chooseText("released "+countNoun(out.Released, "claim"), planned))
 	})
-	return c
+	return cmd
 }

@@ -14,9 +14,9 @@ type limitValue struct {
 }
 
 // addLimitFlag adds the flag --limit, whose range the usage states.
-func addLimitFlag(c *cobra.Command, n *int, usual, most int, usage string) {
+func addLimitFlag(cmd *cobra.Command, n *int, usual, most int, usage string) {
 	*n = usual
-	c.Flags().Var(limitValue{n, most}, "limit", fmt.Sprintf("%s, at most %d", usage, most))
+	cmd.Flags().Var(limitValue{n, most}, "limit", fmt.Sprintf("%s, at most %d", usage, most))
 }
 
 func (v limitValue) String() string {

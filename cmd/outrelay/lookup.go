@@ -12,9 +12,9 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newLookupCommand(p *program) *cobra.Command {
-	q := &admin.LookupQuery{}
-	c := &cobra.Command{
+func newLookupCommand(program *program) *cobra.Command {
+	query := &admin.LookupQuery{}
+	cmd := &cobra.Command{
 		Use:   "lookup [ID]",
 		Short: "Show the state and history of an event, or of the events of an ordering key",
 		Long: `Look up an event by its id, or the events of an ordering key. The output shows the envelope if it is
@@ -26,28 +26,28 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 		Args: maxArgs(1),
 	}
 
-	a := p.addReadFlags(c)
-	c.Flags().StringVar(&q.Key, "key", "", "the ordering `key`, instead of an id")
-	addCollectionFlag(c, &q.Collection)
-	addTimeFlag(c, &q.From, "from",
+	action := program.addReadFlags(cmd)
+	cmd.Flags().StringVar(&query.Key, "key", "", "the ordering `key`, instead of an id")
+	addCollectionFlag(cmd, &query.Collection)
+	addTimeFlag(cmd, &query.From, "from",
 		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h", parsePastTime)
-	addTimeFlag(c, &q.To, "to", "with --key: written before this `time`, or at least so long ago, such as 2h", parsePastTime)
-	addLimitFlag(c, &q.Limit, admin.DefaultPage, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
+	addTimeFlag(cmd, &query.To, "to", "with --key: written before this `time`, or at least so long ago, such as 2h", parsePastTime)
+	addLimitFlag(cmd, &query.Limit, admin.DefaultPage, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
 
-	c.RunE = func(c *cobra.Command, args []string) error {
-		if (len(args) == 1) == (q.Key != "") {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if (len(args) == 1) == (query.Key != "") {
 			return fmt.Errorf("lookup needs either the id of an event or --key")
 		}
 		if len(args) == 1 {
-			q.ID = args[0]
+			query.ID = args[0]
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			found, err := op.Lookup(ctx, *q)
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
+			found, err := op.Lookup(ctx, *query)
 			if err != nil {
 				return err
 			}
-			if err := a.printResult(found, func(w io.Writer) { writeFound(w, found) }); err != nil {
+			if err := action.printResult(found, func(out io.Writer) { writeFound(out, found) }); err != nil {
 				return err
 			}
 
@@ -58,62 +58,62 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 			return nil
 		})
 	}
-	return c
+	return cmd
 }
 
-func writeFound(w io.Writer, f admin.LookupResult) {
-	if len(f.Envelopes)+len(f.Letters) == 0 {
-		fmt.Fprintln(w, "not found: no such event was appended, or it was delivered and removed after its retention")
+func writeFound(out io.Writer, result admin.LookupResult) {
+	if len(result.Envelopes)+len(result.Letters) == 0 {
+		fmt.Fprintln(out, "not found: no such event was appended, or it was delivered and removed after its retention")
 		return
 	}
 
 	shown := map[string]bool{}
-	for i := range f.Envelopes {
-		e := &f.Envelopes[i]
-		writeFoundEnvelope(w, e)
-		for _, t := range e.Timeline {
+	for i := range result.Envelopes {
+		envelope := &result.Envelopes[i]
+		writeFoundEnvelope(out, envelope)
+		for _, t := range envelope.Timeline {
 			shown[t.Letter] = true
 		}
 	}
 
 	// The timeline of an envelope includes its dead letters. The others are of events that are not in the outbox.
-	for i := range f.Letters {
-		l := &f.Letters[i]
-		if shown[l.Letter] {
+	for i := range result.Letters {
+		letter := &result.Letters[i]
+		if shown[letter.Letter] {
 			continue
 		}
-		fmt.Fprintf(w, "%s %s is dead since %s: %s: %s (%s)\n", sanitizeLine(l.Collection), quoteArgument(l.ID),
-			formatLocal(&l.DiedAt), sanitizeLine(l.Class), sanitizeLine(l.Reason), l.Letter)
+		fmt.Fprintf(out, "%s %s is dead since %s: %s: %s (%s)\n", sanitizeLine(letter.Collection), quoteArgument(letter.ID),
+			formatLocal(&letter.DiedAt), sanitizeLine(letter.Class), sanitizeLine(letter.Reason), letter.Letter)
 	}
 
-	if f.More {
-		fmt.Fprintln(w, "there are more; restrict the lookup, or raise --limit")
+	if result.More {
+		fmt.Fprintln(out, "there are more; restrict the lookup, or raise --limit")
 	}
 }
 
-func writeFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
-	state := e.State
-	if e.Reason != "" {
-		state += " (" + e.Reason + ")"
+func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
+	state := envelope.State
+	if envelope.Reason != "" {
+		state += " (" + envelope.Reason + ")"
 	}
-	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), quoteArgument(e.ID), sanitizeLine(state))
+	fmt.Fprintf(out, "%s %s: %s\n", sanitizeLine(envelope.Collection), quoteArgument(envelope.ID), sanitizeLine(state))
 
 	printField := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(out, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
-	printField("type", "%s of %s/%s", e.Type, e.AggregateType, e.AggregateID)
-	printField("key", "%s", e.Key)
-	if len(e.Waits) > 0 {
-		printField("waits for", "%s, %s", strings.Join(e.Waits, ", "), countNoun(int64(e.Attempts), "attempt"))
+	printField("type", "%s of %s/%s", envelope.Type, envelope.AggregateType, envelope.AggregateID)
+	printField("key", "%s", envelope.Key)
+	if len(envelope.Waits) > 0 {
+		printField("waits for", "%s, %s", strings.Join(envelope.Waits, ", "), countNoun(int64(envelope.Attempts), "attempt"))
 	}
-	if e.NextAt != nil {
-		printField("next attempt", "%s", formatLocal(e.NextAt))
+	if envelope.NextAt != nil {
+		printField("next attempt", "%s", formatLocal(envelope.NextAt))
 	}
-	for _, s := range e.Sent {
+	for _, s := range envelope.Sent {
 		printField("in Kafka", "topic %s, partition %d, offset %d", s.Topic, s.Partition, s.Offset)
 	}
 
-	for _, m := range e.Timeline {
+	for _, m := range envelope.Timeline {
 		text := m.What
 		if m.Text != "" {
 			text += ": " + m.Text
@@ -121,28 +121,28 @@ func writeFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
 		if m.Node != "" {
 			text += " (" + m.Node + ")"
 		}
-		fmt.Fprintf(w, "  %s  %s\n", formatLocal(&m.At), sanitizeLine(text))
+		fmt.Fprintf(out, "  %s  %s\n", formatLocal(&m.At), sanitizeLine(text))
 	}
 }
 
-func newPingCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newPingCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "ping",
 		Short: "Measure how fast MongoDB answers; exit with 75 if it does not",
 		Args:  noArgs,
 	}
 
-	a := p.addReadFlags(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Pong, error) { return op.Ping(ctx) }, writePong)
+	action := program.addReadFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return show(cmd.Context(), action, func(ctx context.Context, op admin.Operator) (admin.Pong, error) { return op.Ping(ctx) }, writePong)
 	}
-	return c
+	return cmd
 }
 
-func writePong(w io.Writer, pong admin.Pong) {
+func writePong(out io.Writer, pong admin.Pong) {
 	state := noWatcher
 	if pong.Storage {
 		state = "the state database exists"
 	}
-	fmt.Fprintf(w, "MongoDB answers in %.1f ms; its clock is %s; %s\n", pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
+	fmt.Fprintf(out, "MongoDB answers in %.1f ms; its clock is %s; %s\n", pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newNodesCommand(p *program) *cobra.Command {
+func newNodesCommand(program *program) *cobra.Command {
 	var check bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of this deployment, the slots they own and their health",
 		Long: `List each node that relays with this state database: owner or standby, the slots it owns, its
@@ -28,14 +28,14 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 		Args: noArgs,
 	}
 
-	a := p.addReadFlags(c)
-	c.Flags().BoolVar(&check, "check", false, "exit with 1 if no node is alive, or if one cannot reach Kafka")
-	a.setRun(c, func(ctx context.Context, op admin.Operator, _ []string) error {
+	action := program.addReadFlags(cmd)
+	cmd.Flags().BoolVar(&check, "check", false, "exit with 1 if no node is alive, or if one cannot reach Kafka")
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, _ []string) error {
 		list, err := op.Nodes().List(ctx)
 		if err != nil {
 			return err
 		}
-		if err := printListing(a, nodeListing, list); err != nil {
+		if err := printListing(action, nodeListing, list); err != nil {
 			return err
 		}
 
@@ -45,8 +45,8 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 		}
 		return nil
 	})
-	c.AddCommand(newNodesReleaseCommand(p), newNodesRemoveCommand(p))
-	return c
+	cmd.AddCommand(newNodesReleaseCommand(program), newNodesRemoveCommand(program))
+	return cmd
 }
 
 // allReachKafka reports whether at least one node is alive and all live nodes reach Kafka.
@@ -84,13 +84,13 @@ var nodeListing = listing[admin.Node]{
 }
 
 // completeNodes offers the names of nodes to the shell. It offers none if MongoDB does not answer in time.
-func (p *program) completeNodes(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (p *program) completeNodes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	const timeout = 2 * time.Second
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 
-	ctx, cancel := context.WithTimeout(c.Context(), timeout)
+	ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 	defer cancel()
 	var names []string
 	err := (&operatorCommand{p: p}).withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
@@ -112,30 +112,30 @@ type releasedNode struct {
 	Slots []string `json:"slots"`
 }
 
-func newNodesReleaseCommand(p *program) *cobra.Command {
+func newNodesReleaseCommand(program *program) *cobra.Command {
 	var hold time.Duration
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "release NODE",
 		Short: "Make a node release all its slots, for example before its machine restarts",
 		Long: `Make a node release all slots that it owns. The node drains and releases them at its next renewal at
 the latest, and other nodes take over at once. The node does not acquire these slots again for
 --hold.`,
 		Args:              exactArgs(1),
-		ValidArgsFunction: p.completeNodes,
+		ValidArgsFunction: program.completeNodes,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the node must not acquire these slots again")
-	c.RunE = func(c *cobra.Command, args []string) error {
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the node must not acquire these slots again")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if hold <= 0 {
 			return fmt.Errorf("--hold must be a positive duration such as 30s")
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
 			out := releasedNode{Node: args[0]}
 			var err error
 			// The slots have to be read before the release: afterwards nothing connects them with the node.
-			if a.dryRun {
+			if action.dryRun {
 				out.Slots, err = op.Nodes().FindSlots(ctx, args[0])
 			} else {
 				out.Slots, err = op.Nodes().Release(ctx, args[0], hold)
@@ -149,37 +149,37 @@ the latest, and other nodes take over at once. The node does not acquire these s
 			switch {
 			case len(out.Slots) == 0:
 				text = "owns no slots"
-			case a.dryRun:
+			case action.dryRun:
 				text = "would release " + slots
 			}
-			return a.printLine(out, "node %s %s", args[0], text)
+			return action.printLine(out, "node %s %s", args[0], text)
 		})
 	}
-	return c
+	return cmd
 }
 
-func newNodesRemoveCommand(p *program) *cobra.Command {
+func newNodesRemoveCommand(program *program) *cobra.Command {
 	var force bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "remove NODE",
 		Short: "Remove a stopped node from the list",
 		Long: `Remove a stopped node from the list, and release the slots that it still owns. A live node is
 rejected, because its next heartbeat would list it again.`,
 		Args:              exactArgs(1),
-		ValidArgsFunction: p.completeNodes,
+		ValidArgsFunction: program.completeNodes,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
-	a.setRun(c, func(ctx context.Context, op admin.Operator, args []string) error {
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, args []string) error {
 		// After the removal, nothing connects the slots with the node.
 		slots, err := op.Nodes().PlanRemoval(ctx, args[0], force)
 		if err != nil {
 			return err
 		}
 
-		if !a.dryRun {
-			if err := a.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
+		if !action.dryRun {
+			if err := action.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
 				return err
 			}
 			if err := op.Nodes().Remove(ctx, args[0], force); err != nil {
@@ -187,8 +187,8 @@ rejected, because its next heartbeat would list it again.`,
 			}
 		}
 
-		return a.printLine(releasedNode{Node: args[0], Slots: slots}, "node %s %s removed from the list; it owned %s",
-			args[0], a.chooseText("is", "would be"), sanitizeLine(strings.Join(slots, ", ")))
+		return action.printLine(releasedNode{Node: args[0], Slots: slots}, "node %s %s removed from the list; it owned %s",
+			args[0], action.chooseText("is", "would be"), sanitizeLine(strings.Join(slots, ", ")))
 	})
-	return c
+	return cmd
 }

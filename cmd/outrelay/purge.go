@@ -12,12 +12,12 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newPurgeCommand(p *program) *cobra.Command {
+func newPurgeCommand(program *program) *cobra.Command {
 	var (
 		olderThan string
 		want      admin.Purge
 	)
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "purge",
 		Short: "Remove delivered envelopes now instead of waiting for the watcher",
 		Long: `Remove delivered envelopes that are older than --older-than, which defaults to the configured
@@ -33,15 +33,15 @@ which watcher document sets that limit.`,
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().StringSliceVar(&want.Collections, "collection", nil,
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().StringSliceVar(&want.Collections, "collection", nil,
 		"only this `collection`, as database.collection; may be repeated; default: all of the watcher")
-	c.Flags().StringVar(&olderThan, "older-than", "",
+	cmd.Flags().StringVar(&olderThan, "older-than", "",
 		"remove envelopes older than this `duration`, such as 90m or 7d; default: retention")
-	c.Flags().IntVar(&want.Rate, "rate", 0, "maximum `envelopes` per second; default: purge.rate; below 0 for no limit")
+	cmd.Flags().IntVar(&want.Rate, "rate", 0, "maximum `envelopes` per second; default: purge.rate; below 0 for no limit")
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, _, err := p.loadConfig()
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, _, err := program.loadConfig()
 		if err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ which watcher document sets that limit.`,
 		// No limit is a rate below 0 on the command line, but 0 in admin.Purge.
 		want.Batch = cfg.Purge.Batch
 		switch {
-		case !c.Flags().Changed("rate"):
+		case !cmd.Flags().Changed("rate"):
 			want.Rate = cfg.Purge.Rate
 		case want.Rate < 0:
 			want.Rate = 0
@@ -60,9 +60,9 @@ which watcher document sets that limit.`,
 			return fmt.Errorf("--rate 0 would remove nothing; pass -1 for no limit")
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error { return a.runPurge(ctx, o, want) })
+		return action.withOperator(cmd.Context(), func(ctx context.Context, operator admin.Operator) error { return action.runPurge(ctx, operator, want) })
 	}
-	return c
+	return cmd
 }
 
 // parsePurgeAge parses the value of --older-than. The default is the retention.
@@ -74,29 +74,29 @@ func parsePurgeAge(text string, retention time.Duration) (time.Duration, error) 
 		return retention, nil
 	}
 
-	d, err := config.ParseDuration(text)
-	if err != nil || d < 0 {
+	age, err := config.ParseDuration(text)
+	if err != nil || age < 0 {
 		return 0, fmt.Errorf("--older-than %q is not a duration such as 90m, 24h or 7d", text)
 	}
-	return d, nil
+	return age, nil
 }
 
 // runPurge counts the envelopes, asks for confirmation and removes them.
-func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want admin.Purge) error {
+func (a *operatorCommand) runPurge(ctx context.Context, operator admin.Operator, want admin.Purge) error {
 	dryRun := want
 	dryRun.DryRun = true
-	before, err := o.Purge(ctx, dryRun)
+	before, err := operator.Purge(ctx, dryRun)
 	if err != nil {
 		return err
 	}
 	// Nothing to remove needs no question.
 	if a.dryRun || before.Purgeable == 0 && before.Timeless == 0 {
 		before.DryRun = a.dryRun
-		return a.printResult(before, func(w io.Writer) { writePurge(w, before) })
+		return a.printResult(before, func(out io.Writer) { writePurge(out, before) })
 	}
 
 	action := fmt.Sprintf("remove %s of watcher %s that %s delivered",
-		countNoun(before.Purgeable, "envelope"), o.Watcher, wasWere(before.Purgeable))
+		countNoun(before.Purgeable, "envelope"), operator.Watcher, wasWere(before.Purgeable))
 	if err := a.confirm(ctx, action); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want a
 	bar := a.startProgress("purging", before.Purgeable)
 	defer bar.clear()
 	want.Progress = bar.setDone
-	done, err := o.Purge(ctx, want)
+	done, err := operator.Purge(ctx, want)
 	bar.clear()
 
 	// The purge counts only the removed envelopes. Add the counts of the dry run to the report.
@@ -121,7 +121,7 @@ func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want a
 	if err != nil {
 		return fmt.Errorf("purging, after %s: %w", countNoun(done.Removed, "removed envelope"), err)
 	}
-	return a.printResult(done, func(w io.Writer) { writePurge(w, done) })
+	return a.printResult(done, func(out io.Writer) { writePurge(out, done) })
 }
 
 func wasWere(n int64) string {
@@ -131,30 +131,30 @@ func wasWere(n int64) string {
 	return "were"
 }
 
-func writePurge(w io.Writer, r admin.PurgeReport) {
-	writeTable(w, "COLLECTION\tWRITTEN BEFORE\tHELD BY\tPURGEABLE\tREMOVED", r.Collections, func(c admin.PurgedCollection) cells {
+func writePurge(out io.Writer, report admin.PurgeReport) {
+	writeTable(out, "COLLECTION\tWRITTEN BEFORE\tHELD BY\tPURGEABLE\tREMOVED", report.Collections, func(collection admin.PurgedCollection) cells {
 		cut := "-"
-		if c.Cut != nil {
-			cut = c.Cut.Format(time.RFC3339)
+		if collection.Cut != nil {
+			cut = collection.Cut.Format(time.RFC3339)
 		}
-		return cells{c.Collection, cut, c.Watcher, formatThousands(c.Purgeable), formatThousands(c.Removed)}
+		return cells{collection.Collection, cut, collection.Watcher, formatThousands(collection.Purgeable), formatThousands(collection.Removed)}
 	})
-	for _, c := range r.Collections {
+	for _, c := range report.Collections {
 		if c.Reason != "" {
-			fmt.Fprintln(w, sanitizeLine(c.Reason))
+			fmt.Fprintln(out, sanitizeLine(c.Reason))
 		}
 	}
-	if r.Timeless > 0 {
-		fmt.Fprintf(w, "%s without a ts or a time in the id: a purge gives them a ts, and their age counts from there\n",
-			countNoun(r.Timeless, "envelope"))
+	if report.Timeless > 0 {
+		fmt.Fprintf(out, "%s without a ts or a time in the id: a purge gives them a ts, and their age counts from there\n",
+			countNoun(report.Timeless, "envelope"))
 	}
 
 	switch {
-	case r.DryRun:
-		fmt.Fprintf(w, "%s would be removed; nothing was done\n", countNoun(r.Purgeable, "envelope"))
-	case r.Removed == 0:
-		fmt.Fprintf(w, "nothing to remove is older than %s\n", time.Duration(r.KeptS*float64(time.Second)))
+	case report.DryRun:
+		fmt.Fprintf(out, "%s would be removed; nothing was done\n", countNoun(report.Purgeable, "envelope"))
+	case report.Removed == 0:
+		fmt.Fprintf(out, "nothing to remove is older than %s\n", time.Duration(report.KeptS*float64(time.Second)))
 	default:
-		fmt.Fprintf(w, "%s removed in %.1f s\n", countNoun(r.Removed, "envelope"), r.Seconds)
+		fmt.Fprintf(out, "%s removed in %.1f s\n", countNoun(report.Removed, "envelope"), report.Seconds)
 	}
 }

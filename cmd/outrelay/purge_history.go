@@ -12,9 +12,9 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newHistoryCommand(p *program) *cobra.Command {
-	var q admin.HistoryQuery
-	c := &cobra.Command{
+func newHistoryCommand(program *program) *cobra.Command {
+	var query admin.HistoryQuery
+	cmd := &cobra.Command{
 		Use:   "history",
 		Short: "Show where and when envelopes were delivered",
 		Long: `Show the topic, partition, offset and time of delivered envelopes, in the order in which they were
@@ -27,57 +27,57 @@ write an envelope again. --key restricts the list to one ordering key.`,
 		Args: noArgs,
 	}
 
-	a := p.addReadFlags(c)
-	flags := c.Flags()
-	flags.StringArrayVar(&q.IDs, "id", nil, "the `id` of an envelope; may be repeated")
-	flags.StringVar(&q.Key, "key", "", "only envelopes with this ordering `key`")
-	addTimeFlag(c, &q.From, "from",
+	action := program.addReadFlags(cmd)
+	flags := cmd.Flags()
+	flags.StringArrayVar(&query.IDs, "id", nil, "the `id` of an envelope; may be repeated")
+	flags.StringVar(&query.Key, "key", "", "only envelopes with this ordering `key`")
+	addTimeFlag(cmd, &query.From, "from",
 		"last written at or after this `time`, such as 2026-11-20T08:00:00Z, or so long ago, such as 2h; default: 1h", parsePastTime)
-	addTimeFlag(c, &q.To, "to", "last written before this `time`", parsePastTime)
-	flags.StringSliceVar(&q.Collections, "collection", nil,
+	addTimeFlag(cmd, &query.To, "to", "last written before this `time`", parsePastTime)
+	flags.StringSliceVar(&query.Collections, "collection", nil,
 		"only this `collection`, as database.collection; may be repeated; default: all of the watcher")
-	addLimitFlag(c, &q.Limit, admin.DefaultPage, admin.MaxHistoryPage, "maximum number of `envelopes`")
-	flags.StringVar(&q.After, "after", "", "the `cursor` that the previous page ended with")
-	c.MarkFlagsMutuallyExclusive("id", "key")
-	c.MarkFlagsMutuallyExclusive("id", "from")
-	c.MarkFlagsMutuallyExclusive("id", "to")
-	c.MarkFlagsMutuallyExclusive("id", "after")
+	addLimitFlag(cmd, &query.Limit, admin.DefaultPage, admin.MaxHistoryPage, "maximum number of `envelopes`")
+	flags.StringVar(&query.After, "after", "", "the `cursor` that the previous page ended with")
+	cmd.MarkFlagsMutuallyExclusive("id", "key")
+	cmd.MarkFlagsMutuallyExclusive("id", "from")
+	cmd.MarkFlagsMutuallyExclusive("id", "to")
+	cmd.MarkFlagsMutuallyExclusive("id", "after")
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		// All of the history would be a scan of the whole collection.
-		if q.From.IsZero() && len(q.IDs) == 0 {
-			q.From = time.Now().Add(-time.Hour)
+		if query.From.IsZero() && len(query.IDs) == 0 {
+			query.From = time.Now().Add(-time.Hour)
 		}
-		if !q.To.IsZero() && !q.To.After(q.From) {
+		if !query.To.IsZero() && !query.To.After(query.From) {
 			return fmt.Errorf("--from must be before --to")
 		}
 
-		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.History, error) {
-			return op.History(ctx, q)
+		return show(cmd.Context(), action, func(ctx context.Context, op admin.Operator) (admin.History, error) {
+			return op.History(ctx, query)
 		}, writeHistory)
 	}
-	return c
+	return cmd
 }
 
-func writeHistory(w io.Writer, page admin.History) {
-	formatTime := func(t *time.Time) string {
-		if t == nil {
+func writeHistory(out io.Writer, page admin.History) {
+	formatTime := func(moment *time.Time) string {
+		if moment == nil {
 			return "-"
 		}
-		return t.UTC().Format("2006-01-02T15:04:05.000Z")
+		return moment.UTC().Format("2006-01-02T15:04:05.000Z")
 	}
 	const empty = "no recorded delivery matches; deliveries are recorded only with recording: mark, until the purge"
-	writeList(w, empty, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", page.Envelopes, func(e admin.Delivered) cells {
-		records := make([]string, len(e.Sent))
-		for i, p := range e.Sent {
+	writeList(out, empty, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", page.Envelopes, func(delivered admin.Delivered) cells {
+		records := make([]string, len(delivered.Sent))
+		for i, p := range delivered.Sent {
 			records[i] = fmt.Sprintf("%s/%d@%d", p.Topic, p.Partition, p.Offset)
 		}
 		return cells{
-			e.Collection, quoteArgument(e.ID), e.AggregateType + "/" + e.Type, e.Key, e.State, formatTime(e.Written), formatTime(e.SentAt),
+			delivered.Collection, quoteArgument(delivered.ID), delivered.AggregateType + "/" + delivered.Type, delivered.Key, delivered.State, formatTime(delivered.Written), formatTime(delivered.SentAt),
 			strings.Join(records, " "),
 		}
 	})
 	if page.Next != "" {
-		fmt.Fprintf(w, "there may be more: --after %q\n", page.Next)
+		fmt.Fprintf(out, "there may be more: --after %q\n", page.Next)
 	}
 }

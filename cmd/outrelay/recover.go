@@ -27,12 +27,12 @@ type recoverResult struct {
 	Skipped *admin.SkippedEvent `json:"skipped,omitempty"`
 }
 
-func newRecoverCommand(p *program) *cobra.Command {
+func newRecoverCommand(program *program) *cobra.Command {
 	var acceptCopy, skip bool
 	var release, slot string
 	var event admin.SkipOrder
 	var from time.Time
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "recover",
 		Short: "Order a sweep after lost state, accept copied state, or release a collection",
 		Long: `Without a flag, order a sweep. The next owner of the watcher delivers each envelope of the watched
@@ -53,71 +53,71 @@ becomes a dead letter of class skipped, and the owner continues after it.`,
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().BoolVar(&acceptCopy, "accept-copy", false, "accept state that was copied from another replica set")
-	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
-	c.Flags().BoolVar(&skip, "skip", false, "pass over one event, which becomes a dead letter")
-	c.Flags().StringVar(&event.Collection, "collection", "", "with --skip: the `collection` of the event, as database.collection")
-	c.Flags().StringVar(&event.ID, "id", "", "with --skip: the `id` of the event")
-	addTimeFlag(c, &from, "from",
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().BoolVar(&acceptCopy, "accept-copy", false, "accept state that was copied from another replica set")
+	cmd.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
+	cmd.Flags().BoolVar(&skip, "skip", false, "pass over one event, which becomes a dead letter")
+	cmd.Flags().StringVar(&event.Collection, "collection", "", "with --skip: the `collection` of the event, as database.collection")
+	cmd.Flags().StringVar(&event.ID, "id", "", "with --skip: the `id` of the event")
+	addTimeFlag(cmd, &from, "from",
 		"sweep from this `time`, with its zone, or from so long ago, such as 2h; default: everything", parseZonedPastTime)
-	addSlotFlag(c, &slot)
-	c.MarkFlagsMutuallyExclusive("accept-copy", "release", "from", "skip")
-	c.MarkFlagsRequiredTogether("collection", "id")
+	addSlotFlag(cmd, &slot)
+	cmd.MarkFlagsMutuallyExclusive("accept-copy", "release", "from", "skip")
+	cmd.MarkFlagsRequiredTogether("collection", "id")
 
-	a.setRun(c, func(ctx context.Context, o admin.Operator, _ []string) error {
+	action.setRun(cmd, func(ctx context.Context, operator admin.Operator, _ []string) error {
 		// The slot is a property of the operator, not an argument of the three actions.
-		o.Slot = slot
-		r := recoverResult{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
+		operator.Slot = slot
+		result := recoverResult{Watcher: operator.Watcher, DryRun: action.dryRun, Released: release}
 		var err error
 		switch {
 		case acceptCopy:
-			r.Action = "accept-copy"
-			err = a.orderSweep(ctx, &r, sweepOrder{
-				plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanAdoption(ctx) },
-				give: func() error { return o.Recovery().Adopt(ctx) },
+			result.Action = "accept-copy"
+			err = action.orderSweep(ctx, &result, sweepOrder{
+				plan: func() ([]admin.SweepCount, error) { return operator.Recovery().PlanAdoption(ctx) },
+				give: func() error { return operator.Recovery().Adopt(ctx) },
 			})
 		case skip:
-			r.Action = "skip"
-			err = a.skipEvent(ctx, o, event, &r)
+			result.Action = "skip"
+			err = action.skipEvent(ctx, operator, event, &result)
 		case event.ID != "":
 			err = errors.New("--collection and --id need --skip")
 		case release != "":
-			r.Action = "release"
-			err = a.releaseCollection(ctx, o, release)
+			result.Action = "release"
+			err = action.releaseCollection(ctx, operator, release)
 		default:
-			r.Action = "sweep"
-			err = a.orderSweep(ctx, &r, sweepOrder{
-				plan: func() ([]admin.SweepCount, error) { return o.Recovery().PlanSweep(ctx, from) },
-				give: func() error { return o.Recovery().OrderSweep(ctx, from) },
+			result.Action = "sweep"
+			err = action.orderSweep(ctx, &result, sweepOrder{
+				plan: func() ([]admin.SweepCount, error) { return operator.Recovery().PlanSweep(ctx, from) },
+				give: func() error { return operator.Recovery().OrderSweep(ctx, from) },
 			})
 		}
 		if err != nil {
 			return err
 		}
 
-		r.Done = !a.dryRun
-		return a.printResult(r, r.writeRecovery)
+		result.Done = !action.dryRun
+		return action.printResult(result, result.writeRecovery)
 	})
-	return c
+	return cmd
 }
 
 // releaseCollection releases the claim on ns. It returns an error if there is no such claim, also for a
 // dry run.
-func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operator, ns string) error {
-	namespaces, err := o.Collections(ctx, ns)
+func (a *operatorCommand) releaseCollection(ctx context.Context, operator admin.Operator, ns string) error {
+	namespaces, err := operator.Collections(ctx, ns)
 	if err != nil || a.dryRun || len(namespaces) == 0 {
 		return err
 	}
-	_, err = o.Recovery().ReleaseCollection(ctx, ns)
+	_, err = operator.Recovery().ReleaseCollection(ctx, ns)
 	return err
 }
 
 // skipEvent shows the event, asks for confirmation, and orders to pass over it.
-func (a *operatorCommand) skipEvent(ctx context.Context, o admin.Operator, event admin.SkipOrder, r *recoverResult) error {
+func (a *operatorCommand) skipEvent(ctx context.Context, operator admin.Operator, event admin.SkipOrder, result *recoverResult) error {
 	act := func(dryRun bool) (admin.SkippedEvent, error) {
 		event.DryRun = dryRun
-		found, err := o.Recovery().PassOver(ctx, event)
+		found, err := operator.Recovery().PassOver(ctx, event)
 		// The event that was confirmed is the one that is passed over.
 		if err == nil && dryRun && event.ID == "" {
 			event.Collection, event.ID = found.Collection, found.ID
@@ -125,16 +125,16 @@ func (a *operatorCommand) skipEvent(ctx context.Context, o admin.Operator, event
 		return found, err
 	}
 	skipped, err := actConfirmed(ctx, a, act, func(found admin.SkippedEvent) string { return "pass over " + describeSkipped(&found) })
-	r.Skipped = &skipped
+	result.Skipped = &skipped
 	return err
 }
 
-func describeSkipped(e *admin.SkippedEvent) string {
-	text := fmt.Sprintf("the event %s of %s", quoteArgument(e.ID), sanitizeLine(e.Collection))
-	if e.Bytes == 0 {
+func describeSkipped(event *admin.SkippedEvent) string {
+	text := fmt.Sprintf("the event %s of %s", quoteArgument(event.ID), sanitizeLine(event.Collection))
+	if event.Bytes == 0 {
 		return text + ", whose document does not exist any more"
 	}
-	return fmt.Sprintf("%s (%s)", text, countNoun(int64(e.Bytes), "byte"))
+	return fmt.Sprintf("%s (%s)", text, countNoun(int64(event.Bytes), "byte"))
 }
 
 // sweepOrder is an action that orders a sweep.
@@ -143,29 +143,29 @@ type sweepOrder struct {
 	give func() error
 }
 
-// orderSweep counts the envelopes, asks for confirmation and gives the order. It adds the counts to r.
-func (a *operatorCommand) orderSweep(ctx context.Context, r *recoverResult, order sweepOrder) error {
+// orderSweep counts the envelopes, asks for confirmation and gives the order. It adds the counts to result.
+func (a *operatorCommand) orderSweep(ctx context.Context, result *recoverResult, order sweepOrder) error {
 	// With --yes there is no question, so the count would only delay the order.
 	if a.dryRun || !a.yes {
 		// A lost watcher document may leave no collections to count.
 		var err error
-		if r.Collections, err = order.plan(); err != nil && !errors.Is(err, admin.ErrNoCollections) {
+		if result.Collections, err = order.plan(); err != nil && !errors.Is(err, admin.ErrNoCollections) {
 			return err
 		}
-		for _, s := range r.Collections {
-			r.Envelopes += s.Envelopes
+		for _, s := range result.Collections {
+			result.Envelopes += s.Envelopes
 		}
 	}
 	if a.dryRun {
 		return nil
 	}
 
-	envelopes := countNoun(r.Envelopes, "envelope")
-	if r.Collections == nil {
+	envelopes := countNoun(result.Envelopes, "envelope")
+	if result.Collections == nil {
 		envelopes = "all envelopes of the watcher"
 	}
 	action := "deliver " + envelopes + " again, with the same ids; consumers may have handled them before"
-	if r.Action == "accept-copy" {
+	if result.Action == "accept-copy" {
 		action = "accept the copied state and " + action
 	}
 	if err := a.confirm(ctx, action); err != nil {
@@ -174,10 +174,10 @@ func (a *operatorCommand) orderSweep(ctx context.Context, r *recoverResult, orde
 	return order.give()
 }
 
-func (r *recoverResult) writeRecovery(w io.Writer) {
+func (r *recoverResult) writeRecovery(out io.Writer) {
 	if r.DryRun {
 		for _, s := range r.Collections {
-			fmt.Fprintf(w, "%s: %s\n", s.Collection, countNoun(s.Envelopes, "envelope"))
+			fmt.Fprintf(out, "%s: %s\n", s.Collection, countNoun(s.Envelopes, "envelope"))
 		}
 	}
 
@@ -198,5 +198,5 @@ func (r *recoverResult) writeRecovery(w io.Writer) {
 	if r.DryRun {
 		text = planned
 	}
-	fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
+	fmt.Fprintf(out, "watcher %s: %s\n", r.Watcher, text)
 }

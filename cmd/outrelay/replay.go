@@ -22,9 +22,9 @@ type replayFlags struct {
 	maxOpen int64
 }
 
-func newReplayCommand(p *program) *cobra.Command {
-	f := &replayFlags{}
-	c := &cobra.Command{
+func newReplayCommand(program *program) *cobra.Command {
+	replayFlags := &replayFlags{}
+	cmd := &cobra.Command{
 		Use:   "replay",
 		Short: "Send delivered envelopes that are still in the outbox again",
 		Long: `Send envelopes again that were delivered in a time range and that retention has not removed yet.
@@ -46,33 +46,33 @@ continues the replay.`,
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	flags := c.Flags()
-	addTimeFlag(c, &f.order.From, "from", "delivered at or after this `time`, or so long ago, such as 2h", parsePastTime)
-	addTimeFlag(c, &f.order.To, "to", "delivered before this `time`; default: the position of the watcher", parsePastTime)
-	flags.StringArrayVar(&f.order.IDs, "id", nil, "only the envelope with this `id`; may be repeated")
-	flags.StringArrayVar(&f.order.Keys, "key", nil, "only this ordering `key`; may be repeated")
-	flags.StringSliceVar(&f.order.Types, "type", nil, "only these event `types`")
-	flags.StringSliceVar(&f.order.AggregateTypes, "aggregate-type", nil, "only these aggregate `types`")
-	flags.StringSliceVar(&f.order.Topics, "topic", nil, "only to these `topics`")
-	flags.StringSliceVar(&f.order.Collections, "collection", nil, "only from these `collections`, as database.collection")
-	flags.Float64Var(&f.order.Rate, "rate", 0, "maximum `envelopes` per second; 0: no limit")
-	flags.BoolVar(&f.order.Force, "force", false,
+	action := program.addChangeFlags(cmd)
+	flags := cmd.Flags()
+	addTimeFlag(cmd, &replayFlags.order.From, "from", "delivered at or after this `time`, or so long ago, such as 2h", parsePastTime)
+	addTimeFlag(cmd, &replayFlags.order.To, "to", "delivered before this `time`; default: the position of the watcher", parsePastTime)
+	flags.StringArrayVar(&replayFlags.order.IDs, "id", nil, "only the envelope with this `id`; may be repeated")
+	flags.StringArrayVar(&replayFlags.order.Keys, "key", nil, "only this ordering `key`; may be repeated")
+	flags.StringSliceVar(&replayFlags.order.Types, "type", nil, "only these event `types`")
+	flags.StringSliceVar(&replayFlags.order.AggregateTypes, "aggregate-type", nil, "only these aggregate `types`")
+	flags.StringSliceVar(&replayFlags.order.Topics, "topic", nil, "only to these `topics`")
+	flags.StringSliceVar(&replayFlags.order.Collections, "collection", nil, "only from these `collections`, as database.collection")
+	flags.Float64Var(&replayFlags.order.Rate, "rate", 0, "maximum `envelopes` per second; 0: no limit")
+	flags.BoolVar(&replayFlags.order.Force, "force", false,
 		"also send to compacted topics, where an old event becomes the newest of its key")
-	flags.BoolVar(&f.wait, "wait", true, "wait until all are sent")
-	flags.Int64Var(&f.maxOpen, "open", admin.DefaultReplayOpen, "maximum number of envelopes that are queued but not sent")
-	flags.StringVar(&f.resume, "resume", "", "continue the replay with this `id`")
+	flags.BoolVar(&replayFlags.wait, "wait", true, "wait until all are sent")
+	flags.Int64Var(&replayFlags.maxOpen, "open", admin.DefaultReplayOpen, "maximum number of envelopes that are queued but not sent")
+	flags.StringVar(&replayFlags.resume, "resume", "", "continue the replay with this `id`")
 
 	// A resumed replay continues with the order that it was started with.
 	selecting := []string{
 		"from", "to", "id", "key", "type", "aggregate-type", "topic", "collection", "rate", "force", "dry-run",
 	}
 	for _, name := range selecting {
-		c.MarkFlagsMutuallyExclusive("resume", name)
+		cmd.MarkFlagsMutuallyExclusive("resume", name)
 	}
-	c.RunE = func(c *cobra.Command, _ []string) error { return f.runReplay(c.Context(), a) }
-	c.AddCommand(newReplayListCommand(p), newReplayCancelCommand(p))
-	return c
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return replayFlags.runReplay(cmd.Context(), action) }
+	cmd.AddCommand(newReplayListCommand(program), newReplayCancelCommand(program))
+	return cmd
 }
 
 // check returns an error if the flags contradict each other, or if a number is out of range.
@@ -90,55 +90,55 @@ func (f *replayFlags) check() error {
 
 // runReplay plans a replay, asks for confirmation, starts the replay and carries it out. With --resume,
 // it only carries out the existing replay.
-func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
+func (f *replayFlags) runReplay(ctx context.Context, command *operatorCommand) error {
 	if err := f.check(); err != nil {
 		return err
 	}
 
-	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
-		r := op.Replays()
+	return command.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
+		replays := op.Replays()
 		// The order is stored, so a resumed replay needs neither a plan nor a confirmation.
 		if f.resume != "" {
-			return f.carryOut(ctx, a, r, f.resume, -1)
+			return f.carryOut(ctx, command, replays, f.resume, -1)
 		}
 
-		plan, err := r.Plan(ctx, f.order)
+		plan, err := replays.Plan(ctx, f.order)
 		if errors.Is(err, admin.ErrUnboundedReplay) {
 			return errors.New("no range selected; pass --from TIME, or envelopes with --id")
 		}
 		if err != nil {
 			return err
 		}
-		if a.dryRun {
-			return a.printResult(plan, func(w io.Writer) { writeReplayPlan(w, plan) })
+		if command.dryRun {
+			return command.printResult(plan, func(out io.Writer) { writeReplayPlan(out, plan) })
 		}
 
 		// A plan without envelopes is ordered as well, so that the list of replays shows the attempt.
 		if plan.Found > 0 {
 			action := fmt.Sprintf("send %s of watcher %s again", countNoun(plan.Found, "envelope"), plan.Watcher)
-			if err := a.confirm(ctx, action); err != nil {
+			if err := command.confirm(ctx, action); err != nil {
 				return err
 			}
 		}
-		i, err := r.Order(ctx, plan, f.order)
+		i, err := replays.Order(ctx, plan, f.order)
 		if err != nil {
 			return err
 		}
 		// The id is needed to resume the replay if the command is interrupted.
-		if !a.json {
-			fmt.Fprintf(a.p.errOut, "replay %s is ordered\n", i.ID)
+		if !command.json {
+			fmt.Fprintf(command.p.errOut, "replay %s is ordered\n", i.ID)
 		}
-		return f.carryOut(ctx, a, r, i.ID, i.Found)
+		return f.carryOut(ctx, command, replays, i.ID, i.Found)
 	})
 }
 
 // carryOut runs a replay until it ends or is interrupted. found is the number of envelopes for the
 // progress bar, or -1.
-func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.Replays, id string, found int64) error {
-	bar := a.startProgress("sent", found)
+func (f *replayFlags) carryOut(ctx context.Context, action *operatorCommand, replays admin.Replays, id string, found int64) error {
+	bar := action.startProgress("sent", found)
 	defer bar.clear()
 	showProgress := func(i admin.ReplayInfo) { bar.setDone(i.Queued + i.Skipped - i.Outstanding) }
-	i, err := r.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.maxOpen, Progress: showProgress})
+	i, err := replays.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.maxOpen, Progress: showProgress})
 	bar.clear()
 
 	if err != nil {
@@ -154,37 +154,37 @@ func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.
 	if f.wait {
 		done = "sent again"
 	}
-	return a.printLine(i, "replay %s: %s %s, %s skipped", i.ID, countNoun(i.Queued, "envelope"), done, formatThousands(i.Skipped))
+	return action.printLine(i, "replay %s: %s %s, %s skipped", i.ID, countNoun(i.Queued, "envelope"), done, formatThousands(i.Skipped))
 }
 
-func writeReplayPlan(w io.Writer, p admin.ReplayPlan) {
-	fmt.Fprintf(w, "%s would be sent again", countNoun(p.Found, "envelope"))
-	if p.LeftOut > 0 {
-		fmt.Fprintf(w, ", %s left out because they go to other topics", formatThousands(p.LeftOut))
+func writeReplayPlan(out io.Writer, plan admin.ReplayPlan) {
+	fmt.Fprintf(out, "%s would be sent again", countNoun(plan.Found, "envelope"))
+	if plan.LeftOut > 0 {
+		fmt.Fprintf(out, ", %s left out because they go to other topics", formatThousands(plan.LeftOut))
 	}
-	fmt.Fprintf(w, "; the range ends at %s\n", formatLocal(&p.Until))
-	if p.Unstamped > 0 {
-		fmt.Fprintf(w, "%s without a ts cannot be sent again, because nothing shows when they were delivered; "+
-			"recording: mark gives each delivered envelope a ts\n", countNoun(p.Unstamped, "envelope"))
+	fmt.Fprintf(out, "; the range ends at %s\n", formatLocal(&plan.Until))
+	if plan.Unstamped > 0 {
+		fmt.Fprintf(out, "%s without a ts cannot be sent again, because nothing shows when they were delivered; "+
+			"recording: mark gives each delivered envelope a ts\n", countNoun(plan.Unstamped, "envelope"))
 	}
-	if p.Found == 0 {
+	if plan.Found == 0 {
 		return
 	}
 
-	writeTable(w, "TOPIC\tRECORDS\t", p.Topics, func(t admin.ReplayTopic) cells {
+	writeTable(out, "TOPIC\tRECORDS\t", plan.Topics, func(topic admin.ReplayTopic) cells {
 		note := " "
-		if t.Compacted {
+		if topic.Compacted {
 			note = "compacted: needs --force"
 		}
-		return cells{t.Name, formatThousands(t.Found), note}
+		return cells{topic.Name, formatThousands(topic.Found), note}
 	})
-	writeTable(w, "COLLECTION\tENVELOPES", p.Collections, func(c admin.ReplayCount) cells {
-		return cells{c.Name, formatThousands(c.Found)}
+	writeTable(out, "COLLECTION\tENVELOPES", plan.Collections, func(count admin.ReplayCount) cells {
+		return cells{count.Name, formatThousands(count.Found)}
 	})
 }
 
-func newReplayListCommand(p *program) *cobra.Command {
-	return newListCommand(p, &cobra.Command{
+func newReplayListCommand(program *program) *cobra.Command {
+	return newListCommand(program, &cobra.Command{
 		Use:   "list",
 		Short: "List the latest replays of the watcher",
 	}, replayListing, func(ctx context.Context, op admin.Operator) ([]admin.ReplayInfo, error) {
@@ -202,20 +202,20 @@ var replayListing = listing[admin.ReplayInfo]{
 	},
 }
 
-func newReplayCancelCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newReplayCancelCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "cancel ID",
 		Short: "End an interrupted replay; only envelopes already queued are sent",
 		Args:  exactArgs(1),
 	}
 
-	a := p.addReadFlags(c)
-	a.addActorFlag(c)
-	a.setRun(c, func(ctx context.Context, o admin.Operator, args []string) error {
-		if err := o.Replays().Cancel(ctx, args[0]); err != nil {
+	action := program.addReadFlags(cmd)
+	action.addActorFlag(cmd)
+	action.setRun(cmd, func(ctx context.Context, operator admin.Operator, args []string) error {
+		if err := operator.Replays().Cancel(ctx, args[0]); err != nil {
 			return err
 		}
-		return a.printLine(map[string]string{"cancelled": args[0]}, "replay %s is canceled", args[0])
+		return action.printLine(map[string]string{"cancelled": args[0]}, "replay %s is canceled", args[0])
 	})
-	return c
+	return cmd
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/offline"
 )
 
-func newResliceCommand(p *program) *cobra.Command {
+func newResliceCommand(program *program) *cobra.Command {
 	want := offline.ResliceOptions{}
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "reslice",
 		Short: "Change the number of slots of a watcher",
 		Long: `Divide the watcher into another number of slots. The command pauses all slots and waits until their
@@ -38,21 +38,21 @@ outrelay resume.`,
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().IntVar(&want.Slots, "slots", 0, "the new `number` of slots")
-	c.Flags().DurationVar(&want.Wait, "wait", time.Minute, "time limit for owners to drain and release, and for brokers to fence")
-	c.Flags().BoolVar(&want.AllowUndivided, "allow-undivided", false, "allow several slots although more than a tenth of the envelopes lack the field slot")
-	if err := c.MarkFlagRequired("slots"); err != nil {
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().IntVar(&want.Slots, "slots", 0, "the new `number` of slots")
+	cmd.Flags().DurationVar(&want.Wait, "wait", time.Minute, "time limit for owners to drain and release, and for brokers to fence")
+	cmd.Flags().BoolVar(&want.AllowUndivided, "allow-undivided", false, "allow several slots although more than a tenth of the envelopes lack the field slot")
+	if err := cmd.MarkFlagRequired("slots"); err != nil {
 		panic("outrelay: " + err.Error())
 	}
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if want.Wait <= 0 {
 			return fmt.Errorf("--wait must be a positive duration such as 1m")
 		}
-		return a.runReslice(c.Context(), want)
+		return action.runReslice(cmd.Context(), want)
 	}
-	return c
+	return cmd
 }
 
 // runReslice plans the division, asks for confirmation and performs it.
@@ -64,16 +64,16 @@ func (a *operatorCommand) runReslice(ctx context.Context, want offline.ResliceOp
 
 	// The first call checks and plans. It reports a watcher that already has this number as done.
 	want.DryRun, want.Actor = true, a.actorName()
-	r, err := offline.Reslice(ctx, cfg, log, want)
+	report, err := offline.Reslice(ctx, cfg, log, want)
 	if err != nil {
 		return explainError(ctx, cfg, err)
 	}
-	if a.dryRun || r.Done {
-		return a.printResult(r, func(w io.Writer) { writeReslice(w, r) })
+	if a.dryRun || report.Done {
+		return a.printResult(report, func(out io.Writer) { writeReslice(out, report) })
 	}
 
 	action := fmt.Sprintf("stop watcher %s for some seconds and divide it into %s instead of %d",
-		r.Watcher, countNoun(int64(want.Slots), "slot"), r.From)
+		report.Watcher, countNoun(int64(want.Slots), "slot"), report.From)
 	if err := a.confirm(ctx, action); err != nil {
 		return err
 	}
@@ -84,14 +84,14 @@ func (a *operatorCommand) runReslice(ctx context.Context, want offline.ResliceOp
 			fmt.Fprintln(a.p.errOut, text)
 		}
 	}
-	if r, err = offline.Reslice(ctx, cfg, log, want); err != nil {
+	if report, err = offline.Reslice(ctx, cfg, log, want); err != nil {
 		return explainError(ctx, cfg, err)
 	}
-	return a.printResult(r, func(w io.Writer) { writeReslice(w, r) })
+	return a.printResult(report, func(out io.Writer) { writeReslice(out, report) })
 }
 
-func writeReslice(w io.Writer, r offline.ResliceReport) {
-	for _, s := range r.Slots {
+func writeReslice(out io.Writer, report offline.ResliceReport) {
+	for _, s := range report.Slots {
 		owner, at := "no owner", "-"
 		if s.Owner != "" {
 			owner = "owned by " + s.Owner
@@ -99,36 +99,36 @@ func writeReslice(w io.Writer, r offline.ResliceReport) {
 		if s.Position != nil {
 			at = s.Position.Format(time.RFC3339)
 		}
-		fmt.Fprintf(w, "%s/%s: %s, position %s\n", r.Watcher, s.Slot, owner, at)
+		fmt.Fprintf(out, "%s/%s: %s, position %s\n", report.Watcher, s.Slot, owner, at)
 	}
-	writeKeptOrders(w, r)
-	for _, u := range r.Undivided {
-		fmt.Fprintln(w, u)
+	writeKeptOrders(out, report)
+	for _, u := range report.Undivided {
+		fmt.Fprintln(out, u)
 	}
 
-	slots := countNoun(int64(r.To), "slot")
-	text := fmt.Sprintf("now has %s; set slots: %d in its configuration and restart its processes", slots, r.To)
+	slots := countNoun(int64(report.To), "slot")
+	text := fmt.Sprintf("now has %s; set slots: %d in its configuration and restart its processes", slots, report.To)
 	// Nothing was divided if the number is the same.
 	switch {
-	case r.From == r.To:
+	case report.From == report.To:
 		text = fmt.Sprintf("already has %s", slots)
-	case r.DryRun:
-		text = fmt.Sprintf("would be divided into %s instead of %d; nothing was done", slots, r.From)
+	case report.DryRun:
+		text = fmt.Sprintf("would be divided into %s instead of %d; nothing was done", slots, report.From)
 	}
-	fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
+	fmt.Fprintf(out, "watcher %s: %s\n", report.Watcher, text)
 }
 
 // writeKeptOrders lists the pauses and pins of the new slots, and the pins that end.
-func writeKeptOrders(w io.Writer, r offline.ResliceReport) {
-	for _, s := range r.New {
+func writeKeptOrders(out io.Writer, report offline.ResliceReport) {
+	for _, s := range report.New {
 		if s.Paused {
-			fmt.Fprintf(w, "%s/%s: stays paused\n", r.Watcher, s.Slot)
+			fmt.Fprintf(out, "%s/%s: stays paused\n", report.Watcher, s.Slot)
 		}
 		if s.Pin != "" {
-			fmt.Fprintf(w, "%s/%s: stays pinned to %s\n", r.Watcher, s.Slot, s.Pin)
+			fmt.Fprintf(out, "%s/%s: stays pinned to %s\n", report.Watcher, s.Slot, s.Pin)
 		}
 	}
-	for _, s := range r.Unpinned {
-		fmt.Fprintf(w, "%s/%s: its pin ends, because its keys join the keys of slots without this pin; pin the new slots if needed\n", r.Watcher, s)
+	for _, s := range report.Unpinned {
+		fmt.Fprintf(out, "%s/%s: its pin ends, because its keys join the keys of slots without this pin; pin the new slots if needed\n", report.Watcher, s)
 	}
 }

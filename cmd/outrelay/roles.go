@@ -10,11 +10,11 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/doctor"
 )
 
-func newRolesCommand(p *program) *cobra.Command {
+func newRolesCommand(program *program) *cobra.Command {
 	var asJSON bool
 	var only string
 	var who doctor.RolesFor
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "roles",
 		Short: "Print scripts that create the least privileges in MongoDB and Kafka",
 		Long: `Print a mongosh script and kafka-acls.sh commands for the configured collections, state database and
@@ -33,55 +33,55 @@ Administration API, one in a line, --only confluent commands of the confluent CL
 service account as principal, and --only msk policies of AWS IAM for Amazon MSK.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			cfg, err := p.loadWithoutServers()
+			cfg, err := program.loadWithoutServers()
 			if err != nil {
 				return err
 			}
-			r, err := doctor.NewRoles(cfg, who)
+			roles, err := doctor.NewRoles(cfg, who)
 			if err != nil {
 				return err
 			}
 
 			if asJSON {
-				return printJSON(p.out, r)
+				return printJSON(program.out, roles)
 			}
 
 			var text string
 			switch only {
 			case "mongodb":
-				text = r.Script()
+				text = roles.Script()
 			case "kafka":
-				text = r.Commands(cfg.Kafka.Brokers)
+				text = roles.Commands(cfg.Kafka.Brokers)
 			case "":
 				// The header of each half is a comment in its language, so that a user can copy either half.
-				text = "// ---- MongoDB, for mongosh (alone: --only mongodb)\n" + r.Script() +
-					"\n# ---- Kafka, for a shell (alone: --only kafka)\n" + r.Commands(cfg.Kafka.Brokers)
+				text = "// ---- MongoDB, for mongosh (alone: --only mongodb)\n" + roles.Script() +
+					"\n# ---- Kafka, for a shell (alone: --only kafka)\n" + roles.Commands(cfg.Kafka.Brokers)
 			case "atlas":
-				text = r.AtlasRoles()
+				text = roles.AtlasRoles()
 			case "confluent":
-				text = r.ConfluentCommands()
+				text = roles.ConfluentCommands()
 			case "msk":
-				text = r.MSKPolicies()
+				text = roles.MSKPolicies()
 			default:
 				return fmt.Errorf("roles: --only is %q; expected mongodb, kafka, atlas, confluent or msk", only)
 			}
-			_, err = fmt.Fprint(p.out, text)
+			_, err = fmt.Fprint(program.out, text)
 			return err
 		},
 	}
 
-	f := c.Flags()
-	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
-	f.StringVar(&only, "only", "", "mongodb, kafka, atlas, confluent or msk; default: mongodb and kafka")
-	f.StringVar(&who.Prefix, "prefix", "outrelay", "prefix of the role `names`")
-	f.StringSliceVar(&who.Databases, "consumer-database", nil, "`databases` of the consuming services; default: the watched databases")
-	f.StringVar(&who.Inbox, "inbox", "", "`collection` of their inbox; default: inbox")
-	f.StringSliceVar(&who.Sagas, "saga", nil, "`collections` of their sagas")
-	f.StringVar(&who.Principal, "principal", "",
+	flags := cmd.Flags()
+	flags.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
+	flags.StringVar(&only, "only", "", "mongodb, kafka, atlas, confluent or msk; default: mongodb and kafka")
+	flags.StringVar(&who.Prefix, "prefix", "outrelay", "prefix of the role `names`")
+	flags.StringSliceVar(&who.Databases, "consumer-database", nil, "`databases` of the consuming services; default: the watched databases")
+	flags.StringVar(&who.Inbox, "inbox", "", "`collection` of their inbox; default: inbox")
+	flags.StringSliceVar(&who.Sagas, "saga", nil, "`collections` of their sagas")
+	flags.StringVar(&who.Principal, "principal", "",
 		"the relay's Kafka `principal`, such as User:relay or User:CN=relay; default: the SASL user")
-	f.StringVar(&who.Group, "group", "", "consumer `group`; adds the ACLs of consumers")
-	f.StringVar(&who.Consumer, "consumer-principal", "", "the consumers' Kafka `principal`")
-	return c
+	flags.StringVar(&who.Group, "group", "", "consumer `group`; adds the ACLs of consumers")
+	flags.StringVar(&who.Consumer, "consumer-principal", "", "the consumers' Kafka `principal`")
+	return cmd
 }
 
 // loadWithoutServers is loadConfig for a command that connects to no server: the addresses may be missing.

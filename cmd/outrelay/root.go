@@ -41,11 +41,11 @@ type program struct {
 // runCommandLine executes one command line and returns the exit code. It handles interrupts and SIGTERM
 // while it runs.
 func runCommandLine(ctx context.Context, args, env []string, in io.Reader, out, errOut io.Writer) int {
-	p := &program{in: in, out: out, errOut: errOut, env: env, exit: os.Exit}
-	ctx, stop := p.handleSignals(ctx)
+	program := &program{in: in, out: out, errOut: errOut, env: env, exit: os.Exit}
+	ctx, stop := program.handleSignals(ctx)
 	defer stop()
 
-	return p.executeCommand(ctx, args)
+	return program.executeCommand(ctx, args)
 }
 
 // executeCommand parses args, runs the command, prints its error and returns the exit code.
@@ -103,8 +103,8 @@ func commandGroups() []commandGroup {
 }
 
 // newRootCommand returns the root command with all flags, completions and subcommands. Parsing its
-// flags fills in p.
-func newRootCommand(p *program) *cobra.Command {
+// flags fills in program.
+func newRootCommand(program *program) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "outrelay",
 		Short:         "Relay events from MongoDB outbox collections to Kafka",
@@ -112,32 +112,32 @@ func newRootCommand(p *program) *cobra.Command {
 		SilenceErrors: true,
 		Version:       thisBuild().Version,
 		Args:          noArgs,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		// Cobra checks its groups of flags after this hook, but a context must not be read for a wrong command line.
-		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
-			if err := checkFlagGroups(c); err != nil {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkFlagGroups(cmd); err != nil {
 				return err
 			}
 			// The commands of contexts must work even if a context is wrong.
-			if c.HasParent() && c.Parent().Name() == "context" {
+			if cmd.HasParent() && cmd.Parent().Name() == "context" {
 				return nil
 			}
-			return p.useContext(c)
+			return program.useContext(cmd)
 		},
 	}
-	root.SetIn(p.in)
-	root.SetOut(p.out)
-	root.SetErr(p.errOut)
+	root.SetIn(program.in)
+	root.SetOut(program.out)
+	root.SetErr(program.errOut)
 	root.SetFlagErrorFunc(explainFlagError)
 	root.SetVersionTemplate(thisBuild().String())
 
 	flags := root.PersistentFlags()
-	flags.StringVarP(&p.configFile, "config", "c", envValue(p.env, "OUTRELAY_CONFIG"),
+	flags.StringVarP(&program.configFile, "config", "c", envValue(program.env, "OUTRELAY_CONFIG"),
 		"YAML `file` with the configuration; without a file, only the environment and flags count")
-	flags.StringArrayVar(&p.setFlags, "set", nil,
+	flags.StringArrayVar(&program.setFlags, "set", nil,
 		"set one key, as `path=value`; takes precedence over the file and the environment; may be repeated")
-	flags.StringVar(&p.contextName, "context", "", "`name` of the environment to use: see outrelay context")
-	p.namedFlags = make(map[string]*string)
+	flags.StringVar(&program.contextName, "context", "", "`name` of the environment to use: see outrelay context")
+	program.namedFlags = make(map[string]*string)
 	for _, f := range []struct{ name, key, usage string }{
 		{"watcher", "watcher", "`name` of the watcher"},
 		{"watch", "watch", "outbox `collections` to watch, separated by commas"},
@@ -146,16 +146,16 @@ func newRootCommand(p *program) *cobra.Command {
 		{"log-level", "log.level", "debug, info, warn or error"},
 		{"log-format", "log.format", "auto, text or json"},
 	} {
-		p.namedFlags[f.key] = flags.String(f.name, "", f.usage)
+		program.namedFlags[f.key] = flags.String(f.name, "", f.usage)
 	}
 	registerCompletions(root)
 
 	for _, g := range commandGroups() {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 		for _, newCommand := range g.commands {
-			c := newCommand(p)
-			c.GroupID = g.id
-			root.AddCommand(c)
+			cmd := newCommand(program)
+			cmd.GroupID = g.id
+			root.AddCommand(cmd)
 		}
 	}
 	root.SetHelpCommandGroupID("program")
@@ -231,12 +231,12 @@ func (p *program) flagSettings() []string {
 }
 
 // newLogger returns a logger on standard error. Its level follows p.level from then on.
-func (p *program) newLogger(c config.Log) *slog.Logger {
+func (p *program) newLogger(log config.Log) *slog.Logger {
 	// Load rejects unknown levels. In a Config that was not loaded, such a level means the zero level, which is info.
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(c.Level))
+	_ = level.UnmarshalText([]byte(log.Level))
 	p.level.Set(level)
-	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format)), connect.DescribeOutage))
+	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(log.Format)), connect.DescribeOutage))
 }
 
 // loadWithLogger reads the configuration, makes its logger and logs the warnings.
@@ -263,10 +263,10 @@ func envValue(env []string, name string) string {
 	return ""
 }
 
-// newGroup makes c a command that only has subcommands. Without one it prints its help.
-func newGroup(c *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
-	c.Args = noArgs
-	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-	c.AddCommand(subcommands...)
-	return c
+// newGroup makes cmd a command that only has subcommands. Without one it prints its help.
+func newGroup(cmd *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.AddCommand(subcommands...)
+	return cmd
 }

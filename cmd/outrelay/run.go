@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
-func newRunCommand(p *program) *cobra.Command {
+func newRunCommand(program *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "run",
 		Short: "Relay events until stopped; a second process of the same watcher is a standby",
@@ -38,7 +38,7 @@ Several processes may run with the same configuration. One is the owner; the oth
 take over when the owner stops or dies.`,
 		Args:        noArgs,
 		Annotations: map[string]string{annotationNoContext: "run"},
-		RunE:        func(c *cobra.Command, _ []string) error { return p.runRelay(c.Context()) },
+		RunE:        func(cmd *cobra.Command, _ []string) error { return program.runRelay(cmd.Context()) },
 	}
 }
 
@@ -53,7 +53,7 @@ func (p *program) runRelay(ctx context.Context) error {
 		return err
 	}
 	version := thisBuild().Version
-	r, err := process.New(cfg, version, log, operators.Option())
+	relay, err := process.New(cfg, version, log, operators.Option())
 	if err != nil {
 		return err
 	}
@@ -64,9 +64,9 @@ func (p *program) runRelay(ctx context.Context) error {
 		"preset", cfg.Record.Preset, "lease", cfg.Lease.TTL, "slots", cfg.Slots, "roles", cfg.Roles, "recording", cfg.Recording,
 		"retention", cfg.Retention, "state", cfg.State.Pattern())
 
-	stopReloads := (&reloader{program: p, running: cfg, apply: r.ApplyReload, onReload: r.Reloaded}).reloadOnHangup()
+	stopReloads := (&reloader{program: p, running: cfg, apply: relay.ApplyReload, onReload: relay.Reloaded}).reloadOnHangup()
 	defer stopReloads()
-	err = r.Run(ctx)
+	err = relay.Run(ctx)
 
 	// A state database of others or a missing privilege is not another at a later attempt either.
 	if errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) {

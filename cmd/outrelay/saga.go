@@ -14,17 +14,17 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newSagaCommand(p *program) *cobra.Command {
+func newSagaCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "saga",
 		Short: "List the sagas of services and show their state",
 		Long: `Inspect the sagas of the services whose outboxes this watcher reads. These commands change nothing:
 a saga belongs to its service.`,
-	}, newSagaTypesCommand(p), newSagaListCommand(p), newSagaShowCommand(p))
+	}, newSagaTypesCommand(program), newSagaListCommand(program), newSagaShowCommand(program))
 }
 
-func newSagaTypesCommand(p *program) *cobra.Command {
-	return newListCommand(p, &cobra.Command{
+func newSagaTypesCommand(program *program) *cobra.Command {
+	return newListCommand(program, &cobra.Command{
 		Use:   "types",
 		Short: "List the sagas that services have registered, with their number of instances",
 	}, typeListing, func(ctx context.Context, op admin.Operator) ([]admin.SagaType, error) {
@@ -68,10 +68,10 @@ func findSagaDatabase(ctx context.Context, op admin.Operator, named, saga string
 	return "", fmt.Errorf("saga %q is in several databases: select one of %s with --database", saga, strings.Join(found, ", "))
 }
 
-func newSagaListCommand(p *program) *cobra.Command {
+func newSagaListCommand(program *program) *cobra.Command {
 	var database, after string
 	var limit int
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "list SAGA",
 		Short: "List the instances of a saga, the latest changes first",
 		Long: `List the instances of a saga, the latest changes first, without their state. Completed instances are
@@ -79,76 +79,76 @@ listed until their tombstones are removed.`,
 		Args: exactArgs(1),
 	}
 
-	a := p.addReadFlags(c)
-	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
-	addLimitFlag(c, &limit, 50, admin.MaxPage, "instances on a page")
-	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
-	setShow(c, a, func(ctx context.Context, op admin.Operator, args []string) (admin.SagaPage, error) {
+	action := program.addReadFlags(cmd)
+	cmd.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
+	addLimitFlag(cmd, &limit, 50, admin.MaxPage, "instances on a page")
+	cmd.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, args []string) (admin.SagaPage, error) {
 		db, err := findSagaDatabase(ctx, op, database, args[0])
 		if err != nil {
 			return admin.SagaPage{}, err
 		}
 		return op.Sagas().List(ctx, db, args[0], limit, after)
 	}, writeSagas)
-	return c
+	return cmd
 }
 
-func writeSagas(w io.Writer, page admin.SagaPage) {
-	cellsOf := func(s admin.Saga) cells {
-		return cells{quoteArgument(s.ID), formatLocal(&s.UpdatedAt), formatLocal(&s.CreatedAt), formatLocal(s.CompletedAt), s.Version}
+func writeSagas(out io.Writer, page admin.SagaPage) {
+	cellsOf := func(saga admin.Saga) cells {
+		return cells{quoteArgument(saga.ID), formatLocal(&saga.UpdatedAt), formatLocal(&saga.CreatedAt), formatLocal(saga.CompletedAt), saga.Version}
 	}
-	writePage(w, "there are no instances", "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
+	writePage(out, "there are no instances", "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
 		page.Sagas, page.Total, "instance", page.Next, cellsOf)
 }
 
-func newSagaShowCommand(p *program) *cobra.Command {
+func newSagaShowCommand(program *program) *cobra.Command {
 	var database string
 	var state bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "show SAGA ID",
 		Short: "Show one instance of a saga: times, timeouts, and with --state its state",
 		Args:  exactArgs(2),
 	}
 
-	a := p.addReadFlags(c)
-	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
-	c.Flags().BoolVar(&state, "state", false, "also show the state, which is data of the service")
-	setShow(c, a, func(ctx context.Context, op admin.Operator, args []string) (admin.Saga, error) {
+	action := program.addReadFlags(cmd)
+	cmd.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
+	cmd.Flags().BoolVar(&state, "state", false, "also show the state, which is data of the service")
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, args []string) (admin.Saga, error) {
 		db, err := findSagaDatabase(ctx, op, database, args[0])
 		if err != nil {
 			return admin.Saga{}, err
 		}
 		return op.Sagas().Show(ctx, db, args[0], args[1], state)
 	}, writeSaga)
-	return c
+	return cmd
 }
 
-func writeSaga(w io.Writer, s admin.Saga) {
+func writeSaga(out io.Writer, saga admin.Saga) {
 	printField := func(name, text string) {
 		if text != "" {
-			fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(text))
+			fmt.Fprintf(out, "%-14s %s\n", name, sanitizeLine(text))
 		}
 	}
-	printField("saga", s.Saga+" of "+s.Database)
-	printField("id", s.ID)
-	printField("created", formatLocal(&s.CreatedAt))
-	printField("changed", fmt.Sprintf("%s, version %d", formatLocal(&s.UpdatedAt), s.Version))
-	printField("completed", formatLocal(s.CompletedAt))
-	printField("removed at", formatLocal(s.ExpiresAt))
-	printField("timeouts", strings.Join(s.Timeouts, ", "))
-	if s.Compensations > 0 {
-		printField("compensations", fmt.Sprint(s.Compensations))
+	printField("saga", saga.Saga+" of "+saga.Database)
+	printField("id", saga.ID)
+	printField("created", formatLocal(&saga.CreatedAt))
+	printField("changed", fmt.Sprintf("%s, version %d", formatLocal(&saga.UpdatedAt), saga.Version))
+	printField("completed", formatLocal(saga.CompletedAt))
+	printField("removed at", formatLocal(saga.ExpiresAt))
+	printField("timeouts", strings.Join(saga.Timeouts, ", "))
+	if saga.Compensations > 0 {
+		printField("compensations", fmt.Sprint(saga.Compensations))
 	}
-	if s.Sequence > 0 || len(s.Held) > 0 {
-		printField("in sequence", fmt.Sprintf("%d handled; waiting: %v", s.Sequence, s.Held))
+	if saga.Sequence > 0 || len(saga.Held) > 0 {
+		printField("in sequence", fmt.Sprintf("%d handled; waiting: %v", saga.Sequence, saga.Held))
 	}
 
 	// A state is data of a service and may contain control characters.
 	var pretty bytes.Buffer
-	if len(s.State) > 0 && json.Indent(&pretty, s.State, "", "  ") != nil {
-		fmt.Fprintln(w, "the state cannot be shown as JSON")
+	if len(saga.State) > 0 && json.Indent(&pretty, saga.State, "", "  ") != nil {
+		fmt.Fprintln(out, "the state cannot be shown as JSON")
 	}
 	for text := range strings.Lines(pretty.String()) {
-		fmt.Fprintln(w, sanitizeLine(strings.TrimRight(text, "\n")))
+		fmt.Fprintln(out, sanitizeLine(strings.TrimRight(text, "\n")))
 	}
 }

@@ -37,12 +37,12 @@ type hash struct {
 	Content   string `json:"content"`
 }
 
-// newBill returns the bill of the program that b and info describe. The Go standard library is its
+// newBill returns the bill of the program that build and info describe. The Go standard library is its
 // first component.
-func newBill(b build, info *debug.BuildInfo) bill {
-	main := moduleComponent("application", info.Main.Path, b.Version, "")
+func newBill(build build, info *debug.BuildInfo) bill {
+	main := moduleComponent("application", info.Main.Path, build.Version, "")
 	out := bill{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: billMeta{main}, Components: []component{
-		moduleComponent("library", "std", strings.TrimPrefix(cmp.Or(info.GoVersion, b.Go), "go"), ""),
+		moduleComponent("library", "std", strings.TrimPrefix(cmp.Or(info.GoVersion, build.Go), "go"), ""),
 	}}
 
 	for _, d := range info.Deps {
@@ -63,9 +63,9 @@ func moduleComponent(kind, path, version, sum string) component {
 	}
 
 	purl := "pkg:golang/" + strings.Join(parts, "/") + "@" + url.PathEscape(version)
-	c := component{Ref: purl, Type: kind, Name: path, Version: version, PURL: purl}
+	component := component{Ref: purl, Type: kind, Name: path, Version: version, PURL: purl}
 	if raw, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(sum, "h1:")); err == nil && len(raw) == 32 {
-		c.Hashes = []hash{{"SHA-256", hex.EncodeToString(raw)}}
+		component.Hashes = []hash{{"SHA-256", hex.EncodeToString(raw)}}
 	}
-	return c
+	return component
 }

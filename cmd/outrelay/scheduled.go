@@ -12,56 +12,56 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newScheduledCommand(p *program) *cobra.Command {
+func newScheduledCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "scheduled",
 		Short: "List scheduled envelopes, cancel them or change their due time",
 		Long: `An envelope with a due time waits in its outbox until then. It can be canceled or rescheduled until
 a watcher claims it for sending. Envelopes that are being sent are not listed and cannot be changed.`,
-	}, newScheduledListCommand(p), newScheduledSummaryCommand(p), newScheduledCancelCommand(p),
-		newScheduledRescheduleCommand(p))
+	}, newScheduledListCommand(program), newScheduledSummaryCommand(program), newScheduledCancelCommand(program),
+		newScheduledRescheduleCommand(program))
 }
 
 // addScheduledFilterFlags adds the flags that select scheduled envelopes.
-func addScheduledFilterFlags(c *cobra.Command) *admin.ScheduledFilter {
-	f := &admin.ScheduledFilter{}
-	addCollectionFlag(c, &f.Collection)
-	flags := c.Flags()
-	flags.StringVar(&f.Type, "type", "", "only with this event `type`")
-	flags.StringVar(&f.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
-	addTimeFlag(c, &f.From, "due-from", "due at or after this `time`, or at least so long from now, such as 2h", parseFutureTime)
-	addTimeFlag(c, &f.To, "due-before", "due before this `time`, or less than so long from now, such as 2h", parseFutureTime)
-	return f
+func addScheduledFilterFlags(cmd *cobra.Command) *admin.ScheduledFilter {
+	filter := &admin.ScheduledFilter{}
+	addCollectionFlag(cmd, &filter.Collection)
+	flags := cmd.Flags()
+	flags.StringVar(&filter.Type, "type", "", "only with this event `type`")
+	flags.StringVar(&filter.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
+	addTimeFlag(cmd, &filter.From, "due-from", "due at or after this `time`, or at least so long from now, such as 2h", parseFutureTime)
+	addTimeFlag(cmd, &filter.To, "due-before", "due before this `time`, or less than so long from now, such as 2h", parseFutureTime)
+	return filter
 }
 
-func newScheduledListCommand(p *program) *cobra.Command {
+func newScheduledListCommand(program *program) *cobra.Command {
 	var limit int
 	var after string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List scheduled envelopes by due time, without their payloads",
 	}
 
-	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
+	action, filter := program.addReadFlags(cmd), addScheduledFilterFlags(cmd)
 	// The total counts all envelopes that match.
-	a.limit = 0
-	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxScheduledPage, "envelopes on a page")
-	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
-	setShow(c, a, func(ctx context.Context, op admin.Operator, ids []string) (admin.ScheduledPage, error) {
-		f.IDs = ids
-		return op.Schedule().List(ctx, *f, limit, after)
+	action.limit = 0
+	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxScheduledPage, "envelopes on a page")
+	cmd.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, ids []string) (admin.ScheduledPage, error) {
+		filter.IDs = ids
+		return op.Schedule().List(ctx, *filter, limit, after)
 	}, writeScheduled)
-	return c
+	return cmd
 }
 
-func writeScheduled(w io.Writer, page admin.ScheduledPage) {
-	cellsOf := func(e admin.Scheduled) cells {
+func writeScheduled(out io.Writer, page admin.ScheduledPage) {
+	cellsOf := func(scheduled admin.Scheduled) cells {
 		return cells{
-			formatLocal(&e.DueAt), quoteArgument(e.ID), e.Type, e.AggregateType + "/" + e.AggregateID, e.Collection,
-			formatLocal(&e.ExpiresAt),
+			formatLocal(&scheduled.DueAt), quoteArgument(scheduled.ID), scheduled.Type, scheduled.AggregateType + "/" + scheduled.AggregateID, scheduled.Collection,
+			formatLocal(&scheduled.ExpiresAt),
 		}
 	}
-	writePage(w, "no scheduled envelope matches", "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
+	writePage(out, "no scheduled envelope matches", "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
 		page.Events, page.Total, "scheduled envelope", page.Next, cellsOf)
 }
 
@@ -71,49 +71,49 @@ type scheduledGroups struct {
 	Count  int64                  `json:"count"`
 }
 
-// countScheduled counts the envelopes that f selects, by type and in all.
-func countScheduled(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (scheduledGroups, error) {
-	groups, err := o.Schedule().Summary(ctx, f)
-	g := scheduledGroups{Groups: groups}
+// countScheduled counts the envelopes that filter selects, by type and in all.
+func countScheduled(ctx context.Context, operator admin.Operator, filter admin.ScheduledFilter) (scheduledGroups, error) {
+	groups, err := operator.Schedule().Summary(ctx, filter)
+	scheduledGroups := scheduledGroups{Groups: groups}
 	for _, x := range groups {
-		g.Count += x.Count
+		scheduledGroups.Count += x.Count
 	}
-	return g, err
+	return scheduledGroups, err
 }
 
-// showScheduledCounts prints the envelopes that f selects, by type. A dry run prints only these.
-func (a *operatorCommand) showScheduledCounts(ctx context.Context, f admin.ScheduledFilter) error {
-	return show(ctx, a, func(ctx context.Context, o admin.Operator) (scheduledGroups, error) {
-		return countScheduled(ctx, o, f)
+// showScheduledCounts prints the envelopes that filter selects, by type. A dry run prints only these.
+func (a *operatorCommand) showScheduledCounts(ctx context.Context, filter admin.ScheduledFilter) error {
+	return show(ctx, a, func(ctx context.Context, operator admin.Operator) (scheduledGroups, error) {
+		return countScheduled(ctx, operator, filter)
 	}, writeScheduledGroups)
 }
 
-func writeScheduledGroups(w io.Writer, g scheduledGroups) {
-	if g.Count == 0 {
-		fmt.Fprintln(w, "no scheduled envelope matches")
+func writeScheduledGroups(out io.Writer, groups scheduledGroups) {
+	if groups.Count == 0 {
+		fmt.Fprintln(out, "no scheduled envelope matches")
 		return
 	}
 
-	writeTable(w, "COUNT\tTYPE\tEARLIEST\tLATEST", g.Groups, func(x admin.ScheduledGroup) cells {
-		return cells{formatThousands(x.Count), x.Type, formatLocal(&x.Earliest), formatLocal(&x.Latest)}
+	writeTable(out, "COUNT\tTYPE\tEARLIEST\tLATEST", groups.Groups, func(group admin.ScheduledGroup) cells {
+		return cells{formatThousands(group.Count), group.Type, formatLocal(&group.Earliest), formatLocal(&group.Latest)}
 	})
-	fmt.Fprintln(w, countNoun(g.Count, "scheduled envelope"))
+	fmt.Fprintln(out, countNoun(groups.Count, "scheduled envelope"))
 }
 
-func newScheduledSummaryCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newScheduledSummaryCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "summary [ID...]",
 		Short: "Count scheduled envelopes by type, with their earliest and latest due time",
 	}
 
-	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
+	action, filter := program.addReadFlags(cmd), addScheduledFilterFlags(cmd)
 	// Grouping reads all envelopes that match.
-	a.limit = 0
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		f.IDs = ids
-		return a.showScheduledCounts(c.Context(), *f)
+	action.limit = 0
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		filter.IDs = ids
+		return action.showScheduledCounts(cmd.Context(), *filter)
 	}
-	return c
+	return cmd
 }
 
 // cancelledScheduled is the output of `outrelay scheduled cancel --json`.
@@ -121,49 +121,49 @@ type cancelledScheduled struct {
 	Cancelled int64 `json:"cancelled"`
 }
 
-func newScheduledCancelCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newScheduledCancelCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "cancel [ID...]",
 		Short: "Cancel scheduled envelopes for good",
 		Long: `Remove the matching scheduled envelopes, unless a watcher has claimed them for sending. They will
 never be delivered. If both ids and flags are given, an envelope must match all of them.`,
 	}
 
-	a, f := p.addChangeFlags(c), addScheduledFilterFlags(c)
-	c.Flags().BoolVar(&f.All, "all", false, "all scheduled envelopes; required without another condition")
-	c.RunE = func(c *cobra.Command, ids []string) error {
-		f.IDs = ids
+	action, filter := program.addChangeFlags(cmd), addScheduledFilterFlags(cmd)
+	cmd.Flags().BoolVar(&filter.All, "all", false, "all scheduled envelopes; required without another condition")
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		filter.IDs = ids
 		// A mistyped flag must not cancel everything.
-		if f.Empty() && !f.All && !a.dryRun {
+		if filter.Empty() && !filter.All && !action.dryRun {
 			return errors.New("no envelopes selected; pass ids, flags or --all")
 		}
 
-		if a.dryRun {
-			return a.showScheduledCounts(c.Context(), *f)
+		if action.dryRun {
+			return action.showScheduledCounts(cmd.Context(), *filter)
 		}
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			return a.cancelScheduled(ctx, o, *f)
+		return action.withOperator(cmd.Context(), func(ctx context.Context, operator admin.Operator) error {
+			return action.cancelScheduled(ctx, operator, *filter)
 		})
 	}
-	return c
+	return cmd
 }
 
-// cancelScheduled counts the envelopes that f selects, asks for confirmation and cancels them.
-func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) error {
-	g, err := countScheduled(ctx, o, f)
+// cancelScheduled counts the envelopes that filter selects, asks for confirmation and cancels them.
+func (a *operatorCommand) cancelScheduled(ctx context.Context, operator admin.Operator, filter admin.ScheduledFilter) error {
+	groups, err := countScheduled(ctx, operator, filter)
 	if err != nil {
 		return err
 	}
 
 	var done cancelledScheduled
-	if g.Count > 0 {
-		action := "cancel " + countNoun(g.Count, "scheduled envelope") + ", which will never be delivered"
+	if groups.Count > 0 {
+		action := "cancel " + countNoun(groups.Count, "scheduled envelope") + ", which will never be delivered"
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
 
-		bar := a.startProgress("canceling", g.Count)
-		done.Cancelled, err = o.Schedule().Cancel(ctx, f, bar.setDone)
+		bar := a.startProgress("canceling", groups.Count)
+		done.Cancelled, err = operator.Schedule().Cancel(ctx, filter, bar.setDone)
 		bar.clear()
 		if err != nil {
 			return err
@@ -172,7 +172,7 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator,
 
 	text := "canceled " + countNoun(done.Cancelled, "scheduled envelope")
 	// Some ids may have become due between the count and the cancellation.
-	missing := int64(len(f.IDs)) - done.Cancelled
+	missing := int64(len(filter.IDs)) - done.Cancelled
 	if missing > 0 {
 		text += fmt.Sprintf("; %s of the ids are not scheduled, or are being sent already", formatThousands(missing))
 	}
@@ -183,10 +183,10 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator,
 	return err
 }
 
-func newScheduledRescheduleCommand(p *program) *cobra.Command {
+func newScheduledRescheduleCommand(program *program) *cobra.Command {
 	var collection string
 	var at time.Time
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "reschedule ID... --to TIME",
 		Short: "Change the due time of scheduled envelopes",
 		Long: `Change the due time of the scheduled envelopes with these ids, unless a watcher has claimed them for
@@ -194,38 +194,38 @@ sending. The exit code is 1 if one of them is not scheduled any more.`,
 		Args: minArgs(1),
 	}
 
-	a := p.addChangeFlags(c)
-	c.Flags().StringVar(&collection, "collection", "",
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().StringVar(&collection, "collection", "",
 		"the `outbox`, as database.collection; default: the outbox of the watcher that has the envelope")
-	addTimeFlag(c, &at, "to", "the new `time`, or so long from now, such as 2h; 0s is now", parseFutureTime)
-	c.RunE = func(c *cobra.Command, ids []string) error {
+	addTimeFlag(cmd, &at, "to", "the new `time`, or so long from now, such as 2h; 0s is now", parseFutureTime)
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
 		if at.IsZero() {
 			return errors.New("--to is missing: pass the new time, such as 2026-11-20T08:00:00Z or 2h")
 		}
 
-		f := admin.ScheduledFilter{Collection: collection, IDs: ids}
-		if a.dryRun {
-			return a.showScheduledCounts(c.Context(), f)
+		filter := admin.ScheduledFilter{Collection: collection, IDs: ids}
+		if action.dryRun {
+			return action.showScheduledCounts(cmd.Context(), filter)
 		}
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return action.withOperator(cmd.Context(), func(ctx context.Context, operator admin.Operator) error {
 			// Each id is moved on its own, so some may succeed and others not.
-			r, err := o.Schedule().Move(ctx, f, at)
+			rescheduled, err := operator.Schedule().Move(ctx, filter, at)
 			if err != nil {
 				return err
 			}
-			err = a.printResult(r, func(w io.Writer) {
-				for _, id := range r.NotScheduled {
-					fmt.Fprintf(w, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
+			err = action.printResult(rescheduled, func(out io.Writer) {
+				for _, id := range rescheduled.NotScheduled {
+					fmt.Fprintf(out, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
 				}
-				moved := countNoun(int64(len(r.Moved)), "scheduled envelope")
-				fmt.Fprintf(w, "moved %s to %s\n", moved, r.To.Format(time.RFC3339))
+				moved := countNoun(int64(len(rescheduled.Moved)), "scheduled envelope")
+				fmt.Fprintf(out, "moved %s to %s\n", moved, rescheduled.To.Format(time.RFC3339))
 			})
 
-			if err == nil && len(r.NotScheduled) > 0 {
+			if err == nil && len(rescheduled.NotScheduled) > 0 {
 				err = reportedError(exitConfig)
 			}
 			return err
 		})
 	}
-	return c
+	return cmd
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 )
 
-func newSchemaCommand(p *program) *cobra.Command {
+func newSchemaCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "schema",
 		Short: "Print the schema of the configuration file or of an envelope",
@@ -26,7 +26,7 @@ configuration.`,
 			Short: "Print the JSON Schema of the configuration file",
 			Args:  noArgs,
 			RunE: func(*cobra.Command, []string) error {
-				_, err := p.out.Write(config.Schema())
+				_, err := program.out.Write(config.Schema())
 				return err
 			},
 		},
@@ -36,7 +36,7 @@ configuration.`,
 			Long: `Print a JSON Schema (draft 2020-12) of an envelope in Extended JSON, for editors and for the tests of a
 service.`,
 			Args: noArgs,
-			RunE: func(*cobra.Command, []string) error { return printSchema(p.out, envelope.JSONSchema()) },
+			RunE: func(*cobra.Command, []string) error { return printSchema(program.out, envelope.JSONSchema()) },
 		},
 		&cobra.Command{
 			Use:   "validator",
@@ -48,13 +48,13 @@ relay would turn into a dead letter. It permits everything that the relay writes
     validator: EJSON.parse(fs.readFileSync("validator.json", "utf8")) })'`,
 			Args: noArgs,
 			RunE: func(*cobra.Command, []string) error {
-				return printSchema(p.out, bson.D{{Key: "$jsonSchema", Value: envelope.Validator()}})
+				return printSchema(program.out, bson.D{{Key: "$jsonSchema", Value: envelope.Validator()}})
 			},
 		})
 }
 
 // printSchema prints a document as JSON on several lines.
-func printSchema(w io.Writer, doc bson.D) error {
+func printSchema(writer io.Writer, doc bson.D) error {
 	text, err := bson.MarshalExtJSON(doc, false, false)
 	if err != nil {
 		return fmt.Errorf("encoding the schema: %w", err)
@@ -63,6 +63,6 @@ func printSchema(w io.Writer, doc bson.D) error {
 	if err := json.Indent(&out, text, "", "  "); err != nil {
 		return fmt.Errorf("indenting the schema: %w", err)
 	}
-	_, err = fmt.Fprintln(w, out.String())
+	_, err = fmt.Fprintln(writer, out.String())
 	return err
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/setup"
 )
 
-func newSetupCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newSetupCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "setup",
 		Short: "Create the state collections and indexes that a relay needs",
 		Long: `Create the collections of the state database with their indexes, and the indexes that the
@@ -24,40 +24,40 @@ statements for mongosh and changes nothing; then the exit code is 1 if something
 		Args: noArgs,
 	}
 
-	a := p.addChangeFlags(c)
-	a.creates = true
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, _, err := p.loadWithLogger()
+	action := program.addChangeFlags(cmd)
+	action.creates = true
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, _, err := program.loadWithLogger()
 		if err != nil {
 			return err
 		}
 		// Index builds may take long.
-		a.limit = 0
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			r, err := setup.Run(ctx, cfg, op.State.Client(), a.dryRun)
+		action.limit = 0
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
+			report, err := setup.Run(ctx, cfg, op.State.Client(), action.dryRun)
 			if err != nil {
 				return err
 			}
-			if err := a.printResult(r, func(w io.Writer) { writeSetup(w, r) }); err != nil {
+			if err := action.printResult(report, func(out io.Writer) { writeSetup(out, report) }); err != nil {
 				return err
 			}
-			if !r.OK() {
+			if !report.OK() {
 				return reportedError(exitConfig)
 			}
 			return nil
 		})
 	}
-	return c
+	return cmd
 }
 
-func writeSetup(w io.Writer, r setup.Report) {
-	for _, s := range r.Created {
-		fmt.Fprintln(w, s)
+func writeSetup(out io.Writer, report setup.Report) {
+	for _, s := range report.Created {
+		fmt.Fprintln(out, s)
 	}
-	for _, text := range r.Refused {
-		fmt.Fprintln(w, "not created: "+text)
+	for _, text := range report.Refused {
+		fmt.Fprintln(out, "not created: "+text)
 	}
-	if r.OK() {
-		fmt.Fprintln(w, "everything exists")
+	if report.OK() {
+		fmt.Fprintln(out, "everything exists")
 	}
 }

@@ -39,7 +39,7 @@ func (p *program) awaitSignals(received <-chan os.Signal, done <-chan struct{}, 
 	stopping := false
 	for {
 		select {
-		case s := <-received:
+		case signal := <-received:
 			if stopping {
 				fmt.Fprintln(p.errOut, "outrelay: second signal, stopping at once")
 				p.runHardStops()
@@ -48,7 +48,7 @@ func (p *program) awaitSignals(received <-chan os.Signal, done <-chan struct{}, 
 			}
 
 			stopping = true
-			cancel(errInterrupted{s})
+			cancel(errInterrupted{signal})
 
 		case <-done:
 			return
@@ -56,12 +56,12 @@ func (p *program) awaitSignals(received <-chan os.Signal, done <-chan struct{}, 
 	}
 }
 
-// onHardStop registers f, for example to stop a server that the command has started. The functions run
-// in reverse order before the process ends at once, so f must be quick.
-func (p *program) onHardStop(f func()) {
+// onHardStop registers callback, for example to stop a server that the command has started. The functions run
+// in reverse order before the process ends at once, so callback must be quick.
+func (p *program) onHardStop(callback func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.hardStops = append(p.hardStops, f)
+	p.hardStops = append(p.hardStops, callback)
 }
 
 func (p *program) runHardStops() {

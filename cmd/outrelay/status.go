@@ -32,10 +32,10 @@ type statusReport struct {
 	CountsProblem string `json:"counts_problem,omitempty"`
 }
 
-func newStatusCommand(p *program) *cobra.Command {
+func newStatusCommand(program *program) *cobra.Command {
 	var follow, check bool
 	var every time.Duration
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the owner, lag and waiting events of each watcher",
 		Long: `Show each slot of each watcher in the state database: owner, epoch, lag, rate and the topics whose
@@ -48,39 +48,39 @@ check fails.`,
 		Args: noArgs,
 	}
 
-	a := p.addReadFlags(c)
+	action := program.addReadFlags(cmd)
 	// Each read of a status that is followed has its own limit.
-	a.limit = 0
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "update the status until Ctrl-C")
-	c.Flags().DurationVar(&every, "every", time.Second, "interval between two updates of --follow")
-	c.Flags().BoolVar(&check, "check", false, "exit with 1 if a check fails")
-	c.MarkFlagsMutuallyExclusive("follow", "check")
+	action.limit = 0
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "update the status until Ctrl-C")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "interval between two updates of --follow")
+	cmd.Flags().BoolVar(&check, "check", false, "exit with 1 if a check fails")
+	cmd.MarkFlagsMutuallyExclusive("follow", "check")
 
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if every < minFollowInterval {
 			return fmt.Errorf("--every must be at least %s", minFollowInterval)
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
 			if follow {
-				return a.followStatus(ctx, op, every)
+				return action.followStatus(ctx, op, every)
 			}
 
-			s, err := readStatus(ctx, op)
+			report, err := readStatus(ctx, op)
 			if err != nil {
 				return err
 			}
-			if err := a.printResult(s, s.writeStatus); err != nil {
+			if err := action.printResult(report, report.writeStatus); err != nil {
 				return err
 			}
 
-			if check && s.hasFailedCheck() {
+			if check && report.hasFailedCheck() {
 				return reportedError(exitConfig)
 			}
 			return nil
 		})
 	}
-	return c
+	return cmd
 }
 
 // readStatus reads the overview. If that takes too long or a privilege is missing, readStatus returns
@@ -92,19 +92,19 @@ func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 	// The counts get a shorter limit, so that there is time for the documents after it.
 	countCtx, stop := context.WithTimeout(ctx, countTimeout)
 	defer stop()
-	o, err := op.Overview(countCtx)
+	overview, err := op.Overview(countCtx)
 	if err == nil {
-		return statusReport{Overview: o}, nil
+		return statusReport{Overview: overview}, nil
 	}
 
 	problem := err.Error()
 	if errors.Is(err, context.DeadlineExceeded) {
 		problem = fmt.Sprintf("counting took longer than %s", countTimeout)
 	}
-	if o, err = op.OverviewWithoutCounts(ctx, problem); err != nil {
+	if overview, err = op.OverviewWithoutCounts(ctx, problem); err != nil {
 		return statusReport{}, err
 	}
-	return statusReport{CountsProblem: problem, Overview: o}, nil
+	return statusReport{CountsProblem: problem, Overview: overview}, nil
 }
 
 func (s statusReport) hasFailedCheck() bool {
@@ -119,93 +119,93 @@ func (s statusReport) hasFailedCheck() bool {
 const noWatcher = "no watcher has run with this state database yet"
 
 // writeStatus writes the status for people.
-func (s statusReport) writeStatus(w io.Writer) {
+func (s statusReport) writeStatus(out io.Writer) {
 	if len(s.Slots) == 0 {
-		fmt.Fprintln(w, noWatcher)
-		s.writeChecks(w)
+		fmt.Fprintln(out, noWatcher)
+		s.writeChecks(out)
 		return
 	}
 
 	head := "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED"
-	writeTable(w, head, s.Slots, func(x admin.SlotStatus) cells {
+	writeTable(out, head, s.Slots, func(slot admin.SlotStatus) cells {
 		return cells{
-			x.Name, x.Slot, ownerNode(&x), x.Epoch, fmt.Sprintf("%+.1f s", float64(x.ExpiresInMS)/1000), x.State,
-			fmt.Sprintf("%.2f s", x.LagS), fmt.Sprintf("%.0f/s", x.Rate), fmt.Sprintf("%.1f s", x.TokenAgeS), x.Unresolved,
+			slot.Name, slot.Slot, ownerNode(&slot), slot.Epoch, fmt.Sprintf("%+.1f s", float64(slot.ExpiresInMS)/1000), slot.State,
+			fmt.Sprintf("%.2f s", slot.LagS), fmt.Sprintf("%.0f/s", slot.Rate), fmt.Sprintf("%.1f s", slot.TokenAgeS), slot.Unresolved,
 		}
 	})
 	for _, x := range s.Slots {
-		writeSlotDetails(w, &x)
+		writeSlotDetails(out, &x)
 	}
 
 	if s.CountsProblem == "" {
-		s.writeCounts(w)
+		s.writeCounts(out)
 	}
-	s.writeChecks(w)
+	s.writeChecks(out)
 }
 
 // ownerNode returns the node that owns the slot, or "-".
-func ownerNode(x *admin.SlotStatus) string {
-	if x.Owner == "" {
+func ownerNode(slot *admin.SlotStatus) string {
+	if slot.Owner == "" {
 		return "-"
 	}
-	return x.Node
+	return slot.Node
 }
 
 // writeSlotDetails writes the reason for the state of a slot, the orders of operators and the topics
 // whose events wait.
-func writeSlotDetails(w io.Writer, x *admin.SlotStatus) {
-	slot := sanitizeLine(x.Name + "/" + x.Slot)
-	if x.Reason != "" {
-		fmt.Fprintf(w, "%s: %s\n", slot, sanitizeLine(x.Reason))
+func writeSlotDetails(out io.Writer, status *admin.SlotStatus) {
+	slot := sanitizeLine(status.Name + "/" + status.Slot)
+	if status.Reason != "" {
+		fmt.Fprintf(out, "%s: %s\n", slot, sanitizeLine(status.Reason))
 	}
-	for _, p := range x.Problems {
-		fmt.Fprintf(w, "%s: problem of %s for %s: %s\n", slot, p.Part, formatAge(p.ForS), sanitizeLine(p.Text))
+	for _, p := range status.Problems {
+		fmt.Fprintf(out, "%s: problem of %s for %s: %s\n", slot, p.Part, formatAge(p.ForS), sanitizeLine(p.Text))
 	}
-	if x.Pin != "" {
-		fmt.Fprintf(w, "%s: pinned to node %s\n", slot, sanitizeLine(x.Pin))
+	if status.Pin != "" {
+		fmt.Fprintf(out, "%s: pinned to node %s\n", slot, sanitizeLine(status.Pin))
 	}
-	if x.StepDownUntil != nil {
-		fmt.Fprintf(w, "%s: node %s does not take over until %s\n",
-			slot, sanitizeLine(x.Node), x.StepDownUntil.Local().Format(time.TimeOnly))
+	if status.StepDownUntil != nil {
+		fmt.Fprintf(out, "%s: node %s does not take over until %s\n",
+			slot, sanitizeLine(status.Node), status.StepDownUntil.Local().Format(time.TimeOnly))
 	}
-	if x.Gap != "" {
-		fmt.Fprintf(w, "%s: a gap is being swept: %s\n", slot, sanitizeLine(x.Gap))
+	if status.Gap != "" {
+		fmt.Fprintf(out, "%s: a gap is being swept: %s\n", slot, sanitizeLine(status.Gap))
 	}
 
-	for _, b := range x.Unwritable {
+	for _, b := range status.Unwritable {
 		verb := "waits"
 		if b.Parked {
 			verb = "is parked"
 		}
-		fmt.Fprintf(w, "%s: topic %q %s since %s with %d envelopes: %s\n",
+		fmt.Fprintf(out, "%s: topic %q %s since %s with %d envelopes: %s\n",
 			slot, b.Topic, verb, b.Since.Local().Format(time.TimeOnly), b.Count, sanitizeLine(b.Reason))
 	}
 }
 
-func (s statusReport) writeCounts(w io.Writer) {
-	c := s.Counts
+func (s statusReport) writeCounts(out io.Writer) {
+	counts := s.Counts
 	stale := 0
 	for _, n := range s.Nodes {
 		if n.Stale {
 			stale++
 		}
 	}
-	fmt.Fprintf(w, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s · %s, %d stale\n",
-		s.Watcher, formatAge(s.LagS), formatThousands(c.Waiting()), formatAge(s.OldestS), formatThousands(c.Retry),
-		formatThousands(c.Blocked), countNoun(c.BlockedKeys, "key"), formatThousands(c.Parked),
-		formatThousands(c.Scheduled), formatThousands(c.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
+	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s · %s, %d stale\n",
+		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
+		formatThousands(counts.Blocked), countNoun(counts.BlockedKeys, "key"), formatThousands(counts.Parked),
+		formatThousands(counts.Scheduled), formatThousands(counts.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
 
 	if len(s.WaitingTopics) == 0 {
 		return
 	}
-	writeTable(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", s.WaitingTopics, func(p admin.WaitingTopic) cells {
+	writeTable(out, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", s.WaitingTopics, func(topic admin.WaitingTopic) cells {
 		why := ""
-		if p.Target != nil {
-			why = p.Target.Reason
+		if topic.Target != nil {
+			why = topic.Target.Reason
 		}
 		return cells{
-			p.Topic, formatAge(p.OldestAgeS), formatThousands(p.Retry), formatThousands(p.Blocked), formatThousands(p.Parked),
-			formatThousands(p.Keys), why,
+			topic.Topic, formatAge(topic.OldestAgeS), formatThousands(topic.Retry), formatThousands(topic.Blocked), formatThousands(topic.Parked),
+			formatThousands(topic.Keys), why,
 		}
 	})
 }
@@ -222,7 +222,7 @@ func formatAge(seconds float64) string {
 }
 
 // writeChecks writes each check that is not ok, with its fix.
-func (s statusReport) writeChecks(w io.Writer) {
+func (s statusReport) writeChecks(out io.Writer) {
 	good := 0
 	for _, c := range s.Checks {
 		if c.Status == admin.CheckOK {
@@ -234,35 +234,35 @@ func (s statusReport) writeChecks(w io.Writer) {
 		if c.Fix != "" {
 			fix = "; " + c.Fix
 		}
-		fmt.Fprintf(w, "%s %s: %s%s\n", strings.ToUpper(c.Status), sanitizeLine(c.ID), sanitizeLine(c.Detail), sanitizeLine(fix))
+		fmt.Fprintf(out, "%s %s: %s%s\n", strings.ToUpper(c.Status), sanitizeLine(c.ID), sanitizeLine(c.Detail), sanitizeLine(fix))
 	}
 
-	fmt.Fprintf(w, "checks: %d of %d ok\n", good, len(s.Checks))
+	fmt.Fprintf(out, "checks: %d of %d ok\n", good, len(s.Checks))
 }
 
 // followStatus shows the status until ctx ends. A server that does not answer does not end it:
 // followStatus shows the error and tries again.
 func (a *operatorCommand) followStatus(ctx context.Context, op admin.Operator, every time.Duration) error {
-	f, onTerminal := &screen{out: a.p.out}, isTerminal(a.p.out)
+	screen, onTerminal := &screen{out: a.p.out}, isTerminal(a.p.out)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 
 	for {
-		s, err := readStatus(ctx, op)
+		report, err := readStatus(ctx, op)
 		if ctx.Err() != nil {
 			return nil
 		}
 
 		switch {
 		case a.json && err == nil:
-			err = json.NewEncoder(a.p.out).Encode(s)
+			err = json.NewEncoder(a.p.out).Encode(report)
 		case err != nil && (a.json || !onTerminal):
 			fmt.Fprintln(a.p.errOut, sanitizeLine(classifyError(err).Error()))
 			err = nil
 		case onTerminal:
-			err = f.drawFrame(s.formatFrame(classifyError(err)))
+			err = screen.drawFrame(report.formatFrame(classifyError(err)))
 		default:
-			err = a.p.printText(s.writeLines)
+			err = a.p.printText(report.writeLines)
 		}
 		if err != nil {
 			return err
@@ -278,31 +278,31 @@ func (a *operatorCommand) followStatus(ctx context.Context, op admin.Operator, e
 
 // formatFrame returns one frame of --follow: the status, or the problem if there is one.
 func (s statusReport) formatFrame(problem error) string {
-	var w strings.Builder
-	fmt.Fprintf(&w, "outrelay status · %s · Ctrl-C to stop\n\n", time.Now().Format(time.TimeOnly))
+	var builder strings.Builder
+	fmt.Fprintf(&builder, "outrelay status · %s · Ctrl-C to stop\n\n", time.Now().Format(time.TimeOnly))
 	if problem != nil {
-		fmt.Fprintln(&w, sanitizeLine(problem.Error()))
+		fmt.Fprintln(&builder, sanitizeLine(problem.Error()))
 	} else {
-		s.writeStatus(&w)
+		s.writeStatus(&builder)
 	}
-	return w.String()
+	return builder.String()
 }
 
 // writeLines writes one line for each slot, for --follow without a terminal.
-func (s statusReport) writeLines(w io.Writer) {
+func (s statusReport) writeLines(out io.Writer) {
 	at := s.At.Local().Format(time.TimeOnly)
 	if len(s.Slots) == 0 {
-		fmt.Fprintln(w, at, noWatcher)
+		fmt.Fprintln(out, at, noWatcher)
 	}
 
 	for i := range s.Slots {
-		x := &s.Slots[i]
+		slot := &s.Slots[i]
 		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%.2fs rate=%.0f/s",
-			at, x.Name, x.Slot, ownerNode(x), x.Epoch, x.State, x.LagS, x.Rate)
-		if x.Name == s.Watcher && s.CountsProblem == "" {
+			at, slot.Name, slot.Slot, ownerNode(slot), slot.Epoch, slot.State, slot.LagS, slot.Rate)
+		if slot.Name == s.Watcher && s.CountsProblem == "" {
 			line += fmt.Sprintf(" waiting=%d scheduled=%d dead=%d", s.Counts.Waiting(), s.Counts.Scheduled, s.Counts.Dead)
 		}
-		fmt.Fprintln(w, sanitizeLine(line))
+		fmt.Fprintln(out, sanitizeLine(line))
 	}
 }
 
@@ -322,18 +322,18 @@ func (f *screen) drawFrame(text string) error {
 		clearToScreenEnd = "\x1b[J"
 	)
 
-	var b bytes.Buffer
+	var buffer bytes.Buffer
 	if !f.drawn {
-		b.WriteString(clearScreen)
+		buffer.WriteString(clearScreen)
 	}
 	f.drawn = true
-	b.WriteString(moveHome)
+	buffer.WriteString(moveHome)
 
 	// Without this, the end of a longer line of the previous frame would remain.
-	b.WriteString(strings.ReplaceAll(text, "\n", clearToLineEnd+"\n"))
-	b.WriteString(clearToScreenEnd)
+	buffer.WriteString(strings.ReplaceAll(text, "\n", clearToLineEnd+"\n"))
+	buffer.WriteString(clearToScreenEnd)
 
-	if _, err := f.out.Write(b.Bytes()); err != nil {
+	if _, err := f.out.Write(buffer.Bytes()); err != nil {
 		return fmt.Errorf("drawing: %w", err)
 	}
 	return nil

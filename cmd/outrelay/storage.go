@@ -12,32 +12,32 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newStorageCommand(p *program) *cobra.Command {
+func newStorageCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "storage",
 		Short: "Count the documents of the watcher, or clear collections",
-	}, newStorageCountsCommand(p), newStorageClearCommand(p))
+	}, newStorageCountsCommand(program), newStorageClearCommand(program))
 }
 
-func newStorageCountsCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newStorageCountsCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "counts",
 		Short: "Count envelopes by state, dead letters, inbox marks and sagas",
 		Args:  noArgs,
 	}
 
-	a := p.addReadFlags(c)
+	action := program.addReadFlags(cmd)
 	// It reads every envelope that waits.
-	a.limit = 0
-	setShow(c, a, func(ctx context.Context, op admin.Operator, _ []string) (admin.Counts, error) {
-		o, err := op.Overview(ctx)
-		return o.Counts, err
+	action.limit = 0
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, _ []string) (admin.Counts, error) {
+		overview, err := op.Overview(ctx)
+		return overview.Counts, err
 	}, writeStorageCounts)
-	return c
+	return cmd
 }
 
-func writeStorageCounts(w io.Writer, n admin.Counts) {
-	writeTable(w, "WHAT\tCOUNT", []cells{
+func writeStorageCounts(out io.Writer, n admin.Counts) {
+	writeTable(out, "WHAT\tCOUNT", []cells{
 		{"envelopes, including delivered ones that are still kept", n.Envelopes},
 		{"waiting for a retry", n.Retry},
 		{"blocked by an earlier envelope of the key", n.Blocked},
@@ -52,9 +52,9 @@ func writeStorageCounts(w io.Writer, n admin.Counts) {
 	}, func(row cells) cells { return cells{row[0], formatThousands(row[1].(int64))} })
 }
 
-func newStorageClearCommand(p *program) *cobra.Command {
+func newStorageClearCommand(program *program) *cobra.Command {
 	order := &admin.ClearOrder{}
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "clear WHAT...",
 		Short: "Remove all documents for good: " + strings.Join(admin.Clearable(), ", "),
 		Long: `Remove all documents of the named kinds for good: envelopes (outboxes), dead (letters), inbox,
@@ -71,18 +71,18 @@ sent when a relay continues.`,
 	}
 
 	// --yes is not enough for this command, so the help does not show it. addChangeFlags defines it.
-	a := p.addChangeFlags(c)
-	if err := c.Flags().MarkHidden("yes"); err != nil {
+	command := program.addChangeFlags(cmd)
+	if err := cmd.Flags().MarkHidden("yes"); err != nil {
 		panic("outrelay: " + err.Error())
 	}
-	c.Flags().StringVar(&order.Collection, "collection", "",
+	cmd.Flags().StringVar(&order.Collection, "collection", "",
 		"only this `outbox`, as database.collection, and the services of its database")
-	c.Flags().StringVar(&order.Confirm, "confirm", "", "the `words` to type for confirmation")
-	c.Flags().BoolVar(&order.Force, "force", false, "clear even while a relay runs for the watcher")
+	cmd.Flags().StringVar(&order.Confirm, "confirm", "", "the `words` to type for confirmation")
+	cmd.Flags().BoolVar(&order.Force, "force", false, "clear even while a relay runs for the watcher")
 
-	c.RunE = func(c *cobra.Command, args []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		order.What = args
-		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return command.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
 			// The first call counts, and returns the words that confirm the order.
 			order.DryRun = true
 			out, err := op.Clear(ctx, *order)
@@ -90,10 +90,10 @@ sent when a relay continues.`,
 				return err
 			}
 
-			if !a.dryRun {
+			if !command.dryRun {
 				if order.Confirm == "" {
 					action := "remove " + countNoun(out.Found, "document") + " for good"
-					if order.Confirm, err = a.askForWords(ctx, action, out.Confirm); err != nil {
+					if order.Confirm, err = command.askForWords(ctx, action, out.Confirm); err != nil {
 						return err
 					}
 				}
@@ -107,10 +107,10 @@ sent when a relay continues.`,
 			if err != nil {
 				return err
 			}
-			return a.printResult(out, func(w io.Writer) { writeCleared(w, out) })
+			return command.printResult(out, func(writer io.Writer) { writeCleared(writer, out) })
 		})
 	}
-	return c
+	return cmd
 }
 
 // askForWords asks the user to type words to confirm an irreversible action, and returns the typed
@@ -125,14 +125,14 @@ func (a *operatorCommand) askForWords(ctx context.Context, action, words string)
 	return strings.TrimSpace(line), err
 }
 
-func writeCleared(w io.Writer, c admin.Cleared) {
-	writeTable(w, "WHAT\tCOLLECTION\tFOUND\tREMOVED", c.Collections, func(x admin.ClearedCollection) cells {
-		return cells{x.What, x.Collection, formatThousands(x.Found), formatThousands(x.Removed)}
+func writeCleared(out io.Writer, cleared admin.Cleared) {
+	writeTable(out, "WHAT\tCOLLECTION\tFOUND\tREMOVED", cleared.Collections, func(collection admin.ClearedCollection) cells {
+		return cells{collection.What, collection.Collection, formatThousands(collection.Found), formatThousands(collection.Removed)}
 	})
 
-	if c.DryRun {
-		fmt.Fprintf(w, "would remove %s; to confirm, type: %s\n", countNoun(c.Found, "document"), c.Confirm)
+	if cleared.DryRun {
+		fmt.Fprintf(out, "would remove %s; to confirm, type: %s\n", countNoun(cleared.Found, "document"), cleared.Confirm)
 		return
 	}
-	fmt.Fprintln(w, "removed "+countNoun(c.Removed, "document"))
+	fmt.Fprintln(out, "removed "+countNoun(cleared.Removed, "document"))
 }

@@ -16,9 +16,9 @@ type timeValue struct {
 
 // addTimeFlag adds a flag for a time. parse is a function of this file. "" is the zero time.
 func addTimeFlag(
-	c *cobra.Command, at *time.Time, name, usage string, parse func(text string, now time.Time) (time.Time, error),
+	cmd *cobra.Command, value *time.Time, name, usage string, parse func(text string, now time.Time) (time.Time, error),
 ) {
-	c.Flags().Var(timeValue{at, parse}, name, usage)
+	cmd.Flags().Var(timeValue{value, parse}, name, usage)
 }
 
 func (v timeValue) String() string {
@@ -44,8 +44,8 @@ func parsePastTime(text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
 	}
-	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+		return now.Add(-ago), nil
 	}
 
 	for _, layout := range append(zonedLayouts, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateOnly) {
@@ -76,8 +76,8 @@ func parseZonedPastTime(text string, now time.Time) (time.Time, error) {
 
 // parseFutureTime parses a time, or a duration such as 2h from now. A time without a zone is in UTC.
 func parseFutureTime(text string, now time.Time) (time.Time, error) {
-	if d, err := time.ParseDuration(text); err == nil {
-		return now.Add(d), nil
+	if wait, err := time.ParseDuration(text); err == nil {
+		return now.Add(wait), nil
 	}
 	return parsePastTime(text, now)
 }

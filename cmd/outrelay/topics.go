@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newTopicsCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newTopicsCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "topics",
 		Short: "Show rate, latency, last record, waiting events and dead letters by topic",
 		Long: `Show the topics of the watcher: records per second, the time from the commit in MongoDB to the ack of
@@ -26,38 +26,38 @@ before others. The command reads only MongoDB.`,
 		Args: noArgs,
 	}
 
-	a := p.addReadFlags(c)
-	setShow(c, a, func(ctx context.Context, op admin.Operator, _ []string) (admin.TopicList, error) {
+	action := program.addReadFlags(cmd)
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, _ []string) (admin.TopicList, error) {
 		return op.Activity().Topics(ctx)
 	}, writeTopics)
-	c.AddCommand(newTopicsRecentCommand(p))
-	return c
+	cmd.AddCommand(newTopicsRecentCommand(program))
+	return cmd
 }
 
-func writeTopics(w io.Writer, list admin.TopicList) {
+func writeTopics(out io.Writer, list admin.TopicList) {
 	head := "TOPIC\tRATE\tBYTES\tP50\tP99\tLAST\tPLACE\tWAITING\tDEAD\tHANDLERS\tWHY"
-	writeList(w, "no topic has had a record, a waiting event or a dead letter yet", head, list.Topics, func(t admin.TopicFigures) cells {
+	writeList(out, "no topic has had a record, a waiting event or a dead letter yet", head, list.Topics, func(figures admin.TopicFigures) cells {
 		last, place, why := "-", "-", ""
-		if t.LastAt != nil {
-			last = formatAge(time.Since(*t.LastAt).Seconds()) + " ago"
-			place = formatPlace(t.LastPartition, t.LastOffset)
+		if figures.LastAt != nil {
+			last = formatAge(time.Since(*figures.LastAt).Seconds()) + " ago"
+			place = formatPlace(figures.LastPartition, figures.LastOffset)
 		}
-		if t.Target != nil {
-			why = t.Target.Reason
+		if figures.Target != nil {
+			why = figures.Target.Reason
 		}
 		// Dead letters without a topic failed before routing.
 		return cells{
-			cmp.Or(t.Topic, "(none)"), fmt.Sprintf("%.1f/s", t.Rate), fmt.Sprintf("%.1f KiB/s", t.BytesRate/1024),
-			formatLatency(&t.P50MS), formatLatency(&t.P99MS), last, place,
-			formatThousands(t.Waiting), formatThousands(t.Dead), formatThousands(t.HandlerDead), why,
+			cmp.Or(figures.Topic, "(none)"), fmt.Sprintf("%.1f/s", figures.Rate), fmt.Sprintf("%.1f KiB/s", figures.BytesRate/1024),
+			formatLatency(&figures.P50MS), formatLatency(&figures.P99MS), last, place,
+			formatThousands(figures.Waiting), formatThousands(figures.Dead), formatThousands(figures.HandlerDead), why,
 		}
 	})
 
 	if list.Others.Topics > 0 {
-		fmt.Fprintf(w, "%d more topics, %.1f/s\n", list.Others.Topics, list.Others.Rate)
+		fmt.Fprintf(out, "%d more topics, %.1f/s\n", list.Others.Topics, list.Others.Rate)
 	}
 	if list.LettersMore {
-		fmt.Fprintln(w, "a collection has more than 10,000 dead letters; the others are not counted here")
+		fmt.Fprintln(out, "a collection has more than 10,000 dead letters; the others are not counted here")
 	}
 }
 
@@ -77,9 +77,9 @@ func formatLatency(ms *float64) string {
 	return formatAge(*ms / 1000)
 }
 
-func newTopicsRecentCommand(p *program) *cobra.Command {
+func newTopicsRecentCommand(program *program) *cobra.Command {
 	var topic string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "recent",
 		Short: "List a sample of the last delivered events with their places in Kafka",
 		Long: `List the last delivered events, newest first: id, type, key, topic, partition, offset, and the time
@@ -89,24 +89,24 @@ busy one. outrelay lookup ID shows everything else about an event.`,
 		Args: noArgs,
 	}
 
-	a := p.addReadFlags(c)
-	c.Flags().StringVar(&topic, "topic", "", "only this `topic`")
-	setShow(c, a, func(ctx context.Context, op admin.Operator, _ []string) (admin.RecentEvents, error) {
+	action := program.addReadFlags(cmd)
+	cmd.Flags().StringVar(&topic, "topic", "", "only this `topic`")
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, _ []string) (admin.RecentEvents, error) {
 		return op.Activity().Recent(ctx, topic)
 	}, writeRecent)
-	return c
+	return cmd
 }
 
-func writeRecent(w io.Writer, list admin.RecentEvents) {
+func writeRecent(out io.Writer, list admin.RecentEvents) {
 	head := "ACKED\tID\tTYPE\tKEY\tTOPIC\tPLACE\tCOMMITTED\tLATENCY"
-	writeList(w, "no delivered event is known", head, list.Events, func(e admin.RecentEvent) cells {
+	writeList(out, "no delivered event is known", head, list.Events, func(event admin.RecentEvent) cells {
 		committed := "-"
-		if !e.CommittedAt.IsZero() {
-			committed = e.CommittedAt.Local().Format(clockWithMillis)
+		if !event.CommittedAt.IsZero() {
+			committed = event.CommittedAt.Local().Format(clockWithMillis)
 		}
 		return cells{
-			e.AckedAt.Local().Format(clockWithMillis), quoteArgument(e.ID), e.Type, e.Key, e.Topic,
-			formatPlace(e.Partition, e.Offset), committed, formatLatency(e.LatencyMS),
+			event.AckedAt.Local().Format(clockWithMillis), quoteArgument(event.ID), event.Type, event.Key, event.Topic,
+			formatPlace(event.Partition, event.Offset), committed, formatLatency(event.LatencyMS),
 		}
 	})
 }

@@ -18,48 +18,48 @@ type validation struct {
 	Warnings []string         `json:"warnings"`
 }
 
-func newValidateCommand(p *program) *cobra.Command {
+func newValidateCommand(program *program) *cobra.Command {
 	var asJSON bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "validate",
 		Short: "Check the configuration and list every problem; connects to nothing",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			// Only problems of the configuration are a result. An unreadable file is an error.
-			_, warnings, err := p.loadConfig()
+			_, warnings, err := program.loadConfig()
 			var bad *config.Problems
 			if err != nil && !errors.As(err, &bad) {
 				return err
 			}
 
 			// Empty lists, not nil, so that they are [] in JSON.
-			v := validation{OK: err == nil, Problems: []config.Problem{}, Warnings: append([]string{}, warnings...)}
+			validation := validation{OK: err == nil, Problems: []config.Problem{}, Warnings: append([]string{}, warnings...)}
 			if bad != nil {
-				v.Problems = bad.List
+				validation.Problems = bad.List
 			}
-			return p.printValidation(v, asJSON)
+			return program.printValidation(validation, asJSON)
 		},
 	}
 
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	return c
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
 }
 
-// printValidation prints v. It returns a reportedError if the configuration is invalid.
-func (p *program) printValidation(v validation, asJSON bool) error {
+// printValidation prints validation. It returns a reportedError if the configuration is invalid.
+func (p *program) printValidation(validation validation, asJSON bool) error {
 	if asJSON {
-		if err := printJSON(p.out, v); err != nil {
+		if err := printJSON(p.out, validation); err != nil {
 			return err
 		}
 	} else {
-		for _, w := range v.Warnings {
+		for _, w := range validation.Warnings {
 			fmt.Fprintln(p.out, "warning: "+w)
 		}
-		for _, problem := range v.Problems {
+		for _, problem := range validation.Problems {
 			fmt.Fprintln(p.out, problem)
 		}
 
-		switch n := len(v.Problems); n {
+		switch n := len(validation.Problems); n {
 		case 0:
 			fmt.Fprintln(p.out, "ok")
 		case 1:
@@ -69,15 +69,15 @@ func (p *program) printValidation(v validation, asJSON bool) error {
 		}
 	}
 
-	if !v.OK {
+	if !validation.OK {
 		return reportedError(exitConfig)
 	}
 	return nil
 }
 
-// printJSON writes v as one indented JSON document.
-func printJSON(w io.Writer, v any) error {
-	if err := admin.WriteJSON(w, v, "  "); err != nil {
+// printJSON writes value as one indented JSON document.
+func printJSON(out io.Writer, value any) error {
+	if err := admin.WriteJSON(out, value, "  "); err != nil {
 		return fmt.Errorf("writing JSON: %w", err)
 	}
 	return nil

@@ -35,7 +35,7 @@ func (b build) String() string {
 }
 
 func thisBuild() build {
-	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	build := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 
 	// A build without a version control system has no settings.
 	info, ok := debug.ReadBuildInfo()
@@ -43,29 +43,29 @@ func thisBuild() build {
 		for _, s := range info.Settings {
 			switch s.Key {
 			case "vcs.revision":
-				b.Commit = s.Value
+				build.Commit = s.Value
 			case "vcs.time":
-				b.Time = s.Value
+				build.Time = s.Value
 			case "vcs.modified":
-				b.Modified = s.Value == "true"
+				build.Modified = s.Value == "true"
 			}
 		}
 		// A module has the version v1.2.3, and a release 1.2.3.
-		if b.Version == "" && info.Main.Version != "(devel)" {
-			b.Version = strings.TrimPrefix(info.Main.Version, "v")
+		if build.Version == "" && info.Main.Version != "(devel)" {
+			build.Version = strings.TrimPrefix(info.Main.Version, "v")
 		}
 	}
 
-	if b.Version == "" {
-		b.Version = "dev"
+	if build.Version == "" {
+		build.Version = "dev"
 	}
-	return b
+	return build
 }
 
-func newVersionCommand(p *program) *cobra.Command {
+func newVersionCommand(program *program) *cobra.Command {
 	var asJSON, sbom bool
 	var of string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version, and with --sbom the modules of this program",
 		Long: `Print the version of this program. --sbom prints a CycloneDX document with the version and hash of
@@ -74,7 +74,7 @@ not a source tree. With --of it describes another program of the same version, f
 another system.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			b := thisBuild()
+			build := thisBuild()
 			if of != "" && !sbom {
 				return errors.New("--of needs --sbom")
 			}
@@ -83,21 +83,21 @@ another system.`,
 				if err != nil {
 					return err
 				}
-				return printJSON(p.out, newBill(b, info))
+				return printJSON(program.out, newBill(build, info))
 			}
 			if asJSON {
-				return printJSON(p.out, b)
+				return printJSON(program.out, build)
 			}
 
-			_, err := fmt.Fprint(p.out, b)
+			_, err := fmt.Fprint(program.out, build)
 			return err
 		},
 	}
 
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	c.Flags().BoolVar(&sbom, "sbom", false, "print the modules of this program as CycloneDX JSON")
-	c.Flags().StringVar(&of, "of", "", "with --sbom, print the modules of the program in this `file`")
-	return c
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&sbom, "sbom", false, "print the modules of this program as CycloneDX JSON")
+	cmd.Flags().StringVar(&of, "of", "", "with --sbom, print the modules of the program in this `file`")
+	return cmd
 }
 
 // readModules returns the modules of the program in file, or of this program without a file.

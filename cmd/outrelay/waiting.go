@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newWaitingCommand(p *program) *cobra.Command {
+func newWaitingCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "waiting",
 		Short: "Count and list the envelopes that wait",
@@ -17,12 +17,12 @@ func newWaitingCommand(p *program) *cobra.Command {
 written, waits for a retry because Kafka rejected its record, or is blocked by an earlier envelope of
 its key. A scheduled envelope that is due, and one that was requeued or replayed, is queued until it
 is sent. These commands show how many envelopes wait, since when, and which ones.`,
-	}, newWaitingListCommand(p), newWaitingSummaryCommand(p))
+	}, newWaitingListCommand(program), newWaitingSummaryCommand(program))
 }
 
-func newWaitingSummaryCommand(p *program) *cobra.Command {
+func newWaitingSummaryCommand(program *program) *cobra.Command {
 	var collection string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "summary",
 		Short: "Count waiting envelopes and dead letters by collection, reason and topic",
 		Long: `Count the waiting and scheduled envelopes, and the dead letters that were not requeued, by collection,
@@ -30,14 +30,14 @@ reason and topic.`,
 		Args: noArgs,
 	}
 
-	a := p.addReadFlags(c)
+	action := program.addReadFlags(cmd)
 	// It reads every envelope that waits.
-	a.limit = 0
-	addCollectionFlag(c, &collection)
-	setList(c, a, waitingGroups, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingGroup, error) {
+	action.limit = 0
+	addCollectionFlag(cmd, &collection)
+	setList(cmd, action, waitingGroups, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingGroup, error) {
 		return op.Waiting().Summary(ctx, collection)
 	})
-	return c
+	return cmd
 }
 
 var waitingGroups = listing[admin.WaitingGroup]{
@@ -47,26 +47,26 @@ var waitingGroups = listing[admin.WaitingGroup]{
 	},
 }
 
-func newWaitingListCommand(p *program) *cobra.Command {
-	var f admin.WaitingFilter
+func newWaitingListCommand(program *program) *cobra.Command {
+	var filter admin.WaitingFilter
 	var limit int
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List waiting envelopes by key in the order of sending, without payloads",
 		Args:  noArgs,
 	}
 
-	a := p.addReadFlags(c)
+	action := program.addReadFlags(cmd)
 	// The list may have 10,000 envelopes.
-	a.limit = 0
-	addWaitingFlags(c, &f)
-	c.Flags().StringVar(&f.Reason, "reason", "", "retry, blocked, parked or queued; default: any")
-	addLimitFlag(c, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
+	action.limit = 0
+	addWaitingFlags(cmd, &filter)
+	cmd.Flags().StringVar(&filter.Reason, "reason", "", "retry, blocked, parked or queued; default: any")
+	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
 
-	setList(c, a, waitingListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
-		return op.Waiting().List(ctx, f, limit)
+	setList(cmd, action, waitingListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
+		return op.Waiting().List(ctx, filter, limit)
 	})
-	return c
+	return cmd
 }
 
 var waitingListing = listing[admin.WaitingEnvelope]{

@@ -10,15 +10,15 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func newWatchersCommand(p *program) *cobra.Command {
+func newWatchersCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "watchers",
 		Short: "List the watchers of the state database, and remove a watcher that no longer exists",
-	}, newWatchersListCommand(p), newWatchersRemoveCommand(p))
+	}, newWatchersListCommand(program), newWatchersRemoveCommand(program))
 }
 
-func newWatchersListCommand(p *program) *cobra.Command {
-	return newListCommand(p, &cobra.Command{
+func newWatchersListCommand(program *program) *cobra.Command {
+	return newListCommand(program, &cobra.Command{
 		Use:   "list",
 		Short: "List the watchers that have run with the state database, and the nodes that run them",
 	}, watcherListing, func(ctx context.Context, op admin.Operator) ([]admin.KnownWatcher, error) {
@@ -33,8 +33,8 @@ var watcherListing = listing[admin.KnownWatcher]{
 	},
 }
 
-func newWatchersRemoveCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+func newWatchersRemoveCommand(program *program) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "remove NAME",
 		Short: "Remove a watcher that no longer runs: its position, its registrations and its history",
 		Long: `Remove a watcher that no longer runs from the state database: its position, the registrations of its
@@ -45,11 +45,11 @@ The command is rejected while a live node runs the watcher, or while a slot has 
 		Args: exactArgs(1),
 	}
 
-	a := p.addChangeFlags(c)
-	a.setRun(c, func(ctx context.Context, op admin.Operator, args []string) error {
+	action := program.addChangeFlags(cmd)
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, args []string) error {
 		// The watcher to remove need not be the configured one.
 		op = op.ForWatcher(args[0])
-		out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.RemovedWatcher, error) {
+		out, err := actConfirmed(ctx, action, func(dryRun bool) (admin.RemovedWatcher, error) {
 			return op.Watchers().Remove(ctx, dryRun)
 		}, func(found admin.RemovedWatcher) string {
 			return fmt.Sprintf("remove watcher %s with its position and %s registrations from the state database",
@@ -59,8 +59,8 @@ The command is rejected while a live node runs the watcher, or while a slot has 
 			return err
 		}
 
-		return a.printLine(out, "watcher %s %s removed: %s",
-			sanitizeLine(out.Watcher), a.chooseText("is", "would be"), countNoun(out.Documents, "document"))
+		return action.printLine(out, "watcher %s %s removed: %s",
+			sanitizeLine(out.Watcher), action.chooseText("is", "would be"), countNoun(out.Documents, "document"))
 	})
-	return c
+	return cmd
 }

@@ -41,13 +41,13 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 	}
 
 	req := &metadata.Request{TopicNames: topics, IncludeTopicAuthorizedOperations: true}
-	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), req)
+	message, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), req)
 	if err != nil {
 		return nil, fmt.Errorf("reading the allowed operations: %w", err)
 	}
 
 	out := map[string][]Operation{}
-	for _, t := range m.(*metadata.Response).Topics {
+	for _, t := range message.(*metadata.Response).Topics {
 		// A topic that waits for the election of a leader exists.
 		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
 			continue

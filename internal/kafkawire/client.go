@@ -47,10 +47,10 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, links: &linkPool{perBroker: cfg.IdleLinks}}
-	c.layout.Store(&Layout{})
-	c.transactionTimeout.Store(int64(cfg.TransactionTimeout))
-	return c, nil
+	client := &Client{cfg: cfg, links: &linkPool{perBroker: cfg.IdleLinks}}
+	client.layout.Store(&Layout{})
+	client.transactionTimeout.Store(int64(cfg.TransactionTimeout))
+	return client, nil
 }
 
 // Close closes idle connections. Other connections are closed when their request ends.
@@ -59,33 +59,33 @@ func (c *Client) Close() { c.links.closeAll() }
 // callBroker sends one request to the broker at addr and returns the response.
 func (c *Client) callBroker(
 	ctx context.Context, addr string, timeout time.Duration, req protocol.Message,
-) (m protocol.Message, err error) {
-	err = c.useLink(ctx, addr, timeout, func(l *Link) error {
-		m, err = l.protoConn.RoundTrip(req)
+) (message protocol.Message, err error) {
+	err = c.useLink(ctx, addr, timeout, func(link *Link) error {
+		message, err = link.protoConn.RoundTrip(req)
 		return err
 	})
-	return m, err
+	return message, err
 }
 
 // useLink calls exchange, which sends one request and reads the response, with a link to the broker at
 // addr. It uses an idle link if there is one. If that link fails, the broker may have closed it while
 // it was idle, so exchange is called once more with a new link.
-func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration, exchange func(l *Link) error) error {
+func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration, exchange func(link *Link) error) error {
 	return c.useLinkWithin(ctx, addr, dialTimeout, timeout, exchange)
 }
 
 // useLinkWithin is useLink with a limit for the time to connect, before the request.
 func (c *Client) useLinkWithin(
-	ctx context.Context, addr string, connect, timeout time.Duration, exchange func(l *Link) error,
+	ctx context.Context, addr string, connect, timeout time.Duration, exchange func(link *Link) error,
 ) error {
 	timeout = max(timeout, c.cfg.Patience)
-	if l := c.links.takeIdle(addr); l != nil {
-		err := l.exchange(ctx, timeout, exchange)
+	if link := c.links.takeIdle(addr); link != nil {
+		err := link.exchange(ctx, timeout, exchange)
 		if err == nil {
-			c.links.putIdle(l)
+			c.links.putIdle(link)
 			return nil
 		}
-		l.Close()
+		link.Close()
 		// A timeout does not mean that the broker has closed the link: it may still work on the request.
 		if ctx.Err() != nil || isTimeout(err) {
 			return err
@@ -93,33 +93,33 @@ func (c *Client) useLinkWithin(
 	}
 
 	dialCtx, cancel := context.WithTimeout(ctx, max(connect, c.cfg.Patience))
-	l, err := c.Dial(dialCtx, addr)
+	link, err := c.Dial(dialCtx, addr)
 	cancel()
 	if err != nil {
 		return err
 	}
-	if err := l.exchange(ctx, timeout, exchange); err != nil {
-		l.Close()
+	if err := link.exchange(ctx, timeout, exchange); err != nil {
+		link.Close()
 		return fmt.Errorf("calling %s: %w", addr, err)
 	}
-	c.links.putIdle(l)
+	c.links.putIdle(link)
 	return nil
 }
 
 func isTimeout(err error) bool {
-	t, ok := errors.AsType[net.Error](err)
-	return ok && t.Timeout()
+	netErr, ok := errors.AsType[net.Error](err)
+	return ok && netErr.Timeout()
 }
 
 // callAny sends a request to one broker after another until one responds.
 func (c *Client) callAny(
 	ctx context.Context, timeout time.Duration, req protocol.Message,
-) (m protocol.Message, err error) {
-	err = c.useAny(ctx, timeout, func(l *Link) error {
-		m, err = l.protoConn.RoundTrip(req)
+) (message protocol.Message, err error) {
+	err = c.useAny(ctx, timeout, func(link *Link) error {
+		message, err = link.protoConn.RoundTrip(req)
 		return err
 	})
-	return m, err
+	return message, err
 }
 
 // ErrAway is the error of a request that any broker can serve, if none has served it.
@@ -128,7 +128,7 @@ var ErrAway = errors.New("no broker of Kafka can be used")
 // useAny calls exchange with a link to one broker after another until it succeeds. The candidates are
 // the brokers of the last layout and the configured brokers. The last candidate gets at least
 // [adminTimeout]: there is no other broker to try, and a slow broker may still respond.
-func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange func(l *Link) error) error {
+func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange func(link *Link) error) error {
 	var errs []error
 	candidates := c.brokerCandidates()
 	for i, addr := range candidates {
@@ -183,9 +183,11 @@ func (c *Client) Layout() *Layout { return c.layout.Load() }
 // that any broker can serve.
 func (c *Client) MarkFailed(addr string) { c.links.markFailed(addr) }
 
-// NoteThrottle notes that a quota keeps the broker at addr from being used for d. Nothing enforces that: callers ask
+// NoteThrottle notes that a quota keeps the broker at addr from being used for duration. Nothing enforces that: callers ask
 // Throttled before requests that count for the quota.
-func (c *Client) NoteThrottle(addr string, d time.Duration) { c.links.noteThrottle(addr, d) }
+func (c *Client) NoteThrottle(addr string, duration time.Duration) {
+	c.links.noteThrottle(addr, duration)
+}
 
 // Throttled returns how long a quota keeps the broker at addr from being used.
 func (c *Client) Throttled(addr string) time.Duration { return c.links.throttledFor(addr) }

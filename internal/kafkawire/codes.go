@@ -64,8 +64,8 @@ func newRefusal(code Code, message string) error {
 
 // wordsOf returns the words of the broker in an error, or "".
 func wordsOf(err error) string {
-	if e, ok := errors.AsType[*RefusalError](err); ok {
-		return e.Message
+	if refusal, ok := errors.AsType[*RefusalError](err); ok {
+		return refusal.Message
 	}
 	return ""
 }

@@ -53,7 +53,7 @@ func (d *Diagnosis) Rejected() bool {
 func (c *Client) Diagnose(ctx context.Context) error {
 	var errs []error
 	for _, addr := range c.cfg.Brokers {
-		m, err := c.probeBroker(ctx, addr)
+		response, err := c.probeBroker(ctx, addr)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -62,50 +62,50 @@ func (c *Client) Diagnose(ctx context.Context) error {
 			continue
 		}
 
-		return c.checkAdvertised(ctx, addr, parseLayout(m))
+		return c.checkAdvertised(ctx, addr, parseLayout(response))
 	}
 	return errors.Join(errs...)
 }
 
-// checkAdvertised connects to the brokers in l, which the broker at from has advertised. It returns nil
-// as soon as one connection succeeds, and then keeps l as the layout.
-func (c *Client) checkAdvertised(ctx context.Context, from string, l *Layout) error {
+// checkAdvertised connects to the brokers in layout, which the broker at from has advertised. It returns nil
+// as soon as one connection succeeds, and then keeps layout as the layout.
+func (c *Client) checkAdvertised(ctx context.Context, from string, layout *Layout) error {
 	var errs []error
-	for id, addr := range l.Brokers {
-		k, err := c.Dial(ctx, addr)
+	for id, addr := range layout.Brokers {
+		link, err := c.Dial(ctx, addr)
 		if err == nil {
-			k.Close()
-			c.layout.Store(l)
+			link.Close()
+			c.layout.Store(layout)
 			return nil
 		}
 
-		d := c.explainError(addr, err)
-		d.Text = fmt.Sprintf("%s responds, but advertises this address for broker %d, "+
-			"which cannot be reached from this machine: %s", from, id, d.Text)
-		d.Fix = "correct advertised.listeners of the brokers, or make the name and port reachable from this machine"
-		errs = append(errs, d)
+		diagnosis := c.explainError(addr, err)
+		diagnosis.Text = fmt.Sprintf("%s responds, but advertises this address for broker %d, "+
+			"which cannot be reached from this machine: %s", from, id, diagnosis.Text)
+		diagnosis.Fix = "correct advertised.listeners of the brokers, or make the name and port reachable from this machine"
+		errs = append(errs, diagnosis)
 	}
 	return errors.Join(errs...)
 }
 
 // probeBroker connects to addr and sends one request that needs authentication.
 func (c *Client) probeBroker(ctx context.Context, addr string) (*metadata.Response, error) {
-	k, err := c.Dial(ctx, addr)
+	link, err := c.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	defer k.Close()
+	defer link.Close()
 
-	var m protocol.Message
-	err = k.exchange(ctx, adminTimeout, func(k *Link) error {
+	var message protocol.Message
+	err = link.exchange(ctx, adminTimeout, func(link *Link) error {
 		// An empty list asks for the brokers only. A nil list would ask for all topics.
-		m, err = k.protoConn.RoundTrip(&metadata.Request{TopicNames: []string{}})
+		message, err = link.protoConn.RoundTrip(&metadata.Request{TopicNames: []string{}})
 		return err
 	})
 	if err != nil {
 		return nil, &connectError{addr, stageRequest, err}
 	}
-	return m.(*metadata.Response), nil
+	return message.(*metadata.Response), nil
 }
 
 // connectionMethod describes how the client connects, without secrets.
@@ -126,7 +126,7 @@ func (c *Client) connectionMethod() string {
 
 // explainError returns the *Diagnosis of a connection that failed with err.
 func (c *Client) explainError(addr string, err error) *Diagnosis {
-	d := &Diagnosis{Broker: addr, Tried: c.connectionMethod(), Err: err}
+	diagnosis := &Diagnosis{Broker: addr, Tried: c.connectionMethod(), Err: err}
 	at := stageRequest
 	if ce, ok := errors.AsType[*connectError](err); ok {
 		at = ce.stage
@@ -134,15 +134,15 @@ func (c *Client) explainError(addr string, err error) *Diagnosis {
 
 	switch at {
 	case stageTCP:
-		d.Text, d.Fix = explainTCP(err)
+		diagnosis.Text, diagnosis.Fix = explainTCP(err)
 	case stageTLS:
-		d.Text, d.Fix = explainTLS(err)
+		diagnosis.Text, diagnosis.Fix = explainTLS(err)
 	case stageSASL:
-		d.Text, d.Fix = c.explainSASL(err)
+		diagnosis.Text, diagnosis.Fix = c.explainSASL(err)
 	case stageVersions, stageRequest:
-		d.Text, d.Fix = c.explainReply(at, err)
+		diagnosis.Text, diagnosis.Fix = c.explainReply(at, err)
 	}
-	return d
+	return diagnosis
 }
 
 func explainTCP(err error) (text, fix string) {
@@ -171,8 +171,8 @@ func explainTLS(err error) (text, fix string) {
 		return "this machine does not trust the authority that signed the broker's certificate",
 			"set kafka.tls.ca to the certificate of that authority"
 	}
-	if h, ok := errors.AsType[x509.HostnameError](err); ok {
-		return fmt.Sprintf("the broker's certificate is not valid for the name %q", h.Host),
+	if hostnameErr, ok := errors.AsType[x509.HostnameError](err); ok {
+		return fmt.Sprintf("the broker's certificate is not valid for the name %q", hostnameErr.Host),
 			"use a name of the certificate in kafka.brokers, or issue a certificate for this name"
 	}
 	if _, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
@@ -194,16 +194,16 @@ func explainTLS(err error) (text, fix string) {
 }
 
 func (c *Client) explainSASL(err error) (text, fix string) {
-	if m, ok := errors.AsType[*mechanismError](err); ok {
-		return "the listener does not offer SASL " + m.wanted, m.describeFix()
+	if mechanismErr, ok := errors.AsType[*mechanismError](err); ok {
+		return "the listener does not offer SASL " + mechanismErr.wanted, mechanismErr.describeFix()
 	}
 
-	if t, ok := errors.AsType[*sasl.TokenError](err); ok {
-		return "there is no token to log in with: " + t.Err.Error(),
+	if tokenError, ok := errors.AsType[*sasl.TokenError](err); ok {
+		return "there is no token to log in with: " + tokenError.Err.Error(),
 			c.cfg.SASL.Advice().Missing
 	}
-	if t, ok := errors.AsType[*sasl.RejectedTokenError](err); ok {
-		return t.Error(), c.cfg.SASL.Advice().Rejected
+	if rejectedTokenError, ok := errors.AsType[*sasl.RejectedTokenError](err); ok {
+		return rejectedTokenError.Error(), c.cfg.SASL.Advice().Rejected
 	}
 
 	switch {
@@ -226,8 +226,8 @@ func (c *Client) explainSASL(err error) (text, fix string) {
 func (e *mechanismError) describeFix() string {
 	var usable []string
 	for _, name := range e.offered {
-		if m, ok := sasl.Find(name); ok {
-			usable = append(usable, m.Name)
+		if mechanism, ok := sasl.Find(name); ok {
+			usable = append(usable, mechanism.Name)
 		}
 	}
 
@@ -244,14 +244,14 @@ func (e *mechanismError) describeFix() string {
 
 // explainReply explains an error at a request. Kafka closes the connection if the listener uses another
 // protocol than the client.
-func (c *Client) explainReply(at stage, err error) (text, fix string) {
+func (c *Client) explainReply(failedStage stage, err error) (text, fix string) {
 	switch {
 	// With TLS 1.3 the client has finished before the broker checks its certificate.
 	case isTLSAlert(err):
 		return "the broker wants a client certificate: " + err.Error(),
 			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts"
 
-	case errors.Is(err, reply.ErrTLS) || at == stageVersions && c.cfg.CurrentTLS == nil && isHangUp(err):
+	case errors.Is(err, reply.ErrTLS) || failedStage == stageVersions && c.cfg.CurrentTLS == nil && isHangUp(err):
 		return "the listener closes a plain text connection: it expects TLS",
 			"set kafka.tls, or use the port of the broker's plain text listener"
 

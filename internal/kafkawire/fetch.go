@@ -79,11 +79,11 @@ func (c *Client) Fetch(
 	var answer *fetched.Answer
 	// A broker without records delays its response for MaxWait.
 	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
-	err := c.useLink(ctx, addr, timeout, func(l *Link) error {
-		version, id := l.versions[protocol.Fetch], correlation.Add(1)
-		err := protocol.WriteRequest(l.conn, version, id, l.clientID, req)
+	err := c.useLink(ctx, addr, timeout, func(link *Link) error {
+		version, id := link.versions[protocol.Fetch], correlation.Add(1)
+		err := protocol.WriteRequest(link.conn, version, id, link.clientID, req)
 		if err == nil {
-			answer, err = fetched.Read(l.reader, version, id)
+			answer, err = fetched.Read(link.reader, version, id)
 		}
 		return err
 	})

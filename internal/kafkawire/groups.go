@@ -35,22 +35,22 @@ func (c *Client) FindGroupCoordinator(ctx context.Context, group string) (string
 	return c.findCoordinator(ctx, coordinatorOfGroups, group)
 }
 
-// CommitOffsets stores offsets for the group of m at its coordinator. The first error of a partition is a Code.
-func (c *Client) CommitOffsets(ctx context.Context, coordinator string, m GroupMember, offsets map[record.TopicPartition]GroupOffset) error {
+// CommitOffsets stores offsets for the group of member at its coordinator. The first error of a partition is a Code.
+func (c *Client) CommitOffsets(ctx context.Context, coordinator string, member GroupMember, offsets map[record.TopicPartition]GroupOffset) error {
 	// With -1, the broker's own retention applies.
-	req := &offsetcommit.Request{GroupID: m.Group, GenerationID: m.Generation, MemberID: m.Member, GroupInstanceID: m.Instance, RetentionTimeMs: -1}
+	req := &offsetcommit.Request{GroupID: member.Group, GenerationID: member.Generation, MemberID: member.Member, GroupInstanceID: member.Instance, RetentionTimeMs: -1}
 	for topic, ids := range groupByTopic(slices.Collect(maps.Keys(offsets))) {
-		t := offsetcommit.RequestTopic{Name: topic}
+		requestTopic := offsetcommit.RequestTopic{Name: topic}
 		for _, id := range ids {
 			at := offsets[record.TopicPartition{Topic: topic, Partition: id}]
-			t.Partitions = append(t.Partitions, offsetcommit.RequestPartition{
+			requestTopic.Partitions = append(requestTopic.Partitions, offsetcommit.RequestPartition{
 				PartitionIndex:       id,
 				CommittedOffset:      at.Offset,
 				CommittedLeaderEpoch: at.LeaderEpoch,
 				CommittedMetadata:    at.Metadata,
 			})
 		}
-		req.Topics = append(req.Topics, t)
+		req.Topics = append(req.Topics, requestTopic)
 	}
 
 	response, err := c.callBroker(ctx, coordinator, timeoutFor(adminTimeout, len(offsets)), req)
@@ -78,11 +78,11 @@ func (c *Client) CommittedOffsets(
 		req.Topics = append(req.Topics, offsetfetch.RequestTopic{Name: topic, PartitionIndexes: ids})
 	}
 
-	m, err := c.callBroker(ctx, coordinator, timeoutFor(adminTimeout, len(partitions)), req)
+	message, err := c.callBroker(ctx, coordinator, timeoutFor(adminTimeout, len(partitions)), req)
 	if err != nil {
 		return nil, err
 	}
-	response := m.(*offsetfetch.Response)
+	response := message.(*offsetfetch.Response)
 	if err := codeError(response.ErrorCode); err != nil {
 		return nil, err
 	}

@@ -21,24 +21,24 @@ type GroupState struct {
 
 // DescribeGroup returns the state of a group from its coordinator. An error of the broker is a Code.
 func (c *Client) DescribeGroup(ctx context.Context, coordinator, group string) (GroupState, error) {
-	m, err := c.callBroker(ctx, coordinator, adminTimeout, &describegroups.Request{Groups: []string{group}})
+	message, err := c.callBroker(ctx, coordinator, adminTimeout, &describegroups.Request{Groups: []string{group}})
 	if err != nil {
 		return GroupState{}, err
 	}
-	groups := m.(*describegroups.Response).Groups
+	groups := message.(*describegroups.Response).Groups
 	if len(groups) != 1 {
 		return GroupState{}, fmt.Errorf("the broker described %d groups in place of %s", len(groups), group)
 	}
 
-	g := groups[0]
-	if err := codeError(g.ErrorCode); err != nil {
+	responseGroup := groups[0]
+	if err := codeError(responseGroup.ErrorCode); err != nil {
 		return GroupState{}, err
 	}
-	state := GroupState{State: g.GroupState, Members: len(g.Members)}
-	for i := range g.Members {
-		list, err := decodeAssignment(g.Members[i].MemberAssignment)
+	state := GroupState{State: responseGroup.GroupState, Members: len(responseGroup.Members)}
+	for i := range responseGroup.Members {
+		list, err := decodeAssignment(responseGroup.Members[i].MemberAssignment)
 		if err != nil {
-			return GroupState{}, fmt.Errorf("member %s: %w", g.Members[i].MemberID, err)
+			return GroupState{}, fmt.Errorf("member %s: %w", responseGroup.Members[i].MemberID, err)
 		}
 		state.Assigned = append(state.Assigned, list...)
 	}
@@ -49,21 +49,21 @@ var errAssignment = errors.New("its assignment is not in the format of Kafka's c
 
 // decodeAssignment decodes the assignment of a member in the format of Kafka's consumer protocol. It is empty while the group is
 // rebalanced.
-func decodeAssignment(b []byte) ([]record.TopicPartition, error) {
-	if len(b) == 0 {
+func decodeAssignment(data []byte) ([]record.TopicPartition, error) {
+	if len(data) == 0 {
 		return nil, nil
 	}
-	d := &reply.Decoder{B: b}
-	d.Skip(2) // version
+	decoder := &reply.Decoder{B: data}
+	decoder.Skip(2) // version
 
 	var list []record.TopicPartition
-	for n := d.Count(6); n > 0 && !d.Bad; n-- {
-		topic := string(d.Bytes(int(d.Int16())))
-		for k := d.Count(4); k > 0; k-- {
-			list = append(list, record.TopicPartition{Topic: topic, Partition: d.Int32()})
+	for n := decoder.Count(6); n > 0 && !decoder.Bad; n-- {
+		topic := string(decoder.Bytes(int(decoder.Int16())))
+		for k := decoder.Count(4); k > 0; k-- {
+			list = append(list, record.TopicPartition{Topic: topic, Partition: decoder.Int32()})
 		}
 	}
-	if d.Bad {
+	if decoder.Bad {
 		return nil, errAssignment
 	}
 	return list, nil

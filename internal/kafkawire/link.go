@@ -101,7 +101,7 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 	// The handshake has no context.
 	conn := newProgressConn(tcp, max(dialTimeout, c.cfg.Patience))
 	stop := context.AfterFunc(ctx, conn.interrupt)
-	l, err := c.handshake(ctx, conn, addr, login)
+	link, err := c.handshake(ctx, conn, addr, login)
 	// The end of ctx has interrupted the connection.
 	if !stop() && err == nil {
 		err = &connectError{addr, stageSASL, context.Cause(ctx)}
@@ -110,7 +110,7 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 		_ = conn.Close()
 		return nil, err
 	}
-	return l, nil
+	return link, nil
 }
 
 // login returns the mechanism for one connection, or nil if there is no login.
@@ -149,11 +149,11 @@ func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.
 		cfg = cfg.Clone()
 		cfg.ServerName, _, _ = net.SplitHostPort(addr)
 	}
-	t := tls.Client(conn, cfg)
-	if err := t.HandshakeContext(ctx); err != nil {
+	secured := tls.Client(conn, cfg)
+	if err := secured.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
-	return t, nil
+	return secured, nil
 }
 
 // handshake makes a link of a TCP connection. The caller closes wire after an error.
@@ -163,33 +163,33 @@ func (c *Client) handshake(ctx context.Context, wire *progressConn, addr string,
 		return nil, &connectError{addr, stageTLS, err}
 	}
 
-	l := &Link{addr: addr, conn: conn, wire: wire, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
-	l.protoConn = protocol.NewConn(reply.Check(conn, l.reader, addr), c.cfg.ClientID)
-	if err = l.negotiateVersions(); err != nil {
+	link := &Link{addr: addr, conn: conn, wire: wire, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
+	link.protoConn = protocol.NewConn(reply.Check(conn, link.reader, addr), c.cfg.ClientID)
+	if err = link.negotiateVersions(); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}
 
 	if login != nil {
 		// The lifetime began at the broker before the response arrived. Counting from the request is on the safe side.
 		began := time.Now()
-		lifetime, err := authenticate(ctx, l.protoConn, login)
+		lifetime, err := authenticate(ctx, link.protoConn, login)
 		if err != nil {
 			return nil, &connectError{addr, stageSASL, err}
 		}
 		if lifetime > 0 {
-			l.endsAt = began.Add(time.Duration(sessionShare * float64(lifetime)))
+			link.endsAt = began.Add(time.Duration(sessionShare * float64(lifetime)))
 		}
 	}
-	return l, nil
+	return link, nil
 }
 
 // negotiateVersions sets the version of each request that both sides support.
 func (l *Link) negotiateVersions() error {
-	m, err := l.protoConn.RoundTrip(&apiversions.Request{})
+	message, err := l.protoConn.RoundTrip(&apiversions.Request{})
 	if err != nil {
 		return err
 	}
-	res := m.(*apiversions.Response)
+	res := message.(*apiversions.Response)
 	if res.ErrorCode != 0 {
 		return kafkago.Error(res.ErrorCode)
 	}
@@ -207,21 +207,21 @@ func (l *Link) negotiateVersions() error {
 
 // authenticate runs the SASL exchange, and returns how long the broker accepts the login, or 0 for as long as the connection lasts.
 // If the listener does not offer the mechanism, the error is a *mechanismError.
-func authenticate(ctx context.Context, pc *protocol.Conn, s *sasl.Login) (lifetime time.Duration, err error) {
-	m, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: s.Name()})
+func authenticate(ctx context.Context, pc *protocol.Conn, login *sasl.Login) (lifetime time.Duration, err error) {
+	message, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: login.Name()})
 	if err != nil {
 		return 0, err
 	}
-	if hs := m.(*saslhandshake.Response); hs.ErrorCode != 0 {
-		return 0, &mechanismError{s.Name(), hs.Mechanisms, kafkago.Error(hs.ErrorCode)}
+	if hs := message.(*saslhandshake.Response); hs.ErrorCode != 0 {
+		return 0, &mechanismError{login.Name(), hs.Mechanisms, kafkago.Error(hs.ErrorCode)}
 	}
 
-	session, state, err := s.Start(ctx)
+	session, state, err := login.Start(ctx)
 	if err != nil {
 		return 0, err
 	}
 	for done := false; !done; {
-		m, err := pc.RoundTrip(&saslauthenticate.Request{AuthBytes: state})
+		message, err := pc.RoundTrip(&saslauthenticate.Request{AuthBytes: state})
 		if err != nil {
 			// A broker may reject credentials without a response.
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -230,7 +230,7 @@ func authenticate(ctx context.Context, pc *protocol.Conn, s *sasl.Login) (lifeti
 			return 0, err
 		}
 
-		res := m.(*saslauthenticate.Response)
+		res := message.(*saslauthenticate.Response)
 		if res.ErrorCode != 0 {
 			err := error(kafkago.Error(res.ErrorCode))
 			if res.ErrorMessage != "" {
@@ -260,7 +260,7 @@ func (e *mechanismError) Unwrap() error { return e.code }
 
 // exchange calls run, which sends one request and reads the response. It fails if no byte moves for timeout, and at the end
 // of ctx. After an error the link must be closed.
-func (l *Link) exchange(ctx context.Context, timeout time.Duration, run func(l *Link) error) error {
+func (l *Link) exchange(ctx context.Context, timeout time.Duration, run func(link *Link) error) error {
 	l.wire.setIdle(timeout)
 	// The exchange has no context.
 	stop := context.AfterFunc(ctx, l.wire.interrupt)
@@ -287,9 +287,9 @@ type linkPool struct {
 	throttled map[string]time.Time // until when a quota keeps a broker from being used
 }
 
-// noteThrottle notes that the broker should not be used for d.
-func (p *linkPool) noteThrottle(addr string, d time.Duration) {
-	if d <= 0 {
+// noteThrottle notes that the broker should not be used for duration.
+func (p *linkPool) noteThrottle(addr string, duration time.Duration) {
+	if duration <= 0 {
 		return
 	}
 	p.mu.Lock()
@@ -297,7 +297,7 @@ func (p *linkPool) noteThrottle(addr string, d time.Duration) {
 	if p.throttled == nil {
 		p.throttled = map[string]time.Time{}
 	}
-	p.throttled[addr] = time.Now().Add(min(d, maxThrottle))
+	p.throttled[addr] = time.Now().Add(min(duration, maxThrottle))
 }
 
 // throttledFor returns how long the broker should not be used.
@@ -357,27 +357,27 @@ func (p *linkPool) takeIdle(addr string) *Link {
 		}
 
 		// The link that was used last is the least likely one to be closed by the broker.
-		l := list[len(list)-1]
+		link := list[len(list)-1]
 		p.idle[addr] = list[:len(list)-1]
-		if !l.IsStale() {
-			return l
+		if !link.IsStale() {
+			return link
 		}
-		l.Close()
+		link.Close()
 	}
 }
 
-// putIdle adds l to the pool, or closes it if the pool is full or closed.
-func (p *linkPool) putIdle(l *Link) {
+// putIdle adds link to the pool, or closes it if the pool is full or closed.
+func (p *linkPool) putIdle(link *Link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || len(p.idle[l.addr]) >= p.perBroker {
-		l.Close()
+	if p.closed || len(p.idle[link.addr]) >= p.perBroker {
+		link.Close()
 		return
 	}
 	if p.idle == nil {
 		p.idle = map[string][]*Link{}
 	}
-	p.idle[l.addr] = append(p.idle[l.addr], l)
+	p.idle[link.addr] = append(p.idle[link.addr], link)
 }
 
 // closeAll closes the idle links, and the pool for further ones.

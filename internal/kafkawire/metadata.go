@@ -37,11 +37,11 @@ type PartitionLayout struct {
 
 // LeaderAddr returns the address of the leader of tp, or "" if it is unknown.
 func (l *Layout) LeaderAddr(tp record.TopicPartition) string {
-	t := l.Topics[tp.Topic]
-	if int(tp.Partition) >= len(t.Partitions) {
+	layout := l.Topics[tp.Topic]
+	if int(tp.Partition) >= len(layout.Partitions) {
 		return ""
 	}
-	return l.Brokers[t.Partitions[tp.Partition].Leader]
+	return l.Brokers[layout.Partitions[tp.Partition].Leader]
 }
 
 // Metadata reads the layout of topics from a broker, not from a cache. With an empty list the layout
@@ -54,7 +54,7 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 		names = []string{}
 	}
 
-	m, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), &metadata.Request{TopicNames: names})
+	message, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), &metadata.Request{TopicNames: names})
 	if err != nil {
 		err = fmt.Errorf("reading metadata: %w", err)
 		// A caller that gives up shows nothing about the brokers.
@@ -65,12 +65,12 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 	}
 	c.noteReached(nil)
 
-	l := parseLayout(m.(*metadata.Response))
-	if len(l.Brokers) == 0 {
+	layout := parseLayout(message.(*metadata.Response))
+	if len(layout.Brokers) == 0 {
 		return nil, errors.New("reading metadata: the response names no broker")
 	}
-	c.layout.Store(l)
-	return l, nil
+	c.layout.Store(layout)
+	return layout, nil
 }
 
 func (c *Client) noteReached(err error) {
@@ -90,24 +90,24 @@ func (c *Client) Outage() error {
 
 // TopicNames returns the names of all topics that this user may see.
 func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
-	m, err := c.callAny(ctx, metaTimeout, &metadata.Request{})
+	message, err := c.callAny(ctx, metaTimeout, &metadata.Request{})
 	if err != nil {
 		return nil, fmt.Errorf("listing topics: %w", err)
 	}
 	names := make(map[string]bool)
-	for _, t := range m.(*metadata.Response).Topics {
+	for _, t := range message.(*metadata.Response).Topics {
 		names[t.Name] = true
 	}
 	return names, nil
 }
 
-func parseLayout(r *metadata.Response) *Layout {
-	l := &Layout{Cluster: r.ClusterID, Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
-	for _, b := range r.Brokers {
-		l.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
+func parseLayout(response *metadata.Response) *Layout {
+	layout := &Layout{Cluster: response.ClusterID, Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
+	for _, b := range response.Brokers {
+		layout.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
 	}
 
-	for _, t := range r.Topics {
+	for _, t := range response.Topics {
 		tl := TopicLayout{Partitions: make([]PartitionLayout, len(t.Partitions))}
 		// With LEADER_NOT_AVAILABLE, the topic exists and waits for an election.
 		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
@@ -133,12 +133,12 @@ func parseLayout(r *metadata.Response) *Layout {
 			}
 			code := kafkago.Error(p.ErrorCode)
 			// A replica that is down does not hinder the leader.
-			if l.Brokers[pl.Leader] == "" || code != 0 && code != kafkago.ReplicaNotAvailable {
+			if layout.Brokers[pl.Leader] == "" || code != 0 && code != kafkago.ReplicaNotAvailable {
 				pl.Leader = -1
 			}
 			tl.Partitions[p.PartitionIndex] = pl
 		}
-		l.Topics[t.Name] = tl
+		layout.Topics[t.Name] = tl
 	}
-	return l
+	return layout
 }

@@ -25,12 +25,12 @@ func ExplainTopic(topic string, err error, creates bool) Obstacle {
 		return Obstacle{}
 	}
 
-	o := explainTopic(topic, err, creates)
+	obstacle := explainTopic(topic, err, creates)
 	// Kafka's own words are often the only reason: which name collides, or which policy rejects the topic.
 	if words := wordsOf(err); words != "" {
-		o.Text += "; Kafka: " + words
+		obstacle.Text += "; Kafka: " + words
 	}
-	return o
+	return obstacle
 }
 
 // explainTopic is ExplainTopic without the words of Kafka.

@@ -75,13 +75,13 @@ const (
 	keepResponse  = 1 << 20 // a larger buffer is not kept for the next response
 )
 
-// Produce sends batches, which are grouped by topic, over k, and appends a result for each
+// Produce sends batches, which are grouped by topic, over link, and appends a result for each
 // of them to dst, in the same order. It blocks until the response has arrived, and fails if no byte has moved for timeout
 // and ResponseSlack. With ErrIncomplete, the broker has appended nothing.
 func (w *Producer) Produce(
-	k *Link, timeout time.Duration, batches []PartitionBatch, dst []ProduceResult,
+	link *Link, timeout time.Duration, batches []PartitionBatch, dst []ProduceResult,
 ) ([]ProduceResult, error) {
-	version := k.versions[protocol.Produce]
+	version := link.versions[protocol.Produce]
 	if version < minProduce || version > maxProduce {
 		return dst, fmt.Errorf("broker does not support Produce in versions %d to %d: Kafka 0.11 or later is needed",
 			minProduce, maxProduce)
@@ -89,12 +89,12 @@ func (w *Producer) Produce(
 
 	w.throttle = 0
 	// The broker may hold the request for the whole timeout, and the response needs time as well.
-	k.wire.setIdle(timeout + ResponseSlack)
-	w.encodeRequest(version, k.clientID, timeout, batches)
-	if err := w.writeRequest(k); err != nil {
+	link.wire.setIdle(timeout + ResponseSlack)
+	w.encodeRequest(version, link.clientID, timeout, batches)
+	if err := w.writeRequest(link); err != nil {
 		return dst, err
 	}
-	body, err := reply.Read(k.reader, w.body, w.correlation, maxResponse)
+	body, err := reply.Read(link.reader, w.body, w.correlation, maxResponse)
 	if err != nil {
 		return dst, err
 	}
@@ -102,7 +102,7 @@ func (w *Producer) Produce(
 		w.body = nil
 	}
 
-	k.lastUsed = time.Now()
+	link.lastUsed = time.Now()
 	for range batches {
 		dst = append(dst, ProduceResult{})
 	}
@@ -116,72 +116,72 @@ func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Du
 	w.correlation++
 
 	// The length and the API key, 0 for Produce. The length is filled in at the end.
-	h := append(w.head[:0], 0, 0, 0, 0, 0, 0)
-	h = be.AppendUint16(h, uint16(version))
-	h = be.AppendUint32(h, uint32(w.correlation))
-	h = appendString(h, clientID)
+	head := append(w.head[:0], 0, 0, 0, 0, 0, 0)
+	head = be.AppendUint16(head, uint16(version))
+	head = be.AppendUint32(head, uint32(w.correlation))
+	head = appendString(head, clientID)
 	// No transactional id, and acks of all in-sync replicas.
-	h = append(h, 0xff, 0xff, 0xff, 0xff)
-	h = be.AppendUint32(h, uint32(timeout.Milliseconds()))
+	head = append(head, 0xff, 0xff, 0xff, 0xff)
+	head = be.AppendUint32(head, uint32(timeout.Milliseconds()))
 
 	// The counts of topics and partitions are filled in once the batches have been counted.
-	topicCountAt := len(h)
-	h = be.AppendUint32(h, 0)
+	topicCountAt := len(head)
+	head = be.AppendUint32(head, 0)
 	topics, partitionCountAt, payload := 0, 0, 0
 	w.splits = w.splits[:0]
 	for i := range batches {
-		b := &batches[i]
-		if i == 0 || batches[i-1].Topic != b.Topic {
-			h = appendString(h, b.Topic)
+		batch := &batches[i]
+		if i == 0 || batches[i-1].Topic != batch.Topic {
+			head = appendString(head, batch.Topic)
 			topics++
-			partitionCountAt = len(h)
-			h = be.AppendUint32(h, 0)
+			partitionCountAt = len(head)
+			head = be.AppendUint32(head, 0)
 		}
-		be.PutUint32(h[partitionCountAt:], be.Uint32(h[partitionCountAt:])+1)
-		h = be.AppendUint32(h, uint32(b.Partition))
-		w.splits = append(w.splits, len(h))
-		payload += len(b.Sealed)
+		be.PutUint32(head[partitionCountAt:], be.Uint32(head[partitionCountAt:])+1)
+		head = be.AppendUint32(head, uint32(batch.Partition))
+		w.splits = append(w.splits, len(head))
+		payload += len(batch.Sealed)
 	}
-	be.PutUint32(h[topicCountAt:], uint32(topics))
-	be.PutUint32(h, uint32(len(h)-4+payload))
-	w.head = h
+	be.PutUint32(head[topicCountAt:], uint32(topics))
+	be.PutUint32(head, uint32(len(head)-4+payload))
+	w.head = head
 
 	w.pieces = w.pieces[:0]
 	from := 0
 	for i := range batches {
-		w.pieces = append(w.pieces, h[from:w.splits[i]], batches[i].Sealed)
+		w.pieces = append(w.pieces, head[from:w.splits[i]], batches[i].Sealed)
 		from = w.splits[i]
 	}
 }
 
-// writeRequest writes w.pieces to k. The error is ErrIncomplete if the system has not taken all bytes.
-func (w *Producer) writeRequest(k *Link) error {
+// writeRequest writes w.pieces to link. The error is ErrIncomplete if the system has not taken all bytes.
+func (w *Producer) writeRequest(link *Link) error {
 	total := 0
 	for _, b := range w.pieces {
 		total += len(b)
 	}
-	written, err := w.writePieces(k, total)
+	written, err := w.writePieces(link, total)
 	if err != nil && written < total {
 		return fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
 	return err
 }
 
-// writePieces writes w.pieces, which have total bytes, to k. Many bytes on a plain connection need one gathering system
+// writePieces writes w.pieces, which have total bytes, to link. Many bytes on a plain connection need one gathering system
 // call. Otherwise small pieces are copied together.
-func (w *Producer) writePieces(k *Link, total int) (written int, err error) {
+func (w *Producer) writePieces(link *Link, total int) (written int, err error) {
 	pieces := w.pieces
-	if k.conn == net.Conn(k.wire) && total > copyLimit {
+	if link.conn == net.Conn(link.wire) && total > copyLimit {
 		// WriteTo consumes its receiver.
 		consumed := pieces
-		n, err := k.wire.writeBuffers(&consumed)
+		n, err := link.wire.writeBuffers(&consumed)
 		clear(pieces)
 		return int(n), err
 	}
 
 	w.copyBuf = w.copyBuf[:0]
-	write := func(p []byte) error {
-		n, err := k.conn.Write(p)
+	write := func(data []byte) error {
+		n, err := link.conn.Write(data)
 		written += n
 		return err
 	}
@@ -215,38 +215,38 @@ func (w *Producer) writePieces(k *Link, total int) (written int, err error) {
 
 // decodeResponse fills results, which are in the order of batches.
 func (w *Producer) decodeResponse(version int16, body []byte, batches []PartitionBatch, results []ProduceResult) error {
-	d := reply.Decoder{B: body}
+	decoder := reply.Decoder{B: body}
 	next := 0
-	for range d.Count(1) {
-		topic := d.Bytes(int(d.Int16()))
-		for range d.Count(1) {
-			id := d.Int32()
-			r := ProduceResult{Present: true, Code: Code(d.Int16()), BaseOffset: d.Int64(), AppendedMS: d.Int64()}
+	for range decoder.Count(1) {
+		topic := decoder.Bytes(int(decoder.Int16()))
+		for range decoder.Count(1) {
+			id := decoder.Int32()
+			result := ProduceResult{Present: true, Code: Code(decoder.Int16()), BaseOffset: decoder.Int64(), AppendedMS: decoder.Int64()}
 			if version >= 5 {
-				d.Skip(8) // start of the log
+				decoder.Skip(8) // start of the log
 			}
 
 			if version >= 8 {
-				for range d.Count(1) {
-					r.BadRecords = append(r.BadRecords, int(d.Int32()))
-					if m := d.Bytes(int(d.Int16())); r.Message == "" {
-						r.Message = string(m)
+				for range decoder.Count(1) {
+					result.BadRecords = append(result.BadRecords, int(decoder.Int32()))
+					if message := decoder.Bytes(int(decoder.Int16())); result.Message == "" {
+						result.Message = string(message)
 					}
 				}
-				if m := d.Bytes(int(d.Int16())); r.Message == "" {
-					r.Message = string(m)
+				if message := decoder.Bytes(int(decoder.Int16())); result.Message == "" {
+					result.Message = string(message)
 				}
 			}
 
 			// A partition that is not in the request is ignored.
 			if i := findBatch(batches, next, topic, id); i >= 0 {
-				results[i] = r
+				results[i] = result
 				next = i + 1
 			}
 		}
 	}
-	throttle := time.Duration(d.Int32()) * time.Millisecond
-	if d.Bad {
+	throttle := time.Duration(decoder.Int32()) * time.Millisecond
+	if decoder.Bad {
 		return errors.New("response ends too early")
 	}
 	if version >= clientThrottleProduce {
@@ -273,9 +273,9 @@ func findBatch(batches []PartitionBatch, expected int, topic []byte, id int32) i
 	return -1
 }
 
-func appendString(b []byte, s string) []byte {
-	b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
-	return append(b, s...)
+func appendString(dst []byte, text string) []byte {
+	dst = binary.BigEndian.AppendUint16(dst, uint16(len(text)))
+	return append(dst, text...)
 }
 
 // Publish writes records to one partition of the broker at addr, which leads it, as one batch with acks
@@ -284,13 +284,13 @@ func appendString(b []byte, s string) []byte {
 func (c *Client) Publish(
 	ctx context.Context, addr string, tp record.TopicPartition, list []record.Record, timeout time.Duration,
 ) error {
-	var b batch.Builder
-	b.Reset(nil)
+	var builder batch.Builder
+	builder.Reset(nil)
 	for i := range list {
-		b.Append(&list[i])
+		builder.Append(&list[i])
 	}
 	// The producer id -1 stands for a producer that is not idempotent.
-	sealed, err := b.Seal(batch.None(), nil, batch.Producer{ID: -1, Epoch: -1}, -1)
+	sealed, err := builder.Seal(batch.None(), nil, batch.Producer{ID: -1, Epoch: -1}, -1)
 	if err != nil {
 		return err
 	}
@@ -298,8 +298,8 @@ func (c *Client) Publish(
 	var producer Producer
 	var results []ProduceResult
 	batches := []PartitionBatch{{tp.Topic, tp.Partition, sealed}}
-	err = c.useLink(ctx, addr, timeout+ResponseSlack, func(l *Link) error {
-		results, err = producer.Produce(l, timeout, batches, results[:0])
+	err = c.useLink(ctx, addr, timeout+ResponseSlack, func(link *Link) error {
+		results, err = producer.Produce(link, timeout, batches, results[:0])
 		return err
 	})
 	if err != nil {

@@ -19,13 +19,13 @@ type progressConn struct {
 }
 
 func newProgressConn(conn net.Conn, idle time.Duration) *progressConn {
-	c := &progressConn{Conn: conn}
-	c.setIdle(idle)
-	return c
+	progressConn := &progressConn{Conn: conn}
+	progressConn.setIdle(idle)
+	return progressConn
 }
 
 // setIdle sets the time without progress after which a read or a write fails.
-func (c *progressConn) setIdle(d time.Duration) { c.idle.Store(int64(d)) }
+func (c *progressConn) setIdle(duration time.Duration) { c.idle.Store(int64(duration)) }
 
 // interrupt makes reads and writes fail from now on.
 func (c *progressConn) interrupt() {
@@ -34,8 +34,8 @@ func (c *progressConn) interrupt() {
 }
 
 // arm sets a deadline of Read or Write.
-func (c *progressConn) arm(set func(time.Time) error, d time.Duration) {
-	_ = set(time.Now().Add(d))
+func (c *progressConn) arm(set func(time.Time) error, duration time.Duration) {
+	_ = set(time.Now().Add(duration))
 	// Otherwise this deadline would replace that of an interrupt at the same time.
 	if c.interrupted.Load() {
 		_ = c.SetDeadline(time.Unix(1, 0))
@@ -43,7 +43,7 @@ func (c *progressConn) arm(set func(time.Time) error, d time.Duration) {
 }
 
 // Read waits as long as bytes arrive, or as the system still sends what was written before.
-func (c *progressConn) Read(p []byte) (int, error) {
+func (c *progressConn) Read(buffer []byte) (int, error) {
 	idle, moved := time.Duration(c.idle.Load()), time.Now()
 	unsent := c.unsentBytes()
 	for {
@@ -52,7 +52,7 @@ func (c *progressConn) Read(p []byte) (int, error) {
 			step = min(step, idle/4)
 		}
 		c.arm(c.SetReadDeadline, step)
-		n, err := c.Conn.Read(p)
+		n, err := c.Conn.Read(buffer)
 		if n > 0 || !isTimeout(err) || c.interrupted.Load() {
 			return n, err
 		}
@@ -67,11 +67,11 @@ func (c *progressConn) Read(p []byte) (int, error) {
 }
 
 // Write waits as long as the system takes bytes.
-func (c *progressConn) Write(p []byte) (written int, err error) {
+func (c *progressConn) Write(data []byte) (written int, err error) {
 	c.unsentKnown = true
 	for {
 		c.arm(c.SetWriteDeadline, time.Duration(c.idle.Load()))
-		n, err := c.Conn.Write(p[written:])
+		n, err := c.Conn.Write(data[written:])
 		written += n
 		if n == 0 || !isTimeout(err) || c.interrupted.Load() {
 			return written, err

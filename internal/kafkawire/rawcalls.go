@@ -37,8 +37,8 @@ func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.
 		return nil, err
 	}
 
-	b, err := reply.Read(l.reader, nil, id, maxRawReply)
-	return &reply.Decoder{B: b}, err
+	raw, err := reply.Read(l.reader, nil, id, maxRawReply)
+	return &reply.Decoder{B: raw}, err
 }
 
 // TopicID returns an id of a topic that is unique among all clusters, from the broker at addr. It is "" if the broker does not
@@ -51,16 +51,16 @@ func (c *Client) TopicID(ctx context.Context, addr, topic string) (id string, er
 	body = append(binary.AppendUvarint(body, uint64(len(topic)+1)), topic...)
 	body = append(body, 0, 0, 0, 0, 0)
 
-	var d *reply.Decoder
-	err = c.useLink(ctx, addr, metaTimeout, func(l *Link) error {
-		if l.highest[protocol.Metadata] < metadataWithIDs {
+	var decoder *reply.Decoder
+	err = c.useLink(ctx, addr, metaTimeout, func(link *Link) error {
+		if link.highest[protocol.Metadata] < metadataWithIDs {
 			return nil
 		}
-		d, err = l.callRaw(protocol.Metadata, metadataWithIDs, body)
+		decoder, err = link.callRaw(protocol.Metadata, metadataWithIDs, body)
 		return err
 	})
-	if err == nil && d != nil {
-		id, err = decodeTopicID(d)
+	if err == nil && decoder != nil {
+		id, err = decodeTopicID(decoder)
 	}
 	if err != nil {
 		return "", fmt.Errorf("reading the id of topic %s: %w", topic, err)
@@ -69,26 +69,26 @@ func (c *Client) TopicID(ctx context.Context, addr, topic string) (id string, er
 }
 
 // decodeTopicID decodes a response to Metadata as far as the id of its first topic.
-func decodeTopicID(d *reply.Decoder) (string, error) {
-	d.SkipTags()
-	d.Skip(4) // throttle time
+func decodeTopicID(decoder *reply.Decoder) (string, error) {
+	decoder.SkipTags()
+	decoder.Skip(4) // throttle time
 
-	for n := d.CompactLength(); n > 0 && !d.Bad; n-- {
-		d.Skip(4) // id of a broker
-		d.CompactBytes()
-		d.Skip(4) // port
-		d.CompactBytes()
-		d.SkipTags()
+	for n := decoder.CompactLength(); n > 0 && !decoder.Bad; n-- {
+		decoder.Skip(4) // id of a broker
+		decoder.CompactBytes()
+		decoder.Skip(4) // port
+		decoder.CompactBytes()
+		decoder.SkipTags()
 	}
 
-	cluster := d.CompactBytes()
-	d.Skip(4) // controller
-	topics := d.CompactLength()
-	code := d.Int16()
-	d.CompactBytes()
-	id := d.Bytes(lengthOfUUID)
+	cluster := decoder.CompactBytes()
+	decoder.Skip(4) // controller
+	topics := decoder.CompactLength()
+	code := decoder.Int16()
+	decoder.CompactBytes()
+	id := decoder.Bytes(lengthOfUUID)
 
-	if d.Bad || topics != 1 {
+	if decoder.Bad || topics != 1 {
 		return "", errRawReply
 	}
 	return string(cluster) + "/" + hex.EncodeToString(id), codeError(code)
@@ -106,26 +106,26 @@ func (c *Client) EpochEnd(
 	body = be.AppendUint32(body, uint32(tp.Partition))
 	body = be.AppendUint32(be.AppendUint32(body, 0xffffffff), uint32(epoch))
 
-	var d *reply.Decoder
-	err = c.useLink(ctx, addr, adminTimeout, func(l *Link) error {
-		if l.highest[protocol.OffsetForLeaderEpoch] < epochEndVersion {
+	var decoder *reply.Decoder
+	err = c.useLink(ctx, addr, adminTimeout, func(link *Link) error {
+		if link.highest[protocol.OffsetForLeaderEpoch] < epochEndVersion {
 			return nil
 		}
-		d, err = l.callRaw(protocol.OffsetForLeaderEpoch, epochEndVersion, body)
+		decoder, err = link.callRaw(protocol.OffsetForLeaderEpoch, epochEndVersion, body)
 		return err
 	})
-	if err != nil || d == nil {
+	if err != nil || decoder == nil {
 		return -1, err
 	}
 
-	d.Skip(4) // throttle time
-	topics := d.Int32()
-	d.Bytes(int(d.Int16()))
-	partitions := d.Int32()
-	code := d.Int16()
-	d.Skip(8) // partition and epoch
-	end = d.Int64()
-	if d.Bad || topics != 1 || partitions != 1 {
+	decoder.Skip(4) // throttle time
+	topics := decoder.Int32()
+	decoder.Bytes(int(decoder.Int16()))
+	partitions := decoder.Int32()
+	code := decoder.Int16()
+	decoder.Skip(8) // partition and epoch
+	end = decoder.Int64()
+	if decoder.Bad || topics != 1 || partitions != 1 {
 		return -1, errRawReply
 	}
 	return end, codeError(code)

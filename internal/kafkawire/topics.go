@@ -51,22 +51,22 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 		return nil, nil
 	}
 
-	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), describeRequest(resourceTopic, topics, topicConfigs))
+	message, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), describeRequest(resourceTopic, topics, topicConfigs))
 	if err != nil {
 		return nil, fmt.Errorf("describing topics: %w", err)
 	}
 
 	out := map[string]TopicConfig{}
-	for topic, entries := range parseConfigs(m) {
-		t := TopicConfig{
+	for topic, entries := range parseConfigs(message) {
+		cfg := TopicConfig{
 			CleanupPolicy:   entries["cleanup.policy"],
 			UncleanElection: entries["unclean.leader.election.enable"] == "true",
 			TimestampType:   entries["message.timestamp.type"],
 		}
 		// A setting that may not be read stays 0, which means unknown.
-		t.MaxMessageBytes, _ = strconv.Atoi(entries["max.message.bytes"])
-		t.MinISR, _ = strconv.Atoi(entries["min.insync.replicas"])
-		out[topic] = t
+		cfg.MaxMessageBytes, _ = strconv.Atoi(entries["max.message.bytes"])
+		cfg.MinISR, _ = strconv.Atoi(entries["min.insync.replicas"])
+		out[topic] = cfg
 	}
 	return out, nil
 }
@@ -76,26 +76,26 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 func (c *Client) DescribeBroker(ctx context.Context, id int32, settings []string) (map[string]string, error) {
 	name := strconv.Itoa(int(id))
 	req := describeRequest(resourceBroker, []string{name}, settings)
-	m, err := c.callBroker(ctx, c.Layout().Brokers[id], timeoutFor(adminTimeout, 1), req)
+	message, err := c.callBroker(ctx, c.Layout().Brokers[id], timeoutFor(adminTimeout, 1), req)
 	if err != nil {
 		return nil, fmt.Errorf("describing broker %d: %w", id, err)
 	}
-	return parseConfigs(m)[name], nil
+	return parseConfigs(message)[name], nil
 }
 
 func describeRequest(resource int8, names, settings []string) *describeconfigs.Request {
 	req := &describeconfigs.Request{}
 	for _, name := range names {
-		r := describeconfigs.RequestResource{ResourceType: resource, ResourceName: name, ConfigNames: settings}
-		req.Resources = append(req.Resources, r)
+		requestResource := describeconfigs.RequestResource{ResourceType: resource, ResourceName: name, ConfigNames: settings}
+		req.Resources = append(req.Resources, requestResource)
 	}
 	return req
 }
 
 // parseConfigs returns the settings of the resources that could be read, by resource and setting.
-func parseConfigs(m protocol.Message) map[string]map[string]string {
+func parseConfigs(message protocol.Message) map[string]map[string]string {
 	out := map[string]map[string]string{}
-	for _, r := range m.(*describeconfigs.Response).Resources {
+	for _, r := range message.(*describeconfigs.Response).Resources {
 		if r.ErrorCode != 0 {
 			continue
 		}
@@ -139,26 +139,26 @@ func (c *Client) createTopics(
 	req := &createtopics.Request{TimeoutMs: int32(timeout.Milliseconds()), ValidateOnly: validateOnly}
 	for _, name := range names {
 		// With -1, the broker's defaults apply.
-		t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
+		topic := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
 		if how.Partitions > 0 {
-			t.NumPartitions = int32(how.Partitions)
+			topic.NumPartitions = int32(how.Partitions)
 		}
 		if how.Replication > 0 {
-			t.ReplicationFactor = int16(how.Replication)
+			topic.ReplicationFactor = int16(how.Replication)
 		}
 		for _, k := range slices.Sorted(maps.Keys(how.Configs)) {
-			t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
+			topic.Configs = append(topic.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
 		}
-		req.Topics = append(req.Topics, t)
+		req.Topics = append(req.Topics, topic)
 	}
 
-	m, err := c.callAny(ctx, timeout, req)
+	message, err := c.callAny(ctx, timeout, req)
 	if err != nil {
 		return nil, err
 	}
 
 	refused = map[string]error{}
-	for _, r := range m.(*createtopics.Response).Topics {
+	for _, r := range message.(*createtopics.Response).Topics {
 		code := kafkago.Error(r.ErrorCode)
 		// Another process may have created the topic at the same time.
 		if code == 0 || code == kafkago.TopicAlreadyExists {
@@ -230,21 +230,21 @@ func (c *Client) LeaderOffsets(
 ) (map[record.TopicPartition]LogOffset, error) {
 	req := &listoffsets.Request{ReplicaID: -1}
 	for topic, ids := range groupByTopic(partitions) {
-		t := listoffsets.RequestTopic{Topic: topic}
+		requestTopic := listoffsets.RequestTopic{Topic: topic}
 		for _, id := range ids {
 			// An epoch of -1 disables the broker's check of the leader epoch.
-			t.Partitions = append(t.Partitions, listoffsets.RequestPartition{Partition: id, CurrentLeaderEpoch: -1, Timestamp: int64(edge)})
+			requestTopic.Partitions = append(requestTopic.Partitions, listoffsets.RequestPartition{Partition: id, CurrentLeaderEpoch: -1, Timestamp: int64(edge)})
 		}
-		req.Topics = append(req.Topics, t)
+		req.Topics = append(req.Topics, requestTopic)
 	}
 
-	m, err := c.callBroker(ctx, addr, timeoutFor(adminTimeout, len(partitions)), req)
+	message, err := c.callBroker(ctx, addr, timeoutFor(adminTimeout, len(partitions)), req)
 	if err != nil {
 		return nil, fmt.Errorf("listing offsets: %w", err)
 	}
 
 	out := make(map[record.TopicPartition]LogOffset, len(partitions))
-	for _, t := range m.(*listoffsets.Response).Topics {
+	for _, t := range message.(*listoffsets.Response).Topics {
 		for _, p := range t.Partitions {
 			if p.ErrorCode != 0 {
 				code := kafkago.Error(p.ErrorCode)

@@ -39,12 +39,12 @@ func (c *Client) callCoordinator(
 }
 
 // findCoordinator returns the address of the coordinator of a consumer group or transactional id.
-func (c *Client) findCoordinator(ctx context.Context, of int8, id string) (string, error) {
-	m, err := c.callAny(ctx, metaTimeout, &findcoordinator.Request{Key: id, KeyType: of})
+func (c *Client) findCoordinator(ctx context.Context, keyType int8, id string) (string, error) {
+	message, err := c.callAny(ctx, metaTimeout, &findcoordinator.Request{Key: id, KeyType: keyType})
 	if err != nil {
 		return "", fmt.Errorf("finding the coordinator of %s: %w", id, err)
 	}
-	at := m.(*findcoordinator.Response)
+	at := message.(*findcoordinator.Response)
 	if at.ErrorCode != 0 {
 		return "", fmt.Errorf("finding the coordinator of %s: %w", id, Code(at.ErrorCode))
 	}
@@ -59,29 +59,29 @@ func codeError(code int16) error {
 	return Code(code)
 }
 
-// InitProducerID returns the next epoch of a transactional id. If p is a producer, only the holder of
+// InitProducerID returns the next epoch of a transactional id. If producer is a producer, only the holder of
 // its epoch gets the next one. With the id and epoch -1 the call always succeeds, and aborts the
 // transaction that the last owner has left open. An error of the coordinator is a Code.
 //
 // The coordinator aborts a transaction, and bumps the epoch itself, after Config.TransactionTimeout, or after a shorter time
 // if the cluster does not allow that.
-func (c *Client) InitProducerID(ctx context.Context, id string, p batch.Producer) (batch.Producer, error) {
+func (c *Client) InitProducerID(ctx context.Context, id string, producer batch.Producer) (batch.Producer, error) {
 	for {
 		timeout := time.Duration(c.transactionTimeout.Load())
-		m, err := c.callCoordinator(ctx, id, 1, &initproducerid.Request{
+		message, err := c.callCoordinator(ctx, id, 1, &initproducerid.Request{
 			TransactionalID:      id,
 			TransactionTimeoutMs: int32(timeout.Milliseconds()),
-			ProducerID:           p.ID,
-			ProducerEpoch:        p.Epoch,
+			ProducerID:           producer.ID,
+			ProducerEpoch:        producer.Epoch,
 		})
 		if err != nil {
 			return batch.Producer{}, err
 		}
 
-		r := m.(*initproducerid.Response)
-		err = codeError(r.ErrorCode)
+		response := message.(*initproducerid.Response)
+		err = codeError(response.ErrorCode)
 		if !errors.Is(err, InvalidTransactionTimeout) {
-			return batch.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch}, err
+			return batch.Producer{ID: response.ProducerID, Epoch: response.ProducerEpoch}, err
 		}
 		// No broker reports its transaction.max.timeout.ms to every user.
 		if timeout/2 < leastTransactionTimeout {
@@ -94,19 +94,19 @@ func (c *Client) InitProducerID(ctx context.Context, id string, p batch.Producer
 // AddPartitions adds partitions to the transaction of a transactional id. The result has the code of
 // each partition that the coordinator has named.
 func (c *Client) AddPartitions(
-	ctx context.Context, id string, p batch.Producer, partitions []record.TopicPartition,
+	ctx context.Context, id string, producer batch.Producer, partitions []record.TopicPartition,
 ) (map[record.TopicPartition]Code, error) {
-	req := &addpartitionstotxn.Request{TransactionalID: id, ProducerID: p.ID, ProducerEpoch: p.Epoch}
+	req := &addpartitionstotxn.Request{TransactionalID: id, ProducerID: producer.ID, ProducerEpoch: producer.Epoch}
 	for topic, ids := range groupByTopic(partitions) {
 		req.Topics = append(req.Topics, addpartitionstotxn.RequestTopic{Name: topic, Partitions: ids})
 	}
 
-	m, err := c.callCoordinator(ctx, id, len(partitions), req)
+	message, err := c.callCoordinator(ctx, id, len(partitions), req)
 	if err != nil {
 		return nil, err
 	}
 	out := make(map[record.TopicPartition]Code, len(partitions))
-	for _, t := range m.(*addpartitionstotxn.Response).Results {
+	for _, t := range message.(*addpartitionstotxn.Response).Results {
 		for _, r := range t.Results {
 			out[record.TopicPartition{Topic: t.Name, Partition: r.PartitionIndex}] = Code(r.ErrorCode)
 		}
@@ -116,11 +116,11 @@ func (c *Client) AddPartitions(
 
 // AbortTransaction makes the coordinator abort the transaction of a transactional id, which has items
 // partitions. It returns before the markers are written.
-func (c *Client) AbortTransaction(ctx context.Context, id string, p batch.Producer, items int) error {
-	req := &endtxn.Request{TransactionalID: id, ProducerID: p.ID, ProducerEpoch: p.Epoch}
-	m, err := c.callCoordinator(ctx, id, items, req)
+func (c *Client) AbortTransaction(ctx context.Context, id string, producer batch.Producer, items int) error {
+	req := &endtxn.Request{TransactionalID: id, ProducerID: producer.ID, ProducerEpoch: producer.Epoch}
+	message, err := c.callCoordinator(ctx, id, items, req)
 	if err != nil {
 		return err
 	}
-	return codeError(m.(*endtxn.Response).ErrorCode)
+	return codeError(message.(*endtxn.Response).ErrorCode)
 }

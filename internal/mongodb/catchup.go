@@ -19,15 +19,15 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 	})
 }
 
-// Causal returns a session whose reads see everything that was committed up to at. N22: the server waits
+// Causal returns a session whose reads see everything that was committed up to clusterTime. N22: the server waits
 // until all of it is majority-committed. Without the session, a majority read misses the latest commits.
-func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mongo.Session, error) {
+func Causal(ctx context.Context, client *mongo.Client, clusterTime bson.Timestamp) (*mongo.Session, error) {
 	session, err := client.StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
 		return nil, fmt.Errorf("starting a session: %w", err)
 	}
 
-	if err := session.AdvanceOperationTime(&at); err != nil {
+	if err := session.AdvanceOperationTime(&clusterTime); err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("setting a session's time: %w", err)
 	}

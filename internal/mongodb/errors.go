@@ -63,11 +63,11 @@ type PrivilegeError struct {
 }
 
 func (e *PrivilegeError) Error() string {
-	s := fmt.Sprintf("not allowed: grant the action %s on %s to the relay's user", e.Action, e.On)
+	text := fmt.Sprintf("not allowed: grant the action %s on %s to the relay's user", e.Action, e.On)
 	if e.Advice != "" {
-		s += ", or " + e.Advice
+		text += ", or " + e.Advice
 	}
-	return s
+	return text
 }
 
 func (e *PrivilegeError) Unwrap() error { return e.Err }
@@ -102,19 +102,19 @@ func HasCode(err error, codes ...int) bool {
 
 // DescribeRefusal wraps err, or returns nil if err is nil. If the server rejected the command because the action
 // is not granted, the error is a [*PrivilegeError] with that action.
-func DescribeRefusal(err error, doing, action, on, advice string) error {
+func DescribeRefusal(err error, doing, action, resource, advice string) error {
 	if err == nil {
 		return nil
 	}
 	if HasCode(err, CodeUnauthorized) {
-		err = &PrivilegeError{Action: action, On: on, Advice: advice, Err: err}
+		err = &PrivilegeError{Action: action, On: resource, Advice: advice, Err: err}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
 // Refusal is DescribeRefusal without advice.
-func Refusal(err error, doing, action, on string) error {
-	return DescribeRefusal(err, doing, action, on, "")
+func Refusal(err error, doing, action, resource string) error {
+	return DescribeRefusal(err, doing, action, resource, "")
 }
 
 // Majority returns coll with majority concerns on the primary (N21).

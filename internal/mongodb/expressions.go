@@ -13,8 +13,8 @@ func IfNull(field string, otherwise any) bson.D {
 	return bson.D{{Key: "$ifNull", Value: bson.A{field, otherwise}}}
 }
 
-// Literal returns the expression for v itself, even if v looks like a field or an operator.
-func Literal(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
+// Literal returns the expression for value itself, even if value looks like a field or an operator.
+func Literal(value any) bson.D { return bson.D{{Key: "$literal", Value: value}} }
 
 // Fields returns the projection that selects the named fields and `_id`.
 func Fields(names ...string) bson.D { return Ascending(names...) }
@@ -24,23 +24,23 @@ var ErrCursor = errors.New("invalid cursor: pass the cursor that the previous pa
 
 // EncodeCursor returns the text of a place in a list.
 func EncodeCursor(place any) (string, error) {
-	b, err := bson.Marshal(place)
+	data, err := bson.Marshal(place)
 	if err != nil {
 		return "", fmt.Errorf("encoding a cursor: %w", err)
 	}
-	return base64.RawURLEncoding.EncodeToString(b), nil
+	return base64.RawURLEncoding.EncodeToString(data), nil
 }
 
 // ParseCursor reads the text of [EncodeCursor] into place. The error is [ErrCursor].
 func ParseCursor(text string, place any) error {
-	b, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil || bson.Raw(b).Validate() != nil || bson.Unmarshal(b, place) != nil {
+	data, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || bson.Raw(data).Validate() != nil || bson.Unmarshal(data, place) != nil {
 		return ErrCursor
 	}
 	return nil
 }
 
-// CloneValue returns a copy of v that does not alias a reply.
-func CloneValue(v bson.RawValue) bson.RawValue {
-	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
+// CloneValue returns a copy of value that does not alias a reply.
+func CloneValue(value bson.RawValue) bson.RawValue {
+	return bson.RawValue{Type: value.Type, Value: append([]byte(nil), value.Value...)}
 }

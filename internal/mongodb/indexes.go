@@ -37,31 +37,31 @@ func Ascending(fields ...string) bson.D {
 
 // Spec returns the index in the form that createIndexes takes. The checksum of a migration uses the same form.
 func (i Index) Spec() bson.D {
-	d := bson.D{{Key: "key", Value: i.Keys}, {Key: "name", Value: i.Name}}
-	return append(d, i.listOptions()...)
+	document := bson.D{{Key: "key", Value: i.Keys}, {Key: "name", Value: i.Name}}
+	return append(document, i.listOptions()...)
 }
 
 // listOptions returns the options of the index that are not the default.
 func (i Index) listOptions() bson.D {
-	var d bson.D
+	var document bson.D
 	if i.Partial != nil {
-		d = append(d, bson.E{Key: "partialFilterExpression", Value: i.Partial})
+		document = append(document, bson.E{Key: "partialFilterExpression", Value: i.Partial})
 	}
 	if i.TTL != nil {
-		d = append(d, bson.E{Key: "expireAfterSeconds", Value: *i.TTL})
+		document = append(document, bson.E{Key: "expireAfterSeconds", Value: *i.TTL})
 	}
-	return d
+	return document
 }
 
 // Statement returns the mongosh statement that creates the index.
 func (i Index) Statement(db, coll string) string {
 	// The error can be ignored: the keys consist of names and numbers.
 	keys, _ := bson.MarshalExtJSON(i.Keys, false, false)
-	s := fmt.Sprintf("db.getSiblingDB(%q).getCollection(%q).createIndex(%s", db, coll, keys)
+	text := fmt.Sprintf("db.getSiblingDB(%q).getCollection(%q).createIndex(%s", db, coll, keys)
 
 	opts := i.listOptions()
 	if len(opts) == 0 {
-		return s + ")"
+		return text + ")"
 	}
 
 	list := make([]string, len(opts))
@@ -70,7 +70,7 @@ func (i Index) Statement(db, coll string) string {
 		value, _ := bson.MarshalExtJSON(bson.D{{Key: "v", Value: o.Value}}, false, false)
 		list[n] = o.Key + ": " + string(value[len(`{"v":`):len(value)-1])
 	}
-	return s + ", {" + strings.Join(list, ", ") + "})"
+	return text + ", {" + strings.Join(list, ", ") + "})"
 }
 
 // DropStatement returns the mongosh statement that removes the index.
@@ -164,7 +164,7 @@ func EnsureTTLIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, ind
 		return false, err
 	}
 
-	i := slices.IndexFunc(have, func(h existingIndex) bool { return h.Name == index.Name })
+	i := slices.IndexFunc(have, func(existingIndex existingIndex) bool { return existingIndex.Name == index.Name })
 	switch exists := i >= 0; {
 	case index.TTL == nil && !exists:
 		return false, nil
@@ -196,7 +196,7 @@ func MissingIndexes(ctx context.Context, coll *mongo.Collection, want []Index) (
 
 	var missing []Index
 	for _, w := range want {
-		if !slices.ContainsFunc(have, func(h existingIndex) bool { return h.servesIndex(w) }) {
+		if !slices.ContainsFunc(have, func(index existingIndex) bool { return index.servesIndex(w) }) {
 			missing = append(missing, w)
 		}
 	}

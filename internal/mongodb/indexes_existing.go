@@ -60,8 +60,8 @@ func (h existingIndex) hasKeys(want bson.D) bool {
 
 	for i, e := range elems {
 		n, ok := e.Value().AsInt64OK()
-		w, number := want[i].Value.(int32)
-		if !ok || !number || n != int64(w) || e.Key() != want[i].Key {
+		direction, number := want[i].Value.(int32)
+		if !ok || !number || n != int64(direction) || e.Key() != want[i].Key {
 			return false
 		}
 	}
@@ -70,6 +70,6 @@ func (h existingIndex) hasKeys(want bson.D) bool {
 
 // sameDocument reports whether both documents have the same bytes, so the order of the fields matters.
 func sameDocument(have bson.Raw, want bson.D) bool {
-	w, err := bson.Marshal(want)
-	return err == nil && bytes.Equal(have, w)
+	encoded, err := bson.Marshal(want)
+	return err == nil && bytes.Equal(have, encoded)
 }

@@ -21,8 +21,8 @@ const marginCall = 5 * time.Second
 // twice the life of a transaction, at least [MinMargin]. If the server does not return the life of a
 // transaction, Margin assumes the default.
 func Margin(ctx context.Context, client *mongo.Client) time.Duration {
-	if m, err := AskMargin(ctx, client); err == nil {
-		return m
+	if asked, err := AskMargin(ctx, client); err == nil {
+		return asked
 	}
 	return MinMargin
 }
@@ -53,23 +53,23 @@ func AskMargin(ctx context.Context, client *mongo.Client) (time.Duration, error)
 	return max(MinMargin, 2*time.Duration(reply.Seconds)*time.Second), nil
 }
 
-// Earlier returns t less d, rounded up to whole seconds, or zero if d is longer than t.
-func Earlier(t bson.Timestamp, d time.Duration) bson.Timestamp {
-	if d <= 0 {
-		return t
+// Earlier returns timestamp less duration, rounded up to whole seconds, or zero if duration is longer than timestamp.
+func Earlier(timestamp bson.Timestamp, duration time.Duration) bson.Timestamp {
+	if duration <= 0 {
+		return timestamp
 	}
 
-	s := int64((d + time.Second - 1) / time.Second)
-	if s >= int64(t.T) {
+	seconds := int64((duration + time.Second - 1) / time.Second)
+	if seconds >= int64(timestamp.T) {
 		return bson.Timestamp{}
 	}
-	return bson.Timestamp{T: t.T - uint32(s), I: t.I}
+	return bson.Timestamp{T: timestamp.T - uint32(seconds), I: timestamp.I}
 }
 
-// Preceding returns the greatest timestamp less than t, which must not be zero.
-func Preceding(t bson.Timestamp) bson.Timestamp {
-	if t.I > 0 {
-		return bson.Timestamp{T: t.T, I: t.I - 1}
+// Preceding returns the greatest timestamp less than timestamp, which must not be zero.
+func Preceding(timestamp bson.Timestamp) bson.Timestamp {
+	if timestamp.I > 0 {
+		return bson.Timestamp{T: timestamp.T, I: timestamp.I - 1}
 	}
-	return bson.Timestamp{T: t.T - 1, I: 1<<32 - 1}
+	return bson.Timestamp{T: timestamp.T - 1, I: 1<<32 - 1}
 }

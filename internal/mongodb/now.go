@@ -15,18 +15,18 @@ var errNoClusterTime = errors.New("the server has no cluster time, so it is not 
 
 // ClusterTime returns the current cluster time of the server that replies to a ping. Everything that is
 // committed afterwards has a later time. It blocks for at most ten seconds.
-func ClusterTime(ctx context.Context, client *mongo.Client) (at bson.Timestamp, err error) {
+func ClusterTime(ctx context.Context, client *mongo.Client) (clusterTime bson.Timestamp, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 
 	raw, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
 	if err != nil {
-		return at, fmt.Errorf("reading the cluster time: %w", err)
+		return clusterTime, fmt.Errorf("reading the cluster time: %w", err)
 	}
 
 	var ok bool
-	if at.T, at.I, ok = raw.Lookup("operationTime").TimestampOK(); !ok {
-		return at, fmt.Errorf("reading the cluster time: %w", errNoClusterTime)
+	if clusterTime.T, clusterTime.I, ok = raw.Lookup("operationTime").TimestampOK(); !ok {
+		return clusterTime, fmt.Errorf("reading the cluster time: %w", errNoClusterTime)
 	}
-	return at, nil
+	return clusterTime, nil
 }

@@ -114,27 +114,27 @@ func splitWrites[T any](size *PartSize, list []T, bytes func(doc *T) int, write 
 
 // WriteInParts writes a list in fenced transactions. Each is majority committed before the next begins. If
 // the attempts at a transaction fail, the next one is smaller.
-func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) error {
-	size := p.PartSize
+func WriteInParts[T any](ctx context.Context, fencer Fencer, list []T, parts Parts[T]) error {
+	size := parts.PartSize
 	if size == nil {
 		size = NewPartSize(MaxDocuments)
 	}
 
-	err := splitWrites(size, list, p.Size, func(part []T) error {
-		err := f.Fenced(ctx, nil, LimitRuns(len(part), func(tx context.Context) error {
-			s := mongo.SessionFromContext(tx)
-			if s == nil {
+	err := splitWrites(size, list, parts.Size, func(part []T) error {
+		err := fencer.Fenced(ctx, nil, LimitRuns(len(part), func(tx context.Context) error {
+			session := mongo.SessionFromContext(tx)
+			if session == nil {
 				return errNoTransaction
 			}
-			return p.Write(tx, s.Client(), part)
+			return parts.Write(tx, session.Client(), part)
 		}))
-		if err == nil && p.Written != nil {
-			p.Written()
+		if err == nil && parts.Written != nil {
+			parts.Written()
 		}
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", p.Doing, err)
+		return fmt.Errorf("%s: %w", parts.Doing, err)
 	}
 	return nil
 }

@@ -45,8 +45,8 @@ func Fetch(ctx context.Context, coll *mongo.Collection, id bson.RawValue) (bson.
 	return raw, nil
 }
 
-// ValueKey returns a key of a map for v. Values of different BSON types have different keys.
-func ValueKey(v bson.RawValue) string { return string(byte(v.Type)) + string(v.Value) }
+// ValueKey returns a key of a map for value. Values of different BSON types have different keys.
+func ValueKey(value bson.RawValue) string { return string(byte(value.Type)) + string(value.Value) }
 
 // FetchMany calls take for each envelope of ids that exists, majority committed (N21), in no order. The
 // bytes are valid only during the call. An error of take ends the read and is returned.
@@ -171,8 +171,8 @@ func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) 
 		return uuid, Refusal(err, "reading the UUID of "+db+"."+coll, "listCollections", db)
 	}
 
-	_, b, _ := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
-	copy(uuid[:], b)
+	_, id, _ := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
+	copy(uuid[:], id)
 	return uuid, nil
 }
 

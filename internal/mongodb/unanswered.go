@@ -18,7 +18,7 @@ func IsDriverTimeout(err error) bool {
 	return anyOfDriver(err, func(err error, name string, causes []error) bool {
 		// WithTransaction wraps each error that its callback returned too late as a timeout. For
 		// these, the cause decides.
-		late := name == "timeoutError" && slices.ContainsFunc(causes, func(c error) bool { return c != nil })
+		late := name == "timeoutError" && slices.ContainsFunc(causes, func(cause error) bool { return cause != nil })
 		return !late && mongo.IsTimeout(err)
 	})
 }
@@ -49,19 +49,19 @@ func anyOfDriver(err error, match func(err error, name string, causes []error) b
 
 	// An error may wrap several causes, so the whole tree is searched.
 	var causes []error
-	switch x := err.(type) { //nolint:errorlint // this walks the tree itself
+	switch typed := err.(type) { //nolint:errorlint // this walks the tree itself
 	case interface{ Unwrap() error }:
-		causes = []error{x.Unwrap()}
+		causes = []error{typed.Unwrap()}
 	case interface{ Unwrap() []error }:
-		causes = x.Unwrap()
+		causes = typed.Unwrap()
 	}
 
-	t := reflect.TypeOf(err)
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
+	goType := reflect.TypeOf(err)
+	if goType.Kind() == reflect.Pointer {
+		goType = goType.Elem()
 	}
-	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") && match(err, t.Name(), causes) {
+	if strings.HasPrefix(goType.PkgPath(), "go.mongodb.org/mongo-driver/") && match(err, goType.Name(), causes) {
 		return true
 	}
-	return slices.ContainsFunc(causes, func(c error) bool { return anyOfDriver(c, match) })
+	return slices.ContainsFunc(causes, func(cause error) bool { return anyOfDriver(cause, match) })
 }

@@ -87,36 +87,36 @@ type ClientCredentials struct {
 
 // FromClientCredentials returns a Source that requests tokens with the grant client_credentials. It requests the next token after
 // 80 % of the lifetime of the last one, and uses that until it expires while the server does not answer.
-func FromClientCredentials(c ClientCredentials) Source {
+func FromClientCredentials(credentials ClientCredentials) Source {
 	request := clientcredentials.Config{
-		TokenURL: c.TokenURL, ClientID: c.ClientID, ClientSecret: c.ClientSecret, Scopes: c.Scopes,
+		TokenURL: credentials.TokenURL, ClientID: credentials.ClientID, ClientSecret: credentials.ClientSecret, Scopes: credentials.Scopes,
 	}
-	if c.Audience != "" {
-		request.EndpointParams = map[string][]string{"audience": {c.Audience}}
+	if credentials.Audience != "" {
+		request.EndpointParams = map[string][]string{"audience": {credentials.Audience}}
 	}
 
 	return keep(func(ctx context.Context) (string, time.Time, error) {
 		// Only one request runs at a time.
-		if c.Secret != nil {
-			request.ClientSecret = c.Secret()
+		if credentials.Secret != nil {
+			request.ClientSecret = credentials.Secret()
 		}
-		t, err := request.Token(ctx)
+		issued, err := request.Token(ctx)
 		if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
 			reason := limited(refused.Body)
-			return "", time.Time{}, fmt.Errorf("%s refuses a token: %s%s", c.TokenURL, refused.Response.Status, reason.suffix())
+			return "", time.Time{}, fmt.Errorf("%s refuses a token: %s%s", credentials.TokenURL, refused.Response.Status, reason.suffix())
 		}
 		if err != nil {
-			return "", time.Time{}, fmt.Errorf("requesting a token from %s: %w", c.TokenURL, err)
+			return "", time.Time{}, fmt.Errorf("requesting a token from %s: %w", credentials.TokenURL, err)
 		}
 
-		token, err := checkToken([]byte(t.AccessToken))
+		token, err := checkToken([]byte(issued.AccessToken))
 		if err != nil {
-			return "", time.Time{}, fmt.Errorf("answer of %s: %w", c.TokenURL, err)
+			return "", time.Time{}, fmt.Errorf("answer of %s: %w", credentials.TokenURL, err)
 		}
-		if t.Expiry.IsZero() {
+		if issued.Expiry.IsZero() {
 			return token, expiry(token), nil
 		}
-		return token, t.Expiry, nil
+		return token, issued.Expiry, nil
 	})
 }
 
@@ -128,7 +128,7 @@ func checkToken(text []byte) (string, error) {
 		return "", errors.New("there is no token")
 	case len(token) > maxToken:
 		return "", fmt.Errorf("the token has %d bytes; at most %d are allowed", len(token), maxToken)
-	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == ',' }):
+	case strings.ContainsFunc(token, func(char rune) bool { return char <= ' ' || char > '~' || char == '"' || char == ',' }):
 		return "", errors.New("it is not a token: it contains a character that no bearer token has, such as a space or a quote")
 	}
 	return token, nil
@@ -137,9 +137,9 @@ func checkToken(text []byte) (string, error) {
 // limited collects the beginning of a text.
 type limited []byte
 
-func (l *limited) Write(p []byte) (int, error) {
-	*l = append(*l, p[:min(len(p), maxReason-min(len(*l), maxReason))]...)
-	return len(p), nil
+func (l *limited) Write(data []byte) (int, error) {
+	*l = append(*l, data[:min(len(data), maxReason-min(len(*l), maxReason))]...)
+	return len(data), nil
 }
 
 // suffix returns the text in one line, after a colon, or "" if there is none.

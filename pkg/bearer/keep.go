@@ -38,11 +38,11 @@ type request struct {
 	err   error
 }
 
-// keep returns a Source that keeps the token of f for 80 % of its lifetime. Connections that need a token at the same time share
+// keep returns a Source that keeps the token of fetch for 80 % of its lifetime. Connections that need a token at the same time share
 // one request. If a request fails, the last token is used until it expires.
-func keep(f fetch) Source {
-	k := &keeper{fetch: f}
-	return k.get
+func keep(fetch fetch) Source {
+	keeper := &keeper{fetch: fetch}
+	return keeper.get
 }
 
 func (k *keeper) get(ctx context.Context) (string, error) {
@@ -51,24 +51,24 @@ func (k *keeper) get(ctx context.Context) (string, error) {
 		defer k.mu.Unlock()
 		return k.token, nil
 	}
-	r := k.running
-	if r == nil {
-		r = &request{done: make(chan struct{})}
-		k.running = r
-		go k.run(context.WithoutCancel(ctx), r)
+	current := k.running
+	if current == nil {
+		current = &request{done: make(chan struct{})}
+		k.running = current
+		go k.run(context.WithoutCancel(ctx), current)
 	}
 	k.mu.Unlock()
 
 	select {
-	case <-r.done:
-		return r.token, r.err
+	case <-current.done:
+		return current.token, current.err
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
 	}
 }
 
-// run performs r.
-func (k *keeper) run(ctx context.Context, r *request) {
+// run performs request.
+func (k *keeper) run(ctx context.Context, request *request) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	began := time.Now()
@@ -89,8 +89,8 @@ func (k *keeper) run(ctx context.Context, r *request) {
 	case time.Now().Before(k.expires):
 		token, err = k.token, nil
 	}
-	r.token, r.err = token, err
-	close(r.done)
+	request.token, request.err = token, err
+	close(request.done)
 }
 
 // expiry returns the time at which a JWT expires, or the zero time if token is none. The client does not check the signature: it
@@ -106,12 +106,12 @@ func expiry(token string) time.Time {
 		return time.Time{}
 	}
 
-	var c struct {
+	var payload struct {
 		Expires float64 `json:"exp"`
 	}
-	if json.Unmarshal(claims, &c) != nil || c.Expires <= 0 || c.Expires > 1<<40 {
+	if json.Unmarshal(claims, &payload) != nil || payload.Expires <= 0 || payload.Expires > 1<<40 {
 		return time.Time{}
 	}
 
-	return time.Unix(int64(c.Expires), 0)
+	return time.Unix(int64(payload.Expires), 0)
 }

@@ -21,11 +21,11 @@ type jsonCodec struct{}
 
 func (jsonCodec) ContentType() string { return jsonType }
 
-func (jsonCodec) Encode(v any) ([]byte, error) {
+func (jsonCodec) Encode(value any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	if err := enc.Encode(value); err != nil {
 		return nil, err
 	}
 
@@ -46,18 +46,18 @@ type extJSONCodec struct{}
 
 func (extJSONCodec) ContentType() string { return jsonType }
 
-// Encode returns the bytes that the relay publishes for event.Document(v).
-func (extJSONCodec) Encode(v any) ([]byte, error) {
-	t, value, err := bson.MarshalValue(v)
+// Encode returns the bytes that the relay publishes for event.Document(payload).
+func (extJSONCodec) Encode(payload any) ([]byte, error) {
+	bsonType, value, err := bson.MarshalValue(payload)
 	if err != nil {
 		return nil, err
 	}
 
-	switch t {
+	switch bsonType {
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
-		return envelope.AppendPayload(nil, &envelope.View{PayloadType: byte(t), Payload: value})
+		return envelope.AppendPayload(nil, &envelope.View{PayloadType: byte(bsonType), Payload: value})
 	default:
-		return nil, newTypeError("ExtJSON", v, "a value that is a document or an array in BSON")
+		return nil, newTypeError("ExtJSON", payload, "a value that is a document or an array in BSON")
 	}
 }
 

@@ -19,14 +19,14 @@ type raw struct{ contentType string }
 
 func (r raw) ContentType() string { return r.contentType }
 
-func (raw) Encode(v any) ([]byte, error) {
-	switch val := reflect.ValueOf(v); {
+func (raw) Encode(value any) ([]byte, error) {
+	switch val := reflect.ValueOf(value); {
 	case isBytes(val):
 		return append([]byte{}, val.Bytes()...), nil
 	case val.Kind() == reflect.String:
 		return []byte(val.String()), nil
 	default:
-		return nil, newTypeError("Raw", v, "bytes or a string")
+		return nil, newTypeError("Raw", value, "bytes or a string")
 	}
 }
 
@@ -48,10 +48,10 @@ func (raw) Decode(_ context.Context, data []byte, into any) error {
 	return nil
 }
 
-func isBytes(v reflect.Value) bool {
-	return v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8
+func isBytes(value reflect.Value) bool {
+	return value.Kind() == reflect.Slice && value.Type().Elem().Kind() == reflect.Uint8
 }
 
-func newTypeError(codec string, v any, want string) error {
-	return fmt.Errorf("codec.%s does not support %T: pass %s", codec, v, want)
+func newTypeError(codec string, value any, want string) error {
+	return fmt.Errorf("codec.%s does not support %T: pass %s", codec, value, want)
 }

@@ -45,8 +45,8 @@ func (e *timeoutError) Unwrap() []error { return []error{ErrTimeout, context.Dea
 
 // recoverPanic stores a panic as a *panicError in err. It must be deferred directly.
 func recoverPanic(err *error) {
-	if v := recover(); v != nil {
-		*err = &panicError{Value: v, Stack: debug.Stack()}
+	if panicked := recover(); panicked != nil {
+		*err = &panicError{Value: panicked, Stack: debug.Stack()}
 	}
 }
 
@@ -56,7 +56,7 @@ var errOrphan = errors.New("the topic was deleted and created again")
 // checkOrphans returns errOrphan if one of the messages was abandoned. Called in a transaction after the inbox has moved the
 // watermarks, it also shows that they were not those of the new topic: this process attaches to it only afterwards.
 func checkOrphans(list []task) error {
-	if slices.ContainsFunc(list, func(x task) bool { return x.entry.orphan.Load() }) {
+	if slices.ContainsFunc(list, func(task task) bool { return task.entry.orphan.Load() }) {
 		return errOrphan
 	}
 	return nil
@@ -135,10 +135,10 @@ func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResul
 	return err
 }
 
-// runTransaction runs f in a transaction. The driver repeats f after transient failures, for up to two minutes.
+// runTransaction runs callback in a transaction. The driver repeats callback after transient failures, for up to two minutes.
 // runTransaction stops the repetitions with an *overrunError if the server aborted a transaction that was open for long
 // or had several messages, because the same messages would take as long again.
-func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx context.Context) error) error {
+func (t *track) runTransaction(ctx context.Context, list []task, callback func(ctx context.Context) error) error {
 	began := time.Now()
 	ran := false
 	var lastErr error
@@ -156,7 +156,7 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 		}
 
 		t.lastRun = 0
-		ran, lastErr = true, f(ctx)
+		ran, lastErr = true, callback(ctx)
 		// The timeout may have interrupted a statement, whose label would make the driver run the handler again.
 		if _, late := errors.AsType[*timeoutError](lastErr); late {
 			return &finalError{lastErr}
@@ -167,7 +167,7 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 		return final.err
 	}
 
-	// After its own limit the driver does not run f again. It returns the cause instead.
+	// After its own limit the driver does not run callback again. It returns the cause instead.
 	_, isOverrun := errors.AsType[*overrunError](err)
 	if !isOverrun && len(list) == 1 && tooSlow(err) {
 		return &overrunError{after: time.Since(began), err: err}
@@ -200,11 +200,11 @@ func (t *track) noteRepeat(ctx context.Context, cause error) {
 func (t *track) handlerRanLong() bool { return t.lastRun > targetDuration/2 }
 
 // noHandlerCause returns the reason why no handler gets the message.
-func (t *track) noHandlerCause(x task) error {
-	if x.entry.decodeErr != nil {
-		return x.entry.decodeErr
+func (t *track) noHandlerCause(task task) error {
+	if task.entry.decodeErr != nil {
+		return task.entry.decodeErr
 	}
-	return fmt.Errorf("%w takes type %q: register one", ErrNoHandler, x.entry.m.Name)
+	return fmt.Errorf("%w takes type %q: register one", ErrNoHandler, task.entry.m.Name)
 }
 
 // handleOptimistic marks and handles the messages in one transaction.
@@ -231,20 +231,20 @@ func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptR
 }
 
 // handleEager claims the message, and handles it in a transaction that turns the claim into the mark.
-func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) error {
-	s := t.p.s
+func (t *track) handleEager(ctx context.Context, current task, res *attemptResult) error {
+	session := t.p.s
 	// The claim comes before the transaction, because it has to be visible to other members while the handler runs.
-	claim, err := s.claimMessage(ctx, t.inboxEntry(x))
+	claim, err := session.claimMessage(ctx, t.inboxEntry(current))
 	// The message was handled before, so only its document or its watermark is left to change.
 	if errors.Is(err, inbox.ErrDuplicate) {
 		*res = attemptResult{duplicates: 1}
 		if t.waiting != nil {
-			return s.c.waiting.Remove(ctx, t.waiting)
+			return session.c.waiting.Remove(ctx, t.waiting)
 		}
-		if err := t.checkOrder(ctx, []task{x}, []bool{false}); err != nil {
+		if err := t.checkOrder(ctx, []task{current}, []bool{false}); err != nil {
 			return err
 		}
-		return s.passWatermark(ctx, t.inboxEntry(x))
+		return session.passWatermark(ctx, t.inboxEntry(current))
 	}
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("claiming a message: %w", err)}
@@ -255,19 +255,19 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		if err := claim.Release(ctx); err != nil {
-			s.report(fmt.Errorf("releasing the claim of message %s: %w", x.entry.m.ID, err))
+			session.report(fmt.Errorf("releasing the claim of message %s: %w", current.entry.m.ID, err))
 		}
 	}()
 
-	if err := checkOrphans([]task{x}); err != nil {
+	if err := checkOrphans([]task{current}); err != nil {
 		return err
 	}
 	return claim.Hold(ctx, func(ctx context.Context) error {
-		return t.runTransaction(ctx, []task{x}, func(ctx context.Context) error {
+		return t.runTransaction(ctx, []task{current}, func(ctx context.Context) error {
 			if taken, err := t.takeWaiting(ctx, res); !taken || err != nil {
 				return err
 			}
-			if err := t.runHandler(ctx, []task{x}, nil, res); err != nil {
+			if err := t.runHandler(ctx, []task{current}, nil, res); err != nil {
 				return err
 			}
 			if err := claim.Handled(ctx); err != nil {
@@ -279,17 +279,17 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 }
 
 // claimMessage claims a message in the inbox. It blocks for at most commitTimeout.
-func (s *session) claimMessage(ctx context.Context, e inbox.Entry) (*inbox.Claim, error) {
+func (s *session) claimMessage(ctx context.Context, entry inbox.Entry) (*inbox.Claim, error) {
 	// The end of a drain must not cut this call off. A claim that was stored without an answer would block all members
 	// from the message until its lease expires.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
-	return s.inbox.Claim(ctx, e, 0)
+	return s.inbox.Claim(ctx, entry, 0)
 }
 
 // passWatermark moves the watermark of the inbox past the message.
-func (s *session) passWatermark(ctx context.Context, e inbox.Entry) error {
-	if err := s.inbox.Pass(ctx, []inbox.Entry{e}); err != nil {
+func (s *session) passWatermark(ctx context.Context, entry inbox.Entry) error {
+	if err := s.inbox.Pass(ctx, []inbox.Entry{entry}); err != nil {
 		return &inboxFailure{fmt.Errorf("passing the watermark: %w", err)}
 	}
 	return nil
@@ -334,10 +334,10 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 			return &handlerFailure{x.entry.decodeErr}
 		}
 
-		m := x.entry.m.copy()
+		message := x.entry.m.copy()
 		// The attempts of this process follow the attempts that the header counts.
-		m.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
-		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained(ctx, m) })
+		message.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
+		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained(ctx, message) })
 		if err != nil {
 			return t.wrapFailure(ctx, err)
 		}
@@ -371,11 +371,11 @@ func (t *track) wrapFailure(ctx context.Context, err error) error {
 	return &handlerFailure{err}
 }
 
-// callWithTimeout calls f with the handler's timeout. It returns a panic as an error, and an error after the timeout as
+// callWithTimeout calls callback with the handler's timeout. It returns a panic as an error, and an error after the timeout as
 // a *timeoutError.
-func (t *track) callWithTimeout(ctx context.Context, f func(ctx context.Context) error) (err error) {
+func (t *track) callWithTimeout(ctx context.Context, callback func(ctx context.Context) error) (err error) {
 	defer recoverPanic(&err)
-	return callLimited(ctx, t.reg.timeout, "handler "+t.reg.name, f)
+	return callLimited(ctx, t.reg.timeout, "handler "+t.reg.name, callback)
 }
 
 // batchCollector collects the messages that pass the middlewares of a batch handler.
@@ -399,12 +399,12 @@ var errBatchNotRun = Discard(errors.New("the batch was not run"))
 type collectorKey struct{}
 
 // collectMessage is the innermost handler in the chain of a batch handler. It adds the message to the batch.
-func collectMessage(ctx context.Context, m *Message) error {
-	b, ok := ctx.Value(collectorKey{}).(*batchCollector)
+func collectMessage(ctx context.Context, message *Message) error {
+	collector, ok := ctx.Value(collectorKey{}).(*batchCollector)
 	if !ok {
 		return errors.New("consumer: a middleware replaced the context of a batch handler")
 	}
-	b.messages = append(b.messages, m)
+	collector.messages = append(collector.messages, message)
 	return nil
 }
 

@@ -11,9 +11,9 @@ import (
 
 // WithMaxOutage sets how long a member stays in its group while it cannot reach MongoDB. Then it leaves the group, so that members
 // that can reach MongoDB get its partitions, and joins again when MongoDB answers. Defaults to 5 min, which is longer than an
-// election or a restart of MongoDB. A negative d means that the member stays.
-func WithMaxOutage(d time.Duration) Option {
-	return option(func(s *settings) { s.maxOutage = cmp.Or(d, defaultMaxOutage) })
+// election or a restart of MongoDB. A negative limit means that the member stays.
+func WithMaxOutage(limit time.Duration) Option {
+	return option(func(settings *settings) { settings.maxOutage = cmp.Or(limit, defaultMaxOutage) })
 }
 
 // databaseReach is whether a member can reach its database. Only refreshHealth changes it.

@@ -43,34 +43,34 @@ type Consumer struct {
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
 // arguments in one error.
 func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
-	c := &Consumer{group: group, db: db, s: newSettings(opts), health: newHealth()}
+	consumer := &Consumer{group: group, db: db, s: newSettings(opts), health: newHealth()}
 
-	problems := []error{c.s.validate()}
+	problems := []error{consumer.s.validate()}
 	if group == "" {
 		problems = append(problems, errors.New("the name of the group is empty"))
 	}
 	// With a replaced inbox and transactions, as in unit tests, there is no database.
-	if db == nil && (c.s.inbox.replacement == nil || c.s.transact == nil) {
+	if db == nil && (consumer.s.inbox.replacement == nil || consumer.s.transact == nil) {
 		problems = append(problems, errors.New("the database is nil"))
 	}
 
-	if c.s.inbox.replacement == nil && db != nil {
-		x, err := mongostore.Open(db, c.s.inbox.settings)
+	if consumer.s.inbox.replacement == nil && db != nil {
+		inbox, err := mongostore.Open(db, consumer.s.inbox.settings)
 		problems = append(problems, err)
-		c.s.inbox.replacement = x
+		consumer.s.inbox.replacement = inbox
 	}
 
-	c.transport = c.s.transport
-	if c.transport == nil {
-		t, err := c.s.open(c.s.kafka)
+	consumer.transport = consumer.s.transport
+	if consumer.transport == nil {
+		transport, err := consumer.s.open(consumer.s.kafka)
 		problems = append(problems, err)
-		c.transport = t
+		consumer.transport = transport
 	}
 
-	if c.s.disposer == nil {
-		letters, err := openLetters(db, c.s.inbox.replacement, c.s.letters)
+	if consumer.s.disposer == nil {
+		letters, err := openLetters(db, consumer.s.inbox.replacement, consumer.s.letters)
 		problems = append(problems, err)
-		c.letters = letters
+		consumer.letters = letters
 	}
 
 	if err := errors.Join(problems...); err != nil {
@@ -78,39 +78,39 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 
 	if db != nil {
-		c.sessions = transaction.NewPool(db.Client())
+		consumer.sessions = transaction.NewPool(db.Client())
 	}
-	c.waiting = openWaiting(db, c.s.inbox.replacement)
-	c.gate.notify = func(on bool) { c.measureStop("paused", on) }
+	consumer.waiting = openWaiting(db, consumer.s.inbox.replacement)
+	consumer.gate.notify = func(paused bool) { consumer.measureStop("paused", paused) }
 
 	// These take the messages that no handler of the service takes.
 	unknown := verdict{Action: actDiscard, Reason: deadletter.ClassUnknown}
 	orphaned := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
-	if c.s.deadUnknown {
+	if consumer.s.deadUnknown {
 		unknown = orphaned
 	}
-	c.unknown = newSystemHandler(unknown)
-	c.orphaned = newSystemHandler(orphaned)
-	c.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: deadletter.ClassMalformed})
-	return c, nil
+	consumer.unknown = newSystemHandler(unknown)
+	consumer.orphaned = newSystemHandler(orphaned)
+	consumer.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: deadletter.ClassMalformed})
+	return consumer, nil
 }
 
 // openWaiting returns the store of the messages that are set aside. Without a database, it is that of the inbox, or nil.
-func openWaiting(db *mongo.Database, x consumerparts.Inbox) setaside.Store {
+func openWaiting(db *mongo.Database, inbox consumerparts.Inbox) setaside.Store {
 	if db != nil {
 		return setaside.New(db, setaside.DefaultCollection)
 	}
-	if own, ok := x.(interface{ Waiting() setaside.Store }); ok {
+	if own, ok := inbox.(interface{ Waiting() setaside.Store }); ok {
 		return own.Waiting()
 	}
 	return nil
 }
 
-// newSystemHandler returns the registration for messages that no handler gets. Its verdict is always v.
-func newSystemHandler(v verdict) *registration {
+// newSystemHandler returns the registration for messages that no handler gets. Its verdict is always verdict.
+func newSystemHandler(verdict verdict) *registration {
 	return &registration{
 		handling: handling{mode: AtLeastOnce, timeout: defaultTimeout, batchSize: defaultShared},
-		decider:  decider{fixed: &v},
+		decider:  decider{fixed: &verdict},
 		system:   true,
 	}
 }
@@ -145,10 +145,10 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	if len(c.reg.snapshot().all) == 0 {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
-	r := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor(), memberID: rand.Text()}
-	r.disposer = c.s.disposer
-	if r.disposer == nil {
-		r.disposer = &disposer{letters: c.letters, publisher: c.transport, report: r.report}
+	run := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor(), memberID: rand.Text()}
+	run.disposer = c.s.disposer
+	if run.disposer == nil {
+		run.disposer = &disposer{letters: c.letters, publisher: c.transport, report: run.report}
 	}
 
 	// The refresh ends before Run returns, so no measurement follows.
@@ -156,9 +156,9 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	var refreshing sync.WaitGroup
 	defer refreshing.Wait()
 	defer stop()
-	refreshing.Go(func() { r.refreshHealth(healthCtx) })
+	refreshing.Go(func() { run.refreshHealth(healthCtx) })
 
-	if err := r.ensureIndexes(); err != nil { //nolint:contextcheck // r has the context
+	if err := run.ensureIndexes(); err != nil { //nolint:contextcheck // run has the context
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the caller ended the run
 		}
@@ -170,8 +170,8 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	var beats sync.WaitGroup
 	defer beats.Wait()
 	defer stopBeats()
-	beats.Go(func() { r.sendHeartbeats(beating) })
-	if err := r.joinGroup(ctx); err != nil {
+	beats.Go(func() { run.sendHeartbeats(beating) })
+	if err := run.joinGroup(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
 	return nil
@@ -187,10 +187,10 @@ func (r *run) ensureIndexes() error {
 	}
 
 	// An inbox that replaces the default may need no indexes.
-	if x, ok := r.inbox.(interface {
+	if indexed, ok := r.inbox.(interface {
 		EnsureIndexes(ctx context.Context) error
 	}); ok {
-		if err := r.repeatUntilReady("inbox", x.EnsureIndexes); err != nil {
+		if err := r.repeatUntilReady("inbox", indexed.EnsureIndexes); err != nil {
 			return err
 		}
 	}
@@ -210,7 +210,7 @@ func (r *run) ensureIndexes() error {
 
 // repeatUntilReady calls ensureIndexes until it succeeds. It returns errors that are not transient.
 func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Context) error) error {
-	b := retry.Reopen.Start()
+	backoff := retry.Reopen.Start()
 	for {
 		ctx, cancel := context.WithTimeout(r.ctx, readyTimeout)
 		err := ensureIndexes(ctx)
@@ -223,7 +223,7 @@ func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Conte
 		}
 
 		r.report(fmt.Errorf("preparing the %s: %w", name, err))
-		if err := b.Wait(r.ctx); err != nil {
+		if err := backoff.Wait(r.ctx); err != nil {
 			return err
 		}
 	}
@@ -254,8 +254,8 @@ func (r *run) report(err error) {
 		return
 	}
 
-	if f := r.c.s.onError; f != nil {
-		failed := runGuarded(func() error { f(r.ctx, err); return nil })
+	if hook := r.c.s.onError; hook != nil {
+		failed := runGuarded(func() error { hook(r.ctx, err); return nil })
 		if failed == nil {
 			return
 		}

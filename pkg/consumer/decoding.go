@@ -13,12 +13,12 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-// WithDecoder replaces Decode, for records that no relay wrote. f gets a message with the place, the time, the key, the value
+// WithDecoder replaces Decode, for records that no relay wrote. decode gets a message with the place, the time, the key, the value
 // and the headers of the record. It may set the other fields, for example the name, and replace the value. The consumer sets
 // Group, and fills in ID and Attempt if they are empty. ctx ends after WithTimeout of New, and when the partition is given back.
 //
-// While f decodes a record, and between two attempts, the partition reads nothing further: the handlers of the record are
-// unknown, and later messages must not overtake it. What follows an error of f:
+// While decode decodes a record, and between two attempts, the partition reads nothing further: the handlers of the record are
+// unknown, and later messages must not overtake it. What follows an error of decode:
 //
 //   - codec.ErrUnavailable: an outage. The record is decoded again until that succeeds.
 //   - ErrMalformed, as from Decode: the record becomes a dead letter at once.
@@ -28,39 +28,39 @@ import (
 //     record that cannot be decoded is not set aside.
 //
 // The offset passes after the dead letter is written.
-func WithDecoder(f func(ctx context.Context, m *Message) error) Option {
-	return option(func(s *settings) {
-		if f != nil {
-			s.decoder = f
+func WithDecoder(decode func(ctx context.Context, message *Message) error) Option {
+	return option(func(settings *settings) {
+		if decode != nil {
+			settings.decoder = decode
 		}
 	})
 }
 
 // decodeRecord decodes a record. It returns a panic or an end of the decoder as an error.
-func (s *session) decodeRecord(ctx context.Context, r *transport.Record) (*Message, error) {
-	if r.Err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, r.Err)
+func (s *session) decodeRecord(ctx context.Context, record *transport.Record) (*Message, error) {
+	if record.Err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, record.Err)
 	}
 
-	m := newMessage(r)
-	if err := s.c.callDecoder(ctx, m); err != nil {
+	message := newMessage(record)
+	if err := s.c.callDecoder(ctx, message); err != nil {
 		return nil, err
 	}
-	m = completeMessage(m, r, s.c.group)
-	s.c.dropForeignControls(m, time.Now())
-	if err := checkIdentity(m); err != nil {
+	message = completeMessage(message, record, s.c.group)
+	s.c.dropForeignControls(message, time.Now())
+	if err := checkIdentity(message); err != nil {
 		return nil, err
 	}
-	return m, nil
+	return message, nil
 }
 
 // callDecoder calls the decoder. Decode itself needs no guard.
-func (c *Consumer) callDecoder(ctx context.Context, m *Message) error {
+func (c *Consumer) callDecoder(ctx context.Context, message *Message) error {
 	if c.s.decoder == nil {
-		return Decode(ctx, m)
+		return Decode(ctx, message)
 	}
 	return callLimited(ctx, c.s.timeout, "the decoder", func(ctx context.Context) error {
-		return runGuarded(func() error { return c.s.decoder(ctx, m) })
+		return runGuarded(func() error { return c.s.decoder(ctx, message) })
 	})
 }
 
@@ -74,7 +74,7 @@ type decoded struct {
 
 // decodeUntilDecided decodes a record until that succeeds, or until the record is given up. It returns nil if the partition is
 // paused or given back before.
-func (p *partition) decodeUntilDecided(r *transport.Record) *decoded {
+func (p *partition) decodeUntilDecided(record *transport.Record) *decoded {
 	var fails failures
 	var unavailable *retry.Backoff
 	defer func() {
@@ -84,22 +84,22 @@ func (p *partition) decodeUntilDecided(r *transport.Record) *decoded {
 	}()
 
 	for {
-		m, err := p.s.decodeRecord(p.serveCtx, r)
+		message, err := p.s.decodeRecord(p.serveCtx, record)
 		if err == nil {
-			return &decoded{message: m}
+			return &decoded{message: message}
 		}
 		if p.serveCtx.Err() != nil {
 			return nil
 		}
 		// Nothing is known about the record, so the message has the fields of the record itself.
-		m = completeMessage(newMessage(r), r, p.s.c.group)
-		p.s.c.dropForeignControls(m, time.Now())
+		message = completeMessage(newMessage(record), record, p.s.c.group)
+		p.s.c.dropForeignControls(message, time.Now())
 
 		if errors.Is(err, codec.ErrUnavailable) {
 			if unavailable == nil {
 				unavailable = retry.Reopen.Start()
 			}
-			p.noteDecoder(wrapDecodeError(r, err))
+			p.noteDecoder(wrapDecodeError(record, err))
 			if !p.waitUnpaused(unavailable.Next()) {
 				return nil
 			}
@@ -107,44 +107,44 @@ func (p *partition) decodeUntilDecided(r *transport.Record) *decoded {
 		}
 
 		earlier := fails
-		fails = fails.note(err, m, time.Now())
-		v, again := p.s.c.decideDecoding(err, m, fails)
+		fails = fails.note(err, message, time.Now())
+		verdict, again := p.s.c.decideDecoding(err, message, fails)
 		if !again {
-			return &decoded{m, wrapDecodeError(r, err), &v, earlier}
+			return &decoded{message, wrapDecodeError(record, err), &verdict, earlier}
 		}
-		if v.Uncounted {
+		if verdict.Uncounted {
 			fails.Spared++
 		}
-		p.s.report(&HandlerError{Message: m, Attempt: fails.Total, Next: v.Action.String(), Err: err})
-		if !p.waitUnpaused(v.Delay) {
+		p.s.report(&HandlerError{Message: message, Attempt: fails.Total, Next: verdict.Action.String(), Err: err})
+		if !p.waitUnpaused(verdict.Delay) {
 			return nil
 		}
 	}
 }
 
 // decideDecoding returns the verdict on a record that cannot be decoded, and whether to decode it again after its delay.
-func (c *Consumer) decideDecoding(err error, m *Message, a failures) (v verdict, again bool) {
-	d := decider{retry: c.s.retry.withDefaults(), rules: c.s.retryRules}
-	v = d.decide(err, m, a)
-	switch v.Action {
+func (c *Consumer) decideDecoding(err error, message *Message, failures failures) (decided verdict, again bool) {
+	decider := decider{retry: c.s.retry.withDefaults(), rules: c.s.retryRules}
+	decided = decider.decide(err, message, failures)
+	switch decided.Action {
 	case actRetry, actWait:
-		return v, true
+		return decided, true
 	case actDiscard:
-		return v, false
+		return decided, false
 	case actAside, actSuspend:
 		// The Retry that a rule of the user selects has its own limit.
-		r, _ := d.retryFor(err)
-		if v.Delay != untilResumed && (v.Uncounted || r.MaxAttempts > 0) {
-			return v, true
+		retry, _ := decider.retryFor(err)
+		if decided.Delay != untilResumed && (decided.Uncounted || retry.MaxAttempts > 0) {
+			return decided, true
 		}
 	default:
 	}
 
-	class := cmp.Or(v.Reason, classOf(err))
+	class := cmp.Or(decided.Reason, classOf(err))
 	if class == deadletter.ClassHandler {
 		class = deadletter.ClassMalformed
 	}
-	return verdict{Action: actDeadLetter, Reason: class, Attempts: a}, false
+	return verdict{Action: actDeadLetter, Reason: class, Attempts: failures}, false
 }
 
 // noteDecoder records that a decoder is unavailable, or with nil that it is not. It reports the beginning and the end.
@@ -160,9 +160,9 @@ func (p *partition) noteDecoder(err error) {
 	p.s.report(fmt.Errorf("waiting for the decoder, partition %s reads nothing further: %w", p.tp, err))
 }
 
-// waitUnpaused blocks for d. It returns false if the partition is paused or given back.
-func (p *partition) waitUnpaused(d time.Duration) bool {
-	timer := time.NewTimer(d)
+// waitUnpaused blocks for duration. It returns false if the partition is paused or given back.
+func (p *partition) waitUnpaused(duration time.Duration) bool {
+	timer := time.NewTimer(duration)
 	defer timer.Stop()
 	for {
 		paused, changed := p.s.c.gate.currentState()

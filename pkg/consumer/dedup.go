@@ -6,21 +6,21 @@ import "github.com/outrelay/outrelay/internal/contract/record"
 // with the same value, the second has no effect. Set it with event.WithDedupKey.
 const HeaderDedupKey = record.HeaderDedupKey
 
-// dedupID returns the id of m in an inbox, bounded in length.
-func dedupID(m *Message) string { return boundIdentity(dedupText(m)) }
+// dedupID returns the id of message in an inbox, bounded in length.
+func dedupID(message *Message) string { return boundIdentity(dedupText(message)) }
 
-// namespaceOf returns what distinguishes the id of m from equal ids of other origins: its Source, or for a message without one the
+// namespaceOf returns what distinguishes the id of message from equal ids of other origins: its Source, or for a message without one the
 // topic in which it was published. A Source is hexadecimal or a URI, so it never has the form of such a topic.
-func namespaceOf(m *Message) string {
-	if m.Source != "" {
-		return m.Source
+func namespaceOf(message *Message) string {
+	if message.Source != "" {
+		return message.Source
 	}
-	return "topic " + originOf(m).Topic
+	return "topic " + originOf(message).Topic
 }
 
-func dedupText(m *Message) string {
-	if v, ok := m.Header(HeaderDedupKey); ok && len(v) > 0 {
-		return "dedup:" + string(v)
+func dedupText(message *Message) string {
+	if key, ok := message.Header(HeaderDedupKey); ok && len(key) > 0 {
+		return "dedup:" + string(key)
 	}
-	return identity(m)
+	return identity(message)
 }

@@ -25,28 +25,28 @@ type disposer struct {
 }
 
 // Dispose implements messageDisposer. A message that cannot be moved becomes a dead letter.
-func (d *disposer) Dispose(ctx context.Context, m *Message, handler string, v verdict, cause error) error {
+func (d *disposer) Dispose(ctx context.Context, message *Message, handler string, verdict verdict, cause error) error {
 	var err error
-	switch v.Action {
+	switch verdict.Action {
 	case actRetryTopic:
-		err = d.moveToRetryTopic(ctx, m, handler, v)
+		err = d.moveToRetryTopic(ctx, message, handler, verdict)
 		// A message that does not fit its retry topic must not be lost, and not be repeated forever either.
 		if why, ok := errors.AsType[*immovableError](err); ok {
-			err = d.putLetter(ctx, newLetter(m, handler, v, errors.Join(cause, why)))
+			err = d.putLetter(ctx, newLetter(message, handler, verdict, errors.Join(cause, why)))
 		}
 	case actDeadLetter:
 		// A message for one handler, which does not exist any more, keeps the name of that handler.
-		if only, ok := m.Header(record.HeaderOnly); ok && handler == "" {
-			if name, ok := strings.CutPrefix(string(only), m.Group+"/"); ok {
+		if only, ok := message.Header(record.HeaderOnly); ok && handler == "" {
+			if name, ok := strings.CutPrefix(string(only), message.Group+"/"); ok {
 				handler = name
 			}
 		}
-		err = d.putLetter(ctx, newLetter(m, handler, v, cause))
+		err = d.putLetter(ctx, newLetter(message, handler, verdict, cause))
 	default:
 	}
 
 	if err != nil {
-		return fmt.Errorf("disposing of message %s (%s) by %s: %w", record.Clip(m.ID, maxReason), originOf(m), v.Action, err)
+		return fmt.Errorf("disposing of message %s (%s) by %s: %w", record.Clip(message.ID, maxReason), originOf(message), verdict.Action, err)
 	}
 	return nil
 }
@@ -56,30 +56,30 @@ type immovableError struct{ why string }
 
 func (e *immovableError) Error() string { return "it cannot be retried: " + e.why }
 
-// moveToRetryTopic moves the message to the topic of v.
-func (d *disposer) moveToRetryTopic(ctx context.Context, m *Message, handler string, v verdict) error {
-	err := d.publishMessage(ctx, v.Topic, originOf(m).Topic, newRetryMessage(m, handler, v, time.Now().Add(v.Delay)))
+// moveToRetryTopic moves the message to the topic of verdict.
+func (d *disposer) moveToRetryTopic(ctx context.Context, message *Message, handler string, verdict verdict) error {
+	err := d.publishMessage(ctx, verdict.Topic, originOf(message).Topic, newRetryMessage(message, handler, verdict, time.Now().Add(verdict.Delay)))
 	switch {
 	case isTooLarge(err):
-		return &immovableError{"with its retry headers it is larger than topic " + v.Topic + " allows"}
+		return &immovableError{"with its retry headers it is larger than topic " + verdict.Topic + " allows"}
 	case isTopicUnavailable(err):
 		return &immovableError{err.Error()}
 	}
 	return err
 }
 
-// publishMessage writes m to a topic. If the topic is missing, it creates the topic like the topic like.
-func (d *disposer) publishMessage(ctx context.Context, topic, like string, m *Message) error {
+// publishMessage writes message to a topic. If the topic is missing, it creates the topic like the topic like.
+func (d *disposer) publishMessage(ctx context.Context, topic, like string, message *Message) error {
 	type creator interface {
 		CreateTopic(ctx context.Context, name, like string) error
 	}
 
-	err := d.publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
-	if c, ok := d.publisher.(creator); ok && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-		if err := c.CreateTopic(ctx, topic, like); err != nil {
+	err := d.publisher.Publish(ctx, topic, []transport.Record{recordOf(message)})
+	if creator, ok := d.publisher.(creator); ok && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+		if err := creator.CreateTopic(ctx, topic, like); err != nil {
 			return err
 		}
-		err = d.publisher.Publish(ctx, topic, []transport.Record{recordOf(m)})
+		err = d.publisher.Publish(ctx, topic, []transport.Record{recordOf(message)})
 	}
 	if err != nil {
 		return fmt.Errorf("publishing to %s (the topic must exist, and the user must be allowed to write to it): %w", topic, err)

@@ -17,12 +17,12 @@ type HandlerError struct {
 }
 
 func (e *HandlerError) Error() string {
-	handler, m := e.Handler, e.Message
+	handler, message := e.Handler, e.Message
 	if handler == "" {
 		handler = "no handler"
 	}
 	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v",
-		handler, record.Clip(m.ID, maxReason), m.Topic, m.Partition, m.Offset, record.Clip(m.Name, maxReason), e.Attempt, e.Next, e.Err)
+		handler, record.Clip(message.ID, maxReason), message.Topic, message.Partition, message.Offset, record.Clip(message.Name, maxReason), e.Attempt, e.Next, e.Err)
 }
 
 // Unwrap returns the handler's error.

@@ -14,36 +14,36 @@ var errExited = errors.New("the function ended its goroutine, as t.FailNow and r
 
 // runGuarded calls a function of the user in a separate goroutine. It returns a panic, or the end of that goroutine, as a
 // *panicError: a lane whose goroutine ended would never free its slot and its messages.
-func runGuarded(f func() error) error {
+func runGuarded(callback func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		var err error
 		returned := false
 		defer func() {
-			if v := recover(); v != nil {
-				err = &panicError{Value: v, Stack: debug.Stack()}
+			if panicked := recover(); panicked != nil {
+				err = &panicError{Value: panicked, Stack: debug.Stack()}
 			} else if !returned {
 				err = &panicError{Value: errExited, Stack: debug.Stack()}
 			}
 			done <- err
 		}()
 
-		err = f()
+		err = callback()
 		returned = true
 	}()
 	return <-done
 }
 
-// callLimited calls f with a timeout, or without one if timeout is negative. An error of f after the timeout is a *timeoutError with the name of the function. The
+// callLimited calls callback with a timeout, or without one if timeout is negative. An error of callback after the timeout is a *timeoutError with the name of the function. The
 // driver ends a statement some milliseconds earlier.
-func callLimited(ctx context.Context, timeout time.Duration, name string, f func(ctx context.Context) error) error {
+func callLimited(ctx context.Context, timeout time.Duration, name string, callback func(ctx context.Context) error) error {
 	if timeout < 0 {
-		return f(ctx)
+		return callback(ctx)
 	}
 
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err := f(limited)
+	err := callback(limited)
 	end, _ := limited.Deadline()
 	isLate := limited.Err() != nil || mongo.IsTimeout(err) && time.Until(end) < timeout/10
 	if err != nil && isLate && ctx.Err() == nil {

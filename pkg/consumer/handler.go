@@ -32,56 +32,56 @@ type Handler struct {
 // Nil commits. An error rolls back. Then Retry decides, unless the error is one of RetryIn, Suspend, Reject or Discard.
 type HandlerFunc func(ctx context.Context, m *Message) error
 
-// For returns a handler of events of type t, which decodes the payload and passes it to f. For a tombstone, payload is the
-// zero value and m.Tombstone is true.
+// For returns a handler of events of type eventType, which decodes the payload and passes it to handle. For a tombstone, payload is the
+// zero value and message.Tombstone is true.
 //
 // A payload that cannot be decoded fails with ErrMalformed, so by default the message becomes a dead letter at once. If
 // the codec cannot reach its schema registry (codec.ErrUnavailable), the handler is suspended for Retry.Min up to Retry.Max, until
 // it can. That spends no attempt.
-func For[T any](t event.Type[T], f func(ctx context.Context, m *Message, payload T) error) Handler {
-	if f == nil {
-		return Func(nil, t.Name)
+func For[T any](eventType event.Type[T], handle func(ctx context.Context, message *Message, payload T) error) Handler {
+	if handle == nil {
+		return Func(nil, eventType.Name)
 	}
-	return Func(func(ctx context.Context, m *Message) error {
+	return Func(func(ctx context.Context, message *Message) error {
 		var payload T
-		if !m.Tombstone() {
+		if !message.Tombstone() {
 			var err error
-			if payload, err = t.Decode(ctx, m.Value); errors.Is(err, codec.ErrUnavailable) {
+			if payload, err = eventType.Decode(ctx, message.Value); errors.Is(err, codec.ErrUnavailable) {
 				return err
 			}
 			if err != nil {
-				return fmt.Errorf("%w: message %s of type %q is invalid: %w", ErrMalformed, m.ID, m.Name, err)
+				return fmt.Errorf("%w: message %s of type %q is invalid: %w", ErrMalformed, message.ID, message.Name, err)
 			}
 		}
 
-		return f(ctx, m, payload)
-	}, t.Name)
+		return handle(ctx, message, payload)
+	}, eventType.Name)
 }
 
 // Func returns a handler of the events with these names. It does not decode payloads. In a name, * stands for any
 // characters and ? for one character, as in "order.*" or "*".
-func Func(f HandlerFunc, names ...string) Handler {
-	h := Handler{names: slices.Clone(names), handle: f}
-	if f == nil {
-		h.addProblem("the function is nil")
+func Func(handler HandlerFunc, names ...string) Handler {
+	built := Handler{names: slices.Clone(names), handle: handler}
+	if handler == nil {
+		built.addProblem("the function is nil")
 	}
-	h.checkNames()
-	return h
+	built.checkNames()
+	return built
 }
 
 // Batch returns a handler that gets up to n messages that wait at once, in order, in one transaction. n defaults to 100, and is at
-// most 500. Names are those of Func. Its size replaces WithSharedTransaction. If f fails for more than one message, it is called again for each message alone, so that Retry decides
+// most 500. Names are those of Func. Its size replaces WithSharedTransaction. If handle fails for more than one message, it is called again for each message alone, so that Retry decides
 // only about the message that fails.
-func Batch(n int, f func(ctx context.Context, ms []*Message) error, names ...string) Handler {
-	h := Handler{names: slices.Clone(names), handle: collectMessage, batch: f, size: cmp.Or(n, defaultBatch)}
-	if h.size < 1 || h.size > maxBatch {
-		h.addProblem("a batch of %d messages: it must have from 1 to %d", n, maxBatch)
+func Batch(n int, handle func(ctx context.Context, ms []*Message) error, names ...string) Handler {
+	handler := Handler{names: slices.Clone(names), handle: collectMessage, batch: handle, size: cmp.Or(n, defaultBatch)}
+	if handler.size < 1 || handler.size > maxBatch {
+		handler.addProblem("a batch of %d messages: it must have from 1 to %d", n, maxBatch)
 	}
-	if f == nil {
-		h.addProblem("the function is nil")
+	if handle == nil {
+		handler.addProblem("the function is nil")
 	}
-	h.checkNames()
-	return h
+	handler.checkNames()
+	return handler
 }
 
 // Mux joins handlers of different types under one name: they share one place in the inbox, and one order of each key over
@@ -95,8 +95,8 @@ func Mux(hs ...Handler) Handler {
 			joined.addProblem("a Batch cannot be part of a Mux: give it a separate name")
 		}
 		for _, other := range hs[:i] {
-			if p, ok := findOverlap(h.names, other.names); ok {
-				joined.addProblem("two handlers of the Mux take %q", p)
+			if overlap, ok := findOverlap(h.names, other.names); ok {
+				joined.addProblem("two handlers of the Mux take %q", overlap)
 			}
 		}
 		joined.names = append(joined.names, h.names...)
@@ -104,20 +104,20 @@ func Mux(hs ...Handler) Handler {
 	}
 
 	joined.checkNames()
-	joined.handle = func(ctx context.Context, m *Message) error {
+	joined.handle = func(ctx context.Context, message *Message) error {
 		for i := range hs {
-			if hs[i].takesType(m.Name) {
-				return hs[i].handle(ctx, m)
+			if hs[i].takesType(message.Name) {
+				return hs[i].handle(ctx, message)
 			}
 		}
-		return fmt.Errorf("%w of the Mux takes type %q", ErrNoHandler, m.Name)
+		return fmt.Errorf("%w of the Mux takes type %q", ErrNoHandler, message.Name)
 	}
 	return joined
 }
 
 // Handle calls the function of h for one message: without a consumer, an inbox, a transaction and middleware. Use it in
 // unit tests.
-func (h Handler) Handle(ctx context.Context, m *Message) error {
+func (h Handler) Handle(ctx context.Context, message *Message) error {
 	if err := errors.Join(h.problems...); err != nil {
 		return err
 	}
@@ -125,9 +125,9 @@ func (h Handler) Handle(ctx context.Context, m *Message) error {
 		return err
 	}
 	if h.batch != nil {
-		return h.batch(ctx, []*Message{m})
+		return h.batch(ctx, []*Message{message})
 	}
-	return h.handle(ctx, m)
+	return h.handle(ctx, message)
 }
 
 // prepare creates the collections and indexes that the handler needs.
@@ -156,13 +156,13 @@ func (h *Handler) checkNames() {
 
 // takesType reports whether some name of h matches typ.
 func (h *Handler) takesType(typ string) bool {
-	return slices.ContainsFunc(h.names, func(p string) bool { return glob.Match(p, typ) })
+	return slices.ContainsFunc(h.names, func(pattern string) bool { return glob.Match(pattern, typ) })
 }
 
-// findOverlap returns a pattern of as that has a type in common with one of bs.
-func findOverlap(as, bs []string) (string, bool) {
-	for _, p := range as {
-		if slices.ContainsFunc(bs, func(q string) bool { return glob.Overlap(p, q) }) {
+// findOverlap returns a pattern that has a type in common with one of others.
+func findOverlap(patterns, others []string) (string, bool) {
+	for _, p := range patterns {
+		if slices.ContainsFunc(others, func(other string) bool { return glob.Overlap(p, other) }) {
 			return p, true
 		}
 	}
@@ -173,12 +173,12 @@ func findOverlap(as, bs []string) (string, bool) {
 // outermost. If it returns nil without calling next, the message counts as handled.
 type Middleware func(next HandlerFunc) HandlerFunc
 
-// chainMiddlewares wraps h in the middlewares. The first is the outermost.
-func chainMiddlewares(h HandlerFunc, mws []Middleware) HandlerFunc {
+// chainMiddlewares wraps handler in the middlewares. The first is the outermost.
+func chainMiddlewares(handler HandlerFunc, mws []Middleware) HandlerFunc {
 	for i := len(mws) - 1; i >= 0; i-- {
-		h = mws[i](h)
+		handler = mws[i](handler)
 	}
-	return h
+	return handler
 }
 
 type handlerNameKey struct{}

@@ -71,7 +71,7 @@ func newHealth() *health {
 func (h *health) note(kind string, err error) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p, known := h.trouble[kind]
+	problem, known := h.trouble[kind]
 	if err == nil {
 		delete(h.trouble, kind)
 		return known
@@ -79,13 +79,13 @@ func (h *health) note(kind string, err error) (changed bool) {
 
 	// The trouble began with the first error of its kind.
 	if !known {
-		p.since = h.now()
+		problem.since = h.now()
 	}
-	p.text = kind
+	problem.text = kind
 	if text := errorText(err); text != kind {
-		p.text += ": " + text
+		problem.text += ": " + text
 	}
-	h.trouble[kind] = p
+	h.trouble[kind] = problem
 	return !known
 }
 
@@ -143,9 +143,9 @@ func (h *health) isReady() (ready bool, reasons []string) {
 
 	ready = true
 	for _, kind := range slices.Sorted(maps.Keys(h.trouble)) {
-		p := h.trouble[kind]
-		reasons = append(reasons, p.text)
-		ready = ready && h.now().Sub(p.since) < readyAfter
+		problem := h.trouble[kind]
+		reasons = append(reasons, problem.text)
+		ready = ready && h.now().Sub(problem.since) < readyAfter
 	}
 	return ready, reasons
 }
@@ -158,14 +158,14 @@ func (h *health) isLive(member bool) bool {
 }
 
 // setCensus records the messages of the group that are set aside, which were counted at a time.
-func (h *health) setCensus(at time.Time, waiting map[string]waitingCount, strays []StrayStatus) {
+func (h *health) setCensus(countedAt time.Time, waiting map[string]waitingCount, strays []StrayStatus) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.countAt, h.waiting, h.strays = at, waiting, strays
+	h.countAt, h.waiting, h.strays = countedAt, waiting, strays
 }
 
 // countOf returns the last count of a handler, and its time.
-func (h *health) countOf(handler string) (n int, at time.Time) {
+func (h *health) countOf(handler string) (n int, countedAt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.waiting[handler].n, h.countAt
@@ -191,11 +191,11 @@ func (r *run) refreshHealth(ctx context.Context) {
 // measureSuspensions measures which handlers are suspended.
 func (r *run) measureSuspensions() {
 	for _, reg := range r.c.reg.snapshot().all {
-		m := telemetry.Measurement{Metric: telemetry.Suspended, Handler: reg.name, Reason: "handler"}
+		measurement := telemetry.Measurement{Metric: telemetry.Suspended, Handler: reg.name, Reason: "handler"}
 		if reg.suspension.isSuspended() {
-			m.N = 1
+			measurement.N = 1
 		}
-		r.c.measure(m)
+		r.c.measure(measurement)
 	}
 }
 
@@ -205,18 +205,18 @@ func (r *run) measureSuspensions() {
 // returned an error, or its loops hang. Outages of MongoDB and Kafka never make it fail.
 func (c *Consumer) HealthHandler() http.Handler {
 	mux := http.NewServeMux()
-	serve := func(path string, isOK func(s *Status) bool) {
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
-			s := c.Status()
-			w.Header().Set("Content-Type", "application/json")
-			if !isOK(&s) {
-				w.WriteHeader(http.StatusServiceUnavailable)
+	serve := func(path string, isOK func(status *Status) bool) {
+		mux.HandleFunc("GET "+path, func(response http.ResponseWriter, _ *http.Request) {
+			status := c.Status()
+			response.Header().Set("Content-Type", "application/json")
+			if !isOK(&status) {
+				response.WriteHeader(http.StatusServiceUnavailable)
 			}
-			_ = json.NewEncoder(w).Encode(s)
+			_ = json.NewEncoder(response).Encode(status)
 		})
 	}
 
 	serve("/livez", func(*Status) bool { return c.health.isLive(c.currentSession.Load() != nil) })
-	serve("/readyz", func(s *Status) bool { return s.Ready })
+	serve("/readyz", func(status *Status) bool { return status.Ready })
 	return mux
 }

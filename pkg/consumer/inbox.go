@@ -53,24 +53,26 @@ func (m Mode) String() string {
 // a suffix. Consumers and an inbox.Inbox may share them. Defaults to "inbox". Messages that are set aside are in "inbox_waiting" in
 // any case: all consumers of a database share it, so that a requeue of a dead letter finds it without the options of the consumer.
 func WithCollections(name string) Option {
-	return option(func(s *settings) { s.inbox.settings.Collection = name })
+	return option(func(settings *settings) { settings.inbox.settings.Collection = name })
 }
 
 // WithRetention sets how long the inbox keeps the marker of a handled message: see inbox.WithRetention. A record that Kafka
 // delivers again is rejected without a time limit. Defaults to seven days, the
 // default retention of Kafka: an event that the relay publishes again comes from an outbox of about that age.
-func WithRetention(d time.Duration) Option {
-	return option(func(s *settings) { s.inbox.settings.Retention = d })
+func WithRetention(retention time.Duration) Option {
+	return option(func(settings *settings) { settings.inbox.settings.Retention = retention })
 }
 
 // WithoutTTL leaves expired markers to Inbox.Sweep of package inbox: see inbox.WithoutTTL.
-func WithoutTTL() Option { return option(func(s *settings) { s.inbox.settings.WithoutTTL = true }) }
+func WithoutTTL() Option {
+	return option(func(settings *settings) { settings.inbox.settings.WithoutTTL = true })
+}
 
 // WithLease sets how long the other members wait for a member that died in a handler of mode Claimed. The member renews
 // the claim three times in this time. Defaults to 30 s, as long as Kafka waits for a member by default (WithSessionTimeout): a
 // shorter lease would not let others begin earlier.
-func WithLease(d time.Duration) Option {
-	return option(func(s *settings) { s.inbox.settings.Lease = d })
+func WithLease(duration time.Duration) Option {
+	return option(func(settings *settings) { settings.inbox.settings.Lease = duration })
 }
 
 // inboxSettings has the options about the inbox.

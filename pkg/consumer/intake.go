@@ -15,29 +15,29 @@ import (
 // newEntry decodes a record and finds its handlers. It blocks while the record has to be decoded again, so nothing that follows
 // in the partition overtakes it: until then, nobody knows its handlers. It returns nil if the partition is paused or given back
 // before.
-func (p *partition) newEntry(r *transport.Record) *entry {
-	d := p.decodeUntilDecided(r)
-	if d == nil {
+func (p *partition) newEntry(record *transport.Record) *entry {
+	decoded := p.decodeUntilDecided(record)
+	if decoded == nil {
 		return nil
 	}
 
-	e := &entry{
-		offset:    r.Offset,
-		lane:      inbox.Lane(r.Key, r.Offset),
-		rec:       *r,
-		m:         d.message,
-		size:      r.Size(),
-		writtenAt: r.Time.UnixMilli(),
-		decodeErr: d.err,
-		givenUp:   d.verdict,
+	entry := &entry{
+		offset:    record.Offset,
+		lane:      inbox.Lane(record.Key, record.Offset),
+		rec:       *record,
+		m:         decoded.message,
+		size:      record.Size(),
+		writtenAt: record.Time.UnixMilli(),
+		decodeErr: decoded.err,
+		givenUp:   decoded.verdict,
 	}
-	if d.err != nil {
-		e.shares = []share{{reg: p.s.c.poison, attempts: d.earlier}}
+	if decoded.err != nil {
+		entry.shares = []share{{reg: p.s.c.poison, attempts: decoded.earlier}}
 	} else {
-		e.shares = p.s.c.routeMessage(e.m)
+		entry.shares = p.s.c.routeMessage(entry.m)
 	}
-	e.openShares = len(e.shares)
-	return e
+	entry.openShares = len(entry.shares)
+	return entry
 }
 
 // routeMessage returns a part for each handler of the message. If there is none, it returns a part for the registration
@@ -45,9 +45,9 @@ func (p *partition) newEntry(r *transport.Record) *entry {
 //
 // N18: a message in a retry topic is only for one handler. If the handler is not registered, the message becomes a dead
 // letter, without WithUnknown too: the handler may have been renamed, or this process may not have it yet.
-func (c *Consumer) routeMessage(m *Message) []share {
-	all := c.reg.snapshot().forType(m.Name)
-	only, forOne := m.Header(record.HeaderOnly)
+func (c *Consumer) routeMessage(message *Message) []share {
+	all := c.reg.snapshot().forType(message.Name)
+	only, forOne := message.Header(record.HeaderOnly)
 	ours := !forOne || bytes.HasPrefix(only, []byte(c.group+"/"))
 
 	var parts []share
@@ -82,50 +82,50 @@ var errNoLog = errors.New("the end of the partition is unknown")
 // attachHandler attaches the handler to the partition in the inbox, unless it is attached. The inbox has then recorded that this
 // process begins with the partition. N29
 func (t *track) attachHandler(ctx context.Context) error {
-	p, r := t.p, t.reg
-	p.mu.Lock()
-	a := p.attached[r.name]
-	if a == nil {
-		a = &attachment{}
-		p.attached[r.name] = a
+	partition, registration := t.p, t.reg
+	partition.mu.Lock()
+	attached := partition.attached[registration.name]
+	if attached == nil {
+		attached = &attachment{}
+		partition.attached[registration.name] = attached
 	}
-	p.mu.Unlock()
+	partition.mu.Unlock()
 
 	// One track attaches, and the others wait for it without the lock of the partition.
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.done {
+	attached.mu.Lock()
+	defer attached.mu.Unlock()
+	if attached.done {
 		return nil
 	}
 
 	// The end of the log confirms to the inbox that the watermarks belong to this topic.
-	log, err := p.s.g.Log(ctx, p.tp)
+	log, err := partition.s.g.Log(ctx, partition.tp)
 	if err != nil {
-		return &inboxFailure{fmt.Errorf("reading partition %s: %w: %w", p.tp, errNoLog, err)}
+		return &inboxFailure{fmt.Errorf("reading partition %s: %w: %w", partition.tp, errNoLog, err)}
 	}
 
 	t.trouble.watchDatabase(t, maxQuerySilence)
 	defer t.trouble.stopWatching()
-	g, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
+	generation, err := partition.s.inbox.Attach(ctx, partition.s.c.inboxConsumer(registration), partition.tp.Topic, partition.tp.Partition, log)
 	if err != nil {
-		return &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
+		return &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", registration.name, partition.tp, err)}
 	}
-	a.done, a.generation = true, g.Number
+	attached.done, attached.generation = true, generation.Number
 	return nil
 }
 
 // generationOf returns the generation of the partition at the last attachHandler, or 0 if there was none.
-func (p *partition) generationOf(r *registration) int64 {
+func (p *partition) generationOf(registration *registration) int64 {
 	p.mu.Lock()
-	a := p.attached[r.name]
+	attachment := p.attached[registration.name]
 	p.mu.Unlock()
-	if a == nil {
+	if attachment == nil {
 		return 0
 	}
 
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.generation
+	attachment.mu.Lock()
+	defer attachment.mu.Unlock()
+	return attachment.generation
 }
 
 // listAttached returns the partition in the inbox for each attached handler.
@@ -140,11 +140,13 @@ func (p *partition) listAttached() []inbox.Partition {
 }
 
 // detachHandler forgets the attachment of the handler, so that the next attachHandler calls the inbox again.
-func (p *partition) detachHandler(r *registration) {
+func (p *partition) detachHandler(registration *registration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.attached, r.name)
+	delete(p.attached, registration.name)
 }
 
 // inboxConsumer returns the name of a handler in the inbox.
-func (c *Consumer) inboxConsumer(r *registration) string { return c.group + "/" + r.name }
+func (c *Consumer) inboxConsumer(registration *registration) string {
+	return c.group + "/" + registration.name
+}

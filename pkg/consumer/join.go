@@ -12,7 +12,9 @@ import (
 
 // WithTopicList makes the group read the topics of the list too. Every member needs the option and watches the list. With it,
 // WithTopics may be missing.
-func WithTopicList(list *topics.List) Option { return option(func(s *settings) { s.topicList = list }) }
+func WithTopicList(list *topics.List) Option {
+	return option(func(settings *settings) { settings.topicList = list })
+}
 
 // watchTopicList calls onTopics with the topics of the list, and again after each change. It blocks until ctx ends, and tries
 // again after errors, which it reports.
@@ -62,10 +64,10 @@ func (l *latestTopics) current() (topics []string, known bool, changed <-chan st
 
 // joinGroup is a member of the group until ctx ends. It joins again whenever the topic list changes.
 func (r *run) joinGroup(ctx context.Context) error {
-	c := r.c
-	if c.s.topicList == nil {
+	consumer := r.c
+	if consumer.s.topicList == nil {
 		for ctx.Err() == nil {
-			if err := r.joinTopics(ctx, c.s.topics); err != nil {
+			if err := r.joinTopics(ctx, consumer.s.topics); err != nil {
 				return err
 			}
 		}
@@ -82,7 +84,7 @@ func (r *run) joinGroup(ctx context.Context) error {
 
 	for ctx.Err() == nil {
 		added, known, changed := latest.current()
-		topics := slices.Compact(slices.Sorted(slices.Values(slices.Concat(c.s.topics, added))))
+		topics := slices.Compact(slices.Sorted(slices.Values(slices.Concat(consumer.s.topics, added))))
 
 		// Before the first list arrives, the set of topics is incomplete.
 		if !known || len(topics) == 0 {
@@ -145,7 +147,7 @@ func (r *run) joinTopics(ctx context.Context, topics []string) error {
 func (c *Consumer) awaitRetryTopics(ctx context.Context, topics, known []string) {
 	for {
 		changed := c.reg.nextChange()
-		isNew := func(t string) bool { return !slices.Contains(known, t) }
+		isNew := func(topic string) bool { return !slices.Contains(known, topic) }
 		if slices.ContainsFunc(c.retryTopics(topics), isNew) {
 			return
 		}

@@ -12,24 +12,26 @@ import (
 
 // WithBrokers names Kafka servers, as host:port. Required.
 func WithBrokers(addrs ...string) Option {
-	return option(func(s *settings) { s.kafka.Brokers = append(s.kafka.Brokers, addrs...) })
+	return option(func(settings *settings) { settings.kafka.Brokers = append(settings.kafka.Brokers, addrs...) })
 }
 
 // WithTopics names the topics that the group reads. A topic that does not exist yet is reported and waited for. Required, unless
 // WithTopicList is given.
 func WithTopics(names ...string) Option {
-	return option(func(s *settings) { s.topics = append(s.topics, names...) })
+	return option(func(settings *settings) { settings.topics = append(settings.topics, names...) })
 }
 
 // WithTLS connects to Kafka with TLS. An empty configuration trusts the roots of the system. Defaults to no TLS. If ServerName is
 // empty, it is the host of the address.
-func WithTLS(c *tls.Config) Option { return option(func(s *settings) { s.kafka.TLS = c }) }
+func WithTLS(tlsConfig *tls.Config) Option {
+	return option(func(settings *settings) { settings.kafka.TLS = tlsConfig })
+}
 
 // WithSASL logs in to Kafka. Defaults to no login.
 func WithSASL(login SASL) Option {
-	return option(func(s *settings) {
-		l := transport.SASL(login)
-		s.kafka.SASL = &l
+	return option(func(settings *settings) {
+		sasl := transport.SASL(login)
+		settings.kafka.SASL = &sasl
 	})
 }
 
@@ -48,18 +50,22 @@ type SASL struct {
 }
 
 // WithClientID names this client in the logs and quotas of the brokers. Defaults to "outrelay".
-func WithClientID(id string) Option { return option(func(s *settings) { s.kafka.ClientID = id }) }
+func WithClientID(id string) Option {
+	return option(func(settings *settings) { settings.kafka.ClientID = id })
+}
 
 // WithRack lets the consumer read from a replica in this rack, or availability zone. The brokers need broker.rack and
 // replica.selector.class. Defaults to none: the consumer reads from leaders. If a replica fails, it reads from the leader for a
 // minute.
-func WithRack(rack string) Option { return option(func(s *settings) { s.kafka.Rack = rack }) }
+func WithRack(rack string) Option {
+	return option(func(settings *settings) { settings.kafka.Rack = rack })
+}
 
 // WithSessionTimeout sets how long the group waits for a member that does not respond. Defaults to 30 s: with a longer time, the
 // others take over later after a crash, and with a shorter time, a pause of a busy machine looks like a crash. Brokers accept at
 // least 6 s, unless their configuration permits less.
-func WithSessionTimeout(d time.Duration) Option {
-	return option(func(s *settings) { s.kafka.SessionTimeout = d })
+func WithSessionTimeout(timeout time.Duration) Option {
+	return option(func(settings *settings) { settings.kafka.SessionTimeout = timeout })
 }
 
 // Start is the place at which a group without offsets begins.
@@ -76,11 +82,11 @@ const (
 // would otherwise be lost. A topic or a partition that is new to the group begins there too. With Latest, what is written to it
 // before a member finds it, within ten seconds, is skipped. A topic that was deleted and created again is read from its first
 // record. Retry topics are always read from their first record.
-func WithStart(at Start) Option {
-	return option(func(s *settings) {
-		s.kafka.FromEnd = at == Latest
-		if at != Earliest && at != Latest {
-			s.problems = append(s.problems, fmt.Errorf("WithStart: %d is neither Earliest nor Latest", at))
+func WithStart(start Start) Option {
+	return option(func(settings *settings) {
+		settings.kafka.FromEnd = start == Latest
+		if start != Earliest && start != Latest {
+			settings.problems = append(settings.problems, fmt.Errorf("WithStart: %d is neither Earliest nor Latest", start))
 		}
 	})
 }
@@ -88,14 +94,14 @@ func WithStart(at Start) Option {
 // WithExclusive gives all partitions to one member of the group: the one with the highest priority. The others wait until it
 // leaves. All members of the group need this option. Without it they share the partitions.
 func WithExclusive(priority int) Option {
-	return option(func(s *settings) { s.kafka.Exclusive, s.kafka.Priority = true, int32(priority) })
+	return option(func(settings *settings) { settings.kafka.Exclusive, settings.kafka.Priority = true, int32(priority) })
 }
 
 // openKafka returns the default transport.
 func openKafka(cfg transport.Config) (transport.Transport, error) {
-	t, err := kafkago.New(cfg)
+	transport, err := kafkago.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return t, nil
+	return transport, nil
 }

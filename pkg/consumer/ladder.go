@@ -31,23 +31,23 @@ type recordPlace struct {
 func (p recordPlace) String() string { return fmt.Sprintf("%s/%d/%d", p.Topic, p.Partition, p.Offset) }
 
 // originOf returns the place of the message's first record: its own place unless it was moved to a retry topic.
-func originOf(m *Message) recordPlace {
-	own := recordPlace{m.Topic, m.Partition, m.Offset}
-	v, ok := m.Header(record.HeaderRetryOrigin)
+func originOf(message *Message) recordPlace {
+	own := recordPlace{message.Topic, message.Partition, message.Offset}
+	origin, ok := message.Header(record.HeaderRetryOrigin)
 	if !ok {
 		return own
 	}
 
-	parts := strings.Split(string(v), "/")
+	parts := strings.Split(string(origin), "/")
 	if len(parts) != 3 {
 		return own
 	}
-	p, err := strconv.ParseInt(parts[1], 10, 32)
-	o, err2 := strconv.ParseInt(parts[2], 10, 64)
+	partition, err := strconv.ParseInt(parts[1], 10, 32)
+	offset, err2 := strconv.ParseInt(parts[2], 10, 64)
 	if err != nil || err2 != nil {
 		return own
 	}
-	return recordPlace{parts[0], int32(p), o}
+	return recordPlace{parts[0], int32(partition), offset}
 }
 
 const (
@@ -60,10 +60,10 @@ const (
 // checkRetryTopics returns an error if the names of n retry topics of a handler are no names of topics.
 func (c *Consumer) checkRetryTopics(n int) error {
 	const maxTopicName = 249
-	isAllowed := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r)
+	isAllowed := func(char rune) bool {
+		return char >= 'a' && char <= 'z' || char >= 'A' && char <= 'Z' || char >= '0' && char <= '9' || strings.ContainsRune("._-", char)
 	}
-	isForbidden := func(r rune) bool { return !isAllowed(r) }
+	isForbidden := func(char rune) bool { return !isAllowed(char) }
 	if n > 0 && strings.ContainsFunc(c.group, isForbidden) {
 		return fmt.Errorf("WithRetryTopics: the group %q is part of their names, which may have letters, digits, dots, "+
 			"underscores and hyphens only: name the group so, or use Retry without topics", c.group)
@@ -77,36 +77,36 @@ func (c *Consumer) checkRetryTopics(n int) error {
 	return nil
 }
 
-// dropForeignControls removes the retry headers from m that this group did not write. Otherwise any
+// dropForeignControls removes the retry headers from message that this group did not write. Otherwise any
 // producer of the topic, or a service that copies the headers of a message, could delay a lane or
 // redirect a retry.
-func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
-	if !isForGroup(m.Headers, c.group) {
-		m.Attempt = 1
-		dropHeaders(m, record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory)
+func (c *Consumer) dropForeignControls(message *Message, now time.Time) {
+	if !isForGroup(message.Headers, c.group) {
+		message.Attempt = 1
+		dropHeaders(message, record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory)
 		return
 	}
-	m.Attempt = min(m.Attempt, maxAttempt)
+	message.Attempt = min(message.Attempt, maxAttempt)
 
 	// A retry topic has the messages of the topic in its name. A message in any other topic was
 	// first written there.
-	origin := originOf(m).Topic
-	if origin != m.Topic && !c.mayComeFrom(origin, m.Topic) {
-		dropHeaders(m, record.HeaderRetryOrigin)
+	origin := originOf(message).Topic
+	if origin != message.Topic && !c.mayComeFrom(origin, message.Topic) {
+		dropHeaders(message, record.HeaderRetryOrigin)
 	}
 
-	named := isRetryTopic(m.Topic, c.group)
-	if due, ok := parseTimeHeader(m, record.HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
-		dropHeaders(m, record.HeaderRetryDue)
+	named := isRetryTopic(message.Topic, c.group)
+	if due, ok := parseTimeHeader(message, record.HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
+		dropHeaders(message, record.HeaderRetryDue)
 	}
 }
 
-// dropHeaders removes the headers of these names from m. It copies the list, which other messages
+// dropHeaders removes the headers of these names from message. It copies the list, which other messages
 // may share.
-func dropHeaders(m *Message, names ...string) {
-	isNamed := func(h event.Header) bool { return slices.Contains(names, h.Key) }
-	if slices.ContainsFunc(m.Headers, isNamed) {
-		m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), isNamed)
+func dropHeaders(message *Message, names ...string) {
+	isNamed := func(header event.Header) bool { return slices.Contains(names, header.Key) }
+	if slices.ContainsFunc(message.Headers, isNamed) {
+		message.Headers = slices.DeleteFunc(slices.Clone(message.Headers), isNamed)
 	}
 }
 
@@ -132,20 +132,20 @@ func (c *Consumer) mayComeFrom(origin, topic string) bool {
 	return n > 0 && at == origin
 }
 
-// checkTimes reports whether m may be handled now. It returns a *notDueError for a message of a retry
+// checkTimes reports whether message may be handled now. It returns a *notDueError for a message of a retry
 // topic that is not due, and an *expiredError for an expired message. The times in headers come
 // from the clocks of clients. The attribute expirytime of a CloudEvent means the same as record.HeaderDeliverBy.
-func checkTimes(m *Message, now time.Time) error {
-	if due, ok := parseTimeHeader(m, record.HeaderRetryDue); ok && due.After(now) {
+func checkTimes(message *Message, now time.Time) error {
+	if due, ok := parseTimeHeader(message, record.HeaderRetryDue); ok && due.After(now) {
 		return &notDueError{Due: due}
 	}
 
 	names := []string{record.HeaderDeliverBy}
-	if _, cloudEvent := m.Header(record.HeaderCESpecVersion); cloudEvent {
+	if _, cloudEvent := message.Header(record.HeaderCESpecVersion); cloudEvent {
 		names = append(names, record.HeaderCEExpiryTime)
 	}
 	for _, name := range names {
-		if end, ok := parseTimeHeader(m, name); ok && !end.After(now) {
+		if end, ok := parseTimeHeader(message, name); ok && !end.After(now) {
 			return &expiredError{Deadline: end}
 		}
 	}
@@ -154,40 +154,40 @@ func checkTimes(m *Message, now time.Time) error {
 
 // parseTimeHeader returns the time in a header. It returns false if there is no such header, or if
 // it is not a time.
-func parseTimeHeader(m *Message, name string) (time.Time, bool) {
-	v, ok := m.Header(name)
+func parseTimeHeader(message *Message, name string) (time.Time, bool) {
+	value, ok := message.Header(name)
 	if !ok {
 		return time.Time{}, false
 	}
-	if ms, err := strconv.ParseInt(string(v), 10, 64); err == nil {
+	if ms, err := strconv.ParseInt(string(value), 10, 64); err == nil {
 		return time.UnixMilli(ms), true
 	}
 
-	t, err := time.Parse(time.RFC3339Nano, string(v))
-	return t, err == nil
+	moment, err := time.Parse(time.RFC3339Nano, string(value))
+	return moment, err == nil
 }
 
-// formatMillis returns t in Unix milliseconds, for parseTimeHeader.
-func formatMillis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 10) }
+// formatMillis returns moment in Unix milliseconds, for parseTimeHeader.
+func formatMillis(moment time.Time) []byte { return strconv.AppendInt(nil, moment.UnixMilli(), 10) }
 
-// newRetryMessage returns a copy of m for another place. Its headers name the only handler of the
+// newRetryMessage returns a copy of message for another place. Its headers name the only handler of the
 // group that gets it, the next attempt, the origin and the failures so far. due is zero if the
 // message may be handled at once.
-func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Message {
-	c := m.copy()
-	origin := originOf(m)
-	history := failureHistory(m, v)
+func newRetryMessage(message *Message, handler string, verdict verdict, due time.Time) *Message {
+	copied := message.copy()
+	origin := originOf(message)
+	history := failureHistory(message, verdict)
 
 	// The headers of an earlier retry are replaced.
 	for _, name := range retryHeaders {
-		c.DeleteHeader(name)
+		copied.DeleteHeader(name)
 	}
 
-	c.SetHeader(record.HeaderOnly, []byte(m.Group+"/"+handler))
-	c.SetHeader(record.HeaderAttempt, strconv.AppendInt(nil, int64(nextAttempt(m, v)), 10))
-	c.SetHeader(record.HeaderRetryOrigin, []byte(origin.String()))
+	copied.SetHeader(record.HeaderOnly, []byte(message.Group+"/"+handler))
+	copied.SetHeader(record.HeaderAttempt, strconv.AppendInt(nil, int64(nextAttempt(message, verdict)), 10))
+	copied.SetHeader(record.HeaderRetryOrigin, []byte(origin.String()))
 	if !due.IsZero() {
-		c.SetHeader(record.HeaderRetryDue, formatMillis(due))
+		copied.SetHeader(record.HeaderRetryDue, formatMillis(due))
 	}
 
 	// A header is no place for longer texts.
@@ -195,38 +195,38 @@ func newRetryMessage(m *Message, handler string, v verdict, due time.Time) *Mess
 		history[i].Reason = record.Clip(history[i].Reason, maxHeaderReason)
 	}
 	if text, err := json.Marshal(history); err == nil && len(history) > 0 {
-		c.SetHeader(record.HeaderRetryHistory, text)
+		copied.SetHeader(record.HeaderRetryHistory, text)
 	}
-	return c
+	return copied
 }
 
 // maxHeaderReason bounds the text of each failure in record.HeaderRetryHistory, in bytes.
 const maxHeaderReason = 128
 
 // nextAttempt returns the number of the attempt that follows the verdict.
-func nextAttempt(m *Message, v verdict) int {
-	spent := max(v.Attempts.Total, max(m.Attempt, 1)) - v.Attempts.Spared
-	if v.Uncounted {
+func nextAttempt(message *Message, verdict verdict) int {
+	spent := max(verdict.Attempts.Total, max(message.Attempt, 1)) - verdict.Attempts.Spared
+	if verdict.Uncounted {
 		spent--
 	}
 	return max(spent, 0) + 1
 }
 
 // attemptsSpent returns how many attempts a message had when it is given up.
-func attemptsSpent(m *Message, v verdict) int { return nextAttempt(m, v) - 1 }
+func attemptsSpent(message *Message, verdict verdict) int { return nextAttempt(message, verdict) - 1 }
 
 // failureHistory returns the failures of earlier deliveries and of this one: the latest maxHistory,
 // in a new slice.
-func failureHistory(m *Message, v verdict) []deadletter.Failure {
+func failureHistory(message *Message, verdict verdict) []deadletter.Failure {
 	var all []deadletter.Failure
-	if text, ok := m.Header(record.HeaderRetryHistory); ok {
-		d := json.NewDecoder(bytes.NewReader(text))
-		if d.Decode(&all) != nil {
+	if text, ok := message.Header(record.HeaderRetryHistory); ok {
+		decoder := json.NewDecoder(bytes.NewReader(text))
+		if decoder.Decode(&all) != nil {
 			// Another program wrote a header of that name.
 			all = nil
 		}
 	}
 
-	all = append(all, v.Attempts.History...)
+	all = append(all, verdict.Attempts.History...)
 	return all[max(0, len(all)-maxHistory):]
 }

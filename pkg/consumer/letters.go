@@ -18,12 +18,12 @@ import (
 // WithDeadLetters configures the dead letters of the consumer. Without it they are stored in the collection
 // deadletter.DefaultCollection of the consumer's database, until they are discarded.
 func WithDeadLetters(opts ...deadletter.Option) Option {
-	return option(func(s *settings) { s.letters = append(s.letters, opts...) })
+	return option(func(settings *settings) { settings.letters = append(settings.letters, opts...) })
 }
 
 // openLetters returns the dead letters. Without a database, they come from the inbox.
-func openLetters(db *mongo.Database, x consumerparts.Inbox, opts []deadletter.Option) (*deadletter.Desk, error) {
-	if own, ok := x.(interface {
+func openLetters(db *mongo.Database, inbox consumerparts.Inbox, opts []deadletter.Option) (*deadletter.Desk, error) {
+	if own, ok := inbox.(interface {
 		Letters(opts []deadletter.Option) (*deadletter.Desk, error)
 	}); ok && db == nil {
 		return own.Letters(opts)
@@ -34,44 +34,44 @@ func openLetters(db *mongo.Database, x consumerparts.Inbox, opts []deadletter.Op
 // maxLetterReason is the maximum length of the reason of a letter, in bytes.
 const maxLetterReason = 8 << 10
 
-// newLetter returns the letter of a message that v gives up because of cause.
-func newLetter(m *Message, handler string, v verdict, cause error) *deadletter.Letter {
+// newLetter returns the letter of a message that verdict gives up because of cause.
+func newLetter(message *Message, handler string, verdict verdict, cause error) *deadletter.Letter {
 	// A message in a retry topic has its first place in its headers.
-	origin := originOf(m)
-	l := &deadletter.Letter{
+	origin := originOf(message)
+	letter := &deadletter.Letter{
 		ID: deadletter.ID{
-			Group: m.Group, Handler: handler,
+			Group: message.Group, Handler: handler,
 			Topic: origin.Topic, Partition: origin.Partition, Offset: origin.Offset,
-			Source: m.Source, Message: m.ID, Delivery: m.Delivery,
+			Source: message.Source, Message: message.ID, Delivery: message.Delivery,
 		},
-		Class:         cmp.Or(v.Reason, classOf(cause)),
-		Name:          m.Name,
-		Aggregate:     m.Aggregate,
-		ContentType:   m.ContentType,
-		SchemaVersion: m.SchemaVersion,
-		Time:          m.Time,
-		Key:           m.Key,
-		Value:         m.Value,
-		Attempts:      attemptsSpent(m, v),
-		History:       failureHistory(m, v),
+		Class:         cmp.Or(verdict.Reason, classOf(cause)),
+		Name:          message.Name,
+		Aggregate:     message.Aggregate,
+		ContentType:   message.ContentType,
+		SchemaVersion: message.SchemaVersion,
+		Time:          message.Time,
+		Key:           message.Key,
+		Value:         message.Value,
+		Attempts:      attemptsSpent(message, verdict),
+		History:       failureHistory(message, verdict),
 	}
 	if cause != nil {
-		l.Reason = record.Clip(cause.Error(), maxLetterReason)
+		letter.Reason = record.Clip(cause.Error(), maxLetterReason)
 	}
 
 	// The state of the retries is in fields of the letter. A requeued message starts without it.
-	for _, h := range m.Headers {
+	for _, h := range message.Headers {
 		if !slices.Contains(retryHeaders, h.Key) {
-			l.Headers = append(l.Headers, h)
+			letter.Headers = append(letter.Headers, h)
 		}
 	}
-	return l
+	return letter
 }
 
 // putLetter stores the letter of a message, in its topic first if there is one.
-func (d *disposer) putLetter(ctx context.Context, l *deadletter.Letter) error {
+func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) error {
 	publish := func(ctx context.Context, topic string) error {
-		err := d.publishMessage(ctx, topic, l.ID.Topic, newLetterRecord(l))
+		err := d.publishMessage(ctx, topic, letter.ID.Topic, newLetterRecord(letter))
 		// A letter that its topic cannot take is still stored in MongoDB.
 		if isTooLarge(err) || isTopicUnavailable(err) {
 			d.report(err)
@@ -80,7 +80,7 @@ func (d *disposer) putLetter(ctx context.Context, l *deadletter.Letter) error {
 		return err
 	}
 
-	omitted, err := d.letters.Put(ctx, letterparts.Key{}, l, publish)
+	omitted, err := d.letters.Put(ctx, letterparts.Key{}, letter, publish)
 	if omitted != nil {
 		d.report(omitted)
 	}
@@ -88,19 +88,19 @@ func (d *disposer) putLetter(ctx context.Context, l *deadletter.Letter) error {
 }
 
 // newLetterRecord returns the letter as a record for a topic.
-func newLetterRecord(l *deadletter.Letter) *Message {
-	m := &Message{Key: l.Key, Value: l.Value, Headers: slices.Clone(l.Headers)}
+func newLetterRecord(letter *deadletter.Letter) *Message {
+	message := &Message{Key: letter.Key, Value: letter.Value, Headers: slices.Clone(letter.Headers)}
 	add := func(name, value string) {
-		m.Headers = append(m.Headers, event.Header{Key: name, Value: []byte(value)})
+		message.Headers = append(message.Headers, event.Header{Key: name, Value: []byte(value)})
 	}
-	add("dead-class", l.Class)
+	add("dead-class", letter.Class)
 
-	add("dead-reason", record.Clip(l.Reason, maxReason))
-	add("dead-group", l.ID.Group)
-	add("dead-handler", l.ID.Handler)
-	add("dead-attempts", strconv.Itoa(l.Attempts))
-	if n := len(l.History); n > 0 {
-		add("dead-at", string(formatMillis(l.History[n-1].At)))
+	add("dead-reason", record.Clip(letter.Reason, maxReason))
+	add("dead-group", letter.ID.Group)
+	add("dead-handler", letter.ID.Handler)
+	add("dead-attempts", strconv.Itoa(letter.Attempts))
+	if n := len(letter.History); n > 0 {
+		add("dead-at", string(formatMillis(letter.History[n-1].At)))
 	}
-	return m
+	return message
 }

@@ -11,9 +11,9 @@ import (
 )
 
 // measure passes a measurement of the group to WithTelemetry.
-func (c *Consumer) measure(m telemetry.Measurement) {
-	m.Group = c.group
-	c.s.telemetry.Measure(m)
+func (c *Consumer) measure(measurement telemetry.Measurement) {
+	measurement.Group = c.group
+	c.s.telemetry.Measure(measurement)
 }
 
 // count measures n messages of the handler. It does nothing if n is 0.
@@ -25,16 +25,16 @@ func (t *track) count(metric telemetry.Metric, n int, reason string) {
 
 // measureStop measures that fetching has stopped, or goes on. The reason is "paused" or "database".
 func (c *Consumer) measureStop(reason string, stopped bool) {
-	m := telemetry.Measurement{Metric: telemetry.Suspended, Reason: reason}
+	measurement := telemetry.Measurement{Metric: telemetry.Suspended, Reason: reason}
 	if stopped {
-		m.N = 1
+		measurement.N = 1
 	}
-	c.measure(m)
+	c.measure(measurement)
 }
 
-// countRunning adds by to the number of running lanes.
-func (r *run) countRunning(by int64) {
-	r.c.measure(telemetry.Measurement{Metric: telemetry.Running, N: r.runningLanes.Add(by)})
+// countRunning adds delta to the number of running lanes.
+func (r *run) countRunning(delta int64) {
+	r.c.measure(telemetry.Measurement{Metric: telemetry.Running, N: r.runningLanes.Add(delta)})
 }
 
 // remeasure measures the gauges of the member again, because measurements of several goroutines may arrive in another order.
@@ -54,15 +54,15 @@ func (r *run) countHeld(messages, bytes int64) {
 func (t *track) startSpan(ctx context.Context, list []task) (_ context.Context, end func(error), err error) {
 	defer recoverPanic(&err)
 
-	a := telemetry.Attempt{
+	attempt := telemetry.Attempt{
 		Group: t.p.s.c.group, Handler: t.reg.name, Topic: t.p.tp.Topic, Messages: make([]telemetry.Message, len(list)),
 	}
 	for i, x := range list {
-		m := x.entry.m
-		a.Messages[i] = telemetry.Message{ID: m.ID, Name: m.Name, Number: m.Attempt, Headers: m.Headers}
+		message := x.entry.m
+		attempt.Messages[i] = telemetry.Message{ID: message.ID, Name: message.Name, Number: message.Attempt, Headers: message.Headers}
 	}
 
-	ctx, end = t.p.s.c.s.telemetry.Start(ctx, a)
+	ctx, end = t.p.s.c.s.telemetry.Start(ctx, attempt)
 	if ctx == nil || end == nil {
 		return nil, nil, errors.New("the telemetry sink returned nil")
 	}

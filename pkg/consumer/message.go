@@ -72,27 +72,27 @@ func (m *Message) SetHeader(name string, value []byte) {
 // DeleteHeader removes all headers of that name. It copies the list, so copies of the message do
 // not change.
 func (m *Message) DeleteHeader(name string) {
-	m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h event.Header) bool { return h.Key == name })
+	m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(header event.Header) bool { return header.Key == name })
 }
 
 // Clone returns a copy that shares nothing.
 func (m *Message) Clone() *Message {
-	c := m.copy()
-	c.Key, c.Value = bytes.Clone(m.Key), bytes.Clone(m.Value)
-	for i := range c.Headers {
-		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
+	message := m.copy()
+	message.Key, message.Value = bytes.Clone(m.Key), bytes.Clone(m.Value)
+	for i := range message.Headers {
+		message.Headers[i].Value = bytes.Clone(message.Headers[i].Value)
 	}
-	return c
+	return message
 }
 
 // copy returns a copy that shares the bytes of key, value and header values, but not the list of headers.
 func (m *Message) copy() *Message {
-	c := *m
-	c.Headers = slices.Clone(m.Headers)
-	return &c
+	message := *m
+	message.Headers = slices.Clone(m.Headers)
+	return &message
 }
 
-// recordOf returns m as a record for a Publisher.
-func recordOf(m *Message) transport.Record {
-	return transport.Record{Offset: m.Offset, Key: m.Key, Value: m.Value, Headers: m.Headers}
+// recordOf returns message as a record for a Publisher.
+func recordOf(message *Message) transport.Record {
+	return transport.Record{Offset: message.Offset, Key: message.Key, Value: message.Value, Headers: message.Headers}
 }

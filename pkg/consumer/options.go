@@ -50,12 +50,12 @@ type HandlerOption interface {
 
 type option func(s *settings)
 
-func (o option) applyToConsumer(s *settings) { o(s) }
+func (o option) applyToConsumer(settings *settings) { o(settings) }
 
 type handlerOption func(h *handling)
 
-func (o handlerOption) applyToConsumer(s *settings) { o(&s.handling) }
-func (o handlerOption) applyToHandler(h *handling)  { o(h) }
+func (o handlerOption) applyToConsumer(settings *settings) { o(&settings.handling) }
+func (o handlerOption) applyToHandler(handling *handling)  { o(handling) }
 
 // handling has the settings of one handler.
 type handling struct {
@@ -100,43 +100,43 @@ type settings struct {
 
 // WithErrorHook sets a function that is called once with each error of the consumer, also with errors
 // that the consumer handles without help. It must not block. ctx is never nil.
-func WithErrorHook(f func(ctx context.Context, err error)) Option {
-	return option(func(s *settings) { s.onError = f })
+func WithErrorHook(hook func(ctx context.Context, err error)) Option {
+	return option(func(settings *settings) { settings.onError = hook })
 }
 
 // WithTelemetry sets where metrics and spans go. Defaults to telemetry.OTel(), which does nothing in a program without
 // providers of OpenTelemetry.
 func WithTelemetry(sink telemetry.Sink) Option {
-	return option(func(s *settings) { s.telemetry = sink })
+	return option(func(settings *settings) { settings.telemetry = sink })
 }
 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
 func WithLogger(log *slog.Logger) Option {
-	return option(func(s *settings) { s.log = cmp.Or(log, slog.Default()) })
+	return option(func(settings *settings) { settings.log = cmp.Or(log, slog.Default()) })
 }
 
 // WithConcurrency sets how many lanes run at once, over all partitions and handlers. Each runs one handler at a time, with one
 // transaction. Defaults to 16: a handler waits for MongoDB most of its time, and 16 transactions use a small part of the
 // driver's default pool of 100 connections.
 func WithConcurrency(n int) Option {
-	return option(func(s *settings) { s.concurrency = cmp.Or(n, defaultConcurrency) })
+	return option(func(settings *settings) { settings.concurrency = cmp.Or(n, defaultConcurrency) })
 }
 
 // WithDrain sets how long a stop or a rebalance waits for running handlers before it abandons them. Defaults to
 // 10 s, which fits into the 30 s that Kubernetes waits for a pod. It is limited to three quarters of WithSessionTimeout, and to
-// 22 s, because the group removes a member that does not rejoin in time. A negative d means that nothing waits.
-func WithDrain(d time.Duration) Option {
-	return option(func(s *settings) { s.drain = cmp.Or(d, defaultDrain) })
+// 22 s, because the group removes a member that does not rejoin in time. A negative limit means that nothing waits.
+func WithDrain(limit time.Duration) Option {
+	return option(func(settings *settings) { settings.drain = cmp.Or(limit, defaultDrain) })
 }
 
 // WithBuffer limits the memory for the messages of one partition that are fetched and not finished. Defaults to 8 MiB:
 // several fetches of 1 MiB, so that reading does not wait for handlers, while a member with 50 partitions stays below 400 MiB.
 // One fetch may exceed the limit. A negative number means no limit of bytes: 1,000 messages are the limit.
 func WithBuffer(bytes int) Option {
-	return option(func(s *settings) {
-		s.bufferBytes = cmp.Or(bytes, defaultBuffer)
+	return option(func(settings *settings) {
+		settings.bufferBytes = cmp.Or(bytes, defaultBuffer)
 		if bytes < 0 {
-			s.bufferBytes = math.MaxInt
+			settings.bufferBytes = math.MaxInt
 		}
 	})
 }
@@ -144,46 +144,50 @@ func WithBuffer(bytes int) Option {
 // WithUnknown makes messages that no handler takes dead letters of class unknown. When there is a handler, requeue them to
 // it. Without WithUnknown they pass, because a topic usually has more types than one service takes. They are counted, and
 // reported once for each type.
-func WithUnknown() Option { return option(func(s *settings) { s.deadUnknown = true }) }
+func WithUnknown() Option { return option(func(settings *settings) { settings.deadUnknown = true }) }
 
 // WithHaltOnLoss makes Run return ErrGap if records are lost: retention has removed the next record of a
 // partition, a partition has lost records that were read, or a topic was deleted and created again. Without it the consumer
 // reports the loss and goes on: after the gap, or at the start of the new topic. To go on after a halt, run once without it.
 func WithHaltOnLoss() Option {
-	return option(func(s *settings) { s.inbox.settings.HaltOnRecreated = true })
+	return option(func(settings *settings) { settings.inbox.settings.HaltOnRecreated = true })
 }
 
 // haltsOnLoss reports whether WithHaltOnLoss is set.
 func (s *settings) haltsOnLoss() bool { return s.inbox.settings.HaltOnRecreated }
 
 // WithMode sets the mode of the inbox. Defaults to Transactional.
-func WithMode(mode Mode) HandlerOption { return handlerOption(func(h *handling) { h.mode = mode }) }
+func WithMode(mode Mode) HandlerOption {
+	return handlerOption(func(handling *handling) { handling.mode = mode })
+}
 
 // WithTimeout bounds one call of a handler by its context. Defaults to 30 s: half of the server's limit for a transaction, 60 s,
-// which leaves time for the inbox and the commit. Keep it well below that limit. A negative d means none.
-func WithTimeout(d time.Duration) HandlerOption {
-	return handlerOption(func(h *handling) { h.timeout = cmp.Or(d, defaultTimeout) })
+// which leaves time for the inbox and the commit. Keep it well below that limit. A negative timeout means none.
+func WithTimeout(timeout time.Duration) HandlerOption {
+	return handlerOption(func(handling *handling) { handling.timeout = cmp.Or(timeout, defaultTimeout) })
 }
 
 // WithSharedTransaction sets how many messages that wait may share a transaction, at most 500. Defaults to 1: a failure then repeats no
 // other message. More is much faster for handlers that only write to MongoDB. If a transaction fails, its messages are tried
 // again one by one. A negative n means that none is shared. A Batch has its own size.
 func WithSharedTransaction(n int) HandlerOption {
-	return handlerOption(func(h *handling) { h.batchSize = max(cmp.Or(n, defaultShared), 1) })
+	return handlerOption(func(handling *handling) { handling.batchSize = max(cmp.Or(n, defaultShared), 1) })
 }
 
 // WithLimit sets how many calls of the handler run at once, over all lanes and partitions. Defaults to no
 // limit other than WithConcurrency, because only you know which handlers share a scarce resource. A negative n means none. As an
 // option of New it limits each handler separately.
-func WithLimit(n int) HandlerOption { return handlerOption(func(h *handling) { h.limit = n }) }
+func WithLimit(n int) HandlerOption {
+	return handlerOption(func(handling *handling) { handling.limit = n })
+}
 
 // WithMiddleware adds middlewares. The middlewares of New are outside those of the handler.
 func WithMiddleware(mws ...Middleware) HandlerOption {
-	return handlerOption(func(h *handling) {
-		h.middlewares = append(h.middlewares[:len(h.middlewares):len(h.middlewares)], mws...)
+	return handlerOption(func(handling *handling) {
+		handling.middlewares = append(handling.middlewares[:len(handling.middlewares):len(handling.middlewares)], mws...)
 		for _, m := range mws {
 			if m == nil {
-				h.problems = append(h.problems, errors.New("WithMiddleware: a middleware is nil"))
+				handling.problems = append(handling.problems, errors.New("WithMiddleware: a middleware is nil"))
 			}
 		}
 	})
@@ -191,7 +195,7 @@ func WithMiddleware(mws ...Middleware) HandlerOption {
 
 // newSettings returns the defaults with opts applied.
 func newSettings(opts []Option) settings {
-	s := settings{
+	settings := settings{
 		handling:      handling{mode: Transactional, timeout: defaultTimeout, batchSize: defaultShared},
 		log:           slog.Default(),
 		concurrency:   defaultConcurrency,
@@ -206,13 +210,13 @@ func newSettings(opts []Option) settings {
 
 	for _, o := range opts {
 		if o != nil {
-			o.applyToConsumer(&s)
+			o.applyToConsumer(&settings)
 		}
 	}
-	if s.telemetry == nil {
-		s.telemetry = telemetry.OTel()
+	if settings.telemetry == nil {
+		settings.telemetry = telemetry.OTel()
 	}
-	return s
+	return settings
 }
 
 // validate returns all problems of a handler's settings.

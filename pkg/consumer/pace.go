@@ -33,12 +33,12 @@ func (c *pace) batchSize(limit int) int {
 	return max(n, 1)
 }
 
-// recordDuration records that n handled messages took d.
-func (c *pace) recordDuration(d time.Duration, n int) {
+// recordDuration records that n handled messages took took.
+func (c *pace) recordDuration(took time.Duration, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	perMessage := d / time.Duration(max(n, 1))
+	perMessage := took / time.Duration(max(n, 1))
 	if c.perMessage > 0 {
 		perMessage = c.perMessage + (perMessage-c.perMessage)/8
 	}

@@ -114,15 +114,15 @@ type trackKey struct {
 	handler string
 }
 
-func newPartition(s *session, tp transport.TopicPartition) *partition {
-	p := &partition{
-		s: s, tp: tp,
+func newPartition(session *session, tp transport.TopicPartition) *partition {
+	partition := &partition{
+		s: session, tp: tp,
 		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
 		fetchEnded: make(chan struct{}),
 	}
-	p.serveCtx, p.endServe = context.WithCancel(s.serveCtx)
-	p.drainCtx, p.abandon = context.WithCancelCause(s.drainCtx)
-	return p
+	partition.serveCtx, partition.endServe = context.WithCancel(session.serveCtx)
+	partition.drainCtx, partition.abandon = context.WithCancelCause(session.drainCtx)
+	return partition
 }
 
 // fetchLoop fetches records until the partition has to be given back. It blocks while the consumer is paused,
@@ -179,17 +179,17 @@ func (p *partition) fetchLoop() {
 			}
 		}
 
-		f, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bufferBytes))
+		fetched, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bufferBytes))
 		watched = time.Time{}
 		var gap *transport.RangeError
 		switch {
 		case err == nil:
 			watched = time.Now()
 			backoff.Reset()
-			p.acceptFetched(from, f)
+			p.acceptFetched(from, fetched)
 
 			// Only a fetch that moved on proves that the topic has these offsets.
-			p.idProved = p.idProved || f.Next > from
+			p.idProved = p.idProved || fetched.Next > from
 
 		case ctx.Err() != nil:
 			return
@@ -210,11 +210,11 @@ func (p *partition) pauseChanged() <-chan struct{} {
 	return changed
 }
 
-// finishLostLocked finishes the entries in [from, to) that had to be fetched again and are no
+// finishLostLocked finishes the entries in [first, end) that had to be fetched again and are no
 // longer in the log. Compaction or retention removed them while they were not in memory.
-func (p *partition) finishLostLocked(from, to int64) {
+func (p *partition) finishLostLocked(first, end int64) {
 	for _, e := range p.entries {
-		if e.offset < from || e.offset >= to {
+		if e.offset < first || e.offset >= end {
 			continue
 		}
 
@@ -235,9 +235,9 @@ func (p *partition) finishLostLocked(from, to int64) {
 	}
 }
 
-// isIdleLocked reports whether no share of e is queued or started.
-func (p *partition) isIdleLocked(e *entry) bool {
-	return !e.hasShareLocked(shareStarted) && !e.hasShareLocked(shareQueued)
+// isIdleLocked reports whether no share of entry is queued or started.
+func (p *partition) isIdleLocked(entry *entry) bool {
+	return !entry.hasShareLocked(shareStarted) && !entry.hasShareLocked(shareQueued)
 }
 
 // nextOffset returns the offset to fetch from. It returns false if the partition has no room.
@@ -257,12 +257,12 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 		}
 	}
 
-	s := &p.s.c.s
-	room := p.held.messages < s.bufferRecords && p.held.bytes < s.bufferBytes
+	settings := &p.s.c.s
+	room := p.held.messages < settings.bufferRecords && p.held.bytes < settings.bufferBytes
 
 	// An entry that is fetched again was counted the first time.
 	if p.nextFetch >= p.fetchedTo {
-		room = room && len(p.entries) < s.maxAhead
+		room = room && len(p.entries) < settings.maxAhead
 	}
 	return p.nextFetch, room
 }
@@ -270,19 +270,19 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 // acceptFetched adds the records of a fetch that began at from, and queues them for their handlers.
 // It ignores the fetch if the partition was closed, rewound or paused in the meantime. The records
 // are then fetched again. It blocks while a decoder cannot reach what it needs.
-func (p *partition) acceptFetched(from int64, f transport.Fetched) {
-	list := make([]*entry, 0, len(f.Records))
-	for i := range f.Records {
-		r := &f.Records[i]
+func (p *partition) acceptFetched(from int64, fetched transport.Fetched) {
+	list := make([]*entry, 0, len(fetched.Records))
+	for i := range fetched.Records {
+		record := &fetched.Records[i]
 		// A transport may return a batch whole, which begins before the offset.
-		if r.Offset < from {
+		if record.Offset < from {
 			continue
 		}
-		e := p.newEntry(r)
-		if e == nil {
+		entry := p.newEntry(record)
+		if entry == nil {
 			return
 		}
-		list = append(list, e)
+		list = append(list, entry)
 	}
 
 	var passed []*Message
@@ -294,17 +294,17 @@ func (p *partition) acceptFetched(from int64, f transport.Fetched) {
 		}
 
 		for _, e := range list {
-			if m := p.addEntryLocked(e); m != nil {
-				passed = append(passed, m)
+			if message := p.addEntryLocked(e); message != nil {
+				passed = append(passed, message)
 			}
 		}
 		// A reply may be empty although the log has moved on, for example after compaction.
-		p.nextFetch = max(f.Next, from)
+		p.nextFetch = max(fetched.Next, from)
 		p.fetchedTo = max(p.fetchedTo, p.nextFetch)
 
 		p.finishLostLocked(from, p.nextFetch)
 		p.s.countFinished(p.trimLocked())
-		lag, accepted = p.setLogEndLocked(f.End), true
+		lag, accepted = p.setLogEndLocked(fetched.End), true
 	})
 
 	for _, m := range passed {
@@ -317,18 +317,18 @@ func (p *partition) acceptFetched(from int64, f transport.Fetched) {
 
 // addEntryLocked adds an entry that is new, or gives its body back to one that was fetched again. It returns the message if no
 // handler takes it.
-func (p *partition) addEntryLocked(e *entry) (passed *Message) {
-	i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= e.offset })
+func (p *partition) addEntryLocked(entry *entry) (passed *Message) {
+	i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= entry.offset })
 	if i < len(p.entries) {
-		if old := p.entries[i]; old.offset == e.offset && old.openShares > 0 {
-			p.restoreBodyLocked(old, e)
+		if old := p.entries[i]; old.offset == entry.offset && old.openShares > 0 {
+			p.restoreBodyLocked(old, entry)
 			p.enqueueLocked(old)
 		}
 		return nil
 	}
 
 	// The entry is finished already.
-	if e.offset < p.fetchedTo {
+	if entry.offset < p.fetchedTo {
 		return nil
 	}
 
@@ -336,17 +336,17 @@ func (p *partition) addEntryLocked(e *entry) (passed *Message) {
 	if len(p.entries) == 0 {
 		p.progressAt = time.Now()
 	}
-	p.entries = append(p.entries, e)
+	p.entries = append(p.entries, entry)
 	// No handler takes the message, so it is finished.
-	if e.openShares == 0 {
-		passed = e.m
-		e.rec, e.m = transport.Record{}, nil
+	if entry.openShares == 0 {
+		passed = entry.m
+		entry.rec, entry.m = transport.Record{}, nil
 		return passed
 	}
 
 	p.held.messages++
-	p.held.bytes += e.size
-	p.enqueueLocked(e)
+	p.held.bytes += entry.size
+	p.enqueueLocked(entry)
 	return nil
 }
 
@@ -367,26 +367,26 @@ func (p *partition) restoreBodyLocked(old, fetched *entry) {
 	p.held.bytes += old.size
 }
 
-// enqueueLocked queues the waiting shares of e on their tracks, and starts tracks that do not run.
-func (p *partition) enqueueLocked(e *entry) {
-	for i := range e.shares {
-		sh := &e.shares[i]
+// enqueueLocked queues the waiting shares of entry on their tracks, and starts tracks that do not run.
+func (p *partition) enqueueLocked(entry *entry) {
+	for i := range entry.shares {
+		sh := &entry.shares[i]
 		if sh.state != shareWaiting {
 			continue
 		}
 		sh.state = shareQueued
 
-		key := trackKey{e.lane, sh.reg.name}
-		t := p.tracks[key]
-		if t == nil {
-			t = &track{p: p, key: key, lane: e.lane}
-			p.tracks[key] = t
+		key := trackKey{entry.lane, sh.reg.name}
+		existing := p.tracks[key]
+		if existing == nil {
+			existing = &track{p: p, key: key, lane: entry.lane}
+			p.tracks[key] = existing
 		}
 
-		t.queue = append(t.queue, task{e, sh})
-		if !t.running {
-			t.running = true
-			p.trackGroup.Go(t.handleQueue)
+		existing.queue = append(existing.queue, task{entry, sh})
+		if !existing.running {
+			existing.running = true
+			p.trackGroup.Go(existing.handleQueue)
 		}
 	}
 }
@@ -443,14 +443,14 @@ func (p *partition) wakeReader() {
 	retry.Signal(p.wake)
 }
 
-// goWorker runs f in the group of the tracks. It returns false if the partition is closed.
-func (p *partition) goWorker(f func()) bool {
+// goWorker runs callback in the group of the tracks. It returns false if the partition is closed.
+func (p *partition) goWorker(callback func()) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return false
 	}
-	p.trackGroup.Go(f)
+	p.trackGroup.Go(callback)
 	return true
 }
 

@@ -37,14 +37,14 @@ func (p *partition) dropUnstarted() {
 	})
 }
 
-// dropBodyLocked frees the body of e unless some share of e is queued or started.
-func (p *partition) dropBodyLocked(e *entry) {
-	if p.forgotten || e.m == nil || !p.isIdleLocked(e) {
+// dropBodyLocked frees the body of entry unless some share of entry is queued or started.
+func (p *partition) dropBodyLocked(entry *entry) {
+	if p.forgotten || entry.m == nil || !p.isIdleLocked(entry) {
 		return
 	}
-	e.rec, e.m = transport.Record{}, nil
+	entry.rec, entry.m = transport.Record{}, nil
 	p.held.messages--
-	p.held.bytes -= e.size
+	p.held.bytes -= entry.size
 }
 
 // releaseBuffers removes the partition from the counts of held messages. Later calls of

@@ -151,7 +151,7 @@ func (p *partition) awaitOrphans(ctx context.Context) {
 
 	for {
 		p.mu.Lock()
-		p.orphans = slices.DeleteFunc(p.orphans, func(e *entry) bool { return !e.hasShareLocked(shareStarted) })
+		p.orphans = slices.DeleteFunc(p.orphans, func(entry *entry) bool { return !entry.hasShareLocked(shareStarted) })
 		if len(p.orphans) == 0 || ctx.Err() != nil {
 			p.orphans = nil
 			p.attached = map[string]*attachment{}

@@ -78,23 +78,23 @@ func (p *partition) inboxPlace() inbox.Partition {
 
 // isAnotherTopic reports whether two ids are those of a deleted topic and of one that was created under its name. An id is "" if
 // it is unknown. A topic of another cluster may be a copy with the same offsets.
-func isAnotherTopic(before, now string) bool {
-	cluster, _, _ := strings.Cut(before, "/")
-	return before != "" && before != now && strings.HasPrefix(now, cluster+"/")
+func isAnotherTopic(oldID, newID string) bool {
+	cluster, _, _ := strings.Cut(oldID, "/")
+	return oldID != "" && oldID != newID && strings.HasPrefix(newID, cluster+"/")
 }
 
 // uncommittedOffset returns the offset to commit, and reports whether it differs from the committed one.
-func (p *partition) uncommittedOffset() (at transport.GroupOffset, changed bool) {
+func (p *partition) uncommittedOffset() (handled transport.GroupOffset, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at = transport.GroupOffset{Offset: p.finishedToLocked(), TopicID: p.topicID}
-	return at, p.located && at != p.committed
+	handled = transport.GroupOffset{Offset: p.finishedToLocked(), TopicID: p.topicID}
+	return handled, p.located && handled != p.committed
 }
 
-func (p *partition) setCommitted(at transport.GroupOffset) {
+func (p *partition) setCommitted(committed transport.GroupOffset) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.committed = at
+	p.committed = committed
 }
 
 // unstoredID returns the id of the topic if the group has committed an offset of the topic, and the inbox has another id or none.

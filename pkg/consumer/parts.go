@@ -11,31 +11,31 @@ import (
 
 // WithSurroundings replaces the surroundings of the consumer. Parts that are not replaced keep those of the options, which is
 // the default.
-func WithSurroundings(x consumerparts.Surroundings) Option {
-	return option(func(s *settings) {
-		if x.Transport != nil {
-			s.transport = x.Transport
+func WithSurroundings(surroundings consumerparts.Surroundings) Option {
+	return option(func(settings *settings) {
+		if surroundings.Transport != nil {
+			settings.transport = surroundings.Transport
 		}
-		if x.Open != nil {
-			s.open = x.Open
+		if surroundings.Open != nil {
+			settings.open = surroundings.Open
 		}
-		if x.Inbox != nil {
-			s.inbox.replacement = x.Inbox
+		if surroundings.Inbox != nil {
+			settings.inbox.replacement = surroundings.Inbox
 		}
-		if x.Transact != nil {
-			s.transact = x.Transact
+		if surroundings.Transact != nil {
+			settings.transact = surroundings.Transact
 		}
 	})
 }
 
 // IsHeld reports whether the consumer is paused, or one of its handlers is suspended.
 func (c *Consumer) IsHeld(consumerparts.Key) bool {
-	isSuspended := func(r *registration) bool { return r.suspension.isSuspended() }
+	isSuspended := func(registration *registration) bool { return registration.suspension.isSuspended() }
 	return c.gate.isPaused() || slices.ContainsFunc(c.reg.snapshot().all, isSuspended)
 }
 
 // WaitFor is outboxtest.WaitFor, with a condition.
-func (c *Consumer) WaitFor(ctx context.Context, _ consumerparts.Key, pattern string, cond func(m *Message) bool) (*Message, error) {
+func (c *Consumer) WaitFor(ctx context.Context, _ consumerparts.Key, pattern string, cond func(message *Message) bool) (*Message, error) {
 	return c.waitFor(ctx, pattern, cond)
 }
 
@@ -52,9 +52,9 @@ func (h Handler) WithPreparation(_ consumerparts.Key, prepare func(ctx context.C
 // [Discard]. A middleware needs this because it runs for each message on the way into the batch: its next handler
 // returns before the batch runs. AfterBatch returns false and never calls f if ctx is not the context of a batch handler.
 func AfterBatch(ctx context.Context, _ consumerparts.Key, f func(err error)) bool {
-	b, ok := ctx.Value(collectorKey{}).(*batchCollector)
+	collector, ok := ctx.Value(collectorKey{}).(*batchCollector)
 	if ok {
-		b.callbacks = append(b.callbacks, f)
+		collector.callbacks = append(collector.callbacks, f)
 	}
 	return ok
 }

@@ -25,21 +25,21 @@ func (c *Consumer) Resume() { c.gate.set(false) }
 // Attempts in progress are finished. The messages of the handler wait in Kafka. If all other handlers have finished a message, it is
 // set aside untried.
 func (c *Consumer) PauseHandler(name string) bool {
-	r := c.reg.find(name)
-	if r != nil {
-		r.suspension.suspendFor(untilResumed)
+	registration := c.reg.find(name)
+	if registration != nil {
+		registration.suspension.suspendFor(untilResumed)
 	}
-	return r != nil
+	return registration != nil
 }
 
 // ResumeHandler ends the suspension of the handler of that name, whatever has suspended it, and reports whether there is such a
 // handler.
 func (c *Consumer) ResumeHandler(name string) bool {
-	r := c.reg.find(name)
-	if r != nil {
-		r.suspension.resume()
+	registration := c.reg.find(name)
+	if registration != nil {
+		registration.suspension.resume()
 	}
-	return r != nil
+	return registration != nil
 }
 
 // set changes the state and wakes all goroutines that wait for a change.

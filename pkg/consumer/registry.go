@@ -98,8 +98,8 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 
 // snapshot returns the current handlers, which do not change any more.
 func (g *registry) snapshot() *handlers {
-	if h := g.current.Load(); h != nil {
-		return h
+	if handlers := g.current.Load(); handlers != nil {
+		return handlers
 	}
 	return &handlers{}
 }
@@ -107,25 +107,25 @@ func (g *registry) snapshot() *handlers {
 // find returns the handler of that name, or nil.
 func (g *registry) find(name string) *registration {
 	all := g.snapshot().all
-	if i := slices.IndexFunc(all, func(r *registration) bool { return r.name == name }); i >= 0 {
+	if i := slices.IndexFunc(all, func(registration *registration) bool { return registration.name == name }); i >= 0 {
 		return all[i]
 	}
 	return nil
 }
 
-// addHandler adds r. It returns an error if the name is taken.
-func (g *registry) addHandler(r *registration) error {
+// addHandler adds registration. It returns an error if the name is taken.
+func (g *registry) addHandler(registration *registration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
 	all := g.snapshot().all
 	for _, other := range all {
-		if other.name == r.name {
-			return fmt.Errorf("consumer: a handler named %q is registered already: choose another name", r.name)
+		if other.name == registration.name {
+			return fmt.Errorf("consumer: a handler named %q is registered already: choose another name", registration.name)
 		}
 	}
 
-	g.current.Store(&handlers{all: append(slices.Clone(all), r)})
+	g.current.Store(&handlers{all: append(slices.Clone(all), registration)})
 	if g.changed != nil {
 		close(g.changed)
 		g.changed = nil
@@ -152,64 +152,64 @@ func (g *registry) nextChange() <-chan struct{} {
 //
 // A new handler of a running group gets the messages that follow the start of the last member with the old version: during a rolling
 // update, old members pass messages that they have no handler for. To give it all messages, start it under a new group.
-func (c *Consumer) Handle(name string, h Handler, opts ...HandlerOption) error {
-	r := &registration{Handler: h, handling: c.s.handling}
-	r.name = name
+func (c *Consumer) Handle(name string, handler Handler, opts ...HandlerOption) error {
+	registration := &registration{Handler: handler, handling: c.s.handling}
+	registration.name = name
 	// New has reported its problems, and its rules are added below.
-	r.handling.problems, r.retryRules = nil, nil
+	registration.handling.problems, registration.retryRules = nil, nil
 	for _, o := range opts {
 		if o != nil {
-			o.applyToHandler(&r.handling)
+			o.applyToHandler(&registration.handling)
 		}
 	}
 
-	bad := slices.Clone(h.problems)
-	if h.handle == nil && len(bad) == 0 {
+	bad := slices.Clone(handler.problems)
+	if handler.handle == nil && len(bad) == 0 {
 		bad = append(bad, errors.New("the handler is the zero value: use For, Func, Batch or Mux"))
 	}
 	if name == "" || strings.Contains(name, "/") {
 		bad = append(bad, errors.New("a name must not be empty or contain a slash"))
 	}
-	bad = append(bad, r.validate(), c.checkRetryTopics(len(r.retryTopics)))
+	bad = append(bad, registration.validate(), c.checkRetryTopics(len(registration.retryTopics)))
 	if err := errors.Join(bad...); err != nil {
 		return fmt.Errorf("consumer: handler %q: %w", name, err)
 	}
 
-	if h.batch != nil {
-		r.batchSize = h.size
+	if handler.batch != nil {
+		registration.batchSize = handler.size
 	}
 	// The rules of the handler come before the rules of New.
-	r.retryRules = append(r.retryRules, c.s.retryRules...)
-	c.prepareHandler(r)
-	return c.reg.addHandler(r)
+	registration.retryRules = append(registration.retryRules, c.s.retryRules...)
+	c.prepareHandler(registration)
+	return c.reg.addHandler(registration)
 }
 
 // Remove removes the handler of that name, and reports whether there was one. The handler still gets the messages that were fetched
 // before, and none that is fetched later. Its messages that are set aside wait until there is a handler of that name again. Remove may
 // be called while the consumer runs. It does not wait for the handler.
 func (c *Consumer) Remove(name string) bool {
-	g := &c.reg
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	registry := &c.reg
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
 
-	all := g.snapshot().all
-	i := slices.IndexFunc(all, func(r *registration) bool { return r.name == name })
+	all := registry.snapshot().all
+	i := slices.IndexFunc(all, func(registration *registration) bool { return registration.name == name })
 	if i < 0 {
 		return false
 	}
 	all[i].removed.Store(true)
-	g.current.Store(&handlers{all: slices.Delete(slices.Clone(all), i, i+1)})
+	registry.current.Store(&handlers{all: slices.Delete(slices.Clone(all), i, i+1)})
 	return true
 }
 
-// prepareHandler sets the decider, the slots and the middleware chain of r.
-func (c *Consumer) prepareHandler(r *registration) {
-	r.retry = r.retry.withDefaults()
-	r.decider = decider{retry: r.retry, rules: r.retryRules, topics: r.handling.retryTopics}
-	if r.limit > 0 {
-		r.slots = make(chan struct{}, r.limit)
+// prepareHandler sets the decider, the slots and the middleware chain of registration.
+func (c *Consumer) prepareHandler(registration *registration) {
+	registration.retry = registration.retry.withDefaults()
+	registration.decider = decider{retry: registration.retry, rules: registration.retryRules, topics: registration.handling.retryTopics}
+	if registration.limit > 0 {
+		registration.slots = make(chan struct{}, registration.limit)
 	}
-	r.chained = chainMiddlewares(r.handle, r.middlewares)
+	registration.chained = chainMiddlewares(registration.handle, registration.middlewares)
 }
 
 // watch is the state of one call of waitFor.
@@ -220,46 +220,46 @@ type watch struct {
 }
 
 // waitFor is outboxtest.WaitFor.
-func (c *Consumer) waitFor(ctx context.Context, pattern string, cond func(m *Message) bool) (*Message, error) {
-	w := &watch{pattern: pattern, cond: cond, got: make(chan *Message, 1)}
-	g := &c.reg
-	g.mu.Lock()
+func (c *Consumer) waitFor(ctx context.Context, pattern string, cond func(message *Message) bool) (*Message, error) {
+	watch := &watch{pattern: pattern, cond: cond, got: make(chan *Message, 1)}
+	registry := &c.reg
+	registry.mu.Lock()
 	// The counter lets finished messages skip the lock while there are no watches.
-	g.watches = append(g.watches, w)
-	g.watchCount.Add(1)
-	g.mu.Unlock()
+	registry.watches = append(registry.watches, watch)
+	registry.watchCount.Add(1)
+	registry.mu.Unlock()
 
 	defer func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if i := slices.Index(g.watches, w); i >= 0 {
-			g.watches = slices.Delete(g.watches, i, i+1)
-			g.watchCount.Add(-1)
+		registry.mu.Lock()
+		defer registry.mu.Unlock()
+		if i := slices.Index(registry.watches, watch); i >= 0 {
+			registry.watches = slices.Delete(registry.watches, i, i+1)
+			registry.watchCount.Add(-1)
 		}
 	}()
 
 	select {
-	case m := <-w.got:
-		return m, nil
+	case message := <-watch.got:
+		return message, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("waiting for a message of type %q: %w", pattern, context.Cause(ctx))
 	}
 }
 
-// matchesMessage reports whether m satisfies the watch. It returns false if the condition panics.
-func (w *watch) matchesMessage(m *Message) (yes bool) {
+// matchesMessage reports whether message satisfies the watch. It returns false if the condition panics.
+func (w *watch) matchesMessage(message *Message) (yes bool) {
 	defer func() {
 		if recover() != nil {
 			yes = false
 		}
 	}()
-	return glob.Match(w.pattern, m.Name) && (w.cond == nil || w.cond(m))
+	return glob.Match(w.pattern, message.Name) && (w.cond == nil || w.cond(message))
 }
 
 // notifyWatches passes a copy of a finished message to the watches that match it. It calls their
 // conditions and does not block.
-func (g *registry) notifyWatches(m *Message) {
-	if g.watchCount.Load() == 0 || m == nil {
+func (g *registry) notifyWatches(message *Message) {
+	if g.watchCount.Load() == 0 || message == nil {
 		return
 	}
 	g.mu.Lock()
@@ -267,12 +267,12 @@ func (g *registry) notifyWatches(m *Message) {
 	g.mu.Unlock()
 
 	for _, w := range list {
-		if !w.matchesMessage(m) {
+		if !w.matchesMessage(message) {
 			continue
 		}
 		// A watch needs only the first message.
 		select {
-		case w.got <- m.Clone():
+		case w.got <- message.Clone():
 		default:
 		}
 	}

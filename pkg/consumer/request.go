@@ -25,18 +25,18 @@ type requestError struct {
 	err     error // may be nil
 }
 
-// RetryIn returns an error that makes the message be tried again after d, regardless of Retry. It spends no attempt, but
+// RetryIn returns an error that makes the message be tried again after wait, regardless of Retry. It spends no attempt, but
 // Retry.GiveUpAfter still applies. The message is set aside with its key, so other keys go on. err may be nil. It is
-// reported and kept in the history of the message. A negative d counts as 0.
-func RetryIn(d time.Duration, err error) error {
-	return &requestError{request: requestRetry, delay: max(d, 0), err: err}
+// reported and kept in the history of the message. A negative wait counts as 0.
+func RetryIn(wait time.Duration, err error) error {
+	return &requestError{request: requestRetry, delay: max(wait, 0), err: err}
 }
 
-// Suspend returns an error that makes this handler take no message for d, in this process. Then it tries one waiting message,
+// Suspend returns an error that makes this handler take no message for duration, in this process. Then it tries one waiting message,
 // usually this message, and goes on if that succeeds. It spends no attempt. Use it if every message would fail: at a rate limit
-// or in a maintenance window. A negative d counts as 0.
-func Suspend(d time.Duration, err error) error {
-	return &requestError{request: requestSuspend, delay: max(d, 0), err: err}
+// or in a maintenance window. A negative duration counts as 0.
+func Suspend(duration time.Duration, err error) error {
+	return &requestError{request: requestSuspend, delay: max(duration, 0), err: err}
 }
 
 // Reject returns an error that makes the message a dead letter at once. Use it for failures that another attempt cannot
@@ -49,8 +49,8 @@ func Discard(err error) error { return &requestError{request: requestDiscard, er
 
 // isDiscard reports whether err is of Discard.
 func isDiscard(err error) bool {
-	e, ok := errors.AsType[*requestError](err)
-	return ok && e.request == requestDiscard
+	requestErr, ok := errors.AsType[*requestError](err)
+	return ok && requestErr.request == requestDiscard
 }
 
 func (e *requestError) Error() string {
@@ -80,8 +80,8 @@ func (e *requestError) GivesUp() bool {
 	return e.request == requestReject || e.request == requestDiscard
 }
 
-// chooseVerdict returns the verdict that the handler requested. r is the Retry for the error.
-func (e *requestError) chooseVerdict(r *Retry, a failures) verdict {
+// chooseVerdict returns the verdict that the handler requested. retry is the Retry for the error.
+func (e *requestError) chooseVerdict(retry *Retry, failures failures) verdict {
 	switch e.request {
 	case requestReject:
 		return verdict{Action: actDeadLetter, Reason: deadletter.ClassRejected}
@@ -91,12 +91,12 @@ func (e *requestError) chooseVerdict(r *Retry, a failures) verdict {
 	}
 
 	// A request does not extend the time after which the message is given up.
-	if r.isOverdue(a) {
-		return r.giveUp()
+	if retry.isOverdue(failures) {
+		return retry.giveUp()
 	}
-	v := verdict{Action: actAside, Delay: e.delay, Uncounted: true, Unordered: r.Unordered}
+	verdict := verdict{Action: actAside, Delay: e.delay, Uncounted: true, Unordered: retry.Unordered}
 	if e.request == requestSuspend {
-		v.Action = actSuspend
+		verdict.Action = actSuspend
 	}
-	return v
+	return verdict
 }

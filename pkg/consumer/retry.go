@@ -85,29 +85,29 @@ const (
 func NoRetry() Retry { return Retry{MaxAttempts: 1} }
 
 // WithRetry sets the Retry of all errors that match no WithRetryFor.
-func WithRetry(r Retry) HandlerOption {
-	return handlerOption(func(h *handling) {
-		h.problems = append(h.problems, r.findProblems("WithRetry"))
-		h.retry = r
+func WithRetry(retry Retry) HandlerOption {
+	return handlerOption(func(handling *handling) {
+		handling.problems = append(handling.problems, retry.findProblems("WithRetry"))
+		handling.retry = retry
 	})
 }
 
 // WithRetryFor sets the Retry of errors that match, for example of ErrorIs. The first match counts. The rules of a handler
 // come before the rules of New. match must be a pure function.
-func WithRetryFor(match func(err error) bool, r Retry) HandlerOption {
-	return handlerOption(func(h *handling) {
-		h.problems = append(h.problems, r.findProblems("WithRetryFor"))
+func WithRetryFor(match func(err error) bool, retry Retry) HandlerOption {
+	return handlerOption(func(handling *handling) {
+		handling.problems = append(handling.problems, retry.findProblems("WithRetryFor"))
 		if match == nil {
-			h.problems = append(h.problems, errors.New("WithRetryFor: the function is nil"))
+			handling.problems = append(handling.problems, errors.New("WithRetryFor: the function is nil"))
 		}
-		h.retryRules = append(h.retryRules[:len(h.retryRules):len(h.retryRules)], retryRule{match, r.withDefaults()})
+		handling.retryRules = append(handling.retryRules[:len(handling.retryRules):len(handling.retryRules)], retryRule{match, retry.withDefaults()})
 	})
 }
 
 // ErrorIs matches the errors for which errors.Is is true for one of the targets.
 func ErrorIs(targets ...error) func(err error) bool {
 	return func(err error) bool {
-		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
+		return slices.ContainsFunc(targets, func(cause error) bool { return errors.Is(err, cause) })
 	}
 }
 
@@ -118,14 +118,14 @@ func ErrorIs(targets ...error) func(err error) bool {
 //
 // Existing topics with such names are consumed even if no handler uses them any more. Delete an unused one when it is empty.
 func WithRetryTopics(delays ...time.Duration) HandlerOption {
-	return handlerOption(func(h *handling) {
+	return handlerOption(func(handling *handling) {
 		for _, d := range delays {
 			if d <= 0 || d > maxRetryDelay {
-				h.problems = append(h.problems,
+				handling.problems = append(handling.problems,
 					fmt.Errorf("WithRetryTopics: the delay is %v: it must be positive and at most %v", d, maxRetryDelay))
 			}
 		}
-		h.retryTopics = delays
+		handling.retryTopics = delays
 	})
 }
 
@@ -138,8 +138,8 @@ func (r Retry) findProblems(option string) error {
 		}
 	}
 
-	d := r.withDefaults()
-	addProblem(d.Min < 0 || d.Max < d.Min, "Min is %v and Max is %v: Min must be positive and at most Max", d.Min, d.Max)
+	retry := r.withDefaults()
+	addProblem(retry.Min < 0 || retry.Max < retry.Min, "Min is %v and Max is %v: Min must be positive and at most Max", retry.Min, retry.Max)
 	addProblem(r.Then > ThenSuspend, "Then is %d: use ThenDeadLetter, ThenDiscard or ThenSuspend", r.Then)
 	return errors.Join(errs...)
 }
@@ -159,7 +159,7 @@ func (r Retry) withDefaults() Retry {
 
 // quickWaits returns the waits before attempts in place.
 func (r *Retry) quickWaits() []time.Duration {
-	if end := slices.IndexFunc(r.Quick, func(d time.Duration) bool { return d < 0 }); end >= 0 {
+	if end := slices.IndexFunc(r.Quick, func(wait time.Duration) bool { return wait < 0 }); end >= 0 {
 		return r.Quick[:end]
 	}
 	return r.Quick
@@ -167,13 +167,13 @@ func (r *Retry) quickWaits() []time.Duration {
 
 // waitAfter returns the wait after the n-th failure, from 1, of a message that is set aside.
 func (r *Retry) waitAfter(n int) time.Duration {
-	d := float64(r.Min) * math.Pow(2, float64(max(n, 1)-1))
-	return addJitter(time.Duration(min(d, float64(r.Max))), retryJitter)
+	wait := float64(r.Min) * math.Pow(2, float64(max(n, 1)-1))
+	return addJitter(time.Duration(min(wait, float64(r.Max))), retryJitter)
 }
 
 // isOverdue reports whether the message has failed for GiveUpAfter.
-func (r *Retry) isOverdue(a failures) bool {
-	return r.GiveUpAfter >= 0 && a.Failed > 1 && time.Since(a.Since) >= r.GiveUpAfter
+func (r *Retry) isOverdue(failures failures) bool {
+	return r.GiveUpAfter >= 0 && failures.Failed > 1 && time.Since(failures.Since) >= r.GiveUpAfter
 }
 
 // giveUp returns the verdict on a message that is given up.

@@ -51,72 +51,72 @@ type session struct {
 
 // Serve handles the partitions of one generation. It blocks until ctx ends, then drains and
 // commits. It returns an error only if the whole Run has to end.
-func (r *run) Serve(ctx context.Context, g transport.Generation) error {
+func (r *run) Serve(ctx context.Context, generation transport.Generation) error {
 	// Handlers finish after the generation has ended, so their context does not end with it.
 	drainCtx, endDrain := context.WithCancel(context.WithoutCancel(r.ctx))
 	defer endDrain()
 	serveCtx, endServe := context.WithCancelCause(ctx)
 	defer endServe(nil)
 
-	s := &session{
-		run: r, g: g, serveCtx: serveCtx, drainCtx: drainCtx, endServe: endServe,
+	session := &session{
+		run: r, g: generation, serveCtx: serveCtx, drainCtx: drainCtx, endServe: endServe,
 		partitions:      map[transport.TopicPartition]*partition{},
 		strays:          map[transport.TopicPartition]*partition{},
 		rooms:           map[*registration]*waitingRoom{},
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
 	}
-	s.outage.noteLocked = func(on bool) {
-		if on {
+	session.outage.noteLocked = func(began bool) {
+		if began {
 			r.c.health.note(healthOutage, errors.New(healthOutage))
 		} else {
 			r.c.health.note(healthOutage, nil)
 		}
 	}
-	s.outage.report = func(on bool, err error) {
-		r.c.measureStop("database", on)
+	session.outage.report = func(began bool, err error) {
+		r.c.measureStop("database", began)
 		r.report(err)
 	}
-	r.c.currentSession.Store(s)
-	defer r.c.currentSession.CompareAndSwap(s, nil)
+	r.c.currentSession.Store(session)
+	defer r.c.currentSession.CompareAndSwap(session, nil)
 	r.c.health.join(true)
 	defer r.c.health.join(false)
 
 	// This goroutine counts as a loop, so that others may be added until serveCtx ends.
-	s.loops.Add(1)
-	s.addPartitions(g.Partitions())
-	s.loops.Go(s.commitLoop)
-	s.loops.Go(s.reportGauges)
+	session.loops.Add(1)
+	session.addPartitions(generation.Partitions())
+	session.loops.Go(session.commitLoop)
+	session.loops.Go(session.reportGauges)
 	for _, reg := range r.c.reg.snapshot().all {
-		s.openRoom(reg)
+		session.openRoom(reg)
 	}
 	if r.c.waiting != nil {
-		s.loops.Go(s.discoverRequeued)
+		session.loops.Go(session.discoverRequeued)
 	}
 
 	for serveCtx.Err() == nil {
 		select {
 		case <-serveCtx.Done():
-		case change := <-g.Changes():
-			s.applyChange(change) //nolint:contextcheck // the drain outlives serveCtx
+		case change := <-generation.Changes():
+			session.applyChange(change) //nolint:contextcheck // the drain outlives serveCtx
 		}
 	}
 	// A room that is opened from now on starts no loop, so Wait misses none.
-	s.roomsMu.Lock()
-	s.closing = true
-	s.roomsMu.Unlock()
-	s.loops.Done()
-	s.loops.Wait()
-	s.drainPartitions(slices.Concat(s.listPartitions(), s.listStrays(), s.pastStrays)) //nolint:contextcheck // ctx has ended; the drain outlives it
-	return s.fatalError()
+	session.roomsMu.Lock()
+	session.closing = true
+	session.roomsMu.Unlock()
+	session.loops.Done()
+	session.loops.Wait()
+	session.drainPartitions(slices.Concat(session.listPartitions(), session.listStrays(), session.pastStrays)) //nolint:contextcheck // ctx has ended; the drain outlives it
+	return session.fatalError()
 }
 
 // applyChange gives back the revoked partitions, and then adds the new ones.
 func (s *session) applyChange(change transport.Change) {
 	var revoked []*partition
 	for _, tp := range change.Revoked {
-		if p := s.findPartition(tp); p != nil {
-			revoked = append(revoked, p)
+		if partition := s.findPartition(tp); partition != nil {
+			revoked = append(revoked, partition)
 		}
 	}
 	if len(revoked) > 0 {
@@ -180,8 +180,8 @@ func (s *session) listPartitions() []*partition {
 func (s *session) findPartition(tp transport.TopicPartition) *partition {
 	s.partitionsMu.Lock()
 	defer s.partitionsMu.Unlock()
-	if p := s.partitions[tp]; p != nil {
-		return p
+	if partition := s.partitions[tp]; partition != nil {
+		return partition
 	}
 	return s.strays[tp]
 }
@@ -209,9 +209,9 @@ func (s *session) failRun(err error) {
 
 // fatalError returns the error that was passed to failRun, or nil.
 func (s *session) fatalError() error {
-	var f errFatal
-	if errors.As(context.Cause(s.serveCtx), &f) {
-		return f.error
+	var fatal errFatal
+	if errors.As(context.Cause(s.serveCtx), &fatal) {
+		return fatal.error
 	}
 	return nil
 }
@@ -284,8 +284,8 @@ func (s *session) awaitTracks(drained <-chan struct{}, list []*partition) {
 // drainLimit returns how long a drain may take. It is shorter than the group's timeout for a
 // member: a slower member would lose its membership.
 func (c *Consumer) drainLimit() time.Duration {
-	if t, ok := c.transport.(interface{ MemberTimeout() time.Duration }); ok {
-		return max(min(c.s.drain, t.MemberTimeout()*3/4), 0)
+	if limited, ok := c.transport.(interface{ MemberTimeout() time.Duration }); ok {
+		return max(min(c.s.drain, limited.MemberTimeout()*3/4), 0)
 	}
 	return max(c.s.drain, 0)
 }
@@ -318,8 +318,8 @@ func (s *session) countFinished(n int) {
 		return
 	}
 
-	m := s.c.s.commitMode
-	if m.count > 0 && s.finishedMessages.Add(int64(n)) >= int64(m.count) {
+	mode := s.c.s.commitMode
+	if mode.count > 0 && s.finishedMessages.Add(int64(n)) >= int64(mode.count) {
 		s.requestCommit()
 	}
 }
@@ -335,18 +335,18 @@ const idleCommit = 5 * time.Second
 // commitLoop commits offsets according to the commit mode until the generation ends.
 func (s *session) commitLoop() {
 	var tick <-chan time.Time
-	if m := s.c.s.commitMode; m.every > 0 {
-		t := time.NewTicker(m.every)
-		defer t.Stop()
-		tick = t.C
+	if mode := s.c.s.commitMode; mode.every > 0 {
+		ticker := time.NewTicker(mode.every)
+		defer ticker.Stop()
+		tick = ticker.C
 	}
 
 	// A marker of a transaction or of a takeover is no message, so no count passes it, and the group would keep a lag.
 	var idle <-chan time.Time
-	if m := s.c.s.commitMode; m.count > 0 {
-		t := time.NewTicker(idleCommit)
-		defer t.Stop()
-		idle = t.C
+	if mode := s.c.s.commitMode; mode.count > 0 {
+		ticker := time.NewTicker(idleCommit)
+		defer ticker.Stop()
+		idle = ticker.C
 	}
 	backoff := retry.Reopen.Start()
 

@@ -51,31 +51,31 @@ type HandlerStatus struct {
 
 // Status describes the consumer now. It does no I/O: the values of servers are refreshed in the background while Run runs.
 func (c *Consumer) Status() Status {
-	s := Status{Group: c.group, Paused: c.gate.isPaused(), Partitions: c.partitionStatus(), Handlers: c.handlerStatus()}
-	s.Ready, s.Reasons = c.health.isReady()
+	status := Status{Group: c.group, Paused: c.gate.isPaused(), Partitions: c.partitionStatus(), Handlers: c.handlerStatus()}
+	status.Ready, status.Reasons = c.health.isReady()
 	c.health.mu.Lock()
-	s.Unknown, s.Strays = maps.Clone(c.health.unknown), slices.Clone(c.health.strays)
+	status.Unknown, status.Strays = maps.Clone(c.health.unknown), slices.Clone(c.health.strays)
 	c.health.mu.Unlock()
 
-	for _, p := range s.Partitions {
+	for _, p := range status.Partitions {
 		if p.Stuck {
-			s.Reasons = append(s.Reasons, fmt.Sprintf("partition %s/%d is stuck: its oldest message is %v old", p.Topic, p.Partition, p.Oldest.Round(time.Second)))
+			status.Reasons = append(status.Reasons, fmt.Sprintf("partition %s/%d is stuck: its oldest message is %v old", p.Topic, p.Partition, p.Oldest.Round(time.Second)))
 		}
 	}
-	for _, h := range s.Handlers {
+	for _, h := range status.Handlers {
 		if h.Suspended {
-			s.Reasons = append(s.Reasons, fmt.Sprintf("handler %q is suspended", h.Name))
+			status.Reasons = append(status.Reasons, fmt.Sprintf("handler %q is suspended", h.Name))
 		}
 	}
 	for _, r := range c.reg.snapshot().all {
 		if err := r.unprepared.Load(); err != nil {
-			s.Reasons = append(s.Reasons, errorText(err))
+			status.Reasons = append(status.Reasons, errorText(err))
 		}
 	}
-	for i := range s.Strays {
-		s.Reasons = append(s.Reasons, s.Strays[i].String())
+	for i := range status.Strays {
+		status.Reasons = append(status.Reasons, status.Strays[i].String())
 	}
-	return s
+	return status
 }
 
 // partitionStatus describes the partitions of the current session, by topic and number. It leaves out those whose start is not
@@ -116,17 +116,17 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 func (c *Consumer) handlerStatus() []HandlerStatus {
 	var list []HandlerStatus
 	for _, r := range c.reg.snapshot().all {
-		h := HandlerStatus{Name: r.name, Running: int(r.running.Load())}
+		status := HandlerStatus{Name: r.name, Running: int(r.running.Load())}
 		if text := r.lastError.Load(); text != nil {
-			h.LastError = *text
+			status.LastError = *text
 		}
-		h.Suspended, h.SuspendedUntil = r.suspension.status()
+		status.Suspended, status.SuspendedUntil = r.suspension.status()
 
 		c.health.mu.Lock()
-		w := c.health.waiting[r.name]
+		count := c.health.waiting[r.name]
 		c.health.mu.Unlock()
-		h.Waiting, h.OldestWaiting = w.n, w.oldest
-		list = append(list, h)
+		status.Waiting, status.OldestWaiting = count.n, count.oldest
+		list = append(list, status)
 	}
 	return list
 }

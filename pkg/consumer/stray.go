@@ -63,27 +63,27 @@ type strayKey struct{ handler, topic, reason string }
 // takeCensus reads how many messages of the group are set aside. It measures and reports them, and lets the keeper of the group
 // retry those that no member reads.
 func (r *run) takeCensus(ctx context.Context) error {
-	c, err := r.c.waiting.Census(ctx, r.c.group, r.memberID, r.findUnread)
+	census, err := r.c.waiting.Census(ctx, r.c.group, r.memberID, r.findUnread)
 	if err != nil {
 		return err
 	}
 
 	waiting := map[string]waitingCount{}
 	var strays []StrayStatus
-	for _, n := range c.Counts {
+	for _, n := range census.Counts {
 		name := strings.TrimPrefix(n.Handler, r.c.group+"/")
 		var age time.Duration
 		if !n.Since.IsZero() {
-			age = max(c.Now.Sub(n.Since), time.Millisecond)
+			age = max(census.Now.Sub(n.Since), time.Millisecond)
 		}
-		w := waiting[name]
-		waiting[name] = waitingCount{w.n + int(n.N), max(w.oldest, age)}
+		count := waiting[name]
+		waiting[name] = waitingCount{count.n + int(n.N), max(count.oldest, age)}
 
 		reg := r.c.reg.find(name)
 		stray := StrayStatus{Handler: name, Topic: n.Topic, Partitions: n.Partitions, Waiting: int(n.N), Oldest: age}
 		// A handler that was registered while the consumer runs may have messages before it gets one.
-		if s := r.c.currentSession.Load(); s != nil && reg != nil {
-			s.openRoom(reg)
+		if session := r.c.currentSession.Load(); session != nil && reg != nil {
+			session.openRoom(reg)
 		}
 		switch {
 		case reg == nil:
@@ -96,15 +96,15 @@ func (r *run) takeCensus(ctx context.Context) error {
 		strays = append(strays, stray)
 	}
 
-	r.c.health.setCensus(c.At, waiting, strays)
+	r.c.health.setCensus(census.At, waiting, strays)
 	r.measureWaiting(waiting)
 	r.reportStrays(strays)
-	if s := r.c.currentSession.Load(); s != nil {
+	if session := r.c.currentSession.Load(); session != nil {
 		var own []transport.TopicPartition
-		if c.Keeper {
-			own = listUnread(c.Counts)
+		if census.Keeper {
+			own = listUnread(census.Counts)
 		}
-		s.readStrays(own)
+		session.readStrays(own)
 	}
 	return nil
 }
@@ -124,9 +124,9 @@ func listUnread(counts []setaside.Count) (list []transport.TopicPartition) {
 // findUnread returns the places whose partition no member of the group had at this count and at the last one. Between two
 // generations of the group, a partition may have no member for a moment.
 func (r *run) findUnread(ctx context.Context, places []setaside.Place) ([]setaside.Place, error) {
-	isOwn := func(p setaside.Place) bool {
-		s := r.c.currentSession.Load()
-		return s != nil && s.hasPartition(transport.TopicPartition{Topic: p.Topic, Partition: p.Partition})
+	isOwn := func(place setaside.Place) bool {
+		session := r.c.currentSession.Load()
+		return session != nil && session.hasPartition(transport.TopicPartition{Topic: place.Topic, Partition: place.Partition})
 	}
 	foreign := slices.DeleteFunc(slices.Clone(places), isOwn)
 	if len(foreign) == 0 {
@@ -165,9 +165,9 @@ func (r *run) findUnread(ctx context.Context, places []setaside.Place) ([]setasi
 // measureWaiting measures the messages of each handler that are set aside.
 func (r *run) measureWaiting(waiting map[string]waitingCount) {
 	for _, reg := range r.c.reg.snapshot().all {
-		w := waiting[reg.name]
-		r.c.measure(telemetry.Measurement{Metric: telemetry.Waiting, N: int64(w.n), Handler: reg.name})
-		r.c.measure(telemetry.Measurement{Metric: telemetry.OldestWaiting, Took: w.oldest, Handler: reg.name})
+		count := waiting[reg.name]
+		r.c.measure(telemetry.Measurement{Metric: telemetry.Waiting, N: int64(count.n), Handler: reg.name})
+		r.c.measure(telemetry.Measurement{Metric: telemetry.OldestWaiting, Took: count.oldest, Handler: reg.name})
 	}
 }
 
@@ -175,12 +175,12 @@ func (r *run) measureWaiting(waiting map[string]waitingCount) {
 func (r *run) reportStrays(strays []StrayStatus) {
 	known := map[strayKey]bool{}
 	for i := range strays {
-		s := &strays[i]
-		key := strayKey{s.Handler, s.Topic, s.Reason}
+		status := &strays[i]
+		key := strayKey{status.Handler, status.Topic, status.Reason}
 		known[key] = true
-		r.c.measure(telemetry.Measurement{Metric: telemetry.Stray, N: int64(s.Waiting), Handler: s.Handler, Topic: s.Topic, Reason: s.Reason})
+		r.c.measure(telemetry.Measurement{Metric: telemetry.Stray, N: int64(status.Waiting), Handler: status.Handler, Topic: status.Topic, Reason: status.Reason})
 		if !r.census.known[key] {
-			r.report(&strayError{*s})
+			r.report(&strayError{*status})
 		}
 	}
 
@@ -193,11 +193,11 @@ func (r *run) reportStrays(strays []StrayStatus) {
 }
 
 // newStray returns the place of a partition that no member reads, for the retries of its messages. It fetches nothing.
-func newStray(s *session, tp transport.TopicPartition) *partition {
-	p := newPartition(s, tp)
-	p.isStray = true
-	close(p.fetchEnded)
-	return p
+func newStray(session *session, tp transport.TopicPartition) *partition {
+	partition := newPartition(session, tp)
+	partition.isStray = true
+	close(partition.fetchEnded)
+	return partition
 }
 
 // readStrays makes this member retry the messages of exactly these partitions, which no member reads.
@@ -211,9 +211,9 @@ func (s *session) readStrays(list []transport.TopicPartition) {
 	}
 	for _, tp := range list {
 		if s.strays[tp] == nil && s.partitions[tp] == nil {
-			p := newStray(s, tp)
-			s.strays[tp] = p
-			added = append(added, p)
+			partition := newStray(s, tp)
+			s.strays[tp] = partition
+			added = append(added, partition)
 		}
 	}
 	s.partitionsMu.Unlock()
@@ -238,15 +238,15 @@ func (s *session) readStrays(list []transport.TopicPartition) {
 
 // dropStrayLocked ends the retries of a partition that a member reads now, or that has no messages any more.
 func (s *session) dropStrayLocked(tp transport.TopicPartition) {
-	p := s.strays[tp]
-	if p == nil {
+	partition := s.strays[tp]
+	if partition == nil {
 		return
 	}
 	delete(s.strays, tp)
 	// Its last attempts end with the session.
-	s.pastStrays = append(s.pastStrays, p)
-	p.endServe()
-	p.stopStarting()
+	s.pastStrays = append(s.pastStrays, partition)
+	partition.endServe()
+	partition.stopStarting()
 }
 
 // listStrays returns the partitions that no member reads, and that this member retries.

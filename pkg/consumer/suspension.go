@@ -125,20 +125,20 @@ func (s *suspension) mayStart(now time.Time, wasAside bool) permit {
 	if s.inDoubt && wasAside && s.retryAt.After(from) {
 		from = s.retryAt
 	}
-	p := permit{changed: s.changed}
+	permit := permit{changed: s.changed}
 	switch {
 	case !s.inDoubt && !s.isSuspendedLocked():
-		p.ok = true
+		permit.ok = true
 	// Only Resume, or the outcome of the probe, ends the wait.
 	case s.manual || s.probeID != 0:
 	case now.Before(from):
-		p.wait = from.Sub(now)
+		permit.wait = from.Sub(now)
 	default:
 		s.lastID++
 		s.probeID = s.lastID
-		p.ok, p.probe = true, s.probeID
+		permit.ok, permit.probe = true, s.probeID
 	}
-	return p
+	return permit
 }
 
 // isProbe reports whether the probe still runs. A probe that fails ends before its message is finished.
@@ -178,7 +178,7 @@ func (s *suspension) noteSuccess() (over bool) {
 
 // noteFailure records that a message of the queue failed, after its attempts in place. It reports whether that has
 // suspended the handler, and until when. wasAside means that the message had been set aside.
-func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry) (until time.Time, began bool) {
+func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, retry *Retry) (until time.Time, began bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -187,11 +187,11 @@ func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry)
 		if s.probeID == 0 {
 			return time.Time{}, false
 		}
-		return s.noteFailedProbeLocked(wasAside, r)
+		return s.noteFailedProbeLocked(wasAside, retry)
 	}
 	// If retries of messages that were set aside counted, some bad messages would suspend the handler in a quiet hour. It would
 	// then try only these messages, and new ones would wait until the bad ones are given up.
-	if r.Outage < 0 || wasAside {
+	if retry.Outage < 0 || wasAside {
 		return time.Time{}, false
 	}
 
@@ -200,16 +200,16 @@ func (s *suspension) noteFailure(queue setaside.Digest, wasAside bool, r *Retry)
 	}
 	// Messages of one key count once, because they may fail for the same reason.
 	s.failed[queue] = struct{}{}
-	if len(s.failed) < r.Outage {
+	if len(s.failed) < retry.Outage {
 		return time.Time{}, false
 	}
-	s.until = time.Now().Add(r.waitAfter(1))
+	s.until = time.Now().Add(retry.waitAfter(1))
 	s.changeLocked()
 	return s.until, true
 }
 
 // noteFailedProbeLocked ends the running probe. It returns the same as noteFailure.
-func (s *suspension) noteFailedProbeLocked(wasAside bool, r *Retry) (until time.Time, began bool) {
+func (s *suspension) noteFailedProbeLocked(wasAside bool, retry *Retry) (until time.Time, began bool) {
 	defer s.changeLocked()
 	s.probeID = 0
 	s.retryAt = time.Now().Add(headStart)
@@ -222,21 +222,21 @@ func (s *suspension) noteFailedProbeLocked(wasAside bool, r *Retry) (until time.
 	if !began {
 		s.probes++
 	}
-	s.until = time.Now().Add(r.waitAfter(s.probes + 1))
+	s.until = time.Now().Add(retry.waitAfter(s.probes + 1))
 	return s.until, began
 }
 
-// suspendFor suspends the handler for d, or until resume if d is untilResumed. It does not shorten a longer suspension. It
+// suspendFor suspends the handler for duration, or until resume if duration is untilResumed. It does not shorten a longer suspension. It
 // reports whether the handler was not suspended before, and until when it is.
-func (s *suspension) suspendFor(d time.Duration) (until time.Time, began bool) {
+func (s *suspension) suspendFor(duration time.Duration) (until time.Time, began bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	began = !s.isSuspendedLocked()
 	s.probeID = 0
-	if d == untilResumed {
+	if duration == untilResumed {
 		s.manual = true
-	} else if until := time.Now().Add(d); until.After(s.until) {
+	} else if until := time.Now().Add(duration); until.After(s.until) {
 		s.until, s.asked = until, true
 	}
 	s.changeLocked()

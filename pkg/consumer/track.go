@@ -61,11 +61,11 @@ func (t *track) handleQueue() {
 // selectRegistration sets the track's registration to that of the first queued task. If there is
 // nothing to start, it ends the track and returns false.
 func (t *track) selectRegistration() bool {
-	p := t.p
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	partition := t.p
+	partition.mu.Lock()
+	defer partition.mu.Unlock()
 
-	if len(t.queue) == 0 || p.closed || p.serveCtx.Err() != nil {
+	if len(t.queue) == 0 || partition.closed || partition.serveCtx.Err() != nil {
 		t.retireLocked()
 		return false
 	}
@@ -84,7 +84,7 @@ func (t *track) retireLocked() {
 // session's slots. In this order, a lane that waits for its own handler does not keep other
 // handlers from running. It returns false if the generation ends first.
 func (t *track) acquireSlots() bool {
-	s := t.p.s
+	session := t.p.s
 	if t.reg.slots != nil {
 		select {
 		case t.reg.slots <- struct{}{}:
@@ -94,9 +94,9 @@ func (t *track) acquireSlots() bool {
 	}
 
 	select {
-	case s.laneSlots <- struct{}{}:
+	case session.laneSlots <- struct{}{}:
 		t.handlerSlots, t.holdsSlot = t.reg.slots, true
-		s.countRunning(1)
+		session.countRunning(1)
 	case <-t.p.serveCtx.Done():
 		// The slot of the handler must not stay occupied without a running track.
 		if t.reg.slots != nil {
@@ -120,29 +120,29 @@ func (t *track) releaseSlots() {
 	}
 }
 
-// yieldSlots releases the slots while f runs, and acquires them again afterwards. If the generation
+// yieldSlots releases the slots while callback runs, and acquires them again afterwards. If the generation
 // ends before that, the track has no slot and must not start anything.
-func (t *track) yieldSlots(f func()) {
+func (t *track) yieldSlots(callback func()) {
 	t.releaseSlots()
-	f()
+	callback()
 	t.acquireSlots()
 }
 
 // returnTasks ends the track. The unfinished tasks in left and all queued tasks are fetched again.
 // No queued task may run first: it would move the watermark past the unfinished ones.
 func (t *track) returnTasks(left []task) {
-	p := t.p
-	p.update(func() {
+	partition := t.p
+	partition.update(func() {
 		left = append(left[:len(left):len(left)], t.queue...)
 		t.retireLocked()
 		for _, x := range left {
 			x.share.state = shareWaiting
-			p.dropBodyLocked(x.entry)
+			partition.dropBodyLocked(x.entry)
 		}
 
 		if len(left) > 0 {
-			p.refetch = true
-			p.wakeReader()
+			partition.refetch = true
+			partition.wakeReader()
 		}
 	})
 }
@@ -150,11 +150,11 @@ func (t *track) returnTasks(left []task) {
 // startTasks removes as many tasks from the queue as may share a transaction, and marks them as
 // started. It returns none if the queue was dropped in the meantime.
 func (t *track) startTasks() []task {
-	p := t.p
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	partition := t.p
+	partition.mu.Lock()
+	defer partition.mu.Unlock()
 
-	if p.closed || p.serveCtx.Err() != nil {
+	if partition.closed || partition.serveCtx.Err() != nil {
 		return nil
 	}
 
@@ -192,14 +192,14 @@ func (t *track) usesTransaction() bool { return t.reg.mode != AtLeastOnce }
 // is paused.
 func (t *track) mustStop() bool { return t.p.serveCtx.Err() != nil || t.p.s.c.gate.isPaused() }
 
-// waitYielding blocks for d or until the track must stop. Other lanes use its slots during the wait.
-func (t *track) waitYielding(d time.Duration) {
-	if d <= 0 || t.mustStop() {
+// waitYielding blocks for wait or until the track must stop. Other lanes use its slots during the wait.
+func (t *track) waitYielding(wait time.Duration) {
+	if wait <= 0 || t.mustStop() {
 		return
 	}
 
 	t.yieldSlots(func() {
-		timer := time.NewTimer(d)
+		timer := time.NewTimer(wait)
 		defer timer.Stop()
 
 		for {
@@ -336,7 +336,7 @@ func (t *track) handleTogether(list []task) outcome {
 }
 
 // handleAlone handles one message until it is finished. It returns false if it was interrupted before.
-func (t *track) handleAlone(x task) bool {
+func (t *track) handleAlone(current task) bool {
 	defer t.trouble.clearTrouble(t)
 	overruns := 0 // in a row
 	probe := 0    // the id of the probe, if the handler is suspended
@@ -347,25 +347,25 @@ func (t *track) handleAlone(x task) bool {
 			return false
 		}
 		if !t.reg.suspension.isProbe(probe) {
-			turn, id := t.takeTurn(x)
+			turn, id := t.takeTurn(current)
 			if turn != turnNow {
 				return turn == turnPassed
 			}
 			probe = id
 		}
 
-		if err := t.precheckTask(x); err != nil {
-			if e, ok := errors.AsType[*notDueError](err); ok {
+		if err := t.precheckTask(current); err != nil {
+			if notDue, ok := errors.AsType[*notDueError](err); ok {
 				// Another message may be the probe during the wait.
 				t.reg.suspension.endProbe(probe)
-				t.waitYielding(e.Wait(time.Now()))
-			} else if done, again := t.applyVerdict(x, err); !again {
+				t.waitYielding(notDue.Wait(time.Now()))
+			} else if done, again := t.applyVerdict(current, err); !again {
 				return done
 			}
 			continue
 		}
 
-		list := []task{x}
+		list := []task{current}
 		res, err := t.attemptTasks(list)
 		if err == nil {
 			t.finishAttempt(list, res)
@@ -393,7 +393,7 @@ func (t *track) handleAlone(x task) bool {
 
 		if blamed, cause := t.assignBlame(err); blamed {
 			t.trouble.clearTrouble(t)
-			if done, again := t.applyVerdict(x, cause); !again {
+			if done, again := t.applyVerdict(current, cause); !again {
 				return done
 			}
 			continue
@@ -416,11 +416,11 @@ func (t *track) countDue(list []task) int {
 
 // precheckTask returns why the message must not be handled now, or nil. Handlers of the consumer
 // itself handle every message.
-func (t *track) precheckTask(x task) error {
+func (t *track) precheckTask(task task) error {
 	if t.reg.system {
 		return nil
 	}
-	return checkTimes(x.entry.m, time.Now())
+	return checkTimes(task.entry.m, time.Now())
 }
 
 // finishAttempt reports the result of a successful attempt and finishes its tasks.
@@ -439,15 +439,15 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	t.completeTasks(list)
 }
 
-// inboxEntry returns the identity and the place of x in the inbox. A message that is set aside has no place: the watermark
+// inboxEntry returns the identity and the place of task in the inbox. A message that is set aside has no place: the watermark
 // of its lane has passed it.
-func (t *track) inboxEntry(x task) inbox.Entry {
-	m := x.entry.m
-	e := inbox.Entry{Key: inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: namespaceOf(m), ID: dedupID(m)}}
+func (t *track) inboxEntry(task task) inbox.Entry {
+	message := task.entry.m
+	entry := inbox.Entry{Key: inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: namespaceOf(message), ID: dedupID(message)}}
 	if t.waiting == nil {
-		e.Place = inbox.Place{
-			Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch,
+		entry.Place = inbox.Place{
+			Topic: message.Topic, Partition: message.Partition, Lane: t.lane, Offset: message.Offset, LeaderEpoch: message.LeaderEpoch,
 		}
 	}
-	return e
+	return entry
 }

@@ -44,14 +44,14 @@ func (t *track) awaitRoom() bool {
 	return true
 }
 
-// queueOf returns the queue of x, and false if x has no key, so that no message follows it.
-func (t *track) queueOf(x task) (queueKey, bool) {
-	key := x.entry.rec.Key
+// queueOf returns the queue of task, and false if task has no key, so that no message follows it.
+func (t *track) queueOf(task task) (queueKey, bool) {
+	key := task.entry.rec.Key
 	return queueKey{t.p.tp, setaside.KeyQueue(key)}, key != nil
 }
 
 // isBehind reports whether an earlier message of the key is set aside for this handler.
-func (t *track) isBehind(x task) bool {
+func (t *track) isBehind(task task) bool {
 	if t.waiting != nil {
 		return false
 	}
@@ -59,7 +59,7 @@ func (t *track) isBehind(x task) bool {
 	if room == nil || room.size.Load() == 0 {
 		return false
 	}
-	key, ok := t.queueOf(x)
+	key, ok := t.queueOf(task)
 	return ok && room.hasQueue(key)
 }
 
@@ -74,25 +74,25 @@ type attemptMark struct {
 // A requeued message appears in its room while the lane handles a later message of its key. So the lane first announces its
 // attempt and then looks for the queue, while the worker of the queue first has the queue and then looks for the attempt: one of
 // them sees the other.
-func (a *attemptMark) begin(t *track, list []task) bool {
-	if t.waiting != nil {
+func (a *attemptMark) begin(track *track, list []task) bool {
+	if track.waiting != nil {
 		return true
 	}
-	t.p.mu.Lock()
+	track.p.mu.Lock()
 	a.tasks = list
-	t.p.mu.Unlock()
+	track.p.mu.Unlock()
 
-	if slices.ContainsFunc(list, t.isBehind) {
-		a.end(t.p)
+	if slices.ContainsFunc(list, track.isBehind) {
+		a.end(track.p)
 		return false
 	}
 	return true
 }
 
 // end ends begin.
-func (a *attemptMark) end(p *partition) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (a *attemptMark) end(partition *partition) {
+	partition.mu.Lock()
+	defer partition.mu.Unlock()
 	a.tasks = nil
 	if a.ended != nil {
 		close(a.ended)
@@ -100,25 +100,25 @@ func (a *attemptMark) end(p *partition) {
 	}
 }
 
-// attemptOfLane returns a channel that is closed when the lane of m has ended an attempt at a message of its key, or nil if there is
+// attemptOfLane returns a channel that is closed when the lane of message has ended an attempt at a message of its key, or nil if there is
 // no such attempt.
-func (p *partition) attemptOfLane(reg *registration, m *setaside.Message) <-chan struct{} {
+func (p *partition) attemptOfLane(reg *registration, message *setaside.Message) <-chan struct{} {
 	// Messages without a key, and those that need no order, are alone in their queue.
-	if m.Key == nil || m.Queue != setaside.KeyQueue(m.Key) {
+	if message.Key == nil || message.Queue != setaside.KeyQueue(message.Key) {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	t := p.tracks[trackKey{inbox.Lane(m.Key, m.Offset), reg.name}]
-	isSameKey := func(x task) bool { return bytes.Equal(x.entry.rec.Key, m.Key) }
-	if t == nil || !slices.ContainsFunc(t.attempt.tasks, isSameKey) {
+	track := p.tracks[trackKey{inbox.Lane(message.Key, message.Offset), reg.name}]
+	isSameKey := func(task task) bool { return bytes.Equal(task.entry.rec.Key, message.Key) }
+	if track == nil || !slices.ContainsFunc(track.attempt.tasks, isSameKey) {
 		return nil
 	}
-	if t.attempt.ended == nil {
-		t.attempt.ended = make(chan struct{})
+	if track.attempt.ended == nil {
+		track.attempt.ended = make(chan struct{})
 	}
-	return t.attempt.ended
+	return track.attempt.ended
 }
 
 // takeTurn blocks while the handler is suspended. It returns:
@@ -126,23 +126,23 @@ func (p *partition) attemptOfLane(reg *registration, m *setaside.Message) <-chan
 //   - turnPassed if the message was set aside untried, because an earlier message of its key is, because the handler cannot be
 //     prepared, or because the handler is suspended and all other handlers have finished the message.
 //   - turnStopped if the track must stop.
-func (t *track) takeTurn(x task) (turn, int) {
+func (t *track) takeTurn(task task) (turn, int) {
 	// A message that is set aside was given its turn by its room.
 	if t.waiting != nil || t.reg.system {
 		return turnNow, 0
 	}
 
 	for {
-		aside := t.isBehind(x) || t.reg.unprepared.Load() != nil && t.room() != nil
+		aside := t.isBehind(task) || t.reg.unprepared.Load() != nil && t.room() != nil
 		if !aside {
-			p := t.mayStart()
-			if p.ok {
-				return turnNow, p.probe
+			permit := t.mayStart()
+			if permit.ok {
+				return turnNow, permit.probe
 			}
 			// If all other handlers have finished the message, only this handler keeps its body in
 			// memory.
-			if aside = t.reg.suspension.isSuspended() && t.holdsUpOthers(x); !aside {
-				t.waitForChange(p)
+			if aside = t.reg.suspension.isSuspended() && t.holdsUpOthers(task); !aside {
+				t.waitForChange(permit)
 			}
 		}
 
@@ -152,7 +152,7 @@ func (t *track) takeTurn(x task) (turn, int) {
 		if !aside {
 			continue
 		}
-		switch stored, full := t.setAside(x, 0, false); {
+		switch stored, full := t.setAside(task, 0, false); {
 		case full:
 			t.waitYielding(roomPoll)
 		case stored:
@@ -185,18 +185,18 @@ func (t *track) mayStart() permit {
 }
 
 // holdsUpOthers reports whether the message has other handlers, and all of them have finished it.
-func (t *track) holdsUpOthers(x task) bool {
+func (t *track) holdsUpOthers(task task) bool {
 	if t.room() == nil {
 		return false
 	}
 	t.p.mu.Lock()
 	defer t.p.mu.Unlock()
-	return len(x.entry.shares) > 1 && x.entry.openShares == 1
+	return len(task.entry.shares) > 1 && task.entry.openShares == 1
 }
 
 // waitForChange blocks until the suspension changes, but at most for roomPoll. Other lanes use the slots of the track
 // during the wait.
-func (t *track) waitForChange(p permit) {
+func (t *track) waitForChange(permit permit) {
 	t.yieldSlots(func() {
 		timer := time.NewTimer(roomPoll)
 		defer timer.Stop()
@@ -207,39 +207,39 @@ func (t *track) waitForChange(p permit) {
 
 		select {
 		case <-timer.C:
-		case <-p.changed:
+		case <-permit.changed:
 		case <-paused:
 		case <-t.p.serveCtx.Done():
 		}
 	})
 }
 
-// setAside sets the message of x aside, with its failed attempts if it has any. It is due after wait. full reports that the
+// setAside sets the message of current aside, with its failed attempts if it has any. It is due after wait. full reports that the
 // message has to wait in its lane, because no more messages may be set aside or the record is too large. stored is false
 // if the track was interrupted.
-func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, full bool) {
+func (t *track) setAside(current task, wait time.Duration, unordered bool) (stored, full bool) {
 	room := t.room()
 	if room.isFull() {
 		return false, true
 	}
 
 	// The order of the queue depends on the generation of the topic, which the inbox returns.
-	if t.hasWatermark(x) && !t.repeatStep(func() error { return t.attachHandler(t.p.drainCtx) }) {
+	if t.hasWatermark(current) && !t.repeatStep(func() error { return t.attachHandler(t.p.drainCtx) }) {
 		return false, false
 	}
 
 	// Without a failed attempt the message is due as soon as its queue has no earlier one.
-	m := t.newWaiting(x, unordered)
-	key := queueKey{t.p.tp, m.Queue}
+	message := t.newWaiting(current, unordered)
+	key := queueKey{t.p.tp, message.Queue}
 	room.beginAdd(key)
 	defer func() { room.endAdd(key, time.Now().Add(wait)) }()
 
 	ended := t.repeatStep(func() error {
-		err := t.storeWaiting(x, m, wait)
+		err := t.storeWaiting(current, message, wait)
 		if full = errors.Is(err, setaside.ErrTooLarge); full || err == nil {
 			return nil
 		}
-		return fmt.Errorf("setting aside message %s for handler %q: %w", record.Clip(x.entry.m.ID, maxReason), t.reg.name, err)
+		return fmt.Errorf("setting aside message %s for handler %q: %w", record.Clip(current.entry.m.ID, maxReason), t.reg.name, err)
 	})
 	if !ended || full {
 		return false, full
@@ -247,80 +247,82 @@ func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, fu
 
 	// A handler of the same name has replaced this one. It may have loaded its queues before.
 	if t.reg.removed.Load() {
-		t.p.s.discoverQueues(room.handler, t.p.tp, []setaside.Digest{m.Queue})
+		t.p.s.discoverQueues(room.handler, t.p.tp, []setaside.Digest{message.Queue})
 	}
-	t.completeTasks([]task{x})
+	t.completeTasks([]task{current})
 	return true, false
 }
 
-// hasWatermark reports whether a watermark of the inbox has to pass x. The watermarks of a topic that was created again
+// hasWatermark reports whether a watermark of the inbox has to pass task. The watermarks of a topic that was created again
 // have other offsets.
-func (t *track) hasWatermark(x task) bool { return t.reg.mode.usesInbox() && !x.entry.orphan.Load() }
+func (t *track) hasWatermark(task task) bool {
+	return t.reg.mode.usesInbox() && !task.entry.orphan.Load()
+}
 
 // newWaiting returns the document of a message that is set aside.
-func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
-	rec, m := &x.entry.rec, x.entry.m
-	place := setaside.Place{Handler: t.p.s.c.inboxConsumer(t.reg), Topic: m.Topic, Partition: m.Partition}
-	w := &setaside.Message{
-		Place: place, Offset: m.Offset, LeaderEpoch: rec.LeaderEpoch, Time: rec.Time,
-		Key: rec.Key, Value: rec.Value, Attempts: attemptsForStore(x.share.attempts, time.Now()),
+func (t *track) newWaiting(task task, unordered bool) *setaside.Message {
+	rec, message := &task.entry.rec, task.entry.m
+	place := setaside.Place{Handler: t.p.s.c.inboxConsumer(t.reg), Topic: message.Topic, Partition: message.Partition}
+	waiting := &setaside.Message{
+		Place: place, Offset: message.Offset, LeaderEpoch: rec.LeaderEpoch, Time: rec.Time,
+		Key: rec.Key, Value: rec.Value, Attempts: attemptsForStore(task.share.attempts, time.Now()),
 	}
 	for _, h := range rec.Headers {
-		w.Headers = append(w.Headers, setaside.Header(h))
+		waiting.Headers = append(waiting.Headers, setaside.Header(h))
 	}
 
 	// A message of a deleted topic is before those of the new one.
-	if t.hasWatermark(x) {
-		w.Generation = t.p.generationOf(t.reg)
+	if t.hasWatermark(task) {
+		waiting.Generation = t.p.generationOf(t.reg)
 	}
-	w.ID = setaside.MessageID(place, w.Generation, w.Offset, m.Source+"/"+dedupID(m))
-	w.Queue = setaside.KeyQueue(rec.Key)
+	waiting.ID = setaside.MessageID(place, waiting.Generation, waiting.Offset, message.Source+"/"+dedupID(message))
+	waiting.Queue = setaside.KeyQueue(rec.Key)
 	// A message without an order to keep is a queue alone.
-	if rec.Key == nil || unordered && !t.isBehind(x) {
-		w.Queue = w.ID
+	if rec.Key == nil || unordered && !t.isBehind(task) {
+		waiting.Queue = waiting.ID
 	}
-	return w
+	return waiting
 }
 
-// storeWaiting writes the document of x and moves the watermark past x, in one transaction. A message that was handled
+// storeWaiting writes the document of current and moves the watermark past current, in one transaction. A message that was handled
 // before gets no document. Without an inbox, the document alone is written.
-func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) error {
-	ctx, s := t.p.drainCtx, t.p.s
-	if !t.hasWatermark(x) {
-		return s.c.waiting.Add(ctx, m, wait)
+func (t *track) storeWaiting(current task, message *setaside.Message, wait time.Duration) error {
+	ctx, session := t.p.drainCtx, t.p.s
+	if !t.hasWatermark(current) {
+		return session.c.waiting.Add(ctx, message, wait)
 	}
 
 	// Checked first: after a takeover, the previous owner may have handled the message.
-	list := []inbox.Entry{t.inboxEntry(x)}
-	return s.transact(ctx, func(ctx context.Context) error {
-		fresh, err := s.inbox.Check(ctx, list)
+	list := []inbox.Entry{t.inboxEntry(current)}
+	return session.transact(ctx, func(ctx context.Context) error {
+		fresh, err := session.inbox.Check(ctx, list)
 		if err != nil {
 			return err
 		}
-		if err := s.inbox.Pass(ctx, list); err != nil {
+		if err := session.inbox.Pass(ctx, list); err != nil {
 			return err
 		}
-		if err := checkOrphans([]task{x}); err != nil {
+		if err := checkOrphans([]task{current}); err != nil {
 			return err
 		}
 		if !fresh[0] {
 			return nil
 		}
-		return s.c.waiting.Add(ctx, m, wait)
+		return session.c.waiting.Add(ctx, message, wait)
 	})
 }
 
 // postpone stores the failed attempts of a message that is set aside. It returns false if it was interrupted before.
-func (t *track) postpone(x task, wait time.Duration) bool {
-	t.waiting.Attempts = attemptsForStore(x.share.attempts, time.Now())
+func (t *track) postpone(task task, wait time.Duration) bool {
+	t.waiting.Attempts = attemptsForStore(task.share.attempts, time.Now())
 	t.postponedFor = wait
 	t.isPostponed = t.repeatStep(func() error { return t.p.s.c.waiting.Postpone(t.p.drainCtx, t.waiting, wait) })
 	return t.isPostponed
 }
 
 // handleWaiting handles a message that is set aside. The transaction that handles it removes it.
-func (t *track) handleWaiting(ctx context.Context, x task, res *attemptResult) error {
-	list := []task{x}
+func (t *track) handleWaiting(ctx context.Context, current task, res *attemptResult) error {
+	list := []task{current}
 	return t.runTransaction(ctx, list, func(ctx context.Context) error {
 		ctx = t.p.s.inbox.Remember(ctx)
 		taken, err := t.takeWaiting(ctx, res)
@@ -328,7 +330,7 @@ func (t *track) handleWaiting(ctx context.Context, x task, res *attemptResult) e
 			return err
 		}
 
-		fresh, err := t.p.s.inbox.Admit(ctx, []inbox.Entry{t.inboxEntry(x)})
+		fresh, err := t.p.s.inbox.Admit(ctx, []inbox.Entry{t.inboxEntry(current)})
 		if err != nil {
 			return &inboxFailure{fmt.Errorf("admitting a message that was set aside: %w", err)}
 		}
@@ -383,30 +385,30 @@ func (t *track) checkOrder(ctx context.Context, list []task, fresh []bool) error
 }
 
 // noteOutcome records the failure of a message, after its attempts in place, for the suspension of the handler.
-func (t *track) noteOutcome(x task, v verdict, cause error) {
-	s := &t.reg.suspension
+func (t *track) noteOutcome(task task, verdict verdict, cause error) {
+	suspension := &t.reg.suspension
 	switch {
-	case v.Action == actSuspend:
-		if until, began := s.suspendFor(v.Delay); began {
+	case verdict.Action == actSuspend:
+		if until, began := suspension.suspendFor(verdict.Delay); began {
 			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
-	case v.Action == actAside && !v.Uncounted:
-		if until, began := s.noteFailure(t.outageKey(x), t.waiting != nil, &t.reg.retry); began {
+	case verdict.Action == actAside && !verdict.Uncounted:
+		if until, began := suspension.noteFailure(t.outageKey(task), t.waiting != nil, &t.reg.retry); began {
 			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
 	default:
 	}
 }
 
-// outageKey returns the digest that counts as the key of x in an outage. A message without a key counts alone.
-func (t *track) outageKey(x task) setaside.Digest {
+// outageKey returns the digest that counts as the key of task in an outage. A message without a key counts alone.
+func (t *track) outageKey(task task) setaside.Digest {
 	if t.waiting != nil {
 		return t.waiting.Queue
 	}
-	if key, ok := t.queueOf(x); ok {
+	if key, ok := t.queueOf(task); ok {
 		return key.queue
 	}
-	return setaside.KeyQueue([]byte(x.entry.m.ID))
+	return setaside.KeyQueue([]byte(task.entry.m.ID))
 }
 
 // completeTasks finishes tasks. A message that was set aside has no entry in its partition any more.

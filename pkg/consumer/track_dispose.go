@@ -10,70 +10,70 @@ import (
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
 
-// applyVerdict records the failure of x, and carries out the verdict. done reports
+// applyVerdict records the failure of task, and carries out the verdict. done reports
 // whether the message is finished, again whether it has to be attempted again.
-func (t *track) applyVerdict(x task, cause error) (done, again bool) {
-	attempts, m := &x.share.attempts, x.entry.m
+func (t *track) applyVerdict(task task, cause error) (done, again bool) {
+	attempts, message := &task.share.attempts, task.entry.m
 	// The history is noted before the decision, because the decision depends on the number of failures.
-	*attempts = attempts.note(cause, m, time.Now())
+	*attempts = attempts.note(cause, message, time.Now())
 
-	v := t.reg.decider.decide(cause, originalMessage(x.entry), *attempts)
-	if g := x.entry.givenUp; g != nil {
-		v.Action, v.Reason = g.Action, g.Reason
+	verdict := t.reg.decider.decide(cause, originalMessage(task.entry), *attempts)
+	if givenUp := task.entry.givenUp; givenUp != nil {
+		verdict.Action, verdict.Reason = givenUp.Action, givenUp.Reason
 	}
-	if v.Uncounted {
+	if verdict.Uncounted {
 		attempts.Spared++
 	}
-	t.count(telemetry.Failed, 1, v.Action.String())
+	t.count(telemetry.Failed, 1, verdict.Action.String())
 	text := errorText(cause)
 	t.reg.lastError.Store(&text)
-	t.noteOutcome(x, v, cause)
+	t.noteOutcome(task, verdict, cause)
 
 	// Without WithUnknown, messages without a handler are normal. They are reported once per type, not
 	// once per message.
-	if t.reg == t.p.s.c.unknown && v.Action == actDiscard {
-		t.p.s.c.reg.reportUnknownOnce(m.Name, t.p.s.report)
-		return t.disposeTask(x, v, cause), false
+	if t.reg == t.p.s.c.unknown && verdict.Action == actDiscard {
+		t.p.s.c.reg.reportUnknownOnce(message.Name, t.p.s.report)
+		return t.disposeTask(task, verdict, cause), false
 	}
 
 	reported := cause
-	if n := attempts.Total - attempts.Spared; v.Action == actDeadLetter && n > 1 {
+	if n := attempts.Total - attempts.Spared; verdict.Action == actDeadLetter && n > 1 {
 		reported = fmt.Errorf("given up after %d attempts: %w", n, cause)
 	}
-	failed := &HandlerError{Handler: t.reg.name, Message: m, Attempt: attempts.Total, Next: v.Action.String(), Err: reported}
-	if p, ok := errors.AsType[*panicError](cause); ok {
-		failed.Stack = p.Stack
+	failed := &HandlerError{Handler: t.reg.name, Message: message, Attempt: attempts.Total, Next: verdict.Action.String(), Err: reported}
+	if panicErr, ok := errors.AsType[*panicError](cause); ok {
+		failed.Stack = panicErr.Stack
 	}
 	t.p.s.report(failed)
 
-	switch v.Action {
+	switch verdict.Action {
 	case actRetry:
-		t.waitYielding(v.Delay)
+		t.waitYielding(verdict.Delay)
 		return false, true
 	case actWait, actAside, actSuspend:
-		return t.waitElsewhere(x, v)
+		return t.waitElsewhere(task, verdict)
 	default:
-		return t.disposeTask(x, v, cause), false
+		return t.disposeTask(task, verdict, cause), false
 	}
 }
 
-// waitElsewhere lets x wait for the delay of v: set aside if v asks for that, otherwise in its lane. The results have the
+// waitElsewhere lets task wait for the delay of verdict: set aside if verdict asks for that, otherwise in its lane. The results have the
 // same meaning as in applyVerdict.
-func (t *track) waitElsewhere(x task, v verdict) (done, again bool) {
+func (t *track) waitElsewhere(task task, verdict verdict) (done, again bool) {
 	// A negative delay is untilResumed, which is about the suspension. The message itself waits no longer.
-	delay := max(v.Delay, 0)
+	delay := max(verdict.Delay, 0)
 	if t.waiting != nil {
-		return t.postpone(x, delay), false
+		return t.postpone(task, delay), false
 	}
 
-	if v.Action != actWait && t.room() != nil {
-		if stored, full := t.setAside(x, delay, v.Unordered); !full {
+	if verdict.Action != actWait && t.room() != nil {
+		if stored, full := t.setAside(task, delay, verdict.Unordered); !full {
 			return stored, false
 		}
 	}
 
 	// The suspension of the handler holds up its lanes.
-	if v.Action != actSuspend {
+	if verdict.Action != actSuspend {
 		t.waitYielding(delay)
 	}
 	return false, true
@@ -82,19 +82,19 @@ func (t *track) waitElsewhere(x task, v verdict) (done, again bool) {
 // disposeTask moves the message to the place that the verdict names, then moves its watermark, then
 // finishes the task. It returns false if it was interrupted before that. So the offset passes only
 // a message that was moved. A step that fails is repeated until it succeeds.
-func (t *track) disposeTask(x task, v verdict, cause error) bool {
+func (t *track) disposeTask(current task, verdict verdict, cause error) bool {
 	wrap := func(err error) error {
 		if err == nil {
 			return nil
 		}
-		return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, record.Clip(x.entry.m.ID, maxReason), t.reg.name, err)
+		return fmt.Errorf("%s of message %s for handler %q: %w", verdict.Action, record.Clip(current.entry.m.ID, maxReason), t.reg.name, err)
 	}
 
 	// The watermark moves only after the message is in its new place.
 	disposed := t.repeatStep(func() error {
-		return wrap(t.p.callDisposer(originalMessage(x.entry), t.reg.name, v, cause))
+		return wrap(t.p.callDisposer(originalMessage(current.entry), t.reg.name, verdict, cause))
 	}) && t.repeatStep(func() error {
-		err := t.passDisposed(x)
+		err := t.passDisposed(current)
 		if errors.Is(err, inbox.ErrInvalid) {
 			// The inbox has no watermark for such a place.
 			t.p.s.report(wrap(err))
@@ -109,36 +109,36 @@ func (t *track) disposeTask(x task, v verdict, cause error) bool {
 	switch {
 	case t.reg == t.p.s.c.unknown:
 		t.count(telemetry.Unknown, 1, "")
-		t.p.s.c.health.countUnknown(x.entry.m.Name)
-	case v.Action == actDiscard:
+		t.p.s.c.health.countUnknown(current.entry.m.Name)
+	case verdict.Action == actDiscard:
 		t.count(telemetry.Discarded, 1, "")
-	case v.Action == actDeadLetter:
+	case verdict.Action == actDeadLetter:
 		t.count(telemetry.DeadLetters, 1, classOf(cause))
 	}
-	t.completeTasks([]task{x})
+	t.completeTasks([]task{current})
 	return true
 }
 
 // passDisposed records in the store, or in the inbox, that the handler is done with a message that was moved.
-func (t *track) passDisposed(x task) error {
-	s := t.p.s
+func (t *track) passDisposed(task task) error {
+	session := t.p.s
 	switch {
 	case t.waiting != nil:
-		return s.c.waiting.Remove(t.p.drainCtx, t.waiting)
-	case !t.reg.mode.usesInbox() || x.entry.orphan.Load():
+		return session.c.waiting.Remove(t.p.drainCtx, t.waiting)
+	case !t.reg.mode.usesInbox() || task.entry.orphan.Load():
 		return nil
 	}
-	return s.passWatermark(t.p.drainCtx, t.inboxEntry(x))
+	return session.passWatermark(t.p.drainCtx, t.inboxEntry(task))
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
-func (p *partition) callDisposer(m *Message, handler string, v verdict, cause error) error {
-	return runGuarded(func() error { return p.s.disposer.Dispose(p.drainCtx, m, handler, v, cause) })
+func (p *partition) callDisposer(message *Message, handler string, verdict verdict, cause error) error {
+	return runGuarded(func() error { return p.s.disposer.Dispose(p.drainCtx, message, handler, verdict, cause) })
 }
 
 // originalMessage returns a copy of the message as it was read, with the record's own key and value.
-func originalMessage(e *entry) *Message {
-	m := e.m.copy()
-	m.Key, m.Value = e.rec.Key, e.rec.Value
-	return m
+func originalMessage(entry *entry) *Message {
+	message := entry.m.copy()
+	message.Key, message.Value = entry.rec.Key, entry.rec.Value
+	return message
 }

@@ -47,7 +47,7 @@ func isTransient(err error) bool {
 	if _, ok := errors.AsType[*timeoutError](err); ok {
 		return false
 	}
-	if l, ok := errors.AsType[mongo.LabeledError](err); ok && slices.ContainsFunc(transientLabels, l.HasErrorLabel) {
+	if labeled, ok := errors.AsType[mongo.LabeledError](err); ok && slices.ContainsFunc(transientLabels, labeled.HasErrorLabel) {
 		return true
 	}
 	return mongodb.HasCode(err, transientCodes...) || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err)

@@ -38,14 +38,14 @@ const maxCommitSilence = 4 * maxQuerySilence
 // watchDatabase starts a wait of the consumer, not of the handler, for the database. The wait ends
 // with stopWatching. After limit the database counts as away even if no call has failed, because
 // the driver looks for a server for 30 s.
-func (o *trouble) watchDatabase(t *track, limit time.Duration) {
+func (o *trouble) watchDatabase(track *track, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
 	o.waitID++
 	id := o.waitID
 	o.timer = time.AfterFunc(limit, func() {
-		o.markAway(t, fmt.Errorf("no answer for %v", limit), func() bool { return o.waitID == id })
+		o.markAway(track, fmt.Errorf("no answer for %v", limit), func() bool { return o.waitID == id })
 	})
 }
 
@@ -58,12 +58,12 @@ func (o *trouble) stopWatching() {
 }
 
 // markAway adds the lane to the lanes that cannot reach the database, if isCurrentLocked is nil or returns true.
-func (o *trouble) markAway(t *track, err error, isCurrentLocked func() bool) {
+func (o *trouble) markAway(track *track, err error, isCurrentLocked func() bool) {
 	var report func()
 	o.mu.Lock()
 	if !o.databaseAway && (isCurrentLocked == nil || isCurrentLocked()) {
 		o.databaseAway = true
-		report = t.p.s.outage.addLane(err)
+		report = track.p.s.outage.addLane(err)
 	}
 	o.mu.Unlock()
 	if report != nil {
@@ -74,7 +74,7 @@ func (o *trouble) markAway(t *track, err error, isCurrentLocked func() bool) {
 // waitOut waits before the next attempt after err, which is not the message's fault. It returns
 // false if there must be no next attempt: the session ends, the consumer is paused, or the messages
 // have to be fetched again.
-func (o *trouble) waitOut(t *track, err error) bool {
+func (o *trouble) waitOut(track *track, err error) bool {
 	if o.backoff == nil {
 		o.backoff = retry.Reopen.Start()
 	}
@@ -82,7 +82,7 @@ func (o *trouble) waitOut(t *track, err error) bool {
 
 	switch {
 	case errors.Is(err, inbox.ErrRecreated), errors.Is(err, outbox.ErrStandalone):
-		t.p.s.failRun(err)
+		track.p.s.failRun(err)
 		return false
 
 	case errors.Is(err, inbox.ErrUnconfirmed):
@@ -94,32 +94,32 @@ func (o *trouble) waitOut(t *track, err error) bool {
 
 	// The leader of the partition is away. Other partitions go on.
 	case errors.Is(err, errNoLog):
-		t.p.s.report(err)
+		track.p.s.report(err)
 
 	case errors.Is(err, inbox.ErrStale):
 		// The messages are fetched again: those in memory may belong to the previous topic of that name.
-		t.p.detachHandler(t.reg)
-		t.p.s.report(err)
-		t.waitYielding(delay)
+		track.p.detachHandler(track.reg)
+		track.p.s.report(err)
+		track.waitYielding(delay)
 		return false
 
 	default:
-		o.markAway(t, err, nil)
+		o.markAway(track, err, nil)
 	}
 
-	t.waitYielding(delay)
-	return !t.mustStop()
+	track.waitYielding(delay)
+	return !track.mustStop()
 }
 
 // clearTrouble resets the backoff, and removes the lane from the lanes that cannot reach the database.
-func (o *trouble) clearTrouble(t *track) {
+func (o *trouble) clearTrouble(track *track) {
 	o.backoff = nil
 
 	var report func()
 	o.mu.Lock()
 	if o.databaseAway {
 		o.databaseAway = false
-		report = t.p.s.outage.removeLane()
+		report = track.p.s.outage.removeLane()
 	}
 	o.mu.Unlock()
 	if report != nil {

@@ -86,15 +86,15 @@ const maxHistory = 20
 
 // note returns a with one more failure at the given time. If the verdict is Uncounted, the caller
 // increments Spared.
-func (a failures) note(err error, m *Message, at time.Time) failures {
+func (a failures) note(err error, message *Message, failedAt time.Time) failures {
 	if a.Failed == 0 {
-		a.Since = at
+		a.Since = failedAt
 	}
 	a.Failed++
-	a.Total = max(m.Attempt, 1) - 1 + a.Failed
+	a.Total = max(message.Attempt, 1) - 1 + a.Failed
 
 	kept := a.History[max(0, len(a.History)+1-maxHistory):]
-	failure := deadletter.Failure{At: at, Attempt: a.Total - a.Spared, Class: classOf(err), Reason: errorText(err)}
+	failure := deadletter.Failure{At: failedAt, Attempt: a.Total - a.Spared, Class: classOf(err), Reason: errorText(err)}
 	a.History = append(slices.Clip(slices.Clone(kept)), failure)
 	return a
 }
@@ -115,50 +115,50 @@ type decider struct {
 	fixed *verdict
 }
 
-// decide returns the verdict on m after err. If a function of WithRetryFor does not return, the message becomes a dead letter.
-func (d *decider) decide(err error, m *Message, a failures) (v verdict) {
+// decide returns the verdict on message after err. If a function of WithRetryFor does not return, the message becomes a dead letter.
+func (d *decider) decide(err error, message *Message, failures failures) (decided verdict) {
 	if d.fixed != nil {
-		v = *d.fixed
-	} else if failed := runGuarded(func() error { v = d.chooseVerdict(err, m, a); return nil }); failed != nil {
-		v = verdict{Action: actDeadLetter}
+		decided = *d.fixed
+	} else if failed := runGuarded(func() error { decided = d.chooseVerdict(err, message, failures); return nil }); failed != nil {
+		decided = verdict{Action: actDeadLetter}
 	}
-	v.Attempts = a
-	return v
+	decided.Attempts = failures
+	return decided
 }
 
 // chooseVerdict returns the verdict without the attempts. Errors of the consumer and errors that the handler made with
 // RetryIn, Suspend, Reject or Discard have a fixed meaning. For other errors the Retry decides.
-func (d *decider) chooseVerdict(err error, m *Message, a failures) verdict {
+func (d *decider) chooseVerdict(err error, message *Message, failures failures) verdict {
 	// The inbox has the message already.
 	if errors.Is(err, inbox.ErrDuplicate) {
 		return verdict{Action: actDiscard, Reason: classDuplicate}
 	}
-	if e, ok := errors.AsType[*notDueError](err); ok {
-		return verdict{Action: actWait, Delay: e.Wait(time.Now()), Uncounted: true, Reason: classNotDue}
+	if notDue, ok := errors.AsType[*notDueError](err); ok {
+		return verdict{Action: actWait, Delay: notDue.Wait(time.Now()), Uncounted: true, Reason: classNotDue}
 	}
 
-	r, matched := d.retryFor(err)
+	retry, matched := d.retryFor(err)
 	asked, ok := errors.AsType[*requestError](err)
 	switch {
 	case ok:
-		return asked.chooseVerdict(r, a)
+		return asked.chooseVerdict(retry, failures)
 	case matched:
-		return d.chooseByRetry(r, m, a)
+		return d.chooseByRetry(retry, message, failures)
 	case isTransient(err):
 		// The database is away. To set the message aside, the consumer would need it.
-		bound := 100 * time.Millisecond << min(max(a.Failed-1, 0), 10)
+		bound := 100 * time.Millisecond << min(max(failures.Failed-1, 0), 10)
 		return verdict{Action: actWait, Uncounted: true, Delay: addJitter(min(bound, 30*time.Second), 1)}
 	case errors.Is(err, codec.ErrUnavailable):
 		// The registry of a codec is away, for all messages of the handler.
-		return verdict{Action: actSuspend, Uncounted: true, Delay: r.waitAfter(a.Failed), Unordered: r.Unordered}
+		return verdict{Action: actSuspend, Uncounted: true, Delay: retry.waitAfter(failures.Failed), Unordered: retry.Unordered}
 	case errors.Is(err, ErrMalformed) || errors.As(err, new(*expiredError)):
 		return verdict{Action: actDeadLetter}
 	}
-	return d.chooseByRetry(r, m, a)
+	return d.chooseByRetry(retry, message, failures)
 }
 
 // retryFor returns the Retry for err, and whether a rule of the user matches err.
-func (d *decider) retryFor(err error) (r *Retry, matched bool) {
+func (d *decider) retryFor(err error) (retry *Retry, matched bool) {
 	for i := range d.rules {
 		if d.rules[i].match(err) {
 			return &d.rules[i].retry, true
@@ -167,31 +167,31 @@ func (d *decider) retryFor(err error) (r *Retry, matched bool) {
 	return &d.retry, false
 }
 
-// chooseByRetry returns the verdict of r after the failures in a.
-func (d *decider) chooseByRetry(r *Retry, m *Message, a failures) verdict {
+// chooseByRetry returns the verdict of retry after the failures in a.
+func (d *decider) chooseByRetry(retry *Retry, message *Message, failures failures) verdict {
 	// The number of the failed attempt.
-	n := max(max(a.Total, 1)-a.Spared, 1)
-	quick := r.quickWaits()
+	n := max(max(failures.Total, 1)-failures.Spared, 1)
+	quick := retry.quickWaits()
 	later := n - len(quick)
 
 	switch {
-	case r.MaxAttempts > 0 && n >= r.MaxAttempts, r.isOverdue(a):
-		return r.giveUp()
+	case retry.MaxAttempts > 0 && n >= retry.MaxAttempts, retry.isOverdue(failures):
+		return retry.giveUp()
 	case later <= 0:
 		return verdict{Action: actRetry, Delay: quick[n-1]}
 	case later <= len(d.topics):
-		return verdict{Action: actRetryTopic, Delay: d.topics[later-1], Topic: transport.RetryTopicName(originOf(m).Topic, m.Group, later)}
+		return verdict{Action: actRetryTopic, Delay: d.topics[later-1], Topic: transport.RetryTopicName(originOf(message).Topic, message.Group, later)}
 	// With retry topics, the message is given up after the last of them.
 	case len(d.topics) > 0:
-		return r.giveUp()
+		return retry.giveUp()
 	}
-	return verdict{Action: actAside, Delay: r.waitAfter(later), Unordered: r.Unordered}
+	return verdict{Action: actAside, Delay: retry.waitAfter(later), Unordered: retry.Unordered}
 }
 
 // addJitter returns a random duration in [d·(1-f), d].
-func addJitter(d time.Duration, f float64) time.Duration {
-	if share := time.Duration(float64(d) * f); share > 0 {
-		return d - rand.N(share)
+func addJitter(duration time.Duration, factor float64) time.Duration {
+	if share := time.Duration(float64(duration) * factor); share > 0 {
+		return duration - rand.N(share)
 	}
-	return d
+	return duration
 }

@@ -68,20 +68,20 @@ func (h dueHeap) Swap(i, j int) {
 }
 
 // Push adds a queue.
-func (h *dueHeap) Push(x any) {
-	q := x.(*waitingQueue)
-	q.index = len(*h)
-	*h = append(*h, q)
+func (h *dueHeap) Push(pushed any) {
+	queue := pushed.(*waitingQueue)
+	queue.index = len(*h)
+	*h = append(*h, queue)
 }
 
 // Pop removes the last queue.
 func (h *dueHeap) Pop() any {
 	old := *h
-	q := old[len(old)-1]
+	queue := old[len(old)-1]
 	old[len(old)-1] = nil
 	*h = old[:len(old)-1]
-	q.index = -1
-	return q
+	queue.index = -1
+	return queue
 }
 
 // openRoom returns the waiting room of a handler. If there is none, it opens one and starts its loop, unless the session ends.
@@ -94,21 +94,21 @@ func (s *session) openRoom(reg *registration) *waitingRoom {
 	// The lock spans the creation, so that two tracks do not open two rooms.
 	defer s.roomsMu.Unlock()
 
-	r := s.rooms[reg]
-	if r == nil {
-		r = &waitingRoom{
+	room := s.rooms[reg]
+	if room == nil {
+		room = &waitingRoom{
 			s: s, reg: reg, handler: s.c.inboxConsumer(reg),
 			// Retries leave most of the lanes to new messages.
 			workers: make(chan struct{}, max(1, s.c.s.concurrency/4)),
 			loaded:  make(chan struct{}), wake: make(chan struct{}, 1),
 			queues: map[queueKey]*waitingQueue{},
 		}
-		s.rooms[reg] = r
+		s.rooms[reg] = room
 		if !s.closing {
-			s.loops.Go(r.retryDueQueues)
+			s.loops.Go(room.retryDueQueues)
 		}
 	}
-	return r
+	return room
 }
 
 // place returns the place of a partition in the store.
@@ -124,34 +124,34 @@ func (r *waitingRoom) hasQueue(key queueKey) bool {
 }
 
 // hasDueBefore reports whether a queue is due before a time.
-func (r *waitingRoom) hasDueBefore(at time.Time) bool {
+func (r *waitingRoom) hasDueBefore(moment time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.scheduled) > 0 && r.scheduled[0].due.Before(at)
+	return len(r.scheduled) > 0 && r.scheduled[0].due.Before(moment)
 }
 
 // findQueueLocked returns a queue, and creates it if it does not exist.
 func (r *waitingRoom) findQueueLocked(key queueKey) *waitingQueue {
-	q := r.queues[key]
-	if q == nil {
-		q = &waitingQueue{key: key, index: -1}
-		r.queues[key] = q
+	queue := r.queues[key]
+	if queue == nil {
+		queue = &waitingQueue{key: key, index: -1}
+		r.queues[key] = queue
 		r.size.Add(1)
 	}
-	return q
+	return queue
 }
 
 // scheduleLocked makes a queue due at a time, unless a worker has it or it is due earlier.
-func (r *waitingRoom) scheduleLocked(q *waitingQueue, due time.Time) {
+func (r *waitingRoom) scheduleLocked(queue *waitingQueue, due time.Time) {
 	switch {
-	case q.running || q.index >= 0 && !due.Before(q.due):
+	case queue.running || queue.index >= 0 && !due.Before(queue.due):
 		return
-	case q.index >= 0:
-		q.due = due
-		heap.Fix(&r.scheduled, q.index)
+	case queue.index >= 0:
+		queue.due = due
+		heap.Fix(&r.scheduled, queue.index)
 	default:
-		q.due = due
-		heap.Push(&r.scheduled, q)
+		queue.due = due
+		heap.Push(&r.scheduled, queue)
 	}
 
 	retry.Signal(r.wake)
@@ -171,16 +171,16 @@ func (r *waitingRoom) endAdd(key queueKey, due time.Time) {
 	defer r.mu.Unlock()
 
 	// The partition was given back while a handler was abandoned.
-	q := r.queues[key]
-	if q == nil {
+	queue := r.queues[key]
+	if queue == nil {
 		return
 	}
-	q.adding--
-	q.added++
+	queue.adding--
+	queue.added++
 	r.count++
 	// A queue that is scheduled keeps the due time of its first message.
-	if q.index < 0 {
-		r.scheduleLocked(q, due)
+	if queue.index < 0 {
+		r.scheduleLocked(queue, due)
 	}
 }
 
@@ -221,7 +221,7 @@ func (s *session) discoverRequeued() {
 // discoverQueues adds queues to the room of a handler, given by its name in the inbox. It leaves out a partition of another
 // member, and a handler that this process does not have.
 func (s *session) discoverQueues(handler string, tp transport.TopicPartition, queues []setaside.Digest) {
-	hasName := func(r *registration) bool { return s.c.inboxConsumer(r) == handler }
+	hasName := func(registration *registration) bool { return s.c.inboxConsumer(registration) == handler }
 	all := s.c.reg.snapshot().all
 	if i := slices.IndexFunc(all, hasName); i >= 0 && s.findPartition(tp) != nil {
 		s.openRoom(all[i]).discover(tp, queues)
@@ -335,11 +335,11 @@ func (r *waitingRoom) checkFailing(ctx context.Context) error {
 // loading is the purpose of reads in the errors that are reported.
 const loading = "loading the messages that are set aside"
 
-// repeat calls f until it succeeds or ctx ends. It reports each failure.
-func (r *waitingRoom) repeat(ctx context.Context, doing string, f func() error) error {
+// repeat calls callback until it succeeds or ctx ends. It reports each failure.
+func (r *waitingRoom) repeat(ctx context.Context, doing string, callback func() error) error {
 	backoff := retry.Reopen.Start()
 	for {
-		err := f()
+		err := callback()
 		if err == nil {
 			return nil
 		}
@@ -375,7 +375,7 @@ func (r *waitingRoom) addHeads(topic string, heads []setaside.Head) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range heads {
-		q := r.findQueueLocked(queueKey{transport.TopicPartition{Topic: topic, Partition: h.Partition}, h.Queue})
-		r.scheduleLocked(q, time.Now().Add(h.Wait))
+		queue := r.findQueueLocked(queueKey{transport.TopicPartition{Topic: topic, Partition: h.Partition}, h.Queue})
+		r.scheduleLocked(queue, time.Now().Add(h.Wait))
 	}
 }

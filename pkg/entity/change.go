@@ -47,54 +47,54 @@ type change[I ID] struct {
 }
 
 // readChange reads the headers of a message. reason is "" if they are valid.
-func readChange[I ID](m *consumer.Message, name string) (c change[I], reason string) {
-	var h [4]string
+func readChange[I ID](message *consumer.Message, name string) (change change[I], reason string) {
+	var headers [4]string
 	for i, key := range [...]string{headerName, headerChange, headerID, headerVersion} {
-		v, ok := m.Header(key)
+		value, ok := message.Header(key)
 		if !ok {
-			return c, "it has no header " + key
+			return change, "it has no header " + key
 		}
 
-		h[i] = string(v)
+		headers[i] = string(value)
 	}
 
-	if h[0] != name {
-		return c, fmt.Sprintf("its name is %.64q, want %q", h[0], name)
+	if headers[0] != name {
+		return change, fmt.Sprintf("its name is %.64q, want %q", headers[0], name)
 	}
 
-	switch h[1] {
+	switch headers[1] {
 	case changeUpserted:
 	case changeDeleted:
-		c.deleted = true
+		change.deleted = true
 	default:
-		return c, fmt.Sprintf("header %s is %.64q", headerChange, h[1])
+		return change, fmt.Sprintf("header %s is %.64q", headerChange, headers[1])
 	}
 
-	kind, id, ok := strings.Cut(h[2], ":")
+	kind, id, ok := strings.Cut(headers[2], ":")
 	if !ok || kind != kindOf[I]() {
-		return c, fmt.Sprintf("its id is of kind %.64q, want %s", kind, kindOf[I]())
+		return change, fmt.Sprintf("its id is of kind %.64q, want %s", kind, kindOf[I]())
 	}
 
 	var err error
-	if c.id, err = parseID[I](id); err != nil {
-		return c, fmt.Sprintf("its id is not a valid %s", kind)
+	if change.id, err = parseID[I](id); err != nil {
+		return change, fmt.Sprintf("its id is not a valid %s", kind)
 	}
-	if c.version, err = strconv.ParseInt(h[3], 10, 64); err != nil || c.version < 1 {
-		return c, fmt.Sprintf("header %s is not a valid version", headerVersion)
+	if change.version, err = strconv.ParseInt(headers[3], 10, 64); err != nil || change.version < 1 {
+		return change, fmt.Sprintf("header %s is not a valid version", headerVersion)
 	}
 	// Without a value, an upsert would look like a tombstone of the topic's compaction.
-	if !c.deleted && m.Value == nil {
-		return c, "it has no value"
+	if !change.deleted && message.Value == nil {
+		return change, "it has no value"
 	}
 
-	return c, ""
+	return change, ""
 }
 
 // errNotJSON does not contain details, because the errors of the parser quote the payload.
 var errNotJSON = errors.New("not one JSON document")
 
 // decodeJSON decodes relaxed Extended JSON, which is the value of a record for an entity.
-func decodeJSON(r *bson.Registry, value []byte, into any) error {
+func decodeJSON(registry *bson.Registry, value []byte, into any) error {
 	if !json.Valid(value) {
 		return errNotJSON
 	}
@@ -104,7 +104,7 @@ func decodeJSON(r *bson.Registry, value []byte, into any) error {
 		return err
 	}
 
-	d := bson.NewDecoder(vr)
-	d.SetRegistry(r)
-	return d.Decode(into)
+	decoder := bson.NewDecoder(vr)
+	decoder.SetRegistry(registry)
+	return decoder.Decode(into)
 }

@@ -40,7 +40,7 @@ func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*
 	if docs == nil {
 		docs = onMongo(coll, cfg.plain)
 	}
-	c := &Collection[T, I]{config: cfg, docs: docs, id: id}
+	collection := &Collection[T, I]{config: cfg, docs: docs, id: id}
 	if cfg.version != nil {
 		versionPtr, ok := cfg.version.(func(*T) *int64)
 		if !ok || versionPtr == nil {
@@ -48,42 +48,42 @@ func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*
 				docs.Name(), cfg.version, reflect.TypeFor[T]())
 		}
 
-		c.versionPtr = versionPtr
-		c.versionKey = cfg.versionField
+		collection.versionPtr = versionPtr
+		collection.versionKey = cfg.versionField
 	}
 
-	return c, nil
+	return collection, nil
 }
 
 // Load returns the entity with this id. If it does not exist, the error is ErrMissing.
 func (c *Collection[T, I]) Load(ctx context.Context, id I) (T, error) {
-	t, ok, err := c.Find(ctx, id)
+	entity, ok, err := c.Find(ctx, id)
 	if err == nil && !ok {
 		err = c.notFoundError(id)
 	}
-	return t, err
+	return entity, err
 }
 
 // Find returns the entity with this id, and whether it exists.
-func (c *Collection[T, I]) Find(ctx context.Context, id I) (t T, ok bool, err error) {
+func (c *Collection[T, I]) Find(ctx context.Context, id I) (entity T, ok bool, err error) {
 	key, err := idValue(id)
 	if err != nil {
-		return t, false, fmt.Errorf("%s: %w", c.docs.Name(), err)
+		return entity, false, fmt.Errorf("%s: %w", c.docs.Name(), err)
 	}
 
 	docs, err := c.docs.Find(ctx, []bson.RawValue{key})
 	if err != nil || len(docs) == 0 {
-		return t, false, err
+		return entity, false, err
 	}
 
-	t, err = c.decodeEntity(docs[0])
-	return t, err == nil, err
+	entity, err = c.decodeEntity(docs[0])
+	return entity, err == nil, err
 }
 
 // Insert adds an entity and returns its version: 1, or 0 without versions. If an entity with this
-// id exists, the error is ErrExists. t is not changed.
-func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
-	doc, err := c.encodeEntity(t, 1)
+// id exists, the error is ErrExists. entity is not changed.
+func (c *Collection[T, I]) Insert(ctx context.Context, entity T) (int64, error) {
+	doc, err := c.encodeEntity(entity, 1)
 	if err != nil {
 		return 0, err
 	}
@@ -91,7 +91,7 @@ func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 	// Only one document is inserted, so an error is about its id.
 	err = c.docs.Insert(ctx, []bson.Raw{doc})
 	if errors.Is(err, ErrExists) {
-		return 0, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(*c.id(&t)), err)
+		return 0, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(*c.id(&entity)), err)
 	}
 
 	return c.returnedVersion(1), err
@@ -99,32 +99,32 @@ func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 
 // Update replaces an entity and returns its new version, or 0 without versions. If the entity does
 // not exist, the error is ErrMissing. With WithVersion, the stored version must be the version
-// of t, otherwise the error is ErrStale. t is not changed: to update it again, set its
+// of entity, otherwise the error is ErrStale. entity is not changed: to update it again, set its
 // version to the returned one.
-func (c *Collection[T, I]) Update(ctx context.Context, t T) (int64, error) {
-	var g *entityparts.Guard
+func (c *Collection[T, I]) Update(ctx context.Context, entity T) (int64, error) {
+	var guard *entityparts.Guard
 	if c.versionPtr != nil {
-		g = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&t)}
+		guard = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&entity)}
 	}
-	return c.replaceDocument(ctx, t, g)
+	return c.replaceDocument(ctx, entity, guard)
 }
 
-// replaceDocument replaces the document of t, if it has the version of g. g may be nil.
-func (c *Collection[T, I]) replaceDocument(ctx context.Context, t T, g *entityparts.Guard) (int64, error) {
+// replaceDocument replaces the document of entity, if it has the version of guard. guard may be nil.
+func (c *Collection[T, I]) replaceDocument(ctx context.Context, entity T, guard *entityparts.Guard) (int64, error) {
 	var next int64
-	if g != nil {
-		next = g.Version + 1
+	if guard != nil {
+		next = guard.Version + 1
 	}
 
-	doc, err := c.encodeEntity(t, next)
+	doc, err := c.encodeEntity(entity, next)
 	if err != nil {
 		return 0, err
 	}
 
-	ok, err := c.docs.Replace(ctx, doc, g)
+	ok, err := c.docs.Replace(ctx, doc, guard)
 	// A missing entity and a changed version both match no document: a second read separates them.
 	if err == nil && !ok {
-		err = c.mismatchError(ctx, *c.id(&t), g)
+		err = c.mismatchError(ctx, *c.id(&entity), guard)
 	}
 	if err != nil {
 		return 0, err
@@ -137,10 +137,10 @@ func (c *Collection[T, I]) replaceDocument(ctx context.Context, t T, g *entitypa
 const storeRounds = 16
 
 // Store inserts an entity or replaces it, regardless of its stored version: the last write wins. It
-// returns the new version, or 0 without versions. t is not changed.
-func (c *Collection[T, I]) Store(ctx context.Context, t T) (int64, error) {
+// returns the new version, or 0 without versions. entity is not changed.
+func (c *Collection[T, I]) Store(ctx context.Context, entity T) (int64, error) {
 	if c.versionPtr == nil {
-		doc, err := c.encodeEntity(t, 0)
+		doc, err := c.encodeEntity(entity, 0)
 		if err != nil {
 			return 0, err
 		}
@@ -149,18 +149,18 @@ func (c *Collection[T, I]) Store(ctx context.Context, t T) (int64, error) {
 	}
 
 	for round := 1; ; round++ {
-		v, err := c.storeOver(ctx, t)
+		version, err := c.storeOver(ctx, entity)
 		// In a transaction, the server detects a race, and the whole transaction runs again.
 		lost := errors.Is(err, ErrExists) || errors.Is(err, ErrMissing) || errors.Is(err, ErrStale)
 		if !lost || round == storeRounds || inTransaction(ctx) {
-			return v, err
+			return version, err
 		}
 	}
 }
 
-// storeOver inserts t, or replaces the stored version that it has read before.
-func (c *Collection[T, I]) storeOver(ctx context.Context, t T) (int64, error) {
-	key, err := idValue(*c.id(&t))
+// storeOver inserts entity, or replaces the stored version that it has read before.
+func (c *Collection[T, I]) storeOver(ctx context.Context, entity T) (int64, error) {
+	key, err := idValue(*c.id(&entity))
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", c.docs.Name(), err)
 	}
@@ -171,15 +171,15 @@ func (c *Collection[T, I]) storeOver(ctx context.Context, t T) (int64, error) {
 	}
 	// If another insert is faster, this returns ErrExists, and Store or the transaction tries again.
 	if len(found) == 0 {
-		return c.Insert(ctx, t)
+		return c.Insert(ctx, entity)
 	}
 
-	v, err := readVersion(found[0], c.versionKey)
+	version, err := readVersion(found[0], c.versionKey)
 	if err != nil {
-		return 0, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(*c.id(&t)), err)
+		return 0, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(*c.id(&entity)), err)
 	}
 
-	return c.replaceDocument(ctx, t, &entityparts.Guard{Field: c.versionKey, Version: v})
+	return c.replaceDocument(ctx, entity, &entityparts.Guard{Field: c.versionKey, Version: version})
 }
 
 // Delete removes an entity regardless of its version, and reports whether it existed.
@@ -194,32 +194,32 @@ func (c *Collection[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 }
 
 // DeleteEntity removes an entity. If it does not exist, the error is ErrMissing. With
-// WithVersion, the stored version must be the version of t, otherwise the error is ErrStale.
-func (c *Collection[T, I]) DeleteEntity(ctx context.Context, t T) error {
-	id := *c.id(&t)
+// WithVersion, the stored version must be the version of entity, otherwise the error is ErrStale.
+func (c *Collection[T, I]) DeleteEntity(ctx context.Context, entity T) error {
+	id := *c.id(&entity)
 	key, err := idValue(id)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.docs.Name(), err)
 	}
 
 	// Without WithVersion there is no version to compare.
-	var g *entityparts.Guard
+	var guard *entityparts.Guard
 	if c.versionPtr != nil {
-		g = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&t)}
+		guard = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&entity)}
 	}
 
-	n, err := c.docs.Delete(ctx, []bson.RawValue{key}, g)
+	n, err := c.docs.Delete(ctx, []bson.RawValue{key}, guard)
 	// A missing entity and a changed version both match no document: a second read separates them.
 	if err == nil && n == 0 {
-		err = c.mismatchError(ctx, id, g)
+		err = c.mismatchError(ctx, id, guard)
 	}
 
 	return err
 }
 
 // mismatchError returns the error for a change that matched no document.
-func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, g *entityparts.Guard) error {
-	if g == nil {
+func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, guard *entityparts.Guard) error {
+	if guard == nil {
 		return c.notFoundError(id)
 	}
 
@@ -237,12 +237,12 @@ func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, g *entitypar
 		return c.notFoundError(id)
 	}
 
-	v, err := readVersion(found[0], c.versionKey)
+	version, err := readVersion(found[0], c.versionKey)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(id), err)
 	}
 
-	return c.staleError(id, g.Version, v)
+	return c.staleError(id, guard.Version, version)
 }
 
 // staleError returns the error for an entity with another version than the stored one.
@@ -256,65 +256,65 @@ func (c *Collection[T, I]) notFoundError(id I) error {
 	return fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(id), ErrMissing)
 }
 
-// returnedVersion returns v, or 0 without versions.
-func (c *Collection[T, I]) returnedVersion(v int64) int64 {
+// returnedVersion returns version, or 0 without versions.
+func (c *Collection[T, I]) returnedVersion(version int64) int64 {
 	if c.versionPtr == nil {
 		return 0
 	}
-	return v
+	return version
 }
 
-// encodeEntity returns the document of t with this version.
-func (c *Collection[T, I]) encodeEntity(t T, version int64) (bson.Raw, error) {
-	key, err := idValue(*c.id(&t))
+// encodeEntity returns the document of entity with this version.
+func (c *Collection[T, I]) encodeEntity(entity T, version int64) (bson.Raw, error) {
+	key, err := idValue(*c.id(&entity))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.docs.Name(), err)
 	}
 
-	body, err := marshalEntity(c.registry, t)
+	body, err := marshalEntity(c.registry, entity)
 	if err == nil {
 		body, err = composeDocument(key, body, c.versionKey, version)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: encoding: %w", c.docs.Name(), formatID(*c.id(&t)), err)
+		return nil, fmt.Errorf("%s %s: encoding: %w", c.docs.Name(), formatID(*c.id(&entity)), err)
 	}
 
 	return body, nil
 }
 
 // decodeEntity returns the entity of a document, with its id and its version.
-func (c *Collection[T, I]) decodeEntity(doc bson.Raw) (t T, err error) {
+func (c *Collection[T, I]) decodeEntity(doc bson.Raw) (entity T, err error) {
 	id, err := idFromValue[I](doc.Lookup("_id"))
 	if err != nil {
-		return t, fmt.Errorf("%s: %w", c.docs.Name(), err)
+		return entity, fmt.Errorf("%s: %w", c.docs.Name(), err)
 	}
 
-	d := bson.NewDecoder(bson.NewDocumentReader(bytes.NewReader(doc)))
-	d.SetRegistry(c.registry)
-	if err := d.Decode(&t); err != nil {
-		return t, fmt.Errorf("%s %s: decoding: %w", c.docs.Name(), formatID(id), err)
+	decoder := bson.NewDecoder(bson.NewDocumentReader(bytes.NewReader(doc)))
+	decoder.SetRegistry(c.registry)
+	if err := decoder.Decode(&entity); err != nil {
+		return entity, fmt.Errorf("%s %s: decoding: %w", c.docs.Name(), formatID(id), err)
 	}
 
 	// T may have no field for _id, so the id is set through the function.
-	*c.id(&t) = id
+	*c.id(&entity) = id
 	if c.versionPtr != nil {
-		v, err := readVersion(doc, c.versionKey)
+		version, err := readVersion(doc, c.versionKey)
 		if err != nil {
-			return t, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(id), err)
+			return entity, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(id), err)
 		}
 
-		*c.versionPtr(&t) = v
+		*c.versionPtr(&entity) = version
 	}
 
-	return t, nil
+	return entity, nil
 }
 
-// marshalEntity encodes v with the registry r.
-func marshalEntity(r *bson.Registry, v any) (bson.Raw, error) {
+// marshalEntity encodes value with the registry registry.
+func marshalEntity(registry *bson.Registry, value any) (bson.Raw, error) {
 	var buf bytes.Buffer
-	e := bson.NewEncoder(bson.NewDocumentWriter(&buf))
-	e.SetRegistry(r)
+	encoder := bson.NewEncoder(bson.NewDocumentWriter(&buf))
+	encoder.SetRegistry(registry)
 
-	err := e.Encode(v)
+	err := encoder.Encode(value)
 	return buf.Bytes(), err
 }

@@ -37,11 +37,11 @@ func (m *mongoDocuments) Name() string { return m.name }
 func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error) {
 	opts := options.Find()
 	if len(fields) > 0 {
-		p := make(bson.D, len(fields))
+		document := make(bson.D, len(fields))
 		for i, f := range fields {
-			p[i] = bson.E{Key: f, Value: 1}
+			document[i] = bson.E{Key: f, Value: 1}
 		}
-		opts.SetProjection(p)
+		opts.SetProjection(document)
 	}
 
 	return findAll(ctx, m.coll, idsFilter(ids, nil), opts)
@@ -59,9 +59,9 @@ func (m *mongoDocuments) Scan(ctx context.Context, after bson.RawValue, limit in
 
 // findAll returns all documents that match the filter.
 func findAll(
-	ctx context.Context, c *guard.Collection, filter bson.D, opts *options.FindOptionsBuilder,
+	ctx context.Context, collection *guard.Collection, filter bson.D, opts *options.FindOptionsBuilder,
 ) ([]bson.Raw, error) {
-	cur, err := c.Find(ctx, filter, opts)
+	cur, err := collection.Find(ctx, filter, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -119,14 +119,14 @@ func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 }
 
 // Replace replaces a document with one command: see entityparts.Documents.
-func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, g *entityparts.Guard) (bool, error) {
-	res, err := m.coll.ReplaceOne(ctx, idFilter(doc.Lookup("_id"), g), doc)
+func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, guard *entityparts.Guard) (bool, error) {
+	res, err := m.coll.ReplaceOne(ctx, idFilter(doc.Lookup("_id"), guard), doc)
 	return err == nil && res.MatchedCount == 1, err
 }
 
 // Delete removes documents with one command: see entityparts.Documents.
-func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, g *entityparts.Guard) (int64, error) {
-	res, err := m.coll.DeleteMany(ctx, idsFilter(ids, g))
+func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, guard *entityparts.Guard) (int64, error) {
+	res, err := m.coll.DeleteMany(ctx, idsFilter(ids, guard))
 	if err != nil {
 		return 0, err
 	}
@@ -141,29 +141,29 @@ func (m *mongoDocuments) RollbackOnly(ctx context.Context, cause error) {
 	outbox.SetRollbackOnly(ctx, cause)
 }
 
-// idFilter returns a filter for the document with this id that has the version of g.
-func idFilter(id bson.RawValue, g *entityparts.Guard) bson.D {
-	return addGuard(bson.D{{Key: "_id", Value: id}}, g)
+// idFilter returns a filter for the document with this id that has the version of guard.
+func idFilter(id bson.RawValue, guard *entityparts.Guard) bson.D {
+	return addGuard(bson.D{{Key: "_id", Value: id}}, guard)
 }
 
-// idsFilter returns a filter for documents with these ids that have the version of g.
-func idsFilter(ids []bson.RawValue, g *entityparts.Guard) bson.D {
+// idsFilter returns a filter for documents with these ids that have the version of guard.
+func idsFilter(ids []bson.RawValue, guard *entityparts.Guard) bson.D {
 	if len(ids) == 1 {
-		return idFilter(ids[0], g)
+		return idFilter(ids[0], guard)
 	}
-	return addGuard(bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, g)
+	return addGuard(bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, guard)
 }
 
-// addGuard adds the version of g to the filter. g may be nil.
-func addGuard(filter bson.D, g *entityparts.Guard) bson.D {
+// addGuard adds the version of guard to the filter. guard may be nil.
+func addGuard(filter bson.D, guard *entityparts.Guard) bson.D {
 	switch {
-	case g == nil:
+	case guard == nil:
 		return filter
-	case g.Version == 0:
+	case guard.Version == 0:
 		// This includes documents that were stored without versions.
-		return append(filter, bson.E{Key: g.Field, Value: bson.D{{Key: "$in", Value: bson.A{int64(0), nil}}}})
+		return append(filter, bson.E{Key: guard.Field, Value: bson.D{{Key: "$in", Value: bson.A{int64(0), nil}}}})
 	default:
-		return append(filter, bson.E{Key: g.Field, Value: g.Version})
+		return append(filter, bson.E{Key: guard.Field, Value: guard.Version})
 	}
 }
 

@@ -52,71 +52,71 @@ func idValue[I ID](id I) (bson.RawValue, error) {
 		return bson.RawValue{}, ErrNoID
 	}
 
-	var v any
-	switch x := any(id).(type) {
+	var value any
+	switch typed := any(id).(type) {
 	case uuid.UUID:
-		v = bson.Binary{Subtype: bson.TypeBinaryUUID, Data: x[:]}
+		value = bson.Binary{Subtype: bson.TypeBinaryUUID, Data: typed[:]}
 	case bson.ObjectID:
-		v = x
+		value = typed
 	// A named type, such as type OrderID string, is stored as its basic type.
 	default:
-		v = plainValue(reflect.ValueOf(id))
+		value = plainValue(reflect.ValueOf(id))
 	}
 
-	t, b, err := bson.MarshalValue(v)
+	bsonType, data, err := bson.MarshalValue(value)
 	if err != nil {
 		return bson.RawValue{}, fmt.Errorf("id %v: %w", id, err)
 	}
 
-	return bson.RawValue{Type: t, Value: b}, nil
+	return bson.RawValue{Type: bsonType, Value: data}, nil
 }
 
 // plainValue converts a value of a named type to its underlying type, so that methods of the named
 // type do not change the encoding.
-func plainValue(v reflect.Value) any {
-	switch v.Kind() {
+func plainValue(value reflect.Value) any {
+	switch value.Kind() {
 	case reflect.String:
-		return v.String()
+		return value.String()
 	case reflect.Int32:
-		return int32(v.Int())
+		return int32(value.Int())
 	default:
-		return v.Int()
+		return value.Int()
 	}
 }
 
 // formatID returns the text of an id, for messages and headers.
 func formatID[I ID](id I) string {
-	switch x := any(id).(type) {
+	switch typed := any(id).(type) {
 	case uuid.UUID:
-		return x.String()
+		return typed.String()
 	case bson.ObjectID:
-		return x.Hex()
+		return typed.Hex()
 	}
 
-	if v := reflect.ValueOf(id); v.Kind() == reflect.String {
-		return v.String()
+	if value := reflect.ValueOf(id); value.Kind() == reflect.String {
+		return value.String()
 	}
 
 	return strconv.FormatInt(reflect.ValueOf(id).Int(), 10)
 }
 
 // parseID is the inverse of formatID.
-func parseID[I ID](s string) (id I, err error) {
-	v := reflect.ValueOf(&id).Elem()
-	switch p := any(&id).(type) {
+func parseID[I ID](text string) (id I, err error) {
+	value := reflect.ValueOf(&id).Elem()
+	switch typed := any(&id).(type) {
 	case *uuid.UUID:
-		*p, err = uuid.Parse(s)
+		*typed, err = uuid.Parse(text)
 	case *bson.ObjectID:
-		*p, err = bson.ObjectIDFromHex(s)
+		*typed, err = bson.ObjectIDFromHex(text)
 	default:
-		if v.Kind() == reflect.String {
-			v.SetString(s)
+		if value.Kind() == reflect.String {
+			value.SetString(text)
 			break
 		}
 
 		var n int64
-		if n, err = strconv.ParseInt(s, 10, v.Type().Bits()); err == nil {
-			v.SetInt(n)
+		if n, err = strconv.ParseInt(text, 10, value.Type().Bits()); err == nil {
+			value.SetInt(n)
 		}
 	}
 
@@ -129,81 +129,83 @@ func parseID[I ID](s string) (id I, err error) {
 	return id, err
 }
 
-// idFromValue returns the id in v, which must have exactly the BSON type of I.
-func idFromValue[I ID](v bson.RawValue) (id I, err error) {
+// idFromValue returns the id in value, which must have exactly the BSON type of I.
+func idFromValue[I ID](value bson.RawValue) (id I, err error) {
 	var ok bool
-	switch p := any(&id).(type) {
+	switch typed := any(&id).(type) {
 	case *uuid.UUID:
-		var b bson.Binary
-		b.Subtype, b.Data, ok = v.BinaryOK()
-		ok = ok && b.Subtype == bson.TypeBinaryUUID && len(b.Data) == len(p)
-		copy(p[:], b.Data)
+		var binary bson.Binary
+		binary.Subtype, binary.Data, ok = value.BinaryOK()
+		ok = ok && binary.Subtype == bson.TypeBinaryUUID && len(binary.Data) == len(typed)
+		copy(typed[:], binary.Data)
 	case *bson.ObjectID:
-		*p, ok = v.ObjectIDOK()
+		*typed, ok = value.ObjectIDOK()
 	default:
-		ok = setPlain(reflect.ValueOf(&id).Elem(), v)
+		ok = setPlain(reflect.ValueOf(&id).Elem(), value)
 	}
 
 	// The types must be equal: the queries of the collection would not match an id of another BSON type.
 	if !ok {
-		err = fmt.Errorf("invalid _id: BSON type %s is not a valid %s", v.Type, kindOf[I]())
+		err = fmt.Errorf("invalid _id: BSON type %s is not a valid %s", value.Type, kindOf[I]())
 	}
 	return id, err
 }
 
-// setPlain sets dst, a text or a number, to the value in v. It reports whether v has exactly the BSON type of dst.
-func setPlain(dst reflect.Value, v bson.RawValue) bool {
+// setPlain sets dst, a text or a number, to the value in value. It reports whether value has exactly the BSON type of dst.
+func setPlain(dst reflect.Value, value bson.RawValue) bool {
 	switch dst.Kind() {
 	case reflect.String:
-		s, ok := v.StringValueOK()
-		dst.SetString(s)
+		text, ok := value.StringValueOK()
+		dst.SetString(text)
 		return ok
 	case reflect.Int32:
-		n, ok := v.Int32OK()
+		n, ok := value.Int32OK()
 		dst.SetInt(int64(n))
 		return ok
 	default:
-		n, ok := v.Int64OK()
+		n, ok := value.Int64OK()
 		dst.SetInt(n)
 		return ok
 	}
 }
 
 // mapKey returns an _id as the key of a map.
-func mapKey(v bson.RawValue) string { return string([]byte{byte(v.Type)}) + string(v.Value) }
+func mapKey(value bson.RawValue) string {
+	return string([]byte{byte(value.Type)}) + string(value.Value)
+}
 
 // NewRegistry returns the registry of the driver with one addition: UUIDs in all fields are stored
 // as binary of subtype 4. It is the default of this package. Add codecs to it and pass it to
 // WithRegistry if T needs them.
 func NewRegistry() *bson.Registry {
-	r := bson.NewRegistry()
-	t := reflect.TypeFor[uuid.UUID]()
-	r.RegisterTypeEncoder(t, bson.ValueEncoderFunc(encodeUUID))
-	r.RegisterTypeDecoder(t, bson.ValueDecoderFunc(decodeUUID))
-	return r
+	registry := bson.NewRegistry()
+	goType := reflect.TypeFor[uuid.UUID]()
+	registry.RegisterTypeEncoder(goType, bson.ValueEncoderFunc(encodeUUID))
+	registry.RegisterTypeDecoder(goType, bson.ValueDecoderFunc(decodeUUID))
+	return registry
 }
 
 // encodeUUID writes a UUID as binary of subtype 4.
-func encodeUUID(_ bson.EncodeContext, w bson.ValueWriter, v reflect.Value) error {
-	id, ok := v.Interface().(uuid.UUID)
+func encodeUUID(_ bson.EncodeContext, writer bson.ValueWriter, value reflect.Value) error {
+	id, ok := value.Interface().(uuid.UUID)
 	if !ok {
-		return fmt.Errorf("%s is not a UUID", v.Type())
+		return fmt.Errorf("%s is not a UUID", value.Type())
 	}
-	return w.WriteBinaryWithSubtype(id[:], bson.TypeBinaryUUID)
+	return writer.WriteBinaryWithSubtype(id[:], bson.TypeBinaryUUID)
 }
 
 // decodeUUID reads a UUID. Null is the zero UUID.
-func decodeUUID(_ bson.DecodeContext, r bson.ValueReader, v reflect.Value) error {
-	switch r.Type() {
+func decodeUUID(_ bson.DecodeContext, reader bson.ValueReader, value reflect.Value) error {
+	switch reader.Type() {
 	case bson.TypeNull:
-		v.SetZero()
-		return r.ReadNull()
+		value.SetZero()
+		return reader.ReadNull()
 	case bson.TypeBinary:
 	default:
-		return fmt.Errorf("BSON type %s is not a UUID", r.Type())
+		return fmt.Errorf("BSON type %s is not a UUID", reader.Type())
 	}
 
-	data, subtype, err := r.ReadBinary()
+	data, subtype, err := reader.ReadBinary()
 	if err != nil {
 		return err
 	}
@@ -218,15 +220,15 @@ func decodeUUID(_ bson.DecodeContext, r bson.ValueReader, v reflect.Value) error
 		return err
 	}
 
-	v.Set(reflect.ValueOf(id))
+	value.Set(reflect.ValueOf(id))
 	return nil
 }
 
 // appendElement appends one element of a document to dst.
-func appendElement(dst []byte, name string, v bson.RawValue) []byte {
-	dst = append(dst, byte(v.Type))
+func appendElement(dst []byte, name string, value bson.RawValue) []byte {
+	dst = append(dst, byte(value.Type))
 	dst = append(dst, name...)
-	return append(append(dst, 0), v.Value...)
+	return append(append(dst, 0), value.Value...)
 }
 
 func int64Value(n int64) bson.RawValue {
@@ -251,7 +253,7 @@ func composeDocument(id bson.RawValue, body bson.Raw, versionField string, versi
 	}
 
 	for _, e := range elems {
-		if k := e.Key(); k != "_id" && (versionField == "" || k != versionField) {
+		if key := e.Key(); key != "_id" && (versionField == "" || key != versionField) {
 			doc = append(doc, e...)
 		}
 	}
@@ -268,14 +270,14 @@ func composeDocument(id bson.RawValue, body bson.Raw, versionField string, versi
 // readVersion returns the version of a stored document. It is 0 for a document that was stored
 // without versions.
 func readVersion(doc bson.Raw, field string) (int64, error) {
-	v, err := doc.LookupErr(field)
-	if err != nil || v.Type == bson.TypeNull {
+	value, err := doc.LookupErr(field)
+	if err != nil || value.Type == bson.TypeNull {
 		return 0, nil
 	}
 
-	n, ok := v.AsInt64OK()
+	n, ok := value.AsInt64OK()
 	if !ok || n < 0 {
-		return 0, fmt.Errorf("field %s has type %s and is not a version; set another field with WithVersionField", field, v.Type)
+		return 0, fmt.Errorf("field %s has type %s and is not a version; set another field with WithVersionField", field, value.Type)
 	}
 
 	return n, nil

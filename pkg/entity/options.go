@@ -27,7 +27,7 @@ type Option interface{ configure(c *config) }
 
 type option func(c *config)
 
-func (o option) configure(c *config) { o(c) }
+func (o option) configure(cfg *config) { o(cfg) }
 
 type config struct {
 	registry     *bson.Registry
@@ -41,30 +41,30 @@ type config struct {
 	target       string // name of the collection, for errors
 }
 
-// WithStorage stores entities in s, and the collection that is passed with it may be nil. Defaults to the collection. It is for
+// WithStorage stores entities in storage, and the collection that is passed with it may be nil. Defaults to the collection. It is for
 // packages of this module: others cannot name the type of its argument.
-func WithStorage(s entityparts.Storage) Option {
-	return option(func(c *config) { c.storage = s })
+func WithStorage(storage entityparts.Storage) Option {
+	return option(func(cfg *config) { cfg.storage = storage })
 }
 
 // newConfig applies the options for coll and checks them. The result has the name of the collection even with an error.
 func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
-	c := config{versionField: defaultVersionField, chunk: defaultChunk}
+	cfg := config{versionField: defaultVersionField, chunk: defaultChunk}
 	for _, o := range opts {
-		o.configure(&c)
+		o.configure(&cfg)
 	}
-	if c.registry == nil {
-		c.registry = NewRegistry()
+	if cfg.registry == nil {
+		cfg.registry = NewRegistry()
 	}
 
 	var errs []error
 	switch {
-	case c.storage.View != nil:
-		c.target = c.storage.View.Name()
-	case c.storage.Documents != nil:
-		c.target = c.storage.Documents.Name()
+	case cfg.storage.View != nil:
+		cfg.target = cfg.storage.View.Name()
+	case cfg.storage.Documents != nil:
+		cfg.target = cfg.storage.Documents.Name()
 	case coll != nil:
-		c.target = coll.Name()
+		cfg.target = coll.Name()
 		if err := usage.Claim(coll, "entities"); err != nil {
 			errs = append(errs, err)
 		}
@@ -72,14 +72,14 @@ func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
 		errs = append(errs, errors.New("the collection is nil"))
 	}
 	// The version is addressed by its path in updates, so its name must not look like a path or an operator.
-	if f := c.versionField; f == "" || f == "_id" || strings.HasPrefix(f, "$") || strings.ContainsAny(f, ".\x00") {
-		errs = append(errs, fmt.Errorf("invalid field %q for the version", f))
+	if field := cfg.versionField; field == "" || field == "_id" || strings.HasPrefix(field, "$") || strings.ContainsAny(field, ".\x00") {
+		errs = append(errs, fmt.Errorf("invalid field %q for the version", field))
 	}
-	if c.chunk < 1 || c.chunk > maxChunk {
-		errs = append(errs, fmt.Errorf("invalid chunk size %d: it must be between 1 and %d", c.chunk, maxChunk))
+	if cfg.chunk < 1 || cfg.chunk > maxChunk {
+		errs = append(errs, fmt.Errorf("invalid chunk size %d: it must be between 1 and %d", cfg.chunk, maxChunk))
 	}
 
-	return c, errors.Join(errs...)
+	return cfg, errors.Join(errs...)
 }
 
 // WithVersion sets the function that returns a pointer to the version in an entity. A Collection then
@@ -87,34 +87,38 @@ func newConfig(coll *mongo.Collection, opts []Option) (config, error) {
 // was changed since it was loaded. By default, a Collection has no versions. A Recorded always has
 // versions, and checks them with this option only.
 func WithVersion[T any](version func(*T) *int64) Option {
-	return option(func(c *config) { c.version = version })
+	return option(func(cfg *config) { cfg.version = version })
 }
 
 // WithVersionField sets the name of the document field that contains the version. Defaults to
 // "version".
 func WithVersionField(name string) Option {
-	return option(func(c *config) { c.versionField = cmp.Or(name, defaultVersionField) })
+	return option(func(cfg *config) { cfg.versionField = cmp.Or(name, defaultVersionField) })
 }
 
 // WithRegistry sets the registry with which T is encoded and decoded. Defaults to NewRegistry.
-func WithRegistry(r *bson.Registry) Option { return option(func(c *config) { c.registry = r }) }
+func WithRegistry(registry *bson.Registry) Option {
+	return option(func(cfg *config) { cfg.registry = registry })
+}
 
 // WithoutTransaction allows calls of a Collection without a transaction. Each call is then a
 // separate write. A Recorded rejects this option, and a Projector does not need it.
-func WithoutTransaction() Option { return option(func(c *config) { c.plain = true }) }
+func WithoutTransaction() Option { return option(func(cfg *config) { cfg.plain = true }) }
 
 // WithTombstones makes a Recorded report a deletion by a record with a null value, which removes
 // the entity from a compacted topic. By default, the value of the record contains the id and the
 // version.
-func WithTombstones() Option { return option(func(c *config) { c.tombstones = true }) }
+func WithTombstones() Option { return option(func(cfg *config) { cfg.tombstones = true }) }
 
 // WithChunk sets how many entities a Recorded writes with one statement. Methods that start their
 // own transactions start one for each chunk. Defaults to 500: MongoDB recommends at
 // most 1000 documents for a transaction, and each entity has an event as well. n must be between 1 and 10,000.
-func WithChunk(n int) Option { return option(func(c *config) { c.chunk = cmp.Or(n, defaultChunk) }) }
+func WithChunk(n int) Option {
+	return option(func(cfg *config) { cfg.chunk = cmp.Or(n, defaultChunk) })
+}
 
-// WithProjection makes a Projector store the result of f instead of the entity: a document of another
-// form, with the same id. An error of f is returned by Projector.Handle.
-func WithProjection[T any](f func(T) (any, error)) Option {
-	return option(func(c *config) { c.project = f })
+// WithProjection makes a Projector store the result of project instead of the entity: a document of another
+// form, with the same id. An error of project is returned by Projector.Handle.
+func WithProjection[T any](project func(T) (any, error)) Option {
+	return option(func(cfg *config) { cfg.project = project })
 }

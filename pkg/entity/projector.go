@@ -55,30 +55,30 @@ func NewProjector[T any, I ID](coll *mongo.Collection, name string, opts ...Opti
 		return nil, fmt.Errorf("entity: projector to %s: %w", cfg.target, err)
 	}
 
-	v := cfg.storage.View
-	if v == nil {
-		v = onMongoView(coll, cfg.versionField)
+	view := cfg.storage.View
+	if view == nil {
+		view = onMongoView(coll, cfg.versionField)
 	}
 
-	p := &Projector[T, I]{config: cfg, view: v, name: name}
+	projector := &Projector[T, I]{config: cfg, view: view, name: name}
 	// An Option has no type parameter, so the type of the function is checked here.
 	if cfg.project != nil {
-		f, ok := cfg.project.(func(T) (any, error))
-		if !ok || f == nil {
+		project, ok := cfg.project.(func(T) (any, error))
+		if !ok || project == nil {
 			return nil, fmt.Errorf("entity: projector to %s: WithProjection got a %T, want a func(%s) (any, error)",
 				cfg.target, cfg.project, reflect.TypeFor[T]())
 		}
 
-		p.project = f
+		projector.project = project
 	}
 
-	return p, nil
+	return projector, nil
 }
 
 // Handle copies one change. It returns ErrUnknownChange, an error of WithProjection, or an error
 // of MongoDB.
-func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error {
-	return p.HandleBatch(ctx, []*consumer.Message{m})
+func (p *Projector[T, I]) Handle(ctx context.Context, message *consumer.Message) error {
+	return p.HandleBatch(ctx, []*consumer.Message{message})
 }
 
 // HandleBatch copies several changes together. It is a function for consumer.Batch. If several
@@ -88,19 +88,19 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 	states := make([]entityparts.State, 0, len(ms))
 	index := make(map[string]int, len(ms))
 	for _, m := range ms {
-		s, err := p.readState(m)
+		state, err := p.readState(m)
 		if err != nil {
 			return err
 		}
 
 		// A view gets each entity at most once.
-		i, ok := index[mapKey(s.ID)]
+		i, ok := index[mapKey(state.ID)]
 		switch {
 		case !ok:
-			index[mapKey(s.ID)] = len(states)
-			states = append(states, s)
-		case states[i].Version < s.Version:
-			states[i] = s
+			index[mapKey(state.ID)] = len(states)
+			states = append(states, state)
+		case states[i].Version < state.Version:
+			states[i] = state
 		}
 	}
 
@@ -114,53 +114,53 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 	return nil
 }
 
-// readState returns the state that m describes.
-func (p *Projector[T, I]) readState(m *consumer.Message) (entityparts.State, error) {
+// readState returns the state that message describes.
+func (p *Projector[T, I]) readState(message *consumer.Message) (entityparts.State, error) {
 	unknown := func(reason string, err error) (entityparts.State, error) {
-		place := fmt.Sprintf("%s/%d/%d", m.Topic, m.Partition, m.Offset)
-		unknown := fmt.Errorf("message %s at %s: %w: %w: %s", m.ID, place, consumer.ErrMalformed, ErrUnknownChange, reason)
+		place := fmt.Sprintf("%s/%d/%d", message.Topic, message.Partition, message.Offset)
+		unknown := fmt.Errorf("message %s at %s: %w: %w: %s", message.ID, place, consumer.ErrMalformed, ErrUnknownChange, reason)
 		if err != nil {
 			unknown = fmt.Errorf("%w: %w", unknown, err)
 		}
 		return entityparts.State{}, unknown
 	}
 
-	c, reason := readChange[I](m, p.name)
+	change, reason := readChange[I](message, p.name)
 	if reason != "" {
 		return unknown(reason, nil)
 	}
 
-	key, err := idValue(c.id)
+	key, err := idValue(change.id)
 	if err != nil {
 		return unknown("the id cannot be stored", err)
 	}
 
-	s := entityparts.State{ID: key, Version: c.version}
+	state := entityparts.State{ID: key, Version: change.version}
 	// A state without a document is a deletion.
-	if c.deleted {
-		return s, nil
+	if change.deleted {
+		return state, nil
 	}
 
 	// The document is decoded as T before it is projected, so a change of T's form is detected here.
-	var t T
-	if err := decodeJSON(p.registry, m.Value, &t); err != nil {
+	var entity T
+	if err := decodeJSON(p.registry, message.Value, &entity); err != nil {
 		return unknown("the value is not a valid "+reflect.TypeFor[T]().String(), err)
 	}
 
-	var doc any = t
+	var doc any = entity
 	if p.project != nil {
-		if doc, err = p.project(t); err != nil {
+		if doc, err = p.project(entity); err != nil {
 			return entityparts.State{}, err
 		}
 	}
 
 	body, err := marshalEntity(p.registry, doc)
 	if err == nil {
-		s.Doc, err = composeDocument(key, body, p.versionField, c.version)
+		state.Doc, err = composeDocument(key, body, p.versionField, change.version)
 	}
 	if err != nil {
-		return entityparts.State{}, fmt.Errorf("projecting %s %s: encoding: %w", p.name, formatID(c.id), err)
+		return entityparts.State{}, fmt.Errorf("projecting %s %s: encoding: %w", p.name, formatID(change.id), err)
 	}
 
-	return s, nil
+	return state, nil
 }

@@ -45,16 +45,16 @@ type Recorded[T any, I ID] struct {
 func NewRecorded[T any, I ID](
 	coll *mongo.Collection, box *outbox.Box, name string, id func(*T) *I, opts ...Option,
 ) (*Recorded[T, I], error) {
-	c, err := New(coll, id, opts...)
+	collection, err := New(coll, id, opts...)
 	if err != nil {
 		return nil, err
 	}
 
-	appendEvents := c.storage.Append
+	appendEvents := collection.storage.Append
 	if appendEvents == nil && box != nil {
 		appendEvents = box.Append
 	}
-	deleted := c.storage.Deleted
+	deleted := collection.storage.Deleted
 	if deleted == nil {
 		deleted = onMongo(deletedCollection(coll), false)
 	}
@@ -66,19 +66,19 @@ func NewRecorded[T any, I ID](
 	if name == "" {
 		errs = append(errs, errors.New("the name is empty"))
 	}
-	if c.plain {
+	if collection.plain {
 		errs = append(errs, fmt.Errorf("%w: a change and its event need a transaction: remove WithoutTransaction", ErrRefused))
 	}
-	if c.project != nil {
+	if collection.project != nil {
 		errs = append(errs, errors.New("WithProjection applies to a Projector only"))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("entity: recorded collection %s: %w", c.target, err)
+		return nil, fmt.Errorf("entity: recorded collection %s: %w", collection.target, err)
 	}
 
 	// A Recorded stores versions even if T has no field for them.
-	c.versionKey = c.versionField
-	return &Recorded[T, I]{c, deleted, appendEvents, name}, nil
+	collection.versionKey = collection.versionField
+	return &Recorded[T, I]{collection, deleted, appendEvents, name}, nil
 }
 
 // deletedCollection returns the collection that contains the versions of the entities that were
@@ -95,22 +95,22 @@ func (r *Recorded[T, I]) Find(ctx context.Context, id I) (T, bool, error) {
 	return r.entities.Find(ctx, id)
 }
 
-// Insert adds an entity and returns its version. If an entity with this id exists, the error is ErrExists. t is not changed.
-func (r *Recorded[T, I]) Insert(ctx context.Context, t T) (int64, error) {
-	return firstVersion(r.writeEntities(ctx, verbInsert, []T{t}))
+// Insert adds an entity and returns its version. If an entity with this id exists, the error is ErrExists. entity is not changed.
+func (r *Recorded[T, I]) Insert(ctx context.Context, entity T) (int64, error) {
+	return firstVersion(r.writeEntities(ctx, verbInsert, []T{entity}))
 }
 
 // Update replaces an entity and returns its new version. If the entity does not exist, the error is
-// ErrMissing. With WithVersion, the stored version must be the version of t, otherwise the
-// error is ErrStale. t is not changed.
-func (r *Recorded[T, I]) Update(ctx context.Context, t T) (int64, error) {
-	return firstVersion(r.writeEntities(ctx, verbUpdate, []T{t}))
+// ErrMissing. With WithVersion, the stored version must be the version of entity, otherwise the
+// error is ErrStale. entity is not changed.
+func (r *Recorded[T, I]) Update(ctx context.Context, entity T) (int64, error) {
+	return firstVersion(r.writeEntities(ctx, verbUpdate, []T{entity}))
 }
 
 // Store inserts an entity or replaces it, regardless of its stored version, and returns the new
-// version. t is not changed.
-func (r *Recorded[T, I]) Store(ctx context.Context, t T) (int64, error) {
-	return firstVersion(r.writeEntities(ctx, verbStore, []T{t}))
+// version. entity is not changed.
+func (r *Recorded[T, I]) Store(ctx context.Context, entity T) (int64, error) {
+	return firstVersion(r.writeEntities(ctx, verbStore, []T{entity}))
 }
 
 // firstVersion returns the version of the only entity that was written.
@@ -129,9 +129,9 @@ func (r *Recorded[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 }
 
 // DeleteEntity removes an entity. If it does not exist, the error is ErrMissing. With
-// WithVersion, the stored version must be the version of t, otherwise the error is ErrStale.
-func (r *Recorded[T, I]) DeleteEntity(ctx context.Context, t T) error {
-	id := *r.entities.id(&t)
+// WithVersion, the stored version must be the version of entity, otherwise the error is ErrStale.
+func (r *Recorded[T, I]) DeleteEntity(ctx context.Context, entity T) error {
+	id := *r.entities.id(&entity)
 	keys, err := r.distinctKeys([]I{id})
 	if err != nil {
 		return err
@@ -143,11 +143,11 @@ func (r *Recorded[T, I]) DeleteEntity(ctx context.Context, t T) error {
 		return err
 	}
 
-	v, ok := found[mapKey(keys[0])]
+	version, ok := found[mapKey(keys[0])]
 	if !ok {
 		return r.entities.notFoundError(id)
 	}
-	if err := r.checkVersion(t, v); err != nil {
+	if err := r.checkVersion(entity, version); err != nil {
 		return err
 	}
 
@@ -163,12 +163,12 @@ const (
 	verbStore
 )
 
-// checkVersion returns ErrStale if t has another version than the stored one.
-func (r *Recorded[T, I]) checkVersion(t T, stored int64) error {
-	if r.entities.versionPtr == nil || *r.entities.versionPtr(&t) == stored {
+// checkVersion returns ErrStale if entity has another version than the stored one.
+func (r *Recorded[T, I]) checkVersion(entity T, stored int64) error {
+	if r.entities.versionPtr == nil || *r.entities.versionPtr(&entity) == stored {
 		return nil
 	}
-	return r.entities.staleError(*r.entities.id(&t), *r.entities.versionPtr(&t), stored)
+	return r.entities.staleError(*r.entities.id(&entity), *r.entities.versionPtr(&entity), stored)
 }
 
 // distinctKeys returns the ids as BSON values. It fails if an id occurs twice, because the second
@@ -210,12 +210,12 @@ func (r *Recorded[T, I]) storedVersions(
 
 	vs := make(map[string]int64, len(found))
 	for _, d := range found {
-		v, err := readVersion(d, r.entities.versionKey)
+		version, err := readVersion(d, r.entities.versionKey)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", docs.Name(), err)
 		}
 
-		vs[mapKey(d.Lookup("_id"))] = v
+		vs[mapKey(d.Lookup("_id"))] = version
 	}
 
 	return vs, nil
@@ -228,11 +228,11 @@ func (r *Recorded[T, I]) storedVersions(
 // large events without the server, but an error of the server aborts the transaction. It is safe to
 // read the versions and to write them plus one: if another transaction changes an entity in
 // between, the server reports a write conflict, and the transaction runs again.
-func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]int64, error) {
+func (r *Recorded[T, I]) writeEntities(ctx context.Context, verb verb, ts []T) ([]int64, error) {
 	ids := make([]I, len(ts))
 	for i := range ts {
-		t := ts[i]
-		ids[i] = *r.entities.id(&t)
+		entity := ts[i]
+		ids[i] = *r.entities.id(&entity)
 	}
 
 	keys, err := r.distinctKeys(ids)
@@ -257,22 +257,22 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 		events = make([]event.Event, len(ts))
 	)
 	// Nothing is written in this loop, so an error leaves the transaction usable.
-	for i, t := range ts {
+	for i, entity := range ts {
 		stored, exists := existing[mapKey(keys[i])]
 		switch {
-		case exists && v == verbInsert:
+		case exists && verb == verbInsert:
 			return nil, fmt.Errorf("%s %s: %w", r.entities.docs.Name(), formatID(ids[i]), ErrExists)
-		case !exists && v == verbUpdate:
+		case !exists && verb == verbUpdate:
 			return nil, r.entities.notFoundError(ids[i])
-		case v == verbUpdate:
-			if err := r.checkVersion(t, stored); err != nil {
+		case verb == verbUpdate:
+			if err := r.checkVersion(entity, stored); err != nil {
 				return nil, err
 			}
 		}
 
 		// The versions of an entity that was deleted go on after the version of its deletion.
 		next[i] = 1 + max(stored, deleted[mapKey(keys[i])])
-		if docs[i], err = r.entities.encodeEntity(t, next[i]); err != nil {
+		if docs[i], err = r.entities.encodeEntity(entity, next[i]); err != nil {
 			return nil, err
 		}
 
@@ -312,13 +312,13 @@ func (r *Recorded[T, I]) removeEntities(
 		existing []bson.RawValue
 	)
 	for i, key := range keys {
-		v, ok := found[mapKey(key)]
+		version, ok := found[mapKey(key)]
 		if !ok {
 			continue
 		}
 
 		// A deletion is a change, so it has the next version.
-		mark, err := composeDocument(key, emptyDocument, r.entities.versionKey, v+1)
+		mark, err := composeDocument(key, emptyDocument, r.entities.versionKey, version+1)
 		if err != nil {
 			return err
 		}
@@ -328,7 +328,7 @@ func (r *Recorded[T, I]) removeEntities(
 			payload = event.Payload{}
 		}
 
-		events = append(events, changeEvent(r.name, changeDeleted, ids[i], v+1, payload))
+		events = append(events, changeEvent(r.name, changeDeleted, ids[i], version+1, payload))
 		marks = append(marks, mark)
 		existing = append(existing, key)
 	}
@@ -353,11 +353,11 @@ func (r *Recorded[T, I]) removeEntities(
 
 var emptyDocument = bson.Raw{5, 0, 0, 0, 0}
 
-// filterKeys returns the keys that m contains, or with have = false the keys that it does not
+// filterKeys returns the keys that versions contains, or with have = false the keys that it does not
 // contain.
-func filterKeys(keys []bson.RawValue, m map[string]int64, have bool) (out []bson.RawValue) {
+func filterKeys(keys []bson.RawValue, versions map[string]int64, have bool) (out []bson.RawValue) {
 	for _, k := range keys {
-		if _, ok := m[mapKey(k)]; ok == have {
+		if _, ok := versions[mapKey(k)]; ok == have {
 			out = append(out, k)
 		}
 	}

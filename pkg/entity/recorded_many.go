@@ -29,11 +29,11 @@ func (r *Recorded[T, I]) StoreMany(ctx context.Context, ts ...T) ([]int64, error
 }
 
 // writeMany writes the entities chunk by chunk.
-func (r *Recorded[T, I]) writeMany(ctx context.Context, v verb, ts []T) ([]int64, error) {
+func (r *Recorded[T, I]) writeMany(ctx context.Context, verb verb, ts []T) ([]int64, error) {
 	ids := make([]I, len(ts))
 	for i := range ts {
-		t := ts[i]
-		ids[i] = *r.entities.id(&t)
+		entity := ts[i]
+		ids[i] = *r.entities.id(&entity)
 	}
 
 	// The ids must be distinct in the whole call, not only in each chunk.
@@ -43,7 +43,7 @@ func (r *Recorded[T, I]) writeMany(ctx context.Context, v verb, ts []T) ([]int64
 
 	versions := make([]int64, 0, len(ts))
 	for chunk := range slices.Chunk(ts, r.entities.chunk) {
-		vs, err := r.writeEntities(ctx, v, chunk)
+		vs, err := r.writeEntities(ctx, verb, chunk)
 		if err != nil {
 			return nil, r.rollBackIfBegun(ctx, err, len(versions) > 0)
 		}
@@ -170,23 +170,23 @@ func (r *Recorded[T, I]) recordChunk(ctx context.Context, docs []bson.Raw) error
 			return err
 		}
 
-		v, err := readVersion(d, r.entities.versionKey)
+		version, err := readVersion(d, r.entities.versionKey)
 		if err != nil {
 			return err
 		}
 
 		// A document without a version is older than the recording of its collection.
-		if stored[i] = d; v == 0 {
-			v = 1
-			if stored[i], err = composeDocument(key, d, r.entities.versionKey, v); err != nil {
+		if stored[i] = d; version == 0 {
+			version = 1
+			if stored[i], err = composeDocument(key, d, r.entities.versionKey, version); err != nil {
 				return err
 			}
 		}
-		if touched[i], err = composeDocument(key, d, r.entities.versionKey, v+1); err != nil {
+		if touched[i], err = composeDocument(key, d, r.entities.versionKey, version+1); err != nil {
 			return err
 		}
 
-		events[i] = changeEvent(r.name, changeUpserted, id, v, event.Document(stored[i]))
+		events[i] = changeEvent(r.name, changeUpserted, id, version, event.Document(stored[i]))
 	}
 
 	if err := r.append(ctx, events...); err != nil {

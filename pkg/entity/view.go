@@ -40,7 +40,7 @@ func (v *mongoView) Name() string { return v.name }
 // compared with the recorded deletions. So whichever comes second sees the other one.
 func (v *mongoView) Apply(ctx context.Context, states []entityparts.State) error {
 	// The transaction of another cluster cannot include this collection.
-	if s := mongo.SessionFromContext(ctx); s != nil && s.Client() != v.client {
+	if session := mongo.SessionFromContext(ctx); session != nil && session.Client() != v.client {
 		ctx = outbox.Outside(ctx)
 	}
 
@@ -114,12 +114,12 @@ func (v *mongoView) reconcileDeletions(ctx context.Context, written []bson.RawVa
 }
 
 // bulkWrite sends the models in one unordered command, or nothing if there are none.
-func bulkWrite(ctx context.Context, c *guard.Collection, models []mongo.WriteModel) error {
+func bulkWrite(ctx context.Context, collection *guard.Collection, models []mongo.WriteModel) error {
 	if len(models) == 0 {
 		return nil
 	}
 
-	_, err := c.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+	_, err := collection.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	return err
 }
 
@@ -133,12 +133,12 @@ func (v *mongoView) upToFilter(id bson.RawValue, version int64) bson.D {
 // replaceUnlessNewer returns an update that replaces the document if it has an older version or
 // none. A version in the filter of an upsert would not work: the upsert would try to insert a
 // second document with the same _id, and the error would end the transaction.
-func (v *mongoView) replaceUnlessNewer(s entityparts.State) mongo.Pipeline {
+func (v *mongoView) replaceUnlessNewer(state entityparts.State) mongo.Pipeline {
 	field := "$" + v.field
 	stored := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isNumber", Value: field}}, field, int64(0)}}}
 	return mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{
-		bson.D{{Key: "$lt", Value: bson.A{stored, s.Version}}},
-		bson.D{{Key: "$literal", Value: s.Doc}},
+		bson.D{{Key: "$lt", Value: bson.A{stored, state.Version}}},
+		bson.D{{Key: "$literal", Value: state.Doc}},
 		"$$ROOT",
 	}}}}}}
 }

@@ -61,21 +61,21 @@ func (e Event) encode() []byte {
 const envelopeOverhead = 512
 
 // appendPayload appends the payload. Documents and arrays are BSON values already.
-func appendPayload(dst []byte, p Payload) []byte {
-	t := p.typ
+func appendPayload(dst []byte, payload Payload) []byte {
+	bsonType := payload.typ
 	// A payload without a type is a tombstone: the record has no value.
-	if t == 0 {
-		t = bson.TypeNull
+	if bsonType == 0 {
+		bsonType = bson.TypeNull
 	}
 
-	dst = appendName(dst, t, "payload")
-	switch t {
+	dst = appendName(dst, bsonType, "payload")
+	switch bsonType {
 	case bson.TypeBinary:
-		return appendBinaryValue(dst, p.data)
+		return appendBinaryValue(dst, payload.data)
 	case bson.TypeString:
-		return appendStringValue(dst, p.data)
+		return appendStringValue(dst, payload.data)
 	default:
-		return append(dst, p.data...)
+		return append(dst, payload.data...)
 	}
 }
 
@@ -117,38 +117,38 @@ func closeDocument(dst []byte, start int) []byte {
 	return dst
 }
 
-func appendName(dst []byte, t bson.Type, name string) []byte {
-	return append(append(append(dst, byte(t)), name...), 0)
+func appendName(dst []byte, bsonType bson.Type, name string) []byte {
+	return append(append(append(dst, byte(bsonType)), name...), 0)
 }
 
 func appendInt32(dst []byte, n int32) []byte { return binary.LittleEndian.AppendUint32(dst, uint32(n)) }
 
 func appendInt64(dst []byte, n int64) []byte { return binary.LittleEndian.AppendUint64(dst, uint64(n)) }
 
-func appendString(dst []byte, name, s string) []byte {
-	return appendStringValue(appendName(dst, bson.TypeString, name), s)
+func appendString(dst []byte, name, value string) []byte {
+	return appendStringValue(appendName(dst, bson.TypeString, name), value)
 }
 
 // appendOptional appends a string, or nothing if it is empty.
-func appendOptional(dst []byte, name, s string) []byte {
-	if s == "" {
+func appendOptional(dst []byte, name, value string) []byte {
+	if value == "" {
 		return dst
 	}
-	return appendString(dst, name, s)
+	return appendString(dst, name, value)
 }
 
 // appendDate appends a date with millisecond precision, or nothing if it is zero.
-func appendDate(dst []byte, name string, t time.Time) []byte {
-	if t.IsZero() {
+func appendDate(dst []byte, name string, moment time.Time) []byte {
+	if moment.IsZero() {
 		return dst
 	}
-	return appendInt64(appendName(dst, bson.TypeDateTime, name), t.UnixMilli())
+	return appendInt64(appendName(dst, bson.TypeDateTime, name), moment.UnixMilli())
 }
 
-func appendStringValue[T string | []byte](dst []byte, s T) []byte {
-	return append(append(appendInt32(dst, int32(len(s)+1)), s...), 0)
+func appendStringValue[T string | []byte](dst []byte, text T) []byte {
+	return append(append(appendInt32(dst, int32(len(text)+1)), text...), 0)
 }
 
-func appendBinaryValue(dst, b []byte) []byte {
-	return append(append(appendInt32(dst, int32(len(b))), bson.TypeBinaryGeneric), b...)
+func appendBinaryValue(dst, data []byte) []byte {
+	return append(append(appendInt32(dst, int32(len(data))), bson.TypeBinaryGeneric), data...)
 }

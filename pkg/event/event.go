@@ -43,13 +43,13 @@ type Header struct {
 // New returns an event whose type is known only at run time. about.Type selects the topic and
 // about.ID is the key, unless an option sets another one. name is the name of the event, for
 // example "OrderPlaced". If the type is known at compile time, use Type.New.
-func New(about Aggregate, name string, p Payload, opts ...Option) Event {
-	e := Event{about: about, name: name, payload: p, partition: envelope.AnyPartition}.With(opts...)
-	if e.id.IsZero() {
+func New(about Aggregate, name string, payload Payload, opts ...Option) Event {
+	event := Event{about: about, name: name, payload: payload, partition: envelope.AnyPartition}.With(opts...)
+	if event.id.IsZero() {
 		// NewV7 fails only if the system has no random numbers, and Go stops the process then.
-		e.id = NewID(uuid.Must(uuid.NewV7()))
+		event.id = NewID(uuid.Must(uuid.NewV7()))
 	}
-	return e
+	return event
 }
 
 // With returns a copy of the event to which opts are applied.
@@ -97,7 +97,7 @@ func (e Event) ContentType() string { return e.payload.contentType }
 // Header returns the value of the first header with this name, and whether there is one. The bytes
 // must not be changed.
 func (e Event) Header(name string) ([]byte, bool) {
-	i := slices.IndexFunc(e.headers, func(h Header) bool { return h.Key == name })
+	i := slices.IndexFunc(e.headers, func(header Header) bool { return header.Key == name })
 	if i < 0 {
 		return nil, false
 	}

@@ -23,69 +23,69 @@ type Payload struct {
 	problem     string    // why there is no valid payload, or ""
 }
 
-// JSON returns v encoded by codec.JSON: by encoding/json, without escapes for HTML.
-func JSON(v any) Payload { return Encode(nil, v) }
+// JSON returns value encoded by codec.JSON: by encoding/json, without escapes for HTML.
+func JSON(value any) Payload { return Encode(nil, value) }
 
-// Encode returns v encoded by c, with the content type of c. If c is nil, codec.JSON encodes v. A
+// Encode returns value encoded by codec, with the content type of codec. If codec is nil, codec.JSON encodes value. A
 // nil pointer or map is reported as a mistake. Pass Payload{} for a tombstone.
-func Encode(c codec.Codec, v any) Payload {
-	c = codecOrJSON(c)
-	if isNil(v) {
-		return newNilPayload(v)
+func Encode(codec codec.Codec, value any) Payload {
+	codec = codecOrJSON(codec)
+	if isNil(value) {
+		return newNilPayload(value)
 	}
 
-	data, err := c.Encode(v)
+	data, err := codec.Encode(value)
 	if err != nil {
-		return Payload{problem: fmt.Sprintf("payload of type %T: %s", v, err)}
+		return Payload{problem: fmt.Sprintf("payload of type %T: %s", value, err)}
 	}
-	return newBytesPayload(c.ContentType(), data)
+	return newBytesPayload(codec.ContentType(), data)
 }
 
-// Bytes returns a payload with a copy of b. contentType is its media type, or "" if it has none. A
-// nil b is an empty payload, not a tombstone.
-func Bytes(contentType string, b []byte) Payload {
-	return newBytesPayload(contentType, bytes.Clone(b))
+// Bytes returns a payload with a copy of body. contentType is its media type, or "" if it has none. A
+// nil body is an empty payload, not a tombstone.
+func Bytes(contentType string, body []byte) Payload {
+	return newBytesPayload(contentType, bytes.Clone(body))
 }
 
 // Document returns a payload that is stored as a BSON document or array, which MongoDB can query.
 // The relay publishes it as relaxed Extended JSON on one line: a date becomes {"$date": …}, and
 // struct tags `bson:"…"` apply. Consumers decode it with codec.ExtJSON.
-func Document(v any) Payload {
-	if raw, ok := v.(bson.Raw); ok {
+func Document(value any) Payload {
+	if raw, ok := value.(bson.Raw); ok {
 		if err := raw.Validate(); err != nil {
 			return Payload{problem: fmt.Sprintf("payload: %s", err)}
 		}
 		// The caller may reuse its bytes.
 		return Payload{typ: bson.TypeEmbeddedDocument, data: slices.Clone(raw)}
 	}
-	if isNil(v) {
-		return newNilPayload(v)
+	if isNil(value) {
+		return newNilPayload(value)
 	}
 
-	t, data, err := bson.MarshalValue(v)
+	bsonType, data, err := bson.MarshalValue(value)
 	switch {
 	case err != nil:
-		return Payload{problem: fmt.Sprintf("payload of type %T: %s", v, err)}
-	case t == bson.TypeEmbeddedDocument || t == bson.TypeArray:
-		return Payload{typ: t, data: slices.Clone(data)}
-	case t == bson.TypeNull:
-		return newNilPayload(v)
+		return Payload{problem: fmt.Sprintf("payload of type %T: %s", value, err)}
+	case bsonType == bson.TypeEmbeddedDocument || bsonType == bson.TypeArray:
+		return Payload{typ: bsonType, data: slices.Clone(data)}
+	case bsonType == bson.TypeNull:
+		return newNilPayload(value)
 	default:
-		return Payload{problem: fmt.Sprintf("payload of type %T is %s in BSON, not a document or an array: use JSON, Encode or Bytes", v, t)}
+		return Payload{problem: fmt.Sprintf("payload of type %T is %s in BSON, not a document or an array: use JSON, Encode or Bytes", value, bsonType)}
 	}
 }
 
 func newBytesPayload(contentType string, data []byte) Payload {
-	t := bson.TypeBinary
+	bsonType := bson.TypeBinary
 	if isText(contentType) && utf8.Valid(data) {
-		t = bson.TypeString
+		bsonType = bson.TypeString
 	}
-	return Payload{contentType: contentType, typ: t, data: data}
+	return Payload{contentType: contentType, typ: bsonType, data: data}
 }
 
 // newNilPayload reports a nil value, which usually is a mistake.
-func newNilPayload(v any) Payload {
-	return Payload{problem: fmt.Sprintf("payload is a nil %T: for a tombstone, use Type.Tombstone or Payload{}", v)}
+func newNilPayload(value any) Payload {
+	return Payload{problem: fmt.Sprintf("payload is a nil %T: for a tombstone, use Type.Tombstone or Payload{}", value)}
 }
 
 // value returns the value of the record, which is nil for a tombstone only.
@@ -94,14 +94,14 @@ func (p Payload) value() ([]byte, error) {
 		return nil, nil
 	}
 
-	v := envelope.View{PayloadType: byte(p.typ), Payload: p.data}
-	out, err := envelope.AppendPayload([]byte{}, &v)
+	view := envelope.View{PayloadType: byte(p.typ), Payload: p.data}
+	out, err := envelope.AppendPayload([]byte{}, &view)
 	return slices.Clip(out), err
 }
 
-// isNil reports whether v contains no value. A nil slice of bytes is empty, but not nil.
-func isNil(v any) bool {
-	switch val := reflect.ValueOf(v); val.Kind() {
+// isNil reports whether value contains no value. A nil slice of bytes is empty, but not nil.
+func isNil(value any) bool {
+	switch val := reflect.ValueOf(value); val.Kind() {
 	case reflect.Invalid:
 		return true
 	case reflect.Pointer, reflect.Map:

@@ -29,11 +29,11 @@ type Type[T any] struct {
 // T should be a struct. T must not be string, because a call could then exchange id and payload.
 // Declare a named type for payloads that are texts.
 func (t Type[T]) New(id string, payload T, opts ...Option) Event {
-	p := Encode(t.Codec, payload)
+	encoded := Encode(t.Codec, payload)
 	if _, ok := any(payload).(string); ok {
-		p.problem = "payload is a plain string, which a call could exchange with the id: declare a named type"
+		encoded.problem = "payload is a plain string, which a call could exchange with the id: declare a named type"
 	}
-	return New(Aggregate{Type: t.Aggregate, ID: id}, t.Name, p, opts...)
+	return New(Aggregate{Type: t.Aggregate, ID: id}, t.Name, encoded, opts...)
 }
 
 // Tombstone returns an event with a null value, which removes the key from a compacted topic.
@@ -44,17 +44,17 @@ func (t Type[T]) Tombstone(id string, opts ...Option) Event {
 // Decode decodes the payload of an event of this type. It may block until ctx ends if the codec
 // does I/O.
 func (t Type[T]) Decode(ctx context.Context, payload []byte) (T, error) {
-	var v T
-	if err := codecOrJSON(t.Codec).Decode(ctx, payload, &v); err != nil {
+	var decoded T
+	if err := codecOrJSON(t.Codec).Decode(ctx, payload, &decoded); err != nil {
 		var none T
 		return none, fmt.Errorf("decoding the payload of %s: %w", t.Name, err)
 	}
-	return v, nil
+	return decoded, nil
 }
 
-func codecOrJSON(c codec.Codec) codec.Codec {
-	if c == nil {
+func codecOrJSON(chosen codec.Codec) codec.Codec {
+	if chosen == nil {
 		return codec.JSON()
 	}
-	return c
+	return chosen
 }

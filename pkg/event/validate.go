@@ -38,63 +38,63 @@ const (
 // Validate returns nil, or an *InvalidError that lists all problems. It does no I/O, and it does
 // not depend on the configuration of the relay, which decides whether a topic is allowed.
 func (e Event) Validate() error {
-	var v validator
+	var validator validator
 	if e.payload.problem != "" {
-		v.addProblem("%s", e.payload.problem)
+		validator.addProblem("%s", e.payload.problem)
 	}
 
 	idType, idText := eventid.Parts(e.id)
 	switch {
 	case e.id.IsZero():
-		v.addProblem("the event was not made by New")
+		validator.addProblem("the event was not made by New")
 	// A UUID or ObjectID of zeros is an id that the service never set.
 	case strings.Trim(idText, "\x00") == "" && idType != bson.TypeString:
-		v.addProblem("id is all zeros")
+		validator.addProblem("id is all zeros")
 	case idText == "":
-		v.addProblem("id is empty")
+		validator.addProblem("id is empty")
 	case len(idText) > envelope.MaxIDBytes:
-		v.addProblem("id has %d bytes; at most %d are allowed", len(idText), envelope.MaxIDBytes)
+		validator.addProblem("id has %d bytes; at most %d are allowed", len(idText), envelope.MaxIDBytes)
 	case idType == bson.TypeString && !utf8.ValidString(idText):
-		v.addProblem("id is not UTF-8")
+		validator.addProblem("id is not UTF-8")
 	}
 
-	v.checkText("aggregate type", e.about.Type, true)
-	v.checkText("aggregate id", e.about.ID, true)
-	v.checkText("name", e.name, true)
-	v.checkText("key", e.key, false)
-	v.checkText("content type", e.payload.contentType, false)
-	v.checkText("schema version", e.schemaVersion, false)
-	v.checkText("source", e.source, false)
-	v.checkText("subject", e.subject, false)
+	validator.checkText("aggregate type", e.about.Type, true)
+	validator.checkText("aggregate id", e.about.ID, true)
+	validator.checkText("name", e.name, true)
+	validator.checkText("key", e.key, false)
+	validator.checkText("content type", e.payload.contentType, false)
+	validator.checkText("schema version", e.schemaVersion, false)
+	validator.checkText("source", e.source, false)
+	validator.checkText("subject", e.subject, false)
 	if e.topic != "" {
-		v.checkTopic(e.topic)
+		validator.checkTopic(e.topic)
 	}
 
 	for _, h := range e.headers {
 		if problem := envelope.HeaderProblem([]byte(h.Key)); problem != "" {
-			v.addProblem("%s", problem)
+			validator.addProblem("%s", problem)
 		}
-		v.checkText("header name", h.Key, false)
+		validator.checkText("header name", h.Key, false)
 	}
 
 	// The zero time is a date that the service never set: such an event would be due at once.
 	if e.scheduled && e.dueAt.IsZero() {
-		v.addProblem("dueAt is the zero time")
+		validator.addProblem("dueAt is the zero time")
 	}
-	v.checkDate("time", e.time)
-	v.checkDate("dueAt", e.dueAt)
-	v.checkDate("expiresAt", e.expiresAt)
+	validator.checkDate("time", e.time)
+	validator.checkDate("dueAt", e.dueAt)
+	validator.checkDate("expiresAt", e.expiresAt)
 	// The relay would drop such an event without a delivery.
 	if !e.expiresAt.IsZero() && !e.dueAt.IsZero() && !e.expiresAt.After(e.dueAt) {
-		v.addProblem("expiresAt %s is not after dueAt %s",
+		validator.addProblem("expiresAt %s is not after dueAt %s",
 			e.expiresAt.UTC().Format(time.RFC3339), e.dueAt.UTC().Format(time.RFC3339))
 	}
 
-	if len(v.problems) == 0 {
+	if len(validator.problems) == 0 {
 		return nil
 	}
 
-	return &InvalidError{ID: e.id, Problems: v.problems}
+	return &InvalidError{ID: e.id, Problems: validator.problems}
 }
 
 // ErrInvalid is the error of every invalid event. Test for it with errors.Is.
@@ -108,32 +108,32 @@ func (v *validator) addProblem(format string, args ...any) {
 }
 
 // checkText checks an attribute that is a text. field is its name in the problem.
-func (v *validator) checkText(field, s string, required bool) {
+func (v *validator) checkText(field, value string, required bool) {
 	switch {
-	case s == "" && required:
+	case value == "" && required:
 		v.addProblem("%s is empty", field)
-	case len(s) > maxTextBytes:
-		v.addProblem("%s has %d bytes; at most %d are allowed", field, len(s), maxTextBytes)
-	case !utf8.ValidString(s):
+	case len(value) > maxTextBytes:
+		v.addProblem("%s has %d bytes; at most %d are allowed", field, len(value), maxTextBytes)
+	case !utf8.ValidString(value):
 		v.addProblem("%s is not UTF-8", field)
 	}
 }
 
 // checkTopic checks the name of a topic by Kafka's rule.
 func (v *validator) checkTopic(name string) {
-	legal := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-'
+	legal := func(char rune) bool {
+		return char >= 'a' && char <= 'z' || char >= 'A' && char <= 'Z' || char >= '0' && char <= '9' || char == '.' || char == '_' || char == '-'
 	}
 
-	bad := strings.IndexFunc(name, func(r rune) bool { return !legal(r) }) >= 0
+	bad := strings.IndexFunc(name, func(char rune) bool { return !legal(char) }) >= 0
 	if bad || len(name) > maxTopicBytes || name == "." || name == ".." {
 		v.addProblem("topic %.64q is not a legal name: 1 to %d of a-z A-Z 0-9 . _ -", name, maxTopicBytes)
 	}
 }
 
-// checkDate checks that t is not before 1970 and that every consumer can represent it.
-func (v *validator) checkDate(field string, t time.Time) {
-	if !t.IsZero() && (t.Year() < 1970 || t.Year() > 9999) {
-		v.addProblem("%s is in the year %d; 1970 to 9999 is allowed", field, t.Year())
+// checkDate checks that moment is not before 1970 and that every consumer can represent it.
+func (v *validator) checkDate(field string, moment time.Time) {
+	if !moment.IsZero() && (moment.Year() < 1970 || moment.Year() > 9999) {
+		v.addProblem("%s is in the year %d; 1970 to 9999 is allowed", field, moment.Year())
 	}
 }

@@ -46,12 +46,12 @@ func (e *InProgressError) Unwrap() error { return ErrInProgress }
 
 // translate replaces an error of the engine for the key by one that has the key. It returns the error
 // of fn as it is: an error of fn may be that of another key.
-func translate(err error, k Key, own engine.Key) error {
-	if progress, ok := errors.AsType[*engine.InProgressError](err); ok && progress.Key == own {
-		return &InProgressError{Key: k, Until: progress.Until}
+func translate(err error, key Key, engineKey engine.Key) error {
+	if progress, ok := errors.AsType[*engine.InProgressError](err); ok && progress.Key == engineKey {
+		return &InProgressError{Key: key, Until: progress.Until}
 	}
-	if dup, ok := errors.AsType[*engine.DuplicateError](err); ok && dup.Key == own {
-		return fmt.Errorf("%w: %s", ErrDuplicate, k.describe())
+	if dup, ok := errors.AsType[*engine.DuplicateError](err); ok && dup.Key == engineKey {
+		return fmt.Errorf("%w: %s", ErrDuplicate, key.describe())
 	}
 	return err
 }

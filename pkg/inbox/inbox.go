@@ -20,24 +20,24 @@ type Inbox struct{ engine *engine.Inbox }
 // New returns an Inbox in the collection inbox of db. Use the client of db for the transactions in
 // which Once is called. New does no I/O. The error lists every problem of the options.
 func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
-	return NewOver(func(s engine.Settings) (*engine.Inbox, error) { return mongostore.Open(db, s) }, opts...)
+	return NewOver(func(settings engine.Settings) (*engine.Inbox, error) { return mongostore.Open(db, settings) }, opts...)
 }
 
 // NewOver returns an Inbox over the engine that open returns for the settings. It is for packages of this module: others cannot name
 // the type of the engine.
 func NewOver(open func(engine.Settings) (*engine.Inbox, error), opts ...Option) (*Inbox, error) {
-	var s engine.Settings
+	var settings engine.Settings
 	for _, o := range opts {
 		if o != nil {
-			o.applyToInbox(&s)
+			o.applyToInbox(&settings)
 		}
 	}
 
-	e, err := open(s)
+	inbox, err := open(settings)
 	if err != nil {
 		return nil, err
 	}
-	return &Inbox{e}, nil
+	return &Inbox{inbox}, nil
 }
 
 // EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call it
@@ -68,12 +68,12 @@ const (
 
 // entry returns the entry of the engine for the key.
 func (k Key) entry() engine.Entry {
-	e := engine.Entry{Key: engine.Key{Consumer: k.Scope, Namespace: namespaceID, ID: k.ID}}
+	entry := engine.Entry{Key: engine.Key{Consumer: k.Scope, Namespace: namespaceID, ID: k.ID}}
 	if len(k.ID) > maxIDBytes {
 		hash := sha256.Sum256([]byte(k.ID))
-		e.Key.Namespace, e.Key.ID = namespaceHash, hex.EncodeToString(hash[:])
+		entry.Key.Namespace, entry.Key.ID = namespaceHash, hex.EncodeToString(hash[:])
 	}
-	return e
+	return entry
 }
 
 // check returns all problems of the key.
@@ -101,28 +101,28 @@ func (k Key) check() error {
 // If this process is handling the same key, Once waits for that call, at most until ctx ends. If
 // another process holds a claim of the key, Once returns ErrInProgress. Within fn, a call of Once for
 // the same key runs its own fn, because it is part of the same handling.
-func (x *Inbox) Once(ctx context.Context, k Key, fn func(ctx context.Context) error, opts ...OnceOption) error {
-	if err := k.check(); err != nil {
+func (x *Inbox) Once(ctx context.Context, key Key, fn func(ctx context.Context) error, opts ...OnceOption) error {
+	if err := key.check(); err != nil {
 		return err
 	}
 
-	var c engine.OnceConfig
+	var cfg engine.OnceConfig
 	for _, o := range opts {
 		if o != nil {
-			o.applyToOnce(&c)
+			o.applyToOnce(&cfg)
 		}
 	}
 
-	e := k.entry()
-	return translate(x.engine.Once(ctx, e, fn, c), k, e.Key)
+	entry := key.entry()
+	return translate(x.engine.Once(ctx, entry, fn, cfg), key, entry.Key)
 }
 
 // Handled reports whether the key was handled. If ctx has a transaction, Handled joins it.
-func (x *Inbox) Handled(ctx context.Context, k Key) (bool, error) {
-	if err := k.check(); err != nil {
+func (x *Inbox) Handled(ctx context.Context, key Key) (bool, error) {
+	if err := key.check(); err != nil {
 		return false, err
 	}
-	return x.engine.Handled(ctx, k.entry().Key)
+	return x.engine.Handled(ctx, key.entry().Key)
 }
 
 // Sweep deletes expired markers, the oldest first and at most limit, and returns their number. A limit
@@ -133,8 +133,8 @@ func (x *Inbox) Sweep(ctx context.Context, limit int) (int64, error) {
 
 // Counts returns the sizes of the inbox. Its cost grows with the number of claims.
 func (x *Inbox) Counts(ctx context.Context) (Counts, error) {
-	c, err := x.engine.Counts(ctx)
-	return Counts(c), err
+	counts, err := x.engine.Counts(ctx)
+	return Counts(counts), err
 }
 
 // Counts contains the sizes of an inbox, including those of the consumers that share its collections.

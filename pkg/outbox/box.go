@@ -40,7 +40,7 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 		return nil, errors.New("outbox: the database is nil")
 	}
 
-	s, err := newSettings(opts)
+	settings, err := newSettings(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -50,18 +50,18 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 		SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
-	coll := db.Collection(s.events.Collection, majority)
-	return &Box{settings: s, store: mongoStore{coll}, coll: coll}, nil
+	coll := db.Collection(settings.events.Collection, majority)
+	return &Box{settings: settings, store: mongoStore{coll}, coll: coll}, nil
 }
 
 // NewOver returns a Box over the store that open returns for the name of a collection. It is for packages of this module: others
 // cannot name the type of the store.
 func NewOver(open func(collection string) boxparts.Store, opts ...Option) (*Box, error) {
-	s, err := newSettings(opts)
+	settings, err := newSettings(opts)
 	if err != nil {
 		return nil, err
 	}
-	return &Box{settings: s, store: open(s.events.Collection)}, nil
+	return &Box{settings: settings, store: open(settings.events.Collection)}, nil
 }
 
 // Parts returns the parts of the box that packages of this module need. Others cannot name its argument.
@@ -139,14 +139,14 @@ func (b *Box) requireTransaction(ctx context.Context) error {
 // concern below majority. Such a commit can be rolled back after it was acknowledged. On a replica
 // set with a single member, the relay also sees it up to 100 ms late.
 func (b *Box) warnWeakConcern(ctx context.Context, sess *mongo.Session) {
-	w, ok := commitConcern(sess)
-	if !ok || w == writeconcern.WCMajority {
+	concern, ok := commitConcern(sess)
+	if !ok || concern == writeconcern.WCMajority {
 		return
 	}
 
 	b.warnOnce.Do(func() {
 		b.log.WarnContext(ctx, "transactions commit with a write concern below majority",
-			"collection", b.coll.Database().Name()+"."+b.coll.Name(), "w", w,
+			"collection", b.coll.Database().Name()+"."+b.coll.Name(), "w", concern,
 			"effect", "an acknowledged event can be rolled back, and a single-member set delivers it late",
 			"fix", "use Box.Transaction, or set w=majority in the URI or in the options of the transaction")
 	})

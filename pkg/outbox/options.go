@@ -21,43 +21,45 @@ type settings struct {
 
 // newSettings returns the settings with their defaults. The error joins all problems.
 func newSettings(opts []Option) (settings, error) {
-	var s settings
+	var chosen settings
 	for _, o := range opts {
-		o.applyTo(&s)
+		o.applyTo(&chosen)
 	}
-	if err := s.events.Complete(); err != nil {
+	if err := chosen.events.Complete(); err != nil {
 		return settings{}, fmt.Errorf("outbox: %w", err)
 	}
-	if s.log == nil {
-		s.log = slog.Default()
+	if chosen.log == nil {
+		chosen.log = slog.Default()
 	}
-	return s, nil
+	return chosen, nil
 }
 
 type option func(s *settings)
 
-func (o option) applyTo(s *settings) { o(s) }
+func (o option) applyTo(settings *settings) { o(settings) }
 
 // WithCollection sets the name of the outbox collection. Defaults to "outbox".
 func WithCollection(name string) Option {
-	return option(func(s *settings) { s.events.Collection = name })
+	return option(func(settings *settings) { settings.events.Collection = name })
 }
 
 // WithMaxSize sets the size limit of an envelope in bytes, including all fields and headers. At most
 // 15 MiB. Defaults to 900 KiB, which leaves room for the overhead of a record below Kafka's default
 // limit of 1 MiB.
-func WithMaxSize(bytes int) Option { return option(func(s *settings) { s.events.MaxSize = bytes }) }
+func WithMaxSize(bytes int) Option {
+	return option(func(settings *settings) { settings.events.MaxSize = bytes })
+}
 
 // WithoutTransaction allows Append in a context without a transaction. The event is then inserted
 // separately, with majority write concern. If one of several events fails, the events before it
 // stay stored. If the context has a transaction, it is used.
-func WithoutTransaction() Option { return option(func(s *settings) { s.plain = true }) }
+func WithoutTransaction() Option { return option(func(settings *settings) { settings.plain = true }) }
 
 // WithMiddleware adds middleware. The first one is the outermost.
 func WithMiddleware(ms ...Middleware) Option {
-	return option(func(s *settings) {
+	return option(func(settings *settings) {
 		for _, m := range ms {
-			s.events.Middleware = append(s.events.Middleware, appending.AsMiddleware(m))
+			settings.events.Middleware = append(settings.events.Middleware, appending.AsMiddleware(m))
 		}
 	})
 }
@@ -66,13 +68,15 @@ func WithMiddleware(ms ...Middleware) Option {
 // are counted. The headers are added to each event that does not have them yet. Defaults to
 // telemetry.OTel(): the global propagator, or W3C trace context and baggage.
 func WithTelemetry(sink telemetry.Sink) Option {
-	return option(func(s *settings) { s.events.Telemetry = sink })
+	return option(func(settings *settings) { settings.events.Telemetry = sink })
 }
 
 // WithLogger sets the logger. A Box logs a warning, once, if a transaction commits with a write
 // concern below majority. A cron.Cron logs its failures. Payloads and keys are never logged.
 // Defaults to slog.Default.
-func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
+func WithLogger(log *slog.Logger) Option {
+	return option(func(settings *settings) { settings.log = log })
+}
 
 // AppendFunc appends one event.
 type AppendFunc func(ctx context.Context, ev event.Event) error
@@ -93,10 +97,10 @@ type transactionSettings struct{ snapshot bool }
 
 type transactionOption func(s *transactionSettings)
 
-func (o transactionOption) applyTo(s *transactionSettings) { o(s) }
+func (o transactionOption) applyTo(settings *transactionSettings) { o(settings) }
 
 // WithSnapshot makes all reads of the transaction see the same point in time, also across the
 // shards of a cluster. By default, the reads see majority-committed data.
 func WithSnapshot() TransactionOption {
-	return transactionOption(func(s *transactionSettings) { s.snapshot = true })
+	return transactionOption(func(settings *transactionSettings) { settings.snapshot = true })
 }

@@ -39,15 +39,15 @@ type ScheduledEvent struct {
 	DueAt, ExpiresAt time.Time // ExpiresAt is zero if the event never expires
 }
 
-// Schedule appends the event for delivery at the time at, which has millisecond precision and
-// refers to the server's clock. If at is in the past, the event is delivered at once. Schedule
+// Schedule appends the event for delivery at the time dueAt, which has millisecond precision and
+// refers to the server's clock. If dueAt is in the past, the event is delivered at once. Schedule
 // returns the id of the event, for Cancel and Reschedule, or the zero id if a middleware has left the
 // event out. Like Append, it needs a transaction and returns the same errors.
 //
 // A scheduled event is not ordered with the other events of its key. It is delivered when it is
 // due.
-func (b *Box) Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error) {
-	envelopes, err := b.appendEvents(ctx, []event.Event{ev.With(event.WithDueAt(at))})
+func (b *Box) Schedule(ctx context.Context, dueAt time.Time, ev event.Event) (event.ID, error) {
+	envelopes, err := b.appendEvents(ctx, []event.Event{ev.With(event.WithDueAt(dueAt))})
 	if err != nil {
 		return event.ID{}, fmt.Errorf("appending to %s: %w", b.events.Collection, err)
 	}
@@ -68,11 +68,11 @@ func (b *Box) Cancel(ctx context.Context, id event.ID) error {
 	return nil
 }
 
-// Reschedule moves a scheduled event to the time at, whose year must be between 1970 and 9999. It
+// Reschedule moves a scheduled event to the time dueAt, whose year must be between 1970 and 9999. It
 // returns the same errors as Cancel and treats transactions in the same way. The expiry of the
 // event does not change: an event that has expired at its new due time is not delivered.
-func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time) error {
-	err := b.changeScheduled(ctx, func() (bool, error) { return b.store.Move(ctx, id, at) })
+func (b *Box) Reschedule(ctx context.Context, id event.ID, dueAt time.Time) error {
+	err := b.changeScheduled(ctx, func() (bool, error) { return b.store.Move(ctx, id, dueAt) })
 	if err != nil {
 		return fmt.Errorf("rescheduling event %s: %w", id, err)
 	}
@@ -93,19 +93,19 @@ func (b *Box) changeScheduled(ctx context.Context, change func() (bool, error)) 
 	return err
 }
 
-// Scheduled iterates over the scheduled events that q selects, ordered by due time, and by id if the
+// Scheduled iterates over the scheduled events that query selects, ordered by due time, and by id if the
 // due times are equal. It ends after the first error. If ctx has a transaction, it reads in it.
 //
 // It reads pages of 1,000 events while the loop runs. If an event is scheduled or moved during the loop,
 // the loop sees it only if its due time comes after the pages that were read.
-func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[ScheduledEvent, error] {
+func (b *Box) Scheduled(ctx context.Context, query ScheduledQuery) iter.Seq2[ScheduledEvent, error] {
 	return func(yield func(ScheduledEvent, error) bool) {
 		var page agenda.Page
 		for first := true; first || page.Next != ""; first = false {
 			// Each page checks again: the caller may have committed the transaction in the body of the loop.
 			err := transaction.CheckOptional(ctx)
 			if err == nil {
-				page, err = b.store.ReadPage(ctx, q.toAgenda(), scheduledPageSize, page.Next)
+				page, err = b.store.ReadPage(ctx, query.toAgenda(), scheduledPageSize, page.Next)
 			}
 			if err != nil {
 				yield(ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.events.Collection, err))
@@ -121,29 +121,29 @@ func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[Schedul
 	}
 }
 
-// CancelScheduled removes the scheduled events that q selects and returns their number. Events that
+// CancelScheduled removes the scheduled events that query selects and returns their number. Events that
 // a watcher has claimed are not selected. A query without a condition returns ErrEmptyQuery unless
 // All is set.
 //
 // If ctx has a transaction, CancelScheduled joins it. Otherwise each event is removed separately,
 // and after an error some of them may be gone.
-func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery) (int64, error) {
-	n, err := b.cancelMatching(ctx, q)
+func (b *Box) CancelScheduled(ctx context.Context, query ScheduledQuery) (int64, error) {
+	n, err := b.cancelMatching(ctx, query)
 	if err != nil {
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.events.Collection, err)
 	}
 	return n, nil
 }
 
-func (b *Box) cancelMatching(ctx context.Context, q ScheduledQuery) (int64, error) {
-	if !q.All && q.toAgenda().IsEmpty() {
+func (b *Box) cancelMatching(ctx context.Context, query ScheduledQuery) (int64, error) {
+	if !query.All && query.toAgenda().IsEmpty() {
 		return 0, ErrEmptyQuery
 	}
 	if err := transaction.CheckOptional(ctx); err != nil {
 		return 0, err
 	}
 
-	n, err := b.store.CancelMatching(ctx, q.toAgenda())
+	n, err := b.store.CancelMatching(ctx, query.toAgenda())
 	transaction.RecordFailure(ctx, err)
 	return n, err
 }

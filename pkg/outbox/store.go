@@ -46,14 +46,14 @@ func (s mongoStore) Cancel(ctx context.Context, id event.ID) (bool, error) {
 	return agenda.Cancel(ctx, s.coll, id)
 }
 
-func (s mongoStore) Move(ctx context.Context, id event.ID, at time.Time) (bool, error) {
-	return agenda.Move(ctx, s.coll, id, at)
+func (s mongoStore) Move(ctx context.Context, id event.ID, dueAt time.Time) (bool, error) {
+	return agenda.Move(ctx, s.coll, id, dueAt)
 }
 
-func (s mongoStore) ReadPage(ctx context.Context, q agenda.Query, size int, after string) (agenda.Page, error) {
-	return agenda.ReadPage(ctx, s.coll, q, size, after)
+func (s mongoStore) ReadPage(ctx context.Context, query agenda.Query, size int, after string) (agenda.Page, error) {
+	return agenda.ReadPage(ctx, s.coll, query, size, after)
 }
 
-func (s mongoStore) CancelMatching(ctx context.Context, q agenda.Query) (int64, error) {
-	return agenda.CancelMatching(ctx, s.coll, q)
+func (s mongoStore) CancelMatching(ctx context.Context, query agenda.Query) (int64, error) {
+	return agenda.CancelMatching(ctx, s.coll, query)
 }

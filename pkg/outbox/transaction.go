@@ -36,11 +36,11 @@ import (
 // Transaction uses the session of ctx, or else a new session that ends with the call. The session
 // must belong to the client of the box.
 func (b *Box) Transaction(ctx context.Context, fn func(ctx context.Context) error, opts ...TransactionOption) error {
-	var s transactionSettings
+	var settings transactionSettings
 	for _, o := range opts {
-		o.applyTo(&s)
+		o.applyTo(&settings)
 	}
-	return b.store.Transaction(ctx, s.snapshot, fn)
+	return b.store.Transaction(ctx, settings.snapshot, fn)
 }
 
 // CheckTransaction returns nil if a write with ctx is part of a transaction that may still commit.

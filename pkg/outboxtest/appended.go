@@ -31,39 +31,41 @@ type Appended[T any] struct {
 type Match func(e *storedEvent) bool
 
 // WithAggregateID finds only events about the aggregate with this id.
-func WithAggregateID(id string) Match { return func(e *storedEvent) bool { return e.about.ID == id } }
+func WithAggregateID(id string) Match {
+	return func(event *storedEvent) bool { return event.about.ID == id }
+}
 
 // WithKey finds only events with this ordering key.
-func WithKey(key string) Match { return func(e *storedEvent) bool { return e.key == key } }
+func WithKey(key string) Match { return func(event *storedEvent) bool { return event.key == key } }
 
-// RequireAppended fails the test unless exactly one event of type t is in the outbox, and returns it. The outbox may be of an
+// RequireAppended fails the test unless exactly one event of type eventType is in the outbox, and returns it. The outbox may be of an
 // Env, or of a real database. It has events of committed transactions, also after they were published. A scheduled event is
 // removed when it is published.
-func RequireAppended[T any](tb testing.TB, box *outbox.Box, t event.Type[T], matches ...Match) Appended[T] {
+func RequireAppended[T any](tb testing.TB, box *outbox.Box, eventType event.Type[T], matches ...Match) Appended[T] {
 	tb.Helper()
 	all := readEvents(tb, box)
-	found := selectEvents(all, t.Aggregate, t.Name, matches)
+	found := selectEvents(all, eventType.Aggregate, eventType.Name, matches)
 	if len(found) != 1 {
-		tb.Fatalf("%d events %s of aggregate %s match, want 1\n%s", len(found), t.Name, t.Aggregate, describeEvents(all))
+		tb.Fatalf("%d events %s of aggregate %s match, want 1\n%s", len(found), eventType.Name, eventType.Aggregate, describeEvents(all))
 	}
-	return decodeEvent(tb, found[0], t)
+	return decodeEvent(tb, found[0], eventType)
 }
 
-// RequireNone fails the test if events of type t are in the outbox.
-func RequireNone[T any](tb testing.TB, box *outbox.Box, t event.Type[T], matches ...Match) {
+// RequireNone fails the test if events of type eventType are in the outbox.
+func RequireNone[T any](tb testing.TB, box *outbox.Box, eventType event.Type[T], matches ...Match) {
 	tb.Helper()
 	all := readEvents(tb, box)
-	if found := selectEvents(all, t.Aggregate, t.Name, matches); len(found) > 0 {
-		tb.Fatalf("%d events %s of aggregate %s match, want none\n%s", len(found), t.Name, t.Aggregate, describeEvents(all))
+	if found := selectEvents(all, eventType.Aggregate, eventType.Name, matches); len(found) > 0 {
+		tb.Fatalf("%d events %s of aggregate %s match, want none\n%s", len(found), eventType.Name, eventType.Aggregate, describeEvents(all))
 	}
 }
 
-// AllAppended returns the events of type t in the outbox, in the order in which they were appended.
-func AllAppended[T any](tb testing.TB, box *outbox.Box, t event.Type[T], matches ...Match) []Appended[T] {
+// AllAppended returns the events of type eventType in the outbox, in the order in which they were appended.
+func AllAppended[T any](tb testing.TB, box *outbox.Box, eventType event.Type[T], matches ...Match) []Appended[T] {
 	tb.Helper()
 	var list []Appended[T]
-	for _, e := range selectEvents(readEvents(tb, box), t.Aggregate, t.Name, matches) {
-		list = append(list, decodeEvent(tb, e, t))
+	for _, e := range selectEvents(readEvents(tb, box), eventType.Aggregate, eventType.Name, matches) {
+		list = append(list, decodeEvent(tb, e, eventType))
 	}
 	return list
 }
@@ -97,43 +99,43 @@ func readEvents(tb testing.TB, box *outbox.Box) []*storedEvent {
 
 // readEvent returns the event of an envelope.
 func readEvent(doc bson.Raw) (*storedEvent, error) {
-	var v envelope.View
-	if err := envelope.Parse(doc, &v); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(doc, &view); err != nil {
 		return nil, err
 	}
 
-	e := &storedEvent{
-		about: event.Aggregate{Type: string(v.AggregateType), ID: string(v.AggregateID)},
-		name:  string(v.Type), key: string(v.OrderingKey()), topic: string(v.Topic),
+	storedEvent := &storedEvent{
+		about: event.Aggregate{Type: string(view.AggregateType), ID: string(view.AggregateID)},
+		name:  string(view.Type), key: string(view.OrderingKey()), topic: string(view.Topic),
 	}
-	if err := doc.Lookup("_id").Unmarshal(&e.id); err != nil {
+	if err := doc.Lookup("_id").Unmarshal(&storedEvent.id); err != nil {
 		return nil, err
 	}
 	// The slices of the view alias the document.
-	for it := v.Headers.Iter(); it.Next(); {
-		e.headers = append(e.headers, event.Header{Key: string(it.Key), Value: slices.Clone(it.Value)})
+	for it := view.Headers.Iter(); it.Next(); {
+		storedEvent.headers = append(storedEvent.headers, event.Header{Key: string(it.Key), Value: slices.Clone(it.Value)})
 	}
-	if v.HasDueAt {
-		e.dueAt = time.UnixMilli(v.DueAt).UTC()
+	if view.HasDueAt {
+		storedEvent.dueAt = time.UnixMilli(view.DueAt).UTC()
 	}
-	if v.HasExpiresAt {
-		e.expiresAt = time.UnixMilli(v.ExpiresAt).UTC()
+	if view.HasExpiresAt {
+		storedEvent.expiresAt = time.UnixMilli(view.ExpiresAt).UTC()
 	}
-	if v.Tombstone() {
-		return e, nil
+	if view.Tombstone() {
+		return storedEvent, nil
 	}
 
 	var err error
 	// An empty payload is not nil, which would be a tombstone.
-	e.payload, err = envelope.AppendPayload([]byte{}, &v)
-	return e, err
+	storedEvent.payload, err = envelope.AppendPayload([]byte{}, &view)
+	return storedEvent, err
 }
 
 // selectEvents returns the events of a type that match.
 func selectEvents(all []*storedEvent, aggregate, name string, matches []Match) []*storedEvent {
 	var found []*storedEvent
 	for _, e := range all {
-		isWrong := func(m Match) bool { return !m(e) }
+		isWrong := func(match Match) bool { return !match(e) }
 		if e.about.Type == aggregate && e.name == name && !slices.ContainsFunc(matches, isWrong) {
 			found = append(found, e)
 		}
@@ -142,20 +144,20 @@ func selectEvents(all []*storedEvent, aggregate, name string, matches []Match) [
 }
 
 // decodeEvent returns the event with its payload.
-func decodeEvent[T any](tb testing.TB, e *storedEvent, t event.Type[T]) Appended[T] {
+func decodeEvent[T any](tb testing.TB, event *storedEvent, eventType event.Type[T]) Appended[T] {
 	tb.Helper()
-	a := Appended[T]{
-		ID: e.id, Aggregate: e.about, Key: e.key, Topic: e.topic, Headers: e.headers, DueAt: e.dueAt, ExpiresAt: e.expiresAt,
+	appended := Appended[T]{
+		ID: event.id, Aggregate: event.about, Key: event.key, Topic: event.topic, Headers: event.headers, DueAt: event.dueAt, ExpiresAt: event.expiresAt,
 	}
-	if e.payload == nil {
-		return a
+	if event.payload == nil {
+		return appended
 	}
 
 	var err error
-	if a.Payload, err = t.Decode(tb.Context(), e.payload); err != nil {
-		tb.Fatalf("event %s about %s %s: %v", e.id, e.about.Type, e.about.ID, err)
+	if appended.Payload, err = eventType.Decode(tb.Context(), event.payload); err != nil {
+		tb.Fatalf("event %s about %s %s: %v", event.id, event.about.Type, event.about.ID, err)
 	}
-	return a
+	return appended
 }
 
 const (
@@ -169,28 +171,28 @@ func describeEvents(all []*storedEvent) string {
 		return "the outbox is empty"
 	}
 
-	var b strings.Builder
-	b.WriteString("the outbox contains:")
+	var builder strings.Builder
+	builder.WriteString("the outbox contains:")
 	for i, e := range all {
 		if i == maxDescribed {
-			fmt.Fprintf(&b, "\n  … and %d more", len(all)-i)
+			fmt.Fprintf(&builder, "\n  … and %d more", len(all)-i)
 			break
 		}
-		fmt.Fprintf(&b, "\n  %s about %s %s", e.name, e.about.Type, e.about.ID)
+		fmt.Fprintf(&builder, "\n  %s about %s %s", e.name, e.about.Type, e.about.ID)
 		if e.key != e.about.ID {
-			fmt.Fprintf(&b, ", key %s", e.key)
+			fmt.Fprintf(&builder, ", key %s", e.key)
 		}
 		if !e.dueAt.IsZero() {
-			fmt.Fprintf(&b, ", due at %s", e.dueAt.Format(time.RFC3339))
+			fmt.Fprintf(&builder, ", due at %s", e.dueAt.Format(time.RFC3339))
 		}
 		switch {
 		case e.payload == nil:
-			b.WriteString(": tombstone")
+			builder.WriteString(": tombstone")
 		case len(e.payload) > maxPayload:
-			fmt.Fprintf(&b, ": %s… (%d bytes)", e.payload[:maxPayload], len(e.payload))
+			fmt.Fprintf(&builder, ": %s… (%d bytes)", e.payload[:maxPayload], len(e.payload))
 		default:
-			fmt.Fprintf(&b, ": %s", e.payload)
+			fmt.Fprintf(&builder, ": %s", e.payload)
 		}
 	}
-	return b.String()
+	return builder.String()
 }

@@ -64,7 +64,7 @@ type Option interface{ applyToEnv(s *settings) }
 
 type option func(s *settings)
 
-func (o option) applyToEnv(s *settings) { o(s) }
+func (o option) applyToEnv(settings *settings) { o(settings) }
 
 type settings struct {
 	partitions int
@@ -74,38 +74,42 @@ type settings struct {
 
 // WithPartitions sets the number of partitions of each topic. Defaults to 4, so that a test fails if it relies on an order across
 // keys.
-func WithPartitions(n int) Option { return option(func(s *settings) { s.partitions = n }) }
+func WithPartitions(n int) Option {
+	return option(func(settings *settings) { settings.partitions = n })
+}
 
 // WithTopics sets the template for the names of topics, as topics.template in the configuration of the relay. Defaults to
 // "outbox.event.{aggregatetype}".
 func WithTopics(template string) Option {
-	return option(func(s *settings) { s.routes.Template = template })
+	return option(func(settings *settings) { settings.routes.Template = template })
 }
 
 // WithPreset sets the headers and values of the records, as record.preset in the configuration of the relay. Defaults to
 // "typed".
-func WithPreset(name string) Option { return option(func(s *settings) { s.preset = name }) }
+func WithPreset(name string) Option {
+	return option(func(settings *settings) { settings.preset = name })
+}
 
 // New returns an empty Env. It ends with the test: then it stops its consumers and waits for them.
 func New(tb testing.TB, opts ...Option) *Env {
 	tb.Helper()
-	e := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
-	e.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	env := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
+	env.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	for _, o := range opts {
 		if o != nil {
-			o.applyToEnv(&e.settings)
+			o.applyToEnv(&env.settings)
 		}
 	}
-	e.broker = memory.NewBroker(e.settings.partitions)
+	env.broker = memory.NewBroker(env.settings.partitions)
 
 	var stop context.CancelFunc
-	e.running, stop = context.WithCancel(context.WithoutCancel(tb.Context()))
+	env.running, stop = context.WithCancel(context.WithoutCancel(tb.Context()))
 	tb.Cleanup(func() {
 		// A failure that the test has set must not keep the consumers from ending.
-		e.Fail(nil)
+		env.Fail(nil)
 		stop()
-		e.tasks.Wait()
-		for name, relay := range e.relays {
+		env.tasks.Wait()
+		for name, relay := range env.relays {
 			for _, d := range relay.DeadLetters() {
 				tb.Logf("relay of %s: event %s %s was not published: %s: %s", name, d.Type, d.ID, d.Class, d.Reason)
 			}
@@ -113,8 +117,8 @@ func New(tb testing.TB, opts ...Option) *Env {
 	})
 
 	// Events of other collections are appended without a transaction.
-	e.others = e.Box(outbox.WithCollection("outboxtest_others"), outbox.WithoutTransaction())
-	return e
+	env.others = env.Box(outbox.WithCollection("outboxtest_others"), outbox.WithoutTransaction())
+	return env
 }
 
 // Box returns an outbox. Outboxes of the same collection share their events. It fails the test if an option is wrong.
@@ -153,23 +157,23 @@ func (e *Env) relayEvents(box *outbox.Box) {
 // Inbox returns an inbox. Inboxes of the same collection share their keys. It fails the test if an option is wrong.
 func (e *Env) Inbox(opts ...inbox.Option) *inbox.Inbox {
 	e.tb.Helper()
-	x, err := memory.NewInbox(e.db, opts...)
+	inbox, err := memory.NewInbox(e.db, opts...)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	return x.Inbox
+	return inbox.Inbox
 }
 
 // Consumer returns a member of a group. Register its handlers, and call Settle, which runs it. It commits after each
 // message and logs errors to the test, unless the options set something else. It fails the test if an option is wrong.
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
-	x, err := memory.NewInbox(e.db)
+	inbox, err := memory.NewInbox(e.db)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	around := consumer.WithSurroundings(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction})
-	c, err := consumer.New(group, nil, append([]consumer.Option{
+	around := consumer.WithSurroundings(consumerparts.Surroundings{Transport: e.broker, Inbox: inbox, Transact: e.db.Transaction})
+	consumer, err := consumer.New(group, nil, append([]consumer.Option{
 		around,
 		consumer.WithCommitCount(1), consumer.WithLogger(e.log),
 	}, opts...)...)
@@ -179,8 +183,8 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.consumers = append(e.consumers, &member{Consumer: c, group: group})
-	return c
+	e.consumers = append(e.consumers, &member{Consumer: consumer, group: group})
+	return consumer
 }
 
 // Entities returns an option for entity.New, entity.NewRecorded and entity.NewProjector. They then store in the collection name of
@@ -208,8 +212,8 @@ func (e *Env) Publish(events ...event.Event) {
 // PublishRecord writes a record to a topic, as a producer without an outbox would.
 func (e *Env) PublishRecord(topic string, key, value []byte, headers ...event.Header) {
 	e.tb.Helper()
-	r := transport.Record{Key: key, Value: value, Headers: headers}
-	if err := e.broker.Publish(e.tb.Context(), topic, []transport.Record{r}); err != nil {
+	record := transport.Record{Key: key, Value: value, Headers: headers}
+	if err := e.broker.Publish(e.tb.Context(), topic, []transport.Record{record}); err != nil {
 		e.tb.Fatal(err)
 	}
 }
@@ -219,13 +223,13 @@ func (e *Env) Published(topic string) []*consumer.Message {
 	e.tb.Helper()
 	var list []*consumer.Message
 	for _, r := range e.broker.Records(topic) {
-		m := &consumer.Message{
+		message := &consumer.Message{
 			Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Time: r.Time, Key: r.Key, Value: r.Value, Headers: r.Headers,
 		}
-		if err := consumer.Decode(context.Background(), m); err != nil {
+		if err := consumer.Decode(context.Background(), message); err != nil {
 			e.tb.Fatalf("decoding record %s/%d/%d: %v", topic, r.Partition, r.Offset, err)
 		}
-		list = append(list, m)
+		list = append(list, message)
 	}
 	return list
 }
@@ -236,18 +240,18 @@ func (e *Env) Redeliver(topic string) { e.broker.Redeliver(topic) }
 // Op is an operation that Fail can make fail.
 type Op = memory.Op
 
-// Fail calls f before each operation of kind "append", "commit" and "publish", of the service and of the consumers. If f
+// Fail calls fault before each operation of kind "append", "commit" and "publish", of the service and of the consumers. If fault
 // returns an error, the operation fails with it. The relay repeats a failed publish, as in an outage of Kafka. Several
-// goroutines may call f at the same time. A nil f ends the faults.
-func (e *Env) Fail(f func(op Op) error) {
-	e.db.Inject(f)
-	if f == nil {
+// goroutines may call fault at the same time. A nil fault ends the faults.
+func (e *Env) Fail(fault func(op Op) error) {
+	e.db.Inject(fault)
+	if fault == nil {
 		e.broker.Inject(nil)
 		return
 	}
-	e.broker.Inject(func(topic string, r *transport.Record) memory.Fault {
-		name, _ := r.Header("type")
-		return memory.Fault{Err: f(Op{Kind: "publish", Name: string(name), Topic: topic})}
+	e.broker.Inject(func(topic string, record *transport.Record) memory.Fault {
+		name, _ := record.Header("type")
+		return memory.Fault{Err: fault(Op{Kind: "publish", Name: string(name), Topic: topic})}
 	})
 }
 
@@ -291,11 +295,11 @@ func (e *Env) Settle() {
 	}
 }
 
-// Advance lets d pass, and calls Settle. In a bubble of testing/synctest, that takes no time.
-func (e *Env) Advance(d time.Duration) {
+// Advance lets duration pass, and calls Settle. In a bubble of testing/synctest, that takes no time.
+func (e *Env) Advance(duration time.Duration) {
 	e.tb.Helper()
 	e.Settle()
-	time.Sleep(d)
+	time.Sleep(duration)
 	e.Settle()
 }
 
@@ -303,7 +307,7 @@ func (e *Env) Advance(d time.Duration) {
 func (e *Env) isHeld() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.ContainsFunc(e.consumers, func(m *member) bool { return m.IsHeld(consumerparts.Key{}) })
+	return slices.ContainsFunc(e.consumers, func(member *member) bool { return member.IsHeld(consumerparts.Key{}) })
 }
 
 // startConsumers runs the consumers that do not run yet.

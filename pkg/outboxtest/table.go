@@ -9,6 +9,6 @@ type Table[K comparable, V any] = memory.Table[K, V]
 
 // NewTable returns the table called name. Tables with the same name share their documents and must have the same types. The
 // name must not be the name of an outbox, an inbox or a saga.
-func NewTable[K comparable, V any](e *Env, name string) *Table[K, V] {
-	return memory.NewTable[K, V](e.db, name)
+func NewTable[K comparable, V any](env *Env, name string) *Table[K, V] {
+	return memory.NewTable[K, V](env.db, name)
 }

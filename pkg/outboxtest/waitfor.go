@@ -11,7 +11,7 @@ import (
 // for which cond, if not nil, is true. It returns a copy of the message as it was read. WaitFor only observes: it does not count as a
 // handler. Messages that were finished before the call do not match. If ctx ends first, the error has its cause.
 func WaitFor(
-	ctx context.Context, c *consumer.Consumer, pattern string, cond func(m *consumer.Message) bool,
+	ctx context.Context, c *consumer.Consumer, pattern string, cond func(message *consumer.Message) bool,
 ) (*consumer.Message, error) {
 	if cond == nil {
 		cond = func(*consumer.Message) bool { return true }

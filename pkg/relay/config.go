@@ -52,20 +52,20 @@ func NewSecret(text string) Secret { return config.NewSecret(text) }
 // Default returns the defaults of outrelay.yaml, except that the relay does not listen: the service mounts [Relay.Handler].
 // Defaults that depend on other values, such as Watch, are unset in it.
 func Default() Config {
-	d := config.Default()
-	d.HTTP.Listen = "off"
-	return Config(d)
+	cfg := config.Default()
+	cfg.HTTP.Listen = "off"
+	return Config(cfg)
 }
 
 // Load returns the configuration in a YAML file, overridden by the variables OUTRELAY_… of environ,
 // which has the format of [os.Environ]. An empty path reads no file, and nil no environment. Load
 // replaces ${env:NAME} and ${file:path}. The error lists every problem, an unknown key among them.
 func Load(path string, environ []string) (Config, error) {
-	c, _, err := config.LoadOver(config.Config(Default()), path, environ, nil)
+	cfg, _, err := config.LoadOver(config.Config(Default()), path, environ, nil)
 	if err != nil {
 		return Config{}, fmt.Errorf("relay: %w", err)
 	}
-	return Config(c), nil
+	return Config(cfg), nil
 }
 
 // Validate returns every problem of the configuration in one error, with the fix for each, or nil. New

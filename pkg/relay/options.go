@@ -28,12 +28,12 @@ type settings struct {
 
 type optionFunc func(*settings)
 
-func (f optionFunc) apply(s *settings) { f(s) }
+func (f optionFunc) apply(settings *settings) { f(settings) }
 
 // WithLogger sets the logger. Defaults to [slog.Default] at the time of New, and nil is the default.
 // The relay never uses Config.Log.
 func WithLogger(log *slog.Logger) Option {
-	return optionFunc(func(s *settings) { s.log = cmp.Or(log, slog.Default()) })
+	return optionFunc(func(settings *settings) { settings.log = cmp.Or(log, slog.Default()) })
 }
 
 // WithMongoOptions connects to MongoDB with the options of the service instead of Config.MongoDB.URI and
@@ -41,8 +41,8 @@ func WithLogger(log *slog.Logger) Option {
 // from a copy, because its lease needs shorter timeouts than a service has, and must not wait for a
 // connection of the service. It ignores concerns, the read preference, Timeout, encryption and the BSON
 // registry of the options.
-func WithMongoOptions(o *options.ClientOptions) Option {
-	return optionFunc(func(s *settings) { s.host.Mongo.Options = o })
+func WithMongoOptions(clientOptions *options.ClientOptions) Option {
+	return optionFunc(func(settings *settings) { settings.host.Mongo.Options = clientOptions })
 }
 
 // WithMongoClient uses the client of the service for everything, instead of clients of the relay.
@@ -57,33 +57,33 @@ func WithMongoOptions(o *options.ClientOptions) Option {
 //
 // The relay does not disconnect the client. Disconnect it after Run has returned.
 func WithMongoClient(client *mongo.Client) Option {
-	return optionFunc(func(s *settings) { s.host.Mongo.Client = client })
+	return optionFunc(func(settings *settings) { settings.host.Mongo.Client = client })
 }
 
 // WithKafkaTLS connects to Kafka with this configuration instead of Config.Kafka.TLS, which must then be
 // nil.
-func WithKafkaTLS(c *tls.Config) Option {
-	return optionFunc(func(s *settings) { s.host.Kafka.TLS = c })
+func WithKafkaTLS(tlsConfig *tls.Config) Option {
+	return optionFunc(func(settings *settings) { settings.host.Kafka.TLS = tlsConfig })
 }
 
 // WithKafkaToken logs in to Kafka by SASL OAUTHBEARER with tokens of this source, from package bearer or of
 // the service. Config.Kafka.SASL may only have extensions of the token then.
 func WithKafkaToken(source bearer.Source) Option {
-	return optionFunc(func(s *settings) { s.host.Kafka.Token = source })
+	return optionFunc(func(settings *settings) { settings.host.Kafka.Token = source })
 }
 
 // WithRouter chooses the topics of events by a function, for events that name no topic themselves. If it
 // returns none, Config.Topics decides. It must always return the same topics for the same arguments,
 // because the relay caches them and asks again after a takeover. Config.Topics.Allow applies to them too.
 func WithRouter(topics func(aggregateType, eventName string) []string) Option {
-	return optionFunc(func(s *settings) { s.host.Route = topics })
+	return optionFunc(func(settings *settings) { settings.host.Route = topics })
 }
 
-// WithStatusHook calls f with the first status of a running relay and after each change, at most 50 times
+// WithStatusHook calls hook with the first status of a running relay and after each change, at most 50 times
 // in a second, for example to alert or to start work that only the owner does. The calls come from one
-// goroutine, in order, and Run waits for the last of them. f must not block for long.
-func WithStatusHook(f func(Status)) Option {
-	return optionFunc(func(s *settings) { s.onStatus = f })
+// goroutine, in order, and Run waits for the last of them. hook must not block for long.
+func WithStatusHook(hook func(Status)) Option {
+	return optionFunc(func(settings *settings) { settings.onStatus = hook })
 }
 
 // replaceConnections returns cfg with the address of the caller's options for MongoDB. The error lists the
@@ -125,15 +125,15 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 		// The rest of the program shows this address.
 		cfg.MongoDB.URI = NewURI("mongodb://WithMongoClient")
 	}
-	if o := host.Options; o != nil {
+	if clientOptions := host.Options; clientOptions != nil {
 		if isSet {
 			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoOptions: use one of them"))
 		}
-		if err := o.Validate(); err != nil {
+		if err := clientOptions.Validate(); err != nil {
 			bad = append(bad, fmt.Errorf("relay: WithMongoOptions: %w", err))
 		}
 		// The rest of the program shows this address and derives the default of Config.Watch from it.
-		cfg.MongoDB.URI = NewURI(cmp.Or(o.GetURI(), "mongodb://"+strings.Join(o.Hosts, ",")))
+		cfg.MongoDB.URI = NewURI(cmp.Or(clientOptions.GetURI(), "mongodb://"+strings.Join(clientOptions.Hosts, ",")))
 	}
 
 	return cfg, errors.Join(bad...)

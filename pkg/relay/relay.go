@@ -87,11 +87,11 @@ type Relay struct {
 // relay that never runs needs no Close. The error lists every problem of the configuration, with the fix
 // for each.
 func New(cfg Config, options ...Option) (*Relay, error) {
-	s := settings{log: slog.Default()}
+	settings := settings{log: slog.Default()}
 	for _, o := range options {
-		o.apply(&s)
+		o.apply(&settings)
 	}
-	cfg, err := s.replaceConnections(cfg)
+	cfg, err := settings.replaceConnections(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -104,9 +104,9 @@ func New(cfg Config, options ...Option) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", process.ErrNoOperators)
 	}
 	for _, w := range warnings {
-		s.log.Warn(w)
+		settings.log.Warn(w)
 	}
-	return &Relay{cfg: resolved, settings: s, ended: make(chan struct{})}, nil
+	return &Relay{cfg: resolved, settings: settings, ended: make(chan struct{})}, nil
 }
 
 // Run relays events until ctx ends. Then it stops reading, waits for the acknowledgements of events
@@ -159,9 +159,9 @@ func (r *Relay) watchStatus(ctx context.Context) {
 
 	var last Status
 	for {
-		if s := r.Status(); s.Role != last.Role || s.Ready != last.Ready || !slices.Equal(s.Reasons, last.Reasons) {
-			last = s
-			r.settings.onStatus(s)
+		if status := r.Status(); status.Role != last.Role || status.Ready != last.Ready || !slices.Equal(status.Reasons, last.Reasons) {
+			last = status
+			r.settings.onStatus(status)
 		}
 		if ctx.Err() != nil {
 			return

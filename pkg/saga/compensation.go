@@ -39,50 +39,50 @@ func (in *Instance[S]) Compensate() int {
 
 // restoreEvent returns the event whose stored form is raw.
 func restoreEvent(raw bson.Raw) (event.Event, error) {
-	var v envelope.View
-	if err := envelope.Parse(raw, &v); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(raw, &view); err != nil {
 		return event.Event{}, err
 	}
 
 	var payload event.Payload
-	switch t := bson.Type(v.PayloadType); t {
+	switch bsonType := bson.Type(view.PayloadType); bsonType {
 	case bson.TypeNull:
 	case bson.TypeBinary, bson.TypeString:
-		payload = event.Bytes(string(v.ContentType), v.Payload)
+		payload = event.Bytes(string(view.ContentType), view.Payload)
 	default:
-		payload = event.Document(bson.RawValue{Type: t, Value: v.Payload})
+		payload = event.Document(bson.RawValue{Type: bsonType, Value: view.Payload})
 	}
 
-	return event.New(event.Aggregate{Type: string(v.AggregateType), ID: string(v.AggregateID)}, string(v.Type), payload, restoreOptions(raw, &v)...), nil
+	return event.New(event.Aggregate{Type: string(view.AggregateType), ID: string(view.AggregateID)}, string(view.Type), payload, restoreOptions(raw, &view)...), nil
 }
 
 // restoreOptions returns the options for all fields of an event that New does not set.
-func restoreOptions(raw bson.Raw, v *envelope.View) []event.Option {
+func restoreOptions(raw bson.Raw, view *envelope.View) []event.Option {
 	var opts []event.Option
 	switch id := raw.Lookup("_id"); id.Type {
 	case bson.TypeBinary:
-		opts = append(opts, event.WithID(uuid.UUID(v.ID)))
+		opts = append(opts, event.WithID(uuid.UUID(view.ID)))
 	case bson.TypeObjectID:
 		opts = append(opts, event.WithID(id.ObjectID()))
 	default:
-		opts = append(opts, event.WithID(string(v.ID)))
+		opts = append(opts, event.WithID(string(view.ID)))
 	}
 
-	addText := func(b []byte, option func(string) event.Option) {
-		if len(b) > 0 {
-			opts = append(opts, option(string(b)))
+	addText := func(value []byte, option func(string) event.Option) {
+		if len(value) > 0 {
+			opts = append(opts, option(string(value)))
 		}
 	}
-	addText(v.Key, event.WithKey)
-	addText(v.Topic, event.WithTopic)
-	addText(v.SchemaVersion, event.WithSchemaVersion)
-	addText(v.Source, event.WithSource)
-	addText(v.Subject, event.WithSubject)
+	addText(view.Key, event.WithKey)
+	addText(view.Topic, event.WithTopic)
+	addText(view.SchemaVersion, event.WithSchemaVersion)
+	addText(view.Source, event.WithSource)
+	addText(view.Subject, event.WithSubject)
 
-	if v.Partition != envelope.AnyPartition {
-		opts = append(opts, event.WithPartition(v.Partition))
+	if view.Partition != envelope.AnyPartition {
+		opts = append(opts, event.WithPartition(view.Partition))
 	}
-	for it := v.Headers.Iter(); it.Next(); {
+	for it := view.Headers.Iter(); it.Next(); {
 		opts = append(opts, event.WithHeader(string(it.Key), it.Value))
 	}
 
@@ -91,8 +91,8 @@ func restoreOptions(raw bson.Raw, v *envelope.View) []event.Option {
 			opts = append(opts, option(time.UnixMilli(ms)))
 		}
 	}
-	addDate(v.HasTime, v.Time, event.WithTime)
-	addDate(v.HasDueAt, v.DueAt, event.WithDueAt)
-	addDate(v.HasExpiresAt, v.ExpiresAt, event.WithExpiry)
+	addDate(view.HasTime, view.Time, event.WithTime)
+	addDate(view.HasDueAt, view.DueAt, event.WithDueAt)
+	addDate(view.HasExpiresAt, view.ExpiresAt, event.WithExpiry)
 	return opts
 }

@@ -57,12 +57,12 @@ func (d *Desk) Get(ctx context.Context, ref Ref) (Snapshot, error) {
 		if err != nil {
 			return Snapshot{}, fmt.Errorf("reading saga %s: %w", ref.Saga, err)
 		}
-		r, found, err := d.store.Load(ctx, ref.Saga, id)
+		record, found, err := d.store.Load(ctx, ref.Saga, id)
 		if err != nil {
 			return Snapshot{}, err
 		}
 		if found {
-			return newSnapshot(ref.Saga, r)
+			return newSnapshot(ref.Saga, record)
 		}
 	}
 	return Snapshot{}, fmt.Errorf("%w: %s %s", ErrNotFound, ref.Saga, ref.ID)
@@ -79,7 +79,7 @@ func (d *Desk) Recent(ctx context.Context, saga string) iter.Seq2[Snapshot, erro
 		}
 
 		for _, r := range records {
-			if s, err := newSnapshot(saga, r); !yield(s, err) || err != nil {
+			if snapshot, err := newSnapshot(saga, r); !yield(snapshot, err) || err != nil {
 				return
 			}
 		}
@@ -87,46 +87,46 @@ func (d *Desk) Recent(ctx context.Context, saga string) iter.Seq2[Snapshot, erro
 }
 
 // newSnapshot decodes the record of a saga.
-func newSnapshot(saga string, r sagas.Record) (Snapshot, error) {
-	s := Snapshot{
-		Ref:         Ref{Saga: saga, ID: sagas.FormatID(r.ID)},
-		Version:     r.Version,
-		CreatedAt:   r.CreatedAt,
-		UpdatedAt:   r.UpdatedAt,
-		CompletedAt: r.CompletedAt,
-		ExpiresAt:   r.ExpiresAt,
+func newSnapshot(saga string, record sagas.Record) (Snapshot, error) {
+	snapshot := Snapshot{
+		Ref:         Ref{Saga: saga, ID: sagas.FormatID(record.ID)},
+		Version:     record.Version,
+		CreatedAt:   record.CreatedAt,
+		UpdatedAt:   record.UpdatedAt,
+		CompletedAt: record.CompletedAt,
+		ExpiresAt:   record.ExpiresAt,
 	}
 
-	var d document[bson.RawValue]
-	if err := bson.Unmarshal(r.Body, &d); err != nil {
-		return s, fmt.Errorf("reading saga %s %s: %w", saga, s.ID, err)
+	var document document[bson.RawValue]
+	if err := bson.Unmarshal(record.Body, &document); err != nil {
+		return snapshot, fmt.Errorf("reading saga %s %s: %w", saga, snapshot.ID, err)
 	}
 
 	// Only a document can be converted to JSON, so the state is wrapped in one.
-	text, err := bson.MarshalExtJSON(bson.D{{Key: "state", Value: d.State}}, false, false)
+	text, err := bson.MarshalExtJSON(bson.D{{Key: "state", Value: document.State}}, false, false)
 	if err != nil {
-		return s, fmt.Errorf("reading saga %s %s: %w", saga, s.ID, err)
+		return snapshot, fmt.Errorf("reading saga %s %s: %w", saga, snapshot.ID, err)
 	}
 
 	var wrapped struct {
 		State json.RawMessage `json:"state"`
 	}
 	if err := json.Unmarshal(text, &wrapped); err != nil {
-		return s, fmt.Errorf("reading saga %s %s: %w", saga, s.ID, err)
+		return snapshot, fmt.Errorf("reading saga %s %s: %w", saga, snapshot.ID, err)
 	}
 
-	s.State = wrapped.State
-	s.Compensations = len(d.Compensations)
-	s.Sequence = d.Sequence
-	for _, t := range d.Timeouts {
-		s.Timeouts = append(s.Timeouts, t.Name)
+	snapshot.State = wrapped.State
+	snapshot.Compensations = len(document.Compensations)
+	snapshot.Sequence = document.Sequence
+	for _, t := range document.Timeouts {
+		snapshot.Timeouts = append(snapshot.Timeouts, t.Name)
 	}
-	for _, h := range d.Held {
-		s.Held = append(s.Held, h.Number)
+	for _, h := range document.Held {
+		snapshot.Held = append(snapshot.Held, h.Number)
 	}
-	if d.Stuck != nil {
-		s.Stuck = fmt.Sprintf("number %d, message %s: %s", d.Stuck.Number, d.Stuck.Message, d.Stuck.Reason)
+	if document.Stuck != nil {
+		snapshot.Stuck = fmt.Sprintf("number %d, message %s: %s", document.Stuck.Number, document.Stuck.Message, document.Stuck.Reason)
 	}
 
-	return s, nil
+	return snapshot, nil
 }

@@ -60,26 +60,26 @@ func (h *handler[S]) prepare(ctx context.Context) error {
 
 // handleMessage runs the step for one message. If ctx has a transaction, the step joins it. If the step fails, that
 // transaction can only roll back, so that no half of a step is committed.
-func (h *handler[S]) handleMessage(ctx context.Context, m *consumer.Message) error {
-	rt, ok := h.saga.routes[m.Name]
+func (h *handler[S]) handleMessage(ctx context.Context, message *consumer.Message) error {
+	rt, ok := h.saga.routes[message.Name]
 	if !ok {
-		return fmt.Errorf("saga %s: %w takes type %q", h.saga.name, consumer.ErrNoHandler, m.Name)
+		return fmt.Errorf("saga %s: %w takes type %q", h.saga.name, consumer.ErrNoHandler, message.Name)
 	}
 
-	payload, err := rt.decodePayload(ctx, m)
+	payload, err := rt.decodePayload(ctx, message)
 	if err != nil {
 		return fmt.Errorf("saga %s: %w", h.saga.name, err)
 	}
-	id, err := h.findID(rt, payload, m)
+	id, err := h.findID(rt, payload, message)
 	if err != nil {
-		return fmt.Errorf("saga %s: %w: message %s of type %s: %w", h.saga.name, consumer.ErrMalformed, m.ID, m.Name, err)
+		return fmt.Errorf("saga %s: %w: message %s of type %s: %w", h.saga.name, consumer.ErrMalformed, message.ID, message.Name, err)
 	}
 
-	return h.box.Transaction(ctx, func(ctx context.Context) error { return h.handleOnce(ctx, rt, id, payload, m) })
+	return h.box.Transaction(ctx, func(ctx context.Context) error { return h.handleOnce(ctx, rt, id, payload, message) })
 }
 
-// findID returns the id of the saga of m.
-func (h *handler[S]) findID(rt *route[S], payload any, m *consumer.Message) (any, error) {
+// findID returns the id of the saga of message.
+func (h *handler[S]) findID(rt *route[S], payload any, message *consumer.Message) (any, error) {
 	// The function of By comes first: it selects the field that identifies the saga.
 	text := ""
 	if rt.id != nil {
@@ -87,12 +87,12 @@ func (h *handler[S]) findID(rt *route[S], payload any, m *consumer.Message) (any
 	}
 	// Messages that a saga caused carry the id in a header.
 	if text == "" {
-		header, _ := m.Header(HeaderID)
+		header, _ := message.Header(HeaderID)
 		text = string(header)
 	}
 	// Without By, the events of an aggregate belong to the saga of that aggregate.
 	if text == "" && rt.id == nil {
-		text = cmp.Or(m.Aggregate.ID, string(m.Key))
+		text = cmp.Or(message.Aggregate.ID, string(message.Key))
 	}
 
 	if text == "" {
@@ -101,8 +101,8 @@ func (h *handler[S]) findID(rt *route[S], payload any, m *consumer.Message) (any
 	return sagas.ParseID(h.saga.settings.ids, text)
 }
 
-// handleOnce loads the saga, runs the step of m and stores the result. It is one attempt.
-func (h *handler[S]) handleOnce(ctx context.Context, rt *route[S], id, payload any, m *consumer.Message) error {
+// handleOnce loads the saga, runs the step of message and stores the result. It is one attempt.
+func (h *handler[S]) handleOnce(ctx context.Context, rt *route[S], id, payload any, message *consumer.Message) error {
 	rec, found, err := h.store.Load(ctx, h.saga.name, id)
 	switch {
 	case err != nil:
@@ -111,18 +111,18 @@ func (h *handler[S]) handleOnce(ctx context.Context, rt *route[S], id, payload a
 		// The message comes too late.
 		return nil
 	case !found && rt.start == nil && rt.numberOf(payload) <= 1:
-		return h.handleMissing(ctx, rt, id, payload, m)
+		return h.handleMissing(ctx, rt, id, payload, message)
 	}
 
 	in, err := h.newInstance(rec, found, id)
 	if err != nil {
 		return err
 	}
-	if rt.timeout != "" && !in.expireTimeout(m) {
+	if rt.timeout != "" && !in.expireTimeout(message) {
 		return nil
 	}
 
-	changed, err := h.handleInstance(ctx, in, rt, payload, m)
+	changed, err := h.handleInstance(ctx, in, rt, payload, message)
 	if !changed || err != nil {
 		return err
 	}
@@ -138,46 +138,46 @@ func (r *route[S]) numberOf(payload any) int64 {
 }
 
 // handleMissing runs the callback of Missing for a message whose saga does not exist. Without one it returns ErrNotFound.
-func (h *handler[S]) handleMissing(ctx context.Context, rt *route[S], id, payload any, m *consumer.Message) error {
+func (h *handler[S]) handleMissing(ctx context.Context, rt *route[S], id, payload any, message *consumer.Message) error {
 	text := sagas.FormatID(id)
 	if rt.missing != nil {
 		return rt.missing(ctx, text, payload)
 	}
 	return fmt.Errorf("%w: %s %s for message %s of type %s, which does not start a saga; "+
-		"if this can happen, define a callback with Missing", ErrNotFound, h.saga.name, text, m.ID, m.Name)
+		"if this can happen, define a callback with Missing", ErrNotFound, h.saga.name, text, message.ID, message.Name)
 }
 
-// handleInstance runs the step of m, and then the steps of the held messages whose turn has come.
+// handleInstance runs the step of message, and then the steps of the held messages whose turn has come.
 // changed reports whether the instance must be stored.
 func (h *handler[S]) handleInstance(
-	ctx context.Context, in *Instance[S], rt *route[S], payload any, m *consumer.Message,
+	ctx context.Context, instance *Instance[S], rt *route[S], payload any, message *consumer.Message,
 ) (changed bool, err error) {
 	number := rt.numberOf(payload)
 	switch {
 	case number <= 0:
-		return h.runStep(ctx, in, rt, payload, m)
+		return h.runStep(ctx, instance, rt, payload, message)
 
-	case number <= in.doc.Sequence:
+	case number <= instance.doc.Sequence:
 		// The message was handled before.
 		return false, nil
 
-	case number > in.doc.Sequence+1:
-		changed, err = in.holdMessage(number, m)
-		if err != nil || in.doc.Stuck == nil {
+	case number > instance.doc.Sequence+1:
+		changed, err = instance.holdMessage(number, message)
+		if err != nil || instance.doc.Stuck == nil {
 			return changed, err
 		}
 
 		// The step that failed before may succeed by now.
-		return true, h.releaseHeld(ctx, in)
+		return true, h.releaseHeld(ctx, instance)
 	}
 
 	// From here on, the message has the next number of its sequence.
-	if _, err = h.runStep(ctx, in, rt, payload, m); err != nil {
+	if _, err = h.runStep(ctx, instance, rt, payload, message); err != nil {
 		return false, err
 	}
 
-	in.doc.Sequence++
-	return true, h.releaseHeld(ctx, in)
+	instance.doc.Sequence++
+	return true, h.releaseHeld(ctx, instance)
 }
 
 // releaseHeld runs the steps of the held messages whose turn has come. If such a step fails, the
@@ -188,29 +188,29 @@ func (h *handler[S]) handleInstance(
 // An error of the server has undone the whole transaction. Then releaseHeld returns the error, and
 // the next attempt leaves the held message out. A transient error, for example a write conflict, says
 // nothing about the message, so only maxTransient of them in a row do the same.
-func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
-	for !in.completed {
-		next, ok := in.nextHeld()
+func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S]) error {
+	for !instance.completed {
+		next, ok := instance.nextHeld()
 		if !ok {
 			return nil
 		}
 
-		m := (*consumer.Message)(&next.Message)
-		key := fmt.Sprintf("%s/%d", in.ID(), next.Number)
+		message := (*consumer.Message)(&next.Message)
+		key := fmt.Sprintf("%s/%d", instance.ID(), next.Number)
 
 		// The previous attempt has failed in this step, and its transaction was aborted.
 		before, _ := h.failedHeld.LoadAndDelete(key)
 		failed, _ := before.(failures)
 		if failed.decided() {
-			in.doc.Stuck = &stuckMessage{Number: next.Number, Message: m.ID, Reason: failed.reason}
+			instance.doc.Stuck = &stuckMessage{Number: next.Number, Message: message.ID, Reason: failed.reason}
 			return nil
 		}
 
-		err := h.runHeld(ctx, in, m)
+		err := h.runHeld(ctx, instance, message)
 		if err == nil {
-			in.doc.Held = slices.Delete(in.doc.Held, 0, 1)
-			in.doc.Sequence = next.Number
-			in.doc.Stuck = nil
+			instance.doc.Held = slices.Delete(instance.doc.Held, 0, 1)
+			instance.doc.Sequence = next.Number
+			instance.doc.Stuck = nil
 			continue
 		}
 
@@ -222,10 +222,10 @@ func (h *handler[S]) releaseHeld(ctx context.Context, in *Instance[S]) error {
 		reason := record.Clip(err.Error(), maxStuckReason)
 		if isServerError(err) {
 			h.failedHeld.Store(key, failed.add(err, reason))
-			return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, m.ID, next.Number, in.ID(), err)
+			return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, message.ID, next.Number, instance.ID(), err)
 		}
 
-		in.doc.Stuck = &stuckMessage{Number: next.Number, Message: m.ID, Reason: reason}
+		instance.doc.Stuck = &stuckMessage{Number: next.Number, Message: message.ID, Reason: reason}
 		return nil
 	}
 
@@ -272,46 +272,46 @@ func isTransient(err error) bool {
 }
 
 // runHeld runs the step of a held message. If the step fails, the instance is restored.
-func (h *handler[S]) runHeld(ctx context.Context, in *Instance[S], m *consumer.Message) error {
+func (h *handler[S]) runHeld(ctx context.Context, instance *Instance[S], message *consumer.Message) error {
 	// The definition may have changed since the message was held.
-	rt, ok := h.saga.routes[m.Name]
+	rt, ok := h.saga.routes[message.Name]
 	if !ok {
-		return fmt.Errorf("%w takes type %q", consumer.ErrNoHandler, m.Name)
+		return fmt.Errorf("%w takes type %q", consumer.ErrNoHandler, message.Name)
 	}
-	payload, err := rt.decodePayload(ctx, m)
+	payload, err := rt.decodePayload(ctx, message)
 	if err != nil {
 		return err
 	}
 
 	// A failed step may have changed a part of the instance.
-	before, err := in.newSavepoint()
+	before, err := instance.newSavepoint()
 	if err != nil {
 		return err
 	}
-	if _, err = h.runStep(ctx, in, rt, payload, m); err != nil {
-		return errors.Join(err, before.restoreTo(in))
+	if _, err = h.runStep(ctx, instance, rt, payload, message); err != nil {
+		return errors.Join(err, before.restoreTo(instance))
 	}
 	return nil
 }
 
-// runStep runs the step for m. changed reports whether the instance must be stored.
+// runStep runs the step for message. changed reports whether the instance must be stored.
 func (h *handler[S]) runStep(
-	ctx context.Context, in *Instance[S], rt *route[S], payload any, m *consumer.Message,
+	ctx context.Context, instance *Instance[S], rt *route[S], payload any, message *consumer.Message,
 ) (changed bool, err error) {
 	step := rt.on
-	if in.doc.Waiting {
+	if instance.doc.Waiting {
 		step = rt.start
 	}
 
 	switch {
 	case step != nil:
-		in.doc.Waiting = false
-		in.message = m
-		err := errors.Join(step(ctx, in, payload), errors.Join(in.problems...))
-		in.problems = nil
+		instance.doc.Waiting = false
+		instance.message = message
+		err := errors.Join(step(ctx, instance, payload), errors.Join(instance.problems...))
+		instance.problems = nil
 		return err == nil, err
-	case in.doc.Waiting:
-		return false, h.handleMissing(ctx, rt, in.id, payload, m)
+	case instance.doc.Waiting:
+		return false, h.handleMissing(ctx, rt, instance.id, payload, message)
 	default:
 		// Another message has started the saga before.
 		return false, nil

@@ -113,7 +113,7 @@ func (in *Instance[S]) addProblem(format string, args ...any) {
 // commitStep stores the instance and its events. It writes the state first: if another step was
 // faster, nothing else is written.
 func (in *Instance[S]) commitStep(ctx context.Context) error {
-	s := in.h.saga
+	saga := in.h.saga
 	in.doc.State = in.State
 
 	// A complete saga waits for nothing and compensates nothing.
@@ -126,22 +126,22 @@ func (in *Instance[S]) commitStep(ctx context.Context) error {
 
 	body, err := bson.Marshal(in.doc)
 	if err != nil {
-		return fmt.Errorf("encoding saga %s %s: %w", s.name, in.ID(), err)
+		return fmt.Errorf("encoding saga %s %s: %w", saga.name, in.ID(), err)
 	}
 
 	in.record.Body = body
 	saved := in.record
 	if in.completed {
-		err = in.h.store.Complete(ctx, s.name, in.record, s.settings.keep)
+		err = in.h.store.Complete(ctx, saga.name, in.record, saga.settings.keep)
 	} else {
-		saved, err = in.h.store.Save(ctx, s.name, in.record)
+		saved, err = in.h.store.Save(ctx, saga.name, in.record)
 	}
 	if err != nil {
 		return err
 	}
 
 	if err := in.appendToOutbox(ctx, saved.UpdatedAt); err != nil {
-		return fmt.Errorf("saga %s %s: %w", s.name, in.ID(), err)
+		return fmt.Errorf("saga %s %s: %w", saga.name, in.ID(), err)
 	}
 	return nil
 }

@@ -25,10 +25,10 @@ import (
 // answers such an event passes the header on with Reply.
 const HeaderID = "saga-id"
 
-// Reply returns ev with the saga's id of m, for a service that answers an event of a saga. If m has no such id, Reply returns
+// Reply returns ev with the saga's id of message, for a service that answers an event of a saga. If message has no such id, Reply returns
 // ev unchanged.
-func Reply(m *consumer.Message, ev event.Event) event.Event {
-	id, ok := m.Header(HeaderID)
+func Reply(message *consumer.Message, ev event.Event) event.Event {
+	id, ok := message.Header(HeaderID)
 	if !ok {
 		return ev
 	}
@@ -62,14 +62,14 @@ type route[S any] struct {
 
 // Define begins the definition of a saga. Its name is also the name of its collection. Handler reports mistakes.
 func Define[S any](name string, opts ...Option) *Saga[S] {
-	s := &Saga[S]{name: name, routes: map[string]*route[S]{}}
+	saga := &Saga[S]{name: name, routes: map[string]*route[S]{}}
 	for _, o := range opts {
 		if o != nil {
-			o.applyTo(&s.settings)
+			o.applyTo(&saga.settings)
 		}
 	}
 
-	set := &s.settings
+	set := &saga.settings
 	set.ids = cmp.Or(set.ids, sagas.String)
 	set.owner = cmp.Or(set.owner, typeOwner[S]())
 	set.aggregate = cmp.Or(set.aggregate, name)
@@ -79,24 +79,24 @@ func Define[S any](name string, opts ...Option) *Saga[S] {
 	// The name becomes the name of a collection, so the limits of MongoDB apply.
 	if name == "" || len(name) > 200 || name == sagas.TypesCollection ||
 		strings.ContainsAny(name, "$\x00") || strings.HasPrefix(name, "system.") {
-		s.addProblem("the name %q is no valid collection name, or it is %s", name, sagas.TypesCollection)
+		saga.addProblem("the name %q is no valid collection name, or it is %s", name, sagas.TypesCollection)
 	}
 	// "1" is a valid id of each kind but UUID.
 	if _, err := sagas.ParseID(set.ids, "1"); err != nil && set.ids != sagas.UUID {
-		s.addProblem("unknown kind of ids %q", set.ids)
+		saga.addProblem("unknown kind of ids %q", set.ids)
 	}
-	return s
+	return saga
 }
 
 // typeOwner returns the default owner of a saga: the Go type of its state with the path of its package.
 func typeOwner[S any]() string {
-	t := reflect.TypeFor[S]()
+	goType := reflect.TypeFor[S]()
 
 	// Built-in and unnamed types have no package.
-	if t.Name() == "" || t.PkgPath() == "" {
-		return t.String()
+	if goType.Name() == "" || goType.PkgPath() == "" {
+		return goType.String()
 	}
-	return t.PkgPath() + "." + t.Name()
+	return goType.PkgPath() + "." + goType.Name()
 }
 
 // Name returns the name of the saga, which is also the name of its collection.
@@ -106,45 +106,45 @@ func (s *Saga[S]) addProblem(format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf(format, args...))
 }
 
-// Start defines the step that starts a saga with an event of type t. If the saga exists, the step of On for the same type
+// Start defines the step that starts a saga with an event of type eventType. If the saga exists, the step of On for the same type
 // runs instead. Without such a step, or if the saga is complete, the event has no effect.
-func Start[S, P any](s *Saga[S], t event.Type[P], step Step[S, P], opts ...StepOption[P]) {
-	r := addRoute(s, t, opts)
-	setStep(s, &r.start, t, step)
+func Start[S, P any](saga *Saga[S], eventType event.Type[P], step Step[S, P], opts ...StepOption[P]) {
+	route := addRoute(saga, eventType, opts)
+	setStep(saga, &route.start, eventType, step)
 }
 
-// On defines the step for events of type t if the saga exists. If the saga is complete, the event has no effect. If it does
+// On defines the step for events of type eventType if the saga exists. If the saga is complete, the event has no effect. If it does
 // not exist and the event does not start it, the event fails with ErrNotFound, unless Missing takes it.
-func On[S, P any](s *Saga[S], t event.Type[P], step Step[S, P], opts ...StepOption[P]) {
-	r := addRoute(s, t, opts)
-	setStep(s, &r.on, t, step)
+func On[S, P any](saga *Saga[S], eventType event.Type[P], step Step[S, P], opts ...StepOption[P]) {
+	route := addRoute(saga, eventType, opts)
+	setStep(saga, &route.on, eventType, step)
 }
 
-// StartOrOn defines the step for events of type t, whether the saga exists or not.
-func StartOrOn[S, P any](s *Saga[S], t event.Type[P], step Step[S, P], opts ...StepOption[P]) {
-	Start(s, t, step, opts...)
-	On(s, t, step)
+// StartOrOn defines the step for events of type eventType, whether the saga exists or not.
+func StartOrOn[S, P any](saga *Saga[S], eventType event.Type[P], step Step[S, P], opts ...StepOption[P]) {
+	Start(saga, eventType, step, opts...)
+	On(saga, eventType, step)
 }
 
-// Missing defines f as the callback for events of type t whose saga does not exist. The context has the transaction of the
-// message, so f may append to the outbox.
-func Missing[S, P any](s *Saga[S], t event.Type[P], f func(ctx context.Context, id string, p P) error) {
-	r := addRoute(s, t, nil)
+// Missing defines handle as the callback for events of type eventType whose saga does not exist. The context has the transaction of the
+// message, so handle may append to the outbox.
+func Missing[S, P any](saga *Saga[S], eventType event.Type[P], handle func(ctx context.Context, id string, p P) error) {
+	route := addRoute(saga, eventType, nil)
 	switch {
-	case f == nil:
-		s.addProblem("Missing for type %q has no function", t.Name)
-	case r.missing != nil:
-		s.addProblem("Missing is given twice for type %q", t.Name)
+	case handle == nil:
+		saga.addProblem("Missing for type %q has no function", eventType.Name)
+	case route.missing != nil:
+		saga.addProblem("Missing is given twice for type %q", eventType.Name)
 	}
-	r.missing = func(ctx context.Context, id string, payload any) error { return f(ctx, id, payloadAs[P](payload)) }
+	route.missing = func(ctx context.Context, id string, payload any) error { return handle(ctx, id, payloadAs[P](payload)) }
 }
 
 // Timeout defines the step for the timeout name, which a step requests with Instance.TimeoutIn. A timeout is ignored if the
 // saga was completed, or if the timeout was canceled or requested again, before it arrived.
 //
 // A timeout is an event with the name "<saga>.<name>". Its aggregate type is that of WithAggregate.
-func (s *Saga[S]) Timeout(name string, step func(ctx context.Context, in *Instance[S]) error) {
-	t := event.Type[any]{Aggregate: s.settings.aggregate, Name: s.timeoutType(name)}
+func (s *Saga[S]) Timeout(name string, step func(ctx context.Context, instance *Instance[S]) error) {
+	eventType := event.Type[any]{Aggregate: s.settings.aggregate, Name: s.timeoutType(name)}
 	if name == "" {
 		s.addProblem("a timeout without a name")
 	}
@@ -152,8 +152,8 @@ func (s *Saga[S]) Timeout(name string, step func(ctx context.Context, in *Instan
 		s.addProblem("timeout %q has no step", name)
 	}
 
-	On(s, t, func(ctx context.Context, in *Instance[S], _ any) error { return step(ctx, in) })
-	s.routes[t.Name].timeout = name
+	On(s, eventType, func(ctx context.Context, instance *Instance[S], _ any) error { return step(ctx, instance) })
+	s.routes[eventType.Name].timeout = name
 }
 
 // timeoutType returns the name of the event for a timeout.
@@ -170,12 +170,12 @@ type stepSettings[P any] struct {
 
 type stepOption[P any] func(*stepSettings[P])
 
-func (o stepOption[P]) applyTo(s *stepSettings[P]) { o(s) }
+func (o stepOption[P]) applyTo(settings *stepSettings[P]) { o(settings) }
 
 // By finds the id of the saga in the payload. If id returns "", the header saga-id counts. Defaults to the header saga-id,
 // without it the id of the aggregate, and without that the key, for presets of the relay that do not write the aggregate.
 func By[P any](id func(P) string) StepOption[P] {
-	return stepOption[P](func(s *stepSettings[P]) { s.id = id })
+	return stepOption[P](func(settings *stepSettings[P]) { settings.id = id })
 }
 
 // Sequenced handles the events of a saga in the order of their numbers, from 1. The order includes all types of events with
@@ -185,28 +185,28 @@ func By[P any](id func(P) string) StepOption[P] {
 // If the step for a held event fails, only that event stays held. It is tried again when another event of the sequence
 // arrives, or another event with its number.
 func Sequenced[P any](number func(P) int64) StepOption[P] {
-	return stepOption[P](func(s *stepSettings[P]) { s.number = number })
+	return stepOption[P](func(settings *stepSettings[P]) { settings.number = number })
 }
 
-// addRoute returns the route for events of type t, with the options added. Mistakes become problems of s.
-func addRoute[S, P any](s *Saga[S], t event.Type[P], opts []StepOption[P]) *route[S] {
-	r := s.routes[t.Name]
-	if r == nil {
-		r = &route[S]{
+// addRoute returns the route for events of type eventType, with the options added. Mistakes become problems of saga.
+func addRoute[S, P any](saga *Saga[S], eventType event.Type[P], opts []StepOption[P]) *route[S] {
+	existing := saga.routes[eventType.Name]
+	if existing == nil {
+		existing = &route[S]{
 			payload: reflect.TypeFor[P](),
-			decode:  func(ctx context.Context, data []byte) (any, error) { return t.Decode(ctx, data) },
+			decode:  func(ctx context.Context, data []byte) (any, error) { return eventType.Decode(ctx, data) },
 		}
-		s.routes[t.Name] = r
+		saga.routes[eventType.Name] = existing
 	}
 
 	switch {
-	case t.Name == "":
-		s.addProblem("a type of events has no name")
-	case strings.Contains(t.Name, "*"):
-		s.addProblem("type %q is a pattern; use the exact name of a type", t.Name)
+	case eventType.Name == "":
+		saga.addProblem("a type of events has no name")
+	case strings.Contains(eventType.Name, "*"):
+		saga.addProblem("type %q is a pattern; use the exact name of a type", eventType.Name)
 	// One type has one decoder, whichever steps use it.
-	case r.payload != reflect.TypeFor[P]():
-		s.addProblem("type %q has the payloads %s and %s", t.Name, r.payload, reflect.TypeFor[P]())
+	case existing.payload != reflect.TypeFor[P]():
+		saga.addProblem("type %q has the payloads %s and %s", eventType.Name, existing.payload, reflect.TypeFor[P]())
 	}
 
 	var set stepSettings[P]
@@ -214,44 +214,44 @@ func addRoute[S, P any](s *Saga[S], t event.Type[P], opts []StepOption[P]) *rout
 		o.applyTo(&set)
 	}
 	if set.id != nil {
-		r.id = func(payload any) string { return set.id(payloadAs[P](payload)) }
+		existing.id = func(payload any) string { return set.id(payloadAs[P](payload)) }
 	}
 	if set.number != nil {
-		r.number = func(payload any) int64 { return set.number(payloadAs[P](payload)) }
+		existing.number = func(payload any) int64 { return set.number(payloadAs[P](payload)) }
 	}
-	return r
+	return existing
 }
 
 // payloadAs returns the decoded payload. It is the zero value for a tombstone, which has no payload.
 func payloadAs[P any](payload any) P {
-	p, _ := payload.(P)
-	return p
+	typed, _ := payload.(P)
+	return typed
 }
 
 // setStep sets a step of a route.
-func setStep[S, P any](s *Saga[S], place *func(context.Context, *Instance[S], any) error, t event.Type[P], step Step[S, P]) {
+func setStep[S, P any](saga *Saga[S], place *func(context.Context, *Instance[S], any) error, eventType event.Type[P], step Step[S, P]) {
 	switch {
 	case step == nil:
-		s.addProblem("type %q has no step", t.Name)
+		saga.addProblem("type %q has no step", eventType.Name)
 	case *place != nil:
-		s.addProblem("type %q is defined twice", t.Name)
+		saga.addProblem("type %q is defined twice", eventType.Name)
 	}
-	*place = func(ctx context.Context, in *Instance[S], payload any) error {
-		return step(ctx, in, payloadAs[P](payload))
+	*place = func(ctx context.Context, instance *Instance[S], payload any) error {
+		return step(ctx, instance, payloadAs[P](payload))
 	}
 }
 
-// decodePayload decodes the value of m. The error of a value that cannot be decoded is consumer.ErrMalformed.
-func (r *route[S]) decodePayload(ctx context.Context, m *consumer.Message) (any, error) {
-	if m.Tombstone() {
+// decodePayload decodes the value of message. The error of a value that cannot be decoded is consumer.ErrMalformed.
+func (r *route[S]) decodePayload(ctx context.Context, message *consumer.Message) (any, error) {
+	if message.Tombstone() {
 		return nil, nil
 	}
 
-	payload, err := r.decode(ctx, m.Value)
+	payload, err := r.decode(ctx, message.Value)
 	if err == nil || errors.Is(err, codec.ErrUnavailable) {
 		return payload, err
 	}
-	return nil, fmt.Errorf("%w: message %s of type %s: %w", consumer.ErrMalformed, m.ID, m.Name, err)
+	return nil, fmt.Errorf("%w: message %s of type %s: %w", consumer.ErrMalformed, message.ID, message.Name, err)
 }
 
 // Handler returns the handler of the saga for consumer.Consumer.Handle. Use Name as the name of the handler, and read the
@@ -285,9 +285,9 @@ func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 		return consumer.Handler{}, fmt.Errorf("%w: %s: %s", ErrDefinition, s.name, strings.Join(problems, "; "))
 	}
 
-	h := &handler[S]{saga: s, box: box, store: storeOf(box)}
-	f := consumer.Func(h.handleMessage, slices.Sorted(maps.Keys(s.routes))...)
-	return f.WithPreparation(consumerparts.Key{}, h.prepare), nil
+	handler := &handler[S]{saga: s, box: box, store: storeOf(box)}
+	built := consumer.Func(handler.handleMessage, slices.Sorted(maps.Keys(s.routes))...)
+	return built.WithPreparation(consumerparts.Key{}, handler.prepare), nil
 }
 
 // claimCollection returns an error if the collection of the saga contains entities.

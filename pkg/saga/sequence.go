@@ -61,54 +61,54 @@ func (in *Instance[S]) newSavepoint() (*savepoint[S], error) {
 		return nil, fmt.Errorf("encoding saga %s %s: %w", in.h.saga.name, in.ID(), err)
 	}
 
-	s := &savepoint[S]{state: state, doc: in.doc, out: in.out, completed: in.completed}
-	s.doc.Timeouts = slices.Clone(in.doc.Timeouts)
-	s.doc.Compensations = slices.Clone(in.doc.Compensations)
+	savepoint := &savepoint[S]{state: state, doc: in.doc, out: in.out, completed: in.completed}
+	savepoint.doc.Timeouts = slices.Clone(in.doc.Timeouts)
+	savepoint.doc.Compensations = slices.Clone(in.doc.Compensations)
 	// The other slices of out only grow, so they need no copy.
-	s.out.timeouts = slices.Clone(in.out.timeouts)
-	return s, nil
+	savepoint.out.timeouts = slices.Clone(in.out.timeouts)
+	return savepoint, nil
 }
 
 // restoreTo resets the instance to the savepoint.
-func (s *savepoint[S]) restoreTo(in *Instance[S]) error {
-	var d document[S]
-	if err := bson.Unmarshal(s.state, &d); err != nil {
-		return fmt.Errorf("decoding saga %s %s: %w", in.h.saga.name, in.ID(), err)
+func (s *savepoint[S]) restoreTo(instance *Instance[S]) error {
+	var document document[S]
+	if err := bson.Unmarshal(s.state, &document); err != nil {
+		return fmt.Errorf("decoding saga %s %s: %w", instance.h.saga.name, instance.ID(), err)
 	}
 
-	in.State = d.State
-	in.doc = s.doc
-	in.out = s.out
-	in.completed = s.completed
+	instance.State = document.State
+	instance.doc = s.doc
+	instance.out = s.out
+	instance.completed = s.completed
 	return nil
 }
 
-// compareNumber compares the number of h with n.
-func compareNumber(h heldMessage, n int64) int { return int(min(max(h.Number-n, -1), 1)) }
+// compareNumber compares the number of message with n.
+func compareNumber(message heldMessage, n int64) int { return int(min(max(message.Number-n, -1), 1)) }
 
 // holdMessage stores the message with number n until its turn. If a message with this number is
-// held already, m is ignored. If too many messages are held, the error is ErrGap.
-func (in *Instance[S]) holdMessage(n int64, m *consumer.Message) (changed bool, err error) {
+// held already, message is ignored. If too many messages are held, the error is ErrGap.
+func (in *Instance[S]) holdMessage(n int64, message *consumer.Message) (changed bool, err error) {
 	i, found := slices.BinarySearchFunc(in.doc.Held, n, compareNumber)
 	if found {
 		return false, nil
 	}
 
 	// The document of the saga contains all held messages, and its size is limited.
-	bytes := messageSize(m)
+	bytes := messageSize(message)
 	for _, h := range in.doc.Held {
 		bytes += messageSize((*consumer.Message)(&h.Message))
 	}
 
 	held, limit := len(in.doc.Held), in.h.saga.settings.held
 	if held < limit && bytes <= maxHeldBytes {
-		in.doc.Held = slices.Insert(in.doc.Held, i, heldMessage{Number: n, Message: storedMessage(*m)})
+		in.doc.Held = slices.Insert(in.doc.Held, i, heldMessage{Number: n, Message: storedMessage(*message)})
 		return true, nil
 	}
 
 	advice := fmt.Sprintf("with number %d they would have %d bytes, above 8 MiB", n, bytes)
-	if s := in.doc.Stuck; s != nil {
-		advice = fmt.Sprintf("the step for that number fails: %s; fix the step, or send another message with this number", s.Reason)
+	if stuck := in.doc.Stuck; stuck != nil {
+		advice = fmt.Sprintf("the step for that number fails: %s; fix the step, or send another message with this number", stuck.Reason)
 	} else if held >= limit {
 		advice = fmt.Sprintf("the limit is %d; raise WithHeld, or retry this error later", limit)
 	}
@@ -120,9 +120,9 @@ func (in *Instance[S]) holdMessage(n int64, m *consumer.Message) (changed bool, 
 const maxHeldBytes = 8 << 20
 
 // messageSize estimates the size of a held message in bytes.
-func messageSize(m *consumer.Message) int {
-	n := len(m.Key) + len(m.Value) + 1024
-	for _, h := range m.Headers {
+func messageSize(message *consumer.Message) int {
+	n := len(message.Key) + len(message.Value) + 1024
+	for _, h := range message.Headers {
 		n += len(h.Key) + len(h.Value)
 	}
 	return n
@@ -131,9 +131,9 @@ func messageSize(m *consumer.Message) int {
 // nextHeld returns the held message whose turn has come, and whether there is one. It discards held
 // messages whose number was handled by another message.
 func (in *Instance[S]) nextHeld() (heldMessage, bool) {
-	in.doc.Held = slices.DeleteFunc(in.doc.Held, func(h heldMessage) bool { return h.Number <= in.doc.Sequence })
+	in.doc.Held = slices.DeleteFunc(in.doc.Held, func(message heldMessage) bool { return message.Number <= in.doc.Sequence })
 
-	if s := in.doc.Stuck; s != nil && s.Number <= in.doc.Sequence {
+	if message := in.doc.Stuck; message != nil && message.Number <= in.doc.Sequence {
 		in.doc.Stuck = nil
 	}
 

@@ -24,9 +24,9 @@ type pendingTimeout struct {
 // The timeout is a scheduled event of the aggregate type of the saga (see WithAggregate). The consumer of the saga must read
 // its topic. If after is negative, or if Saga.Timeout has not defined a step for name, the step fails.
 func (in *Instance[S]) TimeoutIn(name string, after time.Duration) {
-	s := in.h.saga
-	typ := s.timeoutType(name)
-	if s.routes[typ] == nil || s.routes[typ].timeout == "" {
+	saga := in.h.saga
+	typ := saga.timeoutType(name)
+	if saga.routes[typ] == nil || saga.routes[typ].timeout == "" {
 		in.addProblem("timeout %q has no step: define it with Saga.Timeout", name)
 	}
 	if after < 0 {
@@ -36,7 +36,7 @@ func (in *Instance[S]) TimeoutIn(name string, after time.Duration) {
 	// A saga has at most one timeout of a name.
 	in.CancelTimeout(name)
 
-	ev := event.New(event.Aggregate{Type: s.settings.aggregate, ID: in.ID()}, typ, event.Bytes("application/json", []byte("{}")))
+	ev := event.New(event.Aggregate{Type: saga.settings.aggregate, ID: in.ID()}, typ, event.Bytes("application/json", []byte("{}")))
 	ev = in.withSagaID(ev).With(event.WithHeader(headerTimeout, []byte(ev.ID().String())))
 
 	// The precision of a due time is a millisecond.
@@ -48,7 +48,7 @@ func (in *Instance[S]) TimeoutIn(name string, after time.Duration) {
 // CancelTimeout cancels the timeout name and reports whether it was pending. Its step will not run,
 // even if the event is being sent already.
 func (in *Instance[S]) CancelTimeout(name string) bool {
-	i := slices.IndexFunc(in.doc.Timeouts, func(t pendingTimeout) bool { return t.Name == name })
+	i := slices.IndexFunc(in.doc.Timeouts, func(timeout pendingTimeout) bool { return timeout.Name == name })
 	if i < 0 {
 		return false
 	}
@@ -58,7 +58,7 @@ func (in *Instance[S]) CancelTimeout(name string) bool {
 
 	// A timeout of this step was not appended yet. Earlier ones must be canceled in the outbox.
 	n := len(in.out.timeouts)
-	in.out.timeouts = slices.DeleteFunc(in.out.timeouts, func(s delayedEvent) bool { return s.event.ID() == id })
+	in.out.timeouts = slices.DeleteFunc(in.out.timeouts, func(event delayedEvent) bool { return event.event.ID() == id })
 	if len(in.out.timeouts) == n {
 		in.out.cancel = append(in.out.cancel, id)
 	}
@@ -73,12 +73,12 @@ func (in *Instance[S]) cancelTimeouts() {
 	}
 }
 
-// expireTimeout removes the timeout of m from the pending ones. It returns false if it was not
+// expireTimeout removes the timeout of message from the pending ones. It returns false if it was not
 // pending.
-func (in *Instance[S]) expireTimeout(m *consumer.Message) bool {
+func (in *Instance[S]) expireTimeout(message *consumer.Message) bool {
 	// The name is not enough: the timeout may have been requested again.
-	id, _ := m.Header(headerTimeout)
+	id, _ := message.Header(headerTimeout)
 	n := len(in.doc.Timeouts)
-	in.doc.Timeouts = slices.DeleteFunc(in.doc.Timeouts, func(t pendingTimeout) bool { return t.Event.String() == string(id) })
+	in.doc.Timeouts = slices.DeleteFunc(in.doc.Timeouts, func(timeout pendingTimeout) bool { return timeout.Event.String() == string(id) })
 	return len(in.doc.Timeouts) < n
 }

@@ -58,18 +58,18 @@ type Option interface{ applyToRelay(c *relay.Config) }
 
 type option func(c *relay.Config)
 
-func (o option) applyToRelay(c *relay.Config) { o(c) }
+func (o option) applyToRelay(cfg *relay.Config) { o(cfg) }
 
 // WithRelay changes the configuration of the relay, for example its rules for topics. The names of its topics should begin
 // with the prefix that Topics.Template has: Env.Topic returns such names, and the topics are deleted when the test ends.
-func WithRelay(change func(c *relay.Config)) Option { return option(change) }
+func WithRelay(change func(cfg *relay.Config)) Option { return option(change) }
 
 // Start starts MongoDB and Kafka, unless they run already, and a relay. Everything that Start has created ends with the
 // test. It fails the test if there are no servers, or if the configuration of the relay is invalid.
 func Start(tb testing.TB, opts ...Option) *Env {
 	tb.Helper()
 	client := stacktest.Client(tb)
-	e := &Env{
+	env := &Env{
 		DB: stacktest.Database(tb, client), MongoURI: stacktest.MongoURI(tb), Brokers: stacktest.Brokers(tb),
 		tb: tb, topics: stacktest.NewTopics(tb),
 		log: slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
@@ -77,28 +77,28 @@ func Start(tb testing.TB, opts ...Option) *Env {
 	state := stacktest.Database(tb, client)
 
 	cfg := relay.Default()
-	cfg.Watcher = e.DB.Name()
-	cfg.MongoDB.URI = relay.NewURI(e.MongoURI)
+	cfg.Watcher = env.DB.Name()
+	cfg.MongoDB.URI = relay.NewURI(env.MongoURI)
 	cfg.State.Database = state.Name()
-	cfg.Kafka.Brokers = e.Brokers
-	cfg.Watch = []string{e.DB.Name() + ".outbox"}
-	cfg.Topics = relay.Topics{Template: e.topics.Prefix + "outbox.event.{aggregatetype}", Create: &relay.Create{Partitions: partitions}}
+	cfg.Kafka.Brokers = env.Brokers
+	cfg.Watch = []string{env.DB.Name() + ".outbox"}
+	cfg.Topics = relay.Topics{Template: env.topics.Prefix + "outbox.event.{aggregatetype}", Create: &relay.Create{Partitions: partitions}}
 	for _, o := range opts {
 		o.applyToRelay(&cfg)
 	}
-	r, err := relay.New(cfg, relay.WithLogger(e.log))
+	relay, err := relay.New(cfg, relay.WithLogger(env.log))
 	if err != nil {
 		tb.Fatal(err)
 	}
 
 	var stop context.CancelFunc
-	e.running, stop = context.WithCancel(context.WithoutCancel(tb.Context()))
+	env.running, stop = context.WithCancel(context.WithoutCancel(tb.Context()))
 	tb.Cleanup(func() {
 		stop()
-		e.tasks.Wait()
+		env.tasks.Wait()
 	})
-	e.Run(r.Run)
-	return e
+	env.Run(relay.Run)
+	return env
 }
 
 // Topic creates a topic of this Env, unless it exists, and returns its name: a prefix and name. The relay writes events to
@@ -114,13 +114,13 @@ func (e *Env) Topic(name string) string {
 // to Env.Run.
 func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer {
 	e.tb.Helper()
-	c, err := consumer.New(e.topics.Prefix+group, e.DB, append([]consumer.Option{
+	consumer, err := consumer.New(e.topics.Prefix+group, e.DB, append([]consumer.Option{
 		consumer.WithBrokers(e.Brokers...), consumer.WithCommitCount(1), consumer.WithLogger(e.log),
 	}, opts...)...)
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	return c
+	return consumer
 }
 
 // Run runs a part of the service, for example Consumer.Run, until the test ends, and waits for its end. If run returns an

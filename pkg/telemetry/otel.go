@@ -41,7 +41,7 @@ type instrument struct {
 // many messages, and a message may take many attempts. Events that the handler appends carry the span. If the attempt handles
 // a single message, they carry its baggage too.
 func OTel() Sink {
-	s := &otelSink{tracer: otel.Tracer(scope), instruments: map[Metric][]instrument{}}
+	sink := &otelSink{tracer: otel.Tracer(scope), instruments: map[Metric][]instrument{}}
 	meter := otel.Meter(scope)
 
 	for _, d := range definitions {
@@ -63,51 +63,51 @@ func OTel() Sink {
 			otel.Handle(err)
 			continue
 		}
-		s.instruments[d.metric] = append(s.instruments[d.metric], i)
+		sink.instruments[d.metric] = append(sink.instruments[d.metric], i)
 	}
-	return s
+	return sink
 }
 
 // Measure records one measurement.
-func (s *otelSink) Measure(m Measurement) {
-	for i := range s.instruments[m.Metric] {
-		s.instruments[m.Metric][i].record(context.Background(), &m)
+func (s *otelSink) Measure(measurement Measurement) {
+	for i := range s.instruments[measurement.Metric] {
+		s.instruments[measurement.Metric][i].record(context.Background(), &measurement)
 	}
 }
 
-// record adds m to the instrument. It builds the attributes, which allocates, only if the instrument has a reader.
-func (i *instrument) record(ctx context.Context, m *Measurement) {
+// record adds measurement to the instrument. It builds the attributes, which allocates, only if the instrument has a reader.
+func (i *instrument) record(ctx context.Context, measurement *Measurement) {
 	switch i.kind {
 	case counter, occasions:
-		n := m.N
+		n := measurement.N
 		if i.kind == occasions {
 			n = 1
 		}
 		if i.counter.Enabled(ctx) {
-			i.counter.Add(ctx, n, i.attributes(m))
+			i.counter.Add(ctx, n, i.attributes(measurement))
 		}
 
 	case gauge, age:
-		value := float64(m.N)
+		value := float64(measurement.N)
 		if i.kind == age {
-			value = m.Took.Seconds()
+			value = measurement.Took.Seconds()
 		}
 		if i.gauge.Enabled(ctx) {
-			i.gauge.Record(ctx, value, i.attributes(m))
+			i.gauge.Record(ctx, value, i.attributes(measurement))
 		}
 
 	case histogram:
 		if i.histogram.Enabled(ctx) {
-			i.histogram.Record(ctx, m.Took.Seconds(), i.attributes(m))
+			i.histogram.Record(ctx, measurement.Took.Seconds(), i.attributes(measurement))
 		}
 	}
 }
 
-// attributes returns the labels of m that the metric has.
-func (i *instrument) attributes(m *Measurement) metric.MeasurementOption {
+// attributes returns the labels of measurement that the metric has.
+func (i *instrument) attributes(measurement *Measurement) metric.MeasurementOption {
 	list := make([]attribute.KeyValue, len(i.labels))
 	for n, name := range i.labels {
-		list[n] = text(name, m.label(name))
+		list[n] = text(name, measurement.label(name))
 	}
 	return metric.WithAttributeSet(attribute.NewSet(list...))
 }
@@ -122,22 +122,22 @@ var w3c = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, 
 
 // propagator returns the global propagator, or that of the W3C if the program has set none.
 func propagator() propagation.TextMapPropagator {
-	if p := otel.GetTextMapPropagator(); len(p.Fields()) > 0 {
-		return p
+	if propagator := otel.GetTextMapPropagator(); len(propagator.Fields()) > 0 {
+		return propagator
 	}
 	return w3c
 }
 
 // Start begins the span of an attempt.
-func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(error)) {
-	p := propagator()
-	links := make([]trace.Link, 0, len(a.Messages))
-	for i := range a.Messages {
-		m := &a.Messages[i]
-		from := p.Extract(context.Background(), (*carrier)(&m.Headers))
+func (s *otelSink) Start(ctx context.Context, attempt Attempt) (context.Context, func(error)) {
+	textMapPropagator := propagator()
+	links := make([]trace.Link, 0, len(attempt.Messages))
+	for i := range attempt.Messages {
+		message := &attempt.Messages[i]
+		from := textMapPropagator.Extract(context.Background(), (*carrier)(&message.Headers))
 		// The producers of a batch are links, because a span has one parent.
 		if producer := trace.SpanContextFromContext(from); producer.IsValid() {
-			id := text("messaging.message.id", m.ID)
+			id := text("messaging.message.id", message.ID)
 			links = append(links, trace.Link{SpanContext: producer, Attributes: []attribute.KeyValue{id}})
 		}
 	}
@@ -145,23 +145,23 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 	attrs := []attribute.KeyValue{
 		attribute.String("messaging.system", "kafka"),
 		attribute.String("messaging.operation.type", "process"),
-		text("messaging.destination.name", a.Topic),
-		attribute.String("messaging.consumer.group.name", a.Group),
-		attribute.Int("messaging.batch.message_count", len(a.Messages)),
-		attribute.String("outrelay.handler", a.Handler),
+		text("messaging.destination.name", attempt.Topic),
+		attribute.String("messaging.consumer.group.name", attempt.Group),
+		attribute.Int("messaging.batch.message_count", len(attempt.Messages)),
+		attribute.String("outrelay.handler", attempt.Handler),
 	}
 	// With one message, the context also gets its baggage.
-	if len(a.Messages) == 1 {
-		m := &a.Messages[0]
-		ctx = p.Extract(ctx, (*carrier)(&m.Headers))
+	if len(attempt.Messages) == 1 {
+		message := &attempt.Messages[0]
+		ctx = textMapPropagator.Extract(ctx, (*carrier)(&message.Headers))
 		attrs = append(attrs,
-			text("messaging.message.id", m.ID),
-			text("outrelay.type", m.Name),
-			attribute.Int("outrelay.attempt", m.Number))
+			text("messaging.message.id", message.ID),
+			text("outrelay.type", message.Name),
+			attribute.Int("outrelay.attempt", message.Number))
 	}
 
 	// The trace of the producer may have ended long ago, so the attempt begins its own.
-	ctx, span := s.tracer.Start(ctx, "process "+a.Handler, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer),
+	ctx, span := s.tracer.Start(ctx, "process "+attempt.Handler, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithLinks(links...), trace.WithAttributes(attrs...))
 	return ctx, func(err error) {
 		if err != nil {
@@ -175,9 +175,9 @@ func (s *otelSink) Start(ctx context.Context, a Attempt) (context.Context, func(
 
 // Inject returns the trace context and the baggage of ctx as headers. There are none if ctx is not traced.
 func (s *otelSink) Inject(ctx context.Context) []event.Header {
-	var c carrier
-	propagator().Inject(ctx, &c)
-	return c
+	var carrier carrier
+	propagator().Inject(ctx, &carrier)
+	return carrier
 }
 
 // carrier lets a propagator read and write headers. It reads the first header of each name.

@@ -32,30 +32,30 @@ type series struct {
 func NewPrometheus() *Prometheus { return &Prometheus{series: map[Measurement]*series{}} }
 
 // Measure records one measurement.
-func (p *Prometheus) Measure(m Measurement) {
-	key := m
+func (p *Prometheus) Measure(measurement Measurement) {
+	key := measurement
 	key.N, key.Took = 0, 0
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := p.series[key]
-	if s == nil {
-		s = &series{perBucket: make([]int64, len(buckets)+1)}
-		p.series[key] = s
+	known := p.series[key]
+	if known == nil {
+		known = &series{perBucket: make([]int64, len(buckets)+1)}
+		p.series[key] = known
 	}
 
-	s.last = m
-	s.total += m.N
-	s.times++
-	s.took += m.Took
-	bucket, _ := slices.BinarySearch(buckets, m.Took.Seconds())
-	s.perBucket[bucket]++
+	known.last = measurement
+	known.total += measurement.N
+	known.times++
+	known.took += measurement.Took
+	bucket, _ := slices.BinarySearch(buckets, measurement.Took.Seconds())
+	known.perBucket[bucket]++
 }
 
 // ServeHTTP writes the metrics in the text format of Prometheus.
-func (p *Prometheus) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	_, _ = w.Write(p.page())
+func (p *Prometheus) ServeHTTP(response http.ResponseWriter, _ *http.Request) {
+	response.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	_, _ = response.Write(p.page())
 }
 
 // page returns all series in the text format, in a fixed order.
@@ -101,16 +101,16 @@ func (d *definition) exposed() (name, kind string) {
 var labelEscaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 // formatLabels returns the labels of a series, without braces.
-func (d *definition) formatLabels(m *Measurement) string {
+func (d *definition) formatLabels(measurement *Measurement) string {
 	pairs := make([]string, len(d.labels))
 	for i, name := range d.labels {
-		pairs[i] = name + `="` + labelEscaper.Replace(strings.ToValidUTF8(m.label(name), "\uFFFD")) + `"`
+		pairs[i] = name + `="` + labelEscaper.Replace(strings.ToValidUTF8(measurement.label(name), "\uFFFD")) + `"`
 	}
 	return strings.Join(pairs, ",")
 }
 
 // write writes the lines of one series.
-func (d *definition) write(out *bytes.Buffer, name, labels string, s *series) {
+func (d *definition) write(out *bytes.Buffer, name, labels string, series *series) {
 	inBraces := ""
 	if labels != "" {
 		inBraces = "{" + labels + "}"
@@ -119,16 +119,16 @@ func (d *definition) write(out *bytes.Buffer, name, labels string, s *series) {
 	var value float64
 	switch d.kind {
 	case counter:
-		value = float64(s.total)
+		value = float64(series.total)
 	case occasions:
-		value = float64(s.times)
+		value = float64(series.times)
 	case gauge:
-		value = float64(s.last.N)
+		value = float64(series.last.N)
 	case age:
-		value = s.last.Took.Seconds()
+		value = series.last.Took.Seconds()
 	case histogram:
 		var below int64
-		for i, n := range s.perBucket {
+		for i, n := range series.perBucket {
 			bound := "+Inf"
 			if i < len(buckets) {
 				bound = formatFloat(buckets[i])
@@ -137,10 +137,10 @@ func (d *definition) write(out *bytes.Buffer, name, labels string, s *series) {
 			below += n
 			fmt.Fprintf(out, "%s_bucket{%s,le=%q} %d\n", name, labels, bound, below)
 		}
-		fmt.Fprintf(out, "%s_sum%s %s\n%s_count%s %d\n", name, inBraces, formatFloat(s.took.Seconds()), name, inBraces, s.times)
+		fmt.Fprintf(out, "%s_sum%s %s\n%s_count%s %d\n", name, inBraces, formatFloat(series.took.Seconds()), name, inBraces, series.times)
 		return
 	}
 	fmt.Fprintf(out, "%s%s %s\n", name, inBraces, formatFloat(value))
 }
 
-func formatFloat(f float64) string { return strconv.FormatFloat(f, 'g', -1, 64) }
+func formatFloat(number float64) string { return strconv.FormatFloat(number, 'g', -1, 64) }

@@ -119,7 +119,7 @@ type Message struct {
 
 // Join returns a Sink that passes everything to each of sinks, in this order. Nil ones are left out.
 func Join(sinks ...Sink) Sink {
-	return joined{list: slices.DeleteFunc(slices.Clone(sinks), func(s Sink) bool { return s == nil })}
+	return joined{list: slices.DeleteFunc(slices.Clone(sinks), func(sink Sink) bool { return sink == nil })}
 }
 
 type joined struct {
@@ -127,16 +127,16 @@ type joined struct {
 	list []Sink
 }
 
-func (j joined) Measure(m Measurement) {
+func (j joined) Measure(measurement Measurement) {
 	for _, s := range j.list {
-		s.Measure(m)
+		s.Measure(measurement)
 	}
 }
 
-func (j joined) Start(ctx context.Context, a Attempt) (context.Context, func(error)) {
+func (j joined) Start(ctx context.Context, attempt Attempt) (context.Context, func(error)) {
 	ends := make([]func(error), len(j.list))
 	for i, s := range j.list {
-		ctx, ends[i] = s.Start(ctx, a)
+		ctx, ends[i] = s.Start(ctx, attempt)
 	}
 	return ctx, func(err error) {
 		for _, end := range slices.Backward(ends) {

@@ -20,8 +20,9 @@ const (
 	mostTrailingReasons  = 20   // comments of more than five words at the ends of lines inside functions: legends of fields and cases
 	mostDefined          = 8    // definitions of one unexported function name, in the product or in tests
 	mostMethods          = 60   // of a type
-	mostLocals           = 22.0 // percent of the local variables with one letter; the aim is 10
-	mostParameters       = 26.5 // the same of parameters and results
+	mostLocals           = 2.0  // percent of the local variables with one letter
+	mostParameters       = 3.0  // the same of parameters and results: a and b in comparisons
+	mostWordParameters   = 0    // parameters that are English function words: a sentence about them must be read twice
 	mostMarkdown         = 450  // KB that people write
 	mostFields           = 27   // of a type; the configuration has 27 keys and sections: on_drop fits into none of the sections
 )
@@ -67,6 +68,7 @@ func TestTheProductIsReadable(t *testing.T) {
 		{"unclear wordings in string literals", float64(m.UnclearTexts()), mostUnclearTexts},
 		{"local variables with names of one letter, percent", m.OneLetterLocals(), mostLocals},
 		{"parameters with names of one letter, percent", m.OneLetterParameters(), mostParameters},
+		{"parameters that are English function words", float64(m.WordParameters()), mostWordParameters},
 		{"reasons at the ends of lines inside functions", float64(m.TrailingReasons()), mostTrailingReasons},
 	} {
 		if c.got > c.most {

@@ -41,11 +41,11 @@ const BinaryVersion = "9.8.7-test.1"
 // Binary builds the outrelay program, with a version and its crash points, on the first call, and returns its path.
 func Binary(tb testing.TB) string {
 	tb.Helper()
-	p, err := program()
+	path, err := program()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return p
+	return path
 }
 
 func buildProgram() (string, error) {

@@ -32,19 +32,19 @@ func (v Verdict) OK() bool {
 }
 
 func (v Verdict) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d events, %d records: %d lost, %d phantoms, %d out of order, %d duplicates, %d changed",
+	var builder strings.Builder
+	fmt.Fprintf(&builder, "%d events, %d records: %d lost, %d phantoms, %d out of order, %d duplicates, %d changed",
 		v.Events, v.Records, len(v.Lost), len(v.Phantoms), len(v.Disorder), len(v.Duplicates), len(v.Changed))
 	for _, list := range [][]string{v.Lost, v.Phantoms, v.Disorder, v.Duplicates, v.Changed} {
 		for i, violation := range list {
 			if i == 5 {
-				b.WriteString("\n  …")
+				builder.WriteString("\n  …")
 				break
 			}
-			b.WriteString("\n  " + violation)
+			builder.WriteString("\n  " + violation)
 		}
 	}
-	return b.String()
+	return builder.String()
 }
 
 // Compare compares the records of the topics with the ledger. records must be sorted by offset within
@@ -52,21 +52,21 @@ func (v Verdict) String() string {
 // identifies the collection of a record.
 func (l *Ledger) Compare(records []*Record) Verdict {
 	entries, dead := l.copyEntries()
-	v := Verdict{Records: len(records)}
-	c := check.New(check.Options{})
+	verdict := Verdict{Records: len(records)}
+	checker := check.New(check.Options{})
 	byID := map[string][]*Entry{}
 	for i := range entries {
-		e := &entries[i]
-		byID[e.ID] = append(byID[e.ID], e)
-		c.Begin(check.Event{ID: e.checkID(), Key: e.checkKey(), Topics: e.Topics})
+		entry := &entries[i]
+		byID[entry.ID] = append(byID[entry.ID], entry)
+		checker.Begin(check.Event{ID: entry.checkID(), Key: entry.checkKey(), Topics: entry.Topics})
 		switch {
-		case e.Fate == Aborted || dead[identity{e.NS, e.ID}]:
-			c.Aborted(e.checkID())
-		case e.Fate == Unknown:
-			c.Unknown(e.checkID())
+		case entry.Fate == Aborted || dead[identity{entry.NS, entry.ID}]:
+			checker.Aborted(entry.checkID())
+		case entry.Fate == Unknown:
+			checker.Unknown(entry.checkID())
 		default:
-			c.Committed(e.At, e.checkID())
-			v.Events += len(e.Topics)
+			checker.Committed(entry.At, entry.checkID())
+			verdict.Events += len(entry.Topics)
 		}
 	}
 
@@ -76,36 +76,36 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 	}
 	first := map[delivery]*Record{}
 	for _, r := range records {
-		e := findEntry(byID[r.Header(record.HeaderID)], r)
-		if e == nil {
-			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header(record.HeaderID)))
+		entry := findEntry(byID[r.Header(record.HeaderID)], r)
+		if entry == nil {
+			verdict.Phantoms = append(verdict.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header(record.HeaderID)))
 			continue
 		}
 
-		before := first[delivery{e, r.Topic}]
-		switch c.Delivered(check.Delivery{ID: e.checkID(), Key: e.checkKey(), Topic: r.Topic, Partition: int(r.Partition), Offset: r.Offset}) {
+		before := first[delivery{entry, r.Topic}]
+		switch checker.Delivered(check.Delivery{ID: entry.checkID(), Key: entry.checkKey(), Topic: r.Topic, Partition: int(r.Partition), Offset: r.Offset}) {
 		case check.Phantom:
-			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s, whose topics are %q", formatPlace(r), e.ID, e.Topics))
+			verdict.Phantoms = append(verdict.Phantoms, fmt.Sprintf("%s holds id %s, whose topics are %q", formatPlace(r), entry.ID, entry.Topics))
 			continue
 		case check.Duplicate:
-			v.Duplicates = append(v.Duplicates, fmt.Sprintf("id %s of key %s at %s (producer %d/%d) and at %s (producer %d/%d)",
-				e.ID, e.Key, formatPlace(before), before.Producer, before.Epoch, formatPlace(r), r.Producer, r.Epoch))
+			verdict.Duplicates = append(verdict.Duplicates, fmt.Sprintf("id %s of key %s at %s (producer %d/%d) and at %s (producer %d/%d)",
+				entry.ID, entry.Key, formatPlace(before), before.Producer, before.Epoch, formatPlace(r), r.Producer, r.Epoch))
 			continue
 		case check.Disordered:
-			v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s is after a later event, or in another partition", e.Key, e.ID, formatPlace(r)))
+			verdict.Disorder = append(verdict.Disorder, fmt.Sprintf("key %s: id %s at %s is after a later event, or in another partition", entry.Key, entry.ID, formatPlace(r)))
 		case check.First, check.Repeated, check.Foreign:
 		}
 
-		first[delivery{e, r.Topic}] = r
-		if why := describeDifference(e, r); why != "" {
-			v.Changed = append(v.Changed, fmt.Sprintf("id %s at %s: %s", e.ID, formatPlace(r), why))
+		first[delivery{entry, r.Topic}] = r
+		if why := describeDifference(entry, r); why != "" {
+			verdict.Changed = append(verdict.Changed, fmt.Sprintf("id %s at %s: %s", entry.ID, formatPlace(r), why))
 		}
 	}
 
-	for _, m := range c.Missing() {
-		v.Lost = append(v.Lost, fmt.Sprintf("event %q of key %q is not in %s", m.ID, m.Key, m.Topic))
+	for _, m := range checker.Missing() {
+		verdict.Lost = append(verdict.Lost, fmt.Sprintf("event %q of key %q is not in %s", m.ID, m.Key, m.Topic))
 	}
-	return v
+	return verdict
 }
 
 // checkID returns the id of the envelope for the checker: ids are unique within a collection.
@@ -119,16 +119,18 @@ func (e *Entry) checkKey() string {
 	return e.NS + " " + e.Key
 }
 
-func formatPlace(r *Record) string { return fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset) }
+func formatPlace(record *Record) string {
+	return fmt.Sprintf("%s/%d@%d", record.Topic, record.Partition, record.Offset)
+}
 
 // findEntry returns the entry of a record, or nil.
-func findEntry(candidates []*Entry, r *Record) *Entry {
-	ns := r.Header(record.HeaderNamespace)
+func findEntry(candidates []*Entry, rec *Record) *Entry {
+	ns := rec.Header(record.HeaderNamespace)
 	for _, e := range candidates {
 		if ns == "" {
 			return e
 		}
-		if h := routing.NamespaceHash(e.NS); ns == string(h[:]) {
+		if hash := routing.NamespaceHash(e.NS); ns == string(hash[:]) {
 			return e
 		}
 	}
@@ -137,20 +139,20 @@ func findEntry(candidates []*Entry, r *Record) *Entry {
 
 // describeDifference returns the first difference between a record and the appended event, or "". It
 // compares the key, the payload and the headers of the envelope in their order.
-func describeDifference(e *Entry, r *Record) string {
+func describeDifference(entry *Entry, rec *Record) string {
 	switch {
-	case string(r.Key) != e.Key:
-		return fmt.Sprintf("key %q, want %q", r.Key, e.Key)
-	case !bytes.Equal(r.Value, e.Payload):
-		return fmt.Sprintf("payload of %d bytes differs, want %d bytes", len(r.Value), len(e.Payload))
-	case e.Null != (r.Value == nil):
+	case string(rec.Key) != entry.Key:
+		return fmt.Sprintf("key %q, want %q", rec.Key, entry.Key)
+	case !bytes.Equal(rec.Value, entry.Payload):
+		return fmt.Sprintf("payload of %d bytes differs, want %d bytes", len(rec.Value), len(entry.Payload))
+	case entry.Null != (rec.Value == nil):
 		return "payload is null instead of empty, or empty instead of null"
-	case len(r.Headers) == 0 || r.Headers[0].Key != record.HeaderID:
+	case len(rec.Headers) == 0 || rec.Headers[0].Key != record.HeaderID:
 		return "the first header is not id"
 	}
 
-	own := r.Headers
-	for _, want := range e.Headers {
+	own := rec.Headers
+	for _, want := range entry.Headers {
 		i := 0
 		for i < len(own) && !equalHeader(own[i], want.Key, want.Value) {
 			i++
@@ -163,8 +165,8 @@ func describeDifference(e *Entry, r *Record) string {
 	return ""
 }
 
-func equalHeader(h kgo.RecordHeader, key string, value []byte) bool {
-	return h.Key == key && bytes.Equal(h.Value, value) && (h.Value == nil) == (value == nil)
+func equalHeader(header kgo.RecordHeader, key string, value []byte) bool {
+	return header.Key == key && bytes.Equal(header.Value, value) && (header.Value == nil) == (value == nil)
 }
 
 // CompareAtEnd waits until all committed events are delivered and all records in the topics are read,
@@ -191,9 +193,9 @@ func (s *Scene) CompareAtEnd(topics *Topics) Verdict {
 // CheckDelivery is CompareAtEnd, and fails the test if a promise is violated.
 func (s *Scene) CheckDelivery(topics *Topics) Verdict {
 	s.tb.Helper()
-	v := s.CompareAtEnd(topics)
-	if !v.OK() {
-		s.tb.Errorf("promises are violated: %s", v)
+	verdict := s.CompareAtEnd(topics)
+	if !verdict.OK() {
+		s.tb.Errorf("promises are violated: %s", verdict)
 	}
-	return v
+	return verdict
 }

@@ -103,9 +103,9 @@ func (s *Scene) WaitNoneHeld() {
 }
 
 // Schedule commits n events in transactions of 100 and adds them to the ledger. Their due times are
-// spread evenly over span, starting at from, and their keys repeat. It returns the events sorted by due
+// spread evenly over span, from start on, and their keys repeat. It returns the events sorted by due
 // time.
-func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span time.Duration) []event.Event {
+func (s *Scene) Schedule(aggregateType string, n, keys int, start time.Time, span time.Duration) []event.Event {
 	s.tb.Helper()
 	box, err := outbox.New(s.DB)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 	all := make([]event.Event, n)
 	for i := range all {
 		ev := NewEvent(aggregateType, fmt.Sprintf("w%d-k%d", i%4, i%keys), i, 60)
-		at := from.Add(span * time.Duration(i) / time.Duration(n))
+		at := start.Add(span * time.Duration(i) / time.Duration(n))
 		ev = ev.With(event.WithDueAt(at))
 		all[i] = ev
 	}
@@ -155,8 +155,8 @@ func (p *Process) ResidentMemory() int64 {
 	p.tb.Helper()
 	_, body := p.Get("/metrics")
 	for line := range strings.Lines(body) {
-		if v, ok := strings.CutPrefix(line, "process_resident_memory_bytes "); ok {
-			n, _ := strconv.ParseFloat(strings.TrimSpace(v), 64)
+		if value, ok := strings.CutPrefix(line, "process_resident_memory_bytes "); ok {
+			n, _ := strconv.ParseFloat(strings.TrimSpace(value), 64)
 			return int64(n)
 		}
 	}
@@ -172,18 +172,18 @@ func (p *Process) PeakMemory() int64 {
 		return p.ResidentMemory()
 	}
 	for line := range strings.Lines(string(status)) {
-		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 			return kb << 10
 		}
 	}
 	return p.ResidentMemory()
 }
 
-// KilledByCrashPoint waits up to d until a crash point kills the process. It reports whether that
+// KilledByCrashPoint waits up to duration until a crash point kills the process. It reports whether that
 // happened. Otherwise it kills the process.
-func (p *Process) KilledByCrashPoint(d time.Duration) bool {
-	timeout := time.NewTimer(d)
+func (p *Process) KilledByCrashPoint(duration time.Duration) bool {
+	timeout := time.NewTimer(duration)
 	defer timeout.Stop()
 	select {
 	case <-p.done:

@@ -53,10 +53,10 @@ func (s *Scene) FollowWatcher() *History {
 		s.tb.Fatal(err)
 	}
 
-	h := &History{scene: s, changed: make(chan struct{})}
+	history := &History{scene: s, changed: make(chan struct{})}
 	run, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { h.collectVersions(run, cs) })
+	wg.Go(func() { history.collectVersions(run, cs) })
 	s.tb.Cleanup(func() {
 		cancel()
 		wg.Wait()
@@ -64,7 +64,7 @@ func (s *Scene) FollowWatcher() *History {
 		defer cancel()
 		_ = cs.Close(end)
 	})
-	return h
+	return history
 }
 
 func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
@@ -81,21 +81,21 @@ func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 			FullDocument bson.Raw `bson:"fullDocument"`
 		}
 		err := errors.Join(cs.Decode(&ev), bson.Unmarshal(cs.Current, &raw))
-		v := Version{At: ev.WallTime}
+		version := Version{At: ev.WallTime}
 		if err == nil && raw.FullDocument != nil {
-			err = bson.Unmarshal(raw.FullDocument, &v.Document)
+			err = bson.Unmarshal(raw.FullDocument, &version.Document)
 		}
 		if fields, _ := ev.UpdateDescription.UpdatedFields.Elements(); fields != nil {
 			for _, f := range fields {
-				v.Changed = append(v.Changed, f.Key())
+				version.Changed = append(version.Changed, f.Key())
 			}
 		}
 
 		h.mu.Lock()
 		if err != nil {
 			h.err = err
-		} else if raw.FullDocument != nil && v.ID == WatcherID {
-			h.versions = append(h.versions, v)
+		} else if raw.FullDocument != nil && version.ID == WatcherID {
+			h.versions = append(h.versions, version)
 		}
 
 		close(h.changed)
@@ -165,49 +165,49 @@ func (h *History) CheckHistory() {
 
 // HistoryProblems returns the violations of I5 in a history.
 func HistoryProblems(all []Version) (problems []string) {
-	bad := func(v Version, format string, args ...any) {
-		problems = append(problems, fmt.Sprintf("watcher document at epoch %d, seq %d (%s): ", v.Epoch, v.Seq, v.Owner)+fmt.Sprintf(format, args...))
+	bad := func(version Version, format string, args ...any) {
+		problems = append(problems, fmt.Sprintf("watcher document at epoch %d, seq %d (%s): ", version.Epoch, version.Seq, version.Owner)+fmt.Sprintf(format, args...))
 	}
 
 	for i := 1; i < len(all); i++ {
-		a, b := all[i-1], all[i]
-		if onlyControlFields(b.Changed) {
+		before, after := all[i-1], all[i]
+		if onlyControlFields(after.Changed) {
 			continue
 		}
 
 		switch {
-		case b.Epoch < a.Epoch:
-			bad(b, "the epoch was %d", a.Epoch)
-		case b.Epoch > a.Epoch+1:
-			bad(b, "the epoch jumped from %d", a.Epoch)
-		case b.Epoch == a.Epoch+1:
-			if b.Owner == "" || b.Owner == a.Owner {
-				bad(b, "a new epoch without a new owner")
+		case after.Epoch < before.Epoch:
+			bad(after, "the epoch was %d", before.Epoch)
+		case after.Epoch > before.Epoch+1:
+			bad(after, "the epoch jumped from %d", before.Epoch)
+		case after.Epoch == before.Epoch+1:
+			if after.Owner == "" || after.Owner == before.Owner {
+				bad(after, "a new epoch without a new owner")
 			}
 			// Both times are the server's $$NOW. The wall time of a write is not comparable: a server
 			// thread updates that clock every few milliseconds, and later if it has to wait for a CPU.
-			if a.Owner != "" && b.AcquiredAt.Before(a.ExpiresAt) {
-				bad(b, "acquired at %s (written at %s) although %s held it until %s", b.AcquiredAt, b.At, a.Owner, a.ExpiresAt)
+			if before.Owner != "" && after.AcquiredAt.Before(before.ExpiresAt) {
+				bad(after, "acquired at %s (written at %s) although %s held it until %s", after.AcquiredAt, after.At, before.Owner, before.ExpiresAt)
 			}
 
-		case b.Owner != a.Owner && b.Owner != "":
-			bad(b, "the owner changed from %s within an epoch", a.Owner)
-		case a.Owner == "" && b.Owner == "":
-			bad(b, "written without an owner: %v", b.Changed)
+		case after.Owner != before.Owner && after.Owner != "":
+			bad(after, "the owner changed from %s within an epoch", before.Owner)
+		case before.Owner == "" && after.Owner == "":
+			bad(after, "written without an owner: %v", after.Changed)
 		}
 
-		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFenceFields(b.Changed) && b.Epoch == a.Epoch {
-			bad(b, "seq was %d; changed %v", a.Seq, b.Changed)
+		if after.Seq < before.Seq || after.Seq == before.Seq && !onlyFenceFields(after.Changed) && after.Epoch == before.Epoch {
+			bad(after, "seq was %d; changed %v", before.Seq, after.Changed)
 		}
 		// After a gap, a position has a time but no token.
-		if at := (resume.Position{Token: b.Token, ClusterTime: b.ClusterTime}); at.Compare(resume.Position{Token: a.Token, ClusterTime: a.ClusterTime}) < 0 {
-			bad(b, "the token went back from %s to %s", a.Token, b.Token)
+		if at := (resume.Position{Token: after.Token, ClusterTime: after.ClusterTime}); at.Compare(resume.Position{Token: before.Token, ClusterTime: before.ClusterTime}) < 0 {
+			bad(after, "the token went back from %s to %s", before.Token, after.Token)
 		}
-		if b.ClusterTime.Before(a.ClusterTime) {
-			bad(b, "the time went back from %v to %v", a.ClusterTime, b.ClusterTime)
+		if after.ClusterTime.Before(before.ClusterTime) {
+			bad(after, "the time went back from %v to %v", before.ClusterTime, after.ClusterTime)
 		}
-		if b.Fence < a.Fence {
-			bad(b, "the fence went back from %d to %d", a.Fence, b.Fence)
+		if after.Fence < before.Fence {
+			bad(after, "the fence went back from %d to %d", before.Fence, after.Fence)
 		}
 	}
 	return problems

@@ -64,9 +64,9 @@ func (l *Ledger) Add(entries ...Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range entries {
-		e := entries[i]
-		l.entries = append(l.entries, &e)
-		l.byIdentity[identity{e.NS, e.ID}] = &e
+		entry := entries[i]
+		l.entries = append(l.entries, &entry)
+		l.byIdentity[identity{entry.NS, entry.ID}] = &entry
 	}
 }
 
@@ -127,9 +127,9 @@ func (l *Ledger) copyEntries() (entries []Entry, done map[identity]bool) {
 		done[k] = true
 	}
 	for _, e := range l.entries {
-		c := *e
-		c.Topics = slices.Clone(e.Topics)
-		entries = append(entries, c)
+		entry := *e
+		entry.Topics = slices.Clone(e.Topics)
+		entries = append(entries, entry)
 	}
 	return entries, done
 }

@@ -47,28 +47,28 @@ type Process struct {
 // Launch starts a program with the name node. The end of the test kills it.
 func Launch(tb testing.TB, node, binary string, env []string, args ...string) *Process {
 	tb.Helper()
-	p := &Process{Node: node, tb: tb, cmd: exec.Command(binary, args...), done: make(chan struct{})}
-	p.log.changed = make(chan struct{})
-	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	if err := p.cmd.Start(); err != nil {
+	process := &Process{Node: node, tb: tb, cmd: exec.Command(binary, args...), done: make(chan struct{})}
+	process.log.changed = make(chan struct{})
+	process.cmd.Env = append(os.Environ(), env...)
+	process.cmd.Stdout, process.cmd.Stderr = &process.log, &process.log
+	if err := process.cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
 
 	go func() {
-		defer close(p.done)
-		_ = p.cmd.Wait()
+		defer close(process.done)
+		_ = process.cmd.Wait()
 	}()
 
 	tb.Cleanup(func() {
-		p.signal(syscall.SIGCONT)
+		process.signal(syscall.SIGCONT)
 		if tb.Failed() {
-			p.logState()
+			process.logState()
 		}
-		p.signal(syscall.SIGKILL)
-		<-p.done
+		process.signal(syscall.SIGKILL)
+		<-process.done
 	})
-	return p
+	return process
 }
 
 // logState logs the end of the process's log. If the process still runs, it also logs its goroutines, which ends the
@@ -90,7 +90,7 @@ func (p *Process) logState() {
 	p.tb.Logf("goroutines of %s:\n%s", p.Node, p.log.lastLines(p.log.countLines()-before))
 }
 
-func (p *Process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+func (p *Process) signal(signal syscall.Signal) { _ = p.cmd.Process.Signal(signal) }
 
 // Kill sends SIGKILL and waits until the process has ended.
 func (p *Process) Kill() {
@@ -177,10 +177,10 @@ type lineLog struct {
 }
 
 // Write implements io.Writer.
-func (j *lineLog) Write(b []byte) (int, error) {
+func (j *lineLog) Write(data []byte) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.rest = append(j.rest, b...)
+	j.rest = append(j.rest, data...)
 	for {
 		line, rest, found := bytes.Cut(j.rest, []byte("\n"))
 		if !found {
@@ -192,7 +192,7 @@ func (j *lineLog) Write(b []byte) (int, error) {
 
 	close(j.changed)
 	j.changed = make(chan struct{})
-	return len(b), nil
+	return len(data), nil
 }
 
 // findLine returns the first line that contains text, or "".
@@ -215,15 +215,15 @@ func (j *lineLog) awaitLine(ctx context.Context, ended <-chan struct{}, text str
 		j.mu.Lock()
 		news := j.changed
 		j.mu.Unlock()
-		if l := j.findLine(text); l != "" {
-			return l, nil
+		if line := j.findLine(text); line != "" {
+			return line, nil
 		}
 
 		select {
 		case <-news:
 		case <-ended:
-			if l := j.findLine(text); l != "" {
-				return l, nil
+			if line := j.findLine(text); line != "" {
+				return line, nil
 			}
 			return "", errEnded
 		case <-ctx.Done():

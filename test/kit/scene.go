@@ -77,37 +77,37 @@ type Scene struct {
 }
 
 // New creates a scene. No relay runs yet.
-func New(tb testing.TB, o Options) *Scene {
+func New(tb testing.TB, given Options) *Scene {
 	tb.Helper()
-	uri, brokers := o.addresses(tb)
+	uri, brokers := given.addresses(tb)
 	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetHeartbeatInterval(500 * time.Millisecond).SetServerSelectionTimeout(40 * time.Second))
 	if err != nil {
 		tb.Fatal(err)
 	}
 
-	s := &Scene{Client: client, Brokers: brokers, tb: tb, env: o.Env, Ledger: newLedger()}
+	scene := &Scene{Client: client, Brokers: brokers, tb: tb, env: given.Env, Ledger: newLedger()}
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			s.logWaiting()
+			scene.logWaiting()
 		}
-		s.dropDatabases()
+		scene.dropDatabases()
 	})
 	name := stacktest.Name(tb)
-	s.Route = func(aggregateType string) []string { return []string{s.TopicOf(aggregateType)} }
-	s.DB, s.State, s.Prefix = client.Database(name), state.Of(client.Database(name+"_state")), name
-	if o.MongoURI != "" {
-		uri = o.MongoURI
+	scene.Route = func(aggregateType string) []string { return []string{scene.TopicOf(aggregateType)} }
+	scene.DB, scene.State, scene.Prefix = client.Database(name), state.Of(client.Database(name+"_state")), name
+	if given.MongoURI != "" {
+		uri = given.MongoURI
 	}
 
 	relayBrokers := brokers
-	if o.Brokers != nil {
-		relayBrokers = o.Brokers
+	if given.Brokers != nil {
+		relayBrokers = given.Brokers
 	}
 
-	s.config = map[string]any{
+	scene.config = map[string]any{
 		"watcher": "w",
 		"mongodb": map[string]any{"uri": uri},
-		"state":   map[string]any{"database": s.State.Name()},
+		"state":   map[string]any{"database": scene.State.Name()},
 		"watch":   []string{name + ".outbox"},
 		"kafka":   map[string]any{"brokers": relayBrokers},
 		"topics":  map[string]any{"template": name + ".{aggregatetype}"},
@@ -115,23 +115,23 @@ func New(tb testing.TB, o Options) *Scene {
 		"log":     map[string]any{"level": "debug", "format": "text"},
 	}
 
-	for _, key := range slices.Sorted(maps.Keys(o.Set)) {
-		s.SetConfig(key, o.Set[key])
+	for _, key := range slices.Sorted(maps.Keys(given.Set)) {
+		scene.SetConfig(key, given.Set[key])
 	}
 
-	types := o.Types
+	types := given.Types
 	if types == nil {
 		types = []string{"order"}
 	}
 
 	for _, t := range types {
-		if o.Assigned != nil {
-			stacktest.CreateAssignedTopic(tb, brokers, s.TopicOf(t), o.Assigned, o.Topic...)
+		if given.Assigned != nil {
+			stacktest.CreateAssignedTopic(tb, brokers, scene.TopicOf(t), given.Assigned, given.Topic...)
 			continue
 		}
-		stacktest.CreateTopicOn(tb, brokers, s.TopicOf(t), cmp.Or(o.Partitions, 6), max(o.Replicas, 1), o.Topic...)
+		stacktest.CreateTopicOn(tb, brokers, scene.TopicOf(t), cmp.Or(given.Partitions, 6), max(given.Replicas, 1), given.Topic...)
 	}
-	return s
+	return scene
 }
 
 // logWaiting logs how many envelopes wait for each reason.
@@ -150,20 +150,20 @@ func (s *Scene) logWaiting() {
 
 // SetConfig sets a configuration key for the processes that start from now on.
 func (s *Scene) SetConfig(path string, value any) {
-	m := s.config
+	fields := s.config
 	for {
 		head, rest, more := strings.Cut(path, ".")
 		if !more {
-			m[head] = value
+			fields[head] = value
 			return
 		}
 
-		next, ok := m[head].(map[string]any)
+		next, ok := fields[head].(map[string]any)
 		if !ok {
 			next = map[string]any{}
-			m[head] = next
+			fields[head] = next
 		}
-		m, path = next, rest
+		fields, path = next, rest
 	}
 }
 
@@ -175,12 +175,12 @@ func (s *Scene) WriteConfig(node, listen string) string {
 	s.tb.Helper()
 	s.SetConfig("node", node)
 	s.SetConfig("http.listen", listen)
-	b, err := yaml.Marshal(s.config)
+	data, err := yaml.Marshal(s.config)
 	if err != nil {
 		s.tb.Fatal(err)
 	}
 	path := filepath.Join(s.tb.TempDir(), node+".yaml")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
+	if err := os.WriteFile(path, data, 0o600); err != nil {
 		s.tb.Fatal(err)
 	}
 	return path
@@ -195,14 +195,14 @@ func (s *Scene) StartRelay() *Process {
 // StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th
 // pass. It creates the indexes before the first relay. If an owner died in a transaction while it
 // created them, all appends would wait until its successor ended the transaction.
-func (s *Scene) StartCrashing(at string) *Process {
+func (s *Scene) StartCrashing(crashPoint string) *Process {
 	s.tb.Helper()
 	if s.started == 0 {
 		if code, out, errOut := s.RunCommand("setup", "--yes"); code != 0 {
 			s.tb.Logf("setup: %d\n%s%s", code, out, errOut)
 		}
 	}
-	return s.startRelay("OUTRELAY_CRASH_AT=" + at)
+	return s.startRelay("OUTRELAY_CRASH_AT=" + crashPoint)
 }
 
 func (s *Scene) startRelay(env ...string) *Process {
@@ -213,10 +213,10 @@ func (s *Scene) startRelay(env ...string) *Process {
 	node := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:])
 	listen := freePort(s.tb)
 	file := s.WriteConfig(node, listen)
-	p := Launch(s.tb, node, Binary(s.tb), append(slices.Clone(s.env), env...), "run", "--config", file)
-	p.HTTP, p.ConfigFile = "http://"+listen, file
-	s.running = append(s.running, p)
-	return p
+	process := Launch(s.tb, node, Binary(s.tb), append(slices.Clone(s.env), env...), "run", "--config", file)
+	process.HTTP, process.ConfigFile = "http://"+listen, file
+	s.running = append(s.running, process)
+	return process
 }
 
 // Processes returns all relays that were started, including those that have ended.
@@ -246,16 +246,16 @@ func RunCommand(tb testing.TB, env []string, args ...string) (code int, stdout, 
 // Get sends a request to the HTTP server of the process.
 func (p *Process) Get(path string) (code int, body string) {
 	p.tb.Helper()
-	c := &http.Client{Timeout: Patience}
-	defer c.CloseIdleConnections()
-	res, err := c.Get(p.HTTP + path)
+	client := &http.Client{Timeout: Patience}
+	defer client.CloseIdleConnections()
+	res, err := client.Get(p.HTTP + path)
 	if err != nil {
 		p.tb.Fatal(err)
 	}
 	defer res.Body.Close()
-	var b bytes.Buffer
-	_, _ = b.ReadFrom(res.Body)
-	return res.StatusCode, b.String()
+	var buffer bytes.Buffer
+	_, _ = buffer.ReadFrom(res.Body)
+	return res.StatusCode, buffer.String()
 }
 
 // Status is the scene's watcher in `outrelay status --json`.

@@ -9,10 +9,10 @@ import (
 )
 
 // RunCrashing starts a command that kills itself at a crash point, and returns at once.
-func (s *Scene) RunCrashing(at string, args ...string) *Process {
+func (s *Scene) RunCrashing(crashPoint string, args ...string) *Process {
 	s.tb.Helper()
 	args = append(args, "--config", s.WriteConfig("operator", "off"))
-	return Launch(s.tb, "operator", Binary(s.tb), []string{"OUTRELAY_CRASH_AT=" + at}, args...)
+	return Launch(s.tb, "operator", Binary(s.tb), []string{"OUTRELAY_CRASH_AT=" + crashPoint}, args...)
 }
 
 // ReadSlots returns the node that runs each slot, or "" for a slot without a working owner.

@@ -66,16 +66,16 @@ func ReadTopics(tb testing.TB, brokers []string, names ...string) *Topics {
 		tb.Fatal(err)
 	}
 
-	t := &Topics{tb: tb, client: cl, names: names, deliveries: map[string]bool{}, nextOffsets: map[string]map[int32]int64{}, changed: make(chan struct{})}
+	topics := &Topics{tb: tb, client: cl, names: names, deliveries: map[string]bool{}, nextOffsets: map[string]map[int32]int64{}, changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { t.collectRecords(ctx) })
+	wg.Go(func() { topics.collectRecords(ctx) })
 	tb.Cleanup(func() {
 		cancel()
 		wg.Wait()
 		cl.Close()
 	})
-	return t
+	return topics
 }
 
 // ReadTopics starts to read the topics of these aggregate types, or of "order" without arguments.
@@ -96,15 +96,15 @@ func (t *Topics) collectRecords(ctx context.Context) {
 		fetched := t.client.PollFetches(ctx)
 		now := time.Now()
 		t.mu.Lock()
-		fetched.EachRecord(func(r *kgo.Record) {
-			if t.nextOffsets[r.Topic] == nil {
-				t.nextOffsets[r.Topic] = map[int32]int64{}
+		fetched.EachRecord(func(record *kgo.Record) {
+			if t.nextOffsets[record.Topic] == nil {
+				t.nextOffsets[record.Topic] = map[int32]int64{}
 			}
-			t.nextOffsets[r.Topic][r.Partition] = r.Offset + 1
-			if r.Attrs.IsControl() {
+			t.nextOffsets[record.Topic][record.Partition] = record.Offset + 1
+			if record.Attrs.IsControl() {
 				return
 			}
-			rec := &Record{r.Topic, r.Partition, r.Offset, r.Key, r.Value, r.Headers, r.Timestamp, r.ProducerID, r.ProducerEpoch, now}
+			rec := &Record{record.Topic, record.Partition, record.Offset, record.Key, record.Value, record.Headers, record.Timestamp, record.ProducerID, record.ProducerEpoch, now}
 			t.records = append(t.records, rec)
 			t.deliveries[deliveryKey(rec)] = true
 		})
@@ -116,8 +116,8 @@ func (t *Topics) collectRecords(ctx context.Context) {
 }
 
 // deliveryKey returns a key that two records share if one repeats the other.
-func deliveryKey(r *Record) string {
-	return strings.Join([]string{r.Topic, r.Header(record.HeaderID), r.Header(record.HeaderIDType), r.Header(record.HeaderNamespace), r.Header(record.HeaderDelivery)}, "\x00")
+func deliveryKey(rec *Record) string {
+	return strings.Join([]string{rec.Topic, rec.Header(record.HeaderID), rec.Header(record.HeaderIDType), rec.Header(record.HeaderNamespace), rec.Header(record.HeaderDelivery)}, "\x00")
 }
 
 // AllRecords returns the records so far, sorted by topic, partition and offset.
@@ -127,8 +127,8 @@ func (t *Topics) AllRecords() []*Record {
 
 	out := slices.Clone(t.records)
 	slices.SortFunc(out, func(a, b *Record) int {
-		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
-			return c
+		if order := strings.Compare(a.Topic, b.Topic); order != 0 {
+			return order
 		}
 		if a.Partition != b.Partition {
 			return int(a.Partition - b.Partition)
@@ -231,9 +231,9 @@ func (t *Topics) WaitForEnd() {
 
 	t.waitFor("the end of the topics", func() (bool, string) {
 		behind := ""
-		ends.Each(func(o kadm.ListedOffset) {
-			if o.Offset > t.nextOffsets[o.Topic][o.Partition] && behind == "" {
-				behind = fmt.Sprintf("%s/%d read up to %d of %d", o.Topic, o.Partition, t.nextOffsets[o.Topic][o.Partition], o.Offset)
+		ends.Each(func(offset kadm.ListedOffset) {
+			if offset.Offset > t.nextOffsets[offset.Topic][offset.Partition] && behind == "" {
+				behind = fmt.Sprintf("%s/%d read up to %d of %d", offset.Topic, offset.Partition, t.nextOffsets[offset.Topic][offset.Partition], offset.Offset)
 			}
 		})
 		return behind == "", behind

@@ -48,12 +48,12 @@ type RunningLoad struct {
 var errRollBack = errors.New("rolled back on purpose")
 
 // StartLoad starts a load into the scene's outbox. The end of the test stops it.
-func (s *Scene) StartLoad(l Load) *RunningLoad {
+func (s *Scene) StartLoad(load Load) *RunningLoad {
 	s.tb.Helper()
-	l.Workers, l.Keys, l.PerTx = orDefault(l.Workers, 4), orDefault(l.Keys, 5), orDefault(l.PerTx, 3)
-	l.AbortEvery, l.Size = orDefault(l.AbortEvery, 8), orDefault(l.Size, 120)
-	if l.Type == "" {
-		l.Type = "order"
+	load.Workers, load.Keys, load.PerTx = orDefault(load.Workers, 4), orDefault(load.Keys, 5), orDefault(load.PerTx, 3)
+	load.AbortEvery, load.Size = orDefault(load.AbortEvery, 8), orDefault(load.Size, 120)
+	if load.Type == "" {
+		load.Type = "order"
 	}
 
 	box, err := outbox.New(s.DB)
@@ -62,18 +62,18 @@ func (s *Scene) StartLoad(l Load) *RunningLoad {
 	}
 
 	ctx, stop := context.WithCancel(s.tb.Context())
-	w := &RunningLoad{scene: s, load: l, box: box, stop: stop}
-	for i := range l.Workers {
-		w.wg.Go(func() { w.runWorker(ctx, i) })
+	runningLoad := &RunningLoad{scene: s, load: load, box: box, stop: stop}
+	for i := range load.Workers {
+		runningLoad.wg.Go(func() { runningLoad.runWorker(ctx, i) })
 	}
 
 	s.tb.Cleanup(func() {
-		w.Stop()
+		runningLoad.Stop()
 		if s.tb.Failed() {
-			s.tb.Logf("load of %s: %d events committed, %d appends failed", l.Type, w.count.Load(), w.failed.Load())
+			s.tb.Logf("load of %s: %d events committed, %d appends failed", load.Type, runningLoad.count.Load(), runningLoad.failed.Load())
 		}
 	})
-	return w
+	return runningLoad
 }
 
 func orDefault(n, otherwise int) int {
@@ -118,9 +118,9 @@ func (w *RunningLoad) runWorker(ctx context.Context, worker int) {
 	var pace <-chan time.Time
 	if w.load.Rate > 0 {
 		each := float64(1+w.load.PerTx) / 2 * float64(w.load.Workers) / w.load.Rate
-		t := time.NewTicker(time.Duration(each * float64(time.Second)))
-		defer t.Stop()
-		pace = t.C
+		ticker := time.NewTicker(time.Duration(each * float64(time.Second)))
+		defer ticker.Stop()
+		pace = ticker.C
 	}
 
 	keys := make([]string, w.load.Keys)
@@ -209,10 +209,10 @@ func NewEvent(aggregateType, key string, n, size int) event.Event {
 func (s *Scene) ledgerEntries(ns string, fate Fate, events []event.Event) []Entry {
 	out := make([]Entry, len(events))
 	for i, e := range events {
-		v := parsePayload(e)
+		payload := parsePayload(e)
 		out[i] = Entry{
 			NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.Aggregate().Type),
-			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now(),
+			Payload: payload.payload, Null: payload.null, Headers: e.Headers(), Fate: fate, At: time.Now(),
 		}
 	}
 	return out
@@ -224,22 +224,22 @@ type storedPayload struct {
 }
 
 // parsePayload returns the payload of an event in its stored form.
-func parsePayload(e event.Event) storedPayload {
-	raw, err := e.MarshalBSON()
+func parsePayload(event event.Event) storedPayload {
+	raw, err := event.MarshalBSON()
 	if err != nil {
 		return storedPayload{}
 	}
 
-	var v envelope.View
-	if err := envelope.Parse(raw, &v); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(raw, &view); err != nil {
 		return storedPayload{}
 	}
 
-	b, err := envelope.AppendPayload(nil, &v)
+	data, err := envelope.AppendPayload(nil, &view)
 	if err != nil {
 		return storedPayload{}
 	}
-	return storedPayload{b, bson.Type(v.PayloadType) == bson.TypeNull}
+	return storedPayload{data, bson.Type(view.PayloadType) == bson.TypeNull}
 }
 
 // AppendEvents commits events in one transaction into a collection, and adds them to the ledger with

@@ -31,7 +31,7 @@ type house struct {
 
 // measureHouse reads the Go files of cmd, internal, pkg and resume below root. The directories in without count as tools.
 func measureHouse(root string, without []string) (*house, error) {
-	h := &house{
+	house := &house{
 		without: without, packages: map[string]bool{}, arrows: map[[2]string]bool{}, public: map[[2]string]bool{},
 		interfaces: map[string]map[string]string{}, types: map[string]map[string]string{},
 	}
@@ -39,29 +39,29 @@ func measureHouse(root string, without []string) (*house, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.module = strings.TrimPrefix(strings.SplitN(string(text), "\n", 2)[0], "module ")
+	house.module = strings.TrimPrefix(strings.SplitN(string(text), "\n", 2)[0], "module ")
 
 	for _, tree := range []string{"cmd", "internal", "pkg", "resume"} {
-		err := filepath.WalkDir(filepath.Join(root, tree), func(file string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(filepath.Join(root, tree), func(file string, entry fs.DirEntry, err error) error {
 			switch {
 			case err != nil:
 				return err
-			case d.IsDir() && d.Name() == "testdata":
+			case entry.IsDir() && entry.Name() == "testdata":
 				return filepath.SkipDir
-			case d.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go"):
+			case entry.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go"):
 				return nil
 			}
 			rel, err := filepath.Rel(root, file)
 			if err != nil {
 				return err
 			}
-			return h.addFile(file, filepath.ToSlash(rel))
+			return house.addFile(file, filepath.ToSlash(rel))
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	return h, nil
+	return house, nil
 }
 
 func (h *house) addFile(file, rel string) error {
@@ -89,10 +89,10 @@ func (h *house) addFile(file, rel string) error {
 	return nil
 }
 
-func (h *house) addImports(f *ast.File, dir string, isTool bool) {
-	for _, i := range f.Imports {
-		p, err := strconv.Unquote(i.Path.Value)
-		target, inside := strings.CutPrefix(p, h.module+"/")
+func (h *house) addImports(file *ast.File, dir string, isTool bool) {
+	for _, i := range file.Imports {
+		pattern, err := strconv.Unquote(i.Path.Value)
+		target, inside := strings.CutPrefix(pattern, h.module+"/")
 		switch {
 		case err != nil || !inside:
 		case strings.HasPrefix(target, "internal/"):
@@ -104,22 +104,22 @@ func (h *house) addImports(f *ast.File, dir string, isTool bool) {
 }
 
 // addDeclaration collects the interfaces with two and more methods of the product, and the methods of all types.
-func (h *house) addDeclaration(d ast.Decl, dir string, isTool bool) {
-	switch d := d.(type) {
+func (h *house) addDeclaration(decl ast.Decl, dir string, isTool bool) {
+	switch typed := decl.(type) {
 	case *ast.FuncDecl:
-		if d.Recv == nil {
+		if typed.Recv == nil {
 			return
 		}
-		if name := receiverName(d.Recv.List[0].Type); name != "" {
-			addTo(h.types, dir+"."+name, d.Name.Name, shapeOf(d.Type))
+		if name := receiverName(typed.Recv.List[0].Type); name != "" {
+			addTo(h.types, dir+"."+name, typed.Name.Name, shapeOf(typed.Type))
 		}
 	case *ast.GenDecl:
-		for _, s := range d.Specs {
-			t, ok := s.(*ast.TypeSpec)
+		for _, s := range typed.Specs {
+			spec, ok := s.(*ast.TypeSpec)
 			if !ok || isTool {
 				continue
 			}
-			i, ok := t.Type.(*ast.InterfaceType)
+			i, ok := spec.Type.(*ast.InterfaceType)
 			if !ok {
 				continue
 			}
@@ -130,7 +130,7 @@ func (h *house) addDeclaration(d ast.Decl, dir string, isTool bool) {
 				}
 			}
 			if len(methods) > 1 {
-				h.interfaces[dir+"."+t.Name.Name] = methods
+				h.interfaces[dir+"."+spec.Name.Name] = methods
 			}
 		}
 	}
@@ -143,23 +143,23 @@ func addTo(set map[string]map[string]string, name, method, shape string) {
 	set[name][method] = shape
 }
 
-func receiverName(e ast.Expr) string {
-	switch e := e.(type) {
+func receiverName(expr ast.Expr) string {
+	switch typed := expr.(type) {
 	case *ast.StarExpr:
-		return receiverName(e.X)
+		return receiverName(typed.X)
 	case *ast.IndexExpr:
-		return receiverName(e.X)
+		return receiverName(typed.X)
 	case *ast.IndexListExpr:
-		return receiverName(e.X)
+		return receiverName(typed.X)
 	case *ast.Ident:
-		return e.Name
+		return typed.Name
 	}
 	return ""
 }
 
 // shapeOf returns the numbers of parameters and results.
-func shapeOf(f *ast.FuncType) string {
-	return fmt.Sprint(f.Params.NumFields(), " ", f.Results.NumFields())
+func shapeOf(funcType *ast.FuncType) string {
+	return fmt.Sprint(funcType.Params.NumFields(), " ", funcType.Results.NumFields())
 }
 
 // single returns the interfaces that exactly one type of the module implements, as far as names and numbers of parameters show it. Embedded
@@ -193,7 +193,7 @@ func (h *house) rooms() map[string]bool {
 	return out
 }
 
-func (h *house) print(w io.Writer) {
+func (h *house) print(out io.Writer) {
 	roomArrows := map[[2]string]bool{}
 	for a := range h.arrows {
 		from, to := strings.Split(a[0], "/")[1], strings.Split(a[1], "/")[1]
@@ -213,6 +213,6 @@ func (h *house) print(w io.Writer) {
 		{"lines of Go without tests and tools", h.lines},
 		{"interfaces with one implementation", len(h.single())},
 	} {
-		fmt.Fprintf(w, "%-52s %d\n", f.name, f.n)
+		fmt.Fprintf(out, "%-52s %d\n", f.name, f.n)
 	}
 }

@@ -27,21 +27,21 @@ func main() {
 		dirs = []string{"cmd", "internal", "pkg", "resume"}
 	}
 
-	m := readable.New()
+	measure := readable.New()
 	for _, dir := range dirs {
-		if err := m.AddTree(filepath.Clean(strings.TrimSuffix(dir, "/...")), *tests); err != nil {
+		if err := measure.AddTree(filepath.Clean(strings.TrimSuffix(dir, "/...")), *tests); err != nil {
 			fmt.Fprintln(os.Stderr, "measure:", err)
 			os.Exit(1)
 		}
 	}
 
-	m.Print(os.Stdout)
-	h, err := measureHouse(".", strings.Split(*without, ","))
+	measure.Print(os.Stdout)
+	house, err := measureHouse(".", strings.Split(*without, ","))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "measure:", err)
 		os.Exit(1)
 	}
-	h.print(os.Stdout)
+	house.print(os.Stdout)
 	pages, err := readable.Markdown(".")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "measure:", err)
@@ -53,7 +53,7 @@ func main() {
 	}
 	fmt.Printf("%-52s %.0f in %d files\n", "Markdown that people write, KB", float64(total)/1000, len(pages))
 	if *list {
-		for _, place := range append(m.Places(), h.single()...) {
+		for _, place := range append(measure.Places(), house.single()...) {
 			fmt.Println(place)
 		}
 	}

@@ -58,13 +58,13 @@ func regenerate(ctx context.Context) error {
 // findTests returns the names of the tests that call package generated, by their directory.
 func findTests(root string) (map[string][]string, error) {
 	tests := map[string][]string{}
-	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != root && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules" || d.Name() == "testdata"):
+		case entry.IsDir() && file != root && (strings.HasPrefix(entry.Name(), ".") || entry.Name() == "node_modules" || entry.Name() == "testdata"):
 			return fs.SkipDir
-		case d.IsDir() || !strings.HasSuffix(file, "_test.go"):
+		case entry.IsDir() || !strings.HasSuffix(file, "_test.go"):
 			return nil
 		}
 
@@ -86,9 +86,9 @@ func findTests(root string) (map[string][]string, error) {
 // callsGenerated reports whether the test compares a file.
 func callsGenerated(fn *ast.FuncDecl) (found bool) {
 	ast.Inspect(fn, func(n ast.Node) bool {
-		if s, ok := n.(*ast.SelectorExpr); ok && strings.HasPrefix(s.Sel.Name, "Check") {
-			x, ok := s.X.(*ast.Ident)
-			found = found || ok && x.Name == "generated"
+		if expr, ok := n.(*ast.SelectorExpr); ok && strings.HasPrefix(expr.Sel.Name, "Check") {
+			ident, ok := expr.X.(*ast.Ident)
+			found = found || ok && ident.Name == "generated"
 		}
 		return !found
 	})

@@ -129,9 +129,9 @@ func (r *testRun) runGoTest(ctx context.Context, line []string) bool {
 	lines := bufio.NewReader(out)
 	for {
 		text, err := lines.ReadString('\n')
-		var e event
-		if text != "" && json.Unmarshal([]byte(text), &e) == nil {
-			r.handleEvent(e)
+		var event event
+		if text != "" && json.Unmarshal([]byte(text), &event) == nil {
+			r.handleEvent(event)
 		} else {
 			fmt.Fprint(r.out, text)
 		}
@@ -142,28 +142,28 @@ func (r *testRun) runGoTest(ctx context.Context, line []string) bool {
 	return cmd.Wait() == nil
 }
 
-func (r *testRun) handleEvent(e event) {
+func (r *testRun) handleEvent(event event) {
 	// The output of a build belongs to no package.
-	if e.Package == "" {
-		fmt.Fprint(r.out, e.Output)
+	if event.Package == "" {
+		fmt.Fprint(r.out, event.Output)
 		return
 	}
 
-	p := r.packages[e.Package]
-	if p == nil {
-		p = &packageResult{out: r.out, output: map[string][]string{}}
-		r.packages[e.Package] = p
+	result := r.packages[event.Package]
+	if result == nil {
+		result = &packageResult{out: r.out, output: map[string][]string{}}
+		r.packages[event.Package] = result
 	}
 
-	test, _, isSubtest := strings.Cut(e.Test, "/")
-	if e.Action == "output" {
-		p.addOutput(test, e.Output)
+	test, _, isSubtest := strings.Cut(event.Test, "/")
+	if event.Action == "output" {
+		result.addOutput(test, event.Output)
 		return
 	}
-	if e.Test == "" {
-		if e.Action == "pass" || e.Action == "fail" || e.Action == "skip" {
-			r.names = append(r.names, e.Package)
-			p.finishPackage(e)
+	if event.Test == "" {
+		if event.Action == "pass" || event.Action == "fail" || event.Action == "skip" {
+			r.names = append(r.names, event.Package)
+			result.finishPackage(event)
 		}
 		return
 	}
@@ -172,17 +172,17 @@ func (r *testRun) handleEvent(e event) {
 		return
 	}
 
-	switch e.Action {
+	switch event.Action {
 	case "fail":
-		p.failed = append(p.failed, test)
-		p.printOutput(test)
+		result.failed = append(result.failed, test)
+		result.printOutput(test)
 	case "pass":
 		r.passed++
-		p.printRace(test)
-		delete(p.output, test)
+		result.printRace(test)
+		delete(result.output, test)
 	case "skip":
 		r.skipped++
-		delete(p.output, test)
+		delete(result.output, test)
 	}
 }
 
@@ -218,15 +218,15 @@ func (p *packageResult) printOutput(test string) {
 
 // finishPackage prints the remaining output when the package has ended, including that of tests that a
 // panic interrupted.
-func (p *packageResult) finishPackage(e event) {
-	if e.Action == "fail" {
+func (p *packageResult) finishPackage(event event) {
+	if event.Action == "fail" {
 		for test := range p.output {
 			if test != "" {
 				p.printOutput(test)
 			}
 		}
 
-		if e.FailedBuild != "" {
+		if event.FailedBuild != "" {
 			p.reason = "build failed"
 		} else if len(p.failed) == 0 && p.reason == "" {
 			p.reason = "the package failed, although none of its tests did"
@@ -238,10 +238,10 @@ func (p *packageResult) finishPackage(e event) {
 // collectFailures returns the number of failed tests, and the packages that failed for another reason.
 func (r *testRun) collectFailures() (n int, reasons []string) {
 	for _, name := range r.names {
-		p := r.packages[name]
-		n += len(p.failed)
-		if p.reason != "" {
-			reasons = append(reasons, name+": "+p.reason)
+		result := r.packages[name]
+		n += len(result.failed)
+		if result.reason != "" {
+			reasons = append(reasons, name+": "+result.reason)
 		}
 	}
 	return n, reasons

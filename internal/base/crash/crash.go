@@ -30,15 +30,15 @@ type point struct {
 }
 
 // parsePoint parses <name>[:n]. It panics if n is not a positive number.
-func parsePoint(s string) point {
-	name, count, found := strings.Cut(s, ":")
+func parsePoint(text string) point {
+	name, count, found := strings.Cut(text, ":")
 	if !found {
 		return point{name, 1}
 	}
 
 	pass, err := strconv.ParseInt(count, 10, 64)
 	if err != nil || pass < 1 {
-		panic("OUTRELAY_CRASH_AT: want <name>[:n] with n ≥ 1, got " + strconv.Quote(s))
+		panic("OUTRELAY_CRASH_AT: want <name>[:n] with n ≥ 1, got " + strconv.Quote(text))
 	}
 	return point{name, pass}
 }
@@ -55,11 +55,11 @@ func killAt(name string) {
 		return
 	}
 
-	p, err := os.FindProcess(os.Getpid())
+	process, err := os.FindProcess(os.Getpid())
 	if err != nil {
 		panic(err)
 	}
-	if err := p.Kill(); err != nil {
+	if err := process.Kill(); err != nil {
 		panic(err)
 	}
 

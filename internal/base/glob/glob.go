@@ -25,36 +25,36 @@ func Covers(pattern, other string) bool { return matchPattern(pattern, other, tr
 func matchPattern[S ~string | ~[]byte](pattern string, name S, stars bool) bool {
 	// p and i are the places in pattern and name. star is the last * in pattern, or -1. mark is the place in
 	// name up to which this * matches.
-	p, i, star, mark := 0, 0, -1, 0
+	partition, i, star, mark := 0, 0, -1, 0
 	for i < len(name) {
 		switch {
-		case p < len(pattern) && pattern[p] == '*':
-			star, mark = p, i
-			p++
+		case partition < len(pattern) && pattern[partition] == '*':
+			star, mark = partition, i
+			partition++
 
-		case p < len(pattern) && pattern[p] == '?' && (!stars || name[i] != '*'):
-			p++
+		case partition < len(pattern) && pattern[partition] == '?' && (!stars || name[i] != '*'):
+			partition++
 			i++
 			// Skip the rest of a character of several bytes.
 			for i < len(name) && name[i]&0xC0 == 0x80 {
 				i++
 			}
 
-		case p < len(pattern) && pattern[p] == name[i]:
-			p++
+		case partition < len(pattern) && pattern[partition] == name[i]:
+			partition++
 			i++
 
 		case star >= 0:
 			// No match from here on: let the last * match one more byte, and try again after it.
 			mark++
-			p, i = star+1, mark
+			partition, i = star+1, mark
 
 		default:
 			return false
 		}
 	}
 
-	return strings.Trim(pattern[p:], "*") == ""
+	return strings.Trim(pattern[partition:], "*") == ""
 }
 
 // Overlap reports whether any name matches both patterns.

@@ -92,39 +92,39 @@ type deadSample struct {
 }
 
 // Observe adds an observation and returns the new report.
-func (e *Evaluator) Observe(o Observation) Report {
+func (e *Evaluator) Observe(observation Observation) Report {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 
 	// After a long pause, the observations before it have no order with this one.
-	if o.At.Sub(e.observedAt) > forgetAfter {
+	if observation.At.Sub(e.observedAt) > forgetAfter {
 		e.failedCounts, e.lastError, e.waiting, e.dead = 0, nil, nil, nil
 	}
-	e.observedAt = o.At
-	if o.Err != nil {
+	e.observedAt = observation.At
+	if observation.Err != nil {
 		e.failedCounts++
-		e.lastError = o.Err
+		e.lastError = observation.Err
 		return e.reportLocked()
 	}
 	e.failedCounts, e.lastError = 0, nil
 
-	waiting := make(map[string]waitingCount, len(o.Counts))
-	for _, c := range o.Counts {
-		w := waitingCount{n: c.N}
+	waiting := make(map[string]waitingCount, len(observation.Counts))
+	for _, c := range observation.Counts {
+		count := waitingCount{n: c.N}
 		// A count that does not fall may be stuck.
 		if before, known := e.waiting[c.Name]; known && c.N > 0 && c.N >= before.n {
-			w.stuck = before.stuck + 1
+			count.stuck = before.stuck + 1
 		}
-		waiting[c.Name] = w
+		waiting[c.Name] = count
 	}
 	e.waiting = waiting
 
 	// After a requeue or a discard there are fewer dead letters. Growth counts from the new level.
-	if n := len(e.dead); n > 0 && o.Dead < e.dead[n-1].n {
+	if n := len(e.dead); n > 0 && observation.Dead < e.dead[n-1].n {
 		e.dead = e.dead[:0]
 	}
-	e.dead = append(e.dead, deadSample{o.At, o.Dead})
-	for len(e.dead) > 2 && o.At.Sub(e.dead[1].at) >= deadSpan {
+	e.dead = append(e.dead, deadSample{observation.At, observation.Dead})
+	for len(e.dead) > 2 && observation.At.Sub(e.dead[1].at) >= deadSpan {
 		e.dead = e.dead[1:]
 	}
 	return e.reportLocked()
@@ -139,70 +139,70 @@ func (e *Evaluator) Report() Report {
 }
 
 func (e *Evaluator) reportLocked() Report {
-	r := Report{Status: OK, At: e.observedAt, Checks: []Check{}}
+	report := Report{Status: OK, At: e.observedAt, Checks: []Check{}}
 	if e.observedAt.IsZero() {
-		return r
+		return report
 	}
 
-	r.Checks = append(r.Checks, e.checkCountingLocked(), e.checkDeadLettersLocked())
+	report.Checks = append(report.Checks, e.checkCountingLocked(), e.checkDeadLettersLocked())
 	for _, name := range slices.Sorted(maps.Keys(e.waiting)) {
-		r.Checks = append(r.Checks, checkWaiting(name, e.waiting[name]))
+		report.Checks = append(report.Checks, checkWaiting(name, e.waiting[name]))
 	}
 
-	for _, c := range r.Checks {
-		if c.Status.severity() > r.Status.severity() {
-			r.Status = c.Status
+	for _, c := range report.Checks {
+		if c.Status.severity() > report.Status.severity() {
+			report.Status = c.Status
 		}
 	}
-	return r
+	return report
 }
 
 func (e *Evaluator) checkCountingLocked() Check {
-	c := Check{ID: "counting", Status: OK, Detail: "counting waiting envelopes works"}
+	check := Check{ID: "counting", Status: OK, Detail: "counting waiting envelopes works"}
 	if e.failedCounts == 0 {
-		return c
+		return check
 	}
 
-	c.Status = Degraded
+	check.Status = Degraded
 	if e.failedCounts >= failedLimit {
-		c.Status = Unhealthy
+		check.Status = Unhealthy
 	}
-	c.Detail = fmt.Sprintf("counting waiting envelopes failed %d times in a row: %v", e.failedCounts, e.lastError)
-	c.Fix = "run outrelay doctor to check MongoDB and the privileges of the relay's user"
-	return c
+	check.Detail = fmt.Sprintf("counting waiting envelopes failed %d times in a row: %v", e.failedCounts, e.lastError)
+	check.Fix = "run outrelay doctor to check MongoDB and the privileges of the relay's user"
+	return check
 }
 
 func (e *Evaluator) checkDeadLettersLocked() Check {
-	c := Check{ID: "dead_letters", Status: OK, Detail: "no new dead letters"}
+	check := Check{ID: "dead_letters", Status: OK, Detail: "no new dead letters"}
 	if len(e.dead) < 2 {
-		return c
+		return check
 	}
 
 	first, last := e.dead[0], e.dead[len(e.dead)-1]
 	grown, span := last.n-first.n, last.at.Sub(first.at)
 	if grown <= 0 {
-		return c
+		return check
 	}
 
-	c.Detail = fmt.Sprintf("%d new within %s", grown, span.Round(time.Second))
+	check.Detail = fmt.Sprintf("%d new within %s", grown, span.Round(time.Second))
 	if float64(grown) >= deadLimit*max(float64(span)/float64(deadSpan), 1) {
-		c.Status = Degraded
-		c.Fix = "run outrelay dead summary to find the causes"
+		check.Status = Degraded
+		check.Fix = "run outrelay dead summary to find the causes"
 	}
-	return c
+	return check
 }
 
-func checkWaiting(name string, w waitingCount) Check {
-	c := Check{ID: name, Status: OK, Detail: "none"}
-	if w.n == 0 {
-		return c
+func checkWaiting(name string, count waitingCount) Check {
+	check := Check{ID: name, Status: OK, Detail: "none"}
+	if count.n == 0 {
+		return check
 	}
 
-	c.Detail = fmt.Sprintf("%d", w.n)
-	if w.stuck >= stuckLimit {
-		c.Status = Degraded
-		c.Detail = fmt.Sprintf("%d, without a decrease for %d counts in a row", w.n, w.stuck)
-		c.Fix = "run outrelay waiting summary to see the reasons and since when the envelopes wait"
+	check.Detail = fmt.Sprintf("%d", count.n)
+	if count.stuck >= stuckLimit {
+		check.Status = Degraded
+		check.Detail = fmt.Sprintf("%d, without a decrease for %d counts in a row", count.n, count.stuck)
+		check.Fix = "run outrelay waiting summary to see the reasons and since when the envelopes wait"
 	}
-	return c
+	return check
 }

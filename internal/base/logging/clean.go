@@ -50,20 +50,20 @@ func (q quote) maskDocuments(text string) string {
 func closingBrace(text string, open int) int {
 	depth, quoted := 0, false
 	for i := open; i < len(text); i++ {
-		c := text[i]
-		if quoted && c == '\\' {
+		char := text[i]
+		if quoted && char == '\\' {
 			// The next character is escaped.
 			i++
 			continue
 		}
-		if c == '"' {
+		if char == '"' {
 			quoted = !quoted
 		}
 		if quoted {
 			continue
 		}
 
-		switch c {
+		switch char {
 		case '{':
 			depth++
 		case '}':

@@ -16,7 +16,7 @@ const (
 	limitKinds   = 500 // with separate counters; further kinds share one
 )
 
-// Limit returns a handler that passes each problem to h once a minute, and at most 100 lines of one kind in ten
+// Limit returns a handler that passes each problem to handler once a minute, and at most 100 lines of one kind in ten
 // seconds. A problem is a line of level warn or error: lines with the same level, message and attributes are the same
 // problem. Durations, counts (`records`) and local ports do not distinguish problems. The kind of a line is its level
 // and message. The handler counts the other lines. At the end of the minute it writes the problem again with their
@@ -26,9 +26,9 @@ const (
 //
 // An outage is one problem, whatever fails because of it: problemOf returns the same text for each of its errors. It
 // returns "" for other errors, and may be nil.
-func Limit(h slog.Handler, problemOf func(error) string) slog.Handler {
+func Limit(handler slog.Handler, problemOf func(error) string) slog.Handler {
 	return &limited{
-		Handler: h, base: h, problemOf: problemOf,
+		Handler: handler, base: handler, problemOf: problemOf,
 		repeats: &lineCounts{window: repeatWindow, most: 1, kinds: make(map[kindOfLine]*lineCount)},
 		lines:   &lineCounts{window: limitWindow, most: limitLines, kinds: make(map[kindOfLine]*lineCount)},
 	}
@@ -45,36 +45,36 @@ type limited struct {
 // Handle implements [slog.Handler]. A summary belongs to many lines, and so to no single context.
 //
 //nolint:contextcheck // see above
-func (l *limited) Handle(ctx context.Context, r slog.Record) error {
-	if r.Level >= slog.LevelWarn {
-		problem := kindOfLine{r.Level, localPort.ReplaceAllString(r.Message+l.attrs+problemText(r), "")}
-		if shared := l.sharedProblem(r); shared != "" {
+func (l *limited) Handle(ctx context.Context, entry slog.Record) error {
+	if entry.Level >= slog.LevelWarn {
+		problem := kindOfLine{entry.Level, localPort.ReplaceAllString(entry.Message+l.attrs+problemText(entry), "")}
+		if shared := l.sharedProblem(entry); shared != "" {
 			problem = kindOfLine{text: shared}
 		}
-		again := func(n int) { writeSummary(l.Handler, r.Clone(), slog.Int("repeated", n), repeatWindow) }
+		again := func(n int) { writeSummary(l.Handler, entry.Clone(), slog.Int("repeated", n), repeatWindow) }
 		if !l.repeats.allowLine(problem, time.Now(), again) {
 			return nil
 		}
 	}
 
-	if r.Level >= slog.LevelInfo {
+	if entry.Level >= slog.LevelInfo {
 		others := func(n int) {
-			writeSummary(l.base, slog.NewRecord(time.Time{}, r.Level, r.Message, 0), slog.Int("suppressed", n), limitWindow)
+			writeSummary(l.base, slog.NewRecord(time.Time{}, entry.Level, entry.Message, 0), slog.Int("suppressed", n), limitWindow)
 		}
-		if !l.lines.allowLine(kindOfLine{r.Level, r.Message}, time.Now(), others) {
+		if !l.lines.allowLine(kindOfLine{entry.Level, entry.Message}, time.Now(), others) {
 			return nil
 		}
 	}
-	return l.Handler.Handle(ctx, r)
+	return l.Handler.Handle(ctx, entry)
 }
 
-// sharedProblem returns the problem of the outage that an error of r belongs to, or "".
-func (l *limited) sharedProblem(r slog.Record) (problem string) {
+// sharedProblem returns the problem of the outage that an error of entry belongs to, or "".
+func (l *limited) sharedProblem(entry slog.Record) (problem string) {
 	if l.problemOf == nil {
 		return ""
 	}
-	r.Attrs(func(a slog.Attr) bool {
-		if err, ok := a.Value.Any().(error); ok {
+	entry.Attrs(func(attr slog.Attr) bool {
+		if err, ok := attr.Value.Any().(error); ok {
 			problem = l.problemOf(err)
 		}
 		return problem == ""
@@ -82,11 +82,11 @@ func (l *limited) sharedProblem(r slog.Record) (problem string) {
 	return problem
 }
 
-// writeSummary writes r with the number of lines that a window has suppressed.
-func writeSummary(h slog.Handler, r slog.Record, count slog.Attr, window time.Duration) {
-	r.Time = time.Now()
-	r.AddAttrs(count, slog.Duration("in", window))
-	_ = h.Handle(context.Background(), r)
+// writeSummary writes entry with the number of lines that a window has suppressed.
+func writeSummary(handler slog.Handler, entry slog.Record, count slog.Attr, window time.Duration) {
+	entry.Time = time.Now()
+	entry.AddAttrs(count, slog.Duration("in", window))
+	_ = handler.Handle(context.Background(), entry)
 }
 
 // WithAttrs implements [slog.Handler].
@@ -107,9 +107,9 @@ func (l *limited) WithGroup(name string) slog.Handler {
 }
 
 // problemText returns the attributes of a line that distinguish its problem from others.
-func problemText(r slog.Record) (text string) {
-	r.Attrs(func(a slog.Attr) bool {
-		text += attrText(a)
+func problemText(entry slog.Record) (text string) {
+	entry.Attrs(func(attr slog.Attr) bool {
+		text += attrText(attr)
 		return true
 	})
 	return text
@@ -119,12 +119,12 @@ func problemText(r slog.Record) (text string) {
 var localPort = regexp.MustCompile(`[0-9a-f.:\[\]]+->`)
 
 // attrText returns an attribute as a part of problemText, or "" if each attempt has another value.
-func attrText(a slog.Attr) string {
-	v := a.Value.Resolve()
-	if v.Kind() == slog.KindDuration || a.Key == "records" {
+func attrText(attr slog.Attr) string {
+	value := attr.Value.Resolve()
+	if value.Kind() == slog.KindDuration || attr.Key == "records" {
 		return ""
 	}
-	return "\n" + a.Key + "=" + v.String()
+	return "\n" + attr.Key + "=" + value.String()
 }
 
 type kindOfLine struct {

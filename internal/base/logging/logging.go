@@ -27,12 +27,12 @@ const (
 	JSON Format = "json"
 )
 
-// New returns a handler that writes lines of at least level to w. To change the level later, pass a
+// New returns a handler that writes lines of at least level to out. To change the level later, pass a
 // [*slog.LevelVar]. In any other format, such as auto, lines are Text on a terminal and JSON elsewhere.
-func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
-	terminal := isTerminal(w)
+func New(out io.Writer, level slog.Leveler, format Format) slog.Handler {
+	terminal := isTerminal(out)
 	if format == Text || format != JSON && terminal {
-		return tint.NewTextHandler(w, &tint.Options{
+		return tint.NewTextHandler(out, &tint.Options{
 			Level:       level,
 			TimeFormat:  "15:04:05.000",
 			NoColor:     !terminal || os.Getenv("NO_COLOR") != "",
@@ -40,13 +40,13 @@ func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
 		})
 	}
 
-	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: redactJSON})
+	return slog.NewJSONHandler(out, &slog.HandlerOptions{Level: level, ReplaceAttr: redactJSON})
 }
 
-// isTerminal reports whether w is a terminal.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(interface{ Fd() uintptr })
-	return ok && (isatty.IsTerminal(f.Fd()) || isatty.IsCygwinTerminal(f.Fd()))
+// isTerminal reports whether out is a terminal.
+func isTerminal(out io.Writer) bool {
+	file, ok := out.(interface{ Fd() uintptr })
+	return ok && (isatty.IsTerminal(file.Fd()) || isatty.IsCygwinTerminal(file.Fd()))
 }
 
 // mask replaces confidential text.
@@ -62,41 +62,41 @@ var notSecret = map[string]bool{"resume_token": true, "claim_token": true}
 
 // redactAttr is a function for ReplaceAttr. It masks attributes with names of secrets, and confidential parts of
 // texts and errors, as [Clean] does. Values that are a [slog.LogValuer] have masked themselves before.
-func redactAttr(_ []string, a slog.Attr) slog.Attr {
-	v := a.Value.Resolve()
-	if secretName.MatchString(a.Key) && !notSecret[a.Key] && v.Kind() != slog.KindGroup {
-		if v.Kind() == slog.KindString && v.String() == "" {
-			return a
+func redactAttr(_ []string, attr slog.Attr) slog.Attr {
+	value := attr.Value.Resolve()
+	if secretName.MatchString(attr.Key) && !notSecret[attr.Key] && value.Kind() != slog.KindGroup {
+		if value.Kind() == slog.KindString && value.String() == "" {
+			return attr
 		}
-		return slog.String(a.Key, mask)
+		return slog.String(attr.Key, mask)
 	}
 
 	// Unchanged values are returned as they are, which saves an allocation.
-	switch v.Kind() {
+	switch value.Kind() {
 	case slog.KindString:
-		if s := Clean(v.String()); s != v.String() {
-			return slog.String(a.Key, s)
+		if clean := Clean(value.String()); clean != value.String() {
+			return slog.String(attr.Key, clean)
 		}
 
 	case slog.KindAny:
-		switch x := v.Any().(type) {
+		switch typed := value.Any().(type) {
 		case error:
-			if s := Clean(x.Error()); s != x.Error() {
-				return slog.String(a.Key, s)
+			if clean := Clean(typed.Error()); clean != typed.Error() {
+				return slog.String(attr.Key, clean)
 			}
 		case *url.URL:
-			return slog.String(a.Key, x.Redacted())
+			return slog.String(attr.Key, typed.Redacted())
 		case fmt.Stringer:
-			return slog.String(a.Key, Clean(x.String()))
+			return slog.String(attr.Key, Clean(typed.String()))
 		}
 	}
-	return a
+	return attr
 }
 
 // redactJSON is redactAttr, and formats durations for people. Machines can read numbers from the metrics.
-func redactJSON(groups []string, a slog.Attr) slog.Attr {
-	if a.Value.Kind() == slog.KindDuration {
-		return slog.String(a.Key, a.Value.Duration().Round(time.Microsecond).String())
+func redactJSON(groups []string, attr slog.Attr) slog.Attr {
+	if attr.Value.Kind() == slog.KindDuration {
+		return slog.String(attr.Key, attr.Value.Duration().Round(time.Microsecond).String())
 	}
-	return redactAttr(groups, a)
+	return redactAttr(groups, attr)
 }

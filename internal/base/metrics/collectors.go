@@ -16,46 +16,46 @@ const namespace = "outrelay"
 // builder creates metrics with the prefix outrelay and registers them.
 type builder struct{ registerer prometheus.Registerer }
 
-// registerMetric registers c and returns it.
-func registerMetric[C prometheus.Collector](b builder, c C) C {
-	b.registerer.MustRegister(c)
-	return c
+// registerMetric registers collector and returns it.
+func registerMetric[C prometheus.Collector](builder builder, collector C) C {
+	builder.registerer.MustRegister(collector)
+	return collector
 }
 
 // describe returns the options of a metric, and the names of its labels, with the texts of the catalog.
-func describe(name string) (o prometheus.Opts, labels []string) {
-	m := catalog.Find(prometheus.BuildFQName(namespace, "", name))
-	return prometheus.Opts{Name: m.Name, Help: m.Help}, m.Labels
+func describe(name string) (opts prometheus.Opts, labels []string) {
+	metric := catalog.Find(prometheus.BuildFQName(namespace, "", name))
+	return prometheus.Opts{Name: metric.Name, Help: metric.Help}, metric.Labels
 }
 
 func (b builder) newCounter(name string) prometheus.Counter {
-	o, _ := describe(name)
-	return registerMetric(b, prometheus.NewCounter(prometheus.CounterOpts(o)))
+	opts, _ := describe(name)
+	return registerMetric(b, prometheus.NewCounter(prometheus.CounterOpts(opts)))
 }
 
 func (b builder) newCounterVec(name string) *prometheus.CounterVec {
-	o, labels := describe(name)
-	return registerMetric(b, prometheus.NewCounterVec(prometheus.CounterOpts(o), labels))
+	opts, labels := describe(name)
+	return registerMetric(b, prometheus.NewCounterVec(prometheus.CounterOpts(opts), labels))
 }
 
 func (b builder) newGauge(name string) prometheus.Gauge {
-	o, _ := describe(name)
-	return registerMetric(b, prometheus.NewGauge(prometheus.GaugeOpts(o)))
+	opts, _ := describe(name)
+	return registerMetric(b, prometheus.NewGauge(prometheus.GaugeOpts(opts)))
 }
 
 func (b builder) newGaugeVec(name string) *prometheus.GaugeVec {
-	o, labels := describe(name)
-	return registerMetric(b, prometheus.NewGaugeVec(prometheus.GaugeOpts(o), labels))
+	opts, labels := describe(name)
+	return registerMetric(b, prometheus.NewGaugeVec(prometheus.GaugeOpts(opts), labels))
 }
 
 func (b builder) newLive(name string) *Live {
-	o, _ := describe(name)
-	return registerMetric(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts(o))})
+	opts, _ := describe(name)
+	return registerMetric(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts(opts))})
 }
 
 func (b builder) newAges(name string) *Ages {
-	o, labels := describe(name)
-	return registerMetric(b, &Ages{GaugeVec: prometheus.NewGaugeVec(prometheus.GaugeOpts(o), labels)})
+	opts, labels := describe(name)
+	return registerMetric(b, &Ages{GaugeVec: prometheus.NewGaugeVec(prometheus.GaugeOpts(opts), labels)})
 }
 
 func (b builder) newStates(name string) *States {
@@ -63,8 +63,8 @@ func (b builder) newStates(name string) *States {
 }
 
 func (b builder) newHistogram(name string, bounds []time.Duration) *Histogram {
-	o, _ := describe(name)
-	return registerMetric(b, newHistogram(o.Name, o.Help, bounds))
+	opts, _ := describe(name)
+	return registerMetric(b, newHistogram(opts.Name, opts.Help, bounds))
 }
 
 // Live is a gauge whose value can be computed at the time of the scrape. An age or a lag that only a loop sets
@@ -74,19 +74,19 @@ type Live struct {
 	source atomic.Pointer[func() float64]
 }
 
-// SetSource makes f the source of the value. If f is nil, the value is the one last set. f must not block.
-func (l *Live) SetSource(f func() float64) {
-	if f == nil {
+// SetSource makes source the source of the value. If source is nil, the value is the one last set. source must not block.
+func (l *Live) SetSource(source func() float64) {
+	if source == nil {
 		l.source.Store(nil)
 		return
 	}
-	l.source.Store(&f)
+	l.source.Store(&source)
 }
 
 // Collect implements [prometheus.Collector].
 func (l *Live) Collect(ch chan<- prometheus.Metric) {
-	if f := l.source.Load(); f != nil {
-		l.Set((*f)())
+	if source := l.source.Load(); source != nil {
+		l.Set((*source)())
 	}
 	l.Gauge.Collect(ch)
 }
@@ -98,8 +98,8 @@ type Ages struct {
 	source atomic.Pointer[func() map[string]time.Duration]
 }
 
-// SetSource makes f the source of the ages. f must not block.
-func (a *Ages) SetSource(f func() map[string]time.Duration) { a.source.Store(&f) }
+// SetSource makes source the source of the ages. source must not block.
+func (a *Ages) SetSource(source func() map[string]time.Duration) { a.source.Store(&source) }
 
 // Collect implements [prometheus.Collector].
 func (a *Ages) Collect(ch chan<- prometheus.Metric) {
@@ -107,8 +107,8 @@ func (a *Ages) Collect(ch chan<- prometheus.Metric) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.Reset()
-	if f := a.source.Load(); f != nil {
-		for value, age := range (*f)() {
+	if source := a.source.Load(); source != nil {
+		for value, age := range (*source)() {
 			a.WithLabelValues(value).Set(age.Seconds())
 		}
 	}
@@ -158,10 +158,10 @@ func newHistogram(name, help string, bounds []time.Duration) *Histogram {
 	}
 }
 
-// bucketIndex returns the index of the bucket of d.
-func (h *Histogram) bucketIndex(d time.Duration) int {
+// bucketIndex returns the index of the bucket of duration.
+func (h *Histogram) bucketIndex(duration time.Duration) int {
 	i := 0
-	for i < len(h.bounds) && d > h.bounds[i] {
+	for i < len(h.bounds) && duration > h.bounds[i] {
 		i++
 	}
 	return i
@@ -169,29 +169,29 @@ func (h *Histogram) bucketIndex(d time.Duration) int {
 
 // Exemplar records the trace of one observation. Observe counts the observation. Scrapers that request
 // OpenMetrics get the last exemplar of each bucket. On a nil Histogram it does nothing.
-func (h *Histogram) Exemplar(d time.Duration, traceID, spanID string) {
+func (h *Histogram) Exemplar(duration time.Duration, traceID, spanID string) {
 	if h == nil {
 		return
 	}
 
-	d = max(d, 0)
-	h.exemplars[h.bucketIndex(d)].Store(&prometheus.Exemplar{
-		Value: d.Seconds(), Labels: prometheus.Labels{"trace_id": traceID, "span_id": spanID}, Timestamp: time.Now(),
+	duration = max(duration, 0)
+	h.exemplars[h.bucketIndex(duration)].Store(&prometheus.Exemplar{
+		Value: duration.Seconds(), Labels: prometheus.Labels{"trace_id": traceID, "span_id": spanID}, Timestamp: time.Now(),
 	})
 }
 
-// Observe adds n observations of d. A negative d counts as 0. On a nil Histogram it does nothing.
-func (h *Histogram) Observe(d time.Duration, n int) {
+// Observe adds n observations of duration. A negative duration counts as 0. On a nil Histogram it does nothing.
+func (h *Histogram) Observe(duration time.Duration, n int) {
 	if h == nil || n <= 0 {
 		return
 	}
 
-	d = max(d, 0)
-	h.counts[h.bucketIndex(d)].Add(uint64(n))
+	duration = max(duration, 0)
+	h.counts[h.bucketIndex(duration)].Add(uint64(n))
 	// Several goroutines may add to the sum at the same time.
 	for {
 		old := h.sum.Load()
-		if h.sum.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+d.Seconds()*float64(n))) {
+		if h.sum.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+duration.Seconds()*float64(n))) {
 			return
 		}
 	}
@@ -211,17 +211,17 @@ func (h *Histogram) Collect(ch chan<- prometheus.Metric) {
 	}
 	total += h.counts[len(h.bounds)].Load()
 
-	m := prometheus.MustNewConstHistogram(h.desc, total, math.Float64frombits(h.sum.Load()), buckets)
+	metric := prometheus.MustNewConstHistogram(h.desc, total, math.Float64frombits(h.sum.Load()), buckets)
 	var exemplars []prometheus.Exemplar
 	for i := range h.exemplars {
-		if e := h.exemplars[i].Load(); e != nil {
-			exemplars = append(exemplars, *e)
+		if exemplar := h.exemplars[i].Load(); exemplar != nil {
+			exemplars = append(exemplars, *exemplar)
 		}
 	}
 
 	// It returns an error if there are no exemplars, or no valid ones.
-	if withExemplars, err := prometheus.NewMetricWithExemplars(m, exemplars...); err == nil {
-		m = withExemplars
+	if withExemplars, err := prometheus.NewMetricWithExemplars(metric, exemplars...); err == nil {
+		metric = withExemplars
 	}
-	ch <- m
+	ch <- metric
 }

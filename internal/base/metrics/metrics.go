@@ -144,17 +144,17 @@ var (
 
 // New returns a Set. version is a label of outrelay_build_info.
 func New(version string) *Set {
-	r := prometheus.NewRegistry()
-	s := buildSet(r, r, r)
-	addBuildInfo(r, version)
-	return s
+	registry := prometheus.NewRegistry()
+	metricSet := buildSet(registry, registry, registry)
+	addBuildInfo(registry, version)
+	return metricSet
 }
 
 // addBuildInfo adds the metrics of the program and the Go runtime.
-func addBuildInfo(r *prometheus.Registry, version string) {
-	info := builder{r}.newGaugeVec("build_info")
+func addBuildInfo(registry *prometheus.Registry, version string) {
+	info := builder{registry}.newGaugeVec("build_info")
 	info.WithLabelValues(version, runtime.Version()).Set(1)
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
 // NewForSlots returns a Set for the process and one for each slot of a divided watcher (N28). The registry of the
@@ -173,10 +173,10 @@ func NewForSlots(version string, names []string) (process *Set, slots []*Set) {
 }
 
 // buildSet creates every metric. It registers those of the process and those of a slot separately.
-func buildSet(r *prometheus.Registry, process, slot prometheus.Registerer) *Set {
+func buildSet(registry *prometheus.Registry, process, slot prometheus.Registerer) *Set {
 	ofProcess, ofSlot := builder{process}, builder{slot}
 	return &Set{
-		Registry:  r,
+		Registry:  registry,
 		Process:   ofProcess.newProcess(),
 		Figures:   ofProcess.newFigures(),
 		Telemetry: ofProcess.newTelemetry(),
@@ -188,12 +188,12 @@ func buildSet(r *prometheus.Registry, process, slot prometheus.Registerer) *Set 
 	}
 }
 
-// OrNew returns s, or a Set that is not served if s is nil. It is for configurations without metrics.
-func OrNew(s *Set) *Set {
-	if s == nil {
+// OrNew returns metricSet, or a Set that is not served if metricSet is nil. It is for configurations without metrics.
+func OrNew(metricSet *Set) *Set {
+	if metricSet == nil {
 		return New("")
 	}
-	return s
+	return metricSet
 }
 
 func (b builder) newStream() Stream {
@@ -260,7 +260,7 @@ func (b builder) newOutcomes() Outcomes {
 }
 
 func (b builder) newProcess() Process {
-	p := Process{
+	process := Process{
 		OplogWindow:    b.newLive("oplog_window_seconds"),
 		ConfigReloads:  b.newCounterVec("config_reloads_total"),
 		LoginsRefused:  b.newCounterVec("admin_refused_total"),
@@ -271,10 +271,10 @@ func (b builder) newProcess() Process {
 	// A series that begins at 0 shows its first increase.
 	for _, what := range []Reload{Settings, Certificates} {
 		for _, result := range []string{reloadApplied, reloadRefused} {
-			p.ConfigReloads.WithLabelValues(string(what), result)
+			process.ConfigReloads.WithLabelValues(string(what), result)
 		}
 	}
-	return p
+	return process
 }
 
 // ObservePublish counts n records of topic with result. It allocates only the first time the topic occurs.
@@ -285,13 +285,13 @@ func (s *Set) ObservePublish(topic string, result Result, n int) {
 	s.topics.countersFor(topic, s.Published)[result].Add(float64(n))
 }
 
-// ObserveLatency counts n records that took d from commit to ack. d can be negative, because the clocks of two
+// ObserveLatency counts n records that took duration from commit to ack. duration can be negative, because the clocks of two
 // machines differ. It then counts as 0.
-func (s *Set) ObserveLatency(d time.Duration, n int) {
+func (s *Set) ObserveLatency(duration time.Duration, n int) {
 	if s == nil {
 		return
 	}
-	s.PublishLatency.Observe(d, n)
+	s.PublishLatency.Observe(duration, n)
 }
 
 // Reload is a kind of content that was reloaded at run time.
@@ -331,13 +331,13 @@ type topics struct {
 // countersFor returns the counters of the named topic, or those of OtherTopics if there are too many topics.
 func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
 	t.mu.RLock()
-	c := t.byName[name]
+	counters := t.byName[name]
 	full := len(t.byName) >= maxTopics
 	other := t.byName[OtherTopics]
 	t.mu.RUnlock()
 
-	if c != nil {
-		return c
+	if counters != nil {
+		return counters
 	}
 	if full && other != nil {
 		return other
@@ -350,20 +350,20 @@ func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults
 	}
 
 	// Another goroutine may have added the topic in the meantime.
-	if c = t.byName[name]; c != nil {
-		return c
+	if counters = t.byName[name]; counters != nil {
+		return counters
 	}
-	c = new([nResults]prometheus.Counter)
+	counters = new([nResults]prometheus.Counter)
 	for r := range Result(nResults) {
-		c[r] = vec.WithLabelValues(name, r.String())
+		counters[r] = vec.WithLabelValues(name, r.String())
 	}
-	t.byName[name] = c
-	return c
+	t.byName[name] = counters
+	return counters
 }
 
 // Bool returns the value of a gauge: 1 for true, 0 for false.
-func Bool(b bool) float64 {
-	if b {
+func Bool(isTrue bool) float64 {
+	if isTrue {
 		return 1
 	}
 	return 0
@@ -372,8 +372,8 @@ func Bool(b bool) float64 {
 // GatherFrom returns the metrics of the set that current returns. While it returns nil, there are none.
 func GatherFrom(current func() *Set) prometheus.Gatherer {
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-		if s := current(); s != nil {
-			return s.Registry.Gather()
+		if metricSet := current(); metricSet != nil {
+			return metricSet.Registry.Gather()
 		}
 		return nil, nil
 	})

@@ -70,26 +70,26 @@ func (b *Backoff) Reset() {
 // Wait blocks for the duration of Next, or until ctx ends. Then it returns the cause of ctx.
 func (b *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, b.Next()) }
 
-// Sleep blocks for d or until ctx ends. Then it returns the cause of ctx.
-func Sleep(ctx context.Context, d time.Duration) error {
+// Sleep blocks for duration or until ctx ends. Then it returns the cause of ctx.
+func Sleep(ctx context.Context, duration time.Duration) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 
-	t := time.NewTimer(d)
-	defer t.Stop()
+	timer := time.NewTimer(duration)
+	defer timer.Stop()
 	select {
-	case <-t.C:
+	case <-timer.C:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// Do calls f until f returns nil or a [Permanent] error, or until ctx ends. It returns the unwrapped
+// Do calls attempt until attempt returns nil or a [Permanent] error, or until ctx ends. It returns the unwrapped
 // permanent error. If ctx ends, it returns the error of the last attempt, or the cause of ctx if there was
 // no attempt. If notify is not nil, Do calls it with each error that will be retried and the next wait.
-func Do(ctx context.Context, p Policy, f func(context.Context) error, notify func(error, time.Duration)) error {
+func Do(ctx context.Context, policy Policy, attempt func(context.Context) error, notify func(error, time.Duration)) error {
 	var last error
 	err := backoff.RetryNotify(func() error {
 		if ctx.Err() != nil {
@@ -99,9 +99,9 @@ func Do(ctx context.Context, p Policy, f func(context.Context) error, notify fun
 			return backoff.Permanent(last)
 		}
 
-		last = f(ctx)
+		last = attempt(ctx)
 		return last
-	}, backoff.WithContext(p.newExponential(), ctx), notify)
+	}, backoff.WithContext(policy.newExponential(), ctx), notify)
 
 	if err != nil && ctx.Err() != nil && last != nil {
 		return last

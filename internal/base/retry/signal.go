@@ -1,10 +1,10 @@
 package retry
 
-// Signal puts a token into c, a channel with room for one, unless a token is pending already. It does not
+// Signal puts a token into signal, a channel with room for one, unless a token is pending already. It does not
 // block.
-func Signal(c chan<- struct{}) {
+func Signal(signal chan<- struct{}) {
 	select {
-	case c <- struct{}{}:
+	case signal <- struct{}{}:
 	default:
 	}
 }

@@ -57,18 +57,18 @@ func New(name string, probe Probe, log *slog.Logger) *Supervisor {
 		return nil
 	}
 
-	s := &Supervisor{probe: probe, name: name, log: log, checkEvery: statusEvery}
+	supervisor := &Supervisor{probe: probe, name: name, log: log, checkEvery: statusEvery}
 	window, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		log.Warn("cannot read WATCHDOG_USEC; no watchdog messages are sent", "error", err)
 	}
 
 	// A third of the window, so that one late message does not get the process killed.
-	s.watchdogEvery = window / 3
-	if s.watchdogEvery > 0 {
-		s.checkEvery = min(s.checkEvery, s.watchdogEvery)
+	supervisor.watchdogEvery = window / 3
+	if supervisor.watchdogEvery > 0 {
+		supervisor.checkEvery = min(supervisor.checkEvery, supervisor.watchdogEvery)
 	}
-	return s
+	return supervisor
 }
 
 // Run reports changes until work ends. When stop ends, it reports that the process is stopping. On a nil

@@ -23,77 +23,77 @@ var (
 	headerNamePattern = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 )
 
-func (c *Config) validateAdmin(v validator) {
-	a := c.HTTP.Admin
-	if a == nil {
+func (c *Config) validateAdmin(validator validator) {
+	admin := c.HTTP.Admin
+	if admin == nil {
 		return
 	}
 
 	at := func(name string) string { return "http.admin." + name }
 	// Port 0 selects a free port, so two such addresses differ.
-	sameAddress := a.Listen == c.HTTP.Listen && !strings.HasSuffix(a.Listen, ":0")
-	v.check(at("listen"), isHostPort(a.Listen) && !sameAddress, strconv.Quote(a.Listen), "expected host:port, other than http.listen")
+	sameAddress := admin.Listen == c.HTTP.Listen && !strings.HasSuffix(admin.Listen, ":0")
+	validator.check(at("listen"), isHostPort(admin.Listen) && !sameAddress, strconv.Quote(admin.Listen), "expected host:port, other than http.listen")
 
 	for _, t := range []struct {
 		name  string
 		token Secret
-	}{{"token", a.Token}, {"viewer_token", a.ViewerToken}} {
-		v.check(at(t.name), t.token.IsZero() || len(t.token.Reveal()) >= minTokenLength, "a token that is too short",
+	}{{"token", admin.Token}, {"viewer_token", admin.ViewerToken}} {
+		validator.check(at(t.name), t.token.IsZero() || len(t.token.Reveal()) >= minTokenLength, "a token that is too short",
 			fmt.Sprintf("expected at least %d characters, such as the output of openssl rand -hex 32", minTokenLength))
 	}
 	// With equal tokens, a viewer could do everything.
-	v.check(at("viewer_token"), a.ViewerToken.IsZero() || a.ViewerToken.Reveal() != a.Token.Reveal(), "the same as token",
+	validator.check(at("viewer_token"), admin.ViewerToken.IsZero() || admin.ViewerToken.Reveal() != admin.Token.Reveal(), "the same as token",
 		"expected another one, because the token decides the role")
 
-	for _, problem := range a.TLS.findProblems() {
-		v.report(at("tls."+problem.Path), problem.Found, problem.Allowed)
+	for _, problem := range admin.TLS.findProblems() {
+		validator.report(at("tls."+problem.Path), problem.Found, problem.Allowed)
 	}
-	a.Proxy.validate(v, at("proxy."))
+	admin.Proxy.validate(validator, at("proxy."))
 
-	v.check(at("anonymous"), a.Anonymous == "none" || a.IsLocal(), a.Anonymous,
+	validator.check(at("anonymous"), admin.Anonymous == "none" || admin.IsLocal(), admin.Anonymous,
 		"only an address of this machine may be open to all clients; set token, tls.client_ca or proxy")
-	canIdentify := !a.Token.IsZero() || !a.ViewerToken.IsZero() || a.Proxy != nil || a.TLS != nil && a.TLS.ClientCA != ""
+	canIdentify := !admin.Token.IsZero() || !admin.ViewerToken.IsZero() || admin.Proxy != nil || admin.TLS != nil && admin.TLS.ClientCA != ""
 	// An invalid token is reported above; without it this problem would be a consequence.
-	if !canIdentify && a.Anonymous == "none" && !v.hasProblem(at("token")) {
-		v.report("http.admin", "no client can log in",
+	if !canIdentify && admin.Anonymous == "none" && !validator.hasProblem(at("token")) {
+		validator.report("http.admin", "no client can log in",
 			"set token (best as ${file:/path}), tls.client_ca or proxy, or on an address of this machine anonymous: viewer")
 	}
 
-	for i, name := range a.Operators {
+	for i, name := range admin.Operators {
 		_, err := path.Match(name, "")
-		v.check(fmt.Sprintf("%s[%d]", at("operators"), i), err == nil && name != "", strconv.Quote(name),
+		validator.check(fmt.Sprintf("%s[%d]", at("operators"), i), err == nil && name != "", strconv.Quote(name),
 			"expected a name; * and ? are allowed")
 	}
-	for i, p := range a.Redact.Paths {
-		v.check(fmt.Sprintf("%s[%d]", at("redact.paths"), i), redactPathPattern.MatchString(p), strconv.Quote(p),
+	for i, p := range admin.Redact.Paths {
+		validator.check(fmt.Sprintf("%s[%d]", at("redact.paths"), i), redactPathPattern.MatchString(p), strconv.Quote(p),
 			"expected a path such as $.card.number, $.items[*].price or $..password")
 	}
-	for i, h := range a.Redact.Headers {
+	for i, h := range admin.Redact.Headers {
 		_, err := path.Match(h, "")
-		v.check(fmt.Sprintf("%s[%d]", at("redact.headers"), i), err == nil && h != "", strconv.Quote(h),
+		validator.check(fmt.Sprintf("%s[%d]", at("redact.headers"), i), err == nil && h != "", strconv.Quote(h),
 			"expected the name of a header; * and ? are allowed")
 	}
-	v.checkNumber(at("rate"), a.Rate, 1, 10_000)
-	v.checkDuration(at("session"), a.Session, 5*time.Minute, 30*24*time.Hour)
+	validator.checkNumber(at("rate"), admin.Rate, 1, 10_000)
+	validator.checkDuration(at("session"), admin.Session, 5*time.Minute, 30*24*time.Hour)
 }
 
-func (p *Proxy) validate(v validator, prefix string) {
+func (p *Proxy) validate(validator validator, prefix string) {
 	if p == nil {
 		return
 	}
 
-	v.require(prefix+"header", p.Header == "", "set the header in which the proxy sends the name of the user")
+	validator.require(prefix+"header", p.Header == "", "set the header in which the proxy sends the name of the user")
 
 	// Authorization is the header of the tokens.
 	validHeader := headerNamePattern.MatchString(p.Header) && http.CanonicalHeaderKey(p.Header) != "Authorization"
-	v.check(prefix+"header", p.Header == "" || validHeader, strconv.Quote(p.Header),
+	validator.check(prefix+"header", p.Header == "" || validHeader, strconv.Quote(p.Header),
 		"expected the name of a header, such as X-Forwarded-User")
 
-	v.require(prefix+"from", len(p.From) == 0, "list the addresses of the proxy, such as 10.1.2.3 or 10.1.0.0/16: "+
+	validator.require(prefix+"from", len(p.From) == 0, "list the addresses of the proxy, such as 10.1.2.3 or 10.1.0.0/16: "+
 		"every process there can state any user")
 	for i, from := range p.From {
 		_, err := parseNetwork(from)
-		v.check(fmt.Sprintf("%sfrom[%d]", prefix, i), err == nil, strconv.Quote(from),
+		validator.check(fmt.Sprintf("%sfrom[%d]", prefix, i), err == nil, strconv.Quote(from),
 			"expected an address or a network, such as 10.1.2.3 or 10.1.0.0/16")
 	}
 }
@@ -130,17 +130,17 @@ func (a *Admin) IsLocal() bool {
 	return err == nil && addr.IsLoopback()
 }
 
-func (a *Admin) findWarnings() (w []string) {
+func (a *Admin) findWarnings() (warnings []string) {
 	if a == nil {
 		return nil
 	}
 	isOpen := !a.IsLocal() && a.TLS == nil
 	hasToken := !a.Token.IsZero() || !a.ViewerToken.IsZero()
 	if isOpen && hasToken {
-		w = append(w, "http.admin.listen is reachable from other machines without http.admin.tls: tokens are sent unencrypted, "+
+		warnings = append(warnings, "http.admin.listen is reachable from other machines without http.admin.tls: tokens are sent unencrypted, "+
 			"unless a proxy adds TLS")
 	}
-	return w
+	return warnings
 }
 
 // ServerConfig reads the files and returns the configuration of a TLS server. It returns nil for a nil ServerTLS.
@@ -157,16 +157,16 @@ func (t *ServerTLS) ServerConfig() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
+	tlsConfig := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
 
 	if t.ClientCA != "" {
-		if c.ClientCAs, err = readCertPool(t.ClientCA); err != nil {
+		if tlsConfig.ClientCAs, err = readCertPool(t.ClientCA); err != nil {
 			return nil, err
 		}
 		// A client without a certificate may still have a token.
-		c.ClientAuth = tls.VerifyClientCertIfGiven
+		tlsConfig.ClientAuth = tls.VerifyClientCertIfGiven
 	}
-	return c, nil
+	return tlsConfig, nil
 }
 
 // findProblems returns the problems of the files. The paths are relative to the section.

@@ -29,11 +29,11 @@ func (d *decoder) expandText(path, text string) (string, error) {
 	return out, err
 }
 
-// decodeStruct decodes a mapping into the struct v.
-func (d *decoder) decodeStruct(m map[string]any, v reflect.Value, prefix string) {
-	fields := fieldsOf(v.Type())
-	for name, value := range m {
-		i := slices.IndexFunc(fields, func(f field) bool { return f.name == name })
+// decodeStruct decodes a mapping into the struct section.
+func (d *decoder) decodeStruct(given map[string]any, section reflect.Value, prefix string) {
+	fields := fieldsOf(section.Type())
+	for name, value := range given {
+		i := slices.IndexFunc(fields, func(field field) bool { return field.name == name })
 		if i < 0 {
 			d.problems.report(prefix+name, "unknown key", suggestKey(prefix+name))
 			continue
@@ -43,7 +43,7 @@ func (d *decoder) decodeStruct(m map[string]any, v reflect.Value, prefix string)
 		if value == nil {
 			continue
 		}
-		d.decodeValue(value, v.Field(fields[i].index), fields[i], prefix+name)
+		d.decodeValue(value, section.Field(fields[i].index), fields[i], prefix+name)
 	}
 }
 
@@ -101,55 +101,55 @@ func suggestKey(path string) string {
 	return ""
 }
 
-func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
-	if s, ok := sectionType(f.typ); ok {
+func (d *decoder) decodeValue(given any, out reflect.Value, field field, path string) {
+	if goType, ok := sectionType(field.typ); ok {
 		// A text or a list in the place of a section is a mistake of indentation.
-		m, ok := in.(map[string]any)
+		fields, ok := given.(map[string]any)
 		if !ok {
-			d.problems.report(path, "found "+describeValue(in), describeSection(s, out.Kind() == reflect.Pointer))
+			d.problems.report(path, "found "+describeValue(given), describeSection(goType, out.Kind() == reflect.Pointer))
 			return
 		}
 
 		target := out
 		if out.Kind() == reflect.Pointer {
-			target = reflect.New(s)
+			target = reflect.New(goType)
 			out.Set(target)
 			target = target.Elem()
 			// A section that is present begins with its defaults, and the document overrides them.
-			target.Set(reflect.ValueOf(sectionDefault(s)))
+			target.Set(reflect.ValueOf(sectionDefault(goType)))
 		}
-		d.decodeStruct(m, target, path+".")
+		d.decodeStruct(fields, target, path+".")
 		return
 	}
 
-	switch f.typ.Kind() {
+	switch field.typ.Kind() {
 	case reflect.Slice:
-		d.decodeList(in, out, f, path)
+		d.decodeList(given, out, field, path)
 	case reflect.Map:
-		d.decodeMap(in, out, path)
+		d.decodeMap(given, out, path)
 	default:
-		d.decodeScalar(in, out, f, path)
+		d.decodeScalar(given, out, field, path)
 	}
 }
 
-// sectionDefault returns the default content of an optional section that is set. t is its type.
-func sectionDefault(t reflect.Type) any {
-	if t == reflect.TypeFor[Admin]() {
+// sectionDefault returns the default content of an optional section that is set. goType is its type.
+func sectionDefault(goType reflect.Type) any {
+	if goType == reflect.TypeFor[Admin]() {
 		return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50, Session: 12 * time.Hour}
 	}
-	return reflect.Zero(t).Interface()
+	return reflect.Zero(goType).Interface()
 }
 
-func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
-	elem := f.typ.Elem()
-	items, ok := in.([]any)
+func (d *decoder) decodeList(given any, out reflect.Value, key field, path string) {
+	elem := key.typ.Elem()
+	items, ok := given.([]any)
 	// The environment and flags have only texts, so a list of words may be one text.
-	if text, isText := in.(string); isText && elem.Kind() == reflect.String {
+	if text, isText := given.(string); isText && elem.Kind() == reflect.String {
 		items, ok = d.splitText(text, path)
 	}
 	if !ok {
 		if !d.problems.hasProblem(path) {
-			d.problems.report(path, "found "+describeValue(in), "expected a list")
+			d.problems.report(path, "found "+describeValue(given), "expected a list")
 		}
 		return
 	}
@@ -158,7 +158,7 @@ func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
 	if len(items) == 0 && out.Len() == 0 {
 		return
 	}
-	list := reflect.MakeSlice(f.typ, len(items), len(items))
+	list := reflect.MakeSlice(key.typ, len(items), len(items))
 	for i, item := range items {
 		at := path + "[" + strconv.Itoa(i) + "]"
 		if item == nil {
@@ -189,19 +189,19 @@ func (d *decoder) splitText(text, path string) ([]any, bool) {
 }
 
 // decodeMap decodes a mapping of names to texts.
-func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
-	m, ok := in.(map[string]any)
+func (d *decoder) decodeMap(given any, out reflect.Value, path string) {
+	fields, ok := given.(map[string]any)
 	if !ok {
-		d.problems.report(path, "found "+describeValue(in), "expected a mapping of names to values")
+		d.problems.report(path, "found "+describeValue(given), "expected a mapping of names to values")
 		return
 	}
 
 	// Without entries, a map that has no default stays as it is.
-	if len(m) == 0 && out.Len() == 0 {
+	if len(fields) == 0 && out.Len() == 0 {
 		return
 	}
-	texts := make(map[string]string, len(m))
-	for name, value := range m {
+	texts := make(map[string]string, len(fields))
+	for name, value := range fields {
 		text, ok := scalarText(value)
 		if !ok {
 			d.problems.report(path+"."+name, "found "+describeValue(value), "expected one value")
@@ -217,10 +217,10 @@ func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
 	out.Set(reflect.ValueOf(texts))
 }
 
-func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) {
-	raw, ok := scalarText(in)
+func (d *decoder) decodeScalar(given any, out reflect.Value, field field, path string) {
+	raw, ok := scalarText(given)
 	if !ok {
-		d.problems.report(path, "found "+describeValue(in), "expected "+describeType(f.typ))
+		d.problems.report(path, "found "+describeValue(given), "expected "+describeType(field.typ))
 		return
 	}
 	text, err := d.expandText(path, raw)
@@ -229,7 +229,7 @@ func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) 
 		return
 	}
 
-	err = assignText(text, in, out, f)
+	err = assignText(text, given, out, field)
 	if secret, ok := out.Interface().(Secret); ok && err == nil && raw != text && strings.Contains(raw, "${file:") {
 		secret.written = &raw
 		out.Set(reflect.ValueOf(secret))
@@ -237,23 +237,23 @@ func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) 
 	if err != nil {
 		// Quote the reference as it was written, not its value, and never quote a secret.
 		found := "found " + strconv.Quote(raw)
-		if f.typ == secretType || f.typ == uriType {
-			found = "found " + describeValue(in)
+		if field.typ == secretType || field.typ == uriType {
+			found = "found " + describeValue(given)
 		}
 		d.problems.report(path, found, err.Error())
 	}
 }
 
 // assignText parses text and assigns it to out. The error describes the allowed values.
-func assignText(text string, in any, out reflect.Value, f field) error {
-	_, isText := in.(string)
+func assignText(text string, given any, out reflect.Value, field field) error {
+	_, isText := given.(string)
 	// A number would lose its leading zeros as a secret.
-	switch f.typ {
+	switch field.typ {
 	case secretType, uriType:
 		if !isText {
 			return errors.New("expected a text; put it in quotes")
 		}
-		if f.typ == uriType {
+		if field.typ == uriType {
 			out.Set(reflect.ValueOf(NewURI(text)))
 		} else {
 			out.Set(reflect.ValueOf(NewSecret(text)))
@@ -261,27 +261,27 @@ func assignText(text string, in any, out reflect.Value, f field) error {
 		return nil
 
 	case durationType:
-		v, err := ParseDuration(text)
+		duration, err := ParseDuration(text)
 		if err != nil && text != "0" {
 			return errors.New("expected a duration such as 250ms, 5s, 24h or 7d")
 		}
-		out.SetInt(int64(v))
+		out.SetInt(int64(duration))
 		return nil
 
 	case sizeType:
-		v, err := parseSize(text)
+		size, err := parseSize(text)
 		if err != nil {
 			return errors.New("expected a size such as 900KiB or 32MiB")
 		}
-		out.SetInt(int64(v))
+		out.SetInt(int64(size))
 		return nil
 
 	case startType:
-		v, err := parseStart(text)
+		start, err := parseStart(text)
 		if err != nil {
 			return errors.New("expected backlog, now or a time such as 2026-11-20T08:00:00Z")
 		}
-		out.Set(reflect.ValueOf(v))
+		out.Set(reflect.ValueOf(start))
 		return nil
 	}
 	return assignBasic(text, out)
@@ -290,18 +290,18 @@ func assignText(text string, in any, out reflect.Value, f field) error {
 func assignBasic(text string, out reflect.Value) error {
 	switch out.Kind() {
 	case reflect.Bool:
-		v, err := strconv.ParseBool(text)
+		value, err := strconv.ParseBool(text)
 		if err != nil {
 			return errors.New("expected true or false")
 		}
-		out.SetBool(v)
+		out.SetBool(value)
 
 	case reflect.Int:
-		v, err := strconv.ParseInt(text, 10, 32)
+		value, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
 			return errors.New("expected a whole number")
 		}
-		out.SetInt(v)
+		out.SetInt(value)
 
 	// The other kinds are texts.
 	default:
@@ -311,22 +311,22 @@ func assignBasic(text string, out reflect.Value) error {
 }
 
 // scalarText returns the text of a value. ok is false for lists and mappings.
-func scalarText(in any) (text string, ok bool) {
-	switch v := in.(type) {
+func scalarText(given any) (text string, ok bool) {
+	switch typed := given.(type) {
 	case string:
-		return v, true
+		return typed, true
 	case bool, int, int64, uint64, float64:
-		return fmt.Sprint(v), true
+		return fmt.Sprint(typed), true
 	case time.Time:
 		// The YAML library parses timestamps.
-		return v.Format(time.RFC3339Nano), true
+		return typed.Format(time.RFC3339Nano), true
 	}
 	return "", false
 }
 
 // describeValue names the kind of a value without showing it.
-func describeValue(in any) string {
-	switch v := in.(type) {
+func describeValue(given any) string {
+	switch typed := given.(type) {
 	case nil:
 		return "nothing"
 	case map[string]any:
@@ -336,7 +336,7 @@ func describeValue(in any) string {
 	case string:
 		return "a text"
 	case bool:
-		return strconv.FormatBool(v)
+		return strconv.FormatBool(typed)
 	case int, int64, uint64, float64:
 		return "a number"
 	}
@@ -344,19 +344,19 @@ func describeValue(in any) string {
 }
 
 // describeType names the kind of value that a type needs.
-func describeType(t reflect.Type) string {
-	if _, ok := sectionType(t); ok {
+func describeType(goType reflect.Type) string {
+	if _, ok := sectionType(goType); ok {
 		return "a section with keys"
 	}
 
-	switch t {
+	switch goType {
 	case durationType:
 		return "a duration such as 5s"
 	case sizeType:
 		return "a size such as 32MiB"
 	}
 
-	switch t.Kind() {
+	switch goType.Kind() {
 	case reflect.Bool:
 		return "true or false"
 	case reflect.Int:
@@ -366,8 +366,8 @@ func describeType(t reflect.Type) string {
 }
 
 // describeSection names the keys of a section. An optional section may be empty, for its defaults.
-func describeSection(t reflect.Type, optional bool) string {
-	fields := fieldsOf(t)
+func describeSection(goType reflect.Type, optional bool) string {
+	fields := fieldsOf(goType)
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.name

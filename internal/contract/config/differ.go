@@ -20,29 +20,29 @@ func DifferingKeys(a, b Config) []string {
 
 func appendDiffering(a, b reflect.Value, prefix string, keys *[]string) {
 	for _, f := range fieldsOf(a.Type()) {
-		x, y, path := a.Field(f.index), b.Field(f.index), prefix+f.name
-		if reflect.DeepEqual(x.Interface(), y.Interface()) {
+		before, after, path := a.Field(f.index), b.Field(f.index), prefix+f.name
+		if reflect.DeepEqual(before.Interface(), after.Interface()) {
 			continue
 		}
 
 		// Only the files of such a secret matter.
-		if p, ok := x.Interface().(Secret); ok && slices.Contains(rereadKeys, path) && p.written != nil &&
-			reflect.DeepEqual(p.written, y.Interface().(Secret).written) {
+		if secret, ok := before.Interface().(Secret); ok && slices.Contains(rereadKeys, path) && secret.written != nil &&
+			reflect.DeepEqual(secret.written, after.Interface().(Secret).written) {
 			continue
 		}
 
 		_, isSection := sectionType(f.typ)
 		if isSection && f.typ.Kind() == reflect.Pointer {
 			// A section that only one side has differs as a whole.
-			if x.IsNil() || y.IsNil() {
+			if before.IsNil() || after.IsNil() {
 				isSection = false
 			} else {
-				x, y = x.Elem(), y.Elem()
+				before, after = before.Elem(), after.Elem()
 			}
 		}
 
 		if isSection {
-			appendDiffering(x, y, path+".", keys)
+			appendDiffering(before, after, path+".", keys)
 		} else {
 			*keys = append(*keys, path)
 		}

@@ -16,24 +16,24 @@ func newExpander(env []string) func(string) (string, error) {
 		vars[name] = value
 	}
 
-	return func(s string) (string, error) {
+	return func(source string) (string, error) {
 		var out strings.Builder
 		for {
-			i := strings.Index(s, "${")
+			i := strings.Index(source, "${")
 			if i < 0 {
-				out.WriteString(s)
+				out.WriteString(source)
 				return out.String(), nil
 			}
 			// The text after a reference is continued, and the inserted text is not, so values cannot contain
 			// references.
-			if i > 0 && s[i-1] == '$' {
-				out.WriteString(s[:i-1] + "${")
-				s = s[i+2:]
+			if i > 0 && source[i-1] == '$' {
+				out.WriteString(source[:i-1] + "${")
+				source = source[i+2:]
 				continue
 			}
 
-			out.WriteString(s[:i])
-			reference, rest, closed := strings.Cut(s[i+2:], "}")
+			out.WriteString(source[:i])
+			reference, rest, closed := strings.Cut(source[i+2:], "}")
 			if !closed {
 				return "", errors.New("a ${ without a closing }")
 			}
@@ -42,7 +42,7 @@ func newExpander(env []string) func(string) (string, error) {
 				return "", err
 			}
 			out.WriteString(text)
-			s = rest
+			source = rest
 		}
 	}
 }
@@ -53,8 +53,8 @@ func resolveReference(reference string, vars map[string]string) (string, error) 
 	kind, name, _ := strings.Cut(reference, ":")
 	switch kind {
 	case "env":
-		if v, ok := vars[name]; ok {
-			return v, nil
+		if value, ok := vars[name]; ok {
+			return value, nil
 		}
 		return "", errors.New("the environment variable " + name + " is not set")
 

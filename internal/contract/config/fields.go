@@ -27,40 +27,40 @@ type field struct {
 	goDoc string // Struct.Field, the key of its description
 }
 
-func fieldsOf(t reflect.Type) []field {
-	fields := make([]field, t.NumField())
+func fieldsOf(goType reflect.Type) []field {
+	fields := make([]field, goType.NumField())
 	for i := range fields {
-		f := t.Field(i)
-		fields[i] = field{name: f.Tag.Get("yaml"), index: i, typ: f.Type, goDoc: t.Name() + "." + f.Name}
-		switch e := f.Tag.Get("enum"); e {
+		structField := goType.Field(i)
+		fields[i] = field{name: structField.Tag.Get("yaml"), index: i, typ: structField.Type, goDoc: goType.Name() + "." + structField.Name}
+		switch choices := structField.Tag.Get("enum"); choices {
 		case "":
 		case "@sasl":
 			fields[i].enum = sasl.Names()
 		default:
-			fields[i].enum = strings.Split(e, ",")
+			fields[i].enum = strings.Split(choices, ",")
 		}
 	}
 	return fields
 }
 
-// sectionType returns the struct of a section. t is the struct, or a pointer to it for an optional
-// section. ok is false if t is no section.
-func sectionType(t reflect.Type) (section reflect.Type, ok bool) {
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
+// sectionType returns the struct of a section. goType is the struct, or a pointer to it for an optional
+// section. ok is false if goType is no section.
+func sectionType(goType reflect.Type) (section reflect.Type, ok bool) {
+	if goType.Kind() == reflect.Pointer {
+		goType = goType.Elem()
 	}
-	if t.Kind() != reflect.Struct || t == secretType || t == uriType || t == startType {
+	if goType.Kind() != reflect.Struct || goType == secretType || goType == uriType || goType == startType {
 		return nil, false
 	}
-	return t, true
+	return goType, true
 }
 
-// visitPaths calls visit for each key below t with its type. A section comes before its keys.
-func visitPaths(t reflect.Type, prefix string, visit func(path string, t reflect.Type)) {
-	for _, f := range fieldsOf(t) {
+// visitPaths calls visit for each key below goType with its type. A section comes before its keys.
+func visitPaths(goType reflect.Type, prefix string, visit func(path string, goType reflect.Type)) {
+	for _, f := range fieldsOf(goType) {
 		visit(prefix+f.name, f.typ)
-		if s, ok := sectionType(f.typ); ok {
-			visitPaths(s, prefix+f.name+".", visit)
+		if section, ok := sectionType(f.typ); ok {
+			visitPaths(section, prefix+f.name+".", visit)
 		}
 	}
 }

@@ -30,66 +30,66 @@ func Load(path string, env, set []string) (Config, []string, error) {
 
 // LoadOver is Load with other defaults.
 func LoadOver(defaults Config, path string, env, set []string) (Config, []string, error) {
-	c, _, warnings, err := loadWithReferences(defaults, path, env, set)
-	return c, warnings, err
+	cfg, _, warnings, err := loadWithReferences(defaults, path, env, set)
+	return cfg, warnings, err
 }
 
 // loadWithReferences is LoadOver. It also returns the references by the paths of their keys.
 func loadWithReferences(defaults Config, path string, env, set []string) (
-	c Config, references map[string]resolvedText, warnings []string, err error,
+	cfg Config, references map[string]resolvedText, warnings []string, err error,
 ) {
-	p := &Problems{}
-	k := koanf.New(".")
-	document := loadFile(k, path, p)
-	ofFile := k.Copy()
-	warnings = loadEnv(k, env, p)
-	loadSet(k, set, p)
+	problems := &Problems{}
+	values := koanf.New(".")
+	document := loadFile(values, path, problems)
+	ofFile := values.Copy()
+	warnings = loadEnv(values, env, problems)
+	loadSet(values, set, problems)
 
-	c, references, found, err := decodeKeys(defaults, k.Raw(), env, p)
-	p.setLines(document, func(key string) bool { return reflect.DeepEqual(k.Get(key), ofFile.Get(key)) })
-	return c, references, append(warnings, found...), err
+	cfg, references, found, err := decodeKeys(defaults, values.Raw(), env, problems)
+	problems.setLines(document, func(key string) bool { return reflect.DeepEqual(values.Get(key), ofFile.Get(key)) })
+	return cfg, references, append(warnings, found...), err
 }
 
 // Resolve returns c with the defaults that depend on the host or on other values, and its warnings. It checks everything. The error
 // is a [*Problems].
 func (c Config) Resolve() (Config, []string, error) {
-	p := &Problems{}
+	problems := &Problems{}
 	if c.Watcher == "" && c.Slots == 0 {
-		p.report("watcher", "no value, and none for slots", "start from the defaults: a literal has zeros in their place")
-		return Config{}, nil, p.asError()
+		problems.report("watcher", "no value, and none for slots", "start from the defaults: a literal has zeros in their place")
+		return Config{}, nil, problems.asError()
 	}
 	c.setDerivedDefaults()
-	c.validate(p)
-	if err := p.asError(); err != nil {
+	c.validate(problems)
+	if err := problems.asError(); err != nil {
 		return Config{}, nil, err
 	}
 	return c, c.findWarnings(), nil
 }
 
-// decodeKeys decodes and checks keys. p contains the problems found before.
-func decodeKeys(defaults Config, keys map[string]any, env []string, p *Problems) (
-	c Config, references map[string]resolvedText, warnings []string, err error,
+// decodeKeys decodes and checks keys. problems contains the problems found before.
+func decodeKeys(defaults Config, keys map[string]any, env []string, problems *Problems) (
+	cfg Config, references map[string]resolvedText, warnings []string, err error,
 ) {
-	c = defaults
-	d := decoder{problems: p, expand: newExpander(env), references: map[string]resolvedText{}}
-	d.decodeStruct(keys, reflect.ValueOf(&c).Elem(), "")
-	c.setDerivedDefaults()
-	c.validate(p)
+	cfg = defaults
+	decoder := decoder{problems: problems, expand: newExpander(env), references: map[string]resolvedText{}}
+	decoder.decodeStruct(keys, reflect.ValueOf(&cfg).Elem(), "")
+	cfg.setDerivedDefaults()
+	cfg.validate(problems)
 
 	// A problem may quote the value of a reference, which may be a secret.
-	p.hideReferences(d.references)
-	if err := p.asError(); err != nil {
+	problems.hideReferences(decoder.references)
+	if err := problems.asError(); err != nil {
 		return Config{}, nil, nil, err
 	}
-	return c, d.references, c.findWarnings(), nil
+	return cfg, decoder.references, cfg.findWarnings(), nil
 }
 
-// loadFile loads the file at path into k. It returns the parsed file, or nil if there is none or it cannot be loaded.
-func loadFile(k *koanf.Koanf, path string, p *Problems) *yaml.Node {
+// loadFile loads the file at path into values. It returns the parsed file, or nil if there is none or it cannot be loaded.
+func loadFile(values *koanf.Koanf, path string, problems *Problems) *yaml.Node {
 	if path == "" {
 		return nil
 	}
-	defer func() { p.fileLost = len(p.List) > 0 }()
+	defer func() { problems.fileLost = len(problems.List) > 0 }()
 
 	text, err := os.ReadFile(path)
 	// If the user has passed a connection string as the file, the problem must not show its login.
@@ -97,32 +97,32 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) *yaml.Node {
 		path = NewURI(path).String()
 	}
 	if err != nil {
-		p.report(path, "cannot be read: "+fileErrorCause(err), "pass a readable YAML file, or no file to use only the environment")
+		problems.report(path, "cannot be read: "+fileErrorCause(err), "pass a readable YAML file, or no file to use only the environment")
 		return nil
 	}
 
-	document := parseDocument(path, text, p)
+	document := parseDocument(path, text, problems)
 	if document == nil {
 		return nil
 	}
-	if err := k.Load(rawbytes.Provider(text), koanfyaml.Parser()); err != nil {
-		p.report(path, redactYAMLError(err), "correct the YAML there")
+	if err := values.Load(rawbytes.Provider(text), koanfyaml.Parser()); err != nil {
+		problems.report(path, redactYAMLError(err), "correct the YAML there")
 	}
 	return document
 }
 
 // parseDocument returns the YAML mapping that the file holds, or nil if there is none to load. It checks the cases that
 // the YAML library accepts silently, or rejects with an error that quotes the file.
-func parseDocument(path string, text []byte, p *Problems) *yaml.Node {
+func parseDocument(path string, text []byte, problems *Problems) *yaml.Node {
 	var doc, second yaml.Node
-	d := yaml.NewDecoder(bytes.NewReader(text))
-	err := d.Decode(&doc)
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	err := decoder.Decode(&doc)
 	if errors.Is(err, io.EOF) {
 		// The file is empty.
 		return nil
 	}
 	if err != nil {
-		p.report(path, redactYAMLError(err), "correct the YAML there")
+		problems.report(path, redactYAMLError(err), "correct the YAML there")
 		return nil
 	}
 
@@ -130,11 +130,11 @@ func parseDocument(path string, text []byte, p *Problems) *yaml.Node {
 		if doc.Content[0].Tag == "!!null" {
 			return nil
 		}
-		p.report(path, "not a mapping of keys to values", "start with keys such as mongodb: and kafka:")
+		problems.report(path, "not a mapping of keys to values", "start with keys such as mongodb: and kafka:")
 		return nil
 	}
-	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
-		p.report(path, "more than one YAML document", "keep one; the others would be ignored")
+	if err := decoder.Decode(&second); !errors.Is(err, io.EOF) {
+		problems.report(path, "more than one YAML document", "keep one; the others would be ignored")
 		return nil
 	}
 	if len(doc.Content) != 1 {
@@ -157,7 +157,7 @@ func redactYAMLError(err error) string {
 // reservedPrefixes are the prefixes of OUTRELAY_ variables that are not keys.
 var reservedPrefixes = []string{"OUTRELAY_CONFIG", "OUTRELAY_TEST_", "OUTRELAY_CACHE", "OUTRELAY_SERVICE_", "OUTRELAY_PORT"}
 
-func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
+func loadEnv(values *koanf.Koanf, env []string, problems *Problems) (warnings []string) {
 	names := make([]string, 0, len(envKeys))
 	for name := range envKeys {
 		names = append(names, name)
@@ -174,7 +174,7 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 		if path, known := envKeys[name]; known {
 			// An empty variable counts as not set.
 			if value != "" {
-				mergeKey(k, path, value, name, p)
+				mergeKey(values, path, value, name, problems)
 			}
 			continue
 		}
@@ -184,9 +184,9 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 			continue
 		}
 		if hint := hintOfFormerEnv(name); hint != "" {
-			p.report(name, "unknown environment variable", hint)
+			problems.report(name, "unknown environment variable", hint)
 		} else if near := nearestEnv(name, names); near != "" {
-			p.report(name, "unknown environment variable", "did you mean "+near+"?")
+			problems.report(name, "unknown environment variable", "did you mean "+near+"?")
 		} else {
 			warnings = append(warnings, "the environment variable "+name+" is not a configuration key and has no effect")
 		}
@@ -230,38 +230,38 @@ func nearestEnv(name string, names []string) string {
 	return near
 }
 
-func loadSet(k *koanf.Koanf, set []string, p *Problems) {
+func loadSet(values *koanf.Koanf, set []string, problems *Problems) {
 	for _, s := range set {
 		path, value, ok := strings.Cut(s, "=")
 		if !ok {
-			p.report("--set", "a value without =", "write --set path=value")
+			problems.report("--set", "a value without =", "write --set path=value")
 			continue
 		}
-		mergeKey(k, path, value, "--set "+path, p)
+		mergeKey(values, path, value, "--set "+path, problems)
 	}
 }
 
 // mergeKey merges one key with a value in text form. A list of words is split at commas; other lists and sections are YAML.
-func mergeKey(k *koanf.Koanf, path, text, origin string, p *Problems) {
+func mergeKey(values *koanf.Koanf, path, text, origin string, problems *Problems) {
 	// The key of a map may contain dots: topics.create.configs.retention.ms. Shorten the path until it is a known key.
 	key, mapKey := path, ""
-	t, known := keyTypes[key]
+	goType, known := keyTypes[key]
 	for !known && strings.Contains(key, ".") {
 		i := strings.LastIndexByte(key, '.')
 		key, mapKey = key[:i], path[i+1:]
-		t, known = keyTypes[key]
+		goType, known = keyTypes[key]
 	}
-	if !known || mapKey != "" && t.Kind() != reflect.Map {
-		p.report(path, "unknown key", suggestKey(path))
+	if !known || mapKey != "" && goType.Kind() != reflect.Map {
+		problems.report(path, "unknown key", suggestKey(path))
 		return
 	}
 
-	value, err := parseSetValue(t, text)
+	value, err := parseSetValue(goType, text)
 	if mapKey != "" {
 		value, err = map[string]any{mapKey: text}, nil
 	}
 	if err != nil {
-		p.report(origin, "not a value for "+path, "write it as one line of YAML")
+		problems.report(origin, "not a value for "+path, "write it as one line of YAML")
 		return
 	}
 
@@ -269,24 +269,24 @@ func mergeKey(k *koanf.Koanf, path, text, origin string, p *Problems) {
 	for _, step := range slices.Backward(strings.Split(key, ".")) {
 		value = map[string]any{step: value}
 	}
-	if err := k.Load(confmap.Provider(value.(map[string]any), ""), nil); err != nil {
-		p.report(origin, "cannot be merged", "")
+	if err := values.Load(confmap.Provider(value.(map[string]any), ""), nil); err != nil {
+		problems.report(origin, "cannot be merged", "")
 	}
 }
 
 // parseSetValue parses the text of a value if it is a list or a section in YAML. It returns all other texts unchanged; the
 // decoder parses them.
-func parseSetValue(t reflect.Type, text string) (any, error) {
-	wordList := t == reflect.TypeFor[[]string]() && !strings.HasPrefix(strings.TrimSpace(text), "[")
-	_, isSection := sectionType(t)
-	isYAML := isSection || t.Kind() == reflect.Slice || t.Kind() == reflect.Map
+func parseSetValue(goType reflect.Type, text string) (any, error) {
+	wordList := goType == reflect.TypeFor[[]string]() && !strings.HasPrefix(strings.TrimSpace(text), "[")
+	_, isSection := sectionType(goType)
+	isYAML := isSection || goType.Kind() == reflect.Slice || goType.Kind() == reflect.Map
 	if wordList || !isYAML {
 		return text, nil
 	}
 
-	var v any
-	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+	var value any
+	if err := yaml.Unmarshal([]byte(text), &value); err != nil {
 		return nil, fmt.Errorf("parsing YAML: %s", redactYAMLError(err))
 	}
-	return v, nil
+	return value, nil
 }

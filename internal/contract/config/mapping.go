@@ -8,8 +8,8 @@ import (
 // DocumentMapping returns how envelopes are read from documents. nil means the fields of the contract. The configuration must
 // be valid.
 func (c *Config) DocumentMapping() *envelope.Mapping {
-	m, _ := envelope.NewMapping(c.fieldNames())
-	return m
+	mapping, _ := envelope.NewMapping(c.fieldNames())
+	return mapping
 }
 
 // fieldNames returns the arguments of [envelope.NewMapping].
@@ -19,9 +19,9 @@ func (c *Config) fieldNames() (names envelope.Names, java bool) {
 
 // Routing returns the configuration of the router.
 func (c *Config) Routing() routing.Config {
-	r := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow, Max: c.Topics.Max, Mapping: c.DocumentMapping()}
+	cfg := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow, Max: c.Topics.Max, Mapping: c.DocumentMapping()}
 	for _, rule := range c.Topics.Rules {
-		r.Rules = append(r.Rules, routing.Rule{
+		cfg.Rules = append(cfg.Rules, routing.Rule{
 			AggregateType: rule.Match.AggregateType,
 			Type:          rule.Match.Type,
 			Database:      rule.Match.Database,
@@ -32,7 +32,7 @@ func (c *Config) Routing() routing.Config {
 			Drop:          rule.Drop,
 		})
 	}
-	return r
+	return cfg
 }
 
 // Preset returns the configuration of the record format.

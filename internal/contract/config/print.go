@@ -11,12 +11,12 @@ import (
 // is printed as it was written, because its value may be a secret even at a key that is not secret. If
 // there are no secrets, Load can read the text.
 func Print(path string, env, set []string) (text string, warnings []string, err error) {
-	c, references, warnings, err := loadWithReferences(Default(), path, env, set)
+	cfg, references, warnings, err := loadWithReferences(Default(), path, env, set)
 	if err != nil {
 		return "", warnings, err
 	}
 
-	return c.printYAML(references), warnings, nil
+	return cfg.printYAML(references), warnings, nil
 }
 
 // YAML returns the configuration as YAML. Each secret is ***.
@@ -30,19 +30,19 @@ func (c Config) printYAML(references map[string]resolvedText) string {
 	}
 	restoreReferences(&root, "", references)
 
-	var b bytes.Buffer
-	e := yaml.NewEncoder(&b)
-	e.SetIndent(2)
-	if err := e.Encode(&root); err != nil {
+	var buffer bytes.Buffer
+	encoder := yaml.NewEncoder(&buffer)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(&root); err != nil {
 		panic("config: encoding the configuration: " + err.Error())
 	}
-	return b.String()
+	return buffer.String()
 }
 
 // restoreReferences replaces the values at path and below it by the references that were written there.
 func restoreReferences(n *yaml.Node, path string, references map[string]resolvedText) {
-	if r, ok := references[path]; ok {
-		text := r.text
+	if resolvedText, ok := references[path]; ok {
+		text := resolvedText.text
 		switch keyTypes[path] {
 		case secretType:
 			return

@@ -21,15 +21,15 @@ type Problem struct {
 
 // String returns the problem on one line.
 func (p Problem) String() string {
-	s := p.Path
+	text := p.Path
 	if p.Line > 0 {
-		s += fmt.Sprintf(" (line %d)", p.Line)
+		text += fmt.Sprintf(" (line %d)", p.Line)
 	}
-	s += ": " + p.Found
+	text += ": " + p.Found
 	if p.Allowed != "" {
-		s += "; " + p.Allowed
+		text += "; " + p.Allowed
 	}
-	return s
+	return text
 }
 
 // Problems is the error of [Load]. It holds all problems, sorted by path.

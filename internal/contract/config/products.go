@@ -16,8 +16,8 @@ var otherProducts = map[string]string{
 }
 
 // findOtherProduct returns the name of the product in a connection string if it is not MongoDB, and otherwise "".
-func findOtherProduct(u URI) string {
-	address, _ := u.withoutLogin()
+func findOtherProduct(uri URI) string {
+	address, _ := uri.withoutLogin()
 	parsed, err := url.Parse(address)
 	hosts := address
 	if err == nil {

@@ -25,33 +25,33 @@ var sources embed.FS
 // struct and its comments. Each value may also be a text with a reference such as ${env:NAME}. The
 // defaults are those of [Default].
 func Schema() []byte {
-	g := generator{docs: fieldComments()}
-	root := g.sectionSchema(reflect.ValueOf(Default()))
+	generator := generator{docs: fieldComments()}
+	root := generator.sectionSchema(reflect.ValueOf(Default()))
 	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	root["$id"] = schemaID
 	root["title"] = "outrelay configuration"
 
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
+	var buffer bytes.Buffer
+	encoder := json.NewEncoder(&buffer)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
 
 	// The schema contains only maps, lists, strings, booleans and numbers, which can always be encoded.
-	if err := e.Encode(root); err != nil {
+	if err := encoder.Encode(root); err != nil {
 		panic("config: encoding the schema: " + err.Error())
 	}
-	return b.Bytes()
+	return buffer.Bytes()
 }
 
 type schema = map[string]any
 
 type generator struct{ docs map[string]string }
 
-// sectionSchema describes the section v. The fields of v hold the defaults.
-func (g generator) sectionSchema(v reflect.Value) schema {
+// sectionSchema describes the section value. The fields of value hold the defaults.
+func (g generator) sectionSchema(value reflect.Value) schema {
 	properties := schema{}
-	for _, f := range fieldsOf(v.Type()) {
-		property := g.propertySchema(f, v.Field(f.index))
+	for _, f := range fieldsOf(value.Type()) {
+		property := g.propertySchema(f, value.Field(f.index))
 		if doc := g.docs[f.goDoc]; doc != "" {
 			property["description"] = describeKey(f.goDoc, doc)
 		}
@@ -61,20 +61,20 @@ func (g generator) sectionSchema(v reflect.Value) schema {
 }
 
 // propertySchema describes one key with its default value.
-func (g generator) propertySchema(f field, value reflect.Value) schema {
-	if s, ok := sectionType(f.typ); ok {
-		if f.typ.Kind() == reflect.Pointer {
-			value = reflect.ValueOf(sectionDefault(s))
+func (g generator) propertySchema(field field, value reflect.Value) schema {
+	if goType, ok := sectionType(field.typ); ok {
+		if field.typ.Kind() == reflect.Pointer {
+			value = reflect.ValueOf(sectionDefault(goType))
 		}
 		property := g.sectionSchema(value)
 		property["type"] = []string{"object", "null"}
-		property["description"] = describeKey(s.Name(), g.docs[s.Name()])
+		property["description"] = describeKey(goType.Name(), g.docs[goType.Name()])
 		return property
 	}
 
-	property := g.typeSchema(f.typ, f.enum)
-	if d, ok := shownDefault(value); ok {
-		property["default"] = d
+	property := g.typeSchema(field.typ, field.enum)
+	if shown, ok := shownDefault(value); ok {
+		property["default"] = shown
 	}
 	return property
 }
@@ -99,12 +99,12 @@ func referenceSchema() schema {
 }
 
 // typeSchema describes the values of a type. The types that are parsed from a text have patterns.
-func (g generator) typeSchema(t reflect.Type, enum []string) schema {
+func (g generator) typeSchema(goType reflect.Type, enum []string) schema {
 	anyOf := func(schemas ...any) schema { return schema{"anyOf": schemas} }
-	pattern := func(p string) schema { return schema{"type": "string", "pattern": p} }
+	pattern := func(expr string) schema { return schema{"type": "string", "pattern": expr} }
 
 	// References such as ${env:NAME} are allowed where a text is parsed of any type.
-	switch t {
+	switch goType {
 	case secretType, uriType:
 		return schema{"type": "string"}
 	case durationType:
@@ -118,9 +118,9 @@ func (g generator) typeSchema(t reflect.Type, enum []string) schema {
 		return anyOf(schema{"enum": []string{"backlog", "now"}}, date, referenceSchema())
 	}
 
-	switch t.Kind() {
+	switch goType.Kind() {
 	case reflect.Slice:
-		if elem := t.Elem(); elem.Kind() == reflect.Struct {
+		if elem := goType.Elem(); elem.Kind() == reflect.Struct {
 			return schema{"type": "array", "items": g.sectionSchema(reflect.Zero(elem))}
 		}
 		// A list of words may be one text with commas.
@@ -140,38 +140,38 @@ func (g generator) typeSchema(t reflect.Type, enum []string) schema {
 }
 
 // shownDefault returns the default value for the schema. A zero value has none, except for booleans and Start.
-func shownDefault(v reflect.Value) (any, bool) {
-	if v.Type() == startType {
-		return v.Interface().(Start).String(), true
+func shownDefault(value reflect.Value) (any, bool) {
+	if value.Type() == startType {
+		return value.Interface().(Start).String(), true
 	}
-	if v.Kind() == reflect.Bool {
-		return v.Bool(), true
+	if value.Kind() == reflect.Bool {
+		return value.Bool(), true
 	}
-	if v.IsZero() {
+	if value.IsZero() {
 		return nil, false
 	}
 
-	switch d := v.Interface().(type) {
+	switch typed := value.Interface().(type) {
 	case time.Duration:
-		return shortDuration(d), true
+		return shortDuration(typed), true
 	case encoding.TextMarshaler:
 		// Size and Start never return an error.
-		text, _ := d.MarshalText()
+		text, _ := typed.MarshalText()
 		return string(text), true
 	}
-	return v.Interface(), true
+	return value.Interface(), true
 }
 
-// shortDuration formats d without zero units at the end: 24h, not 24h0m0s.
-func shortDuration(d time.Duration) string {
-	s := d.String()
-	if rest, ok := strings.CutSuffix(s, "m0s"); ok {
-		s = rest + "m"
+// shortDuration formats duration without zero units at the end: 24h, not 24h0m0s.
+func shortDuration(duration time.Duration) string {
+	text := duration.String()
+	if rest, ok := strings.CutSuffix(text, "m0s"); ok {
+		text = rest + "m"
 	}
-	if rest, ok := strings.CutSuffix(s, "h0m"); ok {
-		s = rest + "h"
+	if rest, ok := strings.CutSuffix(text, "h0m"); ok {
+		text = rest + "h"
 	}
-	return s
+	return text
 }
 
 // fieldComments returns the doc comments of the structs and their fields, each on one line. The keys
@@ -208,8 +208,8 @@ func addFieldComments(docs map[string]string, file *ast.File) {
 			}
 
 			docs[named.Name.Name] = joinLines(general.Doc)
-			if s, ok := named.Type.(*ast.StructType); ok {
-				for _, f := range s.Fields.List {
+			if structType, ok := named.Type.(*ast.StructType); ok {
+				for _, f := range structType.Fields.List {
 					docs[named.Name.Name+"."+f.Names[0].Name] = joinLines(f.Doc)
 				}
 			}
@@ -218,6 +218,6 @@ func addFieldComments(docs map[string]string, file *ast.File) {
 }
 
 // joinLines returns the text of a comment on one line.
-func joinLines(c *ast.CommentGroup) string {
-	return strings.Join(strings.Fields(c.Text()), " ")
+func joinLines(comment *ast.CommentGroup) string {
+	return strings.Join(strings.Fields(comment.Text()), " ")
 }

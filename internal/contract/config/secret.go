@@ -65,7 +65,7 @@ func (s Secret) String() string {
 }
 
 // Format implements [fmt.Formatter] for all verbs.
-func (s Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
+func (s Secret) Format(state fmt.State, _ rune) { _, _ = state.Write([]byte(s.String())) }
 
 // MarshalText implements [encoding.TextMarshaler]; JSON and YAML use it too.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
@@ -112,7 +112,7 @@ func (u URI) withoutLogin() (address string, hadLogin bool) {
 }
 
 // Format implements [fmt.Formatter] for all verbs.
-func (u URI) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(u.String())) }
+func (u URI) Format(state fmt.State, _ rune) { _, _ = state.Write([]byte(u.String())) }
 
 // MarshalText implements [encoding.TextMarshaler]; JSON and YAML use it too.
 func (u URI) MarshalText() ([]byte, error) { return []byte(u.String()), nil }

@@ -44,13 +44,13 @@ func (t *TLS) Source(log *slog.Logger, onReload func(ok bool)) (func() *tls.Conf
 		onReload = func(bool) {}
 	}
 
-	f := &tlsFiles{paths: *t, log: log, onReload: onReload}
-	f.versions = f.statFiles()
+	files := &tlsFiles{paths: *t, log: log, onReload: onReload}
+	files.versions = files.statFiles()
 	var err error
-	if f.config, err = f.readConfig(); err != nil {
+	if files.config, err = files.readConfig(); err != nil {
 		return nil, err
 	}
-	return f.currentConfig, nil
+	return files.currentConfig, nil
 }
 
 // tlsFiles holds the files for one side of a connection and the configuration that was last read from them.
@@ -115,34 +115,34 @@ func (f *tlsFiles) readConfig() (*tls.Config, error) {
 		return nil, &Problems{List: list}
 	}
 
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.paths.ServerName, InsecureSkipVerify: f.paths.Insecure}
+	tlsConfig := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.paths.ServerName, InsecureSkipVerify: f.paths.Insecure}
 	if f.paths.CA != "" {
 		var err error
-		if c.RootCAs, err = readCertPool(f.paths.CA); err != nil {
+		if tlsConfig.RootCAs, err = readCertPool(f.paths.CA); err != nil {
 			return nil, err
 		}
 	}
 	if f.paths.Cert == "" {
-		return c, nil
+		return tlsConfig, nil
 	}
 
 	pair, err := tls.LoadX509KeyPair(f.paths.Cert, f.paths.Key)
 	if err != nil {
 		return nil, err
 	}
-	c.Certificates = []tls.Certificate{pair}
+	tlsConfig.Certificates = []tls.Certificate{pair}
 
 	// A caller of ClientConfig uses one configuration for all its connections, and still needs a renewed certificate.
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		return &f.currentConfig().Certificates[0], nil
 	}
-	return c, nil
+	return tlsConfig, nil
 }
 
 // certExpiry returns the expiry of the client certificate, or the zero time without one.
-func certExpiry(c *tls.Config) (end time.Time) {
-	if len(c.Certificates) > 0 && c.Certificates[0].Leaf != nil {
-		end = c.Certificates[0].Leaf.NotAfter
+func certExpiry(tlsConfig *tls.Config) (end time.Time) {
+	if len(tlsConfig.Certificates) > 0 && tlsConfig.Certificates[0].Leaf != nil {
+		end = tlsConfig.Certificates[0].Leaf.NotAfter
 	}
 	return end
 }

@@ -25,8 +25,8 @@ var units = []struct {
 }{{"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}, {"B", 1}}
 
 // parseSize parses a size: 900KiB, 32MiB, 1.5GiB, 10MB, or a plain number of bytes.
-func parseSize(s string) (Size, error) {
-	number, unit := strings.TrimSpace(s), Size(1)
+func parseSize(text string) (Size, error) {
+	number, unit := strings.TrimSpace(text), Size(1)
 	for _, u := range units {
 		if rest, ok := strings.CutSuffix(number, u.name); ok {
 			number, unit = strings.TrimSpace(rest), u.size
@@ -34,11 +34,11 @@ func parseSize(s string) (Size, error) {
 		}
 	}
 
-	f, err := strconv.ParseFloat(number, 64)
-	if err != nil || f < 0 || f*float64(unit) >= math.MaxInt64 || math.IsNaN(f) {
-		return 0, fmt.Errorf("%q is not a size such as 900KiB or 32MiB", s)
+	factor, err := strconv.ParseFloat(number, 64)
+	if err != nil || factor < 0 || factor*float64(unit) >= math.MaxInt64 || math.IsNaN(factor) {
+		return 0, fmt.Errorf("%q is not a size such as 900KiB or 32MiB", text)
 	}
-	return Size(f * float64(unit)), nil
+	return Size(factor * float64(unit)), nil
 }
 
 // String returns the size in the largest unit that divides it.
@@ -58,26 +58,26 @@ var daysPattern = regexp.MustCompile(`^(\d+)d(.*)$`)
 
 // ParseDuration parses a duration in the format of [time.ParseDuration], with optional days before it:
 // 250ms, 5s, 24h, 7d, 1d12h. It rejects negative durations.
-func ParseDuration(s string) (time.Duration, error) {
-	errInvalid := fmt.Errorf("%q is not a duration such as 250ms, 5s, 24h or 7d", s)
+func ParseDuration(text string) (time.Duration, error) {
+	errInvalid := fmt.Errorf("%q is not a duration such as 250ms, 5s, 24h or 7d", text)
 
-	rest, days := s, time.Duration(0)
-	if m := daysPattern.FindStringSubmatch(s); m != nil {
-		n, err := strconv.Atoi(m[1])
+	rest, days := text, time.Duration(0)
+	if match := daysPattern.FindStringSubmatch(text); match != nil {
+		n, err := strconv.Atoi(match[1])
 		if err != nil || n > 36500 {
 			return 0, errInvalid
 		}
-		days, rest = time.Duration(n)*24*time.Hour, m[2]
+		days, rest = time.Duration(n)*24*time.Hour, match[2]
 		if rest == "" {
 			return days, nil
 		}
 	}
 
-	d, err := time.ParseDuration(rest)
-	if err != nil || d < 0 || days+d < days {
+	duration, err := time.ParseDuration(rest)
+	if err != nil || duration < 0 || days+duration < days {
 		return 0, errInvalid
 	}
-	return days + d, nil
+	return days + duration, nil
 }
 
 // Start is where a watcher without a position begins. The zero value is backlog.
@@ -87,8 +87,8 @@ type Start struct {
 }
 
 // parseStart parses backlog, now, or a time in the format of RFC 3339.
-func parseStart(s string) (Start, error) {
-	switch s {
+func parseStart(text string) (Start, error) {
+	switch text {
 	case "backlog":
 		return Start{}, nil
 	case "now":
@@ -96,11 +96,11 @@ func parseStart(s string) (Start, error) {
 	}
 
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00", time.DateOnly} {
-		if at, err := time.Parse(layout, s); err == nil {
+		if at, err := time.Parse(layout, text); err == nil {
 			return Start{At: at.UTC()}, nil
 		}
 	}
-	return Start{}, fmt.Errorf("%q is neither backlog, now nor a time such as 2026-11-20T08:00:00Z", s)
+	return Start{}, fmt.Errorf("%q is neither backlog, now nor a time such as 2026-11-20T08:00:00Z", text)
 }
 
 // String returns the text that ParseStart parses.

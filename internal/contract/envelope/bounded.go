@@ -59,37 +59,37 @@ func (t *boundedText) finish(ok bool) ([]byte, error) {
 // most six.
 const escapedAtOnce = 16 << 10
 
-// writeQuoted writes s as a JSON string, on request with the escapes of Java. A function as an argument would cost an
+// writeQuoted writes text as a JSON string, on request with the escapes of Java. A function as an argument would cost an
 // allocation.
-func (t *boundedText) writeQuoted(s []byte, java bool) {
-	if !t.fits(len(s)) {
+func (t *boundedText) writeQuoted(text []byte, java bool) {
+	if !t.fits(len(text)) {
 		return
 	}
 	// Otherwise a long text would be copied at each step of its growth.
-	if len(s) > escapedAtOnce {
-		t.dst = slices.Grow(t.dst, len(s)+2)
+	if len(text) > escapedAtOnce {
+		t.dst = slices.Grow(t.dst, len(text)+2)
 	}
 
 	t.dst = append(t.dst, '"')
-	for len(s) > escapedAtOnce && t.fits(0) {
+	for len(text) > escapedAtOnce && t.fits(0) {
 		// A character must not be cut. Bytes that are no characters may be.
 		end := escapedAtOnce
-		for end > escapedAtOnce-utf8.UTFMax && !utf8.RuneStart(s[end]) {
+		for end > escapedAtOnce-utf8.UTFMax && !utf8.RuneStart(text[end]) {
 			end--
 		}
-		t.dst = appendPart(t.dst, s[:end], java)
-		s = s[end:]
+		t.dst = appendPart(t.dst, text[:end], java)
+		text = text[end:]
 	}
 	if t.fits(0) {
-		t.dst = append(appendPart(t.dst, s, java), '"')
+		t.dst = append(appendPart(t.dst, text, java), '"')
 	}
 }
 
-func appendPart(dst, s []byte, java bool) []byte {
+func appendPart(dst, text []byte, java bool) []byte {
 	if java {
-		return appendJavaEscaped(dst, s)
+		return appendJavaEscaped(dst, text)
 	}
-	return appendEscaped(dst, s)
+	return appendEscaped(dst, text)
 }
 
 // newTooLarge returns a refusal of class message_too_large.
@@ -114,9 +114,9 @@ func newMalformed(format string, args ...any) error {
 func clipName(name []byte) []byte { return name[:min(len(name), 64)] }
 
 // typeName returns the name of a BSON type for an error message.
-func typeName(t bson.Type) string {
-	if s := t.String(); s != "invalid" {
-		return "of type " + s
+func typeName(bsonType bson.Type) string {
+	if text := bsonType.String(); text != "invalid" {
+		return "of type " + text
 	}
-	return fmt.Sprintf("of unknown type 0x%02x", byte(t))
+	return fmt.Sprintf("of unknown type 0x%02x", byte(bsonType))
 }

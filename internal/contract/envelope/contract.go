@@ -91,28 +91,28 @@ func Validator() bson.D {
 }
 
 // buildConstraints returns the rules of a validator for a field, without its type.
-func buildConstraints(f Field) bson.D {
+func buildConstraints(field Field) bson.D {
 	switch {
-	case f.Name == "_id":
+	case field.Name == "_id":
 		return bson.D{{Key: "minLength", Value: 1}, {Key: "maxLength", Value: MaxIDBytes}}
-	case f.Name == "partition":
+	case field.Name == "partition":
 		return bson.D{{Key: "minimum", Value: -1}, {Key: "multipleOf", Value: 1}}
-	case f.Name == "headers":
+	case field.Name == "headers":
 		// The document form cannot be checked as well: the server has no rule for all values of a document except
 		// additionalProperties, which does not apply to arrays.
 		values := bson.D{{Key: "bsonType", Value: bson.A{"string", "binData", "null"}}}
 		return bson.D{{Key: "items", Value: headerPair("bsonType", values)}, {Key: "additionalProperties", Value: values}}
-	case f.Name == "payload" || !slices.Contains(f.Types, "string"):
+	case field.Name == "payload" || !slices.Contains(field.Types, "string"):
 		return nil
 	}
 
 	// The server counts characters, and Parse bytes. An empty required text counts as missing.
 	rule := bson.D{{Key: "maxLength", Value: MaxFieldText}}
-	if f.Required {
+	if field.Required {
 		rule = append(rule, bson.E{Key: "minLength", Value: 1})
 	}
 	// These rules apply to numbers only. A number of JavaScript is a double.
-	if slices.Contains(f.Types, "double") {
+	if slices.Contains(field.Types, "double") {
 		rule = append(rule, bson.E{Key: "multipleOf", Value: 1})
 	}
 	return rule
@@ -162,7 +162,7 @@ func JSONSchema() bson.D {
 }
 
 // jsonForm returns the schema of a value of a BSON type in Extended JSON.
-func jsonForm(bsonType string, f Field) bson.D {
+func jsonForm(bsonType string, field Field) bson.D {
 	// Extended JSON writes such a value as a document whose key names the type: {"$oid": "…"}.
 	wrapped := func(key string, value bson.D) bson.D {
 		return bson.D{
@@ -174,7 +174,7 @@ func jsonForm(bsonType string, f Field) bson.D {
 	}
 	digits := bson.D{{Key: "type", Value: "string"}, {Key: "pattern", Value: "^-?[0-9]+$"}}
 	number := func(form bson.D) bson.D {
-		if f.Name == "partition" {
+		if field.Name == "partition" {
 			form = append(form, bson.E{Key: "minimum", Value: -1})
 		}
 		return form
@@ -182,14 +182,14 @@ func jsonForm(bsonType string, f Field) bson.D {
 
 	switch bsonType {
 	case "string":
-		s := bson.D{{Key: "type", Value: "string"}}
-		if f.Required && f.Name != "payload" {
-			s = append(s, bson.E{Key: "minLength", Value: 1})
+		document := bson.D{{Key: "type", Value: "string"}}
+		if field.Required && field.Name != "payload" {
+			document = append(document, bson.E{Key: "minLength", Value: 1})
 		}
-		if f.Name == "_id" {
-			s = append(s, bson.E{Key: "maxLength", Value: MaxIDBytes})
+		if field.Name == "_id" {
+			document = append(document, bson.E{Key: "maxLength", Value: MaxIDBytes})
 		}
-		return s
+		return document
 	case "int":
 		return anyForm(number(bson.D{{Key: "type", Value: "integer"}}), wrapped("$numberInt", digits))
 	case "long":
@@ -204,7 +204,7 @@ func jsonForm(bsonType string, f Field) bson.D {
 			{Key: "required", Value: bson.A{"base64", "subType"}},
 			{Key: "properties", Value: bson.D{
 				{Key: "base64", Value: bson.D{{Key: "type", Value: "string"}}},
-				{Key: "subType", Value: subtypeOf(f)},
+				{Key: "subType", Value: subtypeOf(field)},
 			}},
 		})
 		// Drivers write a UUID in either form.
@@ -214,7 +214,7 @@ func jsonForm(bsonType string, f Field) bson.D {
 	case "timestamp":
 		return wrapped("$timestamp", bson.D{{Key: "type", Value: "object"}, {Key: "required", Value: bson.A{"t", "i"}}})
 	case "array":
-		if f.Name == "headers" {
+		if field.Name == "headers" {
 			value := bson.D{{Key: "type", Value: bson.A{"string", "object", "null"}}}
 			return bson.D{{Key: "type", Value: "array"}, {Key: "items", Value: headerPair("type", value)}}
 		}
@@ -231,8 +231,8 @@ func jsonForm(bsonType string, f Field) bson.D {
 }
 
 // subtypeOf returns the schema of the subtype of a binary: any for a payload, and otherwise that of a UUID.
-func subtypeOf(f Field) bson.D {
-	if f.Name == "payload" {
+func subtypeOf(field Field) bson.D {
+	if field.Name == "payload" {
 		return bson.D{{Key: "type", Value: "string"}}
 	}
 	return bson.D{{Key: "enum", Value: bson.A{"04", "4"}}}

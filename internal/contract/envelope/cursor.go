@@ -46,33 +46,33 @@ func (c *cursor) next() bool {
 	return ok
 }
 
-// SplitElement splits the first element off b, which must not be empty. It returns false if that element
+// SplitElement splits the first element off data, which must not be empty. It returns false if that element
 // is invalid. It allocates nothing.
-func SplitElement(b []byte) (typ bson.Type, name, val, rest []byte, ok bool) {
-	typ = bson.Type(b[0])
+func SplitElement(data []byte) (typ bson.Type, name, val, rest []byte, ok bool) {
+	typ = bson.Type(data[0])
 	// Names are short, so a loop is faster than a call.
 	end := 1
-	for end < len(b) && b[end] != 0 {
+	for end < len(data) && data[end] != 0 {
 		end++
 	}
-	if end >= len(b) {
+	if end >= len(data) {
 		return 0, nil, nil, nil, false
 	}
 
 	// The length comes from the document, so it may be wrong.
-	body := b[end+1:]
+	body := data[end+1:]
 	n := valueLen(typ, body)
 	if n < 0 || n > len(body) {
 		return 0, nil, nil, nil, false
 	}
 	// The capacity of val ends with the value, so an append to it cannot overwrite the next element.
-	return typ, b[1:end], body[:n:n], body[n:], true
+	return typ, data[1:end], body[:n:n], body[n:], true
 }
 
-// valueLen returns the number of bytes of a value of type t at the start of b, or −1 if b cannot
+// valueLen returns the number of bytes of a value of type bsonType at the start of data, or −1 if data cannot
 // contain one.
-func valueLen(t bson.Type, b []byte) int {
-	switch t {
+func valueLen(bsonType bson.Type, data []byte) int {
+	switch bsonType {
 	case bson.TypeNull, bson.TypeUndefined, bson.TypeMinKey, bson.TypeMaxKey:
 		return 0
 	case bson.TypeBoolean:
@@ -86,24 +86,24 @@ func valueLen(t bson.Type, b []byte) int {
 	case bson.TypeDecimal128:
 		return 16
 	case bson.TypeString, bson.TypeSymbol, bson.TypeJavaScript:
-		return stringLen(b)
+		return stringLen(data)
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		// The shortest document consists of its length and the final zero.
-		return framedLen(b, 0, 5)
+		return framedLen(data, 0, 5)
 	case bson.TypeBinary:
 		// The subtype stands between the length and the data.
-		return framedLen(b, 5, 5)
+		return framedLen(data, 5, 5)
 	case bson.TypeCodeWithScope:
 		// The least parts are the length, a code of 5 bytes, and a scope of 5 bytes.
-		return framedLen(b, 0, 14)
+		return framedLen(data, 0, 14)
 	case bson.TypeDBPointer:
-		if n := stringLen(b); n >= 0 {
+		if n := stringLen(data); n >= 0 {
 			// An ObjectId follows the name of the collection.
 			return n + 12
 		}
 	case bson.TypeRegex:
-		if i := bytes.IndexByte(b, 0); i >= 0 {
-			if j := bytes.IndexByte(b[i+1:], 0); j >= 0 {
+		if i := bytes.IndexByte(data, 0); i >= 0 {
+			if j := bytes.IndexByte(data[i+1:], 0); j >= 0 {
 				return i + j + 2
 			}
 		}
@@ -114,13 +114,13 @@ func valueLen(t bson.Type, b []byte) int {
 
 // stringLen returns the length of a string value with its prefix and its final zero, or −1 if it is
 // invalid.
-func stringLen(b []byte) int {
-	if len(b) < 5 {
+func stringLen(data []byte) int {
+	if len(data) < 5 {
 		return -1
 	}
 
-	n := int64(int32(binary.LittleEndian.Uint32(b)))
-	if n < 1 || n > int64(len(b)-4) || b[3+n] != 0 {
+	n := int64(int32(binary.LittleEndian.Uint32(data)))
+	if n < 1 || n > int64(len(data)-4) || data[3+n] != 0 {
 		return -1
 	}
 	return int(4 + n)
@@ -128,13 +128,13 @@ func stringLen(b []byte) int {
 
 // framedLen returns the length of a value that begins with its size, or −1 if it is invalid. extra
 // is the number of bytes that the size does not include, and least is the smallest possible length.
-func framedLen(b []byte, extra, least int64) int {
-	if len(b) < 4 {
+func framedLen(data []byte, extra, least int64) int {
+	if len(data) < 4 {
 		return -1
 	}
 
-	n := int64(int32(binary.LittleEndian.Uint32(b))) + extra
-	if n < least || n > int64(len(b)) {
+	n := int64(int32(binary.LittleEndian.Uint32(data))) + extra
+	if n < least || n > int64(len(data)) {
 		return -1
 	}
 	return int(n)

@@ -22,8 +22,8 @@ func (h Headers) Iter() HeaderIter {
 	if h.raw == nil {
 		return HeaderIter{}
 	}
-	c, _ := openDocument(h.raw)
-	return HeaderIter{c: c, isDoc: h.isDoc}
+	cursor, _ := openDocument(h.raw)
+	return HeaderIter{c: cursor, isDoc: h.isDoc}
 }
 
 // HeaderIter iterates over Headers. Key and Value are set by Next and alias the envelope.
@@ -55,21 +55,21 @@ func (it *HeaderIter) readPair() bool {
 		return it.stop("an element of headers is not a document {k, v}")
 	}
 
-	e, ok := openDocument(it.c.val)
+	cursor, ok := openDocument(it.c.val)
 	if !ok {
 		return it.stop("an element of headers is broken")
 	}
 
 	var hasKey, hasValue bool
-	for e.next() {
-		switch string(e.name) {
+	for cursor.next() {
+		switch string(cursor.name) {
 		case "k":
-			if e.typ != bson.TypeString || hasKey {
+			if cursor.typ != bson.TypeString || hasKey {
 				return it.stop("k of a header is not one string")
 			}
-			it.Key, hasKey = StringBytes(e.val), true
+			it.Key, hasKey = StringBytes(cursor.val), true
 		case "v":
-			if hasValue || !it.setValue(e.typ, e.val) {
+			if hasValue || !it.setValue(cursor.typ, cursor.val) {
 				return it.stop("v of a header is not one binary, string or null")
 			}
 			hasValue = true
@@ -79,7 +79,7 @@ func (it *HeaderIter) readPair() bool {
 	}
 
 	switch {
-	case e.broken:
+	case cursor.broken:
 		return it.stop("an element of headers is broken")
 	case !hasKey:
 		return it.stop("a header has no k")
@@ -89,8 +89,8 @@ func (it *HeaderIter) readPair() bool {
 }
 
 // setValue sets it.Value. It returns false if the type cannot be a header value.
-func (it *HeaderIter) setValue(t bson.Type, val []byte) bool {
-	switch t {
+func (it *HeaderIter) setValue(bsonType bson.Type, val []byte) bool {
+	switch bsonType {
 	case bson.TypeString:
 		it.Value = StringBytes(val)
 		return true

@@ -15,18 +15,18 @@ import (
 func (v *View) AppendID(dst []byte) []byte { return AppendText(dst, bson.Type(v.IDType), v.ID) }
 
 // CanonicalText returns the canonical text of the value of an id or a key. It returns "" for a value of another type.
-func CanonicalText(v bson.RawValue) string {
-	switch v.Type {
+func CanonicalText(value bson.RawValue) string {
+	switch value.Type {
 	case bson.TypeString:
-		s, _ := v.StringValueOK()
-		return s
+		text, _ := value.StringValueOK()
+		return text
 
 	case bson.TypeInt32, bson.TypeInt64:
-		return strconv.FormatInt(v.AsInt64(), 10)
+		return strconv.FormatInt(value.AsInt64(), 10)
 
 	case bson.TypeObjectID, bson.TypeBinary:
-		if id, err := ParseID(v.Type, v.Value); err == nil {
-			return string(AppendText(nil, v.Type, id))
+		if id, err := ParseID(value.Type, value.Value); err == nil {
+			return string(AppendText(nil, value.Type, id))
 		}
 	}
 	return ""
@@ -98,6 +98,6 @@ func LooksBinary(text []byte) bool {
 	return false
 }
 
-func isHex(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
+func isHex(char byte) bool {
+	return char >= '0' && char <= '9' || char >= 'a' && char <= 'f' || char >= 'A' && char <= 'F'
 }

@@ -16,27 +16,27 @@ const javaDate = "Mon Jan 02 15:04:05 MST 2006"
 
 // appendJavaText appends the text that Kafka Connect's StringConverter makes of a value of Debezium's: that of Java's
 // toString. The text of bytes is their address in Java; here it is base64. The errors are those of AppendValue.
-func appendJavaText(dst []byte, t bson.Type, val []byte, most int) ([]byte, error) {
-	w := javaWriter{newBoundedText(dst, most)}
-	return w.finish(w.writeValue(t, val, 0))
+func appendJavaText(dst []byte, bsonType bson.Type, val []byte, most int) ([]byte, error) {
+	writer := javaWriter{newBoundedText(dst, most)}
+	return writer.finish(writer.writeValue(bsonType, val, 0))
 }
 
 // javaWriter writes values as Java's toString does. Its methods append to the text, and return false if the value is invalid,
 // nested too deep or too long.
 type javaWriter struct{ boundedText }
 
-func (w *javaWriter) writeValue(t bson.Type, val []byte, depth int) bool {
+func (w *javaWriter) writeValue(bsonType bson.Type, val []byte, depth int) bool {
 	// Documents are checked element by element, because their text may be shorter than they are.
-	isDocument := t == bson.TypeArray || t == bson.TypeEmbeddedDocument
+	isDocument := bsonType == bson.TypeArray || bsonType == bson.TypeEmbeddedDocument
 	if !isDocument && !w.fits(len(val)) {
 		return false
 	}
 
-	switch t {
+	switch bsonType {
 	case bson.TypeString, bson.TypeSymbol, bson.TypeJavaScript:
 		w.dst = append(w.dst, StringBytes(val)...)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
-		w.dst = AppendText(w.dst, t, val)
+		w.dst = AppendText(w.dst, bsonType, val)
 	case bson.TypeDouble:
 		w.dst = appendJavaDouble(w.dst, math.Float64frombits(uint64LE(val)))
 	case bson.TypeBoolean:
@@ -78,35 +78,35 @@ func (w *javaWriter) writeValue(t bson.Type, val []byte, depth int) bool {
 
 // writeList writes the values of an array: [1, x].
 func (w *javaWriter) writeList(arr []byte, depth int) bool {
-	c, ok := openDocument(arr)
+	cursor, ok := openDocument(arr)
 	if !ok || depth > maxDepth {
 		return false
 	}
 
 	w.dst = append(w.dst, '[')
-	for first := true; c.next(); first = false {
+	for first := true; cursor.next(); first = false {
 		if !first {
 			w.dst = append(w.dst, ", "...)
 		}
-		if !w.fits(0) || !w.writeValue(c.typ, c.val, depth) {
+		if !w.fits(0) || !w.writeValue(cursor.typ, cursor.val, depth) {
 			return false
 		}
 	}
 	w.dst = append(w.dst, ']')
-	return !c.broken
+	return !cursor.broken
 }
 
 // writeStruct writes a document without the fields that are null: Struct{a=1,b=x}.
 func (w *javaWriter) writeStruct(doc []byte, depth int) bool {
-	c, ok := openDocument(doc)
+	cursor, ok := openDocument(doc)
 	if !ok || depth > maxDepth {
 		return false
 	}
 
 	w.dst = append(w.dst, "Struct{"...)
 	first := true
-	for c.next() {
-		if c.typ == bson.TypeNull || c.typ == bson.TypeUndefined {
+	for cursor.next() {
+		if cursor.typ == bson.TypeNull || cursor.typ == bson.TypeUndefined {
 			continue
 		}
 		if !first {
@@ -114,14 +114,14 @@ func (w *javaWriter) writeStruct(doc []byte, depth int) bool {
 		}
 		first = false
 
-		if !w.fits(len(c.name)) {
+		if !w.fits(len(cursor.name)) {
 			return false
 		}
-		w.dst = append(append(w.dst, c.name...), '=')
-		if !w.writeValue(c.typ, c.val, depth) {
+		w.dst = append(append(w.dst, cursor.name...), '=')
+		if !w.writeValue(cursor.typ, cursor.val, depth) {
 			return false
 		}
 	}
 	w.dst = append(w.dst, '}')
-	return !c.broken
+	return !cursor.broken
 }

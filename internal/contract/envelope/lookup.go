@@ -34,11 +34,11 @@ func (v *View) Field(path string) (bson.Type, []byte) {
 	doc := v.Raw
 	for {
 		name, rest, nested := strings.Cut(path, ".")
-		t, val := findField(doc, name)
+		bsonType, val := findField(doc, name)
 		if !nested {
-			return t, val
+			return bsonType, val
 		}
-		if t != bson.TypeEmbeddedDocument {
+		if bsonType != bson.TypeEmbeddedDocument {
 			return 0, nil
 		}
 		doc, path = val, rest
@@ -47,10 +47,10 @@ func (v *View) Field(path string) (bson.Type, []byte) {
 
 // findField returns the first field called name.
 func findField(doc []byte, name string) (bson.Type, []byte) {
-	c, ok := openDocument(doc)
-	for ok && c.next() {
-		if string(c.name) == name {
-			return c.typ, c.val
+	cursor, ok := openDocument(doc)
+	for ok && cursor.next() {
+		if string(cursor.name) == name {
+			return cursor.typ, cursor.val
 		}
 	}
 	return 0, nil
@@ -77,8 +77,8 @@ func (f Finding) Class() record.Class {
 
 // AppendField appends the text of the value at a path of the document, if it is found.
 func (v *View) AppendField(dst []byte, path string) ([]byte, Finding) {
-	t, val := v.Field(path)
-	switch t {
+	bsonType, val := v.Field(path)
+	switch bsonType {
 	case 0, bson.TypeNull, bson.TypeUndefined:
 		return dst, Missing
 	case bson.TypeString:
@@ -87,15 +87,15 @@ func (v *View) AppendField(dst []byte, path string) ([]byte, Finding) {
 		}
 		dst = append(dst, StringBytes(val)...)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
-		dst = AppendText(dst, t, val)
+		dst = AppendText(dst, bsonType, val)
 	case bson.TypeBoolean:
 		dst = strconv.AppendBool(dst, val[0] == 1)
 	case bson.TypeDouble:
-		f := math.Float64frombits(uint64LE(val))
-		if n, ok := wholeNumber(f); ok {
+		number := math.Float64frombits(uint64LE(val))
+		if n, ok := wholeNumber(number); ok {
 			return strconv.AppendInt(dst, n, 10), Found
 		}
-		dst = appendDouble(dst, f)
+		dst = appendDouble(dst, number)
 	case bson.TypeDateTime:
 		dst = time.UnixMilli(int64(uint64LE(val))).UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
 	case bson.TypeDecimal128:
@@ -105,7 +105,7 @@ func (v *View) AppendField(dst []byte, path string) ([]byte, Finding) {
 		if !ok || subtype != bson.TypeBinaryUUID || len(data) != 16 {
 			return dst, Unfit
 		}
-		dst = AppendText(dst, t, data)
+		dst = AppendText(dst, bsonType, data)
 	default:
 		return dst, Unfit
 	}
@@ -113,11 +113,11 @@ func (v *View) AppendField(dst []byte, path string) ([]byte, Finding) {
 }
 
 // DescribeField returns why the value at a path of the document was not found.
-func (v *View) DescribeField(path string, f Finding) string {
-	t, val := v.Field(path)
-	switch f {
+func (v *View) DescribeField(path string, finding Finding) string {
+	bsonType, val := v.Field(path)
+	switch finding {
 	case Unfit:
-		return "field " + path + " is " + typeName(t) + "; a text, a number, a date or an id is wanted"
+		return "field " + path + " is " + typeName(bsonType) + "; a text, a number, a date or an id is wanted"
 	case TooLong:
 		return fmt.Sprintf("field %s has %d bytes; at most %d are allowed", path, len(val), MaxFieldText)
 	case Found, Missing:
@@ -139,10 +139,10 @@ func (v *View) AppendHeader(dst []byte, name string) ([]byte, Finding) {
 	return dst, Missing
 }
 
-// AppendQuoted appends s as a JSON string. Bytes that are not UTF-8 become the replacement character. It returns ErrTooLong
+// AppendQuoted appends text as a JSON string. Bytes that are not UTF-8 become the replacement character. It returns ErrTooLong
 // before it has appended more than about most bytes.
-func AppendQuoted(dst, s []byte, most int) ([]byte, error) {
-	t := newBoundedText(dst, most)
-	t.writeQuoted(s, false)
-	return t.finish(true)
+func AppendQuoted(dst, text []byte, most int) ([]byte, error) {
+	boundedText := newBoundedText(dst, most)
+	boundedText.writeQuoted(text, false)
+	return boundedText.finish(true)
 }

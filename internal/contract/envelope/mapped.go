@@ -8,68 +8,68 @@ import (
 )
 
 // setEventID sets the id of the record, for documents whose id is not their `_id`.
-func (v *View) setEventID(c *cursor) error {
-	if err := setText(&v.EventID, &v.eventIDText, c); err != nil {
+func (v *View) setEventID(cursor *cursor) error {
+	if err := setText(&v.EventID, &v.eventIDText, cursor); err != nil {
 		return err
 	}
-	if err := checkText(c.name, len(v.EventID), MaxIDBytes); err != nil {
+	if err := checkText(cursor.name, len(v.EventID), MaxIDBytes); err != nil {
 		return err
 	}
-	if c.typ == bson.TypeBinary {
-		v.EventUUID, _, _ = binaryData(c.val)
+	if cursor.typ == bson.TypeBinary {
+		v.EventUUID, _, _ = binaryData(cursor.val)
 	}
 	return nil
 }
 
 // setKey sets a part of the key. In the documents of Debezium's router, it may have any type but that of bytes, whose text in
 // Java is not the same twice.
-func (v *View) setKey(dst *[]byte, buf *[36]byte, c *cursor) error {
-	if !v.java || c.typ == bson.TypeBinary || c.typ == bson.TypeNull || c.typ == bson.TypeString {
-		return setText(dst, buf, c)
+func (v *View) setKey(dst *[]byte, buf *[36]byte, cursor *cursor) error {
+	if !v.java || cursor.typ == bson.TypeBinary || cursor.typ == bson.TypeNull || cursor.typ == bson.TypeString {
+		return setText(dst, buf, cursor)
 	}
 
-	text, err := appendJavaText(buf[:0], c.typ, c.val, MaxFieldText)
+	text, err := appendJavaText(buf[:0], cursor.typ, cursor.val, MaxFieldText)
 	switch {
 	case errors.Is(err, ErrTooLong):
-		return newTooLarge("the text of %s has more bytes than a key may have; at most %d are allowed", clipName(c.name), MaxFieldText)
+		return newTooLarge("the text of %s has more bytes than a key may have; at most %d are allowed", clipName(cursor.name), MaxFieldText)
 	case err != nil:
-		return newMalformed("%s is broken or nested deeper than %d", c.name, maxDepth)
+		return newMalformed("%s is broken or nested deeper than %d", cursor.name, maxDepth)
 	}
 	*dst = text
 	return nil
 }
 
 // setTimestamp sets the timestamp of the record: a date, or a whole number of milliseconds.
-func (v *View) setTimestamp(c *cursor) error {
-	if n, ok := integerValue(c); ok && n >= 0 {
+func (v *View) setTimestamp(cursor *cursor) error {
+	if n, ok := integerValue(cursor); ok && n >= 0 {
 		v.RecordTime, v.HasRecordTime = n, true
 		return nil
 	}
-	if c.typ != bson.TypeDateTime && c.typ != bson.TypeNull {
-		return newMalformed("%s is %s; a date or a number of milliseconds is wanted", c.name, typeName(c.typ))
+	if cursor.typ != bson.TypeDateTime && cursor.typ != bson.TypeNull {
+		return newMalformed("%s is %s; a date or a number of milliseconds is wanted", cursor.name, typeName(cursor.typ))
 	}
-	return setDate(&v.RecordTime, &v.HasRecordTime, c)
+	return setDate(&v.RecordTime, &v.HasRecordTime, cursor)
 }
 
-// checkComplete checks that the document in v has all required parts, and adds the parts that the
+// checkComplete checks that the document in view has all required parts, and adds the parts that the
 // mapping derives.
-func (m *Mapping) checkComplete(v *View) error {
+func (m *Mapping) checkComplete(view *View) error {
 	if m == nil {
-		return v.checkComplete()
+		return view.checkComplete()
 	}
 
-	if v.IDType == 0 || len(v.ID) == 0 {
+	if view.IDType == 0 || len(view.ID) == 0 {
 		return newMalformed("field _id is missing or empty")
 	}
 	for _, r := range []struct {
 		part  fieldSet
 		found bool
 	}{
-		{fEventID, len(v.EventID) > 0},
-		{fAggregateType, len(v.AggregateType) > 0},
-		{fAggregateID, len(v.AggregateID) > 0},
-		{fType, len(v.Type) > 0},
-		{fPayload, v.PayloadType != 0},
+		{fEventID, len(view.EventID) > 0},
+		{fAggregateType, len(view.AggregateType) > 0},
+		{fAggregateID, len(view.AggregateID) > 0},
+		{fType, len(view.Type) > 0},
+		{fPayload, view.PayloadType != 0},
 	} {
 		if m.required&r.part != 0 && !r.found {
 			hint := "is missing or empty"
@@ -79,49 +79,49 @@ func (m *Mapping) checkComplete(v *View) error {
 			return newMalformed("field %s %s", m.nameOf(r.part), hint)
 		}
 	}
-	return m.derive(v)
+	return m.derive(view)
 }
 
 // derive sets the parts that are no field: the whole document as the payload, and the key of the document.
-func (m *Mapping) derive(v *View) error {
+func (m *Mapping) derive(view *View) error {
 	if m.whole {
-		if v.foreign != nil {
-			return newMalformed("the field %s belongs to the relay, so a document that has it cannot be the payload as a whole", v.foreign)
+		if view.foreign != nil {
+			return newMalformed("the field %s belongs to the relay, so a document that has it cannot be the payload as a whole", view.foreign)
 		}
-		v.Payload, v.PayloadType, v.whole = v.Raw, byte(bson.TypeEmbeddedDocument), true
+		view.Payload, view.PayloadType, view.whole = view.Raw, byte(bson.TypeEmbeddedDocument), true
 	}
 
 	switch {
 	case m.docKey:
-		v.keyBuf = appendDocumentKey(v.keyBuf[:0], v)
-		v.Key = v.keyBuf
+		view.keyBuf = appendDocumentKey(view.keyBuf[:0], view)
+		view.Key = view.keyBuf
 	// A document without a key is ordered with no other document.
-	case v.Key == nil && v.AggregateID == nil:
-		v.Key = v.AppendID(v.keyText[:0])
+	case view.Key == nil && view.AggregateID == nil:
+		view.Key = view.AppendID(view.keyText[:0])
 	}
 	return nil
 }
 
 // noteForeign remembers the first field of a whole document that has the name of a field of the relay. A stamp and a slot
 // have the same meaning in such a document as in any other.
-func (v *View) noteForeign(c *cursor) {
-	if v.foreign != nil || c.typ == bson.TypeNull {
+func (v *View) noteForeign(cursor *cursor) {
+	if v.foreign != nil || cursor.typ == bson.TypeNull {
 		return
 	}
 
-	switch string(c.name) {
+	switch string(cursor.name) {
 	case "ts":
-		if c.typ == bson.TypeTimestamp {
+		if cursor.typ == bson.TypeTimestamp {
 			return
 		}
 	case "slot":
-		if _, ok := integerValue(c); ok {
+		if _, ok := integerValue(cursor); ok {
 			return
 		}
 	default:
 		return
 	}
-	v.foreign = c.name
+	v.foreign = cursor.name
 }
 
 // leftOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay.

@@ -110,7 +110,7 @@ func NewMapping(n Names, java bool) (*Mapping, []MappingProblem) {
 		return nil, nil
 	}
 
-	m := &Mapping{byName: make(map[string]fieldSet), java: java}
+	mapping := &Mapping{byName: make(map[string]fieldSet), java: java}
 	var problems []MappingProblem
 	for _, p := range parts {
 		name := *p.name(&n)
@@ -118,7 +118,7 @@ func NewMapping(n Names, java bool) (*Mapping, []MappingProblem) {
 			problems = append(problems, MappingProblem{p.configKey(), name, reason})
 			continue
 		}
-		m.addPart(p, name)
+		mapping.addPart(p, name)
 	}
 	if problems != nil {
 		return nil, problems
@@ -126,31 +126,31 @@ func NewMapping(n Names, java bool) (*Mapping, []MappingProblem) {
 
 	// The fields of the relay, and those that have a fixed name. `_id` identifies the document.
 	for _, name := range append([]string{"_id"}, relayWritten...) {
-		m.byName[name] |= fieldByName([]byte(name))
+		mapping.byName[name] |= fieldByName([]byte(name))
 	}
 	// Configured names that equal the contract's need no mapping: the table is faster.
-	if m.isContract() {
+	if mapping.isContract() {
 		return nil, nil
 	}
-	return m, nil
+	return mapping, nil
 }
 
 // addPart adds a valid part.
-func (m *Mapping) addPart(p part, name string) {
+func (m *Mapping) addPart(part part, name string) {
 	isDefault := name == ""
 	if isDefault {
-		name = p.contract
+		name = part.contract
 	}
 	// By default `_id` is also the id of the event.
-	if p.field == fEventID && (isDefault || name == "_id") {
+	if part.field == fEventID && (isDefault || name == "_id") {
 		return
 	}
-	*p.name(&m.names) = name
+	*part.name(&m.names) = name
 
 	switch {
 	case name == "" || name == NoField:
 		return
-	case name == WholeDocument && p.field == fPayload:
+	case name == WholeDocument && part.field == fPayload:
 		m.whole = true
 		return
 	case name == WholeDocument:
@@ -158,9 +158,9 @@ func (m *Mapping) addPart(p part, name string) {
 		return
 	}
 	// Several parts may be in one field, such as the key and the aggregate's id.
-	m.byName[name] |= p.field
-	if p.required && !(m.java && p.field == fType) {
-		m.required |= p.field
+	m.byName[name] |= part.field
+	if part.required && !(m.java && part.field == fType) {
+		m.required |= part.field
 	}
 }
 
@@ -236,7 +236,7 @@ func (m *Mapping) Select(contract ...string) bson.D {
 	}
 	for _, c := range contract {
 		name := m.Name(c)
-		if name != "" && !slices.ContainsFunc(selected, func(e bson.E) bool { return e.Key == name }) {
+		if name != "" && !slices.ContainsFunc(selected, func(element bson.E) bool { return element.Key == name }) {
 			selected = append(selected, bson.E{Key: name, Value: 1})
 		}
 	}
@@ -277,18 +277,18 @@ func (m *Mapping) KeyFilter(values any) bson.E {
 	return bson.E{Key: "$or", Value: or}
 }
 
-// partsOf returns the parts that the field at c holds, or 0 if it holds none.
-func (m *Mapping) partsOf(v *View, c *cursor) fieldSet {
+// partsOf returns the parts that the field at cursor holds, or 0 if it holds none.
+func (m *Mapping) partsOf(view *View, cursor *cursor) fieldSet {
 	if m.whole {
-		v.noteForeign(c)
+		view.noteForeign(cursor)
 	}
-	return m.byName[string(c.name)]
+	return m.byName[string(cursor.name)]
 }
 
 // nameOf returns the name of the field that holds a part, for an error message.
-func (m *Mapping) nameOf(f fieldSet) string {
+func (m *Mapping) nameOf(set fieldSet) string {
 	for _, p := range parts {
-		if p.field != f {
+		if p.field != set {
 			continue
 		}
 		if m != nil {

@@ -12,65 +12,65 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
-func uint32LE(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
-func uint64LE(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+func uint32LE(data []byte) uint32 { return binary.LittleEndian.Uint32(data) }
+func uint64LE(data []byte) uint64 { return binary.LittleEndian.Uint64(data) }
 
-// Parse reads the stored envelope raw into v, in one pass and without allocation unless it fails. v
+// Parse reads the stored envelope raw into view, in one pass and without allocation unless it fails. view
 // is overwritten, so one View can be used for many envelopes.
 //
 // The error is always a *record.Refusal: of class partition_out_of_range for a partition that no
 // topic can have, of class message_too_large for an id, a text or headers that exceed their limit,
 // otherwise of class malformed. Unknown fields and optional fields that are null
 // are ignored. A field that appears twice is malformed.
-func Parse(raw []byte, v *View) error { return (*Mapping)(nil).Parse(raw, v) }
+func Parse(raw []byte, view *View) error { return (*Mapping)(nil).Parse(raw, view) }
 
 // Parse is like the function [Parse], for documents with other field names.
-func (m *Mapping) Parse(raw []byte, v *View) error {
-	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1, Mapped: Mapped{keyBuf: v.keyBuf, java: m != nil && m.java}}
-	c, ok := openDocument(raw)
+func (m *Mapping) Parse(raw []byte, view *View) error {
+	*view = View{Raw: raw, Partition: AnyPartition, Slot: -1, Mapped: Mapped{keyBuf: view.keyBuf, java: m != nil && m.java}}
+	cursor, ok := openDocument(raw)
 	if !ok {
 		return newMalformed("the bytes are not a BSON document")
 	}
 
 	var seen fieldSet
-	for c.next() {
-		var f fieldSet
+	for cursor.next() {
+		var set fieldSet
 		if m == nil {
-			f = fieldByName(c.name)
+			set = fieldByName(cursor.name)
 		} else {
-			f = m.partsOf(v, &c)
+			set = m.partsOf(view, &cursor)
 		}
 
 		// The document may contain fields of other programs.
-		if f == 0 {
+		if set == 0 {
 			continue
 		}
 		// Which of two values counts depends on the reader, so such a document is ambiguous.
-		if seen&f != 0 {
-			return newMalformed("field %s appears twice", c.name)
+		if seen&set != 0 {
+			return newMalformed("field %s appears twice", cursor.name)
 		}
 
-		seen |= f
+		seen |= set
 
 		// With a mapping, a field may hold several parts.
-		for f&(f-1) != 0 {
+		for set&(set-1) != 0 {
 			// The lowest bit is one part.
-			one := f & -f
-			if err := v.setField(one, &c); err != nil {
+			one := set & -set
+			if err := view.setField(one, &cursor); err != nil {
 				return err
 			}
-			f &^= one
+			set &^= one
 		}
-		if err := v.setField(f, &c); err != nil {
+		if err := view.setField(set, &cursor); err != nil {
 			return err
 		}
 	}
 
-	if c.broken {
-		return newMalformed("the document is broken near field %q", clipName(c.name))
+	if cursor.broken {
+		return newMalformed("the document is broken near field %q", clipName(cursor.name))
 	}
 
-	return m.checkComplete(v)
+	return m.checkComplete(view)
 }
 
 // fieldSet is a set of fields of the envelope.
@@ -145,71 +145,71 @@ func fieldByName(name []byte) fieldSet {
 	return 0
 }
 
-// setField sets the field f from the value at c.
-func (v *View) setField(f fieldSet, c *cursor) error {
-	switch f {
+// setField sets the field set from the value at cursor.
+func (v *View) setField(set fieldSet, cursor *cursor) error {
+	switch set {
 	case fID:
-		return v.setID(c)
+		return v.setID(cursor)
 	case fPayload:
-		return v.setPayload(c)
+		return v.setPayload(cursor)
 
 	// The parts that select the topic, the key and the partition.
 	case fAggregateType:
-		return setString(&v.AggregateType, c)
+		return setString(&v.AggregateType, cursor)
 	case fAggregateID:
-		return v.setKey(&v.AggregateID, &v.idText, c)
+		return v.setKey(&v.AggregateID, &v.idText, cursor)
 	case fType:
 		// Debezium's router does not read the type.
-		if v.java && c.typ != bson.TypeString {
+		if v.java && cursor.typ != bson.TypeString {
 			return nil
 		}
-		return setString(&v.Type, c)
+		return setString(&v.Type, cursor)
 	case fKey:
-		return v.setKey(&v.Key, &v.keyText, c)
+		return v.setKey(&v.Key, &v.keyText, cursor)
 	case fTopic:
-		return setString(&v.Topic, c)
+		return setString(&v.Topic, cursor)
 	case fPartition:
-		return v.setPartition(c)
+		return v.setPartition(cursor)
 	case fHeaders:
-		return v.setHeaders(c)
+		return v.setHeaders(cursor)
 
 	// The attributes of CloudEvents.
 	case fContentType:
-		return setString(&v.ContentType, c)
+		return setString(&v.ContentType, cursor)
 	case fSchemaVersion:
-		return setText(&v.SchemaVersion, &v.versionText, c)
+		return setText(&v.SchemaVersion, &v.versionText, cursor)
 	case fSource:
-		return setString(&v.Source, c)
+		return setString(&v.Source, cursor)
 	case fSubject:
-		return setString(&v.Subject, c)
+		return setString(&v.Subject, cursor)
 	case fTime:
-		return setDate(&v.Time, &v.HasTime, c)
+		return setDate(&v.Time, &v.HasTime, cursor)
 
 	// The times of delivery, and the parts that only a mapping has.
 	case fDueAt:
-		return setDate(&v.DueAt, &v.HasDueAt, c)
+		return setDate(&v.DueAt, &v.HasDueAt, cursor)
 	case fExpiresAt:
-		return setDate(&v.ExpiresAt, &v.HasExpiresAt, c)
+		return setDate(&v.ExpiresAt, &v.HasExpiresAt, cursor)
 	case fEventID:
-		return v.setEventID(c)
+		return v.setEventID(cursor)
 	case fTimestamp:
-		return v.setTimestamp(c)
+		return v.setTimestamp(cursor)
 	default:
-		v.setRelayField(f, c)
+		v.setRelayField(set, cursor)
 		return nil
 	}
 }
 
 // setRelayField sets a field that the server or the relay writes. A timestamp or a slot of the
 // wrong type counts as missing (N25, N28).
-func (v *View) setRelayField(f fieldSet, c *cursor) {
-	switch f {
+func (v *View) setRelayField(set fieldSet, cursor *cursor) {
+	switch set {
 	case fTS:
-		if c.typ == bson.TypeTimestamp {
-			v.TS = bson.Timestamp{T: uint32LE(c.val[4:]), I: uint32LE(c.val)}
+		if cursor.typ == bson.TypeTimestamp {
+			v.TS = bson.Timestamp{T: uint32LE(cursor.val[4:]), I: uint32LE(cursor.val)}
 		}
 	case fSlot: // N28
-		if n, ok := integerValue(c); ok && n >= 0 && n < keyhash.Slots {
+		if n, ok := integerValue(cursor); ok && n >= 0 && n < keyhash.Slots {
 			v.Slot = int32(n)
 		}
 	}
@@ -224,28 +224,28 @@ const standardUUIDs = "let the writer store UUIDs with uuidRepresentation=standa
 
 // ParseID returns the bytes of an id that is stored as a BSON value: those of a UUID, an ObjectId or a
 // string. It fails for other types and for invalid values.
-func ParseID(t bson.Type, value []byte) ([]byte, error) {
-	if n := valueLen(t, value); n < 0 || n != len(value) {
+func ParseID(bsonType bson.Type, value []byte) ([]byte, error) {
+	if n := valueLen(bsonType, value); n < 0 || n != len(value) {
 		return nil, newMalformed("the value is broken")
 	}
 
-	var v View
-	err := v.setID(&cursor{typ: t, name: []byte("_id"), val: value})
-	return v.ID, err
+	var view View
+	err := view.setID(&cursor{typ: bsonType, name: []byte("_id"), val: value})
+	return view.ID, err
 }
 
 // setID sets the id, which must be a string, an ObjectId or a UUID.
-func (v *View) setID(c *cursor) error {
-	switch c.typ {
+func (v *View) setID(cursor *cursor) error {
+	switch cursor.typ {
 	case bson.TypeString:
-		v.ID = StringBytes(c.val)
-		if err := checkText(c.name, len(v.ID), MaxIDBytes); err != nil {
+		v.ID = StringBytes(cursor.val)
+		if err := checkText(cursor.name, len(v.ID), MaxIDBytes); err != nil {
 			return err
 		}
 	case bson.TypeObjectID:
-		v.ID = c.val
+		v.ID = cursor.val
 	case bson.TypeBinary:
-		id, subtype, ok := binaryData(c.val)
+		id, subtype, ok := binaryData(cursor.val)
 		switch {
 		case ok && subtype == bson.TypeBinaryUUIDOld:
 			return newMalformed("_id is a UUID of the legacy subtype 3, whose byte order depends on the driver; " + standardUUIDs)
@@ -254,51 +254,51 @@ func (v *View) setID(c *cursor) error {
 		}
 		v.ID = id
 	default:
-		return newMalformed("_id is %s; a UUID, an ObjectId or a string is wanted", typeName(c.typ))
+		return newMalformed("_id is %s; a UUID, an ObjectId or a string is wanted", typeName(cursor.typ))
 	}
 
-	v.IDType = byte(c.typ)
+	v.IDType = byte(cursor.typ)
 	return nil
 }
 
 // setPayload sets the payload, without checking the inside of a document.
-func (v *View) setPayload(c *cursor) error {
-	switch c.typ {
+func (v *View) setPayload(cursor *cursor) error {
+	switch cursor.typ {
 	case bson.TypeBinary:
-		data, _, ok := binaryData(c.val)
+		data, _, ok := binaryData(cursor.val)
 		if !ok {
-			return newMalformed("%s is a broken binary", c.name)
+			return newMalformed("%s is a broken binary", cursor.name)
 		}
 		v.Payload = data
 	case bson.TypeString:
-		v.Payload = StringBytes(c.val)
+		v.Payload = StringBytes(cursor.val)
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
-		v.Payload = c.val
+		v.Payload = cursor.val
 	case bson.TypeNull:
 	default:
 		if v.java {
-			v.Payload = c.val
+			v.Payload = cursor.val
 			break
 		}
-		return newMalformed("%s is %s; a binary, string, document, array or null is wanted", c.name, typeName(c.typ))
+		return newMalformed("%s is %s; a binary, string, document, array or null is wanted", cursor.name, typeName(cursor.typ))
 	}
 
-	v.PayloadType = byte(c.typ)
+	v.PayloadType = byte(cursor.typ)
 	return nil
 }
 
 // setPartition sets the partition. −1 is allowed and means that there is none.
-func (v *View) setPartition(c *cursor) error {
-	if c.typ == bson.TypeNull {
+func (v *View) setPartition(cursor *cursor) error {
+	if cursor.typ == bson.TypeNull {
 		return nil
 	}
 
-	n, ok := integerValue(c)
+	n, ok := integerValue(cursor)
 	switch {
 	case !ok:
-		return newMalformed("%s is %s; an integer is wanted", c.name, typeName(c.typ))
+		return newMalformed("%s is %s; an integer is wanted", cursor.name, typeName(cursor.typ))
 	case n < -1 || n > math.MaxInt32:
-		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("%s %d", c.name, n)}
+		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("%s %d", cursor.name, n)}
 	}
 
 	v.Partition = int32(n)
@@ -306,14 +306,14 @@ func (v *View) setPartition(c *cursor) error {
 }
 
 // setHeaders sets the headers after checking all of them.
-func (v *View) setHeaders(c *cursor) error {
-	switch c.typ {
+func (v *View) setHeaders(cursor *cursor) error {
+	switch cursor.typ {
 	case bson.TypeNull:
 		return nil
 	case bson.TypeArray, bson.TypeEmbeddedDocument:
-		v.Headers = Headers{raw: c.val, isDoc: c.typ == bson.TypeEmbeddedDocument}
+		v.Headers = Headers{raw: cursor.val, isDoc: cursor.typ == bson.TypeEmbeddedDocument}
 	default:
-		return newMalformed("%s is %s; an array of {k, v} or a document of strings is wanted", c.name, typeName(c.typ))
+		return newMalformed("%s is %s; an array of {k, v} or a document of strings is wanted", cursor.name, typeName(cursor.typ))
 	}
 
 	return v.Headers.check()
@@ -338,85 +338,85 @@ func (v *View) checkComplete() error {
 }
 
 // setString sets dst to a string. Null and the empty string count as absent.
-func setString(dst *[]byte, c *cursor) error {
-	switch c.typ {
+func setString(dst *[]byte, cursor *cursor) error {
+	switch cursor.typ {
 	case bson.TypeNull:
 		return nil
 	case bson.TypeString:
-		s := StringBytes(c.val)
-		if err := checkText(c.name, len(s), MaxFieldText); err != nil {
+		text := StringBytes(cursor.val)
+		if err := checkText(cursor.name, len(text), MaxFieldText); err != nil {
 			return err
 		}
-		if len(s) > 0 {
-			*dst = s
+		if len(text) > 0 {
+			*dst = text
 		}
 		return nil
 	}
 
-	return newMalformed("%s is %s; a string is wanted", c.name, typeName(c.typ))
+	return newMalformed("%s is %s; a string is wanted", cursor.name, typeName(cursor.typ))
 }
 
 // setText sets dst to the canonical text of a string, a whole number, an ObjectId or a UUID. The text of
 // a value that is not a string is stored in buf.
-func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
-	val := c.val
-	switch c.typ {
+func setText(dst *[]byte, buf *[36]byte, cursor *cursor) error {
+	val := cursor.val
+	switch cursor.typ {
 	case bson.TypeString, bson.TypeNull:
 		// A string is its own canonical text, so it needs no buffer.
-		return setString(dst, c)
+		return setString(dst, cursor)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
 	case bson.TypeDouble:
 		// A driver of JavaScript stores a whole number above 2³¹ as a double. Its text is that of the number.
-		if n, ok := integerValue(c); ok {
+		if n, ok := integerValue(cursor); ok {
 			*dst = strconv.AppendInt(buf[:0], n, 10)
 			return nil
 		}
-		return newMalformed("%s is a double that is not a whole number within ±2⁵³; a string, int, long, ObjectId or UUID is wanted", c.name)
+		return newMalformed("%s is a double that is not a whole number within ±2⁵³; a string, int, long, ObjectId or UUID is wanted", cursor.name)
 	case bson.TypeBinary:
-		id, subtype, ok := binaryData(c.val)
+		id, subtype, ok := binaryData(cursor.val)
 		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
-			return newMalformed("%s is a binary that is not a UUID of subtype 4; "+standardUUIDs, c.name)
+			return newMalformed("%s is a binary that is not a UUID of subtype 4; "+standardUUIDs, cursor.name)
 		}
 		val = id
 	default:
-		return newMalformed("%s is %s; a string, int, long, ObjectId or UUID is wanted", c.name, typeName(c.typ))
+		return newMalformed("%s is %s; a string, int, long, ObjectId or UUID is wanted", cursor.name, typeName(cursor.typ))
 	}
 
-	*dst = AppendText(buf[:0], c.typ, val)
+	*dst = AppendText(buf[:0], cursor.typ, val)
 	return nil
 }
 
 // setDate sets a date in Unix milliseconds. Null counts as absent.
-func setDate(dst *int64, has *bool, c *cursor) error {
-	switch c.typ {
+func setDate(dst *int64, has *bool, cursor *cursor) error {
+	switch cursor.typ {
 	case bson.TypeNull:
 		return nil
 	case bson.TypeDateTime:
-		*dst, *has = int64(uint64LE(c.val)), true
+		*dst, *has = int64(uint64LE(cursor.val)), true
 		return nil
 	}
-	return newMalformed("%s is %s; a date is wanted", c.name, typeName(c.typ))
+	return newMalformed("%s is %s; a date is wanted", cursor.name, typeName(cursor.typ))
 }
 
 // integerValue returns a whole number of any numeric type. JavaScript stores whole numbers as
 // doubles.
-func integerValue(c *cursor) (int64, bool) {
-	switch c.typ {
+func integerValue(cursor *cursor) (int64, bool) {
+	switch cursor.typ {
 	case bson.TypeInt32:
-		return int64(int32(uint32LE(c.val))), true
+		return int64(int32(uint32LE(cursor.val))), true
 	case bson.TypeInt64:
-		return int64(uint64LE(c.val)), true
+		return int64(uint64LE(cursor.val)), true
 	case bson.TypeDouble:
-		return wholeNumber(math.Float64frombits(uint64LE(c.val)))
+		return wholeNumber(math.Float64frombits(uint64LE(cursor.val)))
 	}
 
 	return 0, false
 }
 
-// wholeNumber returns f as an integer, if it is a whole number. Beyond ±2⁵³, doubles do not represent all whole numbers.
-func wholeNumber(f float64) (int64, bool) {
-	if f != math.Trunc(f) || math.Abs(f) > 1<<53 {
+// wholeNumber returns number as an integer, if it is a whole number. Beyond ±2⁵³, doubles do not represent all whole numbers.
+func wholeNumber(number float64) (int64, bool) {
+	if number != math.Trunc(number) || math.Abs(number) > 1<<53 {
 		return 0, false
 	}
-	return int64(f), true
+	return int64(number), true
 }

@@ -6,15 +6,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// AppendPayload appends the payload of v to dst, as the value of its record. The bytes of a binary
+// AppendPayload appends the payload of view to dst, as the value of its record. The bytes of a binary
 // or a string are appended unchanged. A document or an array is appended as relaxed Extended JSON
 // on one line, and the same document always gives the same bytes. A null payload appends nothing:
 // see View.Tombstone.
 //
 // If the inside of a document is invalid, AppendPayload returns dst unchanged and a *record.Refusal
 // of class malformed.
-func AppendPayload(dst []byte, v *View) ([]byte, error) {
-	return AppendPayloadAs(dst, v, Relaxed, NoLimit)
+func AppendPayload(dst []byte, view *View) ([]byte, error) {
+	return AppendPayloadAs(dst, view, Relaxed, NoLimit)
 }
 
 // HasRawPayload reports whether Payload contains the bytes of the value of the record: those of a binary or of a string, or
@@ -29,26 +29,26 @@ func (v *View) HasRawPayload() bool {
 
 // AppendPayloadAs is AppendPayload with a style for payloads that are neither binaries nor strings, and with a limit. A
 // payload that would need more than most bytes causes a refusal of class message_too_large, before it has taken more memory.
-func AppendPayloadAs(dst []byte, v *View, style Style, most int) ([]byte, error) {
+func AppendPayloadAs(dst []byte, view *View, style Style, most int) ([]byte, error) {
 	var out []byte
 	var err error
 	switch {
-	case v.whole:
-		out, err = appendWhole(dst, v.Payload, style, most)
-	case v.HasRawPayload() && len(v.Payload) > most:
+	case view.whole:
+		out, err = appendWhole(dst, view.Payload, style, most)
+	case view.HasRawPayload() && len(view.Payload) > most:
 		err = ErrTooLong
-	case v.HasRawPayload():
-		return append(dst, v.Payload...), nil
+	case view.HasRawPayload():
+		return append(dst, view.Payload...), nil
 	// Debezium's router writes only documents as JSON.
-	case style == Debezium && bson.Type(v.PayloadType) != bson.TypeEmbeddedDocument:
-		out, err = appendJavaText(dst, bson.Type(v.PayloadType), v.Payload, most)
+	case style == Debezium && bson.Type(view.PayloadType) != bson.TypeEmbeddedDocument:
+		out, err = appendJavaText(dst, bson.Type(view.PayloadType), view.Payload, most)
 	default:
-		out, err = AppendValue(dst, bson.Type(v.PayloadType), v.Payload, style, most)
+		out, err = AppendValue(dst, bson.Type(view.PayloadType), view.Payload, style, most)
 	}
 
 	switch {
 	case errors.Is(err, ErrTooLong):
-		return dst, newTooLarge("the payload has %d bytes, and its record would exceed limits.record; at most %d are allowed", len(v.Payload), most)
+		return dst, newTooLarge("the payload has %d bytes, and its record would exceed limits.record; at most %d are allowed", len(view.Payload), most)
 	case err != nil:
 		return dst, newMalformed("payload is a document whose inside is broken or nested deeper than %d", maxDepth)
 	}

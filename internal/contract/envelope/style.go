@@ -29,35 +29,35 @@ const (
 
 // AppendValue appends a BSON value as JSON in a style. The error is errBroken if the value is invalid or nested deeper than
 // 256, and ErrTooLong before the JSON has taken more than about most bytes.
-func AppendValue(dst []byte, t bson.Type, val []byte, style Style, most int) ([]byte, error) {
-	w := newStyleWriter(dst, style, most)
-	return w.finish(w.writeValue(t, val, 0))
+func AppendValue(dst []byte, bsonType bson.Type, val []byte, style Style, most int) ([]byte, error) {
+	writer := newStyleWriter(dst, style, most)
+	return writer.finish(writer.writeValue(bsonType, val, 0))
 }
 
-// appendDocumentKey appends the key of the document of v, as the MongoDB Kafka connector writes it: {"_id": …}.
-func appendDocumentKey(dst []byte, v *View) []byte {
+// appendDocumentKey appends the key of the document of view, as the MongoDB Kafka connector writes it: {"_id": …}.
+func appendDocumentKey(dst []byte, view *View) []byte {
 	// The id was bounded when it was read.
-	w := newStyleWriter(dst, Connector, NoLimit)
-	w.open('{')
-	w.writeName([]byte("_id"))
+	writer := newStyleWriter(dst, Connector, NoLimit)
+	writer.open('{')
+	writer.writeName([]byte("_id"))
 
-	switch bson.Type(v.IDType) {
+	switch bson.Type(view.IDType) {
 	case bson.TypeObjectID:
-		w.writeOID(v.ID)
+		writer.writeOID(view.ID)
 	case bson.TypeBinary:
-		w.writeBinary(bson.TypeBinaryUUID, v.ID)
+		writer.writeBinary(bson.TypeBinaryUUID, view.ID)
 	default:
-		w.writeText(v.ID)
+		writer.writeText(view.ID)
 	}
 
-	w.close('}')
-	return w.dst
+	writer.close('}')
+	return writer.dst
 }
 
 // appendWhole appends a document without the fields of the relay.
 func appendWhole(dst, doc []byte, style Style, most int) ([]byte, error) {
-	w := newStyleWriter(dst, style, most)
-	return w.finish(w.writeElements(doc, 1, leftOut))
+	writer := newStyleWriter(dst, style, most)
+	return writer.finish(writer.writeElements(doc, 1, leftOut))
 }
 
 // styleWriter writes JSON in a style. Its methods append to the text.
@@ -129,8 +129,8 @@ func (w *styleWriter) writeName(name []byte) {
 }
 
 // writeText writes a string.
-func (w *styleWriter) writeText(s []byte) {
-	w.writeQuoted(s, w.isJava())
+func (w *styleWriter) writeText(text []byte) {
+	w.writeQuoted(text, w.isJava())
 }
 
 // openWrapped writes the beginning of {"key": "text"}, before the text. closeWrapped writes the rest.
@@ -155,45 +155,45 @@ func (w *styleWriter) writeOne(key, constant string) {
 
 // writeElements writes a document without the fields that skip selects. A nil skip selects none.
 func (w *styleWriter) writeElements(doc []byte, depth int, skip func(name []byte) bool) bool {
-	c, ok := openDocument(doc)
+	cursor, ok := openDocument(doc)
 	if !ok || depth > maxDepth {
 		return false
 	}
 
 	w.open('{')
-	for c.next() {
-		if skip != nil && skip(c.name) {
+	for cursor.next() {
+		if skip != nil && skip(cursor.name) {
 			continue
 		}
-		w.writeName(c.name)
-		if !w.fits(0) || !w.writeValue(c.typ, c.val, depth) {
+		w.writeName(cursor.name)
+		if !w.fits(0) || !w.writeValue(cursor.typ, cursor.val, depth) {
 			return false
 		}
 	}
 	w.close('}')
-	return !c.broken
+	return !cursor.broken
 }
 
 func (w *styleWriter) writeArray(arr []byte, depth int) bool {
-	c, ok := openDocument(arr)
+	cursor, ok := openDocument(arr)
 	if !ok || depth > maxDepth {
 		return false
 	}
 
 	w.open('[')
-	for c.next() {
+	for cursor.next() {
 		w.startElement()
-		if !w.fits(0) || !w.writeValue(c.typ, c.val, depth) {
+		if !w.fits(0) || !w.writeValue(cursor.typ, cursor.val, depth) {
 			return false
 		}
 	}
 	w.close(']')
-	return !c.broken
+	return !cursor.broken
 }
 
 // writeValue writes one value. It returns false if the value is invalid.
-func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) bool {
-	switch t {
+func (w *styleWriter) writeValue(bsonType bson.Type, val []byte, depth int) bool {
+	switch bsonType {
 	case bson.TypeEmbeddedDocument:
 		return w.writeElements(val, depth+1, nil)
 	case bson.TypeArray:
@@ -229,7 +229,7 @@ func (w *styleWriter) writeValue(t bson.Type, val []byte, depth int) bool {
 		w.writeScalar("$numberDecimal", []byte(bson.NewDecimal128(uint64LE(val[8:]), uint64LE(val)).String()))
 
 	default:
-		return w.writeRareType(t, val, depth)
+		return w.writeRareType(bsonType, val, depth)
 	}
 	return true
 }
@@ -260,21 +260,21 @@ func (w *styleWriter) writeInt(key string, n int64) {
 	w.dst = strconv.AppendInt(w.dst, n, 10)
 }
 
-func (w *styleWriter) writeDouble(f float64) {
-	finite := !math.IsNaN(f) && !math.IsInf(f, 0)
+func (w *styleWriter) writeDouble(number float64) {
+	finite := !math.IsNaN(number) && !math.IsInf(number, 0)
 
 	switch {
 	case w.style == Debezium:
 		w.openWrapped("$numberDouble")
-		w.dst = appendJavaDouble(w.dst, f)
+		w.dst = appendJavaDouble(w.dst, number)
 		w.closeWrapped()
 	case finite && w.style == Plain || w.style == Relaxed:
-		w.dst = appendDouble(w.dst, f)
+		w.dst = appendDouble(w.dst, number)
 	case finite || w.style == Connector:
-		w.dst = appendJavaDouble(w.dst, f)
+		w.dst = appendJavaDouble(w.dst, number)
 	default:
 		// JSON has no number for it.
-		w.dst = append(appendJavaDouble(append(w.dst, '"'), f), '"')
+		w.dst = append(appendJavaDouble(append(w.dst, '"'), number), '"')
 	}
 }
 
@@ -346,8 +346,8 @@ func (w *styleWriter) writeBase64(data []byte) {
 }
 
 // writeRareType is writeValue for types that payloads seldom contain.
-func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
-	switch t {
+func (w *styleWriter) writeRareType(bsonType bson.Type, val []byte, depth int) bool {
+	switch bsonType {
 	case bson.TypeTimestamp:
 		w.writeTimestamp(uint32LE(val[4:]), uint32LE(val))
 	case bson.TypeRegex:
@@ -378,7 +378,7 @@ func (w *styleWriter) writeRareType(t bson.Type, val []byte, depth int) bool {
 	case bson.TypeDBPointer:
 		w.writeDBPointer(val[:len(val)-12], val[len(val)-12:])
 	case bson.TypeUndefined, bson.TypeMinKey, bson.TypeMaxKey:
-		w.writeConstant(t)
+		w.writeConstant(bsonType)
 	default:
 		return false
 	}
@@ -406,13 +406,13 @@ func (w *styleWriter) writeDBPointer(ns, id []byte) {
 }
 
 // writeConstant writes a type that has one value.
-func (w *styleWriter) writeConstant(t bson.Type) {
+func (w *styleWriter) writeConstant(bsonType bson.Type) {
 	switch {
 	case !w.isTyped():
 		w.dst = append(w.dst, "null"...)
-	case t == bson.TypeUndefined:
+	case bsonType == bson.TypeUndefined:
 		w.writeOne("$undefined", "true")
-	case t == bson.TypeMinKey:
+	case bsonType == bson.TypeMinKey:
 		w.writeOne("$minKey", "1")
 	default:
 		w.writeOne("$maxKey", "1")

@@ -84,8 +84,8 @@ func (v *View) Tombstone() bool { return v.PayloadType == byte(bson.TypeNull) }
 
 // AppendText appends the canonical text of an id, key or version. val contains the bytes of the
 // value, for a string without its length and final zero.
-func AppendText(dst []byte, t bson.Type, val []byte) []byte {
-	switch t {
+func AppendText(dst []byte, bsonType bson.Type, val []byte) []byte {
+	switch bsonType {
 	case bson.TypeObjectID:
 		return hex.AppendEncode(dst, val)
 	case bson.TypeBinary:

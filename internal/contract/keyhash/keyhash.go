@@ -17,28 +17,28 @@ func Murmur2(key []byte) uint32 {
 		seed = 0x9747b28c
 		m    = 0x5bd1e995
 	)
-	h := uint32(seed) ^ uint32(len(key))
+	hash := uint32(seed) ^ uint32(len(key))
 
 	for len(key) >= 4 {
-		k := binary.LittleEndian.Uint32(key) * m
-		k ^= k >> 24
-		h = h*m ^ k*m
+		word := binary.LittleEndian.Uint32(key) * m
+		word ^= word >> 24
+		hash = hash*m ^ word*m
 		key = key[4:]
 	}
 
 	switch len(key) {
 	case 3:
-		h ^= uint32(key[2]) << 16
+		hash ^= uint32(key[2]) << 16
 		fallthrough
 	case 2:
-		h ^= uint32(key[1]) << 8
+		hash ^= uint32(key[1]) << 8
 		fallthrough
 	case 1:
-		h = (h ^ uint32(key[0])) * m
+		hash = (hash ^ uint32(key[0])) * m
 	}
 
 	// The final mix spreads the last bytes over all bits.
-	h ^= h >> 13
-	h *= m
-	return h ^ h>>15
+	hash ^= hash >> 13
+	hash *= m
+	return hash ^ hash>>15
 }

@@ -12,15 +12,15 @@ type AckedBatch struct {
 	CommitMS []int64   // commit times of the stream's events, in Unix milliseconds; valid during the call
 }
 
-// EachLatency calls f for the times from commit to ack. n is the number of consecutive records with the same time. Clocks
+// EachLatency calls observe for the times from commit to ack. n is the number of consecutive records with the same time. Clocks
 // differ, so a negative time counts as 0.
-func (b *AckedBatch) EachLatency(f func(took time.Duration, n int)) {
+func (b *AckedBatch) EachLatency(observe func(took time.Duration, n int)) {
 	for from := 0; from < len(b.CommitMS); {
 		to := from + 1
 		for to < len(b.CommitMS) && b.CommitMS[to] == b.CommitMS[from] {
 			to++
 		}
-		f(max(b.At.Sub(time.UnixMilli(b.CommitMS[from])), 0), to-from)
+		observe(max(b.At.Sub(time.UnixMilli(b.CommitMS[from])), 0), to-from)
 		from = to
 	}
 }

@@ -23,18 +23,18 @@ const (
 )
 
 // Clip returns at most the first n bytes of a text. It replaces invalid UTF-8, which BSON and JSON do not permit.
-func Clip(s string, n int) string {
-	if len(s) > n {
-		s = s[:n]
+func Clip(text string, n int) string {
+	if len(text) > n {
+		text = text[:n]
 	}
-	return strings.ToValidUTF8(s, "\uFFFD")
+	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
 // Shorten is [Clip] for people: a text that was cut ends with an ellipsis.
-func Shorten(s string, n int) string {
-	if len(s) <= n {
-		return Clip(s, n)
+func Shorten(text string, n int) string {
+	if len(text) <= n {
+		return Clip(text, n)
 	}
 	const ellipsis = "…"
-	return strings.ToValidUTF8(s[:max(n-len(ellipsis), 0)], "") + ellipsis
+	return strings.ToValidUTF8(text[:max(n-len(ellipsis), 0)], "") + ellipsis
 }

@@ -33,14 +33,14 @@ type cloudEventsPreset struct{ defaults }
 
 func (cloudEventsPreset) presetName() string { return CloudEvents }
 
-func (cloudEventsPreset) checkConfig(bad *InvalidError, c PresetConfig) {
-	if !c.Mapping.Has("type") {
-		bad.addProblem("preset", c.Name, "a CloudEvent has a type, and by the mapping, the documents have none")
+func (cloudEventsPreset) checkConfig(bad *InvalidError, cfg PresetConfig) {
+	if !cfg.Mapping.Has("type") {
+		bad.addProblem("preset", cfg.Name, "a CloudEvent has a type, and by the mapping, the documents have none")
 	}
 }
 
-func (cloudEventsPreset) newFormat(c PresetConfig) format {
-	return (&cloudEvents{c.Structured, []byte(c.Source)}).addTo
+func (cloudEventsPreset) newFormat(cfg PresetConfig) format {
+	return (&cloudEvents{cfg.Structured, []byte(cfg.Source)}).addTo
 }
 
 // cloudEvents is the binary mode, with ce_ headers, or the structured mode.
@@ -49,57 +49,57 @@ type cloudEvents struct {
 	source     []byte // of envelopes without a source; nil is the path of the collection
 }
 
-func (c *cloudEvents) addTo(f *Filler, v *envelope.View, m *Meta, rec *record.Record) error {
+func (c *cloudEvents) addTo(filler *Filler, view *envelope.View, meta *Meta, rec *record.Record) error {
 	// A tombstone has the form of the binary mode also in the structured mode, because only a null
 	// value deletes a key from a compacted topic.
 	if c.structured && rec.Value != nil {
-		return c.setStructuredValue(f, v, m, rec)
+		return c.setStructuredValue(filler, view, meta, rec)
 	}
 
-	id := f.headers[0].Value
-	f.addHeader(hCESpecVersion, specVersion)
-	f.addHeader(hCEID, id)
-	f.addHeader(hCESource, c.sourceOf(f, v, m))
-	f.addHeader(hCEType, v.Type)
-	f.addOptionalHeader(hCESubject, v.Subject)
-	f.addHeader(hCETime, f.cloudEventsTime(v, m))
-	f.addOptionalHeader(hCESchemaVersion, v.SchemaVersion)
-	f.addOptionalHeader(hHTTPContentType, dataContentType(v))
+	id := filler.headers[0].Value
+	filler.addHeader(hCESpecVersion, specVersion)
+	filler.addHeader(hCEID, id)
+	filler.addHeader(hCESource, c.sourceOf(filler, view, meta))
+	filler.addHeader(hCEType, view.Type)
+	filler.addOptionalHeader(hCESubject, view.Subject)
+	filler.addHeader(hCETime, filler.cloudEventsTime(view, meta))
+	filler.addOptionalHeader(hCESchemaVersion, view.SchemaVersion)
+	filler.addOptionalHeader(hHTTPContentType, dataContentType(view))
 	return nil
 }
 
 // sourceOf returns the source of the envelope, the configured one, or else the path of the
 // collection. Source and id together must identify one event.
-func (c *cloudEvents) sourceOf(f *Filler, v *envelope.View, m *Meta) []byte {
-	if len(v.Source) > 0 {
-		return v.Source
+func (c *cloudEvents) sourceOf(filler *Filler, view *envelope.View, meta *Meta) []byte {
+	if len(view.Source) > 0 {
+		return view.Source
 	}
 	if len(c.source) > 0 {
 		return c.source
 	}
 
-	start := len(f.buf)
-	f.buf = append(f.buf, '/')
-	f.buf = append(f.buf, m.DB...)
-	f.buf = append(f.buf, '/')
-	f.buf = append(f.buf, m.Coll...)
-	return f.buf[start:]
+	start := len(filler.buf)
+	filler.buf = append(filler.buf, '/')
+	filler.buf = append(filler.buf, meta.DB...)
+	filler.buf = append(filler.buf, '/')
+	filler.buf = append(filler.buf, meta.Coll...)
+	return filler.buf[start:]
 }
 
 // cloudEventsTime returns the time in the envelope, or the time of its commit if it has none.
-func (f *Filler) cloudEventsTime(v *envelope.View, m *Meta) []byte {
-	if v.HasTime {
-		return f.formatTime(v.Time)
+func (f *Filler) cloudEventsTime(view *envelope.View, meta *Meta) []byte {
+	if view.HasTime {
+		return f.formatTime(view.Time)
 	}
-	return f.formatTime(commitMS(m))
+	return f.formatTime(commitMS(meta))
 }
 
 // dataContentType returns the content type of the envelope, JSON for documents, or nil if it is unknown.
-func dataContentType(v *envelope.View) []byte {
-	if v.ContentType != nil {
-		return v.ContentType
+func dataContentType(view *envelope.View) []byte {
+	if view.ContentType != nil {
+		return view.ContentType
 	}
-	switch bson.Type(v.PayloadType) {
+	switch bson.Type(view.PayloadType) {
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		return jsonType
 	}
@@ -107,61 +107,61 @@ func dataContentType(v *envelope.View) []byte {
 }
 
 // setStructuredValue replaces the value, which is the payload, with the whole event as one JSON document.
-func (c *cloudEvents) setStructuredValue(f *Filler, v *envelope.View, m *Meta, rec *record.Record) error {
-	f.addHeader(hHTTPContentType, structuredType)
+func (c *cloudEvents) setStructuredValue(filler *Filler, view *envelope.View, meta *Meta, rec *record.Record) error {
+	filler.addHeader(hHTTPContentType, structuredType)
 
-	// Source and time may append to f.buf, so they must be complete before the document starts there.
-	id, source, at := f.headers[0].Value, c.sourceOf(f, v, m), f.cloudEventsTime(v, m)
-	start := len(f.buf)
-	b := append(f.buf, `{"specversion":"1.0"`...)
+	// Source and time may append to filler.buf, so they must be complete before the document starts there.
+	id, source, at := filler.headers[0].Value, c.sourceOf(filler, view, meta), filler.cloudEventsTime(view, meta)
+	start := len(filler.buf)
+	body := append(filler.buf, `{"specversion":"1.0"`...)
 	for _, a := range []struct {
 		name  string
 		value []byte
 	}{
 		{"id", id},
 		{"source", source},
-		{"type", v.Type},
-		{"subject", v.Subject},
+		{"type", view.Type},
+		{"subject", view.Subject},
 		{"time", at},
-		{"datacontenttype", dataContentType(v)},
-		{"schemaversion", v.SchemaVersion},
+		{"datacontenttype", dataContentType(view)},
+		{"schemaversion", view.SchemaVersion},
 		{"partitionkey", rec.Key},
 	} {
 		// CloudEvents leaves out attributes without a value.
 		if a.value == nil {
 			continue
 		}
-		b = append(b, `,"`...)
-		b = append(b, a.name...)
-		b = append(b, `":`...)
+		body = append(body, `,"`...)
+		body = append(body, a.name...)
+		body = append(body, `":`...)
 		// The texts were bounded when the envelope was read.
-		b, _ = envelope.AppendQuoted(b, a.value, envelope.NoLimit)
+		body, _ = envelope.AppendQuoted(body, a.value, envelope.NoLimit)
 	}
 
-	b, err := f.appendData(b, v, rec.Value)
+	body, err := filler.appendData(body, view, rec.Value)
 	if err != nil {
 		return err
 	}
-	f.buf = append(b, '}')
-	rec.Value = f.buf[start:len(f.buf):len(f.buf)]
+	filler.buf = append(body, '}')
+	rec.Value = filler.buf[start:len(filler.buf):len(filler.buf)]
 	return nil
 }
 
 // appendData appends the payload: JSON unchanged, text as a JSON string, everything else as base64. The error is a refusal
 // of a payload that is too large.
-func (f *Filler) appendData(b []byte, v *envelope.View, payload []byte) ([]byte, error) {
-	kind := bson.Type(v.PayloadType)
+func (f *Filler) appendData(dst []byte, view *envelope.View, payload []byte) ([]byte, error) {
+	kind := bson.Type(view.PayloadType)
 	isDocument := kind == bson.TypeEmbeddedDocument || kind == bson.TypeArray
 	// A text that only claims to be JSON would break the document.
-	if isDocument || isJSON(v.ContentType) && json.Valid(payload) {
-		b = append(b, `,"data":`...)
-		return append(b, payload...), nil
+	if isDocument || isJSON(view.ContentType) && json.Valid(payload) {
+		dst = append(dst, `,"data":`...)
+		return append(dst, payload...), nil
 	}
 
 	if kind == bson.TypeString && utf8.Valid(payload) {
-		return f.appendQuoted(append(b, `,"data":`...), payload)
+		return f.appendQuoted(append(dst, `,"data":`...), payload)
 	}
-	return f.appendBase64(append(b, `,"data_base64":`...), payload)
+	return f.appendBase64(append(dst, `,"data_base64":`...), payload)
 }
 
 // isJSON reports whether contentType is application/json or ends with +json, apart from parameters.

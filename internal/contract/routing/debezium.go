@@ -33,10 +33,10 @@ func (debezium) fieldNames(n envelope.Names) (names envelope.Names, java bool) {
 
 // leadingHeaders returns the headers of Debezium's context, which the connector adds by default. The logical name is Debezium's topic.prefix, which has no default: a connector's
 // name for its source, as the watcher's is. The run is another one after each start.
-func (debezium) leadingHeaders(c PresetConfig) []record.Header {
+func (debezium) leadingHeaders(cfg PresetConfig) []record.Header {
 	var list []record.Header
 	for _, h := range [][2]string{
-		{"connectorLogicalName", c.Watcher}, {"taskId", "0"}, {"connectorName", "mongodb"}, {"runId", uuid.NewString()},
+		{"connectorLogicalName", cfg.Watcher}, {"taskId", "0"}, {"connectorName", "mongodb"}, {"runId", uuid.NewString()},
 	} {
 		list = append(list, record.Header{Key: []byte("__debezium.context." + h[0]), Value: []byte(h[1])})
 	}

@@ -77,36 +77,36 @@ func (f *Filler) Release() {
 	f.buf, f.headers = f.buf[:0], f.headers[:0]
 }
 
-// Fill makes rec the record of v for target. For another target of the same envelope, the caller only
+// Fill makes rec the record of view for target. For another target of the same envelope, the caller only
 // changes Topic and Partition of rec. The error is a [*record.Refusal]: of class Malformed if the payload cannot be
 // written as JSON, and of class MessageTooLarge if the record would exceed the limit of the preset. The limit applies to
 // each part before it takes memory, and to all of them together.
-func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Record) error {
+func (f *Filler) Fill(view *envelope.View, meta *Meta, target Target, rec *record.Record) error {
 	f.Release()
 	rec.Topic, rec.Partition = target.Topic, target.Partition
-	rec.Key = v.OrderingKey()
-	rec.TimeMS = commitMS(m)
-	if v.HasRecordTime {
-		rec.TimeMS = v.RecordTime
+	rec.Key = view.OrderingKey()
+	rec.TimeMS = commitMS(meta)
+	if view.HasRecordTime {
+		rec.TimeMS = view.RecordTime
 	}
-	if err := f.setValue(v, rec); err != nil {
+	if err := f.setValue(view, rec); err != nil {
 		return err
 	}
 
 	f.headers = append(f.headers[:0], f.preset.leading...)
-	f.addIdentityHeaders(v, m)
-	if v.HasExpiresAt {
+	f.addIdentityHeaders(view, meta)
+	if view.HasExpiresAt {
 		start := len(f.buf)
-		f.buf = strconv.AppendInt(f.buf, v.ExpiresAt, 10)
+		f.buf = strconv.AppendInt(f.buf, view.ExpiresAt, 10)
 		f.addHeader(hDeliverBy, f.buf[start:])
 	}
-	if err := f.preset.format(f, v, m, rec); err != nil {
+	if err := f.preset.format(f, view, meta, rec); err != nil {
 		return err
 	}
-	if err := f.addConfiguredHeaders(v, m); err != nil {
+	if err := f.addConfiguredHeaders(view, meta); err != nil {
 		return err
 	}
-	for it := v.Headers.Iter(); it.Next(); {
+	for it := view.Headers.Iter(); it.Next(); {
 		f.addHeader(it.Key, it.Value)
 	}
 	rec.Headers = f.headers
@@ -149,22 +149,22 @@ func (f *Filler) asTooLarge(payload int) error {
 
 // commitMS returns the timestamp of the record: the time of the envelope's commit, by the clock of the
 // server (N12). The time in the envelope, or of a client, could be older than the retention of the topic.
-func commitMS(m *Meta) int64 {
-	if m.CommitMS != 0 {
-		return m.CommitMS
+func commitMS(meta *Meta) int64 {
+	if meta.CommitMS != 0 {
+		return meta.CommitMS
 	}
-	return int64(m.ClusterTime.T) * 1000
+	return int64(meta.ClusterTime.T) * 1000
 }
 
 // setValue sets the payload: bytes and strings unchanged, null as a tombstone, and others in the style of the preset.
-func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
+func (f *Filler) setValue(view *envelope.View, rec *record.Record) error {
 	switch {
-	case v.Tombstone():
+	case view.Tombstone():
 		rec.Value = nil
 
-	case !v.HasRawPayload():
+	case !view.HasRawPayload():
 		start := len(f.buf)
-		buf, err := envelope.AppendPayloadAs(f.buf, v, f.preset.style, f.preset.maxRecord)
+		buf, err := envelope.AppendPayloadAs(f.buf, view, f.preset.style, f.preset.maxRecord)
 		if err != nil {
 			return asRefusal(err)
 		}
@@ -172,32 +172,32 @@ func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 		// The capacity ends with the value, so an append to it cannot overwrite the bytes that follow in f.buf.
 		rec.Value = buf[start:len(buf):len(buf)]
 
-	case len(v.Payload) > f.preset.maxRecord:
-		return f.asTooLarge(len(v.Payload))
+	case len(view.Payload) > f.preset.maxRecord:
+		return f.asTooLarge(len(view.Payload))
 	default:
 		// For Kafka a nil value is a tombstone, so an empty payload must not be nil.
-		rec.Value = v.Payload
+		rec.Value = view.Payload
 		if rec.Value == nil {
 			rec.Value = noBytes
 		}
 	}
 	if len(f.preset.fields) > 0 && rec.Value != nil {
-		return f.addFieldsToValue(v, rec)
+		return f.addFieldsToValue(view, rec)
 	}
 	return nil
 }
 
 // addFieldsToValue replaces the value, which is the payload, by a JSON object of the payload and of further fields.
-func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
+func (f *Filler) addFieldsToValue(view *envelope.View, rec *record.Record) error {
 	start := len(f.buf)
-	b, err := f.appendPayloadMember(append(f.buf, `{"payload":`...), v, rec.Value)
+	body, err := f.appendPayloadMember(append(f.buf, `{"payload":`...), view, rec.Value)
 	if err != nil {
 		return err
 	}
 	for i := range f.preset.fields {
 		field := &f.preset.fields[i]
-		t, val := v.Field(field.path)
-		if t == 0 {
+		bsonType, val := view.Field(field.path)
+		if bsonType == 0 {
 			continue
 		}
 
@@ -207,8 +207,8 @@ func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
 			style = envelope.Connect
 		}
 		// The fields share the limit with the payload.
-		most := f.preset.maxRecord - (len(b) - start)
-		b, err = envelope.AppendValue(append(b, field.name...), t, val, style, most)
+		most := f.preset.maxRecord - (len(body) - start)
+		body, err = envelope.AppendValue(append(body, field.name...), bsonType, val, style, most)
 		switch {
 		case errors.Is(err, envelope.ErrTooLong):
 			return &record.Refusal{
@@ -221,26 +221,26 @@ func (f *Filler) addFieldsToValue(v *envelope.View, rec *record.Record) error {
 		}
 	}
 
-	f.buf = append(b, '}')
+	f.buf = append(body, '}')
 	rec.Value = f.buf[start:len(f.buf):len(f.buf)]
 	return nil
 }
 
 // appendPayloadMember appends the payload as a member of a JSON object: JSON unchanged, text as a string, everything else
 // as base64. With the preset debezium, a document is a string that contains JSON, as in Debezium's records.
-func (f *Filler) appendPayloadMember(dst []byte, v *envelope.View, payload []byte) ([]byte, error) {
-	kind := bson.Type(v.PayloadType)
+func (f *Filler) appendPayloadMember(dst []byte, view *envelope.View, payload []byte) ([]byte, error) {
+	kind := bson.Type(view.PayloadType)
 	isDocument := kind == bson.TypeEmbeddedDocument && !f.preset.wrap || kind == bson.TypeArray
 	switch {
 	// Inside of JSON, Debezium's router writes everything but documents as Kafka Connect's JSON.
-	case f.preset.wrap && kind != bson.TypeEmbeddedDocument && !v.HasRawPayload():
+	case f.preset.wrap && kind != bson.TypeEmbeddedDocument && !view.HasRawPayload():
 		// setValue has found the payload valid.
-		dst, err := envelope.AppendValue(dst, kind, v.Payload, envelope.Connect, f.preset.maxRecord)
+		dst, err := envelope.AppendValue(dst, kind, view.Payload, envelope.Connect, f.preset.maxRecord)
 		if err != nil {
-			return dst, f.asTooLarge(len(v.Payload))
+			return dst, f.asTooLarge(len(view.Payload))
 		}
 		return dst, nil
-	case isDocument, !f.preset.wrap && isJSON(v.ContentType) && json.Valid(payload):
+	case isDocument, !f.preset.wrap && isJSON(view.ContentType) && json.Valid(payload):
 		return append(dst, payload...), nil
 	case kind == bson.TypeString || kind == bson.TypeEmbeddedDocument:
 		return f.appendQuoted(dst, payload)
@@ -269,49 +269,49 @@ func (f *Filler) appendBase64(dst, data []byte) ([]byte, error) {
 
 // addIdentityHeaders adds the headers by which a read-back recognizes a delivery. The id comes first (N7), after the
 // constant headers of the preset.
-func (f *Filler) addIdentityHeaders(v *envelope.View, m *Meta) {
+func (f *Filler) addIdentityHeaders(view *envelope.View, meta *Meta) {
 	start := len(f.buf)
-	f.buf = v.AppendRecordID(f.buf, f.preset.base64IDs)
+	f.buf = view.AppendRecordID(f.buf, f.preset.base64IDs)
 	f.addHeader(hID, f.buf[start:])
 	// With a mapping, the id of the event may be another field. `_id` still identifies the delivery (N7).
-	if v.EventID != nil {
+	if view.EventID != nil {
 		start = len(f.buf)
-		f.buf = v.AppendID(f.buf)
+		f.buf = view.AppendID(f.buf)
 		f.addHeader(hDocumentID, f.buf[start:])
 	}
-	if v.AmbiguousID() {
+	if view.AmbiguousID() {
 		f.addHeader(hIDType, valueString)
 	}
 	// An id is unique only in its collection, and a consumer may read the topics of several relays (N7).
-	f.addHeader(hNS, f.namespaceHash(m))
+	f.addHeader(hNS, f.namespaceHash(meta))
 
-	if v.Delivery > 0 {
+	if view.Delivery > 0 {
 		start = len(f.buf)
-		f.buf = strconv.AppendInt(f.buf, int64(v.Delivery), 10)
+		f.buf = strconv.AppendInt(f.buf, int64(view.Delivery), 10)
 		f.addHeader(hDelivery, f.buf[start:])
 	}
-	if m.Redelivered {
+	if meta.Redelivered {
 		f.addHeader(hRedelivered, valueTrue)
 	}
 }
 
 // namespaceHash returns the hash of the envelope's collection, from a cache of at most maxCached entries.
-func (f *Filler) namespaceHash(m *Meta) []byte {
-	f.nsBuf = append(f.nsBuf[:0], m.DB...)
+func (f *Filler) namespaceHash(meta *Meta) []byte {
+	f.nsBuf = append(f.nsBuf[:0], meta.DB...)
 	f.nsBuf = append(f.nsBuf, '.')
-	f.nsBuf = append(f.nsBuf, m.Coll...)
+	f.nsBuf = append(f.nsBuf, meta.Coll...)
 	// The compiler does not allocate a string for the lookup in a map.
-	if h, ok := f.nsHashes[string(f.nsBuf)]; ok {
-		return h
+	if known, ok := f.nsHashes[string(f.nsBuf)]; ok {
+		return known
 	}
 
 	// Collections are few. Dropping them all is simpler than remembering which were used last.
 	if len(f.nsHashes) >= maxCached {
 		clear(f.nsHashes)
 	}
-	h := NamespaceHash(string(f.nsBuf))
-	f.nsHashes[string(f.nsBuf)] = h[:]
-	return h[:]
+	hash := NamespaceHash(string(f.nsBuf))
+	f.nsHashes[string(f.nsBuf)] = hash[:]
+	return hash[:]
 }
 
 // NamespaceHash returns the value of the header outrelay-ns: the first 8 bytes of the SHA-256 of
@@ -323,23 +323,23 @@ func NamespaceHash(ns string) [8]byte {
 
 // addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones. The error is a *record.Refusal for a
 // value that has no text or is too long.
-func (f *Filler) addConfiguredHeaders(v *envelope.View, m *Meta) error {
+func (f *Filler) addConfiguredHeaders(view *envelope.View, meta *Meta) error {
 	for i := range f.preset.headers {
-		h := &f.preset.headers[i]
-		value := h.text
+		header := &f.preset.headers[i]
+		value := header.text
 		if value == nil {
 			start := len(f.buf)
 			// A missing value leaves out the header. A value that has no text is an error.
 			var worst envelope.Finding
-			if f.buf, worst = h.value.appendTo(f.buf, v, m); worst > envelope.Missing {
-				reason := "header " + string(h.name) + ": " + h.value.findProblem(v, m, envelope.Unfit)
+			if f.buf, worst = header.value.appendTo(f.buf, view, meta); worst > envelope.Missing {
+				reason := "header " + string(header.name) + ": " + header.value.findProblem(view, meta, envelope.Unfit)
 				return &record.Refusal{Class: worst.Class(), Reason: reason}
 			}
 			value = f.buf[start:len(f.buf):len(f.buf)]
 		}
 
 		if len(value) > 0 {
-			f.addHeader(h.name, value)
+			f.addHeader(header.name, value)
 		}
 	}
 	return nil

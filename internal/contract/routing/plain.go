@@ -25,16 +25,16 @@ func (plain) presetName() string            { return Plain }
 func (plain) newFormat(PresetConfig) format { return addPlainHeaders }
 
 // addPlainHeaders adds each field of the envelope as a header.
-func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) error {
-	f.addOptionalHeader(hType, v.Type)
-	f.addOptionalHeader(hAggregateType, v.AggregateType)
-	f.addOptionalHeader(hAggregateID, v.AggregateID)
-	f.addOptionalHeader(hContentType, v.ContentType)
-	f.addOptionalHeader(hSchemaVersion, v.SchemaVersion)
-	f.addOptionalHeader(hSource, v.Source)
-	f.addOptionalHeader(hSubject, v.Subject)
-	if v.HasTime {
-		f.addHeader(hTime, f.formatTime(v.Time))
+func addPlainHeaders(filler *Filler, view *envelope.View, _ *Meta, _ *record.Record) error {
+	filler.addOptionalHeader(hType, view.Type)
+	filler.addOptionalHeader(hAggregateType, view.AggregateType)
+	filler.addOptionalHeader(hAggregateID, view.AggregateID)
+	filler.addOptionalHeader(hContentType, view.ContentType)
+	filler.addOptionalHeader(hSchemaVersion, view.SchemaVersion)
+	filler.addOptionalHeader(hSource, view.Source)
+	filler.addOptionalHeader(hSubject, view.Subject)
+	if view.HasTime {
+		filler.addHeader(hTime, filler.formatTime(view.Time))
 	}
 	return nil
 }

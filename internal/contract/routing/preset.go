@@ -66,8 +66,8 @@ func (defaults) base64IDs() bool                                    { return fal
 
 func (defaults) leadingHeaders(PresetConfig) []record.Header { return nil }
 
-func (defaults) checkConfig(bad *InvalidError, c PresetConfig) {
-	if c.Structured {
+func (defaults) checkConfig(bad *InvalidError, cfg PresetConfig) {
+	if cfg.Structured {
 		bad.addProblem("structured", "true", "only the cloudevents preset has a structured mode")
 	}
 }
@@ -85,14 +85,14 @@ func findPreset(name string) (preset, bool) {
 
 // TemplateOf returns the default of the topic template with a preset.
 func TemplateOf(name string) string {
-	p, _ := findPreset(name)
-	return p.defaultTemplate()
+	preset, _ := findPreset(name)
+	return preset.defaultTemplate()
 }
 
 // FieldNames returns the arguments of [envelope.NewMapping] for documents with a preset: n, completed as the preset needs.
 func FieldNames(name string, n envelope.Names) (names envelope.Names, java bool) {
-	p, _ := findPreset(name)
-	return p.fieldNames(n)
+	preset, _ := findPreset(name)
+	return preset.fieldNames(n)
 }
 
 // PresetNames returns the names of the presets. The default is the first.
@@ -151,80 +151,80 @@ var placeholders = []string{
 	kindDatabase, kindCollection, kindHeader, kindField,
 }
 
-// NewPreset validates c. Its error is an [*InvalidError] that lists every problem.
-func NewPreset(c PresetConfig) (*Preset, error) {
+// NewPreset validates cfg. Its error is an [*InvalidError] that lists every problem.
+func NewPreset(cfg PresetConfig) (*Preset, error) {
 	// For an unknown name, shape is the first preset, so that the other problems are found as well.
-	shape, ok := findPreset(c.Name)
-	p := &Preset{
-		name: shape.presetName(), format: shape.newFormat(c), wrap: shape.wrapsDocuments(), leading: shape.leadingHeaders(c),
-		base64IDs: shape.base64IDs(), maxRecord: cmp.Or(c.MaxRecord, record.MaxRecord),
+	shape, ok := findPreset(cfg.Name)
+	preset := &Preset{
+		name: shape.presetName(), format: shape.newFormat(cfg), wrap: shape.wrapsDocuments(), leading: shape.leadingHeaders(cfg),
+		base64IDs: shape.base64IDs(), maxRecord: cmp.Or(cfg.MaxRecord, record.MaxRecord),
 	}
 	bad := &InvalidError{}
 
 	if !ok {
-		bad.addProblem("preset", c.Name, "expected one of "+strings.Join(PresetNames(), ", "))
+		bad.addProblem("preset", cfg.Name, "expected one of "+strings.Join(PresetNames(), ", "))
 	}
-	if c.Structured {
-		p.name += ", structured"
+	if cfg.Structured {
+		preset.name += ", structured"
 	}
-	shape.checkConfig(bad, c)
+	shape.checkConfig(bad, cfg)
 
-	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
-		field, text := "headers."+name, c.Headers[name]
+	for _, name := range slices.Sorted(maps.Keys(cfg.Headers)) {
+		field, text := "headers."+name, cfg.Headers[name]
 		if name == "" || name == record.HeaderID || strings.HasPrefix(name, record.ReservedPrefix) {
 			bad.addProblem(field, name, "the names id and outrelay-* belong to outrelay")
 			continue
 		}
 
-		t, err := parseTemplate(text, c.Mapping, placeholders...)
+		template, err := parseTemplate(text, cfg.Mapping, placeholders...)
 		if err != nil {
 			bad.addProblem(field, text, err.Error())
 			continue
 		}
 
-		h := extraHeader{name: []byte(name), value: t}
+		header := extraHeader{name: []byte(name), value: template}
 		// A header with a constant text needs no template for each record.
-		if s, ok := t.staticText(); ok {
-			h.text = []byte(s)
+		if static, ok := template.staticText(); ok {
+			header.text = []byte(static)
 		}
-		if !p.replaceLeading(h) {
-			p.headers = append(p.headers, h)
+		if !preset.replaceLeading(header) {
+			preset.headers = append(preset.headers, header)
 		}
 	}
-	p.leading = slices.DeleteFunc(p.leading, func(h record.Header) bool { return len(h.Value) == 0 })
+	preset.leading = slices.DeleteFunc(preset.leading, func(header record.Header) bool { return len(header.Value) == 0 })
 
-	if c.JSON == "" || c.JSON == AutoJSON {
-		c.JSON = shape.defaultJSON()
+	if cfg.JSON == "" || cfg.JSON == AutoJSON {
+		cfg.JSON = shape.defaultJSON()
 	}
-	style, ok := jsonStyles[c.JSON]
+	style, ok := jsonStyles[cfg.JSON]
 	if !ok {
-		bad.addProblem("json", c.JSON, "expected one of "+strings.Join(slices.Sorted(maps.Keys(jsonStyles)), ", "))
+		bad.addProblem("json", cfg.JSON, "expected one of "+strings.Join(slices.Sorted(maps.Keys(jsonStyles)), ", "))
 	}
-	p.style = style
-	for i, text := range c.Placement {
-		p.addPlacement(bad, fmt.Sprintf("placement[%d]", i), text, c)
+	preset.style = style
+	for i, text := range cfg.Placement {
+		preset.addPlacement(bad, fmt.Sprintf("placement[%d]", i), text, cfg)
 	}
 
 	if err := bad.errOrNil(); err != nil {
 		return nil, err
 	}
-	return p, nil
+	return preset, nil
 }
 
-// replaceLeading gives the leading header with the name of h the value of h. It returns false if h is not a leading header
+// replaceLeading gives the leading header with the name of header the value of header. It returns false if header is not a leading header
 // afterwards: if there is none of its name, or if its value is not constant.
-func (p *Preset) replaceLeading(h extraHeader) bool {
+func (p *Preset) replaceLeading(header extraHeader) bool {
 	for i := range p.leading {
-		if string(p.leading[i].Key) == string(h.name) {
-			p.leading[i].Value = h.text
-			return h.text != nil
+		if string(p.leading[i].Key) == string(header.name) {
+			p.leading[i].Value = header.text
+			return header.text != nil
 		}
 	}
 	return false
 }
 
 // addPlacement parses one entry of PresetConfig.Placement.
-func (p *Preset) addPlacement(bad *InvalidError, key, text string, c PresetConfig) {
+func (p *Preset) addPlacement(bad *InvalidError, key, text string, cfg PresetConfig) {
 	parts := strings.Split(text, ":")
 	field, alias := parts[0], parts[0]
 	if len(parts) == 3 {
@@ -235,7 +235,7 @@ func (p *Preset) addPlacement(bad *InvalidError, key, text string, c PresetConfi
 		return
 	}
 	if field != "_id" {
-		if reason := c.Mapping.FieldProblem(field); reason != "" {
+		if reason := cfg.Mapping.FieldProblem(field); reason != "" {
 			bad.addProblem(key, text, reason)
 			return
 		}
@@ -249,14 +249,14 @@ func (p *Preset) addPlacement(bad *InvalidError, key, text string, c PresetConfi
 		}
 		p.headers = append(p.headers, extraHeader{name: []byte(alias), value: template{{placeholder: placeholder{kindField, field}}}})
 	case "value", "envelope":
-		if c.Structured {
+		if cfg.Structured {
 			bad.addProblem(key, text, "the value is a CloudEvent in the structured mode; use header")
 			return
 		}
 		// The name is stored as it is written: with the comma before it and the colon after it.
 		name, _ := envelope.AppendQuoted([]byte(","), []byte(alias), envelope.NoLimit)
 		name = append(name, ':')
-		isTaken := slices.ContainsFunc(p.fields, func(f extraField) bool { return string(f.name) == string(name) })
+		isTaken := slices.ContainsFunc(p.fields, func(extraField extraField) bool { return string(extraField.name) == string(name) })
 		if alias == "payload" || isTaken {
 			bad.addProblem(key, text, "the value already has a member "+alias+"; choose another alias")
 			return

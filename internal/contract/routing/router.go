@@ -107,35 +107,35 @@ type decision struct {
 	transient bool            // may change soon, so it is not cached
 }
 
-// New validates c and returns a Router. Its error is an [*InvalidError] that lists every problem.
-func New(c Config) (*Router, error) {
-	r := &Router{
-		choose: c.Choose, allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool), mapping: c.Mapping,
+// New validates cfg and returns a Router. Its error is an [*InvalidError] that lists every problem.
+func New(cfg Config) (*Router, error) {
+	router := &Router{
+		choose: cfg.Choose, allow: cfg.Allow, maxTopics: cmp.Or(cfg.Max, DefaultMax), staticTopics: make(map[string]bool), mapping: cfg.Mapping,
 	}
 	// Before the first metadata, no topic is known to exist.
-	r.ResetTopics(func(string) bool { return false })
+	router.ResetTopics(func(string) bool { return false })
 	bad := &InvalidError{}
 
-	for i, pattern := range c.Allow {
+	for i, pattern := range cfg.Allow {
 		literal := strings.NewReplacer("*", "", "?", "").Replace(pattern)
 		if pattern == "" || checkTopicCharacters(literal) != "" {
 			bad.addProblem(fmt.Sprintf("allow[%d]", i), pattern, "expected a topic name, which may contain * and ?")
 		}
 	}
 
-	if c.Template == "" {
-		c.Template = DefaultTemplate
+	if cfg.Template == "" {
+		cfg.Template = DefaultTemplate
 	}
-	r.fallback = r.topicTemplate(bad, "template", c.Template)
+	router.fallback = router.topicTemplate(bad, "template", cfg.Template)
 	// A function may use the type, so its decisions are cached for each type.
-	r.byType = r.byType || r.choose != nil
+	router.byType = router.byType || router.choose != nil
 
-	for i, configured := range c.Rules {
+	for i, configured := range cfg.Rules {
 		field := fmt.Sprintf("rules[%d]", i)
 		parsed := rule{
 			aggregateType: orAny(configured.AggregateType),
 			typ:           orAny(configured.Type),
-			conditions:    r.parseConditions(bad, field+".match", configured),
+			conditions:    router.parseConditions(bad, field+".match", configured),
 			drop:          configured.Drop,
 		}
 		switch {
@@ -144,7 +144,7 @@ func New(c Config) (*Router, error) {
 		case !configured.Drop && len(configured.To) == 0:
 			bad.addProblem(field+".to", "", "expected at least one topic, or drop: true")
 		}
-		r.drops = r.drops || configured.Drop
+		router.drops = router.drops || configured.Drop
 
 		for j, to := range configured.To {
 			toField := fmt.Sprintf("%s.to[%d]", field, j)
@@ -152,17 +152,17 @@ func New(c Config) (*Router, error) {
 				bad.addProblem(toField, to, "the rule has this topic already")
 				continue
 			}
-			parsed.to = append(parsed.to, r.topicTemplate(bad, toField, to))
+			parsed.to = append(parsed.to, router.topicTemplate(bad, toField, to))
 		}
 
-		r.rules = append(r.rules, parsed)
-		r.byType = r.byType || parsed.typ != "*"
+		router.rules = append(router.rules, parsed)
+		router.byType = router.byType || parsed.typ != "*"
 	}
 
 	if err := bad.errOrNil(); err != nil {
 		return nil, err
 	}
-	return r, nil
+	return router, nil
 }
 
 func orAny(pattern string) string {
@@ -175,64 +175,64 @@ func orAny(pattern string) string {
 // topicTemplate parses the template of a topic. It also validates the topic, as far as the placeholders
 // permit.
 func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
-	t, err := parseTemplate(text, r.mapping, topicPlaceholders...)
+	template, err := parseTemplate(text, r.mapping, topicPlaceholders...)
 	if err != nil {
 		bad.addProblem(field, text, err.Error())
 		return nil
 	}
 	// The decisions of this template depend on its placeholders, so they become part of the cache's key.
-	for _, p := range t.listPlaceholders() {
+	for _, p := range template.listPlaceholders() {
 		r.addInput(p)
 	}
 
-	if name, ok := t.staticText(); ok {
+	if name, ok := template.staticText(); ok {
 		if refusal := r.checkTopic(name); refusal != nil {
 			bad.addProblem(field, text, refusal.Reason)
 		}
 		r.staticTopics[name] = true
-		return t
+		return template
 	}
 
 	// The name is complete only with an envelope, but the fixed parts can be checked now.
-	for _, p := range t {
+	for _, p := range template {
 		if reason := checkTopicCharacters(p.literal); reason != "" {
 			bad.addProblem(field, text, reason)
 			break
 		}
 	}
-	return t
+	return template
 }
 
-// Route appends the targets of v to dst. m is the place of the envelope; with nil, {database} and {collection} are
+// Route appends the targets of view to dst. meta is the place of the envelope; with nil, {database} and {collection} are
 // empty. The error is a [*record.Refusal] if the name of a topic is not valid (Malformed), a topic may not be written
 // (NotAllowed), a rule discards the envelope (Dropped), or the partition is negative (PartitionOutOfRange; only the sink
 // can detect that it is too high). On an error, Route returns dst unchanged. The topic names are valid as long as the
 // Router.
-func (r *Router) Route(v *envelope.View, m *Meta, dst []Target) ([]Target, error) {
-	if v.Partition < record.AnyPartition {
-		reason := fmt.Sprintf("partition %d is negative", v.Partition)
+func (r *Router) Route(view *envelope.View, meta *Meta, dst []Target) ([]Target, error) {
+	if view.Partition < record.AnyPartition {
+		reason := fmt.Sprintf("partition %d is negative", view.Partition)
 		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: reason}
 	}
 
-	var d decision
+	var decision decision
 	// A rule that discards an envelope applies to one that names its topic as well.
-	if v.Topic == nil || r.drops {
-		d = r.decideByRules(v, m)
+	if view.Topic == nil || r.drops {
+		decision = r.decideByRules(view, meta)
 	}
 	// Other refusals of the rules concern a topic that this envelope does not use.
-	if v.Topic != nil && (d.refusal == nil || d.refusal.Class != record.Dropped) {
-		d = r.decideNamedTopic(v.Topic)
+	if view.Topic != nil && (decision.refusal == nil || decision.refusal.Class != record.Dropped) {
+		decision = r.decideNamedTopic(view.Topic)
 	}
-	if d.refusal != nil {
-		return dst, d.refusal
+	if decision.refusal != nil {
+		return dst, decision.refusal
 	}
 
 	n := len(dst)
-	dst = append(dst, d.targets...)
+	dst = append(dst, decision.targets...)
 	// The decision is shared by all envelopes of its key, so the partition is set in the copy.
-	if v.Partition != record.AnyPartition {
+	if view.Partition != record.AnyPartition {
 		for i := range dst[n:] {
-			dst[n+i].Partition = v.Partition
+			dst[n+i].Partition = view.Partition
 		}
 	}
 	return dst, nil
@@ -283,20 +283,20 @@ func (r *Router) countTopic(name string) *record.Refusal {
 // returns an answer in refused for each topic that may not be written.
 func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
 	for _, topic := range topics {
-		i := slices.IndexFunc(targets, func(t Target) bool { return t.Topic == topic })
+		i := slices.IndexFunc(targets, func(target Target) bool { return target.Topic == topic })
 		if i >= 0 {
 			kept = append(kept, targets[i])
 			continue
 		}
 
-		d := r.decideNamedTopic([]byte(topic))
-		if d.refusal != nil {
+		decision := r.decideNamedTopic([]byte(topic))
+		if decision.refusal != nil {
 			refused = append(refused, record.Answer{
-				Topic: topic, Partition: record.AnyPartition, Offset: -1, Refusal: d.refusal,
+				Topic: topic, Partition: record.AnyPartition, Offset: -1, Refusal: decision.refusal,
 			})
 			continue
 		}
-		kept = append(kept, d.targets[0])
+		kept = append(kept, decision.targets[0])
 	}
 	return kept, refused
 }
@@ -304,55 +304,55 @@ func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, r
 // decideNamedTopic returns the decision for a topic that the envelope names itself.
 func (r *Router) decideNamedTopic(topic []byte) decision {
 	r.mu.RLock()
-	d, ok := r.byTopicCache[string(topic)]
+	decision, ok := r.byTopicCache[string(topic)]
 	r.mu.RUnlock()
 	if ok {
-		return d
+		return decision
 	}
 
 	// topic aliases the document, and the cache needs a text of its own.
 	name := string(topic)
-	d = r.decideTopics([]string{name})
-	r.cacheDecision(&r.byTopicCache, name, d)
-	return d
+	decision = r.decideTopics([]string{name})
+	r.cacheDecision(&r.byTopicCache, name, decision)
+	return decision
 }
 
 // decideByRules returns the decision of the rules and the template.
-func (r *Router) decideByRules(v *envelope.View, m *Meta) decision {
+func (r *Router) decideByRules(view *envelope.View, meta *Meta) decision {
 	// The key is built on the stack, so that a cached decision costs no allocation. The first NUL ends the
 	// aggregatetype.
 	var array [maxCachedKey]byte
 	key := array[:0]
-	cacheable := len(v.AggregateType)+len(v.Type) < maxCachedKey && bytes.IndexByte(v.AggregateType, 0) < 0
+	cacheable := len(view.AggregateType)+len(view.Type) < maxCachedKey && bytes.IndexByte(view.AggregateType, 0) < 0
 	if cacheable {
-		key = append(key, v.AggregateType...)
+		key = append(key, view.AggregateType...)
 		if r.byType {
-			key = append(append(key, 0), v.Type...)
+			key = append(append(key, 0), view.Type...)
 		}
 		if len(r.inputs) > 0 {
-			key, cacheable = r.appendInputs(key, v, m)
+			key, cacheable = r.appendInputs(key, view, meta)
 		}
 	}
 	if cacheable {
 		r.mu.RLock()
-		d, ok := r.byTypeCache[string(key)]
+		decision, ok := r.byTypeCache[string(key)]
 		r.mu.RUnlock()
 		if ok {
-			return d
+			return decision
 		}
 	}
 
-	d := decision{}
-	names, refusal := r.topicNames(v, m)
+	decision := decision{}
+	names, refusal := r.topicNames(view, meta)
 	if refusal != nil {
-		d.refusal = refusal
+		decision.refusal = refusal
 	} else {
-		d = r.decideTopics(names)
+		decision = r.decideTopics(names)
 	}
 	if cacheable {
-		r.cacheDecision(&r.byTypeCache, string(key), d)
+		r.cacheDecision(&r.byTypeCache, string(key), decision)
 	}
-	return d
+	return decision
 }
 
 // removeRepetitions returns names without repetitions, in their order: the identity of a delivery has one record per
@@ -370,7 +370,7 @@ func removeRepetitions(names []string) []string {
 // decideTopics returns the targets for the named topics, or the refusal of the first one that may not be
 // written.
 func (r *Router) decideTopics(names []string) decision {
-	d := decision{targets: make([]Target, len(names))}
+	decided := decision{targets: make([]Target, len(names))}
 	for i, name := range names {
 		if refusal := r.checkTopic(name); refusal != nil {
 			return decision{refusal: refusal}
@@ -379,25 +379,25 @@ func (r *Router) decideTopics(names []string) decision {
 			// The topic may be created, or counted topics reset, so the next envelope is decided again.
 			return decision{refusal: refusal, transient: true}
 		}
-		d.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
+		decided.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
 	}
-	return d
+	return decided
 }
 
-// cacheDecision stores d in the cache. It takes a pointer, because ResetTopics replaces the caches.
-func (r *Router) cacheDecision(cache *map[string]decision, key string, d decision) {
-	if len(key) > maxCachedKey || d.transient {
+// cacheDecision stores decision in the cache. It takes a pointer, because ResetTopics replaces the caches.
+func (r *Router) cacheDecision(cache *map[string]decision, key string, decision decision) {
+	if len(key) > maxCachedKey || decision.transient {
 		return
 	}
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := *cache
+	cached := *cache
 	// Remembering which entries were used last would cost more at each lookup than filling the cache again.
-	if len(m) >= maxCached {
-		clear(m)
+	if len(cached) >= maxCached {
+		clear(cached)
 	}
-	m[key] = d
+	cached[key] = decision
 }
 
 // checkTopic returns why a record may not go to the topic, or nil.
@@ -429,12 +429,12 @@ func checkTopicName(name string) string {
 	return checkTopicCharacters(name)
 }
 
-func checkTopicCharacters(s string) string {
-	for i := range len(s) {
-		c := s[i]
-		isLetter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-		isDigit := c >= '0' && c <= '9'
-		if !isLetter && !isDigit && c != '.' && c != '_' && c != '-' {
+func checkTopicCharacters(topic string) string {
+	for i := range len(topic) {
+		char := topic[i]
+		isLetter := char >= 'a' && char <= 'z' || char >= 'A' && char <= 'Z'
+		isDigit := char >= '0' && char <= '9'
+		if !isLetter && !isDigit && char != '.' && char != '_' && char != '-' {
 			return "a topic name may contain only letters, digits, dots, dashes and underscores"
 		}
 	}

@@ -37,7 +37,7 @@ type condition struct {
 }
 
 // parseConditions returns the conditions of a rule other than those on its types.
-func (r *Router) parseConditions(bad *InvalidError, field string, c Rule) (list []condition) {
+func (r *Router) parseConditions(bad *InvalidError, field string, rule Rule) (list []condition) {
 	add := func(key, kind, name, pattern string) {
 		if pattern == "" {
 			bad.addProblem(key, "", "expected a pattern; * matches any value")
@@ -47,29 +47,29 @@ func (r *Router) parseConditions(bad *InvalidError, field string, c Rule) (list 
 		if name != "" || kind == kindHeader || kind == kindField {
 			text += ":" + name
 		}
-		p, err := parsePlaceholder(text, r.mapping, topicPlaceholders)
+		placeholder, err := parsePlaceholder(text, r.mapping, topicPlaceholders)
 		if err != nil {
 			bad.addProblem(key, name, err.Error())
 			return
 		}
-		r.addInput(p)
-		list = append(list, condition{p, pattern})
+		r.addInput(placeholder)
+		list = append(list, condition{placeholder, pattern})
 	}
 
-	if c.Database != "" {
-		add(field+".database", kindDatabase, "", c.Database)
+	if rule.Database != "" {
+		add(field+".database", kindDatabase, "", rule.Database)
 	}
-	if c.Collection != "" {
-		add(field+".collection", kindCollection, "", c.Collection)
+	if rule.Collection != "" {
+		add(field+".collection", kindCollection, "", rule.Collection)
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
-		add(field+".headers."+name, kindHeader, name, c.Headers[name])
+	for _, name := range slices.Sorted(maps.Keys(rule.Headers)) {
+		add(field+".headers."+name, kindHeader, name, rule.Headers[name])
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.Fields)) {
-		add(field+".fields."+name, kindField, name, c.Fields[name])
+	for _, name := range slices.Sorted(maps.Keys(rule.Fields)) {
+		add(field+".fields."+name, kindField, name, rule.Fields[name])
 	}
 
-	for name, pattern := range map[string]string{"aggregatetype": c.AggregateType, "type": c.Type} {
+	for name, pattern := range map[string]string{"aggregatetype": rule.AggregateType, "type": rule.Type} {
 		if pattern != "" && !r.mapping.Has(name) {
 			bad.addProblem(field+"."+name, pattern, "by the mapping, the documents have no "+name)
 		}
@@ -78,27 +78,29 @@ func (r *Router) parseConditions(bad *InvalidError, field string, c Rule) (list 
 }
 
 // addInput notes that decisions depend on a value.
-func (r *Router) addInput(p placeholder) {
+func (r *Router) addInput(placeholder placeholder) {
 	switch {
 	// The aggregatetype is part of every key.
-	case p.kind == "aggregatetype":
-	case p.kind == "type":
+	case placeholder.kind == "aggregatetype":
+	case placeholder.kind == "type":
 		r.byType = true
-	case !slices.Contains(r.inputs, p):
-		r.inputs = append(r.inputs, p)
+	case !slices.Contains(r.inputs, placeholder):
+		r.inputs = append(r.inputs, placeholder)
 	}
 }
 
 // NeedsDocument reports whether the topics of an envelope depend on its headers, or on fields of its document that are no
 // part of the envelope.
 func (r *Router) NeedsDocument() bool {
-	return slices.ContainsFunc(r.inputs, func(p placeholder) bool { return p.kind == kindHeader || p.kind == kindField })
+	return slices.ContainsFunc(r.inputs, func(placeholder placeholder) bool {
+		return placeholder.kind == kindHeader || placeholder.kind == kindField
+	})
 }
 
 // appendInputs appends the other values on which the decision depends to a cache key. ok is false if one of them
 // has no text, or if the key would be ambiguous or too long.
-func (r *Router) appendInputs(key []byte, v *envelope.View, m *Meta) (_ []byte, ok bool) {
-	if r.byType && bytes.IndexByte(v.Type, 0) >= 0 {
+func (r *Router) appendInputs(key []byte, view *envelope.View, meta *Meta) (_ []byte, ok bool) {
+	if r.byType && bytes.IndexByte(view.Type, 0) >= 0 {
 		return key, false
 	}
 
@@ -106,7 +108,7 @@ func (r *Router) appendInputs(key []byte, v *envelope.View, m *Meta) (_ []byte, 
 		var finding envelope.Finding
 		// A NUL ends the value before, and the next byte is for the finding.
 		start := len(key) + 2
-		key, finding = r.inputs[i].appendTo(append(key, 0, 0), v, m)
+		key, finding = r.inputs[i].appendTo(append(key, 0, 0), view, meta)
 		// A missing value and an empty one lead to different decisions.
 		key[start-1] = byte(finding)
 		ambiguous := bytes.IndexByte(key[start:], 0) >= 0
@@ -119,8 +121,8 @@ func (r *Router) appendInputs(key []byte, v *envelope.View, m *Meta) (_ []byte, 
 
 // topicNames returns the topics that Choose returns, else the topics of the first matching rule, else the topic of the
 // template. The refusal has class Dropped if the rule discards the envelope.
-func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusal) {
-	aggregateType, typ := string(v.AggregateType), string(v.Type)
+func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.Refusal) {
+	aggregateType, typ := string(view.AggregateType), string(view.Type)
 	if r.choose != nil {
 		if chosen := r.choose(aggregateType, typ); len(chosen) > 0 {
 			return removeRepetitions(chosen), nil
@@ -129,7 +131,7 @@ func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusa
 
 	to := []template{r.fallback}
 	for _, candidate := range r.rules {
-		if !candidate.matches(aggregateType, typ, v, m) {
+		if !candidate.matches(aggregateType, typ, view, meta) {
 			continue
 		}
 		if candidate.drop {
@@ -142,8 +144,8 @@ func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusa
 	names := make([]string, len(to))
 	for i, t := range to {
 		// With a missing value, the template would name another topic, such as "events." for events.{type}.
-		name, worst := t.appendTo(nil, v, m)
-		if reason := t.findProblem(v, m, envelope.Missing); reason != "" {
+		name, worst := t.appendTo(nil, view, meta)
+		if reason := t.findProblem(view, meta, envelope.Missing); reason != "" {
 			return nil, &record.Refusal{Class: worst.Class(), Reason: "its topic is unknown: " + reason}
 		}
 		names[i] = string(name)
@@ -152,12 +154,12 @@ func (r *Router) topicNames(v *envelope.View, m *Meta) ([]string, *record.Refusa
 }
 
 // matches reports whether the rule applies to an envelope.
-func (r *rule) matches(aggregateType, typ string, v *envelope.View, m *Meta) bool {
+func (r *rule) matches(aggregateType, typ string, view *envelope.View, meta *Meta) bool {
 	if !glob.Match(r.aggregateType, aggregateType) || !glob.Match(r.typ, typ) {
 		return false
 	}
 	for _, c := range r.conditions {
-		text, finding := c.appendTo(nil, v, m)
+		text, finding := c.appendTo(nil, view, meta)
 		if finding != envelope.Found || !glob.Match(c.pattern, text) {
 			return false
 		}

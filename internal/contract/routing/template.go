@@ -34,17 +34,17 @@ var topicPlaceholders = []string{"aggregatetype", "type", kindDatabase, kindColl
 
 type template []templatePart
 
-// parseTemplate splits s at its {placeholders}. Only the kinds in known are allowed, and only parts of the envelope that
+// parseTemplate splits text at its {placeholders}. Only the kinds in known are allowed, and only parts of the envelope that
 // the mapping has.
-func parseTemplate(s string, m *envelope.Mapping, known ...string) (template, error) {
-	var t template
-	for s != "" {
-		before, rest, open := strings.Cut(s, "{")
+func parseTemplate(text string, mapping *envelope.Mapping, known ...string) (template, error) {
+	var template template
+	for text != "" {
+		before, rest, open := strings.Cut(text, "{")
 		if strings.Contains(before, "}") {
 			return nil, fmt.Errorf("a } without a {")
 		}
 		if before != "" {
-			t = append(t, templatePart{literal: before})
+			template = append(template, templatePart{literal: before})
 		}
 		if !open {
 			break
@@ -54,18 +54,18 @@ func parseTemplate(s string, m *envelope.Mapping, known ...string) (template, er
 		if !closed {
 			return nil, fmt.Errorf("a { without a }")
 		}
-		p, err := parsePlaceholder(name, m, known)
+		placeholder, err := parsePlaceholder(name, mapping, known)
 		if err != nil {
 			return nil, err
 		}
-		t = append(t, templatePart{placeholder: p})
-		s = after
+		template = append(template, templatePart{placeholder: placeholder})
+		text = after
 	}
-	return t, nil
+	return template, nil
 }
 
 // parsePlaceholder parses the text between the braces.
-func parsePlaceholder(text string, m *envelope.Mapping, known []string) (placeholder, error) {
+func parsePlaceholder(text string, mapping *envelope.Mapping, known []string) (placeholder, error) {
 	kind, name, hasName := strings.Cut(text, ":")
 	named := kind == kindHeader || kind == kindField
 	if !slices.Contains(known, kind) || hasName != named {
@@ -81,13 +81,13 @@ func parsePlaceholder(text string, m *envelope.Mapping, known []string) (placeho
 	switch {
 	case kind == kindHeader && name == "":
 		return placeholder{}, fmt.Errorf("{header:} names no header")
-	case kind == kindHeader && !m.Has("headers"):
+	case kind == kindHeader && !mapping.Has("headers"):
 		return placeholder{}, fmt.Errorf("by the mapping, the documents have no headers")
 	case kind == kindField:
-		if reason := m.FieldProblem(name); reason != "" {
+		if reason := mapping.FieldProblem(name); reason != "" {
 			return placeholder{}, fmt.Errorf("{%s}: %s", text, reason)
 		}
-	case !named && kind != kindDatabase && kind != kindCollection && !m.Has(kind):
+	case !named && kind != kindDatabase && kind != kindCollection && !mapping.Has(kind):
 		return placeholder{}, fmt.Errorf("by the mapping, the documents have no %s", kind)
 	}
 	return placeholder{kind, name}, nil
@@ -106,47 +106,47 @@ func (t template) listPlaceholders() []placeholder {
 
 // staticText returns the text of a template without placeholders. ok is false if it has any.
 func (t template) staticText() (text string, ok bool) {
-	var b strings.Builder
+	var builder strings.Builder
 	for _, p := range t {
 		if p.kind != "" {
 			return "", false
 		}
-		b.WriteString(p.literal)
+		builder.WriteString(p.literal)
 	}
-	return b.String(), true
+	return builder.String(), true
 }
 
-// appendTo appends the template, filled with the values of v. Values that are not found are left out, and worst is the
+// appendTo appends the template, filled with the values of view. Values that are not found are left out, and worst is the
 // highest finding.
-func (t template) appendTo(dst []byte, v *envelope.View, m *Meta) (_ []byte, worst envelope.Finding) {
+func (t template) appendTo(dst []byte, view *envelope.View, meta *Meta) (_ []byte, worst envelope.Finding) {
 	for _, p := range t {
 		if p.kind == "" {
 			dst = append(dst, p.literal...)
 			continue
 		}
 		var finding envelope.Finding
-		dst, finding = p.appendTo(dst, v, m)
+		dst, finding = p.appendTo(dst, view, meta)
 		worst = max(worst, finding)
 	}
 	return dst, worst
 }
 
-// findProblem returns why a value of the template was not found, or "". Findings below from count as found.
-func (t template) findProblem(v *envelope.View, m *Meta, from envelope.Finding) string {
+// findProblem returns why a value of the template was not found, or "". Findings below lowest count as found.
+func (t template) findProblem(view *envelope.View, meta *Meta, lowest envelope.Finding) string {
 	for _, p := range t.listPlaceholders() {
-		text, finding := p.appendTo(nil, v, m)
+		text, finding := p.appendTo(nil, view, meta)
 
 		// An empty text would name another topic. In a header it has no such effect.
-		if finding == envelope.Found && from == envelope.Missing && p.name != "" && len(text) == 0 {
+		if finding == envelope.Found && lowest == envelope.Missing && p.name != "" && len(text) == 0 {
 			return p.kind + " " + p.name + " is empty"
 		}
-		if finding < from {
+		if finding < lowest {
 			continue
 		}
 
 		switch {
 		case p.kind == kindField:
-			return v.DescribeField(p.name, finding)
+			return view.DescribeField(p.name, finding)
 		case finding == envelope.TooLong:
 			return fmt.Sprintf("header %s is too long; at most %d bytes are allowed", p.name, envelope.MaxFieldText)
 		default:
@@ -157,40 +157,40 @@ func (t template) findProblem(v *envelope.View, m *Meta, from envelope.Finding) 
 }
 
 // appendTo appends the value of the placeholder, if it is found. An optional part of the envelope may be empty.
-func (p placeholder) appendTo(dst []byte, v *envelope.View, m *Meta) ([]byte, envelope.Finding) {
+func (p placeholder) appendTo(dst []byte, view *envelope.View, meta *Meta) ([]byte, envelope.Finding) {
 	switch p.kind {
 	case kindField:
-		return v.AppendField(dst, p.name)
+		return view.AppendField(dst, p.name)
 	case kindHeader:
-		return v.AppendHeader(dst, p.name)
+		return view.AppendHeader(dst, p.name)
 
-	// m is nil if the caller has an envelope without its place.
+	// meta is nil if the caller has an envelope without its place.
 	case kindDatabase:
-		if m != nil {
-			dst = append(dst, m.DB...)
+		if meta != nil {
+			dst = append(dst, meta.DB...)
 		}
 	case kindCollection:
-		if m != nil {
-			dst = append(dst, m.Coll...)
+		if meta != nil {
+			dst = append(dst, meta.Coll...)
 		}
 
 	case "aggregatetype":
-		dst = append(dst, v.AggregateType...)
+		dst = append(dst, view.AggregateType...)
 	case "aggregateid":
-		dst = append(dst, v.AggregateID...)
+		dst = append(dst, view.AggregateID...)
 	case "type":
-		dst = append(dst, v.Type...)
+		dst = append(dst, view.Type...)
 	case "contenttype":
-		dst = append(dst, v.ContentType...)
+		dst = append(dst, view.ContentType...)
 	case "schemaversion":
-		dst = append(dst, v.SchemaVersion...)
+		dst = append(dst, view.SchemaVersion...)
 	case "source":
-		dst = append(dst, v.Source...)
+		dst = append(dst, view.Source...)
 	case "subject":
-		dst = append(dst, v.Subject...)
+		dst = append(dst, view.Subject...)
 	case "time":
-		if v.HasTime {
-			dst = appendTime(dst, v.Time)
+		if view.HasTime {
+			dst = appendTime(dst, view.Time)
 		}
 	}
 	return dst, envelope.Found

@@ -13,8 +13,8 @@ type typed struct{ defaults }
 func (typed) presetName() string { return Typed }
 
 func (typed) newFormat(PresetConfig) format {
-	return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) error {
-		f.addOptionalHeader(hType, v.Type)
+	return func(filler *Filler, view *envelope.View, _ *Meta, _ *record.Record) error {
+		filler.addOptionalHeader(hType, view.Type)
 		return nil
 	}
 }

@@ -33,30 +33,30 @@ type Session = sasl.StateMachine
 
 // Check returns an error for an unknown mechanism, and for one without its credential.
 func (l *Login) Check() error {
-	m, known := Find(l.Mechanism)
+	mechanism, known := Find(l.Mechanism)
 	switch {
 	case !known && l.Password == nil && l.Token == nil:
 		return fmt.Errorf("SASL mechanism %q is not one of %s, and there is no password and no token", l.Mechanism, strings.Join(Names(), ", "))
 	case !known:
 		return fmt.Errorf("SASL mechanism %q is not one of %s", l.Mechanism, strings.Join(Names(), ", "))
-	case m.Credential == Password && l.Password == nil:
-		return errors.New("SASL " + m.Name + " needs a password")
-	case m.Credential != Password && l.Token == nil:
-		return errors.New("SASL " + m.Name + " needs a token")
+	case mechanism.Credential == Password && l.Password == nil:
+		return errors.New("SASL " + mechanism.Name + " needs a password")
+	case mechanism.Credential != Password && l.Token == nil:
+		return errors.New("SASL " + mechanism.Name + " needs a token")
 	}
 	return nil
 }
 
 // Name implements sasl.Mechanism: it returns the name in the protocol.
 func (l *Login) Name() string {
-	m, _ := Find(l.Mechanism)
-	return cmp.Or(m.wire, m.Listener)
+	mechanism, _ := Find(l.Mechanism)
+	return cmp.Or(mechanism.wire, mechanism.Listener)
 }
 
 // Advice returns the fixes of the mechanism.
 func (l *Login) Advice() Advice {
-	m, _ := Find(l.Mechanism)
-	return m.Advice
+	mechanism, _ := Find(l.Mechanism)
+	return mechanism.Advice
 }
 
 // Start implements sasl.Mechanism.
@@ -64,8 +64,8 @@ func (l *Login) Start(ctx context.Context) (Session, []byte, error) {
 	if err := l.Check(); err != nil {
 		return nil, nil, err
 	}
-	m, _ := Find(l.Mechanism)
-	return m.start(ctx, l)
+	mechanism, _ := Find(l.Mechanism)
+	return mechanism.start(ctx, l)
 }
 
 // WithToken returns a copy of l whose token is fixed. Without a token it returns l.
@@ -105,25 +105,25 @@ func (l *Login) readPassword() (string, error) {
 	return password, nil
 }
 
-func startPlain(ctx context.Context, l *Login) (Session, []byte, error) {
-	password, err := l.readPassword()
+func startPlain(ctx context.Context, login *Login) (Session, []byte, error) {
+	password, err := login.readPassword()
 	if err != nil {
 		return nil, nil, err
 	}
-	return plain.Mechanism{Username: l.User, Password: password}.Start(ctx)
+	return plain.Mechanism{Username: login.User, Password: password}.Start(ctx)
 }
 
 func startScram(algorithm scram.Algorithm) func(context.Context, *Login) (Session, []byte, error) {
-	return func(ctx context.Context, l *Login) (Session, []byte, error) {
-		password, err := l.readPassword()
+	return func(ctx context.Context, login *Login) (Session, []byte, error) {
+		password, err := login.readPassword()
 		if err != nil {
 			return nil, nil, err
 		}
-		m, err := scram.Mechanism(algorithm, l.User, password)
+		mechanism, err := scram.Mechanism(algorithm, login.User, password)
 		if err != nil {
-			return nil, nil, fmt.Errorf("preparing %s: %w", l.Mechanism, err)
+			return nil, nil, fmt.Errorf("preparing %s: %w", login.Mechanism, err)
 		}
-		session, first, err := m.Start(ctx)
+		session, first, err := mechanism.Start(ctx)
 		return scramSession{session}, first, err
 	}
 }
@@ -152,16 +152,16 @@ func (s scramSession) Next(ctx context.Context, challenge []byte) (done bool, re
 }
 
 // startToken sends the bearer token.
-func startToken(ctx context.Context, l *Login) (Session, []byte, error) {
-	token, err := l.Token(ctx)
+func startToken(ctx context.Context, login *Login) (Session, []byte, error) {
+	token, err := login.Token(ctx)
 	if err != nil {
 		return nil, nil, &TokenError{err}
 	}
 
 	var message strings.Builder
 	message.WriteString("n,,\x01auth=Bearer " + token + "\x01")
-	for _, name := range slices.Sorted(maps.Keys(l.Extensions)) {
-		message.WriteString(name + "=" + l.Extensions[name] + "\x01")
+	for _, name := range slices.Sorted(maps.Keys(login.Extensions)) {
+		message.WriteString(name + "=" + login.Extensions[name] + "\x01")
 	}
 	message.WriteString("\x01")
 	return tokenSession{}, []byte(message.String()), nil

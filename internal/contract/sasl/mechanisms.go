@@ -70,8 +70,8 @@ var mechanisms = []Mechanism{
 
 // Find returns the mechanism with a name of the configuration or of a listener, in any case.
 func Find(name string) (Mechanism, bool) {
-	i := slices.IndexFunc(mechanisms, func(m Mechanism) bool {
-		return strings.EqualFold(m.Name, name) || strings.EqualFold(m.Listener, name)
+	i := slices.IndexFunc(mechanisms, func(mechanism Mechanism) bool {
+		return strings.EqualFold(mechanism.Name, name) || strings.EqualFold(mechanism.Listener, name)
 	})
 	if i < 0 {
 		return Mechanism{}, false
@@ -81,8 +81,8 @@ func Find(name string) (Mechanism, bool) {
 
 // With returns the mechanisms with one of these credentials, or all of them without an argument.
 func With(credentials ...Credential) []Mechanism {
-	return slices.DeleteFunc(slices.Clone(mechanisms), func(m Mechanism) bool {
-		return len(credentials) > 0 && !slices.Contains(credentials, m.Credential)
+	return slices.DeleteFunc(slices.Clone(mechanisms), func(mechanism Mechanism) bool {
+		return len(credentials) > 0 && !slices.Contains(credentials, mechanism.Credential)
 	})
 }
 

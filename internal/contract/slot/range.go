@@ -46,26 +46,26 @@ func Ranges(n int) []Range {
 // Parse parses a slot such as "0of2".
 func Parse(text string) (Range, error) {
 	i, n, found := strings.Cut(text, "of")
-	p := Range{-1, 0}
+	slot := Range{-1, 0}
 	if found {
-		p.I, _ = strconv.Atoi(i)
-		p.N, _ = strconv.Atoi(n)
+		slot.I, _ = strconv.Atoi(i)
+		slot.N, _ = strconv.Atoi(n)
 	}
 
-	if p.I < 0 || p.I >= p.N || p.String() != text {
+	if slot.I < 0 || slot.I >= slot.N || slot.String() != text {
 		return Range{}, fmt.Errorf("invalid slot %q: use a form such as 0of2", text)
 	}
-	return p, nil
+	return slot, nil
 }
 
 // ParseID splits the id of a watcher document into the watcher and the slot.
-func ParseID(id string) (watcher string, p Range, ok bool) {
+func ParseID(id string) (watcher string, slot Range, ok bool) {
 	slash := strings.LastIndexByte(id, '/')
 	if slash < 0 {
 		return "", Range{}, false
 	}
-	p, err := Parse(id[slash+1:])
-	return id[:slash], p, err == nil
+	slot, err := Parse(id[slash+1:])
+	return id[:slash], slot, err == nil
 }
 
 // hashSlots returns the range of hash slots: from low up to but excluding high.
@@ -74,10 +74,10 @@ func (p Range) hashSlots() (low, high int32) {
 	return int32(p.I * keyhash.Slots / n), int32((p.I + 1) * keyhash.Slots / n)
 }
 
-// Overlaps reports whether p and q share hash slots. They may belong to different divisions.
-func (p Range) Overlaps(q Range) bool {
+// Overlaps reports whether p and slot share hash slots. They may belong to different divisions.
+func (p Range) Overlaps(slot Range) bool {
 	low, high := p.hashSlots()
-	qLow, qHigh := q.hashSlots()
+	qLow, qHigh := slot.hashSlots()
 	return low < qHigh && qLow < high
 }
 
@@ -141,18 +141,18 @@ func HashSlot(doc bson.Raw) int32 {
 	return int32(slot)
 }
 
-// number returns the value of v. ok is false if v is not a number.
-func number(v bson.RawValue) (f float64, ok bool) {
-	switch v.Type {
+// number returns the value of value. ok is false if value is not a number.
+func number(value bson.RawValue) (number float64, ok bool) {
+	switch value.Type {
 	case bson.TypeInt32:
-		return float64(v.Int32()), true
+		return float64(value.Int32()), true
 	case bson.TypeInt64:
-		return float64(v.Int64()), true
+		return float64(value.Int64()), true
 	case bson.TypeDouble:
-		return v.Double(), true
+		return value.Double(), true
 	case bson.TypeDecimal128:
-		f, err := strconv.ParseFloat(v.Decimal128().String(), 64)
-		return f, err == nil
+		number, err := strconv.ParseFloat(value.Decimal128().String(), 64)
+		return number, err == nil
 	}
 	return 0, false
 }

@@ -53,8 +53,8 @@ func (t Table) Quota(node string) int {
 
 // pinnedToLiveNode reports whether a slot is pinned to a live node. A pin to a dead node lapses. Until then
 // the distribution ignores it.
-func (t Table) pinnedToLiveNode(s Holding) bool {
-	return s.Pin != "" && slices.Contains(t.Nodes, s.Pin)
+func (t Table) pinnedToLiveNode(holding Holding) bool {
+	return holding.Pin != "" && slices.Contains(t.Nodes, holding.Pin)
 }
 
 // CountsForQuota reports whether slot i is neither paused nor pinned, so that it counts for the quotas.

@@ -56,11 +56,11 @@ func (b *Builder) Reset(buf []byte) {
 // batch.
 func (b *Builder) Buffer() []byte { return b.buf }
 
-// Move copies the batch to the buffer to, which must have more room than the batch has bytes, and
+// Move copies the batch to the buffer room, which must have more room than the batch has bytes, and
 // returns the old buffer.
-func (b *Builder) Move(to []byte) []byte {
+func (b *Builder) Move(room []byte) []byte {
 	old := b.buf
-	b.buf = append(to[:0], old...)
+	b.buf = append(room[:0], old...)
 	return old
 }
 
@@ -115,11 +115,11 @@ func (b *Builder) Append(rec *record.Record) {
 
 	buf = binary.AppendVarint(buf, int64(len(rec.Headers)))
 	for i := range rec.Headers {
-		h := &rec.Headers[i]
+		header := &rec.Headers[i]
 		// The name of a header is never null, so appendBytes would be wrong for a nil key.
-		buf = binary.AppendVarint(buf, int64(len(h.Key)))
-		buf = append(buf, h.Key...)
-		buf = appendBytes(buf, h.Value)
+		buf = binary.AppendVarint(buf, int64(len(header.Key)))
+		buf = append(buf, header.Key...)
+		buf = appendBytes(buf, header.Value)
 	}
 
 	b.buf = buf
@@ -132,44 +132,44 @@ func (b *Builder) Append(rec *record.Record) {
 // With a codec the result is in dst, which grows as needed, and the buffer of the Builder can be
 // reused. Without a codec the result is the buffer of the Builder, and dst is not used. The Builder
 // must be Reset before the next batch.
-func (b *Builder) Seal(c *Codec, dst []byte, p Producer, sequence int32) ([]byte, error) {
+func (b *Builder) Seal(codec *Codec, dst []byte, producer Producer, sequence int32) ([]byte, error) {
 	out := b.buf
-	if c.id != noneID {
+	if codec.id != noneID {
 		if cap(dst) < recordsStart {
 			// Half of the size is enough for most payloads. The compressor grows it otherwise.
 			dst = make([]byte, recordsStart, max(recordsStart, len(out)/2))
 		}
 		var err error
-		if out, err = c.compress(dst[:recordsStart], b.buf[recordsStart:]); err != nil {
+		if out, err = codec.compress(dst[:recordsStart], b.buf[recordsStart:]); err != nil {
 			return nil, err
 		}
 	}
 
-	b.writeHeader(out, c.id, p, sequence)
+	b.writeHeader(out, codec.id, producer, sequence)
 	return out, nil
 }
 
 // writeHeader writes the set prefix and the batch header to out, which has the final records.
-func (b *Builder) writeHeader(out []byte, codec int8, p Producer, sequence int32) {
+func (b *Builder) writeHeader(out []byte, codec int8, producer Producer, sequence int32) {
 	be := binary.BigEndian
 	be.PutUint32(out, uint32(len(out)-setPrefix))
 
-	h := out[setPrefix:]
-	be.PutUint64(h, 0)                      // base offset: set by the broker
-	be.PutUint32(h[8:], uint32(len(h)-12))  // length after this field
-	be.PutUint32(h[12:], ^uint32(0))        // leader epoch: set by the broker
-	h[16] = 2                               // format version
-	be.PutUint16(h[21:], uint16(codec))     // attributes: the producer's clock, not transactional
-	be.PutUint32(h[23:], uint32(b.count-1)) // offset delta of the last record
-	be.PutUint64(h[27:], uint64(b.firstMS))
-	be.PutUint64(h[35:], uint64(b.maxMS))
-	be.PutUint64(h[43:], uint64(p.ID))
-	be.PutUint16(h[51:], uint16(p.Epoch))
-	be.PutUint32(h[53:], uint32(sequence))
-	be.PutUint32(h[57:], uint32(b.count))
+	head := out[setPrefix:]
+	be.PutUint64(head, 0)                        // base offset: set by the broker
+	be.PutUint32(head[8:], uint32(len(head)-12)) // length after this field
+	be.PutUint32(head[12:], ^uint32(0))          // leader epoch: set by the broker
+	head[16] = 2                                 // format version
+	be.PutUint16(head[21:], uint16(codec))       // attributes: the producer's clock, not transactional
+	be.PutUint32(head[23:], uint32(b.count-1))   // offset delta of the last record
+	be.PutUint64(head[27:], uint64(b.firstMS))
+	be.PutUint64(head[35:], uint64(b.maxMS))
+	be.PutUint64(head[43:], uint64(producer.ID))
+	be.PutUint16(head[51:], uint16(producer.Epoch))
+	be.PutUint32(head[53:], uint32(sequence))
+	be.PutUint32(head[57:], uint32(b.count))
 
 	// The checksum covers the header from the attributes on, so it is written last.
-	be.PutUint32(h[17:], crc32.Checksum(h[21:], castagnoli))
+	be.PutUint32(head[17:], crc32.Checksum(head[21:], castagnoli))
 }
 
 // NextSequence returns the sequence after a batch of n records that began at sequence. It wraps from 2³¹−1
@@ -184,28 +184,28 @@ func headersLen(hs []record.Header) int {
 	return n
 }
 
-func varintLen(v int64) int {
-	u := uint64(v)<<1 ^ uint64(v>>63)
+func varintLen(value int64) int {
+	zigzag := uint64(value)<<1 ^ uint64(value>>63)
 	n := 1
-	for u >= 0x80 {
-		u >>= 7
+	for zigzag >= 0x80 {
+		zigzag >>= 7
 		n++
 	}
 	return n
 }
 
-func bytesLen(p []byte) int {
-	if p == nil {
+func bytesLen(data []byte) int {
+	if data == nil {
 		return 1
 	}
-	return varintLen(int64(len(p))) + len(p)
+	return varintLen(int64(len(data))) + len(data)
 }
 
-// appendBytes appends p with its length. A nil p becomes null.
-func appendBytes(b, p []byte) []byte {
-	if p == nil {
-		return append(b, 1) // −1 as a varint
+// appendBytes appends data with its length. A nil data becomes null.
+func appendBytes(dst, data []byte) []byte {
+	if data == nil {
+		return append(dst, 1) // −1 as a varint
 	}
-	b = binary.AppendVarint(b, int64(len(p)))
-	return append(b, p...)
+	dst = binary.AppendVarint(dst, int64(len(data)))
+	return append(dst, data...)
 }

@@ -59,21 +59,21 @@ type writerFactory interface {
 }
 
 // newStreamCodec returns a codec for a library that compresses with an io.Writer.
-func newStreamCodec(name string, id int8, f writerFactory) *Codec {
+func newStreamCodec(name string, id int8, factory writerFactory) *Codec {
 	return &Codec{
 		name: name,
 		id:   id,
 		compress: func(dst, src []byte) ([]byte, error) {
-			a := appender{dst}
-			w := f.NewWriter(&a)
+			appender := appender{dst}
+			writer := factory.NewWriter(&appender)
 
-			if _, err := w.Write(src); err != nil {
+			if _, err := writer.Write(src); err != nil {
 				return nil, fmt.Errorf("compressing with %s: %w", name, err)
 			}
-			if err := w.Close(); err != nil {
+			if err := writer.Close(); err != nil {
 				return nil, fmt.Errorf("compressing with %s: %w", name, err)
 			}
-			return a.p, nil
+			return appender.p, nil
 		},
 	}
 }
@@ -81,9 +81,9 @@ func newStreamCodec(name string, id int8, f writerFactory) *Codec {
 // appender is an io.Writer that appends to p.
 type appender struct{ p []byte }
 
-func (a *appender) Write(p []byte) (int, error) {
-	a.p = append(a.p, p...)
-	return len(p), nil
+func (a *appender) Write(data []byte) (int, error) {
+	a.p = append(a.p, data...)
+	return len(data), nil
 }
 
 // lz4Codec writes frames of small independent blocks. With the library's default block size, each
@@ -100,10 +100,10 @@ var lz4Writers = sync.Pool{New: func() any {
 
 type lz4Writer struct{ *lz4.Writer }
 
-func (lz4Codec) NewWriter(w io.Writer) io.WriteCloser {
-	z, _ := lz4Writers.Get().(*lz4.Writer)
-	z.Reset(w)
-	return lz4Writer{z}
+func (lz4Codec) NewWriter(out io.Writer) io.WriteCloser {
+	writer, _ := lz4Writers.Get().(*lz4.Writer)
+	writer.Reset(out)
+	return lz4Writer{writer}
 }
 
 func (w lz4Writer) Close() error {
@@ -123,9 +123,9 @@ var zstdEncoder = sync.OnceValues(func() (*zstd.Encoder, error) {
 })
 
 func zstdCompress(dst, src []byte) ([]byte, error) {
-	e, err := zstdEncoder()
+	encoder, err := zstdEncoder()
 	if err != nil {
 		return nil, fmt.Errorf("compressing with zstd: %w", err)
 	}
-	return e.EncodeAll(src, dst), nil
+	return encoder.EncodeAll(src, dst), nil
 }

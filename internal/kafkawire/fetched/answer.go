@@ -53,54 +53,54 @@ type Aborted struct{ Producer, First int64 }
 const maxAnswer = 512 << 20
 
 // Read reads the response to the request with that correlation id.
-func Read(r io.Reader, version int16, correlation int32) (*Answer, error) {
-	body, err := reply.Read(r, nil, correlation, maxAnswer)
+func Read(reader io.Reader, version int16, correlation int32) (*Answer, error) {
+	body, err := reply.Read(reader, nil, correlation, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
 	}
 	return Parse(body, version)
 }
 
-// Parse decodes a response in version v, from 4 to 11. kafka-go negotiates one of these versions with
+// Parse decodes a response in version version, from 4 to 11. kafka-go negotiates one of these versions with
 // every broker that supports transactions.
-func Parse(body []byte, v int16) (*Answer, error) {
-	if v < 4 || v > 11 {
-		return nil, fmt.Errorf("fetch version %d: the broker must support 4 to 11 (Kafka 0.11 or later)", v)
+func Parse(body []byte, version int16) (*Answer, error) {
+	if version < 4 || version > 11 {
+		return nil, fmt.Errorf("fetch version %d: the broker must support 4 to 11 (Kafka 0.11 or later)", version)
 	}
 
-	d := reply.Decoder{B: body}
-	throttle := time.Duration(d.Int32()) * time.Millisecond
-	if v >= 7 {
-		if code := d.Int16(); code != 0 {
+	decoder := reply.Decoder{B: body}
+	throttle := time.Duration(decoder.Int32()) * time.Millisecond
+	if version >= 7 {
+		if code := decoder.Int16(); code != 0 {
 			return nil, kafka.Error(code)
 		}
-		d.Skip(4) // session
+		decoder.Skip(4) // session
 	}
 
 	// The argument of Count is the least size of an element in the oldest version.
 	out := &Answer{}
-	if v >= clientThrottle {
+	if version >= clientThrottle {
 		out.Throttle = throttle
 	}
-	for range d.Count(2 + 4) {
-		topic := string(d.Bytes(int(d.Int16())))
-		for range d.Count(4 + 2 + 8 + 8 + 4 + 4) {
-			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.Int32()}, Replica: -1}
-			p.Code, p.High, p.Stable = d.Int16(), d.Int64(), d.Int64()
-			if v >= 5 {
-				d.Int64() // the start of the log
+	for range decoder.Count(2 + 4) {
+		topic := string(decoder.Bytes(int(decoder.Int16())))
+		for range decoder.Count(4 + 2 + 8 + 8 + 4 + 4) {
+			partition := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: decoder.Int32()}, Replica: -1}
+			partition.Code, partition.High, partition.Stable = decoder.Int16(), decoder.Int64(), decoder.Int64()
+			if version >= 5 {
+				decoder.Int64() // the start of the log
 			}
-			for range d.Count(16) {
-				p.Aborted = append(p.Aborted, Aborted{Producer: d.Int64(), First: d.Int64()})
+			for range decoder.Count(16) {
+				partition.Aborted = append(partition.Aborted, Aborted{Producer: decoder.Int64(), First: decoder.Int64()})
 			}
-			if v >= 11 {
-				p.Replica = d.Int32()
+			if version >= 11 {
+				partition.Replica = decoder.Int32()
 			}
-			p.Set = d.Bytes(int(d.Int32()))
-			out.Partitions = append(out.Partitions, p)
+			partition.Set = decoder.Bytes(int(decoder.Int32()))
+			out.Partitions = append(out.Partitions, partition)
 		}
 	}
-	if d.Bad {
+	if decoder.Bad {
 		return nil, errors.New("reading the response to a fetch: it ends too early")
 	}
 	return out, nil

@@ -65,8 +65,8 @@ func Batches(set []byte) iter.Seq2[Batch, error] {
 				return
 			}
 
-			b, err := parseBatch(set[:size])
-			if !yield(b, err) {
+			batch, err := parseBatch(set[:size])
+			if !yield(batch, err) {
 				return
 			}
 			set = set[size:]
@@ -74,44 +74,44 @@ func Batches(set []byte) iter.Seq2[Batch, error] {
 	}
 }
 
-// parseBatch parses the header of the batch in p, which has its whole length.
-func parseBatch(p []byte) (Batch, error) {
+// parseBatch parses the header of the batch in data, which has its whole length.
+func parseBatch(data []byte) (Batch, error) {
 	be := binary.BigEndian
-	b := Batch{Base: int64(be.Uint64(p)), Format: Format}
-	if len(p) > 16 {
-		b.Format = int8(p[16])
-		if b.Format < Format {
+	batch := Batch{Base: int64(be.Uint64(data)), Format: Format}
+	if len(data) > 16 {
+		batch.Format = int8(data[16])
+		if batch.Format < Format {
 			// A message of an earlier format has its checksum before the format byte.
-			if crc32.ChecksumIEEE(p[16:]) == be.Uint32(p[12:]) {
-				b.End = b.Base + 1
+			if crc32.ChecksumIEEE(data[16:]) == be.Uint32(data[12:]) {
+				batch.End = batch.Base + 1
 			}
-			return b, nil
+			return batch, nil
 		}
 	}
-	if len(p) < HeaderSize {
-		return b, fmt.Errorf("%w at offset %d", ErrCorrupt, b.Base)
+	if len(data) < HeaderSize {
+		return batch, fmt.Errorf("%w at offset %d", ErrCorrupt, batch.Base)
 	}
 
-	end := b.Base + int64(be.Uint32(p[23:])) + 1
-	count := be.Uint32(p[57:])
-	if crc32.Checksum(p[21:], castagnoli) != be.Uint32(p[17:]) {
+	end := batch.Base + int64(be.Uint32(data[23:])) + 1
+	count := be.Uint32(data[57:])
+	if crc32.Checksum(data[21:], castagnoli) != be.Uint32(data[17:]) {
 		// The header may be damaged too. Its end counts only if the header does not contradict itself.
-		if int64(count) == end-b.Base {
-			b.End = end
+		if int64(count) == end-batch.Base {
+			batch.End = end
 		}
-		return b, fmt.Errorf("%w at offset %d", ErrCorrupt, b.Base)
+		return batch, fmt.Errorf("%w at offset %d", ErrCorrupt, batch.Base)
 	}
 
-	b.End = end
-	b.LeaderEpoch = int32(be.Uint32(p[12:]))
-	b.attributes = be.Uint16(p[21:])
-	b.Transactional = b.attributes&transactionalBit != 0
-	b.Control = b.attributes&controlBit != 0
-	b.firstMS, b.maxMS = int64(be.Uint64(p[27:])), int64(be.Uint64(p[35:]))
-	b.Producer, b.Epoch = int64(be.Uint64(p[43:])), int16(be.Uint16(p[51:]))
-	b.count = int(int32(count))
-	b.body = p[HeaderSize:]
-	return b, nil
+	batch.End = end
+	batch.LeaderEpoch = int32(be.Uint32(data[12:]))
+	batch.attributes = be.Uint16(data[21:])
+	batch.Transactional = batch.attributes&transactionalBit != 0
+	batch.Control = batch.attributes&controlBit != 0
+	batch.firstMS, batch.maxMS = int64(be.Uint64(data[27:])), int64(be.Uint64(data[35:]))
+	batch.Producer, batch.Epoch = int64(be.Uint64(data[43:])), int16(be.Uint16(data[51:]))
+	batch.count = int(int32(count))
+	batch.body = data[HeaderSize:]
+	return batch, nil
 }
 
 // Unsealed returns a batch of records that the relay has encoded: a batch without a header, or one that

@@ -46,19 +46,19 @@ func (b *Batch) Stream() (*Stream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decompressing a batch: %w", err)
 	}
-	r, ok := readerPool.Get().(*bufio.Reader)
+	reader, ok := readerPool.Get().(*bufio.Reader)
 	if !ok {
 		return nil, errors.New("the pool of readers has a value of another type")
 	}
-	r.Reset(plain)
+	reader.Reset(plain)
 
-	s := &Stream{batch: b, reader: r, left: b.count}
-	s.release = func() {
-		r.Reset(nil)
-		readerPool.Put(r)
+	stream := &Stream{batch: b, reader: reader, left: b.count}
+	stream.release = func() {
+		reader.Reset(nil)
+		readerPool.Put(reader)
 		releasePlain()
 	}
-	return s, nil
+	return stream, nil
 }
 
 // Close releases the memory of the Stream. After the last record, that has happened already.
@@ -73,16 +73,16 @@ func (s *Stream) Close() {
 // offset.
 const maxRecordPrefix = 32
 
-// Next reads the next record into x. It returns false after the last record. For a record before the
-// offset from it sets only x.Offset.
+// Next reads the next record into record. It returns false after the last record. For a record before the
+// offset from it sets only record.Offset.
 //
-// After a *TooLargeError, x has the record's offset and time, and the next call reads the record after
+// After a *TooLargeError, record has the record's offset and time, and the next call reads the record after
 // it. After any other error nothing more can be read.
-func (s *Stream) Next(x *Record, from int64) (bool, error) {
+func (s *Stream) Next(record *Record, from int64) (bool, error) {
 	if s.left <= 0 || s.reader == nil {
 		return false, nil
 	}
-	more, err := s.readRecord(x, from)
+	more, err := s.readRecord(record, from)
 	if _, tooLarge := errors.AsType[*TooLargeError](err); s.left == 0 || err != nil && !tooLarge {
 		// A decoder with a large window keeps others waiting.
 		s.Close()
@@ -91,7 +91,7 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 }
 
 // readRecord is Next while records are left.
-func (s *Stream) readRecord(x *Record, from int64) (bool, error) {
+func (s *Stream) readRecord(rec *Record, from int64) (bool, error) {
 	s.left--
 
 	size, err := binary.ReadVarint(s.reader)
@@ -107,12 +107,12 @@ func (s *Stream) readRecord(x *Record, from int64) (bool, error) {
 	if err != nil {
 		return false, recordError(err)
 	}
-	d := reply.Decoder{B: head}
-	s.readPrefix(x, &d)
+	decoder := reply.Decoder{B: head}
+	s.readPrefix(rec, &decoder)
 	switch {
-	case d.Bad:
+	case decoder.Bad:
 		return false, recordError(io.ErrUnexpectedEOF)
-	case x.Offset < from:
+	case rec.Offset < from:
 		return true, s.discardBytes(size)
 	case size > maxRecord && !s.batch.Own:
 		if err := s.discardBytes(size); err != nil {
@@ -126,46 +126,46 @@ func (s *Stream) readRecord(x *Record, from int64) (bool, error) {
 		return false, recordError(err)
 	}
 	// Peek has left the prefix in the reader, so the body begins with it.
-	d = reply.Decoder{B: body}
-	s.readPrefix(x, &d)
-	x.Key, x.Value = d.Field(), d.Field()
+	decoder = reply.Decoder{B: body}
+	s.readPrefix(rec, &decoder)
+	rec.Key, rec.Value = decoder.Field(), decoder.Field()
 
 	// The number of headers is only a claim, so it is checked before memory is allocated for them.
-	n := d.Varint()
+	n := decoder.Varint()
 	if n > maxHeaders && !s.batch.Own {
-		x.Key, x.Value = nil, nil
+		rec.Key, rec.Value = nil, nil
 		return true, &TooLargeError{fmt.Sprintf("%d headers; at most %d can be read", n, maxHeaders)}
 	}
-	for ; n > 0 && !d.Bad; n-- {
-		x.Headers = append(x.Headers, record.Header{Key: d.Field(), Value: d.Field()})
+	for ; n > 0 && !decoder.Bad; n-- {
+		rec.Headers = append(rec.Headers, record.Header{Key: decoder.Field(), Value: decoder.Field()})
 	}
-	if d.Bad {
+	if decoder.Bad {
 		return false, recordError(io.ErrUnexpectedEOF)
 	}
 	return true, nil
 }
 
-// readPrefix reads the fields before the key into x, and clears the others.
-func (s *Stream) readPrefix(x *Record, d *reply.Decoder) {
-	d.Skip(1) // attributes
-	*x = Record{TimeMS: s.batch.firstMS + d.Varint(), Headers: x.Headers[:0]}
+// readPrefix reads the fields before the key into record, and clears the others.
+func (s *Stream) readPrefix(record *Record, decoder *reply.Decoder) {
+	decoder.Skip(1) // attributes
+	*record = Record{TimeMS: s.batch.firstMS + decoder.Varint(), Headers: record.Headers[:0]}
 	if s.batch.attributes&appendTimeBit != 0 {
-		x.TimeMS = s.batch.maxMS
+		record.TimeMS = s.batch.maxMS
 	}
-	x.Offset = s.batch.Base + d.Varint()
+	record.Offset = s.batch.Base + decoder.Varint()
 }
 
 // readBytes returns the next n bytes. A large n is only a claim, so its memory grows with the bytes that
 // arrive.
 func (s *Stream) readBytes(n int) ([]byte, error) {
 	if n <= 1<<20 {
-		p := make([]byte, n)
-		_, err := io.ReadFull(s.reader, p)
-		return p, err
+		data := make([]byte, n)
+		_, err := io.ReadFull(s.reader, data)
+		return data, err
 	}
-	var b bytes.Buffer
-	_, err := io.CopyN(&b, s.reader, int64(n))
-	return b.Bytes(), err
+	var buffer bytes.Buffer
+	_, err := io.CopyN(&buffer, s.reader, int64(n))
+	return buffer.Bytes(), err
 }
 
 func (s *Stream) discardBytes(n int64) error {
@@ -204,24 +204,24 @@ var (
 
 // newZstdDecoder returns a decoder that refuses frames with a larger window. A frame of a single segment has its content as
 // its window.
-func newZstdDecoder(r io.Reader, window uint64) (*zstd.Decoder, error) {
-	return zstd.NewReader(r,
+func newZstdDecoder(reader io.Reader, window uint64) (*zstd.Decoder, error) {
+	return zstd.NewReader(reader,
 		zstd.WithDecoderConcurrency(1),
 		zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxWindow(window),
 		zstd.WithDecoderMaxMemory(window))
 }
 
-// openDecompressor returns a reader of the decompressed bytes of b. The caller must call release when it
+// openDecompressor returns a reader of the decompressed bytes of data. The caller must call release when it
 // has finished reading.
-func openDecompressor(kind compress.Compression, b []byte) (plain io.Reader, release func(), err error) {
+func openDecompressor(kind compress.Compression, data []byte) (plain io.Reader, release func(), err error) {
 	switch kind {
 	case compress.None:
-		return bytes.NewReader(b), func() {}, nil
+		return bytes.NewReader(data), func() {}, nil
 	case compress.Snappy:
-		return &snappyReader{b: b}, func() {}, nil
+		return &snappyReader{b: data}, func() {}, nil
 	case compress.Zstd:
-		return openZstd(b)
+		return openZstd(data)
 	default:
 	}
 
@@ -229,17 +229,17 @@ func openDecompressor(kind compress.Compression, b []byte) (plain io.Reader, rel
 	if codec == nil {
 		return nil, nil, fmt.Errorf("compression %d is unknown", kind)
 	}
-	r := codec.NewReader(bytes.NewReader(b))
-	return r, func() { _ = r.Close() }, nil
+	reader := codec.NewReader(bytes.NewReader(data))
+	return reader, func() { _ = reader.Close() }, nil
 }
 
 // openZstd is openDecompressor for zstd.
-func openZstd(b []byte) (io.Reader, func(), error) {
-	r := &zstdReader{b: b}
-	if err := r.openUsual(); err != nil {
+func openZstd(data []byte) (io.Reader, func(), error) {
+	reader := &zstdReader{b: data}
+	if err := reader.openUsual(); err != nil {
 		return nil, nil, err
 	}
-	return r, r.close, nil
+	return reader, reader.close, nil
 }
 
 // zstdReader decompresses a batch, whose frames may have windows of different sizes. It begins with a pooled decoder for
@@ -256,51 +256,51 @@ func (r *zstdReader) openUsual() error {
 	if windowOf(r.b) > usualWindow {
 		return r.openWide()
 	}
-	d, ok := zstdDecoders.Get().(*zstd.Decoder)
+	decoder, ok := zstdDecoders.Get().(*zstd.Decoder)
 	if !ok {
 		return errors.New("no zstd decoder could be created")
 	}
-	if err := d.Reset(bytes.NewReader(r.b)); err != nil {
+	if err := decoder.Reset(bytes.NewReader(r.b)); err != nil {
 		return err
 	}
-	r.decoder = d
+	r.decoder = decoder
 	return nil
 }
 
 // windowOf returns the size of the window of the first frame, or 0 if it has no valid header.
-func windowOf(b []byte) uint64 {
-	var h zstd.Header
-	switch err := h.Decode(b); {
+func windowOf(data []byte) uint64 {
+	var header zstd.Header
+	switch err := header.Decode(data); {
 	case err != nil:
 		return 0
-	case h.SingleSegment:
-		return h.FrameContentSize
+	case header.SingleSegment:
+		return header.FrameContentSize
 	}
-	return h.WindowSize
+	return header.WindowSize
 }
 
 // openWide continues with a decoder for any window.
 func (r *zstdReader) openWide() error {
 	r.close()
 	wideWindow.Lock()
-	d, err := newZstdDecoder(bytes.NewReader(r.b), maxWindow)
+	decoder, err := newZstdDecoder(bytes.NewReader(r.b), maxWindow)
 	if err != nil {
 		wideWindow.Unlock()
 		return err
 	}
-	r.decoder, r.wide = d, true
+	r.decoder, r.wide = decoder, true
 	// The frames before were read already.
-	_, err = io.CopyN(io.Discard, d, r.read)
+	_, err = io.CopyN(io.Discard, decoder, r.read)
 	return err
 }
 
-func (r *zstdReader) Read(p []byte) (int, error) {
-	n, err := r.decoder.Read(p)
+func (r *zstdReader) Read(buffer []byte) (int, error) {
+	n, err := r.decoder.Read(buffer)
 	if n == 0 && !r.wide && (errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded)) {
 		if err := r.openWide(); err != nil {
 			return 0, err
 		}
-		n, err = r.decoder.Read(p)
+		n, err = r.decoder.Read(buffer)
 	}
 	r.read += int64(n)
 	return n, err
@@ -332,7 +332,7 @@ type snappyReader struct {
 // xerialMagic starts the framing of Java's client. Two numbers of four bytes follow.
 var xerialMagic = []byte{0x82, 'S', 'N', 'A', 'P', 'P', 'Y', 0}
 
-func (s *snappyReader) Read(p []byte) (int, error) {
+func (s *snappyReader) Read(buffer []byte) (int, error) {
 	if !s.started {
 		s.started = true
 		// Kafka's Java client writes blocks behind a magic number, and other clients write one plain block.
@@ -362,7 +362,7 @@ func (s *snappyReader) Read(p []byte) (int, error) {
 		}
 	}
 
-	n := copy(p, s.plain)
+	n := copy(buffer, s.plain)
 	s.plain = s.plain[n:]
 	return n, nil
 }

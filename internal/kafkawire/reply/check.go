@@ -64,9 +64,9 @@ func checkLengths(key protocol.ApiKey, version int16, body []byte) error {
 		return errors.New("the format of its replies is unknown")
 	}
 
-	d := &Decoder{B: body}
-	planOf(typ, version)(d)
-	if d.Bad {
+	decoder := &Decoder{B: body}
+	planOf(typ, version)(decoder)
+	if decoder.Bad {
 		return errShort
 	}
 	return nil
@@ -85,9 +85,9 @@ var plans sync.Map // planKey to plan
 // planOf returns the plan of a reply in a version. It derives it from the same struct tags as
 // kafka-go's decoder. Plans are cached.
 func planOf(typ reflect.Type, version int16) plan {
-	k := planKey{typ, version}
-	if p, ok := plans.Load(k); ok {
-		return p.(plan)
+	key := planKey{typ, version}
+	if known, ok := plans.Load(key); ok {
+		return known.(plan)
 	}
 
 	flexible := false
@@ -96,13 +96,13 @@ func planOf(typ reflect.Type, version int16) plan {
 		flexible = flexible || tagged
 	}
 	body := structPlan(typ, version, flexible)
-	p := body
+	known := body
 	if flexible {
 		// The header of a flexible reply has tagged fields, too.
-		p = func(d *Decoder) { d.SkipTags(); body(d) }
+		known = func(decoder *Decoder) { decoder.SkipTags(); body(decoder) }
 	}
-	plans.Store(k, p)
-	return p
+	plans.Store(key, known)
+	return known
 }
 
 // parseTag parses a struct tag like "min=v0,max=v3|min=v4,max=v5,tag=0". It reports whether the version
@@ -139,25 +139,25 @@ func structPlan(typ reflect.Type, version int16, flexible bool) plan {
 	var fields []plan
 	tagged := map[int]plan{}
 	for i := range typ.NumField() {
-		f := typ.Field(i)
-		has, number, isTagged := parseTag(f.Tag.Get("kafka"), version)
+		field := typ.Field(i)
+		has, number, isTagged := parseTag(field.Tag.Get("kafka"), version)
 		switch {
 		case !has:
 		case isTagged:
-			tagged[number] = valuePlan(f.Type, version, flexible)
-		case f.Name == "Assignments" && typ == reflect.TypeFor[syncgroup.Response]():
+			tagged[number] = valuePlan(field.Type, version, flexible)
+		case field.Name == "Assignments" && typ == reflect.TypeFor[syncgroup.Response]():
 			fields = append(fields, assignmentPlan(flexible))
 		default:
-			fields = append(fields, valuePlan(f.Type, version, flexible))
+			fields = append(fields, valuePlan(field.Type, version, flexible))
 		}
 	}
 
-	return func(d *Decoder) {
+	return func(decoder *Decoder) {
 		for _, f := range fields {
-			f(d)
+			f(decoder)
 		}
 		if flexible {
-			d.walkTags(tagged)
+			decoder.walkTags(tagged)
 		}
 	}
 }
@@ -166,22 +166,22 @@ func valuePlan(typ reflect.Type, version int16, flexible bool) plan {
 	switch typ.Kind() {
 	case reflect.Bool, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Float64:
 		size := int(typ.Size())
-		return func(d *Decoder) { d.Skip(size) }
+		return func(decoder *Decoder) { decoder.Skip(size) }
 
 	case reflect.String:
-		return func(d *Decoder) { d.nextField(flexible, func() int { return int(d.Int16()) }) }
+		return func(decoder *Decoder) { decoder.nextField(flexible, func() int { return int(decoder.Int16()) }) }
 
 	case reflect.Struct:
 		return structPlan(typ, version, flexible)
 
 	case reflect.Slice:
 		if typ.Elem().Kind() == reflect.Uint8 {
-			return func(d *Decoder) { d.nextField(flexible, func() int { return int(d.Int32()) }) }
+			return func(decoder *Decoder) { decoder.nextField(flexible, func() int { return int(decoder.Int32()) }) }
 		}
 		element := valuePlan(typ.Elem(), version, flexible)
-		return func(d *Decoder) {
-			for n := d.arrayLength(flexible); n > 0 && !d.Bad; n-- {
-				element(d)
+		return func(decoder *Decoder) {
+			for n := decoder.arrayLength(flexible); n > 0 && !decoder.Bad; n-- {
+				element(decoder)
 			}
 		}
 	}
@@ -219,11 +219,11 @@ func (d *Decoder) arrayLength(flexible bool) int {
 // kafka-go decodes these bytes as well, and any member of the group may have written them.
 func assignmentPlan(flexible bool) plan {
 	inner := structPlan(reflect.TypeFor[consumer.Assignment](), 0, false)
-	return func(d *Decoder) {
-		in := &Decoder{B: d.nextField(flexible, func() int { return int(d.Int32()) })}
+	return func(decoder *Decoder) {
+		in := &Decoder{B: decoder.nextField(flexible, func() int { return int(decoder.Int32()) })}
 		if len(in.B) > 0 {
 			inner(in)
 		}
-		d.Bad = d.Bad || in.Bad
+		decoder.Bad = decoder.Bad || in.Bad
 	}
 }

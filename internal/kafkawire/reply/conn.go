@@ -41,11 +41,11 @@ const (
 )
 
 // Check returns a connection that checks the replies on nc. With TLS, nc is the TLS connection. Check
-// reads from in, which must read from nc. The address appears in errors.
+// reads from reader, which must read from nc. The address appears in errors.
 //
 // Reads and writes may run at the same time.
-func Check(nc net.Conn, in *bufio.Reader, addr string) net.Conn {
-	return &conn{Conn: nc, addr: addr, in: in}
+func Check(nc net.Conn, reader *bufio.Reader, addr string) net.Conn {
+	return &conn{Conn: nc, addr: addr, in: reader}
 }
 
 type conn struct {
@@ -76,10 +76,10 @@ type request struct {
 // requestHead is the length, API key, version and correlation id of a request.
 const requestHead = 12
 
-// Write sends p. It parses the heads of the requests, because Read needs the format of each reply.
-func (c *conn) Write(p []byte) (int, error) {
+// Write sends data. It parses the heads of the requests, because Read needs the format of each reply.
+func (c *conn) Write(data []byte) (int, error) {
 	be := binary.BigEndian
-	for b := p; len(b) > 0; {
+	for b := data; len(b) > 0; {
 		// A write may begin and end in the middle of a request.
 		if c.bodyLeft > 0 {
 			n := min(c.bodyLeft, len(b))
@@ -95,27 +95,27 @@ func (c *conn) Write(p []byte) (int, error) {
 			continue
 		}
 
-		q := request{
+		request := request{
 			key:         protocol.ApiKey(be.Uint16(c.head[4:])),
 			version:     int16(be.Uint16(c.head[6:])),
 			correlation: int32(be.Uint32(c.head[8:])),
 		}
 		// After version 0, the login continues without Kafka's lengths, so its replies cannot be checked.
-		if q.key == protocol.SaslHandshake && q.version == 0 {
+		if request.key == protocol.SaslHandshake && request.version == 0 {
 			return 0, fmt.Errorf("connecting to %s: %w", c.addr, ErrOldSASL)
 		}
 		c.bodyLeft = int(be.Uint32(c.head)) + 4 - requestHead
 		c.head = c.head[:0]
 
 		c.mu.Lock()
-		c.pending = append(c.pending, q)
+		c.pending = append(c.pending, request)
 		c.mu.Unlock()
 	}
-	return c.Conn.Write(p)
+	return c.Conn.Write(data)
 }
 
 // Read returns bytes of checked replies. After an error it always returns that error.
-func (c *conn) Read(p []byte) (int, error) {
+func (c *conn) Read(buffer []byte) (int, error) {
 	if c.err == nil && len(c.checked) == 0 {
 		c.err = c.readReply()
 	}
@@ -123,7 +123,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 0, c.err
 	}
 
-	n := copy(p, c.checked)
+	n := copy(buffer, c.checked)
 	c.checked = c.checked[n:]
 	return n, nil
 }
@@ -146,7 +146,7 @@ func (c *conn) readReply() error {
 		c.mu.Unlock()
 		return c.notKafka("its reply does not belong to the request")
 	}
-	q := c.pending[0]
+	request := c.pending[0]
 	c.pending = slices.Delete(c.pending, 0, 1)
 	c.mu.Unlock()
 
@@ -160,8 +160,8 @@ func (c *conn) readReply() error {
 	if c.buf, err = readBody(c.in, c.buf, 4+size); err != nil {
 		return err
 	}
-	if err := checkLengths(q.key, q.version, c.buf[headSize:]); err != nil {
-		return c.notKafka("its reply to %v version %d is not valid: %v", q.key, q.version, err)
+	if err := checkLengths(request.key, request.version, c.buf[headSize:]); err != nil {
+		return c.notKafka("its reply to %v version %d is not valid: %v", request.key, request.version, err)
 	}
 	c.checked = c.buf
 	return nil
@@ -174,10 +174,10 @@ func (c *conn) notKafka(format string, args ...any) error {
 }
 
 // Read reads the reply to the request with that correlation id, of at most limit bytes. It returns the bytes
-// after the id, in buf if that is large enough. r is a connection that [Check] does not check.
-func Read(r io.Reader, buf []byte, correlation int32, limit int) ([]byte, error) {
+// after the id, in buf if that is large enough. reader is a connection that [Check] does not check.
+func Read(reader io.Reader, buf []byte, correlation int32, limit int) ([]byte, error) {
 	var head [headSize]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
+	if _, err := io.ReadFull(reader, head[:]); err != nil {
 		return nil, err
 	}
 
@@ -191,19 +191,19 @@ func Read(r io.Reader, buf []byte, correlation int32, limit int) ([]byte, error)
 	if got := int32(binary.BigEndian.Uint32(head[4:])); got != correlation {
 		return nil, fmt.Errorf("reply to request %d instead of %d", got, correlation)
 	}
-	return readBody(r, buf, size-4)
+	return readBody(reader, buf, size-4)
 }
 
 // readBody reads n bytes and returns them, in buf if it is large enough. n may be a false claim of a
 // reply, so the memory grows only with the bytes that arrive.
-func readBody(r io.Reader, buf []byte, n int) ([]byte, error) {
+func readBody(reader io.Reader, buf []byte, n int) ([]byte, error) {
 	buf = buf[:0]
 	for len(buf) < n {
 		if len(buf) == cap(buf) {
 			buf = slices.Grow(buf, min(n-len(buf), max(len(buf), firstRead)))
 		}
-		m, err := io.ReadFull(r, buf[len(buf):min(cap(buf), n)])
-		buf = buf[:len(buf)+m]
+		got, err := io.ReadFull(reader, buf[len(buf):min(cap(buf), n)])
+		buf = buf[:len(buf)+got]
 		if err != nil {
 			return buf, err
 		}

@@ -21,9 +21,9 @@ func (d *Decoder) Bytes(n int) []byte {
 		d.B, d.Bad = nil, true
 		return nil
 	}
-	x := d.B[:n:n]
+	taken := d.B[:n:n]
 	d.B = d.B[n:]
-	return x
+	return taken
 }
 
 // Skip discards n bytes.
@@ -31,24 +31,24 @@ func (d *Decoder) Skip(n int) { d.Bytes(n) }
 
 // Int16 returns the next two bytes as a number.
 func (d *Decoder) Int16() int16 {
-	if x := d.Bytes(2); x != nil {
-		return int16(binary.BigEndian.Uint16(x))
+	if data := d.Bytes(2); data != nil {
+		return int16(binary.BigEndian.Uint16(data))
 	}
 	return 0
 }
 
 // Int32 returns the next four bytes as a number.
 func (d *Decoder) Int32() int32 {
-	if x := d.Bytes(4); x != nil {
-		return int32(binary.BigEndian.Uint32(x))
+	if data := d.Bytes(4); data != nil {
+		return int32(binary.BigEndian.Uint32(data))
 	}
 	return 0
 }
 
 // Int64 returns the next eight bytes as a number.
 func (d *Decoder) Int64() int64 {
-	if x := d.Bytes(8); x != nil {
-		return int64(binary.BigEndian.Uint64(x))
+	if data := d.Bytes(8); data != nil {
+		return int64(binary.BigEndian.Uint64(data))
 	}
 	return 0
 }
@@ -66,13 +66,13 @@ func (d *Decoder) Count(least int) int {
 
 // Varint returns the next zigzag varint.
 func (d *Decoder) Varint() int64 {
-	x, n := binary.Varint(d.B)
+	value, n := binary.Varint(d.B)
 	if n <= 0 {
 		d.B, d.Bad = nil, true
 		return 0
 	}
 	d.B = d.B[n:]
-	return x
+	return value
 }
 
 // Field returns bytes that are preceded by their length. It returns nil only for null.
@@ -102,8 +102,8 @@ func (d *Decoder) SkipTags() { d.walkTags(nil) }
 func (d *Decoder) walkTags(known map[int]plan) {
 	for n := d.uvarint(); n > 0 && !d.Bad; n-- {
 		number, size := d.uvarint(), d.uvarint()
-		if f := known[number]; f != nil {
-			f(d)
+		if plan := known[number]; plan != nil {
+			plan(d)
 		} else {
 			d.Skip(size)
 		}
@@ -112,11 +112,11 @@ func (d *Decoder) walkTags(known map[int]plan) {
 
 // uvarint returns the next length or count of a flexible version.
 func (d *Decoder) uvarint() int {
-	x, n := binary.Uvarint(d.B)
-	if n <= 0 || x > record.MaxReply {
+	value, n := binary.Uvarint(d.B)
+	if n <= 0 || value > record.MaxReply {
 		d.B, d.Bad = nil, true
 		return 0
 	}
 	d.B = d.B[n:]
-	return int(x)
+	return int(value)
 }

@@ -93,36 +93,36 @@ func Connect(cfg config.Config, log *slog.Logger) (*Adopter, func(), error) {
 // Plan finds the position, checks it, and counts the possible repeats. It writes nothing. If the position cannot be adopted, the error
 // matches [ErrRefused]. It reads the change stream from the position on, at some ten thousand events a second.
 func (a *Adopter) Plan(ctx context.Context, src Source) (Report, error) {
-	r := Report{Watcher: a.cfg.Watcher, DryRun: true}
+	report := Report{Watcher: a.cfg.Watcher, DryRun: true}
 	if err := state.Open(a.clients.State, a.cfg.State).Check(ctx); err != nil {
-		return r, err
+		return report, err
 	}
 	// Checks that cost nothing come first: counting repeats reads the whole stream from the position on.
-	if err := a.checkUnowned(ctx, src, &r); err != nil {
-		return r, err
+	if err := a.checkUnowned(ctx, src, &report); err != nil {
+		return report, err
 	}
-	if err := a.findPosition(ctx, src, &r); err != nil {
-		return r, err
+	if err := a.findPosition(ctx, src, &report); err != nil {
+		return report, err
 	}
-	r.At, r.Token = asTime(r.position.ClusterTime), r.position.Token.Data()
+	report.At, report.Token = asTime(report.position.ClusterTime), report.position.Token.Data()
 
 	now, err := mongodb.ClusterTime(ctx, a.clients.State)
 	if err != nil {
-		return r, err
+		return report, err
 	}
-	if err := a.checkHistory(ctx, now, &r); err != nil {
-		return r, err
+	if err := a.checkHistory(ctx, now, &report); err != nil {
+		return report, err
 	}
-	if err := a.checkCluster(ctx, &r); err != nil {
-		return r, err
+	if err := a.checkCluster(ctx, &report); err != nil {
+		return report, err
 	}
-	return r, a.countRepeats(ctx, src, now, &r)
+	return report, a.countRepeats(ctx, src, now, &report)
 }
 
-func asTime(t bson.Timestamp) time.Time { return time.Unix(int64(t.T), 0).UTC() }
+func asTime(timestamp bson.Timestamp) time.Time { return time.Unix(int64(timestamp.T), 0).UTC() }
 
 // checkUnowned reads the documents of the watcher. It refuses while a node works for the watcher.
-func (a *Adopter) checkUnowned(ctx context.Context, src Source, r *Report) error {
+func (a *Adopter) checkUnowned(ctx context.Context, src Source, report *Report) error {
 	state := state.Open(a.clients.State, a.cfg.State)
 	var want []string
 	for _, p := range slot.Ranges(a.cfg.Slots) {
@@ -140,51 +140,51 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, r *Report) error
 		}
 	}
 
-	r.docs = nil
+	report.docs = nil
 	for _, id := range want {
-		d, now, err := lease.Read(ctx, state.Collection("watchers"), id)
+		document, now, err := lease.Read(ctx, state.Collection("watchers"), id)
 		missing := errors.Is(err, lease.ErrNotFound)
 		switch {
 		// A watcher that has never run gets its documents with the position.
 		case missing:
 		case err != nil:
 			return err
-		case d.Owner != "" && d.ExpiresAt.After(now):
-			return refusalf("node %s owns %s; stop outrelay on all nodes first", d.Node, id)
-		case d.Gap != nil:
+		case document.Owner != "" && document.ExpiresAt.After(now):
+			return refusalf("node %s owns %s; stop outrelay on all nodes first", document.Node, id)
+		case document.Gap != nil:
 			return refusalf("%s sweeps a gap of its stream; let it finish first", id)
-		case !d.Position().IsZero() && !src.Replace:
-			at, _ := d.Position().Time()
+		case !document.Position().IsZero() && !src.Replace:
+			at, _ := document.Position().Time()
 			return refusalf("%s has a position already (%s); pass --replace to replace it", id, asTime(at).Format(time.RFC3339))
 		}
-		if at, ok := d.Position().Time(); ok {
-			r.Present = asTime(at)
+		if at, ok := document.Position().Time(); ok {
+			report.Present = asTime(at)
 		}
-		r.docs = append(r.docs, lease.Vacant{ID: id, Exists: !missing, Epoch: d.Epoch})
+		report.docs = append(report.docs, lease.Vacant{ID: id, Exists: !missing, Epoch: document.Epoch})
 	}
 	return nil
 }
 
 // findPosition reads the position from its source.
-func (a *Adopter) findPosition(ctx context.Context, src Source, r *Report) error {
+func (a *Adopter) findPosition(ctx context.Context, src Source, report *Report) error {
 	var list []rawOffset
 	var err error
 	switch {
 	case src.Token != "":
-		r.Source = "token"
-		if r.position, err = parseToken(src.Token); err != nil {
+		report.Source = "token"
+		if report.position, err = parseToken(src.Token); err != nil {
 			return refusalf("%w", err)
 		}
 		return nil
 	case !src.At.IsZero():
-		r.Source = "time"
-		r.position = resume.Position{ClusterTime: bson.Timestamp{T: uint32(max(src.At.Unix(), 1)), I: 1}}
+		report.Source = "time"
+		report.position = resume.Position{ClusterTime: bson.Timestamp{T: uint32(max(src.At.Unix(), 1)), I: 1}}
 		return nil
 	case src.File != "":
-		r.Source = "file"
+		report.Source = "file"
 		list, err = readOffsetFile(src.File)
 	default:
-		r.Source = "topic"
+		report.Source = "topic"
 		wire, connectErr := connect.NewKafka(a.cfg, connect.KafkaHost{}, a.log, nil)
 		if connectErr != nil {
 			return connectErr
@@ -197,28 +197,28 @@ func (a *Adopter) findPosition(ctx context.Context, src Source, r *Report) error
 	}
 
 	// A topic may contain the offsets of many connectors.
-	o, err := selectOffset(list, src.Connector)
+	offset, err := selectOffset(list, src.Connector)
 	if err != nil {
 		return err
 	}
-	r.Kind, r.Connector, r.Partition, r.position = o.Kind, o.Connector, o.Partition, o.Position
-	return a.checkNamespace(o)
+	report.Kind, report.Connector, report.Partition, report.position = offset.Kind, offset.Connector, offset.Partition, offset.Position
+	return a.checkNamespace(offset)
 }
 
 // checkNamespace refuses the offset of a connector that reads another collection. Only the MongoDB Kafka connector names it.
-func (a *Adopter) checkNamespace(o connectorOffset) error {
-	_, rest, isURI := strings.Cut(o.Partition, "://")
+func (a *Adopter) checkNamespace(offset connectorOffset) error {
+	_, rest, isURI := strings.Cut(offset.Partition, "://")
 	_, ns, hasPath := strings.Cut(rest, "/")
 	db, coll, hasColl := strings.Cut(ns, ".")
-	if o.Kind != mongoKafka || !isURI || !hasPath || !hasColl || a.scope.Matches([]byte(db), []byte(coll)) {
+	if offset.Kind != mongoKafka || !isURI || !hasPath || !hasColl || a.scope.Matches([]byte(db), []byte(coll)) {
 		return nil
 	}
-	return refusalf("connector %s reads %s, and watcher %s reads %s", o.Connector, ns, a.cfg.Watcher, a.scope)
+	return refusalf("connector %s reads %s, and watcher %s reads %s", offset.Connector, ns, a.cfg.Watcher, a.scope)
 }
 
 // checkHistory refuses a position whose time the oplog does not have.
-func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, r *Report) error {
-	at := r.position.ClusterTime
+func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, report *Report) error {
+	at := report.position.ClusterTime
 	if at.After(now) {
 		return refusalf("the position is of %s, and the time of the cluster is %s: it belongs to another cluster, or the time is wrong",
 			asTime(at).Format(time.RFC3339), asTime(now).Format(time.RFC3339))
@@ -232,15 +232,15 @@ func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, r *Repor
 	if err != nil {
 		return err
 	}
-	r.OplogFrom = asTime(oldest)
+	report.OplogFrom = asTime(oldest)
 	if at.Before(oldest) {
 		return a.tooOld(at, asTime(oldest).Format(time.RFC3339))
 	}
 	return nil
 }
 
-func (a *Adopter) tooOld(at bson.Timestamp, oldest string) error {
-	from := asTime(at).Format(time.RFC3339)
+func (a *Adopter) tooOld(position bson.Timestamp, oldest string) error {
+	from := asTime(position).Format(time.RFC3339)
 	return refusalf("the position is of %s, and the oplog begins at %s. If the outbox still has the documents of that time, "+
 		"run `outrelay recover --from %s` and start outrelay: it delivers them from the collection, marked as redelivered. "+
 		"Otherwise adopt a later time with --at", from, oldest, from)
@@ -248,48 +248,48 @@ func (a *Adopter) tooOld(at bson.Timestamp, oldest string) error {
 
 // checkCluster compares the token with the oplog. The server accepts the token of another cluster, and would be silent until the next
 // event. So checkCluster looks for the event itself.
-func (a *Adopter) checkCluster(ctx context.Context, r *Report) error {
-	r.Checked = checkedByTime
-	if !isEventToken(r.position.Token) {
+func (a *Adopter) checkCluster(ctx context.Context, report *Report) error {
+	report.Checked = checkedByTime
+	if !isEventToken(report.position.Token) {
 		return nil
 	}
 
 	// The watcher's own stream comes first, because reading the changes of other collections needs a further
 	// privilege.
 	for _, wide := range []bool{false, true} {
-		found, err := a.hasEvent(ctx, r.position, wide)
+		found, err := a.hasEvent(ctx, report.position, wide)
 		if wide && mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 			return refusalf("the watched collections (%s) have no event with the token %s, and the user may not read the changes of "+
 				"other collections; grant changeStream on the cluster, or adopt the time with --at %s",
-				a.scope, r.position.Token, r.At.Format(time.RFC3339))
+				a.scope, report.position.Token, report.At.Format(time.RFC3339))
 		}
 		if isLostHistory(err) {
-			return a.tooOld(r.position.ClusterTime, "a later time")
+			return a.tooOld(report.position.ClusterTime, "a later time")
 		}
 		if err != nil {
 			return fmt.Errorf("looking for the event of the token: %w", err)
 		}
 		if found {
-			r.Checked = CheckedByEvent
+			report.Checked = CheckedByEvent
 			return nil
 		}
 	}
 	return refusalf("expected an event with the token at %s in the oplog of this cluster; found none: the token %s belongs to another "+
-		"cluster, or to one that was restored since", r.At.Format(time.RFC3339), r.position.Token)
+		"cluster, or to one that was restored since", report.At.Format(time.RFC3339), report.position.Token)
 }
 
 // isEventToken reports whether the token belongs to an event. Otherwise it is a position between events, which has only a time. After the
 // time of 18 characters follow a version and the type: 0 for a position, and 128 for an event.
-func isEventToken(t resume.Token) bool {
+func isEventToken(token resume.Token) bool {
 	const versionEnd = 18 + 4
-	data := t.Data()
+	data := token.Data()
 	return len(data) > versionEnd && data[versionEnd:versionEnd+2] != "29"
 }
 
 // hasEvent reports whether a stream contains the event of the position: that of the watcher, or one over the cluster.
-func (a *Adopter) hasEvent(ctx context.Context, p resume.Position, wide bool) (bool, error) {
+func (a *Adopter) hasEvent(ctx context.Context, position resume.Position, wide bool) (bool, error) {
 	client := a.clients.Stream
-	at := p.ClusterTime
+	at := position.ClusterTime
 	// Only the events of this time are transferred. Their tokens are compared below.
 	pipeline := mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "clusterTime", Value: at}}}},
@@ -312,7 +312,7 @@ func (a *Adopter) hasEvent(ctx context.Context, p resume.Position, wide bool) (b
 	for ctx.Err() == nil {
 		if cs.TryNext(ctx) {
 			// After the last event of a reply, the driver returns the position after the reply instead of the event's token.
-			if token, ok := cs.Current.Lookup("_id").DocumentOK(); ok && resume.Token(token).Data() == p.Token.Data() {
+			if token, ok := cs.Current.Lookup("_id").DocumentOK(); ok && resume.Token(token).Data() == position.Token.Data() {
 				return true, nil
 			}
 			continue
@@ -337,20 +337,20 @@ func isLostHistory(err error) bool {
 }
 
 // countRepeats reads the inserts after the position up to now, through the stream that the relay will open.
-func (a *Adopter) countRepeats(ctx context.Context, src Source, now bson.Timestamp, r *Report) error {
+func (a *Adopter) countRepeats(ctx context.Context, src Source, now bson.Timestamp, report *Report) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	batches, failed := make(chan *changes.Batch), make(chan error, 1)
 	// The stream starts as the relay will start it after the hand-over.
-	start := changes.Start{Position: r.position, PipelineHash: lease.AdoptedHash}
+	start := changes.Start{Position: report.position, PipelineHash: lease.AdoptedHash}
 	go func() { failed <- offline.ReadChanges(ctx, a.clients.Stream, a.scope, start, batches) }()
 
 	for {
 		select {
-		case b := <-batches:
-			a.countBatch(b, src.StoppedAt, now, r)
-			reached, _ := b.Position.Time()
-			b.Release()
+		case batch := <-batches:
+			a.countBatch(batch, src.StoppedAt, now, report)
+			reached, _ := batch.Position.Time()
+			batch.Release()
 			if reached.Before(now) {
 				continue
 			}
@@ -361,54 +361,54 @@ func (a *Adopter) countRepeats(ctx context.Context, src Source, now bson.Timesta
 			return nil
 		case err := <-failed:
 			if isLostHistory(err) {
-				return a.tooOld(r.position.ClusterTime, "a later time")
+				return a.tooOld(report.position.ClusterTime, "a later time")
 			}
 			return fmt.Errorf("reading the change stream from the position: %w", err)
 		}
 	}
 }
 
-func (a *Adopter) countBatch(b *changes.Batch, stopped time.Time, now bson.Timestamp, r *Report) {
+func (a *Adopter) countBatch(batch *changes.Batch, stopped time.Time, now bson.Timestamp, report *Report) {
 	var ev changes.Event
-	for _, doc := range b.Docs {
+	for _, doc := range batch.Docs {
 		if changes.Parse(doc, &ev) != nil || ev.Op != changes.Insert || ev.ClusterTime.After(now) {
 			continue
 		}
 		// A cluster time has seconds: every event of the second of the stop may have been sent.
 		if !stopped.IsZero() && int64(ev.ClusterTime.T) > stopped.Unix() {
-			r.Later++
+			report.Later++
 			continue
 		}
-		r.MaxRepeats++
+		report.MaxRepeats++
 	}
 }
 
 // Write stores the position of a report in the documents of the watcher. It returns an error if a node has owned the watcher since
 // [Adopter.Plan]. All slots get the position, or none.
-func (a *Adopter) Write(ctx context.Context, r Report, actor string) (Report, error) {
+func (a *Adopter) Write(ctx context.Context, report Report, actor string) (Report, error) {
 	state := state.Open(a.clients.State, a.cfg.State)
 	if err := state.Ensure(ctx, a.log); err != nil {
-		return r, err
+		return report, err
 	}
 	replicaSet, err := lease.ReplicaSetID(ctx, a.clients.State)
 	if err != nil {
-		return r, err
+		return report, err
 	}
-	if err := lease.AdoptPosition(ctx, state.Collection("watchers"), r.docs, r.position, replicaSet); err != nil {
-		return r, err
+	if err := lease.AdoptPosition(ctx, state.Collection("watchers"), report.docs, report.position, replicaSet); err != nil {
+		return report, err
 	}
-	r.DryRun, r.Done = false, true
+	report.DryRun, report.Done = false, true
 
 	err = nodes.NewAuditLog(state.Collection("audit"), a.cfg.Watcher, "").Append(ctx, "position_adopted", bson.D{
-		{Key: "source", Value: r.Source},
-		{Key: "connector", Value: r.Connector},
-		{Key: "at", Value: r.At},
-		{Key: "max_repeats", Value: r.MaxRepeats},
+		{Key: "source", Value: report.Source},
+		{Key: "connector", Value: report.Connector},
+		{Key: "at", Value: report.At},
+		{Key: "max_repeats", Value: report.MaxRepeats},
 		{Key: "actor", Value: actor},
 	})
 	// The position is stored already: an error alone would lead the operator to repeat the command.
 	if err != nil {
-		return r, fmt.Errorf("done, but not written to the audit log: %w", err)
+		return report, fmt.Errorf("done, but not written to the audit log: %w", err)
 	}
-	return r, nil
+	return report, nil
 }

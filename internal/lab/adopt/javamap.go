@@ -32,13 +32,13 @@ var errNotOffsets = errors.New("the file is not an offset file of Kafka Connect 
 
 // readOffsetFile reads an offset file of Kafka Connect in standalone mode.
 func readOffsetFile(path string) ([]rawOffset, error) {
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer file.Close()
 
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading the offset file: %w", err)
 	}
@@ -64,9 +64,9 @@ func (r *javaReader) take(n int) []byte {
 		r.bad = true
 		return make([]byte, min(max(n, 0), 8))
 	}
-	p := r.rest[:n]
+	taken := r.rest[:n]
 	r.rest = r.rest[n:]
-	return p
+	return taken
 }
 
 func (r *javaReader) byte() byte { return r.take(1)[0] }
@@ -124,27 +124,27 @@ func (r *javaReader) byteArray() []byte {
 // parseJavaMap parses a serialized HashMap<byte[], byte[]>. It creates no objects, and reads nothing beyond data.
 func parseJavaMap(data []byte) ([]rawOffset, error) {
 	// The header and the class description are fixed for this type, so any difference is another file.
-	r := &javaReader{rest: data}
-	r.expect(0xac, 0xed, 0, 5)
-	r.expect(javaObject)
-	r.readClass("java.util.HashMap", 3, 2)
-	r.take(8) // load factor and threshold
-	r.expect(javaBlock, 8)
-	r.take(4) // capacity
-	n := r.int()
+	reader := &javaReader{rest: data}
+	reader.expect(0xac, 0xed, 0, 5)
+	reader.expect(javaObject)
+	reader.readClass("java.util.HashMap", 3, 2)
+	reader.take(8) // load factor and threshold
+	reader.expect(javaBlock, 8)
+	reader.take(4) // capacity
+	n := reader.int()
 	if n < 0 || n > maxEntries {
-		r.bad = true
+		reader.bad = true
 	}
 
 	var list []rawOffset
 	for range n {
-		if r.bad {
+		if reader.bad {
 			break
 		}
-		list = append(list, rawOffset{key: r.byteArray(), value: r.byteArray()})
+		list = append(list, rawOffset{key: reader.byteArray(), value: reader.byteArray()})
 	}
-	r.expect(javaEnd)
-	if r.bad {
+	reader.expect(javaEnd)
+	if reader.bad {
 		return nil, errNotOffsets
 	}
 	return list, nil

@@ -76,12 +76,12 @@ func selectOffset(list []rawOffset, connector string) (connectorOffset, error) {
 		// Debezium keeps the entries of replica sets that it wrote before version 2 and consolidated.
 		var newest connectorOffset
 		for i, raw := range entries {
-			o, err := parseOffset(name, raw)
+			offset, err := parseOffset(name, raw)
 			if err != nil {
 				return connectorOffset{}, err
 			}
-			if i == 0 || o.Position.Compare(newest.Position) > 0 {
-				newest = o
+			if i == 0 || offset.Position.Compare(newest.Position) > 0 {
+				newest = offset
 			}
 		}
 		return newest, nil
@@ -110,22 +110,22 @@ func kindOf(partition map[string]any) string {
 	return ""
 }
 
-func describe(v any) string {
-	text, err := json.Marshal(v)
+func describe(value any) string {
+	text, err := json.Marshal(value)
 	if err != nil {
 		return "?"
 	}
 	return clip(string(text))
 }
 
-func clip(s string) string { return record.Shorten(s, 200) }
+func clip(text string) string { return record.Shorten(text, 200) }
 
 // parseOffset parses the entry of a connector for MongoDB.
 func parseOffset(connector string, raw rawOffset) (connectorOffset, error) {
 	_, partition, _ := parseKey(raw.key)
-	o := connectorOffset{Connector: connector, Kind: kindOf(partition), Partition: describe(partition)}
+	offset := connectorOffset{Connector: connector, Kind: kindOf(partition), Partition: describe(partition)}
 	if ns, ok := partition["ns"].(string); ok {
-		o.Partition = ns
+		offset.Partition = ns
 	}
 
 	decoder := json.NewDecoder(strings.NewReader(string(raw.value)))
@@ -133,19 +133,19 @@ func parseOffset(connector string, raw rawOffset) (connectorOffset, error) {
 	decoder.UseNumber()
 	var value map[string]any
 	if err := decoder.Decode(&value); err != nil {
-		return o, refusalf("the offset of %s is not a JSON object: %s", connector, clip(string(raw.value)))
+		return offset, refusalf("the offset of %s is not a JSON object: %s", connector, clip(string(raw.value)))
 	}
 
 	var err error
-	if o.Kind == Debezium {
-		o.Position, err = debeziumPosition(value)
+	if offset.Kind == Debezium {
+		offset.Position, err = debeziumPosition(value)
 	} else {
-		o.Position, err = mongoKafkaPosition(value)
+		offset.Position, err = mongoKafkaPosition(value)
 	}
 	if err != nil {
-		return o, refusalf("connector %s: %w", connector, err)
+		return offset, refusalf("connector %s: %w", connector, err)
 	}
-	return o, nil
+	return offset, nil
 }
 
 // debeziumPosition reads {"sec": …, "ord": …, "resume_token": …}. Since version 2.2 the token is BSON in base64, before it was its
@@ -179,10 +179,10 @@ func mongoKafkaPosition(value map[string]any) (resume.Position, error) {
 	return parseToken(text)
 }
 
-func isTrue(v any) bool { return v == true || v == "true" }
+func isTrue(value any) bool { return value == true || value == "true" }
 
-func parseNumber(v any) int64 {
-	n, err := strconv.ParseInt(fmt.Sprint(v), 10, 64)
+func parseNumber(value any) int64 {
+	n, err := strconv.ParseInt(fmt.Sprint(value), 10, 64)
 	if err != nil || n > 1<<32-1 {
 		return 0
 	}

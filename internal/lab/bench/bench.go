@@ -72,9 +72,9 @@ type Options struct {
 // Check returns an error that lists every problem of the options.
 func (o Options) Check() error {
 	var errs []error
-	least := func(name string, v, least int) {
-		if v < least {
-			errs = append(errs, fmt.Errorf("%s: %d is below %d", name, v, least))
+	least := func(name string, value, least int) {
+		if value < least {
+			errs = append(errs, fmt.Errorf("%s: %d is below %d", name, value, least))
 		}
 	}
 
@@ -140,16 +140,16 @@ type bench struct {
 }
 
 // Run runs the benchmark. It takes minutes. The end of ctx interrupts it.
-func Run(ctx context.Context, o Options) (res Result, err error) {
-	err = o.withServers(ctx, func(b *bench) (err error) {
-		res, err = b.measureAll(ctx)
+func Run(ctx context.Context, options Options) (res Result, err error) {
+	err = options.withServers(ctx, func(bench *bench) (err error) {
+		res, err = bench.measureAll(ctx)
 		return err
 	})
 	return res, err
 }
 
-// withServers opens the servers, calls f, and then removes everything.
-func (o Options) withServers(ctx context.Context, f func(*bench) error) (err error) {
+// withServers opens the servers, calls measure, and then removes everything.
+func (o Options) withServers(ctx context.Context, measure func(*bench) error) (err error) {
 	if err := o.Check(); err != nil {
 		return err
 	}
@@ -161,12 +161,12 @@ func (o Options) withServers(ctx context.Context, f func(*bench) error) (err err
 		}
 	}
 
-	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1, numberOf: eventNumber}
-	defer func() { err = errors.Join(err, b.cleanUp(context.WithoutCancel(ctx))) }()
-	if err := b.openServers(ctx); err != nil {
+	run := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1, numberOf: eventNumber}
+	defer func() { err = errors.Join(err, run.cleanUp(context.WithoutCancel(ctx))) }()
+	if err := run.openServers(ctx); err != nil {
 		return err
 	}
-	return f(b)
+	return measure(run)
 }
 
 func (b *bench) logProgress(format string, args ...any) {
@@ -185,7 +185,7 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 		}
 	}
 	var given []string
-	want := devstack.Options{Progress: func(p devstack.Progress) { b.logProgress("%s", p) }}
+	want := devstack.Options{Progress: func(progress devstack.Progress) { b.logProgress("%s", progress) }}
 
 	if b.MongoDB == "" {
 		want.Mongods = 1
@@ -305,7 +305,7 @@ type samples struct {
 
 // measureAll runs all measurements of [Run].
 func (b *bench) measureAll(ctx context.Context) (Result, error) {
-	s := &samples{
+	measured := &samples{
 		foreign: map[string][]float64{},
 		rawP50:  map[int][]float64{}, rawP99: map[int][]float64{},
 		p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
@@ -326,18 +326,18 @@ func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	}
 
 	for run := 1; run <= b.Runs; run++ {
-		if err := b.measureCeilings(ctx, run, s); err != nil {
+		if err := b.measureCeilings(ctx, run, measured); err != nil {
 			return Result{}, err
 		}
-		if err := b.measureDrain(ctx, run, s); err != nil {
+		if err := b.measureDrain(ctx, run, measured); err != nil {
 			return Result{}, err
 		}
-		if err := b.measureLatency(ctx, run, coll, s); err != nil {
+		if err := b.measureLatency(ctx, run, coll, measured); err != nil {
 			return Result{}, err
 		}
 	}
 
-	res := s.medians(b)
+	res := measured.medians(b)
 	if b.Failover > 0 {
 		if res.Failover, err = b.measureFailover(ctx); err != nil {
 			return res, err
@@ -347,7 +347,7 @@ func (b *bench) measureAll(ctx context.Context) (Result, error) {
 }
 
 // measureCeilings measures the limits of the servers, without a relay.
-func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error {
+func (b *bench) measureCeilings(ctx context.Context, run int, samples *samples) error {
 	topic, err := b.newTopic(ctx, fmt.Sprintf("raw%d", run))
 	if err != nil {
 		return err
@@ -365,28 +365,28 @@ func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error 
 		to    *[]float64
 		specs []spec
 	}{
-		{"raw_stream", &s.raw, []spec{stream}},
-		{"raw_produce", &s.produce, []spec{produce}},
-		{"both", &s.both, []spec{stream, produce}},
+		{"raw_stream", &samples.raw, []spec{stream}},
+		{"raw_produce", &samples.produce, []spec{produce}},
+		{"both", &samples.both, []spec{stream, produce}},
 	} {
-		m, err := b.runTogether(ctx, step.specs...)
+		measured, err := b.runTogether(ctx, step.specs...)
 		if err != nil {
 			return err
 		}
 
 		// The slowest of the processes decides when the work is done.
-		began, ended := m.outcomes[0].Began, m.outcomes[0].Ended
-		for _, o := range m.outcomes {
+		began, ended := measured.outcomes[0].Began, measured.outcomes[0].Ended
+		for _, o := range measured.outcomes {
 			began, ended = min(began, o.Began), max(ended, o.Ended)
 		}
 		rate := perSecond(b.Events, began, ended)
 		*step.to = append(*step.to, rate)
 
-		if m.known {
-			s.foreign[step.name] = append(s.foreign[step.name], m.foreign)
+		if measured.known {
+			samples.foreign[step.name] = append(samples.foreign[step.name], measured.foreign)
 		}
 		if run > 0 {
-			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
+			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, measured.foreign)
 		}
 	}
 	return nil
@@ -394,58 +394,58 @@ func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error 
 
 // measureDrain measures the drain of the backlog through the relay, and that of a foreign one if there is one. Even runs
 // begin with the foreign one, so that neither profits from its place.
-func (b *bench) measureDrain(ctx context.Context, run int, s *samples) error {
+func (b *bench) measureDrain(ctx context.Context, run int, samples *samples) error {
 	if b.Foreign && run%2 == 0 {
-		if err := b.measureForeignDrain(ctx, run, s); err != nil {
+		if err := b.measureForeignDrain(ctx, run, samples); err != nil {
 			return err
 		}
 	}
 
-	d, err := b.drainBacklog(ctx, run)
+	drained, err := b.drainBacklog(ctx, run)
 	if err != nil {
 		return fmt.Errorf("drain: %w", err)
 	}
 
-	s.drain = append(s.drain, d.eps)
-	s.cpu = append(s.cpu, d.cpuPerMillion)
-	s.mongodCPU = append(s.mongodCPU, d.mongodPerMillion)
-	s.peak = append(s.peak, d.peak)
-	s.allocs = append(s.allocs, d.allocs)
-	s.early = append(s.early, d.early)
-	s.end = append(s.end, d.end)
+	samples.drain = append(samples.drain, drained.eps)
+	samples.cpu = append(samples.cpu, drained.cpuPerMillion)
+	samples.mongodCPU = append(samples.mongodCPU, drained.mongodPerMillion)
+	samples.peak = append(samples.peak, drained.peak)
+	samples.allocs = append(samples.allocs, drained.allocs)
+	samples.early = append(samples.early, drained.early)
+	samples.end = append(samples.end, drained.end)
 
-	if d.known {
-		s.foreign["drain"] = append(s.foreign["drain"], d.foreign)
+	if drained.known {
+		samples.foreign["drain"] = append(samples.foreign["drain"], drained.foreign)
 	}
 	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  "+
 		"%.1f MB (%.1f after 50,000)  %.3f allocations per event",
-		run, b.Runs, "drain", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.early, d.allocs)
+		run, b.Runs, "drain", drained.eps, drained.foreign, drained.cpuPerMillion, drained.peak, drained.early, drained.allocs)
 
 	if b.Foreign && run%2 == 1 {
-		return b.measureForeignDrain(ctx, run, s)
+		return b.measureForeignDrain(ctx, run, samples)
 	}
 	return nil
 }
 
 // measureForeignDrain measures the drain of the documents of another writer.
-func (b *bench) measureForeignDrain(ctx context.Context, run int, s *samples) error {
-	d, err := b.drainForeign(ctx, run)
+func (b *bench) measureForeignDrain(ctx context.Context, run int, samples *samples) error {
+	drained, err := b.drainForeign(ctx, run)
 	if err != nil {
 		return fmt.Errorf("drain of foreign documents: %w", err)
 	}
 
-	s.foreignDrain = append(s.foreignDrain, d)
-	if d.known {
-		s.foreign["foreign_drain"] = append(s.foreign["foreign_drain"], d.foreign)
+	samples.foreignDrain = append(samples.foreignDrain, drained)
+	if drained.known {
+		samples.foreign["foreign_drain"] = append(samples.foreign["foreign_drain"], drained.foreign)
 	}
 	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB  %.2f CPU-s per million in MongoDB",
-		run, b.Runs, "foreign", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.mongodPerMillion)
+		run, b.Runs, "foreign", drained.eps, drained.foreign, drained.cpuPerMillion, drained.peak, drained.mongodPerMillion)
 	return nil
 }
 
 // measureLatency measures the latency at each rate: first of the bare stream, then of the relay. It never
 // measures both concurrently, because a second stream would double the cost on the server.
-func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collection, s *samples) error {
+func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collection, samples *samples) error {
 	if len(b.Rates) == 0 {
 		return nil
 	}
@@ -456,34 +456,34 @@ func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collect
 			return fmt.Errorf("latency of the raw stream at %d/s: %w", rate, err)
 		}
 
-		s.rawP50[rate], s.rawP99[rate] = append(s.rawP50[rate], raw.p50), append(s.rawP99[rate], raw.p99)
+		samples.rawP50[rate], samples.rawP99[rate] = append(samples.rawP50[rate], raw.p50), append(samples.rawP99[rate], raw.p99)
 		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
-			s.foreign[name] = append(s.foreign[name], raw.foreign)
+			samples.foreign[name] = append(samples.foreign[name], raw.foreign)
 		}
 		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%",
 			run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
 	}
 
 	// One relay serves all rates, because its start would take longer than a measurement.
-	t, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
+	tailing, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
 	if err != nil {
 		return fmt.Errorf("latency: %w", err)
 	}
-	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), t.topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), tailing.topic)
 	for _, rate := range b.Rates {
-		l, err := b.relayLatency(ctx, coll, t, rate)
+		latencies, err := b.relayLatency(ctx, coll, tailing, rate)
 		if err != nil {
-			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), t.stopAll())
+			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), tailing.stopAll())
 		}
 
-		s.p50[rate] = append(s.p50[rate], l.p50)
-		s.p99[rate] = append(s.p99[rate], l.p99)
-		s.p3[rate] = append(s.p3[rate], l.p999)
-		if name := fmt.Sprintf("latency_%d", rate); l.known {
-			s.foreign[name] = append(s.foreign[name], l.foreign)
+		samples.p50[rate] = append(samples.p50[rate], latencies.p50)
+		samples.p99[rate] = append(samples.p99[rate], latencies.p99)
+		samples.p3[rate] = append(samples.p3[rate], latencies.p999)
+		if name := fmt.Sprintf("latency_%d", rate); latencies.known {
+			samples.foreign[name] = append(samples.foreign[name], latencies.foreign)
 		}
 		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%",
-			run, b.Runs, rate, l.p50, l.p99, l.p999, l.foreign)
+			run, b.Runs, rate, latencies.p50, latencies.p99, latencies.p999, latencies.foreign)
 	}
-	return t.stopAll()
+	return tailing.stopAll()
 }

@@ -37,21 +37,21 @@ func dialBroker(ctx context.Context, addr string) (*broker, error) {
 		return nil, fmt.Errorf("kafka: %w", err)
 	}
 
-	b := &broker{nc, protocol.NewConn(nc, clientID)}
+	broker := &broker{nc, protocol.NewConn(nc, clientID)}
 	_ = nc.SetDeadline(time.Now().Add(answerWithin))
-	m, err := b.RoundTrip(new(apiversions.Request))
+	message, err := broker.RoundTrip(new(apiversions.Request))
 	if err != nil {
 		_ = nc.Close()
 		return nil, fmt.Errorf("kafka at %s: reading its API versions: %w", addr, err)
 	}
 
 	versions := map[protocol.ApiKey]int16{}
-	for _, k := range m.(*apiversions.Response).ApiKeys {
+	for _, k := range message.(*apiversions.Response).ApiKeys {
 		key := protocol.ApiKey(k.ApiKey)
 		versions[key] = key.SelectVersion(k.MinVersion, k.MaxVersion)
 	}
-	b.SetVersions(versions)
-	return b, nil
+	broker.SetVersions(versions)
+	return broker, nil
 }
 
 // sendRequest sends a request and returns the response. It fails if the response is not there in time.
@@ -69,8 +69,8 @@ type cluster struct {
 }
 
 func newCluster(brokers []string) *cluster {
-	t := &kafka.Transport{ClientID: clientID, MetadataTTL: time.Second, DialTimeout: answerWithin}
-	return &cluster{&kafka.Client{Addr: kafka.TCP(brokers...), Transport: t, Timeout: answerWithin}, t}
+	transport := &kafka.Transport{ClientID: clientID, MetadataTTL: time.Second, DialTimeout: answerWithin}
+	return &cluster{&kafka.Client{Addr: kafka.TCP(brokers...), Transport: transport, Timeout: answerWithin}, transport}
 }
 
 func (c *cluster) closeIdle() { c.transport.CloseIdleConnections() }
@@ -117,13 +117,13 @@ func (c *cluster) deleteTopic(ctx context.Context, topic string) {
 
 // partitionLeaders returns the partitions by the address of their leader.
 func (c *cluster) partitionLeaders(ctx context.Context, topic string) (map[string][]int32, error) {
-	m, err := c.client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
+	response, err := c.client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
 		return nil, fmt.Errorf("reading the metadata of topic %s: %w", topic, err)
 	}
 
 	out, n := map[string][]int32{}, 0
-	for _, t := range m.Topics {
+	for _, t := range response.Topics {
 		for _, p := range t.Partitions {
 			if t.Error == nil && p.Error == nil && p.Leader.Host != "" {
 				addr := net.JoinHostPort(p.Leader.Host, strconv.Itoa(p.Leader.Port))

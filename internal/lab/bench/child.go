@@ -80,16 +80,16 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 		return errors.New("no task was given: only bench starts this command")
 	}
 
-	var s spec
-	if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+	var spec spec
+	if err := json.Unmarshal(lines.Bytes(), &spec); err != nil {
 		return fmt.Errorf("reading the task: %w", err)
 	}
 
-	w, err := newWork(ctx, s)
+	work, err := newWork(ctx, spec)
 	if err != nil {
 		return json.NewEncoder(out).Encode(outcome{Error: err.Error()})
 	}
-	defer w.disconnect()
+	defer work.disconnect()
 
 	// An empty outcome means that the child is ready.
 	fmt.Fprintln(out, "{}")
@@ -107,7 +107,7 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	res, err := w.run(ctx)
+	res, err := work.run(ctx)
 	// An error is part of the outcome, so that the parent can report it.
 	if err != nil {
 		res.Error = err.Error()
@@ -123,27 +123,27 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// newWork connects and returns the measurement of s.
-func newWork(ctx context.Context, s spec) (work, error) {
-	switch s.Mode {
+// newWork connects and returns the measurement of spec.
+func newWork(ctx context.Context, spec spec) (work, error) {
+	switch spec.Mode {
 	case modeStream:
-		return newRawStream(ctx, s)
+		return newRawStream(ctx, spec)
 	case modeProduce:
-		return newRawProduce(ctx, s)
+		return newRawProduce(ctx, spec)
 	}
 
-	if s.Mode != modeReader && s.Mode != modeHandler {
-		return nil, fmt.Errorf("unknown mode %q", s.Mode)
+	if spec.Mode != modeReader && spec.Mode != modeHandler {
+		return nil, fmt.Errorf("unknown mode %q", spec.Mode)
 	}
 
-	e, err := newEffects(ctx, s)
+	effects, err := newEffects(ctx, spec)
 	switch {
 	case err != nil:
 		return nil, err
-	case s.Mode == modeReader:
-		return readerLoop{e}, nil
+	case spec.Mode == modeReader:
+		return readerLoop{effects}, nil
 	}
-	return handlerLoop{effects: e}, nil
+	return handlerLoop{effects: effects}, nil
 }
 
 // child is a child process as its parent uses it.
@@ -156,32 +156,32 @@ type child struct {
 }
 
 // startChild starts a child and blocks until it is ready.
-func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
-	c := &child{cmd: exec.CommandContext(ctx, b.Program, ChildCommand), mode: s.Mode, words: &tail{}}
-	c.cmd.Env, c.cmd.Stderr = b.childEnv(), c.words
+func (b *bench) startChild(ctx context.Context, spec spec) (*child, error) {
+	child := &child{cmd: exec.CommandContext(ctx, b.Program, ChildCommand), mode: spec.Mode, words: &tail{}}
+	child.cmd.Env, child.cmd.Stderr = b.childEnv(), child.words
 
 	var err error
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
+	if child.in, err = child.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	out, err := c.cmd.StdoutPipe()
+	out, err := child.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	c.out = json.NewDecoder(out)
+	child.out = json.NewDecoder(out)
 
-	if err := c.cmd.Start(); err != nil {
+	if err := child.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting a child: %w", err)
 	}
 
-	if err = json.NewEncoder(c.in).Encode(s); err == nil {
-		_, err = c.readOutcome()
+	if err = json.NewEncoder(child.in).Encode(spec); err == nil {
+		_, err = child.readOutcome()
 	}
 	if err != nil {
-		c.stopProcess()
+		child.stopProcess()
 		return nil, err
 	}
-	return c, nil
+	return child, nil
 }
 
 func (c *child) pid() int { return c.cmd.Process.Pid }
@@ -193,17 +193,17 @@ func (c *child) startWork() error {
 
 // readOutcome blocks until the child writes its next line.
 func (c *child) readOutcome() (outcome, error) {
-	var o outcome
-	if err := c.out.Decode(&o); err != nil {
+	var outcome outcome
+	if err := c.out.Decode(&outcome); err != nil {
 		// It blocks until the end of the log has arrived.
 		c.stopProcess()
-		return o, fmt.Errorf("the child %s ended (%v): %w; end of its log: %s", c.mode, c.cmd.ProcessState, err, c.words)
+		return outcome, fmt.Errorf("the child %s ended (%v): %w; end of its log: %s", c.mode, c.cmd.ProcessState, err, c.words)
 	}
 
-	if o.Error != "" {
-		return o, fmt.Errorf("%s: %s", c.mode, o.Error)
+	if outcome.Error != "" {
+		return outcome, fmt.Errorf("%s: %s", c.mode, outcome.Error)
 	}
-	return o, nil
+	return outcome, nil
 }
 
 func (c *child) stopProcess() {
@@ -222,7 +222,7 @@ type measured struct {
 
 // runTogether runs one child per spec concurrently.
 func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error) {
-	var m measured
+	var measured measured
 	var children []*child
 	defer func() {
 		for _, c := range children {
@@ -233,30 +233,30 @@ func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error
 	// The children are connected before the meter starts, so connecting is not measured.
 	pids := b.serverPIDs()
 	for _, s := range specs {
-		c, err := b.startChild(ctx, s)
+		child, err := b.startChild(ctx, s)
 		if err != nil {
-			return m, err
+			return measured, err
 		}
-		children = append(children, c)
-		pids = append(pids, c.pid())
+		children = append(children, child)
+		pids = append(pids, child.pid())
 	}
 
 	meter := startMeter(pids...)
 	for _, c := range children {
 		if err := c.startWork(); err != nil {
-			return m, err
+			return measured, err
 		}
 	}
 	for _, c := range children {
-		o, err := c.readOutcome()
+		outcome, err := c.readOutcome()
 		if err != nil {
-			return m, err
+			return measured, err
 		}
-		m.outcomes = append(m.outcomes, o)
+		measured.outcomes = append(measured.outcomes, outcome)
 	}
 
-	m.foreign, m.known = meter.measureForeign()
-	return m, nil
+	measured.foreign, measured.known = meter.measureForeign()
+	return measured, nil
 }
 
 // childEnv returns the environment of children, without variables that would change their configuration.

@@ -48,24 +48,24 @@ func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
-	c := &tailer{stop: cancel}
+	tailer := &tailer{stop: cancel}
 	for addr, parts := range leaders {
 		conn, err := b.dialLink(ctx, addr)
 		if err != nil {
-			c.stopReading()
+			tailer.stopReading()
 			return nil, err
 		}
-		c.brokers = append(c.brokers, conn)
+		tailer.brokers = append(tailer.brokers, conn)
 
-		c.wg.Go(func() {
+		tailer.wg.Go(func() {
 			if err := fetchRecords(ctx, conn, topic, parts, b.numberOf, got); err != nil && ctx.Err() == nil {
-				c.mu.Lock()
-				c.err = errors.Join(c.err, err)
-				c.mu.Unlock()
+				tailer.mu.Lock()
+				tailer.err = errors.Join(tailer.err, err)
+				tailer.mu.Unlock()
 			}
 		})
 	}
-	return c, nil
+	return tailer, nil
 }
 
 func (c *tailer) stopReading() {
@@ -84,7 +84,7 @@ func (c *tailer) failure() error {
 }
 
 // fetchRecords reads the partitions of one broker until ctx ends.
-func fetchRecords(ctx context.Context, b brokerLink, topic string, parts []int32, numberOf numbering, got arrival) error {
+func fetchRecords(ctx context.Context, link brokerLink, topic string, parts []int32, numberOf numbering, got arrival) error {
 	req := &fetch.Request{
 		ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: fetchBytes, SessionEpoch: -1,
 		Topics: []fetch.RequestTopic{{Topic: topic}},
@@ -97,28 +97,28 @@ func fetchRecords(ctx context.Context, b brokerLink, topic string, parts []int32
 	}
 
 	for ctx.Err() == nil {
-		m, err := b.sendRequest(answerWithin, req)
+		message, err := link.sendRequest(answerWithin, req)
 		if err != nil {
 			return fmt.Errorf("consuming: %w", err)
 		}
 
 		at := time.Now()
-		for _, t := range m.(*fetch.Response).Topics {
+		for _, t := range message.(*fetch.Response).Topics {
 			for i := range t.Partitions {
-				p := &t.Partitions[i]
-				if p.ErrorCode != 0 {
-					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, kafka.Error(p.ErrorCode))
+				partition := &t.Partitions[i]
+				if partition.ErrorCode != 0 {
+					return fmt.Errorf("consuming %s-%d: %w", topic, partition.Partition, kafka.Error(partition.ErrorCode))
 				}
 
-				next, err := readRecords(&p.RecordSet, numberOf, func(n int, from sender) { got(n, at, from) })
+				next, err := readRecords(&partition.RecordSet, numberOf, func(n int, from sender) { got(n, at, from) })
 				if err != nil {
-					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, err)
+					return fmt.Errorf("consuming %s-%d: %w", topic, partition.Partition, err)
 				}
 
 				// The next request continues after the last record or marker.
 				for j := range req.Topics[0].Partitions {
-					if q := &req.Topics[0].Partitions[j]; q.Partition == p.Partition {
-						q.FetchOffset = max(q.FetchOffset, next)
+					if requestPartition := &req.Topics[0].Partitions[j]; requestPartition.Partition == partition.Partition {
+						requestPartition.FetchOffset = max(requestPartition.FetchOffset, next)
 					}
 				}
 			}

@@ -54,13 +54,13 @@ type effects struct {
 	stop  context.CancelFunc
 }
 
-func newEffects(ctx context.Context, s spec) (*effects, error) {
-	client, err := connect(ctx, s.MongoDB)
+func newEffects(ctx context.Context, spec spec) (*effects, error) {
+	client, err := connect(ctx, spec.MongoDB)
 	if err != nil {
 		return nil, err
 	}
 	return &effects{
-		spec: s, client: client, coll: client.Database(s.DB).Collection(s.Collection),
+		spec: spec, client: client, coll: client.Database(spec.DB).Collection(spec.Collection),
 		delay: hdrhistogram.New(1, longestRecorded, 3),
 	}, nil
 }
@@ -142,20 +142,20 @@ func (r readerLoop) run(ctx context.Context) (outcome, error) {
 
 func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) error {
 	for ctx.Err() == nil {
-		m, err := reader.FetchMessage(ctx)
+		message, err := reader.FetchMessage(ctx)
 		if err != nil {
 			return err
 		}
 
 		began := time.Now()
-		err = transaction.Run(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, m.Key, m.Value) })
+		err = transaction.Run(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, message.Key, message.Value) })
 		if err != nil {
 			return err
 		}
 
 		r.countDone(1, time.Since(began))
 
-		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
+		if err := reader.CommitMessages(ctx, message); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}
@@ -169,9 +169,9 @@ type handlerLoop struct {
 }
 
 // Measure counts the messages of each transaction that has committed.
-func (h handlerLoop) Measure(m telemetry.Measurement) {
-	if m.Metric == telemetry.Handled {
-		h.countDone(int(m.N), m.Took)
+func (h handlerLoop) Measure(measurement telemetry.Measurement) {
+	if measurement.Metric == telemetry.Handled {
+		h.countDone(int(measurement.N), measurement.Took)
 	}
 }
 
@@ -206,7 +206,7 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	}
 
 	opts = append(opts, mode)
-	c, err := h.newMember(opts)
+	consumer, err := h.newMember(opts)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -222,7 +222,7 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 			}
 		})
 	}
-	err = c.Run(ctx)
+	err = consumer.Run(ctx)
 	h.stop()
 	joining.Wait()
 	h.mu.Lock()
@@ -233,26 +233,26 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 
 // newMember returns a member of the group.
 func (h handlerLoop) newMember(opts []consumer.Option) (*consumer.Consumer, error) {
-	c, err := consumer.New(h.Group, h.client.Database(h.DB), opts...)
+	member, err := consumer.New(h.Group, h.client.Database(h.DB), opts...)
 	if err != nil {
 		return nil, err
 	}
-	handler := func(ctx context.Context, m *consumer.Message) error {
-		return h.applyEffect(ctx, m.Key, m.Value)
+	handler := func(ctx context.Context, message *consumer.Message) error {
+		return h.applyEffect(ctx, message.Key, message.Value)
 	}
-	return c, c.Handle("effects", consumer.Func(handler, "*"))
+	return member, member.Handle("effects", consumer.Func(handler, "*"))
 }
 
 // joinAndLeave runs a second member for one turn after another, with a turn between them, until ctx ends.
 func (h handlerLoop) joinAndLeave(ctx context.Context, opts []consumer.Option) error {
 	for retry.Sleep(ctx, memberTurn) == nil {
-		c, err := h.newMember(opts)
+		consumer, err := h.newMember(opts)
 		if err != nil {
 			return err
 		}
 
 		turn, cancel := context.WithTimeout(ctx, memberTurn)
-		err = c.Run(turn)
+		err = consumer.Run(turn)
 		cancel()
 		if err != nil {
 			return err

@@ -61,47 +61,47 @@ type ConsumerResult struct {
 
 // RunConsumer compares a handler with an inbox and a loop without one. It takes minutes. The end of ctx
 // interrupts it.
-func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error) {
-	err = o.withServers(ctx, func(b *bench) error {
-		topic, err := b.writeRecords(ctx)
+func RunConsumer(ctx context.Context, options Options) (res ConsumerResult, err error) {
+	err = options.withServers(ctx, func(bench *bench) error {
+		topic, err := bench.writeRecords(ctx)
 		if err != nil {
 			return err
 		}
-		defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+		defer bench.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-		b.logProgress("warming the servers up")
-		warm, n := figures{}, max(b.Events/alonePart, 1)
+		bench.logProgress("warming the servers up")
+		warm, n := figures{}, max(bench.Events/alonePart, 1)
 		// The children of one record each are slow, so they drain a part of the topic.
-		if _, err := b.drainBy(ctx, "warm", spec{Mode: modeHandler, Topic: topic, Events: n, Handling: handling{Inbox: true}}, 0, warm); err != nil {
+		if _, err := bench.drainBy(ctx, "warm", spec{Mode: modeHandler, Topic: topic, Events: n, Handling: handling{Inbox: true}}, 0, warm); err != nil {
 			return err
 		}
 
 		got, foreign := figures{}, figures{}
-		for run := 1; run <= b.Runs; run++ {
+		for run := 1; run <= bench.Runs; run++ {
 			for _, step := range []struct {
 				name string
 				spec
 			}{
-				{"naive", spec{Mode: modeReader, Events: max(b.Events/readerPart, 1)}},
-				{"consumer", spec{Mode: modeHandler, Events: b.Events, Handling: handling{Inbox: true}}},
-				{"unbatched", spec{Mode: modeHandler, Events: max(b.Events/readerPart, 1), Handling: handling{Inbox: true, Unbatched: true}}},
-				{"none", spec{Mode: modeHandler, Events: b.Events}},
+				{"naive", spec{Mode: modeReader, Events: max(bench.Events/readerPart, 1)}},
+				{"consumer", spec{Mode: modeHandler, Events: bench.Events, Handling: handling{Inbox: true}}},
+				{"unbatched", spec{Mode: modeHandler, Events: max(bench.Events/readerPart, 1), Handling: handling{Inbox: true, Unbatched: true}}},
+				{"none", spec{Mode: modeHandler, Events: bench.Events}},
 				{"alone_none", spec{Mode: modeHandler, Events: n, Handling: handling{Alone: true}}},
 				{"alone_inbox", spec{Mode: modeHandler, Events: n, Handling: handling{Inbox: true, Alone: true}}},
 			} {
 				step.Topic = topic
-				m, err := b.drainBy(ctx, step.name, step.spec, run, got)
+				reading, err := bench.drainBy(ctx, step.name, step.spec, run, got)
 				if err != nil {
 					return fmt.Errorf("%s: %w", step.name, err)
 				}
-				if m.known {
-					foreign.addValue(step.name, m.foreign)
+				if reading.known {
+					foreign.addValue(step.name, reading.foreign)
 				}
-				b.logProgress("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
+				bench.logProgress("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, bench.Runs, step.name, reading.words, reading.foreign)
 			}
 		}
 
-		res = newConsumerResult(b.Options, got, foreign)
+		res = newConsumerResult(bench.Options, got, foreign)
 		return nil
 	})
 	return res, err
@@ -115,11 +115,11 @@ func (b *bench) writeRecords(ctx context.Context) (string, error) {
 		return "", err
 	}
 
-	t, err := kafkago.New(transport.Config{Brokers: b.Kafka, ClientID: clientID})
+	connected, err := kafkago.New(transport.Config{Brokers: b.Kafka, ClientID: clientID})
 	if err != nil {
 		return "", err
 	}
-	defer t.Close()
+	defer connected.Close()
 
 	batch := make([]transport.Record, 0, publishBatch)
 	for i := range b.Events {
@@ -130,7 +130,7 @@ func (b *bench) writeRecords(ctx context.Context) (string, error) {
 		if len(batch) < publishBatch && i < b.Events-1 {
 			continue
 		}
-		if err := t.Publish(ctx, topic, batch); err != nil {
+		if err := connected.Publish(ctx, topic, batch); err != nil {
 			return "", fmt.Errorf("writing records: %w", err)
 		}
 		batch = batch[:0]
@@ -139,72 +139,74 @@ func (b *bench) writeRecords(ctx context.Context) (string, error) {
 }
 
 // drainBy makes a child drain the topic with a new group, inbox and collection, and counts the effects.
-func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got figures) (meterReading, error) {
-	var r meterReading
-	s.MongoDB, s.Kafka, s.Payload = b.MongoDB, b.Kafka, b.Payload
-	s.DB, s.Collection = b.newStateDB(fmt.Sprintf("%s%d", name, run)), "effects"
-	s.Group = fmt.Sprintf("%s.%s%d", b.db, name, run)
-	if err := b.client.Database(s.DB).CreateCollection(ctx, s.Collection); err != nil {
-		return r, fmt.Errorf("creating %s.%s: %w", s.DB, s.Collection, err)
+func (b *bench) drainBy(ctx context.Context, name string, spec spec, run int, got figures) (meterReading, error) {
+	var reading meterReading
+	spec.MongoDB, spec.Kafka, spec.Payload = b.MongoDB, b.Kafka, b.Payload
+	spec.DB, spec.Collection = b.newStateDB(fmt.Sprintf("%s%d", name, run)), "effects"
+	spec.Group = fmt.Sprintf("%s.%s%d", b.db, name, run)
+	if err := b.client.Database(spec.DB).CreateCollection(ctx, spec.Collection); err != nil {
+		return reading, fmt.Errorf("creating %s.%s: %w", spec.DB, spec.Collection, err)
 	}
 
-	c, err := b.startChild(ctx, s)
+	child, err := b.startChild(ctx, spec)
 	if err != nil {
-		return r, err
+		return reading, err
 	}
-	defer c.stopProcess()
+	defer child.stopProcess()
 
-	m := startMeter(append(b.serverPIDs(), c.pid())...)
-	if err := c.startWork(); err != nil {
-		return r, err
+	meter := startMeter(append(b.serverPIDs(), child.pid())...)
+	if err := child.startWork(); err != nil {
+		return reading, err
 	}
-	o, err := c.readOutcome()
+	outcome, err := child.readOutcome()
 	if err != nil {
-		return r, err
+		return reading, err
 	}
 
 	// A result with missing effects must not be reported as a rate.
-	n, err := b.client.Database(s.DB).Collection(s.Collection).CountDocuments(ctx, bson.D{})
-	if err == nil && int(n) < s.Events {
+	n, err := b.client.Database(spec.DB).Collection(spec.Collection).CountDocuments(ctx, bson.D{})
+	if err == nil && int(n) < spec.Events {
 		err = errors.New("effects are missing")
 	}
 	if err != nil {
-		return r, fmt.Errorf("%d effects of %d records: %w", n, s.Events, err)
+		return reading, fmt.Errorf("%d effects of %d records: %w", n, spec.Events, err)
 	}
 
-	eps := perSecond(o.Events, o.Began, o.Ended)
-	each := func(pids ...int) float64 { return 1000 * m.measureUsed(pids...) / float64(o.Events) }
+	eps := perSecond(outcome.Events, outcome.Began, outcome.Ended)
+	each := func(pids ...int) float64 { return 1000 * meter.measureUsed(pids...) / float64(outcome.Events) }
 	for what, v := range map[string]float64{
-		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)),
-		"stall": o.Stall, "stalled": o.Stalled, "cpu": each(c.pid()), "servers": each(b.serverPIDs()...),
+		"eps": eps, "p50": outcome.P50, "p99": outcome.P99, "per": float64(outcome.Events) / float64(max(outcome.Goes, 1)),
+		"stall": outcome.Stall, "stalled": outcome.Stalled, "cpu": each(child.pid()), "servers": each(b.serverPIDs()...),
 	} {
 		got.addValue(name+"_"+what, v)
 	}
-	return newReading(m, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
-		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.serverPIDs()...)), nil
+	return newReading(meter, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
+		eps, outcome.P50, outcome.P99, float64(outcome.Events)/float64(max(outcome.Goes, 1)), each(child.pid()), each(b.serverPIDs()...)), nil
 }
 
 // newConsumerResult returns the medians of the figures.
-func newConsumerResult(o Options, got, foreign figures) ConsumerResult {
+func newConsumerResult(options Options, got, foreign figures) ConsumerResult {
 	med := func(name string, decimals int) float64 { return round(median(got[name]), decimals) }
-	r := ConsumerResult{
+	result := ConsumerResult{
 		ReaderEPS: med("naive_eps", 0), ConsumerEPS: med("consumer_eps", 0), NoneEPS: med("none_eps", 0),
 		Ratio: got.medianRatio("consumer_eps", "naive_eps"), InboxRatio: got.medianRatio("consumer_eps", "none_eps"),
 		PerTransaction: med("consumer_per", 1),
 		UnbatchedEPS:   med("unbatched_eps", 0), UnbatchedRatio: got.medianRatio("unbatched_eps", "naive_eps"),
 		NoneP50: med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
 		ReaderCPU: med("naive_cpu", 3), ReaderServersCPU: med("naive_servers", 3), ConsumerCPU: med("consumer_cpu", 3), ConsumerServersCPU: med("consumer_servers", 3),
-		ForeignCPU: newForeignCPU(foreign), Events: o.Events, Payload: o.Payload, Runs: o.Runs,
+		ForeignCPU: newForeignCPU(foreign), Events: options.Events, Payload: options.Payload, Runs: options.Runs,
 	}
-	r.OverheadP50, r.OverheadP99 = round(r.InboxP50-r.NoneP50, 3), round(r.InboxP99-r.NoneP99, 3)
-	return r
+	result.OverheadP50, result.OverheadP99 = round(result.InboxP50-result.NoneP50, 3), round(result.InboxP99-result.NoneP99, 3)
+	return result
 }
 
 // Print writes the result as a table for people.
-func (r ConsumerResult) Print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
-	fmt.Fprintf(t, "\n%d records of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
+func (r ConsumerResult) Print(out io.Writer) error {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	fmt.Fprintf(table, "\n%d records of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("loop around a Reader", "%.0f records/s, one transaction for each; CPU %.3f ms for each, servers %.3f", r.ReaderEPS, r.ReaderCPU, r.ReaderServersCPU)
 	row("consumer with inbox", "%.0f records/s, %.2f times as many; %.1f in a transaction; CPU %.3f ms for each, servers %.3f", r.ConsumerEPS, r.Ratio, r.PerTransaction, r.ConsumerCPU, r.ConsumerServersCPU)
 	row("one in a transaction", "%.0f records/s, %.2f times as many as the loop", r.UnbatchedEPS, r.UnbatchedRatio)
@@ -213,5 +215,5 @@ func (r ConsumerResult) Print(w io.Writer) error {
 	row("overhead of the inbox", "p50 %.2f ms, p99 %.2f ms", r.OverheadP50, r.OverheadP99)
 
 	row("foreign CPU", "%s", r.describeForeign())
-	return t.Flush()
+	return table.Flush()
 }

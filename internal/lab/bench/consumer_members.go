@@ -45,51 +45,51 @@ type MemberFigures struct {
 
 // RunMembers compares transports: one member drains a topic, alone, and while a second one joins and leaves. It takes minutes.
 // The end of ctx interrupts it.
-func RunMembers(ctx context.Context, o Options) (res MembersResult, err error) {
-	err = o.withServers(ctx, func(b *bench) error {
-		topic, err := b.writeRecords(ctx)
+func RunMembers(ctx context.Context, options Options) (res MembersResult, err error) {
+	err = options.withServers(ctx, func(bench *bench) error {
+		topic, err := bench.writeRecords(ctx)
 		if err != nil {
 			return err
 		}
-		defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+		defer bench.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
 		got, foreign := figures{}, figures{}
-		for run := 1; run <= b.Runs; run++ {
-			for _, name := range b.Transports {
+		for run := 1; run <= bench.Runs; run++ {
+			for _, name := range bench.Transports {
 				for _, step := range []struct {
 					name  string
 					moves bool
 				}{{"steady", false}, {"moving", true}} {
-					s := spec{Mode: modeHandler, Topic: topic, Events: b.Events, Handling: handling{
+					spec := spec{Mode: modeHandler, Topic: topic, Events: bench.Events, Handling: handling{
 						Inbox: true, Transport: name, Moves: step.moves,
 					}}
-					m, err := b.drainBy(ctx, name+"_"+step.name, s, run, got)
+					reading, err := bench.drainBy(ctx, name+"_"+step.name, spec, run, got)
 					if err != nil {
 						return fmt.Errorf("%s, %s: %w", name, step.name, err)
 					}
-					if m.known {
-						foreign.addValue("all", m.foreign)
+					if reading.known {
+						foreign.addValue("all", reading.foreign)
 					}
-					b.logProgress("run %d of %d: %-8s %s %s  foreign CPU %.1f %%", run, b.Runs, name, step.name, m.words, m.foreign)
+					bench.logProgress("run %d of %d: %-8s %s %s  foreign CPU %.1f %%", run, bench.Runs, name, step.name, reading.words, reading.foreign)
 				}
 			}
 		}
 
-		res = membersResult(b, got, foreign)
+		res = membersResult(bench, got, foreign)
 		return nil
 	})
 	return res, err
 }
 
-func membersResult(b *bench, got, foreign figures) MembersResult {
-	r := MembersResult{
-		Transports: map[string]MemberFigures{}, ForeignCPUPct: -1, Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+func membersResult(bench *bench, got, foreign figures) MembersResult {
+	result := MembersResult{
+		Transports: map[string]MemberFigures{}, ForeignCPUPct: -1, Events: bench.Events, Payload: bench.Payload, Runs: bench.Runs,
 		RateRatio:  got.medianRatio(transportFranz+"_moving_eps", transportKafkaGo+"_moving_eps"),
 		StallRatio: got.medianRatio(transportFranz+"_moving_stall", transportKafkaGo+"_moving_stall"),
 	}
 
-	for _, name := range b.Transports {
-		r.Transports[name] = MemberFigures{
+	for _, name := range bench.Transports {
+		result.Transports[name] = MemberFigures{
 			SteadyEPS: round(median(got[name+"_steady_eps"]), 0),
 			MovingEPS: round(median(got[name+"_moving_eps"]), 0),
 			Ratio:     got.medianRatio(name+"_moving_eps", name+"_steady_eps"),
@@ -100,28 +100,28 @@ func membersResult(b *bench, got, foreign figures) MembersResult {
 
 	// The greatest share of all measurements.
 	for _, v := range foreign["all"] {
-		r.ForeignCPUPct = max(r.ForeignCPUPct, round(v, 1))
+		result.ForeignCPUPct = max(result.ForeignCPUPct, round(v, 1))
 	}
-	return r
+	return result
 }
 
 // Print writes the result as a table for people.
-func (r MembersResult) Print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintf(t, "\n%d records of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
+func (r MembersResult) Print(out io.Writer) error {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintf(table, "\n%d records of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	for _, name := range Transports() {
-		f, ok := r.Transports[name]
+		figures, ok := r.Transports[name]
 		if !ok {
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%.0f records/s alone, %.0f while members join and leave (%.2f); longest stall %.0f ms, all stalls %.0f ms\n",
-			name, f.SteadyEPS, f.MovingEPS, f.Ratio, f.StallMS, f.StalledMS)
+		fmt.Fprintf(table, "%s\t%.0f records/s alone, %.0f while members join and leave (%.2f); longest stall %.0f ms, all stalls %.0f ms\n",
+			name, figures.SteadyEPS, figures.MovingEPS, figures.Ratio, figures.StallMS, figures.StalledMS)
 	}
 	if r.RateRatio > 0 {
-		fmt.Fprintf(t, "franz ÷ kafka-go\trate %.2f, longest stall %.2f, while members join and leave\n", r.RateRatio, r.StallRatio)
+		fmt.Fprintf(table, "franz ÷ kafka-go\trate %.2f, longest stall %.2f, while members join and leave\n", r.RateRatio, r.StallRatio)
 	}
 	if r.ForeignCPUPct >= 0 {
-		fmt.Fprintf(t, "foreign CPU\t%.1f %% of the machine, in the worst measurement\n", r.ForeignCPUPct)
+		fmt.Fprintf(table, "foreign CPU\t%.1f %% of the machine, in the worst measurement\n", r.ForeignCPUPct)
 	}
-	return t.Flush()
+	return table.Flush()
 }

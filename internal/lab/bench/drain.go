@@ -36,41 +36,41 @@ func (b *bench) drainBacklog(ctx context.Context, run int) (drained, error) {
 // relay gets the time at which they were written.
 func (b *bench) drainForeign(ctx context.Context, run int) (drained, error) {
 	start := time.Unix(int64(b.start.T), 0).UTC().Format(time.RFC3339)
-	s := setting{watch: foreignBacklog, start: start}
-	return b.drainBeside(ctx, fmt.Sprintf("foreign%d", run), s, func(*relay) {}, func() error { return nil })
+	setting := setting{watch: foreignBacklog, start: start}
+	return b.drainBeside(ctx, fmt.Sprintf("foreign%d", run), setting, func(*relay) {}, func() error { return nil })
 }
 
 // drainBeside is drainBacklog with a concurrent activity. It calls begin after the start of the process. It
 // always calls end when all records are there or the drain has failed, and before it stops the process.
-func (b *bench) drainBeside(ctx context.Context, name string, s setting, begin func(*relay), end func() error) (d drained, err error) {
+func (b *bench) drainBeside(ctx context.Context, name string, setting setting, begin func(*relay), end func() error) (drained drained, err error) {
 	topic, err := b.newTopic(ctx, name)
 	if err != nil {
-		return d, err
+		return drained, err
 	}
 	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	if s.watch == "" {
-		s.watch, s.start = backlog, "backlog"
+	if setting.watch == "" {
+		setting.watch, setting.start = backlog, "backlog"
 	}
-	s.topic, s.state, s.label = topic, b.newStateDB(name), name
-	r, err := b.startRelay(s)
+	setting.topic, setting.state, setting.label = topic, b.newStateDB(name), name
+	relay, err := b.startRelay(setting)
 	if err != nil {
-		return d, err
+		return drained, err
 	}
 	// If the drain succeeds, the error of the stop is returned below.
-	defer func() { _ = r.stopProcess() }()
+	defer func() { _ = relay.stopProcess() }()
 
-	begin(r)
+	begin(relay)
 
-	w := &watcher{bench: b, relay: r, topic: topic}
-	if err = w.followDrain(ctx, b.Events); err == nil {
-		d, err = w.drainResult(ctx)
+	watcher := &watcher{bench: b, relay: relay, topic: topic}
+	if err = watcher.followDrain(ctx, b.Events); err == nil {
+		drained, err = watcher.drainResult(ctx)
 	}
 
 	if err := errors.Join(err, end()); err != nil {
-		return d, err
+		return drained, err
 	}
-	return d, r.stopProcess()
+	return drained, relay.stopProcess()
 }
 
 // watcher follows a drain.
@@ -163,11 +163,11 @@ func (w *watcher) recordSample(ctx context.Context) (err error) {
 	}
 
 	if w.n >= settled {
-		u, _ := processUsage(w.relay.pid())
+		usage, _ := processUsage(w.relay.pid())
 		if w.early == 0 {
-			w.early = u.rss
+			w.early = usage.rss
 		}
-		w.most = max(w.most, u.rss)
+		w.most = max(w.most, usage.rss)
 	}
 	return nil
 }
@@ -182,34 +182,34 @@ func (w *watcher) estimateRest(events int) time.Duration {
 }
 
 func (w *watcher) drainResult(ctx context.Context) (drained, error) {
-	d := drained{peak: w.after.hwm, early: w.early, end: w.most, foreign: w.foreign, known: w.known}
+	drained := drained{peak: w.after.hwm, early: w.early, end: w.most, foreign: w.foreign, known: w.known}
 
 	if w.n > w.firstN {
-		d.eps = float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
+		drained.eps = float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
 	} else {
 		// So few events that all were there at the first check. The rate is at least this.
-		d.eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
+		drained.eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
 
 	// Reading the counters costs allocations, which the difference of two readings shows.
 	end, err := w.relay.readCounters(ctx)
 	if err != nil {
-		return d, err
+		return drained, err
 	}
 	again, err := w.relay.readCounters(ctx)
 	if err != nil {
-		return d, err
+		return drained, err
 	}
 	if int(end.read) < w.Events {
-		return d, fmt.Errorf("the relay has read only %.0f of %d events", end.read, w.Events)
+		return drained, fmt.Errorf("the relay has read only %.0f of %d events", end.read, w.Events)
 	}
 
 	scrape := again.mallocs - end.mallocs
 	if n := end.read - w.start.read; n >= end.read/2 {
-		d.allocs = max(end.mallocs-w.start.mallocs-scrape, 0) / n
+		drained.allocs = max(end.mallocs-w.start.mallocs-scrape, 0) / n
 	} else {
 		// So few events that they were read before the first check.
-		d.allocs = end.mallocs / end.read
+		drained.allocs = end.mallocs / end.read
 	}
 
 	// The process may have ended its work before the first sample of its CPU time.
@@ -217,10 +217,10 @@ func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 	if cpu <= 0 {
 		cpu = end.cpu
 	}
-	d.cpuPerMillion = cpu * 1e6 / float64(w.n)
-	d.mongodPerMillion = -1
+	drained.cpuPerMillion = cpu * 1e6 / float64(w.n)
+	drained.mongodPerMillion = -1
 	if w.mongodCPU > 0 {
-		d.mongodPerMillion = w.mongodCPU * 1e6 / float64(w.n)
+		drained.mongodPerMillion = w.mongodCPU * 1e6 / float64(w.n)
 	}
-	return d, nil
+	return drained, nil
 }

@@ -35,19 +35,19 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 		ttl = config.Default().Lease.TTL
 	}
 
-	p, err := b.startPair(ctx, ttl)
+	pair, err := b.startPair(ctx, ttl)
 	if err != nil {
 		return nil, fmt.Errorf("failover: %w", err)
 	}
-	defer func() { err = errors.Join(err, p.stopAll()) }()
+	defer func() { err = errors.Join(err, pair.stopAll()) }()
 
 	traffic, stopTraffic := context.WithCancel(ctx)
 
 	defer stopTraffic()
-	coll := b.client.Database(b.db).Collection(p.setting.watch)
+	coll := b.client.Database(b.db).Collection(pair.setting.watch)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- p.ledger.insertLoad(traffic, b.Payload, func(ctx context.Context, doc any) error {
+		ended <- pair.ledger.insertLoad(traffic, b.Payload, func(ctx context.Context, doc any) error {
 			_, err := coll.InsertOne(ctx, doc)
 			return err
 		})
@@ -55,11 +55,11 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 
 	res = &Failover{TTLMS: float64(ttl.Milliseconds())}
 	// Both ways run under the same traffic, one after the other.
-	kill, err := p.endOwners(ctx, "kill -9", (*relay).kill)
+	kill, err := pair.endOwners(ctx, "kill -9", (*relay).kill)
 	if err != nil {
 		return nil, err
 	}
-	term, err := p.endOwners(ctx, "SIGTERM", (*relay).sendTerminate)
+	term, err := pair.endOwners(ctx, "SIGTERM", (*relay).sendTerminate)
 	if err != nil {
 		return nil, err
 	}
@@ -67,18 +67,18 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 	if err := <-ended; err != nil {
 		return nil, err
 	}
-	if err := p.ledger.awaitArrivals(ctx, p.consumer.failure); err != nil {
+	if err := pair.ledger.awaitArrivals(ctx, pair.consumer.failure); err != nil {
 		return nil, err
 	}
 
 	res.Kill, res.Term = newGaps(kill), newGaps(term)
-	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = p.ledger.countErrors()
+	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = pair.ledger.countErrors()
 	// After a loss, the figures of the restarts below would mean nothing.
 	if res.Lost > 0 {
 		return res, nil
 	}
 
-	idle, err := p.measureIdleRestarts(ctx, func(doc any) error {
+	idle, err := pair.measureIdleRestarts(ctx, func(doc any) error {
 		_, err := coll.InsertOne(ctx, doc)
 		return err
 	})
@@ -87,64 +87,64 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 }
 
 func newGaps(ms []float64) Gaps {
-	g := Gaps{N: len(ms), P50: round(median(ms), 1)}
+	gaps := Gaps{N: len(ms), P50: round(median(ms), 1)}
 	for _, v := range ms {
-		g.Max = max(g.Max, round(v, 1))
+		gaps.Max = max(gaps.Max, round(v, 1))
 	}
-	return g
+	return gaps
 }
 
-func (b *bench) startPair(ctx context.Context, ttl time.Duration) (p *pair, err error) {
+func (b *bench) startPair(ctx context.Context, ttl time.Duration) (started *pair, err error) {
 	const name = "failover"
 	if _, err := b.newOutbox(ctx, name); err != nil {
 		return nil, err
 	}
 
-	s := setting{watch: name, state: b.newStateDB(name), start: "now", ttl: ttl}
-	p = &pair{bench: b, ledger: newLedger(), setting: s}
+	setting := setting{watch: name, state: b.newStateDB(name), start: "now", ttl: ttl}
+	started = &pair{bench: b, ledger: newLedger(), setting: setting}
 
-	if p.setting.topic, err = b.newTopic(ctx, name); err != nil {
+	if started.setting.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
-	if p.consumer, err = b.startConsumer(ctx, p.setting.topic, p.ledger.recordArrival); err != nil {
+	if started.consumer, err = b.startConsumer(ctx, started.setting.topic, started.ledger.recordArrival); err != nil {
 		return nil, err
 	}
 
-	if p.owner, err = p.startRole(ctx, "owner"); err == nil {
-		p.standby, err = p.startRole(ctx, "standby")
+	if started.owner, err = started.startRole(ctx, "owner"); err == nil {
+		started.standby, err = started.startRole(ctx, "standby")
 	}
 	if err != nil {
-		return nil, errors.Join(err, p.stopAll())
+		return nil, errors.Join(err, started.stopAll())
 	}
-	return p, nil
+	return started, nil
 }
 
 // startRole starts a relay and blocks until it reports the role.
 func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 	p.started++
 	p.setting.node = fmt.Sprintf("bench-%d", p.started)
-	r, err := p.startRelay(p.setting)
+	relay, err := p.startRelay(p.setting)
 	if err != nil {
 		return nil, err
 	}
 
-	if err := p.awaitRole(ctx, r, role); err != nil {
-		r.kill()
+	if err := p.awaitRole(ctx, relay, role); err != nil {
+		relay.kill()
 		return nil, err
 	}
-	return r, nil
+	return relay, nil
 }
 
-// awaitRole blocks until r reports the role.
-func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
+// awaitRole blocks until relay reports the role.
+func (p *pair) awaitRole(ctx context.Context, relay *relay, role string) error {
 	deadline := time.Now().Add(stall)
-	for r.readRole(ctx) != role {
-		if err := r.checkRunning(); err != nil {
+	for relay.readRole(ctx) != role {
+		if err := relay.checkRunning(); err != nil {
 			return err
 		}
 
 		if time.Now().After(deadline) {
-			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", role, stall, r.words)
+			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", role, stall, relay.words)
 		}
 		if err := retry.Sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -190,8 +190,8 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 
 		var gap time.Duration
 		select {
-		case t := <-next:
-			gap = t.Sub(at)
+		case moment := <-next:
+			gap = moment.Sub(at)
 		case <-time.After(p.setting.ttl + stall):
 			return nil, fmt.Errorf("nothing was delivered for %s after %s of the owner; end of the standby's log: %s",
 				p.setting.ttl+stall, how, p.owner.words)
@@ -249,8 +249,8 @@ func (p *pair) measureIdleRestarts(ctx context.Context, insert func(doc any) err
 		}
 
 		select {
-		case t := <-next:
-			out = append(out, float64(t.Sub(at).Microseconds())/1000)
+		case moment := <-next:
+			out = append(out, float64(moment.Sub(at).Microseconds())/1000)
 		case <-time.After(stall):
 			return nil, fmt.Errorf("nothing was delivered for %s after a restart; end of the relay's log: %s",
 				stall, p.owner.words)

@@ -29,12 +29,12 @@ func orderingKey(i int) string { return fmt.Sprintf("o-%d", i%keyCount) }
 // newPayload returns text that looks like data, after the number of the event.
 func newPayload(i, size int) []byte {
 	const alphabet = `abcdefghij0123456789{}":, `
-	p := make([]byte, size)
-	for j := range p {
-		p[j] = alphabet[(i*31+j*j*7)%len(alphabet)]
+	payload := make([]byte, size)
+	for j := range payload {
+		payload[j] = alphabet[(i*31+j*j*7)%len(alphabet)]
 	}
-	binary.LittleEndian.PutUint64(p, uint64(i))
-	return p
+	binary.LittleEndian.PutUint64(payload, uint64(i))
+	return payload
 }
 
 // eventNumber returns the number that newPayload has written.
@@ -149,9 +149,9 @@ func (b *bench) writeDocuments(ctx context.Context, coll *mongo.Collection, n in
 func (b *bench) writeBatches(over context.Context, n int, targets ...fillTarget) error {
 	began := time.Now()
 
-	g, ctx := errgroup.WithContext(over)
+	group, ctx := errgroup.WithContext(over)
 	for w := range fillWorkers {
-		g.Go(func() error {
+		group.Go(func() error {
 			for i := w * fillBatch; i < n; i += fillWorkers * fillBatch {
 				for _, t := range targets {
 					if err := t.insertBatch(ctx, i, min(i+fillBatch, n)); err != nil {
@@ -163,7 +163,7 @@ func (b *bench) writeBatches(over context.Context, n int, targets ...fillTarget)
 		})
 	}
 
-	if err := g.Wait(); err != nil {
+	if err := group.Wait(); err != nil {
 		return err
 	}
 
@@ -174,14 +174,14 @@ func (b *bench) writeBatches(over context.Context, n int, targets ...fillTarget)
 }
 
 // insertBatch inserts the documents from one number up to, but without, another.
-func (t fillTarget) insertBatch(ctx context.Context, from, to int) error {
-	docs := make([]any, 0, to-from)
-	for i := from; i < to; i++ {
-		d, err := t.doc(i)
+func (t fillTarget) insertBatch(ctx context.Context, first, end int) error {
+	docs := make([]any, 0, end-first)
+	for i := first; i < end; i++ {
+		raw, err := t.doc(i)
 		if err != nil {
 			return err
 		}
-		docs = append(docs, d)
+		docs = append(docs, raw)
 	}
 
 	// Unordered, so that the server need not execute the inserts one after another.

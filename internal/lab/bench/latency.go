@@ -40,28 +40,28 @@ func newShots(from, n, size int) (*shots, error) {
 }
 
 func newShotsOf(from, n int, document func(i int) (bson.Raw, error)) (*shots, error) {
-	s := &shots{
+	shots := &shots{
 		from: from, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n),
 		all: make(chan struct{}), base: time.Now(),
 	}
-	s.left.Store(int64(n))
+	shots.left.Store(int64(n))
 
-	for i := range s.docs {
+	for i := range shots.docs {
 		var err error
-		if s.docs[i], err = document(from + i); err != nil {
+		if shots.docs[i], err = document(from + i); err != nil {
 			return nil, err
 		}
 	}
-	return s, nil
+	return shots, nil
 }
 
 // recordArrival records the first arrival of a number.
-func (s *shots) recordArrival(number int, at time.Time) {
+func (s *shots) recordArrival(number int, arrivedAt time.Time) {
 	i := number - s.from
 	if i < 0 || i >= len(s.docs) {
 		return
 	}
-	if !s.came[i].CompareAndSwap(0, int64(max(at.Sub(s.base), 1))) {
+	if !s.came[i].CompareAndSwap(0, int64(max(arrivedAt.Sub(s.base), 1))) {
 		return
 	}
 
@@ -134,13 +134,13 @@ func (s *shots) awaitArrivals(ctx context.Context, failed func() error) error {
 // delayHistogram returns the times from the acknowledgement to the arrival. An event may arrive before the
 // writer receives the acknowledgement. This counts as no delay.
 func (s *shots) delayHistogram() *hdrhistogram.Histogram {
-	h := hdrhistogram.New(1, time.Minute.Microseconds(), 3)
+	histogram := hdrhistogram.New(1, time.Minute.Microseconds(), 3)
 	for i := range s.docs {
-		d := time.Duration(s.came[i].Load() - s.acked[i].Load())
+		delay := time.Duration(s.came[i].Load() - s.acked[i].Load())
 		// The error is only for values out of bounds.
-		_ = h.RecordValue(min(max(d.Microseconds(), 0), time.Minute.Microseconds()))
+		_ = histogram.RecordValue(min(max(delay.Microseconds(), 0), time.Minute.Microseconds()))
 	}
-	return h
+	return histogram
 }
 
 // latencies has the latencies of one run at one rate, in milliseconds.
@@ -151,8 +151,8 @@ type latencies struct {
 }
 
 // quantileMS returns a quantile in milliseconds.
-func quantileMS(h *hdrhistogram.Histogram, q float64) float64 {
-	return float64(h.ValueAtQuantile(q)) / 1000
+func quantileMS(histogram *hdrhistogram.Histogram, fraction float64) float64 {
+	return float64(histogram.ValueAtQuantile(fraction)) / 1000
 }
 
 // reserveNumbers returns the first of n new numbers. Numbers never repeat, so a late arrival matches no later shot.
@@ -164,11 +164,11 @@ func (b *bench) reserveNumbers(n int) (from int) {
 
 // rawLatency measures inserts at a fixed rate while only a bare change stream reads.
 func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int) (latencies, error) {
-	var l latencies
+	var latencies latencies
 	n := int(b.Duration.Seconds() * float64(rate))
-	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
+	shots, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
-		return l, err
+		return latencies, err
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
@@ -176,17 +176,17 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 
 	at, err := mongodb.ClusterTime(ctx, b.client)
 	if err != nil {
-		return l, err
+		return latencies, err
 	}
 	cs, err := watch(ctx, coll, &at)
 	if err != nil {
-		return l, err
+		return latencies, err
 	}
 
 	var failure atomic.Pointer[error]
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		if err := s.readStream(ctx, cs); err != nil && ctx.Err() == nil {
+		if err := shots.readStream(ctx, cs); err != nil && ctx.Err() == nil {
 			failure.Store(&err)
 		}
 	})
@@ -194,21 +194,21 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	defer cancel()
 
 	meter := startMeter(b.serverPIDs()...)
-	if err := s.insertAtRate(ctx, coll, rate); err != nil {
-		return l, err
+	if err := shots.insertAtRate(ctx, coll, rate); err != nil {
+		return latencies, err
 	}
-	l.foreign, l.known = meter.measureForeign()
+	latencies.foreign, latencies.known = meter.measureForeign()
 
-	err = s.awaitArrivals(ctx, func() error {
-		if p := failure.Load(); p != nil {
-			return *p
+	err = shots.awaitArrivals(ctx, func() error {
+		if failed := failure.Load(); failed != nil {
+			return *failed
 		}
 		return nil
 	})
 
-	h := s.delayHistogram()
-	l.p50, l.p99 = quantileMS(h, 50), quantileMS(h, 99)
-	return l, err
+	histogram := shots.delayHistogram()
+	latencies.p50, latencies.p99 = quantileMS(histogram, 50), quantileMS(histogram, 99)
+	return latencies, err
 }
 
 // readStream records the arrivals at a bare change stream.
@@ -223,8 +223,8 @@ func (s *shots) readStream(ctx context.Context, cs *mongo.ChangeStream) error {
 		}
 
 		now := time.Now()
-		if p, ok := insertPayload(cs.Current); ok {
-			if n, ok := eventNumber(p); ok {
+		if payload, ok := insertPayload(cs.Current); ok {
+			if n, ok := eventNumber(payload); ok {
 				s.recordArrival(n, now)
 			}
 		}
@@ -240,31 +240,31 @@ type tailing struct {
 	topic    string
 }
 
-func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name string) (t *tailing, err error) {
-	t = &tailing{}
-	if t.topic, err = b.newTopic(ctx, name); err != nil {
+func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name string) (tail *tailing, err error) {
+	tail = &tailing{}
+	if tail.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
-	t.consumer, err = b.startConsumer(ctx, t.topic, func(n int, at time.Time, _ sender) {
-		if s := t.shots.Load(); s != nil {
-			s.recordArrival(n, at)
+	tail.consumer, err = b.startConsumer(ctx, tail.topic, func(n int, arrivedAt time.Time, _ sender) {
+		if shots := tail.shots.Load(); shots != nil {
+			shots.recordArrival(n, arrivedAt)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
 
-	t.relay, err = b.startRelay(setting{
-		watch: coll.Name(), topic: t.topic, state: b.newStateDB(name), start: "now", label: name,
+	tail.relay, err = b.startRelay(setting{
+		watch: coll.Name(), topic: tail.topic, state: b.newStateDB(name), start: "now", label: name,
 	})
 
 	if err == nil {
-		err = b.warmUpRelay(ctx, coll, t)
+		err = b.warmUpRelay(ctx, coll, tail)
 	}
 	if err != nil {
-		return nil, errors.Join(err, t.stopAll())
+		return nil, errors.Join(err, tail.stopAll())
 	}
-	return t, nil
+	return tail, nil
 }
 
 func (t *tailing) stopAll() error {
@@ -277,69 +277,69 @@ func (t *tailing) stopAll() error {
 
 // warmUpRelay inserts single events until warmUp of them have arrived. Then it inserts as many as a broker needs to
 // compile its code for small requests. A new JVM takes three times as long for each of them.
-func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, t *tailing) error {
+func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, tailing *tailing) error {
 	began, seen := time.Now(), 0
 	// The first events take longer than any later one.
 	for seen < warmUp {
-		s, err := newShots(b.reserveNumbers(1), 1, b.Payload)
+		shots, err := newShots(b.reserveNumbers(1), 1, b.Payload)
 		if err != nil {
 			return err
 		}
-		t.shots.Store(s)
-		if err := s.insertAtRate(ctx, coll, 1); err != nil {
+		tailing.shots.Store(shots)
+		if err := shots.insertAtRate(ctx, coll, 1); err != nil {
 			return err
 		}
 
 		select {
-		case <-s.all:
+		case <-shots.all:
 			seen++
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 
-		if err := errors.Join(t.relay.checkRunning(), t.consumer.failure()); err != nil {
+		if err := errors.Join(tailing.relay.checkRunning(), tailing.consumer.failure()); err != nil {
 			return err
 		}
 
 		if time.Since(began) > stall {
-			return fmt.Errorf("nothing arrives from the relay for %s; end of its log: %s", stall, t.relay.words)
+			return fmt.Errorf("nothing arrives from the relay for %s; end of its log: %s", stall, tailing.relay.words)
 		}
 	}
 
 	n := min(warmRun, b.Events)
-	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
+	shots, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return err
 	}
-	t.shots.Store(s)
-	if err := s.insertAtRate(ctx, coll, warmRate); err != nil {
+	tailing.shots.Store(shots)
+	if err := shots.insertAtRate(ctx, coll, warmRate); err != nil {
 		return err
 	}
-	return s.awaitArrivals(ctx, func() error { return errors.Join(t.relay.checkRunning(), t.consumer.failure()) })
+	return shots.awaitArrivals(ctx, func() error { return errors.Join(tailing.relay.checkRunning(), tailing.consumer.failure()) })
 }
 
 // relayLatency measures inserts at a fixed rate while the relay delivers them to a consumer.
-func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, t *tailing, rate int) (latencies, error) {
+func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, tailing *tailing, rate int) (latencies, error) {
 	n := int(b.Duration.Seconds() * float64(rate))
-	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
+	shots, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return latencies{}, err
 	}
-	t.shots.Store(s)
+	tailing.shots.Store(shots)
 
-	meter := startMeter(append(b.serverPIDs(), t.relay.pid())...)
-	if err := s.insertAtRate(ctx, coll, rate); err != nil {
+	meter := startMeter(append(b.serverPIDs(), tailing.relay.pid())...)
+	if err := shots.insertAtRate(ctx, coll, rate); err != nil {
 		return latencies{}, err
 	}
 
-	var l latencies
-	l.foreign, l.known = meter.measureForeign()
-	if err := s.awaitArrivals(ctx, func() error { return errors.Join(t.relay.checkRunning(), t.consumer.failure()) }); err != nil {
-		return l, fmt.Errorf("%w; end of the relay's log: %s", err, t.relay.words)
+	var latencies latencies
+	latencies.foreign, latencies.known = meter.measureForeign()
+	if err := shots.awaitArrivals(ctx, func() error { return errors.Join(tailing.relay.checkRunning(), tailing.consumer.failure()) }); err != nil {
+		return latencies, fmt.Errorf("%w; end of the relay's log: %s", err, tailing.relay.words)
 	}
 
-	h := s.delayHistogram()
-	l.p50, l.p99, l.p999 = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 99.9)
-	return l, nil
+	histogram := shots.delayHistogram()
+	latencies.p50, latencies.p99, latencies.p999 = quantileMS(histogram, 50), quantileMS(histogram, 99), quantileMS(histogram, 99.9)
+	return latencies, nil
 }

@@ -31,11 +31,11 @@ type ledgerKey struct {
 
 func newLedger() *ledger {
 	// The base separates these numbers from those of bench.
-	l := &ledger{base: 1 << 40}
-	for i := range l.keys {
-		l.keys[i].seen = map[int]bool{}
+	ledger := &ledger{base: 1 << 40}
+	for i := range ledger.keys {
+		ledger.keys[i].seen = map[int]bool{}
 	}
-	return l
+	return ledger
 }
 
 func (l *ledger) eventNumber(key, n int) int { return l.base + n*keysUnderLoad + key }
@@ -49,32 +49,32 @@ func (l *ledger) awaitNewSender() <-chan time.Time {
 }
 
 // recordArrival records the arrival of an event from a sender.
-func (l *ledger) recordArrival(number int, at time.Time, from sender) {
+func (l *ledger) recordArrival(number int, arrivedAt time.Time, source sender) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	if from != l.latest {
+	if source != l.latest {
 		if l.next != nil {
-			l.next <- at
+			l.next <- arrivedAt
 			l.next = nil
 		}
-		l.latest = from
+		l.latest = source
 	}
 
 	if number < l.base {
 		return
 	}
 
-	k, n := &l.keys[(number-l.base)%keysUnderLoad], (number-l.base)/keysUnderLoad
-	if k.seen[n] {
-		k.duplicates++
+	key, n := &l.keys[(number-l.base)%keysUnderLoad], (number-l.base)/keysUnderLoad
+	if key.seen[n] {
+		key.duplicates++
 		return
 	}
-	if n != k.last+1 {
-		k.disorder++
+	if n != key.last+1 {
+		key.disorder++
 	}
-	k.seen[n] = true
-	k.last = max(k.last, n)
+	key.seen[n] = true
+	key.last = max(key.last, n)
 }
 
 // insertLoad inserts until ctx ends. Each key has one writer, so that the commits of a key are ordered.
@@ -131,15 +131,15 @@ func (l *ledger) countErrors() (events, lost, duplicates, outOfOrder int) {
 	defer l.mu.Unlock()
 
 	for i := range l.keys {
-		k := &l.keys[i]
-		events += k.acked
-		for n := 1; n <= k.acked; n++ {
-			if !k.seen[n] {
+		key := &l.keys[i]
+		events += key.acked
+		for n := 1; n <= key.acked; n++ {
+			if !key.seen[n] {
 				lost++
 			}
 		}
-		duplicates += k.duplicates
-		outOfOrder += k.disorder
+		duplicates += key.duplicates
+		outOfOrder += key.disorder
 	}
 	return events, lost, duplicates, outOfOrder
 }

@@ -25,19 +25,19 @@ import (
 )
 
 // useConfig takes the servers from a configuration, with their logins.
-func (b *bench) useConfig(c *config.Config) error {
+func (b *bench) useConfig(cfg *config.Config) error {
 	if b.MongoDB != "" || len(b.Kafka) > 0 {
 		return errors.New("the configuration names the servers: leave out --mongodb and --kafka")
 	}
 	// The connectors have other options for their connections, so some settings of outrelay have no equivalent.
-	if _, err := connectorSecurity(c.Kafka); err != nil {
+	if _, err := connectorSecurity(cfg.Kafka); err != nil {
 		return err
 	}
-	if t := c.MongoDB.TLS; t != nil && (t.Cert != "" || t.ServerName != "" || t.Insecure) {
+	if tlsConfig := cfg.MongoDB.TLS; tlsConfig != nil && (tlsConfig.Cert != "" || tlsConfig.ServerName != "" || tlsConfig.Insecure) {
 		return errors.New("mongodb.tls: the connectors can use a ca only, no cert, server_name or insecure")
 	}
 
-	b.MongoDB, b.Kafka, b.login = c.MongoDB.URI.Reveal(), c.Kafka.Brokers, c
+	b.MongoDB, b.Kafka, b.login = cfg.MongoDB.URI.Reveal(), cfg.Kafka.Brokers, cfg
 	return nil
 }
 
@@ -46,24 +46,24 @@ func (b *bench) connectMongo(ctx context.Context) (*mongo.Client, error) {
 	if b.login == nil || b.login.MongoDB.TLS == nil {
 		return connect(ctx, b.MongoDB)
 	}
-	o := options.Client().ApplyURI(b.MongoDB)
-	if err := pkgconnect.SecureMongo(o, b.login.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
+	clientOptions := options.Client().ApplyURI(b.MongoDB)
+	if err := pkgconnect.SecureMongo(clientOptions, b.login.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
 		return nil, fmt.Errorf("mongodb.tls: %w", err)
 	}
-	return connectWith(ctx, o)
+	return connectWith(ctx, clientOptions)
 }
 
 // secureKafka adds the login to the connections of the benchmark.
-func (b *bench) secureKafka(t *kafka.Transport) error {
+func (b *bench) secureKafka(transport *kafka.Transport) error {
 	if b.login == nil {
 		return nil
 	}
 	var err error
-	if t.TLS, err = b.login.Kafka.TLS.ClientConfig(); err != nil {
+	if transport.TLS, err = b.login.Kafka.TLS.ClientConfig(); err != nil {
 		return fmt.Errorf("kafka.tls: %w", err)
 	}
-	if s := b.login.Kafka.SASL; s != nil {
-		t.SASL, err = pkgconnect.NewLogin(*s, nil)
+	if sasl := b.login.Kafka.SASL; sasl != nil {
+		transport.SASL, err = pkgconnect.NewLogin(*sasl, nil)
 	}
 	return err
 }
@@ -81,20 +81,20 @@ func (b *bench) addLogin(mongo, brokers map[string]any) {
 	}
 
 	mongo["uri"] = "${env:" + uriVariable + "}"
-	if t := b.login.MongoDB.TLS; t != nil {
-		mongo["tls"] = tlsSettings(*t)
+	if tlsConfig := b.login.MongoDB.TLS; tlsConfig != nil {
+		mongo["tls"] = tlsSettings(*tlsConfig)
 	}
-	if t := b.login.Kafka.TLS; t != nil {
-		brokers["tls"] = tlsSettings(*t)
+	if tlsConfig := b.login.Kafka.TLS; tlsConfig != nil {
+		brokers["tls"] = tlsSettings(*tlsConfig)
 	}
-	if s := b.login.Kafka.SASL; s != nil {
-		brokers["sasl"] = map[string]any{"mechanism": s.Mechanism, "username": s.Username, "password": "${env:" + passwordVariable + "}"}
+	if sasl := b.login.Kafka.SASL; sasl != nil {
+		brokers["sasl"] = map[string]any{"mechanism": sasl.Mechanism, "username": sasl.Username, "password": "${env:" + passwordVariable + "}"}
 	}
 }
 
-func tlsSettings(t config.TLS) map[string]any {
+func tlsSettings(tlsConfig config.TLS) map[string]any {
 	out := map[string]any{}
-	for name, file := range map[string]string{"ca": t.CA, "cert": t.Cert, "key": t.Key} {
+	for name, file := range map[string]string{"ca": tlsConfig.CA, "cert": tlsConfig.Cert, "key": tlsConfig.Key} {
 		if file != "" {
 			out[name] = file
 		}
@@ -108,26 +108,26 @@ func (b *bench) loginEnv() []string {
 		return nil
 	}
 	env := []string{uriVariable + "=" + b.MongoDB}
-	if s := b.login.Kafka.SASL; s != nil {
-		env = append(env, passwordVariable+"="+s.Password.Reveal())
+	if sasl := b.login.Kafka.SASL; sasl != nil {
+		env = append(env, passwordVariable+"="+sasl.Password.Reveal())
 	}
 	return env
 }
 
 // connectorSecurity returns the settings of Kafka Connect for the connections to Kafka.
-func connectorSecurity(k config.Kafka) (map[string]string, error) {
+func connectorSecurity(kafka config.Kafka) (map[string]string, error) {
 	settings := map[string]string{}
 	protocol := "PLAINTEXT"
-	if t := k.TLS; t != nil {
+	if tlsConfig := kafka.TLS; tlsConfig != nil {
 		protocol = "SSL"
-		if t.ServerName != "" || t.Insecure {
+		if tlsConfig.ServerName != "" || tlsConfig.Insecure {
 			return nil, errors.New("kafka.tls: Kafka Connect has no equivalent of server_name and insecure")
 		}
-		if t.CA != "" {
-			settings["ssl.truststore.type"], settings["ssl.truststore.location"] = "PEM", t.CA
+		if tlsConfig.CA != "" {
+			settings["ssl.truststore.type"], settings["ssl.truststore.location"] = "PEM", tlsConfig.CA
 		}
-		if t.Cert != "" {
-			for name, file := range map[string]string{"ssl.keystore.certificate.chain": t.Cert, "ssl.keystore.key": t.Key} {
+		if tlsConfig.Cert != "" {
+			for name, file := range map[string]string{"ssl.keystore.certificate.chain": tlsConfig.Cert, "ssl.keystore.key": tlsConfig.Key} {
 				text, err := os.ReadFile(file)
 				if err != nil {
 					return nil, fmt.Errorf("kafka.tls: %w", err)
@@ -138,17 +138,17 @@ func connectorSecurity(k config.Kafka) (map[string]string, error) {
 		}
 	}
 
-	if s := k.SASL; s != nil {
+	if saslConfig := kafka.SASL; saslConfig != nil {
 		protocol = "SASL_" + cmp.Or(map[string]string{"SSL": "SSL"}[protocol], "PLAINTEXT")
-		m, _ := sasl.Find(s.Mechanism)
-		if m.Credential != sasl.Password {
+		mechanism, _ := sasl.Find(saslConfig.Mechanism)
+		if mechanism.Credential != sasl.Password {
 			return nil, fmt.Errorf("kafka.sasl.mechanism: a comparison can log in with %s only, not with %s",
-				strings.Join(sasl.Names(sasl.Password), ", "), s.Mechanism)
+				strings.Join(sasl.Names(sasl.Password), ", "), saslConfig.Mechanism)
 		}
 		quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-		settings["sasl.mechanism"] = m.Listener
+		settings["sasl.mechanism"] = mechanism.Listener
 		settings["sasl.jaas.config"] = fmt.Sprintf(`org.apache.kafka.common.security.%s required username="%s" password="%s";`,
-			m.JavaModule, quote.Replace(s.Username), quote.Replace(s.Password.Reveal()))
+			mechanism.JavaModule, quote.Replace(saslConfig.Username), quote.Replace(saslConfig.Password.Reveal()))
 	}
 	if protocol == "PLAINTEXT" {
 		return settings, nil

@@ -40,28 +40,28 @@ type ObservedResult struct {
 // pair, two processes with the same configuration drain the same backlog. Both have the listeners, but only
 // one of them gets requests. The order alternates, because servers drift. RunObserved takes minutes. The end
 // of ctx interrupts it.
-func RunObserved(ctx context.Context, o Options) (res ObservedResult, err error) {
-	if o.Pairs == 0 {
-		o.Pairs = DefaultPairs
+func RunObserved(ctx context.Context, options Options) (res ObservedResult, err error) {
+	if options.Pairs == 0 {
+		options.Pairs = DefaultPairs
 	}
-	err = o.withServers(ctx, func(b *bench) error {
-		if err := b.fillBacklogs(ctx); err != nil {
+	err = options.withServers(ctx, func(bench *bench) error {
+		if err := bench.fillBacklogs(ctx); err != nil {
 			return err
 		}
 
-		b.logProgress("warming the servers up")
-		if _, _, err := b.drainWatched(ctx, "warm", true); err != nil {
+		bench.logProgress("warming the servers up")
+		if _, _, err := bench.drainWatched(ctx, "warm", true); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
 
 		got, foreign, sum := figures{}, figures{}, seen{}
-		for pair := 1; pair <= b.Pairs; pair++ {
-			if err := b.drainPair(ctx, pair, got, foreign, &sum); err != nil {
+		for pair := 1; pair <= bench.Pairs; pair++ {
+			if err := bench.drainPair(ctx, pair, got, foreign, &sum); err != nil {
 				return err
 			}
 		}
 
-		res = newObservedResult(b, got, foreign, sum)
+		res = newObservedResult(bench, got, foreign, sum)
 		return nil
 	})
 	return res, err
@@ -81,52 +81,52 @@ func (b *bench) drainPair(ctx context.Context, pair int, got, foreign figures, s
 
 	eps := map[string]float64{}
 	for _, name := range order {
-		d, s, err := b.drainWatched(ctx, fmt.Sprintf("%s%d", name, pair), name == looked)
+		drained, seen, err := b.drainWatched(ctx, fmt.Sprintf("%s%d", name, pair), name == looked)
 		if err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
 
-		eps[name] = d.eps
-		got.addValue(name, d.eps)
-		got.addValue(name+"_cpu", d.cpuPerMillion)
-		got.addValue(name+"_rss", d.peak)
-		if d.known {
-			foreign.addValue(name, d.foreign)
+		eps[name] = drained.eps
+		got.addValue(name, drained.eps)
+		got.addValue(name+"_cpu", drained.cpuPerMillion)
+		got.addValue(name+"_rss", drained.peak)
+		if drained.known {
+			foreign.addValue(name, drained.foreign)
 		}
 
-		sum.scrapes += s.scrapes
-		sum.refreshes += s.refreshes
-		sum.messages += s.messages
+		sum.scrapes += seen.scrapes
+		sum.refreshes += seen.refreshes
+		sum.messages += seen.messages
 		b.logProgress("pair %d of %d: %-8s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB",
-			pair, b.Pairs, name, d.eps, d.foreign, d.cpuPerMillion, d.peak)
+			pair, b.Pairs, name, drained.eps, drained.foreign, drained.cpuPerMillion, drained.peak)
 	}
 	b.logProgress("pair %d of %d: ratio %.3f", pair, b.Pairs, eps[looked]/eps[alone])
 	return nil
 }
 
-func newObservedResult(b *bench, got, foreign figures, sum seen) ObservedResult {
-	r := ObservedResult{
+func newObservedResult(bench *bench, got, foreign figures, sum seen) ObservedResult {
+	result := ObservedResult{
 		AloneEPS: round(median(got[alone]), 0), ObservedEPS: round(median(got[looked]), 0), Ratio: got.medianRatio(looked, alone),
 		CPUAlone: round(median(got[alone+"_cpu"]), 2), CPUObserved: round(median(got[looked+"_cpu"]), 2),
 		RSSAlone: round(median(got[alone+"_rss"]), 1), RSSObserved: round(median(got[looked+"_rss"]), 1),
 		Scrapes: sum.scrapes, Refreshes: sum.refreshes, Messages: sum.messages,
-		ForeignCPU: newForeignCPU(foreign), Pairs: b.Pairs, Events: b.Events, Payload: b.Payload,
+		ForeignCPU: newForeignCPU(foreign), Pairs: bench.Pairs, Events: bench.Events, Payload: bench.Payload,
 	}
 
 	for i := range got[alone] {
-		r.Ratios = append(r.Ratios, round(got[looked][i]/got[alone][i], 3))
+		result.Ratios = append(result.Ratios, round(got[looked][i]/got[alone][i], 3))
 	}
-	return r
+	return result
 }
 
 // Print writes the result as a table for people.
-func (r ObservedResult) Print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+func (r ObservedResult) Print(out io.Writer) error {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) {
-		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 
-	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d pairs\t\n", r.Events, r.Payload, r.Pairs)
+	fmt.Fprintf(table, "\n%d events of %d bytes, medians of %d pairs\t\n", r.Events, r.Payload, r.Pairs)
 	row("drain, no requests", "%.0f events/s, %.2f CPU-s per million, %.1f MB", r.AloneEPS, r.CPUAlone, r.RSSAlone)
 	row("page open, scraped every second", "%.0f events/s, %.2f CPU-s per million, %.1f MB",
 		r.ObservedEPS, r.CPUObserved, r.RSSObserved)
@@ -135,22 +135,22 @@ func (r ObservedResult) Print(w io.Writer) error {
 		r.Scrapes, r.Refreshes, r.Messages)
 
 	row("foreign CPU", "%s", r.describeForeign())
-	return t.Flush()
+	return table.Flush()
 }
 
 // drainWatched drains the backlog once, with or without an observer.
-func (b *bench) drainWatched(ctx context.Context, name string, look bool) (d drained, s seen, err error) {
-	var o *observer
-	d, err = b.drainBeside(ctx, name, setting{page: true}, func(r *relay) {
+func (b *bench) drainWatched(ctx context.Context, name string, look bool) (drained drained, seen seen, err error) {
+	var observer *observer
+	drained, err = b.drainBeside(ctx, name, setting{page: true}, func(relay *relay) {
 		if look {
-			o = startObserver(ctx, r)
+			observer = startObserver(ctx, relay)
 		}
 	}, func() error {
-		if o == nil {
+		if observer == nil {
 			return nil
 		}
-		s, err = o.stopObserving(ctx)
+		seen, err = observer.stopObserving(ctx)
 		return err
 	})
-	return d, s, err
+	return drained, seen, err
 }

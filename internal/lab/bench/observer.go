@@ -39,14 +39,14 @@ type observer struct {
 }
 
 // startObserver starts the simulations. They begin when the relay responds.
-func startObserver(ctx context.Context, r *relay) *observer {
+func startObserver(ctx context.Context, relay *relay) *observer {
 	ctx, stop := context.WithCancel(ctx)
-	g, ctx := errgroup.WithContext(ctx)
+	group, ctx := errgroup.WithContext(ctx)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}
-	o := &observer{relay: r, client: client, group: g, stop: stop, ended: ctx.Done()}
+	observer := &observer{relay: relay, client: client, group: group, stop: stop, ended: ctx.Done()}
 
-	for _, f := range []func(context.Context) error{o.scrapeMetrics, o.refreshPage, o.followLiveStream} {
-		g.Go(func() error {
+	for _, f := range []func(context.Context) error{observer.scrapeMetrics, observer.refreshPage, observer.followLiveStream} {
+		group.Go(func() error {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
 				return err
 			}
@@ -54,7 +54,7 @@ func startObserver(ctx context.Context, r *relay) *observer {
 		})
 	}
 
-	return o
+	return observer
 }
 
 // stopObserving blocks until each simulation has had a response, and then stops them. In a drain of few events, the
@@ -79,11 +79,11 @@ func (o *observer) stopObserving(ctx context.Context) (seen, error) {
 	err := o.group.Wait()
 	o.client.CloseIdleConnections()
 
-	s := seen{int(o.scrapes.Load()), int(o.refreshes.Load()), int(o.messages.Load())}
+	seen := seen{int(o.scrapes.Load()), int(o.refreshes.Load()), int(o.messages.Load())}
 	if err == nil && !answered() {
-		err = fmt.Errorf("the relay did not respond to every kind of request: %+v", s)
+		err = fmt.Errorf("the relay did not respond to every kind of request: %+v", seen)
 	}
-	return s, err
+	return seen, err
 }
 
 // sendGet sends one request. The caller must close the body.
@@ -137,12 +137,12 @@ func (o *observer) getWithRetries(ctx context.Context, address string, header ..
 	}
 }
 
-// callEvery calls f at once and then every d, until f fails or ctx ends.
-func callEvery(ctx context.Context, d time.Duration, f func() error) error {
-	tick := time.NewTicker(d)
+// callEvery calls call at once and then every interval, until call fails or ctx ends.
+func callEvery(ctx context.Context, interval time.Duration, call func() error) error {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		if err := f(); err != nil {
+		if err := call(); err != nil {
 			return err
 		}
 

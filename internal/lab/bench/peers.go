@@ -91,31 +91,31 @@ type comparison struct{ *bench }
 // RunPeers compares outrelay with other publishers on the same servers: the drain of a backlog, the latency at each
 // rate, and the effect of a SIGKILL. In each round each system runs once, and the order rotates. It takes many minutes.
 // The end of ctx interrupts it.
-func RunPeers(ctx context.Context, o Options) (res PeersResult, err error) {
-	err = o.withServers(ctx, func(own *bench) error {
-		b := &comparison{own}
-		b.numberOf = textNumber
-		b.reserveNumbers(b.Events)
-		for _, name := range b.Peers {
-			b.logProgress("fetching %s, if it is not in the cache", name)
+func RunPeers(ctx context.Context, options Options) (res PeersResult, err error) {
+	err = options.withServers(ctx, func(local *bench) error {
+		comparison := &comparison{local}
+		comparison.numberOf = textNumber
+		comparison.reserveNumbers(comparison.Events)
+		for _, name := range comparison.Peers {
+			comparison.logProgress("fetching %s, if it is not in the cache", name)
 			if _, err := kafkaconnect.Fetch(ctx, name); err != nil {
 				return err
 			}
 		}
 
-		list := b.listSystems()
+		list := comparison.listSystems()
 		got := make([][]peerRun, len(list))
-		for round := range b.Runs {
+		for round := range comparison.Runs {
 			for i := range list {
 				at := (i + round) % len(list)
-				r, err := b.measureSystem(ctx, list[at], round)
+				run, err := comparison.measureSystem(ctx, list[at], round)
 				if err != nil {
 					return fmt.Errorf("%s: %w", list[at].name, err)
 				}
-				got[at] = append(got[at], r)
+				got[at] = append(got[at], run)
 			}
 		}
-		res, err = b.newPeersResult(ctx, list, got)
+		res, err = comparison.newPeersResult(ctx, list, got)
 		return err
 	})
 	return res, err
@@ -135,88 +135,88 @@ type peerRun struct {
 }
 
 // measureSystem makes all measurements of a system with its own collection and topic.
-func (b *comparison) measureSystem(ctx context.Context, s system, round int) (r peerRun, err error) {
-	name := fmt.Sprintf("%s%d", s.name, round+1)
-	p, err := b.preparePlace(ctx, s, name)
+func (b *comparison) measureSystem(ctx context.Context, system system, round int) (run peerRun, err error) {
+	name := fmt.Sprintf("%s%d", system.name, round+1)
+	place, err := b.preparePlace(ctx, system, name)
 	if err != nil {
-		return r, err
+		return run, err
 	}
-	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), p.topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), place.topic)
 	defer func() {
-		err = errors.Join(err, b.client.Database(b.db).Collection(p.collection).Drop(context.WithoutCancel(ctx)))
+		err = errors.Join(err, b.client.Database(b.db).Collection(place.collection).Drop(context.WithoutCancel(ctx)))
 	}()
 
-	pub, err := s.start(ctx, b, p)
+	pub, err := system.start(ctx, b, place)
 	if err != nil {
-		return r, err
+		return run, err
 	}
 	defer func() { err = errors.Join(err, pub.stopProcess()) }()
 
-	if err := b.followPeer(ctx, pub, p.topic, &r); err != nil {
-		return r, err
+	if err := b.followPeer(ctx, pub, place.topic, &run); err != nil {
+		return run, err
 	}
-	b.logProgress("round %d: %-18s %7.0f/s  CPU-s per million %.1f + %.1f  foreign CPU %.0f %%", round+1, s.name, r.DrainEPS, r.CPUPerMillion, r.MongodCPU, r.ForeignCPU)
+	b.logProgress("round %d: %-18s %7.0f/s  CPU-s per million %.1f + %.1f  foreign CPU %.0f %%", round+1, system.name, run.DrainEPS, run.CPUPerMillion, run.MongodCPU, run.ForeignCPU)
 
 	// The latency starts after the drain, so no backlog is in its way.
-	c := newCounted(b.numbered)
-	consumer, err := b.startConsumer(ctx, p.topic, c.recordArrival)
+	counted := newCounted(b.numbered)
+	consumer, err := b.startConsumer(ctx, place.topic, counted.recordArrival)
 	if err != nil {
-		return r, err
+		return run, err
 	}
 	defer consumer.stopReading()
-	c.failed = func() error { return errors.Join(pub.checkRunning(), consumer.failure()) }
-	if err := b.peerLatencies(ctx, s, p, c, &r); err != nil {
-		return r, err
+	counted.failed = func() error { return errors.Join(pub.checkRunning(), consumer.failure()) }
+	if err := b.peerLatencies(ctx, system, place, counted, &run); err != nil {
+		return run, err
 	}
 
 	// The kill comes last, because its restart would falsify the memory and the latency.
-	u, _ := processUsage(pub.pid())
-	r.PeakRSS = round1(u.hwm)
-	c.failed = consumer.failure
-	if err := b.killPeer(ctx, s, p, pub, c, &r); err != nil {
-		return r, err
+	usage, _ := processUsage(pub.pid())
+	run.PeakRSS = round1(usage.hwm)
+	counted.failed = consumer.failure
+	if err := b.killPeer(ctx, system, place, pub, counted, &run); err != nil {
+		return run, err
 	}
-	b.logProgress("round %d: %-18s latency %v  silence %.0f ms, %d repeats, %d lost  %.0f MiB", round+1, s.name, r.Latency, r.SilenceMS, r.Repeats, r.Lost, r.PeakRSS)
-	return r, nil
+	b.logProgress("round %d: %-18s latency %v  silence %.0f ms, %d repeats, %d lost  %.0f MiB", round+1, system.name, run.Latency, run.SilenceMS, run.Repeats, run.Lost, run.PeakRSS)
+	return run, nil
 }
 
-func round1(v float64) float64 { return round(v, 1) }
+func round1(value float64) float64 { return round(value, 1) }
 
 // preparePlace creates the topic, and the collection with its backlog.
-func (b *comparison) preparePlace(ctx context.Context, s system, name string) (p place, err error) {
-	p = place{collection: name, dir: filepath.Join(b.dir, name)}
-	if err := os.Mkdir(p.dir, 0o700); err != nil {
-		return p, err
+func (b *comparison) preparePlace(ctx context.Context, system system, name string) (prepared place, err error) {
+	prepared = place{collection: name, dir: filepath.Join(b.dir, name)}
+	if err := os.Mkdir(prepared.dir, 0o700); err != nil {
+		return prepared, err
 	}
 
 	// The connector chooses the name of its topic: the prefix, the database and the collection.
-	p.topic = b.db + "." + b.db + "." + name
-	if err := b.cluster.createTopic(ctx, p.topic); err != nil {
-		return p, err
+	prepared.topic = b.db + "." + b.db + "." + name
+	if err := b.cluster.createTopic(ctx, prepared.topic); err != nil {
+		return prepared, err
 	}
 
 	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
-		return p, err
+		return prepared, err
 	}
 	cs, err := watch(ctx, coll, nil)
 	if err != nil {
-		return p, err
+		return prepared, err
 	}
-	p.token = cs.ResumeToken().Lookup("_data").StringValue()
+	prepared.token = cs.ResumeToken().Lookup("_data").StringValue()
 	if err := cs.Close(ctx); err != nil {
-		return p, err
+		return prepared, err
 	}
-	if p.start, err = clusterTimeAfter(ctx, b); err != nil {
-		return p, err
+	if prepared.start, err = clusterTimeAfter(ctx, b); err != nil {
+		return prepared, err
 	}
-	return p, b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.encodeDocument(s, i) })
+	return prepared, b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.encodeDocument(system, i) })
 }
 
 // encodeDocument returns the document of an event as the writers of a system insert it.
-func (b *comparison) encodeDocument(s system, i int) (bson.Raw, error) {
+func (b *comparison) encodeDocument(system system, i int) (bson.Raw, error) {
 	payload := newTextPayload(i, b.Payload)
-	if s.stamped {
+	if system.stamped {
 		return encodeEnvelope(orderingKey(i), payload)
 	}
 	return bson.Marshal(foreignFields(i, string(payload)))
@@ -227,11 +227,11 @@ const textMark = '#'
 
 // newTextPayload returns a payload as JSON. The connectors send text as it is, and bytes in different forms.
 func newTextPayload(i, size int) []byte {
-	p := fmt.Appendf(nil, `{"number":"%c%d%c","text":"`, textMark, i, textMark)
-	for len(p) < size-2 {
-		p = append(p, 'a'+byte((i*31+len(p)*7)%26))
+	payload := fmt.Appendf(nil, `{"number":"%c%d%c","text":"`, textMark, i, textMark)
+	for len(payload) < size-2 {
+		payload = append(payload, 'a'+byte((i*31+len(payload)*7)%26))
 	}
-	return append(p, `"}`...)
+	return append(payload, `"}`...)
 }
 
 // textNumber returns the number that newTextPayload has written. The payload may be part of a larger text.
@@ -244,9 +244,9 @@ func textNumber(value []byte) (int, bool) {
 
 // followPeer measures the drain from the first fifth of the events to the last. The first fifth warms the publisher up: a
 // new JVM takes several times as long for each event.
-func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string, r *peerRun) error {
+func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string, run *peerRun) error {
 	const warm = 5
-	var m *meter
+	var meter *meter
 	var began, progressed time.Time
 	var cpu float64
 	beganN, last := 0, -1
@@ -266,10 +266,10 @@ func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string
 		if now.Sub(progressed) > killWithin {
 			return fmt.Errorf("%d of %d events arrived, and nothing for %s", n, b.Events, killWithin)
 		}
-		if m == nil && n >= b.Events/warm {
+		if meter == nil && n >= b.Events/warm {
 			began, beganN = now, n
 			cpu, _ = processTicks(pub.pid())
-			m = startMeter(append(b.serverPIDs(), pub.pid())...)
+			meter = startMeter(append(b.serverPIDs(), pub.pid())...)
 		}
 	}
 
@@ -278,63 +278,63 @@ func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string
 		return fmt.Errorf("the drain of %d events was too short to measure it: take more", b.Events)
 	}
 	end, _ := processTicks(pub.pid())
-	r.DrainEPS = round(events/took.Seconds(), 0)
-	r.CPUPerMillion = round((end-cpu)*1e6/events, 2)
-	r.MongodCPU, r.ForeignCPU = -1, -1
-	if used := m.measureUsed(b.mongods...); used > 0 {
-		r.MongodCPU = round(used*1e6/events, 2)
+	run.DrainEPS = round(events/took.Seconds(), 0)
+	run.CPUPerMillion = round((end-cpu)*1e6/events, 2)
+	run.MongodCPU, run.ForeignCPU = -1, -1
+	if used := meter.measureUsed(b.mongods...); used > 0 {
+		run.MongodCPU = round(used*1e6/events, 2)
 	}
-	if pct, ok := m.measureForeign(); ok {
-		r.ForeignCPU = round1(pct)
+	if pct, ok := meter.measureForeign(); ok {
+		run.ForeignCPU = round1(pct)
 	}
 	return nil
 }
 
 // peerLatencies warms the publisher up for single events, and then measures the latency at each rate.
-func (b *comparison) peerLatencies(ctx context.Context, s system, p place, c *counted, r *peerRun) error {
+func (b *comparison) peerLatencies(ctx context.Context, system system, place place, counted *counted, run *peerRun) error {
 	for _, rate := range slices.Insert(slices.Clone(b.Rates), 0, warmRate/2) {
 		n := int(b.Duration.Seconds() * float64(rate))
 		from := b.reserveNumbers(n)
-		shots, err := newShotsOf(from, n, func(i int) (bson.Raw, error) { return b.encodeDocument(s, i) })
+		shots, err := newShotsOf(from, n, func(i int) (bson.Raw, error) { return b.encodeDocument(system, i) })
 		if err != nil {
 			return err
 		}
-		c.shots.Store(shots)
+		counted.shots.Store(shots)
 
-		coll := b.client.Database(b.db).Collection(p.collection)
+		coll := b.client.Database(b.db).Collection(place.collection)
 		if err := shots.insertAtRate(ctx, coll, rate); err != nil {
 			return err
 		}
-		if err := shots.awaitArrivals(ctx, c.failed); err != nil {
+		if err := shots.awaitArrivals(ctx, counted.failed); err != nil {
 			return err
 		}
 		if rate == warmRate/2 {
 			continue
 		}
-		h := shots.delayHistogram()
-		r.Latency = append(r.Latency, peerLatency{rate, round(quantileMS(h, 50), 2), round(quantileMS(h, 99), 2)})
+		histogram := shots.delayHistogram()
+		run.Latency = append(run.Latency, peerLatency{rate, round(quantileMS(histogram, 50), 2), round(quantileMS(histogram, 99), 2)})
 	}
 	return nil
 }
 
 // killPeer kills the publisher under load, restarts it at once, and waits until everything has arrived.
-func (b *comparison) killPeer(ctx context.Context, s system, p place, pub publisher, c *counted, r *peerRun) error {
+func (b *comparison) killPeer(ctx context.Context, system system, place place, pub publisher, counted *counted, run *peerRun) error {
 	n := int((beforeKill + afterKill).Seconds() * killRate)
-	shots, err := newShotsOf(b.reserveNumbers(n), n, func(i int) (bson.Raw, error) { return b.encodeDocument(s, i) })
+	shots, err := newShotsOf(b.reserveNumbers(n), n, func(i int) (bson.Raw, error) { return b.encodeDocument(system, i) })
 	if err != nil {
 		return err
 	}
-	c.shots.Store(shots)
+	counted.shots.Store(shots)
 
 	inserted := make(chan error, 1)
 	go func() {
-		inserted <- shots.insertAtRate(ctx, b.client.Database(b.db).Collection(p.collection), killRate)
+		inserted <- shots.insertAtRate(ctx, b.client.Database(b.db).Collection(place.collection), killRate)
 	}()
 	if err := retry.Sleep(ctx, beforeKill); err != nil {
 		return errors.Join(err, <-inserted)
 	}
 	// From here on the consumer counts repeats, and looks for the longest silence.
-	c.beginGap()
+	counted.beginGap()
 	err = pub.kill()
 	if err == nil {
 		err = pub.restart(ctx)
@@ -345,11 +345,11 @@ func (b *comparison) killPeer(ctx context.Context, s system, p place, pub publis
 
 	deadline := time.Now().Add(killWithin)
 	for shots.left.Load() > 0 && time.Now().Before(deadline) {
-		if err := errors.Join(c.failed(), pub.checkRunning(), retry.Sleep(ctx, slow)); err != nil {
+		if err := errors.Join(counted.failed(), pub.checkRunning(), retry.Sleep(ctx, slow)); err != nil {
 			return err
 		}
 	}
-	r.Lost = int(shots.left.Load())
-	r.SilenceMS, r.Repeats = c.endGap()
+	run.Lost = int(shots.left.Load())
+	run.SilenceMS, run.Repeats = counted.endGap()
 	return nil
 }

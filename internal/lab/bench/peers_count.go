@@ -22,9 +22,9 @@ type counted struct {
 func newCounted(numbers int) *counted { return &counted{seen: make([]bool, numbers)} }
 
 // recordArrival records an arrival from the topic.
-func (c *counted) recordArrival(number int, at time.Time, _ sender) {
-	if s := c.shots.Load(); s != nil {
-		s.recordArrival(number, at)
+func (c *counted) recordArrival(number int, arrivedAt time.Time, _ sender) {
+	if shots := c.shots.Load(); shots != nil {
+		shots.recordArrival(number, arrivedAt)
 	}
 
 	c.mu.Lock()
@@ -39,10 +39,10 @@ func (c *counted) recordArrival(number int, at time.Time, _ sender) {
 		}
 		return
 	case c.gap:
-		c.longest = max(c.longest, at.Sub(c.lastNew))
+		c.longest = max(c.longest, arrivedAt.Sub(c.lastNew))
 	}
 	c.seen[number] = true
-	c.lastNew = at
+	c.lastNew = arrivedAt
 }
 
 // beginGap begins to count repeats, and the time without new events.

@@ -15,8 +15,8 @@ import (
 )
 
 // clusterTimeAfter returns a cluster time that is after all events so far.
-func clusterTimeAfter(ctx context.Context, b *comparison) (bson.Timestamp, error) {
-	at, err := mongodb.ClusterTime(ctx, b.client)
+func clusterTimeAfter(ctx context.Context, comparison *comparison) (bson.Timestamp, error) {
+	at, err := mongodb.ClusterTime(ctx, comparison.client)
 	at.I++
 	return at, err
 }
@@ -28,13 +28,13 @@ type outrelayPublisher struct {
 	setting setting
 }
 
-func startOutrelay(ctx context.Context, b *comparison, p place) (publisher, error) {
-	s := setting{
-		watch: p.collection, topic: p.topic, state: b.newStateDB(p.collection), label: p.collection,
-		start: time.Unix(int64(p.start.T), 0).UTC().Format(time.RFC3339),
+func startOutrelay(ctx context.Context, comparison *comparison, place place) (publisher, error) {
+	setting := setting{
+		watch: place.collection, topic: place.topic, state: comparison.newStateDB(place.collection), label: place.collection,
+		start: time.Unix(int64(place.start.T), 0).UTC().Format(time.RFC3339),
 	}
-	r, err := b.startRelay(s)
-	return &outrelayPublisher{r, b, s}, err
+	relay, err := comparison.startRelay(setting)
+	return &outrelayPublisher{relay, comparison, setting}, err
 }
 
 func (o *outrelayPublisher) kill() error {
@@ -73,8 +73,8 @@ func connectJVM() []string {
 
 // startConnector starts a worker that stores its offsets every ten seconds. The default is a minute. launch starts the
 // process and its connector.
-func (b *comparison) startConnector(ctx context.Context, p place, plugin string, config map[string]string, launch func(*kafkaconnect.Worker) error) (publisher, error) {
-	jvm, err := b.trustStore(ctx, p.dir)
+func (b *comparison) startConnector(ctx context.Context, place place, plugin string, config map[string]string, launch func(*kafkaconnect.Worker) error) (publisher, error) {
+	jvm, err := b.trustStore(ctx, place.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -88,52 +88,52 @@ func (b *comparison) startConnector(ctx context.Context, p place, plugin string,
 		maps.Copy(worker, security)
 	}
 
-	w, err := kafkaconnect.Prepare(ctx, kafkaconnect.Options{
+	connector, err := kafkaconnect.Prepare(ctx, kafkaconnect.Options{
 		Plugin: plugin, Name: "bench", Config: config, Brokers: b.Kafka, JVM: append(connectJVM(), jvm...), Worker: worker,
 	})
 	if err != nil {
 		return nil, err
 	}
 
-	if err := launch(w); err != nil {
-		w.Close()
+	if err := launch(connector); err != nil {
+		connector.Close()
 		return nil, err
 	}
-	b.logProgress("Kafka Connect with %s is process %d", plugin, w.PID())
-	return connectPublisher{w}, nil
+	b.logProgress("Kafka Connect with %s is process %d", plugin, connector.PID())
+	return connectPublisher{connector}, nil
 }
 
 // startDebezium starts Debezium at the position of the place.
 func startDebezium(fast bool) func(context.Context, *comparison, place) (publisher, error) {
-	return func(ctx context.Context, b *comparison, p place) (publisher, error) {
-		prefix, _ := strings.CutSuffix(p.topic, "."+p.collection)
+	return func(ctx context.Context, comparison *comparison, place place) (publisher, error) {
+		prefix, _ := strings.CutSuffix(place.topic, "."+place.collection)
 		config := map[string]string{
 			"connector.class":           "io.debezium.connector.mongodb.MongoDbConnector",
-			"mongodb.connection.string": b.connectorURI(),
-			"topic.prefix":              b.db,
-			"collection.include.list":   b.db + "." + p.collection,
+			"mongodb.connection.string": comparison.connectorURI(),
+			"topic.prefix":              comparison.db,
+			"collection.include.list":   comparison.db + "." + place.collection,
 			"snapshot.mode":             "no_data",
 			"transforms":                "outbox",
 			"transforms.outbox.type":    "io.debezium.connector.mongodb.transforms.outbox.MongoEventRouter",
 			// The route is the type of the aggregate, which is the same for all events.
 			"transforms.outbox.route.topic.regex":       ".*",
-			"transforms.outbox.route.topic.replacement": prefix + "." + p.collection,
+			"transforms.outbox.route.topic.replacement": prefix + "." + place.collection,
 		}
 		if fast {
 			maps.Copy(config, map[string]string{"poll.interval.ms": "2", "producer.override.linger.ms": "0"})
 		}
 
 		// The connector is created stopped, so that it does not read before it has the position.
-		return b.startConnector(ctx, p, kafkaconnect.Debezium, config, func(w *kafkaconnect.Worker) error {
-			err := w.Launch()
+		return comparison.startConnector(ctx, place, kafkaconnect.Debezium, config, func(worker *kafkaconnect.Worker) error {
+			err := worker.Launch()
 			if err == nil {
-				err = w.Create(ctx, true)
+				err = worker.Create(ctx, true)
 			}
 			if err == nil {
-				err = w.SetOffset(ctx, map[string]any{"server_id": b.db}, map[string]any{"sec": p.start.T, "ord": p.start.I, "resume_token": p.token})
+				err = worker.SetOffset(ctx, map[string]any{"server_id": comparison.db}, map[string]any{"sec": place.start.T, "ord": place.start.I, "resume_token": place.token})
 			}
 			if err == nil {
-				err = w.Resume(ctx)
+				err = worker.Resume(ctx)
 			}
 			return err
 		})
@@ -142,17 +142,17 @@ func startDebezium(fast bool) func(context.Context, *comparison, place) (publish
 
 // startMongoKafka starts the MongoDB Kafka connector at the time of the place. It sends whole documents.
 func startMongoKafka(fast bool) func(context.Context, *comparison, place) (publisher, error) {
-	return func(ctx context.Context, b *comparison, p place) (publisher, error) {
-		at, err := json.Marshal(map[string]any{"$timestamp": map[string]uint32{"t": p.start.T, "i": p.start.I}})
+	return func(ctx context.Context, comparison *comparison, place place) (publisher, error) {
+		at, err := json.Marshal(map[string]any{"$timestamp": map[string]uint32{"t": place.start.T, "i": place.start.I}})
 		if err != nil {
 			return nil, fmt.Errorf("encoding the start: %w", err)
 		}
 		config := map[string]string{
 			"connector.class":            "com.mongodb.kafka.connect.MongoSourceConnector",
-			"connection.uri":             b.connectorURI(),
-			"database":                   b.db,
-			"collection":                 p.collection,
-			"topic.prefix":               b.db,
+			"connection.uri":             comparison.connectorURI(),
+			"database":                   comparison.db,
+			"collection":                 place.collection,
+			"topic.prefix":               comparison.db,
 			"publish.full.document.only": "true",
 			"startup.mode":               "timestamp",
 			"startup.mode.timestamp.start.at.operation.time": string(at),
@@ -161,6 +161,6 @@ func startMongoKafka(fast bool) func(context.Context, *comparison, place) (publi
 			config["producer.override.linger.ms"] = "0"
 		}
 
-		return b.startConnector(ctx, p, kafkaconnect.MongoKafka, config, (*kafkaconnect.Worker).LaunchWithConnector)
+		return comparison.startConnector(ctx, place, kafkaconnect.MongoKafka, config, (*kafkaconnect.Worker).LaunchWithConnector)
 	}
 }

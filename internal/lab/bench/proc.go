@@ -20,15 +20,15 @@ type meter struct {
 
 // startMeter starts a measurement. The listed processes and this one do not count as foreign.
 func startMeter(pids ...int) *meter {
-	m := &meter{pids: slices.Concat([]int{os.Getpid()}, pids), own: map[int]float64{}}
-	slices.Sort(m.pids)
-	m.pids = slices.Compact(m.pids)
+	meter := &meter{pids: slices.Concat([]int{os.Getpid()}, pids), own: map[int]float64{}}
+	slices.Sort(meter.pids)
+	meter.pids = slices.Compact(meter.pids)
 
-	for _, pid := range m.pids {
-		m.own[pid], _ = processTicks(pid)
+	for _, pid := range meter.pids {
+		meter.own[pid], _ = processTicks(pid)
 	}
-	m.busy, m.total, _ = machineTicks()
-	return m
+	meter.busy, meter.total, _ = machineTicks()
+	return meter
 }
 
 // measureForeign returns the share of the machine's CPU time that other processes used since the start, in percent

@@ -23,32 +23,32 @@ func processUsage(pid int) (usage, bool) {
 		return usage{}, false
 	}
 
-	u := usage{rss: statusMB(status, "VmRSS:"), hwm: statusMB(status, "VmHWM:")}
+	usage := usage{rss: statusMB(status, "VmRSS:"), hwm: statusMB(status, "VmHWM:")}
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	for _, t := range tasks {
-		b, err := os.ReadFile(t)
+		content, err := os.ReadFile(t)
 		if err != nil {
 			// The thread has just ended.
 			continue
 		}
 
-		ns, _, _ := strings.Cut(string(b), " ")
+		ns, _, _ := strings.Cut(string(content), " ")
 		n, _ := strconv.ParseInt(ns, 10, 64)
-		u.cpu += float64(n) / 1e9
+		usage.cpu += float64(n) / 1e9
 	}
 
 	// This kernel has no schedstats.
-	if u.cpu == 0 {
-		u.cpu, _ = processTicks(pid)
+	if usage.cpu == 0 {
+		usage.cpu, _ = processTicks(pid)
 	}
-	return u, true
+	return usage, true
 }
 
 func statusMB(status []byte, name string) float64 {
 	for line := range bytes.Lines(status) {
 		if rest, ok := bytes.CutPrefix(line, []byte(name)); ok {
-			f := strings.Fields(string(rest))
-			kb, _ := strconv.ParseFloat(f[0], 64)
+			fields := strings.Fields(string(rest))
+			kb, _ := strconv.ParseFloat(fields[0], 64)
 			return kb / 1024
 		}
 	}
@@ -57,40 +57,40 @@ func statusMB(status []byte, name string) float64 {
 
 // processTicks is the CPU time of a process, threads that have ended included, in seconds.
 func processTicks(pid int) (float64, bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false
 	}
-	_, rest, ok := strings.Cut(string(b[bytes.LastIndexByte(b, ')')+1:]), " ")
-	f := strings.Fields(rest)
-	if !ok || len(f) < 13 {
+	_, rest, ok := strings.Cut(string(content[bytes.LastIndexByte(content, ')')+1:]), " ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 13 {
 		return 0, false
 	}
-	user, _ := strconv.ParseFloat(f[11], 64)
-	system, _ := strconv.ParseFloat(f[12], 64)
+	user, _ := strconv.ParseFloat(fields[11], 64)
+	system, _ := strconv.ParseFloat(fields[12], 64)
 	return (user + system) / ticksPerSecond, true
 }
 
 // machineTicks are the CPU seconds of all cores that were not idle, and all of them. Time stolen by a
 // hypervisor counts as busy: somebody else had it.
 func machineTicks() (busy, total float64, ok bool) {
-	b, err := os.ReadFile("/proc/stat")
+	content, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, 0, false
 	}
 
-	line, _, _ := strings.Cut(string(b), "\n")
-	f := strings.Fields(line)
-	if len(f) < 9 {
+	line, _, _ := strings.Cut(string(content), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 {
 		return 0, 0, false
 	}
 
-	for i, s := range f[1:9] {
-		v, _ := strconv.ParseFloat(s, 64)
-		total += v / ticksPerSecond
+	for i, s := range fields[1:9] {
+		value, _ := strconv.ParseFloat(s, 64)
+		total += value / ticksPerSecond
 		// The two other fields are idle time, and time of waiting for a disk.
 		if i != 3 && i != 4 {
-			busy += v / ticksPerSecond
+			busy += value / ticksPerSecond
 		}
 	}
 	return busy, total, true
@@ -113,15 +113,15 @@ func listeners(addrs []string) []int {
 	// A socket is found by its inode.
 	inodes := map[string]bool{}
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		b, _ := os.ReadFile(file)
-		for line := range strings.Lines(string(b)) {
-			f := strings.Fields(line)
+		content, _ := os.ReadFile(file)
+		for line := range strings.Lines(string(content)) {
+			fields := strings.Fields(line)
 			const listening = "0A"
-			if len(f) < 10 || f[3] != listening {
+			if len(fields) < 10 || fields[3] != listening {
 				continue
 			}
-			if _, port, ok := strings.Cut(f[1], ":"); ok && want[port] {
-				inodes["socket:["+f[9]+"]"] = true
+			if _, port, ok := strings.Cut(fields[1], ":"); ok && want[port] {
+				inodes["socket:["+fields[9]+"]"] = true
 			}
 		}
 	}

@@ -47,18 +47,18 @@ type sealed struct {
 }
 
 // Read implements io.Reader.
-func (s *sealed) Read(p []byte) (int, error) {
+func (s *sealed) Read(buffer []byte) (int, error) {
 	if s.at == len(s.raw) {
 		return 0, io.EOF
 	}
-	n := copy(p, s.raw[s.at:])
+	n := copy(buffer, s.raw[s.at:])
 	s.at += n
 	return n, nil
 }
 
 // WriteTo implements io.WriterTo. It needs one write instead of a copy in pieces.
-func (s *sealed) WriteTo(w io.Writer) (int64, error) {
-	n, err := w.Write(s.raw[s.at:])
+func (s *sealed) WriteTo(out io.Writer) (int64, error) {
+	n, err := out.Write(s.raw[s.at:])
 	s.at += n
 	return int64(n), err
 }
@@ -71,47 +71,47 @@ const (
 	aggregate    = "order"
 )
 
-func newRawProduce(ctx context.Context, s spec) (work, error) {
-	c := newCluster(s.Kafka)
-	defer c.closeIdle()
-	leaders, err := c.partitionLeaders(ctx, s.Topic)
+func newRawProduce(ctx context.Context, spec spec) (work, error) {
+	cluster := newCluster(spec.Kafka)
+	defer cluster.closeIdle()
+	leaders, err := cluster.partitionLeaders(ctx, spec.Topic)
 	if err != nil {
 		return nil, err
 	}
 
-	r := &rawProduce{spec: s}
+	produce := &rawProduce{spec: spec}
 	for addr, parts := range leaders {
-		b, err := dialBroker(ctx, addr)
+		broker, err := dialBroker(ctx, addr)
 		if err != nil {
-			r.disconnect()
+			produce.disconnect()
 			return nil, err
 		}
-		r.lanes = append(r.lanes, newProduceLane(b, parts))
+		produce.lanes = append(produce.lanes, newProduceLane(broker, parts))
 	}
 
-	if r.producer, err = identify(ctx, r.lanes[0].broker); err != nil {
-		r.disconnect()
+	if produce.producer, err = identify(ctx, produce.lanes[0].broker); err != nil {
+		produce.disconnect()
 		return nil, err
 	}
 
 	for i := range keyCount {
-		r.keys = append(r.keys, []byte(orderingKey(i)))
+		produce.keys = append(produce.keys, []byte(orderingKey(i)))
 	}
 	for i := range 256 {
-		r.payloads = append(r.payloads, newPayload(i, s.Payload))
+		produce.payloads = append(produce.payloads, newPayload(i, spec.Payload))
 	}
-	return r, nil
+	return produce, nil
 }
 
 // identify requests a producer id. A broker that has just started has none for a moment, so identify retries.
-func identify(ctx context.Context, b *broker) (batch.Producer, error) {
+func identify(ctx context.Context, broker *broker) (batch.Producer, error) {
 	for try := 1; ; try++ {
-		m, err := b.sendRequest(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
+		message, err := broker.sendRequest(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
 		if err != nil {
 			return batch.Producer{}, fmt.Errorf("requesting a producer id: %w", err)
 		}
 
-		id := m.(*initproducerid.Response)
+		id := message.(*initproducerid.Response)
 		if id.ErrorCode == 0 {
 			return batch.Producer{ID: id.ProducerID, Epoch: id.ProducerEpoch}, nil
 		}
@@ -127,16 +127,16 @@ func identify(ctx context.Context, b *broker) (batch.Producer, error) {
 	}
 }
 
-func newProduceLane(b *broker, parts []int32) *produceLane {
-	l := &produceLane{broker: b, parts: parts, batch: make(chan []*sealed, 1), free: make(chan []*sealed, 2)}
-	for range cap(l.free) {
+func newProduceLane(broker *broker, parts []int32) *produceLane {
+	lane := &produceLane{broker: broker, parts: parts, batch: make(chan []*sealed, 1), free: make(chan []*sealed, 2)}
+	for range cap(lane.free) {
 		var req []*sealed
 		for _, p := range parts {
 			req = append(req, &sealed{part: p})
 		}
-		l.free <- req
+		lane.free <- req
 	}
-	return l
+	return lane
 }
 
 func (r *rawProduce) disconnect() {
@@ -158,17 +158,17 @@ func (r *rawProduce) run(ctx context.Context) (outcome, error) {
 		})
 	}
 
-	o := outcome{Began: time.Now().UnixNano()}
+	outcome := outcome{Began: time.Now().UnixNano()}
 	r.fill(ctx)
 	lanes.Wait()
-	o.Ended, o.Events = time.Now().UnixNano(), r.Events
+	outcome.Ended, outcome.Events = time.Now().UnixNano(), r.Events
 
 	for _, l := range r.lanes {
 		if l.err != nil {
-			return o, l.err
+			return outcome, l.err
 		}
 	}
-	return o, ctx.Err()
+	return outcome, ctx.Err()
 }
 
 // filling is the request to which a lane adds its next records.
@@ -184,16 +184,16 @@ func (r *rawProduce) fill(ctx context.Context) {
 	where := [partitions]*filling{}
 	var all []*filling
 	for _, l := range r.lanes {
-		f := &filling{l: l}
-		all = append(all, f)
+		filling := &filling{l: l}
+		all = append(all, filling)
 		for _, p := range l.parts {
-			where[p] = f
+			where[p] = filling
 		}
 	}
 
 	sequences := [partitions]int32{}
-	send := func(f *filling) {
-		for _, s := range f.req {
+	send := func(filling *filling) {
+		for _, s := range filling.req {
 			s.raw, s.at = nil, 0
 			if n := s.b.Count(); n > 0 {
 				// Without a codec, Seal cannot fail.
@@ -201,38 +201,38 @@ func (r *rawProduce) fill(ctx context.Context) {
 				sequences[s.part] = batch.NextSequence(sequences[s.part], n)
 			}
 		}
-		f.l.batch <- f.req
-		f.req, f.bytes = nil, 0
+		filling.l.batch <- filling.req
+		filling.req, filling.bytes = nil, 0
 	}
 
 	rec := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}}}
 	for i := range r.Events {
 		rec.Key, rec.Value, rec.TimeMS = r.keys[i%keyCount], r.payloads[i&255], time.Now().UnixMilli()
 		// The partition is that of Kafka's default partitioner.
-		p := int32(keyhash.Murmur2(rec.Key)&0x7fffffff) % partitions
-		f := where[p]
+		partition := int32(keyhash.Murmur2(rec.Key)&0x7fffffff) % partitions
+		filling := where[partition]
 
 		size := batch.Size(&rec)
-		if f.req != nil {
-			if s := f.of(p); f.bytes+size > requestBytes || s.b.Len()+size > batchBytes {
-				send(f)
+		if filling.req != nil {
+			if sealed := filling.of(partition); filling.bytes+size > requestBytes || sealed.b.Len()+size > batchBytes {
+				send(filling)
 			}
 		}
 
-		if f.req == nil {
+		if filling.req == nil {
 			select {
-			case f.req = <-f.l.free:
+			case filling.req = <-filling.l.free:
 			case <-ctx.Done():
 				r.end()
 				return
 			}
-			for _, s := range f.req {
+			for _, s := range filling.req {
 				s.b.Reset(s.b.Buffer())
 			}
 		}
 
-		f.of(p).b.Append(&rec)
-		f.bytes += size
+		filling.of(partition).b.Append(&rec)
+		filling.bytes += size
 	}
 
 	for _, f := range all {
@@ -249,9 +249,9 @@ func (r *rawProduce) end() {
 	}
 }
 
-func (f *filling) of(p int32) *sealed {
+func (f *filling) of(partition int32) *sealed {
 	for _, s := range f.req {
-		if s.part == p {
+		if s.part == partition {
 			return s
 		}
 	}
@@ -271,22 +271,22 @@ func (l *produceLane) produceAll(topic string) error {
 
 func (l *produceLane) send(topic string, req []*sealed) error {
 	const acksAll, timeout = -1, 10 * time.Second
-	t := rawproduce.RequestTopic{Topic: topic}
+	requestTopic := rawproduce.RequestTopic{Topic: topic}
 	for _, s := range req {
 		if s.raw != nil {
-			t.Partitions = append(t.Partitions, rawproduce.RequestPartition{
+			requestTopic.Partitions = append(requestTopic.Partitions, rawproduce.RequestPartition{
 				Partition: s.part, RecordSet: protocol.RawRecordSet{Reader: s},
 			})
 		}
 	}
 
-	m, err := l.broker.sendRequest(timeout+time.Second, &rawproduce.Request{
-		Acks: acksAll, Timeout: int32(timeout.Milliseconds()), Topics: []rawproduce.RequestTopic{t},
+	message, err := l.broker.sendRequest(timeout+time.Second, &rawproduce.Request{
+		Acks: acksAll, Timeout: int32(timeout.Milliseconds()), Topics: []rawproduce.RequestTopic{requestTopic},
 	})
 	if err != nil {
 		return fmt.Errorf("producing: %w", err)
 	}
-	for _, t := range m.(*produce.Response).Topics {
+	for _, t := range message.(*produce.Response).Topics {
 		for _, p := range t.Partitions {
 			if p.ErrorCode != 0 {
 				return fmt.Errorf("producing to %s-%d: %w", topic, p.Partition, kafka.Error(p.ErrorCode))

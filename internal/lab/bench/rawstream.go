@@ -19,8 +19,8 @@ func connect(ctx context.Context, uri string) (*mongo.Client, error) {
 	return connectWith(ctx, options.Client().ApplyURI(uri))
 }
 
-func connectWith(ctx context.Context, o *options.ClientOptions) (*mongo.Client, error) {
-	client, err := mongo.Connect(o.SetServerSelectionTimeout(10 * time.Second))
+func connectWith(ctx context.Context, clientOptions *options.ClientOptions) (*mongo.Client, error) {
+	client, err := mongo.Connect(clientOptions.SetServerSelectionTimeout(10 * time.Second))
 	if err != nil {
 		return nil, fmt.Errorf("mongodb: %w", err)
 	}
@@ -38,12 +38,12 @@ type rawStream struct {
 	client *mongo.Client
 }
 
-func newRawStream(ctx context.Context, s spec) (work, error) {
-	client, err := connect(ctx, s.MongoDB)
+func newRawStream(ctx context.Context, spec spec) (work, error) {
+	client, err := connect(ctx, spec.MongoDB)
 	if err != nil {
 		return nil, err
 	}
-	return &rawStream{s, client}, nil
+	return &rawStream{spec, client}, nil
 }
 
 func (r *rawStream) disconnect() { _ = r.client.Disconnect(context.Background()) }
@@ -55,17 +55,17 @@ func (r *rawStream) run(ctx context.Context) (outcome, error) {
 	}
 	defer cs.Close(context.WithoutCancel(ctx))
 
-	o := outcome{}
-	for o.Events < r.Events {
+	outcome := outcome{}
+	for outcome.Events < r.Events {
 		if !cs.TryNext(ctx) {
 			if err := cs.Err(); err != nil {
-				return o, err
+				return outcome, err
 			}
 			continue
 		}
 
-		if o.Began == 0 {
-			o.Began = time.Now().UnixNano()
+		if outcome.Began == 0 {
+			outcome.Began = time.Now().UnixNano()
 		}
 
 		payload, ok := insertPayload(cs.Current)
@@ -73,23 +73,23 @@ func (r *rawStream) run(ctx context.Context) (outcome, error) {
 			continue
 		}
 		if len(payload) != r.Payload {
-			return o, fmt.Errorf("payload has %d bytes instead of %d", len(payload), r.Payload)
+			return outcome, fmt.Errorf("payload has %d bytes instead of %d", len(payload), r.Payload)
 		}
-		o.Events++
+		outcome.Events++
 	}
 
-	o.Ended = time.Now().UnixNano()
-	return o, nil
+	outcome.Ended = time.Now().UnixNano()
+	return outcome, nil
 }
 
-// watch opens a change stream as the relay does. If at is nil, the stream starts now.
-func watch(ctx context.Context, coll *mongo.Collection, at *bson.Timestamp) (*mongo.ChangeStream, error) {
-	o := options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(500 * time.Millisecond)
-	if at != nil {
-		o.SetStartAtOperationTime(at)
+// watch opens a change stream as the relay does. If start is nil, the stream starts now.
+func watch(ctx context.Context, coll *mongo.Collection, start *bson.Timestamp) (*mongo.ChangeStream, error) {
+	streamOptions := options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(500 * time.Millisecond)
+	if start != nil {
+		streamOptions.SetStartAtOperationTime(start)
 	}
 
-	cs, err := coll.Watch(ctx, mongo.Pipeline{}, o)
+	cs, err := coll.Watch(ctx, mongo.Pipeline{}, streamOptions)
 	if err != nil {
 		return nil, fmt.Errorf("opening the change stream: %w", err)
 	}

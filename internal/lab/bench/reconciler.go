@@ -58,14 +58,14 @@ type ReconcilerResult struct {
 // figures has the figures of all runs, by name.
 type figures map[string][]float64
 
-func (f figures) addValue(name string, v float64) { f[name] = append(f[name], v) }
+func (f figures) addValue(name string, value float64) { f[name] = append(f[name], value) }
 
 // medianRatio returns the median of the ratios within each run, because the servers drift.
-func (f figures) medianRatio(of, to string) float64 {
+func (f figures) medianRatio(numerator, denominator string) float64 {
 	var ratios []float64
-	for i, v := range f[of] {
-		if i < len(f[to]) && f[to][i] > 0 {
-			ratios = append(ratios, v/f[to][i])
+	for i, v := range f[numerator] {
+		if i < len(f[denominator]) && f[denominator][i] > 0 {
+			ratios = append(ratios, v/f[denominator][i])
 		}
 	}
 	return round(median(ratios), 3)
@@ -73,26 +73,26 @@ func (f figures) medianRatio(of, to string) float64 {
 
 // RunReconciler measures the deliveries outside of the stream, and the drain of the stream for comparison. It takes
 // minutes. The end of ctx interrupts it.
-func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err error) {
-	err = o.withServers(ctx, func(b *bench) error {
-		if err := b.fillBacklogs(ctx); err != nil {
+func RunReconciler(ctx context.Context, options Options) (res ReconcilerResult, err error) {
+	err = options.withServers(ctx, func(bench *bench) error {
+		if err := bench.fillBacklogs(ctx); err != nil {
 			return err
 		}
 
-		b.logProgress("warming the servers up")
-		if _, err := b.drainBacklog(ctx, 0); err != nil {
+		bench.logProgress("warming the servers up")
+		if _, err := bench.drainBacklog(ctx, 0); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
 
 		got, foreign := figures{}, figures{}
-		for number := 1; number <= b.Runs; number++ {
-			run := reconcilerRun{bench: b, number: number, got: got, foreign: foreign}
+		for number := 1; number <= bench.Runs; number++ {
+			run := reconcilerRun{bench: bench, number: number, got: got, foreign: foreign}
 			if err := run.measureSteps(ctx); err != nil {
 				return err
 			}
 		}
 
-		res = newReconcilerResult(b.Options, got, foreign)
+		res = newReconcilerResult(bench.Options, got, foreign)
 		return nil
 	})
 	return res, err
@@ -140,15 +140,15 @@ func (r *reconcilerRun) measureSteps(ctx context.Context) error {
 			continue
 		}
 
-		m, err := s.measure(r, ctx)
+		reading, err := s.measure(r, ctx)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 
-		if m.known {
-			r.foreign.addValue(s.name, m.foreign)
+		if reading.known {
+			r.foreign.addValue(s.name, reading.foreign)
 		}
-		r.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", r.number, r.Runs, s.name, m.words, m.foreign)
+		r.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", r.number, r.Runs, s.name, reading.words, reading.foreign)
 	}
 	return nil
 }
@@ -160,50 +160,50 @@ type meterReading struct {
 	known   bool // whether foreign is known
 }
 
-func newReading(m *meter, format string, args ...any) meterReading {
-	r := meterReading{words: fmt.Sprintf(format, args...)}
-	r.foreign, r.known = m.measureForeign()
-	return r
+func newReading(meter *meter, format string, args ...any) meterReading {
+	reading := meterReading{words: fmt.Sprintf(format, args...)}
+	reading.foreign, reading.known = meter.measureForeign()
+	return reading
 }
 
 func (r *reconcilerRun) drainStream(ctx context.Context) (meterReading, error) {
-	d, err := r.drainBacklog(ctx, r.number)
-	r.got.addValue("drain", d.eps)
-	r.got.addValue("drain_rss", d.peak)
-	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", d.eps, d.peak), d.foreign, d.known}, err
+	drained, err := r.drainBacklog(ctx, r.number)
+	r.got.addValue("drain", drained.eps)
+	r.got.addValue("drain_rss", drained.peak)
+	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", drained.eps, drained.peak), drained.foreign, drained.known}, err
 }
 
 // newReconcilerResult returns the medians of the figures.
-func newReconcilerResult(o Options, got, foreign figures) ReconcilerResult {
+func newReconcilerResult(options Options, got, foreign figures) ReconcilerResult {
 	whole := func(name string) float64 { return round(median(got[name]), 0) }
 	fine := func(name string) float64 { return round(median(got[name]), 1) }
 
-	r := ReconcilerResult{
+	result := ReconcilerResult{
 		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), KnownEPS: whole("known"), SweepEPS: whole("sweep"),
 		ParkingEPS: whole("parking"), ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
-		DueEvents: dueEvents(o), DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
-		BurstEvents: o.Events, BurstS: round(median(got["burst"]), 2),
+		DueEvents: dueEvents(options), DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
+		BurstEvents: options.Events, BurstS: round(median(got["burst"]), 2),
 		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
 		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
-		ParkedEvents: parkedEvents(o), ForeignCPU: newForeignCPU(foreign),
-		Events: o.Events, Payload: o.Payload, Runs: o.Runs,
+		ParkedEvents: parkedEvents(options), ForeignCPU: newForeignCPU(foreign),
+		Events: options.Events, Payload: options.Payload, Runs: options.Runs,
 	}
 
-	r.ScheduledRatio, r.KnownRatio = got.medianRatio("scheduled", "drain"), got.medianRatio("known", "drain")
+	result.ScheduledRatio, result.KnownRatio = got.medianRatio("scheduled", "drain"), got.medianRatio("known", "drain")
 	if eps := median(got["scheduled"]); eps > 0 {
-		r.BurstLimitS = round(1+float64(o.Events)/eps, 2)
+		result.BurstLimitS = round(1+float64(options.Events)/eps, 2)
 	}
-	return r
+	return result
 }
 
 // Print writes the result as a table for people.
-func (r ReconcilerResult) Print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+func (r ReconcilerResult) Print(out io.Writer) error {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) {
-		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 
-	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
+	fmt.Fprintf(table, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("drain of the stream", "%.0f events/s", r.DrainEPS)
 	row("drain of scheduled events", "%.0f events/s, %.3f of the stream's of the same run",
 		r.ScheduledEPS, r.ScheduledRatio)
@@ -219,31 +219,31 @@ func (r ReconcilerResult) Print(w io.Writer) error {
 	row("purge", "%.0f envelopes/s", r.PurgeEPS)
 
 	row("foreign CPU", "%s", r.describeForeign())
-	return t.Flush()
+	return table.Flush()
 }
 
-// startOwner starts a relay and blocks until it has taken over. at is the time at which this was observed.
-func (b *bench) startOwner(ctx context.Context, s setting) (r *relay, at time.Time, err error) {
-	r, err = b.startRelay(s)
+// startOwner starts a relay and blocks until it has taken over. observedAt is the time at which this was observed.
+func (b *bench) startOwner(ctx context.Context, setting setting) (relay *relay, observedAt time.Time, err error) {
+	relay, err = b.startRelay(setting)
 	if err != nil {
-		return nil, at, err
+		return nil, observedAt, err
 	}
 
 	began := time.Now()
-	for r.readRole(ctx) != "owner" {
-		if err := r.checkRunning(); err != nil {
-			return nil, at, err
+	for relay.readRole(ctx) != "owner" {
+		if err := relay.checkRunning(); err != nil {
+			return nil, observedAt, err
 		}
 		if time.Since(began) > stall {
-			return nil, at, fmt.Errorf("the relay has not taken over within %s (%w)", stall, r.stopProcess())
+			return nil, observedAt, fmt.Errorf("the relay has not taken over within %s (%w)", stall, relay.stopProcess())
 		}
 
 		select {
 		case <-ctx.Done():
-			_ = r.stopProcess()
-			return nil, at, context.Cause(ctx)
+			_ = relay.stopProcess()
+			return nil, observedAt, context.Cause(ctx)
 		case <-time.After(fast):
 		}
 	}
-	return r, time.Now(), nil
+	return relay, time.Now(), nil
 }

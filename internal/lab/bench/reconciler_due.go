@@ -19,9 +19,9 @@ const (
 	writeTake = 4    // factor for the slowest write so far, if that is slower
 )
 
-// newScheduled returns the scheduled envelope number i, which is due at the time at.
-func (r *reconcilerRun) newScheduled(i int, at time.Time) (bson.Raw, error) {
-	doc, err := event.New(event.Aggregate{Type: aggregate, ID: orderingKey(i)}, eventType, event.Bytes("", newPayload(i, r.Payload)), event.WithDueAt(at)).MarshalBSON()
+// newScheduled returns the scheduled envelope number i, which is due at dueAt.
+func (r *reconcilerRun) newScheduled(i int, dueAt time.Time) (bson.Raw, error) {
+	doc, err := event.New(event.Aggregate{Type: aggregate, ID: orderingKey(i)}, eventType, event.Bytes("", newPayload(i, r.Payload)), event.WithDueAt(dueAt)).MarshalBSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding an event: %w", err)
 	}
@@ -42,9 +42,9 @@ func (r *reconcilerRun) drainScheduled(ctx context.Context) (meterReading, error
 
 // drainKnown is drainScheduled for envelopes that were written long before, so that the stream has passed them.
 func (r *reconcilerRun) drainKnown(ctx context.Context) (meterReading, error) {
-	return r.drainOverdue(ctx, "known", func(coll *mongo.Collection, s setting) error {
-		s.label = ""
-		owner, _, err := r.startOwner(ctx, s)
+	return r.drainOverdue(ctx, "known", func(coll *mongo.Collection, setting setting) error {
+		setting.label = ""
+		owner, _, err := r.startOwner(ctx, setting)
 		if err != nil {
 			return err
 		}
@@ -81,14 +81,14 @@ func (r *reconcilerRun) timeAhead(n int) time.Time {
 // awaitRead blocks until the relay has read n envelopes from the stream.
 func (r *relay) awaitRead(ctx context.Context, n int) error {
 	for began := time.Now(); ; {
-		c, err := r.readCounters(ctx)
+		counters, err := r.readCounters(ctx)
 		switch {
 		case err != nil:
 			return err
-		case int(c.read) >= n:
+		case int(counters.read) >= n:
 			return nil
 		case time.Since(began) > stall:
-			return fmt.Errorf("the relay has read %.0f of %d events after %s; end of its log: %s", c.read, n, stall, r.words)
+			return fmt.Errorf("the relay has read %.0f of %d events after %s; end of its log: %s", counters.read, n, stall, r.words)
 		}
 
 		if err := retry.Sleep(ctx, slow); err != nil {
@@ -114,29 +114,29 @@ func (r *reconcilerRun) drainOverdue(
 	}
 	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	s := setting{watch: name, topic: topic, state: r.newStateDB(name), start: "backlog", label: name}
-	if err := write(coll, s); err != nil {
+	setting := setting{watch: name, topic: topic, state: r.newStateDB(name), start: "backlog", label: name}
+	if err := write(coll, setting); err != nil {
 		return meterReading{}, err
 	}
 
-	owner, began, err := r.startOwner(ctx, s)
+	owner, began, err := r.startOwner(ctx, setting)
 	if err != nil {
 		return meterReading{}, err
 	}
 	// If the measurement succeeds, the error of the stop is returned below.
 	defer func() { _ = owner.stopProcess() }()
 
-	m := startMeter(append(r.serverPIDs(), owner.pid())...)
-	w := &watcher{bench: r.bench, relay: owner, topic: topic}
-	if err := w.followDrain(ctx, r.Events); err != nil {
+	meter := startMeter(append(r.serverPIDs(), owner.pid())...)
+	watcher := &watcher{bench: r.bench, relay: owner, topic: topic}
+	if err := watcher.followDrain(ctx, r.Events); err != nil {
 		return meterReading{}, err
 	}
 
-	eps := float64(w.n) / w.at.Sub(began).Seconds()
+	eps := float64(watcher.n) / watcher.at.Sub(began).Seconds()
 	r.got.addValue(figure, eps)
-	million := 1e6 / float64(w.n)
-	result := newReading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
-		eps, m.measureUsed(owner.pid())*million, m.measureUsed(r.servers...)*million)
+	million := 1e6 / float64(watcher.n)
+	result := newReading(meter, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
+		eps, meter.measureUsed(owner.pid())*million, meter.measureUsed(r.servers...)*million)
 
 	// The next measurement of this collection must not find its envelopes.
 	if err := awaitEmpty(ctx, coll); err != nil {
@@ -166,24 +166,24 @@ func awaitEmpty(ctx context.Context, coll *mongo.Collection) error {
 }
 
 // dueEvents returns the number of envelopes for the due error.
-func dueEvents(o Options) int { return min(dueAtOnce, o.Events) }
+func dueEvents(options Options) int { return min(dueAtOnce, options.Events) }
 
 // measureDueError measures how late envelopes arrive that are due at the same moment.
 func (r *reconcilerRun) measureDueError(ctx context.Context) (meterReading, error) {
-	d, err := r.measureMoment(ctx, fmt.Sprintf("due%d", r.number), dueEvents(r.Options))
-	r.got.addValue("due_p50", d.p50)
-	r.got.addValue("due_p99", d.p99)
-	r.got.addValue("due_max", d.most)
-	d.words = fmt.Sprintf("p50 %.0f ms  p99 %.0f ms  at most %.0f ms", d.p50, d.p99, d.most)
-	return d.meterReading, err
+	dueErrors, err := r.measureMoment(ctx, fmt.Sprintf("due%d", r.number), dueEvents(r.Options))
+	r.got.addValue("due_p50", dueErrors.p50)
+	r.got.addValue("due_p99", dueErrors.p99)
+	r.got.addValue("due_max", dueErrors.most)
+	dueErrors.words = fmt.Sprintf("p50 %.0f ms  p99 %.0f ms  at most %.0f ms", dueErrors.p50, dueErrors.p99, dueErrors.most)
+	return dueErrors.meterReading, err
 }
 
 // measureBurst measures how long the delivery of all events takes if they are due at the same moment.
 func (r *reconcilerRun) measureBurst(ctx context.Context) (meterReading, error) {
-	d, err := r.measureMoment(ctx, fmt.Sprintf("burst%d", r.number), r.Events)
-	r.got.addValue("burst", d.most/1000)
-	d.words = fmt.Sprintf("%8.2f s for %d", d.most/1000, r.Events)
-	return d.meterReading, err
+	dueErrors, err := r.measureMoment(ctx, fmt.Sprintf("burst%d", r.number), r.Events)
+	r.got.addValue("burst", dueErrors.most/1000)
+	dueErrors.words = fmt.Sprintf("%8.2f s for %d", dueErrors.most/1000, r.Events)
+	return dueErrors.meterReading, err
 }
 
 // dueErrors has times in milliseconds.
@@ -193,67 +193,67 @@ type dueErrors struct {
 }
 
 // measureMoment schedules n envelopes for one moment ahead, while a relay runs, and measures from that moment to a consumer.
-func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (d dueErrors, err error) {
+func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (dueErrors dueErrors, err error) {
 	coll, err := r.newOutbox(ctx, name)
 	if err != nil {
-		return d, err
+		return dueErrors, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 
 	topic, err := r.newTopic(ctx, name)
 	if err != nil {
-		return d, err
+		return dueErrors, err
 	}
 	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	s := &shots{
+	shots := &shots{
 		from: 0, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n),
 		all: make(chan struct{}), base: time.Now(),
 	}
-	s.left.Store(int64(n))
-	c, err := r.startConsumer(ctx, topic, func(i int, at time.Time, _ sender) { s.recordArrival(i, at) })
+	shots.left.Store(int64(n))
+	tailer, err := r.startConsumer(ctx, topic, func(i int, arrivedAt time.Time, _ sender) { shots.recordArrival(i, arrivedAt) })
 	if err != nil {
-		return d, err
+		return dueErrors, err
 	}
-	defer c.stopReading()
+	defer tailer.stopReading()
 
 	owner, _, err := r.startOwner(ctx, setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name})
 	if err != nil {
-		return d, err
+		return dueErrors, err
 	}
 	// If the measurement succeeds, the error of the stop is returned below.
 	defer func() { _ = owner.stopProcess() }()
 
 	// The moment has to be far enough ahead for all inserts.
-	at := r.timeAhead(n)
-	if err := r.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return r.newScheduled(i, at) }); err != nil {
-		return d, err
+	arrivedAt := r.timeAhead(n)
+	if err := r.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return r.newScheduled(i, arrivedAt) }); err != nil {
+		return dueErrors, err
 	}
-	if late := time.Since(at); late > -time.Second {
-		return d, fmt.Errorf("writing %d envelopes took until %s before they were due, which is too late for a measurement",
+	if late := time.Since(arrivedAt); late > -time.Second {
+		return dueErrors, fmt.Errorf("writing %d envelopes took until %s before they were due, which is too late for a measurement",
 			n, -late)
 	}
 
-	for i := range s.acked {
-		s.acked[i].Store(int64(at.Sub(s.base)))
+	for i := range shots.acked {
+		shots.acked[i].Store(int64(arrivedAt.Sub(shots.base)))
 	}
-	if err := retry.Sleep(ctx, time.Until(at)); err != nil {
-		return d, err
-	}
-
-	m := startMeter(append(r.serverPIDs(), owner.pid())...)
-	if err := s.awaitArrivals(ctx, func() error { return errors.Join(owner.checkRunning(), c.failure()) }); err != nil {
-		return d, fmt.Errorf("%w; end of the relay's log: %s", err, owner.words)
+	if err := retry.Sleep(ctx, time.Until(arrivedAt)); err != nil {
+		return dueErrors, err
 	}
 
-	d.foreign, d.known = m.measureForeign()
-	for i := range s.came {
-		if early := s.acked[i].Load() - s.came[i].Load(); early > 0 {
-			return d, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))
+	meter := startMeter(append(r.serverPIDs(), owner.pid())...)
+	if err := shots.awaitArrivals(ctx, func() error { return errors.Join(owner.checkRunning(), tailer.failure()) }); err != nil {
+		return dueErrors, fmt.Errorf("%w; end of the relay's log: %s", err, owner.words)
+	}
+
+	dueErrors.foreign, dueErrors.known = meter.measureForeign()
+	for i := range shots.came {
+		if early := shots.acked[i].Load() - shots.came[i].Load(); early > 0 {
+			return dueErrors, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))
 		}
 	}
 
-	h := s.delayHistogram()
-	d.p50, d.p99, d.most = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 100)
-	return d, owner.stopProcess()
+	histogram := shots.delayHistogram()
+	dueErrors.p50, dueErrors.p99, dueErrors.most = quantileMS(histogram, 50), quantileMS(histogram, 99), quantileMS(histogram, 100)
+	return dueErrors, owner.stopProcess()
 }

@@ -26,16 +26,16 @@ func (r *reconcilerRun) sweepGap(ctx context.Context) (meterReading, error) {
 	}
 	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	s := setting{watch: backlog, topic: topic, state: r.newStateDB(name), start: "now", label: name}
+	setting := setting{watch: backlog, topic: topic, state: r.newStateDB(name), start: "now", label: name}
 	// A watcher that has never run would begin with the backlog, without a sweep.
-	if err := r.createPosition(ctx, s); err != nil {
+	if err := r.createPosition(ctx, setting); err != nil {
 		return meterReading{}, err
 	}
-	if _, err := r.runCommand(ctx, s, "recover", "--yes"); err != nil {
+	if _, err := r.runCommand(ctx, setting, "recover", "--yes"); err != nil {
 		return meterReading{}, err
 	}
 
-	owner, err := r.startRelay(s)
+	owner, err := r.startRelay(setting)
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -47,29 +47,29 @@ func (r *reconcilerRun) sweepGap(ctx context.Context) (meterReading, error) {
 	used := make(chan float64, 1)
 	go func() { used <- owner.watchBudget(watching) }()
 
-	m := startMeter(append(r.serverPIDs(), owner.pid())...)
-	w := &watcher{bench: r.bench, relay: owner, topic: topic}
-	if err := w.followDrain(ctx, r.Events); err != nil {
+	meter := startMeter(append(r.serverPIDs(), owner.pid())...)
+	watcher := &watcher{bench: r.bench, relay: owner, topic: topic}
+	if err := watcher.followDrain(ctx, r.Events); err != nil {
 		return meterReading{}, err
 	}
 	stop()
-	eps := float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
+	eps := float64(watcher.n-watcher.firstN) / watcher.at.Sub(watcher.first).Seconds()
 	// All records arrived before the first check, so the rate is at least this.
-	if w.n == w.firstN {
-		eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
+	if watcher.n == watcher.firstN {
+		eps = float64(watcher.n) / watcher.at.Sub(watcher.empty).Seconds()
 	}
 
 	budget := <-used / (1 << 20)
 	r.got.addValue("sweep", eps)
-	r.got.addValue("sweep_rss", w.after.hwm)
+	r.got.addValue("sweep_rss", watcher.after.hwm)
 	r.got.addValue("sweep_budget", budget)
-	return newReading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), owner.stopProcess()
+	return newReading(meter, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, watcher.after.hwm, budget), owner.stopProcess()
 }
 
 // createPosition starts and stops a relay, so that its watcher has a position.
-func (r *reconcilerRun) createPosition(ctx context.Context, s setting) error {
-	s.label = ""
-	owner, _, err := r.startOwner(ctx, s)
+func (r *reconcilerRun) createPosition(ctx context.Context, setting setting) error {
+	setting.label = ""
+	owner, _, err := r.startOwner(ctx, setting)
 	if err != nil {
 		return err
 	}
@@ -77,12 +77,12 @@ func (r *reconcilerRun) createPosition(ctx context.Context, s setting) error {
 }
 
 // runCommand runs a command of the program for a watcher and returns its output.
-func (b *bench) runCommand(ctx context.Context, s setting, args ...string) ([]byte, error) {
+func (b *bench) runCommand(ctx context.Context, setting setting, args ...string) ([]byte, error) {
 	listen, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
-	file, err := b.writeConfig(s, listen, "")
+	file, err := b.writeConfig(setting, listen, "")
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +100,8 @@ func (b *bench) runCommand(ctx context.Context, s setting, args ...string) ([]by
 // watchBudget reads the use of the budget until ctx ends, and returns the maximum in bytes.
 func (r *relay) watchBudget(ctx context.Context) (most float64) {
 	for ctx.Err() == nil {
-		if v, err := r.readMetric(ctx, "outrelay_budget_used_bytes"); err == nil {
-			most = max(most, v)
+		if value, err := r.readMetric(ctx, "outrelay_budget_used_bytes"); err == nil {
+			most = max(most, value)
 		}
 
 		select {
@@ -129,7 +129,7 @@ func (r *relay) readMetric(ctx context.Context, name string) (float64, error) {
 }
 
 // parkedEvents returns the number of events for the measurement of a missing topic.
-func parkedEvents(o Options) int { return max(o.Events/parkedPart, 1) }
+func parkedEvents(options Options) int { return max(options.Events/parkedPart, 1) }
 
 // drainParked writes events for a missing topic, and waits until all are stored as parked. Then it creates the topic and
 // measures from its first to its last record.
@@ -142,8 +142,8 @@ func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 
 	topic := r.db + "." + name
-	s := setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name}
-	owner, _, err := r.startOwner(ctx, s)
+	setting := setting{watch: name, topic: topic, state: r.newStateDB(name), start: "now", label: name}
+	owner, _, err := r.startOwner(ctx, setting)
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -154,8 +154,8 @@ func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
 		return meterReading{}, err
 	}
 
-	m := startMeter(append(r.serverPIDs(), owner.pid())...)
-	parkingEPS, err := r.awaitParked(ctx, owner, s.state, n)
+	meter := startMeter(append(r.serverPIDs(), owner.pid())...)
+	parkingEPS, err := r.awaitParked(ctx, owner, setting.state, n)
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -166,19 +166,19 @@ func (r *reconcilerRun) drainParked(ctx context.Context) (meterReading, error) {
 	made := time.Now()
 	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-	w := &watcher{bench: r.bench, relay: owner, topic: topic}
-	if err := w.followDrain(ctx, n); err != nil {
+	watcher := &watcher{bench: r.bench, relay: owner, topic: topic}
+	if err := watcher.followDrain(ctx, n); err != nil {
 		return meterReading{}, err
 	}
 
-	eps := float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
-	if w.n == w.firstN {
-		eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
+	eps := float64(watcher.n-watcher.firstN) / watcher.at.Sub(watcher.first).Seconds()
+	if watcher.n == watcher.firstN {
+		eps = float64(watcher.n) / watcher.at.Sub(watcher.empty).Seconds()
 	}
 
 	r.got.addValue("parking", parkingEPS)
 	r.got.addValue("parked", eps)
-	return newReading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parkingEPS), owner.stopProcess()
+	return newReading(meter, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, watcher.first.Sub(made).Seconds(), parkingEPS), owner.stopProcess()
 }
 
 // awaitParked blocks until n events are parked, and returns the rate from the first to the last.
@@ -243,13 +243,13 @@ func (r *reconcilerRun) purgeDelivered(ctx context.Context) (meterReading, error
 		return meterReading{}, err
 	}
 
-	s := setting{watch: name, topic: r.db + "." + name, state: r.newStateDB(name), start: "now"}
-	if err := r.createPosition(ctx, s); err != nil {
+	setting := setting{watch: name, topic: r.db + "." + name, state: r.newStateDB(name), start: "now"}
+	if err := r.createPosition(ctx, setting); err != nil {
 		return meterReading{}, err
 	}
 
-	m := startMeter(r.serverPIDs()...)
-	out, err := r.runCommand(ctx, s, "purge", "--older-than", "1m", "--rate", "-1", "--yes", "--json")
+	meter := startMeter(r.serverPIDs()...)
+	out, err := r.runCommand(ctx, setting, "purge", "--older-than", "1m", "--rate", "-1", "--yes", "--json")
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -267,7 +267,7 @@ func (r *reconcilerRun) purgeDelivered(ctx context.Context) (meterReading, error
 	}
 
 	r.got.addValue("purge", float64(report.Removed)/report.Seconds)
-	return newReading(m, "%8.0f/s", float64(report.Removed)/report.Seconds), nil
+	return newReading(meter, "%8.0f/s", float64(report.Removed)/report.Seconds), nil
 }
 
 // newStampedEnvelope returns an envelope with the given stamp. The server replaces only empty stamps.

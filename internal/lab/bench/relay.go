@@ -44,76 +44,76 @@ type relay struct {
 }
 
 // startRelay starts a relay process. It does not wait until the relay has a role.
-func (b *bench) startRelay(s setting) (*relay, error) {
+func (b *bench) startRelay(setting setting) (*relay, error) {
 	listen, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
 	page := ""
-	if s.page {
+	if setting.page {
 		if page, err = devstack.FreeAddress(); err != nil {
 			return nil, err
 		}
 	}
 
-	file, err := b.writeConfig(s, listen, page)
+	file, err := b.writeConfig(setting, listen, page)
 	if err != nil {
 		return nil, err
 	}
 
 	args := []string{RelayCommand, "--config", file}
-	if b.CPUProfile != "" && s.label != "" {
-		args = append(args, "--cpuprofile", b.CPUProfile+"."+s.label)
+	if b.CPUProfile != "" && setting.label != "" {
+		args = append(args, "--cpuprofile", b.CPUProfile+"."+setting.label)
 	}
-	if b.MemProfile != "" && s.label != "" {
-		args = append(args, "--memprofile", b.MemProfile+"."+s.label)
+	if b.MemProfile != "" && setting.label != "" {
+		args = append(args, "--memprofile", b.MemProfile+"."+setting.label)
 	}
 
-	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
-	r.cmd.Env, r.cmd.Stderr = append(b.childEnv(), b.loginEnv()...), r.words
-	if r.in, err = r.cmd.StdinPipe(); err != nil {
+	relay := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
+	relay.cmd.Env, relay.cmd.Stderr = append(b.childEnv(), b.loginEnv()...), relay.words
+	if relay.in, err = relay.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
 
-	if err := r.cmd.Start(); err != nil {
+	if err := relay.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the relay: %w", err)
 	}
 
 	// The process is collected at once, so that checkRunning sees its end.
 	go func() {
-		defer close(r.done)
-		r.err = r.cmd.Wait()
+		defer close(relay.done)
+		relay.err = relay.cmd.Wait()
 	}()
-	return r, nil
+	return relay, nil
 }
 
 // writeConfig writes a configuration file and returns its path. It writes JSON, which is valid YAML.
-func (b *bench) writeConfig(s setting, listen, page string) (string, error) {
+func (b *bench) writeConfig(setting setting, listen, page string) (string, error) {
 	type object = map[string]any
-	c := object{
+	settings := object{
 		"watcher": "bench",
 		"mongodb": object{"uri": b.MongoDB},
-		"state":   object{"database": s.state},
-		"watch":   []string{b.db + "." + s.watch},
-		"start":   s.start,
+		"state":   object{"database": setting.state},
+		"watch":   []string{b.db + "." + setting.watch},
+		"start":   setting.start,
 		"kafka":   object{"brokers": b.Kafka},
-		"topics":  object{"template": s.topic},
+		"topics":  object{"template": setting.topic},
 		"http":    object{"listen": listen},
 		"log":     object{"level": "info", "format": "text"},
 	}
 
-	b.addLogin(c["mongodb"].(object), c["kafka"].(object))
+	b.addLogin(settings["mongodb"].(object), settings["kafka"].(object))
 	if page != "" {
-		c["http"] = object{"listen": listen, "admin": object{"listen": page, "anonymous": "viewer"}}
+		settings["http"] = object{"listen": listen, "admin": object{"listen": page, "anonymous": "viewer"}}
 	}
-	if s.node != "" {
-		c["node"] = s.node
+	if setting.node != "" {
+		settings["node"] = setting.node
 	}
-	if s.ttl > 0 {
-		c["lease"] = object{"ttl": s.ttl.String(), "renew": (s.ttl / 5).String()}
+	if setting.ttl > 0 {
+		settings["lease"] = object{"ttl": setting.ttl.String(), "renew": (setting.ttl / 5).String()}
 	}
 
-	text, err := json.Marshal(c)
+	text, err := json.Marshal(settings)
 	if err != nil {
 		return "", err
 	}
@@ -175,11 +175,11 @@ func (r *relay) readRole(ctx context.Context) string {
 		return ""
 	}
 
-	var v struct {
+	var answer struct {
 		Role string `json:"role"`
 	}
-	_ = json.Unmarshal(body, &v)
-	return v.Role
+	_ = json.Unmarshal(body, &answer)
+	return answer.Role
 }
 
 func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {
@@ -207,24 +207,24 @@ func (r *relay) readCounters(ctx context.Context) (counters, error) {
 		return counters{}, fmt.Errorf("reading the relay's metrics: %w", err)
 	}
 
-	var c counters
+	var counters counters
 	lines := bufio.NewScanner(bytes.NewReader(body))
 	for lines.Scan() {
 		name, text, _ := strings.Cut(lines.Text(), " ")
-		value := func() float64 { v, _ := strconv.ParseFloat(text, 64); return v }
+		value := func() float64 { parsed, _ := strconv.ParseFloat(text, 64); return parsed }
 
 		base, labels, _ := strings.Cut(name, "{")
 		switch {
 		case base == "go_memstats_mallocs_total":
-			c.mallocs = value()
+			counters.mallocs = value()
 		case base == "process_cpu_seconds_total":
-			c.cpu = value()
+			counters.cpu = value()
 		case base == "outrelay_read_total":
-			c.read = value()
+			counters.read = value()
 		case base == "outrelay_published_total" && strings.Contains(labels, `result="acked"`):
 			_, text, _ = strings.Cut(lines.Text(), "} ")
-			c.acked += value()
+			counters.acked += value()
 		}
 	}
-	return c, lines.Err()
+	return counters, lines.Err()
 }

@@ -40,12 +40,12 @@ type ForeignCPU struct {
 }
 
 func newForeignCPU(samples map[string][]float64) ForeignCPU {
-	f := ForeignCPU{ForeignCPUPct: -1, ByMeasurement: map[string]float64{}}
+	cpu := ForeignCPU{ForeignCPUPct: -1, ByMeasurement: map[string]float64{}}
 	for name, v := range samples {
-		f.ByMeasurement[name] = round(median(v), 1)
-		f.ForeignCPUPct = max(f.ForeignCPUPct, f.ByMeasurement[name])
+		cpu.ByMeasurement[name] = round(median(v), 1)
+		cpu.ForeignCPUPct = max(cpu.ForeignCPUPct, cpu.ByMeasurement[name])
 	}
-	return f
+	return cpu
 }
 
 // describeForeign returns the share in words.
@@ -111,34 +111,34 @@ type Gaps struct {
 	Max float64 `json:"max_ms"`
 }
 
-// median returns the median of v, or 0 if v is empty.
-func median(v []float64) float64 {
-	if len(v) == 0 {
+// median returns the median of values, or 0 if values is empty.
+func median(values []float64) float64 {
+	if len(values) == 0 {
 		return 0
 	}
-	s := slices.Sorted(slices.Values(v))
-	if n := len(s); n%2 == 0 {
-		return (s[n/2-1] + s[n/2]) / 2
+	sorted := slices.Sorted(slices.Values(values))
+	if n := len(sorted); n%2 == 0 {
+		return (sorted[n/2-1] + sorted[n/2]) / 2
 	}
-	return s[len(s)/2]
+	return sorted[len(sorted)/2]
 }
 
-// round rounds v to the given number of decimals.
-func round(v float64, decimals int) float64 {
-	p := math.Pow10(decimals)
-	return math.Round(v*p) / p
+// round rounds value to the given number of decimals.
+func round(value float64, decimals int) float64 {
+	power := math.Pow10(decimals)
+	return math.Round(value*power) / power
 }
 
 // medians returns the medians of all figures.
-func (s *samples) medians(b *bench) Result {
-	r := Result{
+func (s *samples) medians(bench *bench) Result {
+	result := Result{
 		RawStreamEPS: round(median(s.raw), 0), RawProduceEPS: round(median(s.produce), 0),
 		BothEPS: round(median(s.both), 0), DrainEPS: round(median(s.drain), 0),
 		CPUPerMillion: round(median(s.cpu), 2), PeakRSS: round(median(s.peak), 1), AllocsPerEvent: round(median(s.allocs), 3),
 		RSSAfter50k: round(median(s.early), 1), RSSEnd: round(median(s.end), 1),
 		MongodCPU: round(median(s.mongodCPU), 2), Foreign: s.foreignMedians(),
 		ForeignCPU: newForeignCPU(s.foreign), Latency: []Latency{},
-		Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+		Events: bench.Events, Payload: bench.Payload, Runs: bench.Runs,
 	}
 
 	// Each drain is compared with the raw stream of its own run, because the server drifts.
@@ -148,25 +148,25 @@ func (s *samples) medians(b *bench) Result {
 			ratios = append(ratios, s.drain[i]/s.raw[i])
 		}
 	}
-	r.DrainRatio = round(median(ratios), 3)
+	result.DrainRatio = round(median(ratios), 3)
 
-	for _, rate := range b.Rates {
-		r.Latency = append(r.Latency, Latency{
+	for _, rate := range bench.Rates {
+		result.Latency = append(result.Latency, Latency{
 			Rate: rate, RawP50: round(median(s.rawP50[rate]), 3), RawP99: round(median(s.rawP99[rate]), 3),
 			P50: round(median(s.p50[rate]), 3), P99: round(median(s.p99[rate]), 3), P999: round(median(s.p3[rate]), 3),
 		})
 	}
-	return r
+	return result
 }
 
 // Print writes the result as a table for people.
-func (r Result) Print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+func (r Result) Print(out io.Writer) error {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) {
-		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 
-	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
+	fmt.Fprintf(table, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("raw change stream", "%.0f events/s", r.RawStreamEPS)
 	row("raw produce", "%.0f records/s", r.RawProduceEPS)
 	row("both at once", "%.0f events/s", r.BothEPS)
@@ -177,9 +177,9 @@ func (r Result) Print(w io.Writer) error {
 		r.PeakRSS, r.RSSAfter50k, r.RSSEnd)
 	row("allocations", "%.3f per event", r.AllocsPerEvent)
 
-	if f := r.Foreign; f != nil {
+	if foreign := r.Foreign; foreign != nil {
 		row("documents without ts", "%.0f events/s, %.3f of the drain of the same run; CPU per million %.2f s in the relay, "+
-			"%.2f s in MongoDB; %.1f MB at most", f.EPS, f.Ratio, f.CPUPerMillion, f.MongodCPU, f.PeakRSS)
+			"%.2f s in MongoDB; %.1f MB at most", foreign.EPS, foreign.Ratio, foreign.CPUPerMillion, foreign.MongodCPU, foreign.PeakRSS)
 	}
 
 	for _, l := range r.Latency {
@@ -187,16 +187,16 @@ func (r Result) Print(w io.Writer) error {
 			l.P50, l.P99, l.P999, l.RawP50, l.RawP99)
 	}
 
-	if f := r.Failover; f != nil {
+	if failover := r.Failover; failover != nil {
 		row("kill -9 of the owner", "%d times, lease %.0f ms: next delivery after p50 %.0f ms, at most %.0f ms",
-			f.Kill.N, f.TTLMS, f.Kill.P50, f.Kill.Max)
+			failover.Kill.N, failover.TTLMS, failover.Kill.P50, failover.Kill.Max)
 		row("SIGTERM to the owner", "%d times: next delivery after p50 %.0f ms, at most %.0f ms",
-			f.Term.N, f.Term.P50, f.Term.Max)
-		row("restart while idle", "first delivery after %.0f ms", f.IdleRestartMS)
+			failover.Term.N, failover.Term.P50, failover.Term.Max)
+		row("restart while idle", "first delivery after %.0f ms", failover.IdleRestartMS)
 		row("in all of them", "%d events: %d lost, %d duplicates, %d out of order",
-			f.Events, f.Lost, f.Duplicates, f.OutOfOrder)
+			failover.Events, failover.Lost, failover.Duplicates, failover.OutOfOrder)
 	}
 
 	row("foreign CPU", "%s", r.describeForeign())
-	return t.Flush()
+	return table.Flush()
 }

@@ -14,21 +14,21 @@ type tail struct {
 const tailBytes = 3000
 
 // Write implements io.Writer.
-func (t *tail) Write(p []byte) (int, error) {
+func (t *tail) Write(data []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
+	t.b = append(t.b, data...)
 	if n := len(t.b) - tailBytes; n > 0 {
 		t.b = append(t.b[:0], t.b[n:]...)
 	}
-	return len(p), nil
+	return len(data), nil
 }
 
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := strings.TrimSpace(string(t.b)); s != "" {
-		return s
+	if text := strings.TrimSpace(string(t.b)); text != "" {
+		return text
 	}
 	return "(none)"
 }

@@ -28,18 +28,18 @@ func checkEqual[T any](t *testing.T, name string, got, want T) {
 	}
 }
 
-func transactionIsRequired(t *testing.T, f Fixture) {
+func transactionIsRequired(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
-	if err := f.Box.Append(ctx, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
+	if err := fixture.Box.Append(ctx, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("Append: %v", err)
 	}
 
-	if _, err := f.Box.Schedule(ctx, soon, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
+	if _, err := fixture.Box.Schedule(ctx, soon, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("Schedule: %v", err)
 	}
 
-	if err := f.Transaction(ctx, func(context.Context) error {
-		if err := f.Box.Append(ctx, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
+	if err := fixture.Transaction(ctx, func(context.Context) error {
+		if err := fixture.Box.Append(ctx, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("Append with the context from outside of the callback: %v", err)
 		}
 		return nil
@@ -47,17 +47,17 @@ func transactionIsRequired(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	f.checkTypes(t)
+	fixture.checkTypes(t)
 }
 
-func plainJoins(t *testing.T, f Fixture) {
-	if err := f.Plain.Append(t.Context(), newEvent("alone")); err != nil {
+func plainJoins(t *testing.T, fixture Fixture) {
+	if err := fixture.Plain.Append(t.Context(), newEvent("alone")); err != nil {
 		t.Fatal(err)
 	}
 
 	undo := errors.New("undo")
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := f.Plain.Append(ctx, newEvent("rolled back")); err != nil {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
+		if err := fixture.Plain.Append(ctx, newEvent("rolled back")); err != nil {
 			return err
 		}
 		return undo
@@ -65,13 +65,13 @@ func plainJoins(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	f.checkTypes(t, "alone")
+	fixture.checkTypes(t, "alone")
 }
 
-func allOrNothing(t *testing.T, f Fixture) {
+func allOrNothing(t *testing.T, fixture Fixture) {
 	no := errors.New("no")
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := f.Box.Append(ctx, newEvent("aborted")); err != nil {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
+		if err := fixture.Box.Append(ctx, newEvent("aborted")); err != nil {
 			return err
 		}
 		return no
@@ -81,33 +81,33 @@ func allOrNothing(t *testing.T, f Fixture) {
 
 	func() {
 		defer func() { _ = recover() }()
-		_ = f.Transaction(t.Context(), func(ctx context.Context) error {
-			if err := f.Box.Append(ctx, newEvent("panicked")); err != nil {
+		_ = fixture.Transaction(t.Context(), func(ctx context.Context) error {
+			if err := fixture.Box.Append(ctx, newEvent("panicked")); err != nil {
 				return err
 			}
 			panic("in the callback")
 		})
 	}()
 
-	f.checkTypes(t)
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := f.Box.Append(ctx, newEvent("first")); err != nil {
+	fixture.checkTypes(t)
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
+		if err := fixture.Box.Append(ctx, newEvent("first")); err != nil {
 			return err
 		}
 
-		if n := len(f.Stored(t)); n != 0 {
+		if n := len(fixture.Stored(t)); n != 0 {
 			t.Errorf("%d envelopes are visible outside of the transaction before the commit, want 0", n)
 		}
 
-		return f.Box.Append(ctx, newEvent("second"))
+		return fixture.Box.Append(ctx, newEvent("second"))
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	f.checkTypes(t, "first", "second")
+	fixture.checkTypes(t, "first", "second")
 }
 
-func orderIsKept(t *testing.T, f Fixture) {
+func orderIsKept(t *testing.T, fixture Fixture) {
 	var want []string
 	for i := range 3 {
 		var events []event.Event
@@ -116,13 +116,13 @@ func orderIsKept(t *testing.T, f Fixture) {
 			want = append(want, typ)
 			events = append(events, newEvent(typ))
 		}
-		f.appendEvents(t, events...)
+		fixture.appendEvents(t, events...)
 	}
 
-	f.checkTypes(t, want...)
+	fixture.checkTypes(t, want...)
 }
 
-func storedEnvelope(t *testing.T, f Fixture) {
+func storedEnvelope(t *testing.T, fixture Fixture) {
 	id := uuid.MustParse("018f3f5c-0000-7000-8000-000000000001")
 	at := time.UnixMilli(1_750_000_000_456)
 	payload := []byte{0, 255, 1}
@@ -134,30 +134,30 @@ func storedEnvelope(t *testing.T, f Fixture) {
 
 	// The caller may change the bytes after New.
 	payload[0] = 9
-	f.appendEvents(t, ev,
+	fixture.appendEvents(t, ev,
 		event.New(event.Aggregate{Type: "order", ID: "o-2"}, "Gone", event.Payload{}),
 		event.New(event.Aggregate{Type: "order", ID: "o-3"}, "Doc", event.Document(bson.D{{Key: "a", Value: 1}})))
 
-	got := f.parseStored(t)
+	got := fixture.parseStored(t)
 	if len(got) != 3 {
 		t.Fatalf("%d envelopes are stored, want 3", len(got))
 	}
 
-	v := got[0]
+	view := got[0]
 	texts := []string{
-		string(v.AppendID(nil)), string(v.AggregateType), string(v.AggregateID), string(v.Type), string(v.Payload),
-		string(v.OrderingKey()), string(v.Topic), string(v.ContentType), string(v.SchemaVersion),
-		string(v.Source), string(v.Subject),
+		string(view.AppendID(nil)), string(view.AggregateType), string(view.AggregateID), string(view.Type), string(view.Payload),
+		string(view.OrderingKey()), string(view.Topic), string(view.ContentType), string(view.SchemaVersion),
+		string(view.Source), string(view.Subject),
 	}
 	checkEqual(t, "fields", texts, []string{
 		id.String(), "order", "o-1", "OrderPlaced", "\x00\xff\x01", "k", "t", "c", "3", "/s", "u",
 	})
 	checkEqual(t, "numbers",
-		[]int64{int64(v.Partition), v.Time, v.ExpiresAt, int64(v.Slot)},
+		[]int64{int64(view.Partition), view.Time, view.ExpiresAt, int64(view.Slot)},
 		[]int64{3, at.UnixMilli(), at.Add(time.Hour).UnixMilli(), int64(keyhash.Slot([]byte("k")))})
 
 	var headers []string
-	for it := v.Headers.Iter(); it.Next(); {
+	for it := view.Headers.Iter(); it.Next(); {
 		headers = append(headers, fmt.Sprintf("%s=%q nil %t", it.Key, it.Value, it.Value == nil))
 	}
 
@@ -167,36 +167,36 @@ func storedEnvelope(t *testing.T, f Fixture) {
 	}
 }
 
-func duplicateID(t *testing.T, f Fixture) {
+func duplicateID(t *testing.T, fixture Fixture) {
 	id := bson.NewObjectID()
-	f.appendEvents(t, newEvent("first", event.WithID(id)))
+	fixture.appendEvents(t, newEvent("first", event.WithID(id)))
 	again := func(ctx context.Context) error {
-		return f.Box.Append(ctx, newEvent("new"), newEvent("again", event.WithID(id)))
+		return fixture.Box.Append(ctx, newEvent("new"), newEvent("again", event.WithID(id)))
 	}
-	if err := f.Transaction(t.Context(), again); !mongo.IsDuplicateKeyError(err) {
+	if err := fixture.Transaction(t.Context(), again); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("in a transaction: %v", err)
 	}
 
-	if err := f.Plain.Append(t.Context(), newEvent("again", event.WithID(id))); !mongo.IsDuplicateKeyError(err) {
+	if err := fixture.Plain.Append(t.Context(), newEvent("again", event.WithID(id))); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("alone: %v", err)
 	}
 
 	same := newEvent("same")
-	err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx, same, same) })
+	err := fixture.Transaction(t.Context(), func(ctx context.Context) error { return fixture.Box.Append(ctx, same, same) })
 	if !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("twice in one call: %v", err)
 	}
 
 	// The same text as another type is another id.
-	f.appendEvents(t, newEvent("text", event.WithID(id.Hex())))
-	f.checkTypes(t, "first", "text")
+	fixture.appendEvents(t, newEvent("text", event.WithID(id.Hex())))
+	fixture.checkTypes(t, "first", "text")
 }
 
-func everythingWrong(t *testing.T, f Fixture) {
+func everythingWrong(t *testing.T, fixture Fixture) {
 	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), SmallSize)))
 	wantText := fmt.Sprintf("event %s has %d bytes, the limit is %d", big.ID(), big.Size(), SmallSize)
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		err := f.Small.Append(ctx, newEvent("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.JSON(make(chan int))), big)
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
+		err := fixture.Small.Append(ctx, newEvent("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.JSON(make(chan int))), big)
 		var invalid *event.InvalidError
 		switch {
 		case !errors.Is(err, event.ErrInvalid) || !errors.As(err, &invalid):
@@ -208,20 +208,20 @@ func everythingWrong(t *testing.T, f Fixture) {
 		}
 
 		// Nothing was written, so the transaction can continue.
-		return f.Small.Append(ctx, newEvent("fine"))
+		return fixture.Small.Append(ctx, newEvent("fine"))
 	}); err != nil {
 		t.Error(err)
 	}
 
 	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, 900<<10)))
-	if err := f.Plain.Append(t.Context(), limit); !errors.Is(err, outbox.ErrTooLarge) {
+	if err := fixture.Plain.Append(t.Context(), limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("an event above the default limit: %v", err)
 	}
 
-	f.checkTypes(t, "fine")
+	fixture.checkTypes(t, "fine")
 }
 
-func traceContext(t *testing.T, f Fixture) {
+func traceContext(t *testing.T, fixture Fixture) {
 	w3c := propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
 	in := propagation.MapCarrier{
 		"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -229,22 +229,22 @@ func traceContext(t *testing.T, f Fixture) {
 		"baggage":     "user=7",
 	}
 	own := "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-01"
-	if err := f.Transaction(w3c.Extract(t.Context(), in), func(ctx context.Context) error {
-		return f.Box.Append(ctx,
+	if err := fixture.Transaction(w3c.Extract(t.Context(), in), func(ctx context.Context) error {
+		return fixture.Box.Append(ctx,
 			newEvent("traced", event.WithHeader("mine", []byte("x"))),
 			newEvent("own", event.WithHeader("traceparent", []byte(own))))
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	f.appendEvents(t, newEvent("untraced"))
+	fixture.appendEvents(t, newEvent("untraced"))
 	want := []map[string]string{
 		{"mine": "x", "traceparent": in["traceparent"], "tracestate": "a=1", "baggage": "user=7"},
 		{"traceparent": own, "baggage": "user=7"},
 		{},
 	}
 
-	for i, v := range f.parseStored(t) {
+	for i, v := range fixture.parseStored(t) {
 		got := map[string]string{}
 		for it := v.Headers.Iter(); it.Next(); {
 			got[string(it.Key)] += string(it.Value)
@@ -254,20 +254,20 @@ func traceContext(t *testing.T, f Fixture) {
 	}
 }
 
-func emptyCalls(t *testing.T, f Fixture) {
-	if err := f.Box.Append(t.Context()); err != nil {
+func emptyCalls(t *testing.T, fixture Fixture) {
+	if err := fixture.Box.Append(t.Context()); err != nil {
 		t.Errorf("no events and no transaction: %v", err)
 	}
 
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx) }); err != nil {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error { return fixture.Box.Append(ctx) }); err != nil {
 		t.Error(err)
 	}
 
-	f.checkTypes(t)
+	fixture.checkTypes(t)
 }
 
 // middleware checks that middleware changes, multiplies and drops events, from the outermost to the innermost.
-func middleware(t *testing.T, f Fixture) {
+func middleware(t *testing.T, fixture Fixture) {
 	var calls []string
 	named := func(name string) outbox.Middleware {
 		return func(next outbox.AppendFunc) outbox.AppendFunc {
@@ -289,9 +289,9 @@ func middleware(t *testing.T, f Fixture) {
 			}
 		}
 	}
-	box := f.With(named("outer"), change, named("inner"))
+	box := fixture.With(named("outer"), change, named("inner"))
 
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
 		calls = nil
 		if err := box.Append(ctx, newEvent("drop"), newEvent("twice"), newEvent("plain")); err != nil {
 			return err
@@ -309,8 +309,8 @@ func middleware(t *testing.T, f Fixture) {
 	checkEqual(t, "calls", calls, []string{
 		"outer drop", "outer twice", "inner first", "inner second", "outer plain", "inner plain", "outer drop",
 	})
-	f.checkTypes(t, "first", "second", "plain")
-	if it := f.parseStored(t)[2].Headers.Iter(); !it.Next() || string(it.Key) != "seen" {
+	fixture.checkTypes(t, "first", "second", "plain")
+	if it := fixture.parseStored(t)[2].Headers.Iter(); !it.Next() || string(it.Key) != "seen" {
 		t.Errorf("the last event has the header %q, want that of the middleware", it.Key)
 	}
 
@@ -319,8 +319,8 @@ func middleware(t *testing.T, f Fixture) {
 	rename := func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error { return next(ctx, ev.With(event.WithID("renamed"))) }
 	}
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		id, err := f.With(rename).Schedule(ctx, soon, newEvent("later"))
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
+		id, err := fixture.With(rename).Schedule(ctx, soon, newEvent("later"))
 		if id != renamed {
 			t.Errorf("Schedule returned %s, want %s", id, renamed)
 		}
@@ -330,9 +330,9 @@ func middleware(t *testing.T, f Fixture) {
 	}
 }
 
-func failingMiddleware(t *testing.T, f Fixture) {
+func failingMiddleware(t *testing.T, fixture Fixture) {
 	no := errors.New("no")
-	box := f.With(func(next outbox.AppendFunc) outbox.AppendFunc {
+	box := fixture.With(func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error {
 			if ev.Name() == "bad" {
 				return no
@@ -342,7 +342,7 @@ func failingMiddleware(t *testing.T, f Fixture) {
 	})
 
 	runs := 0
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
 		runs++
 		if err := box.Append(ctx, newEvent("good"), newEvent("bad")); !errors.Is(err, no) {
 			t.Errorf("Append: %v, want the error of the middleware", err)
@@ -353,10 +353,10 @@ func failingMiddleware(t *testing.T, f Fixture) {
 	}); err != nil || runs != 1 {
 		t.Errorf("got %v after %d runs, want success after 1", err, runs)
 	}
-	repeat := f.With(func(next outbox.AppendFunc) outbox.AppendFunc {
+	repeat := fixture.With(func(next outbox.AppendFunc) outbox.AppendFunc {
 		return func(ctx context.Context, ev event.Event) error { return errors.Join(next(ctx, ev), next(ctx, ev)) }
 	})
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
 		return repeat.Append(ctx, newEvent("repeated"))
 	}); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("a middleware that passes an event on twice: %v, want an error for the second", err)
@@ -366,5 +366,5 @@ func failingMiddleware(t *testing.T, f Fixture) {
 		t.Errorf("without a transaction the middleware must not run: %v", err)
 	}
 
-	f.checkTypes(t, "other")
+	fixture.checkTypes(t, "other")
 }

@@ -16,11 +16,11 @@ import (
 // soon is the due time of scheduled events, far in the future.
 var soon = time.UnixMilli(1_900_000_000_123).UTC()
 
-// readScheduled returns the events that q selects.
-func (f Fixture) readScheduled(t *testing.T, q outbox.ScheduledQuery) []outbox.ScheduledEvent {
+// readScheduled returns the events that query selects.
+func (f Fixture) readScheduled(t *testing.T, query outbox.ScheduledQuery) []outbox.ScheduledEvent {
 	t.Helper()
 	list := []outbox.ScheduledEvent{}
-	for e, err := range f.Box.Scheduled(t.Context(), q) {
+	for e, err := range f.Box.Scheduled(t.Context(), query) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,28 +42,28 @@ func (f Fixture) readDueAt(t *testing.T, id event.ID) time.Time {
 	return list[0].DueAt
 }
 
-func scheduleAndCancel(t *testing.T, f Fixture) {
+func scheduleAndCancel(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
-	id := f.scheduleEvent(t, newEvent("later"), soon)
-	if got := f.readDueAt(t, id); !got.Equal(soon) {
+	id := fixture.scheduleEvent(t, newEvent("later"), soon)
+	if got := fixture.readDueAt(t, id); !got.Equal(soon) {
 		t.Errorf("due at %s, want %s", got, soon)
 	}
 
-	if err := f.Box.Reschedule(ctx, id, soon.Add(time.Hour)); err != nil {
+	if err := fixture.Box.Reschedule(ctx, id, soon.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 
-	if got := f.readDueAt(t, id); !got.Equal(soon.Add(time.Hour)) {
+	if got := fixture.readDueAt(t, id); !got.Equal(soon.Add(time.Hour)) {
 		t.Errorf("rescheduled to %s, want %s", got, soon.Add(time.Hour))
 	}
 
 	no := errors.New("no")
-	if err := f.Transaction(ctx, func(ctx context.Context) error {
-		if err := f.Box.Reschedule(ctx, id, soon); err != nil {
+	if err := fixture.Transaction(ctx, func(ctx context.Context) error {
+		if err := fixture.Box.Reschedule(ctx, id, soon); err != nil {
 			t.Error(err)
 		}
 
-		if err := f.Box.Cancel(ctx, id); err != nil {
+		if err := fixture.Box.Cancel(ctx, id); err != nil {
 			t.Error(err)
 		}
 
@@ -72,70 +72,70 @@ func scheduleAndCancel(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	if got := f.readDueAt(t, id); !got.Equal(soon.Add(time.Hour)) {
+	if got := fixture.readDueAt(t, id); !got.Equal(soon.Add(time.Hour)) {
 		t.Errorf("due at %s after a rollback, want %s", got, soon.Add(time.Hour))
 	}
 
-	if err := f.Box.Cancel(ctx, id); err != nil {
+	if err := fixture.Box.Cancel(ctx, id); err != nil {
 		t.Fatal(err)
 	}
 
-	if err := f.Box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
+	if err := fixture.Box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
 		t.Errorf("canceling twice: %v", err)
 	}
 
-	if err := f.Box.Reschedule(ctx, id, soon); !errors.Is(err, outbox.ErrNotScheduled) {
+	if err := fixture.Box.Reschedule(ctx, id, soon); !errors.Is(err, outbox.ErrNotScheduled) {
 		t.Errorf("rescheduling a canceled event: %v", err)
 	}
 
-	f.checkTypes(t)
+	fixture.checkTypes(t)
 }
 
-func claimedIsOutOfReach(t *testing.T, f Fixture) {
+func claimedIsOutOfReach(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
-	id := f.scheduleEvent(t, newEvent("taken"), soon)
-	f.Claim(t, id)
+	id := fixture.scheduleEvent(t, newEvent("taken"), soon)
+	fixture.Claim(t, id)
 	now := newEvent("at once")
-	f.appendEvents(t, now)
+	fixture.appendEvents(t, now)
 	for _, id := range []event.ID{id, now.ID(), event.NewID("no such")} {
-		if err := f.Box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
+		if err := fixture.Box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
 			t.Errorf("Cancel: %v", err)
 		}
 
-		if err := f.Box.Reschedule(ctx, id, soon); !errors.Is(err, outbox.ErrNotScheduled) {
+		if err := fixture.Box.Reschedule(ctx, id, soon); !errors.Is(err, outbox.ErrNotScheduled) {
 			t.Errorf("Reschedule: %v", err)
 		}
 	}
 
-	if n, err := f.Box.CancelScheduled(ctx, outbox.ScheduledQuery{All: true}); n != 0 || err != nil {
+	if n, err := fixture.Box.CancelScheduled(ctx, outbox.ScheduledQuery{All: true}); n != 0 || err != nil {
 		t.Errorf("CancelScheduled: %d, %v", n, err)
 	}
 
 	// ErrNotScheduled is not an error of the store, so the transaction can continue.
-	if err := f.Transaction(ctx, func(ctx context.Context) error {
-		if err := f.Box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
+	if err := fixture.Transaction(ctx, func(ctx context.Context) error {
+		if err := fixture.Box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
 			t.Errorf("Cancel in a transaction: %v", err)
 		}
-		return f.Box.Append(ctx, newEvent("instead"))
+		return fixture.Box.Append(ctx, newEvent("instead"))
 	}); err != nil {
 		t.Error(err)
 	}
 
-	f.checkTypes(t, "at once", "instead")
+	fixture.checkTypes(t, "at once", "instead")
 }
 
-func nonsenseIsRefused(t *testing.T, f Fixture) {
+func nonsenseIsRefused(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
-	if err := f.Box.Cancel(ctx, event.ID{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {
+	if err := fixture.Box.Cancel(ctx, event.ID{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {
 		t.Errorf("canceling the zero id: %v", err)
 	}
 
-	if err := f.Box.Reschedule(ctx, event.NewID("x"), time.Time{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {
+	if err := fixture.Box.Reschedule(ctx, event.NewID("x"), time.Time{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {
 		t.Errorf("rescheduling to the zero time: %v", err)
 	}
 
-	if err := f.Transaction(ctx, func(ctx context.Context) error {
-		_, err := f.Box.Schedule(ctx, time.Time{}, newEvent("x"))
+	if err := fixture.Transaction(ctx, func(ctx context.Context) error {
+		_, err := fixture.Box.Schedule(ctx, time.Time{}, newEvent("x"))
 		return err
 	}); !errors.Is(err, event.ErrInvalid) {
 		t.Errorf("scheduling for the zero time: %v", err)
@@ -143,7 +143,7 @@ func nonsenseIsRefused(t *testing.T, f Fixture) {
 
 	zero := outbox.ScheduledQuery{IDs: []event.ID{{}}}
 	rounds := 0
-	for _, err := range f.Box.Scheduled(ctx, zero) {
+	for _, err := range fixture.Box.Scheduled(ctx, zero) {
 		rounds++
 		if err == nil {
 			t.Error("a query with a zero id was accepted")
@@ -153,37 +153,37 @@ func nonsenseIsRefused(t *testing.T, f Fixture) {
 		t.Errorf("a query with a zero id: %d rounds, want 1", rounds)
 	}
 
-	if err := f.Transaction(ctx, func(ctx context.Context) error {
-		if _, err := f.Box.CancelScheduled(ctx, zero); err == nil {
+	if err := fixture.Transaction(ctx, func(ctx context.Context) error {
+		if _, err := fixture.Box.CancelScheduled(ctx, zero); err == nil {
 			t.Error("canceling with a zero id was accepted")
 		}
 
 		// Nothing was sent, so the transaction can continue.
-		return f.Box.Append(ctx, newEvent("fine"))
+		return fixture.Box.Append(ctx, newEvent("fine"))
 	}); err != nil {
 		t.Error(err)
 	}
-	f.checkTypes(t, "fine")
+	fixture.checkTypes(t, "fine")
 }
 
-// scheduledTypes returns the types of the events that q selects.
-func (f Fixture) scheduledTypes(t *testing.T, q outbox.ScheduledQuery) []string {
+// scheduledTypes returns the types of the events that query selects.
+func (f Fixture) scheduledTypes(t *testing.T, query outbox.ScheduledQuery) []string {
 	t.Helper()
 	types := []string{}
-	for _, e := range f.readScheduled(t, q) {
+	for _, e := range f.readScheduled(t, query) {
 		types = append(types, e.Name)
 	}
 
 	return types
 }
 
-func scheduledByCondition(t *testing.T, f Fixture) {
-	one := f.scheduleEvent(t, newEvent("one"), soon)
-	f.scheduleEvent(t, newEvent("two"), soon.Add(time.Second))
-	three := f.scheduleEvent(t, newEvent("three"), soon.Add(2*time.Second))
-	taken := f.scheduleEvent(t, newEvent("taken"), soon)
-	f.Claim(t, taken)
-	f.appendEvents(t, newEvent("ordinary"))
+func scheduledByCondition(t *testing.T, fixture Fixture) {
+	one := fixture.scheduleEvent(t, newEvent("one"), soon)
+	fixture.scheduleEvent(t, newEvent("two"), soon.Add(time.Second))
+	three := fixture.scheduleEvent(t, newEvent("three"), soon.Add(2*time.Second))
+	taken := fixture.scheduleEvent(t, newEvent("taken"), soon)
+	fixture.Claim(t, taken)
+	fixture.appendEvents(t, newEvent("ordinary"))
 
 	for name, x := range map[string]struct {
 		q    outbox.ScheduledQuery
@@ -199,12 +199,12 @@ func scheduledByCondition(t *testing.T, f Fixture) {
 		"before":    {outbox.ScheduledQuery{Before: soon.Add(time.Second)}, []string{"one"}},
 		"both":      {outbox.ScheduledQuery{From: soon, Before: soon.Add(2 * time.Second), Name: "two"}, []string{"two"}},
 	} {
-		checkEqual(t, name, f.scheduledTypes(t, x.q), x.want)
+		checkEqual(t, name, fixture.scheduledTypes(t, x.q), x.want)
 	}
 
 	expires := newEvent("expires", event.WithExpiry(soon.Add(time.Hour)))
-	f.scheduleEvent(t, expires, soon)
-	checkEqual(t, "the event", f.readScheduled(t, outbox.ScheduledQuery{Name: "expires"}), []outbox.ScheduledEvent{{
+	fixture.scheduleEvent(t, expires, soon)
+	checkEqual(t, "the event", fixture.readScheduled(t, outbox.ScheduledQuery{Name: "expires"}), []outbox.ScheduledEvent{{
 		ID:        expires.ID(),
 		Aggregate: event.Aggregate{Type: "order", ID: "o-1"},
 		Name:      "expires",
@@ -215,13 +215,13 @@ func scheduledByCondition(t *testing.T, f Fixture) {
 
 // scheduledInOrder checks that an iteration returns every event once, by due time, and that it can end early. Many
 // events are due at the same time and have ids of different types.
-func scheduledInOrder(t *testing.T, f Fixture) {
+func scheduledInOrder(t *testing.T, fixture Fixture) {
 	want := map[event.ID]bool{}
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
 		for i := range 20 {
 			kinds := [][]event.Option{nil, {event.WithID(fmt.Sprint("text", i))}, {event.WithID(bson.NewObjectID())}}
 			for _, opts := range kinds {
-				id, err := f.Box.Schedule(ctx, soon.Add(time.Duration(i%3)*time.Second), newEvent("x", opts...))
+				id, err := fixture.Box.Schedule(ctx, soon.Add(time.Duration(i%3)*time.Second), newEvent("x", opts...))
 				if err != nil {
 					return err
 				}
@@ -236,7 +236,7 @@ func scheduledInOrder(t *testing.T, f Fixture) {
 	}
 
 	last := time.Time{}
-	for _, e := range f.readScheduled(t, outbox.ScheduledQuery{}) {
+	for _, e := range fixture.readScheduled(t, outbox.ScheduledQuery{}) {
 		if !want[e.ID] || e.DueAt.Before(last) {
 			t.Fatalf("event %s is repeated, unknown or out of order", e.ID)
 		}
@@ -248,7 +248,7 @@ func scheduledInOrder(t *testing.T, f Fixture) {
 	}
 
 	seen := 0
-	for _, err := range f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
+	for _, err := range fixture.Box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -261,21 +261,21 @@ func scheduledInOrder(t *testing.T, f Fixture) {
 	}
 }
 
-func cancelByQuery(t *testing.T, f Fixture) {
+func cancelByQuery(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
-	f.scheduleEvent(t, newEvent("keep"), soon)
-	f.scheduleEvent(t, newEvent("drop"), soon)
-	f.scheduleEvent(t, newEvent("drop"), soon)
+	fixture.scheduleEvent(t, newEvent("keep"), soon)
+	fixture.scheduleEvent(t, newEvent("drop"), soon)
+	fixture.scheduleEvent(t, newEvent("drop"), soon)
 	// This event is not scheduled, so it must stay.
-	f.appendEvents(t, newEvent("drop"))
+	fixture.appendEvents(t, newEvent("drop"))
 
-	if _, err := f.Box.CancelScheduled(ctx, outbox.ScheduledQuery{}); !errors.Is(err, outbox.ErrEmptyQuery) {
+	if _, err := fixture.Box.CancelScheduled(ctx, outbox.ScheduledQuery{}); !errors.Is(err, outbox.ErrEmptyQuery) {
 		t.Errorf("an empty query: %v", err)
 	}
 
 	no := errors.New("no")
-	if err := f.Transaction(ctx, func(ctx context.Context) error {
-		if n, err := f.Box.CancelScheduled(ctx, outbox.ScheduledQuery{All: true}); err != nil || n != 3 {
+	if err := fixture.Transaction(ctx, func(ctx context.Context) error {
+		if n, err := fixture.Box.CancelScheduled(ctx, outbox.ScheduledQuery{All: true}); err != nil || n != 3 {
 			t.Errorf("all events: canceled %d, want 3; %v", n, err)
 		}
 		return no
@@ -283,13 +283,13 @@ func cancelByQuery(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	if n, err := f.Box.CancelScheduled(ctx, outbox.ScheduledQuery{Name: "drop"}); err != nil || n != 2 {
+	if n, err := fixture.Box.CancelScheduled(ctx, outbox.ScheduledQuery{Name: "drop"}); err != nil || n != 2 {
 		t.Errorf("by type: canceled %d, want 2; %v", n, err)
 	}
 
-	if n, err := f.Box.CancelScheduled(ctx, outbox.ScheduledQuery{All: true}); err != nil || n != 1 {
+	if n, err := fixture.Box.CancelScheduled(ctx, outbox.ScheduledQuery{All: true}); err != nil || n != 1 {
 		t.Errorf("the rest: canceled %d, want 1; %v", n, err)
 	}
 
-	f.checkTypes(t, "drop")
+	fixture.checkTypes(t, "drop")
 }

@@ -112,10 +112,10 @@ func (f Fixture) appendEvents(t *testing.T, events ...event.Event) {
 }
 
 // scheduleEvent schedules an event in a transaction, which must commit.
-func (f Fixture) scheduleEvent(t *testing.T, ev event.Event, at time.Time) (id event.ID) {
+func (f Fixture) scheduleEvent(t *testing.T, ev event.Event, dueAt time.Time) (id event.ID) {
 	t.Helper()
 	if err := f.Transaction(t.Context(), func(ctx context.Context) (err error) {
-		id, err = f.Box.Schedule(ctx, at, ev)
+		id, err = f.Box.Schedule(ctx, dueAt, ev)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -133,11 +133,11 @@ func (f Fixture) parseStored(t *testing.T) []*envelope.View {
 	t.Helper()
 	var out []*envelope.View
 	for _, doc := range f.Stored(t) {
-		v := new(envelope.View)
-		if err := envelope.Parse(doc, v); err != nil {
+		view := new(envelope.View)
+		if err := envelope.Parse(doc, view); err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, v)
+		out = append(out, view)
 	}
 
 	return out

@@ -11,17 +11,17 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func nestedJoins(t *testing.T, f Fixture) {
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := f.Box.Append(ctx, newEvent("outer")); err != nil {
+func nestedJoins(t *testing.T, fixture Fixture) {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
+		if err := fixture.Box.Append(ctx, newEvent("outer")); err != nil {
 			return err
 		}
-		err := f.Transaction(ctx, func(ctx context.Context) error { return f.Box.Append(ctx, newEvent("inner")) })
+		err := fixture.Transaction(ctx, func(ctx context.Context) error { return fixture.Box.Append(ctx, newEvent("inner")) })
 		if err != nil {
 			return err
 		}
 
-		if n := len(f.Stored(t)); n != 0 {
+		if n := len(fixture.Stored(t)); n != 0 {
 			t.Errorf("the inner transaction has committed: %d envelopes are stored, want 0", n)
 		}
 
@@ -30,19 +30,19 @@ func nestedJoins(t *testing.T, f Fixture) {
 		t.Fatal(err)
 	}
 
-	f.checkTypes(t, "outer", "inner")
+	fixture.checkTypes(t, "outer", "inner")
 }
 
 // The callback returns while a goroutine of it still runs a joined transaction.
-func joinedStillRuns(t *testing.T, f Fixture) {
+func joinedStillRuns(t *testing.T, fixture Fixture) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	var joined sync.WaitGroup
-	err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := f.Box.Append(ctx, newEvent("outer")); err != nil {
+	err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
+		if err := fixture.Box.Append(ctx, newEvent("outer")); err != nil {
 			return err
 		}
 		joined.Go(func() {
-			_ = f.Transaction(ctx, func(context.Context) error {
+			_ = fixture.Transaction(ctx, func(context.Context) error {
 				close(entered)
 				<-release
 				return nil
@@ -57,48 +57,48 @@ func joinedStillRuns(t *testing.T, f Fixture) {
 	if !errors.Is(err, outbox.ErrRollbackOnly) {
 		t.Errorf("Transaction = %v, want %v", err, outbox.ErrRollbackOnly)
 	}
-	f.checkTypes(t)
+	fixture.checkTypes(t)
 }
 
-func rollbackOnly(t *testing.T, f Fixture) {
+func rollbackOnly(t *testing.T, fixture Fixture) {
 	inner := errors.New("inner")
 	for name, fail := range map[string]func(ctx context.Context) error{
 		"joined transaction fails": func(ctx context.Context) error {
-			_ = f.Transaction(ctx, func(context.Context) error { return inner })
+			_ = fixture.Transaction(ctx, func(context.Context) error { return inner })
 			return inner
 		},
 		"joined transaction panics": func(ctx context.Context) error {
 			defer func() { _ = recover() }()
-			_ = f.Transaction(ctx, func(context.Context) error { panic("x") })
+			_ = fixture.Transaction(ctx, func(context.Context) error { panic("x") })
 			return nil
 		},
 		"the store refuses the event": func(ctx context.Context) error {
-			e := newEvent("twice")
-			_ = f.Box.Append(ctx, e)
-			_ = f.Box.Append(ctx, e)
+			event := newEvent("twice")
+			_ = fixture.Box.Append(ctx, event)
+			_ = fixture.Box.Append(ctx, event)
 			return nil
 		},
 	} {
 		runs := 0
-		err := f.Transaction(t.Context(), func(ctx context.Context) error {
+		err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
 			runs++
-			if err := f.Box.Append(ctx, newEvent("before")); err != nil {
+			if err := fixture.Box.Append(ctx, newEvent("before")); err != nil {
 				return err
 			}
 
 			want := fail(ctx)
-			err := f.Box.Append(ctx, newEvent("after"))
+			err := fixture.Box.Append(ctx, newEvent("after"))
 			if !errors.Is(err, outbox.ErrRollbackOnly) || want != nil && !errors.Is(err, want) {
 				t.Errorf("%s: Append after the failure: %v", name, err)
 			}
 
-			for _, err := range f.Box.Scheduled(ctx, outbox.ScheduledQuery{}) {
+			for _, err := range fixture.Box.Scheduled(ctx, outbox.ScheduledQuery{}) {
 				if !errors.Is(err, outbox.ErrRollbackOnly) {
 					t.Errorf("%s: Scheduled after the failure: %v", name, err)
 				}
 			}
 
-			err = f.Transaction(ctx, func(context.Context) error { return nil })
+			err = fixture.Transaction(ctx, func(context.Context) error { return nil })
 			if !errors.Is(err, outbox.ErrRollbackOnly) {
 				t.Errorf("%s: a nested transaction after the failure: %v", name, err)
 			}
@@ -111,34 +111,34 @@ func rollbackOnly(t *testing.T, f Fixture) {
 		}
 	}
 
-	f.checkTypes(t)
+	fixture.checkTypes(t)
 }
 
-func endedTransaction(t *testing.T, f Fixture) {
+func endedTransaction(t *testing.T, fixture Fixture) {
 	var leaked context.Context
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
 		leaked = ctx
-		return f.Box.Append(ctx, newEvent("a"))
+		return fixture.Box.Append(ctx, newEvent("a"))
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	if err := f.Plain.Append(leaked, newEvent("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
+	if err := fixture.Plain.Append(leaked, newEvent("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("Append with a leaked context: %v", err)
 	}
 
-	if err := f.Transaction(leaked, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
+	if err := fixture.Transaction(leaked, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("a transaction with a leaked context: %v", err)
 	}
 
-	f.checkTypes(t, "a")
+	fixture.checkTypes(t, "a")
 }
 
-func transientRunsAgain(t *testing.T, f Fixture) {
+func transientRunsAgain(t *testing.T, fixture Fixture) {
 	runs := 0
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error {
 		runs++
-		if err := f.Box.Append(ctx, newEvent("a")); err != nil {
+		if err := fixture.Box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 		if runs < 3 {
@@ -150,15 +150,15 @@ func transientRunsAgain(t *testing.T, f Fixture) {
 		t.Errorf("got %v after %d runs, want success after 3", err, runs)
 	}
 
-	f.checkTypes(t, "a")
+	fixture.checkTypes(t, "a")
 }
 
-func contextEnds(t *testing.T, f Fixture) {
+func contextEnds(t *testing.T, fixture Fixture) {
 	ctx, cancel := context.WithCancel(t.Context())
 	runs := 0
-	err := f.Transaction(ctx, func(ctx context.Context) error {
+	err := fixture.Transaction(ctx, func(ctx context.Context) error {
 		runs++
-		if err := f.Box.Append(ctx, newEvent("a")); err != nil {
+		if err := fixture.Box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 
@@ -173,19 +173,19 @@ func contextEnds(t *testing.T, f Fixture) {
 		t.Errorf("got %v after %d runs, want context.Canceled after 1", err, runs)
 	}
 
-	f.checkTypes(t)
+	fixture.checkTypes(t)
 }
 
 // concurrentTransactions checks that only one of several transactions can append an id.
-func concurrentTransactions(t *testing.T, f Fixture) {
+func concurrentTransactions(t *testing.T, fixture Fixture) {
 	const n = 8
 	ev := newEvent("once")
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			errs[i] = f.Transaction(t.Context(), func(ctx context.Context) error {
-				return f.Box.Append(ctx, ev, newEvent("with it"))
+			errs[i] = fixture.Transaction(t.Context(), func(ctx context.Context) error {
+				return fixture.Box.Append(ctx, ev, newEvent("with it"))
 			})
 		})
 	}
@@ -204,5 +204,5 @@ func concurrentTransactions(t *testing.T, f Fixture) {
 		t.Errorf("%d of %d transactions have appended the event, want 1", done, n)
 	}
 
-	f.checkTypes(t, "once", "with it")
+	fixture.checkTypes(t, "once", "with it")
 }

@@ -86,47 +86,47 @@ type demo struct {
 
 // Run runs the demo and returns its result. It returns an error if the environment fails, for
 // example if the servers or a relay cannot be started. Broken promises are in the Result.
-func Run(ctx context.Context, o Options) (Result, error) {
-	if o.Rate == 0 {
-		o.Rate = DefaultRate
+func Run(ctx context.Context, options Options) (Result, error) {
+	if options.Rate == 0 {
+		options.Rate = DefaultRate
 	}
-	d := newDemo(o)
-	defer o.Terminal.Restore()
-	defer d.view.finishStatus()
+	demo := newDemo(options)
+	defer options.Terminal.Restore()
+	defer demo.view.finishStatus()
 
-	d.view.printLine("outrelay dev · real MongoDB and Kafka on this machine")
-	d.view.printLine("  servers           %s", devstack.DescribeSources())
-	if err := d.startServers(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: true}); err != nil {
+	demo.view.printLine("outrelay dev · real MongoDB and Kafka on this machine")
+	demo.view.printLine("  servers           %s", devstack.DescribeSources())
+	if err := demo.startServers(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: true}); err != nil {
 		return Result{}, err
 	}
-	defer d.stack.Stop()
+	defer demo.stack.Stop()
 
 	// A service of the user may write to topics that do not exist yet.
-	d.relayConfig = map[string]any{"topics": map[string]any{
-		"template": d.names.topicName("{aggregatetype}"),
+	demo.relayConfig = map[string]any{"topics": map[string]any{
+		"template": demo.names.topicName("{aggregatetype}"),
 		"create":   map[string]any{},
 	}}
-	if err := d.connectClients(); err != nil {
+	if err := demo.connectClients(); err != nil {
 		return Result{}, err
 	}
-	defer d.closeClients(ctx)
+	defer demo.closeClients(ctx)
 
-	if err := d.createOutbox(ctx); err != nil {
+	if err := demo.createOutbox(ctx); err != nil {
 		return Result{}, err
 	}
-	return d.runToEnd(ctx)
+	return demo.runToEnd(ctx)
 }
 
-func newDemo(o Options) *demo {
-	d := &demo{
-		options:  o,
+func newDemo(options Options) *demo {
+	run := &demo{
+		options:  options,
 		names:    defaultNames(),
-		view:     newView(o.Out, o.Terminal),
+		view:     newView(options.Out, options.Terminal),
 		latency:  check.NewLatency(),
 		twoKills: make(chan struct{}),
 	}
-	d.check = check.New(check.Options{Forget: forgetAfter, Latency: d.latency, Others: d.hasVisitors()})
-	return d
+	run.check = check.New(check.Options{Forget: forgetAfter, Latency: run.latency, Others: run.hasVisitors()})
+	return run
 }
 
 // isIdle reports whether the sample service appends nothing on its own.
@@ -136,12 +136,12 @@ func (d *demo) isIdle() bool { return d.options.Rate < 0 }
 func (d *demo) hasVisitors() bool { return d.options.Keep || d.isIdle() }
 
 // startServers starts the servers, or uses the servers that the environment names.
-func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
-	if err := reachGiven(ctx, o); err != nil {
+func (d *demo) startServers(ctx context.Context, options devstack.Options) error {
+	if err := reachGiven(ctx, options); err != nil {
 		return err
 	}
-	o.Progress = d.showProgress
-	stack, err := devstack.Start(ctx, o)
+	options.Progress = d.showProgress
+	stack, err := devstack.Start(ctx, options)
 	// An interrupted start is no failure of the servers.
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("starting the servers: %w", context.Cause(ctx))
@@ -168,12 +168,12 @@ func (d *demo) startServers(ctx context.Context, o devstack.Options) error {
 }
 
 // showProgress shows the progress of the server start.
-func (d *demo) showProgress(p devstack.Progress) {
+func (d *demo) showProgress(progress devstack.Progress) {
 	// printServers prints these stages when all servers are ready.
-	if p.Stage == devstack.Starting || p.Stage == devstack.Ready {
+	if progress.Stage == devstack.Starting || progress.Stage == devstack.Ready {
 		return
 	}
-	d.view.showFigures("  " + p.String())
+	d.view.showFigures("  " + progress.String())
 }
 
 func (d *demo) printServers() {
@@ -289,16 +289,16 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 }
 
 // checkRecord passes a record to the checker.
-func (d *demo) checkRecord(m devstack.Message) {
+func (d *demo) checkRecord(message devstack.Message) {
 	d.check.Delivered(check.Delivery{
-		ID:        m.Header(record.HeaderID),
-		Key:       string(m.Key),
-		Topic:     m.Topic,
-		Partition: m.Partition,
-		Offset:    m.Offset,
-		Value:     m.Value,
-		Flagged:   d.allowFlagged && m.Header(record.HeaderRedelivered) == "true",
-		Seen:      m.Seen,
+		ID:        message.Header(record.HeaderID),
+		Key:       string(message.Key),
+		Topic:     message.Topic,
+		Partition: message.Partition,
+		Offset:    message.Offset,
+		Value:     message.Value,
+		Flagged:   d.allowFlagged && message.Header(record.HeaderRedelivered) == "true",
+		Seen:      message.Seen,
 	})
 }
 

@@ -53,21 +53,21 @@ func (f *follower) readOnce(ctx context.Context) {
 		return
 	}
 
-	o := ownership{epoch: doc.Epoch, acquiredAt: doc.AcquiredAt, paused: doc.Control.Paused}
+	ownership := ownership{epoch: doc.Epoch, acquiredAt: doc.AcquiredAt, paused: doc.Control.Paused}
 	// An expired lease has no owner, whichever node the document names.
 	if doc.Owner != "" && doc.ExpiresAt.After(now) {
-		o.node = doc.Node
+		ownership.node = doc.Node
 	}
 
 	f.mu.Lock()
-	newEpoch := o.epoch > f.current.epoch
-	f.current = o
+	newEpoch := ownership.epoch > f.current.epoch
+	f.current = ownership
 	f.mu.Unlock()
 
 	// The callback runs without the lock, so that it may call currentOwner.
 	if newEpoch && f.onAcquired != nil {
-		o.node = doc.Node
-		f.onAcquired(o)
+		ownership.node = doc.Node
+		f.onAcquired(ownership)
 	}
 }
 

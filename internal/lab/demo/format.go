@@ -8,19 +8,19 @@ import (
 
 // formatThousands formats 18402 as 18,402.
 func formatThousands(n int) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
 	}
-	return s
+	return text
 }
 
-// formatDuration formats d in milliseconds if it is short, and otherwise in seconds.
-func formatDuration(d time.Duration) string {
-	if d < 100*time.Millisecond {
-		return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+// formatDuration formats duration in milliseconds if it is short, and otherwise in seconds.
+func formatDuration(duration time.Duration) string {
+	if duration < 100*time.Millisecond {
+		return fmt.Sprintf("%.1f ms", float64(duration)/float64(time.Millisecond))
 	}
-	return fmt.Sprintf("%.1f s", d.Seconds())
+	return fmt.Sprintf("%.1f s", duration.Seconds())
 }
 
 // truncateText shortens text to width columns. A width of 0 or less means no limit. It counts

@@ -13,9 +13,9 @@ import (
 
 // reachGiven returns a *[doctor.Unusable] if a server that the environment names cannot be used. The text is that of
 // `outrelay doctor` and `outrelay run`, with the variables of the environment in place of the keys of the configuration.
-func reachGiven(ctx context.Context, o devstack.Options) error {
+func reachGiven(ctx context.Context, options devstack.Options) error {
 	cfg := config.Default()
-	uri, brokers := o.Given()
+	uri, brokers := options.Given()
 	if uri != "" {
 		cfg.MongoDB.URI = config.NewURI(uri)
 		if err := doctor.ReachMongo(ctx, cfg); err != nil {
@@ -34,11 +34,11 @@ func reachGiven(ctx context.Context, o devstack.Options) error {
 
 // nameVariable replaces a key of the configuration in the fix of err by the variable that has its value.
 func nameVariable(err error, key, variable string) error {
-	u, ok := errors.AsType[*doctor.Unusable](err)
+	unusable, ok := errors.AsType[*doctor.Unusable](err)
 	if !ok {
 		return fmt.Errorf("%s: %w", variable, err)
 	}
-	named := *u
-	named.Fix = strings.ReplaceAll(u.Fix, key, variable)
+	named := *unusable
+	named.Fix = strings.ReplaceAll(unusable.Fix, key, variable)
 	return &named
 }

@@ -45,15 +45,15 @@ func (d *demo) runLoop(ctx context.Context) error {
 	defer tick.Stop()
 	var kill <-chan time.Time
 	if d.options.KillEvery > 0 {
-		t := time.NewTicker(d.options.KillEvery)
-		defer t.Stop()
-		kill = t.C
+		ticker := time.NewTicker(d.options.KillEvery)
+		defer ticker.Stop()
+		kill = ticker.C
 	}
 
-	var p phase
+	var phase phase
 	quit := func() {
-		if p.stopped.IsZero() {
-			p.stopped = time.Now()
+		if phase.stopped.IsZero() {
+			phase.stopped = time.Now()
 			stop()
 			d.endPause(ctx)
 		}
@@ -66,9 +66,9 @@ func (d *demo) runLoop(ctx context.Context) error {
 			done = nil
 			quit()
 
-		case p.err = <-served:
-			p.ended = true
-			p.killDue = false
+		case phase.err = <-served:
+			phase.ended = true
+			phase.killDue = false
 			served = nil
 			kill = nil
 
@@ -77,23 +77,23 @@ func (d *demo) runLoop(ctx context.Context) error {
 				quit()
 			}
 
-		case x := <-d.relays.ended:
-			if err := d.relayEnded(x, &p); err != nil {
+		case relay := <-d.relays.ended:
+			if err := d.relayEnded(relay, &phase); err != nil {
 				stop()
 				return err
 			}
 
 		case <-kill:
-			p.killDue = p.stopped.IsZero()
+			phase.killDue = phase.stopped.IsZero()
 
 		case <-tick.C:
 			// A kill that is due waits until there is a standby.
-			if p.killDue && d.killOwner(ctx) == nil {
-				p.killDue = false
+			if phase.killDue && d.killOwner(ctx) == nil {
+				phase.killDue = false
 			}
 			d.reportTakeover(ctx)
 			d.drawFigures()
-			if over, err := d.isOver(&p); over {
+			if over, err := d.isOver(&phase); over {
 				return err
 			}
 		}
@@ -102,17 +102,17 @@ func (d *demo) runLoop(ctx context.Context) error {
 
 // isOver reports whether the run is over: the service has ended, and its committed events are
 // delivered or too late.
-func (d *demo) isOver(p *phase) (bool, error) {
-	if !p.ended {
+func (d *demo) isOver(phase *phase) (bool, error) {
+	if !phase.ended {
 		return false, nil
 	}
-	if p.err != nil {
-		return true, p.err
+	if phase.err != nil {
+		return true, phase.err
 	}
 
 	now := time.Now()
-	if p.stopped.IsZero() {
-		p.stopped = now
+	if phase.stopped.IsZero() {
+		phase.stopped = now
 	}
 	limit := hurryTime
 	if d.options.Events > 0 {
@@ -120,15 +120,15 @@ func (d *demo) isOver(p *phase) (bool, error) {
 	}
 
 	if d.check.Report().Waiting > 0 {
-		p.arrived = time.Time{}
-		return now.Sub(p.stopped) > limit, nil
+		phase.arrived = time.Time{}
+		return now.Sub(phase.stopped) > limit, nil
 	}
-	if p.arrived.IsZero() {
-		p.arrived = now
+	if phase.arrived.IsZero() {
+		phase.arrived = now
 	}
 
 	// A surplus record would arrive within the settle time.
-	return now.Sub(p.arrived) > settleTime, nil
+	return now.Sub(phase.arrived) > settleTime, nil
 }
 
 func (d *demo) openKeys() <-chan byte {
@@ -268,28 +268,28 @@ func (d *demo) beginOutage(leaveOut bool) {
 
 // untilTwoKills blocks the service before its last events until two relays were killed.
 func (d *demo) untilTwoKills(ctx context.Context) {
-	t := time.NewTimer(3*d.options.KillEvery + holdTime)
-	defer t.Stop()
+	timer := time.NewTimer(3*d.options.KillEvery + holdTime)
+	defer timer.Stop()
 	select {
 	case <-d.twoKills:
-	case <-t.C:
+	case <-timer.C:
 	case <-ctx.Done():
 	}
 }
 
 // relayEnded replaces a relay that ended unexpectedly. It returns an error after too many of them.
-func (d *demo) relayEnded(x *relay, p *phase) error {
-	if x.isExpected() || d.stopping.Load() {
+func (d *demo) relayEnded(relay *relay, phase *phase) error {
+	if relay.isExpected() || d.stopping.Load() {
 		return nil
 	}
 
-	d.view.printEvent("relay %s ended unexpectedly: %v; the end of its log:\n%s", x.node, x.prog.Err(), lastLogLines(x))
-	p.failures++
-	if p.failures == maxFailures {
-		return fmt.Errorf("%d relays ended unexpectedly; the last one: %w", p.failures, x.prog.Err())
+	d.view.printEvent("relay %s ended unexpectedly: %v; the end of its log:\n%s", relay.node, relay.prog.Err(), lastLogLines(relay))
+	phase.failures++
+	if phase.failures == maxFailures {
+		return fmt.Errorf("%d relays ended unexpectedly; the last one: %w", phase.failures, relay.prog.Err())
 	}
 
-	if d.follow.currentOwner().node == x.node {
+	if d.follow.currentOwner().node == relay.node {
 		d.beginOutage(true)
 	}
 	_, err := d.relays.startRelay()
@@ -297,16 +297,16 @@ func (d *demo) relayEnded(x *relay, p *phase) error {
 }
 
 // recordAcquired is called for each new epoch.
-func (d *demo) recordAcquired(o ownership) {
-	d.latency.Acquired(o.acquiredAt)
+func (d *demo) recordAcquired(ownership ownership) {
+	d.latency.Acquired(ownership.acquiredAt)
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.firstEpoch == 0 {
-		d.firstEpoch = o.epoch
-		d.reportedEpoch = o.epoch
+		d.firstEpoch = ownership.epoch
+		d.reportedEpoch = ownership.epoch
 	}
-	d.lastOwnership = o
+	d.lastOwnership = ownership
 }
 
 // reportTakeover prints a takeover after the new owner has delivered its first record.
@@ -325,12 +325,12 @@ func (d *demo) reportTakeover(ctx context.Context) {
 	d.mu.Unlock()
 
 	parts := []string{last.node + " took over", fmt.Sprintf("epoch %d", last.epoch)}
-	if x := d.relays.findRelay(last.node); x != nil {
-		n, err := d.relays.readCounter(ctx, x, "outrelay_read_back_records_total")
+	if relay := d.relays.findRelay(last.node); relay != nil {
+		n, err := d.relays.readCounter(ctx, relay, "outrelay_read_back_records_total")
 		if err == nil && n > 0 {
 			parts = append(parts, fmt.Sprintf("read back %s records", formatThousands(int(n))))
 		}
-		n, err = d.relays.readCounter(ctx, x, "outrelay_read_back_hits_total")
+		n, err = d.relays.readCounter(ctx, relay, "outrelay_read_back_hits_total")
 		if err == nil && n > 0 {
 			parts = append(parts, fmt.Sprintf("%s sent already", formatThousands(int(n))))
 		}
@@ -349,26 +349,26 @@ func (d *demo) drawFigures() {
 		return
 	}
 
-	r, f, owner := d.check.Report(), d.latency.Figures(), d.follow.currentOwner()
+	report, figures, owner := d.check.Report(), d.latency.Figures(), d.follow.currentOwner()
 	if !d.drawnAt.IsZero() {
 		// The rate is smoothed over two seconds.
 		share := min(since.Seconds()/2, 1)
-		d.rate += share * (float64(r.Delivered-d.drawnDelivered)/since.Seconds() - d.rate)
+		d.rate += share * (float64(report.Delivered-d.drawnDelivered)/since.Seconds() - d.rate)
 	}
 	d.drawnAt = now
-	d.drawnDelivered = r.Delivered
+	d.drawnDelivered = report.Delivered
 
 	lag := 0.0
-	if !r.Oldest.IsZero() {
-		lag = now.Sub(r.Oldest).Seconds()
+	if !report.Oldest.IsZero() {
+		lag = now.Sub(report.Oldest).Seconds()
 	}
 	text := fmt.Sprintf(" events %s · %.0f/s%s · commit→Kafka p50 %.1f ms p99 %.1f ms · lag %.1f s"+
 		" · lost %d · duplicate %d · out of order %d",
-		formatThousands(r.Delivered), d.rate, formatOwner(owner), f.P50, f.P99, lag, r.Overtaken, r.Duplicates, r.OutOfOrder+r.Strayed)
-	if r.Foreign > 0 {
-		text += fmt.Sprintf(" · of other services %s", formatThousands(r.Foreign))
+		formatThousands(report.Delivered), d.rate, formatOwner(owner), figures.P50, figures.P99, lag, report.Overtaken, report.Duplicates, report.OutOfOrder+report.Strayed)
+	if report.Foreign > 0 {
+		text += fmt.Sprintf(" · of other services %s", formatThousands(report.Foreign))
 	}
-	if n := r.Phantoms + r.Altered; n > 0 {
+	if n := report.Phantoms + report.Altered; n > 0 {
 		text += fmt.Sprintf(" · phantom %d", n)
 	}
 	if owner.paused {
@@ -378,11 +378,11 @@ func (d *demo) drawFigures() {
 }
 
 // formatOwner returns the owner of the moment, as a part of the figures.
-func formatOwner(o ownership) string {
+func formatOwner(ownership ownership) string {
 	switch {
-	case o.node != "":
-		return fmt.Sprintf(" · owner %s epoch %d", o.node, o.epoch)
-	case o.paused:
+	case ownership.node != "":
+		return fmt.Sprintf(" · owner %s epoch %d", ownership.node, ownership.epoch)
+	case ownership.paused:
 		return ""
 	}
 	return " · no owner"

@@ -46,7 +46,7 @@ const environment = "environment"
 
 // usesGivenServers reports whether the environment names one of the servers.
 func usesGivenServers(stack *devstack.Stack) bool {
-	return slices.ContainsFunc(stack.Servers(), func(s devstack.Server) bool { return s.Origin == environment })
+	return slices.ContainsFunc(stack.Servers(), func(server devstack.Server) bool { return server.Origin == environment })
 }
 
 // shopDatabase returns the database of the sample service.

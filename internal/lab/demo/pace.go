@@ -73,15 +73,15 @@ func (p *pace) waitNext(ctx context.Context, more <-chan int, extra *int) bool {
 		return ctx.Err() == nil
 	}
 
-	t := time.NewTimer(left)
-	defer t.Stop()
+	timer := time.NewTimer(left)
+	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case n := <-more:
 		*extra += n
 		return true
-	case <-t.C:
+	case <-timer.C:
 		return true
 	}
 }

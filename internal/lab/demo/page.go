@@ -21,13 +21,13 @@ func (d *demo) servePage(ctx context.Context, wg *sync.WaitGroup) error {
 		return fmt.Errorf("configuring the operator's page: %w", err)
 	}
 	//nolint:contextcheck // it disconnects after the end of ctx
-	o, err := operators.New(cfg, "dev", slog.New(slog.DiscardHandler), nil)
+	server, err := operators.New(cfg, "dev", slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return err
 	}
 
 	// The error is ignored: the page ends with the demo, and a user notices if it ends earlier.
-	wg.Go(func() { _ = o.Run(ctx) })
-	d.view.printLine("  page              http://%s", o.Addr())
+	wg.Go(func() { _ = server.Run(ctx) })
+	d.view.printLine("  page              http://%s", server.Addr())
 	return nil
 }

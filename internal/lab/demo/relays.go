@@ -79,7 +79,7 @@ type relays struct {
 func newRelays(
 	stack *devstack.Stack, n names, binary string, env, settings []string, sections map[string]any,
 ) (*relays, error) {
-	r := &relays{
+	relays := &relays{
 		stack:    stack,
 		binary:   binary,
 		settings: settings,
@@ -106,10 +106,10 @@ func newRelays(
 	if err != nil {
 		return nil, fmt.Errorf("writing the relays' configuration: %w", err)
 	}
-	if err := os.WriteFile(r.config, text, 0o600); err != nil {
+	if err := os.WriteFile(relays.config, text, 0o600); err != nil {
 		return nil, fmt.Errorf("writing the relays' configuration: %w", err)
 	}
-	return r, nil
+	return relays, nil
 }
 
 // removeSettings removes the user's settings of outrelay from env, so that the demo behaves the
@@ -134,36 +134,36 @@ func (r *relays) startRelay() (*relay, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lastNumber++
-	x := &relay{node: "a-" + strconv.Itoa(r.lastNumber), http: addr}
+	relay := &relay{node: "a-" + strconv.Itoa(r.lastNumber), http: addr}
 	args := []string{"run", "--config", r.config}
 	// The full slice expression makes append copy the settings: all relays share them.
-	for _, s := range append(r.settings[:len(r.settings):len(r.settings)], "node="+x.node, "http.listen="+addr, "address="+addr) {
+	for _, s := range append(r.settings[:len(r.settings):len(r.settings)], "node="+relay.node, "http.listen="+addr, "address="+addr) {
 		args = append(args, "--set", s)
 	}
-	x.prog, err = r.stack.Run(x.node, r.env, r.binary, append(args, r.extraArgs...)...)
+	relay.prog, err = r.stack.Run(relay.node, r.env, r.binary, append(args, r.extraArgs...)...)
 	if err != nil {
 		return nil, err
 	}
-	r.live = append(r.live, x)
+	r.live = append(r.live, relay)
 
 	r.wg.Go(func() {
-		<-x.prog.Done()
+		<-relay.prog.Done()
 		// The receiver of the end must not find the relay among the live relays.
-		r.removeRelay(x)
+		r.removeRelay(relay)
 		select {
-		case r.ended <- x:
+		case r.ended <- relay:
 		case <-r.closed:
 		}
 	})
-	return x, nil
+	return relay, nil
 }
 
-func (r *relays) removeRelay(x *relay) {
+func (r *relays) removeRelay(relay *relay) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
 	for i, other := range r.live {
-		if other == x {
+		if other == relay {
 			r.live = append(r.live[:i:i], r.live[i+1:]...)
 			return
 		}
@@ -199,12 +199,12 @@ func (r *relays) findStandby(ctx context.Context, owner string) *relay {
 }
 
 // readRole returns the role that the process reports, or "" if it is not ready.
-func (r *relays) readRole(ctx context.Context, x *relay) string {
+func (r *relays) readRole(ctx context.Context, relay *relay) string {
 	var status struct {
 		Ready bool   `json:"ready"`
 		Role  string `json:"role"`
 	}
-	err := r.getPath(ctx, x, "/readyz", func(body *bufio.Reader) error {
+	err := r.getPath(ctx, relay, "/readyz", func(body *bufio.Reader) error {
 		return json.NewDecoder(body).Decode(&status)
 	})
 	if err != nil || !status.Ready {
@@ -214,8 +214,8 @@ func (r *relays) readRole(ctx context.Context, x *relay) string {
 }
 
 // readCounter returns the value of a counter without labels from the metrics of a process.
-func (r *relays) readCounter(ctx context.Context, x *relay, name string) (value float64, err error) {
-	err = r.getPath(ctx, x, "/metrics", func(body *bufio.Reader) error {
+func (r *relays) readCounter(ctx context.Context, relay *relay, name string) (value float64, err error) {
+	err = r.getPath(ctx, relay, "/metrics", func(body *bufio.Reader) error {
 		lines := bufio.NewScanner(body)
 		for lines.Scan() {
 			if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
@@ -229,8 +229,8 @@ func (r *relays) readCounter(ctx context.Context, x *relay, name string) (value 
 }
 
 // getPath sends a GET request to a process, and calls read with the body of the response.
-func (r *relays) getPath(ctx context.Context, x *relay, path string, read func(*bufio.Reader) error) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+x.http+path, nil)
+func (r *relays) getPath(ctx context.Context, relay *relay, path string, read func(*bufio.Reader) error) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+relay.http+path, nil)
 	if err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (r *relays) getPath(ctx context.Context, x *relay, path string, read func(*
 
 // awaitRelay blocks until done returns true. It returns an error if the process ends, or after
 // readyWithin.
-func (r *relays) awaitRelay(ctx context.Context, x *relay, what string, done func() bool) error {
+func (r *relays) awaitRelay(ctx context.Context, relay *relay, what string, done func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
 	tick := time.NewTicker(25 * time.Millisecond)
@@ -254,21 +254,21 @@ func (r *relays) awaitRelay(ctx context.Context, x *relay, what string, done fun
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("relay %s did not %s within %v: %w; the end of its log:\n%s",
-				x.node, what, readyWithin, context.Cause(ctx), lastLogLines(x))
-		case <-x.prog.Done():
+				relay.node, what, readyWithin, context.Cause(ctx), lastLogLines(relay))
+		case <-relay.prog.Done():
 			return fmt.Errorf("relay %s ended (%w) before it could %s; the end of its log:\n%s",
-				x.node, x.prog.Err(), what, lastLogLines(x))
+				relay.node, relay.prog.Err(), what, lastLogLines(relay))
 		case <-tick.C:
 		}
 	}
 	return nil
 }
 
-func lastLogLines(x *relay) string { return formatLastLines(x.prog) }
+func lastLogLines(relay *relay) string { return formatLastLines(relay.prog) }
 
 // formatLastLines returns the last lines of a program's log, indented.
-func formatLastLines(p *devstack.Program) string {
-	lines := p.LastLines(lastLines)
+func formatLastLines(program *devstack.Program) string {
+	lines := program.LastLines(lastLines)
 	if len(lines) == 0 {
 		return "    (it is empty)"
 	}
@@ -285,20 +285,20 @@ func (r *relays) stopAll(within time.Duration) {
 }
 
 // stopRelay begins to stop one process. It does not block.
-func (r *relays) stopRelay(x *relay, within time.Duration) {
-	x.markExpected()
-	r.wg.Go(func() { x.stopProcess(within) })
+func (r *relays) stopRelay(relay *relay, within time.Duration) {
+	relay.markExpected()
+	r.wg.Go(func() { relay.stopProcess(within) })
 }
 
 // stopProcess sends SIGTERM, and SIGKILL if the process has not ended within the given time.
 func (r *relay) stopProcess(within time.Duration) {
 	if r.prog.Terminate() == nil {
-		t := time.NewTimer(within)
-		defer t.Stop()
+		timer := time.NewTimer(within)
+		defer timer.Stop()
 		select {
 		case <-r.prog.Done():
 			return
-		case <-t.C:
+		case <-timer.C:
 		}
 	}
 

@@ -28,25 +28,25 @@ type Result struct {
 func (r Result) Err() error { return r.Broken }
 
 // newResult returns the result of a run. Only a service that is idle may append nothing.
-func newResult(c check.Report, f check.Figures, takeovers int, idle bool) Result {
-	r := Result{
-		Events:     c.Committed,
-		Delivered:  c.Delivered,
-		Lost:       c.Waiting,
-		Duplicates: c.Duplicates,
-		OutOfOrder: c.OutOfOrder + c.Strayed,
+func newResult(report check.Report, figures check.Figures, takeovers int, idle bool) Result {
+	result := Result{
+		Events:     report.Committed,
+		Delivered:  report.Delivered,
+		Lost:       report.Waiting,
+		Duplicates: report.Duplicates,
+		OutOfOrder: report.OutOfOrder + report.Strayed,
 		Takeovers:  takeovers,
-		MaxGapMS:   f.Max,
-		P50MS:      f.P50,
-		P99MS:      f.P99,
-		Broken:     c.Err(),
+		MaxGapMS:   figures.Max,
+		P50MS:      figures.P50,
+		P99MS:      figures.P99,
+		Broken:     report.Err(),
 	}
 
 	// A demo without a load has nothing to commit.
-	if c.Committed == 0 && !idle {
-		r.Broken = errors.Join(r.Broken, errors.New("no event was committed"))
+	if report.Committed == 0 && !idle {
+		result.Broken = errors.Join(result.Broken, errors.New("no event was committed"))
 	}
-	return r
+	return result
 }
 
 // formatSummary returns the last line of a run.

@@ -58,7 +58,7 @@ var removedScenarios = map[string]string{
 // scenarios, or names what has replaced it.
 func FindScenario(name string) (Scenario, error) {
 	all := Scenarios()
-	if i := slices.IndexFunc(all, func(s Scenario) bool { return s.Name == name }); i >= 0 {
+	if i := slices.IndexFunc(all, func(scenario Scenario) bool { return scenario.Name == name }); i >= 0 {
 		return all[i], nil
 	}
 
@@ -110,28 +110,28 @@ func (o *Outcome) Err() error {
 }
 
 // FormatFinding returns a finding in words.
-func FormatFinding(s Scenario, f Finding) string {
-	o := f.commonOutcome()
+func FormatFinding(scenario Scenario, finding Finding) string {
+	outcome := finding.commonOutcome()
 	verdict := "held"
-	if !o.Held {
+	if !outcome.Held {
 		verdict = "DID NOT HOLD"
 	}
 
 	lines := []string{
-		fmt.Sprintf("scenario %s: the promise %s", s.Name, verdict),
-		"  promise           " + s.Promise,
+		fmt.Sprintf("scenario %s: the promise %s", scenario.Name, verdict),
+		"  promise           " + scenario.Promise,
 		fmt.Sprintf("  events            %s committed, %s delivered · lost %d · duplicate %d · out of order %d"+
 			" · phantom %d · dead %s",
-			formatThousands(o.Events), formatThousands(o.Delivered), o.Lost, o.Duplicates, o.OutOfOrder,
-			o.Phantoms, formatThousands(o.Dead)),
+			formatThousands(outcome.Events), formatThousands(outcome.Delivered), outcome.Lost, outcome.Duplicates, outcome.OutOfOrder,
+			outcome.Phantoms, formatThousands(outcome.Dead)),
 	}
-	for _, l := range f.describeFigures() {
+	for _, l := range finding.describeFigures() {
 		lines = append(lines, "  "+l)
 	}
-	for _, b := range o.Broken {
+	for _, b := range outcome.Broken {
 		lines = append(lines, "  broken            "+b)
 	}
-	lines = append(lines, fmt.Sprintf("  took              %.1f s", o.Seconds))
+	lines = append(lines, fmt.Sprintf("  took              %.1f s", outcome.Seconds))
 	return strings.Join(lines, "\n")
 }
 
@@ -144,36 +144,36 @@ func (b *brokenPromise) Error() string { return b.why }
 // for example if the servers or a relay cannot be started. A broken promise is in the Finding.
 // RunScenario ignores Keep and reads no keys. The intervals of kills and rebalances apply only if
 // [Scenario.Kills] returns true.
-func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
+func RunScenario(ctx context.Context, scenario Scenario, options Options) (Finding, error) {
 	// The options override the scenario, except for a fault that it does not have.
-	o.Events = cmp.Or(o.Events, s.events)
-	o.Rate = cmp.Or(o.Rate, s.rate)
-	if o.RebalanceEvery == 0 {
-		o.KillEvery = cmp.Or(o.KillEvery, s.kill)
+	options.Events = cmp.Or(options.Events, scenario.events)
+	options.Rate = cmp.Or(options.Rate, scenario.rate)
+	if options.RebalanceEvery == 0 {
+		options.KillEvery = cmp.Or(options.KillEvery, scenario.kill)
 	}
-	d := newDemo(o)
-	d.relayConfig = s.relayConfig
-	d.allowFlagged = true
-	defer o.Terminal.Restore()
-	defer d.view.finishStatus()
+	demo := newDemo(options)
+	demo.relayConfig = scenario.relayConfig
+	demo.allowFlagged = true
+	defer options.Terminal.Restore()
+	defer demo.view.finishStatus()
 
-	d.view.printLine("outrelay dev · scenario %s: %s", s.Name, s.Promise)
-	err := d.startServers(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: !s.ownServers, Mongo: s.mongo})
+	demo.view.printLine("outrelay dev · scenario %s: %s", scenario.Name, scenario.Promise)
+	err := demo.startServers(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: !scenario.ownServers, Mongo: scenario.mongo})
 	if err != nil {
 		return nil, err
 	}
-	defer d.stack.Stop()
-	if err := d.connectClients(); err != nil {
+	defer demo.stack.Stop()
+	if err := demo.connectClients(); err != nil {
 		return nil, err
 	}
-	defer d.closeClients(ctx)
+	defer demo.closeClients(ctx)
 
-	st := newStage(d, s)
+	st := newStage(demo, scenario)
 	if err := st.createTopics(ctx); err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	f, err := st.playScenario(ctx)
+	finding, err := st.playScenario(ctx)
 	var broken *brokenPromise
 	if errors.As(err, &broken) {
 		st.recordBroken("%s", broken.why)
@@ -182,7 +182,7 @@ func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
 	}
 
 	// The outcome is complete although the promise is broken.
-	err = st.completeOutcome(ctx, f.commonOutcome(), time.Since(began))
-	d.broken = f.Err() != nil
-	return f, err
+	err = st.completeOutcome(ctx, finding.commonOutcome(), time.Since(began))
+	demo.broken = finding.Err() != nil
+	return finding, err
 }

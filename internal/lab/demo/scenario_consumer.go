@@ -49,63 +49,63 @@ func (f *ConsumerFinding) describeFigures() []string {
 	}
 }
 
-func runConsumer(ctx context.Context, s *stage) (_ Finding, err error) {
-	f := &ConsumerFinding{}
-	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
-		return f, err
+func runConsumer(ctx context.Context, stage *stage) (_ Finding, err error) {
+	finding := &ConsumerFinding{}
+	if _, err := stage.startAndAwait(ctx, "owner"); err != nil {
+		return finding, err
 	}
-	c, err := s.newCrew(ctx, member.Effects, s.names.topicName(aggregate))
+	crew, err := stage.newCrew(ctx, member.Effects, stage.names.topicName(aggregate))
 	if err != nil {
-		return f, err
+		return finding, err
 	}
 	// After an error, consumers must not stay behind as processes.
 	defer func() {
 		if err != nil {
-			c.stopAll(true)
+			crew.stopAll(true)
 		}
 	}()
-	members, err := c.startMembers(ctx, 2)
+	members, err := crew.startMembers(ctx, 2)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
-	r, stopRepeater, err := s.repeatSome(ctx)
+	repeater, stopRepeater, err := stage.repeatSome(ctx)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
 
-	rate := limitRate(s.options.Rate, s.options.Events, s.options.KillEvery)
-	l, err := s.startLoad(ctx, aggregate, "customer", rate, s.options.Events)
+	rate := limitRate(stage.options.Rate, stage.options.Events, stage.options.KillEvery)
+	load, err := stage.startLoad(ctx, aggregate, "customer", rate, stage.options.Events)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
-	if err := s.disturbConsumers(ctx, c, members, l, f); err != nil {
-		return f, err
+	if err := stage.disturbConsumers(ctx, crew, members, load, finding); err != nil {
+		return finding, err
 	}
-	if err := errors.Join(s.awaitArrival(ctx), stopRepeater()); err != nil {
-		return f, err
+	if err := errors.Join(stage.awaitArrival(ctx), stopRepeater()); err != nil {
+		return finding, err
 	}
-	f.Injected = int(r.repeated.Load())
+	finding.Injected = int(repeater.repeated.Load())
 
 	// Missing effects break the promise. judgeEffects counts them.
-	if err := s.awaitEffects(ctx, f); err != nil {
+	if err := stage.awaitEffects(ctx, finding); err != nil {
 		var broken *brokenPromise
 		if !errors.As(err, &broken) {
-			return f, err
+			return finding, err
 		}
-		s.recordBroken("%s", broken.why)
+		stage.recordBroken("%s", broken.why)
 	}
-	c.stopAll(false)
-	return f, s.judgeEffects(ctx, f)
+	crew.stopAll(false)
+	return finding, stage.judgeEffects(ctx, finding)
 }
 
 // disturbConsumers kills the consumers in turn, or starts and stops a third one, or both, until the
 // load has ended.
 func (s *stage) disturbConsumers(
-	ctx context.Context, c *crew, members []*crewMember, l *load, f *ConsumerFinding,
+	ctx context.Context, crew *crew, members []*crewMember, load *load, finding *ConsumerFinding,
 ) error {
 	// The faults run as long as the load, so every moment of it is disturbed.
 	over := make(chan error, 1)
-	s.loads.Go(func() { over <- l.finishLoad(false) })
+	s.loads.Go(func() { over <- load.finishLoad(false) })
 	kill := newTicker(s.options.KillEvery)
 	defer kill.Stop()
 	rebalance := newTicker(s.options.RebalanceEvery)
@@ -119,26 +119,26 @@ func (s *stage) disturbConsumers(
 		select {
 		case err := <-over:
 			if third != nil {
-				c.stopMember(third)
+				crew.stopMember(third)
 			}
 			return err
 
 		case <-kill.C:
-			i := f.Kills % len(members)
-			m := members[i]
-			if err = c.killMember(m); err == nil {
-				members[i], err = c.startMember()
+			i := finding.Kills % len(members)
+			member := members[i]
+			if err = crew.killMember(member); err == nil {
+				members[i], err = crew.startMember()
 			}
-			f.Kills++
-			s.printEvent("consumer %s is killed with -9; another one starts", m.name)
+			finding.Kills++
+			s.printEvent("consumer %s is killed with -9; another one starts", member.name)
 
 		case <-rebalance.C:
 			if third != nil {
-				c.stopMember(third)
+				crew.stopMember(third)
 				third = nil
 				continue
 			}
-			third, err = c.startMember()
+			third, err = crew.startMember()
 
 		case <-draw.C:
 			s.drawProgress()
@@ -152,23 +152,23 @@ func (s *stage) disturbConsumers(
 	}
 }
 
-// newTicker returns a ticker, which never ticks if d is 0.
-func newTicker(d time.Duration) *time.Ticker {
-	if d > 0 {
-		return time.NewTicker(d)
+// newTicker returns a ticker, which never ticks if duration is 0.
+func newTicker(duration time.Duration) *time.Ticker {
+	if duration > 0 {
+		return time.NewTicker(duration)
 	}
-	t := time.NewTicker(time.Hour)
-	t.Stop()
-	return t
+	ticker := time.NewTicker(time.Hour)
+	ticker.Stop()
+	return ticker
 }
 
 // awaitEffects blocks until there is an effect for each order, and then for the settle time, in
 // which a surplus effect would appear.
-func (s *stage) awaitEffects(ctx context.Context, f *ConsumerFinding) error {
+func (s *stage) awaitEffects(ctx context.Context, finding *ConsumerFinding) error {
 	want, _ := s.check.Progress()
 	err := s.awaitRead(ctx, "each event has its effect", func(ctx context.Context) (bool, error) {
 		n, err := member.CountEffects(ctx, s.shopDatabase())
-		f.Effects = n
+		finding.Effects = n
 		return n >= want, err
 	})
 	if err != nil {
@@ -178,24 +178,24 @@ func (s *stage) awaitEffects(ctx context.Context, f *ConsumerFinding) error {
 }
 
 // judgeEffects checks the stored effects, and reads the counts of the members.
-func (s *stage) judgeEffects(ctx context.Context, f *ConsumerFinding) error {
-	r, err := member.JudgeEffects(ctx, s.shopDatabase())
+func (s *stage) judgeEffects(ctx context.Context, finding *ConsumerFinding) error {
+	report, err := member.JudgeEffects(ctx, s.shopDatabase())
 	if err != nil {
 		return err
 	}
-	f.Effects = r.Effects
-	f.LostEffects = r.Lost
-	f.DoubleEffects = r.Double
-	f.OutOfOrder = r.OutOfOrder
-	f.Strange = r.Phantom + r.Miscounted
-	if err := r.Err(); err != nil {
+	finding.Effects = report.Effects
+	finding.LostEffects = report.Lost
+	finding.DoubleEffects = report.Double
+	finding.OutOfOrder = report.OutOfOrder
+	finding.Strange = report.Phantom + report.Miscounted
+	if err := report.Err(); err != nil {
 		s.recordBroken("%v", err)
 	}
 
-	if f.Letters, err = s.countLetters(ctx); err != nil {
+	if finding.Letters, err = s.countLetters(ctx); err != nil {
 		return err
 	}
-	f.Refused, f.Rebalances, err = s.readMembership(ctx)
+	finding.Refused, finding.Rebalances, err = s.readMembership(ctx)
 	return err
 }
 

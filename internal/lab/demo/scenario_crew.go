@@ -69,17 +69,17 @@ func (c *crew) startMember() (*crewMember, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &crewMember{name: spec.Name, prog: prog}
-	c.live = append(c.live, m)
+	member := &crewMember{name: spec.Name, prog: prog}
+	c.live = append(c.live, member)
 
 	c.wg.Go(func() {
 		<-prog.Done()
-		if !m.expected.Load() && !c.s.stopping.Load() {
+		if !member.expected.Load() && !c.s.stopping.Load() {
 			c.s.cancel(&brokenPromise{fmt.Sprintf("consumer %s ended unexpectedly: %v; the end of its log:\n%s",
-				m.name, prog.Err(), m.lastLogLines())})
+				member.name, prog.Err(), member.lastLogLines())})
 		}
 	})
-	return m, nil
+	return member, nil
 }
 
 func (m *crewMember) lastLogLines() string { return formatLastLines(m.prog) }
@@ -89,12 +89,12 @@ func (c *crew) startMembers(ctx context.Context, n int) ([]*crewMember, error) {
 	members := make([]*crewMember, n)
 	names := make([]string, n)
 	for i := range n {
-		m, err := c.startMember()
+		member, err := c.startMember()
 		if err != nil {
 			return nil, err
 		}
-		members[i] = m
-		names[i] = m.name
+		members[i] = member
+		names[i] = member.name
 	}
 
 	what := fmt.Sprintf("%d consumers share the partitions", n)
@@ -104,24 +104,24 @@ func (c *crew) startMembers(ctx context.Context, n int) ([]*crewMember, error) {
 }
 
 // killMember ends a process with SIGKILL.
-func (c *crew) killMember(m *crewMember) error {
-	m.expected.Store(true)
-	return m.prog.Kill()
+func (c *crew) killMember(member *crewMember) error {
+	member.expected.Store(true)
+	return member.prog.Kill()
 }
 
 // stopMember ends a process with SIGTERM and blocks until it has ended. It records a broken promise
 // if the process has to be killed or ends with an error.
-func (c *crew) stopMember(m *crewMember) {
-	m.expected.Store(true)
-	if err := m.prog.Terminate(); err == nil {
-		late := time.AfterFunc(leaveWithin, func() { _ = m.prog.Kill() })
-		<-m.prog.Done()
+func (c *crew) stopMember(member *crewMember) {
+	member.expected.Store(true)
+	if err := member.prog.Terminate(); err == nil {
+		late := time.AfterFunc(leaveWithin, func() { _ = member.prog.Kill() })
+		<-member.prog.Done()
 		late.Stop()
 	}
 
-	if err := m.prog.Err(); err != nil {
+	if err := member.prog.Err(); err != nil {
 		c.s.recordBroken("consumer %s did not stop gracefully: %v; the end of its log:\n%s",
-			m.name, err, m.lastLogLines())
+			member.name, err, member.lastLogLines())
 	}
 }
 
@@ -179,21 +179,21 @@ type repeater struct {
 
 // repeatSome starts a repeater for all topics of the stage. It runs until ctx ends or done is
 // called.
-func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error, err error) {
-	t, err := kafkago.New(transport.Config{Brokers: s.stack.Brokers()})
+func (s *stage) repeatSome(ctx context.Context) (started *repeater, done func() error, err error) {
+	transport, err := kafkago.New(transport.Config{Brokers: s.stack.Brokers()})
 	if err != nil {
 		return nil, nil, err
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
-	r = &repeater{queue: make(chan devstack.Message, 100)}
+	started = &repeater{queue: make(chan devstack.Message, 100)}
 	// Only first records count, otherwise a repeated record would be repeated again.
-	onRecord := func(m devstack.Message) {
-		if m.Header(record.HeaderRedelivered) != "" || r.seen.Add(1)%repeatOneOf != 0 {
+	onRecord := func(message devstack.Message) {
+		if message.Header(record.HeaderRedelivered) != "" || started.seen.Add(1)%repeatOneOf != 0 {
 			return
 		}
 		select {
-		case r.queue <- m:
+		case started.queue <- message:
 		case <-ctx.Done():
 		}
 	}
@@ -201,10 +201,10 @@ func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error,
 
 	ended := make(chan error, 1)
 	s.loads.Go(func() {
-		defer t.Close()
-		ended <- r.publishAll(ctx, t)
+		defer transport.Close()
+		ended <- started.publishAll(ctx, transport)
 	})
-	return r, func() error {
+	return started, func() error {
 		s.onRecord.Store(nil)
 		cancel()
 		return <-ended
@@ -212,16 +212,16 @@ func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error,
 }
 
 // publishAll publishes the queued records until ctx ends.
-func (r *repeater) publishAll(ctx context.Context, p transport.Publisher) error {
+func (r *repeater) publishAll(ctx context.Context, publisher transport.Publisher) error {
 	for {
 		select {
-		case m := <-r.queue:
-			c := transport.Record{Key: m.Key, Value: m.Value}
-			for _, h := range m.Headers {
-				c.Headers = append(c.Headers, event.Header{Key: h.Key, Value: h.Value})
+		case message := <-r.queue:
+			copied := transport.Record{Key: message.Key, Value: message.Value}
+			for _, h := range message.Headers {
+				copied.Headers = append(copied.Headers, event.Header{Key: h.Key, Value: h.Value})
 			}
-			c.Headers = append(c.Headers, event.Header{Key: record.HeaderRedelivered, Value: []byte("true")})
-			if err := p.Publish(ctx, m.Topic, []transport.Record{c}); err != nil && ctx.Err() == nil {
+			copied.Headers = append(copied.Headers, event.Header{Key: record.HeaderRedelivered, Value: []byte("true")})
+			if err := publisher.Publish(ctx, message.Topic, []transport.Record{copied}); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("repeating a record: %w", err)
 			}
 			r.repeated.Add(1)

@@ -43,60 +43,60 @@ const (
 	settleWithin = 10 * time.Second // for a state that the relay reports from time to time
 )
 
-func runDrop(ctx context.Context, s *stage) (Finding, error) {
-	f := &DropFinding{}
-	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
-		return f, err
+func runDrop(ctx context.Context, stage *stage) (Finding, error) {
+	finding := &DropFinding{}
+	if _, err := stage.startAndAwait(ctx, "owner"); err != nil {
+		return finding, err
 	}
-	epoch := s.follow.currentOwner().epoch
-	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, 0)
+	epoch := stage.follow.currentOwner().epoch
+	load, err := stage.startLoad(ctx, aggregate, "customer", stage.options.Rate, 0)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
 
-	between := s.durationOf(s.options.Events / (drops + 1))
-	for f.Drops < drops {
-		if err := s.runFor(ctx, between); err != nil {
-			return f, err
+	between := stage.durationOf(stage.options.Events / (drops + 1))
+	for finding.Drops < drops {
+		if err := stage.runFor(ctx, between); err != nil {
+			return finding, err
 		}
-		if err := s.dropOutbox(ctx, f); err != nil {
-			return f, err
+		if err := stage.dropOutbox(ctx, finding); err != nil {
+			return finding, err
 		}
 	}
-	if err := s.runFor(ctx, between); err != nil {
-		return f, err
+	if err := stage.runFor(ctx, between); err != nil {
+		return finding, err
 	}
-	if err := l.finishLoad(true); err != nil {
-		return f, err
+	if err := load.finishLoad(true); err != nil {
+		return finding, err
 	}
-	if err := s.awaitArrival(ctx); err != nil {
-		return f, err
+	if err := stage.awaitArrival(ctx); err != nil {
+		return finding, err
 	}
 
 	// Events that a drop has removed before their delivery are excused.
-	r := s.check.Report()
-	f.Gone = r.Excused
-	f.Redelivery = r.Repeated
-	f.Takeovers = int(s.follow.currentOwner().epoch - epoch)
-	if f.Redelivery > 0 {
-		s.recordBroken("%d delivered events were delivered again", f.Redelivery)
+	report := stage.check.Report()
+	finding.Gone = report.Excused
+	finding.Redelivery = report.Repeated
+	finding.Takeovers = int(stage.follow.currentOwner().epoch - epoch)
+	if finding.Redelivery > 0 {
+		stage.recordBroken("%d delivered events were delivered again", finding.Redelivery)
 	}
-	noticed, err := s.countLogged(ctx, string(nodes.Invalidated))
-	if err == nil && noticed < f.Drops {
-		s.recordBroken("the relay noticed %d of %d drops", noticed, f.Drops)
+	noticed, err := stage.countLogged(ctx, string(nodes.Invalidated))
+	if err == nil && noticed < finding.Drops {
+		stage.recordBroken("the relay noticed %d of %d drops", noticed, finding.Drops)
 	}
-	return f, errors.Join(err, s.notHalted(ctx))
+	return finding, errors.Join(err, stage.notHalted(ctx))
 }
 
 // dropOutbox drops the collection and creates it again while the load runs.
-func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
+func (s *stage) dropOutbox(ctx context.Context, finding *DropFinding) error {
 	if err := s.outboxCollection().Drop(ctx); err != nil {
 		return fmt.Errorf("dropping the outbox: %w", err)
 	}
 	// The drop removes events that were committed and not delivered.
 	s.check.Excuse()
 	began := time.Now()
-	f.Drops++
+	finding.Drops++
 
 	err := s.outboxCollection().Database().CreateCollection(ctx, outboxName)
 	if err != nil && !collectionExists(err) {
@@ -110,7 +110,7 @@ func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
 		committed, delivered := s.check.Progress()
 		return delivered > before && committed > before && s.currentLag() < time.Second
 	})
-	f.ResumedS = max(f.ResumedS, roundSeconds(time.Since(began)))
+	finding.ResumedS = max(finding.ResumedS, roundSeconds(time.Since(began)))
 	return err
 }
 
@@ -118,8 +118,8 @@ func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
 // append created it.
 func collectionExists(err error) bool {
 	const namespaceExists = 48
-	var e mongo.CommandError
-	return errors.As(err, &e) && e.Code == namespaceExists
+	var commandErr mongo.CommandError
+	return errors.As(err, &commandErr) && commandErr.Code == namespaceExists
 }
 
 // notHalted blocks until the relay reports that it is live, which it does from time to time. It
@@ -136,9 +136,9 @@ func (s *stage) notHalted(ctx context.Context) error {
 		if len(status.Slots) != 1 {
 			return false
 		}
-		w := &status.Slots[0]
-		reported = fmt.Sprintf("%s (%s)", w.State, w.Reason)
-		return w.State == "live"
+		slot := &status.Slots[0]
+		reported = fmt.Sprintf("%s (%s)", slot.State, slot.Reason)
+		return slot.State == "live"
 	})
 	var broken *brokenPromise
 	if errors.As(err, &broken) {

@@ -52,77 +52,77 @@ func (f *HistoryFinding) describeFigures() []string {
 	}
 }
 
-func runHistory(ctx context.Context, s *stage) (Finding, error) {
-	f := &HistoryFinding{}
-	position, err := s.deliverSome(ctx)
+func runHistory(ctx context.Context, stage *stage) (Finding, error) {
+	finding := &HistoryFinding{}
+	position, err := stage.deliverSome(ctx)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
 
 	// The events of the gap: the oplog no longer covers them.
 	down := time.Now()
-	if f.Orphaned, err = s.orphanEvents(ctx, position); err != nil {
-		return f, err
+	if finding.Orphaned, err = stage.orphanEvents(ctx, position); err != nil {
+		return finding, err
 	}
 	// This transaction is open when the sweep begins, which cannot read its events yet.
-	slow, err := s.openTransaction(ctx)
+	slow, err := stage.openTransaction(ctx)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
 	defer slow.session.EndSession(context.WithoutCancel(ctx))
-	live, err := s.startLoad(ctx, aggregate, "walk-in", s.options.Rate, 0)
+	live, err := stage.startLoad(ctx, aggregate, "walk-in", stage.options.Rate, 0)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
-	if err := s.runFor(ctx, time.Second); err != nil {
-		return f, err
+	if err := stage.runFor(ctx, time.Second); err != nil {
+		return finding, err
 	}
 
 	began := time.Now()
-	f.AwayS = roundSeconds(began.Sub(down))
-	if _, err := s.relays.startRelay(); err != nil {
-		return f, err
+	finding.AwayS = roundSeconds(began.Sub(down))
+	if _, err := stage.relays.startRelay(); err != nil {
+		return finding, err
 	}
-	s.printEvent("the relay is back; during the sweep the service appends %d events/s, "+
-		"and a transaction is open at the beginning", s.options.Rate)
-	if err := s.awaitSweep(ctx, slow, f, began); err != nil {
-		return f, err
+	stage.printEvent("the relay is back; during the sweep the service appends %d events/s, "+
+		"and a transaction is open at the beginning", stage.options.Rate)
+	if err := stage.awaitSweep(ctx, slow, finding, began); err != nil {
+		return finding, err
 	}
 	if err := live.finishLoad(true); err != nil {
-		return f, err
+		return finding, err
 	}
-	if err := s.awaitArrival(ctx); err != nil {
-		return f, err
+	if err := stage.awaitArrival(ctx); err != nil {
+		return finding, err
 	}
 
 	// A sweep flags each record, because the event may have been sent before.
-	r := s.check.Report()
-	f.Redelivered = r.Flagged
-	f.Repeated = r.Repeated
-	if f.Redelivered < f.Orphaned {
-		s.recordBroken("%d records are flagged as redelivered, although %d events were swept", f.Redelivered, f.Orphaned)
+	report := stage.check.Report()
+	finding.Redelivered = report.Flagged
+	finding.Repeated = report.Repeated
+	if finding.Redelivered < finding.Orphaned {
+		stage.recordBroken("%d records are flagged as redelivered, although %d events were swept", finding.Redelivered, finding.Orphaned)
 	}
-	return f, s.notHalted(ctx)
+	return finding, stage.notHalted(ctx)
 }
 
 // deliverSome runs a relay for a few events and stops it. It returns the relay's position.
 func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
-	x, err := s.startAndAwait(ctx, "owner")
+	relay, err := s.startAndAwait(ctx, "owner")
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	l, err := s.startLoad(ctx, aggregate, "customer", 1000, 500)
+	load, err := s.startLoad(ctx, aggregate, "customer", 1000, 500)
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	if err := l.finishLoad(false); err != nil {
+	if err := load.finishLoad(false); err != nil {
 		return bson.Timestamp{}, err
 	}
 	if err := s.awaitArrival(ctx); err != nil {
 		return bson.Timestamp{}, err
 	}
 	// The position must not move any more: the events of the gap come after it.
-	s.stopAndWait(x)
+	s.stopAndWait(relay)
 
 	doc, _, err := lease.Read(ctx, s.follow.coll, watcherID)
 	if err != nil {
@@ -136,7 +136,7 @@ func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
 // It returns the number of appended events.
 func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int, error) {
 	before, _ := s.check.Progress()
-	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, s.options.Events, appendInBulk)
+	load, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, s.options.Events, appendInBulk)
 	if err != nil {
 		return 0, err
 	}
@@ -146,7 +146,7 @@ func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int,
 		done = committed-before >= s.options.Events
 		return done
 	})
-	if err = errors.Join(err, l.finishLoad(!done)); err != nil {
+	if err = errors.Join(err, load.finishLoad(!done)); err != nil {
 		return 0, err
 	}
 	committed, _ := s.check.Progress()
@@ -195,15 +195,15 @@ func (s *stage) openTransaction(ctx context.Context) (*slowAppend, error) {
 		return nil, fmt.Errorf("opening a slow transaction: %w", err)
 	}
 
-	a := &slowAppend{s: s, session: session}
+	slow := &slowAppend{s: s, session: session}
 	if err = session.StartTransaction(); err == nil {
-		err = a.appendEvents(mongo.NewSessionContext(ctx, session), 2)
+		err = slow.appendEvents(mongo.NewSessionContext(ctx, session), 2)
 	}
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("opening a slow transaction: %w", err)
 	}
-	return a, nil
+	return slow, nil
 }
 
 // slowAppend is a transaction that stays open for a long time.
@@ -240,7 +240,7 @@ func (a *slowAppend) commitTransaction(ctx context.Context) error {
 }
 
 // awaitSweep blocks until the sweep has ended. It commits the slow transaction during the sweep.
-func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
+func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, finding *HistoryFinding, began time.Time) error {
 	isLogged := func(kind nodes.Kind) func() bool {
 		return func() bool {
 			n, err := s.countLogged(ctx, string(kind))
@@ -256,7 +256,7 @@ func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFind
 	_, before := s.check.Progress()
 	err := s.awaitCondition(ctx, "the sweep delivers", patience, func() bool {
 		_, delivered := s.check.Progress()
-		return delivered > before+f.Orphaned/10
+		return delivered > before+finding.Orphaned/10
 	})
 	if err != nil {
 		return err
@@ -275,9 +275,9 @@ func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFind
 	}
 
 	took := time.Since(began)
-	f.SweepS = roundSeconds(took)
-	f.SweepRate = float64(int(float64(f.Orphaned) / took.Seconds()))
-	f.Gaps, err = s.countLogged(ctx, string(nodes.GapClosed))
+	finding.SweepS = roundSeconds(took)
+	finding.SweepRate = float64(int(float64(finding.Orphaned) / took.Seconds()))
+	finding.Gaps, err = s.countLogged(ctx, string(nodes.GapClosed))
 	s.printEvent("the gap is closed")
 	return err
 }

@@ -82,7 +82,7 @@ func (p poison) buildEnvelope(id uuid.UUID, key string) bson.D {
 
 	// nil removes a field.
 	for _, s := range p.set {
-		i := slices.IndexFunc(doc, func(e bson.E) bool { return e.Key == s.Key })
+		i := slices.IndexFunc(doc, func(element bson.E) bool { return element.Key == s.Key })
 		switch {
 		case i < 0:
 			doc = append(doc, s)
@@ -101,38 +101,38 @@ type inserted struct {
 	at    time.Time
 }
 
-func runPoison(ctx context.Context, s *stage) (Finding, error) {
-	f := &PoisonFinding{Classes: map[string]int{}}
-	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
-		return f, err
+func runPoison(ctx context.Context, stage *stage) (Finding, error) {
+	finding := &PoisonFinding{Classes: map[string]int{}}
+	if _, err := stage.startAndAwait(ctx, "owner"); err != nil {
+		return finding, err
 	}
 
-	good, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, s.options.Events)
+	good, err := stage.startLoad(ctx, aggregate, "customer", stage.options.Rate, stage.options.Events)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
-	s.printEvent("%s good envelopes at %d/s, and one poisoned envelope after every ten",
-		formatThousands(s.options.Events), s.options.Rate)
-	bad, err := s.insertPoison(ctx, max(s.options.Events/10, 1))
-	f.Poisoned = len(bad)
-	s.wantDead = len(bad)
+	stage.printEvent("%s good envelopes at %d/s, and one poisoned envelope after every ten",
+		formatThousands(stage.options.Events), stage.options.Rate)
+	bad, err := stage.insertPoison(ctx, max(stage.options.Events/10, 1))
+	finding.Poisoned = len(bad)
+	stage.wantDead = len(bad)
 	if err = errors.Join(err, good.finishLoad(false)); err != nil {
-		return f, err
+		return finding, err
 	}
-	if err := s.awaitArrival(ctx); err != nil {
-		return f, err
+	if err := stage.awaitArrival(ctx); err != nil {
+		return finding, err
 	}
 
-	s.printEvent("all good ones have arrived")
+	stage.printEvent("all good ones have arrived")
 	// Dead letters may be written later than the good envelopes arrive.
-	err = s.awaitCondition(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
-		n, err := s.countDeadLetters(ctx)
+	err = stage.awaitCondition(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
+		n, err := stage.countDeadLetters(ctx)
 		return err == nil && int(n) >= len(bad)
 	})
 	if err != nil {
-		return f, err
+		return finding, err
 	}
-	return f, s.comparePoison(ctx, bad, f)
+	return finding, stage.comparePoison(ctx, bad, finding)
 }
 
 // insertPoison inserts n poisoned envelopes of all kinds in turn, at a tenth of the rate of the
@@ -164,7 +164,7 @@ func (s *stage) insertPoison(ctx context.Context, n int) (map[uuid.UUID]inserted
 }
 
 // comparePoison compares the dead letters with the inserted envelopes.
-func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f *PoisonFinding) error {
+func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, finding *PoisonFinding) error {
 	list, err := s.deadLetters(ctx)
 	if err != nil {
 		return err
@@ -180,8 +180,8 @@ func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f
 		case l.Class != was.class:
 			s.recordBroken("the dead letter of %s has the class %s, %s expected", id, l.Class, was.class)
 		}
-		f.Classes[string(l.Class)]++
-		f.MovedS = max(f.MovedS, roundSeconds(l.MovedAt.Sub(was.at)))
+		finding.Classes[string(l.Class)]++
+		finding.MovedS = max(finding.MovedS, roundSeconds(l.MovedAt.Sub(was.at)))
 		delete(bad, id)
 	}
 

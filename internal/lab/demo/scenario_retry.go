@@ -75,46 +75,46 @@ const (
 // warmUp is how long a load runs before the fault.
 const warmUp = 3 * time.Second
 
-func runRetry(ctx context.Context, s *stage) (Finding, error) {
-	f := &RetryFinding{}
-	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
-		return f, err
+func runRetry(ctx context.Context, stage *stage) (Finding, error) {
+	finding := &RetryFinding{}
+	if _, err := stage.startAndAwait(ctx, "owner"); err != nil {
+		return finding, err
 	}
-	others, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, 0, appendEvenly)
+	others, err := stage.startLoad(ctx, aggregate, "customer", stage.options.Rate, 0, appendEvenly)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
-	if err := s.runFor(ctx, warmUp); err != nil {
-		return f, err
+	if err := stage.runFor(ctx, warmUp); err != nil {
+		return finding, err
 	}
 
-	if err := s.missTopic(ctx, others, f); err != nil {
-		return f, err
+	if err := stage.missTopic(ctx, others, finding); err != nil {
+		return finding, err
 	}
-	if err := s.refuseRecords(ctx, f); err != nil {
-		return f, err
+	if err := stage.refuseRecords(ctx, finding); err != nil {
+		return finding, err
 	}
 	if err := others.finishLoad(true); err != nil {
-		return f, err
+		return finding, err
 	}
-	return f, s.awaitArrival(ctx)
+	return finding, stage.awaitArrival(ctx)
 }
 
 // missTopic appends events whose topic does not exist, and creates the topic after a while.
-func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) error {
-	w := s.startWitness(s.names.topicName(aggregate))
+func (s *stage) missTopic(ctx context.Context, others *load, finding *RetryFinding) error {
+	witness := s.startWitness(s.names.topicName(aggregate))
 	began := time.Now()
 	before := others.done.Load()
 	rate := max(s.options.Rate/3, 1)
-	l, err := s.startLoad(ctx, missing, "account", rate, 0)
+	load, err := s.startLoad(ctx, missing, "account", rate, 0)
 	if err != nil {
 		return err
 	}
 	s.printEvent("%d events/s for the topic %s, which does not exist", rate, s.names.topicName(missing))
 
 	updateParked := func() bool {
-		f.Parked = max(f.Parked, s.countWaiting(ctx, waiting.Parked))
-		return f.Parked > 0
+		finding.Parked = max(finding.Parked, s.countWaiting(ctx, waiting.Parked))
+		return finding.Parked > 0
 	}
 	if err := s.awaitCondition(ctx, "envelopes are parked", patience, updateParked); err != nil {
 		return err
@@ -127,20 +127,20 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	// the topic is missing.
 	committed := others.done.Load() - before
 	took := time.Since(began)
-	arrived := w.countOf("customer")
-	share := func() float64 { return min(float64(w.countOf("customer"))/float64(max(committed, 1)), 1) }
+	arrived := witness.countOf("customer")
+	share := func() float64 { return min(float64(witness.countOf("customer"))/float64(max(committed, 1)), 1) }
 	what := "the other topics' events are delivered while one topic is missing"
 	err = s.awaitCondition(ctx, what, patience, func() bool { return share() > leastShare })
-	f.OthersShare = share()
+	finding.OthersShare = share()
 	if err != nil {
 		return err
 	}
 
-	_, f.OthersP99MS = w.stopCounting()
-	f.MissingS = roundSeconds(took)
-	f.OthersRate = float64(int(float64(arrived) / took.Seconds()))
+	_, finding.OthersP99MS = witness.stopCounting()
+	finding.MissingS = roundSeconds(took)
+	finding.OthersRate = float64(int(float64(arrived) / took.Seconds()))
 	updateParked()
-	s.printEvent("%s envelopes are parked; the topic is created now", formatThousands(f.Parked))
+	s.printEvent("%s envelopes are parked; the topic is created now", formatThousands(finding.Parked))
 
 	created := time.Now()
 	if err := s.createTopic(ctx, missing); err != nil {
@@ -152,20 +152,20 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	if err != nil {
 		return err
 	}
-	f.DrainedS = roundSeconds(time.Since(created))
-	s.printEvent("no envelope is parked, %.1f s later", f.DrainedS)
-	return l.finishLoad(true)
+	finding.DrainedS = roundSeconds(time.Since(created))
+	s.printEvent("no envelope is parked, %.1f s later", finding.DrainedS)
+	return load.finishLoad(true)
 }
 
 // refuseRecords makes Kafka reject the first event of some keys, appends more events of each key,
 // and then makes the topic accept the records.
-func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
+func (s *stage) refuseRecords(ctx context.Context, finding *RetryFinding) error {
 	// With an age limit of 0, Kafka rejects each record that arrives later than its timestamp.
 	if err := s.setAge(ctx, "0"); err != nil {
 		return err
 	}
 	held, err := s.refuseFirst(ctx)
-	f.Refused = len(held)
+	finding.Refused = len(held)
 	if err != nil {
 		return err
 	}
@@ -174,8 +174,8 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	}
 	// Envelopes are blocked for a short time only, so the maximum is noted.
 	updateBlocked := func() bool {
-		f.Blocked = max(f.Blocked, s.countWaiting(ctx, waiting.Blocked))
-		return f.Blocked > 0
+		finding.Blocked = max(finding.Blocked, s.countWaiting(ctx, waiting.Blocked))
+		return finding.Blocked > 0
 	}
 	if err := s.awaitCondition(ctx, "later events of these keys wait", patience, updateBlocked); err != nil {
 		return err
@@ -185,23 +185,23 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 		return err
 	}
 	accepted := time.Now()
-	w := s.startWitness(s.names.topicName(refusing))
+	witness := s.startWitness(s.names.topicName(refusing))
 	if err := s.appendTo(ctx, nameKeys("free", 0, heldKeys), laterEvents); err != nil {
 		return err
 	}
 	s.printEvent("Kafka rejected the first events of %d keys, and accepts them now. "+
-		"Later events of these keys wait, events of other keys do not", f.Refused)
+		"Later events of these keys wait, events of other keys do not", finding.Refused)
 
 	// The order matters: events of other keys must arrive while the rejected events still wait.
 	waits := func() bool { return s.countWaiting(ctx, waiting.Retry) > 0 }
 	err = s.awaitCondition(ctx, "events of other keys are delivered", patience, func() bool {
 		updateBlocked()
-		return w.countOf("free") == heldKeys*laterEvents || !waits()
+		return witness.countOf("free") == heldKeys*laterEvents || !waits()
 	})
 	if err != nil {
 		return err
 	}
-	f.Passed = w.countOf("free")
+	finding.Passed = witness.countOf("free")
 	if !waits() {
 		s.recordBroken("no envelope waited when the events of other keys were delivered")
 	}
@@ -213,8 +213,8 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	if err != nil {
 		return err
 	}
-	f.ReleasedS = roundSeconds(time.Since(accepted))
-	w.stopCounting()
+	finding.ReleasedS = roundSeconds(time.Since(accepted))
+	witness.stopCounting()
 	return nil
 }
 
@@ -222,8 +222,8 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 // rejected. Kafka accepts a record that arrives within a millisecond of its commit, which happens
 // on a fast machine. Then refuseFirst uses another key instead.
 func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
-	w := s.startWitness(s.names.topicName(refusing))
-	defer w.stopCounting()
+	witness := s.startWitness(s.names.topicName(refusing))
+	defer witness.stopCounting()
 
 	deadline := time.Now().Add(patience)
 	first := 0
@@ -240,14 +240,14 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 		}
 
 		refused := map[string]bool{}
-		undecided := func(k string) bool { return !refused[k] && w.countOf(k) == 0 }
+		undecided := func(key string) bool { return !refused[key] && witness.countOf(key) == 0 }
 		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
 		err := s.awaitCondition(ctx, what, patience, func() bool {
 			isRetried := ofWatcher(bson.E{Key: "reason", Value: waiting.Retry})
 			retried, err := cursor.Distinct[string]("reading the keys that are retried", s.stateDatabase().Collection("waiting").Distinct(ctx, "key", isRetried))
 			if err == nil {
-				for _, k := range retried {
-					refused[k] = true
+				for _, key := range retried {
+					refused[key] = true
 				}
 			}
 			return !slices.ContainsFunc(keys, undecided)
@@ -255,9 +255,9 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 		if err != nil {
 			return held, err
 		}
-		for _, k := range keys {
-			if refused[k] {
-				held = append(held, k)
+		for _, key := range keys {
+			if refused[key] {
+				held = append(held, key)
 			}
 		}
 	}
@@ -290,11 +290,11 @@ func (s *stage) setAge(ctx context.Context, ms string) error {
 // appendTo appends n events of the refusing topic for each key. The transactions, one per key, run
 // concurrently.
 func (s *stage) appendTo(ctx context.Context, keys []string, n int) error {
-	var g errgroup.Group
+	var group errgroup.Group
 	for _, key := range keys {
-		g.Go(func() error { return s.appendKey(ctx, key, n) })
+		group.Go(func() error { return s.appendKey(ctx, key, n) })
 	}
-	return g.Wait()
+	return group.Wait()
 }
 
 // appendKey appends n events of one key in one transaction.
@@ -338,14 +338,14 @@ type witness struct {
 
 // startWitness starts a witness, which replaces the previous one.
 func (s *stage) startWitness(topic string) *witness {
-	w := &witness{s: s, topic: topic, who: map[string]int{}}
-	onRecord := w.countRecord
+	witness := &witness{s: s, topic: topic, who: map[string]int{}}
+	onRecord := witness.countRecord
 	s.onRecord.Store(&onRecord)
-	return w
+	return witness
 }
 
-func (w *witness) countRecord(m devstack.Message) {
-	if m.Topic != w.topic {
+func (w *witness) countRecord(message devstack.Message) {
+	if message.Topic != w.topic {
 		return
 	}
 	w.mu.Lock()
@@ -354,8 +354,8 @@ func (w *witness) countRecord(m devstack.Message) {
 		return
 	}
 
-	key := string(m.Key)
-	w.delay = append(w.delay, m.Seen.Sub(m.Time))
+	key := string(message.Key)
+	w.delay = append(w.delay, message.Seen.Sub(message.Time))
 	w.who[key]++
 	if prefix, _, found := strings.Cut(key, "-"); found {
 		w.who[prefix]++

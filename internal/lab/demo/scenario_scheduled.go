@@ -79,60 +79,60 @@ type calendar struct {
 	all map[string]*dueEvent
 }
 
-func runScheduled(ctx context.Context, s *stage) (Finding, error) {
-	f := &ScheduledFinding{}
-	c := &calendar{stage: s, all: map[string]*dueEvent{}}
-	onRecord := c.recordSeen
-	s.onRecord.Store(&onRecord)
-	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
-		return f, err
+func runScheduled(ctx context.Context, stage *stage) (Finding, error) {
+	finding := &ScheduledFinding{}
+	calendar := &calendar{stage: stage, all: map[string]*dueEvent{}}
+	onRecord := calendar.recordSeen
+	stage.onRecord.Store(&onRecord)
+	if _, err := stage.startAndAwait(ctx, "owner"); err != nil {
+		return finding, err
 	}
-	if _, err := s.startAndAwait(ctx, "standby"); err != nil {
-		return f, err
+	if _, err := stage.startAndAwait(ctx, "standby"); err != nil {
+		return finding, err
 	}
 
-	c.span = max(time.Duration(s.options.Events)*time.Second/dueRate, dueLeast)
-	lead, err := s.measureScheduling(ctx)
+	calendar.span = max(time.Duration(stage.options.Events)*time.Second/dueRate, dueLeast)
+	lead, err := stage.measureScheduling(ctx)
 	if err != nil {
-		return f, err
+		return finding, err
 	}
 	first := time.Now().Add(dueLead + lead)
-	if err := c.scheduleAll(ctx, first); err != nil {
-		return f, err
+	if err := calendar.scheduleAll(ctx, first); err != nil {
+		return finding, err
 	}
-	s.printEvent("%s events are scheduled; the first is due in %.1f s, all within %v",
-		formatThousands(s.options.Events), time.Until(first).Seconds(), c.span)
+	stage.printEvent("%s events are scheduled; the first is due in %.1f s, all within %v",
+		formatThousands(stage.options.Events), time.Until(first).Seconds(), calendar.span)
 
 	changed := make(chan error, 1)
-	s.loads.Go(func() { changed <- c.changeEvents(ctx, f) })
-	killed, err := s.killAt(ctx, first.Add(c.span/2))
+	stage.loads.Go(func() { changed <- calendar.changeEvents(ctx, finding) })
+	killed, err := stage.killAt(ctx, first.Add(calendar.span/2))
 	if err = errors.Join(err, <-changed); err != nil {
-		return f, err
+		return finding, err
 	}
-	err = s.awaitCondition(ctx, "the last one is due", c.span+time.Minute, func() bool {
-		return time.Now().After(first.Add(c.span))
+	err = stage.awaitCondition(ctx, "the last one is due", calendar.span+time.Minute, func() bool {
+		return time.Now().After(first.Add(calendar.span))
 	})
 	if err != nil {
-		return f, err
+		return finding, err
 	}
-	if err := s.awaitArrival(ctx); err != nil {
-		return f, err
+	if err := stage.awaitArrival(ctx); err != nil {
+		return finding, err
 	}
 
-	s.mu.Lock()
-	acquired := s.lastOwnership.acquiredAt
-	f.Takeovers = int(s.lastOwnership.epoch - s.firstEpoch)
-	s.mu.Unlock()
-	c.computeFigures(f, killed, acquired)
+	stage.mu.Lock()
+	acquired := stage.lastOwnership.acquiredAt
+	finding.Takeovers = int(stage.lastOwnership.epoch - stage.firstEpoch)
+	stage.mu.Unlock()
+	calendar.computeFigures(finding, killed, acquired)
 
 	// With fewer events, one stall of the machine would decide the percentile.
-	if f.P99MS > float64(dueError.Milliseconds()) && s.options.Events >= s.scenario.events {
-		s.recordBroken("the due error's 99th percentile is %.0f ms, %v expected", f.P99MS, dueError)
+	if finding.P99MS > float64(dueError.Milliseconds()) && stage.options.Events >= stage.scenario.events {
+		stage.recordBroken("the due error's 99th percentile is %.0f ms, %v expected", finding.P99MS, dueError)
 	}
-	if f.Early > 0 {
-		s.recordBroken("%d events came before they were due", f.Early)
+	if finding.Early > 0 {
+		stage.recordBroken("%d events came before they were due", finding.Early)
 	}
-	return f, nil
+	return finding, nil
 }
 
 // measureScheduling estimates how long it takes to schedule all events. It schedules one batch and
@@ -159,9 +159,9 @@ func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 // scheduleAll schedules all events, evenly over the span. Each has its own key, because due times
 // have no order per key.
 func (c *calendar) scheduleAll(ctx context.Context, first time.Time) error {
-	var g errgroup.Group
+	var group errgroup.Group
 	for w := range workers {
-		g.Go(func() error {
+		group.Go(func() error {
 			var batch []*dueEvent
 			for i := w; i < c.stage.options.Events; i += workers {
 				offset := c.span * time.Duration(i) / time.Duration(c.stage.options.Events)
@@ -180,7 +180,7 @@ func (c *calendar) scheduleAll(ctx context.Context, first time.Time) error {
 			return nil
 		})
 	}
-	return g.Wait()
+	return group.Wait()
 }
 
 func (c *calendar) scheduleBatch(ctx context.Context, batch []*dueEvent) error {
@@ -230,7 +230,7 @@ func (c *calendar) fateOf(id uuid.UUID) fate {
 
 // changeEvents cancels some events and moves others, earlier or later, while earlier events are
 // delivered. If an event can no longer be changed, it is delivered at its time.
-func (c *calendar) changeEvents(ctx context.Context, f *ScheduledFinding) error {
+func (c *calendar) changeEvents(ctx context.Context, finding *ScheduledFinding) error {
 	for _, d := range c.byTime() {
 		fate := c.fateOf(d.id)
 		if fate == keep {
@@ -247,7 +247,7 @@ func (c *calendar) changeEvents(ctx context.Context, f *ScheduledFinding) error 
 			err = c.stage.service.box.Cancel(ctx, event.NewID(d.id))
 			if err == nil {
 				c.stage.check.Aborted(id)
-				f.Cancelled++
+				finding.Cancelled++
 				continue
 			}
 		} else {
@@ -255,7 +255,7 @@ func (c *calendar) changeEvents(ctx context.Context, f *ScheduledFinding) error 
 			err = c.stage.service.box.Reschedule(ctx, event.NewID(d.id), to)
 			if err == nil {
 				c.moveEvent(id, to)
-				f.Rescheduled++
+				finding.Rescheduled++
 			}
 		}
 		if err != nil && !errors.Is(err, outbox.ErrNotScheduled) {
@@ -268,9 +268,9 @@ func (c *calendar) changeEvents(ctx context.Context, f *ScheduledFinding) error 
 
 // killAt kills the owner at the given time, blocks until the standby takes over, and returns the
 // time of the kill.
-func (s *stage) killAt(ctx context.Context, at time.Time) (time.Time, error) {
-	err := s.awaitCondition(ctx, "the time of the kill", time.Until(at)+time.Minute, func() bool {
-		return time.Now().After(at)
+func (s *stage) killAt(ctx context.Context, moment time.Time) (time.Time, error) {
+	err := s.awaitCondition(ctx, "the time of the kill", time.Until(moment)+time.Minute, func() bool {
+		return time.Now().After(moment)
 	})
 	if err != nil {
 		return time.Time{}, err
@@ -304,11 +304,11 @@ func (c *calendar) addAll(batch []*dueEvent) {
 	}
 }
 
-func (c *calendar) moveEvent(id string, to time.Time) {
+func (c *calendar) moveEvent(id string, dueAt time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	c.all[id].at = to.Truncate(time.Millisecond)
+	c.all[id].at = dueAt.Truncate(time.Millisecond)
 }
 
 func (c *calendar) dueTimeOf(id string) time.Time {
@@ -331,18 +331,18 @@ func (c *calendar) byTime() []dueEvent {
 	return all
 }
 
-func (c *calendar) recordSeen(m devstack.Message) {
+func (c *calendar) recordSeen(message devstack.Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	if d := c.all[m.Header(record.HeaderID)]; d != nil && d.seen.IsZero() {
-		d.seen = m.Seen
+	if event := c.all[message.Header(record.HeaderID)]; event != nil && event.seen.IsZero() {
+		event.seen = message.Seen
 	}
 }
 
-// computeFigures sets the figures of f. Events had to wait for the takeover if they were due before
+// computeFigures sets the figures of finding. Events had to wait for the takeover if they were due before
 // the first record of the next owner, and the killed owner had not delivered them.
-func (c *calendar) computeFigures(f *ScheduledFinding, killed, acquired time.Time) {
+func (c *calendar) computeFigures(finding *ScheduledFinding, killed, acquired time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
@@ -352,7 +352,7 @@ func (c *calendar) computeFigures(f *ScheduledFinding, killed, acquired time.Tim
 			firstOfNext = d.seen
 		}
 	}
-	f.TakeoverS = roundSeconds(firstOfNext.Sub(killed))
+	finding.TakeoverS = roundSeconds(firstOfNext.Sub(killed))
 
 	var all, outside []time.Duration
 	for _, d := range c.all {
@@ -362,7 +362,7 @@ func (c *calendar) computeFigures(f *ScheduledFinding, killed, acquired time.Tim
 		late := d.seen.Sub(d.at)
 		// The clocks of the relay and this process differ a little.
 		if late < -dueClock {
-			f.Early++
+			finding.Early++
 		}
 		all = append(all, late)
 		// The takeover delays the other events, so their lateness does not measure the timers.
@@ -373,18 +373,18 @@ func (c *calendar) computeFigures(f *ScheduledFinding, killed, acquired time.Tim
 
 	slices.Sort(all)
 	slices.Sort(outside)
-	f.P50MS = quantile(outside, 0.50)
-	f.P99MS = quantile(outside, 0.99)
-	f.AllP50MS = quantile(all, 0.50)
-	f.AllP99MS = quantile(all, 0.99)
-	f.MaxMS = quantile(all, 1)
+	finding.P50MS = quantile(outside, 0.50)
+	finding.P99MS = quantile(outside, 0.99)
+	finding.AllP50MS = quantile(all, 0.50)
+	finding.AllP99MS = quantile(all, 0.99)
+	finding.MaxMS = quantile(all, 1)
 }
 
 // quantile returns a quantile of sorted durations in milliseconds, or 0 if there are none.
-func quantile(sorted []time.Duration, q float64) float64 {
+func quantile(sorted []time.Duration, fraction float64) float64 {
 	if len(sorted) == 0 {
 		return 0
 	}
-	i := min(int(q*float64(len(sorted))), len(sorted)-1)
+	i := min(int(fraction*float64(len(sorted))), len(sorted)-1)
 	return float64(sorted[i].Microseconds()) / 1000
 }

@@ -38,10 +38,10 @@ type stage struct {
 	}
 }
 
-func newStage(d *demo, s Scenario) *stage {
-	st := &stage{demo: d, scenario: s, topics: []string{d.names.topicName(aggregate)}}
-	for _, t := range slices.Concat(s.types, s.late) {
-		st.topics = append(st.topics, d.names.topicName(t))
+func newStage(demo *demo, scenario Scenario) *stage {
+	st := &stage{demo: demo, scenario: scenario, topics: []string{demo.names.topicName(aggregate)}}
+	for _, t := range slices.Concat(scenario.types, scenario.late) {
+		st.topics = append(st.topics, demo.names.topicName(t))
 	}
 	return st
 }
@@ -70,7 +70,7 @@ func (s *stage) playScenario(ctx context.Context) (Finding, error) {
 	watchers.Go(func() { s.watchRelays(watch) })
 	watchers.Go(func() { devstack.Tail(watch, s.stack.Brokers(), s.topics, s.handleRecord) })
 
-	f, err := s.scenario.run(ctx, s)
+	finding, err := s.scenario.run(ctx, s)
 	// If a watcher has ended the scenario, the cause explains the error.
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
@@ -82,24 +82,24 @@ func (s *stage) playScenario(ctx context.Context) (Finding, error) {
 	s.relays.stopAll(stopWithin)
 	stopWatching()
 	watchers.Wait()
-	return f, err
+	return finding, err
 }
 
-func (s *stage) handleRecord(m devstack.Message) {
+func (s *stage) handleRecord(message devstack.Message) {
 	if onRecord := s.onRecord.Load(); onRecord != nil {
-		(*onRecord)(m)
+		(*onRecord)(message)
 	}
-	s.checkRecord(m)
+	s.checkRecord(message)
 }
 
 // watchRelays ends the scenario when a relay ends unexpectedly.
 func (s *stage) watchRelays(ctx context.Context) {
 	for {
 		select {
-		case x := <-s.relays.ended:
-			if !x.isExpected() && !s.stopping.Load() {
+		case relay := <-s.relays.ended:
+			if !relay.isExpected() && !s.stopping.Load() {
 				s.cancel(&brokenPromise{fmt.Sprintf("relay %s ended unexpectedly: %v; the end of its log:\n%s",
-					x.node, x.prog.Err(), lastLogLines(x))})
+					relay.node, relay.prog.Err(), lastLogLines(relay))})
 			}
 		case <-ctx.Done():
 			return
@@ -139,10 +139,10 @@ func (s *stage) awaitCondition(ctx context.Context, what string, within time.Dur
 	return nil
 }
 
-// runFor blocks for d while the loads run.
-func (s *stage) runFor(ctx context.Context, d time.Duration) error {
-	until := time.Now().Add(d)
-	return s.awaitCondition(ctx, "the time", d+time.Minute, func() bool { return !time.Now().Before(until) })
+// runFor blocks for duration while the loads run.
+func (s *stage) runFor(ctx context.Context, duration time.Duration) error {
+	until := time.Now().Add(duration)
+	return s.awaitCondition(ctx, "the time", duration+time.Minute, func() bool { return !time.Now().Before(until) })
 }
 
 // durationOf returns how long the load takes to append this number of events.
@@ -170,18 +170,18 @@ func (s *stage) drawProgress() {
 
 // startAndAwait starts one more relay and blocks until it has the given role.
 func (s *stage) startAndAwait(ctx context.Context, role string) (*relay, error) {
-	x, err := s.relays.startRelay()
+	relay, err := s.relays.startRelay()
 	if err != nil {
 		return nil, err
 	}
-	return x, s.relays.awaitRelay(ctx, x, "become "+role, func() bool { return s.relays.readRole(ctx, x) == role })
+	return relay, s.relays.awaitRelay(ctx, relay, "become "+role, func() bool { return s.relays.readRole(ctx, relay) == role })
 }
 
 // stopAndWait stops a relay gracefully and blocks until its process has ended.
-func (s *stage) stopAndWait(x *relay) {
-	x.markExpected()
-	x.stopProcess(stopWithin)
-	<-x.prog.Done()
+func (s *stage) stopAndWait(relay *relay) {
+	relay.markExpected()
+	relay.stopProcess(stopWithin)
+	<-relay.prog.Done()
 }
 
 // load is a running service.
@@ -208,25 +208,25 @@ func (s *stage) startLoad(
 	}
 
 	ctx, stop := context.WithCancel(ctx)
-	l := &load{service: svc, stop: stop, ended: make(chan error, 1)}
+	load := &load{service: svc, stop: stop, ended: make(chan error, 1)}
 	s.loads.Go(func() {
 		err := svc.Run(ctx)
 		if err != nil && ctx.Err() == nil {
 			s.cancel(err)
 		}
-		l.ended <- err
+		load.ended <- err
 	})
-	return l, nil
+	return load, nil
 }
 
 // appendInBulk makes a service append as fast as possible.
-func appendInBulk(s *service) {
-	s.rate = 1_000_000
-	s.maxPerTransaction = 40
-	s.even = true
+func appendInBulk(service *service) {
+	service.rate = 1_000_000
+	service.maxPerTransaction = 40
+	service.even = true
 }
 
-func appendEvenly(s *service) { s.even = true }
+func appendEvenly(service *service) { service.even = true }
 
 // finishLoad blocks until the load has ended: immediately with now, or after it has appended all
 // events.
@@ -254,11 +254,11 @@ func (s *stage) awaitArrival(ctx context.Context) error {
 
 // currentLag returns the age of the oldest committed event that is not delivered.
 func (s *stage) currentLag() time.Duration {
-	r := s.check.Report()
-	if r.Oldest.IsZero() {
+	report := s.check.Report()
+	if report.Oldest.IsZero() {
 		return 0
 	}
-	return time.Since(r.Oldest)
+	return time.Since(report.Oldest)
 }
 
 func (s *stage) outboxCollection() *mongo.Collection {
@@ -313,7 +313,7 @@ func (s *stage) countLogged(ctx context.Context, kind string) (int, error) {
 }
 
 // completeOutcome sets the fields of the outcome that all scenarios have in common.
-func (s *stage) completeOutcome(ctx context.Context, o *Outcome, took time.Duration) error {
+func (s *stage) completeOutcome(ctx context.Context, outcome *Outcome, took time.Duration) error {
 	dead, err := s.countDeadLetters(ctx)
 	if err != nil {
 		return fmt.Errorf("counting the dead letters: %w", err)
@@ -323,29 +323,29 @@ func (s *stage) completeOutcome(ctx context.Context, o *Outcome, took time.Durat
 	}
 
 	// The run has ended: each event that still waits is lost.
-	r := s.check.Report()
-	if err := r.Err(); err != nil {
+	report := s.check.Report()
+	if err := report.Err(); err != nil {
 		s.recordBroken("%v", err)
 	}
-	if r.Committed == 0 {
+	if report.Committed == 0 {
 		s.recordBroken("no event was committed")
 	}
 
 	s.violations.Lock()
 	defer s.violations.Unlock()
-	o.Scenario = s.scenario.Name
-	o.Events = r.Committed
-	o.Delivered = r.Delivered
-	o.Lost = r.Waiting
-	o.Dead = int(dead)
-	o.Duplicates = r.Duplicates
-	o.OutOfOrder = r.OutOfOrder + r.Strayed
-	o.Phantoms = r.Phantoms + r.Altered
-	o.Seconds = roundSeconds(took)
-	o.Broken = append(append([]string{}, o.Broken...), s.violations.list...)
-	o.Held = len(o.Broken) == 0
+	outcome.Scenario = s.scenario.Name
+	outcome.Events = report.Committed
+	outcome.Delivered = report.Delivered
+	outcome.Lost = report.Waiting
+	outcome.Dead = int(dead)
+	outcome.Duplicates = report.Duplicates
+	outcome.OutOfOrder = report.OutOfOrder + report.Strayed
+	outcome.Phantoms = report.Phantoms + report.Altered
+	outcome.Seconds = roundSeconds(took)
+	outcome.Broken = append(append([]string{}, outcome.Broken...), s.violations.list...)
+	outcome.Held = len(outcome.Broken) == 0
 	return nil
 }
 
-// roundSeconds returns d in seconds, to the millisecond.
-func roundSeconds(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }
+// roundSeconds returns duration in seconds, to the millisecond.
+func roundSeconds(duration time.Duration) float64 { return float64(duration.Milliseconds()) / 1000 }

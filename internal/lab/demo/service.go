@@ -58,7 +58,7 @@ type service struct {
 	burstRequests chan int // numbers of additional events
 }
 
-func newService(client *mongo.Client, n names, c *check.Checker, rate, limit int) (*service, error) {
+func newService(client *mongo.Client, n names, checker *check.Checker, rate, limit int) (*service, error) {
 	db := client.Database(n.database)
 	box, err := outbox.New(db)
 	if err != nil {
@@ -70,7 +70,7 @@ func newService(client *mongo.Client, n names, c *check.Checker, rate, limit int
 		names:             n,
 		orders:            db.Collection(member.OrdersColl),
 		box:               box,
-		check:             c,
+		check:             checker,
 		rate:              rate,
 		limit:             limit,
 		burstRequests:     make(chan int, 1),
@@ -105,9 +105,9 @@ func (s *service) requestBurst(n int) {
 func (s *service) Run(ctx context.Context) error {
 	// Slots that are buffered can be combined into one transaction.
 	slots := make(chan struct{}, max(s.maxPerTransaction-defaultPerTransaction, 0))
-	g, ctx := errgroup.WithContext(ctx)
+	group, ctx := errgroup.WithContext(ctx)
 	for i := range workers {
-		g.Go(func() error {
+		group.Go(func() error {
 			if err := s.runWorker(ctx, i, slots); err != nil {
 				return fmt.Errorf("the sample service cannot append: %w", err)
 			}
@@ -117,18 +117,18 @@ func (s *service) Run(ctx context.Context) error {
 
 	s.feedSlots(ctx, slots)
 	close(slots)
-	return g.Wait()
+	return group.Wait()
 }
 
 // feedSlots sends one slot for each event when it is due.
 func (s *service) feedSlots(ctx context.Context, slots chan<- struct{}) {
-	p := &pace{rate: s.rate, even: s.even}
+	pace := &pace{rate: s.rate, even: s.even}
 	extra := 0
 	for n := 0; s.limit == 0 || n < s.limit; n++ {
 		if s.beforeLastTenth != nil && s.limit > 0 && n == s.limit-s.limit/10-1 {
 			s.beforeLastTenth(ctx)
 		}
-		if !p.waitNext(ctx, s.burstRequests, &extra) {
+		if !pace.waitNext(ctx, s.burstRequests, &extra) {
 			return
 		}
 

@@ -22,7 +22,7 @@ func CheckSettings(settings []string) error {
 	var errs []error
 	for _, s := range settings {
 		key, _, _ := strings.Cut(s, "=")
-		if slices.ContainsFunc(ownKeys, func(own string) bool { return key == own || strings.HasPrefix(key, own+".") }) {
+		if slices.ContainsFunc(ownKeys, func(reserved string) bool { return key == reserved || strings.HasPrefix(key, reserved+".") }) {
 			errs = append(errs, fmt.Errorf("%s: dev chooses this key; to set it, start `outrelay run` next to dev", key))
 		}
 	}

@@ -22,17 +22,17 @@ type Terminal struct {
 	keys  chan byte
 }
 
-// OpenTerminal returns the terminal of in and out, or nil if one of them is not a terminal.
-func OpenTerminal(in, out any) *Terminal {
-	i, ok := in.(*os.File)
+// OpenTerminal returns the terminal of input and output, or nil if one of them is not a terminal.
+func OpenTerminal(input, output any) *Terminal {
+	i, ok := input.(*os.File)
 	if !ok || !term.IsTerminal(int(i.Fd())) {
 		return nil
 	}
-	o, ok := out.(*os.File)
-	if !ok || !term.IsTerminal(int(o.Fd())) {
+	file, ok := output.(*os.File)
+	if !ok || !term.IsTerminal(int(file.Fd())) {
 		return nil
 	}
-	return &Terminal{in: int(i.Fd()), out: int(o.Fd()), read: i.Read}
+	return &Terminal{in: int(i.Fd()), out: int(file.Fd()), read: i.Read}
 }
 
 // Raw switches echo, line editing and the signals of keys off, and returns the keys. The goroutine
@@ -55,9 +55,9 @@ func (t *Terminal) Raw() (<-chan byte, error) {
 }
 
 func (t *Terminal) readKeys() {
-	b := make([]byte, 1)
+	key := make([]byte, 1)
 	for {
-		n, err := t.read(b)
+		n, err := t.read(key)
 		if err != nil {
 			return
 		}
@@ -67,7 +67,7 @@ func (t *Terminal) readKeys() {
 
 		// A key is dropped if the demo no longer reads keys.
 		select {
-		case t.keys <- b[0]:
+		case t.keys <- key[0]:
 		default:
 		}
 	}
@@ -89,8 +89,8 @@ func (t *Terminal) Restore() {
 
 // Width returns the number of columns.
 func (t *Terminal) Width() int {
-	if w, _, err := term.GetSize(t.out); err == nil {
-		return w
+	if width, _, err := term.GetSize(t.out); err == nil {
+		return width
 	}
 	return 80
 }

@@ -24,8 +24,8 @@ type view struct {
 	lastPrinted time.Time // when figures were last printed without a terminal
 }
 
-func newView(out io.Writer, t *Terminal) *view {
-	return &view{out: out, term: t, lastPrinted: time.Now()}
+func newView(out io.Writer, terminal *Terminal) *view {
+	return &view{out: out, term: terminal, lastPrinted: time.Now()}
 }
 
 // printLine prints one or several lines above the status line.

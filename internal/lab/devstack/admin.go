@@ -21,8 +21,8 @@ func checkBroker(ctx context.Context, addr string, id, n int) error {
 		return err
 	}
 	defer conn.Close()
-	if d, ok := ctx.Deadline(); ok {
-		_ = conn.SetDeadline(d)
+	if moment, ok := ctx.Deadline(); ok {
+		_ = conn.SetDeadline(moment)
 	}
 
 	brokers, err := conn.Brokers()
@@ -34,7 +34,7 @@ func checkBroker(ctx context.Context, addr string, id, n int) error {
 	if len(brokers) < n {
 		return fmt.Errorf("the controller has registered %d of %d brokers", len(brokers), n)
 	}
-	if id > 0 && !slices.ContainsFunc(brokers, func(b kafka.Broker) bool { return b.ID == id }) {
+	if id > 0 && !slices.ContainsFunc(brokers, func(broker kafka.Broker) bool { return broker.ID == id }) {
 		return fmt.Errorf("broker %d is not part of the cluster yet", id)
 	}
 	return nil
@@ -48,7 +48,7 @@ func (s *Stack) newClient() (client *kafka.Client, closeClient func()) {
 }
 
 // readPartition reads the metadata of one partition.
-func readPartition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafka.Partition, error) {
+func readPartition(ctx context.Context, cl *kafka.Client, topic string, partition int) (kafka.Partition, error) {
 	res, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
 		return kafka.Partition{}, fmt.Errorf("reading the metadata of topic %s: %w", topic, err)
@@ -59,30 +59,30 @@ func readPartition(ctx context.Context, cl *kafka.Client, topic string, p int) (
 			return kafka.Partition{}, fmt.Errorf("topic %s: %w", topic, t.Error)
 		}
 		for _, q := range t.Partitions {
-			if q.ID == p {
+			if q.ID == partition {
 				return q, nil
 			}
 		}
 	}
-	return kafka.Partition{}, fmt.Errorf("topic %s has no partition %d", topic, p)
+	return kafka.Partition{}, fmt.Errorf("topic %s has no partition %d", topic, partition)
 }
 
 // retryFor is how long requests to brokers that do not respond are retried, each time over a new connection.
 const retryFor = time.Minute
 
 // readPartitionRetrying is readPartition with retries. A broker may respond late on a busy machine.
-func (s *Stack) readPartitionRetrying(ctx context.Context, topic string, p int) (kafka.Partition, error) {
+func (s *Stack) readPartitionRetrying(ctx context.Context, topic string, partition int) (kafka.Partition, error) {
 	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
 
-	var q kafka.Partition
+	var read kafka.Partition
 	err := retryWhile(ctx, func() (err error) {
 		cl, done := s.newClient()
 		defer done()
-		q, err = readPartition(ctx, cl, topic, p)
+		read, err = readPartition(ctx, cl, topic, partition)
 		return err
 	}, isTransient)
-	return q, err
+	return read, err
 }
 
 // isTransient reports whether a retry may succeed: a broker was slow, or has not found its controller yet.
@@ -106,23 +106,23 @@ func retryWhile(ctx context.Context, do func() error, isTransient func(error) bo
 }
 
 // Leader returns the broker that leads the partition. It returns an error while there is no leader.
-func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error) {
-	q, err := s.readPartitionRetrying(ctx, topic, p)
+func (s *Stack) Leader(ctx context.Context, topic string, partition int) (*Member, error) {
+	read, err := s.readPartitionRetrying(ctx, topic, partition)
 	if err != nil {
 		return nil, err
 	}
 
-	if m := s.brokerByID(q.Leader.ID); m != nil {
-		return m, nil
+	if member := s.brokerByID(read.Leader.ID); member != nil {
+		return member, nil
 	}
-	return nil, fmt.Errorf("partition %s/%d has no leader", topic, p)
+	return nil, fmt.Errorf("partition %s/%d has no leader", topic, partition)
 }
 
-// MoveLeader makes the broker with the id `to` the leader of a partition. If the broker is not a replica yet,
+// MoveLeader makes the broker with the id leader the leader of a partition. If the broker is not a replica yet,
 // it becomes one in place of another replica first. MoveLeader blocks until the cluster reports the new
 // leader.
-func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
-	q, err := s.readPartitionRetrying(ctx, topic, p)
+func (s *Stack) MoveLeader(ctx context.Context, topic string, partition, leader int) error {
+	read, err := s.readPartitionRetrying(ctx, topic, partition)
 	if err != nil {
 		return err
 	}
@@ -131,16 +131,16 @@ func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
 	defer done()
 
 	// The first replica is the preferred leader.
-	order := []int{to}
-	for _, r := range q.Replicas {
-		if r.ID != to && len(order) < len(q.Replicas) {
+	order := []int{leader}
+	for _, r := range read.Replicas {
+		if r.ID != leader && len(order) < len(read.Replicas) {
 			order = append(order, r.ID)
 		}
 	}
 
 	moved, err := cl.AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{
 		Topic: topic, Timeout: 10 * time.Second,
-		Assignments: []kafka.AlterPartitionReassignmentsRequestAssignment{{PartitionID: p, BrokerIDs: order}},
+		Assignments: []kafka.AlterPartitionReassignmentsRequestAssignment{{PartitionID: partition, BrokerIDs: order}},
 	})
 	if err == nil {
 		err = moved.Error
@@ -149,27 +149,27 @@ func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
 		err = moved.PartitionResults[0].Error
 	}
 	if err != nil {
-		return fmt.Errorf("reassigning %s/%d to %v: %w", topic, p, order, err)
+		return fmt.Errorf("reassigning %s/%d to %v: %w", topic, partition, order, err)
 	}
-	return awaitLeader(ctx, cl, topic, p, to)
+	return awaitLeader(ctx, cl, topic, partition, leader)
 }
 
 // awaitLeader requests elections of the preferred leader until it leads. The cluster rejects the election while the
 // new replica is not in sync.
-func awaitLeader(ctx context.Context, cl *kafka.Client, topic string, p, to int) error {
+func awaitLeader(ctx context.Context, cl *kafka.Client, topic string, partition, leader int) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		_, err := cl.ElectLeaders(ctx, &kafka.ElectLeadersRequest{
-			Topic: topic, Partitions: []int{p}, Timeout: 5 * time.Second,
+			Topic: topic, Partitions: []int{partition}, Timeout: 5 * time.Second,
 		})
-		if q, qerr := readPartition(ctx, cl, topic, p); qerr == nil && q.Leader.ID == to {
+		if read, qerr := readPartition(ctx, cl, topic, partition); qerr == nil && read.Leader.ID == leader {
 			return nil
 		}
 
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("broker %d does not lead %s/%d: %w (last response: %w)", to, topic, p, context.Cause(ctx), err)
+			return fmt.Errorf("broker %d does not lead %s/%d: %w (last response: %w)", leader, topic, partition, context.Cause(ctx), err)
 		case <-tick.C:
 		}
 	}

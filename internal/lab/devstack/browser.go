@@ -58,11 +58,11 @@ func FindBrowser(ctx context.Context, progress func(Progress)) (string, error) {
 	if progress == nil {
 		progress = func(Progress) {}
 	}
-	c, err := openCache()
+	cache, err := openCache()
 	if err != nil {
 		return "", err
 	}
-	program, err = fetchBrowser(ctx, c, serializeCalls(progress))
+	program, err = fetchBrowser(ctx, cache, serializeCalls(progress))
 	if err == nil {
 		return program, nil
 	}
@@ -78,9 +78,9 @@ func FindBrowser(ctx context.Context, progress func(Progress)) (string, error) {
 }
 
 // fetchBrowser returns the program in the cache. The first call fetches it.
-func fetchBrowser(ctx context.Context, c cache, report func(Progress)) (string, error) {
-	program := c.path(browserEntry, "start")
-	_, _, err := c.fetchProgram(ctx, fetched{
+func fetchBrowser(ctx context.Context, cache cache, report func(Progress)) (string, error) {
+	program := cache.path(browserEntry, "start")
+	_, _, err := cache.fetchProgram(ctx, fetched{
 		entry:   browserEntry,
 		what:    "Chromium",
 		version: func(ctx context.Context) (string, error) { return browserVersion(ctx, program) },
@@ -132,12 +132,12 @@ func unpackBrowser(ctx context.Context, node, archive, dir string) error {
 		return err
 	}
 	defer root.Close()
-	f, err := os.Open(archive)
+	file, err := os.Open(archive)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
+	defer file.Close()
+	reader, err := gzip.NewReader(file)
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func unpackBrowser(ctx context.Context, node, archive, dir string) error {
 		"package/bin/chromium.br", "package/bin/al2023.tar.br", "package/bin/fonts.tar.br", "package/bin/swiftshader.tar.br",
 	}
 	found := 0
-	err = eachFile(z, func(name string, _ os.FileMode, compressed io.Reader) error {
+	err = eachFile(reader, func(name string, _ os.FileMode, compressed io.Reader) error {
 		if !slices.Contains(wanted, name) {
 			return nil
 		}
@@ -154,8 +154,8 @@ func unpackBrowser(ctx context.Context, node, archive, dir string) error {
 		name = strings.TrimSuffix(path.Base(name), ".br")
 		return decompressBrotli(ctx, node, compressed, func(plain io.Reader) error {
 			if strings.HasSuffix(name, ".tar") {
-				return eachFile(plain, func(name string, mode os.FileMode, r io.Reader) error {
-					return writeFile(root, name, mode, r)
+				return eachFile(plain, func(name string, mode os.FileMode, in io.Reader) error {
+					return writeFile(root, name, mode, in)
 				})
 			}
 			return writeFile(root, name, 0o755, plain)
@@ -200,10 +200,10 @@ func decompressBrotli(ctx context.Context, node string, compressed io.Reader, us
 }
 
 // eachFile calls use with each regular file of a tar.
-func eachFile(r io.Reader, use func(name string, mode os.FileMode, content io.Reader) error) error {
-	t := tar.NewReader(r)
+func eachFile(reader io.Reader, use func(name string, mode os.FileMode, content io.Reader) error) error {
+	archive := tar.NewReader(reader)
 	for {
-		h, err := t.Next()
+		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -211,11 +211,11 @@ func eachFile(r io.Reader, use func(name string, mode os.FileMode, content io.Re
 			return err
 		}
 
-		if h.Typeflag != tar.TypeReg {
+		if header.Typeflag != tar.TypeReg {
 			continue
 		}
-		if err := use(h.Name, h.FileInfo().Mode().Perm(), t); err != nil {
-			return fmt.Errorf("%s: %w", h.Name, err)
+		if err := use(header.Name, header.FileInfo().Mode().Perm(), archive); err != nil {
+			return fmt.Errorf("%s: %w", header.Name, err)
 		}
 	}
 }
@@ -225,12 +225,12 @@ func writeFile(root *os.Root, name string, mode os.FileMode, content io.Reader) 
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return err
 	}
-	f, err := root.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
+	file, err := root.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, content)
-	return errors.Join(err, f.Close())
+	_, err = io.Copy(file, content)
+	return errors.Join(err, file.Close())
 }
 
 var browserVersionLine = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+`)
@@ -241,8 +241,8 @@ func browserVersion(ctx context.Context, program string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if v := browserVersionLine.FindString(out); v != "" {
-		return v, nil
+	if version := browserVersionLine.FindString(out); version != "" {
+		return version, nil
 	}
 	return "", errors.New("its output has no version")
 }

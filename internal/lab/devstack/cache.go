@@ -37,21 +37,21 @@ func cacheBase() (dir string, shared bool) {
 }
 
 func openCache() (cache, error) {
-	c := cache{CacheDir()}
+	cache := cache{CacheDir()}
 	// The programs in the cache are executed.
 	if base, shared := cacheBase(); shared {
 		if err := os.Mkdir(base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return c, fmt.Errorf("creating the cache directory: %w", err)
+			return cache, fmt.Errorf("creating the cache directory: %w", err)
 		}
 		if err := checkOwned(base); err != nil {
-			return c, fmt.Errorf("the cache directory may belong to somebody else: %w; set HOME or XDG_CACHE_HOME", err)
+			return cache, fmt.Errorf("the cache directory may belong to somebody else: %w; set HOME or XDG_CACHE_HOME", err)
 		}
 	}
 
-	if err := os.MkdirAll(c.root, 0o755); err != nil {
-		return c, fmt.Errorf("creating the cache directory: %w", err)
+	if err := os.MkdirAll(cache.root, 0o755); err != nil {
+		return cache, fmt.Errorf("creating the cache directory: %w", err)
 	}
-	return c, nil
+	return cache, nil
 }
 
 func (c cache) path(elem ...string) string {
@@ -104,11 +104,11 @@ func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill f
 // FetchOnce returns the directory name in [CacheDir]. If it does not exist, fill writes its content to a temporary
 // directory first. If several processes call FetchOnce, one of them calls fill and the others wait.
 func FetchOnce(ctx context.Context, name string, fill func(tmp string) error) (string, error) {
-	c, err := openCache()
+	cache, err := openCache()
 	if err == nil {
-		err = c.fillOnce(ctx, name, func() {}, fill)
+		err = cache.fillOnce(ctx, name, func() {}, fill)
 	}
-	return c.path(name), err
+	return cache.path(name), err
 }
 
 // removeEntry removes a directory of the cache while it holds the named lock.
@@ -124,17 +124,17 @@ func (c cache) removeEntry(ctx context.Context, lock, name string) error {
 // acquireLock acquires the named lock of the machine. If another process holds it, acquireLock calls waiting and
 // blocks.
 func (c cache) acquireLock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
-	l := flock.New(c.path(name + ".lock"))
-	ok, err := l.TryLock()
+	flock := flock.New(c.path(name + ".lock"))
+	ok, err := flock.TryLock()
 	if err == nil && !ok {
 		waiting()
-		_, err = l.TryLockContext(ctx, 100*time.Millisecond)
+		_, err = flock.TryLockContext(ctx, 100*time.Millisecond)
 	}
 	if err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("waiting for %s: %w", l.Path(), err)
+		_ = flock.Close()
+		return nil, fmt.Errorf("waiting for %s: %w", flock.Path(), err)
 	}
-	return func() { _ = l.Close() }, nil
+	return func() { _ = flock.Close() }, nil
 }
 
 // dataDir creates a directory for one stack in parent. release removes it. dataDir also removes the directories of
@@ -180,12 +180,12 @@ func removeDeadStacks(parent string) {
 	}
 
 	for _, path := range locks {
-		l := flock.New(path)
-		if ok, err := l.TryLock(); err == nil && ok {
+		flock := flock.New(path)
+		if ok, err := flock.TryLock(); err == nil && ok {
 			_ = os.RemoveAll(path[:len(path)-len(".lock")])
 			_ = os.Remove(path)
 		}
-		_ = l.Close()
+		_ = flock.Close()
 	}
 }
 
@@ -193,9 +193,9 @@ func removeDeadStacks(parent string) {
 func megabytes(dirs ...string) float64 {
 	var n int64
 	for _, dir := range dirs {
-		_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() {
-				if info, err := d.Info(); err == nil {
+		_ = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.Type().IsRegular() {
+				if info, err := entry.Info(); err == nil {
 					n += info.Size()
 				}
 			}

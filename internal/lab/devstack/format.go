@@ -23,15 +23,15 @@ const (
 // format creates the data of the nodes. The first records of a cluster are equal for all its nodes. Without SCRAM
 // users they are also equal for all clusters of a version. So the tool runs at most once, and not at all after
 // prepareKafka.
-func format(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster string, nodes []node, dir string) error {
-	checkpoint := filepath.Join(p.prep, checkpointFile)
+func format(ctx context.Context, program kafkaProgram, options KafkaOptions, cluster string, nodes []node, dir string) error {
+	checkpoint := filepath.Join(program.prep, checkpointFile)
 	first := 0
 	// Passwords of SCRAM users are records of the first node, made by the tool.
-	if p.prep == "" || len(k.Users) > 0 {
-		if err := runFormat(ctx, p, k, cluster, nodes[0].data+".properties", dir); err != nil {
+	if program.prep == "" || len(options.Users) > 0 {
+		if err := runFormat(ctx, program, options, cluster, nodes[0].data+".properties", dir); err != nil {
 			return err
 		}
-		checkpoint, first = firstRecords(p.version, nodes[0].data), 1
+		checkpoint, first = firstRecords(program.version, nodes[0].data), 1
 	}
 
 	records, err := os.ReadFile(checkpoint)
@@ -40,7 +40,7 @@ func format(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster string,
 	}
 
 	for _, n := range nodes[first:] {
-		copied := firstRecords(p.version, n.data)
+		copied := firstRecords(program.version, n.data)
 		meta := fmt.Sprintf("version=1\ncluster.id=%s\nnode.id=%d\ndirectory.id=%s\n", cluster, n.id, newClusterID())
 		err := errors.Join(
 			os.MkdirAll(filepath.Dir(copied), 0o755),
@@ -65,9 +65,9 @@ func firstRecords(version, data string) string {
 }
 
 // runFormat runs the format tool of Kafka for one node.
-func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, props, dir string) error {
+func runFormat(ctx context.Context, program kafkaProgram, options KafkaOptions, cluster, props, dir string) error {
 	args := []string{"format", "-t", cluster, "-c", props}
-	for _, u := range k.Users {
+	for _, u := range options.Users {
 		for _, m := range sasl.With(sasl.Password) {
 			if !m.Clear {
 				args = append(args, "--add-scram", fmt.Sprintf("%s=[name=%s,password=%s]", m.Listener, u.Name, u.Password))
@@ -75,7 +75,7 @@ func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, pro
 		}
 	}
 
-	cmd := interruptible(ctx, p.java, javaArgs(p, true, 128, "kafka.tools.StorageTool", args...)...)
+	cmd := interruptible(ctx, program.java, javaArgs(program, true, 128, "kafka.tools.StorageTool", args...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return addLastLine(err, string(out))
@@ -85,29 +85,29 @@ func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, pro
 
 // prepareKafka starts and stops a broker once, and keeps the files that make every later start fast. A start also
 // works without them, only slower. So the caller reports the error as progress, and Start does not return it.
-func prepareKafka(ctx context.Context, c cache, p kafkaProgram, report func(Progress)) (prep string, err error) {
-	entry := "kafka-" + p.version + "-start-" + startKey(p)
-	err = c.fillOnce(ctx, entry, waitingFor(report, "Kafka"), func(tmp string) error {
+func prepareKafka(ctx context.Context, cache cache, program kafkaProgram, report func(Progress)) (prep string, err error) {
+	entry := "kafka-" + program.version + "-start-" + startKey(program)
+	err = cache.fillOnce(ctx, entry, waitingFor(report, "Kafka"), func(tmp string) error {
 		began := time.Now()
 		report(Progress{What: "Kafka", Stage: Preparing, Detail: "first start, once"})
-		if err := recordStart(ctx, c, p, tmp); err != nil {
+		if err := recordStart(ctx, cache, program, tmp); err != nil {
 			return err
 		}
 		report(Progress{What: "Kafka", Stage: Preparing, Detail: "done", Elapsed: time.Since(began)})
 		return nil
 	})
-	return c.path(entry), err
+	return cache.path(entry), err
 }
 
 // startKey returns a hash of everything that an archive of classes depends on: the directory of the jars and the JVM.
 // If an archive does not fit in spite of this, the JVM ignores it.
-func startKey(p kafkaProgram) string {
-	java := p.java
+func startKey(program kafkaProgram) string {
+	java := program.java
 	if real, err := filepath.EvalSymlinks(java); err == nil {
 		java = real
 	}
 
-	key := java + "\n" + p.libs
+	key := java + "\n" + program.libs
 	if info, err := os.Stat(java); err == nil {
 		key += fmt.Sprintf("\n%d %d", info.Size(), info.ModTime().UnixNano())
 	}
@@ -117,21 +117,21 @@ func startKey(p kafkaProgram) string {
 }
 
 // recordStart runs a broker once, and writes the files for later starts into tmp.
-func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error {
+func recordStart(ctx context.Context, cache cache, program kafkaProgram, tmp string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 
-	s, err := newStack(ctx, c, "")
+	stack, err := newStack(ctx, cache, "")
 	if err != nil {
 		return err
 	}
-	defer s.Stop()
+	defer stack.Stop()
 
-	o, err := Options{Brokers: 1, Quick: true}.withDefaults()
+	options, err := Options{Brokers: 1, Quick: true}.withDefaults()
 	if err != nil {
 		return err
 	}
-	nodes, err := s.planNodes(o)
+	nodes, err := stack.planNodes(options)
 	if err != nil {
 		return err
 	}
@@ -141,34 +141,36 @@ func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error
 		return err
 	}
 	props := n.data + ".properties"
-	if err := writeProps(props, brokerProps(n, nodes, o, nil, n.data)); err != nil {
+	if err := writeProps(props, brokerProps(n, nodes, options, nil, n.data)); err != nil {
 		return err
 	}
 
-	if err := runFormat(ctx, p, o.Kafka, newClusterID(), props, s.dir); err != nil {
+	if err := runFormat(ctx, program, options.Kafka, newClusterID(), props, stack.dir); err != nil {
 		return err
 	}
-	records, err := os.ReadFile(firstRecords(p.version, n.data))
+	records, err := os.ReadFile(firstRecords(program.version, n.data))
 	if err != nil {
 		return err
 	}
 
 	archive := filepath.Join(tmp, archiveFile)
 	args := append([]string{"-XX:ArchiveClassesAtExit=" + archive},
-		javaArgs(p, true, o.Kafka.HeapMB, "kafka.Kafka", props)...)
+		javaArgs(program, true, options.Kafka.HeapMB, "kafka.Kafka", props)...)
 
-	m := &Member{name: "kafka-1", id: 1, addr: loopback(n.ports[Plain]), dir: s.dir}
-	m.launch = func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.java, args) }
-	m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, 1, 1) }
-	s.brokers = append(s.brokers, m)
+	member := &Member{name: "kafka-1", id: 1, addr: loopback(n.ports[Plain]), dir: stack.dir}
+	member.launch = func(log *os.File) (instance, error) {
+		return startProcess(stack.guard, stack.dir, log, program.java, args)
+	}
+	member.check = func(ctx context.Context) error { return checkBroker(ctx, member.addr, 1, 1) }
+	stack.brokers = append(stack.brokers, member)
 
-	if err := m.Start(); err != nil {
+	if err := member.Start(); err != nil {
 		return err
 	}
-	if err := m.WaitReady(ctx); err != nil {
+	if err := member.WaitReady(ctx); err != nil {
 		return err
 	}
-	if err := m.Shutdown(); err != nil {
+	if err := member.Shutdown(); err != nil {
 		return err
 	}
 

@@ -48,21 +48,21 @@ type guard struct {
 
 // newGuard starts the guard of the data directory dir.
 func newGuard(dir string) (*guard, error) {
-	r, w, err := os.Pipe()
+	reader, writer, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer r.Close()
+	defer reader.Close()
 
 	cmd := exec.Command("/bin/sh", "-c", guardScript, "outrelay-devstack-guard", dir)
-	cmd.Stdin = r
+	cmd.Stdin = reader
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		_ = w.Close()
+		_ = writer.Close()
 		return nil, fmt.Errorf("starting the guard: %w", err)
 	}
-	return &guard{cmd, w}, nil
+	return &guard{cmd, writer}, nil
 }
 
 // start starts the program in its own process group, so that a Ctrl-C in the terminal does not reach it. The
@@ -84,22 +84,22 @@ func (g *guard) close() {
 	_ = g.cmd.Wait()
 }
 
-func killProcess(p *os.Process) error      { return p.Signal(syscall.SIGKILL) }
-func resumeProcess(p *os.Process) error    { return p.Signal(syscall.SIGCONT) }
-func terminateProcess(p *os.Process) error { return p.Signal(syscall.SIGTERM) }
+func killProcess(process *os.Process) error      { return process.Signal(syscall.SIGKILL) }
+func resumeProcess(process *os.Process) error    { return process.Signal(syscall.SIGCONT) }
+func terminateProcess(process *os.Process) error { return process.Signal(syscall.SIGTERM) }
 
 // stopPatience bounds the time in which a process has to stop.
 const stopPatience = 10 * time.Second
 
 // PauseProcess sends SIGSTOP, and blocks until all threads of the process have stopped. The kernel gives the signal to one thread,
 // and the others run until it is scheduled: on a busy machine a process may still answer, or write, for milliseconds.
-func PauseProcess(p *os.Process) error {
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
+func PauseProcess(process *os.Process) error {
+	if err := process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	for began := time.Now(); !isStopped(p.Pid); time.Sleep(time.Millisecond) {
+	for began := time.Now(); !isStopped(process.Pid); time.Sleep(time.Millisecond) {
 		if time.Since(began) > stopPatience {
-			return fmt.Errorf("process %d has not stopped within %v", p.Pid, stopPatience)
+			return fmt.Errorf("process %d has not stopped within %v", process.Pid, stopPatience)
 		}
 	}
 	return nil

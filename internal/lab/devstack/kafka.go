@@ -54,31 +54,31 @@ type node struct {
 
 // startBrokers formats the data of the brokers and starts them. Each broker is also a controller. startBrokers
 // blocks until each broker lists all of them.
-func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) error {
-	nodes, err := s.planNodes(o)
+func (s *Stack) startBrokers(ctx context.Context, program kafkaProgram, options Options) error {
+	nodes, err := s.planNodes(options)
 	if err != nil {
 		return err
 	}
 
 	cluster := newClusterID()
 	for _, n := range nodes {
-		m := &Member{
+		member := &Member{
 			name: "kafka-" + strconv.Itoa(n.id), id: n.id, addr: loopback(n.ports[Plain]), dir: s.dir,
 			ports: slices.Collect(maps.Values(n.ports)), listeners: n.ports,
 		}
 
-		m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, m.id, 1) }
-		if p.image != "" {
-			m.launch = s.containerLaunch(m, p.image, kafkaEnv(brokerProps(n, nodes, o, s.tls, ""), cluster), nil)
-		} else if m.launch, err = s.brokerLaunch(n, nodes, p, o); err != nil {
+		member.check = func(ctx context.Context) error { return checkBroker(ctx, member.addr, member.id, 1) }
+		if program.image != "" {
+			member.launch = s.containerLaunch(member, program.image, kafkaEnv(brokerProps(n, nodes, options, s.tls, ""), cluster), nil)
+		} else if member.launch, err = s.brokerLaunch(n, nodes, program, options); err != nil {
 			return err
 		}
 
-		s.brokers = append(s.brokers, m)
+		s.brokers = append(s.brokers, member)
 	}
 
-	if p.image == "" {
-		if err := format(ctx, p, o.Kafka, cluster, nodes, s.dir); err != nil {
+	if program.image == "" {
+		if err := format(ctx, program, options.Kafka, cluster, nodes, s.dir); err != nil {
 			return fmt.Errorf("formatting Kafka's data: %w", err)
 		}
 	}
@@ -100,14 +100,14 @@ func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) err
 }
 
 // planNodes chooses the ports and the data directories of the brokers.
-func (s *Stack) planNodes(o Options) ([]node, error) {
-	ls := o.Kafka.listeners()
-	ports, err := freePorts(o.Brokers * len(ls))
+func (s *Stack) planNodes(options Options) ([]node, error) {
+	ls := options.Kafka.listeners()
+	ports, err := freePorts(options.Brokers * len(ls))
 	if err != nil {
 		return nil, err
 	}
 
-	nodes := make([]node, o.Brokers)
+	nodes := make([]node, options.Brokers)
 	for i := range nodes {
 		nodes[i] = node{id: i + 1, ports: map[Listener]int{}, data: filepath.Join(s.dir, "kafka-"+strconv.Itoa(i+1))}
 
@@ -120,23 +120,23 @@ func (s *Stack) planNodes(o Options) ([]node, error) {
 
 // brokerLaunch writes the properties of the broker and returns the function that starts it.
 func (s *Stack) brokerLaunch(
-	n node, nodes []node, p kafkaProgram, o Options,
+	n node, nodes []node, program kafkaProgram, options Options,
 ) (func(*os.File) (instance, error), error) {
 	if err := os.Mkdir(n.data, 0o755); err != nil {
 		return nil, err
 	}
 
 	props := n.data + ".properties"
-	if err := writeProps(props, brokerProps(n, nodes, o, s.tls, n.data)); err != nil {
+	if err := writeProps(props, brokerProps(n, nodes, options, s.tls, n.data)); err != nil {
 		return nil, err
 	}
 
-	args := javaArgs(p, o.Quick, o.Kafka.HeapMB, "kafka.Kafka", props)
-	return func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.java, args) }, nil
+	args := javaArgs(program, options.Quick, options.Kafka.HeapMB, "kafka.Kafka", props)
+	return func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, program.java, args) }, nil
 }
 
 // javaArgs returns the arguments of a JVM that runs a program of Kafka.
-func javaArgs(p kafkaProgram, quick bool, heapMB int, class string, args ...string) []string {
+func javaArgs(program kafkaProgram, quick bool, heapMB int, class string, args ...string) []string {
 	jvm := []string{
 		fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+ExitOnOutOfMemoryError", "-Xlog:cds=off", "-Xlog:cds+dynamic=off",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -150,16 +150,16 @@ func javaArgs(p kafkaProgram, quick bool, heapMB int, class string, args ...stri
 			"-XX:InitiatingHeapOccupancyPercent=35")
 	}
 
-	if p.prep != "" {
-		jvm = append(jvm, "-Xshare:auto", "-XX:SharedArchiveFile="+filepath.Join(p.prep, archiveFile))
+	if program.prep != "" {
+		jvm = append(jvm, "-Xshare:auto", "-XX:SharedArchiveFile="+filepath.Join(program.prep, archiveFile))
 	}
 
-	return slices.Concat(jvm, []string{"-cp", filepath.Join(p.libs, "*"), class}, args)
+	return slices.Concat(jvm, []string{"-cp", filepath.Join(program.libs, "*"), class}, args)
 }
 
 // brokerProps returns the properties of a node that is broker and controller. data is empty for a container. Its
 // image chooses the data directory, and clients connect to published ports.
-func brokerProps(n node, nodes []node, o Options, tls *authority, data string) map[string]string {
+func brokerProps(n node, nodes []node, options Options, tls *authority, data string) map[string]string {
 	var voters, listen, advertise []string
 	for _, v := range nodes {
 		voters = append(voters, fmt.Sprintf("%d@%s", v.id, loopback(v.ports[controllerListener])))
@@ -170,7 +170,7 @@ func brokerProps(n node, nodes []node, o Options, tls *authority, data string) m
 		host = "0.0.0.0"
 	}
 
-	for _, l := range o.Kafka.listeners() {
+	for _, l := range options.Kafka.listeners() {
 		listen = append(listen, fmt.Sprintf("%s://%s:%d", l, host, n.ports[l]))
 		if l != controllerListener {
 			advertise = append(advertise, fmt.Sprintf("%s://%s", l, loopback(n.ports[l])))
@@ -219,27 +219,27 @@ func brokerProps(n node, nodes []node, o Options, tls *authority, data string) m
 	if data != "" {
 		props["log.dirs"] = data
 	}
-	securityProps(props, o.Kafka, tls)
-	maps.Copy(props, o.Kafka.Props)
+	securityProps(props, options.Kafka, tls)
+	maps.Copy(props, options.Kafka.Props)
 	return props
 }
 
 func writeProps(path string, props map[string]string) error {
-	var b strings.Builder
+	var builder strings.Builder
 	for _, k := range sortedKeys(props) {
 		// A backslash starts an escape in this format.
-		fmt.Fprintf(&b, "%s=%s\n", k, strings.ReplaceAll(props[k], `\`, `\\`))
+		fmt.Fprintf(&builder, "%s=%s\n", k, strings.ReplaceAll(props[k], `\`, `\\`))
 	}
-	return os.WriteFile(path, []byte(b.String()), 0o600)
+	return os.WriteFile(path, []byte(builder.String()), 0o600)
 }
 
 // newClusterID returns 16 random bytes in Kafka's format for ids. It never returns an id with a leading dash,
 // because Kafka's tools would parse it as an option.
 func newClusterID() string {
 	for {
-		var b [16]byte
-		_, _ = rand.Read(b[:])
-		if id := base64.RawURLEncoding.EncodeToString(b[:]); id[0] != '-' {
+		var random [16]byte
+		_, _ = rand.Read(random[:])
+		if id := base64.RawURLEncoding.EncodeToString(random[:]); id[0] != '-' {
 			return id
 		}
 	}
@@ -249,13 +249,13 @@ func newClusterID() string {
 func (s *Stack) useKafka(ctx context.Context, list string) error {
 	var silent []error
 	for i, addr := range strings.Split(list, ",") {
-		m := &Member{name: "kafka-" + strconv.Itoa(i+1), id: i + 1, addr: strings.TrimSpace(addr)}
-		m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, 0, 1) }
-		s.brokers = append(s.brokers, m)
+		member := &Member{name: "kafka-" + strconv.Itoa(i+1), id: i + 1, addr: strings.TrimSpace(addr)}
+		member.check = func(ctx context.Context) error { return checkBroker(ctx, member.addr, 0, 1) }
+		s.brokers = append(s.brokers, member)
 
 		try, cancel := context.WithTimeout(ctx, 10*time.Second)
-		if err := m.check(try); err != nil {
-			silent = append(silent, fmt.Errorf("%s names %s, which does not respond: %w", EnvKafka, m.addr, err))
+		if err := member.check(try); err != nil {
+			silent = append(silent, fmt.Errorf("%s names %s, which does not respond: %w", EnvKafka, member.addr, err))
 		}
 		cancel()
 	}
@@ -270,14 +270,14 @@ func (s *Stack) useKafka(ctx context.Context, list string) error {
 func (s *Stack) Brokers() []string { return memberAddrs(s.brokers) }
 
 // BrokersOn returns the addresses of a listener. It returns an error if the options do not include it.
-func (s *Stack) BrokersOn(l Listener) ([]string, error) {
+func (s *Stack) BrokersOn(listener Listener) ([]string, error) {
 	var out []string
 	for _, m := range s.brokers {
-		p, ok := m.listeners[l]
+		port, ok := m.listeners[listener]
 		if !ok {
-			return nil, fmt.Errorf("%s has no listener %s: enable it in Options.Kafka", m.name, l)
+			return nil, fmt.Errorf("%s has no listener %s: enable it in Options.Kafka", m.name, listener)
 		}
-		out = append(out, loopback(p))
+		out = append(out, loopback(port))
 	}
 
 	if out == nil {
@@ -294,4 +294,4 @@ func memberAddrs(members []*Member) []string {
 	return out
 }
 
-func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
+func sortedKeys(values map[string]string) []string { return slices.Sorted(maps.Keys(values)) }

@@ -219,15 +219,15 @@ func (m *Member) logPath() string { return filepath.Join(m.dir, m.name+".log") }
 // lastWords returns the end of the member's log, for an error message.
 func (m *Member) lastWords() string {
 	const maxBytes = 1500
-	b, err := os.ReadFile(m.logPath())
-	if err != nil || len(b) == 0 {
+	data, err := os.ReadFile(m.logPath())
+	if err != nil || len(data) == 0 {
 		return "(none)"
 	}
 
-	if len(b) > maxBytes {
-		b = b[len(b)-maxBytes:]
+	if len(data) > maxBytes {
+		data = data[len(data)-maxBytes:]
 	}
-	return "\n" + strings.TrimSpace(string(b))
+	return "\n" + strings.TrimSpace(string(data))
 }
 
 // process is an instance that runs as a process of this machine.
@@ -237,21 +237,21 @@ type process struct {
 }
 
 // startProcess runs the program under the guard.
-func startProcess(g *guard, dir string, log *os.File, program string, args []string) (instance, error) {
-	cmd, err := g.start(dir, log, nil, program, args)
+func startProcess(guard *guard, dir string, log *os.File, program string, args []string) (instance, error) {
+	cmd, err := guard.start(dir, log, nil, program, args)
 	if err != nil {
 		return nil, err
 	}
 
-	p := &process{cmd.Process, make(chan struct{})}
+	process := &process{cmd.Process, make(chan struct{})}
 	go func() {
-		defer close(p.ended)
+		defer close(process.ended)
 		// The reason for the end is in the log.
 		_ = cmd.Wait()
-		g.forget(cmd.Process.Pid)
+		guard.forget(cmd.Process.Pid)
 	}()
 
-	return p, nil
+	return process, nil
 }
 
 func (p *process) pid() int              { return p.p.Pid }

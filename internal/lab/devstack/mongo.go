@@ -23,36 +23,36 @@ const setName = "rs0"
 
 // startMongods starts the members, initiates the replica set, and blocks until one member is primary and the others
 // are secondaries.
-func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) error {
-	ports, err := freePorts(o.Mongods)
+func (s *Stack) startMongods(ctx context.Context, program mongodProgram, options Options) error {
+	ports, err := freePorts(options.Mongods)
 	if err != nil {
 		return err
 	}
 
 	for i, port := range ports {
-		m := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: loopback(port), dir: s.dir, ports: []int{port}}
-		m.check = func(ctx context.Context) error { return checkServing(ctx, m.addr) }
-		if p.image != "" {
-			if o.Mongo.secured() {
+		member := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: loopback(port), dir: s.dir, ports: []int{port}}
+		member.check = func(ctx context.Context) error { return checkServing(ctx, member.addr) }
+		if program.image != "" {
+			if options.Mongo.secured() {
 				return errors.New("mongod in a container supports neither TLS nor access control: install mongod on the PATH")
 			}
-			command := append([]string{"mongod"}, mongodArgs(o, port, "", "0.0.0.0")...)
-			m.launch = s.containerLaunch(m, p.image, nil, command)
+			command := append([]string{"mongod"}, mongodArgs(options, port, "", "0.0.0.0")...)
+			member.launch = s.containerLaunch(member, program.image, nil, command)
 		} else {
-			data := filepath.Join(s.dir, m.name)
+			data := filepath.Join(s.dir, member.name)
 			if err := os.Mkdir(data, 0o755); err != nil {
 				return err
 			}
 
-			args := append(mongodArgs(o, port, data, "127.0.0.1"), "--nounixsocket")
-			security, err := s.mongodSecurity(o.Mongo)
+			args := append(mongodArgs(options, port, data, "127.0.0.1"), "--nounixsocket")
+			security, err := s.mongodSecurity(options.Mongo)
 			if err != nil {
 				return err
 			}
 			args = append(args, security...)
-			m.launch = func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.path, args) }
+			member.launch = func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, program.path, args) }
 		}
-		s.mongods = append(s.mongods, m)
+		s.mongods = append(s.mongods, member)
 	}
 
 	for _, m := range s.mongods {
@@ -72,7 +72,7 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 		}
 	}
 
-	if err := initiateSet(ctx, s.mongods, o.Mongo.ElectionTimeout); err != nil {
+	if err := initiateSet(ctx, s.mongods, options.Mongo.ElectionTimeout); err != nil {
 		return fmt.Errorf("initiating the replica set: %w", err)
 	}
 	for _, m := range s.mongods {
@@ -83,10 +83,10 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 
 	// The first user can be created only on the primary, and from this machine.
 	primary, err := s.Primary(ctx)
-	if err != nil || o.Mongo.Root == (User{}) {
+	if err != nil || options.Mongo.Root == (User{}) {
 		return err
 	}
-	s.root = o.Mongo.Root
+	s.root = options.Mongo.Root
 	return createRoot(ctx, primary.addr, s.root)
 }
 
@@ -98,35 +98,35 @@ const quickEngine = "eviction=(threads_min=1,threads_max=1),eviction_target=90,e
 	"file_manager=(close_scan_interval=3600)"
 
 // mongodArgs returns the arguments of a mongod. data is empty for a container.
-func mongodArgs(o Options, port int, data, bind string) []string {
+func mongodArgs(options Options, port int, data, bind string) []string {
 	// Tests use fail points, and no test reads diagnostic data.
 	params := map[string]string{
 		"enableTestCommands":              "1",
 		"diagnosticDataCollectionEnabled": "false",
 	}
-	for k, v := range o.Mongo.Parameters {
+	for k, v := range options.Mongo.Parameters {
 		params[k] = v
 	}
 
 	args := []string{
 		"--replSet", setName, "--port", strconv.Itoa(port), "--bind_ip", bind,
-		"--wiredTigerCacheSizeGB", strconv.FormatFloat(float64(o.Mongo.CacheMB)/1024, 'f', 3, 64),
+		"--wiredTigerCacheSizeGB", strconv.FormatFloat(float64(options.Mongo.CacheMB)/1024, 'f', 3, 64),
 	}
 
 	if data != "" {
 		args = append(args, "--dbpath", data)
 	}
-	if o.Quick {
+	if options.Quick {
 		args = append(args, "--wiredTigerEngineConfigString", quickEngine)
 	}
-	if o.Mongo.OplogMB > 0 {
-		args = append(args, "--oplogSize", strconv.Itoa(o.Mongo.OplogMB))
+	if options.Mongo.OplogMB > 0 {
+		args = append(args, "--oplogSize", strconv.Itoa(options.Mongo.OplogMB))
 	}
 
 	for _, k := range sortedKeys(params) {
 		args = append(args, "--setParameter", k+"="+params[k])
 	}
-	return append(args, o.Mongo.Args...)
+	return append(args, options.Mongo.Args...)
 }
 
 func initiateSet(ctx context.Context, members []*Member, election time.Duration) error {
@@ -150,8 +150,8 @@ func (s *Stack) Primary(ctx context.Context) (*Member, error) {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if m := s.primaryNow(ctx); m != nil {
-			return m, nil
+		if member := s.primaryNow(ctx); member != nil {
+			return member, nil
 		}
 
 		select {
@@ -171,8 +171,8 @@ func (s *Stack) primaryNow(ctx context.Context) *Member {
 	var wg sync.WaitGroup
 	for i, m := range s.mongods {
 		wg.Go(func() {
-			if h, err := runHello(ctx, m.addr); err == nil && h.Primary {
-				elected[i] = h.ElectionID
+			if reply, err := runHello(ctx, m.addr); err == nil && reply.Primary {
+				elected[i] = reply.ElectionID
 			}
 		})
 	}
@@ -196,18 +196,18 @@ type helloReply struct {
 }
 
 func runHello(ctx context.Context, addr string) (helloReply, error) {
-	var h helloReply
+	var reply helloReply
 	raw, err := runCommand(ctx, addr, bson.D{{Key: "hello", Value: 1}})
 	if err == nil {
-		err = bson.Unmarshal(raw, &h)
+		err = bson.Unmarshal(raw, &reply)
 	}
-	return h, err
+	return reply, err
 }
 
 // checkServing returns nil if the mongod is primary or secondary.
 func checkServing(ctx context.Context, addr string) error {
-	h, err := runHello(ctx, addr)
-	if err == nil && !h.Primary && !h.Secondary {
+	reply, err := runHello(ctx, addr)
+	if err == nil && !reply.Primary && !reply.Secondary {
 		err = errors.New("neither primary nor secondary yet")
 	}
 	return err
@@ -239,16 +239,16 @@ func (s *Stack) useMongo(ctx context.Context, uri string) error {
 	}
 
 	for i, host := range opts.Hosts {
-		m := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: host}
+		member := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: host}
 		// The driver checks the servers together: this shows which of them is away.
-		m.check = func(ctx context.Context) error {
-			c, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.addr)
+		member.check = func(ctx context.Context) error {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", member.addr)
 			if err == nil {
-				err = c.Close()
+				err = conn.Close()
 			}
 			return err
 		}
-		s.mongods = append(s.mongods, m)
+		s.mongods = append(s.mongods, member)
 	}
 
 	s.uri = uri
@@ -283,7 +283,7 @@ func (s *Stack) MongoURI() string {
 }
 
 // MongoURIAs returns the connection string for a user of the admin database.
-func (s *Stack) MongoURIAs(u User) string {
-	return "mongodb://" + u.Name + ":" + u.Password + "@" + strings.Join(memberAddrs(s.mongods), ",") +
+func (s *Stack) MongoURIAs(user User) string {
+	return "mongodb://" + user.Name + ":" + user.Password + "@" + strings.Join(memberAddrs(s.mongods), ",") +
 		"/?authSource=admin&replicaSet=" + setName
 }

@@ -95,7 +95,7 @@ func (o Options) withDefaults() (Options, error) {
 	}
 
 	// Names and passwords are parts of connection strings and of configuration files.
-	if r := o.Mongo.Root; r != (User{}) && (!plainName(r.Name) || !plainName(r.Password)) {
+	if user := o.Mongo.Root; user != (User{}) && (!plainName(user.Name) || !plainName(user.Password)) {
 		errs = append(errs, errors.New("mongo root: name and password may contain only letters, digits, '-', '_' and '.'"))
 	}
 	for _, u := range o.Kafka.Users {
@@ -133,14 +133,14 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// plainName reports whether s needs no quotes in a JAAS line and on a command line.
-func plainName(s string) bool {
-	for _, r := range s {
+// plainName reports whether name needs no quotes in a JAAS line and on a command line.
+func plainName(name string) bool {
+	for _, r := range name {
 		isLetter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
 		isDigit := r >= '0' && r <= '9'
 		if !isLetter && !isDigit && r != '-' && r != '_' && r != '.' {
 			return false
 		}
 	}
-	return s != ""
+	return name != ""
 }

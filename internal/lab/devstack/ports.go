@@ -26,18 +26,18 @@ func freePorts(n int) ([]int, error) {
 		}
 
 		// Random ports make collisions of concurrent tests rare.
-		p := lowestPort + rand.IntN(highestPort-lowestPort)
-		if seen[p] {
+		port := lowestPort + rand.IntN(highestPort-lowestPort)
+		if seen[port] {
 			continue
 		}
-		seen[p] = true
+		seen[port] = true
 
-		l, err := net.Listen("tcp", loopback(p))
+		listener, err := net.Listen("tcp", loopback(port))
 		if err != nil {
 			continue
 		}
-		_ = l.Close()
-		ports = append(ports, p)
+		_ = listener.Close()
+		ports = append(ports, port)
 	}
 	return nil, fmt.Errorf("cannot find %d free loopback ports between %d and %d", n, lowestPort, highestPort)
 }
@@ -58,11 +58,11 @@ func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.It
 // ended.
 func portTaken(ports []int) error {
 	for _, p := range ports {
-		l, err := net.Listen("tcp", loopback(p))
+		listener, err := net.Listen("tcp", loopback(p))
 		if err != nil {
 			return fmt.Errorf("%s: %w", loopback(p), errPortTaken)
 		}
-		_ = l.Close()
+		_ = listener.Close()
 	}
 	return nil
 }

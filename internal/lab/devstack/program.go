@@ -24,23 +24,23 @@ type Program struct {
 // output goes to name.log in the stack's directory. The name must be new in the stack. If env is nil, the program
 // gets the environment of this process.
 func (s *Stack) Run(name string, env []string, path string, args ...string) (*Program, error) {
-	p := &Program{name: name, log: filepath.Join(s.dir, name+".log"), done: make(chan struct{})}
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	program := &Program{name: name, log: filepath.Join(s.dir, name+".log"), done: make(chan struct{})}
+	log, err := os.OpenFile(program.log, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
 	defer log.Close()
 
-	if p.cmd, err = s.guard.start(s.dir, log, env, path, args); err != nil {
+	if program.cmd, err = s.guard.start(s.dir, log, env, path, args); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
 
 	go func() {
-		defer close(p.done)
-		p.err = p.cmd.Wait()
-		s.guard.forget(p.cmd.Process.Pid)
+		defer close(program.done)
+		program.err = program.cmd.Wait()
+		s.guard.forget(program.cmd.Process.Pid)
 	}()
-	return p, nil
+	return program, nil
 }
 
 // Dir returns the stack's directory. Stop removes the directory with all its files.
@@ -99,22 +99,22 @@ func (p *Program) sendSignal(how func(*os.Process) error) error {
 // LastLines returns up to n lines from the end of the log.
 func (p *Program) LastLines(n int) []string {
 	const maxBytes = 64 << 10
-	f, err := os.Open(p.log)
+	file, err := os.Open(p.log)
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
+	defer file.Close()
 
 	// A long log is read from its end.
-	if info, err := f.Stat(); err == nil && info.Size() > maxBytes {
-		if _, err := f.Seek(-maxBytes, io.SeekEnd); err != nil {
+	if info, err := file.Stat(); err == nil && info.Size() > maxBytes {
+		if _, err := file.Seek(-maxBytes, io.SeekEnd); err != nil {
 			return nil
 		}
 	}
 
-	b := make([]byte, maxBytes)
-	read, _ := io.ReadFull(f, b)
-	text := strings.TrimSpace(string(b[:read]))
+	data := make([]byte, maxBytes)
+	read, _ := io.ReadFull(file, data)
+	text := strings.TrimSpace(string(data[:read]))
 	if text == "" {
 		return nil
 	}

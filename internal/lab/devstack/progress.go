@@ -30,38 +30,38 @@ type Progress struct {
 
 // String returns the step as one line.
 func (p Progress) String() string {
-	s := fmt.Sprintf("%-8s %s", p.What, p.Stage)
+	text := fmt.Sprintf("%-8s %s", p.What, p.Stage)
 	if p.Detail != "" {
-		s += "  " + p.Detail
+		text += "  " + p.Detail
 	}
 	if p.MB > 0 {
-		s += fmt.Sprintf("  %.0f MB", p.MB)
+		text += fmt.Sprintf("  %.0f MB", p.MB)
 	}
 	if p.Elapsed > 0 {
-		s += fmt.Sprintf("  %.1f s", p.Elapsed.Seconds())
+		text += fmt.Sprintf("  %.1f s", p.Elapsed.Seconds())
 	}
-	return s
+	return text
 }
 
-// Lines returns a function that writes each step to w as one line.
-func Lines(w io.Writer) func(Progress) {
-	return func(p Progress) { fmt.Fprintln(w, p) }
+// Lines returns a function that writes each step to out as one line.
+func Lines(out io.Writer) func(Progress) {
+	return func(progress Progress) { fmt.Fprintln(out, progress) }
 }
 
-// serializeCalls returns f, protected against concurrent calls.
-func serializeCalls(f func(Progress)) func(Progress) {
+// serializeCalls returns report, protected against concurrent calls.
+func serializeCalls(report func(Progress)) func(Progress) {
 	var mu sync.Mutex
-	return func(p Progress) {
+	return func(progress Progress) {
 		mu.Lock()
 		defer mu.Unlock()
-		f(p)
+		report(progress)
 	}
 }
 
 // startTicking reports a running fetch once per second. stop ends this and waits for the goroutine.
-func startTicking(report func(Progress), p Progress, arrived func() float64) (stop func()) {
+func startTicking(report func(Progress), progress Progress, arrived func() float64) (stop func()) {
 	began := time.Now()
-	report(p)
+	report(progress)
 
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -73,8 +73,8 @@ func startTicking(report func(Progress), p Progress, arrived func() float64) (st
 			case <-quit:
 				return
 			case <-tick.C:
-				p.MB, p.Elapsed = arrived(), time.Since(began)
-				report(p)
+				progress.MB, progress.Elapsed = arrived(), time.Since(began)
+				report(progress)
 			}
 		}
 	}()

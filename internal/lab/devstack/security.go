@@ -26,10 +26,10 @@ import (
 )
 
 // securityProps adds the properties of the SASL and TLS listeners and the authorizer.
-func securityProps(props map[string]string, k KafkaOptions, a *authority) {
-	if len(k.Users) > 0 {
+func securityProps(props map[string]string, options KafkaOptions, authority *authority) {
+	if len(options.Users) > 0 {
 		mechanisms := sasl.With(sasl.Password)
-		if k.OAuth {
+		if options.OAuth {
 			mechanisms = sasl.With(sasl.Password, sasl.Token)
 		}
 		var names []string
@@ -38,7 +38,7 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 			jaas := "org.apache.kafka.common.security." + m.JavaModule + " required"
 			// The brokers have the users of the other mechanisms with a password in their metadata.
 			if m.Credential == sasl.Password && m.Clear {
-				for _, u := range k.Users {
+				for _, u := range options.Users {
 					jaas += fmt.Sprintf(" user_%s=%q", u.Name, u.Password)
 				}
 			}
@@ -47,22 +47,22 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 				prefix := "listener.name." + strings.ToLower(string(l)) + "." + strings.ToLower(m.Listener) + "."
 				props[prefix+"sasl.jaas.config"] = jaas + ";"
 				if m.Credential == sasl.Token {
-					props[prefix+"connections.max.reauth.ms"] = strconv.FormatInt(k.Sessions.Milliseconds(), 10)
+					props[prefix+"connections.max.reauth.ms"] = strconv.FormatInt(options.Sessions.Milliseconds(), 10)
 				}
 			}
 		}
 		props["sasl.enabled.mechanisms"] = strings.Join(names, ",")
 	}
 
-	if k.TLS && a != nil {
+	if options.TLS && authority != nil {
 		props["ssl.keystore.type"] = "PEM"
-		props["ssl.keystore.location"] = a.serverFile
+		props["ssl.keystore.location"] = authority.serverFile
 		props["ssl.truststore.type"] = "PEM"
-		props["ssl.truststore.location"] = a.caFile
+		props["ssl.truststore.location"] = authority.caFile
 		props["ssl.client.auth"] = "requested"
 	}
 
-	if k.ACLs {
+	if options.ACLs {
 		props["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 		// Clients of the plain listener: the brokers themselves and the setup of the test.
 		props["super.users"] = "User:ANONYMOUS"
@@ -81,13 +81,13 @@ func (o MongoOptions) secured() bool { return o.TLS || o.Root != (User{}) }
 
 // mongodSecurity returns the arguments for TLS and access control. It writes the common key of the members into the
 // directory of the stack.
-func (s *Stack) mongodSecurity(o MongoOptions) (args []string, err error) {
-	if o.TLS {
+func (s *Stack) mongodSecurity(options MongoOptions) (args []string, err error) {
+	if options.TLS {
 		args = append(args, "--tlsMode", "allowTLS", "--tlsCertificateKeyFile", s.tls.serverFile, "--tlsCAFile", s.tls.caFile,
 			"--tlsAllowConnectionsWithoutCertificates")
 	}
 
-	if o.Root == (User{}) {
+	if options.Root == (User{}) {
 		return args, nil
 	}
 
@@ -101,12 +101,12 @@ func (s *Stack) mongodSecurity(o MongoOptions) (args []string, err error) {
 }
 
 // createRoot creates the first user. While there is no user, every client on the same machine may do this.
-func createRoot(ctx context.Context, primary string, u User) error {
+func createRoot(ctx context.Context, primary string, user User) error {
 	_, err := runCommand(ctx, primary, bson.D{
-		{Key: "createUser", Value: u.Name}, {Key: "pwd", Value: u.Password}, {Key: "roles", Value: bson.A{"root"}},
+		{Key: "createUser", Value: user.Name}, {Key: "pwd", Value: user.Password}, {Key: "roles", Value: bson.A{"root"}},
 	})
 	if err != nil {
-		return fmt.Errorf("creating the user %s: %w", u.Name, err)
+		return fmt.Errorf("creating the user %s: %w", user.Name, err)
 	}
 	return nil
 }
@@ -126,9 +126,9 @@ func newAuthority(dir string) (*authority, error) {
 		return nil, err
 	}
 
-	t := newTemplate("outrelay devstack authority")
-	t.IsCA, t.BasicConstraintsValid, t.KeyUsage = true, true, x509.KeyUsageCertSign
-	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
+	certificate := newTemplate("outrelay devstack authority")
+	certificate.IsCA, certificate.BasicConstraintsValid, certificate.KeyUsage = true, true, x509.KeyUsageCertSign
+	der, err := x509.CreateCertificate(rand.Reader, certificate, certificate, &key.PublicKey, key)
 	if err != nil {
 		return nil, err
 	}
@@ -138,18 +138,18 @@ func newAuthority(dir string) (*authority, error) {
 		return nil, err
 	}
 
-	a := &authority{
+	authority := &authority{
 		cert: cert, key: key, caPEM: pemBlock("CERTIFICATE", der),
 		caFile: filepath.Join(dir, "ca.pem"), serverFile: filepath.Join(dir, "server.pem"),
 	}
 
-	chain, private, err := a.issue("localhost")
+	chain, private, err := authority.issue("localhost")
 	if err != nil {
 		return nil, err
 	}
-	return a, errors.Join(
-		os.WriteFile(a.caFile, a.caPEM, 0o600),
-		os.WriteFile(a.serverFile, append(private, chain...), 0o600))
+	return authority, errors.Join(
+		os.WriteFile(authority.caFile, authority.caPEM, 0o600),
+		os.WriteFile(authority.serverFile, append(private, chain...), 0o600))
 }
 
 // issue returns a new signed certificate and its key, both as PEM.
@@ -159,12 +159,12 @@ func (a *authority) issue(name string) (chain, private []byte, err error) {
 		return nil, nil, err
 	}
 
-	t := newTemplate(name)
-	t.DNSNames, t.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
-	t.KeyUsage = x509.KeyUsageDigitalSignature
-	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	certificate := newTemplate(name)
+	certificate.DNSNames, certificate.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
+	certificate.KeyUsage = x509.KeyUsageDigitalSignature
+	certificate.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 
-	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, &key.PublicKey, a.key)
+	der, err := x509.CreateCertificate(rand.Reader, certificate, a.cert, &key.PublicKey, a.key)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -195,11 +195,11 @@ func (s *Stack) RenewTLS() error {
 	if s.tls == nil {
 		return errors.New("the stack has no TLS: enable it in Options.Mongo or Options.Kafka")
 	}
-	a, err := newAuthority(s.dir)
+	authority, err := newAuthority(s.dir)
 	if err != nil {
 		return fmt.Errorf("creating certificates: %w", err)
 	}
-	s.tls = a
+	s.tls = authority
 	return nil
 }
 

@@ -44,27 +44,27 @@ type Server struct {
 //
 // With cached programs, Start takes about two seconds. The stack ends by Stop, or when the process ends. The
 // end of ctx interrupts Start, but does not end a stack that Start has returned.
-func Start(ctx context.Context, o Options) (*Stack, error) {
-	o, err := o.withDefaults()
+func Start(ctx context.Context, options Options) (*Stack, error) {
+	options, err := options.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 
-	c, err := openCache()
+	cache, err := openCache()
 	if err != nil {
 		return nil, err
 	}
 
-	mongod, kafka, err := findPrograms(ctx, c, o)
+	mongod, kafka, err := findPrograms(ctx, cache, options)
 	if err != nil {
 		return nil, fmt.Errorf("devstack: %w", err)
 	}
 
 	// Another process may take a port between the choice and the start.
 	for try := 1; ; try++ {
-		s, err := startServers(ctx, c, o, mongod, kafka)
+		stack, err := startServers(ctx, cache, options, mongod, kafka)
 		if err == nil {
-			return s, nil
+			return stack, nil
 		}
 		if try == 3 || !errors.Is(err, errPortTaken) {
 			return nil, fmt.Errorf("devstack: %w", err)
@@ -74,37 +74,37 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 
 // StartEmpty returns a stack without servers, for [Stack.Run].
 func StartEmpty(ctx context.Context) (*Stack, error) {
-	c, err := openCache()
+	cache, err := openCache()
 	if err != nil {
 		return nil, err
 	}
-	s, err := newStack(ctx, c, "")
+	stack, err := newStack(ctx, cache, "")
 	if err != nil {
 		return nil, fmt.Errorf("devstack: %w", err)
 	}
-	return s, nil
+	return stack, nil
 }
 
 // findPrograms searches for both programs concurrently. If one search fails, the other continues, so that the
 // error names all missing programs.
-func findPrograms(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka kafkaProgram, err error) {
+func findPrograms(ctx context.Context, cache cache, options Options) (mongod mongodProgram, kafka kafkaProgram, err error) {
 	var wg sync.WaitGroup
 	var merr, kerr error
-	if o.Mongods > 0 && o.mongoEnv() == "" {
-		wg.Go(func() { mongod, merr = findMongod(ctx, c, o) })
+	if options.Mongods > 0 && options.mongoEnv() == "" {
+		wg.Go(func() { mongod, merr = findMongod(ctx, cache, options) })
 	}
 
-	if o.Brokers > 0 && o.kafkaEnv() == "" {
+	if options.Brokers > 0 && options.kafkaEnv() == "" {
 		wg.Go(func() {
-			kafka, kerr = findKafka(ctx, c, o)
+			kafka, kerr = findKafka(ctx, cache, options)
 			if kerr != nil || kafka.image != "" {
 				return
 			}
 
 			// Without the prepared files a start works too, only slower.
-			prep, err := prepareKafka(ctx, c, kafka, o.Progress)
+			prep, err := prepareKafka(ctx, cache, kafka, options.Progress)
 			if err != nil {
-				o.Progress(Progress{What: "Kafka", Stage: Preparing, Detail: "starts will be slower: " + err.Error()})
+				options.Progress(Progress{What: "Kafka", Stage: Preparing, Detail: "starts will be slower: " + err.Error()})
 				return
 			}
 			kafka.prep = prep
@@ -136,30 +136,30 @@ func (o Options) kafkaEnv() string {
 }
 
 // newStack returns an empty stack with its directory and its guard.
-func newStack(ctx context.Context, c cache, parent string) (*Stack, error) {
-	dir, release, err := c.dataDir(ctx, parent)
+func newStack(ctx context.Context, cache cache, parent string) (*Stack, error) {
+	dir, release, err := cache.dataDir(ctx, parent)
 	if err != nil {
 		return nil, err
 	}
-	g, err := newGuard(dir)
+	guard, err := newGuard(dir)
 	if err != nil {
 		release()
 		return nil, err
 	}
 
-	return &Stack{dir: dir, guard: g, release: release}, nil
+	return &Stack{dir: dir, guard: guard, release: release}, nil
 }
 
 // startServers starts both kinds of servers concurrently and blocks until all members serve.
-func startServers(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka kafkaProgram) (*Stack, error) {
-	s, err := newStack(ctx, c, o.Dir)
+func startServers(ctx context.Context, cache cache, options Options, mongod mongodProgram, kafka kafkaProgram) (*Stack, error) {
+	stack, err := newStack(ctx, cache, options.Dir)
 	if err != nil {
 		return nil, err
 	}
 
-	if o.Mongo.TLS || o.Kafka.TLS {
-		if s.tls, err = newAuthority(s.dir); err != nil {
-			s.Stop()
+	if options.Mongo.TLS || options.Kafka.TLS {
+		if stack.tls, err = newAuthority(stack.dir); err != nil {
+			stack.Stop()
 			return nil, fmt.Errorf("making certificates: %w", err)
 		}
 	}
@@ -168,42 +168,42 @@ func startServers(ctx context.Context, c cache, o Options, mongod mongodProgram,
 	defer cancel()
 	both, ctx := errgroup.WithContext(ctx)
 
-	s.facts.mongo = Server{Name: "mongod", Version: mongod.version, Origin: mongod.origin}
-	s.facts.kafka = Server{Name: "Kafka", Version: kafka.version, Origin: kafka.origin}
+	stack.facts.mongo = Server{Name: "mongod", Version: mongod.version, Origin: mongod.origin}
+	stack.facts.kafka = Server{Name: "Kafka", Version: kafka.version, Origin: kafka.origin}
 
-	if o.Mongods > 0 {
+	if options.Mongods > 0 {
 		both.Go(func() error {
-			return s.startAndReport(&s.facts.mongo, o, &s.mongods, o.mongoEnv() != "", func() error {
-				if uri := o.mongoEnv(); uri != "" {
-					return s.useMongo(ctx, uri)
+			return stack.startAndReport(&stack.facts.mongo, options, &stack.mongods, options.mongoEnv() != "", func() error {
+				if uri := options.mongoEnv(); uri != "" {
+					return stack.useMongo(ctx, uri)
 				}
-				return s.startMongods(ctx, mongod, o)
+				return stack.startMongods(ctx, mongod, options)
 			})
 		})
 	}
 
-	if o.Brokers > 0 {
+	if options.Brokers > 0 {
 		both.Go(func() error {
-			return s.startAndReport(&s.facts.kafka, o, &s.brokers, o.kafkaEnv() != "", func() error {
-				if list := o.kafkaEnv(); list != "" {
-					return s.useKafka(ctx, list)
+			return stack.startAndReport(&stack.facts.kafka, options, &stack.brokers, options.kafkaEnv() != "", func() error {
+				if list := options.kafkaEnv(); list != "" {
+					return stack.useKafka(ctx, list)
 				}
-				return s.startBrokers(ctx, kafka, o)
+				return stack.startBrokers(ctx, kafka, options)
 			})
 		})
 	}
 
 	if err := both.Wait(); err != nil {
-		s.Stop()
+		stack.Stop()
 		return nil, err
 	}
-	return s, nil
+	return stack, nil
 }
 
 // startAndReport starts one kind of server and reports its progress.
-func (s *Stack) startAndReport(fact *Server, o Options, members *[]*Member, external bool, start func() error) error {
+func (s *Stack) startAndReport(fact *Server, options Options, members *[]*Member, external bool, start func() error) error {
 	began := time.Now()
-	o.Progress(Progress{What: fact.Name, Stage: Starting, Detail: fact.Version})
+	options.Progress(Progress{What: fact.Name, Stage: Starting, Detail: fact.Version})
 	if external {
 		fact.Origin = "environment"
 	}
@@ -213,7 +213,7 @@ func (s *Stack) startAndReport(fact *Server, o Options, members *[]*Member, exte
 	}
 
 	fact.Addrs, fact.StartedIn = memberAddrs(*members), time.Since(began)
-	o.Progress(Progress{
+	options.Progress(Progress{
 		What: fact.Name, Stage: Ready, Elapsed: fact.StartedIn,
 		Detail: fmt.Sprintf("%s  %v  (%s)", fact.Version, fact.Addrs, fact.Origin),
 	})

@@ -49,13 +49,13 @@ func (m Message) Header(name string) string {
 	return ""
 }
 
-// Tail reads all partitions of the topics from their first record on and calls each for every record, until
+// Tail reads all partitions of the topics from their first record on and calls receive for each record, until
 // ctx ends. It is an independent reader for demos and tests: it uses no code of the relay, also reads
-// uncommitted records, and commits no offsets. Records of one partition arrive in order. each runs
-// concurrently for several partitions, and blocks its own partition while it runs. Markers of transactions
+// uncommitted records, and commits no offsets. Records of one partition arrive in order. receive
+// runs concurrently for several partitions, and blocks its own partition while it runs. Markers of transactions
 // are not records. Tail retries brokers and partitions that are not available, and also reads topics and
 // partitions that are created later.
-func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
+func Tail(ctx context.Context, brokers, topics []string, receive func(Message)) {
 	tr := &kafka.Transport{MetadataTTL: tailRefresh, MetadataTopics: topics}
 	defer tr.CloseIdleConnections()
 	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}
@@ -77,7 +77,7 @@ func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
 					// A topic without a leader or a partition that is new is read in a later round.
 					if pt := (part{t.Name, p.ID}); t.Error == nil && !reading[pt] {
 						reading[pt] = true
-						wg.Go(func() { tailPartition(ctx, cl, pt.topic, pt.id, each) })
+						wg.Go(func() { tailPartition(ctx, cl, pt.topic, pt.id, receive) })
 					}
 				}
 			}
@@ -90,11 +90,11 @@ func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
 }
 
 // tailPartition reads one partition until ctx ends.
-func tailPartition(ctx context.Context, cl *kafka.Client, topic string, p int, each func(Message)) {
+func tailPartition(ctx context.Context, cl *kafka.Client, topic string, partition int, receive func(Message)) {
 	next := kafka.FirstOffset
 	for ctx.Err() == nil {
 		res, err := cl.Fetch(ctx, &kafka.FetchRequest{
-			Topic: topic, Partition: p, Offset: next, MinBytes: 1, MaxBytes: tailBytes, MaxWait: tailWait,
+			Topic: topic, Partition: partition, Offset: next, MinBytes: 1, MaxBytes: tailBytes, MaxWait: tailWait,
 		})
 		seen := time.Now()
 		if err == nil {
@@ -113,30 +113,30 @@ func tailPartition(ctx context.Context, cl *kafka.Client, topic string, p int, e
 		if next == kafka.FirstOffset {
 			next = res.LogStartOffset
 		}
-		next = tailRecords(res.Records, next, func(m Message) {
-			m.Topic, m.Partition, m.Seen = topic, p, seen
-			each(m)
+		next = tailRecords(res.Records, next, func(message Message) {
+			message.Topic, message.Partition, message.Seen = topic, partition, seen
+			receive(message)
 		})
 	}
 }
 
-// tailRecords calls each for the records from next on, and returns the offset of the next fetch. If a record
+// tailRecords calls receive for the records from next on, and returns the offset of the next fetch. If a record
 // cannot be read, tailRecords stops there, and the next fetch starts with this record.
-func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
+func tailRecords(set kafka.RecordReader, next int64, receive func(Message)) int64 {
 	batches := []kafka.RecordReader{set}
-	if s, ok := set.(*protocol.RecordStream); ok {
-		batches = s.Records
+	if stream, ok := set.(*protocol.RecordStream); ok {
+		batches = stream.Records
 	}
 
 	for _, b := range batches {
 		// A marker has an offset but no record.
-		if c, ok := b.(*protocol.ControlBatch); ok {
-			next = max(next, c.Offset()+1)
+		if batch, ok := b.(*protocol.ControlBatch); ok {
+			next = max(next, batch.Offset()+1)
 			continue
 		}
 
 		for {
-			r, err := b.ReadRecord()
+			record, err := b.ReadRecord()
 			if errors.Is(err, io.EOF) {
 				break
 			}
@@ -144,41 +144,41 @@ func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
 				return next
 			}
 
-			m, err := message(r)
+			message, err := message(record)
 			if err != nil {
 				return next
 			}
 			// A batch may begin before the offset that was requested.
-			if m.Offset >= next {
-				next = m.Offset + 1
-				each(m)
+			if message.Offset >= next {
+				next = message.Offset + 1
+				receive(message)
 			}
 		}
 	}
 	return next
 }
 
-func message(r *kafka.Record) (Message, error) {
-	m := Message{Offset: r.Offset, Time: r.Time}
+func message(record *kafka.Record) (Message, error) {
+	message := Message{Offset: record.Offset, Time: record.Time}
 	var err error
-	if m.Key, err = protocol.ReadAll(r.Key); err != nil {
-		return m, err
+	if message.Key, err = protocol.ReadAll(record.Key); err != nil {
+		return message, err
 	}
-	if m.Value, err = protocol.ReadAll(r.Value); err != nil {
-		return m, err
+	if message.Value, err = protocol.ReadAll(record.Value); err != nil {
+		return message, err
 	}
 
-	for _, h := range r.Headers {
-		m.Headers = append(m.Headers, Header(h))
+	for _, h := range record.Headers {
+		message.Headers = append(message.Headers, Header(h))
 	}
-	return m, errors.Join(closed(r.Key), closed(r.Value))
+	return message, errors.Join(closed(record.Key), closed(record.Value))
 }
 
-func closed(b protocol.Bytes) error {
-	if b == nil {
+func closed(data protocol.Bytes) error {
+	if data == nil {
 		return nil
 	}
-	return b.Close()
+	return data.Close()
 }
 
 // CreateTopic creates a topic and blocks until every partition has a leader. If the topic exists, it returns
@@ -207,7 +207,7 @@ func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replic
 	for {
 		led := 0
 		for p := range partitions {
-			if q, err := readPartition(ctx, cl, name, p); err == nil && q.Leader.Host != "" {
+			if partition, err := readPartition(ctx, cl, name, p); err == nil && partition.Leader.Host != "" {
 				led++
 			}
 		}

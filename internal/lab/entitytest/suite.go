@@ -59,12 +59,12 @@ func Run(t *testing.T, factory func(t *testing.T) Fixture) {
 
 // newDoc returns a document. With version 0 it has no version.
 func newDoc(id any, version int64, text string) bson.Raw {
-	d := bson.D{{Key: "_id", Value: id}}
+	document := bson.D{{Key: "_id", Value: id}}
 	if version > 0 {
-		d = append(d, bson.E{Key: "version", Value: version})
+		document = append(document, bson.E{Key: "version", Value: version})
 	}
 
-	raw, err := bson.Marshal(append(d, bson.E{Key: "text", Value: text}))
+	raw, err := bson.Marshal(append(document, bson.E{Key: "text", Value: text}))
 	if err != nil {
 		// The encoding cannot fail: the values are constants of this package.
 		panic(err)
@@ -90,12 +90,12 @@ func (f Fixture) runTransaction(t *testing.T, fn func(ctx context.Context) error
 	}
 }
 
-// checkDocuments fails the test unless d contains exactly docs.
-func (f Fixture) checkDocuments(t *testing.T, d entityparts.Documents, docs ...bson.Raw) {
+// checkDocuments fails the test unless documents contains exactly docs.
+func (f Fixture) checkDocuments(t *testing.T, documents entityparts.Documents, docs ...bson.Raw) {
 	t.Helper()
 	f.runTransaction(t, func(ctx context.Context) error {
-		got, err := d.Scan(ctx, bson.RawValue{}, 100)
-		checkSame(t, d.Name(), got, docs)
+		got, err := documents.Scan(ctx, bson.RawValue{}, 100)
+		checkSame(t, documents.Name(), got, docs)
 		return err
 	})
 }
@@ -113,62 +113,62 @@ func checkSame(t *testing.T, place string, got, want []bson.Raw) {
 	}
 }
 
-func transactionIsRequired(t *testing.T, f Fixture) {
+func transactionIsRequired(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
-	a := newDoc("a", 1, "")
-	calls := func(ctx context.Context, d entityparts.Documents) map[string]error {
-		_, find := d.Find(ctx, idValues("a"))
-		_, scan := d.Scan(ctx, bson.RawValue{}, 1)
-		_, replace := d.Replace(ctx, a, nil)
-		_, remove := d.Delete(ctx, idValues("a"), nil)
+	raw := newDoc("a", 1, "")
+	calls := func(ctx context.Context, documents entityparts.Documents) map[string]error {
+		_, find := documents.Find(ctx, idValues("a"))
+		_, scan := documents.Scan(ctx, bson.RawValue{}, 1)
+		_, replace := documents.Replace(ctx, raw, nil)
+		_, remove := documents.Delete(ctx, idValues("a"), nil)
 		return map[string]error{
 			"Find":    find,
 			"Scan":    scan,
 			"Replace": replace,
 			"Delete":  remove,
-			"Put":     d.Put(ctx, []bson.Raw{a}),
+			"Put":     documents.Put(ctx, []bson.Raw{raw}),
 		}
 	}
 
-	for name, err := range calls(ctx, f.Docs) {
+	for name, err := range calls(ctx, fixture.Docs) {
 		if !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("%s without a transaction: %v", name, err)
 		}
 	}
 
-	if err := f.Docs.Insert(ctx, []bson.Raw{a}); !errors.Is(err, outbox.ErrNoTransaction) {
+	if err := fixture.Docs.Insert(ctx, []bson.Raw{raw}); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("Insert without a transaction: %v", err)
 	}
 
-	f.checkDocuments(t, f.Docs)
-	for name, err := range calls(ctx, f.Plain) {
+	fixture.checkDocuments(t, fixture.Docs)
+	for name, err := range calls(ctx, fixture.Plain) {
 		if err != nil {
 			t.Errorf("%s of documents that need no transaction: %v", name, err)
 		}
 	}
 
-	f.checkDocuments(t, f.Docs, a)
+	fixture.checkDocuments(t, fixture.Docs, raw)
 }
 
-func findDocuments(t *testing.T, f Fixture) {
+func findDocuments(t *testing.T, fixture Fixture) {
 	one, text, long := newDoc(int32(1), 1, "int32"), newDoc("1", 1, "string"), newDoc(int64(2), 1, "int64")
-	f.runTransaction(t, func(ctx context.Context) error {
-		if err := f.Docs.Insert(ctx, []bson.Raw{one, text, long}); err != nil {
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		if err := fixture.Docs.Insert(ctx, []bson.Raw{one, text, long}); err != nil {
 			return err
 		}
 
-		got, err := f.Docs.Find(ctx, idValues("1", "nobody", int64(2)))
+		got, err := fixture.Docs.Find(ctx, idValues("1", "nobody", int64(2)))
 		checkSame(t, "the transaction that wrote them", got, []bson.Raw{text, long})
 		return err
 	})
 
-	f.runTransaction(t, func(ctx context.Context) error {
-		got, err := f.Docs.Find(ctx, idValues("1"), "version")
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		got, err := fixture.Docs.Find(ctx, idValues("1"), "version")
 		if len(got) != 1 || got[0].Lookup("version").AsInt64() != 1 || got[0].Lookup("_id").StringValue() != "1" {
 			t.Errorf("one field of one document: %v", got)
 		}
 
-		none, err2 := f.Docs.Find(ctx, idValues("2", "nobody"))
+		none, err2 := fixture.Docs.Find(ctx, idValues("2", "nobody"))
 		if len(none) != 0 {
 			t.Errorf("found %v", none)
 		}
@@ -177,18 +177,18 @@ func findDocuments(t *testing.T, f Fixture) {
 	})
 }
 
-func scanPages(t *testing.T, f Fixture) {
+func scanPages(t *testing.T, fixture Fixture) {
 	var all []bson.Raw
 	for _, id := range []string{"c", "a", "e", "b", "d"} {
 		all = append(all, newDoc(id, 1, id))
 	}
 
-	f.runTransaction(t, func(ctx context.Context) error { return f.Docs.Insert(ctx, all) })
-	f.runTransaction(t, func(ctx context.Context) error {
+	fixture.runTransaction(t, func(ctx context.Context) error { return fixture.Docs.Insert(ctx, all) })
+	fixture.runTransaction(t, func(ctx context.Context) error {
 		var seen []bson.Raw
 		var after bson.RawValue
 		for {
-			page, err := f.Docs.Scan(ctx, after, 2)
+			page, err := fixture.Docs.Scan(ctx, after, 2)
 			if err != nil || len(page) == 0 {
 				checkSame(t, "all pages", seen, all)
 				return err
@@ -204,30 +204,30 @@ func scanPages(t *testing.T, f Fixture) {
 	})
 }
 
-func insertNewDocuments(t *testing.T, f Fixture) {
-	a, b := newDoc("a", 1, "first"), newDoc("b", 1, "")
-	f.runTransaction(t, func(ctx context.Context) error { return f.Docs.Insert(ctx, []bson.Raw{a}) })
-	err := f.Docs.Transaction(t.Context(), func(ctx context.Context) error {
-		return f.Docs.Insert(ctx, []bson.Raw{b, newDoc("a", 1, "again")})
+func insertNewDocuments(t *testing.T, fixture Fixture) {
+	raw, document := newDoc("a", 1, "first"), newDoc("b", 1, "")
+	fixture.runTransaction(t, func(ctx context.Context) error { return fixture.Docs.Insert(ctx, []bson.Raw{raw}) })
+	err := fixture.Docs.Transaction(t.Context(), func(ctx context.Context) error {
+		return fixture.Docs.Insert(ctx, []bson.Raw{document, newDoc("a", 1, "again")})
 	})
 	if !errors.Is(err, entity.ErrExists) {
 		t.Errorf("inserting an existing document: %v", err)
 	}
-	f.checkDocuments(t, f.Docs, a)
+	fixture.checkDocuments(t, fixture.Docs, raw)
 }
 
-func putAndReplace(t *testing.T, f Fixture) {
-	f.runTransaction(t, func(ctx context.Context) error {
-		return f.Docs.Put(ctx, []bson.Raw{newDoc("a", 1, "first"), newDoc("b", 1, "first")})
+func putAndReplace(t *testing.T, fixture Fixture) {
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		return fixture.Docs.Put(ctx, []bson.Raw{newDoc("a", 1, "first"), newDoc("b", 1, "first")})
 	})
-	a, b, c := newDoc("a", 2, "put"), newDoc("b", 2, "replaced"), newDoc("c", 1, "put")
-	f.runTransaction(t, func(ctx context.Context) error {
-		if err := f.Docs.Put(ctx, []bson.Raw{a, c}); err != nil {
+	first, second, third := newDoc("a", 2, "put"), newDoc("b", 2, "replaced"), newDoc("c", 1, "put")
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		if err := fixture.Docs.Put(ctx, []bson.Raw{first, third}); err != nil {
 			return err
 		}
 
-		ok, err := f.Docs.Replace(ctx, b, nil)
-		none, err2 := f.Docs.Replace(ctx, newDoc("d", 1, ""), nil)
+		ok, err := fixture.Docs.Replace(ctx, second, nil)
+		none, err2 := fixture.Docs.Replace(ctx, newDoc("d", 1, ""), nil)
 		if !ok || none {
 			t.Errorf("replaced an existing document: %v, a missing one: %v", ok, none)
 		}
@@ -235,9 +235,9 @@ func putAndReplace(t *testing.T, f Fixture) {
 		return errors.Join(err, err2)
 	})
 
-	f.checkDocuments(t, f.Docs, a, b, c)
-	f.runTransaction(t, func(ctx context.Context) error {
-		n, err := f.Docs.Delete(ctx, idValues("a", "c", "d"), nil)
+	fixture.checkDocuments(t, fixture.Docs, first, second, third)
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		n, err := fixture.Docs.Delete(ctx, idValues("a", "c", "d"), nil)
 		if n != 2 {
 			t.Errorf("deleted %d documents, want 2", n)
 		}
@@ -245,26 +245,26 @@ func putAndReplace(t *testing.T, f Fixture) {
 		return err
 	})
 
-	f.checkDocuments(t, f.Docs, b)
+	fixture.checkDocuments(t, fixture.Docs, second)
 }
 
-func guardedChanges(t *testing.T, f Fixture) {
-	at := func(v int64) *entityparts.Guard { return &entityparts.Guard{Field: "version", Version: v} }
-	f.runTransaction(t, func(ctx context.Context) error {
-		return f.Docs.Put(ctx, []bson.Raw{newDoc("a", 3, ""), newDoc("old", 0, "")})
+func guardedChanges(t *testing.T, fixture Fixture) {
+	at := func(version int64) *entityparts.Guard { return &entityparts.Guard{Field: "version", Version: version} }
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		return fixture.Docs.Put(ctx, []bson.Raw{newDoc("a", 3, ""), newDoc("old", 0, "")})
 	})
-	a, old := newDoc("a", 4, "new"), newDoc("old", 1, "new")
-	f.runTransaction(t, func(ctx context.Context) error {
-		stale, err1 := f.Docs.Replace(ctx, newDoc("a", 3, "stale"), at(2))
-		first, err2 := f.Docs.Replace(ctx, newDoc("a", 1, "stale"), at(0))
-		right, err3 := f.Docs.Replace(ctx, a, at(3))
+	raw, old := newDoc("a", 4, "new"), newDoc("old", 1, "new")
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		stale, err1 := fixture.Docs.Replace(ctx, newDoc("a", 3, "stale"), at(2))
+		first, err2 := fixture.Docs.Replace(ctx, newDoc("a", 1, "stale"), at(0))
+		right, err3 := fixture.Docs.Replace(ctx, raw, at(3))
 		// The document is from before entities had versions.
-		without, err4 := f.Docs.Replace(ctx, old, at(0))
+		without, err4 := fixture.Docs.Replace(ctx, old, at(0))
 		if stale || first || !right || !without {
 			t.Errorf("replaced: stale %v, first %v, right %v, without a version %v", stale, first, right, without)
 		}
 
-		n, err5 := f.Docs.Delete(ctx, idValues("a", "old"), at(3))
+		n, err5 := fixture.Docs.Delete(ctx, idValues("a", "old"), at(3))
 		if n != 0 {
 			t.Errorf("deleted %d documents of another version, want 0", n)
 		}
@@ -272,9 +272,9 @@ func guardedChanges(t *testing.T, f Fixture) {
 		return errors.Join(err1, err2, err3, err4, err5)
 	})
 
-	f.checkDocuments(t, f.Docs, a, old)
-	f.runTransaction(t, func(ctx context.Context) error {
-		n, err := f.Docs.Delete(ctx, idValues("a", "old"), at(4))
+	fixture.checkDocuments(t, fixture.Docs, raw, old)
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		n, err := fixture.Docs.Delete(ctx, idValues("a", "old"), at(4))
 		if n != 1 {
 			t.Errorf("deleted %d documents, want 1", n)
 		}
@@ -282,40 +282,40 @@ func guardedChanges(t *testing.T, f Fixture) {
 		return err
 	})
 
-	f.checkDocuments(t, f.Docs, old)
+	fixture.checkDocuments(t, fixture.Docs, old)
 }
 
-func rollbackLeavesNothing(t *testing.T, f Fixture) {
-	a := newDoc("a", 1, "")
-	f.runTransaction(t, func(ctx context.Context) error { return f.Docs.Insert(ctx, []bson.Raw{a}) })
+func rollbackLeavesNothing(t *testing.T, fixture Fixture) {
+	raw := newDoc("a", 1, "")
+	fixture.runTransaction(t, func(ctx context.Context) error { return fixture.Docs.Insert(ctx, []bson.Raw{raw}) })
 	no := errors.New("no")
 	change := func(ctx context.Context) error {
-		_, err1 := f.Docs.Delete(ctx, idValues("a"), nil)
-		return errors.Join(err1, f.Docs.Put(ctx, []bson.Raw{newDoc("b", 1, "")}), f.Gone.Put(ctx, []bson.Raw{newDoc("a", 2, "")}))
+		_, err1 := fixture.Docs.Delete(ctx, idValues("a"), nil)
+		return errors.Join(err1, fixture.Docs.Put(ctx, []bson.Raw{newDoc("b", 1, "")}), fixture.Gone.Put(ctx, []bson.Raw{newDoc("a", 2, "")}))
 	}
-	if err := f.Docs.Transaction(t.Context(), func(ctx context.Context) error { return errors.Join(change(ctx), no) }); !errors.Is(err, no) {
+	if err := fixture.Docs.Transaction(t.Context(), func(ctx context.Context) error { return errors.Join(change(ctx), no) }); !errors.Is(err, no) {
 		t.Error(err)
 	}
 
-	if err := f.Docs.Transaction(t.Context(), func(ctx context.Context) error {
+	if err := fixture.Docs.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := change(ctx); err != nil {
 			return err
 		}
 
-		f.Docs.RollbackOnly(ctx, no)
+		fixture.Docs.RollbackOnly(ctx, no)
 		return nil
 	}); !errors.Is(err, outbox.ErrRollbackOnly) || !errors.Is(err, no) {
 		t.Errorf("rollback-only: %v", err)
 	}
 
-	if err := f.Docs.Transaction(t.Context(), func(ctx context.Context) error {
-		return errors.Join(f.Docs.Transaction(ctx, change), no) // joined
+	if err := fixture.Docs.Transaction(t.Context(), func(ctx context.Context) error {
+		return errors.Join(fixture.Docs.Transaction(ctx, change), no) // joined
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
 
-	f.checkDocuments(t, f.Docs, a)
-	f.checkDocuments(t, f.Gone)
+	fixture.checkDocuments(t, fixture.Docs, raw)
+	fixture.checkDocuments(t, fixture.Gone)
 }
 
 type thing struct {
@@ -331,39 +331,39 @@ func (s *eventCollector) Append(_ context.Context, events ...event.Event) error 
 	return nil
 }
 
-func versionsSurviveDeletion(t *testing.T, f Fixture) {
+func versionsSurviveDeletion(t *testing.T, fixture Fixture) {
 	box := new(eventCollector)
-	storage := entity.WithStorage(entityparts.Storage{Documents: f.Docs, Deleted: f.Gone, Append: box.Append})
-	r, err := entity.NewRecorded(nil, nil, "thing", func(t *thing) *string { return &t.ID }, storage, entity.WithChunk(2))
+	storage := entity.WithStorage(entityparts.Storage{Documents: fixture.Docs, Deleted: fixture.Gone, Append: box.Append})
+	recorded, err := entity.NewRecorded(nil, nil, "thing", func(thing *thing) *string { return &thing.ID }, storage, entity.WithChunk(2))
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	f.runTransaction(t, func(ctx context.Context) error {
+	fixture.runTransaction(t, func(ctx context.Context) error {
 		box.events = nil
-		_, err := r.StoreMany(ctx, thing{"a", "1"}, thing{"b", "1"}, thing{"c", "1"})
+		_, err := recorded.StoreMany(ctx, thing{"a", "1"}, thing{"b", "1"}, thing{"c", "1"})
 		return err
 	})
 
-	f.runTransaction(t, func(ctx context.Context) error {
-		_, err := r.Update(ctx, thing{"a", "2"})
-		_, err2 := r.DeleteMany(ctx, "b", "c", "d")
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		_, err := recorded.Update(ctx, thing{"a", "2"})
+		_, err2 := recorded.DeleteMany(ctx, "b", "c", "d")
 		return errors.Join(err, err2)
 	})
 
-	f.runTransaction(t, func(ctx context.Context) error {
-		v, err := r.Insert(ctx, thing{"b", "3"})
-		if v != 3 {
-			t.Errorf("got version %d after a deletion, want 3", v)
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		version, err := recorded.Insert(ctx, thing{"b", "3"})
+		if version != 3 {
+			t.Errorf("got version %d after a deletion, want 3", version)
 		}
 
 		return err
 	})
 
-	f.checkDocuments(t, f.Docs,
+	fixture.checkDocuments(t, fixture.Docs,
 		thingDoc("a", "2", 2), thingDoc("b", "3", 3))
-	f.runTransaction(t, func(ctx context.Context) error {
-		n, err := r.DeleteAll(ctx)
+	fixture.runTransaction(t, func(ctx context.Context) error {
+		n, err := recorded.DeleteAll(ctx)
 		if n != 2 {
 			t.Errorf("DeleteAll deleted %d entities, want 2", n)
 		}
@@ -371,7 +371,7 @@ func versionsSurviveDeletion(t *testing.T, f Fixture) {
 		return err
 	})
 
-	f.checkDocuments(t, f.Docs)
+	fixture.checkDocuments(t, fixture.Docs)
 	if len(box.events) < 9 {
 		t.Errorf("got %d events, want at least 9", len(box.events))
 	}
@@ -397,10 +397,12 @@ func (f Fixture) checkView(t *testing.T, want ...bson.Raw) {
 	checkSame(t, f.View.Name(), got, want)
 }
 
-func viewGoesForward(t *testing.T, f Fixture) {
-	a := idValues("a")[0]
-	state := func(v int64) entityparts.State { return entityparts.State{ID: a, Version: v, Doc: newDoc("a", v, "x")} }
-	gone := func(v int64) entityparts.State { return entityparts.State{ID: a, Version: v} }
+func viewGoesForward(t *testing.T, fixture Fixture) {
+	id := idValues("a")[0]
+	state := func(version int64) entityparts.State {
+		return entityparts.State{ID: id, Version: version, Doc: newDoc("a", version, "x")}
+	}
+	gone := func(version int64) entityparts.State { return entityparts.State{ID: id, Version: version} }
 	for _, step := range []struct {
 		state entityparts.State
 		want  []bson.Raw
@@ -419,35 +421,35 @@ func viewGoesForward(t *testing.T, f Fixture) {
 		{gone(7), nil},
 		{state(7), nil},
 	} {
-		b := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "another entity")}
-		if err := f.View.Apply(t.Context(), []entityparts.State{step.state, b}); err != nil {
+		other := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "another entity")}
+		if err := fixture.View.Apply(t.Context(), []entityparts.State{step.state, other}); err != nil {
 			t.Fatal(err)
 		}
 
-		f.checkView(t, append(step.want, b.Doc)...)
+		fixture.checkView(t, append(step.want, other.Doc)...)
 	}
 
-	if err := f.View.Apply(t.Context(), nil); err != nil {
+	if err := fixture.View.Apply(t.Context(), nil); err != nil {
 		t.Errorf("nothing to apply: %v", err)
 	}
 }
 
-func viewRollback(t *testing.T, f Fixture) {
+func viewRollback(t *testing.T, fixture Fixture) {
 	no := errors.New("no")
 	states := []entityparts.State{{ID: idValues("a")[0], Version: 1, Doc: newDoc("a", 1, "x")}, {ID: idValues("b")[0], Version: 2}}
-	err := f.Docs.Transaction(t.Context(), func(ctx context.Context) error {
-		return errors.Join(f.View.Apply(ctx, states), no)
+	err := fixture.Docs.Transaction(t.Context(), func(ctx context.Context) error {
+		return errors.Join(fixture.View.Apply(ctx, states), no)
 	})
 	if !errors.Is(err, no) {
 		t.Error(err)
 	}
 
-	f.checkView(t)
+	fixture.checkView(t)
 	// The deletion was rolled back too, so version 1 is not too old.
-	b := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "x")}
-	if err := f.View.Apply(t.Context(), []entityparts.State{b}); err != nil {
+	state := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "x")}
+	if err := fixture.View.Apply(t.Context(), []entityparts.State{state}); err != nil {
 		t.Fatal(err)
 	}
 
-	f.checkView(t, b.Doc)
+	fixture.checkView(t, state.Doc)
 }

@@ -82,7 +82,7 @@ func (r *importRun) importTables(ctx context.Context) error {
 }
 
 // importBatch imports the rows that have no mark.
-func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t table, rows []bson.Raw) error {
+func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, table table, rows []bson.Raw) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -98,7 +98,7 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t t
 			r.report.Known++
 			continue
 		}
-		c, err := r.convertRow(coll, t, raw)
+		converted, err := r.convertRow(coll, table, raw)
 		if err != nil {
 			r.report.Refused++
 			if len(r.report.Problems) < maxProblems {
@@ -106,7 +106,7 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t t
 			}
 			continue
 		}
-		list = append(list, c)
+		list = append(list, converted)
 	}
 	// Checked after the conversion, because only the converted id is the id of an envelope.
 	if list, err = r.withoutExisting(ctx, list); err != nil {
@@ -134,22 +134,22 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, t t
 	return nil
 }
 
-func (r *importRun) convertRow(coll *mongo.Collection, t table, raw bson.Raw) (converted, error) {
+func (r *importRun) convertRow(coll *mongo.Collection, table table, raw bson.Raw) (converted, error) {
 	// Without its time, a row would be sent too early or too late.
-	for _, name := range t.times {
+	for _, name := range table.times {
 		if _, err := (row{raw}).checkedTime(name); err != nil {
 			return converted{}, err
 		}
 	}
 
-	it, err := t.convert(row{raw}, r.options)
+	it, err := table.convert(row{raw}, r.options)
 	if err != nil {
 		return converted{}, err
 	}
 
-	c := converted{item: it, kind: it.kindAt(r.now), mark: markOf(coll, raw.Lookup("_id"))}
-	c.doc, err = it.envelope(r.source.name, raw.Lookup("_id"), c.kind, r.options)
-	return c, err
+	converted := converted{item: it, kind: it.kindAt(r.now), mark: markOf(coll, raw.Lookup("_id"))}
+	converted.doc, err = it.envelope(r.source.name, raw.Lookup("_id"), converted.kind, r.options)
+	return converted, err
 }
 
 // markOf returns the id of a row's mark.
@@ -279,31 +279,31 @@ func (r *importRun) stampedEnvelope(doc bson.D) (bson.Raw, error) {
 }
 
 // newEntry returns an event that waits for its next attempt.
-func (r *importRun) newEntry(it *item, raw bson.Raw) waiting.Entry {
+func (r *importRun) newEntry(item *item, raw bson.Raw) waiting.Entry {
 	// The envelope was parsed before, so it has a key and a slot.
-	var v envelope.View
-	_ = envelope.Parse(raw, &v)
+	var view envelope.View
+	_ = envelope.Parse(raw, &view)
 	next := r.now
-	if it.due.After(next) {
-		next = it.due
+	if item.due.After(next) {
+		next = item.due
 	}
 	return waiting.Entry{
-		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Key: string(v.OrderingKey()), Slot: v.Slot,
-		Pos: outboxes.PosAt(r.at), Reason: waiting.Retry, Origin: waiting.OriginRequeue, NextAt: next, Attempts: it.attempts,
+		Watcher: r.cfg.Watcher, NS: r.options.To, Raw: raw, Key: string(view.OrderingKey()), Slot: view.Slot,
+		Pos: outboxes.PosAt(r.at), Reason: waiting.Retry, Origin: waiting.OriginRequeue, NextAt: next, Attempts: item.attempts,
 	}
 }
 
 // newLetter returns the dead letter of an event. outrelay has never tried to send the event, so the reason comes from the
 // other library.
-func (r *importRun) newLetter(it *item, raw bson.Raw) letters.Letter {
-	reason := it.reason
+func (r *importRun) newLetter(item *item, raw bson.Raw) letters.Letter {
+	reason := item.reason
 	if reason == "" {
 		reason = r.source.name + " gave it up"
 	}
-	if n := it.attempts; n > 0 {
+	if n := item.attempts; n > 0 {
 		reason = fmt.Sprintf("%s (attempts of %s: %d)", reason, r.source.name, n)
 	}
-	failed := it.at
+	failed := item.at
 	if failed.IsZero() {
 		failed = r.now
 	}

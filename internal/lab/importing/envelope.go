@@ -34,8 +34,8 @@ func (it *item) kindAt(now time.Time) kind {
 	return pending
 }
 
-// envelope returns the envelope of an item, which the relay can parse. from names the source, and rowID the row.
-func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (bson.D, error) {
+// envelope returns the envelope of an item, which the relay can parse. source names the source, and rowID the row.
+func (it *item) envelope(source string, rowID bson.RawValue, kind kind, options Options) (bson.D, error) {
 	// Without an aggregate, each event is ordered alone.
 	if it.aggregateID == "" {
 		it.aggregateID = idText(it.id)
@@ -62,7 +62,7 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 		}
 		headers = append(headers, bson.D{{Key: "k", Value: h.name}, {Key: "v", Value: value}})
 		// The user has selected the header because the library's own key has another meaning.
-		if h.name == o.KeyHeader && h.value != nil && *h.value != "" {
+		if h.name == options.KeyHeader && h.value != nil && *h.value != "" {
 			key = *h.value
 		}
 	}
@@ -71,12 +71,12 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 	add(it.contentType != "", "contenttype", it.contentType)
 	add(!it.at.IsZero(), "time", it.at)
 	add(!it.expires.IsZero(), "expiresAt", it.expires)
-	add(k == scheduled, "dueAt", it.due)
+	add(kind == scheduled, "dueAt", it.due)
 	doc = append(doc,
 		// The server replaces an empty timestamp by its time.
 		bson.E{Key: "ts", Value: bson.Timestamp{}},
 		bson.E{Key: "slot", Value: keyhash.Slot([]byte(key))},
-		bson.E{Key: "imported", Value: bson.D{{Key: "from", Value: from}, {Key: "id", Value: rowID}, {Key: "attempts", Value: it.attempts}}})
+		bson.E{Key: "imported", Value: bson.D{{Key: "from", Value: source}, {Key: "id", Value: rowID}, {Key: "attempts", Value: it.attempts}}})
 
 	raw, err := bson.Marshal(doc)
 	if err != nil {
@@ -88,6 +88,6 @@ func (it *item) envelope(from string, rowID bson.RawValue, k kind, o Options) (b
 		return nil, errors.New("the envelope would be larger than a document may be")
 	}
 	// A row that the relay would reject is reported now, and does not become a dead letter later.
-	var v envelope.View
-	return doc, envelope.Parse(raw, &v)
+	var view envelope.View
+	return doc, envelope.Parse(raw, &view)
 }

@@ -88,43 +88,43 @@ type Importer struct {
 }
 
 // Connect returns an Importer. The caller must call the function to disconnect.
-func Connect(cfg config.Config, o Options) (*Importer, func(), error) {
-	at := slices.IndexFunc(sources, func(s source) bool { return s.name == o.From })
+func Connect(cfg config.Config, options Options) (*Importer, func(), error) {
+	at := slices.IndexFunc(sources, func(source source) bool { return source.name == options.From })
 	if at < 0 {
-		return nil, nil, refusalf("--from %q: expected one of %s", o.From, strings.Join(Sources(), ", "))
+		return nil, nil, refusalf("--from %q: expected one of %s", options.From, strings.Join(Sources(), ", "))
 	}
 	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch: %w", err)
 	}
 	// With one watched collection, its name is no question.
-	if o.To == "" {
+	if options.To == "" {
 		if scope.Kind() != changes.Collection {
 			return nil, nil, refusalf("the watcher reads %s; name the outbox with --to database.collection", scope)
 		}
-		o.To = scope.String()
+		options.To = scope.String()
 	}
-	db, coll, _ := strings.Cut(o.To, ".")
+	db, coll, _ := strings.Cut(options.To, ".")
 	// The watcher would never deliver an envelope of a collection that it does not read.
 	if !scope.Matches([]byte(db), []byte(coll)) {
-		return nil, nil, refusalf("--to %s: the watcher reads %s", o.To, scope)
+		return nil, nil, refusalf("--to %s: the watcher reads %s", options.To, scope)
 	}
 	// The watcher would look for the parts of an imported envelope in other fields.
-	if m := cfg.DocumentMapping(); m != nil {
+	if mapping := cfg.DocumentMapping(); mapping != nil {
 		return nil, nil, refusalf("watcher %s reads documents with other fields (%s), and imported rows become envelopes with the fields of "+
-			"docs/envelope.md; import them with a watcher that has no mapping", cfg.Watcher, m)
+			"docs/envelope.md; import them with a watcher that has no mapping", cfg.Watcher, mapping)
 	}
-	if o.MaxRetries <= 0 {
-		o.MaxRetries = 5
+	if options.MaxRetries <= 0 {
+		options.MaxRetries = 5
 	}
 
 	clients, err := connect.NewClients(cfg.MongoDB, connect.MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	im := &Importer{cfg: cfg, options: o, source: sources[at], client: clients.State, state: state.Open(clients.State, cfg.State)}
+	im := &Importer{cfg: cfg, options: options, source: sources[at], client: clients.State, state: state.Open(clients.State, cfg.State)}
 	im.outbox = mongodb.Majority(im.client.Database(db).Collection(coll))
-	im.rows = im.client.Database(cmp.Or(o.Database, db))
+	im.rows = im.client.Database(cmp.Or(options.Database, db))
 	return im, func() { clients.Disconnect(context.Background()) }, nil
 }
 
@@ -137,44 +137,44 @@ func (im *Importer) tableName(i int) string {
 
 // Plan converts and counts all rows, and writes nothing. If the source cannot be imported, the error matches [ErrRefused].
 func (im *Importer) Plan(ctx context.Context) (Report, error) {
-	r := im.newReport()
-	r.DryRun = true
-	if err := im.checkSource(ctx, &r); err != nil {
-		return r, err
+	report := im.newReport()
+	report.DryRun = true
+	if err := im.checkSource(ctx, &report); err != nil {
+		return report, err
 	}
-	run, err := im.newRun(ctx, &r, false)
+	run, err := im.newRun(ctx, &report, false)
 	if err == nil {
 		err = run.importTables(ctx)
 	}
-	return r, err
+	return report, err
 }
 
 // Run imports the rows. It makes the checks of [Importer.Plan] that need no conversion again. If it fails, the same call imports the rest.
 func (im *Importer) Run(ctx context.Context) (Report, error) {
-	r := im.newReport()
-	if err := im.checkSource(ctx, &r); err != nil {
-		return r, err
+	report := im.newReport()
+	if err := im.checkSource(ctx, &report); err != nil {
+		return report, err
 	}
-	run, err := im.newRun(ctx, &r, true)
+	run, err := im.newRun(ctx, &report, true)
 	if err == nil {
 		err = run.importTables(ctx)
 	}
-	r.Done = err == nil
+	report.Done = err == nil
 
 	// An interrupted import has imported a part, so it is logged too.
 	log := nodes.NewAuditLog(im.state.Collection("audit"), im.cfg.Watcher, "")
 	logErr := log.Append(context.WithoutCancel(ctx), "rows_imported", bson.D{
-		{Key: "from", Value: r.From},
-		{Key: "to", Value: r.To},
-		{Key: "rows", Value: r.Total()},
-		{Key: "refused", Value: r.Refused},
+		{Key: "from", Value: report.From},
+		{Key: "to", Value: report.To},
+		{Key: "rows", Value: report.Total()},
+		{Key: "refused", Value: report.Refused},
 		{Key: "complete", Value: err == nil},
 		{Key: "actor", Value: im.options.Actor},
 	})
 	if logErr != nil {
 		logErr = fmt.Errorf("not written to the audit log: %w", logErr)
 	}
-	return r, errors.Join(err, logErr)
+	return report, errors.Join(err, logErr)
 }
 
 func (im *Importer) newReport() Report {
@@ -182,7 +182,7 @@ func (im *Importer) newReport() Report {
 }
 
 // checkSource refuses collections that are missing, that have rows of another form, or on which a publisher works.
-func (im *Importer) checkSource(ctx context.Context, r *Report) error {
+func (im *Importer) checkSource(ctx context.Context, report *Report) error {
 	// Locks end by the time of the server.
 	now, err := mongodb.ServerTime(ctx, im.client)
 	if err != nil {
@@ -218,15 +218,15 @@ func (im *Importer) checkSource(ctx context.Context, r *Report) error {
 		if err != nil {
 			return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 		}
-		r.Tables = append(r.Tables, Table{mongodb.Namespace(coll), n})
+		report.Tables = append(report.Tables, Table{mongodb.Namespace(coll), n})
 	}
 	return nil
 }
 
 // checkFields refuses a collection with a row that lacks a field of the source.
-func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t table) error {
+func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, table table) error {
 	var lacks bson.A
-	for _, name := range t.required {
+	for _, name := range table.required {
 		lacks = append(lacks, everySpelling(name, bson.D{{Key: "$exists", Value: false}}))
 	}
 
@@ -244,7 +244,7 @@ func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, t t
 		names[i] = e.Key()
 	}
 	return refusalf("%s does not belong to %s: expected the fields %s; found a row with %s",
-		mongodb.Namespace(coll), im.source.name, strings.Join(t.required, ", "), strings.Join(names, ", "))
+		mongodb.Namespace(coll), im.source.name, strings.Join(table.required, ", "), strings.Join(names, ", "))
 }
 
 // findRow returns a row that matches, or nil if there is none.
@@ -257,37 +257,37 @@ func findRow(ctx context.Context, coll *mongo.Collection, filter bson.D) (bson.R
 }
 
 // checkStatus refuses a collection with a row whose status the source does not have.
-func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, t table) error {
-	if t.status == nil {
+func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, table table) error {
+	if table.status == nil {
 		return nil
 	}
 
-	name := t.status.field
+	name := table.status.field
 	// The server looks for an unknown status, so no row is transferred if all are valid.
-	raw, err := findRow(ctx, coll, everySpelling(name, bson.D{{Key: "$nin", Value: t.status.listKnown()}}))
+	raw, err := findRow(ctx, coll, everySpelling(name, bson.D{{Key: "$nin", Value: table.status.listKnown()}}))
 	if err != nil || raw == nil {
 		return err
 	}
 	return refusalf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
-		mongodb.Namespace(coll), name, strings.Join(t.status.listKnown(), ", "), row{raw}.field(name), raw.Lookup("_id"))
+		mongodb.Namespace(coll), name, strings.Join(table.status.listKnown(), ", "), row{raw}.field(name), raw.Lookup("_id"))
 }
 
 // checkLocks refuses rows that a running publisher works on: it would send them as well.
-func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, t table, now time.Time) error {
-	if t.lock == nil {
+func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, table table, now time.Time) error {
+	if table.lock == nil {
 		return nil
 	}
 
 	// Payloads may be large; a lock needs a few fields.
 	fields := bson.D{}
-	for _, name := range t.lock.fields {
+	for _, name := range table.lock.fields {
 		for _, n := range listSpellings(name) {
 			fields = append(fields, bson.E{Key: n, Value: 1})
 		}
 	}
 	locked := 0
-	err := mongodb.FindEach(ctx, coll, "reading the locks of "+mongodb.Namespace(coll), t.lock.rows, func(raw bson.Raw) error {
-		until, err := t.lock.until(row{raw})
+	err := mongodb.FindEach(ctx, coll, "reading the locks of "+mongodb.Namespace(coll), table.lock.rows, func(raw bson.Raw) error {
+		until, err := table.lock.until(row{raw})
 		if err != nil {
 			return refusalf("%s, row %s: %w", mongodb.Namespace(coll), raw.Lookup("_id"), err)
 		}
@@ -312,8 +312,8 @@ func everySpelling(name string, condition bson.D) bson.D {
 }
 
 // newRun starts a run at the time of the server.
-func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importRun, error) {
-	run := &importRun{Importer: im, report: r, write: write, marks: mongodb.Majority(im.state.Collection("imports"))}
+func (im *Importer) newRun(ctx context.Context, report *Report, write bool) (*importRun, error) {
+	run := &importRun{Importer: im, report: report, write: write, marks: mongodb.Majority(im.state.Collection("imports"))}
 	var err error
 	if write {
 		err = im.state.Ensure(ctx, slog.New(slog.DiscardHandler))
@@ -331,8 +331,8 @@ func (im *Importer) newRun(ctx context.Context, r *Report, write bool) (*importR
 }
 
 // findRows opens a cursor over the rows of a table, in the order in which the library sends.
-func (im *Importer) findRows(ctx context.Context, coll *mongo.Collection, t table) (*mongo.Cursor, error) {
-	opts := options.Find().SetSort(t.sort).SetAllowDiskUse(true).SetBatchSize(batchRows)
-	cur, err := mongodb.Majority(coll).Find(ctx, t.pending(im.options), opts)
+func (im *Importer) findRows(ctx context.Context, coll *mongo.Collection, table table) (*mongo.Cursor, error) {
+	opts := options.Find().SetSort(table.sort).SetAllowDiskUse(true).SetBatchSize(batchRows)
+	cur, err := mongodb.Majority(coll).Find(ctx, table.pending(im.options), opts)
 	return cur, mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }

@@ -15,49 +15,49 @@ import (
 // maxJSONDepth bounds the nesting of a payload, as the server does.
 const maxJSONDepth = 180
 
-// appendJSON appends v as JSON.stringify returns it for a document that the driver for Node has read with its default options.
-func appendJSON(dst []byte, v bson.RawValue, depth int) ([]byte, error) {
+// appendJSON appends value as JSON.stringify returns it for a document that the driver for Node has read with its default options.
+func appendJSON(dst []byte, value bson.RawValue, depth int) ([]byte, error) {
 	if depth > maxJSONDepth {
 		return nil, fmt.Errorf("the payload has more than %d levels", maxJSONDepth)
 	}
 
-	switch v.Type {
+	switch value.Type {
 	case bson.TypeNull, bson.TypeUndefined:
 		return append(dst, "null"...), nil
 	case bson.TypeBoolean:
-		return strconv.AppendBool(dst, v.Boolean()), nil
+		return strconv.AppendBool(dst, value.Boolean()), nil
 	case bson.TypeInt32:
-		return strconv.AppendInt(dst, int64(v.Int32()), 10), nil
+		return strconv.AppendInt(dst, int64(value.Int32()), 10), nil
 	case bson.TypeInt64:
 		// JavaScript has only doubles, so the publisher would have sent another number.
-		if n := v.Int64(); n >= -1<<53 && n <= 1<<53 {
+		if n := value.Int64(); n >= -1<<53 && n <= 1<<53 {
 			return strconv.AppendInt(dst, n, 10), nil
 		}
-		return nil, fmt.Errorf("the payload has the number %d, which JavaScript does not store exactly", v.Int64())
+		return nil, fmt.Errorf("the payload has the number %d, which JavaScript does not store exactly", value.Int64())
 	case bson.TypeDouble:
-		return appendNumber(dst, v.Double())
+		return appendNumber(dst, value.Double())
 	case bson.TypeString:
-		return appendText(dst, v.StringValue()), nil
+		return appendText(dst, value.StringValue()), nil
 	case bson.TypeObjectID:
-		return appendText(dst, v.ObjectID().Hex()), nil
+		return appendText(dst, value.ObjectID().Hex()), nil
 	case bson.TypeDateTime:
-		return appendText(dst, isoTime(v.Time())), nil
+		return appendText(dst, isoTime(value.Time())), nil
 	case bson.TypeBinary:
-		if subtype, data := v.Binary(); subtype == bson.TypeBinaryGeneric {
+		if subtype, data := value.Binary(); subtype == bson.TypeBinaryGeneric {
 			return appendText(dst, base64.StdEncoding.EncodeToString(data)), nil
 		}
 	case bson.TypeEmbeddedDocument:
-		return appendObject(dst, v.Document(), depth)
+		return appendObject(dst, value.Document(), depth)
 	case bson.TypeArray:
-		return appendArray(dst, v.Array(), depth)
+		return appendArray(dst, value.Array(), depth)
 	default:
 	}
 
-	return nil, fmt.Errorf("the payload has a value of type %s, which has no JSON", v.Type)
+	return nil, fmt.Errorf("the payload has a value of type %s, which has no JSON", value.Type)
 }
 
 // isoTime formats a time as Date.toISOString does.
-func isoTime(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
+func isoTime(moment time.Time) string { return moment.UTC().Format("2006-01-02T15:04:05.000Z") }
 
 func appendObject(dst []byte, doc bson.Raw, depth int) ([]byte, error) {
 	elems, err := doc.Elements()
@@ -65,16 +65,16 @@ func appendObject(dst []byte, doc bson.Raw, depth int) ([]byte, error) {
 		return nil, err
 	}
 	// JavaScript lists names that are array indexes first, in numerical order.
-	index := func(e bson.RawElement) (uint64, bool) {
-		n, err := strconv.ParseUint(e.Key(), 10, 32)
-		return n, err == nil && n < math.MaxUint32 && strconv.FormatUint(n, 10) == e.Key()
+	index := func(element bson.RawElement) (uint64, bool) {
+		n, err := strconv.ParseUint(element.Key(), 10, 32)
+		return n, err == nil && n < math.MaxUint32 && strconv.FormatUint(n, 10) == element.Key()
 	}
 	slices.SortStableFunc(elems, func(a, b bson.RawElement) int {
-		m, isA := index(a)
+		position, isA := index(a)
 		n, isB := index(b)
 		switch {
 		case isA && isB:
-			return int(int64(m) - int64(n))
+			return int(int64(position) - int64(n))
 		case isA:
 			return -1
 		case isB:
@@ -96,8 +96,8 @@ func appendObject(dst []byte, doc bson.Raw, depth int) ([]byte, error) {
 	return append(dst, '}'), nil
 }
 
-func appendArray(dst []byte, a bson.RawArray, depth int) ([]byte, error) {
-	values, err := a.Values()
+func appendArray(dst []byte, array bson.RawArray, depth int) ([]byte, error) {
+	values, err := array.Values()
 	if err != nil {
 		return nil, err
 	}
@@ -115,25 +115,25 @@ func appendArray(dst []byte, a bson.RawArray, depth int) ([]byte, error) {
 }
 
 // appendNumber appends a number in the format of JavaScript, which encoding/json uses as well.
-func appendNumber(dst []byte, f float64) ([]byte, error) {
+func appendNumber(dst []byte, number float64) ([]byte, error) {
 	// JSON.stringify writes null for these.
-	if math.IsNaN(f) || math.IsInf(f, 0) {
+	if math.IsNaN(number) || math.IsInf(number, 0) {
 		return append(dst, "null"...), nil
 	}
 	// JSON.stringify(-0) is 0.
-	if f == 0 {
+	if number == 0 {
 		return append(dst, '0'), nil
 	}
-	text, err := json.Marshal(f)
+	text, err := json.Marshal(number)
 	return append(dst, text...), err
 }
 
 // appendText appends a text in the format of JSON.stringify, which escapes less than encoding/json.
-func appendText(dst []byte, s string) []byte {
+func appendText(dst []byte, text string) []byte {
 	const hexDigits = "0123456789abcdef"
 	dst = append(dst, '"')
 
-	for _, r := range s {
+	for _, r := range text {
 		switch {
 		case r == '"' || r == '\\':
 			dst = append(dst, '\\', byte(r))

@@ -28,16 +28,16 @@ func listSpellings(name string) []string {
 // field returns a field, or the zero value.
 func (r row) field(name string) bson.RawValue {
 	for _, n := range listSpellings(name) {
-		if v, err := r.raw.LookupErr(n); err == nil {
-			return v
+		if value, err := r.raw.LookupErr(n); err == nil {
+			return value
 		}
 	}
 	return bson.RawValue{}
 }
 
 func (r row) text(name string) string {
-	s, _ := r.field(name).StringValueOK()
-	return s
+	text, _ := r.field(name).StringValueOK()
+	return text
 }
 
 func (r row) int(name string) int32 {
@@ -46,8 +46,8 @@ func (r row) int(name string) int32 {
 }
 
 func (r row) isTrue(name string) bool {
-	b, ok := r.field(name).BooleanOK()
-	return ok && b
+	value, ok := r.field(name).BooleanOK()
+	return ok && value
 }
 
 // ticksOf1970 is the Unix epoch in ticks of .NET, which are 100 ns.
@@ -61,25 +61,25 @@ func (r row) time(name string) time.Time {
 
 // checkedTime returns a time, the zero time if the field is missing or null, or an error if it contains something else.
 func (r row) checkedTime(name string) (time.Time, error) {
-	v := r.field(name)
-	at, ok := parseTime(v)
-	if !ok && v.Type != 0 && v.Type != bson.TypeNull {
-		return at, fmt.Errorf("%s: expected a time; found %s", name, v)
+	value := r.field(name)
+	at, ok := parseTime(value)
+	if !ok && value.Type != 0 && value.Type != bson.TypeNull {
+		return at, fmt.Errorf("%s: expected a time; found %s", name, value)
 	}
 	return at, nil
 }
 
 // parseTime returns the time in a value, and false if there is none. The driver for .NET stores a DateTimeOffset as a date, as an array of
 // ticks and minutes, as a document with both, or as text.
-func parseTime(v bson.RawValue) (time.Time, bool) {
-	switch v.Type {
+func parseTime(value bson.RawValue) (time.Time, bool) {
+	switch value.Type {
 	case bson.TypeDateTime:
-		return v.Time().UTC(), true
+		return value.Time().UTC(), true
 	case bson.TypeString:
-		at, err := time.Parse(time.RFC3339Nano, v.StringValue())
+		at, err := time.Parse(time.RFC3339Nano, value.StringValue())
 		return at.UTC(), err == nil
 	case bson.TypeArray:
-		parts, _ := v.Array().Values()
+		parts, _ := value.Array().Values()
 		if len(parts) != 2 {
 			return time.Time{}, false
 		}
@@ -95,7 +95,7 @@ func parseTime(v bson.RawValue) (time.Time, bool) {
 		ticks -= ticksOf1970
 		return time.Unix(ticks/second-minutes*60, ticks%second*100).UTC(), true
 	case bson.TypeEmbeddedDocument:
-		return parseTime(row{v.Document()}.field("DateTime"))
+		return parseTime(row{value.Document()}.field("DateTime"))
 	default:
 		return time.Time{}, false
 	}
@@ -103,21 +103,21 @@ func parseTime(v bson.RawValue) (time.Time, bool) {
 
 // id returns the id of an envelope for a field with a GUID, an ObjectId or a text. The text of the id stays as it is.
 func (r row) id(name string) (any, error) {
-	v := r.field(name)
-	switch v.Type {
+	value := r.field(name)
+	switch value.Type {
 	case bson.TypeObjectID:
-		return v.ObjectID(), nil
+		return value.ObjectID(), nil
 	case bson.TypeBinary:
-		subtype, data := v.Binary()
+		subtype, data := value.Binary()
 		return convertGUID(subtype, data)
 	case bson.TypeString:
 		// Only the canonical spelling becomes a UUID: the text of any other spelling would change.
-		if u, err := uuid.Parse(v.StringValue()); err == nil && u.String() == strings.ToLower(v.StringValue()) {
-			return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}, nil
+		if id, err := uuid.Parse(value.StringValue()); err == nil && id.String() == strings.ToLower(value.StringValue()) {
+			return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}, nil
 		}
-		return v.StringValue(), nil
+		return value.StringValue(), nil
 	default:
-		return nil, fmt.Errorf("%s: expected a GUID, an ObjectId or a text; found %s", name, v.Type)
+		return nil, fmt.Errorf("%s: expected a GUID, an ObjectId or a text; found %s", name, value.Type)
 	}
 }
 
@@ -126,25 +126,25 @@ func convertGUID(subtype byte, data []byte) (bson.Binary, error) {
 	if len(data) != 16 || subtype != bson.TypeBinaryUUID && subtype != bson.TypeBinaryUUIDOld {
 		return bson.Binary{}, fmt.Errorf("expected a GUID; found binary subtype %d of %d bytes", subtype, len(data))
 	}
-	u := append([]byte(nil), data...)
+	guid := append([]byte(nil), data...)
 	if subtype == bson.TypeBinaryUUIDOld {
-		binary.BigEndian.PutUint32(u, binary.LittleEndian.Uint32(data))
-		binary.BigEndian.PutUint16(u[4:], binary.LittleEndian.Uint16(data[4:]))
-		binary.BigEndian.PutUint16(u[6:], binary.LittleEndian.Uint16(data[6:]))
+		binary.BigEndian.PutUint32(guid, binary.LittleEndian.Uint32(data))
+		binary.BigEndian.PutUint16(guid[4:], binary.LittleEndian.Uint16(data[4:]))
+		binary.BigEndian.PutUint16(guid[6:], binary.LittleEndian.Uint16(data[6:]))
 	}
-	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u}, nil
+	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: guid}, nil
 }
 
 // idText returns the canonical text of an id.
 func idText(id any) string {
-	switch v := id.(type) {
+	switch typed := id.(type) {
 	case bson.ObjectID:
-		return v.Hex()
+		return typed.Hex()
 	case bson.Binary:
-		u, _ := uuid.FromBytes(v.Data)
-		return u.String()
+		uid, _ := uuid.FromBytes(typed.Data)
+		return uid.String()
 	default:
-		return fmt.Sprint(v)
+		return fmt.Sprint(typed)
 	}
 }
 
@@ -160,33 +160,33 @@ func parseHeaders(text string) ([]header, error) {
 		return nil, nil
 	}
 
-	d := json.NewDecoder(strings.NewReader(text))
+	decoder := json.NewDecoder(strings.NewReader(text))
 	// A decoder of tokens keeps the order of the names, which a map would lose.
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
 		return nil, errors.New("the headers are not a JSON object")
 	}
 	var list []header
-	for d.More() {
-		name, err := d.Token()
+	for decoder.More() {
+		name, err := decoder.Token()
 		if err != nil {
 			return nil, errors.New("the headers are not a JSON object")
 		}
 		var value json.RawMessage
-		if err := d.Decode(&value); err != nil {
+		if err := decoder.Decode(&value); err != nil {
 			return nil, errors.New("the headers are not a JSON object")
 		}
 
-		h := header{name: fmt.Sprint(name)}
-		var s string
+		header := header{name: fmt.Sprint(name)}
+		var headerText string
 		switch {
 		case string(value) == "null":
-		case json.Unmarshal(value, &s) == nil:
-			h.value = &s
+		case json.Unmarshal(value, &headerText) == nil:
+			header.value = &headerText
 		default:
-			s = string(value)
-			h.value = &s
+			headerText = string(value)
+			header.value = &headerText
 		}
-		list = append(list, h)
+		list = append(list, header)
 	}
 	return list, nil
 }

@@ -38,7 +38,7 @@ type lock struct {
 // lockField returns a lock that ends at the time in a field. The server cannot compare such a time, because drivers store
 // it in several forms.
 func lockField(name string, rows bson.D) *lock {
-	return &lock{[]string{name}, rows, func(r row) (time.Time, error) { return r.checkedTime(name) }}
+	return &lock{[]string{name}, rows, func(row row) (time.Time, error) { return row.checkedTime(name) }}
 }
 
 // status is a field whose values decide which rows are imported. A row with another value is one of another version or
@@ -167,25 +167,25 @@ var sources = []source{
 	}}},
 }
 
-func convertSlimMessageBus(r row, _ Options) (*item, error) {
-	id, err := r.id("_id")
+func convertSlimMessageBus(row row, _ Options) (*item, error) {
+	id, err := row.id("_id")
 	if err != nil {
 		return nil, err
 	}
-	headers, err := parseHeaders(r.text("headers"))
+	headers, err := parseHeaders(row.text("headers"))
 	if err != nil {
 		return nil, err
 	}
-	_, payload, ok := r.field("message_payload").BinaryOK()
+	_, payload, ok := row.field("message_payload").BinaryOK()
 	if !ok {
 		return nil, errors.New("message_payload: expected bytes")
 	}
 
 	// The type is an assembly-qualified name: Namespace.Type, Assembly, Version=….
-	typ, _, _ := strings.Cut(r.text("message_type"), ",")
+	typ, _, _ := strings.Cut(row.text("message_type"), ",")
 	it := &item{
-		id: id, aggregateType: r.text("path"), typ: typ, payload: bson.Binary{Data: payload}, headers: headers,
-		at: r.time("timestamp"), attempts: r.int("delivery_attempt"), dead: r.isTrue("delivery_aborted"),
+		id: id, aggregateType: row.text("path"), typ: typ, payload: bson.Binary{Data: payload}, headers: headers,
+		at: row.time("timestamp"), attempts: row.int("delivery_attempt"), dead: row.isTrue("delivery_aborted"),
 	}
 	// Without a topic, the type's own name is its best description.
 	if it.aggregateType == "" {
@@ -197,24 +197,24 @@ func convertSlimMessageBus(r row, _ Options) (*item, error) {
 	return it, nil
 }
 
-func convertKoan(r row, _ Options) (*item, error) {
-	id, err := r.id("_id")
+func convertKoan(row row, _ Options) (*item, error) {
+	id, err := row.id("_id")
 	if err != nil {
 		return nil, err
 	}
 
 	it := &item{
-		id: id, aggregateType: r.text("EntityType"), aggregateID: r.text("EntityId"), typ: r.text("Operation"),
-		payload: r.text("PayloadJson"), contentType: "application/json", at: r.time("OccurredAt"),
-		due: r.time("VisibleAt"), attempts: r.int("Attempt"), dead: r.text("Status") == "Dead", reason: r.text("DeadReason"),
+		id: id, aggregateType: row.text("EntityType"), aggregateID: row.text("EntityId"), typ: row.text("Operation"),
+		payload: row.text("PayloadJson"), contentType: "application/json", at: row.time("OccurredAt"),
+		due: row.time("VisibleAt"), attempts: row.int("Attempt"), dead: row.text("Status") == "Dead", reason: row.text("DeadReason"),
 	}
 
 	// Koan itself sets the partition key to the type of the entity. As a key it would put all entities of a type into one partition.
-	if key := r.text("PartitionKey"); key != "" && key != it.aggregateType {
+	if key := row.text("PartitionKey"); key != "" && key != it.aggregateType {
 		it.key = key
 	}
 
-	if doc, ok := r.field("Headers").DocumentOK(); ok {
+	if doc, ok := row.field("Headers").DocumentOK(); ok {
 		elems, err := doc.Elements()
 		if err != nil {
 			return nil, err
@@ -232,70 +232,70 @@ func convertKoan(r row, _ Options) (*item, error) {
 }
 
 // convertOutboxEventBus makes the record of the Kafka publisher: the whole event as JSON, with its id as key.
-func convertOutboxEventBus(r row, o Options) (*item, error) {
-	id, err := r.id("eventId")
+func convertOutboxEventBus(row row, options Options) (*item, error) {
+	id, err := row.id("eventId")
 	if err != nil {
 		return nil, err
 	}
-	typ := r.text("type")
-	value := appendText([]byte(`{"id":`), r.text("eventId"))
+	typ := row.text("type")
+	value := appendText([]byte(`{"id":`), row.text("eventId"))
 	value = appendText(append(value, `,"type":`...), typ)
 	value = append(value, `,"payload":`...)
-	if value, err = appendJSON(value, r.field("payload"), 0); err != nil {
+	if value, err = appendJSON(value, row.field("payload"), 0); err != nil {
 		return nil, err
 	}
-	value = appendText(append(value, `,"occurredAt":`...), isoTime(r.time("occurredAt")))
+	value = appendText(append(value, `,"occurredAt":`...), isoTime(row.time("occurredAt")))
 
 	it := &item{
-		id: id, aggregateID: r.text("eventId"), typ: typ, payload: string(append(value, '}')), contentType: "application/json",
-		headers: []header{{"eventType", &typ}}, at: r.time("occurredAt"), attempts: r.int("retryCount"), reason: r.text("lastError"),
+		id: id, aggregateID: row.text("eventId"), typ: typ, payload: string(append(value, '}')), contentType: "application/json",
+		headers: []header{{"eventType", &typ}}, at: row.time("occurredAt"), attempts: row.int("retryCount"), reason: row.text("lastError"),
 	}
 	it.aggregateType, _, _ = strings.Cut(typ, ".")
-	if r.text("status") == "failed" {
-		it.due = r.time("nextRetryAt")
+	if row.text("status") == "failed" {
+		it.due = row.time("nextRetryAt")
 		// The library gives up an event after so many attempts, and stores no status for that.
-		it.dead = it.attempts >= o.MaxRetries
+		it.dead = it.attempts >= options.MaxRetries
 	}
 	return it, nil
 }
 
-func convertWolverine(r row, _ Options) (*item, error) {
-	_, body, _ := r.field("body").BinaryOK()
-	m, err := parseWolverine(body)
+func convertWolverine(row row, _ Options) (*item, error) {
+	_, body, _ := row.field("body").BinaryOK()
+	message, err := parseWolverine(body)
 	if err != nil {
 		return nil, err
 	}
-	it, err := wolverineItem(r, "_id", m)
+	it, err := wolverineItem(row, "_id", message)
 	if err != nil {
 		return nil, err
 	}
-	it.aggregateType, it.attempts, it.expires = lastSegment(r.text("destination")), r.int("attempts"), r.time("deliverBy")
+	it.aggregateType, it.attempts, it.expires = lastSegment(row.text("destination")), row.int("attempts"), row.time("deliverBy")
 	return it, nil
 }
 
 // wolverineItem returns the parts of a message that all tables have.
-func wolverineItem(r row, id string, m wolverineMessage) (*item, error) {
-	key, err := r.id(id)
+func wolverineItem(row row, id string, message wolverineMessage) (*item, error) {
+	key, err := row.id(id)
 	if err != nil {
 		return nil, err
 	}
 
-	it := &item{id: key, typ: m.get("message-type"), payload: bson.Binary{Data: m.data}, contentType: m.get("content-type")}
+	it := &item{id: key, typ: message.get("message-type"), payload: bson.Binary{Data: message.data}, contentType: message.get("content-type")}
 	// The row has the type as well.
 	if it.typ == "" {
-		it.typ = r.text("messageType")
+		it.typ = row.text("messageType")
 	}
 
 	// The key for partitioning is more specific than the group.
 	for _, name := range []string{"partition-key", "group-id"} {
 		if it.aggregateID == "" {
-			it.aggregateID = m.get(name)
+			it.aggregateID = message.get(name)
 		}
 	}
 
 	// The id of the envelope is a header of the record. Attempts and destination are of the delivery that ends here.
-	it.headers = slices.DeleteFunc(slices.Clone(m.headers), func(h header) bool {
-		return slices.Contains([]string{"id", "attempts", "destination", "content-type", "time-to-send"}, h.name)
+	it.headers = slices.DeleteFunc(slices.Clone(message.headers), func(header header) bool {
+		return slices.Contains([]string{"id", "attempts", "destination", "content-type", "time-to-send"}, header.name)
 	})
 
 	return it, nil
@@ -305,76 +305,76 @@ func wolverineItem(r row, id string, m wolverineMessage) (*item, error) {
 const scheduledEnvelope = "scheduled-envelope"
 
 // convertWolverineScheduled converts a scheduled message to a broker. Wolverine stores it as a message to itself that contains the message.
-func convertWolverineScheduled(r row, _ Options) (*item, error) {
-	_, body, _ := r.field("body").BinaryOK()
+func convertWolverineScheduled(row row, _ Options) (*item, error) {
+	_, body, _ := row.field("body").BinaryOK()
 	outer, err := parseWolverine(body)
 	if err != nil {
 		return nil, err
 	}
 	// Wolverine also schedules messages for its own handlers, which never reach a broker.
-	if r.text("messageType") != scheduledEnvelope {
+	if row.text("messageType") != scheduledEnvelope {
 		return nil, errors.New("it is scheduled for a handler of the service, not for a topic")
 	}
-	m, err := parseWolverine(outer.data)
+	message, err := parseWolverine(outer.data)
 	if err != nil {
 		return nil, err
 	}
 
-	it, err := wolverineItem(r, "envelopeId", m)
+	it, err := wolverineItem(row, "envelopeId", message)
 	if err != nil {
 		return nil, err
 	}
-	it.aggregateType, it.due, it.attempts = lastSegment(m.get("destination")), r.time("executionTime"), r.int("attempts")
+	it.aggregateType, it.due, it.attempts = lastSegment(message.get("destination")), row.time("executionTime"), row.int("attempts")
 	if it.due.IsZero() {
 		return nil, errors.New("executionTime: the message is scheduled without a time")
 	}
 	return it, nil
 }
 
-func convertWolverineDead(r row, _ Options) (*item, error) {
-	_, body, _ := r.field("body").BinaryOK()
+func convertWolverineDead(row row, _ Options) (*item, error) {
+	_, body, _ := row.field("body").BinaryOK()
 	if len(body) == 0 {
 		return nil, errors.New("the dead letter has no body")
 	}
 
-	m, err := parseWolverine(body)
+	message, err := parseWolverine(body)
 	if err != nil {
 		return nil, err
 	}
-	it, err := wolverineItem(r, "_id", m)
+	it, err := wolverineItem(row, "_id", message)
 	if err != nil {
 		return nil, err
 	}
 
-	it.aggregateType, it.dead = lastSegment(r.text("receivedAt")), true
-	it.reason = strings.TrimSuffix(r.text("exceptionType")+": "+r.text("exceptionMessage"), ": ")
-	it.at = r.time("sentAt")
+	it.aggregateType, it.dead = lastSegment(row.text("receivedAt")), true
+	it.reason = strings.TrimSuffix(row.text("exceptionType")+": "+row.text("exceptionMessage"), ": ")
+	it.at = row.time("sentAt")
 	return it, nil
 }
 
-func convertMassTransit(r row, _ Options) (*item, error) {
-	id, err := r.id("MessageId")
+func convertMassTransit(row row, _ Options) (*item, error) {
+	id, err := row.id("MessageId")
 	if err != nil {
 		return nil, err
 	}
-	headers, err := parseHeaders(r.text("Headers"))
+	headers, err := parseHeaders(row.text("Headers"))
 	if err != nil {
 		return nil, err
 	}
 
 	// MessageType lists the type and its base types: urn:message:Namespace:Type;….
-	typ, _, _ := strings.Cut(r.text("MessageType"), ";")
+	typ, _, _ := strings.Cut(row.text("MessageType"), ";")
 	it := &item{
-		id: id, aggregateType: lastSegment(r.text("DestinationAddress")), typ: strings.TrimPrefix(typ, "urn:message:"),
-		payload: r.text("Body"), contentType: r.text("ContentType"), headers: headers,
-		at: r.time("SentTime"), due: r.time("EnqueueTime"), expires: r.time("ExpirationTime"),
+		id: id, aggregateType: lastSegment(row.text("DestinationAddress")), typ: strings.TrimPrefix(typ, "urn:message:"),
+		payload: row.text("Body"), contentType: row.text("ContentType"), headers: headers,
+		at: row.time("SentTime"), due: row.time("EnqueueTime"), expires: row.time("ExpirationTime"),
 	}
 	if it.aggregateType == "" {
 		it.aggregateType = lastSegment(it.typ)
 	}
 	// A message without a correlation is ordered with its conversation.
 	for _, name := range []string{"CorrelationId", "ConversationId"} {
-		if key, err := r.id(name); err == nil && it.aggregateID == "" {
+		if key, err := row.id(name); err == nil && it.aggregateID == "" {
 			it.aggregateID = idText(key)
 		}
 	}

@@ -15,23 +15,23 @@ type wolverineMessage struct {
 var errWolverineBody = errors.New("body: expected an envelope of Wolverine; found other bytes")
 
 // parseWolverine parses a body: the time, the headers as pairs of texts, and the data.
-func parseWolverine(b []byte) (wolverineMessage, error) {
-	r := &wolverineReader{rest: b}
-	r.take(8) // the time at which it was sent
+func parseWolverine(data []byte) (wolverineMessage, error) {
+	reader := &wolverineReader{rest: data}
+	reader.take(8) // the time at which it was sent
 
-	n := r.int32()
-	var m wolverineMessage
+	n := reader.int32()
+	var message wolverineMessage
 	// The number of headers is only a claim, so the bytes bound the loop.
-	for range min(n, len(b)) {
-		name, value := r.text(), r.text()
-		m.headers = append(m.headers, header{name, &value})
+	for range min(n, len(data)) {
+		name, value := reader.text(), reader.text()
+		message.headers = append(message.headers, header{name, &value})
 	}
 
-	m.data = r.take(r.int32())
-	if r.bad || n < 0 || n > len(b) || len(r.rest) > 0 {
+	message.data = reader.take(reader.int32())
+	if reader.bad || n < 0 || n > len(data) || len(reader.rest) > 0 {
 		return wolverineMessage{}, errWolverineBody
 	}
-	return m, nil
+	return message, nil
 }
 
 // get returns the value of a header, or "".
@@ -55,9 +55,9 @@ func (r *wolverineReader) take(n int) []byte {
 		r.bad = true
 		return make([]byte, min(max(n, 0), 8))
 	}
-	p := r.rest[:n]
+	taken := r.rest[:n]
 	r.rest = r.rest[n:]
-	return p
+	return taken
 }
 
 func (r *wolverineReader) int32() int { return int(int32(binary.LittleEndian.Uint32(r.take(4)))) }

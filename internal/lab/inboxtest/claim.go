@@ -11,219 +11,219 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox"
 )
 
-func claimIsExclusive(s suite) {
-	c := s.mustClaim(s.Inbox, newEntry("1"))
-	if c.Attempt() != 1 || c.Entry() != newEntry("1") {
-		s.Fatalf("got attempt %d of %v, want 1 of %v", c.Attempt(), c.Entry(), newEntry("1"))
+func claimIsExclusive(suite suite) {
+	claim := suite.mustClaim(suite.Inbox, newEntry("1"))
+	if claim.Attempt() != 1 || claim.Entry() != newEntry("1") {
+		suite.Fatalf("got attempt %d of %v, want 1 of %v", claim.Attempt(), claim.Entry(), newEntry("1"))
 	}
 
-	for _, x := range []*inbox.Inbox{s.Inbox, s.Other} {
-		_, err := x.Claim(s.ctx(), newEntry("1"), 0)
-		s.checkError(err, inbox.ErrInProgress)
+	for _, x := range []*inbox.Inbox{suite.Inbox, suite.Other} {
+		_, err := x.Claim(suite.ctx(), newEntry("1"), 0)
+		suite.checkError(err, inbox.ErrInProgress)
 		var claimed *inbox.InProgressError
 		if !errors.As(err, &claimed) || claimed.Until.IsZero() {
-			s.Fatalf("the error is %#v, want a *ClaimedError with the end of the lease", err)
+			suite.Fatalf("the error is %#v, want a *ClaimedError with the end of the lease", err)
 		}
 	}
 
-	s.checkExists("1", false)
-	s.checkSuccess(s.finishClaim(c))
+	suite.checkExists("1", false)
+	suite.checkSuccess(suite.finishClaim(claim))
 	// A second mark changes nothing.
-	s.checkSuccess(c.Handled(s.ctx()))
-	s.checkExists("1", true)
-	s.checkSuccess(c.Release(s.ctx()))
-	s.checkSuccess(c.Release(s.ctx()))
+	suite.checkSuccess(claim.Handled(suite.ctx()))
+	suite.checkExists("1", true)
+	suite.checkSuccess(claim.Release(suite.ctx()))
+	suite.checkSuccess(claim.Release(suite.ctx()))
 
-	_, err := s.Other.Claim(s.ctx(), newEntry("1"), 0)
-	s.checkError(err, inbox.ErrDuplicate)
-	s.checkFresh([]bool{false}, newEntry("1"))
+	_, err := suite.Other.Claim(suite.ctx(), newEntry("1"), 0)
+	suite.checkError(err, inbox.ErrDuplicate)
+	suite.checkFresh([]bool{false}, newEntry("1"))
 
 	other := newEntry("1")
 	other.Key.Consumer = "group/b"
-	s.checkSuccess(s.finishClaim(s.mustClaim(s.Other, other)))
+	suite.checkSuccess(suite.finishClaim(suite.mustClaim(suite.Other, other)))
 }
 
-func claimMovesTheWatermark(s suite) {
-	c := s.mustClaim(s.Inbox, placedEntry("1", 0, 10))
-	s.checkSuccess(s.finishClaim(c))
-	s.checkSuccess(s.Expire(s.ctx()))
-	s.checkSuccess(s.Lapse(s.ctx()))
-	_, err := s.Inbox.Claim(s.ctx(), placedEntry("1", 0, 10), 0)
-	s.checkError(err, inbox.ErrDuplicate)
-	s.checkFresh([]bool{false, true}, placedEntry("0", 0, 9), placedEntry("2", 0, 11))
+func claimMovesTheWatermark(suite suite) {
+	claim := suite.mustClaim(suite.Inbox, placedEntry("1", 0, 10))
+	suite.checkSuccess(suite.finishClaim(claim))
+	suite.checkSuccess(suite.Expire(suite.ctx()))
+	suite.checkSuccess(suite.Lapse(suite.ctx()))
+	_, err := suite.Inbox.Claim(suite.ctx(), placedEntry("1", 0, 10), 0)
+	suite.checkError(err, inbox.ErrDuplicate)
+	suite.checkFresh([]bool{false, true}, placedEntry("0", 0, 9), placedEntry("2", 0, 11))
 }
 
-func claimIsReleasedAndDeferred(s suite) {
-	c := s.mustClaim(s.Inbox, newEntry("1"))
-	s.checkSuccess(c.Release(s.ctx()))
-	c = s.mustClaim(s.Other, newEntry("1"))
-	if c.Attempt() != 2 {
-		s.Fatalf("attempt %d, want 2", c.Attempt())
+func claimIsReleasedAndDeferred(suite suite) {
+	claim := suite.mustClaim(suite.Inbox, newEntry("1"))
+	suite.checkSuccess(claim.Release(suite.ctx()))
+	claim = suite.mustClaim(suite.Other, newEntry("1"))
+	if claim.Attempt() != 2 {
+		suite.Fatalf("attempt %d, want 2", claim.Attempt())
 	}
 
-	s.checkSuccess(c.Defer(s.ctx(), time.Hour))
-	_, err := s.Inbox.Claim(s.ctx(), newEntry("1"), 0)
-	s.checkError(err, inbox.ErrInProgress)
-	s.checkSuccess(s.Lapse(s.ctx()))
-	if c := s.mustClaim(s.Inbox, newEntry("1")); c.Attempt() != 3 {
-		s.Fatalf("attempt %d, want 3", c.Attempt())
+	suite.checkSuccess(claim.Defer(suite.ctx(), time.Hour))
+	_, err := suite.Inbox.Claim(suite.ctx(), newEntry("1"), 0)
+	suite.checkError(err, inbox.ErrInProgress)
+	suite.checkSuccess(suite.Lapse(suite.ctx()))
+	if claim := suite.mustClaim(suite.Inbox, newEntry("1")); claim.Attempt() != 3 {
+		suite.Fatalf("attempt %d, want 3", claim.Attempt())
 	}
 }
 
-func claimOutsideOfTransactions(s suite) {
-	err := s.Transaction(s.ctx(), func(ctx context.Context) error {
-		_, err := s.Inbox.Claim(ctx, newEntry("1"), 0)
+func claimOutsideOfTransactions(suite suite) {
+	err := suite.Transaction(suite.ctx(), func(ctx context.Context) error {
+		_, err := suite.Inbox.Claim(ctx, newEntry("1"), 0)
 		return err
 	})
-	s.checkError(err, inbox.ErrInTransaction)
-	c := s.mustClaim(s.Inbox, newEntry("1"))
+	suite.checkError(err, inbox.ErrInTransaction)
+	claim := suite.mustClaim(suite.Inbox, newEntry("1"))
 	// Without a transaction, the mark takes effect at once.
-	s.checkSuccess(c.Handled(s.ctx()))
-	s.checkExists("1", true)
+	suite.checkSuccess(claim.Handled(suite.ctx()))
+	suite.checkExists("1", true)
 }
 
-func claimLapses(s suite) {
-	old := s.mustClaim(s.Inbox, newEntry("1"))
-	s.checkSuccess(s.Lapse(s.ctx()))
-	now := s.mustClaim(s.Other, newEntry("1"))
+func claimLapses(suite suite) {
+	old := suite.mustClaim(suite.Inbox, newEntry("1"))
+	suite.checkSuccess(suite.Lapse(suite.ctx()))
+	now := suite.mustClaim(suite.Other, newEntry("1"))
 	if now.Attempt() != 2 {
-		s.Fatalf("attempt %d, want 2", now.Attempt())
+		suite.Fatalf("attempt %d, want 2", now.Attempt())
 	}
 
-	err := s.Transaction(s.ctx(), func(ctx context.Context) error {
-		if _, err := s.Inbox.Admit(ctx, []inbox.Entry{newEntry("effect")}); err != nil {
+	err := suite.Transaction(suite.ctx(), func(ctx context.Context) error {
+		if _, err := suite.Inbox.Admit(ctx, []inbox.Entry{newEntry("effect")}); err != nil {
 			return err
 		}
 		return old.Handled(ctx)
 	})
-	s.checkError(err, inbox.ErrClaimLost)
+	suite.checkError(err, inbox.ErrClaimLost)
 	if !strings.Contains(err.Error(), newEntry("1").Key.String()) {
-		s.Fatalf("the error is %v, want it to name the message", err)
+		suite.Fatalf("the error is %v, want it to name the message", err)
 	}
 
-	s.checkExists("effect", false)
-	s.checkExists("1", false)
+	suite.checkExists("effect", false)
+	suite.checkExists("1", false)
 
 	// The claim belongs to another holder now, so Release must not end it.
-	s.checkSuccess(old.Release(s.ctx()))
-	_, err = s.Inbox.Claim(s.ctx(), newEntry("1"), 0)
-	s.checkError(err, inbox.ErrInProgress)
+	suite.checkSuccess(old.Release(suite.ctx()))
+	_, err = suite.Inbox.Claim(suite.ctx(), newEntry("1"), 0)
+	suite.checkError(err, inbox.ErrInProgress)
 
-	s.checkSuccess(s.finishClaim(now))
-	s.checkExists("1", true)
-	s.checkError(s.finishClaim(old), inbox.ErrClaimLost)
+	suite.checkSuccess(suite.finishClaim(now))
+	suite.checkExists("1", true)
+	suite.checkError(suite.finishClaim(old), inbox.ErrClaimLost)
 }
 
-func claimHandledRollsBack(s suite) {
-	c := s.mustClaim(s.Inbox, placedEntry("1", 0, 10))
-	err := s.Transaction(s.ctx(), func(ctx context.Context) error {
-		if err := c.Handled(ctx); err != nil {
+func claimHandledRollsBack(suite suite) {
+	claim := suite.mustClaim(suite.Inbox, placedEntry("1", 0, 10))
+	err := suite.Transaction(suite.ctx(), func(ctx context.Context) error {
+		if err := claim.Handled(ctx); err != nil {
 			return err
 		}
 		return errHandler
 	})
-	s.checkError(err, errHandler)
-	s.checkExists("1", false)
+	suite.checkError(err, errHandler)
+	suite.checkExists("1", false)
 
-	_, err = s.Other.Claim(s.ctx(), placedEntry("1", 0, 10), 0)
-	s.checkError(err, inbox.ErrInProgress)
-	s.checkSuccess(s.finishClaim(c))
-	s.checkExists("1", true)
+	_, err = suite.Other.Claim(suite.ctx(), placedEntry("1", 0, 10), 0)
+	suite.checkError(err, inbox.ErrInProgress)
+	suite.checkSuccess(suite.finishClaim(claim))
+	suite.checkExists("1", true)
 }
 
 // claimAndAdmit mixes the modes, as a deployment does while it changes from one to the other.
-func claimAndAdmit(s suite) {
-	c := s.mustClaim(s.Inbox, newEntry("1"))
-	_, err := s.admitInTransaction(s.Other, newEntry("2"), newEntry("1"))
-	s.checkError(err, inbox.ErrInProgress)
-	s.checkExists("2", false)
-	s.checkSuccess(s.Lapse(s.ctx()))
-	s.checkFresh([]bool{true, true}, newEntry("2"), newEntry("1"))
-	s.checkError(s.finishClaim(c), inbox.ErrClaimLost)
-	_, err = s.Other.Claim(s.ctx(), newEntry("1"), 0)
-	s.checkError(err, inbox.ErrDuplicate)
+func claimAndAdmit(suite suite) {
+	claim := suite.mustClaim(suite.Inbox, newEntry("1"))
+	_, err := suite.admitInTransaction(suite.Other, newEntry("2"), newEntry("1"))
+	suite.checkError(err, inbox.ErrInProgress)
+	suite.checkExists("2", false)
+	suite.checkSuccess(suite.Lapse(suite.ctx()))
+	suite.checkFresh([]bool{true, true}, newEntry("2"), newEntry("1"))
+	suite.checkError(suite.finishClaim(claim), inbox.ErrClaimLost)
+	_, err = suite.Other.Claim(suite.ctx(), newEntry("1"), 0)
+	suite.checkError(err, inbox.ErrDuplicate)
 }
 
-func claimHoldEndsWhenLost(s suite) {
-	c, err := s.Inbox.Claim(s.ctx(), newEntry("1"), inbox.MinLease)
-	s.checkSuccess(err)
-	err = c.Hold(s.ctx(), func(ctx context.Context) error {
+func claimHoldEndsWhenLost(suite suite) {
+	claim, err := suite.Inbox.Claim(suite.ctx(), newEntry("1"), inbox.MinLease)
+	suite.checkSuccess(err)
+	err = claim.Hold(suite.ctx(), func(ctx context.Context) error {
 		// Another holder claims the message when its lease has expired. A renewal may be too late
 		// to prevent that.
 		for ctx.Err() == nil {
 			ctx := context.WithoutCancel(ctx)
-			s.checkSuccess(s.Lapse(ctx))
-			if _, err := s.Other.Claim(ctx, newEntry("1"), time.Minute); !errors.Is(err, inbox.ErrInProgress) {
-				s.checkSuccess(err)
+			suite.checkSuccess(suite.Lapse(ctx))
+			if _, err := suite.Other.Claim(ctx, newEntry("1"), time.Minute); !errors.Is(err, inbox.ErrInProgress) {
+				suite.checkSuccess(err)
 				break
 			}
 		}
 
 		<-ctx.Done()
-		s.checkError(context.Cause(ctx), inbox.ErrClaimLost)
+		suite.checkError(context.Cause(ctx), inbox.ErrClaimLost)
 		return ctx.Err()
 	})
-	s.checkError(err, inbox.ErrClaimLost)
-	c = s.mustClaim(s.Inbox, newEntry("2"))
-	s.checkError(c.Hold(s.ctx(), func(context.Context) error { return errHandler }), errHandler)
-	s.checkSuccess(c.Hold(s.ctx(), func(context.Context) error { return nil }))
+	suite.checkError(err, inbox.ErrClaimLost)
+	claim = suite.mustClaim(suite.Inbox, newEntry("2"))
+	suite.checkError(claim.Hold(suite.ctx(), func(context.Context) error { return errHandler }), errHandler)
+	suite.checkSuccess(claim.Hold(suite.ctx(), func(context.Context) error { return nil }))
 }
 
-func claimingOnce(s suite) {
+func claimingOnce(suite suite) {
 	begun := make(chan struct{})
 	asked := make(chan struct{})
 	done := make(chan error, 1)
 	begin := sync.OnceFunc(func() { close(begun) })
 	go func() {
-		done <- s.Inbox.Once(s.ctx(), newEntry("1"), func(ctx context.Context) error {
+		done <- suite.Inbox.Once(suite.ctx(), newEntry("1"), func(ctx context.Context) error {
 			begin()
 			<-asked
-			return s.Inbox.Once(ctx, newEntry("1"), func(context.Context) error { return nil }, inbox.OnceConfig{})
+			return suite.Inbox.Once(ctx, newEntry("1"), func(context.Context) error { return nil }, inbox.OnceConfig{})
 		}, inbox.OnceConfig{Claim: true})
 	}()
 
 	var err error
 	select {
 	case err = <-done:
-		s.Fatalf("the handler did not begin: %v", err)
+		suite.Fatalf("the handler did not begin: %v", err)
 	case <-begun:
-		_, err = s.Other.Claim(s.ctx(), newEntry("1"), 0)
+		_, err = suite.Other.Claim(suite.ctx(), newEntry("1"), 0)
 		close(asked)
 	}
 
-	s.checkError(err, inbox.ErrInProgress)
-	s.checkSuccess(<-done)
-	s.checkExists("1", true)
+	suite.checkError(err, inbox.ErrInProgress)
+	suite.checkSuccess(<-done)
+	suite.checkExists("1", true)
 
-	_, err = s.countOnce(s.Other, newEntry("1"), inbox.OnceConfig{Claim: true})
-	s.checkError(err, inbox.ErrDuplicate)
+	_, err = suite.countOnce(suite.Other, newEntry("1"), inbox.OnceConfig{Claim: true})
+	suite.checkError(err, inbox.ErrDuplicate)
 
-	held := s.mustClaim(s.Inbox, newEntry("2"))
-	_, err = s.countOnce(s.Other, newEntry("2"), inbox.OnceConfig{Claim: true})
-	s.checkError(err, inbox.ErrInProgress)
-	s.checkSuccess(s.finishClaim(held))
-	_, err = s.countOnce(s.Other, newEntry("2"), inbox.OnceConfig{Claim: true})
-	s.checkError(err, inbox.ErrDuplicate)
+	held := suite.mustClaim(suite.Inbox, newEntry("2"))
+	_, err = suite.countOnce(suite.Other, newEntry("2"), inbox.OnceConfig{Claim: true})
+	suite.checkError(err, inbox.ErrInProgress)
+	suite.checkSuccess(suite.finishClaim(held))
+	_, err = suite.countOnce(suite.Other, newEntry("2"), inbox.OnceConfig{Claim: true})
+	suite.checkError(err, inbox.ErrDuplicate)
 }
 
-func raceOfClaims(s suite) {
+func raceOfClaims(suite suite) {
 	const callers = 16
 	var won atomic.Int64
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {
-			_, err := []*inbox.Inbox{s.Inbox, s.Other}[i%2].Claim(s.ctx(), newEntry("1"), time.Minute)
+			_, err := []*inbox.Inbox{suite.Inbox, suite.Other}[i%2].Claim(suite.ctx(), newEntry("1"), time.Minute)
 			switch {
 			case err == nil:
 				won.Add(1)
 			case !errors.Is(err, inbox.ErrInProgress):
-				s.Errorf("caller %d: %v", i, err)
+				suite.Errorf("caller %d: %v", i, err)
 			}
 		})
 	}
 
 	wg.Wait()
 	if won.Load() != 1 {
-		s.Fatalf("%d callers hold the claim, want 1", won.Load())
+		suite.Fatalf("%d callers hold the claim, want 1", won.Load())
 	}
 }

@@ -95,9 +95,9 @@ func newEntry(id string) inbox.Entry {
 
 // placedEntry returns an entry with a place in partition 3.
 func placedEntry(id string, lane int32, offset int64) inbox.Entry {
-	e := newEntry(id)
-	e.Place = inbox.Place{Topic: topic, Partition: 3, Lane: lane, Offset: offset, LeaderEpoch: 5}
-	return e
+	entry := newEntry(id)
+	entry.Place = inbox.Place{Topic: topic, Partition: 3, Lane: lane, Offset: offset, LeaderEpoch: 5}
+	return entry
 }
 
 // entryWithoutID returns the entry of a record without an id.
@@ -122,10 +122,10 @@ func (s suite) checkSuccess(err error) {
 }
 
 // admitInTransaction admits the entries in a transaction that commits.
-func (s suite) admitInTransaction(x *inbox.Inbox, list ...inbox.Entry) (fresh []bool, err error) {
+func (s suite) admitInTransaction(inbox *inbox.Inbox, list ...inbox.Entry) (fresh []bool, err error) {
 	s.Helper()
 	err = s.Transaction(s.ctx(), func(ctx context.Context) (err error) {
-		fresh, err = x.Admit(ctx, list)
+		fresh, err = inbox.Admit(ctx, list)
 		return err
 	})
 	return fresh, err
@@ -152,23 +152,23 @@ func (s suite) checkExists(id string, want bool) {
 }
 
 // countOnce calls Once with a handler that counts its runs.
-func (s suite) countOnce(x *inbox.Inbox, e inbox.Entry, c inbox.OnceConfig) (runs int, err error) {
-	err = x.Once(s.ctx(), e, func(context.Context) error {
+func (s suite) countOnce(inbox *inbox.Inbox, entry inbox.Entry, cfg inbox.OnceConfig) (runs int, err error) {
+	err = inbox.Once(s.ctx(), entry, func(context.Context) error {
 		runs++
 		return nil
-	}, c)
+	}, cfg)
 	return runs, err
 }
 
 // mustClaim claims the entry for a minute.
-func (s suite) mustClaim(x *inbox.Inbox, e inbox.Entry) *inbox.Claim {
+func (s suite) mustClaim(inbox *inbox.Inbox, entry inbox.Entry) *inbox.Claim {
 	s.Helper()
-	c, err := x.Claim(s.ctx(), e, time.Minute)
+	claim, err := inbox.Claim(s.ctx(), entry, time.Minute)
 	s.checkSuccess(err)
-	return c
+	return claim
 }
 
 // finishClaim marks the message as handled in a transaction that commits.
-func (s suite) finishClaim(c *inbox.Claim) error {
-	return s.Transaction(s.ctx(), func(ctx context.Context) error { return c.Handled(ctx) })
+func (s suite) finishClaim(claim *inbox.Claim) error {
+	return s.Transaction(s.ctx(), func(ctx context.Context) error { return claim.Handled(ctx) })
 }

@@ -89,12 +89,12 @@ type Fault struct {
 // errRefused is a Fault.Err for an error of the record itself.
 var errRefused = errors.New("the broker refuses the record")
 
-// Inject makes the broker call f for each record before it is written. A nil f removes the
+// Inject makes the broker call fault for each record before it is written. A nil fault removes the
 // function.
-func (b *Broker) Inject(f func(topic string, m *transport.Record) Fault) {
+func (b *Broker) Inject(fault func(topic string, record *transport.Record) Fault) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.faults = f
+	b.faults = fault
 	b.notifyLocked()
 }
 
@@ -117,8 +117,8 @@ func (b *Broker) Compact(name string) {
 			last[string(r.Key)] = r.Offset
 		}
 
-		p.records = slices.DeleteFunc(slices.Clone(p.records), func(r storedRecord) bool {
-			return r.Key != nil && last[string(r.Key)] > r.Offset
+		p.records = slices.DeleteFunc(slices.Clone(p.records), func(record storedRecord) bool {
+			return record.Key != nil && last[string(record.Key)] > record.Offset
 		})
 	}
 }
@@ -141,8 +141,8 @@ func (b *Broker) Records(name string) []transport.Record {
 // recordsLocked is Records for callers that hold the lock.
 func (b *Broker) recordsLocked(name string) []transport.Record {
 	var list []storedRecord
-	if t := b.topics[name]; t != nil {
-		for _, p := range t.partitions {
+	if topic := b.topics[name]; topic != nil {
+		for _, p := range topic.partitions {
 			list = append(list, p.records...)
 		}
 	}
@@ -218,7 +218,7 @@ func (b *Broker) Publish(ctx context.Context, name string, records []transport.R
 
 // writeRecord writes one record to the partition part. If part is negative, the key selects the
 // partition.
-func (b *Broker) writeRecord(ctx context.Context, name string, m *transport.Record, part int32) error {
+func (b *Broker) writeRecord(ctx context.Context, name string, record *transport.Record, part int32) error {
 	if err := checkTopic(name); err != nil {
 		return err
 	}
@@ -228,27 +228,27 @@ func (b *Broker) writeRecord(ctx context.Context, name string, m *transport.Reco
 	b.mu.Unlock()
 
 	// The function is called without the lock, so it may use the broker.
-	var f Fault
+	var fault Fault
 	if faults != nil {
-		f = faults(name, m)
+		fault = faults(name, record)
 	}
-	if err := errors.Join(ctx.Err(), f.Err); err != nil {
+	if err := errors.Join(ctx.Err(), fault.Err); err != nil {
 		return err
 	}
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t := b.findOrAddTopicLocked(name)
-	if part >= int32(len(t.partitions)) {
-		return fmt.Errorf("%w: partition %d does not exist: topic %q has %d", errRefused, part, name, len(t.partitions))
+	topic := b.findOrAddTopicLocked(name)
+	if part >= int32(len(topic.partitions)) {
+		return fmt.Errorf("%w: partition %d does not exist: topic %q has %d", errRefused, part, name, len(topic.partitions))
 	}
 	// An explicit partition wins over the key, as in a producer.
 	if part < 0 {
-		part = b.choosePartitionLocked(t, m.Key)
+		part = b.choosePartitionLocked(topic, record.Key)
 	}
 
-	for range f.Duplicate + 1 {
-		b.appendRecordLocked(t.partitions[part], name, part, m)
+	for range fault.Duplicate + 1 {
+		b.appendRecordLocked(topic.partitions[part], name, part, record)
 	}
 
 	b.notifyLocked()
@@ -257,8 +257,8 @@ func (b *Broker) writeRecord(ctx context.Context, name string, m *transport.Reco
 
 // checkTopic checks the name of a topic by Kafka's rule.
 func checkTopic(name string) error {
-	illegal := func(r rune) bool {
-		legal := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-'
+	illegal := func(char rune) bool {
+		legal := char >= 'a' && char <= 'z' || char >= 'A' && char <= 'Z' || char >= '0' && char <= '9' || char == '.' || char == '_' || char == '-'
 		return !legal
 	}
 	if name == "" || len(name) > 249 || name == "." || name == ".." || strings.ContainsFunc(name, illegal) {
@@ -269,8 +269,8 @@ func checkTopic(name string) error {
 
 // choosePartitionLocked returns the partition that Kafka's Java client selects for the key. Records
 // without a key are distributed round robin.
-func (b *Broker) choosePartitionLocked(t *topic, key []byte) int32 {
-	n := int32(len(t.partitions))
+func (b *Broker) choosePartitionLocked(topic *topic, key []byte) int32 {
+	n := int32(len(topic.partitions))
 	if key == nil {
 		b.roundRobin++
 		return b.roundRobin & 0x7fffffff % n
@@ -279,31 +279,31 @@ func (b *Broker) choosePartitionLocked(t *topic, key []byte) int32 {
 }
 
 // appendRecordLocked writes a copy of the record to the partition.
-func (b *Broker) appendRecordLocked(p *partition, name string, part int32, m *transport.Record) {
-	r := cloneRecord(transport.Record{
+func (b *Broker) appendRecordLocked(partition *partition, name string, part int32, record *transport.Record) {
+	rec := cloneRecord(transport.Record{
 		Topic:     name,
 		Partition: part,
-		Offset:    p.end,
-		Time:      m.Time,
-		Key:       m.Key,
-		Value:     m.Value,
-		Headers:   m.Headers,
+		Offset:    partition.end,
+		Time:      record.Time,
+		Key:       record.Key,
+		Value:     record.Value,
+		Headers:   record.Headers,
 	})
-	if r.Time.IsZero() {
-		r.Time = time.Now()
+	if rec.Time.IsZero() {
+		rec.Time = time.Now()
 	}
 	// Kafka stores milliseconds.
-	r.Time = time.UnixMilli(r.Time.UnixMilli())
+	rec.Time = time.UnixMilli(rec.Time.UnixMilli())
 
 	b.written++
-	p.records = append(p.records, storedRecord{r, b.written})
-	p.end++
+	partition.records = append(partition.records, storedRecord{rec, b.written})
+	partition.end++
 }
 
 // findOrAddTopicLocked returns the topic called name.
 func (b *Broker) findOrAddTopicLocked(name string) *topic {
-	if t := b.topics[name]; t != nil {
-		return t
+	if topic := b.topics[name]; topic != nil {
+		return topic
 	}
 	b.growTopicLocked(name, b.partitions)
 	return b.topics[name]
@@ -311,17 +311,17 @@ func (b *Broker) findOrAddTopicLocked(name string) *topic {
 
 // growTopicLocked creates the topic if necessary, and adds partitions until it has n.
 func (b *Broker) growTopicLocked(name string, n int) {
-	t := b.topics[name]
-	if t == nil {
-		t = &topic{id: uuid.NewString()}
-		b.topics[name] = t
+	existing := b.topics[name]
+	if existing == nil {
+		existing = &topic{id: uuid.NewString()}
+		b.topics[name] = existing
 	}
-	if len(t.partitions) >= n {
+	if len(existing.partitions) >= n {
 		return
 	}
 
-	for len(t.partitions) < n {
-		t.partitions = append(t.partitions, &partition{})
+	for len(existing.partitions) < n {
+		existing.partitions = append(existing.partitions, &partition{})
 	}
 
 	b.rebalanceSubscribersLocked(name)
@@ -341,15 +341,15 @@ func (b *Broker) notifyLocked() {
 	b.changed = make(chan struct{})
 }
 
-// cloneRecord returns a copy that shares no memory with r.
-func cloneRecord(r transport.Record) transport.Record {
-	r.Key = bytes.Clone(r.Key)
-	r.Value = bytes.Clone(r.Value)
+// cloneRecord returns a copy that shares no memory with record.
+func cloneRecord(record transport.Record) transport.Record {
+	record.Key = bytes.Clone(record.Key)
+	record.Value = bytes.Clone(record.Value)
 
-	headers := make([]event.Header, len(r.Headers))
-	for i, h := range r.Headers {
+	headers := make([]event.Header, len(record.Headers))
+	for i, h := range record.Headers {
 		headers[i] = event.Header{Key: h.Key, Value: bytes.Clone(h.Value)}
 	}
-	r.Headers = headers
-	return r
+	record.Headers = headers
+	return record
 }

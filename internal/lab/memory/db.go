@@ -34,23 +34,23 @@ type Op struct {
 	Topic string // if Kind is "publish"
 }
 
-// Inject makes the DB call f before each append and commit. An error of f is that of the operation. A nil f removes the
+// Inject makes the DB call fault before each append and commit. An error of fault is that of the operation. A nil fault removes the
 // function.
-func (db *DB) Inject(f func(op Op) error) {
+func (db *DB) Inject(fault func(op Op) error) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	db.faults = f
+	db.faults = fault
 }
 
 // injectedError returns the injected error of an operation. It must be called without the lock.
 func (db *DB) injectedError(op Op) error {
 	db.mu.Lock()
-	f := db.faults
+	fault := db.faults
 	db.mu.Unlock()
-	if f == nil {
+	if fault == nil {
 		return nil
 	}
-	return f(op)
+	return fault(op)
 }
 
 // Changed returns a channel that is closed at the next commit.
@@ -134,13 +134,13 @@ func (db *DB) findOrAddTable(name string) *storedTable {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 
-	t := db.tables[name]
-	if t == nil {
-		t = &storedTable{name: name, rows: map[string]*row{}}
-		db.tables[name] = t
+	table := db.tables[name]
+	if table == nil {
+		table = &storedTable{name: name, rows: map[string]*row{}}
+		db.tables[name] = table
 	}
 
-	return t
+	return table
 }
 
 // beginTx begins a transaction. It must be ended with commit or abort.
@@ -148,9 +148,9 @@ func (db *DB) beginTx() *tx {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 
-	t := &tx{db: db, start: db.time, done: make(chan struct{})}
-	db.open[t] = struct{}{}
-	return t
+	tx := &tx{db: db, start: db.time, done: make(chan struct{})}
+	db.open[tx] = struct{}{}
+	return tx
 }
 
 // getRow returns the row as the transaction sees it, or nil if it does not exist.
@@ -160,16 +160,16 @@ func (t *tx) getRow(table *storedTable, key string) any {
 	return t.visibleLocked(table.rows[key])
 }
 
-// visibleLocked returns the value of r that the transaction sees.
-func (t *tx) visibleLocked(r *row) any {
+// visibleLocked returns the value of row that the transaction sees.
+func (t *tx) visibleLocked(row *row) any {
 	switch {
-	case r == nil:
+	case row == nil:
 		return nil
-	case r.writer == t:
-		return r.pending
+	case row.writer == t:
+		return row.pending
 	}
 
-	for _, v := range slices.Backward(r.versions) {
+	for _, v := range slices.Backward(row.versions) {
 		if v.at <= t.start {
 			return v.value
 		}
@@ -180,13 +180,13 @@ func (t *tx) visibleLocked(r *row) any {
 
 // rowsOf iterates over every row that the transaction sees, in the order of the keys and without the lock. All values of
 // the table are of type V.
-func rowsOf[V any](t *tx, table *storedTable) iter.Seq2[string, V] {
-	t.db.mu.Lock()
-	defer t.db.mu.Unlock()
+func rowsOf[V any](tx *tx, table *storedTable) iter.Seq2[string, V] {
+	tx.db.mu.Lock()
+	defer tx.db.mu.Unlock()
 	found := map[string]V{}
 	for key, r := range table.rows {
-		if v := t.visibleLocked(r); v != nil {
-			found[key] = v.(V)
+		if value := tx.visibleLocked(r); value != nil {
+			found[key] = value.(V)
 		}
 	}
 
@@ -226,10 +226,10 @@ func (t *tx) insertRow(table *storedTable, key string, value any) error {
 	t.db.mu.Lock()
 	defer t.db.mu.Unlock()
 
-	r := table.rows[key]
+	row := table.rows[key]
 	// The other transaction may still abort. So a row that it writes is a conflict, and not a duplicate.
-	pendingElsewhere := r != nil && r.writer != nil && r.writer != t
-	if r != nil && !pendingElsewhere && t.visibleLocked(r) != nil {
+	pendingElsewhere := row != nil && row.writer != nil && row.writer != t
+	if row != nil && !pendingElsewhere && t.visibleLocked(row) != nil {
 		return errDuplicate(table.name, key)
 	}
 	return t.writeLocked(table, key, value, true)
@@ -237,40 +237,40 @@ func (t *tx) insertRow(table *storedTable, key string, value any) error {
 
 // writeLocked stores the value as pending, or returns a write conflict.
 func (t *tx) writeLocked(table *storedTable, key string, value any, insert bool) error {
-	r := table.rows[key]
-	if r == nil {
-		r = &row{}
-		table.rows[key] = r
+	existing := table.rows[key]
+	if existing == nil {
+		existing = &row{}
+		table.rows[key] = existing
 	}
 
 	switch {
-	case r.writer == t:
-		r.pending = value
+	case existing.writer == t:
+		existing.pending = value
 		if insert {
 			// The row was removed before, in the same transaction.
 			t.moveToEndLocked(table, key)
 		}
 		return nil
 
-	case r.writer != nil:
+	case existing.writer != nil:
 		// The caller can wait until the other transaction is over.
-		t.blocker = r.writer.done
+		t.blocker = existing.writer.done
 		return errConflict(table.name)
 
-	case len(r.versions) > 0 && r.versions[len(r.versions)-1].at > t.start:
+	case len(existing.versions) > 0 && existing.versions[len(existing.versions)-1].at > t.start:
 		// Another transaction has committed the row since this one began.
 		return errConflict(table.name)
 	}
 
-	r.writer = t
-	r.pending = value
+	existing.writer = t
+	existing.pending = value
 	t.writes = append(t.writes, write{table, key, insert})
 	return nil
 }
 
 // moveToEndLocked moves a row that was removed and inserted again to the end of the inserted rows.
 func (t *tx) moveToEndLocked(table *storedTable, key string) {
-	t.writes = slices.DeleteFunc(t.writes, func(w write) bool { return w.table == table && w.key == key })
+	t.writes = slices.DeleteFunc(t.writes, func(write write) bool { return write.table == table && write.key == key })
 	t.writes = append(t.writes, write{table, key, true})
 }
 
@@ -291,17 +291,17 @@ func (t *tx) commit() {
 	var order []*storedTable
 	inserted := map[*storedTable][]any{}
 	for _, w := range t.writes {
-		r := w.table.rows[w.key]
-		r.versions = append(r.versions, version{db.time, r.pending})
+		row := w.table.rows[w.key]
+		row.versions = append(row.versions, version{db.time, row.pending})
 		if _, known := inserted[w.table]; !known {
 			order = append(order, w.table)
 			inserted[w.table] = nil
 		}
-		if w.inserted && r.pending != nil {
-			inserted[w.table] = append(inserted[w.table], r.pending)
+		if w.inserted && row.pending != nil {
+			inserted[w.table] = append(inserted[w.table], row.pending)
 		}
-		r.writer = nil
-		r.pending = nil
+		row.writer = nil
+		row.pending = nil
 	}
 
 	// Without this transaction, older versions may be unnecessary.
@@ -327,10 +327,10 @@ func (t *tx) abort() {
 	}
 
 	for _, w := range t.writes {
-		r := w.table.rows[w.key]
-		if r != nil && r.writer == t {
-			r.writer = nil
-			r.pending = nil
+		row := w.table.rows[w.key]
+		if row != nil && row.writer == t {
+			row.writer = nil
+			row.pending = nil
 			w.table.pruneRowLocked(w.key, t.db.oldestSnapshotLocked())
 		}
 	}
@@ -355,18 +355,18 @@ func (db *DB) oldestSnapshotLocked() uint64 {
 
 // pruneRowLocked removes the versions of a row that no transaction can read any more.
 func (t *storedTable) pruneRowLocked(key string, oldest uint64) {
-	r := t.rows[key]
-	if r == nil {
+	row := t.rows[key]
+	if row == nil {
 		return
 	}
 
 	// The oldest transaction reads the last version before its start, so that version stays.
-	for len(r.versions) > 1 && r.versions[1].at <= oldest {
-		r.versions = r.versions[1:]
+	for len(row.versions) > 1 && row.versions[1].at <= oldest {
+		row.versions = row.versions[1:]
 	}
 
-	deleted := len(r.versions) == 1 && r.versions[0].value == nil && r.versions[0].at <= oldest
-	if (len(r.versions) == 0 || deleted) && r.writer == nil {
+	deleted := len(row.versions) == 1 && row.versions[0].value == nil && row.versions[0].at <= oldest
+	if (len(row.versions) == 0 || deleted) && row.writer == nil {
 		delete(t.rows, key)
 	}
 }

@@ -41,21 +41,21 @@ func NewDocuments(db *DB, name string, plain bool) *Documents {
 // Name returns the name that was passed to NewDocuments.
 func (d *Documents) Name() string { return d.rows.name }
 
-// runOperation runs f in the transaction of ctx, which is required unless d.plain is set.
-func (d *Documents) runOperation(ctx context.Context, f func(t *tx) error) error {
+// runOperation runs callback in the transaction of ctx, which is required unless d.plain is set.
+func (d *Documents) runOperation(ctx context.Context, callback func(tx *tx) error) error {
 	if !d.plain && d.db.unitFromContext(ctx) == nil {
 		return fmt.Errorf("%s: %w", d.Name(), outbox.ErrNoTransaction)
 	}
-	return d.db.runOperation(ctx, f)
+	return d.db.runOperation(ctx, callback)
 }
 
 // Find returns the existing documents with these ids: see entityparts.Documents. It ignores the fields.
 func (d *Documents) Find(ctx context.Context, ids []bson.RawValue, _ ...string) (list []bson.Raw, err error) {
-	err = d.runOperation(ctx, func(t *tx) error {
+	err = d.runOperation(ctx, func(tx *tx) error {
 		// After a conflict the operation runs again, so each run begins with an empty list.
 		list = nil
 		for _, id := range ids {
-			if doc := d.findDocument(t, id); doc != nil {
+			if doc := d.findDocument(tx, id); doc != nil {
 				list = append(list, slices.Clone(doc))
 			}
 		}
@@ -68,17 +68,17 @@ func (d *Documents) Find(ctx context.Context, ids []bson.RawValue, _ ...string) 
 // rawKey returns the key of the row for an id.
 func rawKey(id bson.RawValue) string { return string(append([]byte{byte(id.Type)}, id.Value...)) }
 
-// findDocument returns the document that t sees, or nil.
-func (d *Documents) findDocument(t *tx, id bson.RawValue) bson.Raw {
-	doc, _ := t.getRow(d.rows, rawKey(id)).(bson.Raw)
+// findDocument returns the document that tx sees, or nil.
+func (d *Documents) findDocument(tx *tx, id bson.RawValue) bson.Raw {
+	doc, _ := tx.getRow(d.rows, rawKey(id)).(bson.Raw)
 	return doc
 }
 
 // Scan returns at most limit documents after an id: see entityparts.Documents.
 func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (list []bson.Raw, err error) {
-	err = d.runOperation(ctx, func(t *tx) error {
+	err = d.runOperation(ctx, func(tx *tx) error {
 		list = nil
-		for key, doc := range rowsOf[bson.Raw](t, d.rows) {
+		for key, doc := range rowsOf[bson.Raw](tx, d.rows) {
 			if len(list) < limit && (after.IsZero() || key > rawKey(after)) {
 				list = append(list, slices.Clone(doc))
 			}
@@ -90,9 +90,9 @@ func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (l
 
 // Insert adds documents: see entityparts.Documents.
 func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
-	return d.runOperation(ctx, func(t *tx) error {
+	return d.runOperation(ctx, func(tx *tx) error {
 		for _, doc := range docs {
-			err := t.insertRow(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc))
+			err := tx.insertRow(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc))
 			if mongo.IsDuplicateKeyError(err) {
 				return fmt.Errorf("%w: %w", entity.ErrExists, err)
 			}
@@ -107,9 +107,9 @@ func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
 
 // Put adds or replaces documents: see entityparts.Documents.
 func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
-	return d.runOperation(ctx, func(t *tx) error {
+	return d.runOperation(ctx, func(tx *tx) error {
 		for _, doc := range docs {
-			if err := t.putRow(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc)); err != nil {
+			if err := tx.putRow(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc)); err != nil {
 				return err
 			}
 		}
@@ -117,47 +117,47 @@ func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
 	})
 }
 
-// Replace replaces a document that has the version of g: see entityparts.Documents.
-func (d *Documents) Replace(ctx context.Context, doc bson.Raw, g *entityparts.Guard) (matched bool, err error) {
-	err = d.runOperation(ctx, func(t *tx) error {
+// Replace replaces a document that has the version of guard: see entityparts.Documents.
+func (d *Documents) Replace(ctx context.Context, doc bson.Raw, guard *entityparts.Guard) (matched bool, err error) {
+	err = d.runOperation(ctx, func(tx *tx) error {
 		id := doc.Lookup("_id")
-		matched = matchesGuard(d.findDocument(t, id), g)
+		matched = matchesGuard(d.findDocument(tx, id), guard)
 		if !matched {
 			return nil
 		}
-		return t.putRow(d.rows, rawKey(id), slices.Clone(doc))
+		return tx.putRow(d.rows, rawKey(id), slices.Clone(doc))
 	})
 	return matched, err
 }
 
-// matchesGuard reports whether doc exists and has the version of g. A nil g matches every version.
-func matchesGuard(doc bson.Raw, g *entityparts.Guard) bool {
+// matchesGuard reports whether doc exists and has the version of guard. A nil guard matches every version.
+func matchesGuard(doc bson.Raw, guard *entityparts.Guard) bool {
 	switch {
 	case doc == nil:
 		return false
-	case g == nil:
+	case guard == nil:
 		return true
 	}
 
-	v, err := doc.LookupErr(g.Field)
+	value, err := doc.LookupErr(guard.Field)
 	// A document without a version has version 0.
-	if err != nil || v.Type == bson.TypeNull {
-		return g.Version == 0
+	if err != nil || value.Type == bson.TypeNull {
+		return guard.Version == 0
 	}
 
-	n, ok := v.AsInt64OK()
-	return ok && n == g.Version
+	n, ok := value.AsInt64OK()
+	return ok && n == guard.Version
 }
 
-// Delete removes documents that have the version of g: see entityparts.Documents.
-func (d *Documents) Delete(ctx context.Context, ids []bson.RawValue, g *entityparts.Guard) (n int64, err error) {
-	err = d.runOperation(ctx, func(t *tx) error {
+// Delete removes documents that have the version of guard: see entityparts.Documents.
+func (d *Documents) Delete(ctx context.Context, ids []bson.RawValue, guard *entityparts.Guard) (n int64, err error) {
+	err = d.runOperation(ctx, func(tx *tx) error {
 		n = 0
 		for _, id := range ids {
-			if !matchesGuard(d.findDocument(t, id), g) {
+			if !matchesGuard(d.findDocument(tx, id), guard) {
 				continue
 			}
-			if err := t.putRow(d.rows, rawKey(id), nil); err != nil {
+			if err := tx.putRow(d.rows, rawKey(id), nil); err != nil {
 				return err
 			}
 
@@ -198,14 +198,14 @@ func (v *View) Name() string { return v.rows.name }
 
 // Apply stores the states: see entityparts.View.
 func (v *View) Apply(ctx context.Context, states []entityparts.State) error {
-	return v.db.runOperation(ctx, func(t *tx) error {
+	return v.db.runOperation(ctx, func(tx *tx) error {
 		for _, s := range states {
 			key := rawKey(s.ID)
 			// Older versions are ignored, also after a deletion.
-			if old, ok := t.getRow(v.versions, key).(int64); ok && old >= s.Version {
+			if old, ok := tx.getRow(v.versions, key).(int64); ok && old >= s.Version {
 				continue
 			}
-			if err := t.putRow(v.versions, key, s.Version); err != nil {
+			if err := tx.putRow(v.versions, key, s.Version); err != nil {
 				return err
 			}
 
@@ -214,7 +214,7 @@ func (v *View) Apply(ctx context.Context, states []entityparts.State) error {
 			if s.Doc != nil {
 				doc = slices.Clone(s.Doc)
 			}
-			if err := t.putRow(v.rows, key, doc); err != nil {
+			if err := tx.putRow(v.rows, key, doc); err != nil {
 				return err
 			}
 		}
@@ -225,8 +225,8 @@ func (v *View) Apply(ctx context.Context, states []entityparts.State) error {
 
 // All returns the documents in the order of the encoded ids.
 func (v *View) All(ctx context.Context) ([]bson.Raw, error) {
-	return readSnapshot(ctx, v.db, func(t *tx) (list []bson.Raw) {
-		for _, doc := range rowsOf[bson.Raw](t, v.rows) {
+	return readSnapshot(ctx, v.db, func(tx *tx) (list []bson.Raw) {
+		for _, doc := range rowsOf[bson.Raw](tx, v.rows) {
 			list = append(list, slices.Clone(doc))
 		}
 		return list

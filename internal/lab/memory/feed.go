@@ -50,8 +50,8 @@ func (f *feed) addCommitted(inserted []any) {
 	defer f.mu.Unlock()
 
 	for _, v := range inserted {
-		if e := v.(*outboxEntry); e.fields.dueAt.IsZero() {
-			f.pending = append(f.pending, committedEnvelope{e, now})
+		if entry := v.(*outboxEntry); entry.fields.dueAt.IsZero() {
+			f.pending = append(f.pending, committedEnvelope{entry, now})
 		}
 	}
 

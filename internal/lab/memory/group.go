@@ -35,7 +35,7 @@ var errRebalance = errors.New("the group is rebalanced")
 // Join makes the caller a member of the group until ctx ends: see consumer.Transport. If a member
 // joins or leaves, or a topic of the group gets more partitions, all members stop serving, and the
 // partitions are assigned again.
-func (b *Broker) Join(ctx context.Context, name string, topics []string, s transport.Session) error {
+func (b *Broker) Join(ctx context.Context, name string, topics []string, session transport.Session) error {
 	if name == "" || len(topics) == 0 {
 		return errors.New("joining a group: a name and at least one topic are required")
 	}
@@ -46,25 +46,25 @@ func (b *Broker) Join(ctx context.Context, name string, topics []string, s trans
 		}
 	}
 
-	g, m := b.enterGroup(name, topics)
-	defer b.leaveGroup(g, m)
+	group, member := b.enterGroup(name, topics)
+	defer b.leaveGroup(group, member)
 
 	for {
 		serving, cancel := context.WithCancelCause(ctx)
-		gen, err := b.awaitGeneration(ctx, m, cancel)
+		gen, err := b.awaitGeneration(ctx, member, cancel)
 		if err != nil {
 			// The context has ended, which is how a member leaves.
 			cancel(err)
 			return nil //nolint:nilerr // see above
 		}
 
-		err = s.Serve(serving, gen)
+		err = session.Serve(serving, gen)
 		cancel(context.Canceled)
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
 
-		b.endServing(g, m)
+		b.endServing(group, member)
 	}
 }
 
@@ -73,46 +73,46 @@ func (b *Broker) enterGroup(name string, topics []string) (*group, *member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	g := b.findOrAddGroupLocked(name)
-	m := &member{topics: slices.Compact(slices.Sorted(slices.Values(topics)))}
-	for _, t := range m.topics {
+	group := b.findOrAddGroupLocked(name)
+	member := &member{topics: slices.Compact(slices.Sorted(slices.Values(topics)))}
+	for _, t := range member.topics {
 		b.findOrAddTopicLocked(t)
 	}
 
-	g.members = append(g.members, m)
-	b.rebalanceLocked(g)
-	return g, m
+	group.members = append(group.members, member)
+	b.rebalanceLocked(group)
+	return group, member
 }
 
 // findOrAddGroupLocked returns the group called name.
 func (b *Broker) findOrAddGroupLocked(name string) *group {
-	g := b.groups[name]
-	if g == nil {
-		g = &group{name: name, offsets: map[transport.TopicPartition]transport.GroupOffset{}}
-		b.groups[name] = g
+	existing := b.groups[name]
+	if existing == nil {
+		existing = &group{name: name, offsets: map[transport.TopicPartition]transport.GroupOffset{}}
+		b.groups[name] = existing
 	}
-	return g
+	return existing
 }
 
 // leaveGroup removes the member from the group.
-func (b *Broker) leaveGroup(g *group, m *member) {
+func (b *Broker) leaveGroup(group *group, leaving *member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	g.members = slices.DeleteFunc(g.members, func(x *member) bool { return x == m })
-	b.rebalanceLocked(g)
+	group.members = slices.DeleteFunc(group.members, func(member *member) bool { return member == leaving })
+	b.rebalanceLocked(group)
 }
 
 // awaitGeneration blocks until the member has a new generation, or until ctx ends. cancel will be
 // called when the generation ends.
-func (b *Broker) awaitGeneration(ctx context.Context, m *member, cancel context.CancelCauseFunc) (*generation, error) {
+func (b *Broker) awaitGeneration(ctx context.Context, member *member, cancel context.CancelCauseFunc) (*generation, error) {
 	for {
 		b.mu.Lock()
-		gen := m.next
+		gen := member.next
 		changed := b.changed
 		if gen != nil && ctx.Err() == nil {
-			m.next = nil
-			m.serving = gen
+			member.next = nil
+			member.serving = gen
 			gen.cancel = cancel
 			b.mu.Unlock()
 			return gen, nil
@@ -128,37 +128,37 @@ func (b *Broker) awaitGeneration(ctx context.Context, m *member, cancel context.
 }
 
 // endServing records that the member has stopped serving its generation.
-func (b *Broker) endServing(g *group, m *member) {
+func (b *Broker) endServing(group *group, member *member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	m.serving = nil
+	member.serving = nil
 
 	// The member comes back after Expire, or it has stopped without a rebalance.
-	if m.expired || !g.forming {
-		m.expired = false
-		b.rebalanceLocked(g)
+	if member.expired || !group.forming {
+		member.expired = false
+		b.rebalanceLocked(group)
 		return
 	}
-	b.formGenerationLocked(g)
+	b.formGenerationLocked(group)
 }
 
 // rebalanceLocked makes all members stop serving. When the last one has stopped, the next
 // generation is formed.
-func (b *Broker) rebalanceLocked(g *group) {
-	g.forming = true
-	for _, m := range g.members {
+func (b *Broker) rebalanceLocked(group *group) {
+	group.forming = true
+	for _, m := range group.members {
 		m.next = nil
 		if m.serving != nil {
 			m.serving.cancel(errRebalance)
 		}
 	}
-	b.formGenerationLocked(g)
+	b.formGenerationLocked(group)
 }
 
 // rebalanceSubscribersLocked rebalances the groups that subscribe to the topic.
 func (b *Broker) rebalanceSubscribersLocked(topic string) {
 	for _, g := range b.groups {
-		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
+		if slices.ContainsFunc(g.members, func(member *member) bool { return slices.Contains(member.topics, topic) }) {
 			b.rebalanceLocked(g)
 		}
 	}
@@ -180,12 +180,12 @@ func (b *Broker) Expire(name string) {
 	b.expireLocked(b.findOrAddGroupLocked(name))
 }
 
-func (b *Broker) expireLocked(g *group) {
-	g.id++
-	for _, m := range g.members {
+func (b *Broker) expireLocked(group *group) {
+	group.id++
+	for _, m := range group.members {
 		m.expired = m.serving != nil
 	}
-	b.rebalanceLocked(g)
+	b.rebalanceLocked(group)
 }
 
 // DescribeGroup returns the members of a group and their partitions.
@@ -193,9 +193,9 @@ func (b *Broker) DescribeGroup(ctx context.Context, name string) (transport.Grou
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	g := b.findOrAddGroupLocked(name)
-	state := transport.GroupState{Members: len(g.members), Stable: !g.forming && len(g.members) > 0, Assigned: map[transport.TopicPartition]bool{}}
-	for _, m := range g.members {
+	group := b.findOrAddGroupLocked(name)
+	state := transport.GroupState{Members: len(group.members), Stable: !group.forming && len(group.members) > 0, Assigned: map[transport.TopicPartition]bool{}}
+	for _, m := range group.members {
 		gen := m.serving
 		if m.next != nil {
 			gen = m.next
@@ -242,7 +242,7 @@ func (b *Broker) Redeliver(topic string) {
 	defer b.mu.Unlock()
 	for _, g := range b.groups {
 		maps.DeleteFunc(g.offsets, func(tp transport.TopicPartition, _ transport.GroupOffset) bool { return tp.Topic == topic })
-		if slices.ContainsFunc(g.members, func(m *member) bool { return slices.Contains(m.topics, topic) }) {
+		if slices.ContainsFunc(g.members, func(member *member) bool { return slices.Contains(member.topics, topic) }) {
 			// From now on the current members cannot commit.
 			b.expireLocked(g)
 		}
@@ -289,22 +289,22 @@ func (b *Broker) AwaitCommitted(ctx context.Context, name, topic string) error {
 }
 
 // formGenerationLocked forms the next generation when no member serves the previous one.
-func (b *Broker) formGenerationLocked(g *group) {
-	if slices.ContainsFunc(g.members, func(m *member) bool { return m.serving != nil && !m.expired }) {
+func (b *Broker) formGenerationLocked(group *group) {
+	if slices.ContainsFunc(group.members, func(member *member) bool { return member.serving != nil && !member.expired }) {
 		return
 	}
 
-	g.forming = false
-	g.id++
+	group.forming = false
+	group.id++
 
 	subscribed := map[string][]*generation{}
-	for _, m := range g.members {
+	for _, m := range group.members {
 		// An expired member joins again when it has stopped serving.
 		if m.expired {
 			continue
 		}
 
-		m.next = &generation{broker: b, group: g, id: g.id}
+		m.next = &generation{broker: b, group: group, id: group.id}
 		for _, t := range m.topics {
 			subscribed[t] = append(subscribed[t], m.next)
 		}
@@ -352,11 +352,11 @@ func (g *generation) Resume(ctx context.Context, tp transport.TopicPartition) (t
 	if ok || ctx.Err() != nil {
 		return transport.Start{GroupOffset: at}, ctx.Err()
 	}
-	p, err := g.broker.findPartitionLocked(tp)
+	partition, err := g.broker.findPartitionLocked(tp)
 	if err != nil {
 		return transport.Start{}, err
 	}
-	return transport.Start{GroupOffset: transport.GroupOffset{Offset: p.start}}, nil
+	return transport.Start{GroupOffset: transport.GroupOffset{Offset: partition.start}}, nil
 }
 
 // Log describes a partition.
@@ -364,7 +364,7 @@ func (g *generation) Log(ctx context.Context, tp transport.TopicPartition) (inbo
 	g.broker.mu.Lock()
 	defer g.broker.mu.Unlock()
 
-	p, err := g.broker.findPartitionLocked(tp)
+	partition, err := g.broker.findPartitionLocked(tp)
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -372,16 +372,16 @@ func (g *generation) Log(ctx context.Context, tp transport.TopicPartition) (inbo
 		return inbox.Log{}, err
 	}
 
-	return inbox.Log{ID: g.broker.topics[tp.Topic].id, End: p.end}, nil
+	return inbox.Log{ID: g.broker.topics[tp.Topic].id, End: partition.end}, nil
 }
 
 // findPartitionLocked returns the partition, or an error if it does not exist.
 func (b *Broker) findPartitionLocked(tp transport.TopicPartition) (*partition, error) {
-	t := b.topics[tp.Topic]
-	if t == nil || tp.Partition < 0 || int(tp.Partition) >= len(t.partitions) {
+	topic := b.topics[tp.Topic]
+	if topic == nil || tp.Partition < 0 || int(tp.Partition) >= len(topic.partitions) {
 		return nil, fmt.Errorf("partition %s does not exist", tp)
 	}
-	return t.partitions[tp.Partition], nil
+	return topic.partitions[tp.Partition], nil
 }
 
 // fetchWait is the time for which a fetch waits for a record.
@@ -399,12 +399,12 @@ func (g *generation) Fetch(
 		}
 
 		g.broker.mu.Lock()
-		f, err := g.broker.fetchLocked(tp, offset, maxBytes)
+		fetched, err := g.broker.fetchLocked(tp, offset, maxBytes)
 		changed := g.broker.changed
 		g.broker.mu.Unlock()
 
-		if err != nil || f.Next > offset {
-			return f, err
+		if err != nil || fetched.Next > offset {
+			return fetched, err
 		}
 
 		// Most fetches find a record and need no timer.
@@ -417,7 +417,7 @@ func (g *generation) Fetch(
 		select {
 		case <-changed:
 		case <-timeout:
-			return f, nil
+			return fetched, nil
 		case <-ctx.Done():
 		}
 	}
@@ -426,31 +426,31 @@ func (g *generation) Fetch(
 // fetchLocked returns the records of a partition from offset on. It returns at least one record if
 // there is one.
 func (b *Broker) fetchLocked(tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
-	p, err := b.findPartitionLocked(tp)
+	partition, err := b.findPartitionLocked(tp)
 	if err != nil {
 		return transport.Fetched{}, err
 	}
-	if offset < p.start || offset > p.end {
-		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: p.start, End: p.end}
+	if offset < partition.start || offset > partition.end {
+		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: partition.start, End: partition.end}
 	}
 
-	f := transport.Fetched{Next: p.end, End: p.end}
-	compareOffset := func(r storedRecord, o int64) int { return int(r.Offset - o) }
-	first, _ := slices.BinarySearchFunc(p.records, offset, compareOffset)
+	fetched := transport.Fetched{Next: partition.end, End: partition.end}
+	compareOffset := func(record storedRecord, wanted int64) int { return int(record.Offset - wanted) }
+	first, _ := slices.BinarySearchFunc(partition.records, offset, compareOffset)
 
 	bytes := 0
-	for _, r := range p.records[first:] {
+	for _, r := range partition.records[first:] {
 		bytes += len(r.Key) + len(r.Value)
 		// The first record is returned at any size. Otherwise a large one would block the partition.
-		if bytes > maxBytes && len(f.Records) > 0 {
-			f.Next = r.Offset
+		if bytes > maxBytes && len(fetched.Records) > 0 {
+			fetched.Next = r.Offset
 			break
 		}
 
-		f.Records = append(f.Records, cloneRecord(r.Record))
+		fetched.Records = append(fetched.Records, cloneRecord(r.Record))
 	}
 
-	return f, nil
+	return fetched, nil
 }
 
 // Commit stores the offsets of the group. After the generation is over, it returns

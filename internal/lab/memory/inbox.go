@@ -25,33 +25,33 @@ var _ consumerparts.Inbox = (*Inbox)(nil)
 // NewInbox returns an inbox in db, with the options of package inbox. WithoutTTL has no effect: a
 // marker is ignored when its retention is over. The error joins the problems of all options.
 func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
-	x := Inbox{db: db}
+	opened := Inbox{db: db}
 	var err error
-	x.Inbox, err = inbox.NewOver(func(s engine.Settings) (_ *engine.Inbox, err error) {
-		x.ofConsumers.Inbox, err = openInbox(db, s)
-		return x.ofConsumers.Inbox, err
+	opened.Inbox, err = inbox.NewOver(func(settings engine.Settings) (_ *engine.Inbox, err error) {
+		opened.ofConsumers.Inbox, err = openInbox(db, settings)
+		return opened.ofConsumers.Inbox, err
 	}, opts...)
 	if err != nil {
 		return nil, err
 	}
-	return &x, nil
+	return &opened, nil
 }
 
 // Waiting returns the messages in the DB that consumers have set aside.
 func (x *Inbox) Waiting() setaside.Store { return newSetAsideStore(x.db) }
 
 // openInbox returns the inbox without its public type.
-func openInbox(db *DB, s engine.Settings) (*engine.Inbox, error) {
-	return engine.New(s, func(s engine.Settings) (engine.Store, error) {
+func openInbox(db *DB, settings engine.Settings) (*engine.Inbox, error) {
+	return engine.New(settings, func(settings engine.Settings) (engine.Store, error) {
 		if db == nil {
 			return nil, fmt.Errorf("inbox: %w: the database is nil", engine.ErrInvalid)
 		}
 		return &inboxStore{
 			db:        db,
-			retention: s.Retention,
-			markers:   db.findOrAddTable(s.Collection),
-			offsets:   db.findOrAddTable(s.Collection + "_offsets"),
-			claims:    db.findOrAddTable(s.Collection + "_claims"),
+			retention: settings.Retention,
+			markers:   db.findOrAddTable(settings.Collection),
+			offsets:   db.findOrAddTable(settings.Collection + "_offsets"),
+			claims:    db.findOrAddTable(settings.Collection + "_claims"),
 		}, nil
 	})
 }

@@ -29,8 +29,8 @@ func markerKey(id engine.ID) string {
 	return fmt.Sprintf("%s\x00%s\x00%s\x00%d", id.Consumer, id.Namespace, id.Key.ID, id.Generation)
 }
 
-func markKey(l engine.LaneKey) string {
-	return fmt.Sprintf("%s\x00%s\x00%d\x00%d", l.Consumer, l.Topic, l.Number, l.Lane)
+func markKey(lane engine.LaneKey) string {
+	return fmt.Sprintf("%s\x00%s\x00%d\x00%d", lane.Consumer, lane.Topic, lane.Number, lane.Lane)
 }
 
 // Transaction runs fn in the transaction of ctx, or in a new one.
@@ -54,9 +54,9 @@ func (s *inboxStore) Outside(ctx context.Context) context.Context {
 // Now returns the current time.
 func (s *inboxStore) Now() time.Time { return time.Now() }
 
-// Wait blocks for d.
-func (s *inboxStore) Wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
+// Wait blocks for duration.
+func (s *inboxStore) Wait(ctx context.Context, duration time.Duration) error {
+	timer := time.NewTimer(duration)
 	defer timer.Stop()
 
 	select {
@@ -69,11 +69,11 @@ func (s *inboxStore) Wait(ctx context.Context, d time.Duration) error {
 
 // ReadMarks returns the stored watermarks of the lanes.
 func (s *inboxStore) ReadMarks(ctx context.Context, lanes []engine.LaneKey) (engine.Marks, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) engine.Marks {
+	return readSnapshot(ctx, s.db, func(tx *tx) engine.Marks {
 		found := engine.Marks{}
 		for _, l := range lanes {
-			if m, ok := t.getRow(s.offsets, markKey(l)).(engine.Mark); ok {
-				found[l] = m
+			if mark, ok := tx.getRow(s.offsets, markKey(l)).(engine.Mark); ok {
+				found[l] = mark
 			}
 		}
 		return found
@@ -82,9 +82,9 @@ func (s *inboxStore) ReadMarks(ctx context.Context, lanes []engine.LaneKey) (eng
 
 // AdvanceMarks writes the moves.
 func (s *inboxStore) AdvanceMarks(ctx context.Context, moves []engine.Move) error {
-	return s.db.runOperation(ctx, func(t *tx) error {
+	return s.db.runOperation(ctx, func(tx *tx) error {
 		for _, m := range moves {
-			stored, ok := t.getRow(s.offsets, markKey(m.LaneKey)).(engine.Mark)
+			stored, ok := tx.getRow(s.offsets, markKey(m.LaneKey)).(engine.Mark)
 			switch {
 			case !ok || stored.Generation < m.Generation:
 				stored = m.Mark
@@ -95,7 +95,7 @@ func (s *inboxStore) AdvanceMarks(ctx context.Context, moves []engine.Move) erro
 				continue
 			}
 
-			if err := t.putRow(s.offsets, markKey(m.LaneKey), stored); err != nil {
+			if err := tx.putRow(s.offsets, markKey(m.LaneKey), stored); err != nil {
 				return err
 			}
 		}
@@ -104,35 +104,35 @@ func (s *inboxStore) AdvanceMarks(ctx context.Context, moves []engine.Move) erro
 }
 
 // WriteGeneration writes the watermark of the partition if it is still seen.
-func (s *inboxStore) WriteGeneration(ctx context.Context, p engine.Partition, seen *engine.Mark, next engine.Mark) (bool, error) {
-	key := markKey(engine.LaneKey{Partition: p, Lane: engine.PartitionLane})
-	return runResult(ctx, s.db, func(t *tx) (bool, error) {
-		stored, exists := t.getRow(s.offsets, key).(engine.Mark)
+func (s *inboxStore) WriteGeneration(ctx context.Context, partition engine.Partition, seen *engine.Mark, next engine.Mark) (bool, error) {
+	key := markKey(engine.LaneKey{Partition: partition, Lane: engine.PartitionLane})
+	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
+		stored, exists := tx.getRow(s.offsets, key).(engine.Mark)
 		if exists != (seen != nil) || seen != nil && stored.Generation != seen.Generation {
 			return false, nil
 		}
-		return true, t.putRow(s.offsets, key, next)
+		return true, tx.putRow(s.offsets, key, next)
 	})
 }
 
 // LowerMark changes the offset of the watermark to next if it is still seen.
-func (s *inboxStore) LowerMark(ctx context.Context, l engine.LaneKey, seen engine.Mark, next int64) error {
-	return s.db.runOperation(ctx, func(t *tx) error {
-		if t.getRow(s.offsets, markKey(l)) != seen {
+func (s *inboxStore) LowerMark(ctx context.Context, lane engine.LaneKey, seen engine.Mark, next int64) error {
+	return s.db.runOperation(ctx, func(tx *tx) error {
+		if tx.getRow(s.offsets, markKey(lane)) != seen {
 			return nil
 		}
 
 		lower := seen
 		lower.Next = next
-		return t.putRow(s.offsets, markKey(l), lower)
+		return tx.putRow(s.offsets, markKey(lane), lower)
 	})
 }
 
 // WriteTopicIDs writes the ids into the watermarks of engine.TopicLane.
 func (s *inboxStore) WriteTopicIDs(ctx context.Context, ids map[engine.Partition]string) error {
-	return s.db.runOperation(ctx, func(t *tx) error {
+	return s.db.runOperation(ctx, func(tx *tx) error {
 		for p, id := range ids {
-			if err := t.putRow(s.offsets, markKey(engine.LaneKey{Partition: p, Lane: engine.TopicLane}), engine.Mark{ID: id}); err != nil {
+			if err := tx.putRow(s.offsets, markKey(engine.LaneKey{Partition: p, Lane: engine.TopicLane}), engine.Mark{ID: id}); err != nil {
 				return err
 			}
 		}
@@ -141,26 +141,26 @@ func (s *inboxStore) WriteTopicIDs(ctx context.Context, ids map[engine.Partition
 }
 
 // findMarker returns the marker. ok is false if there is none, or if its retention is over.
-func (s *inboxStore) findMarker(t *tx, id engine.ID) (m inboxMarker, ok bool) {
-	m, ok = t.getRow(s.markers, markerKey(id)).(inboxMarker)
-	if !ok || !s.Now().Before(m.expires) {
+func (s *inboxStore) findMarker(tx *tx, id engine.ID) (marker inboxMarker, ok bool) {
+	marker, ok = tx.getRow(s.markers, markerKey(id)).(inboxMarker)
+	if !ok || !s.Now().Before(marker.expires) {
 		return inboxMarker{}, false
 	}
-	return m, true
+	return marker, true
 }
 
 // putMarker stores the marker with a new retention.
-func (s *inboxStore) putMarker(t *tx, id engine.ID, m engine.Marker) error {
-	return t.putRow(s.markers, markerKey(id), inboxMarker{m, s.Now().Add(s.retention)})
+func (s *inboxStore) putMarker(tx *tx, id engine.ID, marker engine.Marker) error {
+	return tx.putRow(s.markers, markerKey(id), inboxMarker{marker, s.Now().Add(s.retention)})
 }
 
 // ReadMarkers returns the stored markers with these ids.
 func (s *inboxStore) ReadMarkers(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Marker, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) map[engine.ID]engine.Marker {
+	return readSnapshot(ctx, s.db, func(tx *tx) map[engine.ID]engine.Marker {
 		found := map[engine.ID]engine.Marker{}
 		for _, id := range ids {
-			if m, ok := s.findMarker(t, id); ok {
-				found[id] = m.Marker
+			if marker, ok := s.findMarker(tx, id); ok {
+				found[id] = marker.Marker
 			}
 		}
 		return found
@@ -169,9 +169,9 @@ func (s *inboxStore) ReadMarkers(ctx context.Context, ids []engine.ID) (map[engi
 
 // InsertMarkers inserts markers of handled messages.
 func (s *inboxStore) InsertMarkers(ctx context.Context, list []engine.NewMarker) error {
-	return s.db.runOperation(ctx, func(t *tx) error {
+	return s.db.runOperation(ctx, func(tx *tx) error {
 		for _, m := range list {
-			if err := s.putMarker(t, m.ID, engine.Marker{State: engine.StateHandled}); err != nil {
+			if err := s.putMarker(tx, m.ID, engine.Marker{State: engine.StateHandled}); err != nil {
 				return err
 			}
 		}
@@ -180,43 +180,43 @@ func (s *inboxStore) InsertMarkers(ctx context.Context, list []engine.NewMarker)
 }
 
 // ClaimMarker writes a claim into the marker and counts an attempt, if that is possible.
-func (s *inboxStore) ClaimMarker(ctx context.Context, n engine.NewMarker, h engine.Holder) (engine.Marker, error) {
-	return runResult(ctx, s.db, func(t *tx) (engine.Marker, error) {
-		stored, ok := s.findMarker(t, n.ID)
+func (s *inboxStore) ClaimMarker(ctx context.Context, n engine.NewMarker, holder engine.Holder) (engine.Marker, error) {
+	return runResult(ctx, s.db, func(tx *tx) (engine.Marker, error) {
+		stored, ok := s.findMarker(tx, n.ID)
 		// A claim with this epoch or a higher one belongs to a later holder.
-		if ok && (stored.State == engine.StateHandled || stored.Epoch >= h.Epoch) {
+		if ok && (stored.State == engine.StateHandled || stored.Epoch >= holder.Epoch) {
 			return stored.Marker, nil
 		}
 
-		m := engine.Marker{State: engine.StateClaimed, Holder: h, Attempts: stored.Attempts + 1}
-		return m, s.putMarker(t, n.ID, m)
+		marker := engine.Marker{State: engine.StateClaimed, Holder: holder, Attempts: stored.Attempts + 1}
+		return marker, s.putMarker(tx, n.ID, marker)
 	})
 }
 
-// MarkHandled marks a claimed message as handled, if h is still the holder.
-func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, h engine.Holder, takeOver bool) (bool, error) {
-	return runResult(ctx, s.db, func(t *tx) (bool, error) {
-		m, exists := t.getRow(s.markers, markerKey(id)).(inboxMarker)
-		if !exists || m.Holder != h {
+// MarkHandled marks a claimed message as handled, if holder is still the holder.
+func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, holder engine.Holder, takeOver bool) (bool, error) {
+	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
+		marker, exists := tx.getRow(s.markers, markerKey(id)).(inboxMarker)
+		if !exists || marker.Holder != holder {
 			return false, nil
 		}
 
-		m.State = engine.StateHandled
+		marker.State = engine.StateHandled
 		if takeOver {
-			m.Owner = ""
+			marker.Owner = ""
 		}
-		return true, s.putMarker(t, id, m.Marker)
+		return true, s.putMarker(tx, id, marker.Marker)
 	})
 }
 
 // ReadLeases returns the stored leases with these ids.
 func (s *inboxStore) ReadLeases(ctx context.Context, ids []engine.ID) (map[engine.ID]engine.Lease, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) map[engine.ID]engine.Lease {
+	return readSnapshot(ctx, s.db, func(tx *tx) map[engine.ID]engine.Lease {
 		found := map[engine.ID]engine.Lease{}
 		for _, id := range ids {
-			if l, ok := t.getRow(s.claims, markerKey(id)).(engine.Lease); ok {
-				l.Live = s.Now().Before(l.Until)
-				found[id] = l
+			if lease, ok := tx.getRow(s.claims, markerKey(id)).(engine.Lease); ok {
+				lease.Live = s.Now().Before(lease.Until)
+				found[id] = lease
 			}
 		}
 		return found
@@ -224,54 +224,54 @@ func (s *inboxStore) ReadLeases(ctx context.Context, ids []engine.ID) (map[engin
 }
 
 // AcquireLease acquires the lease for the owner if it has expired.
-func (s *inboxStore) AcquireLease(ctx context.Context, id engine.ID, owner string, d time.Duration) (engine.Lease, error) {
-	return runResult(ctx, s.db, func(t *tx) (engine.Lease, error) {
+func (s *inboxStore) AcquireLease(ctx context.Context, id engine.ID, owner string, duration time.Duration) (engine.Lease, error) {
+	return runResult(ctx, s.db, func(tx *tx) (engine.Lease, error) {
 		now := s.Now()
-		l, exists := t.getRow(s.claims, markerKey(id)).(engine.Lease)
-		if exists && now.Before(l.Until) {
-			return l, nil
+		lease, exists := tx.getRow(s.claims, markerKey(id)).(engine.Lease)
+		if exists && now.Before(lease.Until) {
+			return lease, nil
 		}
 
 		// The time makes the epoch rise even if the lease was deleted in between.
-		epoch := max(l.Epoch+1, now.UnixMilli())
-		l = engine.Lease{Holder: engine.Holder{Owner: owner, Epoch: epoch}, Until: now.Add(d)}
-		return l, t.putRow(s.claims, markerKey(id), l)
+		epoch := max(lease.Epoch+1, now.UnixMilli())
+		lease = engine.Lease{Holder: engine.Holder{Owner: owner, Epoch: epoch}, Until: now.Add(duration)}
+		return lease, tx.putRow(s.claims, markerKey(id), lease)
 	})
 }
 
-// updateLease stores the result of f for the lease, if the owner still holds it.
-func (s *inboxStore) updateLease(ctx context.Context, id engine.ID, owner string, f func(l engine.Lease) any) (bool, error) {
-	return runResult(ctx, s.db, func(t *tx) (bool, error) {
-		l, exists := t.getRow(s.claims, markerKey(id)).(engine.Lease)
-		if !exists || l.Owner != owner {
+// updateLease stores the result of change for the lease, if the owner still holds it.
+func (s *inboxStore) updateLease(ctx context.Context, id engine.ID, owner string, change func(lease engine.Lease) any) (bool, error) {
+	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
+		lease, exists := tx.getRow(s.claims, markerKey(id)).(engine.Lease)
+		if !exists || lease.Owner != owner {
 			return false, nil
 		}
-		return true, t.putRow(s.claims, markerKey(id), f(l))
+		return true, tx.putRow(s.claims, markerKey(id), change(lease))
 	})
 }
 
 // RaiseEpoch sets the epoch of the lease, if the owner still holds it.
-func (s *inboxStore) RaiseEpoch(ctx context.Context, id engine.ID, h engine.Holder) (ok bool, err error) {
-	return s.updateLease(ctx, id, h.Owner, func(l engine.Lease) any {
-		l.Epoch = h.Epoch
-		return l
+func (s *inboxStore) RaiseEpoch(ctx context.Context, id engine.ID, holder engine.Holder) (ok bool, err error) {
+	return s.updateLease(ctx, id, holder.Owner, func(lease engine.Lease) any {
+		lease.Epoch = holder.Epoch
+		return lease
 	})
 }
 
-// RenewLease extends the lease to d from now, if the owner still holds it.
-func (s *inboxStore) RenewLease(ctx context.Context, id engine.ID, owner string, d time.Duration) (ok bool, err error) {
-	return s.updateLease(ctx, id, owner, func(l engine.Lease) any {
-		l.Until = s.Now().Add(d)
-		return l
+// RenewLease extends the lease to duration from now, if the owner still holds it.
+func (s *inboxStore) RenewLease(ctx context.Context, id engine.ID, owner string, duration time.Duration) (ok bool, err error) {
+	return s.updateLease(ctx, id, owner, func(lease engine.Lease) any {
+		lease.Until = s.Now().Add(duration)
+		return lease
 	})
 }
 
-// ReleaseLease removes the owner from the lease, which ends after d, if the owner still holds it.
-func (s *inboxStore) ReleaseLease(ctx context.Context, id engine.ID, owner string, d time.Duration) error {
-	_, err := s.updateLease(ctx, id, owner, func(l engine.Lease) any {
-		l.Owner = ""
-		l.Until = s.Now().Add(d)
-		return l
+// ReleaseLease removes the owner from the lease, which ends after duration, if the owner still holds it.
+func (s *inboxStore) ReleaseLease(ctx context.Context, id engine.ID, owner string, duration time.Duration) error {
+	_, err := s.updateLease(ctx, id, owner, func(lease engine.Lease) any {
+		lease.Owner = ""
+		lease.Until = s.Now().Add(duration)
+		return lease
 	})
 	return err
 }
@@ -287,10 +287,10 @@ func (s *inboxStore) EnsureIndexes(context.Context) error { return nil }
 
 // Sweep deletes at most limit expired markers, the oldest first, and returns their number.
 func (s *inboxStore) Sweep(ctx context.Context, limit int) (int64, error) {
-	return runResult(ctx, s.db, func(t *tx) (int64, error) {
+	return runResult(ctx, s.db, func(tx *tx) (int64, error) {
 		var expired []string
 		ends := map[string]time.Time{}
-		for key, m := range rowsOf[inboxMarker](t, s.markers) {
+		for key, m := range rowsOf[inboxMarker](tx, s.markers) {
 			if !s.Now().Before(m.expires) {
 				expired = append(expired, key)
 				ends[key] = m.expires
@@ -300,23 +300,23 @@ func (s *inboxStore) Sweep(ctx context.Context, limit int) (int64, error) {
 		slices.SortStableFunc(expired, func(a, b string) int { return ends[a].Compare(ends[b]) })
 
 		expired = expired[:min(limit, len(expired))]
-		return t.removeRows(s.markers, expired...)
+		return tx.removeRows(s.markers, expired...)
 	})
 }
 
 // Counts returns the sizes of the inbox.
 func (s *inboxStore) Counts(ctx context.Context) (engine.Counts, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (c engine.Counts) {
-		for range rowsOf[inboxMarker](t, s.markers) {
-			c.Markers++
+	return readSnapshot(ctx, s.db, func(tx *tx) (counts engine.Counts) {
+		for range rowsOf[inboxMarker](tx, s.markers) {
+			counts.Markers++
 		}
-		for _, l := range rowsOf[engine.Lease](t, s.claims) {
-			c.Claimed++
+		for _, l := range rowsOf[engine.Lease](tx, s.claims) {
+			counts.Claimed++
 			if !s.Now().Before(l.Until) {
-				c.Expired++
+				counts.Expired++
 			}
 		}
-		return c
+		return counts
 	})
 }
 

@@ -40,43 +40,43 @@ func (s *letterStore) Transaction(ctx context.Context, fn func(ctx context.Conte
 }
 
 // Put stores a letter, unless there is one with this id that was not requeued.
-func (s *letterStore) Put(ctx context.Context, l *deadletter.Letter) error {
-	return s.db.runOperation(ctx, func(t *tx) error {
-		key := l.ID.String()
-		if before, ok := t.getRow(s.rows, key).(*deadletter.Letter); ok && before.Requeued == nil {
+func (s *letterStore) Put(ctx context.Context, letter *deadletter.Letter) error {
+	return s.db.runOperation(ctx, func(tx *tx) error {
+		key := letter.ID.String()
+		if before, ok := tx.getRow(s.rows, key).(*deadletter.Letter); ok && before.Requeued == nil {
 			return nil
 		}
-		stored := copyLetter(l)
+		stored := copyLetter(letter)
 		stored.GivenUpAt = time.Now().Truncate(time.Millisecond).UTC() // as MongoDB
-		return t.putRow(s.rows, key, &stored)
+		return tx.putRow(s.rows, key, &stored)
 	})
 }
 
-// copyLetter returns a copy that shares no memory with l.
-func copyLetter(l *deadletter.Letter) deadletter.Letter {
-	c := *l
-	c.Key = bytes.Clone(l.Key)
-	c.Value = bytes.Clone(l.Value)
-	c.Headers = slices.Clone(l.Headers)
-	c.History = slices.Clone(l.History)
+// copyLetter returns a copy that shares no memory with letter.
+func copyLetter(letter *deadletter.Letter) deadletter.Letter {
+	copied := *letter
+	copied.Key = bytes.Clone(letter.Key)
+	copied.Value = bytes.Clone(letter.Value)
+	copied.Headers = slices.Clone(letter.Headers)
+	copied.History = slices.Clone(letter.History)
 
-	for i := range c.Headers {
-		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
+	for i := range copied.Headers {
+		copied.Headers[i].Value = bytes.Clone(copied.Headers[i].Value)
 	}
 
-	if l.Requeued != nil {
-		r := *l.Requeued
-		r.Handlers = slices.Clone(r.Handlers)
-		c.Requeued = &r
+	if letter.Requeued != nil {
+		requeued := *letter.Requeued
+		requeued.Handlers = slices.Clone(requeued.Handlers)
+		copied.Requeued = &requeued
 	}
 
-	return c
+	return copied
 }
 
 // Get reads one letter.
 func (s *letterStore) Get(ctx context.Context, id deadletter.ID) (deadletter.Letter, error) {
-	return runResult(ctx, s.db, func(t *tx) (deadletter.Letter, error) {
-		stored, ok := t.getRow(s.rows, id.String()).(*deadletter.Letter)
+	return runResult(ctx, s.db, func(tx *tx) (deadletter.Letter, error) {
+		stored, ok := tx.getRow(s.rows, id.String()).(*deadletter.Letter)
 		if !ok {
 			return deadletter.Letter{}, fmt.Errorf("%w: %s", deadletter.ErrNotFound, id)
 		}
@@ -84,23 +84,23 @@ func (s *letterStore) Get(ctx context.Context, id deadletter.ID) (deadletter.Let
 	})
 }
 
-// Find returns the first letters that q selects.
+// Find returns the first letters that query selects.
 func (s *letterStore) Find(
-	ctx context.Context, q deadletter.Query, after *deadletter.Letter, oldestFirst bool, limit int,
+	ctx context.Context, query deadletter.Query, after *deadletter.Letter, oldestFirst bool, limit int,
 ) (list []deadletter.Letter, err error) {
 	order := compareLetters
 	if oldestFirst {
 		order = func(a, b *deadletter.Letter) int { return compareLetters(b, a) }
 	}
 
-	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []deadletter.Letter) {
-		for _, l := range rowsOf[*deadletter.Letter](t, s.rows) {
-			if isSelected(&q, l) && (after == nil || order(after, l) < 0) {
-				c := copyLetter(l)
-				if q.NoValues {
-					c.Value = nil
+	list, err = readSnapshot(ctx, s.db, func(tx *tx) (list []deadletter.Letter) {
+		for _, l := range rowsOf[*deadletter.Letter](tx, s.rows) {
+			if isSelected(&query, l) && (after == nil || order(after, l) < 0) {
+				letter := copyLetter(l)
+				if query.NoValues {
+					letter.Value = nil
 				}
-				list = append(list, c)
+				list = append(list, letter)
 			}
 		}
 		return list
@@ -114,44 +114,44 @@ func compareLetters(a, b *deadletter.Letter) int {
 	return cmp.Or(b.GivenUpAt.Compare(a.GivenUpAt), strings.Compare(a.ID.String(), b.ID.String()))
 }
 
-// isSelected reports whether q selects l.
-func isSelected(q *deadletter.Query, l *deadletter.Letter) bool {
+// isSelected reports whether query selects letter.
+func isSelected(query *deadletter.Query, letter *deadletter.Letter) bool {
 	for _, c := range [][2]string{
-		{q.Group, l.ID.Group},
-		{q.Handler, l.ID.Handler},
-		{q.Class, l.Class},
-		{q.Name, l.Name},
-		{q.AggregateType, l.Aggregate.Type},
-		{q.Topic, l.ID.Topic},
+		{query.Group, letter.ID.Group},
+		{query.Handler, letter.ID.Handler},
+		{query.Class, letter.Class},
+		{query.Name, letter.Name},
+		{query.AggregateType, letter.Aggregate.Type},
+		{query.Topic, letter.ID.Topic},
 	} {
 		if c[0] != "" && c[0] != c[1] {
 			return false
 		}
 	}
 
-	return (len(q.IDs) == 0 || slices.Contains(q.IDs, l.ID)) &&
-		(len(q.Messages) == 0 || slices.Contains(q.Messages, l.ID.Message)) &&
-		(len(q.Key) == 0 || bytes.Equal(q.Key, l.Key)) &&
-		strings.HasPrefix(l.Reason, q.Reason) &&
-		!l.GivenUpAt.Before(q.From) && (q.Before.IsZero() || l.GivenUpAt.Before(q.Before)) &&
-		(q.Requeued == nil || *q.Requeued == (l.Requeued != nil))
+	return (len(query.IDs) == 0 || slices.Contains(query.IDs, letter.ID)) &&
+		(len(query.Messages) == 0 || slices.Contains(query.Messages, letter.ID.Message)) &&
+		(len(query.Key) == 0 || bytes.Equal(query.Key, letter.Key)) &&
+		strings.HasPrefix(letter.Reason, query.Reason) &&
+		!letter.GivenUpAt.Before(query.From) && (query.Before.IsZero() || letter.GivenUpAt.Before(query.Before)) &&
+		(query.Requeued == nil || *query.Requeued == (letter.Requeued != nil))
 }
 
-// Count counts the letters that q selects.
-func (s *letterStore) Count(ctx context.Context, q deadletter.Query) (int64, error) {
+// Count counts the letters that query selects.
+func (s *letterStore) Count(ctx context.Context, query deadletter.Query) (int64, error) {
 	n := int64(0)
-	list, err := s.Summarize(ctx, q)
+	list, err := s.Summarize(ctx, query)
 	for _, g := range list {
 		n += g.Count
 	}
 	return n, err
 }
 
-// Summarize counts the letters that q selects by group, handler, name and class.
-func (s *letterStore) Summarize(ctx context.Context, q deadletter.Query) (list []deadletter.Summary, err error) {
-	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []deadletter.Summary) {
-		for _, l := range rowsOf[*deadletter.Letter](t, s.rows) {
-			if isSelected(&q, l) {
+// Summarize counts the letters that query selects by group, handler, name and class.
+func (s *letterStore) Summarize(ctx context.Context, query deadletter.Query) (list []deadletter.Summary, err error) {
+	list, err = readSnapshot(ctx, s.db, func(tx *tx) (list []deadletter.Summary) {
+		for _, l := range rowsOf[*deadletter.Letter](tx, s.rows) {
+			if isSelected(&query, l) {
 				list = addToSummary(list, l)
 			}
 		}
@@ -161,43 +161,43 @@ func (s *letterStore) Summarize(ctx context.Context, q deadletter.Query) (list [
 	return list, err
 }
 
-// addToSummary counts l in its group, which it adds if it is missing.
-func addToSummary(list []deadletter.Summary, l *deadletter.Letter) []deadletter.Summary {
-	i := slices.IndexFunc(list, func(g deadletter.Summary) bool {
-		return g.Group == l.ID.Group && g.Handler == l.ID.Handler && g.Name == l.Name && g.Class == l.Class
+// addToSummary counts letter in its group, which it adds if it is missing.
+func addToSummary(list []deadletter.Summary, letter *deadletter.Letter) []deadletter.Summary {
+	i := slices.IndexFunc(list, func(summary deadletter.Summary) bool {
+		return summary.Group == letter.ID.Group && summary.Handler == letter.ID.Handler && summary.Name == letter.Name && summary.Class == letter.Class
 	})
 	if i < 0 {
 		i = len(list)
 		list = append(list, deadletter.Summary{
-			Group: l.ID.Group, Handler: l.ID.Handler, Name: l.Name, Class: l.Class, First: l.GivenUpAt, Last: l.GivenUpAt,
+			Group: letter.ID.Group, Handler: letter.ID.Handler, Name: letter.Name, Class: letter.Class, First: letter.GivenUpAt, Last: letter.GivenUpAt,
 		})
 	}
 
-	g := &list[i]
-	g.Count++
-	if l.Requeued != nil {
-		g.Requeued++
+	summary := &list[i]
+	summary.Count++
+	if letter.Requeued != nil {
+		summary.Requeued++
 	}
-	if l.GivenUpAt.Before(g.First) {
-		g.First = l.GivenUpAt
+	if letter.GivenUpAt.Before(summary.First) {
+		summary.First = letter.GivenUpAt
 	}
-	if l.GivenUpAt.After(g.Last) {
-		g.Last = l.GivenUpAt
+	if letter.GivenUpAt.After(summary.Last) {
+		summary.Last = letter.GivenUpAt
 	}
 	return list
 }
 
-// MarkRequeued stores by, unless the letter is marked already.
-func (s *letterStore) MarkRequeued(ctx context.Context, id deadletter.ID, by deadletter.Requeued) (bool, error) {
-	return runResult(ctx, s.db, func(t *tx) (bool, error) {
-		stored, ok := t.getRow(s.rows, id.String()).(*deadletter.Letter)
+// MarkRequeued stores requeuedBy, unless the letter is marked already.
+func (s *letterStore) MarkRequeued(ctx context.Context, id deadletter.ID, requeuedBy deadletter.Requeued) (bool, error) {
+	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
+		stored, ok := tx.getRow(s.rows, id.String()).(*deadletter.Letter)
 		if !ok || stored.Requeued != nil {
 			return false, nil
 		}
 		changed := copyLetter(stored)
-		by.At = time.Now()
-		changed.Requeued = &by
-		return true, t.putRow(s.rows, id.String(), &changed)
+		requeuedBy.At = time.Now()
+		changed.Requeued = &requeuedBy
+		return true, tx.putRow(s.rows, id.String(), &changed)
 	})
 }
 
@@ -207,5 +207,5 @@ func (s *letterStore) Delete(ctx context.Context, letters []deadletter.Letter) (
 	for i := range letters {
 		keys[i] = letters[i].ID.String()
 	}
-	return runResult(ctx, s.db, func(t *tx) (int64, error) { return t.removeRows(s.rows, keys...) })
+	return runResult(ctx, s.db, func(tx *tx) (int64, error) { return tx.removeRows(s.rows, keys...) })
 }

@@ -38,8 +38,8 @@ func storeOf(box *outbox.Box) *outboxStore {
 	if box == nil {
 		return nil
 	}
-	s, _ := box.Parts(boxparts.Key{}).Store.(*outboxStore)
-	return s
+	store, _ := box.Parts(boxparts.Key{}).Store.(*outboxStore)
+	return store
 }
 
 // outboxEntry is a stored envelope. It is never changed: a change stores a new one.
@@ -68,7 +68,7 @@ func (s *outboxStore) Transaction(ctx context.Context, _ bool, fn func(ctx conte
 // Insert stores the envelopes. The error of an existing id is a duplicate key.
 func (s *outboxStore) Insert(ctx context.Context, envelopes []appending.Envelope) error {
 	insert := func(list ...appending.Envelope) error {
-		return s.db.runOperation(ctx, func(t *tx) error { return s.insertEnvelopes(t, list) })
+		return s.db.runOperation(ctx, func(tx *tx) error { return s.insertEnvelopes(tx, list) })
 	}
 	if s.db.InTransaction(ctx) {
 		return insert(envelopes...)
@@ -83,18 +83,18 @@ func (s *outboxStore) Insert(ctx context.Context, envelopes []appending.Envelope
 	return nil
 }
 
-func (s *outboxStore) insertEnvelopes(t *tx, list []appending.Envelope) error {
+func (s *outboxStore) insertEnvelopes(tx *tx, list []appending.Envelope) error {
 	for _, x := range list {
-		e, err := parseEnvelope(x.Doc, x.ID)
+		entry, err := parseEnvelope(x.Doc, x.ID)
 		if err != nil {
 			return err
 		}
 
-		if err := s.db.injectedError(Op{Kind: "append", Name: e.fields.typ}); err != nil {
+		if err := s.db.injectedError(Op{Kind: "append", Name: entry.fields.typ}); err != nil {
 			return err
 		}
-		e.seq = s.feed.nextSequence()
-		if err := t.insertRow(s.rows, mustKey(e.id), e); err != nil {
+		entry.seq = s.feed.nextSequence()
+		if err := tx.insertRow(s.rows, mustKey(entry.id), entry); err != nil {
 			return err
 		}
 	}
@@ -103,35 +103,35 @@ func (s *outboxStore) insertEnvelopes(t *tx, list []appending.Envelope) error {
 
 // parseEnvelope returns the envelope for a document.
 func parseEnvelope(doc bson.Raw, id event.ID) (*outboxEntry, error) {
-	var v envelope.View
-	if err := envelope.Parse(doc, &v); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(doc, &view); err != nil {
 		return nil, err
 	}
 
-	e := &outboxEntry{
+	entry := &outboxEntry{
 		doc: doc,
 		id:  id,
 		fields: scheduledFields{
-			aggregateType: string(v.AggregateType),
-			aggregateID:   string(v.AggregateID),
-			typ:           string(v.Type),
+			aggregateType: string(view.AggregateType),
+			aggregateID:   string(view.AggregateID),
+			typ:           string(view.Type),
 		},
 	}
-	if v.HasDueAt {
-		e.fields.dueAt = time.UnixMilli(v.DueAt).UTC()
+	if view.HasDueAt {
+		entry.fields.dueAt = time.UnixMilli(view.DueAt).UTC()
 	}
-	if v.HasExpiresAt {
-		e.fields.expiresAt = time.UnixMilli(v.ExpiresAt).UTC()
+	if view.HasExpiresAt {
+		entry.fields.expiresAt = time.UnixMilli(view.ExpiresAt).UTC()
 	}
 
-	return e, nil
+	return entry, nil
 }
 
 // Stored returns the envelopes in the order of their inserts, without a timestamp in ts. Delivered envelopes stay, as on
 // a server within the retention. A scheduled envelope is removed when a relay claims it.
 func (s *outboxStore) Stored(ctx context.Context) (docs []bson.Raw, err error) {
-	list, err := readSnapshot(ctx, s.db, func(t *tx) (list []*outboxEntry) {
-		for _, e := range rowsOf[*outboxEntry](t, s.rows) {
+	list, err := readSnapshot(ctx, s.db, func(tx *tx) (list []*outboxEntry) {
+		for _, e := range rowsOf[*outboxEntry](tx, s.rows) {
 			if !e.claimed {
 				list = append(list, e)
 			}

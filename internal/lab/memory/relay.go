@@ -112,9 +112,9 @@ func (r *Relay) Flush(ctx context.Context) error {
 
 // Pending returns the number of events that are committed and due, and not delivered yet.
 func (r *Relay) Pending(ctx context.Context) (n int, err error) {
-	err = r.box.db.runAlone(ctx, func(t *tx) error {
+	err = r.box.db.runAlone(ctx, func(tx *tx) error {
 		n = r.box.feed.countPending()
-		for _, e := range rowsOf[*outboxEntry](t, r.box.rows) {
+		for _, e := range rowsOf[*outboxEntry](tx, r.box.rows) {
 			if !e.fields.dueAt.IsZero() && !e.fields.dueAt.After(time.Now()) {
 				n++
 			}
@@ -168,26 +168,26 @@ func (r *Relay) waitForWork(ctx context.Context, failed error, brokerChanged <-c
 }
 
 // nextDueTime returns the time of the next scheduled event, and whether there is one.
-func (r *Relay) nextDueTime(ctx context.Context) (at time.Time, ok bool) {
+func (r *Relay) nextDueTime(ctx context.Context) (dueAt time.Time, ok bool) {
 	// This cannot fail: a read has no conflicts.
-	_ = r.box.db.runAlone(ctx, func(t *tx) error {
+	_ = r.box.db.runAlone(ctx, func(tx *tx) error {
 		ok = false
-		for _, e := range rowsOf[*outboxEntry](t, r.box.rows) {
-			if !e.fields.dueAt.IsZero() && (!ok || e.fields.dueAt.Before(at)) {
-				at = e.fields.dueAt
+		for _, e := range rowsOf[*outboxEntry](tx, r.box.rows) {
+			if !e.fields.dueAt.IsZero() && (!ok || e.fields.dueAt.Before(dueAt)) {
+				dueAt = e.fields.dueAt
 				ok = true
 			}
 		}
 		return nil
 	})
-	return at, ok
+	return dueAt, ok
 }
 
 // deliverNext delivers one event: first the committed ones, then the scheduled ones that are due.
 // It returns false if there is none.
 func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
-	if e, ok := r.box.feed.firstPending(); ok {
-		if err := r.deliverEvent(ctx, e.outboxEntry, e.at); err != nil {
+	if envelope, ok := r.box.feed.firstPending(); ok {
+		if err := r.deliverEvent(ctx, envelope.outboxEntry, envelope.at); err != nil {
 			return true, err
 		}
 
@@ -198,24 +198,24 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 	}
 
 	// The committed events come first: a scheduled event has no order with them.
-	e, err := r.claimDue(ctx)
-	if err != nil || e == nil {
+	entry, err := r.claimDue(ctx)
+	if err != nil || entry == nil {
 		return false, err
 	}
-	if err := r.deliverEvent(ctx, e, time.Now()); err != nil {
+	if err := r.deliverEvent(ctx, entry, time.Now()); err != nil {
 		return true, err
 	}
 
-	return true, r.box.db.runAlone(ctx, func(t *tx) error { return t.putRow(r.box.rows, mustKey(e.id), nil) })
+	return true, r.box.db.runAlone(ctx, func(tx *tx) error { return tx.putRow(r.box.rows, mustKey(entry.id), nil) })
 }
 
 // claimDue claims the scheduled event that is due first, or returns nil. A claimed event can
 // neither be canceled nor rescheduled. If a claimed event was not delivered, it is claimed again.
 func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 	now := time.Now()
-	err = r.box.db.runAlone(ctx, func(t *tx) error {
+	err = r.box.db.runAlone(ctx, func(tx *tx) error {
 		found = nil
-		for _, e := range rowsOf[*outboxEntry](t, r.box.rows) {
+		for _, e := range rowsOf[*outboxEntry](tx, r.box.rows) {
 			isDue := !e.fields.dueAt.IsZero() && !e.fields.dueAt.After(now)
 			if isDue && (found == nil || compareDue(e, found) < 0) {
 				found = e
@@ -230,7 +230,7 @@ func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 		claimed := *found
 		claimed.claimed = true
 		found = &claimed
-		return t.putRow(r.box.rows, mustKey(claimed.id), &claimed)
+		return tx.putRow(r.box.rows, mustKey(claimed.id), &claimed)
 	})
 
 	return found, err
@@ -238,74 +238,74 @@ func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 
 // deliverEvent writes the records of an event, or makes it a dead letter. An error means that the
 // event must be tried again.
-func (r *Relay) deliverEvent(ctx context.Context, e *outboxEntry, at time.Time) error {
+func (r *Relay) deliverEvent(ctx context.Context, entry *outboxEntry, sentAt time.Time) error {
 	for attempt := 1; ; attempt++ {
-		err := r.sendRecords(ctx, e, at)
+		err := r.sendRecords(ctx, entry, sentAt)
 		var refusal *record.Refusal
 		switch {
 		case err == nil:
 		// A rule discards the event, so it counts as delivered.
 		case errors.As(err, &refusal) && refusal.Class == record.Dropped:
 		case errors.As(err, &refusal):
-			r.addDeadLetter(e, string(refusal.Class), refusal.Reason)
+			r.addDeadLetter(entry, string(refusal.Class), refusal.Reason)
 		case errors.Is(err, errRefused) && attempt < maxAttempts:
 			continue
 		case errors.Is(err, errRefused):
-			r.addDeadLetter(e, string(record.AttemptsExhausted), err.Error())
+			r.addDeadLetter(entry, string(record.AttemptsExhausted), err.Error())
 		default:
-			return fmt.Errorf("delivering event %s: %w", e.id, err)
+			return fmt.Errorf("delivering event %s: %w", entry.id, err)
 		}
 
-		delete(r.sent, e.id)
+		delete(r.sent, entry.id)
 		return nil
 	}
 }
 
 // addDeadLetter records that an event could not be delivered.
-func (r *Relay) addDeadLetter(e *outboxEntry, class, reason string) {
+func (r *Relay) addDeadLetter(entry *outboxEntry, class, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	r.dead = append(r.dead, DeadLetter{ID: e.id, Type: e.fields.typ, Class: class, Reason: reason})
+	r.dead = append(r.dead, DeadLetter{ID: entry.id, Type: entry.fields.typ, Class: class, Reason: reason})
 }
 
 // sendRecords writes the record of each topic that does not have it yet.
-func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) error {
-	if x := e.fields.expiresAt; !x.IsZero() && !time.Now().Before(x) {
-		return &record.Refusal{Class: record.Expired, Reason: "expired at " + x.Format(time.RFC3339)}
+func (r *Relay) sendRecords(ctx context.Context, entry *outboxEntry, sentAt time.Time) error {
+	if moment := entry.fields.expiresAt; !moment.IsZero() && !time.Now().Before(moment) {
+		return &record.Refusal{Class: record.Expired, Reason: "expired at " + moment.Format(time.RFC3339)}
 	}
 
-	var v envelope.View
-	if err := r.mapping.Parse(e.doc, &v); err != nil {
+	var view envelope.View
+	if err := r.mapping.Parse(entry.doc, &view); err != nil {
 		return err
 	}
 
 	meta := routing.Meta{
 		DB:          []byte("memory"),
 		Coll:        []byte(r.box.rows.name),
-		ClusterTime: bson.Timestamp{T: uint32(at.Unix()), I: 1},
-		CommitMS:    at.UnixMilli(),
+		ClusterTime: bson.Timestamp{T: uint32(sentAt.Unix()), I: 1},
+		CommitMS:    sentAt.UnixMilli(),
 	}
-	targets, err := r.router.Route(&v, &meta, nil)
+	targets, err := r.router.Route(&view, &meta, nil)
 	if err != nil {
 		return err
 	}
 
 	for _, target := range targets {
 		// An earlier attempt may have reached some of the topics.
-		if slices.Contains(r.sent[e.id], target.Topic) {
+		if slices.Contains(r.sent[entry.id], target.Topic) {
 			continue
 		}
 
 		var rec record.Record
-		if err := r.filler.Fill(&v, &meta, target, &rec); err != nil {
+		if err := r.filler.Fill(&view, &meta, target, &rec); err != nil {
 			return err
 		}
 		if err := r.broker.writeRecord(ctx, target.Topic, toBrokerRecord(&rec), rec.Partition); err != nil {
 			return err
 		}
 
-		r.sent[e.id] = append(r.sent[e.id], target.Topic)
+		r.sent[entry.id] = append(r.sent[entry.id], target.Topic)
 	}
 
 	return nil
@@ -313,9 +313,9 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 
 // toBrokerRecord returns a record that shares the bytes of rec. The broker copies them.
 func toBrokerRecord(rec *record.Record) *transport.Record {
-	m := &transport.Record{Key: rec.Key, Value: rec.Value, Time: time.UnixMilli(rec.TimeMS)}
+	record := &transport.Record{Key: rec.Key, Value: rec.Value, Time: time.UnixMilli(rec.TimeMS)}
 	for _, h := range rec.Headers {
-		m.Headers = append(m.Headers, event.Header{Key: string(h.Key), Value: h.Value})
+		record.Headers = append(record.Headers, event.Header{Key: string(h.Key), Value: h.Value})
 	}
-	return m
+	return record
 }

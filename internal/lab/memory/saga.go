@@ -31,28 +31,28 @@ func (s *sagaStore) nowMillis() time.Time { return time.UnixMilli(time.Now().Uni
 // sagaTable returns the table of a saga.
 func (s *sagaStore) sagaTable(name string) *storedTable { return s.db.findOrAddTable(name) }
 
-// findRecord returns the record that t sees. It returns nil if there is none, or if it is a
+// findRecord returns the record that tx sees. It returns nil if there is none, or if it is a
 // tombstone whose time is over.
-func (s *sagaStore) findRecord(t *tx, name, key string) *sagas.Record {
-	r, _ := t.getRow(s.sagaTable(name), key).(*sagas.Record)
-	if r == nil || !r.ExpiresAt.IsZero() && !s.nowMillis().Before(r.ExpiresAt) {
+func (s *sagaStore) findRecord(tx *tx, name, key string) *sagas.Record {
+	record, _ := tx.getRow(s.sagaTable(name), key).(*sagas.Record)
+	if record == nil || !record.ExpiresAt.IsZero() && !s.nowMillis().Before(record.ExpiresAt) {
 		return nil
 	}
-	return r
+	return record
 }
 
 // Load returns the record with this id: see sagas.Store.
-func (s *sagaStore) Load(ctx context.Context, name string, id any) (r sagas.Record, found bool, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
+func (s *sagaStore) Load(ctx context.Context, name string, id any) (record sagas.Record, found bool, err error) {
+	err = s.db.runOperation(ctx, func(tx *tx) error {
 		key, err := encodeKey(id)
 		if err != nil {
 			return newRefusal(err)
 		}
 
-		stored := s.findRecord(t, name, key)
+		stored := s.findRecord(tx, name, key)
 		found = stored != nil
 		if found {
-			r = cloneSagaRecord(stored)
+			record = cloneSagaRecord(stored)
 		}
 		return nil
 	})
@@ -60,35 +60,35 @@ func (s *sagaStore) Load(ctx context.Context, name string, id any) (r sagas.Reco
 		return sagas.Record{}, false, fmt.Errorf("loading saga %s %s: %w", name, sagas.FormatID(id), err)
 	}
 
-	return r, found, nil
+	return record, found, nil
 }
 
-// cloneSagaRecord returns a copy that shares no memory with r.
-func cloneSagaRecord(r *sagas.Record) sagas.Record {
-	c := *r
-	c.Body = slices.Clone(r.Body)
-	return c
+// cloneSagaRecord returns a copy that shares no memory with record.
+func cloneSagaRecord(record *sagas.Record) sagas.Record {
+	cloned := *record
+	cloned.Body = slices.Clone(record.Body)
+	return cloned
 }
 
 // Save stores a record of the expected version: see sagas.Store.
-func (s *sagaStore) Save(ctx context.Context, name string, r sagas.Record) (saved sagas.Record, err error) {
-	err = s.db.runOperation(ctx, func(t *tx) error {
-		key, stored, err := s.checkVersion(t, name, r)
+func (s *sagaStore) Save(ctx context.Context, name string, record sagas.Record) (saved sagas.Record, err error) {
+	err = s.db.runOperation(ctx, func(tx *tx) error {
+		key, stored, err := s.checkVersion(tx, name, record)
 		if err != nil {
 			return err
 		}
 
-		saved = s.nextRecord(r, stored)
-		return s.putRecord(t, name, key, saved)
+		saved = s.nextRecord(record, stored)
+		return s.putRecord(tx, name, key, saved)
 	})
 
-	return saved, s.wrapError("saving", name, r, err)
+	return saved, s.wrapError("saving", name, record, err)
 }
 
 // nextRecord returns the record that replaces the stored one, which may be nil.
-func (s *sagaStore) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Record {
+func (s *sagaStore) nextRecord(record sagas.Record, stored *sagas.Record) sagas.Record {
 	now := s.nowMillis()
-	n := sagas.Record{ID: r.ID, Version: 1, Body: slices.Clone(r.Body), CreatedAt: now, UpdatedAt: now}
+	n := sagas.Record{ID: record.ID, Version: 1, Body: slices.Clone(record.Body), CreatedAt: now, UpdatedAt: now}
 
 	// MongoDB stores a document, so a nil body becomes an empty one.
 	if n.Body == nil {
@@ -104,26 +104,26 @@ func (s *sagaStore) nextRecord(r sagas.Record, stored *sagas.Record) sagas.Recor
 }
 
 // putRecord stores a copy of the record.
-func (s *sagaStore) putRecord(t *tx, name, key string, r sagas.Record) error {
-	stored := cloneSagaRecord(&r)
-	return t.putRow(s.sagaTable(name), key, &stored)
+func (s *sagaStore) putRecord(tx *tx, name, key string, record sagas.Record) error {
+	stored := cloneSagaRecord(&record)
+	return tx.putRow(s.sagaTable(name), key, &stored)
 }
 
 // checkVersion returns the stored record, or nil if there is none. If it does not have the version
-// of r, the error is errStale.
-func (s *sagaStore) checkVersion(t *tx, name string, r sagas.Record) (key string, stored *sagas.Record, err error) {
-	if key, err = encodeKey(r.ID); err != nil {
+// of record, the error is errStale.
+func (s *sagaStore) checkVersion(tx *tx, name string, record sagas.Record) (key string, stored *sagas.Record, err error) {
+	if key, err = encodeKey(record.ID); err != nil {
 		return "", nil, newRefusal(err)
 	}
 
-	stored = s.findRecord(t, name, key)
+	stored = s.findRecord(tx, name, key)
 	version := int64(0)
 	if stored != nil {
 		version = stored.Version
 	}
 
 	// The error is a refusal: nothing was written, so the transaction can continue.
-	if r.Version != version {
+	if record.Version != version {
 		return "", nil, newRefusal(errStale)
 	}
 
@@ -134,42 +134,42 @@ func (s *sagaStore) checkVersion(t *tx, name string, r sagas.Record) (key string
 var errStale = errors.New("stale version")
 
 // Complete deletes the record or makes it a tombstone: see sagas.Store.
-func (s *sagaStore) Complete(ctx context.Context, name string, r sagas.Record, keep time.Duration) error {
-	err := s.db.runOperation(ctx, func(t *tx) error {
+func (s *sagaStore) Complete(ctx context.Context, name string, record sagas.Record, keep time.Duration) error {
+	err := s.db.runOperation(ctx, func(tx *tx) error {
 		// This saga was never stored and leaves no tombstone, so there is nothing to delete.
-		if keep <= 0 && r.Version == 0 {
+		if keep <= 0 && record.Version == 0 {
 			return nil
 		}
 
-		key, stored, err := s.checkVersion(t, name, r)
+		key, stored, err := s.checkVersion(tx, name, record)
 		switch {
 		case err != nil:
 			return err
 		case keep <= 0:
-			return t.putRow(s.sagaTable(name), key, nil)
+			return tx.putRow(s.sagaTable(name), key, nil)
 		}
 
 		// The tombstone keeps the id, so that a late message does not begin the saga again.
-		tomb := s.nextRecord(r, stored)
+		tomb := s.nextRecord(record, stored)
 		tomb.CompletedAt = tomb.UpdatedAt
 		tomb.ExpiresAt = tomb.CompletedAt.Add(keep)
-		return s.putRecord(t, name, key, tomb)
+		return s.putRecord(tx, name, key, tomb)
 	})
 
-	return s.wrapError("completing", name, r, err)
+	return s.wrapError("completing", name, record, err)
 }
 
 // wrapError returns sagas.ErrConflict if err reports a conflict.
-func (s *sagaStore) wrapError(doing, name string, r sagas.Record, err error) error {
+func (s *sagaStore) wrapError(doing, name string, record sagas.Record, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, errStale):
-		return sagas.NewConflict(name, r, nil)
+		return sagas.NewConflict(name, record, nil)
 	case isTransient(err):
-		return sagas.NewConflict(name, r, err)
+		return sagas.NewConflict(name, record, err)
 	}
-	return fmt.Errorf("%s saga %s %s: %w", doing, name, sagas.FormatID(r.ID), err)
+	return fmt.Errorf("%s saga %s %s: %w", doing, name, sagas.FormatID(record.ID), err)
 }
 
 // Recent returns the records that were changed last: see sagas.Store.
@@ -178,10 +178,10 @@ func (s *sagaStore) Recent(ctx context.Context, name string, limit int) (list []
 		return nil, nil
 	}
 
-	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []sagas.Record) {
-		for key := range rowsOf[*sagas.Record](t, s.sagaTable(name)) {
-			if r := s.findRecord(t, name, key); r != nil {
-				list = append(list, cloneSagaRecord(r))
+	list, err = readSnapshot(ctx, s.db, func(tx *tx) (list []sagas.Record) {
+		for key := range rowsOf[*sagas.Record](tx, s.sagaTable(name)) {
+			if record := s.findRecord(tx, name, key); record != nil {
+				list = append(list, cloneSagaRecord(record))
 			}
 		}
 		return list
@@ -198,12 +198,12 @@ func (s *sagaStore) Recent(ctx context.Context, name string, limit int) (list []
 
 // Prepare stores the type of a saga: see sagas.Store.
 func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.Type, err error) {
-	found, err = runResult(ctx, s.db, func(t *tx) (sagas.Type, error) {
+	found, err = runResult(ctx, s.db, func(tx *tx) (sagas.Type, error) {
 		types := s.sagaTable(sagas.TypesCollection)
-		if stored, _ := t.getRow(types, want.Name).(*sagas.Type); stored != nil {
+		if stored, _ := tx.getRow(types, want.Name).(*sagas.Type); stored != nil {
 			return *stored, nil
 		}
-		return want, t.putRow(types, want.Name, &want)
+		return want, tx.putRow(types, want.Name, &want)
 	})
 	if err != nil {
 		return found, fmt.Errorf("storing the type of saga %s: %w", want.Name, err)
@@ -213,8 +213,8 @@ func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.T
 
 // Types returns the stored types, sorted by name: see sagas.Store.
 func (s *sagaStore) Types(ctx context.Context) (list []sagas.Type, err error) {
-	list, err = readSnapshot(ctx, s.db, func(t *tx) (list []sagas.Type) {
-		for _, known := range rowsOf[*sagas.Type](t, s.sagaTable(sagas.TypesCollection)) {
+	list, err = readSnapshot(ctx, s.db, func(tx *tx) (list []sagas.Type) {
+		for _, known := range rowsOf[*sagas.Type](tx, s.sagaTable(sagas.TypesCollection)) {
 			list = append(list, *known)
 		}
 		return list

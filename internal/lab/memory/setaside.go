@@ -35,9 +35,9 @@ func (s *setAsideStore) EnsureIndexes(context.Context) error { return nil }
 
 // DueRetries describes the messages in db that are set aside and due. It is empty if there are none.
 func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
-	s := newSetAsideStore(db)
-	return readSnapshot(ctx, db, func(t *tx) (list []string) {
-		for _, m := range s.firstMessages(t, func(*setAsideMessage) bool { return true }) {
+	store := newSetAsideStore(db)
+	return readSnapshot(ctx, db, func(tx *tx) (list []string) {
+		for _, m := range store.firstMessages(tx, func(*setAsideMessage) bool { return true }) {
 			if !m.due.After(time.Now()) {
 				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d/%d", m.Handler, m.Topic, m.Partition, m.Offset))
 			}
@@ -48,9 +48,9 @@ func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
 
 // CountSetAside returns how many messages of a handler are set aside in db, for tests.
 func CountSetAside(ctx context.Context, db *DB, handler string) (int, error) {
-	s := newSetAsideStore(db)
-	return readSnapshot(ctx, db, func(t *tx) (n int) {
-		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+	store := newSetAsideStore(db)
+	return readSnapshot(ctx, db, func(tx *tx) (n int) {
+		for _, m := range rowsOf[*setAsideMessage](tx, store.rows) {
 			if m.Handler == handler {
 				n++
 			}
@@ -59,63 +59,63 @@ func CountSetAside(ctx context.Context, db *DB, handler string) (int, error) {
 	})
 }
 
-// Add stores m, due after wait.
-func (s *setAsideStore) Add(ctx context.Context, m *setaside.Message, wait time.Duration) error {
-	if err := m.CheckSize(); err != nil {
+// Add stores message, due after wait.
+func (s *setAsideStore) Add(ctx context.Context, message *setaside.Message, wait time.Duration) error {
+	if err := message.CheckSize(); err != nil {
 		return err
 	}
-	return s.db.runOperation(ctx, func(t *tx) error {
-		key := string(m.ID[:])
-		if t.getRow(s.rows, key) != nil {
+	return s.db.runOperation(ctx, func(tx *tx) error {
+		key := string(message.ID[:])
+		if tx.getRow(s.rows, key) != nil {
 			return nil
 		}
 
-		stored := &setAsideMessage{Message: copySetAside(m)}
-		if m.Failed > 0 {
-			stored.since = time.Now().Add(-m.Elapsed)
+		stored := &setAsideMessage{Message: copySetAside(message)}
+		if message.Failed > 0 {
+			stored.since = time.Now().Add(-message.Elapsed)
 			stored.due = time.Now().Add(wait)
 		}
-		return t.putRow(s.rows, key, stored)
+		return tx.putRow(s.rows, key, stored)
 	})
 }
 
-// copySetAside returns a copy that shares no memory with m. As in BSON, an empty value is not a missing one.
-func copySetAside(m *setaside.Message) setaside.Message {
-	c := *m
-	c.Key = bytes.Clone(m.Key)
-	c.Value = bytes.Clone(m.Value)
-	c.Headers = slices.Clone(m.Headers)
-	for i := range c.Headers {
-		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
+// copySetAside returns a copy that shares no memory with message. As in BSON, an empty value is not a missing one.
+func copySetAside(message *setaside.Message) setaside.Message {
+	copied := *message
+	copied.Key = bytes.Clone(message.Key)
+	copied.Value = bytes.Clone(message.Value)
+	copied.Headers = slices.Clone(message.Headers)
+	for i := range copied.Headers {
+		copied.Headers[i].Value = bytes.Clone(copied.Headers[i].Value)
 	}
-	c.History = slices.Clone(m.History)
-	return c
+	copied.History = slices.Clone(message.History)
+	return copied
 }
 
-// Postpone stores the attempts of m and makes it due after wait.
-func (s *setAsideStore) Postpone(ctx context.Context, m *setaside.Message, wait time.Duration) error {
-	return s.db.runOperation(ctx, func(t *tx) error {
-		key := string(m.ID[:])
-		stored, ok := t.getRow(s.rows, key).(*setAsideMessage)
+// Postpone stores the attempts of message and makes it due after wait.
+func (s *setAsideStore) Postpone(ctx context.Context, message *setaside.Message, wait time.Duration) error {
+	return s.db.runOperation(ctx, func(tx *tx) error {
+		key := string(message.ID[:])
+		stored, ok := tx.getRow(s.rows, key).(*setAsideMessage)
 		if !ok {
 			return nil
 		}
 
 		changed := *stored
-		changed.Attempts = m.Attempts
-		changed.History = slices.Clone(m.History)
+		changed.Attempts = message.Attempts
+		changed.History = slices.Clone(message.History)
 		if changed.since.IsZero() {
-			changed.since = time.Now().Add(-m.Elapsed)
+			changed.since = time.Now().Add(-message.Elapsed)
 		}
 		changed.due = time.Now().Add(wait)
-		return t.putRow(s.rows, key, &changed)
+		return tx.putRow(s.rows, key, &changed)
 	})
 }
 
 // First returns the first message of a queue.
-func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setaside.Digest) (*setaside.Message, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) *setaside.Message {
-		first := s.firstOf(t, queueKey{p, queue})
+func (s *setAsideStore) First(ctx context.Context, place setaside.Place, queue setaside.Digest) (*setaside.Message, error) {
+	return readSnapshot(ctx, s.db, func(tx *tx) *setaside.Message {
+		first := s.firstOf(tx, queueKey{place, queue})
 		if first == nil {
 			return nil
 		}
@@ -127,9 +127,9 @@ func (s *setAsideStore) First(ctx context.Context, p setaside.Place, queue setas
 	})
 }
 
-// firstOf returns the first message of a queue that t sees, or nil.
-func (s *setAsideStore) firstOf(t *tx, q queueKey) *setAsideMessage {
-	return s.firstMessages(t, func(m *setAsideMessage) bool { return m.Place == q.Place && m.Queue == q.queue })[q]
+// firstOf returns the first message of a queue that tx sees, or nil.
+func (s *setAsideStore) firstOf(tx *tx, key queueKey) *setAsideMessage {
+	return s.firstMessages(tx, func(message *setAsideMessage) bool { return message.Place == key.Place && message.Queue == key.queue })[key]
 }
 
 // compareInQueue orders the messages of a queue.
@@ -137,30 +137,30 @@ func compareInQueue(a, b *setAsideMessage) int {
 	return cmp.Or(cmp.Compare(a.Generation, b.Generation), cmp.Compare(a.Offset, b.Offset))
 }
 
-// Take deletes m if it is the first of its queue.
-func (s *setAsideStore) Take(ctx context.Context, m *setaside.Message) (bool, error) {
-	return runResult(ctx, s.db, func(t *tx) (bool, error) {
-		first := s.firstOf(t, queueKey{m.Place, m.Queue})
-		if first == nil || first.ID != m.ID {
+// Take deletes message if it is the first of its queue.
+func (s *setAsideStore) Take(ctx context.Context, message *setaside.Message) (bool, error) {
+	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
+		first := s.firstOf(tx, queueKey{message.Place, message.Queue})
+		if first == nil || first.ID != message.ID {
 			return false, nil
 		}
-		return true, t.putRow(s.rows, string(m.ID[:]), nil)
+		return true, tx.putRow(s.rows, string(message.ID[:]), nil)
 	})
 }
 
-// Remove deletes m.
-func (s *setAsideStore) Remove(ctx context.Context, m *setaside.Message) error {
-	return s.db.runOperation(ctx, func(t *tx) error { return t.putRow(s.rows, string(m.ID[:]), nil) })
+// Remove deletes message.
+func (s *setAsideStore) Remove(ctx context.Context, message *setaside.Message) error {
+	return s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(s.rows, string(message.ID[:]), nil) })
 }
 
 // Heads returns the queues of a handler in these partitions of a topic.
 func (s *setAsideStore) Heads(ctx context.Context, handler, topic string, partitions []int32) (heads []setaside.Head, err error) {
-	isWanted := func(m *setAsideMessage) bool {
-		return m.Handler == handler && m.Topic == topic && slices.Contains(partitions, m.Partition)
+	isWanted := func(message *setAsideMessage) bool {
+		return message.Handler == handler && message.Topic == topic && slices.Contains(partitions, message.Partition)
 	}
 
-	return readSnapshot(ctx, s.db, func(t *tx) (heads []setaside.Head) {
-		for _, m := range s.firstMessages(t, isWanted) {
+	return readSnapshot(ctx, s.db, func(tx *tx) (heads []setaside.Head) {
+		for _, m := range s.firstMessages(tx, isWanted) {
 			// Without a due time the wait is 0.
 			wait := max(0, time.Until(m.due))
 			heads = append(heads, setaside.Head{Partition: m.Partition, Queue: m.Queue, Wait: wait})
@@ -176,9 +176,9 @@ type queueKey struct {
 }
 
 // firstMessages returns the first message of each queue, among the messages that are wanted.
-func (s *setAsideStore) firstMessages(t *tx, isWanted func(m *setAsideMessage) bool) map[queueKey]*setAsideMessage {
+func (s *setAsideStore) firstMessages(tx *tx, isWanted func(message *setAsideMessage) bool) map[queueKey]*setAsideMessage {
 	firsts := map[queueKey]*setAsideMessage{}
-	for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+	for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
 		key := queueKey{m.Place, m.Queue}
 		if isWanted(m) && (firsts[key] == nil || compareInQueue(m, firsts[key]) < 0) {
 			firsts[key] = m
@@ -188,10 +188,10 @@ func (s *setAsideStore) firstMessages(t *tx, isWanted func(m *setAsideMessage) b
 }
 
 // Waiting returns those of the queues that have messages.
-func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []setaside.Digest) ([]setaside.Digest, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (found []setaside.Digest) {
-		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
-			if m.Place == p && slices.Contains(queues, m.Queue) && !slices.Contains(found, m.Queue) {
+func (s *setAsideStore) Waiting(ctx context.Context, place setaside.Place, queues []setaside.Digest) ([]setaside.Digest, error) {
+	return readSnapshot(ctx, s.db, func(tx *tx) (found []setaside.Digest) {
+		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
+			if m.Place == place && slices.Contains(queues, m.Queue) && !slices.Contains(found, m.Queue) {
 				found = append(found, m.Queue)
 			}
 		}
@@ -201,9 +201,9 @@ func (s *setAsideStore) Waiting(ctx context.Context, p setaside.Place, queues []
 
 // Failing returns how many queues of a handler have a message that failed.
 func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) (int, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) int {
-		isFailing := func(m *setAsideMessage) bool { return m.Handler == handler && !m.due.IsZero() }
-		return min(len(s.firstMessages(t, isFailing)), limit)
+	return readSnapshot(ctx, s.db, func(tx *tx) int {
+		isFailing := func(message *setAsideMessage) bool { return message.Handler == handler && !message.due.IsZero() }
+		return min(len(s.firstMessages(tx, isFailing)), limit)
 	})
 }
 
@@ -220,9 +220,9 @@ func (s *setAsideStore) Census(
 	findUnread func(ctx context.Context, places []setaside.Place) ([]setaside.Place, error),
 ) (setaside.Census, error) {
 	table := s.db.findOrAddTable(setaside.DefaultCollection + setaside.CountsSuffix)
-	last, err := readSnapshot(ctx, s.db, func(t *tx) *census {
-		c, _ := t.getRow(table, group).(*census)
-		return c
+	last, err := readSnapshot(ctx, s.db, func(tx *tx) *census {
+		census, _ := tx.getRow(table, group).(*census)
+		return census
 	})
 	if err != nil {
 		return setaside.Census{}, err
@@ -245,7 +245,7 @@ func (s *setAsideStore) Census(
 		}
 
 		last = &census{by: member, at: now, counts: setaside.SumPlaces(places, unread)}
-		if err := s.db.runOperation(ctx, func(t *tx) error { return t.putRow(table, group, last) }); err != nil {
+		if err := s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(table, group, last) }); err != nil {
 			return setaside.Census{}, err
 		}
 	}
@@ -254,19 +254,19 @@ func (s *setAsideStore) Census(
 
 // countPlaces counts the messages of a group at each place.
 func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setaside.PlaceCount, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (list []setaside.PlaceCount) {
-		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
+	return readSnapshot(ctx, s.db, func(tx *tx) (list []setaside.PlaceCount) {
+		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
 			if !strings.HasPrefix(m.Handler, group+"/") {
 				continue
 			}
-			i := slices.IndexFunc(list, func(c setaside.PlaceCount) bool { return c.Place == m.Place })
+			i := slices.IndexFunc(list, func(count setaside.PlaceCount) bool { return count.Place == m.Place })
 			if i < 0 {
 				i, list = len(list), append(list, setaside.PlaceCount{Place: m.Place})
 			}
-			c := &list[i]
-			c.N++
-			if !m.since.IsZero() && (c.Since.IsZero() || m.since.Before(c.Since)) {
-				c.Since = m.since
+			count := &list[i]
+			count.N++
+			if !m.since.IsZero() && (count.Since.IsZero() || m.since.Before(count.Since)) {
+				count.Since = m.since
 			}
 		}
 		return list
@@ -275,11 +275,11 @@ func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setasi
 
 // Requeued returns the queues of a group with requeued messages.
 func (s *setAsideStore) Requeued(ctx context.Context, group string) ([]setaside.Queue, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (queues []setaside.Queue) {
-		for _, m := range rowsOf[*setAsideMessage](t, s.rows) {
-			q := setaside.Queue{Place: m.Place, Digest: m.Queue}
-			if m.Requeued && strings.HasPrefix(m.Handler, group+"/") && !slices.Contains(queues, q) {
-				queues = append(queues, q)
+	return readSnapshot(ctx, s.db, func(tx *tx) (queues []setaside.Queue) {
+		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
+			queue := setaside.Queue{Place: m.Place, Digest: m.Queue}
+			if m.Requeued && strings.HasPrefix(m.Handler, group+"/") && !slices.Contains(queues, queue) {
+				queues = append(queues, queue)
 			}
 		}
 		return queues
@@ -288,9 +288,9 @@ func (s *setAsideStore) Requeued(ctx context.Context, group string) ([]setaside.
 
 // Stored returns those of the ids that messages have.
 func (s *setAsideStore) Stored(ctx context.Context, ids []setaside.Digest) ([]setaside.Digest, error) {
-	return readSnapshot(ctx, s.db, func(t *tx) (found []setaside.Digest) {
+	return readSnapshot(ctx, s.db, func(tx *tx) (found []setaside.Digest) {
 		for _, id := range ids {
-			if t.getRow(s.rows, string(id[:])) != nil {
+			if tx.getRow(s.rows, string(id[:])) != nil {
 				found = append(found, id)
 			}
 		}

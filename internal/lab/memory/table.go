@@ -33,11 +33,11 @@ type tableRow struct {
 
 // encodeKey returns the key of a row for any value that BSON can represent.
 func encodeKey[K any](key K) (string, error) {
-	t, raw, err := bson.MarshalValue(key)
+	bsonType, raw, err := bson.MarshalValue(key)
 	if err != nil {
 		return "", fmt.Errorf("encoding the key: %w", err)
 	}
-	return string(append([]byte{byte(t)}, raw...)), nil
+	return string(append([]byte{byte(bsonType)}, raw...)), nil
 }
 
 // encodeRow returns the key and the row for a document. Errors are refusals.
@@ -67,13 +67,13 @@ func (t *Table[K, V]) wrapError(operation string, err error) error {
 
 // Get returns the document with this key. If it does not exist, the error is mongo.ErrNoDocuments.
 func (t *Table[K, V]) Get(ctx context.Context, key K) (value V, err error) {
-	err = t.db.runOperation(ctx, func(x *tx) error {
+	err = t.db.runOperation(ctx, func(tx *tx) error {
 		id, err := encodeKey(key)
 		if err != nil {
 			return newRefusal(err)
 		}
 
-		row, _ := x.getRow(t.rows, id).(*tableRow)
+		row, _ := tx.getRow(t.rows, id).(*tableRow)
 		if row == nil {
 			return newRefusal(mongo.ErrNoDocuments)
 		}
@@ -85,47 +85,47 @@ func (t *Table[K, V]) Get(ctx context.Context, key K) (value V, err error) {
 
 // Insert adds a document. If the key exists, mongo.IsDuplicateKeyError reports true for the error.
 func (t *Table[K, V]) Insert(ctx context.Context, key K, value V) error {
-	return t.wrapError("inserting into", t.db.runOperation(ctx, func(x *tx) error {
+	return t.wrapError("inserting into", t.db.runOperation(ctx, func(tx *tx) error {
 		id, row, err := t.encodeRow(key, value)
 		if err != nil {
 			return err
 		}
-		return x.insertRow(t.rows, id, row)
+		return tx.insertRow(t.rows, id, row)
 	}))
 }
 
 // Put adds a document, or replaces the one with the same key.
 func (t *Table[K, V]) Put(ctx context.Context, key K, value V) error {
-	return t.wrapError("writing", t.db.runOperation(ctx, func(x *tx) error {
+	return t.wrapError("writing", t.db.runOperation(ctx, func(tx *tx) error {
 		id, row, err := t.encodeRow(key, value)
 		if err != nil {
 			return err
 		}
-		return x.putRow(t.rows, id, row)
+		return tx.putRow(t.rows, id, row)
 	}))
 }
 
 // Delete removes a document. It returns nil if the document does not exist.
 func (t *Table[K, V]) Delete(ctx context.Context, key K) error {
-	return t.wrapError("deleting from", t.db.runOperation(ctx, func(x *tx) error {
+	return t.wrapError("deleting from", t.db.runOperation(ctx, func(tx *tx) error {
 		id, err := encodeKey(key)
 		if err != nil {
 			return newRefusal(err)
 		}
-		if x.getRow(t.rows, id) == nil {
+		if tx.getRow(t.rows, id) == nil {
 			return nil
 		}
 
-		return x.putRow(t.rows, id, nil)
+		return tx.putRow(t.rows, id, nil)
 	}))
 }
 
 // All returns all documents by their key.
 func (t *Table[K, V]) All(ctx context.Context) (map[K]V, error) {
-	out, err := runResult(ctx, t.db, func(x *tx) (map[K]V, error) {
+	out, err := runResult(ctx, t.db, func(tx *tx) (map[K]V, error) {
 		all := map[K]V{}
 		var errs []error
-		for _, row := range rowsOf[*tableRow](x, t.rows) {
+		for _, row := range rowsOf[*tableRow](tx, t.rows) {
 			var key K
 			var value V
 			errs = append(errs, row.Key.Unmarshal(&key), row.Value.Unmarshal(&value))

@@ -22,8 +22,8 @@ import (
 // fn returns nil.
 func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
 	// A nested call joins, and only the outermost one commits.
-	if u := db.unitFromContext(ctx); u != nil {
-		return u.work.Join(func() error { return fn(ctx) })
+	if work := db.unitFromContext(ctx); work != nil {
+		return work.work.Join(func() error { return fn(ctx) })
 	}
 
 	began := time.Now()
@@ -32,14 +32,14 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 			return err
 		}
 
-		u := &unitOfWork{tx: db.beginTx()}
-		err := u.runCallback(ctx, fn)
+		work := &unitOfWork{tx: db.beginTx()}
+		err := work.runCallback(ctx, fn)
 		if err == nil || !isTransient(err) || time.Since(began) >= transactionLimit {
 			return err
 		}
 
 		// To run again at once would only conflict again.
-		if err := u.tx.waitForBlocker(ctx); err != nil {
+		if err := work.tx.waitForBlocker(ctx); err != nil {
 			return err
 		}
 	}
@@ -50,8 +50,8 @@ const transactionLimit = 2 * time.Minute
 
 // InTransaction reports whether ctx has a running transaction of this database.
 func (db *DB) InTransaction(ctx context.Context) bool {
-	u := db.unitFromContext(ctx)
-	return u != nil && u.state().Check() == nil
+	work := db.unitFromContext(ctx)
+	return work != nil && work.state().Check() == nil
 }
 
 // unitKey is the key of the unit of work in a context.
@@ -74,11 +74,11 @@ func (u *unitOfWork) state() *unit.Work {
 
 // unitFromContext returns the unit of work of this database in ctx, or nil. A context of transaction.Outside has none.
 func (db *DB) unitFromContext(ctx context.Context) *unitOfWork {
-	u, _ := ctx.Value(unitKey{db}).(*unitOfWork)
-	if u == nil || transaction.WorkFromContext(ctx) != &u.work {
+	work, _ := ctx.Value(unitKey{db}).(*unitOfWork)
+	if work == nil || transaction.WorkFromContext(ctx) != &work.work {
 		return nil
 	}
-	return u
+	return work
 }
 
 // runCallback runs fn and commits, or aborts if that is not possible.
@@ -107,72 +107,72 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 }
 
 // runOperation runs one operation in the transaction of ctx. An error of the store makes the
-// transaction rollback-only, but a refusal does not. Without a transaction it runs f in a separate
+// transaction rollback-only, but a refusal does not. Without a transaction it runs callback in a separate
 // one: see runAlone.
-func (db *DB) runOperation(ctx context.Context, f func(t *tx) error) error {
-	u := db.unitFromContext(ctx)
-	if u == nil {
-		return db.runAlone(ctx, f)
+func (db *DB) runOperation(ctx context.Context, callback func(tx *tx) error) error {
+	work := db.unitFromContext(ctx)
+	if work == nil {
+		return db.runAlone(ctx, callback)
 	}
-	if err := u.state().Check(); err != nil {
+	if err := work.state().Check(); err != nil {
 		return err
 	}
 	// MongoDB aborts the transaction of an interrupted operation.
 	if err := ctx.Err(); err != nil {
-		u.state().SetRollbackOnly(err)
+		work.state().SetRollbackOnly(err)
 		return err
 	}
 
-	err := f(u.tx)
-	var r *refusal
-	if errors.As(err, &r) {
-		return r.error
+	err := callback(work.tx)
+	var refusal *refusal
+	if errors.As(err, &refusal) {
+		return refusal.error
 	}
 
-	u.state().SetRollbackOnly(err)
+	work.state().SetRollbackOnly(err)
 	return err
 }
 
-// runResult is runOperation for an f with a result. After a conflict f runs again, and its last result counts.
-func runResult[T any](ctx context.Context, db *DB, f func(t *tx) (T, error)) (result T, err error) {
-	err = db.runOperation(ctx, func(t *tx) (err error) {
-		result, err = f(t)
+// runResult is runOperation for an callback with a result. After a conflict callback runs again, and its last result counts.
+func runResult[T any](ctx context.Context, db *DB, callback func(tx *tx) (T, error)) (result T, err error) {
+	err = db.runOperation(ctx, func(tx *tx) (err error) {
+		result, err = callback(tx)
 		return err
 	})
 	return result, err
 }
 
-// readSnapshot is runResult for an f that only reads, and cannot fail.
-func readSnapshot[T any](ctx context.Context, db *DB, f func(t *tx) T) (T, error) {
-	return runResult(ctx, db, func(t *tx) (T, error) { return f(t), nil })
+// readSnapshot is runResult for an read that only reads, and cannot fail.
+func readSnapshot[T any](ctx context.Context, db *DB, read func(tx *tx) T) (T, error) {
+	return runResult(ctx, db, func(tx *tx) (T, error) { return read(tx), nil })
 }
 
-// runAlone runs f in a separate transaction. After a conflict, it waits for the other transaction
-// and runs f again.
-func (db *DB) runAlone(ctx context.Context, f func(t *tx) error) error {
+// runAlone runs callback in a separate transaction. After a conflict, it waits for the other transaction
+// and runs callback again.
+func (db *DB) runAlone(ctx context.Context, callback func(tx *tx) error) error {
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 
-		t := db.beginTx()
-		err := f(t)
+		tx := db.beginTx()
+		err := callback(tx)
 		if err == nil {
-			t.commit()
+			tx.commit()
 			return nil
 		}
 
 		// The writes of the failed run must not block the other transaction.
-		t.abort()
+		tx.abort()
 
-		var r *refusal
-		if errors.As(err, &r) {
-			return r.error
+		var refusal *refusal
+		if errors.As(err, &refusal) {
+			return refusal.error
 		}
 		if !isTransient(err) {
 			return err
 		}
-		if err := t.waitForBlocker(ctx); err != nil {
+		if err := tx.waitForBlocker(ctx); err != nil {
 			return err
 		}
 	}

@@ -67,12 +67,12 @@ type suite struct {
 
 // newBody returns a body that contains n, and names and values that a pipeline would interpret.
 func newBody(n int) bson.Raw {
-	b, err := bson.Marshal(bson.D{{Key: "n", Value: int32(n)}, {Key: "inner", Value: bson.D{{Key: "$a.b", Value: "$c"}}}})
+	data, err := bson.Marshal(bson.D{{Key: "n", Value: int32(n)}, {Key: "inner", Value: bson.D{{Key: "$a.b", Value: "$c"}}}})
 	if err != nil {
 		// The encoding cannot fail: the document is a constant.
 		panic(err)
 	}
-	return b
+	return data
 }
 
 func (s *suite) must(err error) {
@@ -82,9 +82,9 @@ func (s *suite) must(err error) {
 	}
 }
 
-func (s *suite) mustSave(ctx context.Context, r sagas.Record) sagas.Record {
+func (s *suite) mustSave(ctx context.Context, record sagas.Record) sagas.Record {
 	s.Helper()
-	saved, err := s.Store.Save(ctx, sagaName, r)
+	saved, err := s.Store.Save(ctx, sagaName, record)
 	s.must(err)
 	return saved
 }
@@ -93,18 +93,18 @@ func (s *suite) mustSave(ctx context.Context, r sagas.Record) sagas.Record {
 // body. Version 0 means that there must be no record.
 func (s *suite) checkRecord(ctx context.Context, id any, version int64, body bson.Raw) sagas.Record {
 	s.Helper()
-	r, found, err := s.Store.Load(ctx, sagaName, id)
+	record, found, err := s.Store.Load(ctx, sagaName, id)
 	s.must(err)
 	if found != (version > 0) {
 		s.Fatalf("saga %v exists: %v, want %v", id, found, version > 0)
 	}
 
-	if found && (r.Version != version || !sameDocument(r.Body, body) || r.ID != id) {
+	if found && (record.Version != version || !sameDocument(record.Body, body) || record.ID != id) {
 		s.Errorf("saga %v: got id %v at version %d with %s, want version %d with %s",
-			id, r.ID, r.Version, r.Body, version, body)
+			id, record.ID, record.Version, record.Body, version, body)
 	}
 
-	return r
+	return record
 }
 
 // sameDocument compares two documents. A missing document is equal to an empty one.

@@ -26,33 +26,33 @@ func (s *suite) newCounterSaga(fail func() error) consumer.Handler {
 	s.Helper()
 	def := saga.Define[counter](sagaName, saga.WithTombstone(time.Hour))
 
-	saga.Start(def, eventType("Start"), func(_ context.Context, in *instance, _ struct{}) error {
-		in.State.Starts++
-		in.Emit(eventType("Started").New(in.ID(), struct{}{}))
+	saga.Start(def, eventType("Start"), func(_ context.Context, instance *instance, _ struct{}) error {
+		instance.State.Starts++
+		instance.Emit(eventType("Started").New(instance.ID(), struct{}{}))
 		return fail()
 	})
-	saga.On(def, eventType("Step"), func(_ context.Context, in *instance, _ struct{}) error {
-		in.State.Steps++
-		in.Emit(eventType("Stepped").New(in.ID(), struct{}{}))
+	saga.On(def, eventType("Step"), func(_ context.Context, instance *instance, _ struct{}) error {
+		instance.State.Steps++
+		instance.Emit(eventType("Stepped").New(instance.ID(), struct{}{}))
 		return fail()
 	})
-	saga.On(def, eventType("Wait"), func(_ context.Context, in *instance, _ struct{}) error {
-		in.TimeoutIn("one", time.Hour)
-		in.TimeoutIn("two", time.Hour)
-		in.TimeoutIn("one", time.Minute)
+	saga.On(def, eventType("Wait"), func(_ context.Context, instance *instance, _ struct{}) error {
+		instance.TimeoutIn("one", time.Hour)
+		instance.TimeoutIn("two", time.Hour)
+		instance.TimeoutIn("one", time.Minute)
 		return nil
 	})
-	saga.On(def, eventType("End"), func(_ context.Context, in *instance, _ struct{}) error {
-		in.Complete()
+	saga.On(def, eventType("End"), func(_ context.Context, instance *instance, _ struct{}) error {
+		instance.Complete()
 		return fail()
 	})
 	for _, t := range []string{"one", "two"} {
 		def.Timeout(t, func(context.Context, *instance) error { return nil })
 	}
 
-	h, err := def.Handler(s.Box)
+	handler, err := def.Handler(s.Box)
 	s.must(err)
-	return h
+	return handler
 }
 
 func noFailure() error { return nil }
@@ -72,13 +72,13 @@ func (s *suite) checkEvents(want ...string) {
 }
 
 func (s *suite) concurrentStarts() {
-	h := s.newCounterSaga(noFailure)
+	handler := s.newCounterSaga(noFailure)
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
 			err := saga.ErrConflict
 			for errors.Is(err, saga.ErrConflict) {
-				err = h.Handle(s.ctx, newMessage("Start", "a"))
+				err = handler.Handle(s.ctx, newMessage("Start", "a"))
 			}
 			if err != nil {
 				s.Error(err)
@@ -93,37 +93,37 @@ func (s *suite) concurrentStarts() {
 func (s *suite) stepIsOneTransaction() {
 	boom := errors.New("boom")
 	err := boom
-	h := s.newCounterSaga(func() error { return err })
-	if got := h.Handle(s.ctx, newMessage("Start", "a")); !errors.Is(got, boom) {
+	handler := s.newCounterSaga(func() error { return err })
+	if got := handler.Handle(s.ctx, newMessage("Start", "a")); !errors.Is(got, boom) {
 		s.Errorf("Start: %v", got)
 	}
 
 	s.checkRecord(s.ctx, "a", 0, nil)
 	s.checkEvents()
 	err = nil
-	s.must(h.Handle(s.ctx, newMessage("Start", "a")))
+	s.must(handler.Handle(s.ctx, newMessage("Start", "a")))
 	err = boom
-	if got := h.Handle(s.ctx, newMessage("Step", "a")); !errors.Is(got, boom) {
+	if got := handler.Handle(s.ctx, newMessage("Step", "a")); !errors.Is(got, boom) {
 		s.Errorf("Step: %v", got)
 	}
 
 	s.checkEvents("Started")
 	err = nil
-	s.must(h.Handle(s.ctx, newMessage("Step", "a")))
+	s.must(handler.Handle(s.ctx, newMessage("Step", "a")))
 	s.checkEvents("Started", "Stepped")
-	s.must(s.Box.Transaction(s.ctx, func(ctx context.Context) error { return h.Handle(ctx, newMessage("End", "a")) }))
-	s.must(h.Handle(s.ctx, newMessage("Start", "a")))
-	s.must(h.Handle(s.ctx, newMessage("Step", "a")))
+	s.must(s.Box.Transaction(s.ctx, func(ctx context.Context) error { return handler.Handle(ctx, newMessage("End", "a")) }))
+	s.must(handler.Handle(s.ctx, newMessage("Start", "a")))
+	s.must(handler.Handle(s.ctx, newMessage("Step", "a")))
 	s.checkEvents("Started", "Stepped")
 }
 
 func (s *suite) timeoutEvents() {
-	h := s.newCounterSaga(noFailure)
-	s.must(h.Handle(s.ctx, newMessage("Start", "a")))
-	s.must(h.Handle(s.ctx, newMessage("Wait", "a")))
+	handler := s.newCounterSaga(noFailure)
+	s.must(handler.Handle(s.ctx, newMessage("Start", "a")))
+	s.must(handler.Handle(s.ctx, newMessage("Wait", "a")))
 	s.checkEvents("Started", sagaName+".two", sagaName+".one")
-	s.must(h.Handle(s.ctx, newMessage("Wait", "a")))
+	s.must(handler.Handle(s.ctx, newMessage("Wait", "a")))
 	s.checkEvents("Started", sagaName+".two", sagaName+".one")
-	s.must(h.Handle(s.ctx, newMessage("End", "a")))
+	s.must(handler.Handle(s.ctx, newMessage("End", "a")))
 	s.checkEvents("Started")
 }

@@ -69,8 +69,8 @@ func (s *suite) staleChange() {
 }
 
 func (s *suite) completionDeletes() {
-	r := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
-	s.must(s.Store.Complete(s.ctx, sagaName, r, 0))
+	record := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
+	s.must(s.Store.Complete(s.ctx, sagaName, record, 0))
 	s.checkRecord(s.ctx, "a", 0, nil)
 	s.must(s.Store.Complete(s.ctx, sagaName, sagas.Record{ID: "never"}, 0))
 	if again := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(2)}); again.Version != 1 {
@@ -88,9 +88,9 @@ func (s *suite) staleCompletion() {
 }
 
 func (s *suite) tombstoneStays() {
-	r := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
-	r.Body = newBody(2)
-	s.must(s.Store.Complete(s.ctx, sagaName, r, time.Hour))
+	record := s.mustSave(s.ctx, sagas.Record{ID: "a", Body: newBody(1)})
+	record.Body = newBody(2)
+	s.must(s.Store.Complete(s.ctx, sagaName, record, time.Hour))
 	s.must(s.Store.Complete(s.ctx, sagaName, sagas.Record{ID: "b", Body: newBody(3)}, time.Hour))
 	s.checkRecord(s.ctx, "a", 2, newBody(2))
 	s.checkRecord(s.ctx, "b", 1, newBody(3))
@@ -112,12 +112,12 @@ func (s *suite) recentOrder() {
 	for i := range 6 {
 		// Times have millisecond precision. Change the record until it is later than the
 		// previous one.
-		r := s.mustSave(s.ctx, sagas.Record{ID: int32(i), Body: newBody(i)})
-		for !r.UpdatedAt.After(last) {
-			r = s.mustSave(s.ctx, r)
+		record := s.mustSave(s.ctx, sagas.Record{ID: int32(i), Body: newBody(i)})
+		for !record.UpdatedAt.After(last) {
+			record = s.mustSave(s.ctx, record)
 		}
 
-		last = r.UpdatedAt
+		last = record.UpdatedAt
 		want = append([]any{int32(i)}, want...)
 	}
 
@@ -143,8 +143,8 @@ func (s *suite) recentOrder() {
 
 func (s *suite) prepareTypes() {
 	mine := sagas.Type{Name: "b_sagas", Owner: "shop.Order", ID: sagas.UUID}
-	a := sagas.Type{Name: "a_sagas", Owner: "shop.Order", ID: sagas.Int32}
-	for _, want := range []sagas.Type{mine, mine, a} {
+	sagaType := sagas.Type{Name: "a_sagas", Owner: "shop.Order", ID: sagas.Int32}
+	for _, want := range []sagas.Type{mine, mine, sagaType} {
 		if found, err := s.Store.Prepare(s.ctx, want); err != nil || found != want {
 			s.Errorf("Prepare of %+v: %+v, %v", want, found, err)
 		}
@@ -161,7 +161,7 @@ func (s *suite) prepareTypes() {
 
 	types, err := s.Store.Types(s.ctx)
 	s.must(err)
-	if !slices.Equal(types, []sagas.Type{a, mine}) {
+	if !slices.Equal(types, []sagas.Type{sagaType, mine}) {
 		s.Errorf("types: %+v", types)
 	}
 }
@@ -216,12 +216,12 @@ func (s *suite) joinedFailure() {
 
 func (s *suite) ownWrites() {
 	s.must(s.Box.Transaction(s.ctx, func(ctx context.Context) error {
-		r := s.mustSave(ctx, sagas.Record{ID: "a", Body: newBody(1)})
+		record := s.mustSave(ctx, sagas.Record{ID: "a", Body: newBody(1)})
 		s.checkRecord(ctx, "a", 1, newBody(1))
-		r.Body = newBody(2)
-		r = s.mustSave(ctx, r)
+		record.Body = newBody(2)
+		record = s.mustSave(ctx, record)
 		s.checkRecord(ctx, "a", 2, newBody(2))
-		s.must(s.Store.Complete(ctx, sagaName, r, 0))
+		s.must(s.Store.Complete(ctx, sagaName, record, 0))
 		s.checkRecord(ctx, "a", 0, nil)
 		s.mustSave(ctx, sagas.Record{ID: "b", Body: newBody(3)})
 		return nil
@@ -257,12 +257,12 @@ func (s *suite) concurrentChanges() {
 func (s *suite) changeWithRetries(id any) error {
 	for {
 		err := s.Box.Transaction(s.ctx, func(ctx context.Context) error {
-			r, _, err := s.Store.Load(ctx, sagaName, id)
+			record, _, err := s.Store.Load(ctx, sagaName, id)
 			if err != nil {
 				return err
 			}
 
-			_, err = s.Store.Save(ctx, sagaName, r)
+			_, err = s.Store.Save(ctx, sagaName, record)
 			return err
 		})
 		if !errors.Is(err, sagas.ErrConflict) {

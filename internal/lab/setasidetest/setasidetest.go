@@ -87,17 +87,17 @@ func (s suite) add(list ...*setaside.Message) {
 
 func (s suite) first(queue setaside.Digest) *setaside.Message {
 	s.Helper()
-	m, err := s.Store.First(s.Context(), Orders, queue)
+	message, err := s.Store.First(s.Context(), Orders, queue)
 	if err != nil {
 		s.Fatal(err)
 	}
-	return m
+	return message
 }
 
-func (s suite) take(m *setaside.Message) (taken bool) {
+func (s suite) take(message *setaside.Message) (taken bool) {
 	s.Helper()
 	err := s.Transaction(s.Context(), func(ctx context.Context) (err error) {
-		taken, err = s.Store.Take(ctx, m)
+		taken, err = s.Store.Take(ctx, message)
 		return err
 	})
 	if err != nil {
@@ -106,11 +106,11 @@ func (s suite) take(m *setaside.Message) (taken bool) {
 	return taken
 }
 
-// newEffect returns a message that stands for the effect of m in a transaction.
-func newEffect(m *setaside.Message) *setaside.Message {
-	effect := *m
-	effect.Handler = "effects/" + string(m.Key)
-	effect.ID = setaside.MessageID(effect.Place, m.Generation, m.Offset, "")
+// newEffect returns a message that stands for the effect of message in a transaction.
+func newEffect(message *setaside.Message) *setaside.Message {
+	effect := *message
+	effect.Handler = "effects/" + string(message.Key)
+	effect.ID = setaside.MessageID(effect.Place, message.Generation, message.Offset, "")
 	return &effect
 }
 
@@ -123,50 +123,50 @@ func (s suite) countEffects(ctx context.Context, key string) int {
 	return n
 }
 
-func messagesOfAKeyAreTakenInOrder(s suite) {
+func messagesOfAKeyAreTakenInOrder(suite suite) {
 	first, second, recreated := NewMessage("a", 0, 10, 1), NewMessage("a", 0, 12, 0), NewMessage("a", 1, 2, 0)
 	other := NewMessage("b", 0, 11, 1)
-	s.add(recreated, second, other, first)
+	suite.add(recreated, second, other, first)
 
-	if s.take(second) {
-		s.Error("the second message of a key was taken before the first")
+	if suite.take(second) {
+		suite.Error("the second message of a key was taken before the first")
 	}
-	if !s.take(other) {
-		s.Error("a message of another key could not be taken")
+	if !suite.take(other) {
+		suite.Error("a message of another key could not be taken")
 	}
 	for _, want := range []*setaside.Message{first, second, recreated} {
-		if got := s.first(want.Queue); got == nil || got.ID != want.ID {
-			s.Fatalf("first message: got %+v, want offset %d", got, want.Offset)
+		if got := suite.first(want.Queue); got == nil || got.ID != want.ID {
+			suite.Fatalf("first message: got %+v, want offset %d", got, want.Offset)
 		}
-		if !s.take(want) {
-			s.Errorf("offset %d of generation %d could not be taken", want.Offset, want.Generation)
+		if !suite.take(want) {
+			suite.Errorf("offset %d of generation %d could not be taken", want.Offset, want.Generation)
 		}
-		if s.take(want) {
-			s.Errorf("offset %d of generation %d was taken twice", want.Offset, want.Generation)
+		if suite.take(want) {
+			suite.Errorf("offset %d of generation %d was taken twice", want.Offset, want.Generation)
 		}
 	}
-	if got := s.first(first.Queue); got != nil {
-		s.Errorf("the queue is not empty: %+v", got)
+	if got := suite.first(first.Queue); got != nil {
+		suite.Errorf("the queue is not empty: %+v", got)
 	}
 }
 
-func twoWorkersTakeEachMessageOnceAndInOrder(s suite) {
+func twoWorkersTakeEachMessageOnceAndInOrder(suite suite) {
 	const keys, each = 3, 8
 	for offset := range int64(keys * each) {
-		s.add(NewMessage(fmt.Sprint(offset%keys), 0, offset, 1))
+		suite.add(NewMessage(fmt.Sprint(offset%keys), 0, offset, 1))
 	}
 
 	// A message is in order if the transaction that takes it sees the effects of exactly the earlier ones.
-	handle := func(m *setaside.Message) error {
-		return s.Transaction(s.Context(), func(ctx context.Context) error {
-			taken, err := s.Store.Take(ctx, m)
+	handle := func(message *setaside.Message) error {
+		return suite.Transaction(suite.Context(), func(ctx context.Context) error {
+			taken, err := suite.Store.Take(ctx, message)
 			if !taken || err != nil {
 				return err
 			}
-			if got, want := s.countEffects(ctx, string(m.Key)), int(m.Offset/keys); got != want {
-				s.Errorf("offset %d was taken after %d messages of its key, want %d", m.Offset, got, want)
+			if got, want := suite.countEffects(ctx, string(message.Key)), int(message.Offset/keys); got != want {
+				suite.Errorf("offset %d was taken after %d messages of its key, want %d", message.Offset, got, want)
 			}
-			return s.Store.Add(ctx, newEffect(m), 0)
+			return suite.Store.Add(ctx, newEffect(message), 0)
 		})
 	}
 
@@ -175,14 +175,14 @@ func twoWorkersTakeEachMessageOnceAndInOrder(s suite) {
 		for key := range keys {
 			queue := setaside.KeyQueue([]byte(fmt.Sprint(key)))
 			for {
-				m, err := s.Store.First(s.Context(), Orders, queue)
+				message, err := suite.Store.First(suite.Context(), Orders, queue)
 				if err != nil {
 					return err
 				}
-				if m == nil {
+				if message == nil {
 					break
 				}
-				if err := handle(m); err != nil {
+				if err := handle(message); err != nil {
 					return err
 				}
 			}
@@ -194,28 +194,28 @@ func twoWorkersTakeEachMessageOnceAndInOrder(s suite) {
 	for range 2 {
 		workers.Go(func() {
 			if err := work(); err != nil {
-				s.Error(err)
+				suite.Error(err)
 			}
 		})
 	}
 	workers.Wait()
 
 	for key := range keys {
-		if n := s.countEffects(s.Context(), fmt.Sprint(key)); n != each {
-			s.Errorf("effects of key %d: got %d, want %d", key, n, each)
+		if n := suite.countEffects(suite.Context(), fmt.Sprint(key)); n != each {
+			suite.Errorf("effects of key %d: got %d, want %d", key, n, each)
 		}
 	}
 }
 
-func aStepThatIsInterruptedHasNoEffect(s suite) {
-	m := NewMessage("a", 0, 10, 1)
+func aStepThatIsInterruptedHasNoEffect(suite suite) {
+	message := NewMessage("a", 0, 10, 1)
 
 	// The context ends after each step in turn, like a process that stops there.
 	interrupt := func(steps ...func(ctx context.Context) error) {
-		s.Helper()
+		suite.Helper()
 		for n := range steps {
-			ctx, cancel := context.WithCancel(s.Context())
-			err := s.Transaction(ctx, func(ctx context.Context) error {
+			ctx, cancel := context.WithCancel(suite.Context())
+			err := suite.Transaction(ctx, func(ctx context.Context) error {
 				for i, step := range steps {
 					if err := step(ctx); err != nil {
 						return err
@@ -227,220 +227,220 @@ func aStepThatIsInterruptedHasNoEffect(s suite) {
 				return nil
 			})
 			if err == nil {
-				s.Fatalf("the transaction was committed although it was interrupted after step %d", n+1)
+				suite.Fatalf("the transaction was committed although it was interrupted after step %d", n+1)
 			}
 		}
 	}
 
-	writeEffect := func(ctx context.Context) error { return s.Store.Add(ctx, newEffect(m), 0) }
-	interrupt(writeEffect, func(ctx context.Context) error { return s.Store.Add(ctx, m, 0) })
-	if got := s.first(m.Queue); got != nil {
-		s.Errorf("an interrupted transaction set a message aside: %+v", got)
+	writeEffect := func(ctx context.Context) error { return suite.Store.Add(ctx, newEffect(message), 0) }
+	interrupt(writeEffect, func(ctx context.Context) error { return suite.Store.Add(ctx, message, 0) })
+	if got := suite.first(message.Queue); got != nil {
+		suite.Errorf("an interrupted transaction set a message aside: %+v", got)
 	}
 
-	s.add(m)
+	suite.add(message)
 	takeMessage := func(ctx context.Context) error {
-		taken, err := s.Store.Take(ctx, m)
+		taken, err := suite.Store.Take(ctx, message)
 		if err == nil && !taken {
-			s.Error("the message could not be taken")
+			suite.Error("the message could not be taken")
 		}
 		return err
 	}
 	interrupt(takeMessage, writeEffect)
-	if got := s.first(m.Queue); got == nil || got.ID != m.ID {
-		s.Errorf("an interrupted transaction removed the message: got %+v", got)
+	if got := suite.first(message.Queue); got == nil || got.ID != message.ID {
+		suite.Errorf("an interrupted transaction removed the message: got %+v", got)
 	}
-	if n := s.countEffects(s.Context(), "a"); n != 0 {
-		s.Errorf("effects of interrupted transactions: got %d, want none", n)
+	if n := suite.countEffects(suite.Context(), "a"); n != 0 {
+		suite.Errorf("effects of interrupted transactions: got %d, want none", n)
 	}
 }
 
-func aMessageIsStoredOnceAndAsItWas(s suite) {
-	m := NewMessage("a", 0, 10, 2)
-	m.Value = nil
-	m.Headers = []setaside.Header{{Key: "$h", Value: nil}, {Key: "empty", Value: []byte{}}, {Key: "", Value: []byte("$x")}}
-	m.Spared, m.Elapsed = 1, time.Hour
-	m.History = []setaside.Failure{{At: m.Time, Attempt: 1, Class: "handler", Reason: "$away"}}
-	s.add(m)
+func aMessageIsStoredOnceAndAsItWas(suite suite) {
+	message := NewMessage("a", 0, 10, 2)
+	message.Value = nil
+	message.Headers = []setaside.Header{{Key: "$h", Value: nil}, {Key: "empty", Value: []byte{}}, {Key: "", Value: []byte("$x")}}
+	message.Spared, message.Elapsed = 1, time.Hour
+	message.History = []setaside.Failure{{At: message.Time, Attempt: 1, Class: "handler", Reason: "$away"}}
+	suite.add(message)
 
-	again := *m
+	again := *message
 	again.Failed, again.Value = 0, []byte("another")
-	s.add(&again)
+	suite.add(&again)
 
-	got := s.first(m.Queue)
+	got := suite.first(message.Queue)
 	if got.Elapsed < time.Hour || got.Elapsed > time.Hour+time.Minute {
-		s.Errorf("time since the first failure: got %v, want about an hour", got.Elapsed)
+		suite.Errorf("time since the first failure: got %v, want about an hour", got.Elapsed)
 	}
-	got.Elapsed, got.Time = m.Elapsed, got.Time.UTC()
+	got.Elapsed, got.Time = message.Elapsed, got.Time.UTC()
 	for i := range got.History {
 		got.History[i].At = got.History[i].At.UTC()
 	}
-	if !reflect.DeepEqual(got, m) {
-		s.Errorf("stored message: got %+v, want %+v", got, m)
+	if !reflect.DeepEqual(got, message) {
+		suite.Errorf("stored message: got %+v, want %+v", got, message)
 	}
 
 	// A message that was read belongs to the caller.
 	got.Key[0], got.Headers[1].Key, got.History[0].Reason = 'x', "x", "x"
-	if again := s.first(m.Queue); string(again.Key) != "a" || again.Headers[1].Key != "empty" || again.History[0].Reason != "$away" {
-		s.Errorf("changing the returned message has changed the stored message: %+v", again)
+	if again := suite.first(message.Queue); string(again.Key) != "a" || again.Headers[1].Key != "empty" || again.History[0].Reason != "$away" {
+		suite.Errorf("changing the returned message has changed the stored message: %+v", again)
 	}
 
 	// A record without a key is not the same as one with an empty key.
 	for offset, key := range [][]byte{nil, {}} {
-		m := NewMessage("keyless", 0, int64(20+offset), 1)
-		m.Key, m.Queue = key, m.ID
-		s.add(m)
-		if got := s.first(m.Queue); (got.Key == nil) != (key == nil) {
-			s.Errorf("key %#v was read as %#v", key, got.Key)
+		message := NewMessage("keyless", 0, int64(20+offset), 1)
+		message.Key, message.Queue = key, message.ID
+		suite.add(message)
+		if got := suite.first(message.Queue); (got.Key == nil) != (key == nil) {
+			suite.Errorf("key %#v was read as %#v", key, got.Key)
 		}
 	}
 }
 
-func attemptsAndDueTimesAreStored(s suite) {
+func attemptsAndDueTimesAreStored(suite suite) {
 	failed, untried := NewMessage("a", 0, 10, 1), NewMessage("b", 0, 11, 0)
-	if err := s.Store.Add(s.Context(), failed, time.Hour); err != nil {
-		s.Fatal(err)
+	if err := suite.Store.Add(suite.Context(), failed, time.Hour); err != nil {
+		suite.Fatal(err)
 	}
-	s.add(NewMessage("a", 0, 12, 0), untried)
+	suite.add(NewMessage("a", 0, 12, 0), untried)
 
 	waits := func() map[setaside.Digest]time.Duration {
-		s.Helper()
-		heads, err := s.Store.Heads(s.Context(), Orders.Handler, Orders.Topic, []int32{1, Orders.Partition})
+		suite.Helper()
+		heads, err := suite.Store.Heads(suite.Context(), Orders.Handler, Orders.Topic, []int32{1, Orders.Partition})
 		if err != nil {
-			s.Fatal(err)
+			suite.Fatal(err)
 		}
 		out := map[setaside.Digest]time.Duration{}
 		for _, h := range heads {
 			if h.Partition != Orders.Partition {
-				s.Errorf("a queue of partition %d", h.Partition)
+				suite.Errorf("a queue of partition %d", h.Partition)
 			}
 			out[h.Queue] = h.Wait
 		}
 		return out
 	}
 	if got := waits(); len(got) != 2 || got[untried.Queue] != 0 || got[failed.Queue].Round(time.Minute) != time.Hour {
-		s.Errorf("waits: got %v, want an hour and none", got)
+		suite.Errorf("waits: got %v, want an hour and none", got)
 	}
 
 	untried.Failed, untried.Elapsed = 1, 0
 	untried.History = []setaside.Failure{{Class: "handler", Reason: "away"}}
-	if err := s.Store.Postpone(s.Context(), untried, time.Minute); err != nil {
-		s.Fatal(err)
+	if err := suite.Store.Postpone(suite.Context(), untried, time.Minute); err != nil {
+		suite.Fatal(err)
 	}
 	if got := waits()[untried.Queue]; got > time.Minute || got < 30*time.Second {
-		s.Errorf("wait after a failed retry: got %v, want a minute", got)
+		suite.Errorf("wait after a failed retry: got %v, want a minute", got)
 	}
-	if got := s.first(untried.Queue); got.Failed != 1 || len(got.History) != 1 || got.Elapsed > time.Minute {
-		s.Errorf("attempts after a failed retry: got %+v", got.Attempts)
+	if got := suite.first(untried.Queue); got.Failed != 1 || len(got.History) != 1 || got.Elapsed > time.Minute {
+		suite.Errorf("attempts after a failed retry: got %+v", got.Attempts)
 	}
 
 	gone := NewMessage("c", 0, 13, 1)
-	if err := s.Store.Postpone(s.Context(), gone, time.Minute); err != nil || s.first(gone.Queue) != nil {
-		s.Errorf("a message that does not exist was postponed: error %v", err)
+	if err := suite.Store.Postpone(suite.Context(), gone, time.Minute); err != nil || suite.first(gone.Queue) != nil {
+		suite.Errorf("a message that does not exist was postponed: error %v", err)
 	}
 }
 
-func waitingQueuesAreFound(s suite) {
+func waitingQueuesAreFound(suite suite) {
 	for offset := range int64(6) {
-		s.add(NewMessage(fmt.Sprint(offset%2), 0, offset, 1))
+		suite.add(NewMessage(fmt.Sprint(offset%2), 0, offset, 1))
 	}
 	queues := []setaside.Digest{setaside.KeyQueue([]byte("1")), setaside.KeyQueue([]byte("2"))}
-	if got, err := s.Store.Waiting(s.Context(), Orders, queues); err != nil || !slices.Equal(got, queues[:1]) {
-		s.Errorf("waiting queues: got %v (%v), want %v", got, err, queues[:1])
+	if got, err := suite.Store.Waiting(suite.Context(), Orders, queues); err != nil || !slices.Equal(got, queues[:1]) {
+		suite.Errorf("waiting queues: got %v (%v), want %v", got, err, queues[:1])
 	}
 
-	s.add(NewMessage("9", 0, 9, 1), NewMessage("untried", 0, 11, 0))
+	suite.add(NewMessage("9", 0, 9, 1), NewMessage("untried", 0, 11, 0))
 	for limit, want := range map[int]int{2: 2, 100: 3} {
-		if n, err := s.Store.Failing(s.Context(), Orders.Handler, limit); n != want || err != nil {
-			s.Errorf("keys that failed, up to %d: got %d (%v), want %d", limit, n, err, want)
+		if n, err := suite.Store.Failing(suite.Context(), Orders.Handler, limit); n != want || err != nil {
+			suite.Errorf("keys that failed, up to %d: got %d (%v), want %d", limit, n, err, want)
 		}
 	}
 }
 
 // newMessageAt returns an untried message at a place.
-func newMessageAt(p setaside.Place, offset int64) *setaside.Message {
-	m := NewMessage("k", 0, offset, 0)
-	m.Place, m.ID = p, setaside.MessageID(p, 0, offset, "")
-	return m
+func newMessageAt(place setaside.Place, offset int64) *setaside.Message {
+	message := NewMessage("k", 0, offset, 0)
+	message.Place, message.ID = place, setaside.MessageID(place, 0, offset, "")
+	return message
 }
 
-func oneMemberCountsForTheGroup(s suite) {
+func oneMemberCountsForTheGroup(suite suite) {
 	old, removed, foreign := NewMessage("9", 0, 9, 1), Orders, setaside.Place{Handler: "bill/report", Topic: "orders"}
 	old.Elapsed, removed.Topic = time.Hour, "removed"
-	s.add(old, NewMessage("9", 0, 10, 0), newMessageAt(removed, 1), newMessageAt(foreign, 1))
+	suite.add(old, NewMessage("9", 0, 10, 0), newMessageAt(removed, 1), newMessageAt(foreign, 1))
 
 	counts := 0
 	takeCensus := func(member string) setaside.Census {
-		s.Helper()
-		c, err := s.Store.Census(s.Context(), "billing", member, func(_ context.Context, places []setaside.Place) ([]setaside.Place, error) {
+		suite.Helper()
+		census, err := suite.Store.Census(suite.Context(), "billing", member, func(_ context.Context, places []setaside.Place) ([]setaside.Place, error) {
 			counts++
 			if len(places) != 2 || !slices.Contains(places, Orders) {
-				s.Errorf("places of the group: got %v, want %v and %v", places, Orders, removed)
+				suite.Errorf("places of the group: got %v, want %v and %v", places, Orders, removed)
 			}
 			return []setaside.Place{removed}, nil
 		})
 		if err != nil {
-			s.Fatal(err)
+			suite.Fatal(err)
 		}
-		return c
+		return census
 	}
 
 	for i, member := range []string{"a", "a", "b"} {
-		c := takeCensus(member)
-		if len(c.Counts) != 2 {
-			s.Fatalf("counts: got %+v, want two", c.Counts)
+		census := takeCensus(member)
+		if len(census.Counts) != 2 {
+			suite.Fatalf("counts: got %+v, want two", census.Counts)
 		}
-		age := c.Now.Sub(c.Counts[0].Since)
-		if got := c.Counts[0]; got.N != 2 || got.Handler != Orders.Handler || got.Topic != Orders.Topic || got.Unread || age < time.Hour || age > time.Hour+time.Minute {
-			s.Errorf("census %d, messages that are read: got %+v", i, got)
+		age := census.Now.Sub(census.Counts[0].Since)
+		if got := census.Counts[0]; got.N != 2 || got.Handler != Orders.Handler || got.Topic != Orders.Topic || got.Unread || age < time.Hour || age > time.Hour+time.Minute {
+			suite.Errorf("census %d, messages that are read: got %+v", i, got)
 		}
-		if got := c.Counts[1]; got.N != 1 || got.Topic != removed.Topic || !got.Unread || !slices.Equal(got.Partitions, []int32{removed.Partition}) || !got.Since.IsZero() {
-			s.Errorf("census %d, messages that no member reads: got %+v", i, got)
+		if got := census.Counts[1]; got.N != 1 || got.Topic != removed.Topic || !got.Unread || !slices.Equal(got.Partitions, []int32{removed.Partition}) || !got.Since.IsZero() {
+			suite.Errorf("census %d, messages that no member reads: got %+v", i, got)
 		}
-		if c.Keeper != (member == "a") || counts != 1 {
-			s.Errorf("census %d of %s after %d counts: keeper is %t", i, member, counts, c.Keeper)
+		if census.Keeper != (member == "a") || counts != 1 {
+			suite.Errorf("census %d of %s after %d counts: keeper is %t", i, member, counts, census.Keeper)
 		}
 	}
 }
 
-func requeuedMessagesAreFound(s suite) {
+func requeuedMessagesAreFound(suite suite) {
 	requeued, foreign := NewMessage("a", 0, 2, 0), NewMessage("a", 0, 3, 0)
 	requeued.Requeued, foreign.Requeued = true, true
 	foreign.Handler = "shipping/pack"
 	foreign.ID = setaside.MessageID(foreign.Place, 0, 3, "")
 	failed := NewMessage("b", 0, 4, 1)
-	s.add(requeued, foreign, failed)
+	suite.add(requeued, foreign, failed)
 
 	want := []setaside.Queue{{Place: Orders, Digest: requeued.Queue}}
-	if got, err := s.Store.Requeued(s.Context(), "billing"); err != nil || !slices.Equal(got, want) {
-		s.Errorf("queues with requeued messages: got %v (%v), want %v", got, err, want)
+	if got, err := suite.Store.Requeued(suite.Context(), "billing"); err != nil || !slices.Equal(got, want) {
+		suite.Errorf("queues with requeued messages: got %v (%v), want %v", got, err, want)
 	}
 	ids := []setaside.Digest{requeued.ID, failed.ID, {1}}
-	got, err := s.Store.Stored(s.Context(), ids)
+	got, err := suite.Store.Stored(suite.Context(), ids)
 	if err != nil || len(got) != 2 || slices.Contains(got, ids[2]) {
-		s.Errorf("stored ids: got %v (%v), want %v", got, err, ids[:2])
+		suite.Errorf("stored ids: got %v (%v), want %v", got, err, ids[:2])
 	}
 
 	// It stays a requeued message when it fails.
 	requeued.Failed = 1
-	if err := s.Store.Postpone(s.Context(), requeued, time.Hour); err != nil {
-		s.Fatal(err)
+	if err := suite.Store.Postpone(suite.Context(), requeued, time.Hour); err != nil {
+		suite.Fatal(err)
 	}
-	if m := s.first(requeued.Queue); m == nil || !m.Requeued {
-		s.Errorf("after a failure: got %+v, want a requeued message", m)
+	if message := suite.first(requeued.Queue); message == nil || !message.Requeued {
+		suite.Errorf("after a failure: got %+v, want a requeued message", message)
 	}
-	if !s.take(requeued) {
-		s.Error("the message was not taken")
+	if !suite.take(requeued) {
+		suite.Error("the message was not taken")
 	}
-	if got, err := s.Store.Requeued(s.Context(), "billing"); err != nil || len(got) != 0 {
-		s.Errorf("queues after the message was taken: got %v (%v), want none", got, err)
+	if got, err := suite.Store.Requeued(suite.Context(), "billing"); err != nil || len(got) != 0 {
+		suite.Errorf("queues after the message was taken: got %v (%v), want none", got, err)
 	}
 }
 
-func aRecordThatDoesNotFitIsRefused(s suite) {
-	m := NewMessage("a", 0, 10, 1)
-	m.Value = bytes.Repeat([]byte{1}, 12<<20)
-	if err := s.Store.Add(s.Context(), m, 0); !errors.Is(err, setaside.ErrTooLarge) {
-		s.Errorf("Add: got %v, want ErrTooLarge", err)
+func aRecordThatDoesNotFitIsRefused(suite suite) {
+	message := NewMessage("a", 0, 10, 1)
+	message.Value = bytes.Repeat([]byte{1}, 12<<20)
+	if err := suite.Store.Add(suite.Context(), message, 0); !errors.Is(err, setaside.ErrTooLarge) {
+		suite.Errorf("Add: got %v, want ErrTooLarge", err)
 	}
 }

@@ -17,11 +17,11 @@ func New(tb testing.TB, client *mongo.Client) state.Database {
 	return Set(tb, state.Of(stacktest.Database(tb, client)))
 }
 
-// Set creates the collections of d, and returns d.
-func Set(tb testing.TB, d state.Database) state.Database {
+// Set creates the collections of database, and returns database.
+func Set(tb testing.TB, database state.Database) state.Database {
 	tb.Helper()
-	if err := d.Ensure(tb.Context(), slog.New(slog.DiscardHandler)); err != nil {
+	if err := database.Ensure(tb.Context(), slog.New(slog.DiscardHandler)); err != nil {
 		tb.Fatal(err)
 	}
-	return d
+	return database
 }

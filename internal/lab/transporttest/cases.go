@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-func testBytesArrive(t *testing.T, f Fixture) {
-	tr, topic := f.Transport(t), f.Topic(t, 1)
+func testBytesArrive(t *testing.T, fixture Fixture) {
+	tr, topic := fixture.Transport(t), fixture.Topic(t, 1)
 	sent := []transport.Record{
 		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []event.Header{
 			{Key: "id", Value: []byte("7")},
@@ -30,10 +30,10 @@ func testBytesArrive(t *testing.T, f Fixture) {
 	}
 	publishAll(t, tr, topic, sent)
 
-	m := joinGroup(t, tr, groupName(), topic)
-	g := m.nextGeneration()
-	records, _ := g.readRecords(t, len(sent))
-	m.leaveGroup(g)
+	member := joinGroup(t, tr, groupName(), topic)
+	generation := member.nextGeneration()
+	records, _ := generation.readRecords(t, len(sent))
+	member.leaveGroup(generation)
 
 	got := records[transport.TopicPartition{Topic: topic}]
 	if len(got) != len(sent) {
@@ -61,20 +61,20 @@ func testBytesArrive(t *testing.T, f Fixture) {
 	assertEqual(t, "headers", headers, []string{`id="7"`, `dup="\x00"`, `dup="b"`, `empty=""`})
 }
 
-func testKeyOrder(t *testing.T, f Fixture) {
+func testKeyOrder(t *testing.T, fixture Fixture) {
 	const partitions, keys, each = 3, 7, 20
 
-	tr, topic := f.Transport(t), f.Topic(t, partitions)
+	tr, topic := fixture.Transport(t), fixture.Topic(t, partitions)
 	for i := range each {
 		for k := range keys {
 			publishValues(t, tr, topic, fmt.Sprint("key-", k), fmt.Sprint(i))
 		}
 	}
 
-	m := joinGroup(t, tr, groupName(), topic)
-	g := m.nextGeneration()
-	records, _ := g.readRecords(t, keys*each)
-	m.leaveGroup(g)
+	member := joinGroup(t, tr, groupName(), topic)
+	generation := member.nextGeneration()
+	records, _ := generation.readRecords(t, keys*each)
+	member.leaveGroup(generation)
 
 	count := map[string]int{}
 	for tp, list := range records {
@@ -99,72 +99,72 @@ func testKeyOrder(t *testing.T, f Fixture) {
 	}
 }
 
-func testResumesAtCommit(t *testing.T, f Fixture) {
-	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
+func testResumesAtCommit(t *testing.T, fixture Fixture) {
+	tr, topic, group := fixture.Transport(t), fixture.Topic(t, 1), groupName()
 	tp := transport.TopicPartition{Topic: topic}
 	publishValues(t, tr, topic, "k", "a", "b", "c")
 
-	m := joinGroup(t, tr, group, topic)
-	g := m.nextGeneration()
-	assertEqual(t, "the start of a new group", g.resume(t, tp), transport.Start{})
-	g.readRecords(t, 3)
-	g.commitOffsets(t, map[transport.TopicPartition]int64{tp: 2})
-	m.leaveGroup(g)
+	member := joinGroup(t, tr, group, topic)
+	generation := member.nextGeneration()
+	assertEqual(t, "the start of a new group", generation.resume(t, tp), transport.Start{})
+	generation.readRecords(t, 3)
+	generation.commitOffsets(t, map[transport.TopicPartition]int64{tp: 2})
+	member.leaveGroup(generation)
 
-	m = joinGroup(t, f.Transport(t), group, topic)
-	g = m.nextGeneration()
+	member = joinGroup(t, fixture.Transport(t), group, topic)
+	generation = member.nextGeneration()
 	want := transport.Start{GroupOffset: transport.GroupOffset{Offset: 2, TopicID: topicID(topic)}}
-	assertEqual(t, "the start after a commit of 2", g.resume(t, tp), want)
-	records, _ := g.readRecords(t, 1)
-	m.leaveGroup(g)
+	assertEqual(t, "the start after a commit of 2", generation.resume(t, tp), want)
+	records, _ := generation.readRecords(t, 1)
+	member.leaveGroup(generation)
 	assertEqual(t, "values", countValues(records), eachOnce("c"))
 }
 
-func testRedelivery(t *testing.T, f Fixture) {
-	tr, topic, group := f.Transport(t), f.Topic(t, 2), groupName()
+func testRedelivery(t *testing.T, fixture Fixture) {
+	tr, topic, group := fixture.Transport(t), fixture.Topic(t, 2), groupName()
 	publishValues(t, tr, topic, "k1", "a", "b")
 	publishValues(t, tr, topic, "k2", "c")
 	for range 2 {
-		m := joinGroup(t, tr, group, topic)
-		g := m.nextGeneration()
-		records, _ := g.readRecords(t, 3)
-		m.leaveGroup(g)
+		member := joinGroup(t, tr, group, topic)
+		generation := member.nextGeneration()
+		records, _ := generation.readRecords(t, 3)
+		member.leaveGroup(generation)
 		assertEqual(t, "values", countValues(records), eachOnce("a", "b", "c"))
 	}
 }
 
-func testIndependentGroups(t *testing.T, f Fixture) {
-	tr, topic := f.Transport(t), f.Topic(t, 1)
+func testIndependentGroups(t *testing.T, fixture Fixture) {
+	tr, topic := fixture.Transport(t), fixture.Topic(t, 1)
 	publishValues(t, tr, topic, "k", "a", "b")
 	for range 2 {
-		m := joinGroup(t, tr, groupName(), topic)
-		g := m.nextGeneration()
-		records, next := g.readRecords(t, 2)
-		g.commitOffsets(t, next)
-		m.leaveGroup(g)
+		member := joinGroup(t, tr, groupName(), topic)
+		generation := member.nextGeneration()
+		records, next := generation.readRecords(t, 2)
+		generation.commitOffsets(t, next)
+		member.leaveGroup(generation)
 		assertEqual(t, "values", countValues(records), eachOnce("a", "b"))
 	}
 }
 
 // testMembersShare checks that two members share all partitions without overlap. When one leaves,
 // the other has all of them.
-func testMembersShare(t *testing.T, f Fixture) {
+func testMembersShare(t *testing.T, fixture Fixture) {
 	const partitions = 4
-	topic, group := f.Topic(t, partitions), groupName()
-	one := joinGroup(t, f.Transport(t), group, topic)
+	topic, group := fixture.Topic(t, partitions), groupName()
+	one := joinGroup(t, fixture.Transport(t), group, topic)
 	first := one.nextWithPartitions(partitions)
 
-	two := joinGroup(t, f.Transport(t), group, topic)
+	two := joinGroup(t, fixture.Transport(t), group, topic)
 	first.waitForEnd(t)
 	close(first.finish)
 
-	a, b := one.nextWithPartitions(partitions/2), two.nextWithPartitions(partitions/2)
-	if a.Changes() == nil && (a.ID() <= first.ID() || a.ID() != b.ID()) {
-		t.Errorf("generations of two members: got %d and %d, want equal ids above %d", a.ID(), b.ID(), first.ID())
+	generation, servedGeneration := one.nextWithPartitions(partitions/2), two.nextWithPartitions(partitions/2)
+	if generation.Changes() == nil && (generation.ID() <= first.ID() || generation.ID() != servedGeneration.ID()) {
+		t.Errorf("generations of two members: got %d and %d, want equal ids above %d", generation.ID(), servedGeneration.ID(), first.ID())
 	}
 
 	have := map[transport.TopicPartition]int{}
-	for _, x := range slices.Concat(a.Partitions(), b.Partitions()) {
+	for _, x := range slices.Concat(generation.Partitions(), servedGeneration.Partitions()) {
 		have[x]++
 	}
 	want := map[transport.TopicPartition]int{}
@@ -172,18 +172,18 @@ func testMembersShare(t *testing.T, f Fixture) {
 		want[transport.TopicPartition{Topic: topic, Partition: i}] = 1
 	}
 	assertEqual(t, "partitions of both", have, want)
-	state := describeGroup(t, f.Transport(t), group)
+	state := describeGroup(t, fixture.Transport(t), group)
 	assertEqual(t, "members", state.Members, 2)
 	for tp := range want {
 		assertEqual(t, "a member with "+tp.String(), state.Assigned[tp], true)
 	}
 
-	two.leaveGroup(b)
-	a.waitForEnd(t)
-	close(a.finish)
+	two.leaveGroup(servedGeneration)
+	generation.waitForEnd(t)
+	close(generation.finish)
 	all := one.nextWithPartitions(partitions)
 	one.leaveGroup(all)
-	assertEqual(t, "members after all have left", describeGroup(t, f.Transport(t), group).Members, 0)
+	assertEqual(t, "members after all have left", describeGroup(t, fixture.Transport(t), group).Members, 0)
 }
 
 // describeGroup returns the state of a group that has no rebalance.
@@ -201,41 +201,41 @@ func describeGroup(t *testing.T, tr transport.Transport, group string) transport
 }
 
 // testCommitAtEnd checks that a member can commit when it has to give a partition away, and that the next owner starts there.
-func testCommitAtEnd(t *testing.T, f Fixture) {
-	tr, topic, group := f.Transport(t), f.Topic(t, 2), groupName()
+func testCommitAtEnd(t *testing.T, fixture Fixture) {
+	tr, topic, group := fixture.Transport(t), fixture.Topic(t, 2), groupName()
 	for i := range 20 {
 		publishValues(t, tr, topic, fmt.Sprint("key-", i), "old")
 	}
 	one := joinGroup(t, tr, group, topic)
-	g := one.nextWithPartitions(2)
-	_, next := g.readRecords(t, 20)
+	generation := one.nextWithPartitions(2)
+	_, next := generation.readRecords(t, 20)
 
-	two := joinGroup(t, f.Transport(t), group, topic)
-	g.waitForEnd(t)
-	g.commitOffsets(t, next)
-	close(g.finish)
+	two := joinGroup(t, fixture.Transport(t), group, topic)
+	generation.waitForEnd(t)
+	generation.commitOffsets(t, next)
+	close(generation.finish)
 
-	a, b := one.nextWithPartitions(1), two.nextWithPartitions(1)
-	moved := b.Partitions()[0]
-	assertEqual(t, "the offset after a commit", b.resume(t, moved).Offset, next[moved])
+	first, second := one.nextWithPartitions(1), two.nextWithPartitions(1)
+	moved := second.Partitions()[0]
+	assertEqual(t, "the offset after a commit", second.resume(t, moved).Offset, next[moved])
 	for i := range 20 {
 		publishValues(t, tr, topic, fmt.Sprint("key-", i), "new")
 	}
-	records, _ := b.readRecords(t, 1)
+	records, _ := second.readRecords(t, 1)
 	if n := countValues(records)["old"]; n > 0 {
 		t.Errorf("%d records were read again", n)
 	}
-	two.leaveGroup(b)
-	one.leaveGroup(a)
+	two.leaveGroup(second)
+	one.leaveGroup(first)
 }
 
-func testPastGeneration(t *testing.T, f Fixture) {
-	topic, group := f.Topic(t, 1), groupName()
-	one := joinGroup(t, f.Transport(t), group, topic)
+func testPastGeneration(t *testing.T, fixture Fixture) {
+	topic, group := fixture.Topic(t, 1), groupName()
+	one := joinGroup(t, fixture.Transport(t), group, topic)
 	past := one.nextWithPartitions(1)
 	one.leaveGroup(past)
 
-	two := joinGroup(t, f.Transport(t), group, topic)
+	two := joinGroup(t, fixture.Transport(t), group, topic)
 	now := two.nextWithPartitions(1)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -245,17 +245,17 @@ func testPastGeneration(t *testing.T, f Fixture) {
 	}
 	two.leaveGroup(now)
 
-	three := joinGroup(t, f.Transport(t), group, topic)
-	g := three.nextWithPartitions(1)
-	assertEqual(t, "the start after the rejected commit", g.resume(t, transport.TopicPartition{Topic: topic}), transport.Start{})
-	three.leaveGroup(g)
+	three := joinGroup(t, fixture.Transport(t), group, topic)
+	generation := three.nextWithPartitions(1)
+	assertEqual(t, "the start after the rejected commit", generation.resume(t, transport.TopicPartition{Topic: topic}), transport.Start{})
+	three.leaveGroup(generation)
 }
 
-func testFetchBounds(t *testing.T, f Fixture) {
-	tr, topic := f.Transport(t), f.Topic(t, 1)
+func testFetchBounds(t *testing.T, fixture Fixture) {
+	tr, topic := fixture.Transport(t), fixture.Topic(t, 1)
 	tp := transport.TopicPartition{Topic: topic}
-	m := joinGroup(t, tr, groupName(), topic)
-	g := m.nextGeneration()
+	member := joinGroup(t, tr, groupName(), topic)
+	generation := member.nextGeneration()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 
@@ -263,12 +263,12 @@ func testFetchBounds(t *testing.T, f Fixture) {
 	got := make(chan string, 1)
 	go func() {
 		for offset := int64(0); ; {
-			x, err := g.Fetch(ctx, tp, offset, 1<<20)
-			if err != nil || len(x.Records) > 0 {
-				got <- fmt.Sprint(len(x.Records), " ", err)
+			fetched, err := generation.Fetch(ctx, tp, offset, 1<<20)
+			if err != nil || len(fetched.Records) > 0 {
+				got <- fmt.Sprint(len(fetched.Records), " ", err)
 				return
 			}
-			offset = x.Next
+			offset = fetched.Next
 		}
 	}()
 	publishValues(t, tr, topic, "k", "a")
@@ -281,87 +281,87 @@ func testFetchBounds(t *testing.T, f Fixture) {
 	publishValues(t, tr, topic, "k", big, big, big, big)
 	seen := 0
 	for offset := int64(1); seen < 4; {
-		x, err := g.Fetch(ctx, tp, offset, 150_000)
+		fetched, err := generation.Fetch(ctx, tp, offset, 150_000)
 		if err != nil {
 			t.Fatal(err)
 		}
 
-		for _, r := range x.Records {
+		for _, r := range fetched.Records {
 			if seen++; string(r.Value) != big || r.Offset < offset {
 				t.Fatalf("record %d at offset %d differs from the published one", seen, r.Offset)
 			}
 		}
 
-		inRecords := len(x.Records) > 0 && x.Next <= x.Records[len(x.Records)-1].Offset
-		if x.Next < offset || inRecords || x.End < x.Next {
-			t.Fatalf("inconsistent fetch: next %d, end %d after %d records from %d", x.Next, x.End, len(x.Records), offset)
+		inRecords := len(fetched.Records) > 0 && fetched.Next <= fetched.Records[len(fetched.Records)-1].Offset
+		if fetched.Next < offset || inRecords || fetched.End < fetched.Next {
+			t.Fatalf("inconsistent fetch: next %d, end %d after %d records from %d", fetched.Next, fetched.End, len(fetched.Records), offset)
 		}
-		offset = x.Next
+		offset = fetched.Next
 	}
 
-	if log, err := g.Log(ctx, tp); err != nil || log.End != 5 {
+	if log, err := generation.Log(ctx, tp); err != nil || log.End != 5 {
 		t.Errorf("end of the log: got %d, %v, want 5", log.End, err)
 	}
 
 	over, stop := context.WithCancel(ctx)
 	stop()
-	if _, err := g.Fetch(over, tp, 5, 1<<20); !errors.Is(err, context.Canceled) {
+	if _, err := generation.Fetch(over, tp, 5, 1<<20); !errors.Is(err, context.Canceled) {
 		t.Errorf("fetch with a canceled context: got %v, want context.Canceled", err)
 	}
-	m.leaveGroup(g)
+	member.leaveGroup(generation)
 }
 
-func testMissingOffsets(t *testing.T, f Fixture) {
-	tr, topic := f.Transport(t), f.Topic(t, 1)
+func testMissingOffsets(t *testing.T, fixture Fixture) {
+	tr, topic := fixture.Transport(t), fixture.Topic(t, 1)
 	tp := transport.TopicPartition{Topic: topic}
 	publishValues(t, tr, topic, "k", "a", "b")
-	m := joinGroup(t, tr, groupName(), topic)
-	g := m.nextGeneration()
-	g.readRecords(t, 2)
+	member := joinGroup(t, tr, groupName(), topic)
+	generation := member.nextGeneration()
+	generation.readRecords(t, 2)
 
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, err := g.Fetch(ctx, tp, 100, 1<<20)
+	_, err := generation.Fetch(ctx, tp, 100, 1<<20)
 	var bad *transport.RangeError
 	if !errors.As(err, &bad) || bad.TopicPartition != tp || bad.Offset != 100 || bad.Start != 0 || bad.End != 2 {
 		t.Errorf("fetch above the end: got %v, want a RangeError of 0 to 2", err)
 	}
-	m.leaveGroup(g)
+	member.leaveGroup(generation)
 }
 
-func testSeveralTopics(t *testing.T, f Fixture) {
-	tr, group := f.Transport(t), groupName()
-	topics := []string{f.Topic(t, 2), f.Topic(t, 1)}
+func testSeveralTopics(t *testing.T, fixture Fixture) {
+	tr, group := fixture.Transport(t), groupName()
+	topics := []string{fixture.Topic(t, 2), fixture.Topic(t, 1)}
 	for _, topic := range topics {
 		publishValues(t, tr, topic, "k", topic)
 	}
-	m := joinGroup(t, tr, group, topics...)
-	g := m.nextWithPartitions(3)
-	records, _ := g.readRecords(t, 2)
-	m.leaveGroup(g)
+	member := joinGroup(t, tr, group, topics...)
+	generation := member.nextWithPartitions(3)
+	records, _ := generation.readRecords(t, 2)
+	member.leaveGroup(generation)
 	assertEqual(t, "values", countValues(records), eachOnce(topics...))
 }
 
 // testLateTopic checks that a missing topic does not block the others, and that it is read after it
 // was created.
-func testLateTopic(t *testing.T, f Fixture) {
-	tr, group, there := f.Transport(t), groupName(), f.Topic(t, 1)
-	later, create := f.Later(t)
+func testLateTopic(t *testing.T, fixture Fixture) {
+	tr, group, there := fixture.Transport(t), groupName(), fixture.Topic(t, 1)
+	later, create := fixture.Later(t)
 	publishValues(t, tr, there, "k", "a")
 
-	m := joinGroup(t, tr, group, there, later)
-	g := m.readUntil("a")
+	member := joinGroup(t, tr, group, there, later)
+	generation := member.readUntil("a")
 
 	create()
 	publishValues(t, tr, later, "k", "b")
 	publishValues(t, tr, there, "k", "c")
-	g.waitForEnd(t)
-	close(g.finish)
-	m.leaveGroup(m.readUntil("b"))
+	generation.waitForEnd(t)
+	close(generation.finish)
+	member.leaveGroup(member.readUntil("b"))
 }
 
-func testJoinEnds(t *testing.T, f Fixture) {
-	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
+func testJoinEnds(t *testing.T, fixture Fixture) {
+	tr, topic, group := fixture.Transport(t), fixture.Topic(t, 1), groupName()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 
@@ -372,9 +372,9 @@ func testJoinEnds(t *testing.T, f Fixture) {
 	}
 
 	// The same transport may join again.
-	m := joinGroup(t, tr, group, topic)
-	g := m.nextWithPartitions(1)
-	m.leaveGroup(g)
+	member := joinGroup(t, tr, group, topic)
+	generation := member.nextWithPartitions(1)
+	member.leaveGroup(generation)
 
 	gone, leave := context.WithCancel(ctx)
 	leave()

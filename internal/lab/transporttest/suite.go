@@ -102,7 +102,9 @@ type funcSession struct {
 	serve func(ctx context.Context, g transport.Generation) error
 }
 
-func (s funcSession) Serve(ctx context.Context, g transport.Generation) error { return s.serve(ctx, g) }
+func (s funcSession) Serve(ctx context.Context, generation transport.Generation) error {
+	return s.serve(ctx, generation)
+}
 
 func (s funcSession) Fault(err error) { s.t.Logf("the transport reports: %v", err) }
 
@@ -131,12 +133,12 @@ func (s servedGeneration) ID() int32 { return s.id }
 func (s servedGeneration) Partitions() []transport.TopicPartition { return s.partitions }
 
 // serveChanges sends a servedGeneration for the generation, or for each time between two of its changes.
-func (m *member) serveChanges(ctx context.Context, g transport.Generation) error {
-	partitions := g.Partitions()
-	begun := g.Changes() == nil
+func (m *member) serveChanges(ctx context.Context, generation transport.Generation) error {
+	partitions := generation.Partitions()
+	begun := generation.Changes() == nil
 	for {
 		spell, end := context.WithCancel(ctx)
-		s := servedGeneration{g, g.ID(), slices.Clone(partitions), spell, make(chan struct{})}
+		servedGeneration := servedGeneration{generation, generation.ID(), slices.Clone(partitions), spell, make(chan struct{})}
 		taken := false
 		offer := m.generations
 		if !begun {
@@ -146,15 +148,15 @@ func (m *member) serveChanges(ctx context.Context, g transport.Generation) error
 		var change transport.Change
 		for change.Done == nil && ctx.Err() == nil {
 			select {
-			case offer <- s:
+			case offer <- servedGeneration:
 				taken, offer = true, nil
-			case change = <-g.Changes():
+			case change = <-generation.Changes():
 			case <-ctx.Done():
 			}
 		}
 		end()
 		if taken {
-			<-s.finish
+			<-servedGeneration.finish
 		}
 		if change.Done == nil {
 			return nil
@@ -175,20 +177,20 @@ func joinGroup(t *testing.T, tr transport.Transport, group string, topics ...str
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 
-	m := &member{t: t, generations: make(chan servedGeneration), stop: cancel, done: make(chan error, 1)}
+	member := &member{t: t, generations: make(chan servedGeneration), stop: cancel, done: make(chan error, 1)}
 	go func() {
-		m.done <- tr.Join(ctx, group, topics, funcSession{t, m.serveChanges})
+		member.done <- tr.Join(ctx, group, topics, funcSession{t, member.serveChanges})
 	}()
 	t.Cleanup(cancel)
-	return m
+	return member
 }
 
 // nextGeneration returns the next generation.
 func (m *member) nextGeneration() servedGeneration {
 	m.t.Helper()
 	select {
-	case s := <-m.generations:
-		return s
+	case generation := <-m.generations:
+		return generation
 	case err := <-m.done:
 		m.t.Fatalf("Join returned before the test left the group: %v", err)
 	case <-time.After(patience):
@@ -202,12 +204,12 @@ func (m *member) nextGeneration() servedGeneration {
 func (m *member) nextWithPartitions(n int) servedGeneration {
 	m.t.Helper()
 	for {
-		s := m.nextGeneration()
-		if len(s.Partitions()) == n {
-			return s
+		generation := m.nextGeneration()
+		if len(generation.Partitions()) == n {
+			return generation
 		}
-		s.waitForEnd(m.t)
-		close(s.finish)
+		generation.waitForEnd(m.t)
+		close(generation.finish)
 	}
 }
 
@@ -216,12 +218,12 @@ func (m *member) nextWithPartitions(n int) servedGeneration {
 func (m *member) readUntil(value string) servedGeneration {
 	m.t.Helper()
 	for {
-		s := m.nextGeneration()
-		if s.readsValue(value) {
-			return s
+		generation := m.nextGeneration()
+		if generation.readsValue(value) {
+			return generation
 		}
-		s.waitForEnd(m.t)
-		close(s.finish)
+		generation.waitForEnd(m.t)
+		close(generation.finish)
 	}
 }
 
@@ -236,14 +238,14 @@ func (s servedGeneration) readsValue(value string) bool {
 		wg.Go(func() {
 			offset, resumed := int64(0), false
 			for found.Err() == nil {
-				var f transport.Fetched
+				var fetched transport.Fetched
 				var err error
 				if resumed {
-					f, err = s.Fetch(found, tp, offset, 1<<20)
+					fetched, err = s.Fetch(found, tp, offset, 1<<20)
 				} else {
 					var at transport.Start
 					at, err = s.Resume(found, tp)
-					f.Next, resumed = at.Offset, err == nil
+					fetched.Next, resumed = at.Offset, err == nil
 				}
 				// The generation has ended, or a server is away for a while.
 				if err != nil {
@@ -254,8 +256,8 @@ func (s servedGeneration) readsValue(value string) bool {
 					continue
 				}
 
-				offset = f.Next
-				for _, r := range f.Records {
+				offset = fetched.Next
+				for _, r := range fetched.Records {
 					if string(r.Value) == value {
 						stop(errStop)
 					}
@@ -277,12 +279,12 @@ func (s servedGeneration) waitForEnd(t *testing.T) {
 	}
 }
 
-// leaveGroup leaves the group: it finishes generation s and waits for Join to return.
-func (m *member) leaveGroup(s servedGeneration) {
+// leaveGroup leaves the group: it finishes generation generation and waits for Join to return.
+func (m *member) leaveGroup(generation servedGeneration) {
 	m.t.Helper()
 	m.stop()
-	if s.finish != nil {
-		close(s.finish)
+	if generation.finish != nil {
+		close(generation.finish)
 	}
 
 	select {
@@ -316,7 +318,7 @@ func (s servedGeneration) readRecords(
 		wg.Go(func() {
 			//nolint:contextcheck // resume has its own deadline
 			for offset := s.resume(t, tp).Offset; enough.Err() == nil; {
-				f, err := s.Fetch(enough, tp, offset, 1<<20)
+				fetched, err := s.Fetch(enough, tp, offset, 1<<20)
 				if err != nil {
 					if enough.Err() == nil {
 						t.Errorf("fetching %s from %d: %v", tp, offset, err)
@@ -325,11 +327,11 @@ func (s servedGeneration) readRecords(
 					return
 				}
 
-				offset = f.Next
+				offset = fetched.Next
 				mu.Lock()
-				records[tp] = append(records[tp], f.Records...)
-				next[tp] = f.Next
-				if total += len(f.Records); total >= n {
+				records[tp] = append(records[tp], fetched.Records...)
+				next[tp] = fetched.Next
+				if total += len(fetched.Records); total >= n {
 					stop()
 				}
 				mu.Unlock()

@@ -23,12 +23,12 @@ func (f *Filter) Equal(field, text string) {
 }
 
 // Require requires a value, or what operators say, of a field.
-func (f *Filter) Require(field string, v any) { *f = append(*f, bson.E{Key: field, Value: v}) }
+func (f *Filter) Require(field string, value any) { *f = append(*f, bson.E{Key: field, Value: value}) }
 
 // In requires one of several values of a field.
-func In[T any](f *Filter, field string, values []T) {
+func In[T any](filter *Filter, field string, values []T) {
 	if len(values) > 0 {
-		f.Require(field, bson.D{{Key: "$in", Value: values}})
+		filter.Require(field, bson.D{{Key: "$in", Value: values}})
 	}
 }
 
@@ -40,14 +40,14 @@ func (f *Filter) Prefix(field, prefix string) {
 	}
 }
 
-// During requires that the time in a field is from from on and before to.
-func (f *Filter) During(field string, from, to time.Time) {
+// During requires that the time in a field is start or later, and before end.
+func (f *Filter) During(field string, start, end time.Time) {
 	var window bson.D
-	if !from.IsZero() {
-		window = append(window, bson.E{Key: "$gte", Value: bson.NewDateTimeFromTime(from)})
+	if !start.IsZero() {
+		window = append(window, bson.E{Key: "$gte", Value: bson.NewDateTimeFromTime(start)})
 	}
-	if !to.IsZero() {
-		window = append(window, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(to)})
+	if !end.IsZero() {
+		window = append(window, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(end)})
 	}
 	if window != nil {
 		f.Require(field, window)
@@ -92,8 +92,8 @@ func (o Order) Sort() bson.D {
 func (o Order) After(value, id any) bson.D {
 	beyond := map[int]string{1: "$gt", -1: "$lt"}
 	field, ids := o.directions()
-	compare := func(name, operator string, v any) bson.D {
-		return bson.D{{Key: name, Value: bson.D{{Key: operator, Value: v}}}}
+	compare := func(name, operator string, limit any) bson.D {
+		return bson.D{{Key: name, Value: bson.D{{Key: operator, Value: limit}}}}
 	}
 	return All(compare(o.Field, beyond[field]+"e", value), bson.D{{Key: "$or", Value: bson.A{
 		compare(o.Field, beyond[field], value),
@@ -103,8 +103,8 @@ func (o Order) After(value, id any) bson.D {
 
 // Summary returns the pipeline that groups the letters which filter matches by the fields of key. Each group has these
 // fields, and `count`, `requeued` (how many of them have the field requeued), `first` and `last` (the earliest and the
-// latest time in the field at). The largest group comes first.
-func Summary(filter, key bson.D, at, requeued string) mongo.Pipeline {
+// latest time in timeField). The largest group comes first.
+func Summary(filter, key bson.D, timeField, requeued string) mongo.Pipeline {
 	one := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$gt", Value: bson.A{"$" + requeued, nil}}}, int64(1), int64(0)}}}
 	return mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
@@ -112,19 +112,19 @@ func Summary(filter, key bson.D, at, requeued string) mongo.Pipeline {
 			{Key: "_id", Value: key},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
 			{Key: "requeued", Value: bson.D{{Key: "$sum", Value: one}}},
-			{Key: "first", Value: bson.D{{Key: "$min", Value: "$" + at}}},
-			{Key: "last", Value: bson.D{{Key: "$max", Value: "$" + at}}},
+			{Key: "first", Value: bson.D{{Key: "$min", Value: "$" + timeField}}},
+			{Key: "last", Value: bson.D{{Key: "$max", Value: "$" + timeField}}},
 		}}},
 		{{Key: "$sort", Value: bson.D{{Key: "count", Value: -1}, {Key: "_id", Value: 1}}}},
 		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", "$$ROOT"}}}}},
 	}
 }
 
-// Mark returns the update that stores by, with the time of the server, in the field requeued. now adds fields to it whose
+// Mark returns the update that stores requeuedBy, with the time of the server, in the field requeued. now adds fields to it whose
 // values are expressions.
-func Mark(requeued string, by any, now ...bson.E) mongo.Pipeline {
+func Mark(requeued string, requeuedBy any, now ...bson.E) mongo.Pipeline {
 	fields := append(bson.D{{Key: "at", Value: "$$NOW"}}, now...)
 	// A literal, because a text that begins with $ would be an expression in a pipeline.
-	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: by}}, fields}}}
+	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: requeuedBy}}, fields}}}
 	return mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: requeued, Value: stamped}}}}}
 }

@@ -37,19 +37,19 @@ func trackCallback() (leave func()) {
 		return func() {}
 	}
 
-	g := goroutineID()
+	goroutine := goroutineID()
 
 	// Callbacks can be nested, so the goroutine is tracked until the outermost one ends.
-	depth, _ := callbackGoroutines.running.LoadOrStore(g, 0)
+	depth, _ := callbackGoroutines.running.LoadOrStore(goroutine, 0)
 	n, _ := depth.(int)
-	callbackGoroutines.running.Store(g, n+1)
+	callbackGoroutines.running.Store(goroutine, n+1)
 
 	return func() {
 		if n == 0 {
-			callbackGoroutines.running.Delete(g)
+			callbackGoroutines.running.Delete(goroutine)
 			return
 		}
-		callbackGoroutines.running.Store(g, n)
+		callbackGoroutines.running.Store(goroutine, n)
 	}
 }
 

@@ -20,16 +20,16 @@ var (
 // Check returns nil if a write with ctx is part of a transaction that may still commit. See
 // outbox.CheckTransaction.
 func Check(ctx context.Context) error {
-	u := unitFromContext(ctx)
-	if err := u.state().Check(); err != nil {
+	work := unitFromContext(ctx)
+	if err := work.state().Check(); err != nil {
 		return err
 	}
 
 	sess := mongo.SessionFromContext(ctx)
 	switch {
-	case sess != nil && sess.TransactionRunning(), u != nil && u.sess == nil:
+	case sess != nil && sess.TransactionRunning(), work != nil && work.sess == nil:
 		return nil
-	case u != nil:
+	case work != nil:
 		// The callback itself has committed or aborted the transaction.
 		return ErrEnded
 	default:
@@ -51,15 +51,15 @@ func IsPinned(ctx context.Context) bool { return unitFromContext(ctx) != nil }
 // SetRollbackOnly prevents the transaction of ctx from committing, if Run has started it, and reports whether
 // this is so. The first cause stays.
 func SetRollbackOnly(ctx context.Context, cause error) bool {
-	u := unitFromContext(ctx)
-	if u == nil {
+	work := unitFromContext(ctx)
+	if work == nil {
 		return false
 	}
 
 	if cause == nil {
 		cause = errors.New("SetRollbackOnly was called without a cause")
 	}
-	u.work.SetRollbackOnly(cause)
+	work.work.SetRollbackOnly(cause)
 	return true
 }
 

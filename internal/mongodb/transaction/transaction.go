@@ -37,15 +37,15 @@ func RunSnapshot(ctx context.Context, client *mongo.Client, fn func(context.Cont
 // run joins the transaction of ctx, or starts one in the session of ctx or in a new session.
 func run(ctx context.Context, client *mongo.Client, rc *readconcern.ReadConcern, fn func(context.Context) error) error {
 	sess := mongo.SessionFromContext(ctx)
-	u := unitFromContext(ctx)
+	work := unitFromContext(ctx)
 
 	switch {
 	case sess == nil:
 		return inNewSession(ctx, client, rc, fn)
 	case sess.Client() != client:
 		return fmt.Errorf("transaction: %w", mongo.ErrWrongClient)
-	case u != nil:
-		return u.runJoined(ctx, fn)
+	case work != nil:
+		return work.runJoined(ctx, fn)
 	case sess.TransactionRunning():
 		// The starter of this transaction decides about the commit.
 		return fn(ctx)
@@ -160,13 +160,13 @@ func runOnce(
 
 // callOnce calls fn for one attempt. It returns an error if the transaction must not commit.
 func callOnce(ctx context.Context, sess *mongo.Session, fn func(context.Context) error) error {
-	u := &unitOfWork{sess: sess, work: new(unit.Work)}
-	defer u.work.End()
+	work := &unitOfWork{sess: sess, work: new(unit.Work)}
+	defer work.work.End()
 	defer trackCallback()()
-	if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
+	if err := fn(context.WithValue(ctx, unitKey{}, work)); err != nil {
 		return err
 	}
-	return u.endForCommit()
+	return work.endForCommit()
 }
 
 // commit commits the transaction of sess. It repeats the commit while its outcome is open, with a growing wait, until ctx ends. A
@@ -246,9 +246,9 @@ func withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 	return later, func() { stop(); cancel() }
 }
 
-// sleep blocks for about d, or until ctx ends. Then it returns the error of ctx.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d/2 + rand.N(d))
+// sleep blocks for about duration, or until ctx ends. Then it returns the error of ctx.
+func sleep(ctx context.Context, duration time.Duration) error {
+	timer := time.NewTimer(duration/2 + rand.N(duration))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -307,11 +307,11 @@ func (u *unitOfWork) state() *unit.Work {
 // unitFromContext returns the unit of work that an operation with ctx would belong to. It returns nil if Run
 // did not start the transaction of the session of ctx.
 func unitFromContext(ctx context.Context) *unitOfWork {
-	u, _ := ctx.Value(unitKey{}).(*unitOfWork)
-	if u == nil || mongo.SessionFromContext(ctx) != u.sess {
+	work, _ := ctx.Value(unitKey{}).(*unitOfWork)
+	if work == nil || mongo.SessionFromContext(ctx) != work.sess {
 		return nil
 	}
-	return u
+	return work
 }
 
 // runJoined runs fn as a part of u. If fn fails or panics, u can only roll back.

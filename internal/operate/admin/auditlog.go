@@ -78,10 +78,10 @@ func (f AuditFilter) mongoFilter() bson.D {
 
 // Audit returns a page of the log. It counts all matching entries. The log has at most some ten
 // thousand entries.
-func (o Operator) Audit(ctx context.Context, f AuditFilter, limit int, after string) (AuditPage, error) {
+func (o Operator) Audit(ctx context.Context, selected AuditFilter, limit int, after string) (AuditPage, error) {
 	page := AuditPage{Entries: []AuditEntry{}}
 	coll := mongodb.Majority(o.State.Collection("audit"))
-	filter := f.mongoFilter()
+	filter := selected.mongoFilter()
 
 	total, err := coll.CountDocuments(ctx, filter)
 	if err != nil {
@@ -90,11 +90,11 @@ func (o Operator) Audit(ctx context.Context, f AuditFilter, limit int, after str
 	page.Total = total
 
 	if after != "" {
-		var p auditPlace
-		if err := mongodb.ParseCursor(after, &p); err != nil {
+		var place auditPlace
+		if err := mongodb.ParseCursor(after, &place); err != nil {
 			return page, err
 		}
-		filter = bson.D{{Key: "$and", Value: bson.A{filter, afterPlace("at", p.At, p.ID)}}}
+		filter = bson.D{{Key: "$and", Value: bson.A{filter, afterPlace("at", place.At, place.ID)}}}
 	}
 	limit = pageSize(limit)
 	list, err := mongodb.FindAll[nodes.AuditEntry](ctx, coll, "reading the audit log", filter, options.Find().
@@ -117,24 +117,24 @@ func (o Operator) Audit(ctx context.Context, f AuditFilter, limit int, after str
 
 // afterPlace returns the filter for the entries after a place in a list that is sorted by a date
 // and the id, both descending.
-func afterPlace(field string, at bson.DateTime, id any) bson.D {
+func afterPlace(field string, moment bson.DateTime, id any) bson.D {
 	return bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: field, Value: bson.D{{Key: "$lt", Value: at}}}},
-		bson.D{{Key: field, Value: at}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: id}}}},
+		bson.D{{Key: field, Value: bson.D{{Key: "$lt", Value: moment}}}},
+		bson.D{{Key: field, Value: moment}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: id}}}},
 	}}}
 }
 
-func newAuditEntry(e *nodes.AuditEntry) AuditEntry {
+func newAuditEntry(stored *nodes.AuditEntry) AuditEntry {
 	event := AuditEntry{
-		ID:      e.ID.Hex(),
-		At:      e.At.UTC(),
-		Kind:    string(e.Kind),
-		Watcher: e.Watcher,
-		Node:    e.Node,
-		Fields:  toExtJSON(e.Fields),
+		ID:      stored.ID.Hex(),
+		At:      stored.At.UTC(),
+		Kind:    string(stored.Kind),
+		Watcher: stored.Watcher,
+		Node:    stored.Node,
+		Fields:  toExtJSON(stored.Fields),
 	}
-	event.Actor, _ = e.Fields.Lookup("actor").StringValueOK()
-	event.Source, _ = e.Fields.Lookup("source").StringValueOK()
+	event.Actor, _ = stored.Fields.Lookup("actor").StringValueOK()
+	event.Source, _ = stored.Fields.Lookup("source").StringValueOK()
 	return event
 }
 

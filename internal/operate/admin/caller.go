@@ -21,12 +21,12 @@ func (c Caller) Operator() bool { return c.Role == RoleOperator }
 type callerKey struct{}
 
 // WithCaller returns a context that contains the caller.
-func WithCaller(ctx context.Context, c Caller) context.Context {
-	return context.WithValue(ctx, callerKey{}, c)
+func WithCaller(ctx context.Context, caller Caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, caller)
 }
 
 // CallerOf returns the caller in ctx, and reports whether the listener has set one.
 func CallerOf(ctx context.Context) (Caller, bool) {
-	c, ok := ctx.Value(callerKey{}).(Caller)
-	return c, ok
+	caller, ok := ctx.Value(callerKey{}).(Caller)
+	return caller, ok
 }

@@ -52,29 +52,29 @@ func Classes() []string {
 }
 
 // query returns the query of the filter. It returns all errors if several values are invalid.
-func (l Letters) query(f DeadFilter) (letters.Query, error) {
-	q := letters.Query{
-		Watcher: l.op.Watcher, NS: f.Collection,
-		From: f.From, To: f.To, Topic: f.Topic, Type: f.Type, AggregateType: f.AggregateType, Key: f.Key,
-		Class: record.Class(f.Class), Message: f.Message, All: f.All,
+func (l Letters) query(filter DeadFilter) (letters.Query, error) {
+	query := letters.Query{
+		Watcher: l.op.Watcher, NS: filter.Collection,
+		From: filter.From, To: filter.To, Topic: filter.Topic, Type: filter.Type, AggregateType: filter.AggregateType, Key: filter.Key,
+		Class: record.Class(filter.Class), Message: filter.Message, All: filter.All,
 	}
-	if f.RequeueStatus != "any" {
-		q.RequeueStatus = letters.RequeueStatus(f.RequeueStatus)
+	if filter.RequeueStatus != "any" {
+		query.RequeueStatus = letters.RequeueStatus(filter.RequeueStatus)
 	}
 
-	errs := []error{f.checkValues(Classes())}
-	for _, text := range f.IDs {
+	errs := []error{filter.checkValues(Classes())}
+	for _, text := range filter.IDs {
 		if letters.IsID(text) {
-			q.Letters = append(q.Letters, text)
+			query.Letters = append(query.Letters, text)
 			continue
 		}
 		ids, err := parseIDValues(text)
 		if err != nil {
 			errs = append(errs, err)
 		}
-		q.IDs = append(q.IDs, ids...)
+		query.IDs = append(query.IDs, ids...)
 	}
-	return q, errors.Join(errs...)
+	return query, errors.Join(errs...)
 }
 
 // checkValues returns an error if a value does not exist, or if the window is empty.
@@ -97,11 +97,11 @@ func (f DeadFilter) checkValues(classes []string) error {
 
 // auditFields returns the conditions of a filter for the audit log, by their names in the API, with at most 100 ids.
 func auditFields(filter any) bson.D {
-	v := reflect.ValueOf(filter)
+	given := reflect.ValueOf(filter)
 	var fields bson.D
-	for i := range v.NumField() {
-		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
-		value := v.Field(i).Interface()
+	for i := range given.NumField() {
+		name, _, _ := strings.Cut(given.Type().Field(i).Tag.Get("json"), ",")
+		value := given.Field(i).Interface()
 		if ids, ok := value.([]string); ok {
 			value = ids[:min(len(ids), 100)]
 		}
@@ -112,18 +112,18 @@ func auditFields(filter any) bson.D {
 
 // setFields returns the fields whose value is not zero or empty.
 func setFields(fields bson.D) bson.D {
-	return slices.DeleteFunc(fields, func(e bson.E) bool {
-		v := reflect.ValueOf(e.Value)
-		return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0
+	return slices.DeleteFunc(fields, func(element bson.E) bool {
+		value := reflect.ValueOf(element.Value)
+		return value.IsZero() || value.Kind() == reflect.Slice && value.Len() == 0
 	})
 }
 
-// checkWindow returns an error if both times are set and from is not before to.
-func checkWindow(from, to time.Time) error {
-	if from.IsZero() || to.IsZero() || from.Before(to) {
+// checkWindow returns an error if both times are set and start is not before end.
+func checkWindow(start, end time.Time) error {
+	if start.IsZero() || end.IsZero() || start.Before(end) {
 		return nil
 	}
-	return invalidRequest("the window from %s to %s is empty", from.Format(time.RFC3339), to.Format(time.RFC3339))
+	return invalidRequest("the window from %s to %s is empty", start.Format(time.RFC3339), end.Format(time.RFC3339))
 }
 
 // parseIDValues returns the BSON values that the text of an id may stand for: a string may look
@@ -152,17 +152,17 @@ func parseIDValues(text string) ([]bson.RawValue, error) {
 	return values, nil
 }
 
-// isCondition reports whether v is not compared as a value in a filter: a pattern, or a document with operators.
-func isCondition(v bson.RawValue) bool {
-	if v.Type == bson.TypeRegex {
+// isCondition reports whether value is not compared as a value in a filter: a pattern, or a document with operators.
+func isCondition(value bson.RawValue) bool {
+	if value.Type == bson.TypeRegex {
 		return true
 	}
-	doc, ok := v.DocumentOK()
+	doc, ok := value.DocumentOK()
 	if !ok {
 		return false
 	}
 	elems, err := doc.Elements()
-	hasOperator := func(e bson.RawElement) bool { return strings.HasPrefix(e.Key(), "$") }
+	hasOperator := func(element bson.RawElement) bool { return strings.HasPrefix(element.Key(), "$") }
 	return err != nil || slices.ContainsFunc(elems, hasOperator)
 }
 
@@ -183,12 +183,12 @@ type Letters struct{ op Operator }
 // ofHandlers returns the letters of handlers.
 func (l Letters) ofHandlers() handlerLetters { return handlerLetters(l) }
 
-// count returns the number of the letters that match q. If there is none, it returns an error for a watcher or a collection
+// count returns the number of the letters that match query. If there is none, it returns an error for a watcher or a collection
 // that does not exist.
-func (l Letters) count(ctx context.Context, q letters.Query) (int64, error) {
-	n, err := letters.Count(ctx, l.op.letters(), q)
+func (l Letters) count(ctx context.Context, query letters.Query) (int64, error) {
+	n, err := letters.Count(ctx, l.op.letters(), query)
 	if err == nil && n == 0 {
-		err = l.checkNames(ctx, q.NS)
+		err = l.checkNames(ctx, query.NS)
 	}
 	return n, err
 }
@@ -209,19 +209,19 @@ type DeadPage struct {
 
 // List returns a page of dead letters. limit defaults to 100. after is Next of the previous
 // page.
-func (l Letters) List(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
-	if f.Source == FromHandler {
-		return l.ofHandlers().list(ctx, f, limit, after)
+func (l Letters) List(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
+	if filter.Source == FromHandler {
+		return l.ofHandlers().list(ctx, filter, limit, after)
 	}
 
 	page := DeadPage{Letters: []DeadLetter{}}
-	q, err := l.query(f)
+	query, err := l.query(filter)
 	if err != nil {
 		return page, err
 	}
-	list, err := letters.List(ctx, l.op.letters(), q, letters.Page{Limit: limit, After: after})
+	list, err := letters.List(ctx, l.op.letters(), query, letters.Page{Limit: limit, After: after})
 	if err == nil && list.Total == 0 {
-		err = l.checkNames(ctx, f.Collection)
+		err = l.checkNames(ctx, filter.Collection)
 	}
 	if err != nil {
 		return page, err
@@ -235,16 +235,16 @@ func (l Letters) List(ctx context.Context, f DeadFilter, limit int, after string
 }
 
 // Count returns the number of matching dead letters.
-func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
-	if f.Source == FromHandler {
-		return l.ofHandlers().count(ctx, f)
+func (l Letters) Count(ctx context.Context, filter DeadFilter) (int64, error) {
+	if filter.Source == FromHandler {
+		return l.ofHandlers().count(ctx, filter)
 	}
 
-	q, err := l.query(f)
+	query, err := l.query(filter)
 	if err != nil {
 		return 0, err
 	}
-	return l.count(ctx, q)
+	return l.count(ctx, query)
 }
 
 // DeadGroup summarizes letters of the relay with the same topic, type and class, or letters of handlers with the same group,
@@ -256,18 +256,18 @@ type DeadGroup struct {
 }
 
 // Summary counts the matching letters in groups. The largest group comes first.
-func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
-	if f.Source == FromHandler {
-		return l.ofHandlers().summary(ctx, f)
+func (l Letters) Summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, error) {
+	if filter.Source == FromHandler {
+		return l.ofHandlers().summary(ctx, filter)
 	}
 
-	q, err := l.query(f)
+	query, err := l.query(filter)
 	if err != nil {
 		return nil, err
 	}
-	list, err := letters.Summarize(ctx, l.op.letters(), q)
+	list, err := letters.Summarize(ctx, l.op.letters(), query)
 	if err == nil && len(list) == 0 {
-		err = l.checkNames(ctx, f.Collection)
+		err = l.checkNames(ctx, filter.Collection)
 	}
 	if err != nil {
 		return nil, err
@@ -299,11 +299,11 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 	}
 
 	// A message of a handler is shown in the form of the contract.
-	m := l.op.Mapping
+	mapping := l.op.Mapping
 	if ref.Source == FromHandler {
-		m = nil
+		mapping = nil
 	}
-	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload, m), payload, m)
+	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload, mapping), payload, mapping)
 	if !payload {
 		return letter, nil
 	}
@@ -325,8 +325,8 @@ func (l Letters) open(ctx context.Context, ref DeadRef) (DeadLetter, bson.Raw, e
 	if ref.Source == FromHandler {
 		return l.ofHandlers().show(ctx, ref)
 	}
-	d, err := l.findLetter(ctx, ref)
-	return newDeadLetter(&d), d.Envelope, err
+	letter, err := l.findLetter(ctx, ref)
+	return newDeadLetter(&letter), letter.Envelope, err
 }
 
 // maxNamed bounds the letters that the error of an ambiguous reference names.
@@ -337,11 +337,11 @@ const maxNamed = 10
 // of an event that several topics rejected.
 func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, error) {
 	var none letters.Dead
-	q, err := l.query(DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
+	query, err := l.query(DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
 	if err != nil {
 		return none, err
 	}
-	list, err := letters.List(ctx, l.op.letters(), q, letters.Page{Limit: letters.MaxPageSize})
+	list, err := letters.List(ctx, l.op.letters(), query, letters.Page{Limit: letters.MaxPageSize})
 	if err == nil && list.Total == 0 {
 		err = l.checkNames(ctx, ref.Collection)
 	}
@@ -351,19 +351,19 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 
 	var found []*letters.Dead
 	for i := range list.Letters {
-		d := &list.Letters[i]
-		if ref.Delivery >= 0 && int(d.Delivery) != ref.Delivery {
+		letter := &list.Letters[i]
+		if ref.Delivery >= 0 && int(letter.Delivery) != ref.Delivery {
 			continue
 		}
 		// A negative delivery stands for the latest one of an event.
-		same := slices.IndexFunc(found, func(f *letters.Dead) bool { return f.IsSameEvent(&d.Content) })
+		same := slices.IndexFunc(found, func(other *letters.Dead) bool { return other.IsSameEvent(&letter.Content) })
 		switch {
 		case same < 0:
-			found = append(found, d)
-		case d.Delivery > found[same].Delivery:
-			found[same] = d
-		case d.Delivery == found[same].Delivery:
-			found = append(found, d)
+			found = append(found, letter)
+		case letter.Delivery > found[same].Delivery:
+			found[same] = letter
+		case letter.Delivery == found[same].Delivery:
+			found = append(found, letter)
 		}
 	}
 
@@ -376,8 +376,8 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 	}
 	names := make([]string, min(len(found), maxNamed))
 	for i := range names {
-		d := found[i]
-		names[i] = fmt.Sprintf("%s (%s, delivery %d, topic %q)", d.ID, d.NS, d.Delivery, d.Topic)
+		letter := found[i]
+		names[i] = fmt.Sprintf("%s (%s, delivery %d, topic %q)", letter.ID, letter.NS, letter.Delivery, letter.Topic)
 	}
 	return none, fmt.Errorf("id %s has %d dead letters; name one of them instead of the id: %s",
 		ref.ID, len(found), strings.Join(names, ", "))

@@ -56,17 +56,17 @@ type DeadRefused struct {
 // calls it with the number of processed letters. If Requeue fails, it returns the outcome until
 // then, and the same call does the rest.
 func (l Letters) Requeue(
-	ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64),
+	ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64),
 ) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
-	if f.RequeueStatus == string(letters.Requeued) {
+	if filter.RequeueStatus == string(letters.Requeued) {
 		return out, errors.New("requeued dead letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
-	if f.Source == FromHandler {
-		return l.ofHandlers().requeue(ctx, f, opts, did)
+	if filter.Source == FromHandler {
+		return l.ofHandlers().requeue(ctx, filter, opts, did)
 	}
-	f.RequeueStatus = string(letters.NotRequeued)
-	q, matched, err := l.countMatching(ctx, f)
+	filter.RequeueStatus = string(letters.NotRequeued)
+	query, matched, err := l.countMatching(ctx, filter)
 	out.Matched = matched
 	if err != nil || out.Matched == 0 {
 		return out, err
@@ -74,15 +74,15 @@ func (l Letters) Requeue(
 
 	// The action is logged even if it fails halfway.
 	desk := l.op.newDesk()
-	outcome, err := desk.Requeue(ctx, q, opts.ofRelay(), func(p requeues.Outcome) {
+	outcome, err := desk.Requeue(ctx, query, opts.ofRelay(), func(progress requeues.Outcome) {
 		if did != nil {
-			did(p.Requeued + p.Refused)
+			did(progress.Requeued + progress.Refused)
 		}
 	})
 	out.Requeued, out.Refused = outcome.Requeued, outcome.Refused
 	for _, w := range outcome.Why {
-		d := w.Letter
-		out.Why = append(out.Why, DeadRefused{d.ID, d.NS, d.IDText(), d.Delivery, w.Reason})
+		letter := w.Letter
+		out.Why = append(out.Why, DeadRefused{letter.ID, letter.NS, letter.IDText(), letter.Delivery, w.Reason})
 	}
 	if opts.DryRun {
 		return out, err
@@ -93,21 +93,21 @@ func (l Letters) Requeue(
 		{Key: "run", Value: out.Run},
 		{Key: "requeued", Value: out.Requeued},
 		{Key: "refused", Value: out.Refused},
-		{Key: "query", Value: auditFields(f)},
+		{Key: "query", Value: auditFields(filter)},
 	}, err)
 }
 
 // countMatching returns the query of a filter for an action on letters, and counts the letters that it matches. It
 // rejects a filter without any condition.
-func (l Letters) countMatching(ctx context.Context, f DeadFilter) (q letters.Query, matched int64, err error) {
-	q, err = l.query(f)
-	if err == nil && q.Empty() && !q.All {
+func (l Letters) countMatching(ctx context.Context, filter DeadFilter) (query letters.Query, matched int64, err error) {
+	query, err = l.query(filter)
+	if err == nil && query.Empty() && !query.All {
 		err = letters.ErrEmptyQuery
 	}
 	if err == nil {
-		matched, err = l.count(ctx, q)
+		matched, err = l.count(ctx, query)
 	}
-	return q, matched, err
+	return query, matched, err
 }
 
 // DeadEdited is the result of an edit, or with a dry run the expected result.
@@ -125,19 +125,19 @@ type DeadEdited struct {
 // Edit requeues one letter with a changed envelope. It returns an error if the letter no longer
 // has the version from which the edit was made, or if the result is not a valid envelope. It
 // rejects the placeholder of a hidden value, which would replace the value itself.
-func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
-	if err := l.op.Redact.checkEdit(e); err != nil {
+func (l Letters) Edit(ctx context.Context, ref DeadRef, deadEdit DeadEdit, opts DeadOptions) (DeadEdited, error) {
+	if err := l.op.Redact.checkEdit(deadEdit); err != nil {
 		return DeadEdited{}, err
 	}
 	if ref.Source == FromHandler {
-		return l.ofHandlers().edit(ctx, ref, e, opts)
+		return l.ofHandlers().edit(ctx, ref, deadEdit, opts)
 	}
 	// The edit is checked against the letter as it is now, not as the caller saw it; the version connects the two.
-	d, err := l.findLetter(ctx, ref)
+	letter, err := l.findLetter(ctx, ref)
 	if err != nil {
 		return DeadEdited{}, err
 	}
-	edit, err := e.toEdit(d.Envelope, l.op.Mapping)
+	edit, err := deadEdit.toEdit(letter.Envelope, l.op.Mapping)
 	if err != nil {
 		return DeadEdited{}, err
 	}
@@ -145,13 +145,13 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 	desk := l.op.newDesk()
 	out := DeadEdited{
 		DryRun:     opts.DryRun,
-		Letter:     d.ID,
-		Collection: d.NS,
-		ID:         d.IDText(),
-		Died:       d.Delivery,
+		Letter:     letter.ID,
+		Collection: letter.NS,
+		ID:         letter.IDText(),
+		Died:       letter.Delivery,
 		Edited:     edit.Fields(),
 	}
-	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, opts.ofRelay())
+	out.Delivery, err = desk.EditAndRequeue(ctx, letter.ID, edit, opts.ofRelay())
 	if err != nil || opts.DryRun {
 		return out, err
 	}
@@ -159,7 +159,7 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 	out.Run = desk.Run
 	return out, l.op.logOutcome(ctx, deadEdited, bson.D{
 		{Key: "run", Value: out.Run},
-		{Key: "letter", Value: d.ID},
+		{Key: "letter", Value: letter.ID},
 		{Key: "delivery", Value: out.Delivery},
 		{Key: "edited", Value: out.Edited},
 	}, nil)
@@ -175,31 +175,31 @@ type DeadDiscarded struct {
 
 // Discard removes every matching letter permanently. If did is not nil, Discard calls it
 // with the number of removed letters.
-func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	if f.Source == FromHandler {
-		return l.ofHandlers().discard(ctx, f, dryRun, did)
+func (l Letters) Discard(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
+	if filter.Source == FromHandler {
+		return l.ofHandlers().discard(ctx, filter, dryRun, did)
 	}
 	out := DeadDiscarded{DryRun: dryRun}
-	q, matched, err := l.countMatching(ctx, f)
+	query, matched, err := l.countMatching(ctx, filter)
 	out.Matched = matched
 	if err != nil || dryRun || out.Matched == 0 {
 		return out, err
 	}
 
 	// Logged before the first removal. Otherwise a crash would leave no entry.
-	if err := l.op.logDiscarding(ctx, f, out.Matched); err != nil {
+	if err := l.op.logDiscarding(ctx, filter, out.Matched); err != nil {
 		return out, err
 	}
 	// The action is logged even if it fails halfway.
-	out.Discarded, err = letters.Discard(ctx, l.op.letters(), l.op.watcherDocuments(), q, did)
-	return out, l.op.logDiscarded(ctx, f, out.Discarded, err)
+	out.Discarded, err = letters.Discard(ctx, l.op.letters(), l.op.watcherDocuments(), query, did)
+	return out, l.op.logDiscarded(ctx, filter, out.Discarded, err)
 }
 
 // logDiscarding must be called before the first removal. Otherwise a discard that crashes would leave no entry.
-func (o Operator) logDiscarding(ctx context.Context, f DeadFilter, matched int64) error {
+func (o Operator) logDiscarding(ctx context.Context, filter DeadFilter, matched int64) error {
 	err := o.logAction(ctx, deadDiscarding, bson.D{
 		{Key: "matched", Value: matched},
-		{Key: "query", Value: auditFields(f)},
+		{Key: "query", Value: auditFields(filter)},
 	})
 	if err != nil {
 		return fmt.Errorf("nothing was discarded: %w", err)
@@ -208,10 +208,10 @@ func (o Operator) logDiscarding(ctx context.Context, f DeadFilter, matched int64
 }
 
 // logDiscarded logs the end of a discard, which returned err.
-func (o Operator) logDiscarded(ctx context.Context, f DeadFilter, discarded int64, err error) error {
+func (o Operator) logDiscarded(ctx context.Context, filter DeadFilter, discarded int64, err error) error {
 	return o.logOutcome(ctx, deadDiscarded, bson.D{
 		{Key: "discarded", Value: discarded},
-		{Key: "query", Value: auditFields(f)},
+		{Key: "query", Value: auditFields(filter)},
 	}, err)
 }
 

@@ -38,14 +38,14 @@ type DeadEdit struct {
 }
 
 // toEdit converts the change to BSON. raw is the envelope that is edited.
-func (e DeadEdit) toEdit(raw bson.Raw, m *envelope.Mapping) (requeues.Edit, error) {
+func (e DeadEdit) toEdit(raw bson.Raw, mapping *envelope.Mapping) (requeues.Edit, error) {
 	edit := requeues.Edit{Version: e.Version, Unset: e.Unset}
 	if e.Payload != nil || e.PayloadAs != "" {
-		v, err := e.payloadValue(raw, m)
+		value, err := e.payloadValue(raw, mapping)
 		if err != nil {
 			return edit, err
 		}
-		edit.Set = append(edit.Set, bson.E{Key: "payload", Value: v})
+		edit.Set = append(edit.Set, bson.E{Key: "payload", Value: value})
 	}
 
 	if e.Headers != nil {
@@ -62,11 +62,11 @@ func (e DeadEdit) toEdit(raw bson.Raw, m *envelope.Mapping) (requeues.Edit, erro
 
 	// Sorted, so that the same edit always writes the same document.
 	for _, name := range slices.Sorted(maps.Keys(e.Fields)) {
-		v, err := parseFieldValue(name, e.Fields[name])
+		value, err := parseFieldValue(name, e.Fields[name])
 		if err != nil {
 			return edit, err
 		}
-		edit.Set = append(edit.Set, bson.E{Key: name, Value: v})
+		edit.Set = append(edit.Set, bson.E{Key: name, Value: value})
 	}
 	return edit, nil
 }
@@ -101,9 +101,9 @@ func parseFieldValue(name, text string) (any, error) {
 
 // payloadValue returns the new payload with the requested BSON type, or with the type of the
 // payload in raw.
-func (e DeadEdit) payloadValue(raw bson.Raw, m *envelope.Mapping) (any, error) {
+func (e DeadEdit) payloadValue(raw bson.Raw, mapping *envelope.Mapping) (any, error) {
 	// The payload may have another field name, and its type is a contract with the consumers.
-	old, _ := raw.LookupErr(cmp.Or(m.Name("payload"), "payload"))
+	old, _ := raw.LookupErr(cmp.Or(mapping.Name("payload"), "payload"))
 	as := e.PayloadAs
 	if as == "" {
 		switch old.Type {
@@ -152,18 +152,18 @@ func parsePayloadJSON(payload []byte) (any, error) {
 
 	// The payload is wrapped because an array alone is not a document. bson.D keeps the order of
 	// the fields.
-	var v struct {
+	var parsed struct {
 		P any `bson:"p"`
 	}
 	wrapped := append(append([]byte(`{"p":`), payload...), '}')
-	if err := bson.UnmarshalExtJSON(wrapped, false, &v); err != nil {
+	if err := bson.UnmarshalExtJSON(wrapped, false, &parsed); err != nil {
 		return nil, errors.New("the new payload is JSON but not Extended JSON: a value that begins with $ is wrong; " +
 			"make it a string or binary, or correct it")
 	}
 
-	switch v.P.(type) {
+	switch parsed.P.(type) {
 	case bson.D, bson.A:
-		return v.P, nil
+		return parsed.P, nil
 	}
 	return nil, errors.New("the new payload is JSON but neither a document nor an array; make it a string or binary")
 }

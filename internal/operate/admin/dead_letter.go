@@ -52,30 +52,30 @@ type DeadLetter struct {
 func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.Place, d.ID) }
 
 // newDeadLetter converts a stored letter, without its envelope.
-func newDeadLetter(d *letters.Dead) DeadLetter {
+func newDeadLetter(letter *letters.Dead) DeadLetter {
 	return DeadLetter{
-		Letter:        d.ID,
-		Collection:    d.NS,
-		ID:            d.IDText(),
-		Delivery:      d.Delivery,
-		Version:       d.Version(),
-		AggregateType: d.AggregateType,
-		Type:          d.Type,
-		Key:           d.Key,
-		Topic:         d.Topic,
-		Partition:     d.Partition,
-		Class:         string(d.Class),
-		Reason:        d.Reason,
-		Position:      d.Pos,
-		Size:          d.Size,
-		Source:        d.Source,
-		Attempts:      append([]record.Attempt{}, d.Attempts...),
-		FirstFailure:  d.FirstFailure,
-		LastFailure:   d.LastFailure,
-		DiedAt:        d.MovedAt,
-		ReplayOf:      d.ReplayOf,
-		Requeued:      d.Requeued,
-		stamp:         d.Stamp,
+		Letter:        letter.ID,
+		Collection:    letter.NS,
+		ID:            letter.IDText(),
+		Delivery:      letter.Delivery,
+		Version:       letter.Version(),
+		AggregateType: letter.AggregateType,
+		Type:          letter.Type,
+		Key:           letter.Key,
+		Topic:         letter.Topic,
+		Partition:     letter.Partition,
+		Class:         string(letter.Class),
+		Reason:        letter.Reason,
+		Position:      letter.Pos,
+		Size:          letter.Size,
+		Source:        letter.Source,
+		Attempts:      append([]record.Attempt{}, letter.Attempts...),
+		FirstFailure:  letter.FirstFailure,
+		LastFailure:   letter.LastFailure,
+		DiedAt:        letter.MovedAt,
+		ReplayOf:      letter.ReplayOf,
+		Requeued:      letter.Requeued,
+		stamp:         letter.Stamp,
 	}
 }
 
@@ -84,8 +84,8 @@ var shownFields = append(slices.DeleteFunc(requeues.Editable(), func(f string) b
 	"_id", "ts", "slot", "dueAt", "scheduledFor", "sentAt")
 
 // isShown reports whether a field of a document contains no business data.
-func isShown(name string, m *envelope.Mapping) bool {
-	return slices.ContainsFunc(shownFields, func(f string) bool { return m.Name(f) == name })
+func isShown(name string, mapping *envelope.Mapping) bool {
+	return slices.ContainsFunc(shownFields, func(field string) bool { return mapping.Name(field) == name })
 }
 
 // hiddenValue replaces a value that is not shown.
@@ -97,7 +97,7 @@ type hiddenValue struct {
 
 // envelopeJSON returns the envelope as relaxed Extended JSON, or nil if it cannot be expressed as
 // such. Unless all is true, it replaces the values of fields with business data.
-func envelopeJSON(raw bson.Raw, all bool, m *envelope.Mapping) json.RawMessage {
+func envelopeJSON(raw bson.Raw, all bool, mapping *envelope.Mapping) json.RawMessage {
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil
@@ -105,11 +105,11 @@ func envelopeJSON(raw bson.Raw, all bool, m *envelope.Mapping) json.RawMessage {
 
 	doc := make(bson.D, 0, len(elems))
 	for _, e := range elems {
-		var v any = e.Value()
-		if !all && !isShown(e.Key(), m) && e.Value().Type != bson.TypeNull {
-			v = hiddenValue{true, e.Value().Type.String(), valueSize(e.Value())}
+		var value any = e.Value()
+		if !all && !isShown(e.Key(), mapping) && e.Value().Type != bson.TypeNull {
+			value = hiddenValue{true, e.Value().Type.String(), valueSize(e.Value())}
 		}
-		doc = append(doc, bson.E{Key: e.Key(), Value: v})
+		doc = append(doc, bson.E{Key: e.Key(), Value: value})
 	}
 
 	out, err := bson.MarshalExtJSON(doc, false, false)
@@ -120,12 +120,12 @@ func envelopeJSON(raw bson.Raw, all bool, m *envelope.Mapping) json.RawMessage {
 }
 
 // valueSize returns the bytes of a value. For a string or a binary it does not count the framing.
-func valueSize(v bson.RawValue) int {
-	if s, ok := v.StringValueOK(); ok {
-		return len(s)
+func valueSize(value bson.RawValue) int {
+	if text, ok := value.StringValueOK(); ok {
+		return len(text)
 	}
-	if _, data, ok := v.BinaryOK(); ok {
+	if _, data, ok := value.BinaryOK(); ok {
 		return len(data)
 	}
-	return len(v.Value)
+	return len(value.Value)
 }

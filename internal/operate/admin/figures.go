@@ -71,17 +71,17 @@ type watcherFigures struct {
 	busy          chan struct{} // closed at the end of the current count; nil if there is none
 }
 
-func (s *figureSet) findOrAddLocked(o Operator) *watcherFigures {
+func (s *figureSet) findOrAddLocked(operator Operator) *watcherFigures {
 	if s.byWatcher == nil {
 		s.byWatcher = map[string]*watcherFigures{}
 	}
 
-	w := s.byWatcher[o.Watcher]
-	if w == nil {
-		w = &watcherFigures{operator: o}
-		s.byWatcher[o.Watcher] = w
+	figures := s.byWatcher[operator.Watcher]
+	if figures == nil {
+		figures = &watcherFigures{operator: operator}
+		s.byWatcher[operator.Watcher] = figures
 	}
-	return w
+	return figures
 }
 
 // currentFigures returns the figures of the watcher, which are counted now if nothing renews them.
@@ -92,26 +92,26 @@ func (o Operator) currentFigures(ctx context.Context) (figures, error) {
 // getFigures returns the figures of the operator's watcher. It returns the last figures if they are
 // fresh, or if keepFresh renews them. Otherwise it counts, or waits for a count that is in
 // progress.
-func (s *figureSet) getFigures(ctx context.Context, o Operator) (figures, error) {
+func (s *figureSet) getFigures(ctx context.Context, operator Operator) (figures, error) {
 	for {
 		s.mu.Lock()
-		w := s.findOrAddLocked(o)
+		watcherFigures := s.findOrAddLocked(operator)
 		now := time.Now()
-		w.lastViewed = now
+		watcherFigures.lastViewed = now
 
 		// A renewal in the background may take long in a large outbox, so its figures may be older by its cost.
-		age := now.Sub(w.last.at)
+		age := now.Sub(watcherFigures.last.at)
 		fresh := age <= figuresFresh
-		renewed := s.running && age <= max(figuresStale, 2*countingShare*w.cost)
-		if !w.last.at.IsZero() && (fresh || renewed) {
+		renewed := s.running && age <= max(figuresStale, 2*countingShare*watcherFigures.cost)
+		if !watcherFigures.last.at.IsZero() && (fresh || renewed) {
 			defer s.mu.Unlock()
-			return w.last, nil
+			return watcherFigures.last, nil
 		}
-		busy := w.busy
+		busy := watcherFigures.busy
 		s.mu.Unlock()
 
 		if busy == nil {
-			return s.updateFigures(ctx, o)
+			return s.updateFigures(ctx, operator)
 		}
 		// The result of the other count is fetched in the next round.
 		select {
@@ -124,58 +124,58 @@ func (s *figureSet) getFigures(ctx context.Context, o Operator) (figures, error)
 
 // updateFigures counts the figures of the operator's watcher. If a count is in progress, it returns
 // that result instead.
-func (s *figureSet) updateFigures(ctx context.Context, o Operator) (figures, error) {
+func (s *figureSet) updateFigures(ctx context.Context, operator Operator) (figures, error) {
 	s.mu.Lock()
-	w := s.findOrAddLocked(o)
-	if w.busy != nil {
+	figures := s.findOrAddLocked(operator)
+	if figures.busy != nil {
 		// getFigures waits for the count in progress.
 		s.mu.Unlock()
-		return s.getFigures(ctx, o)
+		return s.getFigures(ctx, operator)
 	}
 	busy := make(chan struct{})
-	w.busy = busy
-	before := w.last
+	figures.busy = busy
+	before := figures.last
 	s.mu.Unlock()
 
 	began := time.Now()
-	f, err := countFigures(ctx, o, before)
+	counted, err := countFigures(ctx, operator, before)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w.busy = nil
-	w.cost = time.Since(began)
+	figures.busy = nil
+	figures.cost = time.Since(began)
 
 	// If the caller has gone away, the error shows nothing about the deployment.
 	if ctx.Err() == nil {
 		now := time.Now()
 		// The rules need observations at regular intervals, however often the page is viewed.
-		if now.Sub(w.lastEvaluated) >= figuresIdle-figuresFresh/2 {
-			w.lastEvaluated = now
-			w.rules.Observe(health.Observation{
+		if now.Sub(figures.lastEvaluated) >= figuresIdle-figuresFresh/2 {
+			figures.lastEvaluated = now
+			figures.rules.Observe(health.Observation{
 				At:     now,
 				Err:    err,
-				Dead:   f.counts.Dead,
-				Counts: []health.Count{{Name: "exceptions", N: f.counts.Waiting()}},
+				Dead:   counted.counts.Dead,
+				Counts: []health.Count{{Name: "exceptions", N: counted.counts.Waiting()}},
 			})
 		}
 	}
 
 	// The checks are reported even if the count has failed: a failed count is one of their findings.
-	f.checks = newRuleChecks(w.rules.Report())
+	counted.checks = newRuleChecks(figures.rules.Report())
 	if err == nil {
-		w.last = f
+		figures.last = counted
 	} else {
-		w.last.checks = f.checks
+		figures.last.checks = counted.checks
 	}
 	close(busy)
-	return f, err
+	return counted, err
 }
 
 // keepFresh renews figures until ctx ends.
-func (s *figureSet) keepFresh(ctx context.Context, o Operator, log *slog.Logger) {
+func (s *figureSet) keepFresh(ctx context.Context, operator Operator, log *slog.Logger) {
 	s.mu.Lock()
 	s.running = true
-	s.findOrAddLocked(o)
+	s.findOrAddLocked(operator)
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
@@ -242,29 +242,29 @@ type figureCount struct {
 // and per scheduled envelope, and the letters of handlers. Of the envelopes in the outboxes, it counts at most
 // [outboxes.MaxCounted] outboxes, the next ones after those that before counted; the numbers of the others come from before.
 func countFigures(ctx context.Context, op Operator, before figures) (figures, error) {
-	c := &figureCount{op: op, figures: figures{at: time.Now()}, outboxes: map[string]Counts{}}
+	count := &figureCount{op: op, figures: figures{at: time.Now()}, outboxes: map[string]Counts{}}
 	names, err := op.collectionNames(ctx)
 	if err != nil {
-		return c.figures, err
+		return count.figures, err
 	}
 
 	// The oplog is optional: without the privilege to read it, the headroom is unknown.
 	if op.Oplog != nil {
-		c.figures.oldest, c.figures.newest, _ = op.Oplog(ctx)
+		count.figures.oldest, count.figures.newest, _ = op.Oplog(ctx)
 	}
-	if c.figures.watched, err = op.checkWatched(ctx, true); err != nil {
-		return c.figures, err
+	if count.figures.watched, err = op.checkWatched(ctx, true); err != nil {
+		return count.figures, err
 	}
-	if err := c.countStored(ctx); err != nil {
-		return c.figures, err
+	if err := count.countStored(ctx); err != nil {
+		return count.figures, err
 	}
 
 	// If the watcher has no position yet, the position is zero and no envelope counts as pending.
-	c.position, _ = op.lowestPosition(ctx)
-	if err := c.countOutboxes(ctx, names, before); err != nil {
-		return c.figures, err
+	count.position, _ = op.lowestPosition(ctx)
+	if err := count.countOutboxes(ctx, names, before); err != nil {
+		return count.figures, err
 	}
-	return c.figures, c.countServices(ctx, databaseNames(names))
+	return count.figures, count.countServices(ctx, databaseNames(names))
 }
 
 // countStored counts what the state database holds: waiting envelopes and dead letters. It also counts the scheduled envelopes.
@@ -311,10 +311,10 @@ func (o Operator) countDue(ctx context.Context, only string) (groups []WaitingGr
 	}
 
 	var mu sync.Mutex
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxConcurrentCounts)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(maxConcurrentCounts)
 	for _, ns := range names {
-		g.Go(func() error {
+		group.Go(func() error {
 			n, first, err := outboxes.CountDue(ctx, outboxes.CollectionOf(o.State.Client(), ns), slot.Range{}, math.MaxInt64)
 			if errors.Is(err, outboxes.ErrNotIndexed) {
 				// The number is unknown, and a read of the collection would take too long.
@@ -329,7 +329,7 @@ func (o Operator) countDue(ctx context.Context, only string) (groups []WaitingGr
 			return nil
 		})
 	}
-	err = g.Wait()
+	err = group.Wait()
 	return groups, err
 }
 
@@ -346,10 +346,10 @@ func databaseNames(namespaces []string) []string {
 // countOutboxes counts the outboxes of this round, several at the same time, and adds the numbers of the others.
 func (c *figureCount) countOutboxes(ctx context.Context, names []string, before figures) error {
 	part := outboxes.NextToCount(names, before.lastOutbox)
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxConcurrentCounts)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(maxConcurrentCounts)
 	for _, ns := range part {
-		g.Go(func() error {
+		group.Go(func() error {
 			counts, err := c.countOutbox(ctx, ns)
 
 			c.mu.Lock()
@@ -358,7 +358,7 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, before 
 			return err
 		})
 	}
-	if err := g.Wait(); err != nil {
+	if err := group.Wait(); err != nil {
 		return err
 	}
 
@@ -378,10 +378,10 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, before 
 }
 
 // addOutbox adds the counts that countOutbox returned.
-func (c *Counts) addOutbox(o Counts) {
-	c.Envelopes += o.Envelopes
-	c.Pending += o.Pending
-	c.PendingMore = c.PendingMore || o.PendingMore
+func (c *Counts) addOutbox(counts Counts) {
+	c.Envelopes += counts.Envelopes
+	c.Pending += counts.Pending
+	c.PendingMore = c.PendingMore || counts.PendingMore
 }
 
 // countOutbox counts the envelopes of one outbox.
@@ -435,14 +435,14 @@ func (c *figureCount) countServices(ctx context.Context, databases []string) err
 }
 
 // newRuleChecks converts the results of the health rules to checks.
-func newRuleChecks(r health.Report) []Check {
+func newRuleChecks(report health.Report) []Check {
 	statuses := map[health.Status]string{
 		health.OK:        CheckOK,
 		health.Degraded:  CheckWarn,
 		health.Unhealthy: CheckFail,
 	}
-	checks := make([]Check, len(r.Checks))
-	for i, c := range r.Checks {
+	checks := make([]Check, len(report.Checks))
+	for i, c := range report.Checks {
 		checks[i] = Check{ID: c.ID, Status: statuses[c.Status], Detail: c.Detail, Fix: c.Fix}
 	}
 	return checks
@@ -452,15 +452,15 @@ func newRuleChecks(r health.Report) []Check {
 func newPendingTopics(list []waiting.Topic, now time.Time) []WaitingTopic {
 	topics := []WaitingTopic{}
 	for _, w := range list {
-		p := WaitingTopic{
+		topic := WaitingTopic{
 			Topic: w.Topic, Retry: w.Retry, Blocked: w.Blocked, Parked: w.Parked, Queued: w.Queued, Keys: w.Keys, Collections: w.Outboxes,
 		}
 		if !w.Oldest.IsZero() {
 			oldest := w.Oldest.UTC()
-			p.Oldest = &oldest
-			p.OldestAgeS = max(now.Sub(oldest).Seconds(), 0)
+			topic.Oldest = &oldest
+			topic.OldestAgeS = max(now.Sub(oldest).Seconds(), 0)
 		}
-		topics = append(topics, p)
+		topics = append(topics, topic)
 	}
 
 	slices.SortStableFunc(topics, func(a, b WaitingTopic) int {

@@ -81,36 +81,36 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 
 // toHandlerQuery returns the query of the filter for letters of handlers.
 func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
-	q := handlerletters.Query{
+	query := handlerletters.Query{
 		Messages: f.IDs, Group: f.Group, Handler: f.Handler, Class: f.Class, Name: f.Type, AggregateType: f.AggregateType,
 		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, From: f.From, Before: f.To, All: f.All,
 	}
 	if f.RequeueStatus != "" && f.RequeueStatus != "any" {
 		requeued := f.RequeueStatus == string(letters.Requeued)
-		q.Requeued = &requeued
+		query.Requeued = &requeued
 	}
 	if slices.Contains(f.IDs, "") {
-		return q, invalidRequest("an id is empty")
+		return query, invalidRequest("an id is empty")
 	}
-	return q, f.checkValues(HandlerClasses())
+	return query, f.checkValues(HandlerClasses())
 }
 
 // resolve returns the collections and the query of a filter.
-func (h handlerLetters) resolve(ctx context.Context, f DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
-	q, err := f.toHandlerQuery()
+func (h handlerLetters) resolve(ctx context.Context, filter DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
+	query, err := filter.toHandlerQuery()
 	if err != nil {
-		return nil, q, err
+		return nil, query, err
 	}
-	desks, err := h.openDesks(ctx, f.Collection)
-	return desks, q, err
+	desks, err := h.openDesks(ctx, filter.Collection)
+	return desks, query, err
 }
 
 // resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.
-func (h handlerLetters) resolveChange(ctx context.Context, f DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
-	if f.Empty() && !f.All {
+func (h handlerLetters) resolveChange(ctx context.Context, filter DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
+	if filter.Empty() && !filter.All {
 		return nil, handlerletters.Query{}, letters.ErrEmptyQuery
 	}
-	return h.resolve(ctx, f)
+	return h.resolve(ctx, filter)
 }
 
 // letterCursor is the place of a letter in a list over several collections, which is ordered by time and collection.
@@ -120,12 +120,12 @@ type letterCursor struct {
 	Place string    `bson:"place"` // in the list of the collection
 }
 
-// selectAfter changes q so that it selects the letters of a collection after the cursor.
-func (c letterCursor) selectAfter(q handlerletters.Query, ns string) handlerletters.Query {
+// selectAfter changes query so that it selects the letters of a collection after the cursor.
+func (c letterCursor) selectAfter(query handlerletters.Query, ns string) handlerletters.Query {
 	switch {
 	case c.NS == "":
 	case ns == c.NS:
-		q.After = c.Place
+		query.After = c.Place
 	default:
 		before := c.At
 		if ns > c.NS {
@@ -133,15 +133,15 @@ func (c letterCursor) selectAfter(q handlerletters.Query, ns string) handlerlett
 			before = before.Add(time.Millisecond)
 		}
 
-		if q.Before.IsZero() || before.Before(q.Before) {
-			q.Before = before
+		if query.Before.IsZero() || before.Before(query.Before) {
+			query.Before = before
 		}
 	}
-	return q
+	return query
 }
 
 // list is [Letters.List] for letters of handlers.
-func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
+func (h handlerLetters) list(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
 	page := DeadPage{Letters: []DeadLetter{}}
 	var from letterCursor
 	if after != "" {
@@ -149,14 +149,14 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 			return page, err
 		}
 	}
-	desks, q, err := h.resolve(ctx, f)
+	desks, query, err := h.resolve(ctx, filter)
 	if err != nil {
 		return page, err
 	}
 	if limit <= 0 {
 		limit = DefaultPage
 	}
-	q.NoValues = true
+	query.NoValues = true
 
 	type found struct {
 		ns string
@@ -165,7 +165,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 	// Each collection is read up to the size of the page, because all letters of the page may be in it.
 	var all []found
 	for _, d := range desks {
-		n, err := d.Count(ctx, q)
+		n, err := d.Count(ctx, query)
 		if err != nil {
 			return page, err
 		}
@@ -173,7 +173,7 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 
 		// One letter more than the page has shows whether there is another page.
 		mine := 0
-		for l, err := range d.List(ctx, from.selectAfter(q, d.ns)) {
+		for l, err := range d.List(ctx, from.selectAfter(query, d.ns)) {
 			if err != nil {
 				return page, err
 			}
@@ -196,51 +196,51 @@ func (h handlerLetters) list(ctx context.Context, f DeadFilter, limit int, after
 }
 
 // newHandlerLetter converts a stored letter, without its message.
-func newHandlerLetter(ns string, l *handlerletters.Letter) DeadLetter {
-	d := DeadLetter{
+func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
+	deadLetter := DeadLetter{
 		Collection:    ns,
-		ID:            l.ID.Message,
-		Delivery:      int32(l.ID.Delivery),
-		AggregateType: l.Aggregate.Type,
-		Type:          l.Name,
-		Key:           string(l.Key),
-		Topic:         l.ID.Topic,
-		Partition:     &l.ID.Partition,
-		Place:         l.ID.Place(),
-		Class:         l.Class,
-		Reason:        l.Reason,
-		Size:          l.Size,
-		Source:        letters.Source{Kind: FromHandler, Group: l.ID.Group, Handler: l.ID.Handler},
+		ID:            letter.ID.Message,
+		Delivery:      int32(letter.ID.Delivery),
+		AggregateType: letter.Aggregate.Type,
+		Type:          letter.Name,
+		Key:           string(letter.Key),
+		Topic:         letter.ID.Topic,
+		Partition:     &letter.ID.Partition,
+		Place:         letter.ID.Place(),
+		Class:         letter.Class,
+		Reason:        letter.Reason,
+		Size:          letter.Size,
+		Source:        letters.Source{Kind: FromHandler, Group: letter.ID.Group, Handler: letter.ID.Handler},
 		Attempts:      []record.Attempt{},
-		FirstFailure:  l.GivenUpAt,
-		LastFailure:   l.GivenUpAt,
-		DiedAt:        l.GivenUpAt,
+		FirstFailure:  letter.GivenUpAt,
+		LastFailure:   letter.GivenUpAt,
+		DiedAt:        letter.GivenUpAt,
 	}
 
-	for _, a := range l.History {
-		d.Attempts = append(d.Attempts, record.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
+	for _, a := range letter.History {
+		deadLetter.Attempts = append(deadLetter.Attempts, record.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
 	}
-	if n := len(l.History); n > 0 {
-		d.FirstFailure, d.LastFailure = l.History[0].At, l.History[n-1].At
+	if n := len(letter.History); n > 0 {
+		deadLetter.FirstFailure, deadLetter.LastFailure = letter.History[0].At, letter.History[n-1].At
 	}
-	if r := l.Requeued; r != nil {
+	if requeued := letter.Requeued; requeued != nil {
 		// The requeue is the only change of a letter, so there are two versions.
-		d.Version = 1
-		d.Requeued = &letters.Requeue{At: r.At, Actor: r.Actor, Delivery: d.Delivery + 1}
-		d.Waiting = r.Waiting
+		deadLetter.Version = 1
+		deadLetter.Requeued = &letters.Requeue{At: requeued.At, Actor: requeued.Actor, Delivery: deadLetter.Delivery + 1}
+		deadLetter.Waiting = requeued.Waiting
 	}
 
-	return d
+	return deadLetter
 }
 
 // count is [Letters.Count] for letters of handlers.
-func (h handlerLetters) count(ctx context.Context, f DeadFilter) (total int64, err error) {
-	desks, q, err := h.resolve(ctx, f)
+func (h handlerLetters) count(ctx context.Context, filter DeadFilter) (total int64, err error) {
+	desks, query, err := h.resolve(ctx, filter)
 	if err != nil {
 		return 0, err
 	}
 	for _, d := range desks {
-		n, err := d.Count(ctx, q)
+		n, err := d.Count(ctx, query)
 		if err != nil {
 			return 0, err
 		}
@@ -250,15 +250,15 @@ func (h handlerLetters) count(ctx context.Context, f DeadFilter) (total int64, e
 }
 
 // summary is [Letters.Summary] for letters of handlers, by group, handler, type and class.
-func (h handlerLetters) summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
+func (h handlerLetters) summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, error) {
 	groups := []DeadGroup{}
-	desks, q, err := h.resolve(ctx, f)
+	desks, query, err := h.resolve(ctx, filter)
 	if err != nil {
 		return nil, err
 	}
 
 	for _, d := range desks {
-		list, err := d.Summary(ctx, q)
+		list, err := d.Summary(ctx, query)
 		if err != nil {
 			return nil, err
 		}
@@ -284,11 +284,11 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 		return in, found, err
 	}
 
-	q := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
-	queries := []handlerletters.Query{q}
+	query := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
+	queries := []handlerletters.Query{query}
 	if topic, ok := topicOfPlace(ref.ID); ok {
-		q.Messages, q.Topic = nil, topic
-		queries = append(queries, q)
+		query.Messages, query.Topic = nil, topic
+		queries = append(queries, query)
 	}
 	for len(queries) > 0 && in.Desk == nil {
 		for _, d := range desks {
@@ -341,40 +341,40 @@ func isLaterDelivery(a, b handlerletters.ID) bool {
 
 // show returns one letter with its message in the form of an envelope.
 func (h handlerLetters) show(ctx context.Context, ref DeadRef) (DeadLetter, bson.Raw, error) {
-	d, l, err := h.find(ctx, ref)
+	desk, letter, err := h.find(ctx, ref)
 	if err != nil {
 		return DeadLetter{}, nil, err
 	}
-	raw, err := bson.Marshal(messageEnvelope(&l))
-	return newHandlerLetter(d.ns, &l), raw, err
+	raw, err := bson.Marshal(messageEnvelope(&letter))
+	return newHandlerLetter(desk.ns, &letter), raw, err
 }
 
 // messageEnvelope returns the message of a letter in the form of an envelope. Bytes that are text are strings.
-func messageEnvelope(l *handlerletters.Letter) bson.D {
-	asText := func(b []byte) any {
+func messageEnvelope(letter *handlerletters.Letter) bson.D {
+	asText := func(data []byte) any {
 		switch {
-		case b == nil:
+		case data == nil:
 			return nil
-		case utf8.Valid(b):
-			return string(b)
+		case utf8.Valid(data):
+			return string(data)
 		default:
-			return b
+			return data
 		}
 	}
 
 	headers := bson.A{}
-	for _, h := range l.Headers {
+	for _, h := range letter.Headers {
 		headers = append(headers, bson.D{{Key: "k", Value: h.Key}, {Key: "v", Value: asText(h.Value)}})
 	}
 	return bson.D{
-		{Key: "_id", Value: l.ID.Message},
-		{Key: "aggregatetype", Value: l.Aggregate.Type},
-		{Key: "aggregateid", Value: l.Aggregate.ID},
-		{Key: "type", Value: l.Name},
-		{Key: "key", Value: asText(l.Key)},
-		{Key: "contenttype", Value: l.ContentType},
-		{Key: "schemaversion", Value: l.SchemaVersion},
+		{Key: "_id", Value: letter.ID.Message},
+		{Key: "aggregatetype", Value: letter.Aggregate.Type},
+		{Key: "aggregateid", Value: letter.Aggregate.ID},
+		{Key: "type", Value: letter.Name},
+		{Key: "key", Value: asText(letter.Key)},
+		{Key: "contenttype", Value: letter.ContentType},
+		{Key: "schemaversion", Value: letter.SchemaVersion},
 		{Key: "headers", Value: headers},
-		{Key: "payload", Value: asText(l.Value)},
+		{Key: "payload", Value: asText(letter.Value)},
 	}
 }

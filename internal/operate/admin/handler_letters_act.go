@@ -15,26 +15,26 @@ import (
 )
 
 // requeue is [Letters.Requeue] for letters of handlers: their messages go back to their handlers, through MongoDB.
-func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
+func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
-	f.RequeueStatus = string(letters.NotRequeued)
-	desks, q, err := h.resolveChange(ctx, f)
+	filter.RequeueStatus = string(letters.NotRequeued)
+	desks, query, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
 	// The plan and the progress need the number before the first requeue.
-	if out.Matched, err = h.count(ctx, f); err != nil || out.Matched == 0 {
+	if out.Matched, err = h.count(ctx, filter); err != nil || out.Matched == 0 {
 		return out, err
 	}
 	if opts.DryRun {
-		return out, h.planRequeue(ctx, f, opts, &out)
+		return out, h.planRequeue(ctx, filter, opts, &out)
 	}
 
-	r := handlerletters.RequeueOptions{Actor: h.op.Actor, Handlers: opts.Handlers}
+	options := handlerletters.RequeueOptions{Actor: h.op.Actor, Handlers: opts.Handlers}
 	if did != nil {
 		reached := int64(0)
 		// Edit is called for each letter before its requeue, so it can report the progress.
-		r.Edit = func(*handlerletters.Letter) error {
+		options.Edit = func(*handlerletters.Letter) error {
 			reached++
 			did(reached)
 			return nil
@@ -42,7 +42,7 @@ func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOpti
 	}
 	for _, d := range desks {
 		var n int64
-		n, err = d.Requeue(ctx, q, r)
+		n, err = d.Requeue(ctx, query, options)
 		out.Requeued += n
 		err = out.addRefused(d.ns, err)
 		// The action is logged even if it failed halfway.
@@ -53,13 +53,13 @@ func (h handlerLetters) requeue(ctx context.Context, f DeadFilter, opts DeadOpti
 	return out, h.op.logOutcome(ctx, deadRequeued, bson.D{
 		{Key: "requeued", Value: out.Requeued},
 		{Key: "refused", Value: out.Refused},
-		{Key: "query", Value: auditFields(f)},
+		{Key: "query", Value: auditFields(filter)},
 	}, err)
 }
 
 // planRequeue sets the counts of a dry run. Only the size of a message can add to the letters that it counts as refused.
-func (h handlerLetters) planRequeue(ctx context.Context, f DeadFilter, opts DeadOptions, out *DeadOutcome) error {
-	groups, err := h.summary(ctx, f)
+func (h handlerLetters) planRequeue(ctx context.Context, filter DeadFilter, opts DeadOptions, out *DeadOutcome) error {
+	groups, err := h.summary(ctx, filter)
 	for _, g := range groups {
 		if g.Handler == "" && len(opts.Handlers) == 0 {
 			out.Refused += g.Count
@@ -90,23 +90,23 @@ func (d *DeadOutcome) addRefused(ns string, err error) error {
 }
 
 // edit is [Letters.Edit] for letters of handlers.
-func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
-	d, l, err := h.find(ctx, ref)
+func (h handlerLetters) edit(ctx context.Context, ref DeadRef, edit DeadEdit, opts DeadOptions) (DeadEdited, error) {
+	desk, letter, err := h.find(ctx, ref)
 	if err != nil {
 		return DeadEdited{}, err
 	}
 	// The version detects an edit or a requeue after the letter was shown.
-	shown := newHandlerLetter(d.ns, &l)
-	if r := shown.Requeued; r != nil {
-		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", l.ID, requeues.ErrRequeued, r.Actor, r.At.UTC().Format(time.RFC3339))
+	shown := newHandlerLetter(desk.ns, &letter)
+	if requeue := shown.Requeued; requeue != nil {
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w by %s at %s", letter.ID, requeues.ErrRequeued, requeue.Actor, requeue.At.UTC().Format(time.RFC3339))
 	}
-	if e.Version != shown.Version {
-		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", l.ID, requeues.ErrOtherVersion)
+	if edit.Version != shown.Version {
+		return DeadEdited{}, fmt.Errorf("dead letter %s: %w", letter.ID, requeues.ErrOtherVersion)
 	}
 
-	edited, err := e.applyTo(&l)
+	edited, err := edit.applyTo(&letter)
 	out := DeadEdited{
-		DryRun: opts.DryRun, Collection: d.ns, ID: l.ID.Message, Died: shown.Delivery, Delivery: shown.Delivery + 1, Edited: edited,
+		DryRun: opts.DryRun, Collection: desk.ns, ID: letter.ID.Message, Died: shown.Delivery, Delivery: shown.Delivery + 1, Edited: edited,
 	}
 	if err != nil || opts.DryRun {
 		return out, err
@@ -114,45 +114,45 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, e DeadEdit, opts 
 
 	// The stored letter is changed again, because the letter above was read outside of the requeue.
 	changed := handlerletters.RequeueOptions{Actor: h.op.Actor, Handlers: opts.Handlers, Edit: func(stored *handlerletters.Letter) error {
-		_, err := e.applyTo(stored)
+		_, err := edit.applyTo(stored)
 		return err
 	}}
-	n, err := d.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{l.ID}}, changed)
+	n, err := desk.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{letter.ID}}, changed)
 	// Another requeue came first, after the letter was read above.
 	if err == nil && n == 0 {
-		err = fmt.Errorf("dead letter %s: %w", l.ID, requeues.ErrRequeued)
+		err = fmt.Errorf("dead letter %s: %w", letter.ID, requeues.ErrRequeued)
 	}
 	if err != nil {
 		return out, err
 	}
 	return out, h.op.logOutcome(ctx, deadEdited, bson.D{
-		{Key: "letter", Value: l.ID.String()},
+		{Key: "letter", Value: letter.ID.String()},
 		{Key: "delivery", Value: out.Delivery},
 		{Key: "edited", Value: out.Edited},
 	}, nil)
 }
 
 // applyTo changes the message of a letter, and returns the changed parts. Of the fields it can change only the key.
-func (e DeadEdit) applyTo(l *handlerletters.Letter) (edited []string, err error) {
+func (e DeadEdit) applyTo(letter *handlerletters.Letter) (edited []string, err error) {
 	for name := range e.Fields {
 		if name != "key" {
 			return nil, invalidRequest("%s of a message cannot be changed; only the key, the headers and the payload can", name)
 		}
-		l.Key = []byte(e.Fields[name])
+		letter.Key = []byte(e.Fields[name])
 		edited = append(edited, name)
 	}
 	for _, name := range e.Unset {
 		if name != "key" {
 			return nil, invalidRequest("%s of a message cannot be removed; only the key can", name)
 		}
-		l.Key = nil
+		letter.Key = nil
 		edited = append(edited, name)
 	}
 
 	if e.Headers != nil {
-		l.Headers = nil
+		letter.Headers = nil
 		for _, h := range e.Headers {
-			l.Headers = append(l.Headers, event.Header{Key: h[0], Value: []byte(h[1])})
+			letter.Headers = append(letter.Headers, event.Header{Key: h[0], Value: []byte(h[1])})
 		}
 		edited = append(edited, "headers")
 	}
@@ -161,10 +161,10 @@ func (e DeadEdit) applyTo(l *handlerletters.Letter) (edited []string, err error)
 	case e.PayloadAs == PayloadNull && len(e.Payload) > 0:
 		return nil, errors.New("a null payload has no bytes")
 	case e.PayloadAs == PayloadNull:
-		l.Value = nil
+		letter.Value = nil
 	case e.Payload != nil:
 		// A payload of Kafka has no type, so the bytes are stored as they are.
-		l.Value = e.Payload
+		letter.Value = e.Payload
 	default:
 		return edited, nil
 	}
@@ -172,22 +172,22 @@ func (e DeadEdit) applyTo(l *handlerletters.Letter) (edited []string, err error)
 }
 
 // discard is [Letters.Discard] for letters of handlers.
-func (h handlerLetters) discard(ctx context.Context, f DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
+func (h handlerLetters) discard(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
 	out := DeadDiscarded{DryRun: dryRun}
-	desks, q, err := h.resolveChange(ctx, f)
+	desks, query, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
-	if out.Matched, err = h.count(ctx, f); err != nil || dryRun || out.Matched == 0 {
+	if out.Matched, err = h.count(ctx, filter); err != nil || dryRun || out.Matched == 0 {
 		return out, err
 	}
-	if err := h.op.logDiscarding(ctx, f, out.Matched); err != nil {
+	if err := h.op.logDiscarding(ctx, filter, out.Matched); err != nil {
 		return out, err
 	}
 
 	for _, d := range desks {
 		var n int64
-		n, err = d.Discard(ctx, q)
+		n, err = d.Discard(ctx, query)
 		out.Discarded += n
 		if did != nil {
 			did(out.Discarded)
@@ -198,5 +198,5 @@ func (h handlerLetters) discard(ctx context.Context, f DeadFilter, dryRun bool, 
 			break
 		}
 	}
-	return out, h.op.logDiscarded(ctx, f, out.Discarded, err)
+	return out, h.op.logDiscarded(ctx, filter, out.Discarded, err)
 }

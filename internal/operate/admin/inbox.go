@@ -76,11 +76,11 @@ type InboxMark struct {
 // Marks returns all watermarks of an inbox, sorted by consumer, topic, partition and lane.
 func (i Inboxes) Marks(ctx context.Context, database, collection string) ([]InboxMark, error) {
 	marks := []InboxMark{}
-	x, _, err := i.openInbox(ctx, database, collection)
+	store, _, err := i.openInbox(ctx, database, collection)
 	if err != nil {
 		return marks, err
 	}
-	list, err := x.Watermarks(ctx)
+	list, err := store.Watermarks(ctx)
 	if err != nil {
 		return marks, err
 	}
@@ -98,8 +98,8 @@ func (i Inboxes) Marks(ctx context.Context, database, collection string) ([]Inbo
 		})
 	}
 	slices.SortFunc(marks, func(a, b InboxMark) int {
-		if c := strings.Compare(a.Consumer+"\x00"+a.Topic, b.Consumer+"\x00"+b.Topic); c != 0 {
-			return c
+		if order := strings.Compare(a.Consumer+"\x00"+a.Topic, b.Consumer+"\x00"+b.Topic); order != 0 {
+			return order
 		}
 		// A difference of lanes is less than inbox.Lanes, so the partition decides first.
 		return int(a.Partition-b.Partition)*inbox.Lanes + int(a.Lane-b.Lane)
@@ -157,18 +157,18 @@ const removeBatchSize = 5000
 // statements. If such a message arrives again and no watermark covers it, it is handled again. So
 // OlderThan must exceed the time within which a producer may send a message again. Purge reads
 // all marks, because there is no index by that time.
-func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
-	out := InboxPurged{DryRun: p.DryRun}
-	if p.OlderThan < inbox.MinRetention {
+func (i Inboxes) Purge(ctx context.Context, purge InboxPurge) (InboxPurged, error) {
+	out := InboxPurged{DryRun: purge.DryRun}
+	if purge.OlderThan < inbox.MinRetention {
 		return out, invalidRequest("marks younger than %s are needed to detect duplicates; use at least that age",
 			inbox.MinRetention)
 	}
 
-	_, name, err := i.openInbox(ctx, p.Database, p.Collection)
+	_, name, err := i.openInbox(ctx, purge.Database, purge.Collection)
 	if err != nil {
 		return out, err
 	}
-	coll := mongodb.Majority(i.op.database(p.Database).Collection(name))
+	coll := mongodb.Majority(i.op.database(purge.Database).Collection(name))
 	// The server wrote the times of the marks, so its clock decides their age.
 	now, err := mongodb.ServerTime(ctx, i.op.State.Client())
 	if err != nil {
@@ -177,11 +177,11 @@ func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 
 	filter := bson.D{
 		{Key: "s", Value: "handled"},
-		{Key: "at", Value: bson.D{{Key: "$lt", Value: now.Add(-p.OlderThan)}}},
+		{Key: "at", Value: bson.D{{Key: "$lt", Value: now.Add(-purge.OlderThan)}}},
 	}
 	out.Matched, err = coll.CountDocuments(ctx, filter)
-	if err != nil || p.DryRun || out.Matched == 0 {
-		return out, wrapError("counting marks of "+p.Database, err)
+	if err != nil || purge.DryRun || out.Matched == 0 {
+		return out, wrapError("counting marks of "+purge.Database, err)
 	}
 
 	out.Removed, err = removeAll(ctx, coll, filter)
@@ -189,9 +189,9 @@ func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 		return out, err
 	}
 	return out, i.op.logOutcome(ctx, "inbox_purged", bson.D{
-		{Key: "inbox", Value: p.Database + "." + name},
+		{Key: "inbox", Value: purge.Database + "." + name},
 		{Key: "removed", Value: out.Removed},
-		{Key: "older_than_ms", Value: p.OlderThan.Milliseconds()},
+		{Key: "older_than_ms", Value: purge.OlderThan.Milliseconds()},
 	}, err)
 }
 
@@ -245,11 +245,11 @@ func (i Inboxes) Release(
 	ctx context.Context, database, collection string, force, dryRun bool,
 ) (InboxReleased, error) {
 	out := InboxReleased{DryRun: dryRun}
-	x, name, err := i.openInbox(ctx, database, collection)
+	store, name, err := i.openInbox(ctx, database, collection)
 	if err != nil {
 		return out, err
 	}
-	n, err := x.Counts(ctx)
+	n, err := store.Counts(ctx)
 	if err != nil {
 		return out, err
 	}

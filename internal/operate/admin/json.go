@@ -14,19 +14,19 @@ import (
 const maxTextBytes = 4 << 10
 
 // truncateText shortens a text for a list. The result does not keep the document in memory from
-// which s comes.
-func truncateText(s string) string { return record.Shorten(s, maxTextBytes) }
+// which text comes.
+func truncateText(text string) string { return record.Shorten(text, maxTextBytes) }
 
-// WriteJSON writes v to w as JSON, indented unless indent is "". A service may write a date after
+// WriteJSON writes value to writer as JSON, indented unless indent is "". A service may write a date after
 // the year 9999, which JSON cannot express. Such a date becomes the nearest possible one, so that
 // one envelope does not make a whole list unreadable.
-func WriteJSON(w io.Writer, v any, indent string) error {
+func WriteJSON(writer io.Writer, value any, indent string) error {
 	var out bytes.Buffer
-	err := encodeJSON(&out, v, indent)
+	err := encodeJSON(&out, value, indent)
 	if err != nil {
 		// Only an error is worth a walk over all values.
-		fit := reflect.New(reflect.TypeOf(&v).Elem()).Elem()
-		fit.Set(reflect.ValueOf(&v).Elem())
+		fit := reflect.New(reflect.TypeOf(&value).Elem()).Elem()
+		fit.Set(reflect.ValueOf(&value).Elem())
 		fitDates(fit)
 
 		out.Reset()
@@ -36,15 +36,15 @@ func WriteJSON(w io.Writer, v any, indent string) error {
 		return err
 	}
 
-	_, err = w.Write(out.Bytes())
+	_, err = writer.Write(out.Bytes())
 	return err
 }
 
-func encodeJSON(w io.Writer, v any, indent string) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", indent)
-	return e.Encode(v)
+func encodeJSON(out io.Writer, value any, indent string) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", indent)
+	return encoder.Encode(value)
 }
 
 // The first and the last date of JSON.
@@ -53,54 +53,54 @@ var (
 	lastDate  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 )
 
-// fitDates replaces the dates in v that JSON cannot express.
-func fitDates(v reflect.Value) {
-	switch v.Kind() {
+// fitDates replaces the dates in value that JSON cannot express.
+func fitDates(value reflect.Value) {
+	switch value.Kind() {
 	case reflect.Pointer:
-		if !v.IsNil() {
-			fitDates(v.Elem())
+		if !value.IsNil() {
+			fitDates(value.Elem())
 		}
 
 	case reflect.Interface:
-		if !v.IsNil() && v.CanSet() {
-			v.Set(fitCopy(v.Elem()))
+		if !value.IsNil() && value.CanSet() {
+			value.Set(fitCopy(value.Elem()))
 		}
 
 	case reflect.Map:
-		for _, key := range v.MapKeys() {
+		for _, key := range value.MapKeys() {
 			// Values of a map cannot be changed in place.
-			v.SetMapIndex(key, fitCopy(v.MapIndex(key)))
+			value.SetMapIndex(key, fitCopy(value.MapIndex(key)))
 		}
 
 	case reflect.Slice, reflect.Array:
-		for i := range v.Len() {
-			fitDates(v.Index(i))
+		for i := range value.Len() {
+			fitDates(value.Index(i))
 		}
 
 	case reflect.Struct:
-		if at, ok := v.Interface().(time.Time); ok {
+		if at, ok := value.Interface().(time.Time); ok {
 			switch {
-			case !v.CanSet():
+			case !value.CanSet():
 			case at.Year() > 9999:
-				v.Set(reflect.ValueOf(lastDate))
+				value.Set(reflect.ValueOf(lastDate))
 			case at.Year() < 0:
-				v.Set(reflect.ValueOf(firstDate))
+				value.Set(reflect.ValueOf(firstDate))
 			}
 			return
 		}
 		// Reflection cannot set unexported fields, and JSON does not contain them.
-		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
-				fitDates(v.Field(i))
+		for i := range value.NumField() {
+			if value.Type().Field(i).IsExported() {
+				fitDates(value.Field(i))
 			}
 		}
 	}
 }
 
-// fitCopy returns a copy of v with the dates replaced, for values that cannot be changed in place.
-func fitCopy(v reflect.Value) reflect.Value {
-	c := reflect.New(v.Type()).Elem()
-	c.Set(v)
-	fitDates(c)
-	return c
+// fitCopy returns a copy of value with the dates replaced, for values that cannot be changed in place.
+func fitCopy(value reflect.Value) reflect.Value {
+	copied := reflect.New(value.Type()).Elem()
+	copied.Set(value)
+	fitDates(copied)
+	return copied
 }

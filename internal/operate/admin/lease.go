@@ -24,11 +24,11 @@ type Lease struct{ op Operator }
 // never ran, it returns the id of one document that does not exist.
 func (l Lease) watcherIDs(ctx context.Context) ([]string, error) {
 	if l.op.Slot != "" {
-		p, err := slot.Parse(l.op.Slot)
+		slotRange, err := slot.Parse(l.op.Slot)
 		if err != nil {
 			return nil, invalidRequest("%v", err)
 		}
-		return []string{p.ID(l.op.Watcher)}, nil
+		return []string{slotRange.ID(l.op.Watcher)}, nil
 	}
 
 	ids, err := divisions.New(l.op.State).IDs(ctx, l.op.Watcher)
@@ -66,12 +66,12 @@ func (l Lease) Slots(ctx context.Context) ([]SlotStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := ReadStatus(ctx, l.op.State)
+	status, err := ReadStatus(ctx, l.op.State)
 	if err != nil {
 		return nil, err
 	}
 
-	slots := slices.DeleteFunc(s.Slots, func(w SlotStatus) bool { return !slices.Contains(ids, w.Name+"/"+w.Slot) })
+	slots := slices.DeleteFunc(status.Slots, func(slot SlotStatus) bool { return !slices.Contains(ids, slot.Name+"/"+slot.Slot) })
 	if len(slots) == 0 {
 		return nil, fmt.Errorf("%s: %w", ids[0], lease.ErrNotFound)
 	}
@@ -119,12 +119,12 @@ func (l Lease) pinTo(ctx context.Context, node string, ahead bool) error {
 
 // checkPin returns [ErrOtherNode] if node is alive and runs only other watchers. All other
 // nodes would wait for it. Unless ahead is set, it returns [ErrUnknownNode] if node is not listed.
-func checkPin(ctx context.Context, o Operator, node string, ahead bool) error {
+func checkPin(ctx context.Context, operator Operator, node string, ahead bool) error {
 	if node == "" {
 		return nil
 	}
 
-	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
+	list, err := nodes.NewNodes(operator.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return err
 	}
@@ -136,9 +136,9 @@ func checkPin(ctx context.Context, o Operator, node string, ahead bool) error {
 			continue
 		}
 		// A stopped node may be configured for this watcher at its next start.
-		if n.Alive(nodes.StaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
+		if n.Alive(nodes.StaleAfter) && !slices.Contains(n.Watchers, operator.Watcher) {
 			return fmt.Errorf("%w %s: node %s runs only %s, and no other node would send the events; outrelay nodes lists the nodes of "+
-				"each watcher", ErrOtherNode, o.Watcher, node, cmp.Or(strings.Join(n.Watchers, ", "), "other commands"))
+				"each watcher", ErrOtherNode, operator.Watcher, node, cmp.Or(strings.Join(n.Watchers, ", "), "other commands"))
 		}
 		return nil
 	}

@@ -85,26 +85,26 @@ const maxConcurrentLookups = 8
 // Lookup finds an event by its id, or the events of a key. An id costs one index lookup per
 // outbox. Waiting envelopes and dead letters have indexes. Other envelopes of a
 // key are found by reading the time index between From and To.
-func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, error) {
+func (o Operator) Lookup(ctx context.Context, query LookupQuery) (LookupResult, error) {
 	out := LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
-	if (q.ID == "") == (q.Key == "") {
+	if (query.ID == "") == (query.Key == "") {
 		return out, invalidRequest("either an id or a key is looked up")
 	}
-	names, err := o.lookupCollections(ctx, q.Collection)
+	names, err := o.lookupCollections(ctx, query.Collection)
 	if err != nil {
 		return out, err
 	}
 
 	// A watcher that has read no collection has no letters either, and Letters.List returns an error for it.
-	limit := pageSize(q.Limit)
-	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
+	limit := pageSize(query.Limit)
+	deadFilter := DeadFilter{Collection: query.Collection, IDs: optionalID(query.ID), Key: query.Key}
 	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
 	if err != nil && !errors.Is(err, ErrNoCollections) {
 		return out, err
 	}
 	out.Letters = append(out.Letters, dead.Letters...)
 
-	filters, since, err := q.lookupFilters(o.Mapping)
+	filters, since, err := query.lookupFilters(o.Mapping)
 	if err != nil {
 		return out, err
 	}
@@ -114,7 +114,7 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 	position, _ := o.lowestPosition(ctx)
 	settled := settledUpTo{position: position, margin: mongodb.Margin(ctx, o.State.Client())}
 	// What waits is read before the outboxes, so an envelope that is sent in between does not look delivered before it is.
-	waitingFilter := WaitingFilter{Collection: q.Collection, Key: q.Key, IDs: optionalID(q.ID)}
+	waitingFilter := WaitingFilter{Collection: query.Collection, Key: query.Key, IDs: optionalID(query.ID)}
 	waitQuery, err := o.Waiting().toQuery(ctx, waitingFilter)
 	if err != nil {
 		return out, err
@@ -161,11 +161,11 @@ type foundDocument struct {
 // outbox.
 func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []bson.D, limit int) ([]foundDocument, error) {
 	byOutbox := make([][]foundDocument, len(names))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxConcurrentLookups)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(maxConcurrentLookups)
 
 	for i, ns := range names {
-		g.Go(func() error {
+		group.Go(func() error {
 			// The filters overlap: an id may contain the time of a stamp.
 			seen := map[string]bool{}
 			for _, f := range filters {
@@ -186,16 +186,16 @@ func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []
 		})
 	}
 
-	if err := g.Wait(); err != nil {
+	if err := group.Wait(); err != nil {
 		return nil, err
 	}
 	return slices.Concat(byOutbox...), nil
 }
 
 // findClaimed returns the scheduled envelopes that the owners send at present and that match the filter.
-func (o Operator) findClaimed(ctx context.Context, f WaitingFilter) (list []waiting.Document, err error) {
+func (o Operator) findClaimed(ctx context.Context, filter WaitingFilter) (list []waiting.Document, err error) {
 	ids := map[string]bool{}
-	for _, id := range f.IDs {
+	for _, id := range filter.IDs {
 		values, err := parseIDValues(id)
 		if err != nil {
 			return nil, err
@@ -205,15 +205,15 @@ func (o Operator) findClaimed(ctx context.Context, f WaitingFilter) (list []wait
 		}
 	}
 
-	err = waiting.EachClaim(ctx, o.State.Collection(waiting.ClaimsName), o.Watcher, func(c *waiting.Claim) error {
-		for i := range c.Envelopes {
-			e := &c.Envelopes[i]
-			isOther := f.Collection != "" && f.Collection != e.NS || f.Key != "" && f.Key != e.Key ||
-				len(ids) > 0 && !ids[mongodb.ValueKey(e.Raw.Lookup("_id"))]
-			if isOther || c.IsDone(i) {
+	err = waiting.EachClaim(ctx, o.State.Collection(waiting.ClaimsName), o.Watcher, func(claim *waiting.Claim) error {
+		for i := range claim.Envelopes {
+			claimed := &claim.Envelopes[i]
+			isOther := filter.Collection != "" && filter.Collection != claimed.NS || filter.Key != "" && filter.Key != claimed.Key ||
+				len(ids) > 0 && !ids[mongodb.ValueKey(claimed.Raw.Lookup("_id"))]
+			if isOther || claim.IsDone(i) {
 				continue
 			}
-			entry := e.Entry(o.Watcher)
+			entry := claimed.Entry(o.Watcher)
 			list = append(list, entry.Document())
 		}
 		return nil
@@ -222,14 +222,14 @@ func (o Operator) findClaimed(ctx context.Context, f WaitingFilter) (list []wait
 }
 
 // addWaiting adds a waiting envelope. Its first delivery replaces the document of the outbox from which it was taken.
-func addWaiting(list []FoundEnvelope, w FoundEnvelope) []FoundEnvelope {
-	i := slices.IndexFunc(list, func(e FoundEnvelope) bool {
-		return e.Collection == w.Collection && e.ID == w.ID && e.stamp == w.stamp && e.State != stateWaiting
+func addWaiting(list []FoundEnvelope, envelope FoundEnvelope) []FoundEnvelope {
+	i := slices.IndexFunc(list, func(foundEnvelope FoundEnvelope) bool {
+		return foundEnvelope.Collection == envelope.Collection && foundEnvelope.ID == envelope.ID && foundEnvelope.stamp == envelope.stamp && foundEnvelope.State != stateWaiting
 	})
-	if i < 0 || w.Delivery > 0 {
-		return append(list, w)
+	if i < 0 || envelope.Delivery > 0 {
+		return append(list, envelope)
 	}
-	list[i] = w
+	list[i] = envelope
 	return list
 }
 
@@ -255,7 +255,7 @@ func optionalID(id string) []string {
 
 // lookupFilters returns the filters that together match everything. Each of them uses an index. For
 // a key, it also returns the begin of the time window.
-func (q LookupQuery) lookupFilters(m *envelope.Mapping) ([]bson.D, *time.Time, error) {
+func (q LookupQuery) lookupFilters(mapping *envelope.Mapping) ([]bson.D, *time.Time, error) {
 	if q.ID != "" {
 		ids, err := parseIDValues(q.ID)
 		return []bson.D{{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}, nil, err
@@ -274,7 +274,7 @@ func (q LookupQuery) lookupFilters(m *envelope.Mapping) ([]bson.D, *time.Time, e
 	}
 
 	// The ordering key of an envelope without a key is its aggregate id.
-	hasKey := m.KeyFilter(parseKeyValues(q.Key))
+	hasKey := mapping.KeyFilter(parseKeyValues(q.Key))
 	filters := []bson.D{{{Key: "ts", Value: window}, hasKey}}
 
 	// If an envelope has no timestamp, its id may contain the time.
@@ -321,9 +321,9 @@ type storedEnvelope struct {
 // with fields of wrong types, the result contains only the fields that can be read.
 func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 	// A document of another writer may have any type in any field.
-	var d storedEnvelope
-	if bson.Unmarshal(raw, &d) != nil {
-		d = storedEnvelope{
+	var stored storedEnvelope
+	if bson.Unmarshal(raw, &stored) != nil {
+		stored = storedEnvelope{
 			ID:            raw.Lookup("_id"),
 			Type:          raw.Lookup("type"),
 			AggregateType: raw.Lookup("aggregatetype"),
@@ -333,36 +333,36 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		}
 	}
 
-	e := FoundEnvelope{
+	foundEnvelope := FoundEnvelope{
 		Collection:    ns,
-		ID:            letters.IDText(d.ID),
-		Type:          truncateText(envelope.CanonicalText(d.Type)),
-		AggregateType: truncateText(envelope.CanonicalText(d.AggregateType)),
-		AggregateID:   truncateText(envelope.CanonicalText(d.AggregateID)),
-		Key:           truncateText(cmp.Or(envelope.CanonicalText(d.Key), envelope.CanonicalText(d.AggregateID))),
-		Topic:         truncateText(envelope.CanonicalText(d.Topic)),
+		ID:            letters.IDText(stored.ID),
+		Type:          truncateText(envelope.CanonicalText(stored.Type)),
+		AggregateType: truncateText(envelope.CanonicalText(stored.AggregateType)),
+		AggregateID:   truncateText(envelope.CanonicalText(stored.AggregateID)),
+		Key:           truncateText(cmp.Or(envelope.CanonicalText(stored.Key), envelope.CanonicalText(stored.AggregateID))),
+		Topic:         truncateText(envelope.CanonicalText(stored.Topic)),
 		Waits:         []string{},
-		DueAt:         d.DueAt,
-		SentAt:        d.SentAt,
-		Sent:          d.Sent,
+		DueAt:         stored.DueAt,
+		SentAt:        stored.SentAt,
+		Sent:          stored.Sent,
 		Timeline:      []TimelineEntry{},
 	}
-	if e.Sent == nil {
-		e.Sent = []outboxes.Place{}
+	if foundEnvelope.Sent == nil {
+		foundEnvelope.Sent = []outboxes.Place{}
 	}
 
-	t, i, _ := d.TS.TimestampOK()
-	e.stamp = bson.Timestamp{T: t, I: i}
-	if t > 0 {
-		at := time.Unix(int64(t), 0).UTC()
-		e.Written = &at
-	} else if at, ok := outboxes.IDTime(byte(d.ID.Type), d.ID.Value); ok {
+	seconds, i, _ := stored.TS.TimestampOK()
+	foundEnvelope.stamp = bson.Timestamp{T: seconds, I: i}
+	if seconds > 0 {
+		at := time.Unix(int64(seconds), 0).UTC()
+		foundEnvelope.Written = &at
+	} else if at, ok := outboxes.IDTime(byte(stored.ID.Type), stored.ID.Value); ok {
 		at = at.UTC()
-		e.Written = &at
+		foundEnvelope.Written = &at
 	}
-	e.State = s.envelopeState(&d, e.stamp)
-	e.addHistory(&d)
-	return e
+	foundEnvelope.State = s.envelopeState(&stored, foundEnvelope.stamp)
+	foundEnvelope.addHistory(&stored)
+	return foundEnvelope
 }
 
 // The states of a found envelope that are not derived from the document in the outbox.
@@ -372,45 +372,45 @@ const (
 )
 
 // describeWaiting returns the state and the timeline of a waiting envelope.
-func (s settledUpTo) describeWaiting(m *envelope.Mapping, w *waiting.Document) FoundEnvelope {
-	e := s.describeEnvelope(w.NS, m.ToContract(w.Envelope))
-	e.State, e.Reason = stateWaiting, string(w.Reason)
-	e.Key = truncateText(w.Key)
-	e.Delivery = w.Delivery
-	e.Origin = w.Origin
-	e.ReplayOf = w.ReplayOf
-	e.Waits = nonNil(w.Pending)
-	e.Attempts = w.Attempts
-	e.NextAt = w.NextTime()
-	for _, h := range w.History {
+func (s settledUpTo) describeWaiting(mapping *envelope.Mapping, document *waiting.Document) FoundEnvelope {
+	envelope := s.describeEnvelope(document.NS, mapping.ToContract(document.Envelope))
+	envelope.State, envelope.Reason = stateWaiting, string(document.Reason)
+	envelope.Key = truncateText(document.Key)
+	envelope.Delivery = document.Delivery
+	envelope.Origin = document.Origin
+	envelope.ReplayOf = document.ReplayOf
+	envelope.Waits = nonNil(document.Pending)
+	envelope.Attempts = document.Attempts
+	envelope.NextAt = document.NextTime()
+	for _, h := range document.History {
 		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
-		e.Timeline = append(e.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
+		envelope.Timeline = append(envelope.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
 	}
-	e.sortTimeline()
-	return e
+	envelope.sortTimeline()
+	return envelope
 }
 
 // addHistory adds the events in the life of the envelope to the timeline.
-func (e *FoundEnvelope) addHistory(d *storedEnvelope) {
+func (e *FoundEnvelope) addHistory(envelope *storedEnvelope) {
 	if e.Written != nil {
 		e.Timeline = append(e.Timeline, TimelineEntry{At: *e.Written, What: "written"})
 	}
 
-	if due := cmp.Or(d.ScheduledFor, d.DueAt); due != nil {
+	if due := cmp.Or(envelope.ScheduledFor, envelope.DueAt); due != nil {
 		e.Timeline = append(e.Timeline, TimelineEntry{At: due.UTC(), What: "due"})
 	}
-	if d.SentAt != nil {
-		e.Timeline = append(e.Timeline, TimelineEntry{At: d.SentAt.UTC(), What: "sent", Text: formatPositions(e.Sent)})
+	if envelope.SentAt != nil {
+		e.Timeline = append(e.Timeline, TimelineEntry{At: envelope.SentAt.UTC(), What: "sent", Text: formatPositions(e.Sent)})
 	}
 	e.sortTimeline()
 }
 
 // envelopeState returns the state of an envelope in an outbox that neither waits nor is dead.
-func (s settledUpTo) envelopeState(d *storedEnvelope, ts bson.Timestamp) string {
-	if d.DueAt != nil {
+func (s settledUpTo) envelopeState(envelope *storedEnvelope, ts bson.Timestamp) string {
+	if envelope.DueAt != nil {
 		return "scheduled"
 	}
-	if d.SentAt != nil {
+	if envelope.SentAt != nil {
 		return "sent"
 	}
 
@@ -435,27 +435,27 @@ func formatPositions(list []outboxes.Place) string {
 // addLetters adds the dead letters of the envelope to the timeline.
 func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 	for i := range list {
-		d := &list[i]
+		letter := &list[i]
 		// Another event may have had the same id.
-		if d.Collection != e.Collection || d.ID != e.ID || d.stamp != e.stamp {
+		if letter.Collection != e.Collection || letter.ID != e.ID || letter.stamp != e.stamp {
 			continue
 		}
 
 		e.Timeline = append(e.Timeline, TimelineEntry{
-			At:   d.DiedAt.UTC(),
+			At:   letter.DiedAt.UTC(),
 			What: "died",
-			Text: d.Class + ": " + d.Reason,
-			Node: d.Source.Node,
+			Text: letter.Class + ": " + letter.Reason,
+			Node: letter.Source.Node,
 
-			Letter: d.Letter,
+			Letter: letter.Letter,
 		})
 		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
-		if d.Requeued == nil && (e.State == "delivered" || e.State == "recent") {
+		if letter.Requeued == nil && (e.State == "delivered" || e.State == "recent") {
 			e.State = stateDead
 		}
-		if r := d.Requeued; r != nil {
-			text := "by " + r.Actor + " as delivery " + formatInt(int64(r.Delivery))
-			e.Timeline = append(e.Timeline, TimelineEntry{At: r.At.UTC(), What: "requeued", Text: text, Letter: d.Letter})
+		if requeue := letter.Requeued; requeue != nil {
+			text := "by " + requeue.Actor + " as delivery " + formatInt(int64(requeue.Delivery))
+			e.Timeline = append(e.Timeline, TimelineEntry{At: requeue.At.UTC(), What: "requeued", Text: text, Letter: letter.Letter})
 		}
 	}
 	e.sortTimeline()

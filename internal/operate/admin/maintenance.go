@@ -33,11 +33,11 @@ func (o Operator) Ping(ctx context.Context) (Pong, error) {
 	if err != nil {
 		return Pong{}, err
 	}
-	p := Pong{MongoDB: true, Now: now.UTC(), RoundTrip: time.Since(began).Seconds()}
+	pong := Pong{MongoDB: true, Now: now.UTC(), RoundTrip: time.Since(began).Seconds()}
 
 	n, err := o.watcherDocuments().EstimatedDocumentCount(ctx)
-	p.Storage = n > 0
-	return p, wrapError("reading the state database", err)
+	pong.Storage = n > 0
+	return pong, wrapError("reading the state database", err)
 }
 
 // The kinds of collections that [Operator.Clear] can empty.
@@ -93,36 +93,36 @@ var ErrUnconfirmed = errors.New("it was not confirmed")
 // works for the watcher, unless Force is set. Events that the watcher has not read yet remain in
 // the change stream, and are sent when the watcher continues.
 func (o Operator) Clear(ctx context.Context, order ClearOrder) (Cleared, error) {
-	c := &clearing{op: o, order: order}
-	c.done = Cleared{DryRun: order.DryRun, Confirm: ClearPhrase(o.Watcher), Collections: []ClearedCollection{}}
-	err := c.checkOrder()
+	clearing := &clearing{op: o, order: order}
+	clearing.done = Cleared{DryRun: order.DryRun, Confirm: ClearPhrase(o.Watcher), Collections: []ClearedCollection{}}
+	err := clearing.checkOrder()
 	if err != nil {
-		return c.done, err
+		return clearing.done, err
 	}
 
-	list, err := c.findCollections(ctx)
+	list, err := clearing.findCollections(ctx)
 	if err != nil {
-		return c.done, err
+		return clearing.done, err
 	}
 	if order.DryRun {
-		return c.done, c.clearCollections(ctx, list)
+		return clearing.done, clearing.clearCollections(ctx, list)
 	}
 
 	// A relay that works at the same time would find documents gone that it is about to change.
-	if err := c.checkUnowned(ctx); err != nil {
-		return c.done, err
+	if err := clearing.checkUnowned(ctx); err != nil {
+		return clearing.done, err
 	}
 
 	// Logged before the first removal. Otherwise a clearing that crashes would leave no entry.
 	fields := bson.D{{Key: "what", Value: order.What}, {Key: "force", Value: order.Force}}
 	if err := o.logAction(ctx, "clearing", fields); err != nil {
-		return c.done, fmt.Errorf("nothing was cleared: %w", err)
+		return clearing.done, fmt.Errorf("nothing was cleared: %w", err)
 	}
-	err = c.clearCollections(ctx, list)
-	return c.done, o.logOutcome(ctx, "cleared", bson.D{
+	err = clearing.clearCollections(ctx, list)
+	return clearing.done, o.logOutcome(ctx, "cleared", bson.D{
 		{Key: "what", Value: order.What},
-		{Key: "removed", Value: c.done.Removed},
-		{Key: "collections", Value: len(c.done.Collections)},
+		{Key: "removed", Value: clearing.done.Removed},
+		{Key: "collections", Value: len(clearing.done.Collections)},
 	}, err)
 }
 
@@ -159,11 +159,11 @@ func (c *clearing) checkUnowned(ctx context.Context) error {
 		return nil
 	}
 
-	s, err := ReadStatus(ctx, c.op.State)
+	status, err := ReadStatus(ctx, c.op.State)
 	if err != nil {
 		return err
 	}
-	for _, w := range s.Slots {
+	for _, w := range status.Slots {
 		if w.Name == c.op.Watcher && w.Owner != "" && w.ExpiresInMS > 0 {
 			return fmt.Errorf("%w: %s owns slot %s of watcher %s; pause it, wait until it has released, then clear",
 				ErrInUse, w.Node, w.Slot, w.Name)

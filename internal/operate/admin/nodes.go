@@ -97,9 +97,9 @@ func nonNil(list []string) []string {
 }
 
 // ownedSlots returns the slots whose lease node holds now.
-func ownedSlots(s Status, node string) []SlotStatus {
+func ownedSlots(status Status, node string) []SlotStatus {
 	var slots []SlotStatus
-	for _, w := range s.Slots {
+	for _, w := range status.Slots {
 		if w.Node == node && w.Owner != "" && w.ExpiresInMS > 0 {
 			slots = append(slots, w)
 		}

@@ -72,13 +72,13 @@ type Operator struct {
 	replays    *replayRunner
 }
 
-// New returns o with a cache of figures and a queue of replays, which all operators share that For
+// New returns operator with a cache of figures and a queue of replays, which all operators share that For
 // and ForWatcher derive from it. An Operator without them counts the figures for each request, and
 // does not run replays in the background.
-func New(o Operator) Operator {
-	o.figures = &figureSet{}
-	o.replays = &replayRunner{}
-	return o
+func New(operator Operator) Operator {
+	operator.figures = &figureSet{}
+	operator.replays = &replayRunner{}
+	return operator
 }
 
 // Actor is the person or program that acts. Name and Source are written to the audit log with each
@@ -92,9 +92,9 @@ type Actor struct {
 var ErrUnavailable = errors.New("this process was started without the component for this action")
 
 // For returns the operator for another actor. It costs nothing.
-func (o Operator) For(a Actor) Operator {
-	o.Actor = a.Name
-	o.Source = a.Source
+func (o Operator) For(actor Actor) Operator {
+	o.Actor = actor.Name
+	o.Source = actor.Source
 	return o
 }
 
@@ -218,10 +218,10 @@ func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
 // ErrNoCollections is returned for a watcher that has not registered any collection.
 var ErrNoCollections = errors.New("it has read no collection yet")
 
-// errNoCollections returns [ErrNoCollections] with the possible causes for the watcher of o.
-func errNoCollections(o Operator) error {
+// errNoCollections returns [ErrNoCollections] with the possible causes for the watcher of operator.
+func errNoCollections(operator Operator) error {
 	return fmt.Errorf("watcher %s in %s: %w: run outrelay and append the first event, or correct the names of the watcher and of "+
-		"the state database", o.Watcher, o.State.Name(), ErrNoCollections)
+		"the state database", operator.Watcher, operator.State.Name(), ErrNoCollections)
 }
 
 // Collections returns the sorted names of the outboxes that the watcher is registered for, each once,

@@ -77,38 +77,38 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		return Overview{}, err
 	}
 
-	var f figures
+	var figures figures
 	// Only a watcher that has run has figures.
-	mine := slices.DeleteFunc(slices.Clone(status.Slots), func(w SlotStatus) bool { return w.Name != o.Watcher })
+	mine := slices.DeleteFunc(slices.Clone(status.Slots), func(slot SlotStatus) bool { return slot.Name != o.Watcher })
 	if len(mine) > 0 {
-		if f, err = o.currentFigures(ctx); err != nil {
+		if figures, err = o.currentFigures(ctx); err != nil {
 			return Overview{}, err
 		}
 	}
 	// Without an owner, nothing reports a missing right, and an operator who looks for the cause waits longer.
-	if !slices.ContainsFunc(mine, func(w SlotStatus) bool { return w.hasOwner() }) {
-		if f.watched, err = o.checkWatched(ctx, false); err != nil {
+	if !slices.ContainsFunc(mine, func(slot SlotStatus) bool { return slot.hasOwner() }) {
+		if figures.watched, err = o.checkWatched(ctx, false); err != nil {
 			return Overview{}, err
 		}
 	}
 
 	view := Overview{
 		At:            time.Now().UTC(),
-		CountedAt:     f.at,
+		CountedAt:     figures.at,
 		Watcher:       o.Watcher,
 		Slots:         status.Slots,
 		Nodes:         running,
-		Counts:        f.counts,
-		WaitingTopics: addTargets(f.pending, status, o.Watcher),
+		Counts:        figures.counts,
+		WaitingTopics: addTargets(figures.pending, status, o.Watcher),
 	}
 	for i := range view.Slots {
 		// The headroom is the part of the oplog that the position has not lost yet.
-		w := &view.Slots[i]
-		if f.oldest.IsZero() || w.PositionAt == nil {
+		slot := &view.Slots[i]
+		if figures.oldest.IsZero() || slot.PositionAt == nil {
 			continue
 		}
-		headroom := max(w.PositionAt.Sub(f.oldest).Seconds(), 0)
-		w.OplogHeadroomS = &headroom
+		headroom := max(slot.PositionAt.Sub(figures.oldest).Seconds(), 0)
+		slot.OplogHeadroomS = &headroom
 	}
 
 	// A watcher is as late as its latest slot, and as fast as all of them together.
@@ -122,7 +122,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		view.OldestS = max(view.OldestS, p.OldestAgeS)
 	}
 
-	view.Checks = slices.Concat(checkSlots(view.Slots, f), checkNodes(nodesOf(running, o.Watcher)), f.watched, f.checks)
+	view.Checks = slices.Concat(checkSlots(view.Slots, figures), checkNodes(nodesOf(running, o.Watcher)), figures.watched, figures.checks)
 	return view, nil
 }
 
@@ -153,84 +153,84 @@ const lastingProblemS = 30.0
 // lastingProblem returns the oldest problem of the owner if it lasts too long, or nil.
 func (w *SlotStatus) lastingProblem() (oldest *SlotProblem) {
 	for i := range w.Problems {
-		if p := &w.Problems[i]; p.ForS >= lastingProblemS && (oldest == nil || p.Since.Before(oldest.Since)) {
-			oldest = p
+		if problem := &w.Problems[i]; problem.ForS >= lastingProblemS && (oldest == nil || problem.Since.Before(oldest.Since)) {
+			oldest = problem
 		}
 	}
 	return oldest
 }
 
 // checkSlots returns the checks of each slot, based on the last report of its owner.
-func checkSlots(list []SlotStatus, f figures) []Check {
+func checkSlots(list []SlotStatus, figures figures) []Check {
 	checks := []Check{}
-	window := f.newest.Sub(f.oldest).Seconds()
+	window := figures.newest.Sub(figures.oldest).Seconds()
 	for i := range list {
-		w := &list[i]
-		checks = append(checks, checkSlot(w))
-		if w.OplogHeadroomS != nil && window > 0 {
-			checks = append(checks, checkOplog(w, window))
+		slot := &list[i]
+		checks = append(checks, checkSlot(slot))
+		if slot.OplogHeadroomS != nil && window > 0 {
+			checks = append(checks, checkOplog(slot, window))
 		}
 	}
 	return checks
 }
 
 // checkSlot returns the most severe finding about a slot.
-func checkSlot(w *SlotStatus) Check {
-	c := Check{ID: "slot " + w.Name + "/" + w.Slot, Watcher: w.Name}
+func checkSlot(slot *SlotStatus) Check {
+	check := Check{ID: "slot " + slot.Name + "/" + slot.Slot, Watcher: slot.Name}
 	// One finding for each slot: the first one that applies hides the symptoms that follow from it.
 	switch {
-	case w.Paused:
-		c.Status, c.Detail, c.Fix = CheckWarn, "an operator paused it", "outrelay resume"
+	case slot.Paused:
+		check.Status, check.Detail, check.Fix = CheckWarn, "an operator paused it", "outrelay resume"
 
 		// Without the flag, the command would also end the pauses of the other slots.
-		if w.Slot != "0of1" {
-			c.Fix += " --slot " + w.Slot
+		if slot.Slot != "0of1" {
+			check.Fix += " --slot " + slot.Slot
 		}
 
-	case w.State == "no-owner" && w.Pin != "":
-		c.Status, c.Detail = CheckFail, "no process runs it: it is pinned to node "+w.Pin+", and other nodes wait for that node"
-		c.Fix = "start node " + w.Pin + ", or run outrelay pin --off"
+	case slot.State == "no-owner" && slot.Pin != "":
+		check.Status, check.Detail = CheckFail, "no process runs it: it is pinned to node "+slot.Pin+", and other nodes wait for that node"
+		check.Fix = "start node " + slot.Pin + ", or run outrelay pin --off"
 
-	case w.State == "no-owner":
-		c.Status, c.Detail, c.Fix = CheckFail, "no process runs it", "start outrelay run"
+	case slot.State == "no-owner":
+		check.Status, check.Detail, check.Fix = CheckFail, "no process runs it", "start outrelay run"
 
-	case w.State == "halted", w.State == "config_error":
-		c.Status, c.Detail, c.Fix = CheckFail, w.State+": "+w.Reason, "fix the named cause; outrelay doctor has details"
+	case slot.State == "halted", slot.State == "config_error":
+		check.Status, check.Detail, check.Fix = CheckFail, slot.State+": "+slot.Reason, "fix the named cause; outrelay doctor has details"
 
-	case w.lastingProblem() != nil:
-		p := w.lastingProblem()
-		c.Status = CheckFail
-		c.Detail = fmt.Sprintf("%s, for %s: %s", p.Part, time.Duration(p.ForS*float64(time.Second)).Truncate(time.Second), p.Text)
-		c.Fix = "fix the named cause; outrelay doctor has details"
+	case slot.lastingProblem() != nil:
+		problem := slot.lastingProblem()
+		check.Status = CheckFail
+		check.Detail = fmt.Sprintf("%s, for %s: %s", problem.Part, time.Duration(problem.ForS*float64(time.Second)).Truncate(time.Second), problem.Text)
+		check.Fix = "fix the named cause; outrelay doctor has details"
 
-	case w.State == "unwritable", len(w.Unwritable) > 0:
-		c.Status, c.Fix = CheckWarn, "make the topic writable; the waiting envelopes are then sent automatically"
-		c.Detail = w.Reason
-		if len(w.Unwritable) > 0 {
-			b := &w.Unwritable[0]
-			c.Detail = fmt.Sprintf("topic %s: %s; %d wait", b.Topic, b.Reason, b.Count)
+	case slot.State == "unwritable", len(slot.Unwritable) > 0:
+		check.Status, check.Fix = CheckWarn, "make the topic writable; the waiting envelopes are then sent automatically"
+		check.Detail = slot.Reason
+		if len(slot.Unwritable) > 0 {
+			topic := &slot.Unwritable[0]
+			check.Detail = fmt.Sprintf("topic %s: %s; %d wait", topic.Topic, topic.Reason, topic.Count)
 		}
 
-	case w.Gap != "":
-		c.Status, c.Detail = CheckWarn, "a gap in the stream is being swept: "+w.Gap
+	case slot.Gap != "":
+		check.Status, check.Detail = CheckWarn, "a gap in the stream is being swept: "+slot.Gap
 
-	case w.LagS > maxHealthyLag:
-		c.Status, c.Fix = CheckWarn, "run outrelay status to find where it waits"
-		c.Detail = fmt.Sprintf("the lag is %.0f s: the stream contains an event of that age that Kafka has not acknowledged", w.LagS)
+	case slot.LagS > maxHealthyLag:
+		check.Status, check.Fix = CheckWarn, "run outrelay status to find where it waits"
+		check.Detail = fmt.Sprintf("the lag is %.0f s: the stream contains an event of that age that Kafka has not acknowledged", slot.LagS)
 
 	default:
-		c.Status = CheckOK
-		c.Detail = fmt.Sprintf("%s on %s, epoch %d, lag %.1f s", w.State, w.Node, w.Epoch, w.LagS)
+		check.Status = CheckOK
+		check.Detail = fmt.Sprintf("%s on %s, epoch %d, lag %.1f s", slot.State, slot.Node, slot.Epoch, slot.LagS)
 	}
-	return c
+	return check
 }
 
 // checkOplog compares the age of the position with window, the seconds that the oplog covers.
-func checkOplog(w *SlotStatus, window float64) Check {
-	used := 1 - *w.OplogHeadroomS/window
-	c := Check{
-		ID:      "oplog " + w.Name + "/" + w.Slot,
-		Watcher: w.Name,
+func checkOplog(slot *SlotStatus, window float64) Check {
+	used := 1 - *slot.OplogHeadroomS/window
+	check := Check{
+		ID:      "oplog " + slot.Name + "/" + slot.Slot,
+		Watcher: slot.Name,
 		Status:  CheckOK,
 		Detail:  fmt.Sprintf("%.0f %% of a window of %.1f h is used", max(used, 0)*100, window/3600),
 	}
@@ -238,11 +238,11 @@ func checkOplog(w *SlotStatus, window float64) Check {
 	const fix = "let the watcher continue, or make the oplog larger (replSetResizeOplog)"
 	switch {
 	case used >= 0.9:
-		c.Status, c.Fix = CheckFail, fix
+		check.Status, check.Fix = CheckFail, fix
 	case used >= 0.5:
-		c.Status, c.Fix = CheckWarn, fix
+		check.Status, check.Fix = CheckWarn, fix
 	}
-	return c
+	return check
 }
 
 // checkWatched returns a check for each name of the configuration whose events are not delivered, or may get lost. The
@@ -259,11 +259,11 @@ func (o Operator) checkWatched(ctx context.Context, owned bool) ([]Check, error)
 
 	var checks []Check
 	for _, f := range found {
-		c := Check{ID: "watch " + f.NS, Watcher: o.Watcher, Status: CheckWarn, Detail: f.Cause, Fix: f.Fix}
+		check := Check{ID: "watch " + f.NS, Watcher: o.Watcher, Status: CheckWarn, Detail: f.Cause, Fix: f.Fix}
 		if f.Fatal {
-			c.Status = CheckFail
+			check.Status = CheckFail
 		}
-		checks = append(checks, c)
+		checks = append(checks, check)
 	}
 	return checks, nil
 }
@@ -284,20 +284,20 @@ func checkNodes(list []Node) []Check {
 		}
 	}
 
-	c := Check{ID: "nodes", Status: CheckOK, Detail: fmt.Sprintf("%d live", live)}
+	check := Check{ID: "nodes", Status: CheckOK, Detail: fmt.Sprintf("%d live", live)}
 	switch live {
 	case 0:
-		c.Status, c.Detail, c.Fix = CheckFail, "no node is alive", "start outrelay run"
+		check.Status, check.Detail, check.Fix = CheckFail, "no node is alive", "start outrelay run"
 	case 1:
-		c.Status, c.Detail, c.Fix = CheckWarn, "one node and no standby", "start outrelay run on another machine"
+		check.Status, check.Detail, check.Fix = CheckWarn, "one node and no standby", "start outrelay run on another machine"
 	}
 
 	if stale > 0 {
-		c.Detail += fmt.Sprintf(", %d stale", stale)
+		check.Detail += fmt.Sprintf(", %d stale", stale)
 		// A problem with the number of live nodes is more important.
-		if c.Status == CheckOK {
-			c.Status, c.Fix = CheckWarn, "start them again, or remove them from the list if they are gone permanently"
+		if check.Status == CheckOK {
+			check.Status, check.Fix = CheckWarn, "start them again, or remove them from the list if they are gone permanently"
 		}
 	}
-	return []Check{c}
+	return []Check{check}
 }

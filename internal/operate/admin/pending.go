@@ -29,23 +29,23 @@ func (w Waiting) Topics(ctx context.Context) ([]WaitingTopic, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := w.op.currentFigures(ctx)
+	figures, err := w.op.currentFigures(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return addTargets(f.pending, status, w.op.Watcher), nil
+	return addTargets(figures.pending, status, w.op.Watcher), nil
 }
 
 // addTargets returns a copy of list with the owners' reports about topics that cannot be written.
 // It adds topics for which no waiting envelope is stored yet.
-func addTargets(list []WaitingTopic, s Status, watcher string) []WaitingTopic {
+func addTargets(list []WaitingTopic, status Status, watcher string) []WaitingTopic {
 	topics := append([]WaitingTopic{}, list...)
-	for i := range s.Slots {
-		w := &s.Slots[i]
-		if w.Name != watcher {
+	for i := range status.Slots {
+		slot := &status.Slots[i]
+		if slot.Name != watcher {
 			continue
 		}
-		for _, b := range w.Unwritable {
+		for _, b := range slot.Unwritable {
 			topics = addTarget(topics, b)
 		}
 	}
@@ -53,17 +53,17 @@ func addTargets(list []WaitingTopic, s Status, watcher string) []WaitingTopic {
 }
 
 // addTarget adds one report. If several slots report the same topic, it keeps the earliest report.
-func addTarget(list []WaitingTopic, b UnwritableTopic) []WaitingTopic {
+func addTarget(list []WaitingTopic, topic UnwritableTopic) []WaitingTopic {
 	for i := range list {
-		if list[i].Topic != b.Topic {
+		if list[i].Topic != topic.Topic {
 			continue
 		}
-		if t := list[i].Target; t == nil || b.Since.Before(t.Since) {
-			list[i].Target = &b
+		if known := list[i].Target; known == nil || topic.Since.Before(known.Since) {
+			list[i].Target = &topic
 		}
 		return list
 	}
-	return append(list, WaitingTopic{Topic: b.Topic, Collections: []string{}, Target: &b})
+	return append(list, WaitingTopic{Topic: topic.Topic, Collections: []string{}, Target: &topic})
 }
 
 // InvalidError is returned for a request that is wrong.

@@ -64,9 +64,9 @@ const maxPurgeWait = 15 * time.Second
 // Purge counts delivered envelopes, and removes them unless it is a dry run. If it fails, the
 // report contains the removals until then, and the same call continues. It writes an entry to the
 // audit log if it removed anything.
-func (o Operator) Purge(ctx context.Context, p Purge) (PurgeReport, error) {
+func (o Operator) Purge(ctx context.Context, order Purge) (PurgeReport, error) {
 	began := time.Now()
-	outboxes, err := o.registeredOutboxes(ctx, p.Collections)
+	outboxes, err := o.registeredOutboxes(ctx, order.Collections)
 	if err != nil {
 		return PurgeReport{}, err
 	}
@@ -76,41 +76,41 @@ func (o Operator) Purge(ctx context.Context, p Purge) (PurgeReport, error) {
 	}
 
 	// An open transaction may still commit envelopes that are as old as the margin (N25).
-	keep := max(p.OlderThan, margin)
-	r := PurgeReport{DryRun: p.DryRun, KeptS: keep.Seconds()}
+	keep := max(order.OlderThan, margin)
+	report := PurgeReport{DryRun: order.DryRun, KeptS: keep.Seconds()}
 	cuts := purge.NewCuts(o.State, keep)
-	if p.Batch <= 0 {
-		p.Batch = defaultPurgeBatch
+	if order.Batch <= 0 {
+		order.Batch = defaultPurgeBatch
 	}
 	// A burst of one batch lets each delete wait for its own envelopes only.
-	limit := rate.NewLimiter(rate.Inf, p.Batch)
-	if p.Rate > 0 {
-		limit.SetLimit(rate.Limit(p.Rate))
+	limit := rate.NewLimiter(rate.Inf, order.Batch)
+	if order.Rate > 0 {
+		limit.SetLimit(rate.Limit(order.Rate))
 	}
 
 	for _, b := range outboxes {
-		c, err := o.purgeCollection(ctx, p, b, cuts, limit, r.Removed)
-		r.Collections = append(r.Collections, c)
-		r.Purgeable += c.Purgeable
-		r.Timeless += c.Timeless
-		r.Removed += c.Removed
+		collection, err := o.purgeCollection(ctx, order, b, cuts, limit, report.Removed)
+		report.Collections = append(report.Collections, collection)
+		report.Purgeable += collection.Purgeable
+		report.Timeless += collection.Timeless
+		report.Removed += collection.Removed
 		if err != nil {
-			return r, errors.Join(err, o.logPurge(ctx, r))
+			return report, errors.Join(err, o.logPurge(ctx, report))
 		}
 	}
-	r.Seconds = time.Since(began).Seconds()
-	return r, o.logPurge(ctx, r)
+	report.Seconds = time.Since(began).Seconds()
+	return report, o.logPurge(ctx, report)
 }
 
 // logPurge logs a purge that removed anything, even if ctx has ended.
-func (o Operator) logPurge(ctx context.Context, r PurgeReport) error {
-	if r.Removed == 0 {
+func (o Operator) logPurge(ctx context.Context, report PurgeReport) error {
+	if report.Removed == 0 {
 		return nil
 	}
 	return o.logAction(context.WithoutCancel(ctx), "purged", bson.D{
-		{Key: "removed", Value: r.Removed},
-		{Key: "kept_ms", Value: int64(r.KeptS * 1000)},
-		{Key: "collections", Value: len(r.Collections)},
+		{Key: "removed", Value: report.Removed},
+		{Key: "kept_ms", Value: int64(report.KeptS * 1000)},
+		{Key: "collections", Value: len(report.Collections)},
 	})
 }
 
@@ -118,30 +118,30 @@ func (o Operator) logPurge(ctx context.Context, r PurgeReport) error {
 // outboxes before it. If the outbox may not be purged, the result contains the reason, and
 // the error is nil.
 func (o Operator) purgeCollection(
-	ctx context.Context, p Purge, b outboxes.Outbox, cuts *purge.Cuts, limit *rate.Limiter, removedBefore int64,
+	ctx context.Context, order Purge, outbox outboxes.Outbox, cuts *purge.Cuts, limit *rate.Limiter, removedBefore int64,
 ) (PurgedCollection, error) {
-	c := PurgedCollection{Collection: b.NS()}
+	collection := PurgedCollection{Collection: outbox.NS()}
 
-	cut, err := cuts.Of(ctx, b)
+	cut, err := cuts.Of(ctx, outbox)
 	var held *purge.HeldError
 	if errors.As(err, &held) {
-		c.Held = string(held.Hold)
-		c.Reason = held.Error()
-		c.Watcher = held.Slot
-		return c, nil
+		collection.Held = string(held.Hold)
+		collection.Reason = held.Error()
+		collection.Watcher = held.Slot
+		return collection, nil
 	}
 	if err != nil {
-		return c, err
+		return collection, err
 	}
 	before := cut.Time()
-	c.Cut = &before
-	c.Watcher = cut.Slot
+	collection.Cut = &before
+	collection.Watcher = cut.Slot
 
-	coll := o.State.Client().Database(b.DB).Collection(b.Coll)
-	if p.DryRun {
+	coll := o.State.Client().Database(outbox.DB).Collection(outbox.Coll)
+	if order.DryRun {
 		n, err := purge.CountPurgeable(ctx, coll, cut)
-		c.Purgeable, c.Timeless = n.Stamped+n.Unstamped, n.Timeless
-		return c, err
+		collection.Purgeable, collection.Timeless = n.Stamped+n.Unstamped, n.Timeless
+		return collection, err
 	}
 
 	total := removedBefore
@@ -149,18 +149,18 @@ func (o Operator) purgeCollection(
 	loop := purge.Loop{
 		Coll:       coll,
 		Candidates: candidates,
-		Size:       func() int { return p.Batch },
-		Cut:        func(ctx context.Context) (purge.Cut, error) { return cuts.Of(ctx, b) },
+		Size:       func() int { return order.Batch },
+		Cut:        func(ctx context.Context) (purge.Cut, error) { return cuts.Of(ctx, outbox) },
 		Step: func(ctx context.Context, n int64) error {
 			total += n
-			if p.Progress != nil {
-				p.Progress(total)
+			if order.Progress != nil {
+				order.Progress(total)
 			}
 
 			// Copied envelopes that share a timestamp are removed together, so n may exceed the
 			// batch.
-			for ; n > 0; n -= int64(p.Batch) {
-				if err := limit.WaitN(ctx, int(min(n, int64(p.Batch)))); err != nil {
+			for ; n > 0; n -= int64(order.Batch) {
+				if err := limit.WaitN(ctx, int(min(n, int64(order.Batch)))); err != nil {
 					return fmt.Errorf("pacing the purge: %w", err)
 				}
 			}
@@ -174,7 +174,7 @@ func (o Operator) purgeCollection(
 		before := candidates.Len()
 		var removed int64
 		removed, err = loop.Run(ctx)
-		c.Removed += removed
+		collection.Removed += removed
 		if candidates.Len() != before {
 			waited = time.Now()
 		}
@@ -188,11 +188,11 @@ func (o Operator) purgeCollection(
 
 	// A gap may be found while the purge runs.
 	if errors.As(err, &held) {
-		c.Held = string(held.Hold)
-		c.Reason = held.Error()
+		collection.Held = string(held.Hold)
+		collection.Reason = held.Error()
 		err = nil
 	}
-	return c, err
+	return collection, err
 }
 
 // registeredOutboxes returns the existing collections that the watcher is registered for, or only
@@ -230,7 +230,7 @@ func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]outb
 	if err != nil {
 		return nil, err
 	}
-	existing := slices.DeleteFunc(all, func(b outboxes.Outbox) bool { return !registered[b.UUID] })
+	existing := slices.DeleteFunc(all, func(outbox outboxes.Outbox) bool { return !registered[outbox.UUID] })
 	if len(existing) == 0 {
 		return nil, fmt.Errorf("none of the collections that watcher %s is registered for exists: %s; "+
 			"if they do exist, grant listCollections on their databases", o.Watcher, strings.Join(names, ", "))

@@ -48,8 +48,8 @@ type History struct {
 // History returns the deliveries that recording mark has written on envelopes. It covers the
 // envelopes that are still in the outbox, collection by collection, in the order in which they were
 // written. A query by id returns every existing envelope.
-func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) {
-	list, err := o.registeredOutboxes(ctx, q.Collections)
+func (o Operator) History(ctx context.Context, historyQuery HistoryQuery) (History, error) {
+	list, err := o.registeredOutboxes(ctx, historyQuery.Collections)
 	if err != nil {
 		return History{}, err
 	}
@@ -57,8 +57,8 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 	for i, b := range list {
 		names[i] = b.NS()
 	}
-	query := purge.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Mapping: o.Mapping}
-	for _, text := range q.IDs {
+	query := purge.HistoryQuery{Key: historyQuery.Key, From: historyQuery.From, To: historyQuery.To, Mapping: o.Mapping}
+	for _, text := range historyQuery.IDs {
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
 
@@ -83,11 +83,11 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 			return found, last, err
 		},
 	}
-	if q.Limit <= 0 {
-		q.Limit = DefaultPage
+	if historyQuery.Limit <= 0 {
+		historyQuery.Limit = DefaultPage
 	}
 	var page History
-	page.Envelopes, _, page.Next, err = lister.readPage(names, q.Limit, q.After)
+	page.Envelopes, _, page.Next, err = lister.readPage(names, historyQuery.Limit, historyQuery.After)
 	return page, err
 }
 
@@ -110,36 +110,36 @@ func (o Operator) waitingAmong(ctx context.Context, ns string, list []purge.Hist
 	return waits, err
 }
 
-func newDelivered(h purge.History, waits bool) Delivered {
-	d := Delivered{
-		Collection:    h.NS,
-		ID:            letters.IDText(h.ID),
-		AggregateType: h.AggregateType,
-		Key:           envelope.CanonicalText(h.Key),
-		Type:          h.Type,
-		SentAt:        h.SentAt,
-		Sent:          h.Sent,
+func newDelivered(history purge.History, waits bool) Delivered {
+	delivered := Delivered{
+		Collection:    history.NS,
+		ID:            letters.IDText(history.ID),
+		AggregateType: history.AggregateType,
+		Key:           envelope.CanonicalText(history.Key),
+		Type:          history.Type,
+		SentAt:        history.SentAt,
+		Sent:          history.Sent,
 	}
-	if d.Key == "" {
-		d.Key = envelope.CanonicalText(h.AggregateID)
+	if delivered.Key == "" {
+		delivered.Key = envelope.CanonicalText(history.AggregateID)
 	}
-	if d.Sent == nil {
-		d.Sent = []outboxes.Place{}
+	if delivered.Sent == nil {
+		delivered.Sent = []outboxes.Place{}
 	}
-	if h.TS.T > 0 {
-		at := time.Unix(int64(h.TS.T), 0).UTC()
-		d.Written = &at
+	if history.TS.T > 0 {
+		at := time.Unix(int64(history.TS.T), 0).UTC()
+		delivered.Written = &at
 	}
 
 	switch {
 	case waits:
-		d.State = "waiting"
-	case h.DueAt != nil:
-		d.State = "scheduled"
-	case h.SentAt != nil:
-		d.State = "sent"
+		delivered.State = "waiting"
+	case history.DueAt != nil:
+		delivered.State = "scheduled"
+	case history.SentAt != nil:
+		delivered.State = "sent"
 	default:
-		d.State = "not_marked"
+		delivered.State = "not_marked"
 	}
-	return d
+	return delivered
 }

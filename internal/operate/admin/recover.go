@@ -186,15 +186,15 @@ func (r Recovery) sweptOutboxes(ctx context.Context, claims []outboxes.Registrat
 	var swept []outboxes.Outbox
 	for _, c := range claims {
 		// A collection that was dropped and created again has two registrations with the same name.
-		known := slices.ContainsFunc(swept, func(b outboxes.Outbox) bool { return b.NS() == c.NS })
+		known := slices.ContainsFunc(swept, func(outbox outboxes.Outbox) bool { return outbox.NS() == c.NS })
 		if c.Away() || known {
 			continue
 		}
 
 		db, coll, _ := strings.Cut(c.NS, ".")
-		b := outboxes.Outbox{DB: db, Coll: coll}
-		copy(b.UUID[:], c.UUID.Data)
-		swept = append(swept, b)
+		outbox := outboxes.Outbox{DB: db, Coll: coll}
+		copy(outbox.UUID[:], c.UUID.Data)
+		swept = append(swept, outbox)
 	}
 	return swept, nil
 }

@@ -35,45 +35,45 @@ var pathElementPattern = regexp.MustCompile(`^(?:(\.\.?)([A-Za-z0-9_-]+)|\[(\*|[
 // count. paths apply to JSON payloads: $.card.number, $.items[*].price, $.list[0], or $..password
 // for a name at any depth.
 func NewRedaction(headers, paths []string) (Redaction, error) {
-	var r Redaction
+	var redaction Redaction
 	for _, h := range headers {
 		if _, err := path.Match(h, ""); err != nil || h == "" {
-			return r, fmt.Errorf("%q is not a header name (the wildcards * and ? are allowed)", h)
+			return redaction, fmt.Errorf("%q is not a header name (the wildcards * and ? are allowed)", h)
 		}
-		r.headers = append(r.headers, strings.ToLower(h))
+		redaction.headers = append(redaction.headers, strings.ToLower(h))
 	}
 
 	for _, p := range paths {
 		elements, ok := parsePath(p)
 		if !ok {
-			return r, fmt.Errorf("%q is not a path such as $.card.number, $.items[*].price or $..password", p)
+			return redaction, fmt.Errorf("%q is not a path such as $.card.number, $.items[*].price or $..password", p)
 		}
-		r.paths = append(r.paths, elements)
+		redaction.paths = append(redaction.paths, elements)
 	}
-	return r, nil
+	return redaction, nil
 }
 
-func parsePath(p string) ([]pathElement, bool) {
-	rest, ok := strings.CutPrefix(p, "$")
+func parsePath(path string) ([]pathElement, bool) {
+	rest, ok := strings.CutPrefix(path, "$")
 	if !ok || rest == "" {
 		return nil, false
 	}
 
 	var elements []pathElement
 	for rest != "" {
-		m := pathElementPattern.FindStringSubmatch(rest)
-		if m == nil {
+		match := pathElementPattern.FindStringSubmatch(rest)
+		if match == nil {
 			return nil, false
 		}
-		rest = rest[len(m[0]):]
+		rest = rest[len(match[0]):]
 
 		switch {
-		case m[2] != "":
-			elements = append(elements, pathElement{name: m[2], recursive: m[1] == ".."})
-		case m[3] == "*":
+		case match[2] != "":
+			elements = append(elements, pathElement{name: match[2], recursive: match[1] == ".."})
+		case match[3] == "*":
 			elements = append(elements, pathElement{wildcard: true})
 		default:
-			n, err := strconv.Atoi(m[3])
+			n, err := strconv.Atoi(match[3])
 			if err != nil {
 				return nil, false
 			}
@@ -94,12 +94,12 @@ func (r Redaction) hidesHeader(name string) bool {
 }
 
 // checkEdit returns an error if the edit writes the placeholder of a hidden value.
-func (r Redaction) checkEdit(e DeadEdit) error {
-	if len(r.paths) > 0 && strings.Contains(string(e.Payload), placeholder) {
+func (r Redaction) checkEdit(edit DeadEdit) error {
+	if len(r.paths) > 0 && strings.Contains(string(edit.Payload), placeholder) {
 		return invalidRequest("the new payload contains %s, which stands for a hidden value: "+
 			"write the value itself, or leave the payload as it is", placeholder)
 	}
-	for _, h := range e.Headers {
+	for _, h := range edit.Headers {
 		if r.hidesHeader(h[0]) && h[1] == placeholder {
 			return invalidRequest("the new header %s is %s, which stands for a hidden value: "+
 				"write the value itself, or leave the headers as they are", h[0], placeholder)
@@ -108,50 +108,50 @@ func (r Redaction) checkEdit(e DeadEdit) error {
 	return nil
 }
 
-// redactTree applies the paths to a decoded JSON value. It changes v and returns the result.
-func (r Redaction) redactTree(v any) any {
+// redactTree applies the paths to a decoded JSON value. It changes value and returns the result.
+func (r Redaction) redactTree(value any) any {
 	for _, p := range r.paths {
-		v = redactPath(v, p)
+		value = redactPath(value, p)
 	}
-	return v
+	return value
 }
 
-// redactPath hides the values in v that p matches.
-func redactPath(v any, p []pathElement) any {
-	if len(p) == 0 {
+// redactPath hides the values in value that path matches.
+func redactPath(value any, path []pathElement) any {
+	if len(path) == 0 {
 		return placeholder
 	}
 
-	e := p[0]
-	switch x := v.(type) {
+	element := path[0]
+	switch typed := value.(type) {
 	case map[string]any:
-		for name, child := range x {
-			if e.wildcard || e.name != "" && e.name == name {
-				x[name] = redactPath(child, p[1:])
+		for name, child := range typed {
+			if element.wildcard || element.name != "" && element.name == name {
+				typed[name] = redactPath(child, path[1:])
 			}
 			// The name may occur again at a lower level.
-			if e.recursive {
-				x[name] = redactPath(x[name], p)
+			if element.recursive {
+				typed[name] = redactPath(typed[name], path)
 			}
 		}
 
 	case []any:
-		for i, child := range x {
+		for i, child := range typed {
 			switch {
-			case e.wildcard, e.name == "" && e.index == i:
-				x[i] = redactPath(child, p[1:])
-			case e.recursive:
-				x[i] = redactPath(child, p)
+			case element.wildcard, element.name == "" && element.index == i:
+				typed[i] = redactPath(child, path[1:])
+			case element.recursive:
+				typed[i] = redactPath(child, path)
 			}
 		}
 	}
-	return v
+	return value
 }
 
 // redactEnvelope applies the rules to an envelope in Extended JSON.
 // hasPayload is false if the envelope contains a replacement for the payload. The result is nil if
 // the envelope cannot be parsed.
-func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, m *envelope.Mapping) json.RawMessage {
+func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, mapping *envelope.Mapping) json.RawMessage {
 	if len(r.headers) == 0 && len(r.paths) == 0 || raw == nil {
 		return raw
 	}
@@ -161,15 +161,15 @@ func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, m *envel
 	}
 
 	// A mapping gives these fields other names.
-	headers, payload := m.Name("headers"), m.Name("payload")
+	headers, payload := mapping.Name("headers"), mapping.Name("payload")
 	if list, ok := doc[headers]; ok && len(r.headers) > 0 {
 		doc[headers] = r.redactHeaders(list)
 	}
-	if p, ok := doc[payload]; ok && len(r.paths) > 0 && hasPayload {
-		doc[payload] = r.redactPayload(p)
+	if stored, ok := doc[payload]; ok && len(r.paths) > 0 && hasPayload {
+		doc[payload] = r.redactPayload(stored)
 	}
 	// With a mapping of whole documents, every field may be a part of the payload.
-	if m.Whole() && len(r.paths) > 0 && hasPayload {
+	if mapping.Whole() && len(r.paths) > 0 && hasPayload {
 		if redacted, ok := r.redactPayload(doc).(map[string]any); ok {
 			doc = redacted
 		}
@@ -186,8 +186,8 @@ func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool, m *envel
 // redactHeaders hides the values of headers by their name. An envelope may have headers in two
 // forms. An entry in any other form is hidden completely, because the name of a value in it is
 // unknown.
-func (r Redaction) redactHeaders(v any) any {
-	switch list := v.(type) {
+func (r Redaction) redactHeaders(headers any) any {
+	switch list := headers.(type) {
 	case nil:
 		return nil
 
@@ -218,45 +218,45 @@ func (r Redaction) redactHeaders(v any) any {
 
 // redactPayload applies the paths to a payload. A payload that is not JSON is hidden completely:
 // the rules state that there is something to hide, and the paths cannot be found in it.
-func (r Redaction) redactPayload(p any) any {
-	switch x := p.(type) {
+func (r Redaction) redactPayload(payload any) any {
+	switch typed := payload.(type) {
 	case nil:
 		return nil
 
 	case string:
-		var v any
-		if decodeJSON([]byte(x), &v) != nil {
+		var value any
+		if decodeJSON([]byte(typed), &value) != nil {
 			return placeholder
 		}
-		return encodeOrHide(r.redactTree(v))
+		return encodeOrHide(r.redactTree(value))
 
 	case map[string]any:
 		// Extended JSON contains binary data as base64. A document may have a field of this name as well.
-		if binary, ok := binaryOf(x); ok {
+		if binary, ok := binaryOf(typed); ok {
 			text, _ := binary["base64"].(string)
 			data, err := base64.StdEncoding.DecodeString(text)
-			var v any
-			if err != nil || decodeJSON(data, &v) != nil {
+			var value any
+			if err != nil || decodeJSON(data, &value) != nil {
 				return placeholder
 			}
-			binary["base64"] = base64.StdEncoding.EncodeToString([]byte(encodeOrHide(r.redactTree(v))))
-			return x
+			binary["base64"] = base64.StdEncoding.EncodeToString([]byte(encodeOrHide(r.redactTree(value))))
+			return typed
 		}
 	}
-	return r.redactTree(p)
+	return r.redactTree(payload)
 }
 
 // binaryOf returns the inner document of a binary value in Extended JSON.
-func binaryOf(x map[string]any) (map[string]any, bool) {
-	binary, ok := x["$binary"].(map[string]any)
+func binaryOf(fields map[string]any) (map[string]any, bool) {
+	binary, ok := fields["$binary"].(map[string]any)
 	_, hasData := binary["base64"].(string)
 	_, hasType := binary["subType"].(string)
-	return binary, ok && len(x) == 1 && len(binary) == 2 && hasData && hasType
+	return binary, ok && len(fields) == 1 && len(binary) == 2 && hasData && hasType
 }
 
-// encodeOrHide returns v as JSON, or the placeholder if that fails.
-func encodeOrHide(v any) string {
-	out, err := json.Marshal(v)
+// encodeOrHide returns value as JSON, or the placeholder if that fails.
+func encodeOrHide(value any) string {
+	out, err := json.Marshal(value)
 	if err != nil {
 		return placeholder
 	}
@@ -264,13 +264,13 @@ func encodeOrHide(v any) string {
 }
 
 // decodeJSON decodes a single JSON value. Numbers keep their text.
-func decodeJSON(raw []byte, v any) error {
-	d := json.NewDecoder(strings.NewReader(string(raw)))
-	d.UseNumber()
-	if err := d.Decode(v); err != nil {
+func decodeJSON(raw []byte, value any) error {
+	decoder := json.NewDecoder(strings.NewReader(string(raw)))
+	decoder.UseNumber()
+	if err := decoder.Decode(value); err != nil {
 		return err
 	}
-	if d.More() {
+	if decoder.More() {
 		return fmt.Errorf("more than one value")
 	}
 	return nil
@@ -282,9 +282,9 @@ func (r Redaction) redactJSON(raw json.RawMessage) json.RawMessage {
 		return raw
 	}
 
-	var v any
-	if decodeJSON(raw, &v) != nil {
+	var value any
+	if decodeJSON(raw, &value) != nil {
 		return json.RawMessage(`"` + placeholder + `"`)
 	}
-	return json.RawMessage(encodeOrHide(r.redactTree(v)))
+	return json.RawMessage(encodeOrHide(r.redactTree(value)))
 }

@@ -82,85 +82,85 @@ var ErrCompacted = errors.New("the replay sends to compacted topics")
 var ErrUnboundedReplay = errors.New("a replay needs a start time or ids")
 
 // Plan counts the envelopes that the order matches now.
-func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
+func (r Replays) Plan(ctx context.Context, order ReplayOrder) (ReplayPlan, error) {
 	if err := r.checkRouting(); err != nil {
 		return ReplayPlan{}, err
 	}
-	p := ReplayPlan{Watcher: r.op.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
-	if o.From.IsZero() && len(o.IDs) == 0 {
-		return p, ErrUnboundedReplay
+	plan := ReplayPlan{Watcher: r.op.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
+	if order.From.IsZero() && len(order.IDs) == 0 {
+		return plan, ErrUnboundedReplay
 	}
 
 	// The stream may still deliver envelopes after the position.
 	until, err := r.op.lowestPosition(ctx)
 	if err != nil {
-		return p, err
+		return plan, err
 	}
 	// An order for a later time ends at the position, and does not wait for it.
-	if !o.To.IsZero() {
-		if end := outboxes.LastStampBefore(o.To); until.After(end) {
+	if !order.To.IsZero() {
+		if end := outboxes.LastStampBefore(order.To); until.After(end) {
 			until = end
 		}
 	}
-	p.Until = time.Unix(int64(until.T), 0).UTC()
+	plan.Until = time.Unix(int64(until.T), 0).UTC()
 
-	namespaces, err := r.resolveCollections(ctx, o.Collections)
+	namespaces, err := r.resolveCollections(ctx, order.Collections)
 	if err != nil {
-		return p, err
+		return plan, err
 	}
-	p.query = replayQuery{
+	plan.query = replayQuery{
 		Collections:    namespaces,
-		From:           outboxes.FirstStampAt(o.From),
+		From:           outboxes.FirstStampAt(order.From),
 		Until:          until,
-		IDs:            o.IDs,
-		Keys:           o.Keys,
-		Types:          o.Types,
-		AggregateTypes: o.AggregateTypes,
-		Topics:         o.Topics,
+		IDs:            order.IDs,
+		Keys:           order.Keys,
+		Types:          order.Types,
+		AggregateTypes: order.AggregateTypes,
+		Topics:         order.Topics,
 	}
 	// The rest is derived from the configuration, and is stored with the order.
-	p.query = r.completeQuery(p.query)
+	plan.query = r.completeQuery(plan.query)
 
-	if err := r.countTargets(ctx, &p); err != nil {
-		return p, err
+	if err := r.countTargets(ctx, &plan); err != nil {
+		return plan, err
 	}
-	if len(p.Topics) == 0 {
-		return p, nil
+	if len(plan.Topics) == 0 {
+		return plan, nil
 	}
-	return p, r.markCompacted(ctx, &p, o.Force)
+	return plan, r.markCompacted(ctx, &plan, order.Force)
 }
 
 // completeQuery returns a query, which may have been stored, with the parts that are not stored.
-func (r Replays) completeQuery(q replayQuery) replayQuery {
-	q.mapping = r.op.Mapping
-	q.whole = r.op.Router != nil && r.op.Router.NeedsDocument()
-	return q
+func (r Replays) completeQuery(query replayQuery) replayQuery {
+	query.mapping = r.op.Mapping
+	query.whole = r.op.Router != nil && r.op.Router.NeedsDocument()
+	return query
 }
 
 // countTargets sets the counts of the plan.
-func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
+func (r Replays) countTargets(ctx context.Context, plan *ReplayPlan) error {
 	topics := map[string]int64{}
-	for _, ns := range p.query.Collections {
+	for _, ns := range plan.query.Collections {
 		coll := outboxes.CollectionOf(r.op.State.Client(), ns)
-		found, err := r.countEnvelopes(ctx, coll, p, topics)
+		found, err := r.countEnvelopes(ctx, coll, plan, topics)
 		if err != nil {
 			return err
 		}
 
-		unstamped, err := countUnstamped(ctx, coll, p.query)
+		unstamped, err := countUnstamped(ctx, coll, plan.query)
 		if err != nil {
 			return err
 		}
-		p.Unstamped += unstamped
+		plan.Unstamped += unstamped
 
-		p.Found += found
+		plan.Found += found
 		if found > 0 {
-			p.Collections = append(p.Collections, ReplayCount{ns, found})
+			plan.Collections = append(plan.Collections, ReplayCount{ns, found})
 		}
 	}
 
 	for _, t := range slices.Sorted(maps.Keys(topics)) {
-		p.Topics = append(p.Topics, ReplayTopic{Name: t, Found: topics[t]})
+		plan.Topics = append(plan.Topics, ReplayTopic{Name: t, Found: topics[t]})
 	}
 	return nil
 }
@@ -168,13 +168,13 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 // countEnvelopes adds the envelopes of a collection to the counts of their topics, and to the envelopes that the plan leaves out.
 // It returns the number of the others. It reads the same fields of each envelope as the replay.
 func (r Replays) countEnvelopes(
-	ctx context.Context, coll *mongo.Collection, p *ReplayPlan, topics map[string]int64,
+	ctx context.Context, coll *mongo.Collection, plan *ReplayPlan, topics map[string]int64,
 ) (found int64, err error) {
-	q, ns := p.query, mongodb.Namespace(coll)
+	query, ns := plan.query, mongodb.Namespace(coll)
 	var part []replayItem
 	count := func() error {
 		sent, _, err := r.delivered(ctx, ns, part)
-		p.LeftOut += int64(len(part) - len(sent))
+		plan.LeftOut += int64(len(part) - len(sent))
 		found += int64(len(sent))
 		for _, it := range sent {
 			for _, t := range it.topics {
@@ -186,17 +186,17 @@ func (r Replays) countEnvelopes(
 	}
 
 	doing := "counting envelopes of " + ns
-	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, q.buildRangeFilter(bson.Timestamp{}, q.Until), func(raw bson.Raw) error {
-		it, ok := r.newItem(ns, raw, q)
+	err = mongodb.FindEach(ctx, mongodb.Majority(coll), doing, query.buildRangeFilter(bson.Timestamp{}, query.Until), func(raw bson.Raw) error {
+		it, ok := r.newItem(ns, raw, query)
 		if !ok {
-			p.LeftOut++
+			plan.LeftOut++
 			return nil
 		}
 		if part = append(part, it); len(part) < mongodb.MaxDocuments {
 			return nil
 		}
 		return count()
-	}, options.Find().SetProjection(q.buildProjection()))
+	}, options.Find().SetProjection(query.buildProjection()))
 	if err != nil {
 		return found, err
 	}
@@ -214,20 +214,20 @@ type replayItem struct {
 
 // newItem returns the item of a document that was read with the fields of the query. It returns false for a malformed envelope, and
 // for one of other topics.
-func (r Replays) newItem(ns string, raw bson.Raw, q replayQuery) (it replayItem, ok bool) {
-	var v envelope.View
-	if q.mapping.Parse(raw, &v) != nil {
-		return it, false
+func (r Replays) newItem(ns string, raw bson.Raw, query replayQuery) (item replayItem, ok bool) {
+	var view envelope.View
+	if query.mapping.Parse(raw, &view) != nil {
+		return item, false
 	}
-	it.routedTopics = r.routeEnvelope(ns, &v, q.Topics)
-	it.id, it.stamp, it.size = mongodb.CloneValue(raw.Lookup("_id")), v.TS, len(raw)
+	item.routedTopics = r.routeEnvelope(ns, &view, query.Topics)
+	item.id, item.stamp, item.size = mongodb.CloneValue(raw.Lookup("_id")), view.TS, len(raw)
 	if n, ok := raw.Lookup(sizeField).AsInt64OK(); ok {
-		it.size = int(n)
+		item.size = int(n)
 	}
-	if v.HasExpiresAt {
-		it.expiresAt = v.ExpiresAt
+	if view.HasExpiresAt {
+		item.expiresAt = view.ExpiresAt
 	}
-	return it, len(it.topics) > 0
+	return item, len(item.topics) > 0
 }
 
 // delivered returns the items without those that wait, and without the topics for which they are dead letters: only what was
@@ -252,10 +252,10 @@ func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (o
 		return nil, 0, err
 	}
 	dead := map[event][]string{}
-	err = letters.Known(ctx, r.op.letters(), r.op.Watcher, ns, ids, func(m letters.Mark) error {
-		if !m.Requeued {
-			e := event{mongodb.ValueKey(m.ID), m.Stamp}
-			dead[e] = append(dead[e], m.Topic)
+	err = letters.Known(ctx, r.op.letters(), r.op.Watcher, ns, ids, func(mark letters.Mark) error {
+		if !mark.Requeued {
+			event := event{mongodb.ValueKey(mark.ID), mark.Stamp}
+			dead[event] = append(dead[event], mark.Topic)
 		}
 		return nil
 	})
@@ -268,7 +268,7 @@ func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (o
 		rejected := dead[event{mongodb.ValueKey(letters.ShortID(it.id)), it.stamp}]
 		if len(rejected) > 0 {
 			n := len(it.topics)
-			it.topics = slices.DeleteFunc(slices.Clone(it.topics), func(t string) bool { return slices.Contains(rejected, t) })
+			it.topics = slices.DeleteFunc(slices.Clone(it.topics), func(topic string) bool { return slices.Contains(rejected, topic) })
 			it.partial = it.partial || len(it.topics) < n
 		}
 		if waits[event{mongodb.ValueKey(it.id), it.stamp}] || len(it.topics) == 0 || slices.Contains(rejected, "") {
@@ -281,9 +281,9 @@ func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (o
 }
 
 // markCompacted marks the compacted topics of the plan. With force, Kafka may be unavailable.
-func (r Replays) markCompacted(ctx context.Context, p *ReplayPlan, force bool) error {
-	names := make([]string, len(p.Topics))
-	for i, t := range p.Topics {
+func (r Replays) markCompacted(ctx context.Context, plan *ReplayPlan, force bool) error {
+	names := make([]string, len(plan.Topics))
+	for i, t := range plan.Topics {
 		names[i] = t.Name
 	}
 
@@ -291,8 +291,8 @@ func (r Replays) markCompacted(ctx context.Context, p *ReplayPlan, force bool) e
 	if err != nil && !force {
 		return fmt.Errorf("reading from Kafka which topics are compacted (--force skips this check): %w", err)
 	}
-	for i := range p.Topics {
-		p.Topics[i].Compacted = slices.Contains(compacted, p.Topics[i].Name)
+	for i := range plan.Topics {
+		plan.Topics[i].Compacted = slices.Contains(compacted, plan.Topics[i].Name)
 	}
 	return nil
 }
@@ -305,9 +305,9 @@ type routedTopics struct {
 
 // routeEnvelope returns the topics of an envelope of the collection ns, restricted to those in only unless only is
 // empty. An envelope that the routing rejects has no topics.
-func (r Replays) routeEnvelope(ns string, v *envelope.View, only []string) routedTopics {
+func (r Replays) routeEnvelope(ns string, view *envelope.View, only []string) routedTopics {
 	db, coll, _ := strings.Cut(ns, ".")
-	targets, err := r.op.Router.Route(v, &routing.Meta{DB: []byte(db), Coll: []byte(coll)}, nil)
+	targets, err := r.op.Router.Route(view, &routing.Meta{DB: []byte(db), Coll: []byte(coll)}, nil)
 	if err != nil {
 		return routedTopics{}
 	}
@@ -324,15 +324,15 @@ func (r Replays) routeEnvelope(ns string, v *envelope.View, only []string) route
 
 // Order stores the order of a plan and returns its replay, which Run runs. It returns
 // [ErrCompacted] if the order needs Force (N10).
-func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
+func (r Replays) Order(ctx context.Context, plan ReplayPlan, order ReplayOrder) (ReplayInfo, error) {
 	var compacted []string
 	// In a compacted topic, an old event would replace the newest of its key.
-	for _, t := range p.Topics {
+	for _, t := range plan.Topics {
 		if t.Compacted {
 			compacted = append(compacted, t.Name)
 		}
 	}
-	if len(compacted) > 0 && !o.Force {
+	if len(compacted) > 0 && !order.Force {
 		return ReplayInfo{}, fmt.Errorf("%w (%s): an old event becomes the newest of its key, and compaction removes the later ones; "+
 			"use --force if the readers tolerate that, or --topic to send only to other topics", ErrCompacted, strings.Join(compacted, ", "))
 	}
@@ -345,10 +345,10 @@ func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (Replay
 	err = r.stored.Start(ctx, storedReplay{
 		ID:       id,
 		Watcher:  r.op.Watcher,
-		Query:    p.query,
+		Query:    plan.query,
 		Actor:    r.op.Actor,
-		Found:    p.Found,
-		Rate:     o.Rate,
+		Found:    plan.Found,
+		Rate:     order.Rate,
 		Delivery: delivery,
 	})
 	if err != nil {
@@ -363,16 +363,16 @@ func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (Replay
 	// Ids and keys may be personal data, so the audit log contains only their number.
 	return newReplayInfo(doc), r.op.logAction(ctx, "replay_ordered", bson.D{
 		{Key: "replay", Value: id},
-		{Key: "found", Value: p.Found},
-		{Key: "from", Value: o.From},
-		{Key: "until", Value: p.Until},
-		{Key: "ids", Value: len(o.IDs)},
-		{Key: "keys", Value: len(o.Keys)},
-		{Key: "types", Value: o.Types},
-		{Key: "aggregate_types", Value: o.AggregateTypes},
-		{Key: "topics", Value: o.Topics},
-		{Key: "collections", Value: len(p.Collections)},
-		{Key: "force", Value: o.Force},
+		{Key: "found", Value: plan.Found},
+		{Key: "from", Value: order.From},
+		{Key: "until", Value: plan.Until},
+		{Key: "ids", Value: len(order.IDs)},
+		{Key: "keys", Value: len(order.Keys)},
+		{Key: "types", Value: order.Types},
+		{Key: "aggregate_types", Value: order.AggregateTypes},
+		{Key: "topics", Value: order.Topics},
+		{Key: "collections", Value: len(plan.Collections)},
+		{Key: "force", Value: order.Force},
 	})
 }
 
@@ -393,24 +393,24 @@ type ReplayInfo struct {
 	FinishedAt  *time.Time `json:"finished_at,omitempty"`
 }
 
-func newReplayInfo(p storedReplay) ReplayInfo {
+func newReplayInfo(replay storedReplay) ReplayInfo {
 	info := ReplayInfo{
-		ID:          p.ID,
-		Watcher:     p.Watcher,
-		State:       p.State,
-		Actor:       p.Actor,
-		Found:       p.Found,
-		Queued:      p.Queued,
-		Skipped:     p.Skipped,
+		ID:          replay.ID,
+		Watcher:     replay.Watcher,
+		State:       replay.State,
+		Actor:       replay.Actor,
+		Found:       replay.Found,
+		Queued:      replay.Queued,
+		Skipped:     replay.Skipped,
 		Outstanding: -1,
-		Until:       time.Unix(int64(p.Query.Until.T), 0).UTC(),
-		StartedAt:   p.StartedAt,
-		UpdatedAt:   p.UpdatedAt,
-		FinishedAt:  p.FinishedAt,
+		Until:       time.Unix(int64(replay.Query.Until.T), 0).UTC(),
+		StartedAt:   replay.StartedAt,
+		UpdatedAt:   replay.UpdatedAt,
+		FinishedAt:  replay.FinishedAt,
 	}
 
-	if p.Query.From.T > 0 {
-		info.From = time.Unix(int64(p.Query.From.T), 0).UTC()
+	if replay.Query.From.T > 0 {
+		info.From = time.Unix(int64(replay.Query.From.T), 0).UTC()
 	}
 	return info
 }

@@ -49,7 +49,7 @@ func (q replayQuery) buildRangeFilter(after, until bson.Timestamp) bson.D {
 
 // buildConditions selects the envelopes at any time that are not scheduled.
 func (q replayQuery) buildConditions() bson.D {
-	d := bson.D{{Key: "dueAt", Value: nil}}
+	document := bson.D{{Key: "dueAt", Value: nil}}
 
 	if len(q.IDs) > 0 {
 		// A text may stand for several types of ids, so the filter has all of them.
@@ -57,14 +57,14 @@ func (q replayQuery) buildConditions() bson.D {
 		for _, text := range q.IDs {
 			ids = append(ids, parseIDs(text)...)
 		}
-		d = append(d, bson.E{Key: "_id", Value: anyOf(ids)})
+		document = append(document, bson.E{Key: "_id", Value: anyOf(ids)})
 	}
 
 	if len(q.Types) > 0 {
-		d = append(d, bson.E{Key: cmp.Or(q.mapping.Name("type"), "type"), Value: anyOf(q.Types)})
+		document = append(document, bson.E{Key: cmp.Or(q.mapping.Name("type"), "type"), Value: anyOf(q.Types)})
 	}
 	if len(q.AggregateTypes) > 0 {
-		d = append(d, bson.E{Key: cmp.Or(q.mapping.Name("aggregatetype"), "aggregatetype"), Value: anyOf(q.AggregateTypes)})
+		document = append(document, bson.E{Key: cmp.Or(q.mapping.Name("aggregatetype"), "aggregatetype"), Value: anyOf(q.AggregateTypes)})
 	}
 
 	if len(q.Keys) > 0 {
@@ -72,10 +72,10 @@ func (q replayQuery) buildConditions() bson.D {
 		for _, text := range q.Keys {
 			keys = append(keys, purge.KeyForms(text)...)
 		}
-		d = append(d, q.mapping.KeyFilter(keys))
+		document = append(document, q.mapping.KeyFilter(keys))
 	}
 
-	return d
+	return document
 }
 
 func anyOf(list any) bson.D { return bson.D{{Key: "$in", Value: list}} }
@@ -85,8 +85,8 @@ const maxUnstampedCount = 100_000
 
 // countUnstamped counts the envelopes without a timestamp that match all other conditions, up to
 // [maxUnstampedCount]. A replay cannot send them, because nothing shows when they were delivered.
-func countUnstamped(ctx context.Context, coll *mongo.Collection, q replayQuery) (int64, error) {
-	filter := bson.D{{Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}, q.buildConditions()}}}
+func countUnstamped(ctx context.Context, coll *mongo.Collection, query replayQuery) (int64, error) {
+	filter := bson.D{{Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}, query.buildConditions()}}}
 	n, err := coll.CountDocuments(ctx, filter, options.Count().SetLimit(maxUnstampedCount))
 	return n, mongodb.Refusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
@@ -96,7 +96,7 @@ func countUnstamped(ctx context.Context, coll *mongo.Collection, q replayQuery) 
 // envelopes with the same timestamp, so there may be more than limit. All envelopes that it read were
 // committed before the cluster time seen. N21: a majority read on the primary.
 func readEnvelopes(
-	ctx context.Context, coll *mongo.Collection, q replayQuery, after bson.Timestamp, limit int,
+	ctx context.Context, coll *mongo.Collection, query replayQuery, after bson.Timestamp, limit int,
 ) (docs []bson.Raw, seen bson.Timestamp, err error) {
 	ctx, cancel := context.WithTimeout(ctx, replayReply)
 	defer cancel()
@@ -108,7 +108,7 @@ func readEnvelopes(
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	// The session returns the time at which the server has read.
 	ctx = mongo.NewSessionContext(ctx, sess)
-	docs, err = q.find(ctx, coll, q.buildRangeFilter(after, q.Until), limit+1)
+	docs, err = query.find(ctx, coll, query.buildRangeFilter(after, query.Until), limit+1)
 	if err == nil && len(docs) > limit {
 		last := parseStamp(docs[limit])
 		n := limit
@@ -120,7 +120,7 @@ func readEnvelopes(
 
 		// Copied documents share a timestamp, and are read all at once.
 		if n == 0 {
-			docs, err = q.find(ctx, coll, q.buildRangeFilter(mongodb.Preceding(last), last), 0)
+			docs, err = query.find(ctx, coll, query.buildRangeFilter(mongodb.Preceding(last), last), 0)
 		}
 	}
 	if err != nil {

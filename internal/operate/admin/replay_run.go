@@ -55,7 +55,7 @@ type ReplayRun struct {
 // The timestamp alone does not show whether a recent envelope was delivered. So envelopes that are
 // younger than the margin, the longest life of a transaction, have to wait until the watcher has
 // passed them. If the watcher does not move, Run returns [ErrReplayStalled].
-func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, error) {
+func (r Replays) Run(ctx context.Context, id string, order ReplayRun) (ReplayInfo, error) {
 	doc, err := r.stored.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
@@ -66,16 +66,16 @@ func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, e
 	if doc.State == replayCancelled {
 		return newReplayInfo(doc), fmt.Errorf("replay %s was cancelled; order a new one", id)
 	}
-	if o.Open <= 0 {
-		o.Open = DefaultReplayOpen
+	if order.Open <= 0 {
+		order.Open = DefaultReplayOpen
 	}
-	if o.Patience <= 0 {
-		o.Patience = defaultPatience
+	if order.Patience <= 0 {
+		order.Patience = defaultPatience
 	}
 
 	run := &replayRun{
 		replays: r,
-		options: o,
+		options: order,
 		doc:     doc,
 		cursor:  doc.Cursor,
 		room:    -1,
@@ -86,7 +86,7 @@ func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, e
 			return newReplayInfo(run.doc), err
 		}
 	}
-	if o.Wait {
+	if order.Wait {
 		if err := run.waitSent(ctx); err != nil {
 			return newReplayInfo(run.doc), err
 		}
@@ -94,7 +94,7 @@ func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, e
 
 	doc, err = r.stored.Get(ctx, id)
 	info := newReplayInfo(doc)
-	if o.Wait {
+	if order.Wait {
 		info.Outstanding = 0
 	}
 	return info, err
@@ -168,8 +168,8 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	if u.cursor.Place != "" {
 		after = mongodb.Preceding(after)
 	}
-	q := u.replays.completeQuery(u.doc.Query)
-	docs, seen, err := readEnvelopes(ctx, coll, q, after, limit)
+	query := u.replays.completeQuery(u.doc.Query)
+	docs, seen, err := readEnvelopes(ctx, coll, query, after, limit)
 	if err != nil || len(docs) == 0 {
 		return false, err
 	}
@@ -178,12 +178,12 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 
-	items, err := u.selectItems(ctx, ns, docs, q)
+	items, err := u.selectItems(ctx, ns, docs, query)
 	if err != nil {
 		return false, err
 	}
 	for len(items) > 0 {
-		n := mongodb.CountFitting(items, u.nextBatchSize(), func(it *replayItem) int { return it.size })
+		n := mongodb.CountFitting(items, u.nextBatchSize(), func(item *replayItem) int { return item.size })
 		part := items[:n]
 		items = items[n:]
 
@@ -202,7 +202,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 
 // selectItems returns the items of the documents that can be sent again, in the order of stamp and place, and counts the others as
 // skipped.
-func (u *replayRun) selectItems(ctx context.Context, ns string, docs []bson.Raw, q replayQuery) ([]replayItem, error) {
+func (u *replayRun) selectItems(ctx context.Context, ns string, docs []bson.Raw, query replayQuery) ([]replayItem, error) {
 	var items []replayItem
 	var skipped int64
 	now := time.Now().Add(u.skew).UnixMilli()
@@ -211,7 +211,7 @@ func (u *replayRun) selectItems(ctx context.Context, ns string, docs []bson.Raw,
 		if parseStamp(raw) == u.cursor.TS && placeOf(raw.Lookup("_id")) <= u.cursor.Place {
 			continue
 		}
-		it, ok := u.replays.newItem(ns, raw, q)
+		it, ok := u.replays.newItem(ns, raw, query)
 		// The replay of an expired envelope would only create a dead letter.
 		if !ok || it.expiresAt > 0 && it.expiresAt <= now {
 			skipped++
@@ -266,16 +266,16 @@ func (u *replayRun) newEntries(ctx context.Context, coll *mongo.Collection, item
 	entries := make([]waiting.Entry, 0, len(items))
 	for _, it := range items {
 		raw := whole[mongodb.ValueKey(it.id)]
-		var v envelope.View
-		if raw == nil || parseStamp(raw) != it.stamp || u.replays.op.Mapping.Parse(raw, &v) != nil {
+		var view envelope.View
+		if raw == nil || parseStamp(raw) != it.stamp || u.replays.op.Mapping.Parse(raw, &view) != nil {
 			continue
 		}
-		e := waiting.Entry{
+		entry := waiting.Entry{
 			Watcher:  u.replays.op.Watcher,
 			NS:       mongodb.Namespace(coll),
 			Raw:      raw,
 			Delivery: u.doc.Delivery,
-			Key:      string(v.OrderingKey()),
+			Key:      string(view.OrderingKey()),
 			Slot:     waiting.SlotOf(raw),
 			// The envelopes of a key follow each other as they were first committed.
 			Pos:      outboxes.PosAt(it.stamp),
@@ -286,9 +286,9 @@ func (u *replayRun) newEntries(ctx context.Context, coll *mongo.Collection, item
 		}
 		// Without pending topics, the relay sends the envelope to all topics that it routes to.
 		if it.partial {
-			e.Pending = it.topics
+			entry.Pending = it.topics
 		}
-		entries = append(entries, e)
+		entries = append(entries, entry)
 	}
 	return entries, nil
 }
@@ -337,7 +337,7 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 // writeBatch queues the envelopes of the items and moves the stored cursor, in one transaction. It
 // blocks until the rate and the number of queued envelopes allow it. An envelope that MongoDB rejects as a waiting envelope, because
 // it would be too large, is skipped.
-func (u *replayRun) writeBatch(ctx context.Context, coll *mongo.Collection, items []replayItem, to replayCursor) error {
+func (u *replayRun) writeBatch(ctx context.Context, coll *mongo.Collection, items []replayItem, next replayCursor) error {
 	// The rate is respected before the write, so an interruption leaves no debt.
 	if err := u.waitForRoom(ctx, int64(len(items))); err != nil {
 		return err
@@ -346,34 +346,34 @@ func (u *replayRun) writeBatch(ctx context.Context, coll *mongo.Collection, item
 	if err != nil {
 		return err
 	}
-	err = u.queueBatch(ctx, entries, int64(len(items)), to)
+	err = u.queueBatch(ctx, entries, int64(len(items)), next)
 	if err == nil || !mongodb.IsRejection(err) {
 		return err
 	}
 
 	// The cursor moves with each part, so an interruption in between does no harm.
 	if n := len(items); n > 1 {
-		middle := replayCursor{At: to.At, TS: items[n/2-1].stamp, Place: placeOf(items[n/2-1].id)}
+		middle := replayCursor{At: next.At, TS: items[n/2-1].stamp, Place: placeOf(items[n/2-1].id)}
 		if err := u.writeBatch(ctx, coll, items[:n/2], middle); err != nil {
 			return err
 		}
-		return u.writeBatch(ctx, coll, items[n/2:], to)
+		return u.writeBatch(ctx, coll, items[n/2:], next)
 	}
-	return u.queueBatch(ctx, nil, 1, to)
+	return u.queueBatch(ctx, nil, 1, next)
 }
 
 // queueBatch writes a batch of entries that were made of so many items.
-func (u *replayRun) queueBatch(ctx context.Context, entries []waiting.Entry, items int64, to replayCursor) error {
+func (u *replayRun) queueBatch(ctx context.Context, entries []waiting.Entry, items int64, next replayCursor) error {
 	n := int64(len(entries))
-	b := replayBatch{Name: uuid.NewString(), From: u.doc.Cursor, To: to, Entries: entries, Skipped: u.skipped + items - n}
-	if err := u.replays.stored.Queue(ctx, u.doc.ID, b); err != nil {
+	batch := replayBatch{Name: uuid.NewString(), From: u.doc.Cursor, To: next, Entries: entries, Skipped: u.skipped + items - n}
+	if err := u.replays.stored.Queue(ctx, u.doc.ID, batch); err != nil {
 		return err
 	}
 
 	u.skipped = 0
-	u.doc.Cursor = to
+	u.doc.Cursor = next
 	u.doc.Queued += n
-	u.doc.Skipped += b.Skipped
+	u.doc.Skipped += batch.Skipped
 	u.queued += n
 	u.room -= n
 	u.open += n

@@ -73,35 +73,35 @@ func newReplayStore(state state.Database) *replayStore {
 }
 
 // Start stores a new replay. The server sets its times.
-func (r *replayStore) Start(ctx context.Context, p storedReplay) error {
-	p.State = ReplayRunning
-	raw, err := bson.Marshal(p)
+func (r *replayStore) Start(ctx context.Context, replay storedReplay) error {
+	replay.State = ReplayRunning
+	raw, err := bson.Marshal(replay)
 	if err != nil {
-		return fmt.Errorf("writing replay %s: %w", p.ID, err)
+		return fmt.Errorf("writing replay %s: %w", replay.ID, err)
 	}
 
 	// An insert could contain only the time of the client.
 	times := bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}}
 	document := bson.D{{Key: "$mergeObjects", Value: bson.A{mongodb.Literal(bson.Raw(raw)), times}}}
-	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: p.ID}},
+	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: replay.ID}},
 		mongo.Pipeline{{{Key: "$replaceWith", Value: document}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return mongodb.Refusal(err, "writing replay "+p.ID, "find, insert and update", mongodb.Namespace(r.coll))
+		return mongodb.Refusal(err, "writing replay "+replay.ID, "find, insert and update", mongodb.Namespace(r.coll))
 	}
 	return nil
 }
 
 // Get returns a replay, or [mongodb.ErrNotFound].
 func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) {
-	var p storedReplay
-	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&p)
+	var replay storedReplay
+	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&replay)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return p, fmt.Errorf("replay %s: %w; outrelay replay list lists the replays", id, mongodb.ErrNotFound)
+		return replay, fmt.Errorf("replay %s: %w; outrelay replay list lists the replays", id, mongodb.ErrNotFound)
 	}
 	if err != nil {
-		return p, mongodb.Refusal(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
+		return replay, mongodb.Refusal(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
 	}
-	return p, nil
+	return replay, nil
 }
 
 // List returns the latest n replays of a watcher.
@@ -142,15 +142,15 @@ type replayBatch struct {
 // Queue writes one batch in one transaction of the state database. If the cursor is not at From, it writes nothing and
 // returns [ErrReplayMoved]. The owner of the watcher finds the envelopes by their time (N18). No fence is needed, because nothing
 // changes that the owner has decided.
-func (r *replayStore) Queue(ctx context.Context, id string, b replayBatch) error {
+func (r *replayStore) Queue(ctx context.Context, id string, batch replayBatch) error {
 	store := mongodb.Database(r.state.Client(), r.state.Name()).Collection(r.state.Collection("waiting").Name())
 	err := mongodb.InTransaction(ctx, r.state.Client(), func(tx context.Context) error {
-		moved, err := r.moveCursor(tx, id, b)
+		moved, err := r.moveCursor(tx, id, batch)
 		if err != nil || !moved {
 			return err
 		}
 		crash.At("mid-replay")
-		return waiting.Enter(tx, store, b.Entries)
+		return waiting.Enter(tx, store, batch.Entries)
 	})
 	if err != nil {
 		return fmt.Errorf("replay %s: %w", id, err)
@@ -159,21 +159,21 @@ func (r *replayStore) Queue(ctx context.Context, id string, b replayBatch) error
 }
 
 // moveCursor moves the cursor and counts the batch. It returns false if this batch was committed before.
-func (r *replayStore) moveCursor(tx context.Context, id string, b replayBatch) (bool, error) {
-	var p struct {
+func (r *replayStore) moveCursor(tx context.Context, id string, batch replayBatch) (bool, error) {
+	var stored struct {
 		State  string       `bson:"state"`
 		Cursor replayCursor `bson:"cursor"`
 		Batch  string       `bson:"batch"`
 	}
-	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&p); err != nil {
+	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&stored); err != nil {
 		return false, mongodb.Refusal(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
 	}
 
 	switch {
-	case p.Batch == b.Name:
+	case stored.Batch == batch.Name:
 		// An earlier attempt was committed, although its outcome was unknown.
 		return false, nil
-	case p.State != ReplayRunning || p.Cursor != b.From:
+	case stored.State != ReplayRunning || stored.Cursor != batch.From:
 		return false, ErrReplayMoved
 	}
 
@@ -181,11 +181,11 @@ func (r *replayStore) moveCursor(tx context.Context, id string, b replayBatch) (
 		return bson.E{Key: field, Value: bson.D{{Key: "$add", Value: bson.A{"$" + field, n}}}}
 	}
 	_, err := r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "cursor", Value: mongodb.Literal(b.To)},
-		{Key: "batch", Value: mongodb.Literal(b.Name)},
+		{Key: "cursor", Value: mongodb.Literal(batch.To)},
+		{Key: "batch", Value: mongodb.Literal(batch.Name)},
 		{Key: "updatedAt", Value: "$$NOW"},
-		add("queued", int64(len(b.Entries))),
-		add("skipped", b.Skipped),
+		add("queued", int64(len(batch.Entries))),
+		add("skipped", batch.Skipped),
 	}}}})
 	if err != nil {
 		return false, mongodb.Refusal(err, "moving replay "+id, "find and update", mongodb.Namespace(r.coll))

@@ -172,7 +172,7 @@ func (r Replays) checkRouting() error {
 
 // Start orders a replay, which [Operator.Run] of this process runs. If it is interrupted because the
 // process ends, [Replays.Resume] or the command line can resume it.
-func (r Replays) Start(ctx context.Context, o ReplayOrder) (ReplayInfo, error) {
+func (r Replays) Start(ctx context.Context, order ReplayOrder) (ReplayInfo, error) {
 	if err := r.checkRouting(); err != nil {
 		return ReplayInfo{}, err
 	}
@@ -180,11 +180,11 @@ func (r Replays) Start(ctx context.Context, o ReplayOrder) (ReplayInfo, error) {
 		return ReplayInfo{}, err
 	}
 
-	p, err := r.Plan(ctx, o)
+	plan, err := r.Plan(ctx, order)
 	if err != nil {
 		return ReplayInfo{}, err
 	}
-	info, err := r.Order(ctx, p, o)
+	info, err := r.Order(ctx, plan, order)
 	if err != nil {
 		return info, err
 	}

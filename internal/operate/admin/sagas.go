@@ -107,11 +107,11 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 
 	filter := bson.D{}
 	if after != "" {
-		var p sagaPlace
-		if err := mongodb.ParseCursor(after, &p); err != nil {
+		var place sagaPlace
+		if err := mongodb.ParseCursor(after, &place); err != nil {
 			return page, err
 		}
-		filter = afterPlace("updatedAt", p.At, p.ID)
+		filter = afterPlace("updatedAt", place.At, place.ID)
 	}
 	limit = pageSize(limit)
 	coll := mongodb.Majority(s.op.database(database).Collection(name))
@@ -217,10 +217,10 @@ func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool
 	return out, nil
 }
 
-func nilIfZero(t time.Time) *time.Time {
-	if t.IsZero() {
+func nilIfZero(moment time.Time) *time.Time {
+	if moment.IsZero() {
 		return nil
 	}
-	t = t.UTC()
-	return &t
+	moment = moment.UTC()
+	return &moment
 }

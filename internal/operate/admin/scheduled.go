@@ -64,12 +64,12 @@ type Schedule struct{ op Operator }
 // List returns a page of up to limit envelopes, by default [DefaultPage]. after is Next of
 // the previous page.
 func (s Schedule) List(
-	ctx context.Context, f ScheduledFilter, limit int, after string,
+	ctx context.Context, filter ScheduledFilter, limit int, after string,
 ) (ScheduledPage, error) {
 	if limit <= 0 {
 		limit = DefaultPage
 	}
-	query, list, err := s.findOutboxes(ctx, f, s.op.scheduledCollections)
+	query, list, err := s.findOutboxes(ctx, filter, s.op.scheduledCollections)
 	if err != nil {
 		return ScheduledPage{Events: []Scheduled{}}, err
 	}
@@ -105,27 +105,27 @@ func (s Schedule) List(
 	return page, err
 }
 
-func newScheduled(ns string, e *agenda.Event) Scheduled {
+func newScheduled(ns string, event *agenda.Event) Scheduled {
 	return Scheduled{
 		Collection:    ns,
-		ID:            e.ID.String(),
-		Type:          e.Name,
-		AggregateType: e.Aggregate.Type,
-		AggregateID:   e.Aggregate.ID,
-		DueAt:         e.DueAt,
-		ExpiresAt:     e.ExpiresAt,
+		ID:            event.ID.String(),
+		Type:          event.Name,
+		AggregateType: event.Aggregate.Type,
+		AggregateID:   event.Aggregate.ID,
+		DueAt:         event.DueAt,
+		ExpiresAt:     event.ExpiresAt,
 	}
 }
 
 // Summary counts the matching envelopes by type, sorted by type.
-func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGroup, error) {
-	query, outboxes, err := s.findOutboxes(ctx, f, s.op.scheduledCollections)
+func (s Schedule) Summary(ctx context.Context, filter ScheduledFilter) ([]ScheduledGroup, error) {
+	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.scheduledCollections)
 	if err != nil {
 		return nil, err
 	}
 
 	groups := []ScheduledGroup{}
-	compareType := func(g ScheduledGroup, t string) int { return strings.Compare(g.Type, t) }
+	compareType := func(group ScheduledGroup, eventType string) int { return strings.Compare(group.Type, eventType) }
 	for _, coll := range outboxes {
 		list, err := agenda.Summarize(ctx, coll, query)
 		if err != nil {
@@ -135,17 +135,17 @@ func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGr
 		for _, s := range list {
 			i, found := slices.BinarySearchFunc(groups, s.Name, compareType)
 			if !found {
-				g := ScheduledGroup{Type: s.Name, Earliest: s.Earliest.UTC(), Latest: s.Latest.UTC()}
-				groups = slices.Insert(groups, i, g)
+				group := ScheduledGroup{Type: s.Name, Earliest: s.Earliest.UTC(), Latest: s.Latest.UTC()}
+				groups = slices.Insert(groups, i, group)
 			}
 
-			g := &groups[i]
-			g.Count += s.Count
-			if s.Earliest.Before(g.Earliest) {
-				g.Earliest = s.Earliest.UTC()
+			group := &groups[i]
+			group.Count += s.Count
+			if s.Earliest.Before(group.Earliest) {
+				group.Earliest = s.Earliest.UTC()
 			}
-			if s.Latest.After(g.Latest) {
-				g.Latest = s.Latest.UTC()
+			if s.Latest.After(group.Latest) {
+				group.Latest = s.Latest.UTC()
 			}
 		}
 	}
@@ -156,11 +156,11 @@ func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGr
 // number. If progress is not nil, Cancel calls it with the number so far. It returns
 // [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
 // cancelled until then stay cancelled, and are in the audit log.
-func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(int64)) (n int64, err error) {
-	if f.Empty() && !f.All {
+func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress func(int64)) (n int64, err error) {
+	if filter.Empty() && !filter.All {
 		return 0, ErrNoCondition
 	}
-	query, outboxes, err := s.findOutboxes(ctx, f, s.op.Collections)
+	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
 	if err != nil {
 		return 0, err
 	}
@@ -181,7 +181,7 @@ func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(i
 
 	// WithoutCancel, because the envelopes are gone even if the caller is.
 	if n > 0 || err == nil {
-		fields := append(auditFields(f), bson.E{Key: "count", Value: n})
+		fields := append(auditFields(filter), bson.E{Key: "count", Value: n})
 		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
 	}
 	return n, err
@@ -198,42 +198,42 @@ type Rescheduled struct {
 
 // Move moves the envelopes with the ids of the filter to another due time, unless a watcher
 // has claimed them. Like Cancel, it looks into every outbox of the watcher.
-func (s Schedule) Move(ctx context.Context, f ScheduledFilter, to time.Time) (Rescheduled, error) {
-	r := Rescheduled{To: to.UTC(), Moved: []string{}, NotScheduled: []string{}}
-	_, outboxes, err := s.findOutboxes(ctx, ScheduledFilter{Collection: f.Collection}, s.op.Collections)
+func (s Schedule) Move(ctx context.Context, filter ScheduledFilter, dueAt time.Time) (Rescheduled, error) {
+	rescheduled := Rescheduled{To: dueAt.UTC(), Moved: []string{}, NotScheduled: []string{}}
+	_, outboxes, err := s.findOutboxes(ctx, ScheduledFilter{Collection: filter.Collection}, s.op.Collections)
 	if err != nil {
-		return r, err
+		return rescheduled, err
 	}
 
-	for _, text := range f.IDs {
-		moved, err := rescheduleEnvelope(ctx, outboxes, text, to)
+	for _, text := range filter.IDs {
+		moved, err := rescheduleEnvelope(ctx, outboxes, text, dueAt)
 		if err != nil {
-			return r, errors.Join(err, s.logMoved(ctx, f, r))
+			return rescheduled, errors.Join(err, s.logMoved(ctx, filter, rescheduled))
 		}
 		if moved {
-			r.Moved = append(r.Moved, text)
+			rescheduled.Moved = append(rescheduled.Moved, text)
 		} else {
-			r.NotScheduled = append(r.NotScheduled, text)
+			rescheduled.NotScheduled = append(rescheduled.NotScheduled, text)
 		}
 	}
-	return r, s.logMoved(ctx, f, r)
+	return rescheduled, s.logMoved(ctx, filter, rescheduled)
 }
 
 // logMoved logs the move if any envelope was moved, even if ctx has ended.
-func (s Schedule) logMoved(ctx context.Context, f ScheduledFilter, r Rescheduled) error {
-	if len(r.Moved) == 0 {
+func (s Schedule) logMoved(ctx context.Context, filter ScheduledFilter, rescheduled Rescheduled) error {
+	if len(rescheduled.Moved) == 0 {
 		return nil
 	}
-	fields := append(auditFields(f), bson.E{Key: "to", Value: r.To}, bson.E{Key: "count", Value: len(r.Moved)})
+	fields := append(auditFields(filter), bson.E{Key: "to", Value: rescheduled.To}, bson.E{Key: "count", Value: len(rescheduled.Moved)})
 	return s.op.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields)
 }
 
 // rescheduleEnvelope moves the first envelope that matches the text of the id. It returns false if
 // there is none.
-func rescheduleEnvelope(ctx context.Context, outboxes []*mongo.Collection, text string, to time.Time) (bool, error) {
+func rescheduleEnvelope(ctx context.Context, outboxes []*mongo.Collection, text string, dueAt time.Time) (bool, error) {
 	for _, id := range parseIDs(text) {
 		for _, coll := range outboxes {
-			moved, err := agenda.Move(ctx, coll, id, to)
+			moved, err := agenda.Move(ctx, coll, id, dueAt)
 			if err != nil {
 				return false, fmt.Errorf("%s: moving envelope %s: %w", mongodb.Namespace(coll), text, err)
 			}
@@ -248,21 +248,21 @@ func rescheduleEnvelope(ctx context.Context, outboxes []*mongo.Collection, text 
 // findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
 // name. list returns the names of all outboxes that are read or changed, or only the given one.
 func (s Schedule) findOutboxes(
-	ctx context.Context, f ScheduledFilter, list func(ctx context.Context, only string) ([]string, error),
+	ctx context.Context, filter ScheduledFilter, list func(ctx context.Context, only string) ([]string, error),
 ) (agenda.Query, []*mongo.Collection, error) {
-	query := agenda.Query{Name: f.Type, AggregateType: f.AggregateType, From: f.From, Before: f.To, Mapping: s.op.Mapping}
-	if err := checkWindow(f.From, f.To); err != nil {
+	query := agenda.Query{Name: filter.Type, AggregateType: filter.AggregateType, From: filter.From, Before: filter.To, Mapping: s.op.Mapping}
+	if err := checkWindow(filter.From, filter.To); err != nil {
 		return query, nil, err
 	}
 	// An empty id would match nothing, and usually stems from an empty variable of a script.
-	for _, text := range f.IDs {
+	for _, text := range filter.IDs {
 		if text == "" {
 			return query, nil, errors.New("an id is empty")
 		}
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
 
-	names, err := list(ctx, f.Collection)
+	names, err := list(ctx, filter.Collection)
 	if err == nil && len(names) == 0 {
 		_, err = s.op.Collections(ctx, "")
 	}

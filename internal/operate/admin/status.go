@@ -100,28 +100,28 @@ type storedStats struct {
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
 // measured by the server's clock.
 func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
-	s := Status{Slots: []SlotStatus{}}
+	status := Status{Slots: []SlotStatus{}}
 	docs, err := mongodb.AggregateAll[watcherDocument](ctx, state.Collection("watchers"), "reading the watchers of "+state.Name(), mongo.Pipeline{
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
 	})
 	if err != nil {
-		return s, err
+		return status, err
 	}
 
 	for i := range docs {
-		w, err := docs[i].toSlotStatus()
+		slot, err := docs[i].toSlotStatus()
 		if err != nil {
-			return s, fmt.Errorf("reading watcher %s: %w", docs[i].ID, err)
+			return status, fmt.Errorf("reading watcher %s: %w", docs[i].ID, err)
 		}
-		s.Slots = append(s.Slots, w)
+		status.Slots = append(status.Slots, slot)
 	}
-	return s, nil
+	return status, nil
 }
 
 func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	name, slot, _ := strings.Cut(d.ID, "/")
-	w := SlotStatus{
+	status := SlotStatus{
 		Name:        name,
 		Slot:        slot,
 		Owner:       d.Owner,
@@ -135,64 +135,64 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	var stats storedStats
 	if len(d.Stats) > 0 {
 		if err := bson.Unmarshal(d.Stats, &stats); err != nil {
-			return w, err
+			return status, err
 		}
 	}
-	w.State = stats.State
-	w.Reason = stats.Reason
-	w.LagS = toSeconds(stats.LagMS)
-	w.TokenAgeS = toSeconds(stats.TokenAgeMS)
-	w.Rate = math.Round(stats.Rate*10) / 10
-	w.Unresolved = stats.Unresolved
-	w.Unwritable = append([]UnwritableTopic{}, stats.Unwritable...)
-	w.Problems = append([]SlotProblem{}, stats.Problems...)
-	for i := range w.Problems {
+	status.State = stats.State
+	status.Reason = stats.Reason
+	status.LagS = toSeconds(stats.LagMS)
+	status.TokenAgeS = toSeconds(stats.TokenAgeMS)
+	status.Rate = math.Round(stats.Rate*10) / 10
+	status.Unresolved = stats.Unresolved
+	status.Unwritable = append([]UnwritableTopic{}, stats.Unwritable...)
+	status.Problems = append([]SlotProblem{}, stats.Problems...)
+	for i := range status.Problems {
 		// Both times are of the owner's clock.
-		w.Problems[i].ForS = max(stats.At.Sub(w.Problems[i].Since).Seconds(), 0)
+		status.Problems[i].ForS = max(stats.At.Sub(status.Problems[i].Since).Seconds(), 0)
 	}
-	w.StatsAgeS = -1
+	status.StatsAgeS = -1
 	if !stats.At.IsZero() {
-		w.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)
+		status.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)
 	}
 
 	// Orders of operators are in the document, while the report is from before them.
-	d.addControl(&w)
+	d.addControl(&status)
 
 	// The last report may be that of an owner that is gone.
-	alive := w.hasOwner()
+	alive := status.hasOwner()
 	switch {
 	case d.Control.Paused && alive:
 		// Until the owner has drained, new events still go to Kafka. An operator who moves the watcher elsewhere has to wait.
-		w.State, w.Reason = "pausing", "an operator paused it; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
+		status.State, status.Reason = "pausing", "an operator paused it; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
 	case d.Control.Paused:
-		w.State, w.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
+		status.State, status.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
 	case !alive:
-		w.State, w.Reason = "no-owner", "no process runs it; start `outrelay run`"
+		status.State, status.Reason = "no-owner", "no process runs it; start `outrelay run`"
 	}
 	// The rate and the problems in the report of a dead owner are history.
 	if !alive {
-		w.Rate, w.Problems = 0, []SlotProblem{}
+		status.Rate, status.Problems = 0, []SlotProblem{}
 	}
-	return w, nil
+	return status, nil
 }
 
 // hasOwner reports whether a process holds the lease.
 func (w *SlotStatus) hasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
 // addControl adds the requests of operators, the position and the gap of the slot.
-func (d *watcherDocument) addControl(w *SlotStatus) {
-	w.Paused = d.Control.Paused
-	w.Pin = d.Control.Pin
+func (d *watcherDocument) addControl(slot *SlotStatus) {
+	slot.Paused = d.Control.Paused
+	slot.Pin = d.Control.Pin
 	if until := d.Control.StepDownUntil; until.After(d.Now) {
-		w.StepDownUntil = &until
+		slot.StepDownUntil = &until
 	}
 
 	if at, ok := d.Position().Time(); ok && at.T > 0 {
 		position := time.Unix(int64(at.T), 0).UTC()
-		w.PositionAt = &position
+		slot.PositionAt = &position
 	}
 	if d.Gap != nil {
-		w.Gap = d.Gap.Reason
+		slot.Gap = d.Gap.Reason
 	}
 }
 

@@ -83,8 +83,8 @@ func (a Activity) Topics(ctx context.Context) (TopicList, error) {
 		list.addReport(rows, &reports[i])
 	}
 	for _, p := range pending {
-		t := rows.find(p.Topic)
-		t.Waiting, t.OldestS, t.Target = p.Retry+p.Blocked+p.Parked, p.OldestAgeS, p.Target
+		figures := rows.find(p.Topic)
+		figures.Waiting, figures.OldestS, figures.Target = p.Retry+p.Blocked+p.Parked, p.OldestAgeS, p.Target
 	}
 	if list.LettersMore, err = a.countLetters(ctx, rows); err != nil {
 		return list, err
@@ -99,38 +99,38 @@ type topicRows map[string]*TopicFigures
 
 // find returns the figures of a topic, which it adds if they are missing.
 func (r topicRows) find(topic string) *TopicFigures {
-	t := r[topic]
-	if t == nil {
-		t = &TopicFigures{Topic: topic}
-		r[topic] = t
+	figures := r[topic]
+	if figures == nil {
+		figures = &TopicFigures{Topic: topic}
+		r[topic] = figures
 	}
-	return t
+	return figures
 }
 
 // addReport adds the report of a slot.
-func (l *TopicList) addReport(rows topicRows, r *activity.Report) {
-	if l.At == nil || r.At.After(*l.At) {
-		at := r.At.UTC()
+func (l *TopicList) addReport(rows topicRows, report *activity.Report) {
+	if l.At == nil || report.At.After(*l.At) {
+		at := report.At.UTC()
 		l.At = &at
 	}
-	l.Others.Topics += r.Others.Topics
-	l.Others.Rate += r.Others.Rate
+	l.Others.Topics += report.Others.Topics
+	l.Others.Rate += report.Others.Rate
 
-	for i := range r.Topics {
-		from := &r.Topics[i]
-		t := rows.find(from.Topic)
-		t.Rate += from.Rate
-		t.BytesRate += from.Bytes
+	for i := range report.Topics {
+		from := &report.Topics[i]
+		figures := rows.find(from.Topic)
+		figures.Rate += from.Rate
+		figures.BytesRate += from.Bytes
 		// Medians cannot be added, so the records of each slot are their weight.
-		if sum := t.records + from.Records; sum > 0 {
-			t.P50MS = (t.P50MS*float64(t.records) + from.P50MS*float64(from.Records)) / float64(sum)
-			t.records = sum
+		if sum := figures.records + from.Records; sum > 0 {
+			figures.P50MS = (figures.P50MS*float64(figures.records) + from.P50MS*float64(from.Records)) / float64(sum)
+			figures.records = sum
 		}
 		// The greatest of the slots is an upper bound of the common percentile.
-		t.P99MS = max(t.P99MS, from.P99MS)
-		if t.LastAt == nil || from.LastAt.After(*t.LastAt) {
+		figures.P99MS = max(figures.P99MS, from.P99MS)
+		if figures.LastAt == nil || from.LastAt.After(*figures.LastAt) {
 			at := from.LastAt.UTC()
-			t.LastAt, t.LastPartition, t.LastOffset = &at, from.Partition, from.Offset
+			figures.LastAt, figures.LastPartition, figures.LastOffset = &at, from.Partition, from.Offset
 		}
 	}
 }
@@ -184,8 +184,8 @@ func (l *TopicList) addRows(rows topicRows) {
 	}
 	// A quiet topic with waiting events must not be cut off.
 	slices.SortFunc(l.Topics, func(a, b TopicFigures) int {
-		if x, y := a.needsAttention(), b.needsAttention(); x != y {
-			if x {
+		if first, second := a.needsAttention(), b.needsAttention(); first != second {
+			if first {
 				return -1
 			}
 			return 1
@@ -193,7 +193,7 @@ func (l *TopicList) addRows(rows topicRows) {
 		return byRate(a, b)
 	})
 
-	topics, others := activity.CutTopics(l.Topics, func(t *TopicFigures) float64 { return t.Rate })
+	topics, others := activity.CutTopics(l.Topics, func(figures *TopicFigures) float64 { return figures.Rate })
 	l.Topics = topics
 	l.Others.Topics += others.Topics
 	l.Others.Rate += others.Rate
@@ -238,14 +238,14 @@ func (a Activity) Recent(ctx context.Context, topic string) (RecentEvents, error
 	return out, nil
 }
 
-func newRecentEvent(e activity.Event) RecentEvent {
-	e.AckedAt = e.AckedAt.UTC()
-	r := RecentEvent{Event: e}
-	if !e.CommittedAt.IsZero() {
-		r.CommittedAt = e.CommittedAt.UTC()
+func newRecentEvent(event activity.Event) RecentEvent {
+	event.AckedAt = event.AckedAt.UTC()
+	recentEvent := RecentEvent{Event: event}
+	if !event.CommittedAt.IsZero() {
+		recentEvent.CommittedAt = event.CommittedAt.UTC()
 		// The clocks of two machines differ.
-		latency := max(float64(e.AckedAt.Sub(e.CommittedAt).Microseconds())/1000, 0)
-		r.LatencyMS = &latency
+		latency := max(float64(event.AckedAt.Sub(event.CommittedAt).Microseconds())/1000, 0)
+		recentEvent.LatencyMS = &latency
 	}
-	return r
+	return recentEvent
 }

@@ -54,11 +54,11 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 		return groups, err
 	}
 	for _, c := range counts {
-		g := WaitingGroup{Collection: c.NS, Reason: string(c.Reason), Topic: c.Topic, Count: c.N}
+		group := WaitingGroup{Collection: c.NS, Reason: string(c.Reason), Topic: c.Topic, Count: c.N}
 		if !c.Oldest.IsZero() {
-			g.Oldest = &c.Oldest
+			group.Oldest = &c.Oldest
 		}
-		groups = append(groups, g)
+		groups = append(groups, group)
 	}
 
 	due, err := w.op.countDue(ctx, collection)
@@ -115,24 +115,24 @@ func (f WaitingFilter) Empty() bool {
 }
 
 // toQuery returns the query of the filter, or an error for a reason or a collection that does not exist.
-func (w Waiting) toQuery(ctx context.Context, f WaitingFilter) (waiting.Query, error) {
-	q := waiting.Query{
-		Watcher: w.op.Watcher, NS: f.Collection, Reason: waiting.Reason(f.Reason), Topic: f.Topic, Key: f.Key, Failed: f.Failed,
+func (w Waiting) toQuery(ctx context.Context, filter WaitingFilter) (waiting.Query, error) {
+	query := waiting.Query{
+		Watcher: w.op.Watcher, NS: filter.Collection, Reason: waiting.Reason(filter.Reason), Topic: filter.Topic, Key: filter.Key, Failed: filter.Failed,
 	}
-	if f.Reason != "" && !slices.Contains(waiting.Reasons(), q.Reason) {
-		return q, invalidRequest("reason %q is none of retry, blocked, parked, queued; "+
-			"outrelay scheduled and outrelay dead list the others", f.Reason)
+	if filter.Reason != "" && !slices.Contains(waiting.Reasons(), query.Reason) {
+		return query, invalidRequest("reason %q is none of retry, blocked, parked, queued; "+
+			"outrelay scheduled and outrelay dead list the others", filter.Reason)
 	}
 
 	// A text may stand for ids of several BSON types.
-	for _, text := range f.IDs {
+	for _, text := range filter.IDs {
 		ids, err := parseIDValues(text)
 		if err != nil {
-			return q, err
+			return query, err
 		}
-		q.IDs = append(q.IDs, ids...)
+		query.IDs = append(query.IDs, ids...)
 	}
-	return q, w.op.checkCollection(ctx, f.Collection)
+	return query, w.op.checkCollection(ctx, filter.Collection)
 }
 
 // WaitingEnvelope is an envelope that could not be sent in the order of the stream, so that the relay stores it until it is sent.
@@ -161,17 +161,17 @@ type WaitingError struct {
 
 // List returns up to limit waiting envelopes without payloads, sorted by collection and key.
 // Within a key, they have the order in which they will be sent. limit is at most [MaxWaiting].
-func (w Waiting) List(ctx context.Context, f WaitingFilter, limit int) ([]WaitingEnvelope, error) {
+func (w Waiting) List(ctx context.Context, filter WaitingFilter, limit int) ([]WaitingEnvelope, error) {
 	list := []WaitingEnvelope{}
 	if limit < 1 || limit > MaxWaiting {
 		return list, fmt.Errorf("limit %d is not between 1 and %d", limit, MaxWaiting)
 	}
-	if err := w.checkRead(ctx, f.Collection); err != nil {
+	if err := w.checkRead(ctx, filter.Collection); err != nil {
 		return list, err
 	}
 
 	for after := ""; ; {
-		part, next, err := w.read(ctx, f, min(limit-len(list), MaxPage), after)
+		part, next, err := w.read(ctx, filter, min(limit-len(list), MaxPage), after)
 		list = append(list, part...)
 		after = next
 		if err != nil || after == "" || len(list) == limit {
@@ -189,25 +189,25 @@ type WaitingPage struct {
 
 // Page returns a page of waiting envelopes without payloads, sorted by collection and key. Within a
 // key, they have the order in which they will be sent.
-func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after string) (page WaitingPage, err error) {
-	if page.Envelopes, page.Next, err = w.read(ctx, f, pageSize(limit), after); err != nil {
+func (w Waiting) Page(ctx context.Context, filter WaitingFilter, limit int, after string) (page WaitingPage, err error) {
+	if page.Envelopes, page.Next, err = w.read(ctx, filter, pageSize(limit), after); err != nil {
 		return page, err
 	}
-	q, err := w.toQuery(ctx, f)
+	query, err := w.toQuery(ctx, filter)
 	if err == nil {
-		page.Total, err = waiting.CountMatching(ctx, w.op.waiting(), q)
+		page.Total, err = waiting.CountMatching(ctx, w.op.waiting(), query)
 	}
 	return page, err
 }
 
 // read returns up to limit envelopes after a cursor, and the cursor of the rest.
-func (w Waiting) read(ctx context.Context, f WaitingFilter, limit int, after string) ([]WaitingEnvelope, string, error) {
+func (w Waiting) read(ctx context.Context, filter WaitingFilter, limit int, after string) ([]WaitingEnvelope, string, error) {
 	list := []WaitingEnvelope{}
-	q, err := w.toQuery(ctx, f)
+	query, err := w.toQuery(ctx, filter)
 	if err != nil {
 		return list, "", err
 	}
-	items, next, err := waiting.List(ctx, w.op.waiting(), q, w.op.heavyFields(), limit, after)
+	items, next, err := waiting.List(ctx, w.op.waiting(), query, w.op.heavyFields(), limit, after)
 	for i := range items {
 		list = append(list, w.op.newWaitingEnvelope(&items[i]))
 	}
@@ -224,7 +224,7 @@ func (o Operator) heavyFields() (names []string) {
 
 func (o Operator) newWaitingEnvelope(i *waiting.Document) WaitingEnvelope {
 	typ, _ := o.Mapping.ToContract(i.Envelope).Lookup("type").StringValueOK()
-	e := WaitingEnvelope{
+	envelope := WaitingEnvelope{
 		Collection: i.NS,
 		ID:         letters.IDText(i.ID),
 		Delivery:   i.Delivery,
@@ -236,10 +236,10 @@ func (o Operator) newWaitingEnvelope(i *waiting.Document) WaitingEnvelope {
 		Attempts:   i.Attempts,
 		NextAt:     i.NextTime(),
 	}
-	if f := i.Error; f != nil {
-		e.Error = &WaitingError{Class: string(f.Class), Reason: f.Reason, Topic: f.Topic, At: f.At.UTC(), Node: f.Node}
+	if attempt := i.Error; attempt != nil {
+		envelope.Error = &WaitingError{Class: string(attempt.Class), Reason: attempt.Reason, Topic: attempt.Topic, At: attempt.At.UTC(), Node: attempt.Node}
 	}
-	return e
+	return envelope
 }
 
 // FailedOutcome counts the effects of an action on failed envelopes, or with a dry run the expected
@@ -252,21 +252,21 @@ type FailedOutcome struct {
 
 // Retry makes the failed envelopes that match due now. With reset, it also clears their failed attempts, so they are tried as
 // often as new envelopes. It does not change envelopes that wait for another reason, or that were sent in the meantime.
-func (w Waiting) Retry(ctx context.Context, f WaitingFilter, reset, dryRun bool) (FailedOutcome, error) {
+func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, reset, dryRun bool) (FailedOutcome, error) {
 	out := FailedOutcome{DryRun: dryRun}
-	f.Failed = true
-	q, err := w.toQuery(ctx, f)
+	filter.Failed = true
+	query, err := w.toQuery(ctx, filter)
 	if err != nil {
 		return out, err
 	}
-	if q.Reason != "" && q.Reason != waiting.Retry {
-		return out, invalidRequest("envelopes with the reason %s have not failed; they are sent when the obstacle is gone", f.Reason)
+	if query.Reason != "" && query.Reason != waiting.Retry {
+		return out, invalidRequest("envelopes with the reason %s have not failed; they are sent when the obstacle is gone", filter.Reason)
 	}
 
-	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), q); err != nil || dryRun || out.Failed == 0 {
+	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), query); err != nil || dryRun || out.Failed == 0 {
 		return out, err
 	}
-	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), q, reset); err != nil || out.Done == 0 {
+	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), query, reset); err != nil || out.Done == 0 {
 		return out, err
 	}
 
@@ -274,6 +274,6 @@ func (w Waiting) Retry(ctx context.Context, f WaitingFilter, reset, dryRun bool)
 	if reset {
 		kind = failedReset
 	}
-	fields := append(auditFields(f), bson.E{Key: "count", Value: out.Done})
+	fields := append(auditFields(filter), bson.E{Key: "count", Value: out.Done})
 	return out, w.op.logOutcome(ctx, kind, fields, nil)
 }

@@ -26,19 +26,19 @@ type Watchers struct{ op Operator }
 
 // List returns the watchers that have run with the state database, sorted by name.
 func (x Watchers) List(ctx context.Context) ([]KnownWatcher, error) {
-	o := x.op
-	status, err := ReadStatus(ctx, o.State)
+	operator := x.op
+	status, err := ReadStatus(ctx, operator.State)
 	if err != nil {
 		return nil, err
 	}
-	running, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
+	running, err := nodes.NewNodes(operator.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	list := []KnownWatcher{}
 	for _, w := range status.Slots {
-		i := slices.IndexFunc(list, func(k KnownWatcher) bool { return k.Name == w.Name })
+		i := slices.IndexFunc(list, func(watcher KnownWatcher) bool { return watcher.Name == w.Name })
 		if i < 0 {
 			i = len(list)
 			list = append(list, KnownWatcher{Name: w.Name, Slots: []string{}, Owned: []string{}, Nodes: []string{}})
@@ -51,13 +51,13 @@ func (x Watchers) List(ctx context.Context) ([]KnownWatcher, error) {
 	}
 
 	for i := range list {
-		k := &list[i]
+		watcher := &list[i]
 		for _, n := range running {
-			if n.Alive(nodes.StaleAfter) && slices.Contains(n.Watchers, k.Name) {
-				k.Nodes = append(k.Nodes, n.Node)
+			if n.Alive(nodes.StaleAfter) && slices.Contains(n.Watchers, watcher.Name) {
+				watcher.Nodes = append(watcher.Nodes, n.Node)
 			}
 		}
-		if k.Collections, err = o.ForWatcher(k.Name).collectionNames(ctx); err != nil {
+		if watcher.Collections, err = operator.ForWatcher(watcher.Name).collectionNames(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -78,29 +78,29 @@ type RemovedWatcher struct {
 // database. It keeps outboxes, dead letters and the audit log. It returns [ErrInUse] while a live node
 // runs the watcher or a slot is owned, and [mongodb.ErrNotFound] if there is no such watcher.
 func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, error) {
-	o := x.op
-	out := RemovedWatcher{DryRun: dryRun, Watcher: o.Watcher}
+	operator := x.op
+	out := RemovedWatcher{DryRun: dryRun, Watcher: operator.Watcher}
 	known, err := x.List(ctx)
 	if err != nil {
 		return out, err
 	}
-	i := slices.IndexFunc(known, func(k KnownWatcher) bool { return k.Name == o.Watcher })
+	i := slices.IndexFunc(known, func(watcher KnownWatcher) bool { return watcher.Name == operator.Watcher })
 	if i < 0 {
-		return out, fmt.Errorf("watcher %s in %s: %w; outrelay watchers lists the watchers", o.Watcher, o.State.Name(), mongodb.ErrNotFound)
+		return out, fmt.Errorf("watcher %s in %s: %w; outrelay watchers lists the watchers", operator.Watcher, operator.State.Name(), mongodb.ErrNotFound)
 	}
-	k := known[i]
-	out.Collections = k.Collections
+	watcher := known[i]
+	out.Collections = watcher.Collections
 	// Its position is the only protection of events that are not delivered yet.
 	switch {
-	case len(k.Nodes) > 0:
-		return out, fmt.Errorf("%w: node %s runs watcher %s; stop it first", ErrInUse, k.Nodes[0], o.Watcher)
-	case len(k.Owned) > 0:
-		return out, fmt.Errorf("%w: slot %s of watcher %s has an owner; wait until its lease has expired", ErrInUse, k.Owned[0], o.Watcher)
+	case len(watcher.Nodes) > 0:
+		return out, fmt.Errorf("%w: node %s runs watcher %s; stop it first", ErrInUse, watcher.Nodes[0], operator.Watcher)
+	case len(watcher.Owned) > 0:
+		return out, fmt.Errorf("%w: slot %s of watcher %s has an owner; wait until its lease has expired", ErrInUse, watcher.Owned[0], operator.Watcher)
 	}
 
 	if !dryRun {
 		// Logged before the first removal. Otherwise a removal that crashes would leave no entry.
-		if err := o.logAction(ctx, "watcher_removing", bson.D{{Key: "collections", Value: k.Collections}}); err != nil {
+		if err := operator.logAction(ctx, "watcher_removing", bson.D{{Key: "collections", Value: watcher.Collections}}); err != nil {
 			return out, fmt.Errorf("nothing was removed: %w", err)
 		}
 	}
@@ -108,13 +108,13 @@ func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, erro
 	if dryRun {
 		return out, err
 	}
-	return out, o.logOutcome(ctx, "watcher_removed", bson.D{{Key: "documents", Value: out.Documents}}, err)
+	return out, operator.logOutcome(ctx, "watcher_removed", bson.D{{Key: "documents", Value: out.Documents}}, err)
 }
 
 // removeDocuments removes the documents of the watcher, or counts them in a dry run. A lease that was acquired in
 // the meantime stays.
 func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) error {
-	o := x.op
+	operator := x.op
 	// The server's clock decides whether a lease is free, in the same statement that removes it.
 	free := bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$expiresAt", "$$NOW"}}}}
 
@@ -122,18 +122,18 @@ func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) erro
 		collection string
 		filter     bson.D
 	}{
-		{"watchers", append(mongodb.OfSlots(o.Watcher), free)},
-		{"slots", bson.D{{Key: "_id", Value: o.Watcher}}},
-		{"collections", bson.D{{Key: "watcher", Value: o.Watcher}}},
-		{"history", mongodb.OfSlots(o.Watcher)},
+		{"watchers", append(mongodb.OfSlots(operator.Watcher), free)},
+		{"slots", bson.D{{Key: "_id", Value: operator.Watcher}}},
+		{"collections", bson.D{{Key: "watcher", Value: operator.Watcher}}},
+		{"history", mongodb.OfSlots(operator.Watcher)},
 	} {
-		coll := mongodb.Majority(o.State.Collection(part.collection))
+		coll := mongodb.Majority(operator.State.Collection(part.collection))
 		found, err := coll.CountDocuments(ctx, part.filter)
 		if err == nil && !out.DryRun && found > 0 {
 			found, err = removeAll(ctx, coll, part.filter)
 		}
 		if err != nil {
-			return mongodb.Refusal(err, "removing watcher "+o.Watcher, "find and remove", o.State.Namespace(part.collection))
+			return mongodb.Refusal(err, "removing watcher "+operator.Watcher, "find and remove", operator.State.Namespace(part.collection))
 		}
 		out.Documents += found
 		if part.collection == "collections" {

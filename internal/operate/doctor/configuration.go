@@ -15,20 +15,20 @@ type configChecks struct{ *examination }
 
 // checkSizes finds limits that contradict each other.
 func (x configChecks) checkSizes(context.Context) finding {
-	l := x.cfg.Limits
-	if l.Envelope > l.Memory {
-		return warned(fmt.Sprintf("raise limits.memory to at least four times limits.envelope, %s", 4*l.Envelope),
-			"limits.envelope, %s, is above limits.memory, %s: the relay sends such an envelope alone", l.Envelope, l.Memory)
+	limits := x.cfg.Limits
+	if limits.Envelope > limits.Memory {
+		return warned(fmt.Sprintf("raise limits.memory to at least four times limits.envelope, %s", 4*limits.Envelope),
+			"limits.envelope, %s, is above limits.memory, %s: the relay sends such an envelope alone", limits.Envelope, limits.Memory)
 	}
-	return passed("limits.envelope is %s, limits.memory is %s", l.Envelope, l.Memory)
+	return passed("limits.envelope is %s, limits.memory is %s", limits.Envelope, limits.Memory)
 }
 
 // checkAllowedTopics checks whether the topics that envelopes may name are restricted.
 func (x configChecks) checkAllowedTopics(context.Context) finding {
 	if len(x.cfg.Topics.Allow) == 0 {
-		m := roleMaker{cfg: x.cfg}
+		maker := roleMaker{cfg: x.cfg}
 		var meant []string
-		for _, t := range m.topicPatterns() {
+		for _, t := range maker.topicPatterns() {
 			// A template that begins with a field of the envelope does not restrict the topic.
 			if t.name == "*" {
 				continue
@@ -82,9 +82,9 @@ func (x configChecks) checkCertificates(context.Context) finding {
 	return worst
 }
 
-func formatDays(d time.Duration) string {
-	if d < 48*time.Hour {
-		return d.Round(time.Hour).String()
+func formatDays(duration time.Duration) string {
+	if duration < 48*time.Hour {
+		return duration.Round(time.Hour).String()
 	}
-	return fmt.Sprintf("%d days", int(d.Hours()/24))
+	return fmt.Sprintf("%d days", int(duration.Hours()/24))
 }

@@ -46,23 +46,23 @@ type mongoChecks struct{ *examination }
 
 // connectMongo creates the client. It does no I/O, except a DNS lookup for a mongodb+srv address.
 func (x mongoChecks) connectMongo() error {
-	m := &x.mongo
-	m.seen = &sightings{last: map[string]sighting{}}
-	m.opts = options.Client().ApplyURI(x.cfg.MongoDB.URI.Reveal()).
+	facts := &x.mongo
+	facts.seen = &sightings{last: map[string]sighting{}}
+	facts.opts = options.Client().ApplyURI(x.cfg.MongoDB.URI.Reveal()).
 		SetAppName("outrelay doctor").
 		SetHeartbeatInterval(time.Second).SetConnectTimeout(3 * time.Second).SetServerSelectionTimeout(selection).
-		SetMaxPoolSize(4).SetServerMonitor(m.seen.monitor())
+		SetMaxPoolSize(4).SetServerMonitor(facts.seen.monitor())
 	// The checks have their own deadlines, so a timeout in the address must not count.
-	m.opts.Timeout = nil
-	if err := connect.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
+	facts.opts.Timeout = nil
+	if err := connect.SecureMongo(facts.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
 		return err
 	}
 
 	// Like the relay, the reads ignore the concerns of the address. They are a separate finding.
-	own := *m.opts
+	own := *facts.opts
 	own.SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
 	var err error
-	m.client, err = mongo.Connect(&own)
+	facts.client, err = mongo.Connect(&own)
 	return err
 }
 
@@ -97,19 +97,19 @@ type sightings struct {
 
 func (s *sightings) monitor() *event.ServerMonitor {
 	return &event.ServerMonitor{
-		ServerDescriptionChanged: func(e *event.ServerDescriptionChangedEvent) {
-			if e.NewDescription.Kind == "Unknown" {
+		ServerDescriptionChanged: func(changed *event.ServerDescriptionChangedEvent) {
+			if changed.NewDescription.Kind == "Unknown" {
 				// The event of the failed heartbeat contains the reason.
 				return
 			}
 
-			s.put(e.Address.String(), sighting{kind: e.NewDescription.Kind, set: e.NewDescription.SetName})
+			s.put(changed.Address.String(), sighting{kind: changed.NewDescription.Kind, set: changed.NewDescription.SetName})
 		},
-		ServerHeartbeatFailed: func(e *event.ServerHeartbeatFailedEvent) {
-			host, _, _ := strings.Cut(e.ConnectionID, "[")
+		ServerHeartbeatFailed: func(failed *event.ServerHeartbeatFailedEvent) {
+			host, _, _ := strings.Cut(failed.ConnectionID, "[")
 			// The driver cancels a heartbeat when it removes a host.
-			if !errors.Is(e.Failure, context.Canceled) {
-				s.put(host, sighting{err: e.Failure})
+			if !errors.Is(failed.Failure, context.Canceled) {
+				s.put(host, sighting{err: failed.Failure})
 			}
 		},
 	}
@@ -143,21 +143,21 @@ type helloReply struct {
 func (h helloReply) mongos() bool { return h.Msg == "isdbgrid" }
 
 func (x mongoChecks) checkConnection(ctx context.Context) finding {
-	m := &x.mongo
+	facts := &x.mongo
 	if err := x.connectMongo(); err != nil {
 		if bad, ok := errors.AsType[*config.Problems](err); ok {
 			return failed("correct mongodb.tls in the configuration", "%v", bad)
 		}
 
 		// A wrong address is rejected before a connection, so an explanation that is certain applies here as well.
-		if certain, f := explainConnection(err); certain {
-			return f
+		if certain, finding := explainConnection(err); certain {
+			return finding
 		}
 
 		return failed("correct mongodb.uri", "the driver rejects the address: %s", logging.Clean(err.Error()))
 	}
 
-	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &facts.hello); err != nil {
 		return x.explainUnreachable(ctx, err)
 	}
 
@@ -167,21 +167,21 @@ func (x mongoChecks) checkConnection(ctx context.Context) finding {
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
 		return x.explainUnreachable(ctx, err)
 	}
-	return passed("%s responds in %v", joinFew(m.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
+	return passed("%s responds in %v", joinFew(facts.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
 }
 
 // explainUnreachable returns the reason why MongoDB does not respond.
 func (x mongoChecks) explainUnreachable(ctx context.Context, err error) finding {
-	if f, ok := x.explainTLSMismatch(ctx); ok {
-		return f
+	if finding, ok := x.explainTLSMismatch(ctx); ok {
+		return finding
 	}
-	f := x.describeUnreachable(err)
-	f.lasting = x.isLasting(err)
-	return f
+	finding := x.describeUnreachable(err)
+	finding.lasting = x.isLasting(err)
+	return finding
 }
 
 // explainTLSMismatch returns the finding for a server that hangs up because only one side uses TLS.
-func (x mongoChecks) explainTLSMismatch(ctx context.Context) (f finding, ok bool) {
+func (x mongoChecks) explainTLSMismatch(ctx context.Context) (explained finding, ok bool) {
 	seen := x.mongo.seen.all()
 	usesTLS := x.cfg.MongoDB.TLS != nil || x.mongo.opts.TLSConfig != nil
 	for _, host := range slices.Sorted(maps.Keys(seen)) {
@@ -189,12 +189,12 @@ func (x mongoChecks) explainTLSMismatch(ctx context.Context) (f finding, ok bool
 			continue
 		}
 
-		f = failed("set mongodb.tls, or use a port without TLS", "%s expects TLS, and mongodb.tls is not set", host)
+		explained = failed("set mongodb.tls, or use a port without TLS", "%s expects TLS, and mongodb.tls is not set", host)
 		if usesTLS {
-			f = failed("remove mongodb.tls and tls=true, or use a port with TLS", "%s does not use TLS", host)
+			explained = failed("remove mongodb.tls and tls=true, or use a port with TLS", "%s does not use TLS", host)
 		}
-		f.lasting = true
-		return f, true
+		explained.lasting = true
+		return explained, true
 	}
 	return finding{}, false
 }
@@ -209,16 +209,16 @@ func (x mongoChecks) describeUnreachable(err error) finding {
 		return failed("set a user and a password in mongodb.uri", "the server requires a login (13)")
 	}
 
-	if certain, f := explainConnection(err); certain {
-		return f
+	if certain, finding := explainConnection(err); certain {
+		return finding
 	}
 
 	// A server that responds but does not fit explains more than the servers that do not respond.
 	seen := x.mongo.seen.all()
 	// The order of a map is random, and the report has to be the same in each run.
 	for _, host := range slices.Sorted(maps.Keys(seen)) {
-		if f, ok := x.explainMismatch(host, seen[host]); ok {
-			return f
+		if finding, ok := x.explainMismatch(host, seen[host]); ok {
+			return finding
 		}
 	}
 
@@ -228,15 +228,15 @@ func (x mongoChecks) describeUnreachable(err error) finding {
 			continue
 		}
 
-		_, f := explainConnection(seen[host].err)
+		_, finding := explainConnection(seen[host].err)
 		// A server that rejects a client certificate may close the connection without an alert.
-		if t := x.cfg.MongoDB.TLS; t != nil && t.Cert != "" && isHangUp(seen[host].err) {
-			f = failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts; if the server does not use TLS, remove mongodb.tls",
+		if tlsConfig := x.cfg.MongoDB.TLS; tlsConfig != nil && tlsConfig.Cert != "" && isHangUp(seen[host].err) {
+			finding = failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts; if the server does not use TLS, remove mongodb.tls",
 				"the server closes the connection during the TLS handshake: it rejects the client certificate, or does not use TLS")
 		}
-		reasons = append(reasons, host+": "+f.detail)
-		if !slices.Contains(fixes, f.fix) {
-			fixes = append(fixes, f.fix)
+		reasons = append(reasons, host+": "+finding.detail)
+		if !slices.Contains(fixes, finding.fix) {
+			fixes = append(fixes, finding.fix)
 		}
 	}
 
@@ -249,20 +249,20 @@ func (x mongoChecks) describeUnreachable(err error) finding {
 }
 
 // explainMismatch returns the finding for a server that responds but does not match the address.
-func (x mongoChecks) explainMismatch(host string, s sighting) (finding, bool) {
+func (x mongoChecks) explainMismatch(host string, sighting sighting) (finding, bool) {
 	asked := ""
 	if x.mongo.opts.ReplicaSet != nil {
 		asked = *x.mongo.opts.ReplicaSet
 	}
 	switch {
-	case s.kind == "Standalone":
+	case sighting.kind == "Standalone":
 		return explainStandalone(host), true
-	case s.kind == "RSGhost":
+	case sighting.kind == "RSGhost":
 		return failed(initiateCommand(host), "%s was started with --replSet, but the replica set was never initiated", host), true
-	case s.set != "" && asked != "" && s.set != asked:
-		return failed(fmt.Sprintf("set replicaSet=%s in mongodb.uri, or use another server", s.set), "mongodb.uri names replica set %s, but %s belongs to %s", asked, host, s.set), true
-	case s.kind == "RSSecondary":
-		return failed("run in mongosh: rs.status()\na majority of the members has to be up", "%s responds, but its replica set %s has no primary", host, s.set), true
+	case sighting.set != "" && asked != "" && sighting.set != asked:
+		return failed(fmt.Sprintf("set replicaSet=%s in mongodb.uri, or use another server", sighting.set), "mongodb.uri names replica set %s, but %s belongs to %s", asked, host, sighting.set), true
+	case sighting.kind == "RSSecondary":
+		return failed("run in mongosh: rs.status()\na majority of the members has to be up", "%s responds, but its replica set %s has no primary", host, sighting.set), true
 	}
 
 	return finding{}, false
@@ -279,7 +279,7 @@ func initiateCommand(host string) string {
 
 // explainConnection describes an error of a connection. certain is false if the error may be temporary
 // or may combine several causes.
-func explainConnection(err error) (certain bool, f finding) {
+func explainConnection(err error) (certain bool, finding finding) {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok {
 		return true, failed("correct mongodb.uri, or the name service of this machine", "the name %q cannot be resolved", dns.Name)
 	}
@@ -288,8 +288,8 @@ func explainConnection(err error) (certain bool, f finding) {
 		return true, failed("set mongodb.tls.ca to the certificate of that authority", "the server's certificate is signed by an unknown authority")
 	}
 
-	if h, ok := errors.AsType[x509.HostnameError](err); ok {
-		return true, failed("use a name of the certificate in mongodb.uri, or set mongodb.tls.server_name", "the server's certificate does not contain the name %q", h.Host)
+	if hostnameErr, ok := errors.AsType[x509.HostnameError](err); ok {
+		return true, failed("use a name of the certificate in mongodb.uri, or set mongodb.tls.server_name", "the server's certificate does not contain the name %q", hostnameErr.Host)
 	}
 
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok {

@@ -35,36 +35,36 @@ func (x mongoChecks) checkVersion(ctx context.Context) finding {
 }
 
 func (x mongoChecks) checkReplicaSet(context.Context) finding {
-	h := x.mongo.hello
-	members := len(h.Hosts) + len(h.Passives)
+	reply := x.mongo.hello
+	members := len(reply.Hosts) + len(reply.Passives)
 	switch {
-	case h.mongos():
-		r := rowOf(areaMongoDB, mongoSharded)
-		return judge(r.level, r.why, "a %s,", r.name)
-	case h.Ghost:
+	case reply.mongos():
+		supported := rowOf(areaMongoDB, mongoSharded)
+		return judge(supported.level, supported.why, "a %s,", supported.name)
+	case reply.Ghost:
 		return failed(initiateCommand(x.mongo.opts.Hosts[0]),
 			"mongod was started with --replSet, but the replica set was never initiated")
-	case h.SetName == "":
+	case reply.SetName == "":
 		return explainStandalone(x.mongo.opts.Hosts[0])
-	case h.Primary == "":
+	case reply.Primary == "":
 		return failed("run in mongosh: rs.status()\na majority of the members has to be up",
-			"replica set %s has no primary", h.SetName)
+			"replica set %s has no primary", reply.SetName)
 	case members == 1:
 		return warned("add members in mongosh: rs.add(\"host:27017\"), up to three", "replica set %s has one member",
-			h.SetName)
+			reply.SetName)
 	}
 
-	return passed("replica set %s of %d members, primary %s", h.SetName, members, h.Primary)
+	return passed("replica set %s of %d members, primary %s", reply.SetName, members, reply.Primary)
 }
 
 func (x mongoChecks) checkArbiters(context.Context) finding {
-	h := x.mongo.hello
+	reply := x.mongo.hello
 	switch {
-	case h.mongos():
+	case reply.mongos():
 		return passed("mongos does not show the members of the shards; run rs.status() on each shard")
-	case len(h.Arbiters) > 0:
-		return warned(fmt.Sprintf("replace the arbiter by a member with data, in mongosh: rs.remove(%q); rs.add(\"host:27017\")", h.Arbiters[0]),
-			"%d members are arbiters (%s)", len(h.Arbiters), joinFew(h.Arbiters, 3))
+	case len(reply.Arbiters) > 0:
+		return warned(fmt.Sprintf("replace the arbiter by a member with data, in mongosh: rs.remove(%q); rs.add(\"host:27017\")", reply.Arbiters[0]),
+			"%d members are arbiters (%s)", len(reply.Arbiters), joinFew(reply.Arbiters, 3))
 	}
 	return passed("no arbiters")
 }
@@ -73,9 +73,9 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 	var best, skew time.Duration
 	// The shortest of three round trips gives the most exact difference.
 	for i := range 3 {
-		var h helloReply
+		var reply helloReply
 		sent := time.Now()
-		if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &h); err != nil {
+		if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &reply); err != nil {
 			return unchecked("", "reading the server's time failed: %v", err)
 		}
 
@@ -83,7 +83,7 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 		got := time.Now()
 		if trip := got.Sub(sent); i == 0 || trip < best {
 			// The server has read its clock about half a trip before the reply arrived.
-			best, skew = trip, h.LocalTime.Sub(got)+trip/2
+			best, skew = trip, reply.LocalTime.Sub(got)+trip/2
 		}
 	}
 
@@ -132,7 +132,7 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 			"each shard has its own oplog, which mongos does not show; run rs.printReplicationInfo() on each shard")
 	}
 
-	var s struct {
+	var status struct {
 		Oplog struct {
 			Earliest bson.Timestamp `bson:"earliestOptime"`
 			Latest   bson.Timestamp `bson:"latestOptime"`
@@ -148,26 +148,26 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 		cmd = append(cmd, bson.E{Key: section, Value: 0})
 	}
 
-	err := x.mongo.runAdminCommand(ctx, cmd, &s)
+	err := x.mongo.runAdminCommand(ctx, cmd, &status)
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return unchecked(x.mongo.access.grantCluster("serverStatus"), "the user lacks the action serverStatus, so the time window of the oplog cannot be read")
 	case err != nil:
 		return unchecked("", "reading the time window of the oplog failed: %v", err)
-	case s.Oplog.Latest.T == 0:
+	case status.Oplog.Latest.T == 0:
 		return unchecked("", "the server does not return the time window of the oplog")
 	}
 
-	window := time.Duration(s.Oplog.Latest.T-s.Oplog.Earliest.T) * time.Second
+	window := time.Duration(status.Oplog.Latest.T-status.Oplog.Earliest.T) * time.Second
 	// A young oplog is short, but it will keep at least its configured retention.
-	if s.Truncation != nil && s.Truncation.MinHours > 0 {
-		window = max(window, time.Duration(s.Truncation.MinHours*float64(time.Hour)))
+	if status.Truncation != nil && status.Truncation.MinHours > 0 {
+		window = max(window, time.Duration(status.Truncation.MinHours*float64(time.Hour)))
 	}
 	wanted := x.cfg.Retention
 	if wanted == 0 {
 		wanted = usualRetain
 	}
-	return judgeOplog(window, wanted, s.Truncation != nil && s.Truncation.Count == 0)
+	return judgeOplog(window, wanted, status.Truncation != nil && status.Truncation.Count == 0)
 }
 
 // judgeOplog judges the window of the oplog. whole means that nothing was cut off the oplog since the server started.
@@ -188,21 +188,21 @@ func judgeOplog(window, wanted time.Duration, whole bool) finding {
 		formatHours(wanted))
 }
 
-func formatHours(d time.Duration) string {
-	if d >= 48*time.Hour {
-		return fmt.Sprintf("%.0f h", d.Hours())
+func formatHours(duration time.Duration) string {
+	if duration >= 48*time.Hour {
+		return fmt.Sprintf("%.0f h", duration.Hours())
 	}
-	if d >= time.Hour {
-		return fmt.Sprintf("%.1f h", d.Hours())
+	if duration >= time.Hour {
+		return fmt.Sprintf("%.1f h", duration.Hours())
 	}
-	return d.Round(time.Second).String()
+	return duration.Round(time.Second).String()
 }
 
 func (x mongoChecks) checkWriteConcern(ctx context.Context) finding {
 	const fix = "write events with w:majority, as pkg/outbox does in Transaction\n" +
 		"db.adminCommand({setDefaultRWConcern: 1, defaultWriteConcern: {w: \"majority\"}}), and remove w=1 from mongodb.uri and from the addresses of the services"
 	slow := ""
-	if h := x.mongo.hello; len(h.Hosts) == 1 && !h.mongos() {
+	if reply := x.mongo.hello; len(reply.Hosts) == 1 && !reply.mongos() {
 		slow = "; on a set of one member the relay sees such an event up to 100 ms later, after the journal is written"
 	}
 	if wc := x.mongo.opts.WriteConcern; wc != nil && wc.W != nil {

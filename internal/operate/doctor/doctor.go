@@ -56,10 +56,10 @@ type Report struct {
 }
 
 // Count returns the number of checks with this outcome.
-func (r Report) Count(s Status) int {
+func (r Report) Count(status Status) int {
 	n := 0
 	for _, c := range r.Checks {
-		if c.Status == s {
+		if c.Status == status {
 			n++
 		}
 	}
@@ -105,9 +105,9 @@ func unchecked(fix, format string, args ...any) finding {
 
 // blockedBy is the finding of a check that could not run because the check root failed.
 func blockedBy(root string) finding {
-	f := unchecked("", "of %s", root)
-	f.root = root
-	return f
+	finding := unchecked("", "of %s", root)
+	finding.root = root
+	return finding
 }
 
 // examination is the shared state of the steps of one report. The checks of each subject have a type that
@@ -132,64 +132,64 @@ type examination struct {
 func Run(ctx context.Context, cfg config.Config) (Report, error) { return runChecks(ctx, cfg, Limit) }
 
 func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Report, error) {
-	x := &examination{cfg: cfg, limit: limit, sampled: make(chan struct{}), found: map[string]finding{}}
+	examination := &examination{cfg: cfg, limit: limit, sampled: make(chan struct{}), found: map[string]finding{}}
 	var err error
-	if x.scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
+	if examination.scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return Report{}, fmt.Errorf("watch: %w", err)
 	}
-	if x.router, err = routing.New(cfg.Routing()); err != nil {
+	if examination.router, err = routing.New(cfg.Routing()); err != nil {
 		return Report{}, fmt.Errorf("topics: %w", err)
 	}
 	// The client connects lazily, so this reports only a configuration that cannot work.
-	if x.brokers, err = connect.NewKafka(cfg, connect.KafkaHost{}, slog.New(slog.DiscardHandler), nil); err != nil {
+	if examination.brokers, err = connect.NewKafka(cfg, connect.KafkaHost{}, slog.New(slog.DiscardHandler), nil); err != nil {
 		return Report{}, err
 	}
-	defer x.brokers.Close()
-	defer x.mongo.disconnect()
+	defer examination.brokers.Close()
+	defer examination.mongo.disconnect()
 
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	// MongoDB and Kafka are checked at the same time, so a server that does not respond delays only its own findings.
 	var tracks sync.WaitGroup
 	tracks.Go(func() {
-		defer close(x.sampled)
-		x.runSteps(limited, mongoSteps(x))
+		defer close(examination.sampled)
+		examination.runSteps(limited, mongoSteps(examination))
 	})
-	tracks.Go(func() { x.runSteps(limited, kafkaSteps(x)) })
+	tracks.Go(func() { examination.runSteps(limited, kafkaSteps(examination)) })
 	tracks.Wait()
 
 	// The end of the limit is a finding, and the end of the caller's context is not.
 	if ctx.Err() != nil {
 		return Report{}, context.Cause(ctx)
 	}
-	return x.buildReport(), nil
+	return examination.buildReport(), nil
 }
 
 // runSteps runs the steps one after another.
 func (x *examination) runSteps(ctx context.Context, steps []step) {
 	for _, s := range steps {
-		f := x.runStep(ctx, s)
-		if ctx.Err() != nil && f.status != OK {
-			f = unchecked("run doctor again, closer to the servers", "the time limit of %v is exceeded", x.limit)
+		finding := x.runStep(ctx, s)
+		if ctx.Err() != nil && finding.status != OK {
+			finding = unchecked("run doctor again, closer to the servers", "the time limit of %v is exceeded", x.limit)
 		}
 		x.mu.Lock()
-		x.found[s.id] = f
+		x.found[s.id] = finding
 		x.mu.Unlock()
 	}
 }
 
-func (x *examination) runStep(ctx context.Context, s step) finding {
-	if s.needs != "" {
-		needed := x.findingOf(s.needs)
+func (x *examination) runStep(ctx context.Context, step step) finding {
+	if step.needs != "" {
+		needed := x.findingOf(step.needs)
 		root := needed.root
 		if needed.status == Fail {
-			root = s.needs
+			root = step.needs
 		}
 		if root != "" {
 			return blockedBy(root)
 		}
 	}
-	return s.run(ctx)
+	return step.run(ctx)
 }
 
 // findingOf returns the finding of a check that ran before.
@@ -200,11 +200,11 @@ func (x *examination) findingOf(id string) finding {
 }
 
 func (x *examination) buildReport() Report {
-	var r Report
+	var report Report
 	for _, s := range slices.Concat(mongoSteps(x), kafkaSteps(x)) {
-		f := x.found[s.id]
-		r.Checks = append(r.Checks,
-			Check{ID: s.id, Status: f.status, Detail: logging.Clean(f.detail), Fix: logging.Clean(f.fix), Why: s.why, root: f.root})
+		finding := x.found[s.id]
+		report.Checks = append(report.Checks,
+			Check{ID: s.id, Status: finding.status, Detail: logging.Clean(finding.detail), Fix: logging.Clean(finding.fix), Why: s.why, root: finding.root})
 	}
-	return r
+	return report
 }

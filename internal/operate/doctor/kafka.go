@@ -21,8 +21,8 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 	err := x.brokers.Diagnose(call)
 	if err == nil {
 		text := strings.Join(x.cfg.Kafka.Brokers, ",") + " responds"
-		if r, known := kafkaService(x.cfg.Kafka.Brokers); known {
-			return judge(r.level, r.why, "%s; %s", text, r.name)
+		if supported, known := kafkaService(x.cfg.Kafka.Brokers); known {
+			return judge(supported.level, supported.why, "%s; %s", text, supported.name)
 		}
 		return passed("%s", text)
 	}
@@ -37,26 +37,26 @@ func (x kafkaChecks) checkKafka(ctx context.Context) finding {
 	if len(said) == 0 {
 		return failed("check kafka in the configuration", "%v", err)
 	}
-	f := failed(joinLines(fixes, 3), "%s", joinFew(said, 3))
+	finding := failed(joinLines(fixes, 3), "%s", joinFew(said, 3))
 	// A relay that starts does not wait for a problem that only a change of the configuration ends.
-	f.lasting = x.isLasting(call, err)
-	return f
+	finding.lasting = x.isLasting(call, err)
+	return finding
 }
 
 // splitDiagnoses returns the texts and fixes of a joined error of several brokers.
 func splitDiagnoses(err error) (said, fixes []string) {
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range many.Unwrap() {
-			s, f := splitDiagnoses(one)
-			said, fixes = append(said, s...), append(fixes, f...)
+			moreTexts, moreFixes := splitDiagnoses(one)
+			said, fixes = append(said, moreTexts...), append(fixes, moreFixes...)
 		}
 
 		slices.Sort(fixes)
 		return said, slices.Compact(fixes)
 	}
 
-	if d, ok := errors.AsType[*kafkawire.Diagnosis](err); ok {
-		return []string{fmt.Sprintf("%s: %s (tried %s)", d.Broker, d.Text, d.Tried)}, []string{d.Fix}
+	if diagnosis, ok := errors.AsType[*kafkawire.Diagnosis](err); ok {
+		return []string{fmt.Sprintf("%s: %s (tried %s)", diagnosis.Broker, diagnosis.Text, diagnosis.Tried)}, []string{diagnosis.Fix}
 	}
 	return nil, nil
 }
@@ -158,8 +158,8 @@ func (x *examination) bootstrapFlag() string {
 }
 
 func (x *examination) kafkaPrincipal() string {
-	if s := x.cfg.Kafka.SASL; s != nil && s.Username != "" {
-		return "User:" + s.Username
+	if sasl := x.cfg.Kafka.SASL; sasl != nil && sasl.Username != "" {
+		return "User:" + sasl.Username
 	}
 	return "User:<the relay's user>"
 }

@@ -129,8 +129,8 @@ func judge(level support, why, format string, args ...any) finding {
 
 // judgeMongoDB judges a version of the server.
 func judgeMongoDB(version string) finding {
-	if r := rowOf(areaMongoDB, version+recordedMongoDB); r.name != "" {
-		return judge(r.level, r.why, "MongoDB %s", version)
+	if supported := rowOf(areaMongoDB, version+recordedMongoDB); supported.name != "" {
+		return judge(supported.level, supported.why, "MongoDB %s", version)
 	}
 
 	head, _, _ := strings.Cut(version, ".")
@@ -172,6 +172,6 @@ func kafkaService(brokers []string) (supported, bool) {
 
 func (configChecks) checkPlatform(context.Context) finding {
 	platform := runtime.GOOS + "/" + runtime.GOARCH
-	r := rowOf(areaPlatform, platform)
-	return judge(r.level, r.why, "%s", platform)
+	supported := rowOf(areaPlatform, platform)
+	return judge(supported.level, supported.why, "%s", platform)
 }

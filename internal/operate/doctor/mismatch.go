@@ -37,8 +37,8 @@ func acceptsTLS(ctx context.Context, addr string) bool {
 	if err != nil {
 		return false
 	}
-	d := tls.Dialer{Config: &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}}
-	conn, err := d.DialContext(ctx, "tcp", addr)
+	dialer := tls.Dialer{Config: &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}}
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err == nil {
 		return conn.Close() == nil
 	}

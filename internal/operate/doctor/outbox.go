@@ -114,12 +114,12 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	case len(without) > 0:
 		return warned(joinLines(statements, 8), "%s %s", joinFew(without, 5), cost)
 	case hidden > 0:
-		f := x.mongo.access.explainRefusal(denied)
+		finding := x.mongo.access.explainRefusal(denied)
 		// The statements let an administrator create the indexes although this user cannot list them.
 		for _, i := range want.List() {
-			f.fix = strings.TrimPrefix(f.fix+"\nor create the index: "+i.Statement(list[0].DB, list[0].Coll), "\n")
+			finding.fix = strings.TrimPrefix(finding.fix+"\nor create the index: "+i.Statement(list[0].DB, list[0].Coll), "\n")
 		}
-		return f
+		return finding
 	case !x.mongo.outboxes.known:
 		return unchecked("", "the collections could not be listed")
 	case len(list) == 0:
@@ -132,15 +132,15 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 
 // makesIndexes reports whether the relay will create the missing indexes.
 func (x outboxChecks) makesIndexes(list []outboxes.Outbox) bool {
-	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(o outboxes.Outbox) bool {
-		return len(x.mongo.access.missing(Resource{DB: o.DB, Collection: o.Coll}, "createIndex")) > 0
+	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(outbox outboxes.Outbox) bool {
+		return len(x.mongo.access.missing(Resource{DB: outbox.DB, Collection: outbox.Coll}, "createIndex")) > 0
 	})
 }
 
 // findTopics derives the topics from the rules. If a rule depends on the envelope, it routes the newest
 // envelopes.
 func (x outboxChecks) findTopics(ctx context.Context) finding {
-	t := &x.topics
+	facts := &x.topics
 	var templates []string
 	for _, r := range x.cfg.Topics.Rules {
 		templates = append(templates, r.To...)
@@ -148,7 +148,7 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	// Topics without a placeholder are known without an envelope.
 	for _, name := range append(templates, x.cfg.Topics.Template) {
 		if !strings.Contains(name, "{") {
-			t.addTopic(name)
+			facts.addTopic(name)
 		}
 	}
 
@@ -171,17 +171,17 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 			"envelopes to the dead letters", "%s", joinFew(refusals, 3))
 	case err != nil:
 		return x.mongo.access.explainRefusal(err)
-	case len(t.names) == 0:
+	case len(facts.names) == 0:
 		return passed("no topic is known yet: the topics depend on the envelopes, and there are none")
 	}
-	return passed("%s, by the rules and the newest envelopes of %d collections", joinFew(t.names, 5), looked)
+	return passed("%s, by the rules and the newest envelopes of %d collections", joinFew(facts.names, 5), looked)
 }
 
 // sampleOutbox routes the newest envelopes of one outbox. With a mapping, it also checks that the documents fit.
-func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refusals *[]string) error {
+func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, refusals *[]string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	coll := mongodb.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
+	coll := mongodb.Majority(x.mongo.client.Database(outbox.DB).Collection(outbox.Coll))
 
 	// The natural order needs no index, and is nearly the order of the inserts.
 	newest := options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest)
@@ -191,26 +191,26 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 		newest.SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}})
 	}
 
-	return mongodb.FindEach(ctx, coll, "sampling "+o.NS(), bson.D{}, func(raw bson.Raw) error {
-		var v envelope.View
+	return mongodb.FindEach(ctx, coll, "sampling "+outbox.NS(), bson.D{}, func(raw bson.Raw) error {
+		var view envelope.View
 		var err error
 		if whole {
-			err = mapping.Parse(raw, &v)
+			err = mapping.Parse(raw, &view)
 		} else {
-			v = routingFields(raw)
+			view = routingFields(raw)
 			// The relay moves it to the dead letters before it looks for a topic.
-			if len(v.AggregateType) == 0 {
+			if len(view.AggregateType) == 0 {
 				err = &record.Refusal{Class: record.Malformed, Reason: "field aggregatetype is missing, empty, or no text"}
 			}
 		}
 
 		var targets []routing.Target
 		if err == nil {
-			targets, err = x.router.Route(&v, &routing.Meta{DB: []byte(o.DB), Coll: []byte(o.Coll)}, nil)
+			targets, err = x.router.Route(&view, &routing.Meta{DB: []byte(outbox.DB), Coll: []byte(outbox.Coll)}, nil)
 		}
 		// Envelopes that a rule drops are no problem of the service.
 		if refusal, ok := errors.AsType[*record.Refusal](err); ok && refusal.Class != record.Dropped {
-			line := fmt.Sprintf("%s: the relay would reject an envelope: %s", o.NS(), refusal.Reason)
+			line := fmt.Sprintf("%s: the relay would reject an envelope: %s", outbox.NS(), refusal.Reason)
 			if !slices.Contains(*refusals, line) && len(*refusals) < 10 {
 				*refusals = append(*refusals, line)
 			}
@@ -224,16 +224,16 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 
 // routingFields returns the fields of an envelope of the contract that the router uses.
 func routingFields(raw bson.Raw) envelope.View {
-	v := envelope.View{Partition: envelope.AnyPartition}
+	view := envelope.View{Partition: envelope.AnyPartition}
 	text := func(field string) []byte {
-		s, _ := raw.Lookup(field).StringValueOK()
-		return []byte(s)
+		value, _ := raw.Lookup(field).StringValueOK()
+		return []byte(value)
 	}
-	v.AggregateType, v.Type = text("aggregatetype"), text("type")
+	view.AggregateType, view.Type = text("aggregatetype"), text("type")
 	if topic := text("topic"); len(topic) > 0 {
-		v.Topic = topic
+		view.Topic = topic
 	}
-	return v
+	return view
 }
 
 // checkRegistrations finds collections that belong to another watcher. N25
@@ -247,8 +247,8 @@ func (x outboxChecks) checkRegistrations(ctx context.Context) finding {
 	var others, fixes []string
 	for _, c := range all {
 		// Names may repeat after a rename; the UUID identifies a collection.
-		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(o outboxes.Outbox) bool {
-			return o.Identified() && slices.Equal(o.UUID[:], c.UUID.Data)
+		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(outbox outboxes.Outbox) bool {
+			return outbox.Identified() && slices.Equal(outbox.UUID[:], c.UUID.Data)
 		})
 		if mine && c.Watcher != x.cfg.Watcher {
 			others = append(others, fmt.Sprintf("%s belongs to watcher %q", c.NS, c.Watcher))

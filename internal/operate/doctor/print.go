@@ -8,7 +8,7 @@ import (
 
 // Print writes the report for people: a line for each check, and for each check that is not ok also
 // the reason and the fix.
-func (r Report) Print(w io.Writer) error {
+func (r Report) Print(out io.Writer) error {
 	width := 0
 	unchecked := 0
 	// A check that was not run belongs to the failure that prevented it.
@@ -21,31 +21,31 @@ func (r Report) Print(w io.Writer) error {
 		}
 	}
 
-	var b strings.Builder
+	var builder strings.Builder
 	for _, c := range r.Checks {
 		// One failure is printed once, with the checks that it prevents.
 		if c.root != "" {
 			continue
 		}
-		fmt.Fprintf(&b, "%-4s  %-*s  %s\n", c.Status, width, c.ID, indentLines(c.Detail, width+8))
+		fmt.Fprintf(&builder, "%-4s  %-*s  %s\n", c.Status, width, c.ID, indentLines(c.Detail, width+8))
 		if c.Status == OK {
 			continue
 		}
 
-		fmt.Fprintf(&b, "%*s  why  %s\n", width+6, "", c.Why)
+		fmt.Fprintf(&builder, "%*s  why  %s\n", width+6, "", c.Why)
 		if c.Fix != "" {
-			fmt.Fprintf(&b, "%*s  fix  %s\n", width+6, "", indentLines(c.Fix, width+13))
+			fmt.Fprintf(&builder, "%*s  fix  %s\n", width+6, "", indentLines(c.Fix, width+13))
 		}
 		if ids := blocked[c.ID]; len(ids) > 0 {
-			fmt.Fprintf(&b, "%*s  not checked: %s\n", width+6, "", indentLines(wrapList(ids), width+21))
+			fmt.Fprintf(&builder, "%*s  not checked: %s\n", width+6, "", indentLines(wrapList(ids), width+21))
 		}
 	}
-	fmt.Fprintf(&b, "%d ok, %d warnings, %d failed", r.Count(OK), r.Count(Warn)-unchecked, r.Count(Fail))
+	fmt.Fprintf(&builder, "%d ok, %d warnings, %d failed", r.Count(OK), r.Count(Warn)-unchecked, r.Count(Fail))
 	if unchecked > 0 {
-		fmt.Fprintf(&b, ", %d not checked", unchecked)
+		fmt.Fprintf(&builder, ", %d not checked", unchecked)
 	}
-	b.WriteString("\n")
-	_, err := io.WriteString(w, b.String())
+	builder.WriteString("\n")
+	_, err := io.WriteString(out, builder.String())
 	return err
 }
 
@@ -54,25 +54,25 @@ const listWidth = 90
 
 // wrapList joins items with commas, in lines of about listWidth bytes.
 func wrapList(items []string) string {
-	var b strings.Builder
+	var builder strings.Builder
 	began := 0 // of the line
 	for i, item := range items {
 		switch {
 		case i == 0:
-		case b.Len()-began+len(item) > listWidth:
-			b.WriteString(",\n")
-			began = b.Len()
+		case builder.Len()-began+len(item) > listWidth:
+			builder.WriteString(",\n")
+			began = builder.Len()
 		default:
-			b.WriteString(", ")
+			builder.WriteString(", ")
 		}
-		b.WriteString(item)
+		builder.WriteString(item)
 	}
-	return b.String()
+	return builder.String()
 }
 
 // indentLines indents all lines after the first.
-func indentLines(text string, by int) string {
-	return strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", by))
+func indentLines(text string, width int) string {
+	return strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", width))
 }
 
 // joinFew joins at most n items for a sentence, with the number of the others.

@@ -91,21 +91,23 @@ type storedPrivilege struct {
 }
 
 // add adds a privilege. It leaves out those on other kinds of resources, such as system_buckets, which the relay does not need.
-func (a *access) add(p storedPrivilege) {
-	r := Resource{Cluster: p.Resource.Cluster, any: p.Resource.Any}
-	if p.Resource.DB != nil && p.Resource.Coll != nil {
-		r.DB, r.Collection = *p.Resource.DB, *p.Resource.Coll
-	} else if !r.Cluster && !r.any {
+func (a *access) add(privilege storedPrivilege) {
+	resource := Resource{Cluster: privilege.Resource.Cluster, any: privilege.Resource.Any}
+	if privilege.Resource.DB != nil && privilege.Resource.Coll != nil {
+		resource.DB, resource.Collection = *privilege.Resource.DB, *privilege.Resource.Coll
+	} else if !resource.Cluster && !resource.any {
 		return
 	}
-	a.privileges = append(a.privileges, Privilege{Resource: r, Actions: p.Actions})
+	a.privileges = append(a.privileges, Privilege{Resource: resource, Actions: privilege.Actions})
 }
 
-// missing returns the actions that no privilege allows on r.
-func (a access) missing(r Resource, actions ...string) []string {
+// missing returns the actions that no privilege allows on resource.
+func (a access) missing(resource Resource, actions ...string) []string {
 	var out []string
 	for _, action := range actions {
-		if !a.off && !slices.ContainsFunc(a.privileges, func(p Privilege) bool { return p.Resource.covers(r) && slices.Contains(p.Actions, action) }) {
+		if !a.off && !slices.ContainsFunc(a.privileges, func(privilege Privilege) bool {
+			return privilege.Resource.covers(resource) && slices.Contains(privilege.Actions, action)
+		}) {
 			out = append(out, action)
 		}
 	}
@@ -134,14 +136,14 @@ func (a access) grantCluster(action string) string {
 
 // explainRefusal returns the finding for a read that MongoDB rejected.
 func (a access) explainRefusal(err error) finding {
-	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
-		on := Resource{Cluster: p.On == "cluster"}
+	if privilegeErr, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
+		on := Resource{Cluster: privilegeErr.On == "cluster"}
 		if !on.Cluster {
-			on.DB, on.Collection, _ = strings.Cut(p.On, ".")
+			on.DB, on.Collection, _ = strings.Cut(privilegeErr.On, ".")
 		}
-		actions := strings.Split(strings.ReplaceAll(p.Action, " and ", ", "), ", ")
+		actions := strings.Split(strings.ReplaceAll(privilegeErr.Action, " and ", ", "), ", ")
 		return unchecked(a.grant(Privilege{Resource: on, Actions: actions}),
-			"the user lacks the action %s on %s", p.Action, on)
+			"the user lacks the action %s on %s", privilegeErr.Action, on)
 	}
 
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
@@ -170,30 +172,30 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 		return failed("", "reading the privileges of the user failed: %v", err)
 	}
 
-	a := access{logins: reply.Auth.Users}
+	access := access{logins: reply.Auth.Users}
 	for _, p := range reply.Auth.Privileges {
-		a.add(p)
+		access.add(p)
 	}
 
 	for _, r := range reply.Auth.Roles {
 		// Built-in roles cannot be changed, so a grant needs a role that is not one.
-		if a.role == "" && r.DB == "admin" && !isBuiltIn(r.Role) {
-			a.role = r.Role
+		if access.role == "" && r.DB == "admin" && !isBuiltIn(r.Role) {
+			access.role = r.Role
 		}
 	}
 
 	// Without access control the reply lists neither users nor privileges.
-	a.off = x.accessControlOff(ctx, len(reply.Auth.Users) > 0)
-	x.mongo.access = a
+	access.off = x.accessControlOff(ctx, len(reply.Auth.Users) > 0)
+	x.mongo.access = access
 	switch {
-	case a.off:
+	case access.off:
 		return passed("access control is off: every user is allowed everything")
 	case len(reply.Auth.Users) == 0:
 		return failed("set the user and the password of the relay in mongodb.uri",
 			"the server has access control, but mongodb.uri names no user")
 	}
 
-	return passed("logged in, with %d privileges from %d roles", len(a.privileges), len(reply.Auth.Roles))
+	return passed("logged in, with %d privileges from %d roles", len(access.privileges), len(reply.Auth.Roles))
 }
 
 // accessControlOff tries a command that only few users may run, and reads the options of the server.
@@ -218,8 +220,8 @@ func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bo
 		return false
 	}
 
-	s := opts.Parsed.Security
-	return s.Authorization != "enabled" && s.KeyFile == "" && s.ClusterMode == ""
+	security := opts.Parsed.Security
+	return security.Authorization != "enabled" && security.KeyFile == "" && security.ClusterMode == ""
 }
 
 // isBuiltIn reports whether a role of the database admin is built in. Such a role cannot be extended.
@@ -238,8 +240,8 @@ func (x privilegeChecks) checkPrivileges(needed, wanted []Privilege) finding {
 
 	lacking := func(list []Privilege) (missing []Privilege, said []string) {
 		for _, d := range list {
-			if m := x.mongo.access.missing(d.Resource, d.Actions...); len(m) > 0 {
-				d.Actions = m
+			if denied := x.mongo.access.missing(d.Resource, d.Actions...); len(denied) > 0 {
+				d.Actions = denied
 				missing = append(missing, d)
 				said = append(said, d.String())
 			}
@@ -305,9 +307,9 @@ func (x privilegeChecks) checkOutboxPrivileges(context.Context) finding {
 }
 
 func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
-	m := roleMaker{cfg: x.cfg}
-	m.cfg.Watch = x.watchedCollections()
-	return x.checkPrivileges(nil, m.handlerLetterPrivileges())
+	maker := roleMaker{cfg: x.cfg}
+	maker.cfg.Watch = x.watchedCollections()
+	return x.checkPrivileges(nil, maker.handlerLetterPrivileges())
 }
 
 func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
@@ -318,14 +320,14 @@ func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 	alike := true
 	first := x.mongo.access.missing(Resource{DB: name, Collection: collections[0]}, readWrite...)
 	for _, coll := range collections {
-		p := privilegeOn(name, coll, "", readWrite...)
-		single = append(single, p)
-		alike = alike && slices.Equal(first, x.mongo.access.missing(p.Resource, readWrite...))
+		privilege := privilegeOn(name, coll, "", readWrite...)
+		single = append(single, privilege)
+		alike = alike && slices.Equal(first, x.mongo.access.missing(privilege.Resource, readWrite...))
 	}
 
 	if alike && len(first) > 0 {
-		m := roleMaker{cfg: x.cfg}
-		return x.checkPrivileges(m.onState("", readWrite...), nil)
+		maker := roleMaker{cfg: x.cfg}
+		return x.checkPrivileges(maker.onState("", readWrite...), nil)
 	}
 	// Without them, an administrator has to run outrelay setup for each version.
 	wanted := roleMaker{cfg: x.cfg}.onState("", "createCollection", "createIndex", "listIndexes")

@@ -41,17 +41,17 @@ func (u *Unusable) Is(target error) bool {
 // ReachMongo connects to MongoDB like the relay and logs in. It returns nil or an *[Unusable]. It takes at most about
 // ten seconds.
 func ReachMongo(ctx context.Context, cfg config.Config) error {
-	x := &examination{cfg: cfg, limit: Limit, found: map[string]finding{}}
-	defer x.mongo.disconnect()
+	examination := &examination{cfg: cfg, limit: Limit, found: map[string]finding{}}
+	defer examination.mongo.disconnect()
 
-	checks := mongoChecks{x}
-	if f := checks.checkConnection(ctx); f.status == Fail {
-		return &Unusable{"MongoDB", f.detail, f.fix, f.lasting}
+	checks := mongoChecks{examination}
+	if finding := checks.checkConnection(ctx); finding.status == Fail {
+		return &Unusable{"MongoDB", finding.detail, finding.fix, finding.lasting}
 	}
-	if f := checks.checkReplicaSet(ctx); f.status == Fail {
+	if finding := checks.checkReplicaSet(ctx); finding.status == Fail {
 		// A primary is elected soon, and a new replica set is initiated soon. A standalone server stays one.
-		standalone := x.mongo.hello.SetName == "" && !x.mongo.hello.Ghost
-		return &Unusable{"MongoDB", f.detail, f.fix, standalone}
+		standalone := examination.mongo.hello.SetName == "" && !examination.mongo.hello.Ghost
+		return &Unusable{"MongoDB", finding.detail, finding.fix, standalone}
 	}
 	return nil
 }
@@ -65,11 +65,11 @@ func ReachKafka(ctx context.Context, cfg config.Config) error {
 	}
 	defer brokers.Close()
 
-	x := &examination{cfg: cfg, limit: Limit, brokers: brokers, found: map[string]finding{}}
-	if f := (kafkaChecks{x}).checkKafka(ctx); f.status == Fail {
-		return &Unusable{Kafka, f.detail, f.fix, f.lasting}
+	examination := &examination{cfg: cfg, limit: Limit, brokers: brokers, found: map[string]finding{}}
+	if finding := (kafkaChecks{examination}).checkKafka(ctx); finding.status == Fail {
+		return &Unusable{Kafka, finding.detail, finding.fix, finding.lasting}
 	}
-	return x.checkTopicSettings(ctx)
+	return examination.checkTopicSettings(ctx)
 }
 
 // Reach is [ReachMongo] and [ReachKafka].
@@ -82,8 +82,8 @@ func Reach(ctx context.Context, cfg config.Config) error {
 
 // ReasonOf returns the [Unusable] that err is or wraps. For another error it returns the zero value.
 func ReasonOf(err error) Unusable {
-	if u, ok := errors.AsType[*Unusable](err); ok {
-		return *u
+	if unusable, ok := errors.AsType[*Unusable](err); ok {
+		return *unusable
 	}
 	return Unusable{}
 }
@@ -164,6 +164,6 @@ func (x kafkaChecks) isLasting(ctx context.Context, err error) bool {
 		return true
 	}
 
-	d, ok := errors.AsType[*kafkawire.Diagnosis](err)
-	return ok && (d.Rejected() || isCertificateProblem(d.Err) || isTLSMismatch(ctx, d.Broker, x.cfg.Kafka.TLS != nil, x.speakPlain))
+	diagnosis, ok := errors.AsType[*kafkawire.Diagnosis](err)
+	return ok && (diagnosis.Rejected() || isCertificateProblem(diagnosis.Err) || isTLSMismatch(ctx, diagnosis.Broker, x.cfg.Kafka.TLS != nil, x.speakPlain))
 }

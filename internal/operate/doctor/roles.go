@@ -78,46 +78,46 @@ func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
 	if who.Inbox == "" {
 		who.Inbox = inbox.DefaultCollection
 	}
-	m := &roleMaker{cfg: cfg, scope: scope, who: who}
+	maker := &roleMaker{cfg: cfg, scope: scope, who: who}
 	return Roles{
-		MongoDB: []Role{m.relayRole(), m.setupRole(), m.serviceRole(), m.schedulerRole(), m.consumerRole(), m.operatorRole(), m.readerRole()},
-		Kafka:   m.listACLs(),
+		MongoDB: []Role{maker.relayRole(), maker.setupRole(), maker.serviceRole(), maker.schedulerRole(), maker.consumerRole(), maker.operatorRole(), maker.readerRole()},
+		Kafka:   maker.listACLs(),
 	}, nil
 }
 
 // Script returns a script for mongosh that creates the roles, or updates them if they exist.
 func (r Roles) Script() string {
-	var b strings.Builder
-	b.WriteString("// For mongosh, as a user who may manage roles: mongosh \"$URI\" roles.js\n" +
+	var builder strings.Builder
+	builder.WriteString("// For mongosh, as a user who may manage roles: mongosh \"$URI\" roles.js\n" +
 		"const admin = db.getSiblingDB(\"admin\");\n" +
 		"const make = (role, privileges) => admin.getRole(role) ? admin.updateRole(role, {privileges, roles: []}) : admin.createRole({role, privileges, roles: []});\n")
 	for _, role := range r.MongoDB {
-		fmt.Fprintf(&b, "\n// %s\nmake(%q, [\n", role.For, role.Name)
+		fmt.Fprintf(&builder, "\n// %s\nmake(%q, [\n", role.For, role.Name)
 		for _, p := range role.Privileges {
 			why := p.Why
 			if p.Optional != "" {
 				why += " (optional: " + p.Optional + ")"
 			}
-			fmt.Fprintf(&b, "  // %s\n  %s,\n", why, p.statement())
+			fmt.Fprintf(&builder, "  // %s\n  %s,\n", why, p.statement())
 		}
 
-		b.WriteString("]);\n")
+		builder.WriteString("]);\n")
 	}
 
-	b.WriteString("\n// Then a user for each, such as:\n// admin.createUser({user: \"relay\", pwd: passwordPrompt(), roles: [\"" + r.MongoDB[0].Name + "\"]})\n")
-	return b.String()
+	builder.WriteString("\n// Then a user for each, such as:\n// admin.createUser({user: \"relay\", pwd: passwordPrompt(), roles: [\"" + r.MongoDB[0].Name + "\"]})\n")
+	return builder.String()
 }
 
 // Commands returns the commands of kafka-acls.sh.
 func (r Roles) Commands(brokers []string) string {
-	var b strings.Builder
+	var builder strings.Builder
 	for _, a := range r.Kafka {
-		fmt.Fprintf(&b, "# the %s: %s\nkafka-acls.sh --bootstrap-server %s --command-config admin.properties --add --allow-principal '%s' --operation %s --%s '%s'", a.For, a.Why,
+		fmt.Fprintf(&builder, "# the %s: %s\nkafka-acls.sh --bootstrap-server %s --command-config admin.properties --add --allow-principal '%s' --operation %s --%s '%s'", a.For, a.Why,
 			strings.Join(brokers, ","), a.Principal, strings.Join(a.Operations, " --operation "), a.Resource, a.Name)
 		if a.Pattern == "prefixed" {
-			b.WriteString(" --resource-pattern-type prefixed")
+			builder.WriteString(" --resource-pattern-type prefixed")
 		}
-		b.WriteString("\n")
+		builder.WriteString("\n")
 	}
-	return b.String()
+	return builder.String()
 }

@@ -22,7 +22,7 @@ type atlasAction struct {
 // AtlasRoles returns one document for each role, for createCustomDatabaseRole of the Atlas Administration API: Atlas does not
 // execute createRole.
 func (r Roles) AtlasRoles() string {
-	var b strings.Builder
+	var builder strings.Builder
 	for _, role := range r.MongoDB {
 		out := atlasRole{RoleName: role.Name, Actions: []atlasAction{}}
 
@@ -30,7 +30,7 @@ func (r Roles) AtlasRoles() string {
 			// Atlas lists the resources of each action.
 			for _, action := range p.Actions {
 				name := atlasActionName(action)
-				at := slices.IndexFunc(out.Actions, func(a atlasAction) bool { return a.Action == name })
+				at := slices.IndexFunc(out.Actions, func(atlasAction atlasAction) bool { return atlasAction.Action == name })
 				if at < 0 {
 					at = len(out.Actions)
 					out.Actions = append(out.Actions, atlasAction{Action: name})
@@ -40,38 +40,38 @@ func (r Roles) AtlasRoles() string {
 		}
 
 		text, _ := json.Marshal(out) // strings
-		b.Write(text)
-		b.WriteByte('\n')
+		builder.Write(text)
+		builder.WriteByte('\n')
 	}
-	return b.String()
+	return builder.String()
 }
 
 // atlasActionName returns the name of an action in Atlas: createIndex is CREATE_INDEX there.
 func atlasActionName(action string) string {
-	var b strings.Builder
+	var builder strings.Builder
 	for _, r := range action {
 		if unicode.IsUpper(r) {
-			b.WriteByte('_')
+			builder.WriteByte('_')
 		}
-		b.WriteRune(unicode.ToUpper(r))
+		builder.WriteRune(unicode.ToUpper(r))
 	}
-	return b.String()
+	return builder.String()
 }
 
 // ConfluentCommands returns the commands of the confluent CLI. A principal is the id of a service account there.
 func (r Roles) ConfluentCommands() string {
 	options := map[string]string{"topic": "--topic", "transactional-id": "--transactional-id", "group": "--consumer-group"}
-	var b strings.Builder
+	var builder strings.Builder
 	for _, a := range r.Kafka {
 		operations := strings.ToLower(strings.ReplaceAll(strings.Join(a.Operations, ","), "_", "-"))
-		fmt.Fprintf(&b, "# the %s: %s\nconfluent kafka acl create --allow --service-account '%s' --operations %s %s '%s'",
+		fmt.Fprintf(&builder, "# the %s: %s\nconfluent kafka acl create --allow --service-account '%s' --operations %s %s '%s'",
 			a.For, a.Why, strings.TrimPrefix(a.Principal, "User:"), operations, options[a.Resource], a.Name)
 		if a.Pattern == "prefixed" {
-			b.WriteString(" --prefix")
+			builder.WriteString(" --prefix")
 		}
-		b.WriteByte('\n')
+		builder.WriteByte('\n')
 	}
-	return b.String()
+	return builder.String()
 }
 
 // iamPolicy is a policy of AWS IAM.
@@ -108,39 +108,39 @@ func (r Roles) MSKPolicies() string {
 	var users []string
 	policies := map[string]*iamPolicy{}
 	for _, a := range r.Kafka {
-		p := policies[a.For]
-		if p == nil {
+		policy := policies[a.For]
+		if policy == nil {
 			users = append(users, a.For)
-			p = &iamPolicy{Version: "2012-10-17", Statement: []iamStatement{{
+			policy = &iamPolicy{Version: "2012-10-17", Statement: []iamStatement{{
 				Sid: "Cluster", Effect: "Allow", Action: []string{"kafka-cluster:Connect", "kafka-cluster:DescribeCluster"},
 				Resource: []string{prefix + "cluster/CLUSTER/*"},
 			}}}
 			// A producer without a transaction is idempotent by permission on the cluster.
 			if a.For == "relay" {
-				p.Statement[0].Action = append(p.Statement[0].Action, "kafka-cluster:WriteDataIdempotently")
+				policy.Statement[0].Action = append(policy.Statement[0].Action, "kafka-cluster:WriteDataIdempotently")
 			}
-			policies[a.For] = p
+			policies[a.For] = policy
 		}
 
 		name := a.Name
 		if a.Pattern == "prefixed" {
 			name += "*"
 		}
-		s := iamStatement{Effect: "Allow", Resource: []string{prefix + a.Resource + "/CLUSTER/*/" + name}}
-		s.Sid = fmt.Sprintf("Statement%d", len(p.Statement))
+		statement := iamStatement{Effect: "Allow", Resource: []string{prefix + a.Resource + "/CLUSTER/*/" + name}}
+		statement.Sid = fmt.Sprintf("Statement%d", len(policy.Statement))
 		// IAM has its own names, and an operation of Kafka may need several of them.
 		for _, op := range a.Operations {
 			for _, action := range iamActions[a.Resource][op] {
-				s.Action = append(s.Action, "kafka-cluster:"+action)
+				statement.Action = append(statement.Action, "kafka-cluster:"+action)
 			}
 		}
-		p.Statement = append(p.Statement, s)
+		policy.Statement = append(policy.Statement, statement)
 	}
 
-	var b strings.Builder
+	var builder strings.Builder
 	for _, user := range users {
 		text, _ := json.MarshalIndent(policies[user], "", "  ") // strings
-		fmt.Fprintf(&b, "# the %s; replace REGION, ACCOUNT and CLUSTER\n%s\n", user, text)
+		fmt.Fprintf(&builder, "# the %s; replace REGION, ACCOUNT and CLUSTER\n%s\n", user, text)
 	}
-	return b.String()
+	return builder.String()
 }

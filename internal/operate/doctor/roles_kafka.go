@@ -9,8 +9,8 @@ import (
 // listACLs returns the ACLs of the relay, and of consumers if a group is configured.
 func (m *roleMaker) listACLs() []ACL {
 	relay := m.who.Principal
-	if s := m.cfg.Kafka.SASL; relay == "" && s != nil && s.Username != "" {
-		relay = "User:" + s.Username
+	if sasl := m.cfg.Kafka.SASL; relay == "" && sasl != nil && sasl.Username != "" {
+		relay = "User:" + sasl.Username
 	}
 	// The placeholder makes the command fail until somebody fills in the name.
 	if relay == "" {
@@ -60,18 +60,18 @@ func (m *roleMaker) topicPatterns() (out []topicPattern) {
 	}
 
 	for _, name := range names {
-		t := topicPattern{name, "literal"}
+		pattern := topicPattern{name, "literal"}
 		// ACLs have no pattern except a prefix, so a pattern is cut at its first variable part.
 		if at := strings.IndexAny(name, "*?{"); at >= 0 {
-			t = topicPattern{name[:at], "prefixed"}
+			pattern = topicPattern{name[:at], "prefixed"}
 		}
 		// An empty prefix stands for all topics.
-		if t.name == "" {
-			t = topicPattern{"*", "literal"}
+		if pattern.name == "" {
+			pattern = topicPattern{"*", "literal"}
 		}
 
-		if !slices.Contains(out, t) {
-			out = append(out, t)
+		if !slices.Contains(out, pattern) {
+			out = append(out, pattern)
 		}
 	}
 	return out

@@ -48,7 +48,9 @@ func (m *roleMaker) onOutboxes(name func(coll string) string, why string, action
 func addPrivileges(list []Privilege, more ...Privilege) []Privilege {
 	for _, p := range more {
 		at := slices.IndexFunc(list,
-			func(q Privilege) bool { return q.Resource == p.Resource && q.Optional == p.Optional })
+			func(privilege Privilege) bool {
+				return privilege.Resource == p.Resource && privilege.Optional == p.Optional
+			})
 		if at < 0 {
 			p.Actions = slices.Clone(p.Actions)
 			list = append(list, p)
@@ -123,25 +125,25 @@ func clusterPrivilege(optional, why string, actions ...string) Privilege {
 }
 
 func (m *roleMaker) relayRole() Role {
-	r := Role{Name: m.who.Prefix + "Relay", For: "the relay"}
+	role := Role{Name: m.who.Prefix + "Relay", For: "the relay"}
 	db, coll := m.scope.Target()
 
-	r.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
-	r.add(m.onOutboxes(sameName, "read envelopes", "find")...)
+	role.add(privilegeOn(db, coll, "open the change stream", "find", "changeStream"))
+	role.add(m.onOutboxes(sameName, "read envelopes", "find")...)
 	if writesOutboxes(m.cfg) {
-		r.add(m.onOutboxes(sameName, "record deliveries, remove delivered envelopes", readWrite...)...)
+		role.add(m.onOutboxes(sameName, "record deliveries, remove delivered envelopes", readWrite...)...)
 	}
-	r.add(m.onState("store leases, positions, waiting events and dead letters", readWrite...)...)
-	r.add(asOptional("without them run outrelay setup before the first start of each version",
+	role.add(m.onState("store leases, positions, waiting events and dead letters", readWrite...)...)
+	role.add(asOptional("without them run outrelay setup before the first start of each version",
 		m.onState("create the collections and their indexes", "createCollection", "createIndex", "listIndexes")...)...)
-	r.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
+	role.add(m.listCollections("without it the relay cannot detect that a collection was dropped and created again")...)
 
 	// A pattern of databases is matched against the names of all databases.
 	if slices.Contains(m.databaseNames(), "") {
-		r.add(clusterPrivilege("without it the relay finds only collections that watch names without a pattern", "find the databases that match watch", "listDatabases"))
+		role.add(clusterPrivilege("without it the relay finds only collections that watch names without a pattern", "find the databases that match watch", "listDatabases"))
 	}
 
-	r.add(clusterPrivilege("without them the relay cannot read the time window of the oplog and the limits of the servers, or detect state that was copied from another replica set",
+	role.add(clusterPrivilege("without them the relay cannot read the time window of the oplog and the limits of the servers, or detect state that was copied from another replica set",
 		"read the limits and the identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
 
 	// The relay changes indexes of outboxes only if it has to maintain a TTL index.
@@ -152,11 +154,11 @@ func (m *roleMaker) relayRole() Role {
 
 	const optional = "without it the relay does not report missing indexes, and documents do not expire"
 	if writesOutboxes(m.cfg) {
-		r.Privileges = slices.Concat(r.Privileges,
+		role.Privileges = slices.Concat(role.Privileges,
 			asOptional(optional, m.onOutboxes(sameName, "compare the indexes with the required indexes", indexes...)...))
 	}
-	r.Privileges = append(r.Privileges, m.handlerLetterPrivileges()...)
-	return r
+	role.Privileges = append(role.Privileges, m.handlerLetterPrivileges()...)
+	return role
 }
 
 // writesOutboxes reports whether the relay writes to the outboxes of services: it removes delivered envelopes, or records
@@ -201,17 +203,17 @@ func (m *roleMaker) onSetAside(why string, actions ...string) (out []Privilege) 
 // setupRole returns the role for `outrelay setup`. The relay then runs with mongodb.indexes: false
 // and does not need these privileges.
 func (m *roleMaker) setupRole() Role {
-	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay setup, once for each version; the relay then runs with mongodb.indexes: false"}
+	role := Role{Name: m.who.Prefix + "Setup", For: "outrelay setup, once for each version; the relay then runs with mongodb.indexes: false"}
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
 
-	r.add(m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
-	r.add(m.onState("create the collections of the state and their indexes", slices.Concat(readWrite, schema)...)...)
-	r.add(m.listCollections("")...)
+	role.add(m.onOutboxes(sameName, "create the outbox and its indexes", schema...)...)
+	role.add(m.onState("create the collections of the state and their indexes", slices.Concat(readWrite, schema)...)...)
+	role.add(m.listCollections("")...)
 
 	if slices.Contains(m.databaseNames(), "") {
-		r.add(clusterPrivilege("", "find the databases that match watch", "listDatabases"))
+		role.add(clusterPrivilege("", "find the databases that match watch", "listDatabases"))
 	}
-	return r
+	return role
 }
 
 func (m *roleMaker) serviceRole() Role {
@@ -222,15 +224,15 @@ func (m *roleMaker) serviceRole() Role {
 }
 
 func (m *roleMaker) schedulerRole() Role {
-	r := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, in addition to " + m.who.Prefix + "Service"}
-	r.add(m.onOutboxes(sameName, "find, reschedule and cancel scheduled events", "find", "update", "remove")...)
-	r.add(m.onOutboxes(func(coll string) string { return coll + "_cron" }, "store the entries of outbox/cron", readWrite...)...)
-	return r
+	role := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, in addition to " + m.who.Prefix + "Service"}
+	role.add(m.onOutboxes(sameName, "find, reschedule and cancel scheduled events", "find", "update", "remove")...)
+	role.add(m.onOutboxes(func(coll string) string { return coll + "_cron" }, "store the entries of outbox/cron", readWrite...)...)
+	return role
 }
 
 // consumerRole returns the role of services that consume events.
 func (m *roleMaker) consumerRole() Role {
-	r := Role{Name: m.who.Prefix + "Consumer", For: "a service that handles events with an inbox, sagas and dead letters, in addition to the privileges on its own documents"}
+	role := Role{Name: m.who.Prefix + "Consumer", For: "a service that handles events with an inbox, sagas and dead letters, in addition to the privileges on its own documents"}
 	databases := m.who.Databases
 	if len(databases) == 0 {
 		databases = slices.DeleteFunc(m.databaseNames(), func(db string) bool { return db == "" })
@@ -239,52 +241,52 @@ func (m *roleMaker) consumerRole() Role {
 	// Services create their collections and indexes themselves.
 	for _, db := range databases {
 		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims", m.who.Inbox + "_tenures"} {
-			r.add(privilegeOn(db, coll, "record handled messages", slices.Concat(readWrite, schema)...))
+			role.add(privilegeOn(db, coll, "record handled messages", slices.Concat(readWrite, schema)...))
 		}
 
-		r.add(privilegeOn(db, setaside.DefaultCollection, "store messages that wait for a retry", slices.Concat(readWrite, schema)...))
-		r.add(privilegeOn(db, setaside.DefaultCollection+setaside.CountsSuffix, "count messages that wait for a retry", slices.Concat(readWrite, schema)...))
+		role.add(privilegeOn(db, setaside.DefaultCollection, "store messages that wait for a retry", slices.Concat(readWrite, schema)...))
+		role.add(privilegeOn(db, setaside.DefaultCollection+setaside.CountsSuffix, "count messages that wait for a retry", slices.Concat(readWrite, schema)...))
 		for _, coll := range m.cfg.DeadLetters.Handlers {
-			r.add(privilegeOn(db, coll, "store the dead letters of handlers", slices.Concat(readWrite, schema, []string{"collMod"})...))
+			role.add(privilegeOn(db, coll, "store the dead letters of handlers", slices.Concat(readWrite, schema, []string{"collMod"})...))
 		}
 		for _, coll := range append(slices.Clone(m.who.Sagas), sagas.TypesCollection) {
 			if len(m.who.Sagas) > 0 {
-				r.add(privilegeOn(db, coll, "store the states of sagas", slices.Concat(readWrite, schema)...))
+				role.add(privilegeOn(db, coll, "store the states of sagas", slices.Concat(readWrite, schema)...))
 			}
 		}
 
-		r.add(privilegeOn(db, "", "create collections before a transaction uses them", "listCollections"))
+		role.add(privilegeOn(db, "", "create collections before a transaction uses them", "listCollections"))
 	}
 
-	return r
+	return role
 }
 
 func (m *roleMaker) operatorRole() Role {
-	r := Role{Name: m.who.Prefix + "Operator", For: "operators who change data: outrelay pause, dead, scheduled, replay, purge, recover"}
+	role := Role{Name: m.who.Prefix + "Operator", For: "operators who change data: outrelay pause, dead, scheduled, replay, purge, recover"}
 
-	r.add(m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
-	r.add(m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
+	role.add(m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
+	role.add(m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
 
-	r.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
+	role.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
 
-	r.add(m.onState("store pause, pin and recover, requeue and discard dead letters, and record each action", readWrite...)...)
-	r.add(m.listCollections("")...)
-	r.add(clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
+	role.add(m.onState("store pause, pin and recover, requeue and discard dead letters, and record each action", readWrite...)...)
+	role.add(m.listCollections("")...)
+	role.add(clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
 
-	return r
+	return role
 }
 
 func (m *roleMaker) readerRole() Role {
-	r := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only read: outrelay status, dead list, doctor"}
+	role := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only read: outrelay status, dead list, doctor"}
 
-	r.add(m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
-	r.add(m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
+	role.add(m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
+	role.add(m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
 
-	r.add(m.onSetAside("show whether a requeued message still waits", "find")...)
+	role.add(m.onSetAside("show whether a requeued message still waits", "find")...)
 
-	r.add(m.onState("read the status, and show waiting events and dead letters, including their payloads", "find", "listIndexes")...)
-	r.add(m.listCollections("")...)
-	r.add(clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
+	role.add(m.onState("read the status, and show waiting events and dead letters, including their payloads", "find", "listIndexes")...)
+	role.add(m.listCollections("")...)
+	role.add(clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))
 
-	return r
+	return role
 }

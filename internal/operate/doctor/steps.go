@@ -11,9 +11,9 @@ type step struct {
 
 // mongoSteps returns the checks of the configuration and of MongoDB, in their order. The last step finds
 // the topics for the checks of Kafka.
-func mongoSteps(x *examination) []step {
-	config, mongo, privileges := configChecks{x}, mongoChecks{x}, privilegeChecks{x}
-	outbox, watcher := outboxChecks{x}, watcherChecks{x}
+func mongoSteps(examination *examination) []step {
+	config, mongo, privileges := configChecks{examination}, mongoChecks{examination}, privilegeChecks{examination}
+	outbox, watcher := outboxChecks{examination}, watcherChecks{examination}
 	return []step{
 		{"config.sizes", "", config.checkSizes, "contradicting limits cause problems only under load"},
 		{"config.topics", "", config.checkAllowedTopics, "a service that can insert into the outbox can send to any allowed topic"},
@@ -45,8 +45,8 @@ func mongoSteps(x *examination) []step {
 }
 
 // kafkaSteps returns the checks of Kafka, in their order.
-func kafkaSteps(x *examination) []step {
-	kafka, topics := kafkaChecks{x}, topicChecks{x}
+func kafkaSteps(examination *examination) []step {
+	kafka, topics := kafkaChecks{examination}, topicChecks{examination}
 	return []step{
 		{"kafka", "", kafka.checkKafka, "the relay sends the events to Kafka"},
 		{"kafka.brokers", "kafka", kafka.checkBrokers, "with one broker, each restart stops deliveries, and its disk holds the only copy"},

@@ -62,10 +62,10 @@ func rowsOfRuns(runs []testRun, area, all string, nameOf func(testRun) (version,
 	return rows
 }
 
-func mongoRow(r testRun) (version, name, other string) {
-	return r.MongoDB, r.MongoDB + recordedMongoDB, "Kafka " + r.Kafka
+func mongoRow(run testRun) (version, name, other string) {
+	return run.MongoDB, run.MongoDB + recordedMongoDB, "Kafka " + run.Kafka
 }
 
-func kafkaRow(r testRun) (version, name, other string) {
-	return r.Kafka, "Apache Kafka " + r.Kafka + recordedKafka, "MongoDB " + r.MongoDB
+func kafkaRow(run testRun) (version, name, other string) {
+	return run.Kafka, "Apache Kafka " + run.Kafka + recordedKafka, "MongoDB " + run.MongoDB
 }

@@ -45,35 +45,35 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	select {
 	case <-x.sampled:
 	case <-ctx.Done():
-		f := unchecked("", "the topics are not known yet")
+		finding := unchecked("", "the topics are not known yet")
 		// MongoDB has its own finding, so this one only refers to it.
-		f.root = "mongodb"
-		return f
+		finding.root = "mongodb"
+		return finding
 	}
 
-	t, sampled := &x.topics, x.findingOf("topics")
+	facts, sampled := &x.topics, x.findingOf("topics")
 	switch {
 	// A topic that cannot be derived is a finding of the earlier check, which is not repeated here.
 	case sampled.root != "":
 		return blockedBy(sampled.root)
-	case len(t.names) == 0 && sampled.status != OK:
+	case len(facts.names) == 0 && sampled.status != OK:
 		return blockedBy("topics")
-	case len(t.names) == 0:
+	case len(facts.names) == 0:
 		return passed("no topic is known yet")
 	}
 
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	var err error
-	if t.layout, err = x.brokers.Metadata(call, t.names); err != nil {
-		f := unchecked("", "Kafka returns: %v", err)
-		f.root = "topics.exist"
-		return f
+	if facts.layout, err = x.brokers.Metadata(call, facts.names); err != nil {
+		finding := unchecked("", "Kafka returns: %v", err)
+		finding.root = "topics.exist"
+		return finding
 	}
 
 	var missing, hidden, leaderless, odd []string
-	for _, name := range t.names {
-		topic := t.layout.Topics[name]
+	for _, name := range facts.names {
+		topic := facts.layout.Topics[name]
 		switch {
 		case errors.Is(topic.Err, kafkawire.UnknownTopicOrPartition):
 			missing = append(missing, name)
@@ -87,8 +87,8 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 			continue
 		}
 
-		t.present = append(t.present, name)
-		if slices.ContainsFunc(topic.Partitions, func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 }) {
+		facts.present = append(facts.present, name)
+		if slices.ContainsFunc(topic.Partitions, func(layout kafkawire.PartitionLayout) bool { return layout.Leader < 0 }) {
 			leaderless = append(leaderless, name)
 		}
 	}
@@ -104,7 +104,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	case len(hidden) > 0:
 		return unchecked("", "the user lacks DESCRIBE on topics: %s", joinFew(hidden, namesMost))
 	}
-	return passed("%s", joinFew(t.present, namesMost))
+	return passed("%s", joinFew(facts.present, namesMost))
 }
 
 // checkCreation checks whether the relay can create the missing topics.
@@ -187,9 +187,9 @@ func (x topicChecks) checkReplication(context.Context) finding {
 	for _, name := range x.topics.present {
 		parts := x.topics.layout.Topics[name].Partitions
 		switch {
-		case slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < 2 }):
+		case slices.ContainsFunc(parts, func(layout kafkawire.PartitionLayout) bool { return layout.Replicas < 2 }):
 			single = append(single, name)
-		case slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.ISR < p.Replicas }):
+		case slices.ContainsFunc(parts, func(layout kafkawire.PartitionLayout) bool { return layout.ISR < layout.Replicas }):
 			behind = append(behind, name)
 		}
 	}
@@ -229,7 +229,7 @@ func (x topicChecks) readConfigs(ctx context.Context) {
 
 // checkSetting checks one setting of every topic. bad returns the problem of a topic, or "". Setting
 // key to value fixes it.
-func (x topicChecks) checkSetting(ctx context.Context, good, key, value string, bad func(name string, c kafkawire.TopicConfig) string) finding {
+func (x topicChecks) checkSetting(ctx context.Context, good, key, value string, bad func(name string, cfg kafkawire.TopicConfig) string) finding {
 	x.readConfigs(ctx)
 	if len(x.topics.present) > 0 && len(x.topics.configs) == 0 {
 		return unchecked("grant DESCRIBE_CONFIGS on the topics", "the user may not read the topics' configurations")
@@ -252,17 +252,17 @@ func (x topicChecks) checkSetting(ctx context.Context, good, key, value string, 
 
 func (x topicChecks) checkMinISR(ctx context.Context) finding {
 	impossible, single := false, false
-	f := x.checkSetting(ctx, "at least 2", "min.insync.replicas", "2", func(name string, c kafkawire.TopicConfig) string {
+	finding := x.checkSetting(ctx, "at least 2", "min.insync.replicas", "2", func(name string, cfg kafkawire.TopicConfig) string {
 		parts := x.topics.layout.Topics[name].Partitions
-		if slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < c.MinISR }) {
+		if slices.ContainsFunc(parts, func(layout kafkawire.PartitionLayout) bool { return layout.Replicas < cfg.MinISR }) {
 			impossible = true
-			return fmt.Sprintf("min.insync.replicas is %d, above the number of replicas: writes fail", c.MinISR)
+			return fmt.Sprintf("min.insync.replicas is %d, above the number of replicas: writes fail", cfg.MinISR)
 		}
 
 		// With one replica, a setting of 2 would make every write fail.
-		single = single || slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < 2 })
-		if c.MinISR < 2 {
-			return fmt.Sprintf("min.insync.replicas is %d", c.MinISR)
+		single = single || slices.ContainsFunc(parts, func(layout kafkawire.PartitionLayout) bool { return layout.Replicas < 2 })
+		if cfg.MinISR < 2 {
+			return fmt.Sprintf("min.insync.replicas is %d", cfg.MinISR)
 		}
 		return ""
 	})
@@ -270,17 +270,17 @@ func (x topicChecks) checkMinISR(ctx context.Context) finding {
 	// The usual fix would make the problem of such a topic worse.
 	switch {
 	case impossible:
-		f.status = Fail
-		f.fix = "raise the number of replicas, or lower min.insync.replicas:\n" + strings.ReplaceAll(f.fix, "min.insync.replicas=2", "min.insync.replicas=<replicas - 1>")
-	case single && f.status == Warn:
-		f.fix = "first give the topics more than one replica, otherwise writes fail; then:\n" + f.fix
+		finding.status = Fail
+		finding.fix = "raise the number of replicas, or lower min.insync.replicas:\n" + strings.ReplaceAll(finding.fix, "min.insync.replicas=2", "min.insync.replicas=<replicas - 1>")
+	case single && finding.status == Warn:
+		finding.fix = "first give the topics more than one replica, otherwise writes fail; then:\n" + finding.fix
 	}
-	return f
+	return finding
 }
 
 func (x topicChecks) checkUncleanElection(ctx context.Context) finding {
-	return x.checkSetting(ctx, "off", "unclean.leader.election.enable", "false", func(_ string, c kafkawire.TopicConfig) string {
-		if c.UncleanElection {
+	return x.checkSetting(ctx, "off", "unclean.leader.election.enable", "false", func(_ string, cfg kafkawire.TopicConfig) string {
+		if cfg.UncleanElection {
 			return "unclean.leader.election.enable is true"
 		}
 		return ""
@@ -289,9 +289,9 @@ func (x topicChecks) checkUncleanElection(ctx context.Context) finding {
 
 func (x topicChecks) checkMaxBytes(ctx context.Context) finding {
 	most := int(x.cfg.Limits.Envelope)
-	return x.checkSetting(ctx, fmt.Sprintf("above limits.envelope, %s", x.cfg.Limits.Envelope), "max.message.bytes", fmt.Sprint(most+recordOverhead), func(_ string, c kafkawire.TopicConfig) string {
-		if c.MaxMessageBytes < most {
-			return fmt.Sprintf("max.message.bytes is %d, below limits.envelope, %d", c.MaxMessageBytes, most)
+	return x.checkSetting(ctx, fmt.Sprintf("above limits.envelope, %s", x.cfg.Limits.Envelope), "max.message.bytes", fmt.Sprint(most+recordOverhead), func(_ string, cfg kafkawire.TopicConfig) string {
+		if cfg.MaxMessageBytes < most {
+			return fmt.Sprintf("max.message.bytes is %d, below limits.envelope, %d", cfg.MaxMessageBytes, most)
 		}
 		return ""
 	})
@@ -302,14 +302,14 @@ const recordOverhead = 4 << 10
 
 // checkCleanupPolicy finds compacted topics. N10
 func (x topicChecks) checkCleanupPolicy(ctx context.Context) finding {
-	f := x.checkSetting(ctx, "not compacted", "cleanup.policy", "delete", func(_ string, c kafkawire.TopicConfig) string {
-		if c.Compacted() {
-			return "cleanup.policy is " + c.CleanupPolicy
+	finding := x.checkSetting(ctx, "not compacted", "cleanup.policy", "delete", func(_ string, cfg kafkawire.TopicConfig) string {
+		if cfg.Compacted() {
+			return "cleanup.policy is " + cfg.CleanupPolicy
 		}
 		return ""
 	})
-	if f.status == Warn && f.fix != "" {
-		f.fix = "if compaction is not intended:\n" + f.fix
+	if finding.status == Warn && finding.fix != "" {
+		finding.fix = "if compaction is not intended:\n" + finding.fix
 	}
-	return f
+	return finding
 }

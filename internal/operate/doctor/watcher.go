@@ -25,10 +25,10 @@ type watcherChecks struct{ *examination }
 func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 	// Another number of slots means other documents, so the division comes first.
 	parts := slot.Ranges(x.cfg.Slots)
-	v, err := divisions.New(state.Open(x.mongo.client, x.cfg.State)).Read(ctx, x.cfg.Watcher)
-	if err == nil && v.Of != len(parts) {
-		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)),
-			"watcher %q has %d slots, but the configuration sets %d", x.cfg.Watcher, v.Of, len(parts))
+	division, err := divisions.New(state.Open(x.mongo.client, x.cfg.State)).Read(ctx, x.cfg.Watcher)
+	if err == nil && division.Of != len(parts) {
+		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", division.Of, len(parts)),
+			"watcher %q has %d slots, but the configuration sets %d", x.cfg.Watcher, division.Of, len(parts))
 	}
 	if len(parts) == 1 {
 		return x.checkSlot(ctx, parts[0])
@@ -36,30 +36,30 @@ func (x watcherChecks) checkWatcher(ctx context.Context) finding {
 
 	all := passed("")
 	for i, p := range parts {
-		f := x.checkSlot(ctx, p)
+		finding := x.checkSlot(ctx, p)
 		if i > 0 {
 			all.detail += "; "
 		}
-		all.detail += p.String() + ": " + f.detail
+		all.detail += p.String() + ": " + finding.detail
 		// The most severe status counts.
-		if f.status == Fail || all.status == OK {
-			all.status = f.status
+		if finding.status == Fail || all.status == OK {
+			all.status = finding.status
 		}
-		if f.fix != "" && all.fix == "" {
-			all.fix = f.fix
+		if finding.fix != "" && all.fix == "" {
+			all.fix = finding.fix
 		}
 	}
 	return all
 }
 
 // checkSlot checks one slot of the watcher.
-func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
+func (x watcherChecks) checkSlot(ctx context.Context, slot slot.Range) finding {
 	state := state.Open(x.mongo.client, x.cfg.State)
-	id := p.ID(x.cfg.Watcher)
+	id := slot.ID(x.cfg.Watcher)
 	var doc lease.Document
 	err := mongodb.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return x.checkLostWatcher(ctx, state, p)
+		return x.checkLostWatcher(ctx, state, slot)
 	}
 
 	if err != nil {
@@ -79,28 +79,28 @@ func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
 		return x.mongo.access.explainRefusal(err)
 	}
 
-	at := slices.IndexFunc(status.Slots, func(w admin.SlotStatus) bool { return w.Name+"/"+w.Slot == id })
+	at := slices.IndexFunc(status.Slots, func(listed admin.SlotStatus) bool { return listed.Name+"/"+listed.Slot == id })
 	if at < 0 {
 		return passed("no process runs the watcher")
 	}
 	return judgeWatcher(status.Slots[at], doc.Gap)
 }
 
-func judgeWatcher(w admin.SlotStatus, gap *lease.Gap) finding {
-	who := fmt.Sprintf("%s owns the watcher, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
+func judgeWatcher(slot admin.SlotStatus, gap *lease.Gap) finding {
+	who := fmt.Sprintf("%s owns the watcher, epoch %d, lag %.1f s", slot.Node, slot.Epoch, slot.LagS)
 	switch {
-	case w.Paused:
+	case slot.Paused:
 		return warned("outrelay resume", "an operator paused the watcher")
-	case w.State == "no-owner":
-		return passed("no process runs the watcher; its last epoch is %d", w.Epoch)
-	case w.State == "halted":
-		return failed("fix the reason; then restart the owner, or run: outrelay step-down", "%s, and has halted: %s", who, w.Reason)
-	case len(w.Unwritable) > 0:
-		b := w.Unwritable[0]
-		return warned("", "%s; %d topics cannot be written, such as %s with %d waiting envelopes: %s", who, len(w.Unwritable), b.Topic,
-			b.Count, b.Reason)
-	case w.Reason != "":
-		return warned("", "%s; state %s: %s", who, w.State, w.Reason)
+	case slot.State == "no-owner":
+		return passed("no process runs the watcher; its last epoch is %d", slot.Epoch)
+	case slot.State == "halted":
+		return failed("fix the reason; then restart the owner, or run: outrelay step-down", "%s, and has halted: %s", who, slot.Reason)
+	case len(slot.Unwritable) > 0:
+		topic := slot.Unwritable[0]
+		return warned("", "%s; %d topics cannot be written, such as %s with %d waiting envelopes: %s", who, len(slot.Unwritable), topic.Topic,
+			topic.Count, topic.Reason)
+	case slot.Reason != "":
+		return warned("", "%s; state %s: %s", who, slot.State, slot.Reason)
 	case gap != nil:
 		return warned("", "%s, and sweeps a gap in its history (%s)", who, gap.Reason)
 	}
@@ -109,10 +109,10 @@ func judgeWatcher(w admin.SlotStatus, gap *lease.Gap) finding {
 }
 
 // checkLostWatcher distinguishes a first start from a lost watcher document.
-func (x watcherChecks) checkLostWatcher(ctx context.Context, state state.Database, p slot.Range) finding {
-	if !p.Whole() {
-		if had, err := divisions.New(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
-			return failed("outrelay recover --slot "+p.String(),
+func (x watcherChecks) checkLostWatcher(ctx context.Context, state state.Database, slot slot.Range) finding {
+	if !slot.Whole() {
+		if had, err := divisions.New(state).Begun(ctx, x.cfg.Watcher, slot); err == nil && had {
+			return failed("outrelay recover --slot "+slot.String(),
 				"the document of the slot is missing, and with it the position in the change stream; nothing else is lost")
 		}
 

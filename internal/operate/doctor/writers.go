@@ -78,12 +78,12 @@ type user struct {
 	Privileges []storedPrivilege `bson:"inheritedPrivileges"`
 }
 
-func (u user) mayWrite(r Resource) bool {
-	a := access{}
+func (u user) mayWrite(resource Resource) bool {
+	access := access{}
 	for _, p := range u.Privileges {
-		a.add(p)
+		access.add(p)
 	}
-	return len(a.missing(r, "insert", "update", "remove")) < 3
+	return len(access.missing(resource, "insert", "update", "remove")) < 3
 }
 
 // listUsers returns the users of all databases. The server does not return the privileges of all users at once.

@@ -17,17 +17,17 @@ import (
 
 const maxActor = 128 // bytes of a name in the audit log
 
-// identify returns the caller that sent r, or the reason why r has no valid login. A name from the
+// identify returns the caller that sent request, or the reason why request has no valid login. A name from the
 // proxy takes precedence, because the proxy may connect with a certificate of its own.
-func (a *Access) identify(r *http.Request) (caller admin.Caller, problem string) {
-	if a.isProxy(r) {
-		names := r.Header.Values(a.ProxyHeader)
+func (a *Access) identify(request *http.Request) (caller admin.Caller, problem string) {
+	if a.isProxy(request) {
+		names := request.Header.Values(a.ProxyHeader)
 		// With several names, one of them may come from the client.
 		if len(names) == 1 && names[0] != "" {
-			return a.newCaller(r, names[0], "proxy", a.roleOf(names[0]))
+			return a.newCaller(request, names[0], "proxy", a.roleOf(names[0]))
 		}
-		if len(names) == 0 && r.Header.Get("Authorization") != "" {
-			return a.identifyByToken(r)
+		if len(names) == 0 && request.Header.Get("Authorization") != "" {
+			return a.identifyByToken(request)
 		}
 
 		// The certificate of the proxy does not identify the person who uses it.
@@ -35,30 +35,30 @@ func (a *Access) identify(r *http.Request) (caller admin.Caller, problem string)
 	}
 
 	// A certificate counts before a token, because it cannot be typed by mistake.
-	if name := certificateName(r); name != "" {
-		return a.newCaller(r, name, "certificate", a.roleOf(name))
+	if name := certificateName(request); name != "" {
+		return a.newCaller(request, name, "certificate", a.roleOf(name))
 	}
-	if r.Header.Get("Authorization") != "" {
-		return a.identifyByToken(r)
+	if request.Header.Get("Authorization") != "" {
+		return a.identifyByToken(request)
 	}
-	if caller, problem, ok := a.identifyBySession(r); ok {
+	if caller, problem, ok := a.identifyBySession(request); ok {
 		return caller, problem
 	}
 	// Anonymous access is a choice of the configuration, and comes last so that a login still names its person.
 	if a.Anonymous == admin.RoleViewer || a.Anonymous == admin.RoleOperator {
-		return a.newCaller(r, "anonymous", "anonymous", a.Anonymous)
+		return a.newCaller(request, "anonymous", "anonymous", a.Anonymous)
 	}
 	return admin.Caller{}, "the request has no login"
 }
 
 // newCaller returns the caller with a name that was proved by the given method.
-func (a *Access) newCaller(r *http.Request, name, method, role string) (caller admin.Caller, problem string) {
+func (a *Access) newCaller(request *http.Request, name, method, role string) (caller admin.Caller, problem string) {
 	if !isPrintable(name) {
 		return admin.Caller{}, "the name of the caller is empty, too long or not printable"
 	}
 
 	source := "page/" + method
-	if isAPI(r) {
+	if isAPI(request) {
 		source = "api/" + method
 	}
 	caller = admin.Caller{Actor: admin.Actor{Name: name, Source: source}, Role: role}
@@ -67,7 +67,7 @@ func (a *Access) newCaller(r *http.Request, name, method, role string) (caller a
 }
 
 func isPrintable(name string) bool {
-	isControl := func(r rune) bool { return !unicode.IsPrint(r) }
+	isControl := func(char rune) bool { return !unicode.IsPrint(char) }
 	return name != "" && len(name) <= maxActor && utf8.ValidString(name) && !strings.ContainsFunc(name, isControl)
 }
 
@@ -82,39 +82,39 @@ func (a *Access) roleOf(name string) string {
 }
 
 // isProxy reports whether the trusted proxy sends the request.
-func (a *Access) isProxy(r *http.Request) bool {
+func (a *Access) isProxy(request *http.Request) bool {
 	if a.ProxyHeader == "" {
 		return false
 	}
-	from := remoteIP(r)
-	return slices.ContainsFunc(a.ProxyFrom, func(p netip.Prefix) bool { return p.Contains(from) })
+	from := remoteIP(request)
+	return slices.ContainsFunc(a.ProxyFrom, func(prefix netip.Prefix) bool { return prefix.Contains(from) })
 }
 
 // clientName returns the name under which the requests of a caller are counted. A caller with a
 // token or a session chooses its own name, so its role is used instead.
-func clientName(r *http.Request, c admin.Caller) string {
-	name := c.Actor.Name
-	if strings.HasSuffix(c.Actor.Source, "/token") || strings.HasSuffix(c.Actor.Source, "/session") {
-		name = c.Role
+func clientName(request *http.Request, caller admin.Caller) string {
+	name := caller.Actor.Name
+	if strings.HasSuffix(caller.Actor.Source, "/token") || strings.HasSuffix(caller.Actor.Source, "/session") {
+		name = caller.Role
 	}
-	return remoteIP(r).String() + " " + c.Actor.Source + " " + name
+	return remoteIP(request).String() + " " + caller.Actor.Source + " " + name
 }
 
 // certificateName returns the common name of a verified client certificate, or "".
-func certificateName(r *http.Request) string {
-	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+func certificateName(request *http.Request) string {
+	if request.TLS == nil || len(request.TLS.VerifiedChains) == 0 {
 		return ""
 	}
-	return r.TLS.VerifiedChains[0][0].Subject.CommonName
+	return request.TLS.VerifiedChains[0][0].Subject.CommonName
 }
 
 // identifyByToken identifies a caller by its token. With a browser's login, the person chooses the
 // user name.
-func (a *Access) identifyByToken(r *http.Request) (caller admin.Caller, problem string) {
-	name, token, ok := r.BasicAuth()
+func (a *Access) identifyByToken(request *http.Request) (caller admin.Caller, problem string) {
+	name, token, ok := request.BasicAuth()
 	if !ok {
 		var scheme string
-		scheme, token, ok = strings.Cut(r.Header.Get("Authorization"), " ")
+		scheme, token, ok = strings.Cut(request.Header.Get("Authorization"), " ")
 		ok = ok && strings.EqualFold(scheme, "Bearer")
 		token = strings.TrimSpace(token)
 	}
@@ -124,15 +124,15 @@ func (a *Access) identifyByToken(r *http.Request) (caller admin.Caller, problem 
 	}
 
 	if role := a.Tokens().roleOf(token); ok && role != "" {
-		return a.newCaller(r, name, "token", role)
+		return a.newCaller(request, name, "token", role)
 	}
 	return admin.Caller{}, "the token is not one of this listener's"
 }
 
 // equalTokens compares hashes, so that the time does not reveal the length of the token either.
 func equalTokens(got, token string) bool {
-	x, y := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(token))
-	return subtle.ConstantTimeCompare(x[:], y[:]) == 1 && token != ""
+	gotSum, tokenSum := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(token))
+	return subtle.ConstantTimeCompare(gotSum[:], tokenSum[:]) == 1 && token != ""
 }
 
 // allowsHost reports whether a request may use that host name. A web page can make its own host name
@@ -143,7 +143,7 @@ func (a *Access) allowsHost(host string) bool {
 	}
 
 	name := probes.HostName(host)
-	isName := func(h string) bool { return strings.EqualFold(h, name) }
+	isName := func(known string) bool { return strings.EqualFold(known, name) }
 	if name == "localhost" || slices.ContainsFunc(a.Hosts, isName) {
 		return true
 	}
@@ -152,8 +152,8 @@ func (a *Access) allowsHost(host string) bool {
 }
 
 // remoteIP returns the address of the connection, or the zero value if it has none.
-func remoteIP(r *http.Request) netip.Addr {
-	at, err := netip.ParseAddrPort(r.RemoteAddr)
+func remoteIP(request *http.Request) netip.Addr {
+	at, err := netip.ParseAddrPort(request.RemoteAddr)
 	if err != nil {
 		return netip.Addr{}
 	}

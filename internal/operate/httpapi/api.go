@@ -60,82 +60,82 @@ type answer struct{ Body any }
 func newAPI(op admin.Operator) http.Handler {
 	mux := http.NewServeMux()
 	newOperations(mux, op)
-	mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) { serveNotFound(w, r, mux) })
+	mux.HandleFunc("/api/", func(response http.ResponseWriter, request *http.Request) { serveNotFound(response, request, mux) })
 
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !isText(r.URL) {
-			writeProblem(w, r, http.StatusBadRequest, "the address is not UTF-8, or its query cannot be parsed",
+	return http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
+		if !isText(request.URL) {
+			writeProblem(response, request, http.StatusBadRequest, "the address is not UTF-8, or its query cannot be parsed",
 				"encode it as UTF-8, and escape characters that are not letters or digits")
 			return
 		}
-		mux.ServeHTTP(w, r)
+		mux.ServeHTTP(response, request)
 	})
 }
 
 // isText reports whether an address is UTF-8. MongoDB rejects other text.
-func isText(u *url.URL) bool {
-	query, err := url.QueryUnescape(u.RawQuery)
+func isText(address *url.URL) bool {
+	query, err := url.QueryUnescape(address.RawQuery)
 	if err == nil {
-		_, err = url.ParseQuery(u.RawQuery)
+		_, err = url.ParseQuery(address.RawQuery)
 	}
-	return err == nil && utf8.ValidString(query) && utf8.ValidString(u.Path)
+	return err == nil && utf8.ValidString(query) && utf8.ValidString(address.Path)
 }
 
 // newOperations registers all operations.
 func newOperations(mux humago.Mux, op admin.Operator) *api {
 	replaceLibraryErrors()
-	c := huma.DefaultConfig("outrelay", apiVersion)
-	c.Info.Description = "The actions and queries of the command line, for a running deployment. " +
+	cfg := huma.DefaultConfig("outrelay", apiVersion)
+	cfg.Info.Description = "The actions and queries of the command line, for a running deployment. " +
 		"Errors are problem+json with the fix. Lists have a cursor in `next`. " +
 		"Actions are written to the audit log with their actor."
-	c.OpenAPIPath = "/api/openapi"
-	c.DocsPath = ""
-	c.SchemasPath = ""
+	cfg.OpenAPIPath = "/api/openapi"
+	cfg.DocsPath = ""
+	cfg.SchemasPath = ""
 	// The default hook would add a link to a schema to each response.
-	c.CreateHooks = nil
+	cfg.CreateHooks = nil
 
 	// admin.WriteJSON also writes dates that JSON cannot express.
-	c.Formats = map[string]huma.Format{}
+	cfg.Formats = map[string]huma.Format{}
 	for name, format := range huma.DefaultFormats {
-		format.Marshal = func(w io.Writer, v any) error { return admin.WriteJSON(w, v, "") }
-		c.Formats[name] = format
+		format.Marshal = func(out io.Writer, value any) error { return admin.WriteJSON(out, value, "") }
+		cfg.Formats[name] = format
 	}
 	// A mistyped filter would otherwise select everything.
-	c.RejectUnknownQueryParameters = true
-	c.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", nameSchema)
-	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+	cfg.RejectUnknownQueryParameters = true
+	cfg.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", nameSchema)
+	cfg.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {Type: "http", Scheme: "bearer", Description: "http.admin.token or http.admin.viewer_token"},
 		"login": {Type: "http", Scheme: "basic", Description: "any user name, with the token as the password"},
 		"mtls":  {Type: "mutualTLS", Description: "a client certificate that http.admin.tls.client_ca signed"},
 	}
-	c.Security = []map[string][]string{{"token": {}}, {"login": {}}, {"mtls": {}}, {}}
+	cfg.Security = []map[string][]string{{"token": {}}, {"login": {}}, {"mtls": {}}, {}}
 
-	a := &api{API: humago.New(mux, c), operator: op, live: newLive()}
-	a.addWatchers()
-	a.addNodes()
-	a.addTopics()
-	a.addWaiting()
-	a.addScheduled()
-	a.addDead()
-	a.addReplays()
-	a.addLookup()
-	a.addSagas()
-	a.addInboxes()
-	a.addMaintenance()
-	a.addFigures()
-	return a
+	api := &api{API: humago.New(mux, cfg), operator: op, live: newLive()}
+	api.addWatchers()
+	api.addNodes()
+	api.addTopics()
+	api.addWaiting()
+	api.addScheduled()
+	api.addDead()
+	api.addReplays()
+	api.addLookup()
+	api.addSagas()
+	api.addInboxes()
+	api.addMaintenance()
+	api.addFigures()
+	return api
 }
 
 // namePrefixes are the prefixes of the types of packages, whose names are short.
 var namePrefixes = map[string]string{"letters": "Dead"}
 
 // nameSchema gives types of the same name in two packages different names.
-func nameSchema(t reflect.Type, hint string) string {
-	name := huma.DefaultSchemaNamer(t, hint)
-	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
-		t = t.Elem()
+func nameSchema(goType reflect.Type, hint string) string {
+	name := huma.DefaultSchemaNamer(goType, hint)
+	for goType.Kind() == reflect.Pointer || goType.Kind() == reflect.Slice {
+		goType = goType.Elem()
 	}
-	return namePrefixes[path.Base(t.PkgPath())] + name
+	return namePrefixes[path.Base(goType.PkgPath())] + name
 }
 
 // option changes an operation.
@@ -148,28 +148,28 @@ const roleExtension = "x-role"
 func forViewers(op *huma.Operation) { op.Extensions[roleExtension] = admin.RoleViewer }
 
 // addQuery registers an operation that changes nothing. Every caller may use it.
-func addQuery[I scoped, O any](a *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error)) {
-	addRead(a, path, id, summary, bodyOf[O](a), withBody(run))
+func addQuery[I scoped, O any](api *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error)) {
+	addRead(api, path, id, summary, bodyOf[O](api), withBody(run))
 }
 
 // addList registers a query whose response contains a list under this name.
 func addList[I scoped, T any](
-	a *api, path, id, summary, name string, run func(context.Context, admin.Operator, *I) ([]T, error),
+	api *api, path, id, summary, name string, run func(context.Context, admin.Operator, *I) ([]T, error),
 ) {
 	body := &huma.Schema{
-		Type: huma.TypeObject, AdditionalProperties: false, Required: []string{name}, Properties: map[string]*huma.Schema{name: bodyOf[[]T](a)},
+		Type: huma.TypeObject, AdditionalProperties: false, Required: []string{name}, Properties: map[string]*huma.Schema{name: bodyOf[[]T](api)},
 	}
-	addRead(a, path, id, summary, body, withBody(func(ctx context.Context, op admin.Operator, in *I) (map[string][]T, error) {
-		list, err := run(ctx, op, in)
+	addRead(api, path, id, summary, body, withBody(func(ctx context.Context, op admin.Operator, input *I) (map[string][]T, error) {
+		list, err := run(ctx, op, input)
 		return map[string][]T{name: list}, err
 	}))
 }
 
 // addRead registers an operation that changes nothing and responds with body.
 func addRead[I scoped](
-	a *api, path, id, summary string, body *huma.Schema, run func(context.Context, admin.Operator, *I) (*answer, error),
+	api *api, path, id, summary string, body *huma.Schema, run func(context.Context, admin.Operator, *I) (*answer, error),
 ) {
-	addOperation(a, huma.Operation{
+	addOperation(api, huma.Operation{
 		Method:      http.MethodGet,
 		Path:        path,
 		OperationID: id,
@@ -181,23 +181,23 @@ func addRead[I scoped](
 
 // addAction registers an operation that changes something. Only operators may use it.
 func addAction[I scoped, O any](
-	a *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error), opts ...option,
+	api *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error), opts ...option,
 ) {
-	addOperation(a, huma.Operation{
+	addOperation(api, huma.Operation{
 		Method:        http.MethodPost,
 		Path:          path,
 		OperationID:   id,
 		Summary:       summary,
 		DefaultStatus: http.StatusOK,
-		Responses:     answerWith(bodyOf[O](a)),
+		Responses:     answerWith(bodyOf[O](api)),
 		MaxBodyBytes:  smallBody,
 		Extensions:    map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime, withBody(run), opts...)
 }
 
 // bodyOf returns the schema of a body of type O.
-func bodyOf[O any](a *api) *huma.Schema {
-	return a.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[O](), true, "")
+func bodyOf[O any](api *api) *huma.Schema {
+	return api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[O](), true, "")
 }
 
 // answerWith declares the response of an operation.
@@ -211,8 +211,8 @@ func answerWith(body *huma.Schema) map[string]*huma.Response {
 func withBody[I, O any](
 	run func(context.Context, admin.Operator, *I) (O, error),
 ) func(context.Context, admin.Operator, *I) (*answer, error) {
-	return func(ctx context.Context, op admin.Operator, in *I) (*answer, error) {
-		out, err := run(ctx, op, in)
+	return func(ctx context.Context, op admin.Operator, input *I) (*answer, error) {
+		out, err := run(ctx, op, input)
 		if err != nil {
 			return nil, err
 		}
@@ -223,27 +223,27 @@ func withBody[I, O any](
 // addOperation registers an operation whose response is the result of run, which may have headers.
 // run gets the operator of the caller, for the requested watcher and slot. limit bounds its time.
 func addOperation[I scoped, O any](
-	a *api, op huma.Operation, limit time.Duration, run func(context.Context, admin.Operator, *I) (*O, error), opts ...option,
+	api *api, op huma.Operation, limit time.Duration, run func(context.Context, admin.Operator, *I) (*O, error), opts ...option,
 ) {
 	op.Path = "/api/v1" + op.Path
 	op.Errors = []int{400, 401, 403, 404, 409, 421, 422, 424, 429, 431, 500, 503}
 	op.BodyReadTimeout = adminRead
 	// Roles are checked for each operation, because viewers and operators share a listener.
-	op.Middlewares = append(op.Middlewares, a.checkRole, extendDeadline(limit))
+	op.Middlewares = append(op.Middlewares, api.checkRole, extendDeadline(limit))
 	for _, o := range opts {
 		o(&op)
 	}
 
-	huma.Register(a.API, op, func(ctx context.Context, in *I) (*O, error) {
+	huma.Register(api.API, op, func(ctx context.Context, input *I) (*O, error) {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 
 		// Requests name a watcher, and some of them a slot; the use cases are bound to both.
-		operator := a.operatorFor(ctx, (*in).watcher())
-		if s, ok := any(*in).(slotted); ok {
-			operator = operator.ForSlot(s.slot())
+		operator := api.operatorFor(ctx, (*input).watcher())
+		if slotted, ok := any(*input).(slotted); ok {
+			operator = operator.ForSlot(slotted.slot())
 		}
-		out, err := run(ctx, operator, in)
+		out, err := run(ctx, operator, input)
 		return out, problemOf(err)
 	})
 }
@@ -251,18 +251,18 @@ func addOperation[I scoped, O any](
 // operatorFor returns the operator of the caller, for the requested watcher.
 func (a *api) operatorFor(ctx context.Context, watcher string) admin.Operator {
 	// The door rejects requests without a caller.
-	c, _ := admin.CallerOf(ctx)
-	return a.operator.For(c.Actor).ForWatcher(watcher)
+	caller, _ := admin.CallerOf(ctx)
+	return a.operator.For(caller.Actor).ForWatcher(watcher)
 }
 
 // checkRole rejects requests that the caller's role does not allow.
 func (a *api) checkRole(ctx huma.Context, next func(huma.Context)) {
-	c, ok := admin.CallerOf(ctx.Context())
+	caller, ok := admin.CallerOf(ctx.Context())
 	switch {
 	case !ok:
 		_ = huma.WriteErr(a.API, ctx, http.StatusUnauthorized, "the request has no login")
-	case ctx.Operation().Extensions[roleExtension] == admin.RoleOperator && !c.Operator():
-		_ = huma.WriteErr(a.API, ctx, http.StatusForbidden, c.Actor.Name+" is a viewer; this action requires the role operator")
+	case ctx.Operation().Extensions[roleExtension] == admin.RoleOperator && !caller.Operator():
+		_ = huma.WriteErr(a.API, ctx, http.StatusForbidden, caller.Actor.Name+" is a viewer; this action requires the role operator")
 	default:
 		next(ctx)
 	}
@@ -271,31 +271,31 @@ func (a *api) checkRole(ctx huma.Context, next func(huma.Context)) {
 // extendDeadline replaces the listener's time limit of a response by that of the operation.
 func extendDeadline(limit time.Duration) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
-		if _, w := humago.Unwrap(ctx); limit > adminWrite/2 {
+		if _, response := humago.Unwrap(ctx); limit > adminWrite/2 {
 			// A writer that does not support deadlines has none to extend.
-			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit + adminWrite/2))
+			_ = http.NewResponseController(response).SetWriteDeadline(time.Now().Add(limit + adminWrite/2))
 		}
 		next(ctx)
 	}
 }
 
 // serveNotFound responds to unknown paths, and to unsupported methods of known paths.
-func serveNotFound(w http.ResponseWriter, r *http.Request, mux *http.ServeMux) {
-	probe := r.Clone(r.Context())
+func serveNotFound(response http.ResponseWriter, request *http.Request, mux *http.ServeMux) {
+	probe := request.Clone(request.Context())
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPatch} {
 		// The mux cannot list the methods of a path, so each method is tried.
 		probe.Method = method
-		if _, pattern := mux.Handler(probe); pattern != "/api/" && pattern != "" && method != r.Method {
-			w.Header().Add("Allow", method)
+		if _, pattern := mux.Handler(probe); pattern != "/api/" && pattern != "" && method != request.Method {
+			response.Header().Add("Allow", method)
 		}
 	}
 
-	if w.Header().Get("Allow") != "" {
-		writeProblem(w, r, http.StatusMethodNotAllowed, "the path does not support this method",
+	if response.Header().Get("Allow") != "" {
+		writeProblem(response, request, http.StatusMethodNotAllowed, "the path does not support this method",
 			"use a method that Allow lists")
 		return
 	}
-	writeProblem(w, r, http.StatusNotFound, "nothing is served here", "/api/openapi.json lists the paths")
+	writeProblem(response, request, http.StatusNotFound, "nothing is served here", "/api/openapi.json lists the paths")
 }
 
 // Paging is part of each request for a list.

@@ -46,11 +46,11 @@ type DeadAction struct {
 }
 
 // checkExpected counts the letters and compares the count with the expected one, if there is one.
-func (a *DeadAction) checkExpected(ctx context.Context, op admin.Operator, f admin.DeadFilter) error {
+func (a *DeadAction) checkExpected(ctx context.Context, op admin.Operator, filter admin.DeadFilter) error {
 	if a.Body.Expect == nil || a.Body.DryRun {
 		return nil
 	}
-	n, err := op.Letters().Count(ctx, f)
+	n, err := op.Letters().Count(ctx, filter)
 	if err != nil {
 		return err
 	}
@@ -59,17 +59,17 @@ func (a *DeadAction) checkExpected(ctx context.Context, op admin.Operator, f adm
 
 func (a *api) addDead() {
 	addQuery(a, "/dead", "list-dead", "List dead letters without their envelopes, newest first",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Paging
 			admin.DeadFilter
 		},
 		) (admin.DeadPage, error) {
-			return op.Letters().List(ctx, in.DeadFilter, in.Limit, in.After)
+			return op.Letters().List(ctx, input.DeadFilter, input.Limit, input.After)
 		})
 
 	addAction(a, "/dead/search", "search-dead", "List dead letters that match a filter in the body",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Filter admin.DeadFilter `json:"filter"`
@@ -78,40 +78,40 @@ func (a *api) addDead() {
 			}
 		},
 		) (admin.DeadPage, error) {
-			return op.Letters().List(ctx, in.Body.Filter, in.Body.Limit, in.Body.After)
+			return op.Letters().List(ctx, input.Body.Filter, input.Body.Limit, input.Body.After)
 		}, forViewers)
 
 	addList(a, "/dead/summary", "summarize-dead", "Count dead letters by topic, type and class, or by group, handler, type and class; largest group first", "groups",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			admin.DeadFilter
 		},
 		) ([]admin.DeadGroup, error) {
-			return op.Letters().Summary(ctx, in.DeadFilter)
+			return op.Letters().Summary(ctx, input.DeadFilter)
 		})
 
 	a.addLetter()
 
 	addAction(a, "/dead/requeue", "requeue-dead", "Deliver dead letters again, or hand them back to their handlers, as the next delivery",
-		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadOutcome, error) {
+		func(ctx context.Context, op admin.Operator, input *DeadAction) (admin.DeadOutcome, error) {
 			// The caller has counted letters that can be requeued, so the comparison must not count the others.
-			f := in.Body.Filter
-			open := f
+			filter := input.Body.Filter
+			open := filter
 			open.RequeueStatus = "false"
-			if err := in.checkExpected(ctx, op, open); err != nil {
+			if err := input.checkExpected(ctx, op, open); err != nil {
 				return admin.DeadOutcome{}, err
 			}
-			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, Handlers: in.Body.Handlers, DryRun: in.Body.DryRun}
-			return op.Letters().Requeue(ctx, f, opts, nil)
+			opts := admin.DeadOptions{IgnoreExpiry: input.Body.IgnoreExpiry, Handlers: input.Body.Handlers, DryRun: input.Body.DryRun}
+			return op.Letters().Requeue(ctx, filter, opts, nil)
 		})
 
 	addAction(a, "/dead/discard", "discard-dead", "Remove dead letters permanently",
-		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadDiscarded, error) {
-			f := in.Body.Filter
-			if err := in.checkExpected(ctx, op, f); err != nil {
+		func(ctx context.Context, op admin.Operator, input *DeadAction) (admin.DeadDiscarded, error) {
+			filter := input.Body.Filter
+			if err := input.checkExpected(ctx, op, filter); err != nil {
 				return admin.DeadDiscarded{}, err
 			}
-			return op.Letters().Discard(ctx, f, in.Body.DryRun, nil)
+			return op.Letters().Discard(ctx, filter, input.Body.DryRun, nil)
 		})
 }
 
@@ -170,20 +170,20 @@ func (a *api) addLetter() {
 		Summary:     "Show one dead letter with its envelope and attempts; the payload only on request",
 		Extensions:  map[string]any{roleExtension: admin.RoleViewer},
 	}, readTime,
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			admin.DeadRef
 			Payload bool `query:"payload" doc:"Include the payload, if the caller may see it."`
 		},
 		) (*letterOut, error) {
-			if err := checkPayloadAccess(ctx, in.Payload); err != nil {
+			if err := checkPayloadAccess(ctx, input.Payload); err != nil {
 				return nil, err
 			}
-			d, err := op.Letters().Show(ctx, in.DeadRef, in.Payload)
+			letter, err := op.Letters().Show(ctx, input.DeadRef, input.Payload)
 			if err != nil {
 				return nil, err
 			}
-			return &letterOut{ETag: strconv.Quote(strconv.Itoa(int(d.Version))), Body: d}, nil
+			return &letterOut{ETag: strconv.Quote(strconv.Itoa(int(letter.Version))), Body: letter}, nil
 		})
 
 	addOperation(a, huma.Operation{
@@ -195,23 +195,23 @@ func (a *api) addLetter() {
 		MaxBodyBytes: largeBody,
 		Extensions:   map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime,
-		withBody(func(ctx context.Context, op admin.Operator, in *struct {
+		withBody(func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			admin.DeadRef
 			IfMatch string `header:"If-Match" doc:"Required: the ETag of the dead letter from which the edit was made."`
 			Body    EditBody
 		},
 		) (admin.DeadEdited, error) {
-			version, err := parseVersion(in.IfMatch)
+			version, err := parseVersion(input.IfMatch)
 			if err != nil {
 				return admin.DeadEdited{}, err
 			}
-			e, err := in.Body.edit(version)
+			edit, err := input.Body.edit(version)
 			if err != nil {
 				return admin.DeadEdited{}, err
 			}
-			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, Handlers: in.Body.Handlers, DryRun: in.Body.DryRun}
-			return op.Letters().Edit(ctx, in.DeadRef, e, opts)
+			opts := admin.DeadOptions{IgnoreExpiry: input.Body.IgnoreExpiry, Handlers: input.Body.Handlers, DryRun: input.Body.DryRun}
+			return op.Letters().Edit(ctx, input.DeadRef, edit, opts)
 		}), func(op *huma.Operation) {
 			op.Errors = append(op.Errors, http.StatusPreconditionFailed, http.StatusPreconditionRequired)
 		})
@@ -235,7 +235,7 @@ func parseVersion(tag string) (int32, error) {
 
 // checkPayloadAccess returns a problem if the caller requests a payload and may not see it.
 func checkPayloadAccess(ctx context.Context, payload bool) error {
-	if c, _ := admin.CallerOf(ctx); payload && !c.Payloads {
+	if caller, _ := admin.CallerOf(ctx); payload && !caller.Payloads {
 		return newProblem(http.StatusForbidden, "this role may not see payloads", "http.admin.payloads configures which role may")
 	}
 	return nil

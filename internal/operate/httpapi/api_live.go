@@ -63,38 +63,38 @@ func newLive() *live {
 // one, only one of them reads it.
 func (l *live) overview(ctx context.Context, op admin.Operator) (admin.Overview, error) {
 	l.mu.Lock()
-	s := l.byWatcher[op.Watcher]
-	if s == nil {
+	cached := l.byWatcher[op.Watcher]
+	if cached == nil {
 		// There are never more clients than that, so some of the names have no client any more.
 		if len(l.byWatcher) >= 2*maxLive {
 			clear(l.byWatcher)
 		}
-		s = &snapshot{}
-		l.byWatcher[op.Watcher] = s
+		cached = &snapshot{}
+		l.byWatcher[op.Watcher] = cached
 	}
 	l.mu.Unlock()
 
 	// The lock of one watcher serializes its readers, and does not block clients of other watchers.
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	cached.mu.Lock()
+	defer cached.mu.Unlock()
 	// A tick that comes a little early would otherwise read twice in one interval.
-	if time.Since(s.readAt) < liveEvery*9/10 {
-		return s.overview, s.err
+	if time.Since(cached.readAt) < liveEvery*9/10 {
+		return cached.overview, cached.err
 	}
 
 	// The read must not end with this client, because other clients wait for the result.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), liveReadTime)
 	defer cancel()
-	s.overview, s.err = op.Overview(ctx)
-	s.readAt = time.Now()
-	return s.overview, s.err
+	cached.overview, cached.err = op.Overview(ctx)
+	cached.readAt = time.Now()
+	return cached.overview, cached.err
 }
 
 func (a *api) addFigures() {
 	addList(a, "/health", "health", "List the health checks", "checks",
 		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.Check, error) {
-			o, err := op.Overview(ctx)
-			return o.Checks, err
+			overview, err := op.Overview(ctx)
+			return overview.Checks, err
 		})
 
 	addQuery(a, "/ping", "ping", "Check whether MongoDB responds, and read its clock",
@@ -104,12 +104,12 @@ func (a *api) addFigures() {
 
 	addQuery(a, "/whoami", "who-am-i", "Show the identity and role of the caller",
 		func(ctx context.Context, _ admin.Operator, _ *Empty) (who, error) {
-			c, _ := admin.CallerOf(ctx)
+			caller, _ := admin.CallerOf(ctx)
 			return who{
-				Name:     c.Actor.Name,
-				Source:   c.Actor.Source,
-				Role:     c.Role,
-				Payloads: c.Payloads,
+				Name:     caller.Actor.Name,
+				Source:   caller.Actor.Source,
+				Role:     caller.Role,
+				Payloads: caller.Payloads,
 				Watcher:  a.operator.Watcher,
 				Version:  a.operator.Version,
 			}, nil
@@ -130,7 +130,7 @@ func (a *api) addFigures() {
 // limitLive rejects clients above the limit. The others occupy a seat until their stream ends.
 func (a *api) limitLive(ctx huma.Context, next func(huma.Context)) {
 	seats := a.live.others
-	if c, _ := admin.CallerOf(ctx.Context()); c.Operator() {
+	if caller, _ := admin.CallerOf(ctx.Context()); caller.Operator() {
 		seats = a.live.operators
 	}
 	select {
@@ -147,16 +147,16 @@ func (a *api) limitLive(ctx huma.Context, next func(huma.Context)) {
 
 // streamOverview sends an overview every second until the client disconnects or liveFor has passed.
 // The stream ends after a while, so that a changed role or a revoked login takes effect.
-func (a *api) streamOverview(ctx context.Context, in *Empty, send sse.Sender) {
+func (a *api) streamOverview(ctx context.Context, input *Empty, send sse.Sender) {
 	ctx, cancel := context.WithTimeout(ctx, liveFor)
 	defer cancel()
-	op := a.operatorFor(ctx, in.Watcher)
+	op := a.operatorFor(ctx, input.Watcher)
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 
 	for n := 1; ; n++ {
-		o, err := a.live.overview(ctx, op)
-		msg := sse.Message{ID: n, Data: o, Retry: int(liveReconnect.Milliseconds())}
+		overview, err := a.live.overview(ctx, op)
+		msg := sse.Message{ID: n, Data: overview, Retry: int(liveReconnect.Milliseconds())}
 		// The stream goes on after an error: the page shows the problem until an overview succeeds.
 		if err != nil {
 			msg.Data = LiveProblem{logging.Clean(err.Error())}

@@ -39,7 +39,7 @@ func orderSweep(dryRun bool, plan func() ([]admin.SweepCount, error), give func(
 
 func (a *api) addMaintenance() {
 	addAction(a, "/purge", "purge", "Remove delivered envelopes that the watcher has passed and that do not wait",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Collections []string `json:"collections,omitempty" maxItems:"1000"`
@@ -49,14 +49,14 @@ func (a *api) addMaintenance() {
 			}
 		},
 		) (admin.PurgeReport, error) {
-			b := &in.Body
+			body := &input.Body
 			return op.Purge(ctx, admin.Purge{
-				Collections: b.Collections, OlderThan: toDuration(b.OlderThanS), Rate: b.Rate, DryRun: b.DryRun,
+				Collections: body.Collections, OlderThan: toDuration(body.OlderThanS), Rate: body.Rate, DryRun: body.DryRun,
 			})
 		})
 
 	addAction(a, "/recover", "recover", "Order a sweep: the next owner sends all envelopes again that its position does not cover",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Slotted
 			Body struct {
@@ -65,13 +65,13 @@ func (a *api) addMaintenance() {
 			}
 		},
 		) (recovered, error) {
-			return orderSweep(in.Body.DryRun,
-				func() ([]admin.SweepCount, error) { return op.Recovery().PlanSweep(ctx, in.Body.From) },
-				func() error { return op.Recovery().OrderSweep(ctx, in.Body.From) })
+			return orderSweep(input.Body.DryRun,
+				func() ([]admin.SweepCount, error) { return op.Recovery().PlanSweep(ctx, input.Body.From) },
+				func() error { return op.Recovery().OrderSweep(ctx, input.Body.From) })
 		})
 
 	addAction(a, "/recover/accept-copy", "accept-copy", "Accept state that was copied from another replica set, and order a sweep from its position",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Slotted
 			Body *struct {
@@ -79,23 +79,23 @@ func (a *api) addMaintenance() {
 			}
 		},
 		) (recovered, error) {
-			return orderSweep(in.Body != nil && in.Body.DryRun,
+			return orderSweep(input.Body != nil && input.Body.DryRun,
 				func() ([]admin.SweepCount, error) { return op.Recovery().PlanAdoption(ctx) },
 				func() error { return op.Recovery().Adopt(ctx) })
 		})
 
 	addAction(a, "/recover/skip", "skip-event", "Pass over one event that the stream cannot read or deliver; it becomes a dead letter",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Slotted
 			Body admin.SkipOrder
 		},
 		) (admin.SkippedEvent, error) {
-			return op.Recovery().PassOver(ctx, in.Body)
+			return op.Recovery().PassOver(ctx, input.Body)
 		})
 
 	addAction(a, "/recover/release", "release-collection", "Remove the watcher's registration for a collection",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Collection string `json:"collection" minLength:"3" maxLength:"255"`
@@ -103,19 +103,19 @@ func (a *api) addMaintenance() {
 		},
 		) (done, error) {
 			// Returns an error if the watcher is not registered.
-			if _, err := op.Collections(ctx, in.Body.Collection); err != nil {
+			if _, err := op.Collections(ctx, input.Body.Collection); err != nil {
 				return done{}, err
 			}
-			ok, err := op.Recovery().ReleaseCollection(ctx, in.Body.Collection)
-			return done{ok, "released " + in.Body.Collection}, err
+			ok, err := op.Recovery().ReleaseCollection(ctx, input.Body.Collection)
+			return done{ok, "released " + input.Body.Collection}, err
 		})
 
 	addAction(a, "/clear", "clear", "Remove all documents of collections permanently; requires the phrase from the preview",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body admin.ClearOrder
 		},
 		) (admin.Cleared, error) {
-			return op.Clear(ctx, in.Body)
+			return op.Clear(ctx, input.Body)
 		})
 }

@@ -13,21 +13,21 @@ type Database struct {
 
 func (a *api) addLookup() {
 	addQuery(a, "/lookup", "look-up", "Show the state and history of an event, or of the events of an ordering key",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			admin.LookupQuery
 		},
 		) (admin.LookupResult, error) {
-			return op.Lookup(ctx, in.LookupQuery)
+			return op.Lookup(ctx, input.LookupQuery)
 		})
 
 	addQuery(a, "/history", "history", "List recorded deliveries with their offsets in Kafka (recording: mark)",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			admin.HistoryQuery
 		},
 		) (admin.History, error) {
-			return op.History(ctx, in.HistoryQuery)
+			return op.History(ctx, input.HistoryQuery)
 		})
 }
 
@@ -38,18 +38,18 @@ func (a *api) addSagas() {
 		})
 
 	addQuery(a, "/sagas", "list-sagas", "List the instances of one type, latest change first",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Paging
 			Database
 			Saga string `query:"saga" required:"true" minLength:"1" maxLength:"200"`
 		},
 		) (admin.SagaPage, error) {
-			return op.Sagas().List(ctx, in.Database.Database, in.Saga, in.Limit, in.After)
+			return op.Sagas().List(ctx, input.Database.Database, input.Saga, input.Limit, input.After)
 		})
 
 	addQuery(a, "/sagas/one", "show-saga", "Show one instance; its state only on request",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Database
 			Saga    string `query:"saga" required:"true" minLength:"1" maxLength:"200"`
@@ -57,10 +57,10 @@ func (a *api) addSagas() {
 			Payload bool   `query:"payload" doc:"Include the state, if the caller may see it."`
 		},
 		) (admin.Saga, error) {
-			if err := checkPayloadAccess(ctx, in.Payload); err != nil {
+			if err := checkPayloadAccess(ctx, input.Payload); err != nil {
 				return admin.Saga{}, err
 			}
-			return op.Sagas().Show(ctx, in.Database.Database, in.Saga, in.ID, in.Payload)
+			return op.Sagas().Show(ctx, input.Database.Database, input.Saga, input.ID, input.Payload)
 		})
 }
 
@@ -71,17 +71,17 @@ func (a *api) addInboxes() {
 		})
 
 	addList(a, "/inbox/marks", "list-inbox-marks", "List the progress of each consumer by partition and lane", "marks",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Database
 			Collection string `query:"collection" maxLength:"200" doc:"The collection of the marks. Default: inbox."`
 		},
 		) ([]admin.InboxMark, error) {
-			return op.Inboxes().Marks(ctx, in.Database.Database, in.Collection)
+			return op.Inboxes().Marks(ctx, input.Database.Database, input.Collection)
 		})
 
 	addAction(a, "/inbox/purge", "purge-inbox", "Remove the marks of messages that were handled long ago",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Database   string  `json:"database" minLength:"1" maxLength:"63"`
@@ -91,14 +91,14 @@ func (a *api) addInboxes() {
 			}
 		},
 		) (admin.InboxPurged, error) {
-			b := &in.Body
+			body := &input.Body
 			return op.Inboxes().Purge(ctx, admin.InboxPurge{
-				Database: b.Database, Collection: b.Collection, OlderThan: toDuration(b.OlderThanS), DryRun: b.DryRun,
+				Database: body.Database, Collection: body.Collection, OlderThan: toDuration(body.OlderThanS), DryRun: body.DryRun,
 			})
 		})
 
 	addAction(a, "/inbox/release", "release-inbox", "Remove the claims of messages, so that they can be handled again immediately",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Database   string `json:"database" minLength:"1" maxLength:"63"`
@@ -108,6 +108,6 @@ func (a *api) addInboxes() {
 			}
 		},
 		) (admin.InboxReleased, error) {
-			return op.Inboxes().Release(ctx, in.Body.Database, in.Body.Collection, in.Body.Force, in.Body.DryRun)
+			return op.Inboxes().Release(ctx, input.Body.Database, input.Body.Collection, input.Body.Force, input.Body.DryRun)
 		})
 }

@@ -13,11 +13,11 @@ func (a *api) addTopics() {
 		})
 
 	addQuery(a, "/topics/recent", "list-recent-events", "List a sample of the last delivered events with their places in Kafka, newest first",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Topic string `query:"topic" maxLength:"255" doc:"Only this topic."`
 		},
 		) (admin.RecentEvents, error) {
-			return op.Activity().Recent(ctx, in.Topic)
+			return op.Activity().Recent(ctx, input.Topic)
 		})
 }

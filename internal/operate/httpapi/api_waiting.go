@@ -37,32 +37,32 @@ func (a *api) addWaiting() {
 		})
 
 	addList(a, "/waiting/summary", "summarize-waiting", "Count waiting, scheduled and dead envelopes by collection, reason and topic", "groups",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Collection
 		},
 		) ([]admin.WaitingGroup, error) {
-			return op.Waiting().Summary(ctx, in.Collection.Collection)
+			return op.Waiting().Summary(ctx, input.Collection.Collection)
 		})
 
 	addQuery(a, "/waiting", "list-waiting", "List the envelopes that are parked, blocked or queued, or wait for a retry; failed=true lists the rejected ones",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Paging
 			admin.WaitingFilter
 		},
 		) (admin.WaitingPage, error) {
-			return op.Waiting().Page(ctx, in.WaitingFilter, in.Limit, in.After)
+			return op.Waiting().Page(ctx, input.WaitingFilter, input.Limit, input.After)
 		})
 
 	addAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
-		func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
-			return in.retry(ctx, op, true)
+		func(ctx context.Context, op admin.Operator, input *FailedAction) (admin.FailedOutcome, error) {
+			return input.retry(ctx, op, true)
 		})
 
 	addAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; their failed attempts still count",
-		func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
-			return in.retry(ctx, op, false)
+		func(ctx context.Context, op admin.Operator, input *FailedAction) (admin.FailedOutcome, error) {
+			return input.retry(ctx, op, false)
 		})
 }
 
@@ -75,26 +75,26 @@ type cancelled struct {
 
 func (a *api) addScheduled() {
 	addQuery(a, "/scheduled", "list-scheduled", "List scheduled envelopes by collection and due time",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Paging
 			admin.ScheduledFilter
 		},
 		) (admin.ScheduledPage, error) {
-			return op.Schedule().List(ctx, in.ScheduledFilter, in.Limit, in.After)
+			return op.Schedule().List(ctx, input.ScheduledFilter, input.Limit, input.After)
 		})
 
 	addList(a, "/scheduled/summary", "summarize-scheduled", "Count scheduled envelopes by type, with the first and last due time", "groups",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			admin.ScheduledFilter
 		},
 		) ([]admin.ScheduledGroup, error) {
-			return op.Schedule().Summary(ctx, in.ScheduledFilter)
+			return op.Schedule().Summary(ctx, input.ScheduledFilter)
 		})
 
 	addAction(a, "/scheduled/cancel", "cancel-scheduled", "Cancel scheduled envelopes that no watcher has claimed yet",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Filter admin.ScheduledFilter `json:"filter"`
@@ -102,28 +102,28 @@ func (a *api) addScheduled() {
 			}
 		},
 		) (cancelled, error) {
-			out := cancelled{DryRun: in.Body.DryRun}
-			f := in.Body.Filter
+			out := cancelled{DryRun: input.Body.DryRun}
+			filter := input.Body.Filter
 			// An empty filter is usually a mistake of a program.
-			if f.Empty() && !f.All {
+			if filter.Empty() && !filter.All {
 				return out, admin.ErrNoCondition
 			}
 
 			// A page of one envelope has the total of all.
-			first, err := op.Schedule().List(ctx, f, 1, "")
+			first, err := op.Schedule().List(ctx, filter, 1, "")
 			out.Matched = first.Total
-			if err != nil || in.Body.DryRun {
+			if err != nil || input.Body.DryRun {
 				return out, err
 			}
-			if err := in.Body.checkExpected(out.Matched); err != nil {
+			if err := input.Body.checkExpected(out.Matched); err != nil {
 				return out, err
 			}
-			out.Cancelled, err = op.Schedule().Cancel(ctx, f, nil)
+			out.Cancelled, err = op.Schedule().Cancel(ctx, filter, nil)
 			return out, err
 		})
 
 	addAction(a, "/scheduled/reschedule", "reschedule", "Move scheduled envelopes to another due time",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Collection string    `json:"collection,omitempty" maxLength:"255"`
@@ -132,6 +132,6 @@ func (a *api) addScheduled() {
 			}
 		},
 		) (admin.Rescheduled, error) {
-			return op.Schedule().Move(ctx, admin.ScheduledFilter{Collection: in.Body.Collection, IDs: in.Body.IDs}, in.Body.To)
+			return op.Schedule().Move(ctx, admin.ScheduledFilter{Collection: input.Body.Collection, IDs: input.Body.IDs}, input.Body.To)
 		})
 }

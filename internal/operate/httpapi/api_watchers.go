@@ -63,7 +63,7 @@ func (a *api) addWatchers() {
 		})
 
 	addAction(a, "/watchers/{watcher}/pin", "pin", "Move the watcher to a node and keep it there while the node is alive; an empty node ends the pin",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Leased
 			Body struct {
 				Node  string `json:"node" maxLength:"100" pattern:"^[A-Za-z0-9._-]*$"`
@@ -71,25 +71,25 @@ func (a *api) addWatchers() {
 			}
 		},
 		) (done, error) {
-			text := "pinned to " + in.Body.Node
-			if in.Body.Node == "" {
+			text := "pinned to " + input.Body.Node
+			if input.Body.Node == "" {
 				text = "the pin is ended"
 			}
-			if in.Body.Force {
-				return done{true, text}, op.Lease().PinAhead(ctx, in.Body.Node)
+			if input.Body.Force {
+				return done{true, text}, op.Lease().PinAhead(ctx, input.Body.Node)
 			}
-			return done{true, text}, op.Lease().Pin(ctx, in.Body.Node)
+			return done{true, text}, op.Lease().Pin(ctx, input.Body.Node)
 		})
 
 	addAction(a, "/watchers/{watcher}/step-down", "step-down", "Make the owner of each slot release it and not acquire it again for some time",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Leased
 			Body struct {
 				HoldS float64 `json:"hold_s,omitempty" minimum:"0.001" maximum:"86400" default:"10" doc:"Seconds for which the owner does not acquire it again."`
 			}
 		},
 		) (done, error) {
-			return done{true, "the owner steps down"}, op.Lease().StepDown(ctx, toDuration(in.Body.HoldS))
+			return done{true, "the owner steps down"}, op.Lease().StepDown(ctx, toDuration(input.Body.HoldS))
 		})
 }
 
@@ -117,7 +117,7 @@ func (a *api) addNodes() {
 		})
 
 	addAction(a, "/nodes/release", "release-node", "Make a node release all slots that it owns",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				NodeAction
@@ -125,12 +125,12 @@ func (a *api) addNodes() {
 			}
 		},
 		) (released, error) {
-			slots, err := op.Nodes().Release(ctx, in.Body.Node, toDuration(in.Body.HoldS))
+			slots, err := op.Nodes().Release(ctx, input.Body.Node, toDuration(input.Body.HoldS))
 			return released{slots}, err
 		})
 
 	addAction(a, "/nodes/remove", "remove-node", "Remove a stopped node from the list, and release its slots",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				NodeAction
@@ -138,31 +138,31 @@ func (a *api) addNodes() {
 			}
 		},
 		) (done, error) {
-			return done{true, "the node is removed from the list"}, op.Nodes().Remove(ctx, in.Body.Node, in.Body.Force)
+			return done{true, "the node is removed from the list"}, op.Nodes().Remove(ctx, input.Body.Node, input.Body.Force)
 		})
 
 	addQuery(a, "/audit", "list-audit-entries", "List the audit log: takeovers, gaps and actions of operators, newest first",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Paging
 			admin.AuditFilter
 		},
 		) (admin.AuditPage, error) {
 			// Every operation has a parameter for the watcher, so the filter has none.
-			f := in.AuditFilter
-			f.Watcher = in.Scope.Watcher
-			return op.Audit(ctx, f, in.Limit, in.After)
+			filter := input.AuditFilter
+			filter.Watcher = input.Scope.Watcher
+			return op.Audit(ctx, filter, input.Limit, input.After)
 		})
 
 	addAction(a, "/audit/trim", "trim-audit", "Remove all entries of the audit log except the newest",
-		func(ctx context.Context, op admin.Operator, in *struct {
+		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
 				Keep int `json:"keep" doc:"Number of entries to keep; 0 or less keeps all."`
 			}
 		},
 		) (trimmed, error) {
-			n, err := op.TrimAudit(ctx, in.Body.Keep)
+			n, err := op.TrimAudit(ctx, input.Body.Keep)
 			return trimmed{n}, err
 		})
 }

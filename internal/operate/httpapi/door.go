@@ -41,182 +41,182 @@ const (
 // Refusals are all reasons for which the door rejects a request.
 var Refusals = []string{refusedHost, refusedOrigin, refusedLogin, refusedRate, refusedBusy}
 
-func newDoor(o AdminOptions) *door {
-	d := &door{
-		access:    o.Access,
-		rates:     newRateLimiter(max(o.Access.Rate, 1)),
-		log:       o.Log,
-		refused:   o.Refused,
-		loginForm: o.LoginForm,
+func newDoor(options AdminOptions) *door {
+	door := &door{
+		access:    options.Access,
+		rates:     newRateLimiter(max(options.Access.Rate, 1)),
+		log:       options.Log,
+		refused:   options.Refused,
+		loginForm: options.LoginForm,
 		origin:    http.NewCrossOriginProtection(),
 		operators: newRequestLimit(adminInFlight, adminOfOne),
 		others:    newRequestLimit(adminInFlight, adminOfOne),
 	}
 
-	if d.access.Tokens == nil {
-		d.access.Tokens = func() Tokens { return Tokens{} }
+	if door.access.Tokens == nil {
+		door.access.Tokens = func() Tokens { return Tokens{} }
 	}
-	if d.refused == nil {
-		d.refused = func(string) {}
+	if door.refused == nil {
+		door.refused = func(string) {}
 	}
-	return d
+	return door
 }
 
 // wrap returns a handler that calls next with the caller in the context, for requests that pass all
 // checks.
 func (d *door) wrap(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer d.recoverPanic(w, r)
-		setSecurityHeaders(w.Header(), r)
+	return http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
+		defer d.recoverPanic(response, request)
+		setSecurityHeaders(response.Header(), request)
 
-		if !d.access.allowsHost(r.Host) {
+		if !d.access.allowsHost(request.Host) {
 			d.refused(refusedHost)
-			writeProblem(w, r, http.StatusMisdirectedRequest,
+			writeProblem(response, request, http.StatusMisdirectedRequest,
 				"the request was sent to a name that is not one of this listener's",
 				"use the address, or add the name to http.admin.hosts")
 			return
 		}
-		if d.isForeign(r) {
+		if d.isForeign(request) {
 			d.refused(refusedOrigin)
-			writeProblem(w, r, http.StatusForbidden, "a page of another origin sent this request",
+			writeProblem(response, request, http.StatusForbidden, "a page of another origin sent this request",
 				"send it from the operator's page, or from a program without an Origin header")
 			return
 		}
 
 		// The rate limit comes before the check of the login, so that it also limits guesses.
-		caller, problem := d.access.identify(r)
+		caller, problem := d.access.identify(request)
 		if problem == "" {
 			// Strangers who open many connections must not end the requests of others.
-			probes.SetRank(r, rankOf(caller))
+			probes.SetRank(request, rankOf(caller))
 		}
-		client := clientName(r, caller)
-		if d.limitRate(w, r, client) {
+		client := clientName(request, caller)
+		if d.limitRate(response, request, client) {
 			// The login and the logout work without a login.
 			return
 		}
 
-		isStatic := r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, staticPath)
+		isStatic := request.Method == http.MethodGet && strings.HasPrefix(request.URL.Path, staticPath)
 		switch {
-		case r.URL.Path == loginPath:
-			d.serveLogin(w, r)
+		case request.URL.Path == loginPath:
+			d.serveLogin(response, request)
 			return
-		case r.URL.Path == logoutPath:
-			d.serveLogout(w, r)
+		case request.URL.Path == logoutPath:
+			d.serveLogout(response, request)
 			return
 		// The form of the login needs its style sheet and script.
 		case problem != "" && d.loginForm != nil && isStatic:
-			next.ServeHTTP(w, r)
+			next.ServeHTTP(response, request)
 			return
 		case problem != "":
-			if !d.redirectToLogin(w, r) {
-				d.rejectLogin(w, r, problem)
+			if !d.redirectToLogin(response, request) {
+				d.rejectLogin(response, request, problem)
 			}
 			return
-		case d.access.isForged(r):
-			d.noteForgedSession(r)
+		case d.access.isForged(request):
+			d.noteForgedSession(request)
 		}
 
 		// Live streams have their own limit: they stay open, and would use up this one.
-		if r.URL.Path != livePath {
+		if request.URL.Path != livePath {
 			limit := d.others
 			if caller.Operator() {
 				limit = d.operators
 			}
 			if !limit.acquire(client) {
 				d.refused(refusedBusy)
-				w.Header().Set("Retry-After", "1")
-				writeProblem(w, r, http.StatusServiceUnavailable, "there are too many concurrent requests",
+				response.Header().Set("Retry-After", "1")
+				writeProblem(response, request, http.StatusServiceUnavailable, "there are too many concurrent requests",
 					"try again in a second")
 				return
 			}
 			defer limit.release(client)
 		}
 
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-		next.ServeHTTP(w, r.WithContext(admin.WithCaller(r.Context(), caller)))
+		request.Body = http.MaxBytesReader(response, request.Body, maxBody)
+		next.ServeHTTP(response, request.WithContext(admin.WithCaller(request.Context(), caller)))
 	})
 }
 
 // rankOf returns how much the listener prefers to keep the connection of a caller.
-func rankOf(c admin.Caller) probes.Rank {
-	if c.Operator() {
+func rankOf(caller admin.Caller) probes.Rank {
+	if caller.Operator() {
 		return probes.Trusted
 	}
 	return probes.Known
 }
 
-func setSecurityHeaders(h http.Header, r *http.Request) {
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("X-Frame-Options", "DENY")
-	h.Set("Cross-Origin-Resource-Policy", "same-origin")
-	if r.TLS != nil {
-		h.Set("Strict-Transport-Security", "max-age=31536000")
+func setSecurityHeaders(header http.Header, request *http.Request) {
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("X-Frame-Options", "DENY")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if request.TLS != nil {
+		header.Set("Strict-Transport-Security", "max-age=31536000")
 	}
-	if isAPI(r) {
-		h.Set("Cache-Control", "no-store")
-		h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+	if isAPI(request) {
+		header.Set("Cache-Control", "no-store")
+		header.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
 	}
 }
 
 // isForeign reports whether a page of another origin made a browser send the request. Such a page
 // may link to the operator's page. It must not read or trigger anything else, also not by a GET.
-func (d *door) isForeign(r *http.Request) bool {
-	if d.origin.Check(r) != nil {
+func (d *door) isForeign(request *http.Request) bool {
+	if d.origin.Check(request) != nil {
 		return true
 	}
 	// The check permits each GET. Browsers without Sec-Fetch-Site send the origin of a page that reads the response.
-	if origin := r.Header.Get("Origin"); origin != "" && r.Header.Get("Sec-Fetch-Site") == "" && !isOriginOf(origin, r.Host) {
+	if origin := request.Header.Get("Origin"); origin != "" && request.Header.Get("Sec-Fetch-Site") == "" && !isOriginOf(origin, request.Host) {
 		return true
 	}
 
-	site := r.Header.Get("Sec-Fetch-Site")
+	site := request.Header.Get("Sec-Fetch-Site")
 	if site != "cross-site" && site != "same-site" {
 		return false
 	}
-	isLink := r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
-	return isAPI(r) || !isLink
+	isLink := request.Header.Get("Sec-Fetch-Mode") == "navigate" && request.Header.Get("Sec-Fetch-Dest") == "document"
+	return isAPI(request) || !isLink
 }
 
 // isOriginOf reports whether an origin has this host.
 func isOriginOf(origin, host string) bool {
-	u, err := url.Parse(origin)
-	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
+	address, err := url.Parse(origin)
+	return err == nil && address.Host != "" && strings.EqualFold(address.Host, host)
 }
 
 // rejectLogin requests a login. A browser that opens the page asks the person for it. A program gets
 // a problem.
-func (d *door) rejectLogin(w http.ResponseWriter, r *http.Request, problem string) {
+func (d *door) rejectLogin(response http.ResponseWriter, request *http.Request, problem string) {
 	d.refused(refusedLogin)
 
 	// A browser sends its first request without a login, so only a wrong login is a warning.
 	level := slog.LevelDebug
-	if r.Header.Get("Authorization") != "" || d.access.isForged(r) || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+	if request.Header.Get("Authorization") != "" || d.access.isForged(request) || request.TLS != nil && len(request.TLS.PeerCertificates) > 0 {
 		level = slog.LevelWarn
 	}
-	d.log.Log(r.Context(), level, "a login at the operator's listener is refused",
-		"error", problem, "remote", remoteIP(r).String(), "path", r.URL.Path)
+	d.log.Log(request.Context(), level, "a login at the operator's listener is refused",
+		"error", problem, "remote", remoteIP(request).String(), "path", request.URL.Path)
 
 	if !d.access.Tokens().none() {
-		w.Header().Add("WWW-Authenticate", `Bearer realm="outrelay"`)
-		w.Header().Add("WWW-Authenticate", `Basic realm="outrelay", charset="UTF-8"`)
+		response.Header().Add("WWW-Authenticate", `Bearer realm="outrelay"`)
+		response.Header().Add("WWW-Authenticate", `Basic realm="outrelay", charset="UTF-8"`)
 	}
-	writeProblem(w, r, http.StatusUnauthorized, problem,
+	writeProblem(response, request, http.StatusUnauthorized, problem,
 		"send the token as Authorization: Bearer; in a browser, open /login")
 }
 
 // recoverPanic ends a request that panicked with an error, so that the process continues.
-func (d *door) recoverPanic(w http.ResponseWriter, r *http.Request) {
-	p := recover()
-	if p == nil {
+func (d *door) recoverPanic(response http.ResponseWriter, request *http.Request) {
+	panicked := recover()
+	if panicked == nil {
 		return
 	}
-	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
-		panic(p)
+	if err, ok := panicked.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(panicked)
 	}
 
 	d.log.Error("a request of the operator's listener broke off",
-		"method", r.Method, "path", r.URL.Path, "error", logging.Clean(fmt.Sprint(p)), "stack", string(debug.Stack()))
-	writeProblem(w, r, http.StatusInternalServerError, "the request failed with an internal error",
+		"method", request.Method, "path", request.URL.Path, "error", logging.Clean(fmt.Sprint(panicked)), "stack", string(debug.Stack()))
+	writeProblem(response, request, http.StatusInternalServerError, "the request failed with an internal error",
 		"the log of the process contains the cause; please report it")
 }

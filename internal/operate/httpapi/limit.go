@@ -36,21 +36,21 @@ func (l *rateLimiter) reserve(client string) time.Duration {
 	defer l.mu.Unlock()
 
 	now := time.Now()
-	c := l.clients[client]
-	if c == nil {
+	known := l.clients[client]
+	if known == nil {
 		if len(l.clients) >= maxClients {
 			l.evictLocked(now)
 		}
-		c = &clientRate{limit: rate.NewLimiter(rate.Limit(l.rate), 2*l.rate)}
-		l.clients[client] = c
+		known = &clientRate{limit: rate.NewLimiter(rate.Limit(l.rate), 2*l.rate)}
+		l.clients[client] = known
 	}
-	c.seen = now
+	known.seen = now
 
-	r := c.limit.ReserveN(now, 1)
-	wait := r.DelayFrom(now)
+	reservation := known.limit.ReserveN(now, 1)
+	wait := reservation.DelayFrom(now)
 	// A rejected request does not count, so that a client that waits for the returned time gets through.
 	if wait > 0 {
-		r.CancelAt(now)
+		reservation.CancelAt(now)
 	}
 	return wait
 }

@@ -75,43 +75,43 @@ const (
 // the rate of that client, the number of concurrent requests, and the size of the body. Responses of
 // the API to a rejected request are problem+json. They contain a payload only if the caller may see
 // it and requests it.
-func ListenAdmin(o AdminOptions) (*probes.Server, error) {
-	listener, err := net.Listen("tcp", o.Listen)
+func ListenAdmin(options AdminOptions) (*probes.Server, error) {
+	listener, err := net.Listen("tcp", options.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", o.Listen, err)
+		return nil, fmt.Errorf("listening on %s: %w", options.Listen, err)
 	}
 
 	// A certificate that cannot be read is an error at the start, and only a warning later.
-	if o.TLS != nil {
-		first, err := o.TLS()
+	if options.TLS != nil {
+		first, err := options.TLS()
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("reading the certificates: %w", err), listener.Close())
 		}
-		listener = tls.NewListener(listener, newReloadingConfig(first, o))
+		listener = tls.NewListener(listener, newReloadingConfig(first, options))
 	}
 
 	// Live streams end with the server, because their requests do not end.
 	base, stop := context.WithCancel(context.Background())
 	return probes.NewServer(listener, &http.Server{
-		Handler:        newAdminHandler(o),
+		Handler:        newAdminHandler(options),
 		BaseContext:    func(net.Listener) context.Context { return base },
 		ReadTimeout:    adminRead,
 		WriteTimeout:   adminWrite,
 		MaxHeaderBytes: maxAddress,
-		ErrorLog:       slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+		ErrorLog:       slog.NewLogLogger(options.Log.Handler(), slog.LevelDebug),
 	}, adminConns, stop), nil
 }
 
 // newReloadingConfig returns a configuration whose files are read again while it is in use. If the
 // files are invalid, the previous certificates stay in use.
-func newReloadingConfig(first *tls.Config, o AdminOptions) *tls.Config {
+func newReloadingConfig(first *tls.Config, options AdminOptions) *tls.Config {
 	var mu sync.Mutex
 	current := first
 	readAt := time.Now()
 	failed := false
 	reportReload := func(ok bool) {
-		if o.Reloaded != nil {
-			o.Reloaded(ok)
+		if options.Reloaded != nil {
+			options.Reloaded(ok)
 		}
 	}
 
@@ -125,11 +125,11 @@ func newReloadingConfig(first *tls.Config, o AdminOptions) *tls.Config {
 		}
 
 		readAt = time.Now()
-		next, err := o.TLS()
+		next, err := options.TLS()
 		if err != nil {
 			// Report the first failure only, not one for each connection.
 			if !failed {
-				o.Log.Warn("the certificates of the operator's listener cannot be read; the old ones stay in use", "error", err)
+				options.Log.Warn("the certificates of the operator's listener cannot be read; the old ones stay in use", "error", err)
 				reportReload(false)
 			}
 			failed = true
@@ -138,7 +138,7 @@ func newReloadingConfig(first *tls.Config, o AdminOptions) *tls.Config {
 
 		failed = false
 		if !equalCertificates(current, next) {
-			o.Log.Info("the certificates of the operator's listener have changed and are used from now on")
+			options.Log.Info("the certificates of the operator's listener have changed and are used from now on")
 			reportReload(true)
 		}
 		current = next
@@ -157,18 +157,18 @@ func equalCertificates(a, b *tls.Config) bool {
 }
 
 // newAdminHandler returns the handler of the listener.
-func newAdminHandler(o AdminOptions) http.Handler {
+func newAdminHandler(options AdminOptions) http.Handler {
 	inner := http.NewServeMux()
-	inner.Handle("/api/", newAPI(o.Operator))
-	if o.Page != nil {
-		inner.Handle("/", o.Page)
+	inner.Handle("/api/", newAPI(options.Operator))
+	if options.Page != nil {
+		inner.Handle("/", options.Page)
 	} else {
-		inner.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-			writeProblem(w, r, http.StatusNotFound, "nothing is served here",
+		inner.HandleFunc("/", func(response http.ResponseWriter, request *http.Request) {
+			writeProblem(response, request, http.StatusNotFound, "nothing is served here",
 				"the API is below /api/v1, its description at /api/openapi.json")
 		})
 	}
-	return newDoor(o).wrap(inner)
+	return newDoor(options).wrap(inner)
 }
 
-func isAPI(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/api/") }
+func isAPI(request *http.Request) bool { return strings.HasPrefix(request.URL.Path, "/api/") }

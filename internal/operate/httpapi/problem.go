@@ -44,7 +44,7 @@ var replaceLibraryErrors = sync.OnceFunc(func() { huma.NewError = newLibraryProb
 // newLibraryProblem converts an error of the library to a problem, without the values that it quotes.
 func newLibraryProblem(status int, detail string, errs ...error) huma.StatusError {
 	// A message of the library may quote the value of a request, which may be a secret.
-	p := newProblem(status, logging.Clean(detail), "")
+	problem := newProblem(status, logging.Clean(detail), "")
 	for _, err := range errs {
 		if err == nil {
 			continue
@@ -52,20 +52,20 @@ func newLibraryProblem(status int, detail string, errs ...error) huma.StatusErro
 
 		var place huma.ErrorDetailer
 		if errors.As(err, &place) {
-			d := place.ErrorDetail()
-			p.Errors = append(p.Errors, ProblemPlace{d.Location, logging.Clean(d.Message)})
+			errorDetail := place.ErrorDetail()
+			problem.Errors = append(problem.Errors, ProblemPlace{errorDetail.Location, logging.Clean(errorDetail.Message)})
 		} else {
-			p.Errors = append(p.Errors, ProblemPlace{Message: logging.Clean(err.Error())})
+			problem.Errors = append(problem.Errors, ProblemPlace{Message: logging.Clean(err.Error())})
 		}
 	}
 
 	switch status {
 	case http.StatusUnprocessableEntity, http.StatusBadRequest:
-		p.Fix = "correct the listed values; /api/openapi.json describes the allowed ones"
+		problem.Fix = "correct the listed values; /api/openapi.json describes the allowed ones"
 	case http.StatusRequestEntityTooLarge:
-		p.Fix = "send less in one request"
+		problem.Fix = "send less in one request"
 	}
-	return p
+	return problem
 }
 
 // newProblem returns a problem that the API itself found.
@@ -93,22 +93,22 @@ func problemOf(err error) error {
 	}
 
 	kind, fix := admin.Explain(err)
-	p := newProblem(statusOf[kind], logging.Clean(strings.ToValidUTF8(err.Error(), "\uFFFD")), fix)
-	p.Type = "urn:outrelay:" + string(kind)
-	return p
+	described := newProblem(statusOf[kind], logging.Clean(strings.ToValidUTF8(err.Error(), "\uFFFD")), fix)
+	described.Type = "urn:outrelay:" + string(kind)
+	return described
 }
 
 // writeProblem responds outside of the API. A browser that opens a page gets text.
-func writeProblem(w http.ResponseWriter, r *http.Request, status int, detail, fix string) {
+func writeProblem(response http.ResponseWriter, request *http.Request, status int, detail, fix string) {
 	// The errors of writing are ignored: the client is gone.
-	if !isAPI(r) && strings.Contains(r.Header.Get("Accept"), "text/html") {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.WriteHeader(status)
-		_, _ = w.Write([]byte(http.StatusText(status) + ": " + detail + "\n" + fix + "\n"))
+	if !isAPI(request) && strings.Contains(request.Header.Get("Accept"), "text/html") {
+		response.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		response.WriteHeader(status)
+		_, _ = response.Write([]byte(http.StatusText(status) + ": " + detail + "\n" + fix + "\n"))
 		return
 	}
 
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(newProblem(status, detail, fix))
+	response.Header().Set("Content-Type", "application/problem+json")
+	response.WriteHeader(status)
+	_ = json.NewEncoder(response).Encode(newProblem(status, detail, fix))
 }

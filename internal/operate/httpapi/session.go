@@ -68,25 +68,25 @@ type session struct {
 }
 
 // sign returns the text of the cookie.
-func (s session) sign(t Tokens) string {
+func (s session) sign(tokens Tokens) string {
 	text, _ := json.Marshal(s) // strings and a number
 	claims := base64.RawURLEncoding.EncodeToString(text)
-	return claims + "." + signature(claims, t.byRole(s.Role))
+	return claims + "." + signature(claims, tokens.byRole(s.Role))
 }
 
 // readSession returns the session of a cookie. ok is false if it is not valid, and forged means that it is not merely over: no
 // token of this listener has signed it.
-func readSession(cookie string, t Tokens, now time.Time) (s session, ok, forged bool) {
+func readSession(cookie string, tokens Tokens, now time.Time) (session session, ok, forged bool) {
 	claims, signed, found := strings.Cut(cookie, ".")
 	text, err := base64.RawURLEncoding.DecodeString(claims)
-	if !found || err != nil || json.Unmarshal(text, &s) != nil {
-		return s, false, true
+	if !found || err != nil || json.Unmarshal(text, &session) != nil {
+		return session, false, true
 	}
-	token := t.byRole(s.Role)
+	token := tokens.byRole(session.Role)
 	if token == "" || !hmac.Equal([]byte(signed), []byte(signature(claims, token))) {
-		return s, false, true
+		return session, false, true
 	}
-	return s, now.Unix() < s.Expires, false
+	return session, now.Unix() < session.Expires, false
 }
 
 func signature(claims, token string) string {
@@ -125,114 +125,114 @@ func sessionKey(token string) []byte {
 }
 
 // identifyBySession identifies a caller by its cookie. ok is false if it has no valid one.
-func (a *Access) identifyBySession(r *http.Request) (caller admin.Caller, problem string, ok bool) {
-	c, err := r.Cookie(a.cookieName(r))
+func (a *Access) identifyBySession(request *http.Request) (caller admin.Caller, problem string, ok bool) {
+	cookie, err := request.Cookie(a.cookieName(request))
 	if err != nil {
 		return admin.Caller{}, "", false
 	}
-	s, ok, _ := readSession(c.Value, a.Tokens(), time.Now())
+	session, ok, _ := readSession(cookie.Value, a.Tokens(), time.Now())
 	if !ok {
 		return admin.Caller{}, "", false
 	}
-	caller, problem = a.newCaller(r, s.Name, "session", s.Role)
+	caller, problem = a.newCaller(request, session.Name, "session", session.Role)
 	return caller, problem, true
 }
 
 // isForged reports whether the request has a session that no token of this listener has signed. Its signature is a guess at
 // a token, like a wrong token, unless a token has changed.
-func (a *Access) isForged(r *http.Request) bool {
-	c, err := r.Cookie(a.cookieName(r))
-	if err != nil || c.Value == "" {
+func (a *Access) isForged(request *http.Request) bool {
+	cookie, err := request.Cookie(a.cookieName(request))
+	if err != nil || cookie.Value == "" {
 		return false
 	}
-	_, _, forged := readSession(c.Value, a.Tokens(), time.Now())
+	_, _, forged := readSession(cookie.Value, a.Tokens(), time.Now())
 	return forged
 }
 
 // noteForgedSession counts and logs a request with such a session.
-func (d *door) noteForgedSession(r *http.Request) {
+func (d *door) noteForgedSession(request *http.Request) {
 	d.refused(refusedLogin)
 	d.log.Warn("a session at the operator's listener is refused", "error", "no token of this listener has signed it",
-		"remote", remoteIP(r).String(), "path", r.URL.Path)
+		"remote", remoteIP(request).String(), "path", request.URL.Path)
 }
 
 // isSecure reports whether the browser uses TLS, also if a proxy ends it.
-func (a *Access) isSecure(r *http.Request) bool { return r.TLS != nil || a.BehindTLS }
+func (a *Access) isSecure(request *http.Request) bool { return request.TLS != nil || a.BehindTLS }
 
 // cookieName returns the name of the session's cookie. Over TLS, no other host and no plain connection can set a cookie of this
 // name.
-func (a *Access) cookieName(r *http.Request) string {
+func (a *Access) cookieName(request *http.Request) string {
 	name := sessionCookie
-	if at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
+	if at, ok := request.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
 		name += "_" + strconv.Itoa(at.Port)
 	}
-	if a.isSecure(r) {
+	if a.isSecure(request) {
 		name = "__Host-" + name
 	}
 	return name
 }
 
 // serveLogin shows the form of the login, or logs in. The rate limit has passed the request.
-func (d *door) serveLogin(w http.ResponseWriter, r *http.Request) {
+func (d *door) serveLogin(response http.ResponseWriter, request *http.Request) {
 	tokens := d.access.Tokens()
 	if d.loginForm == nil || tokens.none() {
-		writeProblem(w, r, http.StatusNotFound, "this listener has no tokens to log in with",
+		writeProblem(response, request, http.StatusNotFound, "this listener has no tokens to log in with",
 			"set http.admin.token, or use the client certificate or proxy that the listener is configured for")
 		return
 	}
 	// The target comes from the address, so only paths of this listener are followed.
-	next := localPath(r.URL.Query().Get("next"))
-	if r.Method != http.MethodPost {
-		d.loginForm(w, r, http.StatusOK, "", next)
+	next := localPath(request.URL.Query().Get("next"))
+	if request.Method != http.MethodPost {
+		d.loginForm(response, request, http.StatusOK, "", next)
 		return
 	}
 
-	r.Body = http.MaxBytesReader(w, r.Body, maxLoginForm)
-	name := strings.TrimSpace(r.PostFormValue("name"))
-	role := tokens.roleOf(strings.TrimSpace(r.PostFormValue("token")))
+	request.Body = http.MaxBytesReader(response, request.Body, maxLoginForm)
+	name := strings.TrimSpace(request.PostFormValue("name"))
+	role := tokens.roleOf(strings.TrimSpace(request.PostFormValue("token")))
 	switch {
 	case role == "":
 		d.refused(refusedLogin)
 		d.log.Warn("a login at the operator's listener is refused", "error", "the token is not one of this listener's",
-			"remote", remoteIP(r).String(), "path", r.URL.Path)
-		d.loginForm(w, r, http.StatusUnauthorized, "The token is not one of this listener's.", next)
+			"remote", remoteIP(request).String(), "path", request.URL.Path)
+		d.loginForm(response, request, http.StatusUnauthorized, "The token is not one of this listener's.", next)
 		return
 	// A shared token does not identify a person, but the audit log has to.
 	case !isPrintable(name):
-		d.loginForm(w, r, http.StatusBadRequest, "Type your name: the audit log shows who did what.", next)
+		d.loginForm(response, request, http.StatusBadRequest, "Type your name: the audit log shows who did what.", next)
 		return
 	}
 
-	s := session{Name: name, Role: role, Expires: time.Now().Add(d.access.Session).Unix()}
-	d.log.Info("a person logged in at the operator's listener", "actor", name, "role", role, "remote", remoteIP(r).String())
-	http.SetCookie(w, d.access.sessionOf(r, s.sign(tokens), int(d.access.Session/time.Second)))
-	http.Redirect(w, r, next, http.StatusSeeOther)
+	session := session{Name: name, Role: role, Expires: time.Now().Add(d.access.Session).Unix()}
+	d.log.Info("a person logged in at the operator's listener", "actor", name, "role", role, "remote", remoteIP(request).String())
+	http.SetCookie(response, d.access.sessionOf(request, session.sign(tokens), int(d.access.Session/time.Second)))
+	http.Redirect(response, request, next, http.StatusSeeOther)
 }
 
 // serveLogout ends the session of a browser.
-func (d *door) serveLogout(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		writeProblem(w, r, http.StatusMethodNotAllowed, "a logout is a POST", "use the button on the page")
+func (d *door) serveLogout(response http.ResponseWriter, request *http.Request) {
+	if request.Method != http.MethodPost {
+		response.Header().Set("Allow", http.MethodPost)
+		writeProblem(response, request, http.StatusMethodNotAllowed, "a logout is a POST", "use the button on the page")
 		return
 	}
-	http.SetCookie(w, d.access.sessionOf(r, "", -1))
-	http.Redirect(w, r, loginPath, http.StatusSeeOther)
+	http.SetCookie(response, d.access.sessionOf(request, "", -1))
+	http.Redirect(response, request, loginPath, http.StatusSeeOther)
 }
 
 // sessionOf returns the cookie of a session. No script can read it, and no page of another site can send it.
-func (a *Access) sessionOf(r *http.Request, value string, maxAge int) *http.Cookie {
+func (a *Access) sessionOf(request *http.Request, value string, maxAge int) *http.Cookie {
 	return &http.Cookie{
-		Name: a.cookieName(r), Value: value, Path: "/", MaxAge: maxAge,
-		HttpOnly: true, Secure: a.isSecure(r), SameSite: http.SameSiteStrictMode,
+		Name: a.cookieName(request), Value: value, Path: "/", MaxAge: maxAge,
+		HttpOnly: true, Secure: a.isSecure(request), SameSite: http.SameSiteStrictMode,
 	}
 }
 
 // localPath returns text if it is a path of this listener, and otherwise the first page.
 func localPath(text string) string {
-	u, err := url.Parse(text)
-	local := err == nil && u.Scheme == "" && u.Host == "" && strings.HasPrefix(text, "/") && !strings.HasPrefix(text, "//") &&
-		!strings.ContainsAny(text, "\\\r\n\t") && u.Path != loginPath && u.Path != logoutPath
+	address, err := url.Parse(text)
+	local := err == nil && address.Scheme == "" && address.Host == "" && strings.HasPrefix(text, "/") && !strings.HasPrefix(text, "//") &&
+		!strings.ContainsAny(text, "\\\r\n\t") && address.Path != loginPath && address.Path != logoutPath
 	if !local {
 		return "/"
 	}
@@ -240,35 +240,35 @@ func localPath(text string) string {
 }
 
 // redirectToLogin answers a browser that opens a page without a login. It returns false for other requests.
-func (d *door) redirectToLogin(w http.ResponseWriter, r *http.Request) bool {
-	opensPage := r.Method == http.MethodGet && !isAPI(r) && strings.Contains(r.Header.Get("Accept"), "text/html")
-	if !opensPage || d.loginForm == nil || d.access.Tokens().none() || r.Header.Get("Authorization") != "" {
+func (d *door) redirectToLogin(response http.ResponseWriter, request *http.Request) bool {
+	opensPage := request.Method == http.MethodGet && !isAPI(request) && strings.Contains(request.Header.Get("Accept"), "text/html")
+	if !opensPage || d.loginForm == nil || d.access.Tokens().none() || request.Header.Get("Authorization") != "" {
 		return false
 	}
 
-	if d.access.isForged(r) {
-		d.noteForgedSession(r)
+	if d.access.isForged(request) {
+		d.noteForgedSession(request)
 		// The browser need not send it again.
-		http.SetCookie(w, d.access.sessionOf(r, "", -1))
+		http.SetCookie(response, d.access.sessionOf(request, "", -1))
 	}
 	to := loginPath
-	if next := localPath(r.URL.RequestURI()); next != "/" {
+	if next := localPath(request.URL.RequestURI()); next != "/" {
 		to += "?next=" + url.QueryEscape(next)
 	}
-	d.log.Log(r.Context(), slog.LevelDebug, "a browser without a login is sent to the form", "remote", remoteIP(r).String())
-	http.Redirect(w, r, to, http.StatusSeeOther)
+	d.log.Log(request.Context(), slog.LevelDebug, "a browser without a login is sent to the form", "remote", remoteIP(request).String())
+	http.Redirect(response, request, to, http.StatusSeeOther)
 	return true
 }
 
 // limitRate answers a client that sends too many requests, and reports whether it did.
-func (d *door) limitRate(w http.ResponseWriter, r *http.Request, client string) bool {
+func (d *door) limitRate(response http.ResponseWriter, request *http.Request, client string) bool {
 	wait := d.rates.reserve(client)
 	if wait <= 0 {
 		return false
 	}
 	d.refused(refusedRate)
-	w.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())+1))
-	writeProblem(w, r, http.StatusTooManyRequests, "this client sends too many requests",
+	response.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())+1))
+	writeProblem(response, request, http.StatusTooManyRequests, "this client sends too many requests",
 		"wait for the time in Retry-After, or raise http.admin.rate")
 	return true
 }

@@ -36,9 +36,9 @@ type Server struct {
 }
 
 // New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
-// serves nothing before Run. The caller must call Run or Close. m counts refused logins and renewed
+// serves nothing before Run. The caller must call Run or Close. metricSet counts refused logins and renewed
 // certificates. It may be nil.
-func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
+func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics.Set) (*Server, error) {
 	state, disconnect, err := connect.StateDatabase(cfg)
 	if err != nil {
 		return nil, err
@@ -50,35 +50,35 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 	}
 	operator.Log = log
 
-	a := cfg.HTTP.Admin
-	o := &Server{disconnect: disconnect, operator: operator}
-	o.tokens.Store(tokensOf(a))
+	admin := cfg.HTTP.Admin
+	server := &Server{disconnect: disconnect, operator: operator}
+	server.tokens.Store(tokensOf(admin))
 	opts := httpapi.AdminOptions{
-		Listen:   a.Listen,
-		Access:   accessConfig(a, func() httpapi.Tokens { return *o.tokens.Load() }),
-		Operator: o.operator,
+		Listen:   admin.Listen,
+		Access:   accessConfig(admin, func() httpapi.Tokens { return *server.tokens.Load() }),
+		Operator: server.operator,
 		Log:      log,
-		Page:     o.newPage(cfg, version, log),
+		Page:     server.newPage(cfg, version, log),
 
 		LoginForm: opspage.LoginForm(),
 	}
 	// The series of refused logins exist from the start, with the value 0.
-	if m != nil {
+	if metricSet != nil {
 		for _, reason := range httpapi.Refusals {
-			m.LoginsRefused.WithLabelValues(reason)
+			metricSet.LoginsRefused.WithLabelValues(reason)
 		}
-		opts.Refused = func(reason string) { m.LoginsRefused.WithLabelValues(reason).Inc() }
+		opts.Refused = func(reason string) { metricSet.LoginsRefused.WithLabelValues(reason).Inc() }
 	}
-	if a.TLS != nil {
-		opts.TLS = func() (*tls.Config, error) { return a.TLS.ServerConfig() }
-		opts.Reloaded = func(ok bool) { m.Reloaded(metrics.Certificates, ok) }
+	if admin.TLS != nil {
+		opts.TLS = func() (*tls.Config, error) { return admin.TLS.ServerConfig() }
+		opts.Reloaded = func(ok bool) { metricSet.Reloaded(metrics.Certificates, ok) }
 	}
 	// The address is bound here, so that a wrong one is an error of the start.
-	if o.server, err = httpapi.ListenAdmin(opts); err != nil {
+	if server.server, err = httpapi.ListenAdmin(opts); err != nil {
 		disconnect()
 		return nil, fmt.Errorf("http.admin.listen: %w", err)
 	}
-	return o, nil
+	return server, nil
 }
 
 // NewOperator returns the operator of the configured watcher for the page, the API and the command line. So all of
@@ -89,8 +89,8 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 		return admin.Operator{}, err
 	}
 	var redact admin.Redaction
-	if a := cfg.HTTP.Admin; a != nil {
-		if redact, err = admin.NewRedaction(a.Redact.Headers, a.Redact.Paths); err != nil {
+	if access := cfg.HTTP.Admin; access != nil {
+		if redact, err = admin.NewRedaction(access.Redact.Headers, access.Redact.Paths); err != nil {
 			return admin.Operator{}, fmt.Errorf("http.admin.redact: %w", err)
 		}
 	}
@@ -125,41 +125,41 @@ func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) ht
 		Node:    cfg.Node,
 		Version: version,
 		Log:     log,
-		UseCases: func(a admin.Actor, watcher, slot string) opspage.UseCases {
-			return opspage.Of(o.operator.For(a).ForWatcher(watcher).ForSlot(slot))
+		UseCases: func(actor admin.Actor, watcher, slot string) opspage.UseCases {
+			return opspage.Of(o.operator.For(actor).ForWatcher(watcher).ForSlot(slot))
 		},
 	})
 }
 
 // accessConfig returns the configured rules of who may use the page and the API.
-func accessConfig(a *config.Admin, tokens func() httpapi.Tokens) httpapi.Access {
+func accessConfig(admin *config.Admin, tokens func() httpapi.Tokens) httpapi.Access {
 	out := httpapi.Access{
 		Tokens:    tokens,
-		Session:   a.Session,
-		Operators: a.Operators,
-		Anonymous: a.Anonymous,
-		Payloads:  a.Payloads,
-		Local:     a.IsLocal(),
-		Hosts:     a.Hosts,
-		Rate:      a.Rate,
-		BehindTLS: a.BehindTLS,
+		Session:   admin.Session,
+		Operators: admin.Operators,
+		Anonymous: admin.Anonymous,
+		Payloads:  admin.Payloads,
+		Local:     admin.IsLocal(),
+		Hosts:     admin.Hosts,
+		Rate:      admin.Rate,
+		BehindTLS: admin.BehindTLS,
 	}
 
-	if a.Proxy != nil {
-		out.ProxyHeader = a.Proxy.Header
-		out.ProxyFrom = a.Proxy.Networks()
+	if admin.Proxy != nil {
+		out.ProxyHeader = admin.Proxy.Header
+		out.ProxyFrom = admin.Proxy.Networks()
 	}
 
 	return out
 }
 
-func tokensOf(a *config.Admin) *httpapi.Tokens {
-	return &httpapi.Tokens{Operator: a.Token.Reveal(), Viewer: a.ViewerToken.Reveal()}
+func tokensOf(admin *config.Admin) *httpapi.Tokens {
+	return &httpapi.Tokens{Operator: admin.Token.Reveal(), Viewer: admin.ViewerToken.Reveal()}
 }
 
 // Reload uses the tokens of a, and returns the keys of those that are new. Sessions of an old token end.
-func (o *Server) Reload(a *config.Admin) (applied []string) {
-	next := tokensOf(a)
+func (o *Server) Reload(admin *config.Admin) (applied []string) {
+	next := tokensOf(admin)
 	last := o.tokens.Swap(next)
 	if last.Operator != next.Operator {
 		applied = append(applied, "http.admin.token")
@@ -172,8 +172,8 @@ func (o *Server) Reload(a *config.Admin) (applied []string) {
 
 // Option makes a relay serve the operators' page and API if http.admin is set.
 func Option() process.Option {
-	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (process.Listener, error) {
-		return New(cfg, version, log, m)
+	build := func(cfg config.Config, version string, log *slog.Logger, metricSet *metrics.Set) (process.Listener, error) {
+		return New(cfg, version, log, metricSet)
 	}
 	return process.WithOperators(build)
 }
@@ -190,8 +190,8 @@ func (o *Server) Close() error {
 // Run serves until ctx ends.
 func (o *Server) Run(ctx context.Context) error {
 	defer o.disconnect()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return o.server.Run(ctx) })
-	g.Go(func() error { return o.operator.Run(ctx) })
-	return g.Wait()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return o.server.Run(ctx) })
+	group.Go(func() error { return o.operator.Run(ctx) })
+	return group.Wait()
 }

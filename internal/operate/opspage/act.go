@@ -53,75 +53,75 @@ const maxForm = 17 << 20
 // which the person acts. Only the query comes from the form, so that it cannot lead to another page.
 func (c *call) linkBack(path string, pairs ...any) string {
 	link := c.v.Link(path, pairs...)
-	u, err := url.Parse(link)
+	address, err := url.Parse(link)
 	list, listErr := url.ParseQuery(c.q.Get(listField))
 	if err != nil || listErr != nil || len(list) == 0 {
 		return link
 	}
 
-	q := u.Query()
+	query := address.Query()
 	for name, values := range list {
 		if name != "done" && name != "watcher" {
-			q[name] = values
+			query[name] = values
 		}
 	}
-	u.RawQuery = q.Encode()
-	return u.String()
+	address.RawQuery = query.Encode()
+	return address.String()
 }
 
 // handleAction returns a handler that parses the form of an action, plans the action, and calls
 // respond.
 func (p *page) handleAction(respond func(http.ResponseWriter, *http.Request, *call, preview)) http.HandlerFunc {
-	return p.handle(p.o.Act, func(w http.ResponseWriter, r *http.Request, c *call) {
-		a, known := actions[r.PathValue("action")]
-		if !known && c.who.Operator() {
-			p.serveNotFound(w, r, c)
+	return p.handle(p.o.Act, func(response http.ResponseWriter, request *http.Request, call *call) {
+		action, known := actions[request.PathValue("action")]
+		if !known && call.who.Operator() {
+			p.serveNotFound(response, request, call)
 			return
 		}
 
-		err := p.parseActionForm(w, r, c, a)
+		err := p.parseActionForm(response, request, call, action)
 		if err != nil {
-			p.serveProblem(w, r, c, err)
+			p.serveProblem(response, request, call, err)
 			return
 		}
-		plan, err := a.plan(c)
+		plan, err := action.plan(call)
 		if err != nil {
-			p.serveProblem(w, r, c, err)
+			p.serveProblem(response, request, call, err)
 			return
 		}
-		respond(w, r, c, plan)
+		respond(response, request, call, plan)
 	})
 }
 
 // parseActionForm sets the fields of the call that depend on the form.
-func (p *page) parseActionForm(w http.ResponseWriter, r *http.Request, c *call, a action) error {
+func (p *page) parseActionForm(response http.ResponseWriter, request *http.Request, call *call, action action) error {
 	// The listener checks the role as well, but a page that is mounted elsewhere must be safe too.
-	if !c.who.Operator() {
+	if !call.who.Operator() {
 		return errRole
 	}
 
-	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-	if t, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); t != "application/x-www-form-urlencoded" {
-		return invalidInput("an action requires a form, not %q", t)
+	request.Body = http.MaxBytesReader(response, request.Body, maxForm)
+	if mediaType, _, _ := mime.ParseMediaType(request.Header.Get("Content-Type")); mediaType != "application/x-www-form-urlencoded" {
+		return invalidInput("an action requires a form, not %q", mediaType)
 	}
-	if err := r.ParseForm(); err != nil {
+	if err := request.ParseForm(); err != nil {
 		return invalidInput("the form cannot be parsed: %v", err)
 	}
 
 	// From here on, everything reads the fields of the form, not the query of its address.
-	c.q = r.PostForm
-	c.action = a
-	watcher := c.q.Get("watcher")
+	call.q = request.PostForm
+	call.action = action
+	watcher := call.q.Get("watcher")
 	if watcher == "" {
 		watcher = p.o.Watcher
 	}
-	c.use = p.o.UseCases(c.who.Actor, watcher, c.slot())
+	call.use = p.o.UseCases(call.who.Actor, watcher, call.slot())
 
-	c.v.Query = url.Values{}
-	c.v.Watcher = watcher
-	c.v.Title = a.title
-	c.v.Area = strings.TrimPrefix(a.back, "/")
-	c.back = c.linkBack(a.back)
+	call.v.Query = url.Values{}
+	call.v.Watcher = watcher
+	call.v.Title = action.title
+	call.v.Area = strings.TrimPrefix(action.back, "/")
+	call.back = call.linkBack(action.back)
 	return nil
 }
 
@@ -134,53 +134,53 @@ func (c *call) slot() string {
 }
 
 // confirm shows the preview of an action.
-func (p *page) confirm(w http.ResponseWriter, r *http.Request, c *call, plan preview) {
-	p.ask(w, http.StatusOK, r, c, plan, "")
+func (p *page) confirm(response http.ResponseWriter, request *http.Request, call *call, plan preview) {
+	p.ask(response, http.StatusOK, request, call, plan, "")
 }
 
 // ask shows a preview with the reason why the page asks again, if there is one.
-func (p *page) ask(w http.ResponseWriter, status int, r *http.Request, c *call, plan preview, reason string) {
-	q := question{
+func (p *page) ask(response http.ResponseWriter, status int, request *http.Request, call *call, plan preview, reason string) {
+	question := question{
 		preview: plan,
-		Name:    r.PathValue("action"),
-		Button:  c.action.button,
-		Danger:  c.action.danger,
+		Name:    request.PathValue("action"),
+		Button:  call.action.button,
+		Danger:  call.action.danger,
 		Said:    reason,
-		Back:    c.back,
+		Back:    call.back,
 	}
 
 	// Fields with an underscore belong to the confirmation itself.
-	for name, values := range c.q {
+	for name, values := range call.q {
 		if strings.HasPrefix(name, "_") && name != listField || name == "watcher" {
 			continue
 		}
 		for _, v := range values {
-			q.Fields = append(q.Fields, row{name, v})
+			question.Fields = append(question.Fields, row{name, v})
 		}
 	}
 	// If the number has changed, the action shows the preview again.
-	q.Fields = append(q.Fields, row{"_count", strconv.FormatInt(plan.Count, 10)})
-	c.v.Data = q
-	p.render(w, status, "confirm", "layout", c.v)
+	question.Fields = append(question.Fields, row{"_count", strconv.FormatInt(plan.Count, 10)})
+	call.v.Data = question
+	p.render(response, status, "confirm", "layout", call.v)
 }
 
 // executeAction executes a confirmed action. If it would affect another number of entries now, executeAction asks again.
-func (p *page) executeAction(w http.ResponseWriter, r *http.Request, c *call, plan preview) {
-	if reason := c.checkConfirmation(plan); reason != "" {
-		p.ask(w, http.StatusConflict, r, c, plan, reason)
+func (p *page) executeAction(response http.ResponseWriter, request *http.Request, call *call, plan preview) {
+	if reason := call.checkConfirmation(plan); reason != "" {
+		p.ask(response, http.StatusConflict, request, call, plan, reason)
 		return
 	}
 
 	n, err := plan.run()
 	if err != nil {
-		p.serveProblem(w, r, c, err)
+		p.serveProblem(response, request, call, err)
 		return
 	}
 
-	n.actor = c.who.Actor.Name
+	n.actor = call.who.Actor.Name
 	p.o.Log.Info("an operator acted",
-		"action", r.PathValue("action"), "actor", n.actor, "watcher", c.v.Watcher, "slot", c.slot())
-	http.Redirect(w, r, c.linkBack(c.action.back, "done", p.notices.store(&n)), http.StatusSeeOther)
+		"action", request.PathValue("action"), "actor", n.actor, "watcher", call.v.Watcher, "slot", call.slot())
+	http.Redirect(response, request, call.linkBack(call.action.back, "done", p.notices.store(&n)), http.StatusSeeOther)
 }
 
 // checkConfirmation returns the reason why the page must ask again, or "".

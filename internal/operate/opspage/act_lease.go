@@ -21,95 +21,95 @@ func (c *call) leaseName() string {
 
 // undoLease returns an action on the same slots, to revert this one.
 func (c *call) undoLease(action, label string) *undo {
-	u := &undo{Action: action, Label: label}
+	undo := &undo{Action: action, Label: label}
 	if c.isSet(slotField) {
-		u.Fields = []row{{slotField, c.value(slotField)}}
+		undo.Fields = []row{{slotField, c.value(slotField)}}
 	}
-	return u
+	return undo
 }
 
 // addSlots adds the current state of the affected slots to a preview. There is nothing to do if
 // needed is false for all of them.
-func (c *call) addSlots(p preview, needed func(*admin.SlotStatus) bool) (preview, error) {
+func (c *call) addSlots(shown preview, needed func(*admin.SlotStatus) bool) (preview, error) {
 	list, err := c.use.Lease.Slots(c.ctx)
 	if err != nil {
 		return preview{}, err
 	}
 
-	p.Nothing = true
+	shown.Nothing = true
 	for i := range list {
-		w := &list[i]
-		if needed(w) {
-			p.Nothing = false
+		slot := &list[i]
+		if needed(slot) {
+			shown.Nothing = false
 		}
 
 		owner := "without an owner"
-		if isOwned(w) {
-			owner = "on node " + w.Node
+		if isOwned(slot) {
+			owner = "on node " + slot.Node
 		}
-		text := fmt.Sprintf("%s, %s, epoch %d", w.State, owner, w.Epoch)
-		if w.Pin != "" {
-			text += ", pinned to " + w.Pin
+		text := fmt.Sprintf("%s, %s, epoch %d", slot.State, owner, slot.Epoch)
+		if slot.Pin != "" {
+			text += ", pinned to " + slot.Pin
 		}
-		p.Rows = append(p.Rows, row{"Slot " + w.Slot + " is now", text})
+		shown.Rows = append(shown.Rows, row{"Slot " + slot.Slot + " is now", text})
 	}
 
 	if len(list) > 1 {
-		p.Lines = append(p.Lines, fmt.Sprintf("This is for all %d slots.", len(list)))
+		shown.Lines = append(shown.Lines, fmt.Sprintf("This is for all %d slots.", len(list)))
 	}
 	if c.isSet(slotField) {
-		p.Lines = append(p.Lines, "The other slots are left as they are.")
+		shown.Lines = append(shown.Lines, "The other slots are left as they are.")
 	}
-	return p, nil
+	return shown, nil
 }
 
 // isOwned reports whether the lease of the slot has not expired.
-func isOwned(w *admin.SlotStatus) bool { return w.Owner != "" && w.ExpiresInMS > 0 }
+func isOwned(slot *admin.SlotStatus) bool { return slot.Owner != "" && slot.ExpiresInMS > 0 }
 
-func planPause(c *call) (preview, error) {
+func planPause(call *call) (preview, error) {
 	run := func() (notice, error) {
-		n := notice{Text: c.leaseName() + " is paused.", Undo: c.undoLease("resume", "Resume it")}
-		return n, c.use.Lease.Pause(c.ctx)
+		n := notice{Text: call.leaseName() + " is paused.", Undo: call.undoLease("resume", "Resume it")}
+		return n, call.use.Lease.Pause(call.ctx)
 	}
-	p := newPreview(run, "Resume reverts it at any time. No event is lost: events wait in the outbox and in the oplog.",
-		c.leaseName()+" stops: its owner drains, writes the position and releases the lease. No node takes over until it is resumed.",
+	preview := newPreview(run, "Resume reverts it at any time. No event is lost: events wait in the outbox and in the oplog.",
+		call.leaseName()+" stops: its owner drains, writes the position and releases the lease. No node takes over until it is resumed.",
 		"The oplog must hold all changes that are written while it is paused.")
-	return c.addSlots(p, func(w *admin.SlotStatus) bool { return !w.Paused })
+	return call.addSlots(preview, func(slot *admin.SlotStatus) bool { return !slot.Paused })
 }
 
-func planResume(c *call) (preview, error) {
+func planResume(call *call) (preview, error) {
 	run := func() (notice, error) {
-		n := notice{Text: c.leaseName() + " goes on.", Undo: c.undoLease("pause", "Pause it again")}
-		return n, c.use.Lease.Resume(c.ctx)
+		n := notice{Text: call.leaseName() + " goes on.", Undo: call.undoLease("pause", "Pause it again")}
+		return n, call.use.Lease.Resume(call.ctx)
 	}
-	p := newPreview(run, "Pause reverts it.", c.leaseName()+" goes on where it stopped, on the node that acquires the lease first.")
-	return c.addSlots(p, func(w *admin.SlotStatus) bool { return w.Paused })
+	preview := newPreview(run, "Pause reverts it.", call.leaseName()+" goes on where it stopped, on the node that acquires the lease first.")
+	return call.addSlots(preview, func(slot *admin.SlotStatus) bool { return slot.Paused })
 }
 
-func planPin(c *call) (preview, error) {
-	node := c.value("node")
+func planPin(call *call) (preview, error) {
+	node := call.value("node")
 	if node == "" {
 		return preview{}, errNoNode
 	}
 	run := func() (notice, error) {
-		n := notice{Text: c.leaseName() + " is pinned to " + node + ".", Undo: c.undoLease("unpin", "End the pin")}
-		return n, c.use.Lease.Pin(c.ctx, node)
+		n := notice{Text: call.leaseName() + " is pinned to " + node + ".", Undo: call.undoLease("unpin", "End the pin")}
+		return n, call.use.Lease.Pin(call.ctx, node)
 	}
-	p := newPreview(run, "Ending the pin reverts it.",
-		c.leaseName()+" is handed to node "+node+" and stays there while that node is alive.")
-	return c.addSlots(p, func(w *admin.SlotStatus) bool { return w.Pin != node })
+	preview := newPreview(run, "Ending the pin reverts it.",
+		call.leaseName()+" is handed to node "+node+" and stays there while that node is alive.")
+	return call.addSlots(preview, func(slot *admin.SlotStatus) bool { return slot.Pin != node })
 }
 
-func planUnpin(c *call) (preview, error) {
+func planUnpin(call *call) (preview, error) {
 	run := func() (notice, error) {
-		return notice{Text: "The pin of " + lowerFirst(c.leaseName()) + " has ended."}, c.use.Lease.Pin(c.ctx, "")
+		return notice{Text: "The pin of " + lowerFirst(call.leaseName()) + " has ended."}, call.use.Lease.Pin(call.ctx, "")
 	}
-	p := newPreview(run, "A new pin reverts it.", c.leaseName()+" stays where it is, and any node may take over from there.")
-	return c.addSlots(p, func(w *admin.SlotStatus) bool { return w.Pin != "" })
+	preview := newPreview(run, "A new pin reverts it.", call.leaseName()+" stays where it is, and any node may take over from there.")
+	return call.addSlots(preview, func(slot *admin.SlotStatus) bool { return slot.Pin != "" })
 }
 
 // lowerFirst makes the first letter of an ASCII text lower case.
-func lowerFirst(s string) string { return string(s[0]|0x20) + s[1:] }
+func lowerFirst(text string) string { return string(text[0]|0x20) + text[1:] }
 
 // defaultHold is how long a node that stepped down does not acquire the lease by default.
 const defaultHold = 30 * time.Second
@@ -125,29 +125,29 @@ func (c *call) parseHold() (time.Duration, error) {
 // undoHold is the text of an action that expires.
 const undoHold = "It cannot be taken back, and need not be: after that time the node may take over again."
 
-func planStepDown(c *call) (preview, error) {
-	hold, err := c.parseHold()
+func planStepDown(call *call) (preview, error) {
+	hold, err := call.parseHold()
 	if err != nil {
 		return preview{}, err
 	}
 
 	run := func() (notice, error) {
 		text := fmt.Sprintf("The owner of %s steps down, and does not take over again for %s.",
-			lowerFirst(c.leaseName()), formatSpan(hold.Seconds()))
-		return notice{Text: text}, c.use.Lease.StepDown(c.ctx, hold)
+			lowerFirst(call.leaseName()), formatSpan(hold.Seconds()))
+		return notice{Text: text}, call.use.Lease.StepDown(call.ctx, hold)
 	}
 	text := fmt.Sprintf("The owner of %s drains and releases; another node takes over at once. The owner does not take over again for %s.",
-		lowerFirst(c.leaseName()), formatSpan(hold.Seconds()))
-	p, err := c.addSlots(newPreview(run, undoHold, text), isOwned)
+		lowerFirst(call.leaseName()), formatSpan(hold.Seconds()))
+	preview, err := call.addSlots(newPreview(run, undoHold, text), isOwned)
 	if err != nil {
-		return p, err
+		return preview, err
 	}
 
-	live, err := c.countLiveNodes()
+	live, err := call.countLiveNodes()
 	if err == nil && live < 2 {
-		p.Lines = append(p.Lines, "There is no other node that lives: nothing is sent for that time.")
+		preview.Lines = append(preview.Lines, "There is no other node that lives: nothing is sent for that time.")
 	}
-	return p, err
+	return preview, err
 }
 
 // countLiveNodes counts the live nodes that run the watcher, including its owners.

@@ -14,52 +14,52 @@ func (c *call) deadOptions(dryRun bool) admin.DeadOptions {
 	return admin.DeadOptions{DryRun: dryRun, IgnoreExpiry: c.isSet("late"), Handlers: strings.Fields(c.value("to"))}
 }
 
-func planRequeue(c *call) (preview, error) {
-	f, err := c.selectLetters()
+func planRequeue(call *call) (preview, error) {
+	filter, err := call.selectLetters()
 	if err != nil {
 		return preview{}, err
 	}
 	// The plan is a dry run of the action itself, so both reject the same letters.
-	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(true), nil)
+	out, err := call.use.Letters.Requeue(call.ctx, filter, call.deadOptions(true), nil)
 	if err != nil {
 		return preview{}, err
 	}
 
 	// Refused letters stay as they are, so neither the text nor the button counts them.
 	requeued := out.Matched - out.Refused
-	p := preview{
-		run:     func() (notice, error) { return c.requeueLetters(f) },
+	preview := preview{
+		run:     func() (notice, error) { return call.requeueLetters(filter) },
 		Count:   requeued,
 		Nothing: requeued == 0,
 		Lines:   []string{countVerb(requeued, "dead letter") + " sent at once, as waiting events."},
 		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
 			"The dead letters stay in the list as requeued.",
 	}
-	if f.Source == admin.FromHandler {
-		p.Lines[0] = countVerb(requeued, "message") + " handed back to the handlers at once."
-		p.Undo = "It cannot be taken back: the handlers get the messages again. The dead letters stay in the list as requeued."
+	if filter.Source == admin.FromHandler {
+		preview.Lines[0] = countVerb(requeued, "message") + " handed back to the handlers at once."
+		preview.Undo = "It cannot be taken back: the handlers get the messages again. The dead letters stay in the list as requeued."
 	}
 	if out.Refused > 0 {
-		p.Lines = append(p.Lines, countVerb(out.Refused, "dead letter")+" not deliverable in this form and left alone:")
+		preview.Lines = append(preview.Lines, countVerb(out.Refused, "dead letter")+" not deliverable in this form and left alone:")
 		for _, w := range out.Why {
-			p.Rows = append(p.Rows, row{w.ID + " in " + w.Collection, w.Reason})
+			preview.Rows = append(preview.Rows, row{w.ID + " in " + w.Collection, w.Reason})
 		}
 	}
-	if f.All && f.Empty() {
-		p.Lines = append(p.Lines, "No filter is set: this includes every dead letter that is not requeued yet.")
+	if filter.All && filter.Empty() {
+		preview.Lines = append(preview.Lines, "No filter is set: this includes every dead letter that is not requeued yet.")
 	}
-	return p, nil
+	return preview, nil
 }
 
-func (c *call) requeueLetters(f admin.DeadFilter) (notice, error) {
-	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(false), nil)
+func (c *call) requeueLetters(filter admin.DeadFilter) (notice, error) {
+	out, err := c.use.Letters.Requeue(c.ctx, filter, c.deadOptions(false), nil)
 
 	// Some letters may be requeued although the action ends with an error, so the notice is complete in any case.
 	n := notice{
 		Text:  countNoun(out.Requeued, "dead letter") + " requeued",
 		Final: "The events are being sent; that is not taken back. The list shows the dead letters as requeued.",
 	}
-	if f.Source == admin.FromHandler {
+	if filter.Source == admin.FromHandler {
 		n.Final = "Their handlers take the messages within a few seconds, if they run. The list shows which ones wait."
 	}
 
@@ -73,16 +73,16 @@ func (c *call) requeueLetters(f admin.DeadFilter) (notice, error) {
 	return n, err
 }
 
-func planDiscard(c *call) (preview, error) {
-	f, err := c.selectLetters()
+func planDiscard(call *call) (preview, error) {
+	filter, err := call.selectLetters()
 	if err != nil {
 		return preview{}, err
 	}
 
-	out, err := c.use.Letters.Discard(c.ctx, f, true, nil)
-	p := preview{
+	out, err := call.use.Letters.Discard(call.ctx, filter, true, nil)
+	preview := preview{
 		run: func() (notice, error) {
-			out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
+			out, err := call.use.Letters.Discard(call.ctx, filter, false, nil)
 			return notice{
 				Text:  countNoun(out.Discarded, "dead letter") + " discarded.",
 				Final: "They are gone. The audit log shows who discarded how many, and with which filter.",
@@ -94,23 +94,23 @@ func planDiscard(c *call) (preview, error) {
 		Undo: "It cannot be taken back: the dead letters and their payloads are gone, and the events were never delivered. " +
 			"Download them first if they may be needed.",
 	}
-	if f.Source == admin.FromHandler {
-		p.Undo = "It cannot be taken back: the dead letters and their messages are gone, and the handlers do not get them. " +
+	if filter.Source == admin.FromHandler {
+		preview.Undo = "It cannot be taken back: the dead letters and their messages are gone, and the handlers do not get them. " +
 			"Download them first if they may be needed."
 	}
-	if f.All && f.Empty() {
-		p.Lines = append(p.Lines, "No filter is set: this includes every dead letter of the selected state.")
+	if filter.All && filter.Empty() {
+		preview.Lines = append(preview.Lines, "No filter is set: this includes every dead letter of the selected state.")
 	}
 
 	// The ids of handlers' letters select messages, and a message may have several letters.
-	if int64(len(f.IDs)) < out.Matched && !f.All {
-		p.Lines = append(p.Lines, "All dead letters of a ticked event are included: some ticked events died more than once.")
+	if int64(len(filter.IDs)) < out.Matched && !filter.All {
+		preview.Lines = append(preview.Lines, "All dead letters of a ticked event are included: some ticked events died more than once.")
 	}
 	// One letter was shown before, so a click is enough.
 	if out.Matched > 1 {
-		p.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
+		preview.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
 	}
-	return p, err
+	return preview, err
 }
 
 // parseEdit returns the letter, and the fields that the form changes.
@@ -124,7 +124,7 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 		return ref, admin.DeadEdit{}, invalidInput("the version of the dead letter is missing")
 	}
 
-	e := admin.DeadEdit{Version: int32(version), Fields: map[string]string{}}
+	edit := admin.DeadEdit{Version: int32(version), Fields: map[string]string{}}
 	for _, f := range editable {
 		if !c.q.Has("set." + f.Name) {
 			continue
@@ -134,46 +134,46 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 		// The form shows the stored value, so an unchanged field is not an edit.
 		case old == value:
 		case value == "":
-			e.Unset = append(e.Unset, f.Name)
+			edit.Unset = append(edit.Unset, f.Name)
 		default:
-			e.Fields[f.Name] = value
+			edit.Fields[f.Name] = value
 		}
 	}
 
 	if c.isSet("replace-payload") {
-		e.PayloadAs = c.value("as")
-		if e.PayloadAs != admin.PayloadNull {
+		edit.PayloadAs = c.value("as")
+		if edit.PayloadAs != admin.PayloadNull {
 			// Browsers end the lines of a form field with CRLF.
-			e.Payload = []byte(strings.ReplaceAll(c.q.Get("payload"), "\r\n", "\n"))
+			edit.Payload = []byte(strings.ReplaceAll(c.q.Get("payload"), "\r\n", "\n"))
 		}
 	}
 
 	if c.isSet("replace-headers") {
 		// A list without headers removes them, and no list keeps them.
-		e.Headers = [][2]string{}
+		edit.Headers = [][2]string{}
 		for _, line := range splitLines(c.q.Get("headers")) {
 			name, value, ok := strings.Cut(line, ":")
 			if !ok || strings.TrimSpace(name) == "" {
-				return ref, e, invalidInput("headers: %q is not name: value", line)
+				return ref, edit, invalidInput("headers: %q is not name: value", line)
 			}
-			e.Headers = append(e.Headers, [2]string{strings.TrimSpace(name), strings.TrimSpace(value)})
+			edit.Headers = append(edit.Headers, [2]string{strings.TrimSpace(name), strings.TrimSpace(value)})
 		}
 	}
-	return ref, e, nil
+	return ref, edit, nil
 }
 
-func planEdit(c *call) (preview, error) {
-	ref, e, err := c.parseEdit()
+func planEdit(call *call) (preview, error) {
+	ref, edit, err := call.parseEdit()
 	if err != nil {
 		return preview{}, err
 	}
 
-	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(true))
+	out, err := call.use.Letters.Edit(call.ctx, ref, edit, call.deadOptions(true))
 	changed := "nothing; it is requeued as it is"
 	if len(out.Edited) > 0 {
 		changed = strings.Join(out.Edited, ", ")
 	}
-	run := func() (notice, error) { return c.editLetter(ref, e) }
+	run := func() (notice, error) { return call.editLetter(ref, edit) }
 	if ref.Source == admin.FromHandler {
 		return newPreview(run, "It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",
 			"Message "+ref.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
@@ -183,8 +183,8 @@ func planEdit(c *call) (preview, error) {
 		"Event "+out.ID+" of "+out.Collection+" is sent at once.", "Changed: "+changed+"."), err
 }
 
-func (c *call) editLetter(ref admin.DeadRef, e admin.DeadEdit) (notice, error) {
-	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(false))
+func (c *call) editLetter(ref admin.DeadRef, edit admin.DeadEdit) (notice, error) {
+	out, err := c.use.Letters.Edit(c.ctx, ref, edit, c.deadOptions(false))
 	text := "Event " + cmp.Or(out.ID, ref.ID) + " was requeued"
 	if len(out.Edited) > 0 {
 		text += "; changed: " + strings.Join(out.Edited, ", ")

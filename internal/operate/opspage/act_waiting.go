@@ -9,28 +9,28 @@ import (
 
 // selectFailed returns the filter of the envelopes that an action on failed envelopes applies to.
 func (c *call) selectFailed() (admin.WaitingFilter, error) {
-	f := c.waitingFilter()
+	filter := c.waitingFilter()
 	ids, all, err := c.parseScope("envelope")
 	if !all {
-		f = admin.WaitingFilter{Collection: f.Collection, IDs: ids}
+		filter = admin.WaitingFilter{Collection: filter.Collection, IDs: ids}
 	}
-	return f, err
+	return filter, err
 }
 
 func planRetry(reset bool) func(*call) (preview, error) {
-	return func(c *call) (preview, error) {
-		f, err := c.selectFailed()
+	return func(call *call) (preview, error) {
+		filter, err := call.selectFailed()
 		if err != nil {
 			return preview{}, err
 		}
-		out, err := c.use.Waiting.Retry(c.ctx, f, reset, true)
+		out, err := call.use.Waiting.Retry(call.ctx, filter, reset, true)
 		text := " due now; their failed attempts still count."
 		if reset {
 			text = " tried again at once, and as often as new ones."
 		}
-		p := preview{
+		preview := preview{
 			run: func() (notice, error) {
-				out, err := c.use.Waiting.Retry(c.ctx, f, reset, false)
+				out, err := call.use.Waiting.Retry(call.ctx, filter, reset, false)
 				return notice{Text: countVerb(out.Done, "envelope") + " tried again now."}, err
 			},
 			Count:   out.Failed,
@@ -40,23 +40,23 @@ func planRetry(reset bool) func(*call) (preview, error) {
 		}
 
 		// Between the list and the action, an envelope may have been sent.
-		if left := int64(len(f.IDs)) - out.Failed; left > 0 {
-			p.Lines = append(p.Lines, formatNumber(left)+" of the selected envelopes wait for another reason and are left alone.")
+		if left := int64(len(filter.IDs)) - out.Failed; left > 0 {
+			preview.Lines = append(preview.Lines, formatNumber(left)+" of the selected envelopes wait for another reason and are left alone.")
 		}
-		return p, err
+		return preview, err
 	}
 }
 
-func planCancel(c *call) (preview, error) {
-	f, err := c.selectScheduled()
+func planCancel(call *call) (preview, error) {
+	filter, err := call.selectScheduled()
 	if err != nil {
 		return preview{}, err
 	}
 
-	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
-	p := preview{
+	page, err := call.use.Schedule.List(call.ctx, filter, 1, "")
+	preview := preview{
 		run: func() (notice, error) {
-			n, err := c.use.Schedule.Cancel(c.ctx, f, nil)
+			n, err := call.use.Schedule.Cancel(call.ctx, filter, nil)
 			return notice{
 				Text:  countNoun(n, "scheduled event") + " cancelled.",
 				Final: "They are gone. The service that scheduled them can append them again.",
@@ -67,39 +67,39 @@ func planCancel(c *call) (preview, error) {
 		Lines:   []string{countVerb(page.Total, "scheduled event") + " cancelled. Events that are being sent by then are not cancelled."},
 		Undo:    "It cannot be taken back: the events are never sent, unless a service appends them again.",
 	}
-	if f.Empty() {
-		p.Lines = append(p.Lines, "No filter is set: this includes every scheduled event.")
+	if filter.Empty() {
+		preview.Lines = append(preview.Lines, "No filter is set: this includes every scheduled event.")
 	}
 	if page.Total > 1 {
-		p.Phrase = fmt.Sprintf("cancel %d", page.Total)
+		preview.Phrase = fmt.Sprintf("cancel %d", page.Total)
 	}
-	return p, err
+	return preview, err
 }
 
 // parseReschedule returns the ticked events and their new due time.
 func (c *call) parseReschedule() (admin.ScheduledFilter, time.Time, error) {
-	f := admin.ScheduledFilter{Collection: c.value("collection"), IDs: c.q["pick"]}
+	filter := admin.ScheduledFilter{Collection: c.value("collection"), IDs: c.q["pick"]}
 	to, err := c.parseTime("due")
 	switch {
 	case err != nil:
-	case len(f.IDs) == 0:
+	case len(filter.IDs) == 0:
 		err = invalidInput("no event is ticked")
 	case to.IsZero():
 		err = invalidInput("due: the new due time is missing")
 	}
-	return f, to, err
+	return filter, to, err
 }
 
-func planReschedule(c *call) (preview, error) {
-	f, to, err := c.parseReschedule()
+func planReschedule(call *call) (preview, error) {
+	filter, to, err := call.parseReschedule()
 	if err != nil {
 		return preview{}, err
 	}
 
-	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
-	p := preview{
+	page, err := call.use.Schedule.List(call.ctx, filter, 1, "")
+	preview := preview{
 		run: func() (notice, error) {
-			out, err := c.use.Schedule.Move(c.ctx, f, to)
+			out, err := call.use.Schedule.Move(call.ctx, filter, to)
 			n := notice{Text: countVerb(int64(len(out.Moved)), "event") + " due at " + formatTime(to) + "."}
 			for _, id := range out.NotScheduled {
 				n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or being sent"})
@@ -113,8 +113,8 @@ func planReschedule(c *call) (preview, error) {
 	}
 
 	// An envelope may have been sent since the list was shown.
-	if left := int64(len(f.IDs)) - page.Total; left > 0 {
-		p.Lines = append(p.Lines, formatNumber(left)+" of the selected events are not scheduled any more and are left alone.")
+	if left := int64(len(filter.IDs)) - page.Total; left > 0 {
+		preview.Lines = append(preview.Lines, formatNumber(left)+" of the selected events are not scheduled any more and are left alone.")
 	}
-	return p, err
+	return preview, err
 }

@@ -53,27 +53,27 @@ func countVerb(n int64, noun string) string {
 
 var errNoNode = invalidInput("the request names no node")
 
-func planNodeRemove(c *call) (preview, error) {
-	node := c.value("node")
+func planNodeRemove(call *call) (preview, error) {
+	node := call.value("node")
 	if node == "" {
 		return preview{}, errNoNode
 	}
 	run := func() (notice, error) {
-		return notice{Text: "Node " + node + " is off the list."}, c.use.Nodes.Remove(c.ctx, node, false)
+		return notice{Text: "Node " + node + " is off the list."}, call.use.Nodes.Remove(call.ctx, node, false)
 	}
 	return newPreview(run, "A node that starts again is listed again.",
 		"Node "+node+" is taken off the list, and the slots that it still owns are released. A live node is rejected."), nil
 }
 
-func planNodeRelease(c *call) (preview, error) {
-	node := c.value("node")
-	hold, err := c.parseHold()
+func planNodeRelease(call *call) (preview, error) {
+	node := call.value("node")
+	hold, err := call.parseHold()
 	if err == nil && node == "" {
 		err = errNoNode
 	}
 
 	run := func() (notice, error) {
-		slots, err := c.use.Nodes.Release(c.ctx, node, hold)
+		slots, err := call.use.Nodes.Release(call.ctx, node, hold)
 		text := "Node " + node + " owned nothing."
 		if len(slots) > 0 {
 			text = "Node " + node + " gives up " + strings.Join(slots, ", ") + "."

@@ -22,24 +22,24 @@ type assets struct {
 }
 
 func loadAssets() *assets {
-	a := &assets{content: map[string][]byte{}, hash: map[string]string{}}
+	assets := &assets{content: map[string][]byte{}, hash: map[string]string{}}
 
 	// Walking embedded files cannot fail.
-	_ = fs.WalkDir(files, "static", func(p string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
+	_ = fs.WalkDir(files, "static", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
 			return err
 		}
-		text, err := files.ReadFile(p)
+		text, err := files.ReadFile(path)
 		if err != nil {
 			return err
 		}
-		name := strings.TrimPrefix(p, "static/")
+		name := strings.TrimPrefix(path, "static/")
 		sum := sha256.Sum256(text)
-		a.content[name] = text
-		a.hash[name] = hex.EncodeToString(sum[:6])
+		assets.content[name] = text
+		assets.hash[name] = hex.EncodeToString(sum[:6])
 		return nil
 	})
-	return a
+	return assets
 }
 
 // link returns the address of a file.
@@ -53,17 +53,17 @@ var mediaTypes = map[string]string{
 	"":     "text/plain; charset=utf-8",
 }
 
-func (a *assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	name := strings.TrimPrefix(r.URL.Path, "/static/")
+func (a *assets) ServeHTTP(response http.ResponseWriter, request *http.Request) {
+	name := strings.TrimPrefix(request.URL.Path, "/static/")
 	text, ok := a.content[name]
 	if !ok {
-		http.NotFound(w, r)
+		http.NotFound(response, request)
 		return
 	}
 
-	if r.URL.Query().Get("v") == a.hash[name] {
-		w.Header().Set("Cache-Control", "private, max-age=31536000, immutable")
+	if request.URL.Query().Get("v") == a.hash[name] {
+		response.Header().Set("Cache-Control", "private, max-age=31536000, immutable")
 	}
-	w.Header().Set("Content-Type", mediaTypes[path.Ext(name)])
-	_, _ = w.Write(text)
+	response.Header().Set("Content-Type", mediaTypes[path.Ext(name)])
+	_, _ = response.Write(text)
 }

@@ -28,23 +28,23 @@ const lettersPerPage = 50
 // maxSummarized bounds the entries of a list that also shows its groups: grouping reads them all.
 const maxSummarized = 20_000
 
-func showDead(c *call) (any, error) {
-	f, err := c.parseDeadFilter()
+func showDead(call *call) (any, error) {
+	filter, err := call.parseDeadFilter()
 	if err != nil {
 		return nil, err
 	}
 
-	d := dead{Empty: f.Empty(), Requeued: f.RequeueStatus, OfHandlers: f.Source == admin.FromHandler}
-	limit := cmp.Or(c.pageLimit(), lettersPerPage)
-	if d.DeadPage, err = c.use.Letters.List(c.ctx, f, limit, c.value("after")); err != nil {
+	page := dead{Empty: filter.Empty(), Requeued: filter.RequeueStatus, OfHandlers: filter.Source == admin.FromHandler}
+	limit := cmp.Or(call.pageLimit(), lettersPerPage)
+	if page.DeadPage, err = call.use.Letters.List(call.ctx, filter, limit, call.value("after")); err != nil {
 		return nil, err
 	}
-	if d.Total > 0 && d.Total <= maxSummarized {
-		if d.Groups, err = c.use.Letters.Summary(c.ctx, f); err != nil {
+	if page.Total > 0 && page.Total <= maxSummarized {
+		if page.Groups, err = call.use.Letters.Summary(call.ctx, filter); err != nil {
 			return nil, err
 		}
 	}
-	return d, nil
+	return page, nil
 }
 
 // letter is one dead letter, with the initial values of the form that edits it.
@@ -96,14 +96,14 @@ func (c *call) parseLetterRef() (admin.DeadRef, error) {
 	return ref, nil
 }
 
-func showLetter(c *call) (any, error) {
-	ref, err := c.parseLetterRef()
+func showLetter(call *call) (any, error) {
+	ref, err := call.parseLetterRef()
 	if err != nil {
 		return nil, err
 	}
 	// Payloads are shown only to people who may see them, and only when they ask.
-	withPayload := c.isSet("payload") && c.who.Payloads
-	got, err := c.use.Letters.Show(c.ctx, ref, withPayload)
+	withPayload := call.isSet("payload") && call.who.Payloads
+	got, err := call.use.Letters.Show(call.ctx, ref, withPayload)
 	if err != nil {
 		return nil, err
 	}
@@ -113,20 +113,20 @@ func showLetter(c *call) (any, error) {
 	if ref.Source == admin.FromHandler {
 		fields = editableMessage
 	}
-	d := letter{DeadLetter: got, Shown: withPayload, Fields: slices.Clone(fields)}
+	page := letter{DeadLetter: got, Shown: withPayload, Fields: slices.Clone(fields)}
 	var envelope map[string]json.RawMessage
 	if json.Unmarshal(got.Envelope, &envelope) != nil {
-		return d, nil
+		return page, nil
 	}
-	for i := range d.Fields {
-		d.Fields[i].Value = formatValue(envelope[d.Fields[i].Name])
+	for i := range page.Fields {
+		page.Fields[i].Value = formatValue(envelope[page.Fields[i].Name])
 	}
 
 	// The placeholder of a hidden value must not replace the value itself.
 	if text := formatValue(envelope["payload"]); withPayload && !strings.Contains(text, "***") {
-		d.Payload = text
+		page.Payload = text
 	}
-	return d, nil
+	return page, nil
 }
 
 // formatValue returns a value as people type it: a string without quotes, a time as RFC 3339, and
@@ -136,9 +136,9 @@ func formatValue(raw json.RawMessage) string {
 		return ""
 	}
 
-	var s string
-	if json.Unmarshal(raw, &s) == nil {
-		return s
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return text
 	}
 	var date struct {
 		At string `json:"$date"`
@@ -154,33 +154,33 @@ const maxDownloaded = 10_000
 
 // download serves the matching letters as lines of JSON, as a copy before they are discarded. The
 // envelopes are included only on request, if the caller may see payloads.
-func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
-	f, err := c.parseDeadFilter()
+func (p *page) download(response http.ResponseWriter, request *http.Request, call *call) {
+	filter, err := call.parseDeadFilter()
 	if err != nil {
-		p.serveProblem(w, r, c, err)
+		p.serveProblem(response, request, call, err)
 		return
 	}
 	// The first page is read before the headers, because an error can still be a page then.
-	page, err := c.use.Letters.List(c.ctx, f, admin.MaxPage, "")
+	page, err := call.use.Letters.List(call.ctx, filter, admin.MaxPage, "")
 	if err != nil {
-		p.serveProblem(w, r, c, err)
+		p.serveProblem(response, request, call, err)
 		return
 	}
 
-	name := "dead-" + c.v.Now.UTC().Format("20060102-150405") + ".ndjson"
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
-	withPayload := c.isSet("payload") && c.who.Payloads
-	out := json.NewEncoder(w)
+	name := "dead-" + call.v.Now.UTC().Format("20060102-150405") + ".ndjson"
+	response.Header().Set("Content-Type", "application/x-ndjson")
+	response.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	withPayload := call.isSet("payload") && call.who.Payloads
+	out := json.NewEncoder(response)
 	for n := 0; ; {
 		// A large number of letters is not collected in memory.
 		for _, l := range page.Letters {
 			if withPayload {
 				ref := admin.DeadRef{
 					Collection: l.Collection, ID: l.Ref(), Delivery: int(l.Delivery),
-					Source: f.Source, Group: l.Source.Group, Handler: l.Source.Handler,
+					Source: filter.Source, Group: l.Source.Group, Handler: l.Source.Handler,
 				}
-				l, err = c.use.Letters.Show(c.ctx, ref, true)
+				l, err = call.use.Letters.Show(call.ctx, ref, true)
 				// The response has begun, so an error can only abort it.
 				abortOn(err)
 			}
@@ -193,7 +193,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
 		if page.Next == "" || n >= maxDownloaded {
 			return
 		}
-		page, err = c.use.Letters.List(c.ctx, f, admin.MaxPage, page.Next)
+		page, err = call.use.Letters.List(call.ctx, filter, admin.MaxPage, page.Next)
 		abortOn(err)
 	}
 }

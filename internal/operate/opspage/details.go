@@ -7,15 +7,15 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func showLog(c *call) (any, error) {
-	f := admin.AuditFilter{
-		Watcher: c.value("of"), Node: c.value("node"), Actor: c.value("actor"), Kinds: splitWords(c.value("kind")),
+func showLog(call *call) (any, error) {
+	filter := admin.AuditFilter{
+		Watcher: call.value("of"), Node: call.value("node"), Actor: call.value("actor"), Kinds: splitWords(call.value("kind")),
 	}
 	var err error
-	if f.From, f.To, err = c.parseWindow(); err != nil {
+	if filter.From, filter.To, err = call.parseWindow(); err != nil {
 		return nil, err
 	}
-	return c.use.Operator.Audit(c.ctx, f, c.pageLimit(), c.value("after"))
+	return call.use.Operator.Audit(call.ctx, filter, call.pageLimit(), call.value("after"))
 }
 
 // around is the time before and after an entry of the log for which the page links to other entries.
@@ -28,19 +28,19 @@ type entry struct {
 	From, To string            // the time range around it
 }
 
-func showEntry(c *call) (any, error) {
-	d := entry{ID: c.value("id")}
-	if d.ID == "" {
+func showEntry(call *call) (any, error) {
+	page := entry{ID: call.value("id")}
+	if page.ID == "" {
 		return nil, invalidInput("the id of the entry is missing")
 	}
-	found, err := c.use.Operator.Audit(c.ctx, admin.AuditFilter{ID: d.ID}, 1, "")
+	found, err := call.use.Operator.Audit(call.ctx, admin.AuditFilter{ID: page.ID}, 1, "")
 	if err != nil || len(found.Entries) == 0 {
-		return d, err
+		return page, err
 	}
 
-	d.Found = &found.Entries[0]
-	d.From, d.To = formatISO(d.Found.At.Add(-around)), formatISO(d.Found.At.Add(around))
-	return d, nil
+	page.Found = &found.Entries[0]
+	page.From, page.To = formatISO(page.Found.At.Add(-around)), formatISO(page.Found.At.Add(around))
+	return page, nil
 }
 
 // node is one node with its latest entries of the audit log.
@@ -53,20 +53,20 @@ type node struct {
 // entriesOfNode is the number of entries on the page of a node.
 const entriesOfNode = 20
 
-func showNode(c *call) (any, error) {
-	d := node{Name: c.value("node")}
-	if d.Name == "" {
+func showNode(call *call) (any, error) {
+	data := node{Name: call.value("node")}
+	if data.Name == "" {
 		return nil, errNoNode
 	}
-	list, err := c.use.Nodes.List(c.ctx)
+	list, err := call.use.Nodes.List(call.ctx)
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(list, func(n admin.Node) bool { return n.Node == d.Name }); i >= 0 {
-		d.Found = &list[i]
+	if i := slices.IndexFunc(list, func(n admin.Node) bool { return n.Node == data.Name }); i >= 0 {
+		data.Found = &list[i]
 	}
 
-	page, err := c.use.Operator.Audit(c.ctx, admin.AuditFilter{Node: d.Name}, entriesOfNode, "")
-	d.Entries = page.Entries
-	return d, err
+	page, err := call.use.Operator.Audit(call.ctx, admin.AuditFilter{Node: data.Name}, entriesOfNode, "")
+	data.Entries = page.Entries
+	return data, err
 }

@@ -35,14 +35,14 @@ const (
 type option struct{ Value, Label string }
 
 // HasMore reports whether a condition that is rarely set is set.
-func (f *filter) HasMore(v *view) bool {
-	return slices.ContainsFunc(f.More, func(in input) bool { return v.Asked(in.Name) != "" })
+func (f *filter) HasMore(view *view) bool {
+	return slices.ContainsFunc(f.More, func(input input) bool { return view.Asked(input.Name) != "" })
 }
 
 // Choices returns the options of a select. A value that the address contains is always a choice.
-func (in input) Choices(v *view) []option {
-	value := v.Asked(in.Name)
-	if value == "" || slices.ContainsFunc(in.Options, func(o option) bool { return o.Value == value }) {
+func (in input) Choices(view *view) []option {
+	value := view.Asked(in.Name)
+	if value == "" || slices.ContainsFunc(in.Options, func(option option) bool { return option.Value == value }) {
 		return in.Options
 	}
 	return append(slices.Clone(in.Options), option{value, value})
@@ -62,8 +62,8 @@ func sinceInput(label string) input {
 }
 
 // rangeInputs returns the inputs of a time range.
-func rangeInputs(from, to string) []input {
-	return []input{{Name: "from", Label: from, Kind: inputTime}, {Name: "to", Label: to, Kind: inputTime}}
+func rangeInputs(start, end string) []input {
+	return []input{{Name: "from", Label: start, Kind: inputTime}, {Name: "to", Label: end, Kind: inputTime}}
 }
 
 // selectOf returns a select of these values, after one for any value.
@@ -75,16 +75,16 @@ func selectOf(name, label string, values []string) input {
 	return in
 }
 
-func filterDead(c *call) *filter {
-	f := &filter{Path: "/dead", Label: "Filter dead letters", Button: "Filter"}
+func filterDead(call *call) *filter {
+	filter := &filter{Path: "/dead", Label: "Filter dead letters", Button: "Filter"}
 	// The letters of handlers have other classes, and belong to a group.
-	ofHandlers := c.value("source") == admin.FromHandler
+	ofHandlers := call.value("source") == admin.FromHandler
 	classes := admin.Classes()
 	if ofHandlers {
 		classes = admin.HandlerClasses()
 	}
 
-	f.Fields = []input{
+	filter.Fields = []input{
 		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "relay"}, {admin.FromHandler, "handlers of consumers"}}},
 		{Name: "topic", Label: "Topic"},
 		{Name: "type", Label: "Type"},
@@ -94,11 +94,11 @@ func filterDead(c *call) *filter {
 		{Name: "requeued", Label: "Requeued", Kind: inputSelect, Options: []option{{"", "not requeued yet"}, {"true", "requeued"}, {"any", "any"}}},
 	}
 	if ofHandlers {
-		f.Fields = append(f.Fields, input{Name: "group", Label: "Consumer group"}, input{Name: "handler", Label: "Handler"})
+		filter.Fields = append(filter.Fields, input{Name: "group", Label: "Consumer group"}, input{Name: "handler", Label: "Handler"})
 	}
-	f.More = append(rangeInputs("Died from", "Died before"),
+	filter.More = append(rangeInputs("Died from", "Died before"),
 		input{Name: "message", Label: "Error begins with"}, input{Name: "aggregate", Label: "Aggregate type"}, collectionInput, eventIDInput)
-	return f
+	return filter
 }
 
 func filterPending(*call) *filter {
@@ -143,8 +143,8 @@ func filterLookup(*call) *filter {
 }
 
 // filterSagas returns the form that opens an instance of the shown saga.
-func filterSagas(c *call) *filter {
-	if c.value("saga") == "" {
+func filterSagas(call *call) *filter {
+	if call.value("saga") == "" {
 		return nil
 	}
 	return &filter{Path: "/sagas", Label: "Find a saga", Button: "Open", Fields: []input{
@@ -168,8 +168,8 @@ func formatInput(text string) string {
 // parseInstant parses a time in one of the supported formats.
 func parseInstant(text string) (time.Time, bool) {
 	for _, layout := range timeLayouts {
-		if t, err := time.Parse(layout, text); err == nil {
-			return t, true
+		if moment, err := time.Parse(layout, text); err == nil {
+			return moment, true
 		}
 	}
 	return time.Time{}, false

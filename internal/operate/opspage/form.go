@@ -42,21 +42,21 @@ func (c *call) parseTime(name string) (time.Time, error) {
 		return time.Time{}, nil
 	}
 
-	if t, ok := parseInstant(text); ok {
-		return t, nil
+	if moment, ok := parseInstant(text); ok {
+		return moment, nil
 	}
 	return time.Time{}, invalidInput("%s: %q is not a time such as 2026-11-20 08:00 (UTC) or 2026-11-20T08:00:00+01:00", name, text)
 }
 
-// parseWindow returns the times from and to. The duration since sets from relative to now.
-func (c *call) parseWindow() (from, to time.Time, err error) {
-	from, fromErr := c.parseTime("from")
-	to, toErr := c.parseTime("to")
+// parseWindow returns the start and the end of the window. The duration since sets the start relative to now.
+func (c *call) parseWindow() (start, end time.Time, err error) {
+	start, fromErr := c.parseTime("from")
+	end, toErr := c.parseTime("to")
 	since, sinceErr := c.parseDuration("since", 0)
-	if since > 0 && from.IsZero() {
-		from = c.v.Now.Add(-since)
+	if since > 0 && start.IsZero() {
+		start = c.v.Now.Add(-since)
 	}
-	return from, to, errors.Join(fromErr, toErr, sinceErr)
+	return start, end, errors.Join(fromErr, toErr, sinceErr)
 }
 
 // parseDuration parses a duration such as 90s, 2h or 7d.
@@ -71,16 +71,16 @@ func (c *call) parseDuration(name string, byDefault time.Duration) (time.Duratio
 			return time.Duration(n) * 24 * time.Hour, nil
 		}
 	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
+	duration, err := time.ParseDuration(text)
+	if err != nil || duration < 0 {
 		return 0, invalidInput("%s: %q is not a duration such as 90s, 2h or 7d", name, text)
 	}
-	return d, nil
+	return duration, nil
 }
 
 // splitWords splits text at blanks, commas and line ends.
 func splitWords(text string) []string {
-	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(", \n\r\t", r) })
+	return strings.FieldsFunc(text, func(char rune) bool { return strings.ContainsRune(", \n\r\t", char) })
 }
 
 // splitLines splits text into lines without empty ones. Names may contain blanks.
@@ -111,8 +111,8 @@ func (c *call) parseScope(noun string) (ids []string, all bool, err error) {
 }
 
 // parseDeadFilter returns the filter of the form of dead letters.
-func (c *call) parseDeadFilter() (f admin.DeadFilter, err error) {
-	f = admin.DeadFilter{
+func (c *call) parseDeadFilter() (filter admin.DeadFilter, err error) {
+	filter = admin.DeadFilter{
 		Collection:    c.value("collection"),
 		IDs:           splitLines(c.q.Get("id")),
 		Topic:         c.value("topic"),
@@ -128,58 +128,58 @@ func (c *call) parseDeadFilter() (f admin.DeadFilter, err error) {
 	}
 
 	// The list starts with the letters that need somebody.
-	if f.RequeueStatus == "" {
-		f.RequeueStatus = "false"
+	if filter.RequeueStatus == "" {
+		filter.RequeueStatus = "false"
 	}
 
-	f.From, f.To, err = c.parseWindow()
-	return f, err
+	filter.From, filter.To, err = c.parseWindow()
+	return filter, err
 }
 
 // selectLetters returns the filter of the letters that an action applies to.
 func (c *call) selectLetters() (admin.DeadFilter, error) {
-	f, err := c.parseDeadFilter()
+	filter, err := c.parseDeadFilter()
 	if err != nil {
-		return f, err
+		return filter, err
 	}
 
 	// The confirmed letters must not depend on the clock.
 	if c.isSet("since") {
-		c.q.Set("from", f.From.UTC().Format(time.RFC3339))
+		c.q.Set("from", filter.From.UTC().Format(time.RFC3339))
 		c.q.Del("since")
 	}
 
 	ids, all, err := c.parseScope("dead letter")
 	if !all {
-		f.IDs = ids
+		filter.IDs = ids
 	}
-	f.All = all
-	return f, err
+	filter.All = all
+	return filter, err
 }
 
-func (c *call) parseScheduledFilter() (f admin.ScheduledFilter, err error) {
-	f = admin.ScheduledFilter{
+func (c *call) parseScheduledFilter() (filter admin.ScheduledFilter, err error) {
+	filter = admin.ScheduledFilter{
 		Collection:    c.value("collection"),
 		IDs:           splitLines(c.q.Get("id")),
 		Type:          c.value("type"),
 		AggregateType: c.value("aggregate"),
 	}
-	f.From, f.To, err = c.parseWindow()
-	return f, err
+	filter.From, filter.To, err = c.parseWindow()
+	return filter, err
 }
 
 // selectScheduled returns the filter of the events that an action applies to.
 func (c *call) selectScheduled() (admin.ScheduledFilter, error) {
-	f, err := c.parseScheduledFilter()
+	filter, err := c.parseScheduledFilter()
 	if err != nil {
-		return f, err
+		return filter, err
 	}
 	ids, all, err := c.parseScope("event")
 	if !all {
-		f.IDs = ids
+		filter.IDs = ids
 	}
-	f.All = all
-	return f, err
+	filter.All = all
+	return filter, err
 }
 
 func (c *call) waitingFilter() admin.WaitingFilter {

@@ -31,28 +31,28 @@ type lookup struct {
 }
 
 // showLookup looks up a text as an id, as a key, or as a key if no event has it as its id.
-func showLookup(c *call) (any, error) {
-	text := c.q.Get("q")
+func showLookup(call *call) (any, error) {
+	text := call.q.Get("q")
 	if text == "" {
 		return lookup{}, nil
 	}
 
-	q := admin.LookupQuery{ID: text, Collection: c.value("collection"), Limit: c.pageLimit()}
+	query := admin.LookupQuery{ID: text, Collection: call.value("collection"), Limit: call.pageLimit()}
 	var err error
-	if q.From, q.To, err = c.parseWindow(); err != nil {
+	if query.From, query.To, err = call.parseWindow(); err != nil {
 		return nil, err
 	}
 	// Users paste a text without knowing whether it is an id or a key.
-	by := c.value("by")
+	by := call.value("by")
 	if by != "key" {
-		found, err := c.use.Operator.Lookup(c.ctx, q)
+		found, err := call.use.Operator.Lookup(call.ctx, query)
 		if err != nil || by == "id" || len(found.Envelopes)+len(found.Letters) > 0 {
 			return lookup{Asked: true, LookupResult: found}, err
 		}
 	}
 
-	q.ID, q.Key = "", text
-	found, err := c.use.Operator.Lookup(c.ctx, q)
+	query.ID, query.Key = "", text
+	found, err := call.use.Operator.Lookup(call.ctx, query)
 	return lookup{Asked: true, ByKey: true, LookupResult: found}, err
 }
 
@@ -63,20 +63,20 @@ type scheduled struct {
 	Empty  bool // the filter has no condition
 }
 
-func showScheduled(c *call) (any, error) {
-	f, err := c.parseScheduledFilter()
+func showScheduled(call *call) (any, error) {
+	filter, err := call.parseScheduledFilter()
 	if err != nil {
 		return nil, err
 	}
 
-	d := scheduled{Empty: f.Empty()}
-	if d.ScheduledPage, err = c.use.Schedule.List(c.ctx, f, c.pageLimit(), c.value("after")); err != nil {
+	page := scheduled{Empty: filter.Empty()}
+	if page.ScheduledPage, err = call.use.Schedule.List(call.ctx, filter, call.pageLimit(), call.value("after")); err != nil {
 		return nil, err
 	}
-	if d.Total > 0 && d.Total <= maxSummarized {
-		d.Groups, err = c.use.Schedule.Summary(c.ctx, f)
+	if page.Total > 0 && page.Total <= maxSummarized {
+		page.Groups, err = call.use.Schedule.Summary(call.ctx, filter)
 	}
-	return d, err
+	return page, err
 }
 
 // sagas is the data of the page of sagas: all types, and the instances of one type or one instance.
@@ -87,28 +87,28 @@ type sagas struct {
 	Shown bool // One contains the state
 }
 
-func showSagas(c *call) (any, error) {
-	var d sagas
+func showSagas(call *call) (any, error) {
+	var data sagas
 	var err error
-	if d.Types, err = c.use.Sagas.Types(c.ctx); err != nil {
+	if data.Types, err = call.use.Sagas.Types(call.ctx); err != nil {
 		return nil, err
 	}
 
 	// One form serves three steps: the types, the instances of one, and one instance.
-	database, name, id := c.value("database"), c.value("saga"), c.q.Get("id")
+	database, name, id := call.value("database"), call.value("saga"), call.q.Get("id")
 	switch {
 	case database == "" || name == "":
-		return d, nil
+		return data, nil
 
 	case id != "":
-		d.Shown = c.isSet("payload") && c.who.Payloads
-		one, err := c.use.Sagas.Show(c.ctx, database, name, id, d.Shown)
-		d.One = &one
-		return d, err
+		data.Shown = call.isSet("payload") && call.who.Payloads
+		one, err := call.use.Sagas.Show(call.ctx, database, name, id, data.Shown)
+		data.One = &one
+		return data, err
 	}
-	page, err := c.use.Sagas.List(c.ctx, database, name, c.pageLimit(), c.value("after"))
-	d.Page = &page
-	return d, err
+	page, err := call.use.Sagas.List(call.ctx, database, name, call.pageLimit(), call.value("after"))
+	data.Page = &page
+	return data, err
 }
 
 // inbox is the data of the page of inboxes.
@@ -117,14 +117,14 @@ type inbox struct {
 	Marks   []admin.InboxMark // of the selected inbox
 }
 
-func showInbox(c *call) (any, error) {
-	var d inbox
+func showInbox(call *call) (any, error) {
+	var page inbox
 	var err error
-	if d.Inboxes, err = c.use.Inboxes.List(c.ctx); err != nil {
+	if page.Inboxes, err = call.use.Inboxes.List(call.ctx); err != nil {
 		return nil, err
 	}
-	if c.isSet("database") {
-		d.Marks, err = c.use.Inboxes.Marks(c.ctx, c.value("database"), c.value("collection"))
+	if call.isSet("database") {
+		page.Marks, err = call.use.Inboxes.Marks(call.ctx, call.value("database"), call.value("collection"))
 	}
-	return d, err
+	return page, err
 }

@@ -7,22 +7,22 @@ import (
 )
 
 // LoginForm returns a function that shows the form of the login: see httpapi.AdminOptions.
-func LoginForm() func(w http.ResponseWriter, r *http.Request, status int, problem, next string) {
+func LoginForm() func(response http.ResponseWriter, request *http.Request, status int, problem, next string) {
 	form := loadTemplates(loadAssets())["login"]
-	return func(w http.ResponseWriter, r *http.Request, status int, problem, next string) {
+	return func(response http.ResponseWriter, request *http.Request, status int, problem, next string) {
 		action := "/login"
 		if next != "/" {
 			action += "?next=" + url.QueryEscape(next)
 		}
-		withHeaders(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			renderLogin(w, form, status, problem, action)
-		})).ServeHTTP(w, r)
+		withHeaders(http.HandlerFunc(func(response http.ResponseWriter, _ *http.Request) {
+			renderLogin(response, form, status, problem, action)
+		})).ServeHTTP(response, request)
 	}
 }
 
-func renderLogin(w http.ResponseWriter, form *template.Template, status int, problem, action string) {
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.WriteHeader(status)
+func renderLogin(response http.ResponseWriter, form *template.Template, status int, problem, action string) {
+	response.Header().Set("Content-Type", "text/html; charset=utf-8")
+	response.WriteHeader(status)
 	// An error means that the client has disconnected.
-	_ = form.ExecuteTemplate(w, "login", struct{ Problem, Action string }{problem, action})
+	_ = form.ExecuteTemplate(response, "login", struct{ Problem, Action string }{problem, action})
 }

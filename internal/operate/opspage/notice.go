@@ -35,7 +35,7 @@ type notices struct {
 }
 
 // store returns the id of the notice.
-func (n *notices) store(x *notice) string {
+func (n *notices) store(stored *notice) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 
@@ -43,7 +43,7 @@ func (n *notices) store(x *notice) string {
 		n.byID = map[string]*notice{}
 	}
 	id := rand.Text()
-	n.byID[id] = x
+	n.byID[id] = stored
 	n.order = append(n.order, id)
 	if len(n.order) > maxNotices {
 		delete(n.byID, n.order[0])
@@ -57,8 +57,8 @@ func (n *notices) find(id, actor string) *notice {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 
-	if x := n.byID[id]; x != nil && x.actor == actor {
-		return x
+	if notice := n.byID[id]; notice != nil && notice.actor == actor {
+		return notice
 	}
 	return nil
 }

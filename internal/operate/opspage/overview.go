@@ -55,22 +55,22 @@ type tile struct {
 }
 
 // Tiles returns the counts of the overview. Counts that an operator has to act on come first.
-func (o *overview) Tiles(v *view) []tile {
-	c := &o.Counts
+func (o *overview) Tiles(view *view) []tile {
+	counts := &o.Counts
 	return []tile{
-		{Count: c.Dead, Text: "dead letters", Term: "dead letter", Link: v.Link("/dead")},
-		{Count: c.HandlerDead, Text: "dead letters of handlers", Term: "dead letter", Link: v.Link("/dead", "source", admin.FromHandler)},
-		{Count: c.Retry, Text: "retry", Term: "retry", Link: v.Link("/pending", "reason", "retry")},
-		{Count: c.Parked, Text: "parked", Term: "parked", Link: v.Link("/pending", "reason", "parked")},
-		{Count: c.Blocked, Text: "blocked", Term: "blocked", Link: v.Link("/pending", "reason", "blocked")},
-		{Count: c.Queued, Text: "queued", Term: "queued", Link: v.Link("/pending", "reason", "queued")},
-		{Count: c.BlockedKeys, Text: "keys that wait", Term: "key", Link: v.Link("/pending")},
-		{Count: c.Scheduled, Text: "scheduled", Term: "scheduled", Link: v.Link("/scheduled")},
-		{Count: c.Pending, More: c.PendingMore, Text: "after the position", Term: "position"},
-		{Count: c.Envelopes, Text: "in the outboxes", Term: "outbox"},
-		{Count: c.InboxHandled, Text: "handled messages", Term: "inbox", Link: v.Link("/inbox")},
-		{Count: c.InboxClaimed, Text: "claimed messages", Term: "claimed", Link: v.Link("/inbox")},
-		{Count: c.Sagas, Text: "sagas", Term: "saga", Link: v.Link("/sagas")},
+		{Count: counts.Dead, Text: "dead letters", Term: "dead letter", Link: view.Link("/dead")},
+		{Count: counts.HandlerDead, Text: "dead letters of handlers", Term: "dead letter", Link: view.Link("/dead", "source", admin.FromHandler)},
+		{Count: counts.Retry, Text: "retry", Term: "retry", Link: view.Link("/pending", "reason", "retry")},
+		{Count: counts.Parked, Text: "parked", Term: "parked", Link: view.Link("/pending", "reason", "parked")},
+		{Count: counts.Blocked, Text: "blocked", Term: "blocked", Link: view.Link("/pending", "reason", "blocked")},
+		{Count: counts.Queued, Text: "queued", Term: "queued", Link: view.Link("/pending", "reason", "queued")},
+		{Count: counts.BlockedKeys, Text: "keys that wait", Term: "key", Link: view.Link("/pending")},
+		{Count: counts.Scheduled, Text: "scheduled", Term: "scheduled", Link: view.Link("/scheduled")},
+		{Count: counts.Pending, More: counts.PendingMore, Text: "after the position", Term: "position"},
+		{Count: counts.Envelopes, Text: "in the outboxes", Term: "outbox"},
+		{Count: counts.InboxHandled, Text: "handled messages", Term: "inbox", Link: view.Link("/inbox")},
+		{Count: counts.InboxClaimed, Text: "claimed messages", Term: "claimed", Link: view.Link("/inbox")},
+		{Count: counts.Sagas, Text: "sagas", Term: "saga", Link: view.Link("/sagas")},
 	}
 }
 
@@ -79,13 +79,13 @@ type verdict struct{ Name, Status string }
 
 // newVerdict returns the status of the most severe check about a watcher.
 func newVerdict(checks []admin.Check, watcher string) verdict {
-	v := verdict{watcher, admin.CheckOK}
+	verdict := verdict{watcher, admin.CheckOK}
 	for _, c := range checks {
-		if c.Watcher == watcher && severity[c.Status] < severity[v.Status] {
-			v.Status = c.Status
+		if c.Watcher == watcher && severity[c.Status] < severity[verdict.Status] {
+			verdict.Status = c.Status
 		}
 	}
-	return v
+	return verdict
 }
 
 // checkTitles are the names of checks that are not about a slot.
@@ -94,8 +94,8 @@ var checkTitles = map[string]string{
 }
 
 // titleOfCheck returns the object of a check in words: its id is for programs.
-func titleOfCheck(c admin.Check) string {
-	kind, slot, _ := strings.Cut(c.ID, " ")
+func titleOfCheck(check admin.Check) string {
+	kind, slot, _ := strings.Cut(check.ID, " ")
 	name, part, _ := strings.Cut(slot, "/")
 	of := "watcher " + name
 	if part != "0of1" {
@@ -108,64 +108,64 @@ func titleOfCheck(c admin.Check) string {
 	case "oplog":
 		return "Oplog of " + of
 	}
-	return cmp.Or(checkTitles[c.ID], c.ID)
+	return cmp.Or(checkTitles[check.ID], check.ID)
 }
 
 // severity sorts checks: the most severe ones come first.
 var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
 
-func newOverview(o admin.Overview, watcher string) *overview {
-	v := &overview{Overview: o, Worst: admin.CheckOK}
+func newOverview(reported admin.Overview, watcher string) *overview {
+	overview := &overview{Overview: reported, Worst: admin.CheckOK}
 	// A check without a watcher concerns the whole deployment.
-	v.Checks = slices.DeleteFunc(slices.Clone(o.Checks), func(c admin.Check) bool { return c.Watcher != "" && c.Watcher != watcher })
+	overview.Checks = slices.DeleteFunc(slices.Clone(reported.Checks), func(check admin.Check) bool { return check.Watcher != "" && check.Watcher != watcher })
 	// A stable order keeps rows in place when the page refreshes.
-	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int {
+	slices.SortStableFunc(overview.Checks, func(a, b admin.Check) int {
 		return cmp.Compare(severity[a.Status], severity[b.Status])
 	})
-	for _, c := range v.Checks {
+	for _, c := range overview.Checks {
 		if c.Status != admin.CheckOK {
-			v.Problems = append(v.Problems, c)
+			overview.Problems = append(overview.Problems, c)
 		}
 	}
-	if len(v.Checks) > 0 {
-		v.Worst = v.Checks[0].Status
+	if len(overview.Checks) > 0 {
+		overview.Worst = overview.Checks[0].Status
 	}
 
-	for i := range o.Slots {
-		w := &o.Slots[i]
-		if !slices.ContainsFunc(v.Watching, func(x verdict) bool { return x.Name == w.Name }) {
-			v.Watching = append(v.Watching, newVerdict(o.Checks, w.Name))
+	for i := range reported.Slots {
+		reportedSlot := &reported.Slots[i]
+		if !slices.ContainsFunc(overview.Watching, func(verdict verdict) bool { return verdict.Name == reportedSlot.Name }) {
+			overview.Watching = append(overview.Watching, newVerdict(reported.Checks, reportedSlot.Name))
 		}
 		// The numbers below are about the watcher of this page; the others have only a verdict.
-		if w.Name != watcher {
+		if reportedSlot.Name != watcher {
 			continue
 		}
 
-		v.Slots++
-		v.Own = append(v.Own, *w)
-		if w.State == "live" {
-			v.HeldLive++
+		overview.Slots++
+		overview.Own = append(overview.Own, *reportedSlot)
+		if reportedSlot.State == "live" {
+			overview.HeldLive++
 		}
-		if w.Paused {
-			v.Paused++
+		if reportedSlot.Paused {
+			overview.Paused++
 		}
 	}
-	return v
+	return overview
 }
 
-func showOverview(c *call) (any, error) {
-	o, err := c.use.Operator.Overview(c.ctx)
+func showOverview(call *call) (any, error) {
+	overview, err := call.use.Operator.Overview(call.ctx)
 	if err != nil {
 		return nil, err
 	}
-	return newOverview(o, c.v.Watcher), nil
+	return newOverview(overview, call.v.Watcher), nil
 }
 
 // showHistory serves throughput and lag of the last day, for the charts: seconds, records per second, and seconds of lag.
-func (p *page) showHistory(w http.ResponseWriter, r *http.Request, c *call) {
-	list, err := c.use.Activity.Minutes(c.ctx)
+func (p *page) showHistory(response http.ResponseWriter, request *http.Request, call *call) {
+	list, err := call.use.Activity.Minutes(call.ctx)
 	if err != nil {
-		p.serveProblem(w, r, c, err)
+		p.serveProblem(response, request, call, err)
 		return
 	}
 
@@ -173,9 +173,9 @@ func (p *page) showHistory(w http.ResponseWriter, r *http.Request, c *call) {
 	for i, h := range list {
 		points[i] = [3]float64{float64(h.At.Unix()), h.Rate, h.LagS}
 	}
-	w.Header().Set("Content-Type", "application/json")
+	response.Header().Set("Content-Type", "application/json")
 	// An error means that the client has disconnected.
-	_ = json.NewEncoder(w).Encode(points)
+	_ = json.NewEncoder(response).Encode(points)
 }
 
 // pending is the data of the page of waiting envelopes.
@@ -184,14 +184,14 @@ type pending struct {
 	Page   admin.WaitingPage
 }
 
-func showPending(c *call) (any, error) {
-	var d pending
+func showPending(call *call) (any, error) {
+	var page pending
 	var err error
-	if d.Topics, err = c.use.Waiting.Topics(c.ctx); err != nil {
+	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err != nil {
 		return nil, err
 	}
-	d.Page, err = c.use.Waiting.Page(c.ctx, c.waitingFilter(), c.pageLimit(), c.value("after"))
-	return d, err
+	page.Page, err = call.use.Waiting.Page(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
+	return page, err
 }
 
 // nodes is the data of the page of nodes.
@@ -200,9 +200,9 @@ type nodes struct {
 	Slots []admin.SlotStatus
 }
 
-func showNodes(c *call) (any, error) {
-	o, err := c.use.Operator.Overview(c.ctx)
-	return nodes{o.Nodes, o.Slots}, err
+func showNodes(call *call) (any, error) {
+	overview, err := call.use.Operator.Overview(call.ctx)
+	return nodes{overview.Nodes, overview.Slots}, err
 }
 
 // control is the data of the page with the forms of actions.
@@ -215,23 +215,23 @@ type control struct {
 // maxListedReplays is the number of replays on the page.
 const maxListedReplays = 20
 
-func showControl(c *call) (any, error) {
-	o, err := c.use.Operator.Overview(c.ctx)
+func showControl(call *call) (any, error) {
+	overview, err := call.use.Operator.Overview(call.ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	// A watcher that never ran has no collections and no replays.
-	d := control{overview: newOverview(o, c.v.Watcher)}
-	if d.Slots == 0 {
-		return d, nil
+	control := control{overview: newOverview(overview, call.v.Watcher)}
+	if control.Slots == 0 {
+		return control, nil
 	}
 
 	// A watcher without collections can still be paused and pinned.
-	d.Collections, err = c.use.Operator.Collections(c.ctx, "")
+	control.Collections, err = call.use.Operator.Collections(call.ctx, "")
 	if err != nil && !errors.Is(err, admin.ErrNoCollections) {
 		return nil, err
 	}
-	d.Replays, err = c.use.Replays.List(c.ctx, maxListedReplays)
-	return d, err
+	control.Replays, err = call.use.Replays.List(call.ctx, maxListedReplays)
+	return control, err
 }

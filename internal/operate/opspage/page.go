@@ -42,30 +42,30 @@ type page struct {
 }
 
 // New returns the page, to be mounted at /.
-func New(o Options) http.Handler {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
+func New(options Options) http.Handler {
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
 	}
-	o.Read = cmp.Or(o.Read, defaultRead)
-	o.Act = cmp.Or(o.Act, defaultAct)
+	options.Read = cmp.Or(options.Read, defaultRead)
+	options.Act = cmp.Or(options.Act, defaultAct)
 
-	p := &page{o: o, mux: http.NewServeMux(), assets: loadAssets()}
-	p.screens = loadTemplates(p.assets)
+	page := &page{o: options, mux: http.NewServeMux(), assets: loadAssets()}
+	page.screens = loadTemplates(page.assets)
 	for _, s := range screens {
-		p.mux.HandleFunc("GET "+s.path, p.handle(o.Read, p.showScreen(s)))
+		page.mux.HandleFunc("GET "+s.path, page.handle(options.Read, page.showScreen(s)))
 	}
 	// Every action is a POST with a preview first, so that a link can change nothing.
-	p.mux.HandleFunc("POST /confirm/{action}", p.handleAction(p.confirm))
-	p.mux.HandleFunc("POST /act/{action}", p.handleAction(p.executeAction))
-	p.mux.HandleFunc("GET /history", p.handle(o.Read, p.showHistory))
-	p.mux.HandleFunc("GET /strip", p.handle(o.Read, p.showStrip))
-	p.mux.HandleFunc("GET /dead/download", p.handle(o.Act, p.download))
-	p.mux.Handle("GET /static/", p.assets)
-	p.mux.HandleFunc("/", p.handle(o.Read, p.serveNotFound))
+	page.mux.HandleFunc("POST /confirm/{action}", page.handleAction(page.confirm))
+	page.mux.HandleFunc("POST /act/{action}", page.handleAction(page.executeAction))
+	page.mux.HandleFunc("GET /history", page.handle(options.Read, page.showHistory))
+	page.mux.HandleFunc("GET /strip", page.handle(options.Read, page.showStrip))
+	page.mux.HandleFunc("GET /dead/download", page.handle(options.Act, page.download))
+	page.mux.Handle("GET /static/", page.assets)
+	page.mux.HandleFunc("/", page.handle(options.Read, page.serveNotFound))
 
 	// The listener in front does the same. But a page with actions must be safe wherever it is
 	// mounted.
-	return withHeaders(http.NewCrossOriginProtection().Handler(p.mux))
+	return withHeaders(http.NewCrossOriginProtection().Handler(page.mux))
 }
 
 // contentPolicy allows only files of this page: no inline script or style, no other origin, and no
@@ -74,15 +74,15 @@ const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; 
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 func withHeaders(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := w.Header()
-		h.Set("Content-Security-Policy", contentPolicy)
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("X-Frame-Options", "DENY")
-		h.Set("Referrer-Policy", "same-origin")
-		h.Set("Cross-Origin-Opener-Policy", "same-origin")
-		h.Set("Cache-Control", "no-store")
-		next.ServeHTTP(w, r)
+	return http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
+		header := response.Header()
+		header.Set("Content-Security-Policy", contentPolicy)
+		header.Set("X-Content-Type-Options", "nosniff")
+		header.Set("X-Frame-Options", "DENY")
+		header.Set("Referrer-Policy", "same-origin")
+		header.Set("Cross-Origin-Opener-Policy", "same-origin")
+		header.Set("Cache-Control", "no-store")
+		next.ServeHTTP(response, request)
 	})
 }
 
@@ -113,82 +113,82 @@ var errNoCaller = errors.New("the listener did not set the caller")
 
 // handle returns a handler that calls serve for the caller of the request, with a time limit.
 func (p *page) handle(limit time.Duration, serve func(http.ResponseWriter, *http.Request, *call)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		who, known := admin.CallerOf(r.Context())
+	return func(response http.ResponseWriter, request *http.Request) {
+		who, known := admin.CallerOf(request.Context())
 		if !known {
 			p.o.Log.Error("the operator's page was requested without a caller", "error", errNoCaller)
-			http.Error(w, errNoCaller.Error(), http.StatusForbidden)
+			http.Error(response, errNoCaller.Error(), http.StatusForbidden)
 			return
 		}
 
-		ctx, cancel := context.WithTimeout(r.Context(), limit)
+		ctx, cancel := context.WithTimeout(request.Context(), limit)
 		defer cancel()
-		q := r.URL.Query()
-		watcher := q.Get("watcher")
-		c := &call{ctx: ctx, q: q, who: who, use: p.o.UseCases(who.Actor, watcher, "")}
-		c.v = &view{
+		values := request.URL.Query()
+		watcher := values.Get("watcher")
+		call := &call{ctx: ctx, q: values, who: who, use: p.o.UseCases(who.Actor, watcher, "")}
+		call.v = &view{
 			Caller:     who,
 			Watcher:    cmp.Or(watcher, p.o.Watcher),
 			Configured: p.o.Watcher,
 			Node:       p.o.Node,
 			Version:    p.o.Version,
 			Now:        time.Now(),
-			Query:      q,
-			Path:       r.URL.Path,
+			Query:      values,
+			Path:       request.URL.Path,
 		}
-		serve(w, r, c)
+		serve(response, request, call)
 	}
 }
 
 // showScreen returns a handler that shows a screen. For a repeated request of the script, it renders
 // only the live block.
-func (p *page) showScreen(s screen) func(http.ResponseWriter, *http.Request, *call) {
-	return func(w http.ResponseWriter, r *http.Request, c *call) {
-		c.v.Title = s.title
-		c.v.Area = s.area
-		if s.filter != nil {
-			c.v.Filter = s.filter(c)
+func (p *page) showScreen(screen screen) func(http.ResponseWriter, *http.Request, *call) {
+	return func(response http.ResponseWriter, request *http.Request, call *call) {
+		call.v.Title = screen.title
+		call.v.Area = screen.area
+		if screen.filter != nil {
+			call.v.Filter = screen.filter(call)
 		}
-		if id := c.q.Get("done"); id != "" {
-			c.v.Notice = p.notices.find(id, c.who.Actor.Name)
+		if id := call.q.Get("done"); id != "" {
+			call.v.Notice = p.notices.find(id, call.who.Actor.Name)
 		}
 
-		data, err := s.data(c)
+		data, err := screen.data(call)
 		if err != nil {
-			p.serveProblem(w, r, c, err)
+			p.serveProblem(response, request, call, err)
 			return
 		}
-		c.v.Data = data
+		call.v.Data = data
 		block := "layout"
-		if s.live && isFragment(r) {
+		if screen.live && isFragment(request) {
 			block = "live"
 		}
-		p.render(w, http.StatusOK, s.name, block, c.v)
+		p.render(response, http.StatusOK, screen.name, block, call.v)
 	}
 }
 
 // isFragment reports whether the script requests a part of a page.
-func isFragment(r *http.Request) bool { return r.Header.Get("HX-Request") == "true" }
+func isFragment(request *http.Request) bool { return request.Header.Get("HX-Request") == "true" }
 
 // showStrip shows the line of figures that all pages except the overview have.
-func (p *page) showStrip(w http.ResponseWriter, r *http.Request, c *call) {
-	o, err := c.use.Operator.Overview(c.ctx)
+func (p *page) showStrip(response http.ResponseWriter, request *http.Request, call *call) {
+	overview, err := call.use.Operator.Overview(call.ctx)
 	if err != nil {
-		p.serveProblem(w, r, c, err)
+		p.serveProblem(response, request, call, err)
 		return
 	}
-	c.v.Data = newOverview(o, c.v.Watcher)
-	p.render(w, http.StatusOK, "overview", "strip", c.v)
+	call.v.Data = newOverview(overview, call.v.Watcher)
+	p.render(response, http.StatusOK, "overview", "strip", call.v)
 }
 
-func (p *page) serveNotFound(w http.ResponseWriter, r *http.Request, c *call) {
-	c.v.Title = "Not found"
-	c.v.Problem = &problem{Status: http.StatusNotFound, Title: "There is no such page", Fix: "begin at the overview"}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		c.v.Problem.Status = http.StatusMethodNotAllowed
-		c.v.Problem.Title = "This address does not support the method of the request"
+func (p *page) serveNotFound(response http.ResponseWriter, request *http.Request, call *call) {
+	call.v.Title = "Not found"
+	call.v.Problem = &problem{Status: http.StatusNotFound, Title: "There is no such page", Fix: "begin at the overview"}
+	if request.Method != http.MethodGet && request.Method != http.MethodHead {
+		call.v.Problem.Status = http.StatusMethodNotAllowed
+		call.v.Problem.Title = "This address does not support the method of the request"
 	}
-	p.render(w, c.v.Problem.Status, "problem", "layout", c.v)
+	p.render(response, call.v.Problem.Status, "problem", "layout", call.v)
 }
 
 // problem is an error that a page shows.
@@ -227,30 +227,30 @@ func newProblem(err error) *problem {
 	}
 
 	kind, fix := admin.Explain(err)
-	t, ok := problemTitles[kind]
+	known, ok := problemTitles[kind]
 	if !ok {
-		t = problemTitles[admin.FailUnavailable]
+		known = problemTitles[admin.FailUnavailable]
 	}
-	return &problem{Status: t.status, Title: t.title, Detail: err.Error(), Fix: fix}
+	return &problem{Status: known.status, Title: known.title, Detail: err.Error(), Fix: fix}
 }
 
 // serveProblem shows an error as a page. For a repeated request of the script it responds with text,
 // which the script shows above the last figures.
-func (p *page) serveProblem(w http.ResponseWriter, r *http.Request, c *call, err error) {
+func (p *page) serveProblem(response http.ResponseWriter, request *http.Request, call *call, err error) {
 	problem := newProblem(err)
-	if problem.Status >= http.StatusInternalServerError && r.Context().Err() == nil {
-		p.o.Log.Warn("a request of the operator's page failed", "path", r.URL.Path, "error", err)
+	if problem.Status >= http.StatusInternalServerError && request.Context().Err() == nil {
+		p.o.Log.Warn("a request of the operator's page failed", "path", request.URL.Path, "error", err)
 	}
 
-	if isFragment(r) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.WriteHeader(problem.Status)
-		_, _ = w.Write([]byte(problem.Title + ": " + problem.Detail))
+	if isFragment(request) {
+		response.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		response.WriteHeader(problem.Status)
+		_, _ = response.Write([]byte(problem.Title + ": " + problem.Detail))
 		return
 	}
 
-	problem.Again = r.Method == http.MethodGet
-	problem.Back = c.back
-	c.v.Problem = problem
-	p.render(w, problem.Status, "problem", "layout", c.v)
+	problem.Again = request.Method == http.MethodGet
+	problem.Back = call.back
+	call.v.Problem = problem
+	p.render(response, problem.Status, "problem", "layout", call.v)
 }

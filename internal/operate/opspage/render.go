@@ -36,25 +36,25 @@ func (v *view) HasSession() bool { return v.Caller.Actor.Source == "page/session
 // Link returns an address of the page for the same watcher. pairs are names and values of its query.
 // Empty values are left out.
 func (v *view) Link(path string, pairs ...any) string {
-	q := url.Values{}
+	values := url.Values{}
 	if v.Watcher != v.Configured {
-		q.Set("watcher", v.Watcher)
+		values.Set("watcher", v.Watcher)
 	}
 	for i := 0; i+1 < len(pairs); i += 2 {
-		if s := fmt.Sprint(pairs[i+1]); s != "" {
-			q.Set(fmt.Sprint(pairs[i]), s)
+		if text := fmt.Sprint(pairs[i+1]); text != "" {
+			values.Set(fmt.Sprint(pairs[i]), text)
 		}
 	}
-	return joinQuery(path, q)
+	return joinQuery(path, values)
 }
 
 // With returns the address of this page with one value of its query changed.
 func (v *view) With(name, value string) string {
-	q := v.queryWithout(name, "done")
+	values := v.queryWithout(name, "done")
 	if value != "" {
-		q.Set(name, value)
+		values.Set(name, value)
 	}
-	return joinQuery(v.Path, q)
+	return joinQuery(v.Path, values)
 }
 
 // List returns the query of this page, for the forms that act on its list.
@@ -62,20 +62,20 @@ func (v *view) List() string { return v.queryWithout("done", "watcher").Encode()
 
 // queryWithout returns a copy of the query without two names.
 func (v *view) queryWithout(a, b string) url.Values {
-	q := url.Values{}
+	query := url.Values{}
 	for name, values := range v.Query {
 		if name != a && name != b {
-			q[name] = values
+			query[name] = values
 		}
 	}
-	return q
+	return query
 }
 
-func joinQuery(path string, q url.Values) string {
-	if len(q) == 0 {
+func joinQuery(path string, values url.Values) string {
+	if len(values) == 0 {
 		return path
 	}
-	return path + "?" + q.Encode()
+	return path + "?" + values.Encode()
 }
 
 // Asked returns a value of the query.
@@ -93,18 +93,18 @@ func (v *view) Other() string {
 func (v *view) Operator() bool { return v.Caller.Operator() }
 
 // loadTemplates returns the templates by name, each with the layout and the shared parts.
-func loadTemplates(a *assets) map[string]*template.Template {
+func loadTemplates(assets *assets) map[string]*template.Template {
 	glossary := loadGlossary()
 	funcs := template.FuncMap{
 		"ago":       formatAgo,
 		"areas":     listAreas,
-		"asset":     a.link,
+		"asset":     assets.link,
 		"at":        formatTime,
 		"bytes":     formatBytes,
 		"byterate":  func(perSecond float64) string { return formatBytes(int(perSecond)) + "/s" },
 		"clearable": admin.Clearable,
-		"clock":     func(t time.Time) string { return t.UTC().Format("15:04:05Z") },
-		"deref":     func(f *float64) float64 { return *f },
+		"clock":     func(page time.Time) string { return page.UTC().Format("15:04:05Z") },
+		"deref":     func(number *float64) float64 { return *number },
 		"dict":      newMap,
 		"intime":    formatInput,
 		"iso":       formatISO,
@@ -121,7 +121,7 @@ func loadTemplates(a *assets) map[string]*template.Template {
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
 		"object":    titleOfCheck,
-		"title":     func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
+		"title":     func(text string) string { return strings.ToUpper(text[:1]) + text[1:] },
 		"unix":      time.Time.UnixMilli,
 
 		"watcherlink": func(name string) string { return joinQuery("/", url.Values{"watcher": {name}}) },
@@ -132,119 +132,119 @@ func loadTemplates(a *assets) map[string]*template.Template {
 	template.Must(shared.ParseFS(files, "templates/layout.html", "templates/parts.html"))
 	templates := map[string]*template.Template{}
 	entries, _ := files.ReadDir("templates")
-	for _, f := range entries {
-		name, _ := strings.CutSuffix(f.Name(), ".html")
+	for _, number := range entries {
+		name, _ := strings.CutSuffix(number.Name(), ".html")
 		if name == "layout" || name == "parts" {
 			continue
 		}
-		t := template.Must(shared.Clone())
-		templates[name] = template.Must(t.ParseFS(files, "templates/"+f.Name()))
+		page := template.Must(shared.Clone())
+		templates[name] = template.Must(page.ParseFS(files, "templates/"+number.Name()))
 	}
 	return templates
 }
 
 // render writes a block of a template. It executes the template in memory first, so that a response
 // is either complete or an error.
-func (p *page) render(w http.ResponseWriter, status int, name, block string, v *view) {
-	var b bytes.Buffer
-	if err := p.screens[name].ExecuteTemplate(&b, block, v); err != nil {
+func (p *page) render(response http.ResponseWriter, status int, name, block string, view *view) {
+	var buffer bytes.Buffer
+	if err := p.screens[name].ExecuteTemplate(&buffer, block, view); err != nil {
 		p.o.Log.Error("a page cannot be rendered", "page", name, "error", err)
-		http.Error(w, "the page cannot be rendered; the log contains the cause", http.StatusInternalServerError)
+		http.Error(response, "the page cannot be rendered; the log contains the cause", http.StatusInternalServerError)
 		return
 	}
 
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.WriteHeader(status)
+	response.Header().Set("Content-Type", "text/html; charset=utf-8")
+	response.WriteHeader(status)
 
 	// The error is ignored: the client is gone.
-	_, _ = w.Write(b.Bytes())
+	_, _ = response.Write(buffer.Bytes())
 }
 
 // newMap returns a map of names and values, for templates with several arguments.
 func newMap(pairs ...any) map[string]any {
-	m := map[string]any{}
+	fields := map[string]any{}
 	for i := 0; i+1 < len(pairs); i += 2 {
-		m[fmt.Sprint(pairs[i])] = pairs[i+1]
+		fields[fmt.Sprint(pairs[i])] = pairs[i+1]
 	}
-	return m
+	return fields
 }
 
 // formatNumber separates thousands.
 func formatNumber(n any) string {
-	s := fmt.Sprint(n)
+	text := fmt.Sprint(n)
 	sign := ""
-	if strings.HasPrefix(s, "-") {
-		sign, s = "−", s[1:]
+	if strings.HasPrefix(text, "-") {
+		sign, text = "−", text[1:]
 	}
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
 	}
-	return sign + s
+	return sign + text
 }
 
-func formatRate(f float64) string {
-	if f < 10 {
-		return strconv.FormatFloat(math.Round(f*10)/10, 'f', -1, 64) + "/s"
+func formatRate(number float64) string {
+	if number < 10 {
+		return strconv.FormatFloat(math.Round(number*10)/10, 'f', -1, 64) + "/s"
 	}
-	return formatNumber(int64(math.Round(f))) + "/s"
+	return formatNumber(int64(math.Round(number))) + "/s"
 }
 
 // formatSpan formats seconds.
-func formatSpan(s float64) string {
+func formatSpan(seconds float64) string {
 	sign := ""
-	if s < 0 {
-		sign, s = "−", -s
+	if seconds < 0 {
+		sign, seconds = "−", -seconds
 	}
 
-	d := time.Duration(s * float64(time.Second))
+	span := time.Duration(seconds * float64(time.Second))
 	switch {
-	case s < 10:
-		return sign + strconv.FormatFloat(math.Round(s*100)/100, 'f', -1, 64) + " s"
-	case s < 120:
-		return sign + strconv.Itoa(int(s)) + " s"
-	case s < 2*3600:
-		return fmt.Sprintf("%s%d min", sign, int(d.Minutes()))
-	case s < 48*3600:
-		return fmt.Sprintf("%s%d h %d min", sign, int(d.Hours()), int(d.Minutes())%60)
+	case seconds < 10:
+		return sign + strconv.FormatFloat(math.Round(seconds*100)/100, 'f', -1, 64) + " s"
+	case seconds < 120:
+		return sign + strconv.Itoa(int(seconds)) + " s"
+	case seconds < 2*3600:
+		return fmt.Sprintf("%s%d min", sign, int(span.Minutes()))
+	case seconds < 48*3600:
+		return fmt.Sprintf("%s%d h %d min", sign, int(span.Hours()), int(span.Minutes())%60)
 	}
-	return fmt.Sprintf("%s%d d", sign, int(d.Hours()/24))
+	return fmt.Sprintf("%s%d d", sign, int(span.Hours()/24))
 }
 
 // timeOf returns the time of a time.Time or *time.Time, or the zero time.
-func timeOf(t any) time.Time {
-	switch t := t.(type) {
+func timeOf(value any) time.Time {
+	switch typed := value.(type) {
 	case time.Time:
-		return t
+		return typed
 	case *time.Time:
-		if t != nil {
-			return *t
+		if typed != nil {
+			return *typed
 		}
 	}
 	return time.Time{}
 }
 
-func formatTime(t any) string {
-	if at := timeOf(t); !at.IsZero() {
+func formatTime(value any) string {
+	if at := timeOf(value); !at.IsZero() {
 		return at.UTC().Format("2006-01-02 15:04:05Z")
 	}
 	return "–"
 }
 
-func formatISO(t any) string {
-	if at := timeOf(t); !at.IsZero() {
+func formatISO(value any) string {
+	if at := timeOf(value); !at.IsZero() {
 		return at.UTC().Format(time.RFC3339)
 	}
 	return ""
 }
 
-// formatAgo formats the time between t and now.
-func formatAgo(now time.Time, t any) string {
-	at := timeOf(t)
+// formatAgo formats the time between value and now.
+func formatAgo(now time.Time, value any) string {
+	at := timeOf(value)
 	if at.IsZero() {
 		return ""
 	}
-	if s := now.Sub(at).Seconds(); s >= 0 {
-		return formatSpan(s) + " ago"
+	if seconds := now.Sub(at).Seconds(); seconds >= 0 {
+		return formatSpan(seconds) + " ago"
 	}
 	return "in " + formatSpan(at.Sub(now).Seconds())
 }
@@ -274,11 +274,11 @@ func formatMillis(ms float64) string {
 
 // formatJSON indents JSON.
 func formatJSON(raw json.RawMessage) string {
-	var b bytes.Buffer
-	if json.Indent(&b, raw, "", "  ") != nil {
+	var buffer bytes.Buffer
+	if json.Indent(&buffer, raw, "", "  ") != nil {
 		return string(raw)
 	}
-	return b.String()
+	return buffer.String()
 }
 
 // formatLogValue returns the value of a field of the audit log as people read it: also a time, a
@@ -305,19 +305,19 @@ func formatLogValue(name string, raw json.RawMessage) string {
 
 // parsePairs returns the fields of a JSON document in their order. Strings have no quotes.
 func parsePairs(raw json.RawMessage) []row {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
 		return nil
 	}
 
 	var list []row
-	for d.More() {
-		name, err := d.Token()
+	for decoder.More() {
+		name, err := decoder.Token()
 		if err != nil {
 			return list
 		}
 		var value json.RawMessage
-		if d.Decode(&value) != nil {
+		if decoder.Decode(&value) != nil {
 			return list
 		}
 

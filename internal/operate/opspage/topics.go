@@ -1,5 +1,7 @@
 package opspage
 
-func showTopics(c *call) (any, error) { return c.use.Activity.Topics(c.ctx) }
+func showTopics(call *call) (any, error) { return call.use.Activity.Topics(call.ctx) }
 
-func showRecent(c *call) (any, error) { return c.use.Activity.Recent(c.ctx, c.value("topic")) }
+func showRecent(call *call) (any, error) {
+	return call.use.Activity.Recent(call.ctx, call.value("topic"))
+}

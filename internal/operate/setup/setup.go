@@ -34,56 +34,56 @@ func (r Report) OK() bool { return len(r.Refused) == 0 && (!r.DryRun || len(r.Cr
 // Run creates what is missing for cfg, or lists it. Index builds may take long. An error means that the state database
 // cannot be used or the server did not answer.
 func Run(ctx context.Context, cfg config.Config, client *mongo.Client, dryRun bool) (Report, error) {
-	r := Report{Created: []string{}, Refused: []string{}, DryRun: dryRun}
+	report := Report{Created: []string{}, Refused: []string{}, DryRun: dryRun}
 	db := state.Open(client, cfg.State)
 	if err := db.Check(ctx); err != nil {
-		return r, err
+		return report, err
 	}
 	missing, err := db.Missing(ctx)
 	if err != nil {
-		return r, err
+		return report, err
 	}
 	if !dryRun {
 		if err := db.Ensure(ctx, slog.New(slog.DiscardHandler)); err != nil {
-			return r, err
+			return report, err
 		}
 		left, err := db.Missing(ctx)
 		if err != nil {
-			return r, err
+			return report, err
 		}
-		r.Refused = append(r.Refused, left...)
+		report.Refused = append(report.Refused, left...)
 	}
-	r.Created = append(r.Created, missing...)
+	report.Created = append(report.Created, missing...)
 
 	list, err := connect.Outboxes(cfg, client)(ctx)
 	if err != nil {
-		return r, fmt.Errorf("listing the watched collections: %w", err)
+		return report, fmt.Errorf("listing the watched collections: %w", err)
 	}
 	for _, o := range list {
-		if err := r.addOutbox(ctx, cfg, client, o); err != nil {
-			return r, err
+		if err := report.addOutbox(ctx, cfg, client, o); err != nil {
+			return report, err
 		}
 	}
-	return r, nil
+	return report, nil
 }
 
 // addOutbox creates or lists the indexes of one outbox.
-func (r *Report) addOutbox(ctx context.Context, cfg config.Config, client *mongo.Client, o outboxes.Outbox) error {
+func (r *Report) addOutbox(ctx context.Context, cfg config.Config, client *mongo.Client, outbox outboxes.Outbox) error {
 	// A relay creates the index of scheduled envelopes when it sees the first one. It may not be allowed to.
 	want := connect.WantedIndexes(cfg)
 	want.Scheduled = true
 	if r.DryRun {
-		missing, err := want.Missing(ctx, mongodb.Database(client, o.DB).Collection(o.Coll))
+		missing, err := want.Missing(ctx, mongodb.Database(client, outbox.DB).Collection(outbox.Coll))
 		for _, i := range missing {
-			r.Created = append(r.Created, i.Statement(o.DB, o.Coll))
+			r.Created = append(r.Created, i.Statement(outbox.DB, outbox.Coll))
 		}
 		return err
 	}
 
-	created, err := want.Ensure(ctx, client, o)
+	created, err := want.Ensure(ctx, client, outbox)
 	r.Created = append(r.Created, created...)
 	if err == nil {
-		_, err = outboxes.EnsureSentTTL(ctx, client, o, want.SentTTL)
+		_, err = outboxes.EnsureSentTTL(ctx, client, outbox, want.SentTTL)
 	}
 	if err != nil {
 		r.Refused = append(r.Refused, err.Error())

@@ -17,8 +17,8 @@ const (
 type histogram [buckets]uint32
 
 // add counts n latencies.
-func (h *histogram) add(d time.Duration, n int) {
-	us := uint64(max(d.Microseconds(), firstValue))
+func (h *histogram) add(duration time.Duration, n int) {
+	us := uint64(max(duration.Microseconds(), firstValue))
 	length := bits.Len64(us)
 	i := 4*(length-firstBits) + int(us>>(length-3))&3
 	h[min(i, buckets-1)] += uint32(n)
@@ -36,13 +36,13 @@ func (h *histogram) merge(other *histogram) {
 	}
 }
 
-// quantile returns the end of the bucket that contains the quantile q, or 0 if nothing was counted.
-func (h *histogram) quantile(q float64) time.Duration {
+// quantile returns the end of the bucket that contains the quantile fraction, or 0 if nothing was counted.
+func (h *histogram) quantile(fraction float64) time.Duration {
 	var total uint64
 	for _, n := range h {
 		total += uint64(n)
 	}
-	rank := uint64(q*float64(total)) + 1
+	rank := uint64(fraction*float64(total)) + 1
 
 	var below uint64
 	for i, n := range h {

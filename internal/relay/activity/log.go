@@ -63,37 +63,37 @@ func New(now func() time.Time) *Log {
 	return &Log{now: now, began: now(), topics: map[string]*topicLog{}}
 }
 
-// partNumber returns the number of the ten seconds that contain t.
-func partNumber(t time.Time) int64 { return t.Unix() / int64(partLength/time.Second) }
+// partNumber returns the number of the ten seconds that contain moment.
+func partNumber(moment time.Time) int64 { return moment.Unix() / int64(partLength/time.Second) }
 
 // Observe adds an acked batch.
-func (l *Log) Observe(b *record.AckedBatch) {
+func (l *Log) Observe(batch *record.AckedBatch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	t := l.topicLocked(b.TP.Topic)
-	t.lastPartition, t.lastOffset, t.lastAcked = b.TP.Partition, b.Base+int64(b.Records)-1, b.At
-	l.lastAcked = b.At
+	log := l.topicLocked(batch.TP.Topic)
+	log.lastPartition, log.lastOffset, log.lastAcked = batch.TP.Partition, batch.Base+int64(batch.Records)-1, batch.At
+	l.lastAcked = batch.At
 
-	number := partNumber(b.At)
-	p := &t.parts[number%windowParts]
-	if p.number != number {
-		*p = part{number: number}
+	number := partNumber(batch.At)
+	window := &log.parts[number%windowParts]
+	if window.number != number {
+		*window = part{number: number}
 	}
-	p.records += int64(b.Records)
-	p.bytes += int64(b.Bytes)
-	b.EachLatency(p.latencies.add)
+	window.records += int64(batch.Records)
+	window.bytes += int64(batch.Bytes)
+	batch.EachLatency(window.latencies.add)
 }
 
 // topicLocked returns the entry of a topic, or that of all further topics if there are too many.
 func (l *Log) topicLocked(name string) *topicLog {
-	if t := l.topics[name]; t != nil {
-		return t
+	if log := l.topics[name]; log != nil {
+		return log
 	}
 	if len(l.topics) < maxTopics {
-		t := &topicLog{}
-		l.topics[name] = t
-		return t
+		log := &topicLog{}
+		l.topics[name] = log
+		return log
 	}
 	if l.others == nil {
 		l.others = &topicLog{}
@@ -115,16 +115,16 @@ func (l *Log) Sample(now time.Time, recs []record.Record, eventType, db, coll []
 		return nil
 	}
 
-	s := &Sample{log: l, event: Event{
+	sample := &Sample{log: l, event: Event{
 		ID:         record.Shorten(string(recs[0].DocumentID()), maxText),
 		Type:       record.Shorten(string(eventType), maxText),
 		Key:        record.Shorten(string(recs[0].Key), maxText),
 		Collection: string(db) + "." + string(coll),
 	}}
 	if commitMS > 0 {
-		s.event.CommittedAt = time.UnixMilli(commitMS)
+		sample.event.CommittedAt = time.UnixMilli(commitMS)
 	}
-	return s
+	return sample
 }
 
 // reserveSample reports whether another envelope may be sampled in a second, and counts it.
@@ -148,13 +148,13 @@ func (l *Log) reserveSample(second int64) bool {
 
 // Acked keeps the record for the topic of tp.
 func (s *Sample) Acked(tp record.TopicPartition, offset int64) {
-	e := s.event
-	e.Topic, e.Partition, e.Offset, e.AckedAt = tp.Topic, tp.Partition, offset, s.log.now()
+	event := s.event
+	event.Topic, event.Partition, event.Offset, event.AckedAt = tp.Topic, tp.Partition, offset, s.log.now()
 
-	l := s.log
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.events = keepNewest(append(l.events, e))
+	log := s.log
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	log.events = keepNewest(append(log.events, event))
 }
 
 // NotSent does nothing: only records in Kafka are kept.

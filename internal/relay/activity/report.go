@@ -51,8 +51,8 @@ type Event struct {
 func (r *Report) ForgetRates() {
 	r.Others.Rate = 0
 	for i := range r.Topics {
-		t := &r.Topics[i]
-		t.Rate, t.Bytes, t.Records, t.P50MS, t.P99MS = 0, 0, 0, 0, 0
+		topic := &r.Topics[i]
+		topic.Rate, topic.Bytes, topic.Records, topic.P50MS, topic.P99MS = 0, 0, 0, 0, 0
 	}
 }
 
@@ -68,20 +68,20 @@ func (l *Log) Report() (Report, bool) {
 		return Report{}, false
 	}
 
-	r := Report{At: now, Events: slices.Clone(l.events)}
-	slices.Reverse(r.Events)
+	report := Report{At: now, Events: slices.Clone(l.events)}
+	slices.Reverse(report.Events)
 	for name, t := range l.topics {
-		r.Topics = append(r.Topics, t.sumFigures(name, l.began, now))
+		report.Topics = append(report.Topics, t.sumFigures(name, l.began, now))
 	}
-	slices.SortFunc(r.Topics, func(a, b Topic) int {
+	slices.SortFunc(report.Topics, func(a, b Topic) int {
 		return cmp.Or(cmp.Compare(b.Rate, a.Rate), b.LastAt.Compare(a.LastAt), strings.Compare(a.Topic, b.Topic))
 	})
-	r.Topics, r.Others = CutTopics(r.Topics, func(t *Topic) float64 { return t.Rate })
+	report.Topics, report.Others = CutTopics(report.Topics, func(topic *Topic) float64 { return topic.Rate })
 	if l.others != nil {
-		r.Others.Topics++
-		r.Others.Rate += l.others.sumFigures("", l.began, now).Rate
+		report.Others.Topics++
+		report.Others.Rate += l.others.sumFigures("", l.began, now).Rate
 	}
-	return r, true
+	return report, true
 }
 
 // CutTopics returns the first 100 elements of list, and the number and the rates of the others.
@@ -98,10 +98,10 @@ func (t *topicLog) sumFigures(name string, began, now time.Time) Topic {
 	newest := partNumber(now)
 	var sum part
 	for i := range t.parts {
-		if p := &t.parts[i]; p.number > newest-windowParts && p.number <= newest {
-			sum.records += p.records
-			sum.bytes += p.bytes
-			sum.latencies.merge(&p.latencies)
+		if part := &t.parts[i]; part.number > newest-windowParts && part.number <= newest {
+			sum.records += part.records
+			sum.bytes += part.bytes
+			sum.latencies.merge(&part.latencies)
 		}
 	}
 
@@ -121,7 +121,7 @@ func (t *topicLog) sumFigures(name string, began, now time.Time) Topic {
 	}
 }
 
-func toMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+func toMilliseconds(duration time.Duration) float64 { return float64(duration.Microseconds()) / 1000 }
 
 // NeedsPrevious reports whether Adopt was not called yet.
 func (l *Log) NeedsPrevious() bool {

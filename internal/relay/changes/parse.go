@@ -80,13 +80,13 @@ var (
 // the fields of Event and does not validate the others. It does not parse the inserted document.
 func Parse(raw []byte, ev *Event) error {
 	*ev = Event{}
-	b, ok := envelope.Elements(raw)
-	for ok && len(b) > 0 {
+	data, ok := envelope.Elements(raw)
+	for ok && len(data) > 0 {
 		var (
 			typ       bson.Type
 			name, val []byte
 		)
-		if typ, name, val, b, ok = envelope.SplitElement(b); !ok {
+		if typ, name, val, data, ok = envelope.SplitElement(data); !ok {
 			break
 		}
 		if err := ev.setField(typ, name, val); err != nil {
@@ -190,10 +190,10 @@ func (ev *Event) setOp(name []byte) {
 
 // lookupField returns a field of a document. typ is 0 if the field does not exist.
 func lookupField(doc []byte, field string) (typ bson.Type, val []byte, err error) {
-	b, ok := envelope.Elements(doc)
-	for ok && len(b) > 0 {
+	data, ok := envelope.Elements(doc)
+	for ok && len(data) > 0 {
 		var name []byte
-		typ, name, val, b, ok = envelope.SplitElement(b)
+		typ, name, val, data, ok = envelope.SplitElement(data)
 		if ok && string(name) == field {
 			return typ, val, nil
 		}

@@ -80,9 +80,9 @@ func (s *Scope) matchBranches() []bson.D {
 	slices.Sort(names)
 	out := make([]bson.D, 0, len(names))
 	for _, name := range names {
-		b := nameCondition("coll", []string{name})
-		b = mergeConditions(b, nameCondition("db", dbs[name]))
-		out = append(out, mergeConditions(b, s.excludeOwnCollections(name, dbs[name])))
+		document := nameCondition("coll", []string{name})
+		document = mergeConditions(document, nameCondition("db", dbs[name]))
+		out = append(out, mergeConditions(document, s.excludeOwnCollections(name, dbs[name])))
 	}
 	return out
 }
@@ -120,9 +120,9 @@ func (s *Scope) excludeOwnCollections(coll string, dbs []string) bson.D {
 	return bson.D{{Key: "$nor", Value: nor}}
 }
 
-// isServerOwned reports whether p names collections that no change stream ever reports.
-func isServerOwned(p pattern) bool {
-	return p.db == "admin" || p.db == "local" || p.db == "config" || p.coll == "system.*"
+// isServerOwned reports whether pattern names collections that no change stream ever reports.
+func isServerOwned(pattern pattern) bool {
+	return pattern.db == "admin" || pattern.db == "local" || pattern.db == "config" || pattern.coll == "system.*"
 }
 
 // wildcards turns a quoted pattern into a regular expression.
@@ -161,7 +161,7 @@ func mergeConditions(a, b bson.D) bson.D {
 	}
 
 	for _, e := range b {
-		if slices.ContainsFunc(a, func(x bson.E) bool { return x.Key == e.Key }) {
+		if slices.ContainsFunc(a, func(element bson.E) bool { return element.Key == e.Key }) {
 			return bson.D{{Key: "$and", Value: bson.A{a, b}}}
 		}
 	}

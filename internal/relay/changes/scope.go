@@ -33,11 +33,11 @@ type Scope struct {
 	slot    slot.Range
 }
 
-// Of returns the scope of one slot of a watcher: only the inserts with the keys of p, but all drops
+// Of returns the scope of one slot of a watcher: only the inserts with the keys of slot, but all drops
 // and renames (N28).
-func (s *Scope) Of(p slot.Range) *Scope {
+func (s *Scope) Of(slot slot.Range) *Scope {
 	scope := *s
-	scope.slot = p
+	scope.slot = slot
 	return &scope
 }
 
@@ -51,14 +51,14 @@ func (p pattern) matches(db, coll []byte) bool {
 	return glob.Match(p.db, db) && glob.Match(p.coll, coll)
 }
 
-// covers reports whether p matches every name that q matches.
-func (p pattern) covers(q pattern) bool {
-	return glob.Covers(p.db, q.db) && glob.Covers(p.coll, q.coll)
+// covers reports whether p matches every name that pattern matches.
+func (p pattern) covers(pattern pattern) bool {
+	return glob.Covers(p.db, pattern.db) && glob.Covers(p.coll, pattern.coll)
 }
 
 // overlaps reports whether some name matches both patterns.
-func (p pattern) overlaps(q pattern) bool {
-	return glob.Overlap(p.db, q.db) && glob.Overlap(p.coll, q.coll)
+func (p pattern) overlaps(pattern pattern) bool {
+	return glob.Overlap(p.db, pattern.db) && glob.Overlap(p.coll, pattern.coll)
 }
 
 // ownCollections are never watched, even if a pattern matches them (N27). Dead letters would be published
@@ -84,15 +84,15 @@ var ownCollections = []pattern{
 // Excluded collections are never read. A pattern that matches nothing else is an error. ParseScope
 // reports all problems at once.
 func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
-	s := &Scope{exclude: slices.Clone(ownCollections)}
+	scope := &Scope{exclude: slices.Clone(ownCollections)}
 	var problems []error
 	for _, text := range exclude {
-		p, err := parsePattern(text)
+		pattern, err := parsePattern(text)
 		if err != nil {
 			problems = append(problems, err)
 			continue
 		}
-		s.exclude = append(s.exclude, p)
+		scope.exclude = append(scope.exclude, pattern)
 	}
 
 	for _, text := range patterns {
@@ -101,12 +101,12 @@ func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
 			problems = append(problems, err)
 			continue
 		}
-		if i := slices.IndexFunc(s.exclude, func(x pattern) bool { return x.covers(p) }); i >= 0 {
+		if i := slices.IndexFunc(scope.exclude, func(pattern pattern) bool { return pattern.covers(p) }); i >= 0 {
 			problems = append(problems, fmt.Errorf(
-				"%s: cannot be watched, because %s belongs to outrelay or to the server", p, s.exclude[i]))
+				"%s: cannot be watched, because %s belongs to outrelay or to the server", p, scope.exclude[i]))
 			continue
 		}
-		s.include = append(s.include, p)
+		scope.include = append(scope.include, p)
 	}
 
 	if len(patterns) == 0 {
@@ -116,8 +116,8 @@ func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
 		return nil, errors.Join(problems...)
 	}
 
-	s.normalize()
-	return s, nil
+	scope.normalize()
+	return scope, nil
 }
 
 // normalize sorts the patterns and removes redundant ones, so that the same set always has the same
@@ -142,13 +142,13 @@ func (s *Scope) normalize() {
 	}
 
 	// Exclusions that no pattern can match would only make the filter longer.
-	s.exclude = slices.DeleteFunc(s.exclude, func(x pattern) bool {
-		return !slices.ContainsFunc(s.include, x.overlaps)
+	s.exclude = slices.DeleteFunc(s.exclude, func(pattern pattern) bool {
+		return !slices.ContainsFunc(s.include, pattern.overlaps)
 	})
 
 	first := s.include[0]
 	oneDB := !glob.HasWildcard(first.db) &&
-		!slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
+		!slices.ContainsFunc(s.include, func(pattern pattern) bool { return pattern.db != first.db })
 	switch {
 	case oneDB && len(s.include) == 1 && !glob.HasWildcard(first.coll):
 		s.kind, s.db, s.coll = Collection, first.db, first.coll
@@ -174,11 +174,11 @@ func parsePattern(text string) (pattern, error) {
 }
 
 // collapseStars replaces several consecutive stars by one, so that equal patterns are equal strings.
-func collapseStars(s string) string {
-	for strings.Contains(s, "**") {
-		s = strings.ReplaceAll(s, "**", "*")
+func collapseStars(text string) string {
+	for strings.Contains(text, "**") {
+		text = strings.ReplaceAll(text, "**", "*")
 	}
-	return s
+	return text
 }
 
 // Kind returns the kind of the stream.

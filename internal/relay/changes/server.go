@@ -15,8 +15,8 @@ import (
 
 // Tune sets the options with which a stream's client detects a dead server within seconds: heartbeat
 // 1 s, connect 2 s, server selection 4 s. It sets no Timeout, and the caller must not set one.
-func Tune(o *options.ClientOptions) *options.ClientOptions {
-	return o.SetHeartbeatInterval(time.Second).
+func Tune(clientOptions *options.ClientOptions) *options.ClientOptions {
+	return clientOptions.SetHeartbeatInterval(time.Second).
 		SetConnectTimeout(2 * time.Second).
 		SetServerSelectionTimeout(4 * time.Second)
 }
@@ -48,13 +48,13 @@ func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson
 		return oldest, newest, fmt.Errorf("reading the oplog window: %w", err)
 	}
 
-	optime := func(name string) (t bson.Timestamp, ok bool) {
-		v := raw.Lookup("oplog", name)
-		if d, isDoc := v.DocumentOK(); isDoc {
-			v = d.Lookup("ts")
+	optime := func(name string) (timestamp bson.Timestamp, ok bool) {
+		value := raw.Lookup("oplog", name)
+		if document, isDoc := value.DocumentOK(); isDoc {
+			value = document.Lookup("ts")
 		}
-		t.T, t.I, ok = v.TimestampOK()
-		return t, ok
+		timestamp.T, timestamp.I, ok = value.TimestampOK()
+		return timestamp, ok
 	}
 	oldest, ok1 := optime("earliestOptime")
 	newest, ok2 := optime("latestOptime")

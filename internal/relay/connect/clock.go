@@ -77,7 +77,7 @@ func (c *ServerClock) Sync(ctx context.Context, client *mongo.Client) error {
 }
 
 // addSample adds a sample of the server's time: the base that follows from it, when it was received, and its round trip.
-func (c *ServerClock) addSample(base time.Time, at, roundTrip time.Duration) {
+func (c *ServerClock) addSample(base time.Time, sampledAt, roundTrip time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	inexact := roundTrip > maxRoundTrip
@@ -95,9 +95,9 @@ func (c *ServerClock) addSample(base time.Time, at, roundTrip time.Duration) {
 		return
 	}
 	if c.step.IsZero() || base.Sub(c.step).Abs() > maxDrift {
-		c.step, c.stepAt = base, at
+		c.step, c.stepAt = base, sampledAt
 	}
-	if at-c.stepAt >= stepConfirmed {
+	if sampledAt-c.stepAt >= stepConfirmed {
 		c.base, c.step = base, time.Time{}
 	}
 }

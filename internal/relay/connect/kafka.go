@@ -31,35 +31,35 @@ var errNoMSK = errors.New("kafka.sasl.mechanism: this program does not contain "
 
 // NewKafka returns the client of the configured cluster. It connects at the first use. secured replaces
 // kafka.tls, and token the source in kafka.sasl.token, unless they are nil.
-func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, m *metrics.Set) (*kafkawire.Client, error) {
-	m = metrics.OrNew(m)
-	current, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
+func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, metricSet *metrics.Set) (*kafkawire.Client, error) {
+	metricSet = metrics.OrNew(metricSet)
+	current, err := cfg.Kafka.TLS.Source(log, func(ok bool) { metricSet.Reloaded(metrics.Certificates, ok) })
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls: %w", err)
 	}
 
-	c := kafkawire.Config{
+	wire := kafkawire.Config{
 		Brokers:    cfg.Kafka.Brokers,
 		TLS:        host.TLS,
 		CurrentTLS: current,
-		Reached:    reportReached(log, m),
+		Reached:    reportReached(log, metricSet),
 
 		TransactionTimeout: cfg.Kafka.TransactionTimeout,
 	}
-	if s := cfg.Kafka.SASL; s != nil {
-		if c.SASL, err = NewLogin(*s, host.Token); err != nil {
+	if sasl := cfg.Kafka.SASL; sasl != nil {
+		if wire.SASL, err = NewLogin(*sasl, host.Token); err != nil {
 			return nil, err
 		}
 	}
-	return kafkawire.NewClient(c)
+	return kafkawire.NewClient(wire)
 }
 
 // reportReached returns a function that reports whether a broker responds: in the metrics, and in the log once at the start of an
 // outage and once at its end.
-func reportReached(log *slog.Logger, m *metrics.Set) func(error) {
+func reportReached(log *slog.Logger, metricSet *metrics.Set) func(error) {
 	var away atomic.Bool
 	return func(err error) {
-		m.KafkaReachable.Set(metrics.Bool(err == nil))
+		metricSet.KafkaReachable.Set(metrics.Bool(err == nil))
 		if away.Swap(err != nil) == (err != nil) {
 			return
 		}
@@ -71,47 +71,47 @@ func reportReached(log *slog.Logger, m *metrics.Set) func(error) {
 	}
 }
 
-// NewLogin returns the login s. token replaces the source of its tokens, unless it is nil.
-func NewLogin(s config.SASL, token bearer.Source) (*sasl.Login, error) {
-	login := &sasl.Login{Mechanism: s.Mechanism}
-	m, _ := sasl.Find(s.Mechanism)
-	switch m.Credential {
+// NewLogin returns the login saslConfig. token replaces the source of its tokens, unless it is nil.
+func NewLogin(saslConfig config.SASL, token bearer.Source) (*sasl.Login, error) {
+	login := &sasl.Login{Mechanism: saslConfig.Mechanism}
+	mechanism, _ := sasl.Find(saslConfig.Mechanism)
+	switch mechanism.Credential {
 	case sasl.Token:
 		login.Token = token
 		if token == nil {
-			login.Token = tokenSource(*s.Token)
+			login.Token = tokenSource(*saslConfig.Token)
 		}
-		if s.Token != nil {
-			login.Extensions = s.Token.Extensions
+		if saslConfig.Token != nil {
+			login.Extensions = saslConfig.Token.Extensions
 		}
 
 	case sasl.AWS:
 		if NewMSKToken == nil {
 			return nil, errNoMSK
 		}
-		login.Token = NewMSKToken(s.Region)
+		login.Token = NewMSKToken(saslConfig.Region)
 
 	default:
-		login.User = s.Username
-		login.Password = func() (string, error) { return s.Password.Current(), nil }
+		login.User = saslConfig.Username
+		login.Password = func() (string, error) { return saslConfig.Password.Current(), nil }
 	}
 	return login, nil
 }
 
-// tokenSource returns the one source of t.
-func tokenSource(t config.Token) bearer.Source {
+// tokenSource returns the one source of token.
+func tokenSource(token config.Token) bearer.Source {
 	switch {
-	case t.File != "":
-		return bearer.FromFile(t.File)
-	case len(t.Command) > 0:
-		return bearer.FromCommand(t.Command[0], t.Command[1:]...)
+	case token.File != "":
+		return bearer.FromFile(token.File)
+	case len(token.Command) > 0:
+		return bearer.FromCommand(token.Command[0], token.Command[1:]...)
 	default:
 		return bearer.FromClientCredentials(bearer.ClientCredentials{
-			TokenURL: t.OIDC.URL,
-			ClientID: t.OIDC.ClientID,
-			Secret:   t.OIDC.ClientSecret.Current,
-			Scopes:   t.OIDC.Scopes,
-			Audience: t.OIDC.Audience,
+			TokenURL: token.OIDC.URL,
+			ClientID: token.OIDC.ClientID,
+			Secret:   token.OIDC.ClientSecret.Current,
+			Scopes:   token.OIDC.Scopes,
+			Audience: token.OIDC.Audience,
 		})
 	}
 }

@@ -49,23 +49,23 @@ type MongoHost struct {
 }
 
 // NewClients returns the clients, which connect in the background by the settings of host, or without it by cfg.URI
-// and cfg.TLS. m counts renewed certificates. It may be nil.
+// and cfg.TLS. metricSet counts renewed certificates. It may be nil.
 func NewClients(
-	cfg config.MongoDB, host MongoHost, node string, slots int, log *slog.Logger, m *metrics.Set,
+	cfg config.MongoDB, host MongoHost, node string, slots int, log *slog.Logger, metricSet *metrics.Set,
 ) (*Clients, error) {
 	mode, err := readpref.ModeFromString(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
-	c := &Clients{}
-	if c.StreamPreference, err = readpref.New(mode); err != nil {
+	clients := &Clients{}
+	if clients.StreamPreference, err = readpref.New(mode); err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
 
 	// With the client of the service, both have the same connections.
 	if host.Client != nil {
-		c.Stream, c.State, c.ofHost = host.Client, host.Client, true
-		return c, nil
+		clients.Stream, clients.State, clients.ofHost = host.Client, host.Client, true
+		return clients, nil
 	}
 
 	from := host.Options
@@ -81,31 +81,31 @@ func NewClients(
 	}
 
 	for _, opts := range []*options.ClientOptions{stream, state} {
-		err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
+		err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { metricSet.Reloaded(metrics.Certificates, ok) })
 		if err != nil {
 			return nil, fmt.Errorf("mongodb.tls: %w", err)
 		}
 	}
 
 	// The driver connects in the background, so these errors are errors of the options.
-	if c.Stream, err = mongo.Connect(stream); err != nil {
+	if clients.Stream, err = mongo.Connect(stream); err != nil {
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
-	if c.State, err = mongo.Connect(state); err != nil {
+	if clients.State, err = mongo.Connect(state); err != nil {
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
-	return c, nil
+	return clients, nil
 }
 
-// connectionOptions returns a copy of from without the options that change the meaning of reads and
+// connectionOptions returns a copy of given without the options that change the meaning of reads and
 // writes: see [mongodb.Database]. It also removes Timeout, which would end the wait for an event, and the stable API,
 // which may be strict and then has no commands of operators.
-func connectionOptions(from *options.ClientOptions) *options.ClientOptions {
-	o := *from
-	o.Timeout, o.ServerAPIOptions = nil, nil
-	o.ReadConcern, o.WriteConcern, o.ReadPreference = nil, nil, nil
-	o.BSONOptions, o.Registry, o.AutoEncryptionOptions = nil, nil, nil
-	return &o
+func connectionOptions(given *options.ClientOptions) *options.ClientOptions {
+	options := *given
+	options.Timeout, options.ServerAPIOptions = nil, nil
+	options.ReadConcern, options.WriteConcern, options.ReadPreference = nil, nil, nil
+	options.BSONOptions, options.Registry, options.AutoEncryptionOptions = nil, nil, nil
+	return &options
 }
 
 // Disconnect closes the clients, within two seconds. Errors are ignored: the process ends, or makes
@@ -124,14 +124,14 @@ func (c *Clients) Disconnect(ctx context.Context) {
 // StateDatabase connects to the state database, for commands. The returned function closes the
 // connection.
 func StateDatabase(cfg config.Config) (state.Database, func(), error) {
-	c, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	clients, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return state.Database{}, nil, err
 	}
-	return state.Open(c.State, cfg.State), func() { c.Disconnect(context.Background()) }, nil
+	return state.Open(clients.State, cfg.State), func() { clients.Disconnect(context.Background()) }, nil
 }
 
-// SecureMongo sets the TLS configuration t in opts, in addition to the TLS options of the URI. If t
+// SecureMongo sets the TLS configuration tlsConfig in opts, in addition to the TLS options of the URI. If tlsConfig
 // is nil, only the URI applies. The files are checked for changes at each connection, and reloaded
 // is called for each change: see [config.TLS.Source].
 //
@@ -143,16 +143,16 @@ func StateDatabase(cfg config.Config) (state.Database, func(), error) {
 //
 // The log of the driver stays off, even if its environment variables turn it on: at its finest
 // level it prints documents.
-func SecureMongo(opts *options.ClientOptions, t *config.TLS, log *slog.Logger, reloaded func(ok bool)) error {
+func SecureMongo(opts *options.ClientOptions, tlsConfig *config.TLS, log *slog.Logger, reloaded func(ok bool)) error {
 	opts.SetLoggerOptions(options.Logger().SetSink(noLog{}))
-	next, err := t.Source(log, reloaded)
+	next, err := tlsConfig.Source(log, reloaded)
 	if next == nil || err != nil {
 		return err
 	}
 
 	// Without a file of authorities, the configuration reads the client certificate at each
 	// handshake.
-	if t.CA == "" {
+	if tlsConfig.CA == "" {
 		opts.SetTLSConfig(next())
 		return nil
 	}
@@ -193,23 +193,23 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 		conf.VerifyConnection = verifyNotRevoked
 	}
 
-	t := tls.Client(nc, conf)
-	if err := t.HandshakeContext(ctx); err != nil {
+	conn := tls.Client(nc, conf)
+	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = nc.Close()
 		return nil, err
 	}
-	return t, nil
+	return conn, nil
 }
 
 var errRevoked = errors.New("the server's certificate was revoked by its issuer")
 
 // verifyNotRevoked returns an error if the server staples a response of the issuer's OCSP responder
 // to its certificate, and the certificate is revoked according to the response.
-func verifyNotRevoked(s tls.ConnectionState) error {
-	if len(s.OCSPResponse) == 0 || len(s.VerifiedChains) == 0 || len(s.VerifiedChains[0]) < 2 {
+func verifyNotRevoked(state tls.ConnectionState) error {
+	if len(state.OCSPResponse) == 0 || len(state.VerifiedChains) == 0 || len(state.VerifiedChains[0]) < 2 {
 		return nil
 	}
-	response, err := ocsp.ParseResponseForCert(s.OCSPResponse, s.PeerCertificates[0], s.VerifiedChains[0][1])
+	response, err := ocsp.ParseResponseForCert(state.OCSPResponse, state.PeerCertificates[0], state.VerifiedChains[0][1])
 	if err == nil && response.Status == ocsp.Revoked {
 		return errRevoked
 	}

@@ -41,7 +41,7 @@ type Inspection struct {
 
 // Unreadable returns [outboxes.ErrUnwatchable] with the cause and the fix of the first name that cannot be read.
 func (i Inspection) Unreadable() error {
-	if at := slices.IndexFunc(i.Findings, func(f outboxes.Finding) bool { return f.Fatal }); at >= 0 {
+	if at := slices.IndexFunc(i.Findings, func(finding outboxes.Finding) bool { return finding.Fatal }); at >= 0 {
 		return i.Findings[at].Err()
 	}
 	return nil
@@ -83,7 +83,7 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 
 	// A view can be read, and its change stream fails for another reason.
 	exact = slices.DeleteFunc(exact, func(ns string) bool {
-		return slices.ContainsFunc(i.Findings, func(f outboxes.Finding) bool { return f.Fatal && f.NS == ns })
+		return slices.ContainsFunc(i.Findings, func(finding outboxes.Finding) bool { return finding.Fatal && finding.NS == ns })
 	})
 	refused, err := outboxes.InspectRights(ctx, client, exact)
 	if err != nil {
@@ -93,8 +93,8 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 		refused = append(refused, inspectStream(ctx, client, scope)...)
 	}
 	// A collection on which the user has no rights is in no list, so it may well exist.
-	i.Findings = slices.DeleteFunc(i.Findings, func(f outboxes.Finding) bool {
-		return f.Kind == outboxes.IsMissing && slices.ContainsFunc(refused, func(r outboxes.Finding) bool { return r.NS == f.NS })
+	i.Findings = slices.DeleteFunc(i.Findings, func(finding outboxes.Finding) bool {
+		return finding.Kind == outboxes.IsMissing && slices.ContainsFunc(refused, func(other outboxes.Finding) bool { return other.NS == finding.NS })
 	})
 	i.Findings = append(i.Findings, refused...)
 	return i, nil
@@ -167,13 +167,13 @@ func WantedIndexes(cfg config.Config) outboxes.Indexes {
 
 // Router returns the configured router. choose, if not nil, comes before the rules: see [routing.Config].
 func Router(cfg config.Config, choose func(aggregateType, typ string) []string) (*routing.Router, error) {
-	c := cfg.Routing()
-	c.Choose = choose
-	r, err := routing.New(c)
+	routes := cfg.Routing()
+	routes.Choose = choose
+	router, err := routing.New(routes)
 	if err != nil {
 		return nil, fmt.Errorf("topics: %w", err)
 	}
-	return r, nil
+	return router, nil
 }
 
 // Oplog returns a function that reads the times of the oldest and the newest oplog entry, in

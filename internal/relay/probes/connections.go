@@ -46,8 +46,8 @@ func (c *connections) connContext(ctx context.Context, conn net.Conn) context.Co
 }
 
 // SetRank sets the rank of the connection on which a request arrived, for the time of the request.
-func SetRank(r *http.Request, rank Rank) {
-	if set, ok := r.Context().Value(connKey{}).(func(Rank)); ok {
+func SetRank(request *http.Request, rank Rank) {
+	if set, ok := request.Context().Value(connKey{}).(func(Rank)); ok {
 		set(rank)
 	}
 }
@@ -55,9 +55,9 @@ func SetRank(r *http.Request, rank Rank) {
 func (c *connections) setRank(conn net.Conn, rank Rank) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if v, open := c.conns[conn]; open {
-		v.rank = rank
-		c.conns[conn] = v
+	if connection, open := c.conns[conn]; open {
+		connection.rank = rank
+		c.conns[conn] = connection
 	}
 }
 
@@ -107,13 +107,13 @@ func (c *connections) closeOneLocked() bool {
 	return true
 }
 
-// goesBefore reports whether v is closed before o: idle connections first, then those of the lowest rank, then the oldest.
-func (v connection) goesBefore(o connection) bool {
+// goesBefore reports whether v is closed before connection: idle connections first, then those of the lowest rank, then the oldest.
+func (v connection) goesBefore(connection connection) bool {
 	switch {
-	case v.idle != o.idle:
+	case v.idle != connection.idle:
 		return v.idle
-	case v.rank != o.rank:
-		return v.rank < o.rank
+	case v.rank != connection.rank:
+		return v.rank < connection.rank
 	}
-	return v.since.Before(o.since)
+	return v.since.Before(connection.since)
 }

@@ -57,15 +57,15 @@ type Server struct {
 // NewServer returns a Server for a listener that is already bound. It bounds the times for headers and idle connections.
 // If there are more than maxConns connections, it closes the one that has been idle longest, or else one of a caller with
 // the lowest rank, see [SetRank]. When the Server stops, it calls stop, which may be nil.
-func NewServer(listener net.Listener, s *http.Server, maxConns int, stop context.CancelFunc) *Server {
+func NewServer(listener net.Listener, server *http.Server, maxConns int, stop context.CancelFunc) *Server {
 	if stop == nil {
 		stop = func() {}
 	}
 	open := newConnections(maxConns)
-	s.ConnState, s.ConnContext = open.trackState, open.connContext
-	s.ReadHeaderTimeout = headerTimeout
-	s.IdleTimeout = idleTimeout
-	return &Server{listener: listener, http: s, stop: stop}
+	server.ConnState, server.ConnContext = open.trackState, open.connContext
+	server.ReadHeaderTimeout = headerTimeout
+	server.IdleTimeout = idleTimeout
+	return &Server{listener: listener, http: server, stop: stop}
 }
 
 // Listen binds address (host:port; port 0 takes a free port). So an address that is in use is an error at the start. It
@@ -123,19 +123,19 @@ func (s *Server) Close() error {
 // web page can let a name resolve to 127.0.0.1, and the page can then read the responses in the browser (DNS rebinding).
 // Requests from other machines, such as those of a scraper, may use any name.
 func rejectForeignNames(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if isOnLoopback(r) && !isLocalName(r.Host) {
-			w.Header().Set("X-Content-Type-Options", "nosniff")
-			http.Error(w, "the request was sent to a name that is not one of this machine's: use localhost or the address", http.StatusMisdirectedRequest)
+	return http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
+		if isOnLoopback(request) && !isLocalName(request.Host) {
+			response.Header().Set("X-Content-Type-Options", "nosniff")
+			http.Error(response, "the request was sent to a name that is not one of this machine's: use localhost or the address", http.StatusMisdirectedRequest)
 			return
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(response, request)
 	})
 }
 
 // isOnLoopback reports whether the request arrived at an address that only this machine can reach.
-func isOnLoopback(r *http.Request) bool {
-	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+func isOnLoopback(request *http.Request) bool {
+	at, ok := request.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ok && at.IP.IsLoopback()
 }
 
@@ -153,8 +153,8 @@ func isLocalName(host string) bool {
 // Handler serves /livez, /readyz and /metrics, for a listener of the caller.
 func Handler(probe Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { serveLivez(w, probe) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { serveReadyz(w, probe) })
+	mux.HandleFunc("GET /livez", func(response http.ResponseWriter, _ *http.Request) { serveLivez(response, probe) })
+	mux.HandleFunc("GET /readyz", func(response http.ResponseWriter, _ *http.Request) { serveReadyz(response, probe) })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
 		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ErrorHandling:       promhttp.ContinueOnError,
@@ -171,12 +171,12 @@ type liveness struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-func serveLivez(w http.ResponseWriter, probe Health) {
+func serveLivez(response http.ResponseWriter, probe Health) {
 	if err := probe.Live(); err != nil {
-		writeJSON(w, http.StatusServiceUnavailable, liveness{Reason: err.Error()})
+		writeJSON(response, http.StatusServiceUnavailable, liveness{Reason: err.Error()})
 		return
 	}
-	writeJSON(w, http.StatusOK, liveness{Live: true})
+	writeJSON(response, http.StatusOK, liveness{Live: true})
 }
 
 // readiness is the body of /readyz.
@@ -188,7 +188,7 @@ type readiness struct {
 	Health *health.Report `json:"health,omitempty"`
 }
 
-func serveReadyz(w http.ResponseWriter, probe Health) {
+func serveReadyz(response http.ResponseWriter, probe Health) {
 	ok, role, reasons := probe.Ready()
 	if reasons == nil {
 		// In JSON, nil would be null instead of an empty list.
@@ -199,17 +199,17 @@ func serveReadyz(w http.ResponseWriter, probe Health) {
 	if !ok {
 		status = http.StatusServiceUnavailable
 	}
-	writeJSON(w, status, readiness{ok, role, reasons, probe.Report()})
+	writeJSON(response, status, readiness{ok, role, reasons, probe.Report()})
 }
 
-func writeJSON(w http.ResponseWriter, status int, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
+func writeJSON(response http.ResponseWriter, status int, body any) {
+	response.Header().Set("Content-Type", "application/json")
+	response.Header().Set("Cache-Control", "no-store")
+	response.Header().Set("X-Content-Type-Options", "nosniff")
+	response.WriteHeader(status)
 
 	// It fails only if the client has closed the connection.
-	_ = json.NewEncoder(w).Encode(body)
+	_ = json.NewEncoder(response).Encode(body)
 }
 
 // HostName returns the name in a Host header, without the port.

@@ -61,17 +61,17 @@ type figures struct {
 // countPeriodically counts until ctx ends. If a collection cannot be counted, only the health
 // report contains that.
 func (f *figures) countPeriodically(ctx context.Context) error {
-	m := &f.relay.metrics.Figures
-	m.Limit.Set(figuresLimit)
-	m.Watcher.WithLabelValues(f.relay.cfg.Watcher, f.relay.cfg.Node).Set(1)
-	m.Health.SetCurrent(string(health.OK))
-	m.Age.SetSource(func() float64 {
+	figures := &f.relay.metrics.Figures
+	figures.Limit.Set(figuresLimit)
+	figures.Watcher.WithLabelValues(f.relay.cfg.Watcher, f.relay.cfg.Node).Set(1)
+	figures.Health.SetCurrent(string(health.OK))
+	figures.Age.SetSource(func() float64 {
 		if at := f.countedAt.Load(); at > 0 {
 			return time.Since(time.Unix(0, at)).Seconds()
 		}
 		return 0
 	})
-	m.Ready.SetSource(func() float64 {
+	figures.Ready.SetSource(func() float64 {
 		ok, _, _ := f.relay.processHealth().Ready()
 		return metrics.Bool(ok)
 	})
@@ -110,10 +110,10 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	if ctx.Err() != nil {
 		return
 	}
-	o := health.Observation{At: now, Err: err}
+	observation := health.Observation{At: now, Err: err}
 	var overdue int64
 	for _, c := range list {
-		o.Dead += c.DeadLetters
+		observation.Dead += c.DeadLetters
 		if c.Overdue > overdueAfter {
 			overdue++
 		}
@@ -122,7 +122,7 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	for _, one := range active {
 		waiting += one.WaitingCount.Load()
 	}
-	o.Counts = []health.Count{
+	observation.Counts = []health.Count{
 		{Name: "exceptions", N: waiting},
 		{Name: "overdue_collections", N: overdue},
 	}
@@ -133,7 +133,7 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	} else {
 		f.relay.log.Debug("cannot count the documents of the collections", "error", err)
 	}
-	report := f.judge.Observe(o)
+	report := f.judge.Observe(observation)
 	f.relay.metrics.Figures.Health.SetCurrent(string(report.Status))
 	f.relay.shared.State.SetReport(&report)
 }
@@ -205,22 +205,22 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 	var failed error
 	inboxes := map[string]bool{}
 	for _, o := range all {
-		c := f.counted[o.NS()]
-		c.Name = o.NS()
-		if round[c.Name] || due[c.Name] {
+		collection := f.counted[o.NS()]
+		collection.Name = o.NS()
+		if round[collection.Name] || due[collection.Name] {
 			one, cancel := context.WithTimeout(ctx, figuresTimeout)
 			var err error
 			// All outboxes of a database share one inbox.
-			if round[c.Name] {
-				c = metrics.Collection{Name: c.Name}
-				err = f.countCollection(one, o, after, &c, !inboxes[o.DB])
+			if round[collection.Name] {
+				collection = metrics.Collection{Name: collection.Name}
+				err = f.countCollection(one, o, after, &collection, !inboxes[o.DB])
 				inboxes[o.DB] = true
 				if checkIndexes && err == nil {
 					f.countIndexes(one, o)
 				}
 			}
 			if err == nil {
-				err = f.countDue(one, o, now, &c, due[c.Name] || len(all) <= outboxes.MaxCounted && round[c.Name])
+				err = f.countDue(one, o, now, &collection, due[collection.Name] || len(all) <= outboxes.MaxCounted && round[collection.Name])
 			}
 			cancel()
 			if err != nil && failed == nil {
@@ -228,9 +228,9 @@ func (f *figures) countCollections(ctx context.Context, active []*term.Runner) (
 			}
 		}
 
-		c.DeadLetters, c.HasDead = letters[c.Name], true
-		c.MissingIndexes, c.HasIndexes = f.missingIndexes[c.Name]
-		list = append(list, c)
+		collection.DeadLetters, collection.HasDead = letters[collection.Name], true
+		collection.MissingIndexes, collection.HasIndexes = f.missingIndexes[collection.Name]
+		list = append(list, collection)
 	}
 	f.counted = make(map[string]metrics.Collection, len(list))
 	for _, c := range list {
@@ -308,22 +308,22 @@ func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collec
 	return nil
 }
 
-// countCollection counts one collection into c, except for its scheduled envelopes. It skips documents that the user may not read: the
+// countCollection counts one collection into collection, except for its scheduled envelopes. It skips documents that the user may not read: the
 // relay does not need these privileges. It also skips what only a read of a large collection could count.
 func (f *figures) countCollection(
-	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, c *metrics.Collection, inbox bool,
+	ctx context.Context, outbox outboxes.Outbox, after bson.Timestamp, collection *metrics.Collection, inbox bool,
 ) error {
-	db := mongodb.Database(f.relay.shared.Mongo.State, o.DB)
+	db := mongodb.Database(f.relay.shared.Mongo.State, outbox.DB)
 	if !after.IsZero() {
-		n, oldest, err := outboxes.CountBehind(ctx, db.Collection(o.Coll), after, figuresLimit)
+		n, oldest, err := outboxes.CountBehind(ctx, db.Collection(outbox.Coll), after, figuresLimit)
 		switch {
 		case err == nil:
-			c.Pending, c.HasPending = n, true
+			collection.Pending, collection.HasPending = n, true
 		case !errors.Is(err, outboxes.ErrNotIndexed):
 			return ignoreUnauthorized(err)
 		}
 		if !oldest.IsZero() {
-			c.OldestAge = max(f.relay.shared.Clock.Now().Sub(time.Unix(int64(oldest.T), 0)), 0)
+			collection.OldestAge = max(f.relay.shared.Clock.Now().Sub(time.Unix(int64(oldest.T), 0)), 0)
 		}
 	}
 
@@ -335,23 +335,23 @@ func (f *figures) countCollection(
 		return ignoreUnauthorized(err)
 	}
 	// The metadata of an empty inbox and of a missing inbox are equal.
-	c.Inbox, c.HasInbox = n, n > 0
+	collection.Inbox, collection.HasInbox = n, n > 0
 	return nil
 }
 
-// countDue counts the scheduled envelopes of one collection into c. look is false if the collection is on no list of those that hold
+// countDue counts the scheduled envelopes of one collection into collection. look is false if the collection is on no list of those that hold
 // any.
-func (f *figures) countDue(ctx context.Context, o outboxes.Outbox, now time.Time, c *metrics.Collection, look bool) error {
-	c.Scheduled, c.Overdue, c.HasScheduled = 0, 0, true
+func (f *figures) countDue(ctx context.Context, outbox outboxes.Outbox, now time.Time, collection *metrics.Collection, look bool) error {
+	collection.Scheduled, collection.Overdue, collection.HasScheduled = 0, 0, true
 	if !look {
 		return nil
 	}
 
-	coll := mongodb.Database(f.relay.shared.Mongo.State, o.DB).Collection(o.Coll)
+	coll := mongodb.Database(f.relay.shared.Mongo.State, outbox.DB).Collection(outbox.Coll)
 	n, first, err := outboxes.CountDue(ctx, coll, slot.Range{}, figuresLimit)
-	c.Scheduled, c.HasScheduled = n, err == nil
+	collection.Scheduled, collection.HasScheduled = n, err == nil
 	if !first.IsZero() {
-		c.Overdue = max(now.Sub(first), 0)
+		collection.Overdue = max(now.Sub(first), 0)
 	}
 
 	if errors.Is(err, outboxes.ErrNotIndexed) {
@@ -362,11 +362,11 @@ func (f *figures) countDue(ctx context.Context, o outboxes.Outbox, now time.Time
 
 // countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
 // listed, the collection has no metric until the next check.
-func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
-	coll := mongodb.Database(f.relay.shared.Mongo.State, o.DB).Collection(o.Coll)
+func (f *figures) countIndexes(ctx context.Context, outbox outboxes.Outbox) {
+	coll := mongodb.Database(f.relay.shared.Mongo.State, outbox.DB).Collection(outbox.Coll)
 	missing, err := connect.WantedIndexes(f.relay.cfg).Missing(ctx, coll)
 	if err == nil {
-		f.missingIndexes[o.NS()] = len(missing)
+		f.missingIndexes[outbox.NS()] = len(missing)
 	}
 }
 

@@ -62,7 +62,7 @@ func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 	}
 
 	// The process shows the most important role of its slots.
-	at := slices.IndexFunc(rolesByRank, func(r readiness.Role) bool { return had[string(r)] })
+	at := slices.IndexFunc(rolesByRank, func(other readiness.Role) bool { return had[string(other)] })
 	return ok, string(rolesByRank[max(at, 0)]), reasons
 }
 
@@ -71,8 +71,8 @@ func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 type lateHealth func() *Relay
 
 func (current lateHealth) health() probes.Health {
-	if r := current(); r != nil {
-		return r.processHealth()
+	if relay := current(); relay != nil {
+		return relay.processHealth()
 	}
 	return readiness.NewState(0, time.Now, slog.New(slog.DiscardHandler))
 }

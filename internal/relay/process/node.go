@@ -88,14 +88,14 @@ func configFingerprint(cfg config.Config) string {
 
 // vitalSigns returns the content of the next heartbeat.
 func (r *Relay) vitalSigns() nodes.Vitals {
-	v := nodes.Vitals{KafkaReachable: r.shared.KafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
+	vitals := nodes.Vitals{KafkaReachable: r.shared.KafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
 	if at := r.shared.LastAck.Load(); at > 0 {
-		v.SinceAck = time.Since(time.Unix(0, at))
+		vitals.SinceAck = time.Since(time.Unix(0, at))
 	}
 	for _, one := range r.activeSlots() {
-		v.Holds = append(v.Holds, one.Slot.ID(r.cfg.Watcher))
+		vitals.Holds = append(vitals.Holds, one.Slot.ID(r.cfg.Watcher))
 	}
-	return v
+	return vitals
 }
 
 // checkHostClient returns an error if the client of the embedding program cannot work for a relay. It blocks
@@ -184,8 +184,8 @@ const (
 // It also updates the clock and the metrics that need a query, checks the other nodes, and removes
 // old entries.
 func (r *Relay) runHeartbeat(ctx context.Context) error {
-	t := time.NewTicker(beatEvery)
-	defer t.Stop()
+	ticker := time.NewTicker(beatEvery)
+	defer ticker.Stop()
 	defer r.shared.State.EndPulse("heartbeat")
 
 	// After a failure, the next attempt is one interval later.
@@ -220,7 +220,7 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 		case <-ctx.Done():
 			r.LeaveNodes(ctx)
 			return nil
-		case <-t.C:
+		case <-ticker.C:
 		}
 	}
 }
@@ -271,11 +271,11 @@ func (r *Relay) readOplogWindow(ctx context.Context) error {
 
 // ApplyReload applies the keys of next that may change without a restart, and returns them.
 func (r *Relay) ApplyReload(next config.Config) (applied []string) {
-	o := r.operators.Load()
-	if o == nil || next.HTTP.Admin == nil {
+	listener := r.operators.Load()
+	if listener == nil || next.HTTP.Admin == nil {
 		return nil
 	}
-	return (*o).Reload(next.HTTP.Admin)
+	return (*listener).Reload(next.HTTP.Admin)
 }
 
 // Reloaded reports that the configuration was read again while the relay runs. applied contains the

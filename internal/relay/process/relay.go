@@ -72,7 +72,7 @@ type Listener interface {
 // this option, New returns an error if http.admin is set. build binds the address. A program that
 // does not pass build does not link page and API.
 func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)) Option {
-	return func(r *Relay) { r.buildOperators = build }
+	return func(relay *Relay) { relay.buildOperators = build }
 }
 
 // Host has the values that a program in which the relay is embedded passes to it. All are optional.
@@ -88,16 +88,18 @@ var ErrNoOperators = errors.New("http.admin: this program does not contain the o
 
 // EmbeddedIn is for a relay inside another program. The relay does not notify the service manager: that is
 // up to the program.
-func EmbeddedIn(h Host) Option { return func(r *Relay) { r.embedded, r.host = true, h } }
+func EmbeddedIn(host Host) Option {
+	return func(relay *Relay) { relay.embedded, relay.host = true, host }
+}
 
 // New builds a relay, whose clients connect to MongoDB in the background. All its errors are errors of the
 // configuration. The caller must call Run or Close.
 func New(cfg config.Config, version string, log *slog.Logger, options ...Option) (*Relay, error) {
-	r := &Relay{cfg: cfg, log: log}
+	relay := &Relay{cfg: cfg, log: log}
 	for _, o := range options {
-		o(r)
+		o(relay)
 	}
-	if r.servesOperators() && r.buildOperators == nil {
+	if relay.servesOperators() && relay.buildOperators == nil {
 		return nil, ErrNoOperators
 	}
 
@@ -105,33 +107,33 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	// With one slot, the metrics have no label for it.
 	var sets []*metrics.Set
 	if len(parts) == 1 {
-		r.metrics = metrics.New(version)
-		sets = []*metrics.Set{r.metrics}
+		relay.metrics = metrics.New(version)
+		sets = []*metrics.Set{relay.metrics}
 	} else {
 		names := make([]string, len(parts))
 		for i, p := range parts {
 			names[i] = p.String()
 		}
-		r.metrics, sets = metrics.NewForSlots(version, names)
+		relay.metrics, sets = metrics.NewForSlots(version, names)
 	}
 
 	var err error
-	if r.shared, err = newShared(cfg, r.host, version, log, r.metrics); err != nil {
+	if relay.shared, err = newShared(cfg, relay.host, version, log, relay.metrics); err != nil {
 		return nil, err
 	}
-	r.member = r.newMember(state.Open(r.shared.Mongo.State, cfg.State))
-	r.figures = &figures{relay: r, judge: new(health.Evaluator)}
+	relay.member = relay.newMember(state.Open(relay.shared.Mongo.State, cfg.State))
+	relay.figures = &figures{relay: relay, judge: new(health.Evaluator)}
 	for i, p := range parts {
-		r.slots = append(r.slots, term.NewRunner(r.shared, p, sets[i]))
+		relay.slots = append(relay.slots, term.NewRunner(relay.shared, p, sets[i]))
 	}
-	return r, nil
+	return relay, nil
 }
 
 // newShared returns the parts that the slots share.
 func newShared(
-	cfg config.Config, host Host, version string, log *slog.Logger, m *metrics.Set,
-) (s *term.Shared, err error) {
-	s = &term.Shared{
+	cfg config.Config, host Host, version string, log *slog.Logger, metricSet *metrics.Set,
+) (shared *term.Shared, err error) {
+	shared = &term.Shared{
 		Config:  cfg,
 		Log:     log,
 		Version: version,
@@ -139,38 +141,38 @@ func newShared(
 		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
 		Pace:    term.DefaultPace,
 	}
-	if s.Scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
+	if shared.Scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
-	if s.Router, err = connect.Router(cfg, host.Route); err != nil {
+	if shared.Router, err = connect.Router(cfg, host.Route); err != nil {
 		return nil, err
 	}
-	s.Mapping = cfg.DocumentMapping()
-	if s.Preset, err = routing.NewPreset(cfg.Preset()); err != nil {
+	shared.Mapping = cfg.DocumentMapping()
+	if shared.Preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
 
-	if s.Mongo, err = connect.NewClients(cfg.MongoDB, host.Mongo, cfg.Node, cfg.Slots, log, m); err != nil {
+	if shared.Mongo, err = connect.NewClients(cfg.MongoDB, host.Mongo, cfg.Node, cfg.Slots, log, metricSet); err != nil {
 		return nil, err
 	}
-	if s.Kafka, err = connect.NewKafka(cfg, host.Kafka, log, m); err != nil {
+	if shared.Kafka, err = connect.NewKafka(cfg, host.Kafka, log, metricSet); err != nil {
 		return nil, err
 	}
-	if s.Sinks, err = newSinks(cfg, s.Kafka, log, m); err != nil {
+	if shared.Sinks, err = newSinks(cfg, shared.Kafka, log, metricSet); err != nil {
 		return nil, err
 	}
-	if s.Exporter, err = newExporter(cfg, version, m, log); err != nil {
+	if shared.Exporter, err = newExporter(cfg, version, metricSet, log); err != nil {
 		return nil, err
 	}
 
-	db := state.Open(s.Mongo.State, cfg.State)
-	s.Nodes = nodes.NewNodes(db.Collection("nodes"))
-	s.Registry = outboxes.NewRegistry(db.Collection("collections"))
-	s.Divisions = divisions.New(db)
+	db := state.Open(shared.Mongo.State, cfg.State)
+	shared.Nodes = nodes.NewNodes(db.Collection("nodes"))
+	shared.Registry = outboxes.NewRegistry(db.Collection("collections"))
+	shared.Divisions = divisions.New(db)
 	if cfg.Slots > 1 {
-		s.Balancer = slots.NewBalancer(cfg, db, s.Nodes)
+		shared.Balancer = slots.NewBalancer(cfg, db, shared.Nodes)
 	}
-	return s, nil
+	return shared, nil
 }
 
 // Run delivers until ctx ends, then drains and releases within the configured time. It closes the
@@ -185,7 +187,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return err
 	}
 
-	g, work := errgroup.WithContext(work)
+	group, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
 		srv, err := probes.Listen(r.cfg.HTTP.Listen, r.processHealth(), r.metrics.Registry, r.log)
 		if err != nil {
@@ -195,18 +197,18 @@ func (r *Relay) Run(ctx context.Context) error {
 			}
 			return err
 		}
-		g.Go(func() error { return srv.Run(work) })
+		group.Go(func() error { return srv.Run(work) })
 	}
 	if operators != nil {
-		g.Go(func() error { return operators.Run(work) })
+		group.Go(func() error { return operators.Run(work) })
 	}
 
-	g.Go(func() error { return r.shared.Exporter.Run(work) })
+	group.Go(func() error { return r.shared.Exporter.Run(work) })
 	if !r.embedded {
-		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.processHealth(), r.log).Run(ctx, work) })
+		group.Go(func() error { return systemd.New(r.cfg.Watcher, r.processHealth(), r.log).Run(ctx, work) })
 	}
 
-	g.Go(func() error {
+	group.Go(func() error {
 		// All other goroutines end when the slots have stopped.
 		defer cancel()
 		if err := r.checkHostClient(ctx); err != nil {
@@ -216,9 +218,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err := r.prepareState(ctx); err != nil || ctx.Err() != nil {
 			return err
 		}
-		g.Go(func() error { return r.figures.countPeriodically(work) })
-		g.Go(func() error { return r.recordHistory(work) })
-		g.Go(func() error { return r.runHeartbeat(work) })
+		group.Go(func() error { return r.figures.countPeriodically(work) })
+		group.Go(func() error { return r.recordHistory(work) })
+		group.Go(func() error { return r.runHeartbeat(work) })
 
 		if !r.cfg.HasRole(config.RoleRelay) {
 			// A process without the role of a relay never acquires the lease.
@@ -229,7 +231,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return r.ownSlots(ctx, work)
 	})
 
-	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
@@ -246,13 +248,13 @@ func (r *Relay) listenOperators() (Listener, error) {
 	if !r.servesOperators() {
 		return nil, nil
 	}
-	o, err := r.buildOperators(r.cfg, r.shared.Version, r.log, r.metrics)
+	listener, err := r.buildOperators(r.cfg, r.shared.Version, r.log, r.metrics)
 	if err != nil {
 		return nil, err
 	}
-	r.log.Info("the operator's page and API are served", "address", o.Addr())
-	r.operators.Store(&o)
-	return o, nil
+	r.log.Info("the operator's page and API are served", "address", listener.Addr())
+	r.operators.Store(&listener)
+	return listener, nil
 }
 
 // Ready returns the readiness, the role and the problems of the process, as /readyz does.
@@ -265,8 +267,8 @@ func (r *Relay) Ready() (ok bool, role readiness.Role, reasons []string) {
 // returns nil, the process is live and not ready, and has no metrics.
 func Handler(current func() *Relay, log *slog.Logger) http.Handler {
 	gatherer := metrics.GatherFrom(func() *metrics.Set {
-		if r := current(); r != nil {
-			return r.metrics
+		if relay := current(); relay != nil {
+			return relay.metrics
 		}
 		return nil
 	})
@@ -330,25 +332,25 @@ func (r *Relay) IsHalted(i int) bool {
 func (r *Relay) RequestHandOver(i int, reason string) bool { return r.slots[i].RequestHandOver(reason) }
 
 // newSinks returns the opener of the relay's sinks. It does no I/O.
-func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, m *metrics.Set) (*sink.Opener, error) {
-	c := sink.Config{
+func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, metricSet *metrics.Set) (*sink.Opener, error) {
+	common := sink.Config{
 		Compression:       cfg.Kafka.Compression,
 		RequestTimeout:    cfg.Kafka.RequestTimeout,
 		RequestsPerBroker: cfg.Kafka.RequestsPerBroker,
 		ParkBytes:         int64(cfg.Limits.Memory),
 		Log:               log,
-		Metrics:           m,
+		Metrics:           metricSet,
 	}
 
-	if t := cfg.Topics.Create; t != nil {
-		c.Create = &kafkawire.TopicCreate{
-			Partitions:  t.Partitions,
-			Replication: t.Replication,
-			Configs:     t.Configs,
+	if create := cfg.Topics.Create; create != nil {
+		common.Create = &kafkawire.TopicCreate{
+			Partitions:  create.Partitions,
+			Replication: create.Replication,
+			Configs:     create.Configs,
 		}
 	}
 
-	return sink.NewOpener(c, client)
+	return sink.NewOpener(common, client)
 }
 
 var _ pipeline.Follower = (*tracing.Delivery)(nil)
@@ -361,8 +363,8 @@ func newExporter(cfg config.Config, version string, set *metrics.Set, log *slog.
 		return nil, fmt.Errorf("otel.tls: %w", err)
 	}
 
-	m := &set.Telemetry
-	e, err := tracing.New(tracing.Config{
+	telemetry := &set.Telemetry
+	exporter, err := tracing.New(tracing.Config{
 		Endpoint:        cfg.OTel.Endpoint.Reveal(),
 		Token:           cfg.OTel.Token.Reveal(),
 		TLS:             tls,
@@ -374,17 +376,17 @@ func newExporter(cfg config.Config, version string, set *metrics.Set, log *slog.
 		Watcher:         cfg.Watcher,
 		Gatherer:        set.Registry,
 		Log:             log,
-		OnLimited:       m.Limited.Inc,
+		OnLimited:       telemetry.Limited.Inc,
 		OnExport: func(signal string, err error) {
 			result := "ok"
 			if err != nil {
 				result = "failed"
 			}
-			m.Exports.WithLabelValues(signal, result).Inc()
+			telemetry.Exports.WithLabelValues(signal, result).Inc()
 		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("otel: %w", err)
 	}
-	return e, nil
+	return exporter, nil
 }

@@ -28,12 +28,12 @@ type Calls struct {
 
 // OperationTime returns the current cluster time of the server. It blocks until MongoDB answers or
 // ctx ends.
-func (c *Calls) OperationTime(ctx context.Context) (at bson.Timestamp, err error) {
+func (c *Calls) OperationTime(ctx context.Context) (clusterTime bson.Timestamp, err error) {
 	err = c.RetryCall(ctx, func(ctx context.Context) (err error) {
-		at, err = mongodb.ClusterTime(ctx, c.Client)
+		clusterTime, err = mongodb.ClusterTime(ctx, c.Client)
 		return err
 	})
-	return at, err
+	return clusterTime, err
 }
 
 // RetryCall repeats op until it succeeds. Each attempt has a deadline, so op must be cheap for the

@@ -68,10 +68,10 @@ func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger
 }
 
 // SetRole sets the role.
-func (s *State) SetRole(r Role) {
+func (s *State) SetRole(role Role) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.role = r
+	s.role = role
 }
 
 // SetProblem sets the problem of part. If text is empty, part has no problem any more. It reports
@@ -80,13 +80,13 @@ func (s *State) SetProblem(part, text string, fatal bool) bool {
 	return s.setProblem(part, text, fatal, time.Time{})
 }
 
-// SetProblemSince is SetProblem of a problem that began at since.
-func (s *State) SetProblemSince(part, text string, since time.Time) bool {
-	return s.setProblem(part, text, false, since)
+// SetProblemSince is SetProblem of a problem that began at the time began.
+func (s *State) SetProblemSince(part, text string, began time.Time) bool {
+	return s.setProblem(part, text, false, began)
 }
 
-// setProblem is SetProblemSince. If since is zero, a new problem begins now.
-func (s *State) setProblem(part, text string, fatal bool, since time.Time) bool {
+// setProblem is SetProblemSince. If began is zero, a new problem begins now.
+func (s *State) setProblem(part, text string, fatal bool, began time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, had := s.problems[part]
@@ -95,14 +95,14 @@ func (s *State) setProblem(part, text string, fatal bool, since time.Time) bool 
 		return had
 	}
 
-	p := problem{text: text, since: s.now(), fatal: fatal}
+	problem := problem{text: text, since: s.now(), fatal: fatal}
 	if had {
-		p.since = old.since
+		problem.since = old.since
 	}
-	if !since.IsZero() {
-		p.since = since
+	if !began.IsZero() {
+		problem.since = began
 	}
-	s.problems[part] = p
+	s.problems[part] = problem
 	return old.text != text
 }
 
@@ -210,7 +210,7 @@ func (s *State) Live() error {
 }
 
 // SetReport sets the result of the health rules. It is nil if this process does not evaluate them.
-func (s *State) SetReport(r *health.Report) { s.report.Store(r) }
+func (s *State) SetReport(report *health.Report) { s.report.Store(report) }
 
 // Report implements probes.Health.
 func (s *State) Report() *health.Report { return s.report.Load() }

@@ -23,47 +23,47 @@ var (
 
 // fromHeaders returns the W3C trace context in headers. ok is false if there is no valid one, or the service did not
 // sample it. If a header occurs several times, the first one counts. Stored does not allocate.
-func fromHeaders(headers []record.Header) (c storedContext, ok bool) {
+func fromHeaders(headers []record.Header) (context storedContext, ok bool) {
 	for i := range headers {
 		if len(headers[i].Key) != len(parentHeader) || !bytes.EqualFold(headers[i].Key, parentHeader) {
 			continue
 		}
 
-		c, ok = parseTraceparent(headers[i].Value)
+		context, ok = parseTraceparent(headers[i].Value)
 		if !ok {
 			return storedContext{}, false
 		}
 		for j := range headers {
 			if len(headers[j].Key) == len(stateHeader) && bytes.EqualFold(headers[j].Key, stateHeader) {
-				c.state = headers[j].Value
+				context.state = headers[j].Value
 				break
 			}
 		}
-		return c, true
+		return context, true
 	}
 	return storedContext{}, false
 }
 
 // parseTraceparent parses version-traceid-spanid-flags. Later versions may be longer, but have these four parts
 // at the same places.
-func parseTraceparent(v []byte) (c storedContext, ok bool) {
+func parseTraceparent(value []byte) (context storedContext, ok bool) {
 	const size = 55
-	if len(v) < size || v[2] != '-' || v[35] != '-' || v[52] != '-' || len(v) > size && v[size] != '-' {
-		return c, false
+	if len(value) < size || value[2] != '-' || value[35] != '-' || value[52] != '-' || len(value) > size && value[size] != '-' {
+		return context, false
 	}
 
 	var version, flags [1]byte
-	if !isLowerCase(v[:size]) || !decodeHex(version[:], v[:2]) {
-		return c, false
+	if !isLowerCase(value[:size]) || !decodeHex(version[:], value[:2]) {
+		return context, false
 	}
-	if version[0] == 0xff || version[0] == 0 && len(v) != size {
-		return c, false
+	if version[0] == 0xff || version[0] == 0 && len(value) != size {
+		return context, false
 	}
 
-	if !decodeHex(c.TraceID[:], v[3:35]) || !decodeHex(c.SpanID[:], v[36:52]) || !decodeHex(flags[:], v[53:55]) {
+	if !decodeHex(context.TraceID[:], value[3:35]) || !decodeHex(context.SpanID[:], value[36:52]) || !decodeHex(flags[:], value[53:55]) {
 		return storedContext{}, false
 	}
-	return c, c.TraceID.IsValid() && c.SpanID.IsValid() && flags[0]&byte(trace.FlagsSampled) != 0
+	return context, context.TraceID.IsValid() && context.SpanID.IsValid() && flags[0]&byte(trace.FlagsSampled) != 0
 }
 
 func decodeHex(dst, src []byte) bool {
@@ -71,9 +71,9 @@ func decodeHex(dst, src []byte) bool {
 	return err == nil
 }
 
-// isLowerCase reports whether v has no capital letters. W3C does not permit them.
-func isLowerCase(v []byte) bool {
-	for _, b := range v {
+// isLowerCase reports whether value has no capital letters. W3C does not permit them.
+func isLowerCase(value []byte) bool {
+	for _, b := range value {
 		if b >= 'A' && b <= 'Z' {
 			return false
 		}

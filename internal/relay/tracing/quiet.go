@@ -71,8 +71,8 @@ func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, 
 	list, err := q.Producer.Produce(ctx)
 	for _, scope := range list {
 		for i := range scope.Metrics {
-			if h, ok := scope.Metrics[i].Data.(metricdata.Histogram[float64]); ok {
-				decodeExemplarIDs(h)
+			if histogram, ok := scope.Metrics[i].Data.(metricdata.Histogram[float64]); ok {
+				decodeExemplarIDs(histogram)
 			}
 		}
 	}
@@ -85,15 +85,15 @@ func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, 
 
 // decodeExemplarIDs decodes the ids of exemplars. The bridge copies them from labels as hexadecimal text, but
 // OTLP requires bytes.
-func decodeExemplarIDs(h metricdata.Histogram[float64]) {
-	for i := range h.DataPoints {
-		for j := range h.DataPoints[i].Exemplars {
-			e := &h.DataPoints[i].Exemplars[j]
-			if len(e.TraceID) == 32 {
-				e.TraceID = decodedOrSame(e.TraceID)
+func decodeExemplarIDs(histogram metricdata.Histogram[float64]) {
+	for i := range histogram.DataPoints {
+		for j := range histogram.DataPoints[i].Exemplars {
+			exemplar := &histogram.DataPoints[i].Exemplars[j]
+			if len(exemplar.TraceID) == 32 {
+				exemplar.TraceID = decodedOrSame(exemplar.TraceID)
 			}
-			if len(e.SpanID) == 32 || len(e.SpanID) == 16 {
-				e.SpanID = decodedOrSame(e.SpanID)
+			if len(exemplar.SpanID) == 32 || len(exemplar.SpanID) == 16 {
+				exemplar.SpanID = decodedOrSame(exemplar.SpanID)
 			}
 		}
 	}

@@ -43,23 +43,23 @@ func (t *Tap) Begin(recs []record.Record, db, coll []byte, commitMS int64) *Deli
 	}
 
 	// The records of an envelope have the same headers.
-	c, ok := fromHeaders(recs[0].Headers)
+	context, ok := fromHeaders(recs[0].Headers)
 	if !ok {
 		return nil
 	}
-	tracer := t.exporter.tracerFor(c.TraceID, len(recs))
+	tracer := t.exporter.tracerFor(context.TraceID, len(recs))
 	sample := commitMS > 0 && t.exemplar != nil && t.exemplarDue()
 	if tracer == nil && !sample {
 		return nil
 	}
 
-	d := &Delivery{tap: t, stored: c, commitMS: commitMS, sample: sample}
+	delivery := &Delivery{tap: t, stored: context, commitMS: commitMS, sample: sample}
 	// The delivery outlives the record, and the state is a subslice of it.
-	d.stored.state = nil
+	delivery.stored.state = nil
 	if tracer != nil {
-		d.startSpans(tracer, c.spanContext(), recs, string(db)+"."+string(coll))
+		delivery.startSpans(tracer, context.spanContext(), recs, string(db)+"."+string(coll))
 	}
-	return d
+	return delivery
 }
 
 // exemplarDue reports whether it is time for an exemplar, and if so schedules the next one.
@@ -89,24 +89,24 @@ type recordSpan struct {
 func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs []record.Record, collection string) {
 	d.spans = make([]recordSpan, len(recs))
 	for i := range recs {
-		r := &recs[i]
+		rec := &recs[i]
 		attrs := make([]attribute.KeyValue, 0, 11)
 		attrs = append(attrs,
 			semconv.MessagingSystemKafka,
 			semconv.MessagingOperationName("send"),
 			semconv.MessagingOperationTypeSend,
-			semconv.MessagingDestinationName(r.Topic),
-			semconv.MessagingMessageBodySize(len(r.Value)),
+			semconv.MessagingDestinationName(rec.Topic),
+			semconv.MessagingMessageBodySize(len(rec.Value)),
 			attribute.String("outrelay.collection", validText(collection)))
-		if id := r.Header(record.HeaderID); id != nil {
+		if id := rec.Header(record.HeaderID); id != nil {
 			attrs = append(attrs, semconv.MessagingMessageID(validText(string(id))))
 		}
-		if r.Value == nil {
+		if rec.Value == nil {
 			attrs = append(attrs, semconv.MessagingKafkaMessageTombstone(true))
 		}
 
-		d.spans[i].topic = r.Topic
-		_, d.spans[i].span = tracer.Start(detached, "send "+r.Topic,
+		d.spans[i].topic = rec.Topic
+		_, d.spans[i].span = tracer.Start(detached, "send "+rec.Topic,
 			trace.WithNewRoot(),
 			trace.WithSpanKind(trace.SpanKindProducer),
 			trace.WithLinks(trace.Link{SpanContext: from}),
@@ -114,14 +114,14 @@ func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs 
 	}
 }
 
-// validText returns s as valid UTF-8. MongoDB does not check its strings, and one that is not UTF-8 makes an exporter drop
+// validText returns text as valid UTF-8. MongoDB does not check its strings, and one that is not UTF-8 makes an exporter drop
 // all spans of its batch.
-func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+func validText(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // Acked ends the span of a record that Kafka has acknowledged in tp at offset.
 func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
-	place := func(s trace.Span) {
-		s.SetAttributes(
+	place := func(span trace.Span) {
+		span.SetAttributes(
 			semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))),
 			semconv.MessagingKafkaOffset(int(offset)))
 	}
@@ -135,32 +135,32 @@ func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
 	if d.sample {
 		d.tap.exemplar(took, d.stored.TraceID.String(), d.stored.SpanID.String())
 	}
-	d.endSpan(tp.Topic, func(s trace.Span) {
-		place(s)
-		s.SetAttributes(attribute.Float64("outrelay.commit_to_ack_ms", float64(took.Microseconds())/1e3))
+	d.endSpan(tp.Topic, func(span trace.Span) {
+		place(span)
+		span.SetAttributes(attribute.Float64("outrelay.commit_to_ack_ms", float64(took.Microseconds())/1e3))
 	})
 }
 
 // NotSent ends the span of a record that was not sent now. fate is the state in which its envelope waits, or the
 // class of its refusal if refused is set. A later delivery of the envelope has other spans.
 func (d *Delivery) NotSent(topic, fate string, refused bool) {
-	d.endSpan(topic, func(s trace.Span) {
+	d.endSpan(topic, func(span trace.Span) {
 		if refused {
 			// Only the class: a reason may quote data that must not be in a trace.
-			s.SetStatus(codes.Error, fate)
-			s.SetAttributes(semconv.ErrorTypeKey.String(fate))
+			span.SetStatus(codes.Error, fate)
+			span.SetAttributes(semconv.ErrorTypeKey.String(fate))
 			return
 		}
-		s.SetAttributes(attribute.String("outrelay.state", fate))
+		span.SetAttributes(attribute.String("outrelay.state", fate))
 	})
 }
 
 // endSpan ends the first open span of the topic, after setAttributes.
 func (d *Delivery) endSpan(topic string, setAttributes func(trace.Span)) {
 	for i := range d.spans {
-		if s := &d.spans[i]; s.topic == topic && !s.ended.Swap(true) {
-			setAttributes(s.span)
-			s.span.End()
+		if span := &d.spans[i]; span.topic == topic && !span.ended.Swap(true) {
+			setAttributes(span.span)
+			span.span.End()
 			return
 		}
 	}

@@ -86,25 +86,25 @@ func New(cfg Config) (*Exporter, error) {
 	}
 
 	// The error does not quote the endpoint, because it may contain a login.
-	u, err := url.Parse(cfg.Endpoint)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	address, err := url.Parse(cfg.Endpoint)
+	if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
 		return nil, errors.New("the endpoint is not an http or https URL")
 	}
 
 	headers := map[string]string{"User-Agent": "outrelay/" + cfg.Version}
-	password, _ := u.User.Password()
+	password, _ := address.User.Password()
 	switch {
 	case cfg.Token != "":
 		headers["Authorization"] = "Bearer " + cfg.Token
-	case u.User != nil:
-		login := u.User.Username() + ":" + password
+	case address.User != nil:
+		login := address.User.Username() + ":" + password
 		headers["Authorization"] = "Basic " + base64.StdEncoding.EncodeToString([]byte(login))
 	}
 
-	u.User, u.RawQuery, u.Fragment = nil, "", ""
-	u.Path = strings.TrimSuffix(u.Path, "/")
+	address.User, address.RawQuery, address.Fragment = nil, "", ""
+	address.Path = strings.TrimSuffix(address.Path, "/")
 	return &Exporter{
-		cfg: cfg, base: u, headers: headers,
+		cfg: cfg, base: address, headers: headers,
 		spans: newSpanLimit(cfg.SpansPerSecond), flushTimeout: defaultFlushTimeout,
 	}, nil
 }

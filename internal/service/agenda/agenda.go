@@ -46,7 +46,7 @@ func (q Query) buildFilter() (bson.D, error) {
 		window = append(window, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(q.Before)})
 	}
 
-	f := bson.D{{Key: "dueAt", Value: window}}
+	document := bson.D{{Key: "dueAt", Value: window}}
 	// An empty list of ids selects nothing, and nil selects by the other conditions.
 	if q.IDs != nil {
 		for _, id := range q.IDs {
@@ -54,17 +54,17 @@ func (q Query) buildFilter() (bson.D, error) {
 				return nil, errors.New("an id is zero")
 			}
 		}
-		f = append(f, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
+		document = append(document, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
 	}
 
 	if q.Name != "" {
-		f = append(f, bson.E{Key: cmp.Or(q.Mapping.Name("type"), "type"), Value: q.Name})
+		document = append(document, bson.E{Key: cmp.Or(q.Mapping.Name("type"), "type"), Value: q.Name})
 	}
 	if q.AggregateType != "" {
-		f = append(f, bson.E{Key: cmp.Or(q.Mapping.Name("aggregatetype"), "aggregatetype"), Value: q.AggregateType})
+		document = append(document, bson.E{Key: cmp.Or(q.Mapping.Name("aggregatetype"), "aggregatetype"), Value: q.AggregateType})
 	}
 
-	return f, nil
+	return document, nil
 }
 
 // Cancel removes the event id, and reports whether it was scheduled.
@@ -78,10 +78,10 @@ func Cancel(ctx context.Context, coll *mongo.Collection, id event.ID) (bool, err
 	return err == nil && res.DeletedCount > 0, err
 }
 
-// CancelMatching removes the events that q selects and returns their number. Without a transaction each event is
+// CancelMatching removes the events that query selects and returns their number. Without a transaction each event is
 // removed separately, and after an error some of them may be gone.
-func CancelMatching(ctx context.Context, coll *mongo.Collection, q Query) (int64, error) {
-	filter, err := q.buildFilter()
+func CancelMatching(ctx context.Context, coll *mongo.Collection, query Query) (int64, error) {
+	filter, err := query.buildFilter()
 	if err != nil {
 		return 0, err
 	}
@@ -93,25 +93,25 @@ func CancelMatching(ctx context.Context, coll *mongo.Collection, q Query) (int64
 	return res.DeletedCount, nil
 }
 
-// Move makes the event id due at the time at, and reports whether it was scheduled.
-func Move(ctx context.Context, coll *mongo.Collection, id event.ID, at time.Time) (bool, error) {
+// Move sets the due time of the event id to dueAt, and reports whether it was scheduled.
+func Move(ctx context.Context, coll *mongo.Collection, id event.ID, dueAt time.Time) (bool, error) {
 	filter, err := scheduledFilter(id)
 	if err == nil {
-		err = CheckTime(at)
+		err = CheckTime(dueAt)
 	}
 	if err != nil {
 		return false, err
 	}
 
-	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: bson.NewDateTimeFromTime(at)}}}}
+	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: bson.NewDateTimeFromTime(dueAt)}}}}
 	res, err := coll.UpdateOne(ctx, filter, set)
 	return err == nil && res.MatchedCount > 0, err
 }
 
-// CheckTime returns an error if no event can be moved to the time at.
-func CheckTime(at time.Time) error {
-	if at.Year() < 1970 || at.Year() > 9999 {
-		return fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())
+// CheckTime returns an error if no event can be moved to the time dueAt.
+func CheckTime(dueAt time.Time) error {
+	if dueAt.Year() < 1970 || dueAt.Year() > 9999 {
+		return fmt.Errorf("invalid year %d: it must be between 1970 and 9999", dueAt.Year())
 	}
 	return nil
 }

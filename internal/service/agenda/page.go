@@ -37,12 +37,12 @@ type Page struct {
 
 // ReadPage returns a page of at most size events. after is the Next of the previous page. It takes up to two
 // queries, which are sorted by an index.
-func ReadPage(ctx context.Context, coll *mongo.Collection, q Query, size int, after string) (Page, error) {
+func ReadPage(ctx context.Context, coll *mongo.Collection, query Query, size int, after string) (Page, error) {
 	if size < 1 || size > MaxPageSize {
 		return Page{}, fmt.Errorf("invalid page size %d: it must be between 1 and %d", size, MaxPageSize)
 	}
 
-	filter, err := q.buildFilter()
+	filter, err := query.buildFilter()
 	if err != nil {
 		return Page{}, err
 	}
@@ -66,7 +66,7 @@ func ReadPage(ctx context.Context, coll *mongo.Collection, q Query, size int, af
 	cur, err := coll.Find(ctx, filter, options.Find().
 		SetSort(bson.D{{Key: "dueAt", Value: 1}, {Key: "_id", Value: 1}}).
 		SetLimit(int64(size)).
-		SetProjection(q.listedFields()).
+		SetProjection(query.listedFields()).
 		SetAllowDiskUse(true))
 	if err != nil {
 		return Page{}, err
@@ -144,25 +144,25 @@ type scheduledDocument struct {
 
 // toEvent converts the document. It ignores fields with an unexpected type.
 func (d *scheduledDocument) toEvent() Event {
-	s := Event{DueAt: d.DueAt.Time().UTC()}
-	_ = s.ID.UnmarshalBSONValue(byte(d.ID.Type), d.ID.Value)
-	s.Aggregate.Type, _ = d.AggregateType.StringValueOK()
-	s.Name, _ = d.Type.StringValueOK()
+	scheduled := Event{DueAt: d.DueAt.Time().UTC()}
+	_ = scheduled.ID.UnmarshalBSONValue(byte(d.ID.Type), d.ID.Value)
+	scheduled.Aggregate.Type, _ = d.AggregateType.StringValueOK()
+	scheduled.Name, _ = d.Type.StringValueOK()
 
 	var id event.ID
 	switch d.AggregateID.Type {
 	case bson.TypeInt32, bson.TypeInt64:
-		s.Aggregate.ID = fmt.Sprint(d.AggregateID.AsInt64())
+		scheduled.Aggregate.ID = fmt.Sprint(d.AggregateID.AsInt64())
 	default:
 		if id.UnmarshalBSONValue(byte(d.AggregateID.Type), d.AggregateID.Value) == nil {
-			s.Aggregate.ID = id.String()
+			scheduled.Aggregate.ID = id.String()
 		}
 	}
 	if ms, ok := d.ExpiresAt.DateTimeOK(); ok {
-		s.ExpiresAt = time.UnixMilli(ms).UTC()
+		scheduled.ExpiresAt = time.UnixMilli(ms).UTC()
 	}
 
-	return s
+	return scheduled
 }
 
 // pagePosition is the place of the last event of a page. Its text is Page.Next.
@@ -184,15 +184,15 @@ func parsePagePosition(text string) (*pagePosition, error) {
 	}
 
 	raw, err := base64.RawURLEncoding.DecodeString(text)
-	p := new(pagePosition)
+	position := new(pagePosition)
 	if err == nil {
-		err = bson.Unmarshal(raw, p)
+		err = bson.Unmarshal(raw, position)
 	}
-	if err != nil || p.ID.Type == 0 {
+	if err != nil || position.ID.Type == 0 {
 		return nil, fmt.Errorf("invalid page position %q: pass the Next of the previous page", text)
 	}
 
-	return p, nil
+	return position, nil
 }
 
 // afterFilter returns a filter for the events after p. Only $expr compares ids of different types

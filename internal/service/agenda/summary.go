@@ -15,18 +15,18 @@ type Summary struct {
 	Earliest, Latest time.Time
 }
 
-// Count returns the number of the events that q selects.
-func Count(ctx context.Context, coll *mongo.Collection, q Query) (int64, error) {
-	filter, err := q.buildFilter()
+// Count returns the number of the events that query selects.
+func Count(ctx context.Context, coll *mongo.Collection, query Query) (int64, error) {
+	filter, err := query.buildFilter()
 	if err != nil {
 		return 0, err
 	}
 	return coll.CountDocuments(ctx, filter)
 }
 
-// Summarize counts the events that q selects by name, sorted by name.
-func Summarize(ctx context.Context, coll *mongo.Collection, q Query) ([]Summary, error) {
-	filter, err := q.buildFilter()
+// Summarize counts the events that query selects by name, sorted by name.
+func Summarize(ctx context.Context, coll *mongo.Collection, query Query) ([]Summary, error) {
+	filter, err := query.buildFilter()
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ func Summarize(ctx context.Context, coll *mongo.Collection, q Query) ([]Summary,
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
 		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: clipField(q.Mapping.Ref("type"))},
+			{Key: "_id", Value: clipField(query.Mapping.Ref("type"))},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
 			{Key: "earliest", Value: bson.D{{Key: "$min", Value: "$dueAt"}}},
 			{Key: "latest", Value: bson.D{{Key: "$max", Value: "$dueAt"}}},

@@ -34,11 +34,11 @@ type Next = func(ctx context.Context, ev event.Event) error
 type Middleware = func(next Next) Next
 
 // AsMiddleware converts a function with named types. It returns nil for nil.
-func AsMiddleware[M ~func(F) F, F ~func(ctx context.Context, ev event.Event) error](m M) Middleware {
-	if m == nil {
+func AsMiddleware[M ~func(F) F, F ~func(ctx context.Context, ev event.Event) error](middleware M) Middleware {
+	if middleware == nil {
 		return nil
 	}
-	return func(next Next) Next { return Next(m(F(next))) }
+	return func(next Next) Next { return Next(middleware(F(next))) }
 }
 
 // Settings are the settings of an outbox. Zero values are the defaults.
@@ -68,7 +68,7 @@ func (s *Settings) Complete() error {
 	if s.MaxSize < 1 || s.MaxSize > largestMaxSize {
 		problems = append(problems, fmt.Errorf("invalid maximum size of %d bytes: it must be between 1 and %d", s.MaxSize, largestMaxSize))
 	}
-	if slices.ContainsFunc(s.Middleware, func(m Middleware) bool { return m == nil }) {
+	if slices.ContainsFunc(s.Middleware, func(middleware Middleware) bool { return middleware == nil }) {
 		problems = append(problems, errors.New("a middleware is nil"))
 	}
 	return errors.Join(problems...)

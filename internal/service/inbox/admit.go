@@ -89,12 +89,12 @@ func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err erro
 	}
 
 	// The decision is made outside of the transaction, which can commit although an entry is claimed.
-	d, err := x.decideEntries(unknown, state)
+	decision, err := x.decideEntries(unknown, state)
 	if err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
 	}
 	for i, at := range rest {
-		fresh[at] = d.fresh[i]
+		fresh[at] = decision.fresh[i]
 	}
 	return fresh, nil
 }
@@ -106,19 +106,19 @@ func (x *Inbox) admitEntries(ctx context.Context, list []Entry) ([]bool, error) 
 		return nil, err
 	}
 
-	d, err := x.decideEntries(list, state)
+	decision, err := x.decideEntries(list, state)
 	if err != nil {
 		return nil, err
 	}
 
-	if len(d.insert) > 0 {
-		if err := x.store.InsertMarkers(ctx, d.insert); err != nil {
+	if len(decision.insert) > 0 {
+		if err := x.store.InsertMarkers(ctx, decision.insert); err != nil {
 			return nil, err
 		}
 	}
 
 	// A claim that has expired is taken over, so that its holder cannot finish any more.
-	for _, id := range d.takeOver {
+	for _, id := range decision.takeOver {
 		ok, err := x.store.MarkHandled(ctx, id, state.markers[id].Holder, true)
 		if err != nil {
 			return nil, err
@@ -128,7 +128,7 @@ func (x *Inbox) admitEntries(ctx context.Context, list []Entry) ([]bool, error) 
 		}
 	}
 
-	return d.fresh, x.advanceWatermarks(ctx, state.marks.collectMoves(list))
+	return decision.fresh, x.advanceWatermarks(ctx, state.marks.collectMoves(list))
 }
 
 // advanceWatermarks writes the moves, if there are any.
@@ -158,10 +158,10 @@ type storedState struct {
 // readState reads the watermarks first: they determine the generation of an identity, and which
 // entries need no marker. MongoDB does not allow one command for both in a transaction.
 func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, error) {
-	r := &storedState{ids: make([]*ID, len(list))}
+	state := &storedState{ids: make([]*ID, len(list))}
 
 	var err error
-	if r.marks, err = x.readMarks(ctx, lanesOf(list)); err != nil {
+	if state.marks, err = x.readMarks(ctx, lanesOf(list)); err != nil {
 		return nil, err
 	}
 
@@ -169,37 +169,37 @@ func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, erro
 	for i, e := range list {
 		var generation int64
 		if e.Place.Topic != "" {
-			l := entryLane(e)
-			generation = r.marks.currentGeneration(l)
-			if e.Place.Offset < r.marks.nextOffset(l, generation) || e.isPlaceID() {
+			lane := entryLane(e)
+			generation = state.marks.currentGeneration(lane)
+			if e.Place.Offset < state.marks.nextOffset(lane, generation) || e.isPlaceID() {
 				// The watermark is sufficient.
 				continue
 			}
 		}
 
 		id := e.markerID(generation)
-		r.ids[i] = &id
+		state.ids[i] = &id
 		ids = append(ids, id)
 	}
 
 	if len(ids) == 0 {
-		return r, nil
+		return state, nil
 	}
-	if r.markers, err = x.store.ReadMarkers(ctx, ids); err != nil {
+	if state.markers, err = x.store.ReadMarkers(ctx, ids); err != nil {
 		return nil, err
 	}
 
 	// Usually there are no claims, which costs nothing.
 	var claimed []ID
-	for id, m := range r.markers {
+	for id, m := range state.markers {
 		if m.State == StateClaimed {
 			claimed = append(claimed, id)
 		}
 	}
 	if len(claimed) > 0 {
-		r.leases, err = x.store.ReadLeases(ctx, claimed)
+		state.leases, err = x.store.ReadLeases(ctx, claimed)
 	}
-	return r, err
+	return state, err
 }
 
 // decision is the treatment of a list of entries.
@@ -211,49 +211,49 @@ type decision struct {
 
 // decideEntries decides about the entries on the basis of the stored state. The error is an
 // *InProgressError or ErrStale.
-func (x *Inbox) decideEntries(list []Entry, r *storedState) (decision, error) {
-	v := decision{fresh: make([]bool, len(list))}
+func (x *Inbox) decideEntries(list []Entry, state *storedState) (decision, error) {
+	decision := decision{fresh: make([]bool, len(list))}
 	seen := make(map[ID]struct{}, len(list))
 	for i, e := range list {
 		if e.Place.Topic != "" {
-			l := entryLane(e)
-			g := r.marks.currentGeneration(l)
-			if err := x.checkAttached(l.Partition, g); err != nil {
-				return v, err
+			lane := entryLane(e)
+			generation := state.marks.currentGeneration(lane)
+			if err := x.checkAttached(lane.Partition, generation); err != nil {
+				return decision, err
 			}
-			if e.Place.Offset < r.marks.nextOffset(l, g) {
+			if e.Place.Offset < state.marks.nextOffset(lane, generation) {
 				continue
 			}
 		}
 
 		// An entry without a marker is identified by its place, which the key contains.
 		id := ID{Key: e.Key}
-		if r.ids[i] != nil {
-			id = *r.ids[i]
+		if state.ids[i] != nil {
+			id = *state.ids[i]
 		}
 		if _, ok := seen[id]; ok {
 			continue
 		}
 		seen[id] = struct{}{}
 
-		m, marked := r.markers[id]
+		marker, marked := state.markers[id]
 		switch {
-		case r.ids[i] == nil:
+		case state.ids[i] == nil:
 			// The watermark is sufficient.
 		case !marked:
-			v.insert = append(v.insert, NewMarker{id, e.Place})
-		case m.State != StateClaimed:
+			decision.insert = append(decision.insert, NewMarker{id, e.Place})
+		case marker.State != StateClaimed:
 			continue
-		case r.leases[id].Live:
-			return v, &InProgressError{Key: e.Key, Until: r.leases[id].Until}
+		case state.leases[id].Live:
+			return decision, &InProgressError{Key: e.Key, Until: state.leases[id].Until}
 		default:
-			v.takeOver = append(v.takeOver, id)
+			decision.takeOver = append(decision.takeOver, id)
 		}
 
-		v.fresh[i] = true
+		decision.fresh[i] = true
 	}
 
-	return v, nil
+	return decision, nil
 }
 
 // Pass moves the watermarks past the entries without marking them as handled. Use it for messages
@@ -272,7 +272,7 @@ func (x *Inbox) Pass(ctx context.Context, list []Entry) error {
 	}
 
 	err := x.joinTransaction(ctx, func(ctx context.Context) error {
-		m, err := x.readMarks(ctx, lanes)
+		marks, err := x.readMarks(ctx, lanes)
 		if err != nil {
 			return err
 		}
@@ -281,12 +281,12 @@ func (x *Inbox) Pass(ctx context.Context, list []Entry) error {
 			if l.Lane == PartitionLane {
 				continue
 			}
-			if err := x.checkAttached(l.Partition, m.currentGeneration(l)); err != nil {
+			if err := x.checkAttached(l.Partition, marks.currentGeneration(l)); err != nil {
 				return err
 			}
 		}
 
-		return x.advanceWatermarks(ctx, m.collectMoves(list))
+		return x.advanceWatermarks(ctx, marks.collectMoves(list))
 	})
 	if err != nil {
 		return fmt.Errorf("passing: %w", err)
@@ -297,20 +297,20 @@ func (x *Inbox) Pass(ctx context.Context, list []Entry) error {
 
 // Handled reports whether there is a marker for a handled message. It ignores watermarks. If ctx has a
 // transaction, Handled joins it.
-func (x *Inbox) Handled(ctx context.Context, k Key) (found bool, err error) {
-	e := Entry{Key: k}
-	if err := e.validateEntry(); err != nil {
+func (x *Inbox) Handled(ctx context.Context, key Key) (found bool, err error) {
+	entry := Entry{Key: key}
+	if err := entry.validateEntry(); err != nil {
 		return false, err
 	}
 
-	id := e.markerID(0)
+	id := entry.markerID(0)
 	err = x.joinTransaction(ctx, func(ctx context.Context) error {
 		markers, err := x.store.ReadMarkers(ctx, []ID{id})
 		found = markers[id].State == StateHandled
 		return err
 	})
 	if err != nil {
-		return false, fmt.Errorf("looking for %s: %w", k, err)
+		return false, fmt.Errorf("looking for %s: %w", key, err)
 	}
 	return found, nil
 }

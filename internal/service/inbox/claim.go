@@ -38,12 +38,12 @@ type Claim struct {
 // It returns a *DuplicateError if the message was handled, an *InProgressError if another holder has
 // claimed it, and ErrInTransaction if ctx has a running transaction. It costs two writes, and also
 // a read if the entry has a place.
-func (x *Inbox) Claim(ctx context.Context, e Entry, lease time.Duration) (*Claim, error) {
+func (x *Inbox) Claim(ctx context.Context, entry Entry, lease time.Duration) (*Claim, error) {
 	if lease == 0 {
 		lease = x.settings.Lease
 	}
 
-	err := e.validateEntry()
+	err := entry.validateEntry()
 	if lease < MinLease || lease > x.settings.Retention {
 		err = errors.Join(err, fmt.Errorf("%w: invalid lease %s: it must be between %s and the retention", ErrInvalid, lease, MinLease))
 	}
@@ -56,17 +56,17 @@ func (x *Inbox) Claim(ctx context.Context, e Entry, lease time.Duration) (*Claim
 		return nil, fmt.Errorf("claiming: %w", err)
 	}
 
-	c := &Claim{inbox: x, entry: e, holder: Holder{Owner: uuid.NewString()}, lease: lease}
-	if err := c.acquireClaim(ctx); err != nil {
+	claim := &Claim{inbox: x, entry: entry, holder: Holder{Owner: uuid.NewString()}, lease: lease}
+	if err := claim.acquireClaim(ctx); err != nil {
 		return nil, fmt.Errorf("claiming: %w", err)
 	}
 
 	// Release gives up all claims of a partition.
 	x.mu.Lock()
-	x.heldClaims[c] = struct{}{}
+	x.heldClaims[claim] = struct{}{}
 	x.mu.Unlock()
 
-	return c, nil
+	return claim, nil
 }
 
 // acquireClaim acquires the lease first, which orders concurrent claims. Then it writes owner and
@@ -81,20 +81,20 @@ func (c *Claim) acquireClaim(ctx context.Context) error {
 
 	store := c.inbox.store
 	for {
-		m, err := store.ClaimMarker(ctx, NewMarker{c.id, c.entry.Place}, c.holder)
+		marker, err := store.ClaimMarker(ctx, NewMarker{c.id, c.entry.Place}, c.holder)
 		switch {
 		case err != nil:
 			return errors.Join(fmt.Errorf("writing the claim of %s: %w", c.entry.Key, err), c.deleteLease(ctx))
-		case m.State == StateHandled:
+		case marker.State == StateHandled:
 			return errors.Join(&DuplicateError{c.entry.Key}, c.deleteLease(ctx))
-		case m.Owner == c.holder.Owner:
-			c.attempt = m.Attempts
+		case marker.Owner == c.holder.Owner:
+			c.attempt = marker.Attempts
 			return nil
 		}
 
 		// The marker contains a later epoch than the lease: the lease was deleted, and the server's
 		// clock has gone back since. Set a higher epoch, if the lease is still held.
-		c.holder.Epoch = m.Epoch + 1
+		c.holder.Epoch = marker.Epoch + 1
 		ok, err := store.RaiseEpoch(ctx, c.id, c.holder)
 		if err != nil {
 			return fmt.Errorf("raising the epoch of %s: %w", c.entry.Key, err)
@@ -108,17 +108,17 @@ func (c *Claim) acquireClaim(ctx context.Context) error {
 // locateMarker checks the watermark, and sets the generation and the id of the marker.
 func (c *Claim) locateMarker(ctx context.Context) error {
 	if c.entry.Place.Topic != "" {
-		l := entryLane(c.entry)
-		m, err := c.inbox.readMarks(ctx, lanesOf([]Entry{c.entry}))
+		lane := entryLane(c.entry)
+		marks, err := c.inbox.readMarks(ctx, lanesOf([]Entry{c.entry}))
 		if err != nil {
 			return err
 		}
 
-		c.generation = m.currentGeneration(l)
-		if err := c.inbox.checkAttached(l.Partition, c.generation); err != nil {
+		c.generation = marks.currentGeneration(lane)
+		if err := c.inbox.checkAttached(lane.Partition, c.generation); err != nil {
 			return err
 		}
-		if c.entry.Place.Offset < m.nextOffset(l, c.generation) {
+		if c.entry.Place.Offset < marks.nextOffset(lane, c.generation) {
 			return &DuplicateError{c.entry.Key}
 		}
 	}
@@ -132,12 +132,12 @@ func (c *Claim) acquireLease(ctx context.Context) error {
 	// The lease is counted from before the request, so this process never considers it valid for
 	// too long.
 	asked := c.inbox.store.Now()
-	l, err := c.inbox.store.AcquireLease(ctx, c.id, c.holder.Owner, c.lease)
+	lease, err := c.inbox.store.AcquireLease(ctx, c.id, c.holder.Owner, c.lease)
 	if err != nil {
 		return fmt.Errorf("taking the lease of %s: %w", c.entry.Key, err)
 	}
-	if l.Owner == c.holder.Owner {
-		c.holder.Epoch = l.Epoch
+	if lease.Owner == c.holder.Owner {
+		c.holder.Epoch = lease.Epoch
 		c.extendLease(asked)
 		return nil
 	}
@@ -150,7 +150,7 @@ func (c *Claim) acquireLease(ctx context.Context) error {
 	if markers[c.id].State == StateHandled {
 		return &DuplicateError{c.entry.Key}
 	}
-	return &InProgressError{Key: c.entry.Key, Until: l.Until}
+	return &InProgressError{Key: c.entry.Key, Until: lease.Until}
 }
 
 // extendLease records that the lease is valid for its length from the time asked, when the renewal
@@ -192,8 +192,8 @@ func (c *Claim) Handled(ctx context.Context) error {
 		}
 
 		// The watermark moves only in the generation of the claim.
-		p := c.entry.Place
-		watermark := Mark{Generation: c.generation, Next: p.Offset + 1, Epoch: p.LeaderEpoch}
+		place := c.entry.Place
+		watermark := Mark{Generation: c.generation, Next: place.Offset + 1, Epoch: place.LeaderEpoch}
 		return c.inbox.advanceWatermarks(ctx, []Move{{entryLane(c.entry), watermark}})
 	})
 	if err != nil {
@@ -297,12 +297,12 @@ func (c *Claim) Release(ctx context.Context) error {
 	return c.Defer(ctx, 0)
 }
 
-// Defer gives the claim up. The message can be claimed again after the time d. It keeps the lease,
+// Defer gives the claim up. The message can be claimed again after the time duration. It keeps the lease,
 // because it contains the epoch.
-func (c *Claim) Defer(ctx context.Context, d time.Duration) error {
+func (c *Claim) Defer(ctx context.Context, duration time.Duration) error {
 	c.untrackClaim()
 
-	err := c.inbox.store.ReleaseLease(c.inbox.store.Outside(ctx), c.id, c.holder.Owner, max(d, 0))
+	err := c.inbox.store.ReleaseLease(c.inbox.store.Outside(ctx), c.id, c.holder.Owner, max(duration, 0))
 	if err != nil {
 		return fmt.Errorf("releasing the claim of %s: %w", c.entry.Key, err)
 	}

@@ -46,17 +46,17 @@ type suspicion struct {
 
 // showsRecreation reports whether the log cannot belong to the topic that was seen before. If an id
 // is unknown, only an end below the watermark or a lower leader epoch shows that. N29
-func (s suspicion) showsRecreation(l Log) bool {
-	if s.id != "" && l.ID != "" {
-		return s.id != l.ID
+func (s suspicion) showsRecreation(log Log) bool {
+	if s.id != "" && log.ID != "" {
+		return s.id != log.ID
 	}
-	return l.End >= 0 && l.End < s.watermark || l.Epoch >= 0 && l.Epoch < s.epoch
+	return log.End >= 0 && log.End < s.watermark || log.Epoch >= 0 && log.Epoch < s.epoch
 }
 
 // showsTruncation reports whether the same topic has lost handled records, for example by an
 // unclean leader election.
-func (s suspicion) showsTruncation(l Log) bool {
-	return s.id != "" && s.id == l.ID && l.End >= 0 && l.End < s.watermark
+func (s suspicion) showsTruncation(log Log) bool {
+	return s.id != "" && s.id == log.ID && log.End >= 0 && log.End < s.watermark
 }
 
 // Attach prepares the inbox for a partition that this process begins to handle. Call it once for
@@ -77,23 +77,23 @@ func (s suspicion) showsTruncation(l Log) bool {
 // the server ends the transactions of that process. Otherwise uncommitted writes of a killed process
 // would stay locked until the lifetime of the transaction is over (default 60 s). If the process is not
 // silent yet, a later Heartbeat of this process does that.
-func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, l Log) (Generation, error) {
-	e := Entry{Key{Consumer: consumer, ID: "-"}, Place{Topic: topic, Partition: part}}
-	if err := errors.Join(e.validateEntry(), requireTopic(topic)); err != nil {
+func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, log Log) (Generation, error) {
+	entry := Entry{Key{Consumer: consumer, ID: "-"}, Place{Topic: topic, Partition: part}}
+	if err := errors.Join(entry.validateEntry(), requireTopic(topic)); err != nil {
 		return Generation{}, fmt.Errorf("attaching: %w", err)
 	}
 
-	p := Partition{consumer, topic, part}
-	g, err := x.switchGeneration(ctx, p, l)
+	partition := Partition{consumer, topic, part}
+	generation, err := x.switchGeneration(ctx, partition, log)
 	if err != nil {
 		return Generation{}, fmt.Errorf("attaching: %w", err)
 	}
 
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.attached[p] = g.Number
-	delete(x.suspicions, p)
-	return g, nil
+	x.attached[partition] = generation.Number
+	delete(x.suspicions, partition)
+	return generation, nil
 }
 
 // The signs of life of a process that has partitions. They are far below the lifetime of a transaction, and
@@ -115,13 +115,13 @@ func (x *Inbox) TopicIDs(ctx context.Context, list []Partition) (map[Partition]s
 	for i, p := range list {
 		lanes[i] = LaneKey{p, TopicLane}
 	}
-	m, err := x.readMarks(x.store.Outside(ctx), lanes)
+	marks, err := x.readMarks(x.store.Outside(ctx), lanes)
 	if err != nil {
 		return nil, fmt.Errorf("reading the ids of topics: %w", err)
 	}
 
-	ids := make(map[Partition]string, len(m))
-	for l, w := range m {
+	ids := make(map[Partition]string, len(marks))
+	for l, w := range marks {
 		ids[l.Partition] = w.ID
 	}
 	return ids, nil
@@ -145,33 +145,33 @@ func requireTopic(topic string) error {
 }
 
 // judgeLog reports whether a new generation begins, because the log contradicts the stored state.
-func (x *Inbox) judgeLog(p Partition, seen suspicion, l Log) (begin bool, err error) {
-	recreated, truncated := seen.showsRecreation(l), seen.showsTruncation(l)
+func (x *Inbox) judgeLog(partition Partition, seen suspicion, log Log) (begin bool, err error) {
+	recreated, truncated := seen.showsRecreation(log), seen.showsTruncation(log)
 
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if !recreated && !truncated {
-		delete(x.suspicions, p)
+		delete(x.suspicions, partition)
 		return false, nil
 	}
 
 	// This log was read after the watermark of the first contradiction. If it contradicts that
 	// watermark too, the contradiction is real.
-	before, ok := x.suspicions[p]
+	before, ok := x.suspicions[partition]
 	confirmed := ok && before.generation == seen.generation &&
-		before.showsRecreation(l) == recreated && before.showsTruncation(l) == truncated
+		before.showsRecreation(log) == recreated && before.showsTruncation(log) == truncated
 	if !confirmed {
-		x.suspicions[p] = seen
+		x.suspicions[partition] = seen
 		return false, fmt.Errorf("%w: partition %d of %s (%s) ends at offset %d with leader epoch %d, "+
 			"but %s has handled up to offset %d at epoch %d (%s)",
-			ErrUnconfirmed, p.Number, p.Topic, l.ID, l.End, l.Epoch, p.Consumer, seen.watermark, seen.epoch, seen.id)
+			ErrUnconfirmed, partition.Number, partition.Topic, log.ID, log.End, log.Epoch, partition.Consumer, seen.watermark, seen.epoch, seen.id)
 	}
 
 	if x.settings.HaltOnRecreated {
 		return false, fmt.Errorf("%w: partition %d of %s ends at offset %d with leader epoch %d, "+
 			"but %s has handled up to offset %d at epoch %d; "+
 			"if the topic was deleted and created again, run once without consumer.WithHaltOnLoss",
-			ErrRecreated, p.Number, p.Topic, l.End, l.Epoch, p.Consumer, seen.watermark, seen.epoch)
+			ErrRecreated, partition.Number, partition.Topic, log.End, log.Epoch, partition.Consumer, seen.watermark, seen.epoch)
 	}
 
 	return recreated, nil
@@ -181,24 +181,24 @@ func (x *Inbox) judgeLog(p Partition, seen suspicion, l Log) (begin bool, err er
 // writes the watermark of the partition. If another process has changed that watermark in between, it
 // repeats this. Watermarks of the same generation that exceed the end of a truncated log are lowered
 // to it.
-func (x *Inbox) switchGeneration(ctx context.Context, p Partition, log Log) (Generation, error) {
+func (x *Inbox) switchGeneration(ctx context.Context, partition Partition, log Log) (Generation, error) {
 	// Attach does not join a transaction of the caller.
 	ctx = x.store.Outside(ctx)
-	own := LaneKey{p, PartitionLane}
+	own := LaneKey{partition, PartitionLane}
 	lanes := []LaneKey{own}
 	for l := range int32(Lanes) {
-		lanes = append(lanes, LaneKey{p, l})
+		lanes = append(lanes, LaneKey{partition, l})
 	}
 
-	tenure := x.store.AddPartition(p)
+	tenure := x.store.AddPartition(partition)
 	for wait := retry.Reopen.Start(); ; {
-		m, err := x.readMarks(ctx, lanes)
+		marks, err := x.readMarks(ctx, lanes)
 		if err != nil {
 			return Generation{}, err
 		}
 
-		seen := m.summarize()
-		begin, err := x.judgeLog(p, seen, log)
+		seen := marks.summarize()
+		begin, err := x.judgeLog(partition, seen, log)
 		if err != nil {
 			return Generation{}, err
 		}
@@ -212,19 +212,19 @@ func (x *Inbox) switchGeneration(ctx context.Context, p Partition, log Log) (Gen
 		}
 
 		var stored *Mark
-		if w, ok := m[own]; ok {
-			stored = &w
-			if w.By != "" && w.By != tenure {
-				if err := x.store.EndTransactions(ctx, w.By); err != nil {
+		if before, ok := marks[own]; ok {
+			stored = &before
+			if before.By != "" && before.By != tenure {
+				if err := x.store.EndTransactions(ctx, before.By); err != nil {
 					return Generation{}, err
 				}
 			}
 		}
 
 		// Another process may have written the watermark since it was read. Then everything is repeated.
-		ok, err := x.store.WriteGeneration(ctx, p, stored, mark)
+		ok, err := x.store.WriteGeneration(ctx, partition, stored, mark)
 		if err == nil && ok && !begin && seen.showsTruncation(log) {
-			err = x.lowerWatermarks(ctx, m, seen.generation, log.End)
+			err = x.lowerWatermarks(ctx, marks, seen.generation, log.End)
 			next.Watermark = log.End
 		}
 		if err != nil || ok {
@@ -239,8 +239,8 @@ func (x *Inbox) switchGeneration(ctx context.Context, p Partition, log Log) (Gen
 // lowerWatermarks lowers the watermarks that exceed the end of a truncated log, so that the new
 // records at these offsets are handled. A watermark that was moved in the meantime belongs to
 // existing records and stays.
-func (x *Inbox) lowerWatermarks(ctx context.Context, m Marks, generation, end int64) error {
-	for l, w := range m {
+func (x *Inbox) lowerWatermarks(ctx context.Context, marks Marks, generation, end int64) error {
+	for l, w := range marks {
 		if l.Lane == PartitionLane || w.Generation != generation || w.Next <= end {
 			continue
 		}
@@ -254,38 +254,38 @@ func (x *Inbox) lowerWatermarks(ctx context.Context, m Marks, generation, end in
 // summarize returns the state of the current generation of a partition, from all watermarks of
 // that partition.
 func (m Marks) summarize() suspicion {
-	s := suspicion{epoch: -1}
+	suspicion := suspicion{epoch: -1}
 	for _, w := range m {
-		s.generation = max(s.generation, w.Generation)
+		suspicion.generation = max(suspicion.generation, w.Generation)
 	}
 
 	for l, w := range m {
-		if w.Generation != s.generation {
+		if w.Generation != suspicion.generation {
 			continue
 		}
 
-		s.epoch = max(s.epoch, w.Epoch)
+		suspicion.epoch = max(suspicion.epoch, w.Epoch)
 		if l.Lane == PartitionLane {
-			s.id = w.ID
+			suspicion.id = w.ID
 			continue
 		}
 
-		s.watermark = max(s.watermark, w.Next)
+		suspicion.watermark = max(suspicion.watermark, w.Next)
 	}
 
-	return s
+	return suspicion
 }
 
 // checkAttached returns ErrStale if another process has begun a generation of the partition
 // since this process attached. The records that this process has fetched may belong to the deleted
 // topic, and their offsets must not be used for the new one.
-func (x *Inbox) checkAttached(p Partition, current int64) error {
+func (x *Inbox) checkAttached(partition Partition, current int64) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if g, ok := x.attached[p]; ok && g != current {
+	if generation, ok := x.attached[partition]; ok && generation != current {
 		return fmt.Errorf("%w: %s is attached to generation %d of partition %d of %s, which is now at %d; "+
 			"drop the fetched records and attach again",
-			ErrStale, p.Consumer, g, p.Number, p.Topic, current)
+			ErrStale, partition.Consumer, generation, partition.Number, partition.Topic, current)
 	}
 	return nil
 }

@@ -46,10 +46,10 @@ type Entry struct {
 // validateEntry checks the entry. The error wraps ErrInvalid.
 func (e Entry) validateEntry() error {
 	err := e.validatePlace()
-	k := e.Key
-	if len(k.Consumer) > maxTextBytes || len(k.Namespace) > maxTextBytes || len(k.ID) > maxTextBytes {
+	key := e.Key
+	if len(key.Consumer) > maxTextBytes || len(key.Namespace) > maxTextBytes || len(key.ID) > maxTextBytes {
 		err = errors.Join(err, fmt.Errorf("%w: consumer, namespace or id of a message for %.64q has more than %d bytes",
-			ErrInvalid, k.Consumer, maxTextBytes))
+			ErrInvalid, key.Consumer, maxTextBytes))
 	}
 	return err
 }
@@ -58,19 +58,19 @@ func (e Entry) validateEntry() error {
 // identity.
 func (e Entry) validatePlace() error {
 	var errs []error
-	addProblem := func(format string, a ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, a...)...))
+	addProblem := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
 	}
 
-	switch k := e.Key; {
-	case k.Consumer == "":
-		addProblem("the consumer of %.64q is empty", k.ID)
-	case k.ID == "":
-		addProblem("the id of a message for %.64q is empty; use PlaceID if a record has no id", k.Consumer)
+	switch key := e.Key; {
+	case key.Consumer == "":
+		addProblem("the consumer of %.64q is empty", key.ID)
+	case key.ID == "":
+		addProblem("the id of a message for %.64q is empty; use PlaceID if a record has no id", key.Consumer)
 	}
 
-	if p := e.Place; p.Topic != "" && (p.Partition < 0 || p.Offset < 0 || p.Lane < 0 || p.Lane >= Lanes) {
-		addProblem("%s has partition %d, lane %d and offset %d", e.Key, p.Partition, p.Lane, p.Offset)
+	if place := e.Place; place.Topic != "" && (place.Partition < 0 || place.Offset < 0 || place.Lane < 0 || place.Lane >= Lanes) {
+		addProblem("%s has partition %d, lane %d and offset %d", e.Key, place.Partition, place.Lane, place.Offset)
 	}
 
 	return errors.Join(errs...)
@@ -89,8 +89,8 @@ func validateEntries(list []Entry) error {
 
 // isPlaceID reports whether the id contains nothing but the place.
 func (e Entry) isPlaceID() bool {
-	p := e.Place
-	return p.Topic != "" && e.Key.ID == PlaceID(p.Topic, p.Partition, p.Offset)
+	place := e.Place
+	return place.Topic != "" && e.Key.ID == PlaceID(place.Topic, place.Partition, place.Offset)
 }
 
 // markerID returns the id of the marker of an entry, in the given generation of its partition.
@@ -118,15 +118,15 @@ type Inbox struct {
 
 // New returns an Inbox. open returns its Store for the complete settings. New does no I/O: call
 // EnsureIndexes before the first message. The error joins the problems of all settings and of open.
-func New(s Settings, open func(s Settings) (Store, error)) (*Inbox, error) {
-	s, settingsErr := s.completeSettings()
-	store, err := open(s)
+func New(settings Settings, open func(settings Settings) (Store, error)) (*Inbox, error) {
+	settings, settingsErr := settings.completeSettings()
+	store, err := open(settings)
 	if err := errors.Join(err, settingsErr); err != nil {
 		return nil, err
 	}
 
 	return &Inbox{
-		settings:   s,
+		settings:   settings,
 		store:      store,
 		attached:   make(map[Partition]int64),
 		suspicions: make(map[Partition]suspicion),

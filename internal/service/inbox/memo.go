@@ -24,21 +24,21 @@ type memo struct {
 // else: each attempt needs its own memory. Once calls it itself. Without a running transaction it
 // returns ctx.
 func (x *Inbox) Remember(ctx context.Context) context.Context {
-	t := x.store.CurrentTransaction(ctx)
-	if t == nil || x.memoFromContext(ctx) != nil {
+	transaction := x.store.CurrentTransaction(ctx)
+	if transaction == nil || x.memoFromContext(ctx) != nil {
 		return ctx
 	}
-	return context.WithValue(ctx, memoKey{x}, &memo{transaction: t, answers: make(map[Entry]bool)})
+	return context.WithValue(ctx, memoKey{x}, &memo{transaction: transaction, answers: make(map[Entry]bool)})
 }
 
 // memoFromContext returns the memo of the transaction that an operation with ctx would belong to,
 // or nil.
 func (x *Inbox) memoFromContext(ctx context.Context) *memo {
-	m, _ := ctx.Value(memoKey{x}).(*memo)
-	if m == nil || x.store.CurrentTransaction(ctx) != m.transaction {
+	memo, _ := ctx.Value(memoKey{x}).(*memo)
+	if memo == nil || x.store.CurrentTransaction(ctx) != memo.transaction {
 		return nil
 	}
-	return m
+	return memo
 }
 
 // knownAnswers returns the known answers, and the indexes of the entries without an answer.
@@ -55,11 +55,11 @@ func (m *memo) knownAnswers(list []Entry) (fresh []bool, rest []int) {
 			continue
 		}
 
-		f, ok := m.answers[e]
+		isFresh, ok := m.answers[e]
 		if !ok {
 			rest = append(rest, i)
 		}
-		fresh[i] = f
+		fresh[i] = isFresh
 	}
 
 	return fresh, rest
@@ -86,12 +86,12 @@ func (m *memo) storeAnswers(list []Entry, fresh []bool) {
 }
 
 // isFresh reports whether this transaction handles the entry.
-func (m *memo) isFresh(e Entry) bool {
+func (m *memo) isFresh(entry Entry) bool {
 	if m == nil {
 		return false
 	}
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.answers[e]
+	return m.answers[entry]
 }

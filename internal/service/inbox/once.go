@@ -28,38 +28,38 @@ type OnceConfig struct {
 // If this process is handling the same identity, Once waits until that call ends. With NoWait it
 // returns an *InProgressError instead. In the context of fn, a call of Once for the same identity runs
 // its own fn, because it is part of the same handling.
-func (x *Inbox) Once(ctx context.Context, e Entry, fn func(ctx context.Context) error, c OnceConfig) error {
-	if err := e.validateEntry(); err != nil {
+func (x *Inbox) Once(ctx context.Context, entry Entry, fn func(ctx context.Context) error, cfg OnceConfig) error {
+	if err := entry.validateEntry(); err != nil {
 		return err
 	}
 
 	// This transaction is handling the message already.
-	if x.memoFromContext(ctx).isFresh(e) {
+	if x.memoFromContext(ctx).isFresh(entry) {
 		return x.store.Transaction(ctx, fn)
 	}
 
-	k := e.Key
-	ctx, leave, ok, err := x.singleFlight.Enter(ctx, k.Consumer+"\x00"+k.Namespace+"\x00"+k.ID, !c.NoWait)
+	key := entry.Key
+	ctx, leave, ok, err := x.singleFlight.Enter(ctx, key.Consumer+"\x00"+key.Namespace+"\x00"+key.ID, !cfg.NoWait)
 	switch {
 	case err != nil:
 		return err
 	case !ok:
-		return &InProgressError{Key: k}
+		return &InProgressError{Key: key}
 	}
 	defer leave()
 
-	if c.Claim {
-		return x.claimOnce(ctx, e, c.Lease, fn)
+	if cfg.Claim {
+		return x.claimOnce(ctx, entry, cfg.Lease, fn)
 	}
-	return x.handleOnce(ctx, e, fn)
+	return x.handleOnce(ctx, entry, fn)
 }
 
 // handleOnce runs fn and marks the entry in the same transaction.
-func (x *Inbox) handleOnce(ctx context.Context, e Entry, fn func(context.Context) error) error {
+func (x *Inbox) handleOnce(ctx context.Context, entry Entry, fn func(context.Context) error) error {
 	var duplicate bool
 	err := x.store.Transaction(ctx, func(ctx context.Context) error {
 		ctx = x.Remember(ctx)
-		fresh, err := x.Admit(ctx, []Entry{e})
+		fresh, err := x.Admit(ctx, []Entry{entry})
 		if err != nil {
 			return err
 		}
@@ -74,7 +74,7 @@ func (x *Inbox) handleOnce(ctx context.Context, e Entry, fn func(context.Context
 		return fn(ctx)
 	})
 	if err == nil && duplicate {
-		err = &DuplicateError{e.Key}
+		err = &DuplicateError{entry.Key}
 	}
 
 	return err
@@ -82,27 +82,27 @@ func (x *Inbox) handleOnce(ctx context.Context, e Entry, fn func(context.Context
 
 // claimOnce claims the entry, runs fn and marks the entry in one transaction, and releases the
 // claim.
-func (x *Inbox) claimOnce(ctx context.Context, e Entry, lease time.Duration, fn func(context.Context) error) error {
-	c, err := x.Claim(ctx, e, lease)
+func (x *Inbox) claimOnce(ctx context.Context, entry Entry, lease time.Duration, fn func(context.Context) error) error {
+	claim, err := x.Claim(ctx, entry, lease)
 	if err != nil {
 		return err
 	}
 
-	err = c.Hold(ctx, func(ctx context.Context) error {
+	err = claim.Hold(ctx, func(ctx context.Context) error {
 		return x.store.Transaction(ctx, func(ctx context.Context) error {
 			ctx = x.Remember(ctx)
-			x.memoFromContext(ctx).storeAnswers([]Entry{e}, []bool{true})
+			x.memoFromContext(ctx).storeAnswers([]Entry{entry}, []bool{true})
 			if err := fn(ctx); err != nil {
 				return err
 			}
 
-			return c.Handled(ctx)
+			return claim.Handled(ctx)
 		})
 	})
 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
 	defer cancel()
-	releaseErr := c.Release(ctx)
+	releaseErr := claim.Release(ctx)
 	if err != nil {
 		return errors.Join(err, releaseErr)
 	}

@@ -38,10 +38,10 @@ func Lane(key []byte, offset int64) int32 {
 // PlaceID returns the identity of a record without an id: "topic/partition/offset". An entry whose
 // id is the PlaceID of its place needs only the watermark and gets no marker.
 func PlaceID(topic string, partition int32, offset int64) string {
-	b := make([]byte, 0, len(topic)+24)
-	b = append(b, topic...)
-	b = append(b, '/')
-	b = strconv.AppendInt(b, int64(partition), 10)
-	b = append(b, '/')
-	return string(strconv.AppendInt(b, offset, 10))
+	id := make([]byte, 0, len(topic)+24)
+	id = append(id, topic...)
+	id = append(id, '/')
+	id = strconv.AppendInt(id, int64(partition), 10)
+	id = append(id, '/')
+	return string(strconv.AppendInt(id, offset, 10))
 }

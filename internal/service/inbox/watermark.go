@@ -13,12 +13,12 @@ import (
 type Marks map[LaneKey]Mark
 
 // entryPartition returns the partition of an entry, which must have a place.
-func entryPartition(e Entry) Partition {
-	return Partition{e.Key.Consumer, e.Place.Topic, e.Place.Partition}
+func entryPartition(entry Entry) Partition {
+	return Partition{entry.Key.Consumer, entry.Place.Topic, entry.Place.Partition}
 }
 
 // entryLane returns the lane of an entry, which must have a place.
-func entryLane(e Entry) LaneKey { return LaneKey{entryPartition(e), e.Place.Lane} }
+func entryLane(entry Entry) LaneKey { return LaneKey{entryPartition(entry), entry.Place.Lane} }
 
 // lanesOf returns the lanes of the entries and those of their partitions, without repetitions.
 func lanesOf(list []Entry) []LaneKey {
@@ -42,14 +42,14 @@ func lanesOf(list []Entry) []LaneKey {
 
 // currentGeneration returns the current generation of the lane's partition. If the watermark of the
 // partition is missing, that of the lane determines it.
-func (m Marks) currentGeneration(l LaneKey) int64 {
-	return max(m[LaneKey{l.Partition, PartitionLane}].Generation, m[l].Generation)
+func (m Marks) currentGeneration(lane LaneKey) int64 {
+	return max(m[LaneKey{lane.Partition, PartitionLane}].Generation, m[lane].Generation)
 }
 
 // nextOffset returns the first offset of a lane that was not handled in this generation.
-func (m Marks) nextOffset(l LaneKey, generation int64) int64 {
-	if w, ok := m[l]; ok && w.Generation == generation {
-		return w.Next
+func (m Marks) nextOffset(lane LaneKey, generation int64) int64 {
+	if mark, ok := m[lane]; ok && mark.Generation == generation {
+		return mark.Next
 	}
 	return 0
 }
@@ -62,15 +62,15 @@ func (m Marks) collectMoves(list []Entry) []Move {
 			continue
 		}
 
-		l := entryLane(e)
-		w, ok := to[l]
+		lane := entryLane(e)
+		mark, ok := to[lane]
 		if !ok {
-			w = Mark{Generation: m.currentGeneration(l), Epoch: -1}
+			mark = Mark{Generation: m.currentGeneration(lane), Epoch: -1}
 		}
 
-		w.Next = max(w.Next, e.Place.Offset+1)
-		w.Epoch = max(w.Epoch, e.Place.LeaderEpoch)
-		to[l] = w
+		mark.Next = max(mark.Next, e.Place.Offset+1)
+		mark.Epoch = max(mark.Epoch, e.Place.LeaderEpoch)
+		to[lane] = mark
 	}
 
 	all := make([]Move, 0, len(to))

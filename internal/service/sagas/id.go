@@ -26,15 +26,15 @@ var ErrNoID = errors.New("no saga id")
 // FormatID returns the canonical text of an id of any kind, which is also the value of the header
 // saga-id.
 func FormatID(id any) string {
-	switch v := id.(type) {
+	switch typed := id.(type) {
 	case uuid.UUID:
-		return v.String()
+		return typed.String()
 	case string:
-		return v
+		return typed
 	case int32:
-		return strconv.FormatInt(int64(v), 10)
+		return strconv.FormatInt(int64(typed), 10)
 	case int64:
-		return strconv.FormatInt(v, 10)
+		return strconv.FormatInt(typed, 10)
 	}
 
 	return fmt.Sprint(id)

@@ -34,9 +34,9 @@ type Mongo struct {
 // NewMongo returns a store in the database db. It does no I/O. Outside of transactions, the store reads majority-committed
 // data from the primary and writes with majority write concern, even if the client is configured otherwise.
 func NewMongo(db *mongo.Database) *Mongo {
-	s := &Mongo{db: db}
-	s.types = s.sagaCollection(TypesCollection)
-	return s
+	store := &Mongo{db: db}
+	store.types = store.sagaCollection(TypesCollection)
+	return store
 }
 
 // sagaCollection returns the collection of a saga.
@@ -66,56 +66,56 @@ func (s *Mongo) Load(ctx context.Context, saga string, id any) (Record, bool, er
 		return Record{}, false, fmt.Errorf("loading saga %s %s: %w", saga, FormatID(id), err)
 	}
 
-	r, err := decodeRecord(raw)
+	record, err := decodeRecord(raw)
 	if err != nil {
 		return Record{}, false, fmt.Errorf("loading saga %s %s: %w", saga, FormatID(id), err)
 	}
 
-	return r, true, nil
+	return record, true, nil
 }
 
 // Save stores the record: see Store.Save. It is one findAndModify command. A start is an upsert of
 // a version that no document has, so a second start violates the unique index of _id.
-func (s *Mongo) Save(ctx context.Context, saga string, r Record) (Record, error) {
-	raw, err := s.replaceDocument(ctx, saga, r, bson.D{})
+func (s *Mongo) Save(ctx context.Context, saga string, record Record) (Record, error) {
+	raw, err := s.replaceDocument(ctx, saga, record, bson.D{})
 	if err != nil {
-		return Record{}, s.wrapError("saving", saga, r, err)
+		return Record{}, s.wrapError("saving", saga, record, err)
 	}
 
 	return decodeRecord(raw)
 }
 
 // Complete deletes the record or makes it a tombstone: see Store.Complete. It is one command.
-func (s *Mongo) Complete(ctx context.Context, saga string, r Record, keep time.Duration) error {
+func (s *Mongo) Complete(ctx context.Context, saga string, record Record, keep time.Duration) error {
 	var err error
 	switch {
 	case keep > 0:
-		_, err = s.replaceDocument(ctx, saga, r, bson.D{
+		_, err = s.replaceDocument(ctx, saga, record, bson.D{
 			{Key: "completedAt", Value: "$$NOW"},
 			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", keep.Milliseconds()}}}},
 		})
 	// A saga that was never stored has no document to delete.
-	case r.Version != 0:
+	case record.Version != 0:
 		var res *mongo.DeleteResult
 		// The filter has the version, so another step has been faster.
-		res, err = s.sagaCollection(saga).DeleteOne(ctx, versionFilter(r))
+		res, err = s.sagaCollection(saga).DeleteOne(ctx, versionFilter(record))
 		if err == nil && res.DeletedCount == 0 {
 			err = mongo.ErrNoDocuments
 		}
 	}
 
 	if err != nil {
-		return s.wrapError("completing", saga, r, err)
+		return s.wrapError("completing", saga, record, err)
 	}
 
 	return nil
 }
 
-// replaceDocument replaces the document with the id and the version of r by the body of r and the
+// replaceDocument replaces the document with the id and the version of record by the body of record and the
 // fields of the Store. The server computes the times, so the update is a pipeline that contains the
 // body as a literal.
-func (s *Mongo) replaceDocument(ctx context.Context, saga string, r Record, more bson.D) (bson.Raw, error) {
-	body := r.Body
+func (s *Mongo) replaceDocument(ctx context.Context, saga string, record Record, more bson.D) (bson.Raw, error) {
+	body := record.Body
 	if body == nil {
 		body = bson.Raw{5, 0, 0, 0, 0} // an empty document
 	}
@@ -130,33 +130,33 @@ func (s *Mongo) replaceDocument(ctx context.Context, saga string, r Record, more
 	update := mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{
 		bson.D{{Key: "$literal", Value: body}}, fields,
 	}}}}}}
-	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetUpsert(r.Version == 0)
-	return s.sagaCollection(saga).FindOneAndUpdate(ctx, versionFilter(r), update, opts).Raw()
+	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetUpsert(record.Version == 0)
+	return s.sagaCollection(saga).FindOneAndUpdate(ctx, versionFilter(record), update, opts).Raw()
 }
 
-// versionFilter returns a filter for the document with the id and the version of r.
-func versionFilter(r Record) bson.D {
-	g := bson.D{{Key: "_id", Value: storedID(r.ID)}, {Key: "version", Value: r.Version}}
+// versionFilter returns a filter for the document with the id and the version of record.
+func versionFilter(record Record) bson.D {
+	document := bson.D{{Key: "_id", Value: storedID(record.ID)}, {Key: "version", Value: record.Version}}
 
 	// A saga that was deleted and started again counts its versions from 1 again.
-	if r.Version > 0 && !r.CreatedAt.IsZero() {
-		g = append(g, bson.E{Key: "createdAt", Value: r.CreatedAt})
+	if record.Version > 0 && !record.CreatedAt.IsZero() {
+		document = append(document, bson.E{Key: "createdAt", Value: record.CreatedAt})
 	}
-	return g
+	return document
 }
 
 // wrapError returns ErrConflict if err reports a conflict.
-func (s *Mongo) wrapError(doing, saga string, r Record, err error) error {
+func (s *Mongo) wrapError(doing, saga string, record Record, err error) error {
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return NewConflict(saga, r, nil)
+		return NewConflict(saga, record, nil)
 	}
 
 	var server mongo.ServerError
 	if errors.As(err, &server) && (server.HasErrorCode(codeDuplicateKey) || server.HasErrorCode(codeWriteConflict)) {
-		return NewConflict(saga, r, err)
+		return NewConflict(saga, record, err)
 	}
 
-	return fmt.Errorf("%s saga %s %s: %w", doing, saga, FormatID(r.ID), err)
+	return fmt.Errorf("%s saga %s %s: %w", doing, saga, FormatID(record.ID), err)
 }
 
 // Recent returns the records that were changed last: see Store.Recent. It sorts the whole
@@ -177,11 +177,11 @@ func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, e
 
 	list := make([]Record, 0, len(raws))
 	for _, raw := range raws {
-		r, err := decodeRecord(raw)
+		record, err := decodeRecord(raw)
 		if err != nil {
 			return nil, fmt.Errorf("listing sagas of %s: %w", saga, err)
 		}
-		list = append(list, r)
+		list = append(list, record)
 	}
 
 	return list, nil
@@ -190,22 +190,22 @@ func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, e
 // Prepare creates the collection and its TTL index for tombstones, and stores the type: see
 // Store.Prepare. Because the collection exists, the first steps do not conflict when they create
 // it.
-func (s *Mongo) Prepare(ctx context.Context, t Type) (Type, error) {
+func (s *Mongo) Prepare(ctx context.Context, sagaType Type) (Type, error) {
 	// An existing type stays.
-	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: t.Owner}, {Key: "id", Value: t.ID}}}}
+	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: sagaType.Owner}, {Key: "id", Value: sagaType.ID}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
 
 	var found Type
-	err := s.types.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: t.Name}}, update, opts).Decode(&found)
+	err := s.types.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: sagaType.Name}}, update, opts).Decode(&found)
 	if err != nil {
-		return Type{}, fmt.Errorf("storing the type of saga %s: %w", t.Name, err)
+		return Type{}, fmt.Errorf("storing the type of saga %s: %w", sagaType.Name, err)
 	}
 	// The caller rejects a type that differs, so it needs no collection.
-	if found != t {
+	if found != sagaType {
 		return found, nil
 	}
 
-	coll := s.sagaCollection(t.Name)
+	coll := s.sagaCollection(sagaType.Name)
 	tombstones := mongo.IndexModel{
 		Keys: bson.D{{Key: "expiresAt", Value: 1}},
 		Options: options.Index().SetExpireAfterSeconds(0).
@@ -216,7 +216,7 @@ func (s *Mongo) Prepare(ctx context.Context, t Type) (Type, error) {
 		return err
 	})
 	if err != nil {
-		return found, fmt.Errorf("creating the index for tombstones of saga %s: %w", t.Name, err)
+		return found, fmt.Errorf("creating the index for tombstones of saga %s: %w", sagaType.Name, err)
 	}
 
 	return found, nil
@@ -230,49 +230,49 @@ func (s *Mongo) Types(ctx context.Context) ([]Type, error) {
 
 // storedID returns id in the form in which it is stored.
 func storedID(id any) any {
-	if u, ok := id.(uuid.UUID); ok {
-		return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}
+	if uid, ok := id.(uuid.UUID); ok {
+		return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uid[:]}
 	}
 	return id
 }
 
 // decodeRecord decodes the document of a saga.
 func decodeRecord(raw bson.Raw) (Record, error) {
-	var t storeFields
-	if err := bson.Unmarshal(raw, &t); err != nil {
+	var fields storeFields
+	if err := bson.Unmarshal(raw, &fields); err != nil {
 		return Record{}, err
 	}
 
-	r := Record{
-		Version:     t.Version,
-		CreatedAt:   t.CreatedAt,
-		UpdatedAt:   t.UpdatedAt,
-		CompletedAt: t.CompletedAt,
-		ExpiresAt:   t.ExpiresAt,
+	record := Record{
+		Version:     fields.Version,
+		CreatedAt:   fields.CreatedAt,
+		UpdatedAt:   fields.UpdatedAt,
+		CompletedAt: fields.CompletedAt,
+		ExpiresAt:   fields.ExpiresAt,
 	}
 
-	switch v := raw.Lookup("_id"); v.Type {
+	switch value := raw.Lookup("_id"); value.Type {
 	case bson.TypeBinary:
-		_, data := v.Binary()
+		_, data := value.Binary()
 		id, err := uuid.FromBytes(data)
 		if err != nil {
 			return Record{}, fmt.Errorf("_id: %w", err)
 		}
 
-		r.ID = id
+		record.ID = id
 	case bson.TypeString:
-		r.ID = v.StringValue()
+		record.ID = value.StringValue()
 	case bson.TypeInt32:
-		r.ID = v.Int32()
+		record.ID = value.Int32()
 	case bson.TypeInt64:
-		r.ID = v.Int64()
+		record.ID = value.Int64()
 	default:
-		return Record{}, fmt.Errorf("_id is of type %s", v.Type)
+		return Record{}, fmt.Errorf("_id is of type %s", value.Type)
 	}
 
 	body, err := withoutStoreFields(raw)
-	r.Body = body
-	return r, err
+	record.Body = body
+	return record, err
 }
 
 // withoutStoreFields returns the document without the fields of the Store.

@@ -22,10 +22,10 @@ const TypesCollection = "saga_types"
 var ErrConflict = errors.New("saga was changed by another step")
 
 // NewConflict returns an ErrConflict. cause is the error of the server, or nil if the server did not report the conflict.
-func NewConflict(saga string, r Record, cause error) error {
-	text := fmt.Sprintf("%s %s at version %d", saga, FormatID(r.ID), r.Version)
-	if r.Version == 0 {
-		text = fmt.Sprintf("%s %s was started before", saga, FormatID(r.ID))
+func NewConflict(saga string, record Record, cause error) error {
+	text := fmt.Sprintf("%s %s at version %d", saga, FormatID(record.ID), record.Version)
+	if record.Version == 0 {
+		text = fmt.Sprintf("%s %s was started before", saga, FormatID(record.ID))
 	}
 	if cause != nil {
 		return fmt.Errorf("%w: %s: %w", ErrConflict, text, cause)

@@ -195,18 +195,18 @@ func SumPlaces(places []PlaceCount, unread []Place) []Count {
 
 	sums := map[key]*Count{}
 	for _, p := range places {
-		k := key{p.Place.Handler, p.Place.Topic, isUnread[p.Place]}
-		c := sums[k]
-		if c == nil {
-			c = &Count{Handler: k.handler, Topic: k.topic, Unread: k.unread}
-			sums[k] = c
+		key := key{p.Place.Handler, p.Place.Topic, isUnread[p.Place]}
+		count := sums[key]
+		if count == nil {
+			count = &Count{Handler: key.handler, Topic: key.topic, Unread: key.unread}
+			sums[key] = count
 		}
-		c.N += p.N
-		if k.unread {
-			c.Partitions = append(c.Partitions, p.Place.Partition)
+		count.N += p.N
+		if key.unread {
+			count.Partitions = append(count.Partitions, p.Place.Partition)
 		}
-		if !p.Since.IsZero() && (c.Since.IsZero() || p.Since.Before(c.Since)) {
-			c.Since = p.Since
+		if !p.Since.IsZero() && (count.Since.IsZero() || p.Since.Before(count.Since)) {
+			count.Since = p.Since
 		}
 	}
 

@@ -79,28 +79,28 @@ func (m *Message) CheckSize() error {
 
 // MessageID returns the id of the message at an offset. identity distinguishes a record from another one that took its
 // offset after the log was truncated.
-func MessageID(p Place, generation, offset int64, identity string) Digest {
-	b := make([]byte, 0, 64+len(p.Handler)+len(p.Topic)+len(identity))
-	b = appendText(b, p.Handler)
-	b = appendText(b, p.Topic)
-	b = binary.BigEndian.AppendUint32(b, uint32(p.Partition))
-	b = binary.BigEndian.AppendUint64(b, uint64(generation))
-	b = binary.BigEndian.AppendUint64(b, uint64(offset))
-	b = append(b, identity...)
-	return newDigest(b)
+func MessageID(place Place, generation, offset int64, identity string) Digest {
+	id := make([]byte, 0, 64+len(place.Handler)+len(place.Topic)+len(identity))
+	id = appendText(id, place.Handler)
+	id = appendText(id, place.Topic)
+	id = binary.BigEndian.AppendUint32(id, uint32(place.Partition))
+	id = binary.BigEndian.AppendUint64(id, uint64(generation))
+	id = binary.BigEndian.AppendUint64(id, uint64(offset))
+	id = append(id, identity...)
+	return newDigest(id)
 }
 
 // KeyQueue returns the queue of a key. Queues of different partitions and handlers are different, although their digests
 // are equal.
 func KeyQueue(key []byte) Digest { return newDigest(key) }
 
-// appendText appends s and its length, so that two lists of texts never have the same bytes.
-func appendText(b []byte, s string) []byte {
-	b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
-	return append(b, s...)
+// appendText appends text and its length, so that two lists of texts never have the same bytes.
+func appendText(dst []byte, text string) []byte {
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(text)))
+	return append(dst, text...)
 }
 
-func newDigest(b []byte) Digest {
-	sum := sha256.Sum256(b)
+func newDigest(data []byte) Digest {
+	sum := sha256.Sum256(data)
 	return Digest(sum[:len(Digest{})])
 }

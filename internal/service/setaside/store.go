@@ -114,25 +114,25 @@ func (s *Collection) EnsureIndexes(ctx context.Context) error {
 	return nil
 }
 
-// Add stores m, due after wait: see Store.
-func (s *Collection) Add(ctx context.Context, m *Message, wait time.Duration) error {
-	if err := m.CheckSize(); err != nil {
+// Add stores message, due after wait: see Store.
+func (s *Collection) Add(ctx context.Context, message *Message, wait time.Duration) error {
+	if err := message.CheckSize(); err != nil {
 		return err
 	}
 
 	added := bson.D{{Key: "at", Value: "$$NOW"}}
 	// An untried message has no due time: it waits for the message before it. The server calculates the times, because
 	// the clocks of processes differ.
-	if m.Failed > 0 {
+	if message.Failed > 0 {
 		added = append(added,
-			bson.E{Key: "since", Value: afterNow(-m.Elapsed)},
+			bson.E{Key: "since", Value: afterNow(-message.Elapsed)},
 			bson.E{Key: "due", Value: afterNow(wait)})
 	}
 
 	// The fields of a document that exists win, so a repetition changes nothing.
-	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: m}}, added, "$$ROOT"}}}
+	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: message}}, added, "$$ROOT"}}}
 	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
-	_, err := s.coll.UpdateOne(ctx, byID(m.ID), update, options.UpdateOne().SetUpsert(true))
+	_, err := s.coll.UpdateOne(ctx, byID(message.ID), update, options.UpdateOne().SetUpsert(true))
 	switch {
 	case mongo.IsDuplicateKeyError(err):
 		// Another process has stored the message at the same time.
@@ -145,34 +145,34 @@ func (s *Collection) Add(ctx context.Context, m *Message, wait time.Duration) er
 	return nil
 }
 
-// Postpone stores the attempts of m: see Store.
-func (s *Collection) Postpone(ctx context.Context, m *Message, wait time.Duration) error {
+// Postpone stores the attempts of message: see Store.
+func (s *Collection) Postpone(ctx context.Context, message *Message, wait time.Duration) error {
 	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "n", Value: m.Failed},
-		{Key: "s", Value: m.Spared},
-		{Key: "hist", Value: bson.D{{Key: "$literal", Value: m.History}}},
+		{Key: "n", Value: message.Failed},
+		{Key: "s", Value: message.Spared},
+		{Key: "hist", Value: bson.D{{Key: "$literal", Value: message.History}}},
 		// A message that was untried fails for the first time now.
-		{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", afterNow(-m.Elapsed)}}}},
+		{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", afterNow(-message.Elapsed)}}}},
 		{Key: "due", Value: afterNow(wait)},
 	}}}}
-	if _, err := s.coll.UpdateOne(ctx, byID(m.ID), update); err != nil {
+	if _, err := s.coll.UpdateOne(ctx, byID(message.ID), update); err != nil {
 		return fmt.Errorf("postponing a message that is set aside: %w", err)
 	}
 	return nil
 }
 
 // First returns the first message of a queue: see Store.
-func (s *Collection) First(ctx context.Context, p Place, queue Digest) (m *Message, err error) {
-	m, err = s.readFirst(ctx, p, queue)
-	if m != nil || err != nil {
-		return m, err
+func (s *Collection) First(ctx context.Context, place Place, queue Digest) (first *Message, err error) {
+	first, err = s.readFirst(ctx, place, queue)
+	if first != nil || err != nil {
+		return first, err
 	}
 	// Its caller forgets an empty queue.
 	err = s.afterCommitted(ctx, func(ctx context.Context) (err error) {
-		m, err = s.readFirst(ctx, p, queue)
+		first, err = s.readFirst(ctx, place, queue)
 		return err
 	})
-	return m, err
+	return first, err
 }
 
 // afterCommitted calls a read whose caller acts on what does not exist: it must not miss a message that was stored before. A
@@ -184,13 +184,13 @@ func (s *Collection) afterCommitted(ctx context.Context, read func(ctx context.C
 	return mongodb.AfterCommitted(ctx, s.coll, read)
 }
 
-func (s *Collection) readFirst(ctx context.Context, p Place, queue Digest) (*Message, error) {
+func (s *Collection) readFirst(ctx context.Context, place Place, queue Digest) (*Message, error) {
 	type message struct {
 		Message `bson:",inline"`
 		Elapsed *int64 `bson:"elapsed"` // milliseconds; nil while untried
 	}
 	docs, err := aggregate[message](ctx, s, "reading a queue of messages that are set aside", mongo.Pipeline{
-		{{Key: "$match", Value: inQueue(p, queue)}},
+		{{Key: "$match", Value: inQueue(place, queue)}},
 		{{Key: "$sort", Value: queueOrder}},
 		{{Key: "$limit", Value: 1}},
 		{{Key: "$set", Value: bson.D{{Key: "elapsed", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
@@ -206,25 +206,25 @@ func (s *Collection) readFirst(ctx context.Context, p Place, queue Digest) (*Mes
 	return m, nil
 }
 
-// Take deletes m if it is the first of its queue: see Store.
-func (s *Collection) Take(ctx context.Context, m *Message) (bool, error) {
+// Take deletes message if it is the first of its queue: see Store.
+func (s *Collection) Take(ctx context.Context, message *Message) (bool, error) {
 	var first struct {
 		ID Digest `bson:"_id"`
 	}
 	opts := options.FindOne().SetSort(queueOrder).SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err := s.coll.FindOne(ctx, inQueue(m.Place, m.Queue), opts).Decode(&first)
-	if errors.Is(err, mongo.ErrNoDocuments) || err == nil && first.ID != m.ID {
+	err := s.coll.FindOne(ctx, inQueue(message.Place, message.Queue), opts).Decode(&first)
+	if errors.Is(err, mongo.ErrNoDocuments) || err == nil && first.ID != message.ID {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("checking the order of a queue: %w", err)
 	}
-	return true, s.Remove(ctx, m)
+	return true, s.Remove(ctx, message)
 }
 
-// Remove deletes m: see Store.
-func (s *Collection) Remove(ctx context.Context, m *Message) error {
-	if _, err := s.coll.DeleteOne(ctx, byID(m.ID)); err != nil {
+// Remove deletes message: see Store.
+func (s *Collection) Remove(ctx context.Context, message *Message) error {
+	if _, err := s.coll.DeleteOne(ctx, byID(message.ID)); err != nil {
 		return fmt.Errorf("removing a message that was set aside: %w", err)
 	}
 	return nil
@@ -275,12 +275,12 @@ func (s *Collection) readHeads(ctx context.Context, handler, topic string, parti
 }
 
 // Waiting returns those of the queues that have messages: see Store.
-func (s *Collection) Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error) {
+func (s *Collection) Waiting(ctx context.Context, place Place, queues []Digest) ([]Digest, error) {
 	if len(queues) == 0 {
 		return nil, nil
 	}
 
-	match := append(inPlace(p), bson.E{Key: "q", Value: bson.D{{Key: "$in", Value: queues}}})
+	match := append(inPlace(place), bson.E{Key: "q", Value: bson.D{{Key: "$in", Value: queues}}})
 	type waiting struct {
 		Queue Digest `bson:"_id"`
 	}
@@ -364,8 +364,8 @@ func (s *Collection) Retire(ctx context.Context, handler string) (int64, error) 
 }
 
 // aggregate returns what pipeline produces. doing names the purpose in errors.
-func aggregate[T any](ctx context.Context, s *Collection, doing string, pipeline mongo.Pipeline) ([]T, error) {
-	cur, err := s.coll.Aggregate(ctx, pipeline)
+func aggregate[T any](ctx context.Context, collection *Collection, doing string, pipeline mongo.Pipeline) ([]T, error) {
+	cur, err := collection.coll.Aggregate(ctx, pipeline)
 	return cursor.All[T](ctx, doing, cur, err)
 }
 
@@ -382,17 +382,17 @@ func inGroup(group string) bson.D {
 
 func byID(id Digest) bson.D { return bson.D{{Key: "_id", Value: id}} }
 
-func inPlace(p Place) bson.D {
-	return bson.D{{Key: "h", Value: p.Handler}, {Key: "t", Value: p.Topic}, {Key: "p", Value: p.Partition}}
+func inPlace(place Place) bson.D {
+	return bson.D{{Key: "h", Value: place.Handler}, {Key: "t", Value: place.Topic}, {Key: "p", Value: place.Partition}}
 }
 
-func inQueue(p Place, queue Digest) bson.D {
-	return append(inPlace(p), bson.E{Key: "q", Value: queue})
+func inQueue(place Place, queue Digest) bson.D {
+	return append(inPlace(place), bson.E{Key: "q", Value: queue})
 }
 
-// afterNow returns the time d after the server's current time, for an update by pipeline.
-func afterNow(d time.Duration) bson.D {
-	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+// afterNow returns the time duration after the server's current time, for an update by pipeline.
+func afterNow(duration time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", duration.Milliseconds()}}}
 }
 
 // IsTooLarge reports whether the server or the driver rejected a document because of its size.

@@ -113,12 +113,12 @@ func (s *SASL) validate() error {
 		}
 	}
 
-	m, known := sasl.Find(s.Mechanism)
+	mechanism, known := sasl.Find(s.Mechanism)
 	switch {
 	// Services sign tokens for AWS with a source of package bearer.
-	case !known || m.Credential == sasl.AWS:
+	case !known || mechanism.Credential == sasl.AWS:
 		add(true, fmt.Sprintf("mechanism %q is unknown: use %s", s.Mechanism, strings.Join(sasl.Names(sasl.Password, sasl.Token), ", ")))
-	case m.Credential == sasl.Token:
+	case mechanism.Credential == sasl.Token:
 		add(s.Token == nil, "mechanism "+s.Mechanism+" needs a Token")
 		add(s.Username != "" || s.Password != "", "mechanism "+s.Mechanism+" uses no Username and no Password: remove them")
 	default:

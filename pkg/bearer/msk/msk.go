@@ -23,9 +23,9 @@ import (
 // AWS SDK: environment, shared files, web identity of a pod, container, or instance. The SDK renews them. A token is signed for
 // each connection, without a request.
 func Token(region string) bearer.Source {
-	l := &loader{region: region}
+	loader := &loader{region: region}
 	return func(ctx context.Context) (string, error) {
-		credentials, err := l.load(ctx)
+		credentials, err := loader.load(ctx)
 		if err != nil {
 			return "", err
 		}

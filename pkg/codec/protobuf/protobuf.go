@@ -43,21 +43,21 @@ type messageCodec struct {
 
 func (c messageCodec) ContentType() string { return c.contentType }
 
-func (c messageCodec) Encode(v any) ([]byte, error) {
-	m, ok := v.(proto.Message)
+func (c messageCodec) Encode(value any) ([]byte, error) {
+	message, ok := value.(proto.Message)
 	if !ok {
-		return nil, fmt.Errorf("protobuf: %T is not a message: pass a pointer to a generated type", v)
+		return nil, fmt.Errorf("protobuf: %T is not a message: pass a pointer to a generated type", value)
 	}
-	if !m.ProtoReflect().IsValid() {
-		return nil, fmt.Errorf("protobuf: nil %T", v)
+	if !message.ProtoReflect().IsValid() {
+		return nil, fmt.Errorf("protobuf: nil %T", value)
 	}
-	return c.marshal(m)
+	return c.marshal(message)
 }
 
 // Decode accepts a message, or a pointer to a variable for a message, which gets a new one.
 func (c messageCodec) Decode(_ context.Context, data []byte, into any) error {
-	if m, ok := into.(proto.Message); ok {
-		return c.unmarshal(data, m)
+	if message, ok := into.(proto.Message); ok {
+		return c.unmarshal(data, message)
 	}
 
 	ptr := reflect.ValueOf(into)
@@ -65,11 +65,11 @@ func (c messageCodec) Decode(_ context.Context, data []byte, into any) error {
 		return fmt.Errorf("protobuf: %T is neither a message nor a pointer to one", into)
 	}
 	fresh := reflect.New(ptr.Type().Elem().Elem())
-	m, ok := fresh.Interface().(proto.Message)
+	message, ok := fresh.Interface().(proto.Message)
 	if !ok {
 		return fmt.Errorf("protobuf: %T is neither a message nor a pointer to one", into)
 	}
-	if err := c.unmarshal(data, m); err != nil {
+	if err := c.unmarshal(data, message); err != nil {
 		return err
 	}
 

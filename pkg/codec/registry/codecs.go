@@ -59,30 +59,30 @@ type schemaCodec[S any] struct {
 }
 
 // newSchemaCodec returns a codec for a schema that the registry has.
-func newSchemaCodec[S any](ctx context.Context, client *Client, f format[S], s Schema) (codec.Codec, error) {
-	found, err := client.findSchema(ctx, s, f.kind)
+func newSchemaCodec[S any](ctx context.Context, client *Client, format format[S], schema Schema) (codec.Codec, error) {
+	found, err := client.findSchema(ctx, schema, format.kind)
 	if err != nil {
 		return nil, err
 	}
-	own, err := f.parse(ctx, client, found.Schema)
+	own, err := format.parse(ctx, client, found.Schema)
 	if err != nil {
 		return nil, fmt.Errorf("registry: subject %q: %w", found.Subject, err)
 	}
-	return &schemaCodec[S]{format: f, client: client, id: found.ID, own: own}, nil
+	return &schemaCodec[S]{format: format, client: client, id: found.ID, own: own}, nil
 }
 
 // ContentType implements codec.Codec.
 func (c *schemaCodec[S]) ContentType() string { return c.contentType }
 
 // Encode implements codec.Codec.
-func (c *schemaCodec[S]) Encode(v any) ([]byte, error) {
+func (c *schemaCodec[S]) Encode(value any) ([]byte, error) {
 	out, err := appendHeader(c.id, nil)
 	if err != nil {
 		return nil, err
 	}
-	out, err = c.encode(c.own, out, v)
+	out, err = c.encode(c.own, out, value)
 	if err != nil {
-		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
+		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, value, err)
 	}
 	return out, nil
 }
@@ -109,16 +109,16 @@ func (c *schemaCodec[S]) Decode(ctx context.Context, data []byte, into any) erro
 
 // readWriter returns the schema for payloads of the schema id.
 func (c *schemaCodec[S]) readWriter(ctx context.Context, id int) (none S, err error) {
-	s, err := c.client.schemaByID(ctx, id)
+	found, err := c.client.schemaByID(ctx, id)
 	if err != nil {
 		return none, err
 	}
 	// An id is unique in the registry over all types of schemas.
-	if s.Type != c.kind {
-		return none, fmt.Errorf("%w %d is of type %v, not %v", ErrSchema, id, s.Type, c.kind)
+	if found.Type != c.kind {
+		return none, fmt.Errorf("%w %d is of type %v, not %v", ErrSchema, id, found.Type, c.kind)
 	}
 
-	writer, err := c.parse(ctx, c.client, s)
+	writer, err := c.parse(ctx, c.client, found)
 	if err != nil {
 		return none, err
 	}
@@ -146,10 +146,10 @@ var avroFormat = format[*avro.Schema]{
 }
 
 // parseAvro parses a schema, after those to which it refers.
-func parseAvro(ctx context.Context, c *Client, s sr.Schema) (*avro.Schema, error) {
+func parseAvro(ctx context.Context, client *Client, schema sr.Schema) (*avro.Schema, error) {
 	var known avro.SchemaCache
 	// A schema can name only types that the parser has seen before.
-	err := c.eachReference(ctx, s, func(_, definition string) error {
+	err := client.eachReference(ctx, schema, func(_, definition string) error {
 		if _, err := known.Parse(definition); err != nil {
 			return fmt.Errorf("%w: %w", ErrSchema, err)
 		}
@@ -159,7 +159,7 @@ func parseAvro(ctx context.Context, c *Client, s sr.Schema) (*avro.Schema, error
 		return nil, err
 	}
 
-	parsed, err := known.Parse(s.Schema)
+	parsed, err := known.Parse(schema.Schema)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSchema, err)
 	}
@@ -173,20 +173,20 @@ type protobufCodec struct{ id int }
 func (*protobufCodec) ContentType() string { return "application/vnd.confluent.protobuf" }
 
 // Encode implements codec.Codec.
-func (c *protobufCodec) Encode(v any) ([]byte, error) {
-	m, ok := v.(proto.Message)
-	if !ok || !m.ProtoReflect().IsValid() {
-		return nil, fmt.Errorf("%w %d: %T is not a Protobuf message: pass a pointer to a generated type", ErrSchema, c.id, v)
+func (c *protobufCodec) Encode(value any) ([]byte, error) {
+	message, ok := value.(proto.Message)
+	if !ok || !message.ProtoReflect().IsValid() {
+		return nil, fmt.Errorf("%w %d: %T is not a Protobuf message: pass a pointer to a generated type", ErrSchema, c.id, value)
 	}
 
-	out, err := appendHeader(c.id, placeInFile(m))
+	out, err := appendHeader(c.id, placeInFile(message))
 	if err != nil {
 		return nil, err
 	}
 	// The same message always has the same bytes, so that a repeated event equals the first one.
-	out, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(out, m)
+	out, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(out, message)
 	if err != nil {
-		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, v, err)
+		return nil, fmt.Errorf("%w %d: encoding %T: %w", ErrSchema, c.id, value, err)
 	}
 	return out, nil
 }
@@ -197,23 +197,23 @@ func (c *protobufCodec) Decode(_ context.Context, data []byte, into any) error {
 	if err != nil {
 		return err
 	}
-	m, set := messageFor(into)
-	if m == nil {
+	message, set := messageFor(into)
+	if message == nil {
 		return fmt.Errorf("registry: %T is neither a message nor a pointer to one", into)
 	}
 
 	// Messages of one file share a schema, so the payload states which of them it is.
-	want := placeInFile(m)
+	want := placeInFile(message)
 	place, rest, err := header.DecodeIndex(rest, maxNesting)
 	if err != nil {
 		return fmt.Errorf("%w %d: the place of the message in its file: %w", ErrSchema, id, err)
 	}
 	if !slices.Equal(place, want) {
 		return fmt.Errorf("%w %d: the payload is message %v of its file, and %s is message %v",
-			ErrSchema, id, place, m.ProtoReflect().Descriptor().FullName(), want)
+			ErrSchema, id, place, message.ProtoReflect().Descriptor().FullName(), want)
 	}
-	if err := proto.Unmarshal(rest, m); err != nil {
-		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, m, err)
+	if err := proto.Unmarshal(rest, message); err != nil {
+		return fmt.Errorf("%w %d: decoding into %T: %w", ErrSchema, id, message, err)
 	}
 	set()
 	return nil
@@ -223,22 +223,22 @@ func (c *protobufCodec) Decode(_ context.Context, data []byte, into any) error {
 const maxNesting = 32
 
 // placeInFile returns the indexes of a message and of those around it, outermost first.
-func placeInFile(m proto.Message) (place []int) {
-	var d protoreflect.Descriptor = m.ProtoReflect().Descriptor()
-	for ; d != nil; d = d.Parent() {
-		if _, ok := d.(protoreflect.MessageDescriptor); !ok {
+func placeInFile(message proto.Message) (place []int) {
+	var descriptor protoreflect.Descriptor = message.ProtoReflect().Descriptor()
+	for ; descriptor != nil; descriptor = descriptor.Parent() {
+		if _, ok := descriptor.(protoreflect.MessageDescriptor); !ok {
 			break
 		}
-		place = append(place, d.Index())
+		place = append(place, descriptor.Index())
 	}
 	slices.Reverse(place)
 	return place
 }
 
 // messageFor returns the message to decode into, and a function that stores it in the variable of into.
-func messageFor(into any) (m proto.Message, set func()) {
-	if m, ok := into.(proto.Message); ok && m.ProtoReflect().IsValid() {
-		return m, func() {}
+func messageFor(into any) (message proto.Message, set func()) {
+	if message, ok := into.(proto.Message); ok && message.ProtoReflect().IsValid() {
+		return message, func() {}
 	}
 
 	// The variable for a message may be nil, so it gets a new message once that is decoded.
@@ -247,11 +247,11 @@ func messageFor(into any) (m proto.Message, set func()) {
 		return nil, nil
 	}
 	fresh := reflect.New(ptr.Type().Elem().Elem())
-	m, ok := fresh.Interface().(proto.Message)
+	message, ok := fresh.Interface().(proto.Message)
 	if !ok {
 		return nil, nil
 	}
-	return m, func() { ptr.Elem().Set(fresh) }
+	return message, func() { ptr.Elem().Set(fresh) }
 }
 
 // jsonFormat validates JSON in both directions.
@@ -277,7 +277,7 @@ var jsonFormat = format[*jsonschema.Schema]{
 }
 
 // compileJSON compiles a schema with those to which it refers. It loads nothing from elsewhere.
-func compileJSON(ctx context.Context, c *Client, s sr.Schema) (*jsonschema.Schema, error) {
+func compileJSON(ctx context.Context, client *Client, schema sr.Schema) (*jsonschema.Schema, error) {
 	const root = "schema.json"
 	compiler := jsonschema.NewCompiler()
 	// A schema from the network could make the service load files and addresses of its choice.
@@ -294,10 +294,10 @@ func compileJSON(ctx context.Context, c *Client, s sr.Schema) (*jsonschema.Schem
 		return nil
 	}
 
-	if err := c.eachReference(ctx, s, add); err != nil {
+	if err := client.eachReference(ctx, schema, add); err != nil {
 		return nil, err
 	}
-	if err := add(root, s.Schema); err != nil {
+	if err := add(root, schema.Schema); err != nil {
 		return nil, err
 	}
 
@@ -317,10 +317,10 @@ func (noLoader) Load(string) (any, error) {
 }
 
 // validateJSON returns an error if body is no JSON or does not match the schema.
-func validateJSON(s *jsonschema.Schema, body []byte) error {
-	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
+func validateJSON(schema *jsonschema.Schema, body []byte) error {
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	return s.Validate(v)
+	return schema.Validate(value)
 }

@@ -67,43 +67,49 @@ type settings struct {
 
 type optionFunc func(s *settings)
 
-func (f optionFunc) apply(s *settings) { f(s) }
+func (f optionFunc) apply(settings *settings) { f(settings) }
 
 // Credentials are the login of a registry.
 type Credentials struct{ Username, Password string }
 
 // WithBasicAuth logs in to the registry. Defaults to no login.
-func WithBasicAuth(c Credentials) Option { return optionFunc(func(s *settings) { s.login = c }) }
+func WithBasicAuth(credentials Credentials) Option {
+	return optionFunc(func(settings *settings) { settings.login = credentials })
+}
 
 // WithTLS sets the TLS configuration. Defaults to the certificate authorities of the system.
-func WithTLS(c *tls.Config) Option { return optionFunc(func(s *settings) { s.tls = c }) }
+func WithTLS(tlsConfig *tls.Config) Option {
+	return optionFunc(func(settings *settings) { settings.tls = tlsConfig })
+}
 
 // WithTimeout bounds one request to the registry. Defaults to 5 s, which is long enough for a slow registry and short enough for
 // the messages that wait for it. Negative means no bound except the context.
-func WithTimeout(d time.Duration) Option { return optionFunc(func(s *settings) { s.timeout = d }) }
+func WithTimeout(timeout time.Duration) Option {
+	return optionFunc(func(settings *settings) { settings.timeout = timeout })
+}
 
 // WithRegister registers a Definition that the registry does not have. Without it, the registry must have the schema already:
 // usually a build registers schemas, and services only read them.
-func WithRegister() Option { return optionFunc(func(s *settings) { s.register = true }) }
+func WithRegister() Option { return optionFunc(func(settings *settings) { settings.register = true }) }
 
 // New returns a client of the registry at an http or https address. It does no I/O. The error lists every problem of the
 // arguments.
 func New(address string, opts ...Option) (*Client, error) {
-	var s settings
+	var settings settings
 	for _, o := range opts {
-		o.apply(&s)
+		o.apply(&settings)
 	}
 
 	var bad []error
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	parsed, err := url.Parse(address)
+	if err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https" {
 		bad = append(bad, fmt.Errorf("registry: address %q: it must be an http or https URL", address))
 	}
 	// A login in the address would appear in logs and errors.
-	if err == nil && u.User != nil {
+	if err == nil && parsed.User != nil {
 		bad = append(bad, errors.New("registry: the address contains a login: use WithBasicAuth"))
 	}
-	if s.login.Password != "" && s.login.Username == "" {
+	if settings.login.Password != "" && settings.login.Username == "" {
 		bad = append(bad, errors.New("registry: WithBasicAuth: the user name is empty"))
 	}
 	if err := errors.Join(bad...); err != nil {
@@ -112,30 +118,30 @@ func New(address string, opts ...Option) (*Client, error) {
 
 	// The default transport stays unchanged for other clients of the process.
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.TLSClientConfig = s.tls
+	transport.TLSClientConfig = settings.tls
 	apiOptions := []sr.ClientOpt{sr.URLs(address), sr.UserAgent("outrelay"), sr.HTTPClient(&http.Client{Transport: transport})}
-	if s.login != (Credentials{}) {
-		apiOptions = append(apiOptions, sr.BasicAuth(s.login.Username, s.login.Password))
+	if settings.login != (Credentials{}) {
+		apiOptions = append(apiOptions, sr.BasicAuth(settings.login.Username, settings.login.Password))
 	}
 	api, err := sr.NewClient(apiOptions...)
 	if err != nil {
 		return nil, fmt.Errorf("registry: %w", err)
 	}
-	return &Client{api: api, timeout: cmp.Or(s.timeout, defaultTimeout), register: s.register}, nil
+	return &Client{api: api, timeout: cmp.Or(settings.timeout, defaultTimeout), register: settings.register}, nil
 }
 
 // Avro returns a codec for an Avro schema. Values are structs with the tags of github.com/twmb/avro (`avro:"name"`), or maps.
 // Decode reads records of other versions of the schema by Avro's rules of resolution. Avro blocks until the registry has
 // answered or ctx ends.
-func (c *Client) Avro(ctx context.Context, s Schema) (codec.Codec, error) {
-	return newSchemaCodec(ctx, c, avroFormat, s)
+func (c *Client) Avro(ctx context.Context, schema Schema) (codec.Codec, error) {
+	return newSchemaCodec(ctx, c, avroFormat, schema)
 }
 
 // Protobuf returns a codec for a Protobuf schema, whose Definition is the text of the .proto file. Values are pointers to
 // generated messages. A message must stay at its place among the messages of its file in all versions. Protobuf blocks until
 // the registry has answered or ctx ends.
-func (c *Client) Protobuf(ctx context.Context, s Schema) (codec.Codec, error) {
-	found, err := c.findSchema(ctx, s, sr.TypeProtobuf)
+func (c *Client) Protobuf(ctx context.Context, schema Schema) (codec.Codec, error) {
+	found, err := c.findSchema(ctx, schema, sr.TypeProtobuf)
 	if err != nil {
 		return nil, err
 	}
@@ -144,6 +150,6 @@ func (c *Client) Protobuf(ctx context.Context, s Schema) (codec.Codec, error) {
 
 // JSONSchema returns a codec that encodes values with encoding/json and validates them against a JSON Schema. Decode validates
 // against the schema of the payload. JSONSchema blocks until the registry has answered or ctx ends.
-func (c *Client) JSONSchema(ctx context.Context, s Schema) (codec.Codec, error) {
-	return newSchemaCodec(ctx, c, jsonFormat, s)
+func (c *Client) JSONSchema(ctx context.Context, schema Schema) (codec.Codec, error) {
+	return newSchemaCodec(ctx, c, jsonFormat, schema)
 }

@@ -13,26 +13,26 @@ import (
 	"github.com/outrelay/outrelay/pkg/codec"
 )
 
-// findSchema returns the schema of s with its id. It registers a definition that the registry does not have, if the client
+// findSchema returns the schema of schema with its id. It registers a definition that the registry does not have, if the client
 // may.
-func (c *Client) findSchema(ctx context.Context, s Schema, kind sr.SchemaType) (sr.SubjectSchema, error) {
-	if s.Subject == "" {
+func (c *Client) findSchema(ctx context.Context, schema Schema, kind sr.SchemaType) (sr.SubjectSchema, error) {
+	if schema.Subject == "" {
 		return sr.SubjectSchema{}, errors.New("registry: the subject of the schema is empty")
 	}
 
 	const latest = -1
-	wanted := sr.Schema{Schema: s.Definition, Type: kind}
+	wanted := sr.Schema{Schema: schema.Definition, Type: kind}
 	var found sr.SubjectSchema
 	err := c.request(ctx, func(ctx context.Context) (err error) {
 		// Without a definition, the newest version of the subject counts.
 		switch {
-		case s.Definition == "":
-			found, err = c.api.SchemaByVersion(ctx, s.Subject, latest)
+		case schema.Definition == "":
+			found, err = c.api.SchemaByVersion(ctx, schema.Subject, latest)
 		case c.register:
 			// The registry returns the existing version if it has the schema.
-			found, err = c.api.CreateSchema(ctx, s.Subject, wanted)
+			found, err = c.api.CreateSchema(ctx, schema.Subject, wanted)
 		default:
-			found, err = c.api.LookupSchema(ctx, s.Subject, wanted)
+			found, err = c.api.LookupSchema(ctx, schema.Subject, wanted)
 		}
 		return err
 	})
@@ -40,11 +40,11 @@ func (c *Client) findSchema(ctx context.Context, s Schema, kind sr.SchemaType) (
 		err = fmt.Errorf("%w: register it, or use WithRegister", err)
 	}
 	if err != nil {
-		return found, fmt.Errorf("registry: reading the schema of subject %q: %w", s.Subject, err)
+		return found, fmt.Errorf("registry: reading the schema of subject %q: %w", schema.Subject, err)
 	}
 	// Subjects may be shared by mistake between formats.
 	if found.Type != kind {
-		return found, fmt.Errorf("%w: subject %q has a schema of type %v, not %v", ErrSchema, s.Subject, found.Type, kind)
+		return found, fmt.Errorf("%w: subject %q has a schema of type %v, not %v", ErrSchema, schema.Subject, found.Type, kind)
 	}
 	// Payloads with this id then need no request.
 	c.schemas.put(found.ID, found.Schema)
@@ -53,33 +53,33 @@ func (c *Client) findSchema(ctx context.Context, s Schema, kind sr.SchemaType) (
 
 // schemaByID returns the schema of a payload. Producers choose the id, so known and unknown ids are remembered.
 func (c *Client) schemaByID(ctx context.Context, id int) (sr.Schema, error) {
-	return c.schemas.get(id, func() (s sr.Schema, err error) {
+	return c.schemas.get(id, func() (schema sr.Schema, err error) {
 		err = c.request(ctx, func(ctx context.Context) (err error) {
-			s, err = c.api.SchemaByID(ctx, id)
+			schema, err = c.api.SchemaByID(ctx, id)
 			return err
 		})
 		if err != nil {
 			err = fmt.Errorf("registry: reading schema %d: %w", id, err)
 		}
-		return s, err
+		return schema, err
 	})
 }
 
 // maxReferenceDepth bounds the references between schemas. A registry contains no cycles.
 const maxReferenceDepth = 20
 
-// eachReference calls f for the schemas to which s refers, deepest first.
-func (c *Client) eachReference(ctx context.Context, s sr.Schema, f func(name, definition string) error) error {
-	return c.walkReferences(ctx, s, 0, f)
+// eachReference calls visit for the schemas to which schema refers, deepest first.
+func (c *Client) eachReference(ctx context.Context, schema sr.Schema, visit func(name, definition string) error) error {
+	return c.walkReferences(ctx, schema, 0, visit)
 }
 
-func (c *Client) walkReferences(ctx context.Context, s sr.Schema, depth int, f func(name, definition string) error) error {
+func (c *Client) walkReferences(ctx context.Context, schema sr.Schema, depth int, visit func(name, definition string) error) error {
 	// References may form a circle in a registry that does not check them.
 	if depth > maxReferenceDepth {
 		return fmt.Errorf("%w: its references are more than %d schemas deep", ErrSchema, maxReferenceDepth)
 	}
 
-	for _, r := range s.References {
+	for _, r := range schema.References {
 		var found sr.SubjectSchema
 		err := c.request(ctx, func(ctx context.Context) (err error) {
 			found, err = c.api.SchemaByVersion(ctx, r.Subject, r.Version)
@@ -89,10 +89,10 @@ func (c *Client) walkReferences(ctx context.Context, s sr.Schema, depth int, f f
 			return fmt.Errorf("registry: reading version %d of subject %q: %w", r.Version, r.Subject, err)
 		}
 
-		if err := c.walkReferences(ctx, found.Schema, depth+1, f); err != nil {
+		if err := c.walkReferences(ctx, found.Schema, depth+1, visit); err != nil {
 			return err
 		}
-		if err := f(r.Name, found.Schema.Schema); err != nil {
+		if err := visit(r.Name, found.Schema.Schema); err != nil {
 			return err
 		}
 	}
@@ -102,16 +102,16 @@ func (c *Client) walkReferences(ctx context.Context, s sr.Schema, depth int, f f
 // errUnknown reports that the registry does not have a schema.
 var errUnknown = fmt.Errorf("%w: the registry does not have it", ErrSchema)
 
-// request calls f within the time of one request. Its error wraps ErrSchema if the registry will give the same answer again, and
+// request calls callback within the time of one request. Its error wraps ErrSchema if the registry will give the same answer again, and
 // otherwise codec.ErrUnavailable.
-func (c *Client) request(ctx context.Context, f func(ctx context.Context) error) error {
+func (c *Client) request(ctx context.Context, callback func(ctx context.Context) error) error {
 	if c.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.timeout)
 		defer cancel()
 	}
 
-	err := f(ctx)
+	err := callback(ctx)
 	var answer *sr.ResponseError
 	switch {
 	case err == nil:
@@ -151,26 +151,26 @@ type cached[V any] struct {
 // get returns the remembered value for id, or that of load. Several goroutines may load the same id at once.
 func (c *cache[V]) get(id int, load func() (V, error)) (V, error) {
 	c.mu.Lock()
-	e, ok := c.entries[id]
+	entry, ok := c.entries[id]
 	c.mu.Unlock()
-	if ok && (e.err == nil || time.Now().Before(e.until)) {
-		return e.value, e.err
+	if ok && (entry.err == nil || time.Now().Before(entry.until)) {
+		return entry.value, entry.err
 	}
 
-	v, err := load()
+	value, err := load()
 	if err == nil || errors.Is(err, ErrSchema) {
-		c.store(id, cached[V]{value: v, err: err, until: time.Now().Add(unknownFor)})
+		c.store(id, cached[V]{value: value, err: err, until: time.Now().Add(unknownFor)})
 	}
-	return v, err
+	return value, err
 }
 
-func (c *cache[V]) put(id int, v V) { c.store(id, cached[V]{value: v}) }
+func (c *cache[V]) put(id int, value V) { c.store(id, cached[V]{value: value}) }
 
-func (c *cache[V]) store(id int, e cached[V]) {
+func (c *cache[V]) store(id int, entry cached[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.entries == nil || len(c.entries) >= maxCached {
 		c.entries = map[int]cached[V]{}
 	}
-	c.entries[id] = e
+	c.entries[id] = entry
 }

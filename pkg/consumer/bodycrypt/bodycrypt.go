@@ -49,7 +49,7 @@ var ErrUnknownKey = errors.New("bodycrypt: unknown key")
 // every process, then make it the current key. Remove the old key when no message that was encrypted with
 // it can arrive any more. The error lists every problem.
 func Static(current Key, old ...Key) (Keys, error) {
-	s := staticKeys{current: current.ID, keys: map[string]Key{}}
+	keys := staticKeys{current: current.ID, keys: map[string]Key{}}
 	var problems []error
 	for _, k := range append([]Key{current}, old...) {
 		if k.ID == "" || strings.Contains(k.ID, ";") || len(k.ID) > 255 {
@@ -58,16 +58,16 @@ func Static(current Key, old ...Key) (Keys, error) {
 		if _, err := aes.NewCipher(k.Bytes); err != nil {
 			problems = append(problems, fmt.Errorf("bodycrypt: key %.64q has %d bytes: use 16, 24 or 32", k.ID, len(k.Bytes)))
 		}
-		if _, ok := s.keys[k.ID]; ok {
+		if _, ok := keys.keys[k.ID]; ok {
 			problems = append(problems, fmt.Errorf("bodycrypt: two keys have the id %.64q", k.ID))
 		}
-		s.keys[k.ID] = Key{ID: k.ID, Bytes: bytes.Clone(k.Bytes)}
+		keys.keys[k.ID] = Key{ID: k.ID, Bytes: bytes.Clone(k.Bytes)}
 	}
 
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	return s, nil
+	return keys, nil
 }
 
 type staticKeys struct {
@@ -78,8 +78,8 @@ type staticKeys struct {
 func (s staticKeys) Current(context.Context) (Key, error) { return s.keys[s.current], nil }
 
 func (s staticKeys) Key(_ context.Context, id string) (Key, error) {
-	if k, ok := s.keys[id]; ok {
-		return k, nil
+	if key, ok := s.keys[id]; ok {
+		return key, nil
 	}
 	return Key{}, fmt.Errorf("%w %.64q", ErrUnknownKey, id)
 }
@@ -136,35 +136,35 @@ func Encrypt(keys Keys, headers ...string) outbox.Middleware {
 // message was changed, or was not encrypted at all, the error is a consumer.ErrMalformed and the handler does not run. WithPlain
 // accepts messages without encryption.
 func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
-	var s settings
+	var settings settings
 	for _, o := range opts {
 		if o != nil {
-			o.apply(&s)
+			o.apply(&settings)
 		}
 	}
 
 	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
-		return func(ctx context.Context, m *consumer.Message) error {
-			head, ok := m.Header(headerEncryption)
+		return func(ctx context.Context, message *consumer.Message) error {
+			head, ok := message.Header(headerEncryption)
 			if !ok {
 				// A tombstone has no body to encrypt.
-				if s.plain || m.Tombstone() {
-					return next(ctx, m)
+				if settings.plain || message.Tombstone() {
+					return next(ctx, message)
 				}
-				return newDecryptError(m, errors.New("the message is not encrypted"))
+				return newDecryptError(message, errors.New("the message is not encrypted"))
 			}
 
-			body, err := decryptBody(ctx, keys, string(head), m)
+			body, err := decryptBody(ctx, keys, string(head), message)
 			if err != nil {
 				return err
 			}
 
 			// The next attempts, and a retry topic, need the message as it arrived.
-			c := *m
-			c.Value = body
-			c.DeleteHeader(headerEncryption)
-			c.DeleteHeader(headerType)
-			return next(ctx, &c)
+			copied := *message
+			copied.Value = body
+			copied.DeleteHeader(headerEncryption)
+			copied.DeleteHeader(headerType)
+			return next(ctx, &copied)
 		}
 	}
 }
@@ -176,52 +176,52 @@ type settings struct{ plain bool }
 
 type optionFunc func(*settings)
 
-func (f optionFunc) apply(s *settings) { f(s) }
+func (f optionFunc) apply(settings *settings) { f(settings) }
 
 // WithPlain accepts messages without encryption. Use it while a topic has both kinds. By default, such a
 // message becomes a dead letter.
-func WithPlain() Option { return optionFunc(func(s *settings) { s.plain = true }) }
+func WithPlain() Option { return optionFunc(func(settings *settings) { settings.plain = true }) }
 
-// decryptBody returns the plain body of m. Errors of the key provider are worth another attempt. All other errors are an
+// decryptBody returns the plain body of message. Errors of the key provider are worth another attempt. All other errors are an
 // consumer.ErrMalformed.
-func decryptBody(ctx context.Context, keys Keys, head string, m *consumer.Message) ([]byte, error) {
+func decryptBody(ctx context.Context, keys Keys, head string, message *consumer.Message) ([]byte, error) {
 	parts := strings.Split(head, ";")
 	if len(parts) < 3 || strings.Join(parts[:2], ";") != cryptVersion {
-		return nil, newDecryptError(m, errors.New("unknown kind of encryption"))
+		return nil, newDecryptError(message, errors.New("unknown kind of encryption"))
 	}
 
 	key, err := keys.Key(ctx, parts[2])
 	if errors.Is(err, ErrUnknownKey) {
-		return nil, newDecryptError(m, err)
+		return nil, newDecryptError(message, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err)
+		return nil, fmt.Errorf("decrypting message %s: %w", message.ID, err)
 	}
 	aead, err := newGCM(key.Bytes)
 	if err != nil {
-		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err)
+		return nil, fmt.Errorf("decrypting message %s: %w", message.ID, err)
 	}
 
-	typ, _ := m.Header(headerType)
+	typ, _ := message.Header(headerType)
 	// The type selects the handler, so it must be the type that was encrypted.
-	if m.Name != "" && m.Name != string(typ) {
-		return nil, newDecryptError(m, errors.New("the message was encrypted with another type"))
+	if message.Name != "" && message.Name != string(typ) {
+		return nil, newDecryptError(message, errors.New("the message was encrypted with another type"))
 	}
 
 	n := aead.NonceSize()
-	if len(m.Value) < n {
-		return nil, newDecryptError(m, errors.New("the body is too short"))
+	if len(message.Value) < n {
+		return nil, newDecryptError(message, errors.New("the body is too short"))
 	}
-	aad := authenticatedData(head, m.ID, string(typ), parts[3:], m.Header)
-	body, err := aead.Open([]byte{}, m.Value[:n], m.Value[n:], aad)
+	aad := authenticatedData(head, message.ID, string(typ), parts[3:], message.Header)
+	body, err := aead.Open([]byte{}, message.Value[:n], message.Value[n:], aad)
 	if err != nil {
-		return nil, newDecryptError(m, errors.New("the body or a header was changed, or the key is a different one"))
+		return nil, newDecryptError(message, errors.New("the body or a header was changed, or the key is a different one"))
 	}
 	return body, nil
 }
 
-func newDecryptError(m *consumer.Message, err error) error {
-	return fmt.Errorf("%w: message %s: decryption: %w", consumer.ErrMalformed, m.ID, err)
+func newDecryptError(message *consumer.Message, err error) error {
+	return fmt.Errorf("%w: message %s: decryption: %w", consumer.ErrMalformed, message.ID, err)
 }
 
 func newGCM(key []byte) (cipher.AEAD, error) {
@@ -237,23 +237,23 @@ func newGCM(key []byte) (cipher.AEAD, error) {
 func authenticatedData(
 	head, id, typ string, headers []string, findHeader func(string) ([]byte, bool),
 ) []byte {
-	var b []byte
-	appendPart := func(s []byte) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+	var joined []byte
+	appendPart := func(part []byte) { joined = append(binary.AppendUvarint(joined, uint64(len(part))), part...) }
 	appendPart([]byte(head))
 	appendPart([]byte(id))
 	appendPart([]byte(typ))
 
 	for _, name := range headers {
-		v, ok := findHeader(name)
+		value, ok := findHeader(name)
 		appendPart([]byte(name))
 
 		// A flag distinguishes a missing header from an empty one.
 		if !ok {
-			b = append(b, 0)
+			joined = append(joined, 0)
 			continue
 		}
-		b = append(b, 1)
-		appendPart(v)
+		joined = append(joined, 1)
+		appendPart(value)
 	}
-	return b
+	return joined
 }

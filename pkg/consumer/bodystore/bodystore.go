@@ -97,34 +97,34 @@ func parseClaim(claim string) (ref string, size int, sum string, err error) {
 // reference. If a body is gone or was changed, the error is a consumer.ErrMalformed.
 func Consume(store Store) consumer.Middleware {
 	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
-		return func(ctx context.Context, m *consumer.Message) error {
-			claim, ok := m.Header(header)
+		return func(ctx context.Context, message *consumer.Message) error {
+			claim, ok := message.Header(header)
 			if !ok {
-				return next(ctx, m)
+				return next(ctx, message)
 			}
 
 			ref, size, want, err := parseClaim(string(claim))
 			if err != nil {
-				return fmt.Errorf("%w: message %s: %w", consumer.ErrMalformed, m.ID, err)
+				return fmt.Errorf("%w: message %s: %w", consumer.ErrMalformed, message.ID, err)
 			}
 			body, err := store.Get(ctx, ref, size)
 			if errors.Is(err, ErrGone) {
 				problem := "claim check: " + ErrGone.Error()
-				return fmt.Errorf("%w: message %s: %s: %w", consumer.ErrMalformed, m.ID, problem, err)
+				return fmt.Errorf("%w: message %s: %s: %w", consumer.ErrMalformed, message.ID, problem, err)
 			}
 			if err != nil {
-				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
+				return fmt.Errorf("reading the body of message %s: %w", message.ID, err)
 			}
 			// Someone who can write to the store could otherwise change events.
 			if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != want {
 				problem := "claim check: the body differs from the stored checksum"
-				return fmt.Errorf("%w: message %s: %s", consumer.ErrMalformed, m.ID, problem)
+				return fmt.Errorf("%w: message %s: %s", consumer.ErrMalformed, message.ID, problem)
 			}
 
-			c := *m
-			c.Value = body
-			c.DeleteHeader(header)
-			return next(ctx, &c)
+			copied := *message
+			copied.Value = body
+			copied.DeleteHeader(header)
+			return next(ctx, &copied)
 		}
 	}
 }

@@ -45,30 +45,30 @@ type Option interface{ apply(*GridFS) }
 
 type optionFunc func(*GridFS)
 
-func (f optionFunc) apply(g *GridFS) { f(g) }
+func (f optionFunc) apply(gridFS *GridFS) { f(gridFS) }
 
 // WithBucket sets the name of the bucket. Defaults to outrelay_bodies.
 func WithBucket(name string) Option {
-	return optionFunc(func(g *GridFS) { g.name = cmp.Or(name, defaultBucket) })
+	return optionFunc(func(gridFS *GridFS) { gridFS.name = cmp.Or(name, defaultBucket) })
 }
 
 // WithTTL sets how long bodies are kept, at least one second. Defaults to 30 days: longer than Kafka keeps
-// records by default, 7 days, plus time for a dead letter to be requeued. A negative d means no limit: bodies are never deleted.
-func WithTTL(d time.Duration) Option {
-	return optionFunc(func(g *GridFS) { g.ttl = cmp.Or(d, defaultTTL) })
+// records by default, 7 days, plus time for a dead letter to be requeued. A negative ttl means no limit: bodies are never deleted.
+func WithTTL(ttl time.Duration) Option {
+	return optionFunc(func(gridFS *GridFS) { gridFS.ttl = cmp.Or(ttl, defaultTTL) })
 }
 
 // WithLogger sets the logger for failed sweeps of Run. Defaults to slog.Default.
 func WithLogger(log *slog.Logger) Option {
-	return optionFunc(func(g *GridFS) { g.log = cmp.Or(log, slog.Default()) })
+	return optionFunc(func(gridFS *GridFS) { gridFS.log = cmp.Or(log, slog.Default()) })
 }
 
 // NewGridFS returns a store in db. It does no I/O. The error lists every problem.
 func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
-	g := &GridFS{name: defaultBucket, ttl: defaultTTL, log: slog.Default(), now: time.Now, every: sweepInterval}
+	gridFS := &GridFS{name: defaultBucket, ttl: defaultTTL, log: slog.Default(), now: time.Now, every: sweepInterval}
 	for _, o := range opts {
 		if o != nil {
-			o.apply(g)
+			o.apply(gridFS)
 		}
 	}
 
@@ -76,8 +76,8 @@ func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
 	if db == nil {
 		problems = append(problems, errors.New("bodystore: the database is nil"))
 	}
-	if g.ttl >= 0 && g.ttl < time.Second {
-		problems = append(problems, fmt.Errorf("bodystore: WithTTL: time to live of %s: set at least 1 s", g.ttl))
+	if gridFS.ttl >= 0 && gridFS.ttl < time.Second {
+		problems = append(problems, fmt.Errorf("bodystore: WithTTL: time to live of %s: set at least 1 s", gridFS.ttl))
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
@@ -86,8 +86,8 @@ func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
 	// A body must be as durable as its event, and visible to each consumer.
 	majority := options.Database().SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
-	g.bucket = db.Client().Database(db.Name(), majority).GridFSBucket(options.GridFSBucket().SetName(g.name))
-	return g, nil
+	gridFS.bucket = db.Client().Database(db.Name(), majority).GridFSBucket(options.GridFSBucket().SetName(gridFS.name))
+	return gridFS, nil
 }
 
 // withoutSession returns ctx without its session, so that calls run outside of its transaction.
@@ -219,8 +219,8 @@ func (g *GridFS) wrapSweepError(err error) error {
 }
 
 // findIDs returns the ids of the documents that the pipeline returns.
-func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, p mongo.Pipeline) ([]bson.ObjectID, error) {
-	cur, err := coll.Aggregate(ctx, p)
+func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, stages mongo.Pipeline) ([]bson.ObjectID, error) {
+	cur, err := coll.Aggregate(ctx, stages)
 	if err != nil {
 		return nil, err
 	}

@@ -74,60 +74,60 @@ type Option interface{ apply(*Breaker) }
 
 type optionFunc func(*Breaker)
 
-func (f optionFunc) apply(b *Breaker) { f(b) }
+func (f optionFunc) apply(breaker *Breaker) { f(breaker) }
 
 // WithShare sets the share of failures within the window that opens the breaker: above 0, at most 1. Defaults to 0.5: a dependency
 // that fails for one customer only should not suspend the handlers for all.
 func WithShare(share float64) Option {
-	return optionFunc(func(b *Breaker) { b.share = share })
+	return optionFunc(func(breaker *Breaker) { breaker.share = share })
 }
 
 // WithWindow sets the length of the sliding window. Defaults to 30 s: long enough for slow handlers to reach WithMinimum, and
 // short enough to forget an outage that is over.
-func WithWindow(d time.Duration) Option {
-	return optionFunc(func(b *Breaker) { b.window = d })
+func WithWindow(window time.Duration) Option {
+	return optionFunc(func(breaker *Breaker) { breaker.window = window })
 }
 
 // WithMinimum sets how many messages of the window it takes before the breaker may open. Defaults to 10, so
 // that a few failures in a quiet hour do not open it. A negative n means no minimum.
 func WithMinimum(n int) Option {
-	return optionFunc(func(b *Breaker) { b.minimum = n })
+	return optionFunc(func(breaker *Breaker) { breaker.minimum = n })
 }
 
 // WithOpenFor sets how long the breaker stays open before it lets a probe through. Defaults to 30 s: a
-// service that restarts needs about that long, and a probe costs no attempt. A negative d means no wait.
-func WithOpenFor(d time.Duration) Option {
-	return optionFunc(func(b *Breaker) { b.openFor = d })
+// service that restarts needs about that long, and a probe costs no attempt. A negative wait means no wait.
+func WithOpenFor(wait time.Duration) Option {
+	return optionFunc(func(breaker *Breaker) { breaker.openFor = wait })
 }
 
 // WithFailure selects the errors that count as failures. The breaker ignores all other errors. Defaults to all errors. Errors
 // of consumer.Reject and consumer.Discard, and inbox.ErrDuplicate, never count, because they are about the message.
 func WithFailure(match func(err error) bool) Option {
-	return optionFunc(func(b *Breaker) { b.isFault = match })
+	return optionFunc(func(breaker *Breaker) { breaker.isFault = match })
 }
 
 // New returns a closed breaker. The name appears in its errors. New panics if an option is out of range.
 func New(name string, opts ...Option) *Breaker {
-	b := &Breaker{name: name}
+	breaker := &Breaker{name: name}
 	for _, o := range opts {
 		if o != nil {
-			o.apply(b)
+			o.apply(breaker)
 		}
 	}
 
-	b.share = cmp.Or(b.share, 0.5)
-	b.window = cmp.Or(b.window, 30*time.Second)
-	b.minimum = cmp.Or(b.minimum, 10)
-	b.openFor = max(cmp.Or(b.openFor, 30*time.Second), 0)
-	if b.isFault == nil {
-		b.isFault = func(error) bool { return true }
+	breaker.share = cmp.Or(breaker.share, 0.5)
+	breaker.window = cmp.Or(breaker.window, 30*time.Second)
+	breaker.minimum = cmp.Or(breaker.minimum, 10)
+	breaker.openFor = max(cmp.Or(breaker.openFor, 30*time.Second), 0)
+	if breaker.isFault == nil {
+		breaker.isFault = func(error) bool { return true }
 	}
 
-	if b.share < 0 || b.share > 1 || b.window < windowBuckets {
+	if breaker.share < 0 || breaker.share > 1 || breaker.window < windowBuckets {
 		panic(fmt.Sprintf("breaker %q: invalid option: WithShare %g must be above 0 and at most 1, WithWindow %s must be positive",
-			name, b.share, b.window))
+			name, breaker.share, breaker.window))
 	}
-	return b
+	return breaker
 }
 
 // errNoOutcome is the outcome of a handler that was interrupted.
@@ -144,7 +144,7 @@ func isAboutMessage(err error) bool {
 // dependency. Timeouts, panics and the failures of batches count.
 func (b *Breaker) Middleware() consumer.Middleware {
 	return func(next consumer.HandlerFunc) consumer.HandlerFunc {
-		return func(ctx context.Context, m *consumer.Message) (err error) {
+		return func(ctx context.Context, message *consumer.Message) (err error) {
 			done, err := b.allow()
 			if err != nil {
 				return err
@@ -166,7 +166,7 @@ func (b *Breaker) Middleware() consumer.Middleware {
 				done(outcome)
 			}()
 
-			outcome = next(ctx, m)
+			outcome = next(ctx, message)
 			return outcome
 		}
 	}
@@ -251,8 +251,8 @@ func (b *Breaker) openLocked() {
 	b.openUntil = time.Now().Add(b.openFor)
 }
 
-func (b *Breaker) changeStateLocked(to State) {
-	b.state, b.probing = to, false
+func (b *Breaker) changeStateLocked(next State) {
+	b.state, b.probing = next, false
 	b.round++
 	clear(b.buckets[:])
 }
@@ -260,19 +260,19 @@ func (b *Breaker) changeStateLocked(to State) {
 // countLocked adds an outcome to the window. It returns the number of outcomes in the window, and how many are failures.
 func (b *Breaker) countLocked(failed bool) (total, bad int) {
 	slot := time.Now().UnixNano() / int64(b.window/windowBuckets)
-	w := &b.buckets[slot%windowBuckets]
-	if w.slot != slot {
-		w.slot, w.total, w.bad = slot, 0, 0
+	bucket := &b.buckets[slot%windowBuckets]
+	if bucket.slot != slot {
+		bucket.slot, bucket.total, bucket.bad = slot, 0, 0
 	}
-	w.total++
+	bucket.total++
 	if failed {
-		w.bad++
+		bucket.bad++
 	}
 
 	for i := range b.buckets {
-		if w := &b.buckets[i]; w.slot > slot-windowBuckets {
-			total += w.total
-			bad += w.bad
+		if bucket := &b.buckets[i]; bucket.slot > slot-windowBuckets {
+			total += bucket.total
+			bad += bucket.bad
 		}
 	}
 	return total, bad

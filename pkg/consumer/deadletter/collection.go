@@ -120,19 +120,19 @@ type storedLetter struct {
 	Series string `bson:"series"`
 }
 
-// Put stores l. The chunks are stored before the letter, so that a letter is never without its value.
-func (c *collection) Put(ctx context.Context, l *Letter) error {
-	stored := storedLetter{*l, letterparts.SeriesOf(l.ID.Group, l.ID.Handler, l.Class)}
-	if l.countRecordBytes() > maxInline {
+// Put stores letter. The chunks are stored before the letter, so that a letter is never without its value.
+func (c *collection) Put(ctx context.Context, letter *Letter) error {
+	stored := storedLetter{*letter, letterparts.SeriesOf(letter.ID.Group, letter.ID.Handler, letter.Class)}
+	if letter.countRecordBytes() > maxInline {
 		stored.Value = nil
 		for n := range stored.countChunks() {
-			data := l.Value[n*chunkBytes : min((n+1)*chunkBytes, len(l.Value))]
-			if err := c.upsert(ctx, l.ID, chunkID{l.ID, n}, bson.D{{Key: "data", Value: data}}); err != nil {
+			data := letter.Value[n*chunkBytes : min((n+1)*chunkBytes, len(letter.Value))]
+			if err := c.upsert(ctx, letter.ID, chunkID{letter.ID, n}, bson.D{{Key: "data", Value: data}}); err != nil {
 				return err
 			}
 		}
 	}
-	return c.upsert(ctx, l.ID, l.ID, stored)
+	return c.upsert(ctx, letter.ID, letter.ID, stored)
 }
 
 // countRecordBytes returns how many bytes of the letter come from the record.
@@ -168,69 +168,69 @@ func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
 
 // Get reads one letter with the chunks of its value.
 func (c *collection) Get(ctx context.Context, id ID) (Letter, error) {
-	var l Letter
-	err := c.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&l)
+	var letter Letter
+	err := c.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&letter)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return l, fmt.Errorf("%w: %s", ErrNotFound, id)
+		return letter, fmt.Errorf("%w: %s", ErrNotFound, id)
 	}
 	if err != nil {
-		return l, fmt.Errorf("reading dead letter %s: %w", id, err)
+		return letter, fmt.Errorf("reading dead letter %s: %w", id, err)
 	}
 
-	for n := range l.countChunks() {
+	for n := range letter.countChunks() {
 		var part struct {
 			Data []byte `bson:"data"`
 		}
 		if err := c.coll.FindOne(ctx, bson.D{{Key: "_id", Value: chunkID{id, n}}}).Decode(&part); err != nil {
-			return l, fmt.Errorf("reading part %d of dead letter %s: %w", n+1, id, err)
+			return letter, fmt.Errorf("reading part %d of dead letter %s: %w", n+1, id, err)
 		}
-		l.Value = append(l.Value, part.Data...)
+		letter.Value = append(letter.Value, part.Data...)
 	}
-	return l, nil
+	return letter, nil
 }
 
-// Find returns the first letters that q selects.
-func (c *collection) Find(ctx context.Context, q Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error) {
+// Find returns the first letters that query selects.
+func (c *collection) Find(ctx context.Context, query Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error) {
 	order := letterlist.Order{Field: "givenUpAt", Down: !oldestFirst, IDsUpward: true}
-	filter := q.buildFilter()
+	filter := query.buildFilter()
 	if after != nil {
 		filter = letterlist.All(filter, order.After(after.GivenUpAt, after.ID))
 	}
 
 	opts := options.Find().SetSort(order.Sort()).SetLimit(int64(limit))
-	if q.NoValues {
+	if query.NoValues {
 		opts.SetProjection(bson.D{{Key: "value", Value: 0}})
 	}
 	cur, err := c.coll.Find(ctx, filter, opts)
 	return cursor.All[Letter](ctx, "listing dead letters of "+c.coll.Name(), cur, err)
 }
 
-// Count counts the letters that q selects.
-func (c *collection) Count(ctx context.Context, q Query) (int64, error) {
-	n, err := c.coll.CountDocuments(ctx, q.buildFilter())
+// Count counts the letters that query selects.
+func (c *collection) Count(ctx context.Context, query Query) (int64, error) {
+	n, err := c.coll.CountDocuments(ctx, query.buildFilter())
 	if err != nil {
 		return 0, fmt.Errorf("counting dead letters of %s: %w", c.coll.Name(), err)
 	}
 	return n, nil
 }
 
-// Summarize counts the letters that q selects by group, handler, name and class.
-func (c *collection) Summarize(ctx context.Context, q Query) ([]Summary, error) {
+// Summarize counts the letters that query selects by group, handler, name and class.
+func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, error) {
 	groupKey := bson.D{
 		{Key: "group", Value: "$_id.group"},
 		{Key: "handler", Value: "$_id.handler"},
 		{Key: "name", Value: "$name"},
 		{Key: "class", Value: "$class"},
 	}
-	cur, err := c.coll.Aggregate(ctx, letterlist.Summary(q.buildFilter(), groupKey, "givenUpAt", "requeued"))
+	cur, err := c.coll.Aggregate(ctx, letterlist.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 
-// MarkRequeued stores by with the time of the server, unless the letter is marked already.
-func (c *collection) MarkRequeued(ctx context.Context, id ID, by Requeued) (bool, error) {
+// MarkRequeued stores requeuedBy and the server's time, unless the letter is marked already.
+func (c *collection) MarkRequeued(ctx context.Context, id ID, requeuedBy Requeued) (bool, error) {
 	unmarked := bson.D{{Key: "_id", Value: id}, {Key: "requeued", Value: nil}}
 
-	res, err := c.coll.UpdateOne(ctx, unmarked, letterlist.Mark("requeued", by))
+	res, err := c.coll.UpdateOne(ctx, unmarked, letterlist.Mark("requeued", requeuedBy))
 	if err != nil {
 		return false, fmt.Errorf("marking dead letter %s as requeued: %w", id, err)
 	}

@@ -91,33 +91,37 @@ type Option interface{ applyToDesk(s *settings) }
 
 type option func(s *settings)
 
-func (o option) applyToDesk(s *settings) { o(s) }
+func (o option) applyToDesk(settings *settings) { o(settings) }
 
 // WithCollection sets the name of the collection. Defaults to DefaultCollection.
 func WithCollection(name string) Option {
-	return option(func(s *settings) { s.collection = cmp.Or(name, DefaultCollection) })
+	return option(func(settings *settings) { settings.collection = cmp.Or(name, DefaultCollection) })
 }
 
-// WithExpiry makes MongoDB remove letters when they have existed for d, from 1 s to 68 years. Consumers apply it to all
+// WithExpiry makes MongoDB remove letters when they have existed for expiry, from 1 s to 68 years. Consumers apply it to all
 // letters of the collection when they start. Defaults to none: letters stay until they are discarded, because each is a message that
-// has had no effect. A negative d means none.
-func WithExpiry(d time.Duration) Option { return option(func(s *settings) { s.expiry = max(d, 0) }) }
+// has had no effect. A negative expiry means none.
+func WithExpiry(expiry time.Duration) Option {
+	return option(func(settings *settings) { settings.expiry = max(expiry, 0) })
+}
 
-// WithRedaction calls f for each letter before it is written anywhere. f may change every field except ID. If f fails or
+// WithRedaction calls redact for each letter before it is written anywhere. redact may change every field except ID. If redact fails or
 // panics, the letter is written without the content and the headers of the message.
-func WithRedaction(f func(ctx context.Context, l *Letter) error) Option {
-	return option(func(s *settings) { s.redact = append(s.redact, f) })
+func WithRedaction(redact func(ctx context.Context, letter *Letter) error) Option {
+	return option(func(settings *settings) { settings.redact = append(settings.redact, redact) })
 }
 
 // WithNotification appends a Notification to box for each letter, so that other services see it. A message that is a
 // Notification itself has none. box must be in the database of the consumer.
-func WithNotification(box *outbox.Box) Option { return option(func(s *settings) { s.box = box }) }
+func WithNotification(box *outbox.Box) Option {
+	return option(func(settings *settings) { settings.box = box })
+}
 
 // WithTopic also writes each letter to a topic, before it is stored: the key, value and headers of the message, with the
 // additional headers dead-class, dead-reason, dead-group, dead-handler, dead-attempts and dead-at (Unix milliseconds). An
 // empty name means "<topic>.<group>.dead". A missing topic is created.
 func WithTopic(name string) Option {
-	return option(func(s *settings) { s.hasTopic, s.topic = true, name })
+	return option(func(settings *settings) { settings.hasTopic, settings.topic = true, name })
 }
 
 // New returns the letters of db. It does no I/O. It returns all problems of its arguments in one error.
@@ -131,18 +135,18 @@ func New(db *mongo.Database, opts ...Option) (*Desk, error) {
 
 // newDesk returns a Desk over the store that open returns for the name of a collection.
 func newDesk(opts []Option, open func(name string, expiry time.Duration) store, waiting setaside.Store) (*Desk, error) {
-	s := settings{collection: DefaultCollection}
+	settings := settings{collection: DefaultCollection}
 	for _, o := range opts {
 		if o != nil {
-			o.applyToDesk(&s)
+			o.applyToDesk(&settings)
 		}
 	}
 
 	var errs []error
-	if s.expiry != 0 && (s.expiry < minExpiry || s.expiry > maxExpiry) {
-		errs = append(errs, fmt.Errorf("the expiry is %s: set at least 1 s and at most 68 years", s.expiry))
+	if settings.expiry != 0 && (settings.expiry < minExpiry || settings.expiry > maxExpiry) {
+		errs = append(errs, fmt.Errorf("the expiry is %s: set at least 1 s and at most 68 years", settings.expiry))
 	}
-	for _, f := range s.redact {
+	for _, f := range settings.redact {
 		if f == nil {
 			errs = append(errs, errors.New("a function of WithRedaction is nil"))
 		}
@@ -150,26 +154,26 @@ func newDesk(opts []Option, open func(name string, expiry time.Duration) store, 
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("deadletter: %w", err)
 	}
-	return &Desk{settings: s, store: open(s.collection, s.expiry), waiting: waiting}, nil
+	return &Desk{settings: settings, store: open(settings.collection, settings.expiry), waiting: waiting}, nil
 }
 
 // pageSize is how many letters are read at once.
 const pageSize = 100
 
-// List iterates over the letters that q selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
+// List iterates over the letters that query selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
 // the first error.
-func (d *Desk) List(ctx context.Context, q Query) iter.Seq2[Letter, error] {
-	return d.iterate(ctx, q, false)
+func (d *Desk) List(ctx context.Context, query Query) iter.Seq2[Letter, error] {
+	return d.iterate(ctx, query, false)
 }
 
-// iterate iterates over the letters that q selects.
-func (d *Desk) iterate(ctx context.Context, q Query, oldestFirst bool) iter.Seq2[Letter, error] {
+// iterate iterates over the letters that query selects.
+func (d *Desk) iterate(ctx context.Context, query Query, oldestFirst bool) iter.Seq2[Letter, error] {
 	return func(yield func(Letter, error) bool) {
-		after, err := parseCursor(q.After)
+		after, err := parseCursor(query.After)
 		for {
 			var page []Letter
 			if err == nil {
-				page, err = d.store.Find(ctx, q, after, oldestFirst, pageSize)
+				page, err = d.store.Find(ctx, query, after, oldestFirst, pageSize)
 			}
 			if err == nil {
 				err = d.findWaiting(ctx, page)
@@ -195,52 +199,54 @@ func (d *Desk) iterate(ctx context.Context, q Query, oldestFirst bool) iter.Seq2
 
 // Get reads one letter, whole. It returns ErrNotFound if there is none.
 func (d *Desk) Get(ctx context.Context, id ID) (Letter, error) {
-	l, err := d.store.Get(ctx, id)
+	letter, err := d.store.Get(ctx, id)
 	if err != nil {
 		return Letter{}, err
 	}
-	list := []Letter{l}
+	list := []Letter{letter}
 	err = d.findWaiting(ctx, list)
 	return list[0], err
 }
 
-// Count counts the letters that q selects.
-func (d *Desk) Count(ctx context.Context, q Query) (int64, error) { return d.store.Count(ctx, q) }
-
-// Summary counts the letters that q selects by group, handler, name and class, the largest count first.
-func (d *Desk) Summary(ctx context.Context, q Query) ([]Summary, error) {
-	return d.store.Summarize(ctx, q)
+// Count counts the letters that query selects.
+func (d *Desk) Count(ctx context.Context, query Query) (int64, error) {
+	return d.store.Count(ctx, query)
 }
 
-// restrictToExisting returns q for the letters that exist now. Otherwise an action would not end while a handler rejects each message
+// Summary counts the letters that query selects by group, handler, name and class, the largest count first.
+func (d *Desk) Summary(ctx context.Context, query Query) ([]Summary, error) {
+	return d.store.Summarize(ctx, query)
+}
+
+// restrictToExisting returns query for the letters that exist now. Otherwise an action would not end while a handler rejects each message
 // that it gets again.
-func (d *Desk) restrictToExisting(ctx context.Context, q Query) (Query, error) {
-	ids := q
+func (d *Desk) restrictToExisting(ctx context.Context, query Query) (Query, error) {
+	ids := query
 	ids.NoValues = true
 	newest, err := d.store.Find(ctx, ids, nil, false, 1)
 	if err != nil || len(newest) == 0 {
-		return q, err
+		return query, err
 	}
-	q.Before = newest[0].GivenUpAt.Add(time.Millisecond)
-	return q, nil
+	query.Before = newest[0].GivenUpAt.Add(time.Millisecond)
+	return query, nil
 }
 
-// Discard deletes the letters that q selects and that exist when it begins permanently, and returns how many. It returns ErrEmptyQuery if q has no
+// Discard deletes the letters that query selects and that exist when it begins permanently, and returns how many. It returns ErrEmptyQuery if query has no
 // condition and does not set All. It does not affect messages that were requeued.
-func (d *Desk) Discard(ctx context.Context, q Query) (int64, error) {
-	if q.isEmpty() && !q.All {
+func (d *Desk) Discard(ctx context.Context, query Query) (int64, error) {
+	if query.isEmpty() && !query.All {
 		return 0, ErrEmptyQuery
 	}
 	// The ids are enough to delete letters.
-	q.NoValues = true
-	q, err := d.restrictToExisting(ctx, q)
+	query.NoValues = true
+	query, err := d.restrictToExisting(ctx, query)
 	if err != nil {
 		return 0, err
 	}
 
 	var n int64
 	for {
-		page, err := d.store.Find(ctx, q, nil, false, pageSize)
+		page, err := d.store.Find(ctx, query, nil, false, pageSize)
 		if err != nil || len(page) == 0 {
 			return n, err
 		}

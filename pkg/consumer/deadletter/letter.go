@@ -115,7 +115,7 @@ func (l *Letter) omitContent(cause error) {
 // isBare reports whether the letter has nothing of its record: the record could not be read, or omitContent has removed it. A
 // tombstone has a key or headers of its producer.
 func (l *Letter) isBare() bool {
-	hasOther := func(h event.Header) bool { return h.Key != record.HeaderID }
+	hasOther := func(header event.Header) bool { return header.Key != record.HeaderID }
 	return l.Key == nil && l.Value == nil && l.countChunks() == 0 && !slices.ContainsFunc(l.Headers, hasOther)
 }
 
@@ -127,8 +127,8 @@ type letterPlace struct {
 
 // Cursor returns the place of the letter in a list, for Query.After.
 func (l *Letter) Cursor() string {
-	b, _ := bson.MarshalExtJSON(letterPlace{l.ID, l.GivenUpAt}, false, false)
-	return string(b)
+	place, _ := bson.MarshalExtJSON(letterPlace{l.ID, l.GivenUpAt}, false, false)
+	return string(place)
 }
 
 var errCursor = errors.New("deadletter: After is not a Cursor of a dead letter")
@@ -138,9 +138,9 @@ func parseCursor(text string) (*Letter, error) {
 	if text == "" {
 		return nil, nil
 	}
-	var c letterPlace
-	if err := bson.UnmarshalExtJSON([]byte(text), false, &c); err != nil || c.At.IsZero() {
+	var place letterPlace
+	if err := bson.UnmarshalExtJSON([]byte(text), false, &place); err != nil || place.At.IsZero() {
 		return nil, errCursor
 	}
-	return &Letter{ID: c.ID, GivenUpAt: c.At}, nil
+	return &Letter{ID: place.ID, GivenUpAt: place.At}, nil
 }

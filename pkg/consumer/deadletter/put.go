@@ -14,44 +14,44 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Put stores l, unless a letter with its id exists that was not requeued. It redacts the letter first, and calls publish if the
+// Put stores letter, unless a letter with its id exists that was not requeued. It redacts the letter first, and calls publish if the
 // letter also belongs in a topic. If err is nil, the letter cannot be lost any more. omitted is the reason why parts of it were
 // left out. Consumers call it. Others cannot name its key.
 func (d *Desk) Put(
-	ctx context.Context, _ letterparts.Key, l *Letter, publish func(ctx context.Context, topic string) error,
+	ctx context.Context, _ letterparts.Key, letter *Letter, publish func(ctx context.Context, topic string) error,
 ) (omitted, err error) {
 	// The letter of a notification must not lead to another notification.
-	isNotification := slices.ContainsFunc(l.Headers, func(h event.Header) bool { return h.Key == headerNotification })
+	isNotification := slices.ContainsFunc(letter.Headers, func(header event.Header) bool { return header.Key == headerNotification })
 	// The redaction comes first, so neither the topic nor the store gets the hidden values.
-	if omitted = d.redactLetter(ctx, l); omitted != nil {
-		l.omitContent(omitted)
+	if omitted = d.redactLetter(ctx, letter); omitted != nil {
+		letter.omitContent(omitted)
 	}
-	l.Size = len(l.Value)
+	letter.Size = len(letter.Value)
 
 	// A crash after the record repeats it, which a topic tolerates.
 	if d.hasTopic {
 		topic := d.topic
 		if topic == "" {
-			topic = l.ID.Topic + "." + l.ID.Group + ".dead"
+			topic = letter.ID.Topic + "." + letter.ID.Group + ".dead"
 		}
 		if err := publish(ctx, topic); err != nil {
 			return omitted, err
 		}
 	}
 
-	err = d.store.Put(ctx, l)
+	err = d.store.Put(ctx, letter)
 	if errors.Is(err, errTooLarge) {
 		// Without its content, the letter still shows that the message was given up.
 		omitted = err
-		l.omitContent(err)
-		l.Size = 0
-		err = d.store.Put(ctx, l)
+		letter.omitContent(err)
+		letter.Size = 0
+		err = d.store.Put(ctx, letter)
 	}
 	if err != nil || d.box == nil || isNotification {
 		return omitted, err
 	}
 
-	err = d.notify(ctx, l)
+	err = d.notify(ctx, letter)
 	if errors.Is(err, event.ErrInvalid) || errors.Is(err, outbox.ErrTooLarge) {
 		// It would be refused each time.
 		return errors.Join(omitted, err), nil
@@ -60,15 +60,15 @@ func (d *Desk) Put(
 }
 
 // redactLetter calls the functions of WithRedaction. It returns a panic as an error.
-func (d *Desk) redactLetter(ctx context.Context, l *Letter) (err error) {
+func (d *Desk) redactLetter(ctx context.Context, letter *Letter) (err error) {
 	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("redacting dead letter %s: panic: %v", l.ID, v)
+		if panicked := recover(); panicked != nil {
+			err = fmt.Errorf("redacting dead letter %s: panic: %v", letter.ID, panicked)
 		}
 	}()
 	for _, f := range d.redact {
-		if err := f(ctx, l); err != nil {
-			return fmt.Errorf("redacting dead letter %s: %w", l.ID, err)
+		if err := f(ctx, letter); err != nil {
+			return fmt.Errorf("redacting dead letter %s: %w", letter.ID, err)
 		}
 	}
 	return nil
@@ -90,14 +90,14 @@ var Notified = event.Type[Notification]{Aggregate: "dead-letter", Name: "DeadLet
 const headerNotification = "dead-letter"
 
 // notify appends the notification of a letter. Its id comes from the letter, so a repetition appends nothing.
-func (d *Desk) notify(ctx context.Context, l *Letter) error {
-	n := Notification{ID: l.ID, Class: l.Class, Reason: l.Reason, Name: l.Name, Attempts: l.Attempts}
-	digest := fmt.Sprintf("dead-letter/%x", sha256.Sum256([]byte(l.ID.String())))
-	ev := Notified.New(digest, n, event.WithID(digest), event.WithHeader(headerNotification, []byte(l.ID.Group)))
+func (d *Desk) notify(ctx context.Context, letter *Letter) error {
+	n := Notification{ID: letter.ID, Class: letter.Class, Reason: letter.Reason, Name: letter.Name, Attempts: letter.Attempts}
+	digest := fmt.Sprintf("dead-letter/%x", sha256.Sum256([]byte(letter.ID.String())))
+	ev := Notified.New(digest, n, event.WithID(digest), event.WithHeader(headerNotification, []byte(letter.ID.Group)))
 
 	err := d.box.Transaction(ctx, func(ctx context.Context) error { return d.box.Append(ctx, ev) })
 	if err != nil && !mongo.IsDuplicateKeyError(err) {
-		return fmt.Errorf("appending the notification of dead letter %s: %w", l.ID, err)
+		return fmt.Errorf("appending the notification of dead letter %s: %w", letter.ID, err)
 	}
 	return nil
 }

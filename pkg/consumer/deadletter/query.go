@@ -37,26 +37,26 @@ func (q Query) isEmpty() bool {
 
 // buildFilter returns the filter of the query for MongoDB.
 func (q Query) buildFilter() bson.D {
-	var f letterlist.Filter
-	f.Equal("class", q.Class)
+	var filter letterlist.Filter
+	filter.Equal("class", q.Class)
 	if q.Class == "" {
 		// Chunks of large values have no class, so this condition leaves them out.
-		f.Exists("class", true)
+		filter.Exists("class", true)
 	}
-	letterlist.In(&f, "_id", q.IDs)
-	letterlist.In(&f, "_id.message", q.Messages)
-	f.Equal("_id.group", q.Group)
-	f.Equal("_id.handler", q.Handler)
-	f.Equal("name", q.Name)
-	f.Equal("aggregate.type", q.AggregateType)
-	f.Equal("_id.topic", q.Topic)
+	letterlist.In(&filter, "_id", q.IDs)
+	letterlist.In(&filter, "_id.message", q.Messages)
+	filter.Equal("_id.group", q.Group)
+	filter.Equal("_id.handler", q.Handler)
+	filter.Equal("name", q.Name)
+	filter.Equal("aggregate.type", q.AggregateType)
+	filter.Equal("_id.topic", q.Topic)
 	if len(q.Key) > 0 {
-		f.Require("key", q.Key)
+		filter.Require("key", q.Key)
 	}
-	f.Prefix("reason", q.Reason)
-	f.During("givenUpAt", q.From, q.Before)
+	filter.Prefix("reason", q.Reason)
+	filter.During("givenUpAt", q.From, q.Before)
 	if q.Requeued != nil {
-		f.Exists("requeued", *q.Requeued)
+		filter.Exists("requeued", *q.Requeued)
 	}
-	return bson.D(f)
+	return bson.D(filter)
 }

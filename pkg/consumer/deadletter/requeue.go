@@ -42,7 +42,7 @@ func (e *RefusedError) Error() string {
 // maxRefused bounds the refused letters that an error of Requeue lists.
 const maxRefused = 20
 
-// Requeue hands the letters that q selects, that exist when it begins, and that were not requeued before, back to their handlers, in
+// Requeue hands the letters that query selects, that exist when it begins, and that were not requeued before, back to their handlers, in
 // the order in which they were given up. It returns their number, also with an error.
 //
 // The messages wait in the collection inbox_waiting until the member of the group that owns their partition takes them,
@@ -52,34 +52,34 @@ const maxRefused = 20
 // Requeued.Waiting shows them.
 //
 // A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
-// then joins a *RefusedError for each of the first 20. Requeue returns ErrEmptyQuery if q has no condition and does not set
+// then joins a *RefusedError for each of the first 20. Requeue returns ErrEmptyQuery if query has no condition and does not set
 // All. If it is interrupted, the same call does the rest.
-func (d *Desk) Requeue(ctx context.Context, q Query, r RequeueOptions) (int64, error) {
-	if q.isEmpty() && !q.All {
+func (d *Desk) Requeue(ctx context.Context, query Query, refusal RequeueOptions) (int64, error) {
+	if query.isEmpty() && !query.All {
 		return 0, ErrEmptyQuery
 	}
 
 	// A requeue changes the condition of the query, so the iteration never meets a letter twice.
 	notRequeued := false
-	q.Requeued, q.NoValues = &notRequeued, false
-	q, err := d.restrictToExisting(ctx, q)
+	query.Requeued, query.NoValues = &notRequeued, false
+	query, err := d.restrictToExisting(ctx, query)
 	if err != nil {
 		return 0, err
 	}
 	var n int64
 	var refused []error
 	var last *RefusedError
-	for l, err := range d.iterate(ctx, q, true) {
+	for l, err := range d.iterate(ctx, query, true) {
 		requeued := false
 		if err == nil {
-			requeued, err = d.requeueLetter(ctx, l, r)
+			requeued, err = d.requeueLetter(ctx, l, refusal)
 		}
 
-		r, isRefused := errors.AsType[*RefusedError](err)
+		refusal, isRefused := errors.AsType[*RefusedError](err)
 		switch {
 		case isRefused && len(refused) < maxRefused:
-			last = r
-			refused = append(refused, r)
+			last = refusal
+			refused = append(refused, refusal)
 		case isRefused:
 			last.More++
 		case err != nil:
@@ -92,51 +92,51 @@ func (d *Desk) Requeue(ctx context.Context, q Query, r RequeueOptions) (int64, e
 }
 
 // requeueLetter requeues one letter. It returns false if another call has requeued or discarded it.
-func (d *Desk) requeueLetter(ctx context.Context, l Letter, r RequeueOptions) (bool, error) {
-	handlers := r.Handlers
-	if len(handlers) == 0 && l.ID.Handler != "" {
-		handlers = []string{l.ID.Handler}
+func (d *Desk) requeueLetter(ctx context.Context, letter Letter, options RequeueOptions) (bool, error) {
+	handlers := options.Handlers
+	if len(handlers) == 0 && letter.ID.Handler != "" {
+		handlers = []string{letter.ID.Handler}
 	}
 	if len(handlers) == 0 {
-		return false, &RefusedError{ID: l.ID, Reason: "no handler took it: name the handler that gets it"}
+		return false, &RefusedError{ID: letter.ID, Reason: "no handler took it: name the handler that gets it"}
 	}
 
 	// A list leaves out large values.
-	if l.countChunks() > 0 {
-		whole, err := d.store.Get(ctx, l.ID)
+	if letter.countChunks() > 0 {
+		whole, err := d.store.Get(ctx, letter.ID)
 		if err != nil {
 			return false, err
 		}
-		l = whole
+		letter = whole
 	}
-	if r.Edit != nil {
-		l.Headers = slices.Clone(l.Headers)
-		if err := r.Edit(&l); err != nil {
-			return false, fmt.Errorf("editing dead letter %s: %w", l.ID, err)
+	if options.Edit != nil {
+		letter.Headers = slices.Clone(letter.Headers)
+		if err := options.Edit(&letter); err != nil {
+			return false, fmt.Errorf("editing dead letter %s: %w", letter.ID, err)
 		}
 	}
 
 	// Its handler would take it for a tombstone and delete something.
-	if l.isBare() {
-		return false, &RefusedError{ID: l.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s has: "+
-			"set it with Edit, or discard the letter", l.ID.Place())}
+	if letter.isBare() {
+		return false, &RefusedError{ID: letter.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s has: "+
+			"set it with Edit, or discard the letter", letter.ID.Place())}
 	}
 
 	// All messages are checked before the first is written.
 	var messages []*setaside.Message
 	for _, h := range handlers {
-		m := newWaiting(&l, h)
-		if err := m.CheckSize(); err != nil {
-			return false, &RefusedError{ID: l.ID, Reason: err.Error() + ": edit it"}
+		message := newWaiting(&letter, h)
+		if err := message.CheckSize(); err != nil {
+			return false, &RefusedError{ID: letter.ID, Reason: err.Error() + ": edit it"}
 		}
-		messages = append(messages, m)
+		messages = append(messages, message)
 	}
 
 	marked := false
-	mark := Requeued{Actor: r.Actor, Note: r.Note, Handlers: handlers}
+	mark := Requeued{Actor: options.Actor, Note: options.Note, Handlers: handlers}
 	// The mark decides between two concurrent requeues.
 	err := d.store.Transaction(ctx, func(ctx context.Context) (err error) {
-		marked, err = d.store.MarkRequeued(ctx, l.ID, mark)
+		marked, err = d.store.MarkRequeued(ctx, letter.ID, mark)
 		if err != nil || !marked {
 			return err
 		}
@@ -148,61 +148,61 @@ func (d *Desk) requeueLetter(ctx context.Context, l Letter, r RequeueOptions) (b
 		return nil
 	})
 	if err != nil {
-		return false, fmt.Errorf("requeueing dead letter %s: %w", l.ID, err)
+		return false, fmt.Errorf("requeueing dead letter %s: %w", letter.ID, err)
 	}
 	return marked, nil
 }
 
 // newWaiting returns the message of a letter for a handler, to be set aside at the place of its first record. So it is
 // before all messages of its key that wait there.
-func newWaiting(l *Letter, handler string) *setaside.Message {
-	m := &setaside.Message{
-		ID:          waitingID(l, handler),
-		Place:       placeOf(l, handler),
-		Offset:      l.ID.Offset,
+func newWaiting(letter *Letter, handler string) *setaside.Message {
+	message := &setaside.Message{
+		ID:          waitingID(letter, handler),
+		Place:       placeOf(letter, handler),
+		Offset:      letter.ID.Offset,
 		LeaderEpoch: -1,
-		Time:        l.Time,
-		Key:         l.Key,
-		Value:       l.Value,
+		Time:        letter.Time,
+		Key:         letter.Key,
+		Value:       letter.Value,
 		Requeued:    true,
 	}
 	// A message without a key is a queue alone.
-	m.Queue = m.ID
-	if l.Key != nil {
-		m.Queue = setaside.KeyQueue(l.Key)
+	message.Queue = message.ID
+	if letter.Key != nil {
+		message.Queue = setaside.KeyQueue(letter.Key)
 	}
 
-	for _, h := range l.Headers {
+	for _, h := range letter.Headers {
 		// With its deadline the message would expire again.
 		isDeadline := h.Key == record.HeaderDeliverBy || h.Key == record.HeaderCEExpiryTime
-		if h.Key == record.HeaderDelivery || isDeadline && l.Class == ClassExpired {
+		if h.Key == record.HeaderDelivery || isDeadline && letter.Class == ClassExpired {
 			continue
 		}
-		m.Headers = append(m.Headers, setaside.Header(h))
+		message.Headers = append(message.Headers, setaside.Header(h))
 	}
 
 	// If the message is given up again, it gets another letter. The header also stays in retry topics.
-	delivery := strconv.AppendInt(nil, int64(l.ID.Delivery)+1, 10)
-	m.Headers = append(m.Headers, setaside.Header{Key: record.HeaderDelivery, Value: delivery})
-	return m
+	delivery := strconv.AppendInt(nil, int64(letter.ID.Delivery)+1, 10)
+	message.Headers = append(message.Headers, setaside.Header{Key: record.HeaderDelivery, Value: delivery})
+	return message
 }
 
-func placeOf(l *Letter, handler string) setaside.Place {
-	return setaside.Place{Handler: l.ID.Group + "/" + handler, Topic: l.ID.Topic, Partition: l.ID.Partition}
+func placeOf(letter *Letter, handler string) setaside.Place {
+	return setaside.Place{Handler: letter.ID.Group + "/" + handler, Topic: letter.ID.Topic, Partition: letter.ID.Partition}
 }
 
-// waitingID returns the id of the requeued message of l for a handler.
-func waitingID(l *Letter, handler string) setaside.Digest {
-	return setaside.MessageID(placeOf(l, handler), 0, l.ID.Offset, "letter/"+l.ID.String())
+// waitingID returns the id of the requeued message of letter for a handler.
+func waitingID(letter *Letter, handler string) setaside.Digest {
+	return setaside.MessageID(placeOf(letter, handler), 0, letter.ID.Offset, "letter/"+letter.ID.String())
 }
 
 // findWaiting sets Requeued.Waiting of the letters.
 func (d *Desk) findWaiting(ctx context.Context, letters []Letter) error {
 	owners := map[setaside.Digest]*Requeued{}
 	for i := range letters {
-		if r := letters[i].Requeued; r != nil {
-			for _, h := range r.Handlers {
-				owners[waitingID(&letters[i], h)] = r
+		if requeued := letters[i].Requeued; requeued != nil {
+			for _, h := range requeued.Handlers {
+				owners[waitingID(&letters[i], h)] = requeued
 			}
 		}
 	}

@@ -27,7 +27,7 @@ type Option interface{ apply(s *settings) }
 
 type option func(s *settings)
 
-func (o option) apply(s *settings) { o(s) }
+func (o option) apply(settings *settings) { o(settings) }
 
 type settings struct {
 	instanceID string
@@ -38,25 +38,25 @@ type settings struct {
 // The id must be unique in the group and the same after a restart, for example the name of the pod of a StatefulSet. Defaults to
 // none.
 func WithInstanceID(id string) Option {
-	return option(func(s *settings) { s.instanceID = id })
+	return option(func(settings *settings) { settings.instanceID = id })
 }
 
 // Use makes the consumer join its group with franz-go. The options of package consumer about Kafka apply.
 func Use(opts ...Option) consumer.Option {
-	var s settings
+	var settings settings
 	for _, o := range opts {
 		if o != nil {
-			o.apply(&s)
+			o.apply(&settings)
 		}
 	}
 
 	open := func(cfg transport.Config) (transport.Transport, error) {
-		cfg.InstanceID = s.instanceID
-		t, err := franz.New(cfg)
+		cfg.InstanceID = settings.instanceID
+		transport, err := franz.New(cfg)
 		if err != nil {
 			return nil, err
 		}
-		return t, nil
+		return transport, nil
 	}
 
 	return consumer.WithSurroundings(consumerparts.Surroundings{Open: open})

@@ -100,15 +100,15 @@ func New(box *outbox.Box, entries ...Entry) (*Cron, error) {
 		return nil, errors.New("cron: the box is nil")
 	}
 
-	c := &Cron{box: box, parts: box.Parts(boxparts.Key{})}
-	if c.parts.Collection == nil {
+	cron := &Cron{box: box, parts: box.Parts(boxparts.Key{})}
+	if cron.parts.Collection == nil {
 		return nil, errors.New("cron: the box is in memory: a Cron needs MongoDB, because it uses the clock of the server")
 	}
 	names := map[string]bool{}
 	var errs []error
 
 	for _, e := range entries {
-		x, err := newEntry(e)
+		entry, err := newEntry(e)
 		if err == nil && names[e.Name] {
 			err = errors.New("duplicate name: another entry has it too")
 		}
@@ -120,53 +120,53 @@ func New(box *outbox.Box, entries ...Entry) (*Cron, error) {
 			errs = append(errs, fmt.Errorf("cron entry %q: %w", e.Name, err))
 			continue
 		}
-		c.entries = append(c.entries, x)
+		cron.entries = append(cron.entries, entry)
 	}
 
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 
-	return c, nil
+	return cron, nil
 }
 
-// newEntry checks e and sets its defaults. It calls e.Event once, to check the event.
-func newEntry(e Entry) (*entry, error) {
+// newEntry checks given and sets its defaults. It calls given.Event once, to check the event.
+func newEntry(given Entry) (*entry, error) {
 	switch {
-	case e.Name == "" || len(e.Name) > 200:
+	case given.Name == "" || len(given.Name) > 200:
 		return nil, errors.New("invalid name: it must have 1 to 200 bytes")
-	case e.Event == nil:
+	case given.Event == nil:
 		return nil, errors.New("the function Event is missing")
-	case e.Missed > All:
-		return nil, fmt.Errorf("invalid policy %d for missed firings", e.Missed)
-	case e.Ahead < 0 || e.Ahead > 24*time.Hour:
-		return nil, fmt.Errorf("invalid duration %s for Ahead: it must be between 1 s and 24 h", e.Ahead)
-	case e.Ahead == 0:
-		e.Ahead = time.Minute
+	case given.Missed > All:
+		return nil, fmt.Errorf("invalid policy %d for missed firings", given.Missed)
+	case given.Ahead < 0 || given.Ahead > 24*time.Hour:
+		return nil, fmt.Errorf("invalid duration %s for Ahead: it must be between 1 s and 24 h", given.Ahead)
+	case given.Ahead == 0:
+		given.Ahead = time.Minute
 	}
 
-	e.Ahead = max(e.Ahead, time.Second)
-	if e.Zone == nil {
-		e.Zone = time.UTC
+	given.Ahead = max(given.Ahead, time.Second)
+	if given.Zone == nil {
+		given.Zone = time.UTC
 	}
 
-	x := &entry{Entry: e, spec: e.Schedule + " in " + e.Zone.String()}
+	entry := &entry{Entry: given, spec: given.Schedule + " in " + given.Zone.String()}
 	var err error
-	if x.fires, err = parseSchedule(e.Schedule); err != nil {
+	if entry.fires, err = parseSchedule(given.Schedule); err != nil {
 		return nil, err
 	}
 
-	at := x.nextFiring(time.Now())
+	at := entry.nextFiring(time.Now())
 	if at.IsZero() {
-		return nil, fmt.Errorf("%q never fires", e.Schedule)
+		return nil, fmt.Errorf("%q never fires", given.Schedule)
 	}
 
 	// A sample shows mistakes of Event now instead of at the first firing.
-	if err := x.makeEvent(uuid.New(), at).Validate(); err != nil {
+	if err := entry.makeEvent(uuid.New(), at).Validate(); err != nil {
 		return nil, err
 	}
 
-	return x, nil
+	return entry, nil
 }
 
 var parser = robfig.NewParser(robfig.SecondOptional | robfig.Minute | robfig.Hour | robfig.Dom | robfig.Month | robfig.Dow | robfig.Descriptor)
@@ -178,49 +178,49 @@ func parseSchedule(spec string) (robfig.Schedule, error) {
 		return nil, fmt.Errorf("invalid schedule %q: it has a zone but no expression", spec)
 	}
 
-	s, err := parser.Parse(spec)
+	schedule, err := parser.Parse(spec)
 	if err != nil {
 		return nil, err
 	}
-	if every, ok := s.(robfig.ConstantDelaySchedule); ok {
+	if every, ok := schedule.(robfig.ConstantDelaySchedule); ok {
 		return alignedSchedule(every.Delay), nil
 	}
 
-	return s, nil
+	return schedule, nil
 }
 
 // alignedSchedule fires at multiples of a duration, so that all processes agree on the times.
 type alignedSchedule time.Duration
 
-// Next returns the first multiple after t.
-func (a alignedSchedule) Next(t time.Time) time.Time {
-	return t.Truncate(time.Duration(a)).Add(time.Duration(a))
+// Next returns the first multiple after moment.
+func (a alignedSchedule) Next(moment time.Time) time.Time {
+	return moment.Truncate(time.Duration(a)).Add(time.Duration(a))
 }
 
-// nextFiring returns the first firing after t, or zero if there is none.
-func (e *entry) nextFiring(t time.Time) time.Time { return nextFiringIn(e.fires, e.Zone, t) }
+// nextFiring returns the first firing after moment, or zero if there is none.
+func (e *entry) nextFiring(moment time.Time) time.Time { return nextFiringIn(e.fires, e.Zone, moment) }
 
-// nextFiringIn returns the first firing of s after t in UTC, or zero if there is none.
-func nextFiringIn(s robfig.Schedule, zone *time.Location, t time.Time) time.Time {
-	at := s.Next(t.In(zone))
+// nextFiringIn returns the first firing of schedule after moment in UTC, or zero if there is none.
+func nextFiringIn(schedule robfig.Schedule, zone *time.Location, moment time.Time) time.Time {
+	at := schedule.Next(moment.In(zone))
 	if at.IsZero() {
 		return at
 	}
 	return at.UTC()
 }
 
-// latestFiring returns the last firing in (after, until], or zero if there is none. It searches
+// latestFiring returns the last firing in (start, end], or zero if there is none. It searches
 // backwards in steps that double, so that a long absence costs no more than a short one.
-func (e *entry) latestFiring(after, until time.Time) time.Time {
+func (e *entry) latestFiring(start, end time.Time) time.Time {
 	var found time.Time
 	for back := time.Second; found.IsZero(); back *= 2 {
-		from := until.Add(-back)
-		last := !from.After(after)
+		from := end.Add(-back)
+		last := !from.After(start)
 		if last {
-			from = after
+			from = start
 		}
 
-		for at := e.nextFiring(from); !at.IsZero() && !at.After(until); at = e.nextFiring(at) {
+		for at := e.nextFiring(from); !at.IsZero() && !at.After(end); at = e.nextFiring(at) {
 			found = at
 		}
 
@@ -237,16 +237,16 @@ var idNamespace = uuid.MustParse("0d9b1c8e-7f52-4a0c-9a53-6c1d6a5b7e21")
 
 // firingID returns the id of the event of a firing. It is derived from the outbox, the entry and the time, so
 // that all processes agree on it.
-func (c *Cron) firingID(name string, at time.Time) uuid.UUID {
-	firing := at.UTC().Truncate(time.Second).Format(time.RFC3339)
+func (c *Cron) firingID(name string, firedAt time.Time) uuid.UUID {
+	firing := firedAt.UTC().Truncate(time.Second).Format(time.RFC3339)
 	coll := c.parts.Collection
 	text := coll.Database().Name() + "." + coll.Name() + "\x00" + name + "\x00" + firing
 	return uuid.NewSHA1(idNamespace, []byte(text))
 }
 
-// makeEvent returns the event of the firing at the time at.
-func (e *entry) makeEvent(id uuid.UUID, at time.Time) event.Event {
-	return e.Event(at.In(e.Zone)).With(event.WithID(id), event.WithDueAt(at))
+// makeEvent returns the event of the firing at firedAt.
+func (e *entry) makeEvent(id uuid.UUID, firedAt time.Time) event.Event {
+	return e.Event(firedAt.In(e.Zone)).With(event.WithID(id), event.WithDueAt(firedAt))
 }
 
 const (
@@ -306,27 +306,27 @@ func (c *Cron) checkEntries(ctx context.Context) time.Duration {
 	return max(wait, 5*time.Millisecond)
 }
 
-// maintainEntry updates e and sets the time of its next check. A failure is logged.
-func (c *Cron) maintainEntry(ctx context.Context, e *entry, now time.Time) {
+// maintainEntry updates entry and sets the time of its next check. A failure is logged.
+func (c *Cron) maintainEntry(ctx context.Context, entry *entry, now time.Time) {
 	call, cancel := context.WithTimeout(ctx, entryTimeout)
 	defer cancel()
 
-	next, err := c.advanceEntry(call, e, now)
+	next, err := c.advanceEntry(call, entry, now)
 	if err == nil {
-		e.started = true
-		e.failures = 0
-		e.nextCheck = next
+		entry.started = true
+		entry.failures = 0
+		entry.nextCheck = next
 		return
 	}
 
-	e.failures++
+	entry.failures++
 	// A random delay, so that processes that fail together do not retry together.
-	maxDelay := min(100*time.Millisecond<<min(e.failures, 10), maxRetryDelay)
-	e.nextCheck = now.Add(rand.N(maxDelay))
+	maxDelay := min(100*time.Millisecond<<min(entry.failures, 10), maxRetryDelay)
+	entry.nextCheck = now.Add(rand.N(maxDelay))
 
 	if ctx.Err() == nil {
 		c.parts.Log.WarnContext(ctx, "updating a cron entry fails; retrying",
-			"entry", e.Name, "collection", c.parts.Collection.Name(), "attempt", e.failures, "error", err)
+			"entry", entry.Name, "collection", c.parts.Collection.Name(), "attempt", entry.failures, "error", err)
 	}
 }
 

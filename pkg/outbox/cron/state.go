@@ -33,22 +33,22 @@ func (c *Cron) stateCollection() *mongo.Collection {
 	return coll.Database().Collection(coll.Name() + "_cron")
 }
 
-// advanceEntry appends the missing firings of e and stores its state, in one transaction. It
-// returns the time of the next check. If another process has another schedule for e, this process
-// leaves e alone.
-func (c *Cron) advanceEntry(ctx context.Context, e *entry, now time.Time) (time.Time, error) {
+// advanceEntry appends the missing firings of entry and stores its state, in one transaction. It
+// returns the time of the next check. If another process has another schedule for entry, this process
+// leaves entry alone.
+func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (time.Time, error) {
 	var next time.Time
 	err := transaction.Run(ctx, c.parts.Collection.Database().Client(), func(ctx context.Context) error {
-		state, known, err := c.loadState(ctx, e.Name)
+		state, known, err := c.loadState(ctx, entry.Name)
 		if err != nil {
 			return err
 		}
 
-		changed := known && state.Schedule != e.spec
-		if changed && e.started {
+		changed := known && state.Schedule != entry.spec
+		if changed && entry.started {
 			// A process that started later has taken the entry over.
 			next = now.Add(checkInterval)
-			c.logForeignSchedule(ctx, e, state)
+			c.logForeignSchedule(ctx, entry, state)
 			return nil
 		}
 		// The firings of the old schedule that are in the outbox already must not fire.
@@ -63,18 +63,18 @@ func (c *Cron) advanceEntry(ctx context.Context, e *entry, now time.Time) (time.
 			state.Last = now
 		}
 
-		firings, last := e.missingFirings(state.Last, now)
-		next = e.nextCheckTime(last, now)
+		firings, last := entry.missingFirings(state.Last, now)
+		next = entry.nextCheckTime(last, now)
 		// Without a change, the transaction writes nothing and conflicts with no one.
-		isStored := known && state.Schedule == e.spec && last.Equal(state.Last)
+		isStored := known && state.Schedule == entry.spec && last.Equal(state.Last)
 		if len(firings) == 0 && isStored {
 			return nil
 		}
-		if err := c.appendFirings(ctx, e, firings); err != nil {
+		if err := c.appendFirings(ctx, entry, firings); err != nil {
 			return err
 		}
 
-		return c.saveState(ctx, entryState{Name: e.Name, Schedule: e.spec, Last: last})
+		return c.saveState(ctx, entryState{Name: entry.Name, Schedule: entry.spec, Last: last})
 	})
 	if mongo.IsDuplicateKeyError(err) {
 		// Another process was faster. Read the state again at once.
@@ -163,10 +163,10 @@ func (c *Cron) saveState(ctx context.Context, state entryState) error {
 
 // appendFirings appends the events of the firings that are not in the outbox yet. Some can be there
 // if the state of the entry was removed.
-func (c *Cron) appendFirings(ctx context.Context, e *entry, list []time.Time) error {
+func (c *Cron) appendFirings(ctx context.Context, entry *entry, list []time.Time) error {
 	ids := make([]event.ID, len(list))
 	for i, at := range list {
-		ids[i] = event.NewID(c.firingID(e.Name, at))
+		ids[i] = event.NewID(c.firingID(entry.Name, at))
 	}
 
 	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
@@ -174,7 +174,7 @@ func (c *Cron) appendFirings(ctx context.Context, e *entry, list []time.Time) er
 	type firing struct {
 		ID event.ID `bson:"_id"`
 	}
-	existing, err := cursor.All[firing](ctx, fmt.Sprintf("looking for firings of cron entry %q", e.Name), cur, err)
+	existing, err := cursor.All[firing](ctx, fmt.Sprintf("looking for firings of cron entry %q", entry.Name), cur, err)
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (c *Cron) appendFirings(ctx context.Context, e *entry, list []time.Time) er
 	var events []event.Event
 	for i, at := range list {
 		if !exists[ids[i]] {
-			events = append(events, e.makeEvent(c.firingID(e.Name, at), at))
+			events = append(events, entry.makeEvent(c.firingID(entry.Name, at), at))
 		}
 	}
 
@@ -249,13 +249,13 @@ func (c *Cron) Forget(ctx context.Context, name string) error {
 	})
 }
 
-// logForeignSchedule logs, once, that a process that started later has another schedule for e.
-func (c *Cron) logForeignSchedule(ctx context.Context, e *entry, state entryState) {
-	if e.foreignLogged {
+// logForeignSchedule logs, once, that a process that started later has another schedule for entry.
+func (c *Cron) logForeignSchedule(ctx context.Context, entry *entry, state entryState) {
+	if entry.foreignLogged {
 		return
 	}
 
-	e.foreignLogged = true
+	entry.foreignLogged = true
 	c.parts.Log.WarnContext(ctx, "cron entry has another schedule in a newer process; ignoring it here",
-		"entry", e.Name, "collection", c.parts.Collection.Name(), "schedule", e.spec, "theirs", state.Schedule)
+		"entry", entry.Name, "collection", c.parts.Collection.Name(), "schedule", entry.spec, "theirs", state.Schedule)
 }

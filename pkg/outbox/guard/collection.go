@@ -45,11 +45,13 @@ type Option interface{ applyTo(c *Collection) }
 
 type option func(c *Collection)
 
-func (o option) applyTo(c *Collection) { o(c) }
+func (o option) applyTo(collection *Collection) { o(collection) }
 
 // WithoutTransaction also allows contexts without a transaction, so that the same handler works without one,
 // and on a standalone server.
-func WithoutTransaction() Option { return option(func(c *Collection) { c.optional = true }) }
+func WithoutTransaction() Option {
+	return option(func(collection *Collection) { collection.optional = true })
+}
 
 // NewCollection wraps coll, which must not be nil. It does no I/O. Outside of a transaction, the methods write
 // with majority write concern and read majority-committed data from the primary. The settings of coll do not
@@ -59,11 +61,11 @@ func NewCollection(coll *mongo.Collection, opts ...Option) *Collection {
 		SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
-	c := &Collection{coll: coll.Clone(majority)}
+	collection := &Collection{coll: coll.Clone(majority)}
 	for _, o := range opts {
-		o.applyTo(c)
+		o.applyTo(collection)
 	}
-	return c
+	return collection
 }
 
 // check returns an error if an operation with ctx must not run.
@@ -77,27 +79,27 @@ func (c *Collection) check(ctx context.Context) error {
 
 // runOperation calls op, which uses the transaction of ctx. If op fails so that the transaction cannot
 // commit, it is marked as rollback-only.
-func runOperation[R any](ctx context.Context, c *Collection, op func() (R, error)) (R, error) {
-	if err := c.check(ctx); err != nil {
+func runOperation[R any](ctx context.Context, collection *Collection, op func() (R, error)) (R, error) {
+	if err := collection.check(ctx); err != nil {
 		var none R
 		return none, err
 	}
 
-	r, err := op()
+	result, err := op()
 	transaction.RecordFailure(ctx, err)
-	return r, err
+	return result, err
 }
 
 // runSingleResult is runOperation for operations that return their error inside of the result.
-func runSingleResult(ctx context.Context, c *Collection, op func() *mongo.SingleResult) *mongo.SingleResult {
-	r, err := runOperation(ctx, c, func() (*mongo.SingleResult, error) {
-		r := op()
-		return r, r.Err()
+func runSingleResult(ctx context.Context, collection *Collection, op func() *mongo.SingleResult) *mongo.SingleResult {
+	result, err := runOperation(ctx, collection, func() (*mongo.SingleResult, error) {
+		result := op()
+		return result, result.Err()
 	})
-	if r == nil {
+	if result == nil {
 		return mongo.NewSingleResultFromDocument(bson.D{}, err, nil)
 	}
-	return r
+	return result
 }
 
 // InsertOne calls mongo.Collection.InsertOne in the transaction. If the _id exists,

@@ -24,7 +24,7 @@ type Stray struct {
 // Box.Transaction sends outside of its transaction. report is called before the write is sent. The
 // monitor is for tests and development machines, where report fails the test or panics:
 //
-//	options.Client().SetMonitor(guard.Monitor(func(_ context.Context, s guard.Stray) { t.Errorf("%+v", s) }, nil))
+//	options.Client().SetMonitor(guard.Monitor(func(_ context.Context, stray guard.Stray) { t.Errorf("%+v", stray) }, nil))
 //
 // The monitor sees only writes of the goroutine that runs the callback, not of goroutines that the
 // callback starts. Writes with a context of outbox.Outside are intended and not reported. If next is not
@@ -32,33 +32,33 @@ type Stray struct {
 //
 // Once a process has created a monitor, each transaction and each write costs about one microsecond
 // more. Without a monitor there is no cost.
-func Monitor(report func(ctx context.Context, s Stray), next *event.CommandMonitor) *event.CommandMonitor {
+func Monitor(report func(ctx context.Context, stray Stray), next *event.CommandMonitor) *event.CommandMonitor {
 	transaction.TrackCallbacks()
-	m := &event.CommandMonitor{}
+	monitor := &event.CommandMonitor{}
 	if next != nil {
-		*m = *next
+		*monitor = *next
 	}
 
-	started := m.Started
-	m.Started = func(ctx context.Context, e *event.CommandStartedEvent) {
-		if s, ok := detectStray(ctx, e); ok {
-			report(ctx, s)
+	started := monitor.Started
+	monitor.Started = func(ctx context.Context, command *event.CommandStartedEvent) {
+		if stray, ok := detectStray(ctx, command); ok {
+			report(ctx, stray)
 		}
 		if started != nil {
-			started(ctx, e)
+			started(ctx, command)
 		}
 	}
 
-	return m
+	return monitor
 }
 
 // detectStray reports whether the command that this goroutine is about to send is a stray write.
-func detectStray(ctx context.Context, e *event.CommandStartedEvent) (Stray, bool) {
+func detectStray(ctx context.Context, started *event.CommandStartedEvent) (Stray, bool) {
 	// Reads and administration are no strays, however they run.
-	switch e.CommandName {
+	switch started.CommandName {
 	case "insert", "update", "delete", "findAndModify", "bulkWrite":
 	case "aggregate":
-		if !pipelineWrites(e.Command) {
+		if !pipelineWrites(started.Command) {
 			return Stray{}, false
 		}
 	default:
@@ -66,7 +66,7 @@ func detectStray(ctx context.Context, e *event.CommandStartedEvent) (Stray, bool
 	}
 
 	// Writes inside of a transaction, or with a context of outbox.Outside, are no strays.
-	if auto, err := e.Command.LookupErr("autocommit"); err == nil && !auto.Boolean() {
+	if auto, err := started.Command.LookupErr("autocommit"); err == nil && !auto.Boolean() {
 		return Stray{}, false
 	}
 
@@ -74,8 +74,8 @@ func detectStray(ctx context.Context, e *event.CommandStartedEvent) (Stray, bool
 		return Stray{}, false
 	}
 
-	coll, _ := e.Command.Lookup(e.CommandName).StringValueOK()
-	return Stray{Command: e.CommandName, Database: e.DatabaseName, Collection: coll}, true
+	coll, _ := started.Command.Lookup(started.CommandName).StringValueOK()
+	return Stray{Command: started.CommandName, Database: started.DatabaseName, Collection: coll}, true
 }
 
 // pipelineWrites reports whether the last stage of the aggregation cmd writes.

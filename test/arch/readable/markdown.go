@@ -18,13 +18,13 @@ var generatedBlock = regexp.MustCompile(`(?s)<!-- generated: .*?<!-- end -->`)
 // Markdown returns the sizes in bytes of the Markdown files below root that people write, by path.
 func Markdown(root string) (map[string]int, error) {
 	sizes := map[string]int{}
-	err := fs.WalkDir(os.DirFS(root), ".", func(path string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(os.DirFS(root), ".", func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (d.Name() == "node_modules" || d.Name() == "dist" || d.Name() == ".git"):
+		case entry.IsDir() && (entry.Name() == "node_modules" || entry.Name() == "dist" || entry.Name() == ".git"):
 			return fs.SkipDir
-		case d.IsDir() || filepath.Ext(path) != ".md" || slices.Contains(generatedPages, path) || strings.Contains(path, "testdata/"):
+		case entry.IsDir() || filepath.Ext(path) != ".md" || slices.Contains(generatedPages, path) || strings.Contains(path, "testdata/"):
 			return nil
 		}
 

@@ -53,6 +53,7 @@ type Measure struct {
 	funcFields, interfaces                  int
 	locals, oneLetterLocals                 int
 	parameters, oneLetterParameters         int
+	wordParameters                          int // parameters that are English function words
 	commentWords, unclearWords              int
 	unclearTexts                            int // wordings in string literals
 	places                                  []string
@@ -68,14 +69,14 @@ func New() *Measure {
 
 // AddTree adds the Go files below dir: the product's, or the tests'.
 func (m *Measure) AddTree(dir string, tests bool) error {
-	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (d.Name() == "testdata" || d.Name() == "node_modules") {
+		if entry.IsDir() && (entry.Name() == "testdata" || entry.Name() == "node_modules") {
 			return filepath.SkipDir
 		}
-		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") != tests {
+		if entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") != tests {
 			return nil
 		}
 		return m.addFile(path)
@@ -124,11 +125,11 @@ func (m *Measure) addFile(path string) error {
 	}
 	m.addTexts(path, fset, file)
 	for _, decl := range file.Decls {
-		switch d := decl.(type) {
+		switch typed := decl.(type) {
 		case *ast.FuncDecl:
-			m.addFunction(path, fset, d, lines, commentLine)
+			m.addFunction(path, fset, typed, lines, commentLine)
 		case *ast.GenDecl:
-			m.addTypes(path, d)
+			m.addTypes(path, typed)
 		}
 	}
 	return nil
@@ -147,15 +148,15 @@ func (m *Measure) addComment(path string, fset *token.FileSet, group *ast.Commen
 
 // addTrailing counts a comment at the end of a line inside a function if it is long enough to be a reason: reasons stand above
 // the step.
-func (m *Measure) addTrailing(path string, file *ast.File, c *ast.Comment, line int) {
+func (m *Measure) addTrailing(path string, file *ast.File, comment *ast.Comment, line int) {
 	// A directive for a linter stands at the end of its line.
-	if len(strings.Fields(c.Text)) <= reasonWords || strings.HasPrefix(c.Text, "//nolint") {
+	if len(strings.Fields(comment.Text)) <= reasonWords || strings.HasPrefix(comment.Text, "//nolint") {
 		return
 	}
 	for _, decl := range file.Decls {
-		if f, ok := decl.(*ast.FuncDecl); ok && f.Body != nil && f.Body.Pos() < c.Pos() && c.Pos() < f.Body.End() {
+		if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil && fn.Body.Pos() < comment.Pos() && comment.Pos() < fn.Body.End() {
 			m.trailingReasons++
-			m.places = append(m.places, fmt.Sprintf("%s:%d: reason at the end of a line: %s", path, line, c.Text))
+			m.places = append(m.places, fmt.Sprintf("%s:%d: reason at the end of a line: %s", path, line, comment.Text))
 		}
 	}
 }
@@ -177,8 +178,8 @@ func (m *Measure) addTexts(path string, fset *token.FileSet, file *ast.File) {
 }
 
 // addFunction counts the lines, paragraphs and comments of a function, and its name.
-func (m *Measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl, lines [][]byte, commentLine []bool) {
-	first, last := fset.Position(f.Pos()).Line, fset.Position(f.End()).Line
+func (m *Measure) addFunction(path string, fset *token.FileSet, decl *ast.FuncDecl, lines [][]byte, commentLine []bool) {
+	first, last := fset.Position(decl.Pos()).Line, fset.Position(decl.End()).Line
 	length := last - first + 1
 	m.lengths = append(m.lengths, length)
 	m.inside += length
@@ -193,20 +194,20 @@ func (m *Measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl,
 		m.long++
 		if !blank {
 			m.withoutParagraph++
-			m.places = append(m.places, fmt.Sprintf("%s:%d: no paragraph: %s has %d lines", path, first, f.Name.Name, length))
+			m.places = append(m.places, fmt.Sprintf("%s:%d: no paragraph: %s has %d lines", path, first, decl.Name.Name, length))
 		}
 	}
 
-	m.addVariables(path, fset, f)
-	name := f.Name.Name
-	if f.Recv != nil && len(f.Recv.List) == 1 {
-		m.methods[filepath.Dir(path)+"."+receiver(f.Recv.List[0].Type)]++
+	m.addVariables(path, fset, decl)
+	name := decl.Name.Name
+	if decl.Recv != nil && len(decl.Recv.List) == 1 {
+		m.methods[filepath.Dir(path)+"."+receiver(decl.Recv.List[0].Type)]++
 	}
 	if name == "main" || name == "init" || name == "_" {
 		return
 	}
 	m.names++
-	single := !strings.ContainsFunc(name[1:], func(r rune) bool { return unicode.IsUpper(r) || r == '_' })
+	single := !strings.ContainsFunc(name[1:], func(char rune) bool { return unicode.IsUpper(char) || char == '_' })
 	if single {
 		m.oneWord++
 	}
@@ -223,9 +224,12 @@ func (m *Measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl,
 // usualNames are variables that no figure counts: indices, counts, and results that every function has.
 var usualNames = []string{"_", "i", "j", "n", "ok", "err"}
 
+// functionWords are parameters that make a sentence about them ambiguous: "stores by, with the time of the server".
+var functionWords = []string{"by", "here", "at", "it", "to", "each", "of", "on", "up", "with"}
+
 // addVariables counts the parameters and results of a function and of the functions in it, and its local variables without those of
 // loops. A receiver is no parameter.
-func (m *Measure) addVariables(path string, fset *token.FileSet, f *ast.FuncDecl) {
+func (m *Measure) addVariables(path string, fset *token.FileSet, decl *ast.FuncDecl) {
 	count := func(all, oneLetter *int, what string, names ...ast.Expr) {
 		for _, name := range names {
 			ident, ok := name.(*ast.Ident)
@@ -242,7 +246,7 @@ func (m *Measure) addVariables(path string, fset *token.FileSet, f *ast.FuncDecl
 	countLocals := func(names ...ast.Expr) { count(&m.locals, &m.oneLetterLocals, "local", names...) }
 
 	loops := map[ast.Stmt]bool{} // the first statements of loops
-	ast.Inspect(f, func(node ast.Node) bool {
+	ast.Inspect(decl, func(node ast.Node) bool {
 		switch n := node.(type) {
 		case *ast.FuncType:
 			for _, list := range []*ast.FieldList{n.Params, n.Results} {
@@ -252,6 +256,10 @@ func (m *Measure) addVariables(path string, fset *token.FileSet, f *ast.FuncDecl
 					}
 					for _, name := range field.Names {
 						count(&m.parameters, &m.oneLetterParameters, "parameter", name)
+						if slices.Contains(functionWords, name.Name) {
+							m.wordParameters++
+							m.places = append(m.places, fmt.Sprintf("%s:%d: parameter is a function word: %s", path, fset.Position(name.Pos()).Line, name.Name))
+						}
 					}
 				}
 			}
@@ -271,11 +279,11 @@ func (m *Measure) addVariables(path string, fset *token.FileSet, f *ast.FuncDecl
 }
 
 // isOfTesting reports whether a type is one of package testing, such as *testing.T.
-func isOfTesting(t ast.Expr) bool {
-	if star, ok := t.(*ast.StarExpr); ok {
-		t = star.X
+func isOfTesting(expr ast.Expr) bool {
+	if star, ok := expr.(*ast.StarExpr); ok {
+		expr = star.X
 	}
-	selector, ok := t.(*ast.SelectorExpr)
+	selector, ok := expr.(*ast.SelectorExpr)
 	if !ok {
 		return false
 	}
@@ -292,41 +300,41 @@ func fieldsOf(list *ast.FieldList) []*ast.Field {
 }
 
 // receiver returns the name of a receiver's type.
-func receiver(t ast.Expr) string {
+func receiver(expr ast.Expr) string {
 	for {
-		switch e := t.(type) {
+		switch typed := expr.(type) {
 		case *ast.StarExpr:
-			t = e.X
+			expr = typed.X
 		case *ast.IndexExpr:
-			t = e.X
+			expr = typed.X
 		case *ast.IndexListExpr:
-			t = e.X
+			expr = typed.X
 		case *ast.Ident:
-			return e.Name
+			return typed.Name
 		default:
 			return "?"
 		}
 	}
 }
 
-// addTypes counts the fields of the types that d declares.
-func (m *Measure) addTypes(path string, d *ast.GenDecl) {
-	for _, spec := range d.Specs {
-		t, ok := spec.(*ast.TypeSpec)
+// addTypes counts the fields of the types that decl declares.
+func (m *Measure) addTypes(path string, decl *ast.GenDecl) {
+	for _, spec := range decl.Specs {
+		typeSpec, ok := spec.(*ast.TypeSpec)
 		if !ok {
 			continue
 		}
-		switch u := t.Type.(type) {
+		switch typed := typeSpec.Type.(type) {
 		case *ast.InterfaceType:
 			m.interfaces++
-			for _, method := range u.Methods.List {
+			for _, method := range typed.Methods.List {
 				for _, name := range method.Names {
 					m.required[filepath.Dir(path)+"."+name.Name] = true
 				}
 			}
 		case *ast.StructType:
-			for _, field := range u.Fields.List {
-				m.fields[filepath.Dir(path)+"."+t.Name.Name] += max(1, len(field.Names))
+			for _, field := range typed.Fields.List {
+				m.fields[filepath.Dir(path)+"."+typeSpec.Name.Name] += max(1, len(field.Names))
 				if _, ok := field.Type.(*ast.FuncType); ok {
 					m.funcFields += max(1, len(field.Names))
 				}
@@ -341,7 +349,10 @@ func (m *Measure) OneLetterLocals() float64 { return percent(m.oneLetterLocals, 
 // OneLetterParameters returns the share of parameters and results with a name of one letter, in percent.
 func (m *Measure) OneLetterParameters() float64 { return percent(m.oneLetterParameters, m.parameters) }
 
-// Places returns each place that counts against a figure, sorted: long functions without a paragraph, one-word names, one-letter variables, names
+// WordParameters returns the number of parameters and results that are English function words.
+func (m *Measure) WordParameters() int { return m.wordParameters }
+
+// Places returns each place that counts against a figure, sorted: long functions without a paragraph, one-word names, one-letter variables, parameters that are function words, names
 // that are defined too often, large types, and comments with words that the writing guide in CONTRIBUTING.md rules out.
 func (m *Measure) Places() []string {
 	places := slices.Clone(m.places)
@@ -400,11 +411,11 @@ func (m *Measure) TrailingReasons() int { return m.trailingReasons }
 // Print writes a line for each figure.
 func (m *Measure) Print(out io.Writer) {
 	slices.Sort(m.lengths)
-	quantile := func(q float64) int {
+	quantile := func(fraction float64) int {
 		if len(m.lengths) == 0 {
 			return 0
 		}
-		return m.lengths[int(q*float64(len(m.lengths)-1))]
+		return m.lengths[int(fraction*float64(len(m.lengths)-1))]
 	}
 	row := func(name, format string, values ...any) {
 		fmt.Fprintf(out, "%-52s "+format+"\n", append([]any{name}, values...)...)
@@ -417,6 +428,7 @@ func (m *Measure) Print(out io.Writer) {
 	row("trailing comments per 100 code lines; reasons", "%.1f; %d", percent(m.trailing, m.code), m.trailingReasons)
 	row("one-word function names, all; unexported", "%.1f %%; %.1f %%", percent(m.oneWord, m.names), percent(m.unexportedOneWord, m.unexported))
 	row("one-letter locals; parameters (without i j n ok err)", "%.1f %%; %.1f %%", m.OneLetterLocals(), m.OneLetterParameters())
+	row("parameters that are English function words", "%d", m.wordParameters)
 	row("most defined unexported names", "%s", top(m.Defined(), printedRepeats))
 	row("types with the most methods", "%s", top(m.methods, 3))
 	row("types with the most fields", "%s", top(m.fields, 3))

@@ -48,17 +48,17 @@ func Titles() []string {
 
 // Table returns the table with a title in Markdown.
 func Table(title string) string {
-	var b strings.Builder
-	b.WriteString("| metric | unit | meaning | what to do |\n|---|---|---|---|\n")
+	var builder strings.Builder
+	builder.WriteString("| metric | unit | meaning | what to do |\n|---|---|---|---|\n")
 	i := slices.Index(Titles(), title)
 	for _, m := range sections[i].metrics {
 		labels := ""
 		if len(m.Labels) > 0 {
 			labels = "{" + strings.Join(m.Labels, ",") + "}"
 		}
-		fmt.Fprintf(&b, "| `%s%s` | %s | %s | %s |\n", m.Name, labels, m.Unit, strings.TrimSpace(m.Help+" "+m.Detail), cmp.Or(m.Advice, "–"))
+		fmt.Fprintf(&builder, "| `%s%s` | %s | %s | %s |\n", m.Name, labels, m.Unit, strings.TrimSpace(m.Help+" "+m.Detail), cmp.Or(m.Advice, "–"))
 	}
-	return b.String()
+	return builder.String()
 }
 
 // sections are the tables, in the order of docs/metrics.md.

@@ -115,16 +115,16 @@ type Checker struct {
 }
 
 // New returns an empty Checker.
-func New(o Options) *Checker {
-	if o.Examples == 0 {
-		o.Examples = 20
+func New(options Options) *Checker {
+	if options.Examples == 0 {
+		options.Examples = 20
 	}
-	if o.Now == nil {
-		o.Now = time.Now
+	if options.Now == nil {
+		options.Now = time.Now
 	}
 
 	return &Checker{
-		options:     o,
+		options:     options,
 		seed:        maphash.MakeSeed(),
 		events:      map[string]*event{},
 		open:        map[string]*event{},
@@ -140,7 +140,7 @@ func (c *Checker) Begin(ev Event) {
 	defer c.mu.Unlock()
 
 	c.lastNumbers[ev.Key]++
-	e := &event{
+	event := &event{
 		id:        ev.ID,
 		key:       ev.Key,
 		number:    c.lastNumbers[ev.Key],
@@ -150,8 +150,8 @@ func (c *Checker) Begin(ev Event) {
 	if _, exists := c.events[ev.ID]; exists {
 		c.addExampleLocked("event %s was begun twice; the writer is wrong", ev.ID)
 	}
-	c.events[ev.ID] = e
-	c.open[ev.ID] = e
+	c.events[ev.ID] = event
+	c.open[ev.ID] = event
 }
 
 // hashValue returns a hash that is not 0, or 0 for nil.
@@ -176,40 +176,40 @@ func (c *Checker) Aborted(ids ...string) { c.endTransaction(aborted, time.Time{}
 // their order, or not.
 func (c *Checker) Unknown(ids ...string) { c.endTransaction(unknown, time.Time{}, ids) }
 
-func (c *Checker) endTransaction(s state, acknowledged time.Time, ids []string) {
+func (c *Checker) endTransaction(state state, acknowledged time.Time, ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
 	for _, id := range ids {
-		e := c.events[id]
-		if e == nil || e.state != begun {
+		event := c.events[id]
+		if event == nil || event.state != begun {
 			c.addExampleLocked("event %s ended without having begun; the writer is wrong", id)
 			continue
 		}
 
-		e.state = s
-		e.committedAt = acknowledged
+		event.state = state
+		event.committedAt = acknowledged
 		// An excused event is not expected until its first record arrives.
-		if e.excused && s == committed && e.missingTopics() > 0 {
-			c.excuseEventLocked(e)
+		if event.excused && state == committed && event.missingTopics() > 0 {
+			c.excuseEventLocked(event)
 			continue
 		}
 
-		switch s {
+		switch state {
 		case committed:
 			c.report.Committed++
-			c.countDeliveredLocked(e)
+			c.countDeliveredLocked(event)
 		case aborted:
 			// The relay reads only committed events, so a record of an aborted event has no origin.
 			c.report.Aborted++
-			if len(e.seenTopics) > 0 {
-				c.report.Phantoms += len(e.seenTopics)
-				c.addExampleLocked("event %s was delivered to %s although its transaction aborted", e.id, e.seenTopics[0])
+			if len(event.seenTopics) > 0 {
+				c.report.Phantoms += len(event.seenTopics)
+				c.addExampleLocked("event %s was delivered to %s although its transaction aborted", event.id, event.seenTopics[0])
 			}
 		case unknown:
 			c.report.Unknown++
 		}
-		c.closeEventLocked(e)
+		c.closeEventLocked(event)
 	}
 }
 
@@ -228,38 +228,38 @@ func (c *Checker) Excuse() {
 	}
 }
 
-func (c *Checker) excuseEventLocked(e *event) {
-	e.state = unknown
+func (c *Checker) excuseEventLocked(event *event) {
+	event.state = unknown
 	c.report.Excused++
-	c.closeEventLocked(e)
+	c.closeEventLocked(event)
 }
 
 // countDeliveredLocked counts a committed event if it is delivered to all topics.
-func (c *Checker) countDeliveredLocked(e *event) {
-	if e.missingTopics() > 0 {
+func (c *Checker) countDeliveredLocked(event *event) {
+	if event.missingTopics() > 0 {
 		return
 	}
 
 	c.report.Delivered++
-	if c.options.Latency != nil && !e.committedAt.IsZero() && !e.lastSeen.IsZero() {
-		c.options.Latency.Add(e.committedAt, e.lastSeen)
+	if c.options.Latency != nil && !event.committedAt.IsZero() && !event.lastSeen.IsZero() {
+		c.options.Latency.Add(event.committedAt, event.lastSeen)
 	}
 }
 
 // closeEventLocked removes an event from the open ones if no further record is expected. It also
 // forgets events that were closed long enough ago.
-func (c *Checker) closeEventLocked(e *event) {
-	if e.state == begun || e.state == committed && e.missingTopics() > 0 {
+func (c *Checker) closeEventLocked(event *event) {
+	if event.state == begun || event.state == committed && event.missingTopics() > 0 {
 		return
 	}
-	delete(c.open, e.id)
-	if c.options.Forget == 0 || !e.closedAt.IsZero() {
+	delete(c.open, event.id)
+	if c.options.Forget == 0 || !event.closedAt.IsZero() {
 		return
 	}
 
 	now := c.options.Now()
-	e.closedAt = now
-	c.closed = append(c.closed, e)
+	event.closedAt = now
+	c.closed = append(c.closed, event)
 	for len(c.closed) > 0 && now.Sub(c.closed[0].closedAt) > c.options.Forget {
 		delete(c.events, c.closed[0].id)
 		c.closed[0] = nil
@@ -269,87 +269,87 @@ func (c *Checker) closeEventLocked(e *event) {
 
 // Delivered checks a record that a consumer received. The records of one partition must be passed
 // in their order.
-func (c *Checker) Delivered(d Delivery) DeliveryKind {
+func (c *Checker) Delivered(delivery Delivery) DeliveryKind {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
 	c.report.Records++
-	if d.Flagged {
+	if delivery.Flagged {
 		c.report.Flagged++
 	}
 
-	e := c.events[d.ID]
-	if e == nil && c.options.Others {
+	event := c.events[delivery.ID]
+	if event == nil && c.options.Others {
 		c.report.Foreign++
 		return Foreign
 	}
-	if e == nil {
+	if event == nil {
 		c.report.Phantoms++
-		c.addExampleLocked("%s belongs to an event that was never appended: %s", formatPlace(d), d.ID)
+		c.addExampleLocked("%s belongs to an event that was never appended: %s", formatPlace(delivery), delivery.ID)
 		return Phantom
 	}
 
-	if slices.Contains(e.seenTopics, d.Topic) {
-		if d.Flagged {
+	if slices.Contains(event.seenTopics, delivery.Topic) {
+		if delivery.Flagged {
 			c.report.Repeated++
 			return Repeated
 		}
 		c.report.Duplicates++
-		c.addExampleLocked("%s is the second delivery of event %s", formatPlace(d), d.ID)
+		c.addExampleLocked("%s is the second delivery of event %s", formatPlace(delivery), delivery.ID)
 		return Duplicate
 	}
-	if e.state == aborted || !e.belongsTo(d.Topic) {
+	if event.state == aborted || !event.belongsTo(delivery.Topic) {
 		c.report.Phantoms++
-		c.addExampleLocked("%s must not exist: event %s was aborted or belongs to other topics", formatPlace(d), d.ID)
+		c.addExampleLocked("%s must not exist: event %s was aborted or belongs to other topics", formatPlace(delivery), delivery.ID)
 		return Phantom
 	}
 
-	e.seenTopics = append(e.seenTopics, d.Topic)
-	kind := c.checkOrderLocked(e, d)
-	if e.key != d.Key || e.valueHash != 0 && e.valueHash != c.hashValue(d.Value) {
+	event.seenTopics = append(event.seenTopics, delivery.Topic)
+	kind := c.checkOrderLocked(event, delivery)
+	if event.key != delivery.Key || event.valueHash != 0 && event.valueHash != c.hashValue(delivery.Value) {
 		c.report.Altered++
-		c.addExampleLocked("%s differs from the appended event %s", formatPlace(d), d.ID)
+		c.addExampleLocked("%s differs from the appended event %s", formatPlace(delivery), delivery.ID)
 	}
-	e.lastSeen = d.Seen
+	event.lastSeen = delivery.Seen
 
 	// An excused event is delivered after all, so it counts again.
-	if e.excused && e.state == unknown && e.missingTopics() == 0 && !e.committedAt.IsZero() {
-		e.state = committed
+	if event.excused && event.state == unknown && event.missingTopics() == 0 && !event.committedAt.IsZero() {
+		event.state = committed
 		c.report.Excused--
 		c.report.Committed++
 	}
-	if e.state == committed {
-		c.countDeliveredLocked(e)
+	if event.state == committed {
+		c.countDeliveredLocked(event)
 	}
-	c.closeEventLocked(e)
+	c.closeEventLocked(event)
 	return kind
 }
 
 // checkOrderLocked compares the place of a first record with the earlier records of its key. It
 // returns First or Disordered.
-func (c *Checker) checkOrderLocked(e *event, d Delivery) DeliveryKind {
-	t := target{d.Topic, e.key}
-	order := c.keyOrders[t]
+func (c *Checker) checkOrderLocked(event *event, delivery Delivery) DeliveryKind {
+	target := target{delivery.Topic, event.key}
+	order := c.keyOrders[target]
 	if order == nil {
-		order = &keyOrder{partition: d.Partition}
-		c.keyOrders[t] = order
+		order = &keyOrder{partition: delivery.Partition}
+		c.keyOrders[target] = order
 	}
 
 	kind := First
-	if d.Partition != order.partition {
+	if delivery.Partition != order.partition {
 		kind = Disordered
 		c.report.Strayed++
-		c.addExampleLocked("%s: its key was in partition %d before", formatPlace(d), order.partition)
+		c.addExampleLocked("%s: its key was in partition %d before", formatPlace(delivery), order.partition)
 		// The key stays in the new partition, so that one move counts once.
-		order.partition = d.Partition
+		order.partition = delivery.Partition
 	}
-	if e.number < order.last {
+	if event.number < order.last {
 		c.report.OutOfOrder++
 		c.addExampleLocked("%s: event %s is number %d of its key and comes after number %d",
-			formatPlace(d), d.ID, e.number, order.last)
+			formatPlace(delivery), delivery.ID, event.number, order.last)
 		return Disordered
 	}
-	order.last = e.number
+	order.last = event.number
 	return kind
 }
 
@@ -359,4 +359,6 @@ func (c *Checker) addExampleLocked(format string, args ...any) {
 	}
 }
 
-func formatPlace(d Delivery) string { return fmt.Sprintf("%s/%d@%d", d.Topic, d.Partition, d.Offset) }
+func formatPlace(delivery Delivery) string {
+	return fmt.Sprintf("%s/%d@%d", delivery.Topic, delivery.Partition, delivery.Offset)
+}

@@ -72,12 +72,12 @@ func (l *Latency) Outage(from time.Time, leaveOut bool) {
 
 // Acquired records when the next owner acquired the lease. The outage ends with the first record
 // received after that.
-func (l *Latency) Acquired(at time.Time) {
+func (l *Latency) Acquired(acquiredAt time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	if l.inOutage && l.acquiredAt.IsZero() {
-		l.acquiredAt = at
+		l.acquiredAt = acquiredAt
 		l.resolveOutageLocked()
 	}
 }
@@ -116,26 +116,26 @@ func (l *Latency) resolveOutageLocked() {
 	l.outageSamples = nil
 }
 
-// recordAfterOutageLocked records s unless it was committed during the outage that ended at first.
-func (l *Latency) recordAfterOutageLocked(s sample, first time.Time) {
-	if !l.keepOutage && s.committed.After(l.outageFrom) && s.committed.Before(first) {
+// recordAfterOutageLocked records sample unless it was committed during the outage that ended at first.
+func (l *Latency) recordAfterOutageLocked(sample sample, first time.Time) {
+	if !l.keepOutage && sample.committed.After(l.outageFrom) && sample.committed.Before(first) {
 		l.leftOut++
 		return
 	}
-	l.recordSampleLocked(s)
+	l.recordSampleLocked(sample)
 }
 
-// recordSampleLocked records s unless it was committed during the last outage.
-func (l *Latency) recordSampleLocked(s sample) {
+// recordSampleLocked records sample unless it was committed during the last outage.
+func (l *Latency) recordSampleLocked(sample sample) {
 	// The record of an event of the last outage may be received after the record that ended the
 	// outage.
-	if !l.keepOutage && s.committed.After(l.outageFrom) && s.committed.Before(l.firstRecord) {
+	if !l.keepOutage && sample.committed.After(l.outageFrom) && sample.committed.Before(l.firstRecord) {
 		l.leftOut++
 		return
 	}
 
-	d := min(max(s.seen.Sub(s.committed), 0), maxLatency)
-	_ = l.histogram.RecordValue(d.Microseconds()) // within the bounds
+	duration := min(max(sample.seen.Sub(sample.committed), 0), maxLatency)
+	_ = l.histogram.RecordValue(duration.Microseconds()) // within the bounds
 }
 
 // Figures are milliseconds, rounded to the microsecond. They are 0 if no event was measured.
@@ -150,18 +150,18 @@ func (l *Latency) Figures() Figures {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	f := Figures{
+	figures := Figures{
 		Max:      toMilliseconds(l.longest),
 		Measured: int(l.histogram.TotalCount()),
 		LeftOut:  l.leftOut + len(l.outageSamples),
 	}
-	if f.Measured > 0 {
-		f.P50 = toMilliseconds(time.Duration(l.histogram.ValueAtQuantile(50)) * time.Microsecond)
-		f.P99 = toMilliseconds(time.Duration(l.histogram.ValueAtQuantile(99)) * time.Microsecond)
+	if figures.Measured > 0 {
+		figures.P50 = toMilliseconds(time.Duration(l.histogram.ValueAtQuantile(50)) * time.Microsecond)
+		figures.P99 = toMilliseconds(time.Duration(l.histogram.ValueAtQuantile(99)) * time.Microsecond)
 	}
-	return f
+	return figures
 }
 
-func toMilliseconds(d time.Duration) float64 {
-	return math.Round(float64(d)/float64(time.Microsecond)) / 1000
+func toMilliseconds(duration time.Duration) float64 {
+	return math.Round(float64(duration)/float64(time.Microsecond)) / 1000
 }

@@ -37,23 +37,23 @@ func (c *Checker) Report() Report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	r := c.report
-	r.Examples = append([]string(nil), c.report.Examples...)
+	report := c.report
+	report.Examples = append([]string(nil), c.report.Examples...)
 	// Only a committed event can wait: the outcome of the others is open.
 	for _, e := range c.open {
 		if e.state != committed {
 			continue
 		}
 
-		r.Waiting++
-		if r.Oldest.IsZero() || e.committedAt.Before(r.Oldest) {
-			r.Oldest = e.committedAt
+		report.Waiting++
+		if report.Oldest.IsZero() || e.committedAt.Before(report.Oldest) {
+			report.Oldest = e.committedAt
 		}
 		if c.isOvertakenLocked(e) {
-			r.Overtaken++
+			report.Overtaken++
 		}
 	}
-	return r
+	return report
 }
 
 // Progress returns the numbers of committed and of delivered events. Its cost does not depend on
@@ -65,20 +65,20 @@ func (c *Checker) Progress() (committed, delivered int) {
 	return c.report.Committed, c.report.Delivered
 }
 
-// isOvertakenLocked reports whether a later event of the key was delivered to a topic of e.
-func (c *Checker) isOvertakenLocked(e *event) bool {
-	if e.topics == nil {
+// isOvertakenLocked reports whether a later event of the key was delivered to a topic of event.
+func (c *Checker) isOvertakenLocked(event *event) bool {
+	if event.topics == nil {
 		// The map is small: it has one entry per key and topic.
 		for t, order := range c.keyOrders {
-			if t.key == e.key && order.last > e.number {
+			if t.key == event.key && order.last > event.number {
 				return true
 			}
 		}
 		return false
 	}
 
-	for _, topic := range e.topics {
-		if order := c.keyOrders[target{topic, e.key}]; order != nil && order.last > e.number {
+	for _, topic := range event.topics {
+		if order := c.keyOrders[target{topic, event.key}]; order != nil && order.last > event.number {
 			return true
 		}
 	}

@@ -47,14 +47,14 @@ type storedEffect struct {
 
 // handleOrder is the handler. It increments the counter of the key and inserts the effect, in the
 // transaction of ctx.
-func (w *witness) handleOrder(ctx context.Context, m *consumer.Message) error {
-	text, _ := m.Header(NumberHeader)
+func (w *witness) handleOrder(ctx context.Context, message *consumer.Message) error {
+	text, _ := message.Header(NumberHeader)
 	number, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil {
-		return fmt.Errorf("message %s has no number: %w", m.ID, err)
+		return fmt.Errorf("message %s has no number: %w", message.ID, err)
 	}
 
-	key := string(m.Key)
+	key := string(message.Key)
 	var counter struct {
 		Count int64 `bson:"count"`
 	}
@@ -66,8 +66,8 @@ func (w *witness) handleOrder(ctx context.Context, m *consumer.Message) error {
 		return fmt.Errorf("counting the effects of a key: %w", err)
 	}
 
-	e := storedEffect{Event: m.ID, Key: key, Number: number, Place: counter.Count, By: w.spec.Name}
-	if _, err := w.db.Collection(effectsColl).InsertOne(ctx, e); err != nil {
+	effect := storedEffect{Event: message.ID, Key: key, Number: number, Place: counter.Count, By: w.spec.Name}
+	if _, err := w.db.Collection(effectsColl).InsertOne(ctx, effect); err != nil {
 		return fmt.Errorf("storing an effect: %w", err)
 	}
 	return nil
@@ -86,13 +86,13 @@ const (
 
 // stumble is handleOrder, but its transaction fails for every tenth order. The attempts of the message, which the consumer
 // stores, decide when to stop.
-func (w *witness) stumble(ctx context.Context, m *consumer.Message) error {
-	if err := w.handleOrder(ctx, m); err != nil {
+func (w *witness) stumble(ctx context.Context, message *consumer.Message) error {
+	if err := w.handleOrder(ctx, message); err != nil {
 		return err
 	}
-	text, _ := m.Header(NumberHeader)
-	if number, err := strconv.ParseInt(string(text), 10, 64); err == nil && number%stumbleEvery == 0 && m.Attempt <= stumbles {
-		return fmt.Errorf("attempt %d of order %d stumbles", m.Attempt, number)
+	text, _ := message.Header(NumberHeader)
+	if number, err := strconv.ParseInt(string(text), 10, 64); err == nil && number%stumbleEvery == 0 && message.Attempt <= stumbles {
+		return fmt.Errorf("attempt %d of order %d stumbles", message.Attempt, number)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func JudgeEffects(ctx context.Context, db *mongo.Database) (*EffectReport, error
 
 // judgeEffects compares orders with effects. counts are the counters by key.
 func judgeEffects(orders []Order, effects []storedEffect, counts map[string]int64) *EffectReport {
-	r := &EffectReport{Orders: len(orders), Effects: len(effects)}
+	report := &EffectReport{Orders: len(orders), Effects: len(effects)}
 	byEvent := make(map[string]Order, len(orders))
 	for _, o := range orders {
 		byEvent[o.Event] = o
@@ -196,20 +196,20 @@ func judgeEffects(orders []Order, effects []storedEffect, counts map[string]int6
 			miscounted[e.Key] = true
 		}
 
-		o, known := byEvent[e.Event]
+		order, known := byEvent[e.Event]
 		by, twice := handledBy[e.Event]
 		switch {
-		case !known || o.Key != e.Key || o.Number != e.Number:
-			r.Phantom++
-			r.addExample("%s made an effect of event %s (number %d of %s), which no committed order has",
+		case !known || order.Key != e.Key || order.Number != e.Number:
+			report.Phantom++
+			report.addExample("%s made an effect of event %s (number %d of %s), which no committed order has",
 				e.By, e.Event, e.Number, e.Key)
 		case twice:
-			r.Double++
-			r.addExample("event %s (number %d of %s) had an effect by %s and another by %s",
+			report.Double++
+			report.addExample("event %s (number %d of %s) had an effect by %s and another by %s",
 				e.Event, e.Number, e.Key, by, e.By)
 		case e.Number < newest[e.Key]:
-			r.OutOfOrder++
-			r.addExample("%s handled number %d of %s after number %d", e.By, e.Number, e.Key, newest[e.Key])
+			report.OutOfOrder++
+			report.addExample("%s handled number %d of %s after number %d", e.By, e.Number, e.Key, newest[e.Key])
 		}
 		if known && !twice {
 			handledBy[e.Event] = e.By
@@ -219,8 +219,8 @@ func judgeEffects(orders []Order, effects []storedEffect, counts map[string]int6
 
 	for _, o := range orders {
 		if _, ok := handledBy[o.Event]; !ok {
-			r.Lost++
-			r.addExample("event %s (number %d of %s) had no effect", o.Event, o.Number, o.Key)
+			report.Lost++
+			report.addExample("event %s (number %d of %s) had no effect", o.Event, o.Number, o.Key)
 		}
 	}
 
@@ -234,9 +234,9 @@ func judgeEffects(orders []Order, effects []storedEffect, counts map[string]int6
 	}
 	for key, is := range miscounted {
 		if is {
-			r.Miscounted++
-			r.addExample("the counter of %s is %d, and it has %d effects", key, counts[key], places[key])
+			report.Miscounted++
+			report.addExample("the counter of %s is %d, and it has %d effects", key, counts[key], places[key])
 		}
 	}
-	return r
+	return report
 }

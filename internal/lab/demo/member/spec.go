@@ -64,35 +64,35 @@ const (
 // Arg returns the spec as one argument of a command line.
 func (s Spec) Arg() string {
 	// Marshal cannot fail: the spec consists of strings and numbers.
-	b, _ := json.Marshal(s)
-	return string(b)
+	data, _ := json.Marshal(s)
+	return string(data)
 }
 
 // Parse parses the result of Arg. It returns all errors at once.
 func Parse(arg string) (Spec, error) {
-	var s Spec
-	if err := json.Unmarshal([]byte(arg), &s); err != nil {
-		return s, fmt.Errorf("parsing the spec of the member: %w", err)
+	var spec Spec
+	if err := json.Unmarshal([]byte(arg), &spec); err != nil {
+		return spec, fmt.Errorf("parsing the spec of the member: %w", err)
 	}
 
 	var errs []error
-	if !slices.Contains([]Role{Effects, Saga, Stumbling}, s.Role) {
-		errs = append(errs, fmt.Errorf("role %q is none of %q, %q and %q", s.Role, Effects, Saga, Stumbling))
+	if !slices.Contains([]Role{Effects, Saga, Stumbling}, spec.Role) {
+		errs = append(errs, fmt.Errorf("role %q is none of %q, %q and %q", spec.Role, Effects, Saga, Stumbling))
 	}
 	for name, v := range map[string]string{
-		"name":     s.Name,
-		"mongodb":  s.MongoDB,
-		"database": s.Database,
-		"group":    s.Group,
+		"name":     spec.Name,
+		"mongodb":  spec.MongoDB,
+		"database": spec.Database,
+		"group":    spec.Group,
 	} {
 		if v == "" {
 			errs = append(errs, fmt.Errorf("%s is empty", name))
 		}
 	}
-	if s.Role == Saga && s.Steps < 1 {
-		errs = append(errs, fmt.Errorf("a saga of %d steps", s.Steps))
+	if spec.Role == Saga && spec.Steps < 1 {
+		errs = append(errs, fmt.Errorf("a saga of %d steps", spec.Steps))
 	}
-	return s, errors.Join(errs...)
+	return spec, errors.Join(errs...)
 }
 
 // Prepare creates the collections of the members, so that transactions under load do not have to
@@ -107,8 +107,8 @@ func Prepare(ctx context.Context, db *mongo.Database) error {
 }
 
 // Run runs one member until ctx ends, and writes its log to logs.
-func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
-	client, err := mongo.Connect(options.Client().ApplyURI(s.MongoDB).SetAppName(fmt.Sprintf("outrelay-%s", s.Name)))
+func Run(ctx context.Context, spec Spec, logs io.Writer) (err error) {
+	client, err := mongo.Connect(options.Client().ApplyURI(spec.MongoDB).SetAppName(fmt.Sprintf("outrelay-%s", spec.Name)))
 	if err != nil {
 		return fmt.Errorf("connecting to MongoDB: %w", err)
 	}
@@ -119,12 +119,12 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		err = errors.Join(err, client.Disconnect(disconnectCtx))
 	}()
 
-	db := client.Database(s.Database)
-	w := &witness{spec: s, db: db}
+	db := client.Database(spec.Database)
+	witness := &witness{spec: spec, db: db}
 	kafka, err := kafkago.New(transport.Config{
-		Brokers:           s.Brokers,
-		ClientID:          s.Name,
-		SessionTimeout:    cmp.Or(s.SessionTimeout, 6*time.Second),
+		Brokers:           spec.Brokers,
+		ClientID:          spec.Name,
+		SessionTimeout:    cmp.Or(spec.SessionTimeout, 6*time.Second),
 		HeartbeatInterval: heartbeat,
 		RebalanceTimeout:  rebalanceTimeout,
 		JoinBackoff:       heartbeat,
@@ -134,11 +134,11 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		return err
 	}
 	// The witness sees each assignment between Kafka and the consumer.
-	recorded := consumer.WithSurroundings(consumerparts.Surroundings{Transport: &recordedTransport{kafka, w}})
-	c, err := consumer.New(s.Group, db,
-		consumer.WithTopics(s.Topics...),
+	recorded := consumer.WithSurroundings(consumerparts.Surroundings{Transport: &recordedTransport{kafka, witness}})
+	built, err := consumer.New(spec.Group, db,
+		consumer.WithTopics(spec.Topics...),
 		recorded,
-		consumer.WithTelemetry(w),
+		consumer.WithTelemetry(witness),
 		consumer.WithDrain(drainTimeout),
 		consumer.WithCommitInterval(commitEvery),
 		consumer.WithLogger(slog.New(slog.NewTextHandler(logs, nil))))
@@ -146,21 +146,21 @@ func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 		return err
 	}
 
-	switch s.Role {
+	switch spec.Role {
 	case Saga:
-		err = w.registerSaga(c)
+		err = witness.registerSaga(built)
 	case Stumbling:
-		err = c.Handle("effects", consumer.Func(w.stumble, "*"), consumer.WithRetry(stumblingRetry))
+		err = built.Handle("effects", consumer.Func(witness.stumble, "*"), consumer.WithRetry(stumblingRetry))
 	case Effects:
-		err = c.Handle("effects", consumer.Func(w.handleOrder, "*"))
+		err = built.Handle("effects", consumer.Func(witness.handleOrder, "*"))
 	}
 	if err != nil {
 		return err
 	}
 
-	stop := w.startReporting(ctx)
+	stop := witness.startReporting(ctx)
 	defer stop()
-	return c.Run(ctx)
+	return built.Run(ctx)
 }
 
 func fieldEquals(key string, value any) bson.D { return bson.D{{Key: key, Value: value}} }

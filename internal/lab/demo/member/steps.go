@@ -55,7 +55,7 @@ func Ask(saga int32, n int, key string, opts ...event.Option) event.Event {
 }
 
 // registerSaga registers the saga as the handler of the consumer.
-func (w *witness) registerSaga(c *consumer.Consumer) error {
+func (w *witness) registerSaga(target *consumer.Consumer) error {
 	box, err := outbox.New(w.db)
 	if err != nil {
 		return err
@@ -63,27 +63,27 @@ func (w *witness) registerSaga(c *consumer.Consumer) error {
 
 	walks := saga.Define[sagaState](sagaName, saga.WithIDs(saga.Int32IDs), saga.WithTombstone(time.Hour))
 	// Messages of a saga have different keys, so any of them may arrive first and start it.
-	saga.StartOrOn(walks, stepAsked, func(_ context.Context, in *saga.Instance[sagaState], s step) error {
-		in.State.Done = append(in.State.Done, s.N)
-		in.Emit(stepTaken.New(in.ID(), s))
+	saga.StartOrOn(walks, stepAsked, func(_ context.Context, instance *saga.Instance[sagaState], step step) error {
+		instance.State.Done = append(instance.State.Done, step.N)
+		instance.Emit(stepTaken.New(instance.ID(), step))
 
-		if len(in.State.Done) == w.spec.Steps {
-			in.Complete()
+		if len(instance.State.Done) == w.spec.Steps {
+			instance.Complete()
 		}
 		return nil
-	}, saga.By(func(s step) string { return strconv.Itoa(int(s.Saga)) }))
+	}, saga.By(func(step step) string { return strconv.Itoa(int(step.Saga)) }))
 
-	h, err := walks.Handler(box)
+	handler, err := walks.Handler(box)
 	if err != nil {
 		return err
 	}
-	return c.Handle(walks.Name(), h, consumer.WithSharedTransaction(stepBatch), consumer.WithMiddleware(w.countConflicts))
+	return target.Handle(walks.Name(), handler, consumer.WithSharedTransaction(stepBatch), consumer.WithMiddleware(w.countConflicts))
 }
 
 // countConflicts counts the steps that conflicted with another step.
 func (w *witness) countConflicts(next consumer.HandlerFunc) consumer.HandlerFunc {
-	return func(ctx context.Context, m *consumer.Message) error {
-		err := next(ctx, m)
+	return func(ctx context.Context, message *consumer.Message) error {
+		err := next(ctx, message)
 		if errors.Is(err, saga.ErrConflict) {
 			w.conflicts.Add(1)
 		}
@@ -164,22 +164,22 @@ func JudgeSteps(ctx context.Context, db *mongo.Database, outboxColl string, saga
 
 // judgeSteps checks the stored sagas, and the steps in the emitted events.
 func judgeSteps(stored []storedSaga, emitted []step, sagas, steps int) *StepReport {
-	r := &StepReport{Sagas: len(stored), Emitted: len(emitted)}
+	report := &StepReport{Sagas: len(stored), Emitted: len(emitted)}
 
 	takenTimes := map[step]int{}
 	for _, s := range stored {
 		done := len(s.State.Done)
-		r.Steps += done
+		report.Steps += done
 		for _, n := range s.State.Done {
 			takenTimes[step{s.ID, n}]++
 		}
 		if s.Completed.IsZero() {
-			r.Unfinished++
-			r.addExample("saga %d is not complete: it took %d of %d steps", s.ID, done, steps)
+			report.Unfinished++
+			report.addExample("saga %d is not complete: it took %d of %d steps", s.ID, done, steps)
 		}
 		if s.Version != int64(done) {
-			r.addExample("saga %d has changed %d times and taken %d steps", s.ID, s.Version, done)
-			r.Lost++
+			report.addExample("saga %d has changed %d times and taken %d steps", s.ID, s.Version, done)
+			report.Lost++
 		}
 	}
 
@@ -190,33 +190,33 @@ func judgeSteps(stored []storedSaga, emitted []step, sagas, steps int) *StepRepo
 
 	for id := range int32(sagas) {
 		for n := 1; n <= steps; n++ {
-			s := step{id, n}
-			r.compareStep(s, takenTimes[s], "was taken", &r.Lost, &r.Double)
-			r.compareStep(s, emittedTimes[s], "was emitted", &r.LostEmitted, &r.DoubleEmitted)
-			delete(takenTimes, s)
-			delete(emittedTimes, s)
+			step := step{id, n}
+			report.compareStep(step, takenTimes[step], "was taken", &report.Lost, &report.Double)
+			report.compareStep(step, emittedTimes[step], "was emitted", &report.LostEmitted, &report.DoubleEmitted)
+			delete(takenTimes, step)
+			delete(emittedTimes, step)
 		}
 	}
 
 	// Only steps that were never requested are left.
 	for _, extra := range []map[step]int{takenTimes, emittedTimes} {
 		for s := range extra {
-			r.Double++
-			r.addExample("step %d of saga %d exists, but was never requested", s.N, s.Saga)
+			report.Double++
+			report.addExample("step %d of saga %d exists, but was never requested", s.N, s.Saga)
 		}
 	}
-	slices.Sort(r.Examples)
-	return r
+	slices.Sort(report.Examples)
+	return report
 }
 
 // compareStep counts a step that happened never, or several times.
-func (r *StepReport) compareStep(s step, times int, what string, lost, double *int) {
+func (r *StepReport) compareStep(step step, times int, what string, lost, double *int) {
 	switch {
 	case times == 0:
 		*lost++
-		r.addExample("step %d of saga %d %s never", s.N, s.Saga, what)
+		r.addExample("step %d of saga %d %s never", step.N, step.Saga, what)
 	case times > 1:
 		*double += times - 1
-		r.addExample("step %d of saga %d %s %d times", s.N, s.Saga, what, times)
+		r.addExample("step %d of saga %d %s %d times", step.N, step.Saga, what, times)
 	}
 }

@@ -34,14 +34,14 @@ type witness struct {
 }
 
 // Measure counts messages.
-func (w *witness) Measure(m telemetry.Measurement) {
-	switch m.Metric {
+func (w *witness) Measure(measurement telemetry.Measurement) {
+	switch measurement.Metric {
 	case telemetry.Handled:
-		w.handled.Add(m.N)
+		w.handled.Add(measurement.N)
 	case telemetry.Duplicates:
-		w.refused.Add(m.N)
+		w.refused.Add(measurement.N)
 	case telemetry.Failed:
-		w.failed.Add(m.N)
+		w.failed.Add(measurement.N)
 	default:
 		// The demonstration shows no other figure of a consumer.
 	}
@@ -123,8 +123,8 @@ type recordedTransport struct {
 }
 
 // Join calls Join of the transport.
-func (t *recordedTransport) Join(ctx context.Context, group string, topics []string, s transport.Session) error {
-	return t.Transport.Join(ctx, group, topics, &recordedSession{s, t.w})
+func (t *recordedTransport) Join(ctx context.Context, group string, topics []string, session transport.Session) error {
+	return t.Transport.Join(ctx, group, topics, &recordedSession{session, t.w})
 }
 
 type recordedSession struct {
@@ -142,9 +142,9 @@ type generation struct {
 }
 
 // Serve stores the generation and then calls Serve of the session.
-func (s *recordedSession) Serve(ctx context.Context, g transport.Generation) error {
-	doc := generation{Partitions: len(g.Partitions())}
-	doc.ID.Generation = g.ID()
+func (s *recordedSession) Serve(ctx context.Context, served transport.Generation) error {
+	doc := generation{Partitions: len(served.Partitions())}
+	doc.ID.Generation = served.ID()
 	doc.ID.Member = s.w.spec.Name
 
 	writeCtx, cancel := context.WithTimeout(ctx, reportWithin)
@@ -153,7 +153,7 @@ func (s *recordedSession) Serve(ctx context.Context, g transport.Generation) err
 	if err != nil && ctx.Err() == nil {
 		s.Fault(fmt.Errorf("storing a generation: %w", err))
 	}
-	return s.Session.Serve(ctx, g)
+	return s.Session.Serve(ctx, served)
 }
 
 // Generations returns the number of generations that at least one member served.

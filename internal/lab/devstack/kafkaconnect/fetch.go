@@ -33,8 +33,8 @@ func Version(part string) string {
 	}
 	// The first dependency is the part itself, the others belong to it.
 	_, dependencies, _ := strings.Cut(string(pom), "<dependencies>")
-	if m := regexp.MustCompile("<version>([^<]+)</version>").FindStringSubmatch(dependencies); m != nil {
-		return m[1]
+	if match := regexp.MustCompile("<version>([^<]+)</version>").FindStringSubmatch(dependencies); match != nil {
+		return match[1]
 	}
 	return ""
 }

@@ -49,12 +49,12 @@ type Worker struct {
 const apiWithin = 3 * time.Minute
 
 // Prepare fetches the programs of the worker, and writes its files. It does not start the process. [Worker.Close] releases everything.
-func Prepare(ctx context.Context, o Options) (_ *Worker, err error) {
+func Prepare(ctx context.Context, options Options) (_ *Worker, err error) {
 	own, err := Fetch(ctx, connect)
 	if err != nil {
 		return nil, err
 	}
-	plugin, err := Fetch(ctx, o.Plugin)
+	plugin, err := Fetch(ctx, options.Plugin)
 	if err != nil {
 		return nil, err
 	}
@@ -74,43 +74,43 @@ func Prepare(ctx context.Context, o Options) (_ *Worker, err error) {
 		}
 	}()
 
-	w := &Worker{
-		options: o, api: "http://" + address, stack: stack,
-		OffsetsFile: filepath.Join(stack.Dir(), "connect.offsets"), OffsetsTopic: o.Prefix + "connect-offsets",
+	worker := &Worker{
+		options: options, api: "http://" + address, stack: stack,
+		OffsetsFile: filepath.Join(stack.Dir(), "connect.offsets"), OffsetsTopic: options.Prefix + "connect-offsets",
 	}
 	settings := map[string]string{
-		"bootstrap.servers":        strings.Join(o.Brokers, ","),
-		"listeners":                w.api,
+		"bootstrap.servers":        strings.Join(options.Brokers, ","),
+		"listeners":                worker.api,
 		"plugin.path":              plugin,
 		"key.converter":            "org.apache.kafka.connect.storage.StringConverter",
 		"value.converter":          "org.apache.kafka.connect.storage.StringConverter",
 		"offset.flush.interval.ms": "5000",
 	}
 	mode := "Standalone"
-	if o.Distributed {
+	if options.Distributed {
 		mode = "Distributed"
-		settings["group.id"] = o.Prefix + "connect"
+		settings["group.id"] = options.Prefix + "connect"
 		for _, kind := range []string{"offset", "config", "status"} {
-			settings[kind+".storage.topic"] = o.Prefix + "connect-" + kind + "s"
+			settings[kind+".storage.topic"] = options.Prefix + "connect-" + kind + "s"
 			settings[kind+".storage.replication.factor"] = "1"
 		}
 		settings["offset.storage.partitions"] = "3"
 	} else {
-		settings["offset.storage.file.filename"] = w.OffsetsFile
+		settings["offset.storage.file.filename"] = worker.OffsetsFile
 	}
-	maps.Copy(settings, o.Worker)
+	maps.Copy(settings, options.Worker)
 
 	properties := filepath.Join(stack.Dir(), "worker.properties")
 	if err := writeProperties(properties, settings); err != nil {
 		return nil, err
 	}
-	if err := writeProperties(w.connectorFile(), merge(o.Config, map[string]string{"name": o.Name})); err != nil {
+	if err := writeProperties(worker.connectorFile(), merge(options.Config, map[string]string{"name": options.Name})); err != nil {
 		return nil, err
 	}
-	w.args = slices.Concat(o.JVM, []string{
+	worker.args = slices.Concat(options.JVM, []string{
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", filepath.Join(own, connect, "*"), "org.apache.kafka.connect.cli.Connect" + mode, properties,
 	})
-	return w, nil
+	return worker, nil
 }
 
 func (w *Worker) connectorFile() string { return filepath.Join(w.stack.Dir(), "connector.properties") }
@@ -142,11 +142,11 @@ func (w *Worker) LaunchWithConnector() error {
 }
 
 func (w *Worker) launch(args []string) error {
-	p, err := w.stack.Run(fmt.Sprintf("connect-%d", len(w.runs)+1), nil, "java", args...)
+	program, err := w.stack.Run(fmt.Sprintf("connect-%d", len(w.runs)+1), nil, "java", args...)
 	if err != nil {
 		return fmt.Errorf("starting Kafka Connect: %w", err)
 	}
-	w.runs = append(w.runs, p)
+	w.runs = append(w.runs, program)
 	return nil
 }
 
@@ -166,8 +166,8 @@ func (w *Worker) Log() string {
 
 // CheckRunning returns an error if the process has ended.
 func (w *Worker) CheckRunning() error {
-	if p := w.lastRun(); !p.Running() {
-		return fmt.Errorf("Kafka Connect ended (%w); end of its log: %s", cmp.Or(p.Err(), errEnded), w.Log())
+	if program := w.lastRun(); !program.Running() {
+		return fmt.Errorf("Kafka Connect ended (%w); end of its log: %s", cmp.Or(program.Err(), errEnded), w.Log())
 	}
 	return nil
 }

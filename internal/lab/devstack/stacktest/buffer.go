@@ -11,11 +11,11 @@ type Buffer struct {
 	text strings.Builder
 }
 
-// Write appends p. It returns no error.
-func (b *Buffer) Write(p []byte) (int, error) {
+// Write appends data. It returns no error.
+func (b *Buffer) Write(data []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.text.Write(p)
+	return b.text.Write(data)
 }
 
 // String returns the text that has been written so far.

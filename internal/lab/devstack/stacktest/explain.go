@@ -24,34 +24,34 @@ type Plan struct {
 func Explained(tb testing.TB, judge func(Plan)) *mongo.Client {
 	tb.Helper()
 	asking := Client(tb)
-	return Client(tb, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
-		if !slices.Contains([]string{"find", "aggregate", "delete"}, e.CommandName) {
+	return Client(tb, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, started *event.CommandStartedEvent) {
+		if !slices.Contains([]string{"find", "aggregate", "delete"}, started.CommandName) {
 			return
 		}
 
-		statement := bson.D{{Key: "explain", Value: withoutSession(e.Command)}, {Key: "verbosity", Value: "executionStats"}}
-		raw, err := asking.Database(e.DatabaseName).RunCommand(tb.Context(), statement).Raw()
+		statement := bson.D{{Key: "explain", Value: withoutSession(started.Command)}, {Key: "verbosity", Value: "executionStats"}}
+		raw, err := asking.Database(started.DatabaseName).RunCommand(tb.Context(), statement).Raw()
 		if err != nil {
-			tb.Errorf("explaining %s: %v", e.Command, err)
+			tb.Errorf("explaining %s: %v", started.Command, err)
 			return
 		}
 
-		p := Plan{Command: slices.Clone(e.Command)}
-		p.addStages(raw)
-		judge(p)
+		plan := Plan{Command: slices.Clone(started.Command)}
+		plan.addStages(raw)
+		judge(plan)
 	}}))
 }
 
 // withoutSession is a command without what belongs to its session.
 func withoutSession(command bson.Raw) bson.D {
 	elems, _ := command.Elements()
-	var d bson.D
+	var document bson.D
 	for _, e := range elems {
 		if name := e.Key(); name[0] != '$' && name != "lsid" && name != "readConcern" && name != "writeConcern" && name != "txnNumber" {
-			d = append(d, bson.E{Key: name, Value: e.Value()})
+			document = append(document, bson.E{Key: name, Value: e.Value()})
 		}
 	}
-	return d
+	return document
 }
 
 func (p *Plan) addStages(part bson.Raw) {
@@ -61,22 +61,22 @@ func (p *Plan) addStages(part bson.Raw) {
 	}
 
 	for _, e := range elems {
-		v := e.Value()
-		n, _ := v.AsInt64OK()
+		value := e.Value()
+		n, _ := value.AsInt64OK()
 		switch e.Key() {
 		// These plans did not run, or only as trials.
 		case "rejectedPlans", "command", "allPlansExecution":
 			continue
 		case "stage":
-			p.Stages = append(p.Stages, v.StringValue())
+			p.Stages = append(p.Stages, value.StringValue())
 		case "totalKeysExamined":
 			p.Keys += n
 		case "totalDocsExamined":
 			p.Docs += n
 		}
 
-		if v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray {
-			p.addStages(v.Value)
+		if value.Type == bson.TypeEmbeddedDocument || value.Type == bson.TypeArray {
+			p.addStages(value.Value)
 		}
 	}
 }

@@ -23,28 +23,28 @@ const failPointWait = 8 * time.Minute
 // machine.
 func FailCommand(tb testing.TB, app string, mode any, data bson.D) (off func()) {
 	tb.Helper()
-	p := takeFailPoint(tb, Client(tb), app)
-	p.configure(mode, data)
-	return p.off
+	point := takeFailPoint(tb, Client(tb), app)
+	point.configure(mode, data)
+	return point.off
 }
 
 // FailTimes makes the next commands of clients with the app name fail, and blocks until they have failed.
 func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data bson.D) {
 	tb.Helper()
-	p := takeFailPoint(tb, client, app)
-	defer p.off()
+	point := takeFailPoint(tb, client, app)
+	defer point.off()
 	mode := bson.D{{Key: "times", Value: times}}
 	// The server counts how often the fail point was entered.
-	before := p.configure(mode, data)
-	p.awaitEntered(before + int64(times))
+	before := point.configure(mode, data)
+	point.awaitEntered(before + int64(times))
 }
 
 // FailAlways is FailCommand for all commands. reached blocks until the first of them has failed.
 func FailAlways(tb testing.TB, app string, data bson.D) (reached, off func()) {
 	tb.Helper()
-	p := takeFailPoint(tb, Client(tb), app)
-	before := p.configure("alwaysOn", data)
-	return func() { tb.Helper(); p.awaitEntered(before + 1) }, p.off
+	point := takeFailPoint(tb, Client(tb), app)
+	before := point.configure("alwaysOn", data)
+	return func() { tb.Helper(); point.awaitEntered(before + 1) }, point.off
 }
 
 // awaitEntered blocks until the fail point has been entered that often since the start of the server.
@@ -75,15 +75,15 @@ func takeFailPoint(tb testing.TB, client *mongo.Client, app string) *failPoint {
 		tb.Fatalf("waiting for the fail point: %v", err)
 	}
 
-	p := &failPoint{tb: tb, client: client, app: app}
-	p.off = sync.OnceFunc(func() {
-		p.configure("off", nil)
+	point := &failPoint{tb: tb, client: client, app: app}
+	point.off = sync.OnceFunc(func() {
+		point.configure("off", nil)
 		if err := lock.Unlock(); err != nil {
 			tb.Error(err)
 		}
 	})
-	tb.Cleanup(p.off)
-	return p
+	tb.Cleanup(point.off)
+	return point
 }
 
 // configure sets the fail point, and returns how often it has been entered since the start of the server.

@@ -12,11 +12,11 @@ import (
 func OnlyWith(tb testing.TB, why string, flags ...string) {
 	tb.Helper()
 	for _, name := range flags {
-		f := flag.Lookup(name)
-		if f == nil {
+		option := flag.Lookup(name)
+		if option == nil {
 			tb.Fatalf("no test flag has the name %q", name)
 		}
-		if f.Value.String() != f.DefValue {
+		if option.Value.String() != option.DefValue {
 			return
 		}
 	}

@@ -18,14 +18,14 @@ const (
 // is valid, and other requests get no reply.
 func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 	tb.Helper()
-	return serveConnections(tb, func(c net.Conn) {
+	return serveConnections(tb, func(conn net.Conn) {
 		for {
 			var head [12]byte
-			if _, err := io.ReadFull(c, head[:]); err != nil {
+			if _, err := io.ReadFull(conn, head[:]); err != nil {
 				return
 			}
 			rest := int64(binary.BigEndian.Uint32(head[:])) + 4 - int64(len(head))
-			if _, err := io.CopyN(io.Discard, c, rest); err != nil {
+			if _, err := io.CopyN(io.Discard, conn, rest); err != nil {
 				return
 			}
 
@@ -40,7 +40,7 @@ func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 
 			reply := binary.BigEndian.AppendUint32(nil, uint32(4+len(body)))
 			reply = append(append(reply, head[8:12]...), body...)
-			if _, err := c.Write(reply); err != nil {
+			if _, err := conn.Write(reply); err != nil {
 				return
 			}
 		}
@@ -50,10 +50,10 @@ func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 // WebServer listens like an HTTP server until the test ends and returns its address.
 func WebServer(tb testing.TB) string {
 	tb.Helper()
-	return serveConnections(tb, func(c net.Conn) {
-		_, _ = c.Read(make([]byte, 100))
-		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"))
-		_, _ = io.Copy(io.Discard, c)
+	return serveConnections(tb, func(conn net.Conn) {
+		_, _ = conn.Read(make([]byte, 100))
+		_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"))
+		_, _ = io.Copy(io.Discard, conn)
 	})
 }
 
@@ -90,7 +90,7 @@ func allVersions() []byte {
 // serveConnections listens until the test ends, calls handle for each connection, and returns the address.
 func serveConnections(tb testing.TB, handle func(net.Conn)) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -99,18 +99,18 @@ func serveConnections(tb testing.TB, handle func(net.Conn)) string {
 	go func() {
 		defer close(done)
 		for {
-			c, err := l.Accept()
+			conn, err := listener.Accept()
 			if err != nil {
 				return
 			}
 
-			tb.Cleanup(func() { _ = c.Close() })
-			go handle(c)
+			tb.Cleanup(func() { _ = conn.Close() })
+			go handle(conn)
 		}
 	}()
 	tb.Cleanup(func() {
-		_ = l.Close()
+		_ = listener.Close()
 		<-done
 	})
-	return l.Addr().String()
+	return listener.Addr().String()
 }

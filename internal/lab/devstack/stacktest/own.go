@@ -16,19 +16,19 @@ import (
 // Own starts a stack that the test may break, and stops it when the test ends. Only a few tests on this
 // machine have such a stack concurrently. The others wait here, so a test that calls Own must not depend on
 // another test that calls it. Own never uses servers named by the environment.
-func Own(tb testing.TB, o devstack.Options) *devstack.Stack {
+func Own(tb testing.TB, options devstack.Options) *devstack.Stack {
 	tb.Helper()
-	o.Env = false
+	options.Env = false
 	LockMachine(tb)
-	if o.Progress == nil {
-		o.Progress = func(p devstack.Progress) { tb.Log(p) }
+	if options.Progress == nil {
+		options.Progress = func(progress devstack.Progress) { tb.Log(progress) }
 	}
-	s, err := devstack.Start(tb.Context(), o)
+	stack, err := devstack.Start(tb.Context(), options)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(s.Stop)
-	return s
+	tb.Cleanup(stack.Stop)
+	return stack
 }
 
 // ownStacks is how many tests may have separate servers concurrently. These tests wait more for timeouts than for the
@@ -45,10 +45,10 @@ func LockMachine(tb testing.TB) {
 	}
 
 	ctx := tb.Context()
-	if t, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
-		if d, ok := t.Deadline(); ok {
+	if limited, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
+		if moment, ok := limited.Deadline(); ok {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadline(ctx, d.Add(-5*time.Second))
+			ctx, cancel = context.WithDeadline(ctx, moment.Add(-5*time.Second))
 			defer cancel()
 		}
 	}

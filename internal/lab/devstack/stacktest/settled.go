@@ -5,12 +5,12 @@ import "time"
 // settleFor is how long goroutines have to end.
 const settleFor = 30 * time.Second
 
-// Settled wraps m for goleak.VerifyTestMain, with goleak.Find as find. It runs the tests, and then waits for
+// Settled wraps runner for goleak.VerifyTestMain, with goleak.Find as find. It runs the tests, and then waits for
 // goroutines that are about to end. goleak alone waits less than half a second. On a loaded machine that is
 // too short for some closed connections. goleak still reports the goroutines that remain.
-func Settled[O any](m runner, find func(...O) error) runner {
+func Settled[O any](runner runner, find func(...O) error) runner {
 	return settled(func() int {
-		code := m.Run()
+		code := runner.Run()
 		for end := time.Now().Add(settleFor); code == 0 && find() != nil && time.Now().Before(end); {
 			// find waits a little.
 			continue

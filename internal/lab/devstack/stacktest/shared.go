@@ -121,9 +121,9 @@ func joinShared(dir string, show bool) (address, error) {
 
 // keeperAlive reports whether a keeper runs.
 func keeperAlive(dir string) bool {
-	l := flock.New(filepath.Join(dir, "keeper.lock"))
-	defer l.Close()
-	free, err := l.TryLock()
+	flock := flock.New(filepath.Join(dir, "keeper.lock"))
+	defer flock.Close()
+	free, err := flock.TryLock()
 	return err == nil && !free
 }
 
@@ -141,27 +141,27 @@ func startKeeper(dir string) error {
 	}
 	defer log.Close()
 
-	r, w, err := os.Pipe()
+	reader, writer, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	defer reader.Close()
 
 	cmd := exec.Command(exe)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), keeperVar+"="+dir)
-	cmd.Stdout, cmd.Stderr = w, log
+	cmd.Stdout, cmd.Stderr = writer, log
 	detach(cmd)
 
 	err = cmd.Start()
-	_ = w.Close()
+	_ = writer.Close()
 	if err != nil {
 		return fmt.Errorf("starting the keeper of the servers: %w", err)
 	}
 
 	// The keeper closes its standard output when it holds its lock. The output of a dead keeper is closed too.
-	var b [1]byte
-	_, _ = r.Read(b[:])
+	var started [1]byte
+	_, _ = reader.Read(started[:])
 	return cmd.Process.Release()
 }
 
@@ -198,21 +198,21 @@ func awaitState(ctx context.Context, dir string, show bool) (address, error) {
 	}
 }
 
-func readState(dir string) (at address, err error) {
-	b, err := os.ReadFile(statePath(dir))
+func readState(dir string) (stored address, err error) {
+	data, err := os.ReadFile(statePath(dir))
 	if err != nil {
-		return at, err
+		return stored, err
 	}
-	return at, json.Unmarshal(b, &at)
+	return stored, json.Unmarshal(data, &stored)
 }
 
-func checkBrokers(at address) error {
-	for _, b := range at.Brokers {
-		c, err := net.DialTimeout("tcp", b, 5*time.Second)
+func checkBrokers(stored address) error {
+	for _, b := range stored.Brokers {
+		conn, err := net.DialTimeout("tcp", b, 5*time.Second)
 		if err != nil {
-			return fmt.Errorf("the servers of keeper %d do not respond (end that process to get new ones): %w", at.PID, err)
+			return fmt.Errorf("the servers of keeper %d do not respond (end that process to get new ones): %w", stored.PID, err)
 		}
-		_ = c.Close()
+		_ = conn.Close()
 	}
 	return nil
 }
@@ -249,8 +249,8 @@ func runKeeper(dir string) error {
 	defer os.Remove(statePath(dir))
 
 	idle := idleFor
-	if d, err := time.ParseDuration(os.Getenv(idleVar)); err == nil {
-		idle = d
+	if duration, err := time.ParseDuration(os.Getenv(idleVar)); err == nil {
+		idle = duration
 	}
 	return awaitIdle(ctx, dir, stack, idle)
 }
@@ -293,13 +293,13 @@ func awaitIdle(ctx context.Context, dir string, stack *devstack.Stack, idle time
 	}
 }
 
-func writeState(dir string, at address) error {
-	b, err := json.Marshal(at)
+func writeState(dir string, stored address) error {
+	encoded, err := json.Marshal(stored)
 	if err != nil {
 		return err
 	}
 	tmp := statePath(dir) + ".new"
-	if err := os.WriteFile(tmp, b, 0o644); err != nil {
+	if err := os.WriteFile(tmp, encoded, 0o644); err != nil {
 		return err
 	}
 	return os.Rename(tmp, statePath(dir))

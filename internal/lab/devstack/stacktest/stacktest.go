@@ -36,20 +36,20 @@ func MongoURI(tb testing.TB) string {
 func Client(tb testing.TB, opts ...*options.ClientOptions) *mongo.Client {
 	tb.Helper()
 	base := options.Client().ApplyURI(MongoURI(tb)).SetHeartbeatInterval(500 * time.Millisecond)
-	c, err := mongo.Connect(append([]*options.ClientOptions{base}, opts...)...)
+	client, err := mongo.Connect(append([]*options.ClientOptions{base}, opts...)...)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = c.Disconnect(context.WithoutCancel(tb.Context())) })
-	return c
+	tb.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(tb.Context())) })
+	return client
 }
 
 // Name returns a short unique name for a database, a topic or a watcher.
 func Name(tb testing.TB) string {
 	tb.Helper()
-	n := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
-			return r
+	n := strings.Map(func(char rune) rune {
+		if char >= 'a' && char <= 'z' || char >= 'A' && char <= 'Z' || char >= '0' && char <= '9' {
+			return char
 		}
 		return '_'
 	}, tb.Name())
@@ -57,9 +57,9 @@ func Name(tb testing.TB) string {
 }
 
 // Database returns a new database for the test, and drops it when the test ends.
-func Database(tb testing.TB, c *mongo.Client) *mongo.Database {
+func Database(tb testing.TB, client *mongo.Client) *mongo.Database {
 	tb.Helper()
-	db := c.Database(Name(tb))
+	db := client.Database(Name(tb))
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
@@ -71,8 +71,8 @@ func Database(tb testing.TB, c *mongo.Client) *mongo.Database {
 // Brokers returns the address of a Kafka cluster of one broker.
 func Brokers(tb testing.TB) []string {
 	tb.Helper()
-	if b := os.Getenv(devstack.EnvKafka); b != "" {
-		return strings.Split(b, ",")
+	if brokers := os.Getenv(devstack.EnvKafka); brokers != "" {
+		return strings.Split(brokers, ",")
 	}
 	return shared(tb).Brokers
 }
@@ -98,7 +98,7 @@ func NewTopics(tb testing.TB) *Topics {
 	tb.Helper()
 	tr := &kafka.Transport{}
 	cl := &kafka.Client{Addr: kafka.TCP(Brokers(tb)...), Transport: tr, Timeout: 10 * time.Second}
-	t := &Topics{Prefix: Name(tb) + ".", tb: tb, cl: cl}
+	topics := &Topics{Prefix: Name(tb) + ".", tb: tb, cl: cl}
 	tb.Cleanup(func() {
 		defer tr.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -110,13 +110,13 @@ func NewTopics(tb testing.TB) *Topics {
 
 		var names []string
 		for _, topic := range known.Topics {
-			if strings.HasPrefix(topic.Name, t.Prefix) {
+			if strings.HasPrefix(topic.Name, topics.Prefix) {
 				names = append(names, topic.Name)
 			}
 		}
 		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
 	})
-	return t
+	return topics
 }
 
 // Create creates the topic Prefix + name, unless it exists, and returns its name.
@@ -235,8 +235,8 @@ func CreateAssignedTopic(tb testing.TB, brokers []string, name string, assigned 
 	}
 	Eventually(tb, "all replicas are in sync", func() bool {
 		known, err := cl.Metadata(tb.Context(), &kafka.MetadataRequest{Topics: []string{name}})
-		return err == nil && len(known.Topics) == 1 && !slices.ContainsFunc(known.Topics[0].Partitions, func(p kafka.Partition) bool {
-			return len(p.Isr) != len(assigned[p.ID])
+		return err == nil && len(known.Topics) == 1 && !slices.ContainsFunc(known.Topics[0].Partitions, func(partition kafka.Partition) bool {
+			return len(partition.Isr) != len(assigned[partition.ID])
 		})
 	})
 }

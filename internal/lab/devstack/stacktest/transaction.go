@@ -42,10 +42,10 @@ func OpenTransaction(tb testing.TB, coll *mongo.Collection) *Transaction {
 	return &Transaction{tb: tb, session: session}
 }
 
-// CommitAfter blocks for d and then commits the transaction.
-func (t *Transaction) CommitAfter(d time.Duration) {
+// CommitAfter blocks for duration and then commits the transaction.
+func (t *Transaction) CommitAfter(duration time.Duration) {
 	t.tb.Helper()
-	<-time.After(d)
+	<-time.After(duration)
 	if err := t.session.CommitTransaction(t.tb.Context()); err != nil {
 		t.tb.Error(err)
 	}

@@ -11,7 +11,7 @@ func Wide(n int) {
 	flag.Parse()
 	const name = "test.parallel"
 	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	flag.Visit(func(flag *flag.Flag) { given = given || flag.Name == name })
 	if !given {
 		_ = flag.Set(name, strconv.Itoa(n))
 	}

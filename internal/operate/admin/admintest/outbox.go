@@ -45,20 +45,20 @@ func Store(tb testing.TB, coll *mongo.Collection, list ...letters.Letter) []stri
 	ids := make([]string, len(list))
 	prepared := make([]*letters.Prepared, len(list))
 	for i, l := range list {
-		p, err := letters.Prepare(l)
+		stored, err := letters.Prepare(l)
 		if err != nil {
 			tb.Fatal(err)
 		}
-		prepared[i], ids[i] = p, p.ID()
+		prepared[i], ids[i] = stored, stored.ID()
 	}
 
-	o := owner{coll.Database().Client()}
-	now, err := mongodb.ServerTime(tb.Context(), o.client)
+	owner := owner{coll.Database().Client()}
+	now, err := mongodb.ServerTime(tb.Context(), owner.client)
 	if err == nil {
-		err = letters.WriteChunks(tb.Context(), o, coll, prepared)
+		err = letters.WriteChunks(tb.Context(), owner, coll, prepared)
 	}
 	if err == nil {
-		err = o.Fenced(tb.Context(), nil, func(tx context.Context) error { return letters.Write(tx, coll, now, prepared) })
+		err = owner.Fenced(tb.Context(), nil, func(tx context.Context) error { return letters.Write(tx, coll, now, prepared) })
 	}
 	if err != nil {
 		tb.Fatal(err)
@@ -73,15 +73,15 @@ func Waits(tb testing.TB, ns string, envelope bson.D, reason waiting.Reason, top
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := waiting.Entry{
+	entry := waiting.Entry{
 		Watcher: "orders", NS: ns, Raw: raw, Reason: reason, Origin: waiting.OriginStream, Pending: topics,
 		Pos: outboxes.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())}),
 	}
-	var v envelopes.View
-	if envelopes.Parse(raw, &v) == nil {
-		e.Key = string(v.OrderingKey())
+	var view envelopes.View
+	if envelopes.Parse(raw, &view) == nil {
+		entry.Key = string(view.OrderingKey())
 	}
-	return e
+	return entry
 }
 
 // StoreWaiting stores waiting envelopes in coll, with its indexes.

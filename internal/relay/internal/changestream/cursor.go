@@ -66,14 +66,14 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 	if r.slim.on {
 		pipeline = append(pipeline, slimStage)
 	}
-	c, err := r.stream.openChangeStream(ctx, pipeline, opts)
+	cursor, err := r.stream.openChangeStream(ctx, pipeline, opts)
 	if err != nil {
 		return nil, err
 	}
 
-	c.dropThrough = r.position.Token.Data()
-	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
-	return c, nil
+	cursor.dropThrough = r.position.Token.Data()
+	cursor.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
+	return cursor, nil
 }
 
 // contextWithGrace returns a context that ends a grace period after ctx, or when cancel is called.
@@ -81,8 +81,8 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 func contextWithGrace(ctx context.Context, grace time.Duration) (base context.Context, cancel, stop func()) {
 	base, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	unhook := context.AfterFunc(ctx, func() {
-		t := time.AfterFunc(grace, cancel)
-		context.AfterFunc(base, func() { t.Stop() })
+		timer := time.AfterFunc(grace, cancel)
+		context.AfterFunc(base, func() { timer.Stop() })
 	})
 	return base, cancel, func() {
 		unhook()
@@ -91,8 +91,8 @@ func contextWithGrace(ctx context.Context, grace time.Duration) (base context.Co
 }
 
 // killCursorAfter kills the server's cursor when ctx ends, which wakes a getMore that waits there.
-// The returned function disables this, waits for a kill that has begun, and then calls then.
-func (c *cursor) killCursorAfter(ctx context.Context, then func()) func() {
+// The returned function disables this, waits for a kill that has begun, and then calls after.
+func (c *cursor) killCursorAfter(ctx context.Context, after func()) func() {
 	done := make(chan struct{})
 	unhook := context.AfterFunc(ctx, func() {
 		defer close(done)
@@ -102,7 +102,7 @@ func (c *cursor) killCursorAfter(ctx context.Context, then func()) func() {
 		if !unhook() {
 			<-done
 		}
-		then()
+		after()
 	}
 }
 
@@ -166,20 +166,20 @@ func (s *Stream) openChangeStream(
 		return nil, err
 	}
 
-	c := &cursor{stream: s, changeStream: cs, session: session, base: base}
-	c.serverID.Store(cs.ID())
-	c.replyTimer = time.AfterFunc(maxPatience, func() {
-		c.timedOut.Store(true)
+	cursor := &cursor{stream: s, changeStream: cs, session: session, base: base}
+	cursor.serverID.Store(cs.ID())
+	cursor.replyTimer = time.AfterFunc(maxPatience, func() {
+		cursor.timedOut.Store(true)
 		cancel()
 	})
-	c.replyTimer.Stop()
-	c.stopWatching = c.killCursorAfter(ctx, stop)
-	return c, nil
+	cursor.replyTimer.Stop()
+	cursor.stopWatching = cursor.killCursorAfter(ctx, stop)
+	return cursor, nil
 }
 
-// fetchReply reads one reply into b. b stays empty if there was nothing to read. It blocks for at most
+// fetchReply reads one reply into batch. batch stays empty if there was nothing to read. It blocks for at most
 // limit.
-func (c *cursor) fetchReply(limit time.Duration, b *changes.Batch) error {
+func (c *cursor) fetchReply(limit time.Duration, batch *changes.Batch) error {
 	c.replyTimer.Reset(limit)
 	begin := time.Now()
 	// Next would repeat the getMore until an event arrives, and the idle position would never be saved.
@@ -199,12 +199,12 @@ func (c *cursor) fetchReply(limit time.Duration, b *changes.Batch) error {
 	}
 
 	// The remaining documents of the reply are in memory.
-	b.Append(c.changeStream.Current)
+	batch.Append(c.changeStream.Current)
 	for range c.changeStream.RemainingBatchLength() {
 		if !c.changeStream.TryNext(c.base) {
 			return errors.Join(errors.New("reading a fetched batch"), c.changeStream.Err())
 		}
-		b.Append(c.changeStream.Current)
+		batch.Append(c.changeStream.Current)
 	}
 	return nil
 }
@@ -223,44 +223,44 @@ func (c *cursor) noteDriverResume() {
 }
 
 // dropDelivered removes the events at or before the position after which the stream was opened. N23
-func (c *cursor) dropDelivered(b *changes.Batch) {
+func (c *cursor) dropDelivered(batch *changes.Batch) {
 	var ev changes.Event
-	for i, raw := range b.Docs {
+	for i, raw := range batch.Docs {
 		// The caller that reads the event reports a parse error.
 		_ = changes.Parse(raw, &ev)
 		if string(ev.Data) > c.dropThrough {
 			c.dropThrough = ""
-			n := copy(b.Docs, b.Docs[i:])
-			clear(b.Docs[n:])
-			b.Docs = b.Docs[:n]
+			n := copy(batch.Docs, batch.Docs[i:])
+			clear(batch.Docs[n:])
+			batch.Docs = batch.Docs[:n]
 			return
 		}
-		b.Bytes -= len(raw)
+		batch.Bytes -= len(raw)
 	}
 
-	b.Clear()
+	batch.Clear()
 }
 
 // positionAfter returns the position after the reply. Its token is a copy.
-func (c *cursor) positionAfter(b *changes.Batch) resume.Position {
-	p := resume.Position{Token: resume.Token(c.changeStream.ResumeToken()).Clone()}
-	t, ok := p.Token.ClusterTime()
+func (c *cursor) positionAfter(batch *changes.Batch) resume.Position {
+	position := resume.Position{Token: resume.Token(c.changeStream.ResumeToken()).Clone()}
+	timestamp, ok := position.Token.ClusterTime()
 	// The time of a token in an unknown format cannot be read.
-	if !ok && len(b.Docs) > 0 {
+	if !ok && len(batch.Docs) > 0 {
 		var ev changes.Event
-		if changes.Parse(b.Docs[len(b.Docs)-1], &ev) == nil {
-			t = ev.ClusterTime
+		if changes.Parse(batch.Docs[len(batch.Docs)-1], &ev) == nil {
+			timestamp = ev.ClusterTime
 		}
 	}
 
-	p.ClusterTime = t
-	return p
+	position.ClusterTime = timestamp
+	return position
 }
 
 // operationTime returns the cluster's majority-committed time in the last reply.
 func (c *cursor) operationTime() bson.Timestamp {
-	if t := c.session.OperationTime(); t != nil {
-		return *t
+	if timestamp := c.session.OperationTime(); timestamp != nil {
+		return *timestamp
 	}
 	return bson.Timestamp{}
 }

@@ -64,7 +64,7 @@ const (
 
 // classifyError returns the class and the server's code of an error, and the reason for the restart
 // metric. It uses codes and labels, never texts.
-func classifyError(err error) (c errorClass, code int, reason string) {
+func classifyError(err error) (class errorClass, code int, reason string) {
 	if errors.Is(err, mongo.ErrClientDisconnected) {
 		return classFatal, 0, "client"
 	}
@@ -78,19 +78,19 @@ func classifyError(err error) (c errorClass, code int, reason string) {
 		code = all[0]
 	}
 
-	c, known := classByCode[code]
+	class, known := classByCode[code]
 	switch {
 	case known:
 	case server.HasErrorLabel(labelNotResumable):
-		c = classGap
+		class = classGap
 	case server.HasErrorLabel(labelResumable), server.HasErrorLabel(labelNetwork), code == 0:
-		c = classResume
+		class = classResume
 	}
 
 	if code == 0 {
-		return c, code, "network"
+		return class, code, "network"
 	}
-	return c, code, [...]string{"unknown", "server", "gap", "config", "oversize", "client"}[c]
+	return class, code, [...]string{"unknown", "server", "gap", "config", "oversize", "client"}[class]
 }
 
 // gapReason returns the reason of a gap with the given server code.
@@ -102,11 +102,11 @@ func gapReason(code int) string {
 }
 
 // configAdvice describes a configuration error and its fix to an operator.
-func configAdvice(code int, s *changes.Scope) string {
+func configAdvice(code int, scope *changes.Scope) string {
 	switch code {
 	case 13:
 		return fmt.Sprintf("the MongoDB user is not authorized to watch %s (13): "+
-			"grant the actions find and changeStream on %s", s, s.PrivilegeResource())
+			"grant the actions find and changeStream on %s", scope, scope.PrivilegeResource())
 	case 18, 11, 8000:
 		return fmt.Sprintf("MongoDB rejects the user or the password (%d): "+
 			"check the credentials and authSource in the URI", code)
@@ -114,7 +114,7 @@ func configAdvice(code int, s *changes.Scope) string {
 		return fmt.Sprintf("MongoDB is not a replica set (%d), and only replica sets support change streams: "+
 			"start mongod with --replSet and run rs.initiate()", code)
 	case 26:
-		return fmt.Sprintf("the database of %s does not exist (26): create it", s)
+		return fmt.Sprintf("the database of %s does not exist (26): create it", scope)
 	default:
 		return fmt.Sprintf("the server does not support an option of the change stream (%d): use MongoDB 6.0 or later", code)
 	}

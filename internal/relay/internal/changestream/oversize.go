@@ -53,13 +53,13 @@ var slimStage = bson.D{{Key: "$set", Value: bson.D{{Key: "fullDocument", Value: 
 
 // omitLargeDocuments switches to slim mode, and then to slim mode by time. It returns false if that was tried already.
 func (r *run) omitLargeDocuments() bool {
-	t, hasTime := r.position.Time()
+	timestamp, hasTime := r.position.Time()
 	switch {
 	case !r.slim.on:
 		r.slim = slimMode{on: true}
 	case !r.slim.byTime && !r.byTime && hasTime:
 		r.slim.byTime = true
-		r.startAt(t)
+		r.startAt(timestamp)
 	default:
 		return false
 	}
@@ -95,9 +95,9 @@ func (s *slimMode) hasPassed(pos resume.Position, silent bool) bool {
 }
 
 // restoreDocuments fetches the documents that the pipeline omitted, and adds them to their events.
-func (r *run) restoreDocuments(ctx context.Context, b *changes.Batch) error {
+func (r *run) restoreDocuments(ctx context.Context, batch *changes.Batch) error {
 	var ev changes.Event
-	for i, raw := range b.Docs {
+	for i, raw := range batch.Docs {
 		if err := changes.Parse(raw, &ev); err != nil {
 			return err
 		}
@@ -112,8 +112,8 @@ func (r *run) restoreDocuments(ctx context.Context, b *changes.Batch) error {
 		}
 
 		r.slim.lastFetched = string(ev.Data)
-		b.Docs[i] = rebuildEvent(raw, doc)
-		b.Bytes += len(b.Docs[i]) - len(raw)
+		batch.Docs[i] = rebuildEvent(raw, doc)
+		batch.Bytes += len(batch.Docs[i]) - len(raw)
 	}
 	return nil
 }

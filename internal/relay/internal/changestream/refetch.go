@@ -22,8 +22,8 @@ func Lost(err error) bool {
 		return true
 	}
 
-	c, _, _ := classifyError(err)
-	return c == classGap || c == classOversize
+	class, _, _ := classifyError(err)
+	return class == classGap || class == classOversize
 }
 
 // Refetch reads the stream again from a position on, to get the images of envelopes that may no
@@ -35,7 +35,7 @@ func Lost(err error) bool {
 // call waits for twice as long. It opens another stream, so it may be called during Run. Calls must not
 // overlap.
 func (s *Stream) Refetch(
-	ctx context.Context, after resume.Position,
+	ctx context.Context, position resume.Position,
 	want func(*changes.Event) bool, take func(ev *changes.Event, document []byte) (more bool),
 ) error {
 	end, err := mongodb.ClusterTime(ctx, s.cfg.Client)
@@ -44,44 +44,44 @@ func (s *Stream) Refetch(
 	}
 
 	opts := s.streamOptions()
-	if t, ok := after.Time(); after.Token.IsZero() {
+	if timestamp, ok := position.Time(); position.Token.IsZero() {
 		if !ok {
 			return errNoStart
 		}
-		opts.SetStartAtOperationTime(&t)
+		opts.SetStartAtOperationTime(&timestamp)
 	} else {
-		opts.SetStartAfter(bson.Raw(after.Token))
+		opts.SetStartAfter(bson.Raw(position.Token))
 	}
 	// Large documents are fetched by _id, so that one of them cannot fail a whole reply (N24).
-	c, err := s.openChangeStream(ctx, append(s.pipeline(), slimStage), opts)
+	cursor, err := s.openChangeStream(ctx, append(s.pipeline(), slimStage), opts)
 	if err != nil {
 		return fmt.Errorf("opening stream to read events again: %w", err)
 	}
-	defer c.closeCursor()
-	c.changeStream.SetBatchSize(firstDocuments)
+	defer cursor.closeCursor()
+	cursor.changeStream.SetBatchSize(firstDocuments)
 
 	// A reply that is lost with its connection must not stop the caller. But the server may also search a
 	// long backlog before it replies. With a fixed limit, it would begin its search again forever.
 	patience := max(s.refetchPatience, s.pace.patience)
 	s.refetchPatience = 0
 
-	b := changes.NewBatch()
-	defer b.Release()
+	batch := changes.NewBatch()
+	defer batch.Release()
 	for ctx.Err() == nil {
-		b.Clear()
-		if err := c.fetchReply(s.pace.maxAwait+patience, b); err != nil {
+		batch.Clear()
+		if err := cursor.fetchReply(s.pace.maxAwait+patience, batch); err != nil {
 			if errors.Is(err, changes.ErrTimeout) {
 				s.refetchPatience = min(2*patience, maxPatience)
 			}
 			return fmt.Errorf("reading events again: %w", err)
 		}
-		if more, err := s.visitInserts(ctx, b, want, take); err != nil || !more {
+		if more, err := s.visitInserts(ctx, batch, want, take); err != nil || !more {
 			return err
 		}
 
-		t, ok := resume.Token(c.changeStream.ResumeToken()).ClusterTime()
-		reachedEnd := ok && (t.After(end) || len(b.Docs) == 0 && !t.Before(end))
-		if reachedEnd || c.changeStream.ID() == 0 {
+		timestamp, ok := resume.Token(cursor.changeStream.ResumeToken()).ClusterTime()
+		reachedEnd := ok && (timestamp.After(end) || len(batch.Docs) == 0 && !timestamp.Before(end))
+		if reachedEnd || cursor.changeStream.ID() == 0 {
 			return errNotInStream
 		}
 	}
@@ -91,10 +91,10 @@ func (s *Stream) Refetch(
 // visitInserts calls take for the wanted inserts of a batch. It skips a document that was too large
 // for its event and no longer exists.
 func (s *Stream) visitInserts(
-	ctx context.Context, b *changes.Batch, want func(*changes.Event) bool, take func(*changes.Event, []byte) bool,
+	ctx context.Context, batch *changes.Batch, want func(*changes.Event) bool, take func(*changes.Event, []byte) bool,
 ) (more bool, err error) {
 	var ev changes.Event
-	for _, raw := range b.Docs {
+	for _, raw := range batch.Docs {
 		if err := changes.Parse(raw, &ev); err != nil {
 			return false, err
 		}

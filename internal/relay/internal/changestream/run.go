@@ -80,31 +80,31 @@ var (
 
 // newRun determines the start position.
 func (s *Stream) newRun(start changes.Start, out chan<- *changes.Batch) (*run, error) {
-	r := &run{
+	run := &run{
 		stream: s, out: out, position: start.Position.Clone(), checkpointHash: start.PipelineHash,
 		backoff:  s.pace.backoff.Start(),
 		patience: s.pace.patience, watchdog: watchdog{limit: s.pace.watchdog},
 	}
 
 	_, hasTime := start.Position.Time()
-	if !r.position.Sound() {
+	if !run.position.Sound() {
 		// Such a token is not even tried. If the server accepted it, the stream would continue at
 		// another place, and earlier events might be lost.
-		r.position.Token = nil
-		r.startAt(r.position.ClusterTime)
+		run.position.Token = nil
+		run.startAt(run.position.ClusterTime)
 		s.cfg.Log.Warn("the stored token does not belong to its cluster time; starting by time",
-			"token", start.Position.Token.Data(), "time", r.position.ClusterTime.T)
+			"token", start.Position.Token.Data(), "time", run.position.ClusterTime.T)
 	}
 
 	switch {
 	case start.At != nil:
-		r.startAt(*start.At)
+		run.startAt(*start.At)
 
-	case !r.position.Token.IsZero():
+	case !run.position.Token.IsZero():
 		// openCursor starts after the token.
 
 	case hasTime:
-		r.startAt(start.Position.ClusterTime)
+		run.startAt(start.Position.ClusterTime)
 
 	default:
 		return nil, errNoStart
@@ -112,13 +112,13 @@ func (s *Stream) newRun(start changes.Start, out chan<- *changes.Batch) (*run, e
 
 	for _, c := range start.Collections {
 		if s.cfg.Scope.Kind() == changes.Collection && c.NS == s.cfg.Scope.String() {
-			r.checkpointUUID = c.UUID
+			run.checkpointUUID = c.UUID
 		}
 	}
-	return r, nil
+	return run, nil
 }
 
-func (r *run) startAt(t bson.Timestamp) { r.byTime, r.startTime = true, t }
+func (r *run) startAt(timestamp bson.Timestamp) { r.byTime, r.startTime = true, timestamp }
 
 // verifyCheckpoint checks, once, that the token belongs to the present stream. If it does not, the
 // stream starts by time (N23).
@@ -145,10 +145,10 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 	}
 
 	r.checkpointHash, r.checkpointUUID = "", [16]byte{}
-	t, ok := r.position.Time()
+	timestamp, ok := r.position.Time()
 	if why != "" && ok && !r.byTime {
-		r.startAt(t)
-		r.stream.cfg.Log.Info("starting by time instead of by token", "reason", why, "time", t.T)
+		r.startAt(timestamp)
+		r.stream.cfg.Log.Info("starting by time instead of by token", "reason", why, "time", timestamp.T)
 	}
 	return nil
 }
@@ -157,23 +157,23 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 // has ended.
 func (r *run) readSession(ctx context.Context) error {
 	r.cursorOpened, r.sessionStart = false, time.Now()
-	c, err := r.openCursor(ctx)
+	cursor, err := r.openCursor(ctx)
 	if err != nil {
 		return fmt.Errorf("opening stream: %w", err)
 	}
-	defer c.closeCursor()
+	defer cursor.closeCursor()
 	crash.At("after-open")
 
 	r.watchdog.streamReopened()
 	for ctx.Err() == nil {
-		b := changes.NewBatch()
-		err := c.fetchReply(r.stream.pace.maxAwait+r.patience, b)
+		batch := changes.NewBatch()
+		err := cursor.fetchReply(r.stream.pace.maxAwait+r.patience, batch)
 		crash.At("after-getmore")
 		r.cursorOpened = true
 		if err == nil {
-			err = r.handleReply(ctx, c, b)
+			err = r.handleReply(ctx, cursor, batch)
 		} else {
-			b.Release()
+			batch.Release()
 		}
 		if err != nil {
 			return err
@@ -184,31 +184,31 @@ func (r *run) readSession(ctx context.Context) error {
 
 // handleReply processes a reply and sends it to the caller. It returns an error if the session must
 // end.
-func (r *run) handleReply(ctx context.Context, c *cursor, b *changes.Batch) error {
+func (r *run) handleReply(ctx context.Context, cursor *cursor, batch *changes.Batch) error {
 	r.reportLive()
-	silent := len(b.Docs) == 0
+	silent := len(batch.Docs) == 0
 
 	// The size includes the events that are dropped below, because the server sent them too.
-	r.sizer.observeReply(len(b.Docs), b.Bytes)
-	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
-	if c.dropThrough != "" {
-		c.dropDelivered(b)
+	r.sizer.observeReply(len(batch.Docs), batch.Bytes)
+	cursor.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
+	if cursor.dropThrough != "" {
+		cursor.dropDelivered(batch)
 	}
 
-	next, invalid, err := r.inspectLastEvent(c, b)
+	next, invalid, err := r.inspectLastEvent(cursor, batch)
 	if err == nil && r.slim.on {
-		err = r.restoreDocuments(ctx, b)
+		err = r.restoreDocuments(ctx, batch)
 	}
 	if err != nil {
-		b.Release()
+		batch.Release()
 		return err
 	}
 
-	full, moved := len(b.Docs) > 0, next.Compare(r.position) > 0
+	full, moved := len(batch.Docs) > 0, next.Compare(r.position) > 0
 	if full {
-		r.stream.cfg.Metrics.countBatch(len(b.Docs), b.Bytes, c.replyWait)
+		r.stream.cfg.Metrics.countBatch(len(batch.Docs), batch.Bytes, cursor.replyWait)
 	}
-	if err := r.sendBatch(ctx, b, next, moved); err != nil {
+	if err := r.sendBatch(ctx, batch, next, moved); err != nil {
 		return err
 	}
 	r.recordProgress(full, moved)
@@ -216,12 +216,12 @@ func (r *run) handleReply(ctx context.Context, c *cursor, b *changes.Batch) erro
 	switch {
 	case invalid != nil:
 		return invalid
-	case c.changeStream.ID() == 0:
+	case cursor.changeStream.ID() == 0:
 		return errClosed
 	case r.slim.on && r.slim.hasPassed(r.position, silent):
 		return errPastSlim
 	case silent && !moved:
-		return r.checkWatchdog(c)
+		return r.checkWatchdog(cursor)
 	}
 	return nil
 }
@@ -240,14 +240,14 @@ func (r *run) reportLive() {
 //
 // Only the error contains the position of an invalidate event. If a checkpoint stored that position,
 // the next start would skip the end of the collection without a decision of the caller.
-func (r *run) inspectLastEvent(c *cursor, b *changes.Batch) (resume.Position, *changes.InvalidateError, error) {
-	next, n := c.positionAfter(b), len(b.Docs)
+func (r *run) inspectLastEvent(cursor *cursor, batch *changes.Batch) (resume.Position, *changes.InvalidateError, error) {
+	next, n := cursor.positionAfter(batch), len(batch.Docs)
 	if n == 0 {
 		return next, nil, nil
 	}
 
 	var ev changes.Event
-	if err := changes.Parse(b.Docs[n-1], &ev); err != nil {
+	if err := changes.Parse(batch.Docs[n-1], &ev); err != nil {
 		return next, nil, err
 	}
 	if ev.Op != changes.Invalidate {
@@ -259,7 +259,7 @@ func (r *run) inspectLastEvent(c *cursor, b *changes.Batch) (resume.Position, *c
 	end := &changes.InvalidateError{Position: positionOf(&ev), Op: r.lastOp, NS: r.stream.cfg.Scope.String()}
 	next = r.position
 	if n > 1 {
-		if err := changes.Parse(b.Docs[n-2], &ev); err != nil {
+		if err := changes.Parse(batch.Docs[n-2], &ev); err != nil {
 			return next, nil, err
 		}
 		end.Op, next = ev.Op, positionOf(&ev)
@@ -277,17 +277,17 @@ func positionOf(ev *changes.Event) resume.Position {
 
 // sendBatch sends the batch to the caller if it has documents or a new position, and stores the
 // position in r. It blocks until the caller receives the batch.
-func (r *run) sendBatch(ctx context.Context, b *changes.Batch, next resume.Position, moved bool) error {
+func (r *run) sendBatch(ctx context.Context, batch *changes.Batch, next resume.Position, moved bool) error {
 	if moved {
 		r.position, r.positionUnsent = next, true
 	}
-	b.Position = r.position
+	batch.Position = r.position
 
-	if len(b.Docs) == 0 && (!r.positionUnsent || time.Since(r.lastIdle) < idleInterval) {
-		b.Release()
+	if len(batch.Docs) == 0 && (!r.positionUnsent || time.Since(r.lastIdle) < idleInterval) {
+		batch.Release()
 		return nil
 	}
-	if len(b.Docs) == 0 {
+	if len(batch.Docs) == 0 {
 		r.lastIdle = time.Now()
 	}
 	r.positionUnsent = false
@@ -297,7 +297,7 @@ func (r *run) sendBatch(ctx context.Context, b *changes.Batch, next resume.Posit
 		return context.Cause(ctx)
 	}
 	select {
-	case r.out <- b:
+	case r.out <- batch:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -322,11 +322,11 @@ func (r *run) recordProgress(full, moved bool) {
 }
 
 // checkWatchdog processes an empty reply that did not move the token (N26).
-func (r *run) checkWatchdog(c *cursor) error {
-	switch r.watchdog.observeEmptyReply(c.replyWait, c.operationTime()) {
+func (r *run) checkWatchdog(cursor *cursor) error {
+	switch r.watchdog.observeEmptyReply(cursor.replyWait, cursor.operationTime()) {
 	case verdictDead:
 		at, _ := r.position.Time()
-		return &changes.GapError{Reason: changes.GapStalled, Position: r.position, Ahead: at.After(c.operationTime()), Err: errStalled}
+		return &changes.GapError{Reason: changes.GapStalled, Position: r.position, Ahead: at.After(cursor.operationTime()), Err: errStalled}
 	case verdictReopen:
 		return errStalled
 	case verdictHealthy:

@@ -50,7 +50,7 @@ func sizeWithinDocument(size int) int { return 4 + 1 + len("v\x00") + size + 1 }
 
 // describeNoEvent returns [changes.ErrNoEvent] with the reason and the fix.
 func describeNoEvent(err error) error {
-	if c, _, _ := classifyError(err); c == classOversize {
+	if class, _, _ := classifyError(err); class == classOversize {
 		return fmt.Errorf("%w: its id is too large for any change stream (%w). The owner sweeps past it without an order; "+
 			"with lost_history: halt, run `outrelay recover`", changes.ErrNoEvent, err)
 	}
@@ -59,11 +59,11 @@ func describeNoEvent(err error) error {
 
 // NextInsert returns the first insert of the scope after the position, without its document. It is for an operator who looks for
 // the event at which a stream stands. The error is [changes.ErrNoEvent] if there is none, or if the server cannot return it.
-func NextInsert(ctx context.Context, client *mongo.Client, scope *changes.Scope, at resume.Position) (changes.Skip, error) {
+func NextInsert(ctx context.Context, client *mongo.Client, scope *changes.Scope, position resume.Position) (changes.Skip, error) {
 	opts := options.ChangeStream().SetMaxAwaitTime(defaultPace.maxAwait)
-	switch ts, ok := at.Time(); {
-	case !at.Token.IsZero():
-		opts.SetStartAfter(bson.Raw(at.Token))
+	switch ts, ok := position.Time(); {
+	case !position.Token.IsZero():
+		opts.SetStartAfter(bson.Raw(position.Token))
 	case ok:
 		opts.SetStartAtOperationTime(&ts)
 	default:

@@ -81,21 +81,21 @@ func (s *Stream) noteProgress() {
 	s.state.Reopenings, s.state.StuckSince, s.state.Fault = 0, time.Time{}, ""
 }
 
-func (s *Stream) setState(p Phase, code int, reason string) {
+func (s *Stream) setState(phase Phase, code int, reason string) {
 	s.mu.Lock()
-	if s.state.Phase == p && s.state.Reason == reason {
+	if s.state.Phase == phase && s.state.Reason == reason {
 		s.mu.Unlock()
 		return
 	}
 
-	if p == Reopening || p == ConfigError {
+	if phase == Reopening || phase == ConfigError {
 		s.state.Fault = reason
 	}
 	since := s.state.Since
-	if s.state.Phase != p {
+	if s.state.Phase != phase {
 		since = time.Now()
 	}
-	s.state.Phase, s.state.Reason, s.state.Code, s.state.Since = p, reason, code, since
+	s.state.Phase, s.state.Reason, s.state.Code, s.state.Since = phase, reason, code, since
 	st := s.state
 	s.mu.Unlock()
 

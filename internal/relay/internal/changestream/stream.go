@@ -107,13 +107,13 @@ func (s *Stream) Run(ctx context.Context, start changes.Start, out chan<- *chang
 	defer s.setState(Stopped, 0, "")
 	defer s.noteProgress()
 
-	r, err := s.newRun(start, out)
+	run, err := s.newRun(start, out)
 	for err == nil {
-		err = r.readSession(ctx)
+		err = run.readSession(ctx)
 		if ctx.Err() != nil {
 			break
 		}
-		err = r.handleError(ctx, err)
+		err = run.handleError(ctx, err)
 	}
 
 	if ctx.Err() != nil {

@@ -40,16 +40,16 @@ var anyEpoch = Producer{ID: -1, Epoch: -1}
 // Client sends the requests of takeovers. It is safe for concurrent use.
 type Client struct{ kafka *kafkawire.Client }
 
-// NewClient returns a client that uses the connections of k.
-func NewClient(k *kafkawire.Client) *Client { return &Client{k} }
+// NewClient returns a client that uses the connections of client.
+func NewClient(client *kafkawire.Client) *Client { return &Client{client} }
 
 // Init returns the next epoch of a transactional id. With anyEpoch it takes the id over, and aborts the
 // transaction that the last owner has left open. With a producer, only the holder of that epoch gets the
 // next one. It retries while the coordinator is away or loading, until ctx ends. Errors: errStuck,
 // ErrFenced, errDeadline, or the code of a refusal.
-func (c *Client) Init(ctx context.Context, id string, p Producer, patience Patience) (got Producer, err error) {
+func (c *Client) Init(ctx context.Context, id string, producer Producer, patience Patience) (got Producer, err error) {
 	err = patience.retry(ctx, "taking transactional id "+id, func() error {
-		got, err = c.kafka.InitProducerID(ctx, id, p)
+		got, err = c.kafka.InitProducerID(ctx, id, producer)
 		return err
 	})
 	if err != nil {
@@ -58,13 +58,13 @@ func (c *Client) Init(ctx context.Context, id string, p Producer, patience Patie
 	return got, nil
 }
 
-// Barrier begins to write abort markers with the epoch of p into partitions, with a transaction without
+// Barrier begins to write abort markers with the epoch of producer into partitions, with a transaction without
 // records. Success does not mean that the markers are written: they have to be read. A partition that
 // cannot be part of a transaction (missing, not authorized) is left out, and is in refused with its
 // error. begun reports whether the transaction was begun. If it was, an error leaves the id with an open
 // transaction.
 func (c *Client) Barrier(
-	ctx context.Context, id string, p Producer, partitions []record.TopicPartition, patience Patience,
+	ctx context.Context, id string, producer Producer, partitions []record.TopicPartition, patience Patience,
 ) (refused map[record.TopicPartition]error, begun bool, err error) {
 	refused = map[record.TopicPartition]error{}
 	// Kafka accepts or refuses a request as a whole. So it is sent again without the partitions at
@@ -76,7 +76,7 @@ func (c *Client) Barrier(
 
 		before := len(refused)
 		err = patience.retry(ctx, "adding partitions to a transaction of "+id, func() error {
-			return c.addPartitions(ctx, id, p, partitions, refused)
+			return c.addPartitions(ctx, id, producer, partitions, refused)
 		})
 		if err != nil {
 			return refused, false, err
@@ -86,7 +86,7 @@ func (c *Client) Barrier(
 	}
 
 	err = patience.retry(ctx, "aborting a transaction of "+id, func() error {
-		return c.kafka.AbortTransaction(ctx, id, p, len(partitions))
+		return c.kafka.AbortTransaction(ctx, id, producer, len(partitions))
 	})
 	return refused, true, err
 }
@@ -94,10 +94,10 @@ func (c *Client) Barrier(
 // addPartitions adds all partitions in one request, which Kafka accepts or refuses as a whole. It puts
 // the partitions that are at fault into refused. The error is an error of the transaction.
 func (c *Client) addPartitions(
-	ctx context.Context, id string, p Producer,
+	ctx context.Context, id string, producer Producer,
 	partitions []record.TopicPartition, refused map[record.TopicPartition]error,
 ) error {
-	codes, err := c.kafka.AddPartitions(ctx, id, p, partitions)
+	codes, err := c.kafka.AddPartitions(ctx, id, producer, partitions)
 	if err != nil {
 		return err
 	}

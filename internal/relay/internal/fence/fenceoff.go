@@ -19,15 +19,15 @@ import (
 // that cannot be fenced now. The call may be repeated.
 //
 // It retires an id when the slots of a watcher are divided again (N28).
-func (c *Client) FenceOff(ctx context.Context, to In) ([]record.Sender, error) {
-	out, err := c.Take(ctx, to)
+func (c *Client) FenceOff(ctx context.Context, input In) ([]record.Sender, error) {
+	out, err := c.Take(ctx, input)
 	if err != nil {
-		return nil, fmt.Errorf("fencing %s: %w", to.TransactionalID, err)
+		return nil, fmt.Errorf("fencing %s: %w", input.TransactionalID, err)
 	}
 
 	for tp, reason := range out.Quarantined {
 		return nil, fmt.Errorf("fencing %s: %d partitions cannot be fenced now, such as %s/%d: %s",
-			to.TransactionalID, len(out.Quarantined), tp.Topic, tp.Partition, reason)
+			input.TransactionalID, len(out.Quarantined), tp.Topic, tp.Partition, reason)
 	}
 
 	// The last sender is this call, which never sends.
@@ -40,14 +40,14 @@ func (c *Client) FenceOff(ctx context.Context, to In) ([]record.Sender, error) {
 
 // LogEvents returns a handler that logs events and passes them to handle, unless it is nil.
 func LogEvents(log *slog.Logger, handle func(Event)) func(Event) {
-	return func(e Event) {
+	return func(event Event) {
 		write := log.Warn
-		if e.Kind == ProducerIDChanged && !e.Alarm {
+		if event.Kind == ProducerIDChanged && !event.Alarm {
 			write = log.Info
 		}
-		write(e.Text, "event", string(e.Kind), "topic", e.Topic)
+		write(event.Text, "event", string(event.Kind), "topic", event.Topic)
 		if handle != nil {
-			handle(e)
+			handle(event)
 		}
 	}
 }
@@ -55,11 +55,11 @@ func LogEvents(log *slog.Logger, handle func(Event)) func(Event) {
 // InitTransactionalID initializes a transactional id that was never used. The first owner of the id then finds
 // an earlier sender whose marker it can write.
 func (c *Client) InitTransactionalID(ctx context.Context, transactionalID string) (record.Sender, error) {
-	p, err := c.Init(ctx, transactionalID+"#0", anyEpoch, Patience{})
+	producer, err := c.Init(ctx, transactionalID+"#0", anyEpoch, Patience{})
 	if err != nil {
 		return record.Sender{}, fmt.Errorf("introducing %s: %w", transactionalID, err)
 	}
-	return record.Sender{ID: p.ID, Epoch: p.Epoch}, nil
+	return record.Sender{ID: producer.ID, Epoch: producer.Epoch}, nil
 }
 
 // TryTransactionalID initializes id, to find out whether this user may use it. No other process may use

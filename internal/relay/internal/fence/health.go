@@ -33,21 +33,21 @@ func (h *Health) Healthy(list []record.TopicPartition) []record.TopicPartition {
 // Reason returns why a partition cannot take a marker, for operators. It is empty for a healthy one.
 // Kafka limits min.insync.replicas to the number of replicas.
 func (h *Health) Reason(tp record.TopicPartition) string {
-	t := h.layout.Topics[tp.Topic]
-	if t.Err != nil {
-		return explainMissing(tp.Topic, t.Err)
+	layout := h.layout.Topics[tp.Topic]
+	if layout.Err != nil {
+		return explainMissing(tp.Topic, layout.Err)
 	}
-	if int(tp.Partition) >= len(t.Partitions) {
+	if int(tp.Partition) >= len(layout.Partitions) {
 		return fmt.Sprintf("topic %s has no partition %d", tp.Topic, tp.Partition)
 	}
 
-	p := t.Partitions[tp.Partition]
-	least := min(h.minISR[tp.Topic], p.Replicas)
+	partitionLayout := layout.Partitions[tp.Partition]
+	least := min(h.minISR[tp.Topic], partitionLayout.Replicas)
 	switch {
-	case p.Leader < 0:
+	case partitionLayout.Leader < 0:
 		return "no leader"
-	case p.ISR < least:
-		return fmt.Sprintf("%d in-sync replicas, min.insync.replicas is %d", p.ISR, least)
+	case partitionLayout.ISR < least:
+		return fmt.Sprintf("%d in-sync replicas, min.insync.replicas is %d", partitionLayout.ISR, least)
 	}
 	return ""
 }
@@ -72,12 +72,12 @@ func (c *Client) Health(ctx context.Context, topics []string) (*Health, error) {
 }
 
 // awaitHealth is Health, retried until a broker responds.
-func (c *Client) awaitHealth(ctx context.Context, topics []string, patience Patience) (h *Health, err error) {
+func (c *Client) awaitHealth(ctx context.Context, topics []string, patience Patience) (health *Health, err error) {
 	err = patience.retry(ctx, "reading the state of the partitions", func() error {
-		h, err = c.Health(ctx, topics)
+		health, err = c.Health(ctx, topics)
 		return err
 	})
-	return h, err
+	return health, err
 }
 
 // The values that are assumed if the configuration may not be read. Two in-sync replicas: a number that
@@ -123,10 +123,10 @@ func (e Expiry) IdleAfter() time.Duration { return e.ProducerID / 2 }
 // Expiry reads the two settings from the brokers. Without the permission it returns Kafka's defaults.
 func (c *Client) Expiry(ctx context.Context) Expiry {
 	const txnSetting, idSetting = "transactional.id.expiration.ms", "producer.id.expiration.ms"
-	e := Expiry{TransactionalID: assumedTxnExpiry, ProducerID: assumedPIDExpiry, Assumed: true}
+	expiry := Expiry{TransactionalID: assumedTxnExpiry, ProducerID: assumedPIDExpiry, Assumed: true}
 	layout, err := c.kafka.Metadata(ctx, nil)
 	if err != nil {
-		return e
+		return expiry
 	}
 
 	for id := range layout.Brokers {
@@ -139,11 +139,11 @@ func (c *Client) Expiry(ctx context.Context) Expiry {
 		}
 
 		// The shortest time of all brokers counts.
-		t, p := time.Duration(txn)*time.Millisecond, time.Duration(producer)*time.Millisecond
-		if !e.Assumed {
-			t, p = min(t, e.TransactionalID), min(p, e.ProducerID)
+		ofTransactions, ofProducers := time.Duration(txn)*time.Millisecond, time.Duration(producer)*time.Millisecond
+		if !expiry.Assumed {
+			ofTransactions, ofProducers = min(ofTransactions, expiry.TransactionalID), min(ofProducers, expiry.ProducerID)
 		}
-		e = Expiry{TransactionalID: t, ProducerID: p}
+		expiry = Expiry{TransactionalID: ofTransactions, ProducerID: ofProducers}
 	}
-	return e
+	return expiry
 }

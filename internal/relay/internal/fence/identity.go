@@ -57,33 +57,33 @@ func (x *identityValues) digest() (Identity, bool) {
 
 	// Ids are short. A longer one costs an allocation.
 	var room [192]byte
-	b := room[:0]
+	data := room[:0]
 	for i := range identityHeaders {
 		if !x.has[i] {
 			// A missing header and an empty one are different identities.
-			b = append(b, 0)
+			data = append(data, 0)
 			continue
 		}
 		value := x.value[i]
 		if i == 0 {
 			value = documentID
 		}
-		b = append(b, 1)
+		data = append(data, 1)
 		// With its length, no value can be read as a part of the next one.
-		b = binary.AppendUvarint(b, uint64(len(value)))
-		b = append(b, value...)
+		data = binary.AppendUvarint(data, uint64(len(value)))
+		data = append(data, value...)
 	}
-	full := sha256.Sum256(b)
+	full := sha256.Sum256(data)
 	return Identity(full[:16]), true
 }
 
 // IdentityOf returns the identity of a record that is sent or was read. It returns false if the record has no header `id`.
 func IdentityOf(headers []record.Header) (Identity, bool) {
-	var x identityValues
+	var values identityValues
 	for i := range headers {
-		x.addHeader(headers[i].Key, headers[i].Value)
+		values.addHeader(headers[i].Key, headers[i].Value)
 	}
-	return x.digest()
+	return values.digest()
 }
 
 // Known is the multiset of deliveries that were read back from one partition, each with its offset. It

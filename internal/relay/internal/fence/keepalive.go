@@ -72,12 +72,12 @@ func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (
 
 	// A partition that lacks a replica is one failure away from hanging the id. It still needs its
 	// marker before its state expires.
-	h, err := s.client.Health(ctx, []string{tp.Topic})
-	if err != nil || h.Reason(tp) != "" {
+	health, err := s.client.Health(ctx, []string{tp.Topic})
+	if err != nil || health.Reason(tp) != "" {
 		return false, context.Cause(ctx)
 	}
 	// The marker will be at or above the present end, so the read begins there.
-	end, err := s.client.kafka.LeaderOffset(ctx, h.layout.LeaderAddr(tp), tp, kafkawire.LogEnd)
+	end, err := s.client.kafka.LeaderOffset(ctx, health.layout.LeaderAddr(tp), tp, kafkawire.LogEnd)
 	if err != nil {
 		return false, context.Cause(ctx)
 	}

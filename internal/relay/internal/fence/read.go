@@ -169,7 +169,7 @@ func (r *reader) giveUpIdle(list []*reading) (left int) {
 var errNoMarker = errors.New("no marker above every earlier sender was read yet")
 
 // groupByLeader returns the partitions that may be fetched now, by the address of their leader.
-func groupByLeader(list []*reading, h *Health) map[string][]*reading {
+func groupByLeader(list []*reading, health *Health) map[string][]*reading {
 	groups := map[string][]*reading{}
 	now := time.Now()
 
@@ -178,9 +178,9 @@ func groupByLeader(list []*reading, h *Health) map[string][]*reading {
 			continue
 		}
 
-		leader := h.layout.LeaderAddr(p.TopicPartition)
+		leader := health.layout.LeaderAddr(p.TopicPartition)
 		if leader == "" {
-			p.err = errors.New(h.Reason(p.TopicPartition))
+			p.err = errors.New(health.Reason(p.TopicPartition))
 			continue
 		}
 		// A partition whose fetch has failed waits for its next attempt.
@@ -207,9 +207,9 @@ func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) 
 		var from []kafkawire.FetchFrom
 		fetching := map[record.TopicPartition]*reading{}
 		for i := range list {
-			if p := list[(i+turn)%len(list)]; !p.done {
-				from = append(from, kafkawire.FetchFrom{TopicPartition: p.TopicPartition, Offset: p.tail.Next})
-				fetching[p.TopicPartition] = p
+			if reading := list[(i+turn)%len(list)]; !reading.done {
+				from = append(from, kafkawire.FetchFrom{TopicPartition: reading.TopicPartition, Offset: reading.tail.Next})
+				fetching[reading.TopicPartition] = reading
 			}
 		}
 		if len(from) == 0 || r.patience.waitForGate(ctx) != nil {
@@ -224,8 +224,8 @@ func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) 
 			return
 		}
 		for i := range got.Partitions {
-			if p := fetching[got.Partitions[i].TopicPartition]; p != nil {
-				r.handleFetched(ctx, leader, p, &got.Partitions[i])
+			if reading := fetching[got.Partitions[i].TopicPartition]; reading != nil {
+				r.handleFetched(ctx, leader, reading, &got.Partitions[i])
 				budget -= int64(len(got.Partitions[i].Set))
 			}
 		}
@@ -233,114 +233,114 @@ func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) 
 	}
 }
 
-func (r *reader) noteProgress(p *reading) {
-	p.lastProgress = time.Now()
-	r.lastProgress.Store(p.lastProgress.UnixNano())
-	p.failures, p.err = 0, nil
+func (r *reader) noteProgress(reading *reading) {
+	reading.lastProgress = time.Now()
+	r.lastProgress.Store(reading.lastProgress.UnixNano())
+	reading.failures, reading.err = 0, nil
 }
 
 // retryLater delays the next fetch of a partition, and ends the round: its leader may have moved.
-func (r *reader) retryLater(p *reading, err error) {
-	p.failures++
-	p.err = err
-	p.notBefore = time.Now().Add(min(time.Duration(p.failures)*backoff, maxBackoff))
+func (r *reader) retryLater(reading *reading, err error) {
+	reading.failures++
+	reading.err = err
+	reading.notBefore = time.Now().Add(min(time.Duration(reading.failures)*backoff, maxBackoff))
 	r.regroup.Store(true)
 }
 
 // handleFetched handles the part of one partition in a response. Leaders move, and after an election
 // offsets are not available for a while, so most error codes are retried.
-func (r *reader) handleFetched(ctx context.Context, leader string, p *reading, got *fetched.Partition) {
+func (r *reader) handleFetched(ctx context.Context, leader string, reading *reading, got *fetched.Partition) {
 	switch code := kafkawire.Code(got.Code); code {
 	case 0:
 	case kafkawire.OffsetOutOfRange:
-		r.restartInRange(ctx, leader, p)
+		r.restartInRange(ctx, leader, reading)
 		return
 	case kafkawire.TopicAuthorizationFailed:
-		p.done = true
-		p.err = fmt.Errorf("topic %s may not be read: grant READ on it, a takeover reads its tail (%w)", p.Topic, code)
+		reading.done = true
+		reading.err = fmt.Errorf("topic %s may not be read: grant READ on it, a takeover reads its tail (%w)", reading.Topic, code)
 		return
 	default:
-		r.retryLater(p, code)
+		r.retryLater(reading, code)
 		return
 	}
 
 	// The read goes at least to the end that the partition has now, also if it waits for no marker.
-	if p.tail.target < 0 {
-		p.tail.target = got.High
+	if reading.tail.target < 0 {
+		reading.tail.target = got.High
 	}
-	before, behind := p.tail.Next, p.tail.Next < p.tail.target
-	p.tail.bytes += int64(len(got.Set))
-	if err := p.tail.readSet(got.Set, r.ours); err != nil {
-		r.skipCorrupt(p, err, got.High)
+	before, behind := reading.tail.Next, reading.tail.Next < reading.tail.target
+	reading.tail.bytes += int64(len(got.Set))
+	if err := reading.tail.readSet(got.Set, r.ours); err != nil {
+		r.skipCorrupt(reading, err, got.High)
 		return
 	}
 
-	p.failures, p.corruptReads, p.skippedBase = 0, 0, -1
-	p.done = p.isFinished()
-	if p.done || behind && p.tail.Next > before {
-		r.noteProgress(p)
+	reading.failures, reading.corruptReads, reading.skippedBase = 0, 0, -1
+	reading.done = reading.isFinished()
+	if reading.done || behind && reading.tail.Next > before {
+		r.noteProgress(reading)
 	}
 }
 
 // skipCorrupt skips a corrupt batch that was fetched often enough. It would stay corrupt until retention
 // removes it, and keep its partition in quarantine until then. If its end is not plausible, the offsets
 // are skipped one by one, until the broker returns another batch.
-func (r *reader) skipCorrupt(p *reading, err error, high int64) {
-	t := p.tail
+func (r *reader) skipCorrupt(reading *reading, err error, high int64) {
+	tail := reading.tail
 	corrupt, ok := errors.AsType[*corruptError](err)
-	p.corruptReads++
-	if !ok || p.corruptReads < corruptReads || t.Next >= high {
-		r.retryLater(p, err)
+	reading.corruptReads++
+	if !ok || reading.corruptReads < corruptReads || tail.Next >= high {
+		r.retryLater(reading, err)
 		return
 	}
 
 	end := corrupt.end
-	known := end > max(t.Next, corrupt.base) && end <= high
+	known := end > max(tail.Next, corrupt.base) && end <= high
 	if !known {
-		end = t.Next + 1
+		end = tail.Next + 1
 	}
-	if p.skippedBase != corrupt.base {
+	if reading.skippedBase != corrupt.base {
 		r.report(Event{
-			Kind: Corrupt, Topic: p.Topic,
+			Kind: Corrupt, Topic: reading.Topic,
 			Text: fmt.Sprintf("%s cannot be read at offset %d and is skipped (%v): check the disks of its brokers; "+
-				"records that are sent again may be duplicates", formatPartition(p.TopicPartition), t.Next, err),
+				"records that are sent again may be duplicates", formatPartition(reading.TopicPartition), tail.Next, err),
 		})
 	}
-	t.Next, t.Truncated = end, true
-	r.noteProgress(p)
+	tail.Next, tail.Truncated = end, true
+	r.noteProgress(reading)
 
 	// Further offsets of the same batch are skipped at once.
-	p.corruptReads, p.skippedBase = 0, -1
+	reading.corruptReads, reading.skippedBase = 0, -1
 	if !known {
-		p.corruptReads, p.skippedBase = corruptReads-1, corrupt.base
+		reading.corruptReads, reading.skippedBase = corruptReads-1, corrupt.base
 	}
 }
 
 // restartInRange continues at the start of the log, because retention has passed the stored offset, or
 // the topic was deleted and created again (N8, N9). That is not a reason to stop.
-func (r *reader) restartInRange(ctx context.Context, leader string, p *reading) {
-	at, err := r.kafka.kafka.LeaderOffset(ctx, leader, p.TopicPartition, kafkawire.LogStart)
+func (r *reader) restartInRange(ctx context.Context, leader string, reading *reading) {
+	at, err := r.kafka.kafka.LeaderOffset(ctx, leader, reading.TopicPartition, kafkawire.LogStart)
 	if err != nil {
-		r.retryLater(p, err)
+		r.retryLater(reading, err)
 		return
 	}
 
 	start := at.Offset
 	r.report(Event{
-		Kind: OutOfRange, Topic: p.Topic,
+		Kind: OutOfRange, Topic: reading.Topic,
 		Text: fmt.Sprintf("offset %d of %s is not in its log (retention passed it, or the topic was created again): "+
 			"reading from %d; records that are sent again may be duplicates",
-			p.tail.Next, formatPartition(p.TopicPartition), start),
+			reading.tail.Next, formatPartition(reading.TopicPartition), start),
 	})
-	if start > p.tail.Next {
+	if start > reading.tail.Next {
 		// Retention: the part that was read before stays valid.
-		p.tail.From, p.tail.Next = start, start
+		reading.tail.From, reading.tail.Next = start, start
 	} else {
 		// Another log: everything that was read of the old one is void.
-		*p.tail = *newTail(start)
+		*reading.tail = *newTail(start)
 	}
-	p.tail.OutOfRange = true
-	r.noteProgress(p)
+	reading.tail.OutOfRange = true
+	r.noteProgress(reading)
 }
 
 // applyBounds skips the rest of the tails of the topics whose bound is used up.
@@ -359,18 +359,18 @@ func (r *reader) applyBounds(list []*reading) {
 }
 
 // skipAhead skips the rest of a partition except for its last offsets.
-func (r *reader) skipAhead(p *reading) {
-	t := p.tail
-	to := t.target - keepTail
-	if to <= t.Next {
+func (r *reader) skipAhead(reading *reading) {
+	tail := reading.tail
+	to := tail.target - keepTail
+	if to <= tail.Next {
 		return
 	}
 
 	r.report(Event{
-		Kind: Truncated, Topic: p.Topic,
+		Kind: Truncated, Topic: reading.Topic,
 		Text: fmt.Sprintf("the tail of %s is longer than the bound of the read-back: offsets %d to %d are not read; "+
-			"records that are sent again may be duplicates", formatPartition(p.TopicPartition), t.Next, to-1),
+			"records that are sent again may be duplicates", formatPartition(reading.TopicPartition), tail.Next, to-1),
 	})
-	t.Next, t.Truncated = to, true
-	r.noteProgress(p)
+	tail.Next, tail.Truncated = to, true
+	r.noteProgress(reading)
 }

@@ -37,26 +37,26 @@ func (s *Session) Retry(ctx context.Context) (map[record.TopicPartition]*Tail, e
 	for _, tp := range waiting {
 		topics = append(topics, tp.Topic)
 	}
-	h, err := s.client.Health(ctx, slices.Compact(topics))
+	health, err := s.client.Health(ctx, slices.Compact(topics))
 	if err != nil {
 		// The cluster is away. The next call tries again.
 		return released, context.Cause(ctx)
 	}
 	for _, tp := range waiting {
-		if why := h.Reason(tp); why != "" {
+		if why := health.Reason(tp); why != "" {
 			s.setReason(tp, why)
 		}
 	}
 
 	// The read continues where the last one ended.
-	healthy := h.Healthy(waiting)
+	healthy := health.Healthy(waiting)
 	list := make([]*reading, 0, len(healthy))
 	for _, tp := range healthy {
 		list = append(list, &reading{TopicPartition: tp, tail: s.heldTail(tp)})
 	}
-	r := s.newReader()
-	r.idle = min(r.idle, retryIdle)
-	if err := s.readAndRelease(ctx, r, list, released); err != nil {
+	reader := s.newReader()
+	reader.idle = min(reader.idle, retryIdle)
+	if err := s.readAndRelease(ctx, reader, list, released); err != nil {
 		return released, err
 	}
 
@@ -131,20 +131,20 @@ func (s *Session) writeOldMarker(
 ) error {
 	patience := Patience{Stuck: oldStuck, Total: oldTotal, Gate: s.in.Gate}
 	s.mu.Lock()
-	p, taken := s.old[generation]
+	producer, taken := s.old[generation]
 	s.mu.Unlock()
 	if !taken {
 		var err error
-		if p, err = s.client.Init(ctx, s.formatID(generation), anyEpoch, patience); err != nil {
+		if producer, err = s.client.Init(ctx, s.formatID(generation), anyEpoch, patience); err != nil {
 			return err
 		}
-		s.noteForgotten(ctx, generation, p)
+		s.noteForgotten(ctx, generation, producer)
 		s.mu.Lock()
-		s.old[generation] = p
+		s.old[generation] = producer
 		s.mu.Unlock()
 	}
 
-	refused, _, err := s.client.Barrier(ctx, s.formatID(generation), p, []record.TopicPartition{tp}, patience)
+	refused, _, err := s.client.Barrier(ctx, s.formatID(generation), producer, []record.TopicPartition{tp}, patience)
 	// Another owner has taken the id, or the coordinator has forgotten it. The next attempt takes it again.
 	if errors.Is(err, ErrFenced) || errors.Is(err, kafkawire.InvalidProducerIDMapping) {
 		s.mu.Lock()
@@ -190,11 +190,11 @@ func (s *Session) writeOwnMarker(ctx context.Context, tp record.TopicPartition, 
 func (s *Session) readMarker(
 	ctx context.Context, tp record.TopicPartition, tail *Tail, above Producer, limit time.Duration,
 ) error {
-	r := s.newReader()
-	r.idle = limit
-	p := &reading{TopicPartition: tp, tail: tail, await: []Producer{above}}
-	if err := r.readAll(ctx, []*reading{p}); err != nil {
+	reader := s.newReader()
+	reader.idle = limit
+	marker := &reading{TopicPartition: tp, tail: tail, await: []Producer{above}}
+	if err := reader.readAll(ctx, []*reading{marker}); err != nil {
 		return err
 	}
-	return p.err
+	return marker.err
 }

@@ -30,20 +30,20 @@ func earlierSenders(list []record.Sender, targets []record.TopicPartition, offse
 	return out
 }
 
-// withSender returns the list with x. If it has the producer id already, the two are merged.
-func (s senders) withSender(x record.Sender) senders {
-	at := slices.IndexFunc(s, func(o record.Sender) bool { return o.ID == x.ID })
+// withSender returns the list with sender. If it has the producer id already, the two are merged.
+func (s senders) withSender(sender record.Sender) senders {
+	at := slices.IndexFunc(s, func(other record.Sender) bool { return other.ID == sender.ID })
 	if at < 0 {
-		at, s = len(s), append(s, record.Sender{ID: x.ID, Epoch: x.Epoch, Generation: x.Generation, Cluster: x.Cluster})
+		at, s = len(s), append(s, record.Sender{ID: sender.ID, Epoch: sender.Epoch, Generation: sender.Generation, Cluster: sender.Cluster})
 	}
 
 	merged := &s[at]
-	merged.Epoch = max(merged.Epoch, x.Epoch)
-	merged.Generation = max(merged.Generation, x.Generation)
-	merged.Open = append(merged.Open, x.Open...)
+	merged.Epoch = max(merged.Epoch, sender.Epoch)
+	merged.Generation = max(merged.Generation, sender.Generation)
+	merged.Open = append(merged.Open, sender.Open...)
 	slices.SortFunc(merged.Open, comparePartitions)
 	merged.Open = slices.Compact(merged.Open)
-	for topic, ends := range x.EndOffsets {
+	for topic, ends := range sender.EndOffsets {
 		for p, end := range ends {
 			tp := record.TopicPartition{Topic: topic, Partition: int32(p)}
 			merged.EndOffsets = raiseOffset(merged.EndOffsets, tp, end)

@@ -42,12 +42,12 @@ type heldPartition struct {
 	reason string
 }
 
-func newSession(c *Client, in In) *Session {
-	in.Idle, in.Own, in.epochs = cmp.Or(in.Idle, readIdle), cmp.Or(in.Own, ownTotal), cmp.Or(in.epochs, maxEpoch)
-	in.Bounds.Bytes, in.Bounds.Time = cmp.Or(in.Bounds.Bytes, 2<<30), cmp.Or(in.Bounds.Time, time.Minute)
+func newSession(client *Client, input In) *Session {
+	input.Idle, input.Own, input.epochs = cmp.Or(input.Idle, readIdle), cmp.Or(input.Own, ownTotal), cmp.Or(input.epochs, maxEpoch)
+	input.Bounds.Bytes, input.Bounds.Time = cmp.Or(input.Bounds.Bytes, 2<<30), cmp.Or(input.Bounds.Time, time.Minute)
 	return &Session{
-		client:  c,
-		in:      in,
+		client:  client,
+		in:      input,
 		held:    map[record.TopicPartition]*heldPartition{},
 		old:     map[int]Producer{},
 		gone:    map[int64]bool{},
@@ -110,9 +110,9 @@ func (s *Session) patience() Patience {
 	}}
 }
 
-func (s *Session) report(e Event) {
+func (s *Session) report(event Event) {
 	if s.in.Event != nil {
-		s.in.Event(e)
+		s.in.Event(event)
 	}
 }
 
@@ -128,9 +128,9 @@ func (s *Session) newReader() *reader {
 	report := s.report
 	if s.moved {
 		// The stored offsets belong to the other cluster, which was reported.
-		report = func(e Event) {
-			if e.Kind != OutOfRange {
-				s.report(e)
+		report = func(event Event) {
+			if event.Kind != OutOfRange {
+				s.report(event)
 			}
 		}
 	}
@@ -172,13 +172,13 @@ func (s *Session) openSenders(tp record.TopicPartition) []record.Sender {
 	return out
 }
 
-func producerOf(x record.Sender) Producer { return Producer{ID: x.ID, Epoch: x.Epoch} }
+func producerOf(sender record.Sender) Producer { return Producer{ID: sender.ID, Epoch: sender.Epoch} }
 
 // readAndRelease reads partitions, and adds the tails of the fenced ones to released.
 func (s *Session) readAndRelease(
-	ctx context.Context, r *reader, list []*reading, released map[record.TopicPartition]*Tail,
+	ctx context.Context, reader *reader, list []*reading, released map[record.TopicPartition]*Tail,
 ) error {
-	if err := r.readAll(ctx, list); err != nil {
+	if err := reader.readAll(ctx, list); err != nil {
 		return err
 	}
 	for _, p := range list {
@@ -196,30 +196,30 @@ func (s *Session) readAndRelease(
 // the partition was read at least up to that marker. The read is in order, so the partition was read up
 // to each marker that was found. A batch of another client with a higher epoch of that sender's producer id
 // fences as a marker does.
-func (s *Session) releaseIfFenced(p *reading) *Tail {
+func (s *Session) releaseIfFenced(reading *reading) *Tail {
 	var open []Producer
-	for _, x := range s.openSenders(p.TopicPartition) {
+	for _, x := range s.openSenders(reading.TopicPartition) {
 		open = append(open, producerOf(x))
 	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	tail := p.tail
+	tail := reading.tail
 	fenced := tail.hasMarkersAbove(open)
 	if tail.target < 0 || tail.Next < tail.target || !fenced {
 		// An error of the read explains more than the missing marker.
-		if p.err != nil {
-			s.held[p.TopicPartition].reason = p.err.Error()
+		if reading.err != nil {
+			s.held[reading.TopicPartition].reason = reading.err.Error()
 		} else if !fenced {
-			s.held[p.TopicPartition].reason = errNoMarker.Error()
+			s.held[reading.TopicPartition].reason = errNoMarker.Error()
 		}
 		return nil
 	}
 
-	delete(s.held, p.TopicPartition)
-	s.retired.closePartition(p.TopicPartition, tail.Next)
+	delete(s.held, reading.TopicPartition)
+	s.retired.closePartition(reading.TopicPartition, tail.Next)
 	for id, epoch := range tail.foreign {
-		s.reportForeign(p.TopicPartition, Producer{ID: id, Epoch: epoch})
+		s.reportForeign(reading.TopicPartition, Producer{ID: id, Epoch: epoch})
 	}
 	return tail
 }
@@ -266,21 +266,21 @@ func (s *Session) noteForgotten(ctx context.Context, generation int, got Produce
 	}
 
 	// N5: an id that was not kept alive for longer than the cluster remembers is expected to change.
-	e := Event{Kind: ProducerIDChanged, Alarm: true}
+	event := Event{Kind: ProducerIDChanged, Alarm: true}
 	age := "it is not known when it was last kept alive"
 	if !s.in.Alive.IsZero() {
 		idle, limit := time.Since(s.in.Alive), s.client.Expiry(ctx).TransactionalID
-		e.Alarm = idle < limit
+		event.Alarm = idle < limit
 		age = fmt.Sprintf("it was last kept alive %s ago and expires after %s", idle.Round(time.Second), limit)
 	}
 
-	e.Text = fmt.Sprintf("Kafka has forgotten transactional id %s of the earlier owner, as expected: %s", s.formatID(generation), age)
-	if e.Alarm {
-		e.Text = fmt.Sprintf("Kafka has forgotten transactional id %s too early (%s): it had %v and has %v now, so Kafka cannot "+
+	event.Text = fmt.Sprintf("Kafka has forgotten transactional id %s of the earlier owner, as expected: %s", s.formatID(generation), age)
+	if event.Alarm {
+		event.Text = fmt.Sprintf("Kafka has forgotten transactional id %s too early (%s): it had %v and has %v now, so Kafka cannot "+
 			"fence the earlier owner; make sure that none of its processes is left, and look for lost data of __transaction_state",
 			s.formatID(generation), age, *previous, got)
 	}
-	s.report(e)
+	s.report(event)
 }
 
 // initNextGeneration initializes the first transactional id of a higher generation that does not hang. The identity and

@@ -102,31 +102,31 @@ func (t *Tail) readSet(set []byte, ours map[int64]int16) error {
 
 // readBatch reads one batch. The error means that the records of one of the relay's batches cannot be
 // read.
-func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]int16) error {
-	highest, isOurs := ours[b.Producer]
+func (t *Tail) readBatch(batch *fetched.Batch, ours map[int64]int16) error {
+	highest, isOurs := ours[batch.Producer]
 	switch {
-	case b.Format < fetched.Format:
+	case batch.Format < fetched.Format:
 		// Messages from before producer ids are not records of the relay.
-		t.Next = max(t.Next, b.Base+1)
+		t.Next = max(t.Next, batch.Base+1)
 		return nil
-	case b.End <= t.Next:
+	case batch.End <= t.Next:
 		return nil
-	case b.Control:
-		t.Markers += b.End - max(b.Base, t.Next)
-		raiseEpoch(t.marks, b.Producer, b.Epoch)
+	case batch.Control:
+		t.Markers += batch.End - max(batch.Base, t.Next)
+		raiseEpoch(t.marks, batch.Producer, batch.Epoch)
 	case isOurs:
-		if err := t.addHits(b); err != nil {
+		if err := t.addHits(batch); err != nil {
 			return err
 		}
 
 		// Kafka rejects lower epochs after this batch as it does after a marker, and also the relay's own markers.
-		if b.Epoch > highest {
-			raiseEpoch(t.marks, b.Producer, b.Epoch)
-			raiseEpoch(t.foreign, b.Producer, b.Epoch)
+		if batch.Epoch > highest {
+			raiseEpoch(t.marks, batch.Producer, batch.Epoch)
+			raiseEpoch(t.foreign, batch.Producer, batch.Epoch)
 		}
 	}
 
-	t.Next = b.End
+	t.Next = batch.End
 	return nil
 }
 
@@ -137,16 +137,16 @@ func raiseEpoch(epochs map[int64]int16, id int64, epoch int16) {
 }
 
 // addHits adds the deliveries of a batch that the relay has sent.
-func (t *Tail) addHits(b *fetched.Batch) error {
-	list, err := b.Stream()
+func (t *Tail) addHits(batch *fetched.Batch) error {
+	list, err := batch.Stream()
 	if err != nil {
 		return err
 	}
 	defer list.Close()
 
-	var x fetched.Record
+	var record fetched.Record
 	for {
-		more, err := list.Next(&x, t.Next)
+		more, err := list.Next(&record, t.Next)
 		if _, tooLarge := errors.AsType[*fetched.TooLargeError](err); tooLarge {
 			// The relay sends no record that large, so another client writes with its producer id, or an unknown
 			// version has sent it. In doubt, it is the record that is sent again.
@@ -156,8 +156,8 @@ func (t *Tail) addHits(b *fetched.Batch) error {
 		if err != nil || !more {
 			return err
 		}
-		if id, ok := IdentityOf(x.Headers); ok && x.Offset >= t.Next {
-			t.Hits.Add(id, x.Offset)
+		if id, ok := IdentityOf(record.Headers); ok && record.Offset >= t.Next {
+			t.Hits.Add(id, record.Offset)
 		}
 	}
 }

@@ -70,37 +70,37 @@ type Out struct {
 // an earlier generation is open, it also takes the id of that generation. Partitions that cannot be fenced
 // now are quarantined, which is not an error. Errors: ErrFenced if another process takes the id at the same
 // time, the code of a refusal (authorization), or the end of ctx.
-func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
-	t := &takeOver{session: newSession(c, in), released: map[record.TopicPartition]*Tail{}}
-	s := t.session
-	for _, x := range in.Senders {
-		s.generation = max(s.generation, x.Generation)
+func (c *Client) Take(ctx context.Context, input In) (*Out, error) {
+	takeOver := &takeOver{session: newSession(c, input), released: map[record.TopicPartition]*Tail{}}
+	session := takeOver.session
+	for _, x := range input.Senders {
+		session.generation = max(session.generation, x.Generation)
 	}
 
-	h, err := c.awaitHealth(ctx, t.listTopics(), s.patience())
+	health, err := c.awaitHealth(ctx, takeOver.listTopics(), session.patience())
 	if err != nil {
 		return nil, err
 	}
-	s.discardForeignSenders(h.layout.Cluster)
-	forgotten, err := t.forgetDeletedTopics(ctx, h)
+	session.discardForeignSenders(health.layout.Cluster)
+	forgotten, err := takeOver.forgetDeletedTopics(ctx, health)
 	if err != nil {
 		return nil, err
 	}
-	t.quarantineTargets(h)
-	if err := t.acquire(ctx); err != nil {
+	takeOver.quarantineTargets(health)
+	if err := takeOver.acquire(ctx); err != nil {
 		return nil, err
 	}
-	if err := t.releaseEarlierGenerations(ctx); err != nil {
+	if err := takeOver.releaseEarlierGenerations(ctx); err != nil {
 		return nil, err
 	}
 
 	return &Out{
-		Producer:    s.current,
-		Senders:     s.Senders(),
-		Released:    t.released,
-		Quarantined: s.Quarantined(),
+		Producer:    session.current,
+		Senders:     session.Senders(),
+		Released:    takeOver.released,
+		Quarantined: session.Quarantined(),
 		Forgotten:   forgotten,
-		Session:     s,
+		Session:     session,
 	}, nil
 }
 
@@ -109,21 +109,21 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 //
 // N4: an earlier sender is no longer fenced in a topic that is forgotten. If the topic is created again, it can only write what it
 // wrote to the deleted log, and only before the first record of this owner, whose higher epoch makes Kafka reject it.
-func (t *takeOver) forgetDeletedTopics(ctx context.Context, h *Health) ([]string, error) {
-	s := t.session
+func (t *takeOver) forgetDeletedTopics(ctx context.Context, health *Health) ([]string, error) {
+	session := t.session
 	var missing []string
 	all := t.listTopics()
 	for _, name := range all {
-		if errors.Is(h.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition) {
+		if errors.Is(health.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition) {
 			missing = append(missing, name)
 		}
 	}
 	// If no topic exists, this is probably another cluster.
-	if s.in.Unneeded == nil || len(missing) == 0 || len(missing) == len(all) {
+	if session.in.Unneeded == nil || len(missing) == 0 || len(missing) == len(all) {
 		return nil, nil
 	}
 
-	names, err := s.in.Unneeded(ctx, missing)
+	names, err := session.in.Unneeded(ctx, missing)
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
@@ -131,14 +131,14 @@ func (t *takeOver) forgetDeletedTopics(ctx context.Context, h *Health) ([]string
 	for _, name := range names {
 		isForgotten[name] = true
 	}
-	s.in.Offsets = maps.Clone(s.in.Offsets)
-	maps.DeleteFunc(s.in.Offsets, func(name string, _ []int64) bool { return isForgotten[name] })
-	s.in.Senders = slices.Clone(s.in.Senders)
-	for i := range s.in.Senders {
-		x := &s.in.Senders[i]
-		x.Open = slices.DeleteFunc(slices.Clone(x.Open), func(tp record.TopicPartition) bool { return isForgotten[tp.Topic] })
-		x.EndOffsets = maps.Clone(x.EndOffsets)
-		maps.DeleteFunc(x.EndOffsets, func(name string, _ []int64) bool { return isForgotten[name] })
+	session.in.Offsets = maps.Clone(session.in.Offsets)
+	maps.DeleteFunc(session.in.Offsets, func(name string, _ []int64) bool { return isForgotten[name] })
+	session.in.Senders = slices.Clone(session.in.Senders)
+	for i := range session.in.Senders {
+		sender := &session.in.Senders[i]
+		sender.Open = slices.DeleteFunc(slices.Clone(sender.Open), func(tp record.TopicPartition) bool { return isForgotten[tp.Topic] })
+		sender.EndOffsets = maps.Clone(sender.EndOffsets)
+		maps.DeleteFunc(sender.EndOffsets, func(name string, _ []int64) bool { return isForgotten[name] })
 	}
 	return names, nil
 }
@@ -147,7 +147,9 @@ func (t *takeOver) forgetDeletedTopics(ctx context.Context, h *Health) ([]string
 // is another producer here.
 func (s *Session) discardForeignSenders(cluster string) {
 	s.cluster = cluster
-	foreign := func(x record.Sender) bool { return x.Cluster != "" && cluster != "" && x.Cluster != cluster }
+	foreign := func(sender record.Sender) bool {
+		return sender.Cluster != "" && cluster != "" && sender.Cluster != cluster
+	}
 	if last := len(s.in.Senders) - 1; last >= 0 && foreign(s.in.Senders[last]) {
 		s.moved = true
 		s.report(Event{Kind: ClusterChanged, Text: fmt.Sprintf(
@@ -182,11 +184,11 @@ func (t *takeOver) listTopics() []string {
 }
 
 // quarantineTargets quarantines all partitions that the takeover has to release.
-func (t *takeOver) quarantineTargets(h *Health) {
-	s := t.session
+func (t *takeOver) quarantineTargets(health *Health) {
+	session := t.session
 	var all []record.TopicPartition
-	for topic, stored := range s.in.Offsets {
-		layout := h.layout.Topics[topic]
+	for topic, stored := range session.in.Offsets {
+		layout := health.layout.Topics[topic]
 		n := max(len(stored), len(layout.Partitions))
 		// A topic that is missing now is read when it exists again.
 		if layout.Err != nil {
@@ -198,15 +200,15 @@ func (t *takeOver) quarantineTargets(h *Health) {
 	}
 
 	// Earlier senders may be open in topics that are no longer stored.
-	s.retired = earlierSenders(s.in.Senders, all, s.in.Offsets)
-	for _, x := range s.retired {
+	session.retired = earlierSenders(session.in.Senders, all, session.in.Offsets)
+	for _, x := range session.retired {
 		all = append(all, x.Open...)
 	}
 	for _, tp := range all {
-		if s.held[tp] == nil {
-			s.held[tp] = &heldPartition{
-				tail:   newTail(storedOffset(s.in.Offsets, tp)),
-				reason: cmp.Or(h.Reason(tp), "not read yet"),
+		if session.held[tp] == nil {
+			session.held[tp] = &heldPartition{
+				tail:   newTail(storedOffset(session.in.Offsets, tp)),
+				reason: cmp.Or(health.Reason(tp), "not read yet"),
 			}
 		}
 	}
@@ -214,15 +216,15 @@ func (t *takeOver) quarantineTargets(h *Health) {
 
 // acquire runs the steps of N4 in their order.
 func (t *takeOver) acquire(ctx context.Context) error {
-	s := t.session
-	id := s.formatID(s.generation)
+	session := t.session
+	id := session.formatID(session.generation)
 	// N4: a marker above the last owner needs an epoch above that owner.
-	got, err := s.client.Init(ctx, id, anyEpoch, s.patience())
+	got, err := session.client.Init(ctx, id, anyEpoch, session.patience())
 	crash.At("after-init")
 
 	// While the id hangs, no process can write a marker of it.
 	if errors.Is(err, errStuck) {
-		if err := s.takeNextGeneration(ctx); err != nil {
+		if err := session.takeNextGeneration(ctx); err != nil {
 			return err
 		}
 		return t.readDespiteHang(ctx, id)
@@ -231,9 +233,9 @@ func (t *takeOver) acquire(ctx context.Context) error {
 		return err
 	}
 
-	s.current = got
-	s.noteForgotten(ctx, s.generation, got)
-	if len(s.held) == 0 {
+	session.current = got
+	session.noteForgotten(ctx, session.generation, got)
+	if len(session.held) == 0 {
 		// The first start: no other process has this epoch, and there is nothing to read.
 		return nil
 	}
@@ -243,12 +245,12 @@ func (t *takeOver) acquire(ctx context.Context) error {
 // releaseEarlierGenerations releases partitions in which a sender of an earlier generation is open: the
 // marker that is missing there needs the id of that generation, and not another takeover.
 func (t *takeOver) releaseEarlierGenerations(ctx context.Context) error {
-	s := t.session
-	if !slices.ContainsFunc(s.retired, func(x record.Sender) bool { return x.Generation < s.generation && len(x.Open) > 0 }) {
+	session := t.session
+	if !slices.ContainsFunc(session.retired, func(sender record.Sender) bool { return sender.Generation < session.generation && len(sender.Open) > 0 }) {
 		return nil
 	}
 
-	tails, err := s.Retry(ctx)
+	tails, err := session.Retry(ctx)
 	maps.Copy(t.released, tails)
 	// The owner finds out again when it keeps its id alive, and then moves to the next generation.
 	if errors.Is(err, ErrSelfMove) {
@@ -259,97 +261,97 @@ func (t *takeOver) releaseEarlierGenerations(ctx context.Context) error {
 
 // fenceTargets writes the barrier, reads, and takes an epoch to send with.
 func (t *takeOver) fenceTargets(ctx context.Context) error {
-	s := t.session
-	h, err := s.client.awaitHealth(ctx, t.listTopics(), s.patience())
+	session := t.session
+	health, err := session.client.awaitHealth(ctx, t.listTopics(), session.patience())
 	if err != nil {
 		return err
 	}
 
-	id := s.formatID(s.generation)
+	id := session.formatID(session.generation)
 	// N4: with a sick partition, the transaction would not end, and the id could fence no other
 	// partition.
-	covered := h.Healthy(s.quarantinedPartitions())
-	refused, _, err := s.client.Barrier(ctx, id, s.current, covered, s.patience())
+	covered := health.Healthy(session.quarantinedPartitions())
+	refused, _, err := session.client.Barrier(ctx, id, session.current, covered, session.patience())
 	crash.At("after-barrier")
 	stuck := errors.Is(err, errStuck)
 	if err != nil && !stuck {
 		return err
 	}
 	for tp, why := range refused {
-		s.held[tp].reason = why.Error()
+		session.held[tp].reason = why.Error()
 	}
 
 	// The coordinator responds to the conditional Init when all markers are written. The read begins at
 	// once, at the same time.
 	var wg sync.WaitGroup
-	barrier, next := s.current, s.current
+	barrier, next := session.current, session.current
 	var initErr error
-	if !stuck && barrier.Epoch < s.in.epochs {
-		wg.Go(func() { next, initErr = s.client.Init(ctx, id, barrier, s.patience()) })
+	if !stuck && barrier.Epoch < session.in.epochs {
+		wg.Go(func() { next, initErr = session.client.Init(ctx, id, barrier, session.patience()) })
 	}
-	err = t.readTargets(ctx, h, withoutRefused(covered, refused))
+	err = t.readTargets(ctx, health, withoutRefused(covered, refused))
 	wg.Wait()
 
 	switch {
 	case err != nil:
 		return err
-	case stuck || errors.Is(initErr, errStuck) || barrier.Epoch >= s.in.epochs:
+	case stuck || errors.Is(initErr, errStuck) || barrier.Epoch >= session.in.epochs:
 		// Nothing was ever sent with the epoch of the barrier.
-		return s.takeNextGeneration(ctx)
+		return session.takeNextGeneration(ctx)
 	case initErr != nil:
 		return initErr
 	}
 
-	s.current = next
-	if s.isRejected() {
-		return s.takeNextGeneration(ctx)
+	session.current = next
+	if session.isRejected() {
+		return session.takeNextGeneration(ctx)
 	}
 	return nil
 }
 
 // readTargets reads every partition that has a leader, and releases the fenced ones. It waits for the
 // markers of the current id in covered.
-func (t *takeOver) readTargets(ctx context.Context, h *Health, covered []record.TopicPartition) error {
-	s := t.session
+func (t *takeOver) readTargets(ctx context.Context, health *Health, covered []record.TopicPartition) error {
+	session := t.session
 	awaited := map[record.TopicPartition]bool{}
 	for _, tp := range covered {
 		awaited[tp] = true
 	}
 
 	var list []*reading
-	for tp, q := range s.held {
-		if h.layout.LeaderAddr(tp) == "" {
-			q.reason = h.Reason(tp)
+	for tp, q := range session.held {
+		if health.layout.LeaderAddr(tp) == "" {
+			q.reason = health.Reason(tp)
 			continue
 		}
 
-		p := &reading{TopicPartition: tp, tail: q.tail}
-		for _, x := range s.openSenders(tp) {
-			if awaited[tp] && x.ID == s.current.ID {
-				p.await = append(p.await, producerOf(x))
+		reading := &reading{TopicPartition: tp, tail: q.tail}
+		for _, x := range session.openSenders(tp) {
+			if awaited[tp] && x.ID == session.current.ID {
+				reading.await = append(reading.await, producerOf(x))
 			}
 		}
-		list = append(list, p)
+		list = append(list, reading)
 	}
-	return s.readAndRelease(ctx, s.newReader(), list, t.released)
+	return session.readAndRelease(ctx, session.newReader(), list, t.released)
 }
 
 // readDespiteHang reads the markers that are in the logs already, because the hanging transaction may
 // have fenced some partitions. It reports what blocks the id.
 func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
-	s := t.session
-	h, err := s.client.awaitHealth(ctx, t.listTopics(), s.patience())
+	session := t.session
+	health, err := session.client.awaitHealth(ctx, t.listTopics(), session.patience())
 	if err != nil {
 		return err
 	}
-	if err := t.readTargets(ctx, h, nil); err != nil {
+	if err := t.readTargets(ctx, health, nil); err != nil {
 		return err
 	}
 
 	// An operator can only act on the partitions that block the transaction.
 	var sick []string
-	for _, tp := range s.quarantinedPartitions() {
-		if why := h.Reason(tp); why != "" {
+	for _, tp := range session.quarantinedPartitions() {
+		if why := health.Reason(tp); why != "" {
 			sick = append(sick, formatPartition(tp)+" ("+why+")")
 		}
 	}
@@ -357,11 +359,11 @@ func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
 	if len(sick) > 0 {
 		where = "unhealthy: " + strings.Join(sick[:min(len(sick), 20)], ", ")
 	}
-	s.report(Event{
+	session.report(Event{
 		Kind: Hung,
 		Text: fmt.Sprintf("transactional id %s has a transaction that does not end; "+
 			"%d of %d partitions cannot be fenced and wait until it does; %s",
-			id, len(s.held), len(s.held)+len(t.released), where),
+			id, len(session.held), len(session.held)+len(t.released), where),
 	})
 	return nil
 }

@@ -113,14 +113,14 @@ func (p *Plan) IsSweeping() bool { return p.sweeping.Load() != nil }
 // DescribeSweep returns the progress of the sweep in words, or "" if there is none. hindrance may
 // be empty. It is safe for concurrent use.
 func (p *Plan) DescribeSweep(hindrance string) string {
-	s := p.sweeping.Load()
-	if s == nil {
+	progress := p.sweeping.Load()
+	if progress == nil {
 		return ""
 	}
 
-	text := fmt.Sprintf("the change stream has a gap; %d envelopes swept so far", s.swept.Load())
-	if at := s.lastStamp.Load(); at > 0 {
-		left := time.Duration(max(int64(s.endStamp)-int64(at), 0)) * time.Second
+	text := fmt.Sprintf("the change stream has a gap; %d envelopes swept so far", progress.swept.Load())
+	if at := progress.lastStamp.Load(); at > 0 {
+		left := time.Duration(max(int64(progress.endStamp)-int64(at), 0)) * time.Second
 		text += fmt.Sprintf(", up to %s before its end", left)
 	}
 
@@ -179,49 +179,49 @@ func (r *Recovery) openGap(ctx context.Context, lost *changes.GapError) (changes
 	return r.PlanSweep(ctx, lost.Reason, from, to, lease.Update{Current: r.Checkpoint})
 }
 
-// PlanSweep saves the gap, together with u. It returns the end of the gap as the start of the next
+// PlanSweep saves the gap, together with update. It returns the end of the gap as the start of the next
 // stream.
 func (p *Plan) PlanSweep(
-	ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update,
+	ctx context.Context, reason string, start, end bson.Timestamp, update lease.Update,
 ) (changes.Start, error) {
 	switch {
-	case !from.After(to):
+	case !start.After(end):
 	case reason == lease.GapRequested:
 		// The operator ordered a sweep from a time in the future.
-		from = to
+		start = end
 	default:
 		// The time belongs to another history.
-		from = bson.Timestamp{}
+		start = bson.Timestamp{}
 	}
 
-	p.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: p.Now()}}
-	u.Gap = &p.gap.Gap
-	if err := p.Calls.RetryFenced(ctx, func() error { return p.Held.Save(ctx, u) }); err != nil {
+	p.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: start, To: end, Since: p.Now()}}
+	update.Gap = &p.gap.Gap
+	if err := p.Calls.RetryFenced(ctx, func() error { return p.Held.Save(ctx, update) }); err != nil {
 		return changes.Start{}, err
 	}
 
 	// A first start has no stream to continue: that is no problem. Neither is an order.
 	if reason == ReasonBacklog || reason == lease.GapRequested {
-		p.Log.Info("sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+		p.Log.Info("sweeping the outbox", "reason", reason, "from", start.T, "to", end.T)
 	} else {
-		p.Log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+		p.Log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", start.T, "to", end.T)
 	}
 	p.AppendEvent(ctx, nodes.GapFound, bson.D{
 		{Key: "reason", Value: reason},
-		{Key: "from", Value: from},
-		{Key: "to", Value: to},
+		{Key: "from", Value: start},
+		{Key: "to", Value: end},
 	})
-	return changes.Start{At: &to}, nil
+	return changes.Start{At: &end}, nil
 }
 
 // ResumeGap continues the sweep of an earlier owner, or begins a sweep that an operator has
 // ordered. began is a cluster time before the collections were listed.
 func (p *Plan) ResumeGap(
-	ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp,
+	ctx context.Context, doc *lease.Document, update lease.Update, began bson.Timestamp,
 ) (changes.Start, error) {
 	if doc.Gap.To.IsZero() {
-		u.GapSince = doc.Gap.Since
-		return p.PlanSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
+		update.GapSince = doc.Gap.Since
+		return p.PlanSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, update)
 	}
 
 	if p.Config.LostHistory == "halt" && doc.Gap.Reason != lease.GapRequested {
@@ -270,44 +270,44 @@ func (r *Recovery) findReadUpTo(claims []outboxes.Registration, start bson.Times
 // SweepGap delivers the envelopes of the gap and closes it. It returns when all of them are
 // resolved. closed is false if there was no gap. start is where the term has started.
 func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) (closed bool, err error) {
-	g := r.gap
-	if g == nil {
+	stretch := r.gap
+	if stretch == nil {
 		return false, nil
 	}
-	g.margin = mongodb.Margin(ctx, r.Calls.Client)
+	stretch.margin = mongodb.Margin(ctx, r.Calls.Client)
 	claims, err := r.Collections.Registrations(ctx)
 	if err != nil {
 		return false, err
 	}
 
-	s := &sweep.Sweep{
+	sweep := &sweep.Sweep{
 		Client:      r.Calls.Client,
 		Collections: r.Collections.WatchedOutboxes(),
-		From:        g.From,
+		From:        stretch.From,
 		ReadUpTo:    r.findReadUpTo(claims, start.ClusterTime),
 		Claims:      outboxes.ByUUID(claims),
-		OldIDs:      g.Reason != lease.GapRequested && r.sweepsOldIDs(),
-		To:          g.To,
-		Cursor:      g.Cursor,
-		Margin:      g.margin,
+		OldIDs:      stretch.Reason != lease.GapRequested && r.sweepsOldIDs(),
+		To:          stretch.To,
+		Cursor:      stretch.Cursor,
+		Margin:      stretch.margin,
 		Memory:      int64(r.Config.Limits.Memory) / 4,
 		Skip:        r.Skip,
 		Publisher:   gapPublisher{sweptPublisher{r}},
 	}
-	g.lower = s.LowerBound()
+	stretch.lower = sweep.LowerBound()
 	// Before the first position of the sweep: a renewal would save it as the position of the stream
 	// (N22).
-	r.sweeping.Store(&sweepProgress{endStamp: g.To.T})
-	r.Dispatcher.Position(resume.Position{ClusterTime: g.lower})
+	r.sweeping.Store(&sweepProgress{endStamp: stretch.To.T})
+	r.Dispatcher.Position(resume.Position{ClusterTime: stretch.lower})
 
-	res, err := s.Run(ctx)
+	res, err := sweep.Run(ctx)
 	if err != nil {
 		return false, err
 	}
 	if err := r.Dispatcher.Drain(ctx); err != nil {
 		return false, err
 	}
-	if err := r.warnOfOldIDs(ctx, s); err != nil {
+	if err := r.warnOfOldIDs(ctx, sweep); err != nil {
 		return false, err
 	}
 	if err := r.closeGap(ctx, res); err != nil {
@@ -322,14 +322,14 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) (closed 
 func (r *Recovery) sweepsOldIDs() bool { return r.Config.Retention > 0 }
 
 // warnOfOldIDs logs how to deliver the ids that the sweep has left out, unless an operator has limited the sweep.
-func (r *Recovery) warnOfOldIDs(ctx context.Context, s *sweep.Sweep) error {
-	if s.OldIDs || r.gap.Reason == lease.GapRequested {
+func (r *Recovery) warnOfOldIDs(ctx context.Context, sweep *sweep.Sweep) error {
+	if sweep.OldIDs || r.gap.Reason == lease.GapRequested {
 		return nil
 	}
 
 	var leavesOut bool
 	err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-		leavesOut, err = s.LeavesOut(ctx)
+		leavesOut, err = sweep.LeavesOut(ctx)
 		return err
 	})
 	if leavesOut {
@@ -342,22 +342,22 @@ func (r *Recovery) warnOfOldIDs(ctx context.Context, s *sweep.Sweep) error {
 // closeGap sets the position to the end of the gap and removes the gap from the watcher document,
 // in one write. All envelopes of the gap are delivered. The stream supplies the events after it.
 func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
-	g := r.gap
-	end := resume.Position{ClusterTime: g.To}
+	stretch := r.gap
+	end := resume.Position{ClusterTime: stretch.To}
 	// IsSweeping holds until the write below, so no renewal saves this position before.
 	r.Dispatcher.Position(end)
 	_, _, offsets := r.Dispatcher.Snapshot()
 	hash := r.Scope.PipelineHash()
 	identities := r.Collections.CollectionIdentities()
-	u := lease.Update{
+	update := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
 		PipelineHash: &hash,
 		Collections:  &identities,
 		ClearGap:     true,
-		GapSince:     g.Since,
+		GapSince:     stretch.Since,
 		// The stored position may belong to another history, and so may the positions of earlier
 		// slots. All of them have been swept.
-		Rewind:      g.From.IsZero(),
+		Rewind:      stretch.From.IsZero(),
 		ClearPassed: true,
 	}
 
@@ -366,24 +366,24 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 	if err := r.Schedules.NoteExisting(ctx, r.Collections.WatchedOutboxes()); err != nil {
 		return err
 	}
-	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, u) }); err != nil {
+	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, update) }); err != nil {
 		return err
 	}
 
 	r.Closed(end)
 	r.gap = nil
-	r.lastEnd = g.To
+	r.lastEnd = stretch.To
 	r.sweeping.Store(nil)
 	r.Calls.State.ClearProblems("sweep")
 
-	took := r.Now().Sub(g.Since).Round(time.Millisecond)
-	r.Log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
-		"before_restart", g.Redelivered-res.Swept, "took", took)
+	took := r.Now().Sub(stretch.Since).Round(time.Millisecond)
+	r.Log.Info("the gap is closed", "reason", stretch.Reason, "swept", res.Swept, "known", res.Skipped,
+		"before_restart", stretch.Redelivered-res.Swept, "took", took)
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
-		{Key: "reason", Value: g.Reason},
-		{Key: "from", Value: g.From},
-		{Key: "to", Value: g.To},
-		{Key: "swept", Value: g.Redelivered},
+		{Key: "reason", Value: stretch.Reason},
+		{Key: "from", Value: stretch.From},
+		{Key: "to", Value: stretch.To},
+		{Key: "swept", Value: stretch.Redelivered},
 		{Key: "ms", Value: took.Milliseconds()},
 	})
 	return nil
@@ -396,17 +396,17 @@ func (r *Recovery) SaveCursor(ctx context.Context) error {
 		return nil
 	}
 	reached, ok, offsets := r.Dispatcher.Snapshot()
-	g := r.gap
+	stretch := r.gap
 	at := reached.ClusterTime
-	if !ok || !reached.Token.IsZero() || !at.After(g.lower) || !at.After(g.Cursor) {
+	if !ok || !reached.Token.IsZero() || !at.After(stretch.lower) || !at.After(stretch.Cursor) {
 		return nil
 	}
 
-	g.Cursor = at
+	stretch.Cursor = at
 	return r.Held.Save(ctx, lease.Update{
 		Checkpoint: lease.Checkpoint{Offsets: offsets},
-		Gap:        &g.Gap,
-		GapSince:   g.Since,
+		Gap:        &stretch.Gap,
+		GapSince:   stretch.Since,
 	})
 }
 
@@ -427,8 +427,8 @@ func (p sweptPublisher) Reached(context.Context, bson.Timestamp) error {
 type gapPublisher struct{ sweptPublisher }
 
 // Deliver implements sweep.Publisher.
-func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
-	if err := p.Swept.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
+func (p gapPublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) error {
+	if err := p.Swept.DeliverSwept(ctx, envelope, outboxes.PosAt(envelope.TS)); err != nil {
 		return err
 	}
 
@@ -436,7 +436,7 @@ func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
 	progress := p.sweeping.Load()
 	progress.swept.Add(1)
-	progress.lastStamp.Store(e.TS.T)
+	progress.lastStamp.Store(envelope.TS.T)
 	return nil
 }
 

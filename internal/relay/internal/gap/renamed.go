@@ -14,16 +14,16 @@ import (
 )
 
 // handleRename handles a rename that gives a collection a watched name, removes one, or both (N27).
-// from and to report whether the old and the new name are watched. A collection keeps its UUID, so
+// wasWatched and isWatched report whether the old and the new name are watched. A collection keeps its UUID, so
 // the registry can store up to where the collection was read: the stream contains all inserts under
 // a watched name, and none under any other name.
-func (r *Recovery) handleRename(ctx context.Context, ev *changes.Event, from, to bool) error {
-	if !to {
+func (r *Recovery) handleRename(ctx context.Context, ev *changes.Event, wasWatched, isWatched bool) error {
+	if !isWatched {
 		return r.Collections.LeaveCollection(ctx, ev)
 	}
 
 	defer r.Calls.KeepTicking(ctx, tickEvery)()
-	o, listed, err := r.findRenamed(ctx, ev)
+	outbox, listed, err := r.findRenamed(ctx, ev)
 	if err != nil {
 		return err
 	}
@@ -37,16 +37,16 @@ func (r *Recovery) handleRename(ctx context.Context, ev *changes.Event, from, to
 
 	var before outboxes.Registration
 	if ev.HasUUID {
-		if before, err = r.Collections.ClaimCollection(ctx, o, ev.ClusterTime); err != nil {
+		if before, err = r.Collections.ClaimCollection(ctx, outbox, ev.ClusterTime); err != nil {
 			return err
 		}
 	}
-	if !from {
-		return r.sweepRenamed(ctx, ev, o, before)
+	if !wasWatched {
+		return r.sweepRenamed(ctx, ev, outbox, before)
 	}
 
 	// Its scheduled envelopes are looked for under the new name from here on.
-	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{o})
+	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{outbox})
 }
 
 // tickEvery is the interval of signs of life during the sweep of a renamed collection.
@@ -59,11 +59,11 @@ const renameListedWithin = 3 * time.Second
 // findRenamed returns the collection of a rename under its current name, which may be the result of
 // a later rename. listed is false if the collection has no watched name. It waits at most
 // [renameListedWithin] for the server to list the collection.
-func (r *Recovery) findRenamed(ctx context.Context, ev *changes.Event) (o outboxes.Outbox, listed bool, err error) {
+func (r *Recovery) findRenamed(ctx context.Context, ev *changes.Event) (outbox outboxes.Outbox, listed bool, err error) {
 	to := string(ev.ToDB) + "." + string(ev.ToColl)
 	for began := time.Now(); time.Since(began) < renameListedWithin; {
 		if err := r.Collections.ListCollections(ctx); err != nil {
-			return o, false, err
+			return outbox, false, err
 		}
 
 		for _, o := range r.Collections.WatchedOutboxes() {
@@ -73,10 +73,10 @@ func (r *Recovery) findRenamed(ctx context.Context, ev *changes.Event) (o outbox
 			}
 		}
 		if err := retry.Sleep(ctx, 50*time.Millisecond); err != nil {
-			return o, false, err
+			return outbox, false, err
 		}
 	}
-	return o, false, nil
+	return outbox, false, nil
 }
 
 // sweepRenamed delivers the envelopes that were in a collection when it got a watched name: the
@@ -89,7 +89,7 @@ func (r *Recovery) findRenamed(ctx context.Context, ev *changes.Event) (o outbox
 // envelopes that were inserted before the collection lost its previous watched name have timestamps
 // before that time, without a margin.
 func (r *Recovery) sweepRenamed(
-	ctx context.Context, ev *changes.Event, o outboxes.Outbox, before outboxes.Registration,
+	ctx context.Context, ev *changes.Event, outbox outboxes.Outbox, before outboxes.Registration,
 ) error {
 	at := ev.ClusterTime
 
@@ -99,22 +99,22 @@ func (r *Recovery) sweepRenamed(
 		readUpTo = bson.Timestamp{}
 	}
 
-	r.Log.Warn("a collection got a watched name; sweeping it", "collection", o.NS(),
+	r.Log.Warn("a collection got a watched name; sweeping it", "collection", outbox.NS(),
 		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
-	r.renames.Store(o.NS(), rename{pos: string(ev.Data), at: at})
+	r.renames.Store(outbox.NS(), rename{pos: string(ev.Data), at: at})
 
-	s := &sweep.Sweep{
+	sweep := &sweep.Sweep{
 		Client:      r.Calls.Client,
-		Collections: []outboxes.Outbox{o},
-		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
-		Claims:      map[[16]byte]outboxes.Registration{o.UUID: before},
+		Collections: []outboxes.Outbox{outbox},
+		ReadUpTo:    map[string]bson.Timestamp{outbox.NS(): readUpTo},
+		Claims:      map[[16]byte]outboxes.Registration{outbox.UUID: before},
 		OldIDs:      r.sweepsOldIDs(),
 		To:          at,
 		Memory:      int64(r.Config.Limits.Memory) / 4,
 		Skip:        sweep.NewSkip(int64(r.Config.Limits.Memory) / 8),
 		Publisher:   renamePublisher{sweptPublisher{r}},
 	}
-	res, err := s.Run(ctx)
+	res, err := sweep.Run(ctx)
 	if err != nil {
 		return err
 	}
@@ -122,13 +122,13 @@ func (r *Recovery) sweepRenamed(
 	r.Dispatcher.Flush()
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: "renamed"},
-		{Key: "collection", Value: o.NS()},
+		{Key: "collection", Value: outbox.NS()},
 		{Key: "swept", Value: res.Swept},
 	})
 
 	// The outbox must be on the list before the position passes the rename: a later owner
 	// looks for scheduled envelopes only in outboxes on that list.
-	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{o})
+	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{outbox})
 }
 
 // renamePublisher delivers the envelopes of a renamed collection. The position stays before the
@@ -136,10 +136,10 @@ func (r *Recovery) sweepRenamed(
 type renamePublisher struct{ sweptPublisher }
 
 // Deliver implements sweep.Publisher.
-func (p renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
+func (p renamePublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) error {
 	p.Calls.Ticks.Add(1)
 	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
-	return p.Swept.DeliverSwept(ctx, e, p.PositionOf(string(e.DB)+"."+string(e.Coll), e.TS))
+	return p.Swept.DeliverSwept(ctx, envelope, p.PositionOf(string(envelope.DB)+"."+string(envelope.Coll), envelope.TS))
 }
 
 // rename is an event that gave a collection a watched name.

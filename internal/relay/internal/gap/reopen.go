@@ -60,21 +60,21 @@ func (r *Recovery) FindNextStart(ctx context.Context, err error) (changes.Start,
 // resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
 // returns a *HaltError if it is configured so.
 func (r *Recovery) resumeAfterInvalidate(
-	ctx context.Context, e *changes.InvalidateError,
+	ctx context.Context, invalidated *changes.InvalidateError,
 ) (changes.Start, error) {
 	r.AppendEvent(ctx, nodes.Invalidated, bson.D{
-		{Key: "collection", Value: e.NS},
-		{Key: "by", Value: e.Op.String()},
+		{Key: "collection", Value: invalidated.NS},
+		{Key: "by", Value: invalidated.Op.String()},
 	})
 	if r.Config.Invalidate == "halt" {
 		return changes.Start{}, &readiness.HaltError{
 			What: "the watched collection is gone",
-			Err:  e,
+			Err:  invalidated,
 			Fix:  "run `outrelay recover`, or set invalidate: resume",
 		}
 	}
 	r.Log.Warn("the watched collection is gone; continuing with the next collection of its name",
-		"collection", e.NS, "by", e.Op.String())
+		"collection", invalidated.NS, "by", invalidated.Op.String())
 
 	// The identity of the next collection is not known yet.
 	none := []lease.Collection{}
@@ -83,8 +83,8 @@ func (r *Recovery) resumeAfterInvalidate(
 		return changes.Start{}, err
 	}
 
-	r.Dispatcher.Position(e.Position)
-	return changes.Start{Position: e.Position}, nil
+	r.Dispatcher.Position(invalidated.Position)
+	return changes.Start{Position: invalidated.Position}, nil
 }
 
 // HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a

@@ -77,13 +77,13 @@ type Ledger struct {
 }
 
 // New returns a Ledger. It stores nothing before Run.
-func New(c Config) *Ledger {
-	if c.Queue == nil {
-		c.Queue = NewQueue()
+func New(cfg Config) *Ledger {
+	if cfg.Queue == nil {
+		cfg.Queue = NewQueue()
 	}
 	return &Ledger{
-		Queue:    c.Queue,
-		config:   c,
+		Queue:    cfg.Queue,
+		config:   cfg,
 		partSize: mongodb.NewPartSize(mongodb.MaxDocuments),
 		refusals: map[string]refusals{},
 	}
@@ -142,7 +142,7 @@ func (l *Ledger) Store(ctx context.Context, list []*Outcome) error {
 	}
 
 	for len(list) > 0 {
-		n := mongodb.CountFitting(list, l.partSize.Most(), func(o **Outcome) int { return (*o).estimateSize() })
+		n := mongodb.CountFitting(list, l.partSize.Most(), func(outcome **Outcome) int { return (*outcome).estimateSize() })
 		part := list[:n]
 		if err := l.storePart(ctx, part); err != nil {
 			return err
@@ -212,16 +212,16 @@ func (l *Ledger) writeHalves(ctx context.Context, part []*Outcome) error {
 
 // isolateOutcome stores an outcome that MongoDB rejects as a dead letter. If MongoDB rejects even a letter with the id and the
 // reason only, the envelope is not at fault. Then isolateOutcome writes the outcome as it was, again and again.
-func (l *Ledger) isolateOutcome(ctx context.Context, o *Outcome, rejection error) error {
+func (l *Ledger) isolateOutcome(ctx context.Context, outcome *Outcome, rejection error) error {
 	l.config.Log.Error("MongoDB rejects the record of an envelope; it becomes a dead letter",
-		"collection", o.namespace(), "id", letters.IDText(o.envelopeID()), "error", rejection)
+		"collection", outcome.namespace(), "id", letters.IDText(outcome.envelopeID()), "error", rejection)
 
-	asItWas, reported := *o, false
+	asItWas, reported := *outcome, false
 	for {
 		err := rejection
 		// A claim without envelopes has nothing to preserve.
-		if o.Claim == nil || !o.Claim.Ends {
-			err = l.writeAsLetter(ctx, o, rejection)
+		if outcome.Claim == nil || !outcome.Claim.Ends {
+			err = l.writeAsLetter(ctx, outcome, rejection)
 		}
 		if mongodb.IsRejection(err) {
 			l.config.OnRetry(err)
@@ -229,8 +229,8 @@ func (l *Ledger) isolateOutcome(ctx context.Context, o *Outcome, rejection error
 			if err := retry.Sleep(ctx, isolatePause); err != nil {
 				return err
 			}
-			*o = asItWas
-			if err = l.writeAlone(ctx, o); mongodb.IsRejection(err) {
+			*outcome = asItWas
+			if err = l.writeAlone(ctx, outcome); mongodb.IsRejection(err) {
 				rejection = err
 				continue
 			}
@@ -248,28 +248,28 @@ const isolatePause = time.Second
 
 // writeAsLetter writes an outcome that MongoDB rejects as a dead letter. If MongoDB rejects the letter as well, it writes a letter
 // with the id and the reason only.
-func (l *Ledger) writeAsLetter(ctx context.Context, o *Outcome, rejection error) error {
-	isLetter := o.letter != nil || o.Doc != nil && o.End == Dead
+func (l *Ledger) writeAsLetter(ctx context.Context, outcome *Outcome, rejection error) error {
+	isLetter := outcome.letter != nil || outcome.Doc != nil && outcome.End == Dead
 	if !isLetter {
-		if err := l.refuseToStore(o, rejection); err != nil {
+		if err := l.refuseToStore(outcome, rejection); err != nil {
 			return err
 		}
-		err := l.writeAlone(ctx, o)
+		err := l.writeAlone(ctx, outcome)
 		if !mongodb.IsRejection(err) {
 			return err
 		}
 		rejection = err
 	}
 
-	o.letter = letters.Minimal(l.newLetter(o, nil), rejection)
-	return l.writeAlone(ctx, o)
+	outcome.letter = letters.Minimal(l.newLetter(outcome, nil), rejection)
+	return l.writeAlone(ctx, outcome)
 }
 
 // writeAlone writes one outcome. It returns a rejection, and repeats every other error.
-func (l *Ledger) writeAlone(ctx context.Context, o *Outcome) (rejection error) {
+func (l *Ledger) writeAlone(ctx context.Context, outcome *Outcome) (rejection error) {
 	err := l.repeatUntilDone(ctx, func(ctx context.Context) error {
 		rejection = nil
-		err := l.writeState(ctx, []*Outcome{o})
+		err := l.writeState(ctx, []*Outcome{outcome})
 		if mongodb.IsRejection(err) {
 			rejection = err
 			return nil
@@ -283,27 +283,27 @@ func (l *Ledger) writeAlone(ctx context.Context, o *Outcome) (rejection error) {
 }
 
 // refuseToStore turns an envelope that cannot be stored as waiting into a dead one.
-func (l *Ledger) refuseToStore(o *Outcome, rejection error) error {
+func (l *Ledger) refuseToStore(outcome *Outcome, rejection error) error {
 	// The letter of a stored envelope is made of its document, within the transaction.
-	if o.Doc != nil {
-		o.End, o.change = Dead, nil
-		o.Refusal.Reason = "MongoDB cannot store its fate: " + rejection.Error()
-		if o.Refusal.Class == "" {
-			o.Refusal.Class = record.Malformed
+	if outcome.Doc != nil {
+		outcome.End, outcome.change = Dead, nil
+		outcome.Refusal.Reason = "MongoDB cannot store its fate: " + rejection.Error()
+		if outcome.Refusal.Class == "" {
+			outcome.Refusal.Class = record.Malformed
 		}
 		return nil
 	}
 
 	// The class of an earlier failure explains the letter better.
-	if o.Refusal.Class == "" {
-		o.Refusal.Class = record.Malformed
-		o.Topic = firstText(o.Topics)
+	if outcome.Refusal.Class == "" {
+		outcome.Refusal.Class = record.Malformed
+		outcome.Topic = firstText(outcome.Topics)
 	}
-	o.Refusal.Reason = "it has to wait for its target, and MongoDB cannot store it: " + rejection.Error()
-	o.End, o.entry = Dead, nil
+	outcome.Refusal.Reason = "it has to wait for its target, and MongoDB cannot store it: " + rejection.Error()
+	outcome.End, outcome.entry = Dead, nil
 
 	var err error
-	o.letter, err = letters.Prepare(l.newLetter(o, nil))
+	outcome.letter, err = letters.Prepare(l.newLetter(outcome, nil))
 	return err
 }
 
@@ -371,7 +371,7 @@ func (o *Outcome) namespace() string {
 }
 
 // NoteSent counts an envelope of a claim that was sent. There is nothing to store: the end of the claim is.
-func (l *Ledger) NoteSent(o *Outcome) { l.config.Count(o) }
+func (l *Ledger) NoteSent(outcome *Outcome) { l.config.Count(outcome) }
 
 // originOf returns the way in which a stored or claimed envelope began to wait, or "".
 func (o *Outcome) originOf() string {

@@ -40,8 +40,8 @@ type refusals struct {
 
 // isPaused reports whether the deliveries of an outbox are not recorded at present.
 func (l *Ledger) isPaused(ns string) bool {
-	r, refused := l.refusals[ns]
-	if refused && time.Since(r.since) >= recordingPause {
+	refusals, refused := l.refusals[ns]
+	if refused && time.Since(refusals.since) >= recordingPause {
 		delete(l.refusals, ns)
 	}
 	return l.refusals[ns].n >= maxRefusals
@@ -49,19 +49,19 @@ func (l *Ledger) isPaused(ns string) bool {
 
 // noteRefusal counts a delivery that the outbox ns rejected.
 func (l *Ledger) noteRefusal(ns string) {
-	r := l.refusals[ns]
-	if r.n == 0 {
-		r.since = time.Now()
+	refusals := l.refusals[ns]
+	if refusals.n == 0 {
+		refusals.since = time.Now()
 	}
-	r.n++
-	l.refusals[ns] = r
+	refusals.n++
+	l.refusals[ns] = refusals
 }
 
 // recordDeliveries records the deliveries of a part on the documents of their outboxes, in a fenced transaction of its own. If an
 // outbox rejects one, it stays unrecorded: the envelope was delivered, and the watermark must not wait for a write that cannot
 // succeed.
 func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
-	return l.recordEnds(ctx, part, func(o *Outcome) bool { return o.End == Sent && !o.DeadTargets })
+	return l.recordEnds(ctx, part, func(outcome *Outcome) bool { return outcome.End == Sent && !outcome.DeadTargets })
 }
 
 // deleteUnsent deletes the envelopes of a part that will never be sent from outboxes that are to stay empty. Their letters are stored.
@@ -69,11 +69,13 @@ func (l *Ledger) deleteUnsent(ctx context.Context, part []*Outcome) error {
 	if l.config.Recording != RecordDelete {
 		return nil
 	}
-	return l.recordEnds(ctx, part, func(o *Outcome) bool { return o.End == Dead || o.End == Dropped || o.End == Sent && o.DeadTargets })
+	return l.recordEnds(ctx, part, func(outcome *Outcome) bool {
+		return outcome.End == Dead || outcome.End == Dropped || outcome.End == Sent && outcome.DeadTargets
+	})
 }
 
 // recordEnds records those outcomes of a part on the documents of their outboxes whose end is final.
-func (l *Ledger) recordEnds(ctx context.Context, part []*Outcome, isFinal func(o *Outcome) bool) error {
+func (l *Ledger) recordEnds(ctx context.Context, part []*Outcome, isFinal func(outcome *Outcome) bool) error {
 	byOutbox := map[string][]*Outcome{}
 	for _, o := range part {
 		// The claim has taken a scheduled envelope out of its outbox already.
@@ -138,7 +140,7 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 // writeRecords deletes or marks the envelopes of list that have a stamp, or those without. It does not change an envelope that was
 // replaced by a newer one with its id (N25). A missing envelope is not an error.
 func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stamped bool, list []*Outcome) error {
-	list = slices.DeleteFunc(slices.Clone(list), func(o *Outcome) bool { return o.Stamp.IsZero() == stamped })
+	list = slices.DeleteFunc(slices.Clone(list), func(outcome *Outcome) bool { return outcome.Stamp.IsZero() == stamped })
 	if len(list) == 0 {
 		return nil
 	}

@@ -33,109 +33,109 @@ func (l *Ledger) prepare(ctx context.Context, part []*Outcome) error {
 }
 
 // prepareNew decides about an envelope that is not in the store.
-func (l *Ledger) prepareNew(o *Outcome) (err error) {
+func (l *Ledger) prepareNew(outcome *Outcome) (err error) {
 	// If only one attempt is allowed, an envelope that failed once is dead.
-	onlyAttempt := o.End == Retrying && l.config.MaxAttempts <= 1
+	onlyAttempt := outcome.End == Retrying && l.config.MaxAttempts <= 1
 	switch {
-	case o.End == Sent || o.End == Dropped || o.Claim != nil && o.Claim.Ends:
+	case outcome.End == Sent || outcome.End == Dropped || outcome.Claim != nil && outcome.Claim.Ends:
 		return nil
 
-	case o.Raw == nil:
+	case outcome.Raw == nil:
 		// Without the letter, the watermark would wait for an envelope that cannot be found.
-		o.End = Dead
-		if o.Refusal.Class == "" {
-			o.Refusal = record.Refusal{Class: record.Malformed, Reason: "its target could not be written"}
+		outcome.End = Dead
+		if outcome.Refusal.Class == "" {
+			outcome.Refusal = record.Refusal{Class: record.Malformed, Reason: "its target could not be written"}
 		}
-		o.Refusal.Reason += "; the envelope is gone, only its id is left"
-		if o.Raw, err = bson.Marshal(bson.D{{Key: "_id", Value: o.HeaderID()}}); err != nil {
+		outcome.Refusal.Reason += "; the envelope is gone, only its id is left"
+		if outcome.Raw, err = bson.Marshal(bson.D{{Key: "_id", Value: outcome.HeaderID()}}); err != nil {
 			return fmt.Errorf("writing the id of a dead letter: %w", err)
 		}
 
-	case o.End.Waits() && !onlyAttempt:
-		o.entry = l.newEntry(o)
+	case outcome.End.Waits() && !onlyAttempt:
+		outcome.entry = l.newEntry(outcome)
 		return nil
 	}
 
 	var attempts []record.Attempt
 	if onlyAttempt {
-		attempts = []record.Attempt{l.attemptOf(o)}
-		o.End = Dead
-		o.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: onlyAttemptText + o.Refusal.Reason}
+		attempts = []record.Attempt{l.attemptOf(outcome)}
+		outcome.End = Dead
+		outcome.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: onlyAttemptText + outcome.Refusal.Reason}
 	}
-	o.letter, err = letters.Prepare(l.newLetter(o, attempts))
+	outcome.letter, err = letters.Prepare(l.newLetter(outcome, attempts))
 	return err
 }
 
 // onlyAttemptText is the start of the reason of a dead letter if only one attempt is allowed.
 const onlyAttemptText = "the only attempt failed with: "
 
-// newEntry returns the waiting envelope of o.
-func (l *Ledger) newEntry(o *Outcome) *waiting.Entry {
-	e := &waiting.Entry{
+// newEntry returns the waiting envelope of outcome.
+func (l *Ledger) newEntry(outcome *Outcome) *waiting.Entry {
+	entry := &waiting.Entry{
 		Watcher: l.config.Store.Watcher(),
-		NS:      o.NS,
-		Raw:     o.Raw,
-		Key:     o.Key,
-		Slot:    waiting.SlotOf(o.Raw),
-		Pos:     o.Pos,
-		Pending: o.Topics,
-		Reason:  o.Reason,
+		NS:      outcome.NS,
+		Raw:     outcome.Raw,
+		Key:     outcome.Key,
+		Slot:    waiting.SlotOf(outcome.Raw),
+		Pos:     outcome.Pos,
+		Pending: outcome.Topics,
+		Reason:  outcome.Reason,
 		Origin:  waiting.OriginStream,
 	}
 
 	// Every other envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
 	// resolved itself before the stream continues.
-	if o.Claim != nil {
-		e.Origin = waiting.OriginScheduled
+	if outcome.Claim != nil {
+		entry.Origin = waiting.OriginScheduled
 	} else if l.config.Sweeping() {
-		e.Origin, e.Redelivered = waiting.OriginSweep, true
+		entry.Origin, entry.Redelivered = waiting.OriginSweep, true
 	}
 
-	if o.End == Retrying {
-		e.Attempts = 1
-		e.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))
-		failure := l.attemptOf(o)
-		e.Error = &failure
+	if outcome.End == Retrying {
+		entry.Attempts = 1
+		entry.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))
+		failure := l.attemptOf(outcome)
+		entry.Error = &failure
 	}
-	return e
+	return entry
 }
 
-// attemptOf returns the failed attempt of o, now.
-func (l *Ledger) attemptOf(o *Outcome) record.Attempt {
-	return record.Attempt{Class: o.Refusal.Class, Reason: o.Refusal.Reason, Topic: o.Topic, At: l.config.Now(), Node: l.config.Source.Node}
+// attemptOf returns the failed attempt of outcome, now.
+func (l *Ledger) attemptOf(outcome *Outcome) record.Attempt {
+	return record.Attempt{Class: outcome.Refusal.Class, Reason: outcome.Refusal.Reason, Topic: outcome.Topic, At: l.config.Now(), Node: l.config.Source.Node}
 }
 
-// newLetter returns the dead letter of o, an envelope that is not in the store.
-func (l *Ledger) newLetter(o *Outcome, attempts []record.Attempt) letters.Letter {
+// newLetter returns the dead letter of outcome, an envelope that is not in the store.
+func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.Letter {
 	letter := letters.Letter{
 		Watcher:   l.config.Store.Watcher(),
-		NS:        o.namespace(),
+		NS:        outcome.namespace(),
 		Mapping:   l.config.Mapping,
-		Raw:       o.Raw,
-		Key:       o.Key,
-		Class:     o.Refusal.Class,
-		Reason:    o.Refusal.Reason,
-		Topic:     o.Topic,
-		Partition: o.Partition,
-		Pos:       o.Pos,
+		Raw:       outcome.Raw,
+		Key:       outcome.Key,
+		Class:     outcome.Refusal.Class,
+		Reason:    outcome.Refusal.Reason,
+		Topic:     outcome.Topic,
+		Partition: outcome.Partition,
+		Pos:       outcome.Pos,
 		Origin:    waiting.OriginStream,
 		Source:    l.config.Source,
 		Attempts:  attempts,
 		Expire:    l.config.LetterExpiry,
 	}
-	if o.Raw != nil {
-		letter.Slot = waiting.SlotOf(o.Raw)
+	if outcome.Raw != nil {
+		letter.Slot = waiting.SlotOf(outcome.Raw)
 	}
-	if o.Claim != nil {
+	if outcome.Claim != nil {
 		letter.Origin = waiting.OriginScheduled
 	} else if l.config.Sweeping() {
 		letter.Origin = waiting.OriginSweep
 	}
 
-	if d := o.Doc; d != nil {
-		letter.Key, letter.Pos, letter.Delivery, letter.Origin, letter.ReplayOf = d.Key, d.Pos, d.Delivery, d.Origin, d.ReplayOf
+	if document := outcome.Doc; document != nil {
+		letter.Key, letter.Pos, letter.Delivery, letter.Origin, letter.ReplayOf = document.Key, document.Pos, document.Delivery, document.Origin, document.ReplayOf
 		if letter.Raw == nil {
-			letter.Raw, _ = bson.Marshal(bson.D{{Key: "_id", Value: d.ID}})
+			letter.Raw, _ = bson.Marshal(bson.D{{Key: "_id", Value: document.ID}})
 		}
 	}
 	return letter
@@ -147,8 +147,8 @@ func (l *Ledger) newLetter(o *Outcome, attempts []record.Attempt) letters.Letter
 func (l *Ledger) numberUnstamped(ctx context.Context, part []*Outcome) error {
 	var at bson.Timestamp
 	for _, o := range part {
-		e := o.entry
-		if e == nil || e.Number != "" || !outboxes.PosUnstamped(e.Pos) {
+		entry := o.entry
+		if entry == nil || entry.Number != "" || !outboxes.PosUnstamped(entry.Pos) {
 			continue
 		}
 
@@ -162,34 +162,34 @@ func (l *Ledger) numberUnstamped(ctx context.Context, part []*Outcome) error {
 			}
 		}
 		l.unstampedCount++
-		e.Number = outboxes.PosNumber(at, l.unstampedCount)
+		entry.Number = outboxes.PosNumber(at, l.unstampedCount)
 	}
 	return nil
 }
 
 // prepareStored decides about an envelope that is in the store.
-func (l *Ledger) prepareStored(o *Outcome) {
-	if !o.End.Waits() {
+func (l *Ledger) prepareStored(outcome *Outcome) {
+	if !outcome.End.Waits() {
 		return
 	}
 
-	d := o.Doc
-	c := &waiting.Change{DocumentID: d.DocumentID, Reason: o.Reason, Pending: o.Topics, Attempts: d.Attempts}
-	if o.Recorded && l.config.Recording == RecordMark {
-		c.Sent = o.Sent
+	document := outcome.Doc
+	change := &waiting.Change{DocumentID: document.DocumentID, Reason: outcome.Reason, Pending: outcome.Topics, Attempts: document.Attempts}
+	if outcome.Recorded && l.config.Recording == RecordMark {
+		change.Sent = outcome.Sent
 	}
-	if o.End == Retrying {
-		c.Reason = waiting.Retry
-		failure := l.attemptOf(o)
-		c.Failure = &failure
-		c.NextAt = l.config.Now().Add(l.config.Backoff.Delay(int(d.Attempts)))
+	if outcome.End == Retrying {
+		change.Reason = waiting.Retry
+		failure := l.attemptOf(outcome)
+		change.Failure = &failure
+		change.NextAt = l.config.Now().Add(l.config.Backoff.Delay(int(document.Attempts)))
 	}
 
 	// The document is correct already: nothing has changed since it was read.
-	if o.End == Waiting && c.Reason == d.Reason && d.NextAt == 0 && len(o.Topics) == len(d.Pending) {
+	if outcome.End == Waiting && change.Reason == document.Reason && document.NextAt == 0 && len(outcome.Topics) == len(document.Pending) {
 		return
 	}
-	o.change = c
+	outcome.change = change
 }
 
 // writeState writes a part in one fenced transaction of the state database (N3). It is idempotent.
@@ -205,23 +205,23 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 		return err
 	}
 
-	w := newWriteSet(part)
-	if w.isEmpty() {
+	set := newWriteSet(part)
+	if set.isEmpty() {
 		return nil
 	}
-	err := l.config.Fencer.Fenced(ctx, w.buildWatcherUpdate(), mongodb.LimitRuns(len(part), func(tx context.Context) error {
-		return l.writeSet(tx, w)
+	err := l.config.Fencer.Fenced(ctx, set.buildWatcherUpdate(), mongodb.LimitRuns(len(part), func(tx context.Context) error {
+		return l.writeSet(tx, set)
 	}))
 	if err != nil {
 		return fmt.Errorf("storing the outcomes of sends: %w", err)
 	}
-	if err := l.applyDead(ctx, w); err != nil {
+	if err := l.applyDead(ctx, set); err != nil {
 		return err
 	}
 
 	// A repetition after a lost reply finds nothing either, so the documents have to be read.
-	if w.matched < w.countExpected() {
-		return l.markGone(ctx, w)
+	if set.matched < set.countExpected() {
+		return l.markGone(ctx, set)
 	}
 	return nil
 }
@@ -242,32 +242,32 @@ type writeSet struct {
 }
 
 func newWriteSet(part []*Outcome) *writeSet {
-	w := &writeSet{tried: map[*Outcome]*letters.Prepared{}}
+	set := &writeSet{tried: map[*Outcome]*letters.Prepared{}}
 	for _, o := range part {
 		if at := o.Claim; at != nil && at.Ends {
-			w.claims.End(at.ID)
+			set.claims.End(at.ID)
 		} else if at != nil && (at.Leaves || o.End != Sent) {
-			w.claims.Finish(at.ID, at.Index)
+			set.claims.Finish(at.ID, at.Index)
 		}
 
 		switch {
 		case o.entry != nil:
-			w.entries = append(w.entries, *o.entry)
+			set.entries = append(set.entries, *o.entry)
 		case o.change != nil:
-			w.changed = append(w.changed, o)
+			set.changed = append(set.changed, o)
 		case o.Doc != nil && o.letter != nil:
 			// The letter of a document whose envelope cannot be stored as one.
-			w.letters = append(w.letters, o.letter)
-			w.removed = append(w.removed, o)
+			set.letters = append(set.letters, o.letter)
+			set.removed = append(set.removed, o)
 		case o.letter != nil:
-			w.letters = append(w.letters, o.letter)
+			set.letters = append(set.letters, o.letter)
 		case o.Doc != nil && o.End == Dead:
-			w.dying = append(w.dying, o)
+			set.dying = append(set.dying, o)
 		case o.Doc != nil && !o.End.Waits() && o.End != Gone:
-			w.removed = append(w.removed, o)
+			set.removed = append(set.removed, o)
 		}
 	}
-	return w
+	return set
 }
 
 func (w *writeSet) isEmpty() bool {
@@ -294,40 +294,40 @@ func (w *writeSet) buildWatcherUpdate() bson.D {
 	return bson.D{{Key: "$max", Value: bson.D{{Key: "beside", Value: highest}}}}
 }
 
-// writeSet runs the statements of w in the transaction of tx.
-func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
+// writeSet runs the statements of set in the transaction of tx.
+func (l *Ledger) writeSet(tx context.Context, set *writeSet) error {
 	client := mongo.SessionFromContext(tx).Client()
 	store := mongodb.InClient(client, l.config.Store.Collection())
-	if err := waiting.Enter(tx, store, w.entries); err != nil {
+	if err := waiting.Enter(tx, store, set.entries); err != nil {
 		return err
 	}
-	if !w.claims.IsEmpty() {
-		if err := w.claims.Write(tx, mongodb.InClient(client, l.config.Claims)); err != nil {
+	if !set.claims.IsEmpty() {
+		if err := set.claims.Write(tx, mongodb.InClient(client, l.config.Claims)); err != nil {
 			return err
 		}
 	}
 
 	var removed [][waiting.IDSize]byte
-	for _, o := range w.removed {
+	for _, o := range set.removed {
 		removed = append(removed, o.Doc.DocumentID)
 	}
-	if err := l.readDying(tx, store, w); err != nil {
+	if err := l.readDying(tx, store, set); err != nil {
 		return err
 	}
-	for o := range w.dead {
+	for o := range set.dead {
 		removed = append(removed, o.Doc.DocumentID)
 	}
-	changes := make([]*waiting.Change, len(w.changed))
-	for i, o := range w.changed {
+	changes := make([]*waiting.Change, len(set.changed))
+	for i, o := range set.changed {
 		changes[i] = o.change
 	}
 	var err error
-	if w.matched, err = waiting.WriteChanges(tx, store, changes, removed); err != nil {
+	if set.matched, err = waiting.WriteChanges(tx, store, changes, removed); err != nil {
 		return err
 	}
 
 	var dead []*letters.Prepared
-	for _, p := range w.dead {
+	for _, p := range set.dead {
 		dead = append(dead, p)
 	}
 	coll := mongodb.InClient(client, l.config.Letters)
@@ -335,55 +335,55 @@ func (l *Ledger) writeSet(tx context.Context, w *writeSet) error {
 	if err := letters.WriteChunksIn(tx, coll, dead); err != nil {
 		return err
 	}
-	return letters.Write(tx, coll, l.config.Now(), append(dead, w.letters...))
+	return letters.Write(tx, coll, l.config.Now(), append(dead, set.letters...))
 }
 
 // readDying makes the letters of the dying envelopes, which are not kept in memory while they are in flight.
-func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, w *writeSet) error {
-	w.dead, w.spared = map[*Outcome]*letters.Prepared{}, map[*Outcome]bool{}
+func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, set *writeSet) error {
+	set.dead, set.spared = map[*Outcome]*letters.Prepared{}, map[*Outcome]bool{}
 	byID := map[[waiting.IDSize]byte]*Outcome{}
 	var ids [][waiting.IDSize]byte
-	for _, o := range w.dying {
+	for _, o := range set.dying {
 		byID[o.Doc.DocumentID] = o
 		ids = append(ids, o.Doc.DocumentID)
 	}
 
 	return waiting.ReadWhole(tx, store, ids, func(raw bson.Raw) error {
-		d := waiting.ReadDocument(raw)
-		o := byID[d.DocumentID]
+		document := waiting.ReadDocument(raw)
+		outcome := byID[document.DocumentID]
 		// An operator has given it further attempts.
-		if o.Refusal.Class == record.AttemptsExhausted && d.Attempts != o.Doc.Attempts {
-			w.spared[o] = true
+		if outcome.Refusal.Class == record.AttemptsExhausted && document.Attempts != outcome.Doc.Attempts {
+			set.spared[outcome] = true
 			return nil
 		}
 
 		var err error
-		w.dead[o], err = letters.Prepare(l.letterOfStored(o, &d))
-		w.tried[o] = w.dead[o]
+		set.dead[outcome], err = letters.Prepare(l.letterOfStored(outcome, &document))
+		set.tried[outcome] = set.dead[outcome]
 		return err
 	})
 }
 
 // letterOfStored returns the dead letter of a waiting envelope, with all its attempts.
-func (l *Ledger) letterOfStored(o *Outcome, d *waiting.Document) letters.Letter {
-	letter := l.newLetter(o, nil)
-	letter.Raw = append(bson.Raw(nil), d.Envelope...)
+func (l *Ledger) letterOfStored(outcome *Outcome, document *waiting.Document) letters.Letter {
+	letter := l.newLetter(outcome, nil)
+	letter.Raw = append(bson.Raw(nil), document.Envelope...)
 	letter.Slot = waiting.SlotOf(letter.Raw)
-	if len(d.History) > 0 || o.Refusal.Class == record.AttemptsExhausted {
-		last := l.attemptOf(o)
-		last.Class, last.Reason = o.failure.Class, o.failure.Reason
-		letter.Attempts = append(d.History, last)
+	if len(document.History) > 0 || outcome.Refusal.Class == record.AttemptsExhausted {
+		last := l.attemptOf(outcome)
+		last.Class, last.Reason = outcome.failure.Class, outcome.failure.Reason
+		letter.Attempts = append(document.History, last)
 	}
 	return letter
 }
 
 // applyDead sets the ends of outcomes whose documents were read in the transaction. If the transaction was repeated although it had
 // committed, its last run has found no documents, but the letters exist.
-func (l *Ledger) applyDead(ctx context.Context, w *writeSet) error {
+func (l *Ledger) applyDead(ctx context.Context, set *writeSet) error {
 	var doubtful bson.A
-	for _, o := range w.dying {
-		if w.dead[o] == nil && !w.spared[o] && w.tried[o] != nil {
-			doubtful = append(doubtful, w.tried[o].ID())
+	for _, o := range set.dying {
+		if set.dead[o] == nil && !set.spared[o] && set.tried[o] != nil {
+			doubtful = append(doubtful, set.tried[o].ID())
 		}
 	}
 	written := map[string]bool{}
@@ -398,14 +398,14 @@ func (l *Ledger) applyDead(ctx context.Context, w *writeSet) error {
 		}
 	}
 
-	for _, o := range w.dying {
-		switch p := w.dead[o]; {
-		case p != nil:
-			o.letter = p
-		case w.spared[o]:
+	for _, o := range set.dying {
+		switch prepared := set.dead[o]; {
+		case prepared != nil:
+			o.letter = prepared
+		case set.spared[o]:
 			o.End = Waiting
-		case w.tried[o] != nil && written[w.tried[o].ID()]:
-			o.letter = w.tried[o]
+		case set.tried[o] != nil && written[set.tried[o].ID()]:
+			o.letter = set.tried[o]
 		default:
 			o.End = Gone
 		}
@@ -414,9 +414,9 @@ func (l *Ledger) applyDead(ctx context.Context, w *writeSet) error {
 }
 
 // markGone sets the end of changed envelopes that are gone, and wait no more.
-func (l *Ledger) markGone(ctx context.Context, w *writeSet) error {
-	ids := make([][waiting.IDSize]byte, len(w.changed))
-	for i, o := range w.changed {
+func (l *Ledger) markGone(ctx context.Context, set *writeSet) error {
+	ids := make([][waiting.IDSize]byte, len(set.changed))
+	for i, o := range set.changed {
 		ids[i] = o.Doc.DocumentID
 	}
 	if len(ids) == 0 {
@@ -427,7 +427,7 @@ func (l *Ledger) markGone(ctx context.Context, w *writeSet) error {
 	if err != nil {
 		return err
 	}
-	for _, o := range w.changed {
+	for _, o := range set.changed {
 		if !found[o.Doc.DocumentID] {
 			o.End = Gone
 		}

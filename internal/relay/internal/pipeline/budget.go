@@ -32,9 +32,9 @@ type sharedBudget struct {
 const reconcilerShare = 4
 
 func newBudget(shared *sharedBudget) *budget {
-	b := &budget{share: shared.limit, shared: shared}
-	b.changed = sync.NewCond(&b.mu)
-	return b
+	budget := &budget{share: shared.limit, shared: shared}
+	budget.changed = sync.NewCond(&budget.mu)
+	return budget
 }
 
 // fitsLocked reports whether n more bytes may be reserved now. They must fit into the share,
@@ -167,32 +167,32 @@ const minTickets = 1000
 
 // NewPool returns a pool of bytes and tickets.
 func NewPool(bytes int64, tickets int) *Pool {
-	p := &Pool{bytes: max(bytes, reconcilerShare), tickets: tickets}
-	p.side.limit = p.bytes / reconcilerShare
-	p.stream.limit = p.bytes - p.side.limit
-	return p
+	pool := &Pool{bytes: max(bytes, reconcilerShare), tickets: tickets}
+	pool.side.limit = pool.bytes / reconcilerShare
+	pool.stream.limit = pool.bytes - pool.side.limit
+	return pool
 }
 
-// addMember gives d a part of the pool. The parts of the other members become smaller.
-func (p *Pool) addMember(d *Resolver) {
+// addMember gives resolver a part of the pool. The parts of the other members become smaller.
+func (p *Pool) addMember(resolver *Resolver) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.members = append(p.members, d)
+	p.members = append(p.members, resolver)
 	p.divideLocked()
 }
 
-// removeMember divides the part of d among the other members. It does nothing if d is not a
+// removeMember divides the part of resolver among the other members. It does nothing if resolver is not a
 // member.
-func (p *Pool) removeMember(d *Resolver) {
+func (p *Pool) removeMember(resolver *Resolver) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := slices.Index(p.members, d)
+	i := slices.Index(p.members, resolver)
 	if i < 0 {
 		return
 	}
 
-	d.budget.releaseAll()
-	d.sideBudget.releaseAll()
+	resolver.budget.releaseAll()
+	resolver.sideBudget.releaseAll()
 	p.members = slices.Delete(p.members, i, i+1)
 	p.divideLocked()
 }

@@ -89,8 +89,10 @@ type Dispatcher struct {
 	heldScratch []int // used by Deliver only
 }
 
-// NewDispatcher returns a dispatcher that sends to s. The sink reports to r.
-func NewDispatcher(r *Resolver, s Sink) *Dispatcher { return &Dispatcher{Resolver: r, sink: s} }
+// NewDispatcher returns a dispatcher that sends to sink. The sink reports to resolver.
+func NewDispatcher(resolver *Resolver, sink Sink) *Dispatcher {
+	return &Dispatcher{Resolver: resolver, sink: sink}
+}
 
 // Deliver sends one event to its targets. Calls must be made in stream order. It
 // blocks while the budget or the window is full. It returns the cause of ctx if ctx
@@ -141,12 +143,12 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 		if !ok {
 			return err
 		}
-		o := item.newOutcome(ledger.Dead)
-		o.Topic, o.Refusal = rec.Topic, *refusal
+		outcome := item.newOutcome(ledger.Dead)
+		outcome.Topic, outcome.Refusal = rec.Topic, *refusal
 		if !refusal.Class.DeadAtOnce() {
-			o.End, o.Reason, o.Topics = ledger.Retrying, waiting.Retry, []string{rec.Topic}
+			outcome.End, outcome.Reason, outcome.Topics = ledger.Retrying, waiting.Retry, []string{rec.Topic}
 		}
-		d.addUnsent(o, unsent{ticket: ticket, targets: 1, bytes: int64(d.sink.Size(rec))})
+		d.addUnsent(outcome, unsent{ticket: ticket, targets: 1, bytes: int64(d.sink.Size(rec))})
 	}
 
 	// The targets that wait share one outcome, because they share one envelope.
@@ -163,10 +165,10 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 	}
 
 	ticket := d.tracker.Begin(item.CommitMS, 1, EventNumber(item.Pos))
-	o := item.newOutcome(ledger.Dead)
-	o.Refusal = *item.Dead
-	o.Stamp, o.Recorded = item.Stamp, item.Whole
-	d.addUnsent(o, unsent{ticket: ticket, targets: 1, bytes: int64(len(item.Raw))})
+	outcome := item.newOutcome(ledger.Dead)
+	outcome.Refusal = *item.Dead
+	outcome.Stamp, outcome.Recorded = item.Stamp, item.Whole
+	d.addUnsent(outcome, unsent{ticket: ticket, targets: 1, bytes: int64(len(item.Raw))})
 	return nil
 }
 

@@ -52,8 +52,8 @@ type Notes interface {
 	CountDropped(class record.Class)
 }
 
-func newFeed(b BuildConfig, c FeedConfig) feed {
-	return feed{recordBuilder: b.newBuilder(), BuildConfig: b, FeedConfig: c}
+func newFeed(build BuildConfig, cfg FeedConfig) feed {
+	return feed{recordBuilder: build.newBuilder(), BuildConfig: build, FeedConfig: cfg}
 }
 
 // stored has the topics of an envelope that was stored before.
@@ -151,8 +151,8 @@ func (f *feed) fillItem(item *Item) error {
 }
 
 // isInTopic reports whether the read-back has found the record in its topic.
-func (f *feed) isInTopic(r record.Record) bool {
-	_, _, ok := f.Dispatcher.sink.FindHit(&r)
+func (f *feed) isInTopic(record record.Record) bool {
+	_, _, ok := f.Dispatcher.sink.FindHit(&record)
 	return ok
 }
 

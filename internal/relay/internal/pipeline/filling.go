@@ -41,14 +41,14 @@ func (c *BuildConfig) newBuilder() recordBuilder {
 // follow returns the observer of the delivery of an envelope with these records: its trace and its sample. Usually it has
 // neither, and follow returns nil. commitMS is the commit time of its event, or 0 outside of the stream.
 func (c *BuildConfig) follow(
-	now time.Time, v *envelope.View, recs []record.Record, db, coll []byte, commitMS int64,
+	now time.Time, view *envelope.View, recs []record.Record, db, coll []byte, commitMS int64,
 ) Follower {
 	var observers group
-	if d := c.Tap.Begin(recs, db, coll, commitMS); d != nil {
-		observers = append(observers, d)
+	if delivery := c.Tap.Begin(recs, db, coll, commitMS); delivery != nil {
+		observers = append(observers, delivery)
 	}
-	if s := c.Activity.Sample(now, recs, v.Type, db, coll, commitMS); s != nil {
-		observers = append(observers, s)
+	if sample := c.Activity.Sample(now, recs, view.Type, db, coll, commitMS); sample != nil {
+		observers = append(observers, sample)
 	}
 
 	switch len(observers) {

@@ -56,7 +56,7 @@ type trackedEnvelope struct {
 }
 
 // trackEnvelope adds the envelope of item if it has a Follower or its delivery is to be recorded.
-func (f *followers) trackEnvelope(t record.Ticket, item *Item) {
+func (f *followers) trackEnvelope(ticket record.Ticket, item *Item) {
 	if item.Follow == nil && item.Sent == nil || len(item.Records) == 0 {
 		return
 	}
@@ -66,27 +66,27 @@ func (f *followers) trackEnvelope(t record.Ticket, item *Item) {
 	if f.byTicket == nil {
 		f.byTicket = map[record.Ticket]trackedEnvelope{}
 	}
-	f.byTicket[t] = trackedEnvelope{item.Follow, item.Sent, len(item.Records)}
+	f.byTicket[ticket] = trackedEnvelope{item.Follow, item.Sent, len(item.Records)}
 	f.count.Add(1)
 }
 
-// countResolvedLocked counts n targets of t as resolved. It returns the entry of t, and whether
-// these were its last targets. The entry is empty if t is not tracked.
-func (f *followers) countResolvedLocked(t record.Ticket, n int) (e trackedEnvelope, last bool) {
-	e, found := f.byTicket[t]
+// countResolvedLocked counts n targets of ticket as resolved. It returns the entry of ticket, and whether
+// these were its last targets. The entry is empty if ticket is not tracked.
+func (f *followers) countResolvedLocked(ticket record.Ticket, n int) (envelope trackedEnvelope, last bool) {
+	envelope, found := f.byTicket[ticket]
 	if !found {
-		return e, false
+		return envelope, false
 	}
 
-	e.targetsLeft -= n
-	if e.targetsLeft > 0 {
-		f.byTicket[t] = e
-		return e, false
+	envelope.targetsLeft -= n
+	if envelope.targetsLeft > 0 {
+		f.byTicket[ticket] = envelope
+		return envelope, false
 	}
 
-	delete(f.byTicket, t)
+	delete(f.byTicket, ticket)
 	f.count.Add(-1)
-	return e, true
+	return envelope, true
 }
 
 // notifyAcked reports the records that were acked in tp to their followers. It returns the
@@ -102,34 +102,34 @@ func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []
 	defer f.mu.Unlock()
 	for i, t := range tickets {
 		offset := base + int64(i)
-		e, last := f.countResolvedLocked(t, 1)
-		if e.sent != nil {
+		envelope, last := f.countResolvedLocked(t, 1)
+		if envelope.sent != nil {
 			place := outboxes.Place{Topic: tp.Topic, Partition: tp.Partition, Offset: offset}
-			e.sent.Outcome.Sent = append(e.sent.Outcome.Sent, place)
+			envelope.sent.Outcome.Sent = append(envelope.sent.Outcome.Sent, place)
 			if last {
-				resolved = append(resolved, e.sent)
+				resolved = append(resolved, envelope.sent)
 			}
 		}
-		if e.follower != nil {
-			e.follower.Acked(tp, offset)
+		if envelope.follower != nil {
+			envelope.follower.Acked(tp, offset)
 		}
 	}
 	return resolved
 }
 
-// notifyLeft reports the records of o, which are not sent now, to their follower, and voids the recording
+// notifyLeft reports the records of outcome, which are not sent now, to their follower, and voids the recording
 // of their delivery. It returns the envelope if these were its last targets and its delivery was
 // to be recorded.
-func (f *followers) notifyLeft(o *ledger.Outcome, u unsent) (resolved []*Delivery) {
+func (f *followers) notifyLeft(outcome *ledger.Outcome, unsent unsent) (resolved []*Delivery) {
 	if f.count.Load() == 0 {
 		return nil
 	}
 
 	f.mu.Lock()
-	tracked, last := f.countResolvedLocked(u.ticket, u.targets)
+	tracked, last := f.countResolvedLocked(unsent.ticket, unsent.targets)
 	// If a target waits, the delivery is not complete, so it is not recorded.
 	if tracked.sent != nil {
-		if o.End == ledger.Dead {
+		if outcome.End == ledger.Dead {
 			tracked.sent.Outcome.DeadTargets = true
 		} else {
 			tracked.sent.void = true
@@ -145,14 +145,14 @@ func (f *followers) notifyLeft(o *ledger.Outcome, u unsent) (resolved []*Deliver
 		return resolved
 	}
 
-	fate, refused := string(o.Reason), o.Refusal.Class != ""
+	fate, refused := string(outcome.Reason), outcome.Refusal.Class != ""
 	if refused {
-		fate = string(o.Refusal.Class)
+		fate = string(outcome.Refusal.Class)
 	}
-	if len(o.Topics) == 0 {
-		tracked.follower.NotSent(o.Topic, fate, refused)
+	if len(outcome.Topics) == 0 {
+		tracked.follower.NotSent(outcome.Topic, fate, refused)
 	}
-	for _, topic := range o.Topics {
+	for _, topic := range outcome.Topics {
 		tracked.follower.NotSent(topic, fate, refused)
 	}
 	return resolved

@@ -75,12 +75,12 @@ func mixHashes(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
 func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	c := g.topics[topic]
-	if c == nil {
-		c = &topicGates{mask: fullMask, byHash: map[uint32]int32{}}
+	gates := g.topics[topic]
+	if gates == nil {
+		gates = &topicGates{mask: fullMask, byHash: map[uint32]int32{}}
 	}
-	masked := hashKey(ns, key) & c.mask
-	before, known := c.byHash[masked]
+	masked := hashKey(ns, key) & gates.mask
+	before, known := gates.byHash[masked]
 
 	// The gate never counted a document that no relay made an exception.
 	left := int(before) + n
@@ -90,10 +90,10 @@ func (g *gates) changeWaiting(ns, topic, key string, n int) {
 
 	g.waiting += n
 	if left > 0 {
-		g.topics[topic] = c
-		c.byHash[masked] = int32(left)
+		g.topics[topic] = gates
+		gates.byHash[masked] = int32(left)
 	} else {
-		delete(c.byHash, masked)
+		delete(gates.byHash, masked)
 	}
 
 	switch {
@@ -104,7 +104,7 @@ func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	}
 
 	// A topic that is added again starts with the full mask.
-	if len(c.byHash) == 0 {
+	if len(gates.byHash) == 0 {
 		delete(g.topics, topic)
 	}
 	if g.counters > g.maxCounters {
@@ -182,8 +182,8 @@ func (g *gates) checkGate(rec *record.Record, side bool) error {
 	blocked := false
 	if side {
 		_, blocked = g.stopped[gate{string(ns), rec.Topic, string(rec.Key)}]
-	} else if c := g.topics[rec.Topic]; c != nil {
-		_, blocked = c.byHash[hashKeyBytes(ns, rec.Key)&c.mask]
+	} else if gates := g.topics[rec.Topic]; gates != nil {
+		_, blocked = gates.byHash[hashKeyBytes(ns, rec.Key)&gates.mask]
 	}
 
 	if blocked {

@@ -94,42 +94,42 @@ func (r *Resolver) Ready(topic string) { r.cfg.Ready.Put(topic) }
 // can be sent. A dead record closes no gate.
 func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 	for i := range list {
-		w := &list[i]
-		dead := w.Refusal != nil && w.Refusal.Class.DeadAtOnce()
+		withdrawn := &list[i]
+		dead := withdrawn.Refusal != nil && withdrawn.Refusal.Class.DeadAtOnce()
 
-		if w.Ticket.IsSide() {
+		if withdrawn.Ticket.IsSide() {
 			// Later deliveries of the key must not overtake this delivery.
 			if !dead {
-				r.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
+				r.gates.stopKey(string(withdrawn.NS), withdrawn.Topic, string(withdrawn.Key))
 			}
-			r.resolveSideTarget(w.Ticket, record.Answer{
-				Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: w.Refusal, Held: w.Held,
+			r.resolveSideTarget(withdrawn.Ticket, record.Answer{
+				Topic: withdrawn.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: withdrawn.Refusal, Held: withdrawn.Held,
 			})
 			continue
 		}
 
-		o := &ledger.Outcome{
+		outcome := &ledger.Outcome{
 			End:       ledger.Waiting,
-			Headers:   ledger.Headers{Event: r.tracker.EventOf(w.Ticket), ID: w.ID, StringID: w.StringID, NSHash: w.NS},
-			Key:       string(w.Key),
-			Topics:    []string{w.Topic},
+			Headers:   ledger.Headers{Event: r.tracker.EventOf(withdrawn.Ticket), ID: withdrawn.ID, StringID: withdrawn.StringID, NSHash: withdrawn.NS},
+			Key:       string(withdrawn.Key),
+			Topics:    []string{withdrawn.Topic},
 			Reason:    waiting.Blocked,
 			Partition: record.AnyPartition,
 		}
-		if errors.Is(w.Held, record.ErrParked) {
-			o.Reason = waiting.Parked
+		if errors.Is(withdrawn.Held, record.ErrParked) {
+			outcome.Reason = waiting.Parked
 		}
-		if w.Refusal != nil {
-			o.End, o.Reason, o.Refusal, o.Topic = ledger.Retrying, waiting.Retry, *w.Refusal, w.Topic
+		if withdrawn.Refusal != nil {
+			outcome.End, outcome.Reason, outcome.Refusal, outcome.Topic = ledger.Retrying, waiting.Retry, *withdrawn.Refusal, withdrawn.Topic
 		}
 
-		u := unsent{ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes)}
+		unsent := unsent{ticket: withdrawn.Ticket, targets: 1, bytes: int64(withdrawn.Bytes)}
 		if dead {
-			o.End, o.Topics = ledger.Dead, nil
-			r.addUnsent(o, u)
+			outcome.End, outcome.Topics = ledger.Dead, nil
+			r.addUnsent(outcome, unsent)
 			continue
 		}
-		r.addUnsent(o, u, gate{string(w.NS), w.Topic, o.Key})
+		r.addUnsent(outcome, unsent, gate{string(withdrawn.NS), withdrawn.Topic, outcome.Key})
 	}
 }
 
@@ -151,20 +151,20 @@ func (r *Resolver) ResumeKey(ns, topic, key string) { r.gates.resumeKey(ns, topi
 
 // holdTargets passes one outcome to the ledger for the targets of item whose indexes are in held, and
 // closes their gates.
-func (d *Dispatcher) holdTargets(item *Item, held []int, reason waiting.Reason, t record.Ticket) {
+func (d *Dispatcher) holdTargets(item *Item, held []int, reason waiting.Reason, ticket record.Ticket) {
 	first := &item.Records[held[0]]
 	ns := string(first.Header(record.HeaderNamespace))
 
-	o := item.newOutcome(ledger.Waiting)
-	o.Reason, o.Key = reason, string(first.Key)
-	u := unsent{ticket: t, targets: len(held)}
+	outcome := item.newOutcome(ledger.Waiting)
+	outcome.Reason, outcome.Key = reason, string(first.Key)
+	unsent := unsent{ticket: ticket, targets: len(held)}
 
 	gates := make([]gate, len(held))
 	for k, i := range held {
 		rec := &item.Records[i]
-		o.Topics = append(o.Topics, rec.Topic)
-		u.bytes += int64(d.sink.Size(rec))
-		gates[k] = gate{ns, rec.Topic, o.Key}
+		outcome.Topics = append(outcome.Topics, rec.Topic)
+		unsent.bytes += int64(d.sink.Size(rec))
+		gates[k] = gate{ns, rec.Topic, outcome.Key}
 	}
-	d.addUnsent(o, u, gates...)
+	d.addUnsent(outcome, unsent, gates...)
 }

@@ -25,67 +25,67 @@ type outgoing struct {
 	recs []record.Record
 }
 
-// NewOutlet returns an outlet that publishes to d.
-func NewOutlet(c BuildConfig, d *Dispatcher) *Outlet {
-	o := &Outlet{BuildConfig: c, dispatcher: d}
-	o.pool.New = func() any { return &outgoing{recordBuilder: c.newBuilder()} }
-	return o
+// NewOutlet returns an outlet that publishes to dispatcher.
+func NewOutlet(cfg BuildConfig, dispatcher *Dispatcher) *Outlet {
+	outlet := &Outlet{BuildConfig: cfg, dispatcher: dispatcher}
+	outlet.pool.New = func() any { return &outgoing{recordBuilder: cfg.newBuilder()} }
+	return outlet
 }
 
 // Publish implements reconciler.Outlet.
 func (o *Outlet) Publish(
-	ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published),
+	ctx context.Context, envelope *outboxes.Envelope, topics []string, answer func(record.Published),
 ) error {
-	w := o.pool.Get().(*outgoing)
-	defer o.pool.Put(w)
-	defer w.filler.Release()
-	if err := w.mapping.Parse(e.Raw, &w.view); err != nil {
+	outgoing := o.pool.Get().(*outgoing)
+	defer o.pool.Put(outgoing)
+	defer outgoing.filler.Release()
+	if err := outgoing.mapping.Parse(envelope.Raw, &outgoing.view); err != nil {
 		return err
 	}
-	w.view.Delivery = e.Delivery
+	outgoing.view.Delivery = envelope.Delivery
 	now := o.Now()
-	if err := w.checkExpiry(now); err != nil {
+	if err := outgoing.checkExpiry(now); err != nil {
 		return err
 	}
 
-	w.meta = routing.Meta{
-		DB:          e.DB,
-		Coll:        e.Coll,
-		ClusterTime: e.TS,
+	outgoing.meta = routing.Meta{
+		DB:          envelope.DB,
+		Coll:        envelope.Coll,
+		ClusterTime: envelope.TS,
 		CommitMS:    now.UnixMilli(), // the record gets the time at which it is sent (N12)
-		Redelivered: e.Redelivered,
+		Redelivered: envelope.Redelivered,
 	}
 	var refused []record.Answer
 	var err error
-	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil {
+	if outgoing.recs, refused, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
 		return err
 	}
 	// Without a record there is no delivery whose answers could contain the refusals.
-	if len(w.recs) == 0 {
+	if len(outgoing.recs) == 0 {
 		return refused[0].Refusal
 	}
 
 	if len(refused) > 0 {
 		forward := answer
-		answer = func(p record.Published) {
-			p.Answers = append(slices.Clone(p.Answers), refused...)
-			forward(p)
+		answer = func(published record.Published) {
+			published.Answers = append(slices.Clone(published.Answers), refused...)
+			forward(published)
 		}
 	}
-	return o.dispatcher.Publish(ctx, w.recs, o.followAnswers(now, w, e, answer))
+	return o.dispatcher.Publish(ctx, outgoing.recs, o.followAnswers(now, outgoing, envelope, answer))
 }
 
 // RouteTopics returns the topics of an envelope that does not list its targets.
-func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
-	w := o.pool.Get().(*outgoing)
-	defer o.pool.Put(w)
-	if err := w.mapping.Parse(e.Raw, &w.view); err != nil {
+func (o *Outlet) RouteTopics(envelope *outboxes.Envelope) ([]string, error) {
+	outgoing := o.pool.Get().(*outgoing)
+	defer o.pool.Put(outgoing)
+	if err := outgoing.mapping.Parse(envelope.Raw, &outgoing.view); err != nil {
 		return nil, err
 	}
 
-	w.meta.DB, w.meta.Coll = e.DB, e.Coll
-	targets, err := w.router.Route(&w.view, &w.meta, w.targets[:0])
-	w.targets = targets
+	outgoing.meta.DB, outgoing.meta.Coll = envelope.DB, envelope.Coll
+	targets, err := outgoing.router.Route(&outgoing.view, &outgoing.meta, outgoing.targets[:0])
+	outgoing.targets = targets
 	if err != nil {
 		return nil, err
 	}
@@ -99,13 +99,13 @@ func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
 // buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
 // nil. The records have the right identities and targets, but neither values nor headers. It
 // returns false if the envelope has no records.
-func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []string) bool {
-	if w.mapping.Parse(e.Raw, &w.view) != nil {
+func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, topics []string) bool {
+	if w.mapping.Parse(envelope.Raw, &w.view) != nil {
 		return false
 	}
-	w.view.Delivery = e.Delivery
+	w.view.Delivery = envelope.Delivery
 
-	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1}
+	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1}
 	var err error
 	var refused []record.Answer
 	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
@@ -123,16 +123,16 @@ func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []str
 }
 
 // FindHits is the reconciler.Outlet.FindHits of the read-back.
-func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
-	w := o.pool.Get().(*outgoing)
-	defer o.pool.Put(w)
-	if !w.buildIdentities(o, e, topics) {
+func (o *Outlet) FindHits(envelope *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
+	outgoing := o.pool.Get().(*outgoing)
+	defer o.pool.Put(outgoing)
+	if !outgoing.buildIdentities(o, envelope, topics) {
 		return nil, nil
 	}
 
-	for i := range w.recs {
-		all = append(all, w.recs[i].Topic)
-		if tp, offset, ok := o.dispatcher.sink.FindHit(&w.recs[i]); ok {
+	for i := range outgoing.recs {
+		all = append(all, outgoing.recs[i].Topic)
+		if tp, offset, ok := o.dispatcher.sink.FindHit(&outgoing.recs[i]); ok {
 			hits = append(hits, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
 		}
 	}
@@ -161,40 +161,40 @@ func (o *Outlet) Flush() { o.dispatcher.Flush() }
 // RecordNamespace returns the namespace ns in the form that records have, which is part of the
 // names of gates (N7, N15).
 func (o *Outlet) RecordNamespace(ns string) string {
-	h := routing.NamespaceHash(ns)
-	return string(h[:])
+	hash := routing.NamespaceHash(ns)
+	return string(hash[:])
 }
 
 // Reached implements reconciler.Outlet.
 func (o *Outlet) Reached() string {
-	p, ok := o.dispatcher.Reached()
+	position, ok := o.dispatcher.Reached()
 	if !ok {
 		return ""
 	}
-	return outboxes.PosOf(p)
+	return outboxes.PosOf(position)
 }
 
-// followAnswers returns answer. If the delivery of e, whose records are in w, has a follower, the returned function
+// followAnswers returns answer. If the delivery of envelope, whose records are in outgoing, has a follower, the returned function
 // reports the answers to the follower as well.
 func (o *Outlet) followAnswers(
-	now time.Time, w *outgoing, e *outboxes.Envelope, answer func(record.Published),
+	now time.Time, outgoing *outgoing, envelope *outboxes.Envelope, answer func(record.Published),
 ) func(record.Published) {
-	d := o.follow(now, &w.view, w.recs, e.DB, e.Coll, 0)
-	if d == nil {
+	follower := o.follow(now, &outgoing.view, outgoing.recs, envelope.DB, envelope.Coll, 0)
+	if follower == nil {
 		return answer
 	}
 
-	return func(p record.Published) {
-		for _, a := range p.Answers {
+	return func(published record.Published) {
+		for _, a := range published.Answers {
 			switch {
 			case a.Refusal != nil:
-				d.NotSent(a.Topic, string(a.Refusal.Class), true)
+				follower.NotSent(a.Topic, string(a.Refusal.Class), true)
 			case a.Held != nil:
-				d.NotSent(a.Topic, "held", false)
+				follower.NotSent(a.Topic, "held", false)
 			default:
-				d.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
+				follower.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
 			}
 		}
-		answer(p)
+		answer(published)
 	}
 }

@@ -66,8 +66,8 @@ func (o *PreviousOwner) hashKey(ns string, id bson.RawValue, pos string) [16]byt
 }
 
 // AddDeadLetter adds a dead letter.
-func (o *PreviousOwner) AddDeadLetter(m letters.Mark) {
-	o.add(m.NS, m.ID, m.Pos, []string{m.Topic}, m.MovedAt.UnixMilli())
+func (o *PreviousOwner) AddDeadLetter(mark letters.Mark) {
+	o.add(mark.NS, mark.ID, mark.Pos, []string{mark.Topic}, mark.MovedAt.UnixMilli())
 }
 
 // AddWaiting adds an envelope that waits for topics. The topic "" is for all topics.
@@ -80,18 +80,18 @@ func (o *PreviousOwner) add(ns string, id bson.RawValue, pos string, topics []st
 	if stamp, swept := outboxes.SweptStamp(pos); swept {
 		pos, beforeMS = stamp, movedMS
 	}
-	k := o.hashKey(ns, letters.ShortID(id), letters.ShortPos(pos))
-	known := o.events[k]
-	o.events[k] = storedEvent{append(slices.Clone(known.topics), topics...), max(known.beforeMS, beforeMS)}
+	key := o.hashKey(ns, letters.ShortID(id), letters.ShortPos(pos))
+	known := o.events[key]
+	o.events[key] = storedEvent{append(slices.Clone(known.topics), topics...), max(known.beforeMS, beforeMS)}
 }
 
 // topicsOf returns the topics for which the envelope of ev was stored. found reports whether it was.
 func (o *PreviousOwner) topicsOf(ns string, id bson.RawValue, ev *changes.Event) (topics []string, found bool) {
 	id = letters.ShortID(id)
 	for _, pos := range []string{string(ev.Data), outboxes.PosAt(outboxes.Stamp(ev.Document))} {
-		e, known := o.events[o.hashKey(ns, id, letters.ShortPos(pos))]
-		if known && ev.WallMS <= e.beforeMS {
-			topics, found = append(topics, e.topics...), true
+		stored, known := o.events[o.hashKey(ns, id, letters.ShortPos(pos))]
+		if known && ev.WallMS <= stored.beforeMS {
+			topics, found = append(topics, stored.topics...), true
 		}
 	}
 	return topics, found
@@ -99,7 +99,7 @@ func (o *PreviousOwner) topicsOf(ns string, id bson.RawValue, ev *changes.Event)
 
 // dropTopics removes the records for topics, in place. The topic "" is for all topics.
 func dropTopics(records []record.Record, topics []string) []record.Record {
-	return slices.DeleteFunc(records, func(r record.Record) bool {
-		return slices.Contains(topics, r.Topic) || slices.Contains(topics, "")
+	return slices.DeleteFunc(records, func(record record.Record) bool {
+		return slices.Contains(topics, record.Topic) || slices.Contains(topics, "")
 	})
 }

@@ -57,8 +57,8 @@ type PumpConfig struct {
 }
 
 // NewPump returns a pump that has not read any event.
-func NewPump(b BuildConfig, f FeedConfig, c PumpConfig) *Pump {
-	return &Pump{feed: newFeed(b, f), PumpConfig: c, replaying: true, previous: c.Previous, drainedSlots: c.DrainedSlots}
+func NewPump(build BuildConfig, feedConfig FeedConfig, pumpConfig PumpConfig) *Pump {
+	return &Pump{feed: newFeed(build, feedConfig), PumpConfig: pumpConfig, replaying: true, previous: pumpConfig.Previous, drainedSlots: pumpConfig.DrainedSlots}
 }
 
 // RepeatsPrevious reports whether the stream may still repeat envelopes of the previous owner.
@@ -67,31 +67,31 @@ func (p *Pump) RepeatsPrevious() bool { return p.previous != nil }
 // ForgetDrainedSlots notes that a sweep has delivered everything that the slots of an earlier division had.
 func (p *Pump) ForgetDrainedSlots() { p.drainedSlots = nil }
 
-// Run pumps batches until the reader closes in, and then returns nil. It returns early with the
+// Run delivers batches until the reader closes batches, and then returns nil. It returns early with the
 // first error, or with the cause of ctx when ctx ends.
-func (p *Pump) Run(ctx context.Context, in <-chan *changes.Batch) error {
+func (p *Pump) Run(ctx context.Context, batches <-chan *changes.Batch) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 
-		case b, open := <-in:
+		case batch, open := <-batches:
 			if !open {
 				return nil
 			}
 
 			p.Term.NoteProgress()
-			if err := p.handleBatch(ctx, b); err != nil {
+			if err := p.handleBatch(ctx, batch); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// handleBatch delivers the events of b in order and then releases b. It blocks while the dispatcher
+// handleBatch delivers the events of batch in order and then releases batch. It blocks while the dispatcher
 // has no room.
-func (p *Pump) handleBatch(ctx context.Context, b *changes.Batch) error {
-	for _, raw := range b.Docs {
+func (p *Pump) handleBatch(ctx context.Context, batch *changes.Batch) error {
+	for _, raw := range batch.Docs {
 		if err := p.handleEvent(ctx, raw); err != nil {
 			return err
 		}
@@ -109,16 +109,16 @@ func (p *Pump) handleBatch(ctx context.Context, b *changes.Batch) error {
 
 	// The position of the batch can be later than its last event: the server also advances past
 	// events that the pipeline filters out.
-	p.Dispatcher.Position(b.Position)
+	p.Dispatcher.Position(batch.Position)
 	p.Dispatcher.Flush()
 
-	if p.replaying && b.Position.ClusterTime.After(p.ReplayUntil) {
+	if p.replaying && batch.Position.ClusterTime.After(p.ReplayUntil) {
 		p.Dispatcher.EndReplay()
 		p.replaying = false
 		p.previous = nil
 	}
 
-	b.Release()
+	batch.Release()
 	// One large record must not keep its memory until the next event.
 	p.filler.Release()
 	return nil

@@ -75,7 +75,7 @@ func NewResolver(cfg Config) *Resolver {
 		cfg.Now = time.Now
 	}
 
-	r := &Resolver{
+	resolver := &Resolver{
 		cfg:        cfg,
 		tracker:    watermark.New[resume.Position](cfg.Recycle),
 		budget:     newBudget(&cfg.Pool.stream),
@@ -83,24 +83,24 @@ func NewResolver(cfg Config) *Resolver {
 		gates:      newGates(maxGates),
 		sides:      map[record.Ticket]*side{},
 	}
-	r.maxTickets.Store(int64(cfg.Pool.tickets))
-	return r
+	resolver.maxTickets.Store(int64(cfg.Pool.tickets))
+	return resolver
 }
 
 // Start joins the pool and sets the position that the term starts from. A checkpoint
 // before the first event stores that position.
-func (r *Resolver) Start(p resume.Position) {
-	r.tracker.Position(p)
+func (r *Resolver) Start(position resume.Position) {
+	r.tracker.Position(position)
 	r.cfg.Pool.addMember(r)
 }
 
 // LeavePool returns the resolver's share to the pool. Nothing may be delivered after it.
 func (r *Resolver) LeavePool() { r.cfg.Pool.removeMember(r) }
 
-// releaseBytes returns n bytes to b. Other members of the pool may have been waiting
+// releaseBytes returns n bytes to budget. Other members of the pool may have been waiting
 // for them.
-func (r *Resolver) releaseBytes(b *budget, n int64) {
-	if b.release(n) {
+func (r *Resolver) releaseBytes(budget *budget, n int64) {
+	if budget.release(n) {
 		r.cfg.Pool.wakeMembers()
 	}
 }
@@ -128,9 +128,9 @@ func (r *Resolver) beginTicket(item *Item) record.Ticket {
 	return ticket
 }
 
-// Position marks p as reached once everything delivered so far is resolved. p must
+// Position marks position as reached once everything delivered so far is resolved. position must
 // not alias a reply.
-func (r *Resolver) Position(p resume.Position) { r.tracker.Position(p) }
+func (r *Resolver) Position(position resume.Position) { r.tracker.Position(position) }
 
 // hasRoom reports whether the window has room for another event.
 func (r *Resolver) hasRoom() bool {
@@ -144,40 +144,40 @@ type unsent struct {
 	bytes   int64
 }
 
-// addUnsent closes gates and passes o to the ledger. When o is stored, its targets are resolved, so a checkpoint never passes an
+// addUnsent closes gates and passes outcome to the ledger. When outcome is stored, its targets are resolved, so a checkpoint never passes an
 // envelope that is not stored.
-func (r *Resolver) addUnsent(o *ledger.Outcome, u unsent, gates ...gate) {
-	delivered := r.followers.notifyLeft(o, u)
+func (r *Resolver) addUnsent(outcome *ledger.Outcome, unsent unsent, gates ...gate) {
+	delivered := r.followers.notifyLeft(outcome, unsent)
 	for _, g := range gates {
 		r.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)
 	}
 
 	r.unrecorded.Add(1)
-	o.Stored = func(o *ledger.Outcome) { r.resolveUnsent(o, u, gates) }
-	r.cfg.Ledger.Add(o)
+	outcome.Stored = func(outcome *ledger.Outcome) { r.resolveUnsent(outcome, unsent, gates) }
+	r.cfg.Ledger.Add(outcome)
 
 	// The letter of a dead target is stored before its envelope may be deleted.
 	r.recordDeliveries(delivered)
 }
 
-// resolveUnsent resolves the targets of o, which is stored, and releases their bytes. A gate opens only now if the envelope does not
+// resolveUnsent resolves the targets of outcome, which is stored, and releases their bytes. A gate opens only now if the envelope does not
 // wait after all: otherwise a later event of the key could be sent before an event that is repeated after a crash.
-func (r *Resolver) resolveUnsent(o *ledger.Outcome, u unsent, gates []gate) {
-	if !o.End.Waits() {
+func (r *Resolver) resolveUnsent(outcome *ledger.Outcome, unsent unsent, gates []gate) {
+	if !outcome.End.Waits() {
 		for _, g := range gates {
 			r.gates.changeWaiting(g.NS, g.Topic, g.Key, -1)
 		}
 	}
 
 	r.unrecorded.Add(-1)
-	for range u.targets {
-		r.tracker.Resolve(u.ticket)
+	for range unsent.targets {
+		r.tracker.Resolve(unsent.ticket)
 	}
-	r.releaseBytes(r.budget, u.bytes)
+	r.releaseBytes(r.budget, unsent.bytes)
 
-	if o.End.Waits() {
-		r.cfg.Metrics.Held(string(o.Reason), 1)
+	if outcome.End.Waits() {
+		r.cfg.Metrics.Held(string(outcome.Reason), 1)
 	} else {
-		r.cfg.Metrics.Dead(o.Topic, o.Refusal.Class)
+		r.cfg.Metrics.Dead(outcome.Topic, outcome.Refusal.Class)
 	}
 }

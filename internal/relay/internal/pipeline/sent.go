@@ -28,7 +28,7 @@ func (r *Resolver) recordDeliveries(list []*Delivery) {
 			r.tracker.Resolve(s.ticket)
 		}
 	}
-	list = slices.DeleteFunc(list, func(s *Delivery) bool { return s.void })
+	list = slices.DeleteFunc(list, func(delivery *Delivery) bool { return delivery.void })
 
 	for _, s := range list {
 		s.Outcome.End, s.Outcome.Recorded = ledger.Sent, true

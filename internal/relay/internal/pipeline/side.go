@@ -25,13 +25,13 @@ type side struct {
 // Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
 // wait for Settle.
 func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
-	s := &side{onResolved: onResolved, sizes: make(map[string]int, len(recs))}
+	side := &side{onResolved: onResolved, sizes: make(map[string]int, len(recs))}
 	for i := range recs {
 		size := d.sink.Size(&recs[i])
-		s.sizes[recs[i].Topic] = size
-		s.bytes += int64(size)
+		side.sizes[recs[i].Topic] = size
+		side.bytes += int64(size)
 	}
-	if err := d.sideBudget.reserve(ctx, s.bytes, alwaysReady, d.sink.Flush); err != nil {
+	if err := d.sideBudget.reserve(ctx, side.bytes, alwaysReady, d.sink.Flush); err != nil {
 		return err
 	}
 
@@ -39,22 +39,22 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 	d.holdOffsetsInReplay()
 	ticket := d.tracker.BeginSide()
 	// The delivery is registered first: the sink may ack a record from within Send.
-	d.addSide(ticket, s)
+	d.addSide(ticket, side)
 	for i := range recs {
 		err := d.sink.Send(&recs[i], ticket)
 		if err == nil {
 			continue
 		}
 
-		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
-		if errors.As(err, &a.Refusal); a.Refusal == nil {
+		answer := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
+		if errors.As(err, &answer.Refusal); answer.Refusal == nil {
 			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
 				d.dropSide(ticket)
 				return err
 			}
-			a.Held = err
+			answer.Held = err
 		}
-		d.resolveSideTarget(ticket, a)
+		d.resolveSideTarget(ticket, answer)
 	}
 	return nil
 }
@@ -71,10 +71,10 @@ func alwaysReady() bool { return true }
 // Settle marks side deliveries as settled: their outcome is majority-committed (N8).
 func (r *Resolver) Settle(tickets []record.Ticket) { r.tracker.Settle(tickets) }
 
-// addSide registers the side delivery s under its ticket.
-func (r *Resolver) addSide(ticket record.Ticket, s *side) {
+// addSide registers the side delivery side under its ticket.
+func (r *Resolver) addSide(ticket record.Ticket, side *side) {
 	r.sideMu.Lock()
-	r.sides[ticket] = s
+	r.sides[ticket] = side
 	r.sideMu.Unlock()
 
 	r.sidesInFlight.Add(1)
@@ -82,17 +82,17 @@ func (r *Resolver) addSide(ticket record.Ticket, s *side) {
 
 // resolveSideTarget stores the answer of one target, and returns the bytes that the target
 // had reserved. The last answer resolves the delivery and calls its onResolved.
-func (r *Resolver) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
+func (r *Resolver) resolveSideTarget(ticket record.Ticket, answer record.Answer) (bytes int) {
 	r.sideMu.Lock()
-	s := r.sides[ticket]
+	side := r.sides[ticket]
 	// The delivery was dropped after an error of the sink.
-	if s == nil {
+	if side == nil {
 		r.sideMu.Unlock()
 		return 0
 	}
 
-	s.answers = append(s.answers, a)
-	last := len(s.answers) == len(s.sizes)
+	side.answers = append(side.answers, answer)
+	last := len(side.answers) == len(side.sizes)
 	if last {
 		delete(r.sides, ticket)
 	}
@@ -101,22 +101,22 @@ func (r *Resolver) resolveSideTarget(ticket record.Ticket, a record.Answer) (byt
 	// The callback takes other locks, so it runs without this lock.
 	if last {
 		r.sidesInFlight.Add(-1)
-		r.releaseBytes(r.sideBudget, s.bytes)
-		s.onResolved(record.Published{Ticket: ticket, Answers: s.answers})
+		r.releaseBytes(r.sideBudget, side.bytes)
+		side.onResolved(record.Published{Ticket: ticket, Answers: side.answers})
 	}
-	return s.sizes[a.Topic]
+	return side.sizes[answer.Topic]
 }
 
 // dropSide removes a side delivery without calling its onResolved, and releases its bytes.
 func (r *Resolver) dropSide(ticket record.Ticket) {
 	r.sideMu.Lock()
-	s := r.sides[ticket]
+	side := r.sides[ticket]
 	delete(r.sides, ticket)
 	r.sideMu.Unlock()
 
-	if s != nil {
+	if side != nil {
 		r.sidesInFlight.Add(-1)
-		r.releaseBytes(r.sideBudget, s.bytes)
+		r.releaseBytes(r.sideBudget, side.bytes)
 	}
 }
 
@@ -146,8 +146,8 @@ func (r *Resolver) collectSideAcks(base int64, tickets []record.Ticket) []sideAc
 // reserved.
 func (r *Resolver) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
 	for _, ack := range acks {
-		a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
-		bytes += r.resolveSideTarget(ack.ticket, a)
+		answer := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
+		bytes += r.resolveSideTarget(ack.ticket, answer)
 	}
 	return bytes
 }

@@ -14,32 +14,32 @@ type Swept struct {
 }
 
 // NewSwept returns a Swept. stored finds the envelopes that it must not send again.
-func NewSwept(b BuildConfig, f FeedConfig, stored StoredTopics) *Swept {
-	s := &Swept{feed: newFeed(b, f), stored: stored}
+func NewSwept(build BuildConfig, feedConfig FeedConfig, stored StoredTopics) *Swept {
+	swept := &Swept{feed: newFeed(build, feedConfig), stored: stored}
 	// An envelope may have been sent earlier than the read-back reaches.
-	s.meta.Redelivered = true
-	return s
+	swept.meta.Redelivered = true
+	return swept
 }
 
 // DeliverSwept delivers an envelope of a sweep, flagged as redelivered. pos is its position if it has to wait (N15). It blocks
 // while the dispatcher has no room.
-func (s *Swept) DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
+func (s *Swept) DeliverSwept(ctx context.Context, envelope *outboxes.Envelope, pos string) error {
 	now := s.Now().UnixMilli()
 	s.ev = changes.Event{
 		Op:          changes.Insert,
-		Document:    e.Raw,
+		Document:    envelope.Raw,
 		HasDocument: true,
-		DB:          e.DB,
-		Coll:        e.Coll,
-		ClusterTime: e.TS,
+		DB:          envelope.DB,
+		Coll:        envelope.Coll,
+		ClusterTime: envelope.TS,
 		// The record gets the time at which it is sent (N12).
 		WallMS: now,
 		Data:   []byte(pos),
 	}
 	// The lag counts from the insert.
 	commit := now
-	if !e.TS.IsZero() {
-		commit = int64(e.TS.T) * 1000
+	if !envelope.TS.IsZero() {
+		commit = int64(envelope.TS.T) * 1000
 	}
 
 	s.eventCount++

@@ -26,9 +26,9 @@ func (x *Sender) Discard(ctx context.Context, fence mongodb.Fencer, db, coll, be
 		err = mongodb.WriteInParts(ctx, fence, list, mongodb.Parts[waiting.Document]{
 			Doing:    "removing the waiting events of a dropped collection",
 			PartSize: size,
-			Write: func(tx context.Context, c *mongo.Client, part []waiting.Document) error {
+			Write: func(tx context.Context, client *mongo.Client, part []waiting.Document) error {
 				last = part
-				_, err := waiting.WriteChanges(tx, mongodb.InClient(c, store), nil, idsOf(part))
+				_, err := waiting.WriteChanges(tx, mongodb.InClient(client, store), nil, idsOf(part))
 				return err
 			},
 			Written: func() {
@@ -80,22 +80,22 @@ func (x *Sender) unreserveIdle(idle map[docID]bool) {
 // forget opens the gates of removed documents that were idle, and lets their keys continue.
 func (x *Sender) forget(list []waiting.Document, idle map[docID]bool) {
 	for i := range list {
-		d := &list[i]
-		if !idle[d.DocumentID] {
+		document := &list[i]
+		if !idle[document.DocumentID] {
 			continue
 		}
-		key := orderKey{d.NS, d.Key}
+		key := orderKey{document.NS, document.Key}
 		x.mu.Lock()
-		delete(x.reserved, d.DocumentID)
+		delete(x.reserved, document.DocumentID)
 		// The page that a scan reads now may still show it.
-		x.landedIDs[d.DocumentID] = false
+		x.landedIDs[document.DocumentID] = false
 		delete(x.stops, key)
 		x.queueKeyLocked(x.work.nextPoll, key)
 		x.mu.Unlock()
 
-		if d.IsOfStream() {
-			for _, topic := range d.Pending {
-				x.config.Outlet.OpenGate(d.NS, topic, d.Key)
+		if document.IsOfStream() {
+			for _, topic := range document.Pending {
+				x.config.Outlet.OpenGate(document.NS, topic, document.Key)
 			}
 		}
 	}

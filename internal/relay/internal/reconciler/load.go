@@ -29,25 +29,25 @@ func (x *Sender) Load(
 	gate func(ns, topic, key string),
 	known func(ns string, id bson.RawValue, pos string, topics []string),
 ) (n Loaded, err error) {
-	err = x.config.Store.Each(ctx, func(d *waiting.Document) error {
+	err = x.config.Store.Each(ctx, func(document *waiting.Document) error {
 		n.Waiting++
 		// The others do not block events of the stream.
-		if !d.IsOfStream() {
+		if !document.IsOfStream() {
 			return nil
 		}
 
-		topics := d.Pending
+		topics := document.Pending
 		if topics == nil {
 			topics = []string{allTopics}
 		}
 		for _, t := range topics {
 			n.Gates++
-			gate(d.NS, t, d.Key)
+			gate(document.NS, t, document.Key)
 		}
 
-		if behind(d.Pos) {
+		if behind(document.Pos) {
 			n.Known++
-			known(d.NS, d.ID, d.Pos, topics)
+			known(document.NS, document.ID, document.Pos, topics)
 		}
 		return nil
 	})

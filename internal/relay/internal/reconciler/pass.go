@@ -48,11 +48,11 @@ type candidate struct {
 // key returns the scope of the envelope's order.
 func (c *candidate) key() orderKey { return orderKey{c.NS, c.Key} }
 
-// scanStore reads the waiting envelopes that p selects, and publishes those whose turn it is. It
+// scanStore reads the waiting envelopes that pass selects, and publishes those whose turn it is. It
 // blocks while too many envelopes are in flight.
-func (x *Sender) scanStore(ctx context.Context, p scanPass) error {
-	p.skip = map[string]struct{}{}
-	scan := waiting.Scan{Store: x.config.Store, NS: p.ns, Keys: p.keys}
+func (x *Sender) scanStore(ctx context.Context, pass scanPass) error {
+	pass.skip = map[string]struct{}{}
+	scan := waiting.Scan{Store: x.config.Store, NS: pass.ns, Keys: pass.keys}
 
 	x.mu.Lock()
 	// The first key may be the last one of the previous pass, and starts again.
@@ -60,36 +60,36 @@ func (x *Sender) scanStore(ctx context.Context, p scanPass) error {
 	x.mu.Unlock()
 
 	docs, bytes, limit := 0, 0, firstReply
-	if p.keys != nil {
+	if pass.keys != nil {
 		limit = keysAtOnce
 	}
 
 	for more := true; more; {
-		x.beginPage(&p)
-		scan.Skip = slices.Sorted(maps.Keys(p.skip))
+		x.beginPage(&pass)
+		scan.Skip = slices.Sorted(maps.Keys(pass.skip))
 
 		var err error
 		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
 			docs++
 			bytes += len(raw)
-			if err := x.publishInTurn(ctx, &p, raw); err != nil {
+			if err := x.publishInTurn(ctx, &pass, raw); err != nil {
 				return err
 			}
-			if p.held < maxHeldInRow {
+			if pass.held < maxHeldInRow {
 				return nil
 			}
 
 			// Many envelopes in a row could not be published. The server leaves out the others that wait
 			// for the same topics.
-			p.held = 0
+			pass.held = 0
 			topics, all := x.stoppedTopics()
-			if !all && len(topics) <= p.leftTopics {
+			if !all && len(topics) <= pass.leftTopics {
 				return nil
 			}
 			if all {
 				scan.Leave(nil)
 			} else {
-				p.leftTopics = len(topics)
+				pass.leftTopics = len(topics)
 				scan.Leave(topics)
 			}
 			return waiting.ErrLeave
@@ -116,7 +116,7 @@ func (x *Sender) stoppedTopics() (topics []string, all bool) {
 }
 
 // beginPage prepares for the next page.
-func (x *Sender) beginPage(p *scanPass) {
+func (x *Sender) beginPage(pass *scanPass) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
@@ -125,52 +125,52 @@ func (x *Sender) beginPage(p *scanPass) {
 
 	// A topic stays in the set for the rest of the pass: envelopes that an earlier page left out
 	// precede the envelopes of later pages.
-	if p.keys == nil {
-		maps.Copy(p.skip, x.parked)
+	if pass.keys == nil {
+		maps.Copy(pass.skip, x.parked)
 	}
 }
 
 // publishInTurn publishes the envelope of the document raw to the topics for which it is its turn. An envelope at
 // fault goes to the ledger instead. publishInTurn blocks while too many envelopes are in flight, and
 // returns an error if the outlet cannot publish at all.
-func (x *Sender) publishInTurn(ctx context.Context, p *scanPass, raw bson.Raw) error {
-	if err := x.awaitRoom(ctx, p); err != nil {
+func (x *Sender) publishInTurn(ctx context.Context, pass *scanPass, raw bson.Raw) error {
+	if err := x.awaitRoom(ctx, pass); err != nil {
 		return err
 	}
 
-	d := waiting.ReadDocument(raw)
-	malformed := x.config.Mapping.Parse(d.Envelope, &p.view)
-	it := x.newCandidate(&d, malformed)
+	document := waiting.ReadDocument(raw)
+	malformed := x.config.Mapping.Parse(document.Envelope, &pass.view)
+	candidate := x.newCandidate(&document, malformed)
 	now := x.config.Now().UnixMilli()
-	if d.Pos > p.reached {
-		p.reached = x.config.Outlet.Reached()
+	if document.Pos > pass.reached {
+		pass.reached = x.config.Outlet.Reached()
 	}
 
-	topics, f := x.admitTopics(p, it, now)
+	topics, flight := x.admitTopics(pass, candidate, now)
 	if len(topics) == 0 {
-		p.held++
+		pass.held++
 		return nil
 	}
-	p.held = 0
+	pass.held = 0
 
-	err := x.publish(ctx, it, topics, f, p.view.TS, malformed, p.view.HasExpiresAt && p.view.ExpiresAt <= now)
+	err := x.publish(ctx, candidate, topics, flight, pass.view.TS, malformed, pass.view.HasExpiresAt && pass.view.ExpiresAt <= now)
 	if err == nil {
-		p.sinceFlush++
-		if p.sinceFlush >= flushEvery {
-			p.sinceFlush = 0
+		pass.sinceFlush++
+		if pass.sinceFlush >= flushEvery {
+			pass.sinceFlush = 0
 			x.config.Outlet.Flush()
 		}
 	}
 	return err
 }
 
-// publish sends the envelope it to topics and tracks its flight f. The envelope's fate goes to the ledger.
+// publish sends the envelope it to topics and tracks its flight flight. The envelope's fate goes to the ledger.
 func (x *Sender) publish(
-	ctx context.Context, it *candidate, topics []string, f *flight, stamp bson.Timestamp, malformed error, expired bool,
+	ctx context.Context, candidate *candidate, topics []string, flight *flight, stamp bson.Timestamp, malformed error, expired bool,
 ) error {
-	d := *it.Document
-	d.ID, d.Envelope = mongodb.CloneValue(d.ID), nil
-	waits := d.Pending
+	document := *candidate.Document
+	document.ID, document.Envelope = mongodb.CloneValue(document.ID), nil
+	waits := document.Pending
 
 	var refused *record.Refusal
 	switch {
@@ -179,27 +179,27 @@ func (x *Sender) publish(
 	case expired:
 		refused = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
-		db, coll, _ := strings.Cut(d.NS, ".")
-		e := outboxes.Envelope{
-			DB: []byte(db), Coll: []byte(coll), TS: stamp, Raw: it.Envelope, Delivery: d.Delivery,
-			Redelivered: d.Redelivered || d.Origin == waiting.OriginReplay,
+		db, coll, _ := strings.Cut(document.NS, ".")
+		envelope := outboxes.Envelope{
+			DB: []byte(db), Coll: []byte(coll), TS: stamp, Raw: candidate.Envelope, Delivery: document.Delivery,
+			Redelivered: document.Redelivered || document.Origin == waiting.OriginReplay,
 		}
 		// The outlet routes an envelope whose targets are unknown. If they were named, the fate has to
 		// list the remaining topics.
-		if d.Pending == nil && topics[0] == allTopics {
+		if document.Pending == nil && topics[0] == allTopics {
 			topics = nil
 		} else if waits == nil {
-			waits = it.topics
+			waits = candidate.topics
 		}
 
-		err := x.config.Outlet.Publish(ctx, &e, topics, func(p record.Published) {
-			x.noteAnswers(f, p.Answers)
+		err := x.config.Outlet.Publish(ctx, &envelope, topics, func(published record.Published) {
+			x.noteAnswers(flight, published.Answers)
 			left := waits
 			if left == nil {
-				left = topicsOf(p.Answers)
+				left = topicsOf(published.Answers)
 			}
-			o := x.config.Ledger.Answered(&d, left, p.Answers)
-			x.addOutcome(o, f, stamp, p.Ticket, true)
+			outcome := x.config.Ledger.Answered(&document, left, published.Answers)
+			x.addOutcome(outcome, flight, stamp, published.Ticket, true)
 		})
 		if err == nil {
 			return nil
@@ -207,14 +207,14 @@ func (x *Sender) publish(
 
 		refused, err = splitRefusal(err)
 		if err != nil {
-			x.undoFlight(d.DocumentID, f)
+			x.undoFlight(document.DocumentID, flight)
 			return err
 		}
 	}
 
 	// Until its fate is written, later envelopes of the key would overtake this envelope.
-	x.breakKey(f.key)
-	x.addOutcome(x.config.Ledger.Refused(&d, waits, refused), f, stamp, 0, false)
+	x.breakKey(flight.key)
+	x.addOutcome(x.config.Ledger.Refused(&document, waits, refused), flight, stamp, 0, false)
 	return nil
 }
 
@@ -229,46 +229,46 @@ func topicsOf(answers []record.Answer) []string {
 
 // addOutcome passes the fate of a flight to the ledger. When it is stored, the offset of the ticket is released first: the fate is
 // committed, so the stored offset may pass it.
-func (x *Sender) addOutcome(o *ledger.Outcome, f *flight, stamp bson.Timestamp, ticket record.Ticket, hasTicket bool) {
-	o.Stamp = stamp
-	o.Stored = func(o *ledger.Outcome) {
+func (x *Sender) addOutcome(outcome *ledger.Outcome, flight *flight, stamp bson.Timestamp, ticket record.Ticket, hasTicket bool) {
+	outcome.Stamp = stamp
+	outcome.Stored = func(outcome *ledger.Outcome) {
 		if hasTicket {
 			x.config.Outlet.Settle([]record.Ticket{ticket})
 		}
-		x.openGates(o)
-		x.endFlight(o.Doc.DocumentID, f, o)
+		x.openGates(outcome)
+		x.endFlight(outcome.Doc.DocumentID, flight, outcome)
 	}
 
-	x.config.Ledger.Add(o)
+	x.config.Ledger.Add(outcome)
 }
 
 // openGates opens the gates that an envelope of the stream held, if it waits no more.
-func (x *Sender) openGates(o *ledger.Outcome) {
-	d := o.Doc
-	if !d.IsOfStream() {
+func (x *Sender) openGates(outcome *ledger.Outcome) {
+	document := outcome.Doc
+	if !document.IsOfStream() {
 		return
 	}
-	for _, topic := range gatesToOpen(o) {
-		x.config.Outlet.OpenGate(d.NS, topic, d.Key)
+	for _, topic := range gatesToOpen(outcome) {
+		x.config.Outlet.OpenGate(document.NS, topic, document.Key)
 	}
 }
 
 // gatesToOpen returns the topics for which the envelope no longer waits.
-func gatesToOpen(o *ledger.Outcome) []string {
-	pending := o.Doc.Pending
-	if !o.End.Waits() {
+func gatesToOpen(outcome *ledger.Outcome) []string {
+	pending := outcome.Doc.Pending
+	if !outcome.End.Waits() {
 		return pending
 	}
 
-	open := make([]string, 0, len(o.Sent))
-	for _, s := range o.Sent {
+	open := make([]string, 0, len(outcome.Sent))
+	for _, s := range outcome.Sent {
 		open = append(open, s.Topic)
 	}
 	return open
 }
 
 // awaitRoom blocks until fewer than maxInFlight envelopes are in flight, or returns the cause of ctx.
-func (x *Sender) awaitRoom(ctx context.Context, p *scanPass) error {
+func (x *Sender) awaitRoom(ctx context.Context, pass *scanPass) error {
 	for {
 		x.mu.Lock()
 		full := len(x.inFlight) >= x.maxInFlight
@@ -278,7 +278,7 @@ func (x *Sender) awaitRoom(ctx context.Context, p *scanPass) error {
 		}
 
 		// Room comes only from records that the sink has sent.
-		p.sinceFlush = 0
+		pass.sinceFlush = 0
 		x.config.Outlet.Flush()
 
 		select {
@@ -289,22 +289,22 @@ func (x *Sender) awaitRoom(ctx context.Context, p *scanPass) error {
 	}
 }
 
-// newCandidate returns the candidate of d. malformed is the error of parsing its envelope.
-func (x *Sender) newCandidate(d *waiting.Document, malformed error) *candidate {
-	it := &candidate{Document: d, atFault: malformed != nil, topics: d.Pending}
-	if it.topics != nil {
-		return it
+// newCandidate returns the candidate of document. malformed is the error of parsing its envelope.
+func (x *Sender) newCandidate(document *waiting.Document, malformed error) *candidate {
+	candidate := &candidate{Document: document, atFault: malformed != nil, topics: document.Pending}
+	if candidate.topics != nil {
+		return candidate
 	}
 
-	it.topics = []string{allTopics}
+	candidate.topics = []string{allTopics}
 	if malformed == nil {
-		db, coll, _ := strings.Cut(d.NS, ".")
-		list, err := x.config.Outlet.RouteTopics(&outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: d.Envelope})
+		db, coll, _ := strings.Cut(document.NS, ".")
+		list, err := x.config.Outlet.RouteTopics(&outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: document.Envelope})
 		if err == nil && len(list) > 0 {
-			it.topics = slices.Clone(list)
+			candidate.topics = slices.Clone(list)
 		}
 	}
-	return it
+	return candidate
 }
 
 // asRefusal returns malformed as a refusal. An error without a class gets the class Malformed.

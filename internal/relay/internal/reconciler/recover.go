@@ -39,19 +39,19 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 	}
 
 	var sent []sentEnvelope
-	err = x.config.Store.EachWithoutPayload(ctx, topics, func(d *waiting.Document) error {
-		hits, all := x.config.Outlet.FindHits(envelopeOf(d), d.Pending)
+	err = x.config.Store.EachWithoutPayload(ctx, topics, func(document *waiting.Document) error {
+		hits, all := x.config.Outlet.FindHits(envelopeOf(document), document.Pending)
 		if len(hits) == 0 {
 			return nil
 		}
 
-		doc := *d
-		doc.ID, doc.Envelope = mongodb.CloneValue(d.ID), nil
-		s := sentEnvelope{doc: &doc, topics: d.Pending, hits: hits, stamp: outboxes.Stamp(d.Envelope)}
-		if s.topics == nil {
-			s.topics = all
+		doc := *document
+		doc.ID, doc.Envelope = mongodb.CloneValue(document.ID), nil
+		envelope := sentEnvelope{doc: &doc, topics: document.Pending, hits: hits, stamp: outboxes.Stamp(document.Envelope)}
+		if envelope.topics == nil {
+			envelope.topics = all
 		}
-		sent = append(sent, s)
+		sent = append(sent, envelope)
 		return nil
 	})
 	if err != nil {
@@ -65,9 +65,9 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 	var batch []*ledger.Outcome
 	for _, s := range sent {
 		if len(s.hits) > 0 {
-			o := x.config.Ledger.Answered(s.doc, s.topics, s.hits)
-			o.Stamp = s.stamp
-			batch = append(batch, o)
+			outcome := x.config.Ledger.Answered(s.doc, s.topics, s.hits)
+			outcome.Stamp = s.stamp
+			batch = append(batch, outcome)
 		}
 	}
 	n := len(batch)
@@ -80,10 +80,10 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 	return n, nil
 }
 
-// envelopeOf returns the envelope of d for the outlet.
-func envelopeOf(d *waiting.Document) *outboxes.Envelope {
-	db, coll, _ := strings.Cut(d.NS, ".")
-	return &outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: d.Envelope, Delivery: d.Delivery}
+// envelopeOf returns the envelope of document for the outlet.
+func envelopeOf(document *waiting.Document) *outboxes.Envelope {
+	db, coll, _ := strings.Cut(document.NS, ".")
+	return &outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: document.Envelope, Delivery: document.Delivery}
 }
 
 // dropOvertakingHits removes a hit in a compacted topic if an earlier envelope of the same key was not
@@ -103,15 +103,15 @@ func (x *Sender) dropOvertakingHits(ctx context.Context, topics []string, sent [
 		return nil
 	}
 
-	err := x.config.Store.EachWithoutPayload(ctx, topics, func(d *waiting.Document) error {
-		for _, topic := range d.Pending {
-			scope := orderScope{d.NS, topic, d.Key}
+	err := x.config.Store.EachWithoutPayload(ctx, topics, func(document *waiting.Document) error {
+		for _, topic := range document.Pending {
+			scope := orderScope{document.NS, topic, document.Key}
 			lowest, matters := missing[scope]
-			if !matters || lowest != "" && d.Pos >= lowest {
+			if !matters || lowest != "" && document.Pos >= lowest {
 				continue
 			}
-			if hits, _ := x.config.Outlet.FindHits(envelopeOf(d), []string{topic}); len(hits) == 0 {
-				missing[scope] = d.Pos
+			if hits, _ := x.config.Outlet.FindHits(envelopeOf(document), []string{topic}); len(hits) == 0 {
+				missing[scope] = document.Pos
 			}
 		}
 		return nil
@@ -121,10 +121,10 @@ func (x *Sender) dropOvertakingHits(ctx context.Context, topics []string, sent [
 	}
 
 	for i := range sent {
-		d := sent[i].doc
-		sent[i].hits = slices.DeleteFunc(sent[i].hits, func(h record.Answer) bool {
-			lowest := missing[orderScope{d.NS, h.Topic, d.Key}]
-			return lowest != "" && d.Pos > lowest
+		document := sent[i].doc
+		sent[i].hits = slices.DeleteFunc(sent[i].hits, func(answer record.Answer) bool {
+			lowest := missing[orderScope{document.NS, answer.Topic, document.Key}]
+			return lowest != "" && document.Pos > lowest
 		})
 	}
 	return nil

@@ -174,9 +174,9 @@ type Config struct {
 }
 
 // New returns a Sender whose first round scans everything. It publishes nothing before Run.
-func New(c Config) *Sender {
+func New(cfg Config) *Sender {
 	return &Sender{
-		config:      c,
+		config:      cfg,
 		poll:        pollEvery,
 		maxInFlight: maxInFlight,
 		wake:        make(chan struct{}, 1),
@@ -208,8 +208,8 @@ func (x *Sender) Wake(topic string) {
 	if topic == "" {
 		clear(x.parked)
 	}
-	maps.DeleteFunc(x.parkedKeys, func(k keyTopic, _ struct{}) bool { return topic == "" || k.topic == topic })
-	maps.DeleteFunc(x.stops, func(_ orderKey, s keyStop) bool { return s.until == untilUnparked })
+	maps.DeleteFunc(x.parkedKeys, func(keyTopic keyTopic, _ struct{}) bool { return topic == "" || keyTopic.topic == topic })
+	maps.DeleteFunc(x.stops, func(_ orderKey, stop keyStop) bool { return stop.until == untilUnparked })
 	x.mu.Unlock()
 
 	retry.Signal(x.wake)

@@ -16,56 +16,56 @@ const allTopics = ""
 // admitTopics returns the topics to which it may be published now, and tracks these publications as
 // in flight. For the other topics it stops the key, because later envelopes of the key must not
 // overtake this envelope. It returns no topics and a nil flight if nothing may be published.
-func (x *Sender) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *flight) {
+func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([]string, *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
-	key := it.key()
+	key := candidate.key()
 	if x.current.orderKey != key || !x.current.started {
 		x.current = keyTurn{orderKey: key, started: true, stopped: map[string]struct{}{}}
-		p.held, p.leftTopics = 0, 0
+		pass.held, pass.leftTopics = 0, 0
 		// This pass finds out again whether the first envelope waits.
 		delete(x.stops, key)
 	}
 
 	// The page may have been read before the outcome of this envelope was written.
-	if stop, landed := x.landedIDs[it.DocumentID]; landed {
+	if stop, landed := x.landedIDs[candidate.DocumentID]; landed {
 		x.current.stoppedAll = x.current.stoppedAll || stop
 		return nil, nil
 	}
 
-	if _, reserved := x.reserved[it.DocumentID]; reserved {
+	if _, reserved := x.reserved[candidate.DocumentID]; reserved {
 		return nil, nil
 	}
-	if f := x.inFlight[it.DocumentID]; f != nil {
+	if flight := x.inFlight[candidate.DocumentID]; flight != nil {
 		// Later envelopes may follow it only to the topics to which it is in flight, and only if it is
 		// not alone.
-		if f.partial || f.alone {
-			x.stopTopicsLocked(it.topics, f.alone, f.topics)
+		if flight.partial || flight.alone {
+			x.stopTopicsLocked(candidate.topics, flight.alone, flight.topics)
 		}
 		return nil, nil
 	}
 
-	k := x.keyStates[key]
-	if x.current.stoppedAll || k != nil && k.broken {
-		// The mark lasts for the rest of the key, although the last answer may end k before.
+	keyState := x.keyStates[key]
+	if x.current.stoppedAll || keyState != nil && keyState.broken {
+		// The mark lasts for the rest of the key, although the last answer may end keyState before.
 		x.current.stoppedAll = true
 		return nil, nil
 	}
 
-	if !x.isReadyLocked(p, it, now) {
-		if it.NextAt > now && len(x.current.stopped) == 0 {
-			x.rememberStopLocked(it, it.NextAt)
+	if !x.isReadyLocked(pass, candidate, now) {
+		if candidate.NextAt > now && len(x.current.stopped) == 0 {
+			x.rememberStopLocked(candidate, candidate.NextAt)
 		}
-		x.stopTopicsLocked(it.topics, true, nil)
+		x.stopTopicsLocked(candidate.topics, true, nil)
 		return nil, nil
 	}
 
-	alone := it.Attempts > 0
-	firstOfKey := len(x.current.stopped) == 0 && k == nil
+	alone := candidate.Attempts > 0
+	firstOfKey := len(x.current.stopped) == 0 && keyState == nil
 	var topics []string
-	for _, t := range it.topics {
-		if x.mayPublishLocked(p, k, t, alone || t == allTopics) {
+	for _, t := range candidate.topics {
+		if x.mayPublishLocked(pass, keyState, t, alone || t == allTopics) {
 			topics = append(topics, t)
 		} else {
 			x.current.stopped[t] = struct{}{}
@@ -73,50 +73,50 @@ func (x *Sender) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *
 	}
 
 	if len(topics) == 0 {
-		if firstOfKey && x.allParkedLocked(key, it.topics) {
-			x.rememberStopLocked(it, untilUnparked)
+		if firstOfKey && x.allParkedLocked(key, candidate.topics) {
+			x.rememberStopLocked(candidate, untilUnparked)
 		}
 		return nil, nil
 	}
 
-	f := &flight{
+	flight := &flight{
 		key:     key,
 		topics:  topics,
 		alone:   alone || topics[0] == allTopics,
-		partial: len(topics) < len(it.topics),
+		partial: len(topics) < len(candidate.topics),
 	}
-	x.trackLocked(it.DocumentID, f)
-	if f.alone {
+	x.trackLocked(candidate.DocumentID, flight)
+	if flight.alone {
 		x.stopTopicsLocked(topics, true, nil)
 	}
-	return topics, f
+	return topics, flight
 }
 
 // rememberStopLocked records that the key of it waits for its first envelope. The due retry, or the pass
 // that Wake requests, then reads the key again. Until then, each scan of the key would be in vain.
-func (x *Sender) rememberStopLocked(it *candidate, until int64) {
+func (x *Sender) rememberStopLocked(candidate *candidate, until int64) {
 	if len(x.stops) >= maxKeys {
 		clear(x.stops)
 	}
-	x.stops[it.key()] = keyStop{until, it.topics}
+	x.stops[candidate.key()] = keyStop{until, candidate.topics}
 }
 
-// waitsBehindLocked reports whether e, which was just written, waits for an earlier envelope of its
+// waitsBehindLocked reports whether entry, which was just written, waits for an earlier envelope of its
 // key that is published alone or waits for its next attempt. A scan of the key would publish nothing
 // now, and the end of that wait causes one.
-func (x *Sender) waitsBehindLocked(e *waiting.Entry) bool {
-	if e.Reason != waiting.Blocked || len(e.Pending) == 0 {
+func (x *Sender) waitsBehindLocked(entry *waiting.Entry) bool {
+	if entry.Reason != waiting.Blocked || len(entry.Pending) == 0 {
 		return false
 	}
 
-	key := orderKey{e.NS, e.Key}
-	s := x.stops[key]
-	stopped := s.until > x.config.Now().UnixMilli()
+	key := orderKey{entry.NS, entry.Key}
+	stop := x.stops[key]
+	stopped := stop.until > x.config.Now().UnixMilli()
 
-	k := x.keyStates[key]
-	for _, t := range e.Pending {
-		stops := stopped && slices.Contains(s.topics, t)
-		if !stops && (k == nil || !k.alone[t]) {
+	keyState := x.keyStates[key]
+	for _, t := range entry.Pending {
+		stops := stopped && slices.Contains(stop.topics, t)
+		if !stops && (keyState == nil || !keyState.alone[t]) {
 			return false
 		}
 	}
@@ -126,39 +126,39 @@ func (x *Sender) waitsBehindLocked(e *waiting.Entry) bool {
 // isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only
 // after the watermark has passed it, because an earlier event of its key could still come (N15). An
 // exception of any other origin has no such bound (N18).
-func (x *Sender) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
+func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
 	// for them.
-	if it.atFault {
+	if candidate.atFault {
 		return true
 	}
 
-	if it.NextAt > now {
+	if candidate.NextAt > now {
 		return false
 	}
 
-	if !it.IsOfStream() || it.Pos <= p.reached {
+	if !candidate.IsOfStream() || candidate.Pos <= pass.reached {
 		return true
 	}
 
 	// The key is scanned again when the watermark has passed its lowest position.
 	if len(x.work.ahead) < maxKeys {
-		pos, known := x.work.ahead[it.key()]
-		if !known || it.Pos < pos {
-			x.work.ahead[it.key()] = it.Pos
+		pos, known := x.work.ahead[candidate.key()]
+		if !known || candidate.Pos < pos {
+			x.work.ahead[candidate.key()] = candidate.Pos
 		}
-	} else if x.work.aheadOverflow == "" || it.Pos < x.work.aheadOverflow {
-		x.work.aheadOverflow = it.Pos
+	} else if x.work.aheadOverflow == "" || candidate.Pos < x.work.aheadOverflow {
+		x.work.aheadOverflow = candidate.Pos
 	}
 	return false
 }
 
-// mayPublishLocked reports whether an envelope of the current key, whose state is k, may be published
+// mayPublishLocked reports whether an envelope of the current key, whose state is keyState, may be published
 // to topic now. If alone is set, no other envelope of the key may be in flight to the topic.
-func (x *Sender) mayPublishLocked(p *scanPass, k *keyState, topic string, alone bool) bool {
+func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic string, alone bool) bool {
 	_, stopped := x.current.stopped[topic]
 	_, allStopped := x.current.stopped[allTopics]
-	_, skipped := p.skip[topic]
+	_, skipped := pass.skip[topic]
 	if stopped || allStopped || skipped || x.isParkedLocked(x.current.orderKey, topic) {
 		return false
 	}
@@ -166,15 +166,15 @@ func (x *Sender) mayPublishLocked(p *scanPass, k *keyState, topic string, alone 
 	// It may go to any topic. So no other envelope of the key may be in flight, and the pass must not
 	// have left out an earlier envelope.
 	if topic == allTopics {
-		return len(x.current.stopped) == 0 && k == nil && len(p.skip) == 0
+		return len(x.current.stopped) == 0 && keyState == nil && len(pass.skip) == 0
 	}
-	if k == nil {
+	if keyState == nil {
 		return true
 	}
-	if k.alone[topic] || k.alone[allTopics] {
+	if keyState.alone[topic] || keyState.alone[allTopics] {
 		return false
 	}
-	return !alone || k.topics[topic] == 0
+	return !alone || keyState.topics[topic] == 0
 }
 
 // stopTopicsLocked stops the current key for topics. Unless all is set, it leaves out the topics in
@@ -187,31 +187,31 @@ func (x *Sender) stopTopicsLocked(topics []string, all bool, inFlight []string) 
 	}
 }
 
-// trackLocked adds f to the publications in flight.
-func (x *Sender) trackLocked(id docID, f *flight) {
+// trackLocked adds flight to the publications in flight.
+func (x *Sender) trackLocked(id docID, flight *flight) {
 	x.publishedCount++
-	f.wakes = x.wakeCount
-	x.inFlight[id] = f
+	flight.wakes = x.wakeCount
+	x.inFlight[id] = flight
 
-	k := x.keyStates[f.key]
-	if k == nil {
-		k = &keyState{topics: map[string]int{}, alone: map[string]bool{}}
-		x.keyStates[f.key] = k
+	state := x.keyStates[flight.key]
+	if state == nil {
+		state = &keyState{topics: map[string]int{}, alone: map[string]bool{}}
+		x.keyStates[flight.key] = state
 	}
 
-	k.count++
-	for _, t := range f.topics {
-		k.topics[t]++
-		if f.alone {
-			k.alone[t] = true
+	state.count++
+	for _, t := range flight.topics {
+		state.topics[t]++
+		if flight.alone {
+			state.alone[t] = true
 		}
 	}
 }
 
-// noteAnswers stops the key of f if a topic refused or returned its record. The sink calls it before
+// noteAnswers stops the key of flight if a topic refused or returned its record. The sink calls it before
 // another envelope of the key is published, because later envelopes would overtake the returned
 // envelope. It does not call the sink.
-func (x *Sender) noteAnswers(f *flight, answers []record.Answer) {
+func (x *Sender) noteAnswers(flight *flight, answers []record.Answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
@@ -221,13 +221,13 @@ func (x *Sender) noteAnswers(f *flight, answers []record.Answer) {
 		}
 		// A topic may be ready again since it returned the record. Then only the next pass would find it not parked.
 		switch {
-		case f.wakes != x.wakeCount:
+		case flight.wakes != x.wakeCount:
 		case errors.Is(a.Held, record.ErrPartitionParked) && len(x.parkedKeys) < maxParked:
-			x.parkedKeys[keyTopic{f.key, a.Topic}] = struct{}{}
+			x.parkedKeys[keyTopic{flight.key, a.Topic}] = struct{}{}
 		case errors.Is(a.Held, record.ErrParked):
 			x.parked[a.Topic] = struct{}{}
 		}
-		x.breakKeyLocked(f.key)
+		x.breakKeyLocked(flight.key)
 	}
 }
 
@@ -240,8 +240,8 @@ func (x *Sender) breakKey(key orderKey) {
 
 // breakKeyLocked stops key until all of its publications in flight have ended.
 func (x *Sender) breakKeyLocked(key orderKey) {
-	if k := x.keyStates[key]; k != nil {
-		k.broken = true
+	if keyState := x.keyStates[key]; keyState != nil {
+		keyState.broken = true
 	}
 	if x.current.orderKey == key {
 		x.current.stoppedAll = true
@@ -250,46 +250,46 @@ func (x *Sender) breakKeyLocked(key orderKey) {
 
 // endFlight ends the flight of a publication whose outcome is written, and queues its key if more
 // envelopes of the key may be publishable now. The ledger calls it.
-func (x *Sender) endFlight(id docID, f *flight, o *ledger.Outcome) {
+func (x *Sender) endFlight(id docID, flight *flight, outcome *ledger.Outcome) {
 	x.mu.Lock()
 
 	// A page that was read before still shows this envelope. Later envelopes of the key on that page
 	// may be published only if this envelope waits no more.
-	waits := o.End.Waits()
+	waits := outcome.End.Waits()
 	x.landedIDs[id] = waits
-	if waits && x.current.orderKey == f.key {
+	if waits && x.current.orderKey == flight.key {
 		x.current.stoppedAll = true
 	}
 
-	k := x.keyStates[f.key]
-	for _, topics := range [][]string{o.Refused, o.Held} {
+	keyState := x.keyStates[flight.key]
+	for _, topics := range [][]string{outcome.Refused, outcome.Held} {
 		for _, t := range topics {
-			if k.resume == nil {
-				k.resume = map[string]struct{}{}
+			if keyState.resume == nil {
+				keyState.resume = map[string]struct{}{}
 			}
-			k.resume[t] = struct{}{}
+			keyState.resume[t] = struct{}{}
 		}
 	}
 
 	switch {
-	case f.alone && !waits:
+	case flight.alone && !waits:
 		// Envelopes that waited for this envelope may be published now.
-		x.queueKeyLocked(x.work.keys, f.key)
-	case f.partial && !k.broken:
+		x.queueKeyLocked(x.work.keys, flight.key)
+	case flight.partial && !keyState.broken:
 		// The envelope still waits for its other topics.
-		x.queueKeyLocked(x.work.nextPoll, f.key)
+		x.queueKeyLocked(x.work.nextPoll, flight.key)
 	}
 
 	var resume map[string]struct{}
-	x.untrackLocked(id, f)
-	if k.count == 0 && k.broken {
-		resume = k.resume
+	x.untrackLocked(id, flight)
+	if keyState.count == 0 && keyState.broken {
+		resume = keyState.resume
 		// A scan at once would probably meet the same obstacle.
-		x.queueKeyLocked(x.work.nextPoll, f.key)
+		x.queueKeyLocked(x.work.nextPoll, flight.key)
 
 		// A dead envelope no longer blocks its key.
 		if !waits {
-			x.queueKeyLocked(x.work.keys, f.key)
+			x.queueKeyLocked(x.work.keys, flight.key)
 		}
 	}
 
@@ -297,7 +297,7 @@ func (x *Sender) endFlight(id docID, f *flight, o *ledger.Outcome) {
 	x.mu.Unlock()
 
 	for t := range resume {
-		x.config.Outlet.ResumeKey(f.key.ns, t, f.key.key)
+		x.config.Outlet.ResumeKey(flight.key.ns, t, flight.key.key)
 	}
 	retry.Signal(x.room)
 	if wake {
@@ -307,30 +307,30 @@ func (x *Sender) endFlight(id docID, f *flight, o *ledger.Outcome) {
 
 // undoFlight removes a publication that the sink did not accept. It breaks the key, so that a later
 // pass starts with its first envelope.
-func (x *Sender) undoFlight(id docID, f *flight) {
+func (x *Sender) undoFlight(id docID, flight *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.untrackLocked(id, f)
-	x.breakKeyLocked(f.key)
+	x.untrackLocked(id, flight)
+	x.breakKeyLocked(flight.key)
 }
 
 // untrackLocked reverts trackLocked.
-func (x *Sender) untrackLocked(id docID, f *flight) {
+func (x *Sender) untrackLocked(id docID, flight *flight) {
 	delete(x.inFlight, id)
 
-	k := x.keyStates[f.key]
-	for _, t := range f.topics {
-		k.topics[t]--
-		if k.topics[t] == 0 {
-			delete(k.topics, t)
+	keyState := x.keyStates[flight.key]
+	for _, t := range flight.topics {
+		keyState.topics[t]--
+		if keyState.topics[t] == 0 {
+			delete(keyState.topics, t)
 		}
-		if f.alone {
-			delete(k.alone, t)
+		if flight.alone {
+			delete(keyState.alone, t)
 		}
 	}
 
-	k.count--
-	if k.count == 0 {
-		delete(x.keyStates, f.key)
+	keyState.count--
+	if keyState.count == 0 {
+		delete(x.keyStates, flight.key)
 	}
 }

@@ -183,17 +183,17 @@ func (s *Scheduled) groupByCollection(due []timer) []*claimGroup {
 	var groups []*claimGroup
 
 	for _, e := range due {
-		g := byCollection[e.collection]
-		if g == nil {
-			g = &claimGroup{collection: e.collection, coll: e.collection.coll, byID: map[string]int{}}
-			byCollection[e.collection] = g
-			groups = append(groups, g)
+		group := byCollection[e.collection]
+		if group == nil {
+			group = &claimGroup{collection: e.collection, coll: e.collection.coll, byID: map[string]int{}}
+			byCollection[e.collection] = group
+			groups = append(groups, group)
 		}
-		g.byID[mongodb.ValueKey(e.id)] = len(g.timers)
-		g.timers = append(g.timers, e)
-		g.ids = append(g.ids, e.id)
+		group.byID[mongodb.ValueKey(e.id)] = len(group.timers)
+		group.timers = append(group.timers, e)
+		group.ids = append(group.ids, e.id)
 		// Each envelope keeps its position in a repetition, because a position is part of the identity of an envelope that waits.
-		g.positions = append(g.positions, s.nextPosition())
+		group.positions = append(group.positions, s.nextPosition())
 	}
 	return groups
 }
@@ -289,17 +289,17 @@ type rejectedError struct {
 
 func (e *rejectedError) Unwrap() error { return e.error }
 
-// bury stores the only envelope of g, which the store rejects, as a dead letter, and takes it out of its outbox.
-func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError, mark bool) error {
+// bury stores the only envelope of group, which the store rejects, as a dead letter, and takes it out of its outbox.
+func (s *Scheduled) bury(ctx context.Context, group *claimGroup, why *rejectedError, mark bool) error {
 	if len(why.claimed) == 0 {
 		return why
 	}
-	e := &why.claimed[0]
+	claimed := &why.claimed[0]
 	stored := make(chan struct{})
 	s.Ledger.Add(&ledger.Outcome{
-		End: ledger.Dead, NS: e.NS, Raw: e.Raw, Key: e.Key, Partition: record.AnyPartition,
+		End: ledger.Dead, NS: claimed.NS, Raw: claimed.Raw, Key: claimed.Key, Partition: record.AnyPartition,
 		// A repetition writes the same letter.
-		Pos:     outboxes.PosAt(outboxes.Stamp(e.Raw)),
+		Pos:     outboxes.PosAt(outboxes.Stamp(claimed.Raw)),
 		Refusal: record.Refusal{Class: record.Malformed, Reason: "it is due, and MongoDB cannot store it as waiting: " + why.Error()},
 		Stored:  func(*ledger.Outcome) { close(stored) },
 	})
@@ -310,22 +310,22 @@ func (s *Scheduled) bury(ctx context.Context, g *claimGroup, why *rejectedError,
 	}
 
 	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
-		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), g.coll)
-		_, err := takeDue(tx, coll, g.ids, s.ahead, mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
+		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), group.coll)
+		_, err := takeDue(tx, coll, group.ids, s.ahead, mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
 		return err
 	}))
 	if err == nil {
-		s.endTimer(g.timers[0])
+		s.endTimer(group.timers[0])
 	}
 	return err
 }
 
 // postpone puts back an envelope that a service has locked. Its cancellation or its move may take long.
-func (s *Scheduled) postpone(e timer) {
-	e.locked++
-	delay := lockedRetryDelay << min(e.locked-1, maxLockedShift)
-	e.due, e.fed = s.Now().Add(s.ahead+delay).UnixMilli(), false
-	s.putBack(e)
+func (s *Scheduled) postpone(timer timer) {
+	timer.locked++
+	delay := lockedRetryDelay << min(timer.locked-1, maxLockedShift)
+	timer.due, timer.fed = s.Now().Add(s.ahead+delay).UnixMilli(), false
+	s.putBack(timer)
 }
 
 // putBack returns envelopes that were taken to the heap.
@@ -362,9 +362,9 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 		for _, g := range groups {
 			coll := mongodb.InClient(client, g.coll)
 			size, err := takeDue(tx, coll, g.ids, s.ahead, mark, left, func(raw bson.Raw, sendAt time.Time) {
-				e, d := s.newDueEnvelope(g, raw, sendAt)
+				e, envelope := s.newDueEnvelope(g, raw, sendAt)
 				claim.Envelopes = append(claim.Envelopes, e)
-				claimed = append(claimed, d)
+				claimed = append(claimed, envelope)
 			})
 			if errors.Is(err, errFull) {
 				full = true
@@ -415,25 +415,25 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 	return claimed, nil
 }
 
-// newDueEnvelope returns the claimed envelope raw of g, and when it is due.
-func (s *Scheduled) newDueEnvelope(g *claimGroup, raw bson.Raw, sendAt time.Time) (waiting.Claimed, dueEnvelope) {
+// newDueEnvelope returns the claimed envelope raw of group, and when it is due.
+func (s *Scheduled) newDueEnvelope(group *claimGroup, raw bson.Raw, sendAt time.Time) (waiting.Claimed, dueEnvelope) {
 	due, _ := raw.Lookup("dueAt").DateTimeOK()
-	d := dueEnvelope{due: due, sendAt: sendAt}
-	e := waiting.Claimed{NS: g.collection.ns, Raw: raw}
+	dueEnvelope := dueEnvelope{due: due, sendAt: sendAt}
+	claimed := waiting.Claimed{NS: group.collection.ns, Raw: raw}
 
-	if i, ok := g.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
-		d.timer, e.Pos = g.timers[i], g.positions[i]
+	if i, ok := group.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
+		dueEnvelope.timer, claimed.Pos = group.timers[i], group.positions[i]
 	} else {
 		// With a collation that ignores case, the server may find an envelope with another id.
-		e.Pos = s.nextPosition()
+		claimed.Pos = s.nextPosition()
 	}
 
 	// An envelope that cannot be read becomes a dead letter when it is sent.
-	var v envelope.View
-	if s.Mapping.Parse(raw, &v) == nil {
-		e.Key = string(v.OrderingKey())
+	var view envelope.View
+	if s.Mapping.Parse(raw, &view) == nil {
+		claimed.Key = string(view.OrderingKey())
 	}
-	return e, d
+	return claimed, dueEnvelope
 }
 
 // releaseOthers releases the timers of envelopes that could not be claimed: they were canceled or rescheduled, there was no room for
@@ -467,7 +467,7 @@ func (s *Scheduled) releaseOthers(groups []*claimGroup, claimed []dueEnvelope, f
 }
 
 // endTimer removes an envelope from those in flight, with any fate.
-func (s *Scheduled) endTimer(e timer) {
-	s.timers.endFlight(e.key)
+func (s *Scheduled) endTimer(timer timer) {
+	s.timers.endFlight(timer.key)
 	retry.Signal(s.room)
 }

@@ -31,15 +31,15 @@ func (s *Scheduled) feedTimers(ctx context.Context) error {
 
 	for {
 		list, begin := s.watchedCollections(), time.Now()
-		g, groupCtx := errgroup.WithContext(ctx)
-		g.SetLimit(feedConcurrency)
+		group, groupCtx := errgroup.WithContext(ctx)
+		group.SetLimit(feedConcurrency)
 		for _, c := range list {
 			// continuePass handles its errors itself, so one collection does not end the passes of the others.
 			if s.shouldRead(c) {
-				g.Go(func() error { s.continuePass(groupCtx, c); return nil })
+				group.Go(func() error { s.continuePass(groupCtx, c); return nil })
 			}
 		}
-		_ = g.Wait()
+		_ = group.Wait()
 
 		s.lastRound = time.Since(begin)
 
@@ -56,69 +56,69 @@ func (s *Scheduled) feedTimers(ctx context.Context) error {
 }
 
 // shouldRead reports whether the index of a collection is to be read now.
-func (s *Scheduled) shouldRead(c *scheduledCollection) bool {
-	if s.isPaused(c) {
+func (s *Scheduled) shouldRead(collection *scheduledCollection) bool {
+	if s.isPaused(collection) {
 		return false
 	}
-	if c.cursor != nil {
-		return c.indexEntries.Load() < feedLow
+	if collection.cursor != nil {
+		return collection.indexEntries.Load() < feedLow
 	}
-	return !time.Now().Before(c.nextPass)
+	return !time.Now().Before(collection.nextPass)
 }
 
 // continuePass begins or continues the pass over a collection. After an error the next pass starts from
 // the beginning.
-func (s *Scheduled) continuePass(parent context.Context, c *scheduledCollection) {
+func (s *Scheduled) continuePass(parent context.Context, collection *scheduledCollection) {
 	ctx, cancel := context.WithTimeout(parent, feedTimeout)
 	defer cancel()
 
 	begin := time.Now()
-	done, err := s.readIndex(ctx, c)
-	c.passTook += time.Since(begin)
+	done, err := s.readIndex(ctx, collection)
+	collection.passTook += time.Since(begin)
 
 	if err != nil {
 		// The error may have ended the cursor.
-		c.closeCursor()
+		collection.closeCursor()
 		// The end of the term is no problem of the server.
 		if parent.Err() == nil {
-			s.pauseCollection(collectionStep{c, false}, err)
+			s.pauseCollection(collectionStep{collection, false}, err)
 		}
 		return
 	}
 
-	s.reportSuccess(collectionStep{c, false})
+	s.reportSuccess(collectionStep{collection, false})
 	if done {
-		c.closeCursor()
-		c.nextPass = c.passBegan.Add(min(max(s.Poll, passPauseFactor*c.passTook, 2*s.lastRound), maxPassPause))
+		collection.closeCursor()
+		collection.nextPass = collection.passBegan.Add(min(max(s.Poll, passPauseFactor*collection.passTook, 2*s.lastRound), maxPassPause))
 	}
 }
 
 // readIndex reads entries into the heap until the heap has enough of them, or to the end, which it
 // reports as done.
-func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done bool, err error) {
-	if c.cursor == nil {
-		c.passBegan, c.passTook = time.Now(), 0
-		c.cursor, err = scheduledUntil(ctx, c.coll, s.Now().Add(lookahead), feedReply, s.Slot)
+func (s *Scheduled) readIndex(ctx context.Context, collection *scheduledCollection) (done bool, err error) {
+	if collection.cursor == nil {
+		collection.passBegan, collection.passTook = time.Now(), 0
+		collection.cursor, err = scheduledUntil(ctx, collection.coll, s.Now().Add(lookahead), feedReply, s.Slot)
 		if err != nil {
 			return false, err
 		}
 	}
 
-	for c.indexEntries.Load() < feedHigh && c.cursor.Next(ctx) {
-		id, at := c.cursor.Current.Lookup("_id"), c.cursor.Current.Lookup("dueAt")
+	for collection.indexEntries.Load() < feedHigh && collection.cursor.Next(ctx) {
+		id, at := collection.cursor.Current.Lookup("_id"), collection.cursor.Current.Lookup("dueAt")
 		ms, ok := at.DateTimeOK()
 		// An array that contains a time matches the query as well.
 		if !ok {
 			continue
 		}
-		s.timers.addCopy(c, id, ms, true)
+		s.timers.addCopy(collection, id, ms, true)
 	}
-	if err := c.cursor.Err(); err != nil {
+	if err := collection.cursor.Err(); err != nil {
 		return false, err
 	}
 
-	done = c.indexEntries.Load() < feedHigh
-	c.passPending.Store(!done)
+	done = collection.indexEntries.Load() < feedHigh
+	collection.passPending.Store(!done)
 	return done, nil
 }
 

@@ -47,44 +47,44 @@ func newTimers(most int) *timerCache {
 	}
 }
 
-func (t *timerCache) hashID(c *scheduledCollection, id bson.RawValue) uint64 {
-	var h maphash.Hash
-	h.SetSeed(t.seed)
-	_, _ = h.WriteString(c.ns)
-	_ = h.WriteByte(0)
-	_ = h.WriteByte(byte(id.Type))
-	_, _ = h.Write(id.Value)
-	return h.Sum64()
+func (t *timerCache) hashID(collection *scheduledCollection, id bson.RawValue) uint64 {
+	var hash maphash.Hash
+	hash.SetSeed(t.seed)
+	_, _ = hash.WriteString(collection.ns)
+	_ = hash.WriteByte(0)
+	_ = hash.WriteByte(byte(id.Type))
+	_, _ = hash.Write(id.Value)
+	return hash.Sum64()
 }
 
 // addCopy is pushTimer for an envelope, whose id it copies.
-func (t *timerCache) addCopy(c *scheduledCollection, id bson.RawValue, due int64, fed bool) bool {
+func (t *timerCache) addCopy(collection *scheduledCollection, id bson.RawValue, due int64, fed bool) bool {
 	id.Value = slices.Clone(id.Value)
-	return t.pushTimer(timer{due: due, key: t.hashID(c, id), collection: c, id: id, fed: fed})
+	return t.pushTimer(timer{due: due, key: t.hashID(collection, id), collection: collection, id: id, fed: fed})
 }
 
-// pushTimer adds e. It returns false without adding it if the envelope is in flight, has an entry that
+// pushTimer adds pushed. It returns false without adding it if the envelope is in flight, has an entry that
 // is due no later, or the cache is full of earlier entries.
-func (t *timerCache) pushTimer(e timer) bool {
+func (t *timerCache) pushTimer(pushed timer) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
-	if _, inFlight := t.inFlight[e.key]; inFlight {
+	if _, inFlight := t.inFlight[pushed.key]; inFlight {
 		return false
 	}
-	if old, ok := t.dueByKey[e.key]; ok && old <= e.due {
+	if old, ok := t.dueByKey[pushed.key]; ok && old <= pushed.due {
 		return false
 	}
 
 	// Entries of the stream get half of the room. The index brings their envelopes as well, but has to
 	// start again for entries that find no room.
 	room := t.max
-	if !e.fed {
+	if !pushed.fed {
 		room /= 2
 	}
 
 	if last := len(t.heap) - 1; last+1 >= room {
-		if t.heap[last].due <= e.due {
+		if t.heap[last].due <= pushed.due {
 			return false
 		}
 		// The last entry is a leaf, so the heap stays valid without it. The index brings it again.
@@ -92,12 +92,12 @@ func (t *timerCache) pushTimer(e timer) bool {
 	}
 
 	// This makes an entry with a later time stale.
-	t.dueByKey[e.key] = e.due
-	heap.Push(&t.heap, e)
-	if e.fed {
-		e.collection.indexEntries.Add(1)
+	t.dueByKey[pushed.key] = pushed.due
+	heap.Push(&t.heap, pushed)
+	if pushed.fed {
+		pushed.collection.indexEntries.Add(1)
 	}
-	if t.heap[0].key == e.key {
+	if t.heap[0].key == pushed.key {
 		retry.Signal(t.wake)
 	}
 	return true
@@ -105,16 +105,16 @@ func (t *timerCache) pushTimer(e timer) bool {
 
 // uncountLocked updates the counts for an entry that left the heap. It reports whether the entry was
 // valid.
-func (t *timerCache) uncountLocked(e timer) bool {
-	if e.fed {
-		e.collection.indexEntries.Add(-1)
+func (t *timerCache) uncountLocked(timer timer) bool {
+	if timer.fed {
+		timer.collection.indexEntries.Add(-1)
 	}
 
-	due, ok := t.dueByKey[e.key]
-	if !ok || due != e.due {
+	due, ok := t.dueByKey[timer.key]
+	if !ok || due != timer.due {
 		return false
 	}
-	delete(t.dueByKey, e.key)
+	delete(t.dueByKey, timer.key)
 	return true
 }
 
@@ -201,11 +201,11 @@ type timerHeap []timer
 func (h timerHeap) Len() int           { return len(h) }
 func (h timerHeap) Less(i, j int) bool { return h[i].due < h[j].due }
 func (h timerHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *timerHeap) Push(x any)        { *h = append(*h, x.(timer)) }
+func (h *timerHeap) Push(pushed any)   { *h = append(*h, pushed.(timer)) }
 func (h *timerHeap) Pop() any {
 	old := *h
-	e := old[len(old)-1]
+	last := old[len(old)-1]
 	old[len(old)-1] = timer{}
 	*h = old[:len(old)-1]
-	return e
+	return last
 }

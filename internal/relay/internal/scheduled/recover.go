@@ -21,23 +21,23 @@ func (s *Scheduled) Recover(ctx context.Context) (finished int, err error) {
 	mayHaveHits := len(s.Outlet.TopicsWithHits()) > 0
 
 	var outcomes, ends []*ledger.Outcome
-	err = waiting.EachClaim(ctx, s.Claims, s.WatcherID, func(c *waiting.Claim) error {
-		f := newFlight(c.ID, 0)
-		for i := range c.Envelopes {
-			if c.IsDone(i) {
+	err = waiting.EachClaim(ctx, s.Claims, s.WatcherID, func(claim *waiting.Claim) error {
+		flight := newFlight(claim.ID, 0)
+		for i := range claim.Envelopes {
+			if claim.IsDone(i) {
 				continue
 			}
 			if mayHaveHits {
-				if o := s.findSent(c, i); o != nil {
-					outcomes = append(outcomes, o)
+				if outcome := s.findSent(claim, i); outcome != nil {
+					outcomes = append(outcomes, outcome)
 					continue
 				}
 			}
-			f.left++
-			s.recovered = append(s.recovered, s.recoverEnvelope(c, i, f))
+			flight.left++
+			s.recovered = append(s.recovered, s.recoverEnvelope(claim, i, flight))
 		}
-		if f.left == 0 {
-			ends = append(ends, &ledger.Outcome{Claim: &ledger.ClaimRef{ID: c.ID, Ends: true}})
+		if flight.left == 0 {
+			ends = append(ends, &ledger.Outcome{Claim: &ledger.ClaimRef{ID: claim.ID, Ends: true}})
 		}
 		return nil
 	})
@@ -54,27 +54,27 @@ func (s *Scheduled) Recover(ctx context.Context) (finished int, err error) {
 
 // findSent returns the outcome of an envelope of which an earlier owner has sent records, or nil. The envelope leaves its claim, because
 // the records are not looked for again.
-func (s *Scheduled) findSent(c *waiting.Claim, index int) *ledger.Outcome {
-	e := &c.Envelopes[index]
-	out := outletEnvelope(e)
+func (s *Scheduled) findSent(claim *waiting.Claim, index int) *ledger.Outcome {
+	claimed := &claim.Envelopes[index]
+	out := outletEnvelope(claimed)
 	hits, all := s.Outlet.FindHits(&out, nil)
 	if len(hits) == 0 {
 		return nil
 	}
 
-	o := s.Ledger.ClaimAnswered(&ledger.ClaimRef{ID: c.ID, Index: int32(index), Leaves: true}, e, all, hits)
-	var v envelope.View
-	if s.Mapping.Parse(e.Raw, &v) == nil {
-		o.Stamp = v.TS
+	outcome := s.Ledger.ClaimAnswered(&ledger.ClaimRef{ID: claim.ID, Index: int32(index), Leaves: true}, claimed, all, hits)
+	var view envelope.View
+	if s.Mapping.Parse(claimed.Raw, &view) == nil {
+		outcome.Stamp = view.TS
 	}
-	return o
+	return outcome
 }
 
 // recoverEnvelope returns an envelope of a claim that has no outcome.
-func (s *Scheduled) recoverEnvelope(c *waiting.Claim, index int, f *flight) dueEnvelope {
-	e := &c.Envelopes[index]
-	s.bytes.Add(int64(e.Size()))
-	due, _ := e.Raw.Lookup("dueAt").DateTimeOK()
+func (s *Scheduled) recoverEnvelope(claim *waiting.Claim, index int, flight *flight) dueEnvelope {
+	claimed := &claim.Envelopes[index]
+	s.bytes.Add(int64(claimed.Size()))
+	due, _ := claimed.Raw.Lookup("dueAt").DateTimeOK()
 	sendAt := time.Now().Add(time.UnixMilli(due).Sub(s.Now()))
-	return dueEnvelope{due: due, sendAt: sendAt, envelope: e, claim: f, index: int32(index)}
+	return dueEnvelope{due: due, sendAt: sendAt, envelope: claimed, claim: flight, index: int32(index)}
 }

@@ -146,11 +146,11 @@ func New(cfg Config) *Scheduled {
 
 // NoteScheduled adds a scheduled envelope of the stream as a hint. It copies the id and does not block.
 func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
-	c := s.findOrAddCollection(ns)
+	collection := s.findOrAddCollection(ns)
 	now := s.Now()
-	c.lastHint.Store(now.UnixMilli())
-	if dueAt.Before(now.Add(horizon)) && !s.isPaused(c) {
-		s.timers.addCopy(c, id, dueAt.UnixMilli(), false)
+	collection.lastHint.Store(now.UnixMilli())
+	if dueAt.Before(now.Add(horizon)) && !s.isPaused(collection) {
+		s.timers.addCopy(collection, id, dueAt.UnixMilli(), false)
 	}
 }
 
@@ -158,31 +158,31 @@ func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) 
 // or the outlet fails. Envelopes that were claimed are in the store, where the next owner finds
 // them.
 func (s *Scheduled) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.feedTimers(ctx) })
-	g.Go(func() error { return s.claimDue(ctx) })
-	g.Go(func() error { return s.sendClaimed(ctx) })
-	return g.Wait()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return s.feedTimers(ctx) })
+	group.Go(func() error { return s.claimDue(ctx) })
+	group.Go(func() error { return s.sendClaimed(ctx) })
+	return group.Wait()
 }
 
 // findOrAddCollection returns the state of a collection, and adds it at the first call.
 func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c, ok := s.collections[ns]; ok {
-		return c
+	if collection, ok := s.collections[ns]; ok {
+		return collection
 	}
 
 	// The caller's text may alias a reply.
 	coll := outboxes.CollectionOf(s.Client, strings.Clone(ns))
-	c := &scheduledCollection{
+	collection := &scheduledCollection{
 		ns:   mongodb.Namespace(coll),
 		db:   []byte(coll.Database().Name()),
 		name: []byte(coll.Name()),
 		coll: coll,
 	}
-	s.collections[c.ns] = c
-	return c
+	s.collections[collection.ns] = collection
+	return collection
 }
 
 // watchedCollections returns the state of the collections that Collections returns, and of those with a
@@ -214,7 +214,7 @@ func (s *Scheduled) watchedCollections() []*scheduledCollection {
 
 	// The locks of the timers and of the collections are never held together.
 	if len(gone) > 0 {
-		s.timers.removeEntries(func(c *scheduledCollection) bool { _, ok := gone[c]; return ok })
+		s.timers.removeEntries(func(collection *scheduledCollection) bool { _, ok := gone[collection]; return ok })
 		for c := range gone {
 			c.closeCursor()
 		}
@@ -230,27 +230,27 @@ type collectionStep struct {
 
 // pauseCollection pauses a collection that cannot be read or claimed, so that it does not delay the others. Its index brings its
 // envelopes again.
-func (s *Scheduled) pauseCollection(at collectionStep, err error) {
+func (s *Scheduled) pauseCollection(step collectionStep, err error) {
 	s.mu.Lock()
-	s.failing[at]++
-	pause := min(firstPause<<min(s.failing[at]-1, 10), longestPause)
+	s.failing[step]++
+	pause := min(firstPause<<min(s.failing[step]-1, 10), longestPause)
 	s.mu.Unlock()
 
-	c := at.collection
-	c.pausedUntil.Store(int64(time.Since(s.began) + pause))
-	s.timers.removeEntries(func(x *scheduledCollection) bool { return x == c })
+	collection := step.collection
+	collection.pausedUntil.Store(int64(time.Since(s.began) + pause))
+	s.timers.removeEntries(func(scheduledCollection *scheduledCollection) bool { return scheduledCollection == collection })
 	s.OnRetry(err)
 }
 
-func (s *Scheduled) isPaused(c *scheduledCollection) bool {
-	return time.Since(s.began) < time.Duration(c.pausedUntil.Load())
+func (s *Scheduled) isPaused(collection *scheduledCollection) bool {
+	return time.Since(s.began) < time.Duration(collection.pausedUntil.Load())
 }
 
 // reportSuccess records that a collection can be read or claimed, or is gone.
-func (s *Scheduled) reportSuccess(at collectionStep) {
+func (s *Scheduled) reportSuccess(step collectionStep) {
 	s.mu.Lock()
-	_, failed := s.failing[at]
-	delete(s.failing, at)
+	_, failed := s.failing[step]
+	delete(s.failing, step)
 	last := failed && len(s.failing) == 0
 	s.mu.Unlock()
 

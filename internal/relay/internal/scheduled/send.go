@@ -85,9 +85,9 @@ func (s *Scheduled) sendClaimed(ctx context.Context) error {
 func (s *Scheduled) sendDue(ctx context.Context, held *claimedHeap) error {
 	sent := 0
 	for len(*held) > 0 && !time.Now().Before((*held)[0].sendAt) {
-		d := heap.Pop(held).(*dueEnvelope)
+		envelope := heap.Pop(held).(*dueEnvelope)
 		crash.At("before-scheduled-publish")
-		if err := s.sendEnvelope(ctx, d); err != nil {
+		if err := s.sendEnvelope(ctx, envelope); err != nil {
 			return err
 		}
 		if sent++; sent%sendFlush == 0 {
@@ -102,44 +102,44 @@ func (s *Scheduled) sendDue(ctx context.Context, held *claimedHeap) error {
 
 // sendEnvelope sends an envelope that is due. It does not wait for others of its key: a scheduled envelope has no place in their order.
 // An error means that the outlet cannot publish at all.
-func (s *Scheduled) sendEnvelope(ctx context.Context, d *dueEnvelope) error {
-	at := &ledger.ClaimRef{ID: d.claim.id, Index: d.index}
-	e := d.envelope
-	var v envelope.View
-	if err := s.Mapping.Parse(e.Raw, &v); err != nil {
-		s.storeOutcome(d, s.Ledger.ClaimRefused(at, e, asRefusal(err)), 0)
+func (s *Scheduled) sendEnvelope(ctx context.Context, dueEnvelope *dueEnvelope) error {
+	at := &ledger.ClaimRef{ID: dueEnvelope.claim.id, Index: dueEnvelope.index}
+	claimed := dueEnvelope.envelope
+	var view envelope.View
+	if err := s.Mapping.Parse(claimed.Raw, &view); err != nil {
+		s.storeOutcome(dueEnvelope, s.Ledger.ClaimRefused(at, claimed, asRefusal(err)), 0)
 		return nil
 	}
 
-	out := outletEnvelope(e)
-	out.TS = v.TS
-	err := s.Outlet.Publish(ctx, &out, nil, func(p record.Published) {
+	out := outletEnvelope(claimed)
+	out.TS = view.TS
+	err := s.Outlet.Publish(ctx, &out, nil, func(published record.Published) {
 		crash.At("after-scheduled-publish")
-		o := s.Ledger.ClaimAnswered(at, e, nil, p.Answers)
-		o.Stamp = v.TS
-		if o.End == ledger.Sent {
-			s.OnSent(s.Now().Sub(time.UnixMilli(d.due)))
+		outcome := s.Ledger.ClaimAnswered(at, claimed, nil, published.Answers)
+		outcome.Stamp = view.TS
+		if outcome.End == ledger.Sent {
+			s.OnSent(s.Now().Sub(time.UnixMilli(dueEnvelope.due)))
 		}
-		if o.End == ledger.Sent && !o.Recorded {
-			s.Ledger.NoteSent(o)
-			s.landEnvelope(d, p.Ticket)
+		if outcome.End == ledger.Sent && !outcome.Recorded {
+			s.Ledger.NoteSent(outcome)
+			s.landEnvelope(dueEnvelope, published.Ticket)
 			return
 		}
-		s.storeOutcome(d, o, p.Ticket)
+		s.storeOutcome(dueEnvelope, outcome, published.Ticket)
 	})
 
 	var refused *record.Refusal
 	if errors.As(err, &refused) {
-		s.storeOutcome(d, s.Ledger.ClaimRefused(at, e, refused), 0)
+		s.storeOutcome(dueEnvelope, s.Ledger.ClaimRefused(at, claimed, refused), 0)
 		return nil
 	}
 	return err
 }
 
 // outletEnvelope returns a claimed envelope for the outlet.
-func outletEnvelope(e *waiting.Claimed) outboxes.Envelope {
-	db, coll, _ := strings.Cut(e.NS, ".")
-	return outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: e.Raw}
+func outletEnvelope(claimed *waiting.Claimed) outboxes.Envelope {
+	db, coll, _ := strings.Cut(claimed.NS, ".")
+	return outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: claimed.Raw}
 }
 
 // asRefusal returns malformed as a refusal. An error without a class gets the class Malformed.
@@ -152,25 +152,25 @@ func asRefusal(malformed error) *record.Refusal {
 }
 
 // storeOutcome passes an outcome to the ledger.
-func (s *Scheduled) storeOutcome(d *dueEnvelope, o *ledger.Outcome, ticket record.Ticket) {
-	o.Stored = func(*ledger.Outcome) { s.landEnvelope(d, ticket) }
-	s.Ledger.Add(o)
+func (s *Scheduled) storeOutcome(envelope *dueEnvelope, outcome *ledger.Outcome, ticket record.Ticket) {
+	outcome.Stored = func(*ledger.Outcome) { s.landEnvelope(envelope, ticket) }
+	s.Ledger.Add(outcome)
 }
 
 // landEnvelope ends the flight of an envelope whose outcome needs no further write. After the last one of its claim, the claim is removed, and
 // only then are the offsets of its records released: the next owner looks for the records of every claim that exists.
-func (s *Scheduled) landEnvelope(d *dueEnvelope, ticket record.Ticket) {
-	s.bytes.Add(-int64(d.envelope.Size()))
-	d.envelope.Raw = nil
-	s.endTimer(d.timer)
+func (s *Scheduled) landEnvelope(envelope *dueEnvelope, ticket record.Ticket) {
+	s.bytes.Add(-int64(envelope.envelope.Size()))
+	envelope.envelope.Raw = nil
+	s.endTimer(envelope.timer)
 
-	f := d.claim
-	if !f.land(ticket) {
+	flight := envelope.claim
+	if !flight.land(ticket) {
 		return
 	}
-	s.Ledger.Add(&ledger.Outcome{Claim: &ledger.ClaimRef{ID: f.id, Ends: true}, Stored: func(*ledger.Outcome) {
-		if len(f.tickets) > 0 {
-			s.Outlet.Settle(f.tickets)
+	s.Ledger.Add(&ledger.Outcome{Claim: &ledger.ClaimRef{ID: flight.id, Ends: true}, Stored: func(*ledger.Outcome) {
+		if len(flight.tickets) > 0 {
+			s.Outlet.Settle(flight.tickets)
 		}
 	}})
 }
@@ -187,12 +187,12 @@ func (h *claimedHeap) addClaimed(list []dueEnvelope) {
 func (h claimedHeap) Len() int           { return len(h) }
 func (h claimedHeap) Less(i, j int) bool { return h[i].sendAt.Before(h[j].sendAt) }
 func (h claimedHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *claimedHeap) Push(x any)        { *h = append(*h, x.(*dueEnvelope)) }
+func (h *claimedHeap) Push(pushed any)   { *h = append(*h, pushed.(*dueEnvelope)) }
 
 func (h *claimedHeap) Pop() any {
 	old := *h
-	d := old[len(old)-1]
+	envelope := old[len(old)-1]
 	old[len(old)-1] = nil
 	*h = old[:len(old)-1]
-	return d
+	return envelope
 }

@@ -17,10 +17,10 @@ import (
 // maxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
 const maxClaim = mongodb.MaxDocuments
 
-// scheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until, in the order of their due times. They
+// scheduledUntil opens a cursor over the scheduled envelopes of coll that are due by latest, in the order of their due times. They
 // have `_id` and `dueAt`. Its replies have up to batch documents.
-func scheduledUntil(ctx context.Context, coll *mongo.Collection, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
-	filter := p.AddFilter(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}})
+func scheduledUntil(ctx context.Context, coll *mongo.Collection, latest time.Time, batch int32, slot slot.Range) (*mongo.Cursor, error) {
+	filter := slot.AddFilter(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(latest)}}}})
 	cur, err := mongodb.Majority(coll).Find(ctx, filter, // N21
 		options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}).
 			SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))

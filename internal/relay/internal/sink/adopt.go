@@ -170,12 +170,12 @@ func (a *adopter) mayOpen(name string, partitions int, ends map[record.TopicPart
 	}
 
 	a.sink.mu.Lock()
-	t := a.sink.topics[name]
+	topic := a.sink.topics[name]
 	// The topic may have been missing until now. It has been leaderless only since it exists.
-	if t.obstacle.kind != kindNoLeader {
-		t.leaderlessSince = time.Now()
+	if topic.obstacle.kind != kindNoLeader {
+		topic.leaderlessSince = time.Now()
 	}
-	lasting := time.Since(t.leaderlessSince) >= a.sink.parker.parkAfter
+	lasting := time.Since(topic.leaderlessSince) >= a.sink.parker.parkAfter
 	a.sink.mu.Unlock()
 
 	a.noteObstacle([]string{name}, kafkawire.LeaderNotAvailable)
@@ -245,8 +245,8 @@ func (a *adopter) createTopics(ctx context.Context, names []string) {
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()
 	for _, name := range created {
-		if t := a.sink.topics[name]; !t.isAdopted() && t.obstacle.kind == kindAdopting {
-			t.setObstacle(topicObstacle(name, kafkawire.UnknownTopicOrPartition, true), time.Now())
+		if topic := a.sink.topics[name]; !topic.isAdopted() && topic.obstacle.kind == kindAdopting {
+			topic.setObstacle(topicObstacle(name, kafkawire.UnknownTopicOrPartition, true), time.Now())
 		}
 	}
 }
@@ -256,8 +256,8 @@ func (a *adopter) adoptSoon(names []string) (left bool) {
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()
 	for _, name := range names {
-		if t := a.sink.topics[name]; !t.isAdopted() {
-			t.nextAttempt, left = time.Time{}, true
+		if topic := a.sink.topics[name]; !topic.isAdopted() {
+			topic.nextAttempt, left = time.Time{}, true
 		}
 	}
 	if left {
@@ -278,22 +278,22 @@ func (a *adopter) noteObstacle(names []string, err error) {
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()
 	for _, name := range names {
-		t := a.sink.topics[name]
+		topic := a.sink.topics[name]
 		// The time is below adoptEvery, so that the next tick finds the topic.
-		t.nextAttempt = now.Add(adoptEvery * 9 / 10)
+		topic.nextAttempt = now.Add(adoptEvery * 9 / 10)
 
 		// If creating the topic has failed before, that reason explains more than the missing topic.
 		if creates && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-			t.missing = true
+			topic.missing = true
 			retry.Signal(a.missing)
 			continue
 		}
 
 		why := topicObstacle(name, err, creates)
-		t.setObstacle(why, now)
+		topic.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
-		if why.kind != kindUnreachable && t.shouldLog(now, creates) {
-			a.sink.log.Error("records wait for a topic", "topic", name, "error", why.text, "records", countRecords(t.waiting))
+		if why.kind != kindUnreachable && topic.shouldLog(now, creates) {
+			a.sink.log.Error("records wait for a topic", "topic", name, "error", why.text, "records", countRecords(topic.waiting))
 		}
 	}
 }
@@ -306,50 +306,50 @@ func (a *adopter) openTopic(
 	now := time.Now()
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()
-	t := a.sink.topics[name]
-	t.addPartitions(len(tl.Partitions))
-	for _, p := range t.partitions {
+	topic := a.sink.topics[name]
+	topic.addPartitions(len(tl.Partitions))
+	for _, p := range topic.partitions {
 		p.ackedEnd, p.lastUsed = ends[p.tp], now
 	}
 
-	t.setConfig(cfg, a.sink.c.limits.batchBytes)
-	t.configStale, t.missing, t.obstacle, t.nextAttempt = false, false, obstacle{}, time.Time{}
-	for _, p := range t.partitions {
+	topic.setConfig(cfg, a.sink.c.limits.batchBytes)
+	topic.configStale, topic.missing, topic.obstacle, topic.nextAttempt = false, false, obstacle{}, time.Time{}
+	for _, p := range topic.partitions {
 		if _, known := ends[p.tp]; !known {
 			a.quarantineLocked(p, now)
 		}
 		a.sink.refresher.setLeaderLocked(p, tl.Partitions, now)
 	}
 
-	a.sink.log.Info("topic is adopted", "topic", name, "partitions", len(t.partitions))
+	a.sink.log.Info("topic is adopted", "topic", name, "partitions", len(topic.partitions))
 	// Still under the lock, so that no later Send overtakes the records that have waited.
-	a.sink.resendWaitingLocked(t)
-	a.sink.parker.unparkTopicLocked(t)
+	a.sink.resendWaitingLocked(topic)
+	a.sink.parker.unparkTopicLocked(topic)
 }
 
 // quarantineLocked puts a partition into quarantine whose end is unknown. The keeper reads it when it has a
 // leader, and then ends the sink, because only a takeover releases a partition.
-func (a *adopter) quarantineLocked(p *partition, now time.Time) {
+func (a *adopter) quarantineLocked(partition *partition, now time.Time) {
 	reason := fmt.Sprintf("partition %d of topic %q had no leader when the topic was adopted; check its brokers",
-		p.tp.Partition, p.tp.Topic)
-	p.quarantine = true
-	p.setObstacle(obstacle{kindQuarantined, reason}, now)
-	a.sink.keeper.session.Hold(p.tp, reason)
+		partition.tp.Partition, partition.tp.Topic)
+	partition.quarantine = true
+	partition.setObstacle(obstacle{kindQuarantined, reason}, now)
+	a.sink.keeper.session.Hold(partition.tp, reason)
 	a.sink.log.Warn("partition is in quarantine; its records are sent when it can be read",
-		"topic", p.tp.Topic, "partition", p.tp.Partition, "error", reason)
+		"topic", partition.tp.Topic, "partition", partition.tp.Partition, "error", reason)
 }
 
-// resendWaitingLocked sends the records that have waited for t to its partitions.
-func (s *Sink) resendWaitingLocked(t *topic) {
-	waiting := t.waiting
-	t.waiting = nil
+// resendWaitingLocked sends the records that have waited for topic to its partitions.
+func (s *Sink) resendWaitingLocked(topic *topic) {
+	waiting := topic.waiting
+	topic.waiting = nil
 	for _, b := range waiting {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
-			rec.Topic, rec.Partition = t.name, b.wantedPartitions[i]
-			s.resendLocked(t, rec, b.tickets[i])
+			rec.Topic, rec.Partition = topic.name, b.wantedPartitions[i]
+			s.resendLocked(topic, rec, b.tickets[i])
 		})
 		if err != nil {
-			s.failLocked(fmt.Errorf("%w: decoding records that waited for topic %q: %w", ErrBroken, t.name, err))
+			s.failLocked(fmt.Errorf("%w: decoding records that waited for topic %q: %w", ErrBroken, topic.name, err))
 		}
 		s.batches.releaseBatchLocked(b)
 	}
@@ -358,13 +358,13 @@ func (s *Sink) resendWaitingLocked(t *topic) {
 // resendLocked is Send for a record that has waited for its topic. No earlier owner has used a topic
 // that had no stored offsets, so the record is not looked up. If it cannot be sent, it is given back to
 // the Holder.
-func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
-	p, refusal := t.choosePartitionLocked(rec)
+func (s *Sink) resendLocked(topic *topic, rec *record.Record, ticket record.Ticket) {
+	partition, refusal := topic.choosePartitionLocked(rec)
 	if refusal != nil {
-		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, refusal, nil)})
+		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(topic, rec, ticket, refusal, nil)})
 		return
 	}
 
 	need, size := recordSizes(rec)
-	s.enqueueLocked(p, rec, k, size, need, false)
+	s.enqueueLocked(partition, rec, ticket, size, need, false)
 }

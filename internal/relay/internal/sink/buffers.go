@@ -37,11 +37,11 @@ func (b *buffers) get(n int) []byte {
 		return make([]byte, 0, n)
 	}
 
-	if k := len(b.free[class]); k > 0 {
-		buf := b.free[class][k-1]
-		b.free[class][k-1] = nil
-		b.free[class] = b.free[class][:k-1]
-		b.minFree[class] = min(b.minFree[class], k-1)
+	if free := len(b.free[class]); free > 0 {
+		buf := b.free[class][free-1]
+		b.free[class][free-1] = nil
+		b.free[class] = b.free[class][:free-1]
+		b.minFree[class] = min(b.minFree[class], free-1)
 		return buf
 	}
 
@@ -89,13 +89,13 @@ const (
 func (l *ticketLists) get() []record.Ticket {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := len(l.free)
-	if k == 0 {
+	free := len(l.free)
+	if free == 0 {
 		return nil
 	}
-	list := l.free[k-1]
-	l.free[k-1] = nil
-	l.free = l.free[:k-1]
+	list := l.free[free-1]
+	l.free[free-1] = nil
+	l.free = l.free[:free-1]
 	return list
 }
 
@@ -134,21 +134,21 @@ const (
 	maxGrowthFactor = 4
 )
 
-// appendRecordLocked encodes rec into b and grows its buffer as needed. See enqueueLocked for size
+// appendRecordLocked encodes rec into batch and grows its buffer as needed. See enqueueLocked for size
 // and need.
-func (bp *batchPool) appendRecordLocked(b *pending, rec *record.Record, t record.Ticket, size, need int) {
-	if b.builder.Room() < need {
-		n := len(b.builder.Buffer())
-		larger := bp.freeBuffers.get(max(n+need, min(b.sizeHint, maxGrowthFactor*n)))
-		bp.freeBuffers.put(b.builder.Move(larger))
+func (bp *batchPool) appendRecordLocked(batch *pending, rec *record.Record, ticket record.Ticket, size, need int) {
+	if batch.builder.Room() < need {
+		n := len(batch.builder.Buffer())
+		larger := bp.freeBuffers.get(max(n+need, min(batch.sizeHint, maxGrowthFactor*n)))
+		bp.freeBuffers.put(batch.builder.Move(larger))
 	}
-	b.builder.Append(rec)
+	batch.builder.Append(rec)
 
-	if b.tickets == nil {
-		b.tickets = bp.tickets.get()
+	if batch.tickets == nil {
+		batch.tickets = bp.tickets.get()
 	}
-	b.tickets = append(b.tickets, t)
-	b.reserved += size
+	batch.tickets = append(batch.tickets, ticket)
+	batch.reserved += size
 }
 
 // initialBufferLimitLocked returns the largest buffer that the next batch may begin with, beyond
@@ -163,33 +163,33 @@ func (bp *batchPool) initialBufferLimitLocked() int {
 
 // newBatchLocked returns an open batch in a buffer of at least size bytes.
 func (bp *batchPool) newBatchLocked(size int) *pending {
-	var b *pending
+	var batch *pending
 	if n := len(bp.freeBatches); n > 0 {
-		b = bp.freeBatches[n-1]
+		batch = bp.freeBatches[n-1]
 		bp.freeBatches = bp.freeBatches[:n-1]
 	} else {
-		b = &pending{}
+		batch = &pending{}
 	}
 
-	b.builder.Reset(bp.freeBuffers.get(size))
+	batch.builder.Reset(bp.freeBuffers.get(size))
 	bp.liveBatches++
-	return b
+	return batch
 }
 
-// releaseBatchLocked returns the memory of b to the free lists.
-func (bp *batchPool) releaseBatchLocked(b *pending) {
+// releaseBatchLocked returns the memory of batch to the free lists.
+func (bp *batchPool) releaseBatchLocked(batch *pending) {
 	bp.liveBatches--
-	bp.tickets.put(b.tickets)
-	if b.builder.Buffer() != nil {
-		bp.freeBuffers.put(b.builder.Buffer())
+	bp.tickets.put(batch.tickets)
+	if batch.builder.Buffer() != nil {
+		bp.freeBuffers.put(batch.builder.Buffer())
 	}
-	if b.compressed != nil {
-		bp.freeBuffers.put(b.compressed)
+	if batch.compressed != nil {
+		bp.freeBuffers.put(batch.compressed)
 	}
 
-	*b = pending{wantedPartitions: b.wantedPartitions[:0]}
+	*batch = pending{wantedPartitions: batch.wantedPartitions[:0]}
 	if len(bp.freeBatches) < keepLists {
-		bp.freeBatches = append(bp.freeBatches, b)
+		bp.freeBatches = append(bp.freeBatches, batch)
 	}
 }
 
@@ -200,11 +200,11 @@ func (bp *batchPool) changeUnresolvedLocked(records, bytes int) {
 }
 
 // removeRecordsLocked removes the records for which remove returns true from the affected batches of
-// p. The open batch is replaced by its new encoding.
+// partition. The open batch is replaced by its new encoding.
 func (bp *batchPool) removeRecordsLocked(
-	p *partition, affected func(*pending) bool, remove func(b *pending, i int, rec *record.Record) bool,
+	partition *partition, affected func(*pending) bool, remove func(batch *pending, i int, rec *record.Record) bool,
 ) error {
-	for at, b := range p.queue {
+	for at, b := range partition.queue {
 		if !affected(b) {
 			continue
 		}
@@ -229,28 +229,28 @@ func (bp *batchPool) removeRecordsLocked(
 				return err
 			}
 		}
-		p.queue[at] = rest
-		if p.openBatch == b {
-			p.openBatch = rest
+		partition.queue[at] = rest
+		if partition.openBatch == b {
+			partition.openBatch = rest
 		}
 		bp.releaseBatchLocked(b)
 	}
 
-	p.queue = slices.DeleteFunc(p.queue, func(b *pending) bool { return b == nil })
+	partition.queue = slices.DeleteFunc(partition.queue, func(batch *pending) bool { return batch == nil })
 	return nil
 }
 
-// reencodeWithoutLocked encodes the records of b again, in the same order, without the removed ones.
-func (bp *batchPool) reencodeWithoutLocked(b *pending, removed map[int]struct{}) (*pending, error) {
-	rest := bp.newBatchLocked(batch.BufferSize(b.builder.Len()))
-	rest.sizeHint, rest.uncompressed = b.sizeHint, b.uncompressed
-	err := forEachRecord(b, func(i int, rec *record.Record) {
+// reencodeWithoutLocked encodes the records of old again, in the same order, without the removed ones.
+func (bp *batchPool) reencodeWithoutLocked(old *pending, removed map[int]struct{}) (*pending, error) {
+	rest := bp.newBatchLocked(batch.BufferSize(old.builder.Len()))
+	rest.sizeHint, rest.uncompressed = old.sizeHint, old.uncompressed
+	err := forEachRecord(old, func(i int, rec *record.Record) {
 		if _, ok := removed[i]; ok {
 			return
 		}
 
 		need, size := recordSizes(rec)
-		bp.appendRecordLocked(rest, rec, b.tickets[i], size, need)
+		bp.appendRecordLocked(rest, rec, old.tickets[i], size, need)
 	})
 	return rest, err
 }

@@ -100,7 +100,7 @@ func (o *Opener) Recycle(list []record.Ticket) { o.tickets.put(list) }
 
 // ForSlot returns an opener that shares the connections of o. It has its own log, metrics and memory
 // for records: each slot of a watcher gets one (N28).
-func (o *Opener) ForSlot(log *slog.Logger, m *metrics.Set, parkBytes int64) *Opener {
+func (o *Opener) ForSlot(log *slog.Logger, metricSet *metrics.Set, parkBytes int64) *Opener {
 	slot := &Opener{
 		cfg:      o.cfg,
 		kafka:    o.kafka,
@@ -109,6 +109,6 @@ func (o *Opener) ForSlot(log *slog.Logger, m *metrics.Set, parkBytes int64) *Ope
 		patience: o.patience,
 		limits:   o.limits,
 	}
-	slot.cfg.Log, slot.cfg.Metrics, slot.cfg.ParkBytes = log, metrics.OrNew(m), parkBytes
+	slot.cfg.Log, slot.cfg.Metrics, slot.cfg.ParkBytes = log, metrics.OrNew(metricSet), parkBytes
 	return slot
 }

@@ -88,8 +88,8 @@ func (k *keeper) readQuarantine(ctx context.Context) error {
 	k.sink.mu.Lock()
 	left, now := k.session.Quarantined(), time.Now()
 	for tp, reason := range left {
-		if p := k.sink.findPartitionLocked(tp); p != nil {
-			p.setObstacle(obstacle{kindQuarantined, reason}, now)
+		if partition := k.sink.findPartitionLocked(tp); partition != nil {
+			partition.setObstacle(obstacle{kindQuarantined, reason}, now)
 		}
 	}
 	k.sink.mu.Unlock()
@@ -102,8 +102,8 @@ func (k *keeper) readQuarantine(ctx context.Context) error {
 
 // findPartitionLocked returns the partition tp, or nil if the sink does not have it.
 func (s *Sink) findPartitionLocked(tp record.TopicPartition) *partition {
-	if t := s.topics[tp.Topic]; t != nil && int(tp.Partition) < len(t.partitions) {
-		return t.partitions[tp.Partition]
+	if topic := s.topics[tp.Topic]; topic != nil && int(tp.Partition) < len(topic.partitions) {
+		return topic.partitions[tp.Partition]
 	}
 	return nil
 }

@@ -62,24 +62,24 @@ type laneSet struct {
 	start     func(*lane) // starts a lane's goroutine; nil before Run
 }
 
-// findOrAddLaneLocked returns the lane of p at its leader broker. Slow partitions share one extra
+// findOrAddLaneLocked returns the lane of partition at its leader broker. Slow partitions share one extra
 // lane. Kafka responds to a request when all of its partitions are done, so a partition whose
 // requests time out would delay all other partitions of the broker.
-func (ls *laneSet) findOrAddLaneLocked(broker int32, p *partition) *lane {
-	id := laneID{broker, int(p.tp.Partition) % ls.perBroker}
-	if p.slow {
+func (ls *laneSet) findOrAddLaneLocked(broker int32, partition *partition) *lane {
+	id := laneID{broker, int(partition.tp.Partition) % ls.perBroker}
+	if partition.slow {
 		id.index = ls.perBroker
 	}
 
-	l := ls.byID[id]
-	if l == nil {
-		l = &lane{id: id, sink: ls.sink, wake: make(chan struct{}, 1)}
-		ls.byID[id] = l
+	existing := ls.byID[id]
+	if existing == nil {
+		existing = &lane{id: id, sink: ls.sink, wake: make(chan struct{}, 1)}
+		ls.byID[id] = existing
 		if ls.start != nil {
-			ls.start(l)
+			ls.start(existing)
 		}
 	}
-	return l
+	return existing
 }
 
 // flight is one partition's share of a request. The batch belongs to the lane until settleRequest.
@@ -143,11 +143,11 @@ func (l *lane) fillRequest() bool {
 	now := time.Now()
 	limit := l.requestLimitLocked(now)
 	for _, p := range l.ready {
-		b := p.queue[0]
-		size := b.builder.Len()
+		batch := p.queue[0]
+		size := batch.builder.Len()
 		// A batch that was sent before is sent with the same bytes, which compression has made smaller.
-		if b.sealed != nil {
-			size = len(b.sealed)
+		if batch.sealed != nil {
+			size = len(batch.sealed)
 		}
 		// The first batch always goes, even if it alone exceeds the limit.
 		if total > 0 && total+size > limit {
@@ -156,7 +156,7 @@ func (l *lane) fillRequest() bool {
 
 		n++
 		p.ready = false
-		l.freezeLocked(p, b, now)
+		l.freezeLocked(p, batch, now)
 		// The batch was too old to be sent again.
 		if l.sink.ended != nil {
 			return false
@@ -164,7 +164,7 @@ func (l *lane) fillRequest() bool {
 
 		total += size
 		p.busy = true
-		l.request = append(l.request, flight{p, b})
+		l.request = append(l.request, flight{p, batch})
 	}
 
 	rest := copy(l.ready, l.ready[n:])
@@ -173,24 +173,24 @@ func (l *lane) fillRequest() bool {
 	return len(l.request) > 0
 }
 
-// freezeLocked fixes the boundaries and the sequence of the head b. A batch that was sent before
+// freezeLocked fixes the boundaries and the sequence of the head batch. A batch that was sent before
 // keeps them. If it is so old that the broker may have forgotten the producer's state, the sink
 // ends: the broker would append the batch a second time (H2).
-func (l *lane) freezeLocked(p *partition, b *pending, now time.Time) {
-	if p.openBatch == b {
-		p.openBatch = nil
+func (l *lane) freezeLocked(partition *partition, batch *pending, now time.Time) {
+	if partition.openBatch == batch {
+		partition.openBatch = nil
 	}
-	if !b.frozen {
-		b.frozen, b.seq, b.firstSent = true, p.nextSeq, now
-		p.sizeHint = len(b.builder.Buffer())
+	if !batch.frozen {
+		batch.frozen, batch.seq, batch.firstSent = true, partition.nextSeq, now
+		partition.sizeHint = len(batch.builder.Buffer())
 		return
 	}
 
 	limit := l.sink.keeper.expiry.ProducerID / 2
-	if b.maybeAppended && limit > 0 && now.Sub(b.firstSent) > limit {
+	if batch.maybeAppended && limit > 0 && now.Sub(batch.firstSent) > limit {
 		l.sink.failLocked(fmt.Errorf("%w: a batch for %s-%d has had no definite response for %s; "+
 			"the broker may have forgotten it",
-			ErrBroken, p.tp.Topic, p.tp.Partition, now.Sub(b.firstSent).Round(time.Second)))
+			ErrBroken, partition.tp.Topic, partition.tp.Partition, now.Sub(batch.firstSent).Round(time.Second)))
 	}
 }
 
@@ -221,16 +221,16 @@ func (l *lane) sendRequest(ctx context.Context) error {
 	l.batches = l.batches[:0]
 	for _, f := range l.request {
 		tp := &f.partition.tp
-		b := kafkawire.PartitionBatch{Topic: tp.Topic, Partition: tp.Partition, Sealed: f.batch.sealed}
-		l.batches = append(l.batches, b)
+		batch := kafkawire.PartitionBatch{Topic: tp.Topic, Partition: tp.Partition, Sealed: f.batch.sealed}
+		l.batches = append(l.batches, batch)
 	}
 
-	k, err := l.ensureLink(ctx)
+	link, err := l.ensureLink(ctx)
 	if err != nil {
 		return err
 	}
 
-	if err := l.waitForQuota(ctx, k.Addr()); err != nil {
+	if err := l.waitForQuota(ctx, link.Addr()); err != nil {
 		return err
 	}
 
@@ -244,7 +244,7 @@ func (l *lane) sendRequest(ctx context.Context) error {
 
 	crash.At("before-produce")
 	l.wrote = true
-	l.results, err = l.producer.Produce(k, l.sink.c.cfg.RequestTimeout, l.batches, l.results[:0])
+	l.results, err = l.producer.Produce(link, l.sink.c.cfg.RequestTimeout, l.batches, l.results[:0])
 	crash.At("after-produce-before-ack")
 
 	l.sink.mu.Lock()
@@ -253,10 +253,10 @@ func (l *lane) sendRequest(ctx context.Context) error {
 	if err != nil {
 		// The response may still arrive, so the connection cannot carry another request.
 		l.cutLink()
-		l.sink.c.kafka.MarkFailed(k.Addr())
-		return fmt.Errorf("producing to %s: %w", k.Addr(), err)
+		l.sink.c.kafka.MarkFailed(link.Addr())
+		return fmt.Errorf("producing to %s: %w", link.Addr(), err)
 	}
-	l.sink.c.kafka.NoteThrottle(k.Addr(), l.producer.Throttle())
+	l.sink.c.kafka.NoteThrottle(link.Addr(), l.producer.Throttle())
 	return nil
 }
 
@@ -297,12 +297,12 @@ func (l *lane) waitForQuota(ctx context.Context, addr string) error {
 
 // sealBatch encodes the header and compresses. The lane does this instead of Send, because it owns
 // the frozen heads of its partitions and needs no lock for them.
-func (l *lane) sealBatch(b *pending) error {
-	if b.sealed != nil {
+func (l *lane) sealBatch(full *pending) error {
+	if full.sealed != nil {
 		return nil
 	}
 	codec := l.sink.codec
-	if b.uncompressed {
+	if full.uncompressed {
 		codec = batch.None()
 	}
 
@@ -310,11 +310,11 @@ func (l *lane) sealBatch(b *pending) error {
 	producer := l.sink.producer
 	var dst []byte
 	if !codec.IsNone() {
-		dst = l.sink.batches.freeBuffers.get(batch.BufferSize(b.builder.Len() / 2))
+		dst = l.sink.batches.freeBuffers.get(batch.BufferSize(full.builder.Len() / 2))
 	}
 	l.sink.mu.Unlock()
 
-	sealed, err := b.builder.Seal(codec, dst, producer, b.seq)
+	sealed, err := full.builder.Seal(codec, dst, producer, full.seq)
 	if err != nil {
 		return err
 	}
@@ -322,12 +322,12 @@ func (l *lane) sealBatch(b *pending) error {
 	// If the records are needed again, forEachRecord finds them in the compressed batch.
 	if !codec.IsNone() {
 		l.sink.mu.Lock()
-		l.sink.batches.freeBuffers.put(b.builder.Buffer())
-		b.builder.Forget()
-		b.compressed = sealed
+		l.sink.batches.freeBuffers.put(full.builder.Buffer())
+		full.builder.Forget()
+		full.compressed = sealed
 		l.sink.mu.Unlock()
 	}
-	b.sealed = sealed
+	full.sealed = sealed
 	return nil
 }
 
@@ -336,12 +336,12 @@ func (l *lane) sealBatch(b *pending) error {
 func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	addr := l.sink.c.kafka.Layout().Brokers[l.id.broker]
 	l.sink.mu.Lock()
-	k := l.link
+	link := l.link
 	l.sink.mu.Unlock()
 
-	if k != nil && (k.Addr() != addr || k.IsStale()) {
+	if link != nil && (link.Addr() != addr || link.IsStale()) {
 		l.cutLink()
-		k = nil
+		link = nil
 	}
 	if addr == "" {
 		return nil, kafkawire.UnknownBrokerError(l.id.broker)
@@ -356,8 +356,8 @@ func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	l.sink.mu.Unlock()
 
 	var err error
-	if k == nil {
-		k, err = l.sink.c.kafka.Dial(dialCtx, addr)
+	if link == nil {
+		link, err = l.sink.c.kafka.Dial(dialCtx, addr)
 	}
 
 	l.sink.mu.Lock()
@@ -365,15 +365,15 @@ func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	l.abortDial = nil
 	// At the end of ctx, sendLoop has cut the link that the lane had then, which is not this link.
 	if err == nil && ctx.Err() != nil {
-		k.Close()
+		link.Close()
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		l.requestBegan = time.Time{}
 		return nil, err
 	}
-	l.link = k
-	return k, nil
+	l.link = link
+	return link, nil
 }
 
 // cutLink closes the lane's link. A request in flight fails at once.

@@ -128,32 +128,32 @@ func (l *lane) adaptToFailureLocked(err error, now time.Time) (why string) {
 		return ""
 	}
 
-	p, b := l.request[0].partition, l.request[0].batch
+	partition, batch := l.request[0].partition, l.request[0].batch
 	switch {
 	case closed && total >= leastClosed:
-		b.closedCount++
-		if b.closedCount < closedTries {
+		batch.closedCount++
+		if batch.closedCount < closedTries {
 			return ""
 		}
 		l.sink.c.learned.noteClosed(total, now)
 		why = fmt.Sprintf("Kafka, or a device before it, closes the connection at a request of %d bytes for partition %d of topic %q; "+
-			"raise socket.request.max.bytes of the brokers, or lower limits.record", total, p.tp.Partition, p.tp.Topic)
+			"raise socket.request.max.bytes of the brokers, or lower limits.record", total, partition.tp.Partition, partition.tp.Topic)
 
 	case timedOut:
-		b.stalledCount++
-		if b.stalledCount < stalledTries || b.builder.Count() == 1 {
+		batch.stalledCount++
+		if batch.stalledCount < stalledTries || batch.builder.Count() == 1 {
 			return ""
 		}
 		l.sink.c.learned.noteStalled(total, now)
 		why = fmt.Sprintf("a request of %d bytes for partition %d of topic %q has had no response in time %d times",
-			total, p.tp.Partition, p.tp.Topic, b.stalledCount)
+			total, partition.tp.Partition, partition.tp.Topic, batch.stalledCount)
 
 	default:
 		return ""
 	}
 
 	// If nothing of it was appended, it is divided or refused now.
-	if incomplete := errors.Is(err, kafkawire.ErrIncomplete) && !b.maybeAppended; !incomplete && l.sink.c.mayReopen(now) {
+	if incomplete := errors.Is(err, kafkawire.ErrIncomplete) && !batch.maybeAppended; !incomplete && l.sink.c.mayReopen(now) {
 		l.sink.failLocked(fmt.Errorf("%w with smaller batches: %s", ErrReopen, why))
 	}
 	return why

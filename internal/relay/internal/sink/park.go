@@ -123,7 +123,7 @@ func (pk *parker) stallsOthersLocked(now time.Time) bool {
 		return false
 	}
 
-	holdsLowEnd := func(k record.Ticket) bool { return stream && k == low || side && k.IsSide() }
+	holdsLowEnd := func(ticket record.Ticket) bool { return stream && ticket == low || side && ticket.IsSide() }
 	for _, t := range pk.sink.topics {
 		for _, p := range t.partitions {
 			if pk.isDeferredLocked(p, now) && slices.ContainsFunc(p.queue[0].tickets, holdsLowEnd) {
@@ -134,104 +134,104 @@ func (pk *parker) stallsOthersLocked(now time.Time) bool {
 	return false
 }
 
-// isDeferredLocked reports whether brokers have deferred the queued records of p for parkAfter.
-func (pk *parker) isDeferredLocked(p *partition, now time.Time) bool {
-	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= pk.parkAfter && len(p.queue) > 0
+// isDeferredLocked reports whether brokers have deferred the queued records of partition for parkAfter.
+func (pk *parker) isDeferredLocked(partition *partition, now time.Time) bool {
+	return partition.obstacle.kind == kindRefused && now.Sub(partition.since) >= pk.parkAfter && len(partition.queue) > 0
 }
 
-// mustParkLocked reports whether the queued records of p must be given back. Records that brokers
+// mustParkLocked reports whether the queued records of partition must be given back. Records that brokers
 // only defer wait, unless the topic takes more than its share of the memory. full means that they
 // would stop all others, so they are given back.
-func (pk *parker) mustParkLocked(p *partition, now time.Time, full bool) bool {
-	if p.parked {
-		return pk.probeFailedLocked(p, now)
+func (pk *parker) mustParkLocked(partition *partition, now time.Time, full bool) bool {
+	if partition.parked {
+		return pk.probeFailedLocked(partition, now)
 	}
-	if p.obstacle.parksPartition() {
-		return now.Sub(p.unwritableSince) >= pk.parkAfter || p.topic.obstructedBytes() > pk.maxObstructed
+	if partition.obstacle.parksPartition() {
+		return now.Sub(partition.unwritableSince) >= pk.parkAfter || partition.topic.obstructedBytes() > pk.maxObstructed
 	}
-	return pk.isDeferredLocked(p, now) && (full || p.topic.obstructedBytes() > pk.maxObstructed)
+	return pk.isDeferredLocked(partition, now) && (full || partition.topic.obstructedBytes() > pk.maxObstructed)
 }
 
 // probeFailedLocked reports whether records that were let through to a parked partition must be
 // given back: at once if they were certainly not appended.
-func (pk *parker) probeFailedLocked(p *partition, now time.Time) bool {
+func (pk *parker) probeFailedLocked(partition *partition, now time.Time) bool {
 	switch {
-	case len(p.queue) == 0:
+	case len(partition.queue) == 0:
 		return false
-	case p.quarantine || p.needsReadBack:
+	case partition.quarantine || partition.needsReadBack:
 		return true
-	case !p.queue[0].maybeAppended:
+	case !partition.queue[0].maybeAppended:
 		// Kafka has certainly not appended the probe. If it is not frozen, no lane has tried it yet.
-		return p.queue[0].frozen || p.lane == nil
+		return partition.queue[0].frozen || partition.lane == nil
 	}
 
 	// The probe may be in the log. Giving it back would require a takeover, so it is retried for
 	// the usual time.
-	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= pk.parkAfter
+	return partition.obstacle.kind != kindUnreachable && now.Sub(partition.probedAt) >= pk.parkAfter
 }
 
-// mayProbeLocked reports whether a record may be let through to the parked partition p. Records are
+// mayProbeLocked reports whether a record may be let through to the parked partition partition. Records are
 // let through one at a time, and the response shows whether the partition can be written again.
-func (pk *parker) mayProbeLocked(p *partition, now time.Time) bool {
-	if !p.probing || p.needsReadBack || p.quarantine || p.lane == nil || p.busy || len(p.queue) > 0 {
+func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
+	if !partition.probing || partition.needsReadBack || partition.quarantine || partition.lane == nil || partition.busy || len(partition.queue) > 0 {
 		return false
 	}
-	if now.Sub(p.probedAt) < min(refusedRetry, pk.parkAfter) {
+	if now.Sub(partition.probedAt) < min(refusedRetry, pk.parkAfter) {
 		return false
 	}
-	p.probedAt = now
+	partition.probedAt = now
 	return true
 }
 
 // mustParkTopicLocked reports whether a topic must be parked because it cannot be adopted.
-func (pk *parker) mustParkTopicLocked(t *topic, now time.Time) bool {
-	return t.obstacle.parksTopic() &&
-		(now.Sub(t.unwritableSince) >= pk.parkAfter || reservedBytes(t.waiting) > pk.maxObstructed)
+func (pk *parker) mustParkTopicLocked(topic *topic, now time.Time) bool {
+	return topic.obstacle.parksTopic() &&
+		(now.Sub(topic.unwritableSince) >= pk.parkAfter || reservedBytes(topic.waiting) > pk.maxObstructed)
 }
 
-// parkPartitionLocked gives back the queued records of p. The head must not be in flight.
-func (pk *parker) parkPartitionLocked(p *partition, now time.Time) {
+// parkPartitionLocked gives back the queued records of partition. The head must not be in flight.
+func (pk *parker) parkPartitionLocked(partition *partition, now time.Time) {
 	// Only a read-back can show which records of this batch arrived.
-	if len(p.queue) > 0 && p.queue[0].maybeAppended {
-		p.needsReadBack = true
+	if len(partition.queue) > 0 && partition.queue[0].maybeAppended {
+		partition.needsReadBack = true
 	}
 
-	queue := p.queue
-	p.queue, p.openBatch = nil, nil
-	p.unmarkReadyLocked()
-	n, stream := pk.withdrawBatchesLocked(p.topic, queue, record.ErrPartitionParked)
-	if !p.parked {
-		p.parked = true
+	queue := partition.queue
+	partition.queue, partition.openBatch = nil, nil
+	partition.unmarkReadyLocked()
+	n, stream := pk.withdrawBatchesLocked(partition.topic, queue, record.ErrPartitionParked)
+	if !partition.parked {
+		partition.parked = true
 		pk.sink.log.Warn("partition is parked; its records are sent when it can be written again",
-			"topic", p.tp.Topic, "partition", p.tp.Partition, "error", p.obstacle.text, "records", n)
+			"topic", partition.tp.Topic, "partition", partition.tp.Partition, "error", partition.obstacle.text, "records", n)
 	}
 
 	// Without a lane no probe is needed: a new leader shows that the partition can be written.
-	p.probing = p.probing || p.lane != nil && !p.quarantine
-	p.probedAt = now
-	p.turnedAway += stream
+	partition.probing = partition.probing || partition.lane != nil && !partition.quarantine
+	partition.probedAt = now
+	partition.turnedAway += stream
 }
 
-// parkTopicLocked gives back the records that wait for t.
-func (pk *parker) parkTopicLocked(t *topic) {
-	waiting := t.waiting
-	t.waiting, t.parked = nil, true
-	n, stream := pk.withdrawBatchesLocked(t, waiting, record.ErrParked)
+// parkTopicLocked gives back the records that wait for topic.
+func (pk *parker) parkTopicLocked(topic *topic) {
+	waiting := topic.waiting
+	topic.waiting, topic.parked = nil, true
+	n, stream := pk.withdrawBatchesLocked(topic, waiting, record.ErrParked)
 	pk.sink.log.Warn("topic is parked; its records are sent when it can be written again",
-		"topic", t.name, "error", t.obstacle.text, "records", n)
-	t.turnedAway = stream
+		"topic", topic.name, "error", topic.obstacle.text, "records", n)
+	topic.turnedAway = stream
 }
 
 // withdrawBatchesLocked gives the records of batches back to the Holder. It returns the number of
 // records, and how many of them belong to the stream.
-func (pk *parker) withdrawBatchesLocked(t *topic, queue []*pending, held error) (n, stream int) {
+func (pk *parker) withdrawBatchesLocked(topic *topic, queue []*pending, held error) (n, stream int) {
 	var list []record.Withdrawn
 	for _, b := range queue {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
-			list = append(list, newWithdrawn(t, rec, b.tickets[i], nil, held))
+			list = append(list, newWithdrawn(topic, rec, b.tickets[i], nil, held))
 		})
 		if err != nil {
-			pk.sink.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, t.name, err))
+			pk.sink.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, topic.name, err))
 			return 0, 0
 		}
 	}
@@ -250,11 +250,11 @@ func (pk *parker) withdrawBatchesLocked(t *topic, queue []*pending, held error) 
 }
 
 // newWithdrawn describes rec to the Holder. The result does not alias rec.
-func newWithdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Refusal, held error) record.Withdrawn {
+func newWithdrawn(topic *topic, rec *record.Record, ticket record.Ticket, why *record.Refusal, held error) record.Withdrawn {
 	_, size := recordSizes(rec)
 	return record.Withdrawn{
-		Ticket:   k,
-		Topic:    t.name,
+		Ticket:   ticket,
+		Topic:    topic.name,
 		Key:      bytes.Clone(rec.Key),
 		Refusal:  why,
 		Held:     held,
@@ -281,48 +281,48 @@ func (pk *parker) withdrawLocked(list []record.Withdrawn) {
 
 // checkGatesLocked returns an error if rec may not be queued to any partition: the error of
 // the Holder's gate, or record.ErrParked if the topic is parked.
-func (pk *parker) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
-	err := pk.holder.CheckGate(rec, k.IsSide()) // N15
-	if err == nil && t.parked {
+func (pk *parker) checkGatesLocked(topic *topic, rec *record.Record, ticket record.Ticket) error {
+	err := pk.holder.CheckGate(rec, ticket.IsSide()) // N15
+	if err == nil && topic.parked {
 		err = record.ErrParked
 	}
-	if err != nil && !k.IsSide() {
-		pk.countTurnedAwayLocked(t, rec)
+	if err != nil && !ticket.IsSide() {
+		pk.countTurnedAwayLocked(topic, rec)
 	}
 	return err
 }
 
 // countTurnedAwayLocked counts a stream record that is not taken, if its target is parked.
-func (pk *parker) countTurnedAwayLocked(t *topic, rec *record.Record) {
-	if t.parked {
-		t.turnedAway++
+func (pk *parker) countTurnedAwayLocked(topic *topic, rec *record.Record) {
+	if topic.parked {
+		topic.turnedAway++
 		return
 	}
-	if !t.isAdopted() {
+	if !topic.isAdopted() {
 		return
 	}
-	if p, refusal := t.choosePartitionLocked(rec); refusal == nil && p.parked {
-		p.turnedAway++
+	if partition, refusal := topic.choosePartitionLocked(rec); refusal == nil && partition.parked {
+		partition.turnedAway++
 	}
 }
 
 // unparkLocked lets a parked partition take records again, if no obstacle is left.
-func (pk *parker) unparkLocked(p *partition) {
+func (pk *parker) unparkLocked(partition *partition) {
 	// Queued records are a probe whose outcome is not known yet.
-	if !p.parked || p.quarantine || p.needsReadBack || p.probing || p.lane == nil || len(p.queue) > 0 {
+	if !partition.parked || partition.quarantine || partition.needsReadBack || partition.probing || partition.lane == nil || len(partition.queue) > 0 {
 		return
 	}
-	p.parking = parking{}
-	p.clearObstacle()
-	pk.sink.log.Info("parked partition can be written again", "topic", p.tp.Topic, "partition", p.tp.Partition)
-	pk.holder.Ready(p.tp.Topic)
+	partition.parking = parking{}
+	partition.clearObstacle()
+	pk.sink.log.Info("parked partition can be written again", "topic", partition.tp.Topic, "partition", partition.tp.Partition)
+	pk.holder.Ready(partition.tp.Topic)
 }
 
 // unparkTopicLocked lets a topic that was adopted take records again, if it is parked.
-func (pk *parker) unparkTopicLocked(t *topic) {
-	if !t.parked {
+func (pk *parker) unparkTopicLocked(topic *topic) {
+	if !topic.parked {
 		return
 	}
-	t.parking = parking{}
-	pk.holder.Ready(t.name)
+	topic.parking = parking{}
+	pk.holder.Ready(topic.name)
 }

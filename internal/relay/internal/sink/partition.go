@@ -82,15 +82,15 @@ func (o *obstruction) shouldLog(now time.Time, creates bool) bool {
 
 // updateObstacle replaces the obstacle. since keeps the time of the first obstacle until the
 // obstruction is cleared.
-func (o *obstruction) updateObstacle(to obstacle, now time.Time, parks func(obstacle) bool) {
+func (o *obstruction) updateObstacle(next obstacle, now time.Time, parks func(obstacle) bool) {
 	if o.obstacle.none() {
 		o.since, o.logged = now, obstacle{}
 	}
-	if parks(to) && !parks(o.obstacle) {
+	if parks(next) && !parks(o.obstacle) {
 		o.unwritableSince = now
 	}
 
-	o.obstacle = to
+	o.obstacle = next
 }
 
 // parking is the state of a parked topic or partition (N11).
@@ -119,8 +119,8 @@ type pending struct {
 	stalledCount  int  // how often a request with this batch alone has timed out
 }
 
-func (p *partition) setObstacle(o obstacle, now time.Time) {
-	p.updateObstacle(o, now, obstacle.parksPartition)
+func (p *partition) setObstacle(found obstacle, now time.Time) {
+	p.updateObstacle(found, now, obstacle.parksPartition)
 }
 
 // clearObstacle notes that batches of p can be sent again.
@@ -174,12 +174,12 @@ func (p *partition) popHead() {
 }
 
 // replaceHead puts batches in the place of the head.
-func (p *partition) replaceHead(with ...*pending) {
+func (p *partition) replaceHead(batches ...*pending) {
 	if p.openBatch == p.queue[0] {
 		p.openBatch = nil
 	}
 	rest := p.queue[1:]
-	p.queue = append(append(make([]*pending, 0, len(with)+len(rest)), with...), rest...)
+	p.queue = append(append(make([]*pending, 0, len(batches)+len(rest)), batches...), rest...)
 }
 
 // topic is one target of records.
@@ -212,6 +212,6 @@ type topic struct {
 // isAdopted reports whether records can be sent to the partitions of the topic.
 func (t *topic) isAdopted() bool { return len(t.partitions) > 0 }
 
-func (t *topic) setObstacle(o obstacle, now time.Time) {
-	t.updateObstacle(o, now, obstacle.parksTopic)
+func (t *topic) setObstacle(found obstacle, now time.Time) {
+	t.updateObstacle(found, now, obstacle.parksTopic)
 }

@@ -81,8 +81,8 @@ func (r *refresher) troubledTopics(now time.Time) []string {
 	defer r.sink.mu.Unlock()
 	var names []string
 	for name, t := range r.sink.topics {
-		if slices.ContainsFunc(t.partitions, func(p *partition) bool {
-			return p.tries > 0 || p.needsLeader() || p.busy && p.lane != nil && p.lane.isLateLocked(now)
+		if slices.ContainsFunc(t.partitions, func(partition *partition) bool {
+			return partition.tries > 0 || partition.needsLeader() || partition.busy && partition.lane != nil && partition.lane.isLateLocked(now)
 		}) {
 			names = append(names, name)
 		}
@@ -98,28 +98,28 @@ func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 	r.sink.mu.Lock()
 	defer r.sink.mu.Unlock()
 	for name, tl := range layout.Topics {
-		t := r.sink.topics[name]
-		if t == nil || len(t.partitions) == 0 {
+		topic := r.sink.topics[name]
+		if topic == nil || len(topic.partitions) == 0 {
 			continue
 		}
 		if tl.Err != nil {
-			r.detachTopicLocked(t, tl.Err, now)
+			r.detachTopicLocked(topic, tl.Err, now)
 			continue
 		}
-		if t.obstacle.kind == kindMissing || t.obstacle.kind == kindForbidden {
-			t.obstacle = obstacle{}
+		if topic.obstacle.kind == kindMissing || topic.obstacle.kind == kindForbidden {
+			topic.obstacle = obstacle{}
 		}
 
 		// N9: keys hash to other partitions from now on, so a takeover has to read the old partitions
 		// back first. A record that may be in the old partition of its key waits until that one is read. The
 		// takeover would put a partition without a leader into quarantine.
-		if n := len(t.partitions); n < len(tl.Partitions) && haveLeaders(tl.Partitions[n:]) && r.sink.c.mayReopen(now) {
+		if n := len(topic.partitions); n < len(tl.Partitions) && haveLeaders(tl.Partitions[n:]) && r.sink.c.mayReopen(now) {
 			r.sink.failLocked(fmt.Errorf("%w: topic %q has grown from %d to %d partitions",
 				ErrReopen, name, n, len(tl.Partitions)))
 			return
 		}
 
-		for _, p := range t.partitions {
+		for _, p := range topic.partitions {
 			r.setLeaderLocked(p, tl.Partitions, now)
 		}
 	}
@@ -127,24 +127,24 @@ func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 
 // haveLeaders reports whether every partition of list has a leader.
 func haveLeaders(list []kafkawire.PartitionLayout) bool {
-	return !slices.ContainsFunc(list, func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 })
+	return !slices.ContainsFunc(list, func(layout kafkawire.PartitionLayout) bool { return layout.Leader < 0 })
 }
 
 // detachTopicLocked removes the partitions of a topic that is missing or forbidden from their lanes.
 // Its records wait.
-func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
-	why := topicObstacle(t.name, err, false)
+func (r *refresher) detachTopicLocked(topic *topic, err error, now time.Time) {
+	why := topicObstacle(topic.name, err, false)
 	code, _ := err.(kafkawire.Code) //nolint:errorlint // kafkawire.Layout holds the bare code
 	if code == kafkawire.UnknownTopicOrPartition {
 		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; "+
-			"create it again with at least %d partitions, or grant DESCRIBE", t.name, len(t.partitions))
+			"create it again with at least %d partitions, or grant DESCRIBE", topic.name, len(topic.partitions))
 	}
-	t.setObstacle(why, now)
-	if t.shouldLog(now, false) {
-		r.sink.log.Error("topic cannot be written", "topic", t.name, "error", why.text)
+	topic.setObstacle(why, now)
+	if topic.shouldLog(now, false) {
+		r.sink.log.Error("topic cannot be written", "topic", topic.name, "error", why.text)
 	}
 
-	for _, p := range t.partitions {
+	for _, p := range topic.partitions {
 		p.unmarkReadyLocked()
 		// A topic that is created again starts with lower leader epochs.
 		p.leader, p.lane, p.leaderEpoch = -1, nil, 0
@@ -155,70 +155,70 @@ func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
 	}
 }
 
-// setLeaderLocked moves p to the lane of its leader in layout. It ignores a leader epoch that is
+// setLeaderLocked moves partition to the lane of its leader in layout. It ignores a leader epoch that is
 // lower than an epoch that another broker has named: a broker that is cut off from the others
 // continues to name itself.
-func (r *refresher) setLeaderLocked(p *partition, layout []kafkawire.PartitionLayout, now time.Time) {
+func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.PartitionLayout, now time.Time) {
 	leader := int32(-1)
-	gone := int(p.tp.Partition) >= len(layout)
+	gone := int(partition.tp.Partition) >= len(layout)
 	if !gone {
-		epoch := layout[p.tp.Partition].Epoch
-		if epoch < p.leaderEpoch && now.Sub(p.epochSeen) <= epochTrustedFor {
+		epoch := layout[partition.tp.Partition].Epoch
+		if epoch < partition.leaderEpoch && now.Sub(partition.epochSeen) <= epochTrustedFor {
 			return
 		}
-		p.leaderEpoch, p.epochSeen = epoch, now
-		leader = layout[p.tp.Partition].Leader
+		partition.leaderEpoch, partition.epochSeen = epoch, now
+		leader = layout[partition.tp.Partition].Leader
 	}
 
 	var to *lane
 	if leader >= 0 {
-		to = r.sink.lanes.findOrAddLaneLocked(leader, p)
+		to = r.sink.lanes.findOrAddLaneLocked(leader, partition)
 	}
 
-	topic, id := p.tp.Topic, p.tp.Partition
+	topic, id := partition.tp.Topic, partition.tp.Partition
 	switch {
-	case p.quarantine:
+	case partition.quarantine:
 		// The reason of the quarantine explains more than the state of the leader.
-	case p.needsReadBack && to != nil:
-		p.setObstacle(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, "+
+	case partition.needsReadBack && to != nil:
+		partition.setObstacle(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, "+
 			"which could not be written; a takeover reads it soon", id, topic)}, now)
 	case gone:
-		p.away = true
-		p.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q no longer has a partition %d; "+
-			"add partitions until it has %d", topic, id, len(p.topic.partitions))}, now)
+		partition.away = true
+		partition.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q no longer has a partition %d; "+
+			"add partitions until it has %d", topic, id, len(partition.topic.partitions))}, now)
 	case to == nil:
-		p.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; "+
+		partition.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; "+
 			"check its brokers", id, topic)}, now)
-	case p.lane == nil:
-		p.clearObstacle()
+	case partition.lane == nil:
+		partition.clearObstacle()
 	}
 
-	p.leader = leader
-	if p.lane != to {
-		p.unmarkReadyLocked()
+	partition.leader = leader
+	if partition.lane != to {
+		partition.unmarkReadyLocked()
 		// The old leader may hold the request until it times out.
-		if p.busy && p.lane != nil {
-			p.lane.interruptLocked()
+		if partition.busy && partition.lane != nil {
+			partition.lane.interruptLocked()
 		}
-		p.lane = to
-		p.markReadyLocked()
-		if p.ready {
+		partition.lane = to
+		partition.markReadyLocked()
+		if partition.ready {
 			retry.Signal(to.wake)
 		}
 	}
-	r.sink.parker.unparkLocked(p)
+	r.sink.parker.unparkLocked(partition)
 }
 
-// chooseLaneLocked moves p to the slow lane of its broker after a request that was refused late, and
+// chooseLaneLocked moves partition to the slow lane of its broker after a request that was refused late, and
 // back after a request that was not. The broker may not lead any longer, so it becomes the last
-// candidate for metadata requests. p must be busy.
-func (l *lane) chooseLaneLocked(p *partition, code kafkawire.Code) {
-	p.slow = code != 0 && (p.slow || l.lastDuration > slowRequest)
-	if p.slow && l.link != nil {
+// candidate for metadata requests. partition must be busy.
+func (l *lane) chooseLaneLocked(partition *partition, code kafkawire.Code) {
+	partition.slow = code != 0 && (partition.slow || l.lastDuration > slowRequest)
+	if partition.slow && l.link != nil {
 		l.sink.c.kafka.MarkFailed(l.link.Addr())
 	}
-	if p.lane != nil {
-		p.lane = l.sink.lanes.findOrAddLaneLocked(p.leader, p)
+	if partition.lane != nil {
+		partition.lane = l.sink.lanes.findOrAddLaneLocked(partition.leader, partition)
 	}
 }
 

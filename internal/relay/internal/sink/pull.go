@@ -24,19 +24,19 @@ func keyScopeOf(rec *record.Record) (keyScope, bool) {
 // order. The sequence of the head stays unused.
 //
 // N15.
-func (l *lane) withdrawBadLocked(p *partition, refusalOf func(i int) *record.Refusal) {
+func (l *lane) withdrawBadLocked(partition *partition, refusalOf func(i int) *record.Refusal) {
 	var (
 		list    []record.Withdrawn
 		blocked = map[keyScope]struct{}{}
-		head    = p.queue[0]
+		head    = partition.queue[0]
 	)
-	withdraw := func(b *pending, i int, rec *record.Record) bool {
+	withdraw := func(batch *pending, i int, rec *record.Record) bool {
 		scope, ordered := keyScopeOf(rec)
 		if _, isBlocked := blocked[scope]; ordered && isBlocked {
-			list = append(list, newWithdrawn(p.topic, rec, b.tickets[i], nil, record.ErrBlocked))
+			list = append(list, newWithdrawn(partition.topic, rec, batch.tickets[i], nil, record.ErrBlocked))
 			return true
 		}
-		if b != head {
+		if batch != head {
 			return false
 		}
 
@@ -47,14 +47,14 @@ func (l *lane) withdrawBadLocked(p *partition, refusalOf func(i int) *record.Ref
 		if ordered && !refusal.Class.DeadAtOnce() {
 			blocked[scope] = struct{}{}
 		}
-		list = append(list, newWithdrawn(p.topic, rec, b.tickets[i], refusal, nil))
+		list = append(list, newWithdrawn(partition.topic, rec, batch.tickets[i], refusal, nil))
 		return true
 	}
 
 	// Later batches matter only if the head has blocked a key.
-	affected := func(b *pending) bool { return b == head || len(blocked) > 0 }
-	if err := l.sink.batches.removeRecordsLocked(p, affected, withdraw); err != nil {
-		l.sink.failLocked(fmt.Errorf("%w: %s-%d: decoding batches to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+	affected := func(batch *pending) bool { return batch == head || len(blocked) > 0 }
+	if err := l.sink.batches.removeRecordsLocked(partition, affected, withdraw); err != nil {
+		l.sink.failLocked(fmt.Errorf("%w: %s-%d: decoding batches to send: %w", ErrBroken, partition.tp.Topic, partition.tp.Partition, err))
 		return
 	}
 	l.sink.parker.withdrawLocked(list)

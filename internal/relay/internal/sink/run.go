@@ -32,7 +32,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	if s.ended != nil {
 		cancel(s.ended)
 	}
-	s.lanes.start = func(l *lane) { wg.Go(func() { l.sendLoop(ctx) }) }
+	s.lanes.start = func(lane *lane) { wg.Go(func() { lane.sendLoop(ctx) }) }
 	// Open has made the lanes of the leaders that it found.
 	for _, l := range s.lanes.byID {
 		s.lanes.start(l)
@@ -116,19 +116,19 @@ func (s *Sink) refreshIdleOffsets(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for tp, end := range ends {
-		p := s.findPartitionLocked(tp)
-		if s.isRestingLocked(p) && p.enqueued == enqueued[tp] { // N8
+		partition := s.findPartitionLocked(tp)
+		if s.isRestingLocked(partition) && partition.enqueued == enqueued[tp] { // N8
 			// If a later record is below this end, the topic was deleted and created again.
-			p.ackedEnd = max(p.ackedEnd, end)
+			partition.ackedEnd = max(partition.ackedEnd, end)
 			s.acks.Idle(tp, end)
 		}
 	}
 }
 
-// isRestingLocked reports whether p has no record of this sink queued or in flight, and no record
+// isRestingLocked reports whether partition has no record of this sink queued or in flight, and no record
 // that was not read back.
-func (s *Sink) isRestingLocked(p *partition) bool {
-	return !s.replaying && len(p.queue) == 0 && !p.busy && !p.quarantine && !p.needsReadBack
+func (s *Sink) isRestingLocked(partition *partition) bool {
+	return !s.replaying && len(partition.queue) == 0 && !partition.busy && !partition.quarantine && !partition.needsReadBack
 }
 
 // restingPartitions returns the leaders of the resting partitions, and the number of records that were
@@ -187,8 +187,8 @@ func (s *Sink) State() []Unwritable {
 	}
 
 	slices.SortFunc(list, func(a, b Unwritable) int {
-		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
-			return c
+		if order := strings.Compare(a.Topic, b.Topic); order != 0 {
+			return order
 		}
 		return int(a.Partition - b.Partition)
 	})
@@ -197,16 +197,16 @@ func (s *Sink) State() []Unwritable {
 
 // registerGauges connects the gauges whose values are computed when they are read.
 func (s *Sink) registerGauges() {
-	m := s.c.cfg.Metrics
-	m.InflightRecords.SetSource(func() float64 {
+	metricSet := s.c.cfg.Metrics
+	metricSet.InflightRecords.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return float64(s.batches.unresolvedRecords)
 	})
-	m.InflightBytes.SetSource(func() float64 {
+	metricSet.InflightBytes.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return float64(s.batches.unresolvedBytes)
 	})
-	m.Quarantined.SetSource(func() float64 { return float64(len(s.keeper.session.Quarantined())) })
+	metricSet.Quarantined.SetSource(func() float64 { return float64(len(s.keeper.session.Quarantined())) })
 }

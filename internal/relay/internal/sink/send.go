@@ -23,7 +23,9 @@ const (
 // could not be read back (N8).
 var redeliveredHeader = record.Header{Key: []byte(record.HeaderRedelivered), Value: []byte("true")}
 
-func isRedeliveredHeader(h record.Header) bool { return bytes.Equal(h.Key, redeliveredHeader.Key) }
+func isRedeliveredHeader(header record.Header) bool {
+	return bytes.Equal(header.Key, redeliveredHeader.Key)
+}
 
 // Size returns the bytes that rec reserves in the memory budget: an upper bound of its encoding.
 // The acks of the sink report the same number.
@@ -57,10 +59,10 @@ func recordSizes(rec *record.Record) (need, size int) {
 //   - a *record.Refusal: the record itself is at fault.
 //   - record.ErrBlocked: the Holder has closed the gate of the key.
 //   - record.ErrParked: the topic is parked.
-//   - record.ErrPartitionParked: the partition is parked. For a side delivery (t.IsSide), and for any record
+//   - record.ErrPartitionParked: the partition is parked. For a side delivery (ticket.IsSide), and for any record
 //     during the replay, also: the partition has not been read back, so the record may already be in it.
 //   - the error that ended the sink.
-func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
+func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended != nil {
@@ -76,46 +78,46 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 
 	// A record that the previous owner has sent passes the gates (N7). If a gate held it back, the
 	// read-back could be gone when the gate opens, and the record would be sent twice.
-	if tp, offset, found := s.claimHitLocked(top, rec, t); found {
-		s.ackHitLocked(tp, offset, t, size)
+	if tp, offset, found := s.claimHitLocked(top, rec, ticket); found {
+		s.ackHitLocked(tp, offset, ticket, size)
 		return nil
 	}
-	if err := s.parker.checkGatesLocked(top, rec, t); err != nil {
+	if err := s.parker.checkGatesLocked(top, rec, ticket); err != nil {
 		return err
 	}
 
 	if !top.isAdopted() {
-		s.keepUntilAdoptedLocked(top, rec, t, size, need)
+		s.keepUntilAdoptedLocked(top, rec, ticket, size, need)
 		s.batches.changeUnresolvedLocked(1, size)
 		return nil
 	}
-	p, refusal := top.choosePartitionLocked(rec)
+	partition, refusal := top.choosePartitionLocked(rec)
 	if refusal != nil {
 		return refusal
 	}
 
 	// The record may have been sent before. Until the partitions that can hold it are read back,
 	// it must not be sent again.
-	side := t.IsSide()
+	side := ticket.IsSide()
 	mayBeCopy := s.replaying || side
-	if side && p.quarantine {
+	if side && partition.quarantine {
 		return record.ErrPartitionParked
 	}
-	if mayBeCopy && p.mayBeUnreadLocked(rec) {
+	if mayBeCopy && partition.mayBeUnreadLocked(rec) {
 		return record.ErrPartitionParked
 	}
 
-	if p.parked && !s.parker.mayProbeLocked(p, time.Now()) {
+	if partition.parked && !s.parker.mayProbeLocked(partition, time.Now()) {
 		if !side {
-			p.turnedAway++
+			partition.turnedAway++
 		}
 		return record.ErrPartitionParked
 	}
 
-	if mayBeCopy && !p.quarantine {
+	if mayBeCopy && !partition.quarantine {
 		top.markKeySentLocked(rec.Key, side)
 	}
-	s.enqueueLocked(p, rec, t, size, need, mayBeCopy)
+	s.enqueueLocked(partition, rec, ticket, size, need, mayBeCopy)
 	s.batches.changeUnresolvedLocked(1, size)
 	return nil
 }
@@ -123,13 +125,13 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 // claimHitLocked returns the place of rec if the read-back has found it, and removes it from the
 // hits.
 func (s *Sink) claimHitLocked(
-	t *topic, rec *record.Record, k record.Ticket,
+	topic *topic, rec *record.Record, ticket record.Ticket,
 ) (tp record.TopicPartition, offset int64, found bool) {
-	if t.hitsLeft == 0 {
+	if topic.hitsLeft == 0 {
 		return tp, 0, false
 	}
-	p, refusal := t.choosePartitionLocked(rec)
-	if refusal != nil || p.quarantine {
+	partition, refusal := topic.choosePartitionLocked(rec)
+	if refusal != nil || partition.quarantine {
 		return tp, 0, false
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
@@ -138,58 +140,58 @@ func (s *Sink) claimHitLocked(
 	}
 
 	// N10: the key was sent in this replay.
-	_, sent := t.sentKeys[sentKey{k.IsSide(), string(rec.Key)}]
-	if rec.Key != nil && (sent || t.allKeysSent) {
+	_, sent := topic.sentKeys[sentKey{ticket.IsSide(), string(rec.Key)}]
+	if rec.Key != nil && (sent || topic.allKeysSent) {
 		return tp, 0, false
 	}
 
-	offset, found = p.readBack.hits.Take(id)
+	offset, found = partition.readBack.hits.Take(id)
 	if !found && rec.Partition == record.AnyPartition {
 		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
 		// another partition.
-		if p = t.partitionWithHit(id); p != nil {
-			offset, found = p.readBack.hits.Take(id)
+		if partition = topic.partitionWithHit(id); partition != nil {
+			offset, found = partition.readBack.hits.Take(id)
 		}
 	}
 	if !found {
 		return tp, 0, false
 	}
 
-	t.hitsLeft--
-	return p.tp, offset, true
+	topic.hitsLeft--
+	return partition.tp, offset, true
 }
 
 // findOrAddTopicLocked returns the topic called name, and makes it the topic of the last call.
 func (s *Sink) findOrAddTopicLocked(name string) *topic {
-	t := s.topics[name]
-	if t == nil {
-		t = s.newTopic(name)
-		s.topics[t.name] = t
+	topic := s.topics[name]
+	if topic == nil {
+		topic = s.newTopic(name)
+		s.topics[topic.name] = topic
 	}
-	s.lastTopic = t
-	return t
+	s.lastTopic = topic
+	return topic
 }
 
 // keepUntilAdoptedLocked queues a record for a topic that is not adopted yet (N9). resendWaitingLocked
 // sends it on.
-func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Ticket, size, need int) {
-	var b *pending
-	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.limits.batchBytes {
-		b = t.waiting[n-1]
+func (s *Sink) keepUntilAdoptedLocked(topic *topic, rec *record.Record, ticket record.Ticket, size, need int) {
+	var kept *pending
+	if n := len(topic.waiting); n > 0 && topic.waiting[n-1].builder.Len()+need <= s.c.limits.batchBytes {
+		kept = topic.waiting[n-1]
 	} else {
-		b = s.batches.newBatchLocked(batch.BufferSize(need))
-		t.waiting = append(t.waiting, b)
+		kept = s.batches.newBatchLocked(batch.BufferSize(need))
+		topic.waiting = append(topic.waiting, kept)
 	}
 
 	// The encoded record does not contain the partition that it wants.
-	s.batches.appendRecordLocked(b, rec, k, size, need)
-	b.wantedPartitions = append(b.wantedPartitions, rec.Partition)
+	s.batches.appendRecordLocked(kept, rec, ticket, size, need)
+	kept.wantedPartitions = append(kept.wantedPartitions, rec.Partition)
 
-	if t.obstacle.none() {
-		t.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
+	if topic.obstacle.none() {
+		topic.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", topic.name)}, time.Now())
 		retry.Signal(s.adopter.wake)
 	}
-	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.parker.maxObstructed {
+	if topic.obstacle.parksTopic() && reservedBytes(topic.waiting) > s.parker.maxObstructed {
 		retry.Signal(s.parker.wake)
 	}
 }
@@ -225,14 +227,14 @@ func partitionByKey(rec *record.Record, partitions int32) int32 {
 
 // newTooLargeRefusal returns the refusal of a record that takes size bytes in a batch without
 // other records.
-func newTooLargeRefusal(t *topic, size int) *record.Refusal {
+func newTooLargeRefusal(topic *topic, size int) *record.Refusal {
 	limit := "the limit of the topic"
-	if t.maxBytes > 0 && t.maxBytes < size {
-		limit = fmt.Sprintf("max.message.bytes=%d", t.maxBytes)
+	if topic.maxBytes > 0 && topic.maxBytes < size {
+		limit = fmt.Sprintf("max.message.bytes=%d", topic.maxBytes)
 	}
 	return &record.Refusal{
 		Class:  record.MessageTooLarge,
-		Reason: fmt.Sprintf("record needs a batch of %d bytes, which exceeds %s (topic %q)", size, limit, t.name),
+		Reason: fmt.Sprintf("record needs a batch of %d bytes, which exceeds %s (topic %q)", size, limit, topic.name),
 	}
 }
 
@@ -280,19 +282,19 @@ func (t *topic) markKeySentLocked(key []byte, side bool) {
 }
 
 // ackHitLocked acks a record that is in its topic already.
-func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, t record.Ticket, size int) {
+func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, ticket record.Ticket, size int) {
 	s.c.cfg.Metrics.ReadBackHits.Inc()
 	s.c.cfg.Metrics.ObservePublish(tp.Topic, metrics.Skipped, 1)
-	s.acks.Acked(tp, offset, append(s.batches.tickets.get(), t), size)
+	s.acks.Acked(tp, offset, append(s.batches.tickets.get(), ticket), size)
 }
 
-// enqueueLocked encodes rec into the open batch of p.
+// enqueueLocked encodes rec into the open batch of partition.
 //
 // size is the number of bytes that rec has reserved, and need is the number that it needs in the
 // batch. mayBeCopy means that rec can be a second copy, provided that a part of the partition was
 // not read back.
-func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, size, need int, mayBeCopy bool) {
-	unread := p.readBack.incomplete || p.topic.allKeysSent
+func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket record.Ticket, size, need int, mayBeCopy bool) {
+	unread := partition.readBack.incomplete || partition.topic.allKeysSent
 	if unread && mayBeCopy && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
 		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
 		// The records of the other targets share the headers, so a copy gets the flag.
@@ -301,18 +303,18 @@ func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, 
 		rec, need = &flagged, batch.Size(&flagged)
 	}
 
-	b := p.openBatch
-	if b == nil || b.builder.Len()+need > s.c.learned.batchBytes(p.topic.batchLimit) {
-		b = s.batches.newBatchLocked(max(batch.BufferSize(need), min(p.sizeHint, s.batches.initialBufferLimitLocked())))
-		b.sizeHint = p.sizeHint
-		p.queue = append(p.queue, b)
-		p.openBatch = b
+	open := partition.openBatch
+	if open == nil || open.builder.Len()+need > s.c.learned.batchBytes(partition.topic.batchLimit) {
+		open = s.batches.newBatchLocked(max(batch.BufferSize(need), min(partition.sizeHint, s.batches.initialBufferLimitLocked())))
+		open.sizeHint = partition.sizeHint
+		partition.queue = append(partition.queue, open)
+		partition.openBatch = open
 	}
-	s.batches.appendRecordLocked(b, rec, t, size, need)
-	p.enqueued++
-	p.markReadyLocked()
+	s.batches.appendRecordLocked(open, rec, ticket, size, need)
+	partition.enqueued++
+	partition.markReadyLocked()
 
-	if !p.obstacle.none() && reservedBytes(p.queue) > s.parker.maxObstructed {
+	if !partition.obstacle.none() && reservedBytes(partition.queue) > s.parker.maxObstructed {
 		retry.Signal(s.parker.wake)
 	}
 }

@@ -66,15 +66,15 @@ type Sink struct {
 // quarantine, which a later takeover releases. Nothing has been sent yet. Open retries while Kafka is
 // away. It fails when ctx ends, when another owner takes the id (ErrFenced), or when a permission
 // is missing.
-func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
-	in := to.Fence
+func (o *Opener) Open(ctx context.Context, takeOver TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
+	in := takeOver.Fence
 	in.Event = fence.LogEvents(o.cfg.Log, in.Event)
 	in.Stuck, in.Idle, in.Own = o.patience, o.patience, o.patience
 	out, err := o.fence.Take(ctx, in)
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
-	s := o.newSink(to, claims, acks, out, o.fence.Expiry(ctx))
+	sink := o.newSink(takeOver, claims, acks, out, o.fence.Expiry(ctx))
 
 	// N4: the sender is stored before its first record. A successor fences only senders that the
 	// document lists.
@@ -86,24 +86,24 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
 	}
 	if n := len(out.Forgotten); n > 0 {
-		s.log.Info("topics that were deleted are forgotten", "topics", n, "first", out.Forgotten[0])
+		sink.log.Info("topics that were deleted are forgotten", "topics", n, "first", out.Forgotten[0])
 	}
-	s.adoptTails(out, in.Offsets)
+	sink.adoptTails(out, in.Offsets)
 
 	// Run repeats this, so only the end of ctx is an error.
-	if err := s.refresher.loadLayout(ctx); err != nil && ctx.Err() != nil {
+	if err := sink.refresher.loadLayout(ctx); err != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
-	return s, nil
+	return sink, nil
 }
 
 // newSink returns the sink of a producer that has taken over. Its parts share its lock.
-func (o *Opener) newSink(to TakeOver, claims Claims, acks record.Acks, out *fence.Out, expiry fence.Expiry) *Sink {
-	s := &Sink{
+func (o *Opener) newSink(takeOver TakeOver, claims Claims, acks record.Acks, out *fence.Out, expiry fence.Expiry) *Sink {
+	sink := &Sink{
 		c:         o,
 		acks:      acks,
 		claims:    claims,
-		gate:      to.Fence.Gate,
+		gate:      takeOver.Fence.Gate,
 		log:       o.cfg.Log,
 		codec:     o.codec,
 		producer:  batch.Producer(out.Producer),
@@ -111,18 +111,18 @@ func (o *Opener) newSink(to TakeOver, claims Claims, acks record.Acks, out *fenc
 		topics:    map[string]*topic{},
 		batches:   &batchPool{maxBytes: o.cfg.ParkBytes, tickets: &o.tickets},
 	}
-	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
-	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
-	s.keeper = &keeper{sink: s, session: out.Session, expiry: expiry}
-	s.parker = &parker{
-		sink:          s,
-		holder:        to.Holder,
+	sink.refresher = &refresher{sink: sink, wake: make(chan struct{}, 1)}
+	sink.adopter = &adopter{sink: sink, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
+	sink.keeper = &keeper{sink: sink, session: out.Session, expiry: expiry}
+	sink.parker = &parker{
+		sink:          sink,
+		holder:        takeOver.Holder,
 		parkAfter:     o.limits.parkAfter,
 		maxObstructed: int(o.cfg.ParkBytes / 4),
 		wake:          make(chan struct{}, 1),
 	}
-	s.lanes = &laneSet{sink: s, perBroker: o.cfg.RequestsPerBroker, byID: map[laneID]*lane{}}
-	return s
+	sink.lanes = &laneSet{sink: sink, perBroker: o.cfg.RequestsPerBroker, byID: map[laneID]*lane{}}
+	return sink
 }
 
 // storedOffsets returns the offsets to store for partitions that were read back.
@@ -149,38 +149,38 @@ func setOffset(offsets map[string][]int64, tp record.TopicPartition, offset int6
 // in quarantine need it too, because their stored offset must not move.
 func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 	findOrAdd := func(tp record.TopicPartition) *partition {
-		t := s.topics[tp.Topic]
-		if t == nil {
-			t = s.newTopic(tp.Topic)
-			t.earlierCount = len(stored[tp.Topic])
-			s.topics[tp.Topic] = t
+		topic := s.topics[tp.Topic]
+		if topic == nil {
+			topic = s.newTopic(tp.Topic)
+			topic.earlierCount = len(stored[tp.Topic])
+			s.topics[tp.Topic] = topic
 		}
-		t.addPartitions(int(tp.Partition) + 1)
-		return t.partitions[tp.Partition]
+		topic.addPartitions(int(tp.Partition) + 1)
+		return topic.partitions[tp.Partition]
 	}
 
 	now := time.Now()
 	for tp, tail := range out.Released {
-		p := findOrAdd(tp)
-		p.ackedEnd, p.readBack.hits, p.lastUsed = tail.Next, tail.Hits, now
-		p.readBack.incomplete = tail.OutOfRange || tail.Truncated
-		p.topic.hitsLeft += tail.Hits.Len()
+		partition := findOrAdd(tp)
+		partition.ackedEnd, partition.readBack.hits, partition.lastUsed = tail.Next, tail.Hits, now
+		partition.readBack.incomplete = tail.OutOfRange || tail.Truncated
+		partition.topic.hitsLeft += tail.Hits.Len()
 
 		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From-tail.Markers, 0)))
 		s.acks.Restore(tp, tail.From)
 	}
 
 	for tp, reason := range out.Quarantined {
-		p := findOrAdd(tp)
-		p.quarantine = true
-		p.setObstacle(obstacle{kindQuarantined, reason}, now)
+		partition := findOrAdd(tp)
+		partition.quarantine = true
+		partition.setObstacle(obstacle{kindQuarantined, reason}, now)
 
 		// N9: a partition without a stored offset is read from 0.
 		offset := int64(0)
 		if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
 			offset = max(list[tp.Partition], 0)
 		}
-		p.ackedEnd = offset
+		partition.ackedEnd = offset
 		s.acks.Restore(tp, offset)
 	}
 }
@@ -202,8 +202,8 @@ func (t *topic) addPartitions(n int) {
 func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.topics[rec.Topic]
-	if t == nil || t.hitsLeft == 0 {
+	topic := s.topics[rec.Topic]
+	if topic == nil || topic.hitsLeft == 0 {
 		return record.TopicPartition{}, 0, false
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
@@ -211,12 +211,12 @@ func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 		return record.TopicPartition{}, 0, false
 	}
 
-	p := t.partitionWithHit(id)
-	if p == nil {
+	partition := topic.partitionWithHit(id)
+	if partition == nil {
 		return record.TopicPartition{}, 0, false
 	}
-	offset, _ := p.readBack.hits.At(id)
-	return p.tp, offset, true
+	offset, _ := partition.readBack.hits.At(id)
+	return partition.tp, offset, true
 }
 
 // TopicsWithHits returns the topics in which the read-back has found records that were not claimed yet.
@@ -248,8 +248,8 @@ func (t *topic) partitionWithHit(id fence.Identity) *partition {
 func (s *Sink) Compacted(topic string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.topics[topic]
-	return t == nil || t.compacted
+	known := s.topics[topic]
+	return known == nil || known.compacted
 }
 
 // EndReplay notes that the stream has passed the time of the takeover: no event that follows can

@@ -153,26 +153,26 @@ func (b *Balancer) refreshTable(ctx context.Context) error {
 		return err
 	}
 
-	t := slot.Table{Slots: make([]slot.Holding, b.cfg.Slots)}
+	table := slot.Table{Slots: make([]slot.Holding, b.cfg.Slots)}
 	lapsed := map[string]bool{} // nodes that have let a lease expire
-	for i := range t.Slots {
-		d, ok := docs[slot.Range{I: i, N: b.cfg.Slots}.ID(b.cfg.Watcher)]
+	for i := range table.Slots {
+		document, ok := docs[slot.Range{I: i, N: b.cfg.Slots}.ID(b.cfg.Watcher)]
 		if !ok {
 			continue
 		}
 
-		t.Slots[i] = slot.Holding{Pin: d.Control.Pin, Paused: d.Control.Paused}
+		table.Slots[i] = slot.Holding{Pin: document.Control.Pin, Paused: document.Control.Paused}
 		switch {
-		case d.Owner == "":
-		case d.Live:
-			t.Slots[i].Node = d.Node
-		case !d.Control.Paused:
+		case document.Owner == "":
+		case document.Live:
+			table.Slots[i].Node = document.Node
+		case !document.Control.Paused:
 			// An expired lease shows a crash earlier than the missing heartbeats do.
-			lapsed[d.Node] = true
+			lapsed[document.Node] = true
 		}
 	}
-	t.Nodes = b.liveNodes(listed, lapsed)
-	b.setTable(t, time.Now())
+	table.Nodes = b.liveNodes(listed, lapsed)
+	b.setTable(table, time.Now())
 
 	// The mark is stored, so that no node counts on the lapsed node, also after other nodes have
 	// acquired its slots. If the node is alive, its next heartbeat removes the mark.
@@ -243,12 +243,12 @@ func (b *Balancer) readSlotDocuments(ctx context.Context) (map[string]slotDocume
 }
 
 // setTable stores the table and updates since when slots are free.
-func (b *Balancer) setTable(t slot.Table, now time.Time) {
+func (b *Balancer) setTable(table slot.Table, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.table = t
-	for i, s := range t.Slots {
-		if s.Node != "" || !t.CountsForQuota(i) {
+	b.table = table
+	for i, s := range table.Slots {
+		if s.Node != "" || !table.CountsForQuota(i) {
 			delete(b.freeSince, i)
 		} else if b.freeSince[i].IsZero() {
 			b.freeSince[i] = now

@@ -107,39 +107,39 @@ func Reslice(
 	ctx context.Context, cfg config.Config, log *slog.Logger,
 	client *mongo.Client, brokers *fence.Client, want ResliceOptions,
 ) (ResliceReport, error) {
-	r := &resliceRun{ResliceOptions: want, cfg: cfg, log: log, fence: brokers}
-	if r.OnStep == nil {
-		r.OnStep = func(string) {}
+	run := &resliceRun{ResliceOptions: want, cfg: cfg, log: log, fence: brokers}
+	if run.OnStep == nil {
+		run.OnStep = func(string) {}
 	}
-	r.state = state.Open(client, cfg.State)
-	r.watchers = mongodb.Majority(r.state.Collection("watchers"))
-	r.divisions = divisions.New(r.state)
+	run.state = state.Open(client, cfg.State)
+	run.watchers = mongodb.Majority(run.state.Collection("watchers"))
+	run.divisions = divisions.New(run.state)
 
-	if err := r.state.Check(ctx); err != nil {
+	if err := run.state.Check(ctx); err != nil {
 		return ResliceReport{}, err
 	}
-	rep, err := r.planReslice(ctx)
+	rep, err := run.planReslice(ctx)
 	if err != nil || want.DryRun || rep.Done {
 		return rep, err
 	}
 
-	if err := r.state.Ensure(ctx, log); err != nil {
+	if err := run.state.Ensure(ctx, log); err != nil {
 		return rep, err
 	}
 	// A watcher that has never run has no documents to replace.
-	if len(r.ids) == 0 {
-		err = r.saveFirstDivision(ctx)
+	if len(run.ids) == 0 {
+		err = run.saveFirstDivision(ctx)
 		rep.Done = err == nil
 		return rep, err
 	}
 
-	if err := r.replaceSlots(ctx, rep.From); err != nil {
+	if err := run.replaceSlots(ctx, rep.From); err != nil {
 		return rep, err
 	}
 	rep.Done = true
-	r.orders.addTo(&rep)
+	run.orders.addTo(&rep)
 
-	events := nodes.NewAuditLog(r.state.Collection("audit"), cfg.Watcher, "")
+	events := nodes.NewAuditLog(run.state.Collection("audit"), cfg.Watcher, "")
 	err = events.Append(ctx, "resliced", bson.D{
 		{Key: "from", Value: rep.From},
 		{Key: "to", Value: rep.To},
@@ -188,7 +188,7 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 		return rep, refusalf("%d slots are not possible: choose from 1 to %d", r.Slots, slot.MaxSlots)
 	}
 
-	v, err := r.divisions.Read(ctx, r.cfg.Watcher)
+	division, err := r.divisions.Read(ctx, r.cfg.Watcher)
 	if err != nil && !errors.Is(err, mongodb.ErrNotFound) {
 		return rep, err
 	}
@@ -196,10 +196,10 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 		return rep, err
 	}
 
-	rep.From = v.Of
-	if v.Of == 0 && len(r.ids) > 0 {
-		_, p, _ := slot.ParseID(r.ids[0])
-		rep.From = p.N
+	rep.From = division.Of
+	if division.Of == 0 && len(r.ids) > 0 {
+		_, slotRange, _ := slot.ParseID(r.ids[0])
+		rep.From = slotRange.N
 	}
 	if rep.From == r.Slots {
 		rep.Done = true
@@ -232,29 +232,29 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 
 	// After an interrupted reslice, the slots that an operator had paused are stored with the
 	// division.
-	if v.Paused != nil {
-		r.paused = *v.Paused
+	if division.Paused != nil {
+		r.paused = *division.Paused
 	}
 	var old []lease.Document
 	for _, id := range r.ids {
-		d, now, err := lease.Read(ctx, r.watchers, id)
+		document, now, err := lease.Read(ctx, r.watchers, id)
 		if err != nil {
 			return rep, err
 		}
-		old = append(old, d)
-		if err := r.checkReplaceable(&d); err != nil {
+		old = append(old, document)
+		if err := r.checkReplaceable(&document); err != nil {
 			return rep, err
 		}
 
 		one := ResliceSlot{Slot: id[len(r.cfg.Watcher)+1:]}
-		if d.Owner != "" && d.ExpiresAt.After(now) {
-			one.Owner = d.Node
+		if document.Owner != "" && document.ExpiresAt.After(now) {
+			one.Owner = document.Node
 		}
-		if at, ok := d.Position().Time(); ok {
-			t := time.Unix(int64(at.T), 0).UTC()
-			one.Position = &t
+		if at, ok := document.Position().Time(); ok {
+			moment := time.Unix(int64(at.T), 0).UTC()
+			one.Position = &moment
 		}
-		if d.Control.Paused && v.Paused == nil {
+		if document.Control.Paused && division.Paused == nil {
 			r.paused = append(r.paused, id)
 		}
 		rep.Slots = append(rep.Slots, one)
@@ -263,25 +263,25 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 	return rep, nil
 }
 
-// checkReplaceable returns an error if the slot of d cannot be replaced yet.
-func (r *resliceRun) checkReplaceable(d *lease.Document) error {
+// checkReplaceable returns an error if the slot of document cannot be replaced yet.
+func (r *resliceRun) checkReplaceable(document *lease.Document) error {
 	switch {
-	case d.Position().IsZero():
-		return refusalf("slot %s has no position yet; let it run first", d.ID)
-	case d.Gap != nil:
-		return refusalf("slot %s sweeps a gap of its stream; let it finish first", d.ID)
+	case document.Position().IsZero():
+		return refusalf("slot %s has no position yet; let it run first", document.ID)
+	case document.Gap != nil:
+		return refusalf("slot %s sweeps a gap of its stream; let it finish first", document.ID)
 	}
 	return nil
 }
 
 // replaceSlots replaces the slots. If it fails, it restores the old slots.
-func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
+func (r *resliceRun) replaceSlots(ctx context.Context, before int) (err error) {
 	if r.paused == nil {
 		r.paused = []string{}
 	}
 	// The list of slots that an operator has paused is saved before reslice pauses the others. A
 	// repeated reslice must not treat the others as paused by an operator.
-	if err := r.divisions.Mark(ctx, r.cfg.Watcher, from, r.paused); err != nil {
+	if err := r.divisions.Mark(ctx, r.cfg.Watcher, before, r.paused); err != nil {
 		return err
 	}
 
@@ -297,8 +297,8 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	}()
 
 	// The error of a renewal is ignored: the transaction fails with it, too.
-	old, err := r.acquireAll(ctx, func(h *lease.Held) {
-		renewing.Go(func() { _ = h.Run(renew, nil) })
+	old, err := r.acquireAll(ctx, func(held *lease.Held) {
+		renewing.Go(func() { _ = held.Run(renew, nil) })
 	})
 	if err != nil {
 		return err
@@ -345,13 +345,13 @@ func (r *resliceRun) newDocuments(
 		ids[i] = p.ID(r.cfg.Watcher)
 	}
 
-	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return outboxes.PosOf(d.Position()) })
+	docs := lease.Merge(ids, old, senders, func(document lease.Document) string { return outboxes.PosOf(document.Position()) })
 	for i := range docs {
-		s, err := r.fence.InitTransactionalID(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
+		sender, err := r.fence.InitTransactionalID(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {
 			return nil, err
 		}
-		docs[i].AddSender(s)
+		docs[i].AddSender(sender)
 	}
 	return docs, nil
 }
@@ -365,15 +365,15 @@ func pluralize(n int, noun string) string {
 }
 
 // transactionalID returns the transactional id of a slot, without its generation. N5
-func transactionalID(d *lease.Document, watcher string, p slot.Range) string {
-	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
+func transactionalID(document *lease.Document, watcher string, slot slot.Range) string {
+	return fmt.Sprintf("outrelay.%s.%s.%s", document.Instance, watcher, slot)
 }
 
-// FenceInput returns the input of a takeover of slot p. doc is the watcher document as held acquired it. store has the waiting
+// FenceInput returns the input of a takeover of slot slot. doc is the watcher document as held acquired it. store has the waiting
 // envelopes of the slot.
-func FenceInput(cfg *config.Config, p slot.Range, held *lease.Held, doc *lease.Document, store *waiting.Store) fence.In {
+func FenceInput(cfg *config.Config, slot slot.Range, held *lease.Held, doc *lease.Document, store *waiting.Store) fence.In {
 	in := fence.In{
-		TransactionalID: transactionalID(doc, cfg.Watcher, p),
+		TransactionalID: transactionalID(doc, cfg.Watcher, slot),
 		Offsets:         doc.OffsetMap(),
 		Senders:         doc.Senders(),
 		Gate:            held.Valid,
@@ -408,7 +408,7 @@ func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Do
 	}
 
 	// The response to the commit may be lost.
-	if v, e := r.divisions.Read(ctx, r.cfg.Watcher); e == nil && v.Of == r.Slots {
+	if division, cause := r.divisions.Read(ctx, r.cfg.Watcher); cause == nil && division.Of == r.Slots {
 		return nil
 	}
 	return fmt.Errorf("replacing the watcher documents: %w", err)
@@ -427,34 +427,34 @@ type slotOrders struct {
 // avoids the node that has to stay away longest. It keeps a pin if all of them were pinned to the
 // same node.
 func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
-	o := slotOrders{watcher: r.cfg.Watcher, controls: map[string]lease.Control{}, parts: slot.Ranges(r.Slots)}
-	for _, p := range o.parts {
-		had := slices.DeleteFunc(slices.Clone(old), func(d lease.Document) bool {
-			_, q, _ := slot.ParseID(d.ID)
-			return !p.Overlaps(q)
+	orders := slotOrders{watcher: r.cfg.Watcher, controls: map[string]lease.Control{}, parts: slot.Ranges(r.Slots)}
+	for _, p := range orders.parts {
+		had := slices.DeleteFunc(slices.Clone(old), func(document lease.Document) bool {
+			_, slotRange, _ := slot.ParseID(document.ID)
+			return !p.Overlaps(slotRange)
 		})
 
 		longest := slices.MaxFunc(had, func(a, b lease.Document) int {
 			return a.Control.StepDownUntil.Compare(b.Control.StepDownUntil)
 		})
-		c := lease.Control{
-			Paused:        slices.ContainsFunc(had, func(d lease.Document) bool { return slices.Contains(r.paused, d.ID) }),
+		control := lease.Control{
+			Paused:        slices.ContainsFunc(had, func(document lease.Document) bool { return slices.Contains(r.paused, document.ID) }),
 			Pin:           had[0].Control.Pin,
 			StepDownUntil: longest.Control.StepDownUntil,
 			StepDownNode:  longest.Control.StepDownNode,
 		}
-		if slices.ContainsFunc(had, func(d lease.Document) bool { return d.Control.Pin != c.Pin }) {
-			c.Pin = ""
+		if slices.ContainsFunc(had, func(document lease.Document) bool { return document.Control.Pin != control.Pin }) {
+			control.Pin = ""
 		}
-		o.controls[p.ID(o.watcher)] = c
+		orders.controls[p.ID(orders.watcher)] = control
 
 		for _, d := range had {
-			if d.Control.Pin != c.Pin && !slices.Contains(o.unpinned, d.ID) {
-				o.unpinned = append(o.unpinned, d.ID)
+			if d.Control.Pin != control.Pin && !slices.Contains(orders.unpinned, d.ID) {
+				orders.unpinned = append(orders.unpinned, d.ID)
 			}
 		}
 	}
-	return o
+	return orders
 }
 
 // addTo sets the new slots in the report.
@@ -462,8 +462,8 @@ func (o slotOrders) addTo(rep *ResliceReport) {
 	rep.New = []NewSlot{}
 	rep.Unpinned = []string{}
 	for _, p := range o.parts {
-		c := o.controls[p.ID(o.watcher)]
-		rep.New = append(rep.New, NewSlot{Slot: p.String(), Paused: c.Paused, Pin: c.Pin})
+		control := o.controls[p.ID(o.watcher)]
+		rep.New = append(rep.New, NewSlot{Slot: p.String(), Paused: control.Paused, Pin: control.Pin})
 	}
 	for _, id := range o.unpinned {
 		rep.Unpinned = append(rep.Unpinned, id[len(o.watcher)+1:])

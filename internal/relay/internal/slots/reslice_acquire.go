@@ -34,14 +34,14 @@ func (r *resliceRun) acquireAll(ctx context.Context, keep func(*lease.Held)) ([]
 
 	old := make([]lease.Document, len(r.ids))
 	for i, id := range r.ids {
-		h, err := r.acquireSlot(ctx, id)
+		held, err := r.acquireSlot(ctx, id)
 		if err != nil {
 			return nil, err
 		}
-		r.held = append(r.held, h)
-		keep(h)
+		r.held = append(r.held, held)
+		keep(held)
 
-		old[i] = h.Document()
+		old[i] = held.Document()
 		if err := r.checkReplaceable(&old[i]); err != nil {
 			return nil, err
 		}
@@ -83,11 +83,11 @@ func (r *resliceRun) waitForRelease(ctx context.Context) error {
 	for {
 		var owners []string
 		for _, id := range r.ids {
-			d, now, err := lease.Read(ctx, r.watchers, id)
+			document, now, err := lease.Read(ctx, r.watchers, id)
 			if err != nil {
 				owners = append(owners, "unknown: "+err.Error())
-			} else if d.Owner != "" && d.ExpiresAt.After(now) {
-				owners = append(owners, d.Node+" has "+id)
+			} else if document.Owner != "" && document.ExpiresAt.After(now) {
+				owners = append(owners, document.Node+" has "+id)
 			}
 		}
 		if len(owners) == 0 {
@@ -106,7 +106,7 @@ func (r *resliceRun) waitForRelease(ctx context.Context) error {
 func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
-	l := lease.New(lease.Config{
+	lease := lease.New(lease.Config{
 		Collection:    r.watchers,
 		ID:            id,
 		Node:          "reslice-" + r.cfg.Node,
@@ -116,11 +116,11 @@ func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, e
 		AcquirePaused: true,
 	})
 
-	h, err := l.Acquire(ctx)
+	held, err := lease.Acquire(ctx)
 	if err != nil {
 		return nil, refusalf("slot %s could not be acquired: %w", id, err)
 	}
-	return h, nil
+	return held, nil
 }
 
 // fenceAll fences every transactional id, each under its lease. It returns the senders that the new
@@ -131,14 +131,14 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 
 	var all []record.Sender
 	for i := range old {
-		d := &old[i]
-		_, p, _ := slot.ParseID(d.ID)
-		store := waiting.NewStore(r.state.Collection("waiting"), r.cfg.Watcher, p)
-		in := FenceInput(&r.cfg, p, r.held[i], d, store)
+		document := &old[i]
+		_, slotRange, _ := slot.ParseID(document.ID)
+		store := waiting.NewStore(r.state.Collection("waiting"), r.cfg.Watcher, slotRange)
+		in := FenceInput(&r.cfg, slotRange, r.held[i], document, store)
 		in.Event = fence.LogEvents(r.log, nil)
 		senders, err := r.fence.FenceOff(ctx, in)
 		if err != nil {
-			return nil, refusalf("slot %s: %w", d.ID, err)
+			return nil, refusalf("slot %s: %w", document.ID, err)
 		}
 		all = append(all, senders...)
 	}

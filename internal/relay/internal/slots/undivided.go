@@ -40,12 +40,12 @@ func (r *resliceRun) findUndivided(ctx context.Context) ([]Undivided, error) {
 	var found []Undivided
 	for _, c := range list[:min(len(list), sampledOutboxes)] {
 		db, name, _ := strings.Cut(c.NS, ".")
-		u, err := countUndivided(ctx, mongodb.Majority(r.state.Client().Database(db).Collection(name)))
+		undivided, err := countUndivided(ctx, mongodb.Majority(r.state.Client().Database(db).Collection(name)))
 		if err != nil {
 			return nil, err
 		}
-		if u.Envelopes > 0 {
-			found = append(found, u)
+		if undivided.Envelopes > 0 {
+			found = append(found, undivided)
 		}
 	}
 	return found, nil
@@ -53,33 +53,33 @@ func (r *resliceRun) findUndivided(ctx context.Context) ([]Undivided, error) {
 
 // countUndivided counts the envelopes without a slot among the newest envelopes of coll.
 func countUndivided(ctx context.Context, coll *mongo.Collection) (Undivided, error) {
-	u := Undivided{Collection: mongodb.Namespace(coll)}
+	undivided := Undivided{Collection: mongodb.Namespace(coll)}
 	newest := options.Find().
 		SetSort(bson.D{{Key: "$natural", Value: -1}}).
 		SetLimit(newestEnvelopes).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "slot", Value: 1}})
 
 	err := mongodb.FindEach(ctx, coll, "reading the slots of the newest envelopes", bson.D{}, func(raw bson.Raw) error {
-		u.Newest++
+		undivided.Newest++
 		if !raw.Lookup("slot").IsNumber() {
-			u.Envelopes++
+			undivided.Envelopes++
 		}
 		return nil
 	}, newest)
-	return u, err
+	return undivided, err
 }
 
 // refuseUndivided returns a refusal if more slots would not divide most of the load of an outbox of found.
 func refuseUndivided(found []Undivided) error {
-	i := slices.IndexFunc(found, func(u Undivided) bool { return u.Envelopes*undividedShare > u.Newest })
+	i := slices.IndexFunc(found, func(undivided Undivided) bool { return undivided.Envelopes*undividedShare > undivided.Newest })
 	if i < 0 {
 		return nil
 	}
 
-	u := found[i]
+	undivided := found[i]
 	return refusalf("%d of the newest %d envelopes of %s have no field slot: they all belong to the first slot, so more slots would "+
 		"not divide them. Let their writer set slot to murmur2(key) & 1023, as docs/envelope.md describes, or pass "+
-		"--allow-undivided if other envelopes are worth it", u.Envelopes, u.Newest, u.Collection)
+		"--allow-undivided if other envelopes are worth it", undivided.Envelopes, undivided.Newest, undivided.Collection)
 }
 
 // String returns a sentence for the output of a reslice that is allowed nevertheless.

@@ -48,19 +48,19 @@ func (t *term) buildConfig() pipeline.BuildConfig {
 	}
 }
 
-// prepareDelivery returns the delivery of the term, which sends to s. It finishes what an earlier owner has sent outside of the
+// prepareDelivery returns the delivery of the term, which sends to sink. It finishes what an earlier owner has sent outside of the
 // order of the stream, and loads what it has stored. until is the end of the replay window.
-func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Document, until bson.Timestamp) (*delivery, error) {
+func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.Document, until bson.Timestamp) (*delivery, error) {
 	margin := mongodb.Margin(ctx, t.slot.shared.Mongo.Stream)
-	dispatcher := pipeline.NewDispatcher(t.resolver, s)
-	x := t.newSides(s, dispatcher)
+	dispatcher := pipeline.NewDispatcher(t.resolver, sink)
+	sides := t.newSides(sink, dispatcher)
 
 	// After this, envelopes that were delivered no longer wait when the store is loaded.
-	finished, err := t.finishSent(ctx, x)
+	finished, err := t.finishSent(ctx, sides)
 	if err != nil {
 		return nil, err
 	}
-	previous, err := t.loadStored(ctx, x, margin)
+	previous, err := t.loadStored(ctx, sides, margin)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 	build, cfg := t.buildConfig(), &t.slot.cfg
 	feed := pipeline.FeedConfig{
 		Dispatcher:       dispatcher,
-		Notes:            &insertNotes{collections: t.collections, schedules: t.schedules, scheduled: x.scheduled, meter: t.meter},
+		Notes:            &insertNotes{collections: t.collections, schedules: t.schedules, scheduled: sides.scheduled, meter: t.meter},
 		DropExpired:      cfg.Expired == "drop",
 		RecordDeliveries: cfg.Recording != ledger.RecordPosition,
 		StampMargin:      uint32(margin / time.Second),
@@ -89,7 +89,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 		Checkpoint: t.progress.checkpoint,
 		Closed:     t.start.setStart,
 		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
-			return x.sender.Discard(ctx, t.held, db, coll, before)
+			return sides.sender.Discard(ctx, t.held, db, coll, before)
 		},
 	}
 	pump := pipeline.NewPump(build, feed, pipeline.PumpConfig{
@@ -101,7 +101,7 @@ func (t *term) prepareDelivery(ctx context.Context, s *sink.Sink, doc *lease.Doc
 		DrainedSlots: t.start.drainedSlots,
 	})
 
-	return &delivery{term: t, sink: s, dispatcher: dispatcher, sides: x, recovery: recovery, pump: pump}, nil
+	return &delivery{term: t, sink: sink, dispatcher: dispatcher, sides: sides, recovery: recovery, pump: pump}, nil
 }
 
 // readStream tails the stream and pumps it until ctx ends or the stream cannot continue.
@@ -178,14 +178,14 @@ func (d *delivery) drainStream(work context.Context) {
 // drainCheckEvery is the interval at which a drain checks whether records are still acked.
 const drainCheckEvery = 250 * time.Millisecond
 
-// begin starts the loops of the delivery in g, and announces the takeover. Publishing ends with ctx or with publishing.stop. The loops
+// begin starts the loops of the delivery in group, and announces the takeover. Publishing ends with ctx or with publishing.stop. The loops
 // that store the outcomes continue until work ends.
-func (d *delivery) begin(ctx, work context.Context, g *errgroup.Group) *publishing {
-	g.Go(func() error { return ignoreStop(work, d.sink.Run(work)) })
-	g.Go(func() error { return ignoreStop(work, d.ledger.Run(work)) })
+func (d *delivery) begin(ctx, work context.Context, group *errgroup.Group) *publishing {
+	group.Go(func() error { return ignoreStop(work, d.sink.Run(work)) })
+	group.Go(func() error { return ignoreStop(work, d.ledger.Run(work)) })
 
 	pub, cancel := context.WithCancel(ctx)
-	p := &publishing{stop: cancel, ended: make(chan struct{})}
+	publishing := &publishing{stop: cancel, ended: make(chan struct{})}
 	loops, pub := errgroup.WithContext(pub)
 	for _, run := range []func(context.Context) error{
 		d.sides.sender.Run,
@@ -197,8 +197,8 @@ func (d *delivery) begin(ctx, work context.Context, g *errgroup.Group) *publishi
 		loops.Go(func() error { return ignoreStop(pub, run(pub)) })
 	}
 
-	g.Go(func() error {
-		defer close(p.ended)
+	group.Go(func() error {
+		defer close(publishing.ended)
 		err := loops.Wait()
 		// The end of ctx or of publishing is no error.
 		if errors.Is(err, context.Canceled) || ctx.Err() != nil {
@@ -213,18 +213,18 @@ func (d *delivery) begin(ctx, work context.Context, g *errgroup.Group) *publishi
 	d.log.Info("took over", "watcher", d.slot.cfg.Watcher, "node", d.slot.cfg.Node,
 		"position", from.Token.String(), "time", from.ClusterTime.T)
 	d.journal.appendEvent(ctx, nodes.TookOver, bson.D{{Key: "position", Value: from.Token.String()}})
-	return p
+	return publishing
 }
 
 // drainSides stops publishing and waits until the outcomes are stored, for at most the
 // configured drain time. The next owner finds the rest in its read-back.
-func (d *delivery) drainSides(work context.Context, p *publishing) {
+func (d *delivery) drainSides(work context.Context, publishing *publishing) {
 	ctx, cancel := context.WithTimeout(work, d.slot.cfg.Lease.Drain)
 	defer cancel()
 	// A loop that still publishes would prolong the drain of its own records.
-	p.stop()
+	publishing.stop()
 	select {
-	case <-p.ended:
+	case <-publishing.ended:
 	case <-ctx.Done():
 		return
 	}
@@ -249,7 +249,7 @@ func (d *delivery) drainBriefly(ctx context.Context) error {
 // hasUnwritableTargets reports whether envelopes wait for a target that cannot be written and is not
 // parked.
 func (d *delivery) hasUnwritableTargets() bool {
-	return slices.ContainsFunc(d.sink.State(), func(b sink.Unwritable) bool { return b.Records > 0 && !b.Parked })
+	return slices.ContainsFunc(d.sink.State(), func(target sink.Unwritable) bool { return target.Records > 0 && !target.Parked })
 }
 
 // insertNotes implements pipeline.Notes.
@@ -299,11 +299,11 @@ func (e *streamEvents) HandleDDL(ctx context.Context, ev *changes.Event) error {
 // AdoptCollection implements pipeline.Term: it registers a collection that appeared while the stream
 // runs, before its first event is delivered.
 func (e *streamEvents) AdoptCollection(ctx context.Context, ev *changes.Event) error {
-	o, err := e.collections.AdoptCollection(ctx, ev)
+	outbox, err := e.collections.AdoptCollection(ctx, ev)
 	if err != nil {
 		return err
 	}
-	e.indexes.ensureIndexes(o)
+	e.indexes.ensureIndexes(outbox)
 
 	list := e.collections.CollectionIdentities()
 	err = e.held.Save(ctx, lease.Update{Collections: &list})

@@ -52,9 +52,9 @@ func (m *images) restore(ctx context.Context, list []*ledger.Outcome) error {
 			continue
 		}
 
-		k := envelopeKey(o)
-		if latest, known := taken[k]; !known || latest == o.Event {
-			taken[k] = o.Event
+		key := envelopeKey(o)
+		if latest, known := taken[key]; !known || latest == o.Event {
+			taken[key] = o.Event
 			if err := m.findInCollections(ctx, o); err != nil {
 				return err
 			}
@@ -67,12 +67,12 @@ func (m *images) restore(ctx context.Context, list []*ledger.Outcome) error {
 }
 
 // envelopeKey returns a map key for the envelope of a record, by the values of its headers.
-func envelopeKey(o *ledger.Outcome) string {
+func envelopeKey(outcome *ledger.Outcome) string {
 	kind := "other"
-	if o.StringID {
+	if outcome.StringID {
 		kind = "string"
 	}
-	return string(o.NSHash) + kind + o.HeaderID().String()
+	return string(outcome.NSHash) + kind + outcome.HeaderID().String()
 }
 
 // refetchFromStream reads the missing envelopes from the stream again, from the position on: every one of them is unresolved, so
@@ -103,23 +103,23 @@ func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*le
 func (m *images) namespaceOf(hash []byte) string {
 	ns := m.slot.scope.String()
 	for _, o := range m.collections.WatchedOutboxes() {
-		if h := routing.NamespaceHash(o.NS()); bytes.Equal(h[:], hash) {
+		if computed := routing.NamespaceHash(o.NS()); bytes.Equal(computed[:], hash) {
 			ns = o.NS()
 		}
 	}
 	return ns
 }
 
-// findInCollections sets the envelope of e from its collection, if it is there. It is for a record
+// findInCollections sets the envelope of outcome from its collection, if it is there. It is for a record
 // whose event the stream can no longer supply. The position is made of the server timestamp.
-func (m *images) findInCollections(ctx context.Context, e *ledger.Outcome) error {
-	ids := []eventid.ID{e.HeaderID()}
-	if text := eventid.New(string(e.ID)); text != ids[0] {
+func (m *images) findInCollections(ctx context.Context, outcome *ledger.Outcome) error {
+	ids := []eventid.ID{outcome.HeaderID()}
+	if text := eventid.New(string(outcome.ID)); text != ids[0] {
 		ids = append(ids, text)
 	}
 
 	for _, o := range m.collections.WatchedOutboxes() {
-		if h := routing.NamespaceHash(o.NS()); !bytes.Equal(h[:], e.NSHash) {
+		if hash := routing.NamespaceHash(o.NS()); !bytes.Equal(hash[:], outcome.NSHash) {
 			continue
 		}
 
@@ -137,9 +137,9 @@ func (m *images) findInCollections(ctx context.Context, e *ledger.Outcome) error
 				return err
 			}
 
-			e.NS = o.NS()
-			e.Raw = raw
-			e.Pos = m.plan.PositionOf(o.NS(), outboxes.Stamp(raw))
+			outcome.NS = o.NS()
+			outcome.Raw = raw
+			outcome.Pos = m.plan.PositionOf(o.NS(), outboxes.Stamp(raw))
 			return nil
 		}
 	}

@@ -39,14 +39,14 @@ func (k *indexKeeper) ensureAllIndexes(ctx context.Context) {
 
 // ensureIndexes creates the indexes of a collection that appeared while the relay runs. It does not
 // wait for them.
-func (k *indexKeeper) ensureIndexes(o outboxes.Outbox) {
-	k.ensureInBackground(o, connect.WantedIndexes(*k.cfg))
+func (k *indexKeeper) ensureIndexes(outbox outboxes.Outbox) {
+	k.ensureInBackground(outbox, connect.WantedIndexes(*k.cfg))
 }
 
 // ensureInBackground creates the selected indexes of a collection, such as that of scheduled envelopes when the first
 // one is seen. It does not wait for them.
-func (k *indexKeeper) ensureInBackground(o outboxes.Outbox, want outboxes.Indexes) {
-	list := func() []outboxes.Outbox { return []outboxes.Outbox{o} }
+func (k *indexKeeper) ensureInBackground(outbox outboxes.Outbox, want outboxes.Indexes) {
+	list := func() []outboxes.Outbox { return []outboxes.Outbox{outbox} }
 	k.inBackground(func(ctx context.Context) { k.ensureUntilDone(ctx, list, want) })
 }
 
@@ -88,47 +88,47 @@ func (k *indexKeeper) ensureUntilDone(ctx context.Context, list func() []outboxe
 
 // ensureOnce makes one attempt for one collection. It reports whether another attempt would change nothing.
 func (k *indexKeeper) ensureOnce(
-	ctx context.Context, o outboxes.Outbox, want outboxes.Indexes, warnOnce func(text string, args ...any),
+	ctx context.Context, outbox outboxes.Outbox, want outboxes.Indexes, warnOnce func(text string, args ...any),
 ) bool {
 	// Without the UUID, an index could create a collection that was dropped.
-	if !o.Identified() {
+	if !outbox.Identified() {
 		if len(want.List()) > 0 || k.cfg.Purge.TTL > 0 {
-			warnOnce("an index is missing because of a missing privilege", "collection", o.NS(), "grant", "listCollections", "on", o.DB)
+			warnOnce("an index is missing because of a missing privilege", "collection", outbox.NS(), "grant", "listCollections", "on", outbox.DB)
 		}
 		return true
 	}
 
 	done := true
 	if k.cfg.MongoDB.Indexes {
-		created, err := want.Ensure(ctx, k.client, o)
+		created, err := want.Ensure(ctx, k.client, outbox)
 		for _, statement := range created {
-			k.log.Info("created an index", "collection", o.NS(), "statement", statement)
+			k.log.Info("created an index", "collection", outbox.NS(), "statement", statement)
 		}
-		done = k.isSettled(err, o, warnOnce)
+		done = k.isSettled(err, outbox, warnOnce)
 	}
 
-	if _, err := outboxes.EnsureSentTTL(ctx, k.client, o, k.cfg.Purge.TTL); err != nil && !errors.Is(err, mongodb.ErrCollectionGone) {
+	if _, err := outboxes.EnsureSentTTL(ctx, k.client, outbox, k.cfg.Purge.TTL); err != nil && !errors.Is(err, mongodb.ErrCollectionGone) {
 		done = false
-		warnOnce("purge.ttl is not in force for this collection", "collection", o.NS(), "error", err)
+		warnOnce("purge.ttl is not in force for this collection", "collection", outbox.NS(), "error", err)
 	}
 	return done
 }
 
 // isSettled logs the error of an attempt. It reports whether another attempt would fail in the same way, or err is nil.
-func (k *indexKeeper) isSettled(err error, o outboxes.Outbox, warnOnce func(text string, args ...any)) bool {
+func (k *indexKeeper) isSettled(err error, outbox outboxes.Outbox, warnOnce func(text string, args ...any)) bool {
 	var refused *mongodb.PrivilegeError
 	switch {
 	case err == nil || errors.Is(err, mongodb.ErrCollectionGone):
 		return true
 	case errors.Is(err, mongodb.ErrIndexConflict):
 		warnOnce("an index of others has the keys or the name of one that the relay wants; queries may be slow",
-			"collection", o.NS(), "error", err)
+			"collection", outbox.NS(), "error", err)
 		return true
 	case errors.As(err, &refused):
 		warnOnce("an index is missing because of a missing privilege; the purge and scheduled deliveries read the whole collection",
-			"collection", o.NS(), "grant", refused.Action, "on", refused.On, "fix", refused.Advice)
+			"collection", outbox.NS(), "grant", refused.Action, "on", refused.On, "fix", refused.Advice)
 		return false
 	}
-	warnOnce("an index is missing; the purge and scheduled deliveries read the whole collection", "collection", o.NS(), "error", err)
+	warnOnce("an index is missing; the purge and scheduled deliveries read the whole collection", "collection", outbox.NS(), "error", err)
 	return false
 }

@@ -94,17 +94,17 @@ func (j *journal) announceReleased(work context.Context, why error) {
 }
 
 // recordFenceEvent appends an event of the fence to the audit log, in the background.
-func (j *journal) recordFenceEvent(e fence.Event) {
-	if !j.fence.addEvent(e) {
+func (j *journal) recordFenceEvent(event fence.Event) {
+	if !j.fence.addEvent(event) {
 		return
 	}
 
 	j.inBackground(func(ctx context.Context) {
-		j.fence.writeEach(func(e fence.Event, n int) {
-			kind := nodes.Kind("kafka_" + e.Kind)
+		j.fence.writeEach(func(event fence.Event, n int) {
+			kind := nodes.Kind("kafka_" + event.Kind)
 			j.appendEvent(ctx, kind, bson.D{
-				{Key: "topic", Value: e.Topic},
-				{Key: "text", Value: e.Text},
+				{Key: "topic", Value: event.Topic},
+				{Key: "text", Value: event.Text},
 				{Key: "count", Value: n},
 			})
 		})
@@ -126,18 +126,18 @@ type countedEvent struct {
 }
 
 // addEvent adds an event. It reports whether the caller has to call writeEach.
-func (f *fenceEvents) addEvent(e fence.Event) bool {
+func (f *fenceEvents) addEvent(event fence.Event) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.waiting == nil {
 		f.waiting = map[fence.EventKind]countedEvent{}
 	}
-	g, more := f.waiting[e.Kind]
+	countedEvent, more := f.waiting[event.Kind]
 	if !more {
-		g.first = e
+		countedEvent.first = event
 	}
-	g.n++
-	f.waiting[e.Kind] = g
+	countedEvent.n++
+	f.waiting[event.Kind] = countedEvent
 
 	first := !f.writing
 	f.writing = true

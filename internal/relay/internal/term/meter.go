@@ -19,17 +19,17 @@ type meter struct {
 	acked atomic.Int64 // records acked by Kafka
 }
 
-func newMeter(s *Shared, m *metrics.Set) *meter {
-	return &meter{shared: s, metrics: m, activity: activity.New(s.Clock.Now)}
+func newMeter(shared *Shared, metricSet *metrics.Set) *meter {
+	return &meter{shared: shared, metrics: metricSet, activity: activity.New(shared.Clock.Now)}
 }
 
 // observeAcked counts a batch that Kafka acknowledged.
-func (m *meter) observeAcked(b *record.AckedBatch) {
-	m.acked.Add(int64(b.Records))
+func (m *meter) observeAcked(batch *record.AckedBatch) {
+	m.acked.Add(int64(batch.Records))
 	m.shared.LastAck.Store(time.Now().UnixNano())
-	m.metrics.ObservePublish(b.TP.Topic, metrics.Acked, b.Records)
-	b.EachLatency(m.metrics.ObserveLatency)
-	m.activity.Observe(b)
+	m.metrics.ObservePublish(batch.TP.Topic, metrics.Acked, batch.Records)
+	batch.EachLatency(m.metrics.ObserveLatency)
+	m.activity.Observe(batch)
 }
 
 // observeDead counts a dead letter. Without a topic, the envelope was dead before it had one.
@@ -46,17 +46,17 @@ func (m *meter) observeHeld(reason string, n int) {
 }
 
 // countOutcome counts the outcome of an envelope that was sent outside of the order of the stream.
-func (m *meter) countOutcome(o *ledger.Outcome) {
-	if o.Doc == nil {
+func (m *meter) countOutcome(outcome *ledger.Outcome) {
+	if outcome.Doc == nil {
 		return
 	}
 
-	class := string(o.Refusal.Class)
-	m.metrics.Reconciled.WithLabelValues(o.End.String()).Inc()
-	if o.End == ledger.Dropped {
+	class := string(outcome.Refusal.Class)
+	m.metrics.Reconciled.WithLabelValues(outcome.End.String()).Inc()
+	if outcome.End == ledger.Dropped {
 		m.metrics.Dropped.WithLabelValues(class).Inc()
 	}
-	if o.End == ledger.Dead {
+	if outcome.End == ledger.Dead {
 		m.metrics.DeadLetters.WithLabelValues(class).Inc()
 	}
 }

@@ -122,13 +122,13 @@ func (m *monitor) watchTerm(ctx context.Context, begun <-chan *sink.Sink, end co
 // isHanging reports whether the pump or the reader makes no progress. It returns false if the
 // memory budget is full or the stream is interrupted. A sweep waits for replies that have
 // deadlines.
-func (m *monitor) isHanging(now time.Time, w *idleTimer) bool {
+func (m *monitor) isHanging(now time.Time, timer *idleTimer) bool {
 	if !m.progress.delivering.Load() || m.resolver.Waiting() || !m.held.Valid() || m.plan.IsSweeping() ||
 		m.stream.State().Phase != changestream.Live {
-		*w = idleTimer{}
+		*timer = idleTimer{}
 		return false
 	}
-	return w.idleFor(m.calls.Ticks.Load(), now) > stalledAfter
+	return timer.idleFor(m.calls.Ticks.Load(), now) > stalledAfter
 }
 
 // hasPendingWork reports whether Kafka has work to ack: unresolved events, or a takeover.
@@ -293,10 +293,10 @@ func limitUnwritable(list []sink.Unwritable) []sink.Unwritable {
 
 // setUnwritableGauges sets the gauges of envelopes that wait for a target.
 func (r *Runner) setUnwritableGauges(list []sink.Unwritable) {
-	g := r.metrics.UnwritableRecords
-	g.Reset()
+	gauges := r.metrics.UnwritableRecords
+	gauges.Reset()
 	for _, b := range list {
-		g.WithLabelValues(b.Topic, b.Kind).Add(float64(b.Records))
+		gauges.WithLabelValues(b.Topic, b.Kind).Add(float64(b.Records))
 	}
 }
 
@@ -383,37 +383,37 @@ func (v *termStats) setAt(now time.Time) {
 // rateWindow is the time over which the rate is smoothed.
 const rateWindow = 5 * time.Second
 
-// update takes the stats of the term that m watches.
-func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, unwritable []sink.Unwritable) {
+// update takes the stats of the term that monitor watches.
+func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.State, unwritable []sink.Unwritable) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 
-	acked := m.meter.acked.Load()
-	if d := now.Sub(v.current.At); d > 0 {
-		share := min(float64(d)/float64(rateWindow), 1)
-		v.current.Rate += share * (float64(acked-v.current.Acked)/d.Seconds() - v.current.Rate)
+	acked := monitor.meter.acked.Load()
+	if elapsed := now.Sub(v.current.At); elapsed > 0 {
+		share := min(float64(elapsed)/float64(rateWindow), 1)
+		v.current.Rate += share * (float64(acked-v.current.Acked)/elapsed.Seconds() - v.current.Rate)
 	}
 
 	v.current.At = now
 	v.current.Acked = acked
 	// A new list: the last one may be in use by a renewal.
 	v.current.Unwritable = make([]unwritableTarget, len(unwritable))
-	for i, b := range unwritable {
-		v.current.Unwritable[i] = unwritableTarget{b.Topic, b.Reason, b.Since, b.Records, b.Parked}
+	for i, target := range unwritable {
+		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Reason, target.Since, target.Records, target.Parked}
 	}
-	v.current.LagMS = m.resolver.Lag(m.slot.shared.Clock.Now()).Milliseconds()
-	v.current.Unresolved, v.current.Bytes = m.resolver.Unresolved()
-	v.current.TokenAgeMS = tokenAge(m.resolver, m.slot.shared.Clock.Now()).Milliseconds()
+	v.current.LagMS = monitor.resolver.Lag(monitor.slot.shared.Clock.Now()).Milliseconds()
+	v.current.Unresolved, v.current.Bytes = monitor.resolver.Unresolved()
+	v.current.TokenAgeMS = tokenAge(monitor.resolver, monitor.slot.shared.Clock.Now()).Milliseconds()
 
 	// The most important state is set last.
 	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
-	if i := slices.IndexFunc(unwritable, func(b sink.Unwritable) bool { return !b.Parked }); i >= 0 {
+	if i := slices.IndexFunc(unwritable, func(target sink.Unwritable) bool { return !target.Parked }); i >= 0 {
 		v.current.State, v.current.Reason = "unwritable", unwritable[i].Reason
-	} else if m.resolver.Waiting() {
+	} else if monitor.resolver.Waiting() {
 		v.current.State = "waiting"
 		v.current.Reason = "the memory budget is full: Kafka is slower than the change stream"
 	}
-	if sweep := m.plan.DescribeSweep(v.current.Reason); sweep != "" {
+	if sweep := monitor.plan.DescribeSweep(v.current.Reason); sweep != "" {
 		v.current.State, v.current.Reason = "sweeping", sweep
 	}
 	if v.halted != "" {
@@ -423,8 +423,8 @@ func (v *termStats) update(now time.Time, m *monitor, stream changestream.State,
 
 // tokenAge returns the age of the position at now, which is a time of the server's clock. It
 // returns 0 if the position has no time.
-func tokenAge(r *pipeline.Resolver, now time.Time) time.Duration {
-	pos, _ := r.Reached()
+func tokenAge(resolver *pipeline.Resolver, now time.Time) time.Duration {
+	pos, _ := resolver.Reached()
 	ts, ok := pos.Time()
 	if !ok {
 		return 0

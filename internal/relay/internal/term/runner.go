@@ -130,63 +130,63 @@ type Runner struct {
 	yield         chan string  // capacity 1: the reason why the slot has to be handed over
 }
 
-// NewRunner returns the runner of the slot p. It does no I/O.
-func NewRunner(s *Shared, p slot.Range, m *metrics.Set) *Runner {
-	cfg, log, st, scope, sinks := s.Config, s.Log, s.State, s.Scope, s.Sinks
+// NewRunner returns the runner of the slot slot. It does no I/O.
+func NewRunner(shared *Shared, slot slot.Range, metricSet *metrics.Set) *Runner {
+	cfg, log, st, scope, sinks := shared.Config, shared.Log, shared.State, shared.Scope, shared.Sinks
 	var mayAttempt func(pinned bool) func(bool)
-	if !p.Whole() {
+	if !slot.Whole() {
 		// The memory of a sweep, and of one target before it is parked, must suffice when all slots
 		// run in this process. The budget for events that are read and not acked depends on the
 		// slots that do run here.
-		cfg.Limits.Memory = s.Config.Limits.Memory / config.Size(p.N)
-		log = s.Log.With("slot", p.String())
-		st = readiness.NewState(s.Config.HTTP.Readiness, time.Now, log)
-		scope = s.Scope.Of(p)
-		sinks = s.Sinks.ForSlot(log, m, int64(cfg.Limits.Memory))
-		mayAttempt = func(pinned bool) func(bool) { return s.Balancer.AdmitAttempt(p.I, pinned) }
+		cfg.Limits.Memory = shared.Config.Limits.Memory / config.Size(slot.N)
+		log = shared.Log.With("slot", slot.String())
+		st = readiness.NewState(shared.Config.HTTP.Readiness, time.Now, log)
+		scope = shared.Scope.Of(slot)
+		sinks = shared.Sinks.ForSlot(log, metricSet, int64(cfg.Limits.Memory))
+		mayAttempt = func(pinned bool) func(bool) { return shared.Balancer.AdmitAttempt(slot.I, pinned) }
 	}
-	db := state.Open(s.Mongo.State, s.Config.State)
-	division := division{all: s.Divisions, watcher: cfg.Watcher, slot: p, log: log}
-	r := &Runner{
-		shared:   s,
-		Slot:     p,
+	db := state.Open(shared.Mongo.State, shared.Config.State)
+	division := division{all: shared.Divisions, watcher: cfg.Watcher, slot: slot, log: log}
+	runner := &Runner{
+		shared:   shared,
+		Slot:     slot,
 		cfg:      cfg,
 		log:      log,
-		metrics:  m,
+		metrics:  metricSet,
 		State:    st,
 		sinks:    sinks,
 		scope:    scope,
 		division: division,
-		events:   nodes.NewAuditLog(db.Collection("audit"), s.Config.Watcher, s.Config.Node),
-		tap:      tracing.NewTap(s.Exporter, m.PublishLatency.Exemplar, s.Clock.Now),
+		events:   nodes.NewAuditLog(db.Collection("audit"), shared.Config.Watcher, shared.Config.Node),
+		tap:      tracing.NewTap(shared.Exporter, metricSet.PublishLatency.Exemplar, shared.Clock.Now),
 		yield:    make(chan string, 1),
 		lease: lease.New(lease.Config{
 			Collection:      db.Collection("watchers"),
-			ID:              p.ID(s.Config.Watcher),
-			Node:            s.Config.Node,
-			Address:         s.Config.Address,
-			Version:         s.Version,
-			TTL:             s.Config.Lease.TTL,
-			Renew:           s.Config.Lease.Renew,
-			CheckpointEvery: min(s.Config.Lease.Checkpoint, s.Config.Lease.Renew),
-			NodeAlive:       s.isNodeAlive,
-			Log:             s.Log,
-			Metrics:         m,
+			ID:              slot.ID(shared.Config.Watcher),
+			Node:            shared.Config.Node,
+			Address:         shared.Config.Address,
+			Version:         shared.Version,
+			TTL:             shared.Config.Lease.TTL,
+			Renew:           shared.Config.Lease.Renew,
+			CheckpointEvery: min(shared.Config.Lease.Checkpoint, shared.Config.Lease.Renew),
+			NodeAlive:       shared.isNodeAlive,
+			Log:             shared.Log,
+			Metrics:         metricSet,
 			MayCreate:       division.checkRedivided,
 			MayAttempt:      mayAttempt,
 			Trouble:         reportTransactions(st),
 		}),
 	}
-	r.registerGauges()
-	return r
+	runner.registerGauges()
+	return runner
 }
 
 // registerGauges sets the sources of the metrics that are computed at each scrape.
 func (r *Runner) registerGauges() {
 	set := func(setSource func(func() float64), withoutTerm float64, ofTerm func(*pipeline.Resolver) float64) {
 		setSource(func() float64 {
-			if t := r.current.Load(); t != nil {
-				return ofTerm(t.resolver)
+			if term := r.current.Load(); term != nil {
+				return ofTerm(term.resolver)
 			}
 			return withoutTerm
 		})
@@ -200,25 +200,25 @@ func (r *Runner) registerGauges() {
 	})
 
 	// A standby reports the limits that it would have if all slots ran in this process.
-	m := r.metrics
-	set(m.Budget.SetSource, float64(r.cfg.Limits.Memory), func(d *pipeline.Resolver) float64 {
-		bytes, _ := d.Limits()
+	metricSet := r.metrics
+	set(metricSet.Budget.SetSource, float64(r.cfg.Limits.Memory), func(resolver *pipeline.Resolver) float64 {
+		bytes, _ := resolver.Limits()
 		return float64(bytes)
 	})
-	set(m.MaxTicketWindow.SetSource, float64(r.cfg.Limits.Tickets), func(d *pipeline.Resolver) float64 {
-		_, tickets := d.Limits()
+	set(metricSet.MaxTicketWindow.SetSource, float64(r.cfg.Limits.Tickets), func(resolver *pipeline.Resolver) float64 {
+		_, tickets := resolver.Limits()
 		return float64(tickets)
 	})
 
 	now := r.shared.Clock.Now
-	set(m.Lag.SetSource, 0, func(d *pipeline.Resolver) float64 { return d.Lag(now()).Seconds() })
-	set(m.TokenAge.SetSource, 0, func(d *pipeline.Resolver) float64 { return tokenAge(d, now()).Seconds() })
-	set(m.TicketWindow.SetSource, 0, func(d *pipeline.Resolver) float64 {
-		events, _ := d.Unresolved()
+	set(metricSet.Lag.SetSource, 0, func(resolver *pipeline.Resolver) float64 { return resolver.Lag(now()).Seconds() })
+	set(metricSet.TokenAge.SetSource, 0, func(resolver *pipeline.Resolver) float64 { return tokenAge(resolver, now()).Seconds() })
+	set(metricSet.TicketWindow.SetSource, 0, func(resolver *pipeline.Resolver) float64 {
+		events, _ := resolver.Unresolved()
 		return float64(events)
 	})
-	set(m.BudgetUsed.SetSource, 0, func(d *pipeline.Resolver) float64 {
-		_, bytes := d.Unresolved()
+	set(metricSet.BudgetUsed.SetSource, 0, func(resolver *pipeline.Resolver) float64 {
+		_, bytes := resolver.Unresolved()
 		return float64(bytes)
 	})
 }
@@ -228,37 +228,37 @@ func (r *Runner) IsDelivering() bool { return r.current.Load() != nil }
 
 // WatchedOutboxes returns the collections that the current term watches.
 func (r *Runner) WatchedOutboxes() []outboxes.Outbox {
-	if t := r.current.Load(); t != nil {
-		return t.collections.WatchedOutboxes()
+	if term := r.current.Load(); term != nil {
+		return term.collections.WatchedOutboxes()
 	}
 	return nil
 }
 
 // ReachedTime returns the cluster time of the current term's position, or zero if there is none.
-func (r *Runner) ReachedTime() (at bson.Timestamp) {
-	if t := r.current.Load(); t != nil {
-		pos, _ := t.resolver.Reached()
-		at, _ = pos.Time()
+func (r *Runner) ReachedTime() (clusterTime bson.Timestamp) {
+	if term := r.current.Load(); term != nil {
+		pos, _ := term.resolver.Reached()
+		clusterTime, _ = pos.Time()
 	}
-	return at
+	return clusterTime
 }
 
 // Figures returns how many records the current term has sent, and the age of its oldest event that is not settled. ok is false if
 // no term delivers.
 func (r *Runner) Figures() (acked int64, lag time.Duration, ok bool) {
-	t := r.current.Load()
-	if t == nil {
+	term := r.current.Load()
+	if term == nil {
 		return 0, 0, false
 	}
-	t.progress.stats.mu.Lock()
-	defer t.progress.stats.mu.Unlock()
-	return t.progress.stats.current.Acked, time.Duration(t.progress.stats.current.LagMS) * time.Millisecond, true
+	term.progress.stats.mu.Lock()
+	defer term.progress.stats.mu.Unlock()
+	return term.progress.stats.current.Acked, time.Duration(term.progress.stats.current.LagMS) * time.Millisecond, true
 }
 
 // Activity returns the latest deliveries of the current term, or nil if no term delivers.
 func (r *Runner) Activity() *activity.Log {
-	if t := r.current.Load(); t != nil {
-		return t.meter.activity
+	if term := r.current.Load(); term != nil {
+		return term.meter.activity
 	}
 	return nil
 }
@@ -463,7 +463,7 @@ const (
 // fencedSpan, it returns a *HaltError: another program uses the transactional id, and the programs
 // would fence each other without end.
 func (r *Runner) recordFenced(now time.Time, err error) *readiness.HaltError {
-	r.fencedAt = slices.DeleteFunc(append(r.fencedAt, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
+	r.fencedAt = slices.DeleteFunc(append(r.fencedAt, now), func(moment time.Time) bool { return now.Sub(moment) > fencedSpan })
 	if len(r.fencedAt) < fencedLimit {
 		return nil
 	}

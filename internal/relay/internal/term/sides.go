@@ -42,22 +42,22 @@ func retryPolicy(cfg *config.Config) retry.Policy {
 }
 
 // newLedger returns the ledger that stores the outcomes of queue. It starts nothing.
-func newLedger(from *sources, to *stores, queue *ledger.Queue, meter *meter, images *images) *ledger.Ledger {
-	cfg, shared, state := &from.slot.cfg, from.slot.shared, from.slot.State
+func newLedger(inputs *sources, outputs *stores, queue *ledger.Queue, meter *meter, images *images) *ledger.Ledger {
+	cfg, shared, state := &inputs.slot.cfg, inputs.slot.shared, inputs.slot.State
 	source := letters.Source{
 		Kind:    "relay",
 		Watcher: cfg.Watcher,
 		Node:    cfg.Node,
-		Epoch:   from.held.Document().Epoch,
+		Epoch:   inputs.held.Document().Epoch,
 		Version: shared.Version,
 	}
 
 	return ledger.New(ledger.Config{
 		Queue:   queue,
-		Fencer:  from.held,
-		Store:   to.store,
-		Letters: to.letters,
-		Claims:  to.claims,
+		Fencer:  inputs.held,
+		Store:   outputs.store,
+		Letters: outputs.letters,
+		Claims:  outputs.claims,
 		Source:  source,
 		Mapping: shared.Mapping,
 
@@ -69,20 +69,20 @@ func newLedger(from *sources, to *stores, queue *ledger.Queue, meter *meter, ima
 		LetterExpiry: cfg.DeadLetters.Expire,
 
 		// These learn what happens.
-		Entered:     func(list []*waiting.Entry) { to.entered.Put(list...) },
+		Entered:     func(list []*waiting.Entry) { outputs.entered.Put(list...) },
 		OnRetry:     func(err error) { state.ReportProblem("ledger", err, false) },
 		OnRecovered: func() { state.ClearProblems("ledger") },
 		Count:       meter.countOutcome,
 
 		Restore:  images.restore,
-		Sweeping: from.plan.IsSweeping,
+		Sweeping: inputs.plan.IsSweeping,
 		Now:      shared.Clock.Now,
-		Log:      from.log,
+		Log:      inputs.log,
 	})
 }
 
-// newSides returns the sides of the term, which send through dispatcher to s. It starts nothing.
-func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
+// newSides returns the sides of the term, which send through dispatcher to sink. It starts nothing.
+func (t *term) newSides(sink *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
 	out := pipeline.NewOutlet(t.buildConfig(), dispatcher)
 	onRetry := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
 	onRecovered := func() { t.slot.State.ClearProblems("reconciler") }
@@ -96,7 +96,7 @@ func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
 		Log:         t.log,
 		OnRetry:     onRetry,
 		OnRecovered: onRecovered,
-		Compacted:   s.Compacted,
+		Compacted:   sink.Compacted,
 		Entered:     t.entered,
 		Ready:       t.ready,
 	})
@@ -115,7 +115,7 @@ func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
 		Collections: t.schedules.Outboxes,
 		Slot:        t.slot.Slot,
 		Mark:        t.slot.cfg.Recording == ledger.RecordMark,
-		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
+		OnSent:      func(duration time.Duration) { t.slot.metrics.DueError.Observe(duration, 1) },
 	})
 	purger := purge.New(purge.Config{
 		Client:      t.slot.shared.Mongo.State,
@@ -137,14 +137,14 @@ func (t *term) newSides(s *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
 // finishSent finishes deliveries that an earlier owner made outside of stream order and did
 // not record (N8). It runs before the stored offsets can move. An envelope that still waits
 // afterwards was not sent, so it may wait for any time.
-func (t *term) finishSent(ctx context.Context, x *sides) (finished int, err error) {
+func (t *term) finishSent(ctx context.Context, sides *sides) (finished int, err error) {
 	err = t.calls.RetryRead(ctx, func(ctx context.Context) error {
 		// An envelope of a claim that was sent to some of its topics waits for the others, so the claims come last.
-		stored, err := x.sender.FinishSent(ctx)
+		stored, err := sides.sender.FinishSent(ctx)
 		if err != nil {
 			return err
 		}
-		claimed, err := x.scheduled.Recover(ctx)
+		claimed, err := sides.scheduled.Recover(ctx)
 		finished = stored + claimed
 		return err
 	})
@@ -169,7 +169,7 @@ func (t *term) mayPurge() bool {
 // loadStored sets the gates of keys that wait. It returns the events after the position that
 // wait or are dead already (N15), or nil if there are none. It runs before the stream
 // is opened.
-func (t *term) loadStored(ctx context.Context, x *sides, margin time.Duration) (*pipeline.PreviousOwner, error) {
+func (t *term) loadStored(ctx context.Context, sides *sides, margin time.Duration) (*pipeline.PreviousOwner, error) {
 	previous := pipeline.NewPreviousOwner()
 	after := outboxes.PosOf(t.start.from)
 	at, _ := t.start.from.Time()
@@ -181,8 +181,8 @@ func (t *term) loadStored(ctx context.Context, x *sides, margin time.Duration) (
 		// A failed attempt may have closed some gates already.
 		t.resolver.OpenAllGates()
 		previous.Reset()
-		n, err = x.sender.Load(ctx, behind,
-			func(ns, topic, key string) { t.resolver.CloseGate(x.outlet.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
+		n, err = sides.sender.Load(ctx, behind,
+			func(ns, topic, key string) { t.resolver.CloseGate(sides.outlet.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
 		return err
 	})
 	if err != nil {
@@ -196,8 +196,8 @@ func (t *term) loadStored(ctx context.Context, x *sides, margin time.Duration) (
 	// Dead envelopes could be sent by now, if their problem is fixed, but later events of their keys were sent
 	// without them.
 	err = t.calls.RetryRead(ctx, func(ctx context.Context) error {
-		return letters.Later(ctx, t.letters, t.slot.cfg.Watcher, t.slot.Slot, t.start.from, func(m letters.Mark) error {
-			previous.AddDeadLetter(m)
+		return letters.Later(ctx, t.letters, t.slot.cfg.Watcher, t.slot.Slot, t.start.from, func(mark letters.Mark) error {
+			previous.AddDeadLetter(mark)
 			return nil
 		})
 	})

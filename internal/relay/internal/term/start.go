@@ -44,7 +44,7 @@ func (s *startPoint) findStart(
 ) (changes.Start, error) {
 	hash := s.slot.scope.PipelineHash()
 	identities := s.collections.CollectionIdentities()
-	u := lease.Update{PipelineHash: &hash, Collections: &identities}
+	update := lease.Update{PipelineHash: &hash, Collections: &identities}
 	s.drainedSlots = pipeline.ParseDrainedSlots(doc)
 	s.from = doc.Position()
 
@@ -52,9 +52,9 @@ func (s *startPoint) findStart(
 		// An ordered sweep has no end yet.
 		if doc.Gap.To.IsZero() && s.from.IsZero() {
 			s.from = resume.Position{ClusterTime: began}
-			u.Checkpoint.Position = s.from
+			update.Checkpoint.Position = s.from
 		}
-		return s.plan.ResumeGap(ctx, doc, u, began)
+		return s.plan.ResumeGap(ctx, doc, update, began)
 	}
 	if !s.from.IsZero() {
 		start := changes.Start{Position: s.from, PipelineHash: doc.PipelineHash}
@@ -66,7 +66,7 @@ func (s *startPoint) findStart(
 
 		// The hash may only be saved with a position that was reached with this pipeline (N23): see
 		// saveDescription.
-		s.unsavedDescription = &u
+		s.unsavedDescription = &update
 		return start, nil
 	}
 
@@ -88,20 +88,20 @@ func (s *startPoint) findStart(
 	// The position is persisted before the first event. After a crash from here on, the next owner
 	// starts at the same place.
 	s.from = resume.Position{ClusterTime: at}
-	u.Checkpoint.Position = s.from
+	update.Checkpoint.Position = s.from
 	hidden, err := s.plan.HasUnstampedBacklog(ctx, began)
 	if err != nil {
 		return changes.Start{}, err
 	}
 	if hidden {
-		return s.plan.PlanSweep(ctx, gap.ReasonBacklog, bson.Timestamp{}, began, u)
+		return s.plan.PlanSweep(ctx, gap.ReasonBacklog, bson.Timestamp{}, began, update)
 	}
-	return changes.Start{Position: s.from}, s.held.Save(ctx, u)
+	return changes.Start{Position: s.from}, s.held.Save(ctx, update)
 }
 
 // findFirstStart returns where a watcher without a checkpoint starts: at the oldest envelope of the
 // backlog, at a configured time, or at now. now is a cluster time before the outboxes were listed.
-func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
+func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (start bson.Timestamp, err error) {
 	if s.slot.cfg.Start.Now {
 		return now, nil
 	}
@@ -113,7 +113,7 @@ func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (at
 	// lie before the start.
 	session, err := mongodb.Causal(ctx, s.slot.shared.Mongo.Stream, now)
 	if err != nil {
-		return at, err
+		return start, err
 	}
 	defer session.EndSession(ctx)
 	ctx = mongo.NewSessionContext(ctx, session)
@@ -129,7 +129,7 @@ func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (at
 			return err
 		})
 		if err != nil {
-			return at, err
+			return start, err
 		}
 	}
 	return oldest, nil
@@ -154,11 +154,11 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 
 	// The checkpoint is part of the same write: the hash must never be stored with an older
 	// position.
-	u := *s.unsavedDescription
+	update := *s.unsavedDescription
 	identities := s.collections.CollectionIdentities()
-	u.Collections = &identities
-	u.Current = s.checkpoint
-	if err := s.held.Save(ctx, u); err != nil {
+	update.Collections = &identities
+	update.Current = s.checkpoint
+	if err := s.held.Save(ctx, update); err != nil {
 		// The renewal fails with the same error, and reports it.
 		return
 	}
@@ -168,7 +168,7 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 // forgetDrainedSlotsLocked removes the drained slots from the document once the position has
 // passed their positions. The caller holds mu.
 func (s *startPoint) forgetDrainedSlotsLocked(ctx context.Context, reached resume.Position) {
-	notPassed := func(d pipeline.DrainedSlot) bool { return outboxes.PosOf(reached) <= d.Pos }
+	notPassed := func(slot pipeline.DrainedSlot) bool { return outboxes.PosOf(reached) <= slot.Pos }
 	if s.drainedSlots == nil || slices.ContainsFunc(s.drainedSlots, notPassed) {
 		return
 	}
@@ -181,10 +181,10 @@ func (s *startPoint) forgetDrainedSlotsLocked(ctx context.Context, reached resum
 
 // setStart sets the position that a sweep has reached. The document contains nothing else of the
 // stream before it.
-func (s *startPoint) setStart(at resume.Position) {
+func (s *startPoint) setStart(position resume.Position) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.from = at
+	s.from = position
 	s.unsavedDescription = nil
 	s.drainedSlots = nil
 }

@@ -43,25 +43,25 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 
 	err = s.calls.RetryRead(ctx, func(ctx context.Context) error {
 		topics = nil
-		err := s.store.OfIDs(ctx, ns, []bson.RawValue{id}, func(d *waiting.Document) error {
+		err := s.store.OfIDs(ctx, ns, []bson.RawValue{id}, func(document *waiting.Document) error {
 			// Another envelope with this id may wait, or another delivery of this one.
-			if d.Delivery > 0 || !bytes.Equal(d.Envelope, raw) {
+			if document.Delivery > 0 || !bytes.Equal(document.Envelope, raw) {
 				return nil
 			}
-			if d.Pending == nil {
+			if document.Pending == nil {
 				topics = append(topics, "")
 			}
-			topics = append(topics, d.Pending...)
+			topics = append(topics, document.Pending...)
 			return nil
 		})
 		if err != nil {
 			return err
 		}
 		digest := letters.DigestOf(raw)
-		return letters.Known(ctx, s.letters, s.watcher, ns, []bson.RawValue{id}, func(m letters.Mark) error {
+		return letters.Known(ctx, s.letters, s.watcher, ns, []bson.RawValue{id}, func(mark letters.Mark) error {
 			// The letter may be that of an earlier envelope with this id.
-			if m.Delivery == 0 && bytes.Equal(m.Digest, digest) {
-				topics = append(topics, m.Topic)
+			if mark.Delivery == 0 && bytes.Equal(mark.Digest, digest) {
+				topics = append(topics, mark.Topic)
 			}
 			return nil
 		})
@@ -93,10 +93,10 @@ func (s *storedTopics) load(ctx context.Context) error {
 			return err
 		}
 		// With `recording: mark`, a claimed envelope stays in its outbox.
-		err := waiting.EachClaim(ctx, s.claims, s.watcher, func(c *waiting.Claim) error {
-			for i := range c.Envelopes {
-				e := &c.Envelopes[i]
-				if err := add(e.NS, e.Raw.Lookup("_id"), outboxes.Stamp(e.Raw)); err != nil {
+		err := waiting.EachClaim(ctx, s.claims, s.watcher, func(claim *waiting.Claim) error {
+			for i := range claim.Envelopes {
+				claimed := &claim.Envelopes[i]
+				if err := add(claimed.NS, claimed.Raw.Lookup("_id"), outboxes.Stamp(claimed.Raw)); err != nil {
 					return err
 				}
 			}
@@ -105,7 +105,7 @@ func (s *storedTopics) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return letters.Each(ctx, s.letters, s.watcher, func(m letters.Mark) error { return add(m.NS, m.ID, m.Stamp) })
+		return letters.Each(ctx, s.letters, s.watcher, func(mark letters.Mark) error { return add(mark.NS, mark.ID, mark.Stamp) })
 	})
 	if err != nil {
 		return err
@@ -116,15 +116,15 @@ func (s *storedTopics) load(ctx context.Context) error {
 	return nil
 }
 
-func digestID(ns string, id bson.RawValue, stamp bson.Timestamp) (d [sha256.Size / 2]byte) {
+func digestID(ns string, id bson.RawValue, stamp bson.Timestamp) (digest [sha256.Size / 2]byte) {
 	id = letters.ShortID(id)
 	sum := sha256.New()
 	sum.Write([]byte(ns))
 	sum.Write([]byte{0, byte(id.Type)})
 	sum.Write(id.Value)
 	sum.Write(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, stamp.T), stamp.I))
-	copy(d[:], sum.Sum(nil))
-	return d
+	copy(digest[:], sum.Sum(nil))
+	return digest
 }
 
 func compareDigests(a, b [sha256.Size / 2]byte) int { return slices.Compare(a[:], b[:]) }

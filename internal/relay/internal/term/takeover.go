@@ -24,7 +24,7 @@ import (
 // read back, with the new sender persisted before its first record (N4), and only then the stream
 // may be opened. It returns where to open it, and starts nothing that sends. It blocks until MongoDB and Kafka have answered, or
 // ctx ends.
-func (t *term) takeOver(ctx context.Context) (d *delivery, start changes.Start, err error) {
+func (t *term) takeOver(ctx context.Context) (delivery *delivery, start changes.Start, err error) {
 	doc := t.held.Document()
 	if err := t.syncWithServers(ctx); err != nil {
 		return nil, start, err
@@ -55,7 +55,7 @@ func (t *term) takeOver(ctx context.Context) (d *delivery, start changes.Start, 
 		return nil, start, err
 	}
 
-	s, err := t.openSink(ctx, &doc)
+	sink, err := t.openSink(ctx, &doc)
 	if err != nil {
 		return nil, start, err
 	}
@@ -68,8 +68,8 @@ func (t *term) takeOver(ctx context.Context) (d *delivery, start changes.Start, 
 	if err != nil {
 		return nil, start, err
 	}
-	d, err = t.prepareDelivery(ctx, s, &doc, until)
-	return d, start, err
+	delivery, err = t.prepareDelivery(ctx, sink, &doc, until)
+	return delivery, start, err
 }
 
 // syncWithServers learns the clock of the server, and checks that the watcher was not divided between the check of the standby and
@@ -132,8 +132,8 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	if d := t.slot.shared.Kafka.Diagnose(ctx); d != nil {
-		return d
+	if cause := t.slot.shared.Kafka.Diagnose(ctx); cause != nil {
+		return cause
 	}
 	return err
 }

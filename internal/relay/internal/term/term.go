@@ -99,7 +99,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		return nil, err
 	}
 	to := newResults(from)
-	p := &progress{stats: newTermStats(), plan: from.plan, resolver: to.resolver}
+	progress := &progress{stats: newTermStats(), plan: from.plan, resolver: to.resolver}
 	start := &startPoint{
 		slot:        r,
 		held:        held,
@@ -107,9 +107,9 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		collections: from.collections,
 		plan:        from.plan,
 		resolver:    to.resolver,
-		checkpoint:  p.checkpoint,
+		checkpoint:  progress.checkpoint,
 	}
-	return &term{sources: from, results: to, progress: p, start: start}, nil
+	return &term{sources: from, results: to, progress: progress, start: start}, nil
 }
 
 // newSources returns the sources of a term.
@@ -175,29 +175,29 @@ func (r *Runner) newSources(held *lease.Held, inBackground func(func(context.Con
 	}, nil
 }
 
-// newResults returns the results of a term that reads from. The queue is the first of them, because the resolver fills it and the
+// newResults returns the results of a term that reads from inputs. The queue is the first of them, because the resolver fills it and the
 // ledger reads positions from the resolver.
-func newResults(from *sources) *results {
-	r := from.slot
-	db := state.Open(r.shared.Mongo.State, r.cfg.State)
+func newResults(inputs *sources) *results {
+	runner := inputs.slot
+	db := state.Open(runner.shared.Mongo.State, runner.cfg.State)
 	kept := &stores{
-		store:   waiting.NewStore(db.Collection("waiting"), r.cfg.Watcher, r.Slot),
+		store:   waiting.NewStore(db.Collection("waiting"), runner.cfg.Watcher, runner.Slot),
 		letters: db.Collection("letters"),
 		claims:  db.Collection(waiting.ClaimsName),
 		entered: mailbox.New[*waiting.Entry](),
 	}
 
-	meter, ready, queue := newMeter(r.shared, r.metrics), mailbox.New[string](), ledger.NewQueue()
+	meter, ready, queue := newMeter(runner.shared, runner.metrics), mailbox.New[string](), ledger.NewQueue()
 	resolver := pipeline.NewResolver(pipeline.Config{
-		Pool:    r.shared.Pool,
+		Pool:    runner.shared.Pool,
 		Ledger:  queue,
 		Ready:   ready,
-		Recycle: r.sinks.Recycle,
-		Now:     r.shared.Clock.Now,
+		Recycle: runner.sinks.Recycle,
+		Now:     runner.shared.Clock.Now,
 		Metrics: pipeline.Metrics{Acked: meter.observeAcked, Dead: meter.observeDead, Held: meter.observeHeld},
 	})
-	l := newLedger(from, kept, queue, meter, &images{sources: from, resolver: resolver})
-	return &results{stores: kept, meter: meter, ready: ready, resolver: resolver, ledger: l}
+	ledger := newLedger(inputs, kept, queue, meter, &images{sources: inputs, resolver: resolver})
+	return &results{stores: kept, meter: meter, ready: ready, resolver: resolver, ledger: ledger}
 }
 
 // serveTerm runs one term. It returns nil when stop ended the term. It returns only after every
@@ -205,9 +205,9 @@ func newResults(from *sources) *results {
 func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
-	g, work := errgroup.WithContext(work)
+	group, work := errgroup.WithContext(work)
 	var background sync.WaitGroup
-	t, err := r.newTerm(held, func(f func(context.Context)) { background.Go(func() { f(work) }) })
+	term, err := r.newTerm(held, func(task func(context.Context)) { background.Go(func() { task(work) }) })
 	if err != nil {
 		return err
 	}
@@ -216,10 +216,10 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	// The lease is renewed during the whole takeover (N1).
 	renew, stopRenewing := context.WithCancel(work)
 	defer stopRenewing()
-	g.Go(func() error { return ignoreStop(renew, held.Run(renew, t.progress.checkpoint)) })
+	group.Go(func() error { return ignoreStop(renew, held.Run(renew, term.progress.checkpoint)) })
 
 	r.State.SetHung(false)
-	err = t.runTerm(stop, work, g, stopRenewing)
+	err = term.runTerm(stop, work, group, stopRenewing)
 
 	// If a stage ended the term, the error of runTerm is only its consequence.
 	if cause := context.Cause(work); cause != nil && !errors.Is(cause, context.Canceled) {
@@ -230,19 +230,19 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	if !errors.Is(err, lease.ErrLeaseLost) {
 		// A release that fails means that the lease may have expired before. Then a new owner
 		// fences this process in Kafka, which is no failure.
-		if e := t.releaseLease(work, err); e != nil && errors.Is(err, sink.ErrFenced) {
-			err = e
+		if cause := term.releaseLease(work, err); cause != nil && errors.Is(err, sink.ErrFenced) {
+			err = cause
 		}
 	}
 
 	cancel(nil)
-	if e := g.Wait(); err == nil && e != nil {
-		err = e
+	if cause := group.Wait(); err == nil && cause != nil {
+		err = cause
 	}
 	background.Wait()
 
 	// Until its goroutines have ended, the term uses memory of the shared budget.
-	t.resolver.LeavePool()
+	term.resolver.LeavePool()
 	r.State.ClearProblems(termParts...)
 	r.setUnwritableGauges(nil)
 	r.metrics.LeaseOwner.Set(0)
@@ -262,12 +262,12 @@ func ignoreStop(ctx context.Context, err error) error {
 
 // runTerm takes over, then reads and delivers until stop ends, an operator requests the lease, or a
 // stage fails. It drains before it returns.
-func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewing func()) error {
+func (t *term) runTerm(stop, work context.Context, group *errgroup.Group, stopRenewing func()) error {
 	read, stopRead := context.WithCancelCause(work)
 	defer stopRead(nil)
 	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
 
-	m := &monitor{
+	monitor := &monitor{
 		slot:         t.slot,
 		held:         t.held,
 		calls:        t.calls,
@@ -283,16 +283,16 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 	}
 	var watching sync.WaitGroup
 	begun := make(chan *sink.Sink, 1)
-	watching.Go(func() { m.watchTerm(read, begun, stopRead) })
+	watching.Go(func() { monitor.watchTerm(read, begun, stopRead) })
 
 	t.slot.State.SetRole(readiness.RoleTakeOver)
-	var p *publishing
-	d, start, err := t.takeOver(read)
+	var publishing *publishing
+	delivery, start, err := t.takeOver(read)
 	if err == nil {
-		p = d.begin(read, work, g)
-		begun <- d.sink
+		publishing = delivery.begin(read, work, group)
+		begun <- delivery.sink
 		t.slot.State.SetRole(readiness.RoleOwner)
-		err = d.readStream(read, start)
+		err = delivery.readStream(read, start)
 	}
 
 	// The monitor ends before haltWithLease reads the channel of Yield. Otherwise the monitor could
@@ -308,9 +308,9 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 		t.slot.State.SetRole(readiness.RoleStopping)
 	}
 	// Without a takeover, nothing was sent.
-	if p != nil {
-		d.drainStream(work)
-		d.drainSides(work, p)
+	if publishing != nil {
+		delivery.drainStream(work)
+		delivery.drainSides(work, publishing)
 	}
 
 	switch {
@@ -372,19 +372,19 @@ type progress struct {
 
 // checkpoint returns the checkpoint that the next renewal saves.
 func (p *progress) checkpoint() lease.Checkpoint {
-	c := lease.Checkpoint{Stats: p.stats.report()}
+	checkpoint := lease.Checkpoint{Stats: p.stats.report()}
 	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
 	// sweep, the sweep determines the positions.
 	if !p.delivering.Load() || p.plan.IsSweeping() {
-		return c
+		return checkpoint
 	}
 
 	// While a gap is open the position stays before it (N22). A sweep may have begun since the
 	// check above.
 	pos, ok, offsets := p.resolver.Snapshot()
 	if ok && !p.plan.IsSweeping() {
-		c.Position = pos
-		c.Offsets = offsets
+		checkpoint.Position = pos
+		checkpoint.Offsets = offsets
 	}
-	return c
+	return checkpoint
 }

@@ -131,27 +131,27 @@ func (c *Collections) ClaimCollections(
 	return c.ClaimNewCollections(ctx, start)
 }
 
-// ClaimNewCollections registers the listed collections that are not registered, as seen at the
-// cluster time at. The zero time stands for now.
-func (c *Collections) ClaimNewCollections(ctx context.Context, at bson.Timestamp) error {
-	unclaimed := slices.DeleteFunc(c.WatchedOutboxes(), func(o outboxes.Outbox) bool {
-		return !o.Identified() || c.Claimed[o.UUID]
+// ClaimNewCollections registers the listed collections that are not registered, as seen at
+// the cluster time listedAt. The zero time stands for now.
+func (c *Collections) ClaimNewCollections(ctx context.Context, listedAt bson.Timestamp) error {
+	unclaimed := slices.DeleteFunc(c.WatchedOutboxes(), func(outbox outboxes.Outbox) bool {
+		return !outbox.Identified() || c.Claimed[outbox.UUID]
 	})
 	if len(unclaimed) == 0 {
 		return nil
 	}
-	if at.IsZero() {
+	if listedAt.IsZero() {
 		now, err := c.Calls.OperationTime(ctx)
 		if err != nil {
 			return err
 		}
-		at = now
+		listedAt = now
 	}
 
 	for part := range slices.Chunk(unclaimed, claimedAtOnce) {
 		var claimed *outboxes.ClaimedError
 		err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
-			err := c.Registry.RegisterAll(ctx, part, c.Watcher, at)
+			err := c.Registry.RegisterAll(ctx, part, c.Watcher, listedAt)
 			if errors.As(err, &claimed) {
 				return nil
 			}
@@ -170,17 +170,17 @@ func (c *Collections) ClaimNewCollections(ctx context.Context, at bson.Timestamp
 	return nil
 }
 
-// ClaimCollection registers a collection that had its name at the cluster time at. It returns the
+// ClaimCollection registers a collection that had its name at the cluster time namedAt. It returns the
 // previous claim. If another watcher has claimed the collection, the error is a *HaltError.
 func (c *Collections) ClaimCollection(
-	ctx context.Context, o outboxes.Outbox, at bson.Timestamp,
+	ctx context.Context, outbox outboxes.Outbox, namedAt bson.Timestamp,
 ) (before outboxes.Registration, err error) {
-	c.Claimed[o.UUID] = true
+	c.Claimed[outbox.UUID] = true
 
 	// A claim of another watcher does not go away, so it must not be retried.
 	var claimed *outboxes.ClaimedError
 	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		before, err = c.Registry.Register(ctx, o.UUID, o.NS(), c.Watcher, at)
+		before, err = c.Registry.Register(ctx, outbox.UUID, outbox.NS(), c.Watcher, namedAt)
 		if errors.As(err, &claimed) {
 			return nil
 		}
@@ -194,18 +194,18 @@ func (c *Collections) ClaimCollection(
 
 // AdoptCollection registers and lists the collection of ev, which appeared while the stream runs.
 func (c *Collections) AdoptCollection(ctx context.Context, ev *changes.Event) (outboxes.Outbox, error) {
-	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Slot: c.Slot}
-	if _, err := c.ClaimCollection(ctx, o, ev.ClusterTime); err != nil {
-		return o, err
+	outbox := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Slot: c.Slot}
+	if _, err := c.ClaimCollection(ctx, outbox, ev.ClusterTime); err != nil {
+		return outbox, err
 	}
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// An earlier collection with this name is gone.
-	others := slices.DeleteFunc(c.listed, func(x outboxes.Outbox) bool { return x.NS() == o.NS() })
-	c.listed = append(others, o)
-	c.Log.Info("a new collection is watched", "collection", o.NS())
-	return o, nil
+	others := slices.DeleteFunc(c.listed, func(box outboxes.Outbox) bool { return box.NS() == outbox.NS() })
+	c.listed = append(others, outbox)
+	c.Log.Info("a new collection is watched", "collection", outbox.NS())
+	return outbox, nil
 }
 
 // ForgetCollection removes the collection of the drop ev from the list and the registry, so that tenants that come and
@@ -214,10 +214,10 @@ func (c *Collections) AdoptCollection(ctx context.Context, ev *changes.Event) (o
 func (c *Collections) ForgetCollection(ctx context.Context, ev *changes.Event) error {
 	c.mu.Lock()
 	uuid := ev.UUID
-	c.listed = slices.DeleteFunc(c.listed, func(o outboxes.Outbox) bool {
-		gone := o.DB == string(ev.DB) && o.Coll == string(ev.Coll) && (!ev.HasUUID || o.UUID == ev.UUID)
+	c.listed = slices.DeleteFunc(c.listed, func(outbox outboxes.Outbox) bool {
+		gone := outbox.DB == string(ev.DB) && outbox.Coll == string(ev.Coll) && (!ev.HasUUID || outbox.UUID == ev.UUID)
 		if gone {
-			uuid = o.UUID
+			uuid = outbox.UUID
 		}
 		return gone
 	})

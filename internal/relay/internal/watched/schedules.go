@@ -136,11 +136,11 @@ func (s *Schedules) load(ctx context.Context) error {
 // NoteExisting adds those of the outboxes that hold scheduled envelopes. It is for envelopes that no stream contains: they were
 // inserted before the first position of the watcher, or in a gap.
 func (s *Schedules) NoteExisting(ctx context.Context, list []outboxes.Outbox) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(lookAtOnce)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(lookAtOnce)
 
 	for _, o := range list {
-		g.Go(func() error {
+		group.Go(func() error {
 			found := false
 			err := s.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 				found, err = s.hasScheduled(ctx, o)
@@ -153,12 +153,12 @@ func (s *Schedules) NoteExisting(ctx context.Context, list []outboxes.Outbox) er
 		})
 	}
 
-	return g.Wait()
+	return group.Wait()
 }
 
 // hasScheduled reports whether the outbox holds a scheduled envelope of any slot.
-func (s *Schedules) hasScheduled(ctx context.Context, o outboxes.Outbox) (bool, error) {
-	coll := mongodb.Majority(mongodb.Database(s.Client, o.DB).Collection(o.Coll))
+func (s *Schedules) hasScheduled(ctx context.Context, outbox outboxes.Outbox) (bool, error) {
+	coll := mongodb.Majority(mongodb.Database(s.Client, outbox.DB).Collection(outbox.Coll))
 	return outboxes.HasScheduled(ctx, coll, slot.Range{})
 }
 

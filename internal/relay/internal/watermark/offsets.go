@@ -31,14 +31,14 @@ func (o *partitionOffsets) appendAcked(base int64, tickets []record.Ticket) {
 }
 
 // pruneLocked removes the runs that the watermark has passed, and returns the stored offset.
-func (t *Tracker[P]) pruneLocked(o *partitionOffsets) int64 {
-	first := o.next
-	if o.held {
-		first = min(first, o.hold)
+func (t *Tracker[P]) pruneLocked(offsets *partitionOffsets) int64 {
+	first := offsets.next
+	if offsets.held {
+		first = min(first, offsets.hold)
 	}
 
-	kept := o.runs[:0]
-	for _, r := range o.runs {
+	kept := offsets.runs[:0]
+	for _, r := range offsets.runs {
 		i := 0
 		for i < len(r.tickets) && t.passedLocked(r.tickets[i]) {
 			i++
@@ -52,19 +52,19 @@ func (t *Tracker[P]) pruneLocked(o *partitionOffsets) int64 {
 		first = min(first, r.base+int64(i))
 		kept = append(kept, r)
 	}
-	clear(o.runs[len(kept):])
-	o.runs = kept
+	clear(offsets.runs[len(kept):])
+	offsets.runs = kept
 	return first
 }
 
-// passedLocked reports whether a successor can do without the record of k: the watermark covers
+// passedLocked reports whether a successor can do without the record of ticket: the watermark covers
 // it, or its delivery was settled.
-func (t *Tracker[P]) passedLocked(k record.Ticket) bool {
-	if k.IsSide() {
-		_, unsettled := t.unsettledSides[k]
+func (t *Tracker[P]) passedLocked(ticket record.Ticket) bool {
+	if ticket.IsSide() {
+		_, unsettled := t.unsettledSides[ticket]
 		return !unsettled
 	}
-	return k < t.reachedBelow
+	return ticket < t.reachedBelow
 }
 
 // BeginSide returns a ticket for a delivery outside of the stream's order. The ticket never holds
@@ -72,10 +72,10 @@ func (t *Tracker[P]) passedLocked(k record.Ticket) bool {
 func (t *Tracker[P]) BeginSide() record.Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := record.Side | t.nextSide
+	ticket := record.Side | t.nextSide
 	t.nextSide++
-	t.unsettledSides[k] = struct{}{}
-	return k
+	t.unsettledSides[ticket] = struct{}{}
+	return ticket
 }
 
 // Settle marks deliveries outside of the stream's order as settled: their outcome is recorded.
@@ -113,12 +113,12 @@ func (t *Tracker[P]) ReleaseAllOffsets() {
 // adds the partition if it is new, and discards the cached offsets.
 func (t *Tracker[P]) partitionToChangeLocked(tp record.TopicPartition) *partitionOffsets {
 	t.storedOffsets = nil
-	o := t.partitions[tp]
-	if o == nil {
-		o = &partitionOffsets{}
-		t.partitions[tp] = o
+	offsets := t.partitions[tp]
+	if offsets == nil {
+		offsets = &partitionOffsets{}
+		t.partitions[tp] = offsets
 	}
-	return o
+	return offsets
 }
 
 // Restore sets the stored offset of a partition at a takeover, or when the partition is adopted.
@@ -136,7 +136,7 @@ func (t *Tracker[P]) Idle(tp record.TopicPartition, offset int64) {
 	defer t.mu.Unlock()
 
 	// The cached offsets stay valid if nothing changes.
-	if o := t.partitions[tp]; o != nil && offset <= o.next {
+	if offsets := t.partitions[tp]; offsets != nil && offset <= offsets.next {
 		return
 	}
 	t.partitionToChangeLocked(tp).next = offset

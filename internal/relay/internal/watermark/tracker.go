@@ -80,18 +80,18 @@ func (t *Tracker[P]) Begin(commitMS int64, targets int, event uint64) record.Tic
 		t.growRingLocked()
 	}
 
-	k := t.next
-	i := int(k) & (len(t.targetsLeft) - 1)
+	ticket := t.next
+	i := int(ticket) & (len(t.targetsLeft) - 1)
 	t.targetsLeft[i] = uint16(targets)
 	t.commitTimes[i] = commitMS
 	t.events[i] = event
 	t.next++
 
 	// An earlier ticket that is not resolved would stop the watermark anyway.
-	if targets == 0 && k == t.low {
+	if targets == 0 && ticket == t.low {
 		t.advanceLocked()
 	}
-	return k
+	return ticket
 }
 
 // growRingLocked doubles the rings.
@@ -110,37 +110,37 @@ func (t *Tracker[P]) growRingLocked() {
 }
 
 // EventOf returns the number of the event of an unresolved ticket.
-func (t *Tracker[P]) EventOf(k record.Ticket) uint64 {
+func (t *Tracker[P]) EventOf(ticket record.Ticket) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.events[int(k)&(len(t.events)-1)]
+	return t.events[int(ticket)&(len(t.events)-1)]
 }
 
-// Position marks p as reached when all tickets assigned so far are resolved. p belongs to the
-// tracker after the call. If more than 2,048 positions wait, p replaces the newest of them, so
+// Position marks dst as reached when all tickets assigned so far are resolved. dst belongs to the
+// tracker after the call. If more than 2,048 positions wait, dst replaces the newest of them, so
 // that memory stays bounded.
-func (t *Tracker[P]) Position(p P) {
+func (t *Tracker[P]) Position(dst P) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.low == t.next {
-		t.reached, t.reachedBelow, t.hasReached = p, t.next, true
+		t.reached, t.reachedBelow, t.hasReached = dst, t.next, true
 		t.storedOffsets = nil
 		return
 	}
 
 	n := len(t.marks)
 	if n > 0 && (t.marks[n-1].upTo == t.next || n == maxMarks) {
-		t.marks[n-1] = mark[P]{t.next, p}
+		t.marks[n-1] = mark[P]{t.next, dst}
 		return
 	}
-	t.marks = append(t.marks, mark[P]{t.next, p})
+	t.marks = append(t.marks, mark[P]{t.next, dst})
 }
 
 // Resolve resolves one target of a ticket whose outcome was recorded without a record in Kafka.
-func (t *Tracker[P]) Resolve(k record.Ticket) {
+func (t *Tracker[P]) Resolve(ticket record.Ticket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.resolveTargetLocked(k)
+	t.resolveTargetLocked(ticket)
 	t.advanceLocked()
 }
 
@@ -154,23 +154,23 @@ func (t *Tracker[P]) Acked(tp record.TopicPartition, base int64, tickets []recor
 			t.resolveTargetLocked(k)
 		}
 	}
-	o := t.partitionToChangeLocked(tp)
-	o.appendAcked(base, tickets)
+	offsets := t.partitionToChangeLocked(tp)
+	offsets.appendAcked(base, tickets)
 
 	// The watermark advances first, so that the runs that it has passed can be removed.
 	t.advanceLocked()
-	if len(o.runs) > pruneRuns {
-		t.pruneLocked(o)
+	if len(offsets.runs) > pruneRuns {
+		t.pruneLocked(offsets)
 	}
 }
 
-// resolveTargetLocked resolves one target of k. It panics if k has none left.
-func (t *Tracker[P]) resolveTargetLocked(k record.Ticket) {
-	if k < t.low || k >= t.next {
+// resolveTargetLocked resolves one target of ticket. It panics if ticket has none left.
+func (t *Tracker[P]) resolveTargetLocked(ticket record.Ticket) {
+	if ticket < t.low || ticket >= t.next {
 		panic("watermark: a ticket was resolved twice or never assigned")
 	}
 
-	i := int(k) & (len(t.targetsLeft) - 1)
+	i := int(ticket) & (len(t.targetsLeft) - 1)
 	if t.targetsLeft[i] == 0 {
 		panic("watermark: a ticket was resolved more often than it has targets")
 	}

@@ -48,29 +48,29 @@ func InTransaction(state state.Database) *Divisions {
 
 // Read returns the division of a watcher, or [mongodb.ErrNotFound] if none is stored.
 func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) {
-	var v Division
-	err := d.coll.FindOne(ctx, byID(watcher)).Decode(&v)
+	var division Division
+	err := d.coll.FindOne(ctx, byID(watcher)).Decode(&division)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return v, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
+		return division, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
 	}
-	return v, describeRefusal(err, "reading the division of watcher "+watcher, "find", d.coll)
+	return division, describeRefusal(err, "reading the division of watcher "+watcher, "find", d.coll)
 }
 
-// Agree returns nil if the watcher has p.N slots, and [ErrDivided] if it has another number. If no division is
-// stored, Agree stores one: the number of its documents, which may have been restored without it, or p.N if there are none.
-func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) error {
-	want := max(p.N, 1)
-	v, err := d.Read(ctx, watcher)
+// Agree returns nil if the watcher has slot.N slots, and [ErrDivided] if it has another number. If no division is
+// stored, Agree stores one: the number of its documents, which may have been restored without it, or slot.N if there are none.
+func (d *Divisions) Agree(ctx context.Context, watcher string, slot slot.Range) error {
+	want := max(slot.N, 1)
+	division, err := d.Read(ctx, watcher)
 	if errors.Is(err, mongodb.ErrNotFound) {
-		v, err = d.storeFirst(ctx, watcher, want)
+		division, err = d.storeFirst(ctx, watcher, want)
 	}
 	if err != nil {
 		return err
 	}
 
-	if v.Of != want {
+	if division.Of != want {
 		return fmt.Errorf("%w: watcher %q has %d slots, and this process is configured for %d: set slots: %d, "+
-			"or run `outrelay reslice --slots %d` to change it", ErrDivided, watcher, v.Of, want, v.Of, want)
+			"or run `outrelay reslice --slots %d` to change it", ErrDivided, watcher, division.Of, want, division.Of, want)
 	}
 	return nil
 }
@@ -85,15 +85,15 @@ func (d *Divisions) storeFirst(ctx context.Context, watcher string, want int) (D
 		has = want
 	}
 
-	var v Division
+	var division Division
 	insert := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "of", Value: has}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
-	err = d.coll.FindOneAndUpdate(ctx, byID(watcher), insert, opts).Decode(&v)
+	err = d.coll.FindOneAndUpdate(ctx, byID(watcher), insert, opts).Decode(&division)
 	if mongo.IsDuplicateKeyError(err) {
 		// Another process has stored a division at the same moment.
 		return d.Read(ctx, watcher)
 	}
-	return v, describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
+	return division, describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
 }
 
 // Documents returns the number of slots according to the documents of a watcher, or 0 if it has none.
@@ -102,8 +102,8 @@ func (d *Divisions) Documents(ctx context.Context, watcher string) (int, error) 
 	if err != nil || len(ids) == 0 {
 		return 0, err
 	}
-	_, p, _ := slot.ParseID(ids[0])
-	return p.N, nil
+	_, slotRange, _ := slot.ParseID(ids[0])
+	return slotRange.N, nil
 }
 
 // IDs returns the ids of the documents of a watcher, in the order of the slots.
@@ -112,43 +112,43 @@ func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
 }
 
 // Begin records that a slot has a position. For the only slot of a watcher it does nothing.
-func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) error {
-	if had, err := d.Begun(ctx, watcher, p); err != nil || had {
+func (d *Divisions) Begin(ctx context.Context, watcher string, slot slot.Range) error {
+	if had, err := d.Begun(ctx, watcher, slot); err != nil || had {
 		return err
 	}
-	add := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: p.I}}}}
-	_, err := d.coll.UpdateOne(ctx, byNumber(watcher, p.N), add)
-	return describeRefusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", d.coll)
+	add := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: slot.I}}}}
+	_, err := d.coll.UpdateOne(ctx, byNumber(watcher, slot.N), add)
+	return describeRefusal(err, "noting that slot "+slot.ID(watcher)+" has begun", "update", d.coll)
 }
 
 // Begun reports whether a slot has had a position. It returns true for the only slot of a watcher: the claims of its
 // collections prove it.
-func (d *Divisions) Begun(ctx context.Context, watcher string, p slot.Range) (bool, error) {
-	if p.Whole() {
+func (d *Divisions) Begun(ctx context.Context, watcher string, slot slot.Range) (bool, error) {
+	if slot.Whole() {
 		return true, nil
 	}
-	v, err := d.Read(ctx, watcher)
+	division, err := d.Read(ctx, watcher)
 	if errors.Is(err, mongodb.ErrNotFound) {
 		return false, nil
 	}
-	return err == nil && v.Of == p.N && slices.Contains(v.Begun, p.I), err
+	return err == nil && division.Of == slot.N && slices.Contains(division.Begun, slot.I), err
 }
 
 // StartAt returns the time at which all slots of a watcher begin. The first slot that calls it chooses at.
-func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, at bson.Timestamp) (bson.Timestamp, error) {
-	if p.Whole() {
+func (d *Divisions) StartAt(ctx context.Context, watcher string, slot slot.Range, at bson.Timestamp) (bson.Timestamp, error) {
+	if slot.Whole() {
 		return at, nil
 	}
 
-	var v Division
+	var division Division
 	start := bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}
 	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: start}}}}}
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After)
-	err := d.coll.FindOneAndUpdate(ctx, byNumber(watcher, p.N), update, opts).Decode(&v)
+	err := d.coll.FindOneAndUpdate(ctx, byNumber(watcher, slot.N), update, opts).Decode(&division)
 	if err != nil {
 		return at, describeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
 	}
-	return v.Start, nil
+	return division.Start, nil
 }
 
 // Mark records that a reslice runs, and which documents an operator had paused before. The record of an interrupted

@@ -43,7 +43,7 @@ func New(cfg Config) *Lease {
 	cfg = cfg.withDefaults()
 
 	coll := mongodb.Majority(cfg.Collection)
-	l := &Lease{
+	lease := &Lease{
 		cfg:        cfg,
 		coll:       coll,
 		localColl:  coll.Clone(options.Collection().SetReadConcern(readconcern.Local())),
@@ -51,14 +51,14 @@ func New(cfg Config) *Lease {
 		clock:      BootClock,
 		replicaSet: cfg.ReplicaSetID,
 	}
-	l.holdOff.Store(int64(l.clock()))
-	l.reason.Store(new(string))
-	return l
+	lease.holdOff.Store(int64(lease.clock()))
+	lease.reason.Store(new(string))
+	return lease
 }
 
-// HoldOff keeps this process from acquiring for d, so that an owner that stepped down does not take
+// HoldOff keeps this process from acquiring for duration, so that an owner that stepped down does not take
 // over from itself (N6).
-func (l *Lease) HoldOff(d time.Duration) { l.holdOff.Store(int64(l.clock() + d)) }
+func (l *Lease) HoldOff(duration time.Duration) { l.holdOff.Store(int64(l.clock() + duration)) }
 
 // Acquire blocks until this process owns the watcher. Until then it stands by, and reads the document every
 // [pollEvery]. Errors of the server are retried. Acquire returns an error only when ctx ends, when the state was
@@ -68,11 +68,11 @@ func (l *Lease) Acquire(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 
-	h, err := l.standBy(ctx)
+	held, err := l.standBy(ctx)
 	if err == nil {
 		crash.At("after-lease")
 	}
-	return h, err
+	return held, err
 }
 
 // resolveReplicaSet reads the id of the replica set on the first call. It blocks until the server
@@ -117,19 +117,19 @@ const pollEvery = 100 * time.Millisecond
 // returns when an attempt succeeds or no further attempt can.
 func (l *Lease) standBy(ctx context.Context) (*Held, error) {
 	back := retry.Policy{Base: 50 * time.Millisecond, Cap: min(2*time.Second, l.cfg.TTL)}.Start()
-	c, err := l.newContender()
+	contender, err := l.newContender()
 	if err != nil {
 		return nil, err
 	}
 
 	for ctx.Err() == nil {
-		h, err := c.acquireIfFree(ctx)
-		if h != nil {
-			return h, nil
+		held, err := contender.acquireIfFree(ctx)
+		if held != nil {
+			return held, nil
 		}
 
 		if final, ok := errors.AsType[*finalError](err); ok {
-			c.endSession()
+			contender.endSession()
 			return nil, final.error
 		}
 
@@ -150,20 +150,20 @@ func (l *Lease) standBy(ctx context.Context) (*Held, error) {
 		_ = retry.Sleep(ctx, wait)
 	}
 
-	c.endSession()
+	contender.endSession()
 	return nil, context.Cause(ctx)
 }
 
 // acquireIfFree reads the document and attempts to acquire the lease if nothing seems to prevent it. It
 // returns neither a Held nor an error if something does.
 func (c *contender) acquireIfFree(ctx context.Context) (*Held, error) {
-	l := c.lease
-	call, cancel := context.WithTimeout(ctx, l.cfg.CallTimeout)
+	lease := c.lease
+	call, cancel := context.WithTimeout(ctx, lease.cfg.CallTimeout)
 	defer cancel()
 
 	// Not a majority read, which may be a moment behind. The result is only a hint: the server decides the
 	// attempt.
-	doc, now, err := readDocument(call, l.localColl, l.cfg.ID)
+	doc, now, err := readDocument(call, lease.localColl, lease.cfg.ID)
 	if err != nil && !isNotFound(err) {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, error) {
 	_, ours := c.sentAt[doc.Owner]
 
 	if absent {
-		if exists, err := l.checkAbsent(call); exists || err != nil {
+		if exists, err := lease.checkAbsent(call); exists || err != nil {
 			return nil, err
 		}
 	}
@@ -186,26 +186,26 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, error) {
 		}
 		c.watchSilence(&doc)
 		if reason := c.reasonToWait(call, &doc, now); reason != "" {
-			l.noteStandingBy(reason, doc.Epoch)
+			lease.noteStandingBy(reason, doc.Epoch)
 			return nil, nil
 		}
-		if err := l.checkCopiedState(&doc); err != nil {
+		if err := lease.checkCopiedState(&doc); err != nil {
 			return nil, err
 		}
-		l.endOpenTransactions(ctx, &doc)
+		lease.endOpenTransactions(ctx, &doc)
 	}
 
 	done := func(bool) {}
-	if l.cfg.MayAttempt != nil && !ours {
-		if done = l.cfg.MayAttempt(doc.Control.Pin == l.cfg.Node); done == nil {
-			l.noteStandingBy("other nodes have room for it", doc.Epoch)
+	if lease.cfg.MayAttempt != nil && !ours {
+		if done = lease.cfg.MayAttempt(doc.Control.Pin == lease.cfg.Node); done == nil {
+			lease.noteStandingBy("other nodes have room for it", doc.Epoch)
 			return nil, nil
 		}
 	}
 
-	h, err := c.attemptAcquire(ctx, absent)
-	done(h != nil)
-	return h, err
+	held, err := c.attemptAcquire(ctx, absent)
+	done(held != nil)
+	return held, err
 }
 
 // checkAbsent calls Config.MayCreate for a missing document. exists means that a majority read still finds the
@@ -240,13 +240,13 @@ type silence struct {
 // If the clock of a primary was ahead, it may be hours away although the owner is dead. Fencing keeps an owner from writing
 // that is only silent.
 func (c *contender) watchSilence(doc *Document) {
-	s, now := &c.silence, time.Now()
+	quiet, now := &c.silence, time.Now()
 	ttl := max(c.lease.cfg.TTL, time.Duration(doc.TTLMS)*time.Millisecond)
 	// What happened between two reads that are far apart is unknown.
-	if doc.Epoch != s.epoch || doc.Seq != s.seq || ttl != s.ttl || now.Sub(s.lastRead) > c.lease.cfg.TTL {
-		*s = silence{epoch: doc.Epoch, seq: doc.Seq, ttl: ttl, since: now}
+	if doc.Epoch != quiet.epoch || doc.Seq != quiet.seq || ttl != quiet.ttl || now.Sub(quiet.lastRead) > c.lease.cfg.TTL {
+		*quiet = silence{epoch: doc.Epoch, seq: doc.Seq, ttl: ttl, since: now}
 	}
-	s.lastRead = now
+	quiet.lastRead = now
 }
 
 // isSilent reports whether the owner has been silent for so many ttl.
@@ -256,23 +256,23 @@ func (s *silence) isSilent(ttls int) bool {
 
 // reasonToWait returns why the document keeps this node from acquiring now, or "" if the node may attempt.
 func (c *contender) reasonToWait(ctx context.Context, doc *Document, now time.Time) string {
-	l := c.lease
-	if l.clock() < time.Duration(l.holdOff.Load()) {
+	lease := c.lease
+	if lease.clock() < time.Duration(lease.holdOff.Load()) {
 		return "holding off after stepping down"
 	}
 
 	control := doc.Control
 	switch {
 	// A command on a stopped watcher ignores the orders of operators, but not a live owner.
-	case l.cfg.AcquirePaused:
+	case lease.cfg.AcquirePaused:
 	case control.Paused:
 		return "paused by an operator"
-	case control.stepsDown(l.cfg.Node, now):
+	case control.stepsDown(lease.cfg.Node, now):
 		return "an operator requested a step-down of this node until " + control.StepDownUntil.UTC().Format(time.RFC3339)
-	case control.Pin != "" && control.Pin != l.cfg.Node:
-		alive := l.cfg.NodeAlive != nil && l.cfg.NodeAlive(ctx, control.Pin)
+	case control.Pin != "" && control.Pin != lease.cfg.Node:
+		alive := lease.cfg.NodeAlive != nil && lease.cfg.NodeAlive(ctx, control.Pin)
 		// A dead node must not keep its pin for good.
-		if alive || doc.ExpiresAt.Add(pinLapse*l.cfg.TTL).After(now) && !c.silence.isSilent(pinLapse) {
+		if alive || doc.ExpiresAt.Add(pinLapse*lease.cfg.TTL).After(now) && !c.silence.isSilent(pinLapse) {
 			return "pinned to node " + control.Pin
 		}
 	}
@@ -285,7 +285,7 @@ func (c *contender) reasonToWait(ctx context.Context, doc *Document, now time.Ti
 	}
 	if reported := (silence{epoch: doc.Epoch, seq: doc.Seq}); c.reported != reported {
 		c.reported = reported
-		l.log.Warn("taking a lease over whose owner is silent, although its expiry is in the future", "owner", doc.Node,
+		lease.log.Warn("taking a lease over whose owner is silent, although its expiry is in the future", "owner", doc.Node,
 			"expires", doc.ExpiresAt, "server", now, "silent", c.silence.lastRead.Sub(c.silence.since).Round(time.Millisecond),
 			"fix", "check the clocks of the members of the replica set")
 	}
@@ -356,11 +356,11 @@ type contender struct {
 }
 
 func (l *Lease) newContender() (*contender, error) {
-	s, err := l.coll.Database().Client().StartSession()
+	session, err := l.coll.Database().Client().StartSession()
 	if err != nil {
 		return nil, fmt.Errorf("starting session: %w", err)
 	}
-	return &contender{lease: l, session: s, instance: uuid.NewString(), sentAt: map[string]time.Duration{}}, nil
+	return &contender{lease: l, session: session, instance: uuid.NewString(), sentAt: map[string]time.Duration{}}, nil
 }
 
 func (c *contender) endSession() {
@@ -371,29 +371,29 @@ func (c *contender) endSession() {
 
 // ownerName returns the node with a random suffix, so that no two acquisitions have the same owner (N1).
 func ownerName(node string) string {
-	var b [6]byte
-	_, _ = cryptorand.Read(b[:]) // never fails
-	return node + "/" + hex.EncodeToString(b[:])
+	var random [6]byte
+	_, _ = cryptorand.Read(random[:]) // never fails
+	return node + "/" + hex.EncodeToString(random[:])
 }
 
 // attemptAcquire sends one acquisition. If it returns neither a Held nor an error, another process has
 // the lease, or the document is missing and create is false.
 func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, error) {
-	l := c.lease
+	lease := c.lease
 	// The end of ctx does not interrupt the call. Otherwise this process could own the lease without
 	// knowing it.
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease.cfg.CallTimeout)
 	defer cancel()
-	owner := ownerName(l.cfg.Node)
+	owner := ownerName(lease.cfg.Node)
 	// N2: the lease counts from before the request, because the server may apply it at any time after
 	// this.
-	c.sentAt[owner] = l.clock()
+	c.sentAt[owner] = lease.clock()
 
 	var doc Document
-	err := l.coll.FindOneAndUpdate(call, bson.D{{Key: "_id", Value: l.cfg.ID}}, c.acquirePipeline(owner),
+	err := lease.coll.FindOneAndUpdate(call, bson.D{{Key: "_id", Value: lease.cfg.ID}}, c.acquirePipeline(owner),
 		options.FindOneAndUpdate().SetUpsert(create).SetReturnDocument(options.After)).Decode(&doc)
 	if err != nil && !mongo.IsDuplicateKeyError(err) && !errors.Is(err, mongo.ErrNoDocuments) {
-		return nil, fmt.Errorf("acquiring watcher %s: %w", l.cfg.ID, err)
+		return nil, fmt.Errorf("acquiring watcher %s: %w", lease.cfg.ID, err)
 	}
 
 	if sent, ours := c.sentAt[doc.Owner]; ours {
@@ -402,7 +402,7 @@ func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, err
 
 	// This attempt has failed for certain, or another process created the document at the same moment.
 	delete(c.sentAt, owner)
-	return nil, l.checkCopiedState(&doc)
+	return nil, lease.checkCopiedState(&doc)
 }
 
 // loggedReasons has the reasons for standing by that were logged, with their times by the clock of the lease.
@@ -415,11 +415,11 @@ type loggedReasons struct {
 func (r *loggedReasons) isNew(reason string, now time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if at, ok := r.at[reason]; ok && now-at < standbyRepeat {
+	if loggedAt, ok := r.at[reason]; ok && now-loggedAt < standbyRepeat {
 		return false
 	}
 
-	maps.DeleteFunc(r.at, func(_ string, at time.Duration) bool { return now-at >= standbyRepeat })
+	maps.DeleteFunc(r.at, func(_ string, loggedAt time.Duration) bool { return now-loggedAt >= standbyRepeat })
 	if r.at == nil {
 		r.at = map[string]time.Duration{}
 	}

@@ -47,7 +47,7 @@ func AdoptPosition(ctx context.Context, coll *mongo.Collection, docs []Vacant, p
 }
 
 // adoptOne stores pos in one document, and creates the document if there is none.
-func adoptOne(tx context.Context, coll *mongo.Collection, d Vacant, pos resume.Position, replicaSet string) error {
+func adoptOne(tx context.Context, coll *mongo.Collection, document Vacant, pos resume.Position, replicaSet string) error {
 	fields := bson.D{
 		{Key: "token", Value: pos.Token},
 		{Key: "clusterTime", Value: pos.ClusterTime},
@@ -57,9 +57,9 @@ func adoptOne(tx context.Context, coll *mongo.Collection, d Vacant, pos resume.P
 		fields = append(fields, bson.E{Key: "replicaSetId", Value: replicaSet})
 	}
 
-	if !d.Exists {
+	if !document.Exists {
 		_, err := coll.InsertOne(tx, append(bson.D{
-			{Key: "_id", Value: d.ID},
+			{Key: "_id", Value: document.ID},
 			{Key: "owner", Value: nil},
 			{Key: "expiresAt", Value: time.UnixMilli(0)},
 			{Key: "instance", Value: uuid.NewString()},
@@ -70,15 +70,15 @@ func adoptOne(tx context.Context, coll *mongo.Collection, d Vacant, pos resume.P
 	// The condition is evaluated by the server: the owner may have changed since the document was read.
 	vacant := op("$and",
 		op("$lte", mongodb.IfNull("$expiresAt", time.UnixMilli(0)), "$$NOW"),
-		op("$eq", mongodb.IfNull("$epoch", int64(0)), d.Epoch))
-	res, err := coll.UpdateOne(tx, bson.D{{Key: "_id", Value: d.ID}, {Key: "$expr", Value: vacant}}, bson.D{
+		op("$eq", mongodb.IfNull("$epoch", int64(0)), document.Epoch))
+	res, err := coll.UpdateOne(tx, bson.D{{Key: "_id", Value: document.ID}, {Key: "$expr", Value: vacant}}, bson.D{
 		{Key: "$set", Value: fields},
 		// Both describe the position that is replaced.
 		{Key: "$unset", Value: bson.D{{Key: "collections", Value: ""}, {Key: "passed", Value: ""}}},
 	})
 
 	if err == nil && res.MatchedCount == 0 {
-		err = fmt.Errorf("%w: %s has been acquired in the meantime; stop outrelay on all nodes first", ErrNotHeld, d.ID)
+		err = fmt.Errorf("%w: %s has been acquired in the meantime; stop outrelay on all nodes first", ErrNotHeld, document.ID)
 	}
 	return err
 }

@@ -82,8 +82,8 @@ func (c Config) withDefaults() Config {
 // wait for a server outlasts a lease. The driver's retries are off: the lease repeats its writes
 // itself, by seq, and a retryable findAndModify would store a second copy of the document for each
 // write.
-func Tune(o *options.ClientOptions) *options.ClientOptions {
-	return o.SetHeartbeatInterval(time.Second).
+func Tune(clientOptions *options.ClientOptions) *options.ClientOptions {
+	return clientOptions.SetHeartbeatInterval(time.Second).
 		SetConnectTimeout(2 * time.Second).
 		SetServerSelectionTimeout(3 * time.Second).
 		SetRetryWrites(false).

@@ -73,11 +73,11 @@ func stepDownControl(hold time.Duration) bson.D {
 	})
 }
 
-// RequestSweep makes the next owner sweep from a time on, and makes the current owner step down for hold.
+// RequestSweep makes the next owner sweep from start on, and makes the current owner step down for hold.
 // It creates the document if there is none. An unfinished sweep becomes part of the requested one.
-func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, from bson.Timestamp, hold time.Duration) error {
+func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, start bson.Timestamp, hold time.Duration) error {
 	set := bson.D{
-		{Key: "gap", Value: requestedGap(from)},
+		{Key: "gap", Value: requestedGap(start)},
 		{Key: "control", Value: stepDownControl(hold)},
 		{Key: "owner", Value: mongodb.IfNull("$owner", nil)},
 		{Key: "expiresAt", Value: mongodb.IfNull("$expiresAt", time.UnixMilli(0))},
@@ -106,24 +106,24 @@ func RequestSkip(ctx context.Context, coll *mongo.Collection, id string, skip Sk
 }
 
 // requestedGap returns the expression for the gap of a requested sweep. An unfinished sweep becomes part of it.
-func requestedGap(from any) bson.D {
+func requestedGap(earliest any) bson.D {
 	// MongoDB ignores a missing value in $min.
-	begin := bson.D{{Key: "from", Value: op("$min", "$gap.from", from)}}
+	begin := bson.D{{Key: "from", Value: op("$min", "$gap.from", earliest)}}
 	return op("$mergeObjects", mongodb.Literal(Gap{Reason: GapRequested, Since: time.Now()}), begin)
 }
 
-// Adopt makes this replica set the home of state that was copied from another one (N5). It stores here,
-// the id of this replica set, and a new instance, because the transactional ids of the old instance may
+// Adopt makes this replica set the home of state that was copied from another one (N5). It stores
+// replicaSetID and a new instance, because the transactional ids of the old instance may
 // be in use on the other replica set. It fails while a node owns the watcher.
 //
 // A copy of an outbox consists of inserts that are later than the position, so the stream would send all
 // of it without a flag. If the watcher has a position, Adopt requests a sweep from it on instead.
-func Adopt(ctx context.Context, coll *mongo.Collection, id, here string) error {
+func Adopt(ctx context.Context, coll *mongo.Collection, id, replicaSetID string) error {
 	expired := op("$lte", mongodb.IfNull("$expiresAt", time.UnixMilli(0)), "$$NOW")
 	filter := bson.D{{Key: "_id", Value: id}, {Key: "$expr", Value: expired}}
 	begun := op("$gt", mongodb.IfNull("$clusterTime", bson.Timestamp{}), bson.Timestamp{})
 	fields := bson.D{
-		{Key: "replicaSetId", Value: here},
+		{Key: "replicaSetId", Value: replicaSetID},
 		{Key: "instance", Value: uuid.NewString()},
 		{Key: "gap", Value: op("$cond", begun, requestedGap("$clusterTime"), mongodb.IfNull("$gap", "$$REMOVE"))},
 	}

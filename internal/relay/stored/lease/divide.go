@@ -53,7 +53,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 
 	// The stream starts at the least position, so it repeats nothing up to there.
 	start := pos(least)
-	merged.Passed = slices.DeleteFunc(merged.Passed, func(p Passed) bool { return p.Pos <= start })
+	merged.Passed = slices.DeleteFunc(merged.Passed, func(passed Passed) bool { return passed.Pos <= start })
 	slices.SortFunc(merged.Passed, func(a, b Passed) int {
 		return slices.Compare([]string{a.Slot, a.Pos}, []string{b.Slot, b.Pos})
 	})
@@ -68,10 +68,10 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 	return out
 }
 
-// AddSender adds s, the first sender of a document that Merge returned. No record has been sent with
-// s, and the first owner can write its marker.
-func (d *Document) AddSender(s record.Sender) {
-	d.SenderList = append(d.SenderList, senderEntries([]record.Sender{s})...)
+// AddSender adds sender, the first sender of a document that Merge returned. No record has been sent with
+// sender, and the first owner can write its marker.
+func (d *Document) AddSender(sender record.Sender) {
+	d.SenderList = append(d.SenderList, senderEntries([]record.Sender{sender})...)
 }
 
 // lowerOffsets lowers the offsets in a to those in b, per partition, and returns a. A partition without
@@ -152,13 +152,13 @@ func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]
 // minute. If the lease has not expired, EndTransactions does nothing.
 func EndTransactions(ctx context.Context, coll *mongo.Collection, id string) error {
 	// The caller's read concern suffices: a majority read could not see more.
-	d, now, err := readDocument(ctx, coll, id)
+	document, now, err := readDocument(ctx, coll, id)
 	if err != nil {
 		return err
 	}
 
-	if d.Owner != "" && d.ExpiresAt.After(now) {
+	if document.Owner != "" && document.ExpiresAt.After(now) {
 		return nil
 	}
-	return mongodb.KillSessions(ctx, coll.Database().Client(), d.openSessions())
+	return mongodb.KillSessions(ctx, coll.Database().Client(), document.openSessions())
 }

@@ -131,19 +131,19 @@ func (d Document) SweepStart(ordered bson.Timestamp) bson.Timestamp {
 }
 
 func offsetsByTopic(list []TopicOffsets) map[string][]int64 {
-	m := make(map[string][]int64, len(list))
+	byTopic := make(map[string][]int64, len(list))
 	for _, t := range list {
-		m[t.Topic] = slices.Clone(t.Offsets)
+		byTopic[t.Topic] = slices.Clone(t.Offsets)
 	}
-	return m
+	return byTopic
 }
 
 // sortedOffsets returns the offsets as a list sorted by topic. The order makes an unchanged map an
 // unchanged field, which costs nothing in the oplog.
-func sortedOffsets(m map[string][]int64) []TopicOffsets {
-	out := make([]TopicOffsets, 0, len(m))
-	for _, t := range slices.Sorted(maps.Keys(m)) {
-		out = append(out, TopicOffsets{Topic: t, Offsets: m[t]})
+func sortedOffsets(byTopic map[string][]int64) []TopicOffsets {
+	out := make([]TopicOffsets, 0, len(byTopic))
+	for _, t := range slices.Sorted(maps.Keys(byTopic)) {
+		out = append(out, TopicOffsets{Topic: t, Offsets: byTopic[t]})
 	}
 	return out
 }

@@ -59,13 +59,13 @@ type acquisition struct {
 	releasedEpoch int64
 }
 
-// newHeld returns the ownership that the acquisition of c returned as doc. sent is when the acquisition
+// newHeld returns the ownership that the acquisition of contender returned as doc. sent is when the acquisition
 // was sent.
-func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
-	l := c.lease
-	h := &Held{
-		lease: l, acquired: acquisition{doc, c.renewedBefore, c.releasedEpoch}, session: c.session,
-		log:   l.log.With("epoch", doc.Epoch),
+func newHeld(ctx context.Context, contender *contender, doc Document, sent time.Duration) *Held {
+	lease := contender.lease
+	held := &Held{
+		lease: lease, acquired: acquisition{doc, contender.renewedBefore, contender.releasedEpoch}, session: contender.session,
+		log:   lease.log.With("epoch", doc.Epoch),
 		yield: make(chan string, 1),
 		turn:  make(chan struct{}, 1),
 
@@ -75,26 +75,26 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 		offsets:       doc.OffsetMap(),
 	}
 	// The ownership outlasts the context of Acquire: only a release or a loss ends it.
-	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	held.ctx, held.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	extended := make(chan struct{})
-	h.extended.Store(&extended)
-	h.lastCheckpoint.Store(int64(sent))
-	h.lapsedPin.Store(new(string))
-	h.extendDeadline(sent)
+	held.extended.Store(&extended)
+	held.lastCheckpoint.Store(int64(sent))
+	held.lapsedPin.Store(new(string))
+	held.extendDeadline(sent)
 
-	l.cfg.Metrics.Takeovers.Inc()
-	l.cfg.Metrics.LeaseOwner.Set(1)
-	l.cfg.Metrics.LeaseEpoch.Set(float64(doc.Epoch))
-	l.reason.Store(new(string))
-	l.standby.reset()
-	h.log.Info("lease acquired", "owner", doc.Owner)
+	lease.cfg.Metrics.Takeovers.Inc()
+	lease.cfg.Metrics.LeaseOwner.Set(1)
+	lease.cfg.Metrics.LeaseEpoch.Set(float64(doc.Epoch))
+	lease.reason.Store(new(string))
+	lease.standby.reset()
+	held.log.Info("lease acquired", "owner", doc.Owner)
 
-	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.AcquirePaused {
-		h.lapsedPin.Store(&pin)
-		h.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node runs it", "pin", pin,
+	if pin := doc.Control.Pin; pin != "" && pin != lease.cfg.Node && !lease.cfg.AcquirePaused {
+		held.lapsedPin.Store(&pin)
+		held.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node runs it", "pin", pin,
 			"fix", "start that node, or remove the pin")
 	}
-	return h
+	return held
 }
 
 // Document returns the watcher document as the acquisition returned it: the token, offsets and senders
@@ -221,7 +221,7 @@ var ownerProjection = mongodb.Fields("owner", "epoch", "seq", "control", "renewe
 func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool) (ownerFields, error) {
 	// N1: two writes with different content never have the same seq.
 	h.seq++
-	l, seq := h.lease, h.seq
+	lease, seq := h.lease, h.seq
 
 	set := bson.D{{Key: "seq", Value: seq}, {Key: "renewedAt", Value: "$$NOW"}}
 	if release {
@@ -229,33 +229,33 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 		set = append(set, fields...)
 		set = append(set, bson.E{Key: "owner", Value: mongodb.Literal(nil)})
 	} else {
-		set = append(set, bson.E{Key: "expiresAt", Value: op("$add", "$$NOW", l.cfg.TTL.Milliseconds())})
+		set = append(set, bson.E{Key: "expiresAt", Value: op("$add", "$$NOW", lease.cfg.TTL.Milliseconds())})
 		set = append(set, fields...)
 	}
 
 	// N1: a write sets only the owner's fields, never control. The filter does not compare tokens: after
 	// a restore, a different token would look like a lost lease.
 	filter := bson.D{
-		{Key: "_id", Value: l.cfg.ID},
+		{Key: "_id", Value: lease.cfg.ID},
 		{Key: "owner", Value: h.acquired.Owner},
 		{Key: "epoch", Value: h.acquired.Epoch},
 		{Key: "seq", Value: bson.D{{Key: "$lt", Value: seq}}},
 	}
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(ownerProjection)
 
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease.cfg.CallTimeout)
 	defer cancel()
 	if err := h.supersedeOrphan(call); err != nil {
 		return ownerFields{}, err
 	}
 
-	firstSent := l.clock()
+	firstSent := lease.clock()
 	for resent := false; ; resent = true {
-		sent := l.clock()
-		var v ownerFields
-		err := l.coll.FindOneAndUpdate(call, filter, mongo.Pipeline{{{Key: "$set", Value: set}}}, opts).Decode(&v)
+		sent := lease.clock()
+		var stored ownerFields
+		err := lease.coll.FindOneAndUpdate(call, filter, mongo.Pipeline{{{Key: "$set", Value: set}}}, opts).Decode(&stored)
 		if errors.Is(err, mongo.ErrNoDocuments) {
-			v, err = h.confirmWrite(call, seq, release)
+			stored, err = h.confirmWrite(call, seq, release)
 			// If the write was applied, it may have been the first one.
 			sent = firstSent
 		} else if err != nil && !resent && mayBeApplied(err) {
@@ -269,7 +269,7 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 		if !release {
 			h.extendDeadline(sent)
 		}
-		return v, nil
+		return stored, nil
 	}
 }
 
@@ -279,8 +279,8 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 // hold the turn.
 func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (ownerFields, error) {
 	filter := bson.D{{Key: "_id", Value: h.lease.cfg.ID}}
-	var v ownerFields
-	err := h.lease.coll.FindOne(ctx, filter, options.FindOne().SetProjection(ownerProjection)).Decode(&v)
+	var fields ownerFields
+	err := h.lease.coll.FindOne(ctx, filter, options.FindOne().SetProjection(ownerProjection)).Decode(&fields)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		id := h.lease.cfg.ID
 		return ownerFields{}, h.markLost(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", errVanished, id))
@@ -290,25 +290,25 @@ func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (owne
 	}
 
 	epoch := h.acquired.Epoch
-	if v.Epoch > epoch {
-		return ownerFields{}, h.markLost(fmt.Errorf("epoch %d of %s took over from epoch %d", v.Epoch, v.Owner, epoch))
+	if fields.Epoch > epoch {
+		return ownerFields{}, h.markLost(fmt.Errorf("epoch %d of %s took over from epoch %d", fields.Epoch, fields.Owner, epoch))
 	}
-	if v.Epoch < epoch {
+	if fields.Epoch < epoch {
 		// A restore sets the document back. It counts as a loss if that lasts past the deadline.
 		if h.Valid() {
 			return ownerFields{}, errOutcomeUnknown
 		}
-		return ownerFields{}, h.markLost(fmt.Errorf("the document went back from epoch %d to %d", epoch, v.Epoch))
+		return ownerFields{}, h.markLost(fmt.Errorf("the document went back from epoch %d to %d", epoch, fields.Epoch))
 	}
 
 	expectedOwner := h.acquired.Owner
 	if released {
 		expectedOwner = ""
 	}
-	if v.Owner == expectedOwner && v.Seq == seq {
-		return v, nil
+	if fields.Owner == expectedOwner && fields.Seq == seq {
+		return fields, nil
 	}
-	if v.Owner != h.acquired.Owner {
+	if fields.Owner != h.acquired.Owner {
 		return ownerFields{}, h.markLost(errors.New("it was released"))
 	}
 	return ownerFields{}, errOutcomeUnknown

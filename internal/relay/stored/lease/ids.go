@@ -28,8 +28,8 @@ func ListIDs(ctx context.Context, watchers *mongo.Collection, watcher string) ([
 	parts := map[string]slot.Range{}
 	var ids []string
 	for _, d := range docs {
-		if name, p, ok := slot.ParseID(d.ID); ok && name == watcher {
-			parts[d.ID] = p
+		if name, slotRange, ok := slot.ParseID(d.ID); ok && name == watcher {
+			parts[d.ID] = slotRange
 			ids = append(ids, d.ID)
 		}
 	}

@@ -46,10 +46,10 @@ func (c *contender) acquirePipeline(owner string) mongo.Pipeline {
 
 // freeCondition returns the condition under which this node may acquire the lease.
 func (c *contender) freeCondition() bson.D {
-	l := c.lease
+	lease := c.lease
 	never := time.UnixMilli(0)
 	expires := mongodb.IfNull("$expiresAt", never)
-	expired, lapsed := op("$lte", expires, "$$NOW"), op("$lte", op("$add", expires, pinLapse*l.cfg.TTL.Milliseconds()), "$$NOW")
+	expired, lapsed := op("$lte", expires, "$$NOW"), op("$lte", op("$add", expires, pinLapse*lease.cfg.TTL.Milliseconds()), "$$NOW")
 	// A renewal since the last read ends the silence of the owner.
 	silent := op("$and", op("$eq", "$epoch", c.silence.epoch), op("$eq", "$seq", c.silence.seq))
 	if c.silence.isSilent(silentTTLs) {
@@ -58,7 +58,7 @@ func (c *contender) freeCondition() bson.D {
 	if c.silence.isSilent(pinLapse) {
 		lapsed = op("$or", lapsed, silent)
 	}
-	if l.cfg.AcquirePaused {
+	if lease.cfg.AcquirePaused {
 		return op("$and", expired, op("$eq", mongodb.IfNull("$control.paused", false), true))
 	}
 
@@ -66,15 +66,15 @@ func (c *contender) freeCondition() bson.D {
 		expired,
 		op("$ne", mongodb.IfNull("$control.paused", false), true),
 		op("$or",
-			op("$in", mongodb.IfNull("$control.pin", ""), bson.A{"", mongodb.Literal(l.cfg.Node)}),
+			op("$in", mongodb.IfNull("$control.pin", ""), bson.A{"", mongodb.Literal(lease.cfg.Node)}),
 			lapsed),
 		op("$or",
 			op("$lte", mongodb.IfNull("$control.stepDownUntil", never), "$$NOW"),
-			op("$not", op("$in", mongodb.IfNull("$control.stepDownNode", ""), bson.A{"", mongodb.Literal(l.cfg.Node)}))),
+			op("$not", op("$in", mongodb.IfNull("$control.stepDownNode", ""), bson.A{"", mongodb.Literal(lease.cfg.Node)}))),
 	}
-	if l.replicaSet != "" {
+	if lease.replicaSet != "" {
 		// N5: state that was written on another replica set may not be acquired.
-		all = append(all, op("$in", mongodb.IfNull("$replicaSetId", ""), bson.A{"", mongodb.Literal(l.replicaSet)}))
+		all = append(all, op("$in", mongodb.IfNull("$replicaSetId", ""), bson.A{"", mongodb.Literal(lease.replicaSet)}))
 	}
 	return bson.D{{Key: "$and", Value: all}}
 }

@@ -49,15 +49,15 @@ func (h *Held) Run(ctx context.Context, source Source) error {
 	defer checkpointAge.SetSource(nil)
 
 	back := retry.Policy{Base: h.lease.cfg.CheckpointEvery / 2, Cap: h.lease.cfg.Renew}.Start()
-	t := time.NewTimer(0)
-	defer t.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-h.ctx.Done():
 			return h.endError()
-		case <-t.C:
+		case <-timer.C:
 		}
 
 		err := h.renewIfDue(ctx, source)
@@ -68,14 +68,14 @@ func (h *Held) Run(ctx context.Context, source Source) error {
 		if err != nil {
 			wait := back.Next()
 			h.logFailure(err, back.Attempts())
-			t.Reset(wait)
+			timer.Reset(wait)
 			continue
 		}
 		if back.Attempts() > 0 {
 			h.log.Info("lease renewed; work continues")
 		}
 		back.Reset()
-		t.Reset(h.lease.cfg.CheckpointEvery)
+		timer.Reset(h.lease.cfg.CheckpointEvery)
 	}
 }
 
@@ -107,30 +107,30 @@ func (h *Held) renewIfDue(ctx context.Context, source Source) error {
 	}
 	defer h.releaseTurn()
 
-	c := source.current()
+	checkpoint := source.current()
 	// While work is suspended, each attempt may end the suspension.
 	due := h.lease.clock()-time.Duration(h.lastWrite.Load()) >= h.lease.cfg.Renew || !h.Valid()
-	if !due && c.Position.Compare(h.savedPosition) <= 0 {
+	if !due && checkpoint.Position.Compare(h.savedPosition) <= 0 {
 		return nil
 	}
-	return h.writeCheckpoint(ctx, c, nil)
+	return h.writeCheckpoint(ctx, checkpoint, nil)
 }
 
-// writeCheckpoint saves c and fields, and renews the lease. The caller must hold the turn.
-func (h *Held) writeCheckpoint(ctx context.Context, c Checkpoint, fields bson.D) error {
+// writeCheckpoint saves checkpoint and fields, and renews the lease. The caller must hold the turn.
+func (h *Held) writeCheckpoint(ctx context.Context, checkpoint Checkpoint, fields bson.D) error {
 	start := h.lease.clock()
-	set, moved := h.changedFields(c)
+	set, moved := h.changedFields(checkpoint)
 	if moved {
 		crash.At("before-checkpoint")
 	}
 	set = append(set, fields...)
 
 	// If the write fails, the stored offsets are unknown.
-	withOffsets := slices.ContainsFunc(set, func(e bson.E) bool { return e.Key == "offsets" })
+	withOffsets := slices.ContainsFunc(set, func(element bson.E) bool { return element.Key == "offsets" })
 	if withOffsets {
 		h.storedOffsets = nil
 	}
-	v, err := h.writeOwnerFields(ctx, set, false)
+	ownerFields, err := h.writeOwnerFields(ctx, set, false)
 	if err != nil {
 		return err
 	}
@@ -149,32 +149,32 @@ func (h *Held) writeCheckpoint(ctx context.Context, c Checkpoint, fields bson.D)
 	if h.suspended.CompareAndSwap(true, false) {
 		h.lease.cfg.Metrics.LeaseSuspended.Set(0)
 	}
-	h.obeyControl(ctx, v)
+	h.obeyControl(ctx, ownerFields)
 	return nil
 }
 
-// recordCheckpoint records that the last position that was sent was saved at the time at. The caller
+// recordCheckpoint records that the last position that was sent was saved at writtenAt. The caller
 // must hold the turn.
-func (h *Held) recordCheckpoint(at time.Duration) {
+func (h *Held) recordCheckpoint(writtenAt time.Duration) {
 	h.savedPosition = h.sentPosition
-	h.lastCheckpoint.Store(int64(at))
+	h.lastCheckpoint.Store(int64(writtenAt))
 	h.lease.cfg.Metrics.Checkpoints.Inc()
 }
 
-// changedFields returns the fields that c changes, and whether the position moves forward. The caller
+// changedFields returns the fields that checkpoint changes, and whether the position moves forward. The caller
 // must hold the turn.
-func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
+func (h *Held) changedFields(checkpoint Checkpoint) (set bson.D, moved bool) {
 	// A position never goes back. If the stream offers an earlier one, the stream is at fault, not
 	// the document.
-	if !c.Position.IsZero() && c.Position.Compare(h.savedPosition) < 0 {
+	if !checkpoint.Position.IsZero() && checkpoint.Position.Compare(h.savedPosition) < 0 {
 		h.log.Error("rejected a checkpoint that precedes the stored one",
-			"offered", c.Position.Token.Data(), "stored", h.savedPosition.Token.Data())
+			"offered", checkpoint.Position.Token.Data(), "stored", h.savedPosition.Token.Data())
 	}
 
 	// The server may have applied a write whose response was lost. So the position of that write
 	// counts as well, and is sent again in place of an earlier one.
-	if c.Position.Compare(h.sentPosition) > 0 {
-		h.sentPosition = c.Position.Clone()
+	if checkpoint.Position.Compare(h.sentPosition) > 0 {
+		h.sentPosition = checkpoint.Position.Clone()
 	}
 	if h.sentPosition.Compare(h.savedPosition) > 0 {
 		moved = true
@@ -183,36 +183,36 @@ func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
 			bson.E{Key: "clusterTime", Value: mongodb.Literal(h.sentPosition.ClusterTime)})
 	}
 
-	if len(c.Offsets) > 0 {
-		h.offsets = mergeOffsets(h.offsets, c.Offsets)
+	if len(checkpoint.Offsets) > 0 {
+		h.offsets = mergeOffsets(h.offsets, checkpoint.Offsets)
 
 		// The offsets of 60,000 partitions take a megabyte, so they are written only if they changed.
 		if !maps.EqualFunc(h.offsets, h.storedOffsets, slices.Equal) {
 			set = append(set, bson.E{Key: "offsets", Value: mongodb.Literal(sortedOffsets(h.offsets))})
 		}
 	}
-	if c.Stats != nil {
-		set = append(set, bson.E{Key: "stats", Value: mongodb.Literal(c.Stats)})
+	if checkpoint.Stats != nil {
+		set = append(set, bson.E{Key: "stats", Value: mongodb.Literal(checkpoint.Stats)})
 	}
 	return set, moved
 }
 
-// obeyControl reads the requests of operators from v, the result of a renewal, and sends the reason to the
+// obeyControl reads the requests of operators from fields, the result of a renewal, and sends the reason to the
 // channel of Yield if the owner must release. The caller must hold the turn.
-func (h *Held) obeyControl(ctx context.Context, v ownerFields) {
+func (h *Held) obeyControl(ctx context.Context, fields ownerFields) {
 	if h.lease.cfg.AcquirePaused {
 		return
 	}
 
-	c, reason := v.Control, ""
-	pinned := c.Pin != "" && c.Pin != h.lease.cfg.Node
+	control, reason := fields.Control, ""
+	pinned := control.Pin != "" && control.Pin != h.lease.cfg.Node
 	switch {
-	case c.Paused:
+	case control.Paused:
 		reason = "paused by an operator"
-	case c.stepsDown(h.lease.cfg.Node, v.RenewedAt):
+	case control.stepsDown(h.lease.cfg.Node, fields.RenewedAt):
 		reason = "an operator requested a step-down of this node"
-	case pinned && h.followsPin(ctx, c.Pin):
-		reason = "pinned to node " + c.Pin
+	case pinned && h.followsPin(ctx, control.Pin):
+		reason = "pinned to node " + control.Pin
 	case !pinned && h.LapsedPin() != "":
 		h.lapsedPin.Store(new(string))
 	}

@@ -36,12 +36,12 @@ type Update struct {
 	Rewind bool
 }
 
-// Save writes u now, fenced and majority committed, and renews the lease with the same write. It retries
+// Save writes update now, fenced and majority committed, and renews the lease with the same write. It retries
 // until the write is confirmed, ctx ends, or the lease is lost. It does not need a valid lease, because
 // the document decides. If ctx ends first, the outcome is unknown, and the next checkpoint writes the
 // merged offsets. It logs a write that fails again and again.
-func (h *Held) Save(ctx context.Context, u Update) error {
-	return h.retryWrite(ctx, "saving the watcher document", func() error { return h.saveOnce(ctx, u) })
+func (h *Held) Save(ctx context.Context, update Update) error {
+	return h.retryWrite(ctx, "saving the watcher document", func() error { return h.saveOnce(ctx, update) })
 }
 
 // retryWrite calls write until it succeeds, ctx ends, or the ownership ends.
@@ -65,49 +65,49 @@ func (h *Held) retryWrite(ctx context.Context, doing string, write func() error)
 
 // SaveSenders implements sink.Claims.
 func (h *Held) SaveSenders(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
-	u := Update{Offsets: offsets}
+	update := Update{Offsets: offsets}
 	if senders != nil {
-		u.Senders = &senders
+		update.Senders = &senders
 	}
-	return h.Save(ctx, u)
+	return h.Save(ctx, update)
 }
 
-func (h *Held) saveOnce(ctx context.Context, u Update) error {
+func (h *Held) saveOnce(ctx context.Context, update Update) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
 	defer h.releaseTurn()
 
 	// Read under the turn. A checkpoint read earlier could precede one that a renewal has saved since.
-	if u.Current != nil {
-		u.Checkpoint = u.Current()
+	if update.Current != nil {
+		update.Checkpoint = update.Current()
 	}
 	// Positions of two histories cannot be compared, so the new one has to follow none.
-	if u.Rewind {
+	if update.Rewind {
 		h.sentPosition, h.savedPosition = resume.Position{}, resume.Position{}
 	}
 
-	set := u.setFields()
-	if len(u.Offsets) > 0 {
-		h.offsets = mergeOffsets(h.offsets, u.Offsets)
-		for topic, list := range u.Offsets {
+	set := update.setFields()
+	if len(update.Offsets) > 0 {
+		h.offsets = mergeOffsets(h.offsets, update.Offsets)
+		for topic, list := range update.Offsets {
 			if list == nil {
 				delete(h.offsets, topic)
 			}
 		}
 
 		// If the checkpoint has offsets, writeCheckpoint writes the merged ones.
-		if len(u.Checkpoint.Offsets) == 0 {
+		if len(update.Checkpoint.Offsets) == 0 {
 			set = append(set, bson.E{Key: "offsets", Value: mongodb.Literal(sortedOffsets(h.offsets))})
 		}
 	}
-	return h.writeCheckpoint(ctx, u.Checkpoint, set)
+	return h.writeCheckpoint(ctx, update.Checkpoint, set)
 }
 
 // setFields returns the fields that u sets, without the checkpoint and the offsets.
 func (u *Update) setFields() bson.D {
 	var set bson.D
-	add := func(name string, v any) { set = append(set, bson.E{Key: name, Value: v}) }
+	add := func(name string, value any) { set = append(set, bson.E{Key: name, Value: value}) }
 
 	if u.Senders != nil {
 		add("senders", mongodb.Literal(senderEntries(*u.Senders)))

@@ -42,15 +42,15 @@ func (c *letterChunk) data() []byte {
 // must be called before [Write]: if a crash follows, the next attempt overwrites the chunks. Without large letters, it does
 // nothing. A few chunks fill a transaction, so the number that the server can write shows nothing about transactions of
 // small documents.
-func WriteChunks(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, list []*Prepared) error {
+func WriteChunks(ctx context.Context, fencer mongodb.Fencer, coll *mongo.Collection, list []*Prepared) error {
 	chunks := chunksOf(list)
 	if len(chunks) == 0 {
 		return nil
 	}
 
-	return mongodb.WriteInParts(ctx, f, chunks, mongodb.Parts[letterChunk]{
+	return mongodb.WriteInParts(ctx, fencer, chunks, mongodb.Parts[letterChunk]{
 		Doing: "storing large dead letters",
-		Size:  func(c *letterChunk) int { return len(c.data()) },
+		Size:  func(chunk *letterChunk) int { return len(chunk.data()) },
 		Write: func(tx context.Context, client *mongo.Client, part []letterChunk) error {
 			// The owner's transactions may use another client.
 			return upsertChunks(tx, mongodb.InClient(client, coll), part)
@@ -79,13 +79,13 @@ func chunksOf(list []*Prepared) (chunks []letterChunk) {
 func upsertChunks(tx context.Context, coll *mongo.Collection, part []letterChunk) error {
 	models := make([]mongo.WriteModel, len(part))
 	for i := range part {
-		c := &part[i]
+		chunk := &part[i]
 		set := bson.D{
-			{Key: "watcher", Value: mongodb.Literal(c.letter.dead.Watcher)},
-			{Key: "ns", Value: mongodb.Literal(c.letter.dead.NS)},
-			{Key: "data", Value: mongodb.Literal(c.data())},
+			{Key: "watcher", Value: mongodb.Literal(chunk.letter.dead.Watcher)},
+			{Key: "ns", Value: mongodb.Literal(chunk.letter.dead.NS)},
+			{Key: "data", Value: mongodb.Literal(chunk.data())},
 		}
-		if expire := c.letter.expire; expire > 0 {
+		if expire := chunk.letter.expire; expire > 0 {
 			// Chunks expire later than their letter.
 			set = append(set, bson.E{Key: "expireAt", Value: bson.D{{Key: "$add", Value: bson.A{
 				"$$NOW", (expire + chunkGrace).Milliseconds(),
@@ -93,7 +93,7 @@ func upsertChunks(tx context.Context, coll *mongo.Collection, part []letterChunk
 		}
 
 		models[i] = mongo.NewUpdateOneModel().SetUpsert(true).
-			SetFilter(bson.D{{Key: "_id", Value: chunkID(c.letter.dead.ID, c.number)}}).
+			SetFilter(bson.D{{Key: "_id", Value: chunkID(chunk.letter.dead.ID, chunk.number)}}).
 			SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}})
 	}
 
@@ -109,8 +109,8 @@ var errMissingChunks = errors.New("dead letter is incomplete")
 func Open(ctx context.Context, coll *mongo.Collection, id string) (Dead, error) {
 	coll = mongodb.Majority(coll)
 
-	var d Dead
-	err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}, isLetter}).Decode(&d)
+	var letter Dead
+	err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}, isLetter}).Decode(&letter)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return Dead{}, fmt.Errorf("dead letter %s: %w", id, mongodb.ErrNotFound)
 	}
@@ -118,10 +118,10 @@ func Open(ctx context.Context, coll *mongo.Collection, id string) (Dead, error) 
 		return Dead{}, fmt.Errorf("reading the dead letter %s: %w", id, err)
 	}
 
-	if d.Chunks > 0 {
-		d.Envelope, err = readChunks(ctx, coll, d)
+	if letter.Chunks > 0 {
+		letter.Envelope, err = readChunks(ctx, coll, letter)
 	}
-	return d, err
+	return letter, err
 }
 
 // isLetter is the condition for a letter, which no chunk fulfills.
@@ -138,20 +138,20 @@ func (d *Dead) chunkIDs() []string {
 
 // readChunks returns the envelope of a letter that is stored in chunks. It returns
 // [errMissingChunks] if the stored bytes are not the whole envelope.
-func readChunks(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, error) {
+func readChunks(ctx context.Context, coll *mongo.Collection, letter Dead) (bson.Raw, error) {
 	inOrder := options.Find().SetSort(bson.D{{Key: "_id", Value: 1}})
-	chunks, err := mongodb.FindAll[chunkDocument](ctx, coll, "reading the chunks of dead letter "+d.ID, idIn(d.chunkIDs()), inOrder)
+	chunks, err := mongodb.FindAll[chunkDocument](ctx, coll, "reading the chunks of dead letter "+letter.ID, idIn(letter.chunkIDs()), inOrder)
 	if err != nil {
 		return nil, err
 	}
 
-	raw := make([]byte, 0, d.Size)
+	raw := make([]byte, 0, letter.Size)
 	for _, c := range chunks {
 		raw = append(raw, c.Data...)
 	}
-	if len(chunks) != d.Chunks || len(raw) != d.Size {
+	if len(chunks) != letter.Chunks || len(raw) != letter.Size {
 		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes",
-			errMissingChunks, d.ID, len(chunks), d.Chunks, len(raw), d.Size)
+			errMissingChunks, letter.ID, len(chunks), letter.Chunks, len(raw), letter.Size)
 	}
 	return raw, nil
 }

@@ -33,7 +33,7 @@ func (e *RefusedError) Error() string {
 // letters.
 const maxCheckpointWait = 2 * time.Second
 
-// Discard removes the letters that match q and existed when it began, and returns
+// Discard removes the letters that match query and existed when it began, and returns
 // their number. If did is not nil, Discard calls it with the total after each part. watchers is the collection of the
 // watcher documents.
 //
@@ -43,31 +43,31 @@ const maxCheckpointWait = 2 * time.Second
 // Discard returns a [*RefusedError] and removes nothing if the watcher has not passed the event of
 // a letter: only the letter keeps the next owner from sending that event (N15). Discard blocks up
 // to 2 s until the watcher passes it.
-func Discard(ctx context.Context, coll, watchers *mongo.Collection, q Query, did func(int64)) (int64, error) {
+func Discard(ctx context.Context, coll, watchers *mongo.Collection, query Query, did func(int64)) (int64, error) {
 	now, err := mongodb.ServerTime(ctx, coll.Database().Client())
 	if err != nil {
 		return 0, err
 	}
-	if q, err = q.RestrictToAction(now); err != nil {
+	if query, err = query.RestrictToAction(now); err != nil {
 		return 0, err
 	}
-	s, err := NewScan(ctx, coll, q)
+	scan, err := NewScan(ctx, coll, query)
 	if err != nil {
 		return 0, err
 	}
 	// The checkpoint that passes these events may be a moment away.
-	if err := waitUntilPassed(ctx, s.coll, watchers, q); err != nil {
+	if err := waitUntilPassed(ctx, scan.coll, watchers, query); err != nil {
 		return 0, err
 	}
 
 	var total int64
 	for {
-		part, err := s.nextPart(ctx, mongodb.MaxDocuments, math.MaxInt)
+		part, err := scan.nextPart(ctx, mongodb.MaxDocuments, math.MaxInt)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
 
-		removed, err := removePart(ctx, s.coll, part, q)
+		removed, err := removePart(ctx, scan.coll, part, query)
 		if err != nil {
 			return total, mongodb.Refusal(err, "discarding dead letters from "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
 		}
@@ -80,7 +80,7 @@ func Discard(ctx context.Context, coll, watchers *mongo.Collection, q Query, did
 
 // removePart removes the letters in part with their chunks, and returns the number of removed
 // letters.
-func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, q Query) (int64, error) {
+func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, query Query) (int64, error) {
 	ids := make([]string, len(part))
 	var chunks []string
 	for i, p := range part {
@@ -100,20 +100,20 @@ func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, q
 
 	// The query is part of the filter because a letter that was requeued since the scan may no
 	// longer match.
-	res, err := coll.DeleteMany(ctx, letterlist.All(idIn(ids), q.mongoFilter()))
+	res, err := coll.DeleteMany(ctx, letterlist.All(idIn(ids), query.mongoFilter()))
 	if err != nil {
 		return 0, err
 	}
 	return res.DeletedCount, nil
 }
 
-// waitUntilPassed blocks until the watcher has passed the events of all letters that match q. After
+// waitUntilPassed blocks until the watcher has passed the events of all letters that match query. After
 // maxCheckpointWait it returns a [*RefusedError] instead. A running watcher passes an event with
 // its next checkpoint.
-func waitUntilPassed(ctx context.Context, coll, watchers *mongo.Collection, q Query) error {
+func waitUntilPassed(ctx context.Context, coll, watchers *mongo.Collection, query Query) error {
 	began := time.Now()
 	for {
-		err := checkPassed(ctx, coll, watchers, q)
+		err := checkPassed(ctx, coll, watchers, query)
 		var refused *RefusedError
 		if !errors.As(err, &refused) || time.Since(began) > maxCheckpointWait {
 			return err
@@ -127,9 +127,9 @@ func waitUntilPassed(ctx context.Context, coll, watchers *mongo.Collection, q Qu
 
 // checkPassed returns a [*RefusedError] if the event of a matching letter comes after the position
 // of the watcher, or of the slot of the letter.
-func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, q Query) error {
+func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, query Query) error {
 	watchers = mongodb.Majority(watchers)
-	ids, err := lease.ListIDs(ctx, watchers, q.Watcher)
+	ids, err := lease.ListIDs(ctx, watchers, query.Watcher)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, q Query)
 
 		_, part, _ := slot.ParseID(id)
 		var letter Dead
-		err = coll.FindOne(ctx, letterlist.All(afterPosition(q.Watcher, part, doc.Position()), q.mongoFilter()),
+		err = coll.FindOne(ctx, letterlist.All(afterPosition(query.Watcher, part, doc.Position()), query.mongoFilter()),
 			options.FindOne().SetProjection(bson.D{{Key: "envelope", Value: 0}})).Decode(&letter)
 		if err == nil {
 			return &RefusedError{&letter, fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+

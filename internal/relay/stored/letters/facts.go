@@ -23,45 +23,45 @@ const maxFactBytes = 4096
 // readFacts returns the facts that raw contains. raw must be BSON, but may be malformed in any
 // other way.
 func readFacts(raw bson.Raw) Facts {
-	f := Facts{
+	facts := Facts{
 		Type:          stringField(raw, "type"),
 		AggregateType: stringField(raw, "aggregatetype"),
 		Key:           textField(raw, "key"),
 	}
-	if f.Key == "" {
-		f.Key = textField(raw, "aggregateid")
+	if facts.Key == "" {
+		facts.Key = textField(raw, "aggregateid")
 	}
-	return f
+	return facts
 }
 
 // stringField returns the field if it is a string, and otherwise "".
 func stringField(raw bson.Raw, field string) string {
-	v, err := raw.LookupErr(field)
+	value, err := raw.LookupErr(field)
 	if err != nil {
 		return ""
 	}
-	s, _ := v.StringValueOK()
-	return record.Clip(s, maxFactBytes)
+	text, _ := value.StringValueOK()
+	return record.Clip(text, maxFactBytes)
 }
 
 // textField returns the canonical text of the field, or "" if it has none.
 func textField(raw bson.Raw, field string) string {
-	v, err := raw.LookupErr(field)
+	value, err := raw.LookupErr(field)
 	if err != nil {
 		return ""
 	}
-	return record.Clip(envelope.CanonicalText(v), maxFactBytes)
+	return record.Clip(envelope.CanonicalText(value), maxFactBytes)
 }
 
 // IDText returns the text by which operators name an _id. [ParseIDText] reads it. An id of a type that no event may have,
 // such as a double, a document or a UUID of subtype 3, is shown as relaxed Extended JSON.
-func IDText(v bson.RawValue) string {
-	if text := envelope.CanonicalText(v); text != "" || v.Type == 0 {
+func IDText(value bson.RawValue) string {
+	if text := envelope.CanonicalText(value); text != "" || value.Type == 0 {
 		return text
 	}
 
 	const name = `{"v":`
-	out, err := bson.MarshalExtJSON(bson.D{{Key: "v", Value: v}}, false, false)
+	out, err := bson.MarshalExtJSON(bson.D{{Key: "v", Value: value}}, false, false)
 	if err != nil {
 		return ""
 	}

@@ -34,10 +34,10 @@ const idBytes = 16
 // one id of an envelope have two positions, so they leave two letters, as do two topics that reject one envelope. If the
 // same failure is stored again, the id is the same.
 func (l *Letter) id(envelopeID bson.RawValue) string {
-	h := sha256.New()
+	hash := sha256.New()
 	add := func(part []byte) {
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
-		h.Write(part)
+		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
+		hash.Write(part)
 	}
 
 	add([]byte(l.Watcher))
@@ -48,7 +48,7 @@ func (l *Letter) id(envelopeID bson.RawValue) string {
 	add([]byte(l.Pos))
 	add([]byte(l.Topic))
 
-	return idPrefix + idEncoding.EncodeToString(h.Sum(nil)[:idBytes])
+	return idPrefix + idEncoding.EncodeToString(hash.Sum(nil)[:idBytes])
 }
 
 // Bounds of the fields that are stored next to the envelope.
@@ -57,19 +57,19 @@ const (
 	maxPosBytes = 4 << 10
 )
 
-// ShortID returns the value that a letter stores as the id of its envelope: v itself, or the document
-// {sha256: "<hexadecimal>", bytes: n} if v has more than 1 KiB. With the whole id next to the envelope, the letter might
+// ShortID returns the value that a letter stores as the id of its envelope: value itself, or the document
+// {sha256: "<hexadecimal>", bytes: n} if value has more than 1 KiB. With the whole id next to the envelope, the letter might
 // exceed the limit of a document.
-func ShortID(v bson.RawValue) bson.RawValue {
-	if len(v.Value) <= maxIDBytes {
-		return v
+func ShortID(value bson.RawValue) bson.RawValue {
+	if len(value.Value) <= maxIDBytes {
+		return value
 	}
 
-	sum := sha256.Sum256(append([]byte{byte(v.Type)}, v.Value...))
+	sum := sha256.Sum256(append([]byte{byte(value.Type)}, value.Value...))
 	// The error can be ignored: a text and a number can always be encoded.
 	doc, _ := bson.Marshal(bson.D{
 		{Key: "sha256", Value: hex.EncodeToString(sum[:])},
-		{Key: "bytes", Value: int64(len(v.Value))},
+		{Key: "bytes", Value: int64(len(value.Value))},
 	})
 	return bson.RawValue{Type: bson.TypeEmbeddedDocument, Value: doc}
 }

@@ -39,8 +39,8 @@ const clockSlack = 10 * time.Second
 //
 // The position of a swept envelope does not show when the envelope was committed. A letter that was
 // moved before the time of the position is of an earlier commit.
-func afterPosition(watcher string, part slot.Range, after resume.Position) bson.D {
-	at, _ := after.Time()
+func afterPosition(watcher string, part slot.Range, position resume.Position) bson.D {
+	at, _ := position.Time()
 	// The letter of a swept envelope has no position in the stream, so its time counts.
 	isSwept := bson.D{{Key: "$regexMatch", Value: bson.D{
 		{Key: "input", Value: "$pos"},
@@ -52,7 +52,7 @@ func afterPosition(watcher string, part slot.Range, after resume.Position) bson.
 		bson.D{
 			{Key: "watcher", Value: watcher},
 			{Key: "delivery", Value: 0},
-			{Key: "pos", Value: bson.D{{Key: "$gt", Value: ShortPos(outboxes.PosOf(after))}}},
+			{Key: "pos", Value: bson.D{{Key: "$gt", Value: ShortPos(outboxes.PosOf(position))}}},
 		},
 		bson.D{
 			{Key: "watcher", Value: watcher},
@@ -63,18 +63,18 @@ func afterPosition(watcher string, part slot.Range, after resume.Position) bson.
 	}}})
 }
 
-// Later calls take for each letter of the slot whose event comes after the position after, in no
+// Later calls take for each letter of the slot whose event comes after position, in no
 // particular order. An owner that reads the stream from that position must not send these events
 // (N15).
 //
 // Later sees every letter that was committed before the call. It holds one reply of the server
 // in memory. It returns the first error of take.
 func Later(
-	ctx context.Context, coll *mongo.Collection, watcher string, part slot.Range, after resume.Position,
+	ctx context.Context, coll *mongo.Collection, watcher string, part slot.Range, position resume.Position,
 	take func(Mark) error,
 ) error {
 	doing := "finding dead letters after the position in " + mongodb.Namespace(coll)
-	return eachMark(ctx, coll, doing, afterPosition(watcher, part, after), take)
+	return eachMark(ctx, coll, doing, afterPosition(watcher, part, position), take)
 }
 
 // Known calls take for each letter of the envelopes with these ids in the outbox ns, in no particular order: a sweep must
@@ -114,11 +114,11 @@ func eachMark(ctx context.Context, coll *mongo.Collection, doing string, filter 
 	// A majority read alone may miss a letter that was committed just before (N22).
 	return mongodb.AfterCommitted(ctx, coll, func(ctx context.Context) error {
 		return mongodb.FindEach(ctx, mongodb.Majority(coll), doing, filter, func(raw bson.Raw) error {
-			var m Mark
-			if err := bson.Unmarshal(raw, &m); err != nil {
+			var mark Mark
+			if err := bson.Unmarshal(raw, &mark); err != nil {
 				return fmt.Errorf("decoding a dead letter of %s: %w", mongodb.Namespace(coll), err)
 			}
-			return take(m)
+			return take(mark)
 		}, options.Find().SetBatchSize(5000).SetProjection(markFields))
 	})
 }

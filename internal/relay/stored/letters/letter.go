@@ -106,6 +106,6 @@ type Requeue struct {
 func (c *Content) IDText() string { return IDText(c.EnvelopeID) }
 
 // IsSameEvent reports whether two letters are of the same envelope, perhaps of two deliveries or topics.
-func (c *Content) IsSameEvent(o *Content) bool {
-	return c.NS == o.NS && c.EnvelopeID.Equal(o.EnvelopeID) && c.Pos == o.Pos
+func (c *Content) IsSameEvent(content *Content) bool {
+	return c.NS == content.NS && c.EnvelopeID.Equal(content.EnvelopeID) && c.Pos == content.Pos
 }

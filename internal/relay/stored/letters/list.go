@@ -35,14 +35,14 @@ type Listing struct {
 // List returns a page of the letters of all outboxes of a watcher, or of one. A cursor remains
 // valid while letters are added, requeued or discarded: it contains the place of the last letter,
 // not a number of letters.
-func List(ctx context.Context, coll *mongo.Collection, q Query, page Page) (Listing, error) {
+func List(ctx context.Context, coll *mongo.Collection, query Query, page Page) (Listing, error) {
 	limit := page.Limit
 	if limit <= 0 {
 		limit = PageSize
 	}
 	limit = min(limit, MaxPageSize)
 
-	filter := q.mongoFilter()
+	filter := query.mongoFilter()
 	if page.After != "" {
 		after, err := parseCursor(page.After)
 		if err != nil {
@@ -70,22 +70,22 @@ func List(ctx context.Context, coll *mongo.Collection, q Query, page Page) (List
 		}
 	}
 
-	out.Total, err = Count(ctx, coll, q)
+	out.Total, err = Count(ctx, coll, query)
 	return out, err
 }
 
-// Count returns the number of letters that match q.
-func Count(ctx context.Context, coll *mongo.Collection, q Query) (int64, error) {
+// Count returns the number of letters that match query.
+func Count(ctx context.Context, coll *mongo.Collection, query Query) (int64, error) {
 	if err := mongodb.CatchUp(ctx, coll); err != nil {
 		return 0, err
 	}
-	n, err := mongodb.Majority(coll).CountDocuments(ctx, q.mongoFilter())
+	n, err := mongodb.Majority(coll).CountDocuments(ctx, query.mongoFilter())
 	return n, mongodb.Refusal(err, "counting "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
-// CountOutboxes returns the numbers of the letters that match q by their outboxes.
-func CountOutboxes(ctx context.Context, coll *mongo.Collection, q Query) (map[string]int64, error) {
-	counts, _, err := countValues(ctx, coll, q, "ns", 0)
+// CountOutboxes returns the numbers of the letters that match query by their outboxes.
+func CountOutboxes(ctx context.Context, coll *mongo.Collection, query Query) (map[string]int64, error) {
+	counts, _, err := countValues(ctx, coll, query, "ns", 0)
 	return counts, err
 }
 
@@ -97,14 +97,14 @@ func CountTopics(
 	return countValues(ctx, coll, Query{Watcher: watcher, RequeueStatus: NotRequeued}, "topic", limit)
 }
 
-// countValues counts the letters that match q by the text in a field. A limit of 0 is none.
+// countValues counts the letters that match query by the text in a field. A limit of 0 is none.
 func countValues(
-	ctx context.Context, coll *mongo.Collection, q Query, field string, limit int64,
+	ctx context.Context, coll *mongo.Collection, query Query, field string, limit int64,
 ) (counts map[string]int64, more bool, err error) {
 	if limit == 0 {
 		limit = 1<<63 - 1
 	}
-	counts, err = mongodb.CountValues(ctx, mongodb.Majority(coll), q.mongoFilter(), field, limit)
+	counts, err = mongodb.CountValues(ctx, mongodb.Majority(coll), query.mongoFilter(), field, limit)
 	var read int64
 	for _, n := range counts {
 		read += n
@@ -123,13 +123,13 @@ type Group struct {
 	Last        time.Time    `json:"last"`                  // when the newest letter died
 }
 
-// Summarize counts the letters that match q by topic, type and class. The largest group comes
+// Summarize counts the letters that match query by topic, type and class. The largest group comes
 // first.
-func Summarize(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
+func Summarize(ctx context.Context, coll *mongo.Collection, query Query) ([]Group, error) {
 	key := bson.D{
 		{Key: "topic", Value: mongodb.IfNull("$topic", "")}, {Key: "type", Value: mongodb.IfNull("$type", "")}, {Key: "class", Value: "$class"},
 	}
-	pipeline := letterlist.Summary(q.mongoFilter(), key, "movedAt", "requeued")
+	pipeline := letterlist.Summary(query.mongoFilter(), key, "movedAt", "requeued")
 	type counted struct {
 		Group    `bson:",inline"`
 		Requeued int64
@@ -154,9 +154,9 @@ type cursor struct {
 }
 
 // parseCursor parses the text of a cursor. It returns [mongodb.ErrCursor] for an invalid text.
-func parseCursor(text string) (c cursor, err error) {
-	if mongodb.ParseCursor(text, &c) != nil || !IsID(c.ID) {
-		return c, mongodb.ErrCursor
+func parseCursor(text string) (cursor cursor, err error) {
+	if mongodb.ParseCursor(text, &cursor) != nil || !IsID(cursor.ID) {
+		return cursor, mongodb.ErrCursor
 	}
-	return c, nil
+	return cursor, nil
 }

@@ -48,52 +48,52 @@ func (p *Prepared) Chunked() bool { return p.dead.Chunks > 0 }
 // Prepare returns the letter to be stored. It fails only if the caller has made a mistake: a namespace that is not
 // <database>.<collection>, or no watcher or class. It accepts every envelope: if one has no _id or is not BSON, the letter
 // contains its bytes.
-func Prepare(l Letter) (*Prepared, error) {
-	if err := l.validate(); err != nil {
+func Prepare(letter Letter) (*Prepared, error) {
+	if err := letter.validate(); err != nil {
 		return nil, err
 	}
 
-	valid := bson.Raw(l.Raw).Validate() == nil
-	id := l.envelopeID(valid)
-	p := l.prepare(id)
-	p.raw = l.Raw
-	p.dead.Size, p.dead.Digest = len(l.Raw), DigestOf(l.Raw)
+	valid := bson.Raw(letter.Raw).Validate() == nil
+	id := letter.envelopeID(valid)
+	prepared := letter.prepare(id)
+	prepared.raw = letter.Raw
+	prepared.dead.Size, prepared.dead.Digest = len(letter.Raw), DigestOf(letter.Raw)
 	if valid {
-		p.dead.Facts = readFacts(l.Mapping.ToContract(l.Raw))
-		p.dead.Stamp = outboxes.Stamp(l.Raw)
-		p.dead.ReplayOf = cmp.Or(p.dead.ReplayOf, stringField(l.Raw, "replayOf"))
+		prepared.dead.Facts = readFacts(letter.Mapping.ToContract(letter.Raw))
+		prepared.dead.Stamp = outboxes.Stamp(letter.Raw)
+		prepared.dead.ReplayOf = cmp.Or(prepared.dead.ReplayOf, stringField(letter.Raw, "replayOf"))
 	}
-	if l.Key != "" {
-		p.dead.Key = record.Clip(l.Key, maxFactBytes)
+	if letter.Key != "" {
+		prepared.dead.Key = record.Clip(letter.Key, maxFactBytes)
 	}
 
 	// MongoDB limits the size and the depth of a document, and the letter adds to both.
-	if !valid || len(l.Raw) > maxInline || exceedsDepth(l.Raw, maxDepth) {
-		p.dead.Chunks = (len(l.Raw) + chunkSize - 1) / chunkSize
+	if !valid || len(letter.Raw) > maxInline || exceedsDepth(letter.Raw, maxDepth) {
+		prepared.dead.Chunks = (len(letter.Raw) + chunkSize - 1) / chunkSize
 	} else {
-		p.dead.Envelope = l.Raw
+		prepared.dead.Envelope = letter.Raw
 	}
-	return p, nil
+	return prepared, nil
 }
 
 // Minimal returns a letter with nothing but the id of the envelope, its place, and the reason. It is for a letter that
-// MongoDB rejects with why. l must be one that [Prepare] accepts.
-func Minimal(l Letter, why error) *Prepared {
-	valid := bson.Raw(l.Raw).Validate() == nil
-	id := l.envelopeID(valid)
-	l.Attempts = nil
-	l.Reason = "MongoDB rejects the dead letter (" + DescribeRejection(why) + "), so the envelope is not stored; " + l.Reason
+// MongoDB rejects with why. letter must be one that [Prepare] accepts.
+func Minimal(letter Letter, why error) *Prepared {
+	valid := bson.Raw(letter.Raw).Validate() == nil
+	id := letter.envelopeID(valid)
+	letter.Attempts = nil
+	letter.Reason = "MongoDB rejects the dead letter (" + DescribeRejection(why) + "), so the envelope is not stored; " + letter.Reason
 
-	p := l.prepare(id)
+	prepared := letter.prepare(id)
 	if valid {
-		p.dead.Stamp = outboxes.Stamp(l.Raw)
+		prepared.dead.Stamp = outboxes.Stamp(letter.Raw)
 	}
 	if id.Type != 0 && len(id.Value) <= maxIDBytes {
 		// The error can be ignored: the id is BSON.
-		p.dead.Envelope, _ = bson.Marshal(bson.D{{Key: "_id", Value: id}})
+		prepared.dead.Envelope, _ = bson.Marshal(bson.D{{Key: "_id", Value: id}})
 	}
-	p.dead.Size = len(p.dead.Envelope)
-	return p
+	prepared.dead.Size = len(prepared.dead.Envelope)
+	return prepared
 }
 
 // DescribeRejection returns why MongoDB rejects a document, without the text of the server, which may contain payload.
@@ -129,8 +129,8 @@ func (l *Letter) validate() error {
 // envelope, so that [Letter.id] still distinguishes letters.
 func (l *Letter) envelopeID(valid bool) bson.RawValue {
 	if valid {
-		if v, err := bson.Raw(l.Raw).LookupErr("_id"); err == nil {
-			return v
+		if value, err := bson.Raw(l.Raw).LookupErr("_id"); err == nil {
+			return value
 		}
 	}
 	return bson.RawValue{Value: l.Raw}
@@ -138,8 +138,8 @@ func (l *Letter) envelopeID(valid bool) bson.RawValue {
 
 // prepare returns the fields of the letter that do not come from the body of the envelope.
 func (l *Letter) prepare(id bson.RawValue) *Prepared {
-	p := &Prepared{firstAttempt: len(l.Attempts) == 0, firstFailure: l.FirstFailure, expire: l.Expire}
-	p.dead = Dead{ID: l.id(id), Content: Content{
+	prepared := &Prepared{firstAttempt: len(l.Attempts) == 0, firstFailure: l.FirstFailure, expire: l.Expire}
+	prepared.dead = Dead{ID: l.id(id), Content: Content{
 		Watcher:  l.Watcher,
 		NS:       l.NS,
 		Delivery: l.Delivery,
@@ -155,31 +155,31 @@ func (l *Letter) prepare(id bson.RawValue) *Prepared {
 	}}
 
 	if id.Type != 0 {
-		p.dead.EnvelopeID = ShortID(id)
+		prepared.dead.EnvelopeID = ShortID(id)
 	}
 	if l.Partition >= 0 && l.Topic != "" {
-		p.dead.Partition = &l.Partition
+		prepared.dead.Partition = &l.Partition
 	}
-	return p
+	return prepared
 }
 
 // setTimes sets the times of a letter that is written at the server time now.
 func (p *Prepared) setTimes(now time.Time) {
-	d := &p.dead
-	d.MovedAt = now
+	letter := &p.dead
+	letter.MovedAt = now
 	if p.firstAttempt {
-		d.Attempts[0].At = now
+		letter.Attempts[0].At = now
 	}
 
-	d.FirstFailure = p.firstFailure
-	if d.FirstFailure.IsZero() {
-		d.FirstFailure = d.Attempts[0].At
+	letter.FirstFailure = p.firstFailure
+	if letter.FirstFailure.IsZero() {
+		letter.FirstFailure = letter.Attempts[0].At
 	}
-	d.LastFailure = d.Attempts[len(d.Attempts)-1].At
+	letter.LastFailure = letter.Attempts[len(letter.Attempts)-1].At
 
 	if p.expire > 0 {
 		at := now.Add(p.expire)
-		d.ExpireAt = &at
+		letter.ExpireAt = &at
 	}
 }
 
@@ -195,28 +195,28 @@ func exceedsDepth(doc bson.Raw, limit int) bool {
 	}
 
 	for _, e := range elems {
-		v := e.Value()
-		nested := v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray
-		if nested && exceedsDepth(v.Value, limit-1) {
+		value := e.Value()
+		nested := value.Type == bson.TypeEmbeddedDocument || value.Type == bson.TypeArray
+		if nested && exceedsDepth(value.Value, limit-1) {
 			return true
 		}
 	}
 	return false
 }
 
-// keepLatestAttempts returns the attempts of l that are stored. If l has none, it returns this
+// keepLatestAttempts returns the attempts of letter that are stored. If letter has none, it returns this
 // failure as the only one.
-func keepLatestAttempts(l *Letter) []record.Attempt {
-	if len(l.Attempts) == 0 {
+func keepLatestAttempts(letter *Letter) []record.Attempt {
+	if len(letter.Attempts) == 0 {
 		return []record.Attempt{{
-			Topic:  record.Clip(l.Topic, maxTopic),
-			Class:  l.Class,
-			Reason: record.Clip(l.Reason, maxReason),
-			Node:   l.Source.Node,
+			Topic:  record.Clip(letter.Topic, maxTopic),
+			Class:  letter.Class,
+			Reason: record.Clip(letter.Reason, maxReason),
+			Node:   letter.Source.Node,
 		}}
 	}
 
-	latest := l.Attempts[max(0, len(l.Attempts)-record.KeptAttempts):]
+	latest := letter.Attempts[max(0, len(letter.Attempts)-record.KeptAttempts):]
 	kept := make([]record.Attempt, len(latest))
 	for i, a := range latest {
 		a.Topic = record.Clip(a.Topic, maxTopic)

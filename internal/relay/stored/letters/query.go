@@ -76,30 +76,30 @@ func (q Query) mongoFilter() bson.D {
 	if from.IsZero() {
 		from = earliest
 	}
-	var f letterlist.Filter
-	f.Equal("watcher", q.Watcher)
-	f.During("movedAt", from, q.To)
+	var filter letterlist.Filter
+	filter.Equal("watcher", q.Watcher)
+	filter.During("movedAt", from, q.To)
 
 	var ofLetters, ofIDs letterlist.Filter
 	letterlist.In(&ofLetters, "_id", q.Letters)
 	letterlist.In(&ofIDs, "id", shortIDs(q.IDs))
 	if ofLetters != nil && ofIDs != nil {
-		f.Require("$or", bson.A{ofLetters, ofIDs})
+		filter.Require("$or", bson.A{ofLetters, ofIDs})
 	} else {
-		f = append(append(f, ofLetters...), ofIDs...)
+		filter = append(append(filter, ofLetters...), ofIDs...)
 	}
 
-	f.Equal("ns", q.NS)
-	f.Equal("topic", q.Topic)
-	f.Equal("type", q.Type)
-	f.Equal("aggregatetype", q.AggregateType)
-	f.Equal("key", q.Key)
-	f.Equal("class", string(q.Class))
-	f.Prefix("reason", q.Message)
+	filter.Equal("ns", q.NS)
+	filter.Equal("topic", q.Topic)
+	filter.Equal("type", q.Type)
+	filter.Equal("aggregatetype", q.AggregateType)
+	filter.Equal("key", q.Key)
+	filter.Equal("class", string(q.Class))
+	filter.Prefix("reason", q.Message)
 	if q.RequeueStatus != AnyRequeueStatus {
-		f.Exists("requeued", q.RequeueStatus == Requeued)
+		filter.Exists("requeued", q.RequeueStatus == Requeued)
 	}
-	return bson.D(f)
+	return bson.D(filter)
 }
 
 // idIn returns the filter for the documents with these ids, which must be a slice.

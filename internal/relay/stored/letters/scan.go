@@ -21,13 +21,13 @@ type Scan struct {
 	exhausted bool
 }
 
-// NewScan returns a scan of the letters that match q and were committed before the call.
-func NewScan(ctx context.Context, coll *mongo.Collection, q Query) (*Scan, error) {
+// NewScan returns a scan of the letters that match query and were committed before the call.
+func NewScan(ctx context.Context, coll *mongo.Collection, query Query) (*Scan, error) {
 	// Without this, majority reads may miss a letter that was written just before the call (N22).
 	if err := mongodb.CatchUp(ctx, coll); err != nil {
 		return nil, err
 	}
-	return &Scan{coll: mongodb.Majority(coll), filter: q.mongoFilter()}, nil
+	return &Scan{coll: mongodb.Majority(coll), filter: query.mongoFilter()}, nil
 }
 
 // scanEntry is the place of a letter in the scan.
@@ -126,8 +126,8 @@ func (s *Scan) read(ctx context.Context, part []scanEntry) ([]*Dead, error) {
 
 	list := make([]*Dead, 0, len(found))
 	for i := range part {
-		if d := byID[part[i].ID]; d != nil {
-			list = append(list, d)
+		if letter := byID[part[i].ID]; letter != nil {
+			list = append(list, letter)
 		}
 	}
 	return list, nil

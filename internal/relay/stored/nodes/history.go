@@ -33,9 +33,9 @@ type History struct{ coll *mongo.Collection }
 func NewHistory(coll *mongo.Collection) *History { return &History{coll} }
 
 // Append adds a sample of a slot and drops the oldest one above the limit.
-func (h *History) Append(ctx context.Context, slot string, s Sample) error {
+func (h *History) Append(ctx context.Context, slot string, sample Sample) error {
 	push := bson.D{{Key: "$push", Value: bson.D{{Key: "samples", Value: bson.D{
-		{Key: "$each", Value: []Sample{s}},
+		{Key: "$each", Value: []Sample{sample}},
 		{Key: "$slice", Value: -historyKept},
 	}}}}}
 	_, err := h.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: slot}}, push, options.UpdateOne().SetUpsert(true))
@@ -74,8 +74,8 @@ func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
 }
 
 // SaveActivity replaces the activity of a slot.
-func (h *History) SaveActivity(ctx context.Context, slot string, r activity.Report) error {
-	set := bson.D{{Key: "$set", Value: bson.D{{Key: "activity", Value: r}}}}
+func (h *History) SaveActivity(ctx context.Context, slot string, report activity.Report) error {
+	set := bson.D{{Key: "$set", Value: bson.D{{Key: "activity", Value: report}}}}
 	_, err := h.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: slot}}, set, options.UpdateOne().SetUpsert(true))
 	if err != nil {
 		return fmt.Errorf("writing the activity of slot %s: %w", slot, err)

@@ -80,49 +80,49 @@ type Member struct {
 }
 
 // New returns a member. It does no I/O.
-func New(c Config) *Member {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+func New(cfg Config) *Member {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 
-	coll := c.State.Collection("nodes")
-	m := &Member{
-		cfg:           c,
+	coll := cfg.State.Collection("nodes")
+	member := &Member{
+		cfg:           cfg,
 		nodes:         NewNodes(coll),
 		majorityNodes: NewNodes(mongodb.Majority(coll)),
-		events:        NewAuditLog(c.State.Collection("audit"), c.Watcher, c.Node),
+		events:        NewAuditLog(cfg.State.Collection("audit"), cfg.Watcher, cfg.Node),
 		startedAt:     time.Now(),
 		instance:      uuid.NewString(),
 
 		loggedDifferences: map[string]bool{},
 	}
 
-	m.heartbeat = Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: Facts{
-		Instance: m.instance, Capabilities: c.Capabilities, Config: c.Fingerprint,
+	member.heartbeat = Sign{Node: cfg.Node, Address: cfg.Address, Version: cfg.Version, Facts: Facts{
+		Instance: member.instance, Capabilities: cfg.Capabilities, Config: cfg.Fingerprint,
 	}}
-	if c.Watcher != "" {
-		m.heartbeat.Watchers = []string{c.Watcher}
+	if cfg.Watcher != "" {
+		member.heartbeat.Watchers = []string{cfg.Watcher}
 	}
-	for _, r := range c.Roles {
-		m.heartbeat.Roles = append(m.heartbeat.Roles, string(r))
+	for _, r := range cfg.Roles {
+		member.heartbeat.Roles = append(member.heartbeat.Roles, string(r))
 	}
-	return m
+	return member
 }
 
 // SendHeartbeat sends a heartbeat. The first one lists the process and is majority committed, so that every later
 // reader of the list sees it. After [Member.Leave] SendHeartbeat does nothing.
-func (m *Member) SendHeartbeat(ctx context.Context, v Vitals) error {
+func (m *Member) SendHeartbeat(ctx context.Context, vitals Vitals) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.left {
 		return nil
 	}
 
-	s := m.heartbeat
-	s.Listed = m.listed
-	s.KafkaReachable, s.SinceAck = v.KafkaReachable, v.SinceAck
-	s.Slots, s.Holds = v.Slots, v.Holds
-	s.Up = time.Since(m.startedAt)
+	sign := m.heartbeat
+	sign.Listed = m.listed
+	sign.KafkaReachable, sign.SinceAck = vitals.KafkaReachable, vitals.SinceAck
+	sign.Slots, sign.Holds = vitals.Slots, vitals.Holds
+	sign.Up = time.Since(m.startedAt)
 
 	nodes := m.nodes
 	if !m.listed {
@@ -137,7 +137,7 @@ func (m *Member) SendHeartbeat(ctx context.Context, v Vitals) error {
 		}
 	}
 
-	was, err := nodes.Heartbeat(ctx, s)
+	was, err := nodes.Heartbeat(ctx, sign)
 	m.silent = err != nil
 	if err != nil {
 		return err

@@ -80,29 +80,29 @@ type Was struct {
 	Age      time.Duration
 }
 
-// Heartbeat writes s and returns the entry that it replaced. It costs one small write. If the node is not listed, it is
-// listed again, with the same start time if it is the same process. If s.Listed is set but the node is not listed, a
+// Heartbeat writes sign and returns the entry that it replaced. It costs one small write. If the node is not listed, it is
+// listed again, with the same start time if it is the same process. If sign.Listed is set but the node is not listed, a
 // second write lists it. So a write that the server executes late, after its caller has given up and the node has left,
 // lists nothing.
-func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
+func (n *Nodes) Heartbeat(ctx context.Context, sign Sign) (Was, error) {
 	var ack any = mongodb.Literal(nil)
-	if s.SinceAck >= 0 {
-		ack = timeBefore(s.SinceAck)
+	if sign.SinceAck >= 0 {
+		ack = timeBefore(sign.SinceAck)
 	}
 	set := bson.D{
-		{Key: "address", Value: mongodb.Literal(s.Address)},
-		{Key: "version", Value: mongodb.Literal(s.Version)},
-		{Key: "watchers", Value: mongodb.Literal(append([]string{}, s.Watchers...))},
-		{Key: "kafkaReachable", Value: s.KafkaReachable},
+		{Key: "address", Value: mongodb.Literal(sign.Address)},
+		{Key: "version", Value: mongodb.Literal(sign.Version)},
+		{Key: "watchers", Value: mongodb.Literal(append([]string{}, sign.Watchers...))},
+		{Key: "kafkaReachable", Value: sign.KafkaReachable},
 		{Key: "lastAck", Value: ack},
 		{Key: "seenAt", Value: "$$NOW"},
-		{Key: "startedAt", Value: s.startTime()},
+		{Key: "startedAt", Value: sign.startTime()},
 	}
 	// Only a watcher with several slots needs these.
-	if s.Slots > 1 {
-		set = append(set, bson.E{Key: "slots", Value: s.Slots}, bson.E{Key: "lapsed", Value: "$$REMOVE"})
+	if sign.Slots > 1 {
+		set = append(set, bson.E{Key: "slots", Value: sign.Slots}, bson.E{Key: "lapsed", Value: "$$REMOVE"})
 	}
-	set = append(set, s.storedFields()...)
+	set = append(set, sign.storedFields()...)
 
 	var before struct {
 		Instance   string     `bson:"instance"`
@@ -110,9 +110,9 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 		AgeMS      int64      `bson:"ageMs"`
 	}
 	stored := append(mongodb.Fields("instance", "staleSince"), bson.E{Key: "ageMs", Value: age})
-	upsert := !s.Listed
+	upsert := !sign.Listed
 	for try := 0; ; try++ {
-		err := n.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: set}}},
+		err := n.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: sign.Node}}, mongo.Pipeline{{{Key: "$set", Value: set}}},
 			options.FindOneAndUpdate().SetUpsert(upsert).SetReturnDocument(options.Before).SetProjection(stored)).Decode(&before)
 		switch {
 		case err == nil:
@@ -133,7 +133,7 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 			// Another process with this name was listed at the same moment.
 
 		default:
-			return Was{}, mongodb.Refusal(err, "heartbeat of node "+s.Node, "find, insert and update", mongodb.Namespace(n.coll))
+			return Was{}, mongodb.Refusal(err, "heartbeat of node "+sign.Node, "find, insert and update", mongodb.Namespace(n.coll))
 		}
 	}
 }
@@ -141,9 +141,9 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 // age is the expression for the time since the last heartbeat, in milliseconds.
 var age = bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}
 
-// timeBefore returns the expression for the server's time d ago.
-func timeBefore(d time.Duration) bson.D {
-	return bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+// timeBefore returns the expression for the server's time duration ago.
+func timeBefore(duration time.Duration) bson.D {
+	return bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", duration.Milliseconds()}}}
 }
 
 // startTime returns the expression for the start time of the process. If the entry is of the same process, its start time
@@ -157,7 +157,7 @@ func (s *Sign) startTime() bson.D {
 // storedFields returns the fields of the facts. A heartbeat also ends a staleness.
 func (f Facts) storedFields() bson.D {
 	// A missing list is stored as an empty one.
-	list := func(v []string) bson.D { return mongodb.Literal(append([]string{}, v...)) }
+	list := func(values []string) bson.D { return mongodb.Literal(append([]string{}, values...)) }
 	return bson.D{
 		{Key: "instance", Value: mongodb.Literal(f.Instance)},
 		{Key: "roles", Value: list(f.Roles)},

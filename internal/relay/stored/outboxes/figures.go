@@ -37,14 +37,14 @@ func NextToCount(names []string, last string) []string {
 	return next
 }
 
-// CountBehind counts the envelopes of coll with a stamp later than after, up to limit. It also returns the
+// CountBehind counts the envelopes of coll with a stamp later than position, up to limit. It also returns the
 // oldest of these stamps, or zero if there is none. It reads at most limit entries of the index on ts. The
-// envelopes of a long transaction may have a stamp before after, and are not counted. It returns [ErrNotIndexed] instead of reading
+// envelopes of a long transaction may have a stamp before position, and are not counted. It returns [ErrNotIndexed] instead of reading
 // a large collection.
 func CountBehind(
-	ctx context.Context, coll *mongo.Collection, after bson.Timestamp, limit int64,
+	ctx context.Context, coll *mongo.Collection, position bson.Timestamp, limit int64,
 ) (n int64, oldest bson.Timestamp, err error) {
-	behind := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}}}}
+	behind := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: position}}}}
 	n, first, err := countAndFirst(ctx, coll, "envelopes", behind, Indexes{Purge: true}, "ts", limit)
 	oldest.T, oldest.I, _ = first.TimestampOK()
 	return n, oldest, err
@@ -62,10 +62,10 @@ const (
 // countAndFirst counts the envelopes that filter matches, up to limit, and returns the lowest value of field among them.
 // The value is missing if there is none. what names the envelopes in errors.
 func countAndFirst(
-	ctx context.Context, coll *mongo.Collection, what string, filter bson.D, by Indexes, field string, limit int64,
+	ctx context.Context, coll *mongo.Collection, what string, filter bson.D, indexes Indexes, field string, limit int64,
 ) (n int64, first bson.RawValue, err error) {
 	ns := mongodb.Namespace(coll)
-	n, err = coll.CountDocuments(ctx, filter, options.Count().SetLimit(limit).SetHint(by.List()[0].Keys))
+	n, err = coll.CountDocuments(ctx, filter, options.Count().SetLimit(limit).SetHint(indexes.List()[0].Keys))
 	if mongodb.HasCode(err, codeBadValue) {
 		size, sizeErr := coll.EstimatedDocumentCount(ctx)
 		switch {
@@ -104,9 +104,9 @@ func countAndFirst(
 // CountDue counts the scheduled envelopes of coll in the slot, up to limit. It also returns the time at which the first is
 // due, or zero if there is none. It reads at most limit entries of the index on dueAt, or returns [ErrNotIndexed] as [CountBehind] does.
 func CountDue(
-	ctx context.Context, coll *mongo.Collection, p slot.Range, limit int64,
+	ctx context.Context, coll *mongo.Collection, slot slot.Range, limit int64,
 ) (n int64, first time.Time, err error) {
-	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", p.AddFilter(isScheduled()), Indexes{Scheduled: true}, "dueAt", limit)
+	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", slot.AddFilter(isScheduled()), Indexes{Scheduled: true}, "dueAt", limit)
 	if ms, ok := value.DateTimeOK(); ok {
 		first = time.UnixMilli(ms).UTC()
 	}

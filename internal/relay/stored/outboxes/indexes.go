@@ -51,15 +51,15 @@ func (x Indexes) Missing(ctx context.Context, coll *mongo.Collection) ([]mongodb
 
 // Ensure creates the selected indexes that the collection lacks, and returns the mongosh statements of those that it
 // created. It blocks until they are built. If the collection was dropped or renamed, the error is
-// [mongodb.ErrCollectionGone] and nothing exists again. The UUID of o must be known. For the first scheduled envelope of
+// [mongodb.ErrCollectionGone] and nothing exists again. The UUID of outbox must be known. For the first scheduled envelope of
 // an outbox, call it with Scheduled only.
-func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, o Outbox) (created []string, err error) {
+func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, outbox Outbox) (created []string, err error) {
 	list := x.List()
 	if len(list) == 0 {
 		return nil, nil
 	}
 
-	coll := mongodb.Database(client, o.DB).Collection(o.Coll)
+	coll := mongodb.Database(client, outbox.DB).Collection(outbox.Coll)
 	missing, err := mongodb.MissingIndexes(ctx, coll, list)
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		// A user who may not list indexes may still create them. The server skips indexes that exist.
@@ -69,11 +69,11 @@ func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, o Outbox) (cr
 		return nil, err
 	}
 
-	if err := mongodb.CreateIndexesIn(ctx, coll, o.UUID, missing); err != nil {
+	if err := mongodb.CreateIndexesIn(ctx, coll, outbox.UUID, missing); err != nil {
 		return nil, err
 	}
 	for _, i := range missing {
-		created = append(created, i.Statement(o.DB, o.Coll))
+		created = append(created, i.Statement(outbox.DB, outbox.Coll))
 	}
 	return created, nil
 }

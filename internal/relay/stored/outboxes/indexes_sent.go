@@ -38,9 +38,9 @@ func sentIndex(ttl time.Duration) mongodb.Index {
 // exchange, the server deletes all due envelopes once a minute, at once and without a rate limit. It does so
 // even during the sweep of a gap or while the watcher is paused, and it uses its own clock. It removes marked
 // envelopes only, so the purge still removes the others.
-func EnsureSentTTL(ctx context.Context, client *mongo.Client, o Outbox, ttl time.Duration) (changed bool, err error) {
-	coll := mongodb.Database(client, o.DB).Collection(o.Coll)
-	changed, err = mongodb.EnsureTTLIn(ctx, coll, o.UUID, sentIndex(ttl))
+func EnsureSentTTL(ctx context.Context, client *mongo.Client, outbox Outbox, ttl time.Duration) (changed bool, err error) {
+	coll := mongodb.Database(client, outbox.DB).Collection(outbox.Coll)
+	changed, err = mongodb.EnsureTTLIn(ctx, coll, outbox.UUID, sentIndex(ttl))
 	if ttl == 0 && mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return false, nil
 	}

@@ -66,20 +66,20 @@ type unfit struct {
 	kind       Kind
 }
 
-func (s *collectionSpec) unfit(db string) (u unfit, is bool) {
-	u = unfit{ns: db + "." + s.Name}
+func (s *collectionSpec) unfit(db string) (found unfit, is bool) {
+	found = unfit{ns: db + "." + s.Name}
 	switch {
 	case s.Type == "view":
-		u.kind = IsView
+		found.kind = IsView
 		if s.Options.ViewOn != "" {
-			u.viewOn = db + "." + s.Options.ViewOn
+			found.viewOn = db + "." + s.Options.ViewOn
 		}
 	case s.Type == "timeseries":
-		u.kind = IsTimeSeries
+		found.kind = IsTimeSeries
 	case s.Options.Capped:
-		u.kind = IsCapped
+		found.kind = IsCapped
 	}
-	return u, u.kind != ""
+	return found, found.kind != ""
 }
 
 // Inspect returns the findings about the names and patterns of watch, for which the listing was made. A name that exists
@@ -87,21 +87,21 @@ func (s *collectionSpec) unfit(db string) (u unfit, is bool) {
 // reports no name as missing.
 func (l Listing) Inspect(watch []string, partial bool) (findings []Finding) {
 	for _, u := range l.unfit {
-		f := Finding{NS: u.ns, Kind: u.kind, Fatal: u.kind != IsCapped && slices.Contains(watch, u.ns)}
+		finding := Finding{NS: u.ns, Kind: u.kind, Fatal: u.kind != IsCapped && slices.Contains(watch, u.ns)}
 		switch u.kind {
 		case IsView:
-			f.Cause, f.Fix = "it is a view, and views have no change stream", "set watch to the collection of the view"
+			finding.Cause, finding.Fix = "it is a view, and views have no change stream", "set watch to the collection of the view"
 			if u.viewOn != "" {
-				f.Cause = "it is a view of " + u.viewOn + ", and views have no change stream"
-				f.Fix = "set watch to " + u.viewOn
+				finding.Cause = "it is a view of " + u.viewOn + ", and views have no change stream"
+				finding.Fix = "set watch to " + u.viewOn
 			}
 		case IsTimeSeries:
-			f.Cause, f.Fix = "it is a time series, and a time series has no change stream", "set watch to a regular collection"
+			finding.Cause, finding.Fix = "it is a time series, and a time series has no change stream", "set watch to a regular collection"
 		default:
-			f.Cause = "it is capped: the server removes its oldest envelopes, also undelivered ones"
-			f.Fix = "use a regular collection"
+			finding.Cause = "it is capped: the server removes its oldest envelopes, also undelivered ones"
+			finding.Fix = "use a regular collection"
 		}
-		findings = append(findings, f)
+		findings = append(findings, finding)
 	}
 	if partial {
 		return findings
@@ -111,14 +111,14 @@ func (l Listing) Inspect(watch []string, partial bool) (findings []Finding) {
 		if l.hasMatch(ns) {
 			continue
 		}
-		f := Finding{
+		finding := Finding{
 			NS: ns, Kind: IsMissing, Cause: "it does not exist yet",
 			Fix: "check the name in watch; the first appended event creates the collection",
 		}
 		if glob.HasWildcard(ns) {
-			f.Cause = "no collection matches it yet"
+			finding.Cause = "no collection matches it yet"
 		}
-		findings = append(findings, f)
+		findings = append(findings, finding)
 	}
 	return findings
 }
@@ -130,8 +130,8 @@ func (l Listing) hasMatch(pattern string) bool {
 		wantDB, wantColl, _ := strings.Cut(pattern, ".")
 		return glob.Match(wantDB, db) && glob.Match(wantColl, coll)
 	}
-	return slices.ContainsFunc(l.Outboxes, func(o Outbox) bool { return matches(o.NS()) }) ||
-		slices.ContainsFunc(l.unfit, func(u unfit) bool { return matches(u.ns) })
+	return slices.ContainsFunc(l.Outboxes, func(outbox Outbox) bool { return matches(outbox.NS()) }) ||
+		slices.ContainsFunc(l.unfit, func(unfit unfit) bool { return matches(unfit.ns) })
 }
 
 // refused returns the finding of a name or scope on which the user lacks actions.

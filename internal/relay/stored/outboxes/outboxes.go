@@ -50,8 +50,8 @@ const maxListings = 4
 func ListOutboxes(
 	ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool, databases ...string,
 ) ([]Outbox, error) {
-	l, err := List(ctx, client, match, databases...)
-	return l.Outboxes, err
+	listing, err := List(ctx, client, match, databases...)
+	return listing.Outboxes, err
 }
 
 // Listing is what exists under watched names.
@@ -84,17 +84,17 @@ func ListEach(
 
 	// Each goroutine writes to an element of its database only, so found needs no lock.
 	found := make([]Listing, len(databases))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxListings)
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(maxListings)
 	for i, db := range databases {
-		g.Go(func() error {
+		group.Go(func() error {
 			return run(gctx, func(ctx context.Context) (err error) {
 				found[i], err = listDatabase(ctx, mongodb.Database(client, db), match)
 				return err
 			})
 		})
 	}
-	if err := g.Wait(); err != nil {
+	if err := group.Wait(); err != nil {
 		return Listing{}, err
 	}
 
@@ -132,21 +132,21 @@ func listDatabase(ctx context.Context, db *mongo.Database, match func(db, coll [
 		return Listing{}, fmt.Errorf("listing collections of %s: %w", db.Name(), err)
 	}
 
-	var l Listing
+	var listing Listing
 	for _, s := range specs {
 		if strings.HasPrefix(s.Name, "system.") || !match([]byte(db.Name()), []byte(s.Name)) {
 			continue
 		}
-		if u, is := s.unfit(db.Name()); is {
-			l.unfit = append(l.unfit, u)
+		if unfit, is := s.unfit(db.Name()); is {
+			listing.unfit = append(listing.unfit, unfit)
 		}
 		if s.isCollection() {
-			o := Outbox{DB: db.Name(), Coll: s.Name}
-			copy(o.UUID[:], s.Info.UUID.Data)
-			l.Outboxes = append(l.Outboxes, o)
+			outbox := Outbox{DB: db.Name(), Coll: s.Name}
+			copy(outbox.UUID[:], s.Info.UUID.Data)
+			listing.Outboxes = append(listing.Outboxes, outbox)
 		}
 	}
-	return l, nil
+	return listing, nil
 }
 
 // NameHolder returns the UUID of the collection that has the name of o now, or zero if there is none. If the

@@ -15,13 +15,13 @@ import (
 // cluster time. It can be compared with positions of events, because their bytes begin with their time.
 func PosAt(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
 
-// PosOf returns the hexadecimal form in which exceptions store positions. If p has only a time, the
+// PosOf returns the hexadecimal form in which exceptions store positions. If position has only a time, the
 // result sorts before every event of that time.
-func PosOf(p resume.Position) string {
-	if d := p.Token.Data(); d != "" {
-		return d
+func PosOf(position resume.Position) string {
+	if data := position.Token.Data(); data != "" {
+		return data
 	}
-	return PosAt(p.ClusterTime)
+	return PosAt(position.ClusterTime)
 }
 
 // PosWithin returns the position of an envelope that came with others from one event of the stream, such as
@@ -38,20 +38,20 @@ func PosUnstamped(pos string) bool {
 	return strings.HasSuffix(pos, zero) && (len(pos) == len("82"+zero) || posIsWithin(pos))
 }
 
-// PosNumber returns the end of a position that distinguishes envelopes with a zero stamp, in the order of at and n. at
-// is a cluster time at which the envelope existed.
-func PosNumber(at bson.Timestamp, n uint32) string {
-	return fmt.Sprintf("-%08X%08X%08X", at.T, at.I, n)
+// PosNumber returns the end of a position that distinguishes envelopes with a zero stamp, in the order of clusterTime
+// and n. clusterTime is a cluster time at which the envelope existed.
+func PosNumber(clusterTime bson.Timestamp, n uint32) string {
+	return fmt.Sprintf("-%08X%08X%08X", clusterTime.T, clusterTime.I, n)
 }
 
-// PosSweptBehind returns a function that reports whether a sweep gave a position to an envelope that may have been committed after
-// the cluster time after, so that a stream from there contains it. This is an envelope without a stamp that
-// was not numbered before after. It is also an envelope with a stamp that is at most margin older, because its
-// transaction may have been open at after.
-func PosSweptBehind(after bson.Timestamp, margin time.Duration) func(pos string) bool {
-	least := PosAt(after)
+// PosSweptBehind returns a function that reports whether a sweep gave a position to an envelope that may have been committed
+// after clusterTime, so that a stream from there contains it. This is an envelope without a stamp that
+// was not numbered before clusterTime. It is also an envelope with a stamp that is at most margin older, because its
+// transaction may have been open at clusterTime.
+func PosSweptBehind(clusterTime bson.Timestamp, margin time.Duration) func(pos string) bool {
+	least := PosAt(clusterTime)
 	// The subtraction must not wrap around at a time near zero.
-	leastStamp := PosAt(bson.Timestamp{T: after.T - min(after.T, uint32(margin/time.Second)), I: after.I})
+	leastStamp := PosAt(bson.Timestamp{T: clusterTime.T - min(clusterTime.T, uint32(margin/time.Second)), I: clusterTime.I})
 
 	return func(pos string) bool {
 		if len(pos) == len(least) {
@@ -85,33 +85,33 @@ func posIsWithin(pos string) bool { return strings.Contains(pos, "-") }
 // Stamp returns the timestamp that the server wrote into the envelope at its insert, or zero if there
 // is none.
 func Stamp(doc []byte) bson.Timestamp {
-	t, i, ok := bson.Raw(doc).Lookup("ts").TimestampOK()
+	seconds, i, ok := bson.Raw(doc).Lookup("ts").TimestampOK()
 	if !ok {
 		return bson.Timestamp{}
 	}
-	return bson.Timestamp{T: t, I: i}
+	return bson.Timestamp{T: seconds, I: i}
 }
 
-// FirstStampAt returns the first timestamp of the second of at, or zero for the zero time.
-func FirstStampAt(at time.Time) bson.Timestamp {
-	if at.IsZero() {
+// FirstStampAt returns the first timestamp of the second of moment, or zero for the zero time.
+func FirstStampAt(moment time.Time) bson.Timestamp {
+	if moment.IsZero() {
 		return bson.Timestamp{}
 	}
-	return bson.Timestamp{T: clampSeconds(at)}
+	return bson.Timestamp{T: clampSeconds(moment)}
 }
 
-// LastStampBefore returns the last timestamp of the second before at.
-func LastStampBefore(at time.Time) bson.Timestamp {
-	if at.Nanosecond() > 0 {
-		at = at.Add(time.Second)
+// LastStampBefore returns the last timestamp of the second before moment.
+func LastStampBefore(moment time.Time) bson.Timestamp {
+	if moment.Nanosecond() > 0 {
+		moment = moment.Add(time.Second)
 	}
 
-	t := clampSeconds(at)
-	if t == 0 {
+	seconds := clampSeconds(moment)
+	if seconds == 0 {
 		return bson.Timestamp{}
 	}
-	return bson.Timestamp{T: t - 1, I: math.MaxUint32}
+	return bson.Timestamp{T: seconds - 1, I: math.MaxUint32}
 }
 
-// clampSeconds returns the Unix seconds of at, within the range of a timestamp.
-func clampSeconds(at time.Time) uint32 { return uint32(min(max(at.Unix(), 0), math.MaxUint32)) }
+// clampSeconds returns the Unix seconds of moment, within the range of a timestamp.
+func clampSeconds(moment time.Time) uint32 { return uint32(min(max(moment.Unix(), 0), math.MaxUint32)) }

@@ -55,15 +55,15 @@ type Registration struct {
 // Away reports whether the collection has a name that no watcher reads.
 func (c Registration) Away() bool { return c.Left.After(c.Seen) }
 
-// ReadUpTo returns the time up to which the collection was read before it got its present name. at is the
-// position of the watcher or slot. If the stream has included the collection since before at, the position is
-// sufficient and appeared is false.
-func (c Registration) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared bool) {
-	if at.IsZero() || !c.Seen.After(at) {
+// ReadUpTo returns the time up to which the collection was read before it got its present name. position
+// is the position of the watcher or slot. If the stream has included the collection since before then, the position
+// is sufficient and appeared is false.
+func (c Registration) ReadUpTo(position bson.Timestamp) (upTo bson.Timestamp, appeared bool) {
+	if position.IsZero() || !c.Seen.After(position) {
 		return bson.Timestamp{}, false
 	}
 
-	if c.Left.After(at) {
+	if c.Left.After(position) {
 		// Another slot, which is further, has stored Left. The slot at this position has to begin at the start.
 		return bson.Timestamp{}, true
 	}
@@ -71,8 +71,8 @@ func (c Registration) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared
 }
 
 // ReadUpTo returns [Registration.ReadUpTo] of the collections that got their names after position, by name, for
-// a sweep that begins at from. If a collection is not in the registry, it was never read.
-func ReadUpTo(claims []Registration, list []Outbox, position, from bson.Timestamp) map[string]bson.Timestamp {
+// a sweep that begins at start. If a collection is not in the registry, it was never read.
+func ReadUpTo(claims []Registration, list []Outbox, position, start bson.Timestamp) map[string]bson.Timestamp {
 	of, out := ByUUID(claims), map[string]bson.Timestamp{}
 	for _, o := range list {
 		claim, known := of[o.UUID]
@@ -83,8 +83,8 @@ func ReadUpTo(claims []Registration, list []Outbox, position, from bson.Timestam
 
 		if upTo, appeared := claim.ReadUpTo(position); appeared {
 			// The sweep begins at from, so a later time would leave out envelopes.
-			if from.Before(upTo) {
-				upTo = from
+			if start.Before(upTo) {
+				upTo = start
 			}
 			out[o.NS()] = upTo
 		}
@@ -104,22 +104,22 @@ func ByUUID(claims []Registration) map[[16]byte]Registration {
 }
 
 // encodeUUID returns the UUID as the server stores it.
-func encodeUUID(u [16]byte) bson.Binary {
-	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}
+func encodeUUID(uuid [16]byte) bson.Binary {
+	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}
 }
 
-// Register assigns the collection to the watcher (its name, without a slot), with the cluster time at which it
-// had its name, or zero. If the collection already belongs to the watcher, Register stores a new name after a
+// Register assigns the collection to the watcher (its name, without a slot), with the cluster time namedAt at
+// which it had its name, or zero. If the collection already belongs to the watcher, Register stores a new name after a
 // rename. It returns the entry as it was before the call. If the collection belongs to another watcher, the
 // error is a [*ClaimedError].
 func (r *Registry) Register(
-	ctx context.Context, uuid [16]byte, ns, watcher string, at bson.Timestamp,
+	ctx context.Context, uuid [16]byte, ns, watcher string, namedAt bson.Timestamp,
 ) (before Registration, err error) {
 	if uuid == ([16]byte{}) {
 		return before, fmt.Errorf("claiming %s: its UUID is not known; grant listCollections on its database", ns)
 	}
 
-	update := registration(ns, watcher, at)
+	update := registration(ns, watcher, namedAt)
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before)
 	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: encodeUUID(uuid)}}, update, opts).Decode(&before)
 
@@ -128,7 +128,7 @@ func (r *Registry) Register(
 		return Registration{}, nil
 	case mongo.IsDuplicateKeyError(err):
 		// Another process has inserted the entry at the same moment, so the next attempt finds it.
-		return r.Register(ctx, uuid, ns, watcher, at)
+		return r.Register(ctx, uuid, ns, watcher, namedAt)
 	case err != nil:
 		return before, mongodb.Refusal(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
 	case before.Watcher != watcher:
@@ -138,7 +138,7 @@ func (r *Registry) Register(
 }
 
 // registration returns the update of one entry. It leaves an entry of another watcher as it is.
-func registration(ns, watcher string, at bson.Timestamp) mongo.Pipeline {
+func registration(ns, watcher string, namedAt bson.Timestamp) mongo.Pipeline {
 	// An entry without a watcher is new, so it counts as the watcher's.
 	owner := mongodb.IfNull("$watcher", mongodb.Literal(watcher))
 	mine := bson.D{{Key: "$eq", Value: bson.A{owner, mongodb.Literal(watcher)}}}
@@ -147,10 +147,10 @@ func registration(ns, watcher string, at bson.Timestamp) mongo.Pipeline {
 		{Key: "watcher", Value: mongodb.Literal(watcher)},
 		{Key: "since", Value: mongodb.IfNull("$since", "$$NOW")},
 	}
-	if !at.IsZero() {
+	if !namedAt.IsZero() {
 		// seen keeps the first time, and is set again only after a rename has taken the collection away.
 		away := bson.D{{Key: "$gt", Value: bson.A{mongodb.IfNull("$left", bson.Timestamp{}), "$seen"}}}
-		seen := bson.D{{Key: "$cond", Value: bson.A{away, at, mongodb.IfNull("$seen", at)}}}
+		seen := bson.D{{Key: "$cond", Value: bson.A{away, namedAt, mongodb.IfNull("$seen", namedAt)}}}
 		fields = append(fields, bson.E{Key: "seen", Value: seen})
 	}
 
@@ -161,14 +161,14 @@ func registration(ns, watcher string, at bson.Timestamp) mongo.Pipeline {
 	}}}}
 }
 
-// RegisterAll is Register for many collections, which had their names at the cluster time at. It sends two statements.
+// RegisterAll is Register for many collections, which had their names at the cluster time namedAt. It sends two statements.
 // If another watcher has claimed one of them, the error is a [*ClaimedError], and the others are registered.
-func (r *Registry) RegisterAll(ctx context.Context, list []Outbox, watcher string, at bson.Timestamp) error {
+func (r *Registry) RegisterAll(ctx context.Context, list []Outbox, watcher string, namedAt bson.Timestamp) error {
 	models, ids := make([]mongo.WriteModel, len(list)), make(bson.A, len(list))
 	for i, o := range list {
 		ids[i] = encodeUUID(o.UUID)
 		models[i] = mongo.NewUpdateOneModel().SetFilter(bson.D{{Key: "_id", Value: ids[i]}}).
-			SetUpdate(registration(o.NS(), watcher, at)).SetUpsert(true)
+			SetUpdate(registration(o.NS(), watcher, namedAt)).SetUpsert(true)
 	}
 	_, err := r.coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	// Another process has inserted an entry at the same moment. The caller repeats the call.
@@ -185,14 +185,14 @@ func (r *Registry) RegisterAll(ctx context.Context, list []Outbox, watcher strin
 	return err
 }
 
-// Leave records that a rename at the cluster time at gave the collection a name that the watcher does not read.
-// The watcher has read the collection up to at. If the collection is already away, Leave does nothing.
-func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at bson.Timestamp) error {
+// Leave records that a rename at the cluster time renamedAt gave the collection a name that the watcher does not read.
+// The watcher has read the collection up to renamedAt. If the collection is already away, Leave does nothing.
+func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, renamedAt bson.Timestamp) error {
 	here := bson.D{{Key: "$lte", Value: bson.A{
 		mongodb.IfNull("$left", bson.Timestamp{}), mongodb.IfNull("$seen", bson.Timestamp{}),
 	}}}
 	return r.updateEntry(ctx, "recording that a collection was renamed away", uuid, watcher,
-		bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}}, bson.E{Key: "$expr", Value: here})
+		bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: renamedAt}}}}, bson.E{Key: "$expr", Value: here})
 }
 
 // MarkIrregularIDs records that the times in the ids of the collection must not be used. A sweep then delivers each
@@ -203,9 +203,9 @@ func (r *Registry) MarkIrregularIDs(ctx context.Context, uuid [16]byte, watcher 
 }
 
 // SetPurgedIDs stores [Registration.PurgedIDs].
-func (r *Registry) SetPurgedIDs(ctx context.Context, uuid [16]byte, watcher string, at bson.Timestamp) error {
+func (r *Registry) SetPurgedIDs(ctx context.Context, uuid [16]byte, watcher string, clusterTime bson.Timestamp) error {
 	return r.updateEntry(ctx, "recording how far a collection is purged", uuid, watcher,
-		bson.D{{Key: "$set", Value: bson.D{{Key: "purgedIds", Value: at}}}})
+		bson.D{{Key: "$set", Value: bson.D{{Key: "purgedIds", Value: clusterTime}}}})
 }
 
 // updateEntry updates the entry of a collection if the collection belongs to the watcher and the entry matches filter.

@@ -38,6 +38,6 @@ func Unscheduled(and ...bson.E) bson.D {
 }
 
 // HasScheduled reports whether coll holds a scheduled envelope of the slot.
-func HasScheduled(ctx context.Context, coll *mongo.Collection, p slot.Range) (bool, error) {
-	return mongodb.Exists(ctx, coll, p.AddFilter(isScheduled()))
+func HasScheduled(ctx context.Context, coll *mongo.Collection, slot slot.Range) (bool, error) {
+	return mongodb.Exists(ctx, coll, slot.AddFilter(isScheduled()))
 }

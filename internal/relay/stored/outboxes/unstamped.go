@@ -22,8 +22,8 @@ const ClockMargin = 24 * time.Hour
 // Unstamped returns the condition for an envelope without a stamp. In the order of BSON, all stamps are in one
 // range, so the index on ts finds the values on both sides of it. ($not and $type would read the whole index.)
 func Unstamped() bson.E {
-	side := func(op string, t bson.Timestamp) bson.D {
-		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", t}}}}}
+	side := func(op string, timestamp bson.Timestamp) bson.D {
+		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", timestamp}}}}}
 	}
 	return bson.E{Key: "$or", Value: bson.A{side("$lte", bson.Timestamp{}), side("$gt", lastStamp)}}
 }
@@ -50,34 +50,34 @@ func IDTime(typ byte, id []byte) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// IDsBetween returns the conditions for ids with a time from from to to, one for each kind of id. By each, the server
-// reads one range of the index on _id. If to is zero, the range has no end. Some UUIDs without a time match as well.
-func IDsBetween(from, to time.Time) []bson.E {
+// IDsBetween returns the conditions for ids with a time from start to end, one for each kind of id. By each, the server
+// reads one range of the index on _id. If end is zero, the range has no end. Some UUIDs without a time match as well.
+func IDsBetween(start, end time.Time) []bson.E {
 	between := func(first func(time.Time) any) bson.E {
-		ids := bson.D{{Key: "$gte", Value: first(from)}}
-		if !to.IsZero() {
-			ids = append(ids, bson.E{Key: "$lt", Value: first(to)})
+		ids := bson.D{{Key: "$gte", Value: first(start)}}
+		if !end.IsZero() {
+			ids = append(ids, bson.E{Key: "$lt", Value: first(end)})
 		}
 		return bson.E{Key: "_id", Value: ids}
 	}
 	return []bson.E{
-		between(func(t time.Time) any { return FirstObjectID(t) }),
-		between(func(t time.Time) any { return FirstUUID(t) }),
+		between(func(moment time.Time) any { return FirstObjectID(moment) }),
+		between(func(moment time.Time) any { return FirstUUID(moment) }),
 	}
 }
 
-// FirstObjectID returns the lowest ObjectId with the time t, in whole seconds.
-func FirstObjectID(t time.Time) (id bson.ObjectID) {
-	binary.BigEndian.PutUint32(id[:], uint32(max(t.Unix(), 0)))
+// FirstObjectID returns the lowest ObjectId with the time moment, in whole seconds.
+func FirstObjectID(moment time.Time) (id bson.ObjectID) {
+	binary.BigEndian.PutUint32(id[:], uint32(max(moment.Unix(), 0)))
 	return id
 }
 
-// FirstUUID returns the lowest UUID that begins with the time t, in whole milliseconds, as version 7 does. UUIDs
+// FirstUUID returns the lowest UUID that begins with the time moment, in whole milliseconds, as version 7 does. UUIDs
 // of other versions may follow it: use [IDTime] to recognize them.
-func FirstUUID(t time.Time) bson.Binary {
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], uint64(max(t.UnixMilli(), 0)))
-	u := make([]byte, 16)
-	copy(u, b[2:])
-	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u}
+func FirstUUID(moment time.Time) bson.Binary {
+	var millis [8]byte
+	binary.BigEndian.PutUint64(millis[:], uint64(max(moment.UnixMilli(), 0)))
+	first := make([]byte, 16)
+	copy(first, millis[2:])
+	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: first}
 }

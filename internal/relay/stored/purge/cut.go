@@ -101,10 +101,10 @@ func readWatermarks(ctx context.Context, state state.Database) (*watermarks, err
 		return nil, err
 	}
 
-	w := &watermarks{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]slotPosition)}
+	watermarks := &watermarks{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]slotPosition)}
 	for _, c := range claims {
 		if len(c.UUID.Data) == 16 {
-			w.claims[[16]byte(c.UUID.Data)] = append(w.claims[[16]byte(c.UUID.Data)], c)
+			watermarks.claims[[16]byte(c.UUID.Data)] = append(watermarks.claims[[16]byte(c.UUID.Data)], c)
 		}
 	}
 
@@ -116,12 +116,12 @@ func readWatermarks(ctx context.Context, state state.Database) (*watermarks, err
 	}
 
 	for _, d := range docs {
-		if name, p, ok := slot.ParseID(d.ID); ok {
-			d.of = p.N
-			w.slots[name] = append(w.slots[name], d)
+		if name, slotRange, ok := slot.ParseID(d.ID); ok {
+			d.of = slotRange.N
+			watermarks.slots[name] = append(watermarks.slots[name], d)
 		}
 	}
-	return w, nil
+	return watermarks, nil
 }
 
 // Cut returns the earliest position of all slots of all watchers that are registered for the collection, less keep. keep
@@ -131,12 +131,12 @@ func readWatermarks(ctx context.Context, state state.Database) (*watermarks, err
 // position. So its event is before the position: it was delivered, or stored as waiting or dead in the state database. A slot
 // counts whether a node owns it or not. A slot that is missing, has no position, or has a gap stops the purge, because
 // the undelivered envelopes will then be read from the collection itself.
-func (w *watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
+func (w *watermarks) Cut(outbox outboxes.Outbox, keep time.Duration) (Cut, error) {
 	held := func(slot string, why Block) (Cut, error) {
-		return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why}
+		return Cut{}, &HeldError{NS: outbox.NS(), Slot: slot, Hold: why}
 	}
-	claims := w.claims[o.UUID]
-	if len(claims) == 0 || !o.Identified() {
+	claims := w.claims[outbox.UUID]
+	if len(claims) == 0 || !outbox.Identified() {
 		return held("", HoldUnclaimed)
 	}
 

@@ -63,36 +63,36 @@ type cursor struct {
 // SentHistory reads the history of coll. A page costs the entries of the index on ts that are read until the page is
 // full. A search for a key, or in an outbox without marks, reads the whole window. The pages are stable: an envelope that
 // is delivered between two pages is on a later page, and a purged envelope is missing.
-func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (HistoryPage, error) {
-	limit := min(q.Limit, MaxHistory)
+func SentHistory(ctx context.Context, coll *mongo.Collection, query HistoryQuery) (HistoryPage, error) {
+	limit := min(query.Limit, MaxHistory)
 	if limit <= 0 {
 		limit = defaultHistoryLimit
 	}
-	h := historian{coll: mongodb.Majority(coll), key: keyFilter(q.Mapping, q.Key), mapping: q.Mapping}
-	if len(q.IDs) > 0 {
-		found, err := h.findEnvelopes(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: q.IDs}}}}, "_id", 0)
+	historian := historian{coll: mongodb.Majority(coll), key: keyFilter(query.Mapping, query.Key), mapping: query.Mapping}
+	if len(query.IDs) > 0 {
+		found, err := historian.findEnvelopes(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: query.IDs}}}}, "_id", 0)
 		return HistoryPage{Envelopes: found}, err
 	}
 
 	// The page begins after this stamp. From is inclusive, so it is the last stamp of the second before.
-	after := outboxes.LastStampBefore(q.From.Truncate(time.Second))
+	after := outboxes.LastStampBefore(query.From.Truncate(time.Second))
 
 	// The previous page may have ended between two envelopes of one stamp. The others come first, in the order of ids.
 	var page HistoryPage
-	if q.After != "" {
+	if query.After != "" {
 		var last cursor
-		if mongodb.ParseCursor(q.After, &last) != nil || last.At.IsZero() {
+		if mongodb.ParseCursor(query.After, &last) != nil || last.At.IsZero() {
 			return page, mongodb.ErrCursor
 		}
 		var err error
-		if page.Envelopes, err = h.findAtStamp(ctx, last, limit); err != nil {
+		if page.Envelopes, err = historian.findAtStamp(ctx, last, limit); err != nil {
 			return page, err
 		}
 		after = last.At
 	}
 
 	if room := limit - len(page.Envelopes); room > 0 {
-		more, err := h.findInWindow(ctx, after, q.To, room)
+		more, err := historian.findInWindow(ctx, after, query.To, room)
 		if err != nil {
 			return page, err
 		}
@@ -151,23 +151,23 @@ func (h historian) filterSent(stamp bson.D, and ...bson.E) bson.D {
 }
 
 // findAtStamp returns the envelopes of one stamp after an id, in the order of ids.
-func (h historian) findAtStamp(ctx context.Context, c cursor, limit int) ([]History, error) {
+func (h historian) findAtStamp(ctx context.Context, cursor cursor, limit int) ([]History, error) {
 	var and []bson.E
-	if !c.ID.IsZero() {
+	if !cursor.ID.IsZero() {
 		// $expr compares ids of different types.
-		later := bson.D{{Key: "$gt", Value: bson.A{"$_id", mongodb.Literal(c.ID)}}}
+		later := bson.D{{Key: "$gt", Value: bson.A{"$_id", mongodb.Literal(cursor.ID)}}}
 		and = append(and, bson.E{Key: "$expr", Value: later})
 	}
-	return h.findEnvelopes(ctx, h.filterSent(bson.D{{Key: "$eq", Value: c.At}}, and...), "_id", limit)
+	return h.findEnvelopes(ctx, h.filterSent(bson.D{{Key: "$eq", Value: cursor.At}}, and...), "_id", limit)
 }
 
-// findInWindow returns the first envelopes with a stamp after after and before to. Copied envelopes may share a stamp,
+// findInWindow returns the first envelopes with a stamp after start and before end. Copied envelopes may share a stamp,
 // and the index returns them in an order in which a next page could not continue. So it reads the last stamp of a full
 // page again, in the order of ids.
-func (h historian) findInWindow(ctx context.Context, after bson.Timestamp, to time.Time, limit int) ([]History, error) {
-	stamp := bson.D{{Key: "$gt", Value: after}}
-	if !to.IsZero() {
-		stamp = append(stamp, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(to)})
+func (h historian) findInWindow(ctx context.Context, start bson.Timestamp, end time.Time, limit int) ([]History, error) {
+	stamp := bson.D{{Key: "$gt", Value: start}}
+	if !end.IsZero() {
+		stamp = append(stamp, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(end)})
 	}
 
 	found, err := h.findEnvelopes(ctx, h.filterSent(stamp), "ts", limit)
@@ -176,18 +176,18 @@ func (h historian) findInWindow(ctx context.Context, after bson.Timestamp, to ti
 	}
 
 	last := found[len(found)-1].TS
-	whole := slices.IndexFunc(found, func(e History) bool { return e.TS == last })
+	whole := slices.IndexFunc(found, func(history History) bool { return history.TS == last })
 	rest, err := h.findAtStamp(ctx, cursor{At: last}, limit-whole)
 	return append(found[:whole], rest...), err
 }
 
 // keyFilter returns the condition for the canonical text of an ordering key. It matches the key in every type that has
 // this text.
-func keyFilter(m *envelope.Mapping, text string) bson.D {
+func keyFilter(mapping *envelope.Mapping, text string) bson.D {
 	if text == "" {
 		return nil
 	}
-	return bson.D{m.KeyFilter(KeyForms(text))}
+	return bson.D{mapping.KeyFilter(KeyForms(text))}
 }
 
 // KeyForms returns the values whose canonical text is text.

@@ -33,7 +33,7 @@ type Cuts struct {
 func NewCuts(state state.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
 
 // Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
-func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
+func (c *Cuts) Of(ctx context.Context, outbox outboxes.Outbox) (Cut, error) {
 	if c.marks == nil || time.Since(c.readAt) > recheckEvery {
 		marks, err := readWatermarks(ctx, c.state)
 		if err != nil {
@@ -41,15 +41,15 @@ func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
 		}
 		c.marks, c.readAt = marks, time.Now()
 	}
-	cut, err := c.marks.Cut(o, c.keep)
+	cut, err := c.marks.Cut(outbox, c.keep)
 	if err != nil {
 		return cut, err
 	}
 
 	// The purge addresses the collection by name. If a rename has replaced it, the new collection is not read yet.
-	holder, err := o.NameHolder(ctx, c.state.Client())
-	if err == nil && holder != o.UUID && holder != [16]byte{} {
-		err = &HeldError{NS: o.NS(), Hold: HoldReplaced}
+	holder, err := outbox.NameHolder(ctx, c.state.Client())
+	if err == nil && holder != outbox.UUID && holder != [16]byte{} {
+		err = &HeldError{NS: outbox.NS(), Hold: HoldReplaced}
 	}
 	return cut, err
 }
@@ -122,7 +122,7 @@ type Count struct {
 
 // CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts envelopes with a stamp by
 // the index alone, and subtracts the scheduled ones among them. It reads the ids of the others.
-func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Count, err error) {
+func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (counted Count, err error) {
 	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
 	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
 
@@ -133,9 +133,9 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Cou
 		}
 		return n
 	}
-	c.Stamped = count(bson.D{within})
-	c.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, within})
-	c.Stamped = max(c.Stamped, 0)
+	counted.Stamped = count(bson.D{within})
+	counted.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, within})
+	counted.Stamped = max(counted.Stamped, 0)
 	if err != nil {
 		return Count{}, mongodb.Refusal(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
@@ -145,9 +145,9 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Cou
 			outboxes.Unscheduled(ids, outboxes.Unstamped()),
 			func(raw bson.Raw) error {
 				if cut.isExpired(raw.Lookup("_id")) {
-					c.Unstamped++
+					counted.Unstamped++
 				} else {
-					c.Timeless++
+					counted.Timeless++
 				}
 				return nil
 			}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
@@ -155,5 +155,5 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (c Cou
 			return Count{}, err
 		}
 	}
-	return c, nil
+	return counted, nil
 }

@@ -97,11 +97,11 @@ func (p *Purger) pause() time.Duration {
 }
 
 // New returns a Purger. It does no I/O before Run.
-func New(c Config) *Purger {
+func New(cfg Config) *Purger {
 	return &Purger{
-		config:      c,
-		pace:        pace{limit: c.Rate, batch: c.Batch},
-		margin:      c.Margin,
+		config:      cfg,
+		pace:        pace{limit: cfg.Rate, batch: cfg.Batch},
+		margin:      cfg.Margin,
 		turn:        maxTurn,
 		idle:        map[[16]byte]idleTime{},
 		candidates:  map[[16]byte]*Candidates{},
@@ -135,11 +135,11 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	// Read once: after a change of the server's parameter, the operator restarts the server or waits for the
 	// transactions to end.
 	if p.margin == 0 {
-		m, err := mongodb.AskMargin(ctx, p.config.Client)
+		margin, err := mongodb.AskMargin(ctx, p.config.Client)
 		if err != nil {
 			return 0, err
 		}
-		p.margin = m
+		p.margin = margin
 	}
 
 	now := time.Now()
@@ -147,8 +147,8 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	cuts := NewCuts(p.config.State, max(p.margin, p.config.Retention))
 	collections := p.config.Collections()
 	p.forgetCandidates(collections)
-	pending := slices.DeleteFunc(slices.Clone(collections), func(o outboxes.Outbox) bool {
-		return p.idle[o.UUID].until.After(now)
+	pending := slices.DeleteFunc(slices.Clone(collections), func(outbox outboxes.Outbox) bool {
+		return p.idle[outbox.UUID].until.After(now)
 	})
 
 	// The collections take turns, so that a large one does not delay the others.
@@ -183,7 +183,7 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 // between the others.
 func (p *Purger) forgetCandidates(watched []outboxes.Outbox) {
 	for uuid := range p.candidates {
-		if !slices.ContainsFunc(watched, func(o outboxes.Outbox) bool { return o.UUID == uuid }) {
+		if !slices.ContainsFunc(watched, func(outbox outboxes.Outbox) bool { return outbox.UUID == uuid }) {
 			delete(p.candidates, uuid)
 		}
 	}
@@ -197,41 +197,41 @@ func (p *Purger) forgetCandidates(watched []outboxes.Outbox) {
 
 // scheduleNextLook doubles the idle time of a collection without envelopes to remove, so that a thousand
 // quiet tenants cost little.
-func (p *Purger) scheduleNextLook(o outboxes.Outbox, removed int64) {
-	if removed > 0 || p.candidates[o.UUID].Len() > 0 {
-		delete(p.idle, o.UUID)
+func (p *Purger) scheduleNextLook(outbox outboxes.Outbox, removed int64) {
+	if removed > 0 || p.candidates[outbox.UUID].Len() > 0 {
+		delete(p.idle, outbox.UUID)
 		return
 	}
 
-	r := p.idle[o.UUID]
-	r.next = min(max(2*r.next, p.config.Interval), max(maxIdle, p.config.Interval))
+	idle := p.idle[outbox.UUID]
+	idle.next = min(max(2*idle.next, p.config.Interval), max(maxIdle, p.config.Interval))
 	// The skip ends half an interval earlier, because a tick may come a little early.
-	r.until = time.Now().Add(r.next - p.config.Interval/2)
-	p.idle[o.UUID] = r
+	idle.until = time.Now().Add(idle.next - p.config.Interval/2)
+	p.idle[outbox.UUID] = idle
 }
 
 // logHold logs why a collection is not purged, once per reason.
-func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError) {
-	if p.loggedHolds[o.UUID] == *held {
+func (p *Purger) logHold(ctx context.Context, outbox outboxes.Outbox, held *HeldError) {
+	if p.loggedHolds[outbox.UUID] == *held {
 		return
 	}
-	p.loggedHolds[o.UUID] = *held
+	p.loggedHolds[outbox.UUID] = *held
 
 	level := slog.LevelWarn
 	normal := []Block{HoldNoPosition, HoldGap, HoldUnread}
 	if slices.Contains(normal, held.Hold) {
 		level = slog.LevelInfo
 	}
-	p.config.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
+	p.config.Log.Log(ctx, level, held.Error(), "collection", outbox.NS(), "reason", string(held.Hold))
 }
 
 // purgeCollection removes the envelopes of one collection up to the cut, batch by batch. If the turn ends before
 // that, the error is errTurn.
-func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
+func (p *Purger) purgeCollection(ctx context.Context, outbox outboxes.Outbox, cuts *Cuts) (int64, error) {
 	started := time.Now()
 	n, err := Loop{
-		Coll:       mongodb.Database(p.config.Client, o.DB).Collection(o.Coll),
-		Candidates: p.candidates[o.UUID],
+		Coll:       mongodb.Database(p.config.Client, outbox.DB).Collection(outbox.Coll),
+		Candidates: p.candidates[outbox.UUID],
 		Size:       p.pace.batchSize,
 
 		Cut: func(ctx context.Context) (Cut, error) {
@@ -239,7 +239,7 @@ func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *C
 			if !p.config.Valid() {
 				return Cut{}, errSuspended
 			}
-			return cuts.Of(ctx, o)
+			return cuts.Of(ctx, outbox)
 		},
 
 		Step: func(ctx context.Context, n int64) error {
@@ -256,22 +256,22 @@ func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *C
 		},
 	}.Run(ctx)
 	if err == nil {
-		err = p.recordPurgedIDs(ctx, o)
+		err = p.recordPurgedIDs(ctx, outbox)
 	}
 	return n, err
 }
 
 // recordPurgedIDs records up to which time in their ids the envelopes without a stamp are removed. After lost history, a sweep
 // then delivers envelopes with earlier times, because they were inserted since.
-func (p *Purger) recordPurgedIDs(ctx context.Context, o outboxes.Outbox) error {
-	at := p.candidates[o.UUID].drained
-	if before := p.recorded[o.UUID]; time.Duration(int64(at.T)-int64(before.T))*time.Second < recordEvery {
+func (p *Purger) recordPurgedIDs(ctx context.Context, outbox outboxes.Outbox) error {
+	at := p.candidates[outbox.UUID].drained
+	if before := p.recorded[outbox.UUID]; time.Duration(int64(at.T)-int64(before.T))*time.Second < recordEvery {
 		return nil
 	}
 
-	err := outboxes.NewRegistry(p.config.State.Collection("collections")).SetPurgedIDs(ctx, o.UUID, p.config.Watcher, at)
+	err := outboxes.NewRegistry(p.config.State.Collection("collections")).SetPurgedIDs(ctx, outbox.UUID, p.config.Watcher, at)
 	if err == nil {
-		p.recorded[o.UUID] = at
+		p.recorded[outbox.UUID] = at
 	}
 	return err
 }

@@ -19,14 +19,14 @@ type Purged struct {
 	More    bool           // there may be more before the cut
 }
 
-// PurgeBatch removes about n envelopes with stamps in (after, before), the oldest first. It removes all envelopes
+// PurgeBatch removes about n envelopes with stamps in (start, end), the oldest first. It removes all envelopes
 // that share the last stamp, so it may remove more. It leaves out scheduled envelopes, so it may remove fewer, or none.
 //
 // It reads the n-th stamp from the index on ts and deletes the range up to this stamp. That costs the server less than a
 // list of n ids. The deletion contains the conditions of the purge itself. The deletion waits for the majority, so the deletions do not delay the majority
 // writes of services.
-func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int) (Purged, error) {
-	upto, more, err := readNthStamp(ctx, coll, after, before, n)
+func PurgeBatch(ctx context.Context, coll *mongo.Collection, start, end bson.Timestamp, n int) (Purged, error) {
+	upto, more, err := readNthStamp(ctx, coll, start, end, n)
 	if err != nil {
 		return Purged{}, mongodb.Refusal(err, "looking for envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
@@ -37,7 +37,7 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.
 		bound = "$lt"
 	}
 	res, err := mongodb.Majority(coll).DeleteMany(ctx, outboxes.Unscheduled(bson.E{Key: "ts", Value: bson.D{
-		{Key: "$gt", Value: after}, {Key: bound, Value: upto}, noArray,
+		{Key: "$gt", Value: start}, {Key: bound, Value: upto}, noArray,
 	}}))
 	if err != nil {
 		return Purged{}, mongodb.Refusal(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
@@ -48,12 +48,12 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.
 // noArray excludes lists of stamps from a range. Without it, a list matches if its elements satisfy the two bounds.
 var noArray = bson.E{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}
 
-// readNthStamp returns the n-th stamp in (after, before) and true. If there are fewer, it returns before and false. It
+// readNthStamp returns the n-th stamp in (start, end) and true. If there are fewer, it returns end and false. It
 // normally reads the index only.
 func readNthStamp(
-	ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int,
+	ctx context.Context, coll *mongo.Collection, start, end bson.Timestamp, n int,
 ) (bson.Timestamp, bool, error) {
-	within := bson.D{{Key: "$gt", Value: after}, {Key: "$lt", Value: before}}
+	within := bson.D{{Key: "$gt", Value: start}, {Key: "$lt", Value: end}}
 	opts := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(max(n, 1) - 1)).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ts", Value: 1}})
 
@@ -62,16 +62,16 @@ func readNthStamp(
 			TS bson.RawValue `bson:"ts"`
 		}
 		err := coll.FindOne(ctx, bson.D{{Key: "ts", Value: within}}, opts).Decode(&last)
-		t, i, stamp := last.TS.TimestampOK()
+		seconds, i, stamp := last.TS.TimestampOK()
 		switch {
 		case errors.Is(err, mongo.ErrNoDocuments):
-			return before, false, nil
+			return end, false, nil
 		case err != nil:
 			return bson.Timestamp{}, false, err
 		case stamp:
-			return bson.Timestamp{T: t, I: i}, true, nil
+			return bson.Timestamp{T: seconds, I: i}, true, nil
 		case len(within) > 2:
-			return before, false, nil
+			return end, false, nil
 		}
 
 		// The n-th entry of the index is an element of a list. The condition that excludes lists also reads documents.

@@ -59,25 +59,25 @@ func (e Edit) validateFields() error {
 }
 
 // rename returns the edit with the field names of the documents.
-func (e Edit) rename(m *envelope.Mapping) (Edit, error) {
+func (e Edit) rename(mapping *envelope.Mapping) (Edit, error) {
 	renamed := Edit{Version: e.Version}
 	for _, f := range e.Set {
-		name := m.Name(f.Key)
+		name := mapping.Name(f.Key)
 		if name == "" {
 			return e, fmt.Errorf("by the mapping, no field of the documents holds %s", f.Key)
 		}
 		renamed.Set = append(renamed.Set, bson.E{Key: name, Value: f.Value})
 	}
 	for _, f := range e.Unset {
-		renamed.Unset = append(renamed.Unset, m.Name(f))
+		renamed.Unset = append(renamed.Unset, mapping.Name(f))
 	}
 	return renamed, nil
 }
 
 // applyTo returns the envelope raw with the edit. A changed field keeps its place, and a new field
 // is added at the end. The slot follows the new ordering key.
-func (e Edit) applyTo(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
-	e, err := e.rename(m)
+func (e Edit) applyTo(raw bson.Raw, mapping *envelope.Mapping) (bson.Raw, error) {
+	e, err := e.rename(mapping)
 	if err != nil {
 		return nil, err
 	}
@@ -121,18 +121,18 @@ func (e Edit) applyTo(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
 	if err != nil {
 		return nil, fmt.Errorf("writing the edited envelope: %w", err)
 	}
-	return updateSlot(edited, m)
+	return updateSlot(edited, mapping)
 }
 
 // updateSlot returns the envelope with the slot of its ordering key (N28). An envelope without a slot gets none.
-func updateSlot(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
-	var v envelope.View
-	if err := m.Parse(raw, &v); err != nil {
+func updateSlot(raw bson.Raw, mapping *envelope.Mapping) (bson.Raw, error) {
+	var view envelope.View
+	if err := mapping.Parse(raw, &view); err != nil {
 		// newEntry parses the envelope again, and reports the error with the id of the letter.
 		return raw, nil
 	}
-	slot := keyhash.Slot(v.OrderingKey())
-	if v.Slot < 0 || v.Slot == slot {
+	slot := keyhash.Slot(view.OrderingKey())
+	if view.Slot < 0 || view.Slot == slot {
 		return raw, nil
 	}
 
@@ -164,33 +164,33 @@ func updateSlot(raw bson.Raw, m *envelope.Mapping) (bson.Raw, error) {
 //   - [ErrOtherVersion] if the edit was made from another version of the letter,
 //   - [ErrRequeued] if the letter is already requeued,
 //   - [mongodb.ErrNotFound] if the letter does not exist.
-func (k Desk) EditAndRequeue(ctx context.Context, id string, e Edit, o Options) (int32, error) {
-	if err := e.validateFields(); err != nil {
+func (k Desk) EditAndRequeue(ctx context.Context, id string, edit Edit, options Options) (int32, error) {
+	if err := edit.validateFields(); err != nil {
 		return 0, err
 	}
 
-	d, err := k.openNotRequeued(ctx, id)
+	letter, err := k.openNotRequeued(ctx, id)
 	if err != nil {
 		return 0, err
 	}
-	if d.Version() != e.Version {
+	if letter.Version() != edit.Version {
 		return 0, fmt.Errorf("%s: %w: it is at version %d, but the edit was made from version %d; "+
-			"show it again and edit that version", id, ErrOtherVersion, d.Version(), e.Version)
+			"show it again and edit that version", id, ErrOtherVersion, letter.Version(), edit.Version)
 	}
-	if d.Envelope, err = e.applyTo(d.Envelope, k.Mapping); err != nil {
-		return 0, &letters.RefusedError{Letter: &d, Reason: err.Error()}
+	if letter.Envelope, err = edit.applyTo(letter.Envelope, k.Mapping); err != nil {
+		return 0, &letters.RefusedError{Letter: &letter, Reason: err.Error()}
 	}
 
-	p, err := k.requeueList(ctx, []*letters.Dead{&d}, o, e.Fields())
+	plan, err := k.requeueList(ctx, []*letters.Dead{&letter}, options, edit.Fields())
 	switch {
 	case err != nil && isRejected(err):
-		return 0, newRejection(&d, err)
+		return 0, newRejection(&letter, err)
 	case err != nil:
 		return 0, err
-	case p.outcome.Refused > 0:
-		return 0, p.outcome.Why[0]
-	case p.outcome.Requeued > 0:
-		return p.delivery, nil
+	case plan.outcome.Refused > 0:
+		return 0, plan.outcome.Why[0]
+	case plan.outcome.Requeued > 0:
+		return plan.delivery, nil
 	}
 
 	// Since the check above, another action has requeued or discarded the letter.
@@ -209,10 +209,10 @@ var (
 
 // openNotRequeued is [letters.Open] for a letter that is not requeued yet. Otherwise it returns [ErrRequeued].
 func (k Desk) openNotRequeued(ctx context.Context, id string) (letters.Dead, error) {
-	d, err := letters.Open(ctx, k.Letters, id)
-	if r := d.Requeued; err == nil && r != nil {
+	letter, err := letters.Open(ctx, k.Letters, id)
+	if requeue := letter.Requeued; err == nil && requeue != nil {
 		err = fmt.Errorf("%s: %w: %s requeued it at %s as delivery %d; if that delivery died too, requeue its dead letter",
-			id, ErrRequeued, r.Actor, r.At.UTC().Format(time.RFC3339), r.Delivery)
+			id, ErrRequeued, requeue.Actor, requeue.At.UTC().Format(time.RFC3339), requeue.Delivery)
 	}
-	return d, err
+	return letter, err
 }

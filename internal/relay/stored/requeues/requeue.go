@@ -66,10 +66,10 @@ type Outcome struct {
 	Why      []*letters.RefusedError // the first of the refused letters, at most 100
 }
 
-func (o *Outcome) add(p Outcome) {
-	o.Requeued += p.Requeued
-	o.Refused += p.Refused
-	o.Why = append(o.Why, p.Why[:min(len(p.Why), maxRefused-len(o.Why))]...)
+func (o *Outcome) add(outcome Outcome) {
+	o.Requeued += outcome.Requeued
+	o.Refused += outcome.Refused
+	o.Why = append(o.Why, outcome.Why[:min(len(outcome.Why), maxRefused-len(o.Why))]...)
 }
 
 func (o *Outcome) refuse(why *letters.RefusedError) {
@@ -81,30 +81,30 @@ func (o *Outcome) refuse(why *letters.RefusedError) {
 // Requeue leaves out letters that are already requeued, and letters of envelopes that die while it
 // runs, so it ends. If Requeue is interrupted, the same call requeues the rest.
 //
-// q.Watcher must be that of the desk. If did is not nil, Requeue calls it with the total after each
+// query.Watcher must be that of the desk. If did is not nil, Requeue calls it with the total after each
 // part. If Requeue fails, it returns the total until then.
-func (k Desk) Requeue(ctx context.Context, q letters.Query, o Options, did func(Outcome)) (Outcome, error) {
+func (k Desk) Requeue(ctx context.Context, query letters.Query, options Options, did func(Outcome)) (Outcome, error) {
 	var total Outcome
 	now, err := mongodb.ServerTime(ctx, k.Letters.Database().Client())
 	if err != nil {
 		return total, err
 	}
-	if q, err = q.RestrictToAction(now); err != nil {
+	if query, err = query.RestrictToAction(now); err != nil {
 		return total, err
 	}
-	q.RequeueStatus = letters.NotRequeued
+	query.RequeueStatus = letters.NotRequeued
 
-	s, err := letters.NewScan(ctx, k.Letters, q)
+	scan, err := letters.NewScan(ctx, k.Letters, query)
 	if err != nil {
 		return total, err
 	}
 	for {
-		part, err := s.Next(ctx, atOnce, mongodb.MaxBytes)
+		part, err := scan.Next(ctx, atOnce, mongodb.MaxBytes)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
 
-		outcome, err := k.requeueHalves(ctx, part, o)
+		outcome, err := k.requeueHalves(ctx, part, options)
 		total.add(outcome)
 		if did != nil {
 			did(total)
@@ -117,8 +117,8 @@ func (k Desk) Requeue(ctx context.Context, q letters.Query, o Options, did func(
 
 // requeueHalves requeues letters in one transaction. If MongoDB rejects an envelope, it divides the list until the envelope
 // is alone, and counts its letter as refused.
-func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, o Options) (Outcome, error) {
-	plan, err := k.requeueList(ctx, list, o, nil)
+func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, options Options) (Outcome, error) {
+	plan, err := k.requeueList(ctx, list, options, nil)
 	switch {
 	case err == nil:
 		return plan.outcome, nil
@@ -129,11 +129,11 @@ func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, o Options
 	}
 
 	half := len(list) / 2
-	first, err := k.requeueHalves(ctx, list[:half], o)
+	first, err := k.requeueHalves(ctx, list[:half], options)
 	if err != nil {
 		return first, err
 	}
-	second, err := k.requeueHalves(ctx, list[half:], o)
+	second, err := k.requeueHalves(ctx, list[half:], options)
 	first.add(second)
 	return first, err
 }
@@ -149,10 +149,10 @@ func isRejected(err error) bool {
 	return errors.As(err, &rejected)
 }
 
-func newRejection(d *letters.Dead, err error) *letters.RefusedError {
-	return &letters.RefusedError{Letter: d, Reason: fmt.Sprintf(
+func newRejection(letter *letters.Dead, err error) *letters.RefusedError {
+	return &letters.RefusedError{Letter: letter, Reason: fmt.Sprintf(
 		"MongoDB rejects its envelope of %d bytes as a waiting envelope (%s); discard it, or edit it",
-		d.Size, letters.DescribeRejection(err))}
+		letter.Size, letters.DescribeRejection(err))}
 }
 
 // plan contains the writes of one transaction.
@@ -164,34 +164,34 @@ type plan struct {
 }
 
 // requeueList requeues letters in one transaction. edited names the fields of their envelopes that were changed.
-func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, o Options, edited []string) (p plan, err error) {
+func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, options Options, edited []string) (planned plan, err error) {
 	client := k.Letters.Database().Client()
 	now, err := mongodb.ServerTime(ctx, client)
 	if err != nil {
-		return p, err
+		return planned, err
 	}
-	if o.DryRun {
-		return p, k.planEntries(list, now, o, &p)
+	if options.DryRun {
+		return planned, k.planEntries(list, now, options, &planned)
 	}
 
 	err = mongodb.InTransaction(ctx, client, func(tx context.Context) error {
 		// The transaction may run several times, and only its last run counts.
-		p = plan{}
-		open, err := k.filterOpen(tx, list, &p)
+		planned = plan{}
+		open, err := k.filterOpen(tx, list, &planned)
 		if err != nil || len(open) == 0 {
 			return err
 		}
-		if err := k.planEntries(open, now, o, &p); err != nil {
+		if err := k.planEntries(open, now, options, &planned); err != nil {
 			return err
 		}
-		return k.writeEntries(tx, &p, edited)
+		return k.writeEntries(tx, &planned, edited)
 	})
-	return p, err
+	return planned, err
 }
 
-// filterOpen returns the letters that still exist and are not requeued. It counts in p the
+// filterOpen returns the letters that still exist and are not requeued. It counts in plan the
 // letters that this action requeued in an earlier attempt whose outcome was unknown.
-func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, p *plan) ([]*letters.Dead, error) {
+func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, plan *plan) ([]*letters.Dead, error) {
 	ids := make([]string, len(list))
 	for i, d := range list {
 		ids[i] = d.ID
@@ -209,40 +209,40 @@ func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, p *plan) ([]*
 			open[f.ID] = true
 		case f.Requeued.Run == k.Run:
 			// An attempt with an unknown outcome has committed.
-			p.outcome.Requeued++
-			p.delivery = f.Requeued.Delivery
+			plan.outcome.Requeued++
+			plan.delivery = f.Requeued.Delivery
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(list), func(d *letters.Dead) bool { return !open[d.ID] }), nil
+	return slices.DeleteFunc(slices.Clone(list), func(letter *letters.Dead) bool { return !open[letter.ID] }), nil
 }
 
-// planEntries adds to p the entries of those letters that can be requeued. The other letters are counted as refused.
-func (k Desk) planEntries(list []*letters.Dead, now time.Time, o Options, p *plan) error {
+// planEntries adds to plan the entries of those letters that can be requeued. The other letters are counted as refused.
+func (k Desk) planEntries(list []*letters.Dead, now time.Time, options Options, plan *plan) error {
 	for _, d := range list {
-		entry, err := k.newEntry(d, now, o)
+		entry, err := k.newEntry(d, now, options)
 		var refused *letters.RefusedError
 		if errors.As(err, &refused) {
-			p.outcome.refuse(refused)
+			plan.outcome.refuse(refused)
 			continue
 		}
 		if err != nil {
 			return err
 		}
 
-		p.entries = append(p.entries, entry)
-		p.letters = append(p.letters, d.ID)
-		p.outcome.Requeued++
-		p.delivery = entry.Delivery
+		plan.entries = append(plan.entries, entry)
+		plan.letters = append(plan.letters, d.ID)
+		plan.outcome.Requeued++
+		plan.delivery = entry.Delivery
 	}
 	return nil
 }
 
 // writeEntries stores the envelopes as waiting and marks the letters, in the transaction tx.
-func (k Desk) writeEntries(tx context.Context, p *plan, edited []string) error {
-	if len(p.entries) == 0 {
+func (k Desk) writeEntries(tx context.Context, plan *plan, edited []string) error {
+	if len(plan.entries) == 0 {
 		return nil
 	}
-	err := waiting.Enter(tx, k.Waiting, p.entries)
+	err := waiting.Enter(tx, k.Waiting, plan.entries)
 	if mongodb.IsRejection(err) {
 		return &rejectedError{err}
 	}
@@ -256,59 +256,59 @@ func (k Desk) writeEntries(tx context.Context, p *plan, edited []string) error {
 		by = append(by, bson.E{Key: "edited", Value: edited})
 	}
 	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
-	_, err = k.Letters.UpdateMany(tx, idIn(p.letters), letterlist.Mark("requeued", by, next))
+	_, err = k.Letters.UpdateMany(tx, idIn(plan.letters), letterlist.Mark("requeued", by, next))
 	return mongodb.Refusal(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 
-// newEntry returns the waiting envelope of d with the server time now. If d cannot be delivered as it is, the error is a
+// newEntry returns the waiting envelope of letter with the server time now. If letter cannot be delivered as it is, the error is a
 // [*letters.RefusedError].
-func (k Desk) newEntry(d *letters.Dead, now time.Time, o Options) (waiting.Entry, error) {
+func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (waiting.Entry, error) {
 	refuse := func(reason string) (waiting.Entry, error) {
-		return waiting.Entry{}, &letters.RefusedError{Letter: d, Reason: reason}
+		return waiting.Entry{}, &letters.RefusedError{Letter: letter, Reason: reason}
 	}
-	if d.Delivery == math.MaxInt32 {
+	if letter.Delivery == math.MaxInt32 {
 		return refuse("it has reached the highest delivery number")
 	}
 
-	elems, err := d.Envelope.Elements()
+	elems, err := letter.Envelope.Elements()
 	switch {
 	case err != nil:
 		return refuse("its envelope is not valid BSON; edit it")
 	case len(elems) <= 1:
 		return refuse("only its id is left; edit it")
 	}
-	var v envelope.View
-	if err := k.Mapping.Parse(d.Envelope, &v); err != nil {
+	var view envelope.View
+	if err := k.Mapping.Parse(letter.Envelope, &view); err != nil {
 		fix := "; edit it"
-		id := d.Envelope.Lookup("_id")
-		if _, idErr := envelope.ParseID(id.Type, id.Value); idErr != nil || v.IDType == 0 {
+		id := letter.Envelope.Lookup("_id")
+		if _, idErr := envelope.ParseID(id.Type, id.Value); idErr != nil || view.IDType == 0 {
 			fix = "; an id cannot be edited: append the event again with another id, and discard this letter"
 		}
 		return refuse(err.Error() + fix)
 	}
 
-	raw := d.Envelope
-	if v.HasExpiresAt && v.ExpiresAt <= now.UnixMilli() {
-		if !o.IgnoreExpiry {
+	raw := letter.Envelope
+	if view.HasExpiresAt && view.ExpiresAt <= now.UnixMilli() {
+		if !options.IgnoreExpiry {
 			return refuse("it has expired; ignore the expiry, or edit it")
 		}
 		if raw, err = removeField(elems, k.Mapping.Name("expiresAt")); err != nil {
-			return waiting.Entry{}, fmt.Errorf("removing the expiry of %s: %w", d.ID, err)
+			return waiting.Entry{}, fmt.Errorf("removing the expiry of %s: %w", letter.ID, err)
 		}
 	}
 
 	return waiting.Entry{
-		Watcher:  d.Watcher,
-		NS:       d.NS,
+		Watcher:  letter.Watcher,
+		NS:       letter.NS,
 		Raw:      raw,
-		Delivery: d.Delivery + 1,
-		Key:      string(v.OrderingKey()),
-		Slot:     max(v.Slot, 0),
-		Pos:      positionOf(d),
+		Delivery: letter.Delivery + 1,
+		Key:      string(view.OrderingKey()),
+		Slot:     max(view.Slot, 0),
+		Pos:      positionOf(letter),
 		Reason:   waiting.Queued,
 		Origin:   waiting.OriginRequeue,
 		NextAt:   now,
-		ReplayOf: d.ID,
+		ReplayOf: letter.ID,
 	}, nil
 }
 
@@ -325,14 +325,14 @@ func removeField(elems []bson.RawElement, name string) (bson.Raw, error) {
 
 // positionOf returns the position of the letter among the waiting envelopes of its key: its own, or else the timestamp of
 // the insert, or else the time at which the letter died.
-func positionOf(d *letters.Dead) string {
-	if d.Pos != "" {
-		return d.Pos
+func positionOf(letter *letters.Dead) string {
+	if letter.Pos != "" {
+		return letter.Pos
 	}
-	if d.Stamp.T > 0 {
-		return outboxes.PosAt(d.Stamp)
+	if letter.Stamp.T > 0 {
+		return outboxes.PosAt(letter.Stamp)
 	}
-	died := min(max(d.MovedAt.Unix(), 0), math.MaxUint32)
+	died := min(max(letter.MovedAt.Unix(), 0), math.MaxUint32)
 	return outboxes.PosAt(bson.Timestamp{T: uint32(died)})
 }
 

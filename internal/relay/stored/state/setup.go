@@ -153,10 +153,10 @@ func (d Database) listExisting(ctx context.Context) ([]string, error) {
 }
 
 // listStrangers returns the full names of the existing collections that the marker does not list.
-func (d Database) listStrangers(m marker, exist []string) []string {
+func (d Database) listStrangers(marker marker, exist []string) []string {
 	return slices.DeleteFunc(slices.Clone(exist), func(name string) bool {
 		short := strings.TrimPrefix(name, d.prefix)
-		return short == markerName || slices.Contains(m.Collections, short)
+		return short == markerName || slices.Contains(marker.Collections, short)
 	})
 }
 
@@ -217,9 +217,9 @@ func (d Database) createCollection(ctx context.Context, name string, log *slog.L
 
 // ensureIndexes creates the missing indexes of a collection. A missing privilege, an index of others or a long
 // transaction is logged.
-func (d Database) ensureIndexes(ctx context.Context, c Collection, log *slog.Logger) error {
-	coll := d.Collection(c.Name)
-	missing, err := mongodb.MissingIndexes(ctx, coll, c.Indexes)
+func (d Database) ensureIndexes(ctx context.Context, collection Collection, log *slog.Logger) error {
+	coll := d.Collection(collection.Name)
+	missing, err := mongodb.MissingIndexes(ctx, coll, collection.Indexes)
 	if err == nil && len(missing) == 0 {
 		return nil
 	}

@@ -34,11 +34,11 @@ func NewSkip(bytes int64) *Skip {
 // hashID returns 128 bits of a cryptographic hash of an id and its namespace. Hashes that could collide
 // would lose envelopes.
 func (s *Skip) hashID(db, coll []byte, idType byte, id []byte) [16]byte {
-	b := binary.LittleEndian.AppendUint32(s.buf[:0], uint32(len(db)))
-	b = append(b, db...)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(coll)))
-	b = append(b, coll...)
-	s.buf = append(append(b, idType), id...)
+	data := binary.LittleEndian.AppendUint32(s.buf[:0], uint32(len(db)))
+	data = append(data, db...)
+	data = binary.LittleEndian.AppendUint32(data, uint32(len(coll)))
+	data = append(data, coll...)
+	s.buf = append(append(data, idType), id...)
 	sum := sha256.Sum256(s.buf)
 	return [16]byte(sum[:])
 }

@@ -55,7 +55,7 @@ func unstampedFilter(leftOut idRange) bson.D {
 
 // HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
 // that the stream has to send.
-func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
+func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, slot slot.Range) (bool, error) {
 	session, err := mongodb.Causal(ctx, coll.Database().Client(), now)
 	if err != nil {
 		return false, err
@@ -63,7 +63,7 @@ func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 	defer session.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, session)
 
-	return mongodb.Exists(ctx, mongodb.Majority(coll), p.AddFilter(unstampedFilter(idRange{})))
+	return mongodb.Exists(ctx, mongodb.Majority(coll), slot.AddFilter(unstampedFilter(idRange{})))
 }
 
 // source reads one collection for a sweep. After an error it can continue: it opens a new cursor after

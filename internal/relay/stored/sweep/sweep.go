@@ -92,8 +92,8 @@ func (s *Sweep) LowerBound() bson.Timestamp {
 }
 
 // lowerBound returns the stamp after which the sweep of one collection begins.
-func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
-	low, known := s.ReadUpTo[c.NS()]
+func (s *Sweep) lowerBound(outbox outboxes.Outbox) bson.Timestamp {
+	low, known := s.ReadUpTo[outbox.NS()]
 	if !known {
 		low = mongodb.Earlier(s.From, cmp.Or(s.Margin, mongodb.MinMargin))
 	}
@@ -118,22 +118,22 @@ func (s *Sweep) LeavesOut(ctx context.Context) (bool, error) {
 }
 
 // Count returns the number of envelopes that a sweep starting now would find in a collection.
-func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
-	coll := mongodb.Majority(mongodb.Database(s.Client, c.DB).Collection(c.Coll))
+func (s *Sweep) Count(ctx context.Context, outbox outboxes.Outbox) (int64, error) {
+	coll := mongodb.Majority(mongodb.Database(s.Client, outbox.DB).Collection(outbox.Coll))
 	total := int64(0)
 	count := func(filter bson.D) error {
-		n, err := coll.CountDocuments(ctx, c.Slot.AddFilter(filter))
+		n, err := coll.CountDocuments(ctx, outbox.Slot.AddFilter(filter))
 		total += n
 		return err
 	}
 
-	leftOut := s.leftOutIDs(c)
-	err := count(stampedFilter(s.lowerBound(c), lastStamp))
+	leftOut := s.leftOutIDs(outbox)
+	err := count(stampedFilter(s.lowerBound(outbox), lastStamp))
 	if err == nil {
 		err = count(unstampedFilter(leftOut))
 	}
 	if err != nil {
-		return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
+		return 0, fmt.Errorf("counting envelopes of %s: %w", outbox.NS(), err)
 	}
 	if leftOut.isEmpty() {
 		return total, nil
@@ -142,7 +142,7 @@ func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
 	// The filter does not leave out UUIDs.
 	uuids := outboxes.IDsBetween(leftOut.from, leftOut.to)[1]
 	early := streamFilter(outboxes.Unstamped(), uuids)
-	err = mongodb.FindEach(ctx, coll, "counting envelopes of "+c.NS(), c.Slot.AddFilter(early), func(raw bson.Raw) error {
+	err = mongodb.FindEach(ctx, coll, "counting envelopes of "+outbox.NS(), outbox.Slot.AddFilter(early), func(raw bson.Raw) error {
 		id := raw.Lookup("_id")
 		if _, hasTime := outboxes.IDTime(byte(id.Type), id.Value); hasTime {
 			total--
@@ -162,7 +162,9 @@ type idRange struct{ from, to time.Time }
 
 func (r idRange) isEmpty() bool { return !r.from.Before(r.to) }
 
-func (r idRange) contains(t time.Time) bool { return !t.Before(r.from) && t.Before(r.to) }
+func (r idRange) contains(moment time.Time) bool {
+	return !moment.Before(r.from) && moment.Before(r.to)
+}
 
 // leftOutIDs returns the times in ids of the envelopes without a stamp that the sweep of one collection leaves out.
 //
@@ -171,13 +173,13 @@ func (r idRange) contains(t time.Time) bool { return !t.Before(r.from) && t.Befo
 // was ever read, the ids of the collection are irregular. If an earlier time is from before the time up to which
 // the collection was purged, the envelope was inserted since the purge, for example by $merge. A collection whose
 // UUID is not known has no entry in the registry, so all of its envelopes are delivered.
-func (s *Sweep) leftOutIDs(c outboxes.Outbox) idRange {
-	from, known := s.ReadUpTo[c.NS()]
+func (s *Sweep) leftOutIDs(outbox outboxes.Outbox) idRange {
+	from, known := s.ReadUpTo[outbox.NS()]
 	if !known {
 		from = s.From
 	}
-	claim := s.Claims[c.UUID]
-	if s.OldIDs || from.IsZero() || !c.Identified() || claim.IrregularIDs {
+	claim := s.Claims[outbox.UUID]
+	if s.OldIDs || from.IsZero() || !outbox.Identified() || claim.IrregularIDs {
 		return idRange{}
 	}
 
@@ -191,7 +193,7 @@ func (s *Sweep) leftOutIDs(c outboxes.Outbox) idRange {
 // Run sweeps to the end of the stretch and returns nil. It returns early with the cause of ctx when ctx
 // ends, or with the error of the publisher. It may be called once.
 func (s *Sweep) Run(ctx context.Context) (Result, error) {
-	r := &sweepRun{Sweep: s}
+	run := &sweepRun{Sweep: s}
 	if s.Margin == 0 {
 		s.Margin = mongodb.MinMargin
 	}
@@ -199,14 +201,14 @@ func (s *Sweep) Run(ctx context.Context) (Result, error) {
 	// The ids of an earlier pass are not in the set.
 	s.Skip.partial = s.Skip.partial || !s.Cursor.IsZero()
 
-	err := r.sweepAll(ctx)
+	err := run.sweepAll(ctx)
 	if err == nil {
 		err = s.Publisher.Reached(ctx, s.To)
 	}
 	if err == nil {
-		s.Skip.until, err = r.readClusterTime(ctx)
+		s.Skip.until, err = run.readClusterTime(ctx)
 	}
-	return r.Result, err
+	return run.Result, err
 }
 
 // sweepRun is the state of one Run.
@@ -237,28 +239,28 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 	}
 
 	for _, c := range r.Collections {
-		s := r.newSource(c)
-		s.last = r.lowerBound(c)
-		if err := r.addSource(ctx, s); err != nil {
+		source := r.newSource(c)
+		source.last = r.lowerBound(c)
+		if err := r.addSource(ctx, source); err != nil {
 			return err
 		}
 	}
 
 	r.deliveredUpTo = r.LowerBound()
 	for len(r.sources) > 0 {
-		s := r.sources[0]
-		if err := r.reportReached(ctx, s.ts); err != nil {
+		source := r.sources[0]
+		if err := r.reportReached(ctx, source.ts); err != nil {
 			return err
 		}
 
 		// A transaction that was open at the end of the stretch has no lower stamp than this.
-		keep := s.ts.After(mongodb.Earlier(r.To, r.Margin))
-		if err := r.deliverCurrent(ctx, s, keep); err != nil {
+		keep := source.ts.After(mongodb.Earlier(r.To, r.Margin))
+		if err := r.deliverCurrent(ctx, source, keep); err != nil {
 			return err
 		}
 
 		r.sources = slices.Delete(r.sources, 0, 1)
-		if err := r.addSource(ctx, s); err != nil {
+		if err := r.addSource(ctx, source); err != nil {
 			return err
 		}
 	}
@@ -280,13 +282,13 @@ func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
 	return r.Publisher.Reached(ctx, reached)
 }
 
-func (r *sweepRun) newSource(c outboxes.Outbox) *source {
+func (r *sweepRun) newSource(outbox outboxes.Outbox) *source {
 	return &source{
-		outbox:    c,
-		coll:      mongodb.Database(r.Client, c.DB).Collection(c.Coll),
-		db:        []byte(c.DB),
-		name:      []byte(c.Coll),
-		slot:      c.Slot,
+		outbox:    outbox,
+		coll:      mongodb.Database(r.Client, outbox.DB).Collection(outbox.Coll),
+		db:        []byte(outbox.DB),
+		name:      []byte(outbox.Coll),
+		slot:      outbox.Slot,
 		to:        r.To,
 		idsAtLast: map[string]struct{}{},
 		// The merge holds one reply of each collection.
@@ -295,39 +297,39 @@ func (r *sweepRun) newSource(c outboxes.Outbox) *source {
 	}
 }
 
-// sweepUnstamped delivers the envelopes of c without a stamp, in the order of insertion. The ids of some show that
+// sweepUnstamped delivers the envelopes of outbox without a stamp, in the order of insertion. The ids of some show that
 // they are too old.
-func (r *sweepRun) sweepUnstamped(ctx context.Context, c outboxes.Outbox) error {
-	s := r.newSource(c)
-	s.unstamped, s.leftOut = true, r.leftOutIDs(c)
-	defer s.closeCursor(ctx)
+func (r *sweepRun) sweepUnstamped(ctx context.Context, outbox outboxes.Outbox) error {
+	source := r.newSource(outbox)
+	source.unstamped, source.leftOut = true, r.leftOutIDs(outbox)
+	defer source.closeCursor(ctx)
 
 	for {
-		more, err := r.nextDocument(ctx, s)
+		more, err := r.nextDocument(ctx, source)
 		if err != nil || !more {
 			return err
 		}
-		if err := r.deliverCurrent(ctx, s, true); err != nil {
+		if err := r.deliverCurrent(ctx, source, true); err != nil {
 			return err
 		}
 	}
 }
 
-// addSource moves s to its next document and adds it to the sources, unless it has ended.
-func (r *sweepRun) addSource(ctx context.Context, s *source) error {
-	more, err := r.nextDocument(ctx, s)
+// addSource moves source to its next document and adds it to the sources, unless it has ended.
+func (r *sweepRun) addSource(ctx context.Context, source *source) error {
+	more, err := r.nextDocument(ctx, source)
 	if more {
-		i, _ := slices.BinarySearchFunc(r.sources, s, compareSources)
-		r.sources = slices.Insert(r.sources, i, s)
+		i, _ := slices.BinarySearchFunc(r.sources, source, compareSources)
+		r.sources = slices.Insert(r.sources, i, source)
 	}
 	return err
 }
 
-// nextDocument moves s to its next document and returns false at the end. It retries failed reads until
+// nextDocument moves source to its next document and returns false at the end. It retries failed reads until
 // they succeed, because the envelopes of a lost stream cannot be read anywhere else.
-func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err error) {
+func (r *sweepRun) nextDocument(ctx context.Context, source *source) (more bool, err error) {
 	err = r.retryReads(ctx, func(ctx context.Context) (err error) {
-		more, err = s.nextWithTimeout(ctx)
+		more, err = source.nextWithTimeout(ctx)
 		return err
 	})
 	if err != nil || more {
@@ -335,13 +337,13 @@ func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err 
 	}
 
 	// A collection that was renamed looks as if it had ended. One that was dropped has ended: its envelopes are gone.
-	name := s.outbox.Coll
+	name := source.outbox.Coll
 	err = r.retryReads(ctx, func(ctx context.Context) (err error) {
-		name, err = s.outbox.CurrentName(ctx, r.Client)
+		name, err = source.outbox.CurrentName(ctx, r.Client)
 		return err
 	})
-	if err == nil && name != "" && name != s.outbox.Coll {
-		err = fmt.Errorf("%s: %w", s.outbox.NS(), errMoved)
+	if err == nil && name != "" && name != source.outbox.Coll {
+		err = fmt.Errorf("%s: %w", source.outbox.NS(), errMoved)
 	}
 	return false, err
 }
@@ -355,10 +357,10 @@ func (r *sweepRun) retryReads(ctx context.Context, op func(context.Context) erro
 	return err
 }
 
-// deliverCurrent delivers the current envelope of s. If keep is set, the stream may repeat it: then it is
+// deliverCurrent delivers the current envelope of source. If keep is set, the stream may repeat it: then it is
 // added to Skip, and left out if it is there already.
-func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) error {
-	if keep && r.Skip.contains(s.db, s.name, byte(s.id.Type), s.id.Value) {
+func (r *sweepRun) deliverCurrent(ctx context.Context, source *source, keep bool) error {
+	if keep && r.Skip.contains(source.db, source.name, byte(source.id.Type), source.id.Value) {
 		r.Skipped++
 		return nil
 	}
@@ -367,14 +369,14 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) err
 	}
 
 	crash.At("mid-sweep")
-	e := outboxes.Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cursor.Current}
-	if err := r.Publisher.Deliver(ctx, &e); err != nil {
+	envelope := outboxes.Envelope{DB: source.db, Coll: source.name, TS: source.ts, Raw: source.cursor.Current}
+	if err := r.Publisher.Deliver(ctx, &envelope); err != nil {
 		return err
 	}
 
 	r.Swept++
 	if keep {
-		r.Skip.addID(s.db, s.name, byte(s.id.Type), s.id.Value)
+		r.Skip.addID(source.db, source.name, byte(source.id.Type), source.id.Value)
 	}
 	return nil
 }

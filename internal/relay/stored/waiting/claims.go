@@ -56,8 +56,8 @@ func NewClaimID(watcherID string) string { return watcherID + "/" + bson.NewObje
 func (c *Claim) IsDone(index int) bool { return slices.Contains(c.Done, int32(index)) }
 
 // InsertClaim stores a claim, in the transaction of tx.
-func InsertClaim(tx context.Context, coll *mongo.Collection, c *Claim) error {
-	_, err := coll.InsertOne(tx, c.document())
+func InsertClaim(tx context.Context, coll *mongo.Collection, claim *Claim) error {
+	_, err := coll.InsertOne(tx, claim.document())
 	crash.At("mid-claim-write")
 	return mongodb.Refusal(err, "storing a claim of scheduled envelopes", "insert", mongodb.Namespace(coll))
 }
@@ -73,13 +73,13 @@ func (c *Claim) document() bson.Raw {
 	out = appendText(out, "_id", c.ID)
 	out, list := appendLength(appendElement(out, bson.TypeArray, "envelopes"))
 	for i := range c.Envelopes {
-		e := &c.Envelopes[i]
+		claimed := &c.Envelopes[i]
 		var one int
 		out, one = appendLength(appendElement(out, bson.TypeEmbeddedDocument, strconv.Itoa(i)))
-		out = appendText(out, "ns", e.NS)
-		out = appendText(out, "key", e.Key)
-		out = appendText(out, "pos", e.Pos)
-		out = append(appendElement(out, bson.TypeEmbeddedDocument, "envelope"), e.Raw...)
+		out = appendText(out, "ns", claimed.NS)
+		out = appendText(out, "key", claimed.Key)
+		out = appendText(out, "pos", claimed.Pos)
+		out = append(appendElement(out, bson.TypeEmbeddedDocument, "envelope"), claimed.Raw...)
 		out = endLength(out, one)
 	}
 	out = endLength(out, list)
@@ -111,7 +111,7 @@ func endLength(out []byte, at int) []byte {
 
 // FindClaim returns the claim with an id, in the transaction of tx if there is one. It returns nil if there is none.
 func FindClaim(tx context.Context, coll *mongo.Collection, id string) (found *Claim, err error) {
-	err = eachClaim(tx, coll, bson.D{{Key: "_id", Value: id}}, func(c *Claim) error { found = c; return nil })
+	err = eachClaim(tx, coll, bson.D{{Key: "_id", Value: id}}, func(claim *Claim) error { found = claim; return nil })
 	return found, err
 }
 
@@ -126,11 +126,11 @@ func EachClaim(ctx context.Context, coll *mongo.Collection, watcher string, take
 func eachClaim(ctx context.Context, coll *mongo.Collection, filter bson.D, take func(*Claim) error) error {
 	const doing = "reading claims of scheduled envelopes"
 	return mongodb.FindEach(ctx, coll, doing, filter, func(raw bson.Raw) error {
-		var c Claim
-		if err := bson.Unmarshal(raw, &c); err != nil {
+		var claim Claim
+		if err := bson.Unmarshal(raw, &claim); err != nil {
 			return err
 		}
-		return take(&c)
+		return take(&claim)
 	})
 }
 
@@ -199,21 +199,21 @@ func CountClaimed(ctx context.Context, coll *mongo.Collection, watcher string) (
 
 // MoveClaims moves the envelopes of all claims of a watcher document to the waiting envelopes, in fenced transactions. It is for a
 // caller that holds the lease and sends nothing: the slots of the next owners may divide the envelopes of a claim.
-func MoveClaims(ctx context.Context, f mongodb.Fencer, coll, store *mongo.Collection, watcher, watcherID string) error {
-	return EachClaim(ctx, coll, watcherID, func(c *Claim) error {
+func MoveClaims(ctx context.Context, fencer mongodb.Fencer, coll, store *mongo.Collection, watcher, watcherID string) error {
+	return EachClaim(ctx, coll, watcherID, func(claim *Claim) error {
 		var entries []Entry
-		for i := range c.Envelopes {
-			if !c.IsDone(i) {
-				entries = append(entries, c.Envelopes[i].Entry(watcher))
+		for i := range claim.Envelopes {
+			if !claim.IsDone(i) {
+				entries = append(entries, claim.Envelopes[i].Entry(watcher))
 			}
 		}
-		return f.Fenced(ctx, nil, func(tx context.Context) error {
+		return fencer.Fenced(ctx, nil, func(tx context.Context) error {
 			client := mongo.SessionFromContext(tx).Client()
 			if err := Enter(tx, mongodb.InClient(client, store), entries); err != nil {
 				return err
 			}
 			var end ClaimChange
-			end.End(c.ID)
+			end.End(claim.ID)
 			return end.Write(tx, mongodb.InClient(client, coll))
 		})
 	})

@@ -53,60 +53,60 @@ func (d *Document) UnmarshalBSON(raw []byte) error {
 }
 
 // ReadDocument reads a stored document. Only the store's writers make one, so a field of another type counts as missing.
-func ReadDocument(raw bson.Raw) (d Document) {
+func ReadDocument(raw bson.Raw) (document Document) {
 	// A takeover reads a million of them, and the driver's elements cost twice as much.
 	rest, _ := envelope.Elements(raw)
 	for len(rest) > 0 {
 		kind, name, value, after, ok := envelope.SplitElement(rest)
 		if !ok {
-			return d
+			return document
 		}
 		rest = after
-		v := bson.RawValue{Type: kind, Value: value}
+		rawValue := bson.RawValue{Type: kind, Value: value}
 
 		switch string(name) {
 		case "_id":
-			_, id, _ := v.BinaryOK()
-			copy(d.DocumentID[:], id)
+			_, id, _ := rawValue.BinaryOK()
+			copy(document.DocumentID[:], id)
 		case "ns":
-			d.NS, _ = v.StringValueOK()
+			document.NS, _ = rawValue.StringValueOK()
 		case "id":
-			d.ID = v
+			document.ID = rawValue
 		case "delivery":
-			n, _ := v.AsInt64OK()
-			d.Delivery = int32(min(max(n, 0), math.MaxInt32))
+			n, _ := rawValue.AsInt64OK()
+			document.Delivery = int32(min(max(n, 0), math.MaxInt32))
 		case "key":
-			d.Key, _ = v.StringValueOK()
+			document.Key, _ = rawValue.StringValueOK()
 		case "pos":
-			d.Pos, _ = v.StringValueOK()
+			document.Pos, _ = rawValue.StringValueOK()
 		case "topics":
-			text, _ := v.StringValueOK()
-			d.Pending = splitTopics(text)
+			text, _ := rawValue.StringValueOK()
+			document.Pending = splitTopics(text)
 		case "reason":
-			s, _ := v.StringValueOK()
-			d.Reason = Reason(s)
+			text, _ := rawValue.StringValueOK()
+			document.Reason = Reason(text)
 		case "origin":
-			d.Origin, _ = v.StringValueOK()
+			document.Origin, _ = rawValue.StringValueOK()
 		case "nextAt":
-			d.NextAt, _ = v.DateTimeOK()
+			document.NextAt, _ = rawValue.DateTimeOK()
 		case "attempts":
-			n, _ := v.AsInt64OK()
-			d.Attempts = int32(n)
+			n, _ := rawValue.AsInt64OK()
+			document.Attempts = int32(n)
 		case "redelivered":
-			d.Redelivered, _ = v.BooleanOK()
+			document.Redelivered, _ = rawValue.BooleanOK()
 		case "replayOf":
-			d.ReplayOf, _ = v.StringValueOK()
+			document.ReplayOf, _ = rawValue.StringValueOK()
 		case "envelope":
-			doc, _ := v.DocumentOK()
-			d.Envelope, d.Size = doc, len(doc)
+			doc, _ := rawValue.DocumentOK()
+			document.Envelope, document.Size = doc, len(doc)
 		// Their errors can be ignored: only the store's writers make these.
 		case "sent":
-			_ = bson.UnmarshalValue(v.Type, v.Value, &d.Sent)
+			_ = bson.UnmarshalValue(rawValue.Type, rawValue.Value, &document.Sent)
 		case "error":
-			_ = bson.UnmarshalValue(v.Type, v.Value, &d.Error)
+			_ = bson.UnmarshalValue(rawValue.Type, rawValue.Value, &document.Error)
 		case "history":
-			_ = bson.UnmarshalValue(v.Type, v.Value, &d.History)
+			_ = bson.UnmarshalValue(rawValue.Type, rawValue.Value, &document.History)
 		}
 	}
-	return d
+	return document
 }

@@ -79,11 +79,11 @@ const IDSize = 16
 func (e *Entry) DocumentID() [IDSize]byte {
 	id := e.Raw.Lookup("_id")
 	sum := sha256.New()
-	field := func(b []byte) {
+	field := func(data []byte) {
 		var n [8]byte
-		binary.LittleEndian.PutUint64(n[:], uint64(len(b)))
+		binary.LittleEndian.PutUint64(n[:], uint64(len(data)))
 		sum.Write(n[:])
-		sum.Write(b)
+		sum.Write(data)
 	}
 
 	field([]byte(e.Watcher))
@@ -98,15 +98,15 @@ func (e *Entry) DocumentID() [IDSize]byte {
 
 // Document returns the entry as the sender reads it back after it was stored, without its failures.
 func (e *Entry) Document() Document {
-	d := Document{
+	document := Document{
 		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
 		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Redelivered: e.Redelivered,
 		ReplayOf: e.ReplayOf, Envelope: e.Raw, Size: len(e.Raw),
 	}
 	if !e.NextAt.IsZero() {
-		d.NextAt = e.NextAt.UnixMilli()
+		document.NextAt = e.NextAt.UnixMilli()
 	}
-	return d
+	return document
 }
 
 // SlotOf returns the hash slot of an envelope, or 0 if it has none: slot 0 has these envelopes (N28).
@@ -168,9 +168,9 @@ func splitTopics(text string) []string {
 }
 
 // clipReason returns the attempt with a bounded reason.
-func clipReason(a *record.Attempt) record.Attempt {
-	short := *a
-	short.Reason = record.Clip(a.Reason, maxErrorReason)
+func clipReason(attempt *record.Attempt) record.Attempt {
+	short := *attempt
+	short.Reason = record.Clip(attempt.Reason, maxErrorReason)
 	return short
 }
 
@@ -179,11 +179,11 @@ func clipReason(a *record.Attempt) record.Attempt {
 func Enter(ctx context.Context, coll *mongo.Collection, list []Entry) error {
 	models := make([]mongo.WriteModel, len(list))
 	for i := range list {
-		m, err := list[i].upsertModel()
+		model, err := list[i].upsertModel()
 		if err != nil {
 			return err
 		}
-		models[i] = m
+		models[i] = model
 	}
 	if len(models) == 0 {
 		return nil

@@ -28,31 +28,31 @@ type Query struct {
 
 // buildConditions returns the conditions of the query except the watcher.
 func (q Query) buildConditions() bson.D {
-	d := bson.D{}
+	document := bson.D{}
 	if q.NS != "" {
-		d = append(d, bson.E{Key: "ns", Value: q.NS})
+		document = append(document, bson.E{Key: "ns", Value: q.NS})
 	}
 	if q.Key != "" {
-		d = append(d, bson.E{Key: "key", Value: q.Key})
+		document = append(document, bson.E{Key: "key", Value: q.Key})
 	}
 	if len(q.IDs) > 0 {
-		d = append(d, bson.E{Key: "id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
+		document = append(document, bson.E{Key: "id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
 	}
 	if q.Reason != "" {
-		d = append(d, bson.E{Key: "reason", Value: q.Reason})
+		document = append(document, bson.E{Key: "reason", Value: q.Reason})
 	}
 
 	if q.Failed {
 		failed := bson.D{{Key: "reason", Value: Retry}, {Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}
-		d = append(d, bson.E{Key: "$and", Value: bson.A{failed}})
+		document = append(document, bson.E{Key: "$and", Value: bson.A{failed}})
 	}
 
 	if q.Topic != "" {
 		// One that lists no topics waits for all that it routes to.
 		listed := bson.Regex{Pattern: "(^|,)" + regexp.QuoteMeta(q.Topic) + "(,|$)"}
-		d = append(d, bson.E{Key: "topics", Value: bson.D{{Key: "$in", Value: bson.A{"", listed}}}})
+		document = append(document, bson.E{Key: "topics", Value: bson.D{{Key: "$in", Value: bson.A{"", listed}}}})
 	}
-	return d
+	return document
 }
 
 func (q Query) filter() bson.D {
@@ -62,12 +62,12 @@ func (q Query) filter() bson.D {
 // List returns up to limit matching envelopes in the order in which they are sent, without the fields of the envelopes that are
 // named in without. after is next of the previous page; next is "" on the last page. The cost of a page grows with the number of
 // envelopes that do not match.
-func List(ctx context.Context, coll *mongo.Collection, q Query, without []string, limit int, after string) (page []Document, next string, err error) {
+func List(ctx context.Context, coll *mongo.Collection, query Query, without []string, limit int, after string) (page []Document, next string, err error) {
 	fields := bson.D{}
 	for _, name := range without {
 		fields = append(fields, bson.E{Key: "envelope." + name, Value: 0})
 	}
-	scan := &Scan{Store: NewStore(coll, q.Watcher, slot.Range{}), Where: q.buildConditions(), Fields: fields}
+	scan := &Scan{Store: NewStore(coll, query.Watcher, slot.Range{}), Where: query.buildConditions(), Fields: fields}
 	if err := scan.resume(after); err != nil {
 		return nil, "", err
 	}
@@ -90,8 +90,8 @@ func EachStampOf(
 ) error {
 	filter := Query{Watcher: watcher, NS: ns, IDs: list}.filter()
 	return mongodb.FindEach(ctx, mongodb.Majority(coll), "looking for waiting envelopes", filter, func(raw bson.Raw) error {
-		d := ReadDocument(raw)
-		take(mongodb.CloneValue(d.ID), outboxes.Stamp(d.Envelope))
+		document := ReadDocument(raw)
+		take(mongodb.CloneValue(document.ID), outboxes.Stamp(document.Envelope))
 		return nil
 	}, options.Find().SetProjection(mongodb.Fields("id", "envelope.ts")))
 }
@@ -119,28 +119,28 @@ func CountReplayed(ctx context.Context, coll *mongo.Collection, replay string, l
 }
 
 // CountMatching counts the matching envelopes.
-func CountMatching(ctx context.Context, coll *mongo.Collection, q Query) (int64, error) {
-	n, err := mongodb.Majority(coll).CountDocuments(ctx, q.filter())
+func CountMatching(ctx context.Context, coll *mongo.Collection, query Query) (int64, error) {
+	n, err := mongodb.Majority(coll).CountDocuments(ctx, query.filter())
 	return n, mongodb.Refusal(err, "counting waiting envelopes", "find", mongodb.Namespace(coll))
 }
 
 // CountGroups counts the matching envelopes by outbox, reason and topic. It reads each of them once.
-func CountGroups(ctx context.Context, coll *mongo.Collection, q Query) ([]Count, error) {
-	return countGroups(ctx, mongodb.Majority(coll), q.filter())
+func CountGroups(ctx context.Context, coll *mongo.Collection, query Query) ([]Count, error) {
+	return countGroups(ctx, mongodb.Majority(coll), query.filter())
 }
 
-// RetryFailed makes the failed envelopes that q selects due now, and returns their number. With reset, it also clears their failed
+// RetryFailed makes the failed envelopes that query selects due now, and returns their number. With reset, it also clears their failed
 // attempts and the latest error. Other envelopes do not change, for example one that was sent in the meantime. It is one plain
 // statement, so the owner of the watcher never waits for it.
-func RetryFailed(ctx context.Context, coll *mongo.Collection, q Query, reset bool) (int64, error) {
-	q.Failed = true
+func RetryFailed(ctx context.Context, coll *mongo.Collection, query Query, reset bool) (int64, error) {
+	query.Failed = true
 	update := bson.D{{Key: "$currentDate", Value: bson.D{{Key: "nextAt", Value: true}}}}
 	if reset {
 		update = append(update,
 			bson.E{Key: "$set", Value: bson.D{{Key: "attempts", Value: int32(0)}}},
 			bson.E{Key: "$unset", Value: bson.D{{Key: "error", Value: ""}}})
 	}
-	res, err := mongodb.Majority(coll).UpdateMany(ctx, q.filter(), update)
+	res, err := mongodb.Majority(coll).UpdateMany(ctx, query.filter(), update)
 	if err != nil {
 		return 0, mongodb.Refusal(err, "retrying failed envelopes", "find and update", mongodb.Namespace(coll))
 	}
@@ -174,9 +174,9 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 		Pos     string   `bson:"pos"`
 		NS      []string `bson:"ns"`
 	}
-	count := func(group bson.D, of func(reason string) any) bson.D {
+	count := func(group bson.D, countIf func(reason string) any) bson.D {
 		for _, r := range Reasons() {
-			group = append(group, bson.E{Key: string(r), Value: bson.D{{Key: "$sum", Value: of(string(r))}}})
+			group = append(group, bson.E{Key: string(r), Value: bson.D{{Key: "$sum", Value: countIf(string(r))}}})
 		}
 		return append(group, bson.E{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}})
 	}

@@ -126,22 +126,22 @@ func (s *Scan) notePlace(raw bson.Raw) {
 }
 
 func (s *Scan) buildFilter() bson.D {
-	var d bson.D
+	var document bson.D
 	skip := s.Skip
 	keys := bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: s.Keys}}}
 
 	switch {
 	case !s.begun:
 		if s.NS != "" {
-			d = append(d, bson.E{Key: "ns", Value: s.NS})
+			document = append(document, bson.E{Key: "ns", Value: s.NS})
 		}
 		if s.Keys != nil {
-			d = append(d, keys)
+			document = append(document, keys)
 		}
 
 	case s.reach == restOfKey:
 		// Several envelopes may have the last position. Those that were read are left out by their ids.
-		d = append(d, bson.E{Key: "ns", Value: s.last.ns}, bson.E{Key: "key", Value: s.last.key},
+		document = append(document, bson.E{Key: "ns", Value: s.last.ns}, bson.E{Key: "key", Value: s.last.key},
 			bson.E{Key: "pos", Value: bson.D{{Key: "$gte", Value: s.last.pos}}},
 			bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: s.last.ids}}})
 		skip = slices.Concat(s.Skip, s.leave)
@@ -151,15 +151,15 @@ func (s *Scan) buildFilter() bson.D {
 		if s.Keys != nil {
 			after = append(after, bson.E{Key: "$in", Value: s.Keys})
 		}
-		d = append(d, bson.E{Key: "ns", Value: s.last.ns}, bson.E{Key: "key", Value: after})
+		document = append(document, bson.E{Key: "ns", Value: s.last.ns}, bson.E{Key: "key", Value: after})
 
 	default:
-		d = append(d, bson.E{Key: "ns", Value: bson.D{{Key: "$gt", Value: s.last.ns}}})
+		document = append(document, bson.E{Key: "ns", Value: bson.D{{Key: "$gt", Value: s.last.ns}}})
 	}
 	if len(s.Where) > 0 {
-		d = append(d, bson.E{Key: "$and", Value: bson.A{s.Where}})
+		document = append(document, bson.E{Key: "$and", Value: bson.A{s.Where}})
 	}
-	return s.Store.filter(append(d, waitsOutside(skip)...)...)
+	return s.Store.filter(append(document, waitsOutside(skip)...)...)
 }
 
 // scanPlace is the place of a scan between two pages.
@@ -180,12 +180,12 @@ func (s *Scan) resume(place string) error {
 	if place == "" {
 		return nil
 	}
-	var p scanPlace
-	if err := mongodb.ParseCursor(place, &p); err != nil {
+	var scanPlace scanPlace
+	if err := mongodb.ParseCursor(place, &scanPlace); err != nil {
 		return err
 	}
 	s.begun = true
-	s.last.ns, s.last.key, s.last.pos, s.last.ids = p.NS, p.Key, p.Pos, p.IDs
+	s.last.ns, s.last.key, s.last.pos, s.last.ids = scanPlace.NS, scanPlace.Key, scanPlace.Pos, scanPlace.IDs
 	return nil
 }
 

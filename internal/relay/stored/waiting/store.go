@@ -24,8 +24,8 @@ type Store struct {
 }
 
 // NewStore returns the store of the watcher's slot in coll, the collection `waiting` of the state database.
-func NewStore(coll *mongo.Collection, watcher string, p slot.Range) *Store {
-	return &Store{coll: mongodb.Majority(coll), watcher: watcher, slot: p}
+func NewStore(coll *mongo.Collection, watcher string, slot slot.Range) *Store {
+	return &Store{coll: mongodb.Majority(coll), watcher: watcher, slot: slot}
 }
 
 // Collection returns the collection of the store.
@@ -82,12 +82,12 @@ func waitsOutside(skip []string) bson.D {
 
 // Each calls take for each waiting envelope, in the order of the index, without its envelope and history. It sees everything that was
 // committed before the call, and holds one reply in memory. The server reads only the index.
-func (s *Store) Each(ctx context.Context, take func(d *Document) error) error {
+func (s *Store) Each(ctx context.Context, take func(document *Document) error) error {
 	fields := append(mongodb.Fields("ns", "id", "delivery", "key", "pos", "topics", "reason", "origin"), bson.E{Key: "_id", Value: 0})
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
-			d := ReadDocument(raw)
-			return take(&d)
+			document := ReadDocument(raw)
+			return take(&document)
 		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
 }
@@ -107,8 +107,8 @@ func (s *Store) Unneeded(ctx context.Context, topics []string) ([]string, error)
 		if err != nil {
 			return fmt.Errorf("reading the topics of waiting envelopes: %w", err)
 		}
-		return mongodb.EachDocument(ctx, cur, "reading the topics of waiting envelopes", func(d bson.Raw) error {
-			list, _ := d.Lookup("_id").StringValueOK()
+		return mongodb.EachDocument(ctx, cur, "reading the topics of waiting envelopes", func(raw bson.Raw) error {
+			list, _ := raw.Lookup("_id").StringValueOK()
 			for _, name := range splitTopics(list) {
 				delete(left, name)
 			}
@@ -121,7 +121,7 @@ func (s *Store) Unneeded(ctx context.Context, topics []string) ([]string, error)
 // EachWithoutPayload calls take for each envelope that waits for one of topics, or lists no topics, in no order, without headers and history and with a null payload:
 // an earlier owner may have sent it, and only its id and targets matter. It sees everything that was committed before the
 // call, and holds one reply in memory.
-func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take func(d *Document) error) error {
+func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take func(document *Document) error) error {
 	pipeline := mongo.Pipeline{
 		{{Key: "$match", Value: s.filter(bson.E{Key: "topics", Value: bson.D{
 			{Key: "$in", Value: append(bson.A{"", bson.Regex{Pattern: ","}}, anyOf(topics)...)},
@@ -137,8 +137,8 @@ func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take fu
 			return mongodb.Refusal(err, doing, "find", mongodb.Namespace(s.coll))
 		}
 		return mongodb.EachDocument(ctx, cur, doing, func(raw bson.Raw) error {
-			d := ReadDocument(raw)
-			return take(&d)
+			document := ReadDocument(raw)
+			return take(&document)
 		})
 	})
 }
@@ -178,22 +178,22 @@ func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawV
 	fields := mongodb.Fields("ns", "id", "delivery", "envelope.ts")
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
-			d := ReadDocument(raw)
-			if d.Delivery > 0 {
+			document := ReadDocument(raw)
+			if document.Delivery > 0 {
 				return nil
 			}
-			return take(d.NS, d.ID, outboxes.Stamp(d.Envelope))
+			return take(document.NS, document.ID, outboxes.Stamp(document.Envelope))
 		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
 }
 
 // OfIDs calls take for the waiting envelopes of the outbox ns whose ids are in list.
-func (s *Store) OfIDs(ctx context.Context, ns string, list []bson.RawValue, take func(d *Document) error) error {
+func (s *Store) OfIDs(ctx context.Context, ns string, list []bson.RawValue, take func(document *Document) error) error {
 	filter := bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: bson.D{{Key: "$in", Value: list}}}, {Key: "watcher", Value: s.watcher}}
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		return mongodb.FindEach(ctx, s.coll, "looking for waiting envelopes", filter, func(raw bson.Raw) error {
-			d := ReadDocument(raw)
-			return take(&d)
+			document := ReadDocument(raw)
+			return take(&document)
 		}, findOptions())
 	})
 }

@@ -22,7 +22,7 @@ func (s *Store) ReadLeases(ctx context.Context, ids []inbox.ID) (map[inbox.ID]in
 // AcquireLease acquires the lease if it has expired by the server's clock. The epoch is the time in
 // milliseconds, or one more than the last epoch. So it increases even if the document was deleted
 // in between.
-func (s *Store) AcquireLease(ctx context.Context, id inbox.ID, owner string, d time.Duration) (l inbox.Lease, err error) {
+func (s *Store) AcquireLease(ctx context.Context, id inbox.ID, owner string, duration time.Duration) (lease inbox.Lease, err error) {
 	until := bson.D{{Key: "$ifNull", Value: bson.A{"$until", bson.DateTime(0)}}}
 	free := bson.D{{Key: "$lte", Value: bson.A{until, "$$NOW"}}}
 	nextEpoch := bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$e", int64(0)}}}, int64(1)}}}
@@ -30,11 +30,11 @@ func (s *Store) AcquireLease(ctx context.Context, id inbox.ID, owner string, d t
 		{Key: "_id", Value: "$_id"},
 		{Key: "o", Value: owner},
 		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{nextEpoch, bson.D{{Key: "$toLong", Value: "$$NOW"}}}}}},
-		{Key: "until", Value: afterNow(d)},
+		{Key: "until", Value: afterNow(duration)},
 	}
 
-	err = s.claims.FindOneAndUpdate(ctx, idFilter(id), replaceIf(free, taken), upsertOptions()).Decode(&l)
-	return l, err
+	err = s.claims.FindOneAndUpdate(ctx, idFilter(id), replaceIf(free, taken), upsertOptions()).Decode(&lease)
+	return lease, err
 }
 
 // ownLeaseFilter returns a filter for the lease while the owner holds it.
@@ -52,19 +52,19 @@ func (s *Store) updateLease(ctx context.Context, id inbox.ID, owner string, upda
 }
 
 // RaiseEpoch sets the epoch of the lease, if the owner still holds it.
-func (s *Store) RaiseEpoch(ctx context.Context, id inbox.ID, h inbox.Holder) (ok bool, err error) {
-	return s.updateLease(ctx, id, h.Owner, bson.D{{Key: "$set", Value: bson.D{{Key: "e", Value: h.Epoch}}}})
+func (s *Store) RaiseEpoch(ctx context.Context, id inbox.ID, holder inbox.Holder) (ok bool, err error) {
+	return s.updateLease(ctx, id, holder.Owner, bson.D{{Key: "$set", Value: bson.D{{Key: "e", Value: holder.Epoch}}}})
 }
 
-// RenewLease extends the lease to d from now, if the owner still holds it.
-func (s *Store) RenewLease(ctx context.Context, id inbox.ID, owner string, d time.Duration) (ok bool, err error) {
-	return s.updateLease(ctx, id, owner, bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: afterNow(d)}}}})
+// RenewLease extends the lease to duration from now, if the owner still holds it.
+func (s *Store) RenewLease(ctx context.Context, id inbox.ID, owner string, duration time.Duration) (ok bool, err error) {
+	return s.updateLease(ctx, id, owner, bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: afterNow(duration)}}}})
 }
 
-// ReleaseLease removes the owner from the lease, which ends after d, if the owner still holds it.
-func (s *Store) ReleaseLease(ctx context.Context, id inbox.ID, owner string, d time.Duration) error {
+// ReleaseLease removes the owner from the lease, which ends after duration, if the owner still holds it.
+func (s *Store) ReleaseLease(ctx context.Context, id inbox.ID, owner string, duration time.Duration) error {
 	_, err := s.updateLease(ctx, id, owner,
-		bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: afterNow(d)}}}},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: afterNow(duration)}}}},
 		bson.D{{Key: "$unset", Value: "o"}})
 	return err
 }

@@ -29,15 +29,15 @@ import (
 
 // documentID returns the _id of the marker and the lease.
 func documentID(id inbox.ID) bson.D {
-	d := bson.D{
+	document := bson.D{
 		{Key: "c", Value: id.Consumer},
 		{Key: "n", Value: id.Namespace},
 		{Key: "i", Value: id.Key.ID},
 	}
 	if id.Generation > 0 {
-		d = append(d, bson.E{Key: "g", Value: id.Generation})
+		document = append(document, bson.E{Key: "g", Value: id.Generation})
 	}
-	return d
+	return document
 }
 
 // storedID is the _id of a marker or a lease. It is the inverse of documentID.
@@ -78,11 +78,11 @@ func (s *Store) expiryFields() bson.D {
 }
 
 // placeFields returns the fields of a marker for the place of its message.
-func placeFields(p inbox.Place) bson.D {
-	if p.Topic == "" {
+func placeFields(place inbox.Place) bson.D {
+	if place.Topic == "" {
 		return nil
 	}
-	return bson.D{{Key: "t", Value: p.Topic}, {Key: "p", Value: p.Partition}, {Key: "f", Value: p.Offset}}
+	return bson.D{{Key: "t", Value: place.Topic}, {Key: "p", Value: place.Partition}, {Key: "f", Value: place.Offset}}
 }
 
 // ReadMarkers returns the stored markers with these ids.
@@ -119,9 +119,9 @@ func (s *Store) InsertMarkers(ctx context.Context, list []inbox.NewMarker) error
 
 	docs := make([]any, len(list))
 	for i, m := range list {
-		d := bson.D{{Key: "_id", Value: documentID(m.ID)}, {Key: "s", Value: inbox.StateHandled}}
-		d = append(d, s.expiryFieldsAt(now)...)
-		docs[i] = append(d, placeFields(m.Place)...)
+		document := bson.D{{Key: "_id", Value: documentID(m.ID)}, {Key: "s", Value: inbox.StateHandled}}
+		document = append(document, s.expiryFieldsAt(now)...)
+		docs[i] = append(document, placeFields(m.Place)...)
 	}
 
 	if _, err := s.markers.InsertMany(ctx, docs); err != nil {
@@ -132,32 +132,32 @@ func (s *Store) InsertMarkers(ctx context.Context, list []inbox.NewMarker) error
 
 // ClaimMarker writes a claim into the marker and counts an attempt, unless the message was handled or
 // the marker has the same or a later epoch. It returns the resulting marker.
-func (s *Store) ClaimMarker(ctx context.Context, n inbox.NewMarker, h inbox.Holder) (m inbox.Marker, err error) {
+func (s *Store) ClaimMarker(ctx context.Context, n inbox.NewMarker, holder inbox.Holder) (marker inbox.Marker, err error) {
 	// A marker without an epoch was never claimed.
 	epoch := bson.D{{Key: "$ifNull", Value: bson.A{"$e", int64(-1)}}}
 	unavailable := bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "$eq", Value: bson.A{"$s", inbox.StateHandled}}},
-		bson.D{{Key: "$gte", Value: bson.A{epoch, h.Epoch}}},
+		bson.D{{Key: "$gte", Value: bson.A{epoch, holder.Epoch}}},
 	}}}
 
 	attempts := bson.D{{Key: "$ifNull", Value: bson.A{"$a", 0}}}
 	fields := append(bson.D{
 		{Key: "s", Value: inbox.StateClaimed},
-		{Key: "o", Value: h.Owner},
-		{Key: "e", Value: h.Epoch},
+		{Key: "o", Value: holder.Owner},
+		{Key: "e", Value: holder.Epoch},
 		{Key: "a", Value: bson.D{{Key: "$add", Value: bson.A{attempts, 1}}}},
 	}, s.expiryFields()...)
 	claimed := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", append(fields, placeFields(n.Place)...)}}}
 
 	update := replaceIf(bson.D{{Key: "$not", Value: unavailable}}, claimed)
-	err = s.markers.FindOneAndUpdate(ctx, idFilter(n.ID), update, upsertOptions()).Decode(&m)
-	return m, err
+	err = s.markers.FindOneAndUpdate(ctx, idFilter(n.ID), update, upsertOptions()).Decode(&marker)
+	return marker, err
 }
 
-// MarkHandled marks a claimed message as handled, if h is still the holder. With takeOver, it also
-// removes the owner from the marker. ok reports whether h was the holder.
-func (s *Store) MarkHandled(ctx context.Context, id inbox.ID, h inbox.Holder, takeOver bool) (ok bool, err error) {
-	filter := append(idFilter(id), bson.E{Key: "o", Value: h.Owner}, bson.E{Key: "e", Value: h.Epoch})
+// MarkHandled marks a claimed message as handled, if holder is still the holder. With takeOver, it also
+// removes the owner from the marker. ok reports whether holder was the holder.
+func (s *Store) MarkHandled(ctx context.Context, id inbox.ID, holder inbox.Holder, takeOver bool) (ok bool, err error) {
+	filter := append(idFilter(id), bson.E{Key: "o", Value: holder.Owner}, bson.E{Key: "e", Value: holder.Epoch})
 	set := append(bson.D{{Key: "s", Value: inbox.StateHandled}}, s.expiryFields()...)
 	update := bson.A{bson.D{{Key: "$set", Value: set}}}
 	if takeOver {

@@ -15,15 +15,15 @@ import (
 // Counts returns the sizes of the inbox. The number of markers comes from the metadata of the
 // collection, so it costs nothing.
 func (s *Store) Counts(ctx context.Context) (inbox.Counts, error) {
-	var c inbox.Counts
+	var counts inbox.Counts
 	var errs [3]error
-	c.Markers, errs[0] = s.markers.EstimatedDocumentCount(ctx)
-	c.Claimed, errs[1] = s.claims.CountDocuments(ctx, bson.D{})
-	c.Expired, errs[2] = s.claims.CountDocuments(ctx, expiredFilter("until"))
+	counts.Markers, errs[0] = s.markers.EstimatedDocumentCount(ctx)
+	counts.Claimed, errs[1] = s.claims.CountDocuments(ctx, bson.D{})
+	counts.Expired, errs[2] = s.claims.CountDocuments(ctx, expiredFilter("until"))
 	if err := errors.Join(errs[:]...); err != nil {
 		return inbox.Counts{}, fmt.Errorf("counting: %w", err)
 	}
-	return c, nil
+	return counts, nil
 }
 
 // expiredFilter returns a filter for documents whose date in the field is in the past, by the

@@ -40,27 +40,29 @@ var _ inbox.Store = (*Store)(nil)
 
 // Open returns an Inbox in the database db. Its client must be the one that runs the transactions of
 // the handlers. Open does no I/O. The error joins the problems of all settings.
-func Open(db *mongo.Database, s inbox.Settings) (*inbox.Inbox, error) {
-	return inbox.New(s, func(s inbox.Settings) (inbox.Store, error) {
+func Open(db *mongo.Database, settings inbox.Settings) (*inbox.Inbox, error) {
+	return inbox.New(settings, func(settings inbox.Settings) (inbox.Store, error) {
 		if db == nil {
 			return nil, fmt.Errorf("inbox: %w: the database is nil", inbox.ErrInvalid)
 		}
-		return New(db, s), nil
+		return New(db, settings), nil
 	})
 }
 
 // New returns the Store of an inbox in db, for complete settings. Outside of transactions it writes
 // with majority write concern, even if the client is configured otherwise.
-func New(db *mongo.Database, s inbox.Settings) *Store {
-	open := func(suffix string) *mongo.Collection { return mongodb.Majority(db.Collection(s.Collection + suffix)) }
+func New(db *mongo.Database, settings inbox.Settings) *Store {
+	open := func(suffix string) *mongo.Collection {
+		return mongodb.Majority(db.Collection(settings.Collection + suffix))
+	}
 	return &Store{
 		client:    db.Client(),
 		markers:   open(""),
 		offsets:   open("_offsets"),
 		claims:    open("_claims"),
 		tenures:   open("_tenures"),
-		retention: s.Retention,
-		noTTL:     s.WithoutTTL,
+		retention: settings.Retention,
+		noTTL:     settings.WithoutTTL,
 		previous:  make(map[string]struct{}),
 	}
 }
@@ -87,8 +89,10 @@ func (s *Store) Outside(ctx context.Context) context.Context {
 // Now returns the time of this process.
 func (s *Store) Now() time.Time { return time.Now() }
 
-// Wait blocks for d.
-func (s *Store) Wait(ctx context.Context, d time.Duration) error { return retry.Sleep(ctx, d) }
+// Wait blocks for duration.
+func (s *Store) Wait(ctx context.Context, duration time.Duration) error {
+	return retry.Sleep(ctx, duration)
+}
 
 // serverTime returns the server's time of the last reply in the transaction, with a precision of
 // one second. On an idle replica set it may be ten seconds slow, because the set writes its own
@@ -102,14 +106,14 @@ func serverTime(ctx context.Context) (time.Time, error) {
 	return time.Unix(int64(ts.T), 0), nil
 }
 
-// afterNow returns the time d after the server's current time, for an update by pipeline.
-func afterNow(d time.Duration) bson.D {
-	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+// afterNow returns the time duration after the server's current time, for an update by pipeline.
+func afterNow(duration time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", duration.Milliseconds()}}}
 }
 
 // replaceIf returns an update that replaces the document if the condition holds.
-func replaceIf(cond, with bson.D) bson.A {
-	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{cond, with, "$$ROOT"}}}}}}
+func replaceIf(cond, replacement bson.D) bson.A {
+	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{cond, replacement, "$$ROOT"}}}}}}
 }
 
 // upsertOptions returns options for an upsert that returns the new document.

@@ -47,7 +47,7 @@ type tenure struct {
 
 // AddPartition adds the partition to the tenure and returns the id of the tenure. It begins a tenure
 // if there is none.
-func (s *Store) AddPartition(p inbox.Partition) (id string) {
+func (s *Store) AddPartition(partition inbox.Partition) (id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -58,7 +58,7 @@ func (s *Store) AddPartition(p inbox.Partition) (id string) {
 			recordedSessions: make(map[string]time.Time),
 		}
 	}
-	s.tenure.partitions[p] = struct{}{}
+	s.tenure.partitions[partition] = struct{}{}
 	return s.tenure.id
 }
 
@@ -67,8 +67,8 @@ func (s *Store) AddPartition(p inbox.Partition) (id string) {
 func (s *Store) RemovePartitions(ctx context.Context, list []inbox.Partition) error {
 	ctx = mongo.NewSessionContext(ctx, nil)
 	s.mu.Lock()
-	t := s.tenure
-	if t == nil {
+	tenure := s.tenure
+	if tenure == nil {
 		s.mu.Unlock()
 		return nil
 	}
@@ -76,9 +76,9 @@ func (s *Store) RemovePartitions(ctx context.Context, list []inbox.Partition) er
 	ids := make(bson.A, len(list))
 	for i, p := range list {
 		ids[i] = markID(inbox.LaneKey{Partition: p, Lane: inbox.PartitionLane})
-		delete(t.partitions, p)
+		delete(tenure.partitions, p)
 	}
-	isLast := len(t.partitions) == 0
+	isLast := len(tenure.partitions) == 0
 	if isLast {
 		s.tenure = nil
 	}
@@ -86,10 +86,10 @@ func (s *Store) RemovePartitions(ctx context.Context, list []inbox.Partition) er
 
 	// Another owner may have attached in the meantime. Its mark stays.
 	_, err := s.offsets.UpdateMany(ctx,
-		bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "by", Value: t.id}},
+		bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "by", Value: tenure.id}},
 		bson.D{{Key: "$unset", Value: bson.D{{Key: "by", Value: ""}}}})
 	if isLast {
-		_, deleteErr := s.tenures.DeleteOne(ctx, bson.D{{Key: "_id", Value: t.id}})
+		_, deleteErr := s.tenures.DeleteOne(ctx, bson.D{{Key: "_id", Value: tenure.id}})
 		err = errors.Join(err, deleteErr)
 	}
 	if err != nil {
@@ -103,14 +103,14 @@ func (s *Store) RemovePartitions(ctx context.Context, list []inbox.Partition) er
 func (s *Store) Heartbeat(ctx context.Context) error {
 	ctx = mongo.NewSessionContext(ctx, nil)
 	s.mu.Lock()
-	t := s.tenure
+	tenure := s.tenure
 	previous := slices.Collect(maps.Keys(s.previous))
 	s.mu.Unlock()
 
 	var errs []error
-	if t != nil {
+	if tenure != nil {
 		// RecordTransaction creates the document. A tenure without a transaction needs none.
-		_, err := s.tenures.UpdateOne(ctx, bson.D{{Key: "_id", Value: t.id}},
+		_, err := s.tenures.UpdateOne(ctx, bson.D{{Key: "_id", Value: tenure.id}},
 			bson.D{{Key: "$currentDate", Value: bson.D{{Key: "at", Value: true}}}})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("storing a sign of life: %w", err))
@@ -158,18 +158,18 @@ func (s *Store) RecordTransaction(ctx context.Context) {
 
 	now := time.Now()
 	s.mu.Lock()
-	t := s.tenure
-	if t == nil || now.Sub(t.recordedSessions[string(id.Data)]) < sessionRecordInterval {
+	tenure := s.tenure
+	if tenure == nil || now.Sub(tenure.recordedSessions[string(id.Data)]) < sessionRecordInterval {
 		s.mu.Unlock()
 		return
 	}
 	// A forgotten session is recorded again by its next transaction.
-	if len(t.recordedSessions) >= maxSessions {
-		clear(t.recordedSessions)
+	if len(tenure.recordedSessions) >= maxSessions {
+		clear(tenure.recordedSessions)
 	}
 
 	// Other transactions may use the session from now on: it is the same session.
-	t.recordedSessions[string(id.Data)] = now
+	tenure.recordedSessions[string(id.Data)] = now
 	s.mu.Unlock()
 
 	ctx, cancel := context.WithTimeout(mongo.NewSessionContext(ctx, nil), sessionRecordTimeout)
@@ -180,12 +180,12 @@ func (s *Store) RecordTransaction(ctx context.Context) {
 		{Key: "$push", Value: bson.D{{Key: "s", Value: push}}},
 		{Key: "$currentDate", Value: bson.D{{Key: "at", Value: true}}},
 	}
-	_, err := s.tenures.UpdateOne(ctx, bson.D{{Key: "_id", Value: t.id}}, update, options.UpdateOne().SetUpsert(true))
+	_, err := s.tenures.UpdateOne(ctx, bson.D{{Key: "_id", Value: tenure.id}}, update, options.UpdateOne().SetUpsert(true))
 	if err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		// The next transaction tries to record the session again.
-		delete(t.recordedSessions, string(id.Data))
+		delete(tenure.recordedSessions, string(id.Data))
 	}
 }
 
@@ -208,23 +208,23 @@ func sessionID(ctx context.Context) (bson.Binary, bool) {
 //
 // Only sessions that are in a transaction at this moment are ended.
 func (s *Store) EndTransactions(ctx context.Context, id string) error {
-	t, err := s.readTenure(ctx, id)
+	tenure, err := s.readTenure(ctx, id)
 	if err != nil {
 		return err
 	}
 
 	s.mu.Lock()
 	delete(s.previous, id)
-	if t != nil && !t.Silent {
+	if tenure != nil && !tenure.Silent {
 		s.previous[id] = struct{}{}
 	}
 	s.mu.Unlock()
-	if t == nil || !t.Silent {
+	if tenure == nil || !tenure.Silent {
 		return nil
 	}
 
 	// Killing idle sessions would interrupt reads that another process runs with them.
-	list, err := s.sessionsInTransaction(ctx, t.Sessions)
+	list, err := s.sessionsInTransaction(ctx, tenure.Sessions)
 	if err == nil {
 		err = mongodb.KillSessions(ctx, s.client, list)
 	}

@@ -17,12 +17,12 @@ import (
 // topic, partition and lane. The fields are those of inbox.Mark, and the time of the last change.
 
 // markID returns the _id of the watermark.
-func markID(l inbox.LaneKey) bson.D {
+func markID(lane inbox.LaneKey) bson.D {
 	return bson.D{
-		{Key: "c", Value: l.Consumer},
-		{Key: "t", Value: l.Topic},
-		{Key: "p", Value: l.Number},
-		{Key: "l", Value: l.Lane},
+		{Key: "c", Value: lane.Consumer},
+		{Key: "t", Value: lane.Topic},
+		{Key: "p", Value: lane.Number},
+		{Key: "l", Value: lane.Lane},
 	}
 }
 
@@ -88,29 +88,29 @@ func (s *Store) AdvanceMarks(ctx context.Context, moves []inbox.Move) error {
 	return nil
 }
 
-// advanceUpdate returns the update that moves a watermark to m.
-func advanceUpdate(m inbox.Mark) bson.A {
+// advanceUpdate returns the update that moves a watermark to mark.
+func advanceUpdate(mark inbox.Mark) bson.A {
 	stored := bson.D{{Key: "$ifNull", Value: bson.A{"$g", int64(-1)}}}
 	fresh := bson.D{
 		{Key: "_id", Value: "$_id"},
-		{Key: "g", Value: m.Generation},
-		{Key: "n", Value: m.Next},
-		{Key: "e", Value: m.Epoch},
+		{Key: "g", Value: mark.Generation},
+		{Key: "n", Value: mark.Next},
+		{Key: "e", Value: mark.Epoch},
 		{Key: "at", Value: "$$NOW"},
 	}
 
 	// Lanes may report out of order, so a watermark never moves back.
 	higher := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{
-		{Key: "n", Value: bson.D{{Key: "$max", Value: bson.A{"$n", m.Next}}}},
-		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{"$e", m.Epoch}}}},
+		{Key: "n", Value: bson.D{{Key: "$max", Value: bson.A{"$n", mark.Next}}}},
+		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{"$e", mark.Epoch}}}},
 		{Key: "at", Value: "$$NOW"},
 	}}}}
 
 	// An older generation is replaced, the same one moves up, and a newer one stays.
 	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$switch", Value: bson.D{
 		{Key: "branches", Value: bson.A{
-			bson.D{{Key: "case", Value: bson.D{{Key: "$lt", Value: bson.A{stored, m.Generation}}}}, {Key: "then", Value: fresh}},
-			bson.D{{Key: "case", Value: bson.D{{Key: "$eq", Value: bson.A{stored, m.Generation}}}}, {Key: "then", Value: higher}},
+			bson.D{{Key: "case", Value: bson.D{{Key: "$lt", Value: bson.A{stored, mark.Generation}}}}, {Key: "then", Value: fresh}},
+			bson.D{{Key: "case", Value: bson.D{{Key: "$eq", Value: bson.A{stored, mark.Generation}}}}, {Key: "then", Value: higher}},
 		}},
 		{Key: "default", Value: "$$ROOT"},
 	}}}}}}
@@ -118,17 +118,17 @@ func advanceUpdate(m inbox.Mark) bson.A {
 
 // byValue returns the value of the field by. Null stands for no tenure, and also matches a missing
 // field.
-func byValue(m inbox.Mark) any {
-	if m.By == "" {
+func byValue(mark inbox.Mark) any {
+	if mark.By == "" {
 		return nil
 	}
-	return m.By
+	return mark.By
 }
 
 // WriteGeneration writes the watermark of the partition if it is still seen, or if it still does not
 // exist and seen is nil. ok reports whether it did.
-func (s *Store) WriteGeneration(ctx context.Context, p inbox.Partition, seen *inbox.Mark, next inbox.Mark) (ok bool, err error) {
-	id := bson.E{Key: "_id", Value: markID(inbox.LaneKey{Partition: p, Lane: inbox.PartitionLane})}
+func (s *Store) WriteGeneration(ctx context.Context, partition inbox.Partition, seen *inbox.Mark, next inbox.Mark) (ok bool, err error) {
+	id := bson.E{Key: "_id", Value: markID(inbox.LaneKey{Partition: partition, Lane: inbox.PartitionLane})}
 	// A document without g was created by a lane before the partition had a generation.
 	filter := bson.D{id, {Key: "g", Value: bson.D{{Key: "$exists", Value: false}}}}
 	if seen != nil {
@@ -149,22 +149,22 @@ func (s *Store) WriteGeneration(ctx context.Context, p inbox.Partition, seen *in
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("writing the generation of partition %d of %s: %w", p.Number, p.Topic, err)
+		return false, fmt.Errorf("writing the generation of partition %d of %s: %w", partition.Number, partition.Topic, err)
 	}
 
 	return res.MatchedCount+res.UpsertedCount == 1, nil
 }
 
 // LowerMark changes the offset of the watermark to next if it is still seen.
-func (s *Store) LowerMark(ctx context.Context, l inbox.LaneKey, seen inbox.Mark, next int64) error {
+func (s *Store) LowerMark(ctx context.Context, lane inbox.LaneKey, seen inbox.Mark, next int64) error {
 	filter := bson.D{
-		{Key: "_id", Value: markID(l)},
+		{Key: "_id", Value: markID(lane)},
 		{Key: "g", Value: seen.Generation},
 		{Key: "n", Value: seen.Next},
 	}
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "n", Value: next}}}}
 	if _, err := s.offsets.UpdateOne(ctx, filter, set); err != nil {
-		return fmt.Errorf("lowering a watermark of partition %d of %s to offset %d: %w", l.Number, l.Topic, next, err)
+		return fmt.Errorf("lowering a watermark of partition %d of %s to offset %d: %w", lane.Number, lane.Topic, next, err)
 	}
 	return nil
 }
@@ -208,15 +208,15 @@ func (s *Store) Watermarks(ctx context.Context) ([]Watermark, error) {
 
 	current := make(map[inbox.Partition]int64)
 	for _, d := range docs {
-		p := d.lane().Partition
-		current[p] = max(current[p], d.Mark.Generation)
+		partition := d.lane().Partition
+		current[partition] = max(current[partition], d.Mark.Generation)
 	}
 
 	all := make([]Watermark, 0, len(docs))
 	for _, d := range docs {
-		l := d.lane()
-		if l.Lane >= 0 {
-			all = append(all, Watermark{Lane: l, Mark: d.Mark, Current: d.Mark.Generation == current[l.Partition], At: d.At})
+		lane := d.lane()
+		if lane.Lane >= 0 {
+			all = append(all, Watermark{Lane: lane, Mark: d.Mark, Current: d.Mark.Generation == current[lane.Partition], At: d.At})
 		}
 	}
 	return all, nil

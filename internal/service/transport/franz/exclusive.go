@@ -46,32 +46,32 @@ func (exclusive) ParseSyncAssignment(assignment []byte) (map[string][]int32, err
 func (e exclusive) MemberBalancer(
 	members []kmsg.JoinGroupResponseMember,
 ) (kgo.GroupMemberBalancer, map[string]struct{}, error) {
-	b, err := kgo.NewConsumerBalancer(e, members)
+	balancer, err := kgo.NewConsumerBalancer(e, members)
 	if err != nil {
 		return nil, nil, err
 	}
-	return b, b.MemberTopics(), nil
+	return balancer, balancer.MemberTopics(), nil
 }
 
 // Balance assigns each topic to one of the members that read it: the one with the highest priority, and among several the
 // first by id.
-func (exclusive) Balance(b *kgo.ConsumerBalancer, topics map[string]int32) kgo.IntoSyncAssignment {
+func (exclusive) Balance(balancer *kgo.ConsumerBalancer, topics map[string]int32) kgo.IntoSyncAssignment {
 	type candidate struct {
 		member *kmsg.JoinGroupResponseMember
 		meta   *kmsg.ConsumerMemberMetadata
 	}
 	var order []candidate
-	b.EachMember(func(m *kmsg.JoinGroupResponseMember, meta *kmsg.ConsumerMemberMetadata) {
-		order = append(order, candidate{m, meta})
+	balancer.EachMember(func(member *kmsg.JoinGroupResponseMember, meta *kmsg.ConsumerMemberMetadata) {
+		order = append(order, candidate{member, meta})
 	})
 	slices.SortFunc(order, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(priorityOf(b.meta), priorityOf(a.meta)), strings.Compare(a.member.MemberID, b.member.MemberID))
 	})
 
-	plan := b.NewPlan()
+	plan := balancer.NewPlan()
 	for topic, n := range topics {
 		// Without a member that reads the topic, its partitions stay free.
-		i := slices.IndexFunc(order, func(c candidate) bool { return slices.Contains(c.meta.Topics, topic) })
+		i := slices.IndexFunc(order, func(candidate candidate) bool { return slices.Contains(candidate.meta.Topics, topic) })
 		for id := range n {
 			if i >= 0 {
 				plan.AddPartition(order[i].member, topic, id)

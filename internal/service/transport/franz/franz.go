@@ -42,52 +42,52 @@ func New(cfg transport.Config) (*Transport, error) {
 	if cfg.HeartbeatInterval == 0 && cfg.SessionTimeout >= 0 {
 		cfg.HeartbeatInterval = cmp.Or(min(heartbeat, cfg.SessionTimeout/3), heartbeat)
 	}
-	c, err := kafkalog.New(cfg)
+	client, err := kafkalog.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &Transport{c}, nil
+	return &Transport{client}, nil
 }
 
 // Join is one member of the group until ctx ends. Topics that do not exist yet are reported, and joined when they exist,
 // without a stop of the others.
-func (t *Transport) Join(ctx context.Context, group string, topics []string, s transport.Session) error {
+func (t *Transport) Join(ctx context.Context, group string, topics []string, session transport.Session) error {
 	defer t.Close()
-	topics = t.CompleteTopics(ctx, group, topics, s)
+	topics = t.CompleteTopics(ctx, group, topics, session)
 
 	ctx, cancel := context.WithCancel(ctx)
 	var reporting sync.WaitGroup
 	defer reporting.Wait()
 	defer cancel()
-	reporting.Go(func() { t.ReportMissing(ctx, topics, s) })
+	reporting.Go(func() { t.ReportMissing(ctx, topics, session) })
 
 	for ctx.Err() == nil {
-		if err := t.joinOnce(ctx, group, topics, s); err != nil {
+		if err := t.joinOnce(ctx, group, topics, session); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// joinOnce is one membership in the group. It returns when ctx ends or s.Serve returns.
-func (t *Transport) joinOnce(ctx context.Context, group string, topics []string, s transport.Session) error {
-	m := &member{
-		session: s, reader: t.Reader(topics), offsets: t.GroupOffsets(group), instance: t.Config.InstanceID,
+// joinOnce is one membership in the group. It returns when ctx ends or session.Serve returns.
+func (t *Transport) joinOnce(ctx context.Context, group string, topics []string, session transport.Session) error {
+	member := &member{
+		session: session, reader: t.Reader(topics), offsets: t.GroupOffsets(group), instance: t.Config.InstanceID,
 		joined: make(chan *generation, 1), served: make(chan struct{}),
 		owned: map[transport.TopicPartition]bool{},
 	}
 	// The client outlives ctx: it still commits, and leaves the group.
 	life, kill := context.WithCancel(context.WithoutCancel(ctx))
 	defer kill()
-	client, err := kgo.NewClient(append(t.options(group, topics), m.options(life)...)...)
+	client, err := kgo.NewClient(append(t.options(group, topics), member.options(life)...)...)
 	if err != nil {
 		return fmt.Errorf("joining: %w", err)
 	}
 
 	var polling sync.WaitGroup
-	polling.Go(func() { m.reportErrors(life, client) })
-	err = m.serveGenerations(ctx)
-	close(m.served)
+	polling.Go(func() { member.reportErrors(life, client) })
+	err = member.serveGenerations(ctx)
+	close(member.served)
 
 	// Closing waits for the group, which may hang. Then the end of life interrupts it.
 	closed := make(chan struct{})
@@ -181,9 +181,9 @@ func (m *member) options(life context.Context) []kgo.Opt {
 // serveGenerations serves one generation after another. There is another one only if the partitions are lost.
 func (m *member) serveGenerations(ctx context.Context) error {
 	for {
-		var g *generation
+		var generation *generation
 		select {
-		case g = <-m.joined:
+		case generation = <-m.joined:
 		case <-ctx.Done():
 			return nil
 		}
@@ -192,20 +192,20 @@ func (m *member) serveGenerations(ctx context.Context) error {
 		var watching sync.WaitGroup
 		watching.Go(func() {
 			select {
-			case <-g.lost:
+			case <-generation.lost:
 				cancel()
 			case <-serveCtx.Done():
 			}
 		})
-		err := m.session.Serve(serveCtx, g)
-		g.over.Store(true)
+		err := m.session.Serve(serveCtx, generation)
+		generation.over.Store(true)
 		cancel()
 		watching.Wait()
-		close(g.ended)
+		close(generation.ended)
 
 		// Only lost partitions lead to another generation.
 		select {
-		case <-g.lost:
+		case <-generation.lost:
 		default:
 			return err
 		}
@@ -220,13 +220,13 @@ func (m *member) begin(client *kgo.Client) {
 	if m.current != nil {
 		return
 	}
-	g := &generation{
+	generation := &generation{
 		Reader: m.reader, member: m, client: client, changes: make(chan transport.Change),
 		lost: make(chan struct{}), ended: make(chan struct{}),
 	}
-	m.current = g
+	m.current = generation
 	select {
-	case m.joined <- g:
+	case m.joined <- generation:
 	case <-m.served:
 	}
 }
@@ -268,11 +268,11 @@ func (m *member) revoke(list map[string][]int32) {
 }
 
 // change passes a change to the session, and blocks until it has taken effect. It returns false if the session ends.
-func (m *member) change(c transport.Change) bool {
+func (m *member) change(change transport.Change) bool {
 	done := make(chan struct{})
-	c.Done = func() { close(done) }
+	change.Done = func() { close(done) }
 	select {
-	case m.current.changes <- c:
+	case m.current.changes <- change:
 	case <-m.current.ended:
 		return false
 	case <-m.served:
@@ -354,8 +354,8 @@ func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPart
 			return transport.ErrGenerationOver
 		}
 		id, generation := g.client.GroupMetadata()
-		m := kafkawire.GroupMember{Generation: generation, Member: id, Instance: g.member.instance}
-		err := g.member.offsets.Commit(ctx, m, g.Reader, offsets)
+		member := kafkawire.GroupMember{Generation: generation, Member: id, Instance: g.member.instance}
+		err := g.member.offsets.Commit(ctx, member, g.Reader, offsets)
 		if err == nil {
 			return nil
 		}

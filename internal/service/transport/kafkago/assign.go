@@ -29,7 +29,7 @@ func (exclusive) AssignGroups(members []kafka.GroupMember, partitions []kafka.Pa
 	})
 	out := newAssignments(order)
 	for _, p := range partitions {
-		reads := func(m kafka.GroupMember) bool { return slices.Contains(m.Topics, p.Topic) }
+		reads := func(member kafka.GroupMember) bool { return slices.Contains(member.Topics, p.Topic) }
 		if i := slices.IndexFunc(order, reads); i >= 0 {
 			to := out[order[i].ID]
 			to[p.Topic] = append(to[p.Topic], p.ID)
@@ -86,11 +86,11 @@ func newAssignments(members []kafka.GroupMember) kafka.GroupMemberAssignments {
 	return out
 }
 
-func priorityOf(m kafka.GroupMember) int32 {
-	if len(m.UserData) != 4 {
+func priorityOf(member kafka.GroupMember) int32 {
+	if len(member.UserData) != 4 {
 		return 0
 	}
-	return int32(binary.BigEndian.Uint32(m.UserData))
+	return int32(binary.BigEndian.Uint32(member.UserData))
 }
 
 func balancers(cfg *transport.Config) []kafka.GroupBalancer {

@@ -37,22 +37,22 @@ var _ transport.Transport = (*Transport)(nil)
 
 // New returns a transport. It does no I/O. The error joins all invalid settings.
 func New(cfg transport.Config) (*Transport, error) {
-	c, err := kafkalog.New(cfg)
+	client, err := kafkalog.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &Transport{c}, nil
+	return &Transport{client}, nil
 }
 
 // Join is one member of the group until ctx ends: see kafkalog.Client.Follow about topics that do not exist.
-func (t *Transport) Join(ctx context.Context, group string, topics []string, s transport.Session) error {
-	return t.Follow(ctx, group, topics, s, func(ctx context.Context, topics []string) error {
-		return t.joinWith(ctx, group, topics, s)
+func (t *Transport) Join(ctx context.Context, group string, topics []string, session transport.Session) error {
+	return t.Follow(ctx, group, topics, session, func(ctx context.Context, topics []string) error {
+		return t.joinWith(ctx, group, topics, session)
 	})
 }
 
 // joinWith is a member that reads topics, until ctx ends.
-func (t *Transport) joinWith(ctx context.Context, group string, topics []string, s transport.Session) error {
+func (t *Transport) joinWith(ctx context.Context, group string, topics []string, session transport.Session) error {
 	cfg := &t.Config
 	calls := &connections{dialer: t.Wire}
 	// A nil *sasl.Login in the interface would count as a login.
@@ -84,14 +84,14 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 		return fmt.Errorf("joining: %w", err)
 	}
 
-	m := &member{
+	member := &member{
 		cg:        cg,
-		session:   s,
+		session:   session,
 		newReader: func() *kafkalog.Reader { return t.Reader(topics) },
 		offsets:   t.GroupOffsets(group),
 	}
-	err = m.serveGenerations(ctx)
-	m.leave(calls)
+	err = member.serveGenerations(ctx)
+	member.leave(calls)
 	return err
 }
 
@@ -139,8 +139,8 @@ func (m *member) serve(ctx, over context.Context, gen *kafka.Generation) error {
 	// A new generation begins when the group ends the current generation.
 	unhook := context.AfterFunc(over, func() { cancel(kafka.ErrGenerationEnded) })
 	defer unhook()
-	g := &generation{Reader: m.newReader(), gen: gen, offsets: m.offsets}
-	defer g.over.Store(true)
+	generation := &generation{Reader: m.newReader(), gen: gen, offsets: m.offsets}
+	defer generation.over.Store(true)
 
 	// The member must begin to leave before serve returns. Otherwise it would join once more.
 	stop := context.AfterFunc(ctx, func() {
@@ -149,7 +149,7 @@ func (m *member) serve(ctx, over context.Context, gen *kafka.Generation) error {
 		}
 	})
 	defer stop()
-	err := m.session.Serve(ctx, g)
+	err := m.session.Serve(ctx, generation)
 	if err != nil {
 		m.beginLeaving()
 	}
@@ -197,7 +197,7 @@ type trackedConn struct {
 // dial connects, with TLS if that is configured. kafka-go does not start TLS, because the replies are
 // checked before kafka-go decodes them.
 func (l *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	c, err := l.dialer.DialChecked(ctx, network, address)
+	conn, err := l.dialer.DialChecked(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -206,8 +206,8 @@ func (l *connections) dial(ctx context.Context, network, address string) (net.Co
 	if l.open == nil {
 		l.open = map[net.Conn]struct{}{}
 	}
-	l.open[c] = struct{}{}
-	return &trackedConn{c, l}, nil
+	l.open[conn] = struct{}{}
+	return &trackedConn{conn, l}, nil
 }
 
 // Close closes the connection.
@@ -263,8 +263,8 @@ func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPart
 	}
 
 	// The end of a generation does not interrupt the commit, because offsets are committed then.
-	m := kafkawire.GroupMember{Generation: g.gen.ID, Member: g.gen.MemberID}
-	err := g.offsets.Commit(context.WithoutCancel(ctx), m, g.Reader, offsets)
+	member := kafkawire.GroupMember{Generation: g.gen.ID, Member: g.gen.MemberID}
+	err := g.offsets.Commit(context.WithoutCancel(ctx), member, g.Reader, offsets)
 	for _, over := range []kafkawire.Code{
 		kafkawire.IllegalGeneration, kafkawire.UnknownMemberID, kafkawire.RebalanceInProgress, kafkawire.FencedInstanceID,
 	} {

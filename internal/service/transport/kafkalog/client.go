@@ -41,27 +41,27 @@ func New(cfg transport.Config) (*Client, error) {
 		return nil, err
 	}
 
-	w, err := kafkawire.NewClient(kafkawire.Config{
+	client, err := kafkawire.NewClient(kafkawire.Config{
 		Brokers: cfg.Brokers, TLS: cfg.TLS, SASL: Login(cfg), ClientID: cfg.ClientID, IdleLinks: idleLinks, Dial: cfg.Dial,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &Client{Config: cfg, Wire: w}, nil
+	return &Client{Config: cfg, Wire: client}, nil
 }
 
 // Login returns the login of the configuration, or nil.
 func Login(cfg transport.Config) *sasl.Login {
-	s := cfg.SASL
-	if s == nil {
+	login := cfg.SASL
+	if login == nil {
 		return nil
 	}
 	return &sasl.Login{
-		Mechanism:  s.Mechanism,
-		User:       s.Username,
-		Password:   func() (string, error) { return s.Password, nil },
-		Token:      s.Token,
-		Extensions: s.Extensions,
+		Mechanism:  login.Mechanism,
+		User:       login.Username,
+		Password:   func() (string, error) { return login.Password, nil },
+		Token:      login.Token,
+		Extensions: login.Extensions,
 	}
 }
 
@@ -79,13 +79,13 @@ func (c *Client) DescribeGroup(ctx context.Context, group string) (transport.Gro
 	if err != nil {
 		return transport.GroupState{}, err
 	}
-	g, err := c.Wire.DescribeGroup(ctx, at, group)
+	groupState, err := c.Wire.DescribeGroup(ctx, at, group)
 	if err != nil {
 		return transport.GroupState{}, fmt.Errorf("describing group %s: %w", group, err)
 	}
 
-	state := transport.GroupState{Members: g.Members, Stable: g.State == "Stable", Assigned: map[transport.TopicPartition]bool{}}
-	for _, tp := range g.Assigned {
+	state := transport.GroupState{Members: groupState.Members, Stable: groupState.State == "Stable", Assigned: map[transport.TopicPartition]bool{}}
+	for _, tp := range groupState.Assigned {
 		state.Assigned[transport.TopicPartition(tp)] = true
 	}
 	return state, nil
@@ -95,12 +95,12 @@ func (c *Client) DescribeGroup(ctx context.Context, group string) (transport.Gro
 // Follow returns the first error of join, or nil when ctx ends. Topics that do not exist yet are reported, and checked every
 // WatchPartitions.
 func (c *Client) Follow(
-	ctx context.Context, group string, topics []string, s transport.Session,
+	ctx context.Context, group string, topics []string, session transport.Session,
 	join func(ctx context.Context, topics []string) error,
 ) error {
 	defer c.Wire.CloseIdle()
-	topics = c.CompleteTopics(ctx, group, topics, s)
-	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: s}
+	topics = c.CompleteTopics(ctx, group, topics, session)
+	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: session}
 
 	for {
 		existing := look.awaitTopics(ctx)
@@ -115,20 +115,20 @@ func (c *Client) Follow(
 
 // CompleteTopics returns the topics in order, with the retry topics of the group that exist although no handler uses them: see
 // transport.RetryTopicName. It blocks until a broker responds or ctx ends.
-func (c *Client) CompleteTopics(ctx context.Context, group string, topics []string, s transport.Session) []string {
-	return slices.Compact(slices.Sorted(slices.Values(c.withOldRetryTopics(ctx, group, topics, s))))
+func (c *Client) CompleteTopics(ctx context.Context, group string, topics []string, session transport.Session) []string {
+	return slices.Compact(slices.Sorted(slices.Values(c.withOldRetryTopics(ctx, group, topics, session))))
 }
 
 // ReportMissing reports topics that do not exist, until ctx ends.
-func (c *Client) ReportMissing(ctx context.Context, topics []string, s transport.Session) {
-	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: s}
+func (c *Client) ReportMissing(ctx context.Context, topics []string, session transport.Session) {
+	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: session}
 	for ctx.Err() == nil {
 		_, missing, err := look.splitTopics(ctx)
 		switch {
 		case err == nil:
 			look.reportMissing(missing)
 		case ctx.Err() == nil:
-			s.Fault(fmt.Errorf("reading the topics: %w", err))
+			session.Fault(fmt.Errorf("reading the topics: %w", err))
 		}
 		_ = retry.Sleep(ctx, c.Config.WatchPartitions)
 	}

@@ -40,33 +40,33 @@ type damaged struct {
 // giveUp gives up a damaged batch that was fetched often enough, and reports whether it did. One broken
 // record stands for all offsets of the batch. If its end is not plausible, the offsets after the first are
 // tried one by one, until the broker returns another batch.
-func (d *damage) giveUp(bad *damagedError, w *walker, high int64) bool {
+func (d *damage) giveUp(bad *damagedError, walker *walker, high int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at := d.seen[bad.tp]
 	// Attempts count for one offset.
-	if at.offset != w.from {
-		at = damaged{offset: w.from}
+	if at.offset != walker.from {
+		at = damaged{offset: walker.from}
 	}
 	at.times++
 	if d.seen == nil {
 		d.seen = map[transport.TopicPartition]damaged{}
 	}
 	d.seen[bad.tp] = at
-	if at.times < damagedAttempts || w.from >= high {
+	if at.times < damagedAttempts || walker.from >= high {
 		return false
 	}
 
 	end := bad.end
-	plausible := end > max(w.from, bad.base) && end <= high
+	plausible := end > max(walker.from, bad.base) && end <= high
 	if !plausible {
-		end = w.from + 1
+		end = walker.from + 1
 	}
 	// One record stands for the whole batch, even if its offsets are passed one by one.
 	if !at.givenUp || at.base != bad.base {
-		w.addBroken(&fetched.Batch{LeaderEpoch: -1, End: end}, w.from, bad.err)
+		walker.addBroken(&fetched.Batch{LeaderEpoch: -1, End: end}, walker.from, bad.err)
 	}
-	w.next = end
+	walker.next = end
 
 	delete(d.seen, bad.tp)
 	// The end of the batch is unknown, so the next offset gets no further attempts.

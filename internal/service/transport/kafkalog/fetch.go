@@ -32,17 +32,17 @@ type Reader struct {
 // Reader returns a reader of these topics.
 func (c *Client) Reader(topics []string) *Reader {
 	cfg := &c.Config
-	r := &Reader{fromEnd: cfg.FromEnd, maxWait: cfg.MaxWait, rack: cfg.Rack, leaders: leaders{client: c.Wire, topics: topics}}
-	r.epochs.leaders = &r.leaders
-	return r
+	reader := &Reader{fromEnd: cfg.FromEnd, maxWait: cfg.MaxWait, rack: cfg.Rack, leaders: leaders{client: c.Wire, topics: topics}}
+	reader.epochs.leaders = &reader.leaders
+	return reader
 }
 
-// Resume returns where the group of o goes on with a partition: at its committed offset, with the leader epoch of the last record
+// Resume returns where the group of offsets goes on with a partition: at its committed offset, with the leader epoch of the last record
 // before it, or at the configured end of the log.
 //
 // A retry topic without an offset is read from its first record, because the group itself has written all of them.
-func (r *Reader) Resume(ctx context.Context, tp transport.TopicPartition, o *GroupOffsets) (transport.Start, error) {
-	at, ok, err := o.read(ctx, tp)
+func (r *Reader) Resume(ctx context.Context, tp transport.TopicPartition, offsets *GroupOffsets) (transport.Start, error) {
+	at, ok, err := offsets.read(ctx, tp)
 	if err != nil {
 		return transport.Start{}, fmt.Errorf("reading the committed offset of partition %s: %w", tp, err)
 	}
@@ -59,7 +59,7 @@ func (r *Reader) Resume(ctx context.Context, tp transport.TopicPartition, o *Gro
 	}
 
 	edge := kafkawire.LogStart
-	_, retries := transport.ParseRetryTopic(tp.Topic, o.group)
+	_, retries := transport.ParseRetryTopic(tp.Topic, offsets.group)
 	atEnd := r.fromEnd && retries == 0
 	if atEnd {
 		edge = kafkawire.LogEnd
@@ -95,8 +95,8 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 	if near {
 		// Only a leader selects replicas by rack.
 		rack = ""
-		if a := r.leaders.findBroker(replica); a != "" {
-			addr = a
+		if replicaAddr := r.leaders.findBroker(replica); replicaAddr != "" {
+			addr = replicaAddr
 		}
 	}
 
@@ -122,13 +122,13 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 		return transport.Fetched{}, err
 	}
 
-	a := &answer.Partitions[0]
+	partition := &answer.Partitions[0]
 	// The leader names a nearer replica, and returns no records.
-	if a.Code == 0 && a.Replica >= 0 && !near {
-		r.nearby.set(tp, a.Replica, replicaTime)
-		return transport.Fetched{Next: offset, End: max(a.Stable, offset)}, nil
+	if partition.Code == 0 && partition.Replica >= 0 && !near {
+		r.nearby.set(tp, partition.Replica, replicaTime)
+		return transport.Fetched{Next: offset, End: max(partition.Stable, offset)}, nil
 	}
-	switch code := kafkawire.Code(a.Code); code {
+	switch code := kafkawire.Code(partition.Code); code {
 	case 0:
 	case kafkawire.OffsetOutOfRange:
 		return transport.Fetched{}, r.explainRange(ctx, tp, offset)
@@ -138,17 +138,17 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 		return transport.Fetched{}, code
 	}
 
-	w := walker{tp: tp, from: offset, next: offset, aborted: a.Aborted, first: -1, last: -1}
-	if err := w.readSet(a.Set); err != nil {
+	walker := walker{tp: tp, from: offset, next: offset, aborted: partition.Aborted, first: -1, last: -1}
+	if err := walker.readSet(partition.Set); err != nil {
 		bad, ok := errors.AsType[*damagedError](err)
-		if !ok || !r.damage.giveUp(bad, &w, a.High) {
+		if !ok || !r.damage.giveUp(bad, &walker, partition.High) {
 			return transport.Fetched{}, err
 		}
 	}
-	if err := r.epochs.check(ctx, &w); err != nil {
+	if err := r.epochs.check(ctx, &walker); err != nil {
 		return transport.Fetched{}, err
 	}
-	return transport.Fetched{Records: w.out, Next: w.next, End: max(a.Stable, w.next)}, nil
+	return transport.Fetched{Records: walker.out, Next: walker.next, End: max(partition.Stable, walker.next)}, nil
 }
 
 // explainRange returns a *RangeError with the offsets that the partition has.
@@ -237,34 +237,34 @@ func (w *walker) readSet(set []byte) error {
 // in memory. The next fetch reads the rest of a batch, and begins in the middle of it.
 const fetchRoom = 16 << 20
 
-func (w *walker) readBatch(b *fetched.Batch) {
-	if b.Format < fetched.Format {
-		if b.End > w.from {
-			w.addBroken(b, b.Base, fmt.Errorf("a message of format %d, from before Kafka 0.11", b.Format))
+func (w *walker) readBatch(batch *fetched.Batch) {
+	if batch.Format < fetched.Format {
+		if batch.End > w.from {
+			w.addBroken(batch, batch.Base, fmt.Errorf("a message of format %d, from before Kafka 0.11", batch.Format))
 		}
-		w.next = max(w.next, b.End)
+		w.next = max(w.next, batch.End)
 		return
 	}
 
-	if b.End > w.from {
-		w.last = b.LeaderEpoch
+	if batch.End > w.from {
+		w.last = batch.LeaderEpoch
 		if w.first < 0 {
 			w.first = w.last
 		}
 	}
-	w.startAborted(b.Base)
-	_, aborted := w.dropped[b.Producer]
+	w.startAborted(batch.Base)
+	_, aborted := w.dropped[batch.Producer]
 	switch {
-	case b.Control:
+	case batch.Control:
 		// A marker ends the transaction of its producer, committed or aborted.
-		delete(w.dropped, b.Producer)
-	case b.Transactional && aborted, b.End <= w.from:
+		delete(w.dropped, batch.Producer)
+	case batch.Transactional && aborted, batch.End <= w.from:
 	default:
-		if !w.readRecords(b) {
+		if !w.readRecords(batch) {
 			return
 		}
 	}
-	w.next = max(w.next, b.End)
+	w.next = max(w.next, batch.End)
 }
 
 // startAborted drops the producers whose aborted transactions have begun at or below base.
@@ -281,51 +281,51 @@ func (w *walker) startAborted(base int64) {
 // readRecords adds the records of a batch, and returns false if there is no room for all of them. A
 // record with an error stands for records that cannot be read although the batch has the bytes that its
 // producer sent: retrying would never succeed, and no later record could be read.
-func (w *walker) readRecords(b *fetched.Batch) (all bool) {
-	next := max(b.Base, w.from)
-	list, err := b.Stream()
+func (w *walker) readRecords(batch *fetched.Batch) (all bool) {
+	next := max(batch.Base, w.from)
+	list, err := batch.Stream()
 	if err != nil {
-		w.addBroken(b, next, err)
+		w.addBroken(batch, next, err)
 		return true
 	}
 	defer list.Close()
 
-	var x fetched.Record
+	var record fetched.Record
 	for {
-		more, err := list.Next(&x, w.from)
+		more, err := list.Next(&record, w.from)
 		_, tooLarge := errors.AsType[*fetched.TooLargeError](err)
 		switch {
 		case err != nil && !tooLarge:
-			w.addBroken(b, next, err)
+			w.addBroken(batch, next, err)
 			return true
 		case !more:
 			return true
 		// A batch can begin before the offset that was requested.
-		case x.Offset < w.from:
+		case record.Offset < w.from:
 			continue
 		}
 
-		r := transport.Record{
+		rec := transport.Record{
 			Topic:       w.tp.Topic,
 			Partition:   w.tp.Partition,
-			LeaderEpoch: b.LeaderEpoch,
-			Offset:      x.Offset,
-			Time:        time.UnixMilli(x.TimeMS).UTC(),
-			Key:         x.Key,
-			Value:       x.Value,
+			LeaderEpoch: batch.LeaderEpoch,
+			Offset:      record.Offset,
+			Time:        time.UnixMilli(record.TimeMS).UTC(),
+			Key:         record.Key,
+			Value:       record.Value,
 			Err:         err,
 		}
-		if len(x.Headers) > 0 {
-			r.Headers = make([]event.Header, len(x.Headers))
+		if len(record.Headers) > 0 {
+			rec.Headers = make([]event.Header, len(record.Headers))
 		}
-		for i, h := range x.Headers {
-			r.Headers[i] = event.Header{Key: string(h.Key), Value: h.Value}
+		for i, h := range record.Headers {
+			rec.Headers[i] = event.Header{Key: string(h.Key), Value: h.Value}
 		}
-		w.out = append(w.out, r)
+		w.out = append(w.out, rec)
 
 		// The room is checked after the record, so that a record larger than the room is still delivered.
-		next = x.Offset + 1
-		if w.size += r.Size(); w.size >= fetchRoom {
+		next = record.Offset + 1
+		if w.size += rec.Size(); w.size >= fetchRoom {
 			w.next = max(w.next, next)
 			return false
 		}
@@ -333,15 +333,15 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 }
 
 // addBroken adds one record with an error, which stands for the batch from an offset on.
-func (w *walker) addBroken(b *fetched.Batch, from int64, err error) {
-	from = min(from, b.End-1)
+func (w *walker) addBroken(batch *fetched.Batch, from int64, err error) {
+	from = min(from, batch.End-1)
 	w.out = append(w.out, transport.Record{
 		Topic:       w.tp.Topic,
 		Partition:   w.tp.Partition,
-		LeaderEpoch: b.LeaderEpoch,
+		LeaderEpoch: batch.LeaderEpoch,
 		Offset:      from,
-		Time:        time.UnixMilli(b.TimeMS()).UTC(),
-		Err:         fmt.Errorf("the records at the offsets from %d to %d cannot be read: %w", from, b.End-1, err),
+		Time:        time.UnixMilli(batch.TimeMS()).UTC(),
+		Err:         fmt.Errorf("the records at the offsets from %d to %d cannot be read: %w", from, batch.End-1, err),
 	})
 	w.size += w.out[len(w.out)-1].Size()
 }

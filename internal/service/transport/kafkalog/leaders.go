@@ -114,26 +114,26 @@ func (e *epochs) epochOf(tp transport.TopicPartition) int32 {
 // check reports records that a new leader has lost after they were read, if it has other records at their
 // offsets already. Their leader epoch is higher, and the leader returns where the epoch before ended
 // (KIP-320). The error is a *RangeError.
-func (e *epochs) check(ctx context.Context, w *walker) error {
-	before, ok := e.last.Load(w.tp)
+func (e *epochs) check(ctx context.Context, walker *walker) error {
+	before, ok := e.last.Load(walker.tp)
 	// The epoch rises with each election, so a higher epoch means that the leader has changed.
-	if ok && w.first > before.(int32) {
-		end, err := e.readEnd(ctx, w.tp, before.(int32))
+	if ok && walker.first > before.(int32) {
+		end, err := e.readEnd(ctx, walker.tp, before.(int32))
 		if err != nil {
-			return fmt.Errorf("reading the end of a leader epoch of partition %s: %w", w.tp, err)
+			return fmt.Errorf("reading the end of a leader epoch of partition %s: %w", walker.tp, err)
 		}
 		// The log of the new leader ends before the records that were read: these are lost.
-		if end >= 0 && end < w.from {
-			start, err := e.leaders.readEdge(ctx, w.tp, kafkawire.LogStart)
+		if end >= 0 && end < walker.from {
+			start, err := e.leaders.readEdge(ctx, walker.tp, kafkawire.LogStart)
 			if err != nil {
 				return err
 			}
-			return &transport.RangeError{TopicPartition: w.tp, Offset: w.from, Start: min(start.Offset, end), End: end, Diverged: true}
+			return &transport.RangeError{TopicPartition: walker.tp, Offset: walker.from, Start: min(start.Offset, end), End: end, Diverged: true}
 		}
 	}
 
-	if w.last >= 0 {
-		e.last.Store(w.tp, w.last)
+	if walker.last >= 0 {
+		e.last.Store(walker.tp, walker.last)
 	}
 	return nil
 }

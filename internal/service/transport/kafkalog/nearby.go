@@ -31,16 +31,16 @@ type choice struct {
 func (n *nearby) find(tp transport.TopicPartition) (replica int32, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c, ok := n.at[tp]
-	return c.replica, ok && time.Now().Before(c.until)
+	choice, ok := n.at[tp]
+	return choice.replica, ok && time.Now().Before(choice.until)
 }
 
 // set chooses a replica, or leaderOnly, for some time.
-func (n *nearby) set(tp transport.TopicPartition, replica int32, d time.Duration) {
+func (n *nearby) set(tp transport.TopicPartition, replica int32, duration time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.at == nil {
 		n.at = map[transport.TopicPartition]choice{}
 	}
-	n.at[tp] = choice{replica, time.Now().Add(d)}
+	n.at[tp] = choice{replica, time.Now().Add(duration)}
 }

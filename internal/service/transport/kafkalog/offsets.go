@@ -28,32 +28,32 @@ func (c *Client) GroupOffsets(group string) *GroupOffsets {
 const topicIDPrefix = "topic-id="
 
 // read returns the committed offset of a partition, and reports whether there is one.
-func (o *GroupOffsets) read(ctx context.Context, tp transport.TopicPartition) (at kafkawire.GroupOffset, ok bool, err error) {
+func (o *GroupOffsets) read(ctx context.Context, tp transport.TopicPartition) (committed kafkawire.GroupOffset, ok bool, err error) {
 	key := record.TopicPartition(tp)
 	err = o.call(ctx, func(ctx context.Context, coordinator string) error {
 		list, err := o.client.CommittedOffsets(ctx, coordinator, o.group, []record.TopicPartition{key})
-		at, ok = list[key]
+		committed, ok = list[key]
 		return err
 	})
-	return at, ok, err
+	return committed, ok, err
 }
 
-// Commit stores offsets for a member. r has read the partitions. An error of the broker is a kafkawire.Code.
+// Commit stores offsets for a member. reader has read the partitions. An error of the broker is a kafkawire.Code.
 func (o *GroupOffsets) Commit(
-	ctx context.Context, m kafkawire.GroupMember, r *Reader, offsets map[transport.TopicPartition]transport.GroupOffset,
+	ctx context.Context, member kafkawire.GroupMember, reader *Reader, offsets map[transport.TopicPartition]transport.GroupOffset,
 ) error {
 	list := make(map[record.TopicPartition]kafkawire.GroupOffset, len(offsets))
 	for tp, at := range offsets {
-		stored := kafkawire.GroupOffset{Offset: at.Offset, LeaderEpoch: r.epochs.epochOf(tp)}
+		stored := kafkawire.GroupOffset{Offset: at.Offset, LeaderEpoch: reader.epochs.epochOf(tp)}
 		if at.TopicID != "" {
 			stored.Metadata = topicIDPrefix + at.TopicID
 		}
 		list[record.TopicPartition(tp)] = stored
 	}
 
-	m.Group = o.group
+	member.Group = o.group
 	return o.call(ctx, func(ctx context.Context, coordinator string) error {
-		return o.client.CommitOffsets(ctx, coordinator, m, list)
+		return o.client.CommitOffsets(ctx, coordinator, member, list)
 	})
 }
 

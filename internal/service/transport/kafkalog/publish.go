@@ -35,9 +35,9 @@ func (c *Client) Publish(ctx context.Context, topic string, records []transport.
 
 	byPartition := map[int32][]record.Record{}
 	for i := range records {
-		r := &records[i]
-		p := choosePartition(r, int32(n))
-		byPartition[p] = append(byPartition[p], newRecord(r))
+		record := &records[i]
+		partition := choosePartition(record, int32(n))
+		byPartition[partition] = append(byPartition[partition], newRecord(record))
 	}
 	for p, list := range byPartition {
 		tp := record.TopicPartition{Topic: topic, Partition: p}
@@ -50,16 +50,16 @@ func (c *Client) Publish(ctx context.Context, topic string, records []transport.
 
 // choosePartition returns the partition of the key, or for a record without a key, a partition by the
 // offset that it came from.
-func choosePartition(r *transport.Record, partitions int32) int32 {
-	if r.Key == nil {
-		return int32(max(r.Offset, 0) % int64(partitions))
+func choosePartition(record *transport.Record, partitions int32) int32 {
+	if record.Key == nil {
+		return int32(max(record.Offset, 0) % int64(partitions))
 	}
-	return kafkawire.ChoosePartition(r.Key, partitions)
+	return kafkawire.ChoosePartition(record.Key, partitions)
 }
 
-func newRecord(r *transport.Record) record.Record {
-	out := record.Record{Key: r.Key, Value: r.Value, TimeMS: time.Now().UnixMilli()}
-	for _, h := range r.Headers {
+func newRecord(source *transport.Record) record.Record {
+	out := record.Record{Key: source.Key, Value: source.Value, TimeMS: time.Now().UnixMilli()}
+	for _, h := range source.Headers {
 		out.Headers = append(out.Headers, record.Header{Key: []byte(h.Key), Value: h.Value})
 	}
 	return out
@@ -72,11 +72,11 @@ func (c *Client) countPartitions(ctx context.Context, topic string) (int, error)
 	for {
 		layout, err := c.Wire.Metadata(ctx, []string{topic})
 		if err == nil {
-			t := layout.Topics[topic]
-			if t.Err == nil && len(t.Partitions) > 0 {
-				return len(t.Partitions), nil
+			topicLayout := layout.Topics[topic]
+			if topicLayout.Err == nil && len(topicLayout.Partitions) > 0 {
+				return len(topicLayout.Partitions), nil
 			}
-			if err = t.Err; err == nil {
+			if err = topicLayout.Err; err == nil {
 				err = kafkawire.UnknownTopicOrPartition
 			}
 		}

@@ -53,7 +53,7 @@ func (s *scout) watchTopics(ctx context.Context, topics []string) {
 		if err != nil {
 			continue
 		}
-		isNew := func(t string) bool { return !slices.Contains(topics, t) }
+		isNew := func(topic string) bool { return !slices.Contains(topics, topic) }
 		if !slices.Equal(existing, topics) && (slices.ContainsFunc(existing, isNew) || slices.Equal(existing, before)) {
 			return
 		}
@@ -79,7 +79,7 @@ func (s *scout) splitTopics(ctx context.Context) (existing, missing []string, er
 	}
 
 	for _, name := range slices.Sorted(maps.Keys(layout.Topics)) {
-		if t := layout.Topics[name]; t.Err == nil && len(t.Partitions) > 0 {
+		if topicLayout := layout.Topics[name]; topicLayout.Err == nil && len(topicLayout.Partitions) > 0 {
 			existing = append(existing, name)
 		} else {
 			missing = append(missing, name)
