@@ -46,7 +46,7 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"status --every soon", "--every: found \"soon\"; expected a duration such as 30s or 2h"},
 		{"dead list --limit", "--limit needs a value: --limit <int>"},
 		{"pin", "outrelay pin needs either the name of a node or --off; usage: outrelay pin NODE"},
-		{"events --kind pausd", "--kind: no entry is of kind \"pausd\"; did you mean paused?"},
+		{"audit --kind pausd", "--kind: no entry is of kind \"pausd\"; did you mean paused?"},
 		{"status --follow --check", "--follow and --check exclude each other; pass only one of them"},
 		{"recover --accept-copy --from 2h", "--accept-copy and --from exclude each other; pass only one of them"},
 		{"replay --resume x --key k", "--resume and --key exclude each other; pass only one of them"},

@@ -58,7 +58,7 @@ func Clearable() []string {
 
 // ClearOrder requests that collections are emptied.
 type ClearOrder struct {
-	What       []string `json:"what" minItems:"1" maxItems:"10" enum:"envelopes,dead,inbox,handler_dead,sagas,events,replays"` // nothing else is cleared
+	What       []string `json:"what" minItems:"1" maxItems:"10" enum:"envelopes,dead,inbox,handler_dead,sagas,audit,replays"` // nothing else is cleared
 	Collection string   `json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, and the services of its database."`
 	Confirm    string   `json:"confirm,omitempty" maxLength:"200"` // must equal [ClearPhrase]
 	Force      bool     `json:"force,omitempty" doc:"Also while a relay works for the watcher."`
