@@ -139,29 +139,29 @@ func (r Recovery) findSkipped(ctx context.Context, order SkipOrder) (event chang
 // the id of several types, or have the digest of a long id. The document decides, then the event at which the stream stands, then
 // the first type.
 func (r Recovery) findNamed(
-	ctx context.Context, of changes.Skip, text string, ids []bson.RawValue,
+	ctx context.Context, named changes.Skip, text string, ids []bson.RawValue,
 ) (event changes.Skip, envelope bson.Raw, err error) {
-	coll := r.op.database(of.DB).Collection(of.Coll)
-	of.ID = ids[0]
+	coll := r.op.database(named.DB).Collection(named.Coll)
+	named.ID = ids[0]
 	for _, id := range ids {
 		envelope, err = mongodb.Fetch(ctx, coll, id)
 		if err == nil {
-			of.ID = id
+			named.ID = id
 			break
 		}
 		if !errors.Is(err, mongodb.ErrNotFound) {
-			return of, nil, err
+			return named, nil, err
 		}
 	}
 
-	if envelope != nil && len(of.ID.Value) <= changes.MaxSkippedID {
-		return of, envelope, nil
+	if envelope != nil && len(named.ID.Value) <= changes.MaxSkippedID {
+		return named, envelope, nil
 	}
 	standing, err := r.findStanding(ctx)
-	if err == nil && standing.DB == of.DB && standing.Coll == of.Coll && (standing.ID.Equal(of.ID) || skippedIDText(standing.ID) == text) {
+	if err == nil && standing.DB == named.DB && standing.Coll == named.Coll && (standing.ID.Equal(named.ID) || skippedIDText(standing.ID) == text) {
 		return standing, envelope, nil
 	}
-	return of, envelope, ctx.Err()
+	return named, envelope, ctx.Err()
 }
 
 // findStanding returns the event at which the stream of the slot stands.

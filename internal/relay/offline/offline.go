@@ -72,12 +72,12 @@ func ReadChanges(
 // NextInsert returns a function that finds the event at which the stream of a slot stands, see [changestream.NextInsert].
 func NextInsert(
 	cfg config.Config, client *mongo.Client,
-) func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
-	return func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error) {
+) func(ctx context.Context, part slot.Range, position resume.Position) (changes.Skip, error) {
+	return func(ctx context.Context, part slot.Range, position resume.Position) (changes.Skip, error) {
 		scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 		if err != nil {
 			return changes.Skip{}, fmt.Errorf("watch: %w", err)
 		}
-		return changestream.NextInsert(ctx, client, scope.Of(of), at)
+		return changestream.NextInsert(ctx, client, scope.Of(part), position)
 	}
 }

@@ -24,18 +24,18 @@ func (l *Ledger) Answered(document *waiting.Document, topics []string, answers [
 
 // ClaimAnswered returns the outcome of a send of a claimed envelope, whose targets all have their answers. topics are all of them; nil
 // stands for those of the answers.
-func (l *Ledger) ClaimAnswered(at *ClaimRef, claimed *waiting.Claimed, topics []string, answers []record.Answer) *Outcome {
+func (l *Ledger) ClaimAnswered(claim *ClaimRef, claimed *waiting.Claimed, topics []string, answers []record.Answer) *Outcome {
 	if topics == nil {
 		for _, a := range answers {
 			topics = append(topics, a.Topic)
 		}
 	}
-	return l.applyAnswers(l.newClaimOutcome(at, claimed), topics, answers)
+	return l.applyAnswers(l.newClaimOutcome(claim, claimed), topics, answers)
 }
 
 // ClaimRefused returns the outcome of a claimed envelope that was not sent because it is at fault itself.
-func (l *Ledger) ClaimRefused(at *ClaimRef, claimed *waiting.Claimed, why *record.Refusal) *Outcome {
-	return l.applyRefusal(l.newClaimOutcome(at, claimed), nil, why)
+func (l *Ledger) ClaimRefused(claim *ClaimRef, claimed *waiting.Claimed, why *record.Refusal) *Outcome {
+	return l.applyRefusal(l.newClaimOutcome(claim, claimed), nil, why)
 }
 
 // applyAnswers decides outcome by the answers of the topics.
@@ -87,9 +87,9 @@ func (l *Ledger) newOutcome(document *waiting.Document) *Outcome {
 
 // newClaimOutcome returns an outcome of a claimed envelope. Only a mark records its delivery: the claim has taken it out of its outbox
 // otherwise.
-func (l *Ledger) newClaimOutcome(at *ClaimRef, claimed *waiting.Claimed) *Outcome {
+func (l *Ledger) newClaimOutcome(claim *ClaimRef, claimed *waiting.Claimed) *Outcome {
 	return &Outcome{
-		Claim: at, NS: claimed.NS, Raw: claimed.Raw, Pos: claimed.Pos, Key: claimed.Key, Partition: record.AnyPartition,
+		Claim: claim, NS: claimed.NS, Raw: claimed.Raw, Pos: claimed.Pos, Key: claimed.Key, Partition: record.AnyPartition,
 		Recorded: l.config.Recording == RecordMark,
 	}
 }

@@ -134,29 +134,29 @@ func (d *Divisions) Begun(ctx context.Context, watcher string, slot slot.Range) 
 	return err == nil && division.Of == slot.N && slices.Contains(division.Begun, slot.I), err
 }
 
-// StartAt returns the time at which all slots of a watcher begin. The first slot that calls it chooses at.
-func (d *Divisions) StartAt(ctx context.Context, watcher string, slot slot.Range, at bson.Timestamp) (bson.Timestamp, error) {
+// StartAt returns the time at which all slots of a watcher begin. The first call decides, for the time proposed.
+func (d *Divisions) StartAt(ctx context.Context, watcher string, slot slot.Range, proposed bson.Timestamp) (bson.Timestamp, error) {
 	if slot.Whole() {
-		return at, nil
+		return proposed, nil
 	}
 
 	var division Division
-	start := bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}
+	start := bson.D{{Key: "$ifNull", Value: bson.A{"$start", proposed}}}
 	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: start}}}}}
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After)
 	err := d.coll.FindOneAndUpdate(ctx, byNumber(watcher, slot.N), update, opts).Decode(&division)
 	if err != nil {
-		return at, describeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
+		return proposed, describeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
 	}
 	return division.Start, nil
 }
 
 // Mark records that a reslice runs, and which documents an operator had paused before. The record of an interrupted
 // reslice stays, because that reslice has paused the documents.
-func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []string) error {
+func (d *Divisions) Mark(ctx context.Context, watcher string, slotCount int, paused []string) error {
 	list := bson.D{{Key: "$literal", Value: paused}}
 	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "of", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$of", of}}}},
+		{Key: "of", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$of", slotCount}}}},
 		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", list}}}},
 	}}}}
 	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
@@ -210,6 +210,6 @@ func byNumber(watcher string, n int) bson.D {
 }
 
 // describeRefusal adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
-func describeRefusal(err error, doing, action string, on *mongo.Collection) error {
-	return mongodb.Refusal(err, doing, action, mongodb.Namespace(on))
+func describeRefusal(err error, doing, action string, coll *mongo.Collection) error {
+	return mongodb.Refusal(err, doing, action, mongodb.Namespace(coll))
 }

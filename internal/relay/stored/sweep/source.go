@@ -31,9 +31,9 @@ func streamFilter(and ...bson.E) bson.D {
 	return append(bson.D{{Key: "dueAt", Value: nil}, {Key: "sentAt", Value: nil}}, and...)
 }
 
-// stampedFilter matches the envelopes with a stamp in (after, to].
-func stampedFilter(after, to bson.Timestamp) bson.D {
-	return streamFilter(bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: to}}})
+// stampedFilter matches the envelopes with a stamp in (after, until].
+func stampedFilter(after, until bson.Timestamp) bson.D {
+	return streamFilter(bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: until}}})
 }
 
 // unstampedFilter matches the envelopes without a stamp, except those with an ObjectId whose time is in leftOut.

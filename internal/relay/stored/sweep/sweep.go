@@ -383,12 +383,12 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, source *source, keep bool
 
 // readClusterTime returns the time of the cluster after the last read. The sweep has not seen any later
 // commit.
-func (r *sweepRun) readClusterTime(ctx context.Context) (at bson.Timestamp, err error) {
+func (r *sweepRun) readClusterTime(ctx context.Context) (clusterTime bson.Timestamp, err error) {
 	err = r.retryReads(ctx, func(ctx context.Context) (err error) {
-		at, err = mongodb.ClusterTime(ctx, r.Client)
+		clusterTime, err = mongodb.ClusterTime(ctx, r.Client)
 		return err
 	})
-	return at, err
+	return clusterTime, err
 }
 
 // compareSources orders sources by the stamp of their next envelope, and equal stamps by name, so that

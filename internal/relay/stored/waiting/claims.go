@@ -99,13 +99,13 @@ func appendText(out []byte, name, text string) []byte {
 	return append(append(out, text...), 0)
 }
 
-// appendLength begins a document or array, whose length [endLength] sets at the place that it returns.
-func appendLength(out []byte) (longer []byte, at int) { return append(out, 0, 0, 0, 0), len(out) }
+// appendLength begins a document or array, whose length [endLength] sets at the offset that it returns.
+func appendLength(out []byte) (longer []byte, offset int) { return append(out, 0, 0, 0, 0), len(out) }
 
 // endLength ends a document or array.
-func endLength(out []byte, at int) []byte {
+func endLength(out []byte, offset int) []byte {
 	out = append(out, 0)
-	binary.LittleEndian.PutUint32(out[at:], uint32(len(out)-at))
+	binary.LittleEndian.PutUint32(out[offset:], uint32(len(out)-offset))
 	return out
 }
 
