@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/resume"
 )
@@ -27,39 +28,41 @@ func ExamplePosition_Compare() {
 	// Output: -1 1 0
 }
 
-func ExampleStore() {
-	ctx := context.Background()
-	store := resume.NewMemory() // or resume.NewMongo(db.Collection("checkpoints"))
-	at := func(data string) resume.Checkpoint {
-		return resume.Checkpoint{Position: resume.Position{Token: resume.TokenOf(data)}}
-	}
-
-	_, err := store.Load(ctx, "orders")
-	fmt.Println(errors.Is(err, resume.ErrNotFound))
-	fmt.Println(store.Save(ctx, "orders", at("8266A1B2C30000000629")))
-	err = store.Save(ctx, "orders", at("8266A1B2C30000000529"))
-	fmt.Println(errors.Is(err, resume.ErrStale), err)
-	// Output:
-	// true
-	// <nil>
-	// true saving checkpoint "orders": checkpoint goes back
-}
-
-// Each consumer of a change stream has its checkpoint in one collection.
-func ExampleNewMongo() {
+// A position is saved in the transaction of the effects, and never goes back.
+func ExamplePosition() {
 	var (
 		ctx context.Context
 		db  *mongo.Database
 	)
-	store := resume.NewMongo(db.Collection("checkpoints"))
-	checkpoint, err := store.Load(ctx, "orders")
-	if err != nil && !errors.Is(err, resume.ErrNotFound) {
+	var saved resume.Position
+	positions := db.Collection("positions")
+	err := positions.FindOne(ctx, bson.D{{Key: "_id", Value: "orders"}}).Decode(&saved)
+	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
 		log.Fatal(err)
 	}
 
-	// … open the change stream after checkpoint.Position, and handle its events.
-	checkpoint.Position = resume.Position{Token: resume.TokenOf("8266A1B2C30000000629")}
-	if err := store.Save(ctx, "orders", checkpoint); err != nil {
+	// The server rejects a token whose history it has lost, and may still have the time.
+	opts := options.ChangeStream()
+	if !saved.Token.IsZero() {
+		opts.SetResumeAfter(bson.Raw(saved.Token))
+	}
+	stream, err := db.Collection("orders").Watch(ctx, mongo.Pipeline{}, opts)
+	if err != nil {
 		log.Fatal(err)
+	}
+
+	for stream.Next(ctx) {
+		token := resume.Token(stream.ResumeToken()).Clone()
+		next := resume.Position{Token: token}
+		next.ClusterTime, _ = token.ClusterTime()
+		if next.Compare(saved) <= 0 {
+			continue
+		}
+		// … the effect of the event.
+		update := bson.D{{Key: "$set", Value: next}}
+		if _, err := positions.UpdateByID(ctx, "orders", update, options.UpdateOne().SetUpsert(true)); err != nil {
+			log.Fatal(err)
+		}
+		saved = next
 	}
 }

@@ -1,9 +1,7 @@
 package resume_test
 
 import (
-	"errors"
 	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -170,119 +168,6 @@ func TestTokenOfRealStream(t *testing.T) {
 	}
 
 	_ = again.Close(t.Context())
-}
-
-func newStores(t *testing.T) map[string]func() resume.Store {
-	db := stacktest.Database(t, stacktest.Client(t))
-	n := 0
-	return map[string]func() resume.Store{
-		"memory": resume.NewMemory,
-		"mongo": func() resume.Store {
-			n++
-			return resume.NewMongo(db.Collection(fmt.Sprintf("checkpoints%d", n)))
-		},
-	}
-}
-
-func TestStore(t *testing.T) {
-	t.Parallel()
-	for name, open := range newStores(t) {
-		t.Run(name, func(t *testing.T) {
-			ctx, s := t.Context(), open()
-			if _, err := s.Load(ctx, "w"); !errors.Is(err, resume.ErrNotFound) {
-				t.Fatalf("Load of a missing checkpoint returned %v, want ErrNotFound", err)
-			}
-			if err := s.Save(ctx, "w", resume.Checkpoint{}); err == nil {
-				t.Fatal("Save accepted a zero position")
-			}
-
-			first := resume.Checkpoint{
-				Position: newPosition(10, 1, "29"), PipelineHash: "h",
-				Collections: []resume.Collection{{NS: "shop.outbox", UUID: [16]byte{1, 2, 3}}},
-			}
-
-			mustSave(t, s, first)
-			// To save the same position again is not an error.
-			mustSave(t, s, first)
-			got, err := s.Load(ctx, "w")
-			if err != nil {
-				t.Fatal(err)
-			}
-
-			if diff := cmp.Diff(first, got); diff != "" {
-				t.Error(diff)
-			}
-
-			for _, older := range []resume.Position{
-				newPosition(9, 9, "29"), newPosition(10, 0, "29"),
-				{ClusterTime: bson.Timestamp{T: 10, I: 1}},
-			} {
-				if err := s.Save(ctx, "w", resume.Checkpoint{Position: older}); !errors.Is(err, resume.ErrStale) {
-					t.Errorf("Save of the earlier position %s returned %v, want ErrStale", older.Token, err)
-				}
-			}
-
-			if err := s.Save(ctx, "other", resume.Checkpoint{Position: newPosition(1, 1, "29")}); err != nil {
-				t.Errorf("Load of another name returned %v", err)
-			}
-
-			later := resume.Checkpoint{Position: resume.Position{ClusterTime: bson.Timestamp{T: 11}}}
-			mustSave(t, s, later)
-			if got, _ := s.Load(ctx, "w"); got.Compare(later.Position) != 0 || len(got.Token) != 0 {
-				t.Errorf("got %v", got)
-			}
-		})
-	}
-}
-
-func mustSave(t *testing.T, s resume.Store, c resume.Checkpoint) {
-	t.Helper()
-	if err := s.Save(t.Context(), "w", c); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// With any order of the savers, the latest position stays, and no reader sees an earlier one.
-func TestStoreNeverGoesBack(t *testing.T) {
-	t.Parallel()
-	for name, open := range newStores(t) {
-		t.Run(name, func(t *testing.T) {
-			ctx, s := t.Context(), open()
-			var wg sync.WaitGroup
-			for w := range 4 {
-				wg.Go(func() {
-					var seen resume.Position
-					for i := range 25 {
-						err := s.Save(ctx, "w", resume.Checkpoint{Position: newPosition(uint32(1+(i*7+w*13)%50), 1, "29")})
-						if err != nil && !errors.Is(err, resume.ErrStale) {
-							t.Error(err)
-							return
-						}
-
-						c, err := s.Load(ctx, "w")
-						if err != nil || c.Compare(seen) < 0 {
-							t.Errorf("loaded %s after the later position %s, error %v", c.Token, seen.Token, err)
-							return
-						}
-
-						seen = c.Position
-					}
-				})
-			}
-
-			wg.Wait()
-			want := uint32(0)
-			for w := range 4 {
-				for i := range 25 {
-					want = max(want, uint32(1+(i*7+w*13)%50))
-				}
-			}
-
-			if c, err := s.Load(ctx, "w"); err != nil || c.ClusterTime.T != want {
-				t.Errorf("last cluster time %v, want T %d (error %v)", c.ClusterTime, want, err)
-			}
-		})
-	}
 }
 
 // Tokens come from a database, so no bytes may cause a panic.

@@ -222,7 +222,7 @@ func kafkaOnPath(version string) (kafkaProgram, error) {
 			path = real
 		}
 
-		for _, rel := range []string{"../../libs", "../../libexec/libs"} {
+		for _, rel := range []string{"../libs", "../libexec/libs"} {
 			libs := filepath.Join(filepath.Dir(path), rel)
 			found := kafkaVersionIn(libs)
 			if found != "" && version != "" && found != version {

@@ -18,8 +18,17 @@ type Start struct {
 	// then starts at the position's time and drops the events at or before the token (N23). Empty
 	// values are not checked.
 	PipelineHash string
-	Collections  []resume.Collection
+	Collections  []KnownCollection
 
 	// At starts at a cluster time, inclusive.
 	At *bson.Timestamp
+}
+
+// KnownCollection is a watched collection at the time of a position. If its namespace has another UUID now, the collection was dropped and
+// created again, and a token for the old one is not valid for the new one.
+type KnownCollection struct {
+	NS string // "database.collection"
+
+	// UUID is the UUID of the collection, or zero if it is unknown.
+	UUID [16]byte
 }

@@ -83,7 +83,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 
 	// Without the UUID, the start by token fails.
 	b.startReader(scope, changes.Start{Position: stored}).wantGap(changes.GapTokenRefused)
-	then := []resume.Collection{{NS: scope.String(), UUID: uuid}}
+	then := []changes.KnownCollection{{NS: scope.String(), UUID: uuid}}
 	b.startReader(scope, changes.Start{Position: stored, Collections: then}).wantIDs("a", "b")
 
 	// With the UUID of the present collection, the token is used.
@@ -93,7 +93,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 
 	b.startReader(scope, changes.Start{
 		Position:    stored,
-		Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}},
+		Collections: []changes.KnownCollection{{NS: scope.String(), UUID: uuid}},
 	}).wantGap(changes.GapTokenRefused)
 }
 

@@ -59,7 +59,7 @@ func (s *startPoint) findStart(
 	if !s.from.IsZero() {
 		start := changes.Start{Position: s.from, PipelineHash: doc.PipelineHash}
 		for _, c := range doc.Collections {
-			known := resume.Collection{NS: c.NS}
+			known := changes.KnownCollection{NS: c.NS}
 			copy(known.UUID[:], c.UUID.Data)
 			start.Collections = append(start.Collections, known)
 		}
