@@ -140,10 +140,10 @@ func TestAWatcherMovesToACopyOfItsReplicaSet(t *testing.T) {
 	p = s.StartRelay()
 	p.WaitForLog("written on")
 	var planned struct{ Envelopes int }
-	if code, out, errOut := s.RunCommand("recover", "--adopt", "--dry-run", "--json"); code != 0 || json.Unmarshal([]byte(out), &planned) != nil {
+	if code, out, errOut := s.RunCommand("recover", "--accept-copy", "--dry-run", "--json"); code != 0 || json.Unmarshal([]byte(out), &planned) != nil {
 		t.Errorf("exit code %d\n%s%s", code, out, errOut)
 	}
-	mustRun(t, s, "recover", "--adopt", "--yes")
+	mustRun(t, s, "recover", "--accept-copy", "--yes")
 	p.WaitTookOver()
 	if line := p.WaitForLog("the gap is closed"); planned.Envelopes == 0 || !strings.Contains(line, fmt.Sprintf(" swept=%d ", planned.Envelopes)) {
 		t.Errorf("the dry run has counted %d envelopes, and the owner logs %q", planned.Envelopes, line)

@@ -60,7 +60,7 @@ func TestEveryPlaceReportsTheLinkedVersion(t *testing.T) {
 	line := p.WaitForLog("outrelay starts")
 	for _, want := range []string{
 		"version=" + version, "watcher=", "node=versioned", "watch=", "mongodb=", "kafka=", "http=" + listen, "roles=", "preset=",
-		"recording=watermark", "slots=1", "lease=",
+		"recording=position", "slots=1", "lease=",
 	} {
 		if !strings.Contains(line, want) {
 			t.Errorf("the first log line has no %s: %s", want, line)

@@ -39,7 +39,7 @@ func TestTheHealthyPathWritesNothing(t *testing.T) {
 	for _, c := range []struct {
 		set  string
 		some bool
-	}{{"recording=watermark", false}, {"recording=mark", true}} {
+	}{{"recording=position", false}, {"recording=mark", true}} {
 		t.Run(c.set, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
