@@ -11,36 +11,62 @@ import (
 // and Kafka.Brokers are required. A text is used as it is: ${env:NAME} and ${file:path} have a meaning only in a file, see [Load].
 type Config config.Config
 
-// Sections and values of a Config.
+// The sections and values of a Config.
 type (
-	MongoDB     = config.MongoDB
-	State       = config.State
-	TLS         = config.TLS
-	Kafka       = config.Kafka
-	ReadBack    = config.ReadBack
-	SASL        = config.SASL
-	Token       = config.Token
-	OIDC        = config.OIDC
-	Mapping     = config.Mapping
-	Topics      = config.Topics
-	Rule        = config.Rule
-	Match       = config.Match
-	Create      = config.Create
-	Record      = config.Record
-	Purge       = config.Purge
+	// MongoDB is the replica set that holds the outbox.
+	MongoDB = config.MongoDB
+	// State is the place of outrelay's own documents: leases, positions, waiting events, dead letters, nodes, the audit log.
+	State = config.State
+	// TLS names the files for one side of a TLS connection.
+	TLS = config.TLS
+	// Kafka is the cluster that receives the records.
+	Kafka = config.Kafka
+	// ReadBack limits the read-back of each topic after a takeover.
+	ReadBack = config.ReadBack
+	// SASL is a login to Kafka.
+	SASL = config.SASL
+	// Token is the source of bearer tokens.
+	Token = config.Token
+	// OIDC requests tokens with the grant client_credentials, the next one after 80 % of the lifetime of the last one.
+	OIDC = config.OIDC
+	// Mapping names the fields of the documents that hold the parts of an envelope, for outboxes that other programs write.
+	Mapping = config.Mapping
+	// Topics selects the topics of each envelope.
+	Topics = config.Topics
+	// Rule sends the matching envelopes to one or several topics.
+	Rule = config.Rule
+	// Match selects the envelopes of a rule.
+	Match = config.Match
+	// Create holds the settings of new topics.
+	Create = config.Create
+	// Record is the format of the Kafka records.
+	Record = config.Record
+	// Purge configures the removal of delivered envelopes after retention.
+	Purge = config.Purge
+	// DeadLetters configures the dead letters.
 	DeadLetters = config.DeadLetters
-	Lease       = config.Lease
-	Retry       = config.Retry
-	Limits      = config.Limits
-	HTTP        = config.HTTP
-	Admin       = config.Admin
-	OTel        = config.OTel
-	Log         = config.Log
-
-	Start  = config.Start  // where a watcher without a position begins; zero: with the events in the outbox
-	Size   = config.Size   // a number of bytes
-	URI    = config.URI    // an address that may contain a login, which is printed as ***; see [NewURI]
-	Secret = config.Secret // a text that is printed as ***; see [NewSecret]
+	// Lease is the exclusive right of an owner to send.
+	Lease = config.Lease
+	// Retry limits the attempts for an envelope whose record Kafka rejects.
+	Retry = config.Retry
+	// Limits bound memory and sizes.
+	Limits = config.Limits
+	// HTTP configures the HTTP servers of the process.
+	HTTP = config.HTTP
+	// Admin configures the operator's page at / and the API below /api/v1.
+	Admin = config.Admin
+	// OTel configures the export of traces and metrics by OTLP over HTTP with protobuf.
+	OTel = config.OTel
+	// Log configures the log on standard error.
+	Log = config.Log
+	// Start is where a watcher without a position begins; zero: with the events in the outbox.
+	Start = config.Start
+	// Size is a number of bytes.
+	Size = config.Size
+	// URI is an address that may contain a login, which is printed as ***; see [NewURI].
+	URI = config.URI
+	// Secret is a text that is printed as ***; see [NewSecret].
+	Secret = config.Secret
 )
 
 // NewURI returns a value for MongoDB.URI and OTel.Endpoint.

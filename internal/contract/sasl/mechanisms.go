@@ -14,6 +14,7 @@ import (
 // Credential is the proof of a user that a mechanism sends.
 type Credential int
 
+// The credentials. The set is closed.
 const (
 	Password Credential = iota // a user name and a password
 	Token                      // a bearer token of a source that the user selects

@@ -12,8 +12,6 @@ import (
 	"github.com/outrelay/outrelay/test/generated"
 )
 
-const openAPIFile = "../../../docs/openapi.json"
-
 func describeAPI(t *testing.T) []byte {
 	t.Helper()
 	raw, err := newOperations(http.NewServeMux(), admin.Operator{}).OpenAPI().MarshalJSON()

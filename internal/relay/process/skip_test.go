@@ -55,7 +55,8 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 	for coll, filter := range map[string]bson.D{
 		"audit": {{Key: "kind", Value: "event_skipped"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.id", Value: planned.ID}},
 		"letters": {
-			{Key: "class", Value: "skipped"}, {Key: "envelope.payload", Value: bson.D{{Key: "$exists", Value: true}}},
+			{Key: "class", Value: "skipped"},
+			{Key: "envelope.payload", Value: bson.D{{Key: "$exists", Value: true}}},
 			{Key: "$expr", Value: bson.D{{Key: "$eq", Value: bson.A{"$expireAt", bson.D{{Key: "$add", Value: bson.A{"$movedAt", (48 * time.Hour).Milliseconds()}}}}}}},
 		},
 	} {
