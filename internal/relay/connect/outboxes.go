@@ -9,6 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
 	"github.com/outrelay/outrelay/internal/base/glob"
 	"github.com/outrelay/outrelay/internal/contract/config"
@@ -103,7 +104,7 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 // inspectStream opens the change stream of the scope and closes it. It returns a finding if the user may not do that. Other errors are
 // none: the stream of the relay reports them.
 func inspectStream(ctx context.Context, client *mongo.Client, scope *changes.Scope) []outboxes.Finding {
-	stream, err := scope.Watch(ctx, client, nil, mongo.Pipeline{}, options.ChangeStream())
+	stream, err := scope.Watch(ctx, client, readpref.Primary(), mongo.Pipeline{}, options.ChangeStream())
 	if err == nil {
 		// The server removes a cursor that is not closed.
 		_ = stream.Close(ctx)

@@ -7,6 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/resume"
@@ -73,7 +74,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *changes.Scope,
 	// The document may be the reason why the server cannot return the event.
 	pipeline := append(scope.Pipeline(), bson.D{{Key: "$match", Value: bson.D{{Key: "operationType", Value: "insert"}}}},
 		bson.D{{Key: "$project", Value: bson.D{{Key: "ns", Value: 1}, {Key: "documentKey", Value: 1}, {Key: "clusterTime", Value: 1}}}})
-	stream, err := scope.Watch(ctx, client, nil, pipeline, opts)
+	stream, err := scope.Watch(ctx, client, readpref.Primary(), pipeline, opts)
 	if err != nil {
 		return changes.Skip{}, describeNoEvent(err)
 	}
