@@ -1,6 +1,9 @@
 package record
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // Class is the reason why an envelope was not sent: the class of its dead letter, a filter and a
 // metric label.
@@ -38,6 +41,15 @@ type Refusal struct {
 }
 
 func (r *Refusal) Error() string { return string(r.Class) + ": " + r.Reason }
+
+// RefusalOf returns the error of a malformed envelope as a refusal. An error without a class gets the class Malformed.
+func RefusalOf(malformed error) *Refusal {
+	var refused *Refusal
+	if errors.As(malformed, &refused) {
+		return refused
+	}
+	return &Refusal{Class: Malformed, Reason: malformed.Error()}
+}
 
 // Attempt is one failed attempt to deliver an envelope. The history of a waiting envelope and its dead letter store it.
 type Attempt struct {

@@ -115,9 +115,9 @@ func (l *Ledger) decideRefused(outcome *Outcome, left []string, why *record.Refu
 	outcome.Refusal, outcome.Topic, outcome.Partition = *why, answer.Topic, answer.Partition
 	outcome.failure = failed{why.Class, why.Reason}
 
-	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
 	// The first attempt of an envelope that is not stored yet is counted when it is.
 	exhausted := outcome.Doc != nil && int(outcome.Doc.Attempts)+1 >= l.config.MaxAttempts
+	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
 	if len(left) != len(outcome.Refused) || !why.Class.DeadAtOnce() && !exhausted {
 		outcome.End, outcome.Topics, outcome.Reason = Retrying, left, waiting.Retry
 		return

@@ -175,7 +175,7 @@ func (x *Sender) publish(
 	var refused *record.Refusal
 	switch {
 	case malformed != nil:
-		refused = asRefusal(malformed)
+		refused = record.RefusalOf(malformed)
 	case expired:
 		refused = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
@@ -305,13 +305,4 @@ func (x *Sender) newCandidate(document *waiting.Document, malformed error) *cand
 		}
 	}
 	return candidate
-}
-
-// asRefusal returns malformed as a refusal. An error without a class gets the class Malformed.
-func asRefusal(malformed error) *record.Refusal {
-	refused, other := splitRefusal(malformed)
-	if other != nil {
-		return &record.Refusal{Class: record.Malformed, Reason: other.Error()}
-	}
-	return refused
 }

@@ -107,7 +107,7 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, dueEnvelope *dueEnvelope) 
 	claimed := dueEnvelope.envelope
 	var view envelope.View
 	if err := s.Mapping.Parse(claimed.Raw, &view); err != nil {
-		s.storeOutcome(dueEnvelope, s.Ledger.ClaimRefused(at, claimed, asRefusal(err)), 0)
+		s.storeOutcome(dueEnvelope, s.Ledger.ClaimRefused(at, claimed, record.RefusalOf(err)), 0)
 		return nil
 	}
 
@@ -140,15 +140,6 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, dueEnvelope *dueEnvelope) 
 func outletEnvelope(claimed *waiting.Claimed) outboxes.Envelope {
 	db, coll, _ := strings.Cut(claimed.NS, ".")
 	return outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: claimed.Raw}
-}
-
-// asRefusal returns malformed as a refusal. An error without a class gets the class Malformed.
-func asRefusal(malformed error) *record.Refusal {
-	var refused *record.Refusal
-	if errors.As(malformed, &refused) {
-		return refused
-	}
-	return &record.Refusal{Class: record.Malformed, Reason: malformed.Error()}
 }
 
 // storeOutcome passes an outcome to the ledger.
