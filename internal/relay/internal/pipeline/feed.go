@@ -27,7 +27,7 @@ type feed struct {
 	ev         changes.Event
 	item       Item
 	nsBuf      []byte
-	readAt     time.Time // when the current envelope was read
+	readAt     time.Time // when the current envelope was read, or the batch of events with it
 	eventCount int
 }
 
@@ -126,9 +126,12 @@ func (f *feed) fillItem(item *Item) error {
 	if f.view.HasDueAt {
 		return nil
 	}
-	// In the replay, the previous owner may have sent it in time. Only its records show that.
-	f.readAt = f.Now()
-	expired := f.checkExpiry(f.readAt)
+	// Few envelopes expire, and the clock is a system call. In the replay, the previous owner may have sent it in time. Only its
+	// records show that.
+	var expired error
+	if f.view.HasExpiresAt {
+		expired = f.checkExpiry(f.Now())
+	}
 	if expired != nil && !f.Dispatcher.IsReplaying() {
 		return expired
 	}
