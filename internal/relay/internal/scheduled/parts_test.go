@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
@@ -97,13 +98,10 @@ func TestN28_EachSlotSeesItsOwnEnvelopes(t *testing.T) {
 		if err := s.Each(t.Context(), func(*waiting.Document) error { n++; return nil }); err != nil || n != want[1] {
 			t.Errorf("%v: %d waiting envelopes, %v", p, n, err)
 		}
-		cur, err := scheduledUntil(t.Context(), coll, time.Now(), 10, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var due []upcoming
-		if err := cur.All(t.Context(), &due); err != nil || len(due) != want[2] {
-			t.Errorf("%v: %d scheduled, %v", p, len(due), err)
+		first, err := findFirstDue(t.Context(), coll, p, nil)
+		due, _, takeErr := takeDue(t.Context(), coll, &query{slot: p, limit: 10, bytes: mongodb.MaxBytes}, bson.NewDateTimeFromTime(time.Now()))
+		if err != nil || takeErr != nil || len(due) != want[2] || (first != nil) != (want[2] > 0) {
+			t.Errorf("%v: %d scheduled, the first %v, %v %v", p, len(due), first, err, takeErr)
 		}
 	}
 

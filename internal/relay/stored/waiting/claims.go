@@ -109,10 +109,9 @@ func endLength(out []byte, offset int) []byte {
 	return out
 }
 
-// FindClaim returns the claim with an id, in the transaction of tx if there is one. It returns nil if there is none.
-func FindClaim(tx context.Context, coll *mongo.Collection, id string) (found *Claim, err error) {
-	err = eachClaim(tx, coll, bson.D{{Key: "_id", Value: id}}, func(claim *Claim) error { found = claim; return nil })
-	return found, err
+// HasClaim reports whether the claim with an id exists, in the transaction of tx.
+func HasClaim(tx context.Context, coll *mongo.Collection, id string) (bool, error) {
+	return mongodb.Exists(tx, coll, bson.D{{Key: "_id", Value: id}})
 }
 
 // EachClaim calls take for each claim that was committed before the call, of a watcher document, or of all documents of a watcher.
