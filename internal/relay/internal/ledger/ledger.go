@@ -370,8 +370,14 @@ func (o *Outcome) namespace() string {
 	return o.NS
 }
 
-// NoteSent counts an envelope of a claim that was sent. There is nothing to store: the end of the claim is.
-func (l *Ledger) NoteSent(outcome *Outcome) { l.config.Count(outcome) }
+// CountSent counts an envelope of a claim that was sent. There is nothing to store: the end of the claim is.
+func (l *Ledger) CountSent() { l.config.Count(&sentOfClaim) }
+
+// sentOfClaim is the outcome of every claimed envelope that was sent.
+var sentOfClaim = Outcome{End: Sent, Claim: &ClaimRef{}}
+
+// RecordsClaims reports whether the delivery of a claimed envelope is recorded on its document.
+func (l *Ledger) RecordsClaims() bool { return l.config.Recording == RecordMark }
 
 // originOf returns the way in which a stored or claimed envelope began to wait, or "".
 func (o *Outcome) originOf() string {

@@ -309,7 +309,7 @@ func (s *Scheduled) bury(ctx context.Context, part *part, why error) error {
 	}
 
 	remove := part.query
-	remove.ids, remove.limit, remove.bytes = []bson.RawValue{dead.id()}, 1, mongodb.MaxBytes
+	remove.ids, remove.limit, remove.bytes = []bson.RawValue{dead.id()}, 1, maxClaimBytes
 	return s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
 		_, _, err := takeDue(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), part.coll), &remove, dead.due)
 		return err
@@ -373,7 +373,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, parts []*part) error {
 // takeParts takes the envelopes of parts out of their outboxes, in the transaction of tx.
 func (s *Scheduled) takeParts(tx context.Context, parts []*part) (clock serverClock, err error) {
 	client := mongo.SessionFromContext(tx).Client()
-	known, left := false, mongodb.MaxBytes
+	known, left := false, maxClaimBytes
 	for _, p := range parts {
 		p.list, p.full = nil, false
 	}

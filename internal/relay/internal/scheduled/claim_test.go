@@ -87,7 +87,7 @@ func TestN19_ExactlyOneWinsAgainstTheClaim(t *testing.T) {
 			for i := s; i < n; i += services {
 				id := list[i].ID()
 				fates[i].due = due(i)
-				// Each is claimed between a second and three quarters of a second before.
+				// Each is claimed at most a second before.
 				moment := due(i).Add(-claimAhead + time.Duration(rand.IntN(300)-50)*time.Millisecond)
 				if err := retry.Sleep(t.Context(), time.Until(moment)); err != nil {
 					t.Error(err)

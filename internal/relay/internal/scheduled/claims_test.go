@@ -41,7 +41,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 		var mu sync.Mutex
 		had := map[string][]int{}
 		for o := range owners {
-			mine := &query{limit: 1 + rand.IntN(envelopes/2), bytes: mongodb.MaxBytes}
+			mine := &query{limit: 1 + rand.IntN(envelopes/2), bytes: maxClaimBytes}
 			wg.Go(func() {
 				for {
 					var took []taken

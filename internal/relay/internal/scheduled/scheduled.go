@@ -22,14 +22,16 @@ const (
 	// when it comes. A service can no longer cancel or reschedule a claimed envelope.
 	claimAhead = time.Second
 	// claimDelay is the part of claimAhead by which a claim waits for further envelopes: it begins when the first one is due within
-	// three quarters of claimAhead. Otherwise a trickle of envelopes would cost one transaction each.
-	claimDelay = 4
+	// seven eighths of claimAhead. Otherwise a trickle of envelopes would cost one transaction each.
+	claimDelay = 8
 
 	defaultPoll = 500 * time.Millisecond
 
-	// maxClaim is how many scheduled envelopes one fenced transaction claims at most (N3). It is larger than other transactions,
-	// because most envelopes cost a range of an index only, and the rest of a transaction costs as much as a thousand of them.
-	maxClaim = 4 * mongodb.MaxDocuments
+	// maxClaim is how many scheduled envelopes one fenced transaction claims at most (N3), and maxClaimBytes how many bytes of them, unless
+	// one is larger. It is larger than other transactions, because the fixed cost of a transaction is that of several hundred envelopes.
+	// While a claim is written, its bytes are several times in memory.
+	maxClaim      = 2 * mongodb.MaxDocuments
+	maxClaimBytes = 4 << 20
 	// claimCollections bounds the statements of one transaction, because the lease cannot be renewed while it runs.
 	claimCollections = 100
 
@@ -74,7 +76,7 @@ type Config struct {
 // ownership. N19
 //
 // The index on dueAt is authoritative. Scheduled looks every Poll for the envelope of each collection that is due first. Calls of
-// NoteScheduled are hints that only make it faster. It claims the envelopes that are due within a second, up to 4,000 at a time: one
+// NoteScheduled are hints that only make it faster. It claims the envelopes that are due within a second, up to 2,000 at a time: one
 // fenced transaction takes them from the outbox into one document, the claim, and decides against a cancellation. The owner that claimed
 // them sends them at their due times without another read, and then removes the claim. A later owner finds the claim. An envelope that
 // cannot be sent at once moves to the waiting envelopes, and is like any other from there.
@@ -84,6 +86,7 @@ type Config struct {
 type Scheduled struct {
 	Config
 	held  held
+	out   outgoing      // used only by sendClaimed
 	wake  chan struct{} // holds one token: the first envelope of a collection has changed
 	room  chan struct{} // holds one token: an envelope in flight has ended
 	count atomic.Int64  // claimed envelopes that have no outcome

@@ -3,6 +3,7 @@ package scheduled
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/crash"
@@ -22,6 +23,12 @@ type Outlet interface {
 	TopicsWithHits() []string
 	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string)
 	Flush()
+}
+
+// outgoing is the envelope that is published. It keeps the parts of its namespace for the next one.
+type outgoing struct {
+	ns       string
+	envelope outboxes.Envelope
 }
 
 // holdFlight keeps the envelopes of a claim until they are due.
@@ -74,35 +81,47 @@ func (s *Scheduled) sendClaimed(ctx context.Context) error {
 // sendEnvelope sends an envelope that is due. It does not wait for others of its key: a scheduled envelope has no place in their order.
 // An error means that the outlet cannot publish at all.
 func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) error {
-	at := &ledger.ClaimRef{ID: envelope.flight.id, Index: envelope.index}
 	if envelope.refusal != nil {
-		s.storeOutcome(envelope, s.Ledger.ClaimRefused(at, &envelope.Claimed, envelope.refusal), 0)
+		s.storeOutcome(envelope, s.Ledger.ClaimRefused(envelope.claimRef(), &envelope.Claimed, envelope.refusal), 0)
 		return nil
 	}
 
-	out := outboxes.NewEnvelope(envelope.NS, envelope.Raw)
-	out.TS = envelope.stamp
-	err := s.Outlet.Publish(ctx, &out, nil, func(published record.Published) {
-		crash.At("after-scheduled-publish")
-		outcome := s.Ledger.ClaimAnswered(at, &envelope.Claimed, nil, published.Answers)
-		outcome.Stamp = envelope.stamp
-		if outcome.End == ledger.Sent {
-			s.OnSent(s.Now().Sub(time.UnixMilli(envelope.due)))
-		}
-		if outcome.End == ledger.Sent && !outcome.Recorded {
-			s.Ledger.NoteSent(outcome)
-			s.landEnvelope(envelope, published.Ticket)
-			return
-		}
-		s.storeOutcome(envelope, outcome, published.Ticket)
-	})
+	if s.out.ns != envelope.NS {
+		s.out.ns, s.out.envelope = envelope.NS, outboxes.NewEnvelope(envelope.NS, nil)
+	}
+	s.out.envelope.Raw, s.out.envelope.TS = envelope.Raw, envelope.stamp
+	err := s.Outlet.Publish(ctx, &s.out.envelope, nil, func(published record.Published) { s.answerEnvelope(envelope, published) })
 
 	var refused *record.Refusal
 	if errors.As(err, &refused) {
-		s.storeOutcome(envelope, s.Ledger.ClaimRefused(at, &envelope.Claimed, refused), 0)
+		s.storeOutcome(envelope, s.Ledger.ClaimRefused(envelope.claimRef(), &envelope.Claimed, refused), 0)
 		return nil
 	}
 	return err
+}
+
+// answerEnvelope ends the send of an envelope whose targets all have their answers.
+func (s *Scheduled) answerEnvelope(envelope *dueEnvelope, published record.Published) {
+	crash.At("after-scheduled-publish")
+	isSent := !slices.ContainsFunc(published.Answers, func(answer record.Answer) bool { return answer.Refusal != nil || answer.Held != nil })
+	if isSent {
+		s.OnSent(s.Now().Sub(time.UnixMilli(envelope.due)))
+	}
+	// Nearly every envelope ends here.
+	if isSent && !s.Ledger.RecordsClaims() {
+		s.Ledger.CountSent()
+		s.landEnvelope(envelope, published.Ticket)
+		return
+	}
+
+	outcome := s.Ledger.ClaimAnswered(envelope.claimRef(), &envelope.Claimed, nil, published.Answers)
+	outcome.Stamp = envelope.stamp
+	s.storeOutcome(envelope, outcome, published.Ticket)
+}
+
+// claimRef returns the place of the envelope in its claim.
+func (e *dueEnvelope) claimRef() *ledger.ClaimRef {
+	return &ledger.ClaimRef{ID: e.flight.id, Index: e.index}
 }
 
 // storeOutcome passes an outcome to the ledger.

@@ -103,7 +103,7 @@ type query struct {
 	ids    []bson.RawValue // only these; nil: all that are due
 	except []bson.RawValue // not these
 	limit  int             // envelopes
-	bytes  int             // of envelopes, but one may be larger if bytes is [mongodb.MaxBytes]
+	bytes  int             // of envelopes, but one may be larger if bytes is maxClaimBytes
 	mark   bool            // they stay in the outbox, without a due time
 }
 
@@ -131,13 +131,14 @@ func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bs
 
 	size := 0
 	err = mongodb.FindEach(tx, coll, "reading due envelopes", filter, func(raw bson.Raw) error {
-		if size+len(raw) > query.bytes && (size > 0 || query.bytes < mongodb.MaxBytes) {
+		if size+len(raw) > query.bytes && (size > 0 || query.bytes < maxClaimBytes) {
 			full = true
 			return errFull
 		}
 		size += len(raw)
 		due, _ := raw.Lookup("dueAt").DateTimeOK()
-		list = append(list, taken{append(bson.Raw(nil), raw...), bson.DateTime(due)})
+		// The bytes of a reply are never used again, and mostly all of its envelopes have the same due time.
+		list = append(list, taken{raw, bson.DateTime(due)})
 		return nil
 	}, find)
 	if err != nil && !errors.Is(err, errFull) {

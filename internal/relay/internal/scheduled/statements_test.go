@@ -14,7 +14,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/slot"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
@@ -90,7 +89,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 			began := time.Now()
 			err := f.Fenced(t.Context(), nil, func(tx context.Context) error {
 				runs++
-				all := &query{limit: 100, bytes: mongodb.MaxBytes, mark: mark}
+				all := &query{limit: 100, bytes: maxClaimBytes, mark: mark}
 				other := coll.Database().Collection("other")
 				if _, known, err := readClock(tx, other); known || err != nil {
 					t.Errorf("the clock of a collection that does not exist is known: %v, %v", known, err)
@@ -159,7 +158,7 @@ func TestAClaimIsBoundedInBytes(t *testing.T) {
 	for _, c := range []struct {
 		room, want int
 		full       bool
-	}{{100, 0, true}, {mongodb.MaxBytes, 1, true}, {mongodb.MaxBytes, 2, true}, {4 << 20, 1, false}, {4 << 20, 0, false}} {
+	}{{100, 0, true}, {maxClaimBytes, 1, true}, {maxClaimBytes, 1, true}, {3 << 20, 0, true}, {maxClaimBytes, 1, true}, {maxClaimBytes, 1, false}, {maxClaimBytes, 0, false}} {
 		err := f.Fenced(t.Context(), nil, func(tx context.Context) error {
 			list, full, err := takeDue(tx, coll, &query{limit: 10, bytes: c.room}, bson.NewDateTimeFromTime(time.Now()))
 			if len(list) != c.want || full != c.full {
@@ -208,7 +207,7 @@ func TestN19_AClaimRemovesWhatItHasRead(t *testing.T) {
 		f := &plainFencer{client: coll.Database().Client()}
 		last := time.Time{}
 		for len(due) > 0 {
-			take := &query{limit: 1 + rand.IntN(30), bytes: mongodb.MaxBytes, mark: mark}
+			take := &query{limit: 1 + rand.IntN(30), bytes: maxClaimBytes, mark: mark}
 			if rand.IntN(3) == 0 {
 				for id := range due {
 					value, _ := bson.Marshal(bson.D{{Key: "id", Value: id}})
