@@ -213,14 +213,20 @@ func (l *Ledger) writeHalves(ctx context.Context, part []*Outcome) error {
 // isolateOutcome stores an outcome that MongoDB rejects as a dead letter. If MongoDB rejects even a letter with the id and the
 // reason only, the envelope is not at fault. Then isolateOutcome writes the outcome as it was, again and again.
 func (l *Ledger) isolateOutcome(ctx context.Context, outcome *Outcome, rejection error) error {
-	l.config.Log.Error("MongoDB rejects the record of an envelope; it becomes a dead letter",
-		"collection", outcome.namespace(), "id", letters.IDText(outcome.envelopeID()), "error", rejection)
+	endsClaim := outcome.Claim != nil && outcome.Claim.Ends
+	if endsClaim {
+		l.config.Log.Error("MongoDB rejects the removal of a claim of scheduled envelopes, which is repeated; the envelopes were sent",
+			"claim", outcome.Claim.ID, "error", rejection, "fix", "allow the relay's user to remove documents of the collection of claims")
+	} else {
+		l.config.Log.Error("MongoDB rejects the record of an envelope; it becomes a dead letter",
+			"collection", outcome.namespace(), "id", letters.IDText(outcome.envelopeID()), "error", rejection)
+	}
 
 	asItWas, reported := *outcome, false
 	for {
 		err := rejection
 		// A claim without envelopes has nothing to preserve.
-		if outcome.Claim == nil || !outcome.Claim.Ends {
+		if !endsClaim {
 			err = l.writeAsLetter(ctx, outcome, rejection)
 		}
 		if mongodb.IsRejection(err) {

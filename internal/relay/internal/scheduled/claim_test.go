@@ -422,3 +422,62 @@ func TestN08_AClaimedEnvelopeThatWasSentToOneTopicWaitsForTheOther(t *testing.T)
 		}
 	}
 }
+
+// N19: the estimate of the server's clock is two hours ahead at a takeover. The next owner sends what was claimed before only when it is due, and
+// claims nothing that is due later.
+func TestN19_AnEstimateThatIsAheadSendsNothingEarly(t *testing.T) {
+	t.Parallel()
+	p := newPlanned(t)
+	ids := p.schedule(20, 8*time.Second)
+	due := time.UnixMilli(p.findDocument(ids[0]).Lookup("dueAt").DateTime())
+	later := p.schedule(20, time.Hour)
+	first := p.takeOver(claimEarly)
+	p.waitClaimed(20)
+	first.release()
+
+	p.skew.Store(int64(2 * time.Hour))
+	second := p.takeOver(nil)
+	second.waitSettled(20)
+	second.checkSentOnce(due, ids...)
+	for _, id := range later {
+		if p.findDocument(id) == nil {
+			t.Errorf("%s is claimed an hour before it is due", id)
+		}
+	}
+}
+
+// A collection was dropped: what is claimed and not due yet goes with it. Envelopes of another collection, or of a later one of the name, stay, and
+// after a failed write all stay.
+func TestClaimedEnvelopesAreDiscarded(t *testing.T) {
+	t.Parallel()
+	p := newPlanned(t)
+	dropped := p.schedule(30, 8*time.Second)
+	x := p.takeOver(claimEarly)
+	p.waitClaimed(30)
+	db := p.db.Name()
+	for _, c := range []struct{ db, coll, before string }{{db, "other", "83"}, {db, "outbox", "82"}, {db + "x", "", "83"}} {
+		if n, err := x.Discard(t.Context(), c.db, c.coll, c.before); n != 0 || err != nil {
+			t.Errorf("%+v discards %d, %v", c, n, err)
+		}
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if n, err := x.Discard(canceled, db, "outbox", "83"); n != 0 || err == nil {
+		t.Errorf("without a write, %d are discarded, %v", n, err)
+	}
+
+	if n, err := x.Discard(t.Context(), db, "outbox", "83"); n != 30 || err != nil {
+		t.Errorf("%d are discarded, %v", n, err)
+	}
+	stacktest.EventuallyIn(t, overdue, "the end of the claim", func() bool {
+		n, err := p.claims.CountDocuments(t.Context(), bson.D{})
+		return err == nil && n == 0
+	})
+	kept := p.schedule(1, 8*time.Second)
+	p.waitClaimed(1)
+	x.waitSettled(1)
+	x.checkSentOnce(time.Time{}, kept...)
+	if n := x.count.Load() + x.bytes.Load(); n != 0 {
+		t.Errorf("%d envelopes and bytes are still counted; %d were discarded", n, len(dropped))
+	}
+}
