@@ -186,3 +186,29 @@ func TestARevokedRightDoesNotEndRun(t *testing.T) {
 		t.Errorf("exit code %d, want 0", code)
 	}
 }
+
+// An outage while the rights are read is no missing right: run starts, and takes over.
+func TestRunStartsIfItsRightsCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := newRightsStack(t)
+	s.setPrivileges("createRole", "outage", map[string]string{"shop-outage.outbox": outboxRights, "state-outage.": stateRights})
+	d := s.createUser(t, "outage", "outage")
+	s.runAdminCommand(bson.D{
+		{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: bson.D{{Key: "times", Value: 1}}},
+		{Key: "data", Value: bson.D{
+			{Key: "failCommands", Value: bson.A{"connectionStatus"}}, {Key: "closeConnection", Value: true}, {Key: "appName", Value: "outrelay doctor"},
+		}},
+	})
+	_, log, end := d.startCommand("run")
+	log.waitForText(t, "took over", 1)
+	if code := end(); code != exitOK {
+		t.Errorf("exit code %d, want 0", code)
+	}
+
+	// The outage has happened.
+	var reply struct{ Count int }
+	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: "off"}}
+	if err := s.root.Database("admin").RunCommand(t.Context(), cmd).Decode(&reply); err != nil || reply.Count != 1 {
+		t.Errorf("%d outages, %v", reply.Count, err)
+	}
+}
