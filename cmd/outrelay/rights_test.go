@@ -24,13 +24,13 @@ type rightsStack struct {
 func newRightsStack(t *testing.T) *rightsStack {
 	t.Helper()
 	root := devstack.User{Name: "root", Password: "root-password"}
-	s := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true, Mongo: devstack.MongoOptions{Root: root}})
-	client, err := mongo.Connect(options.Client().ApplyURI(s.MongoURI()))
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true, Mongo: devstack.MongoOptions{Root: root}})
+	client, err := mongo.Connect(options.Client().ApplyURI(stack.MongoURI()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(t.Context())) })
-	return &rightsStack{t, s, client}
+	return &rightsStack{t, stack, client}
 }
 
 func (r *rightsStack) runAdminCommand(cmd bson.D) {
@@ -77,16 +77,17 @@ const (
 	stateRights  = "find insert update remove createCollection createIndex listIndexes"
 )
 
-// A user who lacks a right on the state database ends run at its start, with the user, the right, the object and the command.
-func TestRunEndsWithoutARightOnTheState(t *testing.T) {
+// A user who lacks a right without which nothing is delivered ends run at its start, with the user, the right, the object and the command.
+func TestRunEndsWithoutARight(t *testing.T) {
 	t.Parallel()
-	s := newRightsStack(t)
+	rights := newRightsStack(t)
 	for _, c := range []struct {
 		name   string
 		grants map[string]string
-		roles  any // built-in, in place of grants
-		setUp  bool
-		want   []string
+		// builtIn is a role in place of grants.
+		builtIn any
+		setUp   bool
+		want    []string
 	}{
 		{
 			name:   "none",
@@ -103,12 +104,17 @@ func TestRunEndsWithoutARightOnTheState(t *testing.T) {
 			want:   []string{"user reads@admin lacks insert, update, remove on database state-reads", `grantPrivilegesToRole("reads"`},
 		},
 		{
-			name:  "builtin",
-			roles: bson.D{{Key: "role", Value: "readWrite"}, {Key: "db", Value: "shop-builtin"}},
+			name:    "builtin",
+			builtIn: bson.D{{Key: "role", Value: "readWrite"}, {Key: "db", Value: "shop-builtin"}},
 			want: []string{
 				"user builtin@admin lacks find, insert, update, remove on database state-builtin",
 				`outrelay roles --only mongodb | mongosh "$ADMIN_URI"`, `db.getSiblingDB("admin").grantRolesToUser("builtin", [{role: "outrelayRelay", db: "admin"}])`,
 			},
+		},
+		{
+			name:   "stream",
+			grants: map[string]string{"shop-stream.outbox": "find insert update remove", "state-stream.": stateRights},
+			want:   []string{"user stream@admin lacks changeStream on shop-stream.outbox;", `{db: "shop-stream", collection: "outbox"}, actions: ["changeStream"]`},
 		},
 		{
 			name:   "one",
@@ -119,7 +125,7 @@ func TestRunEndsWithoutARightOnTheState(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			role := c.roles
+			role := c.builtIn
 			if c.grants != nil {
 				if c.setUp {
 					for _, coll := range state.NamesWith("outrelay_") {
@@ -127,18 +133,18 @@ func TestRunEndsWithoutARightOnTheState(t *testing.T) {
 					}
 					c.grants["state-one.outrelay_watchers"] = "find insert remove"
 				}
-				s.setPrivileges("createRole", c.name, c.grants)
+				rights.setPrivileges("createRole", c.name, c.grants)
 				role = c.name
 			}
-			d := s.createUser(t, c.name, role)
+			relay := rights.createUser(t, c.name, role)
 			if c.setUp {
-				admin := append(d.env[1:len(d.env):len(d.env)], "OUTRELAY_MONGODB_URI="+s.stack.MongoURI())
+				admin := append(relay.env[1:len(relay.env):len(relay.env)], "OUTRELAY_MONGODB_URI="+rights.stack.MongoURI())
 				if code, out, errOut := runCommand(t, admin, "setup", "--yes"); code != exitOK {
 					t.Fatalf("setup: %d %s%s", code, out, errOut)
 				}
 			}
 
-			_, log, end := d.startCommand("run")
+			_, log, end := relay.startCommand("run")
 			text := log.waitForText(t, "outrelay: MongoDB cannot be used: ", 1)
 			expectTexts(t, text, c.want...)
 			if strings.Count(text, "\n") != 1 || strings.Contains(text, "user-password") {
@@ -152,12 +158,12 @@ func TestRunEndsWithoutARightOnTheState(t *testing.T) {
 
 	t.Run("no-login", func(t *testing.T) {
 		t.Parallel()
-		uri := strings.Replace(s.stack.MongoURI(), "root:root-password@", "", 1)
-		if uri == s.stack.MongoURI() {
+		uri := strings.Replace(rights.stack.MongoURI(), "root:root-password@", "", 1)
+		if uri == rights.stack.MongoURI() {
 			t.Fatalf("no login in %s", uri)
 		}
-		d := s.newDeployment(t, "no-login", uri)
-		_, log, end := d.startCommand("run")
+		relay := rights.newDeployment(t, "no-login", uri)
+		_, log, end := relay.startCommand("run")
 		expectTexts(t, log.waitForText(t, "outrelay: MongoDB cannot be used: ", 1),
 			"the server has access control, but mongodb.uri names no user; set the user and the password of the relay in mongodb.uri")
 		if code := end(); code != exitConfig {
@@ -169,18 +175,18 @@ func TestRunEndsWithoutARightOnTheState(t *testing.T) {
 // A right that is revoked while the relay runs is a problem, and no end: the relay continues once it is granted again.
 func TestARevokedRightDoesNotEndRun(t *testing.T) {
 	t.Parallel()
-	s := newRightsStack(t)
+	rights := newRightsStack(t)
 	whole := map[string]string{"shop-revoked.outbox": outboxRights, "state-revoked.": stateRights}
-	s.setPrivileges("createRole", "revoked", whole)
-	d := s.createUser(t, "revoked", "revoked")
-	d.env = append(d.env, "OUTRELAY_LEASE_TTL=1s", "OUTRELAY_LEASE_RENEW=200ms")
-	_, log, end := d.startCommand("run")
+	rights.setPrivileges("createRole", "revoked", whole)
+	relay := rights.createUser(t, "revoked", "revoked")
+	relay.env = append(relay.env, "OUTRELAY_LEASE_TTL=1s", "OUTRELAY_LEASE_RENEW=200ms")
+	_, log, end := relay.startCommand("run")
 	log.waitForText(t, "took over", 1)
 
-	s.setPrivileges("updateRole", "revoked", map[string]string{"shop-revoked.outbox": outboxRights})
+	rights.setPrivileges("updateRole", "revoked", map[string]string{"shop-revoked.outbox": outboxRights})
 	log.waitForText(t, "cannot renew the lease", 1)
 	log.waitForText(t, "work is suspended", 1)
-	s.setPrivileges("updateRole", "revoked", whole)
+	rights.setPrivileges("updateRole", "revoked", whole)
 	log.waitForText(t, "lease renewed; work continues", 1)
 	if code := end(); code != exitOK {
 		t.Errorf("exit code %d, want 0", code)
@@ -190,16 +196,16 @@ func TestARevokedRightDoesNotEndRun(t *testing.T) {
 // An outage while the rights are read is no missing right: run starts, and takes over.
 func TestRunStartsIfItsRightsCannotBeRead(t *testing.T) {
 	t.Parallel()
-	s := newRightsStack(t)
-	s.setPrivileges("createRole", "outage", map[string]string{"shop-outage.outbox": outboxRights, "state-outage.": stateRights})
-	d := s.createUser(t, "outage", "outage")
-	s.runAdminCommand(bson.D{
+	rights := newRightsStack(t)
+	rights.setPrivileges("createRole", "outage", map[string]string{"shop-outage.outbox": outboxRights, "state-outage.": stateRights})
+	relay := rights.createUser(t, "outage", "outage")
+	rights.runAdminCommand(bson.D{
 		{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: bson.D{{Key: "times", Value: 1}}},
 		{Key: "data", Value: bson.D{
 			{Key: "failCommands", Value: bson.A{"connectionStatus"}}, {Key: "closeConnection", Value: true}, {Key: "appName", Value: "outrelay doctor"},
 		}},
 	})
-	_, log, end := d.startCommand("run")
+	_, log, end := relay.startCommand("run")
 	log.waitForText(t, "took over", 1)
 	if code := end(); code != exitOK {
 		t.Errorf("exit code %d, want 0", code)
@@ -208,7 +214,7 @@ func TestRunStartsIfItsRightsCannotBeRead(t *testing.T) {
 	// The outage has happened.
 	var reply struct{ Count int }
 	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: "off"}}
-	if err := s.root.Database("admin").RunCommand(t.Context(), cmd).Decode(&reply); err != nil || reply.Count != 1 {
+	if err := rights.root.Database("admin").RunCommand(t.Context(), cmd).Decode(&reply); err != nil || reply.Count != 1 {
 		t.Errorf("%d outages, %v", reply.Count, err)
 	}
 }

@@ -77,6 +77,7 @@ func TestChartValues(t *testing.T) {
 			t.Errorf("the schema does not contain the value %s", name)
 		}
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(schema.Properties)) {
 		if _, ok := values[name]; !ok && name != "global" {
 			t.Errorf("values.yaml does not contain the value %s", name)
@@ -88,6 +89,7 @@ func TestChartValues(t *testing.T) {
 func TestOptionalObjectsAreOff(t *testing.T) {
 	t.Parallel()
 	values := decodeManifest[map[string]any](t, chartFile(t, "values.yaml"))
+
 	optional := 0
 	for name, value := range values {
 		if section, ok := value.(map[string]any); ok {
@@ -100,6 +102,6 @@ func TestOptionalObjectsAreOff(t *testing.T) {
 		}
 	}
 	if optional < 7 {
-		t.Errorf("%d optional objects", optional)
+		t.Errorf("%d optional objects, want at least 7", optional)
 	}
 }

@@ -18,7 +18,7 @@ var releaseVersion = flag.String("release.version", "", "the version of the rele
 // pushedImage is the line of .ci/run with the image that a release pushes.
 var pushedImage = regexp.MustCompile(`(?m)^IMAGE=(\S+)$`)
 
-// unreleased is the image of the manifests until there is a release. Its host does not exist, so nobody can serve another image.
+// unreleased is the image of the manifests until there is a release. Its host does not exist, so no registry can serve another image.
 const unreleased = "set-images-in-kustomization.invalid/outrelay"
 
 // The chart and the manifests name the same version: that of the image, without a v. Before the first release, neither names an

@@ -26,6 +26,7 @@ http:
     viewer_token: "${file:/no/such/viewer}"
     tls: { cert: /no/such/tls.crt, key: /no/such/tls.key }
 `)
+
 	warnings, err := CheckWithoutSecrets(file, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -62,6 +63,7 @@ lease: { ttl: 1s, renew: 1s }
 	if err == nil {
 		t.Fatal("no problems")
 	}
+
 	for _, want := range []string{
 		"kafka.broker (line 4): unknown key; did you mean kafka.brokers?",
 		"kafka.sasl.mechanism (line 5): found \"scram\"; expected one of",

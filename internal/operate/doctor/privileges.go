@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/base/glob"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
@@ -355,9 +356,9 @@ func (x privilegeChecks) listStatePrivileges() (needed []Privilege, alike bool) 
 	return needed, false
 }
 
-// requireState returns an *[Unusable] with the user, the missing rights on the state database, and the commands that grant them. It
-// returns nil if nothing is missing, or if the rights cannot be read now.
-func (x privilegeChecks) requireState(ctx context.Context) error {
+// requireDelivery returns an *[Unusable] with the user, the missing rights without which no event is delivered, and the commands that
+// grant them. It returns nil if nothing is missing, or if the rights cannot be read now.
+func (x privilegeChecks) requireDelivery(ctx context.Context) error {
 	if x.readAccess(ctx) != nil || x.mongo.access.off {
 		return nil
 	}
@@ -367,9 +368,18 @@ func (x privilegeChecks) requireState(ctx context.Context) error {
 		return &Unusable{"MongoDB", finding.detail, finding.fix, true}
 	}
 
-	needed, _ := x.listStatePrivileges()
-	missing, named := access.lacking(needed)
-	if len(missing) == 0 {
+	// The purge and records of deliveries need more. Without these rights, events are delivered, and the relay reports the problem.
+	db, coll := x.scope.Target()
+	needed := []Privilege{privilegeOn(db, coll, "", "find", "changeStream")}
+	for _, ns := range x.cfg.Watch {
+		if db, coll, _ := strings.Cut(ns, "."); !glob.HasWildcard(ns) {
+			needed = addPrivileges(needed, privilegeOn(db, coll, "", "find"))
+		}
+	}
+	ofState, _ := x.listStatePrivileges()
+	missing, named := access.lacking(slices.Concat(needed, ofState))
+	// A server that does not list privileges decides when the relay uses them.
+	if len(missing) == 0 || len(access.privileges) == 0 {
 		return nil
 	}
 	user := access.logins[0]

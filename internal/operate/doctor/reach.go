@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/base/logging"
 	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 )
 
@@ -76,15 +77,19 @@ func ReachKafka(ctx context.Context, cfg config.Config) error {
 	return examination.checkTopicSettings(ctx)
 }
 
-// Reach is [ReachMongo] and [ReachKafka] for a relay. It also returns an *[Unusable] if the MongoDB user lacks a right on the state
-// database, without which no event is delivered. The relay itself reports the rights on outboxes.
+// Reach is [ReachMongo] and [ReachKafka] for a relay. It also returns an *[Unusable] if the MongoDB user lacks a right without which
+// no event is delivered.
 func Reach(ctx context.Context, cfg config.Config) error {
-	examination := &examination{cfg: cfg, limit: Limit, found: map[string]finding{}}
+	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
+	if err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	examination := &examination{cfg: cfg, limit: Limit, scope: scope, found: map[string]finding{}}
 	defer examination.mongo.disconnect()
 	if err := examination.reachMongo(ctx); err != nil {
 		return err
 	}
-	if err := (privilegeChecks{examination}).requireState(ctx); err != nil {
+	if err := (privilegeChecks{examination}).requireDelivery(ctx); err != nil {
 		return err
 	}
 	return ReachKafka(ctx, cfg)

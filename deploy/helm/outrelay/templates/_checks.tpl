@@ -17,10 +17,10 @@ has checked names and types before.
 {{- $problems = append $problems (printf "image.repository: found %q; expected a name without tag and digest: set image.tag or image.digest" .Values.image.repository) -}}
 {{- end -}}
 {{- if and (not .Values.image.tag) (not .Values.image.digest) -}}
-{{- $problems = append $problems "image.tag is required, or image.digest: set the one of the image that you have pushed" -}}
+{{- $problems = append $problems "image.tag is required, or image.digest: set it to that of the pushed image" -}}
 {{- end -}}
 
-{{- /* What the configuration needs in addition to its schema. */ -}}
+{{- /* Keys that the schema does not require, because variables could set them elsewhere. */ -}}
 {{- if not (dig "uri" "" ($config.mongodb | default dict)) -}}
 {{- $problems = append $problems "config.mongodb.uri is required: put the connection string into a secret, and refer to it, such as ${file:/run/secrets/outrelay/outrelay/mongodb-uri}" -}}
 {{- end -}}
@@ -102,7 +102,7 @@ has checked names and types before.
 {{- end -}}
 {{- end -}}
 
-{{- /* What is added to the pod must not replace what the chart sets. */ -}}
+{{- /* Additions to the pod must not replace parts of the chart. */ -}}
 {{- range .Values.extraEnv -}}
 {{- if hasPrefix "OUTRELAY_" .name -}}
 {{- $problems = append $problems (printf "extraEnv: found %s; set its key in config, where the chart checks it; a secret belongs into a file: ${file:/run/secrets/outrelay/SECRET/KEY}" .name) -}}
@@ -242,7 +242,7 @@ expected a port between 1024 and 65535: the pod has no right to open a lower one
 {{- $parts := $file | trimPrefix "/run/secrets/outrelay/" | splitList "/" -}}
 {{- $name := first $parts -}}
 {{- if ne (len $parts) 2 -}}
-found the file {{ $file }}; each secret has a directory of its own: expected /run/secrets/outrelay/SECRET/KEY
+found the file {{ $file }}; each secret has a directory: expected /run/secrets/outrelay/SECRET/KEY
 {{- else if not (has $name $values.secrets) -}}
 found the file {{ $file }}, but secrets does not list the secret {{ $name }}
 {{- else -}}
