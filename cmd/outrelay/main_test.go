@@ -102,6 +102,7 @@ func TestValidateWithoutSecrets(t *testing.T) {
 	if code, out, _ := runCommand(t, nil, "validate", "--config", file); code != exitConfig || !strings.Contains(out, "2 problems") {
 		t.Errorf("with secrets: exit code %d, stdout %q", code, out)
 	}
+
 	want := "warning: kafka.tls.ca is not checked: the file /no/such/ca.crt cannot be read: no such file or directory\n" +
 		"warning: mongodb.uri is not checked: the file /no/such/uri cannot be read: no such file or directory\nok\n"
 	if code, out, errOut := runCommand(t, nil, "validate", "--without-secrets", "--config", file); code != exitOK || out != want || errOut != "" {

@@ -242,6 +242,7 @@ func TestIssueForms(t *testing.T) {
 func TestContactsAreFormsOfTheRepository(t *testing.T) {
 	t.Parallel()
 	address := regexp.MustCompile(`[\w.+-]+@[\w-]+\.[\w.]+`)
+
 	for name, form := range map[string]string{
 		".goreleaser.yaml":   "https://github.com/outrelay/outrelay/issues",
 		"SECURITY.md":        "https://github.com/outrelay/outrelay/security/advisories/new",

@@ -78,6 +78,7 @@ func runHelm(t *testing.T, args ...string) (string, error) {
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	// Neither the cluster nor the settings of this user count.
 	cmd.Env = append(os.Environ(), "HOME="+t.TempDir(), "KUBECONFIG=/dev/null")
+
 	if err := cmd.Run(); err != nil {
 		if errOut.Len() == 0 {
 			t.Fatal(err)
@@ -299,6 +300,7 @@ type rendered struct {
 func decodeRendered(t *testing.T, text string) map[string]rendered {
 	t.Helper()
 	all := map[string]rendered{}
+
 	d := yaml.NewDecoder(strings.NewReader(text))
 	for {
 		var r rendered
@@ -540,6 +542,7 @@ func TestChartReadsTheKeysOfSecrets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			chart := repoPath(t, "deploy", "helm", "outrelay")
+
 			_, err := runHelm(t, "template", "outrelay", chart, "-f", filepath.Join(chart, "ci", "minimal-values.yaml"), "--namespace", "events",
 				"--kube-version", "1.31.0", "--dry-run=server", "--kubeconfig", serveSecrets(t, c.data))
 			refused := err != nil && strings.Contains(err.Error(), "config.mongodb.uri: the secret outrelay has no key mongodb-uri; it has password, uri")
