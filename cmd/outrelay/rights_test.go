@@ -200,7 +200,8 @@ func TestRunStartsIfItsRightsCannotBeRead(t *testing.T) {
 	rights.setPrivileges("createRole", "outage", map[string]string{"shop-outage.outbox": outboxRights, "state-outage.": stateRights})
 	relay := rights.createUser(t, "outage", "outage")
 	rights.runAdminCommand(bson.D{
-		{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: bson.D{{Key: "times", Value: 1}}},
+		{Key: "configureFailPoint", Value: "failCommand"},
+		{Key: "mode", Value: bson.D{{Key: "times", Value: 1}}},
 		{Key: "data", Value: bson.D{
 			{Key: "failCommands", Value: bson.A{"connectionStatus"}}, {Key: "closeConnection", Value: true}, {Key: "appName", Value: "outrelay doctor"},
 		}},

@@ -383,14 +383,14 @@ func (x privilegeChecks) requireDelivery(ctx context.Context) error {
 		return nil
 	}
 	user := access.logins[0]
-	// The role that `outrelay roles` prints has all privileges, also those that are missing later.
+	const most = 3
+	// For many rights, the whole role is shorter than a grant for each.
 	fix := fmt.Sprintf("as an administrator, run: outrelay roles --only mongodb | mongosh \"$ADMIN_URI\", and in mongosh: "+
 		"db.getSiblingDB(%q).grantRolesToUser(%q, [{role: \"outrelayRelay\", db: \"admin\"}])", user.DB, user.User)
-	if access.role != "" {
-		fix = "as an administrator, run in mongosh: " + access.grant(missing[:min(len(missing), 3)]...) +
-			" (outrelay roles --only mongodb prints the whole role)"
+	if access.role != "" && len(missing) <= most {
+		fix = "as an administrator, run in mongosh: " + access.grant(missing...) + " (outrelay roles --only mongodb prints the whole role)"
 	}
-	return &Unusable{"MongoDB", fmt.Sprintf("user %s lacks %s", user, joinFew(named, 3)), fix, true}
+	return &Unusable{"MongoDB", fmt.Sprintf("user %s lacks %s", user, joinFew(named, most)), fix, true}
 }
 
 // checkState checks that the state database is the relay's own, and complete.
