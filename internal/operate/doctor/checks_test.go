@@ -294,7 +294,7 @@ func testWriters(t *testing.T, root *mongo.Client, cfg config.Config, addr strin
 	expectCheck(t, examine(t, cfg), "mongodb.writers", OK, "may not list other users", "viewUser")
 	cfg.MongoDB.URI = config.NewURI("mongodb://root:" + planted + "@" + addr + "/shop?authSource=admin&replicaSet=rs0")
 	runCommand(t, root, bson.D{{Key: "dropUser", Value: "relay"}})
-	// The roles of the documentation are those of another relay.
+	// The documentation has the roles of another relay.
 	runCommand(t, root, bson.D{{Key: "dropUser", Value: "printed"}})
 	expectCheck(t, examine(t, cfg), "mongodb.writers", OK, "to outrelay: none", "to outboxes: orders@admin;", "to all databases: dba@admin")
 
