@@ -23,7 +23,7 @@ func TestHeldEnvelopesAgainstAModel(t *testing.T) {
 					e := &dueEnvelope{due: i, sendAt: at(i)}
 					list, model[e] = append(list, e), true
 				}
-				h.add(list)
+				h.hold(list)
 			},
 			"take": func(t *rapid.T) {
 				now, n := rapid.Int64Range(0, 20).Draw(t, "now"), rapid.IntRange(1, 5).Draw(t, "n")
