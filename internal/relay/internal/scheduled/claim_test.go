@@ -41,8 +41,8 @@ func (p *planned) waitClaimed(n int64) {
 	})
 }
 
-// knows reports whether a look has found a scheduled envelope of a collection.
-func (s *Scheduled) knows(ns string) bool {
+// hasFound reports whether a look has found a scheduled envelope of a collection.
+func (s *Scheduled) hasFound(ns string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.collections[ns]
@@ -341,7 +341,7 @@ func TestARemovedEnvelopeIsCanceled(t *testing.T) {
 	p := newPlanned(t)
 	ids := p.schedule(10, 4*time.Second)
 	x := p.takeOver(nil)
-	stacktest.EventuallyIn(t, overdue, "the first of them is known", func() bool { return x.knows(p.ns()) })
+	stacktest.EventuallyIn(t, overdue, "the first of them is known", func() bool { return x.hasFound(p.ns()) })
 	gone := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids[:9]}}}}
 	if res, err := p.coll.DeleteMany(t.Context(), gone); err != nil || res.DeletedCount != 9 {
 		t.Fatalf("%+v, %v", res, err)

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// For all sequences of claims, sends and withdrawals: no envelope is returned before its time, twice, or after it was withdrawn, and those that are due
+// For all sequences of claims, sends and withdrawals: no envelope is returned before its time, twice, or after it was withdrawn, and due envelopes
 // are returned in the order of their times.
 func TestHeldEnvelopesAgainstAModel(t *testing.T) {
 	t.Parallel()
