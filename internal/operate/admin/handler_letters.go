@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -186,13 +187,16 @@ func (h handlerLetters) list(ctx context.Context, filter DeadFilter, limit int, 
 	slices.SortStableFunc(all, func(a, b found) int { return b.GivenUpAt.Compare(a.GivenUpAt) })
 
 	for i := range all[:min(limit, len(all))] {
-		page.Letters = append(page.Letters, newHandlerLetter(all[i].ns, &all[i].Letter))
+		letter := newHandlerLetter(all[i].ns, &all[i].Letter)
+		if letter.cursor, err = mongodb.EncodeCursor(letterCursor{all[i].ns, all[i].GivenUpAt, all[i].Cursor()}); err != nil {
+			return page, err
+		}
+		page.Letters = append(page.Letters, letter)
 	}
 	if len(all) > limit {
-		last := &all[limit-1]
-		page.Next, err = mongodb.EncodeCursor(letterCursor{last.ns, last.GivenUpAt, last.Cursor()})
+		page.Next = page.Letters[limit-1].cursor
 	}
-	return page, err
+	return page, nil
 }
 
 // newHandlerLetter converts a stored letter, without its message.
@@ -202,6 +206,7 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		ID:            letter.ID.Message,
 		Delivery:      int32(letter.ID.Delivery),
 		AggregateType: letter.Aggregate.Type,
+		AggregateID:   letter.Aggregate.ID,
 		Type:          letter.Name,
 		Key:           string(letter.Key),
 		Topic:         letter.ID.Topic,
@@ -215,6 +220,7 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		FirstFailure:  letter.GivenUpAt,
 		LastFailure:   letter.GivenUpAt,
 		DiedAt:        letter.GivenUpAt,
+		place:         outboxes.Place{Topic: letter.ID.Topic, Partition: letter.ID.Partition, Offset: letter.ID.Offset},
 	}
 
 	for _, a := range letter.History {
@@ -266,7 +272,7 @@ func (h handlerLetters) summary(ctx context.Context, filter DeadFilter) ([]DeadG
 			group := letters.Group{
 				Type: s.Name, Class: record.Class(s.Class), Count: s.Count, NotRequeued: s.Count - s.Requeued, First: s.First, Last: s.Last,
 			}
-			groups = append(groups, DeadGroup{Group: group, ConsumerGroup: s.Group, Handler: s.Handler})
+			groups = append(groups, DeadGroup{Group: group, Source: FromHandler, ConsumerGroup: s.Group, Handler: s.Handler})
 		}
 	}
 
@@ -321,15 +327,13 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 	return in, found, err
 }
 
-// topicOfPlace returns the topic of a text of the form of deadletter.ID.Place: "<topic>/<partition>/<offset>".
+// topicOfPlace returns the topic of a text of the form of deadletter.ID.Place: "<topic>/<partition>@<offset>".
 func topicOfPlace(text string) (topic string, ok bool) {
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 {
-		return "", false
-	}
-	_, err := strconv.ParseUint(parts[1], 10, 31)
-	_, err2 := strconv.ParseUint(parts[2], 10, 63)
-	return parts[0], err == nil && err2 == nil
+	topic, place, _ := strings.Cut(text, "/")
+	partition, offset, _ := strings.Cut(place, "@")
+	_, err := strconv.ParseUint(partition, 10, 31)
+	_, err2 := strconv.ParseUint(offset, 10, 63)
+	return topic, err == nil && err2 == nil
 }
 
 // isLaterDelivery reports whether a is a later delivery than b of the same message to the same handler.

@@ -32,8 +32,8 @@ func (id ID) String() string {
 	return fmt.Sprintf("%s/%s/%s/%s/%s/%d", id.Group, id.Handler, id.Place(), id.Source, id.Message, id.Delivery)
 }
 
-// Place returns the place of the message's first record: "<topic>/<partition>/<offset>".
-func (id ID) Place() string { return fmt.Sprintf("%s/%d/%d", id.Topic, id.Partition, id.Offset) }
+// Place returns the place of the message's first record: "<topic>/<partition>@<offset>".
+func (id ID) Place() string { return fmt.Sprintf("%s/%d@%d", id.Topic, id.Partition, id.Offset) }
 
 // Letter is a message that was given up, with its whole record.
 type Letter struct {

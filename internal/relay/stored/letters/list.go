@@ -63,9 +63,7 @@ func List(ctx context.Context, coll *mongo.Collection, query Query, page Page) (
 	out := Listing{Letters: found}
 	if len(found) > limit {
 		out.Letters = found[:limit]
-		last := found[limit-1]
-		out.Next, err = mongodb.EncodeCursor(cursor{bson.NewDateTimeFromTime(last.MovedAt), last.ID})
-		if err != nil {
+		if out.Next, err = CursorOf(&found[limit-1]); err != nil {
 			return Listing{}, err
 		}
 	}
@@ -168,6 +166,11 @@ var newest = letterlist.Order{Field: "movedAt", Down: true}
 type cursor struct {
 	MovedAt bson.DateTime `bson:"m"`
 	ID      string        `bson:"i"`
+}
+
+// CursorOf returns the cursor of the page after a letter.
+func CursorOf(letter *Dead) (string, error) {
+	return mongodb.EncodeCursor(cursor{bson.NewDateTimeFromTime(letter.MovedAt), letter.ID})
 }
 
 // parseCursor parses the text of a cursor. It returns [mongodb.ErrCursor] for an invalid text.
