@@ -194,6 +194,9 @@ func (s statusReport) writeCounts(out io.Writer) {
 		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
 		formatThousands(counts.Blocked), countNoun(counts.BlockedKeys, "key"), formatThousands(counts.Parked),
 		formatThousands(counts.Scheduled), formatThousands(counts.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
+	if counts.HandlerWaiting > 0 {
+		fmt.Fprintf(out, "handlers retry %s: outrelay waiting list --source handler\n", countNoun(counts.HandlerWaiting, "message"))
+	}
 
 	if len(s.WaitingTopics) == 0 {
 		return
