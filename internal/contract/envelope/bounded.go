@@ -3,9 +3,9 @@ package envelope
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"math"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"go.mongodb.org/mongo-driver/v2/bson"

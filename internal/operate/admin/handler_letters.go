@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -16,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -35,6 +35,7 @@ func HandlerClasses() []string {
 		handlerletters.ClassMalformed,
 		handlerletters.ClassExpired,
 		handlerletters.ClassUnknown,
+		handlerletters.ClassSkipped,
 		handlerletters.ClassDatabase,
 	}
 }
@@ -292,7 +293,7 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 
 	query := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
 	queries := []handlerletters.Query{query}
-	if topic, ok := topicOfPlace(ref.ID); ok {
+	if topic, _, _, ok := setaside.ParsePlace(ref.ID); ok {
 		query.Messages, query.Topic = nil, topic
 		queries = append(queries, query)
 	}
@@ -325,15 +326,6 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 		err = fmt.Errorf("%w: %w", err, mongodb.ErrNotFound)
 	}
 	return in, found, err
-}
-
-// topicOfPlace returns the topic of a text of the form of deadletter.ID.Place: "<topic>/<partition>@<offset>".
-func topicOfPlace(text string) (topic string, ok bool) {
-	topic, place, _ := strings.Cut(text, "/")
-	partition, offset, _ := strings.Cut(place, "@")
-	_, err := strconv.ParseUint(partition, 10, 31)
-	_, err2 := strconv.ParseUint(offset, 10, 63)
-	return topic, err == nil && err2 == nil
 }
 
 // isLaterDelivery reports whether a is a later delivery than b of the same message to the same handler.

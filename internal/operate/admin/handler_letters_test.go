@@ -161,20 +161,20 @@ func TestALetterOfAHandlerIsFoundByItsPlace(t *testing.T) {
 	for offset := range int64(3) {
 		f.giveUpAt(offset, f.a, deadletter.DefaultCollection, "h", "m")
 	}
-	f.giveUpAt(7, f.a, deadletter.DefaultCollection, "h", "orders/0/1")
+	f.giveUpAt(7, f.a, deadletter.DefaultCollection, "h", "orders/0@1")
 
 	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
-	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "as in orders/0/") {
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "as in orders/0@") {
 		t.Errorf("by the id of the message: %v", err)
 	}
 	// An id of a message that looks like a place is an id.
-	for id, place := range map[string]string{"orders/0/2": "orders/0/2", "orders/0/1": "orders/0/7"} {
+	for id, place := range map[string]string{"orders/0@2": "orders/0@2", "orders/0@1": "orders/0@7"} {
 		ref.ID = id
 		if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Place != place {
 			t.Errorf("%s: %s, %v", id, l.Place, err)
 		}
 	}
-	ref.ID = "orders/0/9"
+	ref.ID = "orders/0@9"
 	if _, err := f.op.Letters().Show(t.Context(), ref, false); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a place without a letter: %v", err)
 	}
