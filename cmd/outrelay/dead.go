@@ -50,6 +50,7 @@ func addDeadFilterFlags(cmd *cobra.Command, changes bool) *deadFilter {
 	flags.StringVar(&filter.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", ")+
 		"; of handlers: "+strings.Join(admin.HandlerClasses(), ", "))
 	flags.StringVar(&filter.Message, "message", "", "only if the reason begins with exactly this `text`")
+	flags.StringVar(&filter.Fingerprint, "fingerprint", "", "only of the group with this `fingerprint`, as dead summary lists it")
 	addSourceFlags(cmd, &filter.Source, &filter.Group, &filter.Handler)
 
 	if changes {
@@ -145,7 +146,10 @@ func truncate(text string, n int) string {
 func newDeadSummaryCommand(program *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "summary [ID...]",
-		Short: "Count dead letters by topic, type and class, or by group, handler, type and class",
+		Short: "Group dead letters by their failure: who gave up, topic, type, class and message",
+		Long: `Group dead letters by their failure: who gave up, topic, type, class, and the message without numbers,
+ids and quoted texts. The fingerprint of a group selects its letters in the other commands, such as
+outrelay dead requeue --fingerprint 5f0c….`,
 	}
 
 	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd, false)
@@ -155,11 +159,11 @@ func newDeadSummaryCommand(program *program) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
 		filter.IDs = ids
 		groups := listing[admin.DeadGroup]{
-			name: "groups", empty: "no dead letter matches", head: "COUNT\tNOT REQUEUED\tGIVEN UP BY\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST",
+			name: "groups", empty: "no dead letter matches", head: "FINGERPRINT\tCOUNT\tNOT REQUEUED\tGIVEN UP BY\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST\tFAILURE",
 			cells: func(group admin.DeadGroup) cells {
 				return cells{
-					formatThousands(group.Count), formatThousands(group.NotRequeued), groupGiverUp(group), group.Topic, group.Type, group.Class,
-					formatLocal(&group.First), formatLocal(&group.Last),
+					group.Fingerprint, formatThousands(group.Count), formatThousands(group.NotRequeued), groupGiverUp(group), group.Topic, group.Type,
+					group.Class, formatLocal(&group.First), formatLocal(&group.Last), truncate(group.Failure, 100),
 				}
 			},
 		}

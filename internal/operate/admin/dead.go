@@ -33,6 +33,7 @@ type DeadFilter struct {
 	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Who gave up: the relay, or a handler of a consumer. Default: either. For a handler, id is the id of a message, and collection is the collection of the dead letters."`
 	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"Only of handlers of this consumer group."`
 	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"Only of the handler with this name."`
+	Fingerprint   string    `query:"fingerprint" json:"fingerprint,omitempty" maxLength:"64" doc:"Only of the group of this failure, as the summary lists it."`
 	RequeueStatus string    `query:"requeued" json:"requeued,omitempty" enum:"any,false,true"`
 	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
 }
@@ -56,7 +57,7 @@ func (l Letters) query(filter DeadFilter) (letters.Query, error) {
 	query := letters.Query{
 		Watcher: l.op.Watcher, NS: filter.Collection,
 		From: filter.From, To: filter.To, Topic: filter.Topic, Type: filter.Type, AggregateType: filter.AggregateType, Key: filter.Key,
-		Class: record.Class(filter.Class), Message: filter.Message, All: filter.All,
+		Class: record.Class(filter.Class), Message: filter.Message, Fingerprint: filter.Fingerprint, All: filter.All,
 	}
 	if filter.RequeueStatus != "any" {
 		query.RequeueStatus = letters.RequeueStatus(filter.RequeueStatus)
@@ -341,8 +342,7 @@ func (l Letters) Count(ctx context.Context, filter DeadFilter) (int64, error) {
 	return n + ofHandlers, err
 }
 
-// DeadGroup summarizes letters of the relay with the same topic, type and class, or letters of handlers with the same group,
-// handler, type and class.
+// DeadGroup summarizes letters with one failure: who gave up, topic, type, class, and message without variable parts.
 type DeadGroup struct {
 	letters.Group
 	Source        string `json:"source"` // relay or handler
@@ -530,5 +530,5 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 // Empty reports whether the filter has no condition except RequeueStatus, Source and Collection.
 func (f DeadFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
-		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == ""
+		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == "" && f.Fingerprint == ""
 }

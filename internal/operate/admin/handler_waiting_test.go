@@ -64,7 +64,7 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 			} else {
 				last = order
 			}
-			if m.Group != "g" || m.Type != "OrderPlaced" || m.ID != "m"+strings.TrimPrefix(m.Place, "orders/1/") || m.AsideAt.IsZero() {
+			if m.Group != "g" || m.Type != "OrderPlaced" || m.ID != "m"+strings.TrimPrefix(m.Place, "orders/1@") || m.AsideAt.IsZero() {
 				t.Errorf("unexpected message %+v", m)
 			}
 			if failed := m.Attempts > 0; failed != (m.NextAt != nil) || failed != (m.Reason == "no answer") || failed != (m.FailedAt != nil) {
