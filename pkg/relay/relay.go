@@ -100,7 +100,7 @@ func New(cfg Config, options ...Option) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	if resolved.HTTP.Admin != nil && resolved.HasRole(config.RoleAdmin) {
+	if admin := resolved.HTTP.Admin; admin != nil && !admin.IsOff() && resolved.HasRole(config.RoleAdmin) {
 		return nil, fmt.Errorf("relay: %w", process.ErrNoOperators)
 	}
 	for _, w := range warnings {
@@ -208,6 +208,11 @@ func (s Status) matchesRoles(roles []Role) bool {
 // Handler returns a handler for the paths /livez, /readyz and /metrics of the relay. The metrics
 // have a separate registry. Before Run, the relay is live and not ready, and has no metrics.
 func (r *Relay) Handler() http.Handler { return process.Handler(r.process.Load, r.settings.log) }
+
+// Parts is for package operate of this module.
+func (r *Relay) Parts(process.Key) process.Parts {
+	return process.Parts{Config: r.cfg, Host: r.settings.host, Version: moduleVersion(), Log: r.settings.log}
+}
 
 // moduleVersion returns the version of this module in the running program as the releases write it (1.2.3), or "dev".
 func moduleVersion() string {

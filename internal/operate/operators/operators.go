@@ -55,12 +55,13 @@ func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics
 	server.tokens.Store(tokensOf(admin))
 	opts := httpapi.AdminOptions{
 		Listen:   admin.Listen,
+		Prefix:   admin.Prefix,
 		Access:   accessConfig(admin, func() httpapi.Tokens { return *server.tokens.Load() }),
 		Operator: server.operator,
 		Log:      log,
 		Page:     server.newPage(cfg, version, log),
 
-		LoginForm: opspage.LoginForm(),
+		LoginForm: opspage.LoginForm(admin.Prefix),
 	}
 	// The series of refused logins exist from the start, with the value 0.
 	if metricSet != nil {
@@ -121,6 +122,7 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 // newPage returns the handler of the operator's page.
 func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
 	return opspage.New(opspage.Options{
+		Prefix:  cfg.HTTP.Admin.Prefix,
 		Watcher: cfg.Watcher,
 		Node:    cfg.Node,
 		Version: version,
