@@ -41,6 +41,7 @@ var layers = []layer{
 	{dirs: []string{"internal/relay"}, why: "the doors: one process, its probes, and what commands do while none runs"},
 	{dirs: []string{"pkg/relay"}, why: "the relay inside a service; links nothing of operators"},
 	{dirs: []string{"internal/operate"}, why: "thin layers over use cases"},
+	{dirs: []string{"pkg/operate"}, why: "use cases of operators, for services"},
 	{dirs: []string{"internal/lab"}, why: "uses everything; a release contains only what its commands need"},
 	{dirs: []string{"pkg/outboxtest", "pkg/servertest", "examples/orders/servers"}, why: "for tests of users"},
 	{dirs: []string{"cmd"}, why: "parses flags, creates the log and the metrics, prints"},

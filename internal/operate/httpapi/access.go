@@ -40,7 +40,7 @@ func (a *Access) identify(request *http.Request) (caller admin.Caller, problem s
 	}
 
 	// A certificate counts before a token, because it cannot be typed by mistake.
-	if name := certificateName(request); name != "" {
+	if name := certificateName(request); name != "" && !a.IgnoreCertificates {
 		return a.newCaller(request, name, "certificate", a.roleOf(name))
 	}
 	if request.Header.Get("Authorization") != "" {

@@ -30,13 +30,16 @@ type Access struct {
 	Session     time.Duration  // how long a login in a browser lasts
 	ProxyHeader string         // header in which a proxy names the person; "" trusts no proxy
 	ProxyFrom   []netip.Prefix // addresses of the proxy
-	Operators   []string       // names from certificates and the proxy that may act; with the wildcards * and ?
-	Anonymous   string         // admin.RoleViewer or admin.RoleOperator; any other value disables it
-	Payloads    string         // the lowest role that may see payloads; any other value hides them from all
-	Local       bool           // only this machine reaches the listener: requests must name this machine
-	Hosts       []string       // further names that requests may use if Local is set
-	BehindTLS   bool           // a proxy ends the TLS of browsers, so that cookies are for TLS only
-	Rate        int            // requests per second of one client; at least 1
+	// IgnoreCertificates does not identify callers by client certificates: another program decides which ones it accepts.
+	IgnoreCertificates bool
+
+	Operators []string // names from certificates and the proxy that may act; with the wildcards * and ?
+	Anonymous string   // admin.RoleViewer or admin.RoleOperator; any other value disables it
+	Payloads  string   // the lowest role that may see payloads; any other value hides them from all
+	Local     bool     // only this machine reaches the listener: requests must name this machine
+	Hosts     []string // further names that requests may use if Local is set
+	BehindTLS bool     // a proxy ends the TLS of browsers, so that cookies are for TLS only
+	Rate      int      // requests per second of one client; at least 1
 
 	prefix string // see [AdminOptions]
 }

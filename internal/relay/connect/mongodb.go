@@ -121,10 +121,10 @@ func (c *Clients) Disconnect(ctx context.Context) {
 	}
 }
 
-// StateDatabase connects to the state database, for commands. The returned function closes the
+// StateDatabase connects to the state database, for operators. The returned function closes the
 // connection.
-func StateDatabase(cfg config.Config) (state.Database, func(), error) {
-	clients, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+func StateDatabase(cfg config.Config, host MongoHost) (state.Database, func(), error) {
+	clients, err := NewClients(cfg.MongoDB, host, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return state.Database{}, nil, err
 	}
