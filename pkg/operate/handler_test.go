@@ -128,9 +128,8 @@ func TestAMountedPageNeedsALogin(t *testing.T) {
 	}
 
 	s = setup(t, func(cfg *relay.Config) {
-		cfg.HTTP.Admin = &relay.Admin{
-			Listen: "off", Token: relay.NewSecret("token-of-operators"), Session: 12 * 3600e9, Anonymous: "none", Payloads: "operator", Rate: 50,
-		}
+		cfg.HTTP.Admin = relay.DefaultAdmin()
+		cfg.HTTP.Admin.Token = relay.NewSecret("token-of-operators")
 	})
 	s.run()
 	web := mount(t, s.operator(), nil)

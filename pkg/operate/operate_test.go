@@ -118,6 +118,17 @@ func TestWaitingEventsAreListedAndRetried(t *testing.T) {
 		t.Errorf("the status: got %+v, %v", status, err)
 	}
 
+	stacktest.Eventually(t, "the topic is a problem", func() bool {
+		problems, err := op.Problems(t.Context())
+		return err == nil && slices.ContainsFunc(problems, func(problem operate.Problem) bool {
+			return problem.Kind == "topic_unwritable" && problem.Object == missing && problem.Severity == operate.Warn && problem.Count == 1 &&
+				problem.Fix != "" && !problem.Since.IsZero()
+		})
+	}, func() any { problems, err := op.Problems(t.Context()); return []any{problems, err} })
+	if err := op.Acknowledge(t.Context(), "nothing"); !errors.Is(err, operate.ErrInvalid) {
+		t.Errorf("acknowledging nothing: got %v, want ErrInvalid", err)
+	}
+
 	// A record that Kafka rejected waits for an hour, in an outbox that nobody watches any more.
 	database := state.Open(s.client, s.config.State)
 	entry := admintest.Waits(t, "gone.outbox", bson.D{

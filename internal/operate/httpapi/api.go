@@ -130,7 +130,7 @@ func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 }
 
 // namePrefixes are the prefixes of the types of packages, whose names are short.
-var namePrefixes = map[string]string{"letters": "Dead"}
+var namePrefixes = map[string]string{"letters": "Dead", "problems": "Watcher"}
 
 // nameSchema gives types of the same name in two packages different names.
 func nameSchema(goType reflect.Type, hint string) string {
