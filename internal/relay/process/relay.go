@@ -29,6 +29,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/internal/sink"
 	"github.com/outrelay/outrelay/internal/relay/internal/slots"
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
+	"github.com/outrelay/outrelay/internal/relay/notices"
 	"github.com/outrelay/outrelay/internal/relay/probes"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/divisions"
@@ -80,6 +81,7 @@ type Host struct {
 	Mongo connect.MongoHost
 	Kafka connect.KafkaHost
 	Route func(aggregateType, typ string) []string // see [routing.Config.Choose]
+	Hooks notices.Hooks
 }
 
 // ErrNoOperators is the error of http.admin in a program without the operators' page.
@@ -151,6 +153,7 @@ func newShared(
 		State:   readiness.NewState(cfg.HTTP.Readiness, time.Now, log),
 		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
 		Pace:    term.DefaultPace,
+		Hooks:   host.Hooks,
 	}
 	if shared.Scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
