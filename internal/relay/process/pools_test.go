@@ -11,11 +11,12 @@ import (
 func TestPoolsAreMeasured(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.start("http.listen=127.0.0.1:0")
+	address := freeAddress(t)
+	b.start("http.listen=" + address)
 	b.append(1)
 	b.consume(1)
 	stacktest.Eventually(t, "both clients have connections", func() bool {
-		page := b.metrics()
+		page := scrape(t, "http://"+address+"/metrics")
 		for _, series := range []string{
 			`outrelay_mongodb_connections{client="state",state="open"} `, `outrelay_mongodb_connections{client="stream",state="open"} `,
 			`outrelay_mongodb_checkouts_total{client="state"} `, `outrelay_mongodb_checkout_seconds_total{client="stream"} `,
