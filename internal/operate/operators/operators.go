@@ -117,7 +117,8 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, host.Kafka, topics)
 		},
-		Oplog: connect.Oplog(state.Client()),
+		Oplog:      connect.Oplog(state.Client()),
+		CheckKafka: func(ctx context.Context) error { return connect.CheckKafka(ctx, cfg) },
 	}), nil
 }
 
