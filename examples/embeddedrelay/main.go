@@ -5,7 +5,7 @@
 //	MONGODB_URI=… KAFKA_BROKERS=… go run ./examples/embeddedrelay
 //	curl localhost:8080/relay/readyz
 //	curl localhost:8080/dead-letters
-//	open http://ann:secret@localhost:8080/outrelay/
+//	curl -u ann:secret localhost:8080/outrelay/
 package main
 
 import (

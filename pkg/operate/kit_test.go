@@ -27,6 +27,7 @@ const patience = 60 * time.Second
 type scene struct {
 	t      *testing.T
 	client *mongo.Client
+	db     *mongo.Database // of the service
 	box    *outbox.Box
 	topic  string // exists with 3 partitions
 	config relay.Config
@@ -49,7 +50,7 @@ func setup(t *testing.T, change ...func(*relay.Config)) *scene {
 	for _, f := range change {
 		f(&cfg)
 	}
-	s := &scene{t: t, client: client, box: box, topic: topic, config: cfg}
+	s := &scene{t: t, client: client, db: db, box: box, topic: topic, config: cfg}
 	if s.relay, err = relay.New(cfg, relay.WithLogger(slog.New(slog.DiscardHandler))); err != nil {
 		t.Fatal(err)
 	}
@@ -59,16 +60,22 @@ func setup(t *testing.T, change ...func(*relay.Config)) *scene {
 // run runs the relay until the test ends, and waits until it owns the watcher.
 func (s *scene) run() {
 	s.t.Helper()
+	s.runInBackground(s.relay.Run)
+	s.await(relay.Owner)
+}
+
+// runInBackground calls run, which must return nil when the test ends.
+func (s *scene) runInBackground(run func(ctx context.Context) error) {
+	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
 	ended := make(chan error, 1)
-	go func() { ended <- s.relay.Run(ctx) }()
+	go func() { ended <- run(ctx) }()
 	s.t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			s.t.Error(err)
 		}
 	})
-	s.await(relay.Owner)
 }
 
 // await waits until the relay has this role.

@@ -33,8 +33,8 @@ type LetterFilter struct {
 	Key           string // the ordering key
 	Class         string // the kind of failure, see docs/dead-letters.md
 	Reason        string // beginning of the reason
-	Group         string // the consumer group; requires By to be Handler
-	Handler       string // the name of the handler; requires By to be Handler
+	Group         string // the consumer group: selects letters of handlers
+	Handler       string // the name of the handler: selects letters of handlers
 	Requeued      *bool  // nil means both; actions ignore requeued letters
 	All           bool   // permits an action without any condition
 }

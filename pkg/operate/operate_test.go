@@ -68,6 +68,14 @@ func TestDeadLettersAreReadRequeuedAndDiscarded(t *testing.T) {
 	}
 	s.requireAudit("payload_shown", "ann")
 
+	life, err := op.Lookup(t.Context(), first)
+	if err != nil || life.ByKey || len(life.Events) != 1 || life.Events[0].State != "dead" || len(life.Events[0].Life) < 2 || len(life.Letters) != 1 || life.Letters[0].Ref != letter.Ref {
+		t.Errorf("the life of the event: got %+v, %v", life, err)
+	}
+	if life, err := op.Lookup(t.Context(), "o2"); err != nil || !life.ByKey || len(life.Events) != 1 || life.Events[0].ID != second {
+		t.Errorf("the events of key o2: got %+v, %v", life, err)
+	}
+
 	// Without the option, an expired event would only expire again.
 	one := operate.LetterFilter{IDs: []string{first}}
 	if out, err := op.RequeueLetters(t.Context(), one, operate.RequeueOptions{}); err != nil || out.Requeued != 0 || out.Refused != 1 || len(out.Why) != 1 || out.Why[0].ID != first {
