@@ -12,8 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/outrelay/outrelay/internal/base/logging"
 )
 
 const (
@@ -107,7 +105,7 @@ func (q *Queue[T]) run(stop chan struct{}) {
 func (q *Queue[T]) callGuarded(value T) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			q.log.Error("a hook panics; the relay or consumer continues", "hook", q.name, "error", logging.Clean(fmt.Sprint(panicked)), "stack", string(debug.Stack()))
+			q.log.Error("a hook panics; the relay or consumer continues", "hook", q.name, "error", fmt.Sprint(panicked), "stack", string(debug.Stack()))
 		}
 	}()
 	q.call(value)
