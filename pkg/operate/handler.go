@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/operators"
 )
 
-// Role decides what a caller of the mounted page and API may do.
+// Role is the rights of a caller of the mounted page and API.
 type Role string
 
 // The roles.
@@ -66,7 +66,7 @@ func (o *Operator) Handler(prefix string, authorize func(*http.Request) (Caller,
 	case o.canLogIn():
 		access = operators.AccessOf(o.admin)
 	default:
-		return nil, errors.New("operate: nobody could use the page, or everybody: pass a function that authorizes callers, or set " +
+		return nil, errors.New("operate: the page has no login: pass a function that authorizes callers, or set " +
 			"http.admin of the relay to { listen: off, token: … }")
 	}
 	return operators.NewHandler(o.use.For(admin.Actor{}), prefix, access), nil

@@ -1,6 +1,6 @@
-// Package operate lets services and tools do what operators do with the command outrelay, the API and the page: see what waits
-// and why, retry it, read, requeue and discard dead letters, move and cancel scheduled events, look up an event, and pause a
-// watcher. It also mounts the page and the API in the server of a service.
+// Package operate has the use cases of the command outrelay, the API and the page for services and tools: they list waiting
+// events with the reason and retry them, read, requeue and discard dead letters, move and cancel scheduled events, look up an
+// event, and pause a watcher. It also mounts the page and the API in the server of a service.
 //
 // An [Operator] acts on one watcher. [Of] makes one for a relay of package relay, by its configuration and with its login.
 // [New] makes one from a client and the place of the state, for services that do not have the configuration of the relay.
