@@ -2,7 +2,7 @@
 // not stop the work that it observes.
 //
 // A [Queue] calls its function from one goroutine of its own, in the order of the values. Add never blocks and takes no
-// lock of a caller. Memory: at most [Room] values wait, and further ones are dropped and reported in the log.
+// lock of a caller. Memory: at most 1,000 values wait, and further ones are dropped and reported in the log.
 package hooks
 
 import (
@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// Room is the number of values that may wait for a function.
-	Room = 1000
+	// room is the number of values that may wait for a function.
+	room = 1000
 	// closeTimeout bounds how long Close waits for the function.
 	closeTimeout = 5 * time.Second
 )
@@ -37,7 +37,7 @@ func New[T any](name string, call func(T), log *slog.Logger) *Queue[T] {
 	if call == nil {
 		return nil
 	}
-	queue := &Queue[T]{name: name, call: call, log: log, values: make(chan T, Room), ended: make(chan struct{})}
+	queue := &Queue[T]{name: name, call: call, log: log, values: make(chan T, room), ended: make(chan struct{})}
 	stop := make(chan struct{})
 	queue.close = sync.OnceFunc(func() { close(stop) })
 	go queue.run(stop)
@@ -53,7 +53,7 @@ func (q *Queue[T]) Add(value T) {
 	case q.values <- value:
 	default:
 		if q.missed.Add(1) == 1 {
-			q.log.Warn("a hook does not keep up; calls are left out until it returns", "hook", q.name, "waiting", Room)
+			q.log.Warn("a hook does not keep up; calls are left out until it returns", "hook", q.name, "waiting", room)
 		}
 	}
 }

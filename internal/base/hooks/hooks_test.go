@@ -57,7 +57,7 @@ func TestAFunctionThatBlocksStopsNobody(t *testing.T) {
 		log := &text{}
 		release, calls := make(chan struct{}), 0
 		queue := New("WithHook", func(int) { <-release; calls++ }, slog.New(slog.NewTextHandler(log, nil)))
-		for value := range Room + 500 {
+		for value := range room + 500 {
 			queue.Add(value)
 			// The first value is taken at once.
 			if value == 0 {
@@ -75,8 +75,8 @@ func TestAFunctionThatBlocksStopsNobody(t *testing.T) {
 
 		close(release)
 		queue.Close()
-		if calls != Room+1 || !strings.Contains(log.String(), "left_out=499") {
-			t.Errorf("calls: got %d, want %d; the log: %s", calls, Room+1, log)
+		if calls != room+1 || !strings.Contains(log.String(), "left_out=499") {
+			t.Errorf("calls: got %d, want %d; the log: %s", calls, room+1, log)
 		}
 	})
 }
