@@ -26,6 +26,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/doctor"
 	"github.com/outrelay/outrelay/internal/operate/operators"
 	"github.com/outrelay/outrelay/internal/relay/connect"
+	"github.com/outrelay/outrelay/internal/relay/process"
 )
 
 // operatorCommand is the common part of the commands that read or change the collections of a watcher:
@@ -75,13 +76,13 @@ func (a *operatorCommand) withOperator(ctx context.Context, run func(ctx context
 	if err != nil {
 		return err
 	}
-	state, closeClient, err := connect.StateDatabase(cfg)
+	state, closeClient, err := connect.StateDatabase(cfg, connect.MongoHost{})
 	if err != nil {
 		return err
 	}
 	defer closeClient()
 
-	op, err := operators.NewOperator(cfg, thisBuild().Version, state)
+	op, err := operators.NewOperator(cfg, process.Host{}, thisBuild().Version, state)
 	if err != nil {
 		return err
 	}

@@ -1,14 +1,17 @@
 // Embeddedrelay runs the relay inside the service: there is no other process to deploy. The instances of the service share the
-// lease, and one of them relays the events of all.
+// lease, and one of them relays the events of all. The service also serves the operators' page, and lists its dead letters.
 //
 //	go run ./cmd/outrelay dev --keep   # prints the addresses of its servers
 //	MONGODB_URI=… KAFKA_BROKERS=… go run ./examples/embeddedrelay
 //	curl localhost:8080/relay/readyz
+//	curl localhost:8080/dead-letters
+//	curl -u ann:secret localhost:8080/outrelay/
 package main
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -18,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/examples/local"
+	"github.com/outrelay/outrelay/pkg/operate"
 	"github.com/outrelay/outrelay/pkg/relay"
 )
 
@@ -39,20 +43,33 @@ func main() {
 
 // run serves HTTP and relays events until ctx ends. The relay then sends what it has read, and releases its lease.
 func run(ctx context.Context, listener net.Listener, cfg relay.Config) error {
-	r, err := relay.New(cfg, relay.WithStatusHook(func(s relay.Status) {
-		log.Println("relay:", s.Role, "ready:", s.Ready, s.Reasons)
-	}))
+	r, err := relay.New(cfg,
+		relay.WithStatusHook(func(s relay.Status) { log.Println("relay:", s.Role, "ready:", s.Ready, s.Reasons) }),
+		relay.WithGivenUpHook(func(e relay.GivenUp) { log.Println("given up:", e.Collection, e.ID, e.Class, e.Reason) }),
+	)
+	if err != nil {
+		return err
+	}
+	op, err := operate.Of(r)
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+	page, err := op.Handler("/outrelay", authorize)
 	if err != nil {
 		return err
 	}
 
 	mux := http.NewServeMux()
 	mux.Handle("/relay/", http.StripPrefix("/relay", r.Handler())) // livez, readyz, metrics
+	mux.Handle("/outrelay/", page)
+	mux.HandleFunc("GET /dead-letters", func(response http.ResponseWriter, request *http.Request) { listLetters(response, request, op) })
 	// Here follow the paths of the service.
 
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Run(ctx) })
+	g.Go(func() error { return op.Run(ctx) })
 	g.Go(func() error {
 		defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
 		if err := srv.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -61,4 +78,25 @@ func run(ctx context.Context, listener net.Listener, cfg relay.Config) error {
 		return nil
 	})
 	return g.Wait()
+}
+
+// authorize returns the person who sends a request to the operators' page. A real service asks its sessions.
+func authorize(request *http.Request) (operate.Caller, error) {
+	name, password, ok := request.BasicAuth()
+	if !ok || password != "secret" {
+		return operate.Caller{}, errors.New("log in to the service first")
+	}
+	return operate.Caller{Name: name, Role: operate.Actor, Payloads: true}, nil
+}
+
+// listLetters writes a line for each dead letter that nobody has requeued.
+func listLetters(response http.ResponseWriter, request *http.Request, op *operate.Operator) {
+	open := false
+	for letter, err := range op.Letters(request.Context(), operate.LetterFilter{Requeued: &open}) {
+		if err != nil {
+			http.Error(response, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(response, letter.DiedAt.Format(time.RFC3339), letter.Type, letter.ID, letter.Class, letter.Reason)
+	}
 }

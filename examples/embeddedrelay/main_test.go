@@ -48,13 +48,30 @@ func TestTheServiceServesTheProbesOfItsRelay(t *testing.T) {
 		if res, err := client.Do(req); err == nil {
 			_ = res.Body.Close()
 			if res.StatusCode == http.StatusOK {
-				return
+				break
 			}
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			t.Fatal("the relay did not become ready")
+		}
+	}
+
+	// The operators' page is for people who have logged in to the service.
+	for password, want := range map[string]int{"secret": http.StatusOK, "guess": http.StatusForbidden} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+listener.Addr().String()+"/outrelay/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.SetBasicAuth("ann", password)
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		if res.StatusCode != want {
+			t.Errorf("the page with password %s: status %d, want %d", password, res.StatusCode, want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/base/hooks"
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/consumerparts"
@@ -146,9 +147,11 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
 	run := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor(), memberID: rand.Text()}
+	givenUp := hooks.New("WithGivenUpHook", c.s.onGivenUp, c.s.log)
+	defer givenUp.Close()
 	run.disposer = c.s.disposer
 	if run.disposer == nil {
-		run.disposer = &disposer{letters: c.letters, publisher: c.transport, report: run.report}
+		run.disposer = &disposer{letters: c.letters, publisher: c.transport, report: run.report, givenUp: givenUp}
 	}
 
 	// The refresh ends before Run returns, so no measurement follows.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/base/hooks"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/service/transport"
@@ -22,6 +23,8 @@ type disposer struct {
 	publisher transport.Publisher
 	// report is called after a partial success, for example for a letter that is stored without its content.
 	report func(err error)
+	// givenUp gets each message whose letter is stored. It may be nil.
+	givenUp *hooks.Queue[GivenUp]
 }
 
 // Dispose implements messageDisposer. A message that cannot be moved becomes a dead letter.

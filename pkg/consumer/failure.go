@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // HandlerError describes a failed attempt for WithErrorHook.
@@ -27,6 +28,15 @@ func (e *HandlerError) Error() string {
 
 // Unwrap returns the handler's error.
 func (e *HandlerError) Unwrap() error { return e.Err }
+
+// GivenUp is a message that a handler, or the consumer for it, has given up: its dead letter is stored.
+type GivenUp struct {
+	ID       deadletter.ID // of the letter: the group, the handler, the topic, the partition, the offset and the message
+	Name     string        // of the event
+	Class    string        // the kind of failure, one of the classes of package deadletter
+	Reason   string        // the error of the last attempt, clipped
+	Attempts int
+}
 
 // panicError is a panic of a handler, a middleware, or other code that the user supplies.
 type panicError struct {

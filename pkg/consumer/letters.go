@@ -84,6 +84,9 @@ func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) err
 	if omitted != nil {
 		d.report(omitted)
 	}
+	if err == nil {
+		d.givenUp.Add(GivenUp{ID: letter.ID, Name: letter.Name, Class: letter.Class, Reason: record.Clip(letter.Reason, maxReason), Attempts: letter.Attempts})
+	}
 	return err
 }
 

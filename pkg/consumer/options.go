@@ -84,6 +84,7 @@ type settings struct {
 	decoder       func(ctx context.Context, m *Message) error // nil: Decode
 	disposer      messageDisposer                             // of tests
 	onError       func(ctx context.Context, err error)
+	onGivenUp     func(GivenUp)
 	telemetry     telemetry.Sink
 	log           *slog.Logger
 	concurrency   int
@@ -102,6 +103,15 @@ type settings struct {
 // that the consumer handles without help. It must not block. ctx is never nil.
 func WithErrorHook(hook func(ctx context.Context, err error)) Option {
 	return option(func(settings *settings) { settings.onError = hook })
+}
+
+// WithGivenUpHook calls hook after a handler, or the consumer for it, has given up a message and the dead letter is stored, for
+// example to alert the owner of an order. The calls come from one goroutine, in order. No lock is held, and the consumer does
+// not wait: if 1,000 calls wait, further ones are left out, and the log says so. A panic is logged, and the consumer continues.
+// Run waits for the calls before its end for at most five seconds. A process that dies between the letter and the call makes no
+// call: the dead letters themselves are complete.
+func WithGivenUpHook(hook func(GivenUp)) Option {
+	return option(func(settings *settings) { settings.onGivenUp = hook })
 }
 
 // WithTelemetry sets where metrics and spans go. Defaults to telemetry.OTel(), which does nothing in a program without

@@ -83,6 +83,14 @@ func Default() Config {
 	return Config(cfg)
 }
 
+// DefaultAdmin returns the defaults of http.admin, except that there is no listener: the service mounts the page, see
+// operate.Operator.Handler. Set a token in it.
+func DefaultAdmin() *Admin {
+	admin := config.DefaultAdmin()
+	admin.Listen = "off"
+	return &admin
+}
+
 // Load returns the configuration in a YAML file, overridden by the variables OUTRELAY_… of environ,
 // which has the format of [os.Environ]. An empty path reads no file, and nil no environment. Load
 // replaces ${env:NAME} and ${file:path}. The error lists every problem, an unknown key among them.

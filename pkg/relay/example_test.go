@@ -26,6 +26,9 @@ func Example() {
 	cfg.Kafka.SASL = &relay.SASL{Mechanism: "scram-sha-512", Username: "relay", Password: relay.NewSecret(os.Getenv("KAFKA_PASSWORD"))}
 	cfg.Watch = []string{"shop.outbox"}
 	cfg.Lease.TTL = 3 * time.Second
+	// Package operate mounts the operators' page, and people log in with this token.
+	cfg.HTTP.Admin = relay.DefaultAdmin()
+	cfg.HTTP.Admin.Token = relay.NewSecret(os.Getenv("OPERATOR_TOKEN"))
 	r, err := relay.New(cfg, relay.WithLogger(log))
 	if err != nil {
 		// The error lists every problem of the configuration.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -24,6 +25,8 @@ type settings struct {
 	log      *slog.Logger
 	host     process.Host
 	onStatus func(Status)
+	onDead   func(GivenUp)
+	onLost   func(LostHistory)
 }
 
 type optionFunc func(*settings)
@@ -79,11 +82,50 @@ func WithRouter(topics func(aggregateType, eventName string) []string) Option {
 	return optionFunc(func(settings *settings) { settings.host.Route = topics })
 }
 
+// The hooks of a relay have the same rules. The calls of one hook come from one goroutine, in order. No lock is held, and the
+// relay does not wait: if 1,000 calls of a hook wait, further ones are left out, and the log says so. A panic is logged, and the
+// relay continues. Run waits for the calls before its end for at most five seconds.
+
 // WithStatusHook calls hook with the first status of a running relay and after each change, at most 50 times
-// in a second, for example to alert or to start work that only the owner does. The calls come from one
-// goroutine, in order, and Run waits for the last of them. hook must not block for long.
+// in a second, for example to alert or to start work that only the owner does.
 func WithStatusHook(hook func(Status)) Option {
 	return optionFunc(func(settings *settings) { settings.onStatus = hook })
+}
+
+// GivenUp is an event that the relay gave up: it has stored a dead letter, which package operate finds and requeues.
+type GivenUp struct {
+	Letter     string // id of the letter
+	Collection string // the outbox, as database.collection
+	ID         string // of the event
+	Delivery   int    // 0 is the first delivery; each requeue adds one
+	Topic      string // the topic that rejected it; "" if no topic did
+	Class      string // the kind of failure
+	Reason     string // for people; it contains no payload
+}
+
+// WithGivenUpHook calls hook after the relay has stored a dead letter, for example to alert the owner of an order. Only the
+// owner of the watcher, or of a slot, gives up events. A process that dies between the letter and the call makes no call: the
+// dead letters themselves are complete.
+func WithGivenUpHook(hook func(GivenUp)) Option {
+	return optionFunc(func(settings *settings) { settings.onDead = hook })
+}
+
+// LostHistory is a range of the change stream that MongoDB could not deliver any more, for example because the relay was down
+// for longer than the oplog reaches. No event is lost: the relay has sent the events of that time from the outboxes, and some
+// of them may have been sent twice.
+type LostHistory struct {
+	Slot    string // the slot of the watcher; 0of1 unless the relay is configured for more
+	Reason  string
+	From    time.Time // start of the range; zero if it is unknown
+	To      time.Time
+	Swept   int64 // events that were sent from the outboxes
+	Repeats int64 // of them, the events that may have been sent before
+}
+
+// WithLostHistoryHook calls hook after the relay has sent the events of lost history. Until an operator acknowledges it, lost
+// history is also a problem of the watcher, which package operate lists.
+func WithLostHistoryHook(hook func(LostHistory)) Option {
+	return optionFunc(func(settings *settings) { settings.onLost = hook })
 }
 
 // replaceConnections returns cfg with the address of the caller's options for MongoDB. The error lists the

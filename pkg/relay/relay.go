@@ -29,7 +29,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/base/hooks"
 	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/relay/notices"
 	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -100,7 +102,7 @@ func New(cfg Config, options ...Option) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	if resolved.HTTP.Admin != nil && resolved.HasRole(config.RoleAdmin) {
+	if admin := resolved.HTTP.Admin; admin != nil && !admin.IsOff() && resolved.HasRole(config.RoleAdmin) {
 		return nil, fmt.Errorf("relay: %w", process.ErrNoOperators)
 	}
 	for _, w := range warnings {
@@ -121,17 +123,28 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer close(r.ended)
 
-	inner, err := process.New(r.cfg, moduleVersion(), r.settings.log, process.EmbeddedIn(r.settings.host))
+	// The queues end last, because each part may report something until its end.
+	dead := hooks.New("WithGivenUpHook", r.settings.onDead, r.settings.log)
+	defer dead.Close()
+	lost := hooks.New("WithLostHistoryHook", r.settings.onLost, r.settings.log)
+	defer lost.Close()
+	host := r.settings.host
+	host.Hooks = notices.Hooks{
+		GivenUp:     func(given notices.GivenUp) { dead.Add(GivenUp(given)) },
+		LostHistory: func(history notices.LostHistory) { lost.Add(LostHistory(history)) },
+	}
+	inner, err := process.New(r.cfg, moduleVersion(), r.settings.log, process.EmbeddedIn(host))
 	if err != nil {
 		return fmt.Errorf("relay: %w", err)
 	}
 	r.process.Store(inner)
 
 	// The status is reported until the end, also of the drain.
-	if r.settings.onStatus != nil {
+	if statuses := hooks.New("WithStatusHook", r.settings.onStatus, r.settings.log); statuses != nil {
+		defer statuses.Close()
 		watched, stop := context.WithCancel(context.WithoutCancel(ctx))
 		var watching sync.WaitGroup
-		watching.Go(func() { r.watchStatus(watched) })
+		watching.Go(func() { r.watchStatus(watched, statuses) })
 		defer watching.Wait()
 		defer stop()
 	}
@@ -151,9 +164,9 @@ func (r *Relay) Status() Status {
 	return Status{Role: Role(role), Ready: ok, Reasons: reasons}
 }
 
-// watchStatus calls the function of WithStatusHook for the first status and after each change, until ctx
-// ends. The last call has the status at the end.
-func (r *Relay) watchStatus(ctx context.Context) {
+// watchStatus adds the first status and each changed one to the queue of WithStatusHook, until ctx ends. The last one is the
+// status at the end.
+func (r *Relay) watchStatus(ctx context.Context, statuses *hooks.Queue[Status]) {
 	tick := time.NewTicker(awaitInterval)
 	defer tick.Stop()
 
@@ -161,7 +174,7 @@ func (r *Relay) watchStatus(ctx context.Context) {
 	for {
 		if status := r.Status(); status.Role != last.Role || status.Ready != last.Ready || !slices.Equal(status.Reasons, last.Reasons) {
 			last = status
-			r.settings.onStatus(status)
+			statuses.Add(status)
 		}
 		if ctx.Err() != nil {
 			return
@@ -208,6 +221,11 @@ func (s Status) matchesRoles(roles []Role) bool {
 // Handler returns a handler for the paths /livez, /readyz and /metrics of the relay. The metrics
 // have a separate registry. Before Run, the relay is live and not ready, and has no metrics.
 func (r *Relay) Handler() http.Handler { return process.Handler(r.process.Load, r.settings.log) }
+
+// Parts is for package operate of this module.
+func (r *Relay) Parts(process.Key) process.Parts {
+	return process.Parts{Config: r.cfg, Host: r.settings.host, Version: moduleVersion(), Log: r.settings.log}
+}
 
 // moduleVersion returns the version of this module in the running program as the releases write it (1.2.3), or "dev".
 func moduleVersion() string {

@@ -199,7 +199,7 @@ func TestEveryProblemAtOnce(t *testing.T) {
 	}
 }
 
-// TestOperatorsPageIsRefused: the page needs packages that an embedded relay does not link, so the key has a clear error.
+// TestOperatorsPageIsRefused: the page needs packages that an embedded relay does not link, so its listener has a clear error.
 func TestOperatorsPageIsRefused(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "outrelay.yaml")
@@ -215,6 +215,12 @@ func TestOperatorsPageIsRefused(t *testing.T) {
 	_, err = relay.New(cfg)
 	if err == nil || !strings.Contains(err.Error(), "http.admin") || !strings.Contains(err.Error(), "outrelay run") {
 		t.Errorf("got error %v, want one that names http.admin and outrelay run", err)
+	}
+
+	// A service may mount the page without a listener.
+	cfg.HTTP.Admin.Listen, cfg.HTTP.Admin.Anonymous = "off", "none"
+	if _, err := relay.New(cfg); err != nil {
+		t.Errorf("without a listener: %v", err)
 	}
 }
 

@@ -46,6 +46,9 @@ var definitions = describe([]definition{
 	{metric: Assigned, kind: occasions, name: "outrelay_consumer_generations"},
 	{metric: Committed, kind: counter, name: "outrelay_consumer_commits"},
 	{metric: Suspended, kind: gauge, name: "outrelay_consumer_suspended"},
+	{metric: Connections, kind: gauge, name: "outrelay_service_connections"},
+	{metric: Checkout, kind: histogram, name: "outrelay_service_checkout_seconds"},
+	{metric: CheckoutFailed, kind: counter, name: "outrelay_service_checkouts_failed"},
 	{metric: Appended, kind: counter, name: "outrelay_outbox_appended"},
 })
 

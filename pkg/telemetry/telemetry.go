@@ -70,6 +70,13 @@ const (
 	// Stray is a gauge: messages of a handler that are set aside for a topic, a partition or a handler that is gone. Reason is
 	// "unread" or "no_handler".
 	Stray Metric = "stray"
+	// Connections is a gauge of a client with MonitorPool. Reason is "open" or "in_use" (connections to MongoDB) or "waiting" (calls
+	// that wait for one).
+	Connections Metric = "connections"
+	// Checkout is a wait of a call to MongoDB for a connection, which it got. Took is its time.
+	Checkout Metric = "checkout"
+	// CheckoutFailed counts calls to MongoDB that got no connection. Reason is why.
+	CheckoutFailed Metric = "checkout failed"
 	// Lag is a gauge: offsets of a partition that are not finished. It becomes 0 when the member gives the partition up.
 	Lag Metric = "lag"
 	// Oldest is a gauge: Took is the age of the oldest unfinished message of a partition. It becomes 0 as Lag does.

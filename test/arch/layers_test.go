@@ -33,7 +33,7 @@ var layers = []layer{
 	{dirs: []string{"internal/service"}, why: "what the public packages are made of, and the stores that operators read as well"},
 	{dirs: []string{"pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga"}, why: "runs inside services of users"},
 	{dirs: []string{
-		"internal/relay/activity", "internal/relay/changes", "internal/relay/connect", "internal/relay/problems", "internal/relay/readiness", "internal/relay/stored", "internal/relay/tracing",
+		"internal/relay/activity", "internal/relay/changes", "internal/relay/connect", "internal/relay/notices", "internal/relay/problems", "internal/relay/readiness", "internal/relay/stored", "internal/relay/tracing",
 	}, why: "what the relay stores, reports and connects to: the only way from operators to a relay"},
 	{dirs: []string{"internal/relay/internal/fence", "internal/relay/internal/ledger", "internal/relay/internal/watched", "internal/relay/internal/watermark"}, why: "what the stages of a term share: fencing, outcomes, collections, positions"},
 	{dirs: []string{"internal/relay/internal"}, apart: true, why: "the stages: each gets the others as interfaces"},
@@ -41,6 +41,7 @@ var layers = []layer{
 	{dirs: []string{"internal/relay"}, why: "the doors: one process, its probes, and what commands do while none runs"},
 	{dirs: []string{"pkg/relay"}, why: "the relay inside a service; links nothing of operators"},
 	{dirs: []string{"internal/operate"}, why: "thin layers over use cases"},
+	{dirs: []string{"pkg/operate"}, why: "use cases of operators, for services"},
 	{dirs: []string{"internal/lab"}, why: "uses everything; a release contains only what its commands need"},
 	{dirs: []string{"pkg/outboxtest", "pkg/servertest", "examples/orders/servers"}, why: "for tests of users"},
 	{dirs: []string{"cmd"}, why: "parses flags, creates the log and the metrics, prints"},

@@ -104,6 +104,15 @@ type Process struct {
 	LoginsRefused  *prometheus.CounterVec // {reason}: requests that the operator's listener rejects
 	KafkaReachable prometheus.Gauge       // 1 while the cluster responds
 	MongoReachable prometheus.Gauge       // 1 while the replica set responds
+	Pool           Pool
+}
+
+// Pool has the metrics of the connections to MongoDB. The label client is stream or state.
+type Pool struct {
+	Connections     *prometheus.GaugeVec   // {client, state}: open, in_use; and waiting calls
+	Checkouts       *prometheus.CounterVec // {client}: waits for a connection that ended with one
+	CheckoutSeconds *prometheus.CounterVec // {client}: time of these waits
+	CheckoutsFailed *prometheus.CounterVec // {client, reason}: waits that ended without a connection
 }
 
 // Result is the outcome of a record.
@@ -262,6 +271,12 @@ func (b builder) newProcess() Process {
 		LoginsRefused:  b.newCounterVec("admin_refused_total"),
 		KafkaReachable: b.newGauge("kafka_reachable"),
 		MongoReachable: b.newGauge("mongodb_reachable"),
+		Pool: Pool{
+			Connections:     b.newGaugeVec("mongodb_connections"),
+			Checkouts:       b.newCounterVec("mongodb_checkouts_total"),
+			CheckoutSeconds: b.newCounterVec("mongodb_checkout_seconds_total"),
+			CheckoutsFailed: b.newCounterVec("mongodb_checkouts_failed_total"),
+		},
 	}
 
 	// A series that begins at 0 shows its first increase.

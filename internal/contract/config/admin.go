@@ -19,8 +19,9 @@ const minTokenLength = 12
 
 var (
 	// redactPathPattern matches the paths that internal/operate/admin supports.
-	redactPathPattern = regexp.MustCompile(`^\$(?:\.\.?[A-Za-z0-9_-]+|\[(?:\*|[0-9]{1,9})\])+$`)
-	headerNamePattern = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+	redactPathPattern  = regexp.MustCompile(`^\$(?:\.\.?[A-Za-z0-9_-]+|\[(?:\*|[0-9]{1,9})\])+$`)
+	adminPrefixPattern = regexp.MustCompile(`^(?:/[A-Za-z0-9._~-]*[A-Za-z0-9_~-])+$`)
+	headerNamePattern  = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 )
 
 func (c *Config) validateAdmin(validator validator) {
@@ -32,7 +33,9 @@ func (c *Config) validateAdmin(validator validator) {
 	at := func(name string) string { return "http.admin." + name }
 	// Port 0 selects a free port, so two such addresses differ.
 	sameAddress := admin.Listen == c.HTTP.Listen && !strings.HasSuffix(admin.Listen, ":0")
-	validator.check(at("listen"), isHostPort(admin.Listen) && !sameAddress, strconv.Quote(admin.Listen), "expected host:port, other than http.listen")
+	validator.check(at("listen"), isHostPort(admin.Listen) && !sameAddress || admin.IsOff(), strconv.Quote(admin.Listen),
+		"expected host:port, other than http.listen, or off")
+	validator.check(at("prefix"), admin.Prefix == "" || IsPrefix(admin.Prefix), strconv.Quote(admin.Prefix), PrefixRule)
 
 	for _, t := range []struct {
 		name  string
@@ -54,8 +57,9 @@ func (c *Config) validateAdmin(validator validator) {
 	validator.check(at("anonymous"), admin.Anonymous == "none" || admin.IsLocal(), admin.Anonymous,
 		"only an address of this machine may be open to all clients; set token, tls.client_ca or proxy")
 	canIdentify := !admin.Token.IsZero() || !admin.ViewerToken.IsZero() || admin.Proxy != nil || admin.TLS != nil && admin.TLS.ClientCA != ""
-	// An invalid token is reported above; without it this problem would be a consequence.
-	if !canIdentify && admin.Anonymous == "none" && !validator.hasProblem(at("token")) {
+	// An invalid token is reported above; without it this problem would be a consequence. A service that mounts the page may
+	// authorize its users itself.
+	if !canIdentify && !admin.IsOff() && admin.Anonymous == "none" && !validator.hasProblem(at("token")) {
 		validator.report("http.admin", "no client can log in",
 			"set token (best as ${file:/path}), tls.client_ca or proxy, or on an address of this machine anonymous: viewer")
 	}
@@ -77,6 +81,15 @@ func (c *Config) validateAdmin(validator validator) {
 	validator.checkNumber(at("rate"), admin.Rate, 1, 10_000)
 	validator.checkDuration(at("session"), admin.Session, 5*time.Minute, 30*24*time.Hour)
 }
+
+// PrefixRule states which texts [IsPrefix] accepts.
+const PrefixRule = "expected a path such as /outrelay: it begins with a slash, ends without one, and has only letters, digits, and . _ ~ -"
+
+// IsPrefix reports whether text is the path of a place at which a proxy or a service can serve the page.
+func IsPrefix(text string) bool { return adminPrefixPattern.MatchString(text) }
+
+// IsOff reports whether no listener serves the page and the API. A service that embeds the relay may mount them.
+func (a *Admin) IsOff() bool { return a.Listen == "off" }
 
 func (p *Proxy) validate(validator validator, prefix string) {
 	if p == nil {
@@ -135,7 +148,7 @@ func (a *Admin) findWarnings() (warnings []string) {
 	if a == nil {
 		return nil
 	}
-	isOpen := !a.IsLocal() && a.TLS == nil
+	isOpen := !a.IsLocal() && !a.IsOff() && a.TLS == nil
 	hasToken := !a.Token.IsZero() || !a.ViewerToken.IsZero()
 	if isOpen && hasToken {
 		warnings = append(warnings, "http.admin.listen is reachable from other machines without http.admin.tls: tokens are sent unencrypted, "+

@@ -34,6 +34,11 @@ func TestAdminListener(t *testing.T) {
 		"{ tls: { cert: /nowhere, key: /nowhere }, token: " + token + "x }": "cannot be used",
 		"{ tls: { client_ca: /nowhere } }":                                  "http.admin.tls.client_ca",
 		"{ anonymous: everybody }":                                          "one of none, viewer, operator",
+		"{ token: " + token + "x, prefix: outrelay }":                       "expected a path such as /outrelay",
+		"{ token: " + token + "x, prefix: /ops/ }":                          "ends without one",
+		"{ token: " + token + "x, prefix: /../ops }":                        "http.admin.prefix",
+		"{ token: " + token + "x, prefix: '/a\"b' }":                        "http.admin.prefix",
+		"{ listen: off, anonymous: operator }":                              "only an address of this machine",
 		"{ token: " + token + "x, rate: 0 }":                                "http.admin.rate",
 		"{ token: " + token + "x, redact: { paths: ['card'] } }":            "expected a path",
 		"{ token: " + token + "x, redact: { headers: ['[a'] } }":            "expected the name of a header",
@@ -47,6 +52,8 @@ func TestAdminListener(t *testing.T) {
 
 	for _, text := range []string{
 		"{ anonymous: viewer }",
+		"{ token: " + token + "x, prefix: /ops/outrelay-1.2 }",
+		"{ listen: off }",
 		"{ listen: 'localhost:0', anonymous: operator }",
 		"{ listen: ':9465', proxy: { header: X-Forwarded-User, from: [10.1.2.3, '::1/128'] }, operators: ['*@ops'] }",
 		"{ token: " + token + "x, redact: { paths: ['$.a.b', '$..password', '$.items[*].x[0]'], headers: ['x-*'] } }",
@@ -58,6 +65,9 @@ func TestAdminListener(t *testing.T) {
 
 	if _, warnings, err = Load(writeConfig(t, adminBase+"{ listen: ':9465', token: "+token+"x } }"), nil, nil); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "unencrypted") {
 		t.Errorf("%v %v", warnings, err)
+	}
+	if _, warnings, err = Load(writeConfig(t, adminBase+"{ listen: off, token: "+token+"x } }"), nil, nil); err != nil || len(warnings) != 0 {
+		t.Errorf("without a listener: %v %v", warnings, err)
 	}
 	if n := (&Proxy{}).Networks(); len(n) != 0 {
 		t.Errorf("%v", n)

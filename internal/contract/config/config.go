@@ -308,8 +308,12 @@ type HTTP struct {
 // configured, or anonymous.
 type Admin struct {
 	// Listen is the address of the page and the API, host:port. Each request contains a token: if other
-	// machines can reach the address, use tls or a trusted proxy. Defaults to 127.0.0.1:9465.
+	// machines can reach the address, use tls or a trusted proxy. off serves nothing: for a service that
+	// embeds the relay and mounts the page in its own server. Defaults to 127.0.0.1:9465.
 	Listen string `yaml:"listen"`
+	// Prefix is the path below which a proxy serves the page and the API, such as /outrelay. The proxy may pass it
+	// on or remove it. Links on the page and redirects begin with it. Defaults to none.
+	Prefix string `yaml:"prefix"`
 	// Token is the bearer token of operators. In a browser, a person types it with a name of choice, which
 	// the audit log has as the actor. At least 12 characters. A reload changes it. Never printed. Defaults
 	// to none.

@@ -142,7 +142,7 @@ func (d *decoder) decodeValue(given any, out reflect.Value, field field, path st
 // sectionDefault returns the default content of an optional section that is set. goType is its type.
 func sectionDefault(goType reflect.Type) any {
 	if goType == reflect.TypeFor[Admin]() {
-		return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50, Session: 12 * time.Hour}
+		return DefaultAdmin()
 	}
 	return reflect.Zero(goType).Interface()
 }

@@ -40,3 +40,8 @@ func Default() Config {
 		Log:         Log{Level: "info", Format: "auto"},
 	}
 }
+
+// DefaultAdmin returns the defaults of http.admin.
+func DefaultAdmin() Admin {
+	return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50, Session: 12 * time.Hour}
+}

@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/outrelay/outrelay/internal/base/logging"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/probes"
 )
@@ -20,6 +22,9 @@ const maxActor = 128 // bytes of a name in the audit log
 // identify returns the caller that sent request, or the reason why request has no valid login. A name from the
 // proxy takes precedence, because the proxy may connect with a certificate of its own.
 func (a *Access) identify(request *http.Request) (caller admin.Caller, problem string) {
+	if a.Identify != nil {
+		return a.identifyByService(request)
+	}
 	if a.isProxy(request) {
 		names := request.Header.Values(a.ProxyHeader)
 		// With several names, one of them may come from the client.
@@ -35,7 +40,7 @@ func (a *Access) identify(request *http.Request) (caller admin.Caller, problem s
 	}
 
 	// A certificate counts before a token, because it cannot be typed by mistake.
-	if name := certificateName(request); name != "" {
+	if name := certificateName(request); name != "" && !a.IgnoreCertificates {
 		return a.newCaller(request, name, "certificate", a.roleOf(name))
 	}
 	if request.Header.Get("Authorization") != "" {
@@ -49,6 +54,21 @@ func (a *Access) identify(request *http.Request) (caller admin.Caller, problem s
 		return a.newCaller(request, "anonymous", "anonymous", a.Anonymous)
 	}
 	return admin.Caller{}, "the request has no login"
+}
+
+// identifyByService returns the caller that the service in which the page is mounted has authorized.
+func (a *Access) identifyByService(request *http.Request) (caller admin.Caller, problem string) {
+	given, err := a.Identify(request)
+	if err != nil {
+		return admin.Caller{}, logging.Clean(err.Error())
+	}
+	if given.Role != admin.RoleViewer && given.Role != admin.RoleOperator {
+		return admin.Caller{}, "the service gave " + strconv.Quote(given.Role) + " as the role; it must be viewer or operator"
+	}
+
+	caller, problem = a.newCaller(request, given.Actor.Name, "service", given.Role)
+	caller.Payloads = given.Payloads
+	return caller, problem
 }
 
 // newCaller returns the caller with a name that was proved by the given method.

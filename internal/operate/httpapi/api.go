@@ -56,10 +56,10 @@ type slotted interface{ slot() string }
 // pair of types of a request and a response. [answerWith] declares the body.
 type answer struct{ Body any }
 
-// newAPI returns the handler of all paths below /api/.
-func newAPI(op admin.Operator) http.Handler {
+// newAPI returns the handler of all paths below /api/. prefix is the path below which clients reach them.
+func newAPI(op admin.Operator, prefix string) http.Handler {
 	mux := http.NewServeMux()
-	newOperations(mux, op)
+	newOperations(mux, op, prefix)
 	mux.HandleFunc("/api/", func(response http.ResponseWriter, request *http.Request) { serveNotFound(response, request, mux) })
 
 	return http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
@@ -82,13 +82,16 @@ func isText(address *url.URL) bool {
 }
 
 // newOperations registers all operations.
-func newOperations(mux humago.Mux, op admin.Operator) *api {
+func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 	replaceLibraryErrors()
 	cfg := huma.DefaultConfig("outrelay", apiVersion)
 	cfg.Info.Description = "The actions and queries of the command line, for a running deployment. " +
 		"Errors are problem+json with the fix. Lists have a cursor in `next`. " +
 		"Actions are written to the audit log with their actor."
 	cfg.OpenAPIPath = "/api/openapi"
+	if prefix != "" {
+		cfg.Servers = []*huma.Server{{URL: prefix}}
+	}
 	cfg.DocsPath = ""
 	cfg.SchemasPath = ""
 	// The default hook would add a link to a schema to each response.
@@ -128,7 +131,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 }
 
 // namePrefixes are the prefixes of the types of packages, whose names are short.
-var namePrefixes = map[string]string{"letters": "Dead"}
+var namePrefixes = map[string]string{"letters": "Dead", "problems": "Watcher"}
 
 // nameSchema gives types of the same name in two packages different names.
 func nameSchema(goType reflect.Type, hint string) string {

@@ -53,6 +53,7 @@ func newDoor(options AdminOptions) *door {
 		others:    newRequestLimit(adminInFlight, adminOfOne),
 	}
 
+	door.access.prefix = options.Prefix
 	if door.access.Tokens == nil {
 		door.access.Tokens = func() Tokens { return Tokens{} }
 	}
@@ -197,12 +198,17 @@ func (d *door) rejectLogin(response http.ResponseWriter, request *http.Request, 
 	d.log.Log(request.Context(), level, "a login at the operator's listener is refused",
 		"error", problem, "remote", remoteIP(request).String(), "path", request.URL.Path)
 
+	// The service has logged the person in, and no token can change its decision.
+	if d.access.Identify != nil {
+		writeProblem(response, request, http.StatusForbidden, problem, "log in to the service as a person who may use this page")
+		return
+	}
 	if !d.access.Tokens().none() {
 		response.Header().Add("WWW-Authenticate", `Bearer realm="outrelay"`)
 		response.Header().Add("WWW-Authenticate", `Basic realm="outrelay", charset="UTF-8"`)
 	}
 	writeProblem(response, request, http.StatusUnauthorized, problem,
-		"send the token as Authorization: Bearer; in a browser, open /login")
+		"send the token as Authorization: Bearer; in a browser, open "+d.access.prefix+loginPath)
 }
 
 // recoverPanic ends a request that panicked with an error, so that the process continues.

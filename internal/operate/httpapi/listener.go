@@ -19,26 +19,38 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/probes"
 )
 
-// Access configures who may use the listener, and with which role. A caller is identified by the
-// header of a trusted proxy, else by a client certificate, else by a token. Anonymous is the role of
-// a caller without any of these.
+// Access configures who may use the page and the API, and with which role. With Identify, the service decides that
+// alone. Otherwise a caller is identified by the header of a trusted proxy, else by a client certificate, else by a token.
+// Anonymous is the role of a caller without any of these.
 type Access struct {
+	// Identify returns the caller of a request, or an error with the reason why it is rejected. Optional.
+	Identify func(request *http.Request) (admin.Caller, error)
+
 	Tokens      func() Tokens  // the current tokens; nil means none
 	Session     time.Duration  // how long a login in a browser lasts
 	ProxyHeader string         // header in which a proxy names the person; "" trusts no proxy
 	ProxyFrom   []netip.Prefix // addresses of the proxy
-	Operators   []string       // names from certificates and the proxy that may act; with the wildcards * and ?
-	Anonymous   string         // admin.RoleViewer or admin.RoleOperator; any other value disables it
-	Payloads    string         // the lowest role that may see payloads; any other value hides them from all
-	Local       bool           // only this machine reaches the listener: requests must name this machine
-	Hosts       []string       // further names that requests may use if Local is set
-	BehindTLS   bool           // a proxy ends the TLS of browsers, so that cookies are for TLS only
-	Rate        int            // requests per second of one client; at least 1
+	// IgnoreCertificates does not identify callers by client certificates: another program decides which ones it accepts.
+	IgnoreCertificates bool
+
+	Operators []string // names from certificates and the proxy that may act; with the wildcards * and ?
+	Anonymous string   // admin.RoleViewer or admin.RoleOperator; any other value disables it
+	Payloads  string   // the lowest role that may see payloads; any other value hides them from all
+	Local     bool     // only this machine reaches the listener: requests must name this machine
+	Hosts     []string // further names that requests may use if Local is set
+	BehindTLS bool     // a proxy ends the TLS of browsers, so that cookies are for TLS only
+	Rate      int      // requests per second of one client; at least 1
+
+	prefix string // see [AdminOptions]
 }
 
 // AdminOptions configures the operator's listener.
 type AdminOptions struct {
 	Listen string // host:port; port 0 selects a free one
+
+	// Prefix is the path below which clients reach the page and the API, such as /outrelay, or "". Paths are served with and
+	// without it, because a proxy in front may pass it on or remove it. All addresses in responses have it.
+	Prefix string
 
 	// TLS returns the configuration of the listener. It is called again when a client connects, at
 	// most every ten seconds. Nil serves plain HTTP.
@@ -93,7 +105,7 @@ func ListenAdmin(options AdminOptions) (*probes.Server, error) {
 	// Live streams end with the server, because their requests do not end.
 	base, stop := context.WithCancel(context.Background())
 	return probes.NewServer(listener, &http.Server{
-		Handler:        newAdminHandler(options),
+		Handler:        NewHandler(options),
 		BaseContext:    func(net.Listener) context.Context { return base },
 		ReadTimeout:    adminRead,
 		WriteTimeout:   adminWrite,
@@ -156,10 +168,11 @@ func equalCertificates(a, b *tls.Config) bool {
 		})
 }
 
-// newAdminHandler returns the handler of the listener.
-func newAdminHandler(options AdminOptions) http.Handler {
+// NewHandler returns the handler of the listener, for the listener of another program. Requests pass the same checks as in
+// [ListenAdmin], and the options of the listener itself have no effect: Listen, TLS and Reloaded.
+func NewHandler(options AdminOptions) http.Handler {
 	inner := http.NewServeMux()
-	inner.Handle("/api/", newAPI(options.Operator))
+	inner.Handle("/api/", newAPI(options.Operator, options.Prefix))
 	if options.Page != nil {
 		inner.Handle("/", options.Page)
 	} else {
@@ -168,7 +181,25 @@ func newAdminHandler(options AdminOptions) http.Handler {
 				"the API is below /api/v1, its description at /api/openapi.json")
 		})
 	}
-	return newDoor(options).wrap(inner)
+	return withPrefix(options.Prefix, newDoor(options).wrap(inner))
+}
+
+// withPrefix serves the paths of next with and without prefix.
+func withPrefix(prefix string, next http.Handler) http.Handler {
+	if prefix == "" {
+		return next
+	}
+	below := http.StripPrefix(prefix, next)
+	return http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
+		switch {
+		case request.URL.Path == prefix:
+			http.Redirect(response, request, prefix+"/", http.StatusSeeOther)
+		case strings.HasPrefix(request.URL.Path, prefix+"/"):
+			below.ServeHTTP(response, request)
+		default:
+			next.ServeHTTP(response, request)
+		}
+	})
 }
 
 func isAPI(request *http.Request) bool { return strings.HasPrefix(request.URL.Path, "/api/") }

@@ -14,7 +14,7 @@ import (
 
 func describeAPI(t *testing.T) []byte {
 	t.Helper()
-	raw, err := newOperations(http.NewServeMux(), admin.Operator{}).OpenAPI().MarshalJSON()
+	raw, err := newOperations(http.NewServeMux(), admin.Operator{}, "").OpenAPI().MarshalJSON()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func (r *routes) HandleFunc(pattern string, handler func(http.ResponseWriter, *h
 func TestEveryRouteIsDescribed(t *testing.T) {
 	t.Parallel()
 	r := &routes{ServeMux: http.NewServeMux()}
-	newOperations(r, admin.Operator{})
+	newOperations(r, admin.Operator{}, "")
 	doc := readSpec(t)
 	for _, pattern := range r.patterns {
 		method, path, _ := strings.Cut(pattern, " ")

@@ -23,7 +23,7 @@ const (
 	logoutPath = "/logout"
 	staticPath = "/static/" // files of the page, which the form of the login needs
 
-	// sessionCookie begins the name of the cookie. The port of the listener follows: cookies do not distinguish ports.
+	// sessionCookie begins the name of the cookie. The port of the listener and its prefix follow: cookies do not distinguish ports.
 	sessionCookie = "outrelay_session"
 	maxLoginForm  = 8 << 10 // bytes
 )
@@ -166,6 +166,8 @@ func (a *Access) cookieName(request *http.Request) string {
 	if at, ok := request.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
 		name += "_" + strconv.Itoa(at.Port)
 	}
+	// A host may serve the pages of several relays.
+	name += strings.ReplaceAll(a.prefix, "/", "_")
 	if a.isSecure(request) {
 		name = "__Host-" + name
 	}
@@ -206,7 +208,7 @@ func (d *door) serveLogin(response http.ResponseWriter, request *http.Request) {
 	session := session{Name: name, Role: role, Expires: time.Now().Add(d.access.Session).Unix()}
 	d.log.Info("a person logged in at the operator's listener", "actor", name, "role", role, "remote", remoteIP(request).String())
 	http.SetCookie(response, d.access.sessionOf(request, session.sign(tokens), int(d.access.Session/time.Second)))
-	http.Redirect(response, request, next, http.StatusSeeOther)
+	http.Redirect(response, request, d.access.prefix+next, http.StatusSeeOther)
 }
 
 // serveLogout ends the session of a browser.
@@ -217,7 +219,7 @@ func (d *door) serveLogout(response http.ResponseWriter, request *http.Request) 
 		return
 	}
 	http.SetCookie(response, d.access.sessionOf(request, "", -1))
-	http.Redirect(response, request, loginPath, http.StatusSeeOther)
+	http.Redirect(response, request, d.access.prefix+loginPath, http.StatusSeeOther)
 }
 
 // sessionOf returns the cookie of a session. No script can read it, and no page of another site can send it.
@@ -251,7 +253,7 @@ func (d *door) redirectToLogin(response http.ResponseWriter, request *http.Reque
 		// The browser need not send it again.
 		http.SetCookie(response, d.access.sessionOf(request, "", -1))
 	}
-	to := loginPath
+	to := d.access.prefix + loginPath
 	if next := localPath(request.URL.RequestURI()); next != "/" {
 		to += "?next=" + url.QueryEscape(next)
 	}

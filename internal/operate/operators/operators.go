@@ -39,11 +39,11 @@ type Server struct {
 // serves nothing before Run. The caller must call Run or Close. metricSet counts refused logins and renewed
 // certificates. It may be nil.
 func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics.Set) (*Server, error) {
-	state, disconnect, err := connect.StateDatabase(cfg)
+	state, disconnect, err := connect.StateDatabase(cfg, connect.MongoHost{})
 	if err != nil {
 		return nil, err
 	}
-	operator, err := NewOperator(cfg, version, state)
+	operator, err := NewOperator(cfg, process.Host{}, version, state)
 	if err != nil {
 		disconnect()
 		return nil, err
@@ -53,14 +53,17 @@ func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics
 	admin := cfg.HTTP.Admin
 	server := &Server{disconnect: disconnect, operator: operator}
 	server.tokens.Store(tokensOf(admin))
+	access := AccessOf(admin)
+	access.Tokens = func() httpapi.Tokens { return *server.tokens.Load() }
 	opts := httpapi.AdminOptions{
 		Listen:   admin.Listen,
-		Access:   accessConfig(admin, func() httpapi.Tokens { return *server.tokens.Load() }),
+		Prefix:   admin.Prefix,
+		Access:   access,
 		Operator: server.operator,
 		Log:      log,
-		Page:     server.newPage(cfg, version, log),
+		Page:     newPage(operator, admin.Prefix),
 
-		LoginForm: opspage.LoginForm(),
+		LoginForm: opspage.LoginForm(admin.Prefix),
 	}
 	// The series of refused logins exist from the start, with the value 0.
 	if metricSet != nil {
@@ -81,10 +84,10 @@ func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics
 	return server, nil
 }
 
-// NewOperator returns the operator of the configured watcher for the page, the API and the command line. So all of
-// them hide the same values.
-func NewOperator(cfg config.Config, version string, state state.Database) (admin.Operator, error) {
-	router, err := connect.Router(cfg, nil)
+// NewOperator returns the operator of the configured watcher for the page, the API, the command line and services. So
+// all of them hide the same values. host has the values of the program in which the relay is embedded.
+func NewOperator(cfg config.Config, host process.Host, version string, state state.Database) (admin.Operator, error) {
+	router, err := connect.Router(cfg, host.Route)
 	if err != nil {
 		return admin.Operator{}, err
 	}
@@ -112,30 +115,40 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 
 		NextInsert: offline.NextInsert(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return connect.CompactedTopics(ctx, cfg, topics)
+			return connect.CompactedTopics(ctx, cfg, host.Kafka, topics)
 		},
 		Oplog:      connect.Oplog(state.Client()),
 		CheckKafka: func(ctx context.Context) error { return connect.CheckKafka(ctx, cfg) },
 	}), nil
 }
 
+// NewHandler returns the page and the API of an operator below a prefix, for the listener of another program. access decides
+// who may use them.
+func NewHandler(operator admin.Operator, prefix string, access httpapi.Access) http.Handler {
+	access.IgnoreCertificates = true
+	return httpapi.NewHandler(httpapi.AdminOptions{
+		Prefix: prefix, Access: access, Operator: operator, Log: operator.Log, Page: newPage(operator, prefix), LoginForm: opspage.LoginForm(prefix),
+	})
+}
+
 // newPage returns the handler of the operator's page.
-func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
+func newPage(operator admin.Operator, prefix string) http.Handler {
 	return opspage.New(opspage.Options{
-		Watcher: cfg.Watcher,
-		Node:    cfg.Node,
-		Version: version,
-		Log:     log,
+		Prefix:  prefix,
+		Watcher: operator.Watcher,
+		Node:    operator.Node,
+		Version: operator.Version,
+		Log:     operator.Log,
 		UseCases: func(actor admin.Actor, watcher, slot string) opspage.UseCases {
-			return opspage.Of(o.operator.For(actor).ForWatcher(watcher).ForSlot(slot))
+			return opspage.Of(operator.For(actor).ForWatcher(watcher).ForSlot(slot))
 		},
 	})
 }
 
-// accessConfig returns the configured rules of who may use the page and the API.
-func accessConfig(admin *config.Admin, tokens func() httpapi.Tokens) httpapi.Access {
+// AccessOf returns the configured rules of who may use the page and the API.
+func AccessOf(admin *config.Admin) httpapi.Access {
 	out := httpapi.Access{
-		Tokens:    tokens,
+		Tokens:    func() httpapi.Tokens { return *tokensOf(admin) },
 		Session:   admin.Session,
 		Operators: admin.Operators,
 		Anonymous: admin.Anonymous,

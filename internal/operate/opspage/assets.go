@@ -17,12 +17,13 @@ var files embed.FS
 
 // assets serves embedded files. A link contains the hash of its file, so its content never changes.
 type assets struct {
+	base    base
 	content map[string][]byte // by path below /static/
 	hash    map[string]string
 }
 
-func loadAssets() *assets {
-	assets := &assets{content: map[string][]byte{}, hash: map[string]string{}}
+func loadAssets(base base) *assets {
+	assets := &assets{base: base, content: map[string][]byte{}, hash: map[string]string{}}
 
 	// Walking embedded files cannot fail.
 	_ = fs.WalkDir(files, "static", func(path string, entry fs.DirEntry, err error) error {
@@ -43,7 +44,9 @@ func loadAssets() *assets {
 }
 
 // link returns the address of a file.
-func (a *assets) link(name string) string { return "/static/" + name + "?v=" + a.hash[name] }
+func (a *assets) link(name string) string {
+	return a.base.address("/static/" + name + "?v=" + a.hash[name])
+}
 
 // mediaTypes are the types of the files. They do not depend on the configuration of the machine.
 var mediaTypes = map[string]string{

@@ -6,11 +6,12 @@ import (
 	"net/url"
 )
 
-// LoginForm returns a function that shows the form of the login: see httpapi.AdminOptions.
-func LoginForm() func(response http.ResponseWriter, request *http.Request, status int, problem, next string) {
-	form := loadTemplates(loadAssets())["login"]
+// LoginForm returns a function that shows the form of the login of a page below prefix: see httpapi.AdminOptions.
+func LoginForm(prefix string) func(response http.ResponseWriter, request *http.Request, status int, problem, next string) {
+	base := base(prefix)
+	form := loadTemplates(loadAssets(base))["login"]
 	return func(response http.ResponseWriter, request *http.Request, status int, problem, next string) {
-		action := "/login"
+		action := base.address("/login")
 		if next != "/" {
 			action += "?next=" + url.QueryEscape(next)
 		}

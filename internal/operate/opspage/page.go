@@ -19,6 +19,7 @@ type Options struct {
 	// on the lease are restricted to slot; "" means all slots. Required.
 	UseCases func(a admin.Actor, watcher, slot string) UseCases
 
+	Prefix        string        // the path below which browsers reach the page, such as /outrelay; "" is the root
 	Watcher       string        // the configured watcher; required
 	Node, Version string        // of this process, for the footer
 	Log           *slog.Logger  // nil disables logging
@@ -41,7 +42,7 @@ type page struct {
 	notices notices
 }
 
-// New returns the page, to be mounted at /.
+// New returns the page. Its addresses begin with the prefix, and the caller removes the prefix from each request.
 func New(options Options) http.Handler {
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
@@ -49,7 +50,7 @@ func New(options Options) http.Handler {
 	options.Read = cmp.Or(options.Read, defaultRead)
 	options.Act = cmp.Or(options.Act, defaultAct)
 
-	page := &page{o: options, mux: http.NewServeMux(), assets: loadAssets()}
+	page := &page{o: options, mux: http.NewServeMux(), assets: loadAssets(base(options.Prefix))}
 	page.screens = loadTemplates(page.assets)
 	for _, s := range screens {
 		page.mux.HandleFunc("GET "+s.path, page.handle(options.Read, page.showScreen(s)))
@@ -127,6 +128,7 @@ func (p *page) handle(limit time.Duration, serve func(http.ResponseWriter, *http
 		watcher := values.Get("watcher")
 		call := &call{ctx: ctx, q: values, who: who, use: p.o.UseCases(who.Actor, watcher, "")}
 		call.v = &view{
+			base:       p.assets.base,
 			Caller:     who,
 			Watcher:    cmp.Or(watcher, p.o.Watcher),
 			Configured: p.o.Watcher,

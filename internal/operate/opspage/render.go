@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -15,8 +16,17 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
+// base is the path below which browsers reach the page: "" or, for example, /outrelay. Every address in the page comes from it:
+// addresses that templates contain as text get it when they are loaded, see [loadTemplates].
+type base string
+
+// address returns the address of a path of the page.
+func (b base) address(path string) string { return string(b) + path }
+
 // view is the data of every template.
 type view struct {
+	base base
+
 	Title, Area         string
 	Path                string
 	Query               url.Values
@@ -45,7 +55,7 @@ func (v *view) Link(path string, pairs ...any) string {
 			values.Set(fmt.Sprint(pairs[i]), text)
 		}
 	}
-	return joinQuery(path, values)
+	return joinQuery(v.base.address(path), values)
 }
 
 // With returns the address of this page with one value of its query changed.
@@ -54,7 +64,7 @@ func (v *view) With(name, value string) string {
 	if value != "" {
 		values.Set(name, value)
 	}
-	return joinQuery(v.Path, values)
+	return joinQuery(v.base.address(v.Path), values)
 }
 
 // List returns the query of this page, for the forms that act on its list.
@@ -92,11 +102,16 @@ func (v *view) Other() string {
 // Operator reports whether the page shows actions.
 func (v *view) Operator() bool { return v.Caller.Operator() }
 
-// loadTemplates returns the templates by name, each with the layout and the shared parts.
+// localAddress is the start of an address of the page in the text of a template.
+var localAddress = regexp.MustCompile(`\b(action|formaction|href|src)="/`)
+
+// loadTemplates returns the templates by name, each with the layout and the shared parts. It puts the prefix of the page in front
+// of addresses such as action="/confirm/retry".
 func loadTemplates(assets *assets) map[string]*template.Template {
 	glossary := loadGlossary()
 	funcs := template.FuncMap{
 		"ago":       formatAgo,
+		"address":   assets.base.address,
 		"areas":     listAreas,
 		"asset":     assets.link,
 		"at":        formatTime,
@@ -123,12 +138,18 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"title":     func(text string) string { return strings.ToUpper(text[:1]) + text[1:] },
 		"unix":      time.Time.UnixMilli,
 
-		"watcherlink": func(name string) string { return joinQuery("/", url.Values{"watcher": {name}}) },
+		"watcherlink": func(name string) string { return joinQuery(assets.base.address("/"), url.Values{"watcher": {name}}) },
 	}
 
 	// Each screen gets its own copy of the layout, because all of them define the same block names.
 	shared := template.New("").Funcs(funcs)
-	template.Must(shared.ParseFS(files, "templates/layout.html", "templates/parts.html"))
+	parse := func(into *template.Template, name string) *template.Template {
+		// The files are embedded.
+		text, _ := files.ReadFile("templates/" + name + ".html")
+		return template.Must(into.Parse(localAddress.ReplaceAllString(string(text), `${1}="`+string(assets.base)+"/")))
+	}
+	parse(shared, "layout")
+	parse(shared, "parts")
 	templates := map[string]*template.Template{}
 	entries, _ := files.ReadDir("templates")
 	for _, number := range entries {
@@ -136,8 +157,7 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		if name == "layout" || name == "parts" {
 			continue
 		}
-		page := template.Must(shared.Clone())
-		templates[name] = template.Must(page.ParseFS(files, "templates/"+number.Name()))
+		templates[name] = parse(template.Must(shared.Clone()), name)
 	}
 	return templates
 }

@@ -130,8 +130,8 @@ func CheckKafka(ctx context.Context, cfg config.Config) error {
 // CompactedTopics returns the compacted ones of topics, which keep only the newest record of each
 // key, in the same order. It connects to Kafka for the call. It leaves out topics that do not exist
 // or may not be described.
-func CompactedTopics(ctx context.Context, cfg config.Config, topics []string) ([]string, error) {
-	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))
+func CompactedTopics(ctx context.Context, cfg config.Config, host KafkaHost, topics []string) ([]string, error) {
+	client, err := NewKafka(cfg, host, slog.New(slog.DiscardHandler), metrics.New(""))
 	if err != nil {
 		return nil, err
 	}

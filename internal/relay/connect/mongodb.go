@@ -14,6 +14,7 @@ import (
 	"net"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
@@ -23,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/pool"
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -80,6 +82,10 @@ func NewClients(
 		state.SetMaxPoolSize(uint64(8 + 4*(slots-1)))
 	}
 
+	if metricSet != nil {
+		stream.SetPoolMonitor(monitorPool(stream.PoolMonitor, &metricSet.Pool, "stream"))
+		state.SetPoolMonitor(monitorPool(state.PoolMonitor, &metricSet.Pool, "state"))
+	}
 	for _, opts := range []*options.ClientOptions{stream, state} {
 		err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { metricSet.Reloaded(metrics.Certificates, ok) })
 		if err != nil {
@@ -95,6 +101,26 @@ func NewClients(
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
 	return clients, nil
+}
+
+// monitorPool returns a monitor that sets the metrics of a client. next is the monitor of the host, or nil.
+func monitorPool(next *event.PoolMonitor, set *metrics.Pool, client string) *event.PoolMonitor {
+	open, inUse := set.Connections.WithLabelValues(client, "open"), set.Connections.WithLabelValues(client, "in_use")
+	waiting := set.Connections.WithLabelValues(client, "waiting")
+	checkouts, took := set.Checkouts.WithLabelValues(client), set.CheckoutSeconds.WithLabelValues(client)
+	return pool.Monitor(next, func(figures pool.Figures, ended *pool.Checkout) {
+		open.Set(float64(figures.Open))
+		inUse.Set(float64(figures.InUse))
+		waiting.Set(float64(figures.Waiting))
+		switch {
+		case ended == nil:
+		case ended.Failed != "":
+			set.CheckoutsFailed.WithLabelValues(client, ended.Failed).Inc()
+		default:
+			checkouts.Inc()
+			took.Add(ended.Took.Seconds())
+		}
+	})
 }
 
 // connectionOptions returns a copy of given without the options that change the meaning of reads and
@@ -121,10 +147,10 @@ func (c *Clients) Disconnect(ctx context.Context) {
 	}
 }
 
-// StateDatabase connects to the state database, for commands. The returned function closes the
+// StateDatabase connects to the state database, for operators. The returned function closes the
 // connection.
-func StateDatabase(cfg config.Config) (state.Database, func(), error) {
-	clients, err := NewClients(cfg.MongoDB, MongoHost{}, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+func StateDatabase(cfg config.Config, host MongoHost) (state.Database, func(), error) {
+	clients, err := NewClients(cfg.MongoDB, host, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return state.Database{}, nil, err
 	}

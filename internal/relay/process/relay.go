@@ -29,6 +29,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/internal/sink"
 	"github.com/outrelay/outrelay/internal/relay/internal/slots"
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
+	"github.com/outrelay/outrelay/internal/relay/notices"
 	"github.com/outrelay/outrelay/internal/relay/probes"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/divisions"
@@ -80,11 +81,23 @@ type Host struct {
 	Mongo connect.MongoHost
 	Kafka connect.KafkaHost
 	Route func(aggregateType, typ string) []string // see [routing.Config.Choose]
+	Hooks notices.Hooks
 }
 
 // ErrNoOperators is the error of http.admin in a program without the operators' page.
-var ErrNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: " +
-	"remove the key, and start `outrelay run` with `roles: [admin]` in another process")
+var ErrNoOperators = errors.New("http.admin.listen: this program has no listener for the operators' page and API: " +
+	"set it to off and mount operate.Operator.Handler, or remove http.admin and start `outrelay run` with `roles: [admin]` in another process")
+
+// Key is an argument of the function that only packages of this module call: other modules cannot name it. See relay.Relay.Parts.
+type Key struct{}
+
+// Parts are the values of an embedded relay from which the operators' API of the service is made.
+type Parts struct {
+	Config  config.Config
+	Host    Host
+	Version string
+	Log     *slog.Logger
+}
 
 // EmbeddedIn is for a relay inside another program. The relay does not notify the service manager: that is
 // up to the program.
@@ -140,6 +153,7 @@ func newShared(
 		State:   readiness.NewState(cfg.HTTP.Readiness, time.Now, log),
 		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
 		Pace:    term.DefaultPace,
+		Hooks:   host.Hooks,
 	}
 	if shared.Scope, err = changes.ParseScope(cfg.Watch, cfg.State.Pattern()); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
@@ -239,7 +253,8 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // servesOperators reports whether this process has to serve the operators' page and API.
 func (r *Relay) servesOperators() bool {
-	return r.cfg.HTTP.Admin != nil && r.cfg.HasRole(config.RoleAdmin)
+	admin := r.cfg.HTTP.Admin
+	return admin != nil && !admin.IsOff() && r.cfg.HasRole(config.RoleAdmin)
 }
 
 // listenOperators binds the listener of the operators' page and API. It returns nil if they are not

@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/operators"
+	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -122,7 +123,7 @@ func (b *bundle) operator(set ...string) admin.Operator {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	op, err := operators.NewOperator(cfg, "test", b.state)
+	op, err := operators.NewOperator(cfg, process.Host{}, "test", b.state)
 	if err != nil {
 		b.t.Fatal(err)
 	}

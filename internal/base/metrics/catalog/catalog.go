@@ -354,6 +354,29 @@ var sections = []section{
 			Advice: "Rising: raise `producer_byte_rate` or `request_percentage` of the client id",
 		},
 		{
+			Name: "outrelay_mongodb_connections", Labels: []string{"client", "state"}, Unit: "connections",
+			Help: "Connections of this process to MongoDB, and calls that wait for one.",
+			Detail: "`client` is `stream` (the change stream and reads of outboxes) or `state` (the lease and everything that is stored). `open` and `in_use` " +
+				"count connections to all members, `waiting` counts calls. With `relay.WithMongoClient` there are none: use `telemetry.MonitorPool`.",
+			Advice: "`waiting` above 0 for long: see [connections](services.md#connections)",
+		},
+		{
+			Name: "outrelay_mongodb_checkouts_total", Labels: []string{"client"}, Unit: "calls",
+			Help: "Calls to MongoDB that got a connection.",
+		},
+		{
+			Name: "outrelay_mongodb_checkout_seconds_total", Labels: []string{"client"}, Unit: "s",
+			Help:   "Time for which these calls waited for their connection.",
+			Detail: "Its rate, divided by that of `outrelay_mongodb_checkouts_total`, is the mean wait.",
+			Advice: "A mean above 10 ms: too few connections, or slow handshakes",
+		},
+		{
+			Name: "outrelay_mongodb_checkouts_failed_total", Labels: []string{"client", "reason"}, Unit: "calls",
+			Help:   "Calls to MongoDB that got no connection.",
+			Detail: "`timeout`, `connectionError`, `poolClosed`.",
+			Advice: "`connectionError`: a member is away, or rejects the login; `timeout`: too few connections",
+		},
+		{
 			Name: "outrelay_admin_refused_total", Labels: []string{"reason"}, Unit: "requests",
 			Help:   "Requests that the operator's listener rejected before it processed them.",
 			Detail: "`login`, `origin`, `host`, `rate`, `busy`.",
@@ -467,6 +490,23 @@ var sections = []section{
 			Help:   "1 while the member fetches nothing, or a handler takes no messages.",
 			Detail: "`paused`, `database`: the member. `handler`: the handler.",
 			Advice: "MongoDB, a manual pause, or the failures of the handler",
+		},
+		{
+			Name: "outrelay_service_connections", Labels: []string{"state"}, Unit: "connections",
+			Help:   "Connections of the service to MongoDB, and calls that wait for one.",
+			Detail: "`open` and `in_use` count connections to all members, `waiting` counts calls. Of clients with `telemetry.MonitorPool`.",
+			Advice: "`waiting` above 0 for long: see [connections](services.md#connections)",
+		},
+		{
+			Name: "outrelay_service_checkout_seconds", Unit: "s",
+			Help:   "Time for which a call to MongoDB waited for its connection.",
+			Advice: "Above 10 ms: raise the maximum of the pool, or start it with a minimum",
+		},
+		{
+			Name: "outrelay_service_checkouts_failed_total", Labels: []string{"reason"}, Unit: "calls",
+			Help:   "Calls to MongoDB that got no connection.",
+			Detail: "`timeout`, `connectionError`, `poolClosed`.",
+			Advice: "`connectionError`: a member is away, or rejects the login; `timeout`: too few connections",
 		},
 		{
 			Name: "outrelay_outbox_appended_total", Unit: "events",

@@ -204,7 +204,7 @@
       mark();
       redraw();
     });
-    fetch('/history' + location.search).then((r) => r.ok ? r.json() : []).then((list) => {
+    fetch(document.documentElement.dataset.base + '/history' + location.search).then((r) => r.ok ? r.json() : []).then((list) => {
       const later = s.t.map((t, i) => [t, s.rate[i], s.lag[i]]);
       for (const k of Object.keys(s)) s[k] = [];
       for (const p of list.concat(later)) add(...p);

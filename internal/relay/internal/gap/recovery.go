@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/internal/watched"
+	"github.com/outrelay/outrelay/internal/relay/notices"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
@@ -79,8 +80,10 @@ type Recovery struct {
 	Swept      deliverer
 	Skip       *sweep.Skip // gets the ids of swept envelopes that the following stream may repeat
 	Metrics    *metrics.Set
-	Checkpoint lease.Source              // the current checkpoint of the term
-	Closed     func(end resume.Position) // called when the document contains the end of the gap
+	Checkpoint lease.Source                   // the current checkpoint of the term
+	Closed     func(end resume.Position)      // called when the document contains the end of the gap
+	Lost       func(lost notices.LostHistory) // called when lost history is swept. It must not block. Nil: not called
+	Slot       string                         // of the watcher, for Lost
 	// Discard removes what waits of a dropped outbox, or of all outboxes of db if coll is "", with positions before the drop. It returns
 	// the number of removed envelopes, also with an error.
 	Discard func(ctx context.Context, db, coll, before string) (int64, error)
@@ -385,6 +388,9 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 	took := r.Now().Sub(stretch.Since).Round(time.Millisecond)
 	r.Log.Info("the gap is closed", "reason", stretch.Reason, "swept", res.Swept, "known", res.Skipped,
 		"before_restart", stretch.Redelivered-res.Swept, "took", took)
+	if update.Lost != nil && r.Lost != nil {
+		r.Lost(newLostNotice(r.Slot, update.Lost))
+	}
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: stretch.Reason},
 		{Key: "from", Value: stretch.From},
@@ -394,6 +400,16 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 		{Key: "ms", Value: took.Milliseconds()},
 	})
 	return nil
+}
+
+func newLostNotice(slot string, lost *lease.LostHistory) notices.LostHistory {
+	notice := notices.LostHistory{
+		Slot: slot, Reason: lost.Reason, To: time.Unix(int64(lost.To.T), 0).UTC(), Swept: lost.Swept, Repeats: lost.Repeats,
+	}
+	if !lost.From.IsZero() {
+		notice.From = time.Unix(int64(lost.From.T), 0).UTC()
+	}
+	return notice
 }
 
 // SaveCursor saves up to where the sweep is acked, together with the stored offsets of the same

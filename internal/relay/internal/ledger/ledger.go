@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/notices"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -61,7 +62,8 @@ type Config struct {
 	// succeeds.
 	OnRetry     func(error)
 	OnRecovered func()
-	Count       func(o *Outcome) // counts a stored outcome
+	Count       func(o *Outcome)            // counts a stored outcome
+	GivenUp     func(given notices.GivenUp) // called when a dead letter is stored. It must not block. Nil: not called
 	Log         *slog.Logger
 }
 
@@ -354,6 +356,7 @@ func (l *Ledger) releaseOutcomes(part []*Outcome) {
 		if o.letter != nil {
 			l.config.Log.Warn("an envelope is dead", "collection", o.namespace(), "id", letters.IDText(o.envelopeID()),
 				"class", string(o.Refusal.Class), "reason", o.Refusal.Reason, "topic", o.Topic)
+			l.reportGivenUp(o)
 		}
 		if o.Stored != nil {
 			o.Stored(o)
@@ -366,6 +369,21 @@ func (l *Ledger) releaseOutcomes(part []*Outcome) {
 	if len(entered) > 0 {
 		l.config.Entered(entered)
 	}
+}
+
+// reportGivenUp calls GivenUp for an outcome with a letter.
+func (l *Ledger) reportGivenUp(outcome *Outcome) {
+	if l.config.GivenUp == nil {
+		return
+	}
+	given := notices.GivenUp{
+		Letter: outcome.letter.ID(), Collection: outcome.namespace(), ID: letters.IDText(outcome.envelopeID()), Topic: outcome.Topic,
+		Class: string(outcome.Refusal.Class), Reason: outcome.Refusal.Reason,
+	}
+	if outcome.Doc != nil {
+		given.Delivery = int(outcome.Doc.Delivery)
+	}
+	l.config.GivenUp(given)
 }
 
 // namespace returns the outbox of the envelope.

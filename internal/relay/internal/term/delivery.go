@@ -88,6 +88,8 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		Metrics:    t.slot.metrics,
 		Checkpoint: t.progress.checkpoint,
 		Closed:     t.start.setStart,
+		Lost:       t.slot.shared.Hooks.LostHistory,
+		Slot:       t.slot.Slot.String(),
 		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
 			// A claimed envelope that cannot be sent becomes a waiting one, so the claims come first.
 			claimed, err := sides.scheduled.Discard(ctx, db, coll, before)

@@ -24,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/relay/internal/sink"
 	"github.com/outrelay/outrelay/internal/relay/internal/slots"
+	"github.com/outrelay/outrelay/internal/relay/notices"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/divisions"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
@@ -54,6 +55,7 @@ type Shared struct {
 	Pool      *pipeline.Pool    // the memory of the slots
 	Exporter  *tracing.Exporter // nil unless configured
 	Pace      Pace
+	Hooks     notices.Hooks
 
 	KafkaReachable atomic.Bool  // at the last heartbeat
 	LastAck        atomic.Int64 // Unix nanoseconds

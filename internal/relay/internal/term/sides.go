@@ -73,6 +73,7 @@ func newLedger(inputs *sources, outputs *stores, queue *ledger.Queue, meter *met
 		OnRetry:     func(err error) { state.ReportProblem("ledger", err, false) },
 		OnRecovered: func() { state.ClearProblems("ledger") },
 		Count:       meter.countOutcome,
+		GivenUp:     shared.Hooks.GivenUp,
 
 		Restore:  images.restore,
 		Sweeping: inputs.plan.IsSweeping,

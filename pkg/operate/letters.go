@@ -1,0 +1,223 @@
+package operate
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+)
+
+// Giver is who gave up an event.
+type Giver string
+
+// The values of Giver.
+const (
+	Anyone  Giver = ""                // in a filter: the relay, or a handler
+	Relay   Giver = admin.FromRelay   // the relay could not send the event
+	Handler Giver = admin.FromHandler // a handler of a consumer could not handle the message
+)
+
+// LetterFilter selects dead letters. A letter matches if it fulfills all conditions that are set.
+type LetterFilter struct {
+	By            Giver
+	Collection    string    // of the relay: the outbox; of a handler: the collection of the letters; as database.collection
+	IDs           []string  // of letters of the relay, or of events
+	From          time.Time // given up at this time or later
+	Before        time.Time // given up before this time
+	Topic         string
+	Type          string // name of the event
+	AggregateType string
+	Key           string // the ordering key
+	Class         string // the kind of failure, see docs/dead-letters.md
+	Reason        string // beginning of the reason
+	Group         string // the consumer group: selects letters of handlers
+	Handler       string // the name of the handler: selects letters of handlers
+	Requeued      *bool  // nil means both; actions ignore requeued letters
+	All           bool   // permits an action without any condition
+}
+
+func (f LetterFilter) internal() admin.DeadFilter {
+	filter := admin.DeadFilter{
+		Source: string(f.By), Collection: f.Collection, IDs: f.IDs, From: f.From, To: f.Before, Topic: f.Topic, Type: f.Type,
+		AggregateType: f.AggregateType, Key: f.Key, Class: f.Class, Message: f.Reason, Group: f.Group, Handler: f.Handler, All: f.All,
+	}
+	if f.Requeued != nil {
+		filter.RequeueStatus = string(letters.NotRequeued)
+		if *f.Requeued {
+			filter.RequeueStatus = string(letters.Requeued)
+		}
+	}
+	return filter
+}
+
+// Letter is a dead letter: an event that the relay or a handler gave up.
+type Letter struct {
+	Ref LetterRef // identifies the letter
+
+	ID            string // of the event
+	Delivery      int    // the delivery that was given up; 0 is the first one
+	AggregateType string
+	Type          string // name of the event
+	Key           string // the ordering key
+	Topic         string // of the relay: the topic that rejected it, if one did
+	Partition     *int32 // nil if the partition is unknown
+	Node          string // of the relay that gave up
+
+	Class    string // the kind of failure
+	Reason   string // for people; it contains no payload
+	Attempts []FailedAttempt
+	DiedAt   time.Time
+	Size     int // bytes of the event
+
+	Requeued *Requeue // nil if nobody has requeued it
+
+	// Envelope is the event as relaxed Extended JSON. Only [Operator.Letter] and [Operator.OpenLetter] set it.
+	Envelope json.RawMessage
+}
+
+// LetterRef identifies a dead letter. Use that of a [Letter], or fill the fields that are known.
+type LetterRef struct {
+	By         Giver
+	Collection string
+	ID         string // of the letter, of the event, or of a handler's letter the place: topic/partition/offset
+	Group      string // of a handler
+	Handler    string // of a handler
+}
+
+// Requeue states who requeued a letter.
+type Requeue struct {
+	At       time.Time
+	Actor    string
+	Delivery int // of the event that the requeue has made
+}
+
+// Letters returns the dead letters that match, without their events, newest first.
+func (o *Operator) Letters(ctx context.Context, filter LetterFilter) iter.Seq2[Letter, error] {
+	read := func(use admin.Operator, after string) ([]admin.DeadLetter, string, error) {
+		page, err := use.Letters().List(ctx, filter.internal(), admin.MaxPage, after)
+		return page.Letters, page.Next, err
+	}
+	return listAll(ctx, o, "list the dead letters", read, newLetter)
+}
+
+// CountLetters returns the number of dead letters that match.
+func (o *Operator) CountLetters(ctx context.Context, filter LetterFilter) (int64, error) {
+	const doing = "count the dead letters"
+	use, err := o.prepare(ctx)
+	if err != nil {
+		return 0, explain(doing, err)
+	}
+	count, err := use.Letters().Count(ctx, filter.internal())
+	return count, explain(doing, err)
+}
+
+// Letter returns one dead letter with its event, without the payload and other business data.
+func (o *Operator) Letter(ctx context.Context, ref LetterRef) (Letter, error) {
+	return o.showLetter(ctx, ref, false)
+}
+
+// OpenLetter is [Operator.Letter] with the payload. The audit log gets an entry first.
+func (o *Operator) OpenLetter(ctx context.Context, ref LetterRef) (Letter, error) {
+	return o.showLetter(ctx, ref, true)
+}
+
+func (o *Operator) showLetter(ctx context.Context, ref LetterRef, payload bool) (Letter, error) {
+	const doing = "show the dead letter"
+	use, err := o.prepare(ctx)
+	if err != nil {
+		return Letter{}, explain(doing, err)
+	}
+	// A negative delivery is the latest one of the event.
+	found, err := use.Letters().Show(ctx, admin.DeadRef{
+		Source: string(ref.By), Collection: ref.Collection, ID: ref.ID, Group: ref.Group, Handler: ref.Handler, Delivery: -1,
+	}, payload)
+	if err != nil {
+		return Letter{}, explain(doing, err)
+	}
+	return newLetter(&found), nil
+}
+
+func newLetter(stored *admin.DeadLetter) Letter {
+	letter := Letter{
+		Ref: LetterRef{
+			By: Giver(stored.Source.Kind), Collection: stored.Collection, ID: stored.Ref(), Group: stored.Source.Group, Handler: stored.Source.Handler,
+		},
+		ID: stored.ID, Delivery: int(stored.Delivery), AggregateType: stored.AggregateType, Type: stored.Type, Key: stored.Key,
+		Topic: stored.Topic, Partition: stored.Partition, Node: stored.Source.Node,
+		Class: stored.Class, Reason: stored.Reason, DiedAt: stored.DiedAt, Size: stored.Size, Envelope: stored.Envelope,
+	}
+	for _, attempt := range stored.Attempts {
+		letter.Attempts = append(letter.Attempts, FailedAttempt{
+			At: attempt.At, Class: string(attempt.Class), Reason: attempt.Reason, Topic: attempt.Topic, Node: attempt.Node,
+		})
+	}
+	if requeue := stored.Requeued; requeue != nil {
+		letter.Requeued = &Requeue{At: requeue.At, Actor: requeue.Actor, Delivery: int(requeue.Delivery)}
+	}
+	return letter
+}
+
+// RequeueOptions change a requeue. The zero value is the default.
+type RequeueOptions struct {
+	IgnoreExpiry bool     // of letters of the relay: also requeue expired events, without their expiry
+	Handlers     []string // of letters of handlers: the handlers that get the messages, instead of the handlers that failed
+	DryRun       bool     // only count
+}
+
+// RequeueOutcome counts the effects of a requeue, or with DryRun the expected effects.
+type RequeueOutcome struct {
+	Matched  int64     // letters that were not requeued before
+	Requeued int64     // letters whose event is delivered again
+	Refused  int64     // letters that cannot be delivered as they are, and stay
+	Why      []Refusal // the first refused letters
+}
+
+// Refusal is a letter that cannot be requeued.
+type Refusal struct {
+	Collection string
+	ID         string // of the event
+	Reason     string // with the fix
+}
+
+// RequeueLetters delivers the events of all matching letters that are not requeued yet once more: those of the relay to their
+// topics, and those of handlers to the handlers. It returns when they are stored, which may be before they are sent. If it
+// fails, the outcome has what was done until then, and the same call does the rest. It returns [ErrInvalid] for a filter
+// without a condition, unless All is set.
+func (o *Operator) RequeueLetters(ctx context.Context, filter LetterFilter, options RequeueOptions) (RequeueOutcome, error) {
+	const doing = "requeue dead letters"
+	use, err := o.prepare(ctx)
+	if err != nil {
+		return RequeueOutcome{}, explain(doing, err)
+	}
+	done, err := use.Letters().Requeue(ctx, filter.internal(), admin.DeadOptions{
+		IgnoreExpiry: options.IgnoreExpiry, Handlers: options.Handlers, DryRun: options.DryRun,
+	}, nil)
+	outcome := RequeueOutcome{Matched: done.Matched, Requeued: done.Requeued, Refused: done.Refused}
+	for _, refused := range done.Why {
+		outcome.Why = append(outcome.Why, Refusal{refused.Collection, refused.ID, refused.Reason})
+	}
+	return outcome, explain(doing, err)
+}
+
+// DiscardOptions change a discard. The zero value is the default.
+type DiscardOptions struct {
+	DryRun bool // only count
+}
+
+// DiscardLetters removes all matching letters with their events permanently, and returns their number. It returns [ErrInvalid]
+// for a filter without a condition, unless All is set.
+func (o *Operator) DiscardLetters(ctx context.Context, filter LetterFilter, options DiscardOptions) (int64, error) {
+	const doing = "discard dead letters"
+	use, err := o.prepare(ctx)
+	if err != nil {
+		return 0, explain(doing, err)
+	}
+	done, err := use.Letters().Discard(ctx, filter.internal(), options.DryRun, nil)
+	if options.DryRun {
+		return done.Matched, explain(doing, err)
+	}
+	return done.Discarded, explain(doing, err)
+}

@@ -1,0 +1,89 @@
+package operate
+
+import (
+	"context"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
+)
+
+// Found is what outrelay has stored about an id, or about the events of an ordering key.
+type Found struct {
+	ByKey   bool         // the text is an ordering key
+	Events  []FoundEvent // newest first; also events of which only a dead letter or a handler knows
+	Letters []Letter     // of the relay and of handlers, newest first, without their events
+	More    bool         // there are more than 100 events or letters
+	Limits  string       // what the result cannot contain, in a sentence; "" if it is complete
+}
+
+// FoundEvent is an event without its payload, and its life.
+type FoundEvent struct {
+	Collection    string // the outbox, as database.collection; "" if only a handler knows the event
+	ID            string
+	Type          string // name of the event
+	AggregateType string
+	AggregateID   string
+	Key           string // the ordering key
+
+	// State is appended, scheduled, waiting, dead or delivered. An appended event is too young to decide whether it is delivered.
+	State    string
+	Reason   string // why it waits
+	Handlers []HandlerState
+	Life     []LifeEntry // in the order of time
+}
+
+// HandlerState is the state of an event at a handler.
+type HandlerState struct {
+	Group, Handler string
+	State          string // handled, retried or dead
+	At             time.Time
+	Place          string // topic/partition@offset; "" if it is unknown
+	Reason         string // of the last failure
+}
+
+// LifeEntry is an entry in the life of an event.
+type LifeEntry struct {
+	At    time.Time
+	Entry string // appended, due, sent, failed, dead, requeued, set aside or handled
+	Text  string // details, such as the places in Kafka
+	Node  string // of the relay
+}
+
+// Lookup returns everything that is stored about an event with this id, or if there is none, about the events of this ordering key
+// in the last hour. It costs a few index lookups for each outbox and each database of a service.
+func (o *Operator) Lookup(ctx context.Context, idOrKey string) (Found, error) {
+	const doing = "look up the event"
+	use, err := o.prepare(ctx)
+	if err != nil {
+		return Found{}, explain(doing, err)
+	}
+	result, err := use.Lookup(ctx, admin.LookupQuery{Text: idOrKey})
+	if err != nil {
+		return Found{}, explain(doing, err)
+	}
+
+	found := Found{ByKey: result.ByKey, More: result.More, Limits: result.Limits}
+	for i := range result.Envelopes {
+		found.Events = append(found.Events, newFoundEvent(&result.Envelopes[i]))
+	}
+	for i := range result.Letters {
+		found.Letters = append(found.Letters, newLetter(&result.Letters[i]))
+	}
+	return found, nil
+}
+
+func newFoundEvent(stored *admin.FoundEnvelope) FoundEvent {
+	event := FoundEvent{
+		Collection: stored.Collection, ID: stored.ID, Type: stored.Type, AggregateType: stored.AggregateType, AggregateID: stored.AggregateID,
+		Key: stored.Key, State: stored.State, Reason: stored.Reason,
+	}
+	for _, handler := range stored.Handlers {
+		event.Handlers = append(event.Handlers, HandlerState{
+			Group: handler.Group, Handler: handler.Handler, State: handler.State, At: handler.At, Place: handler.Place, Reason: handler.Reason,
+		})
+	}
+	for _, entry := range stored.Timeline {
+		event.Life = append(event.Life, LifeEntry{At: entry.At, Entry: entry.What, Text: entry.Text, Node: entry.Node})
+	}
+	return event
+}
