@@ -114,6 +114,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	api.addWatchers()
 	api.addNodes()
 	api.addTopics()
+	api.addGroups()
 	api.addWaiting()
 	api.addHandlerWaiting()
 	api.addScheduled()

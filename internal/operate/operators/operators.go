@@ -114,6 +114,9 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, topics)
 		},
+		KafkaGroups: func(ctx context.Context, names []string, all bool) (connect.Groups, error) {
+			return connect.ReadGroups(ctx, cfg, names, all)
+		},
 		Oplog: connect.Oplog(state.Client()),
 	}), nil
 }
