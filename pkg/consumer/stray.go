@@ -139,7 +139,7 @@ func (r *run) findUnread(ctx context.Context, places []setaside.Place) ([]setasi
 	state, err := r.c.transport.DescribeGroup(ctx, r.c.group)
 	if err != nil {
 		if !r.census.failed && ctx.Err() == nil {
-			r.report(fmt.Errorf("looking for messages that no member reads: %w", err))
+			r.reportTrouble("cannot describe the group; messages that no member reads are not looked for", fmt.Errorf("looking for messages that no member reads: %w", err))
 		}
 		r.census.failed = true
 		return r.census.unread, nil
