@@ -220,15 +220,15 @@ func (g Groups) ownTopics(ctx context.Context) (map[string]bool, error) {
 }
 
 // newGroup joins the two views of a group. notes may be nil.
-func newGroup(from *connect.Group, ends map[record.TopicPartition]int64, notes *groupNotes) Group {
+func newGroup(kafkaGroup *connect.Group, ends map[record.TopicPartition]int64, notes *groupNotes) Group {
 	group := Group{
-		Group: from.Name, State: from.State, Topics: []string{}, Members: []GroupMember{}, Partitions: []GroupPartition{}, Handlers: []GroupHandler{},
-		Problem: from.Problem,
+		Group: kafkaGroup.Name, State: kafkaGroup.State, Topics: []string{}, Members: []GroupMember{}, Partitions: []GroupPartition{}, Handlers: []GroupHandler{},
+		Problem: kafkaGroup.Problem,
 	}
 
 	readers := map[record.TopicPartition]string{}
-	for i := range from.Members {
-		member := &from.Members[i]
+	for i := range kafkaGroup.Members {
+		member := &kafkaGroup.Members[i]
 		group.Members = append(group.Members, GroupMember{member.ID, member.Instance, member.ClientID, strings.TrimPrefix(member.Host, "/"), len(member.Assigned)})
 		if len(member.Assigned) == 0 {
 			group.Idle++
@@ -242,12 +242,12 @@ func newGroup(from *connect.Group, ends map[record.TopicPartition]int64, notes *
 	for tp := range readers {
 		all[tp] = true
 	}
-	for tp := range from.Committed {
+	for tp := range kafkaGroup.Committed {
 		all[tp] = true
 	}
 	for tp := range all {
 		partition := GroupPartition{Topic: tp.Topic, Partition: tp.Partition, Member: readers[tp]}
-		if committed, ok := from.Committed[tp]; ok {
+		if committed, ok := kafkaGroup.Committed[tp]; ok {
 			partition.Committed = &committed
 		}
 		if end, ok := ends[tp]; ok {

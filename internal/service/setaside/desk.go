@@ -104,16 +104,16 @@ func (q Query) filter() bson.D {
 		filter = append(filter, bson.E{Key: "hist.reason", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(q.Reason)}})
 	}
 
-	var any bson.A
+	var alternatives bson.A
 	for _, id := range q.IDs {
 		header := bson.D{{Key: "k", Value: bson.D{{Key: "$in", Value: IDHeaders}}}, {Key: "v", Value: []byte(id)}}
-		any = append(any, bson.D{{Key: "hd", Value: bson.D{{Key: "$elemMatch", Value: header}}}})
+		alternatives = append(alternatives, bson.D{{Key: "hd", Value: bson.D{{Key: "$elemMatch", Value: header}}}})
 		if topic, partition, offset, ok := ParsePlace(id); ok {
-			any = append(any, bson.D{{Key: "t", Value: topic}, {Key: "p", Value: partition}, {Key: "o", Value: offset}})
+			alternatives = append(alternatives, bson.D{{Key: "t", Value: topic}, {Key: "p", Value: partition}, {Key: "o", Value: offset}})
 		}
 	}
-	if any != nil {
-		filter = append(filter, bson.E{Key: "$or", Value: any})
+	if alternatives != nil {
+		filter = append(filter, bson.E{Key: "$or", Value: alternatives})
 	}
 	return filter
 }
