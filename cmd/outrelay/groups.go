@@ -61,7 +61,7 @@ func countRetrying(group admin.Group) int64 {
 	return n
 }
 
-// describeGroup returns what an operator has to look at.
+// describeGroup returns the notes about a group that needs attention.
 func describeGroup(group admin.Group) string {
 	var notes []string
 	add := func(isSet bool, format string, args ...any) {

@@ -63,7 +63,7 @@ type Operator struct {
 	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 
-	// KafkaGroups reads consumer groups from Kafka: the named ones, and with all also those that the login may list.
+	// KafkaGroups reads consumer groups from Kafka: the named ones, and with all also each group that the login may list.
 	KafkaGroups func(ctx context.Context, names []string, all bool) (connect.Groups, error)
 
 	HandlerLetters []string // names of the collections with dead letters of handlers

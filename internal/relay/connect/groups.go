@@ -40,8 +40,8 @@ type Groups struct {
 	Problems []string
 }
 
-// ReadGroups reads the named groups, and with all also those that the login may list: at most MaxGroups. It connects to Kafka for the
-// call. What the login may not see, and a broker that does not answer, is a sentence in the result. The error is that no broker answers.
+// ReadGroups reads the named groups, and with all also each group that the login may list: at most MaxGroups. It connects to Kafka for the
+// call. A group that the login may not see, and a broker that does not answer, is a sentence in the result. The error is that no broker answers.
 func ReadGroups(ctx context.Context, cfg config.Config, names []string, all bool) (Groups, error) {
 	out := Groups{Ends: map[record.TopicPartition]int64{}}
 	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))

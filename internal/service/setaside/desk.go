@@ -36,7 +36,7 @@ type Query struct {
 	Reason         string   // the beginning of the reason of one of the last failures
 }
 
-// Item is a message that is set aside, without its value, and with only those of its headers that describe it.
+// Item is a message that is set aside, without its value, and with its headers for the id and the type alone.
 type Item struct {
 	Message     `bson:",inline"`
 	AsideAt     time.Time  `bson:"at"`    // when the message was set aside
