@@ -256,7 +256,7 @@ func (t *track) handleEager(ctx context.Context, current task, res *attemptResul
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		if err := claim.Release(ctx); err != nil {
-			session.report(fmt.Errorf("releasing the claim of message %s: %w", current.entry.m.ID, err))
+			session.reportTrouble("cannot release a claim; it expires", fmt.Errorf("releasing the claim of message %s: %w", current.entry.m.ID, err))
 		}
 	}()
 

@@ -129,6 +129,8 @@ type run struct {
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64
+	beginning    atomic.Pointer[beginning] // of the current membership
+	noTopic      atomic.Bool               // none of the topics exists
 }
 
 // Run joins the group and handles its messages until ctx ends. Then it stops reading, finishes the messages in flight
@@ -174,9 +176,11 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	defer beats.Wait()
 	defer stopBeats()
 	beats.Go(func() { run.sendHeartbeats(beating) })
+	run.note("joining the group", "topics", c.s.topics, "handlers", c.reg.snapshot().names())
 	if err := run.joinGroup(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
+	run.note("left the group")
 	return nil
 }
 
@@ -225,7 +229,7 @@ func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Conte
 			return fmt.Errorf("consumer: %s: %w", name, err)
 		}
 
-		r.report(fmt.Errorf("preparing the %s: %w", name, err))
+		r.reportTrouble("cannot prepare the collections; the consumer joins its group after that", fmt.Errorf("preparing the %s: %w", name, err))
 		if err := backoff.Wait(r.ctx); err != nil {
 			return err
 		}
@@ -243,27 +247,7 @@ func (r *run) sendHeartbeats(ctx context.Context) {
 
 		// An outage of the database is reported by the handlers that wait for it.
 		if err != nil && !isTransient(err) && !mongo.IsTimeout(err) {
-			r.report(fmt.Errorf("inbox: %w", err))
+			r.reportTrouble("cannot store a heartbeat in the inbox; it is stored again", fmt.Errorf("inbox: %w", err))
 		}
 	}
-}
-
-// Fault reports an error from which the transport recovers without help.
-func (r *run) Fault(err error) { r.report(err) }
-
-// report passes an error to WithErrorHook. It logs the error if there is no WithErrorHook, or if WithErrorHook panics.
-func (r *run) report(err error) {
-	if err == nil {
-		return
-	}
-
-	if hook := r.c.s.onError; hook != nil {
-		failed := runGuarded(func() error { hook(r.ctx, err); return nil })
-		if failed == nil {
-			return
-		}
-		err = errors.Join(err, fmt.Errorf("WithErrorHook: %w", failed))
-	}
-
-	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)
 }

@@ -29,6 +29,7 @@ type registration struct {
 
 	repeatNoted atomic.Bool // a repeated transaction was logged
 
+	hasHandled atomic.Bool                     // a message, in this process
 	unprepared atomic.Pointer[unpreparedError] // nil: what the handler needs exists
 
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
@@ -102,6 +103,15 @@ func (g *registry) snapshot() *handlers {
 		return handlers
 	}
 	return &handlers{}
+}
+
+// names returns the names of the handlers in the order of their registration.
+func (h *handlers) names() []string {
+	names := make([]string, len(h.all))
+	for i, r := range h.all {
+		names[i] = r.name
+	}
+	return names
 }
 
 // find returns the handler of that name, or nil.

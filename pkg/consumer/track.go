@@ -431,6 +431,10 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 		t.p.s.report(&suspendedError{Handler: t.reg.name, Over: true})
 	}
 	if res.handled > 0 {
+		if !t.reg.system && t.reg.hasHandled.CompareAndSwap(false, true) {
+			t.p.s.note("handler has handled its first message", "handler", t.reg.name,
+				"topic", t.p.tp.Topic, "partition", t.p.tp.Partition, "offset", list[0].entry.offset)
+		}
 		t.reg.lastError.Store(nil)
 		t.reg.pace.recordDuration(res.took, res.handled)
 		t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.Handled, N: int64(res.handled), Took: res.took, Handler: t.reg.name})

@@ -21,6 +21,7 @@ type Box interface {
 	Append(ctx context.Context, events ...event.Event) error
 
 	Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error)
+	ScheduleIn(ctx context.Context, delay time.Duration, ev event.Event) (event.ID, error)
 	Cancel(ctx context.Context, id event.ID) error
 	Reschedule(ctx context.Context, id event.ID, at time.Time) error
 
@@ -85,6 +86,7 @@ func Run(t *testing.T, factory Factory) {
 		{"nonsense is refused", nonsenseIsRefused},
 		{"scheduled by condition", scheduledByCondition},
 		{"scheduled in order", scheduledInOrder},
+		{"scheduled after a delay", scheduledAfterADelay},
 		{"cancel by query", cancelByQuery},
 		{"middleware", middleware},
 		{"middleware that fails", failingMiddleware},
