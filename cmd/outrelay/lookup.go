@@ -14,29 +14,38 @@ import (
 
 func newLookupCommand(program *program) *cobra.Command {
 	query := &admin.LookupQuery{}
+	conversation := ""
 	cmd := &cobra.Command{
 		Use:   "lookup [ID]",
 		Short: "Show the state and history of an event, or of the events of an ordering key",
 		Long: `Look up an event by its id, or the events of an ordering key. The output shows the envelope if it is
 still in its outbox, why it waits, its attempts, its dead letters and their outcome. With recording:
 mark, it also shows the offset in Kafka. For a key, waiting envelopes and dead letters are always
-found, other envelopes only between --from and --to. The exit code is 1 if nothing is found.`,
+found, other envelopes only between --from and --to. With --conversation, the output is the events that
+follow from one event, as a tree. The exit code is 1 if nothing is found.`,
 		Example: `  outrelay lookup 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10
-  outrelay lookup --key customer-17 --from 6h`,
+  outrelay lookup --key customer-17 --from 6h
+  outrelay lookup --conversation 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10`,
 		Args: maxArgs(1),
 	}
 
 	action := program.addReadFlags(cmd)
 	cmd.Flags().StringVar(&query.Key, "key", "", "the ordering `key`, instead of an id")
+	cmd.Flags().StringVar(&conversation, "conversation", "", "the correlation `id` of the events of a conversation, instead of an id")
 	addCollectionFlag(cmd, &query.Collection)
 	addTimeFlag(cmd, &query.From, "from",
-		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h", parsePastTime)
+		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h; with --conversation: 24h", parsePastTime)
 	addTimeFlag(cmd, &query.To, "to", "with --key: written before this `time`, or at least so long ago, such as 2h", parsePastTime)
 	addLimitFlag(cmd, &query.Limit, admin.DefaultPage, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
 
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if (len(args) == 1) == (query.Key != "") {
-			return fmt.Errorf("lookup needs either the id of an event or --key")
+		if conversation != "" && len(args) == 0 && query.Key == "" {
+			return runConversation(cmd, action, admin.ConversationQuery{
+				ID: conversation, Collection: query.Collection, From: query.From, To: query.To, Limit: query.Limit,
+			})
+		}
+		if (len(args) == 1) == (query.Key != "") || conversation != "" {
+			return fmt.Errorf("lookup needs one of the id of an event, --key and --conversation")
 		}
 		if len(args) == 1 {
 			query.ID = args[0]

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -324,9 +325,9 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 			continue
 		}
 
-		messageCtx := ctx
+		messageCtx := event.ContextWithCause(ctx, x.entry.m.Cause())
 		if t.reg.batch != nil {
-			messageCtx = context.WithValue(ctx, collectorKey{}, batch)
+			messageCtx = context.WithValue(messageCtx, collectorKey{}, batch)
 		}
 
 		// The record could be decoded when it was first read, but not when it was fetched again.
@@ -347,6 +348,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		return nil
 	}
 
+	ctx = event.ContextWithCause(ctx, causeOfBatch(batch.messages))
 	err := t.callWithTimeout(ctx, func(ctx context.Context) error {
 		return t.reg.batch(ctx, slices.Clip(batch.messages))
 	})

@@ -119,6 +119,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	api.addDead()
 	api.addReplays()
 	api.addLookup()
+	api.addConversation()
 	api.addSagas()
 	api.addInboxes()
 	api.addMaintenance()
