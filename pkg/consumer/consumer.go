@@ -37,7 +37,7 @@ type Consumer struct {
 	letters        *deadletter.Desk
 	sessions       *transaction.Pool // of the handlers' transactions; nil if the database is nil
 
-	unknown, orphaned, poison *registration
+	unknown, skipped, orphaned, poison *registration
 }
 
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
@@ -84,13 +84,10 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	consumer.gate.notify = func(paused bool) { consumer.measureStop("paused", paused) }
 
 	// These take the messages that no handler of the service takes.
-	unknown := verdict{Action: actDiscard, Reason: deadletter.ClassUnknown}
-	orphaned := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
-	if consumer.s.deadUnknown {
-		unknown = orphaned
-	}
+	unknown := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
 	consumer.unknown = newSystemHandler(unknown)
-	consumer.orphaned = newSystemHandler(orphaned)
+	consumer.skipped = newSystemHandler(verdict{Action: actDiscard, Reason: deadletter.ClassUnknown})
+	consumer.orphaned = newSystemHandler(unknown)
 	consumer.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: deadletter.ClassMalformed})
 	return consumer, nil
 }

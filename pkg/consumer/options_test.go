@@ -50,7 +50,7 @@ var optionCases = map[string]map[string]optionCase{
 		"WithSASL":              {list: true},
 		"WithExclusive":         {list: true},
 		"WithHaltOnLoss":        {list: true},
-		"WithUnknown":           {list: true},
+		"WithSkip":              {zero: consumer.WithSkip(), list: true},
 		"WithoutTTL":            {list: true},
 		"WithBuffer":            {zero: consumer.WithBuffer(0), negative: consumer.WithBuffer(-1)},
 		"WithClientID":          {zero: consumer.WithClientID("")},

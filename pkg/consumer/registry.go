@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,9 +77,10 @@ func (h *handlers) forType(typ string) []*registration {
 	return out
 }
 
-// reportUnknownOnce reports, once for each type, that messages pass because no handler takes them. It stops at
+// reportUnknownOnce reports, once for each type, that messages become dead letters because no handler takes them. It stops at
 // maxCachedTypes types.
-func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
+func (g *registry) reportUnknownOnce(message *Message, report func(err error)) {
+	typ := message.Name
 	g.mu.Lock()
 	_, reported := g.reportedTypes[typ]
 	first := !reported && len(g.reportedTypes) < maxCachedTypes
@@ -92,7 +94,9 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 
 	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w takes type %q: all messages of that type pass", ErrNoHandler, typ))
+		report(fmt.Errorf("%w takes type %q, first at %s/%d/%d: its messages become dead letters of class unknown; "+
+			"register a handler and requeue them to it, or skip the type with WithSkip(%q)",
+			ErrNoHandler, typ, message.Topic, message.Partition, message.Offset, cmp.Or(typ, "*")))
 	}
 }
 
@@ -151,7 +155,8 @@ func (g *registry) nextChange() <-chan struct{} {
 // cannot be created then, its messages are set aside until they can. The error lists all invalid arguments.
 //
 // A new handler of a running group gets the messages that follow the start of the last member with the old version: during a rolling
-// update, old members pass messages that they have no handler for. To give it all messages, start it under a new group.
+// update, the messages of old members that have no handler for them become dead letters, or pass with WithSkip. To give it all messages,
+// start it under a new group.
 func (c *Consumer) Handle(name string, handler Handler, opts ...HandlerOption) error {
 	registration := &registration{Handler: handler, handling: c.s.handling}
 	registration.name = name

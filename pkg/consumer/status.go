@@ -25,7 +25,8 @@ type Status struct {
 	// Strays are messages of the group that are set aside for a topic, a partition or a handler that is gone. They are reasons,
 	// and never make Ready false.
 	Strays []StrayStatus `json:"strays,omitempty"`
-	// Unknown counts messages since the start whose name no handler takes, by name. It has at most 100 names.
+	// Unknown counts messages since the start whose name no handler takes, by name: dead letters, and with WithSkip messages that
+	// passed. It has at most 100 names.
 	Unknown map[string]int64 `json:"unknown,omitempty"`
 }
 

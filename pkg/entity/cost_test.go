@@ -30,7 +30,9 @@ func TestCommandsOfACall(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			r := w.newRecorded()
 			// The first call also reads whether the collections belong to sagas.
-			w.tx(func(ctx context.Context) error { return just(r.StoreMany(ctx, order{ID: orderID(fmt.Sprint("first-", n))})) })
+			w.tx(func(ctx context.Context) error {
+				return just(r.StoreMany(ctx, order{ID: orderID(fmt.Sprint("first-", n))}))
+			})
 			list := orders(n)
 			ids := make([]orderID, n)
 			for i := range list {

@@ -55,7 +55,7 @@ const (
 	Handled Metric = "handled"
 	// Duplicates counts messages that were handled before, according to the inbox.
 	Duplicates Metric = "duplicates"
-	// Unknown counts messages whose name no handler takes.
+	// Unknown counts messages whose name no handler takes: dead letters, and with consumer.WithSkip messages that passed.
 	Unknown Metric = "unknown"
 	// Failed counts failed attempts. Reason is what follows.
 	Failed Metric = "failed"

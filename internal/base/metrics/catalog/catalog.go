@@ -398,8 +398,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_consumer_unknown_total", Labels: []string{"group"}, Unit: "messages",
-			Help:   "Messages that no handler takes.",
-			Advice: "Register a handler, or ignore it",
+			Help:   "Messages that no handler takes: dead letters of class unknown, or skipped (WithSkip).",
+			Advice: "Register a handler, or skip the type",
 		},
 		{
 			Name: "outrelay_consumer_dropped_total", Labels: []string{"group", "handler"}, Unit: "messages",
