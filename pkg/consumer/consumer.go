@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -34,6 +35,7 @@ type Consumer struct {
 	currentSession atomic.Pointer[session]
 	health         *health
 	waiting        setaside.Store // messages that are set aside; nil if there is no database and the inbox has none
+	rates          rates.Store    // nil if there is no database and the inbox has none
 	letters        *deadletter.Desk
 	sessions       *transaction.Pool // of the handlers' transactions; nil if the database is nil
 
@@ -81,6 +83,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		consumer.sessions = transaction.NewPool(db.Client())
 	}
 	consumer.waiting = openWaiting(db, consumer.s.inbox.replacement)
+	consumer.rates = openRates(db, consumer.s.inbox.replacement)
 	consumer.gate.notify = func(paused bool) { consumer.measureStop("paused", paused) }
 
 	// These take the messages that no handler of the service takes.

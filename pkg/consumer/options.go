@@ -65,6 +65,7 @@ type handling struct {
 	timeout     time.Duration
 	batchSize   int
 	limit       int
+	rate        Rate
 	retry       Retry
 	retryRules  []retryRule
 	retryTopics []time.Duration
@@ -234,6 +235,9 @@ func (h *handling) validate() error {
 	}
 	if h.batchSize > maxBatch {
 		bad = append(bad, fmt.Errorf("WithSharedTransaction: %d messages: it must be at most %d", h.batchSize, maxBatch))
+	}
+	if rate := h.rate.PerSecond; rate > maxRate || math.IsNaN(rate) {
+		bad = append(bad, fmt.Errorf("WithRate: %v messages per second: it must be at most %d", rate, int(maxRate)))
 	}
 	return errors.Join(bad...)
 }

@@ -20,8 +20,10 @@ type registration struct {
 
 	chained HandlerFunc   // the function of Handler with its middlewares
 	slots   chan struct{} // of WithLimit; nil without a limit
-	removed atomic.Bool
-	pace    pace
+
+	rateLimiter *rateLimiter // nil without WithRate
+	removed     atomic.Bool
+	pace        pace
 
 	decider    decider
 	suspension suspension
@@ -176,6 +178,9 @@ func (c *Consumer) Handle(name string, handler Handler, opts ...HandlerOption) e
 		bad = append(bad, errors.New("a name must not be empty or contain a slash"))
 	}
 	bad = append(bad, registration.validate(), c.checkRetryTopics(len(registration.retryTopics)))
+	if registration.rate.PerSecond > 0 && c.rates == nil {
+		bad = append(bad, errors.New("WithRate needs a database"))
+	}
 	if err := errors.Join(bad...); err != nil {
 		return fmt.Errorf("consumer: handler %q: %w", name, err)
 	}
@@ -214,6 +219,7 @@ func (c *Consumer) prepareHandler(registration *registration) {
 	if registration.limit > 0 {
 		registration.slots = make(chan struct{}, registration.limit)
 	}
+	registration.rateLimiter = newRateLimiter(c.rates, c.inboxConsumer(registration), registration.rate)
 	registration.chained = chainMiddlewares(registration.handle, registration.middlewares)
 }
 

@@ -104,6 +104,12 @@ func TestOnceValueReportsWhatItCannotReturn(t *testing.T) {
 	if got, _, err := text(t.Context(), "raw", "w", inbox.WithCodec(codec.Raw("text/plain"))); got != "v" || err != nil {
 		t.Errorf("the same codec: %q, %v", got, err)
 	}
+	// Nil is the default.
+	for _, want := range []string{"v", "v"} {
+		if got, _, err := text(t.Context(), "nil", want, inbox.WithCodec(nil), nil); got != want || err != nil {
+			t.Errorf("without a codec: %q, %v", got, err)
+		}
+	}
 }
 
 // With a claim, a call in another process is rejected while the first one runs. Without one, it waits.

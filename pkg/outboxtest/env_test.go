@@ -506,3 +506,29 @@ func TestAConversationGoesThroughServices(t *testing.T) {
 		}
 	}
 }
+
+func TestARateLimitsInMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		began := time.Now()
+		var mu sync.Mutex
+		var times []time.Duration
+		for range 2 {
+			c := env.Consumer("limited", consumer.WithTopics("outbox.event.order"))
+			handle(t, c, func(context.Context, *consumer.Message) error {
+				mu.Lock()
+				defer mu.Unlock()
+				times = append(times, time.Since(began))
+				return nil
+			}, consumer.WithRate(consumer.Rate{PerSecond: 1, Burst: 2}), consumer.WithLimit(1))
+		}
+		for i := range 6 {
+			env.Publish(OrderPlaced.New(fmt.Sprint("o-", i), Placed{}))
+		}
+		env.Settle()
+		if len(times) != 6 || times[1] >= time.Second || times[5] < 4*time.Second || times[5] > 6*time.Second {
+			t.Errorf("handled after %v", times)
+		}
+	})
+}

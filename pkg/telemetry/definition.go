@@ -46,6 +46,7 @@ var definitions = describe([]definition{
 	{metric: Assigned, kind: occasions, name: "outrelay_consumer_generations"},
 	{metric: Committed, kind: counter, name: "outrelay_consumer_commits"},
 	{metric: Suspended, kind: gauge, name: "outrelay_consumer_suspended"},
+	{metric: RateWaiting, kind: gauge, name: "outrelay_consumer_rate_waiting_lanes"},
 	{metric: Appended, kind: counter, name: "outrelay_outbox_appended"},
 })
 

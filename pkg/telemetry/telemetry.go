@@ -87,6 +87,8 @@ const (
 	// Suspended is a gauge: 1 while the member fetches nothing, with the Reason "paused" or "database", or while a handler
 	// takes no messages, with the Reason "handler".
 	Suspended Metric = "suspended"
+	// RateWaiting is a gauge: lanes of a handler that wait for its rate limit.
+	RateWaiting Metric = "rate waiting"
 	// Appended counts events that were appended to an outbox, also by transactions that are rolled back later.
 	Appended Metric = "appended"
 )

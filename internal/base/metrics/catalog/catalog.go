@@ -474,6 +474,11 @@ var sections = []section{
 			Advice: "MongoDB, a manual pause, or the failures of the handler",
 		},
 		{
+			Name: "outrelay_consumer_rate_waiting_lanes", Labels: []string{"group", "handler"}, Unit: "lanes",
+			Help:   "Lanes of a handler that wait for its rate limit.",
+			Advice: "Together with a growing lag: the limit (WithRate) is too low for the load",
+		},
+		{
 			Name: "outrelay_outbox_appended_total", Unit: "events",
 			Help: "Events appended, also by transactions that are rolled back later.",
 		},
