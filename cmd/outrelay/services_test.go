@@ -36,7 +36,11 @@ func TestLookupShowsAConversation(t *testing.T) {
 		return bson.D{{Key: "k", Value: name}, {Key: "v", Value: []byte(value)}}
 	}
 	d.insertDocument(d.shop.Collection("outbox"), bson.D{
-		{Key: "_id", Value: "answer"}, {Key: "type", Value: "Answered"}, {Key: "aggregatetype", Value: "reply"}, {Key: "aggregateid", Value: "r1"}, {Key: "payload", Value: nil},
+		{Key: "_id", Value: "answer"},
+		{Key: "type", Value: "Answered"},
+		{Key: "aggregatetype", Value: "reply"},
+		{Key: "aggregateid", Value: "r1"},
+		{Key: "payload", Value: nil},
 		{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Unix()), I: 1}},
 		{Key: "headers", Value: bson.A{header("correlation-id", "Reminder-1"), header("causation-id", "Reminder-1")}},
 	})

@@ -73,7 +73,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 
 	defer recoverPanic(&err)
 	// The wait comes first: another message of the key may be set aside during it.
-	if err := t.awaitRate(len(list)); err != nil {
+	if err := t.reg.rateLimiter.await(t, len(list)); err != nil {
 		return res, err
 	}
 	if !t.attempt.begin(t, list) {

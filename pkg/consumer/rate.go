@@ -115,14 +115,13 @@ func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error)
 	return time.Until(last), nil
 }
 
-// awaitRate blocks until the rate of the handler allows n messages. Other lanes use the slots of the track during the wait. It returns
-// errInterrupted if the track must stop first.
-func (t *track) awaitRate(n int) error {
-	limiter := t.reg.rateLimiter
-	if limiter == nil {
+// await blocks until the rate allows n messages of a track. Other lanes use the slots of the track during the wait. It returns
+// errInterrupted if the track must stop first. A nil limiter has no limit.
+func (l *rateLimiter) await(t *track, n int) error {
+	if l == nil {
 		return nil
 	}
-	wait, err := limiter.reserve(t.p.drainCtx, n)
+	wait, err := l.reserve(t.p.drainCtx, n)
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("rate limit: %w", err)}
 	}
@@ -130,17 +129,16 @@ func (t *track) awaitRate(n int) error {
 		return nil
 	}
 
-	t.measureRateWaiting(limiter.waiting.Add(1))
-	defer func() { t.measureRateWaiting(limiter.waiting.Add(-1)) }()
+	count := func(delta int64) {
+		t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.RateWaiting, N: l.waiting.Add(delta), Handler: t.reg.name})
+	}
+	count(1)
+	defer count(-1)
 	t.waitYielding(wait)
 	if t.mustStop() {
 		return errInterrupted
 	}
 	return nil
-}
-
-func (t *track) measureRateWaiting(lanes int64) {
-	t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.RateWaiting, N: lanes, Handler: t.reg.name})
 }
 
 // largestBatch returns how many messages one attempt may have by the rate of the handler: a batch waits for the last of its calls.

@@ -116,6 +116,7 @@ func TestAHandlerWaitsWhileItsRateCannotBeRead(t *testing.T) {
 	k.publish(newMessages(2, 4)...)
 	k.start(c)
 	reached()
+
 	if n := handled.Load(); n != 0 {
 		t.Errorf("%d messages were handled without a reservation", n)
 	}

@@ -523,6 +523,7 @@ func TestARateLimitsInMemory(t *testing.T) {
 				return nil
 			}, consumer.WithRate(consumer.Rate{PerSecond: 1, Burst: 2}), consumer.WithLimit(1))
 		}
+
 		for i := range 6 {
 			env.Publish(OrderPlaced.New(fmt.Sprint("o-", i), Placed{}))
 		}

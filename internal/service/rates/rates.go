@@ -20,8 +20,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 )
 
-// Collection is the name of the collection of a database in which all consumers keep their limits.
-const Collection = record.InboxCollection + "_rates"
+// collection is the name of the collection of a database in which all consumers keep their limits.
+const collection = record.InboxCollection + "_rates"
 
 // Limit is a rate limit.
 type Limit struct {
@@ -46,7 +46,7 @@ type Mongo struct{ coll *mongo.Collection }
 // NewMongo returns a store in db. It does no I/O.
 func NewMongo(db *mongo.Database) *Mongo {
 	opts := options.Collection().SetWriteConcern(concern.Majority()).SetReadPreference(readpref.Primary())
-	return &Mongo{db.Collection(Collection, opts)}
+	return &Mongo{db.Collection(collection, opts)}
 }
 
 // Reserve reserves slots by the clock of the server: see Store.Reserve. The document of a limit is {_id, first, next, now}, in

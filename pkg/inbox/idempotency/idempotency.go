@@ -86,8 +86,8 @@ func WithMethods(methods ...string) Option {
 	})
 }
 
-// WithMaxBody limits the body of a request with a key, in bytes. A larger one is rejected with 413. Defaults to 1 MiB. A negative
-// number means no limit.
+// WithMaxBody limits the body of a request with a key, in bytes. A larger one is rejected with 413. Defaults to 1 MiB, because each
+// running request holds its body in memory. A negative number means no limit.
 func WithMaxBody(limit int64) Option {
 	return option(func(middleware *middleware) { middleware.maxBody = cmp.Or(limit, defaultMaxBody) })
 }

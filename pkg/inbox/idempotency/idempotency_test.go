@@ -213,6 +213,7 @@ func TestARequestIsRejectedWhileTheFirstOneRuns(t *testing.T) {
 		}
 		return false
 	}
+
 	if w := send(same, "k-1", "book", nil); w.Code != http.StatusCreated {
 		t.Errorf("first: %d %s", w.Code, w.Body)
 	}
@@ -260,6 +261,7 @@ func TestARejectionIsStoredAsWell(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 		return true
 	}
+
 	for range 2 {
 		if w := send(process, "k-1", "book", nil); w.Code != http.StatusNotFound || w.Body.Len() != 0 {
 			t.Errorf("%d %s", w.Code, w.Body)
@@ -284,6 +286,7 @@ func TestAResponseThatIsTooLargeRollsBack(t *testing.T) {
 		}
 		return true
 	}
+
 	s.checkProblem(send(s.process(), "k-1", "book", nil), http.StatusInternalServerError, "larger than 1048576 bytes")
 	s.checkEffects(0, 0)
 }
@@ -332,7 +335,8 @@ func TestTheHandlerRunsAgainAfterARollback(t *testing.T) {
 	app := stacktest.Name(t)
 	s := newShop(t, options.Client().SetAppName(app))
 	stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
-		{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "errorCode", Value: 251},
+		{Key: "failCommands", Value: bson.A{"commitTransaction"}},
+		{Key: "errorCode", Value: 251},
 		{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
 	})
 	runs := 0
@@ -341,6 +345,7 @@ func TestTheHandlerRunsAgainAfterARollback(t *testing.T) {
 		w.Header().Add("Run", fmt.Sprint(runs))
 		return false
 	}
+
 	w := send(s.process(), "k-1", "book", nil)
 	if w.Code != http.StatusCreated || w.Body.String() != "placed book" || runs != 2 || fmt.Sprint(w.Header().Values("Run")) != "[2]" {
 		t.Errorf("%d %v %s after %d runs", w.Code, w.Header(), w.Body, runs)
@@ -362,6 +367,7 @@ func TestCommandsOfARequest(t *testing.T) {
 	}}))
 	s.handle = func(http.ResponseWriter, *http.Request) bool { return true }
 	process := s.process()
+
 	for _, want := range [][]string{
 		{"findAndModify inbox_claims", "findAndModify inbox", "update inbox", "update inbox", "delete inbox_claims"},
 		{"findAndModify inbox_claims", "findAndModify inbox", "delete inbox_claims", "find inbox"},

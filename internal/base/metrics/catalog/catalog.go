@@ -474,7 +474,7 @@ var sections = []section{
 			Advice: "MongoDB, a manual pause, or the failures of the handler",
 		},
 		{
-			Name: "outrelay_consumer_rate_waiting_lanes", Labels: []string{"group", "handler"}, Unit: "lanes",
+			Name: "outrelay_consumer_rate_waiting_lanes", Labels: []string{"group", "handler"}, Unit: "waiting lanes",
 			Help:   "Lanes of a handler that wait for its rate limit.",
 			Advice: "Together with a growing lag: the limit (WithRate) is too low for the load",
 		},
