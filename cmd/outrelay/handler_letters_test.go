@@ -38,7 +38,7 @@ func newClinic(t *testing.T) *clinic {
 	t.Helper()
 	c := &clinic{graveyard: newGraveyard(t, 0), topic: stacktest.Topic(t, 1), group: stacktest.Name(t)}
 	member, err := consumer.New(c.group, c.outbox.Database(), consumer.WithBrokers(stacktest.Brokers(t)...),
-		consumer.WithTopics(c.topic), consumer.WithUnknown(), consumer.WithCommitCount(1),
+		consumer.WithTopics(c.topic), consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(context.Context, error) {}))
 	if err != nil {
 		t.Fatal(err)

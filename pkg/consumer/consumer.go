@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -35,10 +36,11 @@ type Consumer struct {
 	currentSession atomic.Pointer[session]
 	health         *health
 	waiting        setaside.Store // messages that are set aside; nil if there is no database and the inbox has none
+	rates          rates.Store    // nil if there is no database and the inbox has none
 	letters        *deadletter.Desk
 	sessions       *transaction.Pool // of the handlers' transactions; nil if the database is nil
 
-	unknown, orphaned, poison *registration
+	unknown, skipped, orphaned, poison *registration
 }
 
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
@@ -82,16 +84,14 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		consumer.sessions = transaction.NewPool(db.Client())
 	}
 	consumer.waiting = openWaiting(db, consumer.s.inbox.replacement)
+	consumer.rates = openRates(db, consumer.s.inbox.replacement)
 	consumer.gate.notify = func(paused bool) { consumer.measureStop("paused", paused) }
 
 	// These take the messages that no handler of the service takes.
-	unknown := verdict{Action: actDiscard, Reason: deadletter.ClassUnknown}
-	orphaned := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
-	if consumer.s.deadUnknown {
-		unknown = orphaned
-	}
+	unknown := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
 	consumer.unknown = newSystemHandler(unknown)
-	consumer.orphaned = newSystemHandler(orphaned)
+	consumer.skipped = newSystemHandler(verdict{Action: actDiscard, Reason: deadletter.ClassUnknown})
+	consumer.orphaned = newSystemHandler(unknown)
 	consumer.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: deadletter.ClassMalformed})
 	return consumer, nil
 }

@@ -74,6 +74,7 @@ func Run(t *testing.T, factory Factory) {
 		{"duplicate id", duplicateID},
 		{"everything wrong at once", everythingWrong},
 		{"trace context", traceContext},
+		{"cause of the context", causeOfContext},
 		{"nested transaction joins", nestedJoins},
 		{"joined transaction still runs", joinedStillRuns},
 		{"rollback only", rollbackOnly},

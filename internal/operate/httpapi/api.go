@@ -124,6 +124,7 @@ func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 	api.addDead()
 	api.addReplays()
 	api.addLookup()
+	api.addConversation()
 	api.addSagas()
 	api.addInboxes()
 	api.addMaintenance()
