@@ -16,7 +16,7 @@ var actions = map[string]action{
 	"node-release":     {title: "Release a node's slots", button: "Release", back: "/nodes", plan: planNodeRelease},
 	"dead-requeue":     {title: "Requeue dead letters", button: "Requeue", back: "/dead", plan: planRequeue},
 	"dead-discard":     {title: "Discard dead letters", button: "Discard", danger: true, back: "/dead", plan: planDiscard},
-	"dead-edit":        {title: "Edit and requeue", button: "Requeue as edited", back: "/dead", plan: planEdit},
+	"dead-edit":        {title: "Edit and requeue", button: "Requeue as edited", back: "/dead/letter", plan: planEdit},
 	"retry":            {title: "Retry now", button: "Retry now", back: "/pending", plan: planRetry(false)},
 	"reset":            {title: "Reset attempts", button: "Reset attempts", back: "/pending", plan: planRetry(true)},
 	"scheduled-cancel": {title: "Cancel scheduled events", button: "Cancel events", danger: true, back: "/scheduled", plan: planCancel},

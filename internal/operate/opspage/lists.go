@@ -11,7 +11,7 @@ var screens = []screen{
 	{path: "/topics", name: "topics", title: "Topics", area: "topics", live: true, data: showTopics},
 	{path: "/topics/recent", name: "events", title: "Recent events", area: "topics", live: true, data: showRecent, filter: filterRecent},
 	{path: "/dead", name: "dead", title: "Dead letters", area: "dead", data: showDead, filter: filterDead},
-	{path: "/dead/letter", name: "letter", title: "Dead letter", area: "dead", data: showLetter},
+	{path: "/dead/letter", name: "letter", title: "Dead letter", area: "dead", data: showLetter, saysInForm: true},
 	{path: "/lookup", name: "lookup", title: "Look up", area: "lookup", data: showLookup, filter: filterLookup},
 	{path: "/nodes", name: "nodes", title: "Nodes", area: "nodes", live: true, data: showNodes},
 	{path: "/nodes/node", name: "node", title: "Node", area: "nodes", live: true, data: showNode},
@@ -47,13 +47,13 @@ func showLookup(call *call) (any, error) {
 	if by != "key" {
 		found, err := call.use.Operator.Lookup(call.ctx, query)
 		if err != nil || by == "id" || len(found.Envelopes)+len(found.Letters) > 0 {
-			return lookup{Asked: true, LookupResult: found}, err
+			return lookup{Asked: true, LookupResult: found}, call.ignoreFirstRun(err)
 		}
 	}
 
 	query.ID, query.Key = "", text
 	found, err := call.use.Operator.Lookup(call.ctx, query)
-	return lookup{Asked: true, ByKey: true, LookupResult: found}, err
+	return lookup{Asked: true, ByKey: true, LookupResult: found}, call.ignoreFirstRun(err)
 }
 
 // scheduled is the data of the list of scheduled events.
@@ -70,7 +70,8 @@ func showScheduled(call *call) (any, error) {
 	}
 
 	page := scheduled{Empty: filter.Empty()}
-	if page.ScheduledPage, err = call.use.Schedule.List(call.ctx, filter, call.pageLimit(), call.value("after")); err != nil {
+	page.ScheduledPage, err = call.use.Schedule.List(call.ctx, filter, call.pageLimit(), call.value("after"))
+	if err = call.ignoreFirstRun(err); err != nil {
 		return nil, err
 	}
 	if page.Total > 0 && page.Total <= maxSummarized {

@@ -5,23 +5,28 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
 // overview is the data of the first page.
 type overview struct {
 	admin.Overview
 	Worst    string        // status of the most severe check of the watcher
-	Problems []admin.Check // checks of the watcher that are not ok, the most severe first
+	Problems []problemCard // of the watcher, the most severe first
 	Watching []verdict     // all watchers
 	HeldLive int           // number of live slots of the watcher
 	Slots    int           // number of slots of the watcher
 	Own      []admin.SlotStatus
-	Paused   int // number of slots of the watcher that an operator paused
+	Paused   int     // number of slots of the watcher that an operator paused
+	Rates    []int32 // records of the last hour in parts of three minutes, oldest first; nil for a refresh, which keeps the chart
 }
 
 // Headline returns the state of the watcher in a few words.
@@ -46,32 +51,92 @@ func (o *overview) Relays(watcher string) []admin.Node {
 // Dead returns the number of dead letters of both sides that are not requeued.
 func (o *overview) Dead() int64 { return o.Counts.Dead + o.Counts.HandlerDead }
 
-// tile is a count on the overview, with the term of the glossary that explains it.
-type tile struct {
-	Count      int64
-	More       bool // there may be more
-	Text, Term string
-	Link       string // to the list; "" if there is none
+// IsEmpty reports whether no event is stored or sent. Then the page shows the first steps.
+func (o *overview) IsEmpty() bool {
+	counts := &o.Counts
+	return o.Slots == 0 || counts.Envelopes+counts.Pending+counts.Waiting()+counts.Scheduled+o.Dead()+counts.InboxHandled == 0 && o.RateS == 0
 }
 
-// Tiles returns the counts of the overview. Counts that an operator has to act on come first.
+// LiveNodes returns the number of nodes that send heartbeats.
+func (o *overview) LiveNodes() (n int) {
+	for i := range o.Nodes {
+		if !o.Nodes[i].Stale {
+			n++
+		}
+	}
+	return n
+}
+
+// tile is a count on the overview, with the term of the glossary that explains it.
+type tile struct {
+	Count             int64
+	Figure, Name      string
+	Parts, Link, Term string // Link is "" if there is no list
+	Alert             bool   // an operator has to act on it
+}
+
+// Tiles returns the counts that an operator looks at first.
 func (o *overview) Tiles(view *view) []tile {
 	counts := &o.Counts
+	waiting, dead := counts.Waiting(), o.Dead()
 	return []tile{
-		{Count: counts.Dead, Text: "dead letters", Term: "dead letter", Link: view.Link("/dead")},
-		{Count: counts.HandlerDead, Text: "dead letters of handlers", Term: "dead letter", Link: view.Link("/dead", "source", admin.FromHandler)},
-		{Count: counts.Retry, Text: "retry", Term: "retry", Link: view.Link("/pending", "reason", "retry")},
-		{Count: counts.Parked, Text: "parked", Term: "parked", Link: view.Link("/pending", "reason", "parked")},
-		{Count: counts.Blocked, Text: "blocked", Term: "blocked", Link: view.Link("/pending", "reason", "blocked")},
-		{Count: counts.Queued, Text: "queued", Term: "queued", Link: view.Link("/pending", "reason", "queued")},
-		{Count: counts.BlockedKeys, Text: "keys that wait", Term: "key", Link: view.Link("/pending")},
-		{Count: counts.Scheduled, Text: "scheduled", Term: "scheduled", Link: view.Link("/scheduled")},
-		{Count: counts.Pending, More: counts.PendingMore, Text: "after the position", Term: "position"},
-		{Count: counts.Envelopes, Text: "in the outboxes", Term: "outbox"},
-		{Count: counts.InboxHandled, Text: "handled messages", Term: "inbox", Link: view.Link("/inbox")},
-		{Count: counts.InboxClaimed, Text: "claimed messages", Term: "claimed", Link: view.Link("/inbox")},
-		{Count: counts.Sagas, Text: "sagas", Term: "saga", Link: view.Link("/sagas")},
+		{
+			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/pending"), Term: "parked", Alert: counts.Parked+counts.Retry > 0,
+			Parts: joinParts(part{counts.Parked, "parked"}, part{counts.Retry, "before a retry"}, part{counts.Blocked, "blocked"}, part{counts.Queued, "queued"}),
+		},
+		{
+			Count: dead, Figure: formatNumber(dead), Name: "dead letters", Link: view.Link("/dead"), Term: "dead letter", Alert: dead > 0,
+			Parts: joinParts(part{counts.Dead, "of the relay"}, part{counts.HandlerDead, "of handlers"}),
+		},
+		{
+			Count: counts.Scheduled, Figure: formatNumber(counts.Scheduled), Name: "scheduled", Link: view.Link("/scheduled"), Term: "scheduled",
+			Parts: "sent when they are due",
+		},
 	}
+}
+
+// part is a share of a count.
+type part struct {
+	count int64
+	text  string
+}
+
+// joinParts returns the parts that are not 0.
+func joinParts(parts ...part) string {
+	var texts []string
+	for _, part := range parts {
+		if part.count > 0 {
+			texts = append(texts, formatNumber(part.count)+" "+part.text)
+		}
+	}
+	return cmp.Or(strings.Join(texts, " · "), "none")
+}
+
+// AllCounts returns every count.
+func (o *overview) AllCounts(view *view) []tile {
+	counts := &o.Counts
+	list := []tile{
+		{Count: counts.Parked, Term: "parked", Link: view.Link("/pending", "reason", "parked")},
+		{Count: counts.Retry, Term: "retry", Link: view.Link("/pending", "reason", "retry")},
+		{Count: counts.Blocked, Term: "blocked", Link: view.Link("/pending", "reason", "blocked")},
+		{Count: counts.Queued, Term: "queued", Link: view.Link("/pending", "reason", "queued")},
+		{Count: counts.BlockedKeys, Term: "key", Parts: "wait", Link: view.Link("/pending")},
+		{Count: counts.Dead, Term: "dead letters", Parts: "of the relay", Link: view.Link("/dead")},
+		{Count: counts.HandlerDead, Term: "dead letters", Parts: "of handlers", Link: view.Link("/dead", "source", admin.FromHandler)},
+		{Count: counts.Scheduled, Term: "scheduled", Link: view.Link("/scheduled")},
+		{Count: counts.Pending, Term: "position", Parts: "after it"},
+		{Count: counts.Envelopes, Term: "outbox", Parts: "stored"},
+		{Count: counts.InboxHandled, Term: "inbox", Parts: "handled", Link: view.Link("/inbox")},
+		{Count: counts.InboxClaimed, Term: "claimed", Link: view.Link("/inbox")},
+		{Count: counts.Sagas, Term: "sagas", Link: view.Link("/sagas")},
+	}
+	for i := range list {
+		list[i].Figure = formatNumber(list[i].Count)
+		if list[i].Term == "position" && counts.PendingMore {
+			list[i].Figure += "+"
+		}
+	}
+	return list
 }
 
 // verdict is the state of one watcher.
@@ -111,6 +176,18 @@ func titleOfCheck(check admin.Check) string {
 	return cmp.Or(checkTitles[check.ID], check.ID)
 }
 
+// problemCard is a problem as the overview shows it.
+type problemCard struct {
+	Severity            string // warn or fail
+	Title               string // with the object
+	Facts               string // since when, and how many
+	Detail, Consequence string
+	Fix                 string
+	Link, LinkText      string // to the affected entries; "" if there are none
+	Action, ActionText  string // of the page; "" if there is none
+	Fields              []row  // of the form of the action
+}
+
 // severity sorts checks: the most severe ones come first.
 var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
 
@@ -124,7 +201,7 @@ func newOverview(reported admin.Overview, watcher string) *overview {
 	})
 	for _, c := range overview.Checks {
 		if c.Status != admin.CheckOK {
-			overview.Problems = append(overview.Problems, c)
+			overview.Problems = append(overview.Problems, problemCard{Severity: c.Status, Title: titleOfCheck(c), Detail: c.Detail, Fix: c.Fix})
 		}
 	}
 	if len(overview.Checks) > 0 {
@@ -158,24 +235,85 @@ func showOverview(call *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newOverview(overview, call.v.Watcher), nil
+	shown := newOverview(overview, call.v.Watcher)
+	if call.refresh || shown.Slots == 0 {
+		return shown, nil
+	}
+
+	minutes, err := call.use.Activity.Minutes(call.ctx)
+	shown.Rates = sumMinutes(minutes, call.v.Now)
+	return shown, err
 }
 
-// showHistory serves throughput and lag of the last day, for the charts: seconds, records per second, and seconds of lag.
+// sumMinutes returns the records of the last hour, in parts of three minutes.
+func sumMinutes(minutes []admin.Minute, now time.Time) []int32 {
+	const parts = 60 / activity.RecentMinutes
+	list := make([]int32, parts)
+	for _, minute := range minutes {
+		age := int(now.Sub(minute.At).Minutes()) / activity.RecentMinutes
+		if age >= 0 && age < parts {
+			list[parts-1-age] += int32(minute.Rate * 60)
+		}
+	}
+	return list
+}
+
+// history is the data of the charts.
+type history struct {
+	// Points have the Unix seconds, records per second, seconds of lag, and p50 and p99 of the latency in milliseconds.
+	Points [][5]float64 `json:"points"`
+	Marks  []mark       `json:"marks"` // oldest first
+}
+
+// mark is an entry of the audit log that explains a chart.
+type mark struct {
+	At   int64  `json:"at"` // Unix seconds
+	Text string `json:"text"`
+	Link string `json:"link"` // to the entry
+}
+
+// markTexts are the marks of the kinds of entries.
+var markTexts = map[string]string{
+	string(nodes.TookOver):  "takeover",
+	string(nodes.Paused):    "paused",
+	string(nodes.Resumed):   "resumed",
+	string(nodes.GapFound):  "gap found",
+	string(nodes.GapClosed): "gap closed",
+	string(nodes.Halted):    "halted",
+}
+
+// maxMarks bounds the marks of the charts.
+const maxMarks = 100
+
+// showHistory serves throughput, lag and latency of the last day, for the charts, with takeovers, pauses and gaps.
 func (p *page) showHistory(response http.ResponseWriter, request *http.Request, call *call) {
 	list, err := call.use.Activity.Minutes(call.ctx)
 	if err != nil {
 		p.serveProblem(response, request, call, err)
 		return
 	}
+	entries, err := call.use.Operator.Audit(call.ctx, admin.AuditFilter{
+		Watcher: call.v.Watcher, Kinds: slices.Sorted(maps.Keys(markTexts)), From: call.v.Now.Add(-24 * time.Hour),
+	}, maxMarks, "")
+	if err != nil {
+		p.serveProblem(response, request, call, err)
+		return
+	}
 
-	points := make([][3]float64, len(list))
-	for i, h := range list {
-		points[i] = [3]float64{float64(h.At.Unix()), h.Rate, h.LagS}
+	shown := history{Points: make([][5]float64, len(list)), Marks: []mark{}}
+	for i, minute := range list {
+		shown.Points[i] = [5]float64{float64(minute.At.Unix()), minute.Rate, minute.LagS, minute.P50MS, minute.P99MS}
+	}
+	for _, entry := range slices.Backward(entries.Entries) {
+		text := cmp.Or(markTexts[entry.Kind], entry.Kind)
+		if entry.Node != "" {
+			text += " on " + entry.Node
+		}
+		shown.Marks = append(shown.Marks, mark{entry.At.Unix(), text, call.v.Link("/log/entry", "id", entry.ID)})
 	}
 	response.Header().Set("Content-Type", "application/json")
 	// An error means that the client has disconnected.
-	_ = json.NewEncoder(response).Encode(points)
+	_ = json.NewEncoder(response).Encode(shown)
 }
 
 // pending is the data of the page of waiting envelopes.
@@ -187,22 +325,29 @@ type pending struct {
 func showPending(call *call) (any, error) {
 	var page pending
 	var err error
-	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err != nil {
-		return nil, err
+	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err == nil {
+		page.Page, err = call.use.Waiting.Page(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
 	}
-	page.Page, err = call.use.Waiting.Page(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
-	return page, err
+	return page, call.ignoreFirstRun(err)
 }
 
-// nodes is the data of the page of nodes.
-type nodes struct {
+// ignoreFirstRun returns nil if the watcher has read no collection yet: its lists are empty then. A named collection does not exist.
+func (c *call) ignoreFirstRun(err error) error {
+	if errors.Is(err, admin.ErrNoCollections) && !c.isSet("collection") {
+		return nil
+	}
+	return err
+}
+
+// nodeList is the data of the page of nodes.
+type nodeList struct {
 	Nodes []admin.Node
 	Slots []admin.SlotStatus
 }
 
 func showNodes(call *call) (any, error) {
 	overview, err := call.use.Operator.Overview(call.ctx)
-	return nodes{overview.Nodes, overview.Slots}, err
+	return nodeList{overview.Nodes, overview.Slots}, err
 }
 
 // control is the data of the page with the forms of actions.
