@@ -106,7 +106,7 @@ func (p *page) showAgain(response http.ResponseWriter, request *http.Request, ca
 	again := *call
 	again.q, _ = url.ParseQuery(call.q.Get(listField))
 	again.v.Query, again.v.Entered = again.q, call.q
-	again.v.Path, again.v.Title = screen.path, screen.title
+	again.v.Path, again.v.Title = screen.address(), screen.title
 	again.v.Said, again.v.SaidInForm = problem, screen.saysInForm
 	p.renderScreen(response, request, screen, &again, problem.Status)
 }

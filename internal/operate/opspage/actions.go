@@ -2,11 +2,15 @@ package opspage
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 // actions by the last part of their address.
 var actions = map[string]action{
+	"acknowledge":      {title: "Acknowledge a problem", button: "Acknowledge", back: "/", plan: planAcknowledge},
 	"pause":            {title: "Pause", button: "Pause", slots: true, back: "/control", plan: planPause},
 	"resume":           {title: "Resume", button: "Resume", slots: true, back: "/control", plan: planResume},
 	"pin":              {title: "Pin", button: "Pin", slots: true, back: "/control", plan: planPin},
@@ -49,6 +53,26 @@ func countVerb(n int64, noun string) string {
 		return countNoun(n, noun) + " is"
 	}
 	return countNoun(n, noun) + " are"
+}
+
+// planAcknowledge ends a problem whose cause is over, such as lost history.
+func planAcknowledge(call *call) (preview, error) {
+	overview, err := call.use.Operator.Overview(call.ctx)
+	if err != nil {
+		return preview{}, err
+	}
+	id := call.value("problem")
+	i := slices.IndexFunc(overview.Problems, func(problem admin.Problem) bool { return problem.Acknowledge == id })
+	if id == "" || i < 0 {
+		return preview{}, invalidInput("the list has no problem %q that can be acknowledged", id)
+	}
+
+	problem := &overview.Problems[i]
+	run := func() (notice, error) {
+		return notice{Text: problem.Title + ": acknowledged."}, call.use.Operator.Acknowledge(call.ctx, id)
+	}
+	return newPreview(run, "It cannot be taken back. The audit log keeps who acknowledged it.",
+		problem.Title+": "+problem.Detail+".", "The problem leaves the list for everybody."), nil
 }
 
 var errNoNode = invalidInput("the request names no node")

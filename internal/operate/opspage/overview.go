@@ -13,14 +13,15 @@ import (
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
 // overview is the data of the first page.
 type overview struct {
 	admin.Overview
-	Worst    string        // status of the most severe check of the watcher
-	Problems []problemCard // of the watcher, the most severe first
+	Worst    string        // ok, warn or fail: the greatest severity of the problems of the watcher
+	Problems []problemCard // of the watcher, failures first
 	Watching []verdict     // all watchers
 	HeldLive int           // number of live slots of the watcher
 	Slots    int           // number of slots of the watcher
@@ -142,76 +143,79 @@ func (o *overview) AllCounts(view *view) []tile {
 // verdict is the state of one watcher.
 type verdict struct{ Name, Status string }
 
-// newVerdict returns the status of the most severe check about a watcher.
-func newVerdict(checks []admin.Check, watcher string) verdict {
-	verdict := verdict{watcher, admin.CheckOK}
-	for _, c := range checks {
-		if c.Watcher == watcher && severity[c.Status] < severity[verdict.Status] {
-			verdict.Status = c.Status
-		}
-	}
-	return verdict
+// newVerdict returns the greatest severity of the problems of a watcher.
+func newVerdict(list []admin.Problem, watcher string) verdict {
+	return verdict{watcher, worstOf(slices.DeleteFunc(slices.Clone(list), func(problem admin.Problem) bool { return problem.Watcher != watcher }))}
 }
 
-// checkTitles are the names of checks that are not about a slot.
-var checkTitles = map[string]string{
-	"nodes": "Nodes", "counting": "Counts of waiting envelopes", "dead_letters": "Dead letters", "exceptions": "Waiting envelopes",
-}
+// worstOf returns ok, or the greatest severity of the problems.
+func worstOf(list []admin.Problem) string { return cmp.Or(string(problems.Worst(list)), "ok") }
 
-// titleOfCheck returns the object of a check in words: its id is for programs.
-func titleOfCheck(check admin.Check) string {
-	kind, slot, _ := strings.Cut(check.ID, " ")
-	name, part, _ := strings.Cut(slot, "/")
-	of := "watcher " + name
-	if part != "0of1" {
-		of = "slot " + part + " of " + of
-	}
-
-	switch kind {
-	case "slot":
-		return strings.ToUpper(of[:1]) + of[1:]
-	case "oplog":
-		return "Oplog of " + of
-	}
-	return cmp.Or(checkTitles[check.ID], check.ID)
-}
-
-// problemCard is a problem as the overview shows it.
+// problemCard is a problem as the overview shows it, with its link or action.
 type problemCard struct {
-	Severity            string // warn or fail
-	Title               string // with the object
-	Facts               string // since when, and how many
-	Detail, Consequence string
-	Fix                 string
-	Link, LinkText      string // to the affected entries; "" if there are none
-	Action, ActionText  string // of the page; "" if there is none
-	Fields              []row  // of the form of the action
+	admin.Problem
+	Link, LinkText     string // to the affected entries; "" if there are none
+	Action, ActionText string // of the page; "" if there is none
+	Fields             []row  // of the form of the action
 }
 
-// severity sorts checks: the most severe ones come first.
-var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
+// Facts states how many are affected, and since when.
+func (p problemCard) Facts() string {
+	var facts []string
+	if p.Count > 0 {
+		facts = append(facts, formatNumber(p.Count)+" "+p.Unit)
+	}
+	if p.ForS > 0 {
+		facts = append(facts, "for "+formatSpan(p.ForS))
+	}
+	return strings.Join(facts, " · ")
+}
 
-func newOverview(reported admin.Overview, watcher string) *overview {
-	overview := &overview{Overview: reported, Worst: admin.CheckOK}
-	// A check without a watcher concerns the whole deployment.
-	overview.Checks = slices.DeleteFunc(slices.Clone(reported.Checks), func(check admin.Check) bool { return check.Watcher != "" && check.Watcher != watcher })
-	// A stable order keeps rows in place when the page refreshes.
-	slices.SortStableFunc(overview.Checks, func(a, b admin.Check) int {
-		return cmp.Compare(severity[a.Status], severity[b.Status])
-	})
-	for _, c := range overview.Checks {
-		if c.Status != admin.CheckOK {
-			overview.Problems = append(overview.Problems, problemCard{Severity: c.Status, Title: titleOfCheck(c), Detail: c.Detail, Fix: c.Fix})
+// newProblemCard adds the next step on the page to a problem.
+func newProblemCard(problem admin.Problem, view *view) problemCard {
+	card := problemCard{Problem: problem}
+	switch problem.Kind {
+	case problems.TopicUnwritable:
+		card.Link, card.LinkText = view.Link("/pending", "topic", problem.Object), "Show "+countNoun(problem.Count, "event")
+	case problems.WaitingStuck:
+		card.Link, card.LinkText = view.Link("/pending"), "Show the waiting events"
+	case problems.DeadLetters:
+		card.Link, card.LinkText = view.Link("/dead"), "Show "+countNoun(problem.Count, "dead letter")
+	case problems.ScheduledOverdue:
+		card.Link, card.LinkText = view.Link("/scheduled"), "Show the scheduled events"
+	case problems.NoStandby, problems.NodeStale, problems.Clock, problems.MongoUnreachable, problems.KafkaUnreachable, problems.NoOwner:
+		card.Link, card.LinkText = view.Link("/nodes"), "Show the nodes"
+	case problems.Halted, problems.StreamStopped, problems.WriteRejected, problems.PositionStopped, problems.StepFails, problems.GapOpen:
+		card.Link, card.LinkText = view.Link("/log", "of", problem.Watcher), "Show the audit log"
+	case problems.Paused:
+		card.Action, card.ActionText = "resume", "Resume"
+		if _, slot, named := strings.Cut(problem.Object, "/"); named {
+			card.Fields = []row{{slotField, slot}}
 		}
 	}
-	if len(overview.Checks) > 0 {
-		overview.Worst = overview.Checks[0].Status
+	if problem.Acknowledge != "" {
+		card.Action, card.ActionText = "acknowledge", "Acknowledge"
+		card.Fields = []row{{"problem", problem.Acknowledge}}
+	}
+	return card
+}
+
+func newOverview(reported admin.Overview, view *view) *overview {
+	watcher := view.Watcher
+	overview := &overview{Overview: reported}
+	// A problem without a watcher concerns the whole deployment.
+	list := slices.DeleteFunc(slices.Clone(reported.Problems), func(problem admin.Problem) bool {
+		return problem.Watcher != "" && problem.Watcher != watcher
+	})
+	overview.Worst = worstOf(list)
+	for _, problem := range list {
+		overview.Problems = append(overview.Problems, newProblemCard(problem, view))
 	}
 
 	for i := range reported.Slots {
 		reportedSlot := &reported.Slots[i]
 		if !slices.ContainsFunc(overview.Watching, func(verdict verdict) bool { return verdict.Name == reportedSlot.Name }) {
-			overview.Watching = append(overview.Watching, newVerdict(reported.Checks, reportedSlot.Name))
+			overview.Watching = append(overview.Watching, newVerdict(reported.Problems, reportedSlot.Name))
 		}
 		// The numbers below are about the watcher of this page; the others have only a verdict.
 		if reportedSlot.Name != watcher {
@@ -235,7 +239,7 @@ func showOverview(call *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	shown := newOverview(overview, call.v.Watcher)
+	shown := newOverview(overview, call.v)
 	if call.refresh || shown.Slots == 0 {
 		return shown, nil
 	}
@@ -367,7 +371,7 @@ func showControl(call *call) (any, error) {
 	}
 
 	// A watcher that never ran has no collections and no replays.
-	control := control{overview: newOverview(overview, call.v.Watcher)}
+	control := control{overview: newOverview(overview, call.v)}
 	if control.Slots == 0 {
 		return control, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
@@ -100,10 +101,13 @@ type screen struct {
 	saysInForm bool                // its own form shows why an action cannot be planned
 }
 
+// address returns the path of the screen in links.
+func (s *screen) address() string { return strings.TrimSuffix(s.path, "{$}") }
+
 // findScreen returns the screen with this path, or nil.
 func findScreen(path string) *screen {
 	for i := range screens {
-		if screens[i].path == path {
+		if screens[i].address() == path {
 			return &screens[i]
 		}
 	}
@@ -205,7 +209,7 @@ func (p *page) showStrip(response http.ResponseWriter, request *http.Request, ca
 		p.serveProblem(response, request, call, err)
 		return
 	}
-	call.v.Data = newOverview(overview, call.v.Watcher)
+	call.v.Data = newOverview(overview, call.v)
 	p.render(response, http.StatusOK, "overview", "strip", call.v)
 }
 

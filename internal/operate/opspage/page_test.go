@@ -20,6 +20,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -123,10 +124,14 @@ func (d *desk) Overview(context.Context) (admin.Overview, error) {
 	o, err := answer[admin.Overview](d)
 	if err == nil {
 		o.Slots[0].Name, o.Slots[0].State = "orders", "live"
-		o.Checks[0].Status, o.Checks[1].Status = admin.CheckWarn, admin.CheckOK
-		o.Checks[0].Watcher, o.Checks[1].Watcher = "orders", ""
+		o.Problems[0].Severity, o.Problems[0].Watcher = problems.Warn, "orders"
 	}
 	return o, err
+}
+
+func (d *desk) Acknowledge(context.Context, string) error {
+	d.did = append(d.did, "acknowledge")
+	return d.err
 }
 
 func (d deskActivity) Minutes(context.Context) ([]admin.Minute, error) {

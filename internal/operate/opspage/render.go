@@ -155,7 +155,6 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"spark":     newSpark,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
-		"object":    titleOfCheck,
 		"title":     func(text string) string { return strings.ToUpper(text[:1]) + text[1:] },
 		"unix":      time.Time.UnixMilli,
 

@@ -42,6 +42,7 @@ type operatorUseCases interface {
 	Audit(ctx context.Context, f admin.AuditFilter, limit int, after string) (admin.AuditPage, error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
 	Collections(ctx context.Context, only string) ([]string, error)
+	Acknowledge(ctx context.Context, problem string) error
 
 	Purge(ctx context.Context, p admin.Purge) (admin.PurgeReport, error)
 	Clear(ctx context.Context, c admin.ClearOrder) (admin.Cleared, error)

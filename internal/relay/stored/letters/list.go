@@ -83,6 +83,23 @@ func Count(ctx context.Context, coll *mongo.Collection, query Query) (int64, err
 	return n, mongodb.Refusal(err, "counting "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
+// CountOpen returns the number of letters of a watcher that are not requeued, and when the oldest of them died; nil if there is none.
+func CountOpen(ctx context.Context, coll *mongo.Collection, watcher string) (n int64, oldest *time.Time, err error) {
+	query := Query{Watcher: watcher, RequeueStatus: NotRequeued}
+	if n, err = Count(ctx, coll, query); err != nil || n == 0 {
+		return n, nil, err
+	}
+	first, err := mongodb.FindAll[Dead](ctx, mongodb.Majority(coll), "finding the oldest of "+mongodb.Namespace(coll), query.mongoFilter(), options.Find().
+		SetSort(letterlist.Order{Field: "movedAt"}.Sort()).
+		SetLimit(1).
+		SetProjection(bson.D{{Key: "movedAt", Value: 1}}))
+	if len(first) > 0 {
+		moved := first[0].MovedAt.UTC()
+		oldest = &moved
+	}
+	return n, oldest, err
+}
+
 // CountOutboxes returns the numbers of the letters that match query by their outboxes.
 func CountOutboxes(ctx context.Context, coll *mongo.Collection, query Query) (map[string]int64, error) {
 	counts, _, err := countValues(ctx, coll, query, "ns", 0)
