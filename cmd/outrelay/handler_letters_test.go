@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,10 +22,12 @@ import (
 )
 
 // clinic is a watcher, whose service has a consumer with two handlers. The handler "invoice" rejects values that begin with
-// "bad". All other values are in handled, with the name of the handler.
+// "bad", and fails with those that begin with "late" until it is repaired. All other values are in handled, with the name of the handler.
 type clinic struct {
 	*graveyard
 	topic, group string
+
+	repaired atomic.Bool
 
 	mu      sync.Mutex
 	handled []string
@@ -39,17 +42,21 @@ func newClinic(t *testing.T) *clinic {
 	if err != nil {
 		t.Fatal(err)
 	}
+	retry := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour})
 	for _, name := range []string{"invoice", "report"} {
 		h := consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if name == "invoice" && strings.HasPrefix(string(m.Value), "bad") {
 				return consumer.Reject(errors.New("no such customer"))
+			}
+			if name == "invoice" && strings.HasPrefix(string(m.Value), "late") && !c.repaired.Load() {
+				return errors.New("no answer")
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.handled = append(c.handled, name+" "+string(m.Value))
 			return nil
 		}, "OrderPlaced")
-		if err := member.Handle(name, h); err != nil {
+		if err := member.Handle(name, h, retry); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -185,6 +185,9 @@ func (s statusReport) writeCounts(out io.Writer) {
 		formatThousands(counts.Blocked), countNoun(counts.BlockedKeys, "key"), formatThousands(counts.Parked),
 		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), formatThousands(counts.Dead), formatThousands(counts.HandlerDead),
 		countNoun(int64(len(s.Nodes)), "node"), stale)
+	if counts.HandlerWaiting > 0 {
+		fmt.Fprintf(out, "handlers retry %s: outrelay waiting list --source handler\n", countNoun(counts.HandlerWaiting, "message"))
+	}
 
 	if len(s.WaitingTopics) == 0 {
 		return

@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 const (
@@ -38,7 +39,8 @@ const (
 	// backlog would be read completely for each count, by a server that is busy with the backlog.
 	maxPendingCounted = 10_000
 
-	// maxLettersCounted bounds the count of dead letters of handlers in a collection, with the requeued ones.
+	// maxLettersCounted bounds the count of dead letters of handlers in a collection, with the requeued ones, and of the messages
+	// that handlers retry.
 	maxLettersCounted = 100_000
 )
 
@@ -413,6 +415,14 @@ func (c *figureCount) countServices(ctx context.Context, databases []string) err
 			}
 			counts.InboxHandled += n.Handled
 			counts.InboxClaimed += n.Claimed
+		}
+
+		if found.waiting {
+			n, err := c.op.HandlerWaiting().desk(name).Count(ctx, setaside.Query{}, false, maxLettersCounted)
+			if err != nil {
+				return err
+			}
+			counts.HandlerWaiting += n
 		}
 
 		for _, coll := range found.letters {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -15,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -34,6 +34,7 @@ func HandlerClasses() []string {
 		handlerletters.ClassMalformed,
 		handlerletters.ClassExpired,
 		handlerletters.ClassUnknown,
+		handlerletters.ClassSkipped,
 		handlerletters.ClassDatabase,
 	}
 }
@@ -286,7 +287,7 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 
 	query := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
 	queries := []handlerletters.Query{query}
-	if topic, ok := topicOfPlace(ref.ID); ok {
+	if topic, _, _, ok := setaside.ParsePlace(ref.ID); ok {
 		query.Messages, query.Topic = nil, topic
 		queries = append(queries, query)
 	}
@@ -319,17 +320,6 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 		err = fmt.Errorf("%w: %w", err, mongodb.ErrNotFound)
 	}
 	return in, found, err
-}
-
-// topicOfPlace returns the topic of a text of the form of deadletter.ID.Place: "<topic>/<partition>/<offset>".
-func topicOfPlace(text string) (topic string, ok bool) {
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 {
-		return "", false
-	}
-	_, err := strconv.ParseUint(parts[1], 10, 31)
-	_, err2 := strconv.ParseUint(parts[2], 10, 63)
-	return parts[0], err == nil && err2 == nil
 }
 
 // isLaterDelivery reports whether a is a later delivery than b of the same message to the same handler.

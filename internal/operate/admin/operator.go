@@ -142,6 +142,9 @@ func (o Operator) Replays() Replays {
 	return Replays{o, newReplayStore(o.State)}
 }
 
+// HandlerWaiting returns the messages that handlers of consumers retry, in the databases of the watcher's outboxes.
+func (o Operator) HandlerWaiting() HandlerWaiting { return HandlerWaiting{o} }
+
 // Inboxes returns the inboxes of the services whose outboxes the watcher reads.
 func (o Operator) Inboxes() Inboxes { return Inboxes{o} }
 

@@ -30,21 +30,23 @@ type Overview struct {
 // Counts are numbers of documents in the watcher's collections, and in the databases that contain
 // them.
 type Counts struct {
-	Envelopes    int64 `json:"envelopes"`    // all in the outboxes, also delivered ones; from the collections' metadata
-	Pending      int64 `json:"pending"`      // written after the watcher's position; at most 10,000 per collection; of many outboxes, a part is counted in each round
-	PendingMore  bool  `json:"pending_more"` // a collection reached that limit, so there may be more
-	Retry        int64 `json:"retry"`
-	Blocked      int64 `json:"blocked"`
-	Parked       int64 `json:"parked"`
-	Queued       int64 `json:"queued"`       // sent next: due, requeued or replayed
-	BlockedKeys  int64 `json:"blocked_keys"` // ordering keys with any of these, counted for each topic
-	Scheduled    int64 `json:"scheduled"`
-	Dead         int64 `json:"dead"`          // letters that are not requeued
-	DeadAll      int64 `json:"dead_all"`      // all letters
-	HandlerDead  int64 `json:"handler_dead"`  // letters of handlers that are not requeued
-	InboxHandled int64 `json:"inbox_handled"` // marks, from the collections' metadata
-	InboxClaimed int64 `json:"inbox_claimed"`
-	Sagas        int64 `json:"sagas"`
+	Envelopes   int64 `json:"envelopes"`    // all in the outboxes, also delivered ones; from the collections' metadata
+	Pending     int64 `json:"pending"`      // written after the watcher's position; at most 10,000 per collection; of many outboxes, a part is counted in each round
+	PendingMore bool  `json:"pending_more"` // a collection reached that limit, so there may be more
+	Retry       int64 `json:"retry"`
+	Blocked     int64 `json:"blocked"`
+	Parked      int64 `json:"parked"`
+	Queued      int64 `json:"queued"`       // sent next: due, requeued or replayed
+	BlockedKeys int64 `json:"blocked_keys"` // ordering keys with any of these, counted for each topic
+	Scheduled   int64 `json:"scheduled"`
+	Dead        int64 `json:"dead"`         // letters that are not requeued
+	DeadAll     int64 `json:"dead_all"`     // all letters
+	HandlerDead int64 `json:"handler_dead"` // letters of handlers that are not requeued
+	// HandlerWaiting are messages that handlers retry, or that follow such a message of their key; at most 100,000 per database.
+	HandlerWaiting int64 `json:"handler_waiting"`
+	InboxHandled   int64 `json:"inbox_handled"` // marks, from the collections' metadata
+	InboxClaimed   int64 `json:"inbox_claimed"`
+	Sagas          int64 `json:"sagas"`
 }
 
 // Waiting returns the number of waiting envelopes.

@@ -118,6 +118,7 @@ func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 	api.addNodes()
 	api.addTopics()
 	api.addWaiting()
+	api.addHandlerWaiting()
 	api.addScheduled()
 	api.addDead()
 	api.addReplays()
