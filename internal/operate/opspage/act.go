@@ -138,7 +138,9 @@ func (p *page) parseActionForm(response http.ResponseWriter, request *http.Reque
 	call.v.Query = url.Values{}
 	call.v.Watcher = watcher
 	call.v.Title = action.title
-	call.v.Area = strings.TrimPrefix(action.back, "/")
+	if screen := findScreen(action.back); screen != nil {
+		call.v.Area = screen.area
+	}
 	call.back = call.linkBack(action.back)
 	return nil
 }

@@ -78,7 +78,7 @@ var remedies = map[string]string{
 	"expired":                "Its time is over. Discard it; or edit its expiry if it is still needed.",
 	"record_refused":         "Kafka rejected the record. Fix the cause that the reason names, then requeue it.",
 	"attempts_exhausted":     "Fix the cause of the last attempt, then requeue it.",
-	"skipped":                "An operator passed it in the change stream. Requeue it when the cause is fixed.",
+	"skipped":                "An operator gave it up. Requeue it when the cause is fixed.",
 	"handler":                "Fix the handler or the system that it calls, and start the new version; then requeue it.",
 	"rejected":               "The handler rejected the message for good. Edit it, or discard it.",
 	"timeout":                "The handler took too long. Make it faster or its timeout longer; then requeue it.",

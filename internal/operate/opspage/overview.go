@@ -52,6 +52,9 @@ func (o *overview) Relays(watcher string) []admin.Node {
 // Dead returns the number of dead letters of both sides that are not requeued.
 func (o *overview) Dead() int64 { return o.Counts.Dead + o.Counts.HandlerDead }
 
+// Waiting returns the number of events that wait at the relay, and of messages that handlers retry.
+func (o *overview) Waiting() int64 { return o.Counts.Waiting() + o.Counts.HandlerWaiting }
+
 // IsEmpty reports whether no event is stored or sent. Then the page shows the first steps.
 func (o *overview) IsEmpty() bool {
 	counts := &o.Counts
@@ -79,11 +82,11 @@ type tile struct {
 // Tiles returns the counts that an operator looks at first.
 func (o *overview) Tiles(view *view) []tile {
 	counts := &o.Counts
-	waiting, dead := counts.Waiting(), o.Dead()
+	waiting, dead := o.Waiting(), o.Dead()
 	return []tile{
 		{
-			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/pending"), Term: "parked", Alert: counts.Parked+counts.Retry > 0,
-			Parts: joinParts(part{counts.Parked, "parked"}, part{counts.Retry, "before a retry"}, part{counts.Blocked, "blocked"}, part{counts.Queued, "queued"}),
+			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/pending"), Term: "parked", Alert: counts.Parked+counts.Retry+counts.HandlerWaiting > 0,
+			Parts: joinParts(part{counts.Parked, "parked"}, part{counts.Retry, "before a retry"}, part{counts.Blocked, "blocked"}, part{counts.Queued, "queued"}, part{counts.HandlerWaiting, "at handlers"}),
 		},
 		{
 			Count: dead, Figure: formatNumber(dead), Name: "dead letters", Link: view.Link("/dead"), Term: "dead letter", Alert: dead > 0,
@@ -121,6 +124,7 @@ func (o *overview) AllCounts(view *view) []tile {
 		{Count: counts.Retry, Term: "retry", Link: view.Link("/pending", "reason", "retry")},
 		{Count: counts.Blocked, Term: "blocked", Link: view.Link("/pending", "reason", "blocked")},
 		{Count: counts.Queued, Term: "queued", Link: view.Link("/pending", "reason", "queued")},
+		{Count: counts.HandlerWaiting, Term: "retry", Parts: "messages of handlers", Link: view.Link("/pending/handlers")},
 		{Count: counts.BlockedKeys, Term: "key", Parts: "wait", Link: view.Link("/pending")},
 		{Count: counts.Dead, Term: "dead letters", Parts: "of the relay", Link: view.Link("/dead")},
 		{Count: counts.HandlerDead, Term: "dead letters", Parts: "of handlers", Link: view.Link("/dead", "source", admin.FromHandler)},

@@ -116,11 +116,11 @@ func findScreen(path string) *screen {
 
 // call is one request of a caller.
 type call struct {
-	ctx    context.Context
-	q      url.Values // of the address, or of the form of an action
-	who    admin.Caller
-	use    UseCases
-	v      *view
+	ctx context.Context
+	q   url.Values // of the address, or of the form of an action
+	who admin.Caller
+	use UseCases
+	v   *view
 
 	refresh bool   // the script requests the live block
 	action  action // the zero action for a query

@@ -88,6 +88,7 @@ type desk struct {
 	lookups   []string
 	did       []string
 	filter    admin.DeadFilter
+	messages  admin.HandlerWaitingFilter
 	edit      admin.DeadEdit
 }
 
@@ -98,6 +99,7 @@ type (
 	deskActivity struct{ *desk }
 	deskLetters  struct{ *desk }
 	deskWaiting  struct{ *desk }
+	deskHandlers struct{ *desk }
 	deskSchedule struct{ *desk }
 	deskReplays  struct{ *desk }
 	deskInboxes  struct{ *desk }
@@ -107,7 +109,7 @@ type (
 // useCases returns the use-cases of the desk.
 func (d *desk) useCases() UseCases {
 	return UseCases{
-		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d},
+		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Handlers: deskHandlers{d},
 		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
 	}
 }
@@ -156,6 +158,30 @@ func (d deskWaiting) Topics(context.Context) ([]admin.WaitingTopic, error) {
 
 func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
 	return answer[admin.WaitingPage](d.desk)
+}
+
+func (d deskHandlers) List(context.Context, admin.HandlerWaitingFilter, int, string) (admin.HandlerWaitingPage, error) {
+	return answer[admin.HandlerWaitingPage](d.desk)
+}
+
+func (d deskHandlers) Summary(context.Context, admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error) {
+	return answer[[]admin.HandlerWaitingGroup](d.desk)
+}
+
+func (d deskHandlers) Retry(_ context.Context, f admin.HandlerWaitingFilter, dry bool) (admin.HandlerRetried, error) {
+	d.messages = f
+	if !dry {
+		d.did = append(d.did, "handler-retry")
+	}
+	return admin.HandlerRetried{Matched: d.count, Retried: d.count}, d.err
+}
+
+func (d deskHandlers) Discard(_ context.Context, f admin.HandlerWaitingFilter, dry bool) (admin.HandlerDiscarded, error) {
+	d.messages = f
+	if !dry {
+		d.did = append(d.did, "handler-discard")
+	}
+	return admin.HandlerDiscarded{Matched: d.count, Discarded: d.count}, d.err
 }
 
 func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResult, error) {
@@ -303,7 +329,7 @@ func sendRequest(t *testing.T, h http.Handler, who *caller, method, target strin
 func allAddresses() []string {
 	x := url.QueryEscape(hostile)
 	return []string{
-		"/", "/strip", "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
+		"/", "/strip", "/pending/handlers?group=" + x + "&key=" + x, "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
 		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
 		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
 	}
@@ -582,12 +608,12 @@ func TestEmptyStates(t *testing.T) {
 	t.Parallel()
 	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
 		return UseCases{
-			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Handlers: noMessages{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
 		}
 	}})
 
 	for at, want := range map[string]string{
-		"/": "has never run", "/pending": "Nothing waits", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
+		"/": "has never run", "/pending": "Nothing waits", "/pending/handlers": "No handler retries a message", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
 		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "No entry matches", "/scheduled": "No event is scheduled", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
 		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x",
 	} {
@@ -603,6 +629,7 @@ type (
 	noNodes       struct{ nodeUseCases }
 	noLetters     struct{ letterUseCases }
 	noneWaits     struct{ waitingUseCases }
+	noMessages    struct{ handlerUseCases }
 	emptySchedule struct{ scheduleUseCases }
 	noInboxes     struct{ inboxUseCases }
 	noSagas       struct{ sagaUseCases }
@@ -621,6 +648,10 @@ func (noSagas) Types(context.Context) (s []admin.SagaType, err error) { return }
 func (noInboxes) List(context.Context) (s []admin.InboxCounts, err error) { return }
 
 func (noneWaits) Page(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
+	return
+}
+
+func (noMessages) List(context.Context, admin.HandlerWaitingFilter, int, string) (p admin.HandlerWaitingPage, err error) {
 	return
 }
 
@@ -778,6 +809,32 @@ func TestHistoryHasMarks(t *testing.T) {
 	}
 	if m := got.Marks[0]; m.Text != "takeover on took_over" || m.Link != "/log/entry?id=took_over" || m.At == 0 {
 		t.Errorf("mark: %+v", m)
+	}
+}
+
+// An action on messages of handlers names the selected messages, or all that match, and the filter of the list.
+func TestActionsOnMessagesOfHandlers(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 2}
+	site := newSite(d)
+	form := url.Values{"group": {"billing"}, "handler": {"charge"}, "pick": {"orders/0/7", "orders/0/9"}}
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-retry", form); !strings.Contains(body, "2 messages are tried again at once") || len(d.did) > 0 {
+		t.Errorf("the question, did %v: %s", d.did, body)
+	}
+	form.Set("_count", "2")
+	response, _ := sendRequest(t, site, &operator, "POST", "/act/handler-retry", form)
+	if f := d.messages; f.Group != "billing" || f.Handler != "charge" || !slices.Equal(f.IDs, form["pick"]) || f.All || !slices.Equal(d.did, []string{"handler-retry"}) {
+		t.Errorf("by %+v, did %v", f, d.did)
+	}
+	if at := response.Header.Get("Location"); !strings.HasPrefix(at, "/pending/handlers?done=") {
+		t.Errorf("back at %s", at)
+	}
+
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-discard", url.Values{"scope": {"all"}}); !strings.Contains(body, "2 messages are given up") || !d.messages.All {
+		t.Errorf("all messages, by %+v: %s", d.messages, body)
+	}
+	if response, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-retry", url.Values{}); response.StatusCode != http.StatusBadRequest || !strings.Contains(body, "no message is selected") {
+		t.Errorf("no message: %d", response.StatusCode)
 	}
 }
 

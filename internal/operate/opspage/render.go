@@ -41,7 +41,7 @@ type view struct {
 	Said                *problem   // why an action of this page was not planned
 	SaidInForm          bool       // the form of the action shows Said
 	Entered             url.Values // the form of that action; nil otherwise
-	Filter              *filter // of a list
+	Filter              *filter    // of a list
 	Data                any
 }
 

@@ -15,6 +15,7 @@ type UseCases struct {
 	Activity activityUseCases
 	Letters  letterUseCases
 	Waiting  waitingUseCases
+	Handlers handlerUseCases
 	Schedule scheduleUseCases
 	Replays  replayUseCases
 	Inboxes  inboxUseCases
@@ -30,6 +31,7 @@ func Of(op admin.Operator) UseCases {
 		Activity: op.Activity(),
 		Letters:  op.Letters(),
 		Waiting:  op.Waiting(),
+		Handlers: op.HandlerWaiting(),
 		Schedule: op.Schedule(),
 		Replays:  op.Replays(),
 		Inboxes:  op.Inboxes(),
@@ -81,6 +83,13 @@ type waitingUseCases interface {
 	Topics(ctx context.Context) ([]admin.WaitingTopic, error)
 	Page(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.WaitingPage, error)
 	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
+}
+
+type handlerUseCases interface {
+	List(ctx context.Context, f admin.HandlerWaitingFilter, limit int, after string) (admin.HandlerWaitingPage, error)
+	Summary(ctx context.Context, f admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error)
+	Retry(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerRetried, error)
+	Discard(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerDiscarded, error)
 }
 
 type scheduleUseCases interface {

@@ -148,6 +148,12 @@
     getSelection().removeAllRanges();
   });
 
+  // A link into a folded part unfolds it, also in browsers that do not.
+  document.addEventListener('click', (e) => {
+    const part = e.target.closest?.('a[href^="#"]')?.hash.slice(1), fold = part && $(part)?.closest('details');
+    if (fold) fold.open = true;
+  });
+
   // Escape leaves a question, as its link does.
   document.addEventListener('keydown', (e) => {
     const back = e.key === 'Escape' && !document.querySelector(':popover-open') && document.querySelector('[data-escape]');
