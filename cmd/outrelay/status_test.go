@@ -93,12 +93,16 @@ func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
 func TestPing(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
+	// No process listens on the port of the configured broker.
+	expectTexts(t, d.runCommand(nil, exitTemporary, "ping"), "MongoDB responds, and Kafka does not: kafka: 127.0.0.1:1")
+
+	d.env = append(d.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(stacktest.Brokers(t), ","))
 	var pong admin.Pong
 	d.runCommand(&pong, exitOK, "ping")
-	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 {
+	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 || !pong.Kafka || pong.KafkaRoundTrip <= 0 {
 		t.Errorf("unexpected result %+v", pong)
 	}
-	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists")
+	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists", "Kafka accepts the login in")
 	d.env = append(d.env, "OUTRELAY_STATE_DATABASE="+stacktest.Database(t, d.shop.Client()).Name())
 	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "no watcher has run")
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")

@@ -111,15 +111,11 @@ A message without attempts follows the message of its key above it.`,
 }
 
 var waitingListing = listing[admin.WaitingEnvelope]{
-	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tERROR",
+	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tWHY",
 	cells: func(e admin.WaitingEnvelope) cells {
-		reason := ""
-		if e.Error != nil {
-			reason = e.Error.Reason
-		}
 		return cells{
 			truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.Reason, strings.Join(e.Topics, " "), e.Attempts, formatNext(e.NextAt),
-			truncate(reason, 100),
+			truncate(e.Why, 100),
 		}
 	},
 }

@@ -96,7 +96,7 @@ func TestADiscardedMessageBecomesADeadLetterAndItsKeyGoesOn(t *testing.T) {
 	if err := setaside.New(k.db, setaside.DefaultCollection).Add(k.context(), gone, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := k.newWaitingDesk().Discard(k.context(), setaside.Query{Group: k.group, IDs: []string{k.topic + "/0/0", k.topic + "/0/7"}}, "ann"); n != 2 || err != nil {
+	if n, err := k.newWaitingDesk().Discard(k.context(), setaside.Query{Group: k.group, IDs: []string{k.topic + "/0@0", k.topic + "/0@7"}}, "ann"); n != 2 || err != nil {
 		t.Fatalf("messages to discard: got %d (%v), want 2", n, err)
 	}
 

@@ -35,7 +35,7 @@ type HandlerWaitingFilter struct {
 	Topic    string   `query:"topic" json:"topic,omitempty" maxLength:"255"`
 	Key      string   `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The key of the record."`
 	Reason   string   `query:"reason" json:"reason,omitempty" maxLength:"512" doc:"The beginning of the reason of a failure."`
-	IDs      []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Ids of messages, or places as topic/partition/offset."`
+	IDs      []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Ids of messages, or places as topic/partition@offset."`
 	All      bool     `query:"-" json:"all,omitempty" doc:"Allows an action without a condition."`
 }
 
@@ -62,7 +62,7 @@ type HandlerMessage struct {
 	Topic       string     `json:"topic"`
 	Partition   int32      `json:"partition"`
 	Offset      int64      `json:"offset"`
-	Place       string     `json:"place"` // "<topic>/<partition>/<offset>", which the actions take as an id
+	Place       string     `json:"place"` // "<topic>/<partition>@<offset>", which the actions take as an id
 	ID          string     `json:"id"`    // of the message; its place if its headers have no id
 	Type        string     `json:"type"`
 	Key         string     `json:"key"`

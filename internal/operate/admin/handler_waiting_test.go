@@ -64,7 +64,7 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 			} else {
 				last = order
 			}
-			if m.Group != "g" || m.Type != "OrderPlaced" || m.ID != "m"+strings.TrimPrefix(m.Place, "orders/1/") || m.AsideAt.IsZero() {
+			if m.Group != "g" || m.Type != "OrderPlaced" || m.ID != "m"+strings.TrimPrefix(m.Place, "orders/1@") || m.AsideAt.IsZero() {
 				t.Errorf("unexpected message %+v", m)
 			}
 			if failed := m.Attempts > 0; failed != (m.NextAt != nil) || failed != (m.Reason == "no answer") || failed != (m.FailedAt != nil) {
@@ -92,7 +92,7 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 		"reason":         {admin.HandlerWaitingFilter{Reason: "no ans"}, 4},
 		"another reason": {admin.HandlerWaitingFilter{Reason: "answer"}, 0},
 		"an id":          {admin.HandlerWaitingFilter{IDs: []string{"m3"}}, 1},
-		"places":         {admin.HandlerWaitingFilter{IDs: []string{"orders/1/3", "orders/1/4", "orders/0/5"}}, 2},
+		"places":         {admin.HandlerWaitingFilter{IDs: []string{"orders/1@3", "orders/1@4", "orders/0@5"}}, 2},
 		"database":       {admin.HandlerWaitingFilter{Database: f.a.Database().Name()}, 5},
 	} {
 		page, err := f.op.HandlerWaiting().List(t.Context(), c.filter, 0, "")
@@ -126,7 +126,7 @@ func TestActionsOnMessagesThatHandlersRetry(t *testing.T) {
 	if out, err := desk.Retry(t.Context(), admin.HandlerWaitingFilter{Handler: "h"}, false); err != nil || out.Retried != 2 {
 		t.Errorf("retry: %+v, %v", out, err)
 	}
-	if out, err := desk.Discard(t.Context(), admin.HandlerWaitingFilter{IDs: []string{"orders/1/0"}}, false); err != nil || out.Discarded != 1 {
+	if out, err := desk.Discard(t.Context(), admin.HandlerWaitingFilter{IDs: []string{"orders/1@0"}}, false); err != nil || out.Discarded != 1 {
 		t.Errorf("discard: %+v, %v", out, err)
 	}
 

@@ -62,6 +62,8 @@ type Operator struct {
 	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 
+	CheckKafka func(ctx context.Context) error // logs in to Kafka, for Ping
+
 	HandlerLetters []string // names of the collections with dead letters of handlers
 
 	Redact Redaction

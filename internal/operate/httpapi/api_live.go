@@ -108,7 +108,7 @@ func (a *api) addFigures() {
 			return done{true, "acknowledged; the entry is in the audit log"}, op.Acknowledge(ctx, input.Body.ID)
 		})
 
-	addQuery(a, "/ping", "ping", "Check whether MongoDB responds, and read its clock",
+	addQuery(a, "/ping", "ping", "Check whether MongoDB and Kafka respond, and read MongoDB's clock",
 		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Pong, error) {
 			return op.Ping(ctx)
 		})

@@ -185,15 +185,17 @@ func (d deskHandlers) Discard(_ context.Context, f admin.HandlerWaitingFilter, d
 }
 
 func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResult, error) {
-	if q.Key != "" {
+	switch {
+	case q.Text != "":
+		d.lookups = append(d.lookups, "text")
+	case q.Key != "":
 		d.lookups = append(d.lookups, "key")
-	} else {
+	default:
 		d.lookups = append(d.lookups, "id")
 	}
-	if d.err == nil && d.unknownID != "" && q.ID == d.unknownID {
-		return admin.LookupResult{}, nil
-	}
-	return answer[admin.LookupResult](d)
+	found, err := answer[admin.LookupResult](d)
+	found.ByKey = q.Key != "" || q.Text != "" && q.Text == d.unknownID
+	return found, err
 }
 
 func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {

@@ -100,7 +100,7 @@ var specs = []Spec{
 	{LostHistoryFound, []Severity{Warn}, "History was lost", "no event is lost, but some may have been sent twice; consumers without an inbox may have handled these twice", "check consumers without an inbox; then acknowledge with outrelay problems acknowledge"},
 	{GapOpen, []Severity{Warn}, "A gap is being swept", "new events wait until the sweep is done", "wait; outrelay status shows the progress"},
 	{Lagging, []Severity{Warn, Fail}, "The lag is high", "consumers work on old data", "outrelay status shows the cause; see docs/troubleshooting.md"},
-	{DeadLetters, []Severity{Warn, Fail}, "Dead letters need a decision", "nobody sends or handles these events again until they are requeued", "outrelay dead groups shows the causes; then requeue or discard them"},
+	{DeadLetters, []Severity{Warn, Fail}, "Dead letters need a decision", "nobody sends or handles these events again until they are requeued", "outrelay dead summary groups them by cause; then requeue or discard them"},
 	{WaitingStuck, []Severity{Warn}, "Waiting events do not decrease", "events of the same keys wait as well", "outrelay waiting summary shows the reasons"},
 	{ScheduledOverdue, []Severity{Warn}, "Scheduled events are overdue", "these events are sent late", "check the topic, and the index on dueAt with outrelay setup --dry-run"},
 	{Paused, []Severity{Warn}, "An operator paused a slot", "no event of the slot is sent until outrelay resume", "outrelay resume"},

@@ -16,7 +16,7 @@ import (
 )
 
 // TestARepeatedStepIsAProblemEverywhere: a stream that is reopened without moving, and a write of the ledger that is repeated, show in
-// /readyz, the status, the log and the metric of the alert OutrelayProblem, until they succeed.
+// /readyz, the status, the log and the metric of the alerts, until they succeed.
 func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
@@ -27,6 +28,11 @@ const seriesSeparator = "\n"
 // SeriesOf returns the field series of the document of a letter.
 func SeriesOf(group, handler, class string) string {
 	return strings.Join([]string{group, handler, class}, seriesSeparator)
+}
+
+// FailureOf returns the failure of a letter with this reason.
+func FailureOf(reason, group, handler, class, topic, name string) record.Failure {
+	return record.FailureOf(reason, "handler", group, handler, class, topic, name)
 }
 
 // NotRequeued is the filter for the letters of a collection that were not requeued.

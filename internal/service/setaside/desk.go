@@ -32,7 +32,7 @@ type Query struct {
 	Group, Handler string
 	Topic          string
 	Key            string
-	IDs            []string // ids of messages, or places in the form "<topic>/<partition>/<offset>"
+	IDs            []string // ids of messages, or places in the form "<topic>/<partition>@<offset>"
 	Reason         string   // the beginning of the reason of one of the last failures
 }
 
@@ -55,9 +55,9 @@ func (i *Item) Header(names ...string) string {
 	return ""
 }
 
-// FormatPlace returns the place of the message: "<topic>/<partition>/<offset>".
+// FormatPlace returns the place of the message: "<topic>/<partition>@<offset>".
 func (m *Message) FormatPlace() string {
-	return fmt.Sprintf("%s/%d/%d", m.Topic, m.Partition, m.Offset)
+	return fmt.Sprintf("%s/%d@%d", m.Topic, m.Partition, m.Offset)
 }
 
 // SplitHandler returns the group and the name of the handler.
@@ -118,15 +118,13 @@ func (q Query) filter() bson.D {
 	return filter
 }
 
-// ParsePlace returns the parts of a place in the form "<topic>/<partition>/<offset>".
+// ParsePlace returns the parts of a place in the form "<topic>/<partition>@<offset>".
 func ParsePlace(text string) (topic string, partition int32, offset int64, ok bool) {
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 {
-		return "", 0, 0, false
-	}
-	number, err := strconv.ParseUint(parts[1], 10, 31)
-	at, err2 := strconv.ParseUint(parts[2], 10, 63)
-	return parts[0], int32(number), int64(at), err == nil && err2 == nil
+	topic, rest, _ := strings.Cut(text, "/")
+	before, after, _ := strings.Cut(rest, "@")
+	number, err := strconv.ParseUint(before, 10, 31)
+	at, err2 := strconv.ParseUint(after, 10, 63)
+	return topic, int32(number), int64(at), err == nil && err2 == nil
 }
 
 // List returns up to limit messages by handler, topic, partition and key, and within a key in the order of their attempts. after is

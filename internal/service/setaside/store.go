@@ -119,8 +119,12 @@ func (s *Collection) EnsureIndexes(ctx context.Context) error {
 			{Keys: keys, Options: options.Index().SetName("queues")},
 			{
 				Keys: bson.D{
-					{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1},
-					{Key: "rq", Value: 1}, {Key: "dc.at", Value: 1},
+					{Key: "h", Value: 1},
+					{Key: "t", Value: 1},
+					{Key: "p", Value: 1},
+					{Key: "q", Value: 1},
+					{Key: "rq", Value: 1},
+					{Key: "dc.at", Value: 1},
 				},
 				Options: options.Index().SetName("requested").SetPartialFilterExpression(isRequested),
 			},
