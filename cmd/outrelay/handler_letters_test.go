@@ -26,6 +26,7 @@ import (
 type clinic struct {
 	*graveyard
 	topic, group string
+	member       *consumer.Consumer
 
 	repaired atomic.Bool
 
@@ -43,6 +44,7 @@ func newClinic(t *testing.T) *clinic {
 		t.Fatal(err)
 	}
 	retry := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour})
+	c.member = member
 	for _, name := range []string{"invoice", "report"} {
 		h := consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if name == "invoice" && strings.HasPrefix(string(m.Value), "bad") {

@@ -56,6 +56,7 @@ type census struct {
 	unread   []setaside.Place        // without a member at the last two counts
 	failed   bool                    // the last description of the group
 	known    map[strayKey]bool       // stray messages that were reported
+	stops    []setaside.Stop         // that were recorded last
 }
 
 type strayKey struct{ handler, topic, reason string }

@@ -117,6 +117,7 @@ func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 	api.addWatchers()
 	api.addNodes()
 	api.addTopics()
+	api.addGroups()
 	api.addWaiting()
 	api.addHandlerWaiting()
 	api.addScheduled()

@@ -117,6 +117,9 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 		},
 		Oplog:      connect.Oplog(state.Client()),
 		CheckKafka: func(ctx context.Context) error { return connect.CheckKafka(ctx, cfg) },
+		KafkaGroups: func(ctx context.Context, names []string, all bool) (connect.Groups, error) {
+			return connect.ReadGroups(ctx, cfg, names, all)
+		},
 	}), nil
 }
 

@@ -121,6 +121,7 @@ func (c *call) parseDeadFilter() (filter admin.DeadFilter, err error) {
 		Key:           c.q.Get("key"),
 		Class:         c.value("class"),
 		Message:       c.q.Get("message"),
+		Fingerprint:   c.value("fingerprint"),
 		Source:        c.value("source"),
 		Group:         c.value("group"),
 		Handler:       c.value("handler"),

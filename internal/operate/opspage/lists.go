@@ -19,6 +19,7 @@ var screens = []screen{
 	{path: "/log", name: "log", title: "Audit log", area: "log", data: showLog, filter: filterLog},
 	{path: "/log/entry", name: "entry", title: "Entry of the audit log", area: "log", data: showEntry},
 	{path: "/scheduled", name: "scheduled", title: "Scheduled", area: "scheduled", data: showScheduled, filter: filterScheduled},
+	{path: "/groups", name: "groups", title: "Consumer groups", area: "groups", data: showGroups},
 	{path: "/sagas", name: "sagas", title: "Sagas", area: "sagas", data: showSagas, filter: filterSagas},
 	{path: "/inbox", name: "inbox", title: "Inbox", area: "inbox", data: showInbox},
 	{path: "/control", name: "control", title: "Control", area: "control", data: showControl},

@@ -102,6 +102,7 @@ type (
 	deskHandlers struct{ *desk }
 	deskSchedule struct{ *desk }
 	deskReplays  struct{ *desk }
+	deskGroups   struct{ *desk }
 	deskInboxes  struct{ *desk }
 	deskSagas    struct{ *desk }
 )
@@ -110,7 +111,7 @@ type (
 func (d *desk) useCases() UseCases {
 	return UseCases{
 		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Handlers: deskHandlers{d},
-		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
+		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Groups: deskGroups{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
 	}
 }
 
@@ -158,6 +159,14 @@ func (d deskWaiting) Topics(context.Context) ([]admin.WaitingTopic, error) {
 
 func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
 	return answer[admin.WaitingPage](d.desk)
+}
+
+func (d deskGroups) List(context.Context, bool) (admin.GroupList, error) {
+	return answer[admin.GroupList](d.desk)
+}
+
+func (d deskGroups) Show(context.Context, string) (admin.Group, error) {
+	return answer[admin.Group](d.desk)
 }
 
 func (d deskHandlers) List(context.Context, admin.HandlerWaitingFilter, int, string) (admin.HandlerWaitingPage, error) {
@@ -333,7 +342,7 @@ func allAddresses() []string {
 	return []string{
 		"/", "/strip", "/pending/handlers?group=" + x + "&key=" + x, "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
 		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
-		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
+		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/groups", "/groups?group=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
 	}
 }
 
@@ -610,13 +619,13 @@ func TestEmptyStates(t *testing.T) {
 	t.Parallel()
 	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
 		return UseCases{
-			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Handlers: noMessages{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Handlers: noMessages{}, Groups: noGroups{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
 		}
 	}})
 
 	for at, want := range map[string]string{
 		"/": "has never run", "/pending": "Nothing waits", "/pending/handlers": "No handler retries a message", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
-		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "No entry matches", "/scheduled": "No event is scheduled", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
+		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "No entry matches", "/scheduled": "No event is scheduled", "/groups": "No consumer group reads a topic", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
 		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x",
 	} {
 		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
@@ -632,6 +641,7 @@ type (
 	noLetters     struct{ letterUseCases }
 	noneWaits     struct{ waitingUseCases }
 	noMessages    struct{ handlerUseCases }
+	noGroups      struct{ groupUseCases }
 	emptySchedule struct{ scheduleUseCases }
 	noInboxes     struct{ inboxUseCases }
 	noSagas       struct{ sagaUseCases }
@@ -656,6 +666,8 @@ func (noneWaits) Page(context.Context, admin.WaitingFilter, int, string) (p admi
 func (noMessages) List(context.Context, admin.HandlerWaitingFilter, int, string) (p admin.HandlerWaitingPage, err error) {
 	return
 }
+
+func (noGroups) List(context.Context, bool) (g admin.GroupList, err error) { return }
 
 func (noLetters) List(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
 	return

@@ -18,6 +18,7 @@ type UseCases struct {
 	Handlers handlerUseCases
 	Schedule scheduleUseCases
 	Replays  replayUseCases
+	Groups   groupUseCases
 	Inboxes  inboxUseCases
 	Sagas    sagaUseCases
 }
@@ -34,6 +35,7 @@ func Of(op admin.Operator) UseCases {
 		Handlers: op.HandlerWaiting(),
 		Schedule: op.Schedule(),
 		Replays:  op.Replays(),
+		Groups:   op.Groups(),
 		Inboxes:  op.Inboxes(),
 		Sagas:    op.Sagas(),
 	}
@@ -105,6 +107,11 @@ type replayUseCases interface {
 	Start(ctx context.Context, o admin.ReplayOrder) (admin.ReplayInfo, error)
 	Cancel(ctx context.Context, id string) error
 	Resume(ctx context.Context, id string) (admin.ReplayInfo, error)
+}
+
+type groupUseCases interface {
+	List(ctx context.Context, all bool) (admin.GroupList, error)
+	Show(ctx context.Context, group string) (admin.Group, error)
 }
 
 type inboxUseCases interface {

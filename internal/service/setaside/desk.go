@@ -20,11 +20,11 @@ import (
 
 // Desk is the view of operators on the messages of a database that are set aside, of all groups. Its changes are requests: the
 // members of the group carry them out within about two seconds, or when one runs again. It is safe for concurrent use.
-type Desk struct{ coll *mongo.Collection }
+type Desk struct{ coll, counts *mongo.Collection }
 
 // NewDesk returns the desk of the collection name of db. It does no I/O.
 func NewDesk(db *mongo.Database, name string) *Desk {
-	return &Desk{mongodb.Majority(db.Collection(name))}
+	return &Desk{coll: mongodb.Majority(db.Collection(name)), counts: mongodb.Majority(db.Collection(name + CountsSuffix))}
 }
 
 // Query selects messages that are set aside. A message must match all conditions that are set.

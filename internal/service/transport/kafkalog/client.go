@@ -84,9 +84,11 @@ func (c *Client) DescribeGroup(ctx context.Context, group string) (transport.Gro
 		return transport.GroupState{}, fmt.Errorf("describing group %s: %w", group, err)
 	}
 
-	state := transport.GroupState{Members: groupState.Members, Stable: groupState.State == "Stable", Assigned: map[transport.TopicPartition]bool{}}
-	for _, tp := range groupState.Assigned {
-		state.Assigned[transport.TopicPartition(tp)] = true
+	state := transport.GroupState{Members: len(groupState.Members), Stable: groupState.State == "Stable", Assigned: map[transport.TopicPartition]bool{}}
+	for i := range groupState.Members {
+		for _, tp := range groupState.Members[i].Assigned {
+			state.Assigned[transport.TopicPartition(tp)] = true
+		}
 	}
 	return state, nil
 }
