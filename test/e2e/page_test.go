@@ -16,7 +16,7 @@ import (
 )
 
 // pages are the pages without an id in their path.
-var pages = []string{"/", "/topics", "/topics/recent", "/pending?limit=12", "/pending/handlers", "/dead?limit=8", "/lookup", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control"}
+var pages = []string{"/", "/topics", "/topics/recent", "/pending?limit=12", "/pending/handlers", "/dead?limit=8", "/lookup", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/groups", "/control"}
 
 // TestPage runs all parts in order in one scene and one browser. Each part depends on the previous ones.
 func TestPage(t *testing.T) {
