@@ -29,7 +29,7 @@ func exitTable() []exitRow {
 		{
 			exitConfig, "rejected; the same command fails again",
 			"wrong configuration, password or command line; an id or name that does not exist; a missing privilege; " +
-				"no confirmation; only a part was done; a failed check of `doctor`, `status --check`, `nodes --check`; " +
+				"no confirmation; only a part was done; a failed check of `doctor`, a failure in `status --check`, `nodes --check`; " +
 				"`setup` left something missing; `lookup` found nothing; `run` with a state database of others",
 		},
 		{

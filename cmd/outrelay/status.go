@@ -182,7 +182,7 @@ func (s statusReport) writeCounts(out io.Writer) {
 	}
 	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s (%s of the relay, %s of handlers) · %s, %d stale\n",
 		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
-		formatThousands(counts.Blocked), countNoun(counts.BlockedKeys, "key"), formatThousands(counts.Parked),
+		formatThousands(counts.Blocked), formatKeys(counts.BlockedKeys, counts.Waiting())+" keys", formatThousands(counts.Parked),
 		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), formatThousands(counts.Dead), formatThousands(counts.HandlerDead),
 		countNoun(int64(len(s.Nodes)), "node"), stale)
 	if counts.HandlerWaiting > 0 {
@@ -199,9 +199,17 @@ func (s statusReport) writeCounts(out io.Writer) {
 		}
 		return cells{
 			topic.Topic, formatAge(topic.OldestAgeS), formatThousands(topic.Retry), formatThousands(topic.Blocked), formatThousands(topic.Parked),
-			formatThousands(topic.Keys), why,
+			formatKeys(topic.Keys, 1), why,
 		}
 	})
+}
+
+// formatKeys formats the number of keys of waiting envelopes. If many wait, their keys are not counted.
+func formatKeys(n, waiting int64) string {
+	if n == 0 && waiting > 0 {
+		return "-"
+	}
+	return formatThousands(n)
 }
 
 // formatAge formats an age for people: 0.4 s, 12 s, 3m20s, 26h0m0s.

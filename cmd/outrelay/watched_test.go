@@ -93,7 +93,7 @@ func TestWatchedNamesAreInspected(t *testing.T) {
 			checkStatus := func() {
 				t.Helper()
 				code, out, errOut := runCommand(t, d.env, "status", "--check")
-				expectTexts(t, out+errOut, named(c.cause), named(c.fix), name, verdict+" watch ")
+				expectTexts(t, out+errOut, named(c.cause), named(c.fix), name, verdict+" outbox_not_readable")
 				if (code != exitOK) != (verdict == "FAIL" || strings.Contains(out, "FAIL")) {
 					t.Errorf("status --check: %d %s%s", code, out, errOut)
 				}

@@ -111,7 +111,7 @@ func FromClientCredentials(credentials ClientCredentials) Source {
 
 		token, err := checkToken([]byte(issued.AccessToken))
 		if err != nil {
-			return "", time.Time{}, fmt.Errorf("answer of %s: %w", credentials.TokenURL, err)
+			return "", time.Time{}, fmt.Errorf("reading the token of %s: %w", credentials.TokenURL, err)
 		}
 		if issued.Expiry.IsZero() {
 			return token, expiry(token), nil

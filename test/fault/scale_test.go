@@ -37,11 +37,18 @@ func TestRestartWithManyWaiting(t *testing.T) {
 	n := *scaleWaiting
 	enterMany(t, s, n)
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2, 60))
+	before := s.StartRelay()
+	stacktest.EventuallyIn(t, kit.Patience, "the delivery by an earlier owner", func() bool { return len(topics.AllRecords()) == 2 })
+	// It stores its position, so the stream of the next owner does not read the writes again that made the envelopes wait.
+	before.Terminate()
+	before.WaitExit()
+
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 3, 60))
 	begin := time.Now()
 	p := s.StartRelay()
-	stacktest.EventuallyIn(t, kit.Patience, "the first delivery", func() bool { return len(topics.AllRecords()) == 2 })
+	stacktest.EventuallyIn(t, kit.Patience, "the first delivery", func() bool { return len(topics.AllRecords()) == 3 })
 	first, memory := time.Since(begin), p.PeakMemory()>>20
-	t.Logf("%d envelopes wait: first delivery %v after the start of the process, which is up to 2 s before the old lease ends; peak memory %d MiB",
+	t.Logf("%d envelopes wait: first delivery %v after the start of the process; peak memory %d MiB",
 		n, first.Round(time.Millisecond), memory)
 	if first > 20*time.Second || memory > 128 {
 		t.Errorf("first delivery after %v, peak memory %d MiB", first, memory)

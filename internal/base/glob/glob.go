@@ -23,38 +23,38 @@ func Covers(pattern, other string) bool { return matchPattern(pattern, other, tr
 // matchPattern reports whether pattern matches name. With stars, name is a pattern too, and only a * of
 // pattern matches a * of name.
 func matchPattern[S ~string | ~[]byte](pattern string, name S, stars bool) bool {
-	// p and i are the places in pattern and name. star is the last * in pattern, or -1. mark is the place in
+	// place and i are the places in pattern and name. star is the last * in pattern, or -1. mark is the place in
 	// name up to which this * matches.
-	partition, i, star, mark := 0, 0, -1, 0
+	place, i, star, mark := 0, 0, -1, 0
 	for i < len(name) {
 		switch {
-		case partition < len(pattern) && pattern[partition] == '*':
-			star, mark = partition, i
-			partition++
+		case place < len(pattern) && pattern[place] == '*':
+			star, mark = place, i
+			place++
 
-		case partition < len(pattern) && pattern[partition] == '?' && (!stars || name[i] != '*'):
-			partition++
+		case place < len(pattern) && pattern[place] == '?' && (!stars || name[i] != '*'):
+			place++
 			i++
 			// Skip the rest of a character of several bytes.
 			for i < len(name) && name[i]&0xC0 == 0x80 {
 				i++
 			}
 
-		case partition < len(pattern) && pattern[partition] == name[i]:
-			partition++
+		case place < len(pattern) && pattern[place] == name[i]:
+			place++
 			i++
 
 		case star >= 0:
 			// No match from here on: let the last * match one more byte, and try again after it.
 			mark++
-			partition, i = star+1, mark
+			place, i = star+1, mark
 
 		default:
 			return false
 		}
 	}
 
-	return strings.Trim(pattern[partition:], "*") == ""
+	return strings.Trim(pattern[place:], "*") == ""
 }
 
 // Overlap reports whether any name matches both patterns.

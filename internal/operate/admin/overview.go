@@ -37,7 +37,7 @@ type Counts struct {
 	Blocked     int64 `json:"blocked"`
 	Parked      int64 `json:"parked"`
 	Queued      int64 `json:"queued"`       // sent next: due, requeued or replayed
-	BlockedKeys int64 `json:"blocked_keys"` // ordering keys with any of these, counted for each topic
+	BlockedKeys int64 `json:"blocked_keys"` // ordering keys with any of these, counted for each topic; 0 if more than 50,000 envelopes wait
 	Scheduled   int64 `json:"scheduled"`
 	Dead        int64 `json:"dead"`         // letters that are not requeued
 	DeadAll     int64 `json:"dead_all"`     // all letters

@@ -14,7 +14,7 @@ type WaitingTopic struct {
 	Blocked     int64      `json:"blocked"`
 	Parked      int64      `json:"parked"`
 	Queued      int64      `json:"queued"`
-	Keys        int64      `json:"keys"`             // ordering keys with any of these
+	Keys        int64      `json:"keys"`             // ordering keys with any of these; 0 if more than 50,000 envelopes wait
 	Oldest      *time.Time `json:"oldest,omitempty"` // when the oldest envelope was committed, to the second
 	OldestAgeS  float64    `json:"oldest_age_s"`
 	Collections []string   `json:"collections"` // at most 100

@@ -3,6 +3,7 @@ package admin_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -261,5 +262,33 @@ func TestWhatWaitsOfADroppedOutboxIsListed(t *testing.T) {
 	}
 	if groups, err := f.op.Waiting().Summary(t.Context(), "gone.outbox"); err != nil || len(groups) != 1 {
 		t.Errorf("%+v, %v", groups, err)
+	}
+}
+
+// Each waiting event states in words why it waits. Of a parked one, it is the owner's reason of its topic.
+func TestWaitingEventsStateWhyTheyWait(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	f.insertWaiting(f.a, "1", "parked", "k1", "missing")
+	f.insertWaiting(f.a, "2", "blocked", "k1", "missing")
+	f.insertWaiting(f.a, "3", "parked", "k2", "writable again")
+	f.insertWaiting(f.a, "4", "queued", "k3", "orders")
+	topic := bson.D{{Key: "topic", Value: "missing"}, {Key: "reason", Value: "topic \"missing\" does not exist"}, {Key: "since", Value: time.Now()}, {Key: "parked", Value: true}}
+	stats := bson.D{{Key: "at", Value: time.Now()}, {Key: "unwritable", Value: bson.A{topic}}}
+	if _, err := f.state.Collection("watchers").UpdateByID(t.Context(), "orders/0of1", bson.D{{Key: "$set", Value: bson.D{{Key: "stats", Value: stats}}}}); err != nil {
+		t.Fatal(err)
+	}
+
+	list, err := f.newDesk().Waiting().List(t.Context(), admin.WaitingFilter{}, 10)
+	if err != nil || len(list) != 4 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for _, e := range list {
+		want := map[string]string{
+			"1": `topic "missing" does not exist`, "2": "an earlier event of the key waits", "3": "the topic could not be written", "4": "it is sent next",
+		}[e.ID]
+		if !strings.HasPrefix(e.Why, want) {
+			t.Errorf("%s: %q, want %q", e.ID, e.Why, want)
+		}
 	}
 }

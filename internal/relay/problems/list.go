@@ -134,23 +134,34 @@ func (l *list) addSlot(slot *SlotStatus) {
 		if slot.Slot != wholeSlot {
 			fix = "outrelay resume --slot " + slot.Slot
 		}
-		l.add(Problem{Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Detail: "an operator paused it", Fix: fix})
+		l.add(Problem{
+			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Detail: "an operator paused it", Fix: fix,
+		})
 		return
 
 	case slot.State == "no-owner" && slot.Pin != "":
 		l.add(Problem{
-			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name,
+			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Since: l.expiredAt(slot),
 			Detail: "no process runs it: it is pinned to node " + slot.Pin + ", and other nodes wait for that node",
 			Fix:    "start node " + slot.Pin + ", or run outrelay pin --off",
 		})
 		return
 
 	case slot.State == "no-owner":
-		l.add(Problem{Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Detail: "no process runs it"})
+		l.add(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Since: l.expiredAt(slot),
+			Detail: "no process runs it",
+		})
 		return
 
 	case slot.State == "halted", slot.State == "config_error":
-		l.add(Problem{Kind: Halted, Severity: Fail, Watcher: slot.Name, Object: name, Title: name + " is halted", Detail: slot.Reason})
+		problem := Problem{Kind: Halted, Severity: Fail, Watcher: slot.Name, Object: name, Title: name + " is halted", Detail: slot.Reason}
+		for i := range slot.Problems {
+			if step := &slot.Problems[i]; step.Part == "halted" {
+				problem.Since, problem.ForS = &step.Since, step.ForS
+			}
+		}
+		l.add(problem)
 		return
 	}
 
@@ -175,6 +186,15 @@ func (l *list) addSlot(slot *SlotStatus) {
 		}
 		l.add(problem)
 	}
+}
+
+// expiredAt returns when the lease of a killed owner expired, or nil if the owner has released it.
+func (l *list) expiredAt(slot *SlotStatus) *time.Time {
+	if slot.Owner == "" || slot.ExpiresInMS >= 0 {
+		return nil
+	}
+	at := l.facts.Now.Add(time.Duration(slot.ExpiresInMS) * time.Millisecond)
+	return &at
 }
 
 // steps returns the steps that the owner has stored.
@@ -382,9 +402,14 @@ func (l *list) addNodes() {
 	hasSlots := slices.ContainsFunc(l.facts.Slots, func(slot SlotStatus) bool { return slot.Name == watcher })
 	switch {
 	case live == 0 && !hasSlots:
-		l.add(Problem{Kind: NoOwner, Severity: Fail, Watcher: watcher, Object: watcher, Title: "Nobody sends for " + watcher, Detail: "no process has run this watcher yet"})
+		l.add(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: watcher, Object: watcher, Title: "Nobody sends for " + watcher,
+			Detail: "no process has run this watcher yet",
+		})
 	case live == 1:
-		l.add(Problem{Kind: NoStandby, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Watcher " + watcher + " has no standby", Detail: "one node is alive"})
+		l.add(Problem{
+			Kind: NoStandby, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Watcher " + watcher + " has no standby", Detail: "one node is alive",
+		})
 	}
 	if len(silent) > 0 {
 		names := strings.Join(silent[:min(len(silent), 3)], ", ")
@@ -403,7 +428,8 @@ func (l *list) addNodes() {
 func (l *list) addOutboxes() {
 	for _, found := range l.facts.Unreadable {
 		problem := Problem{
-			Kind: OutboxNotReadable, Severity: Warn, Watcher: l.facts.Watcher, Object: found.NS, Title: "Outbox " + found.NS + " cannot be read", Detail: found.Cause, Fix: found.Fix,
+			Kind: OutboxNotReadable, Severity: Warn, Watcher: l.facts.Watcher, Object: found.NS, Title: "Outbox " + found.NS + " cannot be read",
+			Detail: found.Cause, Fix: found.Fix,
 		}
 		if found.Fatal {
 			problem.Severity = Fail
@@ -445,7 +471,9 @@ func (l *list) findRule(id string) *health.Check {
 func (l *list) addRules() {
 	watcher := l.facts.Watcher
 	if l.facts.CountsFail != "" {
-		l.add(Problem{Kind: CountsFail, Severity: Warn, Watcher: watcher, Object: watcher, Title: "The counts of " + watcher + " are not available", Detail: l.facts.CountsFail})
+		l.add(Problem{
+			Kind: CountsFail, Severity: Warn, Watcher: watcher, Object: watcher, Title: "The counts of " + watcher + " are not available", Detail: l.facts.CountsFail,
+		})
 	}
 	if check := l.findRule(health.CountingRule); check != nil && check.Status != health.OK {
 		problem := Problem{Kind: CountsFail, Severity: Warn, Watcher: watcher, Object: watcher, Title: "The counts of " + watcher + " fail", Detail: check.Detail}
@@ -460,7 +488,7 @@ func (l *list) addRules() {
 	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !hasTopic {
 		l.add(Problem{
 			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: check.Detail,
-			Count: check.N, Unit: "events wait",
+			Since: l.oldestWaiting(), Count: check.N, Unit: "events wait",
 		})
 	}
 	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !hasTopic {
@@ -469,6 +497,16 @@ func (l *list) addRules() {
 			Count: check.N, Unit: "outboxes",
 		})
 	}
+}
+
+// oldestWaiting returns when the oldest waiting event was committed, or nil if it is unknown.
+func (l *list) oldestWaiting() (oldest *time.Time) {
+	for _, topic := range l.facts.Waiting {
+		if topic.Oldest != nil && (oldest == nil || topic.Oldest.Before(*oldest)) {
+			oldest = topic.Oldest
+		}
+	}
+	return oldest
 }
 
 // countNoun returns n with the noun, such as "1 key" or "2 keys".

@@ -86,28 +86,116 @@ const LostHistoryFor = 7 * 24 * time.Hour
 func Specs() []Spec { return slices.Clone(specs) }
 
 var specs = []Spec{
-	{Halted, []Severity{Fail}, "A slot is halted", "no event of the slot is sent until the cause is fixed; nothing is lost while the oplog lasts", "fix the named cause; outrelay doctor has details"},
-	{NoOwner, []Severity{Fail}, "A slot has no owner", "no event of the slot is sent", "start outrelay run"},
-	{MongoUnreachable, []Severity{Fail}, "A node does not reach MongoDB", "the node cannot own a slot; if it owned one, another node takes over", "check members, network and credentials with outrelay doctor"},
-	{KafkaUnreachable, []Severity{Warn, Fail}, "A node does not reach Kafka", "events wait in MongoDB, and are lost to the stream only if the oplog does not last", "check brokers, network and credentials with outrelay doctor"},
-	{StreamStopped, []Severity{Fail}, "The change stream makes no progress", "no new event of the slot is sent", "fix the named cause; if one event is the cause, outrelay recover --skip passes it"},
-	{WriteRejected, []Severity{Fail}, "MongoDB rejects a write", "the step is repeated; events after it are sent, and the position waits", "fix the named cause: a missing right, a validator, a full disk; outrelay doctor has details"},
-	{PositionStopped, []Severity{Fail}, "The position does not move", "events are sent, and a takeover would read back all of them since the position", "fix the named cause; outrelay doctor has details"},
-	{StepFails, []Severity{Fail}, "A step of the owner is repeated", "the slot may wait for the step", "fix the named cause; outrelay doctor has details"},
-	{TopicUnwritable, []Severity{Warn, Fail}, "A topic cannot be written", "its events wait in order, and other topics get theirs", "make the topic writable; the waiting events are then sent automatically"},
-	{OutboxNotReadable, []Severity{Warn, Fail}, "An outbox cannot be read", "its events are not sent, or may get lost", "fix the named cause"},
-	{OplogUsed, []Severity{Warn, Fail}, "The position nears the end of the oplog", "beyond the end, history is lost, and the outboxes are swept instead", "let the watcher continue, or make the oplog larger (replSetResizeOplog)"},
-	{LostHistoryFound, []Severity{Warn}, "History was lost", "no event is lost, but some may have been sent twice; consumers without an inbox may have handled these twice", "check consumers without an inbox; then acknowledge with outrelay problems acknowledge"},
-	{GapOpen, []Severity{Warn}, "A gap is being swept", "new events wait until the sweep is done", "wait; outrelay status shows the progress"},
-	{Lagging, []Severity{Warn, Fail}, "The lag is high", "consumers work on old data", "outrelay status shows the cause; see docs/troubleshooting.md"},
-	{DeadLetters, []Severity{Warn, Fail}, "Dead letters need a decision", "nobody sends or handles these events again until they are requeued", "outrelay dead summary groups them by cause; then requeue or discard them"},
-	{WaitingStuck, []Severity{Warn}, "Waiting events do not decrease", "events of the same keys wait as well", "outrelay waiting summary shows the reasons"},
-	{ScheduledOverdue, []Severity{Warn}, "Scheduled events are overdue", "these events are sent late", "check the topic, and the index on dueAt with outrelay setup --dry-run"},
-	{Paused, []Severity{Warn}, "An operator paused a slot", "no event of the slot is sent until outrelay resume", "outrelay resume"},
-	{NoStandby, []Severity{Warn}, "There is no standby", "if the only node fails, no event is sent until it is back", "start outrelay run on another machine"},
-	{NodeStale, []Severity{Warn}, "A node sends no heartbeat", "it cannot take over", "start it again, or remove it with outrelay nodes release NODE --remove if it is gone permanently"},
-	{Clock, []Severity{Warn}, "The clock of a node is wrong", "times in its log and figures are wrong; leases, due times and expiries follow the clock of MongoDB", "synchronize the clock by NTP: timedatectl set-ntp true"},
-	{CountsFail, []Severity{Warn, Fail}, "Counting fails", "the figures and the list of problems are incomplete", "run outrelay doctor to check MongoDB and the privileges of the user"},
+	{
+		Kind: Halted, Severities: []Severity{Fail}, Title: "A slot is halted",
+		Consequence: "no event of the slot is sent until the cause is fixed; nothing is lost while the oplog lasts",
+		Fix:         "fix the named cause; outrelay doctor has details",
+	},
+	{
+		Kind: NoOwner, Severities: []Severity{Fail}, Title: "A slot has no owner",
+		Consequence: "no event of the slot is sent",
+		Fix:         "start outrelay run",
+	},
+	{
+		Kind: MongoUnreachable, Severities: []Severity{Fail}, Title: "A node does not reach MongoDB",
+		Consequence: "the node cannot own a slot; if it owned one, another node takes over",
+		Fix:         "check members, network and credentials with outrelay doctor",
+	},
+	{
+		Kind: KafkaUnreachable, Severities: []Severity{Warn, Fail}, Title: "A node does not reach Kafka",
+		Consequence: "events wait in MongoDB, and are lost to the stream only if the oplog does not last",
+		Fix:         "check brokers, network and credentials with outrelay doctor",
+	},
+	{
+		Kind: StreamStopped, Severities: []Severity{Fail}, Title: "The change stream makes no progress",
+		Consequence: "no new event of the slot is sent",
+		Fix:         "fix the named cause; if one event is the cause, outrelay recover --skip passes it",
+	},
+	{
+		Kind: WriteRejected, Severities: []Severity{Fail}, Title: "MongoDB rejects a write",
+		Consequence: "the step is repeated; events after it are sent, and the position waits",
+		Fix:         "fix the named cause: a missing right, a validator, a full disk; outrelay doctor has details",
+	},
+	{
+		Kind: PositionStopped, Severities: []Severity{Fail}, Title: "The position does not move",
+		Consequence: "events are sent, and a takeover would read back all of them since the position",
+		Fix:         "fix the named cause; outrelay doctor has details",
+	},
+	{
+		Kind: StepFails, Severities: []Severity{Fail}, Title: "A step of the owner is repeated",
+		Consequence: "the slot may wait for the step",
+		Fix:         "fix the named cause; outrelay doctor has details",
+	},
+	{
+		Kind: TopicUnwritable, Severities: []Severity{Warn, Fail}, Title: "A topic cannot be written",
+		Consequence: "its events wait in order, and other topics get theirs",
+		Fix:         "make the topic writable; the waiting events are then sent automatically",
+	},
+	{
+		Kind: OutboxNotReadable, Severities: []Severity{Warn, Fail}, Title: "An outbox cannot be read",
+		Consequence: "its events are not sent, or may get lost",
+		Fix:         "fix the named cause",
+	},
+	{
+		Kind: OplogUsed, Severities: []Severity{Warn, Fail}, Title: "The position nears the end of the oplog",
+		Consequence: "beyond the end, history is lost, and the outboxes are swept instead",
+		Fix:         "let the watcher continue, or make the oplog larger (replSetResizeOplog)",
+	},
+	{
+		Kind: LostHistoryFound, Severities: []Severity{Warn}, Title: "History was lost",
+		Consequence: "no event is lost, but some may have been sent twice; consumers without an inbox may have handled these twice",
+		Fix:         "check consumers without an inbox; then acknowledge with outrelay problems acknowledge",
+	},
+	{
+		Kind: GapOpen, Severities: []Severity{Warn}, Title: "A gap is being swept",
+		Consequence: "new events wait until the sweep is done",
+		Fix:         "wait; outrelay status shows the progress",
+	},
+	{
+		Kind: Lagging, Severities: []Severity{Warn, Fail}, Title: "The lag is high",
+		Consequence: "consumers work on old data",
+		Fix:         "outrelay status shows the cause; see docs/troubleshooting.md",
+	},
+	{
+		Kind: DeadLetters, Severities: []Severity{Warn, Fail}, Title: "Dead letters need a decision",
+		Consequence: "nobody sends or handles these events again until they are requeued",
+		Fix:         "outrelay dead summary groups them by cause; then requeue or discard them",
+	},
+	{
+		Kind: WaitingStuck, Severities: []Severity{Warn}, Title: "Waiting events do not decrease",
+		Consequence: "events of the same keys wait as well",
+		Fix:         "outrelay waiting summary shows the reasons",
+	},
+	{
+		Kind: ScheduledOverdue, Severities: []Severity{Warn}, Title: "Scheduled events are overdue",
+		Consequence: "these events are sent late",
+		Fix:         "check the topic, and the index on dueAt with outrelay setup --dry-run",
+	},
+	{
+		Kind: Paused, Severities: []Severity{Warn}, Title: "An operator paused a slot",
+		Consequence: "no event of the slot is sent until outrelay resume",
+		Fix:         "outrelay resume",
+	},
+	{
+		Kind: NoStandby, Severities: []Severity{Warn}, Title: "There is no standby",
+		Consequence: "if the only node fails, no event is sent until it is back",
+		Fix:         "start outrelay run on another machine",
+	},
+	{
+		Kind: NodeStale, Severities: []Severity{Warn}, Title: "A node sends no heartbeat",
+		Consequence: "it cannot take over",
+		Fix:         "start it again, or remove it with outrelay nodes release NODE --remove if it is gone permanently",
+	},
+	{
+		Kind: Clock, Severities: []Severity{Warn}, Title: "The clock of a node is wrong",
+		Consequence: "times in its log and figures are wrong; leases, due times and expiries follow the clock of MongoDB",
+		Fix:         "synchronize the clock by NTP: timedatectl set-ntp true",
+	},
+	{
+		Kind: CountsFail, Severities: []Severity{Warn, Fail}, Title: "Counting fails",
+		Consequence: "the figures and the list of problems are incomplete",
+		Fix:         "run outrelay doctor to check MongoDB and the privileges of the user",
+	},
 }
 
 // SpecOf returns the description of a kind.

@@ -3,11 +3,13 @@ package process_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
 // TestADroppedCollectionIsFollowed: after a drop, the same owner delivers the envelopes of the next collection of that
@@ -104,6 +106,40 @@ func TestWhatWaitsGoesWithItsCollection(t *testing.T) {
 			slices.Sort(got)
 			if !slices.Equal(got, c.payloads) {
 				t.Errorf("delivered %q, want %q", got, c.payloads)
+			}
+		})
+	}
+}
+
+// TestN19_ClaimedEnvelopesGoWithTheirCollection: a collection is dropped after its scheduled envelopes were claimed, and before they are due.
+func TestN19_ClaimedEnvelopesGoWithTheirCollection(t *testing.T) {
+	t.Parallel()
+	for _, onDrop := range []string{"discard", "keep"} {
+		t.Run(onDrop, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.append(1)
+			b.insertClaim("default/0of1", 20, time.Now().Add(time.Hour))
+			b.start("on_drop=" + onDrop)
+			b.consume(1)
+			if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			// The relay handles the drop before the next event.
+			b.append(1)
+			b.consume(2)
+
+			want, entries := int64(0), int64(1)
+			if onDrop == "keep" {
+				want, entries = 20, 0
+			}
+			stacktest.Eventually(t, "the claimed envelopes are handled", func() bool {
+				n, err := waiting.CountClaimed(t.Context(), b.state.Collection(waiting.ClaimsName), "default")
+				return err == nil && n == want
+			})
+			logged := b.count("audit", bson.D{{Key: "kind", Value: "waiting_discarded"}, {Key: "fields.count", Value: 20}})
+			if logged != entries || b.countWaiting(bson.D{}) > 0 {
+				t.Errorf("the audit log has %d entries of 20 discarded events, want %d; %d wait", logged, entries, b.countWaiting(bson.D{}))
 			}
 		})
 	}

@@ -116,7 +116,7 @@ func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 }
 
 // TestN28_AResliceKeepsClaimedEnvelopes: an owner has died after it claimed scheduled envelopes. Their claim belongs to a slot that a
-// reslice removes.
+// reslice removes. The next owners send them, and not before they are due.
 func TestN28_AResliceKeepsClaimedEnvelopes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -126,28 +126,39 @@ func TestN28_AResliceKeepsClaimedEnvelopes(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	claim := &waiting.Claim{ID: waiting.NewClaimID("default/0of2")}
-	for i := range 20 {
-		e := event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "Due", event.Bytes("", []byte("p")), event.WithDueAt(time.Now()))
-		raw, err := e.MarshalBSON()
-		if err != nil {
-			t.Fatal(err)
-		}
-		claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: b.db.Name() + ".outbox", Key: fmt.Sprint(i), Pos: fmt.Sprintf("82%02d", i), Raw: raw})
-	}
-	if err := waiting.InsertClaim(t.Context(), b.state.Collection(waiting.ClaimsName), claim); err != nil {
-		t.Fatal(err)
-	}
-
+	due := time.Now().Add(10 * time.Second).Truncate(time.Millisecond)
+	claim := b.insertClaim("default/0of2", 20, due)
 	if rep, err := b.reslice(3); err != nil || !rep.Done {
 		t.Fatalf("%+v, %v", rep, err)
 	}
 	b.start("slots=3", "node=b")
-	b.consume(len(claim.Envelopes))
+	for _, r := range b.consume(len(claim.Envelopes)) {
+		if r.Timestamp.Before(due) {
+			t.Errorf("an envelope was sent %s before it was due", due.Sub(r.Timestamp))
+		}
+	}
 	stacktest.Eventually(t, "neither a claim nor a waiting envelope", func() bool {
 		n, err := waiting.CountClaimed(t.Context(), b.state.Collection(waiting.ClaimsName), "default")
 		return err == nil && n == 0 && b.countWaiting(bson.D{}) == 0
 	})
+}
+
+// insertClaim stores a claim of n envelopes of the outbox, as an owner of a watcher document has left it.
+func (b *bundle) insertClaim(watcherID string, n int, due time.Time) *waiting.Claim {
+	b.t.Helper()
+	claim := &waiting.Claim{ID: waiting.NewClaimID(watcherID)}
+	for i := range n {
+		e := event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "Due", event.Bytes("", []byte("p")), event.WithDueAt(due))
+		raw, err := e.MarshalBSON()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: b.db.Name() + ".outbox", Key: fmt.Sprint(i), Pos: fmt.Sprintf("82%02d", i), Raw: raw})
+	}
+	if err := waiting.InsertClaim(b.t.Context(), b.state.Collection(waiting.ClaimsName), claim); err != nil {
+		b.t.Fatal(err)
+	}
+	return claim
 }
 
 // TestN28_AFirstStartDuringAResliceKeepsItsNumber: a watcher that has never run is divided while a process makes its document.

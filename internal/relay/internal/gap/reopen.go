@@ -148,7 +148,7 @@ func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) error 
 		return err
 	})
 	if total > 0 {
-		r.Log.Warn("removed the events that waited of a dropped collection", "db", db, "collection", coll, "count", total,
+		r.Log.Warn("removed the waiting events of a dropped collection", "db", db, "collection", coll, "count", total,
 			"fix", "on_drop: keep delivers them all the same")
 		r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
 			{Key: "db", Value: db},

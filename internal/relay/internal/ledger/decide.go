@@ -90,7 +90,7 @@ func (l *Ledger) newOutcome(document *waiting.Document) *Outcome {
 func (l *Ledger) newClaimOutcome(claim *ClaimRef, claimed *waiting.Claimed) *Outcome {
 	return &Outcome{
 		Claim: claim, NS: claimed.NS, Raw: claimed.Raw, Pos: claimed.Pos, Key: claimed.Key, Partition: record.AnyPartition,
-		Recorded: l.config.Recording == RecordMark,
+		Recorded: l.RecordsClaims(),
 	}
 }
 

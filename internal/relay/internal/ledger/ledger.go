@@ -213,14 +213,20 @@ func (l *Ledger) writeHalves(ctx context.Context, part []*Outcome) error {
 // isolateOutcome stores an outcome that MongoDB rejects as a dead letter. If MongoDB rejects even a letter with the id and the
 // reason only, the envelope is not at fault. Then isolateOutcome writes the outcome as it was, again and again.
 func (l *Ledger) isolateOutcome(ctx context.Context, outcome *Outcome, rejection error) error {
-	l.config.Log.Error("MongoDB rejects the record of an envelope; it becomes a dead letter",
-		"collection", outcome.namespace(), "id", letters.IDText(outcome.envelopeID()), "error", rejection)
+	endsClaim := outcome.Claim != nil && outcome.Claim.Ends
+	if endsClaim {
+		l.config.Log.Error("MongoDB rejects the removal of a claim of scheduled envelopes, which is repeated; the envelopes were sent",
+			"claim", outcome.Claim.ID, "error", rejection, "fix", "allow the relay's user to remove documents of the collection of claims")
+	} else {
+		l.config.Log.Error("MongoDB rejects the record of an envelope; it becomes a dead letter",
+			"collection", outcome.namespace(), "id", letters.IDText(outcome.envelopeID()), "error", rejection)
+	}
 
 	asItWas, reported := *outcome, false
 	for {
 		err := rejection
 		// A claim without envelopes has nothing to preserve.
-		if outcome.Claim == nil || !outcome.Claim.Ends {
+		if !endsClaim {
 			err = l.writeAsLetter(ctx, outcome, rejection)
 		}
 		if mongodb.IsRejection(err) {
@@ -370,8 +376,14 @@ func (o *Outcome) namespace() string {
 	return o.NS
 }
 
-// NoteSent counts an envelope of a claim that was sent. There is nothing to store: the end of the claim is.
-func (l *Ledger) NoteSent(outcome *Outcome) { l.config.Count(outcome) }
+// CountSent counts an envelope of a claim that was sent. There is nothing to store: the end of the claim is.
+func (l *Ledger) CountSent() { l.config.Count(&sentOfClaim) }
+
+// sentOfClaim is the outcome of every claimed envelope that was sent.
+var sentOfClaim = Outcome{End: Sent, Claim: &ClaimRef{}}
+
+// RecordsClaims reports whether the delivery of a claimed envelope is recorded on its document.
+func (l *Ledger) RecordsClaims() bool { return l.config.Recording == RecordMark }
 
 // originOf returns the way in which a stored or claimed envelope began to wait, or "".
 func (o *Outcome) originOf() string {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -452,5 +453,39 @@ func TestAStopEndsTheRepetition(t *testing.T) {
 	cancel(stop)
 	if err := <-ended; !errors.Is(err, stop) {
 		t.Errorf("%v, want the cause", err)
+	}
+}
+
+// MongoDB rejects the removal of a claim. No envelope is at fault: there is no letter, and the log does not name one. The removal is repeated until MongoDB
+// accepts it.
+func TestN16_ARejectedRemovalOfAClaimIsRepeated(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.config.Claims = b.state.Collection(waiting.ClaimsName)
+	var log bytes.Buffer
+	b.config.Log = slog.New(slog.NewTextHandler(&log, nil))
+	claim := &waiting.Claim{ID: waiting.NewClaimID("orders/0of1"), Envelopes: []waiting.Claimed{{NS: b.ns(), Key: "k", Pos: "82", Raw: b.newEnvelope(1).Raw}}}
+	if err := waiting.InsertClaim(t.Context(), b.config.Claims, claim); err != nil {
+		t.Fatal(err)
+	}
+
+	rejections := 2
+	b.judge = func(context.Context) error {
+		if rejections > 0 {
+			rejections--
+			return mongo.CommandError{Code: 121, Message: "rejected by the test"}
+		}
+		return nil
+	}
+	b.store(&Outcome{Claim: &ClaimRef{ID: claim.ID, Ends: true}})
+	if n, err := waiting.CountClaimed(t.Context(), b.config.Claims, "orders"); err != nil || n != 0 {
+		t.Errorf("%d envelopes are claimed, %v", n, err)
+	}
+	if n, err := b.letters.CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
+		t.Errorf("%d letters, %v", n, err)
+	}
+	text := log.String()
+	if strings.Contains(text, "dead letter") || !strings.Contains(text, claim.ID) || rejections > 0 {
+		t.Errorf("after all but %d rejections, the log is %s", rejections, text)
 	}
 }

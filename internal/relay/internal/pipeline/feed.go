@@ -27,7 +27,7 @@ type feed struct {
 	ev         changes.Event
 	item       Item
 	nsBuf      []byte
-	readAt     time.Time // when the current envelope was read
+	readAt     time.Time // when the current envelope was read, or the batch of events with it
 	eventCount int
 }
 
@@ -47,7 +47,7 @@ type Notes interface {
 	// must not be used as times.
 	NoteIrregularID(ctx context.Context, uuid [16]byte) error
 	// NoteScheduled notes a scheduled envelope. It returns once a later owner will look for scheduled envelopes in the collection.
-	NoteScheduled(ctx context.Context, ns string, id bson.RawValue, dueAt time.Time) error
+	NoteScheduled(ctx context.Context, ns string, dueAt time.Time) error
 	// CountDropped is called for each envelope that is discarded, with the class of the reason.
 	CountDropped(class record.Class)
 }
@@ -93,7 +93,7 @@ func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored)
 		return f.rejectEnvelope(ctx, item, fillErr)
 	}
 	if f.view.HasDueAt {
-		return f.Notes.NoteScheduled(ctx, f.namespace(), f.documentID(), time.UnixMilli(f.view.DueAt))
+		return f.Notes.NoteScheduled(ctx, f.namespace(), time.UnixMilli(f.view.DueAt))
 	}
 
 	if err := f.checkIDTime(ctx); err != nil {
@@ -126,9 +126,12 @@ func (f *feed) fillItem(item *Item) error {
 	if f.view.HasDueAt {
 		return nil
 	}
-	// In the replay, the previous owner may have sent it in time. Only its records show that.
-	f.readAt = f.Now()
-	expired := f.checkExpiry(f.readAt)
+	// Few envelopes expire, and the clock is a system call. In the replay, the previous owner may have sent it in time. Only its
+	// records show that.
+	var expired error
+	if f.view.HasExpiresAt {
+		expired = f.checkExpiry(f.Now())
+	}
 	if expired != nil && !f.Dispatcher.IsReplaying() {
 		return expired
 	}

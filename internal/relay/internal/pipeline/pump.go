@@ -91,6 +91,7 @@ func (p *Pump) Run(ctx context.Context, batches <-chan *changes.Batch) error {
 // handleBatch delivers the events of batch in order and then releases batch. It blocks while the dispatcher
 // has no room.
 func (p *Pump) handleBatch(ctx context.Context, batch *changes.Batch) error {
+	p.readAt = p.Now()
 	for _, raw := range batch.Docs {
 		if err := p.handleEvent(ctx, raw); err != nil {
 			return err

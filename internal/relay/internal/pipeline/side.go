@@ -10,10 +10,43 @@ import (
 // side is a delivery outside of the stream's order: a retried, parked, scheduled or
 // replayed envelope.
 type side struct {
-	sizes      map[string]int // bytes of each target, by topic
+	targets    []sideTarget
 	bytes      int64
 	answers    []record.Answer
 	onResolved func(record.Published)
+
+	// Nearly every envelope has one target, which needs no further allocation.
+	oneTarget [1]sideTarget
+	oneAnswer [1]record.Answer
+}
+
+// sideTarget is a target of a side delivery.
+type sideTarget struct {
+	topic string
+	bytes int
+}
+
+// newSide returns a delivery without targets.
+func newSide(onResolved func(record.Published)) *side {
+	side := &side{onResolved: onResolved}
+	side.targets, side.answers = side.oneTarget[:0], side.oneAnswer[:0]
+	return side
+}
+
+// addTarget adds a target, and the bytes that it reserves.
+func (s *side) addTarget(topic string, bytes int) {
+	s.targets = append(s.targets, sideTarget{topic, bytes})
+	s.bytes += int64(bytes)
+}
+
+// bytesOf returns the bytes that the target topic has reserved.
+func (s *side) bytesOf(topic string) int {
+	for i := range s.targets {
+		if s.targets[i].topic == topic {
+			return s.targets[i].bytes
+		}
+	}
+	return 0
 }
 
 // Publish sends the records of one envelope, at least one and one for each topic, outside of the stream's
@@ -25,11 +58,9 @@ type side struct {
 // Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
 // wait for Settle.
 func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
-	side := &side{onResolved: onResolved, sizes: make(map[string]int, len(recs))}
+	side := newSide(onResolved)
 	for i := range recs {
-		size := d.sink.Size(&recs[i])
-		side.sizes[recs[i].Topic] = size
-		side.bytes += int64(size)
+		side.addTarget(recs[i].Topic, d.sink.Size(&recs[i]))
 	}
 	if err := d.sideBudget.reserve(ctx, side.bytes, alwaysReady, d.sink.Flush); err != nil {
 		return err
@@ -92,7 +123,7 @@ func (r *Resolver) resolveSideTarget(ticket record.Ticket, answer record.Answer)
 	}
 
 	side.answers = append(side.answers, answer)
-	last := len(side.answers) == len(side.sizes)
+	last := len(side.answers) == len(side.targets)
 	if last {
 		delete(r.sides, ticket)
 	}
@@ -104,7 +135,7 @@ func (r *Resolver) resolveSideTarget(ticket record.Ticket, answer record.Answer)
 		r.releaseBytes(r.sideBudget, side.bytes)
 		side.onResolved(record.Published{Ticket: ticket, Answers: side.answers})
 	}
-	return side.sizes[answer.Topic]
+	return side.bytesOf(answer.Topic)
 }
 
 // dropSide removes a side delivery without calling its onResolved, and releases its bytes.

@@ -24,7 +24,8 @@ func NewSwept(build BuildConfig, feedConfig FeedConfig, stored StoredTopics) *Sw
 // DeliverSwept delivers an envelope of a sweep, flagged as redelivered. pos is its position if it has to wait (N15). It blocks
 // while the dispatcher has no room.
 func (s *Swept) DeliverSwept(ctx context.Context, envelope *outboxes.Envelope, pos string) error {
-	now := s.Now().UnixMilli()
+	s.readAt = s.Now()
+	now := s.readAt.UnixMilli()
 	s.ev = changes.Event{
 		Op:          changes.Insert,
 		Document:    envelope.Raw,

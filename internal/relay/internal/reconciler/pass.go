@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
-	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
@@ -179,11 +177,8 @@ func (x *Sender) publish(
 	case expired:
 		refused = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
-		db, coll, _ := strings.Cut(document.NS, ".")
-		envelope := outboxes.Envelope{
-			DB: []byte(db), Coll: []byte(coll), TS: stamp, Raw: candidate.Envelope, Delivery: document.Delivery,
-			Redelivered: document.Redelivered || document.Origin == waiting.OriginReplay,
-		}
+		envelope := envelopeOf(candidate.Document)
+		envelope.TS, envelope.Redelivered = stamp, document.Redelivered || document.Origin == waiting.OriginReplay
 		// The outlet routes an envelope whose targets are unknown. If they were named, the fate has to
 		// list the remaining topics.
 		if document.Pending == nil && topics[0] == allTopics {
@@ -192,7 +187,7 @@ func (x *Sender) publish(
 			waits = candidate.topics
 		}
 
-		err := x.config.Outlet.Publish(ctx, &envelope, topics, func(published record.Published) {
+		err := x.config.Outlet.Publish(ctx, envelope, topics, func(published record.Published) {
 			x.noteAnswers(flight, published.Answers)
 			left := waits
 			if left == nil {
@@ -298,8 +293,7 @@ func (x *Sender) newCandidate(document *waiting.Document, malformed error) *cand
 
 	candidate.topics = []string{allTopics}
 	if malformed == nil {
-		db, coll, _ := strings.Cut(document.NS, ".")
-		list, err := x.config.Outlet.RouteTopics(&outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: document.Envelope})
+		list, err := x.config.Outlet.RouteTopics(envelopeOf(document))
 		if err == nil && len(list) > 0 {
 			candidate.topics = slices.Clone(list)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -82,8 +81,9 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 
 // envelopeOf returns the envelope of document for the outlet.
 func envelopeOf(document *waiting.Document) *outboxes.Envelope {
-	db, coll, _ := strings.Cut(document.NS, ".")
-	return &outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: document.Envelope, Delivery: document.Delivery}
+	envelope := outboxes.NewEnvelope(document.NS, document.Envelope)
+	envelope.Delivery = document.Delivery
+	return &envelope
 }
 
 // dropOvertakingHits removes a hit in a compacted topic if an earlier envelope of the same key was not

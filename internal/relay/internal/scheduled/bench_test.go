@@ -54,7 +54,7 @@ func measureDueError(b *testing.B, step time.Duration) {
 				b.Fatal(err)
 			}
 		}
-		if time.Until(begin) < lookahead {
+		if time.Until(begin) < 5*time.Second {
 			b.Fatal("the machine is too slow: the events were not stored in time")
 		}
 

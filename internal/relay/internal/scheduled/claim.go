@@ -3,6 +3,7 @@ package scheduled
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -20,83 +21,45 @@ import (
 )
 
 const (
-	// claimCollections bounds the statements of one transaction, because the lease cannot be renewed
-	// while it runs.
-	claimCollections = 100
-	// earlyRetryDelay is the first wait for an envelope that was due by the clock of this process, but
-	// not by that of the server.
-	earlyRetryDelay = 25 * time.Millisecond
-	maxEarlyTries   = 3
-	// The wait for an envelope that a service has locked. It doubles up to four seconds.
-	lockedRetryDelay = 250 * time.Millisecond
-	maxLockedShift   = 4
 	// maxConflicts is the number of runs of a claim that conflict with a service, before the claim is divided.
 	maxConflicts      = 2
 	codeWriteConflict = 112
+	// lockedAtOnce bounds the locked envelopes that are tried again together: in the worst case, each needs transactions of its own.
+	lockedAtOnce = 8
+	// maxIdle bounds the wait for the next due envelope.
+	maxIdle = time.Second
 )
 
-// claimAhead is how long before its due time an envelope may be claimed. So many envelopes that are due at one moment are in memory
-// when it comes. If more of them are due soon than can be claimed in that time, the claims begin earlier, but at most maxClaimAhead
-// before. A service can no longer cancel or reschedule a claimed envelope.
-const (
-	claimAhead    = 500 * time.Millisecond
-	maxClaimAhead = 3 * time.Second
-	// firstClaimCost is the assumed time of a claim for each of its envelopes, until one is measured.
-	firstClaimCost = 100 * time.Microsecond
-)
+// part is what a claim takes of one collection.
+type part struct {
+	*scheduledCollection
+	query
 
-// claimGroup is a group of envelopes of one collection that are due.
-type claimGroup struct {
-	collection *scheduledCollection
-	timers     []timer
-	positions  []string       // of the timers, if they have to wait
-	byID       map[string]int // index of the timer of each id, by mongodb.ValueKey
-
-	coll *mongo.Collection
-	ids  []bson.RawValue
-}
-
-// dueEnvelope is a claimed envelope.
-type dueEnvelope struct {
-	timer  timer
-	due    int64     // due time in Unix milliseconds
-	sendAt time.Time // the due time by the clock of this process
-
-	envelope *waiting.Claimed
-	claim    *flight
-	index    int32 // in the claim
+	// Of the latest run of the transaction.
+	list []taken
+	full bool // more envelopes may be due
 }
 
 // claimDue claims envelopes that are due soon, until ctx ends or the lease is lost.
 func (s *Scheduled) claimDue(ctx context.Context) error {
 	for {
-		due, err := s.awaitDue(ctx)
+		parts, locked, err := s.awaitDue(ctx)
 		if err != nil {
 			return err
 		}
 
-		begin := time.Now()
-		// An envelope that was locked may be so still, and then the claim is divided.
-		fresh, locked := splitLocked(due)
-		claimed, err := s.claimParts(ctx, s.Mark, fresh, locked)
+		begin, n := time.Now(), 0
+		if len(parts) > 0 {
+			n, err = s.claimParts(ctx, parts...)
+		}
+		// An envelope that was locked may be so still, and must not prevent the claim of the others.
+		for i := 0; err == nil && i < len(locked); i++ {
+			_, err = s.claimParts(ctx, locked[i])
+		}
 		if err != nil {
 			return err
 		}
-		if len(due) >= smallClaim {
-			s.claimCost += (time.Since(begin)/time.Duration(len(due)) - s.claimCost) / 4
-		}
-		crash.At("after-claim")
-
-		if len(claimed) > 0 {
-			select {
-			case s.claimed <- claimed:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
-
-		// Otherwise a trickle of envelopes would cost one transaction each.
-		if len(due) < smallClaim {
+		if n < smallClaim {
 			if err := retry.Sleep(ctx, claimPause-time.Since(begin)); err != nil {
 				return err
 			}
@@ -104,98 +67,83 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 	}
 }
 
-// splitLocked returns the envelopes of due that no service had locked, and the others.
-func splitLocked(due []timer) (fresh, locked []timer) {
-	for _, e := range due {
-		if e.locked > 0 {
-			locked = append(locked, e)
-		} else {
-			fresh = append(fresh, e)
-		}
-	}
-	return fresh, locked
-}
-
-// awaitDue blocks until envelopes are due and there is room for them, and returns them. It returns the
-// cause of ctx when ctx ends.
-func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
+// awaitDue blocks until envelopes are due soon and there is room for them, and returns where. The parts of locked have envelopes that a
+// service had locked. It returns the cause of ctx when ctx ends.
+func (s *Scheduled) awaitDue(ctx context.Context) (parts, locked []*part, err error) {
 	idle := time.NewTimer(maxIdle)
 	defer idle.Stop()
 
 	for {
-		room := maxScheduledInFlight - s.timers.countInFlight()
-		if s.bytes.Load() >= maxClaimedBytes {
-			room = 0
-		}
-		// Without room, only the end of a flight can change the result.
-		if room > 0 {
-			s.ahead = s.chooseAhead()
-			now := s.Now().Add(s.ahead)
-			due, next, more := s.timers.takeDue(now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
-			// The entries that were taken leave room for others of the index.
-			s.requestFeed(due)
-			if len(due) > 0 {
-				return due, nil
+		if room := s.countRoom(); room > 0 {
+			parts, locked, next := s.selectDue(time.Now(), min(room, s.claimSize.Most()))
+			if len(parts)+len(locked) > 0 {
+				return parts, locked, nil
 			}
-
-			// The clock of the server may be set, so no wait is longer than maxIdle.
-			wait := maxIdle
-			if more {
-				// A time in the past would make the loop spin.
-				wait = min(max(time.UnixMilli(next).Sub(now), time.Millisecond), maxIdle)
-			}
-			idle.Reset(wait)
+			idle.Reset(time.Until(next))
 		}
 
 		select {
 		case <-idle.C:
-		case <-s.timers.wake:
+		case <-s.wake:
 		case <-s.room:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil, nil, context.Cause(ctx)
 		}
 	}
 }
 
-// chooseAhead returns how long before their due times envelopes are claimed now.
-func (s *Scheduled) chooseAhead() time.Duration {
-	soon := s.timers.countDue(s.Now().Add(maxClaimAhead).UnixMilli())
-	return min(claimAhead+time.Duration(soon)*s.claimCost, maxClaimAhead)
+// countRoom returns how many more envelopes may be claimed. Only the end of a flight makes room.
+func (s *Scheduled) countRoom() int {
+	if s.bytes.Load() >= maxClaimedBytes {
+		return 0
+	}
+	return maxScheduledInFlight - int(s.count.Load())
 }
 
-// maxIdle bounds the wait for the next due envelope.
-const maxIdle = time.Second
-
-// requestFeed requests a look at the indexes if the heap is low on entries of a collection of taken
-// whose index has more.
-func (s *Scheduled) requestFeed(taken []timer) {
-	for _, e := range taken {
-		if e.collection.passPending.Load() && e.collection.indexEntries.Load() < feedLow {
-			retry.Signal(s.feedWake)
-			return
+// selectDue returns the collections in which envelopes are due soon, with equal parts of limit, and those with locked envelopes that are to be
+// tried again. next is when there will be another one, if there is none now.
+func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, next time.Time) {
+	next = now.Add(maxIdle)
+	note := func(at time.Time) {
+		if !at.IsZero() && at.Before(next) {
+			next = at
 		}
 	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.collections {
+		if c.isPaused(now) {
+			continue
+		}
+		if !c.claimAt.IsZero() && !now.Before(c.claimAt) {
+			parts = append(parts, &part{scheduledCollection: c, query: query{except: c.exceptLocked()}})
+		} else {
+			note(c.claimAt)
+		}
+
+		ids, retryAt := c.lockedUntil(now)
+		note(retryAt)
+		if len(ids) > 0 {
+			ids = ids[:min(len(ids), lockedAtOnce)]
+			locked = append(locked, s.newPartOf(c, ids, s.Mark))
+		}
+	}
+
+	slices.SortFunc(parts, func(a, b *part) int { return a.claimAt.Compare(b.claimAt) })
+	parts = parts[:min(len(parts), claimCollections, limit)]
+	for _, p := range parts {
+		p.slot, p.mark, p.limit = s.Slot, s.Mark, limit/len(parts)
+		if p.suspects > 0 {
+			p.limit = min(p.limit, max(p.suspects/2, 1))
+		}
+	}
+	return parts, locked, next
 }
 
-// groupByCollection returns the envelopes grouped by collection.
-func (s *Scheduled) groupByCollection(due []timer) []*claimGroup {
-	byCollection := make(map[*scheduledCollection]*claimGroup, 1)
-	var groups []*claimGroup
-
-	for _, e := range due {
-		group := byCollection[e.collection]
-		if group == nil {
-			group = &claimGroup{collection: e.collection, coll: e.collection.coll, byID: map[string]int{}}
-			byCollection[e.collection] = group
-			groups = append(groups, group)
-		}
-		group.byID[mongodb.ValueKey(e.id)] = len(group.timers)
-		group.timers = append(group.timers, e)
-		group.ids = append(group.ids, e.id)
-		// Each envelope keeps its position in a repetition, because a position is part of the identity of an envelope that waits.
-		group.positions = append(group.positions, s.nextPosition())
-	}
-	return groups
+// newPartOf returns a part with the envelopes of ids.
+func (s *Scheduled) newPartOf(collection *scheduledCollection, ids []bson.RawValue, mark bool) *part {
+	return &part{scheduledCollection: collection, query: query{slot: s.Slot, ids: ids, limit: len(ids), mark: mark}}
 }
 
 // nextPosition returns a position that no other claimed envelope has.
@@ -203,103 +151,154 @@ func (s *Scheduled) nextPosition() string {
 	return outboxes.PosAt(bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)})
 }
 
-// claimTimers claims the envelopes of due in one transaction, and returns the claimed ones. With mark, they stay in their outboxes. No
-// envelope and no outbox delays the others:
-//   - If it fails for another reason than the ones below, it claims the envelopes of each outbox alone, and pauses the outbox that fails again.
-//   - If the store rejects an envelope or a service has locked one, it claims the halves. A single envelope that is rejected becomes a
-//     dead letter, and one that is locked is tried again later.
-//   - If an outbox rejects the mark of an envelope (`recording: mark`), it claims the halves. A single envelope that is rejected is taken out
-//     of its outbox, as without marks: it is due, and would be claimed again and again.
-//   - If the server is too slow for so many, it puts all of them back, and the next claims are smaller.
+// claimParts claims the envelopes of parts in one transaction, and returns their number. No envelope and no outbox delays the others:
+//   - If the transaction fails for another reason than the ones below, it claims each part alone, and pauses the collection that fails again.
+//   - If the store rejects an envelope, or an outbox its mark, or a service has locked it, the next claims of the collection are smaller, until
+//     they have found that envelope.
+//   - If the server is too slow for so many, all next claims are smaller.
 //
 // It returns an error only if ctx ends or the lease is lost.
-func (s *Scheduled) claimTimers(ctx context.Context, due []timer, mark bool) ([]dueEnvelope, error) {
-	groups := s.groupByCollection(due)
-	claimed, err := s.claimTogether(ctx, groups, mark)
-	var rejected *rejectedError
-	isRejected := errors.As(err, &rejected)
-	var unmarkable *unmarkableError
-	isUnmarkable := errors.As(err, &unmarkable)
+func (s *Scheduled) claimParts(ctx context.Context, parts ...*part) (n int, err error) {
+	err = s.claimTogether(ctx, parts)
+	for _, p := range parts {
+		n += len(p.list)
+	}
 
 	switch {
 	case err == nil:
 		s.claimSize.Ended()
-		return claimed, nil
+		if s.noteClaimed(parts) {
+			s.OnRecovered()
+		}
+		return n, nil
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
+		return 0, context.Cause(ctx)
 	case errors.Is(err, lease.ErrLeaseLost):
-		return nil, err
+		return 0, err
 	case errors.Is(err, mongodb.ErrSlow):
-		s.putBack(due...)
-		s.claimSize.Slow(len(due))
-		return nil, nil
-
-	case len(due) > 1 && (isRejected || isUnmarkable || errors.Is(err, errLocked)):
-		half := len(due) / 2
-		return s.claimParts(ctx, mark, due[:half], due[half:])
-	case errors.Is(err, errLocked):
-		s.postpone(due[0])
-		return nil, nil
-	case isUnmarkable:
-		s.Log.Error("an outbox rejects the mark of a due envelope, which is removed instead", "collection", groups[0].collection.ns,
-			"id", due[0].id.String(), "error", unmarkable, "fix", "allow the field scheduledFor in the validator")
-		return s.claimTimers(ctx, due, false)
-	case isRejected:
-		if err = s.bury(ctx, groups[0], rejected, mark); errors.As(err, &unmarkable) {
-			err = s.bury(ctx, groups[0], rejected, false)
-		}
-		if err == nil {
-			return nil, nil
-		}
-	case len(groups) > 1:
-		parts := make([][]timer, len(groups))
-		for i, g := range groups {
-			parts[i] = g.timers
-		}
-		return s.claimParts(ctx, mark, parts...)
+		s.claimSize.Slow(n)
+		return 0, nil
+	case len(parts) == 1:
+		return 0, s.isolate(ctx, parts[0], err)
 	}
 
-	s.pauseCollection(collectionStep{groups[0].collection, true}, err)
-	for _, e := range due {
-		s.endTimer(e)
+	n = 0
+	for _, p := range parts {
+		claimed, err := s.claimParts(ctx, p)
+		if err != nil {
+			return n, err
+		}
+		n += claimed
 	}
-	return nil, nil
+	return n, nil
 }
 
-// claimParts claims the envelopes of each part.
-func (s *Scheduled) claimParts(ctx context.Context, mark bool, parts ...[]timer) (claimed []dueEnvelope, err error) {
-	for _, part := range parts {
-		if len(part) == 0 {
+// noteClaimed records that the envelopes of parts were claimed. recovered is that of endFailuresLocked.
+func (s *Scheduled) noteClaimed(parts []*part) (recovered bool) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range parts {
+		c := p.scheduledCollection
+		recovered = s.endFailuresLocked(&c.failedClaims) || recovered
+		c.stale = c.looking
+		if p.ids != nil {
+			c.unlock(p.ids)
+			c.suspects = 0
+			s.lookSoonLocked(c)
 			continue
 		}
-		list, err := s.claimTimers(ctx, part, mark)
-		if err != nil {
-			return nil, err
+
+		c.suspects = max(c.suspects-len(p.list), 0)
+		switch {
+		case p.full:
+			// Other collections come first.
+			c.claimAt = now
+		case len(p.list) > 0:
+			c.claimAt, c.suspects = time.Time{}, 0
+			s.lookSoonLocked(c)
+		default:
+			// The envelope was canceled or moved, or the server has set its clock back. The next look is soon enough.
+			c.claimAt, c.suspects, c.lookAt = time.Time{}, 0, now.Add(s.Poll)
 		}
-		claimed = append(claimed, list...)
 	}
-	return claimed, nil
+	return recovered
+}
+
+// isolate finds the envelope that prevents the claim of a part, and continues without it. Any other fault pauses the collection. It
+// returns an error only if ctx ends.
+func (s *Scheduled) isolate(ctx context.Context, part *part, fault error) error {
+	var rejected *rejectedError
+	isRejected := errors.As(fault, &rejected)
+	var unmarkable *unmarkableError
+	isUnmarkable := errors.As(fault, &unmarkable)
+	isLocked := errors.Is(fault, errLocked)
+
+	switch n := len(part.list); {
+	case n == 0 || !isRejected && !isUnmarkable && !isLocked:
+	case n > 1 && part.ids != nil:
+		for _, ids := range [][]bson.RawValue{part.ids[:len(part.ids)/2], part.ids[len(part.ids)/2:]} {
+			if _, err := s.claimParts(ctx, s.newPartOf(part.scheduledCollection, ids, part.mark)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case n > 1:
+		s.mu.Lock()
+		part.suspects = n
+		s.mu.Unlock()
+		return nil
+	case isLocked:
+		if s.noteLocked(part) {
+			return nil
+		}
+	case isUnmarkable:
+		// It is due, and would be claimed again and again.
+		s.Log.Error("an outbox rejects the mark of a due envelope, which is removed instead", "collection", part.ns,
+			"id", part.list[0].id().String(), "error", unmarkable, "fix", "allow the field scheduledFor in the validator")
+		_, err := s.claimParts(ctx, s.newPartOf(part.scheduledCollection, []bson.RawValue{part.list[0].id()}, false))
+		return err
+	default:
+		err := s.bury(ctx, part, rejected)
+		if errors.As(err, &unmarkable) {
+			part.mark = false
+			err = s.bury(ctx, part, rejected)
+		}
+		if err == nil || ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		fault = err
+	}
+
+	s.pauseCollection(part.scheduledCollection, &part.failedClaims, fault)
+	return nil
+}
+
+// noteLocked records that a service has locked the only envelope of part. It returns false if too many are locked.
+func (s *Scheduled) noteLocked(part *part) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	part.lock(part.list[0].id(), time.Now())
+	if part.ids == nil {
+		part.suspects = 0
+	}
+	return len(part.locked) <= maxLocked
 }
 
 // rejectedError means that the store rejects one of the envelopes.
-type rejectedError struct {
-	error
-	claimed []waiting.Claimed
-}
+type rejectedError struct{ error }
 
 func (e *rejectedError) Unwrap() error { return e.error }
 
-// bury stores the only envelope of group, which the store rejects, as a dead letter, and takes it out of its outbox.
-func (s *Scheduled) bury(ctx context.Context, group *claimGroup, why *rejectedError, mark bool) error {
-	if len(why.claimed) == 0 {
-		return why
-	}
-	claimed := &why.claimed[0]
+// bury stores the only envelope of part, which the store rejects, as a dead letter, and takes it out of its outbox.
+func (s *Scheduled) bury(ctx context.Context, part *part, why error) error {
+	dead := &part.list[0]
+	key, stamp, _ := s.readEnvelope(dead.raw)
 	stored := make(chan struct{})
 	s.Ledger.Add(&ledger.Outcome{
-		End: ledger.Dead, NS: claimed.NS, Raw: claimed.Raw, Key: claimed.Key, Partition: record.AnyPartition,
+		End: ledger.Dead, NS: part.ns, Raw: dead.raw, Key: key, Partition: record.AnyPartition,
 		// A repetition writes the same letter.
-		Pos:     outboxes.PosAt(outboxes.Stamp(claimed.Raw)),
+		Pos:     outboxes.PosAt(stamp),
 		Refusal: record.Refusal{Class: record.Malformed, Reason: "it is due, and MongoDB cannot store it as waiting: " + why.Error()},
 		Stored:  func(*ledger.Outcome) { close(stored) },
 	})
@@ -309,82 +308,46 @@ func (s *Scheduled) bury(ctx context.Context, group *claimGroup, why *rejectedEr
 		return context.Cause(ctx)
 	}
 
-	err := s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
-		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), group.coll)
-		_, err := takeDue(tx, coll, group.ids, s.ahead, mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {})
+	remove := part.query
+	remove.ids, remove.limit, remove.bytes = []bson.RawValue{dead.id()}, 1, maxClaimBytes
+	return s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
+		_, _, err := takeDue(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), part.coll), &remove, dead.due)
 		return err
 	}))
-	if err == nil {
-		s.endTimer(group.timers[0])
-	}
-	return err
-}
-
-// postpone puts back an envelope that a service has locked. Its cancellation or its move may take long.
-func (s *Scheduled) postpone(timer timer) {
-	timer.locked++
-	delay := lockedRetryDelay << min(timer.locked-1, maxLockedShift)
-	timer.due, timer.fed = s.Now().Add(s.ahead+delay).UnixMilli(), false
-	s.putBack(timer)
-}
-
-// putBack returns envelopes that were taken to the heap.
-func (s *Scheduled) putBack(list ...timer) {
-	for _, e := range list {
-		// The heap accepts no envelope that is in flight.
-		s.endTimer(e)
-		s.timers.pushTimer(e)
-	}
 }
 
 // errLocked means that a service changes one of the envelopes in a transaction that is open.
-var errLocked = errors.New("an envelope is locked")
+var errLocked = errors.New("cannot claim scheduled envelopes: transactions of services that have not ended have locked them; end these transactions")
 
-// claimTogether claims the envelopes of the groups in one fenced transaction, and returns those that were still due. With mark, they stay
-// in their outboxes. Timers of other envelopes are released.
-func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mark bool) ([]dueEnvelope, error) {
-	total := 0
-	for _, g := range groups {
-		total += len(g.ids)
+// claimTogether claims the envelopes of parts in one fenced transaction.
+func (s *Scheduled) claimTogether(ctx context.Context, parts []*part) error {
+	most := 0
+	for _, p := range parts {
+		most += p.limit
 	}
 
-	var claimed []dueEnvelope
 	claim := &waiting.Claim{ID: waiting.NewClaimID(s.WatcherID)}
-	full, conflicts, runs := false, 0, 0
-	take := mongodb.LimitRuns(total, func(tx context.Context) error {
+	flight := newFlight(claim.ID)
+	conflicts, runs := 0, 0
+	take := mongodb.LimitRuns(most, func(tx context.Context) error {
 		if conflicts == maxConflicts {
 			return errLocked
 		}
-		client := mongo.SessionFromContext(tx).Client()
-		claimed, full = claimed[:0], false
-		claim.Envelopes = claim.Envelopes[:0]
-		left := mongodb.MaxBytes
-		for _, g := range groups {
-			coll := mongodb.InClient(client, g.coll)
-			size, err := takeDue(tx, coll, g.ids, s.ahead, mark, left, func(raw bson.Raw, sendAt time.Time) {
-				e, envelope := s.newDueEnvelope(g, raw, sendAt)
-				claim.Envelopes = append(claim.Envelopes, e)
-				claimed = append(claimed, envelope)
-			})
-			if errors.Is(err, errFull) {
-				full = true
-				break
-			}
-			if mongodb.HasCode(err, codeWriteConflict) {
-				conflicts++
-			}
-			if err != nil {
-				return err
-			}
-			left -= size
+		clock, err := s.takeParts(tx, parts)
+		if mongodb.HasCode(err, codeWriteConflict) {
+			conflicts++
+		}
+		if err != nil {
+			return err
 		}
 
-		if len(claimed) == 0 {
+		s.fillClaim(claim, flight, parts, clock)
+		if len(claim.Envelopes) == 0 {
 			return nil
 		}
-		err := waiting.InsertClaim(tx, mongodb.InClient(client, s.Claims), claim)
+		err = waiting.InsertClaim(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims), claim)
 		if mongodb.IsRejection(err) {
-			return &rejectedError{err, claim.Envelopes}
+			return &rejectedError{err}
 		}
 		return err
 	})
@@ -392,82 +355,75 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup, mar
 	err := s.Fencer.Fenced(ctx, nil, func(tx context.Context) error {
 		// The last run may have been committed although its outcome was unknown.
 		if runs++; runs > 1 {
-			committed, err := waiting.FindClaim(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims), claim.ID)
-			if err != nil || committed != nil {
+			committed, err := waiting.HasClaim(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims), claim.ID)
+			if err != nil || committed {
 				return err
 			}
 		}
 		return take(tx)
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-
-	in := newFlight(claim.ID, len(claimed))
-	for i := range claimed {
-		claimed[i].envelope, claimed[i].claim, claimed[i].index = &claim.Envelopes[i], in, int32(i)
-		s.bytes.Add(int64(claim.Envelopes[i].Size()))
-	}
-	for _, g := range groups {
-		s.reportSuccess(collectionStep{g.collection, true})
-	}
-	s.releaseOthers(groups, claimed, full)
-	return claimed, nil
+	crash.At("after-claim")
+	s.holdFlight(flight)
+	return nil
 }
 
-// newDueEnvelope returns the claimed envelope raw of group, and when it is due.
-func (s *Scheduled) newDueEnvelope(group *claimGroup, raw bson.Raw, sendAt time.Time) (waiting.Claimed, dueEnvelope) {
-	due, _ := raw.Lookup("dueAt").DateTimeOK()
-	dueEnvelope := dueEnvelope{due: due, sendAt: sendAt}
-	claimed := waiting.Claimed{NS: group.collection.ns, Raw: raw}
-
-	if i, ok := group.byID[mongodb.ValueKey(raw.Lookup("_id"))]; ok {
-		dueEnvelope.timer, claimed.Pos = group.timers[i], group.positions[i]
-	} else {
-		// With a collation that ignores case, the server may find an envelope with another id.
-		claimed.Pos = s.nextPosition()
+// takeParts takes the envelopes of parts out of their outboxes, in the transaction of tx.
+func (s *Scheduled) takeParts(tx context.Context, parts []*part) (clock serverClock, err error) {
+	client := mongo.SessionFromContext(tx).Client()
+	known, left := false, maxClaimBytes
+	for _, p := range parts {
+		p.list, p.full = nil, false
 	}
 
-	// An envelope that cannot be read becomes a dead letter when it is sent.
-	var view envelope.View
-	if s.Mapping.Parse(raw, &view) == nil {
-		claimed.Key = string(view.OrderingKey())
-	}
-	return claimed, dueEnvelope
-}
-
-// releaseOthers releases the timers of envelopes that could not be claimed: they were canceled or rescheduled, there was no room for
-// them, which full reports, or they are not yet due by the clock of the server. Except for the first, another try makes sense before
-// the index brings them again.
-func (s *Scheduled) releaseOthers(groups []*claimGroup, claimed []dueEnvelope, full bool) {
-	taken := make(map[uint64]bool, len(claimed))
-	for _, d := range claimed {
-		taken[d.timer.key] = true
-	}
-
-	for _, g := range groups {
-		for _, e := range g.timers {
-			switch {
-			case taken[e.key]:
-				continue
-			case full:
-				s.putBack(e)
-				continue
-			}
-			e.locked = 0
-
-			s.endTimer(e)
-			e.tries++
-			if e.tries < maxEarlyTries && s.Now().UnixMilli()-e.due < 1000 {
-				e.due, e.fed = s.Now().Add(s.ahead+earlyRetryDelay<<(e.tries-1)).UnixMilli(), false
-				s.timers.pushTimer(e)
+	for _, p := range parts {
+		coll := mongodb.InClient(client, p.coll)
+		if !known {
+			if clock, known, err = readClock(tx, coll); err != nil {
+				return clock, err
 			}
 		}
+		if !known {
+			continue
+		}
+
+		p.bytes = left
+		latest := clock.now + bson.DateTime(s.ahead.Milliseconds())
+		if p.list, p.full, err = takeDue(tx, coll, &p.query, latest); err != nil {
+			return clock, err
+		}
+		for i := range p.list {
+			left -= len(p.list[i].raw)
+		}
+	}
+	return clock, nil
+}
+
+// fillClaim makes the claim and its flight of the envelopes that were taken.
+func (s *Scheduled) fillClaim(claim *waiting.Claim, flight *flight, parts []*part, clock serverClock) {
+	claim.Envelopes, flight.envelopes = claim.Envelopes[:0], flight.envelopes[:0]
+	for _, p := range parts {
+		for i := range p.list {
+			taken := &p.list[i]
+			key, stamp, refusal := s.readEnvelope(taken.raw)
+			claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: p.ns, Raw: taken.raw, Key: key, Pos: s.nextPosition()})
+			flight.envelopes = append(flight.envelopes, dueEnvelope{
+				due: int64(taken.due), sendAt: clock.localTime(taken.due), stamp: stamp, refusal: refusal, index: int32(len(flight.envelopes)),
+			})
+		}
+	}
+	for i := range flight.envelopes {
+		flight.envelopes[i].Claimed = claim.Envelopes[i]
 	}
 }
 
-// endTimer removes an envelope from those in flight, with any fate.
-func (s *Scheduled) endTimer(timer timer) {
-	s.timers.endFlight(timer.key)
-	retry.Signal(s.room)
+// readEnvelope returns the ordering key and the stamp of an envelope. An envelope that cannot be read becomes a dead letter when it is due.
+func (s *Scheduled) readEnvelope(raw bson.Raw) (key string, stamp bson.Timestamp, refusal *record.Refusal) {
+	var view envelope.View
+	if err := s.Mapping.Parse(raw, &view); err != nil {
+		return "", stamp, record.RefusalOf(err)
+	}
+	return string(view.OrderingKey()), view.TS, nil
 }

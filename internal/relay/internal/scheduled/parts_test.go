@@ -97,13 +97,10 @@ func TestN28_EachSlotSeesItsOwnEnvelopes(t *testing.T) {
 		if err := s.Each(t.Context(), func(*waiting.Document) error { n++; return nil }); err != nil || n != want[1] {
 			t.Errorf("%v: %d waiting envelopes, %v", p, n, err)
 		}
-		cur, err := scheduledUntil(t.Context(), coll, time.Now(), 10, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var due []upcoming
-		if err := cur.All(t.Context(), &due); err != nil || len(due) != want[2] {
-			t.Errorf("%v: %d scheduled, %v", p, len(due), err)
+		first, err := findFirstDue(t.Context(), coll, p, nil)
+		due, _, takeErr := takeDue(t.Context(), coll, &query{slot: p, limit: 10, bytes: maxClaimBytes}, bson.NewDateTimeFromTime(time.Now()))
+		if err != nil || takeErr != nil || len(due) != want[2] || (first != nil) != (want[2] > 0) {
+			t.Errorf("%v: %d scheduled, the first %v, %v %v", p, len(due), first, err, takeErr)
 		}
 	}
 

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
@@ -15,30 +18,28 @@ import (
 // of the read-back may be released. It returns the number of envelopes that it finished in some of their topics. The memory is bounded
 // by the envelopes that the earlier owner had in flight.
 func (s *Scheduled) Recover(ctx context.Context) (finished int, err error) {
-	// An earlier call may have failed.
-	s.recovered = nil
-	s.bytes.Store(0)
 	mayHaveHits := len(s.Outlet.TopicsWithHits()) > 0
-
 	var outcomes, ends []*ledger.Outcome
+	var flights []*flight
 	err = waiting.EachClaim(ctx, s.Claims, s.WatcherID, func(claim *waiting.Claim) error {
-		flight := newFlight(claim.ID, 0)
+		flight := newFlight(claim.ID)
 		for i := range claim.Envelopes {
 			if claim.IsDone(i) {
 				continue
 			}
+			due := s.newRecovered(claim, i)
 			if mayHaveHits {
-				if outcome := s.findSent(claim, i); outcome != nil {
+				if outcome := s.findSent(claim.ID, &due); outcome != nil {
 					outcomes = append(outcomes, outcome)
 					continue
 				}
 			}
-			flight.left++
-			s.recovered = append(s.recovered, s.recoverEnvelope(claim, i, flight))
+			flight.envelopes = append(flight.envelopes, due)
 		}
-		if flight.left == 0 {
+		if len(flight.envelopes) == 0 {
 			ends = append(ends, &ledger.Outcome{Claim: &ledger.ClaimRef{ID: claim.ID, Ends: true}})
 		}
+		flights = append(flights, flight)
 		return nil
 	})
 	if err != nil {
@@ -49,32 +50,48 @@ func (s *Scheduled) Recover(ctx context.Context) (finished int, err error) {
 	if err := s.Ledger.Store(ctx, append(outcomes, ends...)); err != nil {
 		return 0, fmt.Errorf("finishing scheduled envelopes that an earlier owner sent: %w", err)
 	}
-	return finished, nil
+	return finished, s.holdRecovered(ctx, flights)
+}
+
+// holdRecovered keeps the envelopes of claims of earlier owners until they are due by the clock of the server.
+func (s *Scheduled) holdRecovered(ctx context.Context, flights []*flight) error {
+	if len(flights) == 0 {
+		return nil
+	}
+	now, err := mongodb.ServerTime(ctx, s.Client)
+	if err != nil {
+		return fmt.Errorf("reading the clock of the server: %w", err)
+	}
+
+	clock := serverClock{now: bson.NewDateTimeFromTime(now), replied: time.Now()}
+	for _, f := range flights {
+		for i := range f.envelopes {
+			f.envelopes[i].sendAt = clock.localTime(bson.DateTime(f.envelopes[i].due))
+		}
+		s.holdFlight(f)
+	}
+	return nil
 }
 
 // findSent returns the outcome of an envelope of which an earlier owner has sent records, or nil. The envelope leaves its claim, because
 // the records are not looked for again.
-func (s *Scheduled) findSent(claim *waiting.Claim, index int) *ledger.Outcome {
-	claimed := &claim.Envelopes[index]
-	out := outletEnvelope(claimed)
+func (s *Scheduled) findSent(claimID string, envelope *dueEnvelope) *ledger.Outcome {
+	out := outboxes.NewEnvelope(envelope.NS, envelope.Raw)
 	hits, all := s.Outlet.FindHits(&out, nil)
 	if len(hits) == 0 {
 		return nil
 	}
 
-	outcome := s.Ledger.ClaimAnswered(&ledger.ClaimRef{ID: claim.ID, Index: int32(index), Leaves: true}, claimed, all, hits)
-	var view envelope.View
-	if s.Mapping.Parse(claimed.Raw, &view) == nil {
-		outcome.Stamp = view.TS
-	}
+	at := &ledger.ClaimRef{ID: claimID, Index: envelope.index, Leaves: true}
+	outcome := s.Ledger.ClaimAnswered(at, &envelope.Claimed, all, hits)
+	outcome.Stamp = envelope.stamp
 	return outcome
 }
 
-// recoverEnvelope returns an envelope of a claim that has no outcome.
-func (s *Scheduled) recoverEnvelope(claim *waiting.Claim, index int, flight *flight) dueEnvelope {
-	claimed := &claim.Envelopes[index]
-	s.bytes.Add(int64(claimed.Size()))
+// newRecovered returns an envelope of a claim that has no outcome. Its time of sending is not set.
+func (s *Scheduled) newRecovered(claim *waiting.Claim, index int) dueEnvelope {
+	claimed := claim.Envelopes[index]
 	due, _ := claimed.Raw.Lookup("dueAt").DateTimeOK()
-	sendAt := time.Now().Add(time.UnixMilli(due).Sub(s.Now()))
-	return dueEnvelope{due: due, sendAt: sendAt, envelope: claimed, claim: flight, index: int32(index)}
+	_, stamp, refusal := s.readEnvelope(claimed.Raw)
+	return dueEnvelope{Claimed: claimed, due: due, stamp: stamp, refusal: refusal, index: int32(index)}
 }

@@ -105,7 +105,7 @@ type setUp struct {
 	Config
 	ledger *ledger.Config
 	outlet *outlet
-	cost   time.Duration // of the claim of an envelope, as it is assumed at first; 0: the default
+	ahead  time.Duration // how long before their due times envelopes are claimed; 0: the default
 }
 
 // takeOver acquires the watcher and starts the parts.
@@ -144,8 +144,8 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 		Entered: entered, Ready: mailbox.New[string](),
 	})
 	x.Scheduled = New(c.Config)
-	if c.cost > 0 {
-		x.claimCost = c.cost
+	if c.ahead > 0 {
+		x.ahead = c.ahead
 	}
 	if _, err := x.sender.FinishSent(p.t.Context()); err != nil {
 		p.t.Fatal(err)
@@ -381,8 +381,8 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	if err := p.box.Cancel(t.Context(), cancelled[0]); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range slices.Concat(soon, later, cancelled) {
-		x.NoteScheduled(mongodb.Namespace(p.coll), valueOf(t, id), time.Now().Add(190*time.Millisecond))
+	for range slices.Concat(soon, later, cancelled) {
+		x.NoteScheduled(mongodb.Namespace(p.coll), time.Now().Add(190*time.Millisecond))
 	}
 
 	x.waitSettled(1)
@@ -402,7 +402,7 @@ func TestTimersFireWhenTheyAreDue(t *testing.T) {
 	}{
 		"found by the index": {wait: 2 * time.Second},
 		// The claim is due 50 ms after the longest wait of the loop. A loop that waits longer each time is late by almost half a second.
-		"told by the stream": {wait: maxIdle + claimAhead + 50*time.Millisecond, hint: true},
+		"told by the stream": {wait: maxIdle + claimAhead - claimAhead/claimDelay + 50*time.Millisecond, hint: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -417,7 +417,7 @@ func TestTimersFireWhenTheyAreDue(t *testing.T) {
 				due := time.Now().Add(c.wait)
 				id := p.schedule(1, c.wait)[0]
 				if c.hint {
-					x.NoteScheduled(mongodb.Namespace(p.coll), valueOf(t, id), due)
+					x.NoteScheduled(mongodb.Namespace(p.coll), due)
 				}
 				x.waitSettled(i + 1)
 
@@ -430,16 +430,6 @@ func TestTimersFireWhenTheyAreDue(t *testing.T) {
 			}
 		})
 	}
-}
-
-// valueOf returns an id as it is in a document.
-func valueOf(t *testing.T, id event.ID) bson.RawValue {
-	t.Helper()
-	typ, val, err := id.MarshalBSONValue()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bson.RawValue{Type: bson.Type(typ), Value: val}
 }
 
 // N19: the stream does not show that a service moves an envelope; the index does.
@@ -455,8 +445,8 @@ func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := p.takeOver(nil)
-	for i, id := range slices.Concat(earlier, late) { // the stream contains these
-		x.NoteScheduled(mongodb.Namespace(p.coll), valueOf(t, id), time.Now().Add([]time.Duration{time.Hour, 0}[i]))
+	for i := range slices.Concat(earlier, late) { // the stream contains these
+		x.NoteScheduled(mongodb.Namespace(p.coll), time.Now().Add([]time.Duration{time.Hour, 0}[i]))
 	}
 
 	x.waitSettled(2)

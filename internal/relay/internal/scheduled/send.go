@@ -1,27 +1,20 @@
 package scheduled
 
 import (
-	"container/heap"
 	"context"
 	"errors"
-	"strings"
-	"sync"
+	"slices"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/crash"
-	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
-	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-const (
-	// maxClaimedBytes bounds the claimed envelopes in memory that have no outcome. One claim more may be added.
-	maxClaimedBytes = 2 * mongodb.MaxBytes
-	sendFlush       = 64 // envelopes between two flushes
-)
+// sendFlush is the number of envelopes between two flushes.
+const sendFlush = 64
 
 // Outlet publishes envelopes outside of the order of the stream, as that of package reconciler.
 type Outlet interface {
@@ -32,114 +25,103 @@ type Outlet interface {
 	Flush()
 }
 
-// flight is a claim whose envelopes do not all have outcomes.
-type flight struct {
-	id string
-
-	mu      sync.Mutex
-	left    int // envelopes without an outcome
-	tickets []record.Ticket
+// outgoing is the envelope that is published. It keeps the parts of its namespace for the next one.
+type outgoing struct {
+	ns       string
+	envelope outboxes.Envelope
 }
 
-func newFlight(id string, envelopes int) *flight { return &flight{id: id, left: envelopes} }
-
-// land records the outcome of one envelope, and its ticket unless it is 0. It reports whether it was the last one.
-func (f *flight) land(ticket record.Ticket) (last bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if ticket != 0 {
-		f.tickets = append(f.tickets, ticket)
+// holdFlight keeps the envelopes of a claim until they are due.
+func (s *Scheduled) holdFlight(flight *flight) {
+	if len(flight.envelopes) == 0 {
+		return
 	}
-	f.left--
-	return f.left == 0
+	bytes := 0
+	list := make([]*dueEnvelope, len(flight.envelopes))
+	for i := range flight.envelopes {
+		list[i] = &flight.envelopes[i]
+		list[i].flight = flight
+		bytes += list[i].Size()
+	}
+	flight.left = len(list)
+	s.count.Add(int64(len(list)))
+	s.bytes.Add(int64(bytes))
+	s.held.add(list)
 }
 
 // sendClaimed sends claimed envelopes at their due times, until ctx ends or the outlet fails.
 func (s *Scheduled) sendClaimed(ctx context.Context) error {
-	var held claimedHeap
-	held.addClaimed(s.recovered)
-	s.recovered = nil
 	wait := time.NewTimer(maxIdle)
 	defer wait.Stop()
 
-	for {
-		if err := s.sendDue(ctx, &held); err != nil {
-			return err
+	for ctx.Err() == nil {
+		list, next := s.held.takeDue(time.Now(), sendFlush)
+		for _, e := range list {
+			crash.At("before-scheduled-publish")
+			if err := s.sendEnvelope(ctx, e); err != nil {
+				return err
+			}
 		}
-		if len(held) > 0 {
-			wait.Reset(time.Until(held[0].sendAt))
+		if len(list) > 0 {
+			s.Outlet.Flush()
+			continue
 		}
 
+		wait.Reset(time.Until(next))
 		// A claim may bring an envelope that is due earlier than the others.
 		select {
-		case list := <-s.claimed:
-			held.addClaimed(list)
+		case <-s.held.wake:
 		case <-wait.C:
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 	}
-}
-
-// sendDue sends the envelopes of held that are due.
-func (s *Scheduled) sendDue(ctx context.Context, held *claimedHeap) error {
-	sent := 0
-	for len(*held) > 0 && !time.Now().Before((*held)[0].sendAt) {
-		envelope := heap.Pop(held).(*dueEnvelope)
-		crash.At("before-scheduled-publish")
-		if err := s.sendEnvelope(ctx, envelope); err != nil {
-			return err
-		}
-		if sent++; sent%sendFlush == 0 {
-			s.Outlet.Flush()
-		}
-	}
-	if sent > 0 {
-		s.Outlet.Flush()
-	}
-	return nil
+	return context.Cause(ctx)
 }
 
 // sendEnvelope sends an envelope that is due. It does not wait for others of its key: a scheduled envelope has no place in their order.
 // An error means that the outlet cannot publish at all.
-func (s *Scheduled) sendEnvelope(ctx context.Context, dueEnvelope *dueEnvelope) error {
-	at := &ledger.ClaimRef{ID: dueEnvelope.claim.id, Index: dueEnvelope.index}
-	claimed := dueEnvelope.envelope
-	var view envelope.View
-	if err := s.Mapping.Parse(claimed.Raw, &view); err != nil {
-		s.storeOutcome(dueEnvelope, s.Ledger.ClaimRefused(at, claimed, record.RefusalOf(err)), 0)
+func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) error {
+	if envelope.refusal != nil {
+		s.storeOutcome(envelope, s.Ledger.ClaimRefused(envelope.claimRef(), &envelope.Claimed, envelope.refusal), 0)
 		return nil
 	}
 
-	out := outletEnvelope(claimed)
-	out.TS = view.TS
-	err := s.Outlet.Publish(ctx, &out, nil, func(published record.Published) {
-		crash.At("after-scheduled-publish")
-		outcome := s.Ledger.ClaimAnswered(at, claimed, nil, published.Answers)
-		outcome.Stamp = view.TS
-		if outcome.End == ledger.Sent {
-			s.OnSent(s.Now().Sub(time.UnixMilli(dueEnvelope.due)))
-		}
-		if outcome.End == ledger.Sent && !outcome.Recorded {
-			s.Ledger.NoteSent(outcome)
-			s.landEnvelope(dueEnvelope, published.Ticket)
-			return
-		}
-		s.storeOutcome(dueEnvelope, outcome, published.Ticket)
-	})
+	if s.out.ns != envelope.NS {
+		s.out.ns, s.out.envelope = envelope.NS, outboxes.NewEnvelope(envelope.NS, nil)
+	}
+	s.out.envelope.Raw, s.out.envelope.TS = envelope.Raw, envelope.stamp
+	err := s.Outlet.Publish(ctx, &s.out.envelope, nil, func(published record.Published) { s.answerEnvelope(envelope, published) })
 
 	var refused *record.Refusal
 	if errors.As(err, &refused) {
-		s.storeOutcome(dueEnvelope, s.Ledger.ClaimRefused(at, claimed, refused), 0)
+		s.storeOutcome(envelope, s.Ledger.ClaimRefused(envelope.claimRef(), &envelope.Claimed, refused), 0)
 		return nil
 	}
 	return err
 }
 
-// outletEnvelope returns a claimed envelope for the outlet.
-func outletEnvelope(claimed *waiting.Claimed) outboxes.Envelope {
-	db, coll, _ := strings.Cut(claimed.NS, ".")
-	return outboxes.Envelope{DB: []byte(db), Coll: []byte(coll), Raw: claimed.Raw}
+// answerEnvelope ends the send of an envelope whose targets all have their answers.
+func (s *Scheduled) answerEnvelope(envelope *dueEnvelope, published record.Published) {
+	crash.At("after-scheduled-publish")
+	isSent := !slices.ContainsFunc(published.Answers, func(answer record.Answer) bool { return answer.Refusal != nil || answer.Held != nil })
+	if isSent {
+		s.OnSent(s.Now().Sub(time.UnixMilli(envelope.due)))
+	}
+	// Nearly every envelope ends here.
+	if isSent && !s.Ledger.RecordsClaims() {
+		s.Ledger.CountSent()
+		s.landEnvelope(envelope, published.Ticket)
+		return
+	}
+
+	outcome := s.Ledger.ClaimAnswered(envelope.claimRef(), &envelope.Claimed, nil, published.Answers)
+	outcome.Stamp = envelope.stamp
+	s.storeOutcome(envelope, outcome, published.Ticket)
+}
+
+// claimRef returns the place of the envelope in its claim.
+func (e *dueEnvelope) claimRef() *ledger.ClaimRef {
+	return &ledger.ClaimRef{ID: e.flight.id, Index: e.index}
 }
 
 // storeOutcome passes an outcome to the ledger.
@@ -151,11 +133,12 @@ func (s *Scheduled) storeOutcome(envelope *dueEnvelope, outcome *ledger.Outcome,
 // landEnvelope ends the flight of an envelope whose outcome needs no further write. After the last one of its claim, the claim is removed, and
 // only then are the offsets of its records released: the next owner looks for the records of every claim that exists.
 func (s *Scheduled) landEnvelope(envelope *dueEnvelope, ticket record.Ticket) {
-	s.bytes.Add(-int64(envelope.envelope.Size()))
-	envelope.envelope.Raw = nil
-	s.endTimer(envelope.timer)
+	s.bytes.Add(-int64(envelope.Size()))
+	envelope.Raw = nil
+	s.count.Add(-1)
+	retry.Signal(s.room)
 
-	flight := envelope.claim
+	flight := envelope.flight
 	if !flight.land(ticket) {
 		return
 	}
@@ -164,26 +147,4 @@ func (s *Scheduled) landEnvelope(envelope *dueEnvelope, ticket record.Ticket) {
 			s.Outlet.Settle(flight.tickets)
 		}
 	}})
-}
-
-// claimedHeap holds claimed envelopes, ordered by their due times.
-type claimedHeap []*dueEnvelope
-
-func (h *claimedHeap) addClaimed(list []dueEnvelope) {
-	for i := range list {
-		heap.Push(h, &list[i])
-	}
-}
-
-func (h claimedHeap) Len() int           { return len(h) }
-func (h claimedHeap) Less(i, j int) bool { return h[i].sendAt.Before(h[j].sendAt) }
-func (h claimedHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *claimedHeap) Push(pushed any)   { *h = append(*h, pushed.(*dueEnvelope)) }
-
-func (h *claimedHeap) Pop() any {
-	old := *h
-	envelope := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return envelope
 }

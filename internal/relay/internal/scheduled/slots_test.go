@@ -84,11 +84,9 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	for _, p := range []slot.Range{{}, {I: 5, N: slots}} {
 		own := int64(each / max(p.N, 1))
 		store := waiting.NewStore(waits, "w", p)
-		due := func() (err error) {
-			cur, err := scheduledUntil(t.Context(), coll, now, 100, p)
-			if err == nil {
-				err = cur.Close(t.Context())
-			}
+		look := func() error { _, err := findFirstDue(t.Context(), coll, p, nil); return err }
+		claim := func() error {
+			_, _, err := takeDue(t.Context(), coll, &query{slot: p, limit: 10, bytes: maxClaimBytes}, bson.NewDateTimeFromTime(now))
 			return err
 		}
 		scan := &waiting.Scan{Store: store}
@@ -114,7 +112,8 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 				return store.OfIDs(t.Context(), "a.outbox", []bson.RawValue{{Type: bson.TypeString, Value: bsoncore.AppendString(nil, "waits500")}}, takeDocument)
 			}},
 			{"has scheduled", 1, func() error { _, err := outboxes.HasScheduled(t.Context(), coll, p); return err }},
-			{"scheduled", own, due},
+			{"the first scheduled", 1, look},
+			{"a claim", 10, claim},
 		} {
 			name, most = fmt.Sprintf("%s of %v", s.name, p), s.most
 			if err := s.run(); err != nil {

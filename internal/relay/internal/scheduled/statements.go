@@ -3,6 +3,7 @@ package scheduled
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -14,82 +15,169 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
-// maxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
-const maxClaim = mongodb.MaxDocuments
-
-// scheduledUntil opens a cursor over the scheduled envelopes of coll that are due by latest, in the order of their due times. They
-// have `_id` and `dueAt`. Its replies have up to batch documents.
-func scheduledUntil(ctx context.Context, coll *mongo.Collection, latest time.Time, batch int32, slot slot.Range) (*mongo.Cursor, error) {
-	filter := slot.AddFilter(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(latest)}}}})
-	cur, err := mongodb.Majority(coll).Find(ctx, filter, // N21
-		options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}).
-			SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
-	if err != nil {
-		return nil, mongodb.Refusal(err, "looking for scheduled envelopes in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+// dueFilter returns the condition for the scheduled envelopes of a slot that are due by limit, or at any time if it is nil, without
+// those whose ids are in except. A claim reads and removes by the same condition in one snapshot, so it removes exactly what it has read.
+// An array that contains a time is no due time.
+func dueFilter(slot slot.Range, limit any, except []bson.RawValue) bson.D {
+	due := bson.D{{Key: "$type", Value: "date"}, {Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}
+	if limit != nil {
+		due[0] = bson.E{Key: "$lte", Value: limit}
 	}
-	return cur, nil
+	filter := bson.D{{Key: "dueAt", Value: due}}
+	if len(except) > 0 {
+		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: except}}})
+	}
+	return slot.AddFilter(filter)
 }
 
-// errFull means that there are more envelopes than one transaction may hold.
-var errFull = errors.New("the claim is full")
+// firstDue is the scheduled envelope of a collection that is due first.
+type firstDue struct {
+	at    int64         // due time in Unix milliseconds
+	until time.Duration // from the reply to the due time, by the clock of the server
+}
 
-// takeDue reads the envelopes of coll among ids that are due by the server's clock within ahead, and takes them out of the outbox,
-// in the transaction of tx (N19). If a service cancels or reschedules one of them at the same time, one of the two transactions is
-// repeated. With mark, the envelopes stay, without a due time. It calls take for each envelope, with its due time by the clock of this
-// process: no earlier than by that of the server, whatever this process takes that to be. It takes at most maxBytes, but at least one
-// envelope if maxBytes is [mongodb.MaxBytes], and returns errFull if there are more.
-func takeDue(
-	tx context.Context, coll *mongo.Collection, ids []bson.RawValue, ahead time.Duration, mark bool, maxBytes int,
-	take func(raw bson.Raw, sendAt time.Time),
-) (size int, err error) {
-	limit := bson.D{{Key: "$add", Value: bson.A{"$$NOW", ahead.Milliseconds()}}}
-	isDue := bson.D{
-		{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}},
-		{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
-		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", limit}}}},
+// findFirstDue returns the scheduled envelope of coll that is due first, or nil if there is none. It reads one entry of the index.
+func findFirstDue(ctx context.Context, coll *mongo.Collection, slot slot.Range, except []bson.RawValue) (*firstDue, error) {
+	rows, err := mongodb.AggregateAll[struct {
+		DueAt bson.DateTime `bson:"dueAt"`
+		Now   bson.DateTime `bson:"now"`
+	}](ctx, mongodb.Majority(coll), "looking for scheduled envelopes", mongo.Pipeline{ // N21
+		{{Key: "$match", Value: dueFilter(slot, nil, except)}},
+		{{Key: "$sort", Value: bson.D{{Key: "dueAt", Value: 1}}}},
+		{{Key: "$limit", Value: 1}},
+		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 0}, {Key: "dueAt", Value: 1}, {Key: "now", Value: "$$NOW"}}}},
+	})
+	if err != nil || len(rows) == 0 {
+		return nil, err
 	}
-	withTime := bson.D{{Key: "_id", Value: 0}, {Key: "now", Value: "$$NOW"}, {Key: "envelope", Value: "$$ROOT"}}
-	ns := mongodb.Namespace(coll)
-	doing := "reading due envelopes of " + ns
-	cur, err := coll.Aggregate(tx, mongo.Pipeline{{{Key: "$match", Value: isDue}}, {{Key: "$project", Value: withTime}}},
-		options.Aggregate().SetHint(outboxes.PickedByID))
-	if err != nil {
-		return 0, mongodb.Refusal(err, doing, "find", ns)
+	first := &firstDue{at: int64(rows[0].DueAt)}
+	// A difference of other times may overflow.
+	if rows[0].DueAt > rows[0].Now {
+		first.until = millisecondsBetween(rows[0].Now, rows[0].DueAt)
 	}
-	// The server has read its clock before it replied.
-	replied := time.Now()
+	return first, nil
+}
 
-	taken := bson.A{}
-	err = mongodb.EachDocument(tx, cur, doing, func(doc bson.Raw) error {
-		raw := bson.Raw(doc.Lookup("envelope").Value)
-		if size+len(raw) > maxBytes && (size > 0 || maxBytes < mongodb.MaxBytes) {
+// farAhead replaces longer times to a due time, which a duration cannot hold.
+const farAhead = 24 * time.Hour
+
+// millisecondsBetween returns the time from now to a later due time, at most [farAhead].
+func millisecondsBetween(now, due bson.DateTime) time.Duration {
+	if due-now > bson.DateTime(farAhead.Milliseconds()) || due-now < 0 {
+		return farAhead
+	}
+	return time.Duration(due-now) * time.Millisecond
+}
+
+// serverClock is the clock of the server as one statement of a transaction has read it.
+type serverClock struct {
+	now     bson.DateTime
+	replied time.Time // the server had read its clock by then
+}
+
+// readClock reads the clock of the server, in the transaction of tx. known is false if coll has no document, and then no envelope is due.
+func readClock(tx context.Context, coll *mongo.Collection) (clock serverClock, known bool, err error) {
+	rows, err := mongodb.AggregateAll[struct {
+		Now bson.DateTime `bson:"now"`
+	}](tx, coll, "reading the clock of the server", mongo.Pipeline{
+		{{Key: "$limit", Value: 1}},
+		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 0}, {Key: "now", Value: "$$NOW"}}}},
+	}, options.Aggregate().SetHint(outboxes.PickedByID))
+	if err != nil || len(rows) == 0 {
+		return serverClock{}, false, err
+	}
+	return serverClock{now: rows[0].Now, replied: time.Now()}, true, nil
+}
+
+// localTime returns a due time by the clock of this process: no earlier than by that of the server, whatever this process takes that to be.
+func (c serverClock) localTime(due bson.DateTime) time.Time {
+	if due <= c.now {
+		return c.replied
+	}
+	return c.replied.Add(millisecondsBetween(c.now, due))
+}
+
+// query selects the envelopes that a claim takes from a collection.
+type query struct {
+	slot   slot.Range
+	ids    []bson.RawValue // only these; nil: all that are due
+	except []bson.RawValue // not these
+	limit  int             // envelopes
+	bytes  int             // of envelopes, but one may be larger if bytes is maxClaimBytes
+	mark   bool            // they stay in the outbox, without a due time
+}
+
+// taken is an envelope that a claim takes.
+type taken struct {
+	raw bson.Raw
+	due bson.DateTime
+}
+
+func (t *taken) id() bson.RawValue { return t.raw.Lookup("_id") }
+
+// simple compares ids by their bytes, whatever the default collation of a collection is.
+var simple = &options.Collation{Locale: "simple"}
+
+// takeDue reads the envelopes of coll that query selects and that are due by latest, in the order of their due times, and takes them out of the
+// outbox, in the transaction of tx (N19). If a service cancels or reschedules one of them at the same time, one of the two transactions is
+// repeated. full reports that query has limited the envelopes, so that more may be due. After an error, list has what was read.
+func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime) (list []taken, full bool, err error) {
+	filter := dueFilter(query.slot, latest, query.except)
+	find := options.Find().SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(int64(query.limit)).SetBatchSize(int32(query.limit))
+	if query.ids != nil {
+		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: query.ids}}})
+		find.SetHint(outboxes.PickedByID).SetCollation(simple)
+	}
+
+	size := 0
+	err = mongodb.FindEach(tx, coll, "reading due envelopes", filter, func(raw bson.Raw) error {
+		if size+len(raw) > query.bytes && (size > 0 || query.bytes < maxClaimBytes) {
+			full = true
 			return errFull
 		}
 		size += len(raw)
-		taken = append(taken, mongodb.CloneValue(raw.Lookup("_id")))
-		now, _ := doc.Lookup("now").DateTimeOK()
 		due, _ := raw.Lookup("dueAt").DateTimeOK()
-		sendAt := replied
-		// A difference of other times may overflow.
-		if due > now {
-			sendAt = replied.Add(time.Duration(due-now) * time.Millisecond)
-		}
-		take(append(bson.Raw(nil), raw...), sendAt)
+		// The bytes of a reply are never used again, and mostly all of its envelopes have the same due time.
+		list = append(list, taken{raw, bson.DateTime(due)})
 		return nil
-	})
-	full := errors.Is(err, errFull)
-	if err != nil && !full {
-		return size, err
+	}, find)
+	if err != nil && !errors.Is(err, errFull) {
+		return list, false, err
 	}
-	if len(taken) > 0 {
-		if err := removeDue(tx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: taken}}}, isDue[1]}, mark, len(taken)); err != nil {
-			return size, err
+	full = full || len(list) == query.limit
+	if len(list) == 0 {
+		return nil, full, nil
+	}
+	return list, full, removeTaken(tx, coll, query, latest, list, full)
+}
+
+// errFull ends the read of a claim that has no room for more envelopes.
+var errFull = errors.New("the claim is full")
+
+// removeTaken takes the envelopes of list out of the outbox. A range of due times costs the server much less than a list of ids, so
+// only the last due time is removed by ids if other envelopes that are due at that time stay.
+func removeTaken(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime, list []taken, full bool) error {
+	if query.ids == nil && !full {
+		return removeDue(tx, coll, dueFilter(query.slot, latest, query.except), nil, query.mark, len(list))
+	}
+
+	last, first := list[len(list)-1].due, 0
+	if query.ids == nil {
+		for first = len(list); first > 0 && list[first-1].due == last; {
+			first--
+		}
+		if first > 0 {
+			if err := removeDue(tx, coll, dueFilter(query.slot, list[first-1].due, query.except), nil, query.mark, first); err != nil {
+				return err
+			}
 		}
 	}
-	if full {
-		return size, errFull
+	ids := make([]bson.RawValue, 0, len(list)-first)
+	for i := range list[first:] {
+		ids = append(ids, list[first+i].id())
 	}
-	return size, nil
+	byID := append(dueFilter(query.slot, last, nil), bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}})
+	return removeDue(tx, coll, byID, outboxes.PickedByID, query.mark, len(ids))
 }
 
 // unmarkableError means that MongoDB rejects the change of an envelope that stays in its outbox, for example because of a validator.
@@ -97,20 +185,41 @@ type unmarkableError struct{ error }
 
 func (e *unmarkableError) Unwrap() error { return e.error }
 
-// removeDue takes n envelopes that filter matches out of the outbox, or marks them as due.
-func removeDue(tx context.Context, coll *mongo.Collection, filter bson.D, mark bool, n int) error {
+// removeDue takes the n envelopes that filter matches out of the outbox, or marks them as due. hint is the index, or nil.
+func removeDue(tx context.Context, coll *mongo.Collection, filter, hint bson.D, mark bool, n int) error {
 	ns := mongodb.Namespace(coll)
+	var removed int64
 	if mark {
-		_, err := coll.UpdateMany(tx, filter, mongo.Pipeline{
+		update := options.UpdateMany()
+		if hint != nil {
+			update.SetHint(hint).SetCollation(simple)
+		}
+		result, err := coll.UpdateMany(tx, filter, mongo.Pipeline{
 			{{Key: "$set", Value: bson.D{{Key: "scheduledFor", Value: "$dueAt"}}}},
 			{{Key: "$unset", Value: bson.A{"dueAt"}}},
-		}, options.UpdateMany().SetHint(outboxes.PickedByID))
+		}, update)
 		if mongodb.IsRejection(err) {
 			return &unmarkableError{err}
 		}
-		return mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and update", ns)
+		if err != nil {
+			return mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and update", ns)
+		}
+		removed = result.MatchedCount
+	} else {
+		remove := options.DeleteMany()
+		if hint != nil {
+			remove.SetHint(hint).SetCollation(simple)
+		}
+		result, err := coll.DeleteMany(tx, filter, remove)
+		if err != nil {
+			return mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and remove", ns)
+		}
+		removed = result.DeletedCount
 	}
 
-	_, err := coll.DeleteMany(tx, filter, options.DeleteMany().SetHint(outboxes.PickedByID))
-	return mongodb.Refusal(err, "claiming due envelopes of "+ns, "find and remove", ns)
+	// Without this check, a difference between the two statements would lose envelopes.
+	if removed != int64(n) {
+		return fmt.Errorf("claiming due envelopes of %s: the server has removed %d of the %d that it has read", ns, removed, n)
+	}
+	return nil
 }

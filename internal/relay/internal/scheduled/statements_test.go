@@ -5,22 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/slot"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
-
-// upcoming is a scheduled envelope as the index has it.
-type upcoming struct {
-	ID    bson.RawValue `bson:"_id"`
-	DueAt bson.DateTime `bson:"dueAt"`
-}
 
 // plainFencer runs its function in a transaction, twice if the test sets that, as after a commit of unknown
 // outcome.
@@ -81,6 +76,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 				{"not scheduled", bson.D{}, false},
 				{"null", bson.D{{Key: "dueAt", Value: nil}}, false},
 				{"no date", bson.D{{Key: "dueAt", Value: "yesterday"}}, false},
+				{"a list with a date", bson.D{{Key: "dueAt", Value: bson.A{time.Now().Add(-time.Hour)}}}, false},
 			}
 			var docs []bson.D
 			for _, c := range cases {
@@ -93,17 +89,25 @@ func TestN19_ClaimFilter(t *testing.T) {
 			began := time.Now()
 			err := f.Fenced(t.Context(), nil, func(tx context.Context) error {
 				runs++
-				if _, err := takeDue(tx, coll.Database().Collection("other"), ids[:1], 10*time.Second, mark, mongodb.MaxBytes, func(bson.Raw, time.Time) {
-					t.Error("an envelope of a collection that does not exist")
-				}); err != nil {
-					return err
+				all := &query{limit: 100, bytes: maxClaimBytes, mark: mark}
+				other := coll.Database().Collection("other")
+				if _, known, err := readClock(tx, other); known || err != nil {
+					t.Errorf("the clock of a collection that does not exist is known: %v, %v", known, err)
 				}
-				_, err := takeDue(tx, coll, ids, 10*time.Second, mark, mongodb.MaxBytes, func(raw bson.Raw, at time.Time) {
-					if runs > 1 {
-						t.Errorf("a claim is repeated and takes %s again", raw)
-					}
-					had[string(raw.Lookup("_id").Value)] = at
-				})
+				if list, full, err := takeDue(tx, other, all, bson.NewDateTimeFromTime(began)); len(list) > 0 || full || err != nil {
+					t.Errorf("of a collection that does not exist: %v %v %v", list, full, err)
+				}
+				clock, known, err := readClock(tx, coll)
+				if !known || err != nil {
+					return fmt.Errorf("the clock is known: %v, %w", known, err)
+				}
+				list, full, err := takeDue(tx, coll, all, clock.now+10_000)
+				if full || runs > 1 && len(list) > 0 {
+					t.Errorf("run %d takes %d envelopes, full %v", runs, len(list), full)
+				}
+				for i := range list {
+					had[string(list[i].id().Value)] = clock.localTime(list[i].due)
+				}
 				return err
 			})
 			if err != nil || runs != 2 {
@@ -154,20 +158,91 @@ func TestAClaimIsBoundedInBytes(t *testing.T) {
 	for _, c := range []struct {
 		room, want int
 		full       bool
-	}{{100, 0, true}, {mongodb.MaxBytes, 1, true}, {mongodb.MaxBytes, 2, true}, {4 << 20, 1, false}, {4 << 20, 0, false}} {
+	}{{100, 0, true}, {maxClaimBytes, 1, true}, {maxClaimBytes, 1, true}, {3 << 20, 0, true}, {maxClaimBytes, 1, true}, {maxClaimBytes, 1, false}, {maxClaimBytes, 0, false}} {
 		err := f.Fenced(t.Context(), nil, func(tx context.Context) error {
-			n := 0
-			size, err := takeDue(tx, coll, ids, 0, false, c.room, func(bson.Raw, time.Time) { n++ })
-			if n != c.want || errors.Is(err, errFull) != c.full || n > 1 && size > c.room {
-				t.Errorf("%d envelopes with %d bytes are taken into %d bytes, want %d; %v", n, size, c.room, c.want, err)
-			}
-			if errors.Is(err, errFull) {
-				return nil
+			list, full, err := takeDue(tx, coll, &query{limit: 10, bytes: c.room}, bson.NewDateTimeFromTime(time.Now()))
+			if len(list) != c.want || full != c.full {
+				t.Errorf("%d envelopes are taken into %d bytes, full %v, want %d; %v", len(list), c.room, full, c.want, err)
 			}
 			return err
 		})
 		if err != nil {
 			t.Fatal(err)
+		}
+	}
+	if n, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || n > 0 {
+		t.Errorf("%d of %d are left, %v", n, len(ids), err)
+	}
+}
+
+// For envelopes with random due times, of which many share one, and for claims of every size, a claim takes the envelopes that are due first,
+// and removes exactly these. An id that differs from another one only for the collation of the collection is another id.
+func TestN19_AClaimRemovesWhatItHasRead(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for _, mark := range []bool{false, true} {
+		name := fmt.Sprintf("outbox%v", mark)
+		ignoresCase := options.CreateCollection().SetCollation(&options.Collation{Locale: "en", Strength: 2})
+		if err := db.CreateCollection(t.Context(), name, ignoresCase); err != nil {
+			t.Fatal(err)
+		}
+		coll := db.Collection(name)
+		if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now().Truncate(time.Millisecond)
+		var docs []any
+		due := map[string]time.Time{}
+		for i := range 200 {
+			at := began.Add(-time.Duration(rand.IntN(12)) * time.Minute)
+			id := fmt.Sprint("id", i)
+			due[id] = at
+			docs = append(docs, bson.D{{Key: "_id", Value: id}, {Key: "dueAt", Value: at}, {Key: "slot", Value: int32(rand.IntN(1024))}})
+		}
+		later := bson.D{{Key: "_id", Value: "later"}, {Key: "dueAt", Value: began.Add(time.Hour)}}
+		if _, err := coll.InsertMany(t.Context(), append(docs, later)); err != nil {
+			t.Fatal(err)
+		}
+
+		f := &plainFencer{client: coll.Database().Client()}
+		last := time.Time{}
+		for len(due) > 0 {
+			take := &query{limit: 1 + rand.IntN(30), bytes: maxClaimBytes, mark: mark}
+			if rand.IntN(3) == 0 {
+				for id := range due {
+					value, _ := bson.Marshal(bson.D{{Key: "id", Value: id}})
+					if take.except = append(take.except, bson.Raw(value).Lookup("id")); rand.IntN(4) == 0 {
+						break
+					}
+				}
+			}
+			err := f.Fenced(t.Context(), nil, func(tx context.Context) error {
+				list, full, err := takeDue(tx, coll, take, bson.NewDateTimeFromTime(began))
+				if full != (len(list) == take.limit) {
+					t.Errorf("%d of %d are taken, full %v", len(list), take.limit, full)
+				}
+				for i := range list {
+					id, at := list[i].id().StringValue(), list[i].due.Time()
+					if !at.Equal(due[id]) || len(take.except) == 0 && at.Before(last) {
+						t.Errorf("%s is taken, which is due at %s", id, due[id])
+					}
+					delete(due, id)
+					if len(take.except) == 0 {
+						last = at
+					}
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(take.except) > 0 {
+				last = time.Time{}
+			}
+			n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
+			if err != nil || int(n) != len(due)+1 {
+				t.Fatalf("%d are left in the outbox, want %d; %v", n, len(due)+1, err)
+			}
 		}
 	}
 }
@@ -202,14 +277,9 @@ func TestScheduledByTheIndex(t *testing.T) {
 		t.Errorf("%d documents examined to find 2", n)
 	}
 
-	cur, err := scheduledUntil(t.Context(), coll, time.Now(), 100, slot.Range{})
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	var found []upcoming
-	if err := cur.All(t.Context(), &found); err != nil || len(found) != 2 || found[0].DueAt > found[1].DueAt {
-		t.Errorf("%v %v", found, err)
+	first, err := findFirstDue(t.Context(), coll, slot.Range{}, nil)
+	if err != nil || first == nil || first.until != 0 || time.Since(time.UnixMilli(first.at)) < 59*time.Minute {
+		t.Errorf("the first: %+v, %v", first, err)
 	}
 
 	if n, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 1002 {

@@ -212,6 +212,14 @@ func (a *adopter) takeMissing() (names []string) {
 	return names
 }
 
+// orDefault returns n for the log, or a text if the brokers choose the number.
+func orDefault[N ~int | ~int16 | ~int32](n N) any {
+	if n <= 0 {
+		return "default of the brokers"
+	}
+	return n
+}
+
 // createTopics creates topics, and waits for a moment until they are adopted.
 func (a *adopter) createTopics(ctx context.Context, names []string) {
 	refused, err := a.sink.c.kafka.CreateTopics(ctx, names, *a.create)
@@ -230,7 +238,7 @@ func (a *adopter) createTopics(ctx context.Context, names []string) {
 			continue
 		}
 		a.sink.log.Info("topic is created",
-			"topic", name, "partitions", a.create.Partitions, "replication", a.create.Replication)
+			"topic", name, "partitions", orDefault(a.create.Partitions), "replication", orDefault(a.create.Replication))
 		created = append(created, name)
 	}
 

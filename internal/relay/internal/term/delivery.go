@@ -89,7 +89,13 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		Checkpoint: t.progress.checkpoint,
 		Closed:     t.start.setStart,
 		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
-			return sides.sender.Discard(ctx, t.held, db, coll, before)
+			// What is claimed and cannot be sent becomes a waiting envelope, so the claims come first.
+			claimed, err := sides.scheduled.Discard(ctx, db, coll, before)
+			if err != nil {
+				return claimed, err
+			}
+			stored, err := sides.sender.Discard(ctx, t.held, db, coll, before)
+			return claimed + stored, err
 		},
 	}
 	pump := pipeline.NewPump(build, feed, pipeline.PumpConfig{
@@ -269,11 +275,11 @@ func (n *insertNotes) NoteIrregularID(ctx context.Context, uuid [16]byte) error 
 
 // NoteScheduled implements pipeline.Notes. After the position has passed the envelope, a later owner looks for it only in the
 // outboxes on the list (N19).
-func (n *insertNotes) NoteScheduled(ctx context.Context, ns string, id bson.RawValue, dueAt time.Time) error {
+func (n *insertNotes) NoteScheduled(ctx context.Context, ns string, dueAt time.Time) error {
 	if err := n.schedules.Note(ctx, ns); err != nil {
 		return err
 	}
-	n.scheduled.NoteScheduled(ns, id, dueAt)
+	n.scheduled.NoteScheduled(ns, dueAt)
 	return nil
 }
 

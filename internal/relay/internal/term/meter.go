@@ -47,7 +47,7 @@ func (m *meter) observeHeld(reason string, n int) {
 
 // countOutcome counts the outcome of an envelope that was sent outside of the order of the stream.
 func (m *meter) countOutcome(outcome *ledger.Outcome) {
-	if outcome.Doc == nil {
+	if outcome.Doc == nil && outcome.Claim == nil {
 		return
 	}
 

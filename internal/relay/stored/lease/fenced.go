@@ -208,9 +208,10 @@ func (h *Held) supersedeOrphan(ctx context.Context) error {
 
 	read := h.lease.coll.FindOne(mongo.NewSessionContext(ctx, h.session), bson.D{{Key: "_id", Value: h.lease.cfg.ID}})
 	err := read.Err()
+	// The read alone ends the earlier transaction. The server ends this one too if its abort is lost.
 	_ = h.session.AbortTransaction(ctx)
 	if err != nil && !isNotFound(err) {
-		return fmt.Errorf("superseding a transaction: %w", err)
+		return fmt.Errorf("ending the transaction of an earlier attempt: %w", err)
 	}
 
 	h.mayHaveOrphan = false

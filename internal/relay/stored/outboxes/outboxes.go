@@ -26,6 +26,12 @@ type Envelope struct {
 	Redelivered bool // sent again on purpose; its records get the header outrelay-redelivered
 }
 
+// NewEnvelope returns the first delivery of the envelope raw of the outbox ns, such as "shop.outbox".
+func NewEnvelope(ns string, raw bson.Raw) Envelope {
+	db, coll, _ := strings.Cut(ns, ".")
+	return Envelope{DB: []byte(db), Coll: []byte(coll), Raw: raw}
+}
+
 // Outbox is a collection that a watcher reads.
 type Outbox struct {
 	DB, Coll string

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -57,19 +58,25 @@ func (c *Claim) IsDone(index int) bool { return slices.Contains(c.Done, int32(in
 
 // InsertClaim stores a claim, in the transaction of tx.
 func InsertClaim(tx context.Context, coll *mongo.Collection, claim *Claim) error {
-	_, err := coll.InsertOne(tx, claim.document())
+	buffer := documents.Get().(*[]byte)
+	defer documents.Put(buffer)
+	*buffer = claim.appendDocument((*buffer)[:0])
+	_, err := coll.InsertOne(tx, bson.Raw(*buffer))
 	crash.At("mid-claim-write")
 	return mongodb.Refusal(err, "storing a claim of scheduled envelopes", "insert", mongodb.Namespace(coll))
 }
 
-// document returns the stored form of a new claim. The driver would copy each envelope several times.
-func (c *Claim) document() bson.Raw {
+// documents has buffers for the stored forms of claims, which are megabytes long. The driver keeps no reference to them.
+var documents = sync.Pool{New: func() any { return new([]byte) }}
+
+// appendDocument appends the stored form of a new claim. The driver would copy each envelope several times.
+func (c *Claim) appendDocument(out []byte) []byte {
 	size := 0
 	for i := range c.Envelopes {
 		size += c.Envelopes[i].Size()
 	}
 
-	out, start := appendLength(make([]byte, 0, size+256))
+	out, start := appendLength(slices.Grow(out, size+256))
 	out = appendText(out, "_id", c.ID)
 	out, list := appendLength(appendElement(out, bson.TypeArray, "envelopes"))
 	for i := range c.Envelopes {
@@ -109,10 +116,9 @@ func endLength(out []byte, offset int) []byte {
 	return out
 }
 
-// FindClaim returns the claim with an id, in the transaction of tx if there is one. It returns nil if there is none.
-func FindClaim(tx context.Context, coll *mongo.Collection, id string) (found *Claim, err error) {
-	err = eachClaim(tx, coll, bson.D{{Key: "_id", Value: id}}, func(claim *Claim) error { found = claim; return nil })
-	return found, err
+// HasClaim reports whether the claim with an id exists, in the transaction of tx.
+func HasClaim(tx context.Context, coll *mongo.Collection, id string) (bool, error) {
+	return mongodb.Exists(tx, coll, bson.D{{Key: "_id", Value: id}})
 }
 
 // EachClaim calls take for each claim that was committed before the call, of a watcher document, or of all documents of a watcher.

@@ -2,6 +2,7 @@ package waiting
 
 import (
 	"context"
+	"maps"
 	"regexp"
 	"slices"
 	"time"
@@ -154,7 +155,7 @@ type Topic struct {
 	Blocked  int64
 	Parked   int64
 	Queued   int64
-	Keys     int64     // ordering keys with any of these
+	Keys     int64     // ordering keys with any of these; 0 if more than 50,000 envelopes wait in all
 	Oldest   time.Time // commit time of the oldest one; zero if unknown
 	Outboxes []string  // namespaces, sorted, at most maxTopicOutboxes
 }
@@ -162,60 +163,84 @@ type Topic struct {
 // maxTopicOutboxes bounds Topic.Outboxes.
 const maxTopicOutboxes = 100
 
+// maxKeyed is the number of waiting envelopes above which their keys are not counted: the server would have to group them by key, which
+// takes seconds for a million.
+const maxKeyed = 50_000
+
 // CountTopics counts the waiting envelopes of a watcher by topic. The server reads only the index.
 func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([]Topic, error) {
-	type row struct {
-		Topic   string   `bson:"_id"`
-		Retry   int64    `bson:"retry"`
-		Blocked int64    `bson:"blocked"`
-		Parked  int64    `bson:"parked"`
-		Queued  int64    `bson:"queued"`
-		Keys    int64    `bson:"keys"`
-		Pos     string   `bson:"pos"`
-		NS      []string `bson:"ns"`
-	}
-	count := func(group bson.D, countIf func(reason string) any) bson.D {
-		for _, r := range Reasons() {
-			group = append(group, bson.E{Key: string(r), Value: bson.D{{Key: "$sum", Value: countIf(string(r))}}})
-		}
-		return append(group, bson.E{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}})
-	}
-	isReason := func(reason string) any {
-		return bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$eq", Value: bson.A{"$reason", reason}}}, int64(1), int64(0)}}}
-	}
-	sum := func(reason string) any { return "$" + reason }
-
-	rows, err := mongodb.AggregateAll[row](ctx, mongodb.Majority(coll), "counting waiting envelopes by topic", mongo.Pipeline{
-		{{Key: "$match", Value: Query{Watcher: watcher}.filter()}},
-		{{Key: "$project", Value: append(mongodb.Fields("ns", "key", "pos", "reason", "topics"), bson.E{Key: "_id", Value: 0})}},
-		{{Key: "$set", Value: bson.D{{Key: "topic", Value: bson.D{{Key: "$split", Value: bson.A{"$topics", ","}}}}}}},
-		{{Key: "$unwind", Value: "$topic"}},
-		{{Key: "$group", Value: count(bson.D{{Key: "_id", Value: bson.D{
-			{Key: "topic", Value: "$topic"},
-			{Key: "ns", Value: "$ns"},
-			{Key: "key", Value: "$key"},
-		}}}, isReason)}},
-		{{Key: "$group", Value: count(bson.D{
-			{Key: "_id", Value: bson.D{{Key: "topic", Value: "$_id.topic"}, {Key: "ns", Value: "$_id.ns"}}},
-			{Key: "keys", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
-		}, sum)}},
-		{{Key: "$group", Value: count(bson.D{
-			{Key: "_id", Value: "$_id.topic"},
-			{Key: "keys", Value: bson.D{{Key: "$sum", Value: "$keys"}}},
-			{Key: "ns", Value: bson.D{{Key: "$minN", Value: bson.D{{Key: "input", Value: "$_id.ns"}, {Key: "n", Value: maxTopicOutboxes}}}}},
-		}, sum)}},
-		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
-	})
+	groups, err := CountGroups(ctx, coll, Query{Watcher: watcher})
 	if err != nil {
 		return nil, err
 	}
 
-	out := make([]Topic, len(rows))
-	for i, r := range rows {
-		out[i] = Topic{
-			Topic: r.Topic, Retry: r.Retry, Blocked: r.Blocked, Parked: r.Parked, Queued: r.Queued, Keys: r.Keys,
-			Oldest: readTime(r.Pos), Outboxes: r.NS,
+	byTopic := map[string]*Topic{}
+	total := int64(0)
+	for _, group := range groups {
+		topic := byTopic[group.Topic]
+		if topic == nil {
+			topic = &Topic{Topic: group.Topic}
+			byTopic[group.Topic] = topic
+		}
+		topic.add(group)
+		total += group.N
+	}
+	if total > 0 && total <= maxKeyed {
+		if err := countKeys(ctx, coll, watcher, byTopic); err != nil {
+			return nil, err
 		}
 	}
-	return out, nil
+
+	topics := []Topic{}
+	for _, name := range slices.Sorted(maps.Keys(byTopic)) {
+		topics = append(topics, *byTopic[name])
+	}
+	return topics, nil
+}
+
+// add adds the envelopes of one outbox that wait for one reason. Groups come in the order of their outboxes.
+func (t *Topic) add(group Count) {
+	switch group.Reason {
+	case Retry:
+		t.Retry += group.N
+	case Blocked:
+		t.Blocked += group.N
+	case Parked:
+		t.Parked += group.N
+	case Queued:
+		t.Queued += group.N
+	}
+	if t.Oldest.IsZero() || !group.Oldest.IsZero() && group.Oldest.Before(t.Oldest) {
+		t.Oldest = group.Oldest
+	}
+	if len(t.Outboxes) < maxTopicOutboxes && !slices.Contains(t.Outboxes, group.NS) {
+		t.Outboxes = append(t.Outboxes, group.NS)
+	}
+}
+
+// countKeys sets the number of keys of each topic.
+func countKeys(ctx context.Context, coll *mongo.Collection, watcher string, byTopic map[string]*Topic) error {
+	rows, err := mongodb.AggregateAll[struct {
+		Topic string `bson:"_id"`
+		Keys  int64  `bson:"keys"`
+	}](ctx, mongodb.Majority(coll), "counting the keys of waiting envelopes", mongo.Pipeline{
+		{{Key: "$match", Value: Query{Watcher: watcher}.filter()}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: bson.D{
+			{Key: "ns", Value: "$ns"}, {Key: "key", Value: "$key"}, {Key: "topics", Value: "$topics"},
+		}}}}},
+		{{Key: "$project", Value: bson.D{
+			{Key: "_id", Value: bson.D{{Key: "ns", Value: "$_id.ns"}, {Key: "key", Value: "$_id.key"}}},
+			{Key: "topic", Value: bson.D{{Key: "$split", Value: bson.A{"$_id.topics", ","}}}},
+		}}},
+		{{Key: "$unwind", Value: "$topic"}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "topic", Value: "$topic"}, {Key: "key", Value: "$_id"}}}}}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$_id.topic"}, {Key: "keys", Value: bson.D{{Key: "$sum", Value: int64(1)}}}}}},
+	})
+	for _, row := range rows {
+		// Envelopes for a new topic may have been stored since the other count.
+		if topic := byTopic[row.Topic]; topic != nil {
+			topic.Keys = row.Keys
+		}
+	}
+	return err
 }
