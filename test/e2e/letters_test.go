@@ -109,7 +109,7 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.runActions("a new payload", chromedp.SendKeys(`textarea[name=payload]`, "edited"))
 	b.clickButton("Requeue as edited …")
 	b.waitForText("Changed: payload")
-	place := s.topic + "/0/0"
+	place := s.topic + "/0@0"
 	b.confirmAction("Message "+place+" goes back to its handler at once", "Requeue as edited", "was requeued; changed: payload")
 
 	// The rest of its handler is requeued, and the message of another handler with the same id stays.

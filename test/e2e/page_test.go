@@ -349,7 +349,7 @@ func testEditAndRequeue(s *scene, b *tab) {
 
 	b.takeScreenshot("dead-edited")
 	b.openPage("/lookup?q=" + id)
-	b.waitForText("offset")
+	b.waitForText(s.topic + "/")
 	b.waitForText("requeued")
 	b.checkConsole("edit")
 }
@@ -357,7 +357,7 @@ func testEditAndRequeue(s *scene, b *tab) {
 func testLookup(s *scene, b *tab) {
 	b.openPage("/lookup")
 	b.runActions("an id", chromedp.SendKeys(`main input[name=q]`, "good-007"+kb.Enter))
-	b.waitUntil("its history and its place in Kafka", fmt.Sprintf(`document.body.innerText.includes(%q) && /partition \d+ offset \d+/.test(document.body.innerText) && document.querySelector('.timeline li')`, s.topic))
+	b.waitUntil("its history and its place in Kafka", fmt.Sprintf(`document.body.innerText.includes(%q) && /\/\d+@\d+/.test(document.body.innerText) && document.querySelector('.timeline li')`, s.topic))
 	b.takeScreenshot("lookup")
 
 	b.runActions("a key in the header", chromedp.SendKeys(`header input[name=q]`, "customer-3"+kb.Enter))

@@ -831,7 +831,7 @@ func TestActionsOnMessagesOfHandlers(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 2}
 	site := newSite(d)
-	form := url.Values{"group": {"billing"}, "handler": {"charge"}, "pick": {"orders/0/7", "orders/0/9"}}
+	form := url.Values{"group": {"billing"}, "handler": {"charge"}, "pick": {"orders/0@7", "orders/0@9"}}
 	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-retry", form); !strings.Contains(body, "2 messages are tried again at once") || len(d.did) > 0 {
 		t.Errorf("the question, did %v: %s", d.did, body)
 	}
