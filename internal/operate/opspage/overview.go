@@ -369,6 +369,11 @@ type control struct {
 const maxListedReplays = 20
 
 func showControl(call *call) (any, error) {
+	if call.refresh {
+		list, err := call.use.Replays.List(call.ctx, maxListedReplays)
+		return control{Replays: list}, err
+	}
+
 	overview, err := call.use.Operator.Overview(call.ctx)
 	if err != nil {
 		return nil, err

@@ -687,7 +687,7 @@ func TestFragmentsAndFiles(t *testing.T) {
 	t.Parallel()
 
 	h := newSite(&desk{text: "x"})
-	for _, at := range []string{"/", "/pending", "/nodes", "/strip"} {
+	for _, at := range []string{"/", "/pending", "/pending/handlers", "/nodes", "/control", "/strip"} {
 		if _, body := sendRequest(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
 			t.Errorf("%s: %.200s", at, body)
 		}
