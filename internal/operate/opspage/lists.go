@@ -52,7 +52,7 @@ func showLookup(call *call) (any, error) {
 		query.Text = text
 	}
 	found, err := call.use.Operator.Lookup(call.ctx, query)
-	return lookup{Asked: true, LookupResult: found}, err
+	return lookup{Asked: true, LookupResult: found}, call.ignoreFirstRun(err)
 }
 
 // scheduled is the data of the list of scheduled events.

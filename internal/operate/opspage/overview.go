@@ -38,7 +38,7 @@ func (o *overview) Headline() string {
 		return "paused by an operator"
 	case o.Paused > 0:
 		return fmt.Sprintf("%s, %d paused by an operator", live, o.Paused)
-	case o.Slots > 0 && o.HeldLive == o.Slots:
+	case o.Slots > 0 && o.HeldLive == o.Slots && len(o.Problems) == 0:
 		return "events flow"
 	}
 	return live
