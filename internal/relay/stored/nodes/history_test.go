@@ -69,7 +69,7 @@ func TestActivityOfAWatcher(t *testing.T) {
 		t.Errorf("without a report: %+v, %v", r, err)
 	}
 
-	if err := h.Append(t.Context(), "orders/0of2", Sample{now, 1, 1}); err != nil {
+	if err := h.Append(t.Context(), "orders/0of2", Sample{At: now, Rate: 1, LagS: 1}); err != nil {
 		t.Fatal(err)
 	}
 	save("orders/0of2", now, 1)
