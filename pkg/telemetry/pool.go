@@ -18,7 +18,7 @@ func MonitorPool(sink Sink, next *driver.PoolMonitor) *driver.PoolMonitor {
 	return pool.Monitor(next, func(figures pool.Figures, ended *pool.Checkout) {
 		measure := func(state string, before, now int64) {
 			if before != now {
-				sink.Measure(Measurement{Metric: Connections, Reason: state, N: int(now)})
+				sink.Measure(Measurement{Metric: Connections, Reason: state, N: now})
 			}
 		}
 		measure("open", last.Open, figures.Open)
