@@ -134,7 +134,7 @@ func newDesk(t *testing.T, page string) *desk {
 		"retry":      map[string]any{"base": "1h", "cap": "1h"},
 	}})
 	s.SetConfig("topics.allow", []string{s.TopicOf("order"), s.TopicOf("audit"), s.TopicOf("payment"), s.TopicOf("refund"), "payments.v2"})
-	if page == "operations.md" {
+	if page == "slots.md" {
 		s.SetConfig("slots", 4)
 	}
 	relay := s.StartRelay()
@@ -226,10 +226,14 @@ func (d *desk) runStep(s step) {
 
 var placeholder = regexp.MustCompile(`\bID(\.\.\.|\b)`)
 
-// findID returns the id of the first entry in the list of a group of commands, such as dead.
+// findID returns the id of the first entry in the list of a group of commands, such as dead. lookup has the id of a delivered event.
 func (d *desk) findID(group string) string {
 	d.t.Helper()
-	out, err := d.runShell("outrelay " + group + " list --json")
+	listing := "outrelay " + group + " list --json"
+	if group == "lookup" {
+		listing = "outrelay topics recent --json"
+	}
+	out, err := d.runShell(listing)
 	var list map[string]json.RawMessage
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &list)
@@ -244,7 +248,7 @@ func (d *desk) findID(group string) string {
 		}
 	}
 
-	d.t.Errorf("outrelay %s list has no id: %v\n%s", group, err, out)
+	d.t.Errorf("%s has no id: %v\n%s", listing, err, out)
 	return "none"
 }
 
