@@ -38,9 +38,13 @@ type step struct {
 var (
 	consoleBlock = regexp.MustCompile("(?ms)^ *```console\n(.*?)^ *```")
 	notRun       = regexp.MustCompile(`<!-- not run: (.+) -->\s*$`)
+	otherShell   = regexp.MustCompile("(?m)^ *```(sh|bash|shell|zsh)\\b")
 	anyMark      = regexp.MustCompile(`<!-- (not )?run`)
 	comment      = regexp.MustCompile(`\s+#.*$`)
 )
+
+// mostReasonWords is how many words a reason has at most: a reader passes over it.
+const mostReasonWords = 5
 
 // findBlocks returns the console blocks of a page, in order. A mark that no block follows is an error.
 func findBlocks(t *testing.T, name string) (blocks []block) {
@@ -51,11 +55,17 @@ func findBlocks(t *testing.T, name string) (blocks []block) {
 	}
 
 	text, marked := string(page), 0
+	if other := otherShell.FindString(text); other != "" {
+		t.Errorf("%s has a block %s: commands belong into console blocks, which run", name, strings.TrimSpace(other))
+	}
 	for _, at := range consoleBlock.FindAllStringSubmatchIndex(text, -1) {
 		b := block{}
 		if mark := notRun.FindStringSubmatch(text[:at[0]]); mark != nil {
 			b.reason = mark[1]
 			marked++
+			if words := len(strings.Fields(b.reason)); words > mostReasonWords {
+				t.Errorf("%s: the reason %q has %d words, want at most %d", name, b.reason, words, mostReasonWords)
+			}
 		}
 
 		for line := range strings.Lines(text[at[2]:at[3]]) {
@@ -82,7 +92,7 @@ func findBlocks(t *testing.T, name string) (blocks []block) {
 func TestConsoleBlocksRun(t *testing.T) {
 	t.Parallel()
 	var files []string
-	for _, pattern := range []string{"../../README.md", "../../docs/*.md", "../../docs/*/*.md"} {
+	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../../docs/*/*.md", "../../deploy/*/*/*.md", "../../examples/*/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -83,6 +83,7 @@ type life struct {
 	s      *kit.Scene
 	topics *kit.Topics
 	names  *names
+	first  string            // id of the first event
 	shown  map[string]string // the formatted documents by the name of their block
 
 	inserted map[string]chan bson.Raw // new documents by the name of their collection
@@ -177,6 +178,7 @@ func (l *life) showInserted(name, collection string, matches func(bson.Raw) bool
 // deliver appends an event and waits for its record.
 func (l *life) deliver() {
 	placed := orderPlaced.New("o-17", order{ID: "o-17", Cents: 4200})
+	l.first = placed.ID().String()
 	l.append("o-17", placed)
 	l.show("appended", l.s.Outbox(), byID(placed))
 	l.showRecord("record", placed.ID(), "")
@@ -254,7 +256,7 @@ func (l *life) handle() {
 			l.t.Errorf("the consumer ended: %v", err)
 		}
 	}()
-	l.show("handled", l.s.DB.Collection("inbox"), bson.D{{Key: "_id.c", Value: bson.Regex{Pattern: "pack"}}, {Key: "_id.i", Value: bson.D{{Key: "$exists", Value: true}}}})
+	l.show("handled", l.s.DB.Collection("inbox"), bson.D{{Key: "_id.c", Value: bson.Regex{Pattern: "pack"}}, {Key: "_id.i", Value: l.first}})
 	l.showInserted("set aside", "inbox_waiting", func(bson.Raw) bool { return true })
 	l.show("given up", l.s.DB.Collection("inbox_dead"), bson.D{})
 }
