@@ -164,6 +164,7 @@ func (n *names) quote(text string) string {
 	text = token.ReplaceAllString(text, "826B04…")
 	text = version.ReplaceAllString(text, "0.1.0")
 	text = nodeName.ReplaceAllString(text, "relay-1")
+
 	text = dateText.ReplaceAllStringFunc(text, func(date string) string {
 		at, err := time.Parse(time.RFC3339Nano, date)
 		if err != nil {
@@ -171,6 +172,7 @@ func (n *names) quote(text string) string {
 		}
 		return n.roundTime(at).Format(time.RFC3339)
 	})
+
 	if strings.Contains(text, `"`) {
 		return "'" + text + "'"
 	}
@@ -183,6 +185,7 @@ func (n *names) replaceID(id string) string {
 	if ok {
 		return shown
 	}
+
 	number := 1 + len(n.ids)
 	switch {
 	case uuidText.MatchString(id):

@@ -49,12 +49,12 @@ func TestLifecyclePageIsGenerated(t *testing.T) {
 	if code, out, errOut := s.RunCommand("setup", "--yes"); code != 0 {
 		t.Fatalf("setup: exit code %d\n%s%s", code, out, errOut)
 	}
+
 	l := &life{t: t, s: s, shown: map[string]string{}, names: newNames(s), inserted: map[string]chan bson.Raw{}}
 	l.follow(s.Client.Database(s.State.Name()).Collection(s.State.Prefix() + "waiting"))
 	l.follow(s.Client.Database(s.State.Name()).Collection(s.State.Prefix() + "claims"))
 	l.follow(s.DB.Collection("inbox_waiting"))
-	relay := s.StartRelay()
-	relay.WaitTookOver()
+	s.StartRelay().WaitTookOver()
 	l.topics = s.ReadTopics()
 
 	l.deliver()
@@ -231,6 +231,7 @@ func (l *life) handle() {
 	if err != nil {
 		l.t.Fatal(err)
 	}
+
 	handle := func(name string, result error, opts ...consumer.HandlerOption) {
 		l.t.Helper()
 		err := c.Handle(name, consumer.For(orderPlaced, func(_ context.Context, _ *consumer.Message, placed order) error {
@@ -243,6 +244,7 @@ func (l *life) handle() {
 			l.t.Fatal(err)
 		}
 	}
+
 	handle("pack", nil)
 	handle("notify", errors.New("mail server: connection refused"))
 	handle("charge", consumer.Reject(errors.New("the card has expired")))

@@ -64,6 +64,7 @@ func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
 		if _, ok := root.Properties[name]; !ok && name != "" {
 			t.Errorf("there is no section %s", name)
 		}
+
 		set := []string{}
 		for key, value := range needed {
 			if !strings.HasPrefix("\n"+text, "\n"+key+":") && !strings.Contains(text, "\n"+key+":") {
@@ -155,6 +156,7 @@ func writeRows(b *bytes.Buffer, prefix string, p property) {
 
 func writeRow(b *bytes.Buffer, key string, p property) {
 	value, meaning := splitDefault(p)
+
 	if values := listValues(p); len(values) > 1 {
 		last := len(values) - 1
 		meaning = "`" + strings.Join(values[:last], "`, `") + "` or `" + values[last] + "`. " + meaning

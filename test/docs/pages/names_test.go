@@ -21,6 +21,7 @@ func TestPagesNameTheAPI(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, file := range files {
 			text, err := os.ReadFile(file)
 			if err != nil {
