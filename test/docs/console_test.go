@@ -236,17 +236,30 @@ func (d *desk) runStep(s step) {
 
 var placeholder = regexp.MustCompile(`\bID(\.\.\.|\b)`)
 
-// findID returns the id of the first entry in the list of a group of commands, such as dead. lookup has the id of a delivered event.
-func (d *desk) findID(group string) string {
+// findID returns the id of the first entry in the list of a group of commands, such as dead.
+func (d *desk) findID(group string) (id string) {
 	d.t.Helper()
-	listing := "outrelay " + group + " list --json"
-	if group == "lookup" {
-		listing = "outrelay topics recent --json"
+	if group != "lookup" {
+		return d.findListed("outrelay " + group + " list --json")
 	}
-	out, err := d.runShell(listing)
+
+	// An owner writes the list of delivered events every five seconds.
+	stacktest.Eventually(d.t, "a delivered event", func() bool {
+		id = d.findListed("outrelay topics recent --json")
+		return id != "none"
+	})
+	return id
+}
+
+// findListed returns the first id in the list that a command prints, or none.
+func (d *desk) findListed(command string) string {
+	out, err := d.runShell(command)
 	var list map[string]json.RawMessage
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &list)
+	}
+	if err != nil {
+		d.t.Errorf("%s: %v\n%s", command, err, out)
 	}
 
 	for _, raw := range list {
@@ -257,8 +270,6 @@ func (d *desk) findID(group string) string {
 			return entries[0].ID
 		}
 	}
-
-	d.t.Errorf("%s has no id: %v\n%s", listing, err, out)
 	return "none"
 }
 
