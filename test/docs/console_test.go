@@ -5,7 +5,9 @@ package docs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +20,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -155,6 +159,7 @@ func newDesk(t *testing.T, page string) *desk {
 	relay.WaitForLog("topic is adopted")
 	if page == "waiting.md" {
 		appendWaiting(t, s)
+		giveUpMessages(t, s)
 	}
 
 	// A copy is declared as valid before its first relay starts.
@@ -170,7 +175,8 @@ func newDesk(t *testing.T, page string) *desk {
 		t.Fatal(err)
 	}
 	curl := filepath.Join(dir, ".curlrc")
-	for name, content := range map[string][]byte{config: text, curl: []byte("fail-with-body\nshow-error\nsilent\n")} {
+	order := filepath.Join(dir, "order.json")
+	for name, content := range map[string][]byte{config: text, curl: []byte("fail-with-body\nshow-error\nsilent\n"), order: []byte(`{"cents":1}`)} {
 		if err := os.WriteFile(name, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -210,13 +216,45 @@ func appendWaiting(t *testing.T, s *kit.Scene) {
 	})
 }
 
+// giveUpMessages runs a consumer whose handler rejects the events of all orders, and which takes no event of another name.
+func giveUpMessages(t *testing.T, s *kit.Scene) {
+	t.Helper()
+	s.AppendEvents(s.Outbox(), event.New(event.Aggregate{Type: "order", ID: "customer-20"}, "Renamed", event.JSON(1)))
+	c, err := consumer.New("billing", s.DB, consumer.WithBrokers(s.Brokers...), consumer.WithTopics(s.TopicOf("order")), consumer.WithUnknown(),
+		consumer.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	reject := func(context.Context, *consumer.Message) error { return consumer.Reject(errors.New("no such customer")) }
+	if err := c.Handle("invoice", consumer.Func(reject, "Changed")); err != nil {
+		t.Fatal(err)
+	}
+
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Errorf("the consumer ended: %v", err)
+		}
+	})
+	stacktest.Eventually(t, "dead letters of both classes", func() bool {
+		rejected, err := s.DB.Collection("inbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "rejected"}})
+		unknown, unknownErr := s.DB.Collection("inbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "unknown"}})
+		return errors.Join(err, unknownErr) == nil && rejected >= 2 && unknown == 1
+	})
+}
+
 // runStep runs a command as the reader does, who fills in ids and confirms changes. It fails the test if the command fails, or prints
 // something else than the page.
 func (d *desk) runStep(s step) {
 	d.t.Helper()
 	command := d.names.Replace(s.command)
 	if group, _, ok := strings.Cut(strings.TrimPrefix(command, "outrelay "), " "); ok && placeholder.MatchString(command) {
-		command = placeholder.ReplaceAllString(command, d.findID(group))
+		source := ""
+		if strings.Contains(command, "--source handler") {
+			source = "--source handler "
+		}
+		command = placeholder.ReplaceAllString(command, d.findID(group, source))
 	}
 
 	out, err := d.runShell(command)
@@ -236,11 +274,11 @@ func (d *desk) runStep(s step) {
 
 var placeholder = regexp.MustCompile(`\bID(\.\.\.|\b)`)
 
-// findID returns the id of the first entry in the list of a group of commands, such as dead.
-func (d *desk) findID(group string) (id string) {
+// findID returns the id of the first entry in the list of a group of commands, such as dead. source is a flag of the list, or "".
+func (d *desk) findID(group, source string) (id string) {
 	d.t.Helper()
 	if group != "lookup" {
-		return d.findListed("outrelay " + group + " list --json")
+		return d.findListed("outrelay " + group + " list " + source + "--json")
 	}
 
 	// An owner writes the list of delivered events every five seconds.

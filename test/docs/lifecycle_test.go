@@ -38,7 +38,7 @@ var lifecycleBlocks = []struct{ name, title string }{
 	{"given up", "shop.inbox_dead"},
 }
 
-// The documents of docs/lifecycle.md are those of a run with real servers: one event is appended, sent, parked, buried, requeued,
+// A run with real servers makes the documents of docs/lifecycle.md: one event is appended, sent, parked, buried, requeued,
 // scheduled, claimed and handled. Ids, times and names are replaced, so that each run makes the same page.
 func TestLifecyclePageIsGenerated(t *testing.T) {
 	t.Parallel()
@@ -136,7 +136,7 @@ func (l *life) showRecord(name string, id event.ID, delivery string) {
 	l.shown[name] = l.names.formatRecord(rec)
 }
 
-// follow collects the documents that are inserted into a collection, also those that are soon changed or removed.
+// follow collects the documents that are inserted into a collection, also if they are soon changed or removed.
 func (l *life) follow(collection *mongo.Collection) {
 	l.t.Helper()
 	documents := make(chan bson.Raw, 100)

@@ -128,7 +128,8 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	}
 	copied("shop")
 	topic := exec.CommandContext(t.Context(), binary, "dev", "topic", "outbox.event.order", "--brokers", broker, "--count", "3")
-	if out, err := topic.Output(); err != nil || strings.Count(string(out), "type=OrderPlaced") != 3 {
+	out, err := topic.Output()
+	if err != nil || strings.Count(string(out), "type=OrderPlaced") != 3 {
 		t.Errorf("dev topic printed %v\n%s", err, out)
 	}
 	if record := maskIDs(documentBlock(t, "README.md", "text", "key=")); !strings.Contains(maskIDs(string(out)), record) {
@@ -155,7 +156,7 @@ func maskIDs(text string) string {
 	return regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{24}|(?m:^[0-9]+/[0-9]+)`).ReplaceAllString(text, "#")
 }
 
-// The README stays short: two complete programs, and what a reader needs to decide.
+// The README stays short: two complete programs, and the facts for a decision.
 func TestReadmeStaysShort(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../README.md")

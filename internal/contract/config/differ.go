@@ -15,12 +15,12 @@ var signalKeys = []string{"log.level", "http.admin.token", "http.admin.viewer_to
 
 // When a change of a key applies, as docs/configuration.md writes it.
 const (
-	AppliesAtRestart = "restart" // at the next start of the process
+	appliesAtRestart = "restart" // at the next start of the process
 	AppliesOnSignal  = "SIGHUP"  // at once after SIGHUP
-	AppliesFromFile  = "file"    // the content of the file that the key names: at once; another file: at the next start
+	appliesFromFile  = "file"    // the content of the file that the key names: at once; another file: at the next start
 )
 
-// AppliesWhen returns when a change of key applies: [AppliesAtRestart], [AppliesOnSignal] or [AppliesFromFile].
+// AppliesWhen returns when a change of key applies: restart, SIGHUP ([AppliesOnSignal]) or file.
 func AppliesWhen(key string) string {
 	section, name, _ := strings.Cut(key, ".tls.")
 	isFile := slices.Contains([]string{"ca", "cert", "key", "client_ca"}, name)
@@ -28,12 +28,12 @@ func AppliesWhen(key string) string {
 	case slices.Contains(signalKeys, key):
 		return AppliesOnSignal
 	case slices.Contains(rereadKeys, key), key == "kafka.sasl.token.file":
-		return AppliesFromFile
+		return appliesFromFile
 	// The exporter of OTLP reads its files once.
 	case isFile && section != "otel":
-		return AppliesFromFile
+		return appliesFromFile
 	}
-	return AppliesAtRestart
+	return appliesAtRestart
 }
 
 // DifferingKeys returns the keys in which two configurations differ, sorted. It never shows a value. An
