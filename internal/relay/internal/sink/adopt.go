@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -231,7 +230,7 @@ func (a *adopter) createTopics(ctx context.Context, names []string) {
 			continue
 		}
 		a.sink.log.Info("topic is created",
-			"topic", name, "partitions", describeCount(a.create.Partitions), "replication", describeCount(a.create.Replication))
+			"topic", name, "partitions", a.create.Partitions, "replication", a.create.Replication)
 		created = append(created, name)
 	}
 
@@ -368,12 +367,4 @@ func (s *Sink) resendLocked(topic *topic, rec *record.Record, ticket record.Tick
 
 	need, size := recordSizes(rec)
 	s.enqueueLocked(partition, rec, ticket, size, need, false)
-}
-
-// describeCount returns a number of topics.create for the log. 0 leaves it to the brokers.
-func describeCount(count int) string {
-	if count == 0 {
-		return "default of the brokers"
-	}
-	return strconv.Itoa(count)
 }

@@ -236,14 +236,6 @@ func TestMissingTopicHoldsItselfAlone(t *testing.T) {
 	}
 }
 
-// The log does not state that a topic has 0 partitions: 0 in topics.create leaves the number to the brokers.
-func TestCountsOfNewTopicsAreDescribed(t *testing.T) {
-	t.Parallel()
-	if got := describeCount(0) + ", " + describeCount(6); got != "default of the brokers, 6" {
-		t.Error(got)
-	}
-}
-
 // TestTopicIsCreatedOnDemand: a missing topic is created with the configured options.
 func TestTopicIsCreatedOnDemand(t *testing.T) {
 	t.Parallel()
