@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,9 +24,10 @@ It stays there until an operator discards it, or until dead_letters.expire has p
 Each dead letter has its own id, such as dead-01h3…, which list and show print. Commands take it
 as well as the id of the envelope, of which there may be several dead letters.
 
-With --source handler, the commands act on the messages that handlers of consumers gave up. They
-are in the databases of the outboxes, in the collections of dead_letters.handlers. A requeue hands
-a message back to its handler through MongoDB. Other handlers and groups do not get it again.`,
+The messages that handlers of consumers gave up are dead letters as well. They are in the databases
+of the outboxes, in the collections of dead_letters.handlers. A requeue hands a message back to its
+handler through MongoDB. Other handlers and groups do not get it again. The commands act on the
+letters of both; --source restricts them to those of the relay or of handlers.`,
 	}, newDeadListCommand(program), newDeadSummaryCommand(program), newDeadShowCommand(program), newDeadRequeueCommand(program),
 		newDeadEditCommand(program), newDeadDiscardCommand(program))
 }
@@ -46,8 +48,9 @@ func addDeadFilterFlags(cmd *cobra.Command, changes bool) *deadFilter {
 	flags.StringVar(&filter.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
 	flags.StringVar(&filter.Key, "key", "", "only with this ordering `key`")
 	flags.StringVar(&filter.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", ")+
-		"; with --source handler: "+strings.Join(admin.HandlerClasses(), ", "))
+		"; of handlers: "+strings.Join(admin.HandlerClasses(), ", "))
 	flags.StringVar(&filter.Message, "message", "", "only if the reason begins with exactly this `text`")
+	flags.StringVar(&filter.Fingerprint, "fingerprint", "", "only of the group with this `fingerprint`, as dead summary lists it")
 	addSourceFlags(cmd, &filter.Source, &filter.Group, &filter.Handler)
 
 	if changes {
@@ -59,15 +62,15 @@ func addDeadFilterFlags(cmd *cobra.Command, changes bool) *deadFilter {
 // addSourceFlags adds the flags that select letters by who gave up.
 func addSourceFlags(cmd *cobra.Command, source, group, handler *string) {
 	flags := cmd.Flags()
-	flags.StringVar(source, "source", admin.FromRelay, "who gave up: relay, or handler of a consumer")
-	flags.StringVar(group, "group", "", "with --source handler: only of this consumer `group`")
-	flags.StringVar(handler, "handler", "", "with --source handler: only of the handler with this `name`")
+	flags.StringVar(source, "source", "", "who gave up: relay, or handler of a consumer; default: either")
+	flags.StringVar(group, "group", "", "only of handlers of this consumer `group`")
+	flags.StringVar(handler, "handler", "", "only of the handler with this `name`")
 }
 
 // addToFlag adds the flag that names the handlers that get requeued messages.
 func addToFlag(cmd *cobra.Command, options *admin.DeadOptions) {
 	cmd.Flags().StringSliceVar(&options.Handlers, "to", nil,
-		"with --source handler: the `handlers` of the group that get the messages; default: the handler that gave up")
+		"of letters of handlers: the `handlers` of the group that get the messages; default: the handler that gave up")
 }
 
 // addStateFlag adds the flag that selects letters by whether they were requeued.
@@ -91,53 +94,40 @@ func newDeadListCommand(program *program) *cobra.Command {
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
 		filter.IDs = ids
 		page, err := op.Letters().List(ctx, filter.DeadFilter, limit, after)
-		// An empty page of the relay's letters may hide letters of handlers, so the text mentions those.
-		var others int64
-		if err == nil && filter.Source != admin.FromHandler && !action.json {
-			others, err = op.Letters().Count(ctx, admin.DeadFilter{Source: admin.FromHandler, RequeueStatus: "false"})
-		}
 		if err != nil {
 			return err
 		}
-		return action.printResult(page, func(out io.Writer) { filter.writeDead(out, page, others) })
+		return action.printResult(page, func(out io.Writer) { writeDead(out, page) })
 	})
 	return cmd
 }
 
-// writeDead writes a page of letters. others is the number of letters of handlers.
-func (f *deadFilter) writeDead(out io.Writer, page admin.DeadPage, others int64) {
-	head := "DIED\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
-	cellsOf := func(letter admin.DeadLetter) cells {
-		requeued := "no"
-		if letter.Requeued != nil {
-			requeued = fmt.Sprintf("as %d", letter.Requeued.Delivery)
-		}
+// writeDead writes a page of letters.
+func writeDead(out io.Writer, page admin.DeadPage) {
+	head := "DIED\tGIVEN UP BY\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
+	writePage(out, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, func(letter admin.DeadLetter) cells {
 		return cells{
-			formatLocal(&letter.DiedAt), letter.Letter, quoteArgument(letter.ID), letter.Delivery, letter.Type, truncate(letter.Key, 40), letter.Topic, letter.Class,
-			requeued, truncate(letter.Reason, 100),
+			formatLocal(&letter.DiedAt), giverUp(letter), cmp.Or(letter.Letter, letter.Place), quoteArgument(letter.ID), letter.Delivery, letter.Type,
+			truncate(letter.Key, 40), letter.Topic, letter.Class, requeueState(letter), truncate(letter.Reason, 100),
 		}
-	}
-	if f.Source == admin.FromHandler {
-		head = "DIED\tID\tDELIVERY\tGROUP\tHANDLER\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
-		cellsOf = func(letter admin.DeadLetter) cells {
-			return cells{
-				formatLocal(&letter.DiedAt), quoteArgument(letter.ID), letter.Delivery, letter.Source.Group, letter.Source.Handler, letter.Type,
-				truncate(letter.Key, 40), letter.Topic, letter.Class, requeueState(letter), truncate(letter.Reason, 100),
-			}
-		}
-	}
-
-	writePage(out, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, cellsOf)
-	if others > 0 {
-		fmt.Fprintf(out, "handlers have %s: outrelay dead list --source handler\n", countNoun(others, "dead letter"))
-	}
+	})
 }
 
-// requeueState describes whether a letter of a handler was requeued.
+// giverUp returns who gave up the event of a letter: the relay, or the handler and its group.
+func giverUp(letter admin.DeadLetter) string {
+	if letter.Source.Kind == admin.FromHandler {
+		return "handler " + cmp.Or(letter.Source.Handler, "-") + " of " + letter.Source.Group
+	}
+	return admin.FromRelay
+}
+
+// requeueState describes whether a letter was requeued, and whether a handler has finished its message since.
 func requeueState(letter admin.DeadLetter) string {
 	switch {
 	case letter.Requeued == nil:
 		return "no"
+	case letter.Source.Kind != admin.FromHandler:
+		return fmt.Sprintf("as %d", letter.Requeued.Delivery)
 	case letter.Waiting:
 		return "waiting"
 	default:
@@ -156,7 +146,10 @@ func truncate(text string, n int) string {
 func newDeadSummaryCommand(program *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "summary [ID...]",
-		Short: "Count dead letters by topic, type and class, or by group, handler, type and class",
+		Short: "Group dead letters by their failure: who gave up, topic, type, class and message",
+		Long: `Group dead letters by their failure: who gave up, topic, type, class, and the message without numbers,
+ids and quoted texts. The fingerprint of a group selects its letters in the other commands, such as
+outrelay dead requeue --fingerprint 5f0c….`,
 	}
 
 	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd, false)
@@ -166,28 +159,24 @@ func newDeadSummaryCommand(program *program) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
 		filter.IDs = ids
 		groups := listing[admin.DeadGroup]{
-			name: "groups", empty: "no dead letter matches", head: "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST",
+			name: "groups", empty: "no dead letter matches", head: "FINGERPRINT\tCOUNT\tNOT REQUEUED\tGIVEN UP BY\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST\tFAILURE",
 			cells: func(group admin.DeadGroup) cells {
 				return cells{
-					formatThousands(group.Count), formatThousands(group.NotRequeued), group.Topic, group.Type, group.Class,
-					formatLocal(&group.First), formatLocal(&group.Last),
+					group.Fingerprint, formatThousands(group.Count), formatThousands(group.NotRequeued), groupGiverUp(group), group.Topic, group.Type,
+					group.Class, formatLocal(&group.First), formatLocal(&group.Last), truncate(group.Failure, 100),
 				}
 			},
-		}
-		if filter.Source == admin.FromHandler {
-			groups.head = "COUNT\tNOT REQUEUED\tGROUP\tHANDLER\tTYPE\tCLASS\tFIRST\tLAST"
-			groups.cells = func(group admin.DeadGroup) cells {
-				return cells{
-					formatThousands(group.Count), formatThousands(group.NotRequeued), group.ConsumerGroup, group.Handler, group.Type, group.Class,
-					formatLocal(&group.First), formatLocal(&group.Last),
-				}
-			}
 		}
 		return showList(cmd.Context(), action, groups, func(ctx context.Context, op admin.Operator) ([]admin.DeadGroup, error) {
 			return op.Letters().Summary(ctx, filter.DeadFilter)
 		})
 	}
 	return cmd
+}
+
+// groupGiverUp is giverUp for a group.
+func groupGiverUp(group admin.DeadGroup) string {
+	return giverUp(admin.DeadLetter{Source: admin.DeadSource{Kind: group.Source, Group: group.ConsumerGroup, Handler: group.Handler}})
 }
 
 // addDeadRefFlags adds the flags that, together with an id, select one dead letter.
@@ -228,8 +217,8 @@ func newDeadRequeueCommand(program *program) *cobra.Command {
 owner sends each as the next delivery of the same envelope, and its attempts start again from 0.
 Dead letters that were requeued before are left out. If a requeue was interrupted, start it again.
 
-With --source handler, put the messages of the letters into the queue of their handlers, before
-the messages of the same key that wait there. A letter without a handler needs --to.
+Of letters of handlers, put the messages into the queue of their handlers, before the messages of
+the same key that wait there. A letter without a handler needs --to.
 
 A letter that cannot be sent without a change stays and is listed: edit it. In that case the exit
 code is 1.`,
@@ -244,10 +233,7 @@ code is 1.`,
 		// Requeued letters stay in the collection for the record; a second requeue would deliver them twice.
 		filter.RequeueStatus = "false"
 
-		question := "requeue %s; consumers get the same ids again"
-		if filter.Source == admin.FromHandler {
-			question = "requeue %s; only their handlers get them again"
-		}
+		question := "requeue %s; consumers get the same ids again, and handlers only the messages that they gave up"
 		n, err := action.planRequeue(ctx, op, filter, options, question)
 		if err != nil {
 			return err
@@ -299,17 +285,9 @@ func (f *deadFilter) checkFound(ctx context.Context, op admin.Operator, matched 
 	any.RequeueStatus = ""
 	n, err := op.Letters().Count(ctx, any)
 	if err == nil && n == 0 {
-		err = errors.New("no dead letter matches these ids; outrelay dead list lists the letters" + f.otherSource())
+		err = errors.New("no dead letter matches these ids; outrelay dead list lists the letters")
 	}
 	return err
-}
-
-// otherSource is a hint for a search that looked only at the letters of the relay.
-func (f *deadFilter) otherSource() string {
-	if f.Source == admin.FromHandler {
-		return ""
-	}
-	return "; outrelay dead list --source handler lists dead letters of handlers"
 }
 
 // countAndConfirm counts the letters that filter selects and asks for confirmation. actionFormat is a verb

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 )
 
 // maxPayload bounds the payload of an edit. It is the maximum size of a MongoDB document, which no
@@ -30,15 +33,20 @@ func writeDeadLetter(out io.Writer, letter admin.DeadLetter) {
 	printField("delivery", "%d", letter.Delivery)
 	printField("version", "%d", letter.Version)
 	printField("type", "%s", letter.Type)
-	printField("aggregate", "%s", letter.AggregateType)
+	printField("aggregate", "%s", strings.Trim(letter.AggregateType+"/"+letter.AggregateID, "/"))
 	printField("key", "%s", letter.Key)
 	printField("topic", "%s", letter.Topic)
+	if letter.Place != "" {
+		printField("place", "%s", letter.Place)
+	}
 	printField("class", "%s", letter.Class)
 	printField("reason", "%s", letter.Reason)
 
-	// Fields drops the parts that are empty.
-	source := []string{letter.Source.Kind, letter.Source.Watcher, letter.Source.Group, letter.Source.Handler, letter.Source.Node}
-	printField("given up by", "%s", strings.Join(strings.Fields(strings.Join(source, " ")), " "))
+	if source := letter.Source; source.Kind == admin.FromHandler {
+		printField("given up by", "handler %s of group %s", cmp.Or(source.Handler, "-"), source.Group)
+	} else {
+		printField("given up by", "relay %s, node %s", source.Watcher, source.Node)
+	}
 	printField("first failure", "%s", formatLocal(&letter.FirstFailure))
 	printField("died", "%s", formatLocal(&letter.DiedAt))
 
@@ -168,8 +176,8 @@ func newDeadEditCommand(program *program) *cobra.Command {
 letter keeps the original envelope. The command can also complete a letter that has only an id: set
 aggregatetype, aggregateid, type and a payload. The result is checked before anything is written.
 
-With --source handler, change the key, the headers or the payload of a message and hand it back to
-its handler. The new payload contains the bytes of the file, so --payload-as can only be null.`,
+Of a letter of a handler, change the key, the headers or the payload of the message and hand it back
+to the handler. The new payload contains the bytes of the file, so --payload-as can only be null.`,
 		Example: `  outrelay dead edit 0190b3c2-… --version 0 --topic payments.v2
   outrelay dead edit 0190b3c2-… --version 0 --payload order.json --unset contenttype
   outrelay dead edit 0190b3c2-… --version 0 --field aggregatetype=order --field aggregateid=7 --type OrderPlaced --payload - --payload-as json`,
@@ -195,7 +203,7 @@ its handler. The new payload contains the bytes of the file, so --payload-as can
 
 			got, err := op.Letters().Edit(ctx, *ref, edit, options)
 			if err != nil {
-				return err
+				return explainEdit(err)
 			}
 
 			verb := action.chooseText("is requeued", "would be requeued")
@@ -204,4 +212,20 @@ its handler. The new payload contains the bytes of the file, so --payload-as can
 		})
 	}
 	return cmd
+}
+
+// explainEdit names the flag that a refused edit lacks.
+func explainEdit(err error) error {
+	var refused *letters.RefusedError
+	if !errors.As(err, &refused) || refused.Missing == "" {
+		return err
+	}
+	flag := "--field " + refused.Missing + "=VALUE"
+	switch refused.Missing {
+	case "type":
+		flag = "--type TYPE"
+	case "payload":
+		flag = "--payload FILE"
+	}
+	return fmt.Errorf("%w: add %s", err, flag)
 }

@@ -23,7 +23,7 @@ func newDevTopicCommand(program *program) *cobra.Command {
 		Use:   "topic TOPIC --brokers HOST:PORT",
 		Short: "Print the records of a topic, one line each, until Ctrl-C",
 		Long: `Print the records of a topic from its first record on, and then each new record, until Ctrl-C:
-partition/offset, key, headers and value. outrelay dev prints the addresses of the brokers. The
+partition@offset, key, headers and value. outrelay dev prints the addresses of the brokers. The
 command uses no consumer group and no login. If the topic does not exist yet, the command
 waits for it.`,
 		Args: cobra.ExactArgs(1),
@@ -73,7 +73,7 @@ func formatMessage(message devstack.Message) string {
 	for _, h := range message.Headers {
 		headers = append(headers, h.Key+"="+formatBytes(h.Value))
 	}
-	return fmt.Sprintf("%d/%d  key=%s  {%s}  %s", message.Partition, message.Offset, formatBytes(message.Key), strings.Join(headers, " "), formatBytes(message.Value))
+	return fmt.Sprintf("%d@%d  key=%s  {%s}  %s", message.Partition, message.Offset, formatBytes(message.Key), strings.Join(headers, " "), formatBytes(message.Value))
 }
 
 // formatBytes returns printable text unchanged and quotes everything else.

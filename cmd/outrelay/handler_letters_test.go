@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,10 +22,12 @@ import (
 )
 
 // clinic is a watcher, whose service has a consumer with two handlers. The handler "invoice" rejects values that begin with
-// "bad". All other values are in handled, with the name of the handler.
+// "bad", and fails with those that begin with "late" until it is repaired. All other values are in handled, with the name of the handler.
 type clinic struct {
 	*graveyard
 	topic, group string
+
+	repaired atomic.Bool
 
 	mu      sync.Mutex
 	handled []string
@@ -39,17 +42,21 @@ func newClinic(t *testing.T) *clinic {
 	if err != nil {
 		t.Fatal(err)
 	}
+	retry := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour})
 	for _, name := range []string{"invoice", "report"} {
 		h := consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if name == "invoice" && strings.HasPrefix(string(m.Value), "bad") {
 				return consumer.Reject(errors.New("no such customer"))
+			}
+			if name == "invoice" && strings.HasPrefix(string(m.Value), "late") && !c.repaired.Load() {
+				return errors.New("no answer")
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.handled = append(c.handled, name+" "+string(m.Value))
 			return nil
 		}, "OrderPlaced")
-		if err := member.Handle(name, h); err != nil {
+		if err := member.Handle(name, h, retry); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -145,13 +152,16 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 			t.Errorf("after the first page: got %+v", rest.Letters)
 		}
 	}
-	if text := c.runCommand(0, nil, "dead", "list"); !strings.HasPrefix(text, "no dead letter matches\nhandlers have ") || !strings.HasSuffix(text, ": outrelay dead list --source handler\n") {
+	if text := c.runCommand(0, nil, "dead", "list"); !strings.Contains(text, "4 of 4 dead letters") && !strings.Contains(text, "handler invoice of "+c.group) {
+		t.Errorf("letters of both kinds:\n%s", text)
+	}
+	if text := c.runCommand(0, nil, "dead", "list", "--source", "relay"); !strings.HasPrefix(text, "no dead letter matches") {
 		t.Errorf("letters of the relay:\n%s", text)
 	}
-	if text := c.runCommand(0, nil, "dead", "summary", "--source", "handler"); !strings.Contains(text, "invoice") || !strings.Contains(text, "rejected") {
+	if text := c.runCommand(0, nil, "dead", "summary"); !strings.Contains(text, "handler invoice") || !strings.Contains(text, "rejected") || !strings.Contains(text, "no such customer") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := c.runCommand(0, nil, "dead", "show", "bad 1", "--source", "handler", "--payload"); !strings.Contains(text, "no such customer") || !strings.Contains(text, `"payload": "bad 1"`) {
+	if text := c.runCommand(0, nil, "dead", "show", "bad 1", "--payload"); !strings.Contains(text, "no such customer") || !strings.Contains(text, "handler invoice of group "+c.group) || !strings.Contains(text, c.topic+"/0@") || !strings.Contains(text, `"payload": "bad 1"`) {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
@@ -185,7 +195,8 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 		t.Errorf("discarded %+v, want 5", gone)
 	}
 	c.runCommand(1, nil, "dead", "discard", "--source", "handler", "--yes")
-	c.runCommand(1, nil, "dead", "list", "--handler", "invoice")
+	c.runCommand(0, nil, "dead", "list", "--handler", "invoice")
+	c.runCommand(1, nil, "dead", "list", "--source", "relay", "--handler", "invoice")
 	if n, err := c.outbox.Database().Collection(deadletter.DefaultCollection).CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {
 		t.Errorf("letters after the discard: %d, %v", n, err)
 	}

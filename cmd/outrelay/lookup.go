@@ -1,11 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,19 +15,21 @@ import (
 func newLookupCommand(program *program) *cobra.Command {
 	query := &admin.LookupQuery{}
 	cmd := &cobra.Command{
-		Use:   "lookup [ID]",
-		Short: "Show the state and history of an event, or of the events of an ordering key",
-		Long: `Look up an event by its id, or the events of an ordering key. The output shows the envelope if it is
-still in its outbox, why it waits, its attempts, its dead letters and their outcome. With recording:
-mark, it also shows the offset in Kafka. For a key, waiting envelopes and dead letters are always
-found, other envelopes only between --from and --to. The exit code is 1 if nothing is found.`,
+		Use:   "lookup ID|KEY",
+		Short: "Show the whole life of an event, or of the events of an ordering key",
+		Long: `Look up an event by its id or, if no event has the id, the events of the ordering key. The output is
+the life of each event in the order of time: appended, due, sent with the place in Kafka, failed
+attempts, why it waits, dead letters of the relay and of handlers, requeues, messages that handlers
+retry, and the marks of handlers. For a key, waiting events and dead letters are always found, other
+events only between --from and --to. Handlers are found in the databases of the outboxes. The exit
+code is 1 if nothing is found.`,
 		Example: `  outrelay lookup 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10
-  outrelay lookup --key customer-17 --from 6h`,
+  outrelay lookup customer-17 --from 6h`,
 		Args: maxArgs(1),
 	}
 
 	action := program.addReadFlags(cmd)
-	cmd.Flags().StringVar(&query.Key, "key", "", "the ordering `key`, instead of an id")
+	cmd.Flags().StringVar(&query.Key, "key", "", "only an ordering `key`, also if it is the id of an event")
 	addCollectionFlag(cmd, &query.Collection)
 	addTimeFlag(cmd, &query.From, "from",
 		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h", parsePastTime)
@@ -36,10 +38,10 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if (len(args) == 1) == (query.Key != "") {
-			return fmt.Errorf("lookup needs either the id of an event or --key")
+			return fmt.Errorf("lookup needs the id of an event or an ordering key")
 		}
 		if len(args) == 1 {
-			query.ID = args[0]
+			query.Text = args[0]
 		}
 
 		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
@@ -52,7 +54,7 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 			}
 
 			// Scripts can test for an event by the exit code.
-			if len(found.Envelopes)+len(found.Letters) == 0 {
+			if len(found.Envelopes) == 0 {
 				return reportedError(exitConfig)
 			}
 			return nil
@@ -62,30 +64,16 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 }
 
 func writeFound(out io.Writer, result admin.LookupResult) {
-	if len(result.Envelopes)+len(result.Letters) == 0 {
+	if len(result.Envelopes) == 0 {
 		fmt.Fprintln(out, "not found: no such event was appended, or it was delivered and removed after its retention")
 		return
 	}
-
-	shown := map[string]bool{}
 	for i := range result.Envelopes {
-		envelope := &result.Envelopes[i]
-		writeFoundEnvelope(out, envelope)
-		for _, t := range envelope.Timeline {
-			shown[t.Letter] = true
-		}
+		writeFoundEnvelope(out, &result.Envelopes[i])
 	}
-
-	// The timeline of an envelope includes its dead letters. The others are of events that are not in the outbox.
-	for i := range result.Letters {
-		letter := &result.Letters[i]
-		if shown[letter.Letter] {
-			continue
-		}
-		fmt.Fprintf(out, "%s %s is dead since %s: %s: %s (%s)\n", sanitizeLine(letter.Collection), quoteArgument(letter.ID),
-			formatLocal(&letter.DiedAt), sanitizeLine(letter.Class), sanitizeLine(letter.Reason), letter.Letter)
+	if result.Limits != "" {
+		fmt.Fprintln(out, "note: "+result.Limits)
 	}
-
 	if result.More {
 		fmt.Fprintln(out, "there are more; restrict the lookup, or raise --limit")
 	}
@@ -96,7 +84,7 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 	if envelope.Reason != "" {
 		state += " (" + envelope.Reason + ")"
 	}
-	fmt.Fprintf(out, "%s %s: %s\n", sanitizeLine(envelope.Collection), quoteArgument(envelope.ID), sanitizeLine(state))
+	fmt.Fprintf(out, "%s %s: %s\n", sanitizeLine(cmp.Or(envelope.Collection, "-")), quoteArgument(envelope.ID), sanitizeLine(state))
 
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(out, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
@@ -110,7 +98,10 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 		printField("next attempt", "%s", formatLocal(envelope.NextAt))
 	}
 	for _, s := range envelope.Sent {
-		printField("in Kafka", "topic %s, partition %d, offset %d", s.Topic, s.Partition, s.Offset)
+		printField("in Kafka", "%s/%d@%d", s.Topic, s.Partition, s.Offset)
+	}
+	for _, h := range envelope.Handlers {
+		printField("handler", "%s of %s: %s", h.Handler, h.Group, h.State)
 	}
 
 	for _, m := range envelope.Timeline {
@@ -118,31 +109,12 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 		if m.Text != "" {
 			text += ": " + m.Text
 		}
+		if m.Letter != "" {
+			text += " [" + m.Letter + "]"
+		}
 		if m.Node != "" {
 			text += " (" + m.Node + ")"
 		}
 		fmt.Fprintf(out, "  %s  %s\n", formatLocal(&m.At), sanitizeLine(text))
 	}
-}
-
-func newPingCommand(program *program) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "ping",
-		Short: "Measure how fast MongoDB answers; exit with 75 if it does not",
-		Args:  noArgs,
-	}
-
-	action := program.addReadFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return show(cmd.Context(), action, func(ctx context.Context, op admin.Operator) (admin.Pong, error) { return op.Ping(ctx) }, writePong)
-	}
-	return cmd
-}
-
-func writePong(out io.Writer, pong admin.Pong) {
-	state := noWatcher
-	if pong.Storage {
-		state = "the state database exists"
-	}
-	fmt.Fprintf(out, "MongoDB answers in %.1f ms; its clock is %s; %s\n", pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
 }

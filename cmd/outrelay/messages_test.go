@@ -41,7 +41,7 @@ func TestMessagesOfAWrongCommandLine(t *testing.T) {
 		{"status --watcher --json", "--watcher needs a value, found the flag --json"},
 		{"dead show", "outrelay dead show needs 1 argument, found 0; usage: outrelay dead show ID"},
 		{"saga show orders", "outrelay saga show needs 2 arguments, found 1; usage: outrelay saga show SAGA ID"},
-		{"lookup a b", "outrelay lookup takes at most 1 argument, found 2; usage: outrelay lookup [ID]"},
+		{"lookup a b", "outrelay lookup takes at most 1 argument, found 2; usage: outrelay lookup ID|KEY"},
 		{"dead list --limit many", "--limit: found \"many\"; expected a whole number from 1 to 1000"},
 		{"status --every soon", "--every: found \"soon\"; expected a duration such as 30s or 2h"},
 		{"dead list --limit", "--limit needs a value: --limit <int>"},

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 const (
@@ -33,18 +34,20 @@ type statusReport struct {
 }
 
 func newStatusCommand(program *program) *cobra.Command {
-	var follow, check bool
+	var follow bool
+	var check string
 	var every time.Duration
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the owner, lag and waiting events of each watcher",
 		Long: `Show each slot of each watcher in the state database: owner, epoch, lag, rate and the topics whose
-events wait. For the configured watcher, also show the waiting events by topic, with counts and
-checks. The command reads only MongoDB, so it works without access to the outrelay processes.
+events wait. For the configured watcher, also show the waiting events by topic, the counts, and the
+list of problems: what is wrong, since when, the consequence and the fix. The command reads only
+MongoDB, so it works without access to the outrelay processes.
 
 With --follow on a terminal, the display is updated until Ctrl-C. Without a terminal, --follow prints
 a line for each slot, and with --json one object per line. With --check, the exit code is 1 if a
-check fails.`,
+problem is a failure, and with --check=warn also if there is a warning.`,
 		Args: noArgs,
 	}
 
@@ -53,12 +56,17 @@ check fails.`,
 	action.limit = 0
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "update the status until Ctrl-C")
 	cmd.Flags().DurationVar(&every, "every", time.Second, "interval between two updates of --follow")
-	cmd.Flags().BoolVar(&check, "check", false, "exit with 1 if a check fails")
+	cmd.Flags().StringVar(&check, "check", "", "exit with 1 if there is a problem of this `severity` or a greater one: fail or warn")
+	cmd.Flags().Lookup("check").NoOptDefVal = string(problems.Fail)
+	_ = cmd.RegisterFlagCompletionFunc("check", cobra.FixedCompletions([]string{string(problems.Fail), string(problems.Warn)}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.MarkFlagsMutuallyExclusive("follow", "check")
 
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if every < minFollowInterval {
 			return fmt.Errorf("--every must be at least %s", minFollowInterval)
+		}
+		if check != "" && check != string(problems.Fail) && check != string(problems.Warn) {
+			return fmt.Errorf("--check must be fail or warn, not %q", check)
 		}
 
 		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
@@ -74,7 +82,7 @@ check fails.`,
 				return err
 			}
 
-			if check && report.hasFailedCheck() {
+			if check != "" && report.hasProblem(problems.Severity(check)) {
 				return reportedError(exitConfig)
 			}
 			return nil
@@ -107,13 +115,10 @@ func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 	return statusReport{CountsProblem: problem, Overview: overview}, nil
 }
 
-func (s statusReport) hasFailedCheck() bool {
-	for _, c := range s.Checks {
-		if c.Status == admin.CheckFail {
-			return true
-		}
-	}
-	return false
+// hasProblem reports whether there is a problem of the severity or a greater one.
+func (s statusReport) hasProblem(least problems.Severity) bool {
+	worst := problems.Worst(s.Problems)
+	return worst != "" && (worst == problems.Fail || least == problems.Warn)
 }
 
 const noWatcher = "no watcher has run with this state database yet"
@@ -122,7 +127,7 @@ const noWatcher = "no watcher has run with this state database yet"
 func (s statusReport) writeStatus(out io.Writer) {
 	if len(s.Slots) == 0 {
 		fmt.Fprintln(out, noWatcher)
-		s.writeChecks(out)
+		writeProblems(out, s.Problems)
 		return
 	}
 
@@ -140,7 +145,7 @@ func (s statusReport) writeStatus(out io.Writer) {
 	if s.CountsProblem == "" {
 		s.writeCounts(out)
 	}
-	s.writeChecks(out)
+	writeProblems(out, s.Problems)
 }
 
 // ownerNode returns the node that owns the slot, or "-".
@@ -158,27 +163,12 @@ func writeSlotDetails(out io.Writer, status *admin.SlotStatus) {
 	if status.Reason != "" {
 		fmt.Fprintf(out, "%s: %s\n", slot, sanitizeLine(status.Reason))
 	}
-	for _, p := range status.Problems {
-		fmt.Fprintf(out, "%s: problem of %s for %s: %s\n", slot, p.Part, formatAge(p.ForS), sanitizeLine(p.Text))
-	}
 	if status.Pin != "" {
 		fmt.Fprintf(out, "%s: pinned to node %s\n", slot, sanitizeLine(status.Pin))
 	}
 	if status.StepDownUntil != nil {
 		fmt.Fprintf(out, "%s: node %s does not take over until %s\n",
 			slot, sanitizeLine(status.Node), status.StepDownUntil.Local().Format(time.TimeOnly))
-	}
-	if status.Gap != "" {
-		fmt.Fprintf(out, "%s: a gap is being swept: %s\n", slot, sanitizeLine(status.Gap))
-	}
-
-	for _, b := range status.Unwritable {
-		verb := "waits"
-		if b.Parked {
-			verb = "is parked"
-		}
-		fmt.Fprintf(out, "%s: topic %q %s since %s with %d envelopes: %s\n",
-			slot, b.Topic, verb, b.Since.Local().Format(time.TimeOnly), b.Count, sanitizeLine(b.Reason))
 	}
 }
 
@@ -190,10 +180,14 @@ func (s statusReport) writeCounts(out io.Writer) {
 			stale++
 		}
 	}
-	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s · %s, %d stale\n",
+	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s (%s of the relay, %s of handlers) · %s, %d stale\n",
 		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
 		formatThousands(counts.Blocked), countNoun(counts.BlockedKeys, "key"), formatThousands(counts.Parked),
-		formatThousands(counts.Scheduled), formatThousands(counts.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
+		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), formatThousands(counts.Dead), formatThousands(counts.HandlerDead),
+		countNoun(int64(len(s.Nodes)), "node"), stale)
+	if counts.HandlerWaiting > 0 {
+		fmt.Fprintf(out, "handlers retry %s: outrelay waiting list --source handler\n", countNoun(counts.HandlerWaiting, "message"))
+	}
 
 	if len(s.WaitingTopics) == 0 {
 		return
@@ -219,25 +213,6 @@ func formatAge(seconds float64) string {
 		return fmt.Sprintf("%.0f s", seconds)
 	}
 	return (time.Duration(seconds) * time.Second).String()
-}
-
-// writeChecks writes each check that is not ok, with its fix.
-func (s statusReport) writeChecks(out io.Writer) {
-	good := 0
-	for _, c := range s.Checks {
-		if c.Status == admin.CheckOK {
-			good++
-			continue
-		}
-
-		fix := ""
-		if c.Fix != "" {
-			fix = "; " + c.Fix
-		}
-		fmt.Fprintf(out, "%s %s: %s%s\n", strings.ToUpper(c.Status), sanitizeLine(c.ID), sanitizeLine(c.Detail), sanitizeLine(fix))
-	}
-
-	fmt.Fprintf(out, "checks: %d of %d ok\n", good, len(s.Checks))
 }
 
 // followStatus shows the status until ctx ends. A server that does not answer does not end it:
@@ -300,7 +275,7 @@ func (s statusReport) writeLines(out io.Writer) {
 		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%.2fs rate=%.0f/s",
 			at, slot.Name, slot.Slot, ownerNode(slot), slot.Epoch, slot.State, slot.LagS, slot.Rate)
 		if slot.Name == s.Watcher && s.CountsProblem == "" {
-			line += fmt.Sprintf(" waiting=%d scheduled=%d dead=%d", s.Counts.Waiting(), s.Counts.Scheduled, s.Counts.Dead)
+			line += fmt.Sprintf(" waiting=%d scheduled=%d dead_relay=%d dead_handlers=%d", s.Counts.Waiting(), s.Counts.Scheduled, s.Counts.Dead, s.Counts.HandlerDead)
 		}
 		fmt.Fprintln(out, sanitizeLine(line))
 	}

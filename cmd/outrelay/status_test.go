@@ -19,11 +19,11 @@ func TestStatusCommand(t *testing.T) {
 	d := newDeployment(t)
 	var s statusReport
 	d.runCommand(&s, exitOK, "status", "--check")
-	if len(s.Slots) != 1 || s.Slots[0].Node != "one" || s.Slots[0].State != "live" || len(s.Nodes) != 2 || s.Counts.Scheduled != 3 || s.CountsProblem != "" || len(s.Checks) == 0 {
+	if len(s.Slots) != 1 || s.Slots[0].Node != "one" || s.Slots[0].State != "live" || len(s.Nodes) != 2 || s.Counts.Scheduled != 3 || s.CountsProblem != "" || s.Problems == nil {
 		t.Errorf("unexpected result %+v", s)
 	}
 
-	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  one", "40/s", "default · lag 0.1 s · waiting 0 (oldest 0.0 s)", "scheduled 3", "2 nodes, 0 stale", "checks: ")
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  one", "40/s", "default · lag 0.1 s · waiting 0 (oldest 0.0 s)", "scheduled 3", "dead 0 (0 of the relay, 0 of handlers)", "2 nodes, 0 stale", "no problems")
 	d.runCommand(nil, exitOK, "pin", "two")
 	var result controlResult
 	d.runCommand(&result, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
@@ -33,14 +33,17 @@ func TestStatusCommand(t *testing.T) {
 
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "pinned to node two", "node one does not take over until")
 	d.runCommand(nil, exitOK, "pause")
-	expectTexts(t, d.runCommand(nil, exitOK, "status"), "paused", "WARN slot default/0of1")
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "WARN paused default is paused: an operator paused it", "fix: outrelay resume")
+	d.runCommand(nil, exitOK, "status", "--check")
+	d.runCommand(nil, exitConfig, "status", "--check=warn")
+	d.runCommand(nil, exitConfig, "status", "--check=bad")
 	if _, err := d.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{
 		{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(-time.Minute)}}}, {Key: "$unset", Value: bson.D{{Key: "control", Value: ""}}},
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "FAIL slot default/0of1: no process runs it", "start outrelay run")
+	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "FAIL no_owner Nobody sends for default: no process runs it", "fix: start outrelay run")
 	d.runCommand(nil, exitConfig, "status", "--every", "1ms")
 	d.runCommand(nil, exitConfig, "status", "--follow", "--check")
 }
@@ -61,7 +64,7 @@ func TestStatusIsWatched(t *testing.T) {
 		t.Errorf("drawn where there is no terminal: %q", text)
 	}
 
-	expectTexts(t, text, "lag=0.12s rate=40/s waiting=0 scheduled=3 dead=0\n")
+	expectTexts(t, text, "lag=0.12s rate=40/s waiting=0 scheduled=3 dead_relay=0 dead_handlers=0\n")
 	for _, f := range []func() int{end, endLines} {
 		if code := f(); code != exitOK {
 			t.Errorf("exit code %d, want 0", code)
@@ -90,12 +93,16 @@ func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
 func TestPing(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
+	// No process listens on the port of the configured broker.
+	expectTexts(t, d.runCommand(nil, exitTemporary, "ping"), "MongoDB responds, and Kafka does not: kafka: 127.0.0.1:1")
+
+	d.env = append(d.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(stacktest.Brokers(t), ","))
 	var pong admin.Pong
 	d.runCommand(&pong, exitOK, "ping")
-	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 {
+	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 || !pong.Kafka || pong.KafkaRoundTrip <= 0 {
 		t.Errorf("unexpected result %+v", pong)
 	}
-	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists")
+	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists", "Kafka accepts the login in")
 	d.env = append(d.env, "OUTRELAY_STATE_DATABASE="+stacktest.Database(t, d.shop.Client()).Name())
 	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "no watcher has run")
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,21 +13,26 @@ import (
 func newWaitingCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "waiting",
-		Short: "Count and list the envelopes that wait",
+		Short: "Count and list the envelopes that wait, and act on the messages that handlers retry",
 		Long: `An envelope that cannot be sent waits in the state database. It is parked until its topic can be
 written, waits for a retry because Kafka rejected its record, or is blocked by an earlier envelope of
 its key. A scheduled envelope that is due, and one that was requeued or replayed, is queued until it
-is sent. These commands show how many envelopes wait, since when, and which ones.`,
-	}, newWaitingListCommand(program), newWaitingSummaryCommand(program))
+is sent. These commands show how many envelopes wait, since when, and which ones.
+
+With --source handler, list and summary show the messages that handlers of consumers retry, and those
+that follow such a message of their key. They are in the databases of the outboxes, in the collection
+inbox_waiting. retry and discard act on these messages; outrelay failed acts on envelopes.`,
+	}, newWaitingListCommand(program), newWaitingSummaryCommand(program), newWaitingRetryCommand(program), newWaitingDiscardCommand(program))
 }
 
 func newWaitingSummaryCommand(program *program) *cobra.Command {
-	var collection string
+	var collection, source string
 	cmd := &cobra.Command{
 		Use:   "summary",
-		Short: "Count waiting envelopes and dead letters by collection, reason and topic",
+		Short: "Count waiting envelopes and dead letters, or the messages of each handler",
 		Long: `Count the waiting and scheduled envelopes, and the dead letters that were not requeued, by collection,
-reason and topic.`,
+reason and topic. With --source handler, count the messages that handlers retry by group, handler and
+topic; the handler that fails for the longest time comes first.`,
 		Args: noArgs,
 	}
 
@@ -34,9 +40,21 @@ reason and topic.`,
 	// It reads every envelope that waits.
 	action.limit = 0
 	addCollectionFlag(cmd, &collection)
-	setList(cmd, action, waitingGroups, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingGroup, error) {
-		return op.Waiting().Summary(ctx, collection)
-	})
+	handlers := addHandlerWaitingFlags(cmd, &source, admin.FromRelay)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		isHandler, err := checkSource(cmd, source, handlers, "collection")
+		if err != nil {
+			return err
+		}
+		if isHandler {
+			return showList(cmd.Context(), action, handlerWaitingGroups, func(ctx context.Context, op admin.Operator) ([]admin.HandlerWaitingGroup, error) {
+				return op.HandlerWaiting().Summary(ctx, *handlers)
+			})
+		}
+		return showList(cmd.Context(), action, waitingGroups, func(ctx context.Context, op admin.Operator) ([]admin.WaitingGroup, error) {
+			return op.Waiting().Summary(ctx, collection)
+		})
+	}
 	return cmd
 }
 
@@ -50,35 +68,54 @@ var waitingGroups = listing[admin.WaitingGroup]{
 func newWaitingListCommand(program *program) *cobra.Command {
 	var filter admin.WaitingFilter
 	var limit int
+	var source, after string
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List waiting envelopes by key in the order of sending, without payloads",
-		Args:  noArgs,
+		Use:   "list [ID...]",
+		Short: "List waiting envelopes, or the messages that handlers retry, without payloads",
+		Long: `List waiting envelopes by key in the order of sending. With --source handler, list the messages that
+handlers retry by group, handler, topic and key: their attempts, the last reason and the next attempt.
+A message without attempts follows the message of its key above it.`,
 	}
 
 	action := program.addReadFlags(cmd)
 	// The list may have 10,000 envelopes.
 	action.limit = 0
-	addWaitingFlags(cmd, &filter)
+	addCollectionFlag(cmd, &filter.Collection)
+	handlers := addHandlerWaitingFlags(cmd, &source, admin.FromRelay)
 	cmd.Flags().StringVar(&filter.Reason, "reason", "", "retry, blocked, parked or queued; default: any")
-	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
+	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number; with --source handler at most 1,000")
+	cmd.Flags().StringVar(&after, "after", "", "with --source handler: the `cursor` that the previous page ended with")
 
-	setList(cmd, action, waitingListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
-		return op.Waiting().List(ctx, filter, limit)
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
+		isHandler, err := checkSource(cmd, source, handlers, "collection", "reason")
+		if err != nil {
+			return err
+		}
+		if isHandler {
+			handlers.IDs = ids
+			page, err := op.HandlerWaiting().List(ctx, *handlers, min(limit, admin.MaxPage), after)
+			if err != nil {
+				return err
+			}
+			return action.printResult(page, func(out io.Writer) { writeHandlerWaiting(out, page) })
+		}
+
+		filter.Topic, filter.Key, filter.IDs = handlers.Topic, handlers.Key, ids
+		list, err := op.Waiting().List(ctx, filter, limit)
+		if err != nil {
+			return err
+		}
+		return printListing(action, waitingListing, list)
 	})
 	return cmd
 }
 
 var waitingListing = listing[admin.WaitingEnvelope]{
-	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tERROR",
+	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tWHY",
 	cells: func(e admin.WaitingEnvelope) cells {
-		reason := ""
-		if e.Error != nil {
-			reason = e.Error.Reason
-		}
 		return cells{
 			truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.Reason, strings.Join(e.Topics, " "), e.Attempts, formatNext(e.NextAt),
-			truncate(reason, 100),
+			truncate(e.Why, 100),
 		}
 	},
 }

@@ -130,7 +130,7 @@ func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResul
 	// runs again.
 	err = t.runHandler(ctx, list, nil, res)
 	if err == nil && t.waiting != nil {
-		err = t.p.s.c.waiting.Remove(ctx, t.waiting)
+		_, err = t.p.s.c.waiting.Remove(ctx, t.waiting)
 	}
 	return err
 }
@@ -239,7 +239,8 @@ func (t *track) handleEager(ctx context.Context, current task, res *attemptResul
 	if errors.Is(err, inbox.ErrDuplicate) {
 		*res = attemptResult{duplicates: 1}
 		if t.waiting != nil {
-			return session.c.waiting.Remove(ctx, t.waiting)
+			_, err := session.c.waiting.Remove(ctx, t.waiting)
+			return err
 		}
 		if err := t.checkOrder(ctx, []task{current}, []bool{false}); err != nil {
 			return err

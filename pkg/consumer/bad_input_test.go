@@ -149,7 +149,7 @@ func TestABadRecordIsOneReportWithItsPlace(t *testing.T) {
 			defer mu.Unlock()
 			found := 0
 			for _, text := range reports {
-				if strings.Contains(text, k.topic+"/0/0") && strings.Contains(text, c.want) && strings.HasPrefix(text, c.handler) {
+				if strings.Contains(text, k.topic+"/0@0") && strings.Contains(text, c.want) && strings.HasPrefix(text, c.handler) {
 					found++
 				}
 			}

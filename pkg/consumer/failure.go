@@ -21,7 +21,7 @@ func (e *HandlerError) Error() string {
 	if handler == "" {
 		handler = "no handler"
 	}
-	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v",
+	return fmt.Sprintf("%s: message %s (%s/%d@%d, type %q), attempt %d, then %s: %v",
 		handler, record.Clip(message.ID, maxReason), message.Topic, message.Partition, message.Offset, record.Clip(message.Name, maxReason), e.Attempt, e.Next, e.Err)
 }
 

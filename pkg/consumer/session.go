@@ -91,7 +91,7 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 		session.openRoom(reg)
 	}
 	if r.c.waiting != nil {
-		session.loops.Go(session.discoverRequeued)
+		session.loops.Go(session.carryOutRequests)
 	}
 
 	for serveCtx.Err() == nil {

@@ -148,6 +148,21 @@ func (s *suspension) isProbe(id int) bool {
 	return id != 0 && s.probeID == id
 }
 
+// allowProbe lets the next probe start at once, because an operator has requested an attempt. It does not end PauseHandler.
+func (s *suspension) allowProbe() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.manual || !s.until.After(now) && !s.retryAt.After(now) {
+		return
+	}
+	if s.until.After(now) {
+		s.until = now
+	}
+	s.retryAt = time.Time{}
+	s.changeLocked()
+}
+
 // endProbe ends a probe that neither succeeded nor failed, for example because its message was gone. The next probe may
 // start at once. It has no effect if the probe has ended.
 func (s *suspension) endProbe(id int) {

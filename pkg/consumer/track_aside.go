@@ -247,7 +247,9 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 
 	// A handler of the same name has replaced this one. It may have loaded its queues before.
 	if t.reg.removed.Load() {
-		t.p.s.discoverQueues(room.handler, t.p.tp, []setaside.Digest{message.Queue})
+		if reg := t.p.s.c.findByConsumer(room.handler); reg != nil {
+			t.p.s.openRoom(reg).discover(t.p.tp, []setaside.Digest{message.Queue})
+		}
 	}
 	t.completeTasks([]task{current})
 	return true, false

@@ -124,7 +124,8 @@ func (t *track) passDisposed(task task) error {
 	session := t.p.s
 	switch {
 	case t.waiting != nil:
-		return session.c.waiting.Remove(t.p.drainCtx, t.waiting)
+		_, err := session.c.waiting.Remove(t.p.drainCtx, t.waiting)
+		return err
 	case !t.reg.mode.usesInbox() || task.entry.orphan.Load():
 		return nil
 	}

@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,8 +16,6 @@ import (
 )
 
 const (
-	// requeuePoll is how often a member looks for requeued dead letters.
-	requeuePoll = 2 * time.Second
 	// interruptedPause is how long a queue rests after an attempt that was interrupted.
 	interruptedPause = time.Second
 )
@@ -192,39 +189,6 @@ func (r *waitingRoom) discover(tp transport.TopicPartition, queues []setaside.Di
 		if key := (queueKey{tp, digest}); r.queues[key] == nil {
 			r.scheduleLocked(r.findQueueLocked(key), time.Now())
 		}
-	}
-}
-
-// discoverRequeued adds the queues of requeued dead letters to the rooms of their handlers, until the session ends. It opens
-// missing rooms. It leaves out the handlers that this process does not have.
-func (s *session) discoverRequeued() {
-	tick := time.NewTicker(requeuePoll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-s.serveCtx.Done():
-			return
-		}
-
-		queues, err := s.c.waiting.Requeued(s.serveCtx, s.c.group)
-		if err != nil && s.serveCtx.Err() == nil {
-			s.report(err)
-		}
-		for _, q := range queues {
-			tp := transport.TopicPartition{Topic: q.Topic, Partition: q.Partition}
-			s.discoverQueues(q.Handler, tp, []setaside.Digest{q.Digest})
-		}
-	}
-}
-
-// discoverQueues adds queues to the room of a handler, given by its name in the inbox. It leaves out a partition of another
-// member, and a handler that this process does not have.
-func (s *session) discoverQueues(handler string, tp transport.TopicPartition, queues []setaside.Digest) {
-	hasName := func(registration *registration) bool { return s.c.inboxConsumer(registration) == handler }
-	all := s.c.reg.snapshot().all
-	if i := slices.IndexFunc(all, hasName); i >= 0 && s.findPartition(tp) != nil {
-		s.openRoom(all[i]).discover(tp, queues)
 	}
 }
 

@@ -119,6 +119,15 @@ func (r *waitingRoom) retryQueue(partition *partition, queue *waitingQueue, prob
 			continue
 		}
 
+		// The handler must not get it any more.
+		if message.Discarded != nil {
+			if !partition.giveUpDiscarded(message) {
+				r.returnQueue(queue, time.Now().Add(interruptedPause))
+				return
+			}
+			continue
+		}
+
 		// The lane began with a later message of the key before an operator requeued this one.
 		if attempted := partition.attemptOfLane(r.reg, message); attempted != nil {
 			r.reg.suspension.endProbe(probe)
@@ -207,6 +216,17 @@ func (p *partition) newRetryTrack(reg *registration, message *setaside.Message) 
 // waitingTask returns the task of a track of newRetryTrack.
 func (t *track) waitingTask() task {
 	message := t.waiting
+	rec := recordOfWaiting(message)
+	entry := &entry{
+		offset: message.Offset, lane: t.lane, rec: rec, openShares: 1,
+		shares: []share{{reg: t.reg, state: shareStarted, attempts: attemptsFromStore(message.Attempts, time.Now())}},
+	}
+	entry.m, entry.decodeErr = t.p.decodeWaiting(&rec)
+	return task{entry, &entry.shares[0]}
+}
+
+// recordOfWaiting returns the record of a message that is set aside.
+func recordOfWaiting(message *setaside.Message) transport.Record {
 	rec := transport.Record{
 		Topic: message.Topic, Partition: message.Partition, Offset: message.Offset, LeaderEpoch: message.LeaderEpoch,
 		Time: message.Time, Key: message.Key, Value: message.Value,
@@ -214,20 +234,19 @@ func (t *track) waitingTask() task {
 	for _, h := range message.Headers {
 		rec.Headers = append(rec.Headers, event.Header(h))
 	}
+	return rec
+}
 
-	entry := &entry{
-		offset: message.Offset, lane: t.lane, rec: rec, openShares: 1,
-		shares: []share{{reg: t.reg, state: shareStarted, attempts: attemptsFromStore(message.Attempts, time.Now())}},
+// decodeWaiting decodes the record of a message that is set aside, of which only the record is stored. With an error, the message has
+// the fields of the record alone.
+func (p *partition) decodeWaiting(rec *transport.Record) (*Message, error) {
+	decoded, err := p.s.decodeRecord(p.drainCtx, rec)
+	if err == nil {
+		return decoded, nil
 	}
-	// The message is decoded again: only the record is stored.
-	decoded, err := t.p.s.decodeRecord(t.p.drainCtx, &rec)
-	if err != nil {
-		entry.decodeErr = wrapDecodeError(&rec, err)
-		decoded = completeMessage(newMessage(&rec), &rec, t.p.s.c.group)
-		t.p.s.c.dropForeignControls(decoded, time.Now())
-	}
-	entry.m = decoded
-	return task{entry, &entry.shares[0]}
+	decoded = completeMessage(newMessage(rec), rec, p.s.c.group)
+	p.s.c.dropForeignControls(decoded, time.Now())
+	return decoded, wrapDecodeError(rec, err)
 }
 
 // attemptsFromStore returns the attempts of a message that was set aside.

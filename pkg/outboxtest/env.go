@@ -227,7 +227,7 @@ func (e *Env) Published(topic string) []*consumer.Message {
 			Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Time: r.Time, Key: r.Key, Value: r.Value, Headers: r.Headers,
 		}
 		if err := consumer.Decode(context.Background(), message); err != nil {
-			e.tb.Fatalf("decoding record %s/%d/%d: %v", topic, r.Partition, r.Offset, err)
+			e.tb.Fatalf("decoding record %s/%d@%d: %v", topic, r.Partition, r.Offset, err)
 		}
 		list = append(list, message)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
@@ -190,11 +191,50 @@ func TestAlertsAgainstTheRealMetrics(t *testing.T) {
 		}
 	}
 
-	for _, name := range splitWords(`outrelay_lag_seconds outrelay_token_age_seconds outrelay_oplog_window_seconds outrelay_gaps_total outrelay_exceptions
-		outrelay_lease_owner outrelay_ready outrelay_dead_letters_stored outrelay_dead_letters_total outrelay_kafka_reachable`) {
+	for _, name := range splitWords("outrelay_problem_seconds outrelay_lease_owner outrelay_ready outrelay_checkpoint_age_seconds outrelay_handler_dead_letters") {
 		if len(about[name]) == 0 {
 			t.Errorf("no alert uses %s", name)
 		}
+	}
+}
+
+// Each kind of problem has an alert for each severity that it may have, with the texts of the list.
+func TestAlertsHaveTheKindsOfProblems(t *testing.T) {
+	t.Parallel()
+	type severity struct {
+		kind     problems.Kind
+		severity problems.Severity
+	}
+	labels := map[problems.Severity]string{problems.Warn: "warning", problems.Fail: "critical"}
+	selector := regexp.MustCompile(`outrelay_problem_seconds\{kind="(\w+)", severity="(\w+)"\}`)
+	found := map[severity]bool{}
+	for _, g := range readRules(t).Groups {
+		for _, a := range g.Rules {
+			m := selector.FindStringSubmatch(a.Expr)
+			if m == nil {
+				continue
+			}
+			one := severity{problems.Kind(m[1]), problems.Severity(m[2])}
+			spec := problems.SpecOf(one.kind)
+			text := strings.ToLower(a.Annotations["description"])
+			if found[one] || a.Labels["severity"] != labels[one.severity] || !strings.Contains(text, strings.ToLower(spec.Consequence)) || !strings.Contains(text, strings.ToLower(spec.Fix)) {
+				t.Errorf("%s: want one alert for %v with the severity %s and the texts %q and %q", a.Alert, one, labels[one.severity], spec.Consequence, spec.Fix)
+			}
+			found[one] = true
+		}
+	}
+
+	n := 0
+	for _, spec := range problems.Specs() {
+		for _, s := range spec.Severities {
+			n++
+			if !found[severity{spec.Kind, s}] {
+				t.Errorf("no alert for %s, %s", spec.Kind, s)
+			}
+		}
+	}
+	if n != len(found) {
+		t.Errorf("%d alerts, want %d: one has a severity that its kind never has", len(found), n)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 // This file parses the subset of PromQL that the dashboard and the alerts use: selectors, functions,
@@ -24,7 +26,7 @@ var (
 	bounded = map[string]map[string][]string{
 		"outrelay_exceptions":             {"state": splitWords("retry blocked parked scheduled")},
 		"outrelay_nodes":                  {"state": splitWords("alive stale")},
-		"outrelay_health":                 {"state": splitWords("ok degraded unhealthy")},
+		"outrelay_problem_seconds":        {"kind": kindsOfProblems(), "severity": splitWords("warn fail")},
 		"outrelay_published_total":        {"result": splitWords("acked skipped refused")},
 		"outrelay_admin_refused_total":    {"reason": splitWords("login origin host rate busy")},
 		"outrelay_config_reloads_total":   {"result": splitWords("applied refused"), "what": splitWords("settings certificates")},
@@ -32,6 +34,14 @@ var (
 		"outrelay_consumer_commits_total": {"result": splitWords("ok failed")},
 	}
 )
+
+// kindsOfProblems returns the values of the label kind.
+func kindsOfProblems() (kinds []string) {
+	for _, spec := range problems.Specs() {
+		kinds = append(kinds, string(spec.Kind))
+	}
+	return kinds
+}
 
 func splitWords(s string) []string { return strings.Fields(s) }
 

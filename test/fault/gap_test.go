@@ -65,6 +65,15 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	if gap := s.WatcherDocument().Lookup("gap"); gap.Type != 0 {
 		t.Errorf("the watcher document still has the gap %s", gap)
 	}
+	// Operators see what was lost, until they acknowledge it.
+	var stored struct{ Lost []lease.LostHistory }
+	if err := bson.Unmarshal(s.WatcherDocument(), &stored); err != nil {
+		t.Fatal(err)
+	}
+	if len(stored.Lost) != 1 || stored.Lost[0].Reason != "history_lost" || stored.Lost[0].Swept < int64(n) || stored.Lost[0].Repeats > stored.Lost[0].Swept-int64(n) ||
+		!stored.Lost[0].To.After(stored.Lost[0].From) {
+		t.Errorf("lost history: %+v", stored.Lost)
+	}
 	for _, kind := range []string{"gap_found", "gap_closed"} {
 		if c, err := s.State.Collection("audit").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: kind}}); err != nil || c == 0 {
 			t.Errorf("the audit log has no %s (%v)", kind, err)

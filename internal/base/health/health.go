@@ -41,9 +41,17 @@ const (
 	forgetAfter = 10 * time.Minute
 )
 
+// The IDs of the checks.
+const (
+	CountingRule    = "counting"
+	DeadLettersRule = "dead_letters"
+	WaitingRule     = "waiting"             // of the count of waiting envelopes
+	OverdueRule     = "overdue_collections" // of the count of outboxes with overdue scheduled envelopes
+)
+
 // Count is the number of waiting items of one kind.
 type Count struct {
-	Name string // such as exceptions; it is the ID of the check
+	Name string // WaitingRule or OverdueRule: the ID of the check
 	N    int64
 }
 
@@ -61,6 +69,7 @@ type Check struct {
 	Status Status `json:"status"`
 	Detail string `json:"detail"`
 	Fix    string `json:"fix,omitempty"` // the next step of the operator
+	N      int64  `json:"n"`             // the observed number of a count
 }
 
 // Report is the result of all rules. Its status is that of the worst check.
@@ -158,7 +167,7 @@ func (e *Evaluator) reportLocked() Report {
 }
 
 func (e *Evaluator) checkCountingLocked() Check {
-	check := Check{ID: "counting", Status: OK, Detail: "counting waiting envelopes works"}
+	check := Check{ID: CountingRule, Status: OK, Detail: "counting waiting envelopes works"}
 	if e.failedCounts == 0 {
 		return check
 	}
@@ -173,7 +182,7 @@ func (e *Evaluator) checkCountingLocked() Check {
 }
 
 func (e *Evaluator) checkDeadLettersLocked() Check {
-	check := Check{ID: "dead_letters", Status: OK, Detail: "no new dead letters"}
+	check := Check{ID: DeadLettersRule, Status: OK, Detail: "no new dead letters"}
 	if len(e.dead) < 2 {
 		return check
 	}
@@ -193,7 +202,7 @@ func (e *Evaluator) checkDeadLettersLocked() Check {
 }
 
 func checkWaiting(name string, count waitingCount) Check {
-	check := Check{ID: name, Status: OK, Detail: "none"}
+	check := Check{ID: name, Status: OK, Detail: "none", N: count.n}
 	if count.n == 0 {
 		return check
 	}

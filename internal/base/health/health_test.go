@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const exceptions = "exceptions"
+const exceptions = WaitingRule
 
 // step is one observation with the expected result.
 type step struct {

@@ -91,15 +91,21 @@ func (l *Live) Collect(ch chan<- prometheus.Metric) {
 	l.Gauge.Collect(ch)
 }
 
-// Ages has one gauge per label value that has an age at the time of the scrape.
+// Ages has one gauge for each thing that has an age at the time of the scrape.
 type Ages struct {
 	*prometheus.GaugeVec
 	mu     sync.Mutex
-	source atomic.Pointer[func() map[string]time.Duration]
+	source atomic.Pointer[func() []Age]
+}
+
+// Age is the age of a thing, with the values of its labels.
+type Age struct {
+	Labels []string
+	Age    time.Duration
 }
 
 // SetSource makes source the source of the ages. source must not block.
-func (a *Ages) SetSource(source func() map[string]time.Duration) { a.source.Store(&source) }
+func (a *Ages) SetSource(source func() []Age) { a.source.Store(&source) }
 
 // Collect implements [prometheus.Collector].
 func (a *Ages) Collect(ch chan<- prometheus.Metric) {
@@ -108,8 +114,8 @@ func (a *Ages) Collect(ch chan<- prometheus.Metric) {
 	defer a.mu.Unlock()
 	a.Reset()
 	if source := a.source.Load(); source != nil {
-		for value, age := range (*source)() {
-			a.WithLabelValues(value).Set(age.Seconds())
+		for _, one := range (*source)() {
+			a.WithLabelValues(one.Labels...).Set(one.Age.Seconds())
 		}
 	}
 	a.GaugeVec.Collect(ch)

@@ -27,7 +27,7 @@ type Figures struct {
 	Age         *Live                // seconds since the last count
 	Limit       prometheus.Gauge     // number at which counting stops
 	Watcher     *prometheus.GaugeVec // {watcher, node}: always 1
-	Health      *States              // {state}: ok, degraded or unhealthy
+	Problems    *Ages                // {kind, object, severity}: seconds since each problem began
 	Ready       *Live                // 1 while /readyz reports ready
 }
 
@@ -52,8 +52,9 @@ func (b builder) newFigures() Figures {
 
 		Nodes:   b.newGaugeVec("nodes"),
 		Watcher: b.newGaugeVec("watcher_info"),
-		Health:  b.newStates("health"),
 		Ready:   b.newLive("ready"),
+
+		Problems: b.newAges("problem_seconds"),
 
 		Age:   b.newLive("figures_age_seconds"),
 		Limit: b.newGauge("figures_limit"),

@@ -73,8 +73,6 @@ type Ownership struct {
 	CheckpointAge     *Live              // seconds since the last checkpoint was written
 	Checkpoints       prometheus.Counter // checkpoints written
 
-	Problems *Ages // {part}: seconds since a step fails and is repeated
-
 	LeaseOwner     prometheus.Gauge   // 1 while this process owns the watcher
 	LeaseEpoch     prometheus.Gauge   // epoch last seen
 	LeaseSuspended prometheus.Gauge   // 1 while the lease is past its local deadline and not yet known to be lost (N2)
@@ -231,8 +229,6 @@ func (b builder) newOwnership() Ownership {
 		CheckpointSeconds: b.newHistogram("checkpoint_seconds", writeBuckets),
 		CheckpointAge:     b.newLive("checkpoint_age_seconds"),
 		Checkpoints:       b.newCounter("checkpoints_total"),
-
-		Problems: b.newAges("problem_seconds"),
 
 		LeaseOwner:     b.newGauge("lease_owner"),
 		LeaseEpoch:     b.newGauge("lease_epoch"),

@@ -59,24 +59,21 @@ func (m *Mapping) checkComplete(view *View) error {
 	}
 
 	if view.IDType == 0 || len(view.ID) == 0 {
-		return newMalformed("field _id is missing or empty")
+		return newMissing(view.Raw, "_id", "_id")
 	}
 	for _, r := range []struct {
 		part  fieldSet
+		name  string
 		found bool
 	}{
-		{fEventID, len(view.EventID) > 0},
-		{fAggregateType, len(view.AggregateType) > 0},
-		{fAggregateID, len(view.AggregateID) > 0},
-		{fType, len(view.Type) > 0},
-		{fPayload, view.PayloadType != 0},
+		{fEventID, "id", len(view.EventID) > 0},
+		{fAggregateType, "aggregatetype", len(view.AggregateType) > 0},
+		{fAggregateID, "aggregateid", len(view.AggregateID) > 0},
+		{fType, "type", len(view.Type) > 0},
+		{fPayload, "payload", view.PayloadType != 0},
 	} {
 		if m.required&r.part != 0 && !r.found {
-			hint := "is missing or empty"
-			if r.part == fPayload {
-				hint = "is missing; null makes a tombstone"
-			}
-			return newMalformed("field %s %s", m.nameOf(r.part), hint)
+			return newMissing(view.Raw, r.name, m.nameOf(r.part))
 		}
 	}
 	return m.derive(view)

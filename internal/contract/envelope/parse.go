@@ -323,15 +323,15 @@ func (v *View) setHeaders(cursor *cursor) error {
 func (v *View) checkComplete() error {
 	switch {
 	case v.IDType == 0 || len(v.ID) == 0:
-		return newMalformed("field _id is missing or empty")
+		return newMissing(v.Raw, "_id", "_id")
 	case len(v.AggregateType) == 0:
-		return newMalformed("field aggregatetype is missing or empty")
+		return newMissing(v.Raw, "aggregatetype", "aggregatetype")
 	case len(v.AggregateID) == 0:
-		return newMalformed("field aggregateid is missing or empty")
+		return newMissing(v.Raw, "aggregateid", "aggregateid")
 	case len(v.Type) == 0:
-		return newMalformed("field type is missing or empty")
+		return newMissing(v.Raw, "type", "type")
 	case v.PayloadType == 0:
-		return newMalformed("field payload is missing; null makes a tombstone")
+		return newMissing(v.Raw, "payload", "payload")
 	}
 
 	return nil

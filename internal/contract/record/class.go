@@ -38,6 +38,8 @@ func (c Class) DeadAtOnce() bool {
 type Refusal struct {
 	Class  Class
 	Reason string // for people: the fault, the value and the limit, never payload
+	// Missing is the field of the envelope, by its name in the contract, whose absence is the fault; "" for another fault.
+	Missing string
 }
 
 func (r *Refusal) Error() string { return string(r.Class) + ": " + r.Reason }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -123,6 +124,7 @@ func isSelected(query *deadletter.Query, letter *deadletter.Letter) bool {
 		{query.Name, letter.Name},
 		{query.AggregateType, letter.Aggregate.Type},
 		{query.Topic, letter.ID.Topic},
+		{query.Fingerprint, failureOf(letter).Fingerprint},
 	} {
 		if c[0] != "" && c[0] != c[1] {
 			return false
@@ -147,7 +149,12 @@ func (s *letterStore) Count(ctx context.Context, query deadletter.Query) (int64,
 	return n, err
 }
 
-// Summarize counts the letters that query selects by group, handler, name and class.
+// failureOf returns the failure of a letter.
+func failureOf(letter *deadletter.Letter) record.Failure {
+	return letterparts.FailureOf(letter.Reason, letter.ID.Group, letter.ID.Handler, letter.Class, letter.ID.Topic, letter.Name)
+}
+
+// Summarize counts the letters that query selects by their failure.
 func (s *letterStore) Summarize(ctx context.Context, query deadletter.Query) (list []deadletter.Summary, err error) {
 	list, err = readSnapshot(ctx, s.db, func(tx *tx) (list []deadletter.Summary) {
 		for _, l := range rowsOf[*deadletter.Letter](tx, s.rows) {
@@ -163,13 +170,13 @@ func (s *letterStore) Summarize(ctx context.Context, query deadletter.Query) (li
 
 // addToSummary counts letter in its group, which it adds if it is missing.
 func addToSummary(list []deadletter.Summary, letter *deadletter.Letter) []deadletter.Summary {
-	i := slices.IndexFunc(list, func(summary deadletter.Summary) bool {
-		return summary.Group == letter.ID.Group && summary.Handler == letter.ID.Handler && summary.Name == letter.Name && summary.Class == letter.Class
-	})
+	failure := failureOf(letter)
+	i := slices.IndexFunc(list, func(summary deadletter.Summary) bool { return summary.Fingerprint == failure.Fingerprint })
 	if i < 0 {
 		i = len(list)
 		list = append(list, deadletter.Summary{
-			Group: letter.ID.Group, Handler: letter.ID.Handler, Name: letter.Name, Class: letter.Class, First: letter.GivenUpAt, Last: letter.GivenUpAt,
+			Group: letter.ID.Group, Handler: letter.ID.Handler, Topic: letter.ID.Topic, Name: letter.Name, Class: letter.Class,
+			Failure: failure.Message, Fingerprint: failure.Fingerprint, First: letter.GivenUpAt, Last: letter.GivenUpAt,
 		})
 	}
 

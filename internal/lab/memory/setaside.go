@@ -39,7 +39,7 @@ func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
 	return readSnapshot(ctx, db, func(tx *tx) (list []string) {
 		for _, m := range store.firstMessages(tx, func(*setAsideMessage) bool { return true }) {
 			if !m.due.After(time.Now()) {
-				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d/%d", m.Handler, m.Topic, m.Partition, m.Offset))
+				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d@%d", m.Handler, m.Topic, m.Partition, m.Offset))
 			}
 		}
 		return list
@@ -92,7 +92,7 @@ func copySetAside(message *setaside.Message) setaside.Message {
 	return copied
 }
 
-// Postpone stores the attempts of message and makes it due after wait.
+// Postpone stores the attempts of message, makes it due after wait, and ends the requests for its queue.
 func (s *setAsideStore) Postpone(ctx context.Context, message *setaside.Message, wait time.Duration) error {
 	return s.db.runOperation(ctx, func(tx *tx) error {
 		key := string(message.ID[:])
@@ -108,7 +108,22 @@ func (s *setAsideStore) Postpone(ctx context.Context, message *setaside.Message,
 			changed.since = time.Now().Add(-message.Elapsed)
 		}
 		changed.due = time.Now().Add(wait)
-		return tx.putRow(s.rows, key, &changed)
+		changed.Requested = false
+		if err := tx.putRow(s.rows, key, &changed); err != nil {
+			return err
+		}
+
+		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
+			if !m.Requested || m.Discarded != nil || m.Place != stored.Place || m.Queue != stored.Queue {
+				continue
+			}
+			next := *m
+			next.Requested = false
+			if err := tx.putRow(s.rows, string(m.ID[:]), &next); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -148,9 +163,15 @@ func (s *setAsideStore) Take(ctx context.Context, message *setaside.Message) (bo
 	})
 }
 
-// Remove deletes message.
-func (s *setAsideStore) Remove(ctx context.Context, message *setaside.Message) error {
-	return s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(s.rows, string(message.ID[:]), nil) })
+// Remove deletes message. It returns false if it does not exist.
+func (s *setAsideStore) Remove(ctx context.Context, message *setaside.Message) (bool, error) {
+	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
+		key := string(message.ID[:])
+		if tx.getRow(s.rows, key) == nil {
+			return false, nil
+		}
+		return true, tx.putRow(s.rows, key, nil)
+	})
 }
 
 // Heads returns the queues of a handler in these partitions of a topic.
@@ -273,16 +294,40 @@ func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setasi
 	})
 }
 
-// Requeued returns the queues of a group with requeued messages.
-func (s *setAsideStore) Requeued(ctx context.Context, group string) ([]setaside.Queue, error) {
-	return readSnapshot(ctx, s.db, func(tx *tx) (queues []setaside.Queue) {
+// Requested returns the queues of a group for which operators have requested something.
+func (s *setAsideStore) Requested(ctx context.Context, group string) ([]setaside.Request, error) {
+	return readSnapshot(ctx, s.db, func(tx *tx) (requests []setaside.Request) {
 		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
+			if !m.Requested || !strings.HasPrefix(m.Handler, group+"/") {
+				continue
+			}
 			queue := setaside.Queue{Place: m.Place, Digest: m.Queue}
-			if m.Requeued && strings.HasPrefix(m.Handler, group+"/") && !slices.Contains(queues, queue) {
-				queues = append(queues, queue)
+			i := slices.IndexFunc(requests, func(request setaside.Request) bool { return request.Queue == queue })
+			if i < 0 {
+				i, requests = len(requests), append(requests, setaside.Request{Queue: queue})
+			}
+			if m.Discarded != nil {
+				requests[i].Discards++
 			}
 		}
-		return queues
+		return requests
+	})
+}
+
+// Discarded returns the messages of a queue that operators have discarded.
+func (s *setAsideStore) Discarded(ctx context.Context, queue setaside.Queue) ([]setaside.Message, error) {
+	return readSnapshot(ctx, s.db, func(tx *tx) (list []setaside.Message) {
+		var found []*setAsideMessage
+		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
+			if m.Discarded != nil && m.Place == queue.Place && m.Queue == queue.Digest {
+				found = append(found, m)
+			}
+		}
+		slices.SortFunc(found, compareInQueue)
+		for _, m := range found {
+			list = append(list, copySetAside(&m.Message))
+		}
+		return list
 	})
 }
 

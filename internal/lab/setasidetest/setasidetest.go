@@ -47,7 +47,8 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"AttemptsAndDueTimesAreStored", attemptsAndDueTimesAreStored},
 		{"WaitingQueuesAreFound", waitingQueuesAreFound},
 		{"OneMemberCountsForTheGroup", oneMemberCountsForTheGroup},
-		{"RequeuedMessagesAreFound", requeuedMessagesAreFound},
+		{"RequestsOfOperatorsAreFound", requestsOfOperatorsAreFound},
+		{"DiscardedMessagesAreFound", discardedMessagesAreFound},
 		{"ARecordThatDoesNotFitIsRefused", aRecordThatDoesNotFitIsRefused},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -271,7 +272,7 @@ func aMessageIsStoredOnceAndAsItWas(suite suite) {
 	if got.Elapsed < time.Hour || got.Elapsed > time.Hour+time.Minute {
 		suite.Errorf("time since the first failure: got %v, want about an hour", got.Elapsed)
 	}
-	got.Elapsed, got.Time = message.Elapsed, got.Time.UTC()
+	got.Elapsed, got.Time, got.ReadAt = message.Elapsed, got.Time.UTC(), time.Time{}
 	for i := range got.History {
 		got.History[i].At = got.History[i].At.UTC()
 	}
@@ -403,17 +404,17 @@ func oneMemberCountsForTheGroup(suite suite) {
 	}
 }
 
-func requeuedMessagesAreFound(suite suite) {
+func requestsOfOperatorsAreFound(suite suite) {
 	requeued, foreign := NewMessage("a", 0, 2, 0), NewMessage("a", 0, 3, 0)
-	requeued.Requeued, foreign.Requeued = true, true
+	requeued.Requested, foreign.Requested = true, true
 	foreign.Handler = "shipping/pack"
 	foreign.ID = setaside.MessageID(foreign.Place, 0, 3, "")
 	failed := NewMessage("b", 0, 4, 1)
 	suite.add(requeued, foreign, failed)
 
-	want := []setaside.Queue{{Place: Orders, Digest: requeued.Queue}}
-	if got, err := suite.Store.Requeued(suite.Context(), "billing"); err != nil || !slices.Equal(got, want) {
-		suite.Errorf("queues with requeued messages: got %v (%v), want %v", got, err, want)
+	want := []setaside.Request{{Queue: setaside.Queue{Place: Orders, Digest: requeued.Queue}}}
+	if got, err := suite.Store.Requested(suite.Context(), "billing"); err != nil || !slices.Equal(got, want) {
+		suite.Errorf("queues with requests: got %v (%v), want %v", got, err, want)
 	}
 	ids := []setaside.Digest{requeued.ID, failed.ID, {1}}
 	got, err := suite.Store.Stored(suite.Context(), ids)
@@ -421,19 +422,56 @@ func requeuedMessagesAreFound(suite suite) {
 		suite.Errorf("stored ids: got %v (%v), want %v", got, err, ids[:2])
 	}
 
-	// It stays a requeued message when it fails.
-	requeued.Failed = 1
-	if err := suite.Store.Postpone(suite.Context(), requeued, time.Hour); err != nil {
+	// The attempt that was requested is over when it fails.
+	first := suite.first(requeued.Queue)
+	if first == nil || !first.Requested {
+		suite.Fatalf("before the attempt: got %+v, want a requested message", first)
+	}
+	first.Failed = 1
+	if err := suite.Store.Postpone(suite.Context(), first, time.Hour); err != nil {
 		suite.Fatal(err)
 	}
-	if message := suite.first(requeued.Queue); message == nil || !message.Requeued {
-		suite.Errorf("after a failure: got %+v, want a requeued message", message)
+	if message := suite.first(requeued.Queue); message == nil || message.Requested {
+		suite.Errorf("after a failure: got %+v, want a message without a request", message)
 	}
-	if !suite.take(requeued) {
-		suite.Error("the message was not taken")
+	if got, err := suite.Store.Requested(suite.Context(), "billing"); err != nil || len(got) != 0 {
+		suite.Errorf("queues after the attempt: got %v (%v), want none", got, err)
 	}
-	if got, err := suite.Store.Requeued(suite.Context(), "billing"); err != nil || len(got) != 0 {
-		suite.Errorf("queues after the message was taken: got %v (%v), want none", got, err)
+}
+
+func discardedMessagesAreFound(suite suite) {
+	kept, second, third := NewMessage("a", 0, 2, 1), NewMessage("a", 0, 4, 0), NewMessage("a", 0, 3, 0)
+	for _, m := range []*setaside.Message{second, third} {
+		m.Requested, m.Discarded = true, &setaside.Discard{By: "ann", At: time.Now().UTC().Truncate(time.Millisecond)}
+	}
+	suite.add(kept, second, third)
+
+	queue := setaside.Queue{Place: Orders, Digest: kept.Queue}
+	check := func() {
+		suite.Helper()
+		want := []setaside.Request{{Queue: queue, Discards: 2}}
+		if got, err := suite.Store.Requested(suite.Context(), "billing"); err != nil || !slices.Equal(got, want) {
+			suite.Errorf("queues with requests: got %v (%v), want %v", got, err, want)
+		}
+		got, err := suite.Store.Discarded(suite.Context(), queue)
+		if err != nil || len(got) != 2 || got[0].ID != third.ID || got[1].ID != second.ID || *got[0].Discarded != *third.Discarded {
+			suite.Errorf("discarded messages: got %+v (%v), want the two in their order", got, err)
+		}
+	}
+	check()
+
+	// An attempt of the queue does not end the orders.
+	first := suite.first(kept.Queue)
+	first.Failed++
+	if err := suite.Store.Postpone(suite.Context(), first, time.Hour); err != nil {
+		suite.Fatal(err)
+	}
+	check()
+
+	for _, want := range []bool{true, false} {
+		if removed, err := suite.Store.Remove(suite.Context(), second); removed != want || err != nil {
+			suite.Errorf("removal: got %t (%v), want %t", removed, err, want)
+		}
 	}
 }
 

@@ -19,7 +19,8 @@ func AuditKinds() []string {
 
 	// These kinds are constants of their packages.
 	for _, k := range slices.Concat(nodes.Kinds(), []nodes.Kind{
-		deadRequeued, deadEdited, deadDiscarding, deadDiscarded, failedReset, failedRetried,
+		problemAcknowledged, deadRequeued, deadEdited, deadDiscarding, deadDiscarded, failedReset, failedRetried,
+		handlerRetried, handlerDiscarded,
 	}) {
 		kinds = append(kinds, string(k))
 	}

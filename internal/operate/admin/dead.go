@@ -30,9 +30,10 @@ type DeadFilter struct {
 	Key           string    `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
 	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,skipped,handler,rejected,timeout,panic,unknown,database"`
 	Message       string    `query:"message" json:"message,omitempty" maxLength:"1024" doc:"Prefix of the reason."`
-	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Dead letters of the relay (default) or of handlers of consumers. With handler, id is the id of a message, and collection is the collection of the dead letters."`
-	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"With source handler: the consumer group."`
-	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"With source handler: the name of the handler."`
+	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Who gave up: the relay, or a handler of a consumer. Default: either. For a handler, id is the id of a message, and collection is the collection of the dead letters."`
+	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"Only of handlers of this consumer group."`
+	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"Only of the handler with this name."`
+	Fingerprint   string    `query:"fingerprint" json:"fingerprint,omitempty" maxLength:"64" doc:"Only of the group of this failure, as the summary lists it."`
 	RequeueStatus string    `query:"requeued" json:"requeued,omitempty" enum:"any,false,true"`
 	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
 }
@@ -56,7 +57,7 @@ func (l Letters) query(filter DeadFilter) (letters.Query, error) {
 	query := letters.Query{
 		Watcher: l.op.Watcher, NS: filter.Collection,
 		From: filter.From, To: filter.To, Topic: filter.Topic, Type: filter.Type, AggregateType: filter.AggregateType, Key: filter.Key,
-		Class: record.Class(filter.Class), Message: filter.Message, All: filter.All,
+		Class: record.Class(filter.Class), Message: filter.Message, Fingerprint: filter.Fingerprint, All: filter.All,
 	}
 	if filter.RequeueStatus != "any" {
 		query.RequeueStatus = letters.RequeueStatus(filter.RequeueStatus)
@@ -89,8 +90,8 @@ func (f DeadFilter) checkValues(classes []string) error {
 	checkValue("source", f.Source, FromRelay, FromHandler)
 	checkValue("requeued", f.RequeueStatus, "any", string(letters.NotRequeued), string(letters.Requeued))
 
-	if f.Source != FromHandler && f.Group+f.Handler != "" {
-		errs = append(errs, errors.New("group and handler need source handler"))
+	if f.Source == FromRelay && f.Group+f.Handler != "" {
+		errs = append(errs, errors.New("group and handler select dead letters of handlers, not of the relay"))
 	}
 	return errors.Join(append(errs, checkWindow(f.From, f.To))...)
 }
@@ -183,16 +184,6 @@ type Letters struct{ op Operator }
 // ofHandlers returns the letters of handlers.
 func (l Letters) ofHandlers() handlerLetters { return handlerLetters(l) }
 
-// count returns the number of the letters that match query. If there is none, it returns an error for a watcher or a collection
-// that does not exist.
-func (l Letters) count(ctx context.Context, query letters.Query) (int64, error) {
-	n, err := letters.Count(ctx, l.op.letters(), query)
-	if err == nil && n == 0 {
-		err = l.checkNames(ctx, query.NS)
-	}
-	return n, err
-}
-
 // checkNames returns an error if the watcher has read no collection yet, or not the named one. The letters of a collection
 // outlive it, so this is asked only if there is no letter.
 func (l Letters) checkNames(ctx context.Context, collection string) error {
@@ -209,18 +200,108 @@ type DeadPage struct {
 
 // List returns a page of dead letters. limit defaults to 100. after is Next of the previous
 // page.
+//
+// A watcher that has read no collection yet has no dead letters.
 func (l Letters) List(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
-	if filter.Source == FromHandler {
+	kinds, err := l.kindsOf(ctx, filter)
+	if err != nil {
+		return DeadPage{Letters: []DeadLetter{}}, err
+	}
+	switch {
+	case !kinds.relay:
 		return l.ofHandlers().list(ctx, filter, limit, after)
+	case !kinds.handlers:
+		return l.listOfRelay(ctx, filter, limit, after)
+	}
+	return l.listBoth(ctx, filter, limit, after)
+}
+
+// deadKinds are the kinds of letters that a filter may match.
+type deadKinds struct{ relay, handlers bool }
+
+// kindsOf returns the kinds of letters that filter may match. A condition that only one kind can fulfill selects that kind.
+func (l Letters) kindsOf(ctx context.Context, filter DeadFilter) (deadKinds, error) {
+	all := append(Classes(), HandlerClasses()...)
+	if err := filter.checkValues(all); err != nil {
+		return deadKinds{}, err
+	}
+	kinds := deadKinds{
+		relay:    filter.Source != FromHandler && filter.Group+filter.Handler == "",
+		handlers: filter.Source != FromRelay,
+	}
+	// With a source, the check of its classes states which exist.
+	if filter.Source == "" && filter.Class != "" {
+		kinds.relay = kinds.relay && slices.Contains(Classes(), filter.Class)
+		kinds.handlers = kinds.handlers && slices.Contains(HandlerClasses(), filter.Class)
+	}
+	if filter.Source == "" && filter.Collection != "" && kinds.handlers {
+		_, err := l.ofHandlers().openDesks(ctx, filter.Collection)
+		var invalid *InvalidError
+		switch {
+		case err == nil:
+			kinds.relay = false
+		case errors.Is(err, mongodb.ErrNotFound) || errors.As(err, &invalid) || errors.Is(err, ErrNoCollections):
+			kinds.handlers = false
+		default:
+			return kinds, err
+		}
+	}
+	return kinds, nil
+}
+
+// bothCursor is the place in a list of both kinds: of each, the cursor after its last letter on the page.
+type bothCursor struct {
+	Relay    string `bson:"r,omitempty"`
+	Handlers string `bson:"h,omitempty"`
+}
+
+// listBoth is List for letters of both kinds. Each kind is read up to the size of the page, because all letters of the page may be of it.
+func (l Letters) listBoth(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
+	page := DeadPage{Letters: []DeadLetter{}}
+	var place bothCursor
+	if after != "" {
+		if err := mongodb.ParseCursor(after, &place); err != nil {
+			return page, err
+		}
+	}
+	limit = pageSize(limit)
+	relay, err := l.listOfRelay(ctx, filter, limit, place.Relay)
+	if err != nil {
+		return page, err
+	}
+	handlers, err := l.ofHandlers().list(ctx, filter, limit, place.Handlers)
+	if err != nil {
+		return page, err
 	}
 
+	page.Total = relay.Total + handlers.Total
+	page.Letters = append(append(page.Letters, relay.Letters...), handlers.Letters...)
+	slices.SortStableFunc(page.Letters, func(a, b DeadLetter) int { return b.DiedAt.Compare(a.DiedAt) })
+	more := len(page.Letters) > limit || relay.Next+handlers.Next != ""
+	page.Letters = page.Letters[:min(limit, len(page.Letters))]
+	if !more {
+		return page, nil
+	}
+	for i := range page.Letters {
+		if letter := &page.Letters[i]; letter.Source.Kind == FromHandler {
+			place.Handlers = letter.cursor
+		} else {
+			place.Relay = letter.cursor
+		}
+	}
+	page.Next, err = mongodb.EncodeCursor(place)
+	return page, err
+}
+
+// listOfRelay is List for letters of the relay.
+func (l Letters) listOfRelay(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
 	page := DeadPage{Letters: []DeadLetter{}}
 	query, err := l.query(filter)
 	if err != nil {
 		return page, err
 	}
 	list, err := letters.List(ctx, l.op.letters(), query, letters.Page{Limit: limit, After: after})
-	if err == nil && list.Total == 0 {
+	if err == nil && list.Total == 0 && filter.Collection != "" {
 		err = l.checkNames(ctx, filter.Collection)
 	}
 	if err != nil {
@@ -228,7 +309,11 @@ func (l Letters) List(ctx context.Context, filter DeadFilter, limit int, after s
 	}
 
 	for i := range list.Letters {
-		page.Letters = append(page.Letters, newDeadLetter(&list.Letters[i]))
+		letter := newDeadLetter(&list.Letters[i])
+		if letter.cursor, err = letters.CursorOf(&list.Letters[i]); err != nil {
+			return page, err
+		}
+		page.Letters = append(page.Letters, letter)
 	}
 	page.Total, page.Next = list.Total, list.Next
 	return page, nil
@@ -236,57 +321,77 @@ func (l Letters) List(ctx context.Context, filter DeadFilter, limit int, after s
 
 // Count returns the number of matching dead letters.
 func (l Letters) Count(ctx context.Context, filter DeadFilter) (int64, error) {
-	if filter.Source == FromHandler {
-		return l.ofHandlers().count(ctx, filter)
+	kinds, err := l.kindsOf(ctx, filter)
+	if err != nil {
+		return 0, err
 	}
-
+	var ofHandlers int64
+	if kinds.handlers {
+		if ofHandlers, err = l.ofHandlers().count(ctx, filter); err != nil || !kinds.relay {
+			return ofHandlers, err
+		}
+	}
 	query, err := l.query(filter)
 	if err != nil {
 		return 0, err
 	}
-	return l.count(ctx, query)
+	n, err := letters.Count(ctx, l.op.letters(), query)
+	if err == nil && n+ofHandlers == 0 {
+		err = l.checkNames(ctx, query.NS)
+	}
+	return n + ofHandlers, err
 }
 
-// DeadGroup summarizes letters of the relay with the same topic, type and class, or letters of handlers with the same group,
-// handler, type and class.
+// DeadGroup summarizes letters with one failure: who gave up, topic, type, class, and message without variable parts.
 type DeadGroup struct {
 	letters.Group
+	Source        string `json:"source"` // relay or handler
 	ConsumerGroup string `json:"group,omitempty"`
 	Handler       string `json:"handler,omitempty"`
 }
 
 // Summary counts the matching letters in groups. The largest group comes first.
 func (l Letters) Summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, error) {
-	if filter.Source == FromHandler {
-		return l.ofHandlers().summary(ctx, filter)
-	}
-
-	query, err := l.query(filter)
+	groups := []DeadGroup{}
+	kinds, err := l.kindsOf(ctx, filter)
 	if err != nil {
-		return nil, err
+		return groups, err
 	}
-	list, err := letters.Summarize(ctx, l.op.letters(), query)
-	if err == nil && len(list) == 0 {
-		err = l.checkNames(ctx, filter.Collection)
+	if kinds.relay {
+		query, err := l.query(filter)
+		if err != nil {
+			return groups, err
+		}
+		list, err := letters.Summarize(ctx, l.op.letters(), query)
+		if err != nil {
+			return groups, err
+		}
+		for _, g := range list {
+			groups = append(groups, DeadGroup{Group: g, Source: FromRelay})
+		}
 	}
-	if err != nil {
-		return nil, err
+	if kinds.handlers {
+		list, err := l.ofHandlers().summary(ctx, filter)
+		if err != nil {
+			return groups, err
+		}
+		groups = append(groups, list...)
 	}
-	groups := make([]DeadGroup, len(list))
-	for i, g := range list {
-		groups[i].Group = g
+	if len(groups) == 0 && kinds.relay && filter.Collection != "" {
+		return groups, l.checkNames(ctx, filter.Collection)
 	}
+	slices.SortStableFunc(groups, func(a, b DeadGroup) int { return int(b.Count - a.Count) })
 	return groups, nil
 }
 
 // DeadRef identifies one letter, by its own id or by that of its envelope.
 type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id. With source handler, also the place of the record: topic/partition/offset."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id. Of a letter of a handler, also the place of the record: topic/partition@offset."`
 	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"With the id of an envelope: the delivery that died; -1 selects the latest one."`
-	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay (default), or a handler of a consumer."`
-	Group      string `query:"group" maxLength:"255" doc:"With source handler: the consumer group."`
-	Handler    string `query:"handler" maxLength:"255" doc:"With source handler: the name of the handler."`
+	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay, or a handler of a consumer. Default: the one that has a dead letter of this id."`
+	Group      string `query:"group" maxLength:"255" doc:"Only of a handler of this consumer group."`
+	Handler    string `query:"handler" maxLength:"255" doc:"Only of the handler with this name."`
 }
 
 // Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
@@ -300,7 +405,7 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 
 	// A message of a handler is shown in the form of the contract.
 	mapping := l.op.Mapping
-	if ref.Source == FromHandler {
+	if letter.Source.Kind == FromHandler {
 		mapping = nil
 	}
 	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload, mapping), payload, mapping)
@@ -322,11 +427,50 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 
 // open returns one letter and its envelope.
 func (l Letters) open(ctx context.Context, ref DeadRef) (DeadLetter, bson.Raw, error) {
-	if ref.Source == FromHandler {
+	source, err := l.sourceOf(ctx, ref)
+	if err != nil {
+		return DeadLetter{}, nil, err
+	}
+	if source == FromHandler {
 		return l.ofHandlers().show(ctx, ref)
 	}
 	letter, err := l.findLetter(ctx, ref)
 	return newDeadLetter(&letter), letter.Envelope, err
+}
+
+// sourceOf returns who gave up the event that ref identifies. It returns an error if the relay and a handler did.
+func (l Letters) sourceOf(ctx context.Context, ref DeadRef) (string, error) {
+	switch {
+	case ref.Source != "":
+		return ref.Source, nil
+	case ref.Group+ref.Handler != "":
+		return FromHandler, nil
+	case letters.IsID(ref.ID):
+		return FromRelay, nil
+	case ref.Collection != "":
+		kinds, err := l.kindsOf(ctx, DeadFilter{Collection: ref.Collection})
+		if err != nil || kinds.relay {
+			return FromRelay, err
+		}
+		return FromHandler, nil
+	}
+
+	_, relayErr := l.findLetter(ctx, ref)
+	_, _, handlerErr := l.ofHandlers().find(ctx, ref)
+	ofRelay, ofHandler := !isAbsent(relayErr), !isAbsent(handlerErr)
+	if ofRelay && ofHandler {
+		return "", invalidRequest("id %s has dead letters of the relay and of handlers; choose the source relay or handler, or pass the id of the letter", ref.ID)
+	}
+	if ofHandler {
+		return FromHandler, nil
+	}
+	// The error of a letter that does not exist is that of the relay.
+	return FromRelay, nil
+}
+
+// isAbsent reports whether a search has found nothing.
+func isAbsent(err error) bool {
+	return errors.Is(err, mongodb.ErrNotFound) || errors.Is(err, ErrNoCollections)
 }
 
 // maxNamed bounds the letters that the error of an ambiguous reference names.
@@ -386,5 +530,5 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 // Empty reports whether the filter has no condition except RequeueStatus, Source and Collection.
 func (f DeadFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
-		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == ""
+		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == "" && f.Fingerprint == ""
 }

@@ -62,9 +62,46 @@ func (l Letters) Requeue(
 	if filter.RequeueStatus == string(letters.Requeued) {
 		return out, errors.New("requeued dead letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
-	if filter.Source == FromHandler {
-		return l.ofHandlers().requeue(ctx, filter, opts, did)
+	kinds, err := l.kindsOfAction(ctx, filter)
+	if err != nil {
+		return out, err
 	}
+	if kinds.relay {
+		if out, err = l.requeueOfRelay(ctx, filter, opts, did); err != nil {
+			return out, err
+		}
+	}
+	if !kinds.handlers {
+		return out, nil
+	}
+	more, err := l.ofHandlers().requeue(ctx, filter, opts, addDone(did, out.Requeued+out.Refused))
+	out.Matched += more.Matched
+	out.Requeued += more.Requeued
+	out.Refused += more.Refused
+	out.Why = append(out.Why, more.Why...)
+	return out, err
+}
+
+// kindsOfAction is kindsOf for an action. It rejects a filter without any condition. If a watcher without collections has letters of
+// handlers only, the action is on these.
+func (l Letters) kindsOfAction(ctx context.Context, filter DeadFilter) (deadKinds, error) {
+	if filter.Empty() && !filter.All {
+		return deadKinds{}, letters.ErrEmptyQuery
+	}
+	return l.kindsOf(ctx, filter)
+}
+
+// addDone returns did for a part of an action before which n letters were processed.
+func addDone(did func(int64), n int64) func(int64) {
+	if did == nil {
+		return nil
+	}
+	return func(done int64) { did(n + done) }
+}
+
+// requeueOfRelay is Requeue for letters of the relay.
+func (l Letters) requeueOfRelay(ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
+	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
 	filter.RequeueStatus = string(letters.NotRequeued)
 	query, matched, err := l.countMatching(ctx, filter)
 	out.Matched = matched
@@ -105,7 +142,10 @@ func (l Letters) countMatching(ctx context.Context, filter DeadFilter) (query le
 		err = letters.ErrEmptyQuery
 	}
 	if err == nil {
-		matched, err = l.count(ctx, query)
+		matched, err = letters.Count(ctx, l.op.letters(), query)
+	}
+	if err == nil && matched == 0 && query.NS != "" {
+		err = l.checkNames(ctx, query.NS)
 	}
 	return query, matched, err
 }
@@ -129,7 +169,11 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, deadEdit DeadEdit, opts 
 	if err := l.op.Redact.checkEdit(deadEdit); err != nil {
 		return DeadEdited{}, err
 	}
-	if ref.Source == FromHandler {
+	source, err := l.sourceOf(ctx, ref)
+	if err != nil {
+		return DeadEdited{}, err
+	}
+	if source == FromHandler {
 		return l.ofHandlers().edit(ctx, ref, deadEdit, opts)
 	}
 	// The edit is checked against the letter as it is now, not as the caller saw it; the version connects the two.
@@ -176,9 +220,27 @@ type DeadDiscarded struct {
 // Discard removes every matching letter permanently. If did is not nil, Discard calls it
 // with the number of removed letters.
 func (l Letters) Discard(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	if filter.Source == FromHandler {
-		return l.ofHandlers().discard(ctx, filter, dryRun, did)
+	out := DeadDiscarded{DryRun: dryRun}
+	kinds, err := l.kindsOfAction(ctx, filter)
+	if err != nil {
+		return out, err
 	}
+	if kinds.relay {
+		if out, err = l.discardOfRelay(ctx, filter, dryRun, did); err != nil {
+			return out, err
+		}
+	}
+	if !kinds.handlers {
+		return out, nil
+	}
+	more, err := l.ofHandlers().discard(ctx, filter, dryRun, addDone(did, out.Discarded))
+	out.Matched += more.Matched
+	out.Discarded += more.Discarded
+	return out, err
+}
+
+// discardOfRelay is Discard for letters of the relay.
+func (l Letters) discardOfRelay(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
 	out := DeadDiscarded{DryRun: dryRun}
 	query, matched, err := l.countMatching(ctx, filter)
 	out.Matched = matched

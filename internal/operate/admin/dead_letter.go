@@ -11,11 +11,15 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
 )
 
 // DeadAttempt is one failed delivery of a [DeadLetter].
 type DeadAttempt = record.Attempt
+
+// DeadSource is who gave up the event of a [DeadLetter].
+type DeadSource = letters.Source
 
 // DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
@@ -25,11 +29,12 @@ type DeadLetter struct {
 	Delivery      int32            `json:"delivery"`
 	Version       int32            `json:"version"` // an edit must name it
 	AggregateType string           `json:"aggregate_type,omitempty"`
+	AggregateID   string           `json:"aggregate_id,omitempty"`
 	Type          string           `json:"type,omitempty"`
 	Key           string           `json:"key,omitempty"`
 	Topic         string           `json:"topic,omitempty"`
 	Partition     *int32           `json:"partition,omitempty"`
-	Place         string           `json:"place,omitempty"` // of a handler: topic/partition/offset of the first record
+	Place         string           `json:"place,omitempty"` // of a handler: topic/partition@offset of the first record
 	Class         string           `json:"class"`
 	Reason        string           `json:"reason"`
 	Position      string           `json:"position,omitempty"`
@@ -45,7 +50,9 @@ type DeadLetter struct {
 	// Envelope is relaxed Extended JSON. Only a single letter has it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 
-	stamp bson.Timestamp // of the insert of the envelope
+	stamp  bson.Timestamp // of the insert of the envelope
+	place  outboxes.Place // of a letter of a handler
+	cursor string         // of the page after the letter, in the list of its kind
 }
 
 // Ref returns the id by which [DeadRef.ID] finds the letter.

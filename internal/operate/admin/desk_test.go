@@ -2,8 +2,10 @@ package admin_test
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,14 +15,18 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
+	"github.com/outrelay/outrelay/internal/relay/activity"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/service/sagas"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // findLogged returns the entries of one kind. It checks that all entries are by ann and contain no payload.
@@ -223,7 +229,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 		}
 		return got
 	}
-	if e := one("sent").Envelopes[0]; e.State != "sent" || len(e.Sent) != 1 || e.Sent[0].Offset != 77 || len(e.Timeline) != 2 || e.Timeline[1].What != "sent" || e.Timeline[1].Text != "orders/3@77" {
+	if e := one("sent").Envelopes[0]; e.State != "delivered" || len(e.Sent) != 1 || e.Sent[0].Offset != 77 || len(e.Timeline) != 2 || e.Timeline[1].What != "sent" || e.Timeline[1].Text != "orders/3@77" {
 		t.Errorf("%+v", e)
 	}
 	if got := one("stopped").Envelopes; len(got) != 1 || got[0].State != "waiting" || got[0].Reason != "parked" || got[0].Written.Unix() != int64(now-90) {
@@ -232,7 +238,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if got := one("reused").Envelopes; len(got) != 2 || got[0].State == "waiting" || got[1].State != "waiting" {
 		t.Errorf("%+v", got)
 	}
-	if e := one("young").Envelopes[0]; e.State != "recent" {
+	if e := one("young").Envelopes[0]; e.State != "appended" {
 		t.Errorf("%+v", e)
 	}
 	if e := one("later").Envelopes[0]; e.State != "scheduled" || e.DueAt == nil {
@@ -247,7 +253,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if e := one("waits").Envelopes[0]; e.State != "waiting" || e.Reason != "retry" || len(e.Timeline) != 1 || e.Timeline[0].Text != "orders: record_refused: no" || !slices.Equal(e.Waits, []string{"orders"}) {
 		t.Errorf("%+v", e)
 	}
-	if got := one("dead"); len(got.Envelopes) != 1 || got.Envelopes[0].State != "dead" || len(got.Letters) != 2 || got.Letters[0].Letter == "" {
+	if got := one("dead"); len(got.Envelopes) != 2 || got.Envelopes[0].State != "dead" || got.Envelopes[1].State != "dead" || len(got.Letters) != 2 || got.Letters[0].Letter == "" {
 		t.Errorf("%+v", got)
 	}
 	f.requeueAndSend("dead")
@@ -267,13 +273,73 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 
-	for _, q := range []admin.LookupQuery{{}, {ID: "a", Key: "b"}, {Key: "a", From: time.Now(), To: time.Now().Add(-time.Hour)}, {ID: "a", Collection: "no.such"}} {
+	for _, q := range []admin.LookupQuery{{}, {ID: "a", Key: "b"}, {Text: "a", Key: "b"}, {Key: "a", From: time.Now(), To: time.Now().Add(-time.Hour)}, {ID: "a", Collection: "no.such"}} {
 		if _, err := k.Lookup(t.Context(), q); err == nil {
 			t.Errorf("%+v was answered", q)
 		}
 	}
 	if got := one("nobody"); len(got.Envelopes)+len(got.Letters) != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// The life of an event goes on in Kafka and at its handlers: its place, the marks of those that have handled it, the message that one
+// retries, and the letter of one that gave it up. All of it is found by the id and by the key, without a flag.
+func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	now := time.Now()
+	ns := mongodb.Namespace(f.a)
+	mustInsert(t, f.a, append(letterOf("m5", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(now.Add(-time.Hour).Unix()), I: 1}}))
+	report := activity.Report{At: now, Events: []activity.Event{
+		{ID: "m5", Type: "OrderPlaced", Key: "7", Collection: ns, Topic: "orders", Partition: 1, Offset: 5, AckedAt: now.Add(-50 * time.Minute)},
+		{ID: "gone", Type: "OrderPlaced", Key: "7", Collection: ns, Topic: "orders", Partition: 1, Offset: 6, AckedAt: now.Add(-50 * time.Minute)},
+	}}
+	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(t.Context(), "orders/0of1", report); err != nil {
+		t.Fatal(err)
+	}
+	db := f.a.Database()
+	digest := routing.NamespaceHash(ns)
+	mark := bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: "m5"}}
+	mustInsert(t, db.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
+	mustInsert(t, db.Collection("inbox"), bson.D{
+		{Key: "_id", Value: mark}, {Key: "s", Value: "handled"}, {Key: "at", Value: now.Add(-40 * time.Minute)}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "f", Value: int64(5)},
+	})
+	f.setAside(f.a, "g/h2", "7", 5, 3)
+	f.giveUpAt(5, f.a, deadletter.DefaultCollection, "h3", "m5")
+
+	got, err := f.op.Lookup(t.Context(), admin.LookupQuery{Text: "m5"})
+	if err != nil || len(got.Envelopes) != 1 || got.ByKey || len(got.Letters) != 1 || strings.Contains(fmt.Sprintf("%+v", got), planted) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	e := got.Envelopes[0]
+	var what []string
+	for i, entry := range e.Timeline {
+		what = append(what, entry.What)
+		if i > 0 && entry.At.Before(e.Timeline[i-1].At) {
+			t.Errorf("not in the order of time: %+v", e.Timeline)
+		}
+	}
+	if want := []string{"appended", "sent", "handled", "set aside", "dead"}; !slices.Equal(what, want) {
+		t.Errorf("got %q, want %q: %+v", what, want, e.Timeline)
+	}
+	states := map[string]string{}
+	for _, h := range e.Handlers {
+		states[h.Group+"/"+h.Handler] = h.State
+	}
+	if want := map[string]string{"billing/h1": "handled", "g/h2": "retried", "g/h3": "dead"}; !maps.Equal(states, want) {
+		t.Errorf("got %v, want %v", states, want)
+	}
+	if e.State != "delivered" || !slices.Contains(e.Sent, outboxes.Place{Topic: "orders", Partition: 1, Offset: 5}) || got.Limits != "" {
+		t.Errorf("%+v, %s", e, got.Limits)
+	}
+
+	// An event that no outbox has any more is found as well.
+	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: "gone"}); err != nil || len(got.Envelopes) != 1 || got.Envelopes[0].State != "delivered" || got.Envelopes[0].Timeline[0].Text != "orders/1@6" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: "7"}); err != nil || !got.ByKey || len(got.Envelopes) != 2 {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
@@ -27,6 +28,18 @@ const (
 	FailUnavailable Failure = "unavailable" // the servers did not respond or failed; a retry may help
 )
 
+// KafkaError is the error of [Operator.Ping] if Kafka cannot be used.
+type KafkaError struct{ Err error }
+
+func (e *KafkaError) Error() string { return "MongoDB responds, and Kafka does not: " + e.Err.Error() }
+func (e *KafkaError) Unwrap() error { return e.Err }
+
+// Rejected reports whether Kafka rejects the login, so that a later attempt fails as well.
+func (e *KafkaError) Rejected() bool {
+	var diagnosis *kafkawire.Diagnosis
+	return errors.As(e.Err, &diagnosis) && diagnosis.Rejected()
+}
+
 // Explain returns the kind of an error and its fix. The fix is "" if the error text
 // already contains the fix. An error of a use-case that has no other kind is invalid.
 func Explain(err error) (kind Failure, fix string) {
@@ -35,6 +48,7 @@ func Explain(err error) (kind Failure, fix string) {
 		server    mongo.ServerError
 		refused   *letters.RefusedError
 		claimed   *outboxes.ClaimedError
+		kafka     *KafkaError
 	)
 	is := func(targets ...error) bool {
 		for _, t := range targets {
@@ -47,6 +61,10 @@ func Explain(err error) (kind Failure, fix string) {
 
 	// The most specific kinds come first: an error of the driver may be the cause of any of them.
 	switch {
+	case errors.As(err, &kafka) && kafka.Rejected():
+		return FailForbidden, ""
+	case errors.As(err, &kafka):
+		return FailUnavailable, ""
 	case is(ErrUnknownNode):
 		return FailNotFound, "to pin a node before its first start, use force: true"
 	case is(mongodb.ErrNotFound, lease.ErrNotFound):

@@ -16,10 +16,12 @@ import (
 
 	"github.com/outrelay/outrelay/internal/base/health"
 	"github.com/outrelay/outrelay/internal/contract/slot"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 const (
@@ -37,7 +39,8 @@ const (
 	// backlog would be read completely for each count, by a server that is busy with the backlog.
 	maxPendingCounted = 10_000
 
-	// maxLettersCounted bounds the count of dead letters of handlers in a collection, with the requeued ones.
+	// maxLettersCounted bounds the count of dead letters of handlers in a collection, with the requeued ones, and of the messages
+	// that handlers retry.
 	maxLettersCounted = 100_000
 )
 
@@ -47,8 +50,9 @@ type figures struct {
 	counts         Counts
 	pending        []WaitingTopic
 	oldest, newest time.Time // of the oplog; zero if unknown
-	checks         []Check
-	watched        []Check           // of the watched names
+	letters        *problems.Letters
+	health         *health.Report
+	watched        []outboxes.Finding
 	outboxes       map[string]Counts // by namespace
 	lastOutbox     string            // the last one that was counted
 }
@@ -155,17 +159,18 @@ func (s *figureSet) updateFigures(ctx context.Context, operator Operator) (figur
 				At:     now,
 				Err:    err,
 				Dead:   counted.counts.Dead,
-				Counts: []health.Count{{Name: "exceptions", N: counted.counts.Waiting()}},
+				Counts: []health.Count{{Name: health.WaitingRule, N: counted.counts.Waiting()}},
 			})
 		}
 	}
 
-	// The checks are reported even if the count has failed: a failed count is one of their findings.
-	counted.checks = newRuleChecks(figures.rules.Report())
+	// The rules are reported even if the count has failed: a failed count is one of their findings.
+	report := figures.rules.Report()
+	counted.health = &report
 	if err == nil {
 		figures.last = counted
 	} else {
-		figures.last.checks = counted.checks
+		figures.last.health = counted.health
 	}
 	close(busy)
 	return counted, err
@@ -242,7 +247,7 @@ type figureCount struct {
 // and per scheduled envelope, and the letters of handlers. Of the envelopes in the outboxes, it counts at most
 // [outboxes.MaxCounted] outboxes, the next ones after those that before counted; the numbers of the others come from before.
 func countFigures(ctx context.Context, op Operator, before figures) (figures, error) {
-	count := &figureCount{op: op, figures: figures{at: time.Now()}, outboxes: map[string]Counts{}}
+	count := &figureCount{op: op, figures: figures{at: time.Now(), letters: &problems.Letters{}}, outboxes: map[string]Counts{}}
 	names, err := op.collectionNames(ctx)
 	if err != nil {
 		return count.figures, err
@@ -252,7 +257,7 @@ func countFigures(ctx context.Context, op Operator, before figures) (figures, er
 	if op.Oplog != nil {
 		count.figures.oldest, count.figures.newest, _ = op.Oplog(ctx)
 	}
-	if count.figures.watched, err = op.checkWatched(ctx, true); err != nil {
+	if count.figures.watched, err = op.inspectWatched(ctx, true); err != nil {
 		return count.figures, err
 	}
 	if err := count.countStored(ctx); err != nil {
@@ -264,7 +269,9 @@ func countFigures(ctx context.Context, op Operator, before figures) (figures, er
 	if err := count.countOutboxes(ctx, names, before); err != nil {
 		return count.figures, err
 	}
-	return count.figures, count.countServices(ctx, databaseNames(names))
+	err = count.countServices(ctx, databaseNames(names))
+	count.figures.letters.Relay, count.figures.letters.Handlers = count.figures.counts.Dead, count.figures.counts.HandlerDead
+	return count.figures, err
 }
 
 // countStored counts what the state database holds: waiting envelopes and dead letters. It also counts the scheduled envelopes.
@@ -289,8 +296,7 @@ func (c *figureCount) countStored(ctx context.Context) error {
 		return err
 	}
 	if counts.DeadAll > 0 {
-		open := letters.Query{Watcher: c.op.Watcher, RequeueStatus: letters.NotRequeued}
-		if counts.Dead, err = letters.Count(ctx, dead, open); err != nil {
+		if counts.Dead, c.figures.letters.Oldest, err = letters.CountOpen(ctx, dead, c.op.Watcher); err != nil {
 			return err
 		}
 	}
@@ -411,13 +417,30 @@ func (c *figureCount) countServices(ctx context.Context, databases []string) err
 			counts.InboxClaimed += n.Claimed
 		}
 
+		if found.waiting {
+			n, err := c.op.HandlerWaiting().desk(name).Count(ctx, setaside.Query{}, false, maxLettersCounted)
+			if err != nil {
+				return err
+			}
+			counts.HandlerWaiting += n
+		}
+
 		for _, coll := range found.letters {
 			series, err := letterparts.CountSeries(ctx, c.op.database(name), coll, maxLettersCounted)
 			if err != nil {
 				return err
 			}
+			open := int64(0)
 			for _, one := range series {
-				counts.HandlerDead += one.Dead
+				open += one.Dead
+			}
+			counts.HandlerDead += open
+			if open > 0 {
+				oldest, err := letterparts.OldestOpen(ctx, c.op.database(name), coll)
+				if err != nil {
+					return err
+				}
+				c.figures.addOldestLetter(oldest)
 			}
 		}
 
@@ -434,18 +457,11 @@ func (c *figureCount) countServices(ctx context.Context, databases []string) err
 	})
 }
 
-// newRuleChecks converts the results of the health rules to checks.
-func newRuleChecks(report health.Report) []Check {
-	statuses := map[health.Status]string{
-		health.OK:        CheckOK,
-		health.Degraded:  CheckWarn,
-		health.Unhealthy: CheckFail,
+// addOldestLetter takes the time of a letter if it is older than the others.
+func (f *figures) addOldestLetter(at *time.Time) {
+	if at != nil && (f.letters.Oldest == nil || at.Before(*f.letters.Oldest)) {
+		f.letters.Oldest = at
 	}
-	checks := make([]Check, len(report.Checks))
-	for i, c := range report.Checks {
-		checks[i] = Check{ID: c.ID, Status: statuses[c.Status], Detail: c.Detail, Fix: c.Fix}
-	}
-	return checks
 }
 
 // newPendingTopics returns the topics with the oldest envelope first.

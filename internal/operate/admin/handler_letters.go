@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -15,6 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -34,6 +35,7 @@ func HandlerClasses() []string {
 		handlerletters.ClassMalformed,
 		handlerletters.ClassExpired,
 		handlerletters.ClassUnknown,
+		handlerletters.ClassSkipped,
 		handlerletters.ClassDatabase,
 	}
 }
@@ -83,7 +85,7 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
 	query := handlerletters.Query{
 		Messages: f.IDs, Group: f.Group, Handler: f.Handler, Class: f.Class, Name: f.Type, AggregateType: f.AggregateType,
-		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, From: f.From, Before: f.To, All: f.All,
+		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, Fingerprint: f.Fingerprint, From: f.From, Before: f.To, All: f.All,
 	}
 	if f.RequeueStatus != "" && f.RequeueStatus != "any" {
 		requeued := f.RequeueStatus == string(letters.Requeued)
@@ -186,13 +188,16 @@ func (h handlerLetters) list(ctx context.Context, filter DeadFilter, limit int, 
 	slices.SortStableFunc(all, func(a, b found) int { return b.GivenUpAt.Compare(a.GivenUpAt) })
 
 	for i := range all[:min(limit, len(all))] {
-		page.Letters = append(page.Letters, newHandlerLetter(all[i].ns, &all[i].Letter))
+		letter := newHandlerLetter(all[i].ns, &all[i].Letter)
+		if letter.cursor, err = mongodb.EncodeCursor(letterCursor{all[i].ns, all[i].GivenUpAt, all[i].Cursor()}); err != nil {
+			return page, err
+		}
+		page.Letters = append(page.Letters, letter)
 	}
 	if len(all) > limit {
-		last := &all[limit-1]
-		page.Next, err = mongodb.EncodeCursor(letterCursor{last.ns, last.GivenUpAt, last.Cursor()})
+		page.Next = page.Letters[limit-1].cursor
 	}
-	return page, err
+	return page, nil
 }
 
 // newHandlerLetter converts a stored letter, without its message.
@@ -202,6 +207,7 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		ID:            letter.ID.Message,
 		Delivery:      int32(letter.ID.Delivery),
 		AggregateType: letter.Aggregate.Type,
+		AggregateID:   letter.Aggregate.ID,
 		Type:          letter.Name,
 		Key:           string(letter.Key),
 		Topic:         letter.ID.Topic,
@@ -215,6 +221,7 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		FirstFailure:  letter.GivenUpAt,
 		LastFailure:   letter.GivenUpAt,
 		DiedAt:        letter.GivenUpAt,
+		place:         outboxes.Place{Topic: letter.ID.Topic, Partition: letter.ID.Partition, Offset: letter.ID.Offset},
 	}
 
 	for _, a := range letter.History {
@@ -249,7 +256,7 @@ func (h handlerLetters) count(ctx context.Context, filter DeadFilter) (total int
 	return total, nil
 }
 
-// summary is [Letters.Summary] for letters of handlers, by group, handler, type and class.
+// summary is [Letters.Summary] for letters of handlers, by their failure.
 func (h handlerLetters) summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, error) {
 	groups := []DeadGroup{}
 	desks, query, err := h.resolve(ctx, filter)
@@ -264,14 +271,32 @@ func (h handlerLetters) summary(ctx context.Context, filter DeadFilter) ([]DeadG
 		}
 		for _, s := range list {
 			group := letters.Group{
-				Type: s.Name, Class: record.Class(s.Class), Count: s.Count, NotRequeued: s.Count - s.Requeued, First: s.First, Last: s.Last,
+				Fingerprint: s.Fingerprint, Failure: s.Failure, Topic: s.Topic, Type: s.Name, Class: record.Class(s.Class), Count: s.Count, NotRequeued: s.Count - s.Requeued, First: s.First, Last: s.Last,
 			}
-			groups = append(groups, DeadGroup{Group: group, ConsumerGroup: s.Group, Handler: s.Handler})
+			groups = addGroup(groups, DeadGroup{Group: group, Source: FromHandler, ConsumerGroup: s.Group, Handler: s.Handler})
 		}
 	}
 
 	slices.SortStableFunc(groups, func(a, b DeadGroup) int { return int(b.Count - a.Count) })
 	return groups, nil
+}
+
+// addGroup adds a group, or adds its counts to the group of the same failure in another collection.
+func addGroup(groups []DeadGroup, group DeadGroup) []DeadGroup {
+	i := slices.IndexFunc(groups, func(other DeadGroup) bool { return other.Fingerprint == group.Fingerprint })
+	if i < 0 {
+		return append(groups, group)
+	}
+	known := &groups[i]
+	known.Count += group.Count
+	known.NotRequeued += group.NotRequeued
+	if group.First.Before(known.First) {
+		known.First = group.First
+	}
+	if group.Last.After(known.Last) {
+		known.Last = group.Last
+	}
+	return groups
 }
 
 // find returns the letter that ref identifies, whole. The id of ref may be the place of the record in place of the id of the
@@ -286,7 +311,7 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 
 	query := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
 	queries := []handlerletters.Query{query}
-	if topic, ok := topicOfPlace(ref.ID); ok {
+	if topic, _, _, ok := setaside.ParsePlace(ref.ID); ok {
 		query.Messages, query.Topic = nil, topic
 		queries = append(queries, query)
 	}
@@ -319,17 +344,6 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 		err = fmt.Errorf("%w: %w", err, mongodb.ErrNotFound)
 	}
 	return in, found, err
-}
-
-// topicOfPlace returns the topic of a text of the form of deadletter.ID.Place: "<topic>/<partition>/<offset>".
-func topicOfPlace(text string) (topic string, ok bool) {
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 {
-		return "", false
-	}
-	_, err := strconv.ParseUint(parts[1], 10, 31)
-	_, err2 := strconv.ParseUint(parts[2], 10, 63)
-	return parts[0], err == nil && err2 == nil
 }
 
 // isLaterDelivery reports whether a is a later delivery than b of the same message to the same handler.

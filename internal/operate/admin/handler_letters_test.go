@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -103,9 +104,9 @@ func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
 		t.Errorf("letters of one collection: %d, %v", n, err)
 	}
 	for name, filter := range map[string]admin.DeadFilter{
-		"a class of the relay": {Source: admin.FromHandler, Class: "not_allowed"},
-		"a handler's name":     {Handler: "h1"},
-		"a collection":         {Source: admin.FromHandler, Collection: f.a.Database().Name() + ".none"},
+		"a class of the relay":   {Source: admin.FromHandler, Class: "not_allowed"},
+		"a handler of the relay": {Source: admin.FromRelay, Handler: "h1"},
+		"a collection":           {Source: admin.FromHandler, Collection: f.a.Database().Name() + ".none"},
 	} {
 		if _, err := f.op.Letters().Count(t.Context(), filter); err == nil {
 			t.Errorf("%s was taken", name)
@@ -113,6 +114,108 @@ func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
 	}
 	if _, err := f.op.Letters().List(t.Context(), ofHandlers, 2, "nonsense"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("a wrong cursor: %v", err)
+	}
+}
+
+// Without a source, the letters of the relay and of handlers are one list, which continues page by page. A condition that only one kind can
+// fulfill selects that kind.
+func TestLettersOfBothKindsAreOneList(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for n := range 4 {
+		f.giveUp([]*mongo.Collection{f.a, f.b}[n%2], deadletter.DefaultCollection, "h", fmt.Sprint("m", n))
+		f.moveToDead(f.a, record.Malformed, letterOf(fmt.Sprint("e", n), planted))
+	}
+	f.giveUp(f.a, deadletter.DefaultCollection, "h", "e3")
+
+	var seen []string
+	for after, pages := "", 0; ; pages++ {
+		page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{}, 2, after)
+		if err != nil || page.Total != 9 || pages > 5 {
+			t.Fatalf("page %d: %+v, %v", pages, page, err)
+		}
+		for _, l := range page.Letters {
+			seen = append(seen, l.Source.Kind+" "+l.ID)
+		}
+		if after = page.Next; after == "" {
+			break
+		}
+	}
+	if want := []string{
+		"handler e3", "relay e3", "handler m3", "relay e2", "handler m2", "relay e1", "handler m1", "relay e0", "handler m0",
+	}; !slices.Equal(seen, want) {
+		t.Errorf("the pages have %q, want %q", seen, want)
+	}
+
+	for name, c := range map[string]struct {
+		filter admin.DeadFilter
+		want   int64
+	}{
+		"all":                       {admin.DeadFilter{}, 9},
+		"a class of the relay":      {admin.DeadFilter{Class: string(record.Malformed)}, 4},
+		"a class of handlers":       {admin.DeadFilter{Class: deadletter.ClassHandler}, 5},
+		"a handler":                 {admin.DeadFilter{Handler: "h"}, 5},
+		"an id that both gave up":   {admin.DeadFilter{IDs: []string{"e3"}}, 2},
+		"an outbox":                 {admin.DeadFilter{Collection: mongodb.Namespace(f.a)}, 4},
+		"a collection of one's own": {admin.DeadFilter{Collection: f.b.Database().Name() + "." + deadletter.DefaultCollection}, 2},
+	} {
+		if n, err := f.op.Letters().Count(t.Context(), c.filter); n != c.want || err != nil {
+			t.Errorf("%s: %d, %v, want %d", name, n, err, c.want)
+		}
+	}
+
+	// One id may have a letter of either.
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "e3", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "choose the source") {
+		t.Errorf("an ambiguous id: %v", err)
+	}
+	for id, kind := range map[string]string{"e1": "relay", "m1": "handler"} {
+		if l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, false); err != nil || l.Source.Kind != kind {
+			t.Errorf("%s: %+v, %v", id, l.Source, err)
+		}
+	}
+
+	// The letters of one failure are a group, whose fingerprint selects them.
+	groups, err := f.op.Letters().Summary(t.Context(), admin.DeadFilter{})
+	if err != nil || len(groups) != 2 || groups[0].Source != "handler" || groups[0].Count != 5 || groups[0].Failure != "no answer" || groups[1].Count != 4 {
+		t.Fatalf("groups %+v, %v", groups, err)
+	}
+	got, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{Fingerprint: groups[0].Fingerprint}, false, nil)
+	if err != nil || got.Discarded != 5 {
+		t.Errorf("discard of a group: %+v, %v", got, err)
+	}
+	requeued, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{Fingerprint: groups[1].Fingerprint}, admin.DeadOptions{}, nil)
+	if err != nil || requeued.Matched != 4 || requeued.Requeued+requeued.Refused != 4 {
+		t.Errorf("requeue of a group: %+v, %v", requeued, err)
+	}
+	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, letters.ErrEmptyQuery) {
+		t.Errorf("an action on nothing: %v", err)
+	}
+}
+
+// A watcher that has read nothing has no letters: that is no error.
+func TestANewWatcherHasNoLetters(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	op := admin.Operator{State: f.state, Watcher: "nobody"}
+	if page, err := op.Letters().List(t.Context(), admin.DeadFilter{}, 0, ""); err != nil || page.Total != 0 || page.Letters == nil {
+		t.Errorf("%+v, %v", page, err)
+	}
+	if groups, err := op.Letters().Summary(t.Context(), admin.DeadFilter{}); err != nil || len(groups) != 0 {
+		t.Errorf("%+v, %v", groups, err)
+	}
+}
+
+// An edit of a message without a change is an error.
+func TestAnEditOfAMessageChangesSomething(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	f.giveUp(f.a, deadletter.DefaultCollection, "h", "m1")
+	if _, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, admin.DeadEdit{}, admin.DeadOptions{}); err == nil || !strings.Contains(err.Error(), "changes nothing") {
+		t.Errorf("%v", err)
+	}
+	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, false)
+	if err != nil || l.Place != "orders/0@0" || l.Partition == nil {
+		t.Errorf("%+v, %v", l, err)
 	}
 }
 
@@ -161,20 +264,20 @@ func TestALetterOfAHandlerIsFoundByItsPlace(t *testing.T) {
 	for offset := range int64(3) {
 		f.giveUpAt(offset, f.a, deadletter.DefaultCollection, "h", "m")
 	}
-	f.giveUpAt(7, f.a, deadletter.DefaultCollection, "h", "orders/0/1")
+	f.giveUpAt(7, f.a, deadletter.DefaultCollection, "h", "orders/0@1")
 
 	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
-	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "as in orders/0/") {
+	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "as in orders/0@") {
 		t.Errorf("by the id of the message: %v", err)
 	}
 	// An id of a message that looks like a place is an id.
-	for id, place := range map[string]string{"orders/0/2": "orders/0/2", "orders/0/1": "orders/0/7"} {
+	for id, place := range map[string]string{"orders/0@2": "orders/0@2", "orders/0@1": "orders/0@7"} {
 		ref.ID = id
 		if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Place != place {
 			t.Errorf("%s: %s, %v", id, l.Place, err)
 		}
 	}
-	ref.ID = "orders/0/9"
+	ref.ID = "orders/0@9"
 	if _, err := f.op.Letters().Show(t.Context(), ref, false); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a place without a letter: %v", err)
 	}

@@ -3,7 +3,6 @@ package admin
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,11 +19,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// LookupQuery selects an event by its id, or the events of an ordering key. Either ID or Key must
+// LookupQuery selects an event by its id, or the events of an ordering key. One of Text, ID and Key must
 // be set.
 type LookupQuery struct {
-	ID         string    `query:"id" maxLength:"4096"`
-	Key        string    `query:"key" maxLength:"4096"`
+	Text       string    `query:"q" maxLength:"4096" doc:"An id, or the ordering key if no event has it as its id."`
+	ID         string    `query:"id" maxLength:"4096" doc:"Only an id."`
+	Key        string    `query:"key" maxLength:"4096" doc:"Only an ordering key."`
 	Collection string    `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
 	From       time.Time `query:"from" doc:"For a key: written at this time or later. Default: an hour ago."`
 	To         time.Time `query:"to" doc:"For a key: written before this time."`
@@ -33,23 +33,24 @@ type LookupQuery struct {
 
 // LookupResult is the result of a [LookupQuery].
 type LookupResult struct {
-	Envelopes []FoundEnvelope `json:"envelopes"` // waiting or in an outbox, newest first
-	Letters   []DeadLetter    `json:"letters"`   // newest first, without their envelopes
+	ByKey     bool            `json:"by_key"`    // the text was looked up as an ordering key
+	Envelopes []FoundEnvelope `json:"envelopes"` // newest first; also of events of which only a dead letter or a handler knows
+	Letters   []DeadLetter    `json:"letters"`   // of the relay and of handlers, newest first, without their envelopes
 	Since     *time.Time      `json:"since,omitempty"`
-	More      bool            `json:"more"` // the result exceeds the limit
+	More      bool            `json:"more"`             // the result exceeds the limit
+	Limits    string          `json:"limits,omitempty"` // what the result cannot contain, in a sentence
 }
 
-// FoundEnvelope is an envelope without its payload, and its history.
+// FoundEnvelope is an event without its payload, and its whole life.
 type FoundEnvelope struct {
-	Collection    string `json:"collection"`
+	Collection    string `json:"collection"` // "" if only a handler knows the event
 	ID            string `json:"id"`
 	Type          string `json:"type"`
 	AggregateType string `json:"aggregate_type"`
 	AggregateID   string `json:"aggregate_id"`
 	Key           string `json:"key"`
 	Topic         string `json:"topic,omitempty"` // the topic that the envelope itself names
-	// State is sent, scheduled, waiting, dead or delivered, or recent if the
-	// envelope is too young to decide whether it is delivered.
+	// State is appended, scheduled, waiting, dead or delivered. An appended event is too young to decide whether it is delivered.
 	State    string           `json:"state"`
 	Reason   string           `json:"reason,omitempty"` // why it waits
 	Delivery int32            `json:"delivery"`
@@ -61,19 +62,42 @@ type FoundEnvelope struct {
 	DueAt    *time.Time       `json:"due_at,omitempty"`
 	NextAt   *time.Time       `json:"next_at,omitempty"`
 	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
-	Sent     []outboxes.Place `json:"sent"`              // places of its records in Kafka
-	Timeline []TimelineEntry  `json:"timeline"`
+	Sent     []outboxes.Place `json:"sent"`              // known places of its records in Kafka
+	Handlers []FoundHandler   `json:"handlers"`          // the handlers that store something about the event
+	Timeline []TimelineEntry  `json:"timeline"`          // in the order of time
 
 	stamp bson.Timestamp // of the insert
 }
 
-// TimelineEntry is one entry in the history of an envelope.
+// FoundHandler is the state of an event at a handler.
+type FoundHandler struct {
+	Group   string    `json:"group"`
+	Handler string    `json:"handler"`
+	State   string    `json:"state"` // handled, retried or dead
+	At      time.Time `json:"at"`
+	Place   string    `json:"place,omitempty"` // topic/partition@offset
+	Reason  string    `json:"reason,omitempty"`
+}
+
+// The entries of a timeline.
+const (
+	eventAppended = "appended"
+	eventDue      = "due"
+	eventSent     = "sent"
+	eventFailed   = "failed"
+	eventDead     = "dead"
+	eventRequeued = "requeued"
+	eventAside    = "set aside"
+	eventHandled  = "handled"
+)
+
+// TimelineEntry is one entry in the life of an event.
 type TimelineEntry struct {
 	At   time.Time `json:"at"`
-	What string    `json:"what"` // written, due, failed, died, requeued, sent
+	What string    `json:"what"` // appended, due, sent, failed, dead, requeued, set aside, handled
 	Text string    `json:"text,omitempty"`
 	Node string    `json:"node,omitempty"`
-	// Letter is the id of the dead letter of the entries died and requeued.
+	// Letter is the id of the dead letter of the entries dead and requeued.
 	Letter string `json:"letter,omitempty"`
 }
 
@@ -84,22 +108,49 @@ const maxConcurrentLookups = 8
 
 // Lookup finds an event by its id, or the events of a key. An id costs one index lookup per
 // outbox. Waiting envelopes and dead letters have indexes. Other envelopes of a
-// key are found by reading the time index between From and To.
+// key are found by reading the time index between From and To. The messages and marks of handlers cost a few index lookups for each
+// database of a service.
 func (o Operator) Lookup(ctx context.Context, query LookupQuery) (LookupResult, error) {
-	out := LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
-	if (query.ID == "") == (query.Key == "") {
-		return out, invalidRequest("either an id or a key is looked up")
+	if countSet(query.Text, query.ID, query.Key) != 1 {
+		return LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}, invalidRequest("look up one text: an id or an ordering key")
 	}
+	if query.Text == "" {
+		return o.lookUp(ctx, query)
+	}
+
+	// Users paste a text without knowing whether it is an id or a key.
+	byID, byKey := query, query
+	byID.Text, byID.ID = "", query.Text
+	byKey.Text, byKey.Key = "", query.Text
+	found, err := o.lookUp(ctx, byID)
+	if err != nil || len(found.Envelopes) > 0 {
+		return found, err
+	}
+	return o.lookUp(ctx, byKey)
+}
+
+// countSet returns how many texts are not empty.
+func countSet(texts ...string) (n int) {
+	for _, text := range texts {
+		if text != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// lookUp is Lookup of an id or a key.
+func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, error) {
+	out := LookupResult{ByKey: query.Key != "", Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
 	names, err := o.lookupCollections(ctx, query.Collection)
 	if err != nil {
 		return out, err
 	}
 
-	// A watcher that has read no collection has no letters either, and Letters.List returns an error for it.
 	limit := pageSize(query.Limit)
-	deadFilter := DeadFilter{Collection: query.Collection, IDs: optionalID(query.ID), Key: query.Key}
+	deadFilter := DeadFilter{Collection: query.Collection, IDs: optionalID(query.ID), Key: query.Key, Source: FromRelay}
 	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
-	if err != nil && !errors.Is(err, ErrNoCollections) {
+	if err != nil {
 		return out, err
 	}
 	out.Letters = append(out.Letters, dead.Letters...)
@@ -142,12 +193,23 @@ func (o Operator) Lookup(ctx context.Context, query LookupQuery) (LookupResult, 
 		}
 	}
 
-	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
-	out.More = len(out.Envelopes) > limit || dead.Next != "" || more != ""
-	out.Envelopes = out.Envelopes[:min(len(out.Envelopes), limit)]
+	for i := range out.Letters {
+		out.addUnknown(&out.Letters[i])
+	}
 	for i := range out.Envelopes {
 		out.Envelopes[i].addLetters(out.Letters)
 	}
+	traces, err := o.readTraces(ctx, query, names, out.Envelopes, limit)
+	if err != nil {
+		return out, err
+	}
+	out.addTraces(traces)
+
+	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
+	slices.SortStableFunc(out.Letters, func(a, b DeadLetter) int { return b.DiedAt.Compare(a.DiedAt) })
+	out.More = len(out.Envelopes) > limit || dead.Next != "" || more != "" || traces.more
+	out.Envelopes = out.Envelopes[:min(len(out.Envelopes), limit)]
+	out.setLimits()
 	return out, nil
 }
 
@@ -342,6 +404,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		Key:           truncateText(cmp.Or(envelope.CanonicalText(stored.Key), envelope.CanonicalText(stored.AggregateID))),
 		Topic:         truncateText(envelope.CanonicalText(stored.Topic)),
 		Waits:         []string{},
+		Handlers:      []FoundHandler{},
 		DueAt:         stored.DueAt,
 		SentAt:        stored.SentAt,
 		Sent:          stored.Sent,
@@ -365,10 +428,12 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 	return foundEnvelope
 }
 
-// The states of a found envelope that are not derived from the document in the outbox.
+// The states of a found envelope.
 const (
-	stateWaiting = "waiting"
-	stateDead    = "dead"
+	stateAppended  = "appended"
+	stateWaiting   = "waiting"
+	stateDead      = "dead"
+	stateDelivered = "delivered"
 )
 
 // describeWaiting returns the state and the timeline of a waiting envelope.
@@ -384,7 +449,7 @@ func (s settledUpTo) describeWaiting(mapping *envelope.Mapping, document *waitin
 	envelope.NextAt = document.NextTime()
 	for _, h := range document.History {
 		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
-		envelope.Timeline = append(envelope.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
+		envelope.Timeline = append(envelope.Timeline, TimelineEntry{At: h.At.UTC(), What: eventFailed, Text: text, Node: h.Node})
 	}
 	envelope.sortTimeline()
 	return envelope
@@ -393,14 +458,14 @@ func (s settledUpTo) describeWaiting(mapping *envelope.Mapping, document *waitin
 // addHistory adds the events in the life of the envelope to the timeline.
 func (e *FoundEnvelope) addHistory(envelope *storedEnvelope) {
 	if e.Written != nil {
-		e.Timeline = append(e.Timeline, TimelineEntry{At: *e.Written, What: "written"})
+		e.Timeline = append(e.Timeline, TimelineEntry{At: *e.Written, What: eventAppended})
 	}
 
 	if due := cmp.Or(envelope.ScheduledFor, envelope.DueAt); due != nil {
-		e.Timeline = append(e.Timeline, TimelineEntry{At: due.UTC(), What: "due"})
+		e.Timeline = append(e.Timeline, TimelineEntry{At: due.UTC(), What: eventDue})
 	}
 	if envelope.SentAt != nil {
-		e.Timeline = append(e.Timeline, TimelineEntry{At: envelope.SentAt.UTC(), What: "sent", Text: formatPositions(e.Sent)})
+		e.Timeline = append(e.Timeline, TimelineEntry{At: envelope.SentAt.UTC(), What: eventSent, Text: formatPlaces(e.Sent)})
 	}
 	e.sortTimeline()
 }
@@ -411,7 +476,7 @@ func (s settledUpTo) envelopeState(envelope *storedEnvelope, ts bson.Timestamp) 
 		return "scheduled"
 	}
 	if envelope.SentAt != nil {
-		return "sent"
+		return stateDelivered
 	}
 
 	// A timestamp may precede its commit by the margin. Only an older envelope was certainly before
@@ -419,15 +484,20 @@ func (s settledUpTo) envelopeState(envelope *storedEnvelope, ts bson.Timestamp) 
 	margin := min(uint32(s.margin/time.Second), s.position.T)
 	passed := bson.Timestamp{T: s.position.T - margin, I: s.position.I}
 	if !ts.IsZero() && passed.After(ts) {
-		return "delivered"
+		return stateDelivered
 	}
-	return "recent"
+	return stateAppended
 }
 
-func formatPositions(list []outboxes.Place) string {
+// formatPlace returns a place in Kafka as topic/partition@offset.
+func formatPlace(place outboxes.Place) string {
+	return place.Topic + "/" + formatInt(int64(place.Partition)) + "@" + formatInt(place.Offset)
+}
+
+func formatPlaces(list []outboxes.Place) string {
 	parts := make([]string, len(list))
 	for i, p := range list {
-		parts[i] = p.Topic + "/" + formatInt(int64(p.Partition)) + "@" + formatInt(p.Offset)
+		parts[i] = formatPlace(p)
 	}
 	return strings.Join(parts, ", ")
 }
@@ -443,19 +513,19 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 
 		e.Timeline = append(e.Timeline, TimelineEntry{
 			At:   letter.DiedAt.UTC(),
-			What: "died",
-			Text: letter.Class + ": " + letter.Reason,
+			What: eventDead,
+			Text: "given up by the relay: " + letter.Class + ": " + letter.Reason,
 			Node: letter.Source.Node,
 
 			Letter: letter.Letter,
 		})
 		// The envelope stays in the outbox, so only the letter shows that it was not delivered.
-		if letter.Requeued == nil && (e.State == "delivered" || e.State == "recent") {
+		if letter.Requeued == nil && (e.State == stateDelivered || e.State == stateAppended) {
 			e.State = stateDead
 		}
 		if requeue := letter.Requeued; requeue != nil {
 			text := "by " + requeue.Actor + " as delivery " + formatInt(int64(requeue.Delivery))
-			e.Timeline = append(e.Timeline, TimelineEntry{At: requeue.At.UTC(), What: "requeued", Text: text, Letter: letter.Letter})
+			e.Timeline = append(e.Timeline, TimelineEntry{At: requeue.At.UTC(), What: eventRequeued, Text: text, Letter: letter.Letter})
 		}
 	}
 	e.sortTimeline()

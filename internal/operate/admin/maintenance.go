@@ -24,9 +24,13 @@ type Pong struct {
 	Now       time.Time `json:"now"`        // server time
 	RoundTrip float64   `json:"round_trip"` // seconds
 	Storage   bool      `json:"storage"`    // the state database has a watcher document
+
+	Kafka          bool    `json:"kafka"`            // a broker accepts the login
+	KafkaRoundTrip float64 `json:"kafka_round_trip"` // seconds for connecting, the login and a request; 0 if Kafka was not asked
 }
 
-// Ping reads the server time and checks whether the state database exists.
+// Ping reads MongoDB's time, checks whether the state database exists, and logs in to Kafka. If Kafka fails, it returns the result of
+// MongoDB with a [*KafkaError].
 func (o Operator) Ping(ctx context.Context) (Pong, error) {
 	began := time.Now()
 	now, err := mongodb.ServerTime(ctx, o.State.Client())
@@ -37,7 +41,16 @@ func (o Operator) Ping(ctx context.Context) (Pong, error) {
 
 	n, err := o.watcherDocuments().EstimatedDocumentCount(ctx)
 	pong.Storage = n > 0
-	return pong, wrapError("reading the state database", err)
+	if err != nil || o.CheckKafka == nil {
+		return pong, wrapError("reading the state database", err)
+	}
+
+	began = time.Now()
+	if err := o.CheckKafka(ctx); err != nil {
+		return pong, &KafkaError{err}
+	}
+	pong.Kafka, pong.KafkaRoundTrip = true, time.Since(began).Seconds()
+	return pong, nil
 }
 
 // The kinds of collections that [Operator.Clear] can empty.

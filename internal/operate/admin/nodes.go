@@ -46,16 +46,18 @@ func (n Nodes) List(ctx context.Context) ([]Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return n.listWith(ctx, status)
+	list, err := n.read(ctx)
+	return newNodes(list, status), err
 }
 
-// listWith is List with a status that was read before.
-func (n Nodes) listWith(ctx context.Context, status Status) ([]Node, error) {
+// read returns the nodes as they are stored.
+func (n Nodes) read(ctx context.Context) ([]nodes.Node, error) {
 	list, err := nodes.NewNodes(n.op.State.Collection("nodes")).List(ctx)
-	if err != nil {
-		return nil, err
-	}
+	return append([]nodes.Node{}, list...), err
+}
 
+// newNodes returns the nodes with the slots that they own.
+func newNodes(list []nodes.Node, status Status) []Node {
 	shown := make([]Node, 0, len(list))
 	for _, member := range list {
 		node := Node{
@@ -85,7 +87,7 @@ func (n Nodes) listWith(ctx context.Context, status Status) ([]Node, error) {
 
 	// Owners come first.
 	slices.SortStableFunc(shown, func(a, b Node) int { return len(b.Slots) - len(a.Slots) })
-	return shown, nil
+	return shown
 }
 
 // nonNil returns list, or an empty list for nil, so that JSON does not contain null.

@@ -62,6 +62,8 @@ type Operator struct {
 	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 
+	CheckKafka func(ctx context.Context) error // logs in to Kafka, for Ping
+
 	HandlerLetters []string // names of the collections with dead letters of handlers
 
 	Redact Redaction
@@ -141,6 +143,9 @@ func (o Operator) Replays() Replays {
 	o.replays = cmp.Or(o.replays, &replayRunner{})
 	return Replays{o, newReplayStore(o.State)}
 }
+
+// HandlerWaiting returns the messages that handlers of consumers retry, in the databases of the watcher's outboxes.
+func (o Operator) HandlerWaiting() HandlerWaiting { return HandlerWaiting{o} }
 
 // Inboxes returns the inboxes of the services whose outboxes the watcher reads.
 func (o Operator) Inboxes() Inboxes { return Inboxes{o} }

@@ -22,6 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
+	"github.com/outrelay/outrelay/internal/relay/problems"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -83,16 +85,17 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if len(o.Slots) != 1 || o.Slots[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
 		t.Errorf("%+v %+v", o.Slots, o.Nodes)
 	}
-	if c := findCheck(t, o.Checks, "nodes"); c.Status != admin.CheckWarn || !strings.Contains(c.Detail, "no standby") {
-		t.Errorf("%+v", c)
+	if p := findProblem(t, o.Problems, problems.NoStandby); p.Severity != problems.Warn || p.Object != "orders" {
+		t.Errorf("%+v", p)
 	}
-	if c := findCheck(t, o.Checks, "slot orders/"+"0of1"); c.Status != admin.CheckOK {
-		t.Errorf("%+v", c)
+	if p := findProblem(t, o.Problems, problems.DeadLetters); p.Severity != problems.Warn || p.Count != 1 || p.Since == nil ||
+		p.Title != "1 dead letter (1 of the relay, 0 of handlers) of orders" {
+		t.Errorf("%+v", p)
 	}
 	if err := k.Lease().Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if o, err = k.Overview(t.Context()); err != nil || findCheck(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Slots[0].Paused {
+	if o, err = k.Overview(t.Context()); err != nil || findProblem(t, o.Problems, problems.Paused).Severity != problems.Warn || !o.Slots[0].Paused {
 		t.Errorf("%+v, %v", o.Slots, err)
 	}
 
@@ -168,15 +171,15 @@ func TestOverviewOfABacklog(t *testing.T) {
 	}
 }
 
-func findCheck(t *testing.T, list []admin.Check, id string) admin.Check {
+func findProblem(t *testing.T, list []admin.Problem, kind problems.Kind) admin.Problem {
 	t.Helper()
-	for _, c := range list {
-		if c.ID == id {
-			return c
+	for _, p := range list {
+		if p.Kind == kind {
+			return p
 		}
 	}
-	t.Fatalf("no check %s among %+v", id, list)
-	return admin.Check{}
+	t.Fatalf("no problem %s among %+v", kind, list)
+	return admin.Problem{}
 }
 
 func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
@@ -301,28 +304,84 @@ func TestOverviewOfThousandsOfOutboxes(t *testing.T) {
 	}
 }
 
-// A step that the owner repeats for more than 30 seconds fails the check of its slot.
-func TestALastingProblemFailsTheCheck(t *testing.T) {
+// The reports of owners are in the list: a step that is repeated for long, each topic that cannot be written, and lost history until an
+// operator acknowledges it.
+func TestReportsOfOwnersAreProblems(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
+	k := f.newDesk()
 	now := time.Now()
-	for _, c := range []struct {
-		age    time.Duration
-		status string
-	}{{10 * time.Second, admin.CheckOK}, {90 * time.Second, admin.CheckFail}} {
-		problem := bson.D{{Key: "part", Value: "ledger"}, {Key: "text", Value: "MongoDB rejects it"}, {Key: "since", Value: now.Add(-c.age)}}
-		stats := bson.D{{Key: "at", Value: now}, {Key: "state", Value: "live"}, {Key: "problems", Value: bson.A{problem}}}
-		if _, err := f.state.Collection("watchers").UpdateByID(t.Context(), "orders/0of1", bson.D{{Key: "$set", Value: bson.D{{Key: "stats", Value: stats}}}}); err != nil {
-			t.Fatal(err)
-		}
+	topic := func(name string, age time.Duration, n int) bson.D {
+		return bson.D{{Key: "topic", Value: name}, {Key: "reason", Value: fmt.Sprintf("topic %q does not exist", name)}, {Key: "since", Value: now.Add(-age)}, {Key: "count", Value: n}, {Key: "parked", Value: true}}
+	}
+	step := func(part string, age time.Duration) bson.D {
+		return bson.D{{Key: "part", Value: part}, {Key: "text", Value: "MongoDB rejects it"}, {Key: "since", Value: now.Add(-age)}}
+	}
+	lost := func(age time.Duration) lease.LostHistory {
+		return lease.LostHistory{ID: bson.NewObjectID(), At: now.Add(-age), Reason: "oplog", From: bson.Timestamp{T: 100}, To: bson.Timestamp{T: 103}, Swept: 55, Repeats: 52}
+	}
+	recent, old := lost(time.Hour), lost(8*24*time.Hour)
+	set := bson.D{
+		{Key: "owner", Value: "n1/1"},
+		{Key: "expiresAt", Value: now.Add(time.Hour)},
+		{Key: "lost", Value: bson.A{old, recent}},
+		{Key: "stats", Value: bson.D{
+			{Key: "at", Value: now},
+			{Key: "state", Value: "live"},
+			{Key: "lagMs", Value: int64(60_000)},
+			{Key: "problems", Value: bson.A{step("ledger", 90*time.Second), step("stream", 10*time.Second)}},
+			{Key: "unwritable", Value: bson.A{topic("short", time.Minute, 3), topic("long", 6*time.Minute, 48)}},
+		}},
+	}
+	if _, err := f.state.Collection("watchers").UpdateByID(t.Context(), "orders/0of1", bson.D{{Key: "$set", Value: set}}); err != nil {
+		t.Fatal(err)
+	}
 
-		o, err := f.newDesk().Overview(t.Context())
+	read := func() (list []string, byObject map[string]admin.Problem) {
+		t.Helper()
+		o, err := k.Overview(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		check := findCheck(t, o.Checks, "slot orders/0of1")
-		if check.Status != c.status || c.status == admin.CheckFail && check.Detail != "ledger, for 1m30s: MongoDB rejects it" {
-			t.Errorf("%v: %+v", c.age, check)
+		byObject = map[string]admin.Problem{}
+		for _, p := range o.Problems {
+			if p.Kind == problems.NoOwner {
+				continue // the office has no nodes
+			}
+			list = append(list, string(p.Severity)+" "+p.ID)
+			byObject[p.Object] = p
+			if p.Consequence == "" || p.Fix == "" || p.Title == "" || p.Detail == "" {
+				t.Errorf("a text is missing: %+v", p)
+			}
 		}
+		return list, byObject
+	}
+	list, byObject := read()
+	want := []string{"fail write_rejected/orders", "fail topic_unwritable/long", "warn topic_unwritable/short", "warn lost_history/" + recent.ID.Hex()}
+	if !slices.Equal(list, want) {
+		t.Errorf("got %q, want %q", list, want)
+	}
+	if p := byObject["long"]; p.Count != 48 || p.ForS < 350 || p.Detail != "it does not exist" {
+		t.Errorf("%+v", p)
+	}
+	if p := byObject["orders"]; p.Count != 52 || !strings.Contains(p.Detail, "discarded 3s of history (oplog); 55 events were sent from the outboxes, and up to 52") {
+		t.Errorf("%+v", p)
+	}
+
+	if err := k.Acknowledge(t.Context(), recent.ID.Hex()); err != nil {
+		t.Fatal(err)
+	}
+	if list, _ := read(); !slices.Equal(list, want[:3]) {
+		t.Errorf("after the acknowledgement: %q", list)
+	}
+	if err := k.Acknowledge(t.Context(), recent.ID.Hex()); !errors.Is(err, mongodb.ErrNotFound) {
+		t.Errorf("a second time: %v", err)
+	}
+	if err := k.Acknowledge(t.Context(), "x"); !strings.Contains(err.Error(), "is not the id of a problem") {
+		t.Errorf("no id: %v", err)
+	}
+	audit, err := k.Audit(t.Context(), admin.AuditFilter{Kinds: []string{"problem_acknowledged"}}, 10, "")
+	if err != nil || audit.Total != 1 || audit.Entries[0].Actor != "ann" || !strings.Contains(string(audit.Entries[0].Fields), recent.ID.Hex()) {
+		t.Errorf("%+v, %v", audit, err)
 	}
 }

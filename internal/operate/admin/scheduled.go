@@ -55,8 +55,8 @@ type ScheduledGroup struct {
 	Latest   time.Time `json:"latest"`
 }
 
-// ErrNoCondition is returned for a cancellation whose filter has no condition.
-var ErrNoCondition = errors.New("the filter has no condition; add one, or set all if every scheduled envelope is meant")
+// ErrNoCondition is returned for an action whose filter has no condition.
+var ErrNoCondition = errors.New("the filter has no condition; add one, or set all if everything is meant")
 
 // Schedule is the set of the scheduled envelopes of a watcher.
 type Schedule struct{ op Operator }

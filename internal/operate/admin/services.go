@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/service/sagas"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 // offsetsSuffix ends the name of the collection that each inbox has in addition to its marks.
@@ -20,15 +21,16 @@ type serviceCollections struct {
 	sagas   bool
 	inboxes []string // names of the collections with marks
 	letters []string // names of the collections with dead letters of handlers
+	waiting bool     // consumers set messages aside
 }
 
-// findServices finds inboxes, sagas and dead letters of handlers by the names of a database's collections. It costs one
+// findServices finds inboxes, sagas, dead letters of handlers and messages that are set aside by the names of a database's collections. It costs one
 // command, which reads only the catalog.
 func (o Operator) findServices(ctx context.Context, database string) (serviceCollections, error) {
 	var found serviceCollections
 	db := o.database(database)
 	filter := bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: "name", Value: sagas.TypesCollection}},
+		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: bson.A{sagas.TypesCollection, setaside.DefaultCollection}}}}},
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, o.HandlerLetters)}}}},
 		// Only inboxes have a collection of offsets, and their own names are free.
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
@@ -45,6 +47,8 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 		switch base, isOffsets := strings.CutSuffix(n, offsetsSuffix); {
 		case n == sagas.TypesCollection:
 			found.sagas = true
+		case n == setaside.DefaultCollection:
+			found.waiting = true
 		case slices.Contains(o.HandlerLetters, n):
 			found.letters = append(found.letters, n)
 		case isOffsets && base != "":

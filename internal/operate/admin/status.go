@@ -13,187 +13,23 @@ package admin
 
 import (
 	"context"
-	"fmt"
-	"math"
-	"strings"
-	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/relay/stored/lease"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
-// Status is the output of `outrelay status --json`.
-type Status struct {
-	Slots []SlotStatus `json:"slots"`
-}
-
-// SlotStatus is one slot of one watcher.
-type SlotStatus struct {
-	Name        string            `json:"name"`
-	Slot        string            `json:"slot"`          // <i>of<N>
-	Owner       string            `json:"owner"`         // node and acquisition; "" if there is no owner
-	Node        string            `json:"node"`          // of the owner, or of the last one
-	Epoch       int64             `json:"epoch"`         // of the lease
-	ExpiresInMS int64             `json:"expires_in_ms"` // negative if the lease has expired
-	State       string            `json:"state"`         // such as live, taking-over, unwritable, waiting, halted, pausing, paused, no-owner
-	Reason      string            `json:"reason,omitempty"`
-	LagS        float64           `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
-	Rate        float64           `json:"rate"`  // acked records per second
-	TokenAgeS   float64           `json:"token_age_s"`
-	Unresolved  int               `json:"unresolved"`
-	Unwritable  []UnwritableTopic `json:"unwritable"` // the topics that cannot be written
-	Problems    []SlotProblem     `json:"problems"`   // of the owner, as its /readyz reports them
-	Address     string            `json:"address,omitempty"`
-	Version     string            `json:"version,omitempty"`
-
-	Paused        bool       `json:"paused,omitempty"`
-	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
-	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then the previous owner does not acquire it
-	PositionAt    *time.Time `json:"position_at,omitempty"`     // everything that was committed before is settled
-	Gap           string     `json:"gap,omitempty"`             // the cause of a gap that is being swept
-	StatsAgeS     float64    `json:"stats_age_s"`               // age of the owner's report; −1 if there is none
-	// OplogHeadroomS is the time between the oldest entry of the oplog and the position, or nil if
-	// it is unknown. At 0 the position is lost.
-	OplogHeadroomS *float64 `json:"oplog_headroom_s,omitempty"`
-}
-
-// UnwritableTopic is a topic that cannot be written.
-type UnwritableTopic struct {
-	Topic  string    `bson:"topic" json:"topic"`
-	Reason string    `bson:"reason" json:"reason"`
-	Since  time.Time `bson:"since" json:"since"`
-	Count  int       `bson:"count" json:"count"`
-	Parked bool      `bson:"parked" json:"parked"` // its envelopes are parked, so that other envelopes are sent
-}
-
-// SlotProblem is a step of the owner that fails and is repeated.
-type SlotProblem struct {
-	Part  string    `bson:"part" json:"part"` // such as stream, ledger, mongodb, kafka
-	Text  string    `bson:"text" json:"text"`
-	Since time.Time `bson:"since" json:"since"`
-	ForS  float64   `bson:"-" json:"for_s"` // seconds since then, until the owner's report
-}
-
-// watcherDocument is a watcher document with the server time.
-type watcherDocument struct {
-	lease.Document `bson:",inline"`
-	Now            time.Time `bson:"now"`
-}
-
-// storedStats is the report of the owner in the watcher document.
-type storedStats struct {
-	At         time.Time         `bson:"at"`
-	State      string            `bson:"state"`
-	Reason     string            `bson:"reason"`
-	LagMS      int64             `bson:"lagMs"`
-	Rate       float64           `bson:"rate"`
-	TokenAgeMS int64             `bson:"tokenAgeMs"`
-	Unresolved int               `bson:"unresolved"`
-	Unwritable []UnwritableTopic `bson:"unwritable"`
-	Problems   []SlotProblem     `bson:"problems"`
-}
+// The stored status of watchers, which the relay reads as well.
+type (
+	Status          = problems.Status
+	SlotStatus      = problems.SlotStatus
+	UnwritableTopic = problems.UnwritableTopic
+	LostHistory     = problems.LostHistory
+	SlotProblem     = problems.SlotProblem
+	Problem         = problems.Problem
+)
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
 // measured by the server's clock.
 func ReadStatus(ctx context.Context, state state.Database) (Status, error) {
-	status := Status{Slots: []SlotStatus{}}
-	docs, err := mongodb.AggregateAll[watcherDocument](ctx, state.Collection("watchers"), "reading the watchers of "+state.Name(), mongo.Pipeline{
-		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
-		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
-	})
-	if err != nil {
-		return status, err
-	}
-
-	for i := range docs {
-		slot, err := docs[i].toSlotStatus()
-		if err != nil {
-			return status, fmt.Errorf("reading watcher %s: %w", docs[i].ID, err)
-		}
-		status.Slots = append(status.Slots, slot)
-	}
-	return status, nil
+	return problems.ReadStatus(ctx, state)
 }
-
-func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
-	name, slot, _ := strings.Cut(d.ID, "/")
-	status := SlotStatus{
-		Name:        name,
-		Slot:        slot,
-		Owner:       d.Owner,
-		Node:        d.Node,
-		Epoch:       d.Epoch,
-		Address:     d.Address,
-		Version:     d.Version,
-		ExpiresInMS: d.ExpiresAt.Sub(d.Now).Milliseconds(),
-	}
-
-	var stats storedStats
-	if len(d.Stats) > 0 {
-		if err := bson.Unmarshal(d.Stats, &stats); err != nil {
-			return status, err
-		}
-	}
-	status.State = stats.State
-	status.Reason = stats.Reason
-	status.LagS = toSeconds(stats.LagMS)
-	status.TokenAgeS = toSeconds(stats.TokenAgeMS)
-	status.Rate = math.Round(stats.Rate*10) / 10
-	status.Unresolved = stats.Unresolved
-	status.Unwritable = append([]UnwritableTopic{}, stats.Unwritable...)
-	status.Problems = append([]SlotProblem{}, stats.Problems...)
-	for i := range status.Problems {
-		// Both times are of the owner's clock.
-		status.Problems[i].ForS = max(stats.At.Sub(status.Problems[i].Since).Seconds(), 0)
-	}
-	status.StatsAgeS = -1
-	if !stats.At.IsZero() {
-		status.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)
-	}
-
-	// Orders of operators are in the document, while the report is from before them.
-	d.addControl(&status)
-
-	// The last report may be that of an owner that is gone.
-	alive := status.hasOwner()
-	switch {
-	case d.Control.Paused && alive:
-		// Until the owner has drained, new events still go to Kafka. An operator who moves the watcher elsewhere has to wait.
-		status.State, status.Reason = "pausing", "an operator paused it; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
-	case d.Control.Paused:
-		status.State, status.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
-	case !alive:
-		status.State, status.Reason = "no-owner", "no process runs it; start `outrelay run`"
-	}
-	// The rate and the problems in the report of a dead owner are history.
-	if !alive {
-		status.Rate, status.Problems = 0, []SlotProblem{}
-	}
-	return status, nil
-}
-
-// hasOwner reports whether a process holds the lease.
-func (w *SlotStatus) hasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
-
-// addControl adds the requests of operators, the position and the gap of the slot.
-func (d *watcherDocument) addControl(slot *SlotStatus) {
-	slot.Paused = d.Control.Paused
-	slot.Pin = d.Control.Pin
-	if until := d.Control.StepDownUntil; until.After(d.Now) {
-		slot.StepDownUntil = &until
-	}
-
-	if at, ok := d.Position().Time(); ok && at.T > 0 {
-		position := time.Unix(int64(at.T), 0).UTC()
-		slot.PositionAt = &position
-	}
-	if d.Gap != nil {
-		slot.Gap = d.Gap.Reason
-	}
-}
-
-func toSeconds(ms int64) float64 { return float64(ms) / 1000 }

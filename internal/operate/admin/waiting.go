@@ -143,6 +143,7 @@ type WaitingEnvelope struct {
 	Type       string        `json:"type"`
 	Key        string        `json:"key"`    // the ordering key
 	Reason     string        `json:"reason"` // retry, blocked, parked or queued
+	Why        string        `json:"why"`    // in words: the error of the last attempt, or the reason of the topic
 	Topics     []string      `json:"topics"` // topics that it waits for; empty means all that it routes to
 	Origin     string        `json:"origin"` // stream, sweep, scheduled, requeue or replay
 	Attempts   int32         `json:"attempts"`
@@ -208,10 +209,54 @@ func (w Waiting) read(ctx context.Context, filter WaitingFilter, limit int, afte
 		return list, "", err
 	}
 	items, next, err := waiting.List(ctx, w.op.waiting(), query, w.op.heavyFields(), limit, after)
+	if err != nil {
+		return list, "", err
+	}
+	obstacles, err := w.op.readObstacles(ctx)
 	for i := range items {
-		list = append(list, w.op.newWaitingEnvelope(&items[i]))
+		envelope := w.op.newWaitingEnvelope(&items[i])
+		envelope.Why = obstacles.explain(&envelope)
+		list = append(list, envelope)
 	}
 	return list, next, err
+}
+
+// obstacles are the reasons why topics cannot be written, as the owners of a watcher report them.
+type obstacles map[string]string
+
+// readObstacles costs a read of the documents of the watchers.
+func (o Operator) readObstacles(ctx context.Context) (obstacles, error) {
+	status, err := ReadStatus(ctx, o.State)
+	reasons := obstacles{}
+	for i := range status.Slots {
+		for _, topic := range status.Slots[i].Unwritable {
+			if status.Slots[i].Name == o.Watcher {
+				reasons[topic.Topic] = topic.Reason
+			}
+		}
+	}
+	return reasons, err
+}
+
+// explain returns in words why an envelope waits.
+func (o obstacles) explain(envelope *WaitingEnvelope) string {
+	for _, topic := range envelope.Topics {
+		if why := o[topic]; why != "" && envelope.Reason == string(waiting.Parked) {
+			return why
+		}
+	}
+	switch waiting.Reason(envelope.Reason) {
+	case waiting.Parked:
+		return "the topic could not be written; the event is sent soon, or waits for an owner"
+	case waiting.Blocked:
+		return "an earlier event of the key waits"
+	case waiting.Queued:
+		return "it is sent next"
+	}
+	if envelope.Error != nil {
+		return envelope.Error.Reason
+	}
+	return ""
 }
 
 // heavyFields returns the names of the fields of an envelope that no list shows.

@@ -115,6 +115,7 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	api.addNodes()
 	api.addTopics()
 	api.addWaiting()
+	api.addHandlerWaiting()
 	api.addScheduled()
 	api.addDead()
 	api.addReplays()

@@ -81,7 +81,7 @@ func (a *api) addDead() {
 			return op.Letters().List(ctx, input.Body.Filter, input.Body.Limit, input.Body.After)
 		}, forViewers)
 
-	addList(a, "/dead/summary", "summarize-dead", "Count dead letters by topic, type and class, or by group, handler, type and class; largest group first", "groups",
+	addList(a, "/dead/summary", "summarize-dead", "Group dead letters by their failure: who gave up, topic, type, class, and message without numbers, ids and quoted texts; largest group first", "groups",
 		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			admin.DeadFilter

@@ -91,13 +91,24 @@ func (l *live) overview(ctx context.Context, op admin.Operator) (admin.Overview,
 }
 
 func (a *api) addFigures() {
-	addList(a, "/health", "health", "List the health checks", "checks",
-		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.Check, error) {
+	addList(a, "/problems", "list-problems", "List everything that is wrong, with cause, consequence and fix, failures first", "problems",
+		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.Problem, error) {
 			overview, err := op.Overview(ctx)
-			return overview.Checks, err
+			return overview.Problems, err
 		})
 
-	addQuery(a, "/ping", "ping", "Check whether MongoDB responds, and read its clock",
+	addAction(a, "/problems/acknowledge", "acknowledge-problem", "Acknowledge lost history, so that it is no problem any more",
+		func(ctx context.Context, op admin.Operator, input *struct {
+			Scope
+			Body struct {
+				ID string `json:"id" pattern:"^[0-9a-f]{24}$" doc:"The field acknowledge of the problem."`
+			}
+		},
+		) (done, error) {
+			return done{true, "acknowledged; the entry is in the audit log"}, op.Acknowledge(ctx, input.Body.ID)
+		})
+
+	addQuery(a, "/ping", "ping", "Check whether MongoDB and Kafka respond, and read MongoDB's clock",
 		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Pong, error) {
 			return op.Ping(ctx)
 		})

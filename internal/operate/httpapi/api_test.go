@@ -411,7 +411,7 @@ func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 		{admin.ErrReplaysFull, 503},
 		{errors.New("mongodb://u:" + planted + "@h is meant"), 422},
 	} {
-		var p *Problem
+		var p *ErrorBody
 		if !errors.As(problemOf(c.err), &p) || p.Status != c.want || strings.Contains(p.Detail, planted) {
 			t.Errorf("%v: %+v; want %d", c.err, p, c.want)
 		}

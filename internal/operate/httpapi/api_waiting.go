@@ -66,6 +66,60 @@ func (a *api) addWaiting() {
 		})
 }
 
+// HandlerAction is an action on messages that handlers retry.
+type HandlerAction struct {
+	Scope
+	Body struct {
+		Filter admin.HandlerWaitingFilter `json:"filter"`
+		Preview
+	}
+}
+
+func (a *api) addHandlerWaiting() {
+	addQuery(a, "/handlers/waiting", "list-handler-waiting", "List the messages that handlers retry, with their attempts, the last reason and the next attempt",
+		func(ctx context.Context, op admin.Operator, input *struct {
+			Scope
+			Paging
+			admin.HandlerWaitingFilter
+		},
+		) (admin.HandlerWaitingPage, error) {
+			return op.HandlerWaiting().List(ctx, input.HandlerWaitingFilter, input.Limit, input.After)
+		})
+
+	addList(a, "/handlers/waiting/summary", "summarize-handler-waiting", "Count the messages that handlers retry by group, handler and topic, the longest failure first", "groups",
+		func(ctx context.Context, op admin.Operator, input *struct {
+			Scope
+			admin.HandlerWaitingFilter
+		},
+		) ([]admin.HandlerWaitingGroup, error) {
+			return op.HandlerWaiting().Summary(ctx, input.HandlerWaitingFilter)
+		})
+
+	addAction(a, "/handlers/waiting/retry", "retry-handler-waiting", "Let handlers try messages now that wait for a retry",
+		func(ctx context.Context, op admin.Operator, input *HandlerAction) (admin.HandlerRetried, error) {
+			planned, err := op.HandlerWaiting().Retry(ctx, input.Body.Filter, true)
+			if err != nil || input.Body.DryRun {
+				return planned, err
+			}
+			if err := input.Body.checkExpected(planned.Retried); err != nil {
+				return planned, err
+			}
+			return op.HandlerWaiting().Retry(ctx, input.Body.Filter, false)
+		})
+
+	addAction(a, "/handlers/waiting/discard", "discard-handler-waiting", "Make messages that handlers retry dead letters, without another attempt",
+		func(ctx context.Context, op admin.Operator, input *HandlerAction) (admin.HandlerDiscarded, error) {
+			planned, err := op.HandlerWaiting().Discard(ctx, input.Body.Filter, true)
+			if err != nil || input.Body.DryRun {
+				return planned, err
+			}
+			if err := input.Body.checkExpected(planned.Matched); err != nil {
+				return planned, err
+			}
+			return op.HandlerWaiting().Discard(ctx, input.Body.Filter, false)
+		})
+}
+
 // cancelled is the response to a cancellation.
 type cancelled struct {
 	DryRun    bool  `json:"dry_run"`

@@ -37,7 +37,7 @@ type Leased struct {
 }
 
 func (a *api) addWatchers() {
-	addQuery(a, "/overview", "overview", "Show watchers, nodes, counts, waiting envelopes and health checks",
+	addQuery(a, "/overview", "overview", "Show watchers, nodes, counts, waiting envelopes and problems",
 		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Overview, error) {
 			return op.Overview(ctx)
 		})

@@ -155,9 +155,9 @@ func (r reply) decode(t *testing.T, v any) {
 }
 
 // requireProblem returns the problem in the response. The problem must have this status and a detail.
-func (r reply) requireProblem(t *testing.T, status int) Problem {
+func (r reply) requireProblem(t *testing.T, status int) ErrorBody {
 	t.Helper()
-	var p Problem
+	var p ErrorBody
 	if r.status != status || !strings.HasPrefix(r.header.Get("Content-Type"), "application/problem+json") {
 		t.Fatalf("status %d, %s: %s; want problem %d", r.status, r.header.Get("Content-Type"), r.body, status)
 	}

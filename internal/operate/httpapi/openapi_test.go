@@ -99,7 +99,7 @@ func TestEveryOperationNamesItsRoleAndHintsAtItsErrors(t *testing.T) {
 	if n < 50 {
 		t.Errorf("%d operations", n)
 	}
-	if p := doc.Components.Schemas["Problem"]; p == nil || p.Properties["fix"] == nil {
+	if p := doc.Components.Schemas["ErrorBody"]; p == nil || p.Properties["fix"] == nil {
 		t.Errorf("problems have no fix: %+v", p)
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-// Problem is the body of an error response (RFC 9457). It never quotes values of the request, which
+// ErrorBody is the body of an error response (RFC 9457). It never quotes values of the request, which
 // may contain a payload or a secret.
-type Problem struct {
+type ErrorBody struct {
 	Type   string         `json:"type,omitempty" doc:"The kind of problem: about:blank or urn:outrelay:<kind>."`
 	Title  string         `json:"title" doc:"The text of the HTTP status."`
 	Status int            `json:"status" doc:"The HTTP status."`
@@ -30,13 +30,13 @@ type ProblemPlace struct {
 	Message  string `json:"message" doc:"The problem with the field."`
 }
 
-func (p *Problem) Error() string { return p.Detail }
+func (p *ErrorBody) Error() string { return p.Detail }
 
 // GetStatus returns the HTTP status.
-func (p *Problem) GetStatus() int { return p.Status }
+func (p *ErrorBody) GetStatus() int { return p.Status }
 
 // ContentType returns the media type of problems.
-func (p *Problem) ContentType(string) string { return "application/problem+json" }
+func (p *ErrorBody) ContentType(string) string { return "application/problem+json" }
 
 // replaceLibraryErrors sets the format of the library's own errors, for which it has only a variable.
 var replaceLibraryErrors = sync.OnceFunc(func() { huma.NewError = newLibraryProblem })
@@ -69,8 +69,8 @@ func newLibraryProblem(status int, detail string, errs ...error) huma.StatusErro
 }
 
 // newProblem returns a problem that the API itself found.
-func newProblem(status int, detail, fix string) *Problem {
-	return &Problem{Title: http.StatusText(status), Status: status, Detail: detail, Fix: fix}
+func newProblem(status int, detail, fix string) *ErrorBody {
+	return &ErrorBody{Title: http.StatusText(status), Status: status, Detail: detail, Fix: fix}
 }
 
 var statusOf = map[admin.Failure]int{

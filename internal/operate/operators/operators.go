@@ -114,7 +114,8 @@ func NewOperator(cfg config.Config, version string, state state.Database) (admin
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, topics)
 		},
-		Oplog: connect.Oplog(state.Client()),
+		Oplog:      connect.Oplog(state.Client()),
+		CheckKafka: func(ctx context.Context) error { return connect.CheckKafka(ctx, cfg) },
 	}), nil
 }
 

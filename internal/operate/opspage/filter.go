@@ -85,7 +85,7 @@ func filterDead(call *call) *filter {
 	}
 
 	filter.Fields = []input{
-		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "relay"}, {admin.FromHandler, "handlers of consumers"}}},
+		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "anyone"}, {admin.FromRelay, "relay"}, {admin.FromHandler, "handlers of consumers"}}},
 		{Name: "topic", Label: "Topic"},
 		{Name: "type", Label: "Type"},
 		{Name: "key", Label: "Ordering key"},

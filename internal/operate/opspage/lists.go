@@ -26,7 +26,6 @@ var screens = []screen{
 // lookup is the result of a lookup.
 type lookup struct {
 	Asked bool // the form was submitted
-	ByKey bool // the text was looked up as a key
 	admin.LookupResult
 }
 
@@ -37,23 +36,21 @@ func showLookup(call *call) (any, error) {
 		return lookup{}, nil
 	}
 
-	query := admin.LookupQuery{ID: text, Collection: call.value("collection"), Limit: call.pageLimit()}
+	query := admin.LookupQuery{Collection: call.value("collection"), Limit: call.pageLimit()}
 	var err error
 	if query.From, query.To, err = call.parseWindow(); err != nil {
 		return nil, err
 	}
-	// Users paste a text without knowing whether it is an id or a key.
-	by := call.value("by")
-	if by != "key" {
-		found, err := call.use.Operator.Lookup(call.ctx, query)
-		if err != nil || by == "id" || len(found.Envelopes)+len(found.Letters) > 0 {
-			return lookup{Asked: true, LookupResult: found}, err
-		}
+	switch call.value("by") {
+	case "id":
+		query.ID = text
+	case "key":
+		query.Key = text
+	default:
+		query.Text = text
 	}
-
-	query.ID, query.Key = "", text
 	found, err := call.use.Operator.Lookup(call.ctx, query)
-	return lookup{Asked: true, ByKey: true, LookupResult: found}, err
+	return lookup{Asked: true, LookupResult: found}, err
 }
 
 // scheduled is the data of the list of scheduled events.

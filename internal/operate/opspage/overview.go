@@ -7,19 +7,19 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 // overview is the data of the first page.
 type overview struct {
 	admin.Overview
-	Worst    string        // status of the most severe check of the watcher
-	Problems []admin.Check // checks of the watcher that are not ok, the most severe first
-	Watching []verdict     // all watchers
-	HeldLive int           // number of live slots of the watcher
-	Slots    int           // number of slots of the watcher
+	Worst    string          // ok, warn or fail: the greatest severity of the problems of the watcher
+	Problems []admin.Problem // of the watcher, failures first
+	Watching []verdict       // all watchers
+	HeldLive int             // number of live slots of the watcher
+	Slots    int             // number of slots of the watcher
 	Own      []admin.SlotStatus
 	Paused   int // number of slots of the watcher that an operator paused
 }
@@ -77,64 +77,26 @@ func (o *overview) Tiles(view *view) []tile {
 // verdict is the state of one watcher.
 type verdict struct{ Name, Status string }
 
-// newVerdict returns the status of the most severe check about a watcher.
-func newVerdict(checks []admin.Check, watcher string) verdict {
-	verdict := verdict{watcher, admin.CheckOK}
-	for _, c := range checks {
-		if c.Watcher == watcher && severity[c.Status] < severity[verdict.Status] {
-			verdict.Status = c.Status
-		}
-	}
-	return verdict
+// newVerdict returns the greatest severity of the problems of a watcher.
+func newVerdict(list []admin.Problem, watcher string) verdict {
+	return verdict{watcher, worstOf(slices.DeleteFunc(slices.Clone(list), func(problem admin.Problem) bool { return problem.Watcher != watcher }))}
 }
 
-// checkTitles are the names of checks that are not about a slot.
-var checkTitles = map[string]string{
-	"nodes": "Nodes", "counting": "Counts of waiting envelopes", "dead_letters": "Dead letters", "exceptions": "Waiting envelopes",
-}
-
-// titleOfCheck returns the object of a check in words: its id is for programs.
-func titleOfCheck(check admin.Check) string {
-	kind, slot, _ := strings.Cut(check.ID, " ")
-	name, part, _ := strings.Cut(slot, "/")
-	of := "watcher " + name
-	if part != "0of1" {
-		of = "slot " + part + " of " + of
-	}
-
-	switch kind {
-	case "slot":
-		return strings.ToUpper(of[:1]) + of[1:]
-	case "oplog":
-		return "Oplog of " + of
-	}
-	return cmp.Or(checkTitles[check.ID], check.ID)
-}
-
-// severity sorts checks: the most severe ones come first.
-var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
+// worstOf returns ok, or the greatest severity of the problems.
+func worstOf(list []admin.Problem) string { return cmp.Or(string(problems.Worst(list)), "ok") }
 
 func newOverview(reported admin.Overview, watcher string) *overview {
-	overview := &overview{Overview: reported, Worst: admin.CheckOK}
-	// A check without a watcher concerns the whole deployment.
-	overview.Checks = slices.DeleteFunc(slices.Clone(reported.Checks), func(check admin.Check) bool { return check.Watcher != "" && check.Watcher != watcher })
-	// A stable order keeps rows in place when the page refreshes.
-	slices.SortStableFunc(overview.Checks, func(a, b admin.Check) int {
-		return cmp.Compare(severity[a.Status], severity[b.Status])
+	overview := &overview{Overview: reported}
+	// A problem without a watcher concerns the whole deployment.
+	overview.Problems = slices.DeleteFunc(slices.Clone(reported.Problems), func(problem admin.Problem) bool {
+		return problem.Watcher != "" && problem.Watcher != watcher
 	})
-	for _, c := range overview.Checks {
-		if c.Status != admin.CheckOK {
-			overview.Problems = append(overview.Problems, c)
-		}
-	}
-	if len(overview.Checks) > 0 {
-		overview.Worst = overview.Checks[0].Status
-	}
+	overview.Worst = worstOf(overview.Problems)
 
 	for i := range reported.Slots {
 		reportedSlot := &reported.Slots[i]
 		if !slices.ContainsFunc(overview.Watching, func(verdict verdict) bool { return verdict.Name == reportedSlot.Name }) {
-			overview.Watching = append(overview.Watching, newVerdict(reported.Checks, reportedSlot.Name))
+			overview.Watching = append(overview.Watching, newVerdict(reported.Problems, reportedSlot.Name))
 		}
 		// The numbers below are about the watcher of this page; the others have only a verdict.
 		if reportedSlot.Name != watcher {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -121,8 +122,7 @@ func (d *desk) Overview(context.Context) (admin.Overview, error) {
 	o, err := answer[admin.Overview](d)
 	if err == nil {
 		o.Slots[0].Name, o.Slots[0].State = "orders", "live"
-		o.Checks[0].Status, o.Checks[1].Status = admin.CheckWarn, admin.CheckOK
-		o.Checks[0].Watcher, o.Checks[1].Watcher = "orders", ""
+		o.Problems[0].Severity, o.Problems[0].Watcher = problems.Warn, "orders"
 	}
 	return o, err
 }
@@ -152,15 +152,17 @@ func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (ad
 }
 
 func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResult, error) {
-	if q.Key != "" {
+	switch {
+	case q.Text != "":
+		d.lookups = append(d.lookups, "text")
+	case q.Key != "":
 		d.lookups = append(d.lookups, "key")
-	} else {
+	default:
 		d.lookups = append(d.lookups, "id")
 	}
-	if d.err == nil && d.unknownID != "" && q.ID == d.unknownID {
-		return admin.LookupResult{}, nil
-	}
-	return answer[admin.LookupResult](d)
+	found, err := answer[admin.LookupResult](d)
+	found.ByKey = q.Key != "" || q.Text != "" && q.Text == d.unknownID
+	return found, err
 }
 
 func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {

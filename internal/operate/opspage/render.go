@@ -120,7 +120,6 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"span":      formatSpan,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
-		"object":    titleOfCheck,
 		"title":     func(text string) string { return strings.ToUpper(text[:1]) + text[1:] },
 		"unix":      time.Time.UnixMilli,
 

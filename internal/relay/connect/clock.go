@@ -52,6 +52,17 @@ func (c *ServerClock) Now() time.Time {
 	return base.Add(c.now())
 }
 
+// Ahead returns by how much the time of this machine is ahead of the server's; 0 if it is not known yet.
+func (c *ServerClock) Ahead() time.Duration {
+	c.mu.RLock()
+	known := c.known
+	c.mu.RUnlock()
+	if !known {
+		return 0
+	}
+	return time.Since(c.Now().Round(0))
+}
+
 func (c *ServerClock) now() time.Duration {
 	if c.elapsed != nil {
 		return c.elapsed()

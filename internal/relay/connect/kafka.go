@@ -116,6 +116,17 @@ func tokenSource(token config.Token) bearer.Source {
 	}
 }
 
+// CheckKafka connects and logs in to Kafka for the call. It returns nil if a broker responds, and otherwise a [*kafkawire.Diagnosis], or several
+// of them joined.
+func CheckKafka(ctx context.Context, cfg config.Config) error {
+	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return client.Diagnose(ctx)
+}
+
 // CompactedTopics returns the compacted ones of topics, which keep only the newest record of each
 // key, in the same order. It connects to Kafka for the call. It leaves out topics that do not exist
 // or may not be described.

@@ -21,7 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 // Health reports the state of the process. Its methods must not block, and may be called at any time. Their results are
@@ -32,8 +32,8 @@ type Health interface {
 	// Ready reports whether the process works as an owner or as a standby, and role is which of the two. reasons describe
 	// the current problems. While a problem is short, ok is still true.
 	Ready() (ok bool, role string, reasons []string)
-	// Report returns the result of the health rules, or nil in a process without them.
-	Report() *health.Report
+	// Problems returns the list of problems that this process knows.
+	Problems() []problems.Problem
 }
 
 const (
@@ -184,8 +184,9 @@ type readiness struct {
 	Ready   bool     `json:"ready"`
 	Role    string   `json:"role"`
 	Reasons []string `json:"reasons"`
-	// Health is the health of the watcher. It has no effect on the status code: a backlog is no reason to restart a process.
-	Health *health.Report `json:"health,omitempty"`
+	// Problems are all problems of the watcher that this process knows. Most have no effect on the status code: a backlog is no reason
+	// to restart a process.
+	Problems []problems.Problem `json:"problems"`
 }
 
 func serveReadyz(response http.ResponseWriter, probe Health) {
@@ -199,7 +200,7 @@ func serveReadyz(response http.ResponseWriter, probe Health) {
 	if !ok {
 		status = http.StatusServiceUnavailable
 	}
-	writeJSON(response, status, readiness{ok, role, reasons, probe.Report()})
+	writeJSON(response, status, readiness{ok, role, reasons, probe.Problems()})
 }
 
 func writeJSON(response http.ResponseWriter, status int, body any) {

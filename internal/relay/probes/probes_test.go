@@ -18,8 +18,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 
-	"github.com/outrelay/outrelay/internal/base/health"
 	"github.com/outrelay/outrelay/internal/base/metrics"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -30,7 +30,7 @@ type fake struct {
 	ok      bool
 	role    string
 	reasons []string
-	report  *health.Report
+	list    []problems.Problem
 }
 
 func (f *fake) set(change func(*fake)) {
@@ -51,10 +51,10 @@ func (f *fake) Ready() (bool, string, []string) {
 	return f.ok, f.role, f.reasons
 }
 
-func (f *fake) Report() *health.Report {
+func (f *fake) Problems() []problems.Problem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.report
+	return f.list
 }
 
 // startServer runs a server for the test and returns its base URL.
@@ -131,10 +131,10 @@ func TestReadyz(t *testing.T) {
 	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
 	h.set(func(f *fake) { f.ok = false })
 	check(503, readiness{Role: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
-	report := health.Report{Status: health.Degraded, At: time.Unix(1000, 0).UTC(), Checks: []health.Check{{ID: "dead_letters", Status: health.Degraded, Detail: "120 new", Fix: "look"}}}
-	h.set(func(f *fake) { f.ok, f.reasons, f.report = true, nil, &report })
-	// The health is information. It does not change the readiness.
-	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{}, Health: &report})
+	list := []problems.Problem{{Kind: problems.DeadLetters, Severity: problems.Fail, Detail: "120 new", Fix: "look"}}
+	h.set(func(f *fake) { f.ok, f.reasons, f.list = true, nil, list })
+	// A backlog is no reason to take a process out of service.
+	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{}, Problems: list})
 }
 
 func TestMetrics(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
 // Hasten makes the relay's calls time out after call, and shortens its intervals of several seconds
@@ -14,8 +15,8 @@ func (r *Relay) Hasten(call time.Duration) {
 	r.shared.Pace = term.Pace{Call: call, Clean: soon, Indexes: soon, Standstill: soon, Stuck: soon}
 }
 
-// ProblemSeconds returns the metric of the problem of a part, or 0 if there is none.
-func (r *Relay) ProblemSeconds(t *testing.T, part string) float64 {
+// ProblemSeconds returns the metric of a problem of a kind, or 0 if there is none.
+func (r *Relay) ProblemSeconds(t *testing.T, kind problems.Kind) float64 {
 	t.Helper()
 	families, err := r.metrics.Registry.Gather()
 	if err != nil {
@@ -23,7 +24,7 @@ func (r *Relay) ProblemSeconds(t *testing.T, part string) float64 {
 	}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			if f.GetName() == "outrelay_problem_seconds" && m.GetLabel()[0].GetValue() == part {
+			if f.GetName() == "outrelay_problem_seconds" && m.GetLabel()[0].GetValue() == string(kind) {
 				return m.GetGauge().GetValue()
 			}
 		}

@@ -18,6 +18,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
+	"github.com/outrelay/outrelay/internal/relay/problems"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -50,6 +52,8 @@ type figures struct {
 	relay     *Relay
 	judge     *health.Evaluator
 	countedAt atomic.Int64 // Unix nanoseconds; 0 while this process owns no slot
+	oplog     atomic.Pointer[problems.Oplog]
+	facts     atomic.Pointer[problems.Facts] // of the last round, without the steps of this process
 
 	// Used only by countPeriodically.
 	indexesCheckedAt time.Time
@@ -64,7 +68,16 @@ func (f *figures) countPeriodically(ctx context.Context) error {
 	figures := &f.relay.metrics.Figures
 	figures.Limit.Set(figuresLimit)
 	figures.Watcher.WithLabelValues(f.relay.cfg.Watcher, f.relay.cfg.Node).Set(1)
-	figures.Health.SetCurrent(string(health.OK))
+	figures.Problems.SetSource(func() []metrics.Age {
+		var ages []metrics.Age
+		for _, problem := range f.relay.Problems() {
+			ages = append(ages, metrics.Age{
+				Labels: []string{string(problem.Kind), problem.Object, string(problem.Severity)},
+				Age:    time.Duration(problem.ForS * float64(time.Second)),
+			})
+		}
+		return ages
+	})
 	figures.Age.SetSource(func() float64 {
 		if at := f.countedAt.Load(); at > 0 {
 			return time.Since(time.Unix(0, at)).Seconds()
@@ -87,7 +100,12 @@ func (f *figures) countPeriodically(ctx context.Context) error {
 
 // countOnce counts, updates the metrics and evaluates the health rules.
 func (f *figures) countOnce(ctx context.Context, now time.Time) {
-	f.countNodes(ctx)
+	facts := f.readFacts(ctx)
+	defer func() {
+		if ctx.Err() == nil {
+			f.facts.Store(&facts)
+		}
+	}()
 
 	// A standby evaluates nothing: the owner reports on the collections.
 	active := f.relay.activeSlots()
@@ -97,14 +115,16 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 		f.relay.metrics.Figures.SetCollections(nil)
 		f.relay.metrics.Figures.SetHandlerLetters(nil)
 		f.judge = new(health.Evaluator)
-		f.relay.metrics.Figures.Health.SetCurrent(string(health.OK))
-		f.relay.shared.State.SetReport(nil)
 		return
 	}
 
+	letters := &problems.Letters{}
 	list, err := f.countCollections(ctx, active)
 	if err == nil {
-		err = f.countHandlerLetters(ctx, list)
+		err = f.countOpenLetters(ctx, list, letters)
+	}
+	if err == nil {
+		facts.Letters = letters
 	}
 	// The errors of an interrupted count are no observation.
 	if ctx.Err() != nil {
@@ -123,8 +143,8 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 		waiting += one.WaitingCount.Load()
 	}
 	observation.Counts = []health.Count{
-		{Name: "exceptions", N: waiting},
-		{Name: "overdue_collections", N: overdue},
+		{Name: health.WaitingRule, N: waiting},
+		{Name: health.OverdueRule, N: overdue},
 	}
 
 	if err == nil {
@@ -134,19 +154,53 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 		f.relay.log.Debug("cannot count the documents of the collections", "error", err)
 	}
 	report := f.judge.Observe(observation)
-	f.relay.metrics.Figures.Health.SetCurrent(string(report.Status))
-	f.relay.shared.State.SetReport(&report)
+	facts.Health = &report
 }
 
-// countNodes updates the metrics of live and stale nodes.
-func (f *figures) countNodes(ctx context.Context) {
+// readFacts reads the facts about slots and nodes, which every process reports. What cannot be read is unknown: the heartbeat fails with
+// the same error, and reports it.
+func (f *figures) readFacts(ctx context.Context) problems.Facts {
+	facts := problems.Facts{Watcher: f.relay.cfg.Watcher}
+	if oplog := f.oplog.Load(); oplog != nil {
+		facts.Oplog = *oplog
+	}
+
 	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
 	defer cancel()
+	status, err := problems.ReadStatus(ctx, state.Open(f.relay.shared.Mongo.State, f.relay.cfg.State))
+	if err == nil {
+		facts.Slots = slices.DeleteFunc(status.Slots, func(slot problems.SlotStatus) bool { return slot.Name != f.relay.cfg.Watcher })
+	}
+	facts.Nodes = f.countNodes(ctx)
+	return facts
+}
 
-	// The heartbeat fails with the same error, and reports it.
+// Problems returns the problems that this process knows. The facts about the whole watcher are of the last count, at most some ten
+// seconds old. It does not block.
+func (r *Relay) Problems() []problems.Problem {
+	facts := problems.Facts{Watcher: r.cfg.Watcher}
+	if counted := r.figures.facts.Load(); counted != nil {
+		facts = *counted
+	}
+	facts.Now = r.shared.Clock.Now()
+	facts.Node, facts.StepFailsAfter = r.cfg.Node, r.cfg.HTTP.Readiness
+	facts.Own = []problems.OwnSteps{{Object: r.cfg.Node, Steps: r.shared.State.Problems()}}
+	for _, one := range r.slots {
+		// With one slot, its state is that of the process.
+		if one.State == r.shared.State {
+			facts.Own[0] = problems.OwnSteps{Object: one.DisplayName(), Steps: one.State.Problems()}
+			continue
+		}
+		facts.Own = append(facts.Own, problems.OwnSteps{Object: one.DisplayName(), Steps: one.State.Problems()})
+	}
+	return problems.List(facts)
+}
+
+// countNodes updates the metrics of live and stale nodes, and returns the nodes, or nil if they cannot be read.
+func (f *figures) countNodes(ctx context.Context) []nodes.Node {
 	list, err := f.relay.shared.Nodes.List(ctx)
 	if err != nil {
-		return
+		return nil
 	}
 
 	var alive, stale float64
@@ -159,6 +213,7 @@ func (f *figures) countNodes(ctx context.Context) {
 	}
 	f.relay.metrics.Figures.Nodes.WithLabelValues("alive").Set(alive)
 	f.relay.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
+	return append([]nodes.Node{}, list...)
 }
 
 // countCollections counts up to outboxes.MaxCounted of the collections, with a few short queries that use indexes or metadata. The figures
@@ -276,10 +331,23 @@ func (f *figures) countLetters(ctx context.Context) (map[string]int64, error) {
 	return mongodb.CountValues(ctx, coll, bson.D{{Key: "watcher", Value: f.relay.cfg.Watcher}}, "ns", figuresLimit)
 }
 
-// countHandlerLetters updates the metric of the dead letters of handlers, in the databases of the collections.
-func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collection) error {
+// countOpenLetters counts the dead letters that are not requeued into open, and updates the metric of those of handlers, in the databases
+// of the collections.
+func (f *figures) countOpenLetters(ctx context.Context, list []metrics.Collection, open *problems.Letters) error {
 	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
 	defer cancel()
+
+	var total int64
+	for _, c := range list {
+		total += c.DeadLetters
+	}
+	if total > 0 {
+		coll := state.Open(f.relay.shared.Mongo.State, f.relay.cfg.State).Collection("letters")
+		var err error
+		if open.Relay, open.Oldest, err = letters.CountOpen(ctx, coll, f.relay.cfg.Watcher); err != nil {
+			return err
+		}
+	}
 
 	var all []metrics.HandlerLetters
 	databases := map[string]bool{}
@@ -300,6 +368,7 @@ func (f *figures) countHandlerLetters(ctx context.Context, list []metrics.Collec
 				return err
 			}
 			for _, s := range series {
+				open.Handlers += s.Dead
 				all = append(all, metrics.HandlerLetters(s))
 			}
 		}

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	rules "github.com/outrelay/outrelay/internal/base/health"
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
 	"github.com/outrelay/outrelay/internal/relay/probes"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 )
 
@@ -16,15 +16,25 @@ import (
 type slotHealth struct {
 	process *readiness.State
 	slots   []*term.Runner
+	list    func() []problems.Problem
 }
+
+// wholeHealth is the health of a process with one slot.
+type wholeHealth struct {
+	*readiness.State
+	list func() []problems.Problem
+}
+
+// Problems implements probes.Health.
+func (h wholeHealth) Problems() []problems.Problem { return h.list() }
 
 // processHealth returns the health of the process: its own state, or its state together with the
 // states of its slots.
 func (r *Relay) processHealth() probes.Health {
 	if r.shared.Balancer == nil {
-		return r.shared.State
+		return wholeHealth{r.shared.State, r.Problems}
 	}
-	return &slotHealth{r.shared.State, r.slots}
+	return &slotHealth{r.shared.State, r.slots, r.Problems}
 }
 
 // Live implements probes.Health.
@@ -44,8 +54,8 @@ func (h *slotHealth) Live() error {
 // process.
 var rolesByRank = []readiness.Role{readiness.RoleHalted, readiness.RoleOwner, readiness.RoleTakeOver, readiness.RoleStopping, readiness.RoleStandby, readiness.RoleStarting}
 
-// Report implements probes.Health.
-func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
+// Problems implements probes.Health.
+func (h *slotHealth) Problems() []problems.Problem { return h.list() }
 
 // Ready implements probes.Health.
 func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
@@ -74,7 +84,8 @@ func (current lateHealth) health() probes.Health {
 	if relay := current(); relay != nil {
 		return relay.processHealth()
 	}
-	return readiness.NewState(0, time.Now, slog.New(slog.DiscardHandler))
+	state := readiness.NewState(0, time.Now, slog.New(slog.DiscardHandler))
+	return wholeHealth{state, func() []problems.Problem { return []problems.Problem{} }}
 }
 
 // Live implements probes.Health.
@@ -85,5 +96,5 @@ func (current lateHealth) Ready() (ok bool, role string, reasons []string) {
 	return current.health().Ready()
 }
 
-// Report implements probes.Health.
-func (current lateHealth) Report() *rules.Report { return current.health().Report() }
+// Problems implements probes.Health.
+func (current lateHealth) Problems() []problems.Problem { return current.health().Problems() }

@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -88,7 +89,7 @@ func configFingerprint(cfg config.Config) string {
 
 // vitalSigns returns the content of the next heartbeat.
 func (r *Relay) vitalSigns() nodes.Vitals {
-	vitals := nodes.Vitals{KafkaReachable: r.shared.KafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
+	vitals := nodes.Vitals{KafkaReachable: r.shared.KafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots, ClockAhead: r.shared.Clock.Ahead()}
 	if at := r.shared.LastAck.Load(); at > 0 {
 		vitals.SinceAck = time.Since(time.Unix(0, at))
 	}
@@ -265,6 +266,7 @@ func (r *Relay) readOplogWindow(ctx context.Context) error {
 	oldest, newest, err := changes.OplogWindow(ctx, r.shared.Mongo.State)
 	if err == nil {
 		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
+		r.figures.oplog.Store(&problems.Oplog{Oldest: time.Unix(int64(oldest.T), 0), Newest: time.Unix(int64(newest.T), 0)})
 	}
 	return err
 }

@@ -10,30 +10,32 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // TestARepeatedStepIsAProblemEverywhere: a stream that is reopened without moving, and a write of the ledger that is repeated, show in
-// /readyz, the status, the log and the metric of the alert OutrelayProblem, until they succeed.
+// /readyz, the status, the log and the metric of the alerts, until they succeed.
 func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		part, text string
+		kind       problems.Kind
 		app        string // of the client whose commands fail
 		fail       bson.D
 		waits      bool // the event is for a missing topic
 	}{
-		{"stream", "MongoDB returned InterruptedDueToReplStateChange (11602)", "outrelay stream ", bson.D{
+		{"stream", "MongoDB returned InterruptedDueToReplStateChange (11602)", problems.StreamStopped, "outrelay stream ", bson.D{
 			{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "errorCode", Value: 11602},
 		}, false},
-		{"transactions", "WriteConflict", "outrelay state ", bson.D{
+		{"transactions", "WriteConflict", problems.WriteRejected, "outrelay state ", bson.D{
 			{Key: "failCommands", Value: bson.A{"commitTransaction"}},
 			{Key: "errorCode", Value: 112},
 			{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
 		}, true},
 		// Every document is rejected, also the letters.
-		{"ledger", "DocumentValidationFailure", "outrelay state ", bson.D{
+		{"ledger", "DocumentValidationFailure", problems.WriteRejected, "outrelay state ", bson.D{
 			{Key: "failCommands", Value: bson.A{"insert", "update", "bulkWrite"}}, {Key: "errorCode", Value: 121},
 		}, true},
 	} {
@@ -65,13 +67,16 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 				return !ok && slices.ContainsFunc(reasons, named)
 			}, func() any { _, _, reasons := r.Ready(); return reasons })
 			stacktest.Eventually(t, "the status shows the problem", func() bool { p := problem(); return named(p.Text) && p.ForS > 1 })
-			stacktest.Eventually(t, "the metric shows its age", func() bool { return r.ProblemSeconds(t, c.part) > 1 })
+			stacktest.Eventually(t, "the list has the problem", func() bool {
+				return slices.ContainsFunc(r.Problems(), func(p problems.Problem) bool { return p.Kind == c.kind && named(p.Detail) && p.Fix != "" })
+			}, func() any { return r.Problems() })
+			stacktest.Eventually(t, "the metric shows its age", func() bool { return r.ProblemSeconds(t, c.kind) > 1 })
 			b.log.wait(t, c.text)
 
 			repaired()
 			stacktest.Eventually(t, "the problem ends", func() bool {
 				ok, _, _ := r.Ready()
-				return ok && problem() == admin.SlotProblem{} && r.ProblemSeconds(t, c.part) == 0
+				return ok && problem() == admin.SlotProblem{} && r.ProblemSeconds(t, c.kind) == 0
 			})
 		})
 	}

@@ -243,7 +243,7 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	for _, want := range []string{
 		`trace_id="` + traceID + `"`, `outrelay_watcher_info{node="n1",watcher="default"} 1.0`, `outrelay_nodes{state="alive"} 1.0`,
 		"outrelay_scheduled_envelopes" + label + " 1.0", "outrelay_dead_letters_stored" + label + " 2.0", "outrelay_pending_envelopes" + label,
-		"outrelay_missing_indexes" + label, "outrelay_oldest_pending_seconds" + label, `outrelay_health{state="ok"} 1.0`, "outrelay_lease_owner 1.0", "go_goroutines", "process_resident_memory_bytes",
+		"outrelay_missing_indexes" + label, "outrelay_oldest_pending_seconds" + label, "outrelay_problem_seconds", "outrelay_lease_owner 1.0", "go_goroutines", "process_resident_memory_bytes",
 	} {
 		stacktest.Eventually(t, "the metrics contain "+want, func() bool { last = scrape(t, "http://"+address+"/metrics"); return strings.Contains(last, want) })
 	}

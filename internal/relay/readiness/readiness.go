@@ -13,10 +13,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/base/health"
 	"github.com/outrelay/outrelay/internal/base/logging"
 )
 
@@ -39,11 +37,10 @@ const (
 type State struct {
 	mu           sync.Mutex
 	role         Role
-	problems     map[string]problem            // by part
-	unreadyAfter time.Duration                 // an older problem makes the process not ready
-	hung         bool                          // a stage does not move
-	pulses       map[string]time.Time          // when the loops that must not hang last moved
-	report       atomic.Pointer[health.Report] // nil unless this process evaluates the health rules
+	problems     map[string]problem   // by part
+	unreadyAfter time.Duration        // an older problem makes the process not ready
+	hung         bool                 // a stage does not move
+	pulses       map[string]time.Time // when the loops that must not hang last moved
 	now          func() time.Time
 	log          *slog.Logger
 }
@@ -141,6 +138,8 @@ type Problem struct {
 	Part  string
 	Text  string // without secrets
 	Since time.Time
+	For   time.Duration // until now
+	Fatal bool          // only a person can fix it
 }
 
 // Problems returns the current problems, sorted by part.
@@ -149,21 +148,10 @@ func (s *State) Problems() []Problem {
 	defer s.mu.Unlock()
 	var list []Problem
 	for part, p := range s.problems {
-		list = append(list, Problem{Part: part, Text: logging.Clean(p.text), Since: p.since})
+		list = append(list, Problem{Part: part, Text: logging.Clean(p.text), Since: p.since, For: s.now().Sub(p.since), Fatal: p.fatal})
 	}
 	slices.SortFunc(list, func(a, b Problem) int { return strings.Compare(a.Part, b.Part) })
 	return list
-}
-
-// ProblemAges returns how long each part has its problem.
-func (s *State) ProblemAges() map[string]time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ages := make(map[string]time.Duration, len(s.problems))
-	for part, p := range s.problems {
-		ages[part] = s.now().Sub(p.since)
-	}
-	return ages
 }
 
 // SetHung makes the process not live, because only a restart ends a stage that does not move. After
@@ -208,12 +196,6 @@ func (s *State) Live() error {
 	}
 	return nil
 }
-
-// SetReport sets the result of the health rules. It is nil if this process does not evaluate them.
-func (s *State) SetReport(report *health.Report) { s.report.Store(report) }
-
-// Report implements probes.Health.
-func (s *State) Report() *health.Report { return s.report.Load() }
 
 // Ready implements probes.Health. A standby is ready: it can take over. The process is not ready if
 // a problem lasts longer than the readiness time, or if only a person can fix it.

@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/outrelay/outrelay/internal/base/health"
 )
 
 func TestReadiness(t *testing.T) {
@@ -82,16 +80,5 @@ func TestALoopThatHangsIsNotAlive(t *testing.T) {
 	s.SetHung(true)
 	if s.Live() == nil {
 		t.Error("a stage that hangs is alive")
-	}
-}
-
-// TestHealthDecidesNoReadiness: a backlog is no reason to take a process out of service.
-func TestHealthDecidesNoReadiness(t *testing.T) {
-	t.Parallel()
-	s := NewState(30*time.Second, time.Now, nil)
-	s.SetRole(RoleOwner)
-	s.SetReport(&health.Report{Status: health.Unhealthy})
-	if ok, _, _ := s.Ready(); !ok || s.Report().Status != health.Unhealthy {
-		t.Error("an unhealthy watcher makes its owner not ready")
 	}
 }

@@ -2,11 +2,16 @@ package letterparts
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
@@ -23,6 +28,11 @@ const seriesSeparator = "\n"
 // SeriesOf returns the field series of the document of a letter.
 func SeriesOf(group, handler, class string) string {
 	return strings.Join([]string{group, handler, class}, seriesSeparator)
+}
+
+// FailureOf returns the failure of a letter with this reason.
+func FailureOf(reason, group, handler, class, topic, name string) record.Failure {
+	return record.FailureOf(reason, "handler", group, handler, class, topic, name)
 }
 
 // NotRequeued is the filter for the letters of a collection that were not requeued.
@@ -59,4 +69,22 @@ func CountSeries(ctx context.Context, db *mongo.Database, collection string, lim
 		list[i] = Series{Group: parts[0], Handler: parts[1], Class: parts[2], Dead: d.Dead}
 	}
 	return list, nil
+}
+
+// OldestOpen returns when the oldest letter that was not requeued was given up, or nil if there is none. It reads an index up to that letter.
+func OldestOpen(ctx context.Context, db *mongo.Database, collection string) (*time.Time, error) {
+	var oldest struct {
+		GivenUpAt time.Time `bson:"givenUpAt"`
+	}
+	err := db.Collection(collection).FindOne(ctx, NotRequeued(), options.FindOne().
+		SetSort(bson.D{{Key: "givenUpAt", Value: 1}, {Key: "_id", Value: -1}}).
+		SetProjection(bson.D{{Key: "givenUpAt", Value: 1}})).Decode(&oldest)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("finding the oldest dead letter of %s: %w", collection, err)
+	}
+	at := oldest.GivenUpAt.UTC()
+	return &at, nil
 }

@@ -10,12 +10,13 @@
 //	q        queue: digest of the record's key, or the _id if the message has no key or needs no order
 //	g o      generation of the topic and offset: the order of a queue
 //	e ts k v hd   the record: leader epoch, time, key, value, headers
-//	rq       true if an operator has requeued a dead letter; missing otherwise
+//	rq       time at which an operator has requested an attempt or a discard; missing otherwise
+//	dc       an operator has discarded the message: by whom and when; missing otherwise
 //	n s hist failed attempts, those of them that do not count, and the last failures
 //	since    time of the first failure; missing while the message waits untried after another one
 //	due      time of the next attempt; missing while the message waits untried
 //
-// The index {h, t, p, q, g, o, due, since} serves the retries and the counts. A partial index serves the requeues. There is no
+// The index {h, t, p, q, g, o, due, since} serves the retries and the counts. A partial index serves the requests of operators. There is no
 // TTL: a message leaves only when it is handled, given up, or removed with its handler (Retire). All times refer to the
 // server's clock.
 //
@@ -35,9 +36,15 @@
 // Give up (Remove): the dead letter is stored first, then the document is deleted. After a crash in between, the message is
 // tried once more.
 //
-// Requeue (Add, Requeued): one transaction marks the dead letter and inserts the document, untried, at the place of the
-// message's first record. So it is before all messages of its key that wait. Members of the group look for such documents
+// Requeue (Add, Requested): one transaction marks the dead letter and inserts the document, untried, at the place of the
+// message's first record. So it is before all messages of its key that wait. Members of the group look for requests
 // every two seconds. If the lane of the key handles a later message then, the worker waits until the lane has ended its attempt.
+//
+// Retry now (Desk.Retry): the document is due at once, and has a request, so that the owner of the partition tries its queue
+// within two seconds, also if the handler is suspended. The attempt ends the request (Postpone).
+//
+// Discard (Desk.Discard, Discarded): the document is marked. The owner of the partition stores the dead letter and removes the
+// document in one transaction, so that the options of the dead letters apply. It needs no handler.
 //
 // Later messages of a waiting key are set aside after it, untried. A handler has its waiting queues in memory. It loads
 // them (Heads) when it gets partitions, and a message is added there before its transaction begins.
@@ -68,7 +75,7 @@
 // two statements for each retry, and one update after each failed retry. A message that was delivered before costs one more
 // read for its batch. Each member reads the document of Census every CensusInterval. One member of the group counts for all:
 // it reads one index entry for each message that waits, and spends at most a twentieth of its time on that. The worker sleeps until the first due time, and wakes when a message is set aside. Only the search for
-// requeued messages polls: every two seconds, in an index that is usually empty.
+// requests of operators polls: every two seconds, in an index that is usually empty.
 // Loading the queues reads one index entry for each waiting message.
 //
 // # Limits

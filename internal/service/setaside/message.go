@@ -36,9 +36,19 @@ type Message struct {
 	Key         []byte    `bson:"k"` // nil: null
 	Value       []byte    `bson:"v"` // nil: null
 	Headers     []Header  `bson:"hd"`
-	Requeued    bool      `bson:"rq,omitempty"` // a dead letter that an operator has requeued
+	Requested   bool      `bson:"-"`            // an operator has requested an attempt, which was not made yet
+	Discarded   *Discard  `bson:"dc,omitempty"` // nil: not discarded
 
 	Attempts `bson:",inline"`
+
+	// ReadAt is when First has read the message, by the server's clock. Postpone ends only the requests from before.
+	ReadAt time.Time `bson:"-"`
+}
+
+// Discard is the order of an operator to give the message up without another attempt.
+type Discard struct {
+	By string    `bson:"by"`
+	At time.Time `bson:"at"` // by the server's clock
 }
 
 // Header is a header of the record.

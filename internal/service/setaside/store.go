@@ -1,9 +1,11 @@
 package setaside
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +29,8 @@ type Store interface {
 	// error of a record that does not fit is ErrTooLarge.
 	Add(ctx context.Context, m *Message, wait time.Duration) error
 
-	// Postpone stores the attempts of m, which failed again, and makes it due after wait.
+	// Postpone stores the attempts of m, which failed again, and makes it due after wait. It ends the requests of operators for
+	// the queue of m that are older than m.ReadAt.
 	Postpone(ctx context.Context, m *Message, wait time.Duration) error
 
 	// First returns the first message of a queue, or nil if the queue is empty.
@@ -37,8 +40,8 @@ type Store interface {
 	// its queue any more: another member has handled it.
 	Take(ctx context.Context, m *Message) (bool, error)
 
-	// Remove deletes m. It returns nil if m does not exist.
-	Remove(ctx context.Context, m *Message) error
+	// Remove deletes m. It returns false if m does not exist.
+	Remove(ctx context.Context, m *Message) (bool, error)
 
 	// Heads returns the queues of a handler in these partitions of a topic.
 	Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error)
@@ -54,8 +57,12 @@ type Store interface {
 	// for all others. The keeper passes the places with messages to findUnread, which returns those that no member reads.
 	Census(ctx context.Context, group, member string, findUnread func(ctx context.Context, places []Place) ([]Place, error)) (Census, error)
 
-	// Requeued returns the queues of a group that have a message with Requeued.
-	Requeued(ctx context.Context, group string) ([]Queue, error)
+	// Requested returns the queues of a group for which operators have requested something: an attempt, or that messages are
+	// given up.
+	Requested(ctx context.Context, group string) ([]Request, error)
+
+	// Discarded returns the messages of a queue that operators have discarded, in order.
+	Discarded(ctx context.Context, queue Queue) ([]Message, error)
 
 	// Stored returns those of the ids that messages have.
 	Stored(ctx context.Context, ids []Digest) ([]Digest, error)
@@ -65,6 +72,12 @@ type Store interface {
 type Queue struct {
 	Place  `bson:",inline"`
 	Digest Digest `bson:"q"`
+}
+
+// Request is a queue for which operators have requested something.
+type Request struct {
+	Queue    `bson:",inline"`
+	Discards int `bson:"discards"` // messages to give up
 }
 
 // Head is a queue with messages.
@@ -91,10 +104,13 @@ func New(db *mongo.Database, name string) *Collection {
 	return &Collection{coll: mongodb.Majority(db.Collection(name)), counts: mongodb.Majority(db.Collection(name + CountsSuffix))}
 }
 
+// queueFields are the fields of the index "queues", in order.
+var queueFields = []string{"h", "t", "p", "q", "g", "o", "due", "since"}
+
 // EnsureIndexes creates the collection and its indexes.
 func (s *Collection) EnsureIndexes(ctx context.Context) error {
 	var keys bson.D
-	for _, field := range []string{"h", "t", "p", "q", "g", "o", "due", "since"} {
+	for _, field := range queueFields {
 		keys = append(keys, bson.E{Key: field, Value: 1})
 	}
 
@@ -102,8 +118,15 @@ func (s *Collection) EnsureIndexes(ctx context.Context) error {
 		_, err := s.coll.Indexes().CreateMany(ctx, []mongo.IndexModel{
 			{Keys: keys, Options: options.Index().SetName("queues")},
 			{
-				Keys:    bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}},
-				Options: options.Index().SetName("requeued").SetPartialFilterExpression(isRequeued),
+				Keys: bson.D{
+					{Key: "h", Value: 1},
+					{Key: "t", Value: 1},
+					{Key: "p", Value: 1},
+					{Key: "q", Value: 1},
+					{Key: "rq", Value: 1},
+					{Key: "dc.at", Value: 1},
+				},
+				Options: options.Index().SetName("requested").SetPartialFilterExpression(isRequested),
 			},
 		})
 		return err
@@ -127,6 +150,9 @@ func (s *Collection) Add(ctx context.Context, message *Message, wait time.Durati
 		added = append(added,
 			bson.E{Key: "since", Value: afterNow(-message.Elapsed)},
 			bson.E{Key: "due", Value: afterNow(wait)})
+	}
+	if message.Requested {
+		added = append(added, bson.E{Key: "rq", Value: "$$NOW"})
 	}
 
 	// The fields of a document that exists win, so a repetition changes nothing.
@@ -158,6 +184,15 @@ func (s *Collection) Postpone(ctx context.Context, message *Message, wait time.D
 	if _, err := s.coll.UpdateOne(ctx, byID(message.ID), update); err != nil {
 		return fmt.Errorf("postponing a message that is set aside: %w", err)
 	}
+
+	// The attempt was the one that was requested, for the whole queue. A later request is about an attempt after it.
+	requests := append(inQueue(message.Place, message.Queue),
+		bson.E{Key: "rq", Value: bson.D{{Key: "$gt", Value: time.Time{}}, {Key: "$lte", Value: message.ReadAt}}},
+		bson.E{Key: "dc", Value: nil})
+	end := bson.D{{Key: "$unset", Value: bson.D{{Key: "rq", Value: ""}}}}
+	if _, err := s.coll.UpdateMany(ctx, requests, end); err != nil {
+		return fmt.Errorf("ending the requests for a message that is set aside: %w", err)
+	}
 	return nil
 }
 
@@ -186,20 +221,26 @@ func (s *Collection) afterCommitted(ctx context.Context, read func(ctx context.C
 
 func (s *Collection) readFirst(ctx context.Context, place Place, queue Digest) (*Message, error) {
 	type message struct {
-		Message `bson:",inline"`
-		Elapsed *int64 `bson:"elapsed"` // milliseconds; nil while untried
+		Message     `bson:",inline"`
+		Elapsed     *int64     `bson:"elapsed"` // milliseconds; nil while untried
+		RequestedAt *time.Time `bson:"rq"`
+		Now         time.Time  `bson:"now"`
 	}
 	docs, err := aggregate[message](ctx, s, "reading a queue of messages that are set aside", mongo.Pipeline{
 		{{Key: "$match", Value: inQueue(place, queue)}},
 		{{Key: "$sort", Value: queueOrder}},
 		{{Key: "$limit", Value: 1}},
-		{{Key: "$set", Value: bson.D{{Key: "elapsed", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
+		{{Key: "$set", Value: bson.D{
+			{Key: "elapsed", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}},
+			{Key: "now", Value: "$$NOW"},
+		}}},
 	})
 	if err != nil || len(docs) == 0 {
 		return nil, err
 	}
 
 	m := &docs[0].Message
+	m.Requested, m.ReadAt = docs[0].RequestedAt != nil, docs[0].Now
 	if docs[0].Elapsed != nil {
 		m.Elapsed = max(0, time.Duration(*docs[0].Elapsed)*time.Millisecond)
 	}
@@ -219,15 +260,16 @@ func (s *Collection) Take(ctx context.Context, message *Message) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("checking the order of a queue: %w", err)
 	}
-	return true, s.Remove(ctx, message)
+	return s.Remove(ctx, message)
 }
 
 // Remove deletes message: see Store.
-func (s *Collection) Remove(ctx context.Context, message *Message) error {
-	if _, err := s.coll.DeleteOne(ctx, byID(message.ID)); err != nil {
-		return fmt.Errorf("removing a message that was set aside: %w", err)
+func (s *Collection) Remove(ctx context.Context, message *Message) (bool, error) {
+	res, err := s.coll.DeleteOne(ctx, byID(message.ID))
+	if err != nil {
+		return false, fmt.Errorf("removing a message that was set aside: %w", err)
 	}
-	return nil
+	return res.DeletedCount > 0, nil
 }
 
 // Heads returns the queues of a handler: see Store.
@@ -322,14 +364,27 @@ func (s *Collection) Failing(ctx context.Context, handler string, limit int) (in
 	return docs[0].N, nil
 }
 
-// Requeued returns the queues of a group with requeued messages: see Store.
-func (s *Collection) Requeued(ctx context.Context, group string) ([]Queue, error) {
+// Requested returns the queues of a group for which operators have requested something: see Store. It reads the index alone.
+func (s *Collection) Requested(ctx context.Context, group string) ([]Request, error) {
 	key := bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}, {Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}
-	return aggregate[Queue](ctx, s, "looking for requeued messages", mongo.Pipeline{
-		{{Key: "$match", Value: append(inGroup(group), isRequeued...)}},
-		{{Key: "$group", Value: bson.D{{Key: "_id", Value: key}}}},
-		{{Key: "$replaceWith", Value: "$_id"}},
+	oneIfDiscarded := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$gt", Value: bson.A{"$dc.at", nil}}}, 1, 0}}}
+	return aggregate[Request](ctx, s, "looking for requests of operators", mongo.Pipeline{
+		{{Key: "$match", Value: append(inGroup(group), isRequested...)}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: key}, {Key: "discards", Value: bson.D{{Key: "$sum", Value: oneIfDiscarded}}}}}},
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", bson.D{{Key: "discards", Value: "$discards"}}}}}}},
 	})
+}
+
+// Discarded returns the messages of a queue that operators have discarded: see Store.
+func (s *Collection) Discarded(ctx context.Context, queue Queue) ([]Message, error) {
+	filter := slices.Concat(inQueue(queue.Place, queue.Digest), isRequested, isDiscarded)
+	cur, err := s.coll.Find(ctx, filter)
+	list, err := cursor.All[Message](ctx, "reading discarded messages", cur, err)
+	// The index of the requests has no offsets, and a queue has few discarded messages.
+	slices.SortFunc(list, func(a, b Message) int {
+		return cmp.Or(cmp.Compare(a.Generation, b.Generation), cmp.Compare(a.Offset, b.Offset))
+	})
+	return list, err
 }
 
 // Stored returns those of the ids that messages have: see Store.
@@ -372,8 +427,11 @@ func aggregate[T any](ctx context.Context, collection *Collection, doing string,
 // queueOrder is the order of the messages of a queue.
 var queueOrder = bson.D{{Key: "g", Value: 1}, {Key: "o", Value: 1}}
 
-// isRequeued matches requeued messages.
-var isRequeued = bson.D{{Key: "rq", Value: true}}
+// isRequested matches messages with a request of an operator. Another comparison would not use the partial index.
+var isRequested = bson.D{{Key: "rq", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}
+
+// isDiscarded matches messages that an operator has discarded.
+var isDiscarded = bson.D{{Key: "dc.at", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}
 
 // inGroup matches the messages of a group. "0" follows "/", so the range has exactly the handlers with that prefix.
 func inGroup(group string) bson.D {

@@ -90,7 +90,7 @@ func TestAStoredMessageIsNeverMissed(t *testing.T) {
 		},
 	} {
 		for range 20 {
-			if err := s.Remove(t.Context(), m); err != nil {
+			if _, err := s.Remove(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := early.InsertOne(t.Context(), doc); err != nil {
@@ -170,8 +170,12 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 			_, err := s.Census(t.Context(), "billing", "a", func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
 			return err
 		},
-		"Requeued": func() error { _, err := s.Requeued(t.Context(), "billing"); return err },
-		"Stored":   func() error { _, err := s.Stored(t.Context(), []setaside.Digest{m.ID}); return err },
+		"Requested": func() error { _, err := s.Requested(t.Context(), "billing"); return err },
+		"Discarded": func() error {
+			_, err := s.Discarded(t.Context(), setaside.Queue{Place: orders, Digest: m.Queue})
+			return err
+		},
+		"Stored": func() error { _, err := s.Stored(t.Context(), []setaside.Digest{m.ID}); return err },
 	}
 	for name, step := range steps {
 		if err := step(); err != nil {

@@ -53,6 +53,7 @@ func (c *collection) EnsureIndexes(ctx context.Context) error {
 		{Keys: bson.D{{Key: "givenUpAt", Value: -1}, {Key: "_id", Value: 1}}},
 		{Keys: bson.D{{Key: "class", Value: 1}, {Key: "givenUpAt", Value: -1}}},
 		{Keys: bson.D{{Key: "_id.message", Value: 1}}},
+		{Keys: bson.D{{Key: "fingerprint", Value: 1}, {Key: "givenUpAt", Value: -1}}},
 		{Keys: bson.D{{Key: "series", Value: 1}, {Key: "requeued.at", Value: 1}}},
 	}
 
@@ -118,11 +119,16 @@ type storedLetter struct {
 	// Series is of letterparts.SeriesOf. An index of it serves the counts alone, which the server cannot do with parts of the
 	// _id.
 	Series string `bson:"series"`
+	// Fingerprint and Failure are of letterparts.FailureOf.
+	Fingerprint string `bson:"fingerprint"`
+	Failure     string `bson:"failure"`
 }
 
 // Put stores letter. The chunks are stored before the letter, so that a letter is never without its value.
 func (c *collection) Put(ctx context.Context, letter *Letter) error {
-	stored := storedLetter{*letter, letterparts.SeriesOf(letter.ID.Group, letter.ID.Handler, letter.Class)}
+	id := letter.ID
+	failure := letterparts.FailureOf(letter.Reason, id.Group, id.Handler, letter.Class, id.Topic, letter.Name)
+	stored := storedLetter{*letter, letterparts.SeriesOf(id.Group, id.Handler, letter.Class), failure.Fingerprint, failure.Message}
 	if letter.countRecordBytes() > maxInline {
 		stored.Value = nil
 		for n := range stored.countChunks() {
@@ -214,13 +220,16 @@ func (c *collection) Count(ctx context.Context, query Query) (int64, error) {
 	return n, nil
 }
 
-// Summarize counts the letters that query selects by group, handler, name and class.
+// Summarize counts the letters that query selects by their failure.
 func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, error) {
 	groupKey := bson.D{
 		{Key: "group", Value: "$_id.group"},
 		{Key: "handler", Value: "$_id.handler"},
+		{Key: "topic", Value: "$_id.topic"},
 		{Key: "name", Value: "$name"},
 		{Key: "class", Value: "$class"},
+		{Key: "fingerprint", Value: "$fingerprint"},
+		{Key: "failure", Value: "$failure"},
 	}
 	cur, err := c.coll.Aggregate(ctx, letterlist.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)

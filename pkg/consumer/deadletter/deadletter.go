@@ -213,7 +213,7 @@ func (d *Desk) Count(ctx context.Context, query Query) (int64, error) {
 	return d.store.Count(ctx, query)
 }
 
-// Summary counts the letters that query selects by group, handler, name and class, the largest count first.
+// Summary counts the letters that query selects by their failure, the largest count first.
 func (d *Desk) Summary(ctx context.Context, query Query) ([]Summary, error) {
 	return d.store.Summarize(ctx, query)
 }

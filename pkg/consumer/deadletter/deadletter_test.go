@@ -227,6 +227,9 @@ func TestLettersAreFoundByTheirFields(t *testing.T) {
 		if err != nil || len(sum) != 4 || sum[0].Handler != "h1" || sum[0].Name != "A" || sum[0].Count != 2 || sum[0].Requeued != 0 {
 			g.Errorf("summary: got %+v (%v), want two letters of h1 and A first", sum, err)
 		}
+		if n, err := g.Count(g.Context(), deadletter.Query{Fingerprint: sum[0].Fingerprint}); n != 2 || err != nil || sum[0].Failure == "" {
+			g.Errorf("the fingerprint of %+v selects %d letters (%v), want 2", sum[0], n, err)
+		}
 	})
 }
 

@@ -32,8 +32,8 @@ func (id ID) String() string {
 	return fmt.Sprintf("%s/%s/%s/%s/%s/%d", id.Group, id.Handler, id.Place(), id.Source, id.Message, id.Delivery)
 }
 
-// Place returns the place of the message's first record: "<topic>/<partition>/<offset>".
-func (id ID) Place() string { return fmt.Sprintf("%s/%d/%d", id.Topic, id.Partition, id.Offset) }
+// Place returns the place of the message's first record: "<topic>/<partition>@<offset>".
+func (id ID) Place() string { return fmt.Sprintf("%s/%d@%d", id.Topic, id.Partition, id.Offset) }
 
 // Letter is a message that was given up, with its whole record.
 type Letter struct {
@@ -89,19 +89,24 @@ const (
 	ClassMalformed = "malformed" // consumer.ErrMalformed: the record or its payload could not be decoded
 	ClassExpired   = "expired"   // the deadline of the message had passed
 	ClassUnknown   = "unknown"   // no handler took the message, with consumer.WithUnknown; or its handler is gone
+	ClassSkipped   = "skipped"   // an operator has discarded the message while it waited for a retry
 	ClassDatabase  = "database"  // the database was unavailable for too long, with consumer.WithRetryFor
 )
 
-// Summary counts letters with the same handler, event name and class.
+// Summary counts letters with the same failure: handler, topic, event name, class, and message without variable parts.
 type Summary struct {
-	Group    string    `bson:"group"`
-	Handler  string    `bson:"handler"`
-	Name     string    `bson:"name"`
-	Class    string    `bson:"class"`
-	Count    int64     `bson:"count"`
-	Requeued int64     `bson:"requeued"` // the part of Count that was requeued
-	First    time.Time `bson:"first"`    // when the first of them was given up
-	Last     time.Time `bson:"last"`
+	Group   string `bson:"group"`
+	Handler string `bson:"handler"`
+	Topic   string `bson:"topic"`
+	Name    string `bson:"name"`
+	Class   string `bson:"class"`
+	// Failure is the reason without its variable parts: numbers, ids and quoted texts.
+	Failure     string    `bson:"failure"`
+	Fingerprint string    `bson:"fingerprint"` // for Query.Fingerprint
+	Count       int64     `bson:"count"`
+	Requeued    int64     `bson:"requeued"` // the part of Count that was requeued
+	First       time.Time `bson:"first"`    // when the first of them was given up
+	Last        time.Time `bson:"last"`
 }
 
 // omitContent removes everything that can make the letter impossible to write, or that a redaction must see.

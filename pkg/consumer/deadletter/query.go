@@ -15,6 +15,8 @@ type Query struct {
 
 	Group, Handler, Class, Name, AggregateType string
 
+	Fingerprint string // of a [Summary]: the letters with its failure
+
 	Topic        string // of the message's first record
 	Key          []byte
 	Reason       string    // the beginning of the reason
@@ -50,6 +52,7 @@ func (q Query) buildFilter() bson.D {
 	filter.Equal("name", q.Name)
 	filter.Equal("aggregate.type", q.AggregateType)
 	filter.Equal("_id.topic", q.Topic)
+	filter.Equal("fingerprint", q.Fingerprint)
 	if len(q.Key) > 0 {
 		filter.Require("key", q.Key)
 	}

@@ -164,7 +164,7 @@ func newWaiting(letter *Letter, handler string) *setaside.Message {
 		Time:        letter.Time,
 		Key:         letter.Key,
 		Value:       letter.Value,
-		Requeued:    true,
+		Requested:   true,
 	}
 	// A message without a key is a queue alone.
 	message.Queue = message.ID

@@ -40,7 +40,7 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 		for _, h := range m.Headers {
 			headers[h.Key] = string(h.Value)
 		}
-		if string(m.Value) != "edited" || headers["mended"] != "yes" || headers["id"] != "m1" || headers[record.HeaderDelivery] != "3" || m.Offset != 1 || !m.Requeued {
+		if string(m.Value) != "edited" || headers["mended"] != "yes" || headers["id"] != "m1" || headers[record.HeaderDelivery] != "3" || m.Offset != 1 || !m.Requested {
 			g.Errorf("the message that waits: got %+v with the headers %v", m, headers)
 		}
 		if n := g.countHandedBack("h") + g.countHandedBack("other"); n != 1 {
@@ -59,7 +59,7 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 		}
 
 		// A second call has nothing to do, also after the message was handled.
-		if err := g.waiting.Remove(g.Context(), m); err != nil {
+		if _, err := g.waiting.Remove(g.Context(), m); err != nil {
 			g.Fatal(err)
 		}
 		g.requeue(q, deadletter.RequeueOptions{}, 0)

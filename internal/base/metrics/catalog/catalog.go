@@ -70,10 +70,11 @@ var sections = []section{
 			Advice: "0 for long: `GET /readyz` returns the reasons",
 		},
 		{
-			Name: "outrelay_health", Labels: []string{"state"}, Unit: "0, 1",
-			Help:   "1 for the health in which the owner rates its watcher.",
-			Detail: "`ok`, `degraded`, `unhealthy` (rules below). A standby is `ok`.",
-			Advice: "`/readyz` shows the failed check",
+			Name: "outrelay_problem_seconds", Labels: []string{"kind", "object", "severity"}, Unit: "s",
+			Help: "Age of each problem of the list that `outrelay status` shows; 0 if its begin is unknown, and no series without a problem.",
+			Detail: "The kinds are those of [troubleshooting](troubleshooting.md), `object` is the topic, slot, node, outbox or watcher, and `severity` is `warn` or `fail`. " +
+				"Every process reports the problems that it finds, so use `max by (kind, object)`.",
+			Advice: "`outrelay status` and `/readyz` show cause, consequence and fix",
 		},
 		{
 			Name: "outrelay_lag_seconds", Unit: "s",
@@ -188,12 +189,6 @@ var sections = []section{
 		},
 	}},
 	{title: "Ownership", metrics: []Metric{
-		{
-			Name: "outrelay_problem_seconds", Labels: []string{"part"}, Unit: "s",
-			Help:   "Time for which a part of the relay has had a problem; no series while it has none.",
-			Detail: "The parts have the names of `/readyz`, such as `stream`, `ledger`, `transactions`, `reconciler`, `scheduled`, `mongodb`, `kafka`, `stuck`, `standstill`.",
-			Advice: "Above 60: `/readyz`, `outrelay status` and the log name the cause",
-		},
 		{
 			Name: "outrelay_lease_owner", Unit: "0, 1",
 			Help:   "1 while this process owns the watcher, or the slot.",

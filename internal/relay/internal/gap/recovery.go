@@ -360,6 +360,12 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 		Rewind:      stretch.From.IsZero(),
 		ClearPassed: true,
 	}
+	// A first start, and a sweep that an operator has ordered, lose nothing.
+	if stretch.Reason != ReasonBacklog && stretch.Reason != lease.GapRequested {
+		update.Lost = &lease.LostHistory{
+			ID: bson.NewObjectID(), At: r.Now(), Reason: stretch.Reason, From: stretch.From, To: stretch.To, Swept: stretch.Redelivered, Repeats: stretch.Repeats,
+		}
+	}
 
 	// No stream contained the scheduled envelopes of the gap. Once the gap is gone
 	// from the document, a later owner would not look for them (N17).
@@ -384,6 +390,7 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 		{Key: "from", Value: stretch.From},
 		{Key: "to", Value: stretch.To},
 		{Key: "swept", Value: stretch.Redelivered},
+		{Key: "possible_repeats", Value: stretch.Repeats},
 		{Key: "ms", Value: took.Milliseconds()},
 	})
 	return nil
@@ -433,6 +440,10 @@ func (p gapPublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) 
 	}
 
 	p.gap.Redelivered++
+	// After the position, the read-back has found the events that were sent. Before it, and without a stamp, only the services' inboxes can.
+	if !envelope.TS.After(p.gap.From) {
+		p.gap.Repeats++
+	}
 	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
 	progress := p.sweeping.Load()
 	progress.swept.Add(1)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -192,13 +191,6 @@ func (r *Runner) registerGauges() {
 		})
 	}
 
-	r.metrics.Problems.SetSource(func() map[string]time.Duration {
-		ages := r.State.ProblemAges()
-		// The problems of the process concern each of its slots.
-		maps.Copy(ages, r.shared.State.ProblemAges())
-		return ages
-	})
-
 	// A standby reports the limits that it would have if all slots ran in this process.
 	metricSet := r.metrics
 	set(metricSet.Budget.SetSource, float64(r.cfg.Limits.Memory), func(resolver *pipeline.Resolver) float64 {
@@ -282,8 +274,8 @@ func (r *Runner) discardHandOver() {
 	}
 }
 
-// displayName returns the name of the watcher or, with several slots, of the slot.
-func (r *Runner) displayName() string {
+// DisplayName returns the name of the watcher or, with several slots, of the slot.
+func (r *Runner) DisplayName() string {
 	if r.Slot.Whole() {
 		return r.cfg.Watcher
 	}
@@ -469,7 +461,7 @@ func (r *Runner) recordFenced(now time.Time, err error) *readiness.HaltError {
 	}
 	return &readiness.HaltError{
 		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: "+
-			"another program uses its transactional id", r.displayName(), fencedLimit, fencedSpan),
+			"another program uses its transactional id", r.DisplayName(), fencedLimit, fencedSpan),
 		Err: err,
 		Fix: fmt.Sprintf("find the other program (was the state database copied to another cluster?); "+
 			"this process tries again every %s", fencedHalt),

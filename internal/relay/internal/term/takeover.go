@@ -194,7 +194,7 @@ func (t *term) findCollections(ctx context.Context, doc *lease.Document) ([]outb
 	})
 	if begun {
 		return claims, &readiness.HaltError{
-			What: "the watcher document of " + t.slot.displayName() + " vanished: its place in the stream is lost",
+			What: "the watcher document of " + t.slot.DisplayName() + " vanished: its place in the stream is lost",
 			Fix:  "run `outrelay recover`, which sweeps the collections; no envelope is lost",
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -88,6 +89,28 @@ func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, start 
 		return fmt.Errorf("requesting a sweep of watcher %s: %w", id, err)
 	}
 	return nil
+}
+
+// AcknowledgeLost removes a record of lost history from the documents of a watcher. It returns the record, or [ErrNotFound] if no document
+// has it.
+func AcknowledgeLost(ctx context.Context, coll *mongo.Collection, watcher string, id bson.ObjectID) (LostHistory, error) {
+	ids, err := ListIDs(ctx, coll, watcher)
+	if err != nil {
+		return LostHistory{}, err
+	}
+	var before Document
+	err = mongodb.Majority(coll).FindOneAndUpdate(ctx,
+		bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "lost.id", Value: id}},
+		bson.D{{Key: "$pull", Value: bson.D{{Key: "lost", Value: bson.D{{Key: "id", Value: id}}}}}},
+	).Decode(&before)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return LostHistory{}, ErrNotFound
+	}
+	if err != nil {
+		return LostHistory{}, fmt.Errorf("acknowledging lost history of watcher %s: %w", watcher, err)
+	}
+	i := slices.IndexFunc(before.Lost, func(lost LostHistory) bool { return lost.ID == id })
+	return before.Lost[i], nil
 }
 
 // maxSkips bounds the events that one position may pass over.

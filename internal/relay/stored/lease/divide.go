@@ -113,6 +113,12 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document,
 	docs := make([]any, len(fresh))
 	for i, d := range fresh {
 		d.Control = control(d.ID, removed)
+		// Operators have not acknowledged these.
+		if i == 0 {
+			for j := range removed {
+				d.Lost = append(d.Lost, removed[j].Lost...)
+			}
+		}
 		docs[i] = d
 	}
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Document is a watcher document. Only operators write Control. Only the owner writes the other
-// fields, except Gap, which commands may add to.
+// fields, except Gap, which commands may add to, and Lost, from which they may remove.
 type Document struct {
 	ID         string    `bson:"_id"`
 	Owner      string    `bson:"owner,omitempty"` // node and a random value of this acquisition; "" (null) when released
@@ -38,6 +38,7 @@ type Document struct {
 	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
 	Gap          *Gap           `bson:"gap,omitempty"`
 	Passed       []Passed       `bson:"passed,omitempty"` // delivered by other slots before a reslice (N28)
+	Lost         []LostHistory  `bson:"lost,omitempty"`   // until an operator acknowledges it; at most mostLost
 	Stats        bson.Raw       `bson:"stats,omitempty"`
 	Control      Control        `bson:"control,omitempty"`
 	StartedAt    time.Time      `bson:"startedAt,omitempty"` // first acquisition of the document
@@ -113,8 +114,23 @@ type Gap struct {
 	To          bson.Timestamp `bson:"to"`
 	Cursor      bson.Timestamp `bson:"cursor"`
 	Redelivered int64          `bson:"redelivered"`
+	Repeats     int64          `bson:"repeats"` // of Redelivered, those that may have been sent before the gap
 	Since       time.Time      `bson:"since"`
 }
+
+// LostHistory is a gap that was swept, as a record for operators.
+type LostHistory struct {
+	ID      bson.ObjectID  `bson:"id"`
+	At      time.Time      `bson:"at"`
+	Reason  string         `bson:"reason"`
+	From    bson.Timestamp `bson:"from"` // zero if nothing of the history was known
+	To      bson.Timestamp `bson:"to"`
+	Swept   int64          `bson:"swept"`
+	Repeats int64          `bson:"repeats"` // as of [Gap]
+}
+
+// mostLost bounds the records of a document. The newest are kept.
+const mostLost = 20
 
 // SweepStart returns where a requested sweep from the time ordered must start. No undelivered event may
 // be left out, so the sweep starts no later than the checkpoint, and no later than an unfinished sweep.

@@ -30,6 +30,7 @@ type Update struct {
 	GapSince    time.Time
 	ClearGap    bool
 	ClearPassed bool
+	Lost        *LostHistory // added to the document
 
 	// Rewind saves the position of the checkpoint although the stored one may be later. It is for a
 	// stored position of another history, which has no order relative to the new one.
@@ -129,6 +130,14 @@ func (u *Update) setFields() bson.D {
 	} else if u.Gap != nil {
 		earlier := bson.D{{Key: "from", Value: op("$min", "$gap.from", u.Gap.From)}}
 		add("gap", op("$cond", ownGap, mongodb.Literal(*u.Gap), op("$mergeObjects", "$gap", earlier)))
+	}
+	if u.Lost != nil {
+		// A repeated write must not add it twice.
+		others := bson.D{{Key: "$filter", Value: bson.D{
+			{Key: "input", Value: mongodb.IfNull("$lost", bson.A{})},
+			{Key: "cond", Value: op("$ne", "$$this.id", u.Lost.ID)},
+		}}}
+		add("lost", op("$slice", op("$concatArrays", others, bson.A{mongodb.Literal(*u.Lost)}), -mostLost))
 	}
 	return set
 }

@@ -23,6 +23,8 @@ import (
 type RefusedError struct {
 	Letter *Dead // without its envelope
 	Reason string
+	// Missing is the field of the envelope, by its name in the contract, that an edit has to set; "" if there is none.
+	Missing string
 }
 
 func (e *RefusedError) Error() string {
@@ -150,7 +152,7 @@ func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, query Qu
 		err = coll.FindOne(ctx, letterlist.All(afterPosition(query.Watcher, part, doc.Position()), query.mongoFilter()),
 			options.FindOne().SetProjection(bson.D{{Key: "envelope", Value: 0}})).Decode(&letter)
 		if err == nil {
-			return &RefusedError{&letter, fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+
+			return &RefusedError{Letter: &letter, Reason: fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+
 				"owner would send the event; discard it when the watcher runs and is not held up", id)}
 		}
 		if !errors.Is(err, mongo.ErrNoDocuments) {

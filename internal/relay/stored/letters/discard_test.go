@@ -89,6 +89,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		"key":                {of(Query{Key: "none"}), nil, "watcher_1_key_1_movedAt_1"},
 		"class":              {of(Query{Class: record.AttemptsExhausted}), nil, "watcher_1_class_1_movedAt_1"},
 		"type":               {of(Query{Type: "none"}), nil, "watcher_1_type_1_movedAt_1"},
+		"fingerprint":        {of(Query{Fingerprint: "none"}), nil, "watcher_1_fingerprint_1_movedAt_1"},
 		"requeue all":        {rest, stream, "watcher_1_pos_1__id_1"},
 		"after a position":   {afterPosition("orders", slot.Range{}, after), nil, "watcher_1_pos_1__id_1"},
 		"swept":              {afterPosition("orders", slot.Range{}, after), nil, "watcher_1_movedAt_1__id_1"},

@@ -72,6 +72,8 @@ type Content struct {
 	Digest       []byte           `bson:"digest,omitempty"` // of the envelope, see [DigestOf]
 	Class        record.Class     `bson:"class"`
 	Reason       string           `bson:"reason"`
+	Fingerprint  string           `bson:"fingerprint"` // see [record.Failure]
+	Failure      string           `bson:"failure"`     // its message
 	Topic        string           `bson:"topic,omitempty"`
 	Partition    *int32           `bson:"partition,omitempty"`
 	Source       Source           `bson:"source"`

@@ -63,9 +63,7 @@ func List(ctx context.Context, coll *mongo.Collection, query Query, page Page) (
 	out := Listing{Letters: found}
 	if len(found) > limit {
 		out.Letters = found[:limit]
-		last := found[limit-1]
-		out.Next, err = mongodb.EncodeCursor(cursor{bson.NewDateTimeFromTime(last.MovedAt), last.ID})
-		if err != nil {
+		if out.Next, err = CursorOf(&found[limit-1]); err != nil {
 			return Listing{}, err
 		}
 	}
@@ -81,6 +79,23 @@ func Count(ctx context.Context, coll *mongo.Collection, query Query) (int64, err
 	}
 	n, err := mongodb.Majority(coll).CountDocuments(ctx, query.mongoFilter())
 	return n, mongodb.Refusal(err, "counting "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+}
+
+// CountOpen returns the number of letters of a watcher that are not requeued, and when the oldest of them died; nil if there is none.
+func CountOpen(ctx context.Context, coll *mongo.Collection, watcher string) (n int64, oldest *time.Time, err error) {
+	query := Query{Watcher: watcher, RequeueStatus: NotRequeued}
+	if n, err = Count(ctx, coll, query); err != nil || n == 0 {
+		return n, nil, err
+	}
+	first, err := mongodb.FindAll[Dead](ctx, mongodb.Majority(coll), "finding the oldest of "+mongodb.Namespace(coll), query.mongoFilter(), options.Find().
+		SetSort(letterlist.Order{Field: "movedAt"}.Sort()).
+		SetLimit(1).
+		SetProjection(bson.D{{Key: "movedAt", Value: 1}}))
+	if len(first) > 0 {
+		moved := first[0].MovedAt.UTC()
+		oldest = &moved
+	}
+	return n, oldest, err
 }
 
 // CountOutboxes returns the numbers of the letters that match query by their outboxes.
@@ -112,8 +127,10 @@ func countValues(
 	return counts, read == limit, err
 }
 
-// Group summarizes the letters with the same topic, type and class.
+// Group summarizes the letters with the same failure: topic, type, class, and message without variable parts.
 type Group struct {
+	Fingerprint string       `json:"fingerprint"` // selects the letters of the group
+	Failure     string       `json:"failure"`     // the message
 	Topic       string       `json:"topic,omitempty"`
 	Type        string       `json:"type"`
 	Class       record.Class `json:"class"`
@@ -123,11 +140,11 @@ type Group struct {
 	Last        time.Time    `json:"last"`                  // when the newest letter died
 }
 
-// Summarize counts the letters that match query by topic, type and class. The largest group comes
+// Summarize counts the letters that match query by their failure. The largest group comes
 // first.
 func Summarize(ctx context.Context, coll *mongo.Collection, query Query) ([]Group, error) {
 	key := bson.D{
-		{Key: "topic", Value: mongodb.IfNull("$topic", "")}, {Key: "type", Value: mongodb.IfNull("$type", "")}, {Key: "class", Value: "$class"},
+		{Key: "fingerprint", Value: "$fingerprint"}, {Key: "failure", Value: "$failure"}, {Key: "topic", Value: mongodb.IfNull("$topic", "")}, {Key: "type", Value: mongodb.IfNull("$type", "")}, {Key: "class", Value: "$class"},
 	}
 	pipeline := letterlist.Summary(query.mongoFilter(), key, "movedAt", "requeued")
 	type counted struct {
@@ -151,6 +168,11 @@ var newest = letterlist.Order{Field: "movedAt", Down: true}
 type cursor struct {
 	MovedAt bson.DateTime `bson:"m"`
 	ID      string        `bson:"i"`
+}
+
+// CursorOf returns the cursor of the page after a letter.
+func CursorOf(letter *Dead) (string, error) {
+	return mongodb.EncodeCursor(cursor{bson.NewDateTimeFromTime(letter.MovedAt), letter.ID})
 }
 
 // parseCursor parses the text of a cursor. It returns [mongodb.ErrCursor] for an invalid text.

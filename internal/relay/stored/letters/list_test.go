@@ -227,6 +227,12 @@ func TestSummary(t *testing.T) {
 	if g.Topic != "outbox.event.order" || g.Type != "OrderPlaced" || g.Class != record.Malformed {
 		t.Errorf("the first group: %+v", g)
 	}
+	if len(g.Fingerprint) != 16 || g.Failure == "" || got[1].Fingerprint == g.Fingerprint {
+		t.Errorf("the failure of the first group: %+v", g)
+	}
+	if list := b.list(Query{Watcher: "orders", Fingerprint: g.Fingerprint}, Page{}); list.Total != 2 {
+		t.Errorf("%d letters have the fingerprint of the first group, want 2", list.Total)
+	}
 	if got[1].Topic != "" || got[2].Class != record.Expired {
 		t.Errorf("the other groups: %+v", got[1:])
 	}

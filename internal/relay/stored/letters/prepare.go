@@ -163,9 +163,11 @@ func (l *Letter) prepare(id bson.RawValue) *Prepared {
 	return prepared
 }
 
-// setTimes sets the times of a letter that is written at the server time now.
+// setTimes sets the times of a letter that is written at the server time now, and its failure.
 func (p *Prepared) setTimes(now time.Time) {
 	letter := &p.dead
+	failure := record.FailureOf(letter.Reason, "relay", string(letter.Class), letter.Topic, letter.Type)
+	letter.Fingerprint, letter.Failure = failure.Fingerprint, failure.Message
 	letter.MovedAt = now
 	if p.firstAttempt {
 		letter.Attempts[0].At = now

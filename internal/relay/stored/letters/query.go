@@ -36,6 +36,7 @@ type Query struct {
 	Class         record.Class
 	Message       string // prefix of the reason, case-sensitive
 	RequeueStatus RequeueStatus
+	Fingerprint   string // of the failure
 
 	// All allows a query without conditions to requeue or discard every letter.
 	All bool
@@ -47,7 +48,7 @@ var ErrEmptyQuery = errors.New("the query has no condition; add one, or set all 
 // Empty reports whether the query has no condition except Watcher, NS and RequeueStatus.
 func (q Query) Empty() bool {
 	return len(q.Letters) == 0 && len(q.IDs) == 0 && q.From.IsZero() && q.To.IsZero() && q.Topic == "" && q.Type == "" &&
-		q.AggregateType == "" && q.Key == "" && q.Class == "" && q.Message == ""
+		q.AggregateType == "" && q.Key == "" && q.Class == "" && q.Message == "" && q.Fingerprint == ""
 }
 
 // RestrictToAction returns the query for an action that begins at now. It returns [ErrEmptyQuery]
@@ -96,6 +97,7 @@ func (q Query) mongoFilter() bson.D {
 	filter.Equal("key", q.Key)
 	filter.Equal("class", string(q.Class))
 	filter.Prefix("reason", q.Message)
+	filter.Equal("fingerprint", q.Fingerprint)
 	if q.RequeueStatus != AnyRequeueStatus {
 		filter.Exists("requeued", q.RequeueStatus == Requeued)
 	}

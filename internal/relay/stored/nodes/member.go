@@ -56,6 +56,7 @@ type Config struct {
 type Vitals struct {
 	KafkaReachable bool
 	SinceAck       time.Duration // below 0: never
+	ClockAhead     time.Duration // by which this machine's clock is ahead of the server's
 	Slots          int           // number of slots in which the node divides its watcher
 	Holds          []string      // slots that it owns, as watcher/<i>of<N>
 }
@@ -121,7 +122,7 @@ func (m *Member) SendHeartbeat(ctx context.Context, vitals Vitals) error {
 	sign := m.heartbeat
 	sign.Listed = m.listed
 	sign.KafkaReachable, sign.SinceAck = vitals.KafkaReachable, vitals.SinceAck
-	sign.Slots, sign.Holds = vitals.Slots, vitals.Holds
+	sign.Slots, sign.Holds, sign.ClockAhead = vitals.Slots, vitals.Holds, vitals.ClockAhead
 	sign.Up = time.Since(m.startedAt)
 
 	nodes := m.nodes

@@ -21,7 +21,8 @@ type Sign struct {
 	Slots                  int // number of slots of its watcher; 0 and 1 are not stored
 	// SinceAck is the time since Kafka last acknowledged a record; below 0 means never. It is a duration, because the
 	// clocks of nodes differ.
-	SinceAck time.Duration
+	SinceAck   time.Duration
+	ClockAhead time.Duration // by which the clock of the node is ahead of the server's
 
 	Facts
 	// Up is the time since the process started.
@@ -49,6 +50,7 @@ type Node struct {
 	KafkaReachable bool       `bson:"kafkaReachable"`
 	Slots          int        `bson:"slots"`   // number of slots of its watcher; 0 if it has one
 	LastAck        *time.Time `bson:"lastAck"` // nil means never
+	ClockAheadMS   int64      `bson:"clockAheadMs"`
 	StartedAt      time.Time  `bson:"startedAt"`
 	SeenAt         time.Time  `bson:"seenAt"`
 	AgeMS          int64      `bson:"ageMs"`
@@ -95,6 +97,7 @@ func (n *Nodes) Heartbeat(ctx context.Context, sign Sign) (Was, error) {
 		{Key: "watchers", Value: mongodb.Literal(append([]string{}, sign.Watchers...))},
 		{Key: "kafkaReachable", Value: sign.KafkaReachable},
 		{Key: "lastAck", Value: ack},
+		{Key: "clockAheadMs", Value: sign.ClockAhead.Milliseconds()},
 		{Key: "seenAt", Value: "$$NOW"},
 		{Key: "startedAt", Value: sign.startTime()},
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/base/crash"
 	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
@@ -283,6 +284,10 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 		id := letter.Envelope.Lookup("_id")
 		if _, idErr := envelope.ParseID(id.Type, id.Value); idErr != nil || view.IDType == 0 {
 			fix = "; an id cannot be edited: append the event again with another id, and discard this letter"
+		}
+		missing := record.RefusalOf(err).Missing
+		if missing != "" && missing != "_id" && missing != "id" {
+			return waiting.Entry{}, &letters.RefusedError{Letter: letter, Reason: err.Error() + "; set " + missing + " in an edit", Missing: missing}
 		}
 		return refuse(err.Error() + fix)
 	}

@@ -1,0 +1,266 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
+)
+
+// maxMarkedEvents bounds the events whose marks are looked up.
+const maxMarkedEvents = 100
+
+// traces are what Kafka's side stores about events: the recent deliveries that owners sampled, and the messages of handlers.
+type traces struct {
+	recent  []activity.Event
+	aside   []HandlerMessage
+	letters []DeadLetter
+	marks   []foundMark
+	more    bool
+}
+
+// foundMark is a mark of an inbox, with the event that it is of.
+type foundMark struct {
+	mongostore.FoundMark
+	collection string // of the event; "" if unknown
+}
+
+// sourceOf returns how messages name the outbox of their event: the header outrelay-ns, in hexadecimal.
+func sourceOf(collection string) string {
+	digest := routing.NamespaceHash(collection)
+	return hex.EncodeToString(digest[:])
+}
+
+// readTraces reads what is stored about the event of the query, or about the events of its key. names are the outboxes of the watcher.
+func (o Operator) readTraces(ctx context.Context, query LookupQuery, names []string, found []FoundEnvelope, limit int) (traces, error) {
+	var all traces
+	recent, err := o.Activity().Recent(ctx, "")
+	if err != nil {
+		return all, err
+	}
+	for _, e := range recent.Events {
+		if e.ID == query.ID || query.Key != "" && e.Key == query.Key {
+			all.recent = append(all.recent, e.Event)
+		}
+	}
+
+	letters, err := o.Letters().List(ctx, DeadFilter{IDs: optionalID(query.ID), Key: query.Key, Source: FromHandler}, limit, "")
+	if err != nil {
+		return all, err
+	}
+	aside, err := o.HandlerWaiting().List(ctx, HandlerWaitingFilter{IDs: optionalID(query.ID), Key: query.Key}, limit, "")
+	if err != nil {
+		return all, err
+	}
+	all.letters, all.aside, all.more = letters.Letters, aside.Messages, letters.Next+aside.Next != ""
+
+	// An id may be that of an event that no outbox has any more.
+	events := map[string][]string{} // ids by outbox
+	for i := range found {
+		if len(events[found[i].Collection]) < maxMarkedEvents {
+			events[found[i].Collection] = append(events[found[i].Collection], found[i].ID)
+		}
+	}
+	if query.ID != "" {
+		for _, ns := range names[:min(len(names), maxMarkedEvents)] {
+			events[ns] = []string{query.ID}
+		}
+	}
+	all.marks, err = o.findMarks(ctx, names, events)
+	return all, err
+}
+
+// findMarks returns the marks of the events in the inboxes of the services.
+func (o Operator) findMarks(ctx context.Context, names []string, events map[string][]string) (list []foundMark, err error) {
+	ids := map[string][]string{} // by source
+	outbox := map[string]string{}
+	for ns, of := range events {
+		source := sourceOf(ns)
+		outbox[source] = ns
+		for _, id := range of {
+			// A text that looks like another type has its own identity.
+			ids[source] = append(ids[source], id, "string:"+id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+
+	err = o.forEachService(ctx, databaseNames(names), func(db string, found serviceCollections) error {
+		for _, coll := range found.inboxes {
+			marks, err := o.Inboxes().storeOf(db, coll).FindMarks(ctx, ids)
+			if err != nil {
+				return err
+			}
+			for _, mark := range marks {
+				list = append(list, foundMark{mark, outbox[mark.ID.Namespace]})
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// addUnknown adds the event of a letter of the relay that is neither in an outbox nor waiting.
+func (r *LookupResult) addUnknown(letter *DeadLetter) {
+	isKnown := func(e FoundEnvelope) bool {
+		return e.Collection == letter.Collection && e.ID == letter.ID && e.stamp == letter.stamp
+	}
+	if slices.ContainsFunc(r.Envelopes, isKnown) {
+		return
+	}
+	event := newTracedEvent(letter.Collection, letter.ID, letter.Type, letter.Key)
+	event.AggregateType, event.Delivery, event.stamp = letter.AggregateType, letter.Delivery, letter.stamp
+	if seconds := letter.stamp.T; seconds > 0 {
+		at := time.Unix(int64(seconds), 0).UTC()
+		event.Written = &at
+		event.Timeline = append(event.Timeline, TimelineEntry{At: at, What: eventAppended})
+	}
+	r.Envelopes = append(r.Envelopes, event)
+}
+
+// newTracedEvent returns an event that no outbox has.
+func newTracedEvent(collection, id, typ, key string) FoundEnvelope {
+	return FoundEnvelope{
+		Collection: collection, ID: id, Type: typ, Key: key, State: stateDelivered,
+		Waits: []string{}, Sent: []outboxes.Place{}, Handlers: []FoundHandler{}, Timeline: []TimelineEntry{},
+	}
+}
+
+// find returns the event with the id, which it adds if it is missing. collection is "" if it is unknown.
+func (r *LookupResult) find(collection, id, typ, key string) *FoundEnvelope {
+	at := slices.IndexFunc(r.Envelopes, func(e FoundEnvelope) bool {
+		return e.ID == id && (collection == "" || e.Collection == "" || e.Collection == collection)
+	})
+	if at < 0 {
+		r.Envelopes = append(r.Envelopes, newTracedEvent(collection, id, typ, key))
+		at = len(r.Envelopes) - 1
+	}
+	event := &r.Envelopes[at]
+	event.Collection, event.Type, event.Key = cmp.Or(event.Collection, collection), cmp.Or(event.Type, typ), cmp.Or(event.Key, key)
+	return event
+}
+
+// addTraces adds the traces to the events.
+func (r *LookupResult) addTraces(traces traces) {
+	for i := range traces.recent {
+		recent := &traces.recent[i]
+		event := r.find(recent.Collection, recent.ID, recent.Type, recent.Key)
+		place := outboxes.Place{Topic: recent.Topic, Partition: recent.Partition, Offset: recent.Offset}
+		if event.addPlace(place) {
+			event.Timeline = append(event.Timeline, TimelineEntry{At: recent.AckedAt.UTC(), What: eventSent, Text: formatPlace(place)})
+		}
+	}
+
+	for i := range traces.marks {
+		mark := &traces.marks[i]
+		group, handler := splitConsumer(mark.ID.Consumer)
+		event := r.find(mark.collection, strings.TrimPrefix(mark.ID.ID, "string:"), "", "")
+		found := FoundHandler{Group: group, Handler: handler, State: eventHandled, At: mark.At.UTC()}
+		if mark.Place.Topic != "" {
+			place := outboxes.Place{Topic: mark.Place.Topic, Partition: mark.Place.Partition, Offset: mark.Place.Offset}
+			event.addPlace(place)
+			found.Place = formatPlace(place)
+		}
+		text := describeHandler(&found)
+		if mark.State != inbox.StateHandled {
+			text += ": claimed, not finished"
+			found.State = "claimed"
+		}
+		event.Handlers = append(event.Handlers, found)
+		event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: found.State, Text: text})
+	}
+
+	for i := range traces.aside {
+		message := &traces.aside[i]
+		event := r.find("", message.ID, message.Type, message.Key)
+		place := outboxes.Place{Topic: message.Topic, Partition: message.Partition, Offset: message.Offset}
+		event.addPlace(place)
+		found := FoundHandler{Group: message.Group, Handler: message.Handler, State: "retried", At: message.AsideAt.UTC(), Place: formatPlace(place), Reason: message.Reason}
+		text := fmt.Sprintf("%s: %s", describeHandler(&found), countAttempts(message))
+		event.Handlers = append(event.Handlers, found)
+		event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventAside, Text: text})
+	}
+
+	for i := range traces.letters {
+		r.addHandlerLetter(&traces.letters[i])
+	}
+	r.Letters = append(r.Letters, traces.letters...)
+	for i := range r.Envelopes {
+		event := &r.Envelopes[i]
+		// Kafka has the event, so the position of the watcher does not matter.
+		if event.State == stateAppended && len(event.Sent) > 0 {
+			event.State = stateDelivered
+		}
+		event.sortTimeline()
+	}
+}
+
+// addHandlerLetter adds a letter of a handler to its event.
+func (r *LookupResult) addHandlerLetter(letter *DeadLetter) {
+	event := r.find("", letter.ID, letter.Type, letter.Key)
+	found := FoundHandler{
+		Group: letter.Source.Group, Handler: letter.Source.Handler, State: stateDead, At: letter.DiedAt.UTC(), Place: letter.Place, Reason: letter.Class + ": " + letter.Reason,
+	}
+	event.addPlace(letter.place)
+	event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventDead, Text: "given up " + describeHandler(&found) + ": " + found.Reason})
+	if requeue := letter.Requeued; requeue != nil {
+		found.State = "requeued"
+		event.Timeline = append(event.Timeline, TimelineEntry{At: requeue.At.UTC(), What: eventRequeued, Text: "by " + requeue.Actor + " to its handler"})
+	}
+	event.Handlers = append(event.Handlers, found)
+}
+
+// addPlace adds a place in Kafka. It returns false if the event has the place already.
+func (e *FoundEnvelope) addPlace(place outboxes.Place) bool {
+	if slices.Contains(e.Sent, place) {
+		return false
+	}
+	e.Sent = append(e.Sent, place)
+	return true
+}
+
+// describeHandler returns the handler with its group, and the place of the message.
+func describeHandler(found *FoundHandler) string {
+	text := "by handler " + cmp.Or(found.Handler, "-") + " of group " + found.Group
+	if found.Place != "" {
+		text += " (" + found.Place + ")"
+	}
+	return text
+}
+
+func countAttempts(message *HandlerMessage) string {
+	switch {
+	case message.Attempts == 0:
+		return "it follows an earlier message of its key"
+	case message.NextAt == nil:
+		return fmt.Sprintf("%d failed attempts: %s", message.Attempts, message.Reason)
+	}
+	return fmt.Sprintf("%d failed attempts, the next at %s: %s", message.Attempts, message.NextAt.UTC().Format(time.RFC3339), message.Reason)
+}
+
+// splitConsumer returns the group and the handler of a consumer of an inbox. The name of a handler has no slash.
+func splitConsumer(consumer string) (group, handler string) {
+	end := strings.LastIndexByte(consumer, '/')
+	return consumer[:max(end, 0)], consumer[end+1:]
+}
+
+// setLimits states what the result cannot contain.
+func (r *LookupResult) setLimits() {
+	for i := range r.Envelopes {
+		if event := &r.Envelopes[i]; event.State == stateDelivered && len(event.Sent) == 0 {
+			r.Limits = "the place in Kafka is known only of events whose delivery is recorded (recording: mark), that a handler has a mark or a letter of, " +
+				"or that are among the recent deliveries, of which owners keep 50 for each slot"
+			return
+		}
+	}
+}

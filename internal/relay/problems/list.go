@@ -1,0 +1,480 @@
+package problems
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// The limits from which a fact is a problem.
+const (
+	topicFailsAfter = 5 * time.Minute  // an unwritable topic fails from this age on
+	stepFailsAfter  = 30 * time.Second // a step that is repeated is a problem from this age on; a failover takes less
+	laggingAfter    = 10 * time.Second
+	lagFailsAfter   = 5 * time.Minute
+	clockOffAfter   = 2 * time.Second
+	oplogWarns      = 0.5 // used part of the oplog
+	oplogFails      = 0.9
+)
+
+// Facts are what is known about a deployment. Facts that are not known are zero, and cause no problem.
+type Facts struct {
+	Now     time.Time
+	Watcher string       // of all facts except the slots
+	Slots   []SlotStatus // of all watchers
+	Nodes   []nodes.Node // nil: unknown
+
+	Node string     // this process, if it runs a relay
+	Own  []OwnSteps // the steps of this process and of its slots as they are now, which replace the stored ones of these slots
+
+	StepFailsAfter time.Duration // age from which a step that is repeated is a problem; default 30 s
+
+	Waiting    map[string]Waiting // waiting events by topic
+	Letters    *Letters           // nil: unknown
+	Oplog      Oplog
+	Unreadable []outboxes.Finding
+	Health     *health.Report // nil: the rules are not evaluated
+	CountsFail string         // why facts are missing; "" if they are not
+}
+
+// OwnSteps are the steps of a process or of a slot that fail and are repeated.
+type OwnSteps struct {
+	Object string // the node; or the watcher or, with several slots, the slot
+	Steps  []readiness.Problem
+}
+
+// Waiting are the waiting events of a topic.
+type Waiting struct {
+	Events int64
+	Oldest *time.Time // when the oldest one was committed
+}
+
+// Letters are the dead letters that are neither requeued nor discarded.
+type Letters struct {
+	Relay, Handlers int64
+	Oldest          *time.Time // when the oldest one died; nil if unknown
+}
+
+// Count returns the number of letters of both kinds.
+func (l Letters) Count() int64 { return l.Relay + l.Handlers }
+
+// String returns the number with its parts, such as "5 dead letters (2 of the relay, 3 of handlers)".
+func (l Letters) String() string {
+	return fmt.Sprintf("%s (%d of the relay, %d of handlers)", countNoun(l.Count(), "dead letter"), l.Relay, l.Handlers)
+}
+
+// Oplog are the times of the ends of MongoDB's oplog.
+type Oplog struct{ Oldest, Newest time.Time }
+
+// list collects problems.
+type list struct {
+	facts    *Facts
+	problems []Problem
+}
+
+// List returns the problems, failures first. Problems of one severity have the order of [Specs].
+func List(facts Facts) []Problem {
+	collected := &list{facts: &facts, problems: []Problem{}}
+	for i := range facts.Slots {
+		collected.addSlot(&facts.Slots[i])
+	}
+	collected.addTopics()
+	collected.addNodes()
+	for _, own := range facts.Own {
+		collected.addSteps(facts.Watcher, own.Object, facts.Node, own.Steps)
+	}
+	collected.addOutboxes()
+	collected.addLetters()
+	collected.addRules()
+
+	rank := func(problem *Problem) int {
+		return slices.IndexFunc(specs, func(spec Spec) bool { return spec.Kind == problem.Kind })
+	}
+	slices.SortStableFunc(collected.problems, func(a, b Problem) int {
+		if a.Severity != b.Severity {
+			return strings.Compare(string(a.Severity), string(b.Severity))
+		}
+		return cmp.Or(rank(&a)-rank(&b), strings.Compare(a.Object, b.Object))
+	})
+	return collected.problems
+}
+
+// add adds a problem, unless the list has it already. It fills in the texts of the kind.
+func (l *list) add(problem Problem) {
+	spec := SpecOf(problem.Kind)
+	// Lost history may happen to a slot again before the first one is acknowledged.
+	problem.ID = string(problem.Kind) + "/" + cmp.Or(problem.Acknowledge, problem.Object)
+	problem.Consequence = cmp.Or(problem.Consequence, spec.Consequence)
+	problem.Fix = cmp.Or(problem.Fix, spec.Fix)
+	if problem.Since != nil && problem.ForS == 0 {
+		problem.ForS = max(l.facts.Now.Sub(*problem.Since).Seconds(), 0)
+	}
+	if !slices.ContainsFunc(l.problems, func(other Problem) bool { return other.ID == problem.ID }) {
+		l.problems = append(l.problems, problem)
+	}
+}
+
+// addSlot adds the problems of a slot. The first reason why the slot has no work to do hides the symptoms that follow from it.
+func (l *list) addSlot(slot *SlotStatus) {
+	name := slot.object()
+	l.addLostHistory(slot)
+	l.addOplog(slot)
+
+	switch {
+	case slot.Paused:
+		// Without the flag, the command would also end the pauses of the other slots.
+		fix := ""
+		if slot.Slot != wholeSlot {
+			fix = "outrelay resume --slot " + slot.Slot
+		}
+		l.add(Problem{Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Detail: "an operator paused it", Fix: fix})
+		return
+
+	case slot.State == "no-owner" && slot.Pin != "":
+		l.add(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name,
+			Detail: "no process runs it: it is pinned to node " + slot.Pin + ", and other nodes wait for that node",
+			Fix:    "start node " + slot.Pin + ", or run outrelay pin --off",
+		})
+		return
+
+	case slot.State == "no-owner":
+		l.add(Problem{Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Detail: "no process runs it"})
+		return
+
+	case slot.State == "halted", slot.State == "config_error":
+		l.add(Problem{Kind: Halted, Severity: Fail, Watcher: slot.Name, Object: name, Title: name + " is halted", Detail: slot.Reason})
+		return
+	}
+
+	before := len(l.problems)
+	if !slices.ContainsFunc(l.facts.Own, func(own OwnSteps) bool { return own.Object == name && slot.Name == l.facts.Watcher }) {
+		l.addSteps(slot.Name, name, slot.Node, slot.steps())
+	}
+
+	if slot.Gap != "" {
+		l.add(Problem{Kind: GapOpen, Severity: Warn, Watcher: slot.Name, Object: name, Title: "A gap of " + name + " is being swept", Detail: cmp.Or(slot.Reason, slot.Gap)})
+	}
+
+	// The lag follows from each of the others.
+	explained := len(l.problems) > before || len(slot.Unwritable) > 0
+	if lag := time.Duration(slot.LagS * float64(time.Second)); lag > laggingAfter && !explained {
+		problem := Problem{
+			Kind: Lagging, Severity: Warn, Watcher: slot.Name, Object: name, Title: fmt.Sprintf("%s lags by %s", name, lag.Truncate(time.Second)), ForS: slot.LagS,
+			Detail: "the stream contains an event of that age that Kafka has not acknowledged",
+		}
+		if lag >= lagFailsAfter {
+			problem.Severity = Fail
+		}
+		l.add(problem)
+	}
+}
+
+// steps returns the steps that the owner has stored.
+func (w *SlotStatus) steps() []readiness.Problem {
+	steps := make([]readiness.Problem, len(w.Problems))
+	for i, problem := range w.Problems {
+		steps[i] = readiness.Problem{Part: problem.Part, Text: problem.Text, Since: problem.Since, For: time.Duration(problem.ForS * float64(time.Second))}
+	}
+	return steps
+}
+
+// wholeSlot is the slot of a watcher with one slot.
+const wholeSlot = "0of1"
+
+// object returns the name of the watcher or, with several slots, of the slot.
+func (w *SlotStatus) object() string {
+	if w.Slot == wholeSlot {
+		return w.Name
+	}
+	return w.Name + "/" + w.Slot
+}
+
+// addLostHistory adds the history that the slot has lost.
+func (l *list) addLostHistory(slot *SlotStatus) {
+	for i := range slot.Lost {
+		lost := &slot.Lost[i]
+		extent := "all of its history was unreadable"
+		if lost.From != nil {
+			extent = fmt.Sprintf("MongoDB had discarded %s of history", max(lost.To.Sub(*lost.From), time.Second))
+		}
+		l.add(Problem{
+			Kind: LostHistoryFound, Severity: Warn, Watcher: slot.Name, Object: slot.object(), Title: "History of " + slot.object() + " was lost",
+			Since: &lost.At, Count: lost.Repeats, Unit: "events may have been sent twice", Acknowledge: lost.ID,
+			Detail: fmt.Sprintf("%s (%s); %s sent from the outboxes, and up to %d of these had been sent before (flagged outrelay-redelivered)",
+				extent, lost.Reason, wereSent(lost.Swept), lost.Repeats),
+			Fix: "check consumers without an inbox, then run outrelay problems acknowledge " + lost.ID,
+		})
+	}
+}
+
+func wereSent(n int64) string {
+	if n == 1 {
+		return "1 event was"
+	}
+	return fmt.Sprintf("%d events were", n)
+}
+
+// addOplog compares the position of a slot with the ends of the oplog.
+func (l *list) addOplog(slot *SlotStatus) {
+	oplog := l.facts.Oplog
+	window := oplog.Newest.Sub(oplog.Oldest)
+	if slot.PositionAt == nil || oplog.Oldest.IsZero() || window <= 0 {
+		return
+	}
+
+	left := max(slot.PositionAt.Sub(oplog.Oldest), 0)
+	used := 1 - left.Seconds()/window.Seconds()
+	problem := Problem{
+		Kind: OplogUsed, Watcher: slot.Name, Object: slot.object(), Title: "The position of " + slot.object() + " nears the end of the oplog", Since: slot.PositionAt,
+		Detail: fmt.Sprintf("%.0f %% of the oplog of %s is used; %s are left", used*100, window.Truncate(time.Second), left.Truncate(time.Second)),
+	}
+	switch {
+	case used >= oplogFails:
+		problem.Severity = Fail
+	case used >= oplogWarns:
+		problem.Severity = Warn
+	default:
+		return
+	}
+	l.add(problem)
+}
+
+// kindsOfParts are the kinds of the steps of an owner or of a process that fail and are repeated.
+var kindsOfParts = map[string]Kind{
+	"halted":            Halted,
+	"stream":            StreamStopped,
+	"standstill":        PositionStopped,
+	"ledger":            WriteRejected,
+	"transactions":      WriteRejected,
+	"reconciler":        WriteRejected,
+	"scheduled":         WriteRejected,
+	"mongodb":           MongoUnreachable,
+	"kafka":             KafkaUnreachable,
+	"mongodb reachable": MongoUnreachable,
+	"kafka reachable":   KafkaUnreachable,
+}
+
+// addSteps adds the steps of an owner or a process that fail for long. object is
+// the slot, and node the process of its owner.
+func (l *list) addSteps(watcher, object, node string, steps []readiness.Problem) {
+	for _, step := range steps {
+		// The topics that stop the position are in the list.
+		if step.For < cmp.Or(l.facts.StepFailsAfter, stepFailsAfter) && !step.Fatal || step.Part == "stuck" {
+			continue
+		}
+		kind, known := kindsOfParts[step.Part]
+		if !known {
+			kind = StepFails
+		}
+		failing := object
+		if strings.HasSuffix(step.Part, " reachable") {
+			failing = node
+		}
+		since := step.Since.UTC()
+		l.add(Problem{
+			Kind: kind, Severity: Fail, Watcher: watcher, Object: failing, Title: SpecOf(kind).Title + ": " + failing, Since: &since, ForS: step.For.Seconds(),
+			Detail: step.Part + ": " + step.Text,
+		})
+	}
+}
+
+// addTopics adds a problem for each topic that cannot be written. Several slots may report the same topic.
+func (l *list) addTopics() {
+	type target struct{ watcher, topic string }
+	byTopic := map[target]UnwritableTopic{}
+	for i := range l.facts.Slots {
+		slot := &l.facts.Slots[i]
+		if slot.Paused || !slot.HasOwner() {
+			continue
+		}
+		for _, topic := range slot.Unwritable {
+			at := target{slot.Name, topic.Topic}
+			known, more := byTopic[at]
+			if more {
+				topic.Count += known.Count
+				if known.Since.Before(topic.Since) {
+					topic.Since, topic.ForS, topic.Reason = known.Since, known.ForS, known.Reason
+				}
+			}
+			byTopic[at] = topic
+		}
+	}
+
+	for at, topic := range byTopic {
+		since := topic.Since.UTC()
+		problem := Problem{
+			Kind: TopicUnwritable, Severity: Warn, Watcher: at.watcher, Object: at.topic, Title: "Topic " + at.topic + " cannot be written",
+			Since: &since, ForS: topic.ForS, Count: int64(topic.Count), Unit: "events wait", Detail: withoutTopic(topic.Reason, at.topic),
+		}
+		// The count of the stored events also has those that wait for an earlier event of their key.
+		if stored, known := l.facts.Waiting[at.topic]; known && at.watcher == l.facts.Watcher {
+			problem.Count = max(problem.Count, stored.Events)
+		}
+		if topic.ForS >= topicFailsAfter.Seconds() {
+			problem.Severity = Fail
+		}
+		l.add(problem)
+	}
+}
+
+// withoutTopic removes the name of the topic from the begin of the reason, which follows the name.
+func withoutTopic(reason, topic string) string {
+	for _, prefix := range []string{fmt.Sprintf("topic %q ", topic), "topic " + topic + ": "} {
+		if rest, ok := strings.CutPrefix(reason, prefix); ok {
+			return "it " + rest
+		}
+	}
+	return reason
+}
+
+// addNodes adds the problems of the nodes that run the watcher.
+func (l *list) addNodes() {
+	if l.facts.Nodes == nil {
+		return
+	}
+
+	watcher := l.facts.Watcher
+	live := 0
+	var silent []string
+	var silentSince *time.Time
+	for i := range l.facts.Nodes {
+		node := &l.facts.Nodes[i]
+		if !slices.Contains(node.Watchers, watcher) {
+			continue
+		}
+		if !node.Alive(nodes.StaleAfter) {
+			silent = append(silent, node.Node)
+			if seen := node.SeenAt.UTC(); silentSince == nil || seen.Before(*silentSince) {
+				silentSince = &seen
+			}
+			continue
+		}
+
+		live++
+		// The node itself reports its own reachability more exactly.
+		if !node.KafkaReachable && node.Node != l.facts.Node {
+			l.add(Problem{
+				Kind: KafkaUnreachable, Severity: Warn, Watcher: watcher, Object: node.Node, Title: "A node does not reach Kafka: " + node.Node,
+				Detail: "its last heartbeat found no broker",
+			})
+		}
+		if off := time.Duration(node.ClockAheadMS) * time.Millisecond; off.Abs() > clockOffAfter {
+			way := "ahead of"
+			if off < 0 {
+				way = "after"
+			}
+			l.add(Problem{
+				Kind: Clock, Severity: Warn, Watcher: watcher, Object: node.Node, Title: "The clock of node " + node.Node + " is wrong",
+				Detail: fmt.Sprintf("it is %s %s that of MongoDB", off.Abs().Round(100*time.Millisecond), way),
+			})
+		}
+	}
+
+	// A slot without an owner is in the list. Without any slot, the watcher has never run.
+	hasSlots := slices.ContainsFunc(l.facts.Slots, func(slot SlotStatus) bool { return slot.Name == watcher })
+	switch {
+	case live == 0 && !hasSlots:
+		l.add(Problem{Kind: NoOwner, Severity: Fail, Watcher: watcher, Object: watcher, Title: "Nobody sends for " + watcher, Detail: "no process has run this watcher yet"})
+	case live == 1:
+		l.add(Problem{Kind: NoStandby, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Watcher " + watcher + " has no standby", Detail: "one node is alive"})
+	}
+	if len(silent) > 0 {
+		names := strings.Join(silent[:min(len(silent), 3)], ", ")
+		if len(silent) > 3 {
+			names += fmt.Sprintf(" and %d more", len(silent)-3)
+		}
+		l.add(Problem{
+			Kind: NodeStale, Severity: Warn, Watcher: watcher, Object: watcher, Title: countNoun(int64(len(silent)), "node") + " of " + watcher + " without a heartbeat",
+			Since: silentSince, Count: int64(len(silent)), Unit: "nodes", Detail: names,
+			Fix: "start it again, or run outrelay nodes remove " + silent[0] + " if it is gone permanently",
+		})
+	}
+}
+
+// addOutboxes adds the configured names that cannot be read.
+func (l *list) addOutboxes() {
+	for _, found := range l.facts.Unreadable {
+		problem := Problem{
+			Kind: OutboxNotReadable, Severity: Warn, Watcher: l.facts.Watcher, Object: found.NS, Title: "Outbox " + found.NS + " cannot be read", Detail: found.Cause, Fix: found.Fix,
+		}
+		if found.Fatal {
+			problem.Severity = Fail
+		}
+		l.add(problem)
+	}
+}
+
+// addLetters adds the dead letters of both kinds.
+func (l *list) addLetters() {
+	letters := l.facts.Letters
+	if letters == nil || letters.Count() == 0 {
+		return
+	}
+	problem := Problem{
+		Kind: DeadLetters, Severity: Warn, Watcher: l.facts.Watcher, Object: l.facts.Watcher, Title: letters.String() + " of " + l.facts.Watcher,
+		Since: letters.Oldest, Count: letters.Count(), Unit: "dead letters", Detail: "neither requeued nor discarded",
+	}
+	// Many new ones are an outage: a writer, a routing rule or a limit has changed.
+	if check := l.findRule(health.DeadLettersRule); check != nil && check.Status != health.OK {
+		problem.Severity, problem.Detail = Fail, check.Detail
+	}
+	l.add(problem)
+}
+
+// findRule returns the result of a health rule, or nil.
+func (l *list) findRule(id string) *health.Check {
+	if l.facts.Health == nil {
+		return nil
+	}
+	i := slices.IndexFunc(l.facts.Health.Checks, func(check health.Check) bool { return check.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return &l.facts.Health.Checks[i]
+}
+
+// addRules adds the results of the other health rules.
+func (l *list) addRules() {
+	watcher := l.facts.Watcher
+	if l.facts.CountsFail != "" {
+		l.add(Problem{Kind: CountsFail, Severity: Warn, Watcher: watcher, Object: watcher, Title: "The counts of " + watcher + " are not available", Detail: l.facts.CountsFail})
+	}
+	if check := l.findRule(health.CountingRule); check != nil && check.Status != health.OK {
+		problem := Problem{Kind: CountsFail, Severity: Warn, Watcher: watcher, Object: watcher, Title: "The counts of " + watcher + " fail", Detail: check.Detail}
+		if check.Status == health.Unhealthy {
+			problem.Severity = Fail
+		}
+		l.add(problem)
+	}
+
+	// A topic that cannot be written explains why events wait.
+	hasTopic := slices.ContainsFunc(l.problems, func(problem Problem) bool { return problem.Kind == TopicUnwritable && problem.Watcher == watcher })
+	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !hasTopic {
+		l.add(Problem{
+			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: check.Detail,
+			Count: check.N, Unit: "events wait",
+		})
+	}
+	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !hasTopic {
+		l.add(Problem{
+			Kind: ScheduledOverdue, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Scheduled events of " + watcher + " are overdue", Detail: check.Detail,
+			Count: check.N, Unit: "outboxes",
+		})
+	}
+}
+
+// countNoun returns n with the noun, such as "1 key" or "2 keys".
+func countNoun(n int64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

@@ -1,0 +1,129 @@
+// Package problems has the one list of everything that is wrong with a deployment. `outrelay status`, its exit code, /readyz, the
+// metrics, the API and the page show this list, and the alerts and docs/troubleshooting.md name its kinds.
+//
+// [List] is pure: it makes the list from [Facts], which its caller has read. [ReadStatus] reads the facts about the slots.
+//
+// Order: a list begins with failures, and has a fixed order, so that it does not jump between two reads. Blocking: [List] does not
+// block, and [ReadStatus] blocks until MongoDB replies. Cost: ReadStatus reads one document for each slot.
+package problems
+
+import (
+	"slices"
+	"time"
+)
+
+// Kind is the kind of a problem. Programs may compare it: a kind keeps its name and its meaning.
+type Kind string
+
+// The kinds.
+const (
+	Halted            Kind = "halted"
+	NoOwner           Kind = "no_owner"
+	Paused            Kind = "paused"
+	NoStandby         Kind = "no_standby"
+	NodeStale         Kind = "node_stale"
+	Clock             Kind = "clock"
+	MongoUnreachable  Kind = "mongodb_unreachable"
+	KafkaUnreachable  Kind = "kafka_unreachable"
+	TopicUnwritable   Kind = "topic_unwritable"
+	WriteRejected     Kind = "write_rejected"
+	StreamStopped     Kind = "stream_stopped"
+	PositionStopped   Kind = "position_stopped"
+	StepFails         Kind = "step_fails"
+	LostHistoryFound  Kind = "lost_history"
+	GapOpen           Kind = "gap_open"
+	OplogUsed         Kind = "oplog_used"
+	Lagging           Kind = "lagging"
+	DeadLetters       Kind = "dead_letters"
+	WaitingStuck      Kind = "waiting_stuck"
+	ScheduledOverdue  Kind = "scheduled_overdue"
+	OutboxNotReadable Kind = "outbox_not_readable"
+	CountsFail        Kind = "counts_fail"
+)
+
+// Severity is the weight of a problem.
+type Severity string
+
+// The severities.
+const (
+	Warn Severity = "warn" // an operator should look in working hours
+	Fail Severity = "fail" // events do not arrive, or are about to be lost: an operator must act now
+)
+
+// Problem is one thing that is wrong.
+type Problem struct {
+	ID       string     `json:"id"` // kind/object: the same as long as the problem lasts
+	Kind     Kind       `json:"kind"`
+	Severity Severity   `json:"severity"`          // warn or fail
+	Watcher  string     `json:"watcher,omitempty"` // "" if the problem is about the whole deployment
+	Object   string     `json:"object"`            // the topic, slot, node, outbox or watcher with the problem
+	Title    string     `json:"title"`             // a sentence without a full stop, with the object
+	Since    *time.Time `json:"since,omitempty"`   // nil if unknown
+	ForS     float64    `json:"for_s"`             // seconds since then; 0 if unknown
+	Count    int64      `json:"count"`             // how many Units; 0 if the problem has no number
+	Unit     string     `json:"unit,omitempty"`    // such as "events wait"
+	Detail   string     `json:"detail"`            // the cause, with its values
+	// Consequence states the effect on events and services if nobody acts.
+	Consequence string `json:"consequence"`
+	Fix         string `json:"fix"` // the next step of the operator
+	// Acknowledge is the id for the acknowledgement that ends the problem; "" if only the end of the cause ends it.
+	Acknowledge string `json:"acknowledge,omitempty"`
+}
+
+// Spec describes a kind.
+type Spec struct {
+	Kind        Kind
+	Severities  []Severity // that its problems may have
+	Title       string     // of the kind, for documents
+	Consequence string
+	Fix         string // unless a problem has a more exact one
+}
+
+// LostHistoryFor is how long lost history stays a problem if no operator acknowledges it.
+const LostHistoryFor = 7 * 24 * time.Hour
+
+// Specs returns the kinds, the most urgent first.
+func Specs() []Spec { return slices.Clone(specs) }
+
+var specs = []Spec{
+	{Halted, []Severity{Fail}, "A slot is halted", "no event of the slot is sent until the cause is fixed; nothing is lost while the oplog lasts", "fix the named cause; outrelay doctor has details"},
+	{NoOwner, []Severity{Fail}, "A slot has no owner", "no event of the slot is sent", "start outrelay run"},
+	{MongoUnreachable, []Severity{Fail}, "A node does not reach MongoDB", "the node cannot own a slot; if it owned one, another node takes over", "check members, network and credentials with outrelay doctor"},
+	{KafkaUnreachable, []Severity{Warn, Fail}, "A node does not reach Kafka", "events wait in MongoDB, and are lost to the stream only if the oplog does not last", "check brokers, network and credentials with outrelay doctor"},
+	{StreamStopped, []Severity{Fail}, "The change stream makes no progress", "no new event of the slot is sent", "fix the named cause; if one event is the cause, outrelay recover --skip passes it"},
+	{WriteRejected, []Severity{Fail}, "MongoDB rejects a write", "the step is repeated; events after it are sent, and the position waits", "fix the named cause: a missing right, a validator, a full disk; outrelay doctor has details"},
+	{PositionStopped, []Severity{Fail}, "The position does not move", "events are sent, and a takeover would read back all of them since the position", "fix the named cause; outrelay doctor has details"},
+	{StepFails, []Severity{Fail}, "A step of the owner is repeated", "the slot may wait for the step", "fix the named cause; outrelay doctor has details"},
+	{TopicUnwritable, []Severity{Warn, Fail}, "A topic cannot be written", "its events wait in order, and other topics get theirs", "make the topic writable; the waiting events are then sent automatically"},
+	{OutboxNotReadable, []Severity{Warn, Fail}, "An outbox cannot be read", "its events are not sent, or may get lost", "fix the named cause"},
+	{OplogUsed, []Severity{Warn, Fail}, "The position nears the end of the oplog", "beyond the end, history is lost, and the outboxes are swept instead", "let the watcher continue, or make the oplog larger (replSetResizeOplog)"},
+	{LostHistoryFound, []Severity{Warn}, "History was lost", "no event is lost, but some may have been sent twice; consumers without an inbox may have handled these twice", "check consumers without an inbox; then acknowledge with outrelay problems acknowledge"},
+	{GapOpen, []Severity{Warn}, "A gap is being swept", "new events wait until the sweep is done", "wait; outrelay status shows the progress"},
+	{Lagging, []Severity{Warn, Fail}, "The lag is high", "consumers work on old data", "outrelay status shows the cause; see docs/troubleshooting.md"},
+	{DeadLetters, []Severity{Warn, Fail}, "Dead letters need a decision", "nobody sends or handles these events again until they are requeued", "outrelay dead summary groups them by cause; then requeue or discard them"},
+	{WaitingStuck, []Severity{Warn}, "Waiting events do not decrease", "events of the same keys wait as well", "outrelay waiting summary shows the reasons"},
+	{ScheduledOverdue, []Severity{Warn}, "Scheduled events are overdue", "these events are sent late", "check the topic, and the index on dueAt with outrelay setup --dry-run"},
+	{Paused, []Severity{Warn}, "An operator paused a slot", "no event of the slot is sent until outrelay resume", "outrelay resume"},
+	{NoStandby, []Severity{Warn}, "There is no standby", "if the only node fails, no event is sent until it is back", "start outrelay run on another machine"},
+	{NodeStale, []Severity{Warn}, "A node sends no heartbeat", "it cannot take over", "start it again, or remove it with outrelay nodes release NODE --remove if it is gone permanently"},
+	{Clock, []Severity{Warn}, "The clock of a node is wrong", "times in its log and figures are wrong; leases, due times and expiries follow the clock of MongoDB", "synchronize the clock by NTP: timedatectl set-ntp true"},
+	{CountsFail, []Severity{Warn, Fail}, "Counting fails", "the figures and the list of problems are incomplete", "run outrelay doctor to check MongoDB and the privileges of the user"},
+}
+
+// SpecOf returns the description of a kind.
+func SpecOf(kind Kind) Spec {
+	i := slices.IndexFunc(specs, func(spec Spec) bool { return spec.Kind == kind })
+	return specs[i]
+}
+
+// Worst returns the greatest severity in the list, or "" if the list is empty.
+func Worst(list []Problem) Severity {
+	var worst Severity
+	for i := range list {
+		if list[i].Severity == Fail {
+			return Fail
+		}
+		worst = Warn
+	}
+	return worst
+}

@@ -1,0 +1,136 @@
+package problems
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+var now = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(age time.Duration) *time.Time {
+	at := now.Add(-age)
+	return &at
+}
+
+func liveNode(name string) nodes.Node {
+	return nodes.Node{Node: name, Watchers: []string{"orders"}, KafkaReachable: true, SeenAt: now}
+}
+
+func liveSlot(change func(*SlotStatus)) SlotStatus {
+	slot := SlotStatus{Name: "orders", Slot: "0of1", Owner: "n1/1", Node: "n1", ExpiresInMS: 4000, State: "live"}
+	if change != nil {
+		change(&slot)
+	}
+	return slot
+}
+
+// Each fact gives its problems, and what follows from one of them is not in the list.
+func TestFactsAndTheirProblems(t *testing.T) {
+	t.Parallel()
+	two := []nodes.Node{liveNode("n1"), liveNode("n2")}
+	of := func(change func(*SlotStatus)) Facts { return Facts{Slots: []SlotStatus{liveSlot(change)}, Nodes: two} }
+	rule := func(id string, status health.Status, n int64) *health.Report {
+		return &health.Report{Checks: []health.Check{{ID: id, Status: status, Detail: "x", N: n}}}
+	}
+
+	for name, c := range map[string]struct {
+		facts Facts
+		want  []string
+	}{
+		"nothing is known": {Facts{}, nil},
+		"all is well":      {of(nil), nil},
+		"paused":           {of(func(s *SlotStatus) { s.Paused, s.LagS = true, 100 }), []string{"warn paused/orders"}},
+		"no owner":         {of(func(s *SlotStatus) { s.State, s.LagS = "no-owner", 100 }), []string{"fail no_owner/orders"}},
+		"halted, and its step": {of(func(s *SlotStatus) {
+			s.State, s.Problems = "halted", []SlotProblem{{Part: "halted", Text: "x", ForS: 90}}
+		}), []string{"fail halted/orders"}},
+		"one of two slots": {of(func(s *SlotStatus) { s.Slot, s.State = "1of2", "no-owner" }), []string{"fail no_owner/orders/1of2"}},
+		"lag":              {of(func(s *SlotStatus) { s.LagS = 11 }), []string{"warn lagging/orders"}},
+		"a long lag":       {of(func(s *SlotStatus) { s.LagS = 301 }), []string{"fail lagging/orders"}},
+		"a lag that a topic explains": {of(func(s *SlotStatus) {
+			s.LagS, s.Unwritable = 100, []UnwritableTopic{{Topic: "a", Reason: "r", ForS: 100}}
+			s.Problems = []SlotProblem{{Part: "stuck", Text: "topic a", ForS: 100}}
+		}), []string{"warn topic_unwritable/a"}},
+		"a topic of two slots": {Facts{Nodes: two, Slots: []SlotStatus{
+			liveSlot(func(s *SlotStatus) {
+				s.Slot, s.Unwritable = "0of2", []UnwritableTopic{{Topic: "a", Since: *ago(time.Hour), ForS: 3600}}
+			}),
+			liveSlot(func(s *SlotStatus) {
+				s.Slot, s.Unwritable = "1of2", []UnwritableTopic{{Topic: "a", Since: now}, {Topic: "b"}}
+			}),
+		}}, []string{"fail topic_unwritable/a", "warn topic_unwritable/b"}},
+		"steps": {of(func(s *SlotStatus) {
+			for _, part := range []string{"ledger", "stream", "standstill", "mongodb", "kafka reachable", "sweep"} {
+				s.Problems = append(s.Problems, SlotProblem{Part: part, Text: "x", ForS: 31})
+			}
+			s.Problems = append(s.Problems, SlotProblem{Part: "lease", Text: "a failover", ForS: 5})
+		}), []string{
+			"fail mongodb_unreachable/orders", "fail kafka_unreachable/n1", "fail stream_stopped/orders", "fail write_rejected/orders", "fail position_stopped/orders",
+			"fail step_fails/orders",
+		}},
+		"the steps of this process replace the stored ones": {Facts{
+			Watcher: "orders", Nodes: two, Node: "n1", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
+			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},
+		}, []string{"fail step_fails/orders"}},
+		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", 100 }), []string{"warn gap_open/orders"}},
+		"oplog": {Facts{Nodes: two, Oplog: Oplog{*ago(10 * time.Hour), now}, Slots: []SlotStatus{
+			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "0of3", ago(4*time.Hour) }),
+			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "1of3", ago(6*time.Hour) }),
+			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "2of3", ago(11*time.Hour) }),
+		}}, []string{"fail oplog_used/orders/2of3", "warn oplog_used/orders/1of3"}},
+		"one node": {Facts{Slots: of(nil).Slots, Nodes: two[:1]}, []string{"warn no_standby/orders"}},
+		"no node":  {Facts{Nodes: []nodes.Node{}}, []string{"fail no_owner/orders"}},
+		"sick nodes": {Facts{Slots: of(nil).Slots, Nodes: []nodes.Node{
+			{Node: "n1", Watchers: []string{"orders"}},
+			{Node: "n2", Watchers: []string{"orders"}, KafkaReachable: true, ClockAheadMS: -2500},
+			{Node: "n3", Watchers: []string{"orders"}, AgeMS: 60_000},
+			{Node: "n4", Watchers: []string{"other"}, AgeMS: 60_000},
+		}}, []string{"warn kafka_unreachable/n1", "warn node_stale/orders", "warn clock/n2"}},
+		"letters":      {Facts{Letters: &Letters{Relay: 2, Handlers: 3}}, []string{"warn dead_letters/orders"}},
+		"no letters":   {Facts{Letters: &Letters{}}, nil},
+		"many letters": {Facts{Letters: &Letters{Relay: 2}, Health: rule(health.DeadLettersRule, health.Degraded, 0)}, []string{"fail dead_letters/orders"}},
+		"outboxes": {Facts{Unreadable: []outboxes.Finding{{NS: "a.b", Cause: "c", Fatal: true}, {NS: "a.c", Cause: "c"}}}, []string{
+			"fail outbox_not_readable/a.b", "warn outbox_not_readable/a.c",
+		}},
+		"counting":    {Facts{Health: rule(health.CountingRule, health.Unhealthy, 0)}, []string{"fail counts_fail/orders"}},
+		"no counts":   {Facts{CountsFail: "x"}, []string{"warn counts_fail/orders"}},
+		"waiting":     {Facts{Health: rule(health.WaitingRule, health.Degraded, 4)}, []string{"warn waiting_stuck/orders"}},
+		"few wait":    {Facts{Health: rule(health.WaitingRule, health.OK, 4)}, nil},
+		"overdue":     {Facts{Health: rule(health.OverdueRule, health.Degraded, 1)}, []string{"warn scheduled_overdue/orders"}},
+		"both losses": {of(func(s *SlotStatus) { s.Lost = []LostHistory{{ID: "1", At: now, To: now}, {ID: "2", At: now, To: now}} }), []string{"warn lost_history/1", "warn lost_history/2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.facts.Now, c.facts.Watcher = now, "orders"
+			var got []string
+			for _, p := range List(c.facts) {
+				got = append(got, string(p.Severity)+" "+p.ID)
+				spec := SpecOf(p.Kind)
+				if p.Title == "" || p.Consequence == "" || p.Fix == "" || !slices.Contains(spec.Severities, p.Severity) {
+					t.Errorf("%+v", p)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// The number of waiting events is that of the store, which also has the events after them.
+func TestATopicCountsWhatWaits(t *testing.T) {
+	t.Parallel()
+	slot := liveSlot(func(s *SlotStatus) {
+		s.Unwritable = []UnwritableTopic{{Topic: "a", Reason: `topic "a" does not exist; create it`, Since: *ago(time.Minute), ForS: 60, Count: 3}}
+	})
+	list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{slot}, Waiting: map[string]Waiting{"a": {Events: 48}}})
+	if len(list) != 1 || list[0].Count != 48 || list[0].Detail != "it does not exist; create it" || !list[0].Since.Equal(*ago(time.Minute)) || list[0].ForS != 60 {
+		t.Errorf("%+v", list)
+	}
+}

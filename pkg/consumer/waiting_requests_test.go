@@ -1,0 +1,130 @@
+package consumer_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/lab/setasidetest"
+	"github.com/outrelay/outrelay/internal/service/setaside"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+)
+
+// waitsForever is a Retry with which a message is set aside at once, and is not tried again during a test.
+var waitsForever = consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour}
+
+func (k *kit) newWaitingDesk() *setaside.Desk {
+	return setaside.NewDesk(k.db, setaside.DefaultCollection)
+}
+
+// requestRetry lets an operator retry the messages of a key.
+func (k *kit) requestRetry(key string, want int64) {
+	k.Helper()
+	if n, err := k.newWaitingDesk().Retry(k.context(), setaside.Query{Group: k.group, Handler: "counted", Key: key}); n != want || err != nil {
+		k.Fatalf("messages of key %s to retry: got %d (%v), want %d", key, n, err, want)
+	}
+}
+
+func TestARetryThatAnOperatorRequestsIsMadeAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, outage := range map[string]int{"running": 50, "suspended": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			var attempts atomic.Int64
+			var repaired atomic.Bool
+			effects := k.insertInto("effects")
+			retry := waitsForever
+			retry.Outage = outage
+			c := k.newConsumer(consumer.WithRetry(retry), consumer.WithConcurrency(1))
+			addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+				attempts.Add(1)
+				if !repaired.Load() {
+					return errWanted
+				}
+				return effects(ctx, m)
+			})
+			k.publish(newMessages(2, 2)...)
+			k.start(c)
+			k.waitCount(setaside.DefaultCollection, 2)
+
+			// An attempt that fails ends the request: there is one, and not one every two seconds.
+			k.requestRetry("key00", 1)
+			k.waitUntil("the third attempt", func(context.Context) bool { return attempts.Load() >= 3 })
+			k.waitUntil("the end of the request", func(ctx context.Context) bool {
+				list, err := setaside.New(k.db, setaside.DefaultCollection).Requested(ctx, k.group)
+				return err == nil && len(list) == 0
+			})
+			if n := attempts.Load(); n != 3 {
+				t.Errorf("attempts: got %d, want 3", n)
+			}
+
+			repaired.Store(true)
+			k.requestRetry("key00", 1)
+			k.waitCount("effects", 1)
+			k.requestRetry("key01", 1)
+			k.waitCount("effects", 2)
+			k.untilNoneWaits()
+			k.publish(newMessages(4, 4)...)
+			k.waitUntil("new messages, because the handler goes on", func(context.Context) bool { return k.readCommitted(1)[0] == 6 })
+		})
+	}
+}
+
+func TestADiscardedMessageBecomesADeadLetterAndItsKeyGoesOn(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	effects := k.insertInto("effects")
+	c := k.newConsumer(consumer.WithRetry(waitsForever))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Value) == "0" {
+			return errWanted
+		}
+		return effects(ctx, m)
+	})
+	k.publish(newMessages(1, 3)...)
+	k.start(c)
+	k.waitCount(setaside.DefaultCollection, 3)
+
+	// A handler that no member has.
+	gone := setasidetest.NewMessage("a", 0, 7, 1)
+	gone.Place = setaside.Place{Handler: k.group + "/gone", Topic: k.topic}
+	if err := setaside.New(k.db, setaside.DefaultCollection).Add(k.context(), gone, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := k.newWaitingDesk().Discard(k.context(), setaside.Query{Group: k.group, IDs: []string{k.topic + "/0@0", k.topic + "/0@7"}}, "ann"); n != 2 || err != nil {
+		t.Fatalf("messages to discard: got %d (%v), want 2", n, err)
+	}
+
+	k.untilLetters(2)
+	k.waitCount("effects", 2)
+	k.untilNoneWaits()
+	if got, want := k.readValues("effects"), []string{"1", "2"}; !slices.Equal(got, want) {
+		t.Errorf("the handler got %q, want %q", got, want)
+	}
+
+	handlers := map[string]bool{}
+	for letter, err := range k.newDesk().List(k.context(), deadletter.Query{Class: deadletter.ClassSkipped}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		handlers[letter.ID.Handler] = true
+		if letter.Attempts != 1 || letter.ID.Topic != k.topic || !strings.HasPrefix(letter.Reason, "ann has discarded the message") {
+			t.Errorf("unexpected letter %+v", letter)
+		}
+	}
+	if len(handlers) != 2 || !handlers["gone"] || !handlers["counted"] {
+		t.Errorf("handlers of the letters: got %v", handlers)
+	}
+
+	// The letter is requeued like others.
+	k.requeue(deadletter.Query{Handler: "counted"}, deadletter.RequeueOptions{Edit: func(l *deadletter.Letter) error {
+		l.Value = []byte("repaired")
+		return nil
+	}}, 1)
+	k.waitCount("effects", 3)
+}
