@@ -225,6 +225,7 @@ func giveUpMessages(t *testing.T, s *kit.Scene) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	reject := func(context.Context, *consumer.Message) error { return consumer.Reject(errors.New("no such customer")) }
 	if err := c.Handle("invoice", consumer.Func(reject, "Changed")); err != nil {
 		t.Fatal(err)

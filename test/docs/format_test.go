@@ -67,9 +67,11 @@ func (n *names) formatRecord(rec *kit.Record) string {
 const widest = 100
 
 func (n *names) formatValue(v bson.RawValue, indent string) string {
-	switch v.Type {
-	case bson.TypeEmbeddedDocument, bson.TypeArray:
+	if v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray {
 		return n.formatFields(v, indent)
+	}
+
+	switch v.Type {
 	case bson.TypeString:
 		return n.quote(v.StringValue())
 	case bson.TypeObjectID:

@@ -90,7 +90,7 @@ func checkExample(t *testing.T, text string, env, set []string) {
 // Each key that the first table names exists.
 func TestFirstKeysExist(t *testing.T) {
 	t.Parallel()
-	rows := regexp.MustCompile("(?m)^\\| [0-9]+ \\| (.*?) \\|").FindAllStringSubmatch(configurationIntro, -1)
+	rows := regexp.MustCompile(`(?m)^\| [0-9]+ \| (.*?) \|`).FindAllStringSubmatch(configurationIntro, -1)
 	if len(rows) != 8 {
 		t.Errorf("%d rows, want 8", len(rows))
 	}

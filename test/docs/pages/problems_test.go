@@ -15,11 +15,13 @@ func TestTroubleshootingPageIsGenerated(t *testing.T) {
 	generated.CheckBlocks(t, "docs/troubleshooting.md", []string{"problems"}, func(string) string {
 		var b strings.Builder
 		b.WriteString("\n| kind | problem | severity | if nobody acts | fix |\n|---|---|---|---|---|\n")
+
 		for _, spec := range problems.Specs() {
 			severities := make([]string, len(spec.Severities))
 			for i, severity := range spec.Severities {
 				severities[i] = string(severity)
 			}
+
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", spec.Kind, spec.Title, strings.Join(severities, ", "), spec.Consequence, spec.Fix)
 		}
 		b.WriteByte('\n')
