@@ -71,7 +71,7 @@ func TestEachProblemIsOneCardWithItsAction(t *testing.T) {
 	_, body := sendRequest(t, site, &operator, "GET", "/", nil)
 	text := strings.Join(strings.Fields(body), " ")
 	for _, want := range []string{
-		"✕ fail", "48 events wait · for 10 min", "it does not exist. its events wait in order.", "What to do: create it.", `href="/pending?topic=invoices">Show 48 events</a>`,
+		"✕ fail", "48 events wait · for 10 min", "It does not exist. Its events wait in order.", "What to do: create it.", `href="/pending?topic=invoices">Show 48 events</a>`,
 		`name="problem" value="lost-1"`, `name="slot" value="1of2"`, `action="/confirm/resume"`,
 	} {
 		if !strings.Contains(text, want) {

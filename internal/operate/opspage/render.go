@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/activity"
@@ -155,7 +157,7 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"spark":     newSpark,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
-		"title":     func(text string) string { return strings.ToUpper(text[:1]) + text[1:] },
+		"title":     upperFirst,
 		"unix":      time.Time.UnixMilli,
 
 		"watcherlink": func(name string) string { return joinQuery(assets.base.address("/"), url.Values{"watcher": {name}}) },
@@ -211,15 +213,18 @@ func newMap(pairs ...any) map[string]any {
 // halves are the parts of a text in a cell. A narrow cell shortens Head at its end, so the ellipsis is in the middle of the text.
 type halves struct{ Head, Tail string }
 
-// tailLength is the number of characters of a long text that its cell shows in any case: enough for the end of an id or a topic.
-const tailLength = 8
+// The lengths of the parts, in characters. A cell shows the tail in any case: enough for the end of an id or a topic.
+const (
+	shortText = 12 // is not split
+	maxTail   = 8
+)
 
 func splitMiddle(text string) halves {
 	characters := []rune(text)
-	if len(characters) <= 2*tailLength {
+	if len(characters) <= shortText {
 		return halves{Head: text}
 	}
-	split := len(characters) - tailLength
+	split := len(characters) - min(maxTail, len(characters)/2)
 	return halves{string(characters[:split]), string(characters[split:])}
 }
 
@@ -272,6 +277,15 @@ func newSpark(records []int32) *spark {
 		}
 	}
 	return chart
+}
+
+// upperFirst makes the first letter of a text upper case.
+func upperFirst(text string) string {
+	if text == "" {
+		return ""
+	}
+	first, size := utf8.DecodeRuneInString(text)
+	return string(unicode.ToUpper(first)) + text[size:]
 }
 
 // formatShare returns the finished part of a job in percent.
