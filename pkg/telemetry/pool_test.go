@@ -30,11 +30,11 @@ func (f *figures) Measure(m telemetry.Measurement) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m.Metric == telemetry.Connections {
-		f.gauges[m.Reason] = int(m.N)
-		f.most[m.Reason] = max(f.most[m.Reason], int(m.N))
+		f.gauges[m.Reason] = m.N
+		f.most[m.Reason] = max(f.most[m.Reason], m.N)
 		return
 	}
-	f.counts[string(m.Metric)+" "+m.Reason] += int(m.N)
+	f.counts[string(m.Metric)+" "+m.Reason] += m.N
 }
 
 func (f *figures) read(from map[string]int64, name string) int64 {

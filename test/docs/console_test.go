@@ -220,7 +220,7 @@ func appendWaiting(t *testing.T, s *kit.Scene) {
 func giveUpMessages(t *testing.T, s *kit.Scene) {
 	t.Helper()
 	s.AppendEvents(s.Outbox(), event.New(event.Aggregate{Type: "order", ID: "customer-20"}, "Renamed", event.JSON(1)))
-	c, err := consumer.New("billing", s.DB, consumer.WithBrokers(s.Brokers...), consumer.WithTopics(s.TopicOf("order")), consumer.WithUnknown(),
+	c, err := consumer.New("billing", s.DB, consumer.WithBrokers(s.Brokers...), consumer.WithTopics(s.TopicOf("order")),
 		consumer.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)
