@@ -130,7 +130,7 @@ func writeCommand(out io.Writer, cmd *cobra.Command) {
 	}
 	if cmd.Example != "" {
 		lines := strings.ReplaceAll("$"+strings.TrimPrefix(cmd.Example, " "), "\n  ", "\n$ ")
-		fmt.Fprintf(out, "\n<!-- not run: examples with names that do not exist -->\n```console\n%s\n```\n", lines)
+		fmt.Fprintf(out, "\n<!-- not run: the names do not exist -->\n```console\n%s\n```\n", lines)
 	}
 
 	writeFlags(out, cmd.LocalNonPersistentFlags())

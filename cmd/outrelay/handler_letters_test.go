@@ -26,6 +26,7 @@ import (
 type clinic struct {
 	*graveyard
 	topic, group string
+	member       *consumer.Consumer
 
 	repaired atomic.Bool
 
@@ -37,12 +38,13 @@ func newClinic(t *testing.T) *clinic {
 	t.Helper()
 	c := &clinic{graveyard: newGraveyard(t, 0), topic: stacktest.Topic(t, 1), group: stacktest.Name(t)}
 	member, err := consumer.New(c.group, c.outbox.Database(), consumer.WithBrokers(stacktest.Brokers(t)...),
-		consumer.WithTopics(c.topic), consumer.WithUnknown(), consumer.WithCommitCount(1),
+		consumer.WithTopics(c.topic), consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(context.Context, error) {}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	retry := consumer.WithRetry(consumer.Retry{Quick: []time.Duration{-1}, Min: time.Hour, Max: time.Hour})
+	c.member = member
 	for _, name := range []string{"invoice", "report"} {
 		h := consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if name == "invoice" && strings.HasPrefix(string(m.Value), "bad") {

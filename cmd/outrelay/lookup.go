@@ -14,6 +14,7 @@ import (
 
 func newLookupCommand(program *program) *cobra.Command {
 	query := &admin.LookupQuery{}
+	conversation := ""
 	cmd := &cobra.Command{
 		Use:   "lookup ID|KEY",
 		Short: "Show the whole life of an event, or of the events of an ordering key",
@@ -21,24 +22,32 @@ func newLookupCommand(program *program) *cobra.Command {
 the life of each event in the order of time: appended, due, sent with the place in Kafka, failed
 attempts, why it waits, dead letters of the relay and of handlers, requeues, messages that handlers
 retry, and the marks of handlers. For a key, waiting events and dead letters are always found, other
-events only between --from and --to. Handlers are found in the databases of the outboxes. The exit
-code is 1 if nothing is found.`,
+events only between --from and --to. Handlers are found in the databases of the outboxes. With
+--conversation, the output is the events that follow from one event, as a tree. The exit code is 1 if
+nothing is found.`,
 		Example: `  outrelay lookup 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10
-  outrelay lookup customer-17 --from 6h`,
+  outrelay lookup customer-17 --from 6h
+  outrelay lookup --conversation 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10`,
 		Args: maxArgs(1),
 	}
 
 	action := program.addReadFlags(cmd)
 	cmd.Flags().StringVar(&query.Key, "key", "", "only an ordering `key`, also if it is the id of an event")
+	cmd.Flags().StringVar(&conversation, "conversation", "", "the correlation `id` of the events of a conversation, instead of an id")
 	addCollectionFlag(cmd, &query.Collection)
 	addTimeFlag(cmd, &query.From, "from",
-		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h", parsePastTime)
+		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h; with --conversation: 24h", parsePastTime)
 	addTimeFlag(cmd, &query.To, "to", "with --key: written before this `time`, or at least so long ago, such as 2h", parsePastTime)
 	addLimitFlag(cmd, &query.Limit, admin.DefaultPage, admin.MaxPage, "with --key: maximum number of envelopes, and of dead letters")
 
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if (len(args) == 1) == (query.Key != "") {
-			return fmt.Errorf("lookup needs the id of an event or an ordering key")
+		if conversation != "" && len(args) == 0 && query.Key == "" {
+			return runConversation(cmd, action, admin.ConversationQuery{
+				ID: conversation, Collection: query.Collection, From: query.From, To: query.To, Limit: query.Limit,
+			})
+		}
+		if (len(args) == 1) == (query.Key != "") || conversation != "" {
+			return fmt.Errorf("lookup needs one of the id of an event, an ordering key and --conversation")
 		}
 		if len(args) == 1 {
 			query.Text = args[0]

@@ -95,6 +95,25 @@ func TestValidateJSON(t *testing.T) {
 	}
 }
 
+// A pipeline checks the configuration of a pod without its secrets.
+func TestValidateWithoutSecrets(t *testing.T) {
+	t.Parallel()
+	file := writeConfig(t, "mongodb: {uri: '${file:/no/such/uri}'}\nkafka: {brokers: ['k:1'], tls: {ca: /no/such/ca.crt}}\nwatch: [a.outbox]\n")
+	if code, out, _ := runCommand(t, nil, "validate", "--config", file); code != exitConfig || !strings.Contains(out, "2 problems") {
+		t.Errorf("with secrets: exit code %d, stdout %q", code, out)
+	}
+
+	want := "warning: kafka.tls.ca is not checked: the file /no/such/ca.crt cannot be read: no such file or directory\n" +
+		"warning: mongodb.uri is not checked: the file /no/such/uri cannot be read: no such file or directory\nok\n"
+	if code, out, errOut := runCommand(t, nil, "validate", "--without-secrets", "--config", file); code != exitOK || out != want || errOut != "" {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
+	}
+	if code, out, _ := runCommand(t, nil, "validate", "--without-secrets", "--config", file, "--set", "lease.ttl=1ms"); code != exitConfig ||
+		!strings.Contains(out, "lease.ttl: found 1ms; expected between 1s and 5m0s\n1 problem\n") {
+		t.Errorf("exit code %d, stdout %q", code, out)
+	}
+}
+
 func TestConfigPrint(t *testing.T) {
 	t.Parallel()
 	code, out, errOut := runCommand(t, minimalEnv, "config", "print", "--redacted", "--log-level", "debug", "--watch", "a.x,b.x", "--set", "watcher=w")

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,10 +47,7 @@ func (l *reloader) reloadOnHangup() (stop func()) {
 	}
 }
 
-// The keys that apply at once.
 const levelKey = "log.level"
-
-var tokenKeys = []string{"http.admin.token", "http.admin.viewer_token"}
 
 // reload reads the configuration, applies the log level and reports the keys that apply at the next start.
 func (l *reloader) reload() {
@@ -68,9 +64,9 @@ func (l *reloader) reload() {
 	if l.apply != nil {
 		applied = l.apply(next)
 	}
-	// Tokens are applied above, or have not changed.
+	// Tokens are applied above, or have not changed, and the level is applied below.
 	for _, key := range config.DifferingKeys(l.running, next) {
-		if key != levelKey && !slices.Contains(tokenKeys, key) {
+		if config.AppliesWhen(key) != config.AppliesOnSignal {
 			waiting = append(waiting, key)
 		}
 	}

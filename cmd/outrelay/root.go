@@ -81,7 +81,8 @@ func commandGroups() []commandGroup {
 			newResliceCommand, newRecoverCommand,
 		}},
 		{"look", "Look and check:", []func(*program) *cobra.Command{
-			newStatusCommand, newProblemsCommand, newTopicsCommand, newNodesCommand, newAuditCommand, newLookupCommand, newPingCommand, newDoctorCommand,
+			newStatusCommand, newProblemsCommand, newTopicsCommand, newGroupsCommand, newNodesCommand, newAuditCommand, newLookupCommand, newPingCommand,
+			newDoctorCommand,
 		}},
 		{"events", "Events that wait, failed or are sent again:", []func(*program) *cobra.Command{
 			newDeadCommand, newFailedCommand, newWaitingCommand, newScheduledCommand, newReplayCommand,

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/doctor"
 	"github.com/outrelay/outrelay/internal/operate/operators"
 	"github.com/outrelay/outrelay/internal/relay/process"
@@ -29,8 +30,8 @@ sent.
 SIGHUP reloads the configuration. A new log.level and new tokens of http.admin apply at once. Other changed keys are logged and
 apply at the next start. Renewed certificates need no signal.
 
-If the configuration cannot work, for example because of a wrong password or a server without a replica
-set, the command exits with 1. If MongoDB cannot be reached for 30 seconds at the start, it exits with 75.
+If the configuration cannot work, for example because of a wrong password, a missing right or a server
+without a replica set, the command exits with 1. If MongoDB cannot be reached for 30 seconds at the start, it exits with 75.
 If only Kafka is away, it starts and waits for Kafka, as it does when Kafka fails later: /readyz and
 status name the reason. Once it runs, it waits until the servers are back, however long that takes.
 
@@ -68,8 +69,8 @@ func (p *program) runRelay(ctx context.Context) error {
 	defer stopReloads()
 	err = relay.Run(ctx)
 
-	// A state database of others or a missing privilege is not another at a later attempt either.
-	if errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) {
+	// A state database of others or a missing privilege is the same at a later attempt.
+	if _, refused := errors.AsType[*mongodb.PrivilegeError](err); refused || errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) {
 		return err
 	}
 	return markTemporary(err)

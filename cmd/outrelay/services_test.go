@@ -29,6 +29,38 @@ func TestLookupCommand(t *testing.T) {
 	}
 }
 
+func TestLookupShowsAConversation(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	header := func(name, value string) bson.D {
+		return bson.D{{Key: "k", Value: name}, {Key: "v", Value: []byte(value)}}
+	}
+	d.insertDocument(d.shop.Collection("outbox"), bson.D{
+		{Key: "_id", Value: "answer"},
+		{Key: "type", Value: "Answered"},
+		{Key: "aggregatetype", Value: "reply"},
+		{Key: "aggregateid", Value: "r1"},
+		{Key: "payload", Value: nil},
+		{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Unix()), I: 1}},
+		{Key: "headers", Value: bson.A{header("correlation-id", "Reminder-1"), header("causation-id", "Reminder-1")}},
+	})
+
+	text := d.runCommand(nil, exitOK, "lookup", "--conversation", "Reminder-1")
+	expectTexts(t, text, "  Reminder of order/o", ": scheduled", "    Answered of reply/r1: recent", " answer)")
+	if strings.Index(text, "Reminder of") > strings.Index(text, "Answered of") {
+		t.Errorf("the answer comes before its cause:\n%s", text)
+	}
+	var found admin.Conversation
+	d.runCommand(&found, exitOK, "lookup", "--conversation", "Reminder-1", "--limit", "1000", "--from", "1h")
+	if len(found.Events) != 2 || found.Events[1].Depth != 1 || found.Events[1].CausationID != "Reminder-1" {
+		t.Errorf("unexpected result %+v", found)
+	}
+	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "--conversation", "nothing"), "not found", "correlation-id nothing")
+	for _, args := range [][]string{{"x", "--conversation", "y"}, {"--key", "y", "--conversation", "z"}} {
+		d.runCommand(nil, exitConfig, append([]string{"lookup"}, args...)...)
+	}
+}
+
 type order struct{ Total int }
 
 func TestSagaCommands(t *testing.T) {

@@ -19,14 +19,23 @@ type validation struct {
 }
 
 func newValidateCommand(program *program) *cobra.Command {
-	var asJSON bool
+	var asJSON, withoutSecrets bool
 	cmd := &cobra.Command{
 		Use:   "validate",
 		Short: "Check the configuration and list every problem; connects to nothing",
-		Args:  noArgs,
+		Long: `Check the configuration and list every problem. The command connects to nothing.
+
+It reads the files to which the configuration refers. Where they do not exist, for example in a pipeline
+that checks the configuration of a pod, pass --without-secrets: a reference to a missing file or
+variable, or a missing certificate, is then a warning, and everything else is checked.`,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			// Only problems of the configuration are a result. An unreadable file is an error.
 			_, warnings, err := program.loadConfig()
+			if withoutSecrets {
+				warnings, err = config.CheckWithoutSecrets(program.configFile, program.env, program.flagSettings())
+			}
+
+			// Only problems of the configuration are a result. An unreadable file is an error.
 			var bad *config.Problems
 			if err != nil && !errors.As(err, &bad) {
 				return err
@@ -42,6 +51,7 @@ func newValidateCommand(program *program) *cobra.Command {
 	}
 
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&withoutSecrets, "without-secrets", false, "accept references to files and variables that are missing here")
 	return cmd
 }
 

@@ -16,7 +16,7 @@ import (
 func addHandlerWaitingFlags(cmd *cobra.Command, source *string, defaultSource string) *admin.HandlerWaitingFilter {
 	filter := &admin.HandlerWaitingFilter{}
 	flags := cmd.Flags()
-	flags.StringVar(source, "source", defaultSource, "what waits: envelopes of the relay, or messages of a handler: relay or handler")
+	flags.StringVar(source, "source", defaultSource, "`kind` of the waiting: relay (envelopes) or handler (messages)")
 	flags.StringVar(&filter.Topic, "topic", "", "only for this `topic`")
 	flags.StringVar(&filter.Key, "key", "", "only with this ordering `key`")
 	flags.StringVar(&filter.Database, "database", "", "with --source handler: only in this `database` of a service")

@@ -138,9 +138,6 @@ func startExample(ctx context.Context, out io.Writer) (*example, error) {
 
 		"OUTRELAY_TOPICS_TEMPLATE="+topics+"{aggregatetype}",
 		"OUTRELAY_TOPICS_CREATE={partitions: 4, replication: 1}",
-
-		// Consumers select the handler by this header.
-		`OUTRELAY_RECORD_HEADERS={type: "{type}"}`,
 	)
 
 	if err := e.buildPrograms(ctx); err != nil {

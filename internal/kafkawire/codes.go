@@ -17,6 +17,7 @@ const (
 	ClusterAuthorizationFailed         = kafkago.ClusterAuthorizationFailed
 	ConcurrentTransactions             = kafkago.ConcurrentTransactions
 	FencedInstanceID                   = kafkago.FencedInstanceID
+	GroupAuthorizationFailed           = kafkago.GroupAuthorizationFailed
 	IllegalGeneration                  = kafkago.IllegalGeneration
 	InvalidConfig                      = kafkago.InvalidConfiguration
 	InvalidProducerEpoch               = kafkago.InvalidProducerEpoch

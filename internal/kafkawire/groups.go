@@ -68,12 +68,14 @@ func (c *Client) CommitOffsets(ctx context.Context, coordinator string, member G
 }
 
 // CommittedOffsets returns the offsets that a group has committed for these partitions, from its coordinator. It leaves out
-// partitions without one. An error of the broker is a Code.
+// partitions without one. With nil, it returns those of all partitions that the user may describe. An error of the broker is a Code.
 func (c *Client) CommittedOffsets(
 	ctx context.Context, coordinator, group string, partitions []record.TopicPartition,
 ) (map[record.TopicPartition]GroupOffset, error) {
-	// With a nil list, Kafka would return all partitions of the group.
-	req := &offsetfetch.Request{GroupID: group, Topics: []offsetfetch.RequestTopic{}}
+	req := &offsetfetch.Request{GroupID: group}
+	if partitions != nil {
+		req.Topics = []offsetfetch.RequestTopic{}
+	}
 	for topic, ids := range groupByTopic(partitions) {
 		req.Topics = append(req.Topics, offsetfetch.RequestTopic{Name: topic, PartitionIndexes: ids})
 	}

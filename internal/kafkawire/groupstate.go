@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/segmentio/kafka-go/protocol/describegroups"
+	"github.com/segmentio/kafka-go/protocol/listgroups"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
@@ -14,9 +16,15 @@ import (
 // GroupState is the state of a consumer group. State is a name of Kafka, for example "Stable". A group that never existed is
 // "Dead".
 type GroupState struct {
-	State    string
-	Members  int
-	Assigned []record.TopicPartition // of all members
+	State   string
+	Members []MemberState
+}
+
+// MemberState is a member of a consumer group. ClientID and Host are those of its connection.
+type MemberState struct {
+	ID, Instance   string // Instance: of a static member; "" for others
+	ClientID, Host string
+	Assigned       []record.TopicPartition // empty while the group is rebalanced
 }
 
 // DescribeGroup returns the state of a group from its coordinator. An error of the broker is a Code.
@@ -34,15 +42,45 @@ func (c *Client) DescribeGroup(ctx context.Context, coordinator, group string) (
 	if err := codeError(responseGroup.ErrorCode); err != nil {
 		return GroupState{}, err
 	}
-	state := GroupState{State: responseGroup.GroupState, Members: len(responseGroup.Members)}
+	state := GroupState{State: responseGroup.GroupState}
 	for i := range responseGroup.Members {
-		list, err := decodeAssignment(responseGroup.Members[i].MemberAssignment)
+		member := &responseGroup.Members[i]
+		list, err := decodeAssignment(member.MemberAssignment)
 		if err != nil {
-			return GroupState{}, fmt.Errorf("member %s: %w", responseGroup.Members[i].MemberID, err)
+			return GroupState{}, fmt.Errorf("member %s: %w", member.MemberID, err)
 		}
-		state.Assigned = append(state.Assigned, list...)
+		state.Members = append(state.Members, MemberState{member.MemberID, member.GroupInstanceID, member.ClientID, member.ClientHost, list})
 	}
 	return state, nil
+}
+
+// GroupNames returns the names of the consumer groups that this user may describe, in order. It asks every broker. The error joins
+// those of the brokers whose groups are missing.
+func (c *Client) GroupNames(ctx context.Context) ([]string, error) {
+	layout, err := c.Metadata(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+
+	var names []string
+	for _, addr := range layout.Brokers {
+		message, callErr := c.callBroker(ctx, addr, adminTimeout, &listgroups.Request{})
+		if callErr == nil {
+			callErr = codeError(message.(*listgroups.Response).ErrorCode)
+		}
+		if callErr != nil {
+			err = errors.Join(err, fmt.Errorf("listing the groups of broker %s: %w", addr, callErr))
+			continue
+		}
+		for _, group := range message.(*listgroups.Response).Groups {
+			// Others, such as those of Kafka Connect, read no topics. A group whose offsets a tool has set has no type.
+			if group.ProtocolType == "consumer" || group.ProtocolType == "" {
+				names = append(names, group.GroupID)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
 }
 
 var errAssignment = errors.New("its assignment is not in the format of Kafka's consumers")

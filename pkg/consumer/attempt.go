@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -71,6 +72,10 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	}
 
 	defer recoverPanic(&err)
+	// The wait comes first: another message of the key may be set aside during it.
+	if err := t.reg.rateLimiter.await(t, len(list)); err != nil {
+		return res, err
+	}
 	if !t.attempt.begin(t, list) {
 		return res, errBehind
 	}
@@ -256,7 +261,7 @@ func (t *track) handleEager(ctx context.Context, current task, res *attemptResul
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		if err := claim.Release(ctx); err != nil {
-			session.report(fmt.Errorf("releasing the claim of message %s: %w", current.entry.m.ID, err))
+			session.reportTrouble("cannot release a claim; it expires", fmt.Errorf("releasing the claim of message %s: %w", current.entry.m.ID, err))
 		}
 	}()
 
@@ -325,9 +330,9 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 			continue
 		}
 
-		messageCtx := ctx
+		messageCtx := event.ContextWithCause(ctx, x.entry.m.Cause())
 		if t.reg.batch != nil {
-			messageCtx = context.WithValue(ctx, collectorKey{}, batch)
+			messageCtx = context.WithValue(messageCtx, collectorKey{}, batch)
 		}
 
 		// The record could be decoded when it was first read, but not when it was fetched again.
@@ -348,6 +353,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		return nil
 	}
 
+	ctx = event.ContextWithCause(ctx, causeOfBatch(batch.messages))
 	err := t.callWithTimeout(ctx, func(ctx context.Context) error {
 		return t.reg.batch(ctx, slices.Clip(batch.messages))
 	})

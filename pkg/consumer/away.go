@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -28,7 +29,8 @@ func (r *run) noteDatabase(err error) {
 	// An error of the server is an answer.
 	if err == nil || !isTransient(err) && !mongo.IsTimeout(err) {
 		if r.reach.gate.isPaused() {
-			r.report(fmt.Errorf("MongoDB answers again after %v: joining the group again", time.Since(r.reach.lostAt).Round(time.Second)))
+			took := time.Since(r.reach.lostAt).Round(time.Second)
+			r.reportLine(line{slog.LevelInfo, "MongoDB answers again; joining the group", []any{"took", took}}, fmt.Errorf("MongoDB answers again after %v: joining the group again", took))
 		}
 		r.reach.lostAt = time.Time{}
 		r.reach.gate.set(false)
@@ -40,7 +42,8 @@ func (r *run) noteDatabase(err error) {
 	}
 	limit, took := r.c.s.maxOutage, time.Since(r.reach.lostAt)
 	if limit >= 0 && took >= limit && !r.reach.gate.isPaused() {
-		r.report(fmt.Errorf("MongoDB has not answered for %v: leaving the group until it does: %w", took.Round(time.Second), err))
+		r.reportTrouble("cannot reach MongoDB for long; leaving the group until it answers",
+			fmt.Errorf("MongoDB has not answered for %v: leaving the group until it does: %w", took.Round(time.Second), err))
 		r.reach.gate.set(true)
 	}
 }

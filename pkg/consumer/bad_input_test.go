@@ -101,11 +101,11 @@ func TestABadRecordIsOneReportWithItsPlace(t *testing.T) {
 		},
 		"a type that no handler takes": {
 			record: consumer.Message{Key: []byte("a"), Value: []byte("{}"), Headers: header("id", "1", "type", "stranger")},
-			opts:   []consumer.Option{consumer.WithUnknown()}, class: deadletter.ClassUnknown, want: "stranger",
+			class:  deadletter.ClassUnknown, want: "stranger",
 		},
 		"without a type": {
 			record: consumer.Message{Key: []byte("a"), Value: []byte("{}")},
-			opts:   []consumer.Option{consumer.WithUnknown()}, class: deadletter.ClassUnknown, want: `type ""`,
+			class:  deadletter.ClassUnknown, want: `type ""`,
 		},
 		"expired": {
 			record: consumer.Message{

@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -35,10 +36,11 @@ type Consumer struct {
 	currentSession atomic.Pointer[session]
 	health         *health
 	waiting        setaside.Store // messages that are set aside; nil if there is no database and the inbox has none
+	rates          rates.Store    // nil if there is no database and the inbox has none
 	letters        *deadletter.Desk
 	sessions       *transaction.Pool // of the handlers' transactions; nil if the database is nil
 
-	unknown, orphaned, poison *registration
+	unknown, skipped, orphaned, poison *registration
 }
 
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
@@ -82,16 +84,14 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		consumer.sessions = transaction.NewPool(db.Client())
 	}
 	consumer.waiting = openWaiting(db, consumer.s.inbox.replacement)
+	consumer.rates = openRates(db, consumer.s.inbox.replacement)
 	consumer.gate.notify = func(paused bool) { consumer.measureStop("paused", paused) }
 
 	// These take the messages that no handler of the service takes.
-	unknown := verdict{Action: actDiscard, Reason: deadletter.ClassUnknown}
-	orphaned := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
-	if consumer.s.deadUnknown {
-		unknown = orphaned
-	}
+	unknown := verdict{Action: actDeadLetter, Reason: deadletter.ClassUnknown}
 	consumer.unknown = newSystemHandler(unknown)
-	consumer.orphaned = newSystemHandler(orphaned)
+	consumer.skipped = newSystemHandler(verdict{Action: actDiscard, Reason: deadletter.ClassUnknown})
+	consumer.orphaned = newSystemHandler(unknown)
 	consumer.poison = newSystemHandler(verdict{Action: actDeadLetter, Reason: deadletter.ClassMalformed})
 	return consumer, nil
 }
@@ -129,6 +129,8 @@ type run struct {
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64
+	beginning    atomic.Pointer[beginning] // of the current membership
+	noTopic      atomic.Bool               // none of the topics exists
 }
 
 // Run joins the group and handles its messages until ctx ends. Then it stops reading, finishes the messages in flight
@@ -174,9 +176,11 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	defer beats.Wait()
 	defer stopBeats()
 	beats.Go(func() { run.sendHeartbeats(beating) })
+	run.note("joining the group", "topics", c.s.topics, "handlers", c.reg.snapshot().names())
 	if err := run.joinGroup(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
+	run.note("left the group")
 	return nil
 }
 
@@ -225,7 +229,7 @@ func (r *run) repeatUntilReady(name string, ensureIndexes func(ctx context.Conte
 			return fmt.Errorf("consumer: %s: %w", name, err)
 		}
 
-		r.report(fmt.Errorf("preparing the %s: %w", name, err))
+		r.reportTrouble("cannot prepare the collections; the consumer joins its group after that", fmt.Errorf("preparing the %s: %w", name, err))
 		if err := backoff.Wait(r.ctx); err != nil {
 			return err
 		}
@@ -243,27 +247,7 @@ func (r *run) sendHeartbeats(ctx context.Context) {
 
 		// An outage of the database is reported by the handlers that wait for it.
 		if err != nil && !isTransient(err) && !mongo.IsTimeout(err) {
-			r.report(fmt.Errorf("inbox: %w", err))
+			r.reportTrouble("cannot store a heartbeat in the inbox; it is stored again", fmt.Errorf("inbox: %w", err))
 		}
 	}
-}
-
-// Fault reports an error from which the transport recovers without help.
-func (r *run) Fault(err error) { r.report(err) }
-
-// report passes an error to WithErrorHook. It logs the error if there is no WithErrorHook, or if WithErrorHook panics.
-func (r *run) report(err error) {
-	if err == nil {
-		return
-	}
-
-	if hook := r.c.s.onError; hook != nil {
-		failed := runGuarded(func() error { hook(r.ctx, err); return nil })
-		if failed == nil {
-			return
-		}
-		err = errors.Join(err, fmt.Errorf("WithErrorHook: %w", failed))
-	}
-
-	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -319,7 +321,7 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
-	c := k.newConsumer(consumer.WithUnknown(), consumer.WithDisposer(dead))
+	c := k.newConsumer(consumer.WithDisposer(dead))
 	addHandler(t, c, "counted", k.insertInto("effects"))
 
 	bad := newMessage("a", "counted", "x")
@@ -347,18 +349,60 @@ func TestUnknownTypeAndPoisonAreDeadLetters(t *testing.T) {
 	}
 }
 
-func TestUnknownTypePasses(t *testing.T) {
+func TestSkippedTypesPass(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	dead := newDisposed()
 	stats := &counts{}
-	c := k.newConsumer(consumer.WithDisposer(dead), consumer.WithTelemetry(stats))
-	addHandler(t, c, "known", nop)
-	k.publish(newMessage("a", "unknown.name", "1"))
+	c := k.newConsumer(consumer.WithDisposer(dead), consumer.WithTelemetry(stats), consumer.WithSkip("unknown.*"), consumer.WithSkip("known"))
+	handled := make(chan string, 10)
+	// A skipped type that has a handler is not skipped.
+	addHandler(t, c, "known", func(_ context.Context, m *consumer.Message) error {
+		handled <- m.Name
+		return nil
+	})
+	k.publish(newMessage("a", "unknown.name", "1"), newMessage("a", "known", "2"), newMessage("a", "unknown", "3"))
 	k.start(c)
-	k.waitUntil("offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 1 })
-	if got := dead.listAll(); len(got) != 1 || got[0].verdict.Action != consumer.ActDiscard || stats.unknown.Load() != 1 {
-		t.Errorf("disposed %+v, unknown %d", got, stats.unknown.Load())
+	k.waitUntil("offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
+
+	discarded := map[string]bool{}
+	for _, d := range dead.listAll() {
+		discarded[d.m.Name] = d.verdict.Action == consumer.ActDiscard
+	}
+	if want := map[string]bool{"unknown.name": true, "unknown": false}; !maps.Equal(discarded, want) || len(handled) != 1 || stats.unknown.Load() != 2 {
+		t.Errorf("discarded %v, want %v; handled %d, unknown %d", discarded, want, len(handled), stats.unknown.Load())
+	}
+	if _, err := consumer.New("g", k.db, consumer.WithBrokers("b:1"), consumer.WithTopics("t"), consumer.WithSkip("")); err == nil || !strings.Contains(err.Error(), "WithSkip") {
+		t.Errorf("an empty name: %v", err)
+	}
+}
+
+// Each message of such a type becomes a dead letter, and the type is reported once, with the fix.
+func TestATypeWithoutAHandlerIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	var mu sync.Mutex
+	var reports []string
+	c := k.newConsumer(consumer.WithSkip("boring"), consumer.WithErrorHook(func(_ context.Context, err error) {
+		if errors.Is(err, consumer.ErrNoHandler) {
+			mu.Lock()
+			defer mu.Unlock()
+			reports = append(reports, err.Error())
+		}
+	}))
+	addHandler(t, c, "known", nop)
+	k.publish(newMessage("a", "stranger", "1"), newMessage("a", "stranger", "2"), newMessage("a", "boring", "3"), newMessage("b", "other", "4"))
+	k.start(c)
+	k.waitUntil("offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 4 })
+
+	mu.Lock()
+	defer mu.Unlock()
+	slices.Sort(reports)
+	if len(reports) != 2 || !strings.Contains(reports[0], `WithSkip("other")`) || !strings.Contains(reports[1], `WithSkip("stranger")`) {
+		t.Errorf("reports: %q", reports)
+	}
+	if n := k.countDocuments(deadletter.DefaultCollection); n != 3 {
+		t.Errorf("%d dead letters, want 3", n)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -154,10 +155,12 @@ func (p *partition) noteDecoder(err error) {
 		return
 	}
 	if err == nil {
-		p.s.report(fmt.Errorf("partition %s goes on: its records can be decoded again", p.tp))
+		p.s.reportLine(line{slog.LevelInfo, "records can be decoded again", []any{"topic", p.tp.Topic, "partition", p.tp.Partition}},
+			fmt.Errorf("partition %s goes on: its records can be decoded again", p.tp))
 		return
 	}
-	p.s.report(fmt.Errorf("waiting for the decoder, partition %s reads nothing further: %w", p.tp, err))
+	p.s.reportTrouble("cannot use the decoder; the partition reads nothing further",
+		fmt.Errorf("waiting for the decoder, partition %s reads nothing further: %w", p.tp, err), "topic", p.tp.Topic, "partition", p.tp.Partition)
 }
 
 // waitUnpaused blocks for duration. It returns false if the partition is paused or given back.

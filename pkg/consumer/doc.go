@@ -58,8 +58,8 @@
 //
 // # Unknown messages
 //
-// A message whose type no handler takes passes. It is counted, and reported once for each type. WithUnknown makes it a dead
-// letter instead.
+// A message whose type no handler takes becomes a dead letter of class unknown. It is counted, and reported once for each type.
+// WithSkip names the types that the group does not need: their messages pass.
 //
 // # Dead letters
 //

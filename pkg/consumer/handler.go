@@ -26,7 +26,8 @@ type Handler struct {
 // HandlerFunc handles one message. Many goroutines call it at once, but messages of one key one after another, in order.
 //
 // By default ctx carries the session of the message's transaction. Writes with ctx, and events that are appended to the
-// outbox with it, commit together with the mark of the message, or not at all. The function may run more than once before
+// outbox with it, commit together with the mark of the message, or not at all. The events get the cause of the message: see
+// event.Cause. The function may run more than once before
 // a commit, so effects outside of the transaction must be repeatable. ctx ends when the handler must stop.
 //
 // Nil commits. An error rolls back. Then Retry decides, unless the error is one of RetryIn, Suspend, Reject or Discard.
@@ -124,6 +125,7 @@ func (h Handler) Handle(ctx context.Context, message *Message) error {
 	if err := h.prepare(ctx); err != nil {
 		return err
 	}
+	ctx = event.ContextWithCause(ctx, message.Cause())
 	if h.batch != nil {
 		return h.batch(ctx, []*Message{message})
 	}

@@ -122,7 +122,7 @@ func TestEachMessageThatIsGivenUpLeavesALetter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 2)
-			cons := k.newConsumer(consumer.WithUnknown(), consumer.WithMode(c.mode))
+			cons := k.newConsumer(consumer.WithMode(c.mode))
 			addHandler(t, cons, "counted", func(context.Context, *consumer.Message) error { return consumer.Reject(errWanted) })
 			want := 0
 			for i := range 6 {

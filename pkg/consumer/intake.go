@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
+	"github.com/outrelay/outrelay/internal/base/glob"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/transport"
@@ -44,7 +46,7 @@ func (p *partition) newEntry(record *transport.Record) *entry {
 // that decides about such messages. A message that is only for another group has no parts.
 //
 // N18: a message in a retry topic is only for one handler. If the handler is not registered, the message becomes a dead
-// letter, without WithUnknown too: the handler may have been renamed, or this process may not have it yet.
+// letter, with WithSkip too: the handler may have been renamed, or this process may not have it yet.
 func (c *Consumer) routeMessage(message *Message) []share {
 	all := c.reg.snapshot().forType(message.Name)
 	only, forOne := message.Header(record.HeaderOnly)
@@ -61,12 +63,18 @@ func (c *Consumer) routeMessage(message *Message) []share {
 	switch {
 	case len(parts) > 0 || !ours:
 		return parts
-	// A removed handler's messages need a decision of a person, while unknown types are normal.
 	case forOne:
 		return append(parts, share{reg: c.orphaned})
+	case c.s.skips(message.Name):
+		return append(parts, share{reg: c.skipped})
 	default:
 		return append(parts, share{reg: c.unknown})
 	}
+}
+
+// skips reports whether WithSkip names the type.
+func (s *settings) skips(typ string) bool {
+	return slices.ContainsFunc(s.skip, func(pattern string) bool { return glob.Match(pattern, typ) })
 }
 
 // attachment is the state of a handler's attachment to a partition in the inbox.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -107,7 +108,7 @@ func (k *kit) newConsumer(opts ...consumer.Option) *consumer.Consumer {
 	k.Helper()
 	base := []consumer.Option{
 		consumer.WithKafka(k.cfg), consumer.WithTopics(k.topic), consumer.WithCommitInterval(50 * time.Millisecond), consumer.WithSharedTransaction(64),
-		consumer.WithErrorHook(func(_ context.Context, err error) { k.logError(err) }),
+		consumer.WithErrorHook(func(_ context.Context, err error) { k.logError(err) }), consumer.WithLogger(slog.New(slog.DiscardHandler)),
 	}
 	c, err := consumer.New(k.group, k.db, append(base, opts...)...)
 	if err != nil {

@@ -169,7 +169,7 @@ func TestMessagesWithoutAHandlerAreKeptAndComeBack(t *testing.T) {
 		}
 		return consumer.Decode(ctx, m)
 	}
-	c := k.newConsumer(consumer.WithUnknown(), consumer.WithDecoder(decode))
+	c := k.newConsumer(consumer.WithDecoder(decode))
 	var broken sync.Map
 	broken.Store("h", true)
 	effect := k.insertInto("effects")

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -55,6 +56,35 @@ func (m *Message) Header(name string) ([]byte, bool) {
 		}
 	}
 	return nil, false
+}
+
+// Cause returns the cause of the events that a handler of m appends: the conversation that m belongs to, or begins, and the id of
+// m. The context of a handler has it already. A handler of batches has only the parts that all messages of the batch share. To
+// give each event the cause of its message, it appends with event.ContextWithCause(ctx, m.Cause()).
+func (m *Message) Cause() event.Cause {
+	cause := event.Cause{CorrelationID: m.ID, CausationID: m.ID}
+	for _, name := range []string{record.HeaderCorrelationID, record.HeaderCECorrelationID} {
+		if id, ok := m.Header(name); ok && len(id) > 0 {
+			cause.CorrelationID = string(id)
+			break
+		}
+	}
+	return cause
+}
+
+// causeOfBatch returns the parts of the cause that all messages share.
+func causeOfBatch(messages []*Message) event.Cause {
+	shared := messages[0].Cause()
+	for _, message := range messages[1:] {
+		cause := message.Cause()
+		if cause.CorrelationID != shared.CorrelationID {
+			shared.CorrelationID = ""
+		}
+		if cause.CausationID != shared.CausationID {
+			shared.CausationID = ""
+		}
+	}
+	return shared
 }
 
 // SetHeader replaces all headers of that name by one. It copies the list, so copies of the message

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/service/consumerparts"
@@ -64,6 +65,7 @@ type handling struct {
 	timeout     time.Duration
 	batchSize   int
 	limit       int
+	rate        Rate
 	retry       Retry
 	retryRules  []retryRule
 	retryTopics []time.Duration
@@ -94,7 +96,7 @@ type settings struct {
 	bufferRecords int
 	bufferBytes   int
 	maxAhead      int
-	deadUnknown   bool
+	skip          []string // types that the group does not need
 	topicList     *topics.List
 	letters       []deadletter.Option
 }
@@ -151,10 +153,16 @@ func WithBuffer(bytes int) Option {
 	})
 }
 
-// WithUnknown makes messages that no handler takes dead letters of class unknown. When there is a handler, requeue them to
-// it. Without WithUnknown they pass, because a topic usually has more types than one service takes. They are counted, and
-// reported once for each type.
-func WithUnknown() Option { return option(func(settings *settings) { settings.deadUnknown = true }) }
+// WithSkip names the types of messages that the group does not need. They pass, and are counted. In a name, * stands for any
+// characters and ? for one character; "*" skips every type that no handler takes. A type that a handler takes is not skipped.
+//
+// Defaults to none: a message whose type no handler takes becomes a dead letter of class unknown, and each such type is reported
+// once. So a misspelled name, a handler that is not deployed yet, and a member of the old version during a rolling update lose no
+// message: requeue the dead letters to the handler when it exists. Name the types of a shared topic that the service does not take,
+// because each dead letter is a document in inbox_dead.
+func WithSkip(names ...string) Option {
+	return option(func(settings *settings) { settings.skip = append(settings.skip, names...) })
+}
 
 // WithHaltOnLoss makes Run return ErrGap if records are lost: retention has removed the next record of a
 // partition, a partition has lost records that were read, or a topic was deleted and created again. Without it the consumer
@@ -238,6 +246,9 @@ func (h *handling) validate() error {
 	if h.batchSize > maxBatch {
 		bad = append(bad, fmt.Errorf("WithSharedTransaction: %d messages: it must be at most %d", h.batchSize, maxBatch))
 	}
+	if rate := h.rate.PerSecond; rate > maxRate || math.IsNaN(rate) {
+		bad = append(bad, fmt.Errorf("WithRate: %v messages per second: it must be at most %d", rate, int(maxRate)))
+	}
 	return errors.Join(bad...)
 }
 
@@ -254,6 +265,7 @@ func (s *settings) validate() error {
 	for _, t := range s.topics {
 		add(t == "", "a topic's name is empty")
 	}
+	add(slices.Contains(s.skip, ""), "WithSkip: the name of a type is empty: \"*\" matches every name")
 	add(s.concurrency < 1, "WithConcurrency: %d lanes: it must be positive", s.concurrency)
 
 	return errors.Join(bad...)

@@ -171,7 +171,7 @@ func (p *partition) fetchLoop() {
 				return
 			}
 			if err != nil {
-				p.s.report(fmt.Errorf("reading the topic of partition %s: %w", p.tp, err))
+				p.s.reportTrouble("cannot read the topic; the partition waits", fmt.Errorf("reading the topic of partition %s: %w", p.tp, err), "topic", p.tp.Topic, "partition", p.tp.Partition)
 				_ = backoff.Wait(ctx)
 			}
 			if restarted || err != nil {
@@ -198,7 +198,7 @@ func (p *partition) fetchLoop() {
 			p.skipGap(ctx, gap)
 
 		default:
-			p.s.report(fmt.Errorf("fetching partition %s: %w", p.tp, err))
+			p.s.reportTrouble("cannot fetch; the partition waits", fmt.Errorf("fetching partition %s: %w", p.tp, err), "topic", p.tp.Topic, "partition", p.tp.Partition)
 			_ = backoff.Wait(ctx)
 		}
 	}

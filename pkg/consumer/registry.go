@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,10 @@ type registration struct {
 
 	chained HandlerFunc   // the function of Handler with its middlewares
 	slots   chan struct{} // of WithLimit; nil without a limit
-	removed atomic.Bool
-	pace    pace
+
+	rateLimiter *rateLimiter // nil without WithRate
+	removed     atomic.Bool
+	pace        pace
 
 	decider    decider
 	suspension suspension
@@ -29,6 +32,7 @@ type registration struct {
 
 	repeatNoted atomic.Bool // a repeated transaction was logged
 
+	hasHandled atomic.Bool                     // a message, in this process
 	unprepared atomic.Pointer[unpreparedError] // nil: what the handler needs exists
 
 	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
@@ -76,9 +80,10 @@ func (h *handlers) forType(typ string) []*registration {
 	return out
 }
 
-// reportUnknownOnce reports, once for each type, that messages pass because no handler takes them. It stops at
+// reportUnknownOnce reports, once for each type, that messages become dead letters because no handler takes them. It stops at
 // maxCachedTypes types.
-func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
+func (g *registry) reportUnknownOnce(message *Message, report func(err error)) {
+	typ := message.Name
 	g.mu.Lock()
 	_, reported := g.reportedTypes[typ]
 	first := !reported && len(g.reportedTypes) < maxCachedTypes
@@ -92,7 +97,9 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 
 	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w takes type %q: all messages of that type pass", ErrNoHandler, typ))
+		report(fmt.Errorf("%w takes type %q, first at %s/%d/%d: its messages become dead letters of class unknown; "+
+			"register a handler and requeue them to it, or skip the type with WithSkip(%q)",
+			ErrNoHandler, typ, message.Topic, message.Partition, message.Offset, cmp.Or(typ, "*")))
 	}
 }
 
@@ -102,6 +109,15 @@ func (g *registry) snapshot() *handlers {
 		return handlers
 	}
 	return &handlers{}
+}
+
+// names returns the names of the handlers in the order of their registration.
+func (h *handlers) names() []string {
+	names := make([]string, len(h.all))
+	for i, r := range h.all {
+		names[i] = r.name
+	}
+	return names
 }
 
 // find returns the handler of that name, or nil.
@@ -151,7 +167,8 @@ func (g *registry) nextChange() <-chan struct{} {
 // cannot be created then, its messages are set aside until they can. The error lists all invalid arguments.
 //
 // A new handler of a running group gets the messages that follow the start of the last member with the old version: during a rolling
-// update, old members pass messages that they have no handler for. To give it all messages, start it under a new group.
+// update, the messages of old members that have no handler for them become dead letters, or pass with WithSkip. To give it all messages,
+// start it under a new group.
 func (c *Consumer) Handle(name string, handler Handler, opts ...HandlerOption) error {
 	registration := &registration{Handler: handler, handling: c.s.handling}
 	registration.name = name
@@ -171,6 +188,9 @@ func (c *Consumer) Handle(name string, handler Handler, opts ...HandlerOption) e
 		bad = append(bad, errors.New("a name must not be empty or contain a slash"))
 	}
 	bad = append(bad, registration.validate(), c.checkRetryTopics(len(registration.retryTopics)))
+	if registration.rate.PerSecond > 0 && c.rates == nil {
+		bad = append(bad, errors.New("WithRate needs a database"))
+	}
 	if err := errors.Join(bad...); err != nil {
 		return fmt.Errorf("consumer: handler %q: %w", name, err)
 	}
@@ -209,6 +229,7 @@ func (c *Consumer) prepareHandler(registration *registration) {
 	if registration.limit > 0 {
 		registration.slots = make(chan struct{}, registration.limit)
 	}
+	registration.rateLimiter = newRateLimiter(c.rates, c.inboxConsumer(registration), registration.rate)
 	registration.chained = chainMiddlewares(registration.handle, registration.middlewares)
 }
 

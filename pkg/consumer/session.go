@@ -81,12 +81,15 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 	defer r.c.currentSession.CompareAndSwap(session, nil)
 	r.c.health.join(true)
 	defer r.c.health.join(false)
+	r.beginning.Load().end()
+	r.noTopic.Store(false)
 
 	// This goroutine counts as a loop, so that others may be added until serveCtx ends.
 	session.loops.Add(1)
 	session.addPartitions(generation.Partitions())
 	session.loops.Go(session.commitLoop)
 	session.loops.Go(session.reportGauges)
+	session.loops.Go(session.explainIdle)
 	for _, reg := range r.c.reg.snapshot().all {
 		session.openRoom(reg)
 	}
@@ -100,6 +103,9 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 		case change := <-generation.Changes():
 			session.applyChange(change) //nolint:contextcheck // the drain outlives serveCtx
 		}
+	}
+	if r.ctx.Err() != nil {
+		r.note("leaving the group; messages in progress are finished first", "at_most", r.c.drainLimit())
 	}
 	// A room that is opened from now on starts no loop, so Wait misses none.
 	session.roomsMu.Lock()
@@ -120,6 +126,7 @@ func (s *session) applyChange(change transport.Change) {
 		}
 	}
 	if len(revoked) > 0 {
+		s.note("partitions are given back", "partitions", formatPartitions(change.Revoked))
 		s.drainPartitions(revoked)
 		s.forgetPartitions(revoked)
 	}
@@ -139,6 +146,9 @@ func (s *session) addPartitions(list []transport.TopicPartition) {
 	n := len(s.partitions)
 	s.partitionsMu.Unlock()
 	s.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: int64(n)})
+	if len(list) > 0 {
+		s.note("partitions are assigned", "partitions", formatPartitions(list), "generation", s.g.ID())
+	}
 
 	// A room that is opened later loads the queues of all partitions.
 	rooms := s.listRooms()
@@ -238,7 +248,7 @@ func (s *session) drainPartitions(list []*partition) {
 	ctx, cancel := context.WithTimeout(s.drainCtx, commitTimeout)
 	defer cancel()
 	if err := s.commitOffsets(ctx); err != nil && !errors.Is(err, transport.ErrGenerationOver) {
-		s.report(fmt.Errorf("committing the last offsets: %w", err))
+		s.reportTrouble("cannot commit the last offsets; the next owner handles the messages again", fmt.Errorf("committing the last offsets: %w", err))
 	}
 
 	// Claims are released after the commit: another member may then begin with these messages.
@@ -266,7 +276,7 @@ func (s *session) awaitTracks(drained <-chan struct{}, list []*partition) {
 	case <-late.C:
 	}
 
-	s.report(fmt.Errorf("%w (%v)", errAbandoned, limit))
+	s.reportTrouble("cannot wait longer for handlers; the next owner handles their messages", fmt.Errorf("%w (%v)", errAbandoned, limit))
 	for _, p := range list {
 		p.abandon(errAbandoned)
 	}
@@ -307,7 +317,7 @@ func (s *session) releaseClaims(list []*partition) {
 		return
 	}
 	if err := s.inbox.Release(ctx, attached...); err != nil {
-		s.report(fmt.Errorf("releasing partitions in the inbox: %w", err))
+		s.reportTrouble("cannot release partitions in the inbox; their claims expire", fmt.Errorf("releasing partitions in the inbox: %w", err))
 	}
 }
 
@@ -376,7 +386,7 @@ func (s *session) commitLoop() {
 			return
 		}
 
-		s.report(fmt.Errorf("committing offsets: %w", err))
+		s.reportTrouble("cannot commit offsets; they are committed again", fmt.Errorf("committing offsets: %w", err))
 		if backoff.Wait(s.serveCtx) != nil {
 			return
 		}

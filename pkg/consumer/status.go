@@ -25,7 +25,8 @@ type Status struct {
 	// Strays are messages of the group that are set aside for a topic, a partition or a handler that is gone. They are reasons,
 	// and never make Ready false.
 	Strays []StrayStatus `json:"strays,omitempty"`
-	// Unknown counts messages since the start whose name no handler takes, by name. It has at most 100 names.
+	// Unknown counts messages since the start whose name no handler takes, by name: dead letters, and with WithSkip messages that
+	// passed. It has at most 100 names.
 	Unknown map[string]int64 `json:"unknown,omitempty"`
 }
 
@@ -46,6 +47,7 @@ type HandlerStatus struct {
 	OldestWaiting  time.Duration `json:"oldest_waiting"`           // since the first failure of the oldest of them
 	Suspended      bool          `json:"suspended"`                // the handler takes no messages
 	SuspendedUntil time.Time     `json:"suspended_until,omitzero"` // zero: not suspended, or until ResumeHandler
+	RateWaiting    int           `json:"rate_waiting"`             // lanes of this member that wait for WithRate
 	LastError      string        `json:"last_error,omitempty"`     // at most 512 bytes; empty after a success
 }
 
@@ -117,6 +119,9 @@ func (c *Consumer) handlerStatus() []HandlerStatus {
 	var list []HandlerStatus
 	for _, r := range c.reg.snapshot().all {
 		status := HandlerStatus{Name: r.name, Running: int(r.running.Load())}
+		if r.rateLimiter != nil {
+			status.RateWaiting = int(r.rateLimiter.waiting.Load())
+		}
 		if text := r.lastError.Load(); text != nil {
 			status.LastError = *text
 		}

@@ -56,6 +56,7 @@ type census struct {
 	unread   []setaside.Place        // without a member at the last two counts
 	failed   bool                    // the last description of the group
 	known    map[strayKey]bool       // stray messages that were reported
+	stops    []setaside.Stop         // that were recorded last
 }
 
 type strayKey struct{ handler, topic, reason string }
@@ -138,7 +139,7 @@ func (r *run) findUnread(ctx context.Context, places []setaside.Place) ([]setasi
 	state, err := r.c.transport.DescribeGroup(ctx, r.c.group)
 	if err != nil {
 		if !r.census.failed && ctx.Err() == nil {
-			r.report(fmt.Errorf("looking for messages that no member reads: %w", err))
+			r.reportTrouble("cannot describe the group; messages that no member reads are not looked for", fmt.Errorf("looking for messages that no member reads: %w", err))
 		}
 		r.census.failed = true
 		return r.census.unread, nil

@@ -257,7 +257,7 @@ func (t *track) handleTasks(list []task) (left []task) {
 	defer t.trouble.clearTrouble(t)
 
 	for len(list) > 0 {
-		n := min(t.countDue(list), t.reg.pace.batchSize(t.reg.batchSize))
+		n := t.reg.rateLimiter.largestBatch(min(t.countDue(list), t.reg.pace.batchSize(t.reg.batchSize)))
 		if n <= 1 || !t.mayBatch() || t.reg.suspension.probesOnly() || t.reg.unprepared.Load() != nil {
 			if !t.handleAlone(list[0]) {
 				return list
@@ -309,7 +309,7 @@ func (t *track) handleTogether(list []task) outcome {
 		return outcomeHandled
 	}
 	// An interrupted attempt shows nothing about its messages.
-	if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
+	if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) || errors.Is(err, errInterrupted) {
 		return outcomeInterrupted
 	}
 	if errors.Is(err, errBehind) {
@@ -371,7 +371,7 @@ func (t *track) handleAlone(current task) bool {
 			t.finishAttempt(list, res)
 			return true
 		}
-		if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
+		if t.p.drainCtx.Err() != nil || errors.Is(err, errOrphan) || errors.Is(err, errInterrupted) {
 			return false
 		}
 		// An earlier message of the key has appeared, so this one is set aside.
@@ -431,6 +431,10 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 		t.p.s.report(&suspendedError{Handler: t.reg.name, Over: true})
 	}
 	if res.handled > 0 {
+		if !t.reg.system && t.reg.hasHandled.CompareAndSwap(false, true) {
+			t.p.s.note("handler has handled its first message", "handler", t.reg.name,
+				"topic", t.p.tp.Topic, "partition", t.p.tp.Partition, "offset", list[0].entry.offset)
+		}
 		t.reg.lastError.Store(nil)
 		t.reg.pace.recordDuration(res.took, res.handled)
 		t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.Handled, N: int64(res.handled), Took: res.took, Handler: t.reg.name})

@@ -29,10 +29,12 @@ func (t *track) applyVerdict(task task, cause error) (done, again bool) {
 	t.reg.lastError.Store(&text)
 	t.noteOutcome(task, verdict, cause)
 
-	// Without WithUnknown, messages without a handler are normal. They are reported once per type, not
-	// once per message.
-	if t.reg == t.p.s.c.unknown && verdict.Action == actDiscard {
-		t.p.s.c.reg.reportUnknownOnce(message.Name, t.p.s.report)
+	// A type without a handler is one mistake, or none, so it is not reported for each message.
+	switch t.reg {
+	case t.p.s.c.unknown:
+		t.p.s.c.reg.reportUnknownOnce(message, t.p.s.report)
+		return t.disposeTask(task, verdict, cause), false
+	case t.p.s.c.skipped:
 		return t.disposeTask(task, verdict, cause), false
 	}
 
@@ -106,10 +108,12 @@ func (t *track) disposeTask(current task, verdict verdict, cause error) bool {
 		return false
 	}
 
-	switch {
-	case t.reg == t.p.s.c.unknown:
+	if t.reg == t.p.s.c.unknown || t.reg == t.p.s.c.skipped {
 		t.count(telemetry.Unknown, 1, "")
 		t.p.s.c.health.countUnknown(current.entry.m.Name)
+	}
+	switch {
+	case t.reg == t.p.s.c.skipped:
 	case verdict.Action == actDiscard:
 		t.count(telemetry.Discarded, 1, "")
 	case verdict.Action == actDeadLetter:

@@ -311,7 +311,7 @@ func (r *waitingRoom) repeat(ctx context.Context, doing string, callback func() 
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.s.report(fmt.Errorf("%s: %w", doing, err))
+		r.s.reportTrouble("cannot prepare the retries of a handler; they begin after that", fmt.Errorf("%s: %w", doing, err), "handler", r.reg.name)
 		if err := backoff.Wait(ctx); err != nil {
 			return err
 		}

@@ -119,7 +119,7 @@ func (p *partition) giveUpDiscarded(message *setaside.Message) bool {
 		return runGuarded(func() error { return session.disposer.Dispose(ctx, decoded, handler, verdict, cause) })
 	})
 	if err != nil {
-		session.report(fmt.Errorf("discarding message %s: %w", originOf(decoded), err))
+		session.reportTrouble("cannot give up a discarded message; that is tried again", fmt.Errorf("discarding message %s: %w", originOf(decoded), err), "handler", handler)
 		return false
 	}
 	if !removed {

@@ -29,6 +29,10 @@ func TestCommandsOfACall(t *testing.T) {
 	for _, n := range []int{1, 300} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			r := w.newRecorded()
+			// The first call also reads whether the collections belong to sagas.
+			w.tx(func(ctx context.Context) error {
+				return just(r.StoreMany(ctx, order{ID: orderID(fmt.Sprint("first-", n))}))
+			})
 			list := orders(n)
 			ids := make([]orderID, n)
 			for i := range list {

@@ -19,6 +19,7 @@ type mongoDocuments struct {
 	name   string
 	coll   *guard.Collection
 	client *mongo.Client
+	sagas  sagaCheck
 }
 
 // onMongo returns documents in the collection coll. With plain, calls without a transaction are
@@ -28,13 +29,18 @@ func onMongo(coll *mongo.Collection, plain bool) entityparts.Documents {
 	if plain {
 		opts = append(opts, guard.WithoutTransaction())
 	}
-	return &mongoDocuments{coll.Name(), guard.NewCollection(coll, opts...), coll.Database().Client()}
+	return &mongoDocuments{
+		name: coll.Name(), coll: guard.NewCollection(coll, opts...), client: coll.Database().Client(), sagas: sagaCheck{coll: coll},
+	}
 }
 
 func (m *mongoDocuments) Name() string { return m.name }
 
 // Find returns the existing documents with one query: see entityparts.Documents.
 func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error) {
+	if err := m.sagas.run(ctx); err != nil {
+		return nil, err
+	}
 	opts := options.Find()
 	if len(fields) > 0 {
 		document := make(bson.D, len(fields))
@@ -49,6 +55,9 @@ func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields .
 
 // Scan returns the next documents with one query: see entityparts.Documents.
 func (m *mongoDocuments) Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error) {
+	if err := m.sagas.run(ctx); err != nil {
+		return nil, err
+	}
 	filter := bson.D{}
 	if !after.IsZero() {
 		filter = bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: after}}}}
@@ -78,6 +87,9 @@ func findAll(
 
 // Insert adds documents with one command: see entityparts.Documents.
 func (m *mongoDocuments) Insert(ctx context.Context, docs []bson.Raw) error {
+	if err := m.sagas.run(ctx); err != nil {
+		return err
+	}
 	_, err := m.coll.InsertMany(ctx, docs)
 
 	// Another unique index is not about the existence of the entity.
@@ -106,6 +118,9 @@ func isDuplicateID(err error) bool {
 
 // Put adds or replaces documents with one command: see entityparts.Documents.
 func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
+	if err := m.sagas.run(ctx); err != nil {
+		return err
+	}
 	models := make([]mongo.WriteModel, len(docs))
 	for i, d := range docs {
 		models[i] = mongo.NewReplaceOneModel().
@@ -120,12 +135,18 @@ func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 
 // Replace replaces a document with one command: see entityparts.Documents.
 func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, guard *entityparts.Guard) (bool, error) {
+	if err := m.sagas.run(ctx); err != nil {
+		return false, err
+	}
 	res, err := m.coll.ReplaceOne(ctx, idFilter(doc.Lookup("_id"), guard), doc)
 	return err == nil && res.MatchedCount == 1, err
 }
 
 // Delete removes documents with one command: see entityparts.Documents.
 func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, guard *entityparts.Guard) (int64, error) {
+	if err := m.sagas.run(ctx); err != nil {
+		return 0, err
+	}
 	res, err := m.coll.DeleteMany(ctx, idsFilter(ids, guard))
 	if err != nil {
 		return 0, err

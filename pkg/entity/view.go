@@ -19,6 +19,7 @@ type mongoView struct {
 	deleted *guard.Collection // versions of deleted entities
 	client  *mongo.Client
 	field   string // of the version
+	sagas   sagaCheck
 }
 
 // onMongoView returns a view in the collection coll. field is the field of the version in its
@@ -30,6 +31,7 @@ func onMongoView(coll *mongo.Collection, field string) entityparts.View {
 		deleted: guard.NewCollection(deletedCollection(coll), guard.WithoutTransaction()),
 		client:  coll.Database().Client(),
 		field:   field,
+		sagas:   sagaCheck{coll: coll},
 	}
 }
 
@@ -42,6 +44,10 @@ func (v *mongoView) Apply(ctx context.Context, states []entityparts.State) error
 	// The transaction of another cluster cannot include this collection.
 	if session := mongo.SessionFromContext(ctx); session != nil && session.Client() != v.client {
 		ctx = outbox.Outside(ctx)
+	}
+
+	if err := v.sagas.run(ctx); err != nil {
+		return err
 	}
 
 	var deletions, deletes, writes []mongo.WriteModel

@@ -112,3 +112,10 @@ func ExampleNewID() {
 	fmt.Println(id, event.ParseID(id.String()) == id)
 	// Output: place-o-1 true
 }
+
+// A service starts a conversation with the id of an HTTP request. An outbox adds the cause of the context to each event.
+func ExampleContextWithCause() {
+	ctx := event.ContextWithCause(context.Background(), event.Cause{CorrelationID: "request-7"})
+	fmt.Println(event.CauseFromContext(ctx).CorrelationID)
+	// Output: request-7
+}

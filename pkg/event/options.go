@@ -53,10 +53,10 @@ func WithHeader(name string, value []byte) Option {
 // inbox retains it. Defaults to the id of the event.
 func WithDedupKey(key string) Option {
 	return option(func(event *Event) {
-		event.headers = slices.DeleteFunc(slices.Clone(event.headers), func(header Header) bool { return header.Key == record.HeaderDedupKey })
-		if key != "" {
-			event.headers = append(event.headers, Header{record.HeaderDedupKey, []byte(key)})
+		if key == "" {
+			event.headers = slices.DeleteFunc(slices.Clone(event.headers), func(header Header) bool { return header.Key == record.HeaderDedupKey })
 		}
+		event.setHeader(record.HeaderDedupKey, key)
 	})
 }
 

@@ -11,6 +11,9 @@
 //	})
 //	if errors.Is(err, inbox.ErrDuplicate) { … } // it was handled before
 //
+// OnceValue also stores the result of the function, and returns it for a repeated key. Package idempotency does that for the responses
+// of an HTTP handler.
+//
 // # Guarantees
 //
 // Once writes a marker for the key in the transaction of the effect. So effects that are written with
@@ -32,5 +35,5 @@
 // # Cost
 //
 // Once needs one read and one write in the transaction, and with WithClaim four more writes outside of
-// it. Nothing runs in the background, except for the renewal of a claim while its function runs.
+// it. OnceValue needs one write more. Nothing runs in the background, except for the renewal of a claim while its function runs.
 package inbox

@@ -19,6 +19,15 @@ var (
 	// ErrClaimLost means that the claim of WithClaim expired before fn ended. Nothing was committed.
 	ErrClaimLost = engine.ErrClaimLost
 
+	// ErrMismatch means that the key of OnceValue was handled with another fingerprint.
+	ErrMismatch = errors.New("the key was used before for something else")
+
+	// ErrNoResult means that the key of OnceValue was handled before, but no result was stored.
+	ErrNoResult = errors.New("handled before by a call that stored no result")
+
+	// ErrResultTooLarge means that the result of OnceValue is larger than MaxResult. Nothing was committed.
+	ErrResultTooLarge = errors.New("the result is too large to be stored")
+
 	// ErrInvalid means that a key or an option is invalid, or that WithClaim was used in a transaction.
 	ErrInvalid = engine.ErrInvalid
 )

@@ -75,39 +75,35 @@ func ExampleInbox_Once_webhook() {
 	// 204 map[]
 }
 
-// An API whose clients send an Idempotency-Key. The answer is stored in the transaction of the effect,
-// so a repeated request gets the first answer.
-func ExampleInbox_Once_idempotencyKey() {
+// The result is stored in the transaction of the effect, so a repeated call gets the first result. In production, the inbox comes from
+// inbox.New.
+func ExampleOnceValue() {
 	db := memory.NewDB()
 	orders := memory.NewTable[string, int](db, "orders")
-	answers := memory.NewTable[string, string](db, "answers")
 	in, err := memory.NewInbox(db)
 	if err != nil {
 		log.Fatal(err)
 	}
 
-	placeOrder := func(ctx context.Context, client, idempotencyKey, order string, cents int) (string, error) {
-		key := inbox.Key{Scope: "orders of " + client, ID: idempotencyKey}
-		err := in.Once(ctx, key, func(ctx context.Context) error {
-			if err := orders.Insert(ctx, order, cents); err != nil {
-				return err
-			}
-			return answers.Put(ctx, key.Scope+"/"+key.ID, fmt.Sprintf("order %s of %d cents", order, cents))
+	type receipt struct {
+		Order string `json:"order"`
+		Cents int    `json:"cents"`
+	}
+	placeOrder := func(ctx context.Context, client, key, order string, cents int) {
+		placed, repeated, err := inbox.OnceValue(ctx, in.Inbox, inbox.Key{Scope: "orders of " + client, ID: key}, func(ctx context.Context) (receipt, error) {
+			return receipt{order, cents}, orders.Insert(ctx, order, cents)
 		})
-		if err != nil && !errors.Is(err, inbox.ErrDuplicate) {
-			return "", err
-		}
-		return answers.Get(ctx, key.Scope+"/"+key.ID)
+		fmt.Println(placed, repeated, err)
 	}
 
 	ctx := context.Background()
-	fmt.Println(placeOrder(ctx, "alice", "k-1", "o-1", 4200))
-	fmt.Println(placeOrder(ctx, "alice", "k-1", "o-2", 4200)) // the same request again
-	fmt.Println(placeOrder(ctx, "bob", "k-1", "o-3", 100))    // another client
+	placeOrder(ctx, "alice", "k-1", "o-1", 4200)
+	placeOrder(ctx, "alice", "k-1", "o-2", 4200) // the same request again
+	placeOrder(ctx, "bob", "k-1", "o-3", 100)    // another client
 	// Output:
-	// order o-1 of 4200 cents <nil>
-	// order o-1 of 4200 cents <nil>
-	// order o-3 of 100 cents <nil>
+	// {o-1 4200} false <nil>
+	// {o-1 4200} true <nil>
+	// {o-3 100} false <nil>
 }
 
 // The service creates the indexes of the inbox when it starts.

@@ -32,12 +32,16 @@ func WithoutTTL() Option {
 	return option(func(settings *engine.Settings) { settings.WithoutTTL = true })
 }
 
-// OnceOption is an option of Once.
-type OnceOption interface{ applyToOnce(c *engine.OnceConfig) }
+// OnceOption is an option of Once and OnceValue.
+type OnceOption interface {
+	ValueOption
+	applyToOnce(c *engine.OnceConfig)
+}
 
 type onceOption func(c *engine.OnceConfig)
 
-func (o onceOption) applyToOnce(cfg *engine.OnceConfig) { o(cfg) }
+func (o onceOption) applyToOnce(cfg *engine.OnceConfig)   { o(cfg) }
+func (o onceOption) applyToValue(settings *valueSettings) { o(&settings.once) }
 
 // WithClaim commits a claim of the key before fn begins, and renews it while fn runs. So only one
 // process at a time runs fn, also if fn acts outside of the database. If the claim is lost, the context

@@ -57,6 +57,16 @@ func (b *Box) Schedule(ctx context.Context, dueAt time.Time, ev event.Event) (ev
 	return envelopes[0].ID, nil
 }
 
+// ScheduleIn is Schedule for the time delay from now, by the clock of MongoDB: a clock of this process that is wrong does not matter.
+// It costs one more round trip. If the transaction runs again, the delay begins again. A negative delay means now.
+func (b *Box) ScheduleIn(ctx context.Context, delay time.Duration, ev event.Event) (event.ID, error) {
+	now, err := b.store.Now(ctx)
+	if err != nil {
+		return event.ID{}, fmt.Errorf("appending to %s: %w", b.events.Collection, err)
+	}
+	return b.Schedule(ctx, now.Add(max(delay, 0)), ev)
+}
+
 // Cancel removes a scheduled event. It returns ErrNotScheduled if the event does not wait any more.
 // If ctx has a transaction, Cancel joins it. Otherwise it returns after a majority has stored the
 // change.

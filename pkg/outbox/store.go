@@ -42,6 +42,10 @@ func (s mongoStore) Stored(ctx context.Context) ([]bson.Raw, error) {
 	return cursor.All[bson.Raw](ctx, "reading the events of "+s.coll.Name(), cur, err)
 }
 
+func (s mongoStore) Now(ctx context.Context) (time.Time, error) {
+	return agenda.ServerTime(transaction.Outside(ctx), s.coll.Database())
+}
+
 func (s mongoStore) Cancel(ctx context.Context, id event.ID) (bool, error) {
 	return agenda.Cancel(ctx, s.coll, id)
 }

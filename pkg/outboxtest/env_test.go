@@ -463,3 +463,73 @@ func TestASagaFollowsTheFakeClock(t *testing.T) {
 		}
 	})
 }
+
+// Three services answer each other: all events are one conversation.
+func TestAConversationGoesThroughServices(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t)
+	box := env.Box()
+	packed := event.Type[Placed]{Aggregate: "parcel", Name: "ParcelPacked"}
+	shipped := event.Type[Placed]{Aggregate: "shipment", Name: "ParcelShipped"}
+	for _, link := range []struct {
+		from, to event.Type[Placed]
+	}{{OrderPlaced, packed}, {packed, shipped}} {
+		c := env.Consumer(link.to.Name, consumer.WithTopics("outbox.event."+link.from.Aggregate))
+		err := c.Handle("answer", consumer.For(link.from, func(ctx context.Context, m *consumer.Message, p Placed) error {
+			return box.Append(ctx, link.to.New(m.Aggregate.ID, p))
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	appendEvents(t, box, OrderPlaced.New("o-1", Placed{Cents: 1}))
+	env.Settle()
+
+	placed, second, third := outboxtest.RequireAppended(t, box, OrderPlaced), outboxtest.RequireAppended(t, box, packed), outboxtest.RequireAppended(t, box, shipped)
+	causeOf := func(headers []event.Header) event.Cause {
+		var opts []event.Option
+		for _, h := range headers {
+			opts = append(opts, event.WithHeader(h.Key, h.Value))
+		}
+		return event.New(event.Aggregate{}, "", event.Payload{}, opts...).Cause()
+	}
+	conversation := placed.ID.String()
+	for _, link := range []struct {
+		got, want event.Cause
+	}{
+		{causeOf(placed.Headers), event.Cause{}},
+		{causeOf(second.Headers), event.Cause{CorrelationID: conversation, CausationID: conversation}},
+		{causeOf(third.Headers), event.Cause{CorrelationID: conversation, CausationID: second.ID.String()}},
+	} {
+		if link.got != link.want {
+			t.Errorf("cause: got %+v, want %+v", link.got, link.want)
+		}
+	}
+}
+
+func TestARateLimitsInMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		env := outboxtest.New(t)
+		began := time.Now()
+		var mu sync.Mutex
+		var times []time.Duration
+		for range 2 {
+			c := env.Consumer("limited", consumer.WithTopics("outbox.event.order"))
+			handle(t, c, func(context.Context, *consumer.Message) error {
+				mu.Lock()
+				defer mu.Unlock()
+				times = append(times, time.Since(began))
+				return nil
+			}, consumer.WithRate(consumer.Rate{PerSecond: 1, Burst: 2}), consumer.WithLimit(1))
+		}
+
+		for i := range 6 {
+			env.Publish(OrderPlaced.New(fmt.Sprint("o-", i), Placed{}))
+		}
+		env.Settle()
+		if len(times) != 6 || times[1] >= time.Second || times[5] < 4*time.Second || times[5] > 6*time.Second {
+			t.Errorf("handled after %v", times)
+		}
+	})
+}

@@ -2,9 +2,11 @@ package outboxtest_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outboxtest"
@@ -49,6 +51,53 @@ func TestPlace(t *testing.T) {
 	}
 	if err := shop.Place(t.Context(), "o-1", Placed{Cents: 1}); err == nil {
 		t.Error("a second order with the same id was accepted")
+	}
+
+	placed := outboxtest.RequireAppended(t, shop.Box, OrderPlaced, outboxtest.WithAggregateID("o-1"))
+	if placed.Payload.Cents != 4200 {
+		t.Errorf("cents: got %d, want 4200", placed.Payload.Cents)
+	}
+}
+
+// Order is a document of the service.
+type Order struct {
+	ID    string `bson:"_id"`
+	Cents int64  `bson:"cents"`
+}
+
+func orderID(o *Order) *string { return &o.ID }
+
+// DocumentShop is a service that stores its documents by package entity.
+type DocumentShop struct {
+	Box    *outbox.Box
+	Orders *entity.Collection[Order, string]
+}
+
+// Place stores an order together with its event.
+func (s *DocumentShop) Place(ctx context.Context, order Order) error {
+	return s.Box.Transaction(ctx, func(ctx context.Context) error {
+		if _, err := s.Orders.Insert(ctx, order); err != nil {
+			return err
+		}
+		return s.Box.Append(ctx, OrderPlaced.New(order.ID, Placed{Cents: order.Cents}))
+	})
+}
+
+// TestPlaceDocument is the unit test of this service. In production, the collection of MongoDB replaces nil and the option.
+func TestPlaceDocument(t *testing.T) {
+	t.Parallel()
+	env := outboxtest.New(t)
+	orders, err := entity.New(nil, orderID, env.Entities("orders"))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	shop := &DocumentShop{Box: env.Box(), Orders: orders}
+	if err := shop.Place(t.Context(), Order{ID: "o-1", Cents: 4200}); err != nil {
+		t.Fatal(err)
+	}
+	if err := shop.Place(t.Context(), Order{ID: "o-1", Cents: 1}); !errors.Is(err, entity.ErrExists) {
+		t.Errorf("a second order with the same id: %v", err)
 	}
 
 	placed := outboxtest.RequireAppended(t, shop.Box, OrderPlaced, outboxtest.WithAggregateID("o-1"))

@@ -47,6 +47,9 @@ func (h *handler[S]) prepare(ctx context.Context) error {
 	want := sagas.Type{Name: h.saga.name, Owner: h.saga.settings.owner, ID: h.saga.settings.ids}
 	// A transaction cannot create indexes.
 	found, err := h.store.Prepare(outbox.Outside(ctx), want)
+	if errors.Is(err, sagas.ErrOccupied) {
+		err = fmt.Errorf("%w: %w", ErrDefinition, err)
+	}
 	if err == nil && found != want {
 		return fmt.Errorf("%w: collection %s contains sagas of %s with %s ids, but this program defines it for %s with %s ids; "+
 			"choose another name, or if both are the same saga, set WithOwner(%q)",

@@ -89,15 +89,17 @@ func (in *Instance[S]) Message() *consumer.Message { return in.message }
 func (in *Instance[S]) Complete() { in.completed = true }
 
 // Emit appends the events to the outbox when the step succeeds, together with the new state and in
-// the order of the calls. An event without the header saga-id gets it.
+// the order of the calls. An event without the header saga-id gets it, and an event without a cause gets that of the message.
 func (in *Instance[S]) Emit(events ...event.Event) {
 	for _, ev := range events {
-		in.out.events = append(in.out.events, in.withSagaID(ev))
+		in.out.events = append(in.out.events, in.connectEvent(ev))
 	}
 }
 
-// withSagaID returns ev with the header saga-id, unless ev has the header.
-func (in *Instance[S]) withSagaID(ev event.Event) event.Event {
+// connectEvent returns ev with the header saga-id and the cause of the message, unless ev has its own.
+func (in *Instance[S]) connectEvent(ev event.Event) event.Event {
+	// The context of the step has another cause if the message was held: that of the message which released it.
+	ev = ev.With(event.WithCause(ev.Cause().Or(in.message.Cause())))
 	if _, ok := ev.Header(HeaderID); ok {
 		return ev
 	}

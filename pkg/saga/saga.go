@@ -259,7 +259,8 @@ func (r *route[S]) decodePayload(ctx context.Context, message *consumer.Message)
 //
 // Handler does no I/O. It returns ErrDefinition, which lists all mistakes of the definition, also a collection that an
 // entity.Collection of this process uses. The consumer creates the collection
-// and its index when it starts. Its Run returns ErrDefinition if another program has a saga of this name.
+// and its index when it starts. Its Run returns ErrDefinition if another program has a saga of this name, or if the collection of a
+// new saga contains other documents.
 func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 	problems := slices.Clone(s.problems)
 	if box == nil {

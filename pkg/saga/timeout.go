@@ -37,7 +37,7 @@ func (in *Instance[S]) TimeoutIn(name string, after time.Duration) {
 	in.CancelTimeout(name)
 
 	ev := event.New(event.Aggregate{Type: saga.settings.aggregate, ID: in.ID()}, typ, event.Bytes("application/json", []byte("{}")))
-	ev = in.withSagaID(ev).With(event.WithHeader(headerTimeout, []byte(ev.ID().String())))
+	ev = in.connectEvent(ev).With(event.WithHeader(headerTimeout, []byte(ev.ID().String())))
 
 	// The precision of a due time is a millisecond.
 	after = (after + time.Millisecond - 1).Truncate(time.Millisecond)

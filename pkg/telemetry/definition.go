@@ -49,6 +49,7 @@ var definitions = describe([]definition{
 	{metric: Connections, kind: gauge, name: "outrelay_service_connections"},
 	{metric: Checkout, kind: histogram, name: "outrelay_service_checkout_seconds"},
 	{metric: CheckoutFailed, kind: counter, name: "outrelay_service_checkouts_failed"},
+	{metric: RateWaiting, kind: gauge, name: "outrelay_consumer_rate_waiting_lanes"},
 	{metric: Appended, kind: counter, name: "outrelay_outbox_appended"},
 })
 

@@ -21,23 +21,23 @@ import (
 type figures struct {
 	telemetry.Discard
 	mu     sync.Mutex
-	gauges map[string]int
-	counts map[string]int
-	most   map[string]int // the greatest value of each gauge
+	gauges map[string]int64
+	counts map[string]int64
+	most   map[string]int64 // the greatest value of each gauge
 }
 
 func (f *figures) Measure(m telemetry.Measurement) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m.Metric == telemetry.Connections {
-		f.gauges[m.Reason] = int(m.N)
-		f.most[m.Reason] = max(f.most[m.Reason], int(m.N))
+		f.gauges[m.Reason] = m.N
+		f.most[m.Reason] = max(f.most[m.Reason], m.N)
 		return
 	}
-	f.counts[string(m.Metric)+" "+m.Reason] += int(m.N)
+	f.counts[string(m.Metric)+" "+m.Reason] += m.N
 }
 
-func (f *figures) read(from map[string]int, name string) int {
+func (f *figures) read(from map[string]int64, name string) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return from[name]
@@ -46,7 +46,7 @@ func (f *figures) read(from map[string]int, name string) int {
 // A call that waits for the only connection of a pool is counted, and so is its failure. Afterwards nothing is in use.
 func TestAPoolThatIsTooSmallIsMeasured(t *testing.T) {
 	t.Parallel()
-	sink := &figures{gauges: map[string]int{}, counts: map[string]int{}, most: map[string]int{}}
+	sink := &figures{gauges: map[string]int64{}, counts: map[string]int64{}, most: map[string]int64{}}
 	var seen []string
 	var mu sync.Mutex
 	other := &driver.PoolMonitor{Event: func(occurred *driver.PoolEvent) {

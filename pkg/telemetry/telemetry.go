@@ -55,7 +55,7 @@ const (
 	Handled Metric = "handled"
 	// Duplicates counts messages that were handled before, according to the inbox.
 	Duplicates Metric = "duplicates"
-	// Unknown counts messages whose name no handler takes.
+	// Unknown counts messages whose name no handler takes: dead letters, and with consumer.WithSkip messages that passed.
 	Unknown Metric = "unknown"
 	// Failed counts failed attempts. Reason is what follows.
 	Failed Metric = "failed"
@@ -94,6 +94,8 @@ const (
 	// Suspended is a gauge: 1 while the member fetches nothing, with the Reason "paused" or "database", or while a handler
 	// takes no messages, with the Reason "handler".
 	Suspended Metric = "suspended"
+	// RateWaiting is a gauge: lanes of a handler that wait for its rate limit.
+	RateWaiting Metric = "rate waiting"
 	// Appended counts events that were appended to an outbox, also by transactions that are rolled back later.
 	Appended Metric = "appended"
 )

@@ -17,6 +17,7 @@ const headersFile = "internal/contract/record/header.go"
 var headerNames = []string{
 	record.ReservedPrefix, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery, record.HeaderRedelivered, record.HeaderOnly,
 	record.HeaderAttempt, record.HeaderRetryDue, record.HeaderRetryOrigin, record.HeaderRetryHistory, record.HeaderDeliverBy,
+	record.HeaderCorrelationID, record.HeaderCausationID, record.HeaderCECorrelationID,
 }
 
 func TestHeaderNamesHaveOneHome(t *testing.T) {

@@ -34,7 +34,7 @@ var oneMeaning = []struct {
 	// A watermark is the first offset of a lane that a consumer has not handled. The relay has a position.
 	{`(?i)watermark`, "position", []string{
 		"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/relay/internal/term/",
-		"internal/base/metrics/metrics.go", "docs/operations.md",
+		"internal/base/metrics/metrics.go", "docs/operations.md", "docs/operate/",
 	}},
 
 	// A dead letter is requeued; a replay sends delivered events again.

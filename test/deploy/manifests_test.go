@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -75,23 +76,32 @@ type deployment struct {
 					} `yaml:"securityContext"`
 					Resources    struct{ Limits, Requests map[string]string }
 					VolumeMounts []struct {
-						Name, MountPath string
-						ReadOnly        bool `yaml:"readOnly"`
+						Name      string
+						MountPath string `yaml:"mountPath"`
+						ReadOnly  bool   `yaml:"readOnly"`
 					} `yaml:"volumeMounts"`
 				}
-				Volumes []struct{ Name string }
+				Volumes []struct {
+					Name   string
+					Secret struct {
+						SecretName string `yaml:"secretName"`
+					}
+				}
 			}
 		}
 	}
 }
 
-// readManifests returns the manifests of deploy/kubernetes by kind.
+// readManifests returns the manifests of deploy/kubernetes and of its components by kind.
 func readManifests(t *testing.T) map[string][]byte {
 	t.Helper()
-	files, err := filepath.Glob(repoPath(t, "deploy", "kubernetes") + "/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%v %v", files, err)
+	root := repoPath(t, "deploy", "kubernetes")
+	files, err := filepath.Glob(root + "/*.yaml")
+	components, componentsErr := filepath.Glob(root + "/components/*/[^k]*.yaml")
+	if err != nil || componentsErr != nil || len(files) == 0 || len(components) == 0 {
+		t.Fatalf("%v %v %v %v", files, components, err, componentsErr)
 	}
+	files = append(files, components...)
 
 	out := map[string][]byte{}
 	for _, file := range files {
@@ -172,8 +182,14 @@ func TestKubernetesDeployment(t *testing.T) {
 	}
 
 	for _, m := range c.VolumeMounts {
-		if !m.ReadOnly || !slices.ContainsFunc(pod.Volumes, func(v struct{ Name string }) bool { return v.Name == m.Name }) {
-			t.Errorf("mount %s is writable or has no volume", m.Name)
+		mounted := false
+		for _, v := range pod.Volumes {
+			// The configuration refers to /run/secrets/outrelay/SECRET/KEY, as with the chart.
+			isPlace := v.Secret.SecretName == "" || m.MountPath == "/run/secrets/outrelay/"+v.Secret.SecretName
+			mounted = mounted || v.Name == m.Name && isPlace
+		}
+		if !m.ReadOnly || !mounted {
+			t.Errorf("mount %s is writable, has no volume, or is not in the directory of its secret: %s", m.Name, m.MountPath)
 		}
 	}
 
@@ -244,35 +260,21 @@ func TestKubernetesBesides(t *testing.T) {
 		t.Errorf("endpoints of the monitor: %+v", m.Spec.Endpoints)
 	}
 
-	type policy struct {
-		Spec struct {
-			PodSelector labels   `yaml:"podSelector"`
-			PolicyTypes []string `yaml:"policyTypes"`
-			Ingress     []struct{ From []any }
-			Egress      []struct{ To []any }
-		}
-	}
-	n := decodeManifest[policy](t, all["NetworkPolicy"])
-	selects("the network policy", n.Spec.PodSelector.MatchLabels, pods)
-	if !slices.Equal(n.Spec.PolicyTypes, []string{"Ingress", "Egress"}) || len(n.Spec.Ingress) == 0 || len(n.Spec.Egress) == 0 {
-		t.Errorf("policy %+v", n.Spec)
-	}
-
-	for _, rule := range n.Spec.Ingress {
-		if len(rule.From) == 0 {
-			t.Error("an ingress rule allows all sources")
-		}
-	}
-
-	for _, rule := range n.Spec.Egress {
-		if len(rule.To) == 0 {
-			t.Error("an egress rule allows all destinations")
-		}
-	}
-
-	type list struct{ Resources []string }
-	for _, file := range decodeManifest[list](t, all["Kustomization"]).Resources {
+	type list struct{ Resources, Components []string }
+	base := decodeManifest[list](t, all["Kustomization"])
+	for _, file := range base.Resources {
 		repoPath(t, "deploy", "kubernetes", file)
+	}
+	// What needs an operator, or what not everybody wants, is a component that the user adds.
+	if want := []string{"namespace.yaml", "serviceaccount.yaml", "deployment.yaml", "service.yaml"}; !slices.Equal(base.Resources, want) || base.Components != nil {
+		t.Errorf("the base has %v and %v, want %v", base.Resources, base.Components, want)
+	}
+	for _, component := range []string{"disruption-budget", "service-monitor"} {
+		c := decodeManifest[list](t, readRepoFile(t, "deploy", "kubernetes", "components", component, "kustomization.yaml"))
+		if len(c.Resources) != 1 {
+			t.Fatalf("component %s: %v", component, c.Resources)
+		}
+		repoPath(t, "deploy", "kubernetes", "components", component, c.Resources[0])
 	}
 }
 
@@ -284,8 +286,12 @@ func TestKubernetesConfigurationLoads(t *testing.T) {
 		StringData map[string]string `yaml:"stringData"`
 	}
 	dir := t.TempDir()
+	mounted := filepath.Join(dir, decodeManifest[meta](t, all["Secret"]).Metadata.Name)
+	if err := os.Mkdir(mounted, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for name, text := range decodeManifest[secret](t, all["Secret"]).StringData {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(mounted, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -301,8 +307,24 @@ func TestKubernetesConfigurationLoads(t *testing.T) {
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("%v %v", err, warnings)
 	}
-	if cfg.HTTP.Listen != "0.0.0.0:9464" || strings.Contains(text, "password") {
-		t.Errorf("listens on %s, want 0.0.0.0:9464, or the configuration contains a password", cfg.HTTP.Listen)
+	if strings.Contains(text, "password") {
+		t.Error("the configuration contains a password")
+	}
+
+	// The manifests repeat the port of http.listen.
+	port, isOpen := strings.CutPrefix(cfg.HTTP.Listen, "0.0.0.0:")
+	container := decodeManifest[deployment](t, all["Deployment"]).Spec.Template.Spec.Containers[0]
+	service := decodeManifest[struct {
+		Spec struct{ Ports []struct{ Port int } }
+	}](t, all["Service"])
+	address := ""
+	for _, e := range container.Env {
+		if e.Name == "OUTRELAY_ADDRESS" {
+			address = e.Value
+		}
+	}
+	if !isOpen || strconv.Itoa(container.Ports[0].ContainerPort) != port || strconv.Itoa(service.Spec.Ports[0].Port) != port || address != "$(POD_IP):"+port {
+		t.Errorf("listens on %s, but the container has %+v and %s, and the service %+v", cfg.HTTP.Listen, container.Ports, address, service.Spec.Ports)
 	}
 }
 

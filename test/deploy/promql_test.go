@@ -182,6 +182,7 @@ func splitTokens(expr string) ([]string, error) {
 func TestTheReaderOfExpressionsSeesMistakes(t *testing.T) {
 	t.Parallel()
 	all := collectMetrics(t)
+
 	for expr, want := range map[string]string{
 		`max(outrelay_lag_seconds{job=~"$job"})`: "",
 		`histogram_quantile(0.99, sum by (le) (rate(outrelay_publish_latency_seconds_bucket[$__rate_interval])))`:            "",

@@ -5,7 +5,9 @@ package docs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +20,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -38,9 +42,13 @@ type step struct {
 var (
 	consoleBlock = regexp.MustCompile("(?ms)^ *```console\n(.*?)^ *```")
 	notRun       = regexp.MustCompile(`<!-- not run: (.+) -->\s*$`)
+	otherShell   = regexp.MustCompile("(?m)^ *```(sh|bash|shell|zsh)\\b")
 	anyMark      = regexp.MustCompile(`<!-- (not )?run`)
 	comment      = regexp.MustCompile(`\s+#.*$`)
 )
+
+// mostReasonWords is how many words a reason has at most: a reader passes over it.
+const mostReasonWords = 5
 
 // findBlocks returns the console blocks of a page, in order. A mark that no block follows is an error.
 func findBlocks(t *testing.T, name string) (blocks []block) {
@@ -51,11 +59,17 @@ func findBlocks(t *testing.T, name string) (blocks []block) {
 	}
 
 	text, marked := string(page), 0
+	if other := otherShell.FindString(text); other != "" {
+		t.Errorf("%s has a block %s: commands belong into console blocks, which run", name, strings.TrimSpace(other))
+	}
 	for _, at := range consoleBlock.FindAllStringSubmatchIndex(text, -1) {
 		b := block{}
 		if mark := notRun.FindStringSubmatch(text[:at[0]]); mark != nil {
 			b.reason = mark[1]
 			marked++
+			if words := len(strings.Fields(b.reason)); words > mostReasonWords {
+				t.Errorf("%s: the reason %q has %d words, want at most %d", name, b.reason, words, mostReasonWords)
+			}
 		}
 
 		for line := range strings.Lines(text[at[2]:at[3]]) {
@@ -82,7 +96,7 @@ func findBlocks(t *testing.T, name string) (blocks []block) {
 func TestConsoleBlocksRun(t *testing.T) {
 	t.Parallel()
 	var files []string
-	for _, pattern := range []string{"../../README.md", "../../docs/*.md", "../../docs/*/*.md"} {
+	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../../docs/*/*.md", "../../deploy/*/*/*.md", "../../examples/*/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -134,7 +148,7 @@ func newDesk(t *testing.T, page string) *desk {
 		"retry":      map[string]any{"base": "1h", "cap": "1h"},
 	}})
 	s.SetConfig("topics.allow", []string{s.TopicOf("order"), s.TopicOf("audit"), s.TopicOf("payment"), s.TopicOf("refund"), "payments.v2"})
-	if page == "operations.md" {
+	if page == "slots.md" {
 		s.SetConfig("slots", 4)
 	}
 	relay := s.StartRelay()
@@ -145,6 +159,7 @@ func newDesk(t *testing.T, page string) *desk {
 	relay.WaitForLog("topic is adopted")
 	if page == "waiting.md" {
 		appendWaiting(t, s)
+		giveUpMessages(t, s)
 	}
 
 	// A copy is declared as valid before its first relay starts.
@@ -160,7 +175,8 @@ func newDesk(t *testing.T, page string) *desk {
 		t.Fatal(err)
 	}
 	curl := filepath.Join(dir, ".curlrc")
-	for name, content := range map[string][]byte{config: text, curl: []byte("fail-with-body\nshow-error\nsilent\n")} {
+	order := filepath.Join(dir, "order.json")
+	for name, content := range map[string][]byte{config: text, curl: []byte("fail-with-body\nshow-error\nsilent\n"), order: []byte(`{"cents":1}`)} {
 		if err := os.WriteFile(name, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -200,13 +216,46 @@ func appendWaiting(t *testing.T, s *kit.Scene) {
 	})
 }
 
+// giveUpMessages runs a consumer whose handler rejects the events of all orders, and which takes no event of another name.
+func giveUpMessages(t *testing.T, s *kit.Scene) {
+	t.Helper()
+	s.AppendEvents(s.Outbox(), event.New(event.Aggregate{Type: "order", ID: "customer-20"}, "Renamed", event.JSON(1)))
+	c, err := consumer.New("billing", s.DB, consumer.WithBrokers(s.Brokers...), consumer.WithTopics(s.TopicOf("order")),
+		consumer.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	reject := func(context.Context, *consumer.Message) error { return consumer.Reject(errors.New("no such customer")) }
+	if err := c.Handle("invoice", consumer.Func(reject, "Changed")); err != nil {
+		t.Fatal(err)
+	}
+
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Errorf("the consumer ended: %v", err)
+		}
+	})
+	stacktest.Eventually(t, "dead letters of both classes", func() bool {
+		rejected, err := s.DB.Collection("inbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "rejected"}})
+		unknown, unknownErr := s.DB.Collection("inbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "unknown"}})
+		return errors.Join(err, unknownErr) == nil && rejected >= 2 && unknown == 1
+	})
+}
+
 // runStep runs a command as the reader does, who fills in ids and confirms changes. It fails the test if the command fails, or prints
 // something else than the page.
 func (d *desk) runStep(s step) {
 	d.t.Helper()
 	command := d.names.Replace(s.command)
 	if group, _, ok := strings.Cut(strings.TrimPrefix(command, "outrelay "), " "); ok && placeholder.MatchString(command) {
-		command = placeholder.ReplaceAllString(command, d.findID(group))
+		source := ""
+		if strings.Contains(command, "--source handler") {
+			source = "--source handler "
+		}
+		command = placeholder.ReplaceAllString(command, d.findID(group, source))
 	}
 
 	out, err := d.runShell(command)
@@ -226,13 +275,30 @@ func (d *desk) runStep(s step) {
 
 var placeholder = regexp.MustCompile(`\bID(\.\.\.|\b)`)
 
-// findID returns the id of the first entry in the list of a group of commands, such as dead.
-func (d *desk) findID(group string) string {
+// findID returns the id of the first entry in the list of a group of commands, such as dead. source is a flag of the list, or "".
+func (d *desk) findID(group, source string) (id string) {
 	d.t.Helper()
-	out, err := d.runShell("outrelay " + group + " list --json")
+	if group != "lookup" {
+		return d.findListed("outrelay " + group + " list " + source + "--json")
+	}
+
+	// An owner writes the list of delivered events every five seconds.
+	stacktest.Eventually(d.t, "a delivered event", func() bool {
+		id = d.findListed("outrelay topics recent --json")
+		return id != "none"
+	})
+	return id
+}
+
+// findListed returns the first id in the list that a command prints, or none.
+func (d *desk) findListed(command string) string {
+	out, err := d.runShell(command)
 	var list map[string]json.RawMessage
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &list)
+	}
+	if err != nil {
+		d.t.Errorf("%s: %v\n%s", command, err, out)
 	}
 
 	for _, raw := range list {
@@ -243,8 +309,6 @@ func (d *desk) findID(group string) string {
 			return entries[0].ID
 		}
 	}
-
-	d.t.Errorf("outrelay %s list has no id: %v\n%s", group, err, out)
 	return "none"
 }
 

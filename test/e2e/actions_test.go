@@ -99,8 +99,8 @@ func testMaintenance(s *scene, b *tab) {
 // testInboxes purges an old mark, and releases a live claim with the required confirmation.
 func testInboxes(s *scene, b *tab) {
 	b.openPage("/inbox")
-	b.clickButton("Purge markers …")
-	b.confirmAction("About 1 marker", "Purge", "1 marker removed")
+	b.clickButton("Purge marks …")
+	b.confirmAction("About 1 mark", "Purge", "1 mark removed")
 	if old, all := s.countDocuments("inbox", bson.D{{Key: "_id.i", Value: "old"}}), s.countDocuments("inbox", bson.D{}); old != 0 || all == 0 {
 		b.t.Errorf("%d old markers of %d are left", old, all)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -103,11 +104,12 @@ func testHandlerLetters(s *scene, b *tab) {
 		b.t.Error("the payload is shown without a request for it")
 	}
 	b.checkAccessibility("letter of a handler")
+	b.clickButton("Edit and requeue")
 	// Editing the text ticks the box "Replace the payload".
 	b.runActions("a new payload", chromedp.SendKeys(`textarea[name=payload]`, "edited"))
 	b.clickButton("Requeue as edited …")
 	b.waitForText("Changed: payload")
-	place := s.topic + "/0/0"
+	place := s.topic + "/0@0"
 	b.confirmAction("Message "+place+" goes back to its handler at once", "Requeue as edited", "was requeued; changed: payload")
 
 	// The rest of its handler is requeued, and the message of another handler with the same id stays.
@@ -130,4 +132,45 @@ func testHandlerLetters(s *scene, b *tab) {
 		b.t.Errorf("%d letters are left, want 4", n)
 	}
 	b.checkConsole("letters of handlers")
+}
+
+// testHandlerWaiting retries the messages that wait for their handler, and gives one up. No member of the group runs, so both stay
+// requests.
+func testHandlerWaiting(s *scene, b *tab) {
+	waiting := s.db.Collection(setaside.DefaultCollection)
+	failed := bson.D{{Key: "n", Value: 3}, {Key: "since", Value: time.Now().Add(-time.Hour)}, {Key: "due", Value: time.Now().Add(time.Hour)}}
+	if _, err := waiting.UpdateMany(s.t.Context(), bson.D{}, bson.D{{Key: "$set", Value: failed}}); err != nil {
+		b.t.Fatal(err)
+	}
+	countMarked := func(field string) int64 {
+		return s.countIn(waiting, bson.D{{Key: field, Value: bson.D{{Key: "$type", Value: bson.A{"date", "object"}}}}})
+	}
+
+	b.openPage("/pending")
+	b.clickButton("Messages of handlers")
+	b.waitForText("2 in all")
+	b.waitForText("billing/charge")
+	b.setWindowSize(360, 900)
+	b.checkAccessibility("messages of handlers on a phone")
+	b.setWindowSize(1280, 900)
+	b.checkAccessibility("messages of handlers")
+	b.takeScreenshot("handlers")
+
+	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
+	b.clickButton("Retry now …")
+	b.confirmAction("2 messages are tried again at once", "Retry now 2", "tried again now")
+	if n := countMarked("rq"); n != 2 {
+		b.t.Errorf("%d messages have a request, want 2", n)
+	}
+
+	b.waitForText("requested")
+	b.runActions("a message", chromedp.Click(`tbody tr:last-child input[name=pick]`))
+	b.waitForText("1 selected")
+	b.clickButton("Give up …")
+	b.confirmAction("1 message is given up", "Give up 1", "1 message is given up")
+	if n := countMarked("dc"); n != 1 {
+		b.t.Errorf("%d messages are given up, want 1", n)
+	}
+	b.waitForText("is given up")
+	b.checkConsole("messages of handlers")
 }

@@ -42,7 +42,7 @@ const (
 	delivered = 40
 	forbidden = 120 // dead letters of class not_allowed, more than one page shows
 	expired   = 3
-	parked    = 4
+	parked    = 48
 	scheduled = 3
 	refused   = 3 // waiting for a retry
 	aged      = 2 // delivered hours ago, according to their timestamp

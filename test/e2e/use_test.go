@@ -106,6 +106,40 @@ func testRows(s *scene, b *tab) {
 	b.checkConsole("rows")
 }
 
+// testTables checks that a row is one line of 32 pixels, that no column is empty, and that a shortened text can be read and copied.
+func testTables(s *scene, b *tab) {
+	b.setWindowSize(1280, 900)
+	b.openPage("/pending?reason=parked")
+	b.waitUntil("the events that wait", fmt.Sprintf("document.querySelectorAll('[data-ticks] tbody tr').length === %d", parked))
+	if height := evaluateScript[float64](b, `(() => { const r = [...document.querySelectorAll('[data-ticks] tbody tr')].map((e) => e.getBoundingClientRect()); return r.at(-1).bottom - r[0].top; })()`); height > parked*33 {
+		b.t.Errorf("%d rows have %.0f pixels", parked, height)
+	}
+
+	empty := `[...document.querySelectorAll('main table')].flatMap((t) => [...t.querySelectorAll('thead th')].filter((e, i) => t.tBodies[0].rows.length && ![...t.tBodies[0].rows].some((r) => r.cells[i].querySelector('input') || !['', '–'].includes(r.cells[i].innerText.trim()))).map((e) => e.innerText))`
+	for _, at := range []string{"/pending?reason=parked", "/dead", "/nodes", "/log", "/scheduled"} {
+		b.openPage(at)
+		if columns := evaluateScript[[]string](b, empty); len(columns) > 0 {
+			b.t.Errorf("%s: columns without a value: %q", at, columns)
+		}
+	}
+
+	b.openPage("/pending?reason=parked")
+	b.waitUntil("a shortened topic with its full name", fmt.Sprintf(`(() => {
+		const e = [...document.querySelectorAll('[data-ticks] tbody .mid')].find((e) => e.title === %q);
+		return e && e.textContent === e.title && e.firstChild.scrollWidth > e.firstChild.clientWidth && e.lastChild.innerText === '-missing';
+	})()`, s.topic+"-missing"))
+	b.waitUntil("a button that copies the name under the pointer", `(() => {
+		document.querySelector('[data-ticks] td .mid').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
+		return document.querySelector('.floating');
+	})()`)
+	b.waitUntil("the copy", `(() => {
+		document.querySelector('[data-ticks] td .mid').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
+		document.querySelector('.floating').click();
+		return document.querySelector('.floating').textContent === 'Copied';
+	})()`)
+	b.checkConsole("tables")
+}
+
 // testTimes filters by a time that the reader types in the own zone.
 func testTimes(s *scene, b *tab) {
 	from := time.Now().Add(-time.Hour).Truncate(time.Minute)
@@ -136,7 +170,7 @@ func testSelection(s *scene, b *tab) {
 	b.openPage("/dead?limit=8")
 	b.runActions("the first box", chromedp.Click(`tbody tr:nth-child(2) input[name=pick]`))
 	b.waitUntil("Shift and a click on another box", `(() => { document.querySelector('tbody tr:nth-child(5) input[name=pick]').dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, shiftKey: true})); return true; })()`)
-	b.waitForText("(4)")
+	b.waitForText("4 selected")
 
 	b.clickButton("Discard …")
 	b.waitForText("removed for good")

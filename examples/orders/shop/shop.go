@@ -119,8 +119,9 @@ func (s *Shop) Consumer(group string, aggregates ...string) (*consumer.Consumer,
 	return consumer.New(s.DB.Name()+"."+group, s.DB, consumer.WithTopics(topics...),
 		// If a process is killed, others wait for this time before they can claim its messages.
 		consumer.WithLease(5*time.Second),
-		// The topics also contain events for other consumers.
 		consumer.WithDrain(4*time.Second),
+		// The topics also contain events for other consumers. Without this, they would become dead letters.
+		consumer.WithSkip("*"),
 		consumer.WithBrokers(s.brokers...),
 		// The group waits for this time for a member that was killed.
 		consumer.WithSessionTimeout(6*time.Second))

@@ -49,7 +49,8 @@ func (c *Config) validateAdmin(validator validator) {
 		"expected another one, because the token decides the role")
 
 	for _, problem := range admin.TLS.findProblems() {
-		validator.report(at("tls."+problem.Path), problem.Found, problem.Allowed)
+		problem.Path = at("tls." + problem.Path)
+		validator.reportFile(problem)
 	}
 	admin.Proxy.validate(validator, at("proxy."))
 

@@ -29,6 +29,13 @@ func (d *decoder) expandText(path, text string) (string, error) {
 	return out, err
 }
 
+// reportReference adds a problem for a reference at path that cannot be resolved. If what it names may be absent here, it excludes
+// the value at path from the checks instead.
+func (d *decoder) reportReference(path string, err error) {
+	_, absent := errors.AsType[*absentError](err)
+	d.problems.reportFile(Problem{Path: path, Found: err.Error(), absent: absent})
+}
+
 // decodeStruct decodes a mapping into the struct section.
 func (d *decoder) decodeStruct(given map[string]any, section reflect.Value, prefix string) {
 	fields := fieldsOf(section.Type())
@@ -174,7 +181,7 @@ func (d *decoder) decodeList(given any, out reflect.Value, key field, path strin
 func (d *decoder) splitText(text, path string) ([]any, bool) {
 	text, err := d.expandText(path, text)
 	if err != nil {
-		d.problems.report(path, err.Error(), "")
+		d.reportReference(path, err)
 		return nil, false
 	}
 
@@ -209,7 +216,7 @@ func (d *decoder) decodeMap(given any, out reflect.Value, path string) {
 		}
 		text, err := d.expandText(path+"."+name, text)
 		if err != nil {
-			d.problems.report(path+"."+name, err.Error(), "")
+			d.reportReference(path+"."+name, err)
 			continue
 		}
 		texts[name] = text
@@ -225,7 +232,11 @@ func (d *decoder) decodeScalar(given any, out reflect.Value, field field, path s
 	}
 	text, err := d.expandText(path, raw)
 	if err != nil {
-		d.problems.report(path, err.Error(), "")
+		d.reportReference(path, err)
+		// Other checks depend on whether there is a secret, and not on its text.
+		if field.typ == secretType {
+			out.Set(reflect.ValueOf(NewSecret("the secret of " + path)))
+		}
 		return
 	}
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"strings"
 )
@@ -47,6 +48,11 @@ func newExpander(env []string) func(string) (string, error) {
 	}
 }
 
+// absentError is the error of a reference to a file or a variable that does not exist.
+type absentError struct{ text string }
+
+func (e *absentError) Error() string { return e.text }
+
 // resolveReference returns the value of a reference such as env:NAME. The line break at the end of a
 // file is removed.
 func resolveReference(reference string, vars map[string]string) (string, error) {
@@ -56,12 +62,15 @@ func resolveReference(reference string, vars map[string]string) (string, error) 
 		if value, ok := vars[name]; ok {
 			return value, nil
 		}
-		return "", errors.New("the environment variable " + name + " is not set")
+		return "", &absentError{"the environment variable " + name + " is not set"}
 
 	case "file":
 		text, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", &absentError{describeUnreadable(name, err)}
+		}
 		if err != nil {
-			return "", errors.New("the file " + name + " cannot be read: " + fileErrorCause(err))
+			return "", errors.New(describeUnreadable(name, err))
 		}
 		return strings.TrimRight(string(text), "\r\n"), nil
 	}

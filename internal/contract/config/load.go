@@ -30,15 +30,23 @@ func Load(path string, env, set []string) (Config, []string, error) {
 
 // LoadOver is Load with other defaults.
 func LoadOver(defaults Config, path string, env, set []string) (Config, []string, error) {
-	cfg, _, warnings, err := loadWithReferences(defaults, path, env, set)
+	cfg, _, warnings, err := loadWithReferences(defaults, path, env, set, &Problems{})
 	return cfg, warnings, err
 }
 
-// loadWithReferences is LoadOver. It also returns the references by the paths of their keys.
-func loadWithReferences(defaults Config, path string, env, set []string) (
+// CheckWithoutSecrets is [Load] for a machine that does not have the secrets of the configuration, and returns only the
+// warnings. If a reference names a file or a variable that does not exist here, or a certificate does not exist, the value is not
+// checked, and a warning names it. Everything else is checked.
+func CheckWithoutSecrets(path string, env, set []string) (warnings []string, err error) {
+	_, _, warnings, err = loadWithReferences(Default(), path, env, set, &Problems{withoutSecrets: true})
+	return warnings, err
+}
+
+// loadWithReferences is LoadOver. It adds to problems, which is empty, and also returns the references by the paths of their
+// keys.
+func loadWithReferences(defaults Config, path string, env, set []string, problems *Problems) (
 	cfg Config, references map[string]resolvedText, warnings []string, err error,
 ) {
-	problems := &Problems{}
 	values := koanf.New(".")
 	document := loadFile(values, path, problems)
 	ofFile := values.Copy()
@@ -79,9 +87,9 @@ func decodeKeys(defaults Config, keys map[string]any, env []string, problems *Pr
 	// A problem may quote the value of a reference, which may be a secret.
 	problems.hideReferences(decoder.references)
 	if err := problems.asError(); err != nil {
-		return Config{}, nil, nil, err
+		return Config{}, nil, problems.listUnchecked(), err
 	}
-	return cfg, decoder.references, cfg.findWarnings(), nil
+	return cfg, decoder.references, append(problems.listUnchecked(), cfg.findWarnings()...), nil
 }
 
 // loadFile loads the file at path into values. It returns the parsed file, or nil if there is none or it cannot be loaded.

@@ -11,7 +11,7 @@ import (
 // is printed as it was written, because its value may be a secret even at a key that is not secret. If
 // there are no secrets, Load can read the text.
 func Print(path string, env, set []string) (text string, warnings []string, err error) {
-	cfg, references, warnings, err := loadWithReferences(Default(), path, env, set)
+	cfg, references, warnings, err := loadWithReferences(Default(), path, env, set, &Problems{})
 	if err != nil {
 		return "", warnings, err
 	}

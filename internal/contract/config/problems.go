@@ -17,6 +17,8 @@ type Problem struct {
 	Line    int    `json:"line,omitempty"`    // where the file has the key, from 1; 0 if the value is not from the file
 	Found   string `json:"found,omitempty"`   // the value found, or the mistake
 	Allowed string `json:"allowed,omitempty"` // the allowed values, or the fix
+
+	absent bool // a file or a variable does not exist on this machine
 }
 
 // String returns the problem on one line.
@@ -37,6 +39,11 @@ type Problems struct {
 	List []Problem
 
 	fileLost bool // the file could not be loaded, so keys that are missing are not reported
+
+	// withoutSecrets makes problems that are absent into warnings: see [CheckWithoutSecrets].
+	withoutSecrets bool
+	// unchecked has these problems.
+	unchecked []Problem
 }
 
 // Error lists the problems, one per line.
@@ -56,12 +63,31 @@ func (p *Problems) report(path, found, allowed string) {
 	p.List = append(p.List, Problem{Path: path, Found: found, Allowed: allowed})
 }
 
-// hasProblem reports whether path, a key above it or a key below it has a problem. Its consequences are
+// reportFile adds a problem of a file or a reference. If it may be absent here, the value is only not checked.
+func (p *Problems) reportFile(problem Problem) {
+	if problem.absent && p.withoutSecrets {
+		p.unchecked = append(p.unchecked, problem)
+		return
+	}
+	p.List = append(p.List, problem)
+}
+
+// listUnchecked returns a warning for each value that is not checked, sorted by path.
+func (p *Problems) listUnchecked() (warnings []string) {
+	for _, problem := range p.unchecked {
+		warnings = append(warnings, problem.Path+" is not checked: "+problem.Found)
+	}
+	slices.Sort(warnings)
+	return warnings
+}
+
+// hasProblem reports whether path, a key above it or a key below it has a problem, or is not checked. Its consequences are
 // not reported again.
 func (p *Problems) hasProblem(path string) bool {
-	return slices.ContainsFunc(p.List, func(problem Problem) bool {
+	concerns := func(problem Problem) bool {
 		return problem.Path == path || strings.HasPrefix(path, problem.Path+".") || strings.HasPrefix(problem.Path, path+".")
-	})
+	}
+	return slices.ContainsFunc(p.List, concerns) || slices.ContainsFunc(p.unchecked, concerns)
 }
 
 // hideReferences removes the values of references from the problems, because a value may be a secret

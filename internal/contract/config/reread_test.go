@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Secrets for Kafka in a file are rotated like a token or a certificate: the file is replaced, and nobody is told.
+// Secrets for Kafka in a file are rotated like a token or a certificate: the file is replaced, without a signal.
 func TestSecretsInAFileAreReadAgain(t *testing.T) {
 	t.Parallel()
 	for key, c := range map[string]struct {

@@ -201,7 +201,7 @@ func (t *TLS) findProblems() (list []Problem) {
 	if t.CA != "" {
 		pool, err := readCertPool(t.CA)
 		if err != nil {
-			list = append(list, Problem{Path: "ca", Found: "the file " + t.CA + " cannot be read: " + fileErrorCause(err), Allowed: ""})
+			list = append(list, Problem{Path: "ca", Found: describeUnreadable(t.CA, err), absent: errors.Is(err, fs.ErrNotExist)})
 		} else if pool.Equal(x509.NewCertPool()) {
 			list = append(list, Problem{Path: "ca", Found: "the file " + t.CA + " holds no certificate", Allowed: "expected PEM certificates"})
 		}
@@ -217,11 +217,16 @@ func (t *TLS) findProblems() (list []Problem) {
 		if _, err := tls.LoadX509KeyPair(t.Cert, t.Key); err != nil {
 			list = append(list, Problem{
 				Path: "cert", Found: "the pair " + t.Cert + " and " + t.Key + " cannot be used: " + fileErrorCause(err),
-				Allowed: "expected a PEM certificate and its unencrypted PEM key",
+				Allowed: "expected a PEM certificate and its unencrypted PEM key", absent: errors.Is(err, fs.ErrNotExist),
 			})
 		}
 	}
 	return list
+}
+
+// describeUnreadable returns the problem of a file whose reading failed with err.
+func describeUnreadable(file string, err error) string {
+	return "the file " + file + " cannot be read: " + fileErrorCause(err)
 }
 
 // fileErrorCause returns the reason of a file error without the path, which the caller names itself.

@@ -428,7 +428,8 @@ func (v validator) checkTLS(path string, tlsConfig *TLS) {
 		return
 	}
 	for _, problem := range tlsConfig.findProblems() {
-		v.report(path+"."+problem.Path, problem.Found, problem.Allowed)
+		problem.Path = path + "." + problem.Path
+		v.reportFile(problem)
 	}
 }
 

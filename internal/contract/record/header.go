@@ -17,6 +17,15 @@ const (
 // HeaderDedupKey is the header whose value replaces the event's id for deduplication.
 const HeaderDedupKey = "dedup-key"
 
+// The headers that connect an event with the events before it. The outbox sets them on the events that a handler appends. A
+// service may set them too, so their names do not begin with ReservedPrefix. A CloudEvent of another producer has them as the
+// attributes of the extension "correlation".
+const (
+	HeaderCorrelationID   = "correlation-id" // of the conversation
+	HeaderCausationID     = "causation-id"   // of the message whose handler appended the event
+	HeaderCECorrelationID = "ce_correlationid"
+)
+
 // HeaderDeliverBy is the time at which a message expires: Unix milliseconds, or RFC 3339. The relay makes it of an
 // envelope's expiry. Other producers may set it, so its name does not begin with ReservedPrefix.
 const HeaderDeliverBy = "x-outrelay-deliver-by"

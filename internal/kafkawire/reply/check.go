@@ -21,6 +21,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/initproducerid"
 	"github.com/segmentio/kafka-go/protocol/joingroup"
 	"github.com/segmentio/kafka-go/protocol/leavegroup"
+	"github.com/segmentio/kafka-go/protocol/listgroups"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 	"github.com/segmentio/kafka-go/protocol/offsetcommit"
@@ -51,6 +52,7 @@ var replies = map[protocol.ApiKey]reflect.Type{
 	protocol.EndTxn:             reflect.TypeFor[endtxn.Response](),
 	protocol.DescribeConfigs:    reflect.TypeFor[describeconfigs.Response](),
 	protocol.DescribeGroups:     reflect.TypeFor[describegroups.Response](),
+	protocol.ListGroups:         reflect.TypeFor[listgroups.Response](),
 	protocol.SaslAuthenticate:   reflect.TypeFor[saslauthenticate.Response](),
 }
 

@@ -368,3 +368,37 @@ func failingMiddleware(t *testing.T, fixture Fixture) {
 
 	fixture.checkTypes(t, "other")
 }
+
+func causeOfContext(t *testing.T, fixture Fixture) {
+	own := event.Cause{CorrelationID: "own conversation", CausationID: "own cause"}
+	ofContext := event.Cause{CorrelationID: "conversation", CausationID: "cause"}
+	ctx := event.ContextWithCause(t.Context(), ofContext)
+	if err := fixture.Transaction(ctx, func(ctx context.Context) error {
+		return fixture.Box.Append(ctx, newEvent("none"), newEvent("both", event.WithCause(own)),
+			newEvent("half", event.WithCause(event.Cause{CorrelationID: own.CorrelationID})))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := fixture.Transaction(t.Context(), func(ctx context.Context) error { return fixture.Box.Append(ctx, newEvent("outside")) }); err != nil {
+		t.Fatal(err)
+	}
+
+	want := []event.Cause{ofContext, own, {CorrelationID: own.CorrelationID, CausationID: ofContext.CausationID}, {}}
+	for i, doc := range fixture.Stored(t) {
+		got := event.Cause{CorrelationID: headerOf(doc, event.HeaderCorrelationID), CausationID: headerOf(doc, event.HeaderCausationID)}
+		checkEqual(t, bson.Raw(doc).Lookup("type").StringValue(), got, want[i])
+	}
+}
+
+// headerOf returns the value of a header of an envelope, or "".
+func headerOf(doc bson.Raw, name string) string {
+	list, _ := doc.Lookup("headers").ArrayOK()
+	values, _ := list.Values()
+	for _, value := range values {
+		if pair := value.Document(); pair.Lookup("k").StringValue() == name {
+			_, data := pair.Lookup("v").Binary()
+			return string(data)
+		}
+	}
+	return ""
+}

@@ -124,6 +124,29 @@ func claimedIsOutOfReach(t *testing.T, fixture Fixture) {
 	fixture.checkTypes(t, "at once", "instead")
 }
 
+// scheduledAfterADelay: the clock of the server and that of the test are the same here, apart from the time of the calls.
+func scheduledAfterADelay(t *testing.T, fixture Fixture) {
+	for delay, want := range map[time.Duration]time.Duration{20 * time.Minute: 20 * time.Minute, -time.Hour: 0} {
+		var id event.ID
+		before := time.Now().Truncate(time.Millisecond)
+		if err := fixture.Transaction(t.Context(), func(ctx context.Context) (err error) {
+			id, err = fixture.Box.ScheduleIn(ctx, delay, newEvent("later"))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+
+		list := fixture.readScheduled(t, outbox.ScheduledQuery{IDs: []event.ID{id}})
+		if len(list) != 1 || list[0].DueAt.Before(before.Add(want)) || list[0].DueAt.After(time.Now().Add(want)) {
+			t.Errorf("in %v: got %+v, want one event due %v after the call", delay, list, want)
+		}
+	}
+
+	if _, err := fixture.Box.ScheduleIn(t.Context(), time.Hour, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
+		t.Errorf("without a transaction: got %v, want %v", err, outbox.ErrNoTransaction)
+	}
+}
+
 func nonsenseIsRefused(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
 	if err := fixture.Box.Cancel(ctx, event.ID{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {

@@ -21,6 +21,7 @@ type Box interface {
 	Append(ctx context.Context, events ...event.Event) error
 
 	Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error)
+	ScheduleIn(ctx context.Context, delay time.Duration, ev event.Event) (event.ID, error)
 	Cancel(ctx context.Context, id event.ID) error
 	Reschedule(ctx context.Context, id event.ID, at time.Time) error
 
@@ -73,6 +74,7 @@ func Run(t *testing.T, factory Factory) {
 		{"duplicate id", duplicateID},
 		{"everything wrong at once", everythingWrong},
 		{"trace context", traceContext},
+		{"cause of the context", causeOfContext},
 		{"nested transaction joins", nestedJoins},
 		{"joined transaction still runs", joinedStillRuns},
 		{"rollback only", rollbackOnly},
@@ -85,6 +87,7 @@ func Run(t *testing.T, factory Factory) {
 		{"nonsense is refused", nonsenseIsRefused},
 		{"scheduled by condition", scheduledByCondition},
 		{"scheduled in order", scheduledInOrder},
+		{"scheduled after a delay", scheduledAfterADelay},
 		{"cancel by query", cancelByQuery},
 		{"middleware", middleware},
 		{"middleware that fails", failingMiddleware},

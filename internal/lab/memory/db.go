@@ -22,6 +22,7 @@ type DB struct {
 	open    map[*tx]struct{}
 	changed chan struct{} // closed and replaced at each commit
 	faults  func(op Op) error
+	rates   rateStore
 }
 
 // Op is an operation that can fail. See DB.Inject and Broker.Inject.

@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -46,7 +47,20 @@ func (d *Documents) runOperation(ctx context.Context, callback func(tx *tx) erro
 	if !d.plain && d.db.unitFromContext(ctx) == nil {
 		return fmt.Errorf("%s: %w", d.Name(), outbox.ErrNoTransaction)
 	}
-	return d.db.runOperation(ctx, callback)
+	return d.db.runOperation(ctx, func(tx *tx) error {
+		if err := d.db.checkNoSagas(tx, d.Name()); err != nil {
+			return err
+		}
+		return callback(tx)
+	})
+}
+
+// checkNoSagas returns an error if the table of that name contains sagas.
+func (d *DB) checkNoSagas(tx *tx, name string) error {
+	if saga, _ := tx.getRow(d.findOrAddTable(sagas.TypesCollection), name).(*sagas.Type); saga != nil {
+		return sagas.RefuseEntities(name, saga.Owner)
+	}
+	return nil
 }
 
 // Find returns the existing documents with these ids: see entityparts.Documents. It ignores the fields.
@@ -199,6 +213,9 @@ func (v *View) Name() string { return v.rows.name }
 // Apply stores the states: see entityparts.View.
 func (v *View) Apply(ctx context.Context, states []entityparts.State) error {
 	return v.db.runOperation(ctx, func(tx *tx) error {
+		if err := v.db.checkNoSagas(tx, v.Name()); err != nil {
+			return err
+		}
 		for _, s := range states {
 			key := rawKey(s.ID)
 			// Older versions are ignored, also after a deletion.

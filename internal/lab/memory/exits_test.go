@@ -272,7 +272,7 @@ func TestARetryIsNotHeldForever(t *testing.T) {
 // unknown messages are skipped.
 func TestRetriesOfAnotherHandlerAreKept(t *testing.T) {
 	t.Parallel()
-	e := newExit(t)
+	e := newExit(t, consumer.WithSkip("unknown"))
 	e.put("in", "k", "retry", "id", "1", record.HeaderOnly, "g/old")
 	e.put("in", "k", "foreign", "id", "2", record.HeaderOnly, "another/h")
 	m := transport.Record{Key: []byte("k"), Headers: []event.Header{{Key: "type", Value: []byte("unknown")}, {Key: "id", Value: []byte("3")}}}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/service/consumerparts"
 	engine "github.com/outrelay/outrelay/internal/service/inbox"
+	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
@@ -39,6 +40,9 @@ func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
 
 // Waiting returns the messages in the DB that consumers have set aside.
 func (x *Inbox) Waiting() setaside.Store { return newSetAsideStore(x.db) }
+
+// Rates returns the rate limits in the DB.
+func (x *Inbox) Rates() rates.Store { return &x.db.rates }
 
 // openInbox returns the inbox without its public type.
 func openInbox(db *DB, settings engine.Settings) (*engine.Inbox, error) {

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -22,7 +23,8 @@ type inboxStore struct {
 // inboxMarker is a marker with the end of its retention.
 type inboxMarker struct {
 	engine.Marker
-	expires time.Time
+	expires  time.Time
+	response *engine.Response // nil: none
 }
 
 func markerKey(id engine.ID) string {
@@ -150,8 +152,9 @@ func (s *inboxStore) findMarker(tx *tx, id engine.ID) (marker inboxMarker, ok bo
 }
 
 // putMarker stores the marker with a new retention.
-func (s *inboxStore) putMarker(tx *tx, id engine.ID, marker engine.Marker) error {
-	return tx.putRow(s.markers, markerKey(id), inboxMarker{marker, s.Now().Add(s.retention)})
+func (s *inboxStore) putMarker(tx *tx, id engine.ID, marker inboxMarker) error {
+	marker.expires = s.Now().Add(s.retention)
+	return tx.putRow(s.markers, markerKey(id), marker)
 }
 
 // ReadMarkers returns the stored markers with these ids.
@@ -171,7 +174,7 @@ func (s *inboxStore) ReadMarkers(ctx context.Context, ids []engine.ID) (map[engi
 func (s *inboxStore) InsertMarkers(ctx context.Context, list []engine.NewMarker) error {
 	return s.db.runOperation(ctx, func(tx *tx) error {
 		for _, m := range list {
-			if err := s.putMarker(tx, m.ID, engine.Marker{State: engine.StateHandled}); err != nil {
+			if err := s.putMarker(tx, m.ID, inboxMarker{Marker: engine.Marker{State: engine.StateHandled}}); err != nil {
 				return err
 			}
 		}
@@ -189,7 +192,7 @@ func (s *inboxStore) ClaimMarker(ctx context.Context, n engine.NewMarker, holder
 		}
 
 		marker := engine.Marker{State: engine.StateClaimed, Holder: holder, Attempts: stored.Attempts + 1}
-		return marker, s.putMarker(tx, n.ID, marker)
+		return marker, s.putMarker(tx, n.ID, inboxMarker{Marker: marker})
 	})
 }
 
@@ -205,7 +208,27 @@ func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, holder engin
 		if takeOver {
 			marker.Owner = ""
 		}
-		return true, s.putMarker(tx, id, marker.Marker)
+		return true, s.putMarker(tx, id, marker)
+	})
+}
+
+// WriteResponse stores the response in the marker.
+func (s *inboxStore) WriteResponse(ctx context.Context, id engine.ID, response engine.Response) error {
+	return s.db.runOperation(ctx, func(tx *tx) error {
+		marker, exists := tx.getRow(s.markers, markerKey(id)).(inboxMarker)
+		if !exists {
+			return errors.New("storing the result of a message: the marker does not exist")
+		}
+		marker.response = &engine.Response{Fingerprint: slices.Clone(response.Fingerprint), Value: slices.Clone(response.Value)}
+		return tx.putRow(s.markers, markerKey(id), marker)
+	})
+}
+
+// ReadResponse returns the response of the marker, or nil.
+func (s *inboxStore) ReadResponse(ctx context.Context, id engine.ID) (*engine.Response, error) {
+	return readSnapshot(ctx, s.db, func(tx *tx) *engine.Response {
+		marker, _ := s.findMarker(tx, id)
+		return marker.response
 	})
 }
 

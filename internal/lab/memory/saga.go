@@ -203,6 +203,9 @@ func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.T
 		if stored, _ := tx.getRow(types, want.Name).(*sagas.Type); stored != nil {
 			return *stored, nil
 		}
+		for range rowsOf[any](tx, s.sagaTable(want.Name)) {
+			return sagas.Type{}, sagas.NewOccupied(want.Name)
+		}
 		return want, tx.putRow(types, want.Name, &want)
 	})
 	if err != nil {

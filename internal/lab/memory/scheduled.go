@@ -14,6 +14,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
+// Now returns the time.
+func (s *outboxStore) Now(context.Context) (time.Time, error) { return time.Now(), nil }
+
 // Cancel removes a scheduled event, and reports whether it was scheduled and not claimed.
 func (s *outboxStore) Cancel(ctx context.Context, id event.ID) (bool, error) {
 	return s.changeScheduled(ctx, id, func(*outboxEntry) (any, error) { return nil, nil })

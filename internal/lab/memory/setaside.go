@@ -294,6 +294,11 @@ func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setasi
 	})
 }
 
+// ReportStops does nothing: a DB has no operators.
+func (s *setAsideStore) ReportStops(context.Context, string, string, []setaside.Stop) error {
+	return nil
+}
+
 // Requested returns the queues of a group for which operators have requested something.
 func (s *setAsideStore) Requested(ctx context.Context, group string) ([]setaside.Request, error) {
 	return readSnapshot(ctx, s.db, func(tx *tx) (requests []setaside.Request) {

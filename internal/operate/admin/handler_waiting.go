@@ -19,7 +19,7 @@ const (
 	handlerDiscarded nodes.Kind = "handler_discarded"
 )
 
-// HandlerWaiting is the set of the messages that handlers of consumers retry, and of those that follow such a message of their key.
+// HandlerWaiting is the set of the messages that handlers of consumers retry, and of the messages that follow them in the order of a key.
 // They are in the databases of the services, in the collection inbox_waiting, in at most 100 databases. Messages in retry topics are in
 // Kafka: [Groups] counts them.
 //
@@ -162,7 +162,7 @@ func newHandlerMessage(database string, item *setaside.Item) HandlerMessage {
 	return message
 }
 
-// compareFirst orders times, with those that do not exist at the end.
+// compareFirst orders times, with missing ones at the end.
 func compareFirst(a, b *time.Time) int {
 	if a == nil || b == nil {
 		return -compareTimes(a, b)

@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -63,6 +64,8 @@ type Operator struct {
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 
 	CheckKafka func(ctx context.Context) error // logs in to Kafka, for Ping
+	// KafkaGroups reads consumer groups from Kafka: the named ones, and with all also each group that the login may list.
+	KafkaGroups func(ctx context.Context, names []string, all bool) (connect.Groups, error)
 
 	HandlerLetters []string // names of the collections with dead letters of handlers
 
@@ -146,6 +149,9 @@ func (o Operator) Replays() Replays {
 
 // HandlerWaiting returns the messages that handlers of consumers retry, in the databases of the watcher's outboxes.
 func (o Operator) HandlerWaiting() HandlerWaiting { return HandlerWaiting{o} }
+
+// Groups returns the consumer groups that read the topics of the watcher.
+func (o Operator) Groups() Groups { return Groups{o} }
 
 // Inboxes returns the inboxes of the services whose outboxes the watcher reads.
 func (o Operator) Inboxes() Inboxes { return Inboxes{o} }

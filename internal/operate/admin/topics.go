@@ -61,6 +61,7 @@ type TopicFigures struct {
 	Target        *UnwritableTopic `json:"target,omitempty"` // the owner's report if the topic cannot be written now
 	Dead          int64            `json:"dead"`             // letters of the relay that are not requeued
 	HandlerDead   int64            `json:"handler_dead"`     // letters of handlers that are not requeued
+	Recent        []int32          `json:"recent"`           // acked records of the last hour in 20 parts of three minutes, oldest first; empty if there were none
 
 	records int64 // of the last minute
 }
@@ -101,7 +102,7 @@ type topicRows map[string]*TopicFigures
 func (r topicRows) find(topic string) *TopicFigures {
 	figures := r[topic]
 	if figures == nil {
-		figures = &TopicFigures{Topic: topic}
+		figures = &TopicFigures{Topic: topic, Recent: []int32{}}
 		r[topic] = figures
 	}
 	return figures
@@ -128,10 +129,21 @@ func (l *TopicList) addReport(rows topicRows, report *activity.Report) {
 		}
 		// The greatest of the slots is an upper bound of the common percentile.
 		figures.P99MS = max(figures.P99MS, from.P99MS)
+		figures.addRecent(from.Recent)
 		if figures.LastAt == nil || from.LastAt.After(*figures.LastAt) {
 			at := from.LastAt.UTC()
 			figures.LastAt, figures.LastPartition, figures.LastOffset = &at, from.Partition, from.Offset
 		}
+	}
+}
+
+// addRecent adds the records of another slot in each part of the last hour.
+func (t *TopicFigures) addRecent(recent []int32) {
+	if len(t.Recent) < len(recent) {
+		t.Recent = make([]int32, len(recent))
+	}
+	for i, n := range recent {
+		t.Recent[i] += n
 	}
 }
 
@@ -169,36 +181,31 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 	return more, err
 }
 
-// needsAttention reports whether events of the topic wait or are dead.
-func (t *TopicFigures) needsAttention() bool {
-	return t.Waiting > 0 || t.Target != nil || t.Dead > 0 || t.HandlerDead > 0
+// urgency is the place of a topic in the list: 0 if it cannot be written, 1 if events wait or are dead, 2 otherwise.
+func (t *TopicFigures) urgency() int {
+	switch {
+	case t.Target != nil:
+		return 0
+	case t.Waiting > 0 || t.Dead > 0 || t.HandlerDead > 0:
+		return 1
+	}
+	return 2
 }
 
-// addRows adds the rows to the list, the busiest topic first. Above the limit, topics that need attention stay.
+// addRows adds the rows to the list: topics that need attention, then the busiest ones.
 func (l *TopicList) addRows(rows topicRows) {
 	for _, t := range rows {
 		l.Topics = append(l.Topics, *t)
 	}
-	byRate := func(a, b TopicFigures) int {
-		return cmp.Or(cmp.Compare(b.Rate, a.Rate), compareTimes(b.LastAt, a.LastAt), strings.Compare(a.Topic, b.Topic))
-	}
 	// A quiet topic with waiting events must not be cut off.
 	slices.SortFunc(l.Topics, func(a, b TopicFigures) int {
-		if first, second := a.needsAttention(), b.needsAttention(); first != second {
-			if first {
-				return -1
-			}
-			return 1
-		}
-		return byRate(a, b)
+		return cmp.Or(cmp.Compare(a.urgency(), b.urgency()), cmp.Compare(b.Rate, a.Rate), compareTimes(b.LastAt, a.LastAt), strings.Compare(a.Topic, b.Topic))
 	})
 
 	topics, others := activity.CutTopics(l.Topics, func(figures *TopicFigures) float64 { return figures.Rate })
 	l.Topics = topics
 	l.Others.Topics += others.Topics
 	l.Others.Rate += others.Rate
-	// The list itself is sorted by rate alone.
-	slices.SortFunc(l.Topics, byRate)
 }
 
 // RecentEvents are some of the last records that the watcher has delivered.

@@ -20,6 +20,16 @@ func (f *office) storeReport(slot string, r activity.Report) {
 	}
 }
 
+// lastHour returns the parts of an hour that end with these numbers.
+func lastHour(last ...int32) []int32 { return append(make([]int32, 20-len(last)), last...) }
+
+func sum(list []int32) (total int32) {
+	for _, n := range list {
+		total += n
+	}
+	return total
+}
+
 func topicOf(t *testing.T, list admin.TopicList, name string) admin.TopicFigures {
 	t.Helper()
 	for _, topic := range list.Topics {
@@ -45,11 +55,11 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	k.HandlerLetters = f.op.HandlerLetters
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	f.storeReport("orders/0of2", activity.Report{At: now, Others: activity.Others{Topics: 2, Rate: 1}, Topics: []activity.Topic{
-		{Topic: "orders", Rate: 30, Bytes: 3000, P50MS: 1, P99MS: 8, Records: 300, LastAt: now.Add(-time.Second), Partition: 1, Offset: 7},
+		{Topic: "orders", Rate: 30, Bytes: 3000, P50MS: 1, P99MS: 8, Records: 300, LastAt: now.Add(-time.Second), Partition: 1, Offset: 7, Recent: lastHour(30, 300)},
 		{Topic: "quiet", LastAt: now.Add(-time.Hour), Offset: 3},
 	}})
 	f.storeReport("orders/1of2", activity.Report{At: now.Add(-time.Second), Topics: []activity.Topic{
-		{Topic: "orders", Rate: 10, Bytes: 500, P50MS: 5, P99MS: 20, Records: 100, LastAt: now, Partition: 4, Offset: 9},
+		{Topic: "orders", Rate: 10, Bytes: 500, P50MS: 5, P99MS: 20, Records: 100, LastAt: now, Partition: 4, Offset: 9, Recent: lastHour(10, 100)},
 	}})
 	f.insertWaiting(f.a, "1", "parked", "k1", "audit", "quiet")
 	f.moveToDead(f.a, record.RecordRefused, letterOf("dead1", planted))
@@ -68,6 +78,10 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	o := topicOf(t, list, "orders")
 	if o.Rate != 40 || o.BytesRate != 3500 || o.P50MS != 2 || o.P99MS != 20 || o.LastPartition != 4 || o.LastOffset != 9 || !o.LastAt.Equal(now) || o.Dead != 1 || o.HandlerDead != 2 {
 		t.Errorf("%+v", o)
+	}
+	// Between the report and the query, another part may have begun.
+	if total, last := sum(o.Recent), len(o.Recent)-1; last != 19 || total != 440 || o.Recent[last]+o.Recent[last-1] < 400 {
+		t.Errorf("records of the last hour: %v", o.Recent)
 	}
 	if q := topicOf(t, list, "quiet"); q.Waiting != 1 || q.OldestS < 50 || q.Rate != 0 || q.LastOffset != 3 {
 		t.Errorf("%+v", q)
@@ -90,7 +104,7 @@ func TestTopicsAreBounded(t *testing.T) {
 	f.insertWaiting(f.a, "1", "parked", "k1", "stuck")
 
 	list, err := f.newDesk().Activity().Topics(t.Context())
-	if err != nil || len(list.Topics) != 100 || list.Topics[0].Topic != "busy-149" || list.Others.Topics != 51 || list.Others.Rate < 51*52/2 {
+	if err != nil || len(list.Topics) != 100 || list.Topics[0].Topic != "stuck" || list.Topics[1].Topic != "busy-149" || list.Others.Topics != 51 || list.Others.Rate < 51*52/2 {
 		t.Fatalf("%d topics, the first %+v, others %+v, %v", len(list.Topics), list.Topics[0], list.Others, err)
 	}
 	if s := topicOf(t, list, "stuck"); s.Waiting != 1 {

@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
-// A broker's own settings can prevent what the relay does. The doctor names the setting: Kafka closes the connection of a request that
+// A broker's own settings can prevent the work of the relay. The doctor names the setting: Kafka closes the connection of a request that
 // is too large, and returns only "coordinator not available" if it cannot create the topic of the coordinators.
 func TestSettingsOfBrokers(t *testing.T) {
 	t.Parallel()

@@ -27,6 +27,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
@@ -88,6 +89,7 @@ func TestChecks(t *testing.T) {
 	t.Run("parameters", func(t *testing.T) { testParameters(t, root, addr, sasl) })
 	t.Run("writers", func(t *testing.T) { testWriters(t, root, base(t, "relay", "full"), addr) })
 	t.Run("acls", func(t *testing.T) { testACLs(t, base) })
+	t.Run("groups", func(t *testing.T) { aGroupThatTheLoginMayNotSee(t, base(t, "relay", "full")) })
 	t.Run("hanging", func(t *testing.T) { testHangingServers(t, s, base(t, "relay", "full")) })
 	t.Run("standalone", func(t *testing.T) { aStandalone(t, s) })
 }
@@ -294,7 +296,7 @@ func testWriters(t *testing.T, root *mongo.Client, cfg config.Config, addr strin
 	expectCheck(t, examine(t, cfg), "mongodb.writers", OK, "may not list other users", "viewUser")
 	cfg.MongoDB.URI = config.NewURI("mongodb://root:" + planted + "@" + addr + "/shop?authSource=admin&replicaSet=rs0")
 	runCommand(t, root, bson.D{{Key: "dropUser", Value: "relay"}})
-	// The roles of the documentation are those of another relay.
+	// The documentation has the roles of another relay.
 	runCommand(t, root, bson.D{{Key: "dropUser", Value: "printed"}})
 	expectCheck(t, examine(t, cfg), "mongodb.writers", OK, "to outrelay: none", "to outboxes: orders@admin;", "to all databases: dba@admin")
 
@@ -357,6 +359,17 @@ func grantACLs(t *testing.T, s *devstack.Stack) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// aGroupThatTheLoginMayNotSee: the other groups are read, and the group has a sentence with the fix.
+func aGroupThatTheLoginMayNotSee(t *testing.T, cfg config.Config) {
+	found, err := connect.ReadGroups(t.Context(), cfg, []string{"billing"}, true)
+	if err != nil || len(found.Groups) != 1 {
+		t.Fatalf("got %+v, %v", found, err)
+	}
+	if got := found.Groups[0].Problem; !strings.Contains(got, "may not see group billing") || !strings.Contains(got, "DESCRIBE") {
+		t.Errorf("problem: got %q", got)
 	}
 }
 

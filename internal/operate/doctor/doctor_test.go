@@ -360,6 +360,7 @@ func TestJudgeWatcher(t *testing.T) {
 func TestJudgeOplog(t *testing.T) {
 	t.Parallel()
 	day := 24 * time.Hour
+
 	for _, c := range []struct {
 		window, wanted time.Duration
 		whole          bool

@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/base/glob"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
@@ -76,6 +77,7 @@ type access struct {
 	off        bool // access control is disabled
 	logins     []login
 	privileges []Privilege
+	roles      int
 	role       string // a role of the user that can be extended, or ""
 }
 
@@ -112,6 +114,18 @@ func (a access) missing(resource Resource, actions ...string) []string {
 		}
 	}
 	return out
+}
+
+// lacking returns the parts of privileges that the user lacks, also as texts.
+func (a access) lacking(privileges []Privilege) (missing []Privilege, named []string) {
+	for _, p := range privileges {
+		if denied := a.missing(p.Resource, p.Actions...); len(denied) > 0 {
+			p.Actions = denied
+			missing = append(missing, p)
+			named = append(named, p.String())
+		}
+	}
+	return missing, named
 }
 
 // grant returns the statement that grants the missing privileges.
@@ -158,6 +172,26 @@ type privilegeChecks struct{ *examination }
 // checkAccess reads the user's privileges, including those of inherited roles, and checks whether
 // access control is enabled.
 func (x privilegeChecks) checkAccess(ctx context.Context) finding {
+	if err := x.readAccess(ctx); err != nil {
+		return failed("", "reading the privileges of the user failed: %v", err)
+	}
+
+	access := x.mongo.access
+	switch {
+	case access.off:
+		return passed("access control is off: every user is allowed everything")
+	case len(access.logins) == 0:
+		return noLogin()
+	}
+	return passed("logged in, with %d privileges from %d roles", len(access.privileges), access.roles)
+}
+
+func noLogin() finding {
+	return failed("set the user and the password of the relay in mongodb.uri", "the server has access control, but mongodb.uri names no user")
+}
+
+// readAccess reads the user's privileges, and whether access control is enabled.
+func (x privilegeChecks) readAccess(ctx context.Context) error {
 	var reply struct {
 		Auth struct {
 			Users []login `bson:"authenticatedUsers"`
@@ -169,10 +203,10 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 		} `bson:"authInfo"`
 	}
 	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
-		return failed("", "reading the privileges of the user failed: %v", err)
+		return err
 	}
 
-	access := access{logins: reply.Auth.Users}
+	access := access{logins: reply.Auth.Users, roles: len(reply.Auth.Roles)}
 	for _, p := range reply.Auth.Privileges {
 		access.add(p)
 	}
@@ -187,23 +221,15 @@ func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 	// Without access control the reply lists neither users nor privileges.
 	access.off = x.accessControlOff(ctx, len(reply.Auth.Users) > 0)
 	x.mongo.access = access
-	switch {
-	case access.off:
-		return passed("access control is off: every user is allowed everything")
-	case len(reply.Auth.Users) == 0:
-		return failed("set the user and the password of the relay in mongodb.uri",
-			"the server has access control, but mongodb.uri names no user")
-	}
-
-	return passed("logged in, with %d privileges from %d roles", len(access.privileges), len(reply.Auth.Roles))
+	return nil
 }
 
 // accessControlOff tries a command that only few users may run, and reads the options of the server.
 func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bool {
 	if !loggedIn {
-		// Without a login, a read succeeds only if access control is off.
+		// Without a login, a read is refused only if access control is on.
 		_, err := mongodb.Exists(ctx, state.Open(x.mongo.client, x.cfg.State).Collection("watchers"), bson.D{})
-		return err == nil
+		return !mongodb.HasCode(err, mongodb.CodeUnauthorized)
 	}
 
 	var opts struct {
@@ -238,19 +264,8 @@ func (x privilegeChecks) checkPrivileges(needed, wanted []Privilege) finding {
 		return passed("access control is off")
 	}
 
-	lacking := func(list []Privilege) (missing []Privilege, said []string) {
-		for _, d := range list {
-			if denied := x.mongo.access.missing(d.Resource, d.Actions...); len(denied) > 0 {
-				d.Actions = denied
-				missing = append(missing, d)
-				said = append(said, d.String())
-			}
-		}
-
-		return missing, said
-	}
-	missing, said := lacking(needed)
-	softly, saidSoftly := lacking(wanted)
+	missing, said := x.mongo.access.lacking(needed)
+	softly, saidSoftly := x.mongo.access.lacking(wanted)
 	fix := ""
 	if all := slices.Concat(missing, softly); len(all) > 0 {
 		// A longer fix would hide the reason on a terminal.
@@ -313,25 +328,69 @@ func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
 }
 
 func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
-	name := x.cfg.State.Database
-	collections := state.NamesWith(x.cfg.State.Prefix)
-	var single []Privilege
-	// If all collections lack the same actions, the grant is for the database.
-	alike := true
-	first := x.mongo.access.missing(Resource{DB: name, Collection: collections[0]}, readWrite...)
-	for _, coll := range collections {
-		privilege := privilegeOn(name, coll, "", readWrite...)
-		single = append(single, privilege)
-		alike = alike && slices.Equal(first, x.mongo.access.missing(privilege.Resource, readWrite...))
-	}
-
-	if alike && len(first) > 0 {
-		maker := roleMaker{cfg: x.cfg}
-		return x.checkPrivileges(maker.onState("", readWrite...), nil)
+	needed, alike := x.listStatePrivileges()
+	if alike {
+		return x.checkPrivileges(needed, nil)
 	}
 	// Without them, an administrator has to run outrelay setup for each version.
 	wanted := roleMaker{cfg: x.cfg}.onState("", "createCollection", "createIndex", "listIndexes")
-	return x.checkPrivileges(single, wanted)
+	return x.checkPrivileges(needed, wanted)
+}
+
+// listStatePrivileges returns the privileges that the relay needs on its collections. If the user lacks the same actions on all of
+// them, alike is true, and the privileges are as `outrelay roles` grants them.
+func (x privilegeChecks) listStatePrivileges() (needed []Privilege, alike bool) {
+	name := x.cfg.State.Database
+	collections := state.NamesWith(x.cfg.State.Prefix)
+	first := x.mongo.access.missing(Resource{DB: name, Collection: collections[0]}, readWrite...)
+	alike = len(first) > 0
+	for _, coll := range collections {
+		privilege := privilegeOn(name, coll, "", readWrite...)
+		needed = append(needed, privilege)
+		alike = alike && slices.Equal(first, x.mongo.access.missing(privilege.Resource, readWrite...))
+	}
+
+	if alike {
+		return roleMaker{cfg: x.cfg}.onState("", readWrite...), true
+	}
+	return needed, false
+}
+
+// requireDelivery returns an *[Unusable] with the user, the missing rights without which no event is delivered, and the commands that
+// grant them. It returns nil if nothing is missing, or if the rights cannot be read now.
+func (x privilegeChecks) requireDelivery(ctx context.Context) error {
+	if x.readAccess(ctx) != nil || x.mongo.access.off {
+		return nil
+	}
+	access := x.mongo.access
+	if len(access.logins) == 0 {
+		finding := noLogin()
+		return &Unusable{"MongoDB", finding.detail, finding.fix, true}
+	}
+
+	// The purge and records of deliveries need more. Without these rights, events are delivered, and the relay reports the problem.
+	db, coll := x.scope.Target()
+	needed := []Privilege{privilegeOn(db, coll, "", "find", "changeStream")}
+	for _, ns := range x.cfg.Watch {
+		if db, coll, _ := strings.Cut(ns, "."); !glob.HasWildcard(ns) {
+			needed = addPrivileges(needed, privilegeOn(db, coll, "", "find"))
+		}
+	}
+	ofState, _ := x.listStatePrivileges()
+	missing, named := access.lacking(slices.Concat(needed, ofState))
+	// A server that does not list privileges decides when the relay uses them.
+	if len(missing) == 0 || len(access.privileges) == 0 {
+		return nil
+	}
+	user := access.logins[0]
+	const most = 3
+	// For many rights, the whole role is shorter than a grant for each.
+	fix := fmt.Sprintf("as an administrator, run: outrelay roles --only mongodb | mongosh \"$ADMIN_URI\", and in mongosh: "+
+		"db.getSiblingDB(%q).grantRolesToUser(%q, [{role: \"outrelayRelay\", db: \"admin\"}])", user.DB, user.User)
+	if access.role != "" && len(missing) <= most {
+		fix = "as an administrator, run in mongosh: " + access.grant(missing...) + " (outrelay roles --only mongodb prints the whole role)"
+	}
+	return &Unusable{"MongoDB", fmt.Sprintf("user %s lacks %s", user, joinFew(named, most)), fix, true}
 }
 
 // checkState checks that the state database is the relay's own, and complete.

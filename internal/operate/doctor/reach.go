@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/base/logging"
 	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 )
 
@@ -43,14 +44,18 @@ func (u *Unusable) Is(target error) bool {
 func ReachMongo(ctx context.Context, cfg config.Config) error {
 	examination := &examination{cfg: cfg, limit: Limit, found: map[string]finding{}}
 	defer examination.mongo.disconnect()
+	return examination.reachMongo(ctx)
+}
 
-	checks := mongoChecks{examination}
+// reachMongo is ReachMongo, with the connection of the examination.
+func (x *examination) reachMongo(ctx context.Context) error {
+	checks := mongoChecks{x}
 	if finding := checks.checkConnection(ctx); finding.status == Fail {
 		return &Unusable{"MongoDB", finding.detail, finding.fix, finding.lasting}
 	}
 	if finding := checks.checkReplicaSet(ctx); finding.status == Fail {
 		// A primary is elected soon, and a new replica set is initiated soon. A standalone server stays one.
-		standalone := examination.mongo.hello.SetName == "" && !examination.mongo.hello.Ghost
+		standalone := x.mongo.hello.SetName == "" && !x.mongo.hello.Ghost
 		return &Unusable{"MongoDB", finding.detail, finding.fix, standalone}
 	}
 	return nil
@@ -72,9 +77,19 @@ func ReachKafka(ctx context.Context, cfg config.Config) error {
 	return examination.checkTopicSettings(ctx)
 }
 
-// Reach is [ReachMongo] and [ReachKafka].
+// Reach is [ReachMongo] and [ReachKafka] for a relay. It also returns an *[Unusable] if the MongoDB user lacks a right without which
+// no event is delivered.
 func Reach(ctx context.Context, cfg config.Config) error {
-	if err := ReachMongo(ctx, cfg); err != nil {
+	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
+	if err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	examination := &examination{cfg: cfg, limit: Limit, scope: scope, found: map[string]finding{}}
+	defer examination.mongo.disconnect()
+	if err := examination.reachMongo(ctx); err != nil {
+		return err
+	}
+	if err := (privilegeChecks{examination}).requireDelivery(ctx); err != nil {
 		return err
 	}
 	return ReachKafka(ctx, cfg)

@@ -117,6 +117,9 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return connect.CompactedTopics(ctx, cfg, host.Kafka, topics)
 		},
+		KafkaGroups: func(ctx context.Context, names []string, all bool) (connect.Groups, error) {
+			return connect.ReadGroups(ctx, cfg, names, all)
+		},
 		Oplog:      connect.Oplog(state.Client()),
 		CheckKafka: func(ctx context.Context) error { return connect.CheckKafka(ctx, cfg) },
 	}), nil

@@ -86,11 +86,29 @@ func (p *page) handleAction(respond func(http.ResponseWriter, *http.Request, *ca
 		}
 		plan, err := action.plan(call)
 		if err != nil {
-			p.serveProblem(response, request, call, err)
+			p.showAgain(response, request, call, err)
 			return
 		}
 		respond(response, request, call, plan)
 	})
+}
+
+// showAgain shows the page with the form again, with the reason why the action cannot be planned, and with the entered values.
+func (p *page) showAgain(response http.ResponseWriter, request *http.Request, call *call, err error) {
+	problem := newProblem(err)
+	screen := findScreen(call.action.back)
+	if screen == nil || problem.Status >= http.StatusInternalServerError {
+		p.serveProblem(response, request, call, err)
+		return
+	}
+
+	problem.Title = "Nothing was done"
+	again := *call
+	again.q, _ = url.ParseQuery(call.q.Get(listField))
+	again.v.Query, again.v.Entered = again.q, call.q
+	again.v.Path, again.v.Title = screen.address(), screen.title
+	again.v.Said, again.v.SaidInForm = problem, screen.saysInForm
+	p.renderScreen(response, request, screen, &again, problem.Status)
 }
 
 // parseActionForm sets the fields of the call that depend on the form.
@@ -120,7 +138,9 @@ func (p *page) parseActionForm(response http.ResponseWriter, request *http.Reque
 	call.v.Query = url.Values{}
 	call.v.Watcher = watcher
 	call.v.Title = action.title
-	call.v.Area = strings.TrimPrefix(action.back, "/")
+	if screen := findScreen(action.back); screen != nil {
+		call.v.Area = screen.area
+	}
 	call.back = call.linkBack(action.back)
 	return nil
 }

@@ -104,7 +104,7 @@ func planDiscard(call *call) (preview, error) {
 
 	// The ids of handlers' letters select messages, and a message may have several letters.
 	if int64(len(filter.IDs)) < out.Matched && !filter.All {
-		preview.Lines = append(preview.Lines, "All dead letters of a ticked event are included: some ticked events died more than once.")
+		preview.Lines = append(preview.Lines, "All dead letters of a selected event are included: some selected events died more than once.")
 	}
 	// One letter was shown before, so a click is enough.
 	if out.Matched > 1 {
@@ -168,11 +168,11 @@ func planEdit(call *call) (preview, error) {
 		return preview{}, err
 	}
 
-	out, err := call.use.Letters.Edit(call.ctx, ref, edit, call.deadOptions(true))
-	changed := "nothing; it is requeued as it is"
-	if len(out.Edited) > 0 {
-		changed = strings.Join(out.Edited, ", ")
+	if len(edit.Fields)+len(edit.Unset) == 0 && edit.Payload == nil && edit.PayloadAs == "" && edit.Headers == nil {
+		return preview{}, invalidInput("no field is changed; change one, or use Requeue to send the event as it is")
 	}
+	out, err := call.use.Letters.Edit(call.ctx, ref, edit, call.deadOptions(true))
+	changed := strings.Join(out.Edited, ", ")
 	run := func() (notice, error) { return call.editLetter(ref, edit) }
 	if ref.Source == admin.FromHandler {
 		return newPreview(run, "It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",

@@ -170,10 +170,10 @@ func planInboxPurge(call *call) (preview, error) {
 	run := func() (notice, error) {
 		order.DryRun = false
 		out, err := call.use.Inboxes.Purge(call.ctx, order)
-		return notice{Text: countNoun(out.Removed, "marker") + " removed.", Final: "They are gone."}, err
+		return notice{Text: countNoun(out.Removed, "mark") + " removed.", Final: "They are gone."}, err
 	}
 	preview := newPreview(run, "It cannot be taken back: if such a message arrives again, and no watermark covers it, it is handled again.",
-		"About "+countNoun(out.Matched, "marker")+" of handled messages: removed from "+call.value("database")+".")
+		"About "+countNoun(out.Matched, "mark")+" of handled messages: removed from "+call.value("database")+".")
 	preview.Nothing = out.Matched == 0
 	return preview, err
 }

@@ -10,7 +10,7 @@ import (
 // selectFailed returns the filter of the envelopes that an action on failed envelopes applies to.
 func (c *call) selectFailed() (admin.WaitingFilter, error) {
 	filter := c.waitingFilter()
-	ids, all, err := c.parseScope("envelope")
+	ids, all, err := c.parseScope("event")
 	if !all {
 		filter = admin.WaitingFilter{Collection: filter.Collection, IDs: ids}
 	}
@@ -31,17 +31,17 @@ func planRetry(reset bool) func(*call) (preview, error) {
 		preview := preview{
 			run: func() (notice, error) {
 				out, err := call.use.Waiting.Retry(call.ctx, filter, reset, false)
-				return notice{Text: countVerb(out.Done, "envelope") + " tried again now."}, err
+				return notice{Text: countVerb(out.Done, "event") + " tried again now."}, err
 			},
 			Count:   out.Failed,
 			Nothing: out.Failed == 0,
-			Lines:   []string{countVerb(out.Failed, "failed envelope") + text},
+			Lines:   []string{countVerb(out.Failed, "failed event") + text},
 			Undo:    "It cannot be taken back.",
 		}
 
 		// Between the list and the action, an envelope may have been sent.
 		if left := int64(len(filter.IDs)) - out.Failed; left > 0 {
-			preview.Lines = append(preview.Lines, formatNumber(left)+" of the selected envelopes wait for another reason and are left alone.")
+			preview.Lines = append(preview.Lines, formatNumber(left)+" of the selected events wait for another reason and are left alone.")
 		}
 		return preview, err
 	}
@@ -76,14 +76,14 @@ func planCancel(call *call) (preview, error) {
 	return preview, err
 }
 
-// parseReschedule returns the ticked events and their new due time.
+// parseReschedule returns the selected events and their new due time.
 func (c *call) parseReschedule() (admin.ScheduledFilter, time.Time, error) {
 	filter := admin.ScheduledFilter{Collection: c.value("collection"), IDs: c.q["pick"]}
 	to, err := c.parseTime("due")
 	switch {
 	case err != nil:
 	case len(filter.IDs) == 0:
-		err = invalidInput("no event is ticked")
+		err = errNothingSelected("event")
 	case to.IsZero():
 		err = invalidInput("due: the new due time is missing")
 	}

@@ -2,11 +2,15 @@ package opspage
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 // actions by the last part of their address.
 var actions = map[string]action{
+	"acknowledge":      {title: "Acknowledge a problem", button: "Acknowledge", back: "/", plan: planAcknowledge},
 	"pause":            {title: "Pause", button: "Pause", slots: true, back: "/control", plan: planPause},
 	"resume":           {title: "Resume", button: "Resume", slots: true, back: "/control", plan: planResume},
 	"pin":              {title: "Pin", button: "Pin", slots: true, back: "/control", plan: planPin},
@@ -16,9 +20,11 @@ var actions = map[string]action{
 	"node-release":     {title: "Release a node's slots", button: "Release", back: "/nodes", plan: planNodeRelease},
 	"dead-requeue":     {title: "Requeue dead letters", button: "Requeue", back: "/dead", plan: planRequeue},
 	"dead-discard":     {title: "Discard dead letters", button: "Discard", danger: true, back: "/dead", plan: planDiscard},
-	"dead-edit":        {title: "Edit and requeue", button: "Requeue as edited", back: "/dead", plan: planEdit},
+	"dead-edit":        {title: "Edit and requeue", button: "Requeue as edited", back: "/dead/letter", plan: planEdit},
 	"retry":            {title: "Retry now", button: "Retry now", back: "/pending", plan: planRetry(false)},
 	"reset":            {title: "Reset attempts", button: "Reset attempts", back: "/pending", plan: planRetry(true)},
+	"handler-retry":    {title: "Retry messages now", button: "Retry now", back: "/pending/handlers", plan: planHandlerRetry},
+	"handler-discard":  {title: "Give messages up", button: "Give up", danger: true, back: "/pending/handlers", plan: planHandlerDiscard},
 	"scheduled-cancel": {title: "Cancel scheduled events", button: "Cancel events", danger: true, back: "/scheduled", plan: planCancel},
 	"reschedule":       {title: "Reschedule", button: "Reschedule", back: "/scheduled", plan: planReschedule},
 	"purge":            {title: "Purge delivered events", button: "Purge", danger: true, back: "/control", plan: planPurge},
@@ -49,6 +55,26 @@ func countVerb(n int64, noun string) string {
 		return countNoun(n, noun) + " is"
 	}
 	return countNoun(n, noun) + " are"
+}
+
+// planAcknowledge ends a problem whose cause is over, such as lost history.
+func planAcknowledge(call *call) (preview, error) {
+	overview, err := call.use.Operator.Overview(call.ctx)
+	if err != nil {
+		return preview{}, err
+	}
+	id := call.value("problem")
+	i := slices.IndexFunc(overview.Problems, func(problem admin.Problem) bool { return problem.Acknowledge == id })
+	if id == "" || i < 0 {
+		return preview{}, invalidInput("the list has no problem %q that can be acknowledged", id)
+	}
+
+	problem := &overview.Problems[i]
+	run := func() (notice, error) {
+		return notice{Text: problem.Title + ": acknowledged."}, call.use.Operator.Acknowledge(call.ctx, id)
+	}
+	return newPreview(run, "It cannot be taken back. The audit log keeps who acknowledged it.",
+		problem.Title+": "+problem.Detail+".", "The problem leaves the list for everybody."), nil
 }
 
 var errNoNode = invalidInput("the request names no node")

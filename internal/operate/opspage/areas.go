@@ -30,6 +30,7 @@ func listAreas() []area {
 			{"/lookup", "lookup", "Look up", ""},
 		}},
 		{"Services", []link{
+			{"/groups", "groups", "Consumer groups", ""},
 			{"/sagas", "sagas", "Sagas", ""},
 			{"/inbox", "inbox", "Inbox", ""},
 		}},

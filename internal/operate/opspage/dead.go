@@ -36,7 +36,8 @@ func showDead(call *call) (any, error) {
 
 	page := dead{Empty: filter.Empty(), Requeued: filter.RequeueStatus, OfHandlers: filter.Source == admin.FromHandler}
 	limit := cmp.Or(call.pageLimit(), lettersPerPage)
-	if page.DeadPage, err = call.use.Letters.List(call.ctx, filter, limit, call.value("after")); err != nil {
+	page.DeadPage, err = call.use.Letters.List(call.ctx, filter, limit, call.value("after"))
+	if err = call.ignoreFirstRun(err); err != nil {
 		return nil, err
 	}
 	if page.Total > 0 && page.Total <= maxSummarized {
@@ -55,9 +56,44 @@ type letter struct {
 	Shown   bool // the letter contains the payload
 }
 
+// GivenUpBy names the watcher, or the group and the handler, that gave the event up.
+func (l letter) GivenUpBy() string {
+	source := l.Source
+	name := "watcher " + source.Watcher
+	if source.Kind == admin.FromHandler {
+		name = "handler " + source.Handler + " of group " + source.Group
+	}
+	if source.Node != "" {
+		name += " on node " + source.Node
+	}
+	return name
+}
+
+// remedies are the next step of an operator for each class.
+var remedies = map[string]string{
+	"malformed":              "A required field is missing or has another type. Edit the field that the reason names, and fix the service that writes it.",
+	"message_too_large":      "Raise max.message.bytes of the topic, then requeue it; or edit the payload.",
+	"not_allowed":            "Let the relay's user write to this topic, or edit the topic; then requeue it.",
+	"partition_out_of_range": "Edit the partition, or add partitions to the topic; then requeue it.",
+	"expired":                "Its time is over. Discard it; or edit its expiry if it is still needed.",
+	"record_refused":         "Kafka rejected the record. Fix the cause that the reason names, then requeue it.",
+	"attempts_exhausted":     "Fix the cause of the last attempt, then requeue it.",
+	"skipped":                "An operator gave it up. Requeue it when the cause is fixed.",
+	"handler":                "Fix the handler or the system that it calls, and start the new version; then requeue it.",
+	"rejected":               "The handler rejected the message for good. Edit it, or discard it.",
+	"timeout":                "The handler took too long. Make it faster or its timeout longer; then requeue it.",
+	"panic":                  "The handler panicked; the log of the service has the stack. Fix it and start the new version; then requeue it.",
+	"unknown":                "No handler is registered for this type. Register one, or discard it.",
+	"database":               "The database of the handler failed. Check it; then requeue it.",
+}
+
+// Remedy returns the next step of an operator for the class of the letter.
+func (l letter) Remedy() string { return remedies[l.Class] }
+
 // field is a field of an envelope that an edit may change.
 type field struct {
 	Name, Label, Value string
+	Typed              string // the entered value, or Value
 }
 
 // editableMessage are the fields of the form for a letter of a handler.
@@ -120,6 +156,10 @@ func showLetter(call *call) (any, error) {
 	}
 	for i := range page.Fields {
 		page.Fields[i].Value = formatValue(envelope[page.Fields[i].Name])
+		page.Fields[i].Typed = page.Fields[i].Value
+		if name := "set." + page.Fields[i].Name; call.v.Entered.Has(name) {
+			page.Fields[i].Typed = call.v.Entered.Get(name)
+		}
 	}
 
 	// The placeholder of a hidden value must not replace the value itself.

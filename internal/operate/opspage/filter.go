@@ -85,24 +85,25 @@ func filterDead(call *call) *filter {
 	}
 
 	filter.Fields = []input{
+		{Name: "fingerprint", Kind: inputHidden},
 		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "anyone"}, {admin.FromRelay, "relay"}, {admin.FromHandler, "handlers of consumers"}}},
 		{Name: "topic", Label: "Topic"},
-		{Name: "type", Label: "Type"},
 		{Name: "key", Label: "Ordering key"},
 		selectOf("class", "Class", classes),
 		sinceInput("Died in the"),
 		{Name: "requeued", Label: "Requeued", Kind: inputSelect, Options: []option{{"", "not requeued yet"}, {"true", "requeued"}, {"any", "any"}}},
 	}
+	filter.More = append([]input{{Name: "type", Label: "Type"}}, rangeInputs("Died from", "Died before")...)
 	if ofHandlers {
-		filter.Fields = append(filter.Fields, input{Name: "group", Label: "Consumer group"}, input{Name: "handler", Label: "Handler"})
+		filter.More = append(filter.More, input{Name: "group", Label: "Consumer group"}, input{Name: "handler", Label: "Handler"})
 	}
-	filter.More = append(rangeInputs("Died from", "Died before"),
+	filter.More = append(filter.More,
 		input{Name: "message", Label: "Error begins with"}, input{Name: "aggregate", Label: "Aggregate type"}, collectionInput, eventIDInput)
 	return filter
 }
 
 func filterPending(*call) *filter {
-	return &filter{Path: "/pending", Label: "Filter waiting envelopes", Button: "Filter", Fields: []input{
+	return &filter{Path: "/pending", Label: "Filter waiting events", Button: "Filter", Fields: []input{
 		{Name: "topic", Label: "Topic"},
 		{Name: "key", Label: "Ordering key"},
 		selectOf("reason", "Reason", []string{"retry", "blocked", "parked", "queued"}),
@@ -117,8 +118,8 @@ func filterRecent(*call) *filter {
 func filterScheduled(*call) *filter {
 	return &filter{
 		Path: "/scheduled", Label: "Filter scheduled events", Button: "Filter",
-		Fields: append([]input{{Name: "type", Label: "Type"}, {Name: "aggregate", Label: "Aggregate type"}}, rangeInputs("Due from", "Due before")...),
-		More:   []input{collectionInput, eventIDInput},
+		Fields: []input{{Name: "type", Label: "Type"}, {Name: "aggregate", Label: "Aggregate type"}},
+		More:   append(rangeInputs("Due from", "Due before"), collectionInput, eventIDInput),
 	}
 }
 
@@ -147,7 +148,7 @@ func filterSagas(call *call) *filter {
 	if call.value("saga") == "" {
 		return nil
 	}
-	return &filter{Path: "/sagas", Label: "Find a saga", Button: "Open", Fields: []input{
+	return &filter{Path: "/sagas", Label: "Open a saga", Button: "Open", Fields: []input{
 		{Name: "database", Kind: inputHidden}, {Name: "saga", Kind: inputHidden}, {Name: "id", Label: "Saga id"},
 	}}
 }

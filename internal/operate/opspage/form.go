@@ -94,20 +94,20 @@ func splitLines(text string) []string {
 	return list
 }
 
-// parseScope returns what a person selected for an action: the ticked entries of a list as ids, or
-// all entries that match the filter. noun names the entries.
+// parseScope returns the selection for an action: the selected entries of a list as ids, or all entries that match the filter. noun
+// names the entries.
 func (c *call) parseScope(noun string) (ids []string, all bool, err error) {
-	switch c.value("scope") {
-	case "ticked":
-		ids = c.q["pick"]
-		if len(ids) == 0 {
-			return nil, false, invalidInput("no %s is ticked; tick some, or choose all that match", noun)
-		}
-		return ids, false, nil
-	case "all":
+	if c.value("scope") == "all" {
 		return nil, true, nil
 	}
-	return nil, false, invalidInput("select either the ticked %ss or all that match", noun)
+	if ids = c.q["pick"]; len(ids) == 0 {
+		return nil, false, errNothingSelected(noun)
+	}
+	return ids, false, nil
+}
+
+func errNothingSelected(noun string) error {
+	return invalidInput("no %s is selected; select some, or all that match", noun)
 }
 
 // parseDeadFilter returns the filter of the form of dead letters.
@@ -121,6 +121,7 @@ func (c *call) parseDeadFilter() (filter admin.DeadFilter, err error) {
 		Key:           c.q.Get("key"),
 		Class:         c.value("class"),
 		Message:       c.q.Get("message"),
+		Fingerprint:   c.value("fingerprint"),
 		Source:        c.value("source"),
 		Group:         c.value("group"),
 		Handler:       c.value("handler"),

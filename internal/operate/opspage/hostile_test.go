@@ -105,7 +105,7 @@ func allRequests(text string) (list []request) {
 	for _, name := range slices.Sorted(maps.Keys(actions)) {
 		form := maps.Clone(q)
 		maps.Copy(form, url.Values{
-			"scope": {"ticked"}, "pick": {text}, "_count": {"2"}, "_phrase": {text}, "_list": {"q=" + url.QueryEscape(text)}, "version": {"2"}, "delivery": {"2"}, "was.type": {"x"}, "set.type": {text},
+			"pick": {text}, "_count": {"2"}, "_phrase": {text}, "_list": {"q=" + url.QueryEscape(text)}, "version": {"2"}, "delivery": {"2"}, "was.type": {"x"}, "set.type": {text},
 			"replace-payload": {"1"}, "payload": {text}, "replace-headers": {"1"}, "headers": {"a: " + text}, text: {text},
 		})
 		empty := url.Values{}

@@ -181,8 +181,8 @@ func TestTheFilterIsStillThereAfterwards(t *testing.T) {
 	if r, _ = sendRequest(t, h, &operator, "POST", "/act/dead-requeue", form); !strings.HasPrefix(r.Header.Get("Location"), "/dead?done=") {
 		t.Errorf("a made-up list leads to %s", r.Header.Get("Location"))
 	}
-	if _, body = sendRequest(t, h, &operator, "POST", "/confirm/dead-requeue", url.Values{"scope": {"ticked"}, "_list": {"topic=t"}}); !strings.Contains(body, `href="/dead?topic=t"`) {
-		t.Error("a mistake has no way back to the list")
+	if _, body = sendRequest(t, h, &operator, "POST", "/confirm/dead-requeue", url.Values{"_list": {"topic=t"}}); !strings.Contains(body, `name="topic" value="t"`) {
+		t.Error("after a mistake, the list has lost its filter")
 	}
 }
 
@@ -193,6 +193,12 @@ type failing struct {
 	tried   *admin.WaitingFilter
 }
 
+func (d *failing) Topics(context.Context) ([]admin.WaitingTopic, error) { return nil, nil }
+
+func (d *failing) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
+	return admin.WaitingPage{}, nil
+}
+
 func (d *failing) Retry(_ context.Context, f admin.WaitingFilter, _, dry bool) (admin.FailedOutcome, error) {
 	if d.counted = f; !dry {
 		d.tried = &f
@@ -200,13 +206,13 @@ func (d *failing) Retry(_ context.Context, f admin.WaitingFilter, _, dry bool) (
 	return admin.FailedOutcome{Failed: 3, Done: 3}, nil
 }
 
-// The action retries all matching envelopes, not only the ones on the visible page, and only the ticked ones if it is asked to.
+// The action retries all matching envelopes, not only the ones on the visible page, and only the selected ones if some are selected.
 func TestAllThatFailedAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	d := &failing{}
 	h := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return UseCases{Waiting: d} }})
 	form := url.Values{"scope": {"all"}, "topic": {"t"}}
-	if _, body := sendRequest(t, h, &operator, "POST", "/confirm/retry", form); !strings.Contains(body, "3 failed envelopes are due now") || d.counted.Topic != "t" || d.tried != nil {
+	if _, body := sendRequest(t, h, &operator, "POST", "/confirm/retry", form); !strings.Contains(body, "3 failed events are due now") || d.counted.Topic != "t" || d.tried != nil {
 		t.Errorf("by %+v, tried %v: %s", d.counted, d.tried, body)
 	}
 
@@ -215,7 +221,7 @@ func TestAllThatFailedAreTriedAgain(t *testing.T) {
 		t.Errorf("tried %v", d.tried)
 	}
 
-	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}} {
+	for _, bad := range []url.Values{{}, {"scope": {"selected"}}} {
 		if r, _ := sendRequest(t, h, &operator, "POST", "/confirm/retry", bad); r.StatusCode != http.StatusBadRequest {
 			t.Errorf("%v: %d", bad, r.StatusCode)
 		}

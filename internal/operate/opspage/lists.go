@@ -8,19 +8,21 @@ import (
 var screens = []screen{
 	{path: "/{$}", name: "overview", title: "Overview", area: "overview", live: true, data: showOverview},
 	{path: "/pending", name: "pending", title: "Waiting", area: "pending", live: true, data: showPending, filter: filterPending},
+	{path: "/pending/handlers", name: "handlers", title: "Waiting", area: "pending", live: true, data: showHandlers, filter: filterHandlers},
 	{path: "/topics", name: "topics", title: "Topics", area: "topics", live: true, data: showTopics},
 	{path: "/topics/recent", name: "events", title: "Recent events", area: "topics", live: true, data: showRecent, filter: filterRecent},
 	{path: "/dead", name: "dead", title: "Dead letters", area: "dead", data: showDead, filter: filterDead},
-	{path: "/dead/letter", name: "letter", title: "Dead letter", area: "dead", data: showLetter},
+	{path: "/dead/letter", name: "letter", title: "Dead letter", area: "dead", data: showLetter, saysInForm: true},
 	{path: "/lookup", name: "lookup", title: "Look up", area: "lookup", data: showLookup, filter: filterLookup},
 	{path: "/nodes", name: "nodes", title: "Nodes", area: "nodes", live: true, data: showNodes},
 	{path: "/nodes/node", name: "node", title: "Node", area: "nodes", live: true, data: showNode},
 	{path: "/log", name: "log", title: "Audit log", area: "log", data: showLog, filter: filterLog},
 	{path: "/log/entry", name: "entry", title: "Entry of the audit log", area: "log", data: showEntry},
 	{path: "/scheduled", name: "scheduled", title: "Scheduled", area: "scheduled", data: showScheduled, filter: filterScheduled},
+	{path: "/groups", name: "groups", title: "Consumer groups", area: "groups", data: showGroups},
 	{path: "/sagas", name: "sagas", title: "Sagas", area: "sagas", data: showSagas, filter: filterSagas},
 	{path: "/inbox", name: "inbox", title: "Inbox", area: "inbox", data: showInbox},
-	{path: "/control", name: "control", title: "Control", area: "control", data: showControl},
+	{path: "/control", name: "control", title: "Control", area: "control", live: true, data: showControl},
 }
 
 // lookup is the result of a lookup.
@@ -50,7 +52,7 @@ func showLookup(call *call) (any, error) {
 		query.Text = text
 	}
 	found, err := call.use.Operator.Lookup(call.ctx, query)
-	return lookup{Asked: true, LookupResult: found}, err
+	return lookup{Asked: true, LookupResult: found}, call.ignoreFirstRun(err)
 }
 
 // scheduled is the data of the list of scheduled events.
@@ -67,7 +69,8 @@ func showScheduled(call *call) (any, error) {
 	}
 
 	page := scheduled{Empty: filter.Empty()}
-	if page.ScheduledPage, err = call.use.Schedule.List(call.ctx, filter, call.pageLimit(), call.value("after")); err != nil {
+	page.ScheduledPage, err = call.use.Schedule.List(call.ctx, filter, call.pageLimit(), call.value("after"))
+	if err = call.ignoreFirstRun(err); err != nil {
 		return nil, err
 	}
 	if page.Total > 0 && page.Total <= maxSummarized {

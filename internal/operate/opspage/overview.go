@@ -5,23 +5,29 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/activity"
 	"github.com/outrelay/outrelay/internal/relay/problems"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
 // overview is the data of the first page.
 type overview struct {
 	admin.Overview
-	Worst    string          // ok, warn or fail: the greatest severity of the problems of the watcher
-	Problems []admin.Problem // of the watcher, failures first
-	Watching []verdict       // all watchers
-	HeldLive int             // number of live slots of the watcher
-	Slots    int             // number of slots of the watcher
+	Worst    string        // ok, warn or fail: the greatest severity of the problems of the watcher
+	Problems []problemCard // of the watcher, failures first
+	Watching []verdict     // all watchers
+	HeldLive int           // number of live slots of the watcher
+	Slots    int           // number of slots of the watcher
 	Own      []admin.SlotStatus
-	Paused   int // number of slots of the watcher that an operator paused
+	Paused   int     // number of slots of the watcher that an operator paused
+	Rates    []int32 // records of the last hour in parts of three minutes, oldest first; nil for a refresh, which keeps the chart
 }
 
 // Headline returns the state of the watcher in a few words.
@@ -32,7 +38,7 @@ func (o *overview) Headline() string {
 		return "paused by an operator"
 	case o.Paused > 0:
 		return fmt.Sprintf("%s, %d paused by an operator", live, o.Paused)
-	case o.Slots > 0 && o.HeldLive == o.Slots:
+	case o.Slots > 0 && o.HeldLive == o.Slots && len(o.Problems) == 0:
 		return "events flow"
 	}
 	return live
@@ -46,32 +52,96 @@ func (o *overview) Relays(watcher string) []admin.Node {
 // Dead returns the number of dead letters of both sides that are not requeued.
 func (o *overview) Dead() int64 { return o.Counts.Dead + o.Counts.HandlerDead }
 
-// tile is a count on the overview, with the term of the glossary that explains it.
-type tile struct {
-	Count      int64
-	More       bool // there may be more
-	Text, Term string
-	Link       string // to the list; "" if there is none
+// Waiting returns the number of events that wait at the relay, and of messages that handlers retry.
+func (o *overview) Waiting() int64 { return o.Counts.Waiting() + o.Counts.HandlerWaiting }
+
+// IsEmpty reports whether no event is stored or sent. Then the page shows the first steps.
+func (o *overview) IsEmpty() bool {
+	counts := &o.Counts
+	return o.Slots == 0 || counts.Envelopes+counts.Pending+counts.Waiting()+counts.Scheduled+o.Dead()+counts.InboxHandled == 0 && o.RateS == 0
 }
 
-// Tiles returns the counts of the overview. Counts that an operator has to act on come first.
+// LiveNodes returns the number of nodes that send heartbeats.
+func (o *overview) LiveNodes() (n int) {
+	for i := range o.Nodes {
+		if !o.Nodes[i].Stale {
+			n++
+		}
+	}
+	return n
+}
+
+// tile is a count on the overview, with the term of the glossary that explains it.
+type tile struct {
+	Count             int64
+	Figure, Name      string
+	Parts, Link, Term string // Link is "" if there is no list
+	Alert             bool   // an operator has to act on it
+}
+
+// Tiles returns the counts that an operator looks at first.
 func (o *overview) Tiles(view *view) []tile {
 	counts := &o.Counts
+	waiting, dead := o.Waiting(), o.Dead()
 	return []tile{
-		{Count: counts.Dead, Text: "dead letters", Term: "dead letter", Link: view.Link("/dead")},
-		{Count: counts.HandlerDead, Text: "dead letters of handlers", Term: "dead letter", Link: view.Link("/dead", "source", admin.FromHandler)},
-		{Count: counts.Retry, Text: "retry", Term: "retry", Link: view.Link("/pending", "reason", "retry")},
-		{Count: counts.Parked, Text: "parked", Term: "parked", Link: view.Link("/pending", "reason", "parked")},
-		{Count: counts.Blocked, Text: "blocked", Term: "blocked", Link: view.Link("/pending", "reason", "blocked")},
-		{Count: counts.Queued, Text: "queued", Term: "queued", Link: view.Link("/pending", "reason", "queued")},
-		{Count: counts.BlockedKeys, Text: "keys that wait", Term: "key", Link: view.Link("/pending")},
-		{Count: counts.Scheduled, Text: "scheduled", Term: "scheduled", Link: view.Link("/scheduled")},
-		{Count: counts.Pending, More: counts.PendingMore, Text: "after the position", Term: "position"},
-		{Count: counts.Envelopes, Text: "in the outboxes", Term: "outbox"},
-		{Count: counts.InboxHandled, Text: "handled messages", Term: "inbox", Link: view.Link("/inbox")},
-		{Count: counts.InboxClaimed, Text: "claimed messages", Term: "claimed", Link: view.Link("/inbox")},
-		{Count: counts.Sagas, Text: "sagas", Term: "saga", Link: view.Link("/sagas")},
+		{
+			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/pending"), Term: "parked", Alert: counts.Parked+counts.Retry+counts.HandlerWaiting > 0,
+			Parts: joinParts(part{counts.Parked, "parked"}, part{counts.Retry, "before a retry"}, part{counts.Blocked, "blocked"}, part{counts.Queued, "queued"}, part{counts.HandlerWaiting, "at handlers"}),
+		},
+		{
+			Count: dead, Figure: formatNumber(dead), Name: "dead letters", Link: view.Link("/dead"), Term: "dead letter", Alert: dead > 0,
+			Parts: joinParts(part{counts.Dead, "of the relay"}, part{counts.HandlerDead, "of handlers"}),
+		},
+		{
+			Count: counts.Scheduled, Figure: formatNumber(counts.Scheduled), Name: "scheduled", Link: view.Link("/scheduled"), Term: "scheduled",
+			Parts: "sent when they are due",
+		},
 	}
+}
+
+// part is a share of a count.
+type part struct {
+	count int64
+	text  string
+}
+
+// joinParts returns the parts that are not 0.
+func joinParts(parts ...part) string {
+	var texts []string
+	for _, part := range parts {
+		if part.count > 0 {
+			texts = append(texts, formatNumber(part.count)+" "+part.text)
+		}
+	}
+	return cmp.Or(strings.Join(texts, " · "), "none")
+}
+
+// AllCounts returns every count.
+func (o *overview) AllCounts(view *view) []tile {
+	counts := &o.Counts
+	list := []tile{
+		{Count: counts.Parked, Term: "parked", Link: view.Link("/pending", "reason", "parked")},
+		{Count: counts.Retry, Term: "retry", Link: view.Link("/pending", "reason", "retry")},
+		{Count: counts.Blocked, Term: "blocked", Link: view.Link("/pending", "reason", "blocked")},
+		{Count: counts.Queued, Term: "queued", Link: view.Link("/pending", "reason", "queued")},
+		{Count: counts.HandlerWaiting, Term: "retry", Parts: "messages of handlers", Link: view.Link("/pending/handlers")},
+		{Count: counts.BlockedKeys, Term: "key", Parts: "wait", Link: view.Link("/pending")},
+		{Count: counts.Dead, Term: "dead letters", Parts: "of the relay", Link: view.Link("/dead")},
+		{Count: counts.HandlerDead, Term: "dead letters", Parts: "of handlers", Link: view.Link("/dead", "source", admin.FromHandler)},
+		{Count: counts.Scheduled, Term: "scheduled", Link: view.Link("/scheduled")},
+		{Count: counts.Pending, Term: "position", Parts: "after it"},
+		{Count: counts.Envelopes, Term: "outbox", Parts: "stored"},
+		{Count: counts.InboxHandled, Term: "inbox", Parts: "handled", Link: view.Link("/inbox")},
+		{Count: counts.InboxClaimed, Term: "claimed", Link: view.Link("/inbox")},
+		{Count: counts.Sagas, Term: "sagas", Link: view.Link("/sagas")},
+	}
+	for i := range list {
+		list[i].Figure = formatNumber(list[i].Count)
+		if list[i].Term == "position" && counts.PendingMore {
+			list[i].Figure += "+"
+		}
+	}
+	return list
 }
 
 // verdict is the state of one watcher.
@@ -85,13 +155,66 @@ func newVerdict(list []admin.Problem, watcher string) verdict {
 // worstOf returns ok, or the greatest severity of the problems.
 func worstOf(list []admin.Problem) string { return cmp.Or(string(problems.Worst(list)), "ok") }
 
-func newOverview(reported admin.Overview, watcher string) *overview {
+// problemCard is a problem as the overview shows it, with its link or action.
+type problemCard struct {
+	admin.Problem
+	Link, LinkText     string // to the affected entries; "" if there are none
+	Action, ActionText string // of the page; "" if there is none
+	Fields             []row  // of the form of the action
+}
+
+// Facts states how many are affected, and since when.
+func (p problemCard) Facts() string {
+	var facts []string
+	if p.Count > 0 {
+		facts = append(facts, formatNumber(p.Count)+" "+p.Unit)
+	}
+	if p.ForS > 0 {
+		facts = append(facts, "for "+formatSpan(p.ForS))
+	}
+	return strings.Join(facts, " · ")
+}
+
+// newProblemCard adds the next step on the page to a problem.
+func newProblemCard(problem admin.Problem, view *view) problemCard {
+	card := problemCard{Problem: problem}
+	switch problem.Kind {
+	case problems.TopicUnwritable:
+		card.Link, card.LinkText = view.Link("/pending", "topic", problem.Object), "Show "+countNoun(problem.Count, "event")
+	case problems.WaitingStuck:
+		card.Link, card.LinkText = view.Link("/pending"), "Show the waiting events"
+	case problems.DeadLetters:
+		card.Link, card.LinkText = view.Link("/dead"), "Show "+countNoun(problem.Count, "dead letter")
+	case problems.ScheduledOverdue:
+		card.Link, card.LinkText = view.Link("/scheduled"), "Show the scheduled events"
+	case problems.NoStandby, problems.NodeStale, problems.Clock, problems.MongoUnreachable, problems.KafkaUnreachable, problems.NoOwner:
+		card.Link, card.LinkText = view.Link("/nodes"), "Show the nodes"
+	case problems.Halted, problems.StreamStopped, problems.WriteRejected, problems.PositionStopped, problems.StepFails, problems.GapOpen:
+		card.Link, card.LinkText = view.Link("/log", "of", problem.Watcher), "Show the audit log"
+	case problems.Paused:
+		card.Action, card.ActionText = "resume", "Resume"
+		if _, slot, named := strings.Cut(problem.Object, "/"); named {
+			card.Fields = []row{{slotField, slot}}
+		}
+	}
+	if problem.Acknowledge != "" {
+		card.Action, card.ActionText = "acknowledge", "Acknowledge"
+		card.Fields = []row{{"problem", problem.Acknowledge}}
+	}
+	return card
+}
+
+func newOverview(reported admin.Overview, view *view) *overview {
+	watcher := view.Watcher
 	overview := &overview{Overview: reported}
 	// A problem without a watcher concerns the whole deployment.
-	overview.Problems = slices.DeleteFunc(slices.Clone(reported.Problems), func(problem admin.Problem) bool {
+	list := slices.DeleteFunc(slices.Clone(reported.Problems), func(problem admin.Problem) bool {
 		return problem.Watcher != "" && problem.Watcher != watcher
 	})
-	overview.Worst = worstOf(overview.Problems)
+	overview.Worst = worstOf(list)
+	for _, problem := range list {
+		overview.Problems = append(overview.Problems, newProblemCard(problem, view))
+	}
 
 	for i := range reported.Slots {
 		reportedSlot := &reported.Slots[i]
@@ -120,24 +243,85 @@ func showOverview(call *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newOverview(overview, call.v.Watcher), nil
+	shown := newOverview(overview, call.v)
+	if call.refresh || shown.Slots == 0 {
+		return shown, nil
+	}
+
+	minutes, err := call.use.Activity.Minutes(call.ctx)
+	shown.Rates = sumMinutes(minutes, call.v.Now)
+	return shown, err
 }
 
-// showHistory serves throughput and lag of the last day, for the charts: seconds, records per second, and seconds of lag.
+// sumMinutes returns the records of the last hour, in parts of three minutes.
+func sumMinutes(minutes []admin.Minute, now time.Time) []int32 {
+	const parts = 60 / activity.RecentMinutes
+	list := make([]int32, parts)
+	for _, minute := range minutes {
+		age := int(now.Sub(minute.At).Minutes()) / activity.RecentMinutes
+		if age >= 0 && age < parts {
+			list[parts-1-age] += int32(minute.Rate * 60)
+		}
+	}
+	return list
+}
+
+// history is the data of the charts.
+type history struct {
+	// Points have the Unix seconds, records per second, seconds of lag, and p50 and p99 of the latency in milliseconds.
+	Points [][5]float64 `json:"points"`
+	Marks  []mark       `json:"marks"` // oldest first
+}
+
+// mark is an entry of the audit log that explains a chart.
+type mark struct {
+	At   int64  `json:"at"` // Unix seconds
+	Text string `json:"text"`
+	Link string `json:"link"` // to the entry
+}
+
+// markTexts are the marks of the kinds of entries.
+var markTexts = map[string]string{
+	string(nodes.TookOver):  "takeover",
+	string(nodes.Paused):    "paused",
+	string(nodes.Resumed):   "resumed",
+	string(nodes.GapFound):  "gap found",
+	string(nodes.GapClosed): "gap closed",
+	string(nodes.Halted):    "halted",
+}
+
+// maxMarks bounds the marks of the charts.
+const maxMarks = 100
+
+// showHistory serves throughput, lag and latency of the last day, for the charts, with takeovers, pauses and gaps.
 func (p *page) showHistory(response http.ResponseWriter, request *http.Request, call *call) {
 	list, err := call.use.Activity.Minutes(call.ctx)
 	if err != nil {
 		p.serveProblem(response, request, call, err)
 		return
 	}
+	entries, err := call.use.Operator.Audit(call.ctx, admin.AuditFilter{
+		Watcher: call.v.Watcher, Kinds: slices.Sorted(maps.Keys(markTexts)), From: call.v.Now.Add(-24 * time.Hour),
+	}, maxMarks, "")
+	if err != nil {
+		p.serveProblem(response, request, call, err)
+		return
+	}
 
-	points := make([][3]float64, len(list))
-	for i, h := range list {
-		points[i] = [3]float64{float64(h.At.Unix()), h.Rate, h.LagS}
+	shown := history{Points: make([][5]float64, len(list)), Marks: []mark{}}
+	for i, minute := range list {
+		shown.Points[i] = [5]float64{float64(minute.At.Unix()), minute.Rate, minute.LagS, minute.P50MS, minute.P99MS}
+	}
+	for _, entry := range slices.Backward(entries.Entries) {
+		text := cmp.Or(markTexts[entry.Kind], entry.Kind)
+		if entry.Node != "" {
+			text += " on " + entry.Node
+		}
+		shown.Marks = append(shown.Marks, mark{entry.At.Unix(), text, call.v.Link("/log/entry", "id", entry.ID)})
 	}
 	response.Header().Set("Content-Type", "application/json")
 	// An error means that the client has disconnected.
-	_ = json.NewEncoder(response).Encode(points)
+	_ = json.NewEncoder(response).Encode(shown)
 }
 
 // pending is the data of the page of waiting envelopes.
@@ -149,22 +333,29 @@ type pending struct {
 func showPending(call *call) (any, error) {
 	var page pending
 	var err error
-	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err != nil {
-		return nil, err
+	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err == nil {
+		page.Page, err = call.use.Waiting.Page(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
 	}
-	page.Page, err = call.use.Waiting.Page(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
-	return page, err
+	return page, call.ignoreFirstRun(err)
 }
 
-// nodes is the data of the page of nodes.
-type nodes struct {
+// ignoreFirstRun returns nil if the watcher has read no collection yet: its lists are empty then. A named collection does not exist.
+func (c *call) ignoreFirstRun(err error) error {
+	if errors.Is(err, admin.ErrNoCollections) && !c.isSet("collection") {
+		return nil
+	}
+	return err
+}
+
+// nodeList is the data of the page of nodes.
+type nodeList struct {
 	Nodes []admin.Node
 	Slots []admin.SlotStatus
 }
 
 func showNodes(call *call) (any, error) {
 	overview, err := call.use.Operator.Overview(call.ctx)
-	return nodes{overview.Nodes, overview.Slots}, err
+	return nodeList{overview.Nodes, overview.Slots}, err
 }
 
 // control is the data of the page with the forms of actions.
@@ -178,13 +369,18 @@ type control struct {
 const maxListedReplays = 20
 
 func showControl(call *call) (any, error) {
+	if call.refresh {
+		list, err := call.use.Replays.List(call.ctx, maxListedReplays)
+		return control{Replays: list}, err
+	}
+
 	overview, err := call.use.Operator.Overview(call.ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	// A watcher that never ran has no collections and no replays.
-	control := control{overview: newOverview(overview, call.v.Watcher)}
+	control := control{overview: newOverview(overview, call.v)}
 	if control.Slots == 0 {
 		return control, nil
 	}

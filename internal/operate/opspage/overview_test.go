@@ -2,6 +2,8 @@ package opspage
 
 import (
 	"context"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -21,15 +23,78 @@ func TestEachWatcherHasItsVerdict(t *testing.T) {
 		},
 	}
 
-	v := newOverview(o, "orders")
+	v := newOverview(o, &view{Watcher: "orders"})
 	if v.Worst != "warn" || len(v.Problems) != 1 || v.Problems[0].Object != "nodes" {
 		t.Errorf("orders: worst %s, problems %+v", v.Worst, v.Problems)
 	}
 	if want := []verdict{{"orders", "ok"}, {"tried", "fail"}}; !slices.Equal(v.Watching, want) {
 		t.Errorf("watchers: got %+v, want %+v", v.Watching, want)
 	}
-	if v := newOverview(o, "tried"); v.Worst != "fail" || len(v.Problems) != 2 || v.Problems[0].Detail != "no process runs it" {
+	if v := newOverview(o, &view{Watcher: "tried"}); v.Worst != "fail" || len(v.Problems) != 2 || v.Problems[0].Detail != "no process runs it" {
 		t.Errorf("tried: worst %s, problems %+v", v.Worst, v.Problems)
+	}
+}
+
+// problemDesk is a desk with these problems.
+type problemDesk struct {
+	*desk
+	problems     []admin.Problem
+	acknowledged string
+}
+
+func (d *problemDesk) Overview(context.Context) (admin.Overview, error) {
+	return admin.Overview{Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live"}}, Problems: d.problems}, nil
+}
+
+func (d *problemDesk) Acknowledge(_ context.Context, id string) error {
+	d.acknowledged = id
+	return nil
+}
+
+// A problem is written once, as a card with its object, its number, its age, its consequence, its fix and its action.
+func TestEachProblemIsOneCardWithItsAction(t *testing.T) {
+	t.Parallel()
+	desk := &problemDesk{desk: &desk{}, problems: []admin.Problem{
+		{
+			Kind: problems.TopicUnwritable, Severity: problems.Fail, Watcher: "orders", Object: "invoices", Title: "Topic invoices cannot be written", ForS: 600,
+			Count: 48, Unit: "events wait", Detail: "it does not exist", Consequence: "its events wait in order", Fix: "create it",
+		},
+		{Kind: problems.LostHistoryFound, Severity: problems.Warn, Watcher: "orders", Object: "orders", Title: "History of orders was lost", Detail: "3 s", Acknowledge: "lost-1"},
+		{Kind: problems.Paused, Severity: problems.Warn, Watcher: "orders", Object: "orders/1of2", Title: "orders/1of2 is paused", Detail: "an operator paused it"},
+	}}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		use := desk.useCases()
+		use.Operator = desk
+		return use
+	}})
+
+	_, body := sendRequest(t, site, &operator, "GET", "/", nil)
+	text := strings.Join(strings.Fields(body), " ")
+	for _, want := range []string{
+		"✕ fail", "48 events wait · for 10 min", "It does not exist. Its events wait in order.", "What to do: create it.", `href="/pending?topic=invoices">Show 48 events</a>`,
+		`name="problem" value="lost-1"`, `name="slot" value="1of2"`, `action="/confirm/resume"`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the overview lacks %q", want)
+		}
+	}
+	if n := strings.Count(text, "Topic invoices cannot be written"); n != 1 {
+		t.Errorf("the problem is written %d times", n)
+	}
+	if _, body := sendRequest(t, site, &viewer, "GET", "/", nil); strings.Contains(body, "/confirm/") {
+		t.Error("a viewer is offered the action of a problem")
+	}
+
+	form := url.Values{"problem": {"lost-1"}}
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/acknowledge", form); !strings.Contains(body, "History of orders was lost: 3 s.") || desk.acknowledged != "" {
+		t.Errorf("the question: %s", body)
+	}
+	form.Set("_count", "-1")
+	if response, _ := sendRequest(t, site, &operator, "POST", "/act/acknowledge", form); response.StatusCode != http.StatusSeeOther || desk.acknowledged != "lost-1" {
+		t.Errorf("status %d, acknowledged %q", response.StatusCode, desk.acknowledged)
+	}
+	if response, _ := sendRequest(t, site, &operator, "POST", "/confirm/acknowledge", url.Values{"problem": {"gone"}}); response.StatusCode != http.StatusBadRequest {
+		t.Errorf("a problem that is over: %d", response.StatusCode)
 	}
 }
 
@@ -51,7 +116,7 @@ func TestLagHasOneMeaning(t *testing.T) {
 		u.Operator = d
 		return u
 	}})
-	for path, lags := range map[string]int{"/strip": 1, "/": 3} {
+	for path, lags := range map[string]int{"/strip": 1, "/": 4} {
 		_, body := sendRequest(t, site, &operator, "GET", path, nil)
 		text := strings.Join(strings.Fields(body), " ")
 		if !strings.Contains(text, "lag 0.25 s ·") || strings.Count(text, "0.25") != lags || strings.Contains(text, "lag 180") || !strings.Contains(text, "oldest waiting 180 s") && !strings.Contains(text, "oldest waiting 3 min") {

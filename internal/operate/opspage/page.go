@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
@@ -53,7 +54,7 @@ func New(options Options) http.Handler {
 	page := &page{o: options, mux: http.NewServeMux(), assets: loadAssets(base(options.Prefix))}
 	page.screens = loadTemplates(page.assets)
 	for _, s := range screens {
-		page.mux.HandleFunc("GET "+s.path, page.handle(options.Read, page.showScreen(s)))
+		page.mux.HandleFunc("GET "+s.path, page.handle(options.Read, page.showScreen(&s)))
 	}
 	// Every action is a POST with a preview first, so that a link can change nothing.
 	page.mux.HandleFunc("POST /confirm/{action}", page.handleAction(page.confirm))
@@ -96,18 +97,34 @@ type screen struct {
 	live  bool   // the script requests its block "live" repeatedly
 	data  func(*call) (any, error)
 
-	filter func(*call) *filter // of its list; nil if it has none
+	filter     func(*call) *filter // of its list; nil if it has none
+	saysInForm bool                // its own form shows why an action cannot be planned
+}
+
+// address returns the path of the screen in links.
+func (s *screen) address() string { return strings.TrimSuffix(s.path, "{$}") }
+
+// findScreen returns the screen with this path, or nil.
+func findScreen(path string) *screen {
+	for i := range screens {
+		if screens[i].address() == path {
+			return &screens[i]
+		}
+	}
+	return nil
 }
 
 // call is one request of a caller.
 type call struct {
-	ctx    context.Context
-	q      url.Values // of the address, or of the form of an action
-	who    admin.Caller
-	use    UseCases
-	v      *view
-	action action // the zero action for a query
-	back   string // of an action: link to the page to which it belongs
+	ctx context.Context
+	q   url.Values // of the address, or of the form of an action
+	who admin.Caller
+	use UseCases
+	v   *view
+
+	refresh bool   // the script requests the live block
+	action  action // the zero action for a query
+	back    string // of an action: link to the page to which it belongs
 }
 
 var errNoCaller = errors.New("the listener did not set the caller")
@@ -144,29 +161,42 @@ func (p *page) handle(limit time.Duration, serve func(http.ResponseWriter, *http
 
 // showScreen returns a handler that shows a screen. For a repeated request of the script, it renders
 // only the live block.
-func (p *page) showScreen(screen screen) func(http.ResponseWriter, *http.Request, *call) {
+func (p *page) showScreen(screen *screen) func(http.ResponseWriter, *http.Request, *call) {
 	return func(response http.ResponseWriter, request *http.Request, call *call) {
 		call.v.Title = screen.title
-		call.v.Area = screen.area
-		if screen.filter != nil {
-			call.v.Filter = screen.filter(call)
-		}
 		if id := call.q.Get("done"); id != "" {
 			call.v.Notice = p.notices.find(id, call.who.Actor.Name)
 		}
-
-		data, err := screen.data(call)
-		if err != nil {
-			p.serveProblem(response, request, call, err)
-			return
-		}
-		call.v.Data = data
-		block := "layout"
-		if screen.live && isFragment(request) {
-			block = "live"
-		}
-		p.render(response, http.StatusOK, screen.name, block, call.v)
+		call.refresh = screen.live && isFragment(request)
+		p.renderScreen(response, request, screen, call, http.StatusOK)
 	}
+}
+
+// renderScreen reads the data of a screen and renders it, or only its live block for a refresh.
+func (p *page) renderScreen(response http.ResponseWriter, request *http.Request, screen *screen, call *call, status int) {
+	call.v.Area = screen.area
+	if screen.filter != nil {
+		call.v.Filter = screen.filter(call)
+	}
+	data, err := screen.data(call)
+	var invalid *admin.InvalidError
+	switch {
+	// A condition that cannot be used is changed in the form.
+	case errors.As(err, &invalid) && screen.filter != nil && !call.refresh && call.v.Said == nil:
+		call.v.Said = newProblem(err)
+		call.v.Said.Title = "The filter cannot be used"
+		data, status = nil, call.v.Said.Status
+	case err != nil:
+		p.serveProblem(response, request, call, err)
+		return
+	}
+
+	call.v.Data = data
+	block := "layout"
+	if call.refresh {
+		block = "live"
+	}
+	p.render(response, status, screen.name, block, call.v)
 }
 
 // isFragment reports whether the script requests a part of a page.
@@ -179,7 +209,7 @@ func (p *page) showStrip(response http.ResponseWriter, request *http.Request, ca
 		p.serveProblem(response, request, call, err)
 		return
 	}
-	call.v.Data = newOverview(overview, call.v.Watcher)
+	call.v.Data = newOverview(overview, call.v)
 	p.render(response, http.StatusOK, "overview", "strip", call.v)
 }
 

@@ -2,7 +2,9 @@ package opspage
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -86,6 +88,7 @@ type desk struct {
 	lookups   []string
 	did       []string
 	filter    admin.DeadFilter
+	messages  admin.HandlerWaitingFilter
 	edit      admin.DeadEdit
 }
 
@@ -96,8 +99,10 @@ type (
 	deskActivity struct{ *desk }
 	deskLetters  struct{ *desk }
 	deskWaiting  struct{ *desk }
+	deskHandlers struct{ *desk }
 	deskSchedule struct{ *desk }
 	deskReplays  struct{ *desk }
+	deskGroups   struct{ *desk }
 	deskInboxes  struct{ *desk }
 	deskSagas    struct{ *desk }
 )
@@ -105,8 +110,8 @@ type (
 // useCases returns the use-cases of the desk.
 func (d *desk) useCases() UseCases {
 	return UseCases{
-		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d},
-		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
+		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Handlers: deskHandlers{d},
+		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Groups: deskGroups{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
 	}
 }
 
@@ -125,6 +130,11 @@ func (d *desk) Overview(context.Context) (admin.Overview, error) {
 		o.Problems[0].Severity, o.Problems[0].Watcher = problems.Warn, "orders"
 	}
 	return o, err
+}
+
+func (d *desk) Acknowledge(context.Context, string) error {
+	d.did = append(d.did, "acknowledge")
+	return d.err
 }
 
 func (d deskActivity) Minutes(context.Context) ([]admin.Minute, error) {
@@ -149,6 +159,38 @@ func (d deskWaiting) Topics(context.Context) ([]admin.WaitingTopic, error) {
 
 func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
 	return answer[admin.WaitingPage](d.desk)
+}
+
+func (d deskGroups) List(context.Context, bool) (admin.GroupList, error) {
+	return answer[admin.GroupList](d.desk)
+}
+
+func (d deskGroups) Show(context.Context, string) (admin.Group, error) {
+	return answer[admin.Group](d.desk)
+}
+
+func (d deskHandlers) List(context.Context, admin.HandlerWaitingFilter, int, string) (admin.HandlerWaitingPage, error) {
+	return answer[admin.HandlerWaitingPage](d.desk)
+}
+
+func (d deskHandlers) Summary(context.Context, admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error) {
+	return answer[[]admin.HandlerWaitingGroup](d.desk)
+}
+
+func (d deskHandlers) Retry(_ context.Context, f admin.HandlerWaitingFilter, dry bool) (admin.HandlerRetried, error) {
+	d.messages = f
+	if !dry {
+		d.did = append(d.did, "handler-retry")
+	}
+	return admin.HandlerRetried{Matched: d.count, Retried: d.count}, d.err
+}
+
+func (d deskHandlers) Discard(_ context.Context, f admin.HandlerWaitingFilter, dry bool) (admin.HandlerDiscarded, error) {
+	d.messages = f
+	if !dry {
+		d.did = append(d.did, "handler-discard")
+	}
+	return admin.HandlerDiscarded{Matched: d.count, Discarded: d.count}, d.err
 }
 
 func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResult, error) {
@@ -298,9 +340,9 @@ func sendRequest(t *testing.T, h http.Handler, who *caller, method, target strin
 func allAddresses() []string {
 	x := url.QueryEscape(hostile)
 	return []string{
-		"/", "/strip", "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
+		"/", "/strip", "/pending/handlers?group=" + x + "&key=" + x, "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
 		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
-		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
+		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/groups", "/groups?group=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
 	}
 }
 
@@ -325,7 +367,7 @@ func TestHostileTextIsText(t *testing.T) {
 	}
 
 	d := &desk{text: hostile, count: 2}
-	form := url.Values{"scope": {"ticked"}, "pick": {hostile}, "message": {hostile}, hostile: {hostile}}
+	form := url.Values{"pick": {hostile}, "message": {hostile}, hostile: {hostile}}
 	_, body := sendRequest(t, newSite(d), &operator, "POST", "/confirm/dead-requeue", form)
 	if strings.Contains(body, "<i>hostile") || strings.Contains(body, `hostile"`) || !strings.Contains(body, "hostile") {
 		t.Errorf("the question holds raw text, or none: %s", body)
@@ -496,7 +538,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 		t.Error("another person sees the notice of the action")
 	}
 
-	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {
+	for _, bad := range []url.Values{{}, {"scope": {"selected"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {
 		if r, _ := sendRequest(t, h, &operator, "POST", "/confirm/dead-requeue", bad); r.StatusCode != http.StatusBadRequest {
 			t.Errorf("%v: %d", bad, r.StatusCode)
 		}
@@ -577,13 +619,13 @@ func TestEmptyStates(t *testing.T) {
 	t.Parallel()
 	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
 		return UseCases{
-			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Handlers: noMessages{}, Groups: noGroups{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
 		}
 	}})
 
 	for at, want := range map[string]string{
-		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter needs attention", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
-		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node has sent a heartbeat", "/log": "No event matches", "/scheduled": "No scheduled event", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
+		"/": "has never run", "/pending": "Nothing waits", "/pending/handlers": "No handler retries a message", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
+		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "No entry matches", "/scheduled": "No event is scheduled", "/groups": "No consumer group reads a topic", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
 		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x",
 	} {
 		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
@@ -598,6 +640,8 @@ type (
 	noNodes       struct{ nodeUseCases }
 	noLetters     struct{ letterUseCases }
 	noneWaits     struct{ waitingUseCases }
+	noMessages    struct{ handlerUseCases }
+	noGroups      struct{ groupUseCases }
 	emptySchedule struct{ scheduleUseCases }
 	noInboxes     struct{ inboxUseCases }
 	noSagas       struct{ sagaUseCases }
@@ -619,6 +663,12 @@ func (noneWaits) Page(context.Context, admin.WaitingFilter, int, string) (p admi
 	return
 }
 
+func (noMessages) List(context.Context, admin.HandlerWaitingFilter, int, string) (p admin.HandlerWaitingPage, err error) {
+	return
+}
+
+func (noGroups) List(context.Context, bool) (g admin.GroupList, err error) { return }
+
 func (noLetters) List(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
 	return
 }
@@ -637,7 +687,7 @@ func TestFragmentsAndFiles(t *testing.T) {
 	t.Parallel()
 
 	h := newSite(&desk{text: "x"})
-	for _, at := range []string{"/", "/pending", "/nodes", "/strip"} {
+	for _, at := range []string{"/", "/pending", "/pending/handlers", "/nodes", "/control", "/strip"} {
 		if _, body := sendRequest(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
 			t.Errorf("%s: %.200s", at, body)
 		}
@@ -662,6 +712,143 @@ func TestFragmentsAndFiles(t *testing.T) {
 	}
 	if r, _ := sendRequest(t, h, &operator, "GET", "/static/../page.go", nil); r.StatusCode == http.StatusOK {
 		t.Error("a file outside of the static ones")
+	}
+}
+
+// An action on nothing, and a value that cannot be used, is a sentence on the page with the form, with the filter of the list and the
+// entered values.
+func TestBadInputIsReportedWhereItWasEntered(t *testing.T) {
+	t.Parallel()
+	site := newSite(&desk{text: "x", count: 1})
+	for _, c := range []struct {
+		action string
+		form   url.Values
+		want   []string
+	}{
+		{"dead-requeue", url.Values{"_list": {"class=expired"}}, []string{"no dead letter is selected", `value="expired" selected`, "Select all"}},
+		{"retry", url.Values{"_list": {"topic=orders"}}, []string{"no event is selected", `value="orders"`}},
+		{"reschedule", url.Values{"pick": {"1"}}, []string{"the new due time is missing", "Scheduled events by"}},
+		{"step-down", url.Values{"hold": {"soon"}}, []string{"is not a duration", `name="hold" value="soon"`}},
+		{"replay", url.Values{"rate": {"fast"}, "id": {"one"}}, []string{"is not a number of events per second", "<textarea name=\"id\" rows=\"2\">one</textarea>"}},
+		{
+			"dead-edit",
+			url.Values{"_list": {"id=1"}, "id": {"1"}, "version": {"1"}, "was.topic": {"a"}, "set.topic": {"a"}},
+			[]string{"no field is changed", `<details id="edit" class="edit" open>`},
+		},
+		{
+			"dead-edit",
+			url.Values{"_list": {"id=1"}, "id": {"1"}, "version": {"1"}, "replace-headers": {"1"}, "headers": {"no colon"}, "set.topic": {"typed"}},
+			[]string{"is not name: value", ">no colon</textarea>", `name="set.topic" value="typed"`},
+		},
+	} {
+		response, body := sendRequest(t, site, &operator, "POST", "/confirm/"+c.action, c.form)
+		if response.StatusCode != http.StatusBadRequest || strings.Contains(body, "The request is not valid") || strings.Count(body, `role="alert"`) != 2 {
+			t.Errorf("%s %v: status %d with %d alerts", c.action, c.form, response.StatusCode, strings.Count(body, `role="alert"`))
+		}
+		for _, want := range c.want {
+			if !strings.Contains(body, want) {
+				t.Errorf("%s %v: the page lacks %q", c.action, c.form, want)
+			}
+		}
+	}
+
+	response, body := sendRequest(t, site, &operator, "GET", "/dead?since=soon", nil)
+	if response.StatusCode != http.StatusBadRequest || !strings.Contains(body, "The filter cannot be used") || !strings.Contains(body, `name="topic"`) {
+		t.Errorf("a filter that cannot be used: %d %s", response.StatusCode, body)
+	}
+}
+
+// A fresh installation has empty lists, and no error.
+func TestFirstRunHasNoErrors(t *testing.T) {
+	t.Parallel()
+	site := newSite(&desk{err: fmt.Errorf("watcher orders: %w", admin.ErrNoCollections)})
+	for at, want := range map[string]string{
+		"/dead": "Events that cannot be sent or handled appear here", "/pending": "Nothing waits", "/scheduled": "No event is scheduled", "/lookup?q=1": "Nothing was found",
+	} {
+		if response, body := sendRequest(t, site, &operator, "GET", at, nil); response.StatusCode != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: status %d without %q", at, response.StatusCode, want)
+		}
+	}
+	if response, _ := sendRequest(t, site, &operator, "GET", "/dead?collection=shop.nothing", nil); response.StatusCode == http.StatusOK {
+		t.Error("a collection that does not exist has an empty list")
+	}
+}
+
+// A table has no column without a value, and no word of a cell is cut in the document.
+func TestTablesHaveNoEmptyColumns(t *testing.T) {
+	t.Parallel()
+	long := "outbox.event.invoice-of-a-long-name-missing"
+	if parts := splitMiddle(long); parts.Head+parts.Tail != long || parts.Tail != "-missing" {
+		t.Errorf("parts of a long name: %+v", parts)
+	}
+	if parts := splitMiddle("short"); parts != (halves{Head: "short"}) {
+		t.Errorf("parts of a short name: %+v", parts)
+	}
+
+	list := []admin.WaitingEnvelope{{ID: "1"}, {ID: "2", Attempts: 3, Topics: []string{}}}
+	filled, err := findFilled(list, "ID", "Attempts", "NextAt", "Topics")
+	if err != nil || !filled["ID"] || !filled["Attempts"] || filled["NextAt"] || filled["Topics"] {
+		t.Errorf("columns with a value: %v, %v", filled, err)
+	}
+	if _, err := findFilled(list, "Nothing"); err == nil {
+		t.Error("a column that does not exist is no error")
+	}
+
+	chart := newSpark([]int32{0, 1, 100, 50})
+	if want := []sparkBar{{5, 19, 1}, {10, 0, 20}, {15, 10, 10}}; chart == nil || chart.Width != 20 || !slices.Equal(chart.Bars, want) || chart.Text != "151 records in the last 12 minutes" {
+		t.Errorf("bars: %+v, want %v", chart, want)
+	}
+	if newSpark([]int32{0, 0}) != nil || newSpark(nil) != nil {
+		t.Error("no record has a chart")
+	}
+}
+
+// Each class of a dead letter has a next step.
+func TestEachClassHasARemedy(t *testing.T) {
+	t.Parallel()
+	for _, class := range slices.Concat(admin.Classes(), admin.HandlerClasses()) {
+		if (letter{DeadLetter: admin.DeadLetter{Class: class}}).Remedy() == "" {
+			t.Errorf("class %s has no remedy", class)
+		}
+	}
+}
+
+// The charts get the minutes, and the takeovers, pauses and gaps with links to their entries.
+func TestHistoryHasMarks(t *testing.T) {
+	t.Parallel()
+	_, body := sendRequest(t, newSite(&desk{text: "took_over"}), &viewer, "GET", "/history", nil)
+	var got history
+	if err := json.Unmarshal([]byte(body), &got); err != nil || len(got.Points) != 2 || got.Points[0][3] != 2 || len(got.Marks) != 2 {
+		t.Fatalf("%v: %s", err, body)
+	}
+	if m := got.Marks[0]; m.Text != "takeover on took_over" || m.Link != "/log/entry?id=took_over" || m.At == 0 {
+		t.Errorf("mark: %+v", m)
+	}
+}
+
+// An action on messages of handlers names the selected messages, or all that match, and the filter of the list.
+func TestActionsOnMessagesOfHandlers(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 2}
+	site := newSite(d)
+	form := url.Values{"group": {"billing"}, "handler": {"charge"}, "pick": {"orders/0@7", "orders/0@9"}}
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-retry", form); !strings.Contains(body, "2 messages are tried again at once") || len(d.did) > 0 {
+		t.Errorf("the question, did %v: %s", d.did, body)
+	}
+	form.Set("_count", "2")
+	response, _ := sendRequest(t, site, &operator, "POST", "/act/handler-retry", form)
+	if f := d.messages; f.Group != "billing" || f.Handler != "charge" || !slices.Equal(f.IDs, form["pick"]) || f.All || !slices.Equal(d.did, []string{"handler-retry"}) {
+		t.Errorf("by %+v, did %v", f, d.did)
+	}
+	if at := response.Header.Get("Location"); !strings.HasPrefix(at, "/pending/handlers?done=") {
+		t.Errorf("back at %s", at)
+	}
+
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-discard", url.Values{"scope": {"all"}}); !strings.Contains(body, "2 messages are given up") || !d.messages.All {
+		t.Errorf("all messages, by %+v: %s", d.messages, body)
+	}
+	if response, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-retry", url.Values{}); response.StatusCode != http.StatusBadRequest || !strings.Contains(body, "no message is selected") {
+		t.Errorf("no message: %d", response.StatusCode)
 	}
 }
 

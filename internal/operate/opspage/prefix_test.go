@@ -58,7 +58,7 @@ func TestAddressesBeginWithThePrefix(t *testing.T) {
 			t.Errorf("%s: the script cannot find the prefix", page)
 		}
 	}
-	form := url.Values{"scope": {"ticked"}, "pick": {"a"}}
+	form := url.Values{"pick": {"a"}}
 	_, body := sendRequest(t, site, &operator, "POST", "/confirm/dead-requeue", form)
 	checkAddresses("the question of an action", body)
 

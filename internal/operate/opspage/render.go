@@ -8,12 +8,16 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/activity"
 )
 
 // base is the path below which browsers reach the page: "" or, for example, /outrelay. Every address in the page comes from it:
@@ -36,7 +40,10 @@ type view struct {
 	Now                 time.Time
 	Notice              *notice
 	Problem             *problem
-	Filter              *filter // of a list
+	Said                *problem   // why an action of this page was not planned
+	SaidInForm          bool       // the form of the action shows Said
+	Entered             url.Values // the form of that action; nil otherwise
+	Filter              *filter    // of a list
 	Data                any
 }
 
@@ -88,8 +95,18 @@ func joinQuery(path string, values url.Values) string {
 	return path + "?" + values.Encode()
 }
 
-// Asked returns a value of the query.
-func (v *view) Asked(name string) string { return v.Query.Get(name) }
+// Asked returns a value that the caller entered: in the form that is shown again, or in the query.
+func (v *view) Asked(name string) string {
+	if v.Entered.Has(name) {
+		return v.Entered.Get(name)
+	}
+	return v.Query.Get(name)
+}
+
+// Download returns the address of the file with all entries of the list.
+func (v *view) Download() string {
+	return joinQuery(v.base.address(v.Path+"/download"), v.queryWithout("done", "limit"))
+}
 
 // Other returns the watcher if it is not the configured one.
 func (v *view) Other() string {
@@ -122,8 +139,11 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"deref":     func(number *float64) float64 { return *number },
 		"dict":      newMap,
 		"intime":    formatInput,
+		"filled":    findFilled,
+		"halves":    splitMiddle,
 		"iso":       formatISO,
 		"join":      strings.Join,
+		"len64":     func(list any) int64 { return int64(reflect.ValueOf(list).Len()) },
 		"manual":    func() string { return manual },
 		"meaning":   findMeaning(glossary),
 		"meanings":  func() []meaning { return glossary },
@@ -132,10 +152,12 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"pairs":     parsePairs,
 		"pretty":    formatJSON,
 		"rate":      formatRate,
+		"share":     formatShare,
 		"span":      formatSpan,
+		"spark":     newSpark,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
-		"title":     func(text string) string { return strings.ToUpper(text[:1]) + text[1:] },
+		"title":     upperFirst,
 		"unix":      time.Time.UnixMilli,
 
 		"watcherlink": func(name string) string { return joinQuery(assets.base.address("/"), url.Values{"watcher": {name}}) },
@@ -186,6 +208,92 @@ func newMap(pairs ...any) map[string]any {
 		fields[fmt.Sprint(pairs[i])] = pairs[i+1]
 	}
 	return fields
+}
+
+// halves are the parts of a text in a cell. A narrow cell shortens Head at its end, so the ellipsis is in the middle of the text.
+type halves struct{ Head, Tail string }
+
+// The lengths of the parts, in characters. A cell shows the tail in any case: enough for the end of an id or a topic.
+const (
+	shortText = 12 // is not split
+	maxTail   = 8
+)
+
+func splitMiddle(text string) halves {
+	characters := []rune(text)
+	if len(characters) <= shortText {
+		return halves{Head: text}
+	}
+	split := len(characters) - min(maxTail, len(characters)/2)
+	return halves{string(characters[:split]), string(characters[split:])}
+}
+
+// findFilled returns which of the fields have a value in any entry of a list of structs. Templates leave out the columns of the others.
+func findFilled(list any, names ...string) (map[string]bool, error) {
+	filled := map[string]bool{}
+	entries := reflect.ValueOf(list)
+	for i := range entries.Len() {
+		for _, name := range names {
+			field := reflect.Indirect(entries.Index(i)).FieldByName(name)
+			if !field.IsValid() {
+				return nil, fmt.Errorf("%T has no field %s", list, name)
+			}
+			isEmpty := field.IsZero() || field.Kind() == reflect.Slice && field.Len() == 0
+			filled[name] = filled[name] || !isEmpty
+		}
+	}
+	return filled, nil
+}
+
+// spark is a small chart of bars, oldest first.
+type spark struct {
+	Width int
+	Bars  []sparkBar
+	Text  string // the chart in words
+}
+
+// sparkBar is a bar in a chart of height 20.
+type sparkBar struct{ X, Y, Height int }
+
+// newSpark returns the chart of the records in each of the latest three minutes, or nil if there was none.
+func newSpark(records []int32) *spark {
+	const height, step = 20, 5
+	most := int32(0)
+	total := int64(0)
+	for _, n := range records {
+		most = max(most, n)
+		total += int64(n)
+	}
+	if most == 0 {
+		return nil
+	}
+
+	chart := &spark{Width: step * len(records), Text: fmt.Sprintf("%s in the last %d minutes", countNoun(total, "record"), len(records)*activity.RecentMinutes)}
+	for i, n := range records {
+		if n > 0 {
+			// A part with few records is still visible.
+			bar := max(int(math.Round(height*float64(n)/float64(most))), 1)
+			chart.Bars = append(chart.Bars, sparkBar{step * i, height - bar, bar})
+		}
+	}
+	return chart
+}
+
+// upperFirst makes the first letter of a text upper case.
+func upperFirst(text string) string {
+	if text == "" {
+		return ""
+	}
+	first, size := utf8.DecodeRuneInString(text)
+	return string(unicode.ToUpper(first)) + text[size:]
+}
+
+// formatShare returns the finished part of a job in percent.
+func formatShare(done, skipped, total int64) int64 {
+	if total <= 0 {
+		return 100
+	}
+	return min(100*(done+skipped)/total, 100)
 }
 
 // formatNumber separates thousands.

@@ -15,8 +15,10 @@ type UseCases struct {
 	Activity activityUseCases
 	Letters  letterUseCases
 	Waiting  waitingUseCases
+	Handlers handlerUseCases
 	Schedule scheduleUseCases
 	Replays  replayUseCases
+	Groups   groupUseCases
 	Inboxes  inboxUseCases
 	Sagas    sagaUseCases
 }
@@ -30,8 +32,10 @@ func Of(op admin.Operator) UseCases {
 		Activity: op.Activity(),
 		Letters:  op.Letters(),
 		Waiting:  op.Waiting(),
+		Handlers: op.HandlerWaiting(),
 		Schedule: op.Schedule(),
 		Replays:  op.Replays(),
+		Groups:   op.Groups(),
 		Inboxes:  op.Inboxes(),
 		Sagas:    op.Sagas(),
 	}
@@ -42,6 +46,7 @@ type operatorUseCases interface {
 	Audit(ctx context.Context, f admin.AuditFilter, limit int, after string) (admin.AuditPage, error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
 	Collections(ctx context.Context, only string) ([]string, error)
+	Acknowledge(ctx context.Context, problem string) error
 
 	Purge(ctx context.Context, p admin.Purge) (admin.PurgeReport, error)
 	Clear(ctx context.Context, c admin.ClearOrder) (admin.Cleared, error)
@@ -82,6 +87,13 @@ type waitingUseCases interface {
 	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
 }
 
+type handlerUseCases interface {
+	List(ctx context.Context, f admin.HandlerWaitingFilter, limit int, after string) (admin.HandlerWaitingPage, error)
+	Summary(ctx context.Context, f admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error)
+	Retry(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerRetried, error)
+	Discard(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerDiscarded, error)
+}
+
 type scheduleUseCases interface {
 	List(ctx context.Context, f admin.ScheduledFilter, limit int, after string) (admin.ScheduledPage, error)
 	Summary(ctx context.Context, f admin.ScheduledFilter) ([]admin.ScheduledGroup, error)
@@ -95,6 +107,11 @@ type replayUseCases interface {
 	Start(ctx context.Context, o admin.ReplayOrder) (admin.ReplayInfo, error)
 	Cancel(ctx context.Context, id string) error
 	Resume(ctx context.Context, id string) (admin.ReplayInfo, error)
+}
+
+type groupUseCases interface {
+	List(ctx context.Context, all bool) (admin.GroupList, error)
+	Show(ctx context.Context, group string) (admin.Group, error)
 }
 
 type inboxUseCases interface {

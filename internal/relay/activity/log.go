@@ -23,6 +23,10 @@ const (
 	// The window of rates and latencies has six parts. The oldest part is forgotten as a whole.
 	partLength  = 10 * time.Second
 	windowParts = 6
+
+	// RecentMinutes is the length of the parts in [Topic.Recent].
+	RecentMinutes = 3
+	recentParts   = 20
 )
 
 // Log has the activity of one term of ownership. It is safe for concurrent use.
@@ -49,7 +53,41 @@ type topicLog struct {
 	lastOffset    int64
 	lastAcked     time.Time
 	parts         [windowParts]part
+	recent        [recentParts]recentPart
 }
+
+// recentPart has the number of records of three minutes.
+type recentPart struct {
+	number  int64 // of the three minutes, since 1970
+	records int32
+}
+
+// addRecent adds records to the three minutes with this number.
+func (t *topicLog) addRecent(number int64, records int32) {
+	part := &t.recent[number%recentParts]
+	if part.number != number {
+		*part = recentPart{number: number}
+	}
+	part.records += records
+}
+
+// listRecent returns the records of the last hour, or nil if there were none.
+func (t *topicLog) listRecent(now time.Time) (list []int32) {
+	newest := recentNumber(now)
+	for i := range int64(recentParts) {
+		number := newest - recentParts + 1 + i
+		if part := &t.recent[number%recentParts]; part.number == number && part.records > 0 {
+			if list == nil {
+				list = make([]int32, recentParts)
+			}
+			list[i] = part.records
+		}
+	}
+	return list
+}
+
+// recentNumber returns the number of the three minutes that contain moment.
+func recentNumber(moment time.Time) int64 { return moment.Unix() / (RecentMinutes * 60) }
 
 // part has the counts of ten seconds.
 type part struct {
@@ -83,6 +121,7 @@ func (l *Log) Observe(batch *record.AckedBatch) {
 	window.records += int64(batch.Records)
 	window.bytes += int64(batch.Bytes)
 	batch.EachLatency(window.latencies.add)
+	log.addRecent(recentNumber(batch.At), int32(batch.Records))
 }
 
 // topicLocked returns the entry of a topic, or that of all further topics if there are too many.

@@ -249,3 +249,40 @@ func BenchmarkSample(b *testing.B) {
 		l.Sample(c.at, recs, nil, nil, nil, 1)
 	}
 }
+
+// A report has the records of the last hour in parts of three minutes. The next owner continues them, and a reader moves them to
+// its own time.
+func TestRecordsOfTheLastHour(t *testing.T) {
+	t.Parallel()
+	c := newClock()
+	l := New(c.now)
+	l.Observe(c.newBatch("orders", 0, make([]time.Duration, 7)...))
+	c.at = c.at.Add(6 * time.Minute)
+	l.Observe(c.newBatch("orders", 7, make([]time.Duration, 2)...))
+	first := mustReport(t, l)
+	if got := first.Topics[0].Recent; len(got) != 20 || got[17] != 7 || got[18] != 0 || got[19] != 2 {
+		t.Fatalf("records of the last hour: %v", got)
+	}
+
+	c.at = c.at.Add(3 * time.Minute)
+	next := New(c.now)
+	next.Observe(c.newBatch("orders", 9, 0))
+	next.Adopt(first)
+	if got := mustReport(t, next).Topics[0].Recent; got[16] != 7 || got[18] != 2 || got[19] != 1 {
+		t.Errorf("after a takeover: %v", got)
+	}
+
+	topic := first.Topics[0]
+	if got := topic.AlignRecent(first.At, first.At.Add(30*time.Minute)); len(got) != 20 || got[7] != 7 || got[9] != 2 || got[19] != 0 {
+		t.Errorf("half an hour later: %v", got)
+	}
+	if got := topic.AlignRecent(first.At, first.At.Add(2*time.Hour)); got != nil {
+		t.Errorf("two hours later: %v", got)
+	}
+	if p50, p99 := l.Latency(); p50 != 0 || p99 != 0 {
+		t.Errorf("latency without a record in the last minute: %v, %v", p50, p99)
+	}
+	if p50, p99 := next.Latency(); p50 <= 0 || p99 <= 0 {
+		t.Errorf("latency of the last minute: %v, %v", p50, p99)
+	}
+}

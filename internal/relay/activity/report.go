@@ -26,6 +26,22 @@ type Topic struct {
 	LastAt    time.Time `bson:"lastAt"`
 	Partition int32     `bson:"partition"` // of the last record
 	Offset    int64     `bson:"offset"`
+	// Recent has the records of the last hour in parts of [RecentMinutes], oldest first; it is empty if there were none.
+	Recent []int32 `bson:"recent,omitempty"`
+}
+
+// AlignRecent returns Recent as it is at another time than at, the time of its report.
+func (t *Topic) AlignRecent(at, now time.Time) []int32 {
+	if len(t.Recent) != recentParts {
+		return nil
+	}
+	shift := recentNumber(now) - recentNumber(at)
+	if shift >= recentParts {
+		return nil
+	}
+	// A clock that differs does not move the parts back.
+	shift = max(shift, 0)
+	return append(slices.Clone(t.Recent[shift:]), make([]int32, shift)...)
 }
 
 // Others are the topics that a report does not list.
@@ -54,6 +70,29 @@ func (r *Report) ForgetRates() {
 		topic := &r.Topics[i]
 		topic.Rate, topic.Bytes, topic.Records, topic.P50MS, topic.P99MS = 0, 0, 0, 0, 0
 	}
+}
+
+// Latency returns quantiles of the latencies of the last minute in all topics, in milliseconds, or 0 if nothing was measured.
+func (l *Log) Latency() (p50MS, p99MS float64) {
+	newest := partNumber(l.now())
+	var sum histogram
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	addTopic := func(topic *topicLog) {
+		for i := range topic.parts {
+			if part := &topic.parts[i]; part.number > newest-windowParts && part.number <= newest {
+				sum.merge(&part.latencies)
+			}
+		}
+	}
+	for _, topic := range l.topics {
+		addTopic(topic)
+	}
+	if l.others != nil {
+		addTopic(l.others)
+	}
+	return toMilliseconds(sum.quantile(0.5)), toMilliseconds(sum.quantile(0.99))
 }
 
 // Report returns the activity at this moment. It returns false if nothing was acked for longer than the window: the last
@@ -118,6 +157,7 @@ func (t *topicLog) sumFigures(name string, began, now time.Time) Topic {
 		LastAt:    t.lastAcked,
 		Partition: t.lastPartition,
 		Offset:    t.lastOffset,
+		Recent:    t.listRecent(now),
 	}
 }
 
@@ -130,14 +170,25 @@ func (l *Log) NeedsPrevious() bool {
 	return !l.adopted
 }
 
-// Adopt adds the last places and the events of the previous owner's report, which the log's own reports replace.
+// Adopt adds the last places, the last hour and the events of the previous owner's report, which the log's own reports replace.
 func (l *Log) Adopt(previous Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.adopted = true
-	for _, p := range previous.Topics {
+	newest := recentNumber(previous.At)
+	for i := range previous.Topics {
+		p := &previous.Topics[i]
 		if l.topics[p.Topic] == nil && len(l.topics) < maxTopics {
 			l.topics[p.Topic] = &topicLog{lastPartition: p.Partition, lastOffset: p.Offset, lastAcked: p.LastAt}
+		}
+		log := l.topics[p.Topic]
+		if log == nil || len(p.Recent) != recentParts {
+			continue
+		}
+		for part, records := range p.Recent {
+			if records > 0 && newest > recentParts {
+				log.addRecent(newest-recentParts+1+int64(part), records)
+			}
 		}
 	}
 

@@ -98,6 +98,7 @@ func List(facts Facts) []Problem {
 		return slices.IndexFunc(specs, func(spec Spec) bool { return spec.Kind == problem.Kind })
 	}
 	slices.SortStableFunc(collected.problems, func(a, b Problem) int {
+		// Fail comes before Warn in the alphabet.
 		if a.Severity != b.Severity {
 			return strings.Compare(string(a.Severity), string(b.Severity))
 		}
@@ -116,7 +117,9 @@ func (l *list) add(problem Problem) {
 	if problem.Since != nil && problem.ForS == 0 {
 		problem.ForS = max(l.facts.Now.Sub(*problem.Since).Seconds(), 0)
 	}
-	if !slices.ContainsFunc(l.problems, func(other Problem) bool { return other.ID == problem.ID }) {
+	// Two watchers may write the same topic.
+	isSame := func(other Problem) bool { return other.ID == problem.ID && other.Watcher == problem.Watcher }
+	if !slices.ContainsFunc(l.problems, isSame) {
 		l.problems = append(l.problems, problem)
 	}
 }
@@ -282,8 +285,7 @@ var kindsOfParts = map[string]Kind{
 	"kafka reachable":   KafkaUnreachable,
 }
 
-// addSteps adds the steps of an owner or a process that fail for long. object is
-// the slot, and node the process of its owner.
+// addSteps adds the steps of an owner or a process that fail for long. object is the slot, and node the process of its owner.
 func (l *list) addSteps(watcher, object, node string, steps []readiness.Problem) {
 	for _, step := range steps {
 		// The topics that stop the position are in the list.

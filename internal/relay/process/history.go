@@ -28,9 +28,13 @@ func (r *Relay) recordHistory(ctx context.Context) error {
 		for _, one := range r.activeSlots() {
 			slot := one.Slot.ID(r.cfg.Watcher)
 			if acked, lag, ok := one.Figures(); ok {
-				current[slot] = slotFigures{acked, lag}
+				current[slot] = slotFigures{acked: acked, lag: lag}
 			}
 			if log := one.Activity(); log != nil {
+				if figures, ok := current[slot]; ok {
+					figures.p50MS, figures.p99MS = log.Latency()
+					current[slot] = figures
+				}
 				r.saveActivity(ctx, history, slot, log)
 			}
 		}
@@ -74,8 +78,9 @@ func (r *Relay) saveActivity(ctx context.Context, history *nodes.History, slot s
 
 // slotFigures are the present figures of a slot.
 type slotFigures struct {
-	acked int64 // records since the term began
-	lag   time.Duration
+	acked        int64 // records since the term began
+	lag          time.Duration
+	p50MS, p99MS float64 // latency of the last minute
 }
 
 // minutes has the minute that has begun of each slot, by the id of the slot.
@@ -113,7 +118,9 @@ func (m minutes) observe(now time.Time, current map[string]slotFigures) map[stri
 		if over == nil {
 			over = map[string]nodes.Sample{}
 		}
-		over[slot] = nodes.Sample{At: one.began, Rate: float64(f.acked-one.acked) / took.Seconds(), LagS: one.lag.Seconds()}
+		over[slot] = nodes.Sample{
+			At: one.began, Rate: float64(f.acked-one.acked) / took.Seconds(), LagS: one.lag.Seconds(), P50MS: f.p50MS, P99MS: f.p99MS,
+		}
 		m[slot] = &minute{now, f.acked, f.lag}
 	}
 	return over

@@ -16,7 +16,7 @@ func TestAMinuteOfASlot(t *testing.T) {
 		return m.observe(began.Add(time.Duration(second)*time.Second), current)
 	}
 	one := func(acked int64, lag time.Duration) map[string]slotFigures {
-		return map[string]slotFigures{"a/0of1": {acked, lag}}
+		return map[string]slotFigures{"a/0of1": {acked: acked, lag: lag, p50MS: 2, p99MS: 8}}
 	}
 
 	if got := observe(0, one(100, 0)); got != nil {
@@ -26,7 +26,7 @@ func TestAMinuteOfASlot(t *testing.T) {
 		t.Errorf("after half a minute: %v", got)
 	}
 	got := observe(60, one(700, time.Second))
-	if want := (nodes.Sample{At: began, Rate: 10, LagS: 9}); got["a/0of1"] != want {
+	if want := (nodes.Sample{At: began, Rate: 10, LagS: 9, P50MS: 2, P99MS: 8}); got["a/0of1"] != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 

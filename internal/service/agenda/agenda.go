@@ -16,6 +16,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -106,6 +108,18 @@ func Move(ctx context.Context, coll *mongo.Collection, id event.ID, dueAt time.T
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: bson.NewDateTimeFromTime(dueAt)}}}}
 	res, err := coll.UpdateOne(ctx, filter, set)
 	return err == nil && res.MatchedCount > 0, err
+}
+
+// ServerTime returns the time by the clock of the primary, in one round trip. ctx must have no transaction.
+func ServerTime(ctx context.Context, db *mongo.Database) (time.Time, error) {
+	var reply struct {
+		Now time.Time `bson:"localTime"`
+	}
+	primary := options.RunCmd().SetReadPreference(readpref.Primary())
+	if err := db.RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}, primary).Decode(&reply); err != nil {
+		return time.Time{}, fmt.Errorf("reading the server's time: %w", err)
+	}
+	return reply.Now, nil
 }
 
 // CheckTime returns an error if no event can be moved to the time dueAt.

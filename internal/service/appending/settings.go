@@ -1,5 +1,5 @@
 // Package appending turns the events of a call into the envelopes that an outbox stores: through the middleware,
-// with the trace context of the caller, and within the size limit.
+// with the trace context and the cause of the caller, and within the size limit.
 package appending
 
 import (
@@ -88,12 +88,12 @@ func (s *Settings) Encode(ctx context.Context, events []event.Event) ([]Envelope
 		return nil, err
 	}
 
-	headers := s.Telemetry.Inject(ctx)
+	headers, cause := s.Telemetry.Inject(ctx), event.CauseFromContext(ctx)
 	list := make([]Envelope, 0, len(events))
 	var errs []error
 	// All problems are reported together, so an invalid event does not end the loop.
 	for _, ev := range events {
-		doc, err := addHeaders(ev, headers).MarshalBSON()
+		doc, err := addCause(addHeaders(ev, headers), cause).MarshalBSON()
 		if err == nil && len(doc) > s.MaxSize {
 			err = fmt.Errorf("%w: event %s has %d bytes, the limit is %d; "+
 				"store the body elsewhere and send a reference, or raise WithMaxSize and the topic's max.message.bytes",

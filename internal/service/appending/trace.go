@@ -19,3 +19,11 @@ func addHeaders(ev event.Event, captured []event.Header) event.Event {
 	}
 	return ev.With(opts...)
 }
+
+// addCause returns ev with the parts of cause that ev does not have yet.
+func addCause(ev event.Event, cause event.Cause) event.Event {
+	if own := ev.Cause(); own.Or(cause) != own {
+		return ev.With(event.WithCause(own.Or(cause)))
+	}
+	return ev
+}

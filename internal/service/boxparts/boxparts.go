@@ -39,6 +39,9 @@ type Store interface {
 	// Stored returns the stored envelopes in the order of their inserts.
 	Stored(ctx context.Context) ([]bson.Raw, error)
 
+	// Now returns the time by the clock that decides when scheduled events are due. It does not join the transaction.
+	Now(ctx context.Context) (time.Time, error)
+
 	// The methods for scheduled events are the functions of package agenda.
 
 	Cancel(ctx context.Context, id event.ID) (bool, error)

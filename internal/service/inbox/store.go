@@ -59,6 +59,10 @@ type Store interface {
 	// removes the holder from the marker. ok reports whether h was the holder.
 	MarkHandled(ctx context.Context, id ID, h Holder, takeOver bool) (ok bool, err error)
 
+	// WriteResponse stores the response in an existing marker. ReadResponse returns it, or nil if there is no marker or no response.
+	WriteResponse(ctx context.Context, id ID, r Response) error
+	ReadResponse(ctx context.Context, id ID) (*Response, error)
+
 	// ReadLeases returns the stored leases with these ids.
 	ReadLeases(ctx context.Context, ids []ID) (map[ID]Lease, error)
 

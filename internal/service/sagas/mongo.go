@@ -191,6 +191,10 @@ func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, e
 // Store.Prepare. Because the collection exists, the first steps do not conflict when they create
 // it.
 func (s *Mongo) Prepare(ctx context.Context, sagaType Type) (Type, error) {
+	if err := s.checkUnoccupied(ctx, sagaType.Name); err != nil {
+		return Type{}, err
+	}
+
 	// An existing type stays.
 	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: sagaType.Owner}, {Key: "id", Value: sagaType.ID}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
@@ -220,6 +224,38 @@ func (s *Mongo) Prepare(ctx context.Context, sagaType Type) (Type, error) {
 	}
 
 	return found, nil
+}
+
+// checkUnoccupied returns ErrOccupied if the name has no type yet, and its collection contains documents: they are no sagas.
+func (s *Mongo) checkUnoccupied(ctx context.Context, saga string) error {
+	if _, known, err := s.FindType(ctx, saga); known || err != nil {
+		return err
+	}
+	err := s.sagaCollection(saga).FindOne(ctx, bson.D{}, options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading collection %s.%s: %w", s.db.Name(), saga, err)
+	}
+
+	// Another process may have stored the type and a saga since.
+	if _, known, err := s.FindType(ctx, saga); known || err != nil {
+		return err
+	}
+	return NewOccupied(s.db.Name() + "." + saga)
+}
+
+// FindType returns the type of the saga with this name, and whether Prepare has stored one. It is one query.
+func (s *Mongo) FindType(ctx context.Context, saga string) (found Type, known bool, err error) {
+	err = s.types.FindOne(ctx, bson.D{{Key: "_id", Value: saga}}).Decode(&found)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return Type{}, false, nil
+	}
+	if err != nil {
+		return Type{}, false, fmt.Errorf("reading the type of saga %s: %w", saga, err)
+	}
+	return found, true, nil
 }
 
 // Types returns the types that Prepare has stored, sorted by name.

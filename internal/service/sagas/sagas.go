@@ -33,6 +33,19 @@ func NewConflict(saga string, record Record, cause error) error {
 	return fmt.Errorf("%w: %s", ErrConflict, text)
 }
 
+// ErrOccupied means that the collection of a new saga contains documents of another use.
+var ErrOccupied = errors.New("the collection contains documents that are no sagas")
+
+// NewOccupied returns an ErrOccupied for a collection.
+func NewOccupied(collection string) error {
+	return fmt.Errorf("%w: choose another name for the saga than %s, or remove its documents", ErrOccupied, collection)
+}
+
+// RefuseEntities returns the error for a collection that contains the sagas of an owner, and is used for entities.
+func RefuseEntities(collection, owner string) error {
+	return fmt.Errorf("collection %s contains the sagas of %s, so it cannot contain entities: use another collection", collection, owner)
+}
+
 // Record is one stored saga.
 type Record struct {
 	// ID is a uuid.UUID, string, int32 or int64.
@@ -90,7 +103,8 @@ type Store interface {
 
 	// Prepare creates everything that a saga needs before its first message, and stores its type
 	// unless the name is stored already. It returns the stored type, which may have another owner or
-	// another kind of id. Prepare may be called repeatedly.
+	// another kind of id. If the name is new and the collection contains documents, for example entities, the error is ErrOccupied.
+	// Prepare may be called repeatedly.
 	Prepare(ctx context.Context, t Type) (Type, error)
 
 	// Types returns the stored types of sagas, sorted by name.

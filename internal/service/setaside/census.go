@@ -175,6 +175,7 @@ func (s *Collection) takeCensus(
 		{Key: "at", Value: "$$NOW"},
 		{Key: "due", Value: afterNow(max(CensusInterval, maxCountShare*took))},
 		{Key: "counts", Value: bson.D{{Key: "$literal", Value: SumPlaces(places, unread)}}},
+		{Key: "stops", Value: freshStops()},
 	}}}})
 	if err != nil {
 		err = fmt.Errorf("storing the counts of group %s: %w", doc.Group, err)

@@ -20,11 +20,11 @@ import (
 
 // Desk is the view of operators on the messages of a database that are set aside, of all groups. Its changes are requests: the
 // members of the group carry them out within about two seconds, or when one runs again. It is safe for concurrent use.
-type Desk struct{ coll *mongo.Collection }
+type Desk struct{ coll, counts *mongo.Collection }
 
 // NewDesk returns the desk of the collection name of db. It does no I/O.
 func NewDesk(db *mongo.Database, name string) *Desk {
-	return &Desk{mongodb.Majority(db.Collection(name))}
+	return &Desk{coll: mongodb.Majority(db.Collection(name)), counts: mongodb.Majority(db.Collection(name + CountsSuffix))}
 }
 
 // Query selects messages that are set aside. A message must match all conditions that are set.
@@ -36,7 +36,7 @@ type Query struct {
 	Reason         string   // the beginning of the reason of one of the last failures
 }
 
-// Item is a message that is set aside, without its value, and with only those of its headers that describe it.
+// Item is a message that is set aside, without its value, and with its headers for the id and the type alone.
 type Item struct {
 	Message     `bson:",inline"`
 	AsideAt     time.Time  `bson:"at"`    // when the message was set aside
@@ -104,16 +104,16 @@ func (q Query) filter() bson.D {
 		filter = append(filter, bson.E{Key: "hist.reason", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(q.Reason)}})
 	}
 
-	var any bson.A
+	var alternatives bson.A
 	for _, id := range q.IDs {
 		header := bson.D{{Key: "k", Value: bson.D{{Key: "$in", Value: IDHeaders}}}, {Key: "v", Value: []byte(id)}}
-		any = append(any, bson.D{{Key: "hd", Value: bson.D{{Key: "$elemMatch", Value: header}}}})
+		alternatives = append(alternatives, bson.D{{Key: "hd", Value: bson.D{{Key: "$elemMatch", Value: header}}}})
 		if topic, partition, offset, ok := ParsePlace(id); ok {
-			any = append(any, bson.D{{Key: "t", Value: topic}, {Key: "p", Value: partition}, {Key: "o", Value: offset}})
+			alternatives = append(alternatives, bson.D{{Key: "t", Value: topic}, {Key: "p", Value: partition}, {Key: "o", Value: offset}})
 		}
 	}
-	if any != nil {
-		filter = append(filter, bson.E{Key: "$or", Value: any})
+	if alternatives != nil {
+		filter = append(filter, bson.E{Key: "$or", Value: alternatives})
 	}
 	return filter
 }

@@ -21,7 +21,7 @@
 // server's clock.
 //
 // The collection "<inbox>_waiting_counts" has one document for each group, with the last Census: how many messages wait for each
-// handler and topic, and which member has counted them.
+// handler and topic, and which member has counted them. For operators, each member adds the handlers that it has suspended or paused.
 //
 // # Steps
 //

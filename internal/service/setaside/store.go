@@ -57,6 +57,10 @@ type Store interface {
 	// for all others. The keeper passes the places with messages to findUnread, which returns those that no member reads.
 	Census(ctx context.Context, group, member string, findUnread func(ctx context.Context, places []Place) ([]Place, error)) (Census, error)
 
+	// ReportStops records for operators which handlers of a member are suspended or paused. Call it again within StopsExpiry while
+	// there are any. An empty list removes the record. It has no effect before the first Census of the group.
+	ReportStops(ctx context.Context, group, member string, stops []Stop) error
+
 	// Requested returns the queues of a group for which operators have requested something: an attempt, or that messages are
 	// given up.
 	Requested(ctx context.Context, group string) ([]Request, error)

@@ -159,6 +159,17 @@ var ErrGap = errors.New("consumer: records are missing")
 // ErrGenerationOver reports that the group moved on, so this member no longer has the partitions.
 var ErrGenerationOver = errors.New("consumer: the group has moved on without this member")
 
+// MissingTopicsError reports that topics do not exist, or may not be read. The member joins when they exist.
+type MissingTopicsError struct {
+	Topics []string
+	All    bool          // the member reads no other topic
+	Every  time.Duration // how often they are looked for
+}
+
+func (e *MissingTopicsError) Error() string {
+	return fmt.Sprintf("topics %q do not exist yet or may not be read: looking for them every %v", e.Topics, e.Every)
+}
+
 // RangeError reports that a partition does not have the requested offset.
 type RangeError struct {
 	TopicPartition

@@ -88,7 +88,7 @@ const (
 	ClassPanic     = "panic"     // the last attempt panicked
 	ClassMalformed = "malformed" // consumer.ErrMalformed: the record or its payload could not be decoded
 	ClassExpired   = "expired"   // the deadline of the message had passed
-	ClassUnknown   = "unknown"   // no handler took the message, with consumer.WithUnknown; or its handler is gone
+	ClassUnknown   = "unknown"   // no handler takes the message, or its handler is gone
 	ClassSkipped   = "skipped"   // an operator has discarded the message while it waited for a retry
 	ClassDatabase  = "database"  // the database was unavailable for too long, with consumer.WithRetryFor
 )

@@ -12,8 +12,8 @@ import (
 // generatedPages are written by programs from the code.
 var generatedPages = []string{"docs/cli.md", "docs/configuration.md", "docs/support.md"}
 
-// generatedBlock is a part of a page that is written like generatedPages.
-var generatedBlock = regexp.MustCompile(`(?s)<!-- generated: .*?<!-- end -->`)
+// generatedBlock is a part of a page that is written like generatedPages: up to its end, or up to the next chapter.
+var generatedBlock = regexp.MustCompile(`(?s)<!-- generated: .*?<!-- end -->|<!-- from docs/.*?\n## `)
 
 // Markdown returns the sizes in bytes of the Markdown files below root that people write, by path.
 func Markdown(root string) (map[string]int, error) {

@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,25 +18,18 @@ import (
 
 // property is a part of the JSON Schema of the configuration.
 type property struct {
-	Description          string              `json:"description"`
-	Default              any                 `json:"default"`
-	Type                 any                 `json:"type"`
-	Enum                 []string            `json:"enum"`
-	Pattern              string              `json:"pattern"`
-	AnyOf                []property          `json:"anyOf"`
-	Items                *property           `json:"items"`
-	AdditionalProperties any                 `json:"additionalProperties"`
-	Properties           map[string]property `json:"properties"`
+	Description string              `json:"description"`
+	Default     any                 `json:"default"`
+	Enum        []string            `json:"enum"`
+	AnyOf       []property          `json:"anyOf"`
+	Items       *property           `json:"items"`
+	Properties  map[string]property `json:"properties"`
 }
 
 // The page lists exactly the keys of this version.
 func TestConfigurationPageIsGenerated(t *testing.T) {
 	t.Parallel()
-	var root property
-	if err := json.Unmarshal(config.Schema(), &root); err != nil {
-		t.Fatal(err)
-	}
-
+	root := readSchema(t)
 	want := formatConfigurationPage(root)
 	generated.Check(t, "docs/configuration.md", string(want))
 
@@ -44,12 +40,77 @@ func TestConfigurationPageIsGenerated(t *testing.T) {
 	}
 }
 
+func readSchema(t *testing.T) (root property) {
+	t.Helper()
+	if err := json.Unmarshal(config.Schema(), &root); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// Each section has an example, and outrelay accepts it together with the three keys that every file needs.
+func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
+	t.Parallel()
+	root := readSchema(t)
+	for name, section := range root.Properties {
+		if section.Properties != nil && sectionExamples[name] == "" {
+			t.Errorf("the section %s has no example", name)
+		}
+	}
+
+	env := []string{"MONGODB_URI=mongodb://m1/shop", "KAFKA_PASSWORD=a-long-password", "ADMIN_TOKEN=a-long-token-of-operators", "COLLECTOR_TOKEN=a-token"}
+	needed := map[string]string{"mongodb": "mongodb.uri=mongodb://m1/shop", "kafka": "kafka.brokers=k1:9092", "watch": "watch=shop.outbox"}
+	for name, text := range sectionExamples {
+		if _, ok := root.Properties[name]; !ok && name != "" {
+			t.Errorf("there is no section %s", name)
+		}
+
+		set := []string{}
+		for key, value := range needed {
+			if !strings.HasPrefix("\n"+text, "\n"+key+":") && !strings.Contains(text, "\n"+key+":") {
+				set = append(set, value)
+			}
+		}
+		checkExample(t, text, env, set)
+	}
+	checkExample(t, firstFile, env, nil)
+}
+
+func checkExample(t *testing.T, text string, env, set []string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "outrelay.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, warnings, err := config.Load(file, env, set); err != nil || len(warnings) > 0 {
+		t.Errorf("%v %q in the example\n%s", err, warnings, text)
+	}
+}
+
+// Each key that the first table names exists.
+func TestFirstKeysExist(t *testing.T) {
+	t.Parallel()
+	rows := regexp.MustCompile(`(?m)^\| [0-9]+ \| (.*?) \|`).FindAllStringSubmatch(configurationIntro, -1)
+	if len(rows) != 8 {
+		t.Errorf("%d rows, want 8", len(rows))
+	}
+	for _, row := range rows {
+		for _, name := range regexp.MustCompile("`([a-z_.]+)`").FindAllStringSubmatch(row[1], -1) {
+			if !slices.ContainsFunc(config.Keys(), func(key string) bool { return key == name[1] || strings.HasPrefix(key, name[1]+".") }) {
+				t.Errorf("there is no key %s", name[1])
+			}
+		}
+	}
+}
+
 func formatConfigurationPage(root property) []byte {
 	var b bytes.Buffer
 	b.WriteString("<!-- Generated from outrelay.schema.json by go run ./test/regenerate -->\n" + configurationIntro)
 
 	// First the keys without a section, then the sections.
-	b.WriteString("\n## Keys without a section\n\n" + tableHead)
+	b.WriteString("\n## Keys without a section\n\n")
+	writeExample(&b, "")
+	b.WriteString(tableHead)
 	for _, name := range slices.Sorted(maps.Keys(root.Properties)) {
 		if p := root.Properties[name]; p.Properties == nil {
 			writeRow(&b, name, p)
@@ -61,6 +122,7 @@ func formatConfigurationPage(root property) []byte {
 			if p.Description != "" {
 				fmt.Fprintf(&b, "%s\n\n", p.Description)
 			}
+			writeExample(&b, name)
 			b.WriteString(tableHead)
 			writeRows(&b, name+".", p)
 		}
@@ -68,25 +130,11 @@ func formatConfigurationPage(root property) []byte {
 	return b.Bytes()
 }
 
-const configurationIntro = `# Configuration
+func writeExample(b *bytes.Buffer, section string) {
+	fmt.Fprintf(b, "```yaml\n%s```\n\n", sectionExamples[section])
+}
 
-The smallest file that delivers:
-
-` + "```yaml" + `
-mongodb: { uri: "${env:MONGODB_URI}" }
-kafka:   { brokers: [kafka-1:9092, kafka-2:9092] }
-watch:   [shop.outbox]
-topics:
-  allow: ["outbox.event.*"] # an envelope that names another topic becomes a dead letter
-  create: {}                # create missing topics with the brokers' defaults; without this line their events wait for you to create them
-` + "```" + `
-
-Each key can be set in the file, in the environment (` + "`lease.ttl` is `OUTRELAY_LEASE_TTL`" + `) or by a flag (` + "`--set lease.ttl=2s`" + `); the later of these wins. An unknown key is an error that suggests the nearest key. Write secrets as ` + "`${env:NAME}` or `${file:/path}`" + `: outrelay never prints them. A duration is a number with a unit, such as ` + "`250ms`, `90m` or `7d`" + `; a size such as ` + "`900KiB`" + `. A list can also be a comma-separated string. After SIGHUP, ` + "`log.level`" + ` and the tokens of ` + "`http.admin`" + ` apply at once, and changed TLS files even without it; all other keys wait for the next start.
-
-` + "`outrelay validate`" + ` reports all problems at once and connects to nothing. [outrelay.example.yaml](../outrelay.example.yaml) has the same keys as a file, and with [outrelay.schema.json](../outrelay.schema.json) an editor completes and checks them.
-`
-
-const tableHead = "| key | value | default | meaning |\n|---|---|---|---|\n"
+const tableHead = "| key | default | reload | meaning |\n|---|---|---|---|\n"
 
 func writeRows(b *bytes.Buffer, prefix string, p property) {
 	for _, name := range slices.Sorted(maps.Keys(p.Properties)) {
@@ -107,40 +155,66 @@ func writeRows(b *bytes.Buffer, prefix string, p property) {
 }
 
 func writeRow(b *bytes.Buffer, key string, p property) {
-	value := ""
-	if p.Default != nil {
-		text, _ := json.Marshal(p.Default)
-		value = "`" + strings.Trim(string(text), `"`) + "`"
-	}
-	// The column before has the default.
-	meaning := p.Description
-	if before, after, found := strings.Cut(meaning, " Defaults to "); found && value != "" && !strings.Contains(after, ". ") {
-		meaning = before
-	}
-	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", key, describeValue(p), value, strings.ReplaceAll(meaning, "|", `\|`))
-}
+	value, meaning := splitDefault(p)
 
-// describeValue returns the allowed values in words.
-func describeValue(p property) string {
-	for _, c := range append([]property{p}, p.AnyOf...) {
-		switch {
-		case len(c.Enum) > 0:
-			return "`" + strings.Join(c.Enum, "`, `") + "`"
-		case c.Properties != nil:
-			return "section"
-		case c.Items != nil && c.Items.Properties != nil:
-			return "list of sections"
-		case c.Type == "array":
-			return "list"
-		case strings.Contains(c.Pattern, "KiB"):
-			return "size"
-		case strings.Contains(c.Pattern, "ms|s"):
-			return "duration"
-		case c.Type == "integer", c.Type == "boolean", c.Type == "string" && c.Pattern == "":
-			return c.Type.(string)
-		case c.Type == "object":
-			return "map"
+	if values := listValues(p); len(values) > 1 {
+		last := len(values) - 1
+		meaning = "`" + strings.Join(values[:last], "`, `") + "` or `" + values[last] + "`. " + meaning
+		// The sentences about the values begin with them.
+		for _, v := range values {
+			meaning = strings.ReplaceAll(meaning, ". "+v+" ", ". `"+v+"` ")
 		}
 	}
-	return ""
+	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", key, escapeText(value), config.AppliesWhen(key), escapeText(meaning))
+}
+
+// escapeText escapes characters that would change the form of the text outside of code.
+func escapeText(text string) string {
+	escape := strings.NewReplacer("|", `\|`, "*", `\*`, "<", "&lt;")
+	parts := strings.Split(text, "`")
+	for i := 0; i < len(parts); i += 2 {
+		parts[i] = escape.Replace(parts[i])
+	}
+	return strings.Join(parts, "`")
+}
+
+// splitDefault returns the default of a key, and its description without it.
+func splitDefault(p property) (value, meaning string) {
+	meaning = p.Description
+	before, stated, found := strings.Cut(meaning, " Defaults to ")
+	if found {
+		meaning = before
+	}
+
+	switch {
+	case p.Default != nil:
+		text, _ := json.Marshal(p.Default)
+		return "`" + strings.Trim(string(text), `"`) + "`", meaning
+	case p.Properties != nil:
+		return "unset", meaning
+	case strings.HasSuffix(meaning, " Required."):
+		return "required", strings.TrimSuffix(meaning, " Required.")
+	case !found:
+		// Such a key may stay empty.
+		return "", meaning
+	}
+
+	stated, rest, more := strings.Cut(strings.TrimSuffix(stated, "."), "; ")
+	if more {
+		meaning += " " + strings.ToUpper(rest[:1]) + rest[1:] + "."
+	}
+	if literal := !strings.ContainsAny(stated, " :") && stated != "none" && stated != "empty"; literal {
+		stated = "`" + stated + "`"
+	}
+	return stated, meaning
+}
+
+// listValues returns the values that a key may have, if only certain ones are allowed.
+func listValues(p property) []string {
+	for _, c := range append([]property{p}, p.AnyOf...) {
+		if len(c.Enum) > 0 {
+			return c.Enum
+		}
+	}
+	return nil
 }

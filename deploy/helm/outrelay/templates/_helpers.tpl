@@ -39,14 +39,30 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" .Values.image.repository .Values.image.tag -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* The addresses of the two listeners. The defaults are those of the program. */ -}}
+{{- define "outrelay.listen" -}}
+{{- $http := .Values.config.http | default dict -}}
+{{- $http.listen | default "127.0.0.1:9464" -}}
+{{- end -}}
+{{- define "outrelay.adminListen" -}}
+{{- $http := .Values.config.http | default dict -}}
+{{- $admin := $http.admin | default dict -}}
+{{- $admin.listen | default "127.0.0.1:9465" -}}
+{{- end -}}
+
+{{- /* The port of an address host:port. */ -}}
+{{- define "outrelay.portOf" -}}
+{{- regexFind "[0-9]+$" . -}}
 {{- end -}}
 
 {{- /* A digest of the secrets, so that a change rolls the pods: configuration is read at the start. */ -}}
 {{- define "outrelay.secretsChecksum" -}}
 {{- $all := list -}}
-{{- range .Values.existingSecrets -}}
+{{- range .Values.secrets -}}
 {{- $secret := lookup "v1" "Secret" $.Release.Namespace . | default dict -}}
 {{- $all = append $all (get $secret "data" | default dict | toJson) -}}
 {{- end -}}

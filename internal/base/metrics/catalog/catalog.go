@@ -416,8 +416,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_consumer_unknown_total", Labels: []string{"group"}, Unit: "messages",
-			Help:   "Messages that no handler takes.",
-			Advice: "Register a handler, or ignore it",
+			Help:   "Messages that no handler takes: dead letters of class unknown, or skipped (WithSkip).",
+			Advice: "Register a handler, or skip the type",
 		},
 		{
 			Name: "outrelay_consumer_dropped_total", Labels: []string{"group", "handler"}, Unit: "messages",
@@ -507,6 +507,11 @@ var sections = []section{
 			Help:   "Calls to MongoDB that got no connection.",
 			Detail: "`timeout`, `connectionError`, `poolClosed`.",
 			Advice: "`connectionError`: a member is away, or rejects the login; `timeout`: too few connections",
+		},
+		{
+			Name: "outrelay_consumer_rate_waiting_lanes", Labels: []string{"group", "handler"}, Unit: "waiting lanes",
+			Help:   "Lanes of a handler that wait for its rate limit.",
+			Advice: "Together with a growing lag: the limit (WithRate) is too low for the load",
 		},
 		{
 			Name: "outrelay_outbox_appended_total", Unit: "events",

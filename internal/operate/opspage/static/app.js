@@ -18,7 +18,7 @@
     refresh.textContent = paused ? 'Refresh paused' : 'Pause refresh';
     document.body.dataset.paused = String(paused);
   };
-  const busyWith = (el) => el && (document.querySelector(':popover-open') || el.querySelector('input[name=pick]:checked, input[name=scope][value=all]:checked') || el.contains(document.activeElement) && document.activeElement.matches('input,select,textarea') || !getSelection().isCollapsed && el.contains(getSelection().anchorNode));
+  const busyWith = (el) => el && (document.querySelector(':popover-open') || el.querySelector('input[name=pick]:checked, input[name=scope]:checked') || el.contains(document.activeElement) && document.activeElement.matches('input,select,textarea') || !getSelection().isCollapsed && el.contains(getSelection().anchorNode));
   if (document.querySelector('[hx-get]')) {
     refresh.hidden = false;
     label();
@@ -76,7 +76,7 @@
   }
   localTimes(document);
   const zone = $('zone'), here = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  if (zone) zone.textContent = 'times are in ' + here + '; hover one for UTC';
+  if (zone) zone.textContent = 'times are in ' + here + '; point at one for UTC';
   document.body.addEventListener('htmx:afterSettle', () => localTimes(document));
 
   // Inputs of times: the server reads and writes UTC, and the reader types the own time.
@@ -127,6 +127,32 @@
     });
     el.after(b);
   }
+  // One button for all shortened texts of tables: it appears at the one under the pointer.
+  const floating = document.createElement('button');
+  floating.type = 'button';
+  floating.className = 'copy floating';
+  floating.tabIndex = -1;
+  document.addEventListener('mouseover', (e) => {
+    const cell = e.target.closest?.('.cut');
+    if (!cell || floating.parentElement === cell || !cell.querySelector('.mid')) return;
+    floating.textContent = 'Copy';
+    floating.setAttribute('aria-label', 'Copy ' + cell.dataset.label);
+    cell.append(floating);
+  });
+  document.addEventListener('mouseout', (e) => {
+    if (!e.relatedTarget?.closest?.('.cut')) floating.remove();
+  });
+  floating.addEventListener('click', () => {
+    getSelection().selectAllChildren(floating.parentElement.querySelector('.mid'));
+    floating.textContent = document.execCommand('copy') ? 'Copied' : 'Not copied';
+    getSelection().removeAllRanges();
+  });
+
+  // A link into a folded part unfolds it, also in browsers that do not.
+  document.addEventListener('click', (e) => {
+    const part = e.target.closest?.('a[href^="#"]')?.hash.slice(1), fold = part && $(part)?.closest('details');
+    if (fold) fold.open = true;
+  });
 
   // Escape leaves a question, as its link does.
   document.addEventListener('keydown', (e) => {
@@ -134,61 +160,106 @@
     if (back) back.click();
   });
 
-  // Charts: a point a minute from the history that the owners store, then one of each refresh.
-  const s = { t: [], rate: [], lag: [] };
+  // Charts: a point a minute from the history that the owners store, then one of each refresh. Latency has points of the history only.
+  const s = { t: [], rate: [], lag: [], p50: [], p99: [] };
+  const plots = { rate: { series: ['rate'], unit: '/s' }, lag: { series: ['lag'], unit: ' s' }, p99: { series: ['p99', 'p50'], unit: ' ms' } };
+  let marks = []; // takeovers, pauses and gaps
   let range = Number(kept.get('range')) || 900; // seconds
-  function add(t, rate, lag) {
+  function add(t, ...values) {
     if (s.t.length && t <= s.t[s.t.length - 1]) return;
-    s.t.push(t); s.rate.push(rate); s.lag.push(lag);
+    s.t.push(t);
+    ['rate', 'lag', 'p50', 'p99'].forEach((k, i) => s[k].push(values[i] ?? null));
     for (const k of Object.keys(s)) if (s[k].length > points) s[k].shift();
   }
+  const text = (v) => v == null ? 'none' : v.toLocaleString('en', { maximumFractionDigits: v < 10 ? 1 : 0 });
+  const clock = (t) => new Date(t * 1e3).toTimeString().slice(0, 8);
   const charts = {};
   function draw() {
     const f = $('figures');
-    if (!f || !window.uPlot) return;
+    if (!f || !window.uPlot || !$('charts')) return;
     add(Number(f.dataset.at) / 1000, Number(f.dataset.rate), Number(f.dataset.lag));
     const from = s.t.findIndex((t) => t >= s.t[s.t.length - 1] - range);
     if (s.t.length - from < 2) return;
     $('charts').hidden = false;
     describe(from);
-    for (const name of ['rate', 'lag']) {
-      const data = [s.t.slice(from), s[name].slice(from)];
+    for (const [name, plot] of Object.entries(plots)) {
+      const data = [s.t.slice(from), ...plot.series.map((k) => s[k].slice(from))];
       if (charts[name]) { charts[name].setData(data); continue; }
       const at = $('chart-' + name);
       if (!at) continue;
       at.textContent = '';
       const css = getComputedStyle(document.documentElement);
-      const line = css.getPropertyValue('--accent'), text = css.getPropertyValue('--muted'), grid = css.getPropertyValue('--line');
-      const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+      const line = css.getPropertyValue('--accent'), muted = css.getPropertyValue('--muted'), grid = css.getPropertyValue('--line'), mark = css.getPropertyValue('--warn');
+      const axis = { stroke: muted, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
       charts[name] = new uPlot({
-        width: at.clientWidth, height: 120, legend: { show: false }, cursor: { show: false },
-        scales: { y: { range: (u, min, max) => [0, Math.max(max * 1.1, 1)] } },
-        axes: [{ ...axis, space: 90, values: (u, at) => at.map((t) => new Date(t * 1e3).toTimeString().slice(0, range > 900 ? 5 : 8)) }, { ...axis, size: 56 }],
-        series: [{}, { stroke: line, width: 1.5, fill: line + '22' }],
+        width: at.clientWidth, height: 160, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
+        scales: { y: { range: (u, min, max) => [0, Math.max((max ?? 0) * 1.1, 1)] } },
+        axes: [{ ...axis, size: 32, space: 90, values: (u, at) => at.map((t) => clock(t).slice(0, range > 900 ? 5 : 8)) }, { ...axis, size: 56 }],
+        series: [{}, ...plot.series.map((k, i) => ({ stroke: i ? muted : line, width: 1.5, dash: i ? [4, 3] : undefined, fill: i ? undefined : line + '22', spanGaps: k.startsWith('p') }))],
+        hooks: {
+          setCursor: [(u) => point(name, u)],
+          draw: [(u) => {
+            u.ctx.save();
+            u.ctx.strokeStyle = mark;
+            u.ctx.setLineDash([3, 3]);
+            for (const m of marks) {
+              if (m.at < u.scales.x.min || m.at > u.scales.x.max) continue;
+              const x = Math.round(u.valToPos(m.at, 'x', true));
+              u.ctx.beginPath();
+              u.ctx.moveTo(x, u.bbox.top);
+              u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+              u.ctx.stroke();
+            }
+            u.ctx.restore();
+          }],
+        },
       }, data, at);
     }
   }
+  // The value under the pointer, with a mark that is near.
+  function point(name, u) {
+    const i = u.cursor.idx, out = $('summary-' + name);
+    if (i == null || u.cursor.left < 0) { out.textContent = out.dataset.all || ''; return; }
+    const t = u.data[0][i];
+    const near = marks.find((m) => Math.abs(m.at - u.posToVal(u.cursor.left, 'x')) < range / 60);
+    const values = plots[name].series.map((k, n) => (plots[name].series.length > 1 ? k + ' ' : '') + text(u.data[n + 1][i]) + (u.data[n + 1][i] == null ? '' : plots[name].unit));
+    out.textContent = clock(t) + ' ' + values.join(', ') + (near ? ', ' + clock(near.at) + ' ' + near.text : '');
+  }
   // The charts in words, and as a table of a dozen rows.
   function describe(from) {
-    const text = (v) => v.toLocaleString('en', { maximumFractionDigits: v < 10 ? 1 : 0 });
-    for (const name of ['rate', 'lag']) {
-      const list = s[name].slice(from);
-      $('summary-' + name).textContent = 'now ' + text(list[list.length - 1]) + ', least ' + text(Math.min(...list)) + ', most ' + text(Math.max(...list));
+    for (const name of Object.keys(plots)) {
+      const list = s[name].slice(from).filter((v) => v != null), out = $('summary-' + name);
+      out.dataset.all = list.length ? 'now ' + text(list[list.length - 1]) + ', least ' + text(Math.min(...list)) + ', most ' + text(Math.max(...list)) : 'not measured in this range';
+      if (!charts[name] || charts[name].cursor.left < 0) out.textContent = out.dataset.all;
+    }
+    const seen = marks.filter((m) => m.at >= s.t[from]), listed = $('marks');
+    listed.textContent = seen.length ? 'Marks: ' : '';
+    for (const m of seen.slice(-8)) {
+      const a = document.createElement('a');
+      a.href = m.link;
+      a.textContent = clock(m.at) + ' ' + m.text;
+      listed.append(a, ' ');
     }
     const rows = $('chart-table').open ? $('chart-table').querySelector('tbody') : null;
     if (!rows) return;
     rows.textContent = '';
     const part = range / 12, end = s.t[s.t.length - 1];
     for (let i = 0; i < 12; i++) {
-      const at = s.t.map((t, k) => k).filter((k) => k >= from && s.t[k] > end - part * (i + 1) && s.t[k] <= end - part * i);
+      const begin = end - part * (i + 1), until = end - part * i;
+      const at = s.t.map((t, k) => k).filter((k) => k >= from && s.t[k] > begin && s.t[k] <= until);
       if (!at.length) continue;
       const row = rows.insertRow();
       const time = document.createElement('time');
-      time.dateTime = new Date((end - part * (i + 1)) * 1e3).toISOString();
+      time.dateTime = new Date(begin * 1e3).toISOString();
       time.textContent = '00:00';
       row.insertCell().append(time);
-      for (const name of ['rate', 'lag']) row.insertCell().textContent = text(Math.max(...at.map((k) => s[name][k])));
-      ['From', 'Records/s', 'Lag'].forEach((label, k) => { row.cells[k].dataset.label = label; });
+      for (const name of Object.keys(plots)) {
+        const values = at.map((k) => s[name][k]).filter((v) => v != null), cell = row.insertCell();
+        cell.className = 'num';
+        cell.textContent = values.length ? text(Math.max(...values)) : '–';
+      }
+      row.insertCell().textContent = marks.filter((m) => m.at > begin && m.at <= until).map((m) => m.text).join(', ') || '–';
+      ['From', 'Records/s', 'Lag', 'Latency p99', 'Happened'].forEach((label, k) => { row.cells[k].dataset.label = label; });
     }
     localTimes(rows);
   }
@@ -204,10 +275,13 @@
       mark();
       redraw();
     });
-    fetch(document.documentElement.dataset.base + '/history' + location.search).then((r) => r.ok ? r.json() : []).then((list) => {
+    fetch(document.documentElement.dataset.base + '/history' + location.search).then((r) => r.ok ? r.json() : { points: [], marks: [] }).then((found) => {
       const later = s.t.map((t, i) => [t, s.rate[i], s.lag[i]]);
       for (const k of Object.keys(s)) s[k] = [];
-      for (const p of list.concat(later)) add(...p);
+      // A latency of 0 means that nothing was measured.
+      for (const [t, rate, lag, p50, p99] of found.points) add(t, rate, lag, p50 || null, p99 || null);
+      for (const p of later) add(...p);
+      marks = found.marks;
       redraw();
     }).catch(() => { /* the chart begins with the next refresh */ });
   }
@@ -217,7 +291,7 @@
   }
   document.body.addEventListener('htmx:afterSettle', draw);
   new ResizeObserver(() => {
-    for (const [name, c] of Object.entries(charts)) c.setSize({ width: $('chart-' + name).clientWidth, height: 120 });
+    for (const [name, c] of Object.entries(charts)) c.setSize({ width: $('chart-' + name).clientWidth, height: 160 });
   }).observe(document.body);
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
 
@@ -260,7 +334,9 @@
     const n = picks.filter((p) => p.checked).length;
     const all = form.querySelector('[data-tick-all]');
     if (all) { all.checked = n > 0 && n === picks.length; all.indeterminate = n > 0 && n < picks.length; }
-    for (const s of form.querySelectorAll('[data-ticked]')) s.textContent = '(' + n + ')';
+    // The server has written the noun of the selection.
+    const everything = form.querySelector('[name=scope]');
+    for (const s of form.querySelectorAll('[data-selected]')) s.textContent = everything?.checked ? 'All that match selected' : n + ' selected';
   });
 
   count();

@@ -100,7 +100,7 @@ func setUp(t *testing.T) *bench {
 	return b
 }
 
-// Fenced is the fence of the lease, with what the test adds.
+// Fenced is the fence of the lease, with the additions of the test.
 func (b *bench) Fenced(ctx context.Context, also bson.D, fn func(context.Context) error) error {
 	runs := 1
 	if b.twice {
@@ -153,7 +153,7 @@ func (b *bench) marshal(doc bson.D) bson.Raw {
 	return raw
 }
 
-// store stores outcomes, and returns those that were reported as stored.
+// store stores outcomes, and returns the stored ones as they were reported.
 func (b *bench) store(list ...*Outcome) (stored []*Outcome) {
 	b.t.Helper()
 	stored, err := b.tryStore(b.t.Context(), New(b.config), list...)
@@ -261,7 +261,7 @@ func (b *bench) validate(coll *mongo.Collection, validator bson.D) {
 	}
 }
 
-// without returns a validator that rejects the documents of one envelope, or those with its body if field is "envelope.type".
+// without returns a validator that rejects the documents of one envelope, or the documents with its body if field is "envelope.type".
 func without(field, value string) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$ne", Value: value}}}}
 }

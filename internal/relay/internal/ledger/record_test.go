@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-// fill inserts n stamped envelopes, and returns their deliveries in the order of their stamps, each to an offset of its own.
+// fill inserts n stamped envelopes, and returns their deliveries in the order of their stamps, each to another offset.
 func (b *bench) fill(n int) []*Outcome {
 	b.t.Helper()
 	docs := make([]any, n)

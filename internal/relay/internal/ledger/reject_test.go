@@ -20,7 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-// An envelope that MongoDB rejects becomes a dead letter with all of it. Those that are stored with it wait as usual.
+// An envelope that MongoDB rejects becomes a dead letter with all of it. The envelopes that are stored with it wait as usual.
 func TestN16_ARejectedEnvelopeIsIsolated(t *testing.T) {
 	t.Parallel()
 	const all, odd = 40, 17

@@ -474,7 +474,7 @@ func (o *fakeOutlet) TopicsWithHits() (list []string) {
 
 func (o *fakeOutlet) RouteTopics(e *outboxes.Envelope) ([]string, error) { return o.route(e) }
 
-// end ends the term. What is in flight gets no answer.
+// end ends the term. An envelope in flight gets no answer.
 func (o *fakeOutlet) end() {
 	o.mu.Lock()
 	o.dead = true

@@ -30,7 +30,7 @@ const (
 	maxIdle = time.Second
 )
 
-// part is what a claim takes of one collection.
+// part has the envelopes that a claim takes of one collection.
 type part struct {
 	*scheduledCollection
 	query
@@ -104,9 +104,9 @@ func (s *Scheduled) countRoom() int {
 // tried again. next is when there will be another one, if there is none now.
 func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, next time.Time) {
 	next = now.Add(maxIdle)
-	note := func(at time.Time) {
-		if !at.IsZero() && at.Before(next) {
-			next = at
+	note := func(moment time.Time) {
+		if !moment.IsZero() && moment.Before(next) {
+			next = moment
 		}
 	}
 
@@ -176,6 +176,10 @@ func (s *Scheduled) claimParts(ctx context.Context, parts ...*part) (n int, err 
 	case errors.Is(err, lease.ErrLeaseLost):
 		return 0, err
 	case errors.Is(err, mongodb.ErrSlow):
+		// It may not even have read the envelopes.
+		if n == 0 {
+			n = s.claimSize.Most()
+		}
 		s.claimSize.Slow(n)
 		return 0, nil
 	case len(parts) == 1:

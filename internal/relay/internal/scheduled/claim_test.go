@@ -41,8 +41,8 @@ func (p *planned) waitClaimed(n int64) {
 	})
 }
 
-// knows reports whether a look has found a scheduled envelope of a collection.
-func (s *Scheduled) knows(ns string) bool {
+// hasFound reports whether a look has found a scheduled envelope of a collection.
+func (s *Scheduled) hasFound(ns string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.collections[ns]
@@ -341,7 +341,7 @@ func TestARemovedEnvelopeIsCanceled(t *testing.T) {
 	p := newPlanned(t)
 	ids := p.schedule(10, 4*time.Second)
 	x := p.takeOver(nil)
-	stacktest.EventuallyIn(t, overdue, "the first of them is known", func() bool { return x.knows(p.ns()) })
+	stacktest.EventuallyIn(t, overdue, "the first of them is known", func() bool { return x.hasFound(p.ns()) })
 	gone := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids[:9]}}}}
 	if res, err := p.coll.DeleteMany(t.Context(), gone); err != nil || res.DeletedCount != 9 {
 		t.Fatalf("%+v, %v", res, err)
@@ -423,8 +423,8 @@ func TestN08_AClaimedEnvelopeThatWasSentToOneTopicWaitsForTheOther(t *testing.T)
 	}
 }
 
-// N19: the estimate of the server's clock is two hours ahead at a takeover. The next owner sends what was claimed before only when it is due, and
-// claims nothing that is due later.
+// N19: the estimate of the server's clock is two hours ahead at a takeover. The next owner sends the claimed envelopes only when they are due, and
+// claims none that is due later.
 func TestN19_AnEstimateThatIsAheadSendsNothingEarly(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
@@ -446,7 +446,7 @@ func TestN19_AnEstimateThatIsAheadSendsNothingEarly(t *testing.T) {
 	}
 }
 
-// A collection was dropped: what is claimed and not due yet goes with it. Envelopes of another collection, or of a later one of the name, stay, and
+// A collection was dropped: its envelopes that are claimed and not due yet go with it. Envelopes of another collection, or of a later one of the name, stay, and
 // after a failed write all stay.
 func TestClaimedEnvelopesAreDiscarded(t *testing.T) {
 	t.Parallel()

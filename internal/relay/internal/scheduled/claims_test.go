@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
-// N19: five owners claim at the same time, and each takes what is due first. Together the
+// N19: five owners claim at the same time, and each takes the envelopes that are due first. Together the
 // claims are all envelopes, once.
 func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 	t.Parallel()

@@ -177,6 +177,11 @@ func (s *Scheduled) refreshCollections() {
 // pauseCollection pauses a collection after a failure, which failed counts, so that it does not delay the others.
 func (s *Scheduled) pauseCollection(collection *scheduledCollection, failed *int, err error) {
 	s.mu.Lock()
+	// The end of a failure of a removed collection would not be noticed.
+	if s.collections[collection.ns] != collection {
+		s.mu.Unlock()
+		return
+	}
 	if *failed == 0 {
 		s.failing++
 	}

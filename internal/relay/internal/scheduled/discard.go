@@ -31,7 +31,7 @@ func (s *Scheduled) Discard(ctx context.Context, db, coll, before string) (n int
 			return change.Write(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims))
 		})
 		if err != nil {
-			s.held.add(list[n:])
+			s.held.hold(list[n:])
 			return n, err
 		}
 		for _, e := range part {

@@ -59,8 +59,8 @@ type held struct {
 // run has envelopes in the order of their due times. It is never empty.
 type run []*dueEnvelope
 
-// add adds envelopes in any order.
-func (h *held) add(list []*dueEnvelope) {
+// hold adds envelopes in any order.
+func (h *held) hold(list []*dueEnvelope) {
 	if len(list) == 0 {
 		return
 	}
@@ -86,7 +86,7 @@ func (h *held) takeDue(now time.Time, n int) (list []*dueEnvelope, next time.Tim
 			heap.Pop(&h.runs)
 			continue
 		}
-		// Whoever holds the array keeps no envelope that has landed.
+		// The array must not keep envelopes that have landed.
 		first[0], h.runs[0] = nil, first[1:]
 		heap.Fix(&h.runs, 0)
 	}

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// For all sequences of claims, sends and withdrawals: no envelope is returned before its time, twice, or after it was withdrawn, and those that are due
+// For all sequences of claims, sends and withdrawals: no envelope is returned before its time, twice, or after it was withdrawn, and due envelopes
 // are returned in the order of their times.
 func TestHeldEnvelopesAgainstAModel(t *testing.T) {
 	t.Parallel()
@@ -23,7 +23,7 @@ func TestHeldEnvelopesAgainstAModel(t *testing.T) {
 					e := &dueEnvelope{due: i, sendAt: at(i)}
 					list, model[e] = append(list, e), true
 				}
-				h.add(list)
+				h.hold(list)
 			},
 			"take": func(t *rapid.T) {
 				now, n := rapid.Int64Range(0, 20).Draw(t, "now"), rapid.IntRange(1, 5).Draw(t, "n")

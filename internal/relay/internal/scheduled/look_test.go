@@ -60,7 +60,7 @@ func TestAHintLeadsToALook(t *testing.T) {
 	p := newPlanned(t)
 	s, c := newLooking(t, p)
 	ns, now := p.ns(), time.Now()
-	isDue := func() bool { return !c.looking && c.lookAt.Sub(time.Now()) <= claimPause }
+	isDue := func() bool { return !c.looking && time.Until(c.lookAt) <= claimPause }
 	set := func(first *firstDue) {
 		c.looking, c.lookAgain = true, false
 		s.noteLook(c, first, now, now)
@@ -101,7 +101,7 @@ func TestALookFromBeforeAClaimDoesNotCount(t *testing.T) {
 	now := time.Now()
 	s.noteClaimed([]*part{{scheduledCollection: c, list: make([]taken, 1)}})
 	s.noteLook(c, &firstDue{at: now.UnixMilli()}, now, now)
-	if !c.claimAt.IsZero() || c.lookAt.Sub(time.Now()) > claimPause {
+	if !c.claimAt.IsZero() || time.Until(c.lookAt) > claimPause {
 		t.Errorf("a claim is due at %s, the next look at %s", c.claimAt, c.lookAt)
 	}
 }
@@ -123,9 +123,19 @@ func TestCollectionsComeAndGo(t *testing.T) {
 		t.Errorf("%d collections are looked at, want one", len(list))
 	}
 
-	s.collections["new.outbox"].hintedAt = time.Now().Add(-keepAfterHint)
+	s.OnRetry = func(error) {}
+	c := s.collections["new.outbox"]
+	s.pauseCollection(c, &c.failedLooks, fmt.Errorf("a fault"))
+	recovered := false
+	s.OnRecovered = func() { recovered = true }
+	c.hintedAt = time.Now().Add(-keepAfterHint)
 	if s.refreshCollections(); len(s.collections) != 0 {
 		t.Errorf("a collection that is not listed is looked at long after the hint of the stream")
+	}
+	// A look at it may end later.
+	s.pauseCollection(c, &c.failedLooks, fmt.Errorf("a fault"))
+	if !recovered || s.failing != 0 {
+		t.Errorf("the removal of a collection that fails ends the problem: %v; %d failures are left", recovered, s.failing)
 	}
 }
 

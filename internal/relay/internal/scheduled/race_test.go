@@ -121,7 +121,7 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 		}
 	}
 
-	// The last owner sends what the others claimed at once, so all of them are counted together.
+	// The last owner sends the envelopes that the others claimed at once, so all of them are counted together.
 	stacktest.EventuallyIn(t, overdue, "the rest", func() bool { return count() >= want })
 	for _, f := range all {
 		at := sent[f.id.String()]

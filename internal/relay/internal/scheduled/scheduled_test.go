@@ -100,7 +100,7 @@ type taking struct {
 	ended  chan struct{}
 }
 
-// setUp is what a test may change of a term before it begins.
+// setUp has the parts of a term that a test may change before it begins.
 type setUp struct {
 	Config
 	ledger *ledger.Config

@@ -46,7 +46,7 @@ func (s *Scheduled) holdFlight(flight *flight) {
 	flight.left = len(list)
 	s.count.Add(int64(len(list)))
 	s.bytes.Add(int64(bytes))
-	s.held.add(list)
+	s.held.hold(list)
 }
 
 // sendClaimed sends claimed envelopes at their due times, until ctx ends or the outlet fails.

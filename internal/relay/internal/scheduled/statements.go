@@ -16,7 +16,7 @@ import (
 )
 
 // dueFilter returns the condition for the scheduled envelopes of a slot that are due by limit, or at any time if it is nil, without
-// those whose ids are in except. A claim reads and removes by the same condition in one snapshot, so it removes exactly what it has read.
+// those whose ids are in except. A claim reads and removes by the same condition in one snapshot, so it removes exactly the envelopes that it has read.
 // An array that contains a time is no due time.
 func dueFilter(slot slot.Range, limit any, except []bson.RawValue) bson.D {
 	due := bson.D{{Key: "$type", Value: "date"}, {Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}
@@ -120,7 +120,7 @@ var simple = &options.Collation{Locale: "simple"}
 
 // takeDue reads the envelopes of coll that query selects and that are due by latest, in the order of their due times, and takes them out of the
 // outbox, in the transaction of tx (N19). If a service cancels or reschedules one of them at the same time, one of the two transactions is
-// repeated. full reports that query has limited the envelopes, so that more may be due. After an error, list has what was read.
+// repeated. full reports that query has limited the envelopes, so that more may be due. After an error, list has the envelopes that were read.
 func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime) (list []taken, full bool, err error) {
 	filter := dueFilter(query.slot, latest, query.except)
 	find := options.Find().SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(int64(query.limit)).SetBatchSize(int32(query.limit))

@@ -91,7 +91,7 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		Lost:       t.slot.shared.Hooks.LostHistory,
 		Slot:       t.slot.Slot.String(),
 		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
-			// What is claimed and cannot be sent becomes a waiting envelope, so the claims come first.
+			// A claimed envelope that cannot be sent becomes a waiting one, so the claims come first.
 			claimed, err := sides.scheduled.Discard(ctx, db, coll, before)
 			if err != nil {
 				return claimed, err

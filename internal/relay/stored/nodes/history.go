@@ -23,6 +23,10 @@ type Sample struct {
 	At   time.Time `bson:"t"` // when the minute began
 	Rate float64   `bson:"r"` // acked records per second
 	LagS float64   `bson:"l"` // the greatest lag of the minute
+	// P50MS and P99MS are the latency from the commit to the ack, in milliseconds; 0 if nothing was measured. Of several slots, they
+	// are the greatest.
+	P50MS float64 `bson:"p50,omitempty"`
+	P99MS float64 `bson:"p99,omitempty"`
 }
 
 // History is the collection `history` of the state database, with one document for each slot, which its owner writes:
@@ -62,7 +66,9 @@ func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
 		for _, s := range d.Samples {
 			minute := s.At.Truncate(time.Minute)
 			sum := byMinute[minute.Unix()]
-			byMinute[minute.Unix()] = Sample{At: minute, Rate: sum.Rate + s.Rate, LagS: max(sum.LagS, s.LagS)}
+			byMinute[minute.Unix()] = Sample{
+				At: minute, Rate: sum.Rate + s.Rate, LagS: max(sum.LagS, s.LagS), P50MS: max(sum.P50MS, s.P50MS), P99MS: max(sum.P99MS, s.P99MS),
+			}
 		}
 	}
 	list := make([]Sample, 0, len(byMinute))
@@ -89,7 +95,7 @@ func (h *History) ReadSlotActivity(ctx context.Context, slot string) (activity.R
 	if err != nil || len(list) == 0 {
 		return activity.Report{}, err
 	}
-	return list[0], nil
+	return list[0].report, nil
 }
 
 // staleActivity is the age at which the rates of a report are out of date. An owner writes a report every five
@@ -97,12 +103,26 @@ func (h *History) ReadSlotActivity(ctx context.Context, slot string) (activity.R
 const staleActivity = 30 * time.Second
 
 // ReadActivity returns the last report of each slot of a watcher. Slots without one are missing. The rates in a report are 0
-// if its owner has stopped.
-func (h *History) ReadActivity(ctx context.Context, watcher string) ([]activity.Report, error) {
-	return h.findActivity(ctx, mongodb.OfSlots(watcher))
+// if its owner has stopped. The records of the last hour are those before the time of the server.
+func (h *History) ReadActivity(ctx context.Context, watcher string) (list []activity.Report, err error) {
+	reports, err := h.findActivity(ctx, mongodb.OfSlots(watcher))
+	for i := range reports {
+		report := &reports[i].report
+		for j := range report.Topics {
+			report.Topics[j].Recent = report.Topics[j].AlignRecent(report.At, reports[i].now)
+		}
+		list = append(list, *report)
+	}
+	return list, err
 }
 
-func (h *History) findActivity(ctx context.Context, filter bson.D) (reports []activity.Report, err error) {
+// foundReport is a report and the time of the server.
+type foundReport struct {
+	report activity.Report
+	now    time.Time
+}
+
+func (h *History) findActivity(ctx context.Context, filter bson.D) (reports []foundReport, err error) {
 	type document struct {
 		Activity *activity.Report `bson:"activity"`
 		Now      time.Time        `bson:"now"`
@@ -119,7 +139,7 @@ func (h *History) findActivity(ctx context.Context, filter bson.D) (reports []ac
 		if d.Now.Sub(d.Activity.At) > staleActivity {
 			d.Activity.ForgetRates()
 		}
-		reports = append(reports, *d.Activity)
+		reports = append(reports, foundReport{*d.Activity, d.Now})
 	}
 	return reports, err
 }

@@ -19,7 +19,7 @@ func TestHistoryOfAWatcher(t *testing.T) {
 	began := time.Now().UTC().Truncate(time.Minute).Add(-time.Hour)
 	add := func(slot string, minute int, rate, lag float64) {
 		t.Helper()
-		if err := h.Append(t.Context(), slot, Sample{began.Add(time.Duration(minute)*time.Minute + time.Second), rate, lag}); err != nil {
+		if err := h.Append(t.Context(), slot, Sample{At: began.Add(time.Duration(minute)*time.Minute + time.Second), Rate: rate, LagS: lag, P50MS: lag, P99MS: 2 * lag}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -29,7 +29,7 @@ func TestHistoryOfAWatcher(t *testing.T) {
 	add("orders2/0of1", 0, 99, 99)
 
 	got, err := h.Read(t.Context(), "orders")
-	if err != nil || len(got) != 2 || !got[0].At.Equal(began) || got[0].Rate != 15 || got[0].LagS != 4 || got[1].Rate != 20 {
+	if err != nil || len(got) != 2 || !got[0].At.Equal(began) || got[0].Rate != 15 || got[0].LagS != 4 || got[0].P50MS != 4 || got[0].P99MS != 8 || got[1].Rate != 20 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if none, err := h.Read(t.Context(), "nobody"); err != nil || len(none) != 0 {
@@ -69,7 +69,7 @@ func TestActivityOfAWatcher(t *testing.T) {
 		t.Errorf("without a report: %+v, %v", r, err)
 	}
 
-	if err := h.Append(t.Context(), "orders/0of2", Sample{now, 1, 1}); err != nil {
+	if err := h.Append(t.Context(), "orders/0of2", Sample{At: now, Rate: 1, LagS: 1}); err != nil {
 		t.Fatal(err)
 	}
 	save("orders/0of2", now, 1)

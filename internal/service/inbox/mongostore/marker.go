@@ -2,6 +2,7 @@ package mongostore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox"
 )
 
-// The fields of a marker are {_id: {c, n, i, g}, s, at, k, t, p, f, o, e, a}:
+// The fields of a marker are {_id: {c, n, i, g}, s, at, k, t, p, f, o, e, a, r}:
 //
 //	_id    consumer, namespace, id, and the generation if the id is a PlaceID of a later one
 //	s      state: handled or claimed
@@ -22,6 +23,7 @@ import (
 //	t p f  topic, partition, offset, for operators
 //	o e    owner and epoch of the last claim
 //	a      number of claims
+//	r      response of the handling: {f: fingerprint of the request, v: value}
 //
 // A lease is {_id, o, e, until}, with the _id of its marker. It is a separate document because it
 // is renewed while the transaction of the handler runs. If the marker contained the lease, each
@@ -169,4 +171,32 @@ func (s *Store) MarkHandled(ctx context.Context, id inbox.ID, holder inbox.Holde
 		return false, fmt.Errorf("marking a message as handled: %w", err)
 	}
 	return res.MatchedCount > 0, nil
+}
+
+// responseField contains the response of a marker.
+const responseField = "r"
+
+// WriteResponse stores the response in the marker: see Store.WriteResponse. It is one update, in the transaction of ctx.
+func (s *Store) WriteResponse(ctx context.Context, id inbox.ID, response inbox.Response) error {
+	res, err := s.markers.UpdateOne(ctx, idFilter(id), bson.D{{Key: "$set", Value: bson.D{{Key: responseField, Value: response}}}})
+	if err == nil && res.MatchedCount == 0 {
+		err = errors.New("the marker does not exist")
+	}
+	if err != nil {
+		return fmt.Errorf("storing the result of a message: %w", err)
+	}
+	return nil
+}
+
+// ReadResponse returns the response of the marker: see Store.ReadResponse. It is one query.
+func (s *Store) ReadResponse(ctx context.Context, id inbox.ID) (*inbox.Response, error) {
+	var marker struct {
+		Response *inbox.Response `bson:"r"`
+	}
+	opts := options.FindOne().SetProjection(bson.D{{Key: responseField, Value: 1}})
+	err := s.markers.FindOne(ctx, idFilter(id), opts).Decode(&marker)
+	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
+		return nil, fmt.Errorf("reading the result of a message: %w", err)
+	}
+	return marker.Response, nil
 }

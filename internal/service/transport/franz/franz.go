@@ -59,18 +59,27 @@ func (t *Transport) Join(ctx context.Context, group string, topics []string, ses
 	var reporting sync.WaitGroup
 	defer reporting.Wait()
 	defer cancel()
-	reporting.Go(func() { t.ReportMissing(ctx, topics, session) })
+	// kgo reads the metadata again only after MetadataMaxAge.
+	var current atomic.Pointer[kgo.Client]
+	refresh := func() {
+		if client := current.Load(); client != nil {
+			client.ForceMetadataRefresh()
+		}
+	}
+	reporting.Go(func() { t.ReportMissing(ctx, topics, session, refresh) })
 
 	for ctx.Err() == nil {
-		if err := t.joinOnce(ctx, group, topics, session); err != nil {
+		if err := t.joinOnce(ctx, group, topics, session, &current); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// joinOnce is one membership in the group. It returns when ctx ends or session.Serve returns.
-func (t *Transport) joinOnce(ctx context.Context, group string, topics []string, session transport.Session) error {
+// joinOnce is one membership in the group, whose client it stores in current. It returns when ctx ends or session.Serve returns.
+func (t *Transport) joinOnce(
+	ctx context.Context, group string, topics []string, session transport.Session, current *atomic.Pointer[kgo.Client],
+) error {
 	member := &member{
 		session: session, reader: t.Reader(topics), offsets: t.GroupOffsets(group), instance: t.Config.InstanceID,
 		joined: make(chan *generation, 1), served: make(chan struct{}),
@@ -83,6 +92,8 @@ func (t *Transport) joinOnce(ctx context.Context, group string, topics []string,
 	if err != nil {
 		return fmt.Errorf("joining: %w", err)
 	}
+	current.Store(client)
+	defer current.Store(nil)
 
 	var polling sync.WaitGroup
 	polling.Go(func() { member.reportErrors(life, client) })

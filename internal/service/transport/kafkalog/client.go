@@ -84,16 +84,18 @@ func (c *Client) DescribeGroup(ctx context.Context, group string) (transport.Gro
 		return transport.GroupState{}, fmt.Errorf("describing group %s: %w", group, err)
 	}
 
-	state := transport.GroupState{Members: groupState.Members, Stable: groupState.State == "Stable", Assigned: map[transport.TopicPartition]bool{}}
-	for _, tp := range groupState.Assigned {
-		state.Assigned[transport.TopicPartition(tp)] = true
+	state := transport.GroupState{Members: len(groupState.Members), Stable: groupState.State == "Stable", Assigned: map[transport.TopicPartition]bool{}}
+	for i := range groupState.Members {
+		for _, tp := range groupState.Members[i].Assigned {
+			state.Assigned[transport.TopicPartition(tp)] = true
+		}
 	}
 	return state, nil
 }
 
 // Follow calls join with those of the topics that exist, and once more whenever others exist. The context of join ends then.
-// Follow returns the first error of join, or nil when ctx ends. Topics that do not exist yet are reported, and checked every
-// WatchPartitions.
+// Follow returns the first error of join, or nil when ctx ends. Topics that do not exist yet are reported, and looked for every
+// second.
 func (c *Client) Follow(
 	ctx context.Context, group string, topics []string, session transport.Session,
 	join func(ctx context.Context, topics []string) error,
@@ -119,18 +121,23 @@ func (c *Client) CompleteTopics(ctx context.Context, group string, topics []stri
 	return slices.Compact(slices.Sorted(slices.Values(c.withOldRetryTopics(ctx, group, topics, session))))
 }
 
-// ReportMissing reports topics that do not exist, until ctx ends.
-func (c *Client) ReportMissing(ctx context.Context, topics []string, session transport.Session) {
+// ReportMissing reports topics that do not exist, until ctx ends. It calls onNew when some of them exist.
+func (c *Client) ReportMissing(ctx context.Context, topics []string, session transport.Session, onNew func()) {
 	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: session}
+	last := 0
 	for ctx.Err() == nil {
-		_, missing, err := look.splitTopics(ctx)
+		existing, missing, err := look.splitTopics(ctx)
 		switch {
 		case err == nil:
-			look.reportMissing(missing)
+			if len(missing) < last {
+				onNew()
+			}
+			last = len(missing)
+			look.reportMissing(missing, len(existing) == 0)
 		case ctx.Err() == nil:
 			session.Fault(fmt.Errorf("reading the topics: %w", err))
 		}
-		_ = retry.Sleep(ctx, c.Config.WatchPartitions)
+		_ = retry.Sleep(ctx, look.interval(last > 0))
 	}
 }
 

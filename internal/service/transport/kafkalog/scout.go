@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/kafkawire"
@@ -25,11 +26,11 @@ type scout struct {
 // awaitTopics blocks until at least one of the topics exists, and returns those that do. It returns nil
 // if ctx ends.
 func (s *scout) awaitTopics(ctx context.Context) []string {
-	attempts := retry.Policy{Base: retry.Reopen.Base, Cap: min(retry.Reopen.Cap, s.cfg.WatchPartitions)}.Start()
+	attempts := retry.Policy{Base: retry.Reopen.Base, Cap: s.interval(true)}.Start()
 	for ctx.Err() == nil {
 		existing, missing, err := s.splitTopics(ctx)
 		if err == nil {
-			s.reportMissing(missing)
+			s.reportMissing(missing, len(existing) == 0)
 			if len(existing) > 0 {
 				return existing
 			}
@@ -48,7 +49,8 @@ func (s *scout) awaitTopics(ctx context.Context) []string {
 // group for that would stop all other topics.
 func (s *scout) watchTopics(ctx context.Context, topics []string) {
 	var before []string
-	for retry.Sleep(ctx, s.cfg.WatchPartitions) == nil {
+	isComplete := len(topics) == len(s.topics)
+	for retry.Sleep(ctx, s.interval(!isComplete)) == nil {
 		existing, _, err := s.splitTopics(ctx)
 		if err != nil {
 			continue
@@ -61,11 +63,21 @@ func (s *scout) watchTopics(ctx context.Context, topics []string) {
 	}
 }
 
-// reportMissing reports missing topics once.
-func (s *scout) reportMissing(missing []string) {
+// missingInterval is how often topics that do not exist are looked for. A request names only the topics of the group.
+const missingInterval = time.Second
+
+// interval returns how often the topics are looked for. A new topic has to be read soon; one that is deleted may be noticed later.
+func (s *scout) interval(isMissing bool) time.Duration {
+	if isMissing {
+		return min(missingInterval, s.cfg.WatchPartitions)
+	}
+	return s.cfg.WatchPartitions
+}
+
+// reportMissing reports missing topics once. all means that the member reads no other topic.
+func (s *scout) reportMissing(missing []string, all bool) {
 	if !slices.Equal(missing, s.reported) && len(missing) > 0 {
-		s.session.Fault(fmt.Errorf("topics %q do not exist yet or may not be read: looking for them every %v",
-			missing, s.cfg.WatchPartitions))
+		s.session.Fault(&transport.MissingTopicsError{Topics: missing, All: all, Every: s.interval(true)})
 	}
 	s.reported = missing
 }

@@ -1,0 +1,171 @@
+package connect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/base/metrics"
+	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+)
+
+const (
+	// MaxGroups bounds the groups that ReadGroups reads.
+	MaxGroups = 500
+	// groupCalls is the number of groups that are read at the same time.
+	groupCalls = 8
+)
+
+// Group is a consumer group as Kafka has it.
+type Group struct {
+	Name string
+	kafkawire.GroupState
+	Committed map[record.TopicPartition]int64
+	// Problem is a sentence about what cannot be read, or "".
+	Problem string
+}
+
+// Groups are consumer groups, with the ends of the partitions that they read.
+type Groups struct {
+	Groups []Group
+	Ends   map[record.TopicPartition]int64 // a partition is missing if its end cannot be read
+	// Problems are sentences about what cannot be read of all groups.
+	Problems []string
+}
+
+// ReadGroups reads the named groups, and with all also each group that the login may list: at most MaxGroups. It connects to Kafka for the
+// call. A group that the login may not see, and a broker that does not answer, is a sentence in the result. The error is that no broker answers.
+func ReadGroups(ctx context.Context, cfg config.Config, names []string, all bool) (Groups, error) {
+	out := Groups{Ends: map[record.TopicPartition]int64{}}
+	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))
+	if err != nil {
+		return out, err
+	}
+	defer client.Close()
+
+	names = slices.Clone(names)
+	if all {
+		listed, err := client.GroupNames(ctx)
+		if errors.Is(err, kafkawire.ErrAway) {
+			return out, err
+		}
+		if err != nil {
+			out.Problems = append(out.Problems, err.Error())
+		}
+		names = append(names, listed...)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) > MaxGroups {
+		out.Problems = append(out.Problems, fmt.Sprintf("there are %d groups; only the first %d are read: name the group", len(names), MaxGroups))
+		names = names[:MaxGroups]
+	}
+
+	out.Groups = make([]Group, len(names))
+	reading, groupCtx := errgroup.WithContext(ctx)
+	reading.SetLimit(groupCalls)
+	for i, name := range names {
+		reading.Go(func() error {
+			out.Groups[i] = readGroup(groupCtx, client, name)
+			return nil
+		})
+	}
+	// The functions return no error.
+	_ = reading.Wait()
+	if err := ctx.Err(); err != nil {
+		return out, err
+	}
+	return out, out.readEnds(ctx, client)
+}
+
+// readGroup reads one group from its coordinator.
+func readGroup(ctx context.Context, client *kafkawire.Client, name string) Group {
+	group := Group{Name: name}
+	at, err := client.FindGroupCoordinator(ctx, name)
+	if err != nil {
+		group.Problem = describeGroupProblem(name, "find", err)
+		return group
+	}
+
+	group.GroupState, err = client.DescribeGroup(ctx, at, name)
+	if err != nil {
+		group.Problem = describeGroupProblem(name, "describe", err)
+	}
+	committed, err := client.CommittedOffsets(ctx, at, name, nil)
+	if err != nil && group.Problem == "" {
+		group.Problem = describeGroupProblem(name, "read the offsets of", err)
+	}
+	group.Committed = make(map[record.TopicPartition]int64, len(committed))
+	for tp, offset := range committed {
+		group.Committed[tp] = offset.Offset
+	}
+	return group
+}
+
+// describeGroupProblem returns a sentence about a group that cannot be read.
+func describeGroupProblem(name, verb string, err error) string {
+	if errors.Is(err, kafkawire.GroupAuthorizationFailed) {
+		return fmt.Sprintf("the Kafka login of the relay may not see group %s: grant it DESCRIBE on the group", name)
+	}
+	return fmt.Sprintf("cannot %s group %s: %v", verb, name, err)
+}
+
+// readEnds reads the ends of all partitions that the groups read.
+func (g *Groups) readEnds(ctx context.Context, client *kafkawire.Client) error {
+	wanted := map[record.TopicPartition]bool{}
+	for i := range g.Groups {
+		for tp := range g.Groups[i].Committed {
+			wanted[tp] = true
+		}
+		for k := range g.Groups[i].Members {
+			for _, tp := range g.Groups[i].Members[k].Assigned {
+				wanted[tp] = true
+			}
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+
+	var topics []string
+	for tp := range wanted {
+		topics = append(topics, tp.Topic)
+	}
+	slices.Sort(topics)
+	layout, err := client.Metadata(ctx, slices.Compact(topics))
+	if err != nil {
+		return err
+	}
+
+	byLeader := map[string][]record.TopicPartition{}
+	for tp := range wanted {
+		// A topic that was deleted, or that the login may not describe, has no end.
+		if addr := layout.LeaderAddr(tp); addr != "" {
+			byLeader[addr] = append(byLeader[addr], tp)
+		}
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for addr, list := range byLeader {
+		wg.Go(func() {
+			ends, err := client.LeaderOffsets(ctx, addr, list, kafkawire.LogEnd)
+			mu.Lock()
+			defer mu.Unlock()
+			for tp, end := range ends {
+				g.Ends[tp] = end.Offset
+			}
+			if err != nil {
+				g.Problems = append(g.Problems, fmt.Sprintf("cannot read the ends of %d of the partitions that broker %s leads: %v", len(list)-len(ends), addr, err))
+			}
+		})
+	}
+	wg.Wait()
+	return nil
+}

@@ -1,0 +1,70 @@
+// Package rates shares the rate limits of handlers among the members of a group.
+//
+// A limit is a row of slots, one for each call, with the same distance in time. A member reserves a block of slots with one write, and
+// uses each slot when its time has come. So the members together never exceed the limit. A slot that is not used in time is lost.
+//
+// Order: reservations of one limit follow each other. Blocking: Reserve is one command, without a retry. Cost: one write for a block.
+package rates
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
+)
+
+// collection is the name of the collection of a database in which all consumers keep their limits.
+const collection = record.InboxCollection + "_rates"
+
+// Limit is a rate limit.
+type Limit struct {
+	Name  string        // of the handler in the inbox
+	Every time.Duration // between two calls
+	Burst int           // calls that may follow a pause at once; at least 1
+}
+
+// Window is how far back in time a slot may lie.
+func (l Limit) Window() time.Duration { return time.Duration(l.Burst-1) * l.Every }
+
+// Store stores the slots of limits.
+type Store interface {
+	// Reserve reserves n slots. The first one is after the last reserved one, and at most the window of the limit before the present
+	// time. It returns the time from the present to the first slot, which is negative if the slot lies in the past.
+	Reserve(ctx context.Context, limit Limit, n int) (time.Duration, error)
+}
+
+// Mongo is a Store in a MongoDB database.
+type Mongo struct{ coll *mongo.Collection }
+
+// NewMongo returns a store in db. It does no I/O.
+func NewMongo(db *mongo.Database) *Mongo {
+	opts := options.Collection().SetWriteConcern(concern.Majority()).SetReadPreference(readpref.Primary())
+	return &Mongo{db.Collection(collection, opts)}
+}
+
+// Reserve reserves slots by the clock of the server: see Store.Reserve. The document of a limit is {_id, first, next, now}, in
+// microseconds: the first slot of the last reservation, the first free slot, and the time of the reservation.
+func (m *Mongo) Reserve(ctx context.Context, limit Limit, n int) (time.Duration, error) {
+	now := bson.D{{Key: "$multiply", Value: bson.A{bson.D{{Key: "$toLong", Value: "$$NOW"}}, int64(1000)}}}
+	earliest := bson.D{{Key: "$subtract", Value: bson.A{"$now", limit.Window().Microseconds()}}}
+	update := mongo.Pipeline{
+		{{Key: "$set", Value: bson.D{{Key: "now", Value: now}}}},
+		{{Key: "$set", Value: bson.D{{Key: "first", Value: bson.D{{Key: "$max", Value: bson.A{"$next", earliest}}}}}}},
+		{{Key: "$set", Value: bson.D{{Key: "next", Value: bson.D{{Key: "$add", Value: bson.A{"$first", int64(n) * limit.Every.Microseconds()}}}}}}},
+	}
+
+	var reserved struct{ First, Now int64 }
+	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
+	err := m.coll.FindOneAndUpdate(mongo.NewSessionContext(ctx, nil), bson.D{{Key: "_id", Value: limit.Name}}, update, opts).Decode(&reserved)
+	if err != nil {
+		return 0, fmt.Errorf("reserving calls of handler %s in %s.%s: %w", limit.Name, m.coll.Database().Name(), m.coll.Name(), err)
+	}
+	return time.Duration(reserved.First-reserved.Now) * time.Microsecond, nil
+}

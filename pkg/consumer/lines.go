@@ -1,0 +1,201 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/service/transport"
+)
+
+// explainAfter is how long a member waits for the group, or for a partition, before the log says why.
+const explainAfter = 3 * time.Second
+
+// line is one line of the log: a constant message, and attributes without payloads, keys and headers.
+type line struct {
+	level   slog.Level
+	message string
+	attrs   []any
+}
+
+// Fault reports an error from which the transport recovers without help.
+func (r *run) Fault(err error) {
+	if missing, ok := errors.AsType[*transport.MissingTopicsError](err); ok {
+		r.noTopic.Store(missing.All)
+	}
+	r.report(err)
+}
+
+// report passes an error to WithErrorHook. If there is no WithErrorHook, or if WithErrorHook panics, it writes the line of the error to
+// the log.
+func (r *run) report(err error) {
+	if err != nil {
+		r.reportLine(lineOf(err), err)
+	}
+}
+
+// reportTrouble is report with a message for the log: "cannot X; what follows".
+func (r *run) reportTrouble(message string, err error, attrs ...any) {
+	r.reportLine(line{slog.LevelWarn, message, append(attrs, "error", err)}, err)
+}
+
+func (r *run) reportLine(line line, err error) {
+	if hook := r.c.s.onError; hook != nil {
+		failed := runGuarded(func() error { hook(r.ctx, err); return nil })
+		if failed == nil {
+			return
+		}
+		line.attrs = append(line.attrs, "hook", failed)
+	}
+	r.write(line)
+}
+
+// note writes a line about the normal course of the consumer.
+func (r *run) note(message string, attrs ...any) {
+	r.write(line{slog.LevelInfo, message, attrs})
+}
+
+func (r *run) write(line line) {
+	r.c.s.log.Log(r.ctx, line.level, line.message, append([]any{"group", r.c.group}, line.attrs...)...)
+}
+
+// lineOf returns the line of an error by its type.
+func lineOf(err error) line {
+	if failed, ok := errors.AsType[*HandlerError](err); ok {
+		return failed.line()
+	}
+	if suspended, ok := errors.AsType[*suspendedError](err); ok {
+		switch {
+		case suspended.Over:
+			return line{slog.LevelInfo, "handler goes on", []any{"handler", suspended.Handler}}
+		case suspended.Until.IsZero():
+			return line{slog.LevelWarn, "handler is suspended until ResumeHandler; its messages wait", []any{"handler", suspended.Handler, "error", suspended.Err}}
+		}
+		return line{slog.LevelWarn, "handler is suspended; its messages wait, and one is tried at times", []any{
+			"handler", suspended.Handler, "until", suspended.Until.UTC(), "error", suspended.Err,
+		}}
+	}
+	if outage, ok := errors.AsType[*outageError](err); ok {
+		if outage.Over {
+			return line{slog.LevelInfo, "MongoDB answers again", []any{"took", outage.Took}}
+		}
+		return line{slog.LevelWarn, "cannot reach MongoDB; nothing is fetched until it answers", []any{"error", outage.Err}}
+	}
+	if stray, ok := errors.AsType[*strayError](err); ok {
+		message := "no handler has the name of messages that are set aside; they wait"
+		if stray.Reason == StrayUnread {
+			message = "no member reads the partitions of messages that are set aside; one member retries them"
+		}
+		return line{slog.LevelWarn, message, []any{"handler", stray.Handler, "topic", stray.Topic, "waiting", stray.Waiting}}
+	}
+	if unprepared, ok := errors.AsType[*unpreparedError](err); ok {
+		return line{slog.LevelWarn, "cannot prepare the handler; its messages are set aside until that succeeds", []any{"handler", unprepared.handler, "error", unprepared.err}}
+	}
+	if missing, ok := errors.AsType[*transport.MissingTopicsError](err); ok {
+		return line{slog.LevelWarn, "waiting for topics: they do not exist yet, or the Kafka login may not read them", []any{"topics", missing.Topics, "every", missing.Every}}
+	}
+
+	message := "cannot complete a step; it is tried again"
+	switch {
+	case errors.Is(err, transport.ErrGap):
+		message = "records are missing in the partition; the consumer goes on after them"
+	case errors.Is(err, ErrNoHandler):
+		message = "no handler takes the type; its messages pass"
+	}
+	return line{slog.LevelWarn, message, []any{"error", err}}
+}
+
+// line returns the line of a failed attempt. That of a dead letter has its own message and level, for alerts.
+func (e *HandlerError) line() line {
+	message := e.Message
+	out := line{slog.LevelWarn, "handler failed; the message is tried again", []any{
+		"handler", e.Handler, "topic", message.Topic, "partition", message.Partition, "offset", message.Offset,
+		"id", record.Clip(message.ID, maxReason), "type", record.Clip(message.Name, maxReason),
+		"class", classOf(e.Err), "attempt", e.Attempt, "next", e.Next, "error", e.Err,
+	}}
+	switch e.Next {
+	case actDeadLetter.String():
+		out.level, out.message = slog.LevelError, "message is given up; it is a dead letter now"
+	case actDiscard.String():
+		out.message = "message is discarded"
+	}
+	if e.Stack != nil {
+		out.attrs = append(out.attrs, "stack", string(e.Stack))
+	}
+	return out
+}
+
+// formatPartitions returns partitions by topic: "orders[0 1 2] refunds[0]".
+func formatPartitions(list []transport.TopicPartition) string {
+	byTopic := map[string][]int32{}
+	var topics []string
+	for _, tp := range list {
+		if byTopic[tp.Topic] == nil {
+			topics = append(topics, tp.Topic)
+		}
+		byTopic[tp.Topic] = append(byTopic[tp.Topic], tp.Partition)
+	}
+
+	slices.Sort(topics)
+	for i, topic := range topics {
+		slices.Sort(byTopic[topic])
+		topics[i] = fmt.Sprint(topic, byTopic[topic])
+	}
+	return strings.Join(topics, " ")
+}
+
+// beginning is the time before the first generation of a membership.
+type beginning struct {
+	once sync.Once
+	over chan struct{}
+}
+
+func (b *beginning) end() { b.once.Do(func() { close(b.over) }) }
+
+// explainWait writes why the member gets no partitions yet, if that takes long. It blocks until the first generation begins or ctx ends.
+func (r *run) explainWait(ctx context.Context, beginning *beginning) {
+	late := time.NewTimer(explainAfter)
+	defer late.Stop()
+	select {
+	case <-late.C:
+	case <-beginning.over:
+		return
+	case <-ctx.Done():
+		return
+	}
+
+	// That topics are missing is in the log.
+	if r.noTopic.Load() {
+		return
+	}
+	attrs := r.describeMembers(ctx)
+	if limited, ok := r.c.transport.(interface{ MemberTimeout() time.Duration }); ok {
+		attrs = append(attrs, "at_most", limited.MemberTimeout())
+	}
+	r.note("waiting for the group: a member that has ended without a regular stop is still listed", attrs...)
+}
+
+// explainIdle writes that the member has no partition, if that lasts. It blocks until the member has one, at most for explainAfter.
+func (s *session) explainIdle() {
+	if retry.Sleep(s.serveCtx, explainAfter) == nil && len(s.listPartitions()) == 0 {
+		s.note("no partition is assigned; the group has more members than partitions, and this member stands by", s.describeMembers(s.serveCtx)...)
+	}
+}
+
+// describeMembers returns the number of the members of the group, or nothing if Kafka does not answer.
+func (r *run) describeMembers(ctx context.Context) []any {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	state, err := r.c.transport.DescribeGroup(ctx, r.c.group)
+	if err != nil {
+		return nil
+	}
+	return []any{"members", state.Members}
+}

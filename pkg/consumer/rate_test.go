@@ -1,0 +1,136 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	mongoevent "go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+func TestMembersShareTheRateOfAHandler(t *testing.T) {
+	t.Parallel()
+	var reservations atomic.Int64
+	monitor := options.Client().SetMonitor(&mongoevent.CommandMonitor{Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) {
+		if coll, ok := e.Command.Lookup(e.CommandName).StringValueOK(); ok && coll == "inbox_rates" {
+			reservations.Add(1)
+		}
+	}})
+	k := newKit(t, 4, monitor)
+	const n, perSecond, burst = 120, 40, 6
+	k.publish(newMessages(24, n)...)
+
+	var mu sync.Mutex
+	first := map[string]time.Time{} // of each message; a repeated transaction needs no further call of the rate
+	insert := k.insertInto("effects")
+	began := time.Now()
+	for range 2 {
+		c := k.newConsumer(consumer.WithRate(consumer.Rate{PerSecond: perSecond, Burst: burst}))
+		addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			mu.Lock()
+			if first[m.ID].IsZero() {
+				first[m.ID] = time.Now()
+			}
+			mu.Unlock()
+			return insert(ctx, m)
+		})
+		k.start(c)
+	}
+	k.waitCount("effects", n)
+	k.checkOnce("effects", n)
+
+	mu.Lock()
+	defer mu.Unlock()
+	for i, at := range slices.SortedFunc(maps.Values(first), time.Time.Compare) {
+		// The limit may have a burst before it.
+		if earliest := began.Add(time.Duration(i+1-burst) * time.Second / perSecond); at.Before(earliest) {
+			t.Fatalf("message %d was handled after %v, which is too early by %v", i, at.Sub(began), earliest.Sub(at))
+		}
+	}
+	// A reservation has ten calls.
+	if got := reservations.Load(); got < n/10 || got > n/2 {
+		t.Errorf("%d reservations for %d messages", got, n)
+	}
+}
+
+func TestARateDelaysOnlyItsHandler(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.newConsumer()
+	addHandler(t, c, "slow", k.insertInto("slow"), consumer.WithRate(consumer.Rate{PerSecond: 0.001}))
+	addHandler(t, c, "fast", k.insertInto("fast"))
+	for i := range 10 {
+		k.publish(newMessage("a", "slow", fmt.Sprint(i)), newMessage("a", "fast", fmt.Sprint(i)))
+	}
+	stop := k.start(c)
+	k.waitCount("fast", 10)
+	k.checkOnce("fast", 10)
+	k.waitCount("slow", 1)
+	k.waitUntil("the wait in Status", func(context.Context) bool {
+		for _, h := range c.Status().Handlers {
+			if h.Name == "slow" && h.RateWaiting == 1 {
+				return true
+			}
+		}
+		return false
+	})
+	if n := k.countDocuments("slow"); n != 1 {
+		t.Errorf("%d messages of the limited handler, want 1", n)
+	}
+
+	// The wait does not hold up a stop, and the message that waited is handled later.
+	stop()
+	later := k.newConsumer()
+	addHandler(t, later, "slow", k.insertInto("slow"))
+	addHandler(t, later, "fast", k.insertInto("fast"))
+	k.start(later)
+	k.waitCount("slow", 10)
+	k.checkOnce("slow", 10)
+	k.checkOnce("fast", 10)
+}
+
+// Without MongoDB, the handler waits, also if it needs MongoDB for nothing else.
+func TestAHandlerWaitsWhileItsRateCannotBeRead(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	k := newKit(t, 1, options.Client().SetAppName(app))
+	var handled atomic.Int64
+	c := k.newConsumer(consumer.WithMode(consumer.AtLeastOnce))
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error {
+		handled.Add(1)
+		return nil
+	}, consumer.WithRate(consumer.Rate{PerSecond: 1000}))
+	reached, off := stacktest.FailAlways(t, app, bson.D{{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "errorCode", Value: 91}})
+	k.publish(newMessages(2, 4)...)
+	k.start(c)
+	reached()
+
+	if n := handled.Load(); n != 0 {
+		t.Errorf("%d messages were handled without a reservation", n)
+	}
+	off()
+	k.waitUntil("the messages", func(context.Context) bool { return handled.Load() == 4 })
+}
+
+func TestARateThatCannotBeIsRejected(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	for _, perSecond := range []float64{2e6, math.NaN(), math.Inf(1)} {
+		err := k.newConsumer().Handle("h", consumer.Func(nop, "*"), consumer.WithRate(consumer.Rate{PerSecond: perSecond}))
+		if err == nil || !strings.Contains(err.Error(), "WithRate") {
+			t.Errorf("%v per second: %v", perSecond, err)
+		}
+	}
+}
