@@ -47,7 +47,7 @@ const requestRate = 50
 //
 // authorize returns the caller of a request, for example from the session of the service. Its error is the reason why the
 // request is rejected, with status 403, and the client sees it. If authorize is nil, people log in as the relay's
-// http.admin says: with its tokens, or by its proxy. Handler returns an error if both are missing, because everybody could
+// http.admin is configured: with its tokens, or by its proxy. Handler returns an error if both are missing, because everybody could
 // then act.
 //
 // Requests pass the same checks as in `outrelay run`: pages of other origins are rejected, and the rate and the number of
@@ -56,6 +56,7 @@ func (o *Operator) Handler(prefix string, authorize func(*http.Request) (Caller,
 	if prefix != "" && !config.IsPrefix(prefix) {
 		return nil, fmt.Errorf("operate: prefix %s: %s: %w", strconv.Quote(prefix), config.PrefixRule, ErrInvalid)
 	}
+
 	access := httpapi.Access{Rate: requestRate}
 	switch {
 	case authorize != nil:
@@ -69,6 +70,7 @@ func (o *Operator) Handler(prefix string, authorize func(*http.Request) (Caller,
 		return nil, errors.New("operate: the page has no login: pass a function that authorizes callers, or set " +
 			"http.admin of the relay to { listen: off, token: … }")
 	}
+
 	return operators.NewHandler(o.use.For(admin.Actor{}), prefix, access), nil
 }
 

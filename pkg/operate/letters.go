@@ -39,7 +39,7 @@ type LetterFilter struct {
 	All           bool   // permits an action without any condition
 }
 
-func (f LetterFilter) internal() admin.DeadFilter {
+func (f LetterFilter) toAdmin() admin.DeadFilter {
 	filter := admin.DeadFilter{
 		Source: string(f.By), Collection: f.Collection, IDs: f.IDs, From: f.From, To: f.Before, Topic: f.Topic, Type: f.Type,
 		AggregateType: f.AggregateType, Key: f.Key, Class: f.Class, Message: f.Reason, Group: f.Group, Handler: f.Handler, All: f.All,
@@ -72,7 +72,7 @@ type Letter struct {
 	DiedAt   time.Time
 	Size     int // bytes of the event
 
-	Requeued *Requeue // nil if nobody has requeued it
+	Requeued *Requeue // nil if it is not requeued
 
 	// Envelope is the event as relaxed Extended JSON. Only [Operator.Letter] and [Operator.OpenLetter] set it.
 	Envelope json.RawMessage
@@ -97,7 +97,7 @@ type Requeue struct {
 // Letters returns the dead letters that match, without their events, newest first.
 func (o *Operator) Letters(ctx context.Context, filter LetterFilter) iter.Seq2[Letter, error] {
 	read := func(use admin.Operator, after string) ([]admin.DeadLetter, string, error) {
-		page, err := use.Letters().List(ctx, filter.internal(), admin.MaxPage, after)
+		page, err := use.Letters().List(ctx, filter.toAdmin(), admin.MaxPage, after)
 		return page.Letters, page.Next, err
 	}
 	return listAll(ctx, o, "list the dead letters", read, newLetter)
@@ -110,7 +110,7 @@ func (o *Operator) CountLetters(ctx context.Context, filter LetterFilter) (int64
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	count, err := use.Letters().Count(ctx, filter.internal())
+	count, err := use.Letters().Count(ctx, filter.toAdmin())
 	return count, explain(doing, err)
 }
 
@@ -130,6 +130,7 @@ func (o *Operator) showLetter(ctx context.Context, ref LetterRef, payload bool) 
 	if err != nil {
 		return Letter{}, explain(doing, err)
 	}
+
 	// A negative delivery is the latest one of the event.
 	found, err := use.Letters().Show(ctx, admin.DeadRef{
 		Source: string(ref.By), Collection: ref.Collection, ID: ref.ID, Group: ref.Group, Handler: ref.Handler, Delivery: -1,
@@ -149,6 +150,7 @@ func newLetter(stored *admin.DeadLetter) Letter {
 		Topic: stored.Topic, Partition: stored.Partition, Node: stored.Source.Node,
 		Class: stored.Class, Reason: stored.Reason, DiedAt: stored.DiedAt, Size: stored.Size, Envelope: stored.Envelope,
 	}
+
 	for _, attempt := range stored.Attempts {
 		letter.Attempts = append(letter.Attempts, FailedAttempt{
 			At: attempt.At, Class: string(attempt.Class), Reason: attempt.Reason, Topic: attempt.Topic, Node: attempt.Node,
@@ -192,9 +194,10 @@ func (o *Operator) RequeueLetters(ctx context.Context, filter LetterFilter, opti
 	if err != nil {
 		return RequeueOutcome{}, explain(doing, err)
 	}
-	done, err := use.Letters().Requeue(ctx, filter.internal(), admin.DeadOptions{
+	done, err := use.Letters().Requeue(ctx, filter.toAdmin(), admin.DeadOptions{
 		IgnoreExpiry: options.IgnoreExpiry, Handlers: options.Handlers, DryRun: options.DryRun,
 	}, nil)
+
 	outcome := RequeueOutcome{Matched: done.Matched, Requeued: done.Requeued, Refused: done.Refused}
 	for _, refused := range done.Why {
 		outcome.Why = append(outcome.Why, Refusal{refused.Collection, refused.ID, refused.Reason})
@@ -215,7 +218,7 @@ func (o *Operator) DiscardLetters(ctx context.Context, filter LetterFilter, opti
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	done, err := use.Letters().Discard(ctx, filter.internal(), options.DryRun, nil)
+	done, err := use.Letters().Discard(ctx, filter.toAdmin(), options.DryRun, nil)
 	if options.DryRun {
 		return done.Matched, explain(doing, err)
 	}

@@ -7,18 +7,18 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-// Found is what outrelay has stored about an id, or about the events of an ordering key.
+// Found has everything that is stored about an id, or about the events of an ordering key.
 type Found struct {
 	ByKey   bool         // the text is an ordering key
-	Events  []FoundEvent // newest first; also events of which only a dead letter or a handler knows
+	Events  []FoundEvent // newest first; also events of which only a dead letter or a handler has a trace
 	Letters []Letter     // of the relay and of handlers, newest first, without their events
 	More    bool         // there are more than 100 events or letters
-	Limits  string       // what the result cannot contain, in a sentence; "" if it is complete
+	Limits  string       // the limits of the result, in a sentence; "" if it is complete
 }
 
 // FoundEvent is an event without its payload, and its life.
 type FoundEvent struct {
-	Collection    string // the outbox, as database.collection; "" if only a handler knows the event
+	Collection    string // the outbox, as database.collection; "" if only a handler has stored the event
 	ID            string
 	Type          string // name of the event
 	AggregateType string
@@ -66,6 +66,7 @@ func (o *Operator) Lookup(ctx context.Context, idOrKey string) (Found, error) {
 	for i := range result.Envelopes {
 		found.Events = append(found.Events, newFoundEvent(&result.Envelopes[i]))
 	}
+
 	for i := range result.Letters {
 		found.Letters = append(found.Letters, newLetter(&result.Letters[i]))
 	}
@@ -77,6 +78,7 @@ func newFoundEvent(stored *admin.FoundEnvelope) FoundEvent {
 		Collection: stored.Collection, ID: stored.ID, Type: stored.Type, AggregateType: stored.AggregateType, AggregateID: stored.AggregateID,
 		Key: stored.Key, State: stored.State, Reason: stored.Reason,
 	}
+
 	for _, handler := range stored.Handlers {
 		event.Handlers = append(event.Handlers, HandlerState{
 			Group: handler.Group, Handler: handler.Handler, State: handler.State, At: handler.At, Place: handler.Place, Reason: handler.Reason,

@@ -20,7 +20,7 @@ type MessageFilter struct {
 	All      bool     // permits an action without any condition
 }
 
-func (f MessageFilter) internal() admin.HandlerWaitingFilter {
+func (f MessageFilter) toAdmin() admin.HandlerWaitingFilter {
 	return admin.HandlerWaitingFilter{
 		Database: f.Database, Group: f.Group, Handler: f.Handler, Topic: f.Topic, Key: f.Key, Reason: f.Reason, IDs: f.IDs, All: f.All,
 	}
@@ -46,7 +46,7 @@ type RetriedMessage struct {
 // in retry topics are in Kafka, and are not listed.
 func (o *Operator) Retried(ctx context.Context, filter MessageFilter) iter.Seq2[RetriedMessage, error] {
 	read := func(use admin.Operator, after string) ([]admin.HandlerMessage, string, error) {
-		page, err := use.HandlerWaiting().List(ctx, filter.internal(), admin.MaxPage, after)
+		page, err := use.HandlerWaiting().List(ctx, filter.toAdmin(), admin.MaxPage, after)
 		return page.Messages, page.Next, err
 	}
 	return listAll(ctx, o, "list the messages that handlers retry", read, func(stored *admin.HandlerMessage) RetriedMessage {
@@ -66,7 +66,7 @@ func (o *Operator) RetryMessages(ctx context.Context, filter MessageFilter) (int
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	outcome, err := use.HandlerWaiting().Retry(ctx, filter.internal(), false)
+	outcome, err := use.HandlerWaiting().Retry(ctx, filter.toAdmin(), false)
 	return outcome.Retried, explain(doing, err)
 }
 
@@ -78,6 +78,6 @@ func (o *Operator) DiscardMessages(ctx context.Context, filter MessageFilter) (i
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	outcome, err := use.HandlerWaiting().Discard(ctx, filter.internal(), false)
+	outcome, err := use.HandlerWaiting().Discard(ctx, filter.toAdmin(), false)
 	return outcome.Discarded, explain(doing, err)
 }

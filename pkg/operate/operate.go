@@ -118,7 +118,7 @@ func WithLogger(log *slog.Logger) Option {
 }
 
 // New returns an operator that uses the client of the service, which stays open after [Operator.Close]. Without the
-// configuration of the relay, the operator knows the outboxes that the watcher has read so far, and [Operator.Problems] has
+// configuration of the relay, the operator reads the outboxes that the watcher has registered so far, and [Operator.Problems] has
 // no problem that only shows in the configuration. New does no I/O.
 func New(client *mongo.Client, options ...Option) (*Operator, error) {
 	if client == nil {
@@ -175,7 +175,7 @@ func newOperator(shared *shared, use admin.Operator) *Operator {
 func (o *Operator) Close() { o.close() }
 
 // As returns the operator for another actor, whose name the audit log shows with each action: a person, or the program that
-// acts for nobody. An empty name is the default: the name of the program. As costs nothing.
+// acts on a schedule. An empty name is the default: the name of the program. As costs nothing.
 func (o *Operator) As(actor string) *Operator {
 	if actor = strings.TrimSpace(actor); actor == "" {
 		actor = filepath.Base(os.Args[0])

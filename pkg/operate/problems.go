@@ -30,7 +30,7 @@ type Problem struct {
 	Unit   string        // follows Count, such as "events wait"
 
 	Detail      string // the cause
-	Consequence string // if nobody acts
+	Consequence string // without an action
 	Fix         string // the next step, often a command
 
 	// Acknowledge is the argument for [Operator.Acknowledge] of a problem that stays after its cause has ended, or "".

@@ -20,7 +20,7 @@ type ScheduledFilter struct {
 	All           bool      // permits a cancellation without any condition
 }
 
-func (f ScheduledFilter) internal() admin.ScheduledFilter {
+func (f ScheduledFilter) toAdmin() admin.ScheduledFilter {
 	return admin.ScheduledFilter{
 		Collection: f.Collection, IDs: f.IDs, Type: f.Type, AggregateType: f.AggregateType, From: f.DueFrom, To: f.DueBefore, All: f.All,
 	}
@@ -40,7 +40,7 @@ type ScheduledEvent struct {
 // Scheduled returns the scheduled events that match, collection by collection, and by due time within a collection.
 func (o *Operator) Scheduled(ctx context.Context, filter ScheduledFilter) iter.Seq2[ScheduledEvent, error] {
 	read := func(use admin.Operator, after string) ([]admin.Scheduled, string, error) {
-		page, err := use.Schedule().List(ctx, filter.internal(), admin.MaxScheduledPage, after)
+		page, err := use.Schedule().List(ctx, filter.toAdmin(), admin.MaxScheduledPage, after)
 		return page.Events, page.Next, err
 	}
 	return listAll(ctx, o, "list the scheduled events", read, func(stored *admin.Scheduled) ScheduledEvent {
@@ -59,7 +59,7 @@ func (o *Operator) CancelScheduled(ctx context.Context, filter ScheduledFilter) 
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	count, err := use.Schedule().Cancel(ctx, filter.internal(), nil)
+	count, err := use.Schedule().Cancel(ctx, filter.toAdmin(), nil)
 	return count, explain(doing, err)
 }
 

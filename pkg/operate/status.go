@@ -56,8 +56,8 @@ type Counts struct {
 	Queued    int64 // are sent next: due, requeued or replayed
 	Scheduled int64 // are in outboxes and not due yet
 
-	DeadOfRelay    int64 // dead letters of the relay that nobody has requeued
-	DeadOfHandlers int64 // dead letters of handlers that nobody has requeued
+	DeadOfRelay    int64 // dead letters of the relay that are not requeued
+	DeadOfHandlers int64 // dead letters of handlers that are not requeued
 }
 
 // Waiting returns the number of events that the relay stores because it could not send them in order.
@@ -87,6 +87,7 @@ func (o *Operator) Status(ctx context.Context) (Status, error) {
 			status.Slots = append(status.Slots, newSlot(slot))
 		}
 	}
+
 	for _, node := range view.Nodes {
 		if !slices.Contains(node.Watchers, use.Watcher) {
 			continue

@@ -18,7 +18,7 @@ type WaitingFilter struct {
 	Failed     bool     // only events that Kafka rejected and that wait for another attempt
 }
 
-func (f WaitingFilter) internal() admin.WaitingFilter {
+func (f WaitingFilter) toAdmin() admin.WaitingFilter {
 	return admin.WaitingFilter{Collection: f.Collection, Reason: f.Reason, Topic: f.Topic, Key: f.Key, IDs: f.IDs, Failed: f.Failed}
 }
 
@@ -54,7 +54,7 @@ type FailedAttempt struct {
 // the order in which they will be sent.
 func (o *Operator) Waiting(ctx context.Context, filter WaitingFilter) iter.Seq2[WaitingEvent, error] {
 	read := func(use admin.Operator, after string) ([]admin.WaitingEnvelope, string, error) {
-		page, err := use.Waiting().Page(ctx, filter.internal(), admin.MaxPage, after)
+		page, err := use.Waiting().Page(ctx, filter.toAdmin(), admin.MaxPage, after)
 		return page.Envelopes, page.Next, err
 	}
 	return listAll(ctx, o, "list the waiting events", read, newWaitingEvent)
@@ -72,11 +72,11 @@ func newWaitingEvent(stored *admin.WaitingEnvelope) WaitingEvent {
 }
 
 // timeOf returns the zero time for nil.
-func timeOf(at *time.Time) time.Time {
-	if at == nil {
+func timeOf(moment *time.Time) time.Time {
+	if moment == nil {
 		return time.Time{}
 	}
-	return *at
+	return *moment
 }
 
 // RetryOptions change a retry. The zero value is the default.
@@ -93,7 +93,7 @@ func (o *Operator) RetryWaiting(ctx context.Context, filter WaitingFilter, optio
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	outcome, err := use.Waiting().Retry(ctx, filter.internal(), options.Reset, options.DryRun)
+	outcome, err := use.Waiting().Retry(ctx, filter.toAdmin(), options.Reset, options.DryRun)
 	if options.DryRun {
 		return outcome.Failed, explain(doing, err)
 	}
