@@ -367,7 +367,7 @@ func TestLettersWithOddIDs(t *testing.T) {
 func TestARequeueAsksWithThePlan(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, 4)
-	want := "requeue 3 dead letters; consumers get the same ids again (1 cannot be requeued as they are, and stay)"
+	want := "requeue 3 dead letters; consumers get the same ids again, and handlers only the messages that they gave up (1 cannot be requeued as they are, and stay)"
 	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all"); !strings.Contains(text, want) {
 		t.Errorf("unexpected question: %s", text)
 	}

@@ -59,7 +59,7 @@ func TestDevTopicPrintsRecords(t *testing.T) {
 	var out, errOut bytes.Buffer
 	p := &program{in: strings.NewReader(""), out: &out, errOut: &errOut}
 	code := p.executeCommand(t.Context(), []string{"dev", "topic", topic, "--brokers", strings.Join(brokers, ","), "--count", "2"})
-	want := `0/0  key=o-1  {type=OrderPlaced}  {"cents":4200}` + "\n" + `0/1  key=null  {}  "\x00\x01"` + "\n"
+	want := `0@0  key=o-1  {type=OrderPlaced}  {"cents":4200}` + "\n" + `0@1  key=null  {}  "\x00\x01"` + "\n"
 	if code != exitOK || out.String() != want {
 		t.Errorf("exit code %d, printed\n%s%s, want\n%s", code, out.String(), errOut.String(), want)
 	}
@@ -68,7 +68,7 @@ func TestDevTopicPrintsRecords(t *testing.T) {
 func TestRecordsArePrintedOnOneLine(t *testing.T) {
 	t.Parallel()
 	m := devstack.Message{Partition: 3, Offset: 7, Key: []byte("k"), Value: []byte("a\nb")}
-	if got, want := formatMessage(m), `3/7  key=k  {}  "a\nb"`; got != want {
+	if got, want := formatMessage(m), `3@7  key=k  {}  "a\nb"`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

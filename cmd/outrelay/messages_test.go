@@ -291,7 +291,7 @@ func TestResultsGoToStandardOutput(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	for _, line := range []string{
-		"status", "nodes", "audit", "ping", "version", "validate", "dead list", "dead summary", "scheduled list", "waiting summary",
+		"status", "problems list", "nodes", "audit", "version", "validate", "dead list", "dead summary", "scheduled list", "waiting summary",
 		"failed list", "replay list", "watchers list", "storage counts", "saga types", "inbox counts", "history purge --help", "context list",
 	} {
 		if code, out, errOut := runCommand(t, d.env, strings.Fields(line)...); code != exitOK || out == "" || errOut != "" {
@@ -358,7 +358,7 @@ func TestContexts(t *testing.T) {
 	expectTexts(t, run(exitOK, "status"), "default  0of1")
 	expectTexts(t, run(exitOK, "pause"), "context prod\n", "watcher default: paused")
 	expectTexts(t, run(exitConfig, "audit", "trim", "--keep", "1"), "in context prod; pass --yes")
-	expectTexts(t, run(exitConfig, "--context", "lab", "dead", "list"), "watcher lab in ")
+	expectTexts(t, run(exitConfig, "--context", "lab", "waiting", "list"), "watcher lab in ")
 	expectTexts(t, run(exitConfig, "--context", "lab", "--config", config, "status"), "exclude each other")
 	expectTexts(t, run(exitConfig, "run"), "mongodb.uri: required and not set")
 	run(exitOK, "context", "remove", "prod")

@@ -23,7 +23,6 @@ type (
 	Status          = problems.Status
 	SlotStatus      = problems.SlotStatus
 	UnwritableTopic = problems.UnwritableTopic
-	LostHistory     = problems.LostHistory
 	SlotProblem     = problems.SlotProblem
 	Problem         = problems.Problem
 )

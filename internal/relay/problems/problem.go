@@ -79,8 +79,8 @@ type Spec struct {
 	Fix         string // unless a problem has a more exact one
 }
 
-// LostHistoryFor is how long lost history stays a problem if no operator acknowledges it.
-const LostHistoryFor = 7 * 24 * time.Hour
+// lostHistoryFor is how long lost history stays a problem if no operator acknowledges it.
+const lostHistoryFor = 7 * 24 * time.Hour
 
 // Specs returns the kinds, the most urgent first.
 func Specs() []Spec { return slices.Clone(specs) }

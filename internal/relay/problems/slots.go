@@ -167,7 +167,7 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	d.addControl(&status)
 
 	for _, lost := range d.Lost {
-		if d.Now.Sub(lost.At) < LostHistoryFor {
+		if d.Now.Sub(lost.At) < lostHistoryFor {
 			status.Lost = append(status.Lost, newLostHistory(lost))
 		}
 	}

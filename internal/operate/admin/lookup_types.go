@@ -1,0 +1,91 @@
+package admin
+
+import (
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+)
+
+// LookupQuery selects an event by its id, or the events of an ordering key. One of Text, ID and Key must
+// be set.
+type LookupQuery struct {
+	Text       string    `query:"q" maxLength:"4096" doc:"An id, or the ordering key if no event has it as its id."`
+	ID         string    `query:"id" maxLength:"4096" doc:"Only an id."`
+	Key        string    `query:"key" maxLength:"4096" doc:"Only an ordering key."`
+	Collection string    `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	From       time.Time `query:"from" doc:"For a key: written at this time or later. Default: an hour ago."`
+	To         time.Time `query:"to" doc:"For a key: written before this time."`
+	Limit      int       `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"For a key: bounds both the envelopes and the dead letters."`
+}
+
+// LookupResult is the result of a [LookupQuery].
+type LookupResult struct {
+	ByKey     bool            `json:"by_key"`    // the text was looked up as an ordering key
+	Envelopes []FoundEnvelope `json:"envelopes"` // newest first; also of events of which only a dead letter or a handler knows
+	Letters   []DeadLetter    `json:"letters"`   // of the relay and of handlers, newest first, without their envelopes
+	Since     *time.Time      `json:"since,omitempty"`
+	More      bool            `json:"more"`             // the result exceeds the limit
+	Limits    string          `json:"limits,omitempty"` // what the result cannot contain, in a sentence
+}
+
+// FoundEnvelope is an event without its payload, and its whole life.
+type FoundEnvelope struct {
+	Collection    string `json:"collection"` // "" if only a handler knows the event
+	ID            string `json:"id"`
+	Type          string `json:"type"`
+	AggregateType string `json:"aggregate_type"`
+	AggregateID   string `json:"aggregate_id"`
+	Key           string `json:"key"`
+	Topic         string `json:"topic,omitempty"` // the topic that the envelope itself names
+	// State is appended, scheduled, waiting, dead or delivered. An appended event is too young to decide whether it is delivered.
+	State    string           `json:"state"`
+	Reason   string           `json:"reason,omitempty"` // why it waits
+	Delivery int32            `json:"delivery"`
+	Origin   string           `json:"origin,omitempty"` // of a waiting envelope
+	ReplayOf string           `json:"replay_of,omitempty"`
+	Waits    []string         `json:"waits"` // topics that do not have it yet
+	Attempts int32            `json:"attempts"`
+	Written  *time.Time       `json:"written,omitempty"` // by its timestamp, to the second
+	DueAt    *time.Time       `json:"due_at,omitempty"`
+	NextAt   *time.Time       `json:"next_at,omitempty"`
+	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
+	Sent     []outboxes.Place `json:"sent"`              // known places of its records in Kafka
+	Handlers []FoundHandler   `json:"handlers"`          // the handlers that store something about the event
+	Timeline []TimelineEntry  `json:"timeline"`          // in the order of time
+
+	stamp bson.Timestamp // of the insert
+}
+
+// FoundHandler is the state of an event at a handler.
+type FoundHandler struct {
+	Group   string    `json:"group"`
+	Handler string    `json:"handler"`
+	State   string    `json:"state"` // handled, retried or dead
+	At      time.Time `json:"at"`
+	Place   string    `json:"place,omitempty"` // topic/partition@offset
+	Reason  string    `json:"reason,omitempty"`
+}
+
+// The entries of a timeline.
+const (
+	eventAppended = "appended"
+	eventDue      = "due"
+	eventSent     = "sent"
+	eventFailed   = "failed"
+	eventDead     = "dead"
+	eventRequeued = "requeued"
+	eventAside    = "set aside"
+	eventHandled  = "handled"
+)
+
+// TimelineEntry is one entry in the life of an event.
+type TimelineEntry struct {
+	At   time.Time `json:"at"`
+	What string    `json:"what"` // appended, due, sent, failed, dead, requeued, set aside, handled
+	Text string    `json:"text,omitempty"`
+	Node string    `json:"node,omitempty"`
+	// Letter is the id of the dead letter of the entries dead and requeued.
+	Letter string `json:"letter,omitempty"`
+}

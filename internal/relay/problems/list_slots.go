@@ -1,0 +1,195 @@
+package problems
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/relay/readiness"
+)
+
+// addSlot adds the problems of a slot. The first reason why the slot has no work to do hides the symptoms that follow from it.
+func (l *list) addSlot(slot *SlotStatus) {
+	name := slot.object()
+	l.addLostHistory(slot)
+	l.addOplog(slot)
+
+	switch {
+	case slot.Paused:
+		// Without the flag, the command would also end the pauses of the other slots.
+		fix := ""
+		if slot.Slot != wholeSlot {
+			fix = "outrelay resume --slot " + slot.Slot
+		}
+		l.add(Problem{
+			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Detail: "an operator paused it", Fix: fix,
+		})
+		return
+
+	case slot.State == "no-owner" && slot.Pin != "":
+		l.add(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Since: l.expiredAt(slot),
+			Detail: "no process runs it: it is pinned to node " + slot.Pin + ", and other nodes wait for that node",
+			Fix:    "start node " + slot.Pin + ", or run outrelay pin --off",
+		})
+		return
+
+	case slot.State == "no-owner":
+		l.add(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Since: l.expiredAt(slot),
+			Detail: "no process runs it",
+		})
+		return
+
+	case slot.State == "halted", slot.State == "config_error":
+		problem := Problem{Kind: Halted, Severity: Fail, Watcher: slot.Name, Object: name, Title: name + " is halted", Detail: slot.Reason}
+		for i := range slot.Problems {
+			if step := &slot.Problems[i]; step.Part == "halted" {
+				problem.Since, problem.ForS = &step.Since, step.ForS
+			}
+		}
+		l.add(problem)
+		return
+	}
+
+	before := len(l.problems)
+	if !slices.ContainsFunc(l.facts.Own, func(own OwnSteps) bool { return own.Object == name && slot.Name == l.facts.Watcher }) {
+		l.addSteps(slot.Name, name, slot.Node, slot.steps())
+	}
+
+	if slot.Gap != "" {
+		l.add(Problem{Kind: GapOpen, Severity: Warn, Watcher: slot.Name, Object: name, Title: "A gap of " + name + " is being swept", Detail: cmp.Or(slot.Reason, slot.Gap)})
+	}
+
+	// The lag follows from each of the others.
+	explained := len(l.problems) > before || len(slot.Unwritable) > 0
+	if lag := time.Duration(slot.LagS * float64(time.Second)); lag > laggingAfter && !explained {
+		problem := Problem{
+			Kind: Lagging, Severity: Warn, Watcher: slot.Name, Object: name, Title: fmt.Sprintf("%s lags by %s", name, lag.Truncate(time.Second)), ForS: slot.LagS,
+			Detail: "the stream contains an event of that age that Kafka has not acknowledged",
+		}
+		if lag >= lagFailsAfter {
+			problem.Severity = Fail
+		}
+		l.add(problem)
+	}
+}
+
+// expiredAt returns when the lease of a killed owner expired, or nil if the owner has released it.
+func (l *list) expiredAt(slot *SlotStatus) *time.Time {
+	if slot.Owner == "" || slot.ExpiresInMS >= 0 {
+		return nil
+	}
+	at := l.facts.Now.Add(time.Duration(slot.ExpiresInMS) * time.Millisecond)
+	return &at
+}
+
+// steps returns the steps that the owner has stored.
+func (w *SlotStatus) steps() []readiness.Problem {
+	steps := make([]readiness.Problem, len(w.Problems))
+	for i, problem := range w.Problems {
+		steps[i] = readiness.Problem{Part: problem.Part, Text: problem.Text, Since: problem.Since, For: time.Duration(problem.ForS * float64(time.Second))}
+	}
+	return steps
+}
+
+// wholeSlot is the slot of a watcher with one slot.
+const wholeSlot = "0of1"
+
+// object returns the name of the watcher or, with several slots, of the slot.
+func (w *SlotStatus) object() string {
+	if w.Slot == wholeSlot {
+		return w.Name
+	}
+	return w.Name + "/" + w.Slot
+}
+
+// addLostHistory adds the history that the slot has lost.
+func (l *list) addLostHistory(slot *SlotStatus) {
+	for i := range slot.Lost {
+		lost := &slot.Lost[i]
+		extent := "all of its history was unreadable"
+		if lost.From != nil {
+			extent = fmt.Sprintf("MongoDB had discarded %s of history", max(lost.To.Sub(*lost.From), time.Second))
+		}
+		l.add(Problem{
+			Kind: LostHistoryFound, Severity: Warn, Watcher: slot.Name, Object: slot.object(), Title: "History of " + slot.object() + " was lost",
+			Since: &lost.At, Count: lost.Repeats, Unit: "events may have been sent twice", Acknowledge: lost.ID,
+			Detail: fmt.Sprintf("%s (%s); %s sent from the outboxes, and up to %d of these had been sent before (flagged outrelay-redelivered)",
+				extent, lost.Reason, wereSent(lost.Swept), lost.Repeats),
+			Fix: "check consumers without an inbox, then run outrelay problems acknowledge " + lost.ID,
+		})
+	}
+}
+
+func wereSent(n int64) string {
+	if n == 1 {
+		return "1 event was"
+	}
+	return fmt.Sprintf("%d events were", n)
+}
+
+// addOplog compares the position of a slot with the ends of the oplog.
+func (l *list) addOplog(slot *SlotStatus) {
+	oplog := l.facts.Oplog
+	window := oplog.Newest.Sub(oplog.Oldest)
+	if slot.PositionAt == nil || oplog.Oldest.IsZero() || window <= 0 {
+		return
+	}
+
+	left := max(slot.PositionAt.Sub(oplog.Oldest), 0)
+	used := 1 - left.Seconds()/window.Seconds()
+	problem := Problem{
+		Kind: OplogUsed, Watcher: slot.Name, Object: slot.object(), Title: "The position of " + slot.object() + " nears the end of the oplog", Since: slot.PositionAt,
+		Detail: fmt.Sprintf("%.0f %% of the oplog of %s is used; %s are left", used*100, window.Truncate(time.Second), left.Truncate(time.Second)),
+	}
+	switch {
+	case used >= oplogFails:
+		problem.Severity = Fail
+	case used >= oplogWarns:
+		problem.Severity = Warn
+	default:
+		return
+	}
+	l.add(problem)
+}
+
+// kindsOfParts are the kinds of the steps of an owner or of a process that fail and are repeated.
+var kindsOfParts = map[string]Kind{
+	"halted":            Halted,
+	"stream":            StreamStopped,
+	"standstill":        PositionStopped,
+	"ledger":            WriteRejected,
+	"transactions":      WriteRejected,
+	"reconciler":        WriteRejected,
+	"scheduled":         WriteRejected,
+	"mongodb":           MongoUnreachable,
+	"kafka":             KafkaUnreachable,
+	"mongodb reachable": MongoUnreachable,
+	"kafka reachable":   KafkaUnreachable,
+}
+
+// addSteps adds the steps of an owner or a process that fail for long. object is the slot, and node the process of its owner.
+func (l *list) addSteps(watcher, object, node string, steps []readiness.Problem) {
+	for _, step := range steps {
+		// The topics that stop the position are in the list.
+		if step.For < cmp.Or(l.facts.StepFailsAfter, stepFailsAfter) && !step.Fatal || step.Part == "stuck" {
+			continue
+		}
+		kind, known := kindsOfParts[step.Part]
+		if !known {
+			kind = StepFails
+		}
+		failing := object
+		if strings.HasSuffix(step.Part, " reachable") {
+			failing = node
+		}
+		since := step.Since.UTC()
+		l.add(Problem{
+			Kind: kind, Severity: Fail, Watcher: watcher, Object: failing, Title: SpecOf(kind).Title + ": " + failing, Since: &since, ForS: step.For.Seconds(),
+			Detail: step.Part + ": " + step.Text,
+		})
+	}
+}
