@@ -196,7 +196,10 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		if _, slot, named := strings.Cut(problem.Object, "/"); named {
 			card.Fields = []row{{slotField, slot}}
 		}
+	case problems.LostHistoryFound, problems.OplogUsed, problems.Lagging, problems.OutboxNotReadable, problems.CountsFail:
+		// Their fix is outside of the page.
 	}
+
 	if problem.Acknowledge != "" {
 		card.Action, card.ActionText = "acknowledge", "Acknowledge"
 		card.Fields = []row{{"problem", problem.Acknowledge}}
