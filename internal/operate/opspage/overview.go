@@ -83,6 +83,7 @@ type tile struct {
 func (o *overview) Tiles(view *view) []tile {
 	counts := &o.Counts
 	waiting, dead := o.Waiting(), o.Dead()
+
 	return []tile{
 		{
 			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/pending"), Term: "parked", Alert: counts.Parked+counts.Retry+counts.HandlerWaiting > 0,
@@ -135,6 +136,7 @@ func (o *overview) AllCounts(view *view) []tile {
 		{Count: counts.InboxClaimed, Term: "claimed", Link: view.Link("/inbox")},
 		{Count: counts.Sagas, Term: "sagas", Link: view.Link("/sagas")},
 	}
+
 	for i := range list {
 		list[i].Figure = formatNumber(list[i].Count)
 		if list[i].Term == "position" && counts.PendingMore {
