@@ -166,7 +166,7 @@ func testWidthsAndAccess(s *scene, b *tab) {
 const brokenWords = `(() => {
 	const broken = new Set(), walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
 	for (let n; (n = walk.nextNode());) {
-		if (!n.parentElement.getClientRects().length) continue;
+		if (!n.parentElement.checkVisibility()) continue;
 		for (const m of n.data.matchAll(/(?<![^\s-])[("']?[\w.]{2,24}[,:;!?)'"]*(?![^\s-])/g)) {
 			if (m[0].length > (innerWidth < 700 ? 16 : 24)) continue;
 			range.setStart(n, m.index);

@@ -34,6 +34,8 @@ func testNavigation(s *scene, b *tab) {
 // testTerms opens the meaning of a term with the keyboard. A refresh closes no part that is unfolded.
 func testTerms(s *scene, b *tab) {
 	b.openPage("/")
+	// The charts move the cards below them.
+	b.waitUntil("the charts", `document.querySelector('#chart-p99 canvas') && document.querySelector('#marks a')`)
 	b.clickButton("Lease and position")
 	refreshed := `document.getElementById('figures').dataset.at`
 	first := evaluateScript[string](b, refreshed)
@@ -128,15 +130,16 @@ func testTables(s *scene, b *tab) {
 		const e = [...document.querySelectorAll('[data-ticks] tbody .mid')].find((e) => e.title === %q);
 		return e && e.textContent === e.title && e.firstChild.scrollWidth > e.firstChild.clientWidth && e.lastChild.innerText === '-missing';
 	})()`, s.topic+"-missing"))
+	// A refresh would replace the button. Only a click of the mouse may copy.
+	b.clickButtonIn("header", "Pause refresh")
+	b.openPage("/pending?reason=parked")
 	b.waitUntil("a button that copies the name under the pointer", `(() => {
 		document.querySelector('[data-ticks] td .mid').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
 		return document.querySelector('.floating');
 	})()`)
-	b.waitUntil("the copy", `(() => {
-		document.querySelector('[data-ticks] td .mid').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
-		document.querySelector('.floating').click();
-		return document.querySelector('.floating').textContent === 'Copied';
-	})()`)
+	b.runActions("a click on it", chromedp.Click(`.floating`))
+	b.waitForText("Copied")
+	b.clickButtonIn("header", "Refresh paused")
 	b.checkConsole("tables")
 }
 

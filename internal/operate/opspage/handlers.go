@@ -55,6 +55,7 @@ func planHandlerRetry(call *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
+
 	out, err := call.use.Handlers.Retry(call.ctx, filter, true)
 	preview := preview{
 		run: func() (notice, error) {
@@ -77,6 +78,7 @@ func planHandlerDiscard(call *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
+
 	out, err := call.use.Handlers.Discard(call.ctx, filter, true)
 	return preview{
 		run: func() (notice, error) {

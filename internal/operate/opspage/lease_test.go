@@ -188,7 +188,6 @@ func TestTheFilterIsStillThereAfterwards(t *testing.T) {
 
 // failing is a desk with three failed envelopes.
 type failing struct {
-	waitingUseCases
 	counted admin.WaitingFilter
 	tried   *admin.WaitingFilter
 }

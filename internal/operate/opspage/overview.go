@@ -83,6 +83,7 @@ type tile struct {
 func (o *overview) Tiles(view *view) []tile {
 	counts := &o.Counts
 	waiting, dead := o.Waiting(), o.Dead()
+
 	return []tile{
 		{
 			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/pending"), Term: "parked", Alert: counts.Parked+counts.Retry+counts.HandlerWaiting > 0,
@@ -135,6 +136,7 @@ func (o *overview) AllCounts(view *view) []tile {
 		{Count: counts.InboxClaimed, Term: "claimed", Link: view.Link("/inbox")},
 		{Count: counts.Sagas, Term: "sagas", Link: view.Link("/sagas")},
 	}
+
 	for i := range list {
 		list[i].Figure = formatNumber(list[i].Count)
 		if list[i].Term == "position" && counts.PendingMore {
@@ -196,7 +198,10 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		if _, slot, named := strings.Cut(problem.Object, "/"); named {
 			card.Fields = []row{{slotField, slot}}
 		}
+	case problems.LostHistoryFound, problems.OplogUsed, problems.Lagging, problems.OutboxNotReadable, problems.CountsFail:
+		// Their fix is outside of the page.
 	}
+
 	if problem.Acknowledge != "" {
 		card.Action, card.ActionText = "acknowledge", "Acknowledge"
 		card.Fields = []row{{"problem", problem.Acknowledge}}

@@ -232,6 +232,7 @@ func splitMiddle(text string) halves {
 func findFilled(list any, names ...string) (map[string]bool, error) {
 	filled := map[string]bool{}
 	entries := reflect.ValueOf(list)
+
 	for i := range entries.Len() {
 		for _, name := range names {
 			field := reflect.Indirect(entries.Index(i)).FieldByName(name)

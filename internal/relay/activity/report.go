@@ -30,12 +30,13 @@ type Topic struct {
 	Recent []int32 `bson:"recent,omitempty"`
 }
 
-// AlignRecent returns Recent as it is at another time than at, the time of its report.
-func (t *Topic) AlignRecent(at, now time.Time) []int32 {
+// AlignRecent returns Recent as it is now, after the time of its report.
+func (t *Topic) AlignRecent(reported, now time.Time) []int32 {
 	if len(t.Recent) != recentParts {
 		return nil
 	}
-	shift := recentNumber(now) - recentNumber(at)
+
+	shift := recentNumber(now) - recentNumber(reported)
 	if shift >= recentParts {
 		return nil
 	}
