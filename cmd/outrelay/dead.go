@@ -27,7 +27,7 @@ as well as the id of the envelope, of which there may be several dead letters.
 The messages that handlers of consumers gave up are dead letters as well. They are in the databases
 of the outboxes, in the collections of dead_letters.handlers. A requeue hands a message back to its
 handler through MongoDB. Other handlers and groups do not get it again. The commands act on the
-letters of both; --source restricts them to those of the relay or of handlers.`,
+letters of both; --source relay or --source handler restricts them.`,
 	}, newDeadListCommand(program), newDeadSummaryCommand(program), newDeadShowCommand(program), newDeadRequeueCommand(program),
 		newDeadEditCommand(program), newDeadDiscardCommand(program))
 }

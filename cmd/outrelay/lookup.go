@@ -77,6 +77,7 @@ func writeFound(out io.Writer, result admin.LookupResult) {
 		fmt.Fprintln(out, "not found: no such event was appended, or it was delivered and removed after its retention")
 		return
 	}
+
 	for i := range result.Envelopes {
 		writeFoundEnvelope(out, &result.Envelopes[i])
 	}

@@ -17,8 +17,8 @@ func newPingCommand(program *program) *cobra.Command {
 		Use:   "ping",
 		Short: "Log in to MongoDB and Kafka, and measure how fast they respond",
 		Long: `Connect to MongoDB with the configured login, read its clock, and look for the state database. Then
-connect and log in to Kafka, and request its list of brokers. The command asks the servers and no
-outrelay process. The exit code is 75 if a server does not respond, and 1 if it rejects the login.`,
+connect and log in to Kafka, and request its list of brokers. The command connects to the servers,
+not to an outrelay process. The exit code is 75 if a server does not respond, and 1 if it rejects the login.`,
 		Args: noArgs,
 	}
 

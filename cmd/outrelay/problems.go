@@ -74,6 +74,7 @@ func writeProblems(out io.Writer, list []admin.Problem) {
 		fmt.Fprintln(out, "no problems")
 		return
 	}
+
 	for i := range list {
 		problem := &list[i]
 		line := fmt.Sprintf("%s %s %s", strings.ToUpper(string(problem.Severity)), problem.Kind, problem.Title)

@@ -42,7 +42,7 @@ func newStatusCommand(program *program) *cobra.Command {
 		Short: "Show the owner, lag and waiting events of each watcher",
 		Long: `Show each slot of each watcher in the state database: owner, epoch, lag, rate and the topics whose
 events wait. For the configured watcher, also show the waiting events by topic, the counts, and the
-list of problems: what is wrong, since when, the consequence and the fix. The command reads only
+list of problems, each with its age, cause, consequence and fix. The command reads only
 MongoDB, so it works without access to the outrelay processes.
 
 With --follow on a terminal, the display is updated until Ctrl-C. Without a terminal, --follow prints

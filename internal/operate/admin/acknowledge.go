@@ -21,6 +21,7 @@ func (o Operator) Acknowledge(ctx context.Context, id string) error {
 	if err != nil {
 		return invalidRequest("%q is not the id of a problem that can be acknowledged; outrelay problems shows the ids", id)
 	}
+
 	lost, err := lease.AcknowledgeLost(ctx, o.watcherDocuments(), o.Watcher, recordID)
 	if errors.Is(err, lease.ErrNotFound) {
 		return wrapError("problem "+id+" of watcher "+o.Watcher, mongodb.ErrNotFound)
@@ -28,6 +29,7 @@ func (o Operator) Acknowledge(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+
 	return o.logAction(ctx, problemAcknowledged, bson.D{
 		{Key: "problem", Value: id},
 		{Key: "reason", Value: lost.Reason},

@@ -233,7 +233,7 @@ func (l Letters) listOfRelay(ctx context.Context, filter DeadFilter, limit int, 
 
 	for i := range list.Letters {
 		letter := newDeadLetter(&list.Letters[i])
-		if letter.cursor, err = letters.CursorOf(&list.Letters[i]); err != nil {
+		if letter.origin.cursor, err = letters.CursorOf(&list.Letters[i]); err != nil {
 			return page, err
 		}
 		page.Letters = append(page.Letters, letter)
@@ -248,6 +248,7 @@ func (l Letters) Count(ctx context.Context, filter DeadFilter) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	var ofHandlers int64
 	if kinds.handlers {
 		if ofHandlers, err = l.ofHandlers().count(ctx, filter); err != nil || !kinds.relay {
@@ -293,6 +294,7 @@ func (l Letters) Summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, e
 			groups = append(groups, DeadGroup{Group: g, Source: FromRelay})
 		}
 	}
+
 	if kinds.handlers {
 		list, err := l.ofHandlers().summary(ctx, filter)
 		if err != nil {
@@ -300,6 +302,7 @@ func (l Letters) Summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, e
 		}
 		groups = append(groups, list...)
 	}
+
 	if len(groups) == 0 && kinds.relay && filter.Collection != "" {
 		return groups, l.checkNames(ctx, filter.Collection)
 	}
@@ -312,7 +315,7 @@ type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
 	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id. Of a letter of a handler, also the place of the record: topic/partition@offset."`
 	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"With the id of an envelope: the delivery that died; -1 selects the latest one."`
-	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay, or a handler of a consumer. Default: the one that has a dead letter of this id."`
+	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay, or a handler of a consumer. Default: whose dead letter has this id."`
 	Group      string `query:"group" maxLength:"255" doc:"Only of a handler of this consumer group."`
 	Handler    string `query:"handler" maxLength:"255" doc:"Only of the handler with this name."`
 }

@@ -74,6 +74,7 @@ func (l Letters) Requeue(
 	if !kinds.handlers {
 		return out, nil
 	}
+
 	more, err := l.ofHandlers().requeue(ctx, filter, opts, addDone(did, out.Requeued+out.Refused))
 	out.Matched += more.Matched
 	out.Requeued += more.Requeued
@@ -233,6 +234,7 @@ func (l Letters) Discard(ctx context.Context, filter DeadFilter, dryRun bool, di
 	if !kinds.handlers {
 		return out, nil
 	}
+
 	more, err := l.ofHandlers().discard(ctx, filter, dryRun, addDone(did, out.Discarded))
 	out.Matched += more.Matched
 	out.Discarded += more.Discarded

@@ -22,11 +22,13 @@ func (l Letters) kindsOf(ctx context.Context, filter DeadFilter) (deadKinds, err
 		relay:    filter.Source != FromHandler && filter.Group+filter.Handler == "",
 		handlers: filter.Source != FromRelay,
 	}
+
 	// With a source, the check of its classes states which exist.
 	if filter.Source == "" && filter.Class != "" {
 		kinds.relay = kinds.relay && slices.Contains(Classes(), filter.Class)
 		kinds.handlers = kinds.handlers && slices.Contains(HandlerClasses(), filter.Class)
 	}
+
 	if filter.Source == "" && filter.Collection != "" && kinds.handlers {
 		_, err := l.ofHandlers().openDesks(ctx, filter.Collection)
 		var invalid *InvalidError
@@ -77,9 +79,9 @@ func (l Letters) listBoth(ctx context.Context, filter DeadFilter, limit int, aft
 	}
 	for i := range page.Letters {
 		if letter := &page.Letters[i]; letter.Source.Kind == FromHandler {
-			place.Handlers = letter.cursor
+			place.Handlers = letter.origin.cursor
 		} else {
-			place.Relay = letter.cursor
+			place.Relay = letter.origin.cursor
 		}
 	}
 	page.Next, err = mongodb.EncodeCursor(place)

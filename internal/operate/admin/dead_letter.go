@@ -50,6 +50,11 @@ type DeadLetter struct {
 	// Envelope is relaxed Extended JSON. Only a single letter has it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 
+	origin letterOrigin
+}
+
+// letterOrigin has the fields of a [DeadLetter] that only this package uses.
+type letterOrigin struct {
 	stamp  bson.Timestamp // of the insert of the envelope
 	place  outboxes.Place // of a letter of a handler
 	cursor string         // of the page after the letter, in the list of its kind
@@ -82,7 +87,7 @@ func newDeadLetter(letter *letters.Dead) DeadLetter {
 		DiedAt:        letter.MovedAt,
 		ReplayOf:      letter.ReplayOf,
 		Requeued:      letter.Requeued,
-		stamp:         letter.Stamp,
+		origin:        letterOrigin{stamp: letter.Stamp},
 	}
 }
 

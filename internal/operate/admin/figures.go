@@ -458,9 +458,9 @@ func (c *figureCount) countServices(ctx context.Context, databases []string) err
 }
 
 // addOldestLetter takes the time of a letter if it is older than the others.
-func (f *figures) addOldestLetter(at *time.Time) {
-	if at != nil && (f.letters.Oldest == nil || at.Before(*f.letters.Oldest)) {
-		f.letters.Oldest = at
+func (f *figures) addOldestLetter(died *time.Time) {
+	if died != nil && (f.letters.Oldest == nil || died.Before(*f.letters.Oldest)) {
+		f.letters.Oldest = died
 	}
 }
 

@@ -189,13 +189,13 @@ func (h handlerLetters) list(ctx context.Context, filter DeadFilter, limit int, 
 
 	for i := range all[:min(limit, len(all))] {
 		letter := newHandlerLetter(all[i].ns, &all[i].Letter)
-		if letter.cursor, err = mongodb.EncodeCursor(letterCursor{all[i].ns, all[i].GivenUpAt, all[i].Cursor()}); err != nil {
+		if letter.origin.cursor, err = mongodb.EncodeCursor(letterCursor{all[i].ns, all[i].GivenUpAt, all[i].Cursor()}); err != nil {
 			return page, err
 		}
 		page.Letters = append(page.Letters, letter)
 	}
 	if len(all) > limit {
-		page.Next = page.Letters[limit-1].cursor
+		page.Next = page.Letters[limit-1].origin.cursor
 	}
 	return page, nil
 }
@@ -221,7 +221,7 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		FirstFailure:  letter.GivenUpAt,
 		LastFailure:   letter.GivenUpAt,
 		DiedAt:        letter.GivenUpAt,
-		place:         outboxes.Place{Topic: letter.ID.Topic, Partition: letter.ID.Partition, Offset: letter.ID.Offset},
+		origin:        letterOrigin{place: outboxes.Place{Topic: letter.ID.Topic, Partition: letter.ID.Partition, Offset: letter.ID.Offset}},
 	}
 
 	for _, a := range letter.History {
@@ -287,6 +287,7 @@ func addGroup(groups []DeadGroup, group DeadGroup) []DeadGroup {
 	if i < 0 {
 		return append(groups, group)
 	}
+
 	known := &groups[i]
 	known.Count += group.Count
 	known.NotRequeued += group.NotRequeued

@@ -117,7 +117,7 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	for i := range out.Envelopes {
 		out.Envelopes[i].addLetters(out.Letters)
 	}
-	traces, err := o.readTraces(ctx, query, names, out.Envelopes, limit)
+	traces, err := readTraces(ctx, o, query, names, out.Envelopes, limit)
 	if err != nil {
 		return out, err
 	}
@@ -425,7 +425,7 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 	for i := range list {
 		letter := &list[i]
 		// Another event may have had the same id.
-		if letter.Collection != e.Collection || letter.ID != e.ID || letter.stamp != e.stamp {
+		if letter.Collection != e.Collection || letter.ID != e.ID || letter.origin.stamp != e.stamp {
 			continue
 		}
 

@@ -41,9 +41,9 @@ func sourceOf(collection string) string {
 }
 
 // readTraces reads what is stored about the event of the query, or about the events of its key. names are the outboxes of the watcher.
-func (o Operator) readTraces(ctx context.Context, query LookupQuery, names []string, found []FoundEnvelope, limit int) (traces, error) {
+func readTraces(ctx context.Context, op Operator, query LookupQuery, names []string, found []FoundEnvelope, limit int) (traces, error) {
 	var all traces
-	recent, err := o.Activity().Recent(ctx, "")
+	recent, err := op.Activity().Recent(ctx, "")
 	if err != nil {
 		return all, err
 	}
@@ -53,11 +53,11 @@ func (o Operator) readTraces(ctx context.Context, query LookupQuery, names []str
 		}
 	}
 
-	letters, err := o.Letters().List(ctx, DeadFilter{IDs: optionalID(query.ID), Key: query.Key, Source: FromHandler}, limit, "")
+	letters, err := op.Letters().List(ctx, DeadFilter{IDs: optionalID(query.ID), Key: query.Key, Source: FromHandler}, limit, "")
 	if err != nil {
 		return all, err
 	}
-	aside, err := o.HandlerWaiting().List(ctx, HandlerWaitingFilter{IDs: optionalID(query.ID), Key: query.Key}, limit, "")
+	aside, err := op.HandlerWaiting().List(ctx, HandlerWaitingFilter{IDs: optionalID(query.ID), Key: query.Key}, limit, "")
 	if err != nil {
 		return all, err
 	}
@@ -75,12 +75,12 @@ func (o Operator) readTraces(ctx context.Context, query LookupQuery, names []str
 			events[ns] = []string{query.ID}
 		}
 	}
-	all.marks, err = o.findMarks(ctx, names, events)
+	all.marks, err = findMarks(ctx, op, names, events)
 	return all, err
 }
 
 // findMarks returns the marks of the events in the inboxes of the services.
-func (o Operator) findMarks(ctx context.Context, names []string, events map[string][]string) (list []foundMark, err error) {
+func findMarks(ctx context.Context, op Operator, names []string, events map[string][]string) (list []foundMark, err error) {
 	ids := map[string][]string{} // by source
 	outbox := map[string]string{}
 	for ns, of := range events {
@@ -95,9 +95,9 @@ func (o Operator) findMarks(ctx context.Context, names []string, events map[stri
 		return nil, nil
 	}
 
-	err = o.forEachService(ctx, databaseNames(names), func(db string, found serviceCollections) error {
+	err = op.forEachService(ctx, databaseNames(names), func(db string, found serviceCollections) error {
 		for _, coll := range found.inboxes {
-			marks, err := o.Inboxes().storeOf(db, coll).FindMarks(ctx, ids)
+			marks, err := op.Inboxes().storeOf(db, coll).FindMarks(ctx, ids)
 			if err != nil {
 				return err
 			}
@@ -113,14 +113,15 @@ func (o Operator) findMarks(ctx context.Context, names []string, events map[stri
 // addUnknown adds the event of a letter of the relay that is neither in an outbox nor waiting.
 func (r *LookupResult) addUnknown(letter *DeadLetter) {
 	isKnown := func(e FoundEnvelope) bool {
-		return e.Collection == letter.Collection && e.ID == letter.ID && e.stamp == letter.stamp
+		return e.Collection == letter.Collection && e.ID == letter.ID && e.stamp == letter.origin.stamp
 	}
 	if slices.ContainsFunc(r.Envelopes, isKnown) {
 		return
 	}
+
 	event := newTracedEvent(letter.Collection, letter.ID, letter.Type, letter.Key)
-	event.AggregateType, event.Delivery, event.stamp = letter.AggregateType, letter.Delivery, letter.stamp
-	if seconds := letter.stamp.T; seconds > 0 {
+	event.AggregateType, event.Delivery, event.stamp = letter.AggregateType, letter.Delivery, letter.origin.stamp
+	if seconds := letter.origin.stamp.T; seconds > 0 {
 		at := time.Unix(int64(seconds), 0).UTC()
 		event.Written = &at
 		event.Timeline = append(event.Timeline, TimelineEntry{At: at, What: eventAppended})
@@ -136,8 +137,8 @@ func newTracedEvent(collection, id, typ, key string) FoundEnvelope {
 	}
 }
 
-// find returns the event with the id, which it adds if it is missing. collection is "" if it is unknown.
-func (r *LookupResult) find(collection, id, typ, key string) *FoundEnvelope {
+// findEvent returns the event with the id, which it adds if it is missing. collection is "" if it is unknown.
+func (r *LookupResult) findEvent(collection, id, typ, key string) *FoundEnvelope {
 	at := slices.IndexFunc(r.Envelopes, func(e FoundEnvelope) bool {
 		return e.ID == id && (collection == "" || e.Collection == "" || e.Collection == collection)
 	})
@@ -154,7 +155,7 @@ func (r *LookupResult) find(collection, id, typ, key string) *FoundEnvelope {
 func (r *LookupResult) addTraces(traces traces) {
 	for i := range traces.recent {
 		recent := &traces.recent[i]
-		event := r.find(recent.Collection, recent.ID, recent.Type, recent.Key)
+		event := r.findEvent(recent.Collection, recent.ID, recent.Type, recent.Key)
 		place := outboxes.Place{Topic: recent.Topic, Partition: recent.Partition, Offset: recent.Offset}
 		if event.addPlace(place) {
 			event.Timeline = append(event.Timeline, TimelineEntry{At: recent.AckedAt.UTC(), What: eventSent, Text: formatPlace(place)})
@@ -164,7 +165,7 @@ func (r *LookupResult) addTraces(traces traces) {
 	for i := range traces.marks {
 		mark := &traces.marks[i]
 		group, handler := splitConsumer(mark.ID.Consumer)
-		event := r.find(mark.collection, strings.TrimPrefix(mark.ID.ID, "string:"), "", "")
+		event := r.findEvent(mark.collection, strings.TrimPrefix(mark.ID.ID, "string:"), "", "")
 		found := FoundHandler{Group: group, Handler: handler, State: eventHandled, At: mark.At.UTC()}
 		if mark.Place.Topic != "" {
 			place := outboxes.Place{Topic: mark.Place.Topic, Partition: mark.Place.Partition, Offset: mark.Place.Offset}
@@ -182,7 +183,7 @@ func (r *LookupResult) addTraces(traces traces) {
 
 	for i := range traces.aside {
 		message := &traces.aside[i]
-		event := r.find("", message.ID, message.Type, message.Key)
+		event := r.findEvent("", message.ID, message.Type, message.Key)
 		place := outboxes.Place{Topic: message.Topic, Partition: message.Partition, Offset: message.Offset}
 		event.addPlace(place)
 		found := FoundHandler{Group: message.Group, Handler: message.Handler, State: "retried", At: message.AsideAt.UTC(), Place: formatPlace(place), Reason: message.Reason}
@@ -207,11 +208,11 @@ func (r *LookupResult) addTraces(traces traces) {
 
 // addHandlerLetter adds a letter of a handler to its event.
 func (r *LookupResult) addHandlerLetter(letter *DeadLetter) {
-	event := r.find("", letter.ID, letter.Type, letter.Key)
+	event := r.findEvent("", letter.ID, letter.Type, letter.Key)
 	found := FoundHandler{
 		Group: letter.Source.Group, Handler: letter.Source.Handler, State: stateDead, At: letter.DiedAt.UTC(), Place: letter.Place, Reason: letter.Class + ": " + letter.Reason,
 	}
-	event.addPlace(letter.place)
+	event.addPlace(letter.origin.place)
 	event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventDead, Text: "given up " + describeHandler(&found) + ": " + found.Reason})
 	if requeue := letter.Requeued; requeue != nil {
 		found.State = "requeued"

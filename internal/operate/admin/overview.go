@@ -110,7 +110,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		view.OldestS = max(view.OldestS, p.OldestAgeS)
 	}
 
-	facts := o.newFacts(&view, members)
+	facts := newFacts(o, &view, members)
 	facts.Unreadable, facts.Health, facts.Letters = figures.watched, figures.health, figures.letters
 	facts.Oplog = problems.Oplog{Oldest: figures.oldest, Newest: figures.newest}
 	for _, topic := range view.WaitingTopics {
@@ -121,8 +121,8 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 }
 
 // newFacts returns the facts that every overview has.
-func (o Operator) newFacts(view *Overview, members []nodes.Node) problems.Facts {
-	return problems.Facts{Now: view.At, Watcher: o.Watcher, Slots: view.Slots, Nodes: members, Waiting: map[string]problems.Waiting{}}
+func newFacts(op Operator, view *Overview, members []nodes.Node) problems.Facts {
+	return problems.Facts{Now: view.At, Watcher: op.Watcher, Slots: view.Slots, Nodes: members, Waiting: map[string]problems.Waiting{}}
 }
 
 // OverviewWithoutCounts is the overview if the counts are not available because of problem: the documents of the watchers are
@@ -135,7 +135,7 @@ func (o Operator) OverviewWithoutCounts(ctx context.Context, problem string) (Ov
 
 	// Empty lists, so that they are [] in JSON.
 	view := Overview{At: time.Now().UTC(), Watcher: o.Watcher, Slots: status.Slots, Nodes: []Node{}, WaitingTopics: []WaitingTopic{}}
-	facts := o.newFacts(&view, nil)
+	facts := newFacts(o, &view, nil)
 	facts.CountsFail = problem
 	// The reason may be that the watched names cannot be read. This is a second opinion, so its own failure is none.
 	facts.Unreadable, _ = o.inspectWatched(ctx, false)

@@ -212,7 +212,8 @@ func (w Waiting) read(ctx context.Context, filter WaitingFilter, limit int, afte
 	if err != nil {
 		return list, "", err
 	}
-	obstacles, err := w.op.readObstacles(ctx)
+
+	obstacles, err := readObstacles(ctx, w.op)
 	for i := range items {
 		envelope := w.op.newWaitingEnvelope(&items[i])
 		envelope.Why = obstacles.explain(&envelope)
@@ -225,12 +226,12 @@ func (w Waiting) read(ctx context.Context, filter WaitingFilter, limit int, afte
 type obstacles map[string]string
 
 // readObstacles costs a read of the documents of the watchers.
-func (o Operator) readObstacles(ctx context.Context) (obstacles, error) {
-	status, err := ReadStatus(ctx, o.State)
+func readObstacles(ctx context.Context, op Operator) (obstacles, error) {
+	status, err := ReadStatus(ctx, op.State)
 	reasons := obstacles{}
 	for i := range status.Slots {
 		for _, topic := range status.Slots[i].Unwritable {
-			if status.Slots[i].Name == o.Watcher {
+			if status.Slots[i].Name == op.Watcher {
 				reasons[topic.Topic] = topic.Reason
 			}
 		}
@@ -245,6 +246,7 @@ func (o obstacles) explain(envelope *WaitingEnvelope) string {
 			return why
 		}
 	}
+
 	switch waiting.Reason(envelope.Reason) {
 	case waiting.Parked:
 		return "the topic could not be written; the event is sent soon, or waits for an owner"

@@ -107,8 +107,8 @@ func List(facts Facts) []Problem {
 	return collected.problems
 }
 
-// add adds a problem, unless the list has it already. It fills in the texts of the kind.
-func (l *list) add(problem Problem) {
+// addProblem adds a problem, unless the list has it already. It fills in the texts of the kind.
+func (l *list) addProblem(problem Problem) {
 	spec := SpecOf(problem.Kind)
 	// Lost history may happen to a slot again before the first one is acknowledged.
 	problem.ID = string(problem.Kind) + "/" + cmp.Or(problem.Acknowledge, problem.Object)
@@ -117,6 +117,7 @@ func (l *list) add(problem Problem) {
 	if problem.Since != nil && problem.ForS == 0 {
 		problem.ForS = max(l.facts.Now.Sub(*problem.Since).Seconds(), 0)
 	}
+
 	// Two watchers may write the same topic.
 	isSame := func(other Problem) bool { return other.ID == problem.ID && other.Watcher == problem.Watcher }
 	if !slices.ContainsFunc(l.problems, isSame) {
@@ -159,7 +160,7 @@ func (l *list) addTopics() {
 		if topic.ForS >= topicFailsAfter.Seconds() {
 			problem.Severity = Fail
 		}
-		l.add(problem)
+		l.addProblem(problem)
 	}
 }
 
@@ -199,7 +200,7 @@ func (l *list) addNodes() {
 		live++
 		// The node itself reports its own reachability more exactly.
 		if !node.KafkaReachable && node.Node != l.facts.Node {
-			l.add(Problem{
+			l.addProblem(Problem{
 				Kind: KafkaUnreachable, Severity: Warn, Watcher: watcher, Object: node.Node, Title: "A node does not reach Kafka: " + node.Node,
 				Detail: "its last heartbeat found no broker",
 			})
@@ -209,7 +210,7 @@ func (l *list) addNodes() {
 			if off < 0 {
 				way = "after"
 			}
-			l.add(Problem{
+			l.addProblem(Problem{
 				Kind: Clock, Severity: Warn, Watcher: watcher, Object: node.Node, Title: "The clock of node " + node.Node + " is wrong",
 				Detail: fmt.Sprintf("it is %s %s that of MongoDB", off.Abs().Round(100*time.Millisecond), way),
 			})
@@ -220,12 +221,12 @@ func (l *list) addNodes() {
 	hasSlots := slices.ContainsFunc(l.facts.Slots, func(slot SlotStatus) bool { return slot.Name == watcher })
 	switch {
 	case live == 0 && !hasSlots:
-		l.add(Problem{
-			Kind: NoOwner, Severity: Fail, Watcher: watcher, Object: watcher, Title: "Nobody sends for " + watcher,
+		l.addProblem(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: watcher, Object: watcher, Title: "No node sends for " + watcher,
 			Detail: "no process has run this watcher yet",
 		})
 	case live == 1:
-		l.add(Problem{
+		l.addProblem(Problem{
 			Kind: NoStandby, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Watcher " + watcher + " has no standby", Detail: "one node is alive",
 		})
 	}
@@ -234,7 +235,7 @@ func (l *list) addNodes() {
 		if len(silent) > 3 {
 			names += fmt.Sprintf(" and %d more", len(silent)-3)
 		}
-		l.add(Problem{
+		l.addProblem(Problem{
 			Kind: NodeStale, Severity: Warn, Watcher: watcher, Object: watcher, Title: countNoun(int64(len(silent)), "node") + " of " + watcher + " without a heartbeat",
 			Since: silentSince, Count: int64(len(silent)), Unit: "nodes", Detail: names,
 			Fix: "start it again, or run outrelay nodes remove " + silent[0] + " if it is gone permanently",
@@ -252,7 +253,7 @@ func (l *list) addOutboxes() {
 		if found.Fatal {
 			problem.Severity = Fail
 		}
-		l.add(problem)
+		l.addProblem(problem)
 	}
 }
 
@@ -266,11 +267,12 @@ func (l *list) addLetters() {
 		Kind: DeadLetters, Severity: Warn, Watcher: l.facts.Watcher, Object: l.facts.Watcher, Title: letters.String() + " of " + l.facts.Watcher,
 		Since: letters.Oldest, Count: letters.Count(), Unit: "dead letters", Detail: "neither requeued nor discarded",
 	}
+
 	// Many new ones are an outage: a writer, a routing rule or a limit has changed.
 	if check := l.findRule(health.DeadLettersRule); check != nil && check.Status != health.OK {
 		problem.Severity, problem.Detail = Fail, check.Detail
 	}
-	l.add(problem)
+	l.addProblem(problem)
 }
 
 // findRule returns the result of a health rule, or nil.
@@ -289,7 +291,7 @@ func (l *list) findRule(id string) *health.Check {
 func (l *list) addRules() {
 	watcher := l.facts.Watcher
 	if l.facts.CountsFail != "" {
-		l.add(Problem{
+		l.addProblem(Problem{
 			Kind: CountsFail, Severity: Warn, Watcher: watcher, Object: watcher, Title: "The counts of " + watcher + " are not available", Detail: l.facts.CountsFail,
 		})
 	}
@@ -298,19 +300,19 @@ func (l *list) addRules() {
 		if check.Status == health.Unhealthy {
 			problem.Severity = Fail
 		}
-		l.add(problem)
+		l.addProblem(problem)
 	}
 
 	// A topic that cannot be written explains why events wait.
 	hasTopic := slices.ContainsFunc(l.problems, func(problem Problem) bool { return problem.Kind == TopicUnwritable && problem.Watcher == watcher })
 	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !hasTopic {
-		l.add(Problem{
+		l.addProblem(Problem{
 			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: check.Detail,
 			Since: l.oldestWaiting(), Count: check.N, Unit: "events wait",
 		})
 	}
 	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !hasTopic {
-		l.add(Problem{
+		l.addProblem(Problem{
 			Kind: ScheduledOverdue, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Scheduled events of " + watcher + " are overdue", Detail: check.Detail,
 			Count: check.N, Unit: "outboxes",
 		})

@@ -23,22 +23,22 @@ func (l *list) addSlot(slot *SlotStatus) {
 		if slot.Slot != wholeSlot {
 			fix = "outrelay resume --slot " + slot.Slot
 		}
-		l.add(Problem{
+		l.addProblem(Problem{
 			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Detail: "an operator paused it", Fix: fix,
 		})
 		return
 
 	case slot.State == "no-owner" && slot.Pin != "":
-		l.add(Problem{
-			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Since: l.expiredAt(slot),
+		l.addProblem(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "No node sends for " + name, Since: l.expiredAt(slot),
 			Detail: "no process runs it: it is pinned to node " + slot.Pin + ", and other nodes wait for that node",
 			Fix:    "start node " + slot.Pin + ", or run outrelay pin --off",
 		})
 		return
 
 	case slot.State == "no-owner":
-		l.add(Problem{
-			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "Nobody sends for " + name, Since: l.expiredAt(slot),
+		l.addProblem(Problem{
+			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "No node sends for " + name, Since: l.expiredAt(slot),
 			Detail: "no process runs it",
 		})
 		return
@@ -50,7 +50,7 @@ func (l *list) addSlot(slot *SlotStatus) {
 				problem.Since, problem.ForS = &step.Since, step.ForS
 			}
 		}
-		l.add(problem)
+		l.addProblem(problem)
 		return
 	}
 
@@ -60,7 +60,7 @@ func (l *list) addSlot(slot *SlotStatus) {
 	}
 
 	if slot.Gap != "" {
-		l.add(Problem{Kind: GapOpen, Severity: Warn, Watcher: slot.Name, Object: name, Title: "A gap of " + name + " is being swept", Detail: cmp.Or(slot.Reason, slot.Gap)})
+		l.addProblem(Problem{Kind: GapOpen, Severity: Warn, Watcher: slot.Name, Object: name, Title: "A gap of " + name + " is being swept", Detail: cmp.Or(slot.Reason, slot.Gap)})
 	}
 
 	// The lag follows from each of the others.
@@ -73,7 +73,7 @@ func (l *list) addSlot(slot *SlotStatus) {
 		if lag >= lagFailsAfter {
 			problem.Severity = Fail
 		}
-		l.add(problem)
+		l.addProblem(problem)
 	}
 }
 
@@ -114,7 +114,8 @@ func (l *list) addLostHistory(slot *SlotStatus) {
 		if lost.From != nil {
 			extent = fmt.Sprintf("MongoDB had discarded %s of history", max(lost.To.Sub(*lost.From), time.Second))
 		}
-		l.add(Problem{
+
+		l.addProblem(Problem{
 			Kind: LostHistoryFound, Severity: Warn, Watcher: slot.Name, Object: slot.object(), Title: "History of " + slot.object() + " was lost",
 			Since: &lost.At, Count: lost.Repeats, Unit: "events may have been sent twice", Acknowledge: lost.ID,
 			Detail: fmt.Sprintf("%s (%s); %s sent from the outboxes, and up to %d of these had been sent before (flagged outrelay-redelivered)",
@@ -153,7 +154,7 @@ func (l *list) addOplog(slot *SlotStatus) {
 	default:
 		return
 	}
-	l.add(problem)
+	l.addProblem(problem)
 }
 
 // kindsOfParts are the kinds of the steps of an owner or of a process that fail and are repeated.
@@ -182,12 +183,13 @@ func (l *list) addSteps(watcher, object, node string, steps []readiness.Problem)
 		if !known {
 			kind = StepFails
 		}
+
 		failing := object
 		if strings.HasSuffix(step.Part, " reachable") {
 			failing = node
 		}
 		since := step.Since.UTC()
-		l.add(Problem{
+		l.addProblem(Problem{
 			Kind: kind, Severity: Fail, Watcher: watcher, Object: failing, Title: SpecOf(kind).Title + ": " + failing, Since: &since, ForS: step.For.Seconds(),
 			Detail: step.Part + ": " + step.Text,
 		})

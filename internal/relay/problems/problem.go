@@ -158,7 +158,7 @@ var specs = []Spec{
 	},
 	{
 		Kind: DeadLetters, Severities: []Severity{Warn, Fail}, Title: "Dead letters need a decision",
-		Consequence: "nobody sends or handles these events again until they are requeued",
+		Consequence: "these events are neither sent nor handled until they are requeued",
 		Fix:         "outrelay dead summary groups them by cause; then requeue or discard them",
 	},
 	{

@@ -184,6 +184,7 @@ func (r *Relay) Problems() []problems.Problem {
 	}
 	facts.Now = r.shared.Clock.Now()
 	facts.Node, facts.StepFailsAfter = r.cfg.Node, r.cfg.HTTP.Readiness
+
 	facts.Own = []problems.OwnSteps{{Object: r.cfg.Node, Steps: r.shared.State.Problems()}}
 	for _, one := range r.slots {
 		// With one slot, its state is that of the process.

@@ -72,7 +72,7 @@ var sections = []section{
 		{
 			Name: "outrelay_problem_seconds", Labels: []string{"kind", "object", "severity"}, Unit: "s",
 			Help: "Age of each problem of the list that `outrelay status` shows; 0 if its begin is unknown, and no series without a problem.",
-			Detail: "The kinds are those of [troubleshooting](troubleshooting.md), `object` is the topic, slot, node, outbox or watcher, and `severity` is `warn` or `fail`. " +
+			Detail: "[troubleshooting.md](troubleshooting.md) lists the kinds, `object` is the topic, slot, node, outbox or watcher, and `severity` is `warn` or `fail`. " +
 				"Every process reports the problems that it finds, so use `max by (kind, object)`.",
 			Advice: "`outrelay status` and `/readyz` show cause, consequence and fix",
 		},

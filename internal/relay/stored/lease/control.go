@@ -98,6 +98,7 @@ func AcknowledgeLost(ctx context.Context, coll *mongo.Collection, watcher string
 	if err != nil {
 		return LostHistory{}, err
 	}
+
 	var before Document
 	err = mongodb.Majority(coll).FindOneAndUpdate(ctx,
 		bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "lost.id", Value: id}},

@@ -87,6 +87,7 @@ func CountOpen(ctx context.Context, coll *mongo.Collection, watcher string) (n i
 	if n, err = Count(ctx, coll, query); err != nil || n == 0 {
 		return n, nil, err
 	}
+
 	first, err := mongodb.FindAll[Dead](ctx, mongodb.Majority(coll), "finding the oldest of "+mongodb.Namespace(coll), query.mongoFilter(), options.Find().
 		SetSort(letterlist.Order{Field: "movedAt"}.Sort()).
 		SetLimit(1).
