@@ -184,7 +184,9 @@ func testKeyboard(s *scene, b *tab) {
 	b.clickButtonIn("header", "Pause refresh")
 	for _, at := range pages {
 		b.openPage(at)
-		if at != "/" {
+		if at == "/" {
+			b.waitUntil("the charts and their marks", `document.querySelector('#chart-p99 canvas') && document.querySelector('#marks a')`)
+		} else {
 			b.waitUntil("the strip", "document.querySelector('#strip .status')")
 		}
 		b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
