@@ -22,6 +22,7 @@ import (
 // Each message that a wrong command line causes names the mistake once, and what to do.
 func TestMessagesOfAWrongCommandLine(t *testing.T) {
 	t.Parallel()
+
 	for _, c := range []struct{ line, want string }{
 		{"stauts", "unknown command \"stauts\" of outrelay; did you mean `outrelay status`?"},
 		{"nonsense", "unknown command \"nonsense\" of outrelay; run `outrelay --help` for the list"},

@@ -19,8 +19,8 @@ written, waits for a retry because Kafka rejected its record, or is blocked by a
 its key. A scheduled envelope that is due, and one that was requeued or replayed, is queued until it
 is sent. These commands show how many envelopes wait, since when, and which ones.
 
-With --source handler, list and summary show the messages that handlers of consumers retry, and those
-that follow such a message of their key. They are in the databases of the outboxes, in the collection
+With --source handler, list and summary show the messages that handlers of consumers retry, and the
+later messages of their keys. They are in the databases of the outboxes, in the collection
 inbox_waiting. retry and discard act on these messages; outrelay failed acts on envelopes.`,
 	}, newWaitingListCommand(program), newWaitingSummaryCommand(program), newWaitingRetryCommand(program), newWaitingDiscardCommand(program))
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-// addHandlerWaitingFlags adds the flag --source and those that select messages that handlers retry. source gets its default value.
+// addHandlerWaitingFlags adds the flag --source and the selection of messages that handlers retry. source gets its default value.
 func addHandlerWaitingFlags(cmd *cobra.Command, source *string, defaultSource string) *admin.HandlerWaitingFilter {
 	filter := &admin.HandlerWaitingFilter{}
 	flags := cmd.Flags()
@@ -105,8 +105,8 @@ func (p *program) newHandlerAction(cmd *cobra.Command, other string) *handlerAct
 	return a
 }
 
-// check returns an error for another source, or without a selection.
-func (a *handlerAction) check(cmd *cobra.Command, ids []string) error {
+// checkSelection returns an error for another source, or without a selection.
+func (a *handlerAction) checkSelection(cmd *cobra.Command, ids []string) error {
 	a.filter.IDs = ids
 	if a.source == admin.FromRelay {
 		return fmt.Errorf("%s acts on messages of handlers; %s", cmd.CommandPath(), a.other)
@@ -135,7 +135,7 @@ that follow an earlier message of their key are tried after it.`,
 
 	a := program.newHandlerAction(cmd, "outrelay failed retry retries envelopes")
 	a.action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
-		if err := a.check(cmd, ids); err != nil {
+		if err := a.checkSelection(cmd, ids); err != nil {
 			return err
 		}
 		got, err := actConfirmed(ctx, a.action, func(dryRun bool) (admin.HandlerRetried, error) {
@@ -175,7 +175,7 @@ letters can be requeued: see outrelay dead --source handler.`,
 
 	a := program.newHandlerAction(cmd, "outrelay dead discard removes dead letters of the relay")
 	a.action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
-		if err := a.check(cmd, ids); err != nil {
+		if err := a.checkSelection(cmd, ids); err != nil {
 			return err
 		}
 		got, err := actConfirmed(ctx, a.action, func(dryRun bool) (admin.HandlerDiscarded, error) {

@@ -167,6 +167,7 @@ func (p *partition) noteDecoder(err error) {
 func (p *partition) waitUnpaused(duration time.Duration) bool {
 	timer := time.NewTimer(duration)
 	defer timer.Stop()
+
 	for {
 		paused, changed := p.s.c.gate.currentState()
 		if paused || p.serveCtx.Err() != nil {

@@ -174,6 +174,7 @@ func (h *health) countOf(handler string) (n int, countedAt time.Time) {
 // refreshHealth counts the messages that are set aside in the database, until ctx ends.
 func (r *run) refreshHealth(ctx context.Context) {
 	defer r.withdrawStops(ctx)
+
 	for {
 		r.measureSuspensions()
 		if r.c.waiting != nil {

@@ -29,6 +29,7 @@ func (k *kit) relayRecord(db, coll string, ev event.Event) transport.Record {
 	if err != nil {
 		k.Fatal(err)
 	}
+
 	var v envelope.View
 	if err := envelope.Parse(raw, &v); err != nil {
 		k.Fatal(err)
@@ -98,6 +99,7 @@ func TestAForeignMessageKeepsItsIdentityInRetryTopics(t *testing.T) {
 		}
 		return insert(ctx, m)
 	})
+
 	k.start(c)
 	k.publish(newMessage("a", "counted", "0"))
 	k.waitFor("the failure", failed)
@@ -111,6 +113,7 @@ func TestAForeignMessageKeepsItsIdentityInRetryTopics(t *testing.T) {
 // Messages with one id that are given up leave a letter each, whatever the reason.
 func TestEachMessageThatIsGivenUpLeavesALetter(t *testing.T) {
 	t.Parallel()
+
 	for name, c := range map[string]struct {
 		mode consumer.Mode
 		typ  string

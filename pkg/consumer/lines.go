@@ -120,6 +120,7 @@ func (e *HandlerError) line() line {
 		"id", record.Clip(message.ID, maxReason), "type", record.Clip(message.Name, maxReason),
 		"class", classOf(e.Err), "attempt", e.Attempt, "next", e.Next, "error", e.Err,
 	}}
+
 	switch e.Next {
 	case actDeadLetter.String():
 		out.level, out.message = slog.LevelError, "message is given up; it is a dead letter now"

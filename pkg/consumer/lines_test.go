@@ -32,6 +32,7 @@ func (b *logbook) find(t *testing.T, message string) map[string]any {
 	t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	for line := range strings.Lines(b.text.String()) {
 		var fields map[string]any
 		if err := json.Unmarshal([]byte(line), &fields); err != nil {

@@ -70,6 +70,7 @@ func newRateLimiter(store rates.Store, name string, rate Rate) *rateLimiter {
 	if burst == 0 {
 		burst = int(rate.PerSecond / 10)
 	}
+
 	// Rounded up, so that the rate is never exceeded.
 	every := time.Duration(math.Ceil(1e6/rate.PerSecond)) * time.Microsecond
 	return &rateLimiter{

@@ -125,6 +125,7 @@ func (s *session) applyChange(change transport.Change) {
 			revoked = append(revoked, partition)
 		}
 	}
+
 	if len(revoked) > 0 {
 		s.note("partitions are given back", "partitions", formatPartitions(change.Revoked))
 		s.drainPartitions(revoked)

@@ -264,6 +264,7 @@ func (r *waitingRoom) prepareHandler(ctx context.Context) (prepared bool, err er
 // repairHandler prepares a handler whose first preparation failed, until it succeeds, the handler is removed or ctx ends.
 func (r *waitingRoom) repairHandler(ctx context.Context) error {
 	backoff := retry.Reopen.Start()
+
 	for !r.reg.removed.Load() {
 		if err := backoff.Wait(ctx); err != nil {
 			return err

@@ -59,6 +59,7 @@ func (s *site) send(path string, form url.Values, user string) (status int, at, 
 	if form != nil {
 		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}
+
 	request.Header.Set("X-User", user)
 	response, err := s.client.Do(request)
 	if err != nil {
@@ -76,7 +77,7 @@ func (s *site) send(path string, form url.Values, user string) (status int, at, 
 func TestAMountedPageActsForPeopleOfTheService(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.run()
+	s.runRelay()
 	op := s.operator()
 	s.append("o1", event.WithTopic(s.topic))
 	web := mount(t, op, func(request *http.Request) (operate.Caller, error) {
@@ -131,7 +132,7 @@ func TestAMountedPageNeedsALogin(t *testing.T) {
 		cfg.HTTP.Admin = relay.DefaultAdmin()
 		cfg.HTTP.Admin.Token = relay.NewSecret("token-of-operators")
 	})
-	s.run()
+	s.runRelay()
 	web := mount(t, s.operator(), nil)
 	if status, at, body := web.send("/ops/outrelay/dead", nil, ""); status != http.StatusOK || at != "/ops/outrelay/login" || !strings.Contains(body, `action="/ops/outrelay/login?next=%2Fdead"`) {
 		t.Errorf("without a login: %d at %s: %s", status, at, body)

@@ -57,8 +57,8 @@ func setup(t *testing.T, change ...func(*relay.Config)) *scene {
 	return s
 }
 
-// run runs the relay until the test ends, and waits until it owns the watcher.
-func (s *scene) run() {
+// runRelay runs the relay until the test ends, and waits until it owns the watcher.
+func (s *scene) runRelay() {
 	s.t.Helper()
 	s.runInBackground(s.relay.Run)
 	s.await(relay.Owner)

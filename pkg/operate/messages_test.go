@@ -16,7 +16,7 @@ import (
 func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.run()
+	s.runRelay()
 	op := s.operator().As("ann")
 	var works atomic.Bool
 	group := stacktest.Name(t)

@@ -42,7 +42,7 @@ func (s *scene) requireAuditOf(kind, actor, source string) {
 func TestDeadLettersAreReadRequeuedAndDiscarded(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.run()
+	s.runRelay()
 	op := s.operator().As("ann")
 	past := time.Now().Add(-time.Hour)
 	first, second := s.append("o1", event.WithExpiry(past)), s.append("o2", event.WithExpiry(past))
@@ -111,7 +111,7 @@ func TestWaitingEventsAreListedAndRetried(t *testing.T) {
 	t.Parallel()
 	missing := "missing." + stacktest.Name(t)
 	s := setup(t)
-	s.run()
+	s.runRelay()
 	op := s.operator()
 	id := s.append("o1", event.WithTopic(missing))
 	events := eventually(t, 1, func() iterOf[operate.WaitingEvent] {
@@ -161,7 +161,7 @@ func TestWaitingEventsAreListedAndRetried(t *testing.T) {
 func TestScheduledEventsAreMovedAndCanceled(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.run()
+	s.runRelay()
 	op := s.operator().As("ann")
 	s.append("first")
 	due := time.Now().Add(48 * time.Hour).Truncate(time.Millisecond)
@@ -197,7 +197,7 @@ func TestScheduledEventsAreMovedAndCanceled(t *testing.T) {
 func TestAServicePausesAndResumes(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	s.run()
+	s.runRelay()
 	op := s.operator()
 	if err := op.StepDown(t.Context(), 0); !errors.Is(err, operate.ErrInvalid) {
 		t.Errorf("stepping down for no time: got %v, want ErrInvalid", err)
@@ -206,6 +206,7 @@ func TestAServicePausesAndResumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await(relay.Standby)
+
 	status, err := op.Status(t.Context())
 	if err != nil || len(status.Slots) != 1 || !status.Slots[0].Paused || status.Slots[0].Owner != "" {
 		t.Errorf("the status of a paused watcher: got %+v, %v", status, err)
@@ -252,7 +253,7 @@ func TestMistakesAreExplained(t *testing.T) {
 	}
 
 	s := setup(t)
-	s.run()
+	s.runRelay()
 	op := s.operator()
 	s.append("o1")
 	stacktest.Eventually(t, "the outbox is registered", func() bool {

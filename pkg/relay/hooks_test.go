@@ -99,6 +99,7 @@ func TestHooksCannotStopTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop := s.run(t, r)
+
 	waitRoles(t, r, relay.Owner)
 	s.appendExpired(t)
 	receive(t, "WithGivenUpHook", entered)

@@ -19,6 +19,7 @@ func (p *place) causesBySubject(t *testing.T) map[string]event.Cause {
 		t.Fatal(err)
 	}
 	causes := map[string]event.Cause{}
+
 	for _, raw := range raws {
 		var doc struct {
 			Subject string

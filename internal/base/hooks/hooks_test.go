@@ -38,6 +38,7 @@ func TestAPanicDoesNotEndTheQueue(t *testing.T) {
 		}
 		got = append(got, value)
 	}, slog.New(slog.NewTextHandler(log, nil)))
+
 	for value := range 5 {
 		queue.Add(value)
 	}

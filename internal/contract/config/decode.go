@@ -351,6 +351,7 @@ func describeValue(given any) string {
 	case int, int64, uint64, float64:
 		return "a number"
 	}
+
 	return "something else"
 }
 

@@ -120,6 +120,7 @@ func newMissing(raw []byte, name, stored string) error {
 		reason = "field " + stored + " is missing; null makes a tombstone"
 	}
 	cursor, ok := openDocument(raw)
+
 	for ok && cursor.next() {
 		found := string(clipName(cursor.name))
 		if found != stored && plainName(found) == plainName(stored) {

@@ -13,6 +13,7 @@ import (
 func TestAMissingFieldIsNamedWithItsNearMiss(t *testing.T) {
 	t.Parallel()
 	full := bson.D{{Key: "_id", Value: "1"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "T"}, {Key: "payload", Value: "x"}}
+
 	for _, c := range []struct {
 		field        int
 		name, reason string

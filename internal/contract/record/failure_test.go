@@ -23,6 +23,7 @@ func TestReasonsOfOneCauseAreOneFailure(t *testing.T) {
 			t.Errorf("another place: %+v", other)
 		}
 	}
+
 	if FailureOf("insufficient funds", "x") == FailureOf("unknown account", "x") {
 		t.Error("two reasons are one failure")
 	}

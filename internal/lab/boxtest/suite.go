@@ -62,6 +62,7 @@ type Factory func(t *testing.T) Fixture
 // Run runs the tests in parallel, each with a fixture of factory.
 func Run(t *testing.T, factory Factory) {
 	t.Helper()
+
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, Fixture)

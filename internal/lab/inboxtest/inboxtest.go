@@ -40,6 +40,7 @@ type suite struct {
 // Run runs the tests in parallel. factory returns a new Setup for each test.
 func Run(t *testing.T, factory func(t *testing.T) Setup) {
 	t.Helper()
+
 	for _, test := range []struct {
 		name string
 		run  func(suite)

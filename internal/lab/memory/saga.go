@@ -211,6 +211,7 @@ func (s *sagaStore) Prepare(ctx context.Context, want sagas.Type) (found sagas.T
 	if err != nil {
 		return found, fmt.Errorf("storing the type of saga %s: %w", want.Name, err)
 	}
+
 	return found, nil
 }
 

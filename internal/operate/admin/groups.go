@@ -282,6 +282,7 @@ func (g *Group) addPartition(partition GroupPartition) {
 			g.Lag += lag
 		}
 	}
+
 	// The group of a topic that was deleted keeps its offsets for a while.
 	if partition.Member == "" && partition.End != nil {
 		g.Unassigned++

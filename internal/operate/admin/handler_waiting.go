@@ -153,6 +153,7 @@ func newHandlerMessage(database string, item *setaside.Item) HandlerMessage {
 		Type: truncateText(item.Header(setaside.TypeHeaders...)), Key: truncateText(string(item.Key)),
 		AsideAt: item.AsideAt.UTC(), Attempts: item.Failed, FailedAt: inUTC(item.Since), NextAt: inUTC(item.Due), RequestedAt: inUTC(item.RequestedAt),
 	}
+
 	if n := len(item.History); n > 0 {
 		message.Class, message.Reason = item.History[n-1].Class, item.History[n-1].Reason
 	}

@@ -88,7 +88,7 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	if err != nil {
 		return out, err
 	}
-	waits, more, err := waiting.List(ctx, o.waiting(), waitQuery, o.heavyFields(), limit, "")
+	waits, more, err := waiting.List(ctx, o.waiting(), waitQuery, heavyFields(o.Mapping), limit, "")
 	if err != nil {
 		return out, err
 	}
@@ -365,6 +365,7 @@ func (s settledUpTo) describeWaiting(mapping *envelope.Mapping, document *waitin
 	envelope.Waits = nonNil(document.Pending)
 	envelope.Attempts = document.Attempts
 	envelope.NextAt = document.NextTime()
+
 	for _, h := range document.History {
 		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
 		envelope.Timeline = append(envelope.Timeline, TimelineEntry{At: h.At.UTC(), What: eventFailed, Text: text, Node: h.Node})

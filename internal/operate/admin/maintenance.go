@@ -211,6 +211,7 @@ func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollectio
 // entries about clearings.
 func (c *clearing) removableFilter(what string) bson.D {
 	watcher := bson.E{Key: "watcher", Value: c.op.Watcher}
+
 	switch what {
 	case clearDead:
 		if c.order.Collection != "" {

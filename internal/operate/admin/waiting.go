@@ -9,6 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -208,7 +209,7 @@ func (w Waiting) read(ctx context.Context, filter WaitingFilter, limit int, afte
 	if err != nil {
 		return list, "", err
 	}
-	items, next, err := waiting.List(ctx, w.op.waiting(), query, w.op.heavyFields(), limit, after)
+	items, next, err := waiting.List(ctx, w.op.waiting(), query, heavyFields(w.op.Mapping), limit, after)
 	if err != nil {
 		return list, "", err
 	}
@@ -262,8 +263,8 @@ func (o obstacles) explain(envelope *WaitingEnvelope) string {
 }
 
 // heavyFields returns the names of the fields of an envelope that no list shows.
-func (o Operator) heavyFields() (names []string) {
-	for _, e := range o.Mapping.Without("payload", "headers") {
+func heavyFields(mapping *envelope.Mapping) (names []string) {
+	for _, e := range mapping.Without("payload", "headers") {
 		names = append(names, e.Key)
 	}
 	return names
@@ -286,6 +287,7 @@ func (o Operator) newWaitingEnvelope(i *waiting.Document) WaitingEnvelope {
 	if attempt := i.Error; attempt != nil {
 		envelope.Error = &WaitingError{Class: string(attempt.Class), Reason: attempt.Reason, Topic: attempt.Topic, At: attempt.At.UTC(), Node: attempt.Node}
 	}
+
 	return envelope
 }
 

@@ -336,6 +336,7 @@ func TestOutboxes(t *testing.T) {
 
 func TestJudgeWatcher(t *testing.T) {
 	t.Parallel()
+
 	for _, c := range []struct {
 		w    admin.SlotStatus
 		gap  *lease.Gap
@@ -384,6 +385,7 @@ func TestJudgeOplog(t *testing.T) {
 
 func TestCovers(t *testing.T) {
 	t.Parallel()
+
 	for _, c := range []struct {
 		have, want Resource
 		covered    bool

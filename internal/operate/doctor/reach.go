@@ -85,6 +85,7 @@ func Reach(ctx context.Context, cfg config.Config) error {
 		return fmt.Errorf("watch: %w", err)
 	}
 	examination := &examination{cfg: cfg, limit: Limit, scope: scope, found: map[string]finding{}}
+
 	defer examination.mongo.disconnect()
 	if err := examination.reachMongo(ctx); err != nil {
 		return err

@@ -397,6 +397,7 @@ func TestClearWantsItsPhrase(t *testing.T) {
 
 func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 	t.Parallel()
+
 	for _, c := range []struct {
 		err  error
 		want int

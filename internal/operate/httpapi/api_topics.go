@@ -27,7 +27,7 @@ func (a *api) addGroups() {
 }
 
 func (a *api) addTopics() {
-	addQuery(a, "/topics", "list-topics", "List the topics with rate, latency, last record, waiting events and dead letters: those with trouble first, then the busiest",
+	addQuery(a, "/topics", "list-topics", "List the topics with rate, latency, last record, waiting events and dead letters. Topics with trouble come first, then the busiest",
 		func(ctx context.Context, op admin.Operator, _ *Empty) (admin.TopicList, error) {
 			return op.Activity().Topics(ctx)
 		})

@@ -190,6 +190,7 @@ func withPrefix(prefix string, next http.Handler) http.Handler {
 		return next
 	}
 	below := http.StripPrefix(prefix, next)
+
 	return http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
 		switch {
 		case request.URL.Path == prefix:

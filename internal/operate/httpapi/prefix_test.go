@@ -67,6 +67,7 @@ func TestTheServiceAuthorizesCallers(t *testing.T) {
 			_, _ = io.WriteString(response, caller.Actor.Name+" "+caller.Actor.Source+" "+caller.Role)
 		}),
 	})
+
 	for _, c := range []struct {
 		user   string
 		status int

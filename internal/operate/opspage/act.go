@@ -211,6 +211,7 @@ func (c *call) checkConfirmation(plan preview) string {
 		return "Nothing was done yet: it has to be confirmed."
 	case plan.Nothing:
 		return "There is nothing left to do."
+
 	// The list has changed since the preview, so the person has confirmed another action.
 	case confirmed != plan.Count:
 		return fmt.Sprintf("Nothing was done: %s were confirmed, but there are %s now.",

@@ -39,6 +39,7 @@ func TestFiltersShowTheirConditions(t *testing.T) {
 // A text without a choice is an id first. If no event has this id, it is a key.
 func TestLookupTriesTheKeyAfterTheID(t *testing.T) {
 	t.Parallel()
+
 	for at, want := range map[string]string{
 		"/lookup?q=customer-7":        "text",
 		"/lookup?q=customer-7&by=id":  "id",

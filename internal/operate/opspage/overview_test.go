@@ -116,6 +116,7 @@ func TestLagHasOneMeaning(t *testing.T) {
 		u.Operator = d
 		return u
 	}})
+
 	for path, lags := range map[string]int{"/strip": 1, "/": 4} {
 		_, body := sendRequest(t, site, &operator, "GET", path, nil)
 		text := strings.Join(strings.Fields(body), " ")

@@ -23,6 +23,7 @@ func findAddresses(t *testing.T, body string) (list []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for node := range document.Descendants() {
 		for _, attribute := range node.Attr {
 			isLocal := attribute.Val != "" && !strings.HasPrefix(attribute.Val, "https://") && !strings.HasPrefix(attribute.Val, "#")

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// MaxGroups bounds the groups that ReadGroups reads.
-	MaxGroups = 500
+	// maxGroups bounds the groups that ReadGroups reads.
+	maxGroups = 500
 	// groupCalls is the number of groups that are read at the same time.
 	groupCalls = 8
 )
@@ -40,7 +40,7 @@ type Groups struct {
 	Problems []string
 }
 
-// ReadGroups reads the named groups, and with all also each group that the login may list: at most MaxGroups. It connects to Kafka for the
+// ReadGroups reads the named groups, and with all also each group that the login may list: at most maxGroups. It connects to Kafka for the
 // call. A group that the login may not see, and a broker that does not answer, is a sentence in the result. The error is that no broker answers.
 func ReadGroups(ctx context.Context, cfg config.Config, names []string, all bool) (Groups, error) {
 	out := Groups{Ends: map[record.TopicPartition]int64{}}
@@ -63,9 +63,9 @@ func ReadGroups(ctx context.Context, cfg config.Config, names []string, all bool
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	if len(names) > MaxGroups {
-		out.Problems = append(out.Problems, fmt.Sprintf("there are %d groups; only the first %d are read: name the group", len(names), MaxGroups))
-		names = names[:MaxGroups]
+	if len(names) > maxGroups {
+		out.Problems = append(out.Problems, fmt.Sprintf("there are %d groups; only the first %d are read: name the group", len(names), maxGroups))
+		names = names[:maxGroups]
 	}
 
 	out.Groups = make([]Group, len(names))

@@ -108,6 +108,7 @@ func monitorPool(next *event.PoolMonitor, set *metrics.Pool, client string) *eve
 	open, inUse := set.Connections.WithLabelValues(client, "open"), set.Connections.WithLabelValues(client, "in_use")
 	waiting := set.Connections.WithLabelValues(client, "waiting")
 	checkouts, took := set.Checkouts.WithLabelValues(client), set.CheckoutSeconds.WithLabelValues(client)
+
 	return pool.Monitor(next, func(figures pool.Figures, ended *pool.Checkout) {
 		open.Set(float64(figures.Open))
 		inUse.Set(float64(figures.InUse))

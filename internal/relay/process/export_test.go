@@ -22,6 +22,7 @@ func (r *Relay) ProblemSeconds(t *testing.T, kind problems.Kind) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == "outrelay_problem_seconds" && m.GetLabel()[0].GetValue() == string(kind) {

@@ -147,6 +147,7 @@ func TestN28_AResliceKeepsClaimedEnvelopes(t *testing.T) {
 func (b *bundle) insertClaim(watcherID string, n int, due time.Time) *waiting.Claim {
 	b.t.Helper()
 	claim := &waiting.Claim{ID: waiting.NewClaimID(watcherID)}
+
 	for i := range n {
 		e := event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "Due", event.Bytes("", []byte("p")), event.WithDueAt(due))
 		raw, err := e.MarshalBSON()

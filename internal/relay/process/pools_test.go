@@ -15,6 +15,7 @@ func TestPoolsAreMeasured(t *testing.T) {
 	b.start("http.listen=" + address)
 	b.append(1)
 	b.consume(1)
+
 	stacktest.Eventually(t, "both clients have connections", func() bool {
 		page := scrape(t, "http://"+address+"/metrics")
 		for _, series := range []string{

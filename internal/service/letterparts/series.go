@@ -79,6 +79,7 @@ func OldestOpen(ctx context.Context, db *mongo.Database, collection string) (*ti
 	err := db.Collection(collection).FindOne(ctx, NotRequeued(), options.FindOne().
 		SetSort(bson.D{{Key: "givenUpAt", Value: 1}, {Key: "_id", Value: -1}}).
 		SetProjection(bson.D{{Key: "givenUpAt", Value: 1}})).Decode(&oldest)
+
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil, nil
 	}

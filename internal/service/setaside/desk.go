@@ -176,6 +176,7 @@ func (d *Desk) Count(ctx context.Context, query Query, failed bool, limit int64)
 		filter = append(filter, hasFailed...)
 	}
 	opts := options.Count()
+
 	if limit > 0 {
 		opts.SetLimit(limit)
 	}
@@ -215,6 +216,7 @@ func (d *Desk) Summarize(ctx context.Context, query Query) ([]Sum, error) {
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", "$_id"}}}}},
 	})
+
 	return cursor.All[Sum](ctx, "summarizing the messages of handlers in "+mongodb.Namespace(d.coll), cur, err)
 }
 

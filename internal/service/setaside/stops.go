@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
-// StopsExpiry is how long the record of a member that was killed is valid.
-const StopsExpiry = 30 * time.Second
+// stopsExpiry is how long the record of a member that was killed is valid.
+const stopsExpiry = 30 * time.Second
 
 // Stop describes a handler of a member that takes no messages.
 type Stop struct {
@@ -45,7 +45,7 @@ func (s *Collection) ReportStops(ctx context.Context, group, member string, stop
 
 // freshStops returns the field stops without the records of members that were killed, for an update by pipeline.
 func freshStops() bson.D {
-	isFresh := bson.D{{Key: "$gte", Value: bson.A{"$$this.v.at", afterNow(-StopsExpiry)}}}
+	isFresh := bson.D{{Key: "$gte", Value: bson.A{"$$this.v.at", afterNow(-stopsExpiry)}}}
 	all := bson.D{{Key: "$objectToArray", Value: mongodb.IfNull("$stops", bson.D{})}}
 	return bson.D{{Key: "$arrayToObject", Value: bson.D{
 		{Key: "$filter", Value: bson.D{{Key: "input", Value: all}, {Key: "cond", Value: isFresh}}},
@@ -89,7 +89,7 @@ func (d *Desk) Groups(ctx context.Context, only string) ([]GroupNote, error) {
 		doc := &docs[i]
 		notes[i] = GroupNote{Group: doc.Group, At: doc.At, Now: doc.Now, Counts: doc.Counts}
 		for _, member := range doc.Stops {
-			if doc.Now.Sub(member.At) <= StopsExpiry {
+			if doc.Now.Sub(member.At) <= stopsExpiry {
 				notes[i].Stops = append(notes[i].Stops, member.List...)
 			}
 		}

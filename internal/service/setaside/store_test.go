@@ -36,6 +36,7 @@ func openStore(t *testing.T, db *mongo.Database) *setaside.Collection {
 
 func TestCollectionContract(t *testing.T) {
 	t.Parallel()
+
 	setasidetest.Run(t, func(t *testing.T) setasidetest.Setup {
 		client := stacktest.Client(t)
 		db := stacktest.Database(t, client)

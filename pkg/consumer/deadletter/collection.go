@@ -129,6 +129,7 @@ func (c *collection) Put(ctx context.Context, letter *Letter) error {
 	id := letter.ID
 	failure := letterparts.FailureOf(letter.Reason, id.Group, id.Handler, letter.Class, id.Topic, letter.Name)
 	stored := storedLetter{*letter, letterparts.SeriesOf(id.Group, id.Handler, letter.Class), failure.Fingerprint, failure.Message}
+
 	if letter.countRecordBytes() > maxInline {
 		stored.Value = nil
 		for n := range stored.countChunks() {

@@ -53,6 +53,7 @@ func (q Query) buildFilter() bson.D {
 	filter.Equal("aggregate.type", q.AggregateType)
 	filter.Equal("_id.topic", q.Topic)
 	filter.Equal("fingerprint", q.Fingerprint)
+
 	if len(q.Key) > 0 {
 		filter.Require("key", q.Key)
 	}

@@ -195,6 +195,7 @@ func (m *middleware) readBody(w http.ResponseWriter, request *http.Request) (bod
 		reader = http.MaxBytesReader(w, reader, m.maxBody)
 	}
 	body, err := io.ReadAll(reader)
+
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		writeProblem(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", m.maxBody))
 		return nil, false
@@ -252,6 +253,7 @@ func (m *middleware) answerError(w http.ResponseWriter, request *http.Request, e
 		temporary.response.write(w)
 		return
 	}
+
 	switch {
 	// The client does not wait for the answer.
 	case request.Context().Err() != nil:

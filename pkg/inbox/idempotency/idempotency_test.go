@@ -47,6 +47,7 @@ func newShop(t *testing.T, opts ...*options.ClientOptions) *shop {
 		t.Fatal(err)
 	}
 	s := &shop{T: t, db: db, box: box, orders: db.Collection("orders")}
+
 	for _, name := range []string{"orders", "outbox"} {
 		if err := db.CreateCollection(t.Context(), name); err != nil {
 			t.Fatal(err)
@@ -92,6 +93,7 @@ func (s *shop) placeOrder(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
+
 	w.Header().Set("Location", "/orders/1")
 	w.Header().Add("Warning", "a")
 	w.Header().Add("Warning", "b")

@@ -287,6 +287,7 @@ func (l *Ledger) writeAlone(ctx context.Context, outcome *Outcome) (rejection er
 	if err != nil {
 		return err
 	}
+
 	return rejection
 }
 

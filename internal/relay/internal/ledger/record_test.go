@@ -205,6 +205,7 @@ func TestN16_AnOutboxThatRejectsMarksStopsNothing(t *testing.T) {
 // A view is no outbox of a write, so its deliveries stay unrecorded.
 func TestN16_AViewStopsNothing(t *testing.T) {
 	t.Parallel()
+
 	for _, mode := range []string{RecordMark, RecordDelete} {
 		b := setUp(t)
 		b.config.Recording = mode

@@ -418,6 +418,7 @@ func (s *Scheduled) fillClaim(claim *waiting.Claim, flight *flight, parts []*par
 			})
 		}
 	}
+
 	for i := range flight.envelopes {
 		flight.envelopes[i].Claimed = claim.Envelopes[i]
 	}

@@ -171,6 +171,7 @@ func TestN19_KilledBetweenClaimAndSend(t *testing.T) {
 // envelopes are sent once all the same, and not before they are due.
 func TestN19_AClaimWithAnUnknownOutcomeLosesNothing(t *testing.T) {
 	t.Parallel()
+
 	for _, in := range []time.Duration{-time.Second, 3 * time.Second} {
 		t.Run(in.String(), func(t *testing.T) {
 			t.Parallel()
@@ -205,6 +206,7 @@ func TestN19_ShortNotice(t *testing.T) {
 	p.waitClaimed(1)
 	soon := p.schedule(1, 0)[0]
 	x.waitSettled(1)
+
 	if at := x.outlet.sentAt(soon); at.IsZero() || !at.Before(due) {
 		t.Errorf("the envelope that was due first was sent at %s, and the other is due at %s", at, due)
 	}

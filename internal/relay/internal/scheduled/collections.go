@@ -127,6 +127,7 @@ func (s *Scheduled) lookSoonLocked(collection *scheduledCollection) {
 		return
 	}
 	at := collection.lookedAt.Add(claimPause)
+
 	if at.Before(collection.pausedUntil) {
 		at = collection.pausedUntil
 	}
@@ -182,6 +183,7 @@ func (s *Scheduled) pauseCollection(collection *scheduledCollection, failed *int
 		s.mu.Unlock()
 		return
 	}
+
 	if *failed == 0 {
 		s.failing++
 	}

@@ -76,6 +76,7 @@ func (h *held) hold(list []*dueEnvelope) {
 func (h *held) takeDue(now time.Time, n int) (list []*dueEnvelope, next time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	for len(h.runs) > 0 && len(list) < n {
 		first := h.runs[0]
 		if now.Before(first[0].sendAt) {
@@ -98,6 +99,7 @@ func (h *held) withdraw(matches func(*dueEnvelope) bool) (list []*dueEnvelope) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var kept runHeap
+
 	for _, r := range h.runs {
 		var rest run
 		for _, e := range r {

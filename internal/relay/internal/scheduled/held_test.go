@@ -11,6 +11,7 @@ import (
 // are returned in the order of their times.
 func TestHeldEnvelopesAgainstAModel(t *testing.T) {
 	t.Parallel()
+
 	rapid.Check(t, func(t *rapid.T) {
 		h := held{wake: make(chan struct{}, 1)}
 		base := time.Now()

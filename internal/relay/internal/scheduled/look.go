@@ -53,6 +53,7 @@ func (s *Scheduled) takeLooks(now time.Time) (list []*scheduledCollection, next 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next = now.Add(s.Poll)
+
 	for _, c := range s.collections {
 		switch {
 		case c.looking:

@@ -54,6 +54,7 @@ func newPlanned(t testing.TB, opts ...*options.ClientOptions) *planned {
 	p.db = stacktest.Database(t, p.client)
 	p.coll = mongodb.Majority(p.db.Collection("outbox"))
 	p.waiting, p.letters, p.claims = p.db.Collection("waiting"), p.db.Collection("letters"), p.db.Collection("claims")
+
 	for coll, indexes := range map[*mongo.Collection][]mongodb.Index{
 		p.coll: outboxes.Indexes{Purge: true, Scheduled: true}.List(), p.waiting: waiting.Indexes(), p.letters: letters.Indexes(),
 	} {

@@ -38,6 +38,7 @@ func (s *Scheduled) holdFlight(flight *flight) {
 	}
 	bytes := 0
 	list := make([]*dueEnvelope, len(flight.envelopes))
+
 	for i := range flight.envelopes {
 		list[i] = &flight.envelopes[i]
 		list[i].flight = flight

@@ -51,6 +51,7 @@ func findFirstDue(ctx context.Context, coll *mongo.Collection, slot slot.Range, 
 		return nil, err
 	}
 	first := &firstDue{at: int64(rows[0].DueAt)}
+
 	// A difference of other times may overflow.
 	if rows[0].DueAt > rows[0].Now {
 		first.until = millisecondsBetween(rows[0].Now, rows[0].DueAt)

@@ -148,6 +148,7 @@ func NewRunner(shared *Shared, slot slot.Range, metricSet *metrics.Set) *Runner 
 	}
 	db := state.Open(shared.Mongo.State, shared.Config.State)
 	division := division{all: shared.Divisions, watcher: cfg.Watcher, slot: slot, log: log}
+
 	runner := &Runner{
 		shared:   shared,
 		Slot:     slot,

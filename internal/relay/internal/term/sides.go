@@ -149,6 +149,7 @@ func (t *term) finishSent(ctx context.Context, sides *sides) (finished int, err 
 		finished = stored + claimed
 		return err
 	})
+
 	if finished > 0 {
 		t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", finished)
 	}

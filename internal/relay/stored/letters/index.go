@@ -11,6 +11,7 @@ func Indexes() []mongodb.Index {
 	index := func(name string, fields ...string) mongodb.Index {
 		return mongodb.Index{Name: name, Keys: mongodb.Ascending(fields...)}
 	}
+
 	return []mongodb.Index{
 		index("watcher_1_pos_1__id_1", "watcher", "pos", "_id"),
 		index("watcher_1_movedAt_1__id_1", "watcher", "movedAt", "_id"),

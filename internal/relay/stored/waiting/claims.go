@@ -176,6 +176,7 @@ func (c *ClaimChange) Write(tx context.Context, coll *mongo.Collection) error {
 		models = append(models, mongo.NewUpdateOneModel().SetFilter(bson.D{{Key: "_id", Value: id}}).
 			SetUpdate(bson.D{{Key: "$addToSet", Value: add}}))
 	}
+
 	if len(c.ended) > 0 {
 		models = append(models, mongo.NewDeleteManyModel().SetFilter(bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: c.ended}}}}))
 	}

@@ -182,7 +182,7 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 			topic = &Topic{Topic: group.Topic}
 			byTopic[group.Topic] = topic
 		}
-		topic.add(group)
+		topic.addGroup(group)
 		total += group.N
 	}
 	if total > 0 && total <= maxKeyed {
@@ -198,8 +198,8 @@ func CountTopics(ctx context.Context, coll *mongo.Collection, watcher string) ([
 	return topics, nil
 }
 
-// add adds the envelopes of one outbox that wait for one reason. Groups come in the order of their outboxes.
-func (t *Topic) add(group Count) {
+// addGroup adds the envelopes of one outbox that wait for one reason. Groups come in the order of their outboxes.
+func (t *Topic) addGroup(group Count) {
 	switch group.Reason {
 	case Retry:
 		t.Retry += group.N
@@ -210,6 +210,7 @@ func (t *Topic) add(group Count) {
 	case Queued:
 		t.Queued += group.N
 	}
+
 	if t.Oldest.IsZero() || !group.Oldest.IsZero() && group.Oldest.Before(t.Oldest) {
 		t.Oldest = group.Oldest
 	}
@@ -236,6 +237,7 @@ func countKeys(ctx context.Context, coll *mongo.Collection, watcher string, byTo
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "topic", Value: "$topic"}, {Key: "key", Value: "$_id"}}}}}},
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$_id.topic"}, {Key: "keys", Value: bson.D{{Key: "$sum", Value: int64(1)}}}}}},
 	})
+
 	for _, row := range rows {
 		// Envelopes for a new topic may have been stored since the other count.
 		if topic := byTopic[row.Topic]; topic != nil {

@@ -125,6 +125,7 @@ func (c *Client) CompleteTopics(ctx context.Context, group string, topics []stri
 func (c *Client) ReportMissing(ctx context.Context, topics []string, session transport.Session, onNew func()) {
 	look := &scout{client: c.Wire, cfg: &c.Config, topics: topics, session: session}
 	last := 0
+
 	for ctx.Err() == nil {
 		existing, missing, err := look.splitTopics(ctx)
 		switch {

@@ -50,6 +50,7 @@ func (s *scout) awaitTopics(ctx context.Context) []string {
 func (s *scout) watchTopics(ctx context.Context, topics []string) {
 	var before []string
 	isComplete := len(topics) == len(s.topics)
+
 	for retry.Sleep(ctx, s.interval(!isComplete)) == nil {
 		existing, _, err := s.splitTopics(ctx)
 		if err != nil {
