@@ -46,7 +46,7 @@ func TestLookupShowsAConversation(t *testing.T) {
 	})
 
 	text := d.runCommand(nil, exitOK, "lookup", "--conversation", "Reminder-1")
-	expectTexts(t, text, "  Reminder of order/o", ": scheduled", "    Answered of reply/r1: recent", " answer)")
+	expectTexts(t, text, "  Reminder of order/o", ": scheduled", "    Answered of reply/r1: appended", " answer)")
 	if strings.Index(text, "Reminder of") > strings.Index(text, "Answered of") {
 		t.Errorf("the answer comes before its cause:\n%s", text)
 	}

@@ -162,7 +162,7 @@ func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
 	}
 
 	err := consumer.WrapDecodeError(&transport.Record{Topic: "t", Partition: 1, Offset: 2}, errWanted)
-	if !errors.Is(err, errWanted) || !strings.Contains(err.Error(), "t/1/2") {
+	if !errors.Is(err, errWanted) || !strings.Contains(err.Error(), "t/1@2") {
 		t.Error(err)
 	}
 }

@@ -61,6 +61,7 @@ var optionCases = map[string]map[string]optionCase{
 		"WithDecoder":           {zero: consumer.WithDecoder(nil)},
 		"WithDrain":             {zero: consumer.WithDrain(0), negative: consumer.WithDrain(-1)},
 		"WithErrorHook":         {zero: consumer.WithErrorHook(nil)},
+		"WithGivenUpHook":       {zero: consumer.WithGivenUpHook(nil)},
 		"WithLease":             {zero: consumer.WithLease(0), negative: consumer.WithLease(-1), refused: true},
 		"WithLimit":             {zero: consumer.WithLimit(0), negative: consumer.WithLimit(-1)},
 		"WithLogger":            {zero: consumer.WithLogger(nil)},

@@ -97,7 +97,7 @@ func (g *registry) reportUnknownOnce(message *Message, report func(err error)) {
 
 	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w takes type %q, first at %s/%d/%d: its messages become dead letters of class unknown; "+
+		report(fmt.Errorf("%w takes type %q, first at %s/%d@%d: its messages become dead letters of class unknown; "+
 			"register a handler and requeue them to it, or skip the type with WithSkip(%q)",
 			ErrNoHandler, typ, message.Topic, message.Partition, message.Offset, cmp.Or(typ, "*")))
 	}

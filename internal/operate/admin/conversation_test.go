@@ -58,7 +58,7 @@ func TestAConversationIsATreeOfAllStores(t *testing.T) {
 		}
 		tree = append(tree, line)
 	}
-	want := "first recent|.early child recent|..grandchild recent h|.late child recent|..waits waiting|..dead dead|orphan recent|egg recent|.hen recent"
+	want := "first appended|.early child appended|..grandchild appended h|.late child appended|..waits waiting|..dead dead|orphan appended|egg appended|.hen appended"
 	if text := strings.Join(tree, "|"); text != want {
 		t.Errorf("tree:\n%s\nwant:\n%s", text, want)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
 	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -81,6 +82,9 @@ func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 	operator := admin.New(admin.Operator{
 		State: s.state, Watcher: "orders", Node: "n1", Version: "test", Router: router, Redact: redact,
 		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
+		KafkaGroups: func(_ context.Context, names []string, _ bool) (connect.Groups, error) {
+			return connect.Groups{Groups: make([]connect.Group, len(names))}, nil
+		},
 		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
 		},

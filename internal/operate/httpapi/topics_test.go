@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -27,8 +28,10 @@ func TestTopicsAndRecentEvents(t *testing.T) {
 
 	var list admin.TopicList
 	s.mustCall(&list, "GET", "/api/v1/topics", "")
-	if len(list.Topics) == 0 || list.Topics[0].Topic != "outbox.event.order" || list.Topics[0].Rate != 12 || list.Topics[0].LastOffset != 42 {
-		t.Errorf("%+v", list)
+	// The topic with a dead letter comes first.
+	at := slices.IndexFunc(list.Topics, func(topic admin.TopicFigures) bool { return topic.Topic == "outbox.event.order" })
+	if at != 1 || list.Topics[at].Rate != 12 || list.Topics[at].LastOffset != 42 {
+		t.Errorf("%d: %+v", at, list)
 	}
 	var dead int64
 	for _, one := range list.Topics {
