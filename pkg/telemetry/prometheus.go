@@ -111,9 +111,9 @@ func (d *definition) formatLabels(measurement *Measurement) string {
 
 // write writes the lines of one series.
 func (d *definition) write(out *bytes.Buffer, name, labels string, series *series) {
-	inBraces := ""
+	inBraces, andMore := "", ""
 	if labels != "" {
-		inBraces = "{" + labels + "}"
+		inBraces, andMore = "{"+labels+"}", labels+","
 	}
 
 	var value float64
@@ -135,7 +135,7 @@ func (d *definition) write(out *bytes.Buffer, name, labels string, series *serie
 			}
 			// A bucket counts the values of the smaller ones too.
 			below += n
-			fmt.Fprintf(out, "%s_bucket{%s,le=%q} %d\n", name, labels, bound, below)
+			fmt.Fprintf(out, "%s_bucket{%sle=%q} %d\n", name, andMore, bound, below)
 		}
 		fmt.Fprintf(out, "%s_sum%s %s\n%s_count%s %d\n", name, inBraces, formatFloat(series.took.Seconds()), name, inBraces, series.times)
 		return

@@ -83,6 +83,7 @@ func collectServiceMetrics(t *testing.T) map[string]family {
 		telemetry.Handled, telemetry.Duplicates, telemetry.Unknown, telemetry.Failed, telemetry.Discarded, telemetry.DeadLetters,
 		telemetry.Waiting, telemetry.OldestWaiting, telemetry.Stray, telemetry.Lag, telemetry.Oldest, telemetry.Held, telemetry.HeldBytes,
 		telemetry.Running, telemetry.Assigned, telemetry.Committed, telemetry.Suspended, telemetry.Appended,
+		telemetry.Connections, telemetry.Checkout, telemetry.CheckoutFailed, telemetry.RateWaiting,
 	} {
 		p.Measure(telemetry.Measurement{Metric: m})
 	}

@@ -119,6 +119,10 @@ func (n *names) formatFields(v bson.RawValue, indent string) string {
 	length := len(indent)
 	for i, e := range elements {
 		parts[i] = n.formatValue(e.Value(), indent+"  ")
+		// It is made of names that differ from run to run.
+		if e.Key() == "fingerprint" {
+			parts[i] = `"53435ae4f320ac7a"`
+		}
 		if !isArray {
 			parts[i] = e.Key() + ": " + parts[i]
 		}
