@@ -331,6 +331,10 @@ func testEditAndRequeue(s *scene, b *tab) {
 	b.waitForText("no field is changed")
 	b.waitUntil("the form with the reason", "document.querySelector('#edit').open && document.querySelector('#edit [role=alert]').checkVisibility()")
 	b.checkAccessibility("an edit without a change")
+	// The console shows the response with status 400.
+	if n := b.clearConsole(); n != 1 {
+		b.t.Errorf("the console has %d messages, want one", n)
+	}
 	b.clickButton("Show the payload")
 	b.waitForText("onerror")
 	if evaluateScript[int](b, "document.images.length") != 0 {
