@@ -401,7 +401,7 @@ func testTopics(s *scene, b *tab) {
 
 	b.openPage("/topics")
 	b.waitUntil("the topic and its last record", row+` && /\d+@\d+/.test(`+row+`.innerText)`)
-	b.waitUntil("the topic that is missing, with its waiting events", fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].some((r) => r.innerText.includes('%s-missing') && r.innerText.includes('%d, oldest'))`, s.topic, parked))
+	b.waitUntil("the topic that is missing, with its waiting events", fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].some((r) => r.textContent.includes('%s-missing') && r.innerText.includes('%d, oldest'))`, s.topic, parked))
 	b.checkAccessibility("topics")
 	b.takeScreenshot("topics")
 
