@@ -405,7 +405,7 @@ func testTopics(s *scene, b *tab) {
 	b.checkAccessibility("topics")
 	b.takeScreenshot("topics")
 
-	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href*="topic=%s"][href^="/topics/recent"]`, s.topic)))
+	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href$="topic=%s"][href^="/topics/recent"]`, s.topic)))
 	b.waitUntil("its events", `location.pathname === '/topics/recent' && document.querySelectorAll('tbody tr').length > 0`)
 	b.waitForText("The page reads nothing from Kafka")
 	b.checkAccessibility("recent events")
