@@ -83,7 +83,7 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.runActions("the letters of handlers", chromedp.SetValue(`select[name=source]`, "handler"))
 	b.clickButton("Filter")
 	b.waitForText("5 in all")
-	b.waitForText("billing/charge")
+	b.waitUntil("the name of the handler", `document.body.textContent.includes("billing/charge")`)
 	if evaluateScript[int](b, "document.images.length") != 0 {
 		b.t.Error("text of an error became an element")
 	}
@@ -137,6 +137,10 @@ func testHandlerLetters(s *scene, b *tab) {
 // testHandlerWaiting retries the messages that wait for their handler, and gives one up. No member of the group runs, so both stay
 // requests.
 func testHandlerWaiting(s *scene, b *tab) {
+	// A consumer creates the index.
+	if err := setaside.New(s.db, setaside.DefaultCollection).EnsureIndexes(s.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
 	waiting := s.db.Collection(setaside.DefaultCollection)
 	failed := bson.D{{Key: "n", Value: 3}, {Key: "since", Value: time.Now().Add(-time.Hour)}, {Key: "due", Value: time.Now().Add(time.Hour)}}
 	if _, err := waiting.UpdateMany(s.t.Context(), bson.D{}, bson.D{{Key: "$set", Value: failed}}); err != nil {
@@ -149,7 +153,7 @@ func testHandlerWaiting(s *scene, b *tab) {
 	b.openPage("/pending")
 	b.clickButton("Messages of handlers")
 	b.waitForText("2 in all")
-	b.waitForText("billing/charge")
+	b.waitUntil("the name of the handler", `document.body.textContent.includes("billing/charge")`)
 	b.setWindowSize(360, 900)
 	b.checkAccessibility("messages of handlers on a phone")
 	b.setWindowSize(1280, 900)

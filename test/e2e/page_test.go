@@ -331,6 +331,10 @@ func testEditAndRequeue(s *scene, b *tab) {
 	b.waitForText("no field is changed")
 	b.waitUntil("the form with the reason", "document.querySelector('#edit').open && document.querySelector('#edit [role=alert]').checkVisibility()")
 	b.checkAccessibility("an edit without a change")
+	// The console shows the response with status 400.
+	if n := b.clearConsole(); n != 1 {
+		b.t.Errorf("the console has %d messages, want one", n)
+	}
 	b.clickButton("Show the payload")
 	b.waitForText("onerror")
 	if evaluateScript[int](b, "document.images.length") != 0 {
@@ -397,11 +401,11 @@ func testTopics(s *scene, b *tab) {
 
 	b.openPage("/topics")
 	b.waitUntil("the topic and its last record", row+` && /\d+@\d+/.test(`+row+`.innerText)`)
-	b.waitUntil("the topic that is missing, with its waiting events", fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].some((r) => r.innerText.includes('%s-missing') && r.innerText.includes('%d, oldest'))`, s.topic, parked))
+	b.waitUntil("the topic that is missing, with its waiting events", fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].some((r) => r.textContent.includes('%s-missing') && r.innerText.includes('%d, oldest'))`, s.topic, parked))
 	b.checkAccessibility("topics")
 	b.takeScreenshot("topics")
 
-	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href*="topic=%s"][href^="/topics/recent"]`, s.topic)))
+	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href$="topic=%s"][href^="/topics/recent"]`, s.topic)))
 	b.waitUntil("its events", `location.pathname === '/topics/recent' && document.querySelectorAll('tbody tr').length > 0`)
 	b.waitForText("The page reads nothing from Kafka")
 	b.checkAccessibility("recent events")

@@ -134,11 +134,15 @@ func testTables(s *scene, b *tab) {
 	b.clickButtonIn("header", "Pause refresh")
 	b.openPage("/pending?reason=parked")
 	b.waitUntil("a button that copies the name under the pointer", `(() => {
-		document.querySelector('[data-ticks] td .mid').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
+		[...document.querySelectorAll('[data-ticks] td .mid')].find((e) => e.title.length > 12).dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
 		return document.querySelector('.floating');
 	})()`)
+	evaluateScript[bool](b, "document.addEventListener('copy', (e) => { document.body.dataset.copied = e.clipboardData.getData('text/plain') + '|' + document.querySelector('.floating').parentElement.querySelector('.mid').title; }), true")
 	b.runActions("a click on it", chromedp.Click(`.floating`))
 	b.waitForText("Copied")
+	if copied, name, _ := strings.Cut(evaluateScript[string](b, "document.body.dataset.copied"), "|"); copied != name || name == "" {
+		b.t.Errorf("copied %q, want %q", copied, name)
+	}
 	b.clickButtonIn("header", "Refresh paused")
 	b.checkConsole("tables")
 }

@@ -154,6 +154,14 @@
     if (fold) fold.open = true;
   });
 
+  // The two parts of a shortened text are boxes of their own, between which browsers copy the end of a line.
+  document.addEventListener('copy', (e) => {
+    const selected = getSelection(), part = (n) => (n?.nodeType === 1 ? n : n?.parentElement)?.closest('.mid');
+    if (!part(selected.anchorNode) || part(selected.anchorNode) !== part(selected.focusNode)) return;
+    e.clipboardData.setData('text/plain', selected.toString().replaceAll('\n', ''));
+    e.preventDefault();
+  });
+
   // Escape leaves a question, as its link does.
   document.addEventListener('keydown', (e) => {
     const back = e.key === 'Escape' && !document.querySelector(':popover-open') && document.querySelector('[data-escape]');
