@@ -118,10 +118,15 @@ func TestN19_ClaimedEnvelopesGoWithTheirCollection(t *testing.T) {
 		t.Run(onDrop, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
+			stop := b.start("node=a")
 			b.append(1)
-			b.insertClaim("default/0of1", 20, time.Now().Add(time.Hour))
-			b.start("on_drop=" + onDrop)
 			b.consume(1)
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+
+			b.insertClaim("default/0of1", 20, time.Now().Add(time.Hour))
+			b.start("on_drop="+onDrop, "node=b")
 			if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
 				t.Fatal(err)
 			}
