@@ -254,6 +254,8 @@ func (d *desk) runStep(s step) {
 		source := ""
 		if strings.Contains(command, "--source handler") {
 			source = "--source handler "
+		} else if group == "dead" {
+			source = "--source relay "
 		}
 		command = placeholder.ReplaceAllString(command, d.findID(group, source))
 	}

@@ -183,6 +183,8 @@ func testSelection(s *scene, b *tab) {
 	b.waitForText("removed for good")
 	b.waitUntil("the focus on the question", "document.activeElement.getAttribute('aria-label') === 'Effect of this action'")
 
+	// Before the script has run, the key has no effect.
+	b.waitUntil("the script", "document.readyState === 'complete'")
 	b.runActions("Escape", chromedp.KeyEvent(kb.Escape))
 	b.waitUntil("the list", `location.pathname === '/dead' && document.querySelector('input[name=pick]')`)
 

@@ -534,7 +534,7 @@ func TestConfigurationsOfTheGuides(t *testing.T) {
 	t.Parallel()
 
 	files, err := filepath.Glob("../../docs/migrate/*.md")
-	if err != nil || len(files) != 6 {
+	if err != nil || len(files) != 7 {
 		t.Fatalf("%d guides, %v", len(files), err)
 	}
 	s := newScene(t)
