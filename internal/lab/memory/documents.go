@@ -56,8 +56,8 @@ func (d *Documents) runOperation(ctx context.Context, callback func(tx *tx) erro
 }
 
 // checkNoSagas returns an error if the table of that name contains sagas.
-func (d *DB) checkNoSagas(tx *tx, name string) error {
-	if saga, _ := tx.getRow(d.findOrAddTable(sagas.TypesCollection), name).(*sagas.Type); saga != nil {
+func (db *DB) checkNoSagas(tx *tx, name string) error {
+	if saga, _ := tx.getRow(db.findOrAddTable(sagas.TypesCollection), name).(*sagas.Type); saga != nil {
 		return sagas.RefuseEntities(name, saga.Owner)
 	}
 	return nil

@@ -18,13 +18,18 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
-// The stored status of watchers, which the relay reads as well.
+// The types of the stored status of watchers are those of package problems, because the relay reads it as well.
 type (
-	Status          = problems.Status
-	SlotStatus      = problems.SlotStatus
+	// Status is every slot of every watcher.
+	Status = problems.Status
+	// SlotStatus is the stored state of one slot.
+	SlotStatus = problems.SlotStatus
+	// UnwritableTopic is a topic that cannot be written.
 	UnwritableTopic = problems.UnwritableTopic
-	SlotProblem     = problems.SlotProblem
-	Problem         = problems.Problem
+	// SlotProblem is a step that an owner repeats without success.
+	SlotProblem = problems.SlotProblem
+	// Problem is an entry of the list of everything that is wrong.
+	Problem = problems.Problem
 )
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are

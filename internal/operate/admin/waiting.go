@@ -255,9 +255,10 @@ func (o obstacles) explain(envelope *WaitingEnvelope) string {
 		return "an earlier event of the key waits"
 	case waiting.Queued:
 		return "it is sent next"
-	}
-	if envelope.Error != nil {
-		return envelope.Error.Reason
+	case waiting.Retry:
+		if envelope.Error != nil {
+			return envelope.Error.Reason
+		}
 	}
 	return ""
 }
