@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -120,7 +121,8 @@ func (l *life) show(name string, collection *mongo.Collection, filter bson.D, op
 	var found bson.Raw
 	stacktest.Eventually(l.t, "a document for "+name, func() bool {
 		var err error
-		found, err = collection.FindOne(l.t.Context(), filter, opts...).Raw()
+		// The commands of the page read what is committed by a majority.
+		found, err = mongodb.Majority(collection).FindOne(l.t.Context(), filter, opts...).Raw()
 		return err == nil
 	})
 	l.shown[name] = l.names.formatDocument(found)

@@ -140,6 +140,10 @@ func (s *scene) pollOutbox(client *kgo.Client, stop func() bool) {
 				s.t.Fatal(err)
 			}
 		}
+		// The batch that stays without its mark is not empty.
+		if len(ids) == 0 {
+			last = false
+		}
 		if last || len(ids) == 0 {
 			continue
 		}
