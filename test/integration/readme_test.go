@@ -153,7 +153,7 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 
 // maskIDs replaces the ids and places in printed records, which differ from run to run.
 func maskIDs(text string) string {
-	return regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{24}|(?m:^[0-9]+/[0-9]+)`).ReplaceAllString(text, "#")
+	return regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{24}|(?m:^[0-9]+@[0-9]+)`).ReplaceAllString(text, "#")
 }
 
 // The README stays short: two complete programs, and the facts for a decision.
