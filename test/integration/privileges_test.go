@@ -21,6 +21,9 @@ import (
 // advice matches the log texts that name a missing privilege.
 var advice = regexp.MustCompile(`grant (?:the actions? )?([a-zA-Z, ]+?) on (?:\{db: \\?"(\w+)\\?", collection: \\?"(\w*)\\?"\}|(the cluster|its database|the state database|[\w.]+))`)
 
+// lacking finds the right in the line with which a relay ends at its start.
+var lacking = regexp.MustCompile(`lacks (\w+) on (?:database )?([\w.-]+)`)
+
 // If a single privilege of its role is missing, a relay logs exactly this privilege when it needs it.
 // It works without privileges that only commands of operators or figures need. The doctor lists all of
 // them.
@@ -111,6 +114,11 @@ func (g *guarded) checkWithout(privileges []doctor.Privilege, what, action, want
 			} else {
 				wrong = append(wrong, m[0])
 			}
+		}
+
+		// Without a right that the relay cannot do without, it ends at its start.
+		if m := lacking.FindStringSubmatch(relay.ReadLog()); m != nil {
+			right = m[1] == action && strings.HasPrefix(m[2], want)
 		}
 		return right, wrong
 	}

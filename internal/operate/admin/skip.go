@@ -166,7 +166,10 @@ func (r Recovery) findNamed(
 
 // findStanding returns the event at which the stream of the slot stands.
 func (r Recovery) findStanding(ctx context.Context) (changes.Skip, error) {
-	if r.op.NextInsert == nil || !r.op.isConfigured() {
+	if !r.op.isConfigured() {
+		return changes.Skip{}, invalidRequest("this process is configured for another watcher, so it cannot read the stream: name the collection and the id of the event")
+	}
+	if r.op.NextInsert == nil {
 		return changes.Skip{}, ErrUnavailable
 	}
 	ids, err := r.op.Lease().watcherIDs(ctx)
