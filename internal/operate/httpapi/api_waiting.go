@@ -75,6 +75,22 @@ type HandlerAction struct {
 	}
 }
 
+// actIfExpected plans an action, and carries it out unless the request wants only the plan, or expects another number than count
+// finds in the plan.
+func actIfExpected[T any](
+	ctx context.Context, input *HandlerAction, act func(ctx context.Context, filter admin.HandlerWaitingFilter, dryRun bool) (T, error), count func(plan T) int64,
+) (T, error) {
+	plan, err := act(ctx, input.Body.Filter, true)
+	if err != nil || input.Body.DryRun {
+		return plan, err
+	}
+
+	if err := input.Body.checkExpected(count(plan)); err != nil {
+		return plan, err
+	}
+	return act(ctx, input.Body.Filter, false)
+}
+
 func (a *api) addHandlerWaiting() {
 	addQuery(a, "/handlers/waiting", "list-handler-waiting", "List the messages that handlers retry, with their attempts, the last reason and the next attempt",
 		func(ctx context.Context, op admin.Operator, input *struct {
@@ -97,26 +113,12 @@ func (a *api) addHandlerWaiting() {
 
 	addAction(a, "/handlers/waiting/retry", "retry-handler-waiting", "Let handlers try messages now that wait for a retry",
 		func(ctx context.Context, op admin.Operator, input *HandlerAction) (admin.HandlerRetried, error) {
-			planned, err := op.HandlerWaiting().Retry(ctx, input.Body.Filter, true)
-			if err != nil || input.Body.DryRun {
-				return planned, err
-			}
-			if err := input.Body.checkExpected(planned.Retried); err != nil {
-				return planned, err
-			}
-			return op.HandlerWaiting().Retry(ctx, input.Body.Filter, false)
+			return actIfExpected(ctx, input, op.HandlerWaiting().Retry, func(plan admin.HandlerRetried) int64 { return plan.Retried })
 		})
 
 	addAction(a, "/handlers/waiting/discard", "discard-handler-waiting", "Make messages that handlers retry dead letters, without another attempt",
 		func(ctx context.Context, op admin.Operator, input *HandlerAction) (admin.HandlerDiscarded, error) {
-			planned, err := op.HandlerWaiting().Discard(ctx, input.Body.Filter, true)
-			if err != nil || input.Body.DryRun {
-				return planned, err
-			}
-			if err := input.Body.checkExpected(planned.Matched); err != nil {
-				return planned, err
-			}
-			return op.HandlerWaiting().Discard(ctx, input.Body.Filter, false)
+			return actIfExpected(ctx, input, op.HandlerWaiting().Discard, func(plan admin.HandlerDiscarded) int64 { return plan.Matched })
 		})
 }
 
