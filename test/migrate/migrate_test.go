@@ -113,44 +113,39 @@ func TestRelayContinuesAtAPosition(t *testing.T) {
 	}
 }
 
-// pollOutbox sends the documents that are not marked as sent, and marks them after each batch, until stop returns
-// true. The batch after that is sent and not marked, as if the poller was killed.
-func (s *scene) pollOutbox(client *kgo.Client, stop func() bool) {
+// sendBatch sends documents that are not marked as sent, as a poller does, and returns their ids.
+func (s *scene) sendBatch(client *kgo.Client) bson.A {
 	s.t.Helper()
-	outbox := s.db.Collection("outbox")
-	for last := false; !last; {
-		last = stop()
-		cur, err := outbox.Find(s.t.Context(), bson.D{{Key: "sent", Value: false}}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}).SetLimit(50))
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		var docs []bson.Raw
-		if err := cur.All(s.t.Context(), &docs); err != nil {
-			s.t.Fatal(err)
-		}
+	byID := options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}).SetLimit(50)
+	cur, err := s.db.Collection("outbox").Find(s.t.Context(), bson.D{{Key: "sent", Value: false}}, byID)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var docs []bson.Raw
+	if err := cur.All(s.t.Context(), &docs); err != nil {
+		s.t.Fatal(err)
+	}
 
-		ids := bson.A{}
-		for _, doc := range docs {
-			id := doc.Lookup("_id")
-			ids = append(ids, id)
-			r := kgo.KeySliceRecord([]byte(doc.Lookup("customer").StringValue()), []byte(doc.Lookup("body").StringValue()))
-			r.Topic = s.topic
-			r.Headers = []kgo.RecordHeader{{Key: "id", Value: []byte(id.ObjectID().Hex())}, {Key: "type", Value: []byte("OrderPlaced")}}
-			if err := client.ProduceSync(s.t.Context(), r).FirstErr(); err != nil {
-				s.t.Fatal(err)
-			}
-		}
-		// The batch that stays without its mark is not empty.
-		if len(ids) == 0 {
-			last = false
-		}
-		if last || len(ids) == 0 {
-			continue
-		}
-		mark := bson.D{{Key: "$set", Value: bson.D{{Key: "sent", Value: true}}}}
-		if _, err := outbox.UpdateMany(s.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, mark); err != nil {
+	ids := bson.A{}
+	for _, doc := range docs {
+		id := doc.Lookup("_id")
+		ids = append(ids, id)
+		r := kgo.KeySliceRecord([]byte(doc.Lookup("customer").StringValue()), []byte(doc.Lookup("body").StringValue()))
+		r.Topic = s.topic
+		r.Headers = []kgo.RecordHeader{{Key: "id", Value: []byte(id.ObjectID().Hex())}, {Key: "type", Value: []byte("OrderPlaced")}}
+		if err := client.ProduceSync(s.t.Context(), r).FirstErr(); err != nil {
 			s.t.Fatal(err)
 		}
+	}
+	return ids
+}
+
+// markBatch marks documents as sent.
+func (s *scene) markBatch(ids bson.A) {
+	s.t.Helper()
+	mark := bson.D{{Key: "$set", Value: bson.D{{Key: "sent", Value: true}}}}
+	if _, err := s.db.Collection("outbox").UpdateMany(s.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, mark); err != nil {
+		s.t.Fatal(err)
 	}
 }
 
@@ -186,7 +181,12 @@ func TestMoveFromPoller(t *testing.T) {
 	// The server may have just been started, and the position has to be in its oplog.
 	inOplog := time.Now().Add(pollerMargin + 2*time.Second)
 	s.writeEvents(insert)
-	s.pollOutbox(client, func() bool { return s.countWritten() > 500 && time.Now().After(inOplog) })
+	for s.countWritten() <= 500 || time.Now().Before(inOplog) {
+		s.markBatch(s.sendBatch(client))
+	}
+	// The last batch stays without its mark, as if the poller was killed.
+	for len(s.sendBatch(client)) == 0 {
+	}
 	stopped := time.Now()
 
 	var oldest struct {
@@ -209,17 +209,13 @@ func TestMoveFromPoller(t *testing.T) {
 	s.waitArrived("events before the way back", func(events, _ int) bool { return events >= more })
 	margin := s.markSent()
 	more = s.countWritten() + 500
-	s.pollOutbox(client, func() bool {
-		if s.countWritten() < more {
-			return false
-		}
-		s.stopWriting()
-		left, err := s.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "sent", Value: false}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return left == 0
-	})
+	for s.countWritten() < more {
+		s.markBatch(s.sendBatch(client))
+	}
+	s.stopWriting()
+	for ids := s.sendBatch(client); len(ids) > 0; ids = s.sendBatch(client) {
+		s.markBatch(ids)
+	}
 	again := s.checkRecords(repeats+margin, false) - repeats
 	if again == 0 {
 		t.Error("the events within the margin were not repeated")
