@@ -124,3 +124,40 @@ func TestN16_AnErrorOfTheEnvironmentIsNoRejection(t *testing.T) {
 		t.Errorf("%v is no rejection", err)
 	}
 }
+
+// A cluster may set a time limit for reads (defaultMaxTimeMS of MongoDB 8.0), also for those in which the driver sends none.
+func TestAReadThatTheClusterEndsNamesTheRemedy(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("c")
+	if _, err := coll.InsertMany(t.Context(), []any{bson.D{}, bson.D{}, bson.D{}}); err != nil {
+		t.Fatal(err)
+	}
+	mine := stacktest.Client(t, options.Client().SetAppName(app)).Database(coll.Database().Name()).Collection("c")
+
+	ignore := func(bson.Raw) error { return nil }
+	small := options.Find().SetBatchSize(2)
+	for name, read := range map[string]struct {
+		command string
+		run     func() error
+	}{
+		"a list": {"find", func() error { _, err := mongodb.FindAll[bson.Raw](t.Context(), mine, "listing", bson.D{}); return err }},
+		"a list's end": {"getMore", func() error {
+			_, err := mongodb.FindAll[bson.Raw](t.Context(), mine, "listing", bson.D{}, small)
+			return err
+		}},
+		"each document":    {"find", func() error { return mongodb.FindEach(t.Context(), mine, "reading", bson.D{}, ignore) }},
+		"the last of each": {"getMore", func() error { return mongodb.FindEach(t.Context(), mine, "reading", bson.D{}, ignore, small) }},
+		"a pipeline": {"aggregate", func() error {
+			_, err := mongodb.AggregateAll[bson.Raw](t.Context(), mine, "counting", mongo.Pipeline{})
+			return err
+		}},
+	} {
+		off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{read.command}}, {Key: "errorCode", Value: 50}})
+		err := read.run()
+		off()
+		if !errors.Is(err, mongodb.ErrReadTimeLimit) || mongodb.IsRejection(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -102,12 +102,12 @@ func decodeAll[T any](
 	ctx context.Context, coll *mongo.Collection, doing string, cur *mongo.Cursor, err error,
 ) ([]T, error) {
 	if err != nil {
-		return nil, Refusal(err, doing, "find", Namespace(coll))
+		return nil, Refusal(DescribeTimeLimit(err), doing, "find", Namespace(coll))
 	}
 
 	all := []T{}
 	if err := cur.All(ctx, &all); err != nil {
-		return nil, fmt.Errorf("%s: %w", doing, err)
+		return nil, fmt.Errorf("%s: %w", doing, DescribeTimeLimit(err))
 	}
 	return all, nil
 }
@@ -120,7 +120,7 @@ func FindEach(
 ) error {
 	cur, err := coll.Find(ctx, filter, opts...)
 	if err != nil {
-		return Refusal(err, doing, "find", Namespace(coll))
+		return Refusal(DescribeTimeLimit(err), doing, "find", Namespace(coll))
 	}
 	return EachDocument(ctx, cur, doing, take)
 }
@@ -138,7 +138,7 @@ func EachDocument(ctx context.Context, cur *mongo.Cursor, doing string, take fun
 	}
 
 	if err := cur.Err(); err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+		return fmt.Errorf("%s: %w", doing, DescribeTimeLimit(err))
 	}
 	return nil
 }

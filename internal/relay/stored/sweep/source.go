@@ -123,7 +123,7 @@ func (s *source) openCursor(ctx context.Context) error {
 	})
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
-		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
+		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), mongodb.DescribeTimeLimit(err))
 	}
 	s.cursor, s.session, s.cursorDocs, s.cursorBytes = cursor, session, 0, 0
 	return nil
@@ -160,7 +160,7 @@ func (s *source) advanceCursor(ctx context.Context) (bool, error) {
 	err := s.cursor.Err()
 	s.closeCursor(ctx)
 	if err != nil {
-		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
+		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), mongodb.DescribeTimeLimit(err))
 	}
 	return false, nil
 }
