@@ -75,6 +75,40 @@ func TestDeletedTopicsAreForgotten(t *testing.T) {
 	}
 }
 
+// TestManyDeletedTopicsAreForgottenInATerm: an owner that runs for months forgets the topics of tenants that went, without a restart.
+func TestManyDeletedTopicsAreForgottenInATerm(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	topics := stacktest.NewTopics(t)
+	names := make([]string, 101)
+	for i := range names {
+		names[i] = topics.Create(fmt.Sprintf("tenant%03d", i), 1)
+	}
+	b.start()
+	for _, name := range names {
+		b.append(1, event.WithTopic(name))
+	}
+	b.append(1)
+	b.consume(1)
+	stacktest.Eventually(t, "everything is delivered", func() bool { return len(b.storedTopics()) == len(names)+1 && b.status().Unresolved == 0 })
+
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	if _, err := kadm.NewClient(cl).DeleteTopics(t.Context(), names...); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the deleted topics are forgotten", func() bool {
+		return slices.Equal(b.storedTopics(), []string{b.topic})
+	}, func() any { return len(b.storedTopics()) })
+
+	// The next term delivers.
+	b.append(1)
+	b.consume(2)
+}
+
 // storedTopics returns the topics that the watcher document names, sorted.
 func (b *bundle) storedTopics() (names []string) {
 	b.t.Helper()

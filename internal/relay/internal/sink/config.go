@@ -27,13 +27,20 @@ type limits struct {
 	// reopenEvery bounds how often a sink ends on purpose, for a read-back or for another transactional
 	// id. A partition that fails again and again stops the others for one takeover in this time.
 	reopenEvery time.Duration
+
+	// deletedTopics is the number of deleted topics at which a sink ends, so that the takeover forgets them. deletedFor is the time
+	// after which one is enough.
+	deletedTopics int
+	deletedFor    time.Duration
 }
 
 var fixedLimits = limits{
-	batchBytes:   1<<20 - 1024, // below Kafka's default max.message.bytes, 1 MiB + 12
-	requestBytes: kafkawire.MaxRequestBytes,
-	parkAfter:    5 * time.Second,
-	reopenEvery:  30 * time.Second,
+	batchBytes:    1<<20 - 1024, // below Kafka's default max.message.bytes, 1 MiB + 12
+	requestBytes:  kafkawire.MaxRequestBytes,
+	parkAfter:     5 * time.Second,
+	reopenEvery:   30 * time.Second,
+	deletedTopics: 100,
+	deletedFor:    24 * time.Hour,
 }
 
 // Config has the settings of the sinks that an Opener opens. internal/contract/config has their defaults and limits.

@@ -123,6 +123,36 @@ func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 			r.setLeaderLocked(p, tl.Partitions, now)
 		}
 	}
+	r.forgetDeletedLocked(now)
+}
+
+// forgetDeletedLocked ends the sink if many topics were deleted since it was opened, or one was deleted long ago: only a takeover forgets
+// topics, and until then the watcher document and each request for metadata contain them. Topics for which records wait are not counted.
+func (r *refresher) forgetDeletedLocked(now time.Time) {
+	deleted, oldest := 0, now
+	for _, topic := range r.sink.topics {
+		if topic.isDeletedLocked() {
+			deleted++
+			if topic.since.Before(oldest) {
+				oldest = topic.since
+			}
+		}
+	}
+
+	limits := &r.sink.c.limits
+	if deleted == 0 || deleted < limits.deletedTopics && now.Sub(oldest) < limits.deletedFor || !r.sink.c.mayReopen(now) {
+		return
+	}
+	r.sink.failLocked(fmt.Errorf("%w: %d topics that were deleted are forgotten", ErrReopen, deleted))
+}
+
+// isDeletedLocked reports whether the topic was deleted after the sink was opened, and no record waits for it. What was missing at the
+// takeover is in quarantine.
+func (t *topic) isDeletedLocked() bool {
+	return t.obstacle.kind == kindMissing && t.isAdopted() && !t.parked && len(t.waiting) == 0 &&
+		!slices.ContainsFunc(t.partitions, func(partition *partition) bool {
+			return partition.lane != nil || len(partition.queue) > 0 || partition.busy || partition.parked || partition.quarantine || partition.needsReadBack
+		})
 }
 
 // haveLeaders reports whether every partition of list has a leader.

@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -287,5 +288,77 @@ func TestRefusedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
 	}
 	if most := 2 + int32(took/troubledEvery); own.Load() > most {
 		t.Errorf("%d metadata requests for the topic within %s, want at most %d", own.Load(), took, most)
+	}
+}
+
+// TestManyDeletedTopicsEndTheSink: the takeover of the next sink forgets them. A topic for which records wait, which is in quarantine, or
+// which exists, does not count. The sink ends at most once in reopenEvery.
+func TestManyDeletedTopicsEndTheSink(t *testing.T) {
+	t.Parallel()
+	r := openSink(t, sinkOptions{noRun: true})
+	r.opener.limits.deletedTopics = 3
+	layout := &kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{}}
+	add := func(name string) *partition {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		topic := r.findOrAddTopicLocked(name)
+		topic.addPartitions(1)
+		layout.Topics[name] = kafkawire.TopicLayout{Err: kafkawire.UnknownTopicOrPartition}
+		return topic.partitions[0]
+	}
+	ends := func() bool {
+		r.refresher.applyLayout(layout)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return errors.Is(r.Sink.ended, ErrReopen)
+	}
+
+	for _, name := range []string{"deleted1", "deleted2"} {
+		add(name)
+	}
+	add("queued").queue = []*pending{{}}
+	add("parked").parked = true
+	add("quarantine").quarantine = true
+	add("exists")
+	layout.Topics["exists"] = kafkawire.TopicLayout{Partitions: []kafkawire.PartitionLayout{{}}}
+	if ends() {
+		t.Fatal("the sink ends for two deleted topics, want three")
+	}
+
+	add("deleted3")
+	r.c.reopened.Store(time.Now().UnixNano())
+	if ends() {
+		t.Fatal("the sink ends again within reopenEvery")
+	}
+	r.c.reopened.Store(0)
+	if !ends() {
+		t.Error("the sink does not end for three deleted topics")
+	}
+}
+
+// TestATopicThatWasDeletedLongAgoEndsTheSink: one is enough then.
+func TestATopicThatWasDeletedLongAgoEndsTheSink(t *testing.T) {
+	t.Parallel()
+	r := openSink(t, sinkOptions{noRun: true})
+	r.mu.Lock()
+	topic := r.findOrAddTopicLocked("deleted")
+	topic.addPartitions(1)
+	r.mu.Unlock()
+	layout := &kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"deleted": {Err: kafkawire.UnknownTopicOrPartition}}}
+	ends := func() bool {
+		r.refresher.applyLayout(layout)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return errors.Is(r.Sink.ended, ErrReopen)
+	}
+	if ends() {
+		t.Fatal("the sink ends at once")
+	}
+
+	r.mu.Lock()
+	topic.since = topic.since.Add(-r.c.limits.deletedFor)
+	r.mu.Unlock()
+	if !ends() {
+		t.Error("the sink does not end a day later")
 	}
 }
