@@ -158,9 +158,14 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	return nil
 }
 
+// letterCopies is how often the envelope of a dead letter is in memory until it is stored: in the outcome, in the letter, and in the message to
+// the server. A record is encoded from its envelope and shares its bytes.
+const letterCopies = 3
+
 // deliverDead queues the envelope of item as a dead letter. It blocks as Deliver does.
 func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
-	if err := d.budget.reserve(ctx, int64(len(item.Raw)), d.hasRoom, d.sink.Flush); err != nil {
+	size := letterCopies * int64(len(item.Raw))
+	if err := d.budget.reserve(ctx, size, d.hasRoom, d.sink.Flush); err != nil {
 		return err
 	}
 
@@ -168,7 +173,7 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 	outcome := item.newOutcome(ledger.Dead)
 	outcome.Refusal = *item.Dead
 	outcome.Stamp, outcome.Recorded = item.Stamp, item.Whole
-	d.addUnsent(outcome, unsent{ticket: ticket, targets: 1, bytes: int64(len(item.Raw))})
+	d.addUnsent(outcome, unsent{ticket: ticket, targets: 1, bytes: size})
 	return nil
 }
 

@@ -171,6 +171,27 @@ func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 	}
 }
 
+// TestN13_ADeadLetterReservesItsCopies: its envelope is in memory three times until it is stored.
+func TestN13_ADeadLetterReservesItsCopies(t *testing.T) {
+	t.Parallel()
+	d, _, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
+	dead := func() *Item {
+		return &Item{CommitMS: 1, Raw: make([]byte, 60), Dead: &record.Refusal{Class: record.MessageTooLarge}}
+	}
+	if err := d.Deliver(t.Context(), dead()); err != nil {
+		t.Fatal(err)
+	}
+	if _, used := d.Unresolved(); used != 180 {
+		t.Errorf("%d bytes in use, want 180", used)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := d.Deliver(ctx, dead()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second one of 180 bytes in a share of 300: %v, want the deadline", err)
+	}
+}
+
 func TestN13_FanOutReleasesItsReservation(t *testing.T) {
 	t.Parallel()
 	// The share of the stream is 300.
