@@ -11,7 +11,7 @@ func TestBenchReconcilerCommand(t *testing.T) {
 	var r map[string]any
 	runBench(t, &r, "--reconciler", "--events", "600", "--runs", "1")
 	for _, name := range []string{
-		"drain_eps", "scheduled_eps", "scheduled_ratio", "known_eps", "known_ratio", "due_error_p50_ms", "due_error_p99_ms",
+		"drain_eps", "scheduled_eps", "scheduled_ratio", "known_eps", "known_ratio", "due_error_p50_ms", "due_error_p99_ms", "raw_due_p50_ms", "raw_due_p99_ms",
 		"due_burst_s", "due_burst_limit_s", "sweep_eps", "sweep_peak_rss_mb", "budget_mb", "parked_eps", "purge_eps",
 	} {
 		if v, _ := r[name].(float64); v <= 0 {

@@ -31,6 +31,8 @@ type ReconcilerResult struct {
 	DueP50    float64 `json:"due_error_p50_ms"` // from that moment to a consumer
 	DueP99    float64 `json:"due_error_p99_ms"`
 	DueMax    float64 `json:"due_error_max_ms"`
+	RawDueP50 float64 `json:"raw_due_p50_ms"` // of as many records of a bare producer, from the moment of the first
+	RawDueP99 float64 `json:"raw_due_p99_ms"`
 
 	BurstEvents int     `json:"due_burst_events"`  // due at the same moment
 	BurstS      float64 `json:"due_burst_s"`       // until the last of them is at a consumer
@@ -119,6 +121,7 @@ var steps = []step{
 	{"known", (*reconcilerRun).drainKnown},
 	{"sweep", (*reconcilerRun).sweepGap},
 	{"due", (*reconcilerRun).measureDueError},
+	{"raw_due", (*reconcilerRun).measureRawMoment},
 	{"burst", (*reconcilerRun).measureBurst},
 	{"parked", (*reconcilerRun).drainParked},
 	{"purge", (*reconcilerRun).purgeDelivered},
@@ -182,6 +185,7 @@ func newReconcilerResult(options Options, got, foreign figures) ReconcilerResult
 		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), KnownEPS: whole("known"), SweepEPS: whole("sweep"),
 		ParkingEPS: whole("parking"), ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
 		DueEvents: dueEvents(options), DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
+		RawDueP50: fine("raw_due_p50"), RawDueP99: fine("raw_due_p99"),
 		BurstEvents: options.Events, BurstS: round(median(got["burst"]), 2),
 		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
 		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
@@ -210,6 +214,7 @@ func (r ReconcilerResult) Print(out io.Writer) error {
 	row("passed by the stream before", "%.0f events/s, %.3f of the stream's of the same run", r.KnownEPS, r.KnownRatio)
 	row("due error", "p50 %.0f ms, p99 %.0f ms, at most %.0f ms, of %d due at once",
 		r.DueP50, r.DueP99, r.DueMax, r.DueEvents)
+	row("as many records of a bare producer", "p50 %.0f ms, p99 %.0f ms", r.RawDueP50, r.RawDueP99)
 	row("burst", "%.2f s for %d due at once; it may be %.2f s", r.BurstS, r.BurstEvents, r.BurstLimitS)
 	row("sweep of a gap", "%.0f events/s, %.1f MB at most, %.1f MB of a budget of %.0f in use",
 		r.SweepEPS, r.SweepPeakRSS, r.SweepBudget, r.BudgetMB)

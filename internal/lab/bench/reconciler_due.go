@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
@@ -186,6 +188,9 @@ func (r *reconcilerRun) measureBurst(ctx context.Context) (meterReading, error) 
 	return dueErrors.meterReading, err
 }
 
+// warmUps is the number of envelopes that are sent before the moment that is measured.
+const warmUps = 100
+
 // dueErrors has times in milliseconds.
 type dueErrors struct {
 	meterReading
@@ -211,7 +216,13 @@ func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (
 		all: make(chan struct{}), base: time.Now(),
 	}
 	shots.left.Store(int64(n))
-	tailer, err := r.startConsumer(ctx, topic, func(i int, arrivedAt time.Time, _ sender) { shots.recordArrival(i, arrivedAt) })
+	warm := make(chan struct{}, warmUps)
+	tailer, err := r.startConsumer(ctx, topic, func(i int, arrivedAt time.Time, _ sender) {
+		shots.recordArrival(i, arrivedAt)
+		if i >= n {
+			retry.Signal(warm)
+		}
+	})
 	if err != nil {
 		return dueErrors, err
 	}
@@ -223,6 +234,21 @@ func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (
 	}
 	// If the measurement succeeds, the error of the stop is returned below.
 	defer func() { _ = owner.stopProcess() }()
+
+	// The first record to a topic waits for its partitions to be stored, once in the life of the topic.
+	past := time.Now().Add(-time.Hour)
+	if err := r.writeDocuments(ctx, coll, warmUps, func(i int) (bson.Raw, error) { return r.newScheduled(n+i, past) }); err != nil {
+		return dueErrors, err
+	}
+	for range warmUps {
+		select {
+		case <-warm:
+		case <-time.After(stall):
+			return dueErrors, fmt.Errorf("the first events did not arrive within %s; end of the relay's log: %s", stall, owner.words)
+		case <-ctx.Done():
+			return dueErrors, context.Cause(ctx)
+		}
+	}
 
 	// The moment has to be far enough ahead for all inserts.
 	arrivedAt := r.timeAhead(n)
@@ -256,4 +282,60 @@ func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (
 	histogram := shots.delayHistogram()
 	dueErrors.p50, dueErrors.p99, dueErrors.most = quantileMS(histogram, 50), quantileMS(histogram, 99), quantileMS(histogram, 100)
 	return dueErrors, owner.stopProcess()
+}
+
+// restsBeforeMoment is how long Kafka is idle before the moment, as before that of [reconcilerRun.measureMoment].
+const restsBeforeMoment = 5 * time.Second
+
+// measureRawMoment measures the limit of the due error: as many records are sent at one moment, without a relay, to the same consumer.
+func (r *reconcilerRun) measureRawMoment(ctx context.Context) (meterReading, error) {
+	n := dueEvents(r.Options)
+	topic, err := r.newTopic(ctx, fmt.Sprintf("rawdue%d", r.number))
+	if err != nil {
+		return meterReading{}, err
+	}
+	defer r.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	arrived := make(chan time.Time, n+warmUps)
+	tailer, err := r.startConsumer(ctx, topic, func(_ int, arrivedAt time.Time, _ sender) { arrived <- arrivedAt })
+	if err != nil {
+		return meterReading{}, err
+	}
+	defer tailer.stopReading()
+
+	spec := spec{Mode: modeProduce, Kafka: r.Kafka, Topic: topic, Events: warmUps, Payload: r.Payload}
+	if _, err := r.runTogether(ctx, spec); err != nil {
+		return meterReading{}, err
+	}
+	if err := retry.Sleep(ctx, restsBeforeMoment); err != nil {
+		return meterReading{}, err
+	}
+	spec.Events = n
+	produced, err := r.runTogether(ctx, spec)
+	if err != nil {
+		return meterReading{}, err
+	}
+
+	moment := time.Unix(0, produced.outcomes[0].Began)
+	delays := hdrhistogram.New(1, time.Minute.Microseconds(), 3)
+	late := time.NewTimer(stall)
+	defer late.Stop()
+	for i := range n + warmUps {
+		select {
+		case at := <-arrived:
+			if i >= warmUps {
+				// The error is only for values out of bounds.
+				_ = delays.RecordValue(min(max(at.Sub(moment).Microseconds(), 0), time.Minute.Microseconds()))
+			}
+		case <-late.C:
+			return meterReading{}, fmt.Errorf("%d of %d records did not arrive within %s", n+warmUps-i, n+warmUps, stall)
+		case <-ctx.Done():
+			return meterReading{}, context.Cause(ctx)
+		}
+	}
+
+	p50, p99 := quantileMS(delays, 50), quantileMS(delays, 99)
+	r.got.addValue("raw_due_p50", p50)
+	r.got.addValue("raw_due_p99", p99)
+	return meterReading{fmt.Sprintf("p50 %.0f ms  p99 %.0f ms", p50, p99), produced.foreign, produced.known}, nil
 }
