@@ -280,10 +280,12 @@ func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setasi
 			if !strings.HasPrefix(m.Handler, group+"/") {
 				continue
 			}
+
 			i := slices.IndexFunc(list, func(count setaside.PlaceCount) bool { return count.Place == m.Place })
 			if i < 0 {
 				i, list = len(list), append(list, setaside.PlaceCount{Place: m.Place})
 			}
+
 			count := &list[i]
 			count.N++
 			if !m.since.IsZero() && (count.Since.IsZero() || m.since.Before(count.Since)) {

@@ -27,6 +27,8 @@ func skipStages(list []changes.Skip) (stages []bson.D) {
 			{Key: "documentKey._id", Value: s.ID},
 			{Key: "clusterTime", Value: bson.D{{Key: "$lte", Value: s.Until}}},
 		}
+
+		// A large id would make the pipeline too large, so the moment and the size of the id identify the event.
 		if !s.At.IsZero() {
 			size := bson.D{{Key: "$bsonSize", Value: bson.D{{Key: "v", Value: "$documentKey._id"}}}}
 			which = bson.D{
@@ -34,6 +36,7 @@ func skipStages(list []changes.Skip) (stages []bson.D) {
 				{Key: "$expr", Value: bson.D{{Key: "$eq", Value: bson.A{size, sizeWithinDocument(s.Size)}}}},
 			}
 		}
+
 		skipped := bson.D{
 			{Key: "operationType", Value: "insert"},
 			{Key: "ns.db", Value: s.DB},

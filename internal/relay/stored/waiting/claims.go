@@ -208,12 +208,15 @@ func CountClaimed(ctx context.Context, coll *mongo.Collection, watcher string) (
 // caller that holds the lease and sends nothing: the slots of the next owners may divide the envelopes of a claim.
 func MoveClaims(ctx context.Context, fencer mongodb.Fencer, coll, store *mongo.Collection, watcher, watcherID string) error {
 	return EachClaim(ctx, coll, watcherID, func(claim *Claim) error {
+		// The others have outcomes.
 		var entries []Entry
 		for i := range claim.Envelopes {
 			if !claim.IsDone(i) {
 				entries = append(entries, claim.Envelopes[i].Entry(watcher))
 			}
 		}
+
+		// An envelope must never be in both collections, or in none.
 		return fencer.Fenced(ctx, nil, func(tx context.Context) error {
 			client := mongo.SessionFromContext(tx).Client()
 			if err := Enter(tx, mongodb.InClient(client, store), entries); err != nil {
