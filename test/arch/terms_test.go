@@ -46,6 +46,9 @@ var oneMeaning = []struct {
 	// Pending counts what the relay has not read yet. What it could not send waits.
 	{`PendingTopic\b|/api/v1/pending`, "waiting topics", nil},
 
+	// An envelope that could not be sent in order waits.
+	{`\b[Ee]xceptions? (of|wait|that wait)|(as|makes|of) an exception\b|outrelay_exceptions`, "waiting envelope", []string{"cmd/", "deploy/", "docs/", "internal/contract/", "internal/operate/", "internal/relay/", "test/"}},
+
 	// A watcher is a name that processes share. What status shows are its slots.
 	{`admin\.Watcher\b`, "admin.SlotStatus", nil},
 

@@ -411,7 +411,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 
 // An owner with parked, retried and scheduled envelopes is frozen for longer than its lease. Afterwards it
 // writes to no topic and no document.
-func TestZombieWithExceptions(t *testing.T) {
+func TestZombieWithWaitingEnvelopes(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()

@@ -116,7 +116,7 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	}
 
 	// From here on each target has to be resolved exactly once, by an ack or by an
-	// exception. The watermark stops at this ticket until then.
+	// waiting envelope. The watermark stops at this ticket until then.
 	ticket := d.beginTicket(item)
 	d.followers.trackEnvelope(ticket, item)
 

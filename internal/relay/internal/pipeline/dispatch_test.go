@@ -257,7 +257,7 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 	d.Position(positionAt(2))
 	copy(raw, "overwrit")
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
-		t.Fatal("the watermark passed an exception that is not recorded yet")
+		t.Fatal("the watermark passed a waiting envelope that is not recorded yet")
 	}
 
 	if _, unrecorded := d.Oldest(); unrecorded != 2 {
@@ -270,7 +270,7 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
-		t.Fatal("the watermark stays although the exceptions are recorded")
+		t.Fatal("the watermark stays although the waiting envelopes are recorded")
 	}
 	if len(m.got) != 2 || string(m.got[0].Raw) != "envelope" || m.got[1].Topic != "b" {
 		t.Fatalf("recorded %+v, want both envelopes as they were", m.got)

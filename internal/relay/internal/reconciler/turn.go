@@ -125,7 +125,7 @@ func (x *Sender) waitsBehindLocked(entry *waiting.Entry) bool {
 
 // isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only
 // after the watermark has passed it, because an earlier event of its key could still come (N15). An
-// exception of any other origin has no such bound (N18).
+// waiting envelope of any other origin has no such bound (N18).
 func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
 	// for them.

@@ -208,8 +208,8 @@ func (t *Tracker[P]) Window() (low, next record.Ticket) {
 	return t.low, t.next
 }
 
-// Reached returns the watermark: every event up to it is acked by Kafka, recorded as an
-// exception, or deleted by an operator. The result is false until the first position is reached.
+// Reached returns the watermark: every event up to it is acked by Kafka, stored as a
+// waiting envelope, or deleted by an operator. The result is false until the first position is reached.
 func (t *Tracker[P]) Reached() (P, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -132,7 +132,7 @@ type SenderEntry struct {
 // the position, or stored it as waiting or dead (N28).
 type Passed struct {
 	Slot string `bson:"slot"` // <i>of<N>
-	Pos  string `bson:"pos"`  // as of an exception (N15)
+	Pos  string `bson:"pos"`  // as of a waiting envelope (N15)
 }
 
 // GapRequested is the reason of a sweep that an operator requested. Its To is zero until an owner

@@ -24,7 +24,7 @@ func PosAt(ts bson.Timestamp) string {
 	return string(pos[:])
 }
 
-// PosOf returns the hexadecimal form in which exceptions store positions. If position has only a time, the
+// PosOf returns the hexadecimal form in which waiting envelopes store positions. If position has only a time, the
 // result sorts before every event of that time.
 func PosOf(position resume.Position) string {
 	if data := position.Token.Data(); data != "" {
