@@ -15,7 +15,7 @@ import (
 var termPackages = []string{
 	"internal/relay/internal/changestream", "internal/relay/stored/divisions", "internal/relay/internal/fence", "internal/relay/internal/gap", "internal/relay/stored/lease", "internal/relay/internal/ledger", "internal/relay/stored/letters", "internal/base/mailbox",
 	"internal/relay/stored/nodes", "internal/relay/stored/outboxes", "internal/relay/internal/pipeline", "internal/relay/stored/purge", "internal/relay/internal/reconciler", "internal/relay/stored/requeues",
-	"internal/relay/internal/scheduled", "internal/relay/internal/sink", "internal/relay/internal/slots", "internal/relay/stored/sweep", "internal/relay/internal/term", "internal/relay/stored/waiting", "internal/relay/internal/watched", "internal/relay/internal/watermark",
+	"internal/relay/internal/scheduled", "internal/relay/internal/sink", "internal/relay/internal/slots", "internal/relay/stored/sweep", "internal/relay/internal/term", "internal/relay/stored/waiting", "internal/relay/internal/watched", "internal/relay/internal/resolved",
 }
 
 // lateFields are the fields of parts that are set after their construction, with the reason.

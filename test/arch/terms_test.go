@@ -36,6 +36,7 @@ var oneMeaning = []struct {
 		"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/relay/internal/term/",
 		"internal/base/metrics/metrics.go", "docs/operations.md", "docs/operate/",
 	}},
+	{`(?i)\b(the|a|no|of) watermark`, "resolved position", []string{"internal/relay/"}},
 
 	// A dead letter is requeued; a replay sends delivered events again.
 	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/operate/admin/", "internal/relay/stored/letters/", "internal/relay/stored/requeues/", "internal/operate/httpapi/", "internal/operate/opspage/", "docs/"}},

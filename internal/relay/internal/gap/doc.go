@@ -5,7 +5,7 @@
 // Package sweep reads the collections.
 //
 // Times in ids come from the clocks of the writers. If the pump reads an envelope without a stamp whose id is more
-// than 24 hours from the commit of its event, it marks the collection in the registry before the watermark
+// than 24 hours from the commit of its event, it marks the collection in the registry before the resolved position
 // passes the event. Sweeps of that collection then ignore the times in ids.
 //
 // Renames: if a collection is renamed during its sweep, the term ends, and the next term finds it under its new

@@ -115,8 +115,8 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 		return err
 	}
 
-	// From here on each target has to be resolved exactly once, by an ack or by an
-	// waiting envelope. The watermark stops at this ticket until then.
+	// From here on each target has to be resolved exactly once, by an ack or by a stored
+	// outcome. The resolved position stops at this ticket until then.
 	ticket := d.beginTicket(item)
 	d.followers.trackEnvelope(ticket, item)
 

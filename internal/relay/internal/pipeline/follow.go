@@ -40,7 +40,7 @@ func (g group) NotSent(topic, fate string, refused bool) {
 	}
 }
 
-// followers tracks the few envelopes above the watermark that have a Follower, or whose
+// followers tracks the few envelopes above the resolved position that have a Follower, or whose
 // delivery is to be recorded.
 type followers struct {
 	count    atomic.Int64 // length of byTicket; an ack costs one load while it is 0

@@ -163,7 +163,7 @@ func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 	}
 }
 
-func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
+func TestThePositionWaitsForTheRecordOfADelivery(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
@@ -191,7 +191,7 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 		t.Fatalf("recorded %+v, want both places", o)
 	}
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
-		t.Fatal("the watermark does not follow the records")
+		t.Fatal("the resolved position does not follow the records")
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // are set inside a batch as well, so that a large batch delays neither.
 const (
 	flushEvery    = 64  // events between two flushes of idle lanes
-	positionEvery = 256 // events between two positions that the watermark can reach
+	positionEvery = 256 // events between two positions that the resolved position can reach
 )
 
 // Pump is the hot path: it decodes the events of the change stream, routes them and delivers them

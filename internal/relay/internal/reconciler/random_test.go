@@ -82,7 +82,7 @@ func (c *chaos) doRandomStep() {
 	}
 }
 
-// appendWaiting stores envelopes of the stream, as the ledger does: first the documents, then the watermark passes them.
+// appendWaiting stores envelopes of the stream, as the ledger does: first the documents, then the resolved position passes them.
 func (c *chaos) appendWaiting(n int) {
 	var list []waiting.Entry
 

@@ -209,7 +209,7 @@ func TestN17_ExpiredOnesAreDroppedIfAsked(t *testing.T) {
 	}
 }
 
-func TestN18_RequeuedAndReplayedOnesNeedNoWatermark(t *testing.T) {
+func TestN18_RequeuedAndReplayedOnesNeedNoPosition(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a", "b"}, nil }

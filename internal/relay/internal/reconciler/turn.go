@@ -124,7 +124,7 @@ func (x *Sender) waitsBehindLocked(entry *waiting.Entry) bool {
 }
 
 // isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only
-// after the watermark has passed it, because an earlier event of its key could still come (N15). An
+// after the resolved position has passed it, because an earlier event of its key could still come (N15). A
 // waiting envelope of any other origin has no such bound (N18).
 func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
@@ -141,7 +141,7 @@ func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) 
 		return true
 	}
 
-	// The key is scanned again when the watermark has passed its lowest position.
+	// The key is scanned again when the resolved position has passed its lowest position.
 	if len(x.work.ahead) < maxKeys {
 		pos, known := x.work.ahead[candidate.key()]
 		if !known || candidate.Pos < pos {

@@ -145,7 +145,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	}{{now, false}, {now + 60, false}, {now + 1_000_000, true}} {
 		setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
 
-		w, err := readWatermarks(t.Context(), state)
+		w, err := readPositions(t.Context(), state)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package watermark
+package resolved
 
 import (
 	"slices"
@@ -56,14 +56,14 @@ func TestReachedIsContiguous(t *testing.T) {
 	}
 }
 
-func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
+func TestN08_StoredOffsetIsTheFirstRecordAboveThePosition(t *testing.T) {
 	t.Parallel()
 	w := New[int](nil)
 	w.Restore(tp(0), 100)
 	w.Restore(tp(1), 50)
 	a, b, c := w.Begin(0, 1, 0), w.Begin(0, 1, 0), w.Begin(0, 1, 0)
 	w.Position(1)
-	// The record is acked, but it is above the watermark, so it holds its offset.
+	// The record is acked, but it is above the resolved position, so it holds its offset.
 	w.Acked(tp(1), 50, []record.Ticket{b})
 	want := map[string][]int64{"t": {100, 50}}
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
@@ -99,8 +99,8 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	}
 }
 
-// TestWatermarkModel compares the tracker with a list of all events, for random orders of the answers.
-func TestWatermarkModel(t *testing.T) {
+// TestTrackerModel compares the tracker with a list of all events, for random orders of the answers.
+func TestTrackerModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		type ev struct{ left int }
