@@ -22,10 +22,10 @@ var termPackages = []string{
 var lateFields = map[string]string{
 	"changestream.cursor.stopWatching":   "belongs to the wait for one reply",
 	"gap.Recovery.backoff":               "a state: the pause between two gaps begins with the first one",
-	"sink.lane.abortDial":                "belongs to one attempt to connect",
-	"sink.lane.link":                     "a state: the connection, which a lane opens again and again",
+	"sink.loop.abortDial":                "belongs to one attempt to connect",
+	"sink.loop.link":                     "a state: the connection, which a loop opens again and again",
 	"sink.Sink.cancelRun":                "belongs to one call of Run",
-	"sink.laneSet.start":                 "belongs to one call of Run",
+	"sink.loopSet.start":                 "belongs to one call of Run",
 	"term.startPoint.unsavedDescription": "a value that is saved later",
 }
 

@@ -56,7 +56,7 @@ type Delivery struct {
 	Published      *prometheus.CounterVec // {topic, result}: use ObservePublish
 	PublishLatency *Histogram             // seconds from commit to Kafka's ack: use ObserveLatency
 	ProduceErrors  *prometheus.CounterVec // {error}: error responses of Kafka, by name
-	// ThrottledSeconds counts the time for which lanes have waited for a quota of Kafka.
+	// ThrottledSeconds counts the time for which the loops of the sink have waited for a quota of Kafka.
 	ThrottledSeconds prometheus.Counter
 
 	InflightRecords *Live // records sent to the sink and not acked yet

@@ -44,7 +44,7 @@ type Sink interface {
 	// EndReplay drops the read-back.
 	EndReplay()
 
-	// Flush wakes the lanes that have something to send.
+	// Flush wakes the loops that have something to send.
 	Flush()
 }
 
@@ -172,5 +172,5 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 	return nil
 }
 
-// Flush wakes the idle lanes of the sink.
+// Flush wakes the idle loops of the sink.
 func (d *Dispatcher) Flush() { d.sink.Flush() }

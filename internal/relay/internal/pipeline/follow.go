@@ -10,7 +10,7 @@ import (
 )
 
 // Follower observes the outcome of the records of one envelope, for a trace or a sample of it. Each record
-// is reported once, unless the term ends first. The sink's lanes call the methods, under the
+// is reported once, unless the term ends first. The sink's loops call the methods, under the
 // sink's lock or that of the followers, and may call them concurrently for different records. The
 // methods must not block, and must not call the dispatcher or the sink.
 type Follower interface {

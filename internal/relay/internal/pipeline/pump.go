@@ -11,10 +11,10 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// A batch of the change stream can hold thousands of events. Idle lanes are flushed and positions
+// A batch of the change stream can hold thousands of events. Idle loops are flushed and positions
 // are set inside a batch as well, so that a large batch delays neither.
 const (
-	flushEvery    = 64  // events between two flushes of idle lanes
+	flushEvery    = 64  // events between two flushes of idle loops
 	positionEvery = 256 // events between two positions that the resolved position can reach
 )
 

@@ -319,11 +319,11 @@ func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket re
 	}
 }
 
-// Flush wakes the idle lanes that have something to send.
+// Flush wakes the idle loops that have something to send.
 func (s *Sink) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range s.lanes.byID {
+	for _, l := range s.loops.byID {
 		if len(l.ready) > 0 {
 			retry.Signal(l.wake)
 		}
