@@ -54,6 +54,9 @@ var oneMeaning = []struct {
 	// A watcher is a name that processes share. What status shows are its slots.
 	{`admin\.Watcher\b`, "admin.SlotStatus", nil},
 
+	// Foreign is what another writer has written, not the CPU time of other programs.
+	{`(?i)foreign_cpu\b|foreign_cpu_pct|foreign CPU`, "CPU of others", nil},
+
 	// A node without a heartbeat is stale.
 	{`silent_node| \(silent\)|✕ silent`, "stale", nil},
 
