@@ -24,7 +24,7 @@ var oneMeaning = []struct {
 	{`[Ee]vents log|log of events|outrelay events|/api/v1/events|events_trimmed|outrelay_events`, "audit log", nil},
 	{`Collection\("events"\)`, `Collection("audit")`, []string{"cmd/", "internal/", "test/"}},
 
-	// Blocked is the state of an event behind an earlier one of its key. A topic is unwritable.
+	// Blocked is the state of an event after an earlier one of its key. A topic is unwritable.
 	{`blocked_targets|BlockedTargets|[Bb]locked (topic|target)`, "unwritable", nil},
 
 	// A lane is one of the 16 parts of a partition in a consumer.
@@ -56,6 +56,9 @@ var oneMeaning = []struct {
 
 	// Foreign is what another writer has written, not the CPU time of other programs.
 	{`(?i)foreign_cpu\b|foreign_cpu_pct|foreign CPU`, "CPU of others", nil},
+
+	// Behind is late, such as a watcher or a clock. The position that follows another one is after it.
+	{`(?i)\bbehind (the|a|its|all|lowest) ?(lowest|closed|saved)? ?(position|cursor|cut|gate|gap|drop|takeover|checkpoint|refusal|fence)|CountBehind|SweptBehind|behind_the_position`, "after", nil},
 
 	// A node without a heartbeat is stale.
 	{`silent_node| \(silent\)|✕ silent`, "stale", nil},

@@ -154,7 +154,7 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	topics := s.ReadTopics("order", "payment")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "payment"})}
 	killOwners(t, s, "mid-waiting-write:6", "after-ack-before-position:20", "mid-waiting-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
-	stacktest.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
+	stacktest.Eventually(t, "some are refused, some wait after them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
 	s.SetTopicConfig("payment", ageSetting, "86400000")
@@ -335,7 +335,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 
 	s.SetTopicConfig("payment", ageSetting, "86400000")
 	// A replay starts with events that the position has passed.
-	history.WaitFor("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
+	history.WaitFor("a position after all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
 	p.Kill()
 	before := topics.Deliveries()
 	type outcome struct {

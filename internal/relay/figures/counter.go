@@ -407,7 +407,7 @@ func (r *round) countOutbox(ctx context.Context, ns string, checkIndexes bool) (
 	if outbox.envelopes, err = coll.EstimatedDocumentCount(ctx); err != nil || r.position.IsZero() {
 		return outbox, err
 	}
-	n, oldest, err := outboxes.CountBehind(ctx, coll, r.position, Limit)
+	n, oldest, err := outboxes.CountAfter(ctx, coll, r.position, Limit)
 	if errors.Is(err, outboxes.ErrNotIndexed) {
 		return outbox, nil
 	}

@@ -10,6 +10,6 @@
 //
 // Renames: if a collection is renamed during its sweep, the term ends, and the next term finds it under its new
 // name. A copy, by $out or by a rename into another database, is a new collection: its envelopes are delivered
-// although those of the original were. A slot that lags behind several renames of one collection may sweep it
+// although those of the original were. A slot that lags by several renames of one collection may sweep it
 // from its beginning. Repeated events are flagged.
 package gap

@@ -100,7 +100,7 @@ func (r *Recovery) sweepRenamed(
 	}
 
 	r.Log.Warn("a collection got a watched name; sweeping it", "collection", outbox.NS(),
-		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
+		"from", string(ev.DB)+"."+string(ev.Coll), "after", readUpTo.T)
 	r.renames.Store(outbox.NS(), rename{pos: string(ev.Data), at: at})
 
 	sweep := &sweep.Sweep{

@@ -169,7 +169,7 @@ func (g *gates) resumeKey(ns, topic, key string) {
 	g.updateActiveLocked()
 }
 
-// checkGate returns record.ErrBlocked if rec has to wait: behind its gate, or, for a side
+// checkGate returns record.ErrBlocked if rec has to wait: at its gate, or, for a side
 // delivery, because its key is stopped. It costs one load while nothing waits.
 func (g *gates) checkGate(rec *record.Record, side bool) error {
 	if g.active.Load() == 0 {

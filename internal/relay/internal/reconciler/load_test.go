@@ -103,7 +103,7 @@ func TestN08_FinishSentFinishesEnvelopesOfAnEarlierOwner(t *testing.T) {
 }
 
 // TestN10_ALaterEnvelopeIsNotFinishedBeforeAnEarlierOneOfItsKey in a compacted topic, where the record of the earlier one may have
-// been removed: it is sent again, and the later one behind it.
+// been removed: it is sent again, and the later one after it.
 func TestN10_ALaterEnvelopeIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T) {
 	t.Parallel()
 	for compacted, want := range map[bool]string{true: "[1 4]", false: "[1 3 4]"} {

@@ -224,7 +224,7 @@ func (x *Sender) queueEntered(list []*waiting.Entry) {
 		// These envelopes are scanned for another reason: when the attempt is due, when the topic can
 		// be written again, or when the earlier envelope has been sent.
 		key := orderKey{e.NS, e.Key}
-		if !e.NextAt.IsZero() || x.allParkedLocked(key, e.Pending) || x.waitsBehindLocked(e) {
+		if !e.NextAt.IsZero() || x.allParkedLocked(key, e.Pending) || x.waitsForEarlierLocked(e) {
 			continue
 		}
 		x.queueKeyLocked(x.work.keys, key)

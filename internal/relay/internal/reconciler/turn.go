@@ -101,10 +101,10 @@ func (x *Sender) rememberStopLocked(candidate *candidate, until int64) {
 	x.stops[candidate.key()] = keyStop{until, candidate.topics}
 }
 
-// waitsBehindLocked reports whether entry, which was just written, waits for an earlier envelope of its
+// waitsForEarlierLocked reports whether entry, which was just written, waits for an earlier envelope of its
 // key that is published alone or waits for its next attempt. A scan of the key would publish nothing
 // now, and the end of that wait causes one.
-func (x *Sender) waitsBehindLocked(entry *waiting.Entry) bool {
+func (x *Sender) waitsForEarlierLocked(entry *waiting.Entry) bool {
 	if entry.Reason != waiting.Blocked || len(entry.Pending) == 0 {
 		return false
 	}

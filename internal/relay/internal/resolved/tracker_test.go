@@ -78,7 +78,7 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveThePosition(t *testing.T) {
 
 	d := w.Begin(0, 1, 0)
 	e := w.Begin(0, 1, 0)
-	w.Acked(tp(0), 200, []record.Ticket{e}) // sent behind something foreign
+	w.Acked(tp(0), 200, []record.Ticket{e}) // sent after something foreign
 	w.Acked(tp(0), 103, nil)
 	w.Idle(tp(1), 70)
 	want = map[string][]int64{"t": {200, 70}}
@@ -87,7 +87,7 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveThePosition(t *testing.T) {
 	}
 
 	w.Resolve(d)
-	// Everything is resolved, but no position behind e was given: it would be read again, so it still holds its offset.
+	// Everything is resolved, but no position after e was given: it would be read again, so it still holds its offset.
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
 		t.Fatal(cmp.Diff(want, got))
 	}

@@ -21,7 +21,7 @@ type loopID struct {
 
 // loop sends the batches of its partitions, one request at a time. Records gather while a request
 // is in flight, so requests grow with the load of the broker. There is no linger, and no request
-// waits behind another request on the connection.
+// waits after another request on the connection.
 type loop struct {
 	id   loopID
 	sink *Sink

@@ -172,15 +172,15 @@ func (t *term) loadStored(ctx context.Context, sides *sides, margin time.Duratio
 	previous := pipeline.NewPreviousOwner()
 	after := outboxes.PosOf(t.start.from)
 	at, _ := t.start.from.Time()
-	sweptBehind := outboxes.PosSweptBehind(at, margin)
-	behind := func(pos string) bool { return pos > after || sweptBehind(pos) }
+	sweptAfter := outboxes.PosSweptAfter(at, margin)
+	isAfter := func(pos string) bool { return pos > after || sweptAfter(pos) }
 
 	var n reconciler.Loaded
 	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 		// A failed attempt may have closed some gates already.
 		t.resolver.OpenAllGates()
 		previous.Reset()
-		n, err = sides.sender.Load(ctx, behind,
+		n, err = sides.sender.Load(ctx, isAfter,
 			func(ns, topic, key string) { t.resolver.CloseGate(sides.outlet.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
 		return err
 	})
@@ -189,7 +189,7 @@ func (t *term) loadStored(ctx context.Context, sides *sides, margin time.Duratio
 	}
 	if n.Waiting > 0 {
 		t.log.Info("loaded the waiting envelopes of an earlier owner",
-			"waiting", n.Waiting, "gates", n.Gates, "behind_the_position", n.Known)
+			"waiting", n.Waiting, "gates", n.Gates, "after_the_position", n.Known)
 	}
 
 	// Dead envelopes could be sent by now, if their problem is fixed, but later events of their keys were sent

@@ -221,9 +221,9 @@ func TestN27_TheRegistryStoresHowFarACollectionWasRead(t *testing.T) {
 		appeared bool
 	}{
 		{"known before the position", outboxes.Registration{Seen: at(5)}, 10, 0, false},
-		{"new behind the position", outboxes.Registration{Seen: at(15)}, 10, 0, true},
-		{"back behind the position", outboxes.Registration{Seen: at(15), Left: at(7)}, 10, 7, true},
-		{"left and back behind the position, according to another slot", outboxes.Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
+		{"new after the position", outboxes.Registration{Seen: at(15)}, 10, 0, true},
+		{"back after the position", outboxes.Registration{Seen: at(15), Left: at(7)}, 10, 7, true},
+		{"left and back after the position, according to another slot", outboxes.Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
 		{"no position: everything is read anyway", outboxes.Registration{Seen: at(15)}, 0, 0, false},
 	} {
 		if upTo, appeared := c.claim.ReadUpTo(at(c.position)); upTo != at(c.upTo) || appeared != c.appeared {
