@@ -103,7 +103,7 @@ func (c *Counter) Count(ctx context.Context) (Figures, error) {
 		round.found.Oplog.Oldest, round.found.Oplog.Newest, _ = c.Oplog(ctx)
 	}
 	if c.Inspect != nil {
-		if round.found.Unreadable, err = c.Inspect(ctx); err != nil {
+		if round.found.Unreadable, err = c.Inspect(ctx); c.tolerate(err) != nil {
 			return round.found, err
 		}
 	}
