@@ -65,7 +65,7 @@ without observers, and once with the operator's page and its live stream open an
 every second. The default is 1,000,000 events.
 
 Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine
-idle while it runs: the report shows the CPU time of other processes as foreign. The defaults take
+idle while it runs: the report shows the CPU time of other processes. The defaults take
 about six minutes. With --peers and --config, it measures on the servers of the configuration, with their
 logins: a password or a certificate.`,
 		Args: noArgs,

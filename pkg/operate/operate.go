@@ -190,8 +190,8 @@ func (o *Operator) ForSlot(slot string) *Operator { return &Operator{o.shared, o
 // Watcher returns the name of the watcher.
 func (o *Operator) Watcher() string { return o.use.Watcher }
 
-// Run keeps the counts of the status fresh, and carries out the replays that people start on the mounted page. It blocks until
-// ctx ends, and then returns nil. An operator whose page is not mounted need not run: it counts when it is asked.
+// Run carries out the replays that people start on the mounted page. It blocks until ctx ends, and then returns nil. An operator whose
+// page is not mounted need not run.
 func (o *Operator) Run(ctx context.Context) error { return o.use.Run(ctx) }
 
 // prepare returns the use cases, after a check that the state database is one of outrelay. The check reads twice, until it

@@ -121,9 +121,15 @@ func TestWaitingEventsAreListedAndRetried(t *testing.T) {
 		t.Errorf("the waiting event: got %+v", got)
 	}
 
-	status, err := op.Status(t.Context())
-	if err != nil || status.Counts.Parked != 1 || status.Counts.Waiting() != 1 || len(status.Slots) != 1 || status.Slots[0].Owner == "" || len(status.Nodes) != 1 {
-		t.Errorf("the status: got %+v, %v", status, err)
+	// The relay counts every five seconds.
+	var status operate.Status
+	stacktest.Eventually(t, "the status counts the waiting event", func() bool {
+		var err error
+		status, err = op.Status(t.Context())
+		return err == nil && status.Counts.Parked == 1
+	}, func() any { return status })
+	if status.Counts.Waiting() != 1 || len(status.Slots) != 1 || status.Slots[0].Owner == "" || len(status.Nodes) != 1 {
+		t.Errorf("the status: got %+v", status)
 	}
 
 	stacktest.Eventually(t, "the topic is a problem", func() bool {

@@ -45,8 +45,8 @@ type Node struct {
 	KafkaReachable bool      // at the last heartbeat
 }
 
-// Counts are numbers of events of a watcher. They are at most ten seconds old while [Operator.Run] runs, and are counted by the
-// call otherwise.
+// Counts are numbers of events of a watcher. A relay counts every five seconds, or less often if counting takes long. While none counts, or
+// after an action of an operator, the call counts.
 type Counts struct {
 	At time.Time // when they were counted
 

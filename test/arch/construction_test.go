@@ -15,17 +15,17 @@ import (
 var termPackages = []string{
 	"internal/relay/internal/changestream", "internal/relay/stored/divisions", "internal/relay/internal/fence", "internal/relay/internal/gap", "internal/relay/stored/lease", "internal/relay/internal/ledger", "internal/relay/stored/letters", "internal/base/mailbox",
 	"internal/relay/stored/nodes", "internal/relay/stored/outboxes", "internal/relay/internal/pipeline", "internal/relay/stored/purge", "internal/relay/internal/reconciler", "internal/relay/stored/requeues",
-	"internal/relay/internal/scheduled", "internal/relay/internal/sink", "internal/relay/internal/slots", "internal/relay/stored/sweep", "internal/relay/internal/term", "internal/relay/stored/waiting", "internal/relay/internal/watched", "internal/relay/internal/watermark",
+	"internal/relay/internal/scheduled", "internal/relay/internal/sink", "internal/relay/internal/slots", "internal/relay/stored/sweep", "internal/relay/internal/term", "internal/relay/stored/waiting", "internal/relay/internal/watched", "internal/relay/internal/resolved",
 }
 
 // lateFields are the fields of parts that are set after their construction, with the reason.
 var lateFields = map[string]string{
 	"changestream.cursor.stopWatching":   "belongs to the wait for one reply",
 	"gap.Recovery.backoff":               "a state: the pause between two gaps begins with the first one",
-	"sink.lane.abortDial":                "belongs to one attempt to connect",
-	"sink.lane.link":                     "a state: the connection, which a lane opens again and again",
+	"sink.loop.abortDial":                "belongs to one attempt to connect",
+	"sink.loop.link":                     "a state: the connection, which a loop opens again and again",
 	"sink.Sink.cancelRun":                "belongs to one call of Run",
-	"sink.laneSet.start":                 "belongs to one call of Run",
+	"sink.loopSet.start":                 "belongs to one call of Run",
 	"term.startPoint.unsavedDescription": "a value that is saved later",
 }
 

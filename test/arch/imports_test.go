@@ -165,7 +165,7 @@ func TestLayerRuleSeesWrongImports(t *testing.T) {
 	t.Parallel()
 	const engine = "internal/relay/internal/"
 	for _, c := range []struct{ file, imports, want string }{
-		{engine + "pipeline/a.go", engine + "watermark", ""},
+		{engine + "pipeline/a.go", engine + "resolved", ""},
 		{engine + "pipeline/a.go", engine + "sink", "do not import each other"},
 		{engine + "pipeline/a.go", engine + "changestream", "do not import each other"},
 		{engine + "pipeline/a.go", "internal/relay/changes", ""},

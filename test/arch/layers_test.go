@@ -33,9 +33,9 @@ var layers = []layer{
 	{dirs: []string{"internal/service"}, why: "what the public packages are made of, and the stores that operators read as well"},
 	{dirs: []string{"pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga"}, why: "runs inside services of users"},
 	{dirs: []string{
-		"internal/relay/activity", "internal/relay/changes", "internal/relay/connect", "internal/relay/notices", "internal/relay/problems", "internal/relay/readiness", "internal/relay/stored", "internal/relay/tracing",
+		"internal/relay/activity", "internal/relay/changes", "internal/relay/connect", "internal/relay/figures", "internal/relay/notices", "internal/relay/problems", "internal/relay/readiness", "internal/relay/stored", "internal/relay/tracing",
 	}, why: "what the relay stores, reports and connects to: the only way from operators to a relay"},
-	{dirs: []string{"internal/relay/internal/fence", "internal/relay/internal/ledger", "internal/relay/internal/watched", "internal/relay/internal/watermark"}, why: "what the stages of a term share: fencing, outcomes, collections, positions"},
+	{dirs: []string{"internal/relay/internal/fence", "internal/relay/internal/ledger", "internal/relay/internal/watched", "internal/relay/internal/resolved"}, why: "what the stages of a term share: fencing, outcomes, collections, positions"},
 	{dirs: []string{"internal/relay/internal"}, apart: true, why: "the stages: each gets the others as interfaces"},
 	{dirs: []string{"internal/relay/internal/term"}, why: "one term of ownership: makes the stages and connects them"},
 	{dirs: []string{"internal/relay"}, why: "the doors: one process, its probes, and what commands do while none runs"},

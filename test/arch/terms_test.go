@@ -24,18 +24,20 @@ var oneMeaning = []struct {
 	{`[Ee]vents log|log of events|outrelay events|/api/v1/events|events_trimmed|outrelay_events`, "audit log", nil},
 	{`Collection\("events"\)`, `Collection("audit")`, []string{"cmd/", "internal/", "test/"}},
 
-	// Blocked is the state of an event behind an earlier one of its key. A topic is unwritable.
+	// Blocked is the state of an event after an earlier one of its key. A topic is unwritable.
 	{`blocked_targets|BlockedTargets|[Bb]locked (topic|target)`, "unwritable", nil},
 
 	// A lane is one of the 16 parts of a partition in a consumer.
 	{`kafka\.lanes|"lanes"`, "kafka.requests_per_broker", nil},
 	{`\b[Ll]anes\b`, "requests_per_broker", []string{"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/helm/outrelay/values.yaml"}},
+	{`(?i)\blanes?\b`, "loop", []string{"internal/relay/internal/sink/", "internal/relay/internal/pipeline/"}},
 
 	// A watermark is the first offset of a lane that a consumer has not handled. The relay has a position.
 	{`(?i)watermark`, "position", []string{
 		"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/relay/internal/term/",
 		"internal/base/metrics/metrics.go", "docs/operations.md", "docs/operate/",
 	}},
+	{`(?i)\b(the|a|no|of) watermark`, "resolved position", []string{"internal/relay/"}},
 
 	// A dead letter is requeued; a replay sends delivered events again.
 	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/operate/admin/", "internal/relay/stored/letters/", "internal/relay/stored/requeues/", "internal/operate/httpapi/", "internal/operate/opspage/", "docs/"}},
@@ -46,8 +48,17 @@ var oneMeaning = []struct {
 	// Pending counts what the relay has not read yet. What it could not send waits.
 	{`PendingTopic\b|/api/v1/pending`, "waiting topics", nil},
 
+	// An envelope that could not be sent in order waits.
+	{`\b[Ee]xceptions? (of|wait|that wait)|(as|makes|of) an exception\b|outrelay_exceptions`, "waiting envelope", []string{"cmd/", "deploy/", "docs/", "internal/contract/", "internal/operate/", "internal/relay/", "test/"}},
+
 	// A watcher is a name that processes share. What status shows are its slots.
 	{`admin\.Watcher\b`, "admin.SlotStatus", nil},
+
+	// Foreign is what another writer has written, not the CPU time of other programs.
+	{`(?i)foreign_cpu\b|foreign_cpu_pct|foreign CPU`, "CPU of others", nil},
+
+	// Behind is late, such as a watcher or a clock. The position that follows another one is after it.
+	{`(?i)\bbehind (the|a|its|all|lowest) ?(lowest|closed|saved)? ?(position|cursor|cut|gate|gap|drop|takeover|checkpoint|refusal|fence)|CountBehind|SweptBehind|behind_the_position`, "after", nil},
 
 	// A node without a heartbeat is stale.
 	{`silent_node| \(silent\)|✕ silent`, "stale", nil},

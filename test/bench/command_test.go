@@ -16,7 +16,7 @@ func TestBenchCommand(t *testing.T) {
 		Ratio      float64 `json:"drain_ratio"`
 		CPU        float64 `json:"cpu_s_per_million"`
 		RSS        float64 `json:"peak_rss_mb"`
-		Foreign    float64 `json:"foreign_cpu_pct"`
+		OtherCPU   float64 `json:"other_cpu_pct"`
 
 		ForeignEPS   float64 `json:"foreign_eps"`
 		ForeignRatio float64 `json:"foreign_ratio"`
@@ -54,8 +54,8 @@ func TestBenchCommand(t *testing.T) {
 	if r.ForeignEPS <= 0 || r.ForeignRatio <= 0 || r.ForeignCPU == nil || r.ForeignMongod == nil {
 		t.Errorf("documents of another writer: %v/s, ratio %v, CPU %v and %v", r.ForeignEPS, r.ForeignRatio, r.ForeignCPU, r.ForeignMongod)
 	}
-	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || r.CPU <= 0 || r.RSS < 5) {
-		t.Errorf("foreign CPU %v %%, CPU %v s per million, memory %v MB", r.Foreign, r.CPU, r.RSS)
+	if r.OtherCPU != -1 && (r.OtherCPU < 0 || r.OtherCPU > 100 || r.CPU <= 0 || r.RSS < 5) {
+		t.Errorf("CPU of others %v %%, CPU %v s per million, memory %v MB", r.OtherCPU, r.CPU, r.RSS)
 	}
 	if len(r.Latency) != 2 || r.Latency[0].Rate != 50 || r.Latency[1].Rate != 200 {
 		t.Fatalf("latencies %+v", r.Latency)

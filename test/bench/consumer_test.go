@@ -19,7 +19,7 @@ func TestBenchConsumerCommand(t *testing.T) {
 		}
 	}
 
-	for _, name := range []string{"overhead_p50_ms", "overhead_p99_ms", "naive_cpu_ms", "consumer_cpu_ms", "consumer_servers_cpu_ms", "foreign_cpu_pct"} {
+	for _, name := range []string{"overhead_p50_ms", "overhead_p99_ms", "naive_cpu_ms", "consumer_cpu_ms", "consumer_servers_cpu_ms", "other_cpu_pct"} {
 		if _, ok := r[name].(float64); !ok {
 			t.Errorf("%s is %v", name, r[name])
 		}

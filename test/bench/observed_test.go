@@ -12,17 +12,17 @@ import (
 func TestBenchObservedCommand(t *testing.T) {
 	t.Parallel()
 	var r struct {
-		Alone     float64            `json:"alone_eps"`
-		Observed  float64            `json:"observed_eps"`
-		Ratio     float64            `json:"ratio"`
-		Ratios    []float64          `json:"ratios"`
-		Scrapes   int                `json:"scrapes"`
-		Refreshes int                `json:"refreshes"`
-		Messages  int                `json:"live_messages"`
-		Foreign   float64            `json:"foreign_cpu_pct"`
-		ForeignOf map[string]float64 `json:"foreign_cpu"`
-		Pairs     int                `json:"pairs"`
-		Events    int                `json:"events"`
+		Alone      float64            `json:"alone_eps"`
+		Observed   float64            `json:"observed_eps"`
+		Ratio      float64            `json:"ratio"`
+		Ratios     []float64          `json:"ratios"`
+		Scrapes    int                `json:"scrapes"`
+		Refreshes  int                `json:"refreshes"`
+		Messages   int                `json:"live_messages"`
+		OtherCPU   float64            `json:"other_cpu_pct"`
+		OtherCPUOf map[string]float64 `json:"other_cpu"`
+		Pairs      int                `json:"pairs"`
+		Events     int                `json:"events"`
 	}
 	output := runBench(t, &r, "--observed", "--events", "2000", "--pairs", "2")
 	if r.Alone <= 0 || r.Observed <= 0 || r.Pairs != 2 || r.Events != 2000 || len(r.Ratios) != 2 {
@@ -34,8 +34,8 @@ func TestBenchObservedCommand(t *testing.T) {
 	if r.Scrapes < 2 || r.Refreshes < 2 || r.Messages < 2 {
 		t.Errorf("two drains had %d scrapes, %d refreshes, %d messages", r.Scrapes, r.Refreshes, r.Messages)
 	}
-	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || len(r.ForeignOf) != 2) {
-		t.Errorf("foreign CPU %v %%: %v", r.Foreign, r.ForeignOf)
+	if r.OtherCPU != -1 && (r.OtherCPU < 0 || r.OtherCPU > 100 || len(r.OtherCPUOf) != 2) {
+		t.Errorf("CPU of others %v %%: %v", r.OtherCPU, r.OtherCPUOf)
 	}
 
 	// The order within pairs alternates.

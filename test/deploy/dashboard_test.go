@@ -99,7 +99,7 @@ func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 		}
 	}
 
-	want := splitWords("Overview Flow Ownership Exceptions Reconcile Purge Kafka Consumer Process")
+	want := splitWords("Overview Flow Ownership Waiting Reconcile Purge Kafka Consumer Process")
 	if !slices.Equal(rows, want) {
 		t.Errorf("rows %v, want %v", rows, want)
 	}

@@ -24,7 +24,7 @@ var (
 	targets = splitWords("job instance slot")
 	// bounded are the possible values of labels in selectors.
 	bounded = map[string]map[string][]string{
-		"outrelay_exceptions":             {"state": splitWords("retry blocked parked scheduled")},
+		"outrelay_waiting_envelopes":      {"reason": splitWords("retry blocked parked queued")},
 		"outrelay_nodes":                  {"state": splitWords("alive stale")},
 		"outrelay_problem_seconds":        {"kind": kindsOfProblems(), "severity": splitWords("warn fail")},
 		"outrelay_published_total":        {"result": splitWords("acked skipped refused")},
@@ -195,7 +195,7 @@ func TestTheReaderOfExpressionsSeesMistakes(t *testing.T) {
 		`sum by (topics) (outrelay_published_total)`:                   "grouped by topics",
 		`sum by (le) (rate(outrelay_publish_latency_seconds_sum[5m]))`: "grouped by le",
 		`outrelay_published_total{topics="x"}`:                         "no label topics",
-		`outrelay_exceptions{state=~"retry|stuck"}`:                    "never",
+		`outrelay_waiting_envelopes{reason=~"retry|stuck"}`:            "never",
 		`sum(outrelay_lag_seconds`:                                     "not closed",
 		`sum(outrelay_lag_seconds))`:                                   "closes nothing",
 		`rate(outrelay_read_total[5m)`:                                 "closes nothing",

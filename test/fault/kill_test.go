@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 // time into the load, points of a takeover at the first pass.
 var points = []string{
 	"after-lease", "after-init", "after-barrier", "mid-read-back", "after-open",
-	"after-getmore:12", "before-produce:9", "after-produce-before-ack:8", "after-ack-before-watermark:11",
+	"after-getmore:12", "before-produce:9", "after-produce-before-ack:8", "after-ack-before-position:11",
 	"before-checkpoint:3", "after-checkpoint:3", "mid-claim-write", "before-release", "after-release",
 }
 
@@ -114,7 +114,7 @@ func TestKillInTheMiddleOfAHugeTransaction(t *testing.T) {
 	}
 
 	s.AppendEvents(s.Outbox(), events...)
-	for _, point := range []string{"after-produce-before-ack:2", "after-ack-before-watermark:5", "after-checkpoint:1"} {
+	for _, point := range []string{"after-produce-before-ack:2", "after-ack-before-position:5", "after-checkpoint:1"} {
 		s.StartCrashing(point).WaitExit()
 	}
 

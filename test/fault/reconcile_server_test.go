@@ -161,7 +161,7 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	setTimestamps(t, s, old)
 	insertForeign(t, s, 60, func(i int) any { return foreignID(i, anHourAgo, "some") })
 	p.Kill()
-	killOwners(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30")
+	killOwners(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-position:30")
 	s.CreateTopic("late", 3, 1)
 	insertForeign(t, s, 60, func(i int) any { return foreignID(i, anHourAgo, "more") })
 	killOwners(t, s, "after-produce-before-ack:20")

@@ -67,9 +67,9 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	p.WaitTookOver()
 	s.WaitHeld(200)
 	p.Kill()
-	killOwners(t, s, "mid-waiting-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
+	killOwners(t, s, "mid-waiting-write:3", "after-ack-before-position:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
-	killOwners(t, s, "after-produce-before-ack:12", "mid-waiting-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
+	killOwners(t, s, "after-produce-before-ack:12", "mid-waiting-write:4", "after-ack-before-position:40", "after-checkpoint:5", "mid-read-back")
 	for range chooseRounds(1, 20) {
 		p := s.StartRelay()
 		p.WaitTookOver()
@@ -108,7 +108,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 
 	load := s.StartLoad(kit.Load{Rate: steadyRate()})
 	killOwners(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
-		"mid-claim-write:3", "after-ack-before-watermark:30")
+		"mid-claim-write:3", "after-ack-before-position:30")
 	load.Stop()
 	s.StartRelay().WaitTookOver()
 	t.Logf("%s; %d cancelled", s.CheckDelivery(topics), len(cancelled))
@@ -153,12 +153,12 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "payment")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "payment"})}
-	killOwners(t, s, "mid-waiting-write:6", "after-ack-before-watermark:20", "mid-waiting-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
-	stacktest.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
+	killOwners(t, s, "mid-waiting-write:6", "after-ack-before-position:20", "mid-waiting-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
+	stacktest.Eventually(t, "some are refused, some wait after them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
 	s.SetTopicConfig("payment", ageSetting, "86400000")
-	killOwners(t, s, "after-produce-before-ack:5", "mid-waiting-write:2", "after-ack-before-watermark:15")
+	killOwners(t, s, "after-produce-before-ack:5", "mid-waiting-write:2", "after-ack-before-position:15")
 	loads[0].Stop()
 	s.StartRelay().WaitTookOver()
 
@@ -204,12 +204,12 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 			topics := s.ReadTopics("order", "late")
 			s.Schedule("order", 300, 20, time.Now().Add(time.Second), 5*time.Second)
 			loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "late"})}
-			killOwners(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
+			killOwners(t, s, "after-ack-before-position:30", "before-checkpoint:3")
 			insertForeign(t, s, 100, func(i int) any { return foreignID(i, time.Now(), "some") })
 			killOwners(t, s, "mid-waiting-write:2", "after-produce-before-ack:20")
 			s.CreateTopic("late", 3, 1)
 			insertForeign(t, s, 100, func(i int) any { return foreignID(i, time.Now(), "more") })
-			killOwners(t, s, "after-checkpoint:4", "after-ack-before-watermark:50")
+			killOwners(t, s, "after-checkpoint:4", "after-ack-before-position:50")
 			for _, l := range loads {
 				l.Stop()
 			}
@@ -335,7 +335,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 
 	s.SetTopicConfig("payment", ageSetting, "86400000")
 	// A replay starts with events that the position has passed.
-	history.WaitFor("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
+	history.WaitFor("a position after all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
 	p.Kill()
 	before := topics.Deliveries()
 	type outcome struct {
@@ -351,7 +351,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
-	killOwners(t, s, "after-produce-before-ack:4", "mid-waiting-write:2", "mid-waiting-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
+	killOwners(t, s, "after-produce-before-ack:4", "mid-waiting-write:2", "mid-waiting-write:1", "after-ack-before-position:10", "before-checkpoint:3")
 	s.StartRelay().WaitTookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		o := <-c
@@ -411,7 +411,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 
 // An owner with parked, retried and scheduled envelopes is frozen for longer than its lease. Afterwards it
 // writes to no topic and no document.
-func TestZombieWithExceptions(t *testing.T) {
+func TestZombieWithWaitingEnvelopes(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()

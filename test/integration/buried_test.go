@@ -24,7 +24,7 @@ func TestN15_ASuccessorDoesNotSendDeadEvents(t *testing.T) {
 	topics := s.ReadTopics("order", "payment", "late")
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	// The topic of the event is missing, so the watermark waits for the event for some seconds.
+	// The topic of the event is missing, so the resolved position waits for the event for some seconds.
 	s.AppendEvents(s.Outbox(), kit.NewEvent("late", "l", 0, 20))
 	const n = 20
 	var dead []string

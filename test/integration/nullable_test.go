@@ -84,7 +84,7 @@ func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 
 	s.StartRelay().WaitTookOver()
 	// Kafka accepts records that are quick enough, and in the worst case all of them, some by retries.
-	stacktest.Eventually(t, "all that waits behind a refused one is written down, or delivered", func() bool {
+	stacktest.Eventually(t, "all that waits after a refused one is written down, or delivered", func() bool {
 		return s.CountHeld() > 100 || len(topics.AllRecords()) == len(docs)
 	})
 	s.SetTopicConfig("strict", age, "9223372036854775807")

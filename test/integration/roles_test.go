@@ -192,7 +192,7 @@ func TestRolesAreEnough(t *testing.T) {
 	if err := box.Transaction(t.Context(), func(ctx context.Context) error { return box.Append(ctx, late) }); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.CountHeld() > 0 })
+	stacktest.Eventually(t, "the envelope without a topic waits", func() bool { return g.CountHeld() > 0 })
 	g.CreateTopic("late", 1, 1)
 	g.WaitNoneHeld()
 

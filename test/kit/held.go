@@ -79,7 +79,7 @@ func (s *Scene) CountState(collection string, filter bson.D) int {
 	return int(n)
 }
 
-// WaitHeld waits until more than n envelopes are parked or wait behind a parked envelope of their key. The number of parked envelopes
+// WaitHeld waits until more than n envelopes are parked or wait after a parked envelope of their key. The number of parked envelopes
 // alone is bounded by the number of keys.
 func (s *Scene) WaitHeld(n int) {
 	s.tb.Helper()

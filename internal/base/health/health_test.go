@@ -11,8 +11,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const exceptions = WaitingRule
-
 // step is one observation with the expected result.
 type step struct {
 	after   time.Duration
@@ -55,7 +53,7 @@ func TestRules(t *testing.T) {
 
 			for i, s := range steps {
 				at = at.Add(s.after)
-				o := Observation{At: at, Counts: []Count{{exceptions, s.waiting}}, Dead: s.dead}
+				o := Observation{At: at, Counts: []Count{{WaitingRule, s.waiting}}, Dead: s.dead}
 				if s.failed {
 					o.Err = errors.New("no answer")
 				}
@@ -85,7 +83,7 @@ func TestHealthIsTheWorstCheck(t *testing.T) {
 		failed := 0
 		for i := range rapid.IntRange(1, 30).Draw(t, "n") {
 			at = at.Add(time.Duration(rapid.IntRange(1, 90).Draw(t, "after")) * time.Second)
-			o := Observation{At: at, Counts: []Count{{exceptions, rapid.Int64Range(0, 3).Draw(t, "waiting")}}, Dead: rapid.Int64Range(0, 300).Draw(t, "dead")}
+			o := Observation{At: at, Counts: []Count{{WaitingRule, rapid.Int64Range(0, 3).Draw(t, "waiting")}}, Dead: rapid.Int64Range(0, 300).Draw(t, "dead")}
 
 			if failed++; rapid.Bool().Draw(t, "fails") {
 				o.Err = errors.New("x")

@@ -11,12 +11,12 @@ import (
 // "other".
 const maxCollections = 100
 
-// Figures are counts of the documents in collections, and of the nodes. An owner counts at intervals, with
-// bounded queries. Every owner of a watcher counts the same documents, so dashboards must use the maximum, not
-// the sum.
+// Figures are counts of the documents in collections, and of the nodes. One owner of a watcher counts at intervals, with bounded queries. At
+// a takeover two owners may count for a moment, so dashboards must use the maximum, not the sum.
 type Figures struct {
 	Pending     *prometheus.GaugeVec // {collection}: envelopes after the checkpoint
 	OldestAge   *prometheus.GaugeVec // {collection}: seconds since the oldest of them was written
+	Waiting     *prometheus.GaugeVec // {reason}
 	Scheduled   *prometheus.GaugeVec // {collection}
 	Overdue     *prometheus.GaugeVec // {collection}: seconds since the first overdue envelope was due; 0 if none is
 	DeadLetters *prometheus.GaugeVec // {collection}
@@ -42,6 +42,7 @@ func (b builder) newFigures() Figures {
 		Pending:   b.newGaugeVec("pending_envelopes"),
 		OldestAge: b.newGaugeVec("oldest_pending_seconds"),
 
+		Waiting:   b.newGaugeVec("waiting_envelopes"),
 		Scheduled: b.newGaugeVec("scheduled_envelopes"),
 		Overdue:   b.newGaugeVec("scheduled_overdue_seconds"),
 
@@ -81,11 +82,23 @@ type Collection struct {
 // showMu serializes Show.
 var showMu sync.Mutex
 
-// SetCollections replaces the figures of all collections. It adds up those beyond [maxCollections]. Of their ages it
-// shows the highest.
-func (f *Figures) SetCollections(list []Collection) {
+// Clear removes the figures of a process that does not count any more.
+func (f *Figures) Clear() { f.Show(nil, nil, nil) }
+
+// Show replaces the figures of all collections, of the letters of handlers, and of the waiting envelopes by reason. It adds up those beyond
+// [maxCollections] and [maxSeries]. Of the ages beyond them it shows the highest.
+func (f *Figures) Show(list []Collection, handlers []HandlerLetters, waiting map[string]int64) {
 	showMu.Lock()
 	defer showMu.Unlock()
+	f.Waiting.Reset()
+	for reason, n := range waiting {
+		f.Waiting.WithLabelValues(reason).Set(float64(n))
+	}
+	f.showHandlers(handlers)
+	f.showCollections(list)
+}
+
+func (f *Figures) showCollections(list []Collection) {
 	for _, v := range []*prometheus.GaugeVec{
 		f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox, f.Indexes,
 	} {
@@ -131,10 +144,7 @@ type HandlerLetters struct {
 	Dead                  int64
 }
 
-// SetHandlerLetters replaces the counts of the letters of handlers. It adds up those beyond [maxSeries].
-func (f *Figures) SetHandlerLetters(list []HandlerLetters) {
-	showMu.Lock()
-	defer showMu.Unlock()
+func (f *Figures) showHandlers(list []HandlerLetters) {
 	f.Handlers.Reset()
 	for i, h := range list {
 		if i >= maxSeries {

@@ -9,11 +9,11 @@ import (
 func TestFiguresReplaceTheEarlierOnes(t *testing.T) {
 	t.Parallel()
 	s := New("")
-	s.Figures.SetCollections([]Collection{
+	s.Figures.Show([]Collection{
 		{Name: "shop.outbox", Pending: 7, HasPending: true, OldestAge: 3 * time.Second, Scheduled: 2, HasScheduled: true, DeadLetters: 5, HasDead: true},
 		// The user may not read this collection. It has no series, and not a zero.
 		{Name: "forbidden.outbox"},
-	})
+	}, nil, map[string]int64{"parked": 3})
 
 	for name, want := range map[string]float64{"outrelay_pending_envelopes": 7, "outrelay_oldest_pending_seconds": 3, "outrelay_scheduled_envelopes": 2, "outrelay_dead_letters_stored": 5} {
 		if got := value(t, s, name, "collection", "shop.outbox"); got != want {
@@ -24,7 +24,7 @@ func TestFiguresReplaceTheEarlierOnes(t *testing.T) {
 		}
 	}
 
-	s.Figures.SetCollections(nil)
+	s.Figures.Clear()
 	if n := series(t, s, "outrelay_pending_envelopes"); n != 0 {
 		t.Errorf("%d series of a collection that is not counted any more are left", n)
 	}
@@ -39,7 +39,7 @@ func TestCollectionsAreBounded(t *testing.T) {
 	}
 
 	list[maxCollections].OldestAge = time.Hour
-	s.Figures.SetCollections(list)
+	s.Figures.Show(list, nil, nil)
 	if n := series(t, s, "outrelay_pending_envelopes"); n != maxCollections+1 {
 		t.Errorf("%d series", n)
 	}

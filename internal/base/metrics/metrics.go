@@ -56,7 +56,7 @@ type Delivery struct {
 	Published      *prometheus.CounterVec // {topic, result}: use ObservePublish
 	PublishLatency *Histogram             // seconds from commit to Kafka's ack: use ObserveLatency
 	ProduceErrors  *prometheus.CounterVec // {error}: error responses of Kafka, by name
-	// ThrottledSeconds counts the time for which lanes have waited for a quota of Kafka.
+	// ThrottledSeconds counts the time for which the loops of the sink have waited for a quota of Kafka.
 	ThrottledSeconds prometheus.Counter
 
 	InflightRecords *Live // records sent to the sink and not acked yet
@@ -85,11 +85,9 @@ type Ownership struct {
 	Quarantined  *Live              // partitions that wait for a marker (N4)
 }
 
-// Outcomes has the metrics of envelopes that are not simply delivered: exceptions, dead letters, scheduled
-// and purged envelopes.
+// Outcomes has the metrics of envelopes that are not simply delivered: waiting, dead, scheduled and purged envelopes.
 type Outcomes struct {
 	UnwritableRecords *prometheus.GaugeVec   // {topic, reason}: records that the sink holds
-	Exceptions        *prometheus.GaugeVec   // {state}: envelopes with a stored exception
 	Reconciled        *prometheus.CounterVec // {class}
 	DeadLetters       *prometheus.CounterVec // {class}
 	Dropped           *prometheus.CounterVec // {class}: expired, or dropped by a rule
@@ -255,7 +253,6 @@ func (b builder) newOwnership() Ownership {
 func (b builder) newOutcomes() Outcomes {
 	return Outcomes{
 		UnwritableRecords: b.newGaugeVec("unwritable_records"),
-		Exceptions:        b.newGaugeVec("exceptions"),
 		Reconciled:        b.newCounterVec("reconciled_total"),
 		DeadLetters:       b.newCounterVec("dead_letters_total"),
 		Dropped:           b.newCounterVec("dropped_total"),

@@ -59,7 +59,7 @@ func TestEveryConventionalName(t *testing.T) {
 	s.ObservePublish("orders", Acked, 1)
 	s.StreamRestarts.WithLabelValues("resume")
 	s.Gaps.WithLabelValues("history_lost")
-	s.Exceptions.WithLabelValues("retry")
+	s.Figures.Waiting.WithLabelValues("retry")
 	s.Reconciled.WithLabelValues("scheduled")
 	s.UnwritableRecords.WithLabelValues("orders", "missing")
 	s.DeadLetters.WithLabelValues("malformed")
@@ -80,7 +80,7 @@ func TestEveryConventionalName(t *testing.T) {
 	for _, name := range strings.Fields(`outrelay_lag_seconds outrelay_token_age_seconds outrelay_oplog_window_seconds
 		outrelay_published_total outrelay_publish_latency_seconds outrelay_inflight_records outrelay_inflight_bytes
 		outrelay_checkpoint_seconds outrelay_stream_restarts_total outrelay_gaps_total outrelay_lease_owner
-		outrelay_lease_epoch outrelay_lease_suspended outrelay_exceptions outrelay_reconciled_total outrelay_build_info
+		outrelay_lease_epoch outrelay_lease_suspended outrelay_waiting_envelopes outrelay_reconciled_total outrelay_build_info
 		outrelay_unwritable_records outrelay_budget_used_bytes outrelay_budget_bytes outrelay_stream_state
 		outrelay_ticket_window outrelay_dead_letters_total go_goroutines process_start_time_seconds`) {
 		if !have[name] {

@@ -23,7 +23,7 @@ var (
 	ErrBlocked = errors.New("an earlier envelope of the key waits")
 )
 
-// Withdrawn is a record that was removed from the sink's queues, to be held as an exception. Its
+// Withdrawn is a record that was removed from the sink's queues, to be stored as a waiting envelope. Its
 // slices belong to the receiver.
 type Withdrawn struct {
 	Ticket Ticket

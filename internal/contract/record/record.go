@@ -4,7 +4,7 @@
 package record
 
 // Ticket numbers an event in the order of the stream, from 0 for each term of ownership. A ticket
-// is resolved when each target of its event is acked by Kafka or recorded as an exception. The
+// is resolved when each target of its event is acked by Kafka or stored as waiting or dead. The
 // watermark is the highest ticket below which all are resolved.
 type Ticket uint64
 

@@ -235,7 +235,7 @@ func TestEveryTopicIsLegal(t *testing.T) {
 	})
 }
 
-// Topics that are stored on a document, such as the pending ones of an exception, are checked like the topics that an
+// Topics that are stored on a document, such as the pending ones of a waiting envelope, are checked like the topics that an
 // envelope names.
 func TestStoredTopicsAreJudged(t *testing.T) {
 	t.Parallel()

@@ -228,7 +228,7 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 		}
 	}
 
-	// Servers that are given by address may run on this machine, and their CPU time is not foreign either.
+	// Servers that are given by address may run on this machine, and their CPU time is not that of others either.
 	b.servers = append(b.servers, listeners(given)...)
 	b.cluster = newCluster(b.Kafka)
 	if err := b.secureKafka(b.cluster.transport); err != nil {
@@ -275,7 +275,7 @@ func knownPIDs[P interface{ PID() int }](processes []P) (pids []int) {
 	return pids
 }
 
-// serverPIDs returns the processes that do not count as foreign.
+// serverPIDs returns the processes that are not others.
 func (b *bench) serverPIDs() []int { return slices.Clone(b.servers) }
 
 // newTopic creates a new topic for a measurement.
@@ -299,15 +299,15 @@ type samples struct {
 	cpu, peak, allocs, mongodCPU []float64
 	foreignDrain                 []drained
 	early, end                   []float64
-	foreign                      map[string][]float64
+	otherCPU                     map[string][]float64
 	rawP50, rawP99, p50, p99, p3 map[int][]float64
 }
 
 // measureAll runs all measurements of [Run].
 func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	measured := &samples{
-		foreign: map[string][]float64{},
-		rawP50:  map[int][]float64{}, rawP99: map[int][]float64{},
+		otherCPU: map[string][]float64{},
+		rawP50:   map[int][]float64{}, rawP99: map[int][]float64{},
 		p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
 	}
 
@@ -321,7 +321,7 @@ func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	}
 
 	b.logProgress("warming the servers up")
-	if err := b.measureCeilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
+	if err := b.measureCeilings(ctx, 0, &samples{otherCPU: map[string][]float64{}}); err != nil {
 		return Result{}, err
 	}
 
@@ -383,10 +383,10 @@ func (b *bench) measureCeilings(ctx context.Context, run int, samples *samples) 
 		*step.to = append(*step.to, rate)
 
 		if measured.known {
-			samples.foreign[step.name] = append(samples.foreign[step.name], measured.foreign)
+			samples.otherCPU[step.name] = append(samples.otherCPU[step.name], measured.otherCPU)
 		}
 		if run > 0 {
-			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, measured.foreign)
+			b.logProgress("run %d of %d: %-11s %8.0f/s  CPU of others %.1f %%", run, b.Runs, step.name, rate, measured.otherCPU)
 		}
 	}
 	return nil
@@ -415,11 +415,11 @@ func (b *bench) measureDrain(ctx context.Context, run int, samples *samples) err
 	samples.end = append(samples.end, drained.end)
 
 	if drained.known {
-		samples.foreign["drain"] = append(samples.foreign["drain"], drained.foreign)
+		samples.otherCPU["drain"] = append(samples.otherCPU["drain"], drained.otherCPU)
 	}
-	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  "+
+	b.logProgress("run %d of %d: %-11s %8.0f/s  CPU of others %.1f %%  %.2f CPU-s per million  "+
 		"%.1f MB (%.1f after 50,000)  %.3f allocations per event",
-		run, b.Runs, "drain", drained.eps, drained.foreign, drained.cpuPerMillion, drained.peak, drained.early, drained.allocs)
+		run, b.Runs, "drain", drained.eps, drained.otherCPU, drained.cpuPerMillion, drained.peak, drained.early, drained.allocs)
 
 	if b.Foreign && run%2 == 1 {
 		return b.measureForeignDrain(ctx, run, samples)
@@ -436,10 +436,10 @@ func (b *bench) measureForeignDrain(ctx context.Context, run int, samples *sampl
 
 	samples.foreignDrain = append(samples.foreignDrain, drained)
 	if drained.known {
-		samples.foreign["foreign_drain"] = append(samples.foreign["foreign_drain"], drained.foreign)
+		samples.otherCPU["foreign_drain"] = append(samples.otherCPU["foreign_drain"], drained.otherCPU)
 	}
-	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB  %.2f CPU-s per million in MongoDB",
-		run, b.Runs, "foreign", drained.eps, drained.foreign, drained.cpuPerMillion, drained.peak, drained.mongodPerMillion)
+	b.logProgress("run %d of %d: %-11s %8.0f/s  CPU of others %.1f %%  %.2f CPU-s per million  %.1f MB  %.2f CPU-s per million in MongoDB",
+		run, b.Runs, "foreign", drained.eps, drained.otherCPU, drained.cpuPerMillion, drained.peak, drained.mongodPerMillion)
 	return nil
 }
 
@@ -458,10 +458,10 @@ func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collect
 
 		samples.rawP50[rate], samples.rawP99[rate] = append(samples.rawP50[rate], raw.p50), append(samples.rawP99[rate], raw.p99)
 		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
-			samples.foreign[name] = append(samples.foreign[name], raw.foreign)
+			samples.otherCPU[name] = append(samples.otherCPU[name], raw.otherCPU)
 		}
-		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%",
-			run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
+		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  CPU of others %.1f %%",
+			run, b.Runs, rate, raw.p50, raw.p99, raw.otherCPU)
 	}
 
 	// One relay serves all rates, because its start would take longer than a measurement.
@@ -480,10 +480,10 @@ func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collect
 		samples.p99[rate] = append(samples.p99[rate], latencies.p99)
 		samples.p3[rate] = append(samples.p3[rate], latencies.p999)
 		if name := fmt.Sprintf("latency_%d", rate); latencies.known {
-			samples.foreign[name] = append(samples.foreign[name], latencies.foreign)
+			samples.otherCPU[name] = append(samples.otherCPU[name], latencies.otherCPU)
 		}
-		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%",
-			run, b.Runs, rate, latencies.p50, latencies.p99, latencies.p999, latencies.foreign)
+		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  CPU of others %.1f %%",
+			run, b.Runs, rate, latencies.p50, latencies.p99, latencies.p999, latencies.otherCPU)
 	}
 	return tailing.stopAll()
 }

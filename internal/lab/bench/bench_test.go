@@ -138,10 +138,10 @@ func TestMedian(t *testing.T) {
 // TestResultNames holds the names that others read.
 func TestResultNames(t *testing.T) {
 	t.Parallel()
-	s := &samples{raw: []float64{100, 200, 400}, drain: []float64{90, 200, 200}, foreign: map[string][]float64{"drain": {1, 9, 2}, "both": {3}}}
+	s := &samples{raw: []float64{100, 200, 400}, drain: []float64{90, 200, 200}, otherCPU: map[string][]float64{"drain": {1, 9, 2}, "both": {3}}}
 	r := s.medians(&bench{Options: Options{Rates: []int{100}}})
-	if r.DrainRatio != 0.9 || r.ForeignCPUPct != 3 {
-		t.Errorf("ratio %v, foreign %v: medians of each run's ratio, and the worst of the medians, are wanted", r.DrainRatio, r.ForeignCPUPct)
+	if r.DrainRatio != 0.9 || r.OtherCPUPct != 3 {
+		t.Errorf("ratio %v, otherCPU %v: medians of each run's ratio, and the worst of the medians, are wanted", r.DrainRatio, r.OtherCPUPct)
 	}
 
 	text, err := json.Marshal(r)
@@ -150,7 +150,7 @@ func TestResultNames(t *testing.T) {
 	}
 
 	for _, name := range []string{
-		"raw_stream_eps", "raw_produce_eps", "both_eps", "drain_eps", "drain_ratio", "foreign_cpu_pct", "cpu_s_per_million",
+		"raw_stream_eps", "raw_produce_eps", "both_eps", "drain_eps", "drain_ratio", "other_cpu_pct", "cpu_s_per_million",
 		"peak_rss_mb", "allocs_per_event", "latency", "rate", "raw_p50_ms", "raw_p99_ms", "p50_ms", "p99_ms", "p999_ms",
 	} {
 		if !strings.Contains(string(text), `"`+name+`":`) {
@@ -186,7 +186,7 @@ func TestChildEndsWithItsInput(t *testing.T) {
 	}
 }
 
-// TestProcessUsage: burnt CPU time is seen as this process's own, not as foreign.
+// TestProcessUsage: burnt CPU time is seen as this process's own, not that of others.
 func TestProcessUsage(t *testing.T) {
 	before, ok := processUsage(os.Getpid())
 	if !ok {
@@ -209,8 +209,8 @@ func TestProcessUsage(t *testing.T) {
 	if after.rss < 1 || after.hwm < after.rss {
 		t.Errorf("resident %.1f MB, at most %.1f", after.rss, after.hwm)
 	}
-	if pct, ok := m.measureForeign(); !ok || pct < 0 || pct > 100 {
-		t.Errorf("foreign %v %v", pct, ok)
+	if pct, ok := m.measureOtherCPU(); !ok || pct < 0 || pct > 100 {
+		t.Errorf("CPU of others %v %v", pct, ok)
 	}
 }
 
@@ -219,7 +219,7 @@ func TestReconcilerResult(t *testing.T) {
 	t.Parallel()
 	got := figures{"drain": {100, 200, 400}, "scheduled": {50, 50, 300}, "known": {10}}
 	r := newReconcilerResult(Options{Events: 100, Runs: 3}, got, figures{"due": {1, 7, 3}, "purge": {2}})
-	if r.ScheduledRatio != 0.5 || r.KnownRatio != 0.1 || r.BurstLimitS != 3 || r.ForeignCPUPct != 3 || r.ParkedEvents != 20 {
+	if r.ScheduledRatio != 0.5 || r.KnownRatio != 0.1 || r.BurstLimitS != 3 || r.OtherCPUPct != 3 || r.ParkedEvents != 20 {
 		t.Errorf("%+v", r)
 	}
 

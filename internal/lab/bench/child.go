@@ -216,7 +216,7 @@ func (c *child) stopProcess() {
 // measured has the outcomes of children that ran concurrently.
 type measured struct {
 	outcomes []outcome
-	foreign  float64
+	otherCPU float64
 	known    bool
 }
 
@@ -255,7 +255,7 @@ func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error
 		measured.outcomes = append(measured.outcomes, outcome)
 	}
 
-	measured.foreign, measured.known = meter.measureForeign()
+	measured.otherCPU, measured.known = meter.measureOtherCPU()
 	return measured, nil
 }
 

@@ -52,7 +52,7 @@ type ConsumerResult struct {
 	ConsumerCPU        float64 `json:"consumer_cpu_ms"`
 	ConsumerServersCPU float64 `json:"consumer_servers_cpu_ms"`
 
-	ForeignCPU
+	OtherCPU
 
 	Events  int `json:"events"`
 	Payload int `json:"payload_bytes"`
@@ -76,7 +76,7 @@ func RunConsumer(ctx context.Context, options Options) (res ConsumerResult, err 
 			return err
 		}
 
-		got, foreign := figures{}, figures{}
+		got, otherCPU := figures{}, figures{}
 		for run := 1; run <= bench.Runs; run++ {
 			for _, step := range []struct {
 				name string
@@ -95,13 +95,13 @@ func RunConsumer(ctx context.Context, options Options) (res ConsumerResult, err 
 					return fmt.Errorf("%s: %w", step.name, err)
 				}
 				if reading.known {
-					foreign.addValue(step.name, reading.foreign)
+					otherCPU.addValue(step.name, reading.otherCPU)
 				}
-				bench.logProgress("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, bench.Runs, step.name, reading.words, reading.foreign)
+				bench.logProgress("run %d of %d: %-11s %s  CPU of others %.1f %%", run, bench.Runs, step.name, reading.words, reading.otherCPU)
 			}
 		}
 
-		res = newConsumerResult(bench.Options, got, foreign)
+		res = newConsumerResult(bench.Options, got, otherCPU)
 		return nil
 	})
 	return res, err
@@ -185,7 +185,7 @@ func (b *bench) drainBy(ctx context.Context, name string, spec spec, run int, go
 }
 
 // newConsumerResult returns the medians of the figures.
-func newConsumerResult(options Options, got, foreign figures) ConsumerResult {
+func newConsumerResult(options Options, got, otherCPU figures) ConsumerResult {
 	med := func(name string, decimals int) float64 { return round(median(got[name]), decimals) }
 	result := ConsumerResult{
 		ReaderEPS: med("naive_eps", 0), ConsumerEPS: med("consumer_eps", 0), NoneEPS: med("none_eps", 0),
@@ -194,7 +194,7 @@ func newConsumerResult(options Options, got, foreign figures) ConsumerResult {
 		UnbatchedEPS:   med("unbatched_eps", 0), UnbatchedRatio: got.medianRatio("unbatched_eps", "naive_eps"),
 		NoneP50: med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
 		ReaderCPU: med("naive_cpu", 3), ReaderServersCPU: med("naive_servers", 3), ConsumerCPU: med("consumer_cpu", 3), ConsumerServersCPU: med("consumer_servers", 3),
-		ForeignCPU: newForeignCPU(foreign), Events: options.Events, Payload: options.Payload, Runs: options.Runs,
+		OtherCPU: newOtherCPU(otherCPU), Events: options.Events, Payload: options.Payload, Runs: options.Runs,
 	}
 	result.OverheadP50, result.OverheadP99 = round(result.InboxP50-result.NoneP50, 3), round(result.InboxP99-result.NoneP99, 3)
 	return result
@@ -214,6 +214,6 @@ func (r ConsumerResult) Print(out io.Writer) error {
 	row("one at a time", "p50 %.2f ms, p99 %.2f ms without inbox; p50 %.2f ms, p99 %.2f ms with it", r.NoneP50, r.NoneP99, r.InboxP50, r.InboxP99)
 	row("overhead of the inbox", "p50 %.2f ms, p99 %.2f ms", r.OverheadP50, r.OverheadP99)
 
-	row("foreign CPU", "%s", r.describeForeign())
+	row("CPU of others", "%s", r.describeOtherCPU())
 	return table.Flush()
 }

@@ -28,10 +28,10 @@ type MembersResult struct {
 	RateRatio  float64 `json:"rate_ratio,omitempty"`  // of the rates while members join and leave
 	StallRatio float64 `json:"stall_ratio,omitempty"` // of the longest stalls
 
-	ForeignCPUPct float64 `json:"foreign_cpu_pct"` // as in Result
-	Events        int     `json:"events"`
-	Payload       int     `json:"payload_bytes"`
-	Runs          int     `json:"runs"`
+	OtherCPUPct float64 `json:"other_cpu_pct"` // as in Result
+	Events      int     `json:"events"`
+	Payload     int     `json:"payload_bytes"`
+	Runs        int     `json:"runs"`
 }
 
 // MemberFigures are the figures of one transport.
@@ -53,7 +53,7 @@ func RunMembers(ctx context.Context, options Options) (res MembersResult, err er
 		}
 		defer bench.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 
-		got, foreign := figures{}, figures{}
+		got, otherCPU := figures{}, figures{}
 		for run := 1; run <= bench.Runs; run++ {
 			for _, name := range bench.Transports {
 				for _, step := range []struct {
@@ -68,22 +68,22 @@ func RunMembers(ctx context.Context, options Options) (res MembersResult, err er
 						return fmt.Errorf("%s, %s: %w", name, step.name, err)
 					}
 					if reading.known {
-						foreign.addValue("all", reading.foreign)
+						otherCPU.addValue("all", reading.otherCPU)
 					}
-					bench.logProgress("run %d of %d: %-8s %s %s  foreign CPU %.1f %%", run, bench.Runs, name, step.name, reading.words, reading.foreign)
+					bench.logProgress("run %d of %d: %-8s %s %s  CPU of others %.1f %%", run, bench.Runs, name, step.name, reading.words, reading.otherCPU)
 				}
 			}
 		}
 
-		res = membersResult(bench, got, foreign)
+		res = membersResult(bench, got, otherCPU)
 		return nil
 	})
 	return res, err
 }
 
-func membersResult(bench *bench, got, foreign figures) MembersResult {
+func membersResult(bench *bench, got, otherCPU figures) MembersResult {
 	result := MembersResult{
-		Transports: map[string]MemberFigures{}, ForeignCPUPct: -1, Events: bench.Events, Payload: bench.Payload, Runs: bench.Runs,
+		Transports: map[string]MemberFigures{}, OtherCPUPct: -1, Events: bench.Events, Payload: bench.Payload, Runs: bench.Runs,
 		RateRatio:  got.medianRatio(transportFranz+"_moving_eps", transportKafkaGo+"_moving_eps"),
 		StallRatio: got.medianRatio(transportFranz+"_moving_stall", transportKafkaGo+"_moving_stall"),
 	}
@@ -99,8 +99,8 @@ func membersResult(bench *bench, got, foreign figures) MembersResult {
 	}
 
 	// The greatest share of all measurements.
-	for _, v := range foreign["all"] {
-		result.ForeignCPUPct = max(result.ForeignCPUPct, round(v, 1))
+	for _, v := range otherCPU["all"] {
+		result.OtherCPUPct = max(result.OtherCPUPct, round(v, 1))
 	}
 	return result
 }
@@ -120,8 +120,8 @@ func (r MembersResult) Print(out io.Writer) error {
 	if r.RateRatio > 0 {
 		fmt.Fprintf(table, "franz ÷ kafka-go\trate %.2f, longest stall %.2f, while members join and leave\n", r.RateRatio, r.StallRatio)
 	}
-	if r.ForeignCPUPct >= 0 {
-		fmt.Fprintf(table, "foreign CPU\t%.1f %% of the machine, in the worst measurement\n", r.ForeignCPUPct)
+	if r.OtherCPUPct >= 0 {
+		fmt.Fprintf(table, "CPU of others\t%.1f %% of the machine, in the worst measurement\n", r.OtherCPUPct)
 	}
 	return table.Flush()
 }

@@ -21,8 +21,8 @@ type drained struct {
 	eps, cpuPerMillion, allocs float64
 	mongodPerMillion           float64 // CPU seconds; -1 if it is unknown
 	peak, early, end           float64 // MiB: VmHWM, resident after the first 50,000, maximum after that
-	foreign                    float64
-	known                      bool // whether foreign is known
+	otherCPU                   float64
+	known                      bool // whether otherCPU is known
 }
 
 // drainBacklog starts a relay on the backlog and follows its topic from outside. The time is measured from
@@ -91,7 +91,7 @@ type watcher struct {
 	mongodCPU     float64
 	start         counters
 	early, most   float64
-	foreign       float64
+	otherCPU      float64
 	known         bool
 }
 
@@ -143,7 +143,7 @@ func (w *watcher) followDrain(ctx context.Context, events int) error {
 
 	w.after, _ = processUsage(w.relay.pid())
 	w.mongodCPU = w.mongod.measureUsed(w.mongods...)
-	w.foreign, w.known = w.meter.measureForeign()
+	w.otherCPU, w.known = w.meter.measureOtherCPU()
 	return nil
 }
 
@@ -182,7 +182,7 @@ func (w *watcher) estimateRest(events int) time.Duration {
 }
 
 func (w *watcher) drainResult(ctx context.Context) (drained, error) {
-	drained := drained{peak: w.after.hwm, early: w.early, end: w.most, foreign: w.foreign, known: w.known}
+	drained := drained{peak: w.after.hwm, early: w.early, end: w.most, otherCPU: w.otherCPU, known: w.known}
 
 	if w.n > w.firstN {
 		drained.eps = float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()

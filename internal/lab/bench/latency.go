@@ -146,8 +146,8 @@ func (s *shots) delayHistogram() *hdrhistogram.Histogram {
 // latencies has the latencies of one run at one rate, in milliseconds.
 type latencies struct {
 	p50, p99, p999 float64
-	foreign        float64
-	known          bool // whether foreign is known
+	otherCPU       float64
+	known          bool // whether otherCPU is known
 }
 
 // quantileMS returns a quantile in milliseconds.
@@ -197,7 +197,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	if err := shots.insertAtRate(ctx, coll, rate); err != nil {
 		return latencies, err
 	}
-	latencies.foreign, latencies.known = meter.measureForeign()
+	latencies.otherCPU, latencies.known = meter.measureOtherCPU()
 
 	err = shots.awaitArrivals(ctx, func() error {
 		if failed := failure.Load(); failed != nil {
@@ -334,7 +334,7 @@ func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, tailin
 	}
 
 	var latencies latencies
-	latencies.foreign, latencies.known = meter.measureForeign()
+	latencies.otherCPU, latencies.known = meter.measureOtherCPU()
 	if err := shots.awaitArrivals(ctx, func() error { return errors.Join(tailing.relay.checkRunning(), tailing.consumer.failure()) }); err != nil {
 		return latencies, fmt.Errorf("%w; end of the relay's log: %s", err, tailing.relay.words)
 	}

@@ -29,7 +29,7 @@ type ObservedResult struct {
 	Refreshes int `json:"refreshes"`     // of the page
 	Messages  int `json:"live_messages"` // of the live stream
 
-	ForeignCPU
+	OtherCPU
 
 	Pairs   int `json:"pairs"`
 	Events  int `json:"events"`
@@ -54,14 +54,14 @@ func RunObserved(ctx context.Context, options Options) (res ObservedResult, err 
 			return fmt.Errorf("drain: %w", err)
 		}
 
-		got, foreign, sum := figures{}, figures{}, seen{}
+		got, otherCPU, sum := figures{}, figures{}, seen{}
 		for pair := 1; pair <= bench.Pairs; pair++ {
-			if err := bench.drainPair(ctx, pair, got, foreign, &sum); err != nil {
+			if err := bench.drainPair(ctx, pair, got, otherCPU, &sum); err != nil {
 				return err
 			}
 		}
 
-		res = newObservedResult(bench, got, foreign, sum)
+		res = newObservedResult(bench, got, otherCPU, sum)
 		return nil
 	})
 	return res, err
@@ -73,7 +73,7 @@ const (
 )
 
 // drainPair makes one drain alone and one observed drain.
-func (b *bench) drainPair(ctx context.Context, pair int, got, foreign figures, sum *seen) error {
+func (b *bench) drainPair(ctx context.Context, pair int, got, otherCPU figures, sum *seen) error {
 	order := []string{alone, looked}
 	if pair%2 == 0 {
 		slices.Reverse(order)
@@ -91,26 +91,26 @@ func (b *bench) drainPair(ctx context.Context, pair int, got, foreign figures, s
 		got.addValue(name+"_cpu", drained.cpuPerMillion)
 		got.addValue(name+"_rss", drained.peak)
 		if drained.known {
-			foreign.addValue(name, drained.foreign)
+			otherCPU.addValue(name, drained.otherCPU)
 		}
 
 		sum.scrapes += seen.scrapes
 		sum.refreshes += seen.refreshes
 		sum.messages += seen.messages
-		b.logProgress("pair %d of %d: %-8s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB",
-			pair, b.Pairs, name, drained.eps, drained.foreign, drained.cpuPerMillion, drained.peak)
+		b.logProgress("pair %d of %d: %-8s %8.0f/s  CPU of others %.1f %%  %.2f CPU-s per million  %.1f MB",
+			pair, b.Pairs, name, drained.eps, drained.otherCPU, drained.cpuPerMillion, drained.peak)
 	}
 	b.logProgress("pair %d of %d: ratio %.3f", pair, b.Pairs, eps[looked]/eps[alone])
 	return nil
 }
 
-func newObservedResult(bench *bench, got, foreign figures, sum seen) ObservedResult {
+func newObservedResult(bench *bench, got, otherCPU figures, sum seen) ObservedResult {
 	result := ObservedResult{
 		AloneEPS: round(median(got[alone]), 0), ObservedEPS: round(median(got[looked]), 0), Ratio: got.medianRatio(looked, alone),
 		CPUAlone: round(median(got[alone+"_cpu"]), 2), CPUObserved: round(median(got[looked+"_cpu"]), 2),
 		RSSAlone: round(median(got[alone+"_rss"]), 1), RSSObserved: round(median(got[looked+"_rss"]), 1),
 		Scrapes: sum.scrapes, Refreshes: sum.refreshes, Messages: sum.messages,
-		ForeignCPU: newForeignCPU(foreign), Pairs: bench.Pairs, Events: bench.Events, Payload: bench.Payload,
+		OtherCPU: newOtherCPU(otherCPU), Pairs: bench.Pairs, Events: bench.Events, Payload: bench.Payload,
 	}
 
 	for i := range got[alone] {
@@ -134,7 +134,7 @@ func (r ObservedResult) Print(out io.Writer) error {
 	row("requests", "%d scrapes, %d refreshes of the page, %d messages of its live stream",
 		r.Scrapes, r.Refreshes, r.Messages)
 
-	row("foreign CPU", "%s", r.describeForeign())
+	row("CPU of others", "%s", r.describeOtherCPU())
 	return table.Flush()
 }
 

@@ -131,7 +131,7 @@ type peerRun struct {
 	SilenceMS     float64       `json:"silence_ms"` // longest time without a new event around the kill
 	Repeats       int           `json:"repeats"`
 	Lost          int           `json:"lost"`
-	ForeignCPU    float64       `json:"foreign_cpu_pct"` // during the drain; -1 if it is unknown
+	OtherCPU      float64       `json:"other_cpu_pct"` // during the drain; -1 if it is unknown
 }
 
 // measureSystem makes all measurements of a system with its own collection and topic.
@@ -155,7 +155,7 @@ func (b *comparison) measureSystem(ctx context.Context, system system, round int
 	if err := b.followPeer(ctx, pub, place.topic, &run); err != nil {
 		return run, err
 	}
-	b.logProgress("round %d: %-18s %7.0f/s  CPU-s per million %.1f + %.1f  foreign CPU %.0f %%", round+1, system.name, run.DrainEPS, run.CPUPerMillion, run.MongodCPU, run.ForeignCPU)
+	b.logProgress("round %d: %-18s %7.0f/s  CPU-s per million %.1f + %.1f  CPU of others %.0f %%", round+1, system.name, run.DrainEPS, run.CPUPerMillion, run.MongodCPU, run.OtherCPU)
 
 	// The latency starts after the drain, so no backlog is in its way.
 	counted := newCounted(b.numbered)
@@ -280,12 +280,12 @@ func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string
 	end, _ := processTicks(pub.pid())
 	run.DrainEPS = round(events/took.Seconds(), 0)
 	run.CPUPerMillion = round((end-cpu)*1e6/events, 2)
-	run.MongodCPU, run.ForeignCPU = -1, -1
+	run.MongodCPU, run.OtherCPU = -1, -1
 	if used := meter.measureUsed(b.mongods...); used > 0 {
 		run.MongodCPU = round(used*1e6/events, 2)
 	}
-	if pct, ok := meter.measureForeign(); ok {
-		run.ForeignCPU = round1(pct)
+	if pct, ok := meter.measureOtherCPU(); ok {
+		run.OtherCPU = round1(pct)
 	}
 	return nil
 }

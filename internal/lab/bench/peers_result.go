@@ -27,8 +27,8 @@ type PeersResult struct {
 	Rates   []int `json:"rates"`
 	Seconds int   `json:"seconds"` // of each rate
 
-	ForeignCPUPct float64      `json:"foreign_cpu_pct"` // the greatest of the medians of the systems; -1 if it is unknown
-	Systems       []PeerSystem `json:"systems"`
+	OtherCPUPct float64      `json:"other_cpu_pct"` // the greatest of the medians of the systems; -1 if it is unknown
+	Systems     []PeerSystem `json:"systems"`
 }
 
 // Machine describes the machine that servers and publishers share.
@@ -58,7 +58,7 @@ type peerLatency struct {
 func (b *comparison) newPeersResult(ctx context.Context, list []system, got [][]peerRun) (PeersResult, error) {
 	result := PeersResult{
 		Date: time.Now().UTC().Format(time.DateOnly), Machine: Machine{cpuModel(), runtime.NumCPU(), runtime.GOOS + "/" + runtime.GOARCH},
-		Events: b.Events, Payload: b.Payload, Runs: b.Runs, Rates: b.Rates, Seconds: int(b.Duration.Seconds()), ForeignCPUPct: -1,
+		Events: b.Events, Payload: b.Payload, Runs: b.Runs, Rates: b.Rates, Seconds: int(b.Duration.Seconds()), OtherCPUPct: -1,
 	}
 	for i, s := range list {
 		system := PeerSystem{Name: s.name, Title: s.title, Rounds: got[i], Median: medianRun(got[i])}
@@ -68,7 +68,7 @@ func (b *comparison) newPeersResult(ctx context.Context, list []system, got [][]
 		}
 		system.DrainRatio = round(median(ratios), 3)
 		result.Systems = append(result.Systems, system)
-		result.ForeignCPUPct = max(result.ForeignCPUPct, system.Median.ForeignCPU)
+		result.OtherCPUPct = max(result.OtherCPUPct, system.Median.OtherCPU)
 	}
 
 	var build struct {
@@ -109,7 +109,7 @@ func medianRun(runs []peerRun) peerRun {
 		SilenceMS:     of(func(peerRun peerRun) float64 { return peerRun.SilenceMS }, 0),
 		Repeats:       int(of(func(peerRun peerRun) float64 { return float64(peerRun.Repeats) }, 0)),
 		Lost:          int(of(func(peerRun peerRun) float64 { return float64(peerRun.Lost) }, 0)),
-		ForeignCPU:    of(func(peerRun peerRun) float64 { return peerRun.ForeignCPU }, 1),
+		OtherCPU:      of(func(peerRun peerRun) float64 { return peerRun.OtherCPU }, 1),
 	}
 
 	for i, l := range runs[0].Latency {
@@ -158,8 +158,8 @@ func (r PeersResult) Markdown() string {
 	fmt.Fprintf(&builder, "`outrelay bench --peers` on %s, %s with %d cores for servers and publishers, %s, Kafka Connect %s in standalone mode: "+
 		"%s events with payloads of %s bytes, latencies for %d s at each rate, %s.",
 		r.Date, r.Machine.CPU, r.Machine.Cores, versions, r.Versions["kafka_connect"], formatThousands(float64(r.Events)), formatThousands(float64(r.Payload)), r.Seconds, rounds)
-	if r.ForeignCPUPct >= 0 {
-		fmt.Fprintf(&builder, " Other programs used up to %.0f %% of the machine during the drains.", r.ForeignCPUPct)
+	if r.OtherCPUPct >= 0 {
+		fmt.Fprintf(&builder, " Other programs used up to %.0f %% of the machine during the drains.", r.OtherCPUPct)
 	}
 	builder.WriteString("\n\n")
 	r.writeHead(&builder)

@@ -24,7 +24,7 @@ func TestPeersResult(t *testing.T) {
 
 	r := PeersResult{
 		Date: "2026-01-02", Machine: Machine{CPU: "CPU", Cores: 2}, Versions: map[string]string{"mongodb": "6", "kafka_connect": "4"},
-		Events: 1000, Payload: 1000, Runs: 1, Rates: []int{1000}, ForeignCPUPct: 7,
+		Events: 1000, Payload: 1000, Runs: 1, Rates: []int{1000}, OtherCPUPct: 7,
 		Systems: []PeerSystem{{Title: "a", DrainRatio: 0.5, Median: run(1234, 1500, 3)}},
 	}
 	want := "| system | drain, events/s (÷ outrelay) | p50 / p99 ms at 1,000/s |"

@@ -18,7 +18,7 @@ type meter struct {
 	own         map[int]float64
 }
 
-// startMeter starts a measurement. The listed processes and this one do not count as foreign.
+// startMeter starts a measurement. The listed processes and this one are not others.
 func startMeter(pids ...int) *meter {
 	meter := &meter{pids: slices.Concat([]int{os.Getpid()}, pids), own: map[int]float64{}}
 	slices.Sort(meter.pids)
@@ -31,9 +31,9 @@ func startMeter(pids ...int) *meter {
 	return meter
 }
 
-// measureForeign returns the share of the machine's CPU time that other processes used since the start, in percent
+// measureOtherCPU returns the share of the machine's CPU time that other processes used since the start, in percent
 // of all cores. ok is false if the system does not report it, or a listed process has ended.
-func (m *meter) measureForeign() (pct float64, ok bool) {
+func (m *meter) measureOtherCPU() (pct float64, ok bool) {
 	busy, total, ok := machineTicks()
 	if !ok || total <= m.total {
 		return 0, false

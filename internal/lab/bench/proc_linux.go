@@ -97,7 +97,7 @@ func machineTicks() (busy, total float64, ok bool) {
 }
 
 // listeners finds the processes of this machine that listen on the ports of addresses on loopback, as far as
-// they may be looked at: servers that were given by address are not foreign either.
+// they may be looked at: servers that were given by address are not others either.
 func listeners(addrs []string) []int {
 	// The files of the kernel have ports in hexadecimal digits.
 	want := map[string]bool{}

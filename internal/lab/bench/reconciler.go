@@ -50,7 +50,7 @@ type ReconcilerResult struct {
 
 	PurgeEPS float64 `json:"purge_eps"`
 
-	ForeignCPU
+	OtherCPU
 
 	Events  int `json:"events"`
 	Payload int `json:"payload_bytes"`
@@ -86,15 +86,15 @@ func RunReconciler(ctx context.Context, options Options) (res ReconcilerResult, 
 			return fmt.Errorf("drain: %w", err)
 		}
 
-		got, foreign := figures{}, figures{}
+		got, otherCPU := figures{}, figures{}
 		for number := 1; number <= bench.Runs; number++ {
-			run := reconcilerRun{bench: bench, number: number, got: got, foreign: foreign}
+			run := reconcilerRun{bench: bench, number: number, got: got, otherCPU: otherCPU}
 			if err := run.measureSteps(ctx); err != nil {
 				return err
 			}
 		}
 
-		res = newReconcilerResult(bench.Options, got, foreign)
+		res = newReconcilerResult(bench.Options, got, otherCPU)
 		return nil
 	})
 	return res, err
@@ -104,8 +104,8 @@ func RunReconciler(ctx context.Context, options Options) (res ReconcilerResult, 
 // figures to those of the earlier runs.
 type reconcilerRun struct {
 	*bench
-	number       int
-	got, foreign figures
+	number        int
+	got, otherCPU figures
 }
 
 // step is one measurement of a run.
@@ -149,23 +149,23 @@ func (r *reconcilerRun) measureSteps(ctx context.Context) error {
 		}
 
 		if reading.known {
-			r.foreign.addValue(s.name, reading.foreign)
+			r.otherCPU.addValue(s.name, reading.otherCPU)
 		}
-		r.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", r.number, r.Runs, s.name, reading.words, reading.foreign)
+		r.logProgress("run %d of %d: %-10s %s  CPU of others %.1f %%", r.number, r.Runs, s.name, reading.words, reading.otherCPU)
 	}
 	return nil
 }
 
-// meterReading has the text and the foreign CPU of one measurement.
+// meterReading has the text and the CPU of others of one measurement.
 type meterReading struct {
-	words   string
-	foreign float64
-	known   bool // whether foreign is known
+	words    string
+	otherCPU float64
+	known    bool // whether otherCPU is known
 }
 
 func newReading(meter *meter, format string, args ...any) meterReading {
 	reading := meterReading{words: fmt.Sprintf(format, args...)}
-	reading.foreign, reading.known = meter.measureForeign()
+	reading.otherCPU, reading.known = meter.measureOtherCPU()
 	return reading
 }
 
@@ -173,11 +173,11 @@ func (r *reconcilerRun) drainStream(ctx context.Context) (meterReading, error) {
 	drained, err := r.drainBacklog(ctx, r.number)
 	r.got.addValue("drain", drained.eps)
 	r.got.addValue("drain_rss", drained.peak)
-	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", drained.eps, drained.peak), drained.foreign, drained.known}, err
+	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", drained.eps, drained.peak), drained.otherCPU, drained.known}, err
 }
 
 // newReconcilerResult returns the medians of the figures.
-func newReconcilerResult(options Options, got, foreign figures) ReconcilerResult {
+func newReconcilerResult(options Options, got, otherCPU figures) ReconcilerResult {
 	whole := func(name string) float64 { return round(median(got[name]), 0) }
 	fine := func(name string) float64 { return round(median(got[name]), 1) }
 
@@ -189,7 +189,7 @@ func newReconcilerResult(options Options, got, foreign figures) ReconcilerResult
 		BurstEvents: options.Events, BurstS: round(median(got["burst"]), 2),
 		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
 		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
-		ParkedEvents: parkedEvents(options), ForeignCPU: newForeignCPU(foreign),
+		ParkedEvents: parkedEvents(options), OtherCPU: newOtherCPU(otherCPU),
 		Events: options.Events, Payload: options.Payload, Runs: options.Runs,
 	}
 
@@ -223,7 +223,7 @@ func (r ReconcilerResult) Print(out io.Writer) error {
 		r.ParkingEPS, r.ParkedEPS, r.ParkedEvents)
 	row("purge", "%.0f envelopes/s", r.PurgeEPS)
 
-	row("foreign CPU", "%s", r.describeForeign())
+	row("CPU of others", "%s", r.describeOtherCPU())
 	return table.Flush()
 }
 

@@ -272,7 +272,7 @@ func (r *reconcilerRun) measureMoment(ctx context.Context, name string, n int) (
 		return dueErrors, fmt.Errorf("%w; end of the relay's log: %s", err, owner.words)
 	}
 
-	dueErrors.foreign, dueErrors.known = meter.measureForeign()
+	dueErrors.otherCPU, dueErrors.known = meter.measureOtherCPU()
 	for i := range shots.came {
 		if early := shots.acked[i].Load() - shots.came[i].Load(); early > 0 {
 			return dueErrors, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))

@@ -16,7 +16,7 @@ type Result struct {
 	DrainEPS      float64 `json:"drain_eps"`       // through the relay
 	DrainRatio    float64 `json:"drain_ratio"`     // drain ÷ raw stream
 
-	ForeignCPU
+	OtherCPU
 	CPUPerMillion  float64   `json:"cpu_s_per_million"`
 	PeakRSS        float64   `json:"peak_rss_mb"` // MiB
 	RSSAfter50k    float64   `json:"rss_50k_mb"`  // resident after the first 50,000 events; 0 in shorter drains
@@ -32,28 +32,28 @@ type Result struct {
 	Runs    int `json:"runs"`
 }
 
-// ForeignCPU is the share of the machine's CPU time that neither servers nor benchmark used, in percent.
-type ForeignCPU struct {
-	// ForeignCPUPct is the maximum of the medians of the measurements, or -1 if it is unknown.
-	ForeignCPUPct float64            `json:"foreign_cpu_pct"`
-	ByMeasurement map[string]float64 `json:"foreign_cpu"`
+// OtherCPU is the share of the machine's CPU time that neither servers nor benchmark used, in percent.
+type OtherCPU struct {
+	// OtherCPUPct is the maximum of the medians of the measurements, or -1 if it is unknown.
+	OtherCPUPct   float64            `json:"other_cpu_pct"`
+	ByMeasurement map[string]float64 `json:"other_cpu"`
 }
 
-func newForeignCPU(samples map[string][]float64) ForeignCPU {
-	cpu := ForeignCPU{ForeignCPUPct: -1, ByMeasurement: map[string]float64{}}
+func newOtherCPU(samples map[string][]float64) OtherCPU {
+	cpu := OtherCPU{OtherCPUPct: -1, ByMeasurement: map[string]float64{}}
 	for name, v := range samples {
 		cpu.ByMeasurement[name] = round(median(v), 1)
-		cpu.ForeignCPUPct = max(cpu.ForeignCPUPct, cpu.ByMeasurement[name])
+		cpu.OtherCPUPct = max(cpu.OtherCPUPct, cpu.ByMeasurement[name])
 	}
 	return cpu
 }
 
-// describeForeign returns the share in words.
-func (f ForeignCPU) describeForeign() string {
-	if f.ForeignCPUPct < 0 {
+// describeOtherCPU returns the share in words.
+func (f OtherCPU) describeOtherCPU() string {
+	if f.OtherCPUPct < 0 {
 		return "unknown on this machine"
 	}
-	return fmt.Sprintf("%.1f %% of the machine, in the worst measurement", f.ForeignCPUPct)
+	return fmt.Sprintf("%.1f %% of the machine, in the worst measurement", f.OtherCPUPct)
 }
 
 // Foreign has the figures of the drain of documents as another writer inserts them, without ts and slot.
@@ -137,7 +137,7 @@ func (s *samples) medians(bench *bench) Result {
 		CPUPerMillion: round(median(s.cpu), 2), PeakRSS: round(median(s.peak), 1), AllocsPerEvent: round(median(s.allocs), 3),
 		RSSAfter50k: round(median(s.early), 1), RSSEnd: round(median(s.end), 1),
 		MongodCPU: round(median(s.mongodCPU), 2), Foreign: s.foreignMedians(),
-		ForeignCPU: newForeignCPU(s.foreign), Latency: []Latency{},
+		OtherCPU: newOtherCPU(s.otherCPU), Latency: []Latency{},
 		Events: bench.Events, Payload: bench.Payload, Runs: bench.Runs,
 	}
 
@@ -197,6 +197,6 @@ func (r Result) Print(out io.Writer) error {
 			failover.Events, failover.Lost, failover.Duplicates, failover.OutOfOrder)
 	}
 
-	row("foreign CPU", "%s", r.describeForeign())
+	row("CPU of others", "%s", r.describeOtherCPU())
 	return table.Flush()
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -58,8 +59,8 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 	}
 
 	var desks []handlerDesk
-	err = h.op.forEachService(ctx, databases, func(db string, found serviceCollections) error {
-		for _, coll := range found.letters {
+	err = h.op.forEachService(ctx, databases, func(db string, found inventory.Inventory) error {
+		for _, coll := range found.Letters {
 			if only != "" && only != db+"."+coll {
 				continue
 			}

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
@@ -107,8 +108,8 @@ func (h HandlerWaiting) databases(ctx context.Context, only string) (names []str
 	if err != nil {
 		return nil, err
 	}
-	err = h.op.forEachService(ctx, all, func(db string, found serviceCollections) error {
-		if found.waiting {
+	err = h.op.forEachService(ctx, all, func(db string, found inventory.Inventory) error {
+		if found.Waiting {
 			names = append(names, db)
 		}
 		return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 )
 
 // InboxCounts are the sizes of one inbox.
@@ -37,8 +38,8 @@ func (i Inboxes) List(ctx context.Context) ([]InboxCounts, error) {
 		return inboxes, err
 	}
 
-	err = i.op.forEachService(ctx, databases, func(db string, found serviceCollections) error {
-		for _, coll := range found.inboxes {
+	err = i.op.forEachService(ctx, databases, func(db string, found inventory.Inventory) error {
+		for _, coll := range found.Inboxes {
 			counts, err := i.count(ctx, db, coll)
 			if err != nil {
 				return err
@@ -124,7 +125,7 @@ func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*m
 	if err != nil {
 		return nil, "", err
 	}
-	if !slices.Contains(found.inboxes, collection) {
+	if !slices.Contains(found.Inboxes, collection) {
 		return nil, "", wrapError("inbox "+database+"."+collection, mongodb.ErrNotFound)
 	}
 

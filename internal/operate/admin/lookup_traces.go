@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 )
 
 // maxMarkedEvents bounds the events whose marks are looked up.
@@ -95,8 +96,8 @@ func findMarks(ctx context.Context, op Operator, names []string, events map[stri
 		return nil, nil
 	}
 
-	err = op.forEachService(ctx, databaseNames(names), func(db string, found serviceCollections) error {
-		for _, coll := range found.inboxes {
+	err = op.forEachService(ctx, outboxes.DatabasesOf(names), func(db string, found inventory.Inventory) error {
+		for _, coll := range found.Inboxes {
 			marks, err := op.Inboxes().storeOf(db, coll).FindMarks(ctx, ids)
 			if err != nil {
 				return err

@@ -13,6 +13,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
@@ -248,7 +249,7 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 	}
 
 	// Inboxes and sagas belong to a database, which may have several outboxes.
-	for _, db := range databaseNames(names) {
+	for _, db := range outboxes.DatabasesOf(names) {
 		if err := c.findServiceCollections(ctx, db, add); err != nil {
 			return nil, err
 		}
@@ -275,25 +276,25 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 		return err
 	}
 	if c.hasKind(clearInbox) {
-		for _, name := range found.inboxes {
-			for _, suffix := range []string{"", offsetsSuffix, "_claims"} {
+		for _, name := range found.Inboxes {
+			for _, suffix := range []string{"", inventory.OffsetsSuffix, "_claims"} {
 				add(clearInbox, db+"."+name+suffix)
 			}
 		}
 		// The messages that are set aside belong to the handlers of the inbox.
-		if len(found.inboxes) > 0 {
+		if len(found.Inboxes) > 0 {
 			add(clearInbox, db+"."+setaside.DefaultCollection)
 			add(clearInbox, db+"."+setaside.DefaultCollection+setaside.CountsSuffix)
 		}
 	}
 
 	if c.hasKind(ClearHandlers) {
-		for _, name := range found.letters {
+		for _, name := range found.Letters {
 			add(ClearHandlers, db+"."+name)
 		}
 	}
 
-	if c.hasKind(clearSagas) && found.sagas {
+	if c.hasKind(clearSagas) && found.Sagas {
 		types, err := c.op.Sagas().listTypes(ctx, db)
 		if err != nil {
 			return err

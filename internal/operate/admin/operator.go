@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -20,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
+	"github.com/outrelay/outrelay/internal/relay/figures"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -73,15 +73,14 @@ type Operator struct {
 	Log    *slog.Logger // nil disables logging
 
 	configured string // the watcher of the configuration, if ForWatcher selected another one
-	figures    *figureSet
+	counts     *countDesk
 	replays    *replayRunner
 }
 
-// New returns operator with a cache of figures and a queue of replays, which all operators share that For
-// and ForWatcher derive from it. An Operator without them counts the figures for each request, and
-// does not run replays in the background.
+// New returns operator with a queue of replays and one place that counts, which all operators share that For and ForWatcher derive
+// from it. An Operator without them counts for each request, and does not run replays in the background.
 func New(operator Operator) Operator {
-	operator.figures = &figureSet{}
+	operator.counts = &countDesk{}
 	operator.replays = &replayRunner{}
 	return operator
 }
@@ -178,24 +177,14 @@ func pageSize(limit int) int {
 	return min(limit, MaxPage)
 }
 
-// Run keeps the figures of the overview fresh, evaluates the health rules, and runs the replays
-// that were started by operators of this process. It blocks until ctx ends. o must come from [New].
-// If Run is not running, figures are counted when they are requested, and replays are ordered but
-// not run.
-//
-// Run counts the waiting envelopes every ten seconds, and every two seconds while an operator reads
-// the figures. For each watcher, counting takes at most a thirtieth of the time.
+// Run runs the replays that were started by operators of this process. It blocks until ctx ends. o must come from [New]. If Run is not
+// running, replays are ordered but not run.
 func (o Operator) Run(ctx context.Context) error {
 	log := o.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { o.replays.runJobs(ctx, log) })
-
-	o.figures.keepFresh(ctx, o.For(Actor{}), log)
+	o.replays.runJobs(ctx, log)
 	return nil
 }
 
@@ -217,13 +206,7 @@ func (o Operator) listRegistrations(ctx context.Context) ([]outboxes.Registratio
 
 // collectionNames returns the sorted names of the outboxes that the watcher is registered for.
 func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
-	registered, err := o.listRegistrations(ctx)
-	names := make([]string, len(registered))
-	for i, r := range registered {
-		names[i] = r.NS
-	}
-	slices.Sort(names)
-	return slices.Compact(names), err
+	return outboxes.NewRegistry(o.State.Collection("collections")).Names(ctx, o.Watcher)
 }
 
 // ErrNoCollections is returned for a watcher that has not registered any collection.
@@ -280,20 +263,16 @@ func (o Operator) lookupCollections(ctx context.Context, only string) ([]string,
 	return o.Collections(ctx, only)
 }
 
-// fewCollections is the largest number of outboxes that are all searched for scheduled envelopes.
-const fewCollections = 32
-
-// scheduledCollections returns the outboxes that may hold scheduled envelopes, or only the named one. Of many outboxes, these are
-// the ones on the list that the relay keeps, on which an outbox is as soon as the relay has read a scheduled envelope of it.
+// scheduledCollections returns the outboxes that may hold scheduled envelopes, or only the named one.
 func (o Operator) scheduledCollections(ctx context.Context, only string) ([]string, error) {
 	if only != "" {
 		return []string{only}, o.checkCollection(ctx, only)
 	}
 	all, err := o.collectionNames(ctx)
-	if err != nil || len(all) <= fewCollections {
-		return all, err
+	if err != nil {
+		return nil, err
 	}
-	return outboxes.ListScheduled(ctx, o.State.Collection("schedules"), o.Watcher)
+	return figures.ListScheduled(ctx, o.State, o.Watcher, all)
 }
 
 // logAction writes an action to the audit log, after it was done. If that fails, the error states
@@ -310,6 +289,8 @@ func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D)
 	if err := nodes.NewAuditLog(o.State.Collection("audit"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
 		return fmt.Errorf("done, but not written to the audit log: %w", err)
 	}
+	// If this fails, the counts are those from before the action for some seconds.
+	_ = figures.NoteAction(ctx, o.State, o.Watcher)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/figures"
 	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -27,34 +28,8 @@ type Overview struct {
 	Problems []Problem `json:"problems"`
 }
 
-// Counts are numbers of documents in the watcher's collections, and in the databases that contain
-// them.
-type Counts struct {
-	Envelopes   int64 `json:"envelopes"`    // all in the outboxes, also delivered ones; from the collections' metadata
-	Pending     int64 `json:"pending"`      // written after the watcher's position; at most 10,000 per collection; of many outboxes, a part is counted in each round
-	PendingMore bool  `json:"pending_more"` // a collection reached that limit, so there may be more
-	Retry       int64 `json:"retry"`
-	Blocked     int64 `json:"blocked"`
-	Parked      int64 `json:"parked"`
-	Queued      int64 `json:"queued"`       // sent next: due, requeued or replayed
-	BlockedKeys int64 `json:"blocked_keys"` // ordering keys with any of these, counted for each topic; 0 if more than 50,000 envelopes wait
-	Scheduled   int64 `json:"scheduled"`
-	Dead        int64 `json:"dead"`         // letters that are not requeued
-	DeadAll     int64 `json:"dead_all"`     // all letters
-	HandlerDead int64 `json:"handler_dead"` // letters of handlers that are not requeued
-	// HandlerWaiting are messages that handlers retry, or that follow such a message of their key; at most 100,000 per database.
-	HandlerWaiting int64 `json:"handler_waiting"`
-	InboxHandled   int64 `json:"inbox_handled"` // marks, from the collections' metadata
-	InboxClaimed   int64 `json:"inbox_claimed"`
-	Sagas          int64 `json:"sagas"`
-}
-
-// Waiting returns the number of waiting envelopes.
-func (c Counts) Waiting() int64 { return c.Retry + c.Blocked + c.Parked + c.Queued }
-
-// Overview reads the watchers and nodes with two small queries. All counts come from the figures,
-// which [Operator.Run] renews about every two seconds while an operator reads them. So the cost
-// does not depend on the size of the outbox.
+// Overview reads the watchers and nodes with two small queries, and the figures that the process which counts for the watcher has stored. If
+// none counts now, or an operator has acted since, Overview counts.
 func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	status, err := ReadStatus(ctx, o.State)
 	if err != nil {
@@ -65,37 +40,38 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		return Overview{}, err
 	}
 
-	var figures figures
+	var counted figures.Figures
+	var counts bool
 	// Only a watcher that has run has figures.
 	mine := slices.DeleteFunc(slices.Clone(status.Slots), func(slot SlotStatus) bool { return slot.Name != o.Watcher })
 	if len(mine) > 0 {
-		if figures, err = o.currentFigures(ctx); err != nil {
+		if counted, counts, err = o.readFigures(ctx); err != nil {
 			return Overview{}, err
 		}
 	}
 	// Without an owner, nothing reports a missing right, and an operator who looks for the cause waits longer.
-	if !slices.ContainsFunc(mine, func(slot SlotStatus) bool { return slot.HasOwner() }) {
-		if figures.watched, err = o.inspectWatched(ctx, false); err != nil {
+	if owned := slices.ContainsFunc(mine, func(slot SlotStatus) bool { return slot.HasOwner() }); !counts || !owned {
+		if counted.Unreadable, err = o.inspectWatched(ctx, owned); err != nil {
 			return Overview{}, err
 		}
 	}
 
 	view := Overview{
 		At:            time.Now().UTC(),
-		CountedAt:     figures.at,
+		CountedAt:     counted.At,
 		Watcher:       o.Watcher,
 		Slots:         status.Slots,
 		Nodes:         newNodes(members, status),
-		Counts:        figures.counts,
-		WaitingTopics: addTargets(figures.pending, status, o.Watcher),
+		Counts:        counted.Counts,
+		WaitingTopics: addTargets(newWaitingTopics(counted.Topics, time.Now()), status, o.Watcher),
 	}
 	for i := range view.Slots {
 		// The headroom is the part of the oplog that the position has not lost yet.
 		slot := &view.Slots[i]
-		if figures.oldest.IsZero() || slot.PositionAt == nil {
+		if counted.Oplog.Oldest.IsZero() || slot.PositionAt == nil {
 			continue
 		}
-		headroom := max(slot.PositionAt.Sub(figures.oldest).Seconds(), 0)
+		headroom := max(slot.PositionAt.Sub(counted.Oplog.Oldest).Seconds(), 0)
 		slot.OplogHeadroomS = &headroom
 	}
 
@@ -111,18 +87,14 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	}
 
 	facts := newFacts(o, &view, members)
-	facts.Unreadable, facts.Health, facts.Letters = figures.watched, figures.health, figures.letters
-	facts.Oplog = problems.Oplog{Oldest: figures.oldest, Newest: figures.newest}
-	for _, topic := range view.WaitingTopics {
-		facts.Waiting[topic.Topic] = problems.Waiting{Events: topic.Retry + topic.Blocked + topic.Parked, Oldest: topic.Oldest}
-	}
+	counted.AddTo(&facts)
 	view.Problems = problems.List(facts)
 	return view, nil
 }
 
 // newFacts returns the facts that every overview has.
 func newFacts(op Operator, view *Overview, members []nodes.Node) problems.Facts {
-	return problems.Facts{Now: view.At, Watcher: op.Watcher, Slots: view.Slots, Nodes: members, Waiting: map[string]problems.Waiting{}}
+	return problems.Facts{Now: view.At, Watcher: op.Watcher, Slots: view.Slots, Nodes: members}
 }
 
 // OverviewWithoutCounts is the overview if the counts are not available because of problem: the documents of the watchers are

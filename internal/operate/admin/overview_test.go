@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,11 +16,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/base/health"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
+	"github.com/outrelay/outrelay/internal/relay/figures"
 	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
@@ -63,6 +64,8 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if _, err := f.a.InsertOne(t.Context(), append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)})); err != nil {
 		t.Fatal(err)
 	}
+	// Two of three claimed envelopes are not sent yet.
+	mustInsert(t, f.state.Collection(waiting.ClaimsName), bson.D{{Key: "_id", Value: "orders/0of1/1"}, {Key: "envelopes", Value: bson.A{1, 2, 3}}, {Key: "done", Value: bson.A{1}}})
 	if _, err := nodes.NewNodes(f.state.Collection("nodes")).Heartbeat(t.Context(), nodes.Sign{Node: "n1", Watchers: []string{"orders"}, KafkaReachable: true, SinceAck: -1}); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +76,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	}
 
 	c := o.Counts
-	if c.Retry != 1 || c.Blocked != 1 || c.Parked != 2 || c.Scheduled != 1 || c.Dead != 1 || c.DeadAll != 2 || c.BlockedKeys != 3 {
+	if c.Retry != 1 || c.Blocked != 1 || c.Parked != 2 || c.Scheduled != 3 || c.Dead != 1 || c.DeadAll != 2 || c.BlockedKeys != 3 {
 		t.Errorf("%+v", c)
 	}
 
@@ -136,7 +139,7 @@ func TestOverviewOfABacklog(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	docs := make([]any, 10_001)
+	docs := make([]any, figures.Limit+1)
 	for i := range docs {
 		// The first envelope is before the position.
 		docs[i] = bson.D{{Key: "_id", Value: i}, {Key: "ts", Value: bson.Timestamp{T: at.T, I: uint32(i)}}}
@@ -157,16 +160,16 @@ func TestOverviewOfABacklog(t *testing.T) {
 		}
 		return o.Counts
 	}
-	if _, err := f.a.InsertMany(t.Context(), docs[:10_000]); err != nil {
+	if _, err := f.a.InsertMany(t.Context(), docs[:figures.Limit]); err != nil {
 		t.Fatal(err)
 	}
-	if c := pending(); c.Pending != 9_999 || c.PendingMore {
+	if c := pending(); c.Pending != figures.Limit-1 || c.PendingMore {
 		t.Errorf("%+v", c)
 	}
 	if _, err := f.b.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
-	if c := pending(); c.Pending != 19_999 || !c.PendingMore {
+	if c := pending(); c.Pending != 2*figures.Limit-1 || !c.PendingMore {
 		t.Errorf("%+v", c)
 	}
 }
@@ -182,48 +185,77 @@ func findProblem(t *testing.T, list []admin.Problem, kind problems.Kind) admin.P
 	return admin.Problem{}
 }
 
-func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
+// Readers show the figures that a process has stored, and do not count. Figures that are out of date, or from before an action of an
+// operator, are counted again.
+func TestStoredFiguresAreShown(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	d := admin.New(admin.Operator{State: f.state, Watcher: "orders"})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = d.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
-	k := d.For(admin.Actor{Name: "ann"})
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			if _, err := k.Overview(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
+	k := f.newDesk()
+	f.insertWaiting(f.a, "1", "parked", "k1", "orders")
+	stored := figures.Figures{
+		At: time.Now(), Counts: figures.Counts{Parked: 3}, Topics: []waiting.Topic{{Topic: "orders", Parked: 3, Oldest: time.Now().Add(-time.Minute)}},
+		Health: &health.Report{Checks: []health.Check{{ID: health.WaitingRule, Status: health.Degraded, Detail: "3, without a decrease", N: 3}}},
 	}
-
-	wg.Wait()
-	f.insertWaiting(f.a, "1", "retry", "k1", "orders")
-
-	// The figures are counted again while an operator reads them.
-	stacktest.Eventually(t, "the new envelope is counted", func() bool {
-		o, err := k.Overview(t.Context())
+	actions := int64(0)
+	save := func(valid time.Duration) {
+		t.Helper()
+		var err error
+		if actions, err = figures.Save(t.Context(), f.state, "orders", stored, valid, actions); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when string, parked int64, stuck bool) {
+		t.Helper()
+		view, err := k.Overview(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return o.Counts.Retry == 1
-	})
-
-	gone, cancelled := context.WithCancel(t.Context())
-	cancelled()
-	if _, err := k.Overview(gone); !errors.Is(err, context.Canceled) {
-		t.Errorf("who went away got %v", err)
+		isStuck := slices.ContainsFunc(view.Problems, func(p admin.Problem) bool { return p.Kind == problems.WaitingStuck && p.Since != nil })
+		if view.Counts.Parked != parked || isStuck != stuck || len(view.WaitingTopics) != 1 || view.OldestS < 50 {
+			t.Errorf("%s: %+v, %+v, %+v", when, view.Counts, view.WaitingTopics, view.Problems)
+		}
 	}
+
+	expect("nothing is stored", 1, false)
+	save(time.Hour)
+	expect("stored", 3, true)
+	if err := k.Lease().Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect("after an action", 1, true)
+	// The count of this call may have begun before the action.
+	save(time.Hour)
+	expect("after a count that began before", 1, true)
+	save(time.Hour)
+	expect("after a count that began later", 3, true)
+	save(-time.Second)
+	expect("out of date", 1, false)
+}
+
+// A reader that goes away while the documents are counted gets its error at once, and the next one gets the counts.
+func TestACountDoesNotHoldAReader(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	release := make(chan struct{})
+	oplog := func(context.Context) (oldest, newest time.Time, err error) {
+		leave()
+		<-release
+		return oldest, newest, nil
+	}
+	k := admin.New(admin.Operator{State: f.state, Watcher: "orders", Oplog: oplog})
+	if _, err := k.Overview(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("the reader that went away got %v", err)
+	}
+	close(release)
 	if _, err := k.Overview(t.Context()); err != nil {
-		t.Errorf("and the next one %v", err)
+		t.Errorf("the next one got %v", err)
 	}
 }
 
-// TestOverviewDoesNotGrowWithTheOutbox asserts in the normal run that overviews are served while figures are counted behind
-// them; with -admin.long it measures the promise of 50 ms at its full size.
+// TestOverviewDoesNotGrowWithTheOutbox asserts in the normal run that overviews show stored figures; with -admin.long it measures the promise
+// of 50 ms at its full size.
 func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 	f := openOffice(t)
 	envelopes, dead, looks := 5000, 500, 200
@@ -232,14 +264,14 @@ func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 	}
 
 	admintest.Fill(t, f.a, envelopes, f.state.Collection("letters"), dead)
-	d := admin.New(admin.Operator{State: f.state, Watcher: "orders"})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = d.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
-	k := d.For(admin.Actor{Name: "ann"})
+	k := f.newDesk()
 	first := time.Now()
-	if _, err := k.Overview(t.Context()); err != nil {
+	counter := figures.Counter{State: f.state, Watcher: "orders", Now: time.Now}
+	counted, err := counter.Count(t.Context())
+	if err == nil {
+		_, err = figures.Save(t.Context(), f.state, "orders", counted, time.Hour, 0)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
 // WaitingTopic counts the envelopes that wait for one topic. An envelope that waits for several
@@ -17,7 +19,7 @@ type WaitingTopic struct {
 	Keys        int64      `json:"keys"`             // ordering keys with any of these; 0 if more than 50,000 envelopes wait
 	Oldest      *time.Time `json:"oldest,omitempty"` // when the oldest envelope was committed, to the second
 	OldestAgeS  float64    `json:"oldest_age_s"`
-	Collections []string   `json:"collections"` // at most 100
+	Collections []string   `json:"collections"` // at most 20
 	// Target is the owner's report about the topic, if it cannot be written now.
 	Target *UnwritableTopic `json:"target,omitempty"`
 }
@@ -29,17 +31,35 @@ func (w Waiting) Topics(ctx context.Context) ([]WaitingTopic, error) {
 	if err != nil {
 		return nil, err
 	}
-	figures, err := w.op.currentFigures(ctx)
+	counted, _, err := w.op.readFigures(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return addTargets(figures.pending, status, w.op.Watcher), nil
+	return addTargets(newWaitingTopics(counted.Topics, time.Now()), status, w.op.Watcher), nil
 }
 
-// addTargets returns a copy of list with the owners' reports about topics that cannot be written.
+// newWaitingTopics returns the counted topics with the ages of their oldest envelopes.
+func newWaitingTopics(list []waiting.Topic, now time.Time) []WaitingTopic {
+	topics := []WaitingTopic{}
+	for _, counted := range list {
+		topic := WaitingTopic{
+			Topic: counted.Topic, Retry: counted.Retry, Blocked: counted.Blocked, Parked: counted.Parked, Queued: counted.Queued, Keys: counted.Keys,
+			Collections: counted.Outboxes,
+		}
+		if !counted.Oldest.IsZero() {
+			oldest := counted.Oldest.UTC()
+			topic.Oldest = &oldest
+			topic.OldestAgeS = max(now.Sub(oldest).Seconds(), 0)
+		}
+		topics = append(topics, topic)
+	}
+	return topics
+}
+
+// addTargets returns the list with the owners' reports about topics that cannot be written.
 // It adds topics for which no waiting envelope is stored yet.
 func addTargets(list []WaitingTopic, status Status, watcher string) []WaitingTopic {
-	topics := append([]WaitingTopic{}, list...)
+	topics := list
 	for i := range status.Slots {
 		slot := &status.Slots[i]
 		if slot.Name != watcher {

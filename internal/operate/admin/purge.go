@@ -21,7 +21,7 @@ import (
 // purge. It never removes
 //   - envelopes after the position of the slowest watcher, less the margin of the server's
 //     transactions,
-//   - scheduled envelopes and exceptions,
+//   - scheduled and waiting envelopes,
 //   - envelopes of a collection with a gap.
 type Purge struct {
 	Collections []string      // as database.collection; empty means all that the watcher is registered for

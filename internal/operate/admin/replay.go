@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -443,30 +442,7 @@ func joinSome(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// lowestPosition returns the position that all slots of the watcher have passed. Everything that
-// was committed before it is delivered, or is an exception.
+// lowestPosition returns the position that all slots of the watcher have passed.
 func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
-	docs, err := mongodb.FindAll[lease.Document](ctx, mongodb.Majority(o.watcherDocuments()), "reading watcher "+o.Watcher,
-		mongodb.OfSlots(o.Watcher), options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
-	if err != nil {
-		return bson.Timestamp{}, err
-	}
-	if len(docs) == 0 {
-		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
-			o.Watcher, lease.ErrNotFound)
-	}
-
-	// A slot that lags behind decides: its part of a collection is not delivered beyond its position.
-	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
-	for _, d := range docs {
-		at, ok := d.Position().Time()
-		if !ok || at.IsZero() {
-			return bson.Timestamp{}, fmt.Errorf("slot %s has no position yet, so the delivered envelopes are unknown; "+
-				"start outrelay run", d.ID)
-		}
-		if lowest.After(at) {
-			lowest = at
-		}
-	}
-	return lowest, nil
+	return lease.LowestPosition(ctx, o.watcherDocuments(), o.Watcher)
 }

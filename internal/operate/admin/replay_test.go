@@ -435,7 +435,7 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	c := stacktest.Client(t)
 	s := newStand(t, c)
 	s.append(newEnvelope("sent"))
-	// Stamped before the watcher's place, committed behind it.
+	// Stamped before the watcher's place, committed after it.
 	sess, err := c.StartSession(options.Session().SetDefaultTransactionOptions(options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())))
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
@@ -38,8 +39,8 @@ func (s Sagas) Types(ctx context.Context) ([]SagaType, error) {
 		return types, err
 	}
 
-	err = s.op.forEachService(ctx, databases, func(db string, found serviceCollections) error {
-		if !found.sagas {
+	err = s.op.forEachService(ctx, databases, func(db string, found inventory.Inventory) error {
+		if !found.Sagas {
 			return nil
 		}
 		list, err := s.listTypes(ctx, db)

@@ -11,6 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/activity"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
 )
 
@@ -162,8 +164,8 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 		rows.find(topic).Dead += n
 	}
 
-	err = a.op.forEachService(ctx, databaseNames(namespaces), func(db string, found serviceCollections) error {
-		for _, coll := range found.letters {
+	err = a.op.forEachService(ctx, outboxes.DatabasesOf(namespaces), func(db string, found inventory.Inventory) error {
+		for _, coll := range found.Letters {
 			letters := mongodb.Majority(a.op.database(db).Collection(coll))
 			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "_id.topic", maxTopicLetters)
 			if err != nil {

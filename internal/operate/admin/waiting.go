@@ -62,11 +62,20 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 		groups = append(groups, group)
 	}
 
-	due, err := w.op.countDue(ctx, collection)
+	names, err := w.op.scheduledCollections(ctx, collection)
 	if err != nil {
 		return groups, err
 	}
-	groups = append(groups, due...)
+	counter := w.op.newCounter()
+	due, err := counter.CountScheduled(ctx, names)
+	if err != nil {
+		return groups, err
+	}
+	for ns, scheduled := range due {
+		if scheduled.N > 0 {
+			groups = append(groups, WaitingGroup{Collection: ns, Reason: "scheduled", Count: scheduled.N, Oldest: &scheduled.First})
+		}
+	}
 
 	dead, err := letters.CountOutboxes(ctx, w.op.letters(),
 		letters.Query{Watcher: w.op.Watcher, NS: collection, RequeueStatus: letters.NotRequeued})

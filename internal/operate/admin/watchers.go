@@ -126,6 +126,7 @@ func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) erro
 		{"slots", bson.D{{Key: "_id", Value: operator.Watcher}}},
 		{"collections", bson.D{{Key: "watcher", Value: operator.Watcher}}},
 		{"history", mongodb.OfSlots(operator.Watcher)},
+		{"figures", bson.D{{Key: "_id", Value: operator.Watcher}}},
 	} {
 		coll := mongodb.Majority(operator.State.Collection(part.collection))
 		found, err := coll.CountDocuments(ctx, part.filter)

@@ -38,7 +38,7 @@ type Event struct {
 	Op Op
 
 	// Token is the resume token, the whole `_id` document. Data is the hexadecimal text in it, whose
-	// byte order is the order of the stream. It is the `pos` of an exception (N15).
+	// byte order is the order of the stream. It is the `pos` of a waiting envelope (N15).
 	Token, Data []byte
 
 	// Document is the inserted document. HasDocument is false for other kinds of events. It is also

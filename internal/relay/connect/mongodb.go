@@ -36,7 +36,7 @@ import (
 // A client does not determine concerns, preference and encoding: see [mongodb.Database].
 type Clients struct {
 	Stream *mongo.Client // the change stream and reads of the outbox; without a timeout
-	State  *mongo.Client // lease, exceptions, nodes, events
+	State  *mongo.Client // lease, waiting envelopes, nodes, audit log
 
 	// StreamPreference selects the member for the change stream.
 	StreamPreference *readpref.ReadPref

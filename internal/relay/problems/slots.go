@@ -30,7 +30,7 @@ type SlotStatus struct {
 	ExpiresInMS int64             `json:"expires_in_ms"` // negative if the lease has expired
 	State       string            `json:"state"`         // such as live, taking-over, unwritable, waiting, halted, pausing, paused, no-owner
 	Reason      string            `json:"reason,omitempty"`
-	LagS        float64           `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as an exception, reported by the owner
+	LagS        float64           `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as waiting or dead, reported by the owner
 	Rate        float64           `json:"rate"`  // acked records per second
 	TokenAgeS   float64           `json:"token_age_s"`
 	Unresolved  int               `json:"unresolved"`

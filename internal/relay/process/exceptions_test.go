@@ -179,9 +179,9 @@ func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	b.consume(1)
 }
 
-// TestAWatermarkThatDoesNotMoveIsReported: a dead letter cannot be stored. No target is blocked, so nothing else explains why
+// TestAPositionThatDoesNotMoveIsReported: a dead letter cannot be stored. No target is blocked, so nothing else explains why
 // the position stays.
-func TestAWatermarkThatDoesNotMoveIsReported(t *testing.T) {
+func TestAPositionThatDoesNotMoveIsReported(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	node := stacktest.Name(t)

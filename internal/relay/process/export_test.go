@@ -15,8 +15,17 @@ func (r *Relay) Hasten(call time.Duration) {
 	r.shared.Pace = term.Pace{Call: call, Clean: soon, Indexes: soon, Standstill: soon, Stuck: soon}
 }
 
+// Counts reports whether this process counts the documents of the watcher.
+func (r *Relay) Counts() bool { return r.counts.countedAt.Load() > 0 }
+
 // ProblemSeconds returns the metric of a problem of a kind, or 0 if there is none.
 func (r *Relay) ProblemSeconds(t *testing.T, kind problems.Kind) float64 {
+	t.Helper()
+	return r.Gauge(t, "outrelay_problem_seconds", string(kind))
+}
+
+// Gauge returns the value of a gauge whose first label is label, or 0 if there is none.
+func (r *Relay) Gauge(t *testing.T, name, label string) float64 {
 	t.Helper()
 	families, err := r.metrics.Registry.Gather()
 	if err != nil {
@@ -25,7 +34,7 @@ func (r *Relay) ProblemSeconds(t *testing.T, kind problems.Kind) float64 {
 
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			if f.GetName() == "outrelay_problem_seconds" && m.GetLabel()[0].GetValue() == string(kind) {
+			if f.GetName() == name && m.GetLabel()[0].GetValue() == label {
 				return m.GetGauge().GetValue()
 			}
 		}

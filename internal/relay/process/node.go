@@ -266,7 +266,7 @@ func (r *Relay) readOplogWindow(ctx context.Context) error {
 	oldest, newest, err := changes.OplogWindow(ctx, r.shared.Mongo.State)
 	if err == nil {
 		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
-		r.figures.oplog.Store(&problems.Oplog{Oldest: time.Unix(int64(oldest.T), 0), Newest: time.Unix(int64(newest.T), 0)})
+		r.counts.oplog.Store(&problems.Oplog{Oldest: time.Unix(int64(oldest.T), 0), Newest: time.Unix(int64(newest.T), 0)})
 	}
 	return err
 }

@@ -77,6 +77,7 @@ func TestEveryQueryOfTheStateHasAnIndex(t *testing.T) {
 		return b.countLetters(bson.D{}) == 1 && b.countWaiting(bson.D{}) == 1 && len(scheduled) == 1
 	}, func() any { return state })
 	stacktest.EventuallyIn(t, patience, "the history is recorded", func() bool { return b.count("history", bson.D{}) > 0 })
+	stacktest.EventuallyIn(t, patience, "the figures are stored", func() bool { return b.count("figures", bson.D{}) > 0 })
 
 	q := queries{t}
 	q.asOperator(op)
@@ -189,7 +190,6 @@ func (q queries) asRelay(b *bundle) {
 	store := waiting.NewStore(coll("waiting"), "default", slot.Range{I: 1, N: 2})
 	take := func(*waiting.Document) error { return nil }
 	runQuery(q, "due keys", func() (any, error) { return store.DueKeys(ctx, time.Now(), []string{"t"}, 10) })
-	runQuery(q, "counts", func() (any, error) { return store.Counts(ctx) })
 	runQuery(q, "of an outbox", func() (any, error) { return store.OfOutbox(ctx, "shop", "outbox", "82FF", 10) })
 	runQuery(q, "of a database", func() (any, error) { return store.OfOutbox(ctx, "shop", "", "82FF", 10) })
 	q.check("each", store.Each(ctx, take))

@@ -75,7 +75,7 @@ func TestN28_EventsThatAnotherHistoryHadPassedAreForgotten(t *testing.T) {
 }
 
 // TestN28_AReplayDuringAResliceIsRecognized: an operator replays an envelope during a reslice, in a collection
-// without any exceptions before. The new slots find it, although it is in no stream.
+// of which nothing waits. The new slots find it, although it is in no stream.
 func TestN28_AReplayDuringAResliceIsRecognized(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -48,7 +48,7 @@ type Relay struct {
 	shared    *term.Shared
 	slots     []*term.Runner
 	member    *nodes.Member
-	figures   *figures
+	counts    *countLoop
 	embedded  bool
 	host      Host
 	operators atomic.Pointer[Listener] // nil until it is bound
@@ -135,7 +135,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		return nil, err
 	}
 	relay.member = relay.newMember(state.Open(relay.shared.Mongo.State, cfg.State))
-	relay.figures = &figures{relay: relay, judge: new(health.Evaluator)}
+	relay.counts = &countLoop{relay: relay, counter: relay.newCounter(), judge: new(health.Evaluator)}
 	for i, p := range parts {
 		relay.slots = append(relay.slots, term.NewRunner(relay.shared, p, sets[i]))
 	}
@@ -232,7 +232,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err := r.prepareState(ctx); err != nil || ctx.Err() != nil {
 			return err
 		}
-		group.Go(func() error { return r.figures.countPeriodically(work) })
+		group.Go(func() error { return r.counts.run(work) })
 		group.Go(func() error { return r.recordHistory(work) })
 		group.Go(func() error { return r.runHeartbeat(work) })
 

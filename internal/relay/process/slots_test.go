@@ -396,7 +396,7 @@ func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
 }
 
 // An envelope that an operator requeues is published by the slot of its key, once.
-func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
+func TestN28_WaitingEnvelopesOfOthersHaveOneSlot(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.start("slots=3", "node=a")

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// TestN15_TheStreamDoesNotSendEnvelopesHeldByASweep: an envelope was committed behind the end of a stretch, while that was swept, so the sweep
+// TestN15_TheStreamDoesNotSendEnvelopesHeldByASweep: an envelope was committed after the end of a stretch, while that was swept, so the sweep
 // found it and the stream brings it again. It had no stamp, or that of a transaction that was open at the end. It waited for its topic
 // when its owner died, and the next owner delivers it before the stream brings it.
 func TestN15_TheStreamDoesNotSendEnvelopesHeldByASweep(t *testing.T) {

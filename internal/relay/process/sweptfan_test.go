@@ -80,7 +80,7 @@ func TestN22_ASweepOwesTheOtherTopicsOfUnstampedEnvelopes(t *testing.T) {
 }
 
 // TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics: an owner died between two topics of an envelope, as above, and the relay
-// was down for so long that its successor finds the stream gone when it opens it, behind everything that a takeover looks up.
+// was down for so long that its successor finds the stream gone when it opens it, after everything that a takeover looks up.
 func TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -24,7 +24,7 @@ func (b *bundle) readProfile(filter bson.D) []bson.M {
 	return ops
 }
 
-// TestTheHealthyPathWritesNothing: with the watermark recorded and no exceptions, an event costs the outbox its insert and
+// TestTheHealthyPathWritesNothing: with the resolved position recorded and nothing that waits, an event costs the outbox its insert and
 // nothing else; recording them costs one statement for many.
 func TestTheHealthyPathWritesNothing(t *testing.T) {
 	t.Parallel()

@@ -245,11 +245,11 @@ var sections = []section{
 			Advice: "Bring their leaders back",
 		},
 	}},
-	{title: "Exceptions and dead letters", metrics: []Metric{
+	{title: "Waiting envelopes and dead letters", metrics: []Metric{
 		{
-			Name: "outrelay_exceptions", Labels: []string{"state"}, Unit: "envelopes",
-			Help:   "Waiting envelopes by state.",
-			Detail: "`retry`, `blocked` after an earlier one of the key, `parked` for a topic, and `scheduled` ones that failed; counted every ten seconds.",
+			Name: "outrelay_waiting_envelopes", Labels: []string{"reason"}, Unit: "envelopes",
+			Help:   "Waiting envelopes of the watcher by reason.",
+			Detail: "`retry` after a failed attempt, `blocked` after an earlier one of the key, `parked` for a topic, and `queued` to be sent next. An envelope counts for each topic that it waits for.",
 			Advice: "`outrelay waiting summary`",
 		},
 		{
@@ -293,7 +293,7 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_inbox_entries", Labels: []string{"collection"}, Unit: "documents",
-			Help:   "Documents in the `inbox` of the outbox's database, by its metadata.",
+			Help:   "Marks of handled messages in the inboxes of the outbox's database, by their metadata.",
 			Advice: "The retention of the inbox: seven days by default",
 		},
 		{
@@ -310,7 +310,7 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_figures_age_seconds", Unit: "s",
-			Help:   "Time since the collections were counted; 0 in a process that owns nothing.",
+			Help:   "Time since the collections were counted; 0 in a process that does not count.",
 			Advice: "High: MongoDB is slow or rejects the queries",
 		},
 		{

@@ -129,7 +129,7 @@ func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
 			t.Errorf("%s: next is %d, want %d; %+v, events %v", name, p.tail.Next, c.next, p.tail, events)
 		}
 
-		// The broker returns the same batch until the offset is behind it. That costs no further attempts and no event.
+		// The broker returns the same batch until the offset is after it. That costs no further attempts and no event.
 		for p.tail.Next < 13 {
 			before := p.tail.Next
 			r.handleFetched(t.Context(), "", p, got)

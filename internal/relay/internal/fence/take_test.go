@@ -384,7 +384,7 @@ func TestN04_ClosedGateSuspends(t *testing.T) {
 
 	mustSend(t, c, at(tp, 0), encodeBatch(0, before, 0, newRecords("still mine")...))
 	if _, err := c.Init(ctxOf(t, 2*time.Minute), o.id+"#0", before, Patience{}); err != nil {
-		t.Errorf("somebody took the id behind a closed gate: %v", err)
+		t.Errorf("somebody took the id at a closed gate: %v", err)
 	}
 
 	open.Store(true)

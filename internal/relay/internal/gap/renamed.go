@@ -100,7 +100,7 @@ func (r *Recovery) sweepRenamed(
 	}
 
 	r.Log.Warn("a collection got a watched name; sweeping it", "collection", outbox.NS(),
-		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
+		"from", string(ev.DB)+"."+string(ev.Coll), "after", readUpTo.T)
 	r.renames.Store(outbox.NS(), rename{pos: string(ev.Data), at: at})
 
 	sweep := &sweep.Sweep{
@@ -150,7 +150,7 @@ type rename struct {
 
 // PositionOf returns the position of an envelope that no event of the stream contains (N15). If the
 // envelope came with a rename, the position lies within the rename, ordered by the timestamp ts. So
-// the envelope is due when the watermark has passed the rename, and a later owner that reads the
+// the envelope is due when the resolved position has passed the rename, and a later owner that reads the
 // rename again recognizes the envelope by its position. Otherwise the position is made of ts.
 func (p *Plan) PositionOf(ns string, ts bson.Timestamp) string {
 	known, _ := p.renames.Load(ns)

@@ -57,7 +57,7 @@ func (r *Recovery) FindNextStart(ctx context.Context, err error) (changes.Start,
 	return r.openGap(ctx, lost)
 }
 
-// resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
+// resumeAfterInvalidate returns the start after the drop or rename of the watched collection. It
 // returns a *HaltError if it is configured so.
 func (r *Recovery) resumeAfterInvalidate(
 	ctx context.Context, invalidated *changes.InvalidateError,

@@ -325,7 +325,7 @@ func firstText(list []string) string {
 
 // repeatUntilDone calls op until it succeeds, ctx ends or the lease is lost.
 func (l *Ledger) repeatUntilDone(ctx context.Context, op func(context.Context) error) error {
-	// There is no last attempt: without a stored fate, neither the watermark nor a stored offset can move (N8).
+	// There is no last attempt: without a stored fate, neither the resolved position nor a stored offset can move (N8).
 	failed := false
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
 		err := op(ctx)

@@ -27,7 +27,7 @@ const (
 	// search in a list of so many ids. A longer list costs more than it saves in statements.
 	markGroup = 50
 	// If an outbox rejects maxRefusals deliveries, no others of it are recorded until recordingPause has passed since the first
-	// one. Otherwise each envelope would cost a transaction, and the watermark would wait for it.
+	// one. Otherwise each envelope would cost a transaction, and the resolved position would wait for it.
 	maxRefusals    = 4
 	recordingPause = time.Minute
 )
@@ -58,7 +58,7 @@ func (l *Ledger) noteRefusal(ns string) {
 }
 
 // recordDeliveries records the deliveries of a part on the documents of their outboxes, in a fenced transaction of its own. If an
-// outbox rejects one, it stays unrecorded: the envelope was delivered, and the watermark must not wait for a write that cannot
+// outbox rejects one, it stays unrecorded: the envelope was delivered, and the resolved position must not wait for a write that cannot
 // succeed.
 func (l *Ledger) recordDeliveries(ctx context.Context, part []*Outcome) error {
 	return l.recordEnds(ctx, part, func(outcome *Outcome) bool { return outcome.End == Sent && !outcome.DeadTargets })

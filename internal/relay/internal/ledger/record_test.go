@@ -151,7 +151,7 @@ func TestTheDefaultRecordingWritesNothingToAnOutbox(t *testing.T) {
 	}
 }
 
-// N16: an outbox that rejects the mark of one envelope, or every write, stops neither the others nor the watermark. The envelope was
+// N16: an outbox that rejects the mark of one envelope, or every write, stops neither the others nor the resolved position. The envelope was
 // delivered, and no record of it is lost.
 func TestN16_AnOutboxThatRejectsMarksStopsNothing(t *testing.T) {
 	t.Parallel()

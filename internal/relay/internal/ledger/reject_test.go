@@ -277,7 +277,7 @@ func TestN03_ATransactionThatIsTooLargeForTheCacheIsHalved(t *testing.T) {
 }
 
 // N3: a write that is too large for one transaction, because the server is slow and the lease short, is divided.
-// Otherwise it would be repeated forever, and the watermark would not move. The next one begins small.
+// Otherwise it would be repeated forever, and the resolved position would not move. The next one begins small.
 func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)

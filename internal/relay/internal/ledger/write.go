@@ -41,7 +41,7 @@ func (l *Ledger) prepareNew(outcome *Outcome) (err error) {
 		return nil
 
 	case outcome.Raw == nil:
-		// Without the letter, the watermark would wait for an envelope that cannot be found.
+		// Without the letter, the resolved position would wait for an envelope that cannot be found.
 		outcome.End = Dead
 		if outcome.Refusal.Class == "" {
 			outcome.Refusal = record.Refusal{Class: record.Malformed, Reason: "its target could not be written"}

@@ -11,7 +11,7 @@ import (
 
 // Acked implements record.Acks.
 func (r *Resolver) Acked(tp record.TopicPartition, base int64, tickets []record.Ticket, bytes int) {
-	crash.At("after-ack-before-watermark")
+	crash.At("after-ack-before-position")
 
 	// The tracker takes over tickets, so everything that needs them comes first.
 	r.reportAcked(tp, base, tickets, bytes)
@@ -56,16 +56,16 @@ func (d *Dispatcher) Drain(ctx context.Context) error {
 	return d.budget.reserve(ctx, 0, func() bool { return d.tracker.Unresolved() == 0 }, func() {})
 }
 
-// Snapshot returns the watermark and the stored offsets at one moment: the content of a
+// Snapshot returns the resolved position and the stored offsets at one moment: the content of a
 // checkpoint. The result is false until the first position is reached.
 func (r *Resolver) Snapshot() (resume.Position, bool, map[string][]int64) {
 	return r.tracker.Snapshot()
 }
 
-// Reached returns the watermark. It is false until the first position is reached.
+// Reached returns the resolved position. It is false until the first position is reached.
 func (r *Resolver) Reached() (resume.Position, bool) { return r.tracker.Reached() }
 
-// Unresolved returns the number of events above the watermark, and the bytes that they
+// Unresolved returns the number of events above the resolved position, and the bytes that they
 // have reserved.
 func (r *Resolver) Unresolved() (events int, bytes int64) {
 	return r.tracker.Unresolved(), r.budget.inUse()

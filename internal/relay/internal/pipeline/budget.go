@@ -162,7 +162,7 @@ type Pool struct {
 	members []*Resolver
 }
 
-// minTickets is the minimum of events that each member may have above the watermark.
+// minTickets is the minimum of events that each member may have above the resolved position.
 const minTickets = 1000
 
 // NewPool returns a pool of bytes and tickets.

@@ -44,7 +44,7 @@ type Sink interface {
 	// EndReplay drops the read-back.
 	EndReplay()
 
-	// Flush wakes the lanes that have something to send.
+	// Flush wakes the loops that have something to send.
 	Flush()
 }
 
@@ -115,8 +115,8 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 		return err
 	}
 
-	// From here on each target has to be resolved exactly once, by an ack or by an
-	// exception. The watermark stops at this ticket until then.
+	// From here on each target has to be resolved exactly once, by an ack or by a stored
+	// outcome. The resolved position stops at this ticket until then.
 	ticket := d.beginTicket(item)
 	d.followers.trackEnvelope(ticket, item)
 
@@ -177,5 +177,5 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 	return nil
 }
 
-// Flush wakes the idle lanes of the sink.
+// Flush wakes the idle loops of the sink.
 func (d *Dispatcher) Flush() { d.sink.Flush() }

@@ -248,19 +248,19 @@ func TestFanOutResolvesWhenAllTargetsAreAcked(t *testing.T) {
 	<-s.got
 	d.Acked(record.TopicPartition{Topic: "a"}, 7, []record.Ticket{0}, 0)
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
-		t.Fatal("the watermark passed an event with a target that is not acked")
+		t.Fatal("the resolved position passed an event with a target that is not acked")
 	}
 
 	d.Acked(record.TopicPartition{Topic: "b"}, 9, []record.Ticket{0}, 0)
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
-		t.Fatal("the watermark stays although all targets are acked")
+		t.Fatal("the resolved position stays although all targets are acked")
 	}
 	if err := d.Drain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
+func TestN17_DeadAtOnceIsRecordedBeforeThePositionPasses(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
 	s.refuse["b"] = &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
@@ -278,7 +278,7 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 	d.Position(positionAt(2))
 	copy(raw, "overwrit")
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
-		t.Fatal("the watermark passed an exception that is not recorded yet")
+		t.Fatal("the resolved position passed a waiting envelope that is not recorded yet")
 	}
 
 	if _, unrecorded := d.Oldest(); unrecorded != 2 {
@@ -291,14 +291,14 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
-		t.Fatal("the watermark stays although the exceptions are recorded")
+		t.Fatal("the resolved position stays although the waiting envelopes are recorded")
 	}
 	if len(m.got) != 2 || string(m.got[0].Raw) != "envelope" || m.got[1].Topic != "b" {
 		t.Fatalf("recorded %+v, want both envelopes as they were", m.got)
 	}
 }
 
-func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testing.T) {
+func TestN17_ARefusalThatWantsARetryHoldsThePositionUntilItIsRecorded(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
 	d.Start(positionAt(1))
@@ -310,12 +310,12 @@ func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testin
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, Bytes: 1}})
 	d.Position(positionAt(2))
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
-		t.Fatal("the watermark passed a record that Kafka refused")
+		t.Fatal("the resolved position passed a record that Kafka refused")
 	}
 
 	m.storeQueued()
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
-		t.Fatal("the watermark stays although the retry is recorded")
+		t.Fatal("the resolved position stays although the retry is recorded")
 	}
 	if e := m.got[0]; e.End != ledger.Retrying || e.Reason != waiting.Retry || e.Topics[0] != "a" {
 		t.Fatalf("recorded %+v, want a retry for topic a", e)

@@ -24,7 +24,7 @@ func ParseDrainedSlots(doc *lease.Document) []DrainedSlot {
 }
 
 // deliveredByOldSlot reports whether a slot of the previous division has delivered p.ev or stored
-// it as an exception (N28). The old slots are drained before the division, each up to its own
+// it as a waiting envelope (N28). The old slots are drained before the division, each up to its own
 // position. The streams of the new slots begin at the lowest of these positions.
 func (p *Pump) deliveredByOldSlot() bool {
 	ahead := false

@@ -186,7 +186,7 @@ func (f *feed) stampOfInsert(stamp bson.Timestamp) bson.Timestamp {
 
 // checkIDTime compares the time in the id of an envelope without a stamp with the commit of its event.
 // If they differ by more than the margin, it returns once the registry has recorded that the ids of the
-// collection are irregular (N25). That must happen before the watermark passes the event. A swept
+// collection are irregular (N25). That must happen before the resolved position passes the event. A swept
 // envelope has no commit time to compare with.
 func (f *feed) checkIDTime(ctx context.Context) error {
 	if !f.view.TS.IsZero() || f.ev.ClusterTime.IsZero() || !f.ev.HasUUID {

@@ -10,7 +10,7 @@ import (
 )
 
 // Follower observes the outcome of the records of one envelope, for a trace or a sample of it. Each record
-// is reported once, unless the term ends first. The sink's lanes call the methods, under the
+// is reported once, unless the term ends first. The sink's loops call the methods, under the
 // sink's lock or that of the followers, and may call them concurrently for different records. The
 // methods must not block, and must not call the dispatcher or the sink.
 type Follower interface {
@@ -40,7 +40,7 @@ func (g group) NotSent(topic, fate string, refused bool) {
 	}
 }
 
-// followers tracks the few envelopes above the watermark that have a Follower, or whose
+// followers tracks the few envelopes above the resolved position that have a Follower, or whose
 // delivery is to be recorded.
 type followers struct {
 	count    atomic.Int64 // length of byTicket; an ack costs one load while it is 0

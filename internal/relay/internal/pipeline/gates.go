@@ -14,18 +14,18 @@ import (
 // keys wait, keys of the topic with the most counters share theirs.
 const maxGates = 250_000
 
-// gates are N15: the number of exceptions that wait for each (namespace, topic, key).
+// gates are N15: the number of waiting envelopes of each (namespace, topic, key).
 //
 // A gate closes in stream order, when the dispatcher decides that an envelope has to wait. It
-// opens when the last of its exceptions is recorded as sent, or is dead. A query never opens
-// it: it could miss an exception that is about to be stored. If somebody deletes a waiting envelope, its
+// opens when the last of its waiting envelopes is recorded as sent, or is dead. A query never opens
+// it: it could miss a waiting envelope that is about to be stored. If somebody deletes a waiting envelope, its
 // gate stays closed until the term ends, and the reconciler sends the later events of the key. The lock is a leaf.
 //
 // Namespace and key are hashed. Keys with equal hashes share a gate: one of them may wait
-// although only the other has an exception. Each topic has its own counters, so the keys of one
+// although only the other has a waiting envelope. Each topic has its own counters, so the keys of one
 // topic never wait for the keys of another.
 type gates struct {
-	active atomic.Int64 // exceptions and stopped keys; if it is 0, a check costs one load
+	active atomic.Int64 // waiting envelopes and stopped keys; if it is 0, a check costs one load
 
 	mu          sync.Mutex
 	maxCounters int
@@ -35,7 +35,7 @@ type gates struct {
 	// stopped holds keys with a side delivery that the sink returned and whose outcome is not
 	// recorded yet.
 	stopped map[gate]struct{}
-	waiting int // exceptions, over all gates
+	waiting int // waiting envelopes, over all gates
 }
 
 // topicGates are the gates of one topic by hash. A topic with too many keys has a mask with
@@ -71,7 +71,7 @@ func hashKeyBytes(ns, key []byte) uint32 {
 
 func mixHashes(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
 
-// changeWaiting changes the number of exceptions that wait behind a gate by n.
+// changeWaiting changes the number of waiting envelopes of a gate by n.
 func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -82,7 +82,7 @@ func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	masked := hashKey(ns, key) & gates.mask
 	before, known := gates.byHash[masked]
 
-	// The gate never counted a document that no relay made an exception.
+	// The gate never counted a document that no relay made a waiting envelope.
 	left := int(before) + n
 	if left < 0 {
 		return
@@ -169,7 +169,7 @@ func (g *gates) resumeKey(ns, topic, key string) {
 	g.updateActiveLocked()
 }
 
-// checkGate returns record.ErrBlocked if rec has to wait: behind its gate, or, for a side
+// checkGate returns record.ErrBlocked if rec has to wait: at its gate, or, for a side
 // delivery, because its key is stopped. It costs one load while nothing waits.
 func (g *gates) checkGate(rec *record.Record, side bool) error {
 	if g.active.Load() == 0 {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// One topic has more waiting keys than there may be counters: keys of other topics flow, and behind an exception of theirs that key
+// One topic has more waiting keys than there may be counters: keys of other topics flow, and after a waiting envelope of theirs that key
 // alone waits. The topic's own keys open as fewer of them wait.
 func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 	t.Parallel()
@@ -34,7 +34,7 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 		}
 	}
 	if d.gates.counters > most || d.gates.waiting != waiting+1 {
-		t.Errorf("%d counters of %d for %d exceptions", d.gates.counters, most, d.gates.waiting)
+		t.Errorf("%d counters of %d for %d waiting envelopes", d.gates.counters, most, d.gates.waiting)
 	}
 
 	for i := range waiting - 100 {

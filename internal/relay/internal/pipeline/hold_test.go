@@ -68,7 +68,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 		reasons = append(reasons, e.Reason)
 	}
 	if !slices.Equal(reasons, []waiting.Reason{waiting.Retry, waiting.Blocked, waiting.Blocked}) {
-		t.Fatalf("recorded %v, want one retry and two behind it", reasons)
+		t.Fatalf("recorded %v, want one retry and two after it", reasons)
 	}
 
 	for left := 3; left > 0; left-- {
@@ -104,10 +104,10 @@ func TestPublishReportsOnceAllTargetsHaveAnswered(t *testing.T) {
 		t.Fatalf("answers %+v, want parked, acked at 7 of partition 2, refused", p.Answers)
 	}
 	if !errors.Is(d.Publish(t.Context(), itemWithKey("k", "b").Records, func(p record.Published) { published <- p }), nil) {
-		t.Fatal("publishing behind a refusal fails")
+		t.Fatal("publishing after a refusal fails")
 	}
 	if p := <-published; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
-		t.Fatalf("behind a refusal that is not written down: %+v, want blocked", p.Answers)
+		t.Fatalf("after a refusal that is not written down: %+v, want blocked", p.Answers)
 	}
 
 	d.ResumeKey("", "b", "k")
@@ -138,7 +138,7 @@ func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 
 	d.Settle([]record.Ticket{p.Ticket})
 	if at, _, offs := d.Snapshot(); offs["a"][0] != 7 || at.ClusterTime.T != 2 {
-		t.Fatalf("the stored offset is %d at %v, want 7 behind the watermark", offs["a"][0], at)
+		t.Fatalf("the stored offset is %d at %v, want 7 after the resolved position", offs["a"][0], at)
 	}
 	if _, bytes := d.Unresolved(); bytes != 0 {
 		t.Fatalf("%d bytes stay reserved", bytes)
@@ -163,7 +163,7 @@ func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 	}
 }
 
-func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
+func TestThePositionWaitsForTheRecordOfADelivery(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
@@ -191,7 +191,7 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 		t.Fatalf("recorded %+v, want both places", o)
 	}
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
-		t.Fatal("the watermark does not follow the records")
+		t.Fatal("the resolved position does not follow the records")
 	}
 }
 
@@ -239,7 +239,7 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 
 	d.EndReplay()
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 10 {
-		t.Fatalf("the stored offset is %d behind the replay, want 10", offs["a"][0])
+		t.Fatalf("the stored offset is %d after the replay, want 10", offs["a"][0])
 	}
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)

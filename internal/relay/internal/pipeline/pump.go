@@ -11,11 +11,11 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// A batch of the change stream can hold thousands of events. Idle lanes are flushed and positions
+// A batch of the change stream can hold thousands of events. Idle loops are flushed and positions
 // are set inside a batch as well, so that a large batch delays neither.
 const (
-	flushEvery    = 64  // events between two flushes of idle lanes
-	positionEvery = 256 // events between two positions that the watermark can reach
+	flushEvery    = 64  // events between two flushes of idle loops
+	positionEvery = 256 // events between two positions that the resolved position can reach
 )
 
 // Pump is the hot path: it decodes the events of the change stream, routes them and delivers them

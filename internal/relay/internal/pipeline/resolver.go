@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/base/mailbox"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
-	"github.com/outrelay/outrelay/internal/relay/internal/watermark"
+	"github.com/outrelay/outrelay/internal/relay/internal/resolved"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -47,10 +47,10 @@ type Config struct {
 // record.Acks and record.Holder. It exists before the sink, which reports to it, and calls nothing of the sink.
 type Resolver struct {
 	cfg        Config
-	tracker    *watermark.Tracker[resume.Position]
+	tracker    *resolved.Tracker[resume.Position]
 	budget     *budget      // bytes of the stream
 	sideBudget *budget      // bytes of the reconciler
-	maxTickets atomic.Int64 // events above the watermark; the Pool changes it
+	maxTickets atomic.Int64 // events above the resolved position; the Pool changes it
 
 	gates     *gates
 	replay    replayWindow
@@ -77,7 +77,7 @@ func NewResolver(cfg Config) *Resolver {
 
 	resolver := &Resolver{
 		cfg:        cfg,
-		tracker:    watermark.New[resume.Position](cfg.Recycle),
+		tracker:    resolved.New[resume.Position](cfg.Recycle),
 		budget:     newBudget(&cfg.Pool.stream),
 		sideBudget: newBudget(&cfg.Pool.side),
 		gates:      newGates(maxGates),

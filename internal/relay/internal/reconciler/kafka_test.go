@@ -74,7 +74,7 @@ type fakeOutlet struct {
 	unread   map[string]bool              // topics that FindHits cannot read
 	latched  map[[3]string]bool
 	opened   map[[3]string]int
-	closed   map[[3]string]int // by the test: exceptions that were decided, or loaded at the takeover
+	closed   map[[3]string]int // by the test: waiting envelopes that were decided, or loaded at the takeover
 	settled  map[record.Ticket]int
 	reported map[record.Ticket]bool
 	reached  string
@@ -363,14 +363,14 @@ func (o *fakeOutlet) OpenGate(ns, topic, key string) {
 	}
 }
 
-// closeGate counts an exception, as the dispatcher does when it decides that an envelope waits.
+// closeGate counts a waiting envelope, as the dispatcher does when it decides that an envelope waits.
 func (o *fakeOutlet) closeGate(ns, topic, key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed[[3]string{ns, topic, key}]++
 }
 
-// countGates returns the exceptions that each gate counts, and whether one was opened more often than it was closed.
+// countGates returns the waiting envelopes that each gate counts, and whether one was opened more often than it was closed.
 func (o *fakeOutlet) countGates() (left map[[3]string]int, early bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

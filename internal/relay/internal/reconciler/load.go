@@ -18,14 +18,14 @@ type Loaded struct {
 
 // Load reads, before the stream of a new term is opened, which keys wait (N15). It calls gate once for
 // each topic that an envelope of the stream waits for, with "" for an envelope that does not list
-// its topics. It calls known for each of these envelopes whose position satisfies behind: the stream
+// its topics. It calls known for each of these envelopes whose position satisfies isAfter: the stream
 // may repeat it, and must then send it to its other topics only.
 //
 // Call Load after FinishSent. gate and known may be called a million times, because Load collects
 // nothing itself. id is valid only during the call.
 func (x *Sender) Load(
 	ctx context.Context,
-	behind func(pos string) bool,
+	isAfter func(pos string) bool,
 	gate func(ns, topic, key string),
 	known func(ns string, id bson.RawValue, pos string, topics []string),
 ) (n Loaded, err error) {
@@ -45,7 +45,7 @@ func (x *Sender) Load(
 			gate(document.NS, t, document.Key)
 		}
 
-		if behind(document.Pos) {
+		if isAfter(document.Pos) {
 			n.Known++
 			known(document.NS, document.ID, document.Pos, topics)
 		}

@@ -9,7 +9,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
@@ -97,14 +96,14 @@ func TestN08_FinishSentFinishesEnvelopesOfAnEarlierOwner(t *testing.T) {
 		t.Errorf("a later delivery: %d, %v", n, err)
 	}
 
-	counts, err := waiting.NewStore(h.coll, h.watcher, slot.Range{}).Counts(t.Context())
+	counts, err := waiting.CountGroups(t.Context(), h.coll, waiting.Query{Watcher: h.watcher})
 	if err != nil || len(counts) == 0 || counts[0].Topic != "a" {
 		t.Errorf("counts: %+v, %v", counts, err)
 	}
 }
 
 // TestN10_ALaterEnvelopeIsNotFinishedBeforeAnEarlierOneOfItsKey in a compacted topic, where the record of the earlier one may have
-// been removed: it is sent again, and the later one behind it.
+// been removed: it is sent again, and the later one after it.
 func TestN10_ALaterEnvelopeIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T) {
 	t.Parallel()
 	for compacted, want := range map[bool]string{true: "[1 4]", false: "[1 3 4]"} {

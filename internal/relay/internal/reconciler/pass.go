@@ -24,7 +24,7 @@ type scanPass struct {
 	sinceFlush int    // envelopes published since the last flush
 	held       int    // consecutive envelopes of the current key that could not be published
 	leftTopics int    // number of topics that the server leaves out for the current key
-	reached    string // the position of the watermark when it was last read
+	reached    string // the resolved position when it was last read
 }
 
 // keyTurn is the state of a pass for the current key. The pass reads a key from its lowest position

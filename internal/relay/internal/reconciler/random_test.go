@@ -82,7 +82,7 @@ func (c *chaos) doRandomStep() {
 	}
 }
 
-// appendWaiting stores envelopes of the stream, as the ledger does: first the documents, then the watermark passes them.
+// appendWaiting stores envelopes of the stream, as the ledger does: first the documents, then the resolved position passes them.
 func (c *chaos) appendWaiting(n int) {
 	var list []waiting.Entry
 
@@ -164,11 +164,11 @@ func (c *chaos) unpark(topic string) {
 func (c *chaos) waitSettled() {
 	c.term.out.setReached("9")
 
-	// With one topic parked, the gates count exactly the exceptions in the collection.
+	// With one topic parked, the gates count exactly the waiting envelopes in the collection.
 	c.term.out.park("c")
 	c.unpark("a")
 	c.unpark("b")
-	c.waitUntil("the gates count the exceptions that are left", func() bool {
+	c.waitUntil("the gates count the waiting envelopes that are left", func() bool {
 		gates, _ := c.term.out.countGates()
 		return maps.Equal(gates, c.countByGate())
 	})
@@ -185,7 +185,7 @@ func (c *chaos) waitSettled() {
 	c.term.out.checkSettled()
 }
 
-// countByGate counts the exceptions in the collection by gate.
+// countByGate counts the waiting envelopes in the collection by gate.
 func (c *chaos) countByGate() map[[3]string]int {
 	c.t.Helper()
 	cur, err := c.coll.Find(c.t.Context(), bson.D{})
@@ -248,5 +248,5 @@ func (c *chaos) checkDeliveries() {
 		}
 	}
 
-	c.t.Logf("%d exceptions, %d dead", c.n, len(dead))
+	c.t.Logf("%d waiting envelopes, %d dead", c.n, len(dead))
 }

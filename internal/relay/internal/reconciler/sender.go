@@ -47,7 +47,7 @@ const (
 // with a lower position, and an envelope that failed before is published alone. Others
 // follow each other without waiting for acks. If one of them is returned, its key pauses
 // until all envelopes of the key in flight have been answered, and then starts again from its first
-// envelope. An envelope of the stream waits until the watermark has passed it, so that no earlier
+// envelope. An envelope of the stream waits until the resolved position has passed it, so that no earlier
 // event of its key can still come.
 //
 // Cost: one query of an index every 500 ms, and further reads for a reason only. Memory: 10,000 envelopes without their bodies,
@@ -138,7 +138,7 @@ type Outlet interface {
 	// OpenGate removes one waiting envelope from the gate of a key (N15): an envelope of the stream is sent
 	// or dead for that topic.
 	OpenGate(ns, topic, key string)
-	// Reached returns the position of the watermark. The stream brings no more events at or before it.
+	// Reached returns the resolved position. The stream brings no more events at or before it.
 	Reached() string
 	// ResumeKey continues deliveries of a key after one of them was refused or returned. It has no effect
 	// if none wait.
@@ -224,7 +224,7 @@ func (x *Sender) queueEntered(list []*waiting.Entry) {
 		// These envelopes are scanned for another reason: when the attempt is due, when the topic can
 		// be written again, or when the earlier envelope has been sent.
 		key := orderKey{e.NS, e.Key}
-		if !e.NextAt.IsZero() || x.allParkedLocked(key, e.Pending) || x.waitsBehindLocked(e) {
+		if !e.NextAt.IsZero() || x.allParkedLocked(key, e.Pending) || x.waitsForEarlierLocked(e) {
 			continue
 		}
 		x.queueKeyLocked(x.work.keys, key)

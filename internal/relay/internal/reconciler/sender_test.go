@@ -113,7 +113,7 @@ func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 	te.out.checkSettled()
 }
 
-func TestN15_AnExceptionOfTheStreamWaitsForTheWatermark(t *testing.T) {
+func TestN15_AnEnvelopeOfTheStreamWaitsForTheWatermark(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	te := h.newTerm()
@@ -121,7 +121,7 @@ func TestN15_AnExceptionOfTheStreamWaitsForTheWatermark(t *testing.T) {
 	h.enter(h.newEntry(1, "k", waiting.Parked), h.newEntry(2, "k", waiting.Blocked), h.newEntry(3, "k", waiting.Blocked), h.newEntry(4, "q", waiting.Parked),
 		h.newEntry(5, "r", waiting.Parked, origin(waiting.OriginRequeue, 1), func(e *waiting.Entry) { e.Pos = "9" }))
 	te.run()
-	h.waitUntil("the passed exceptions are sent", func() bool { return h.countLeft() == 2 })
+	h.waitUntil("the passed waiting envelopes are sent", func() bool { return h.countLeft() == 2 })
 	if got := h.broker.listIDs("a"); len(got) != 3 {
 		t.Errorf("published: %q", got)
 	}
@@ -209,7 +209,7 @@ func TestN17_ExpiredOnesAreDroppedIfAsked(t *testing.T) {
 	}
 }
 
-func TestN18_RequeuedAndReplayedOnesNeedNoWatermark(t *testing.T) {
+func TestN18_RequeuedAndReplayedOnesNeedNoPosition(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a", "b"}, nil }
@@ -255,7 +255,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 	te.x.poll = time.Hour
 	te.x.work.scanAll = false
 	te.run()
-	h.waitUntil("all except the exceptions of the stuck key are sent", func() bool { return h.countLeft() == 51 })
+	h.waitUntil("all except the waiting envelopes of the stuck key are sent", func() bool { return h.countLeft() == 51 })
 	te.waitWritten()
 	h.broker.checkOrder()
 	te.out.checkSettled()

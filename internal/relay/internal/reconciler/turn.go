@@ -101,10 +101,10 @@ func (x *Sender) rememberStopLocked(candidate *candidate, until int64) {
 	x.stops[candidate.key()] = keyStop{until, candidate.topics}
 }
 
-// waitsBehindLocked reports whether entry, which was just written, waits for an earlier envelope of its
+// waitsForEarlierLocked reports whether entry, which was just written, waits for an earlier envelope of its
 // key that is published alone or waits for its next attempt. A scan of the key would publish nothing
 // now, and the end of that wait causes one.
-func (x *Sender) waitsBehindLocked(entry *waiting.Entry) bool {
+func (x *Sender) waitsForEarlierLocked(entry *waiting.Entry) bool {
 	if entry.Reason != waiting.Blocked || len(entry.Pending) == 0 {
 		return false
 	}
@@ -124,8 +124,8 @@ func (x *Sender) waitsBehindLocked(entry *waiting.Entry) bool {
 }
 
 // isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only
-// after the watermark has passed it, because an earlier event of its key could still come (N15). An
-// exception of any other origin has no such bound (N18).
+// after the resolved position has passed it, because an earlier event of its key could still come (N15). A
+// waiting envelope of any other origin has no such bound (N18).
 func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
 	// for them.
@@ -141,7 +141,7 @@ func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) 
 		return true
 	}
 
-	// The key is scanned again when the watermark has passed its lowest position.
+	// The key is scanned again when the resolved position has passed its lowest position.
 	if len(x.work.ahead) < maxKeys {
 		pos, known := x.work.ahead[candidate.key()]
 		if !known || candidate.Pos < pos {

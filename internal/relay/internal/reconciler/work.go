@@ -12,7 +12,7 @@ type pendingWork struct {
 	moreDue       bool                  // there are more due envelopes than one query returns
 	keys          map[orderKey]struct{} // scan these now
 	nextPoll      map[orderKey]struct{} // scan these at the next poll
-	ahead         map[orderKey]string   // scan these when the watermark has passed this position
+	ahead         map[orderKey]string   // scan these when the resolved position has passed this position
 	aheadOverflow string                // lowest position that did not fit into ahead; "" for none
 }
 
@@ -26,7 +26,7 @@ func (x *Sender) queueKeyLocked(set map[orderKey]struct{}, key orderKey) {
 	set[key] = struct{}{}
 }
 
-// promoteKeys queues the keys that the watermark has passed and, if due is set, the keys that waited
+// promoteKeys queues the keys that the resolved position has passed and, if due is set, the keys that waited
 // for the next poll.
 func (x *Sender) promoteKeys(due bool) {
 	reached := x.config.Outlet.Reached()

@@ -107,7 +107,6 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			{"stamps", own, func() error {
 				return store.EachStamp(t.Context(), func(string, bson.RawValue, bson.Timestamp) error { return nil })
 			}},
-			{"counts", 2 * own, func() error { _, err := store.Counts(t.Context()); return err }},
 			{"an id", 2, func() error {
 				return store.OfIDs(t.Context(), "a.outbox", []bson.RawValue{{Type: bson.TypeString, Value: bsoncore.AppendString(nil, "waits500")}}, takeDocument)
 			}},

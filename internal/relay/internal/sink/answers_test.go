@@ -491,7 +491,7 @@ func TestH02_TooOldForTheBrokerToRecogniseIsBroken(t *testing.T) {
 	}
 }
 
-// TestN02_NothingIsProducedWhileTheGateIsClosed: a lane waits while the lease is not valid.
+// TestN02_NothingIsProducedWhileTheGateIsClosed: a loop waits while the lease is not valid.
 func TestN02_NothingIsProducedWhileTheGateIsClosed(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
@@ -517,7 +517,7 @@ func TestN02_NothingIsProducedWhileTheGateIsClosed(t *testing.T) {
 	before, sent := checks.Load(), produced.Load()
 	r.send(t, newRecord("a", "k", "k/1"))
 	r.Flush()
-	stacktest.Eventually(t, "the lane checks the gate", func() bool { return checks.Load() > before+5 })
+	stacktest.Eventually(t, "the loop checks the gate", func() bool { return checks.Load() > before+5 })
 	if n := produced.Load() - sent; n != 0 {
 		t.Fatalf("%d requests were sent while the lease was not valid, want none", n)
 	}

@@ -18,7 +18,7 @@
 // not take the lock of Send.
 //
 // Cost: a record is copied once, into the bytes that are sent. No allocation happens while the
-// buffers are warm. There is one lane for each broker. A lane has one request in flight and sends
+// buffers are warm. There is one loop for each broker. A loop has one request in flight and sends
 // the records that have gathered in the meantime, without linger, so batches grow with the load.
 // Buffers come from a free list in powers of two, grow on demand, and are released to the runtime
 // when idle.

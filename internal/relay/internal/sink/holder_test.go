@@ -22,8 +22,8 @@ func (*openHolder) Withdrawn(list []record.Withdrawn)           { panic(list) }
 func (*openHolder) MemoryPressure() (record.Ticket, bool, bool) { return 0, false, false }
 func (*openHolder) Ready(topic string)                          { panic(topic) }
 
-// exception is a record that is held, under the ticket that its event has in the stream.
-type exception struct {
+// heldRecord is a record that is held, under the ticket that its event has in the stream.
+type heldRecord struct {
 	ticket record.Ticket
 	rec    record.Record
 }
@@ -38,7 +38,7 @@ type testHolder struct {
 
 	mu      sync.Mutex
 	sent    map[record.Ticket]record.Record
-	held    []exception
+	held    []heldRecord
 	gates   map[string]int  // by key
 	again   map[string]bool // keys with a side delivery that was given back since release began
 	calls   [][]record.Withdrawn
@@ -153,9 +153,9 @@ func (d *testHolder) CheckGate(rec *record.Record, side bool) error {
 	return nil
 }
 
-// holdLocked makes an exception of the record of t, as the dispatcher does.
+// holdLocked holds the record of t, as the dispatcher does.
 func (d *testHolder) holdLocked(t record.Ticket) {
-	x := exception{t &^ record.Side, d.sent[t]}
+	x := heldRecord{t &^ record.Side, d.sent[t]}
 	d.held = append(d.held, x)
 	d.gates[gateOf(&x.rec)]++
 	d.signalLocked()
@@ -305,13 +305,13 @@ func (d *testHolder) deliver(rec record.Record, t record.Ticket) error {
 }
 
 // takeHeld removes all held records and returns them, in the order of the stream.
-func (d *testHolder) takeHeld() []exception {
+func (d *testHolder) takeHeld() []heldRecord {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	list := d.held
 	d.held = nil
 	clear(d.again)
-	slices.SortFunc(list, func(a, b exception) int { return cmp.Compare(a.ticket, b.ticket) })
+	slices.SortFunc(list, func(a, b heldRecord) int { return cmp.Compare(a.ticket, b.ticket) })
 	return list
 }
 

@@ -148,7 +148,7 @@ func (k *keeper) quietPartitions() (idle, spare []record.TopicPartition, more bo
 // moveToNextGeneration prepares the next sink to use the transactional id of the next generation
 // (N4), because the current id hangs.
 //
-// Records flow until it has the new id. Then it pauses the lanes and waits until nothing is in flight. A partition with
+// Records flow until it has the new id. Then it pauses the loops and waits until nothing is in flight. A partition with
 // a batch that may still arrive stays open for the old id, so that the next sink reads it up to the old id's marker. If the
 // next generation cannot be acquired, the sink continues with the old id.
 func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
@@ -185,7 +185,7 @@ func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
 	return nil
 }
 
-// setPaused stops lanes from sending, or lets them continue.
+// setPaused stops loops from sending, or lets them continue.
 func (k *keeper) setPaused(paused bool) {
 	k.sink.mu.Lock()
 	k.sink.paused = paused

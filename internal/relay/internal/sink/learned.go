@@ -21,7 +21,7 @@ const (
 	leastClosed = 64 << 10
 	// learnedFor is how long a limit counts that Kafka has shown by its behavior. It may be raised meanwhile.
 	learnedFor = 10 * time.Minute
-	// growAfter is how long a lane sends smaller requests after a timeout.
+	// growAfter is how long a loop sends smaller requests after a timeout.
 	growAfter = time.Minute
 )
 
@@ -93,7 +93,7 @@ func (l *learnedLimits) batchBytes(most int) int {
 }
 
 // requestLimitLocked returns the largest request to send, in bytes.
-func (l *lane) requestLimitLocked(now time.Time) int {
+func (l *loop) requestLimitLocked(now time.Time) int {
 	most := l.sink.c.limits.requestBytes
 	if l.smaller > 0 && now.Sub(l.smallerSince) >= growAfter {
 		l.smaller, l.smallerSince = 2*l.smaller, now
@@ -110,7 +110,7 @@ func (l *lane) requestLimitLocked(now time.Time) int {
 //
 // A batch that may be in the log cannot be divided, because its sequence belongs to its bytes. Then the sink ends, and the
 // next one builds smaller batches of what its read-back does not find. It returns the reason why the batch waits, or "".
-func (l *lane) adaptToFailureLocked(err error, now time.Time) (why string) {
+func (l *loop) adaptToFailureLocked(err error, now time.Time) (why string) {
 	closed, timedOut := kafkawire.ClosedByBroker(err), kafkawire.TimedOut(err)
 	if !l.wrote || !closed && !timedOut {
 		for _, f := range l.request {
@@ -160,7 +160,7 @@ func (l *lane) adaptToFailureLocked(err error, now time.Time) (why string) {
 }
 
 // dropOversized takes the batches out of the next request that would end the connection, and divides or refuses them.
-func (l *lane) dropOversized() {
+func (l *loop) dropOversized() {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
 
@@ -177,7 +177,7 @@ func (l *lane) dropOversized() {
 		f.partition.busy = false
 		f.partition.markReadyLocked()
 		if f.partition.ready {
-			retry.Signal(f.partition.lane.wake)
+			retry.Signal(f.partition.loop.wake)
 		}
 	}
 

@@ -98,12 +98,12 @@ func (pk *parker) parkUnwritable(now time.Time) {
 			if pk.sink.ended != nil {
 				return
 			}
-			// The head of a busy partition belongs to its lane. The lane wakes the parker when it has
+			// The head of a busy partition belongs to its loop. The loop wakes the parker when it has
 			// settled the request.
 			if !p.busy && pk.mustParkLocked(p, now, full) {
 				pk.parkPartitionLocked(p, now)
 			}
-			if p.needsReadBack && p.lane != nil && pk.sink.c.mayReopen(now) {
+			if p.needsReadBack && p.loop != nil && pk.sink.c.mayReopen(now) {
 				pk.sink.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
 					ErrReopen, p.tp.Topic, p.tp.Partition))
 			}
@@ -161,8 +161,8 @@ func (pk *parker) probeFailedLocked(partition *partition, now time.Time) bool {
 	case partition.quarantine || partition.needsReadBack:
 		return true
 	case !partition.queue[0].maybeAppended:
-		// Kafka has certainly not appended the probe. If it is not frozen, no lane has tried it yet.
-		return partition.queue[0].frozen || partition.lane == nil
+		// Kafka has certainly not appended the probe. If it is not frozen, no loop has tried it yet.
+		return partition.queue[0].frozen || partition.loop == nil
 	}
 
 	// The probe may be in the log. Giving it back would require a takeover, so it is retried for
@@ -173,7 +173,7 @@ func (pk *parker) probeFailedLocked(partition *partition, now time.Time) bool {
 // mayProbeLocked reports whether a record may be let through to the parked partition partition. Records are
 // let through one at a time, and the response shows whether the partition can be written again.
 func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
-	if !partition.probing || partition.needsReadBack || partition.quarantine || partition.lane == nil || partition.busy || len(partition.queue) > 0 {
+	if !partition.probing || partition.needsReadBack || partition.quarantine || partition.loop == nil || partition.busy || len(partition.queue) > 0 {
 		return false
 	}
 	if now.Sub(partition.probedAt) < min(refusedRetry, pk.parkAfter) {
@@ -206,8 +206,8 @@ func (pk *parker) parkPartitionLocked(partition *partition, now time.Time) {
 			"topic", partition.tp.Topic, "partition", partition.tp.Partition, "error", partition.obstacle.text, "records", n)
 	}
 
-	// Without a lane no probe is needed: a new leader shows that the partition can be written.
-	partition.probing = partition.probing || partition.lane != nil && !partition.quarantine
+	// Without a loop no probe is needed: a new leader shows that the partition can be written.
+	partition.probing = partition.probing || partition.loop != nil && !partition.quarantine
 	partition.probedAt = now
 	partition.turnedAway += stream
 }
@@ -309,7 +309,7 @@ func (pk *parker) countTurnedAwayLocked(topic *topic, rec *record.Record) {
 // unparkLocked lets a parked partition take records again, if no obstacle is left.
 func (pk *parker) unparkLocked(partition *partition) {
 	// Queued records are a probe whose outcome is not known yet.
-	if !partition.parked || partition.quarantine || partition.needsReadBack || partition.probing || partition.lane == nil || len(partition.queue) > 0 {
+	if !partition.parked || partition.quarantine || partition.needsReadBack || partition.probing || partition.loop == nil || len(partition.queue) > 0 {
 		return
 	}
 	partition.parking = parking{}

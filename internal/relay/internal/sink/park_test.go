@@ -464,7 +464,7 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 
 	away.Store(true)
 	d.r.mu.Lock()
-	for _, l := range d.r.lanes.byID {
+	for _, l := range d.r.loops.byID {
 		l.interruptLocked()
 	}
 	d.r.mu.Unlock()
@@ -546,7 +546,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 		retry.Signal(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
-		return p.lane != nil
+		return p.loop != nil
 	})
 
 	d.r.fail(ErrReopen)

@@ -10,7 +10,7 @@ import (
 )
 
 // partition is one partition of a topic. The sink's lock guards all fields. While busy, the head
-// batch belongs to the lane instead.
+// batch belongs to the loop instead.
 type partition struct {
 	topic *topic
 	tp    record.TopicPartition
@@ -27,10 +27,10 @@ type partition struct {
 	leader       int32
 	leaderEpoch  int32     // the highest that a broker has named
 	epochSeen    time.Time // when a broker last named that epoch
-	lane         *lane     // of the leader; nil without a leader
-	slow         bool      // its last request was refused after a long wait: it uses a separate lane
-	busy         bool      // a lane works on the head, or its acks are being called
-	ready        bool      // it is in the ready list of its lane
+	loop         *loop     // of the leader; nil without a leader
+	slow         bool      // its last request was refused after a long wait: it uses a separate loop
+	busy         bool      // a loop works on the head, or its acks are being called
+	ready        bool      // it is in the ready list of its loop
 	retryPending bool      // a timer will add it to the ready list
 
 	quarantine bool // N4: nothing may be sent
@@ -107,7 +107,7 @@ type pending struct {
 	reserved         int     // bytes that its records have reserved
 	sizeHint         int     // the size that it is expected to grow to
 
-	frozen        bool // a lane has it: the bytes and boundaries stay the same until the outcome is definite
+	frozen        bool // a loop has it: the bytes and boundaries stay the same until the outcome is definite
 	sealed        []byte
 	compressed    []byte // the memory of sealed, if it was compressed
 	maybeAppended bool
@@ -137,29 +137,29 @@ func countRecords(queue []*pending) int {
 
 // needsLeader reports whether records wait for a leader.
 func (p *partition) needsLeader() bool {
-	return p.lane == nil && (len(p.queue) > 0 || p.parked) && !p.quarantine
+	return p.loop == nil && (len(p.queue) > 0 || p.parked) && !p.quarantine
 }
 
-// markReadyLocked adds p to the ready list of its lane if its head batch may be sent now.
+// markReadyLocked adds p to the ready list of its loop if its head batch may be sent now.
 func (p *partition) markReadyLocked() {
 	if p.busy || p.ready || p.retryPending || p.quarantine || p.needsReadBack {
 		return
 	}
-	if p.lane == nil || len(p.queue) == 0 {
+	if p.loop == nil || len(p.queue) == 0 {
 		return
 	}
 	p.ready = true
-	p.lane.ready = append(p.lane.ready, p)
+	p.loop.ready = append(p.loop.ready, p)
 }
 
-// unmarkReadyLocked removes p from the ready list of its lane, if it is in it.
+// unmarkReadyLocked removes p from the ready list of its loop, if it is in it.
 func (p *partition) unmarkReadyLocked() {
 	if !p.ready {
 		return
 	}
 	p.ready = false
-	if i := slices.Index(p.lane.ready, p); i >= 0 {
-		p.lane.ready = slices.Delete(p.lane.ready, i, i+1)
+	if i := slices.Index(p.loop.ready, p); i >= 0 {
+		p.loop.ready = slices.Delete(p.loop.ready, i, i+1)
 	}
 }
 

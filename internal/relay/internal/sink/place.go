@@ -82,7 +82,7 @@ func (r *refresher) troubledTopics(now time.Time) []string {
 	var names []string
 	for name, t := range r.sink.topics {
 		if slices.ContainsFunc(t.partitions, func(partition *partition) bool {
-			return partition.tries > 0 || partition.needsLeader() || partition.busy && partition.lane != nil && partition.lane.isLateLocked(now)
+			return partition.tries > 0 || partition.needsLeader() || partition.busy && partition.loop != nil && partition.loop.isLateLocked(now)
 		}) {
 			names = append(names, name)
 		}
@@ -90,7 +90,7 @@ func (r *refresher) troubledTopics(now time.Time) []string {
 	return names
 }
 
-// applyLayout moves partitions to the lanes of their leaders. If a broker leads a partition no
+// applyLayout moves partitions to the loops of their leaders. If a broker leads a partition no
 // longer, its request in flight is interrupted. The same bytes go to the new leader, which
 // recognizes them if it has them.
 func (r *refresher) applyLayout(layout *kafkawire.Layout) {
@@ -160,7 +160,7 @@ func haveLeaders(list []kafkawire.PartitionLayout) bool {
 	return !slices.ContainsFunc(list, func(layout kafkawire.PartitionLayout) bool { return layout.Leader < 0 })
 }
 
-// detachTopicLocked removes the partitions of a topic that is missing or forbidden from their lanes.
+// detachTopicLocked removes the partitions of a topic that is missing or forbidden from their loops.
 // Its records wait.
 func (r *refresher) detachTopicLocked(topic *topic, err error, now time.Time) {
 	why := topicObstacle(topic.name, err, false)
@@ -177,7 +177,7 @@ func (r *refresher) detachTopicLocked(topic *topic, err error, now time.Time) {
 	for _, p := range topic.partitions {
 		p.unmarkReadyLocked()
 		// A topic that is created again starts with lower leader epochs.
-		p.leader, p.lane, p.leaderEpoch = -1, nil, 0
+		p.leader, p.loop, p.leaderEpoch = -1, nil, 0
 		p.away = p.away || code == kafkawire.UnknownTopicOrPartition
 		if !p.quarantine {
 			p.setObstacle(why, now)
@@ -185,7 +185,7 @@ func (r *refresher) detachTopicLocked(topic *topic, err error, now time.Time) {
 	}
 }
 
-// setLeaderLocked moves partition to the lane of its leader in layout. It ignores a leader epoch that is
+// setLeaderLocked moves partition to the loop of its leader in layout. It ignores a leader epoch that is
 // lower than an epoch that another broker has named: a broker that is cut off from the others
 // continues to name itself.
 func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.PartitionLayout, now time.Time) {
@@ -200,9 +200,9 @@ func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.Par
 		leader = layout[partition.tp.Partition].Leader
 	}
 
-	var to *lane
+	var to *loop
 	if leader >= 0 {
-		to = r.sink.lanes.findOrAddLaneLocked(leader, partition)
+		to = r.sink.loops.findOrAddLoopLocked(leader, partition)
 	}
 
 	topic, id := partition.tp.Topic, partition.tp.Partition
@@ -219,18 +219,18 @@ func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.Par
 	case to == nil:
 		partition.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; "+
 			"check its brokers", id, topic)}, now)
-	case partition.lane == nil:
+	case partition.loop == nil:
 		partition.clearObstacle()
 	}
 
 	partition.leader = leader
-	if partition.lane != to {
+	if partition.loop != to {
 		partition.unmarkReadyLocked()
 		// The old leader may hold the request until it times out.
-		if partition.busy && partition.lane != nil {
-			partition.lane.interruptLocked()
+		if partition.busy && partition.loop != nil {
+			partition.loop.interruptLocked()
 		}
-		partition.lane = to
+		partition.loop = to
 		partition.markReadyLocked()
 		if partition.ready {
 			retry.Signal(to.wake)
@@ -239,16 +239,16 @@ func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.Par
 	r.sink.parker.unparkLocked(partition)
 }
 
-// chooseLaneLocked moves partition to the slow lane of its broker after a request that was refused late, and
+// chooseLoopLocked moves partition to the slow loop of its broker after a request that was refused late, and
 // back after a request that was not. The broker may not lead any longer, so it becomes the last
 // candidate for metadata requests. partition must be busy.
-func (l *lane) chooseLaneLocked(partition *partition, code kafkawire.Code) {
+func (l *loop) chooseLoopLocked(partition *partition, code kafkawire.Code) {
 	partition.slow = code != 0 && (partition.slow || l.lastDuration > slowRequest)
 	if partition.slow && l.link != nil {
 		l.sink.c.kafka.MarkFailed(l.link.Addr())
 	}
-	if partition.lane != nil {
-		partition.lane = l.sink.lanes.findOrAddLaneLocked(partition.leader, partition)
+	if partition.loop != nil {
+		partition.loop = l.sink.loops.findOrAddLoopLocked(partition.leader, partition)
 	}
 }
 
@@ -259,7 +259,7 @@ func (r *refresher) loadTopicConfigs(ctx context.Context) error {
 	var names []string
 	for name, t := range r.sink.topics {
 		if t.configStale && len(t.partitions) > 0 {
-			// Cleared before the request: a lane may find the limit wrong again in the meantime.
+			// Cleared before the request: a loop may find the limit wrong again in the meantime.
 			t.configStale = false
 			names = append(names, name)
 		}

@@ -201,7 +201,7 @@ func TestPartitionThatTimesOutDoesNotHoldBackItsBroker(t *testing.T) {
 	r.Flush()
 	r.acks.waitResolved(2)
 
-	// The first request ends late, which moves the partition to another lane. The next one lasts until the others are acked.
+	// The first request ends late, which moves the partition to another loop. The next one lasts until the others are acked.
 	var hangs atomic.Int32
 	var over atomic.Bool
 	acked := make(chan struct{})

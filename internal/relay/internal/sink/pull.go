@@ -24,7 +24,7 @@ func keyScopeOf(rec *record.Record) (keyScope, bool) {
 // order. The sequence of the head stays unused.
 //
 // N15.
-func (l *lane) withdrawBadLocked(partition *partition, refusalOf func(i int) *record.Refusal) {
+func (l *loop) withdrawBadLocked(partition *partition, refusalOf func(i int) *record.Refusal) {
 	var (
 		list    []record.Withdrawn
 		blocked = map[keyScope]struct{}{}

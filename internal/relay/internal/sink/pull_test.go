@@ -172,7 +172,7 @@ func TestN15_PullReachesTheOpenBatch(t *testing.T) {
 	}
 
 	d.r.mu.Lock()
-	l := &lane{sink: d.r.Sink}
+	l := &loop{sink: d.r.Sink}
 	l.freezeLocked(p, p.queue[0], time.Now())
 	badRecord := kafkawire.ProduceResult{Code: kafka.InvalidRecord, BadRecords: []int{2}} // a record of k2
 	l.refuseRecordsLocked(p, p.queue[0], &badRecord)

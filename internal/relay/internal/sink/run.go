@@ -32,10 +32,10 @@ func (s *Sink) Run(ctx context.Context) error {
 	if s.ended != nil {
 		cancel(s.ended)
 	}
-	s.lanes.start = func(lane *lane) { wg.Go(func() { lane.sendLoop(ctx) }) }
-	// Open has made the lanes of the leaders that it found.
-	for _, l := range s.lanes.byID {
-		s.lanes.start(l)
+	s.loops.start = func(loop *loop) { wg.Go(func() { loop.sendLoop(ctx) }) }
+	// Open has made the loops of the leaders that it found.
+	for _, l := range s.loops.byID {
+		s.loops.start(l)
 	}
 	s.mu.Unlock()
 
@@ -58,7 +58,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	<-ctx.Done()
 	s.mu.Lock()
 	// No goroutine may be added to wg while Wait runs.
-	s.lanes.start = nil
+	s.loops.start = nil
 	if s.ended == nil {
 		s.ended = errClosed
 	}
@@ -139,7 +139,7 @@ func (s *Sink) restingPartitions() (leaders map[record.TopicPartition]int32, enq
 	defer s.mu.Unlock()
 	for _, t := range s.topics {
 		for _, p := range t.partitions {
-			if s.isRestingLocked(p) && p.lane != nil {
+			if s.isRestingLocked(p) && p.loop != nil {
 				leaders[p.tp], enqueued[p.tp] = p.leader, p.enqueued
 			}
 		}

@@ -263,7 +263,7 @@ type sentKey struct {
 // sent again. In other topics no record of a key is lost, so their keys are not marked.
 //
 // Stream and side deliveries are marked separately, because each kind is ordered only among
-// itself. Where the order between them matters, the stream event waits behind a gate (N15).
+// itself. Where the order between them matters, the stream event waits at a gate (N15).
 //
 // With too many keys it drops them and treats every key as sent. Until the replay ends, nothing is then
 // skipped, and records that are sent get the redelivered header.
@@ -319,11 +319,11 @@ func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket re
 	}
 }
 
-// Flush wakes the idle lanes that have something to send.
+// Flush wakes the idle loops that have something to send.
 func (s *Sink) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range s.lanes.byID {
+	for _, l := range s.loops.byID {
 		if len(l.ready) > 0 {
 			retry.Signal(l.wake)
 		}

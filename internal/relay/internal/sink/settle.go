@@ -37,7 +37,7 @@ type ackedBatch struct {
 // settleRequest applies the outcome of one request to the heads of its partitions. err means that
 // the connection was lost. A partition stays busy until its acks have been called, so that no other
 // goroutine reports about it in the meantime.
-func (l *lane) settleRequest(err error) {
+func (l *loop) settleRequest(err error) {
 	now := time.Now()
 	l.sink.mu.Lock()
 	l.acked = l.acked[:0]
@@ -52,7 +52,7 @@ func (l *lane) settleRequest(err error) {
 		}
 		if err == nil && result.Present {
 			l.applyResultLocked(partition, &result, now)
-			l.chooseLaneLocked(partition, result.Code)
+			l.chooseLoopLocked(partition, result.Code)
 			continue
 		}
 
@@ -82,9 +82,9 @@ func (l *lane) settleRequest(err error) {
 		partition := f.partition
 		partition.busy = false
 		partition.markReadyLocked()
-		// This lane looks at its own ready list next.
-		if partition.ready && partition.lane != l {
-			retry.Signal(partition.lane.wake)
+		// This loop looks at its own ready list next.
+		if partition.ready && partition.loop != l {
+			retry.Signal(partition.loop.wake)
 		}
 
 		// The parker skips busy partitions, and a partition may be busy at each of its ticks.
@@ -99,7 +99,7 @@ func (l *lane) settleRequest(err error) {
 }
 
 // callAcks calls the acks of list, without the lock.
-func (l *lane) callAcks(list []ackedBatch) (bytes, count int) {
+func (l *loop) callAcks(list []ackedBatch) (bytes, count int) {
 	for i := range list {
 		batch := &list[i]
 		bytes += batch.bytes
@@ -113,7 +113,7 @@ func (l *lane) callAcks(list []ackedBatch) (bytes, count int) {
 }
 
 // applyResultLocked applies a broker's response to the head of partition.
-func (l *lane) applyResultLocked(partition *partition, result *kafkawire.ProduceResult, now time.Time) {
+func (l *loop) applyResultLocked(partition *partition, result *kafkawire.ProduceResult, now time.Time) {
 	batch := partition.queue[0]
 	if result.Code != 0 {
 		l.sink.c.cfg.Metrics.ProduceErrors.WithLabelValues(result.Code.Title()).Inc()
@@ -186,7 +186,7 @@ func (l *lane) applyResultLocked(partition *partition, result *kafkawire.Produce
 // Kafka does not mark repetitions. But their offsets are those of the earlier batch, and they contain its time, which Kafka
 // otherwise returns only where the broker sets the timestamps. A batch without a time that was appended after the last known
 // end is not recognized.
-func (l *lane) findRepetitionLocked(partition *partition, batch *pending, result *kafkawire.ProduceResult) string {
+func (l *loop) findRepetitionLocked(partition *partition, batch *pending, result *kafkawire.ProduceResult) string {
 	if batch.maybeAppended {
 		return ""
 	}
@@ -205,7 +205,7 @@ func (l *lane) findRepetitionLocked(partition *partition, batch *pending, result
 }
 
 // removeAckedHeadLocked removes the acked head head of partition, and returns the ack to call.
-func (l *lane) removeAckedHeadLocked(partition *partition, head *pending, result *kafkawire.ProduceResult, now time.Time) ackedBatch {
+func (l *loop) removeAckedHeadLocked(partition *partition, head *pending, result *kafkawire.ProduceResult, now time.Time) ackedBatch {
 	n := head.builder.Count()
 	ackedBatch := ackedBatch{partition: partition, baseOffset: result.BaseOffset, tickets: head.tickets, bytes: head.reserved}
 	// The receiver of the ack owns the tickets now, so the batch must not return them to the free list.
@@ -242,7 +242,7 @@ func (l *lane) removeAckedHeadLocked(partition *partition, head *pending, result
 
 // retryLaterLocked schedules the same bytes to be sent again after wait. If wait is 0, it uses
 // sendBackoff.
-func (l *lane) retryLaterLocked(partition *partition, why obstacle, now time.Time, wait time.Duration) {
+func (l *loop) retryLaterLocked(partition *partition, why obstacle, now time.Time, wait time.Duration) {
 	partition.tries++
 	partition.setObstacle(why, now)
 	if wait == 0 {
@@ -257,7 +257,7 @@ func (l *lane) retryLaterLocked(partition *partition, why obstacle, now time.Tim
 		partition.retryPending = false
 		partition.markReadyLocked()
 		if partition.ready {
-			retry.Signal(partition.lane.wake)
+			retry.Signal(partition.loop.wake)
 		}
 	})
 }
@@ -299,7 +299,7 @@ func forEachRecord(source *pending, visit func(i int, rec *record.Record)) error
 
 // reencodeHeadLocked encodes the records of the head head of partition again, in n batches that replace it.
 // The first of them gets the sequence of head, because head was not appended.
-func (l *lane) reencodeHeadLocked(partition *partition, head *pending, n int, uncompressed bool) {
+func (l *loop) reencodeHeadLocked(partition *partition, head *pending, n int, uncompressed bool) {
 	batches := make([]*pending, n)
 	count := int(head.builder.Count())
 	err := forEachRecord(head, func(i int, rec *record.Record) {
@@ -324,7 +324,7 @@ func (l *lane) reencodeHeadLocked(partition *partition, head *pending, n int, un
 
 // splitHeadLocked halves a batch that is too large. If it has only one record, the record itself is
 // at fault.
-func (l *lane) splitHeadLocked(partition *partition, batch *pending) {
+func (l *loop) splitHeadLocked(partition *partition, batch *pending) {
 	partition.clearObstacle()
 	if batch.builder.Count() == 1 {
 		size := len(batch.sealed) - 4
@@ -335,7 +335,7 @@ func (l *lane) splitHeadLocked(partition *partition, batch *pending) {
 }
 
 // refuseSizeLocked halves a batch at whose size the connection ends. If it has only one record, the record is refused.
-func (l *lane) refuseSizeLocked(partition *partition, batch *pending) {
+func (l *loop) refuseSizeLocked(partition *partition, batch *pending) {
 	partition.clearObstacle()
 	if batch.builder.Count() > 1 {
 		l.reencodeHeadLocked(partition, batch, 2, batch.uncompressed)
@@ -350,7 +350,7 @@ func (l *lane) refuseSizeLocked(partition *partition, batch *pending) {
 
 // refuseRecordsLocked gives back exactly the records that the broker names. If the broker names
 // none, the batch is halved until the bad record is alone.
-func (l *lane) refuseRecordsLocked(partition *partition, batch *pending, result *kafkawire.ProduceResult) {
+func (l *loop) refuseRecordsLocked(partition *partition, batch *pending, result *kafkawire.ProduceResult) {
 	n := int(batch.builder.Count())
 	named := slices.ContainsFunc(result.BadRecords, func(i int) bool { return i >= 0 && i < n })
 	// Older brokers name no records.
@@ -375,7 +375,7 @@ func (l *lane) refuseRecordsLocked(partition *partition, batch *pending, result 
 // handleCorruptLocked handles a batch whose checksum the broker found wrong. The sink sends the
 // same bytes a few times, and then encodes the batch again without compression. If that fails too,
 // it retries slowly: a device between the sink and the broker changes the data.
-func (l *lane) handleCorruptLocked(partition *partition, batch *pending, now time.Time) {
+func (l *loop) handleCorruptLocked(partition *partition, batch *pending, now time.Time) {
 	batch.corruptCount++
 
 	// If an earlier attempt may have been appended, no other bytes may use its sequence.

@@ -45,7 +45,7 @@ type Sink struct {
 	adopter   *adopter
 	keeper    *keeper
 	parker    *parker
-	lanes     *laneSet
+	loops     *loopSet
 	batches   *batchPool
 
 	mu            sync.Mutex
@@ -53,7 +53,7 @@ type Sink struct {
 	lastTopic     *topic // of the latest Send
 	producer      batch.Producer
 	replaying     bool // EndReplay was not called yet (N7, N10)
-	paused        bool // lanes send nothing, because the sink moves to another transactional id
+	paused        bool // loops send nothing, because the sink moves to another transactional id
 	ended         error
 	cancelRun     func(error) // ends Run; set by Run
 	headerScratch []record.Header
@@ -121,7 +121,7 @@ func (o *Opener) newSink(takeOver TakeOver, claims Claims, acks record.Acks, out
 		maxObstructed: int(o.cfg.ParkBytes / 4),
 		wake:          make(chan struct{}, 1),
 	}
-	sink.lanes = &laneSet{sink: sink, perBroker: o.cfg.RequestsPerBroker, byID: map[laneID]*lane{}}
+	sink.loops = &loopSet{sink: sink, perBroker: o.cfg.RequestsPerBroker, byID: map[loopID]*loop{}}
 	return sink
 }
 

@@ -82,7 +82,7 @@ func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {
 	r.acks.waitResolved(1)
 
 	r.mu.Lock()
-	k := r.lanes.byID[laneID{}].link
+	k := r.loops.byID[loopID{}].link
 	r.mu.Unlock()
 	k.Close()
 

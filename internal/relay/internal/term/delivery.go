@@ -200,7 +200,6 @@ func (d *delivery) begin(ctx, work context.Context, group *errgroup.Group) *publ
 		d.sides.scheduled.Run,
 		d.sides.purger.Run,
 		d.schedules.Run,
-		d.countPeriodically,
 	} {
 		loops.Go(func() error { return ignoreStop(pub, run(pub)) })
 	}

@@ -127,8 +127,7 @@ type Runner struct {
 	fencedAt      []time.Time // when Kafka fenced this owner although it held the lease (N5)
 	steppedDownAt time.Time   // when it last stepped down for lack of progress (N6)
 	current       atomic.Pointer[term]
-	WaitingCount  atomic.Int64 // exceptions at the last count
-	yield         chan string  // capacity 1: the reason why the slot has to be handed over
+	yield         chan string // capacity 1: the reason why the slot has to be handed over
 }
 
 // NewRunner returns the runner of the slot slot. It does no I/O.
@@ -220,23 +219,6 @@ func (r *Runner) registerGauges() {
 
 // IsDelivering reports whether a term of this slot delivers now.
 func (r *Runner) IsDelivering() bool { return r.current.Load() != nil }
-
-// WatchedOutboxes returns the collections that the current term watches.
-func (r *Runner) WatchedOutboxes() []outboxes.Outbox {
-	if term := r.current.Load(); term != nil {
-		return term.collections.WatchedOutboxes()
-	}
-	return nil
-}
-
-// ReachedTime returns the cluster time of the current term's position, or zero if there is none.
-func (r *Runner) ReachedTime() (clusterTime bson.Timestamp) {
-	if term := r.current.Load(); term != nil {
-		pos, _ := term.resolver.Reached()
-		clusterTime, _ = pos.Time()
-	}
-	return clusterTime
-}
 
 // Figures returns how many records the current term has sent, and the age of its oldest event that is not settled. ok is false if
 // no term delivers.

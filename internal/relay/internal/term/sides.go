@@ -2,13 +2,10 @@ package term
 
 import (
 	"context"
-	"errors"
-	"math"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/contract/config"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/relay/internal/pipeline"
@@ -175,15 +172,15 @@ func (t *term) loadStored(ctx context.Context, sides *sides, margin time.Duratio
 	previous := pipeline.NewPreviousOwner()
 	after := outboxes.PosOf(t.start.from)
 	at, _ := t.start.from.Time()
-	sweptBehind := outboxes.PosSweptBehind(at, margin)
-	behind := func(pos string) bool { return pos > after || sweptBehind(pos) }
+	sweptAfter := outboxes.PosSweptAfter(at, margin)
+	isAfter := func(pos string) bool { return pos > after || sweptAfter(pos) }
 
 	var n reconciler.Loaded
 	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
 		// A failed attempt may have closed some gates already.
 		t.resolver.OpenAllGates()
 		previous.Reset()
-		n, err = sides.sender.Load(ctx, behind,
+		n, err = sides.sender.Load(ctx, isAfter,
 			func(ns, topic, key string) { t.resolver.CloseGate(sides.outlet.RecordNamespace(ns), topic, key) }, previous.AddWaiting)
 		return err
 	})
@@ -192,7 +189,7 @@ func (t *term) loadStored(ctx context.Context, sides *sides, margin time.Duratio
 	}
 	if n.Waiting > 0 {
 		t.log.Info("loaded the waiting envelopes of an earlier owner",
-			"waiting", n.Waiting, "gates", n.Gates, "behind_the_position", n.Known)
+			"waiting", n.Waiting, "gates", n.Gates, "after_the_position", n.Known)
 	}
 
 	// Dead envelopes could be sent by now, if their problem is fixed, but later events of their keys were sent
@@ -210,68 +207,4 @@ func (t *term) loadStored(ctx context.Context, sides *sides, margin time.Duratio
 		return nil, nil
 	}
 	return previous, nil
-}
-
-const (
-	// countEvery is the interval at which the waiting envelopes are counted.
-	countEvery = 10 * time.Second
-	// countShare bounds the cost of counts: after a count, the pause is at least this many times
-	// as long as it took.
-	countShare = 50
-)
-
-// countPeriodically counts the waiting envelopes until ctx ends.
-func (t *term) countPeriodically(ctx context.Context) error {
-	for wait := countEvery; retry.Sleep(ctx, wait) == nil; {
-		began := time.Now()
-		if err := t.countWaiting(ctx); err != nil && ctx.Err() == nil {
-			t.log.Debug("cannot count the waiting envelopes", "error", err)
-		}
-		wait = max(countEvery, countShare*time.Since(began))
-	}
-	return nil
-}
-
-// countWaiting counts the waiting envelopes, for the metrics and the status.
-func (t *term) countWaiting(ctx context.Context) error {
-	counts, err := t.store.Counts(ctx)
-	if err != nil {
-		return err
-	}
-
-	total, byReason := int64(0), map[waiting.Reason]int64{}
-	for _, c := range counts {
-		byReason[c.Reason] += c.N
-		total += c.N
-	}
-	scheduled := int64(0)
-	for _, o := range t.schedules.Outboxes() {
-		n, _, err := outboxes.CountDue(ctx, mongodb.Database(t.slot.shared.Mongo.State, o.DB).Collection(o.Coll), t.slot.Slot, math.MaxInt64)
-		if errors.Is(err, outboxes.ErrNotIndexed) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		scheduled += n
-	}
-
-	claimed, err := waiting.CountClaimed(ctx, t.claims, t.slot.Slot.ID(t.slot.cfg.Watcher))
-	if err != nil {
-		return err
-	}
-	byReason[waiting.Queued] += claimed
-	total += claimed
-
-	t.slot.metrics.Exceptions.Reset()
-	for _, reason := range waiting.Reasons() {
-		if n := byReason[reason]; n > 0 {
-			t.slot.metrics.Exceptions.WithLabelValues(string(reason)).Set(float64(n))
-		}
-	}
-	if scheduled > 0 {
-		t.slot.metrics.Exceptions.WithLabelValues("scheduled").Set(float64(scheduled))
-	}
-	t.slot.WaitingCount.Store(total)
-	return nil
 }

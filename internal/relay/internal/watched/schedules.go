@@ -34,7 +34,7 @@ const (
 
 // Schedules is the list of the outboxes of a watcher that hold scheduled envelopes (N17). It is stored, so a takeover finds these
 // envelopes without a read of every outbox. All slots share it. An entry too many costs a query of an index; a missing one would
-// hide an envelope, so the entry is stored before the watermark passes the envelope.
+// hide an envelope, so the entry is stored before the resolved position passes the envelope.
 type Schedules struct {
 	Coll    *mongo.Collection // `schedules` of the state database
 	Client  *mongo.Client     // that reads the outboxes

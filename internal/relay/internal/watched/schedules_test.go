@@ -205,7 +205,7 @@ func TestN17_SlotsThatNoteAndForgetAtTheSameTime(t *testing.T) {
 						t.Error(err)
 					}
 				case 3:
-					// The insert comes before the event of the stream, which comes before the watermark.
+					// The insert comes before the event of the stream, which comes before the resolved position.
 					s.schedule(name)
 					if err := l.Note(t.Context(), s.ns(name)); err != nil {
 						t.Error(err)

@@ -1,13 +1,19 @@
 package lease
 
 import (
+	"context"
+	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -61,6 +67,32 @@ func (d Document) Position() resume.Position {
 	return resume.Position{Token: d.Token, ClusterTime: d.ClusterTime}
 }
 
+// LowestPosition returns the position that all slots of a watcher have passed. Everything that was committed before it is delivered, waits, or
+// is a dead letter. coll is `watchers` of the state database.
+func LowestPosition(ctx context.Context, coll *mongo.Collection, watcher string) (bson.Timestamp, error) {
+	docs, err := mongodb.FindAll[Document](ctx, mongodb.Majority(coll), "reading watcher "+watcher,
+		mongodb.OfSlots(watcher), options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
+	if err != nil {
+		return bson.Timestamp{}, err
+	}
+	if len(docs) == 0 {
+		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once", watcher, ErrNotFound)
+	}
+
+	// A slot that lags decides: its part of a collection is not delivered beyond its position.
+	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
+	for _, document := range docs {
+		at, ok := document.Position().Time()
+		if !ok || at.IsZero() {
+			return bson.Timestamp{}, fmt.Errorf("slot %s has no position yet, so the delivered envelopes are unknown; start outrelay run", document.ID)
+		}
+		if lowest.After(at) {
+			lowest = at
+		}
+	}
+	return lowest, nil
+}
+
 // OffsetMap returns the stored offsets by topic, indexed by partition. An entry of −1 means that the
 // partition has no stored offset.
 func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offsets) }
@@ -100,7 +132,7 @@ type SenderEntry struct {
 // the position, or stored it as waiting or dead (N28).
 type Passed struct {
 	Slot string `bson:"slot"` // <i>of<N>
-	Pos  string `bson:"pos"`  // as of an exception (N15)
+	Pos  string `bson:"pos"`  // as of a waiting envelope (N15)
 }
 
 // GapRequested is the reason of a sweep that an operator requested. Its To is zero until an owner

@@ -175,7 +175,7 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 	}
 }
 
-// A transaction that cannot succeed delays everything behind it, so an operator has to find its error in the log.
+// A transaction that cannot succeed delays everything after it, so an operator has to find its error in the log.
 func TestN03_ATransactionThatKeepsFailingIsLogged(t *testing.T) {
 	t.Parallel()
 	h, _, log := acquireLogged(t)

@@ -37,15 +37,15 @@ func NextToCount(names []string, last string) []string {
 	return next
 }
 
-// CountBehind counts the envelopes of coll with a stamp later than position, up to limit. It also returns the
+// CountAfter counts the envelopes of coll with a stamp later than position, up to limit. It also returns the
 // oldest of these stamps, or zero if there is none. It reads at most limit entries of the index on ts. The
 // envelopes of a long transaction may have a stamp before position, and are not counted. It returns [ErrNotIndexed] instead of reading
 // a large collection.
-func CountBehind(
+func CountAfter(
 	ctx context.Context, coll *mongo.Collection, position bson.Timestamp, limit int64,
 ) (n int64, oldest bson.Timestamp, err error) {
-	behind := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: position}}}}
-	n, first, err := countAndFirst(ctx, coll, "envelopes", behind, Indexes{Purge: true}, "ts", limit)
+	later := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: position}}}}
+	n, first, err := countAndFirst(ctx, coll, "envelopes", later, Indexes{Purge: true}, "ts", limit)
 	oldest.T, oldest.I, _ = first.TimestampOK()
 	return n, oldest, err
 }
@@ -102,7 +102,7 @@ func countAndFirst(
 }
 
 // CountDue counts the scheduled envelopes of coll in the slot, up to limit. It also returns the time at which the first is
-// due, or zero if there is none. It reads at most limit entries of the index on dueAt, or returns [ErrNotIndexed] as [CountBehind] does.
+// due, or zero if there is none. It reads at most limit entries of the index on dueAt, or returns [ErrNotIndexed] as [CountAfter] does.
 func CountDue(
 	ctx context.Context, coll *mongo.Collection, slot slot.Range, limit int64,
 ) (n int64, first time.Time, err error) {

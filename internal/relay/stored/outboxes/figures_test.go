@@ -17,7 +17,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("outbox")
 	after := bson.Timestamp{T: 1000, I: 5}
-	if n, oldest, err := outboxes.CountBehind(t.Context(), coll, after, 10); n != 0 || !oldest.IsZero() || err != nil {
+	if n, oldest, err := outboxes.CountAfter(t.Context(), coll, after, 10); n != 0 || !oldest.IsZero() || err != nil {
 		t.Fatalf("a collection that is not there: %d %v %v", n, oldest, err)
 	}
 	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
@@ -37,7 +37,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	}
 
 	for limit, want := range map[int64]int64{100: 15, 7: 7} {
-		if n, oldest, err := outboxes.CountBehind(t.Context(), coll, after, limit); n != want || oldest != (bson.Timestamp{T: 1000, I: 6}) || err != nil {
+		if n, oldest, err := outboxes.CountAfter(t.Context(), coll, after, limit); n != want || oldest != (bson.Timestamp{T: 1000, I: 6}) || err != nil {
 			t.Errorf("behind, at most %d: %d, the oldest %v, %v", limit, n, oldest, err)
 		}
 	}

@@ -189,3 +189,13 @@ func CollectionOf(client *mongo.Client, ns string) *mongo.Collection {
 	db, coll, _ := strings.Cut(ns, ".")
 	return mongodb.Database(client, db).Collection(coll)
 }
+
+// DatabasesOf returns the sorted names of the databases of the namespaces.
+func DatabasesOf(namespaces []string) []string {
+	databases := make([]string, len(namespaces))
+	for i, ns := range namespaces {
+		databases[i], _, _ = strings.Cut(ns, ".")
+	}
+	slices.Sort(databases)
+	return slices.Compact(databases)
+}

@@ -24,7 +24,7 @@ func PosAt(ts bson.Timestamp) string {
 	return string(pos[:])
 }
 
-// PosOf returns the hexadecimal form in which exceptions store positions. If position has only a time, the
+// PosOf returns the hexadecimal form in which waiting envelopes store positions. If position has only a time, the
 // result sorts before every event of that time.
 func PosOf(position resume.Position) string {
 	if data := position.Token.Data(); data != "" {
@@ -53,11 +53,11 @@ func PosNumber(clusterTime bson.Timestamp, n uint32) string {
 	return fmt.Sprintf("-%08X%08X%08X", clusterTime.T, clusterTime.I, n)
 }
 
-// PosSweptBehind returns a function that reports whether a sweep gave a position to an envelope that may have been committed
+// PosSweptAfter returns a function that reports whether a sweep gave a position to an envelope that may have been committed
 // after clusterTime, so that a stream from there contains it. This is an envelope without a stamp that
 // was not numbered before clusterTime. It is also an envelope with a stamp that is at most margin older, because its
 // transaction may have been open at clusterTime.
-func PosSweptBehind(clusterTime bson.Timestamp, margin time.Duration) func(pos string) bool {
+func PosSweptAfter(clusterTime bson.Timestamp, margin time.Duration) func(pos string) bool {
 	least := PosAt(clusterTime)
 	// The subtraction must not wrap around at a time near zero.
 	leastStamp := PosAt(bson.Timestamp{T: clusterTime.T - min(clusterTime.T, uint32(margin/time.Second)), I: clusterTime.I})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -233,4 +234,15 @@ func (r *Registry) Registrations(ctx context.Context, watcher string) ([]Registr
 
 	byName := options.Find().SetSort(bson.D{{Key: "ns", Value: 1}})
 	return mongodb.FindAll[Registration](ctx, r.coll, "reading the registry of collections", filter, byName)
+}
+
+// Names returns the sorted names of the outboxes of a watcher. A collection that was dropped and created again has several entries, and one name.
+func (r *Registry) Names(ctx context.Context, watcher string) ([]string, error) {
+	registered, err := r.Registrations(ctx, watcher)
+	names := make([]string, len(registered))
+	for i, entry := range registered {
+		names[i] = entry.NS
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
 }

@@ -69,9 +69,9 @@ type Cut struct {
 // Time returns Before as a time of a clock.
 func (c Cut) Time() time.Time { return time.Unix(int64(c.Before.T), 0).UTC() }
 
-// watermarks holds the saved positions of all watchers and slots, and the registry of collections. A position counts
+// positions holds the saved positions of all watchers and slots, and the registry of collections. A position counts
 // even if no node owns the watcher, or if the watcher is paused.
-type watermarks struct {
+type positions struct {
 	claims map[[16]byte][]outboxes.Registration // by collection
 	slots  map[string][]slotPosition            // by watcher
 	now    time.Time                            // of the server
@@ -89,9 +89,9 @@ type slotPosition struct {
 	of          int            // number of slots of the watcher, from the id
 }
 
-// readWatermarks reads the registry and the watcher documents of the state database. It makes two majority reads: if a
+// readPositions reads the registry and the watcher documents of the state database. It makes two majority reads: if a
 // position were rolled back after the purge, too many envelopes would be gone.
-func readWatermarks(ctx context.Context, state state.Database) (*watermarks, error) {
+func readPositions(ctx context.Context, state state.Database) (*positions, error) {
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return nil, err
@@ -101,10 +101,10 @@ func readWatermarks(ctx context.Context, state state.Database) (*watermarks, err
 		return nil, err
 	}
 
-	watermarks := &watermarks{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]slotPosition)}
+	positions := &positions{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]slotPosition)}
 	for _, c := range claims {
 		if len(c.UUID.Data) == 16 {
-			watermarks.claims[[16]byte(c.UUID.Data)] = append(watermarks.claims[[16]byte(c.UUID.Data)], c)
+			positions.claims[[16]byte(c.UUID.Data)] = append(positions.claims[[16]byte(c.UUID.Data)], c)
 		}
 	}
 
@@ -118,10 +118,10 @@ func readWatermarks(ctx context.Context, state state.Database) (*watermarks, err
 	for _, d := range docs {
 		if name, slotRange, ok := slot.ParseID(d.ID); ok {
 			d.of = slotRange.N
-			watermarks.slots[name] = append(watermarks.slots[name], d)
+			positions.slots[name] = append(positions.slots[name], d)
 		}
 	}
-	return watermarks, nil
+	return positions, nil
 }
 
 // Cut returns the earliest position of all slots of all watchers that are registered for the collection, less keep. keep
@@ -131,7 +131,7 @@ func readWatermarks(ctx context.Context, state state.Database) (*watermarks, err
 // position. So its event is before the position: it was delivered, or stored as waiting or dead in the state database. A slot
 // counts whether a node owns it or not. A slot that is missing, has no position, or has a gap stops the purge, because
 // the undelivered envelopes will then be read from the collection itself.
-func (w *watermarks) Cut(outbox outboxes.Outbox, keep time.Duration) (Cut, error) {
+func (w *positions) Cut(outbox outboxes.Outbox, keep time.Duration) (Cut, error) {
 	held := func(slot string, why Block) (Cut, error) {
 		return Cut{}, &HeldError{NS: outbox.NS(), Slot: slot, Hold: why}
 	}

@@ -145,7 +145,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	}{{now, false}, {now + 60, false}, {now + 1_000_000, true}} {
 		setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
 
-		w, err := readWatermarks(t.Context(), state)
+		w, err := readPositions(t.Context(), state)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -221,9 +221,9 @@ func TestN27_TheRegistryStoresHowFarACollectionWasRead(t *testing.T) {
 		appeared bool
 	}{
 		{"known before the position", outboxes.Registration{Seen: at(5)}, 10, 0, false},
-		{"new behind the position", outboxes.Registration{Seen: at(15)}, 10, 0, true},
-		{"back behind the position", outboxes.Registration{Seen: at(15), Left: at(7)}, 10, 7, true},
-		{"left and back behind the position, according to another slot", outboxes.Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
+		{"new after the position", outboxes.Registration{Seen: at(15)}, 10, 0, true},
+		{"back after the position", outboxes.Registration{Seen: at(15), Left: at(7)}, 10, 7, true},
+		{"left and back after the position, according to another slot", outboxes.Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
 		{"no position: everything is read anyway", outboxes.Registration{Seen: at(15)}, 0, 0, false},
 	} {
 		if upTo, appeared := c.claim.ReadUpTo(at(c.position)); upTo != at(c.upTo) || appeared != c.appeared {

@@ -25,7 +25,7 @@ const (
 type Cuts struct {
 	state  state.Database
 	keep   time.Duration
-	marks  *watermarks // nil before the first read
+	marks  *positions // nil before the first read
 	readAt time.Time
 }
 
@@ -35,7 +35,7 @@ func NewCuts(state state.Database, keep time.Duration) *Cuts { return &Cuts{stat
 // Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
 func (c *Cuts) Of(ctx context.Context, outbox outboxes.Outbox) (Cut, error) {
 	if c.marks == nil || time.Since(c.readAt) > recheckEvery {
-		marks, err := readWatermarks(ctx, c.state)
+		marks, err := readPositions(ctx, c.state)
 		if err != nil {
 			return Cut{}, err
 		}

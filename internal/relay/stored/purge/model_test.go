@@ -356,7 +356,7 @@ func TestN25_WithTheMarginNothingUnsentIsPurged(t *testing.T) {
 }
 
 // N25: without the margin the same property does not hold: a stamp is taken when a transaction inserts, and it commits
-// behind events with later stamps.
+// after events with later stamps.
 func TestN25_WithoutAMarginAnUnsentEnvelopeIsPurged(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, stacktest.Database(t, stacktest.Client(t)), -1)
@@ -373,7 +373,7 @@ func TestN25_WithoutAMarginAnUnsentEnvelopeIsPurged(t *testing.T) {
 		}
 	}
 
-	// The shortest: a stamp, a commit behind it that is delivered, and then the commit.
+	// The shortest: a stamp, a commit after it that is delivered, and then the commit.
 	w.reset(t)
 	if err := w.run([]step{{Op: opBegin}, {Op: opWrite}, {Op: opDeliver, Arg: 0}, {Op: opDeliver, Arg: 1}, {Op: opCommit}, {Op: opPurge}}); !errors.Is(err, errUnsent) {
 		t.Errorf("the counter-example: %v", err)

@@ -189,7 +189,7 @@ func TestN25_UnstampedEnvelopesGoOncePositionsHavePassedTheirReading(t *testing.
 		t.Errorf("early ids count as purged up to %d before they are removed", at.T)
 	}
 
-	// Another one is inserted after the reading, with an id of before. Its event is not behind the positions.
+	// Another one is inserted after the reading, with an id of before. Its event is not after the positions.
 	late := b.insertUnstamped(t, old)
 	if _, err := b.coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: goes[0]}}, bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: now}}}}); err != nil {
 		t.Fatal(err)

@@ -43,6 +43,9 @@ func Table() []Collection {
 		}},
 		{Name: "history"},
 
+		// Package figures: the last counts of each watcher. Read by id.
+		{Name: "figures"},
+
 		// Package admin: replays.
 		{Name: "replays", Indexes: []mongodb.Index{
 			{Name: "finishedAt_1", Keys: mongodb.Ascending("finishedAt"), TTL: &month},

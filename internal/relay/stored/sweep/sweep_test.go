@@ -85,8 +85,8 @@ func TestFromCursorAndMargin(t *testing.T) {
 	}{
 		{"everything", 0, 0, []string{"old", "margin", "in"}},
 		{"from a time", 2000, 0, []string{"margin", "in"}},
-		{"behind a cursor", 2000, 2000, []string{"in"}},
-		{"behind all", 2000, 2500, nil},
+		{"after a cursor", 2000, 2000, []string{"in"}},
+		{"after all", 2000, 2500, nil},
 	} {
 		p := &publisher{}
 		s := b.newSweep(bson.Timestamp{T: 3000}, p, "o")

@@ -21,12 +21,8 @@ type Count struct {
 	Oldest time.Time // commit time of the oldest one; zero if unknown
 }
 
-// Counts counts the waiting envelopes of the slot. The server reads only the index.
-func (s *Store) Counts(ctx context.Context) ([]Count, error) {
-	return countGroups(ctx, s.coll, s.filter())
-}
-
-func countGroups(ctx context.Context, coll *mongo.Collection, filter bson.D) ([]Count, error) {
+// CountGroups counts the matching envelopes by outbox, reason and topic. The server reads only the index.
+func CountGroups(ctx context.Context, coll *mongo.Collection, query Query) ([]Count, error) {
 	type row struct {
 		ID struct {
 			NS     string `bson:"ns"`
@@ -36,8 +32,8 @@ func countGroups(ctx context.Context, coll *mongo.Collection, filter bson.D) ([]
 		N   int64  `bson:"n"`
 		Pos string `bson:"pos"`
 	}
-	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting waiting envelopes", mongo.Pipeline{
-		{{Key: "$match", Value: filter}},
+	rows, err := mongodb.AggregateAll[row](ctx, mongodb.Majority(coll), "counting waiting envelopes", mongo.Pipeline{
+		{{Key: "$match", Value: query.filter()}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "ns", Value: "$ns"}, {Key: "reason", Value: "$reason"}, {Key: "topics", Value: "$topics"}}},
 			{Key: "n", Value: bson.D{{Key: "$sum", Value: int64(1)}}},

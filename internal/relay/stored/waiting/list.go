@@ -125,11 +125,6 @@ func CountMatching(ctx context.Context, coll *mongo.Collection, query Query) (in
 	return n, mongodb.Refusal(err, "counting waiting envelopes", "find", mongodb.Namespace(coll))
 }
 
-// CountGroups counts the matching envelopes by outbox, reason and topic. It reads each of them once.
-func CountGroups(ctx context.Context, coll *mongo.Collection, query Query) ([]Count, error) {
-	return countGroups(ctx, mongodb.Majority(coll), query.filter())
-}
-
 // RetryFailed makes the failed envelopes that query selects due now, and returns their number. With reset, it also clears their failed
 // attempts and the latest error. Other envelopes do not change, for example one that was sent in the meantime. It is one plain
 // statement, so the owner of the watcher never waits for it.
@@ -161,7 +156,7 @@ type Topic struct {
 }
 
 // maxTopicOutboxes bounds Topic.Outboxes.
-const maxTopicOutboxes = 100
+const maxTopicOutboxes = 20
 
 // maxKeyed is the number of waiting envelopes above which their keys are not counted: the server would have to group them by key, which
 // takes seconds for a million.

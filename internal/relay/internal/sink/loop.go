@@ -13,17 +13,17 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 )
 
-// laneID names one connection for records to a broker.
-type laneID struct {
+// loopID names one connection for records to a broker.
+type loopID struct {
 	broker int32
 	index  int
 }
 
-// lane sends the batches of its partitions, one request at a time. Records gather while a request
+// loop sends the batches of its partitions, one request at a time. Records gather while a request
 // is in flight, so requests grow with the load of the broker. There is no linger, and no request
-// waits behind another request on the connection.
-type lane struct {
-	id   laneID
+// waits after another request on the connection.
+type loop struct {
+	id   loopID
 	sink *Sink
 	wake chan struct{}
 
@@ -33,7 +33,7 @@ type lane struct {
 	abortDial    func()          // ends the dial that is in progress
 	requestBegan time.Time       // zero: no request is in flight
 
-	// Used only by the lane's goroutine.
+	// Used only by the loop's goroutine.
 	producer     kafkawire.Producer
 	request      []flight
 	batches      []kafkawire.PartitionBatch // the same, as it is encoded
@@ -50,30 +50,30 @@ type lane struct {
 }
 
 // isLateLocked reports whether the request in flight takes long.
-func (l *lane) isLateLocked(now time.Time) bool {
+func (l *loop) isLateLocked(now time.Time) bool {
 	return !l.requestBegan.IsZero() && now.Sub(l.requestBegan) > slowRequest
 }
 
-// laneSet has the lanes of the sink. The sink's lock guards it.
-type laneSet struct {
+// loopSet has the loops of the sink. The sink's lock guards it.
+type loopSet struct {
 	sink      *Sink
 	perBroker int
-	byID      map[laneID]*lane
-	start     func(*lane) // starts a lane's goroutine; nil before Run
+	byID      map[loopID]*loop
+	start     func(*loop) // starts a loop's goroutine; nil before Run
 }
 
-// findOrAddLaneLocked returns the lane of partition at its leader broker. Slow partitions share one extra
-// lane. Kafka responds to a request when all of its partitions are done, so a partition whose
+// findOrAddLoopLocked returns the loop of partition at its leader broker. Slow partitions share one extra
+// loop. Kafka responds to a request when all of its partitions are done, so a partition whose
 // requests time out would delay all other partitions of the broker.
-func (ls *laneSet) findOrAddLaneLocked(broker int32, partition *partition) *lane {
-	id := laneID{broker, int(partition.tp.Partition) % ls.perBroker}
+func (ls *loopSet) findOrAddLoopLocked(broker int32, partition *partition) *loop {
+	id := loopID{broker, int(partition.tp.Partition) % ls.perBroker}
 	if partition.slow {
 		id.index = ls.perBroker
 	}
 
 	existing := ls.byID[id]
 	if existing == nil {
-		existing = &lane{id: id, sink: ls.sink, wake: make(chan struct{}, 1)}
+		existing = &loop{id: id, sink: ls.sink, wake: make(chan struct{}, 1)}
 		ls.byID[id] = existing
 		if ls.start != nil {
 			ls.start(existing)
@@ -82,7 +82,7 @@ func (ls *laneSet) findOrAddLaneLocked(broker int32, partition *partition) *lane
 	return existing
 }
 
-// flight is one partition's share of a request. The batch belongs to the lane until settleRequest.
+// flight is one partition's share of a request. The batch belongs to the loop until settleRequest.
 type flight struct {
 	partition *partition
 	batch     *pending
@@ -97,7 +97,7 @@ var sendBackoff = retry.Policy{Base: 4 * time.Millisecond, Cap: 200 * time.Milli
 const gatePoll = 10 * time.Millisecond
 
 // sendLoop sends requests until ctx ends.
-func (l *lane) sendLoop(ctx context.Context) {
+func (l *loop) sendLoop(ctx context.Context) {
 	// A produce request does not watch ctx. Only the end of its connection ends it.
 	stop := context.AfterFunc(ctx, func() { l.cutLink() })
 	defer stop()
@@ -131,7 +131,7 @@ func (l *lane) sendLoop(ctx context.Context) {
 
 // fillRequest moves partitions from the ready list into the next request, and freezes their head
 // batches. It reports whether there is something to send.
-func (l *lane) fillRequest() bool {
+func (l *loop) fillRequest() bool {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
 	l.request = l.request[:0]
@@ -176,7 +176,7 @@ func (l *lane) fillRequest() bool {
 // freezeLocked fixes the boundaries and the sequence of the head batch. A batch that was sent before
 // keeps them. If it is so old that the broker may have forgotten the producer's state, the sink
 // ends: the broker would append the batch a second time (H2).
-func (l *lane) freezeLocked(partition *partition, batch *pending, now time.Time) {
+func (l *loop) freezeLocked(partition *partition, batch *pending, now time.Time) {
 	if partition.openBatch == batch {
 		partition.openBatch = nil
 	}
@@ -196,7 +196,7 @@ func (l *lane) freezeLocked(partition *partition, batch *pending, now time.Time)
 
 // sendRequest seals the batches of l.request, writes one request and reads its response into
 // l.results.
-func (l *lane) sendRequest(ctx context.Context) error {
+func (l *loop) sendRequest(ctx context.Context) error {
 	l.wrote = false
 	for _, f := range l.request {
 		if err := l.sealBatch(f.batch); err != nil {
@@ -260,12 +260,12 @@ func (l *lane) sendRequest(ctx context.Context) error {
 	return nil
 }
 
-// quotaLogEvery is how often a lane logs that a quota delays it.
+// quotaLogEvery is how often a loop logs that a quota delays it.
 const quotaLogEvery = time.Minute
 
 // waitForQuota waits as long as a quota of Kafka requires (KIP-219). A client that does not wait finds its connection
 // muted, which looks like a broker that hangs.
-func (l *lane) waitForQuota(ctx context.Context, addr string) error {
+func (l *loop) waitForQuota(ctx context.Context, addr string) error {
 	wait := l.sink.c.kafka.Throttled(addr)
 	if wait <= 0 {
 		return nil
@@ -295,9 +295,9 @@ func (l *lane) waitForQuota(ctx context.Context, addr string) error {
 	return err
 }
 
-// sealBatch encodes the header and compresses. The lane does this instead of Send, because it owns
+// sealBatch encodes the header and compresses. The loop does this instead of Send, because it owns
 // the frozen heads of its partitions and needs no lock for them.
-func (l *lane) sealBatch(full *pending) error {
+func (l *loop) sealBatch(full *pending) error {
 	if full.sealed != nil {
 		return nil
 	}
@@ -331,9 +331,9 @@ func (l *lane) sealBatch(full *pending) error {
 	return nil
 }
 
-// ensureLink returns the lane's link. It dials a new one if there is none, if it was idle for too
+// ensureLink returns the loop's link. It dials a new one if there is none, if it was idle for too
 // long, or if the broker has another address now.
-func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
+func (l *loop) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	addr := l.sink.c.kafka.Layout().Brokers[l.id.broker]
 	l.sink.mu.Lock()
 	link := l.link
@@ -363,7 +363,7 @@ func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
 	l.abortDial = nil
-	// At the end of ctx, sendLoop has cut the link that the lane had then, which is not this link.
+	// At the end of ctx, sendLoop has cut the link that the loop had then, which is not this link.
 	if err == nil && ctx.Err() != nil {
 		link.Close()
 		err = context.Cause(ctx)
@@ -376,8 +376,8 @@ func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
 	return link, nil
 }
 
-// cutLink closes the lane's link. A request in flight fails at once.
-func (l *lane) cutLink() {
+// cutLink closes the loop's link. A request in flight fails at once.
+func (l *loop) cutLink() {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
 	l.interruptLocked()
@@ -385,7 +385,7 @@ func (l *lane) cutLink() {
 }
 
 // interruptLocked makes the request in flight, or the dial before it, fail at once.
-func (l *lane) interruptLocked() {
+func (l *loop) interruptLocked() {
 	if l.abortDial != nil {
 		l.abortDial()
 	}

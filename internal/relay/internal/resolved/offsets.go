@@ -1,18 +1,18 @@
-package watermark
+package resolved
 
 import "github.com/outrelay/outrelay/internal/contract/record"
 
 // partitionOffsets are N8: the stored offset of a partition is the offset of the first record of
-// an event above the watermark, acked or not, or of a delivery outside of the stream's order
+// an event above the resolved position, acked or not, or of a delivery outside of the stream's order
 // whose outcome is not recorded.
 //
-// The watermark is the position that is stored with the offsets, not the first unresolved
+// The resolved position is the position that is stored with the offsets, not the first unresolved
 // ticket. A successor reads all events after that position again, and has to find in the topic
 // the records of them that were acked. Records reach a partition in order, so a record that is
 // not acked is at or above next, and the acked records are in runs.
 type partitionOffsets struct {
 	next int64 // lower bound of the offsets of our records that are not acked yet
-	runs []run // acked, at least one ticket may still be above the watermark
+	runs []run // acked, at least one ticket may still be above the resolved position
 
 	held bool  // HoldAllOffsets applies
 	hold int64 // the upper bound of the stored offset while held
@@ -30,7 +30,7 @@ func (o *partitionOffsets) appendAcked(base int64, tickets []record.Ticket) {
 	o.runs = append(o.runs, run{base, tickets})
 }
 
-// pruneLocked removes the runs that the watermark has passed, and returns the stored offset.
+// pruneLocked removes the runs that the resolved position has passed, and returns the stored offset.
 func (t *Tracker[P]) pruneLocked(offsets *partitionOffsets) int64 {
 	first := offsets.next
 	if offsets.held {
@@ -57,7 +57,7 @@ func (t *Tracker[P]) pruneLocked(offsets *partitionOffsets) int64 {
 	return first
 }
 
-// passedLocked reports whether a successor can do without the record of ticket: the watermark covers
+// passedLocked reports whether a successor can do without the record of ticket: the resolved position covers
 // it, or its delivery was settled.
 func (t *Tracker[P]) passedLocked(ticket record.Ticket) bool {
 	if ticket.IsSide() {
@@ -68,7 +68,7 @@ func (t *Tracker[P]) passedLocked(ticket record.Ticket) bool {
 }
 
 // BeginSide returns a ticket for a delivery outside of the stream's order. The ticket never holds
-// the watermark, but its records hold the stored offsets of their partitions until Settle.
+// the resolved position, but its records hold the stored offsets of their partitions until Settle.
 func (t *Tracker[P]) BeginSide() record.Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,4 +1,4 @@
-package watermark
+package resolved
 
 import (
 	"slices"
@@ -56,14 +56,14 @@ func TestReachedIsContiguous(t *testing.T) {
 	}
 }
 
-func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
+func TestN08_StoredOffsetIsTheFirstRecordAboveThePosition(t *testing.T) {
 	t.Parallel()
 	w := New[int](nil)
 	w.Restore(tp(0), 100)
 	w.Restore(tp(1), 50)
 	a, b, c := w.Begin(0, 1, 0), w.Begin(0, 1, 0), w.Begin(0, 1, 0)
 	w.Position(1)
-	// The record is acked, but it is above the watermark, so it holds its offset.
+	// The record is acked, but it is above the resolved position, so it holds its offset.
 	w.Acked(tp(1), 50, []record.Ticket{b})
 	want := map[string][]int64{"t": {100, 50}}
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
@@ -78,7 +78,7 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 
 	d := w.Begin(0, 1, 0)
 	e := w.Begin(0, 1, 0)
-	w.Acked(tp(0), 200, []record.Ticket{e}) // sent behind something foreign
+	w.Acked(tp(0), 200, []record.Ticket{e}) // sent after something foreign
 	w.Acked(tp(0), 103, nil)
 	w.Idle(tp(1), 70)
 	want = map[string][]int64{"t": {200, 70}}
@@ -87,7 +87,7 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	}
 
 	w.Resolve(d)
-	// Everything is resolved, but no position behind e was given: it would be read again, so it still holds its offset.
+	// Everything is resolved, but no position after e was given: it would be read again, so it still holds its offset.
 	if _, _, got := w.Snapshot(); !cmp.Equal(got, want) {
 		t.Fatal(cmp.Diff(want, got))
 	}
@@ -99,8 +99,8 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveTheWatermark(t *testing.T) {
 	}
 }
 
-// TestWatermarkModel compares the tracker with a list of all events, for random orders of the answers.
-func TestWatermarkModel(t *testing.T) {
+// TestTrackerModel compares the tracker with a list of all events, for random orders of the answers.
+func TestTrackerModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		type ev struct{ left int }

@@ -1,4 +1,4 @@
-// Package watermark finds the highest position of the stream below which every event is
+// Package resolved finds the highest position of the stream below which every event is
 // resolved, and from it the offsets at which a successor starts its read-back.
 //
 // Order: tickets are numbered in the order of Begin. They may resolve in any order.
@@ -6,11 +6,11 @@
 // Blocking: none. Every call holds one mutex for a time that does not depend on the backlog,
 // except Snapshot, which walks the records that were acked since its last call.
 //
-// Cost: no allocation per event. Memory is 18 bytes for each ticket above the watermark, and
+// Cost: no allocation per event. Memory is 18 bytes for each ticket above the resolved position, and
 // eight more for each record acked above it.
 //
-// Not promised: a position for each event. Between two positions the watermark waits.
-package watermark
+// Not promised: a position for each event. Between two positions the resolved position waits.
+package resolved
 
 import (
 	"sync"
@@ -87,7 +87,7 @@ func (t *Tracker[P]) Begin(commitMS int64, targets int, event uint64) record.Tic
 	t.events[i] = event
 	t.next++
 
-	// An earlier ticket that is not resolved would stop the watermark anyway.
+	// An earlier ticket that is not resolved would stop the resolved position anyway.
 	if targets == 0 && ticket == t.low {
 		t.advanceLocked()
 	}
@@ -157,7 +157,7 @@ func (t *Tracker[P]) Acked(tp record.TopicPartition, base int64, tickets []recor
 	offsets := t.partitionToChangeLocked(tp)
 	offsets.appendAcked(base, tickets)
 
-	// The watermark advances first, so that the runs that it has passed can be removed.
+	// The resolved position advances first, so that the runs that it has passed can be removed.
 	t.advanceLocked()
 	if len(offsets.runs) > pruneRuns {
 		t.pruneLocked(offsets)
@@ -167,12 +167,12 @@ func (t *Tracker[P]) Acked(tp record.TopicPartition, base int64, tickets []recor
 // resolveTargetLocked resolves one target of ticket. It panics if ticket has none left.
 func (t *Tracker[P]) resolveTargetLocked(ticket record.Ticket) {
 	if ticket < t.low || ticket >= t.next {
-		panic("watermark: a ticket was resolved twice or never assigned")
+		panic("resolved: a ticket was resolved twice or never assigned")
 	}
 
 	i := int(ticket) & (len(t.targetsLeft) - 1)
 	if t.targetsLeft[i] == 0 {
-		panic("watermark: a ticket was resolved more often than it has targets")
+		panic("resolved: a ticket was resolved more often than it has targets")
 	}
 	t.targetsLeft[i]--
 }
@@ -208,15 +208,15 @@ func (t *Tracker[P]) Window() (low, next record.Ticket) {
 	return t.low, t.next
 }
 
-// Reached returns the watermark: every event up to it is acked by Kafka, recorded as an
-// exception, or deleted by an operator. The result is false until the first position is reached.
+// Reached returns the resolved position: every event up to it is acked by Kafka, stored as a
+// waiting envelope, or deleted by an operator. The result is false until the first position is reached.
 func (t *Tracker[P]) Reached() (P, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.reached, t.hasReached
 }
 
-// Snapshot returns the watermark and the stored offsets that belong to it, at one moment. Calls
+// Snapshot returns the resolved position and the stored offsets that belong to it, at one moment. Calls
 // share the offsets as long as nothing changes, so the caller must not modify them.
 func (t *Tracker[P]) Snapshot() (P, bool, map[string][]int64) {
 	t.mu.Lock()
@@ -224,7 +224,7 @@ func (t *Tracker[P]) Snapshot() (P, bool, map[string][]int64) {
 	return t.reached, t.hasReached, t.storedOffsetsLocked()
 }
 
-// Unresolved returns the number of tickets above the watermark.
+// Unresolved returns the number of tickets above the resolved position.
 func (t *Tracker[P]) Unresolved() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

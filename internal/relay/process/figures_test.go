@@ -1,0 +1,78 @@
+package process_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/figures"
+	"github.com/outrelay/outrelay/internal/relay/process"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestOneProcessCountsForAWatcher whose slots several processes own. Its metrics and the overview of any process have the same numbers, and
+// when it stops, another one counts.
+func TestOneProcessCountsForAWatcher(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(6)
+	missing := "missing-" + b.topic
+	b.append(2, event.WithTopic(missing))
+	b.append(1, event.WithDueAt(time.Now().Add(time.Hour)))
+
+	relays := map[string]*process.Relay{}
+	stops := map[string]func() error{}
+	for _, node := range []string{"one", "two"} {
+		stops[node] = b.startAs(func(relay *process.Relay) { relays[node] = relay }, "node="+node, "slots=2")
+	}
+	counting := func() (nodes []string) {
+		for node, relay := range relays {
+			if relay.Counts() {
+				nodes = append(nodes, node)
+			}
+		}
+		return nodes
+	}
+	b.consume(6)
+	stacktest.Eventually(t, "each node owns a slot", func() bool {
+		status, err := admin.ReadStatus(t.Context(), b.state)
+		return err == nil && len(status.Slots) == 2 && status.Slots[0].HasOwner() && status.Slots[1].HasOwner() && status.Slots[0].Node != status.Slots[1].Node
+	})
+
+	op := admin.New(admin.Operator{State: b.state, Watcher: "default"})
+	var view admin.Overview
+	var nodes []string
+	stacktest.Eventually(t, "one node has counted", func() bool {
+		stored, err := figures.Read(t.Context(), b.state, "default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if view, err = op.Overview(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		nodes = counting()
+		counts := stored.Figures.Counts
+		return len(nodes) == 1 && stored.Current && view.Counts == counts && counts.Parked == 2 && counts.Scheduled == 1 && counts.Pending == 0
+	}, func() any { return []any{nodes, view.Counts} })
+	if len(view.WaitingTopics) != 1 || view.WaitingTopics[0].Topic != missing || !strings.Contains(view.WaitingTopics[0].Collections[0], b.db.Name()) {
+		t.Errorf("%+v", view.WaitingTopics)
+	}
+	if parked := relays[nodes[0]].Gauge(t, "outrelay_waiting_envelopes", "parked"); parked != 2 {
+		t.Errorf("the metric has %v parked envelopes, want 2", parked)
+	}
+
+	first := nodes[0]
+	if err := stops[first](); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the other node counts", func() bool {
+		for node, relay := range relays {
+			if node != first && relay.Counts() {
+				return true
+			}
+		}
+		return false
+	})
+}

@@ -1,0 +1,63 @@
+// Package inventory finds the collections that services keep in a database beside their outboxes, by the names of the collections.
+//
+// Cost: one command, which reads only the catalog. It blocks until MongoDB replies.
+package inventory
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/service/sagas"
+	"github.com/outrelay/outrelay/internal/service/setaside"
+)
+
+// OffsetsSuffix ends the name of the collection that each inbox has in addition to its marks.
+const OffsetsSuffix = "_offsets"
+
+// MaxDatabases is how many databases of a watcher are searched for collections of services.
+const MaxDatabases = 100
+
+// Inventory has the collections of services in a database.
+type Inventory struct {
+	Sagas   bool     // sagas are registered
+	Inboxes []string // names of the collections with marks
+	Letters []string // names of the collections with dead letters of handlers
+	Waiting bool     // consumers set messages aside
+}
+
+// Find returns the collections of services in db. letters are the possible names of collections with dead letters of handlers. A user
+// without the right to list all collections gets the readable ones.
+func Find(ctx context.Context, db *mongo.Database, letters []string) (Inventory, error) {
+	var found Inventory
+	filter := bson.D{{Key: "$or", Value: bson.A{
+		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: []string{sagas.TypesCollection, setaside.DefaultCollection}}}}},
+		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, letters)}}}},
+		// Only inboxes have a collection of offsets, and their own names are free.
+		bson.D{{Key: "name", Value: bson.Regex{Pattern: OffsetsSuffix + "$"}}},
+	}}}
+	names, err := db.ListCollectionNames(ctx, filter, options.ListCollections().SetAuthorizedCollections(true))
+	if err != nil {
+		return found, fmt.Errorf("listing collections of %s: %w", db.Name(), err)
+	}
+
+	slices.Sort(names)
+	for _, name := range names {
+		switch base, isOffsets := strings.CutSuffix(name, OffsetsSuffix); {
+		case name == sagas.TypesCollection:
+			found.Sagas = true
+		case name == setaside.DefaultCollection:
+			found.Waiting = true
+		case slices.Contains(letters, name):
+			found.Letters = append(found.Letters, name)
+		case isOffsets && base != "":
+			found.Inboxes = append(found.Inboxes, base)
+		}
+	}
+	return found, nil
+}
