@@ -300,11 +300,15 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 	}
 	db := f.a.Database()
 	digest := routing.NamespaceHash(ns)
-	mark := bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: "m5"}}
+	markOf := func(id string, offset int64) bson.D {
+		mark := bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: id}}
+		return bson.D{
+			{Key: "_id", Value: mark}, {Key: "s", Value: "handled"}, {Key: "at", Value: now.Add(-40 * time.Minute)}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "f", Value: offset},
+		}
+	}
 	mustInsert(t, db.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
-	mustInsert(t, db.Collection("inbox"), bson.D{
-		{Key: "_id", Value: mark}, {Key: "s", Value: "handled"}, {Key: "at", Value: now.Add(-40 * time.Minute)}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "f", Value: int64(5)},
-	})
+	mustInsert(t, db.Collection("inbox"), markOf("m5", 5))
+	mustInsert(t, db.Collection("inbox"), markOf("gone", 6))
 	f.setAside(f.a, "g/h2", "7", 5, 3)
 	f.giveUpAt(5, f.a, deadletter.DefaultCollection, "h3", "m5")
 
@@ -340,6 +344,13 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 	}
 	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: "7"}); err != nil || !got.ByKey || len(got.Envelopes) != 2 {
 		t.Errorf("%+v, %v", got, err)
+	}
+	// A mark has no key. The events of a key have their marks all the same, also one that no outbox has any more.
+	for _, e := range got.Envelopes {
+		isHandled := func(entry admin.TimelineEntry) bool { return entry.What == "handled" }
+		if !slices.ContainsFunc(e.Timeline, isHandled) {
+			t.Errorf("%s of the key is not handled: %+v", e.ID, e.Timeline)
+		}
 	}
 }
 

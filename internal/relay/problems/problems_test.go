@@ -134,3 +134,42 @@ func TestATopicCountsWhatWaits(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 }
+
+// A process that runs need not be started: a slot between two owners names the nodes that can take over, and a slot without any node its
+// last owner.
+func TestAMissingOwnerNamesTheNextStep(t *testing.T) {
+	t.Parallel()
+	slot := liveSlot(func(s *SlotStatus) { s.State, s.ExpiresInMS = "no-owner", -2000 })
+	gone := liveNode("n1")
+	gone.AgeMS = 60_000
+	for _, c := range []struct {
+		nodes       []nodes.Node
+		detail, fix string
+	}{
+		{[]nodes.Node{gone}, "no process runs it; its last owner was node n1", "start outrelay run"},
+		{
+			[]nodes.Node{gone, liveNode("n2")}, "no process has its lease, and node n2 will take over",
+			"wait some seconds; if the problem stays, the log of the node names the step that fails",
+		},
+	} {
+		list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{slot}, Nodes: c.nodes})
+		if list[0].Kind != NoOwner || list[0].Detail != c.detail || list[0].Fix != c.fix {
+			t.Errorf("got %+v, want %q and %q", list[0], c.detail, c.fix)
+		}
+	}
+}
+
+// The unit follows the count as in speech.
+func TestAUnitAgreesWithItsCount(t *testing.T) {
+	t.Parallel()
+	for letters, want := range map[Letters]string{{Relay: 1}: "dead letter", {Relay: 1, Handlers: 1}: "dead letters"} {
+		if list := List(Facts{Now: now, Watcher: "orders", Letters: &letters}); list[0].Unit != want {
+			t.Errorf("%+v: got %q, want %q", letters, list[0].Unit, want)
+		}
+	}
+	for plural, singular := range singularUnits {
+		if singular == plural || singular == "" {
+			t.Errorf("%q: %q", plural, singular)
+		}
+	}
+}
