@@ -88,7 +88,9 @@ func (id *ID) UnmarshalBSONValue(typ byte, data []byte) error {
 }
 
 // MarshalText returns the canonical text, so that the id is a string in JSON and in logs. The zero value is the empty text.
-func (id ID) MarshalText() ([]byte, error) { return envelope.AppendText(nil, id.typ, []byte(id.val)), nil }
+func (id ID) MarshalText() ([]byte, error) {
+	return envelope.AppendText(nil, id.typ, []byte(id.val)), nil
+}
 
 // UnmarshalText parses the id as Parse does. The empty text is the zero value.
 func (id *ID) UnmarshalText(text []byte) error {

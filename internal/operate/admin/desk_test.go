@@ -338,7 +338,17 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 		t.Errorf("%+v, %s", e, got.Limits)
 	}
 
-	// An event that no outbox has any more is found as well.
+	// An event that no outbox has any more is found as well. Its id shows when it was appended.
+	removed := "0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10"
+	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(t.Context(), "orders/1of2", activity.Report{At: now, Events: []activity.Event{
+		{ID: removed, Type: "Due", Key: "8", Collection: ns, Topic: "orders", Partition: 1, Offset: 7, AckedAt: now},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: removed}); err != nil || len(got.Envelopes) != 1 || len(got.Envelopes[0].Timeline) != 2 ||
+		got.Envelopes[0].Timeline[0].What != "appended" || got.Envelopes[0].Timeline[0].At.Format(time.DateOnly) != "2024-07-15" {
+		t.Errorf("%+v, %v", got, err)
+	}
 	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: "gone"}); err != nil || len(got.Envelopes) != 1 || got.Envelopes[0].State != "delivered" || got.Envelopes[0].Timeline[0].Text != "orders/1@6" {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -157,7 +157,16 @@ func (r *LookupResult) findEvent(collection, id, typ, key string) *FoundEnvelope
 		return e.ID == id && (collection == "" || e.Collection == "" || e.Collection == collection)
 	})
 	if at < 0 {
-		r.Envelopes = append(r.Envelopes, newTracedEvent(collection, id, typ, key))
+		event := newTracedEvent(collection, id, typ, key)
+		// The outbox that had its stamp has it no more; its id may have a time as well.
+		if bsonType, value, err := parseIDs(id)[0].MarshalBSONValue(); err == nil {
+			if written, found := outboxes.IDTime(bsonType, value); found {
+				written = written.UTC()
+				event.Written = &written
+				event.Timeline = append(event.Timeline, TimelineEntry{At: written, What: eventAppended})
+			}
+		}
+		r.Envelopes = append(r.Envelopes, event)
 		at = len(r.Envelopes) - 1
 	}
 	event := &r.Envelopes[at]

@@ -66,7 +66,9 @@ type Letters struct {
 func (l Letters) Count() int64 { return l.Relay + l.Handlers }
 
 // String returns the number of each kind, such as "2 of the relay, 3 of handlers".
-func (l Letters) String() string { return fmt.Sprintf("%d of the relay, %d of handlers", l.Relay, l.Handlers) }
+func (l Letters) String() string {
+	return fmt.Sprintf("%d of the relay, %d of handlers", l.Relay, l.Handlers)
+}
 
 // Oplog are the times of the ends of MongoDB's oplog.
 type Oplog struct{ Oldest, Newest time.Time }

@@ -44,8 +44,8 @@ func (l *list) addSlot(slot *SlotStatus) {
 		}
 		// A process that runs need not be started. It takes over within seconds, unless MongoDB does not answer it.
 		if live := l.listLive(slot.Name); len(live) > 0 {
-			problem.Detail = "no process has its lease, and " + joinNames(live) + " will take over"
-			problem.Fix = "wait some seconds; if the problem stays, the log of the node names the step that fails"
+			problem.Detail = "no process has its lease; live nodes: " + joinNames(live)
+			problem.Fix = "wait some seconds for a takeover; if the problem stays, the logs of the live nodes name the step that fails"
 		}
 		l.addProblem(problem)
 		return
@@ -84,13 +84,14 @@ func (l *list) addSlot(slot *SlotStatus) {
 	}
 }
 
-// listLive returns the nodes that run the watcher and send heartbeats.
+// listLive returns the names of the nodes that run the watcher and send heartbeats, sorted.
 func (l *list) listLive(watcher string) (names []string) {
 	for i := range l.facts.Nodes {
 		if node := &l.facts.Nodes[i]; slices.Contains(node.Watchers, watcher) && node.Alive(nodes.StaleAfter) {
-			names = append(names, "node "+node.Node)
+			names = append(names, node.Node)
 		}
 	}
+	slices.Sort(names)
 	return names
 }
 

@@ -148,8 +148,8 @@ func TestAMissingOwnerNamesTheNextStep(t *testing.T) {
 	}{
 		{[]nodes.Node{gone}, "no process runs it; its last owner was node n1", "start outrelay run"},
 		{
-			[]nodes.Node{gone, liveNode("n2")}, "no process has its lease, and node n2 will take over",
-			"wait some seconds; if the problem stays, the log of the node names the step that fails",
+			[]nodes.Node{gone, liveNode("n3"), liveNode("n2")}, "no process has its lease; live nodes: n2, n3",
+			"wait some seconds for a takeover; if the problem stays, the logs of the live nodes name the step that fails",
 		},
 	} {
 		list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{slot}, Nodes: c.nodes})
