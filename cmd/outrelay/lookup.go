@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -47,7 +48,7 @@ nothing is found.`,
 			})
 		}
 		if (len(args) == 1) == (query.Key != "") || conversation != "" {
-			return fmt.Errorf("lookup needs one of the id of an event, an ordering key and --conversation")
+			return errors.New("outrelay lookup needs one argument: the id of an event, an ordering key, or --conversation with the id of the first event")
 		}
 		if len(args) == 1 {
 			query.Text = args[0]

@@ -45,6 +45,9 @@ variable, or a missing certificate, is then a warning, and everything else is ch
 			validation := validation{OK: err == nil, Problems: []config.Problem{}, Warnings: append([]string{}, warnings...)}
 			if bad != nil {
 				validation.Problems = bad.List
+				if program.lacksFile(bad) {
+					validation.Warnings = append(validation.Warnings, noFile)
+				}
 			}
 			return program.printValidation(validation, asJSON)
 		},
