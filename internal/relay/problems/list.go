@@ -210,8 +210,10 @@ func (l *list) addNodes() {
 		}
 
 		live++
-		// The node itself reports its own reachability more exactly.
-		if !node.KafkaReachable && node.Node != l.facts.Node {
+		// One slow reply is no outage if Kafka has acknowledged records at that time. The node itself reports its own reachability more
+		// exactly.
+		sends := node.LastAck != nil && node.SeenAt.Sub(*node.LastAck) < nodes.StaleAfter
+		if !node.KafkaReachable && !sends && node.Node != l.facts.Node {
 			l.addProblem(Problem{
 				Kind: KafkaUnreachable, Severity: Warn, Watcher: watcher, Object: node.Node, Title: "A node does not reach Kafka: " + node.Node,
 				Detail: "its last heartbeat found no broker",

@@ -89,6 +89,7 @@ func TestFactsAndTheirProblems(t *testing.T) {
 		"sick nodes": {Facts{Slots: of(nil).Slots, Nodes: []nodes.Node{
 			{Node: "n1", Watchers: []string{"orders"}},
 			{Node: "n2", Watchers: []string{"orders"}, KafkaReachable: true, ClockAheadMS: -2500},
+			{Node: "n5", Watchers: []string{"orders"}, LastAck: ago(5 * time.Second), SeenAt: now},
 			{Node: "n3", Watchers: []string{"orders"}, AgeMS: 60_000},
 			{Node: "n4", Watchers: []string{"other"}, AgeMS: 60_000},
 		}}, []string{"warn kafka_unreachable/n1", "warn node_stale/orders", "warn clock/n2"}},
