@@ -84,7 +84,7 @@ func TestTheLogShowsTheLifeOfAMember(t *testing.T) {
 
 	letter := first.find(t, "message is given up; it is a dead letter now")
 	for field, want := range map[string]any{
-		"level": "ERROR", "group": k.group, "handler": "counted", "topic": k.topic, "partition": 0.0, "offset": 1.0, "class": "handler",
+		"level": "ERROR", "group": k.group, "handler": "counted", "topic": k.topic, "partition": 0.0, "offset": 1.0, "class": "rejected",
 		"id": "m1", "error": "the handler rejected the message: no such customer",
 	} {
 		if letter[field] != want {
