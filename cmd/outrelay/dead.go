@@ -18,7 +18,7 @@ func newDeadCommand(program *program) *cobra.Command {
 		Use:   "dead",
 		Short: "List dead letters, and requeue, edit or discard them",
 		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its
-attempts. The relay copies it, with the reason, into the collection letters of the state database.
+attempts. The relay copies it, with the reason, into the collection outrelay_letters of the state database.
 It stays there until an operator discards it, or until dead_letters.expire has passed.
 
 Each dead letter has its own id, such as dead-01h3…, which list and show print. Commands take it

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -47,7 +48,7 @@ nothing is found.`,
 			})
 		}
 		if (len(args) == 1) == (query.Key != "") || conversation != "" {
-			return fmt.Errorf("lookup needs one of the id of an event, an ordering key and --conversation")
+			return errors.New("outrelay lookup needs one argument: the id of an event, an ordering key, or --conversation with the id of the first event")
 		}
 		if len(args) == 1 {
 			query.Text = args[0]
@@ -99,7 +100,7 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 	printField := func(name, format string, args ...any) {
 		fmt.Fprintf(out, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
-	printField("type", "%s of %s/%s", envelope.Type, envelope.AggregateType, envelope.AggregateID)
+	printField("type", "%s", describeType(envelope))
 	printField("key", "%s", envelope.Key)
 	if len(envelope.Waits) > 0 {
 		printField("waits for", "%s, %s", strings.Join(envelope.Waits, ", "), countNoun(int64(envelope.Attempts), "attempt"))
@@ -111,7 +112,7 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 		printField("in Kafka", "%s/%d@%d", s.Topic, s.Partition, s.Offset)
 	}
 	for _, h := range envelope.Handlers {
-		printField("handler", "%s of %s: %s", h.Handler, h.Group, h.State)
+		printField("handler", "%s of %s: %s", cmp.Or(h.Handler, "none"), h.Group, h.State)
 	}
 
 	for _, m := range envelope.Timeline {
@@ -127,4 +128,13 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 		}
 		fmt.Fprintf(out, "  %s  %s\n", formatLocal(&m.At), sanitizeLine(text))
 	}
+}
+
+// describeType returns the type with the aggregate, as far as they are known: an event that no outbox has any more has no aggregate.
+func describeType(envelope *admin.FoundEnvelope) string {
+	aggregate := strings.Trim(envelope.AggregateType+"/"+envelope.AggregateID, "/")
+	if aggregate == "" {
+		return envelope.Type
+	}
+	return envelope.Type + " of " + aggregate
 }

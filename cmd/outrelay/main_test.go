@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -90,7 +91,7 @@ func TestValidateJSON(t *testing.T) {
 		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, code, out, errOut)
 	}
 	code, out, errOut = runCommand(t, nil, "validate", "--json")
-	if err := json.Unmarshal([]byte(out), &v); err != nil || code != 1 || errOut != "" || v.OK || len(v.Problems) != 2 || v.Problems[0].Path != "kafka.brokers" {
+	if err := json.Unmarshal([]byte(out), &v); err != nil || code != 1 || errOut != "" || v.OK || len(v.Problems) != 2 || v.Problems[0].Path != "kafka.brokers" || !slices.Equal(v.Warnings, []string{noFile}) {
 		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, code, out, errOut)
 	}
 }

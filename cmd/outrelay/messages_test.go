@@ -363,5 +363,5 @@ func TestContexts(t *testing.T) {
 	expectTexts(t, run(exitConfig, "--context", "lab", "--config", config, "status"), "exclude each other")
 	expectTexts(t, run(exitConfig, "run"), "mongodb.uri: required and not set")
 	run(exitOK, "context", "remove", "prod")
-	expectTexts(t, run(exitConfig, "status"), "mongodb.uri: required and not set")
+	expectTexts(t, run(exitConfig, "status"), "mongodb.uri: required and not set", "no configuration file was read; pass --config FILE, or set OUTRELAY_CONFIG")
 }

@@ -84,9 +84,14 @@ service account as principal, and --only msk policies of AWS IAM for Amazon MSK.
 	return cmd
 }
 
-// loadWithoutServers is loadConfig for a command that connects to no server: the addresses may be missing.
+// loadWithoutServers is loadConfig for a command that connects to no server: the addresses may be missing, and the secrets may be on
+// another machine.
 func (p *program) loadWithoutServers() (config.Config, error) {
-	cfg, _, err := p.loadConfig()
+	load := func() (config.Config, error) {
+		cfg, _, err := config.LoadWithoutSecrets(p.configFile, p.env, p.flagSettings())
+		return cfg, err
+	}
+	cfg, err := load()
 	if err == nil {
 		return cfg, nil
 	}
@@ -109,7 +114,7 @@ func (p *program) loadWithoutServers() (config.Config, error) {
 		}
 	}
 
-	if cfg, _, second := p.loadConfig(); second == nil {
+	if cfg, second := load(); second == nil {
 		return cfg, nil
 	}
 	return cfg, err

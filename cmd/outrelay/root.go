@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -217,7 +218,20 @@ func registerCompletions(root *cobra.Command) {
 // loadConfig reads the configuration from the file, the environment and the flags. It returns warnings
 // for the caller to print or log.
 func (p *program) loadConfig() (config.Config, []string, error) {
-	return config.Load(p.configFile, p.env, p.flagSettings())
+	cfg, warnings, err := config.Load(p.configFile, p.env, p.flagSettings())
+	if problems, found := errors.AsType[*config.Problems](err); found && p.lacksFile(problems) {
+		err = fmt.Errorf("%w\n  %s", err, noFile)
+	}
+	return cfg, warnings, err
+}
+
+// noFile is the fix if a command misses its configuration because the user has named none.
+const noFile = "no configuration file was read; pass --config FILE, or set OUTRELAY_CONFIG"
+
+// lacksFile reports whether the problems are probably those of a forgotten file: no file was read, and the address of MongoDB is missing.
+func (p *program) lacksFile(problems *config.Problems) bool {
+	isAddress := func(problem config.Problem) bool { return problem.Path == "mongodb.uri" }
+	return p.configFile == "" && slices.ContainsFunc(problems.List, isAddress)
 }
 
 // flagSettings returns the settings of the flags, each as path=value.

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -64,6 +65,18 @@ func TestRolesAskNoServer(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || len(r.MongoDB) != 7 || len(r.Kafka) != 2 || r.Kafka[0].Principal != "User:CN=relay" || !strings.Contains(out, `"relays"`) {
 		t.Errorf("%v: %d %s", err, code, out)
+	}
+	// The secrets of a pod are not on the machine of the administrator who makes its roles.
+	file := filepath.Join(t.TempDir(), "outrelay.yaml")
+	text := "mongodb: {uri: \"${file:/run/secrets/uri}\"}\nwatch: [shop.outbox]\nkafka: {brokers: [\"kafka:9092\"], sasl: {mechanism: plain, username: relay, password: \"${file:/run/secrets/p}\"}, tls: {ca: /run/secrets/ca.crt}}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errOut = runCommand(t, nil, "roles", "--config", file)
+	for _, want := range []string{`{db: "shop", collection: "outbox"}`, "--bootstrap-server kafka:9092", "User:relay"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%d: no %s in %s%s", code, want, out, errOut)
+		}
 	}
 	if code, out, errOut := runCommand(t, nil, "roles", "--only", "redis"); code != 1 || out != "" || !strings.Contains(errOut, "mongodb, kafka, atlas, confluent or msk") {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)

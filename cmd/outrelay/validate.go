@@ -32,7 +32,7 @@ variable, or a missing certificate, is then a warning, and everything else is ch
 		RunE: func(*cobra.Command, []string) error {
 			_, warnings, err := program.loadConfig()
 			if withoutSecrets {
-				warnings, err = config.CheckWithoutSecrets(program.configFile, program.env, program.flagSettings())
+				_, warnings, err = config.LoadWithoutSecrets(program.configFile, program.env, program.flagSettings())
 			}
 
 			// Only problems of the configuration are a result. An unreadable file is an error.
@@ -45,6 +45,9 @@ variable, or a missing certificate, is then a warning, and everything else is ch
 			validation := validation{OK: err == nil, Problems: []config.Problem{}, Warnings: append([]string{}, warnings...)}
 			if bad != nil {
 				validation.Problems = bad.List
+				if program.lacksFile(bad) {
+					validation.Warnings = append(validation.Warnings, noFile)
+				}
 			}
 			return program.printValidation(validation, asJSON)
 		},

@@ -128,7 +128,7 @@ func newWaitingRetryCommand(program *program) *cobra.Command {
 		Use:   "retry [ID...]",
 		Short: "Let handlers try messages now that wait for a retry",
 		Long: `Let handlers try the matching messages now. An ID is the id of a message, or its place as
-TOPIC/PARTITION/OFFSET. Attempts count as before. The member of the group that has the partition
+TOPIC/PARTITION@OFFSET. Attempts count as before. The member of the group that has the partition
 tries the message within two seconds; without a running member, the message waits for one. Messages
 that follow an earlier message of their key are tried after it.`,
 	}
@@ -168,7 +168,7 @@ func newWaitingDiscardCommand(program *program) *cobra.Command {
 		Use:   "discard [ID...]",
 		Short: "Make messages that handlers retry dead letters, without another attempt",
 		Long: `Make the matching messages dead letters of class skipped, without another attempt. An ID is the id of
-a message, or its place as TOPIC/PARTITION/OFFSET. Later messages of their keys are tried then. A
+a message, or its place as TOPIC/PARTITION@OFFSET. Later messages of their keys are tried then. A
 running member of the group does it within two seconds, also for a handler that is gone. The dead
 letters can be requeued: see outrelay dead --source handler.`,
 	}

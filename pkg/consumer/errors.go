@@ -95,6 +95,8 @@ var classes = []struct {
 	name  string
 	match func(err error) bool
 }{
+	{deadletter.ClassRejected, isRequest(requestReject)},
+	{classDiscarded, isRequest(requestDiscard)},
 	{classDuplicate, ErrorIs(inbox.ErrDuplicate)},
 	{deadletter.ClassUnknown, ErrorIs(ErrNoHandler)},
 	{deadletter.ClassExpired, isA[*expiredError]},

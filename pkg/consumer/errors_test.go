@@ -29,6 +29,8 @@ func TestEveryErrorHasItsSentinelAndClass(t *testing.T) {
 		{&consumer.NotDueError{}, nil, consumer.ClassNotDue},
 		{&consumer.HandlerError{Message: &consumer.Message{}, Err: io.EOF}, nil, deadletter.ClassHandler},
 		{&consumer.PanicError{Value: io.EOF}, consumer.ErrPanic, deadletter.ClassPanic},
+		// As its letter has it, for every cause.
+		{consumer.Reject(consumer.ErrMalformed), consumer.ErrMalformed, deadletter.ClassRejected},
 	} {
 		wrapped := fmt.Errorf("deep: %w", fmt.Errorf("deeper: %w", c.err))
 

@@ -12,7 +12,7 @@ type HandlerError struct {
 	Handler string   // the handler's name; "" if there is no handler, and for records that could not be decoded
 	Message *Message // as it was read; do not change it
 	Attempt int      // 1 for the first
-	Next    string   // what follows: "retry", "wait", "aside", "suspend", "retry_topic", "dead_letter" or "discard"
+	Next    string   // what follows: "retry", "wait", "set_aside", "suspend", "retry_topic", "dead_letter" or "discard"
 	Stack   []byte   // of a panic
 	Err     error    // of the handler
 }

@@ -30,14 +30,16 @@ func (r *run) Fault(err error) {
 	if missing, ok := errors.AsType[*transport.MissingTopicsError](err); ok {
 		r.noTopic.Store(missing.All)
 	}
-	r.report(err)
+	if err != nil {
+		r.reportLine(lineOf(err, "a request to Kafka failed; it is repeated"), err)
+	}
 }
 
 // report passes an error to WithErrorHook. If there is no WithErrorHook, or if WithErrorHook panics, it writes the line of the error to
 // the log.
 func (r *run) report(err error) {
 	if err != nil {
-		r.reportLine(lineOf(err), err)
+		r.reportLine(lineOf(err, "cannot complete a step; it is tried again"), err)
 	}
 }
 
@@ -66,8 +68,8 @@ func (r *run) write(line line) {
 	r.c.s.log.Log(r.ctx, line.level, line.message, append([]any{"group", r.c.group}, line.attrs...)...)
 }
 
-// lineOf returns the line of an error by its type.
-func lineOf(err error) line {
+// lineOf returns the line of an error by its type. An error of another type has the message fallback.
+func lineOf(err error, fallback string) line {
 	if failed, ok := errors.AsType[*HandlerError](err); ok {
 		return failed.line()
 	}
@@ -102,12 +104,12 @@ func lineOf(err error) line {
 		return line{slog.LevelWarn, "waiting for topics: they do not exist yet, or the Kafka login may not read them", []any{"topics", missing.Topics, "every", missing.Every}}
 	}
 
-	message := "cannot complete a step; it is tried again"
+	message := fallback
 	switch {
 	case errors.Is(err, transport.ErrGap):
 		message = "records are missing in the partition; the consumer goes on after them"
 	case errors.Is(err, ErrNoHandler):
-		message = "no handler takes the type; its messages pass"
+		message = "no handler takes the type; its messages become dead letters"
 	}
 	return line{slog.LevelWarn, message, []any{"error", err}}
 }

@@ -68,6 +68,11 @@ func TestTheLogShowsTheLifeOfAMember(t *testing.T) {
 		{Key: "id", Value: []byte("m1")}, {Key: "type", Value: []byte("counted")},
 	}})
 	k.untilLetters(1)
+	k.publish(newMessage("a", "unheard", "0"))
+	k.untilLetters(2)
+	if first.find(t, "no handler takes the type; its messages become dead letters") == nil {
+		t.Errorf("the log lacks the type that no handler takes:\n%s", first.text.String())
+	}
 
 	// The second member gets none of the one partition.
 	k.start(k.newLogged(t, second))
@@ -79,7 +84,7 @@ func TestTheLogShowsTheLifeOfAMember(t *testing.T) {
 
 	letter := first.find(t, "message is given up; it is a dead letter now")
 	for field, want := range map[string]any{
-		"level": "ERROR", "group": k.group, "handler": "counted", "topic": k.topic, "partition": 0.0, "offset": 1.0, "class": "handler",
+		"level": "ERROR", "group": k.group, "handler": "counted", "topic": k.topic, "partition": 0.0, "offset": 1.0, "class": "rejected",
 		"id": "m1", "error": "the handler rejected the message: no such customer",
 	} {
 		if letter[field] != want {

@@ -72,7 +72,7 @@ func (t *track) startSpan(ctx context.Context, list []task) (_ context.Context, 
 // endSpan ends a span with the outcome of the attempt. It reports a panic of end. The panic does not change the outcome.
 func (t *track) endSpan(end func(error), outcome error) {
 	// A discarded message is an outcome, and not an error of the handler.
-	if isDiscard(outcome) {
+	if isRequest(requestDiscard)(outcome) {
 		outcome = nil
 	}
 	if outcome != nil {

@@ -47,10 +47,12 @@ func Reject(err error) error { return &requestError{request: requestReject, err:
 // reported, and nothing is kept. To skip a message and keep the writes of the handler, return nil.
 func Discard(err error) error { return &requestError{request: requestDiscard, err: err} }
 
-// isDiscard reports whether err is of Discard.
-func isDiscard(err error) bool {
-	requestErr, ok := errors.AsType[*requestError](err)
-	return ok && requestErr.request == requestDiscard
+// isRequest returns a function that reports whether an error is that request of a handler.
+func isRequest(wanted request) func(err error) bool {
+	return func(err error) bool {
+		requestErr, ok := errors.AsType[*requestError](err)
+		return ok && requestErr.request == wanted
+	}
 }
 
 func (e *requestError) Error() string {

@@ -37,7 +37,7 @@ const (
 
 var actions = [...]string{
 	actRetry: "retry", actWait: "wait", actRetryTopic: "retry_topic", actDiscard: "discard", actDeadLetter: "dead_letter",
-	actAside: "aside", actSuspend: "suspend",
+	actAside: "set_aside", actSuspend: "suspend",
 }
 
 // String returns the name of the action, for metric labels and HandlerError.

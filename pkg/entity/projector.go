@@ -117,7 +117,7 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 // readState returns the state that message describes.
 func (p *Projector[T, I]) readState(message *consumer.Message) (entityparts.State, error) {
 	unknown := func(reason string, err error) (entityparts.State, error) {
-		place := fmt.Sprintf("%s/%d/%d", message.Topic, message.Partition, message.Offset)
+		place := fmt.Sprintf("%s/%d@%d", message.Topic, message.Partition, message.Offset)
 		unknown := fmt.Errorf("message %s at %s: %w: %w: %s", message.ID, place, consumer.ErrMalformed, ErrUnknownChange, reason)
 		if err != nil {
 			unknown = fmt.Errorf("%w: %w", unknown, err)

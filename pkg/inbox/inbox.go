@@ -40,8 +40,8 @@ func NewOver(open func(engine.Settings) (*engine.Inbox, error), opts ...Option) 
 	return &Inbox{inbox}, nil
 }
 
-// EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call it
-// once at start: if transactions have to create a collection, they conflict.
+// EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call it once at start: if transactions
+// have to create a collection, they conflict, and without the indexes, marks and stored responses never expire.
 func (x *Inbox) EnsureIndexes(ctx context.Context) error { return x.engine.EnsureIndexes(ctx) }
 
 // Key identifies an effect.

@@ -42,6 +42,6 @@ var (
 
 	// ErrStandalone means that a transaction was started on a standalone server, which has no
 	// transactions: a mongod that is not a member of a replica set. Calls with WithoutTransaction work
-	// there.
+	// there, but no relay can read what they append: relays need the change streams of a replica set.
 	ErrStandalone = transaction.ErrStandalone
 )

@@ -133,7 +133,7 @@ func WithLostHistoryHook(hook func(LostHistory)) Option {
 func (s *settings) replaceConnections(cfg Config) (Config, error) {
 	var bad []error
 	if s.host.Kafka.TLS != nil && cfg.Kafka.TLS != nil {
-		bad = append(bad, errors.New("relay: kafka.tls and WithKafkaTLS: use one of them"))
+		bad = append(bad, errors.New("relay: kafka.tls is set as well as WithKafkaTLS; remove one of the two"))
 	}
 
 	if s.host.Kafka.Token != nil {
@@ -147,7 +147,7 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 		}
 		hasToken := token.File != "" || len(token.Command) > 0 || token.OIDC != nil
 		if hasToken || login.Mechanism != "" && login.Mechanism != sasl.OAuth {
-			bad = append(bad, errors.New("relay: kafka.sasl and WithKafkaToken: use one of them"))
+			bad = append(bad, errors.New("relay: kafka.sasl is set as well as WithKafkaToken; remove one of the two"))
 		}
 		// The rest of the program shows this source.
 		token.Command = []string{"WithKafkaToken"}
@@ -158,18 +158,18 @@ func (s *settings) replaceConnections(cfg Config) (Config, error) {
 	host := s.host.Mongo
 	isSet := !cfg.MongoDB.URI.IsZero() || cfg.MongoDB.TLS != nil
 	if host.Options != nil && host.Client != nil {
-		bad = append(bad, errors.New("relay: WithMongoOptions and WithMongoClient: use one of them"))
+		bad = append(bad, errors.New("relay: WithMongoOptions is set as well as WithMongoClient; remove one of the two"))
 	}
 	if host.Client != nil {
 		if isSet {
-			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoClient: use one of them"))
+			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls is set as well as WithMongoClient; remove one of the two"))
 		}
 		// The rest of the program shows this address.
 		cfg.MongoDB.URI = NewURI("mongodb://WithMongoClient")
 	}
 	if clientOptions := host.Options; clientOptions != nil {
 		if isSet {
-			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls, and WithMongoOptions: use one of them"))
+			bad = append(bad, errors.New("relay: mongodb.uri or mongodb.tls is set as well as WithMongoOptions; remove one of the two"))
 		}
 		if err := clientOptions.Validate(); err != nil {
 			bad = append(bad, fmt.Errorf("relay: WithMongoOptions: %w", err))

@@ -142,7 +142,7 @@ func TestContradictingConnectionsAreRefused(t *testing.T) {
 	}
 
 	_, err = relay.New(configOf("mongodb://localhost/shop", "localhost:9092"), relay.WithMongoClient(&mongo.Client{}), relay.WithMongoOptions(options.Client().ApplyURI("mongodb://localhost/shop")))
-	for _, want := range []string{"mongodb.uri or mongodb.tls, and WithMongoClient", "WithMongoOptions and WithMongoClient"} {
+	for _, want := range []string{"mongodb.uri or mongodb.tls is set as well as WithMongoClient", "WithMongoOptions is set as well as WithMongoClient"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want one that contains %s", err, want)
 		}

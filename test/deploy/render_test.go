@@ -113,6 +113,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		// The schema of the other values.
 		"unknown value":      {`replica: 3`, `additional properties 'replica' not allowed`},
 		"former value":       {`existingSecrets: [outrelay]`, `additional properties 'existingSecrets' not allowed`},
+		"no configuration":   {`config: null`, `missing property 'config'`},
+		"no section":         {`keda: null`, `missing property 'keda'`},
 		"no replicas":        {`replicas: 0`, `at '/replicas': minimum: got 0, want 1`},
 		"text for a number":  {`replicas: two`, `at '/replicas': got string, want integer`},
 		"digest":             {`image: {digest: latest}`, `at '/image/digest'`},
@@ -442,7 +444,7 @@ func checkConfiguration(t *testing.T, all map[string]rendered) {
 	if err := os.WriteFile(file, []byte(all["ConfigMap/outrelay"].Data["outrelay.yaml"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := config.CheckWithoutSecrets(file, nil, nil); err != nil {
+	if _, _, err := config.LoadWithoutSecrets(file, nil, nil); err != nil {
 		t.Error(err)
 	}
 }

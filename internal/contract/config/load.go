@@ -34,12 +34,12 @@ func LoadOver(defaults Config, path string, env, set []string) (Config, []string
 	return cfg, warnings, err
 }
 
-// CheckWithoutSecrets is [Load] for a machine that does not have the secrets of the configuration, and returns only the
-// warnings. If a reference names a file or a variable that does not exist here, or a certificate does not exist, the value is not
-// checked, and a warning names it. Everything else is checked.
-func CheckWithoutSecrets(path string, env, set []string) (warnings []string, err error) {
-	_, _, warnings, err = loadWithReferences(Default(), path, env, set, &Problems{withoutSecrets: true})
-	return warnings, err
+// LoadWithoutSecrets is [Load] for a machine that does not have the secrets of the configuration. If a reference names a file or a
+// variable that does not exist here, or a certificate does not exist, the value is not checked, and a warning names it. Everything else
+// is checked. The values that are not checked are missing in the configuration, so it is for commands that connect to nothing.
+func LoadWithoutSecrets(path string, env, set []string) (Config, []string, error) {
+	cfg, _, warnings, err := loadWithReferences(Default(), path, env, set, &Problems{withoutSecrets: true})
+	return cfg, warnings, err
 }
 
 // loadWithReferences is LoadOver. It adds to problems, which is empty, and also returns the references by the paths of their

@@ -40,7 +40,7 @@ type Problems struct {
 
 	fileLost bool // the file could not be loaded, so keys that are missing are not reported
 
-	// withoutSecrets makes problems that are absent into warnings: see [CheckWithoutSecrets].
+	// withoutSecrets makes problems that are absent into warnings: see [LoadWithoutSecrets].
 	withoutSecrets bool
 	// unchecked has these problems.
 	unchecked []Problem

@@ -8,7 +8,7 @@ import (
 )
 
 // A configuration whose secrets are elsewhere is checked, apart from the values that depend on them.
-func TestCheckWithoutSecrets(t *testing.T) {
+func TestLoadWithoutSecrets(t *testing.T) {
 	t.Parallel()
 	file := writeConfig(t, `
 mongodb:
@@ -27,7 +27,7 @@ http:
     tls: { cert: /no/such/tls.crt, key: /no/such/tls.key }
 `)
 
-	warnings, err := CheckWithoutSecrets(file, nil, nil)
+	_, warnings, err := LoadWithoutSecrets(file, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,9 +50,9 @@ http:
 }
 
 // All other problems of such a configuration are reported.
-func TestCheckWithoutSecretsReportsAllElse(t *testing.T) {
+func TestLoadWithoutSecretsReportsAllElse(t *testing.T) {
 	t.Parallel()
-	_, err := CheckWithoutSecrets(writeConfig(t, `
+	_, _, err := LoadWithoutSecrets(writeConfig(t, `
 mongodb: { uri: "${file:/no/such/uri}", tls: { cert: /no/such/tls.crt } }
 kafka:
   broker: x

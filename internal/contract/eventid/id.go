@@ -87,6 +87,20 @@ func (id *ID) UnmarshalBSONValue(typ byte, data []byte) error {
 	return nil
 }
 
+// MarshalText returns the canonical text, so that the id is a string in JSON and in logs. The zero value is the empty text.
+func (id ID) MarshalText() ([]byte, error) {
+	return envelope.AppendText(nil, id.typ, []byte(id.val)), nil
+}
+
+// UnmarshalText parses the id as Parse does. The empty text is the zero value.
+func (id *ID) UnmarshalText(text []byte) error {
+	*id = ID{}
+	if len(text) > 0 {
+		*id = Parse(string(text))
+	}
+	return nil
+}
+
 // Parts returns the BSON type of the id and its 16 bytes, 12 bytes or text. Both are zero for the zero value.
 func Parts(id ID) (bson.Type, string) { return id.typ, id.val }
 

@@ -151,7 +151,7 @@ func (c *conn) readReply() error {
 	c.mu.Unlock()
 
 	if size < 4 || size > record.MaxReply {
-		return c.notKafka("it claims a reply of %d bytes", size)
+		return c.notKafka("the first bytes of its reply would mean a length of %d bytes", size)
 	}
 	// Otherwise the buffer of one large reply would stay as long as the connection.
 	if cap(c.buf) > keepBuffer {
@@ -184,7 +184,7 @@ func Read(reader io.Reader, buf []byte, correlation int32, limit int) ([]byte, e
 	// A server that speaks another protocol sends bytes that look like a huge length.
 	size := int(int32(binary.BigEndian.Uint32(head[:])))
 	if size < 4 || size > limit {
-		return nil, fmt.Errorf("%w: it claims a reply of %d bytes", ErrNotKafka, size)
+		return nil, fmt.Errorf("%w: the first bytes of its reply would mean a length of %d bytes", ErrNotKafka, size)
 	}
 
 	// The connection has one request in flight, so any other id means that it is out of step.

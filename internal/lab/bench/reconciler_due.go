@@ -337,5 +337,5 @@ func (r *reconcilerRun) measureRawMoment(ctx context.Context) (meterReading, err
 	p50, p99 := quantileMS(delays, 50), quantileMS(delays, 99)
 	r.got.addValue("raw_due_p50", p50)
 	r.got.addValue("raw_due_p99", p99)
-	return meterReading{fmt.Sprintf("p50 %.0f ms  p99 %.0f ms", p50, p99), produced.foreign, produced.known}, nil
+	return meterReading{fmt.Sprintf("p50 %.0f ms  p99 %.0f ms", p50, p99), produced.otherCPU, produced.known}, nil
 }

@@ -404,7 +404,7 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 
 	switch len(found) {
 	case 0:
-		return none, fmt.Errorf("dead letter of id %s: %w; outrelay dead list lists the letters", ref.ID, mongodb.ErrNotFound)
+		return none, fmt.Errorf("dead letter of id %s: %w; outrelay dead list lists the letters, with --key the letters of an ordering key", ref.ID, mongodb.ErrNotFound)
 	case 1:
 		// Only ids and reasons were read above. The body may be stored in chunks, so it is fetched for one letter.
 		return letters.Open(ctx, l.op.letters(), found[0].ID)

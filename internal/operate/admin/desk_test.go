@@ -300,11 +300,15 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 	}
 	db := f.a.Database()
 	digest := routing.NamespaceHash(ns)
-	mark := bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: "m5"}}
+	markOf := func(id string, offset int64) bson.D {
+		mark := bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: id}}
+		return bson.D{
+			{Key: "_id", Value: mark}, {Key: "s", Value: "handled"}, {Key: "at", Value: now.Add(-40 * time.Minute)}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "f", Value: offset},
+		}
+	}
 	mustInsert(t, db.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
-	mustInsert(t, db.Collection("inbox"), bson.D{
-		{Key: "_id", Value: mark}, {Key: "s", Value: "handled"}, {Key: "at", Value: now.Add(-40 * time.Minute)}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "f", Value: int64(5)},
-	})
+	mustInsert(t, db.Collection("inbox"), markOf("m5", 5))
+	mustInsert(t, db.Collection("inbox"), markOf("gone", 6))
 	f.setAside(f.a, "g/h2", "7", 5, 3)
 	f.giveUpAt(5, f.a, deadletter.DefaultCollection, "h3", "m5")
 
@@ -334,12 +338,29 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 		t.Errorf("%+v, %s", e, got.Limits)
 	}
 
-	// An event that no outbox has any more is found as well.
+	// An event that no outbox has any more is found as well. Its id shows when it was appended.
+	removed := "0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10"
+	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(t.Context(), "orders/1of2", activity.Report{At: now, Events: []activity.Event{
+		{ID: removed, Type: "Due", Key: "8", Collection: ns, Topic: "orders", Partition: 1, Offset: 7, AckedAt: now},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: removed}); err != nil || len(got.Envelopes) != 1 || len(got.Envelopes[0].Timeline) != 2 ||
+		got.Envelopes[0].Timeline[0].What != "appended" || got.Envelopes[0].Timeline[0].At.Format(time.DateOnly) != "2024-07-15" {
+		t.Errorf("%+v, %v", got, err)
+	}
 	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: "gone"}); err != nil || len(got.Envelopes) != 1 || got.Envelopes[0].State != "delivered" || got.Envelopes[0].Timeline[0].Text != "orders/1@6" {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: "7"}); err != nil || !got.ByKey || len(got.Envelopes) != 2 {
 		t.Errorf("%+v, %v", got, err)
+	}
+	// A mark has no key. The events of a key have their marks all the same, also one that no outbox has any more.
+	for _, e := range got.Envelopes {
+		isHandled := func(entry admin.TimelineEntry) bool { return entry.What == "handled" }
+		if !slices.ContainsFunc(e.Timeline, isHandled) {
+			t.Errorf("%s of the key is not handled: %+v", e.ID, e.Timeline)
+		}
 	}
 }
 

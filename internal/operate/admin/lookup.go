@@ -117,11 +117,18 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	for i := range out.Envelopes {
 		out.Envelopes[i].addLetters(out.Letters)
 	}
-	traces, err := readTraces(ctx, o, query, names, out.Envelopes, limit)
+	traces, err := readTraces(ctx, o, query, limit)
 	if err != nil {
 		return out, err
 	}
 	out.addTraces(traces)
+	// Marks have no key, so they are found by the ids of all events, also of those that only the traces show.
+	marks, err := findMarks(ctx, o, names, out.markedEvents(query, names))
+	if err != nil {
+		return out, err
+	}
+	out.addMarks(marks)
+	out.settle()
 
 	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
 	slices.SortStableFunc(out.Letters, func(a, b DeadLetter) int { return b.DiedAt.Compare(a.DiedAt) })

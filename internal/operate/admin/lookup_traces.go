@@ -25,7 +25,6 @@ type traces struct {
 	recent  []activity.Event
 	aside   []HandlerMessage
 	letters []DeadLetter
-	marks   []foundMark
 	more    bool
 }
 
@@ -41,8 +40,8 @@ func sourceOf(collection string) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// readTraces reads what is stored about the event of the query, or about the events of its key. names are the outboxes of the watcher.
-func readTraces(ctx context.Context, op Operator, query LookupQuery, names []string, found []FoundEnvelope, limit int) (traces, error) {
+// readTraces reads what is stored about the event of the query, or about the events of its key.
+func readTraces(ctx context.Context, op Operator, query LookupQuery, limit int) (traces, error) {
 	var all traces
 	recent, err := op.Activity().Recent(ctx, "")
 	if err != nil {
@@ -63,21 +62,36 @@ func readTraces(ctx context.Context, op Operator, query LookupQuery, names []str
 		return all, err
 	}
 	all.letters, all.aside, all.more = letters.Letters, aside.Messages, letters.Next+aside.Next != ""
+	return all, nil
+}
 
-	// An id may be that of an event that no outbox has any more.
-	events := map[string][]string{} // ids by outbox
-	for i := range found {
-		if len(events[found[i].Collection]) < maxMarkedEvents {
-			events[found[i].Collection] = append(events[found[i].Collection], found[i].ID)
+// markedEvents returns the ids of the events whose marks are looked up, by outbox. An outbox may no longer have the event, and only a
+// message of a handler may show an id.
+func (r *LookupResult) markedEvents(query LookupQuery, names []string) map[string][]string {
+	events := map[string][]string{}
+	add := func(ns, id string) {
+		if len(events[ns]) < maxMarkedEvents && !slices.Contains(events[ns], id) {
+			events[ns] = append(events[ns], id)
+		}
+	}
+
+	names = names[:min(len(names), maxMarkedEvents)]
+	for i := range r.Envelopes {
+		event := &r.Envelopes[i]
+		if event.Collection != "" {
+			add(event.Collection, event.ID)
+			continue
+		}
+		for _, ns := range names {
+			add(ns, event.ID)
 		}
 	}
 	if query.ID != "" {
-		for _, ns := range names[:min(len(names), maxMarkedEvents)] {
-			events[ns] = []string{query.ID}
+		for _, ns := range names {
+			add(ns, query.ID)
 		}
 	}
-	all.marks, err = findMarks(ctx, op, names, events)
-	return all, err
+	return events
 }
 
 // findMarks returns the marks of the events in the inboxes of the services.
@@ -144,7 +158,16 @@ func (r *LookupResult) findEvent(collection, id, typ, key string) *FoundEnvelope
 		return e.ID == id && (collection == "" || e.Collection == "" || e.Collection == collection)
 	})
 	if at < 0 {
-		r.Envelopes = append(r.Envelopes, newTracedEvent(collection, id, typ, key))
+		event := newTracedEvent(collection, id, typ, key)
+		// The outbox that had its stamp has it no more; its id may have a time as well.
+		if bsonType, value, err := parseIDs(id)[0].MarshalBSONValue(); err == nil {
+			if written, found := outboxes.IDTime(bsonType, value); found {
+				written = written.UTC()
+				event.Written = &written
+				event.Timeline = append(event.Timeline, TimelineEntry{At: written, What: eventAppended})
+			}
+		}
+		r.Envelopes = append(r.Envelopes, event)
 		at = len(r.Envelopes) - 1
 	}
 	event := &r.Envelopes[at]
@@ -163,8 +186,27 @@ func (r *LookupResult) addTraces(traces traces) {
 		}
 	}
 
-	for i := range traces.marks {
-		mark := &traces.marks[i]
+	for i := range traces.aside {
+		message := &traces.aside[i]
+		event := r.findEvent("", message.ID, message.Type, message.Key)
+		place := outboxes.Place{Topic: message.Topic, Partition: message.Partition, Offset: message.Offset}
+		event.addPlace(place)
+		found := FoundHandler{Group: message.Group, Handler: message.Handler, State: "retried", At: message.AsideAt.UTC(), Place: formatPlace(place), Reason: message.Reason}
+		text := fmt.Sprintf("%s: %s", describeHandler(&found), countAttempts(message))
+		event.Handlers = append(event.Handlers, found)
+		event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventAside, Text: text})
+	}
+
+	for i := range traces.letters {
+		r.addHandlerLetter(&traces.letters[i])
+	}
+	r.Letters = append(r.Letters, traces.letters...)
+}
+
+// addMarks adds the marks of handlers to the events.
+func (r *LookupResult) addMarks(marks []foundMark) {
+	for i := range marks {
+		mark := &marks[i]
 		group, handler := splitConsumer(mark.ID.Consumer)
 		event := r.findEvent(mark.collection, strings.TrimPrefix(mark.ID.ID, "string:"), "", "")
 		found := FoundHandler{Group: group, Handler: handler, State: eventHandled, At: mark.At.UTC()}
@@ -181,22 +223,10 @@ func (r *LookupResult) addTraces(traces traces) {
 		event.Handlers = append(event.Handlers, found)
 		event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: found.State, Text: text})
 	}
+}
 
-	for i := range traces.aside {
-		message := &traces.aside[i]
-		event := r.findEvent("", message.ID, message.Type, message.Key)
-		place := outboxes.Place{Topic: message.Topic, Partition: message.Partition, Offset: message.Offset}
-		event.addPlace(place)
-		found := FoundHandler{Group: message.Group, Handler: message.Handler, State: "retried", At: message.AsideAt.UTC(), Place: formatPlace(place), Reason: message.Reason}
-		text := fmt.Sprintf("%s: %s", describeHandler(&found), countAttempts(message))
-		event.Handlers = append(event.Handlers, found)
-		event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventAside, Text: text})
-	}
-
-	for i := range traces.letters {
-		r.addHandlerLetter(&traces.letters[i])
-	}
-	r.Letters = append(r.Letters, traces.letters...)
+// settle decides what depends on all traces of an event.
+func (r *LookupResult) settle() {
 	for i := range r.Envelopes {
 		event := &r.Envelopes[i]
 		// Kafka has the event, so the position of the watcher does not matter.
@@ -233,7 +263,10 @@ func (e *FoundEnvelope) addPlace(place outboxes.Place) bool {
 
 // describeHandler returns the handler with its group, and the place of the message.
 func describeHandler(found *FoundHandler) string {
-	text := "by handler " + cmp.Or(found.Handler, "-") + " of group " + found.Group
+	text := "by handler " + found.Handler + " of group " + found.Group
+	if found.Handler == "" {
+		text = "by group " + found.Group + ", in which no handler takes it"
+	}
 	if found.Place != "" {
 		text += " (" + found.Place + ")"
 	}

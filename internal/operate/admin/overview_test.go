@@ -92,7 +92,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	if p := findProblem(t, o.Problems, problems.DeadLetters); p.Severity != problems.Warn || p.Count != 1 || p.Since == nil ||
-		p.Title != "1 dead letter (1 of the relay, 0 of handlers) of orders" {
+		p.Title != "Dead letters of orders need a decision" || p.Unit != "dead letter" || p.Detail != "1 of the relay, 0 of handlers, neither requeued nor discarded" {
 		t.Errorf("%+v", p)
 	}
 	if err := k.Lease().Pause(t.Context()); err != nil {

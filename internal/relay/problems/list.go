@@ -65,9 +65,9 @@ type Letters struct {
 // Count returns the number of letters of both kinds.
 func (l Letters) Count() int64 { return l.Relay + l.Handlers }
 
-// String returns the number with its parts, such as "5 dead letters (2 of the relay, 3 of handlers)".
+// String returns the number of each kind, such as "2 of the relay, 3 of handlers".
 func (l Letters) String() string {
-	return fmt.Sprintf("%s (%d of the relay, %d of handlers)", countNoun(l.Count(), "dead letter"), l.Relay, l.Handlers)
+	return fmt.Sprintf("%d of the relay, %d of handlers", l.Relay, l.Handlers)
 }
 
 // Oplog are the times of the ends of MongoDB's oplog.
@@ -107,6 +107,15 @@ func List(facts Facts) []Problem {
 	return collected.problems
 }
 
+// singularUnits are the units of one thing.
+var singularUnits = map[string]string{
+	"dead letters":                    "dead letter",
+	"events may have been sent twice": "event may have been sent twice",
+	"events wait":                     "event waits",
+	"nodes":                           "node",
+	"outboxes":                        "outbox",
+}
+
 // addProblem adds a problem, unless the list has it already. It fills in the texts of the kind.
 func (l *list) addProblem(problem Problem) {
 	spec := SpecOf(problem.Kind)
@@ -114,6 +123,9 @@ func (l *list) addProblem(problem Problem) {
 	problem.ID = string(problem.Kind) + "/" + cmp.Or(problem.Acknowledge, problem.Object)
 	problem.Consequence = cmp.Or(problem.Consequence, spec.Consequence)
 	problem.Fix = cmp.Or(problem.Fix, spec.Fix)
+	if singular, found := singularUnits[problem.Unit]; found && problem.Count == 1 {
+		problem.Unit = singular
+	}
 	if problem.Since != nil && problem.ForS == 0 {
 		problem.ForS = max(l.facts.Now.Sub(*problem.Since).Seconds(), 0)
 	}
@@ -198,8 +210,10 @@ func (l *list) addNodes() {
 		}
 
 		live++
-		// The node itself reports its own reachability more exactly.
-		if !node.KafkaReachable && node.Node != l.facts.Node {
+		// One slow reply is no outage if Kafka has acknowledged records at that time. The node itself reports its own reachability more
+		// exactly.
+		sends := node.LastAck != nil && node.SeenAt.Sub(*node.LastAck) < nodes.StaleAfter
+		if !node.KafkaReachable && !sends && node.Node != l.facts.Node {
 			l.addProblem(Problem{
 				Kind: KafkaUnreachable, Severity: Warn, Watcher: watcher, Object: node.Node, Title: "A node does not reach Kafka: " + node.Node,
 				Detail: "its last heartbeat found no broker",
@@ -231,13 +245,9 @@ func (l *list) addNodes() {
 		})
 	}
 	if len(silent) > 0 {
-		names := strings.Join(silent[:min(len(silent), 3)], ", ")
-		if len(silent) > 3 {
-			names += fmt.Sprintf(" and %d more", len(silent)-3)
-		}
 		l.addProblem(Problem{
-			Kind: NodeStale, Severity: Warn, Watcher: watcher, Object: watcher, Title: countNoun(int64(len(silent)), "node") + " of " + watcher + " without a heartbeat",
-			Since: silentSince, Count: int64(len(silent)), Unit: "nodes", Detail: names,
+			Kind: NodeStale, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Nodes of " + watcher + " send no heartbeat",
+			Since: silentSince, Count: int64(len(silent)), Unit: "nodes", Detail: joinNames(silent),
 			Fix: "start it again, or run outrelay nodes remove " + silent[0] + " if it is gone permanently",
 		})
 	}
@@ -264,8 +274,8 @@ func (l *list) addLetters() {
 		return
 	}
 	problem := Problem{
-		Kind: DeadLetters, Severity: Warn, Watcher: l.facts.Watcher, Object: l.facts.Watcher, Title: letters.String() + " of " + l.facts.Watcher,
-		Since: letters.Oldest, Count: letters.Count(), Unit: "dead letters", Detail: "neither requeued nor discarded",
+		Kind: DeadLetters, Severity: Warn, Watcher: l.facts.Watcher, Object: l.facts.Watcher, Title: "Dead letters of " + l.facts.Watcher + " need a decision",
+		Since: letters.Oldest, Count: letters.Count(), Unit: "dead letters", Detail: letters.String() + ", neither requeued nor discarded",
 	}
 
 	// Many new ones are an outage: a writer, a routing rule or a limit has changed.
@@ -329,10 +339,11 @@ func (l *list) oldestWaiting() (oldest *time.Time) {
 	return oldest
 }
 
-// countNoun returns n with the noun, such as "1 key" or "2 keys".
-func countNoun(n int64, noun string) string {
-	if n == 1 {
-		return "1 " + noun
+// joinNames lists the first three names, and counts the others.
+func joinNames(names []string) string {
+	text := strings.Join(names[:min(len(names), 3)], ", ")
+	if len(names) > 3 {
+		text += fmt.Sprintf(" and %d more", len(names)-3)
 	}
-	return fmt.Sprintf("%d %ss", n, noun)
+	return text
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/relay/readiness"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
 // addSlot adds the problems of a slot. The first reason why the slot has no work to do hides the symptoms that follow from it.
@@ -37,10 +38,16 @@ func (l *list) addSlot(slot *SlotStatus) {
 		return
 
 	case slot.State == "no-owner":
-		l.addProblem(Problem{
-			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "No node sends for " + name, Since: l.expiredAt(slot),
-			Detail: "no process runs it",
-		})
+		problem := Problem{Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "No node sends for " + name, Since: l.expiredAt(slot), Detail: "no process runs it"}
+		if slot.Node != "" {
+			problem.Detail += "; its last owner was node " + slot.Node
+		}
+		// A process that runs need not be started. It takes over within seconds, unless MongoDB does not answer it.
+		if live := l.listLive(slot.Name); len(live) > 0 {
+			problem.Detail = "no process has its lease; live nodes: " + joinNames(live)
+			problem.Fix = "wait some seconds for a takeover; if the problem stays, the logs of the live nodes name the step that fails"
+		}
+		l.addProblem(problem)
 		return
 
 	case slot.State == "halted", slot.State == "config_error":
@@ -75,6 +82,17 @@ func (l *list) addSlot(slot *SlotStatus) {
 		}
 		l.addProblem(problem)
 	}
+}
+
+// listLive returns the names of the nodes that run the watcher and send heartbeats, sorted.
+func (l *list) listLive(watcher string) (names []string) {
+	for i := range l.facts.Nodes {
+		if node := &l.facts.Nodes[i]; slices.Contains(node.Watchers, watcher) && node.Alive(nodes.StaleAfter) {
+			names = append(names, node.Node)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // expiredAt returns when the lease of a killed owner expired, or nil if the owner has released it.

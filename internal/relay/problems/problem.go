@@ -154,7 +154,7 @@ var specs = []Spec{
 	{
 		Kind: Lagging, Severities: []Severity{Warn, Fail}, Title: "The lag is high",
 		Consequence: "consumers work on old data",
-		Fix:         "outrelay status shows the cause; see docs/troubleshooting.md",
+		Fix:         "outrelay topics shows which topics are slow; if all are, check MongoDB and Kafka with outrelay doctor, or use more slots",
 	},
 	{
 		Kind: DeadLetters, Severities: []Severity{Warn, Fail}, Title: "Dead letters need a decision",

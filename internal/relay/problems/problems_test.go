@@ -89,6 +89,7 @@ func TestFactsAndTheirProblems(t *testing.T) {
 		"sick nodes": {Facts{Slots: of(nil).Slots, Nodes: []nodes.Node{
 			{Node: "n1", Watchers: []string{"orders"}},
 			{Node: "n2", Watchers: []string{"orders"}, KafkaReachable: true, ClockAheadMS: -2500},
+			{Node: "n5", Watchers: []string{"orders"}, LastAck: ago(5 * time.Second), SeenAt: now},
 			{Node: "n3", Watchers: []string{"orders"}, AgeMS: 60_000},
 			{Node: "n4", Watchers: []string{"other"}, AgeMS: 60_000},
 		}}, []string{"warn kafka_unreachable/n1", "warn node_stale/orders", "warn clock/n2"}},
@@ -132,5 +133,44 @@ func TestATopicCountsWhatWaits(t *testing.T) {
 	list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{slot}, Waiting: map[string]Waiting{"a": {Events: 48}}})
 	if len(list) != 1 || list[0].Count != 48 || list[0].Detail != "it does not exist; create it" || !list[0].Since.Equal(*ago(time.Minute)) || list[0].ForS != 60 {
 		t.Errorf("%+v", list)
+	}
+}
+
+// A process that runs need not be started: a slot between two owners names the nodes that can take over, and a slot without any node its
+// last owner.
+func TestAMissingOwnerNamesTheNextStep(t *testing.T) {
+	t.Parallel()
+	slot := liveSlot(func(s *SlotStatus) { s.State, s.ExpiresInMS = "no-owner", -2000 })
+	gone := liveNode("n1")
+	gone.AgeMS = 60_000
+	for _, c := range []struct {
+		nodes       []nodes.Node
+		detail, fix string
+	}{
+		{[]nodes.Node{gone}, "no process runs it; its last owner was node n1", "start outrelay run"},
+		{
+			[]nodes.Node{gone, liveNode("n3"), liveNode("n2")}, "no process has its lease; live nodes: n2, n3",
+			"wait some seconds for a takeover; if the problem stays, the logs of the live nodes name the step that fails",
+		},
+	} {
+		list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{slot}, Nodes: c.nodes})
+		if list[0].Kind != NoOwner || list[0].Detail != c.detail || list[0].Fix != c.fix {
+			t.Errorf("got %+v, want %q and %q", list[0], c.detail, c.fix)
+		}
+	}
+}
+
+// The unit follows the count as in speech.
+func TestAUnitAgreesWithItsCount(t *testing.T) {
+	t.Parallel()
+	for letters, want := range map[Letters]string{{Relay: 1}: "dead letter", {Relay: 1, Handlers: 1}: "dead letters"} {
+		if list := List(Facts{Now: now, Watcher: "orders", Letters: &letters}); list[0].Unit != want {
+			t.Errorf("%+v: got %q, want %q", letters, list[0].Unit, want)
+		}
+	}
+	for plural, singular := range singularUnits {
+		if singular == plural || singular == "" {
+			t.Errorf("%q: %q", plural, singular)
+		}
 	}
 }

@@ -181,7 +181,7 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	case d.Control.Paused:
 		status.State, status.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
 	case !alive:
-		status.State, status.Reason = "no-owner", "no process runs it; start `outrelay run`"
+		status.State, status.Reason = "no-owner", "no process has its lease; see the problems"
 	}
 	// The rate and the problems in the report of a dead owner are history.
 	if !alive {

@@ -186,11 +186,11 @@ func (s *State) Live() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.hung {
-		return errors.New("a stage stands still; restart the process")
+		return errors.New("the owner is stuck: a part of it makes no progress; restart the process")
 	}
 	for loop, at := range s.pulses {
 		if silent := s.now().Sub(at); silent > hungAfter {
-			return fmt.Errorf("the %s loop stands still for %s; restart the process",
+			return fmt.Errorf("the %s loop has made no progress for %s; restart the process",
 				loop, silent.Truncate(time.Second))
 		}
 	}

@@ -87,7 +87,7 @@ func parseClaim(claim string) (ref string, size int, sum string, err error) {
 	digits, sum, ok := strings.Cut(rest, ";sha256=")
 	size, err = strconv.Atoi(digits)
 	if !ok || err != nil || size < 0 || size > maxBody {
-		return "", 0, "", fmt.Errorf("claim check: the header has no size up to %d bytes and checksum", maxBody)
+		return "", 0, "", fmt.Errorf("claim check: the header is invalid; expected REFERENCE;size=BYTES;sha256=CHECKSUM with at most %d bytes", maxBody)
 	}
 	return ref, size, sum, nil
 }

@@ -136,7 +136,7 @@ func (l *Letter) Cursor() string {
 	return string(place)
 }
 
-var errCursor = errors.New("deadletter: After is not a Cursor of a dead letter")
+var errCursor = errors.New("deadletter: invalid Query.After; pass the result of Letter.Cursor")
 
 // parseCursor returns a letter with the place of a Cursor, or nil for "".
 func parseCursor(text string) (*Letter, error) {

@@ -54,7 +54,7 @@ const maxRefused = 20
 // A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
 // then joins a *RefusedError for each of the first 20. Requeue returns ErrEmptyQuery if query has no condition and does not set
 // All. If it is interrupted, the same call does the rest.
-func (d *Desk) Requeue(ctx context.Context, query Query, refusal RequeueOptions) (int64, error) {
+func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (int64, error) {
 	if query.isEmpty() && !query.All {
 		return 0, ErrEmptyQuery
 	}
@@ -72,7 +72,7 @@ func (d *Desk) Requeue(ctx context.Context, query Query, refusal RequeueOptions)
 	for l, err := range d.iterate(ctx, query, true) {
 		requeued := false
 		if err == nil {
-			requeued, err = d.requeueLetter(ctx, l, refusal)
+			requeued, err = d.requeueLetter(ctx, l, opts)
 		}
 
 		refusal, isRefused := errors.AsType[*RefusedError](err)

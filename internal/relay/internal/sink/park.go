@@ -94,24 +94,42 @@ func (pk *parker) parkUnwritable(now time.Time) {
 	defer pk.sink.mu.Unlock()
 	full := pk.stallsOthersLocked(now)
 	for _, t := range pk.sink.topics {
-		for _, p := range t.partitions {
-			if pk.sink.ended != nil {
-				return
-			}
-			// The head of a busy partition belongs to its loop. The loop wakes the parker when it has
-			// settled the request.
-			if !p.busy && pk.mustParkLocked(p, now, full) {
-				pk.parkPartitionLocked(p, now)
-			}
-			if p.needsReadBack && p.loop != nil && pk.sink.c.mayReopen(now) {
-				pk.sink.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
-					ErrReopen, p.tp.Topic, p.tp.Partition))
-			}
+		pk.parkPartitionsLocked(t, now, full)
+		if pk.sink.ended != nil {
+			return
 		}
-
-		if !t.parked && !t.isAdopted() && pk.sink.ended == nil && pk.mustParkTopicLocked(t, now) {
+		if !t.parked && !t.isAdopted() && pk.mustParkTopicLocked(t, now) {
 			pk.parkTopicLocked(t)
 		}
+	}
+}
+
+// parkPartitionsLocked parks the partitions of topic that must be parked now. full is as in mustParkLocked.
+func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, full bool) {
+	var parked []int32
+	records, cause := 0, ""
+	for _, p := range topic.partitions {
+		if pk.sink.ended != nil {
+			break
+		}
+		// The head of a busy partition belongs to its loop. The loop wakes the parker when it has
+		// settled the request.
+		if !p.busy && pk.mustParkLocked(p, now, full) {
+			if !p.parked {
+				parked, cause = append(parked, p.tp.Partition), p.obstacle.text
+			}
+			records += pk.parkPartitionLocked(p, now)
+		}
+		if p.needsReadBack && p.loop != nil && pk.sink.c.mayReopen(now) {
+			pk.sink.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
+				ErrReopen, p.tp.Topic, p.tp.Partition))
+		}
+	}
+
+	// A topic that was deleted parks all of its partitions at once: one fact, one line.
+	if len(parked) > 0 {
+		pk.sink.log.Warn("partitions are parked; their records are sent when they can be written again",
+			"topic", topic.name, "partitions", parked, "error", cause, "records", records)
 	}
 }
 
@@ -189,8 +207,8 @@ func (pk *parker) mustParkTopicLocked(topic *topic, now time.Time) bool {
 		(now.Sub(topic.unwritableSince) >= pk.parkAfter || reservedBytes(topic.waiting) > pk.maxObstructed)
 }
 
-// parkPartitionLocked gives back the queued records of partition. The head must not be in flight.
-func (pk *parker) parkPartitionLocked(partition *partition, now time.Time) {
+// parkPartitionLocked gives back the queued records of partition, and returns their number. The head must not be in flight.
+func (pk *parker) parkPartitionLocked(partition *partition, now time.Time) int {
 	// Only a read-back can show which records of this batch arrived.
 	if len(partition.queue) > 0 && partition.queue[0].maybeAppended {
 		partition.needsReadBack = true
@@ -200,16 +218,13 @@ func (pk *parker) parkPartitionLocked(partition *partition, now time.Time) {
 	partition.queue, partition.openBatch = nil, nil
 	partition.unmarkReadyLocked()
 	n, stream := pk.withdrawBatchesLocked(partition.topic, queue, record.ErrPartitionParked)
-	if !partition.parked {
-		partition.parked = true
-		pk.sink.log.Warn("partition is parked; its records are sent when it can be written again",
-			"topic", partition.tp.Topic, "partition", partition.tp.Partition, "error", partition.obstacle.text, "records", n)
-	}
+	partition.parked = true
 
 	// Without a loop no probe is needed: a new leader shows that the partition can be written.
 	partition.probing = partition.probing || partition.loop != nil && !partition.quarantine
 	partition.probedAt = now
 	partition.turnedAway += stream
+	return n
 }
 
 // parkTopicLocked gives back the records that wait for topic.

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -568,12 +570,25 @@ func (r *testSink) runAndKill(t *testing.T) error {
 	return r.kill()
 }
 
-// TestN11_ADeletedTopicIsParkedByPartition: each partition of a deleted topic is parked. Its
+// parkedLines gets the lines about parked partitions.
+type parkedLines chan string
+
+func (p parkedLines) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), "partitions are parked") {
+		p <- string(line)
+	}
+	return len(line), nil
+}
+
+// TestN11_ADeletedTopicIsParkedByPartition: each partition of a deleted topic is parked, in one line of the log. Its
 // records are sent when the topic exists again.
 func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
-	d := openWithHolder(t, sinkOptions{})
+	lines := make(parkedLines, 100)
+	u := sinkOptions{}
+	u.cfg.Log = slog.New(slog.NewTextHandler(lines, nil))
+	d := openWithHolder(t, u)
 	d.sendSequence(topic, 0, 5)
 	d.waitResolved(5)
 
@@ -589,6 +604,9 @@ func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 	})
 	if state := d.r.State(); len(state) != 0 {
 		t.Errorf("nothing waits, but the state is %+v", state)
+	}
+	if first := <-lines; !strings.Contains(first, `partitions="[0 1]"`) || len(lines) != 0 {
+		t.Errorf("got %q and %d lines more, want one line for both partitions", first, len(lines))
 	}
 
 	for i := range 10 {

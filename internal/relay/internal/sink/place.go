@@ -151,7 +151,7 @@ func (r *refresher) forgetDeletedLocked(now time.Time) {
 func (t *topic) isDeletedLocked() bool {
 	return t.obstacle.kind == kindMissing && t.isAdopted() && !t.parked && len(t.waiting) == 0 &&
 		!slices.ContainsFunc(t.partitions, func(partition *partition) bool {
-			return partition.lane != nil || len(partition.queue) > 0 || partition.busy || partition.parked || partition.quarantine || partition.needsReadBack
+			return partition.loop != nil || len(partition.queue) > 0 || partition.busy || partition.parked || partition.quarantine || partition.needsReadBack
 		})
 }
 
