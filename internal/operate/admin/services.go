@@ -8,12 +8,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
-
-// offsetsSuffix ends the name of the collection that each inbox has in addition to its marks.
-const offsetsSuffix = "_offsets"
 
 // serviceCollections describes the collections of a database that services use, other than
 // outboxes.
@@ -33,7 +31,7 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: bson.A{sagas.TypesCollection, setaside.DefaultCollection}}}}},
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, o.HandlerLetters)}}}},
 		// Only inboxes have a collection of offsets, and their own names are free.
-		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
+		bson.D{{Key: "name", Value: bson.Regex{Pattern: inbox.OffsetsSuffix + "$"}}},
 	}}}
 	// A user without the right to list all collections gets the readable ones.
 	authorized := options.ListCollections().SetAuthorizedCollections(true)
@@ -44,7 +42,7 @@ func (o Operator) findServices(ctx context.Context, database string) (serviceCol
 
 	slices.Sort(names)
 	for _, n := range names {
-		switch base, isOffsets := strings.CutSuffix(n, offsetsSuffix); {
+		switch base, isOffsets := strings.CutSuffix(n, inbox.OffsetsSuffix); {
 		case n == sagas.TypesCollection:
 			found.sagas = true
 		case n == setaside.DefaultCollection:
