@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,7 +20,8 @@ func newDeadCommand(program *program) *cobra.Command {
 		Short: "List dead letters, and requeue, edit or discard them",
 		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its
 attempts. The relay copies it, with the reason, into the collection outrelay_letters of the state database.
-It stays there until an operator discards it, or until dead_letters.expire has passed.
+It stays there until an operator discards it, or until dead_letters.expire has passed. A discarded
+dead letter stays in the archive for dead_letters.archive (default 30d): --archived selects those.
 
 Each dead letter has its own id, such as dead-01h3…, which list and show print. Commands take it
 as well as the id of the envelope, of which there may be several dead letters.
@@ -52,6 +54,7 @@ func addDeadFilterFlags(cmd *cobra.Command, changes bool) *deadFilter {
 	flags.StringVar(&filter.Message, "message", "", "only if the reason begins with exactly this `text`")
 	flags.StringVar(&filter.Fingerprint, "fingerprint", "", "only of the group with this `fingerprint`, as dead summary lists it")
 	addSourceFlags(cmd, &filter.Source, &filter.Group, &filter.Handler)
+	flags.BoolVar(&filter.Archived, "archived", false, "the discarded dead letters in the archive, in place of the others")
 
 	if changes {
 		flags.BoolVar(&filter.All, "all", false, "all dead letters; required without another condition")
@@ -97,19 +100,26 @@ func newDeadListCommand(program *program) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return action.printResult(page, func(out io.Writer) { writeDead(out, page) })
+		return action.printResult(page, func(out io.Writer) { writeDead(out, page, filter.Archived) })
 	})
 	return cmd
 }
 
-// writeDead writes a page of letters.
-func writeDead(out io.Writer, page admin.DeadPage) {
+// writeDead writes a page of letters. Those in the archive have two columns more.
+func writeDead(out io.Writer, page admin.DeadPage, archived bool) {
 	head := "DIED\tGIVEN UP BY\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
+	if archived {
+		head += "\tDISCARDED BY\tREMOVED AT"
+	}
 	writePage(out, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, func(letter admin.DeadLetter) cells {
-		return cells{
+		row := cells{
 			formatLocal(&letter.DiedAt), giverUp(letter), cmp.Or(letter.Letter, letter.Place), quoteArgument(letter.ID), letter.Delivery, letter.Type,
 			truncate(letter.Key, 40), letter.Topic, letter.Class, requeueState(letter), truncate(letter.Reason, 100),
 		}
+		if letter.Archived != nil {
+			row = append(row, letter.Archived.Actor, formatLocal(&letter.Archived.Until))
+		}
+		return row
 	})
 }
 
@@ -216,6 +226,7 @@ func newDeadRequeueCommand(program *program) *cobra.Command {
 		Long: `Store the envelopes of the matching dead letters as waiting, in the order of the change stream. The
 owner sends each as the next delivery of the same envelope, and its attempts start again from 0.
 Dead letters that were requeued before are left out. If a requeue was interrupted, start it again.
+With --archived, it takes discarded dead letters back from the archive.
 
 Of letters of handlers, put the messages into the queue of their handlers, before the messages of
 the same key that wait there. A letter without a handler needs --to.
@@ -335,16 +346,23 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 func newDeadDiscardCommand(program *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "discard [ID...]",
-		Short: "Remove dead letters for good",
-		Long: `Remove the matching dead letters, including letters that were requeued unless --state excludes them.
-They cannot be recovered.`,
+		Short: "Move dead letters into the archive, or remove them for good",
+		Long: `Move the matching dead letters into the archive, including letters that were requeued unless
+--requeued excludes them. MongoDB removes them after dead_letters.archive; 0 removes them at once.
+Until then outrelay dead list --archived lists them, and outrelay dead requeue --archived takes them
+back. With --archived, remove letters in the archive for good.`,
 	}
 
 	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd, true)
 	filter.addStateFlag(cmd)
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
 		filter.IDs = ids
-		n, err := action.countAndConfirm(ctx, op, filter, "discard %s for good")
+		until := time.Now().Add(op.LetterArchive)
+		question := "discard %s; dead_letters.archive keeps them in the archive until " + formatLocal(&until)
+		if filter.Archived || op.LetterArchive == 0 {
+			question = "remove %s for good"
+		}
+		n, err := action.countAndConfirm(ctx, op, filter, question)
 		if err != nil {
 			return err
 		}
@@ -360,8 +378,11 @@ They cannot be recovered.`,
 			return err
 		}
 
-		return errors.Join(err, action.printLine(got, "%s", action.chooseText(
-			countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")))
+		line := action.chooseText(countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")
+		if got.ArchivedUntil != nil {
+			line += "; in the archive until " + formatLocal(got.ArchivedUntil) + " (--archived)"
+		}
+		return errors.Join(err, action.printLine(got, "%s", line))
 	})
 	return cmd
 }

@@ -63,6 +63,11 @@ func writeDeadLetter(out io.Writer, letter admin.DeadLetter) {
 		}
 	}
 
+	if archived := letter.Archived; archived != nil {
+		printField("discarded", "by %s at %s", archived.Actor, formatLocal(&archived.At))
+		printField("removed at", "%s", formatLocal(&archived.Until))
+	}
+
 	fmt.Fprintf(out, "\n%s\n", countNoun(int64(len(letter.Attempts)), "attempt"))
 	writeTable(out, "AT\tTOPIC\tCLASS\tNODE\tREASON", letter.Attempts, func(attempt admin.DeadAttempt) cells {
 		return cells{formatLocal(&attempt.At), attempt.Topic, attempt.Class, attempt.Node, truncate(attempt.Reason, 120)}

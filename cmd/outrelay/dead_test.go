@@ -32,11 +32,16 @@ type graveyard struct {
 
 func newGraveyard(t *testing.T, n int) *graveyard {
 	t.Helper()
-	client := stacktest.Client(t)
+	return newGraveyardIn(t, stacktest.Client(t), stacktest.MongoURI(t), n)
+}
+
+// newGraveyardIn is newGraveyard on the servers of client, which uri names.
+func newGraveyardIn(t *testing.T, client *mongo.Client, uri string, n int) *graveyard {
+	t.Helper()
 	g := &graveyard{t: t, state: statetest.New(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
 	ns := g.outbox.Database().Name() + ".outbox"
 	g.env = []string{
-		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCHER=orders",
+		"OUTRELAY_MONGODB_URI=" + uri, "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCHER=orders",
 		"OUTRELAY_STATE_DATABASE=" + g.state.Name(), "OUTRELAY_WATCH=" + ns,
 	}
 
@@ -236,19 +241,52 @@ func TestDeadLettersAreDiscarded(t *testing.T) {
 	if text := g.runCommand(exitConfig, nil, "dead", "discard", "-y"); !strings.Contains(text, "--all") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(0, nil, "dead", "discard", "--message", "refused (", "--dry-run"); text != "5 dead letters would be discarded\n" {
+	if text := g.runCommand(0, nil, "dead", "discard", "--message", "refused (", "--dry-run"); !strings.HasPrefix(text, "5 dead letters would be discarded; in the archive until ") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "dead", "discard", "d1"); !strings.Contains(text, "discard 1 dead letter for good") {
+	if text := g.runCommand(exitConfig, nil, "dead", "discard", "d1"); !strings.Contains(text, "discard 1 dead letter; dead_letters.archive keeps them in the archive until ") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
 	var d admin.DeadDiscarded
-	if g.runCommand(0, &d, "dead", "discard", "d1", "-y"); d.Discarded != 1 {
+	if g.runCommand(0, &d, "dead", "discard", "d1", "-y", "--actor", "ann"); d.Discarded != 1 || d.ArchivedUntil == nil {
 		t.Errorf("unexpected result %+v", d)
 	}
-	if text := g.runCommand(0, nil, "dead", "discard", "--all", "-y"); text != "4 dead letters discarded\n" {
+
+	// A discarded letter is only in the archive, from which a requeue takes it back.
+	if text := g.runCommand(0, nil, "dead", "list", "d1"); text != "no dead letter matches\n" {
 		t.Errorf("unexpected output:\n%s", text)
+	}
+	expectTexts(t, g.runCommand(0, nil, "dead", "list", "--archived"), "DISCARDED BY", "REMOVED AT", "d1", " ann ")
+	expectTexts(t, g.runCommand(0, nil, "dead", "show", "d1"), "discarded      by ann at ", "removed at ")
+	expectTexts(t, g.runCommand(1, nil, "dead", "requeue", "d1", "-y"), "no dead letter matches these ids")
+	if text := g.runCommand(0, nil, "dead", "requeue", "--archived", "d1", "-y"); text != "1 dead letter requeued, 0 rejected\n" || g.countWaiting() != 1 {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+
+	if text := g.runCommand(0, nil, "dead", "discard", "--all", "-y"); !strings.HasPrefix(text, "4 dead letters discarded; in the archive until ") {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	expectTexts(t, g.runCommand(exitConfig, nil, "dead", "discard", "--archived", "--all"), "remove 5 dead letters for good")
+	if text := g.runCommand(0, nil, "dead", "discard", "--archived", "--all", "-y"); text != "5 dead letters discarded\n" {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	if n, err := g.state.Collection("letters").CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {
+		t.Errorf("%d letters are left, %v", n, err)
+	}
+}
+
+// Without an archive, a discard removes the letters at once.
+func TestWithoutAnArchiveADiscardRemoves(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, 2)
+	g.env = append(g.env, "OUTRELAY_DEAD_LETTERS_ARCHIVE=0")
+	expectTexts(t, g.runCommand(exitConfig, nil, "dead", "discard", "d0"), "remove 1 dead letter for good")
+	if text := g.runCommand(0, nil, "dead", "discard", "--all", "-y"); text != "2 dead letters discarded\n" {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	if n, err := g.state.Collection("letters").CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {
+		t.Errorf("%d letters are left, %v", n, err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
@@ -36,8 +37,16 @@ type clinic struct {
 
 func newClinic(t *testing.T) *clinic {
 	t.Helper()
-	c := &clinic{graveyard: newGraveyard(t, 0), topic: stacktest.Topic(t, 1), group: stacktest.Name(t)}
-	member, err := consumer.New(c.group, c.outbox.Database(), consumer.WithBrokers(stacktest.Brokers(t)...),
+	g := newGraveyard(t, 0)
+	return newClinicIn(g, g.outbox.Database())
+}
+
+// newClinicIn is newClinic with the watcher g. The consumer uses db.
+func newClinicIn(g *graveyard, db *mongo.Database) *clinic {
+	t := g.t
+	t.Helper()
+	c := &clinic{graveyard: g, topic: stacktest.Topic(t, 1), group: stacktest.Name(t)}
+	member, err := consumer.New(c.group, db, consumer.WithBrokers(stacktest.Brokers(t)...),
 		consumer.WithTopics(c.topic), consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(context.Context, error) {}))
 	if err != nil {
@@ -197,6 +206,10 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 		t.Errorf("discarded %+v, want 5", gone)
 	}
 	c.runCommand(1, nil, "dead", "discard", "--source", "handler", "--yes")
+	if text := c.runCommand(0, nil, "dead", "list", "--source", "handler", "--archived"); !strings.Contains(text, "5 of 5 dead letters") {
+		t.Errorf("the archive:\n%s", text)
+	}
+	c.runCommand(0, nil, "dead", "discard", "--source", "handler", "--archived", "--all", "--yes")
 	c.runCommand(0, nil, "dead", "list", "--handler", "invoice")
 	c.runCommand(1, nil, "dead", "list", "--source", "relay", "--handler", "invoice")
 	if n, err := c.outbox.Database().Collection(deadletter.DefaultCollection).CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {

@@ -88,5 +88,8 @@ func writeProblems(out io.Writer, list []admin.Problem) {
 		fmt.Fprintln(out, sanitizeLine(line))
 		fmt.Fprintf(out, "     consequence: %s\n", sanitizeLine(problem.Consequence))
 		fmt.Fprintf(out, "     fix: %s\n", sanitizeLine(problem.Fix))
+		if problem.Command != "" {
+			fmt.Fprintf(out, "     command: %s\n", sanitizeLine(problem.Command))
+		}
 	}
 }

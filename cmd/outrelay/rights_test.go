@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -12,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/pkg/relay"
 )
 
 // rightsStack is a server with access control, and its administrator.
@@ -170,6 +173,46 @@ func TestRunEndsWithoutARight(t *testing.T) {
 			t.Errorf("exit code %d, want %d", code, exitConfig)
 		}
 	})
+}
+
+// A relay in a service ends in the same way, also if its state database is complete.
+func TestAnEmbeddedRelayEndsWithoutARight(t *testing.T) {
+	t.Parallel()
+	rights := newRightsStack(t)
+	for name, want := range map[string]string{"embedded": "lacks update on state-embedded.outrelay_watchers;", "nostream": "lacks changeStream on shop-nostream.outbox;"} {
+		ofOutbox := outboxRights
+		if name == "nostream" {
+			ofOutbox = "find insert update remove"
+		}
+		grants := map[string]string{"shop-" + name + ".outbox": ofOutbox}
+		for _, coll := range state.NamesWith("outrelay_") {
+			grants["state-"+name+"."+coll] = "find insert update remove"
+		}
+		if name == "embedded" {
+			grants["state-embedded.outrelay_watchers"] = "find insert remove"
+		}
+		rights.setPrivileges("createRole", name, grants)
+		deployed := rights.createUser(t, name, name)
+		admin := append(deployed.env[1:len(deployed.env):len(deployed.env)], "OUTRELAY_MONGODB_URI="+rights.stack.MongoURI())
+		if code, out, errOut := runCommand(t, admin, "setup", "--yes"); code != exitOK {
+			t.Fatalf("setup: %d %s%s", code, out, errOut)
+		}
+
+		cfg := relay.Default()
+		cfg.MongoDB.URI = relay.NewURI(envValue(deployed.env, "OUTRELAY_MONGODB_URI"))
+		cfg.Kafka.Brokers, cfg.Watch = stacktest.Brokers(t), []string{"shop-" + name + ".outbox"}
+		cfg.State.Database, cfg.HTTP.Listen = "state-"+name, "off"
+		embedded, err := relay.New(cfg, relay.WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		err = embedded.Run(ctx)
+		stop()
+		if err == nil || !strings.Contains(err.Error(), "user "+name+"@admin "+want) || !strings.Contains(err.Error(), "outrelay roles --only mongodb") {
+			t.Errorf("%s: got %v, want %q", name, err, want)
+		}
+	}
 }
 
 // A right that is revoked while the relay runs is a problem, and no end: the relay continues once it is granted again.

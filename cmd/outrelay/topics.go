@@ -30,7 +30,7 @@ before others. The command reads only MongoDB.`,
 	setShow(cmd, action, func(ctx context.Context, op admin.Operator, _ []string) (admin.TopicList, error) {
 		return op.Activity().Topics(ctx)
 	}, writeTopics)
-	cmd.AddCommand(newTopicsRecentCommand(program))
+	cmd.AddCommand(newTopicsRecentCommand(program), newTopicsCreateCommand(program))
 	return cmd
 }
 
@@ -109,6 +109,55 @@ func writeRecent(out io.Writer, list admin.RecentEvents) {
 			formatPlace(event.Partition, event.Offset), committed, formatLatency(event.LatencyMS),
 		}
 	})
+}
+
+func newTopicsCreateCommand(program *program) *cobra.Command {
+	var order admin.TopicOrder
+	cmd := &cobra.Command{
+		Use:   "create TOPIC",
+		Short: "Create a topic in Kafka, with the settings of topics.create",
+		Long: `Create a topic in Kafka, with the partitions, the replication and the configs of topics.create, or the
+defaults of the brokers. The flags replace the numbers. Events that wait for the topic are sent within
+about a second. The Kafka login needs the right CREATE on the topic.
+
+--dry-run lets a broker check the rights and the settings, and prints the command of kafka-topics.sh
+that does the same.`,
+		Args: exactArgs(1),
+	}
+
+	action := program.addChangeFlags(cmd)
+	cmd.Flags().IntVar(&order.Partitions, "partitions", 0, "`number` of partitions; default: topics.create.partitions, or that of the brokers")
+	cmd.Flags().IntVar(&order.Replication, "replication", 0, "replication `factor`; default: topics.create.replication, or that of the brokers")
+	action.setRun(cmd, func(ctx context.Context, op admin.Operator, args []string) error {
+		order.Topic = args[0]
+		created, err := actConfirmed(ctx, action, func(dryRun bool) (admin.TopicCreated, error) {
+			order.DryRun = dryRun
+			return op.Activity().CreateTopic(ctx, order)
+		}, func(found admin.TopicCreated) string { return "create topic " + describeTopic(found) })
+		if err != nil {
+			return err
+		}
+		return action.printResult(created, func(out io.Writer) {
+			if created.DryRun {
+				fmt.Fprintf(out, "would create topic %s; the same by Kafka's tool:\n%s\n", describeTopic(created), created.Command)
+				return
+			}
+			fmt.Fprintf(out, "created topic %s\n", describeTopic(created))
+		})
+	})
+	return cmd
+}
+
+// describeTopic returns the name of a new topic and its numbers.
+func describeTopic(topic admin.TopicCreated) string {
+	partitions, replication := "the brokers' number of partitions", "the brokers' replication factor"
+	if topic.Partitions > 0 {
+		partitions = countNoun(int64(topic.Partitions), "partition")
+	}
+	if topic.Replication > 0 {
+		replication = fmt.Sprintf("replication factor %d", topic.Replication)
+	}
+	return fmt.Sprintf("%s with %s and %s", sanitizeLine(topic.Topic), partitions, replication)
 }
 
 const clockWithMillis = "15:04:05.000"

@@ -5,10 +5,56 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/activity"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
+
+// A missing topic is created with the numbers of the configuration or of the flags, once, and the audit log has it.
+func TestATopicIsCreated(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	name := stacktest.Name(t)
+	d.env = append(d.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(stacktest.Brokers(t), ","), "OUTRELAY_TOPICS_CREATE_PARTITIONS=2")
+
+	command := "kafka-topics.sh --bootstrap-server " + strings.Join(stacktest.Brokers(t), ",") + " --create --topic " + name + " --partitions 2 --replication-factor 1"
+	expectTexts(t, d.runCommand(nil, exitOK, "topics", "create", name, "--replication", "1", "--dry-run"), "would create topic "+name+" with 2 partitions and replication factor 1", command)
+	expectTexts(t, d.runCommand(nil, exitConfig, "topics", "create", name), "pass --yes")
+	var created admin.TopicCreated
+	d.runCommand(&created, exitOK, "topics", "create", name, "--yes", "--partitions", "3")
+	if created.Topic != name || created.Partitions != 3 || created.Replication != 0 || created.DryRun {
+		t.Errorf("unexpected result %+v", created)
+	}
+	transport := &kafka.Transport{}
+	defer transport.CloseIdleConnections()
+	client := &kafka.Client{Addr: kafka.TCP(stacktest.Brokers(t)...), Transport: transport}
+	reply, err := client.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{name}})
+	if err != nil || len(reply.Topics) != 1 || len(reply.Topics[0].Partitions) != 3 {
+		t.Errorf("Kafka has %+v, %v", reply, err)
+	}
+	expectTexts(t, d.runCommand(nil, exitOK, "audit", "--kind", "topic_created"), name, "topic_created")
+
+	for _, c := range []struct {
+		want string
+		env  []string
+		args []string
+	}{
+		{"exists already", nil, []string{name}},
+		{"is no name of a topic", nil, []string{"a/b"}},
+		{"belong to Kafka", nil, []string{"__consumer_offsets"}},
+		{"topics.allow does not contain", []string{"OUTRELAY_TOPICS_ALLOW=orders.*"}, []string{"payments"}},
+		{"numbers above 0", nil, []string{"t", "--partitions", "-1"}},
+		{"fewer brokers", nil, []string{name + "-2", "--replication", "99"}},
+	} {
+		code, out, errOut := runCommand(t, append(d.env, c.env...), append([]string{"topics", "create", "--yes"}, c.args...)...)
+		if code != exitConfig || !strings.Contains(errOut, c.want) {
+			t.Errorf("%v: exit code %d, want %q in %s%s", c.args, code, c.want, out, errOut)
+		}
+	}
+}
 
 func TestTopicsCommands(t *testing.T) {
 	t.Parallel()

@@ -36,13 +36,15 @@ type LetterFilter struct {
 	Group         string // the consumer group: selects letters of handlers
 	Handler       string // the name of the handler: selects letters of handlers
 	Requeued      *bool  // nil means both; actions ignore requeued letters
+	Archived      bool   // the discarded letters in the archive, in place of the others
 	All           bool   // permits an action without any condition
 }
 
 func (f LetterFilter) toAdmin() admin.DeadFilter {
 	filter := admin.DeadFilter{
 		Source: string(f.By), Collection: f.Collection, IDs: f.IDs, From: f.From, To: f.Before, Topic: f.Topic, Type: f.Type,
-		AggregateType: f.AggregateType, Key: f.Key, Class: f.Class, Message: f.Reason, Group: f.Group, Handler: f.Handler, All: f.All,
+		AggregateType: f.AggregateType, Key: f.Key, Class: f.Class, Message: f.Reason, Group: f.Group, Handler: f.Handler,
+		Archived: f.Archived, All: f.All,
 	}
 	if f.Requeued != nil {
 		filter.RequeueStatus = string(letters.NotRequeued)
@@ -74,6 +76,8 @@ type Letter struct {
 
 	Requeued *Requeue // nil if it is not requeued
 
+	Archived *Archived // nil if it is not discarded
+
 	// Envelope is the event as relaxed Extended JSON. Only [Operator.Letter] and [Operator.OpenLetter] set it.
 	Envelope json.RawMessage
 }
@@ -92,6 +96,13 @@ type Requeue struct {
 	At       time.Time
 	Actor    string
 	Delivery int // of the event that the requeue has made
+}
+
+// Archived states who discarded a letter that is in the archive.
+type Archived struct {
+	At    time.Time
+	Actor string
+	Until time.Time // when MongoDB removes the letter
 }
 
 // Letters returns the dead letters that match, without their events, newest first.
@@ -159,6 +170,9 @@ func newLetter(stored *admin.DeadLetter) Letter {
 	if requeue := stored.Requeued; requeue != nil {
 		letter.Requeued = &Requeue{At: requeue.At, Actor: requeue.Actor, Delivery: int(requeue.Delivery)}
 	}
+	if archived := stored.Archived; archived != nil {
+		letter.Archived = &Archived{At: archived.At, Actor: archived.Actor, Until: archived.Until}
+	}
 	return letter
 }
 
@@ -210,8 +224,9 @@ type DiscardOptions struct {
 	DryRun bool // only count
 }
 
-// DiscardLetters removes all matching letters with their events permanently, and returns their number. It returns [ErrInvalid]
-// for a filter without a condition, unless All is set.
+// DiscardLetters moves all matching letters with their events into the archive, and returns their number. MongoDB removes them
+// after dead_letters.archive (default 30 days), or at once if that is 0 or the letters are in the archive already. It returns
+// [ErrInvalid] for a filter without a condition, unless All is set.
 func (o *Operator) DiscardLetters(ctx context.Context, filter LetterFilter, options DiscardOptions) (int64, error) {
 	const doing = "discard dead letters"
 	use, err := o.prepare(ctx)

@@ -137,6 +137,7 @@ func New(client *mongo.Client, options ...Option) (*Operator, error) {
 		Watcher:        facts.watcher,
 		Mapping:        mapped.DocumentMapping(),
 		HandlerLetters: facts.letters,
+		LetterArchive:  defaults.DeadLetters.Archive,
 		Oplog:          connect.Oplog(client),
 		Log:            facts.log,
 	}), nil

@@ -101,8 +101,17 @@ func TestDeadLettersAreReadRequeuedAndDiscarded(t *testing.T) {
 		t.Errorf("discard: got %d, %v", count, err)
 	}
 	s.requireAudit("dead_discarded", "ann")
+	if letter, err := op.Letter(t.Context(), found[1].Ref); err != nil || letter.Archived == nil || letter.Archived.Actor != "ann" || letter.Archived.Until.IsZero() {
+		t.Errorf("a discarded letter: got %+v, %v; want it in the archive", letter.Archived, err)
+	}
+
+	// From the archive it goes for good.
+	archived := operate.LetterFilter{IDs: []string{second}, Archived: true}
+	if count, err := op.DiscardLetters(t.Context(), archived, operate.DiscardOptions{}); count != 1 || err != nil {
+		t.Errorf("removal from the archive: got %d, %v", count, err)
+	}
 	if _, err := op.Letter(t.Context(), found[1].Ref); !errors.Is(err, operate.ErrNotFound) {
-		t.Errorf("a discarded letter: got %v, want ErrNotFound", err)
+		t.Errorf("a removed letter: got %v, want ErrNotFound", err)
 	}
 }
 

@@ -228,7 +228,7 @@ func TestALetterIsRequeuedInMemory(t *testing.T) {
 		if got := letters(t, env); !slices.Equal(handled, []string{"billing/first"}) || got[0].Requeued.Waiting || got[0].Requeued.Actor != "ann" {
 			t.Errorf("handled by %q, letters %+v; want the handler that gave up", handled, got)
 		}
-		if n, err := desk.Discard(t.Context(), deadletter.Query{Group: "billing"}); n != 1 || err != nil {
+		if n, err := desk.Discard(t.Context(), deadletter.Query{Group: "billing"}, deadletter.DiscardOptions{}); n != 1 || err != nil {
 			t.Errorf("discarded %d letters: %v", n, err)
 		}
 	})

@@ -127,9 +127,21 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.waitForText("3 in all")
 	b.runActions("one is ticked", chromedp.Click(`input[name=pick][value="m-4"]`))
 	b.clickButton("Discard …")
+	b.confirmAction("1 dead letter is moved into the archive", "Discard 1", "1 dead letter discarded")
+	if n := s.countDocuments(deadletter.DefaultCollection, bson.D{{Key: "archived", Value: nil}}); n != 4 {
+		b.t.Errorf("%d letters are left, want 4", n)
+	}
+
+	// It can be seen in the archive, and goes from there for good.
+	b.runActions("the archive", chromedp.SetValue(`select[name=requeued]`, "archived"))
+	b.clickButton("Filter")
+	b.waitForText("discarded by")
+	b.checkAccessibility("the archive")
+	b.runActions("its letter", chromedp.Click(`input[name=pick][value="m-4"]`))
+	b.clickButton("Remove for good …")
 	b.confirmAction("1 dead letter is removed for good", "Discard 1", "1 dead letter discarded")
 	if n := s.countDocuments(deadletter.DefaultCollection, bson.D{}); n != 4 {
-		b.t.Errorf("%d letters are left, want 4", n)
+		b.t.Errorf("%d letters are left with the archive, want 4", n)
 	}
 	b.checkConsole("letters of handlers")
 }

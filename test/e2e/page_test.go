@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
 // pages are the pages without an id in their path.
@@ -61,6 +63,7 @@ func TestPage(t *testing.T) {
 	part("HandlerWaiting", testHandlerWaiting)
 	part("LookUp", testLookup)
 	part("Topics", testTopics)
+	part("TopicCreated", testTopicCreated)
 	part("Scheduled", testScheduledEvents)
 	part("Replays", testReplays)
 	part("Upkeep", testMaintenance)
@@ -68,6 +71,7 @@ func TestPage(t *testing.T) {
 	part("StepDownAndPause", testStepDownAndPause)
 	part("NodesAndPins", testNodesAndPins)
 	part("Slots", testSlots)
+	part("Groups", testGroups)
 	part("HostileText", testHostileText)
 	part("Viewer", testViewer)
 	part("Clear", testClearing)
@@ -93,6 +97,7 @@ func testOverview(s *scene, b *tab) {
 	}
 
 	b.waitForText("Problems")
+	b.waitUntil("the command that creates the missing topic, with a button that copies it", `document.querySelector('.problem code[data-copy] + .copy') && document.body.innerText.includes('kafka-topics.sh')`)
 	b.waitUntil("times in the zone of the reader", `[...document.querySelectorAll('time')].every((e) => e.title.endsWith('Z'))`)
 	if n := evaluateScript[int](b, "fetch('/history').then((r) => r.json()).then((h) => h.points.length)"); n < remembered {
 		b.t.Errorf("the history has %d minutes, want %d", n, remembered)
@@ -298,18 +303,19 @@ func testDeadLetters(s *scene, b *tab) {
 	b.clickButton("Discard …")
 	b.waitForText("Type discard ")
 	phrase := evaluateScript[string](b, "document.querySelector('label code').textContent")
-	before := s.countLetters(bson.D{})
+	outside := bson.D{{Key: "archived", Value: nil}}
+	before := s.countLetters(outside)
 	b.runActions("a wrong phrase", chromedp.SetValue(`input[name=_phrase]`, "discard all"))
 	b.clickButtonIn("main form", "Discard")
 	b.waitForText("is not the phrase")
-	if s.countLetters(bson.D{}) != before {
+	if s.countLetters(outside) != before {
 		b.t.Fatal("something was discarded without the phrase")
 	}
 	b.runActions("the phrase", chromedp.SetValue(`input[name=_phrase]`, phrase))
 	b.takeScreenshot("dead-discard-confirm")
 	b.clickButtonIn("main form", "Discard")
 	b.waitForText("discarded")
-	if gone := before - s.countLetters(bson.D{}); fmt.Sprintf("discard %d", gone) != phrase {
+	if gone := before - s.countLetters(outside); fmt.Sprintf("discard %d", gone) != phrase {
 		b.t.Errorf("%d are gone after %q", gone, phrase)
 	}
 	// The console shows the responses with status 400 and 409.
@@ -396,6 +402,75 @@ func testLookup(s *scene, b *tab) {
 }
 
 // testTopics shows the owner's deliveries on a page of another process, and follows an event to its lookup.
+// testTopicCreated creates a topic. A name that Kafka does not accept is an error at the form.
+func testTopicCreated(s *scene, b *tab) {
+	const form = `form[action="/confirm/topic-create"]`
+	b.openPage("/control")
+	b.runActions("a wrong name", chromedp.SetValue(form+" input[name=topic]", "a/b"))
+	b.clickButton("Create …")
+	b.waitForText("is no name of a topic")
+	b.clearConsole() // the response with status 400
+
+	name := s.topic + "-made"
+	b.openPage("/control")
+	b.runActions("a name", chromedp.SetValue(form+" input[name=topic]", name), chromedp.SetValue(form+" input[name=partitions]", "2"))
+	b.clickButton("Create …")
+	b.waitForText("kafka-topics.sh")
+	b.confirmAction("is created in Kafka", "Create the topic", "Topic "+name+" is created.")
+	b.checkConsole("a new topic")
+}
+
+// testGroups shows a consumer group with a running member, and a handler that the program has paused.
+func testGroups(s *scene, b *tab) {
+	member, err := consumer.New("billing-"+s.topic, s.db, consumer.WithBrokers(stacktest.Brokers(b.t)...), consumer.WithTopics(s.topic), consumer.WithSkip("*"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	handled := make(chan struct{})
+	once := sync.OnceFunc(func() { close(handled) })
+	count := consumer.Func(func(context.Context, *consumer.Message) error { once(); return nil }, "OrderPlaced")
+	if err := member.Handle("count", count); err != nil {
+		b.t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(b.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- member.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			b.t.Error(err)
+		}
+	}()
+	select {
+	case <-handled:
+	case <-time.After(patience):
+		b.t.Fatal("the consumer has handled nothing")
+	}
+
+	b.openPage("/groups")
+	b.waitForText("✓ stable")
+	b.clickButton("billing-" + s.topic)
+	b.waitForText("Members")
+	b.waitForText("Partitions")
+	if n := evaluateScript[int](b, `document.querySelectorAll('table:last-of-type tbody tr').length`); n != 3 {
+		b.t.Errorf("%d partitions, want 3", n)
+	}
+	member.PauseHandler("count")
+	at := evaluateScript[string](b, "location.pathname + location.search")
+	b.waitUntil("the paused handler", fmt.Sprintf(`fetch(%q).then((r) => r.text()).then((t) => { window.found = t.includes('paused in 1'); }) && window.found`, at))
+	b.openPage(at)
+	b.waitForText("paused in 1")
+	for _, width := range []int64{360, 1280} {
+		b.setWindowSize(width, 900)
+		if over := evaluateScript[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
+			b.t.Errorf("the group scrolls sideways by %d px at %d px", over, width)
+		}
+		b.checkAccessibility(fmt.Sprintf("a group at %d px", width))
+		b.takeScreenshot(fmt.Sprintf("group-%d", width))
+	}
+	b.checkConsole("groups")
+}
+
 func testTopics(s *scene, b *tab) {
 	row := fmt.Sprintf(`[...document.querySelectorAll('tbody tr')].find((r) => r.querySelector('th a')?.textContent === %q)`, s.topic)
 
@@ -435,6 +510,17 @@ func testStepDownAndPause(s *scene, b *tab) {
 	b.clickButton("Resume it")
 	b.confirmAction("goes on where it stopped", "Resume", "goes on.")
 	s.waitUntil("an owner", func(context.Context) bool { w := s.readSlot(id); return !w.Control.Paused && w.Owner != "" })
+
+	// An event is passed over: it was delivered before, so only its dead letter is new.
+	const form = `form[action="/confirm/skip"]`
+	b.openPage("/control")
+	b.runActions("an event", chromedp.SetValue(form+" input[name=collection]", s.db.Name()+".outbox"), chromedp.SetValue(form+" input[name=id]", "good-002"))
+	b.clickButton("Pass over …")
+	b.confirmAction("becomes a dead letter of class skipped", "Pass over it", "passes over event good-002")
+	if n := s.countLetters(bson.D{{Key: "class", Value: "skipped"}, {Key: "id", Value: "good-002"}}); n != 1 {
+		b.t.Errorf("%d dead letters of the event, want 1", n)
+	}
+	s.waitUntil("the owner after the event", func(context.Context) bool { w := s.readSlot(id); return w.Owner != "" && w.Epoch > now.Epoch })
 	b.openPage("/log")
 	for _, kind := range []string{"stepped_down", "paused", "resumed", "dead_requeued", "dead_edited", "dead_discarded", "anonymous"} {
 		b.waitForText(kind)

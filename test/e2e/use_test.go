@@ -180,7 +180,7 @@ func testSelection(s *scene, b *tab) {
 	b.waitForText("4 selected")
 
 	b.clickButton("Discard …")
-	b.waitForText("removed for good")
+	b.waitForText("moved into the archive")
 	b.waitUntil("the focus on the question", "document.activeElement.getAttribute('aria-label') === 'Effect of this action'")
 
 	// Before the script has run, the key has no effect.

@@ -254,6 +254,9 @@ type DeadLetters struct {
 	// Expire removes dead letters this long after they were stored. A change applies to later dead
 	// letters. 0 keeps them until an operator decides. Defaults to 0.
 	Expire time.Duration `yaml:"expire"`
+	// Archive is how long discarded dead letters stay in the archive, from which they can be requeued. A
+	// change applies to later discards. 0 removes them at once. Defaults to 30d.
+	Archive time.Duration `yaml:"archive"`
 	// Handlers names the collections with the dead letters of handlers, in the databases of the outboxes:
 	// deadletter.WithCollection of the consumers. Defaults to inbox_dead.
 	Handlers []string `yaml:"handlers"`

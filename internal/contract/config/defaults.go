@@ -33,7 +33,7 @@ func Default() Config {
 		Invalidate:  "resume",
 		OnDrop:      "discard",
 		Expired:     "dead",
-		DeadLetters: DeadLetters{Handlers: []string{record.HandlerDeadLetters}},
+		DeadLetters: DeadLetters{Archive: record.LetterArchive, Handlers: []string{record.HandlerDeadLetters}},
 		Limits:      Limits{Memory: 32 * MiB, Envelope: record.MaxEnvelope, Record: record.MaxRecord, Tickets: 200_000},
 		HTTP:        HTTP{Listen: "127.0.0.1:9464", Readiness: 30 * time.Second},
 		OTel:        OTel{SamplePercent: 100, SpansPerSecond: 1000, MetricsInterval: 30 * time.Second},

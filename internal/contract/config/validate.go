@@ -353,6 +353,7 @@ const minRetention = time.Minute
 func (c *Config) validatePurge(validator validator) {
 	validator.checkRetention("retention", c.Retention, "to keep envelopes forever")
 	validator.checkRetention("dead_letters.expire", c.DeadLetters.Expire, "to keep dead letters forever")
+	validator.checkRetention("dead_letters.archive", c.DeadLetters.Archive, "to remove discarded dead letters at once")
 	validator.checkRetention("purge.ttl", c.Purge.TTL, "for none")
 
 	// The index of purge.ttl counts from the delivery time, which only a mark contains.

@@ -1,11 +1,16 @@
 package record
 
-import "strings"
+import (
+	"strings"
+	"time"
+)
 
 // Defaults and limits that packages share without importing each other.
 const (
 	// InboxCollection is the default name of the collection of inbox marks.
 	InboxCollection = "inbox"
+	// LetterArchive is how long discarded dead letters stay in the archive by default.
+	LetterArchive = 30 * 24 * time.Hour
 	// HandlerDeadLetters is the default name of the collection of the dead letters of handlers.
 	HandlerDeadLetters = "inbox_dead"
 

@@ -40,11 +40,11 @@ func (s *letterStore) Transaction(ctx context.Context, fn func(ctx context.Conte
 	return s.db.Transaction(ctx, fn)
 }
 
-// Put stores a letter, unless there is one with this id that was not requeued.
+// Put stores a letter, unless there is one with this id that was neither requeued nor discarded.
 func (s *letterStore) Put(ctx context.Context, letter *deadletter.Letter) error {
 	return s.db.runOperation(ctx, func(tx *tx) error {
 		key := letter.ID.String()
-		if before, ok := tx.getRow(s.rows, key).(*deadletter.Letter); ok && before.Requeued == nil {
+		if before, ok := tx.getRow(s.rows, key).(*deadletter.Letter); ok && before.Requeued == nil && before.Archived == nil {
 			return nil
 		}
 		stored := copyLetter(letter)
@@ -136,7 +136,7 @@ func isSelected(query *deadletter.Query, letter *deadletter.Letter) bool {
 		(len(query.Key) == 0 || bytes.Equal(query.Key, letter.Key)) &&
 		strings.HasPrefix(letter.Reason, query.Reason) &&
 		!letter.GivenUpAt.Before(query.From) && (query.Before.IsZero() || letter.GivenUpAt.Before(query.Before)) &&
-		(query.Requeued == nil || *query.Requeued == (letter.Requeued != nil))
+		(query.Requeued == nil || *query.Requeued == (letter.Requeued != nil)) && query.Archived == (letter.Archived != nil)
 }
 
 // Count counts the letters that query selects.
@@ -205,6 +205,28 @@ func (s *letterStore) MarkRequeued(ctx context.Context, id deadletter.ID, requeu
 		requeuedBy.At = time.Now()
 		changed.Requeued = &requeuedBy
 		return true, tx.putRow(s.rows, id.String(), &changed)
+	})
+}
+
+// Archive marks letters as discarded. A DB does not delete them later.
+func (s *letterStore) Archive(ctx context.Context, letters []deadletter.Letter, actor string, keep time.Duration) (int64, error) {
+	return runResult(ctx, s.db, func(tx *tx) (archived int64, err error) {
+		now := time.Now()
+		until := now.Add(keep)
+		for i := range letters {
+			key := letters[i].ID.String()
+			stored, ok := tx.getRow(s.rows, key).(*deadletter.Letter)
+			if !ok || stored.Archived != nil {
+				continue
+			}
+			changed := copyLetter(stored)
+			changed.Archived, changed.ExpireAt = &deadletter.Archived{At: now, Actor: actor}, &until
+			if err := tx.putRow(s.rows, key, &changed); err != nil {
+				return archived, err
+			}
+			archived++
+		}
+		return archived, nil
 	})
 }
 

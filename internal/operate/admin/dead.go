@@ -35,6 +35,7 @@ type DeadFilter struct {
 	Handler       string    `query:"handler" json:"handler,omitempty" maxLength:"255" doc:"Only of the handler with this name."`
 	Fingerprint   string    `query:"fingerprint" json:"fingerprint,omitempty" maxLength:"64" doc:"Only of the group of this failure, as the summary lists it."`
 	RequeueStatus string    `query:"requeued" json:"requeued,omitempty" enum:"any,false,true"`
+	Archived      bool      `query:"archived" json:"archived,omitempty" doc:"The discarded dead letters in the archive, in place of the others."`
 	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
 }
 
@@ -57,7 +58,7 @@ func (l Letters) query(filter DeadFilter) (letters.Query, error) {
 	query := letters.Query{
 		Watcher: l.op.Watcher, NS: filter.Collection,
 		From: filter.From, To: filter.To, Topic: filter.Topic, Type: filter.Type, AggregateType: filter.AggregateType, Key: filter.Key,
-		Class: record.Class(filter.Class), Message: filter.Message, Fingerprint: filter.Fingerprint, All: filter.All,
+		Class: record.Class(filter.Class), Message: filter.Message, Fingerprint: filter.Fingerprint, Archived: filter.Archived, All: filter.All,
 	}
 	if filter.RequeueStatus != "any" {
 		query.RequeueStatus = letters.RequeueStatus(filter.RequeueStatus)
@@ -376,34 +377,24 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 	if err != nil {
 		return none, err
 	}
-	list, err := letters.List(ctx, l.op.letters(), query, letters.Page{Limit: letters.MaxPageSize})
-	if err == nil && list.Total == 0 {
-		err = l.checkNames(ctx, ref.Collection)
-	}
-	if err != nil {
-		return none, err
-	}
-
 	var found []*letters.Dead
-	for i := range list.Letters {
-		letter := &list.Letters[i]
-		if ref.Delivery >= 0 && int(letter.Delivery) != ref.Delivery {
-			continue
+	// The archive comes last: it may have an earlier letter of the envelope.
+	for _, archived := range []bool{false, true} {
+		query.Archived = archived
+		list, err := letters.List(ctx, l.op.letters(), query, letters.Page{Limit: letters.MaxPageSize})
+		if err != nil {
+			return none, err
 		}
-		// A negative delivery stands for the latest one of an event.
-		same := slices.IndexFunc(found, func(other *letters.Dead) bool { return other.IsSameEvent(&letter.Content) })
-		switch {
-		case same < 0:
-			found = append(found, letter)
-		case letter.Delivery > found[same].Delivery:
-			found[same] = letter
-		case letter.Delivery == found[same].Delivery:
-			found = append(found, letter)
+		if found = ref.selectDelivery(list.Letters); len(found) > 0 {
+			break
 		}
 	}
 
 	switch len(found) {
 	case 0:
+		if err := l.checkNames(ctx, ref.Collection); err != nil {
+			return none, err
+		}
 		return none, fmt.Errorf("dead letter of id %s: %w; outrelay dead list lists the letters, with --key the letters of an ordering key", ref.ID, mongodb.ErrNotFound)
 	case 1:
 		// Only ids and reasons were read above. The body may be stored in chunks, so it is fetched for one letter.
@@ -418,7 +409,42 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 		ref.ID, len(found), strings.Join(names, ", "))
 }
 
-// Empty reports whether the filter has no condition except RequeueStatus, Source and Collection.
+// selectDelivery returns the letters of the delivery, or without a delivery the letters of the latest delivery of each event.
+func (ref DeadRef) selectDelivery(list []letters.Dead) (found []*letters.Dead) {
+	for i := range list {
+		letter := &list[i]
+		if ref.Delivery >= 0 && int(letter.Delivery) != ref.Delivery {
+			continue
+		}
+		// A negative delivery stands for the latest one of an event.
+		same := slices.IndexFunc(found, func(other *letters.Dead) bool { return other.IsSameEvent(&letter.Content) })
+		switch {
+		case same < 0:
+			found = append(found, letter)
+		case letter.Delivery > found[same].Delivery:
+			found[same] = letter
+		case letter.Delivery == found[same].Delivery:
+			found = append(found, letter)
+		}
+	}
+	return found
+}
+
+// listWithArchive returns the first letters that match, also those in the archive, and whether there are more.
+func (l Letters) listWithArchive(ctx context.Context, filter DeadFilter, limit int) (list []DeadLetter, more bool, err error) {
+	for _, archived := range []bool{false, true} {
+		filter.Archived = archived
+		page, err := l.List(ctx, filter, limit, "")
+		if err != nil {
+			return list, more, err
+		}
+		list = append(list, page.Letters...)
+		more = more || page.Next != ""
+	}
+	return list, more, nil
+}
+
+// Empty reports whether the filter has no condition except RequeueStatus, Archived, Source and Collection.
 func (f DeadFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
 		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == "" && f.Fingerprint == ""

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -216,12 +217,23 @@ type DeadDiscarded struct {
 	DryRun    bool  `json:"dry_run"`
 	Matched   int64 `json:"matched"`
 	Discarded int64 `json:"discarded"`
+	// ArchivedUntil is when the letters leave the archive, by the clock of this process. It is missing if they are removed at once.
+	ArchivedUntil *time.Time `json:"archived_until,omitempty"`
 }
 
-// Discard removes every matching letter permanently. If did is not nil, Discard calls it
-// with the number of removed letters.
+// archiveEnd returns when letters that are discarded now leave the archive, or nil if they are removed at once.
+func (l Letters) archiveEnd(filter DeadFilter) *time.Time {
+	if l.op.LetterArchive <= 0 || filter.Archived {
+		return nil
+	}
+	end := time.Now().Add(l.op.LetterArchive).UTC().Truncate(time.Second)
+	return &end
+}
+
+// Discard moves every matching letter into the archive, for [Operator.LetterArchive]. Letters that are there already it removes
+// permanently. If did is not nil, Discard calls it with the number of letters so far.
 func (l Letters) Discard(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	out := DeadDiscarded{DryRun: dryRun}
+	out := DeadDiscarded{DryRun: dryRun, ArchivedUntil: l.archiveEnd(filter)}
 	kinds, err := l.kindsOfAction(ctx, filter)
 	if err != nil {
 		return out, err
@@ -243,7 +255,7 @@ func (l Letters) Discard(ctx context.Context, filter DeadFilter, dryRun bool, di
 
 // discardOfRelay is Discard for letters of the relay.
 func (l Letters) discardOfRelay(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	out := DeadDiscarded{DryRun: dryRun}
+	out := DeadDiscarded{DryRun: dryRun, ArchivedUntil: l.archiveEnd(filter)}
 	query, matched, err := l.countMatching(ctx, filter)
 	out.Matched = matched
 	if err != nil || dryRun || out.Matched == 0 {
@@ -255,7 +267,8 @@ func (l Letters) discardOfRelay(ctx context.Context, filter DeadFilter, dryRun b
 		return out, err
 	}
 	// The action is logged even if it fails halfway.
-	out.Discarded, err = letters.Discard(ctx, l.op.letters(), l.op.watcherDocuments(), query, did)
+	out.Discarded, err = letters.Discard(ctx, l.op.letters(), l.op.watcherDocuments(), query,
+		letters.Discarding{Actor: l.op.Actor, Archive: l.op.LetterArchive}, did)
 	return out, l.op.logDiscarded(ctx, filter, out.Discarded, err)
 }
 

@@ -46,11 +46,27 @@ type DeadLetter struct {
 	DiedAt        time.Time        `json:"died_at"`
 	ReplayOf      string           `json:"replay_of,omitempty"`
 	Requeued      *letters.Requeue `json:"requeued,omitempty"`
-	Waiting       bool             `json:"waiting,omitempty"` // the handler has not finished the requeued message
+	Waiting       bool             `json:"waiting,omitempty"`  // the handler has not finished the requeued message
+	Archived      *DeadArchived    `json:"archived,omitempty"` // missing if it is not in the archive
 	// Envelope is relaxed Extended JSON. Only a single letter has it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 
 	origin letterOrigin
+}
+
+// DeadArchived states who discarded a letter, and when it leaves the archive.
+type DeadArchived struct {
+	At    time.Time `json:"at"`
+	Actor string    `json:"actor"`
+	Until time.Time `json:"until"`
+}
+
+// newDeadArchived returns the discard of a letter, or nil if it is not in the archive.
+func newDeadArchived(archived *letters.Archived, expire *time.Time) *DeadArchived {
+	if archived == nil || expire == nil {
+		return nil
+	}
+	return &DeadArchived{archived.At.UTC(), archived.Actor, expire.UTC()}
 }
 
 // letterOrigin has the fields of a [DeadLetter] that only this package uses.
@@ -87,6 +103,7 @@ func newDeadLetter(letter *letters.Dead) DeadLetter {
 		DiedAt:        letter.MovedAt,
 		ReplayOf:      letter.ReplayOf,
 		Requeued:      letter.Requeued,
+		Archived:      newDeadArchived(letter.Archived, letter.ExpireAt),
 		origin:        letterOrigin{stamp: letter.Stamp},
 	}
 }

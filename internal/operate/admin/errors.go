@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -87,6 +88,13 @@ func Explain(err error) (kind Failure, fix string) {
 	case errors.As(err, &refused), errors.As(err, &claimed),
 		is(requeues.ErrRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
+
+	case is(connect.ErrTopicExists):
+		return FailConflict, "choose another name, or write to the topic that exists"
+	case is(connect.ErrTopicForbidden):
+		return FailForbidden, ""
+	case is(kafkawire.ErrAway):
+		return FailUnavailable, "check the brokers and the login with outrelay doctor"
 
 	case is(ErrUnavailable, ErrReplaysFull):
 		return FailUnavailable, ""

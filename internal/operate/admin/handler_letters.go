@@ -86,7 +86,8 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
 	query := handlerletters.Query{
 		Messages: f.IDs, Group: f.Group, Handler: f.Handler, Class: f.Class, Name: f.Type, AggregateType: f.AggregateType,
-		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, Fingerprint: f.Fingerprint, From: f.From, Before: f.To, All: f.All,
+		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, Fingerprint: f.Fingerprint, From: f.From, Before: f.To,
+		Archived: f.Archived, All: f.All,
 	}
 	if f.RequeueStatus != "" && f.RequeueStatus != "any" {
 		requeued := f.RequeueStatus == string(letters.Requeued)
@@ -232,10 +233,13 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		deadLetter.FirstFailure, deadLetter.LastFailure = letter.History[0].At, letter.History[n-1].At
 	}
 	if requeued := letter.Requeued; requeued != nil {
-		// The requeue is the only change of a letter, so there are two versions.
+		// The requeue is the only change of the message, so there are two versions.
 		deadLetter.Version = 1
 		deadLetter.Requeued = &letters.Requeue{At: requeued.At, Actor: requeued.Actor, Delivery: deadLetter.Delivery + 1}
 		deadLetter.Waiting = requeued.Waiting
+	}
+	if archived := letter.Archived; archived != nil {
+		deadLetter.Archived = newDeadArchived(&letters.Archived{At: archived.At, Actor: archived.Actor}, letter.ExpireAt)
 	}
 
 	return deadLetter
@@ -315,6 +319,11 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 	queries := []handlerletters.Query{query}
 	if topic, _, _, ok := setaside.ParsePlace(ref.ID); ok {
 		query.Messages, query.Topic = nil, topic
+		queries = append(queries, query)
+	}
+	// The archive comes last: it may have an earlier letter of the message.
+	for _, query := range slices.Clone(queries) {
+		query.Archived = true
 		queries = append(queries, query)
 	}
 	for len(queries) > 0 && in.Desk == nil {

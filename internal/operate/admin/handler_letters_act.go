@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -176,7 +177,7 @@ func (e DeadEdit) applyTo(letter *handlerletters.Letter) (edited []string, err e
 
 // discard is [Letters.Discard] for letters of handlers.
 func (h handlerLetters) discard(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	out := DeadDiscarded{DryRun: dryRun}
+	out := DeadDiscarded{DryRun: dryRun, ArchivedUntil: Letters(h).archiveEnd(filter)}
 	desks, query, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
@@ -190,11 +191,11 @@ func (h handlerLetters) discard(ctx context.Context, filter DeadFilter, dryRun b
 
 	for _, d := range desks {
 		var n int64
-		n, err = d.Discard(ctx, query)
+		n, err = d.Discard(ctx, query, handlerletters.DiscardOptions{
+			// Here no time means none; in the options it means the default.
+			Actor: h.op.Actor, Archive: cmp.Or(h.op.LetterArchive, -1), Did: addDone(did, out.Discarded),
+		})
 		out.Discarded += n
-		if did != nil {
-			did(out.Discarded)
-		}
 
 		// The action is logged even if it failed halfway.
 		if err != nil {

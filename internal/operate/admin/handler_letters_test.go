@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -189,6 +190,59 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 	}
 	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, letters.ErrEmptyQuery) {
 		t.Errorf("an action on nothing: %v", err)
+	}
+}
+
+// Discarded letters of the relay and of handlers are listed in the archive, shown by lookup, and can be requeued.
+func TestDiscardedLettersAreTakenBack(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	f.op.LetterArchive = 30 * 24 * time.Hour
+	f.moveToDead(f.a, record.RecordRefused, letterOf("e1", planted))
+	f.giveUp(f.a, deadletter.DefaultCollection, "h", "m1")
+	desk := f.op.Letters()
+
+	gone, err := desk.Discard(t.Context(), admin.DeadFilter{All: true}, false, nil)
+	if err != nil || gone.Discarded != 2 || gone.ArchivedUntil == nil || time.Until(*gone.ArchivedUntil) < 29*24*time.Hour {
+		t.Fatalf("discard: %+v, %v", gone, err)
+	}
+	archive := admin.DeadFilter{Archived: true}
+	page, err := desk.List(t.Context(), archive, 0, "")
+	if err != nil || page.Total != 2 {
+		t.Fatalf("the archive: %+v, %v", page, err)
+	}
+	for _, letter := range page.Letters {
+		if letter.Archived == nil || letter.Archived.Actor != "ann" || letter.Archived.Until.IsZero() {
+			t.Errorf("unexpected letter %+v", letter)
+		}
+		shown, err := desk.Show(t.Context(), admin.DeadRef{ID: letter.ID, Delivery: -1}, false)
+		if err != nil || shown.Archived == nil || shown.Envelope == nil {
+			t.Errorf("show %s: %+v, %v", letter.ID, shown, err)
+		}
+		found, err := f.op.Lookup(t.Context(), admin.LookupQuery{ID: letter.ID})
+		if err != nil || len(found.Envelopes) != 1 || !slices.ContainsFunc(found.Envelopes[0].Timeline, func(entry admin.TimelineEntry) bool {
+			return entry.What == "discarded" && strings.HasPrefix(entry.Text, "by ann; the archive has it until ")
+		}) {
+			t.Errorf("lookup of %s: %+v, %v", letter.ID, found, err)
+		}
+	}
+	if n, err := desk.Count(t.Context(), admin.DeadFilter{}); err != nil || n != 0 {
+		t.Errorf("%d letters outside of the archive, %v", n, err)
+	}
+
+	archive.All = true
+	out, err := desk.Requeue(t.Context(), archive, admin.DeadOptions{}, nil)
+	if err != nil || out.Matched != 2 || out.Requeued != 2 {
+		t.Errorf("requeue: %+v, %v", out, err)
+	}
+	if n := f.countEnvelopes(f.state.Collection("waiting")); n != 1 {
+		t.Errorf("%d envelopes wait, want 1", n)
+	}
+	if gone, err = desk.Discard(t.Context(), archive, false, nil); err != nil || gone.Discarded != 2 || gone.ArchivedUntil != nil {
+		t.Errorf("removal from the archive: %+v, %v", gone, err)
+	}
+	if n, err := desk.Count(t.Context(), archive); err != nil || n != 0 {
+		t.Errorf("%d letters are still in the archive, %v", n, err)
 	}
 }
 

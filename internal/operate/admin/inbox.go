@@ -265,7 +265,7 @@ func (i Inboxes) Release(
 	}
 
 	// The claim's fence protects the message, so removing all claims at once does no harm.
-	claims := mongodb.Majority(i.op.database(database).Collection(name + "_claims"))
+	claims := mongodb.Majority(i.op.database(database).Collection(name + inbox.ClaimsSuffix))
 	res, err := claims.DeleteMany(ctx, bson.D{})
 	if err != nil {
 		return out, wrapError("releasing claims of "+database+"."+name, err)

@@ -67,11 +67,11 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 
 	limit := pageSize(query.Limit)
 	deadFilter := DeadFilter{Collection: query.Collection, IDs: optionalID(query.ID), Key: query.Key, Source: FromRelay}
-	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
+	dead, moreDead, err := o.Letters().listWithArchive(ctx, deadFilter, limit)
 	if err != nil {
 		return out, err
 	}
-	out.Letters = append(out.Letters, dead.Letters...)
+	out.Letters = append(out.Letters, dead...)
 
 	filters, since, err := query.lookupFilters(o.Mapping)
 	if err != nil {
@@ -132,7 +132,7 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 
 	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
 	slices.SortStableFunc(out.Letters, func(a, b DeadLetter) int { return b.DiedAt.Compare(a.DiedAt) })
-	out.More = len(out.Envelopes) > limit || dead.Next != "" || more != "" || traces.more
+	out.More = len(out.Envelopes) > limit || moreDead || more != "" || traces.more
 	out.Envelopes = out.Envelopes[:min(len(out.Envelopes), limit)]
 	out.setLimits()
 	return out, nil
@@ -453,8 +453,18 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 			text := "by " + requeue.Actor + " as delivery " + formatInt(int64(requeue.Delivery))
 			e.Timeline = append(e.Timeline, TimelineEntry{At: requeue.At.UTC(), What: eventRequeued, Text: text, Letter: letter.Letter})
 		}
+		e.addDiscard(letter)
 	}
 	e.sortTimeline()
+}
+
+// addDiscard adds the discard of a letter that is in the archive to the timeline.
+func (e *FoundEnvelope) addDiscard(letter *DeadLetter) {
+	if letter.Archived == nil {
+		return
+	}
+	text := "by " + letter.Archived.Actor + "; the archive has it until " + letter.Archived.Until.Format(time.RFC3339)
+	e.Timeline = append(e.Timeline, TimelineEntry{At: letter.Archived.At.UTC(), What: eventDiscarded, Text: text, Letter: letter.Letter})
 }
 
 func (e *FoundEnvelope) sortTimeline() {

@@ -53,7 +53,7 @@ func readTraces(ctx context.Context, op Operator, query LookupQuery, limit int) 
 		}
 	}
 
-	letters, err := op.Letters().List(ctx, DeadFilter{IDs: optionalID(query.ID), Key: query.Key, Source: FromHandler}, limit, "")
+	letters, moreLetters, err := op.Letters().listWithArchive(ctx, DeadFilter{IDs: optionalID(query.ID), Key: query.Key, Source: FromHandler}, limit)
 	if err != nil {
 		return all, err
 	}
@@ -61,7 +61,7 @@ func readTraces(ctx context.Context, op Operator, query LookupQuery, limit int) 
 	if err != nil {
 		return all, err
 	}
-	all.letters, all.aside, all.more = letters.Letters, aside.Messages, letters.Next+aside.Next != ""
+	all.letters, all.aside, all.more = letters, aside.Messages, moreLetters || aside.Next != ""
 	return all, nil
 }
 
@@ -245,6 +245,10 @@ func (r *LookupResult) addHandlerLetter(letter *DeadLetter) {
 	}
 	event.addPlace(letter.origin.place)
 	event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventDead, Text: "given up " + describeHandler(&found) + ": " + found.Reason})
+	if letter.Archived != nil {
+		found.State = eventDiscarded
+		event.addDiscard(letter)
+	}
 	if requeue := letter.Requeued; requeue != nil {
 		found.State = "requeued"
 		event.Timeline = append(event.Timeline, TimelineEntry{At: requeue.At.UTC(), What: eventRequeued, Text: "by " + requeue.Actor + " to its handler"})

@@ -62,7 +62,7 @@ type FoundEnvelope struct {
 type FoundHandler struct {
 	Group   string    `json:"group"`
 	Handler string    `json:"handler"`
-	State   string    `json:"state"` // handled, retried or dead
+	State   string    `json:"state"` // handled, retried, dead, requeued or discarded
 	At      time.Time `json:"at"`
 	Place   string    `json:"place,omitempty"` // topic/partition@offset
 	Reason  string    `json:"reason,omitempty"`
@@ -70,22 +70,23 @@ type FoundHandler struct {
 
 // The entries of a timeline.
 const (
-	eventAppended = "appended"
-	eventDue      = "due"
-	eventSent     = "sent"
-	eventFailed   = "failed"
-	eventDead     = "dead"
-	eventRequeued = "requeued"
-	eventAside    = "set aside"
-	eventHandled  = "handled"
+	eventAppended  = "appended"
+	eventDue       = "due"
+	eventSent      = "sent"
+	eventFailed    = "failed"
+	eventDead      = "dead"
+	eventRequeued  = "requeued"
+	eventDiscarded = "discarded"
+	eventAside     = "set aside"
+	eventHandled   = "handled"
 )
 
 // TimelineEntry is one entry in the life of an event.
 type TimelineEntry struct {
 	At   time.Time `json:"at"`
-	What string    `json:"what"` // appended, due, sent, failed, dead, requeued, set aside, handled
+	What string    `json:"what"` // appended, due, sent, failed, dead, requeued, discarded, set aside, handled
 	Text string    `json:"text,omitempty"`
 	Node string    `json:"node,omitempty"`
-	// Letter is the id of the dead letter of the entries dead and requeued.
+	// Letter is the id of the dead letter of the entries dead, requeued and discarded.
 	Letter string `json:"letter,omitempty"`
 }

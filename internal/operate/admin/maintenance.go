@@ -13,7 +13,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/service/inventory"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
@@ -277,7 +277,7 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 	}
 	if c.hasKind(clearInbox) {
 		for _, name := range found.Inboxes {
-			for _, suffix := range []string{"", inventory.OffsetsSuffix, "_claims"} {
+			for _, suffix := range []string{"", inbox.OffsetsSuffix, inbox.ClaimsSuffix} {
 				add(clearInbox, db+"."+name+suffix)
 			}
 		}

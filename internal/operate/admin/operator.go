@@ -55,6 +55,7 @@ type Operator struct {
 	Inspect func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
 	// NextInsert returns the event that follows the position of a slot, without its document.
 	NextInsert    func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error)
+	LetterArchive time.Duration // how long discarded dead letters stay in the archive; 0 removes them at once
 	LetterExpiry  time.Duration // after which the server removes the dead letter of a skipped event; 0 keeps it
 	Node, Version string        // of this process
 
@@ -66,6 +67,10 @@ type Operator struct {
 	CheckKafka func(ctx context.Context) error // logs in to Kafka, for Ping
 	// KafkaGroups reads consumer groups from Kafka: the named ones, and with all also each group that the login may list.
 	KafkaGroups func(ctx context.Context, names []string, all bool) (connect.Groups, error)
+
+	// NewTopic creates a topic in Kafka, and TopicCommand returns the command of kafka-topics.sh for it.
+	NewTopic     func(ctx context.Context, order TopicOrder) (connect.NewTopic, error)
+	TopicCommand func(topic string) string
 
 	HandlerLetters []string // names of the collections with dead letters of handlers
 

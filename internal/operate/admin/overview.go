@@ -94,7 +94,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 
 // newFacts returns the facts that every overview has.
 func newFacts(op Operator, view *Overview, members []nodes.Node) problems.Facts {
-	return problems.Facts{Now: view.At, Watcher: op.Watcher, Slots: view.Slots, Nodes: members}
+	return problems.Facts{Now: view.At, Watcher: op.Watcher, Slots: view.Slots, Nodes: members, TopicCommand: op.TopicCommand}
 }
 
 // OverviewWithoutCounts is the overview if the counts are not available because of problem: the documents of the watchers are

@@ -19,7 +19,7 @@ import (
 // maxTopicLetters bounds the letters of one collection that are counted by topic.
 const maxTopicLetters = 10_000
 
-// Activity reads the latest deliveries from the reports of a watcher's owners.
+// Activity is the topics of a watcher and their latest deliveries, by the reports of its owners.
 type Activity struct{ op Operator }
 
 // Activity returns the activity of the watcher.
@@ -167,7 +167,7 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 	err = a.op.forEachService(ctx, outboxes.DatabasesOf(namespaces), func(db string, found inventory.Inventory) error {
 		for _, coll := range found.Letters {
 			letters := mongodb.Majority(a.op.database(db).Collection(coll))
-			counts, err := mongodb.CountValues(ctx, letters, letterparts.NotRequeued(), "_id.topic", maxTopicLetters)
+			counts, err := mongodb.CountValues(ctx, letters, letterparts.Open(), "_id.topic", maxTopicLetters)
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/offline"
 )
 
@@ -144,7 +145,7 @@ func (x kafkaChecks) checkTransactionalID(ctx context.Context) finding {
 	err := offline.TryTransactionalID(call, x.brokers, id)
 	switch {
 	case errors.Is(err, offline.ErrIDForbidden):
-		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrapFlag(), x.kafkaPrincipal()),
+		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrapFlag(), connect.Principal(x.cfg)),
 			"missing: WRITE or DESCRIBE on transactional ids that begin with outrelay.")
 	case err != nil:
 		return failed(x.coordinatorFix(ctx), "initializing the transactional id %s failed: %v", id, err)
@@ -155,11 +156,4 @@ func (x kafkaChecks) checkTransactionalID(ctx context.Context) finding {
 
 func (x *examination) bootstrapFlag() string {
 	return "--bootstrap-server " + strings.Join(x.cfg.Kafka.Brokers, ",")
-}
-
-func (x *examination) kafkaPrincipal() string {
-	if sasl := x.cfg.Kafka.SASL; sasl != nil && sasl.Username != "" {
-		return "User:" + sasl.Username
-	}
-	return "User:<the relay's user>"
 }

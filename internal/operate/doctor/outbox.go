@@ -133,7 +133,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 // makesIndexes reports whether the relay will create the missing indexes.
 func (x outboxChecks) makesIndexes(list []outboxes.Outbox) bool {
 	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(outbox outboxes.Outbox) bool {
-		return len(x.mongo.access.missing(Resource{DB: outbox.DB, Collection: outbox.Coll}, "createIndex")) > 0
+		return len(x.mongo.access.Missing(Resource{DB: outbox.DB, Collection: outbox.Coll}, "createIndex")) > 0
 	})
 }
 

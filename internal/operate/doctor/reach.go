@@ -90,7 +90,7 @@ func Reach(ctx context.Context, cfg config.Config) error {
 	if err := examination.reachMongo(ctx); err != nil {
 		return err
 	}
-	if err := (privilegeChecks{examination}).requireDelivery(ctx); err != nil {
+	if err := (privilegeChecks{examination}).requireRights(ctx); err != nil {
 		return err
 	}
 	return ReachKafka(ctx, cfg)

@@ -1,11 +1,11 @@
 package doctor
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/mongodb/rights"
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 )
@@ -20,13 +20,12 @@ type Privilege struct {
 }
 
 func (p Privilege) String() string {
-	return strings.Join(p.Actions, ", ") + " on " + p.Resource.String()
+	return rights.Grant{Resource: p.Resource, Actions: p.Actions}.String()
 }
 
 // statement returns the privilege in the syntax of mongosh.
 func (p Privilege) statement() string {
-	actions, _ := json.Marshal(p.Actions) // strings
-	return fmt.Sprintf("{resource: %s, actions: %s}", p.Resource.statement(), actions)
+	return rights.Grant{Resource: p.Resource, Actions: p.Actions}.Statement()
 }
 
 // Role is a role of the MongoDB database admin.

@@ -4,10 +4,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/base/glob"
 	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
@@ -18,7 +19,7 @@ type roleMaker struct {
 	who   RolesFor
 }
 
-var readWrite = []string{"find", "insert", "update", "remove"}
+var readWrite = connect.ReadWrite
 
 // indexActions are needed if documents expire. Their index is created, changed and dropped with the
 // configuration.
@@ -170,15 +171,13 @@ func writesOutboxes(cfg config.Config) bool {
 // onState returns privileges on the state database, or on each of its collections if services use the database too.
 func (m roleMaker) onState(why string, actions ...string) (out []Privilege) {
 	name := m.cfg.State.Database
-	for _, ns := range m.cfg.Watch {
-		if db, _, _ := strings.Cut(ns, "."); glob.Match(db, []byte(name)) {
-			for _, coll := range state.NamesWith(m.cfg.State.Prefix) {
-				out = append(out, privilegeOn(name, coll, why, actions...))
-			}
-			return out
-		}
+	if !connect.IsStateWatched(m.cfg) {
+		return []Privilege{privilegeOn(name, "", why, actions...)}
 	}
-	return []Privilege{privilegeOn(name, "", why, actions...)}
+	for _, coll := range state.NamesWith(m.cfg.State.Prefix) {
+		out = append(out, privilegeOn(name, coll, why, actions...))
+	}
+	return out
 }
 
 // handlerLetterPrivileges returns the privileges of the relay on the dead letters of handlers. With http.admin, people act by its user.
@@ -189,13 +188,33 @@ func (m *roleMaker) handlerLetterPrivileges() []Privilege {
 
 	const optional = "without it the page and the API cannot show or requeue the dead letters of handlers"
 	return append(m.onHandlerLetters(optional, "show, requeue and discard the dead letters of handlers", "find", "update", "remove"),
-		asOptional(optional, m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)...)
+		asOptional("without it the page and the API cannot show and change the messages, inboxes and sagas of services", m.operateConsumers()...)...)
 }
 
-// onSetAside returns privileges on the messages of handlers that are set aside.
-func (m *roleMaker) onSetAside(why string, actions ...string) (out []Privilege) {
+// readConsumers returns the privileges to read the messages of handlers that wait, the inboxes and the sagas of services.
+func (m *roleMaker) readConsumers() (out []Privilege) {
 	for _, db := range m.databaseNames() {
-		out = append(out, privilegeOn(db, setaside.DefaultCollection, why, actions...))
+		out = append(out,
+			privilegeOn(db, setaside.DefaultCollection, "show the messages that handlers retry", "find"),
+			privilegeOn(db, setaside.DefaultCollection+setaside.CountsSuffix, "show the consumer groups and their suspended handlers", "find"))
+		for _, suffix := range []string{"", inbox.OffsetsSuffix, inbox.ClaimsSuffix} {
+			out = append(out, privilegeOn(db, m.who.Inbox+suffix, "show the inboxes", "find"))
+		}
+		for _, coll := range append([]string{sagas.TypesCollection}, m.who.Sagas...) {
+			out = append(out, privilegeOn(db, coll, "show the sagas", "find"))
+		}
+	}
+	return out
+}
+
+// operateConsumers returns the privileges to also change what readConsumers reads.
+func (m *roleMaker) operateConsumers() []Privilege {
+	out := m.readConsumers()
+	for _, db := range m.databaseNames() {
+		out = addPrivileges(out,
+			privilegeOn(db, setaside.DefaultCollection, "retry and discard them, and return requeued messages", "insert", "update"),
+			privilegeOn(db, m.who.Inbox, "purge marks", "remove"),
+			privilegeOn(db, m.who.Inbox+inbox.ClaimsSuffix, "release claims", "remove"))
 	}
 	return out
 }
@@ -240,8 +259,8 @@ func (m *roleMaker) consumerRole() Role {
 	schema := []string{"createCollection", "createIndex", "listIndexes"}
 	// Services create their collections and indexes themselves.
 	for _, db := range databases {
-		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims", m.who.Inbox + "_tenures"} {
-			role.add(privilegeOn(db, coll, "record handled messages", slices.Concat(readWrite, schema)...))
+		for _, suffix := range []string{"", inbox.OffsetsSuffix, inbox.ClaimsSuffix, inbox.TenuresSuffix} {
+			role.add(privilegeOn(db, m.who.Inbox+suffix, "record handled messages", slices.Concat(readWrite, schema)...))
 		}
 
 		role.add(privilegeOn(db, setaside.DefaultCollection, "store messages that wait for a retry", slices.Concat(readWrite, schema)...))
@@ -267,8 +286,7 @@ func (m *roleMaker) operatorRole() Role {
 	role.add(m.onOutboxes(sameName, "show, requeue, cancel and remove envelopes", readWrite...)...)
 	role.add(m.onHandlerLetters("", "show, requeue and discard the dead letters of handlers", "find", "update", "remove")...)
 
-	role.add(m.onSetAside("return requeued messages to the handlers", "find", "insert", "update")...)
-
+	role.add(m.operateConsumers()...)
 	role.add(m.onState("store pause, pin and recover, requeue and discard dead letters, and record each action", readWrite...)...)
 	role.add(m.listCollections("")...)
 	role.add(clusterPrivilege("without them the purge uses the longest margin, and recover cannot detect copied state", "read the limits and the identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
@@ -282,8 +300,7 @@ func (m *roleMaker) readerRole() Role {
 	role.add(m.onOutboxes(sameName, "count and show waiting envelopes, including their payloads", "find", "listIndexes")...)
 	role.add(m.onHandlerLetters("", "count and show the dead letters of handlers, including their payloads", "find")...)
 
-	role.add(m.onSetAside("show whether a requeued message still waits", "find")...)
-
+	role.add(m.readConsumers()...)
 	role.add(m.onState("read the status, and show waiting events and dead letters, including their payloads", "find", "listIndexes")...)
 	role.add(m.listCollections("")...)
 	role.add(clusterPrivilege("without it the time window of the oplog is not shown", "read the time window of the oplog", "serverStatus"))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 )
 
 // The bounds of the checks of Kafka.
@@ -113,8 +114,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 	if how == nil {
 		var fixes []string
 		for _, name := range missing {
-			fixes = append(fixes,
-				fmt.Sprintf("kafka-topics.sh %s --create --topic %s --partitions 6 --replication-factor %d", x.bootstrapFlag(), name, min(3, max(x.topics.brokers, 1))))
+			fixes = append(fixes, connect.FormatCreation(x.cfg, name, kafkawire.TopicCreate{Partitions: 6, Replication: min(3, max(x.topics.brokers, 1))}))
 		}
 
 		return failed(joinLines(fixes, fixesMost)+"\nor set topics.create in the configuration", "missing: %s",
@@ -134,7 +134,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 	}
 
 	if len(refused) > 0 {
-		return failed(fmt.Sprintf("correct topics.create, or: kafka-acls.sh %s --add --allow-principal %s --operation CREATE --cluster", x.bootstrapFlag(), x.kafkaPrincipal()),
+		return failed(fmt.Sprintf("correct topics.create, or: kafka-acls.sh %s --add --allow-principal %s --operation CREATE --cluster", x.bootstrapFlag(), connect.Principal(x.cfg)),
 			"missing, and cannot be created: %s", joinFew(refused, 3))
 	}
 	return passed("missing, and will be created: %s", joinFew(missing, namesMost))
@@ -172,7 +172,7 @@ func (x topicChecks) checkACLs(ctx context.Context) finding {
 		if len(missing) > 0 {
 			said = append(said, fmt.Sprintf("%s on %s", strings.Join(missing, ", "), name))
 			fixes = append(fixes,
-				fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation %s --topic %s", x.bootstrapFlag(), x.kafkaPrincipal(), strings.Join(missing, " --operation "), name))
+				fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation %s --topic %s", x.bootstrapFlag(), connect.Principal(x.cfg), strings.Join(missing, " --operation "), name))
 		}
 	}
 

@@ -9,23 +9,19 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/rights"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 )
 
-// login is a user of MongoDB.
-type login struct {
-	User string `bson:"user"`
-	DB   string `bson:"db"`
-}
-
-func (l login) String() string { return l.User + "@" + l.DB }
+// login is a user of a database.
+type login = rights.Login
 
 // mostUsers bounds the users whose privileges are read.
 const mostUsers = 500
 
 // checkWriters names the other users who may write to the state database or to an outbox: the relay trusts both.
 func (x privilegeChecks) checkWriters(ctx context.Context) finding {
-	if x.mongo.access.off {
+	if x.mongo.access.Off {
 		return passed("access control is off")
 	}
 	users, err := x.listUsers(ctx)
@@ -41,7 +37,7 @@ func (x privilegeChecks) checkWriters(ctx context.Context) finding {
 	kept := Resource{DB: x.cfg.State.Database, Collection: state.NamesWith(x.cfg.State.Prefix)[0]}
 	for _, u := range users {
 		switch {
-		case slices.Contains(x.mongo.access.logins, u.Login):
+		case slices.Contains(x.mongo.access.Logins, u.Login):
 		case u.mayWrite(Resource{DB: everyDatabase, Collection: everyDatabase}):
 			administrators = append(administrators, u.Login.String())
 		case u.mayWrite(kept):
@@ -74,16 +70,16 @@ func listOrNone(names []string) string {
 
 // user is a login with its privileges, including those of inherited roles.
 type user struct {
-	Login      login             `bson:",inline"`
-	Privileges []storedPrivilege `bson:"inheritedPrivileges"`
+	Login      login           `bson:",inline"`
+	Privileges []rights.Stored `bson:"inheritedPrivileges"`
 }
 
 func (u user) mayWrite(resource Resource) bool {
-	access := access{}
+	var access rights.Access
 	for _, p := range u.Privileges {
-		access.add(p)
+		access.Add(p)
 	}
-	return len(access.missing(resource, "insert", "update", "remove")) < 3
+	return len(access.Missing(resource, "insert", "update", "remove")) < 3
 }
 
 // listUsers returns the users of all databases. The server does not return the privileges of all users at once.

@@ -105,7 +105,7 @@ func (a *api) addDead() {
 			return op.Letters().Requeue(ctx, filter, opts, nil)
 		})
 
-	addAction(a, "/dead/discard", "discard-dead", "Remove dead letters permanently",
+	addAction(a, "/dead/discard", "discard-dead", "Move dead letters into the archive, or remove them permanently if they are there or there is none",
 		func(ctx context.Context, op admin.Operator, input *DeadAction) (admin.DeadDiscarded, error) {
 			filter := input.Body.Filter
 			if err := input.checkExpected(ctx, op, filter); err != nil {

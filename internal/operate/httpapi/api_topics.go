@@ -32,6 +32,21 @@ func (a *api) addTopics() {
 			return op.Activity().Topics(ctx)
 		})
 
+	addAction(a, "/topics/create", "create-topic", "Create a topic in Kafka, with the settings of topics.create unless others are given",
+		func(ctx context.Context, op admin.Operator, input *struct {
+			Scope
+			Body struct {
+				Topic       string `json:"topic" minLength:"1" maxLength:"249"`
+				Partitions  int    `json:"partitions,omitempty" minimum:"0" maximum:"100000" doc:"0: as in topics.create, or the default of the brokers."`
+				Replication int    `json:"replication,omitempty" minimum:"0" maximum:"1000" doc:"0: as in topics.create, or the default of the brokers."`
+				DryRun      bool   `json:"dry_run,omitempty" doc:"Let a broker check the creation, and create nothing."`
+			}
+		},
+		) (admin.TopicCreated, error) {
+			body := &input.Body
+			return op.Activity().CreateTopic(ctx, admin.TopicOrder{Topic: body.Topic, Partitions: body.Partitions, Replication: body.Replication, DryRun: body.DryRun})
+		})
+
 	addQuery(a, "/topics/recent", "list-recent-events", "List a sample of the last delivered events with their places in Kafka, newest first",
 		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope

@@ -85,6 +85,12 @@ func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 		KafkaGroups: func(_ context.Context, names []string, _ bool) (connect.Groups, error) {
 			return connect.Groups{Groups: make([]connect.Group, len(names))}, nil
 		},
+		NewTopic: func(_ context.Context, order admin.TopicOrder) (connect.NewTopic, error) {
+			if order.Topic == "taken" {
+				return connect.NewTopic{}, connect.ErrTopicExists
+			}
+			return connect.NewTopic{Partitions: order.Partitions, Command: "kafka-topics.sh --create --topic " + order.Topic}, nil
+		},
 		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
 		},

@@ -51,3 +51,27 @@ func TestTopicsAndRecentEvents(t *testing.T) {
 		t.Errorf("%+v", recent)
 	}
 }
+
+// A topic is created by a request, after a dry run, and not twice.
+func TestATopicIsCreated(t *testing.T) {
+	t.Parallel()
+	s := openSite(t)
+	var created admin.TopicCreated
+	s.mustCall(&created, "POST", "/api/v1/topics/create", `{"topic":"invoices","partitions":3,"dry_run":true}`)
+	if !created.DryRun || created.Partitions != 3 || created.Command == "" {
+		t.Errorf("dry run: %+v", created)
+	}
+	s.mustCall(&created, "POST", "/api/v1/topics/create", `{"topic":"invoices"}`)
+	if created.DryRun || created.Topic != "invoices" {
+		t.Errorf("%+v", created)
+	}
+
+	var log admin.AuditPage
+	s.mustCall(&log, "GET", "/api/v1/audit?kind=topic_created", "")
+	if len(log.Entries) != 1 {
+		t.Errorf("audit log: %+v", log)
+	}
+	if reply := s.call("POST", "/api/v1/topics/create", `{"topic":"taken"}`); reply.status != 409 {
+		t.Errorf("a topic that exists: %d %s", reply.status, reply.body)
+	}
+}

@@ -109,6 +109,7 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 
 		HandlerLetters: cfg.DeadLetters.Handlers,
 		LetterExpiry:   cfg.DeadLetters.Expire,
+		LetterArchive:  cfg.DeadLetters.Archive,
 
 		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Inspect:  connect.Inspect(cfg, state.Client()),
@@ -120,6 +121,11 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 		KafkaGroups: func(ctx context.Context, names []string, all bool) (connect.Groups, error) {
 			return connect.ReadGroups(ctx, cfg, names, all)
 		},
+		NewTopic: func(ctx context.Context, order admin.TopicOrder) (connect.NewTopic, error) {
+			return connect.CreateTopic(ctx, cfg, host.Kafka, order)
+		},
+		TopicCommand: func(topic string) string { return connect.FormatTopicCommand(cfg, topic) },
+
 		Oplog:      connect.Oplog(state.Client()),
 		CheckKafka: func(ctx context.Context) error { return connect.CheckKafka(ctx, cfg) },
 	}), nil

@@ -24,6 +24,7 @@ type action struct {
 type preview struct {
 	Lines   []string
 	Count   int64 // of the affected entries; −1 if there is nothing to count
+	Total   int64 // for the progress, if Count has another number, which the action need not reach; 0: Count
 	Rows    []row
 	Undo    string // whether and how the action can be undone
 	Phrase  string // to be typed as a confirmation; "" requires none
@@ -191,16 +192,7 @@ func (p *page) executeAction(response http.ResponseWriter, request *http.Request
 		return
 	}
 
-	n, err := plan.run()
-	if err != nil {
-		p.serveProblem(response, request, call, err)
-		return
-	}
-
-	n.actor = call.who.Actor.Name
-	p.o.Log.Info("an operator acted",
-		"action", request.PathValue("action"), "actor", n.actor, "watcher", call.v.Watcher, "slot", call.slot())
-	http.Redirect(response, request, call.linkBack(call.action.back, "done", p.notices.store(&n)), http.StatusSeeOther)
+	p.finishAction(response, request, call, p.startTask(call, plan, request.PathValue("action")))
 }
 
 // checkConfirmation returns the reason why the page must ask again, or "".

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
@@ -52,7 +53,7 @@ func planRequeue(call *call) (preview, error) {
 }
 
 func (c *call) requeueLetters(filter admin.DeadFilter) (notice, error) {
-	out, err := c.use.Letters.Requeue(c.ctx, filter, c.deadOptions(false), nil)
+	out, err := c.use.Letters.Requeue(c.ctx, filter, c.deadOptions(false), c.did)
 
 	// Some letters may be requeued although the action ends with an error, so the notice is complete in any case.
 	n := notice{
@@ -82,10 +83,14 @@ func planDiscard(call *call) (preview, error) {
 	out, err := call.use.Letters.Discard(call.ctx, filter, true, nil)
 	preview := preview{
 		run: func() (notice, error) {
-			out, err := call.use.Letters.Discard(call.ctx, filter, false, nil)
+			out, err := call.use.Letters.Discard(call.ctx, filter, false, call.did)
+			final := "They are gone."
+			if out.ArchivedUntil != nil {
+				final = "They are in the archive until " + out.ArchivedUntil.Format(time.DateTime) + " UTC, where they can be requeued."
+			}
 			return notice{
 				Text:  countNoun(out.Discarded, "dead letter") + " discarded.",
-				Final: "They are gone. The audit log shows who discarded how many, and with which filter.",
+				Final: final + " The audit log shows who discarded how many, and with which filter.",
 			}, err
 		},
 		Count:   out.Matched,
@@ -94,7 +99,11 @@ func planDiscard(call *call) (preview, error) {
 		Undo: "It cannot be taken back: the dead letters and their payloads are gone, and the events were never delivered. " +
 			"Download them first if they may be needed.",
 	}
-	if filter.Source == admin.FromHandler {
+	switch {
+	case out.ArchivedUntil != nil:
+		preview.Lines = []string{countVerb(out.Matched, "dead letter") + " moved into the archive."}
+		preview.Undo = "The archive keeps them until " + out.ArchivedUntil.Format(time.DateTime) + " UTC. Until then they can be requeued."
+	case filter.Source == admin.FromHandler:
 		preview.Undo = "It cannot be taken back: the dead letters and their messages are gone, and the handlers do not get them. " +
 			"Download them first if they may be needed."
 	}

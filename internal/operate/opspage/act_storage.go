@@ -20,14 +20,14 @@ func planPurge(call *call) (preview, error) {
 
 	out, err := call.use.Operator.Purge(call.ctx, order)
 	run := func() (notice, error) {
-		order.DryRun = false
+		order.DryRun, order.Progress = false, call.did
 		out, err := call.use.Operator.Purge(call.ctx, order)
 		return notice{Text: countNoun(out.Removed, "envelope") + " removed.", Final: "They are gone; they were delivered."}, err
 	}
 	preview := newPreview(run, "It cannot be taken back: the removed envelopes cannot be replayed or looked up any more.",
 		fmt.Sprintf("About %s, delivered and older than %s: removed. Envelopes that are not delivered stay.",
 			countNoun(out.Purgeable, "envelope"), formatSpan(out.KeptS)))
-	preview.Nothing = out.Purgeable == 0
+	preview.Nothing, preview.Total = out.Purgeable == 0, out.Purgeable
 
 	for _, x := range out.Collections {
 		text := countNoun(x.Purgeable, "envelope")

@@ -11,6 +11,8 @@ import (
 // actions by the last part of their address.
 var actions = map[string]action{
 	"acknowledge":      {title: "Acknowledge a problem", button: "Acknowledge", back: "/", plan: planAcknowledge},
+	"topic-create":     {title: "Create a topic", button: "Create the topic", back: "/", plan: planTopicCreate},
+	"skip":             {title: "Pass over an event", button: "Pass over it", danger: true, slots: true, back: "/control", plan: planSkip},
 	"pause":            {title: "Pause", button: "Pause", slots: true, back: "/control", plan: planPause},
 	"resume":           {title: "Resume", button: "Resume", slots: true, back: "/control", plan: planResume},
 	"pin":              {title: "Pin", button: "Pin", slots: true, back: "/control", plan: planPin},

@@ -20,6 +20,7 @@ type dead struct {
 	Requeued string
 
 	OfHandlers bool
+	Archived   bool // the letters are in the archive
 }
 
 // lettersPerPage is the default size of a page. It is small, because people read it on phones.
@@ -34,7 +35,7 @@ func showDead(call *call) (any, error) {
 		return nil, err
 	}
 
-	page := dead{Empty: filter.Empty(), Requeued: filter.RequeueStatus, OfHandlers: filter.Source == admin.FromHandler}
+	page := dead{Empty: filter.Empty(), Requeued: filter.RequeueStatus, OfHandlers: filter.Source == admin.FromHandler, Archived: filter.Archived}
 	limit := cmp.Or(call.pageLimit(), lettersPerPage)
 	page.DeadPage, err = call.use.Letters.List(call.ctx, filter, limit, call.value("after"))
 	if err = call.ignoreFirstRun(err); err != nil {

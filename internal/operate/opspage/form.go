@@ -111,6 +111,9 @@ func errNothingSelected(noun string) error {
 }
 
 // parseDeadFilter returns the filter of the form of dead letters.
+// inArchive is the choice of the field "requeued" that selects the letters in the archive.
+const inArchive = "archived"
+
 func (c *call) parseDeadFilter() (filter admin.DeadFilter, err error) {
 	filter = admin.DeadFilter{
 		Collection:    c.value("collection"),
@@ -128,9 +131,12 @@ func (c *call) parseDeadFilter() (filter admin.DeadFilter, err error) {
 		RequeueStatus: c.value("requeued"),
 	}
 
+	switch filter.RequeueStatus {
 	// The list starts with the letters that need somebody.
-	if filter.RequeueStatus == "" {
+	case "":
 		filter.RequeueStatus = "false"
+	case inArchive:
+		filter.RequeueStatus, filter.Archived = "any", true
 	}
 
 	filter.From, filter.To, err = c.parseWindow()

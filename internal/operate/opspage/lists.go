@@ -22,6 +22,7 @@ var screens = []screen{
 	{path: "/groups", name: "groups", title: "Consumer groups", area: "groups", data: showGroups},
 	{path: "/sagas", name: "sagas", title: "Sagas", area: "sagas", data: showSagas, filter: filterSagas},
 	{path: "/inbox", name: "inbox", title: "Inbox", area: "inbox", data: showInbox},
+	{path: "/task", name: "task", title: "Action", live: true, data: showTask},
 	{path: "/control", name: "control", title: "Control", area: "control", live: true, data: showControl},
 }
 

@@ -183,6 +183,10 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 	switch problem.Kind {
 	case problems.TopicUnwritable:
 		card.Link, card.LinkText = view.Link("/pending", "topic", problem.Object), "Show "+countNoun(problem.Count, "event")
+		// Only a missing topic has the command that creates it.
+		if problem.Command != "" {
+			card.Action, card.ActionText, card.Fields = "topic-create", "Create the topic", []row{{"topic", problem.Object}}
+		}
 	case problems.WaitingStuck:
 		card.Link, card.LinkText = view.Link("/pending"), "Show the waiting events"
 	case problems.DeadLetters:
@@ -193,11 +197,11 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		card.Link, card.LinkText = view.Link("/nodes"), "Show the nodes"
 	case problems.Halted, problems.StreamStopped, problems.WriteRejected, problems.PositionStopped, problems.StepFails, problems.GapOpen:
 		card.Link, card.LinkText = view.Link("/log", "of", problem.Watcher), "Show the audit log"
-	case problems.Paused:
-		card.Action, card.ActionText = "resume", "Resume"
-		if _, slot, named := strings.Cut(problem.Object, "/"); named {
-			card.Fields = []row{{slotField, slot}}
+		if problem.Kind == problems.StreamStopped {
+			card.setSlotAction("skip", "Pass over the event")
 		}
+	case problems.Paused:
+		card.setSlotAction("resume", "Resume")
 	case problems.LostHistoryFound, problems.OplogUsed, problems.Lagging, problems.OutboxNotReadable, problems.CountsFail:
 		// Their fix is outside of the page.
 	}
@@ -207,6 +211,14 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		card.Fields = []row{{"problem", problem.Acknowledge}}
 	}
 	return card
+}
+
+// setSlotAction sets an action on the slot of the problem.
+func (p *problemCard) setSlotAction(action, text string) {
+	p.Action, p.ActionText = action, text
+	if _, slot, named := strings.Cut(p.Object, "/"); named {
+		p.Fields = []row{{slotField, slot}}
+	}
 }
 
 func newOverview(reported admin.Overview, view *view) *overview {

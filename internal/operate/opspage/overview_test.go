@@ -2,6 +2,7 @@ package opspage
 
 import (
 	"context"
+	"html"
 	"net/http"
 	"net/url"
 	"slices"
@@ -95,6 +96,66 @@ func TestEachProblemIsOneCardWithItsAction(t *testing.T) {
 	}
 	if response, _ := sendRequest(t, site, &operator, "POST", "/confirm/acknowledge", url.Values{"problem": {"gone"}}); response.StatusCode != http.StatusBadRequest {
 		t.Errorf("a problem that is over: %d", response.StatusCode)
+	}
+}
+
+// The card of a missing topic creates it, and that of a stream that stands passes over the event. Each question names the topic or the event.
+func TestCardsRepairTheirProblem(t *testing.T) {
+	t.Parallel()
+	desk := &problemDesk{desk: &desk{}, problems: []admin.Problem{
+		{Kind: problems.TopicUnwritable, Severity: problems.Fail, Watcher: "orders", Object: "invoices", Title: "Topic invoices cannot be written", Command: "kafka-topics.sh --create --topic 'invoices'"},
+		{Kind: problems.StreamStopped, Severity: problems.Fail, Watcher: "orders", Object: "orders/1of2", Title: "The change stream of orders/1of2 makes no progress"},
+	}}
+	site := New(Options{Watcher: "orders", UseCases: func(_ admin.Actor, _, slot string) UseCases {
+		desk.slot = slot
+		use := desk.useCases()
+		use.Operator = desk
+		return use
+	}})
+
+	_, body := sendRequest(t, site, &operator, "GET", "/", nil)
+	text := html.UnescapeString(strings.Join(strings.Fields(body), " "))
+	for _, want := range []string{
+		`<code data-copy="the command">kafka-topics.sh --create --topic 'invoices'</code>`, `action="/confirm/topic-create"`, `name="topic" value="invoices"`,
+		`action="/confirm/skip"`, `name="slot" value="1of2"`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the overview lacks %q", want)
+		}
+	}
+
+	for _, c := range []struct {
+		action string
+		form   url.Values
+		asked  []string // in the question
+		did    string
+	}{
+		{"topic-create", url.Values{"topic": {"invoices"}}, []string{"Topic invoices is created in Kafka", "kafka-topics.sh", "the default of the brokers"}, "create invoices 0"},
+		{"topic-create", url.Values{"topic": {"invoices"}, "partitions": {"6"}}, []string{"6"}, "create invoices 6"},
+		{"skip", url.Values{"slot": {"1of2"}}, []string{`name="collection" value="shop.outbox"`, `name="id" value="e-7"`, "becomes a dead letter"}, ""},
+		// The question has filled in the event.
+		{"skip", url.Values{"slot": {"1of2"}, "collection": {"shop.outbox"}, "id": {"e-7"}}, nil, "skip shop.outbox e-7 1of2"},
+	} {
+		_, body := sendRequest(t, site, &operator, "POST", "/confirm/"+c.action, c.form)
+		for _, want := range c.asked {
+			if !strings.Contains(html.UnescapeString(body), want) {
+				t.Errorf("%s %v: the question lacks %q", c.action, c.form, want)
+			}
+		}
+		if c.did == "" {
+			continue
+		}
+		desk.did = nil
+		c.form.Set("_count", "-1")
+		if response, body := sendRequest(t, site, &operator, "POST", "/act/"+c.action, c.form); response.StatusCode != http.StatusSeeOther || !slices.Equal(desk.did, []string{c.did}) {
+			t.Errorf("%s %v: %d, did %q: %s", c.action, c.form, response.StatusCode, desk.did, body)
+		}
+	}
+
+	for name, form := range map[string]url.Values{"no topic": {}, "no number": {"topic": {"t"}, "partitions": {"many"}}, "zero": {"topic": {"t"}, "replication": {"0"}}} {
+		if response, _ := sendRequest(t, site, &operator, "POST", "/confirm/topic-create", form); response.StatusCode != http.StatusBadRequest {
+			t.Errorf("%s: %d", name, response.StatusCode)
+		}
 	}
 }
 

@@ -25,13 +25,17 @@ type Options struct {
 	Node, Version string        // of this process, for the footer
 	Log           *slog.Logger  // nil disables logging
 	Read          time.Duration // bounds a query; defaults to 5 s
-	Act           time.Duration // bounds an action, whose finished part remains; defaults to 35 s
+	Act           time.Duration // bounds the plan of an action; defaults to 35 s
+	Task          time.Duration // bounds an action, whose finished part remains; defaults to 1 h
+	Patience      time.Duration // how long a request waits for its action before it shows the progress; defaults to 2 s
 }
 
 // The defaults of Options.
 const (
-	defaultRead = 5 * time.Second
-	defaultAct  = 35 * time.Second
+	defaultRead     = 5 * time.Second
+	defaultAct      = 35 * time.Second
+	defaultTask     = time.Hour
+	defaultPatience = 2 * time.Second
 )
 
 // page is the handler of the operator's page.
@@ -41,6 +45,7 @@ type page struct {
 	screens map[string]*template.Template
 	assets  *assets
 	notices notices
+	tasks   shelf[*task]
 }
 
 // New returns the page. Its addresses begin with the prefix, and the caller removes the prefix from each request.
@@ -50,6 +55,8 @@ func New(options Options) http.Handler {
 	}
 	options.Read = cmp.Or(options.Read, defaultRead)
 	options.Act = cmp.Or(options.Act, defaultAct)
+	options.Task = cmp.Or(options.Task, defaultTask)
+	options.Patience = cmp.Or(options.Patience, defaultPatience)
 
 	page := &page{o: options, mux: http.NewServeMux(), assets: loadAssets(base(options.Prefix))}
 	page.screens = loadTemplates(page.assets)
@@ -122,6 +129,9 @@ type call struct {
 	use UseCases
 	v   *view
 
+	tasks *shelf[*task]
+	did   func(done int64) // of an action: reports the progress
+
 	refresh bool   // the script requests the live block
 	action  action // the zero action for a query
 	back    string // of an action: link to the page to which it belongs
@@ -143,7 +153,7 @@ func (p *page) handle(limit time.Duration, serve func(http.ResponseWriter, *http
 		defer cancel()
 		values := request.URL.Query()
 		watcher := values.Get("watcher")
-		call := &call{ctx: ctx, q: values, who: who, use: p.o.UseCases(who.Actor, watcher, "")}
+		call := &call{ctx: ctx, q: values, who: who, use: p.o.UseCases(who.Actor, watcher, ""), tasks: &p.tasks}
 		call.v = &view{
 			base:       p.assets.base,
 			Caller:     who,

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -18,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/problems"
@@ -74,15 +76,17 @@ func newFilled[T any](text string) T {
 
 // desk returns values that are full of text, or err, and records the actions.
 type desk struct {
-	text    string
-	err     error
-	actor   admin.Actor
-	watcher string
-	slot    string
-	slots   []admin.SlotStatus
-	count   int64
-	refused int64 // letters of count that are not requeued
-	payload bool  // of the last show
+	text     string
+	err      error
+	actor    admin.Actor
+	watcher  string
+	slot     string
+	slots    []admin.SlotStatus
+	count    int64
+	refused  int64         // letters of count that are not requeued
+	archived *time.Time    // when discarded letters leave the archive; nil: there is none
+	payload  bool          // of the last show
+	hold     chan struct{} // a discard waits until it is closed
 
 	unknownID string // an id that no event has
 	lookups   []string
@@ -101,6 +105,7 @@ type (
 	deskWaiting  struct{ *desk }
 	deskHandlers struct{ *desk }
 	deskSchedule struct{ *desk }
+	deskRecovery struct{ *desk }
 	deskReplays  struct{ *desk }
 	deskGroups   struct{ *desk }
 	deskInboxes  struct{ *desk }
@@ -111,7 +116,7 @@ type (
 func (d *desk) useCases() UseCases {
 	return UseCases{
 		Operator: d, Lease: deskLease{d}, Nodes: deskNodes{d}, Activity: deskActivity{d}, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Handlers: deskHandlers{d},
-		Schedule: deskSchedule{d}, Replays: deskReplays{d}, Groups: deskGroups{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
+		Schedule: deskSchedule{d}, Recovery: deskRecovery{d}, Replays: deskReplays{d}, Groups: deskGroups{d}, Inboxes: deskInboxes{d}, Sagas: deskSagas{d},
 	}
 }
 
@@ -268,12 +273,16 @@ func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.Dead
 	return out, err
 }
 
-func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, _ func(int64)) (admin.DeadDiscarded, error) {
+func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, did func(int64)) (admin.DeadDiscarded, error) {
 	d.filter = f
+	if !dry && d.hold != nil {
+		did(7)
+		<-d.hold
+	}
 	if !dry {
 		d.did = append(d.did, "discard")
 	}
-	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count}, d.err
+	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count, ArchivedUntil: d.archived}, d.err
 }
 
 func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
@@ -282,6 +291,21 @@ func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, 
 		d.did = append(d.did, "edit")
 	}
 	return answer[admin.DeadEdited](d.desk)
+}
+
+func (d deskActivity) CreateTopic(_ context.Context, order admin.TopicOrder) (admin.TopicCreated, error) {
+	if !order.DryRun {
+		d.did = append(d.did, fmt.Sprintf("create %s %d", order.Topic, order.Partitions))
+	}
+	return admin.TopicCreated{Topic: order.Topic, Partitions: order.Partitions, Command: "kafka-topics.sh --create --topic '" + order.Topic + "'"}, d.err
+}
+
+func (d deskRecovery) PassOver(_ context.Context, order admin.SkipOrder) (admin.SkippedEvent, error) {
+	found := admin.SkippedEvent{Collection: "shop.outbox", ID: "e-7", Bytes: 120, Letter: "dead-1"}
+	if !order.DryRun {
+		d.did = append(d.did, strings.TrimSpace("skip "+order.Collection+" "+order.ID+" "+d.slot))
+	}
+	return found, d.err
 }
 
 func (d deskLease) Slots(context.Context) ([]admin.SlotStatus, error) { return d.slots, d.err }
@@ -542,6 +566,79 @@ func TestActionsAreConfirmed(t *testing.T) {
 		if r, _ := sendRequest(t, h, &operator, "POST", "/confirm/dead-requeue", bad); r.StatusCode != http.StatusBadRequest {
 			t.Errorf("%v: %d", bad, r.StatusCode)
 		}
+	}
+}
+
+// With an archive, a discard can be taken back, and letters in the archive are requeued from there.
+func TestADiscardMovesIntoTheArchive(t *testing.T) {
+	t.Parallel()
+	until := time.Date(2031, 5, 1, 12, 0, 0, 0, time.UTC)
+	d := &desk{text: "x", count: 2, archived: &until}
+	h := newSite(d)
+	_, body := sendRequest(t, h, &operator, "POST", "/confirm/dead-discard", url.Values{"pick": {"a", "b"}})
+	for _, want := range []string{"2 dead letters are moved into the archive", "until 2031-05-01 12:00:00 UTC", "Until then they can be requeued"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the question lacks %q: %s", want, body)
+		}
+	}
+
+	_, body = sendRequest(t, h, &operator, "GET", "/dead?requeued=archived", nil)
+	if !d.filter.Archived || d.filter.RequeueStatus != "any" || !strings.Contains(body, "Remove for good …") || !strings.Contains(body, `value="archived" selected`) {
+		t.Errorf("the archive: filter %+v", d.filter)
+	}
+	if sendRequest(t, h, &operator, "POST", "/confirm/dead-requeue", url.Values{"pick": {"a"}, "requeued": {"archived"}}); !d.filter.Archived {
+		t.Errorf("a requeue from the archive: filter %+v", d.filter)
+	}
+}
+
+// An action that takes longer than a moment shows its progress, to the person who acted alone, and then its result.
+func TestALongActionShowsItsProgress(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 12, hold: make(chan struct{})}
+	h := New(Options{Watcher: "orders", Patience: time.Millisecond, UseCases: func(admin.Actor, string, string) UseCases { return d.useCases() }})
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "_count": {"12"}, "_phrase": {"discard 12"}}
+	r, _ := sendRequest(t, h, &operator, "POST", "/act/dead-discard", form)
+	at := r.Header.Get("Location")
+	if r.StatusCode != http.StatusSeeOther || !strings.HasPrefix(at, "/task?id=") {
+		t.Fatalf("%d to %q", r.StatusCode, at)
+	}
+
+	var body string
+	stacktest.Eventually(t, "the progress", func() bool {
+		_, body = sendRequest(t, h, &operator, "GET", at, nil)
+		return strings.Contains(body, `<progress max="12" value="7"`) && strings.Contains(body, "7 of 12")
+	})
+	if !strings.Contains(body, "Discard dead letters: running") {
+		t.Errorf("the page of the progress: %s", body)
+	}
+	for _, c := range []struct {
+		who *caller
+		at  string
+	}{{&viewer, at}, {&operator, "/task?id=other"}, {&operator, "/task"}} {
+		if r, _ := sendRequest(t, h, c.who, "GET", c.at, nil); r.StatusCode != http.StatusBadRequest {
+			t.Errorf("%s sees %s: %d", c.who.Actor.Name, c.at, r.StatusCode)
+		}
+	}
+
+	close(d.hold)
+	stacktest.Eventually(t, "the result", func() bool {
+		_, body = sendRequest(t, h, &operator, "GET", at, nil, "HX-Request", "true")
+		return strings.Contains(body, "12 dead letters discarded")
+	})
+	if strings.Contains(body, "<progress") || !strings.Contains(body, "Back") {
+		t.Errorf("after the end: %s", body)
+	}
+}
+
+// An action that panics ends its task with an error, and not the process.
+func TestAPanicOfAnActionIsAnError(t *testing.T) {
+	t.Parallel()
+	p := &page{o: Options{Task: time.Minute, Log: slog.New(slog.DiscardHandler)}}
+	call := &call{ctx: t.Context(), v: &view{}}
+	started := p.startTask(call, preview{run: func() (notice, error) { panic("no") }}, "pause")
+	<-started.ended
+	if !errors.Is(started.err, errPanicked) {
+		t.Errorf("got %v", started.err)
 	}
 }
 

@@ -17,6 +17,7 @@ type UseCases struct {
 	Waiting  waitingUseCases
 	Handlers handlerUseCases
 	Schedule scheduleUseCases
+	Recovery recoveryUseCases
 	Replays  replayUseCases
 	Groups   groupUseCases
 	Inboxes  inboxUseCases
@@ -34,6 +35,7 @@ func Of(op admin.Operator) UseCases {
 		Waiting:  op.Waiting(),
 		Handlers: op.HandlerWaiting(),
 		Schedule: op.Schedule(),
+		Recovery: op.Recovery(),
 		Replays:  op.Replays(),
 		Groups:   op.Groups(),
 		Inboxes:  op.Inboxes(),
@@ -70,6 +72,7 @@ type activityUseCases interface {
 	Minutes(ctx context.Context) ([]admin.Minute, error)
 	Topics(ctx context.Context) (admin.TopicList, error)
 	Recent(ctx context.Context, topic string) (admin.RecentEvents, error)
+	CreateTopic(ctx context.Context, order admin.TopicOrder) (admin.TopicCreated, error)
 }
 
 type letterUseCases interface {
@@ -99,6 +102,10 @@ type scheduleUseCases interface {
 	Summary(ctx context.Context, f admin.ScheduledFilter) ([]admin.ScheduledGroup, error)
 	Cancel(ctx context.Context, f admin.ScheduledFilter, progress func(int64)) (int64, error)
 	Move(ctx context.Context, f admin.ScheduledFilter, to time.Time) (admin.Rescheduled, error)
+}
+
+type recoveryUseCases interface {
+	PassOver(ctx context.Context, order admin.SkipOrder) (admin.SkippedEvent, error)
 }
 
 type replayUseCases interface {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -36,12 +37,14 @@ type Facts struct {
 
 	StepFailsAfter time.Duration // age from which a step that is repeated is a problem; default 30 s
 
-	Waiting    map[string]Waiting // waiting events by topic
-	Letters    *Letters           // nil: unknown
-	Oplog      Oplog
-	Unreadable []outboxes.Finding
-	Health     *health.Report // nil: the rules are not evaluated
-	CountsFail string         // why facts are missing; "" if they are not
+	Waiting map[string]Waiting // waiting events by topic
+	// TopicCommand returns the command that creates a topic; nil: unknown.
+	TopicCommand func(topic string) string
+	Letters      *Letters // nil: unknown
+	Oplog        Oplog
+	Unreadable   []outboxes.Finding
+	Health       *health.Report // nil: the rules are not evaluated
+	CountsFail   string         // why facts are missing; "" if they are not
 }
 
 // OwnSteps are the steps of a process or of a slot that fail and are repeated.
@@ -152,7 +155,7 @@ func (l *list) addTopics() {
 			if more {
 				topic.Count += known.Count
 				if known.Since.Before(topic.Since) {
-					topic.Since, topic.ForS, topic.Reason = known.Since, known.ForS, known.Reason
+					topic.Since, topic.ForS, topic.Reason, topic.Kind = known.Since, known.ForS, known.Reason, known.Kind
 				}
 			}
 			byTopic[at] = topic
@@ -164,6 +167,10 @@ func (l *list) addTopics() {
 		problem := Problem{
 			Kind: TopicUnwritable, Severity: Warn, Watcher: at.watcher, Object: at.topic, Title: "Topic " + at.topic + " cannot be written",
 			Since: &since, ForS: topic.ForS, Count: int64(topic.Count), Unit: "events wait", Detail: withoutTopic(topic.Reason, at.topic),
+		}
+		if topic.Kind == kafkawire.TopicMissing && l.facts.TopicCommand != nil {
+			problem.Fix = "outrelay topics create " + at.topic + ", or let the relay create missing topics with topics.create"
+			problem.Command = l.facts.TopicCommand(at.topic)
 		}
 		// The count of the stored events also has those that wait for an earlier event of their key.
 		if stored, known := l.facts.Waiting[at.topic]; known && at.watcher == l.facts.Watcher {

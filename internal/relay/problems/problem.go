@@ -66,6 +66,8 @@ type Problem struct {
 	// Consequence states the effect on events and services if nobody acts.
 	Consequence string `json:"consequence"`
 	Fix         string `json:"fix"` // the next step of the operator
+	// Command is a command of another tool that fixes it, such as kafka-topics.sh; "" if there is none.
+	Command string `json:"command,omitempty"`
 	// Acknowledge is the id for the acknowledgement that ends the problem; "" if only the end of the cause ends it.
 	Acknowledge string `json:"acknowledge,omitempty"`
 }

@@ -228,6 +228,12 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err := r.checkHostClient(ctx); err != nil {
 			return err
 		}
+		// A program that runs `outrelay run` has checked this before, with its causes.
+		if r.embedded && r.cfg.HasRole(config.RoleRelay) {
+			if err := connect.RequireRights(ctx, r.cfg, r.shared.Scope, r.shared.Mongo.State); err != nil {
+				return err
+			}
+		}
 		// Nothing may be written before the state database is known to be the relay's.
 		if err := r.prepareState(ctx); err != nil || ctx.Err() != nil {
 			return err

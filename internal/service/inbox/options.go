@@ -13,9 +13,12 @@ import (
 // Defaults and limits of the Settings.
 const (
 	// DefaultCollection is the default name of the collection for markers. Other collections have this
-	// name with the suffixes "_offsets" (watermarks), "_claims" (leases) and "_tenures" (sessions of
-	// processes).
+	// name with a suffix.
 	DefaultCollection = record.InboxCollection
+
+	OffsetsSuffix = "_offsets" // of the collection of watermarks
+	ClaimsSuffix  = "_claims"  // of the collection of leases
+	TenuresSuffix = "_tenures" // of the collection of the sessions of processes
 
 	// DefaultRetention is the default time for which a marker is kept.
 	DefaultRetention = 7 * 24 * time.Hour

@@ -13,12 +13,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
-
-// OffsetsSuffix ends the name of the collection that each inbox has in addition to its marks.
-const OffsetsSuffix = "_offsets"
 
 // MaxDatabases is how many databases of a watcher are searched for collections of services.
 const MaxDatabases = 100
@@ -39,7 +37,7 @@ func Find(ctx context.Context, db *mongo.Database, letters []string) (Inventory,
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: []string{sagas.TypesCollection, setaside.DefaultCollection}}}}},
 		bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: slices.Concat([]string{""}, letters)}}}},
 		// Only inboxes have a collection of offsets, and their own names are free.
-		bson.D{{Key: "name", Value: bson.Regex{Pattern: OffsetsSuffix + "$"}}},
+		bson.D{{Key: "name", Value: bson.Regex{Pattern: inbox.OffsetsSuffix + "$"}}},
 	}}}
 	names, err := db.ListCollectionNames(ctx, filter, options.ListCollections().SetAuthorizedCollections(true))
 	if err != nil {
@@ -48,7 +46,7 @@ func Find(ctx context.Context, db *mongo.Database, letters []string) (Inventory,
 
 	slices.Sort(names)
 	for _, name := range names {
-		switch base, isOffsets := strings.CutSuffix(name, OffsetsSuffix); {
+		switch base, isOffsets := strings.CutSuffix(name, inbox.OffsetsSuffix); {
 		case name == sagas.TypesCollection:
 			found.Sagas = true
 		case name == setaside.DefaultCollection:

@@ -35,19 +35,21 @@ func FailureOf(reason, group, handler, class, topic, name string) record.Failure
 	return record.FailureOf(reason, "handler", group, handler, class, topic, name)
 }
 
-// NotRequeued is the filter for the letters of a collection that were not requeued.
-func NotRequeued() bson.D {
+// Open is the filter for the letters of a collection that were neither requeued nor discarded.
+func Open() bson.D {
 	return bson.D{
 		{Key: "series", Value: bson.D{{Key: "$gt", Value: ""}}},
 		{Key: "requeued", Value: bson.D{{Key: "$exists", Value: false}}},
+		{Key: "archived", Value: bson.D{{Key: "$exists", Value: false}}},
 	}
 }
 
 // CountSeries counts the letters of a collection. It reads only an index, and stops at limit entries.
 func CountSeries(ctx context.Context, db *mongo.Database, collection string, limit int64) ([]Series, error) {
-	oneIfDead := bson.D{{Key: "$cond", Value: bson.A{
-		bson.D{{Key: "$gt", Value: bson.A{"$requeued.at", nil}}}, 0, 1,
+	isDecided := bson.D{{Key: "$or", Value: bson.A{
+		bson.D{{Key: "$gt", Value: bson.A{"$requeued.at", nil}}}, bson.D{{Key: "$gt", Value: bson.A{"$archived.at", nil}}},
 	}}}
+	oneIfDead := bson.D{{Key: "$cond", Value: bson.A{isDecided, 0, 1}}}
 	cur, err := db.Collection(collection).Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "series", Value: bson.D{{Key: "$gt", Value: ""}}}}}},
 		{{Key: "$limit", Value: limit}},
@@ -71,12 +73,12 @@ func CountSeries(ctx context.Context, db *mongo.Database, collection string, lim
 	return list, nil
 }
 
-// OldestOpen returns when the oldest letter that was not requeued was given up, or nil if there is none. It reads an index up to that letter.
+// OldestOpen returns when the oldest letter that was neither requeued nor discarded was given up, or nil if there is none. It reads an index up to that letter.
 func OldestOpen(ctx context.Context, db *mongo.Database, collection string) (*time.Time, error) {
 	var oldest struct {
 		GivenUpAt time.Time `bson:"givenUpAt"`
 	}
-	err := db.Collection(collection).FindOne(ctx, NotRequeued(), options.FindOne().
+	err := db.Collection(collection).FindOne(ctx, Open(), options.FindOne().
 		SetSort(bson.D{{Key: "givenUpAt", Value: 1}, {Key: "_id", Value: -1}}).
 		SetProjection(bson.D{{Key: "givenUpAt", Value: 1}})).Decode(&oldest)
 

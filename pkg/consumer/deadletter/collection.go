@@ -54,7 +54,9 @@ func (c *collection) EnsureIndexes(ctx context.Context) error {
 		{Keys: bson.D{{Key: "class", Value: 1}, {Key: "givenUpAt", Value: -1}}},
 		{Keys: bson.D{{Key: "_id.message", Value: 1}}},
 		{Keys: bson.D{{Key: "fingerprint", Value: 1}, {Key: "givenUpAt", Value: -1}}},
-		{Keys: bson.D{{Key: "series", Value: 1}, {Key: "requeued.at", Value: 1}}},
+		{Keys: bson.D{{Key: "series", Value: 1}, {Key: "requeued.at", Value: 1}, {Key: "archived.at", Value: 1}}},
+		// Letters in the archive expire.
+		{Keys: bson.D{{Key: "expireAt", Value: 1}}, Options: options.Index().SetExpireAfterSeconds(0)},
 	}
 
 	err := schema.Change(ctx, c.coll, func(ctx context.Context) error {
@@ -152,15 +154,18 @@ func (l *Letter) countRecordBytes() int {
 }
 
 // upsert inserts a document of a letter with the time of the server. The fields of an existing document win, so a
-// repetition changes nothing. Only a letter that was requeued is replaced: the message was delivered and given up once more.
+// repetition changes nothing. Only a letter that was requeued or discarded is replaced: the message was delivered and given up
+// once more. Then its chunks have the same content, and do not expire with the archive any more.
 func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
-	isRequeued := bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}
+	isDecided := bson.D{{Key: "$or", Value: bson.A{
+		bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}, bson.D{{Key: "$gt", Value: bson.A{"$archived", nil}}},
+	}}}
 	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{
 		bson.D{{Key: "$literal", Value: doc}},
 		bson.D{{Key: "givenUpAt", Value: "$$NOW"}},
-		bson.D{{Key: "$cond", Value: bson.A{isRequeued, bson.D{{Key: "_id", Value: "$_id"}}, "$$ROOT"}}},
+		bson.D{{Key: "$cond", Value: bson.A{isDecided, bson.D{{Key: "_id", Value: "$_id"}}, "$$ROOT"}}},
 	}}}
-	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
+	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}, {{Key: "$unset", Value: "expireAt"}}}
 
 	_, err := c.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update, options.UpdateOne().SetUpsert(true))
 	switch {
@@ -247,16 +252,54 @@ func (c *collection) MarkRequeued(ctx context.Context, id ID, requeuedBy Requeue
 	return res.MatchedCount > 0, nil
 }
 
-// Delete deletes letters. Chunks are deleted first, because only their letter leads to them.
-func (c *collection) Delete(ctx context.Context, letters []Letter) (int64, error) {
-	var ids, chunks []any
+// chunkGrace is how much longer than their letter chunks exist.
+const chunkGrace = time.Hour
+
+// Archive marks letters as discarded. They expire with their chunks after keep.
+func (c *collection) Archive(ctx context.Context, letters []Letter, actor string, keep time.Duration) (archived int64, err error) {
+	ids, chunks := idsOf(letters)
+	expireAfter := func(wait time.Duration) bson.E {
+		return bson.E{Key: "expireAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", wait.Milliseconds()}}}}
+	}
+	mark := bson.D{{Key: "at", Value: "$$NOW"}, {Key: "actor", Value: bson.D{{Key: "$literal", Value: actor}}}}
+
+	// One transaction, because chunks that expire without their letter would leave it incomplete.
+	err = c.Transaction(ctx, func(ctx context.Context) error {
+		notArchived := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "archived", Value: nil}}
+		res, err := c.coll.UpdateMany(ctx, notArchived, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+			{Key: "archived", Value: mark}, expireAfter(keep),
+		}}}})
+		if err != nil {
+			return err
+		}
+		archived = res.MatchedCount
+		if len(chunks) == 0 {
+			return nil
+		}
+		_, err = c.coll.UpdateMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: chunks}}}},
+			mongo.Pipeline{{{Key: "$set", Value: bson.D{expireAfter(keep + chunkGrace)}}}})
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("moving dead letters of %s into the archive: %w", c.coll.Name(), err)
+	}
+	return archived, nil
+}
+
+// idsOf returns the ids of letters, and of the chunks that they may have.
+func idsOf(letters []Letter) (ids, chunks []any) {
 	for i := range letters {
 		ids = append(ids, letters[i].ID)
 		for n := range letters[i].countChunks() {
 			chunks = append(chunks, chunkID{letters[i].ID, n})
 		}
 	}
+	return ids, chunks
+}
 
+// Delete deletes letters. Chunks are deleted first, because only their letter leads to them.
+func (c *collection) Delete(ctx context.Context, letters []Letter) (int64, error) {
+	ids, chunks := idsOf(letters)
 	if len(chunks) > 0 {
 		if _, err := c.deleteByID(ctx, chunks); err != nil {
 			return 0, err

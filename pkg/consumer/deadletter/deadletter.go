@@ -48,7 +48,7 @@ type store interface {
 	EnsureIndexes(ctx context.Context) error
 	// Transaction runs fn as one unit of work.
 	Transaction(ctx context.Context, fn func(ctx context.Context) error) error
-	// Put stores l with the current time, unless a letter with its id exists.
+	// Put stores l with the current time, unless a letter with its id exists that was neither requeued nor discarded.
 	Put(ctx context.Context, l *Letter) error
 	// Get reads one letter, whole. It returns ErrNotFound if there is none.
 	Get(ctx context.Context, id ID) (Letter, error)
@@ -62,6 +62,8 @@ type store interface {
 	Summarize(ctx context.Context, q Query) ([]Summary, error)
 	// MarkRequeued stores by with the current time. It returns false if the letter is marked already, or does not exist.
 	MarkRequeued(ctx context.Context, id ID, by Requeued) (bool, error)
+	// Archive marks letters as discarded by actor, and returns how many were not marked. They are deleted after keep.
+	Archive(ctx context.Context, letters []Letter, actor string, keep time.Duration) (int64, error)
 	// Delete deletes letters, and returns how many there were.
 	Delete(ctx context.Context, letters []Letter) (int64, error)
 }
@@ -231,11 +233,28 @@ func (d *Desk) restrictToExisting(ctx context.Context, query Query) (Query, erro
 	return query, nil
 }
 
-// Discard deletes the letters that query selects and that exist when it begins permanently, and returns how many. It returns ErrEmptyQuery if query has no
-// condition and does not set All. It does not affect messages that were requeued.
-func (d *Desk) Discard(ctx context.Context, query Query) (int64, error) {
+// DiscardOptions has the arguments of Desk.Discard. The zero value is valid.
+type DiscardOptions struct {
+	Actor string // who discards; stored with the letters
+	// Archive is how long the letters stay in the archive: lists and counts leave them out, but Query.Archived selects them, for
+	// example to requeue them. Defaults to 30 days. A negative time deletes them at once. The expiry of WithExpiry may come earlier.
+	Archive time.Duration
+	// Did, if it is not nil, is called with the number of letters so far.
+	Did func(int64)
+}
+
+// Discard moves the letters that query selects and that exist when it begins into the archive, and returns how many. Letters that
+// are in the archive it deletes permanently. It returns ErrEmptyQuery if query has no condition and does not set All. It does
+// not affect messages that were requeued.
+func (d *Desk) Discard(ctx context.Context, query Query, options DiscardOptions) (int64, error) {
 	if query.isEmpty() && !query.All {
 		return 0, ErrEmptyQuery
+	}
+	discard := d.store.Delete
+	if keep := cmp.Or(options.Archive, record.LetterArchive); keep > 0 && !query.Archived {
+		discard = func(ctx context.Context, page []Letter) (int64, error) {
+			return d.store.Archive(ctx, page, options.Actor, keep)
+		}
 	}
 	// The ids are enough to delete letters.
 	query.NoValues = true
@@ -250,10 +269,13 @@ func (d *Desk) Discard(ctx context.Context, query Query) (int64, error) {
 		if err != nil || len(page) == 0 {
 			return n, err
 		}
-		deleted, err := d.store.Delete(ctx, page)
-		n += deleted
+		discarded, err := discard(ctx, page)
+		n += discarded
 		if err != nil {
 			return n, err
+		}
+		if options.Did != nil {
+			options.Did(n)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func TestATombstoneAndALargeBodyAreKept(t *testing.T) {
 	if n != 1 || !isRefused(err) {
 		t.Errorf("requeued letters: got %d (%v), want 1 and a RefusedError", n, err)
 	}
-	if n, err := g.Discard(t.Context(), deadletter.Query{All: true}); n != 2 || err != nil {
+	if n, err := g.Discard(t.Context(), deadletter.Query{All: true}, deadletter.DiscardOptions{Archive: -1}); n != 2 || err != nil {
 		t.Errorf("discarded letters: got %d (%v), want 2", n, err)
 	}
 	if n, err := g.db.Collection(deadletter.DefaultCollection).CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {
@@ -267,7 +267,7 @@ func TestEmptyQueriesActOnNothing(t *testing.T) {
 
 		no := false
 		for _, q := range []deadletter.Query{{}, {Requeued: &no}} {
-			if n, err := g.Discard(g.Context(), q); n != 0 || !errors.Is(err, deadletter.ErrEmptyQuery) {
+			if n, err := g.Discard(g.Context(), q, deadletter.DiscardOptions{}); n != 0 || !errors.Is(err, deadletter.ErrEmptyQuery) {
 				g.Errorf("discarded %d (%v), want ErrEmptyQuery", n, err)
 			}
 			if n, err := g.Requeue(g.Context(), q, deadletter.RequeueOptions{}); n != 0 || !errors.Is(err, deadletter.ErrEmptyQuery) {
@@ -275,13 +275,81 @@ func TestEmptyQueriesActOnNothing(t *testing.T) {
 			}
 		}
 
-		if n, err := g.Discard(g.Context(), deadletter.Query{Name: "A"}); n != 1 || err != nil {
+		if n, err := g.Discard(g.Context(), deadletter.Query{Name: "A"}, deadletter.DiscardOptions{}); n != 1 || err != nil {
 			g.Errorf("discarded %d (%v), want 1", n, err)
 		}
-		if n, err := g.Discard(g.Context(), deadletter.Query{All: true}); n != 1 || err != nil {
+		if n, err := g.Discard(g.Context(), deadletter.Query{All: true}, deadletter.DiscardOptions{}); n != 1 || err != nil {
 			g.Errorf("discarded %d (%v), want 1", n, err)
 		}
 	})
+}
+
+// A discarded letter can be taken back until it leaves the archive. A message that is given up once more has a letter again.
+func TestDiscardedLettersStayInTheArchive(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		g.bury(newLetter(1, "h", "A"), newLetter(2, "h", "B"), newLetter(3, "h", "B"))
+		if n, err := g.Discard(g.Context(), deadletter.Query{All: true}, deadletter.DiscardOptions{Actor: "ann"}); n != 3 || err != nil {
+			g.Fatalf("discarded %d (%v), want 3", n, err)
+		}
+		if list := g.list(deadletter.Query{}); len(list) != 0 {
+			g.Errorf("letters outside of the archive: %+v", list)
+		}
+		archived := g.list(deadletter.Query{Archived: true, Name: "A"})
+		if len(archived) != 1 || archived[0].Archived == nil || archived[0].Archived.Actor != "ann" || archived[0].ExpireAt == nil {
+			g.Fatalf("the archive has %+v", archived)
+		}
+		if left := time.Until(*archived[0].ExpireAt); left < 29*24*time.Hour || left > 31*24*time.Hour {
+			g.Errorf("the archive has it for %s, want 30 days", left)
+		}
+
+		// A requeue takes letters of the archive only if it is meant.
+		g.requeue(deadletter.Query{Name: "A"}, deadletter.RequeueOptions{}, 0)
+		g.requeue(deadletter.Query{Name: "A", Archived: true}, deadletter.RequeueOptions{}, 1)
+		if n := g.countHandedBack("h"); n != 1 {
+			g.Errorf("%d messages wait for the handler, want 1", n)
+		}
+
+		g.bury(newLetter(2, "h", "B"))
+		again := g.list(deadletter.Query{})
+		if len(again) != 1 || again[0].Name != "B" || again[0].Archived != nil || again[0].ExpireAt != nil {
+			g.Errorf("given up once more: %+v", again)
+		}
+		if n, err := g.Discard(g.Context(), deadletter.Query{All: true, Archived: true}, deadletter.DiscardOptions{}); n != 2 || err != nil {
+			g.Errorf("removed %d from the archive (%v), want 2", n, err)
+		}
+		if list := g.list(deadletter.Query{Archived: true}); len(list) != 0 {
+			g.Errorf("the archive still has %+v", list)
+		}
+	})
+}
+
+// MongoDB removes the letters of the archive and their chunks when they have expired.
+func TestTheArchiveExpires(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t)
+	if err := g.Desk.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
+		t.Fatal(err)
+	}
+	large := newLetter(1, "h", "A")
+	large.Value = make([]byte, 13<<20)
+	g.bury(large)
+	if n, err := g.Discard(t.Context(), deadletter.Query{All: true}, deadletter.DiscardOptions{Archive: time.Minute}); n != 1 || err != nil {
+		t.Fatalf("discarded %d (%v), want 1", n, err)
+	}
+	coll := g.db.Collection(deadletter.DefaultCollection)
+	if n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "expireAt", Value: bson.D{{Key: "$type", Value: "date"}}}}); n != 3 || err != nil {
+		t.Errorf("%d documents with an expiry (%v), want the letter and two chunks", n, err)
+	}
+	if got, err := g.Get(t.Context(), large.ID); err != nil || len(got.Value) != len(large.Value) {
+		t.Errorf("the letter in the archive has %d bytes (%v)", len(got.Value), err)
+	}
+	specs, err := coll.Indexes().ListSpecifications(t.Context())
+	if err != nil || !slices.ContainsFunc(specs, func(spec mongo.IndexSpecification) bool {
+		return spec.Name == "expireAt_1" && spec.ExpireAfterSeconds != nil && *spec.ExpireAfterSeconds == 0
+	}) {
+		t.Errorf("no index removes the letters: %+v, %v", specs, err)
+	}
 }
 
 func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {

@@ -97,7 +97,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if _, err := desk.Discard(ctx, deadletter.Query{Before: time.Now().AddDate(0, -1, 0)}); err != nil {
+	if _, err := desk.Discard(ctx, deadletter.Query{Before: time.Now().AddDate(0, -1, 0)}, deadletter.DiscardOptions{}); err != nil {
 		log.Fatal(err)
 	}
 }

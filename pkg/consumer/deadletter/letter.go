@@ -58,6 +58,15 @@ type Letter struct {
 	History   []Failure `bson:"history"`            // the latest 20
 	GivenUpAt time.Time `bson:"givenUpAt"`          // by the clock of the database
 	Requeued  *Requeued `bson:"requeued,omitempty"` // nil if the letter was not requeued
+
+	Archived *Archived  `bson:"archived,omitempty"` // nil if the letter was not discarded
+	ExpireAt *time.Time `bson:"expireAt,omitempty"` // when the letter leaves the archive; nil outside of it
+}
+
+// Archived describes the discard of a letter that is in the archive.
+type Archived struct {
+	At    time.Time `bson:"at"` // by the clock of the database
+	Actor string    `bson:"actor"`
 }
 
 // Failure is a failed attempt.

@@ -22,6 +22,7 @@ type Query struct {
 	Reason       string    // the beginning of the reason
 	From, Before time.Time // given up at From or later, and before Before
 	Requeued     *bool     // nil: both
+	Archived     bool      // the discarded letters in the archive, in place of the others
 
 	// NoValues leaves out the values of the letters, so that a list costs little. Only List uses it.
 	NoValues bool
@@ -31,10 +32,10 @@ type Query struct {
 	All bool
 }
 
-// isEmpty reports whether the query has no condition except Requeued.
+// isEmpty reports whether the query has no condition except Requeued and Archived.
 func (q Query) isEmpty() bool {
-	q.Requeued = nil
-	return len(q.buildFilter()) == 1 && q.Class == ""
+	q.Requeued, q.Archived = nil, false
+	return len(q.buildFilter()) == len(Query{}.buildFilter()) && q.Class == ""
 }
 
 // buildFilter returns the filter of the query for MongoDB.
@@ -59,6 +60,7 @@ func (q Query) buildFilter() bson.D {
 	}
 	filter.Prefix("reason", q.Reason)
 	filter.During("givenUpAt", q.From, q.Before)
+	filter.Exists("archived", q.Archived)
 	if q.Requeued != nil {
 		filter.Exists("requeued", *q.Requeued)
 	}

@@ -114,19 +114,24 @@
   });
 
   // Copying: by a selection, because the clipboard of scripts needs HTTPS and a permission.
-  for (const el of document.querySelectorAll('[data-copy]')) {
-    const b = document.createElement('button');
-    b.type = 'button';
-    b.className = 'copy';
-    b.textContent = 'Copy';
-    b.setAttribute('aria-label', 'Copy ' + el.dataset.copy);
-    b.addEventListener('click', () => {
-      getSelection().selectAllChildren(el);
-      b.textContent = document.execCommand('copy') ? 'Copied' : 'Not copied';
-      getSelection().removeAllRanges();
-    });
-    el.after(b);
-  }
+  const addCopy = () => {
+    for (const el of document.querySelectorAll('[data-copy]:not(:has(+ .copy))')) {
+      const b = document.createElement('button');
+      b.type = 'button';
+      b.className = 'copy';
+      b.textContent = 'Copy';
+      b.setAttribute('aria-label', 'Copy ' + el.dataset.copy);
+      b.addEventListener('click', () => {
+        getSelection().selectAllChildren(el);
+        b.textContent = document.execCommand('copy') ? 'Copied' : 'Not copied';
+        getSelection().removeAllRanges();
+      });
+      el.after(b);
+    }
+  };
+  addCopy();
+  document.body.addEventListener('htmx:afterSettle', addCopy);
+
   // One button for all shortened texts of tables: it appears at the one under the pointer.
   const floating = document.createElement('button');
   floating.type = 'button';

@@ -329,6 +329,7 @@ const mostProblemText = 1000
 // unwritableTarget is a [sink.Unwritable] as it is stored.
 type unwritableTarget struct {
 	Topic   string    `bson:"topic"`
+	Kind    string    `bson:"kind"`
 	Reason  string    `bson:"reason"`
 	Since   time.Time `bson:"since"`
 	Records int       `bson:"count"`
@@ -399,7 +400,7 @@ func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.
 	// A new list: the last one may be in use by a renewal.
 	v.current.Unwritable = make([]unwritableTarget, len(unwritable))
 	for i, target := range unwritable {
-		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Reason, target.Since, target.Records, target.Parked}
+		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Kind, target.Reason, target.Since, target.Records, target.Parked}
 	}
 	v.current.LagMS = monitor.resolver.Lag(monitor.slot.shared.Clock.Now()).Milliseconds()
 	v.current.Unresolved, v.current.Bytes = monitor.resolver.Unresolved()

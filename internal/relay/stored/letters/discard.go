@@ -35,17 +35,27 @@ func (e *RefusedError) Error() string {
 // letters.
 const maxCheckpointWait = 2 * time.Second
 
-// Discard removes the letters that match query and existed when it began, and returns
+// Discarding states what becomes of the letters of a discard.
+type Discarding struct {
+	Actor string
+	// Archive is how long the letters stay in the archive; 0 removes them at once. Letters that are in the archive already
+	// are removed at once.
+	Archive time.Duration
+}
+
+// Discard moves the letters that match query and existed when it began into the archive, or removes them, and returns
 // their number. If did is not nil, Discard calls it with the total after each part. watchers is the collection of the
 // watcher documents.
 //
 // Discard takes no fence, because no envelope changes. Each part of at most [mongodb.MaxDocuments] letters is
-// one majority write. If Discard is interrupted, the same call removes the rest.
+// one majority write. If Discard is interrupted, the same call does the rest.
 //
-// Discard returns a [*RefusedError] and removes nothing if the watcher has not passed the event of
+// Discard returns a [*RefusedError] and changes nothing if the watcher has not passed the event of
 // a letter: only the letter keeps the next owner from sending that event (N15). Discard blocks up
 // to 2 s until the watcher passes it.
-func Discard(ctx context.Context, coll, watchers *mongo.Collection, query Query, did func(int64)) (int64, error) {
+func Discard(
+	ctx context.Context, coll, watchers *mongo.Collection, query Query, how Discarding, did func(int64),
+) (int64, error) {
 	now, err := mongodb.ServerTime(ctx, coll.Database().Client())
 	if err != nil {
 		return 0, err
@@ -62,6 +72,10 @@ func Discard(ctx context.Context, coll, watchers *mongo.Collection, query Query,
 		return 0, err
 	}
 
+	discardPart, right := removePart, "remove"
+	if how.Archive > 0 && !query.Archived {
+		discardPart, right = how.archivePart, "update"
+	}
 	var total int64
 	for {
 		part, err := scan.nextPart(ctx, mongodb.MaxDocuments, math.MaxInt)
@@ -69,11 +83,11 @@ func Discard(ctx context.Context, coll, watchers *mongo.Collection, query Query,
 			return total, err
 		}
 
-		removed, err := removePart(ctx, scan.coll, part, query)
+		discarded, err := discardPart(ctx, scan.coll, part, query)
 		if err != nil {
-			return total, mongodb.Refusal(err, "discarding dead letters from "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
+			return total, mongodb.Refusal(err, "discarding dead letters from "+mongodb.Namespace(coll), right, mongodb.Namespace(coll))
 		}
-		total += removed
+		total += discarded
 		if did != nil {
 			did(total)
 		}
@@ -108,6 +122,51 @@ func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, q
 	}
 	return res.DeletedCount, nil
 }
+
+// archivePart moves the letters in part into the archive, and returns their number.
+func (d Discarding) archivePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, query Query) (archived int64, err error) {
+	client := coll.Database().Client()
+	now, err := mongodb.ServerTime(ctx, client)
+	if err != nil {
+		return 0, err
+	}
+	ids := make([]string, len(part))
+	for i, p := range part {
+		ids[i] = p.ID
+	}
+
+	// One transaction, because chunks that expire without their letter would leave it incomplete.
+	err = mongodb.InTransaction(ctx, client, func(tx context.Context) error {
+		// The query is part of the filter because a letter that was requeued since the scan may no longer match.
+		open, err := mongodb.FindAll[scanEntry](tx, coll, "reading "+mongodb.Namespace(coll), letterlist.All(idIn(ids), query.mongoFilter()),
+			options.Find().SetProjection(mongodb.Fields("chunks")))
+		archived = int64(len(open))
+		if err != nil || archived == 0 {
+			return err
+		}
+
+		var openIDs, chunks []string
+		for _, letter := range open {
+			openIDs = append(openIDs, letter.ID)
+			for n := range letter.Chunks {
+				chunks = append(chunks, chunkID(letter.ID, n))
+			}
+		}
+		until := now.Add(d.Archive)
+		if len(chunks) > 0 {
+			if _, err := coll.UpdateMany(tx, idIn(chunks), setFields(bson.E{Key: "expireAt", Value: until.Add(chunkGrace)})); err != nil {
+				return err
+			}
+		}
+		// An operator instead of a pipeline: only plain operators keep the bytes of a malformed envelope.
+		_, err = coll.UpdateMany(tx, idIn(openIDs), setFields(
+			bson.E{Key: "archived", Value: Archived{At: now, Actor: d.Actor}}, bson.E{Key: "expireAt", Value: until}))
+		return err
+	})
+	return archived, err
+}
+
+func setFields(fields ...bson.E) bson.D { return bson.D{{Key: "$set", Value: bson.D(fields)}} }
 
 // waitUntilPassed blocks until the watcher has passed the events of all letters that match query. After
 // maxCheckpointWait it returns a [*RefusedError] instead. A running watcher passes an event with

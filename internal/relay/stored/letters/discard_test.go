@@ -18,7 +18,7 @@ import (
 
 func (b *bench) discard(ctx context.Context, q Query, did func(int64)) (int64, error) {
 	q.Watcher = "orders"
-	return Discard(ctx, b.coll, b.db.Collection("watchers"), q, did)
+	return Discard(ctx, b.coll, b.db.Collection("watchers"), q, Discarding{}, did)
 }
 
 func TestDiscard(t *testing.T) {
@@ -56,6 +56,63 @@ func TestDiscard(t *testing.T) {
 	}
 }
 
+// A discarded letter is in the archive, whole and with an expiry, and its event stays decided.
+func TestDiscardedLettersStayInTheArchive(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	body := make([]byte, maxInline+1)
+	ids := b.write(b.newLetter(order(1)), b.newLetter(order(2)), b.newLetter(bson.D{{Key: "_id", Value: "large"}, {Key: "payload", Value: body}}))
+	discard := func(q Query) (int64, error) {
+		q.Watcher = "orders"
+		return Discard(t.Context(), b.coll, b.db.Collection("watchers"), q, Discarding{Actor: "ann", Archive: time.Hour}, nil)
+	}
+	count := func(q Query) int64 {
+		t.Helper()
+		q.Watcher = "orders"
+		n, err := Count(t.Context(), b.coll, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+
+	began := time.Now()
+	if n, err := discard(Query{Letters: ids[1:]}); err != nil || n != 2 {
+		t.Fatalf("discarded %d, %v, want 2", n, err)
+	}
+	if n, archived := count(Query{}), count(Query{Archived: true}); n != 1 || archived != 2 {
+		t.Errorf("%d letters, %d in the archive, want 1 and 2", n, archived)
+	}
+	open, _, err := CountOpen(t.Context(), b.coll, "orders")
+	if err != nil || open != 1 {
+		t.Errorf("%d letters need a decision, %v, want 1", open, err)
+	}
+	large := b.open(ids[2])
+	if large.Archived == nil || large.Archived.Actor != "ann" || large.ExpireAt == nil || len(large.Envelope) < len(body) {
+		t.Fatalf("unexpected letter in the archive: %+v of %d bytes", large.Archived, len(large.Envelope))
+	}
+	// The clock of the server may differ by some seconds.
+	if left := large.ExpireAt.Sub(began); left < 55*time.Minute || left > 65*time.Minute {
+		t.Errorf("the archive has it for %s, want 1h", left)
+	}
+	later := bson.D{{Key: "movedAt", Value: nil}, {Key: "expireAt", Value: bson.D{{Key: "$gt", Value: *large.ExpireAt}}}}
+	if n := b.count(later); n != int64(large.Chunks) || n == 0 {
+		t.Errorf("%d of %d chunks expire after their letter", n, large.Chunks)
+	}
+	known := 0
+	if err := Each(t.Context(), b.coll, "orders", func(Mark) error { known++; return nil }); err != nil || known != 3 {
+		t.Errorf("%d decided events, %v, want 3", known, err)
+	}
+
+	// From the archive, letters go for good.
+	if n, err := discard(Query{All: true, Archived: true}); err != nil || n != 2 {
+		t.Errorf("removed %d, %v, want 2", n, err)
+	}
+	if left := b.count(bson.D{}); left != 1 {
+		t.Errorf("%d documents are left, want 1", left)
+	}
+}
+
 // TestIndexesServeTheQueries checks the query plans: no plan may read the whole collection or sort
 // it. So a server that runs with notablescan accepts every query.
 func TestIndexesServeTheQueries(t *testing.T) {
@@ -80,6 +137,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 	}{
 		"newest":             {of(Query{}), latest, "watcher_1_movedAt_1__id_1"},
 		"next page":          {letterlist.All(of(Query{}), newest.After(b.now, "dead-a")), latest, "watcher_1_movedAt_1__id_1"},
+		"archive":            {of(Query{Archived: true}), latest, "watcher_1_movedAt_1__id_1"},
 		"window":             {of(Query{From: time.Now()}), latest, "watcher_1_movedAt_1__id_1"},
 		"message":            {of(Query{Message: "x"}), latest, "watcher_1_movedAt_1__id_1"},
 		"outbox":             {of(Query{NS: "none"}), latest, "watcher_1_ns_1_movedAt_1__id_1"},

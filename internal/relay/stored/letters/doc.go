@@ -7,9 +7,10 @@
 // does not depend on the outbox (N16), and a malformed envelope keeps its bytes. A service may use one id for two events
 // after each other: each of them leaves its own letter.
 //
-// Letters are kept until they are discarded, or until they expire. A requeued letter stays, marked with the actor and
-// the new delivery.
+// Letters are kept until they are discarded, or until they expire. A discarded letter stays in the archive for some time:
+// it is marked, lists and counts leave it out, and its event still counts as decided. A requeued letter stays, marked with
+// the actor and the new delivery.
 //
 // [List], [Count] and [Summarize] read one collection. A page reads as many index entries as it has letters. A total
-// reads as many index entries as letters match. A condition without an index reads all letters in its time range.
+// reads as many letters as match. A condition without an index reads all letters in its time range.
 package letters

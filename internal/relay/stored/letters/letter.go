@@ -81,9 +81,9 @@ type Content struct {
 	FirstFailure time.Time        `bson:"firstFailure"`
 	LastFailure  time.Time        `bson:"lastFailure"`
 	MovedAt      time.Time        `bson:"movedAt"` // server time
-	ExpireAt     *time.Time       `bson:"expireAt,omitempty"`
-	ReplayOf     string           `bson:"replayOf,omitempty"`
-	Requeued     *Requeue         `bson:"requeued,omitempty"` // nil: not requeued
+	Ending       `bson:",inline"`
+	ReplayOf     string   `bson:"replayOf,omitempty"`
+	Requeued     *Requeue `bson:"requeued,omitempty"` // nil: not requeued
 }
 
 // Version counts the changes that operators made to the letter. An edit names the version that it was made from. Only a
@@ -93,6 +93,18 @@ func (d *Dead) Version() int32 {
 		return 1
 	}
 	return 0
+}
+
+// Ending states when the server removes a letter.
+type Ending struct {
+	ExpireAt *time.Time `bson:"expireAt,omitempty"` // nil: it stays
+	Archived *Archived  `bson:"archived,omitempty"` // nil: not discarded
+}
+
+// Archived describes how a letter came into the archive: it was discarded, and stays until its ExpireAt.
+type Archived struct {
+	At    time.Time `bson:"at" json:"at"` // server time
+	Actor string    `bson:"actor" json:"actor"`
 }
 
 // Requeue describes how a letter was requeued.

@@ -175,7 +175,7 @@ func TestPagesOfManyOutboxesAreStable(t *testing.T) {
 
 		// Between two pages, a letter of the first one is discarded, and a new one is added.
 		q := Query{Watcher: "orders", Letters: []string{got.Letters[0].ID}}
-		if n, err := Discard(t.Context(), b.coll, b.db.Collection("watchers"), q, nil); err != nil || n != 1 {
+		if n, err := Discard(t.Context(), b.coll, b.db.Collection("watchers"), q, Discarding{}, nil); err != nil || n != 1 {
 			t.Fatal(n, err)
 		}
 		b.write(b.newLetter(order(1000+n), at(n), func(l *Letter) { l.NS = fmt.Sprintf("tenant-%03d.outbox", n) }))

@@ -37,6 +37,7 @@ type Query struct {
 	Message       string // prefix of the reason, case-sensitive
 	RequeueStatus RequeueStatus
 	Fingerprint   string // of the failure
+	Archived      bool   // the letters in the archive, in place of the others
 
 	// All allows a query without conditions to requeue or discard every letter.
 	All bool
@@ -45,7 +46,7 @@ type Query struct {
 // ErrEmptyQuery is returned by a requeue or a discard whose query has no condition.
 var ErrEmptyQuery = errors.New("the query has no condition; add one, or set all if every dead letter is meant")
 
-// Empty reports whether the query has no condition except Watcher, NS and RequeueStatus.
+// Empty reports whether the query has no condition except Watcher, NS, RequeueStatus and Archived.
 func (q Query) Empty() bool {
 	return len(q.Letters) == 0 && len(q.IDs) == 0 && q.From.IsZero() && q.To.IsZero() && q.Topic == "" && q.Type == "" &&
 		q.AggregateType == "" && q.Key == "" && q.Class == "" && q.Message == "" && q.Fingerprint == ""
@@ -98,6 +99,7 @@ func (q Query) mongoFilter() bson.D {
 	filter.Equal("class", string(q.Class))
 	filter.Prefix("reason", q.Message)
 	filter.Equal("fingerprint", q.Fingerprint)
+	filter.Exists("archived", q.Archived)
 	if q.RequeueStatus != AnyRequeueStatus {
 		filter.Exists("requeued", q.RequeueStatus == Requeued)
 	}

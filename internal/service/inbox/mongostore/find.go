@@ -23,7 +23,13 @@ type FoundMark struct {
 // namespace. It reads the names of the consumers, and looks up each identity by the index of _id.
 func (s *Store) FindMarks(ctx context.Context, ids map[string][]string) ([]FoundMark, error) {
 	var consumers []string
-	if err := s.offsets.Distinct(ctx, "_id.c", bson.D{}).Decode(&consumers); err != nil {
+	names := s.offsets.Distinct(ctx, "_id.c", bson.D{})
+	err := names.Err()
+	// Decode would hide why the server has rejected the command.
+	if err == nil {
+		err = names.Decode(&consumers)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading the consumers: %w", err)
 	}
 	var wanted []inbox.ID

@@ -58,9 +58,9 @@ func New(db *mongo.Database, settings inbox.Settings) *Store {
 	return &Store{
 		client:    db.Client(),
 		markers:   open(""),
-		offsets:   open("_offsets"),
-		claims:    open("_claims"),
-		tenures:   open("_tenures"),
+		offsets:   open(inbox.OffsetsSuffix),
+		claims:    open(inbox.ClaimsSuffix),
+		tenures:   open(inbox.TenuresSuffix),
 		retention: settings.Retention,
 		noTTL:     settings.WithoutTTL,
 		previous:  make(map[string]struct{}),

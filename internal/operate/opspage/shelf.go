@@ -1,0 +1,42 @@
+package opspage
+
+import (
+	"crypto/rand"
+	"sync"
+)
+
+// maxShelved bounds the items of a shelf.
+const maxShelved = 256
+
+// shelf stores the latest items under ids that cannot be guessed. It is safe for concurrent use.
+type shelf[T any] struct {
+	mu    sync.Mutex
+	byID  map[string]T
+	order []string
+}
+
+// put stores an item, and returns its id. The oldest item makes room.
+func (s *shelf[T]) put(item T) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if s.byID == nil {
+		s.byID = map[string]T{}
+	}
+	id := rand.Text()
+	s.byID[id] = item
+	s.order = append(s.order, id)
+	if len(s.order) > maxShelved {
+		delete(s.byID, s.order[0])
+		s.order = s.order[1:]
+	}
+	return id
+}
+
+// get returns the item with this id. It returns false if there is none any more.
+func (s *shelf[T]) get(id string) (T, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	item, known := s.byID[id]
+	return item, known
+}
