@@ -149,7 +149,8 @@ func TestAMissingOwnerNamesTheNextStep(t *testing.T) {
 	}{
 		{[]nodes.Node{gone}, "no process runs it; its last owner was node n1", "start outrelay run"},
 		{
-			[]nodes.Node{gone, liveNode("n3"), liveNode("n2")}, "no process has its lease; live nodes: n2, n3",
+			[]nodes.Node{gone, liveNode("n3"), liveNode("n2")},
+			"no process has its lease; live nodes: n2, n3",
 			"wait some seconds for a takeover; if the problem stays, the logs of the live nodes name the step that fails",
 		},
 	} {
