@@ -306,7 +306,10 @@ func (l *Ledger) refuseToStore(outcome *Outcome, rejection error) error {
 	// The class of an earlier failure explains the letter better.
 	if outcome.Refusal.Class == "" {
 		outcome.Refusal.Class = record.Malformed
-		outcome.Topic = firstText(outcome.Topics)
+		// A letter without a topic stands for all. One that names a topic would let the next owner send to the others.
+		if len(outcome.Topics) == 1 {
+			outcome.Topic = outcome.Topics[0]
+		}
 	}
 	outcome.Refusal.Reason = "it has to wait for its target, and MongoDB cannot store it: " + rejection.Error()
 	outcome.End, outcome.entry = Dead, nil
@@ -314,13 +317,6 @@ func (l *Ledger) refuseToStore(outcome *Outcome, rejection error) error {
 	var err error
 	outcome.letter, err = letters.Prepare(l.newLetter(outcome, nil))
 	return err
-}
-
-func firstText(list []string) string {
-	if len(list) == 0 {
-		return ""
-	}
-	return list[0]
 }
 
 // repeatUntilDone calls op until it succeeds, ctx ends or the lease is lost.

@@ -95,6 +95,23 @@ func TestN16_ARejectedEnvelopeIsIsolated(t *testing.T) {
 	}
 }
 
+// The letter of an envelope that waits for several topics names none of them: the next owner would send to the others, after later events of
+// the key, and nobody would know that they do not have it.
+func TestN16_TheLetterOfARejectedEnvelopeStandsForAllItsTopics(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.validate(b.waiting, without("envelope.payload", "poison"))
+	several, one := b.newEnvelope(1, bson.E{Key: "payload", Value: "poison"}), b.newEnvelope(2, bson.E{Key: "payload", Value: "poison"})
+	several.Topics = []string{"a", "b"}
+	b.store(several, one)
+	if topic := b.letterOf(1).Topic; topic != "" {
+		t.Errorf("the letter of an envelope that waited for two topics names %q", topic)
+	}
+	if topic := b.letterOf(2).Topic; topic != "a" {
+		t.Errorf("the letter of an envelope that waited for topic a names %q", topic)
+	}
+}
+
 // The limits of MongoDB hold for the stored document, which has the key as well as the envelope.
 func TestN16_AnEnvelopeThatIsTooLargeToWaitIsADeadLetter(t *testing.T) {
 	t.Parallel()
