@@ -116,6 +116,43 @@ func TestPublishReportsOnceAllTargetsHaveAnswered(t *testing.T) {
 	}
 }
 
+// N15: an envelope is in flight to one topic, and another topic has given it back. That is reported with the last answer only. If the other topic can
+// be written in the meantime, no later envelope of the key may overtake it there.
+func TestN15_NothingOvertakesAnEnvelopeThatOneOfItsTopicsHasGivenBack(t *testing.T) {
+	t.Parallel()
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(4000, 1000)})
+	s.holder, s.hold = d, map[string]error{"away": record.ErrPartitionParked}
+	published := make(chan record.Published, 3)
+	publish := func(key string, topics ...string) {
+		t.Helper()
+		if err := d.Publish(t.Context(), itemWithKey(key, topics...).Records, func(p record.Published) { published <- p }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish("k", "a", "away")
+	s.hold = nil
+	publish("k", "away")
+	// Publish reports a blocked record before it returns.
+	if len(published) != 1 {
+		t.Fatal("the later envelope of the key was sent")
+	}
+	if p := <-published; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
+		t.Fatalf("the later envelope of the key: %+v, want blocked", p.Answers)
+	}
+	publish("other", "away")
+	if len(published) > 0 {
+		t.Fatalf("an envelope of another key: %+v, want in flight", (<-published).Answers)
+	}
+
+	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{s.sent[0]}, 10)
+	<-published
+	d.ResumeKey("", "away", "k")
+	publish("k", "away")
+	if len(published) > 0 {
+		t.Fatalf("after the key was resumed: %+v, want in flight", (<-published).Answers)
+	}
+}
+
 func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 	t.Parallel()
 	d, s, _ := newTestDispatcher(t, Config{})

@@ -85,6 +85,12 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 			}
 			answer.Held = err
 		}
+
+		// N15: the caller gets this answer with the last one. Until then, a later envelope of the key must not go to this topic, which may be
+		// ready at any moment.
+		if len(recs) > 1 && (answer.Refusal == nil || !answer.Refusal.Class.DeadAtOnce()) {
+			d.gates.stopKey(string(recs[i].Header(record.HeaderNamespace)), recs[i].Topic, string(recs[i].Key))
+		}
 		d.resolveSideTarget(ticket, answer)
 	}
 	return nil
