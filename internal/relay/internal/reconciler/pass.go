@@ -50,7 +50,7 @@ func (c *candidate) key() orderKey { return orderKey{c.NS, c.Key} }
 // blocks while too many envelopes are in flight.
 func (x *Sender) scanStore(ctx context.Context, pass scanPass) error {
 	pass.skip = map[string]struct{}{}
-	scan := waiting.Scan{Store: x.config.Store, NS: pass.ns, Keys: pass.keys}
+	scan := waiting.Scan{NS: pass.ns, Keys: pass.keys}
 
 	x.mu.Lock()
 	// The first key may be the last one of the previous pass, and starts again.
@@ -67,7 +67,7 @@ func (x *Sender) scanStore(ctx context.Context, pass scanPass) error {
 		scan.Skip = slices.Sorted(maps.Keys(pass.skip))
 
 		var err error
-		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
+		more, err = x.config.Store.ReadPage(ctx, &scan, limit, func(raw bson.Raw) error {
 			docs++
 			bytes += len(raw)
 			if err := x.publishInTurn(ctx, &pass, raw); err != nil {

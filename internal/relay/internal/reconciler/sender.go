@@ -10,6 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
 	"github.com/outrelay/outrelay/internal/base/mailbox"
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/contract/envelope"
@@ -154,10 +157,28 @@ type Outlet interface {
 	Flush()
 }
 
+// Store reads the waiting envelopes of the slot, as [waiting.Store].
+type Store interface {
+	Collection() *mongo.Collection
+	Each(ctx context.Context, take func(document *waiting.Document) error) error
+	EachWithoutPayload(ctx context.Context, topics []string, take func(document *waiting.Document) error) error
+	DueKeys(ctx context.Context, near time.Time, skip []string, limit int) ([]waiting.DueKey, error)
+	OfOutbox(ctx context.Context, db, coll, before string, limit int) ([]waiting.Document, error)
+	ReadPage(ctx context.Context, scan *waiting.Scan, limit int, take func(raw bson.Raw) error) (more bool, err error)
+}
+
+// Ledger decides what becomes of an envelope, and stores that, as [ledger.Ledger].
+type Ledger interface {
+	Answered(document *waiting.Document, topics []string, answers []record.Answer) *ledger.Outcome
+	Refused(document *waiting.Document, topics []string, why *record.Refusal) *ledger.Outcome
+	Add(list ...*ledger.Outcome)
+	Store(ctx context.Context, list []*ledger.Outcome) error
+}
+
 // Config is the configuration of a Sender. Fields without a default are required.
 type Config struct {
-	Store   *waiting.Store
-	Ledger  *ledger.Ledger
+	Store   Store
+	Ledger  Ledger
 	Outlet  Outlet
 	Mapping *envelope.Mapping // reads the documents; nil: they are envelopes of the contract
 	Now     func() time.Time  // the time of the server, as this process estimates it
@@ -257,7 +278,7 @@ func (x *Sender) Run(ctx context.Context) error {
 	due := true
 
 	for {
-		err := x.runRound(ctx, due)
+		err := x.RunRound(ctx, due)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -304,8 +325,8 @@ func (x *Sender) isPassDue() bool {
 	return time.Since(x.lastPass) >= pause
 }
 
-// runRound reads and publishes the envelopes for which there is a reason. due is set at each poll.
-func (x *Sender) runRound(ctx context.Context, due bool) error {
+// RunRound reads and publishes the envelopes for which there is a reason. due is set at each poll. Run calls it.
+func (x *Sender) RunRound(ctx context.Context, due bool) error {
 	for _, topic := range x.config.Ready.Take(0) {
 		x.Wake(topic)
 	}

@@ -46,7 +46,7 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 	te.x.parked["a"] = struct{}{}
 	poll := func() {
 		t.Helper()
-		if err := te.x.runRound(t.Context(), true); err != nil {
+		if err := te.x.RunRound(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
 	}

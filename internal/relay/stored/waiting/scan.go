@@ -63,6 +63,12 @@ func (s *Scan) Page(ctx context.Context, limit int, take func(raw bson.Raw) erro
 	return more, err
 }
 
+// ReadPage reads the next page of scan in the store, as [Scan.Page].
+func (s *Store) ReadPage(ctx context.Context, scan *Scan, limit int, take func(raw bson.Raw) error) (more bool, err error) {
+	scan.Store = s
+	return scan.Page(ctx, limit, take)
+}
+
 // readPage reads the rest of the current key, then the following keys, then the following outboxes.
 func (s *Scan) readPage(ctx context.Context, limit int, take func(raw bson.Raw) error) (more bool, err error) {
 	for {
