@@ -247,6 +247,19 @@ func (b *tab) clickButton(text string) {
 	b.clickButtonIn("main", text)
 }
 
+// openQuestion follows a button of a page that refreshes itself until the page with the question appears. A mouse click can miss, because a
+// refresh moves the button.
+func (b *tab) openQuestion(text, question string) {
+	b.t.Helper()
+	b.waitUntil(fmt.Sprintf("the question %q", question), fmt.Sprintf(`(() => {
+		if (document.body.innerText.includes(%q)) return true;
+		if (Date.now() - (window.pressedAt || 0) < 2000) return false;
+		const at = [...document.querySelectorAll('main button, main a')].find((e) => e.textContent.trim().startsWith(%q) && e.offsetParent);
+		if (at) { window.pressedAt = Date.now(); at.click(); }
+		return false;
+	})()`, question, text))
+}
+
 // clickButtonIn is clickButton within the elements of a selector. It sends a mouse click.
 func (b *tab) clickButtonIn(within, text string) {
 	b.t.Helper()
