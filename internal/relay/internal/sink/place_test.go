@@ -291,6 +291,14 @@ func TestRefusedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
 	}
 }
 
+// reopensAfter reports whether the sink has ended, to be opened again, once it has applied layout.
+func (r *testSink) reopensAfter(layout *kafkawire.Layout) bool {
+	r.refresher.applyLayout(layout)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return errors.Is(r.Sink.ended, ErrReopen)
+}
+
 // TestManyDeletedTopicsEndTheSink: the takeover of the next sink forgets them. A topic for which records wait, which is in quarantine, or
 // which exists, does not count. The sink ends at most once in reopenEvery.
 func TestManyDeletedTopicsEndTheSink(t *testing.T) {
@@ -306,12 +314,6 @@ func TestManyDeletedTopicsEndTheSink(t *testing.T) {
 		layout.Topics[name] = kafkawire.TopicLayout{Err: kafkawire.UnknownTopicOrPartition}
 		return topic.partitions[0]
 	}
-	ends := func() bool {
-		r.refresher.applyLayout(layout)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return errors.Is(r.Sink.ended, ErrReopen)
-	}
 
 	for _, name := range []string{"deleted1", "deleted2"} {
 		add(name)
@@ -321,17 +323,17 @@ func TestManyDeletedTopicsEndTheSink(t *testing.T) {
 	add("quarantine").quarantine = true
 	add("exists")
 	layout.Topics["exists"] = kafkawire.TopicLayout{Partitions: []kafkawire.PartitionLayout{{}}}
-	if ends() {
+	if r.reopensAfter(layout) {
 		t.Fatal("the sink ends for two deleted topics, want three")
 	}
 
 	add("deleted3")
 	r.c.reopened.Store(time.Now().UnixNano())
-	if ends() {
+	if r.reopensAfter(layout) {
 		t.Fatal("the sink ends again within reopenEvery")
 	}
 	r.c.reopened.Store(0)
-	if !ends() {
+	if !r.reopensAfter(layout) {
 		t.Error("the sink does not end for three deleted topics")
 	}
 }
@@ -345,20 +347,14 @@ func TestATopicThatWasDeletedLongAgoEndsTheSink(t *testing.T) {
 	topic.addPartitions(1)
 	r.mu.Unlock()
 	layout := &kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"deleted": {Err: kafkawire.UnknownTopicOrPartition}}}
-	ends := func() bool {
-		r.refresher.applyLayout(layout)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return errors.Is(r.Sink.ended, ErrReopen)
-	}
-	if ends() {
+	if r.reopensAfter(layout) {
 		t.Fatal("the sink ends at once")
 	}
 
 	r.mu.Lock()
 	topic.since = topic.since.Add(-r.c.limits.deletedFor)
 	r.mu.Unlock()
-	if !ends() {
+	if !r.reopensAfter(layout) {
 		t.Error("the sink does not end a day later")
 	}
 }
