@@ -98,11 +98,7 @@ func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 		dead := withdrawn.Refusal != nil && withdrawn.Refusal.Class.DeadAtOnce()
 
 		if withdrawn.Ticket.IsSide() {
-			// Later deliveries of the key must not overtake this delivery.
-			if !dead {
-				r.gates.stopKey(string(withdrawn.NS), withdrawn.Topic, string(withdrawn.Key))
-			}
-			r.resolveSideTarget(withdrawn.Ticket, record.Answer{
+			r.giveBackSideTarget(withdrawn.Ticket, string(withdrawn.NS), string(withdrawn.Key), record.Answer{
 				Topic: withdrawn.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: withdrawn.Refusal, Held: withdrawn.Held,
 			})
 			continue

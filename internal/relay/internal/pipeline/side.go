@@ -88,8 +88,9 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 
 		// N15: the caller gets this answer with the last one. Until then, a later envelope of the key must not go to this topic, which may be
 		// ready at any moment.
-		if len(recs) > 1 && (answer.Refusal == nil || !answer.Refusal.Class.DeadAtOnce()) {
-			d.gates.stopKey(string(recs[i].Header(record.HeaderNamespace)), recs[i].Topic, string(recs[i].Key))
+		if len(recs) > 1 {
+			d.giveBackSideTarget(ticket, string(recs[i].Header(record.HeaderNamespace)), string(recs[i].Key), answer)
+			continue
 		}
 		d.resolveSideTarget(ticket, answer)
 	}
@@ -115,6 +116,14 @@ func (r *Resolver) addSide(ticket record.Ticket, side *side) {
 	r.sideMu.Unlock()
 
 	r.sidesInFlight.Add(1)
+}
+
+// giveBackSideTarget is resolveSideTarget for a target that was not sent. Unless it is dead, later deliveries of the key must not overtake it.
+func (r *Resolver) giveBackSideTarget(ticket record.Ticket, ns, key string, answer record.Answer) {
+	if answer.Refusal == nil || !answer.Refusal.Class.DeadAtOnce() {
+		r.gates.stopKey(ns, answer.Topic, key)
+	}
+	r.resolveSideTarget(ticket, answer)
 }
 
 // resolveSideTarget stores the answer of one target, and returns the bytes that the target
