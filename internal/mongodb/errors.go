@@ -77,7 +77,6 @@ const (
 	CodeUnauthorized          = 13
 	CodeAuthenticationFailed  = 18
 	codeNamespaceNotFound     = 26
-	codeMaxTimeMSExpired      = 50
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
 
@@ -116,19 +115,6 @@ func DescribeRefusal(err error, doing, action, resource, advice string) error {
 // Refusal is DescribeRefusal without advice.
 func Refusal(err error, doing, action, resource string) error {
 	return DescribeRefusal(err, doing, action, resource, "")
-}
-
-// ErrReadTimeLimit means that the server ended a read at the limit that the cluster sets for reads (MongoDB 8.0).
-var ErrReadTimeLimit = errors.New("the server ended the read at the time limit of its cluster parameter defaultMaxTimeMS: " +
-	"grant the action bypassDefaultMaxTimeMS on the cluster to the user, or raise the limit")
-
-// DescribeTimeLimit adds [ErrReadTimeLimit] to the error of a read with a cursor. The driver sends no limit with such
-// a read, also if its context has a deadline, so the limit is that of the cluster.
-func DescribeTimeLimit(err error) error {
-	if HasCode(err, codeMaxTimeMSExpired) {
-		return fmt.Errorf("%w: %w", ErrReadTimeLimit, err)
-	}
-	return err
 }
 
 // Majority returns coll with majority concerns on the primary (N21).

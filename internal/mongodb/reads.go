@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -58,11 +59,77 @@ func FetchMany(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue,
 	return FindEach(ctx, Majority(coll), "fetching envelopes of "+Namespace(coll), filter, take)
 }
 
+// maxReadTime is sent with each read that returns a cursor, as its time on the server in all. It takes the place of the limit that a cluster sets
+// for reads without one (defaultMaxTimeMS of MongoDB 8.0): a takeover or a sweep may need longer. A read that nobody waits for ends with its
+// context, long before.
+const maxReadTime = 24 * time.Hour
+
+// aggregator is a collection or a database.
+type aggregator interface {
+	Aggregate(ctx context.Context, pipeline any, opts ...options.Lister[options.AggregateOptions]) (*mongo.Cursor, error)
+}
+
+// Aggregate opens a cursor on the documents that pipeline produces from a collection or database, with an explicit time limit.
+func Aggregate(
+	ctx context.Context, of aggregator, pipeline any, opts ...options.Lister[options.AggregateOptions],
+) (*mongo.Cursor, error) {
+	//nolint:staticcheck // The driver sends no maxTimeMS with a read that returns a cursor (DRIVERS-2722), and has no other way to add it.
+	limit := options.Aggregate().SetCustom(bson.M{"maxTimeMS": maxReadTime.Milliseconds()})
+	return of.Aggregate(ctx, pipeline, append(slices.Clone(opts), limit)...)
+}
+
+// LimitStream adds an explicit time limit for the statement that opens a change stream. Its later replies have limits of their own.
+func LimitStream(opts *options.ChangeStreamOptionsBuilder) {
+	//nolint:staticcheck // as in Aggregate
+	opts.SetCustom(bson.M{"maxTimeMS": maxReadTime.Milliseconds()})
+}
+
+// Find opens a cursor on the documents of coll that filter matches. It sends an aggregation, because only that takes an explicit time limit.
+// Of the options, it takes those of the order, of the range, of the fields and of the plan.
+func Find(ctx context.Context, coll *mongo.Collection, filter any, opts ...options.Lister[options.FindOptions]) (*mongo.Cursor, error) {
+	var find options.FindOptions
+	for _, lister := range opts {
+		for _, set := range lister.List() {
+			if err := set(&find); err != nil {
+				return nil, err
+			}
+		}
+	}
+
+	pipeline := mongo.Pipeline{{{Key: "$match", Value: filter}}}
+	for _, stage := range []struct {
+		name string
+		set  bool
+		of   any
+	}{
+		{"$sort", find.Sort != nil, find.Sort},
+		{"$skip", find.Skip != nil && *find.Skip > 0, find.Skip},
+		{"$limit", find.Limit != nil && *find.Limit > 0, find.Limit},
+		{"$project", find.Projection != nil, find.Projection},
+	} {
+		if stage.set {
+			pipeline = append(pipeline, bson.D{{Key: stage.name, Value: stage.of}})
+		}
+	}
+
+	aggregate := options.Aggregate().SetHint(find.Hint)
+	if find.Collation != nil {
+		aggregate.SetCollation(find.Collation)
+	}
+	if find.BatchSize != nil {
+		aggregate.SetBatchSize(*find.BatchSize)
+	}
+	if find.AllowDiskUse != nil {
+		aggregate.SetAllowDiskUse(*find.AllowDiskUse)
+	}
+	return Aggregate(ctx, coll, pipeline, aggregate)
+}
+
 // FindAll returns the documents of coll that filter matches. doing names the purpose in errors.
 func FindAll[T any](
 	ctx context.Context, coll *mongo.Collection, doing string, filter any, opts ...options.Lister[options.FindOptions],
 ) ([]T, error) {
-	cur, err := coll.Find(ctx, filter, opts...)
+	cur, err := Find(ctx, coll, filter, opts...)
 	return decodeAll[T](ctx, coll, doing, cur, err)
 }
 
@@ -71,7 +138,7 @@ func AggregateAll[T any](
 	ctx context.Context, coll *mongo.Collection, doing string, pipeline mongo.Pipeline,
 	opts ...options.Lister[options.AggregateOptions],
 ) ([]T, error) {
-	cur, err := coll.Aggregate(ctx, pipeline, opts...)
+	cur, err := Aggregate(ctx, coll, pipeline, opts...)
 	return decodeAll[T](ctx, coll, doing, cur, err)
 }
 
@@ -102,12 +169,12 @@ func decodeAll[T any](
 	ctx context.Context, coll *mongo.Collection, doing string, cur *mongo.Cursor, err error,
 ) ([]T, error) {
 	if err != nil {
-		return nil, Refusal(DescribeTimeLimit(err), doing, "find", Namespace(coll))
+		return nil, Refusal(err, doing, "find", Namespace(coll))
 	}
 
 	all := []T{}
 	if err := cur.All(ctx, &all); err != nil {
-		return nil, fmt.Errorf("%s: %w", doing, DescribeTimeLimit(err))
+		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	return all, nil
 }
@@ -118,9 +185,9 @@ func FindEach(
 	ctx context.Context, coll *mongo.Collection, doing string, filter any, take func(bson.Raw) error,
 	opts ...options.Lister[options.FindOptions],
 ) error {
-	cur, err := coll.Find(ctx, filter, opts...)
+	cur, err := Find(ctx, coll, filter, opts...)
 	if err != nil {
-		return Refusal(DescribeTimeLimit(err), doing, "find", Namespace(coll))
+		return Refusal(err, doing, "find", Namespace(coll))
 	}
 	return EachDocument(ctx, cur, doing, take)
 }
@@ -138,7 +205,7 @@ func EachDocument(ctx context.Context, cur *mongo.Cursor, doing string, take fun
 	}
 
 	if err := cur.Err(); err != nil {
-		return fmt.Errorf("%s: %w", doing, DescribeTimeLimit(err))
+		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return nil
 }

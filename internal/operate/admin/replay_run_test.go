@@ -26,7 +26,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 	var mu sync.Mutex
 	var kill context.CancelFunc
 	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
-		if e.CommandName == "update" || e.CommandName == "find" || e.CommandName == "commitTransaction" {
+		if e.CommandName == "update" || e.CommandName == "find" || e.CommandName == "aggregate" || e.CommandName == "commitTransaction" {
 			if left.Add(-1) == 0 {
 				mu.Lock()
 				defer mu.Unlock()

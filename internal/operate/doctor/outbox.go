@@ -184,7 +184,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, 
 	coll := mongodb.Majority(x.mongo.client.Database(outbox.DB).Collection(outbox.Coll))
 
 	// The natural order needs no index, and is nearly the order of the inserts.
-	newest := options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest)
+	newest := options.Find().SetHint(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest)
 	mapping := x.cfg.DocumentMapping()
 	whole := mapping != nil || x.router.NeedsDocument()
 	if !whole {

@@ -9,6 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Watch opens a change stream over the scope. It reads with majority, whatever the client does. pref is nil for that of the client. It
@@ -20,6 +22,7 @@ func (s *Scope) Watch(
 		return client.Database(name, options.Database().SetReadConcern(readconcern.Majority()).SetReadPreference(pref))
 	}
 
+	mongodb.LimitStream(opts)
 	switch s.kind {
 	case Collection:
 		return majorityDatabase(s.db).Collection(s.coll).Watch(ctx, pipeline, opts)

@@ -20,7 +20,7 @@ func TestAFirstStartIsNotBoundByTheTimeOfACall(t *testing.T) {
 	for i, client := range []string{"state", "stream"} {
 		node := stacktest.Name(t)
 		off := stacktest.FailCommand(t, "outrelay "+client+" "+node, "alwaysOn", bson.D{
-			{Key: "failCommands", Value: bson.A{"find"}},
+			{Key: "failCommands", Value: bson.A{"find", "aggregate"}},
 			{Key: "namespace", Value: b.db.Name() + ".outbox"},
 			{Key: "blockConnection", Value: true},
 			{Key: "blockTimeMS", Value: 1500},

@@ -110,7 +110,7 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 	}
 
 	// The sweep cannot end before the second order comes.
-	read := stacktest.FailCommand(t, "outrelay stream "+b.topic, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find"}}, {Key: "errorCode", Value: 91}})
+	read := stacktest.FailCommand(t, "outrelay stream "+b.topic, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 91}})
 	b.start("node="+b.topic, "lease.checkpoint=20ms")
 	b.log.wait(t, "sweeping the outbox")
 	if err := b.newOperator().Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {

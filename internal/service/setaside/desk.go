@@ -151,7 +151,7 @@ func (d *Desk) List(ctx context.Context, query Query, after *Position, limit int
 	}
 	opts.SetMin(first).SetMax(last)
 
-	cur, err := d.coll.Find(ctx, query.filter(), opts)
+	cur, err := mongodb.Find(ctx, d.coll, query.filter(), opts)
 	// The database of a service that runs no consumer has no such index.
 	if mongodb.HasCode(err, badHint) {
 		return nil, nil, nil
@@ -203,7 +203,7 @@ func (d *Desk) Summarize(ctx context.Context, query Query) ([]Sum, error) {
 	oneIf := func(field string) bson.D {
 		return bson.D{{Key: "$sum", Value: bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$gt", Value: bson.A{field, nil}}}, 1, 0}}}}}
 	}
-	cur, err := d.coll.Aggregate(ctx, mongo.Pipeline{
+	cur, err := mongodb.Aggregate(ctx, d.coll, mongo.Pipeline{
 		{{Key: "$match", Value: query.filter()}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}}},

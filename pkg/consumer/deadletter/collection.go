@@ -20,6 +20,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/internal/service/setaside"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const (
@@ -213,7 +215,7 @@ func (c *collection) Find(ctx context.Context, query Query, after *Letter, oldes
 	if query.NoValues {
 		opts.SetProjection(bson.D{{Key: "value", Value: 0}})
 	}
-	cur, err := c.coll.Find(ctx, filter, opts)
+	cur, err := mongodb.Find(ctx, c.coll, filter, opts)
 	return cursor.All[Letter](ctx, "listing dead letters of "+c.coll.Name(), cur, err)
 }
 
@@ -237,7 +239,7 @@ func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, err
 		{Key: "fingerprint", Value: "$fingerprint"},
 		{Key: "failure", Value: "$failure"},
 	}
-	cur, err := c.coll.Aggregate(ctx, letterlist.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
+	cur, err := mongodb.Aggregate(ctx, c.coll, letterlist.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 

@@ -21,6 +21,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const collection = "inbox_topics"
@@ -84,7 +86,7 @@ func (l *List) documentKey(topic string) bson.D {
 
 // All returns the topics of the list, sorted.
 func (l *List) All(ctx context.Context) ([]string, error) {
-	cur, err := l.coll.Find(ctx, bson.D{{Key: "_id.g", Value: l.group}})
+	cur, err := mongodb.Find(ctx, l.coll, bson.D{{Key: "_id.g", Value: l.group}})
 	type listed struct {
 		ID struct {
 			T string `bson:"t"`

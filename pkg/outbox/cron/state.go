@@ -15,6 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // maxFiringsPerTransaction limits the firings that one transaction appends.
@@ -170,7 +172,7 @@ func (c *Cron) appendFirings(ctx context.Context, entry *entry, list []time.Time
 	}
 
 	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	cur, err := c.parts.Collection.Find(ctx, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	cur, err := mongodb.Find(ctx, c.parts.Collection, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
 	type firing struct {
 		ID event.ID `bson:"_id"`
 	}

@@ -279,7 +279,7 @@ func TestN17_ATakeoverReadsTheListOnly(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if !slices.Equal(commands, []string{"find"}) || len(next.Outboxes()) != 1 || next.Outboxes()[0].Coll != "o7" {
+	if !slices.Equal(commands, []string{"aggregate"}) || len(next.Outboxes()) != 1 || next.Outboxes()[0].Coll != "o7" {
 		t.Errorf("%q; the list is %v", commands, next.Outboxes())
 	}
 }

@@ -187,7 +187,7 @@ func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 	seen := make(map[string]int)
 	c := stacktest.Client(t, options.Client().SetReadConcern(readconcern.Local()).SetReadPreference(readpref.Nearest()).SetMonitor(&event.CommandMonitor{
 		Started: func(_ context.Context, e *event.CommandStartedEvent) {
-			if e.CommandName == "find" {
+			if e.CommandName == "find" || e.CommandName == "aggregate" {
 				level, _ := e.Command.Lookup("readConcern", "level").StringValueOK()
 				mode, _ := e.Command.Lookup("$readPreference", "mode").StringValueOK()
 				mu.Lock()

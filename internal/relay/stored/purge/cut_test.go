@@ -245,7 +245,7 @@ func TestN25_AFailedReadOfCandidatesPurgesNothing(t *testing.T) {
 
 	// The reads of the ids with times succeed, and the search for ids without one fails.
 	stacktest.FailCommand(t, app, bson.D{{Key: "skip", Value: 2}}, bson.D{
-		{Key: "failCommands", Value: bson.A{"find"}}, {Key: "errorCode", Value: int32(50)},
+		{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: int32(50)},
 	})
 	c := &Candidates{}
 	cut := Cut{Before: bson.Timestamp{T: 200}, Position: bson.Timestamp{T: 150}}

@@ -118,12 +118,12 @@ func (s *source) openCursor(ctx context.Context) error {
 
 	var cursor *mongo.Cursor
 	err = mongodb.ReadUnindexed(func(hint any) (err error) {
-		cursor, err = mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.slot.AddFilter(filter), opts.SetHint(hint)) // N21
+		cursor, err = mongodb.Find(mongo.NewSessionContext(ctx, session), mongodb.Majority(s.coll), s.slot.AddFilter(filter), opts.SetHint(hint)) // N21
 		return err
 	})
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
-		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), mongodb.DescribeTimeLimit(err))
+		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
 	}
 	s.cursor, s.session, s.cursorDocs, s.cursorBytes = cursor, session, 0, 0
 	return nil
@@ -160,7 +160,7 @@ func (s *source) advanceCursor(ctx context.Context) (bool, error) {
 	err := s.cursor.Err()
 	s.closeCursor(ctx)
 	if err != nil {
-		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), mongodb.DescribeTimeLimit(err))
+		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
 	}
 	return false, nil
 }

@@ -563,7 +563,7 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 	var mu sync.Mutex
 	var finds []bson.Raw
 	monitor := &mongoevent.CommandMonitor{Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) {
-		if e.CommandName == "find" {
+		if e.CommandName == "aggregate" {
 			mu.Lock()
 			defer mu.Unlock()
 			finds = append(finds, bson.Raw(append([]byte(nil), e.Command...)))

@@ -100,7 +100,7 @@ func (s *Store) Unneeded(ctx context.Context, topics []string) ([]string, error)
 	}
 
 	err := mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
-		cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+		cur, err := mongodb.Aggregate(ctx, s.coll, mongo.Pipeline{
 			{{Key: "$match", Value: s.filter()}},
 			{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$topics"}}}},
 		})
@@ -132,9 +132,9 @@ func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take fu
 
 	const doing = "reading waiting envelopes that an earlier owner may have sent"
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
-		cur, err := s.coll.Aggregate(ctx, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
+		cur, err := mongodb.Aggregate(ctx, s.coll, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
 		if err != nil {
-			return mongodb.Refusal(mongodb.DescribeTimeLimit(err), doing, "find", mongodb.Namespace(s.coll))
+			return mongodb.Refusal(err, doing, "find", mongodb.Namespace(s.coll))
 		}
 		return mongodb.EachDocument(ctx, cur, doing, func(raw bson.Raw) error {
 			document := ReadDocument(raw)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // FoundMark is a marker as operators see it.
@@ -44,7 +46,7 @@ func (s *Store) FindMarks(ctx context.Context, ids map[string][]string) ([]Found
 		return nil, nil
 	}
 
-	cur, err := s.markers.Find(ctx, idsFilter(wanted))
+	cur, err := mongodb.Find(ctx, s.markers, idsFilter(wanted))
 	type stored struct {
 		ID        storedID  `bson:"_id"`
 		State     string    `bson:"s"`

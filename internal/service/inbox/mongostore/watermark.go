@@ -11,6 +11,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // A watermark is the document {_id: {c, t, p, l}, g, n, e, at, by, id}. The _id contains consumer,
@@ -48,7 +50,7 @@ func (d storedMark) lane() inbox.LaneKey {
 
 // findMarks returns the watermarks that match the filter.
 func (s *Store) findMarks(ctx context.Context, filter bson.D) ([]storedMark, error) {
-	cur, err := s.offsets.Find(ctx, filter)
+	cur, err := mongodb.Find(ctx, s.offsets, filter)
 	return cursor.All[storedMark](ctx, "reading watermarks", cur, err)
 }
 
