@@ -46,7 +46,7 @@ func newDeployment(t *testing.T) *deployment {
 
 func (d *deployment) startNode(node string) *nodes.Member {
 	d.t.Helper()
-	m := nodes.New(nodes.Config{State: d.state, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "default", Roles: []nodes.Role{nodes.Relay, nodes.Cleaner}, Fingerprint: "abcdef012345"})
+	m := nodes.New(nodes.Config{State: d.state, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "default", Tasks: []nodes.Task{nodes.Relay, nodes.Cleaner}, Fingerprint: "abcdef012345"})
 	if err := m.SendHeartbeat(d.t.Context(), nodes.Vitals{KafkaReachable: true, SinceAck: -1}); err != nil {
 		d.t.Fatal(err)
 	}
@@ -119,8 +119,8 @@ func TestNodesCommands(t *testing.T) {
 	d := newDeployment(t)
 	var l struct{ Nodes []admin.Node }
 	d.runCommand(&l, exitOK, "nodes", "--check")
-	if len(l.Nodes) != 2 || l.Nodes[0].Node != "one" || l.Nodes[0].Role != "owner" || !slices.Equal(l.Nodes[0].Slots, []string{"default/0of1"}) ||
-		l.Nodes[1].Role != "standby" || !slices.Equal(l.Nodes[1].Roles, []string{"relay", "cleaner"}) || l.Nodes[1].Stale {
+	if len(l.Nodes) != 2 || l.Nodes[0].Node != "one" || l.Nodes[0].Phase != "owner" || !slices.Equal(l.Nodes[0].Slots, []string{"default/0of1"}) ||
+		l.Nodes[1].Phase != "standby" || !slices.Equal(l.Nodes[1].Tasks, []string{"relay", "cleaner"}) || l.Nodes[1].Stale {
 		t.Errorf("unexpected result %+v", l.Nodes)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "nodes"), "NODE", "one", "owner", "default/0of1", "two", "standby", "relay cleaner", "1.4.0", "abcdef ")

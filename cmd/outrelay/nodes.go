@@ -17,7 +17,7 @@ func newNodesCommand(program *program) *cobra.Command {
 		Use:   "nodes",
 		Short: "List the nodes of this deployment, the slots they own and their health",
 		Long: `List each node that relays with this state database: owner or standby, the slots it owns, its
-version and roles, and the time of its last heartbeat by the server's clock. A node is listed from
+version and tasks, and the time of its last heartbeat by the server's clock. A node is listed from
 its first heartbeat until it stops. A node without a heartbeat for ten seconds is stale, and is
 listed for two weeks.
 
@@ -66,9 +66,9 @@ func allReachKafka(list []admin.Node) bool {
 
 var nodeListing = listing[admin.Node]{
 	name: "nodes", empty: "no process runs with this state database",
-	head: "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tROLES\tCONFIG\tADDRESS",
+	head: "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tTASKS\tCONFIG\tADDRESS",
 	cells: func(n admin.Node) cells {
-		is, kafka := n.Role, "reached"
+		is, kafka := n.Phase, "reached"
 		if n.Stale {
 			is = "stale"
 		}
@@ -77,7 +77,7 @@ var nodeListing = listing[admin.Node]{
 		}
 		return cells{
 			n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), formatAge(n.AgeS) + " ago",
-			formatLocal(&n.StartedAt), kafka, n.Version, strings.Join(n.Roles, " "),
+			formatLocal(&n.StartedAt), kafka, n.Version, strings.Join(n.Tasks, " "),
 			n.Config[:min(len(n.Config), 6)], n.Address,
 		}
 	},

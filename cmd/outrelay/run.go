@@ -62,7 +62,7 @@ func (p *program) runRelay(ctx context.Context) error {
 	limitMemory(p.env, int64(cfg.Limits.Memory))
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
 		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen,
-		"preset", cfg.Record.Preset, "lease", cfg.Lease.TTL, "slots", cfg.Slots, "roles", cfg.Roles, "recording", cfg.Recording,
+		"preset", cfg.Record.Preset, "lease", cfg.Lease.TTL, "slots", cfg.Slots, "tasks", cfg.Tasks, "recording", cfg.Recording,
 		"retention", cfg.Retention, "state", cfg.State.Pattern())
 
 	stopReloads := (&reloader{program: p, running: cfg, apply: relay.ApplyReload, onReload: relay.Reloaded}).reloadOnHangup()
@@ -89,7 +89,7 @@ const (
 func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, patience time.Duration) error {
 	reach := doctor.Reach
 	// A process that only migrates has no use for Kafka.
-	if !cfg.HasRole(config.RoleRelay) {
+	if !cfg.HasTask(config.TaskRelay) {
 		reach = doctor.ReachMongo
 	}
 

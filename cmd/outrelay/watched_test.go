@@ -111,7 +111,7 @@ func TestWatchedNamesAreInspected(t *testing.T) {
 			if c.reader {
 				log.waitForText(t, named(c.cause), 1)
 				// The log of a pod that fails shows the configuration that it has resolved.
-				expectTexts(t, log.waitForText(t, "outrelay starts", 1), `"preset":"typed"`, `"lease":`, `"slots":1`, `"roles":["relay"`, `"recording":"position"`,
+				expectTexts(t, log.waitForText(t, "outrelay starts", 1), `"preset":"typed"`, `"lease":`, `"slots":1`, `"tasks":["relay"`, `"recording":"position"`,
 					`"retention":`, `"state":"state-`)
 				expectTexts(t, log.waitForText(t, named(c.fix), 1), name)
 			} else {

@@ -44,7 +44,7 @@ func main() {
 // run serves HTTP and relays events until ctx ends. The relay then sends what it has read, and releases its lease.
 func run(ctx context.Context, listener net.Listener, cfg relay.Config) error {
 	r, err := relay.New(cfg,
-		relay.WithStatusHook(func(s relay.Status) { log.Println("relay:", s.Role, "ready:", s.Ready, s.Reasons) }),
+		relay.WithStatusHook(func(s relay.Status) { log.Println("relay:", s.Phase, "ready:", s.Ready, s.Reasons) }),
 		relay.WithGivenUpHook(func(e relay.GivenUp) { log.Println("given up:", e.Collection, e.ID, e.Class, e.Reason) }),
 	)
 	if err != nil {

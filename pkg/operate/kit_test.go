@@ -78,13 +78,13 @@ func (s *scene) runInBackground(run func(ctx context.Context) error) {
 	})
 }
 
-// await waits until the relay has this role.
-func (s *scene) await(role relay.Role) {
+// await waits until the relay has this phase.
+func (s *scene) await(phase relay.Phase) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
-	if err := s.relay.Await(ctx, role); err != nil {
-		s.t.Fatalf("role %s: %v; the status is %+v", role, err, s.relay.Status())
+	if err := s.relay.Await(ctx, phase); err != nil {
+		s.t.Fatalf("phase %s: %v; the status is %+v", phase, err, s.relay.Status())
 	}
 }
 

@@ -88,16 +88,16 @@ func TestRelaysUseTheClientOfTheService(t *testing.T) {
 	}
 
 	a, stopA := start("a")
-	waitRoles(t, a, relay.Owner)
+	waitPhases(t, a, relay.Owner)
 	b, stopB := start("b")
-	waitRoles(t, b, relay.Standby)
+	waitPhases(t, b, relay.Standby)
 	s.append(t, 10)
 	s.readValues(t, 10)
 	if err := stopA(); err != nil {
 		t.Errorf("stopping a: %v", err)
 	}
 
-	waitRoles(t, b, relay.Owner)
+	waitPhases(t, b, relay.Owner)
 	s.append(t, 10)
 	if got := s.readValues(t, 20); len(got) != 20 {
 		t.Errorf("records: got %d, want 20", len(got))
@@ -149,7 +149,7 @@ func TestAStrictClientIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(t, r)
-	waitRoles(t, r, relay.Owner)
+	waitPhases(t, r, relay.Owner)
 }
 
 // A client that was disconnected before Run is refused, instead of a relay that never works.
@@ -179,7 +179,7 @@ func TestAClientIsAcceptedIfTheServerRejectsTheCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(t, r)
-	waitRoles(t, r, relay.Owner)
+	waitPhases(t, r, relay.Owner)
 }
 
 // runWithin returns the error with which a relay with this client ends.

@@ -47,7 +47,7 @@ func TestHooksReportGivenUpEventsAndLostHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop = s.run(t, r)
-		waitRoles(t, r, relay.Owner)
+		waitPhases(t, r, relay.Owner)
 		return stop
 	}
 
@@ -100,7 +100,7 @@ func TestHooksCannotStopTheRelay(t *testing.T) {
 	}
 	stop := s.run(t, r)
 
-	waitRoles(t, r, relay.Owner)
+	waitPhases(t, r, relay.Owner)
 	s.appendExpired(t)
 	receive(t, "WithGivenUpHook", entered)
 	s.append(t, 3)

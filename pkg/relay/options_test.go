@@ -50,7 +50,7 @@ func TestNothingConnectsBeforeRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := r.Status(); got.Ready || got.Role != relay.Starting {
+	if got := r.Status(); got.Ready || got.Phase != relay.Starting {
 		t.Errorf("status: got %+v, want starting", got)
 	}
 
@@ -116,7 +116,7 @@ func TestRelayConnectsWithOptionsOfTheService(t *testing.T) {
 	before := commands.Load()
 	s := &scene{box: box, topic: "orders"}
 	s.run(t, r)
-	waitRoles(t, r, relay.Owner)
+	waitPhases(t, r, relay.Owner)
 	s.append(t, 3)
 	if got := s.valuesFrom(t, brokers, 3, kgo.DialTLSConfig(secured)); !slices.Equal(got, []string{"0", "1", "2"}) {
 		t.Errorf("records: got %v", got)
@@ -166,7 +166,7 @@ func TestRouterOfTheServiceChoosesTopics(t *testing.T) {
 	}
 
 	s.run(t, r)
-	waitRoles(t, r, relay.Owner)
+	waitPhases(t, r, relay.Owner)
 	s.append(t, 4)
 	s.readValues(t, 4)
 	elsewhere := &scene{topic: other}
@@ -175,17 +175,17 @@ func TestRouterOfTheServiceChoosesTopics(t *testing.T) {
 	}
 }
 
-// The hook gets each change of the role, from the start to the end.
-func TestStatusHookGetsEveryRole(t *testing.T) {
+// The hook gets each change of the phase, from the start to the end.
+func TestStatusHookGetsEveryPhase(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	var mu sync.Mutex
-	var roles []relay.Role
+	var phases []relay.Phase
 	r, err := relay.New(s.config, relay.WithLogger(slog.New(slog.DiscardHandler)), relay.WithStatusHook(func(st relay.Status) {
 		mu.Lock()
 		defer mu.Unlock()
-		if len(roles) == 0 || roles[len(roles)-1] != st.Role {
-			roles = append(roles, st.Role)
+		if len(phases) == 0 || phases[len(phases)-1] != st.Phase {
+			phases = append(phases, st.Phase)
 		}
 	}))
 	if err != nil {
@@ -193,17 +193,17 @@ func TestStatusHookGetsEveryRole(t *testing.T) {
 	}
 
 	stop := s.run(t, r)
-	waitRoles(t, r, relay.Owner)
-	stacktest.Eventually(t, "the hook has got the role of the owner", func() bool {
+	waitPhases(t, r, relay.Owner)
+	stacktest.Eventually(t, "the hook has got the phase of the owner", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return slices.Contains(roles, relay.Owner)
+		return slices.Contains(phases, relay.Owner)
 	})
 
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	if text := fmt.Sprint(roles); !strings.Contains(text, string(relay.Owner)) || roles[len(roles)-1] == relay.Owner {
-		t.Errorf("roles: got %s, want the owner before another last role", text)
+	if text := fmt.Sprint(phases); !strings.Contains(text, string(relay.Owner)) || phases[len(phases)-1] == relay.Owner {
+		t.Errorf("phases: got %s, want the owner before another last phase", text)
 	}
 }

@@ -50,23 +50,23 @@ var (
 	ErrEnded = errors.New("the relay has ended")
 )
 
-// Role is the role of a relay in its watcher.
-type Role string
+// Phase is the phase of a relay in its watcher.
+type Phase string
 
-// Roles, as /readyz and `outrelay status` show them.
+// Phases, as /readyz and `outrelay status` show them.
 const (
-	Starting   Role = Role(readiness.RoleStarting)
-	Standby    Role = Role(readiness.RoleStandby)
-	TakingOver Role = Role(readiness.RoleTakeOver)
-	Owner      Role = Role(readiness.RoleOwner)
-	Halted     Role = Role(readiness.RoleHalted) // waits for an operator
-	Stopping   Role = Role(readiness.RoleStopping)
+	Starting   Phase = Phase(readiness.PhaseStarting)
+	Standby    Phase = Phase(readiness.PhaseStandby)
+	TakingOver Phase = Phase(readiness.PhaseTakeOver)
+	Owner      Phase = Phase(readiness.PhaseOwner)
+	Halted     Phase = Phase(readiness.PhaseHalted) // waits for an operator
+	Stopping   Phase = Phase(readiness.PhaseStopping)
 )
 
 // Status is the current state of a relay.
 type Status struct {
-	// Role is the current role.
-	Role Role
+	// Phase is the current phase.
+	Phase Phase
 
 	// Ready is true for an owner that works, and for a standby that can take over.
 	Ready bool
@@ -102,7 +102,7 @@ func New(cfg Config, options ...Option) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	if admin := resolved.HTTP.Admin; admin != nil && !admin.IsOff() && resolved.HasRole(config.RoleAdmin) {
+	if admin := resolved.HTTP.Admin; admin != nil && !admin.IsOff() && resolved.HasTask(config.TaskAdmin) {
 		return nil, fmt.Errorf("relay: %w", process.ErrNoOperators)
 	}
 	for _, w := range warnings {
@@ -158,10 +158,10 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) Status() Status {
 	inner := r.process.Load()
 	if inner == nil {
-		return Status{Role: Starting}
+		return Status{Phase: Starting}
 	}
-	ok, role, reasons := inner.Ready()
-	return Status{Role: Role(role), Ready: ok, Reasons: reasons}
+	ok, phase, reasons := inner.Ready()
+	return Status{Phase: Phase(phase), Ready: ok, Reasons: reasons}
 }
 
 // watchStatus adds the first status and each changed one to the queue of WithStatusHook, until ctx ends. The last one is the
@@ -172,7 +172,7 @@ func (r *Relay) watchStatus(ctx context.Context, statuses *hooks.Queue[Status]) 
 
 	var last Status
 	for {
-		if status := r.Status(); status.Role != last.Role || status.Ready != last.Ready || !slices.Equal(status.Reasons, last.Reasons) {
+		if status := r.Status(); status.Phase != last.Phase || status.Ready != last.Ready || !slices.Equal(status.Reasons, last.Reasons) {
 			last = status
 			statuses.Add(status)
 		}
@@ -189,14 +189,14 @@ func (r *Relay) watchStatus(ctx context.Context, statuses *hooks.Queue[Status]) 
 // awaitInterval is the time between two checks of Await.
 const awaitInterval = 20 * time.Millisecond
 
-// Await blocks until the relay has one of the roles, or without roles until it is ready. If ctx
+// Await blocks until the relay has one of the phases, or without phases until it is ready. If ctx
 // ends before, it returns the cause of ctx. If the relay ends before, it returns [ErrEnded]. Use it
 // in tests, and in programs that start their parts in order.
-func (r *Relay) Await(ctx context.Context, roles ...Role) error {
+func (r *Relay) Await(ctx context.Context, phases ...Phase) error {
 	tick := time.NewTicker(awaitInterval)
 	defer tick.Stop()
 
-	for !r.Status().matchesRoles(roles) {
+	for !r.Status().matchesPhases(phases) {
 		select {
 		case <-tick.C:
 		case <-r.ended:
@@ -209,13 +209,13 @@ func (r *Relay) Await(ctx context.Context, roles ...Role) error {
 	return nil
 }
 
-// matchesRoles reports whether the role is one of roles, or without roles whether the relay is
+// matchesPhases reports whether the phase is one of phases, or without phases whether the relay is
 // ready.
-func (s Status) matchesRoles(roles []Role) bool {
-	if len(roles) == 0 {
+func (s Status) matchesPhases(phases []Phase) bool {
+	if len(phases) == 0 {
 		return s.Ready
 	}
-	return slices.Contains(roles, s.Role)
+	return slices.Contains(phases, s.Phase)
 }
 
 // Handler returns a handler for the paths /livez, /readyz and /metrics of the relay. The metrics

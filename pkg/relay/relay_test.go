@@ -83,12 +83,12 @@ func (s *scene) run(t *testing.T, r *relay.Relay) (stop func() error) {
 	return stop
 }
 
-func waitRoles(t *testing.T, r *relay.Relay, roles ...relay.Role) {
+func waitPhases(t *testing.T, r *relay.Relay, phases ...relay.Phase) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := r.Await(ctx, roles...); err != nil {
-		t.Fatalf("not %v: %v; %+v", roles, err, r.Status())
+	if err := r.Await(ctx, phases...); err != nil {
+		t.Fatalf("not %v: %v; %+v", phases, err, r.Status())
 	}
 }
 
@@ -135,17 +135,17 @@ func TestTwoInstancesOfAServiceShareTheWork(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	a, stop := s.start(t, "a")
-	waitRoles(t, a, relay.Owner)
+	waitPhases(t, a, relay.Owner)
 	b, _ := s.start(t, "b")
-	waitRoles(t, b, relay.Standby)
-	waitRoles(t, b) // a standby is ready
+	waitPhases(t, b, relay.Standby)
+	waitPhases(t, b) // a standby is ready
 	s.append(t, 10)
 	s.readValues(t, 10)
 	if err := stop(); err != nil {
 		t.Errorf("a stop: %v", err)
 	}
 
-	waitRoles(t, b, relay.Owner)
+	waitPhases(t, b, relay.Owner)
 	s.append(t, 10)
 	if got := s.readValues(t, 20); len(got) != 20 {
 		t.Errorf("%d records of 20: %v", len(got), got)
@@ -164,8 +164,8 @@ func TestHandlerServesProbesAndMetrics(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	r, _ := s.start(t, "a")
-	waitRoles(t, r, relay.Owner)
-	for path, want := range map[string]string{"/livez": `"live":true`, "/readyz": `"role":"owner"`, "/metrics": "outrelay_lease_owner 1"} {
+	waitPhases(t, r, relay.Owner)
+	for path, want := range map[string]string{"/livez": `"live":true`, "/readyz": `"phase":"owner"`, "/metrics": "outrelay_lease_owner 1"} {
 		w := httptest.NewRecorder()
 		r.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 		body, _ := io.ReadAll(w.Body)
@@ -245,7 +245,7 @@ func TestEnvironmentIsAskedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if got := r.Status(); got.Role != relay.Starting || got.Ready {
+	if got := r.Status(); got.Phase != relay.Starting || got.Ready {
 		t.Errorf("before it runs: %+v", got)
 	}
 
@@ -268,7 +268,7 @@ func TestServiceManagerGetsNoNotification(t *testing.T) {
 	defer func() { _ = manager.Close() }()
 	t.Setenv("NOTIFY_SOCKET", socket)
 	r, stop := s.start(t, "a")
-	waitRoles(t, r, relay.Owner)
+	waitPhases(t, r, relay.Owner)
 	if err := stop(); err != nil {
 		t.Error(err)
 	}

@@ -54,6 +54,11 @@ var oneMeaning = []struct {
 	// A watcher is a name that processes share. What status shows are its slots.
 	{`admin\.Watcher\b`, "admin.SlotStatus", nil},
 
+	// A role is a set of rights, of a user or of a person. A process has tasks, and a phase in its watcher.
+	{`HasRole|\bRole(Owner|Standby|Halted)\b|"roles"|\broles(=|: \[)(relay|cleaner|admin)|json:"role(s)?"`, "tasks, or phase", []string{
+		"internal/contract/", "internal/relay/process/", "internal/relay/readiness/", "internal/relay/probes/", "internal/relay/stored/nodes/", "internal/operate/admin/", "pkg/relay/", "deploy/", "outrelay.example.yaml",
+	}},
+
 	// Foreign is what another writer has written, not the CPU time of other programs.
 	{`(?i)foreign_cpu\b|foreign_cpu_pct|foreign CPU`, "CPU of others", nil},
 

@@ -164,7 +164,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 			`config.http.admin.listen: found "127.0.0.1:9465"; the service of admin.enabled cannot reach`,
 		},
 		"page without its role": {
-			`{admin: {enabled: true}, config: {roles: [relay, cleaner], http: {admin: {listen: ":9465", proxy: {header: X-User, from: [10.0.0.0/8]}}}}}`,
+			`{admin: {enabled: true}, config: {tasks: [relay, cleaner], http: {admin: {listen: ":9465", proxy: {header: X-User, from: [10.0.0.0/8]}}}}}`,
 			"admin.enabled needs the role admin in config.roles",
 		},
 		"page on the same port": {

@@ -59,7 +59,7 @@ func TestEveryPlaceReportsTheLinkedVersion(t *testing.T) {
 
 	line := p.WaitForLog("outrelay starts")
 	for _, want := range []string{
-		"version=" + version, "watcher=", "node=versioned", "watch=", "mongodb=", "kafka=", "http=" + listen, "roles=", "preset=",
+		"version=" + version, "watcher=", "node=versioned", "watch=", "mongodb=", "kafka=", "http=" + listen, "tasks=", "preset=",
 		"recording=position", "slots=1", "lease=",
 	} {
 		if !strings.Contains(line, want) {

@@ -22,8 +22,8 @@ import (
 type Probe interface {
 	// Live returns nil while every loop of the process makes progress.
 	Live() error
-	// Ready returns the role and the current problems. The role is "starting" until the process has one.
-	Ready() (ok bool, role string, reasons []string)
+	// Ready returns the phase and the current problems. The phase is "starting" until the process has one.
+	Ready() (ok bool, phase string, reasons []string)
 }
 
 const (
@@ -98,13 +98,13 @@ func (s *Supervisor) Run(stop, work context.Context) error {
 
 // reportChanges checks the process and sends the messages that are due.
 func (s *Supervisor) reportChanges(now time.Time) {
-	_, role, reasons := s.probe.Ready()
+	_, phase, reasons := s.probe.Ready()
 	// A standby is ready as well: the service manager may start the services that depend on it.
-	if !s.readySent && role != starting {
+	if !s.readySent && phase != starting {
 		s.readySent = true
 		s.sendMessage(daemon.SdNotifyReady)
 	}
-	if line := s.statusLine(role, reasons); line != s.lastLine {
+	if line := s.statusLine(phase, reasons); line != s.lastLine {
 		s.lastLine = line
 		s.sendMessage("STATUS=" + line)
 	}
@@ -127,7 +127,7 @@ func (s *Supervisor) reportChanges(now time.Time) {
 }
 
 // statusLine returns the status for people. It leaves out durations, which change at every check.
-func (s *Supervisor) statusLine(role string, reasons []string) string {
+func (s *Supervisor) statusLine(phase string, reasons []string) string {
 	text := "well"
 	if len(reasons) > 0 {
 		parts := make([]string, len(reasons))
@@ -137,7 +137,7 @@ func (s *Supervisor) statusLine(role string, reasons []string) string {
 		text = strings.Join(parts, "; ")
 	}
 
-	line := strings.ReplaceAll(fmt.Sprintf("%s of watcher %s: %s", role, s.name, text), "\n", " ")
+	line := strings.ReplaceAll(fmt.Sprintf("%s of watcher %s: %s", phase, s.name, text), "\n", " ")
 	line = logging.Clean(line)
 	if len(line) > maxStatus {
 		line = strings.ToValidUTF8(line[:maxStatus], "") + "…"

@@ -86,7 +86,7 @@ func (m *manager) until(prefix string) (before []string, last string) {
 
 type probe struct {
 	mu      sync.Mutex
-	role    string
+	phase    string
 	reasons []string
 	dead    error
 }
@@ -98,7 +98,7 @@ func (p *probe) Live() error { p.mu.Lock(); defer p.mu.Unlock(); return p.dead }
 func (p *probe) Ready() (bool, string, []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.reasons) == 0, p.role, p.reasons
+	return len(p.reasons) == 0, p.phase, p.reasons
 }
 
 // runSupervisor runs a Supervisor until the test ends or stop is called.
@@ -125,13 +125,13 @@ func runSupervisor(t *testing.T, p *probe) (stop context.CancelFunc) {
 
 func TestReadyStatusAndStopping(t *testing.T) {
 	m := listen(t, 0)
-	p := &probe{role: "starting"}
+	p := &probe{phase: "starting"}
 	stop := runSupervisor(t, p)
 	if before, status := m.until("STATUS="); len(before) > 0 || status != "STATUS=starting of watcher default: well" {
 		t.Errorf("%q before %q: ready while it is starting", before, status)
 	}
 
-	p.set(func(p *probe) { p.role = "standby" })
+	p.set(func(p *probe) { p.phase = "standby" })
 	if before, _ := m.until("READY=1"); len(before) > 0 {
 		t.Errorf("%q before it is ready", before)
 	}
@@ -156,7 +156,7 @@ func TestReadyStatusAndStopping(t *testing.T) {
 // TestAHungLoopStopsTheWatchdog: signs of life come while everything moves, cease when a loop hangs, and come again.
 func TestAHungLoopStopsTheWatchdog(t *testing.T) {
 	m := listen(t, 300*time.Millisecond)
-	p := &probe{role: "owner"}
+	p := &probe{phase: "owner"}
 	runSupervisor(t, p)
 	m.until("WATCHDOG=1")
 	m.until("WATCHDOG=1")

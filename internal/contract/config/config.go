@@ -28,11 +28,11 @@ type Config struct {
 	// Address is shown next to the node name, so that operators find this process. outrelay does not
 	// connect to it. Defaults to the host name and the port of http.listen.
 	Address string `yaml:"address"`
-	// Roles are the tasks of this process. relay runs the watcher or is a standby for it. cleaner
+	// Tasks are the tasks of this process. relay runs the watcher or is a standby for it. cleaner
 	// purges while the process is the owner. admin serves the page and the API if http.admin is set. A
 	// process without relay only serves the page and the API. A process without cleaner leaves the
 	// purge to the next owner. Defaults to relay, cleaner, admin.
-	Roles   []string `yaml:"roles"`
+	Tasks   []string `yaml:"tasks"`
 	MongoDB MongoDB  `yaml:"mongodb"`
 	State   State    `yaml:"state"`
 	// Watch lists the outbox collections as database.collection. * matches any characters and ? matches

@@ -55,7 +55,7 @@ func (d *decoder) decodeStruct(given map[string]any, section reflect.Value, pref
 }
 
 // movedKeys are former keys with their successors.
-var movedKeys = map[string]string{"mongodb.state": "state.database"}
+var movedKeys = map[string]string{"mongodb.state": "state.database", "roles": "tasks"}
 
 // removedKeys are former keys without a successor, with what takes their place.
 var removedKeys = map[string]string{"kafka.delivery": "delete it: every record is sent by an idempotent, fenced producer"}

@@ -11,7 +11,7 @@ import (
 func Default() Config {
 	return Config{
 		Watcher: "default",
-		Roles:   []string{RoleRelay, RoleCleaner, RoleAdmin},
+		Tasks:   []string{TaskRelay, TaskCleaner, TaskAdmin},
 		Slots:   1,
 		Start:   Start{},
 		MongoDB: MongoDB{ReadPreference: "primary", Indexes: true},

@@ -88,7 +88,7 @@ func (c *Config) validate(problems *Problems) {
 	validator.check("watcher", namePattern.MatchString(c.Watcher), strconv.Quote(c.Watcher), expectedName)
 	validator.check("node", namePattern.MatchString(c.Node), strconv.Quote(c.Node), expectedName)
 
-	c.validateRoles(validator)
+	c.validateTasks(validator)
 	validator.checkNumber("slots", c.Slots, 1, slot.MaxSlots)
 	c.validateMongo(validator)
 	c.validateKafka(validator)

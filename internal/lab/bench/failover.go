@@ -110,8 +110,8 @@ func (b *bench) startPair(ctx context.Context, ttl time.Duration) (started *pair
 		return nil, err
 	}
 
-	if started.owner, err = started.startRole(ctx, "owner"); err == nil {
-		started.standby, err = started.startRole(ctx, "standby")
+	if started.owner, err = started.startPhase(ctx, "owner"); err == nil {
+		started.standby, err = started.startPhase(ctx, "standby")
 	}
 	if err != nil {
 		return nil, errors.Join(err, started.stopAll())
@@ -119,8 +119,8 @@ func (b *bench) startPair(ctx context.Context, ttl time.Duration) (started *pair
 	return started, nil
 }
 
-// startRole starts a relay and blocks until it reports the role.
-func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
+// startPhase starts a relay and blocks until it reports the phase.
+func (p *pair) startPhase(ctx context.Context, phase string) (*relay, error) {
 	p.started++
 	p.setting.node = fmt.Sprintf("bench-%d", p.started)
 	relay, err := p.startRelay(p.setting)
@@ -128,23 +128,23 @@ func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 		return nil, err
 	}
 
-	if err := p.awaitRole(ctx, relay, role); err != nil {
+	if err := p.awaitPhase(ctx, relay, phase); err != nil {
 		relay.kill()
 		return nil, err
 	}
 	return relay, nil
 }
 
-// awaitRole blocks until relay reports the role.
-func (p *pair) awaitRole(ctx context.Context, relay *relay, role string) error {
+// awaitPhase blocks until relay reports the phase.
+func (p *pair) awaitPhase(ctx context.Context, relay *relay, phase string) error {
 	deadline := time.Now().Add(stall)
-	for relay.readRole(ctx) != role {
+	for relay.readPhase(ctx) != phase {
 		if err := relay.checkRunning(); err != nil {
 			return err
 		}
 
 		if time.Now().After(deadline) {
-			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", role, stall, relay.words)
+			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", phase, stall, relay.words)
 		}
 		if err := retry.Sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -174,10 +174,10 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 		}
 
 		// On a busy machine the owner may have lost its lease in the meantime.
-		if p.standby.readRole(ctx) == "owner" {
+		if p.standby.readPhase(ctx) == "owner" {
 			p.owner, p.standby = p.standby, p.owner
 		}
-		if err := p.awaitRole(ctx, p.owner, "owner"); err != nil {
+		if err := p.awaitPhase(ctx, p.owner, "owner"); err != nil {
 			return nil, err
 		}
 
@@ -205,11 +205,11 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 		out = append(out, float64(gap.Microseconds())/1000)
 		p.logProgress("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
 
-		if err := p.awaitRole(ctx, p.owner, "owner"); err != nil {
+		if err := p.awaitPhase(ctx, p.owner, "owner"); err != nil {
 			return nil, err
 		}
 		var err error
-		if p.standby, err = p.startRole(ctx, "standby"); err != nil {
+		if p.standby, err = p.startPhase(ctx, "standby"); err != nil {
 			return nil, err
 		}
 	}

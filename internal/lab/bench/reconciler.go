@@ -235,7 +235,7 @@ func (b *bench) startOwner(ctx context.Context, setting setting) (relay *relay, 
 	}
 
 	began := time.Now()
-	for relay.readRole(ctx) != "owner" {
+	for relay.readPhase(ctx) != "owner" {
 		if err := relay.checkRunning(); err != nil {
 			return nil, observedAt, err
 		}

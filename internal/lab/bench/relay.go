@@ -165,8 +165,8 @@ func (r *relay) stopProcess() error {
 	return nil
 }
 
-// readRole returns the role that the relay reports: owner, standby, …. It returns "" while the relay does not respond.
-func (r *relay) readRole(ctx context.Context) string {
+// readPhase returns the phase that the relay reports: owner, standby, …. It returns "" while the relay does not respond.
+func (r *relay) readPhase(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 
@@ -176,10 +176,10 @@ func (r *relay) readRole(ctx context.Context) string {
 	}
 
 	var answer struct {
-		Role string `json:"role"`
+		Phase string `json:"phase"`
 	}
 	_ = json.Unmarshal(body, &answer)
-	return answer.Role
+	return answer.Phase
 }
 
 func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {

@@ -309,7 +309,7 @@ func (d *demo) startRelays(ctx context.Context) error {
 		return err
 	}
 	err = d.relays.awaitRelay(ctx, owner, "take over", func() bool {
-		return d.relays.readRole(ctx, owner) == "owner" && d.follow.currentOwner().node == owner.node
+		return d.relays.readPhase(ctx, owner) == "owner" && d.follow.currentOwner().node == owner.node
 	})
 	if err != nil {
 		return err
@@ -320,7 +320,7 @@ func (d *demo) startRelays(ctx context.Context) error {
 		return err
 	}
 	err = d.relays.awaitRelay(ctx, standby, "stand by", func() bool {
-		return d.relays.readRole(ctx, standby) == "standby"
+		return d.relays.readPhase(ctx, standby) == "standby"
 	})
 	if err != nil {
 		return err

@@ -269,7 +269,7 @@ func TestRelayIsAskedOverHTTP(t *testing.T) {
 	status := http.StatusOK
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(map[string]any{"ready": status == http.StatusOK, "role": "standby"})
+		_ = json.NewEncoder(w).Encode(map[string]any{"ready": status == http.StatusOK, "phase": "standby"})
 	})
 
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -279,8 +279,8 @@ func TestRelayIsAskedOverHTTP(t *testing.T) {
 	defer srv.Close()
 	r := &relays{client: srv.Client()}
 	x := &relay{http: strings.TrimPrefix(srv.URL, "http://")}
-	if got := r.readRole(t.Context(), x); got != "standby" {
-		t.Errorf("role %q", got)
+	if got := r.readPhase(t.Context(), x); got != "standby" {
+		t.Errorf("phase %q", got)
 	}
 	if n, err := r.readCounter(t.Context(), x, "hits_total"); n != 37 || err != nil {
 		t.Error(n, err)
@@ -289,7 +289,7 @@ func TestRelayIsAskedOverHTTP(t *testing.T) {
 		t.Error("a counter that is not there")
 	}
 	status = http.StatusServiceUnavailable
-	if got := r.readRole(t.Context(), x); got != "" {
+	if got := r.readPhase(t.Context(), x); got != "" {
 		t.Errorf("one that is not ready is %q", got)
 	}
 }

@@ -191,18 +191,18 @@ func (r *relays) findRelay(node string) *relay {
 // findStandby returns a relay other than the owner that is ready to take over, or nil.
 func (r *relays) findStandby(ctx context.Context, owner string) *relay {
 	for _, x := range r.liveRelays() {
-		if x.node != owner && !x.isExpected() && r.readRole(ctx, x) == "standby" {
+		if x.node != owner && !x.isExpected() && r.readPhase(ctx, x) == "standby" {
 			return x
 		}
 	}
 	return nil
 }
 
-// readRole returns the role that the process reports, or "" if it is not ready.
-func (r *relays) readRole(ctx context.Context, relay *relay) string {
+// readPhase returns the phase that the process reports, or "" if it is not ready.
+func (r *relays) readPhase(ctx context.Context, relay *relay) string {
 	var status struct {
 		Ready bool   `json:"ready"`
-		Role  string `json:"role"`
+		Phase string `json:"phase"`
 	}
 	err := r.getPath(ctx, relay, "/readyz", func(body *bufio.Reader) error {
 		return json.NewDecoder(body).Decode(&status)
@@ -210,7 +210,7 @@ func (r *relays) readRole(ctx context.Context, relay *relay) string {
 	if err != nil || !status.Ready {
 		return ""
 	}
-	return status.Role
+	return status.Phase
 }
 
 // readCounter returns the value of a counter without labels from the metrics of a process.

@@ -168,13 +168,13 @@ func (s *stage) drawProgress() {
 		formatThousands(committed), formatThousands(delivered), rate, formatThousands(committed-delivered)))
 }
 
-// startAndAwait starts one more relay and blocks until it has the given role.
-func (s *stage) startAndAwait(ctx context.Context, role string) (*relay, error) {
+// startAndAwait starts one more relay and blocks until it has the given phase.
+func (s *stage) startAndAwait(ctx context.Context, phase string) (*relay, error) {
 	relay, err := s.relays.startRelay()
 	if err != nil {
 		return nil, err
 	}
-	return relay, s.relays.awaitRelay(ctx, relay, "become "+role, func() bool { return s.relays.readRole(ctx, relay) == role })
+	return relay, s.relays.awaitRelay(ctx, relay, "become "+phase, func() bool { return s.relays.readPhase(ctx, relay) == phase })
 }
 
 // stopAndWait stops a relay gracefully and blocks until its process has ended.

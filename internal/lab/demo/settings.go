@@ -12,7 +12,7 @@ import (
 // ownKeys are the configuration keys that the demo chooses, so that its page, its checks and its keys work.
 // A key covers the keys of its section.
 var ownKeys = []string{
-	"watcher", "watch", "slots", "node", "address", "roles", "http", "mongodb.uri", "state",
+	"watcher", "watch", "slots", "node", "address", "tasks", "http", "mongodb.uri", "state",
 	"kafka.brokers", "kafka.tls", "kafka.sasl", "topics.template",
 }
 

@@ -50,7 +50,7 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	}
 
 	list, err := k.Nodes().List(t.Context())
-	if err != nil || len(list) != 2 || list[0].Node != "n1" || list[0].Role != "owner" || list[0].Stale || list[1].Role != "standby" || !list[1].Stale {
+	if err != nil || len(list) != 2 || list[0].Node != "n1" || list[0].Phase != "owner" || list[0].Stale || list[1].Phase != "standby" || !list[1].Stale {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	if err := k.Nodes().Remove(t.Context(), "n1", false); !errors.Is(err, admin.ErrNodeAlive) {

@@ -20,7 +20,7 @@ type Node struct {
 	Node           string     `json:"node"`
 	Address        string     `json:"address,omitempty"`
 	Version        string     `json:"version,omitempty"`
-	Role           string     `json:"role"`     // owner or standby
+	Phase          string     `json:"phase"`    // owner or standby
 	Watchers       []string   `json:"watchers"` // watchers that it runs
 	Slots          []string   `json:"slots"`    // slots that it owns, as watcher/<i>of<N>
 	KafkaReachable bool       `json:"kafka_reachable"`
@@ -29,7 +29,7 @@ type Node struct {
 	SeenAt         time.Time  `json:"seen_at"`
 	AgeS           float64    `json:"age_s"` // age of the last heartbeat
 	Stale          bool       `json:"stale"` // the last heartbeat is older than ten seconds
-	Roles          []string   `json:"roles"` // producer, relay, cleaner, admin
+	Tasks          []string   `json:"tasks"` // producer, relay, cleaner, admin
 	Capabilities   []string   `json:"capabilities"`
 	// Config is the fingerprint of the settings that all nodes of a watcher must share.
 	Config     string     `json:"config,omitempty"`
@@ -64,7 +64,7 @@ func newNodes(list []nodes.Node, status Status) []Node {
 			Node:           member.Node,
 			Address:        member.Address,
 			Version:        member.Version,
-			Role:           "standby",
+			Phase:          "standby",
 			Watchers:       nonNil(member.Watchers),
 			Slots:          []string{},
 			KafkaReachable: member.KafkaReachable,
@@ -73,14 +73,14 @@ func newNodes(list []nodes.Node, status Status) []Node {
 			SeenAt:         member.SeenAt,
 			AgeS:           member.Age().Seconds(),
 			Stale:          !member.Alive(nodes.StaleAfter),
-			Roles:          nonNil(member.Roles),
+			Tasks:          nonNil(member.Tasks),
 			Capabilities:   nonNil(member.Capabilities),
 			Config:         member.Facts.Config,
 			StaleSince:     member.StaleSince,
 		}
 		for _, w := range ownedSlots(status, member.Node) {
 			node.Slots = append(node.Slots, w.Name+"/"+w.Slot)
-			node.Role = "owner"
+			node.Phase = "owner"
 		}
 		shown = append(shown, node)
 	}

@@ -85,7 +85,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 		o.WaitingTopics[at].OldestAgeS < 50 || o.OldestS < 50 {
 		t.Errorf("%+v", o.WaitingTopics)
 	}
-	if len(o.Slots) != 1 || o.Slots[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
+	if len(o.Slots) != 1 || o.Slots[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Phase != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
 		t.Errorf("%+v %+v", o.Slots, o.Nodes)
 	}
 	if p := findProblem(t, o.Problems, problems.NoStandby); p.Severity != problems.Warn || p.Object != "orders" {

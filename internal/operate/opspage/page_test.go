@@ -963,7 +963,7 @@ func TestFiguresForPeople(t *testing.T) {
 	for got, want := range map[string]string{
 		formatNumber(1234567): "1,234,567", formatNumber(int64(-1234)): "−1,234", formatNumber(0): "0", formatRate(0.04): "0/s", formatRate(3.26): "3.3/s", formatRate(1234.5): "1,235/s",
 		formatSpan(0.034): "0.03 s", formatSpan(61): "61 s", formatSpan(600): "10 min", formatSpan(9000): "2 h 30 min", formatSpan(-5): "−5 s", formatSpan(400000): "4 d",
-		formatLogValue("up_ms", []byte("8102")): "8.1 s", formatLogValue("roles", []byte(`["relay", "cleaner"]`)): "relay, cleaner", formatLogValue("position", []byte(`{"$timestamp":{"t":1795000000,"i":1}}`)): "2026-11-18 11:06:40Z",
+		formatLogValue("up_ms", []byte("8102")): "8.1 s", formatLogValue("tasks", []byte(`["relay", "cleaner"]`)): "relay, cleaner", formatLogValue("position", []byte(`{"$timestamp":{"t":1795000000,"i":1}}`)): "2026-11-18 11:06:40Z",
 		formatBytes(512): "512 B", formatBytes(2048): "2.0 KiB", formatBytes(3 << 20): "3.0 MiB", formatValue([]byte(`{"$date":"2026-11-20T08:00:00Z"}`)): "2026-11-20T08:00:00Z", formatValue([]byte(`"a"`)): "a", formatValue([]byte("null")): "",
 	} {
 		if got != want {

@@ -162,7 +162,7 @@ func Inspect(cfg config.Config, client *mongo.Client) func(ctx context.Context, 
 // WantedIndexes returns the indexes that a relay with this configuration wants on every watched collection. It wants
 // that of scheduled envelopes only where it has seen one.
 func WantedIndexes(cfg config.Config) outboxes.Indexes {
-	purges := cfg.Retention > 0 && cfg.HasRole(config.RoleRelay) && cfg.HasRole(config.RoleCleaner)
+	purges := cfg.Retention > 0 && cfg.HasTask(config.TaskRelay) && cfg.HasTask(config.TaskCleaner)
 	return outboxes.Indexes{Purge: purges, SentTTL: cfg.Purge.TTL}
 }
 

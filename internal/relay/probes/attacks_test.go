@@ -74,7 +74,7 @@ func isTimeout(err error) bool {
 // public DNS cannot have, and requests from other machines, are answered.
 func TestMadeUpNamesReachNoMetrics(t *testing.T) {
 	t.Parallel()
-	url := startServer(t, &fake{ok: true, role: "owner"})
+	url := startServer(t, &fake{ok: true, phase: "owner"})
 	ask := func(path, host string) (int, string) {
 		req, err := http.NewRequestWithContext(t.Context(), "GET", url+path, nil)
 		if err != nil {

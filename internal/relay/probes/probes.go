@@ -29,9 +29,9 @@ import (
 type Health interface {
 	// Live returns nil while the process can continue. An error requests a restart.
 	Live() error
-	// Ready reports whether the process works as an owner or as a standby, and role is which of the two. reasons describe
+	// Ready reports whether the process works as an owner or as a standby, and phase is which of the two. reasons describe
 	// the current problems. While a problem is short, ok is still true.
-	Ready() (ok bool, role string, reasons []string)
+	Ready() (ok bool, phase string, reasons []string)
 	// Problems returns the list of problems that this process knows.
 	Problems() []problems.Problem
 }
@@ -182,7 +182,7 @@ func serveLivez(response http.ResponseWriter, probe Health) {
 // readiness is the body of /readyz.
 type readiness struct {
 	Ready   bool     `json:"ready"`
-	Role    string   `json:"role"`
+	Phase    string   `json:"phase"`
 	Reasons []string `json:"reasons"`
 	// Problems are all problems of the watcher that this process knows. Most have no effect on the status code: a backlog is no reason
 	// to restart a process.
@@ -190,7 +190,7 @@ type readiness struct {
 }
 
 func serveReadyz(response http.ResponseWriter, probe Health) {
-	ok, role, reasons := probe.Ready()
+	ok, phase, reasons := probe.Ready()
 	if reasons == nil {
 		// In JSON, nil would be null instead of an empty list.
 		reasons = []string{}
@@ -200,7 +200,7 @@ func serveReadyz(response http.ResponseWriter, probe Health) {
 	if !ok {
 		status = http.StatusServiceUnavailable
 	}
-	writeJSON(response, status, readiness{ok, role, reasons, probe.Problems()})
+	writeJSON(response, status, readiness{ok, phase, reasons, probe.Problems()})
 }
 
 func writeJSON(response http.ResponseWriter, status int, body any) {

@@ -28,7 +28,7 @@ type fake struct {
 	mu      sync.Mutex
 	dead    error
 	ok      bool
-	role    string
+	phase    string
 	reasons []string
 	list    []problems.Problem
 }
@@ -48,7 +48,7 @@ func (f *fake) Live() error {
 func (f *fake) Ready() (bool, string, []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.ok, f.role, f.reasons
+	return f.ok, f.phase, f.reasons
 }
 
 func (f *fake) Problems() []problems.Problem {
@@ -110,7 +110,7 @@ func TestLivez(t *testing.T) {
 
 func TestReadyz(t *testing.T) {
 	t.Parallel()
-	h := &fake{role: "starting"}
+	h := &fake{phase: "starting"}
 	url := startServer(t, h) + "/readyz"
 	check := func(status int, want readiness) {
 		t.Helper()
@@ -124,17 +124,17 @@ func TestReadyz(t *testing.T) {
 		}
 	}
 
-	check(503, readiness{Role: "starting", Reasons: []string{}})
-	h.set(func(f *fake) { f.ok, f.role = true, "standby" })
-	check(200, readiness{Ready: true, Role: "standby", Reasons: []string{}})
-	h.set(func(f *fake) { f.role, f.reasons = "owner", []string{"kafka: away for 4 s", "mongodb: away"} })
-	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
+	check(503, readiness{Phase: "starting", Reasons: []string{}})
+	h.set(func(f *fake) { f.ok, f.phase = true, "standby" })
+	check(200, readiness{Ready: true, Phase: "standby", Reasons: []string{}})
+	h.set(func(f *fake) { f.phase, f.reasons = "owner", []string{"kafka: away for 4 s", "mongodb: away"} })
+	check(200, readiness{Ready: true, Phase: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
 	h.set(func(f *fake) { f.ok = false })
-	check(503, readiness{Role: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
+	check(503, readiness{Phase: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
 	list := []problems.Problem{{Kind: problems.DeadLetters, Severity: problems.Fail, Detail: "120 new", Fix: "look"}}
 	h.set(func(f *fake) { f.ok, f.reasons, f.list = true, nil, list })
 	// A backlog is no reason to take a process out of service.
-	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{}, Problems: list})
+	check(200, readiness{Ready: true, Phase: "owner", Reasons: []string{}, Problems: list})
 }
 
 func TestMetrics(t *testing.T) {

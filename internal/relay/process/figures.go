@@ -163,7 +163,7 @@ func mayCount(active []*term.Runner, slots []problems.SlotStatus) bool {
 	}
 	for i := range slots {
 		slot := &slots[i]
-		delivers := slot.HasOwner() && slot.State != string(readiness.RoleTakeOver) && slot.State != string(readiness.RoleHalted)
+		delivers := slot.HasOwner() && slot.State != string(readiness.PhaseTakeOver) && slot.State != string(readiness.PhaseHalted)
 		if delivers {
 			return slices.ContainsFunc(active, func(one *term.Runner) bool { return one.Slot.String() == slot.Slot })
 		}

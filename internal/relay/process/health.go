@@ -50,30 +50,30 @@ func (h *slotHealth) Live() error {
 	return nil
 }
 
-// rolesByRank contains the roles of slots. The first role that any slot has is the role of the
+// phasesByRank contains the phases of slots. The first phase that any slot has is the phase of the
 // process.
-var rolesByRank = []readiness.Role{readiness.RoleHalted, readiness.RoleOwner, readiness.RoleTakeOver, readiness.RoleStopping, readiness.RoleStandby, readiness.RoleStarting}
+var phasesByRank = []readiness.Phase{readiness.PhaseHalted, readiness.PhaseOwner, readiness.PhaseTakeOver, readiness.PhaseStopping, readiness.PhaseStandby, readiness.PhaseStarting}
 
 // Problems implements probes.Health.
 func (h *slotHealth) Problems() []problems.Problem { return h.list() }
 
 // Ready implements probes.Health.
-func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
+func (h *slotHealth) Ready() (ok bool, phase string, reasons []string) {
 	ok, _, reasons = h.process.Ready()
 
 	had := map[string]bool{}
 	for _, s := range h.slots {
-		slotOK, slotRole, slotReasons := s.State.Ready()
+		slotOK, slotPhase, slotReasons := s.State.Ready()
 		ok = ok && slotOK
-		had[slotRole] = true
+		had[slotPhase] = true
 		for _, text := range slotReasons {
 			reasons = append(reasons, s.Slot.String()+": "+text)
 		}
 	}
 
-	// The process shows the most important role of its slots.
-	at := slices.IndexFunc(rolesByRank, func(other readiness.Role) bool { return had[string(other)] })
-	return ok, string(rolesByRank[max(at, 0)]), reasons
+	// The process shows the most important phase of its slots.
+	at := slices.IndexFunc(phasesByRank, func(other readiness.Phase) bool { return had[string(other)] })
+	return ok, string(phasesByRank[max(at, 0)]), reasons
 }
 
 // lateHealth is the health of a relay that the function returns once it has begun. Before, it is that of a process
@@ -92,7 +92,7 @@ func (current lateHealth) health() probes.Health {
 func (current lateHealth) Live() error { return current.health().Live() }
 
 // Ready implements probes.Health.
-func (current lateHealth) Ready() (ok bool, role string, reasons []string) {
+func (current lateHealth) Ready() (ok bool, phase string, reasons []string) {
 	return current.health().Ready()
 }
 

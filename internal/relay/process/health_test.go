@@ -20,16 +20,16 @@ func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 		r.slots = append(r.slots, &term.Runner{Slot: slot.Range{I: i, N: 2}, State: readiness.NewState(time.Second, time.Now, nil)})
 	}
 
-	process.SetRole(readiness.RoleStandby)
+	process.SetPhase(readiness.PhaseStandby)
 	h := r.processHealth()
-	if ok, role, _ := h.Ready(); ok || role != string(readiness.RoleStarting) {
-		t.Errorf("ready %v as %s before its slots are", ok, role)
+	if ok, phase, _ := h.Ready(); ok || phase != string(readiness.PhaseStarting) {
+		t.Errorf("ready %v as %s before its slots are", ok, phase)
 	}
 
-	r.slots[0].State.SetRole(readiness.RoleStandby)
-	r.slots[1].State.SetRole(readiness.RoleOwner)
-	if ok, role, _ := h.Ready(); !ok || role != string(readiness.RoleOwner) {
-		t.Errorf("ready %v as %s", ok, role)
+	r.slots[0].State.SetPhase(readiness.PhaseStandby)
+	r.slots[1].State.SetPhase(readiness.PhaseOwner)
+	if ok, phase, _ := h.Ready(); !ok || phase != string(readiness.PhaseOwner) {
+		t.Errorf("ready %v as %s", ok, phase)
 	}
 
 	r.slots[0].State.SetProblem("stream", "denied", true)
@@ -38,9 +38,9 @@ func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	}
 
 	r.slots[0].State.ClearProblems("stream")
-	r.slots[0].State.SetRole(readiness.RoleHalted)
-	if ok, role, _ := h.Ready(); ok || role != string(readiness.RoleHalted) {
-		t.Errorf("ready %v as %s with a slot that is halted", ok, role)
+	r.slots[0].State.SetPhase(readiness.PhaseHalted)
+	if ok, phase, _ := h.Ready(); ok || phase != string(readiness.PhaseHalted) {
+		t.Errorf("ready %v as %s with a slot that is halted", ok, phase)
 	}
 	if err := h.Live(); err != nil {
 		t.Error(err)

@@ -108,7 +108,7 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	})
 
 	for _, n := range b.listNodes() {
-		if !slices.Equal(n.Roles, []string{"relay", "cleaner"}) || !slices.Contains(n.Capabilities, "preset:typed") ||
+		if !slices.Equal(n.Tasks, []string{"relay", "cleaner"}) || !slices.Contains(n.Capabilities, "preset:typed") ||
 			n.Version != "test" || n.Instance == "" || n.Config == "" || n.Node == "two" && len(n.Holds) != 0 {
 			t.Errorf("%+v", n)
 		}
@@ -202,20 +202,20 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 	})
 }
 
-// A process with the role of an admin alone is listed, is ready, and never seeks the lease.
-func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
+// A process with the task admin alone is listed, is ready, and never seeks the lease.
+func TestAProcessWithoutTheRelaysTaskTakesNothingOver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	desk := b.start("node=desk", "roles=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
+	desk := b.start("node=desk", "tasks=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
 	stacktest.Eventually(t, "the admin is listed", func() bool { return len(b.listNodes()) == 1 })
-	if n := b.listNodes()[0]; n.Node != "desk" || !slices.Equal(n.Roles, []string{"admin"}) || len(n.Watchers) != 0 {
+	if n := b.listNodes()[0]; n.Node != "desk" || !slices.Equal(n.Tasks, []string{"admin"}) || len(n.Watchers) != 0 {
 		t.Errorf("%+v", n)
 	}
 
-	first := b.start("node=one", "roles=relay")
+	first := b.start("node=one", "tasks=relay")
 	b.waitOwned("one")
 	for _, n := range b.listNodes() {
-		if n.Node == "one" && !slices.Equal(n.Roles, []string{"relay"}) {
+		if n.Node == "one" && !slices.Equal(n.Tasks, []string{"relay"}) {
 			t.Errorf("%+v", n)
 		}
 	}
@@ -233,8 +233,8 @@ func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
 	b.checkEntries("desk", "node_started", "node_stopped")
 }
 
-// An owner without the role of a cleaner delivers, and leaves the delivered events to an owner with that role.
-func TestAnOwnerWithoutTheCleanersRolePurgesNothing(t *testing.T) {
+// An owner without the task cleaner delivers, and leaves the delivered events to an owner with that task.
+func TestAnOwnerWithoutTheCleanersTaskPurgesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.insertAged("outbox", "old")
@@ -247,7 +247,7 @@ func TestAnOwnerWithoutTheCleanersRolePurgesNothing(t *testing.T) {
 	}
 
 	purging := []string{"purge.interval=1s", "retention=1m"}
-	stop := b.start(append(purging, "node=one", "roles=relay")...)
+	stop := b.start(append(purging, "node=one", "tasks=relay")...)
 	b.consume(1)
 	// These are several rounds of a purge.
 	delivered := b.listNodes()[0].SeenAt
@@ -259,6 +259,6 @@ func TestAnOwnerWithoutTheCleanersRolePurgesNothing(t *testing.T) {
 		t.Error(err)
 	}
 
-	b.start(append(purging, "node=two", "roles=[relay, cleaner]")...)
+	b.start(append(purging, "node=two", "tasks=[relay, cleaner]")...)
 	stacktest.Eventually(t, "the cleaner purges the event", func() bool { return left() == 0 })
 }

@@ -29,9 +29,9 @@ import (
 
 // newMember returns this process as a member of the registry of nodes.
 func (r *Relay) newMember(db state.Database) *nodes.Member {
-	// A process without the role of a relay works for no watcher.
+	// A process without the task relay works for no watcher.
 	watcher, compared := r.cfg.Watcher, configFingerprint(r.cfg)
-	if !r.cfg.HasRole(config.RoleRelay) {
+	if !r.cfg.HasTask(config.TaskRelay) {
 		watcher, compared = "", ""
 	}
 
@@ -41,23 +41,23 @@ func (r *Relay) newMember(db state.Database) *nodes.Member {
 		Address:      r.cfg.Address,
 		Version:      r.shared.Version,
 		Watcher:      watcher,
-		Roles:        configuredRoles(r.cfg),
+		Tasks:        configuredTasks(r.cfg),
 		Capabilities: listCapabilities(r.cfg),
 		Fingerprint:  compared,
 		Log:          r.log,
 	})
 }
 
-// configuredRoles returns the roles that the configuration gives to this process.
-func configuredRoles(cfg config.Config) []nodes.Role {
-	var out []nodes.Role
-	if cfg.HasRole(config.RoleRelay) {
+// configuredTasks returns the tasks that the configuration gives to this process.
+func configuredTasks(cfg config.Config) []nodes.Task {
+	var out []nodes.Task
+	if cfg.HasTask(config.TaskRelay) {
 		out = append(out, nodes.Relay)
 	}
 	if term.MayPurgeAsOwner(cfg) {
 		out = append(out, nodes.Cleaner)
 	}
-	if cfg.HasRole(config.RoleAdmin) && cfg.HTTP.Admin != nil {
+	if cfg.HasTask(config.TaskAdmin) && cfg.HTTP.Admin != nil {
 		out = append(out, nodes.Admin)
 	}
 	return out
@@ -155,7 +155,7 @@ func (r *Relay) prepareState(stop context.Context) error {
 // inspectWatched returns [outboxes.ErrUnwatchable] if a configured name cannot be read. A term reports what does not
 // prevent its work.
 func (r *Relay) inspectWatched(ctx context.Context) error {
-	if !r.cfg.HasRole(config.RoleRelay) {
+	if !r.cfg.HasTask(config.TaskRelay) {
 		return nil
 	}
 	found, err := connect.InspectWatched(ctx, r.cfg, r.shared.Mongo.State, connect.Depth{Rights: true})

@@ -86,7 +86,7 @@ type Host struct {
 
 // ErrNoOperators is the error of http.admin in a program without the operators' page.
 var ErrNoOperators = errors.New("http.admin.listen: this program has no listener for the operators' page and API: " +
-	"set it to off and mount operate.Operator.Handler, or remove http.admin and start `outrelay run` with `roles: [admin]` in another process")
+	"set it to off and mount operate.Operator.Handler, or remove http.admin and start `outrelay run` with `tasks: [admin]` in another process")
 
 // Key is an argument of the function that only packages of this module call: other modules cannot name it. See relay.Relay.Parts.
 type Key struct{}
@@ -229,7 +229,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			return err
 		}
 		// A program that runs `outrelay run` has checked this before, with its causes.
-		if r.embedded && r.cfg.HasRole(config.RoleRelay) {
+		if r.embedded && r.cfg.HasTask(config.TaskRelay) {
 			if err := connect.RequireRights(ctx, r.cfg, r.shared.Scope, r.shared.Mongo.State); err != nil {
 				return err
 			}
@@ -242,9 +242,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		group.Go(func() error { return r.recordHistory(work) })
 		group.Go(func() error { return r.runHeartbeat(work) })
 
-		if !r.cfg.HasRole(config.RoleRelay) {
-			// A process without the role of a relay never acquires the lease.
-			r.shared.State.SetRole(readiness.RoleAdmin)
+		if !r.cfg.HasTask(config.TaskRelay) {
+			// A process without the task relay never acquires the lease.
+			r.shared.State.SetPhase(readiness.PhaseAdmin)
 			<-ctx.Done()
 			return nil
 		}
@@ -260,7 +260,7 @@ func (r *Relay) Run(ctx context.Context) error {
 // servesOperators reports whether this process has to serve the operators' page and API.
 func (r *Relay) servesOperators() bool {
 	admin := r.cfg.HTTP.Admin
-	return admin != nil && !admin.IsOff() && r.cfg.HasRole(config.RoleAdmin)
+	return admin != nil && !admin.IsOff() && r.cfg.HasTask(config.TaskAdmin)
 }
 
 // listenOperators binds the listener of the operators' page and API. It returns nil if they are not
@@ -278,10 +278,10 @@ func (r *Relay) listenOperators() (Listener, error) {
 	return listener, nil
 }
 
-// Ready returns the readiness, the role and the problems of the process, as /readyz does.
-func (r *Relay) Ready() (ok bool, role readiness.Role, reasons []string) {
+// Ready returns the readiness, the phase and the problems of the process, as /readyz does.
+func (r *Relay) Ready() (ok bool, phase readiness.Phase, reasons []string) {
 	ok, as, reasons := r.processHealth().Ready()
-	return ok, readiness.Role(as), reasons
+	return ok, readiness.Phase(as), reasons
 }
 
 // Handler returns a handler that serves /livez, /readyz and /metrics of the relay that current returns. While it
@@ -312,7 +312,7 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 	// With several slots, the state of the process is only standby. Each slot has its own state.
 	var sharing errgroup.Group
 	if r.shared.Balancer != nil {
-		r.shared.State.SetRole(readiness.RoleStandby)
+		r.shared.State.SetPhase(readiness.PhaseStandby)
 		sharing.Go(func() error { return r.shared.Balancer.Run(stop, work, r) })
 	}
 
@@ -345,8 +345,8 @@ func (r *Relay) ReportSharing(err error) {
 
 // IsHalted implements slots.Process.
 func (r *Relay) IsHalted(i int) bool {
-	_, role, _ := r.slots[i].State.Ready()
-	return role == string(readiness.RoleHalted)
+	_, phase, _ := r.slots[i].State.Ready()
+	return phase == string(readiness.PhaseHalted)
 }
 
 // RequestHandOver implements slots.Process.

@@ -126,7 +126,7 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 		b.t.Fatal(err)
 	}
 
-	// The page is no part of these tests, but a process with the role of an admin needs a listener.
+	// The page is no part of these tests, but a process with the task admin needs a listener.
 	build := func(config.Config, string, *slog.Logger, *metrics.Set) (process.Listener, error) {
 		return noOperators{}, nil
 	}

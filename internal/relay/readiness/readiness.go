@@ -1,4 +1,4 @@
-// Package readiness contains the role and the problems of a process or slot, as /livez, /readyz and
+// Package readiness contains the phase and the problems of a process or slot, as /livez, /readyz and
 // `outrelay status` report them, and calls to the servers that are repeated until they succeed, whose
 // errors are such problems.
 //
@@ -18,25 +18,25 @@ import (
 	"github.com/outrelay/outrelay/internal/base/logging"
 )
 
-// Role is the current task of a process for its watcher.
-type Role string
+// Phase is the part that a process or slot has in its watcher at the moment.
+type Phase string
 
-// The roles, as /readyz and `outrelay status` print them.
+// The phases, as /readyz and `outrelay status` print them.
 const (
-	RoleStarting Role = "starting"
-	RoleStandby  Role = "standby"
-	RoleTakeOver Role = "taking-over"
-	RoleOwner    Role = "owner"
-	RoleAdmin    Role = "admin" // runs no watcher
-	RoleHalted   Role = "halted"
-	RoleStopping Role = "stopping"
+	PhaseStarting Phase = "starting"
+	PhaseStandby  Phase = "standby"
+	PhaseTakeOver Phase = "taking-over"
+	PhaseOwner    Phase = "owner"
+	PhaseAdmin    Phase = "admin" // runs no watcher
+	PhaseHalted   Phase = "halted"
+	PhaseStopping Phase = "stopping"
 )
 
-// State contains the role and the problems of a process or slot, for health and status. Each part
+// State contains the phase and the problems of a process or slot, for health and status. Each part
 // has at most one problem. It is safe for concurrent use.
 type State struct {
 	mu           sync.Mutex
-	role         Role
+	phase         Phase
 	problems     map[string]problem   // by part
 	unreadyAfter time.Duration        // an older problem makes the process not ready
 	hung         bool                 // a stage does not move
@@ -55,7 +55,7 @@ type problem struct {
 // makes it not ready.
 func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger) *State {
 	return &State{
-		role:         RoleStarting,
+		phase:         PhaseStarting,
 		problems:     map[string]problem{},
 		pulses:       map[string]time.Time{},
 		unreadyAfter: unreadyAfter,
@@ -64,11 +64,11 @@ func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger
 	}
 }
 
-// SetRole sets the role.
-func (s *State) SetRole(role Role) {
+// SetPhase sets the phase.
+func (s *State) SetPhase(phase Phase) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.role = role
+	s.phase = phase
 }
 
 // SetProblem sets the problem of part. If text is empty, part has no problem any more. It reports
@@ -199,10 +199,10 @@ func (s *State) Live() error {
 
 // Ready implements probes.Health. A standby is ready: it can take over. The process is not ready if
 // a problem lasts longer than the readiness time, or if only a person can fix it.
-func (s *State) Ready() (ok bool, role string, reasons []string) {
+func (s *State) Ready() (ok bool, phase string, reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ok = s.role != RoleStarting && s.role != RoleHalted
+	ok = s.phase != PhaseStarting && s.phase != PhaseHalted
 
 	for part, p := range s.problems {
 		age := s.now().Sub(p.since)
@@ -213,10 +213,10 @@ func (s *State) Ready() (ok bool, role string, reasons []string) {
 		reasons = append(reasons, reason)
 	}
 	slices.Sort(reasons)
-	if s.role == RoleStarting {
+	if s.phase == PhaseStarting {
 		reasons = append(reasons, "starting: neither owner nor standby yet")
 	}
-	return ok, string(s.role), reasons
+	return ok, string(s.phase), reasons
 }
 
 // HaltError ends the delivery until an operator acts. The owner keeps the lease, so that no standby

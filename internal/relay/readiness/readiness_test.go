@@ -14,9 +14,9 @@ func TestReadiness(t *testing.T) {
 		t.Fatal("ready before it is owner or standby")
 	}
 
-	s.SetRole(RoleStandby)
-	if ok, role, _ := s.Ready(); !ok || role != "standby" {
-		t.Fatalf("a standby is ready, got %v %q", ok, role)
+	s.SetPhase(PhaseStandby)
+	if ok, phase, _ := s.Ready(); !ok || phase != "standby" {
+		t.Fatalf("a standby is ready, got %v %q", ok, phase)
 	}
 
 	const text = "no answer from mongodb://u:p@h/"

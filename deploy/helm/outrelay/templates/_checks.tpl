@@ -44,14 +44,14 @@ has checked names and types before.
 {{- end -}}
 {{- $adminListen := include "outrelay.adminListen" . -}}
 {{- if .Values.admin.enabled -}}
-{{- $roles := $config.roles | default (list "admin") -}}
-{{- if kindIs "string" $roles -}}
-{{- $roles = regexSplit " *, *" $roles -1 -}}
+{{- $tasks := $config.tasks | default (list "admin") -}}
+{{- if kindIs "string" $tasks -}}
+{{- $tasks = regexSplit " *, *" $tasks -1 -}}
 {{- end -}}
 {{- if not $hasAdmin -}}
 {{- $problems = append $problems "admin.enabled needs config.http.admin: without it, no page and no API is served; set its listen (0.0.0.0:9465) and a login, such as its token" -}}
-{{- else if not (has "admin" $roles) -}}
-{{- $problems = append $problems "admin.enabled needs the role admin in config.roles: without it, no page and no API is served" -}}
+{{- else if not (has "admin" $tasks) -}}
+{{- $problems = append $problems "admin.enabled needs the task admin in config.tasks: without it, no page and no API is served" -}}
 {{- else -}}
 {{- with include "outrelay.listenProblem" (dict "listen" $adminListen "who" "the service of admin.enabled") -}}
 {{- $problems = append $problems (printf "config.http.admin.listen: found %q; %s" $adminListen .) -}}

@@ -196,7 +196,7 @@ func (b *Balancer) liveNodes(list []nodes.Node, lapsed map[string]bool) []string
 		}
 		dead := !n.Alive(nodes.StaleAfter) || n.Lapsed || lapsed[n.Node]
 		other := n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
-			!slices.Contains(n.Roles, string(nodes.Relay))
+			!slices.Contains(n.Tasks, string(nodes.Relay))
 		return dead || other
 	})
 

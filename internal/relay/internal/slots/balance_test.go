@@ -36,7 +36,7 @@ func TestN28_WhoCountsAsLiving(t *testing.T) {
 	t.Parallel()
 	b, _ := balanced(2)
 	node := func(name string, change func(*nodes.Node)) nodes.Node {
-		n := nodes.Node{Node: name, Watchers: []string{"w"}, Slots: 2, KafkaReachable: true, Facts: nodes.Facts{Roles: []string{"relay"}}}
+		n := nodes.Node{Node: name, Watchers: []string{"w"}, Slots: 2, KafkaReachable: true, Facts: nodes.Facts{Tasks: []string{"relay"}}}
 		if change != nil {
 			change(&n)
 		}

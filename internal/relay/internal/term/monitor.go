@@ -344,7 +344,7 @@ type termStats struct {
 }
 
 func newTermStats() *termStats {
-	return &termStats{current: ownerStats{State: string(readiness.RoleTakeOver), At: time.Now()}}
+	return &termStats{current: ownerStats{State: string(readiness.PhaseTakeOver), At: time.Now()}}
 }
 
 // setHalted sets the state to halted until the term ends.
@@ -352,7 +352,7 @@ func (v *termStats) setHalted(reason string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.halted = reason
-	v.current.State = string(readiness.RoleHalted)
+	v.current.State = string(readiness.PhaseHalted)
 	v.current.Reason = reason
 	v.current.At = time.Now()
 }
@@ -418,7 +418,7 @@ func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.
 		v.current.State, v.current.Reason = "sweeping", sweep
 	}
 	if v.halted != "" {
-		v.current.State, v.current.Reason = string(readiness.RoleHalted), v.halted
+		v.current.State, v.current.Reason = string(readiness.PhaseHalted), v.halted
 	}
 }
 

@@ -332,7 +332,7 @@ func (d division) discardDocument(stop context.Context) {
 func (r *Runner) OwnSlot(stop, work context.Context) error {
 	backoff := retry.Reopen.Start()
 	for stop.Err() == nil {
-		r.State.SetRole(readiness.RoleStandby)
+		r.State.SetPhase(readiness.PhaseStandby)
 		if err := r.waitForDivision(stop); err != nil {
 			return nil //nolint:nilerr // the end of stop is no error
 		}
@@ -455,7 +455,7 @@ func (r *Runner) recordFenced(now time.Time, err error) *readiness.HaltError {
 
 // haltWithoutLease waits for [fencedHalt]. It returns an error if stop ends before.
 func (r *Runner) haltWithoutLease(stop context.Context, halt *readiness.HaltError) error {
-	r.State.SetRole(readiness.RoleHalted)
+	r.State.SetPhase(readiness.PhaseHalted)
 	r.State.ReportProblem("halted", halt, true)
 	defer r.State.ClearProblems("halted")
 	// After the pause, the limit counts from zero. Otherwise the next fencing would halt again at once.

@@ -57,8 +57,8 @@ func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 		go func() { ended <- r.haltWithoutLease(t.Context(), halt) }()
 
 		synctest.Wait()
-		if ok, role, _ := r.State.Ready(); ok || role != "halted" {
-			t.Errorf("ready %v, role %q", ok, role)
+		if ok, phase, _ := r.State.Ready(); ok || phase != "halted" {
+			t.Errorf("ready %v, phase %q", ok, phase)
 		}
 
 		if err := <-ended; err != nil || time.Since(begin) != fencedHalt {

@@ -285,13 +285,13 @@ func (t *term) runTerm(stop, work context.Context, group *errgroup.Group, stopRe
 	begun := make(chan *sink.Sink, 1)
 	watching.Go(func() { monitor.watchTerm(read, begun, stopRead) })
 
-	t.slot.State.SetRole(readiness.RoleTakeOver)
+	t.slot.State.SetPhase(readiness.PhaseTakeOver)
 	var publishing *publishing
 	delivery, start, err := t.takeOver(read)
 	if err == nil {
 		publishing = delivery.begin(read, work, group)
 		begun <- delivery.sink
-		t.slot.State.SetRole(readiness.RoleOwner)
+		t.slot.State.SetPhase(readiness.PhaseOwner)
 		err = delivery.readStream(read, start)
 	}
 
@@ -305,7 +305,7 @@ func (t *term) runTerm(stop, work context.Context, group *errgroup.Group, stopRe
 	}
 
 	if errors.Is(cause, errStopping) {
-		t.slot.State.SetRole(readiness.RoleStopping)
+		t.slot.State.SetPhase(readiness.PhaseStopping)
 	}
 	// Without a takeover, nothing was sent.
 	if publishing != nil {
@@ -345,7 +345,7 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 		return err
 	}
 
-	t.slot.State.SetRole(readiness.RoleHalted)
+	t.slot.State.SetPhase(readiness.PhaseHalted)
 	t.slot.State.ReportProblem("halted", halt, true)
 	t.progress.stats.setHalted(halt.Error())
 	t.journal.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})

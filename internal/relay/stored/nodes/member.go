@@ -27,16 +27,16 @@ const (
 	TidyEvery = time.Hour
 )
 
-// Role is a task of a node in its deployment.
-type Role string
+// Task is a task of a node in its deployment.
+type Task string
 
-// The roles. A service that only appends events is not a node, because it does not use the state
+// The tasks. A service that only appends events is not a node, because it does not use the state
 // database.
 const (
-	Producer Role = "producer" // a service that runs the relay in its own process
-	Relay    Role = "relay"    // runs watchers, or stands by for them
-	Cleaner  Role = "cleaner"  // removes delivered envelopes while it runs a watcher
-	Admin    Role = "admin"    // serves the operators' API and page
+	Producer Task = "producer" // a service that runs the relay in its own process
+	Relay    Task = "relay"    // runs watchers, or stands by for them
+	Cleaner  Task = "cleaner"  // removes delivered envelopes while it runs a watcher
+	Admin    Task = "admin"    // serves the operators' API and page
 )
 
 // Config describes this process. State and Node are required.
@@ -44,7 +44,7 @@ type Config struct {
 	State                  state.Database
 	Node, Address, Version string
 	Watcher                string // that the process works for; "" for none
-	Roles                  []Role
+	Tasks                  []Task
 	Capabilities           []string
 	// Fingerprint is a hash of the settings that must be equal on all nodes of the watcher. If it is
 	// empty, configurations are not compared.
@@ -104,8 +104,8 @@ func New(cfg Config) *Member {
 	if cfg.Watcher != "" {
 		member.heartbeat.Watchers = []string{cfg.Watcher}
 	}
-	for _, r := range cfg.Roles {
-		member.heartbeat.Roles = append(member.heartbeat.Roles, string(r))
+	for _, r := range cfg.Tasks {
+		member.heartbeat.Tasks = append(member.heartbeat.Tasks, string(r))
 	}
 	return member
 }
@@ -159,7 +159,7 @@ func (m *Member) logFindings(ctx context.Context, was Was, first bool) {
 	switch {
 	case first:
 		m.LogEvent(ctx, NodeStarted, bson.D{
-			{Key: "version", Value: m.cfg.Version}, {Key: "address", Value: m.cfg.Address}, {Key: "roles", Value: m.heartbeat.Roles},
+			{Key: "version", Value: m.cfg.Version}, {Key: "address", Value: m.cfg.Address}, {Key: "tasks", Value: m.heartbeat.Tasks},
 		})
 
 	case !was.Listed:

@@ -25,7 +25,7 @@ func newState(t *testing.T) state.Database {
 
 func newMember(db state.Database, node string, change func(*Config)) *Member {
 	c := Config{
-		State: db, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "orders", Roles: []Role{Relay, Cleaner},
+		State: db, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "orders", Tasks: []Task{Relay, Cleaner},
 		Capabilities: []string{"recording:position"},
 	}
 	if change != nil {
@@ -102,7 +102,7 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 
 	n := got[0]
 	if n.Node != "a" || n.Address != "a:9464" || n.Version != "1.4.0" || n.Instance == "" || !n.KafkaReachable || n.LastAck == nil ||
-		!slices.Equal(n.Watchers, []string{"orders"}) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) ||
+		!slices.Equal(n.Watchers, []string{"orders"}) || !slices.Equal(n.Tasks, []string{"relay", "cleaner"}) ||
 		!slices.Equal(n.Capabilities, []string{"recording:position"}) || !slices.Equal(n.Holds, []string{"orders/0of1"}) {
 		t.Errorf("%+v", n)
 	}
@@ -144,7 +144,7 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 
 	mustBeat(t, m, Vitals{})
 	after := listNodes(t, db)[0]
-	if after.Instance != before.Instance || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Roles, before.Roles) {
+	if after.Instance != before.Instance || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Tasks, before.Tasks) {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 	if d := after.StartedAt.Sub(before.StartedAt).Abs(); d > 30*time.Second {

@@ -33,7 +33,7 @@ type Sign struct {
 type Facts struct {
 	// Instance is the UUID of the process. It distinguishes two processes that have the same node name by mistake.
 	Instance     string   `bson:"instance"`
-	Roles        []string `bson:"roles"`
+	Tasks        []string `bson:"tasks"`
 	Capabilities []string `bson:"capabilities"`
 	// Config is a fingerprint of the part of the configuration that must be the same on all nodes of a watcher.
 	Config string `bson:"config"`
@@ -163,7 +163,7 @@ func (f Facts) storedFields() bson.D {
 	list := func(values []string) bson.D { return mongodb.Literal(append([]string{}, values...)) }
 	return bson.D{
 		{Key: "instance", Value: mongodb.Literal(f.Instance)},
-		{Key: "roles", Value: list(f.Roles)},
+		{Key: "tasks", Value: list(f.Tasks)},
 		{Key: "capabilities", Value: list(f.Capabilities)},
 		{Key: "config", Value: mongodb.Literal(f.Config)},
 		{Key: "holds", Value: list(f.Holds)},
@@ -197,7 +197,7 @@ func (n *Nodes) Alive(ctx context.Context, node string, stale time.Duration) (bo
 // AnotherReachesKafka reports whether a live relay other than self reaches Kafka. If so, an owner that makes no progress
 // should step down (N6).
 func (n *Nodes) AnotherReachesKafka(ctx context.Context, self string, stale time.Duration) (bool, error) {
-	others := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}, {Key: "roles", Value: Relay}}
+	others := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}, {Key: "tasks", Value: Relay}}
 	return n.anyAlive(ctx, others, stale)
 }
 

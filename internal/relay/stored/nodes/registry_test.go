@@ -20,7 +20,7 @@ func TestN06_NodesListEachOther(t *testing.T) {
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok {
 		t.Errorf("alone, another reaches Kafka: %v, %v", ok, err)
 	}
-	if _, err := n.Heartbeat(t.Context(), Sign{Node: "b", KafkaReachable: true, SinceAck: 3 * time.Second, Facts: Facts{Roles: []string{"relay"}}}); err != nil {
+	if _, err := n.Heartbeat(t.Context(), Sign{Node: "b", KafkaReachable: true, SinceAck: 3 * time.Second, Facts: Facts{Tasks: []string{"relay"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || !ok {
@@ -70,12 +70,12 @@ func TestN06_NodesListEachOther(t *testing.T) {
 	}
 
 	// A node that runs no watcher takes none over.
-	for roles, want := range map[string]bool{"admin": false, "relay": true} {
-		if _, err := n.Heartbeat(t.Context(), Sign{Node: "c", KafkaReachable: true, Facts: Facts{Roles: []string{roles}}}); err != nil {
+	for tasks, want := range map[string]bool{"admin": false, "relay": true} {
+		if _, err := n.Heartbeat(t.Context(), Sign{Node: "c", KafkaReachable: true, Facts: Facts{Tasks: []string{tasks}}}); err != nil {
 			t.Fatal(err)
 		}
 		if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok != want {
-			t.Errorf("with the role %s: %v, %v", roles, ok, err)
+			t.Errorf("with the task %s: %v, %v", tasks, ok, err)
 		}
 	}
 }
