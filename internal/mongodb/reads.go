@@ -78,12 +78,6 @@ func Aggregate(
 	return of.Aggregate(ctx, pipeline, append(slices.Clone(opts), limit)...)
 }
 
-// LimitStream adds an explicit time limit for the statement that opens a change stream. Its later replies have limits of their own.
-func LimitStream(opts *options.ChangeStreamOptionsBuilder) {
-	//nolint:staticcheck // as in Aggregate
-	opts.SetCustom(bson.M{"maxTimeMS": maxReadTime.Milliseconds()})
-}
-
 // Find opens a cursor on the documents of coll that filter matches. It sends an aggregation, because only that takes an explicit time limit.
 // Of the options, it takes those of the order, of the range, of the fields and of the plan.
 func Find(ctx context.Context, coll *mongo.Collection, filter any, opts ...options.Lister[options.FindOptions]) (*mongo.Cursor, error) {

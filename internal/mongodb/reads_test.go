@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/event"
@@ -54,9 +55,9 @@ func TestEachReadSendsATimeLimit(t *testing.T) {
 			return cur.Close(ctx)
 		},
 		"a change stream": func(ctx context.Context) error {
-			opts := options.ChangeStream()
-			mongodb.LimitStream(opts)
-			stream, err := coll.Watch(ctx, mongo.Pipeline{}, opts)
+			ctx, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			stream, err := coll.Watch(ctx, mongo.Pipeline{})
 			if err != nil {
 				return err
 			}

@@ -297,6 +297,7 @@ func (b *bench) newStateDB(name string) string {
 type samples struct {
 	raw, produce, both, drain    []float64
 	cpu, peak, allocs, mongodCPU []float64
+	rawCPU, rawMongodCPU         []float64
 	foreignDrain                 []drained
 	early, end                   []float64
 	otherCPU                     map[string][]float64
@@ -381,6 +382,10 @@ func (b *bench) measureCeilings(ctx context.Context, run int, samples *samples) 
 		}
 		rate := perSecond(b.Events, began, ended)
 		*step.to = append(*step.to, rate)
+		if step.to == &samples.raw {
+			samples.rawCPU = append(samples.rawCPU, measured.cpu[0]*1e6/float64(b.Events))
+			samples.rawMongodCPU = append(samples.rawMongodCPU, measured.mongod*1e6/float64(b.Events))
+		}
 
 		if measured.known {
 			samples.otherCPU[step.name] = append(samples.otherCPU[step.name], measured.otherCPU)

@@ -216,6 +216,8 @@ func (c *child) stopProcess() {
 // measured has the outcomes of children that ran concurrently.
 type measured struct {
 	outcomes []outcome
+	cpu      []float64 // seconds of each child
+	mongod   float64   // seconds of MongoDB
 	otherCPU float64
 	known    bool
 }
@@ -242,19 +244,25 @@ func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error
 	}
 
 	meter := startMeter(pids...)
+	before := make([]usage, len(children))
+	for i, c := range children {
+		before[i], _ = processUsage(c.pid())
+	}
 	for _, c := range children {
 		if err := c.startWork(); err != nil {
 			return measured, err
 		}
 	}
-	for _, c := range children {
+	for i, c := range children {
 		outcome, err := c.readOutcome()
 		if err != nil {
 			return measured, err
 		}
-		measured.outcomes = append(measured.outcomes, outcome)
+		used, _ := processUsage(c.pid())
+		measured.outcomes, measured.cpu = append(measured.outcomes, outcome), append(measured.cpu, used.cpu-before[i].cpu)
 	}
 
+	measured.mongod = meter.measureUsed(b.mongods...)
 	measured.otherCPU, measured.known = meter.measureOtherCPU()
 	return measured, nil
 }

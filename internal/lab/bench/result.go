@@ -18,11 +18,14 @@ type Result struct {
 
 	OtherCPU
 	CPUPerMillion  float64   `json:"cpu_s_per_million"`
-	PeakRSS        float64   `json:"peak_rss_mb"` // MiB
-	RSSAfter50k    float64   `json:"rss_50k_mb"`  // resident after the first 50,000 events; 0 in shorter drains
-	RSSEnd         float64   `json:"rss_end_mb"`  // maximum after that
+	RawCPU         float64   `json:"raw_cpu_s_per_million"` // of the reader of the bare change stream
+	CPURatio       float64   `json:"cpu_ratio"`             // relay ÷ reader of the bare stream; 0 if it is unknown
+	PeakRSS        float64   `json:"peak_rss_mb"`           // MiB
+	RSSAfter50k    float64   `json:"rss_50k_mb"`            // resident after the first 50,000 events; 0 in shorter drains
+	RSSEnd         float64   `json:"rss_end_mb"`            // maximum after that
 	AllocsPerEvent float64   `json:"allocs_per_event"`
 	MongodCPU      float64   `json:"mongod_cpu_s_per_million"` // of the drain; -1 if it is unknown
+	MongodRatio    float64   `json:"mongod_cpu_ratio"`         // MongoDB in the drain ÷ in the bare stream; 0 if it is unknown
 	*Foreign                 // nil unless it was measured
 	Latency        []Latency `json:"latency"`
 	Failover       *Failover `json:"failover,omitempty"`
@@ -129,6 +132,17 @@ func round(value float64, decimals int) float64 {
 	return math.Round(value*power) / power
 }
 
+// medianRatio returns the median of the quotients of the same run, without runs in which one of the two is unknown.
+func medianRatio(values, of []float64) float64 {
+	var ratios []float64
+	for i := range min(len(values), len(of)) {
+		if values[i] > 0 && of[i] > 0 {
+			ratios = append(ratios, values[i]/of[i])
+		}
+	}
+	return round(median(ratios), 3)
+}
+
 // medians returns the medians of all figures.
 func (s *samples) medians(bench *bench) Result {
 	result := Result{
@@ -142,13 +156,9 @@ func (s *samples) medians(bench *bench) Result {
 	}
 
 	// Each drain is compared with the raw stream of its own run, because the server drifts.
-	var ratios []float64
-	for i := range s.drain {
-		if s.raw[i] > 0 {
-			ratios = append(ratios, s.drain[i]/s.raw[i])
-		}
-	}
-	result.DrainRatio = round(median(ratios), 3)
+	result.DrainRatio = medianRatio(s.drain, s.raw)
+	result.RawCPU, result.CPURatio = round(median(s.rawCPU), 2), medianRatio(s.cpu, s.rawCPU)
+	result.MongodRatio = medianRatio(s.mongodCPU, s.rawMongodCPU)
 
 	for _, rate := range bench.Rates {
 		result.Latency = append(result.Latency, Latency{
@@ -171,8 +181,8 @@ func (r Result) Print(out io.Writer) error {
 	row("raw produce", "%.0f records/s", r.RawProduceEPS)
 	row("both at once", "%.0f events/s", r.BothEPS)
 	row("drain through the relay", "%.0f events/s, %.3f of the raw stream of the same run", r.DrainEPS, r.DrainRatio)
-	row("CPU of the relay", "%.2f s per million events", r.CPUPerMillion)
-	row("CPU of MongoDB", "%.2f s per million events", r.MongodCPU)
+	row("CPU of the relay", "%.2f s per million events, %.2f times that of the reader of the raw stream", r.CPUPerMillion, r.CPURatio)
+	row("CPU of MongoDB", "%.2f s per million events, %.2f times as much as for the raw stream", r.MongodCPU, r.MongodRatio)
 	row("memory of the relay", "%.1f MB at most; %.1f after 50,000 events, then %.1f at most",
 		r.PeakRSS, r.RSSAfter50k, r.RSSEnd)
 	row("allocations", "%.3f per event", r.AllocsPerEvent)

@@ -9,12 +9,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Watch opens a change stream over the scope. It reads with majority, whatever the client does. pref is nil for that of the client. It
-// may change opts.
+// may change opts. The driver sends the time that ctx has left as the limit of the statement.
 func (s *Scope) Watch(
 	ctx context.Context, client *mongo.Client, pref *readpref.ReadPref, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
 ) (*mongo.ChangeStream, error) {
@@ -22,7 +20,6 @@ func (s *Scope) Watch(
 		return client.Database(name, options.Database().SetReadConcern(readconcern.Majority()).SetReadPreference(pref))
 	}
 
-	mongodb.LimitStream(opts)
 	switch s.kind {
 	case Collection:
 		return majorityDatabase(s.db).Collection(s.coll).Watch(ctx, pipeline, opts)
