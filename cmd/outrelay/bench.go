@@ -64,6 +64,9 @@ With --observed, measure instead the cost of observation. The same backlog is dr
 without observers, and once with the operator's page and its live stream open and /metrics scraped
 every second. The default is 1,000,000 events.
 
+With --growth 1,2,4,8,16, measure instead the cost of more change streams at 1,000 events per second in all: of one
+outbox with that number of slots, and of as many outboxes with a watcher each.
+
 Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine
 idle while it runs: the report shows the CPU time of other processes. The defaults take
 about six minutes. With --peers and --config, it measures on the servers of the configuration, with their
@@ -118,13 +121,14 @@ logins: a password or a certificate.`,
 	flags.StringSliceVar(&options.Peers, "peers", nil, "compare with these `publishers` instead: "+strings.Join(bench.Peers(), ", "))
 	flags.BoolVar(&observed, "observed", false, "measure pairs of drains instead: one with the page open and a scraper, one without")
 	flags.IntVar(&options.Pairs, "pairs", bench.DefaultPairs, "with --observed, the `number` of pairs")
+	flags.IntSliceVar(&options.Growth, "growth", nil, "compare these `numbers` of slots, and of watchers, at the same rate instead")
 	flags.StringSliceVar(&options.Only, "only", nil, "with --reconciler, only these `measurements`: "+strings.Join(bench.ReconcilerSteps(), ", "))
 	flags.StringVar(&options.MongoDB, "mongodb", "", "`URI` of an existing replica set to measure on")
 	flags.StringSliceVar(&options.Kafka, "kafka", nil, "`addresses` of existing brokers to measure on, without login")
 	flags.StringVar(&options.CPUProfile, "cpuprofile", "", "prefix of the `file` names for CPU profiles of the relay")
 	flags.StringVar(&options.MemProfile, "memprofile", "", "prefix of the `file` names for allocation profiles of the relay")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
-	cmd.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed", "foreign", "peers")
+	cmd.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed", "foreign", "peers", "growth")
 	return cmd
 }
 
@@ -159,6 +163,8 @@ func selectBenchmark(consumer, reconciler, observed bool, options bench.Options)
 		return asBenchmark(bench.RunConsumer)
 	case reconciler:
 		return asBenchmark(bench.RunReconciler)
+	case len(options.Growth) > 0:
+		return asBenchmark(bench.RunGrowth)
 	case observed:
 		return asBenchmark(bench.RunObserved)
 	}

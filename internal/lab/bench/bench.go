@@ -47,6 +47,8 @@ type Options struct {
 	Transports []string
 	// Peers are the publishers that [RunPeers] compares with outrelay: see [Peers].
 	Peers []string
+	// Growth are the numbers of change streams that [RunGrowth] compares.
+	Growth []int
 	// Only lists the measurements of the reconciler to run. Empty runs all.
 	Only []string
 
@@ -86,6 +88,9 @@ func (o Options) Check() error {
 
 	for _, r := range o.Rates {
 		least("rates", r, 1)
+	}
+	for _, n := range o.Growth {
+		least("growth", n, 1)
 	}
 	for _, name := range o.Transports {
 		if known := Transports(); !slices.Contains(known, name) {

@@ -70,8 +70,8 @@ func (s *shots) recordArrival(number int, arrivedAt time.Time) {
 	}
 }
 
-// insertAtRate inserts at the given rate, also while earlier inserts are slow (open loop).
-func (s *shots) insertAtRate(ctx context.Context, coll *mongo.Collection, rate int) error {
+// insertAtRate inserts at the given rate in all, into the collections in turns, also while earlier inserts are slow (open loop).
+func (s *shots) insertAtRate(ctx context.Context, rate int, colls ...*mongo.Collection) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 
@@ -80,7 +80,7 @@ func (s *shots) insertAtRate(ctx context.Context, coll *mongo.Collection, rate i
 	for range inserters {
 		wg.Go(func() {
 			for i := range due {
-				if _, err := coll.InsertOne(ctx, s.docs[i]); err != nil {
+				if _, err := colls[i%len(colls)].InsertOne(ctx, s.docs[i]); err != nil {
 					cancel(fmt.Errorf("inserting: %w", err))
 					return
 				}
@@ -194,7 +194,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	defer cancel()
 
 	meter := startMeter(b.serverPIDs()...)
-	if err := shots.insertAtRate(ctx, coll, rate); err != nil {
+	if err := shots.insertAtRate(ctx, rate, coll); err != nil {
 		return latencies, err
 	}
 	latencies.otherCPU, latencies.known = meter.measureOtherCPU()
@@ -245,12 +245,7 @@ func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name s
 	if tail.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
-	tail.consumer, err = b.startConsumer(ctx, tail.topic, func(n int, arrivedAt time.Time, _ sender) {
-		if shots := tail.shots.Load(); shots != nil {
-			shots.recordArrival(n, arrivedAt)
-		}
-	})
-	if err != nil {
+	if err = b.followTopic(ctx, tail); err != nil {
 		return nil, err
 	}
 
@@ -259,12 +254,22 @@ func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name s
 	})
 
 	if err == nil {
-		err = b.warmUpRelay(ctx, coll, tail)
+		err = b.warmUpRelay(ctx, coll, tail, min(warmRun, b.Events))
 	}
 	if err != nil {
 		return nil, errors.Join(err, tail.stopAll())
 	}
 	return tail, nil
+}
+
+// followTopic starts the consumer of the topic.
+func (b *bench) followTopic(ctx context.Context, tail *tailing) (err error) {
+	tail.consumer, err = b.startConsumer(ctx, tail.topic, func(n int, arrivedAt time.Time, _ sender) {
+		if shots := tail.shots.Load(); shots != nil {
+			shots.recordArrival(n, arrivedAt)
+		}
+	})
+	return err
 }
 
 func (t *tailing) stopAll() error {
@@ -275,9 +280,9 @@ func (t *tailing) stopAll() error {
 	return t.relay.stopProcess()
 }
 
-// warmUpRelay inserts single events until warmUp of them have arrived. Then it inserts as many as a broker needs to
+// warmUpRelay inserts single events until warmUp of them have arrived. Then it inserts n, as many as a broker needs to
 // compile its code for small requests. A new JVM takes three times as long for each of them.
-func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, tailing *tailing) error {
+func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, tailing *tailing, n int) error {
 	began, seen := time.Now(), 0
 	// The first events take longer than any later one.
 	for seen < warmUp {
@@ -286,7 +291,7 @@ func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, tailing
 			return err
 		}
 		tailing.shots.Store(shots)
-		if err := shots.insertAtRate(ctx, coll, 1); err != nil {
+		if err := shots.insertAtRate(ctx, 1, coll); err != nil {
 			return err
 		}
 
@@ -307,13 +312,12 @@ func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, tailing
 		}
 	}
 
-	n := min(warmRun, b.Events)
 	shots, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return err
 	}
 	tailing.shots.Store(shots)
-	if err := shots.insertAtRate(ctx, coll, warmRate); err != nil {
+	if err := shots.insertAtRate(ctx, warmRate, coll); err != nil {
 		return err
 	}
 	return shots.awaitArrivals(ctx, func() error { return errors.Join(tailing.relay.checkRunning(), tailing.consumer.failure()) })
@@ -329,7 +333,7 @@ func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, tailin
 	tailing.shots.Store(shots)
 
 	meter := startMeter(append(b.serverPIDs(), tailing.relay.pid())...)
-	if err := shots.insertAtRate(ctx, coll, rate); err != nil {
+	if err := shots.insertAtRate(ctx, rate, coll); err != nil {
 		return latencies{}, err
 	}
 

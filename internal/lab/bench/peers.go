@@ -302,7 +302,7 @@ func (b *comparison) peerLatencies(ctx context.Context, system system, place pla
 		counted.shots.Store(shots)
 
 		coll := b.client.Database(b.db).Collection(place.collection)
-		if err := shots.insertAtRate(ctx, coll, rate); err != nil {
+		if err := shots.insertAtRate(ctx, rate, coll); err != nil {
 			return err
 		}
 		if err := shots.awaitArrivals(ctx, counted.failed); err != nil {
@@ -328,7 +328,7 @@ func (b *comparison) killPeer(ctx context.Context, system system, place place, p
 
 	inserted := make(chan error, 1)
 	go func() {
-		inserted <- shots.insertAtRate(ctx, b.client.Database(b.db).Collection(place.collection), killRate)
+		inserted <- shots.insertAtRate(ctx, killRate, b.client.Database(b.db).Collection(place.collection))
 	}()
 	if err := retry.Sleep(ctx, beforeKill); err != nil {
 		return errors.Join(err, <-inserted)

@@ -30,6 +30,7 @@ type setting struct {
 	ttl   time.Duration // 0 keeps the default
 	label string        // of the profiles
 	page  bool          // also serve the operator's page
+	slots int           // 0 keeps the default
 }
 
 // relay is a relay process.
@@ -43,7 +44,7 @@ type relay struct {
 	err   error // of the process; valid once done is closed
 }
 
-// startRelay starts a relay process. It does not wait until the relay has a role.
+// startRelay starts a relay process. It does not wait until the relay has taken over.
 func (b *bench) startRelay(setting setting) (*relay, error) {
 	listen, err := devstack.FreeAddress()
 	if err != nil {
@@ -108,6 +109,9 @@ func (b *bench) writeConfig(setting setting, listen, page string) (string, error
 	}
 	if setting.node != "" {
 		settings["node"] = setting.node
+	}
+	if setting.slots > 0 {
+		settings["slots"] = setting.slots
 	}
 	if setting.ttl > 0 {
 		settings["lease"] = object{"ttl": setting.ttl.String(), "renew": (setting.ttl / 5).String()}

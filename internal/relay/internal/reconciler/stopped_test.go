@@ -21,7 +21,7 @@ import (
 func (h *scene) countReads() (documents, polls *atomic.Int64) {
 	var n, due atomic.Int64
 	h.client = stacktest.Client(h.t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
-		if _, err := e.Command.LookupErr("filter", "nextAt"); err == nil {
+		if _, err := e.Command.LookupErr("pipeline", "0", "$match", "nextAt"); err == nil {
 			due.Add(1)
 		}
 	}, Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {

@@ -1,0 +1,23 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/lab/bench"
+)
+
+// The costs of more change streams at one rate: as slots of one outbox, and as watchers of as many outboxes.
+func TestGrowthOfStreams(t *testing.T) {
+	t.Parallel()
+	var r bench.GrowthResult
+	runBench(t, &r, "--growth", "1,2", "--events", "300", "--seconds", "1", "--runs", "1")
+	if len(r.Steps) != 4 || r.Rate != bench.DefaultGrowthRate || r.Runs != 1 {
+		t.Fatalf("%+v", r)
+	}
+	for i, want := range []bench.GrowthStep{{By: "slots", N: 1}, {By: "slots", N: 2}, {By: "watchers", N: 1}, {By: "watchers", N: 2}} {
+		got := r.Steps[i]
+		if got.By != want.By || got.N != want.N || got.P50 <= 0 || got.P99 < got.P50 {
+			t.Errorf("step %d: %+v, want that of %d %s", i, got, want.N, want.By)
+		}
+	}
+}
