@@ -24,7 +24,7 @@ type scanPass struct {
 	sinceFlush int    // envelopes published since the last flush
 	held       int    // consecutive envelopes of the current key that could not be published
 	leftTopics int    // number of topics that the server leaves out for the current key
-	reached    string // the resolved position when it was last read
+	reached    string // the resolved position before the first page was read
 }
 
 // keyTurn is the state of a pass for the current key. The pass reads a key from its lowest position
@@ -50,6 +50,9 @@ func (c *candidate) key() orderKey { return orderKey{c.NS, c.Key} }
 // blocks while too many envelopes are in flight.
 func (x *Sender) scanStore(ctx context.Context, pass scanPass) error {
 	pass.skip = map[string]struct{}{}
+	// The pages of this pass show everything that was stored up to here, and possibly nothing of what is stored while they are read. An
+	// envelope after this position waits for the next pass: an earlier one of its key may be stored now.
+	pass.reached = x.config.Outlet.Reached()
 	scan := waiting.Scan{NS: pass.ns, Keys: pass.keys}
 
 	x.mu.Lock()
@@ -140,10 +143,6 @@ func (x *Sender) publishInTurn(ctx context.Context, pass *scanPass, raw bson.Raw
 	malformed := x.config.Mapping.Parse(document.Envelope, &pass.view)
 	candidate := x.newCandidate(&document, malformed)
 	now := x.config.Now().UnixMilli()
-	if document.Pos > pass.reached {
-		pass.reached = x.config.Outlet.Reached()
-	}
-
 	topics, flight := x.admitTopics(pass, candidate, now)
 	if len(topics) == 0 {
 		pass.held++

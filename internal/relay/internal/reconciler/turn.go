@@ -124,7 +124,8 @@ func (x *Sender) waitsForEarlierLocked(entry *waiting.Entry) bool {
 }
 
 // isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only
-// after the resolved position has passed it, because an earlier event of its key could still come (N15). A
+// if the resolved position had passed it before the pass began, because an earlier event of its key could still come, or be stored
+// after the pass has read the key (N15). A
 // waiting envelope of any other origin has no such bound (N18).
 func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait

@@ -55,7 +55,7 @@ func (r *resliceRun) findUndivided(ctx context.Context) ([]Undivided, error) {
 func countUndivided(ctx context.Context, coll *mongo.Collection) (Undivided, error) {
 	undivided := Undivided{Collection: mongodb.Namespace(coll)}
 	newest := options.Find().
-		SetSort(bson.D{{Key: "$natural", Value: -1}}).
+		SetHint(bson.D{{Key: "$natural", Value: -1}}).
 		SetLimit(newestEnvelopes).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "slot", Value: 1}})
 
