@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -96,10 +97,10 @@ func Find(ctx context.Context, coll *mongo.Collection, filter any, opts ...optio
 		set  bool
 		of   any
 	}{
-		{"$sort", find.Sort != nil, find.Sort},
+		{"$sort", !isEmpty(find.Sort), find.Sort},
 		{"$skip", find.Skip != nil && *find.Skip > 0, find.Skip},
 		{"$limit", find.Limit != nil && *find.Limit > 0, find.Limit},
-		{"$project", find.Projection != nil, find.Projection},
+		{"$project", !isEmpty(find.Projection), find.Projection},
 	} {
 		if stage.set {
 			pipeline = append(pipeline, bson.D{{Key: stage.name, Value: stage.of}})
@@ -116,7 +117,20 @@ func Find(ctx context.Context, coll *mongo.Collection, filter any, opts ...optio
 	if find.AllowDiskUse != nil {
 		aggregate.SetAllowDiskUse(*find.AllowDiskUse)
 	}
+
+	// Any other option would be without effect.
+	find.Sort, find.Skip, find.Limit, find.Projection = nil, nil, nil, nil
+	find.Hint, find.Collation, find.BatchSize, find.AllowDiskUse = nil, nil, nil, nil
+	if !reflect.ValueOf(find).IsZero() {
+		return nil, fmt.Errorf("reading %s: an aggregation has no such option: %+v", Namespace(coll), find)
+	}
 	return Aggregate(ctx, coll, pipeline, aggregate)
+}
+
+// isEmpty reports whether an option is not set, or is a document without fields, which an aggregation rejects.
+func isEmpty(option any) bool {
+	fields, isDocument := option.(bson.D)
+	return option == nil || isDocument && len(fields) == 0
 }
 
 // FindAll returns the documents of coll that filter matches. doing names the purpose in errors.

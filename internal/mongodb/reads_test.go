@@ -3,6 +3,7 @@ package mongodb_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -35,7 +36,10 @@ func TestEachReadSendsATimeLimit(t *testing.T) {
 
 	ignore := func(bson.Raw) error { return nil }
 	reads := map[string]func(context.Context) error{
-		"a list": func(ctx context.Context) error { _, err := mongodb.FindAll[bson.Raw](ctx, coll, "listing", bson.D{}); return err },
+		"a list": func(ctx context.Context) error {
+			_, err := mongodb.FindAll[bson.Raw](ctx, coll, "listing", bson.D{})
+			return err
+		},
 		"each document": func(ctx context.Context) error {
 			return mongodb.FindEach(ctx, coll, "reading", bson.D{}, ignore, options.Find().SetBatchSize(2))
 		},
@@ -97,6 +101,7 @@ func TestFindTakesTheOptionsOfAFind(t *testing.T) {
 		"order":     {bson.D{}, options.Find().SetSort(byID).SetHint(byID), []string{"A", "B", "a", "b", "c"}},
 		"range":     {bson.D{}, options.Find().SetSort(byID).SetSkip(1).SetLimit(2), []string{"B", "a"}},
 		"no limits": {bson.D{}, options.Find().SetSort(byID).SetSkip(0).SetLimit(0).SetBatchSize(2).SetAllowDiskUse(true), []string{"A", "B", "a", "b", "c"}},
+		"no order":  {bson.D{}, options.Find().SetSort(bson.D{}).SetProjection(bson.D{}).SetHint(byID), []string{"A", "B", "a", "b", "c"}},
 		"backwards": {bson.D{}, options.Find().SetHint(bson.D{{Key: "$natural", Value: -1}}), []string{"a", "B", "c", "A", "b"}},
 		"collation": {bson.D{{Key: "_id", Value: "b"}}, options.Find().SetCollation(insensitive), []string{"b", "B"}},
 		"filter":    {bson.M{"_id": bson.M{"$gt": "a"}}, options.Find().SetSort(byID), []string{"b", "c"}},
@@ -112,5 +117,9 @@ func TestFindTakesTheOptionsOfAFind(t *testing.T) {
 		if err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v (%v)", name, got, c.want, err)
 		}
+	}
+
+	if _, err := mongodb.FindAll[bson.Raw](t.Context(), coll, "reading", bson.D{}, options.Find().SetMin(byID)); err == nil || !strings.Contains(err.Error(), "no such option") {
+		t.Errorf("an option that an aggregation does not have: %v", err)
 	}
 }

@@ -64,7 +64,7 @@ func TestALostConnectionIsTransient(t *testing.T) {
 	coll := stacktest.Database(t, client).Collection("c")
 	index := mongo.IndexModel{Keys: bson.D{{Key: "a", Value: 1}}}
 	stacktest.FailAlways(t, app, bson.D{
-		{Key: "failCommands", Value: bson.A{"find", "createIndexes"}},
+		{Key: "failCommands", Value: bson.A{"find", "aggregate", "createIndexes"}},
 		{Key: "closeConnection", Value: true},
 		{Key: "blockConnection", Value: true},
 		{Key: "blockTimeMS", Value: 300},

@@ -86,7 +86,7 @@ func (m *manager) until(prefix string) (before []string, last string) {
 
 type probe struct {
 	mu      sync.Mutex
-	phase    string
+	phase   string
 	reasons []string
 	dead    error
 }

@@ -182,7 +182,7 @@ func serveLivez(response http.ResponseWriter, probe Health) {
 // readiness is the body of /readyz.
 type readiness struct {
 	Ready   bool     `json:"ready"`
-	Phase    string   `json:"phase"`
+	Phase   string   `json:"phase"`
 	Reasons []string `json:"reasons"`
 	// Problems are all problems of the watcher that this process knows. Most have no effect on the status code: a backlog is no reason
 	// to restart a process.

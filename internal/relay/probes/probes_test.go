@@ -28,7 +28,7 @@ type fake struct {
 	mu      sync.Mutex
 	dead    error
 	ok      bool
-	phase    string
+	phase   string
 	reasons []string
 	list    []problems.Problem
 }

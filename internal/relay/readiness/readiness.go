@@ -36,7 +36,7 @@ const (
 // has at most one problem. It is safe for concurrent use.
 type State struct {
 	mu           sync.Mutex
-	phase         Phase
+	phase        Phase
 	problems     map[string]problem   // by part
 	unreadyAfter time.Duration        // an older problem makes the process not ready
 	hung         bool                 // a stage does not move
@@ -55,7 +55,7 @@ type problem struct {
 // makes it not ready.
 func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger) *State {
 	return &State{
-		phase:         PhaseStarting,
+		phase:        PhaseStarting,
 		problems:     map[string]problem{},
 		pulses:       map[string]time.Time{},
 		unreadyAfter: unreadyAfter,

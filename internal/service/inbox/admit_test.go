@@ -207,11 +207,11 @@ func TestAdmitSendsFourCommandsForABatch(t *testing.T) {
 		list []inbox.Entry
 		want []string
 	}{
-		{newBatch("", 300, 0), []string{"find inbox_offsets", "find inbox", "insert inbox", "update inbox_offsets"}},
-		{newBatch("", 300, 0), []string{"find inbox_offsets"}}, // delivered again
-		{[]inbox.Entry{newEntry("from nowhere")}, []string{"find inbox", "insert inbox"}},
-		{[]inbox.Entry{newEntryAt("5", 1, 900)}, []string{"find inbox_offsets", "find inbox", "update inbox_offsets"}},
-		{[]inbox.Entry{newEntryAt(inbox.PlaceID("orders", 0, 950), 2, 950)}, []string{"find inbox_offsets", "update inbox_offsets"}},
+		{newBatch("", 300, 0), []string{"aggregate inbox_offsets", "aggregate inbox", "insert inbox", "update inbox_offsets"}},
+		{newBatch("", 300, 0), []string{"aggregate inbox_offsets"}}, // delivered again
+		{[]inbox.Entry{newEntry("from nowhere")}, []string{"aggregate inbox", "insert inbox"}},
+		{[]inbox.Entry{newEntryAt("5", 1, 900)}, []string{"aggregate inbox_offsets", "aggregate inbox", "update inbox_offsets"}},
+		{[]inbox.Entry{newEntryAt(inbox.PlaceID("orders", 0, 950), 2, 950)}, []string{"aggregate inbox_offsets", "update inbox_offsets"}},
 	} {
 		w.reset()
 		b.admit(t, b.inbox, step.list...)
@@ -327,7 +327,7 @@ func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	app := stacktest.Name(t)
 	b := setup(t, options.Client().SetAppName(app))
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
-		{Key: "failCommands", Value: bson.A{"find", "insert"}}, {Key: "closeConnection", Value: true},
+		{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert"}}, {Key: "closeConnection", Value: true},
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
