@@ -61,8 +61,8 @@ func FetchMany(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue,
 }
 
 // maxReadTime is sent with each read that returns a cursor, as its time on the server in all. It takes the place of the limit that a cluster sets
-// for reads without one (defaultMaxTimeMS of MongoDB 8.0): a takeover or a sweep may need longer. A read that nobody waits for ends with its
-// context, long before.
+// for reads without one (defaultMaxTimeMS of MongoDB 8.0): a takeover or a sweep may need longer. The end of the
+// context ends a read earlier.
 const maxReadTime = 24 * time.Hour
 
 // aggregator is a collection or a database.
@@ -72,15 +72,15 @@ type aggregator interface {
 
 // Aggregate opens a cursor on the documents that pipeline produces from a collection or database, with an explicit time limit.
 func Aggregate(
-	ctx context.Context, of aggregator, pipeline any, opts ...options.Lister[options.AggregateOptions],
+	ctx context.Context, target aggregator, pipeline any, opts ...options.Lister[options.AggregateOptions],
 ) (*mongo.Cursor, error) {
 	//nolint:staticcheck // The driver sends no maxTimeMS with a read that returns a cursor (DRIVERS-2722), and has no other way to add it.
 	limit := options.Aggregate().SetCustom(bson.M{"maxTimeMS": maxReadTime.Milliseconds()})
-	return of.Aggregate(ctx, pipeline, append(slices.Clone(opts), limit)...)
+	return target.Aggregate(ctx, pipeline, append(slices.Clone(opts), limit)...)
 }
 
 // Find opens a cursor on the documents of coll that filter matches. It sends an aggregation, because only that takes an explicit time limit.
-// Of the options, it takes those of the order, of the range, of the fields and of the plan.
+// It takes the options for order, range, fields and plan.
 func Find(ctx context.Context, coll *mongo.Collection, filter any, opts ...options.Lister[options.FindOptions]) (*mongo.Cursor, error) {
 	var find options.FindOptions
 	for _, lister := range opts {
@@ -93,9 +93,9 @@ func Find(ctx context.Context, coll *mongo.Collection, filter any, opts ...optio
 
 	pipeline := mongo.Pipeline{{{Key: "$match", Value: filter}}}
 	for _, stage := range []struct {
-		name string
-		set  bool
-		of   any
+		name  string
+		set   bool
+		value any
 	}{
 		{"$sort", !isEmpty(find.Sort), find.Sort},
 		{"$skip", find.Skip != nil && *find.Skip > 0, find.Skip},
@@ -103,7 +103,7 @@ func Find(ctx context.Context, coll *mongo.Collection, filter any, opts ...optio
 		{"$project", !isEmpty(find.Projection), find.Projection},
 	} {
 		if stage.set {
-			pipeline = append(pipeline, bson.D{{Key: stage.name, Value: stage.of}})
+			pipeline = append(pipeline, bson.D{{Key: stage.name, Value: stage.value}})
 		}
 	}
 

@@ -13,8 +13,6 @@ import (
 	"github.com/outrelay/outrelay/internal/service/agenda"
 	"github.com/outrelay/outrelay/internal/service/appending"
 	"github.com/outrelay/outrelay/pkg/event"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // mongoStore is the store of a Box in a collection of MongoDB.
@@ -40,7 +38,7 @@ func (s mongoStore) Insert(ctx context.Context, envelopes []appending.Envelope) 
 }
 
 func (s mongoStore) Stored(ctx context.Context) ([]bson.Raw, error) {
-	cur, err := mongodb.Find(ctx, s.coll, bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	cur, err := s.coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 	return cursor.All[bson.Raw](ctx, "reading the events of "+s.coll.Name(), cur, err)
 }
 

@@ -55,7 +55,7 @@ var oneMeaning = []struct {
 	{`admin\.Watcher\b`, "admin.SlotStatus", nil},
 
 	// A role is a set of rights, of a user or of a person. A process has tasks, and a phase in its watcher.
-	{`HasRole|\bRole(Owner|Standby|Halted)\b|"roles"|\broles(=|: \[)(relay|cleaner|admin)|json:"role(s)?"`, "tasks, or phase", []string{
+	{`HasRole|\bRole(Owner|Standby|Halted)\b|\broles(=|: \[)(relay|cleaner|admin)|(json|yaml):"roles?"`, "tasks, or phase", []string{
 		"internal/contract/", "internal/relay/process/", "internal/relay/readiness/", "internal/relay/probes/", "internal/relay/stored/nodes/", "internal/operate/admin/", "pkg/relay/", "deploy/", "outrelay.example.yaml",
 	}},
 

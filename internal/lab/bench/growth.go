@@ -15,7 +15,7 @@ import (
 // The two ways to use more than one change stream.
 const (
 	bySlots    = "slots"    // of one watcher of one outbox, in one process
-	byWatchers = "watchers" // of as many outboxes, each in a process of its own
+	byWatchers = "watchers" // as many outboxes, each with a process
 )
 
 // DefaultGrowthRate is the number of events per second in all.
@@ -61,9 +61,9 @@ func RunGrowth(ctx context.Context, options Options) (res GrowthResult, err erro
 		got, otherCPU := figures{}, figures{}
 		for run := 1; run <= bench.Runs; run++ {
 			for _, n := range bench.Growth {
-				for _, by := range []string{bySlots, byWatchers} {
-					if err := bench.measureGrowth(ctx, by, n, run, got, otherCPU); err != nil {
-						return fmt.Errorf("%d %s: %w", n, by, err)
+				for _, way := range []string{bySlots, byWatchers} {
+					if err := bench.measureGrowth(ctx, way, n, run, got, otherCPU); err != nil {
+						return fmt.Errorf("%d %s: %w", n, way, err)
 					}
 				}
 			}
@@ -75,9 +75,9 @@ func RunGrowth(ctx context.Context, options Options) (res GrowthResult, err erro
 }
 
 // measureGrowth starts the relays and inserts at the rate.
-func (b *bench) measureGrowth(ctx context.Context, by string, n, run int, got, otherCPU figures) (err error) {
-	name := fmt.Sprintf("%s%d-%d", by, n, run)
-	tail, relays, colls, err := b.startGrowth(ctx, by, n, name)
+func (b *bench) measureGrowth(ctx context.Context, way string, n, run int, got, otherCPU figures) (err error) {
+	name := fmt.Sprintf("%s%d-%d", way, n, run)
+	tail, relays, colls, err := b.startGrowth(ctx, way, n, name)
 	defer func() {
 		for _, r := range relays {
 			err = errors.Join(err, r.stopProcess())
@@ -114,7 +114,7 @@ func (b *bench) measureGrowth(ctx context.Context, by string, n, run int, got, o
 		return err
 	}
 
-	after, key := relaysUsage(relays), fmt.Sprint(by, n)
+	after, key := relaysUsage(relays), fmt.Sprint(way, n)
 	brokers := slices.DeleteFunc(b.serverPIDs(), func(pid int) bool { return slices.Contains(b.mongods, pid) })
 	histogram := shots.delayHistogram()
 	got.addValue(key+"_relay", (after.cpu-before.cpu)*1e6/float64(events))
@@ -136,16 +136,16 @@ func (b *bench) measureGrowth(ctx context.Context, by string, n, run int, got, o
 	if run == 0 {
 		return nil
 	}
-	b.logProgress("run %d of %d: %2d %-8s  p50 %.2f ms  p99 %.2f ms  CPU of others %.1f %%", run, b.Runs, n, by,
+	b.logProgress("run %d of %d: %2d %-8s  p50 %.2f ms  p99 %.2f ms  CPU of others %.1f %%", run, b.Runs, n, way,
 		quantileMS(histogram, 50), quantileMS(histogram, 99), other)
 	return nil
 }
 
-// startGrowth starts the relays of one step and a consumer of their topic, and warms them up. After an error it returns those that run.
-func (b *bench) startGrowth(ctx context.Context, by string, n int, name string) (tail *tailing, relays []*relay, colls []*mongo.Collection, err error) {
+// startGrowth starts the relays of one step and a consumer of their topic, and warms them up. After an error it returns the relays that run.
+func (b *bench) startGrowth(ctx context.Context, way string, n int, name string) (tail *tailing, relays []*relay, colls []*mongo.Collection, err error) {
 	streams := setting{slots: n}
 	count := 1
-	if by == byWatchers {
+	if way == byWatchers {
 		streams.slots, count = 1, n
 	}
 
@@ -208,13 +208,13 @@ func (b *bench) countWriteConflicts(ctx context.Context) (int64, error) {
 
 func newGrowthResult(bench *bench, got, otherCPU figures) GrowthResult {
 	result := GrowthResult{OtherCPU: newOtherCPU(otherCPU), Rate: DefaultGrowthRate, Payload: bench.Payload, Runs: bench.Runs}
-	for _, by := range []string{bySlots, byWatchers} {
+	for _, way := range []string{bySlots, byWatchers} {
 		for _, n := range bench.Growth {
 			of := func(figure string, decimals int) float64 {
-				return round(median(got[fmt.Sprint(by, n)+figure]), decimals)
+				return round(median(got[fmt.Sprint(way, n)+figure]), decimals)
 			}
 			result.Steps = append(result.Steps, GrowthStep{
-				By: by, N: n, RelayCPU: of("_relay", 0), MongodCPU: of("_mongod", 0), BrokerCPU: of("_broker", 0),
+				By: way, N: n, RelayCPU: of("_relay", 0), MongodCPU: of("_mongod", 0), BrokerCPU: of("_broker", 0),
 				WriteConflicts: of("_conflicts", 2), P50: of("_p50", 2), P99: of("_p99", 2), RSS: of("_rss", 0),
 			})
 		}

@@ -50,8 +50,8 @@ func (c *candidate) key() orderKey { return orderKey{c.NS, c.Key} }
 // blocks while too many envelopes are in flight.
 func (x *Sender) scanStore(ctx context.Context, pass scanPass) error {
 	pass.skip = map[string]struct{}{}
-	// The pages of this pass show everything that was stored up to here, and possibly nothing of what is stored while they are read. An
-	// envelope after this position waits for the next pass: an earlier one of its key may be stored now.
+	// The pages of this pass show everything that was stored before, and not all that is stored while they are read. An envelope
+	// after this position waits for the next pass: an earlier one of its key may be stored at the same time.
 	pass.reached = x.config.Outlet.Reached()
 	scan := waiting.Scan{NS: pass.ns, Keys: pass.keys}
 
