@@ -183,7 +183,7 @@ func (c *Client) Layout() *Layout { return c.layout.Load() }
 // that any broker can serve.
 func (c *Client) MarkFailed(addr string) { c.links.markFailed(addr) }
 
-// NoteThrottle notes that a quota keeps the broker at addr from being used for duration. Nothing enforces that: callers ask
+// NoteThrottle notes that a quota keeps the broker at addr from being used for duration. Nothing enforces that: callers call
 // Throttled before requests that count for the quota.
 func (c *Client) NoteThrottle(addr string, duration time.Duration) {
 	c.links.noteThrottle(addr, duration)

@@ -98,7 +98,7 @@ func (c *Client) probeBroker(ctx context.Context, addr string) (*metadata.Respon
 
 	var message protocol.Message
 	err = link.exchange(ctx, adminTimeout, func(link *Link) error {
-		// An empty list asks for the brokers only. A nil list would ask for all topics.
+		// An empty list requests the brokers only. A nil list would request all topics.
 		message, err = link.protoConn.RoundTrip(&metadata.Request{TopicNames: []string{}})
 		return err
 	})

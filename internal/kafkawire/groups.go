@@ -68,7 +68,7 @@ func (c *Client) CommitOffsets(ctx context.Context, coordinator string, member G
 }
 
 // CommittedOffsets returns the offsets that a group has committed for these partitions, from its coordinator. It leaves out
-// partitions without one. With nil, it returns those of all partitions that the user may describe. An error of the broker is a Code.
+// partitions without one. With nil, it returns the offsets of all partitions that the user may describe. An error of the broker is a Code.
 func (c *Client) CommittedOffsets(
 	ctx context.Context, coordinator, group string, partitions []record.TopicPartition,
 ) (map[record.TopicPartition]GroupOffset, error) {

@@ -54,8 +54,8 @@ func (c *Client) DescribeGroup(ctx context.Context, coordinator, group string) (
 	return state, nil
 }
 
-// GroupNames returns the names of the consumer groups that this user may describe, in order. It asks every broker. The error joins
-// those of the brokers whose groups are missing.
+// GroupNames returns the names of the consumer groups that this user may describe, in order. It sends a request to every broker. The error joins
+// the errors of the brokers whose groups are missing.
 func (c *Client) GroupNames(ctx context.Context) ([]string, error) {
 	layout, err := c.Metadata(ctx, nil)
 	if err != nil {

@@ -42,7 +42,7 @@ func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.
 }
 
 // TopicID returns an id of a topic that is unique among all clusters, from the broker at addr. It is "" if the broker does not
-// have topic ids (before Kafka 2.8). A broker that was not told of a deletion yet returns the id of the deleted topic. It
+// have topic ids (before Kafka 2.8). A broker that has not received a deletion yet returns the id of the deleted topic. It
 // returns the id of the topic whose records it has.
 func (c *Client) TopicID(ctx context.Context, addr, topic string) (id string, err error) {
 	// One topic by its name: tags of the header, id, name, tags. Then three flags and the tags of the

@@ -24,7 +24,7 @@ const OtherTopics = "other"
 
 // Set has all metrics of one relay. Create it with [New]. Its fields are safe for concurrent use.
 type Set struct {
-	// Registry has all metrics below and those of the Go runtime. /metrics serves it.
+	// Registry has all metrics below and the metrics of the Go runtime. /metrics serves it.
 	Registry *prometheus.Registry
 
 	Stream
@@ -177,7 +177,7 @@ func NewForSlots(version string, names []string) (process *Set, slots []*Set) {
 	return process, slots
 }
 
-// buildSet creates every metric. It registers those of the process and those of a slot separately.
+// buildSet creates every metric. It registers the metrics of the process and of a slot separately.
 func buildSet(registry *prometheus.Registry, process, slot prometheus.Registerer) *Set {
 	ofProcess, ofSlot := builder{process}, builder{slot}
 	return &Set{
@@ -336,7 +336,7 @@ type topics struct {
 	byName map[string]*[nResults]prometheus.Counter
 }
 
-// countersFor returns the counters of the named topic, or those of OtherTopics if there are too many topics.
+// countersFor returns the counters of the named topic, or the counters of OtherTopics if there are too many topics.
 func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
 	t.mu.RLock()
 	counters := t.byName[name]

@@ -124,7 +124,7 @@ func NewMapping(n Names, java bool) (*Mapping, []MappingProblem) {
 		return nil, problems
 	}
 
-	// The fields of the relay, and those that have a fixed name. `_id` identifies the document.
+	// The fields of the relay, and the fields with a fixed name. `_id` identifies the document.
 	for _, name := range append([]string{"_id"}, relayWritten...) {
 		mapping.byName[name] |= fieldByName([]byte(name))
 	}

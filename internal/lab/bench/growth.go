@@ -213,6 +213,7 @@ func newGrowthResult(bench *bench, got, otherCPU figures) GrowthResult {
 			of := func(figure string, decimals int) float64 {
 				return round(median(got[fmt.Sprint(way, n)+figure]), decimals)
 			}
+
 			result.Steps = append(result.Steps, GrowthStep{
 				By: way, N: n, RelayCPU: of("_relay", 0), MongodCPU: of("_mongod", 0), BrokerCPU: of("_broker", 0),
 				WriteConflicts: of("_conflicts", 2), P50: of("_p50", 2), P99: of("_p99", 2), RSS: of("_rss", 0),
