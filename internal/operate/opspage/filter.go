@@ -91,7 +91,7 @@ func filterDead(call *call) *filter {
 		{Name: "key", Label: "Ordering key"},
 		selectOf("class", "Class", classes),
 		sinceInput("Died in the"),
-		{Name: "requeued", Label: "State", Kind: inputSelect, Options: []option{{"", "not requeued yet"}, {"true", "requeued"}, {"any", "any"}, {inArchive, "discarded, in the archive"}}},
+		{Name: "requeued", Label: "State", Kind: inputSelect, Options: []option{{"", "not requeued"}, {"true", "requeued"}, {"any", "any"}, {inArchive, "discarded, in the archive"}}},
 	}
 	filter.More = append([]input{{Name: "type", Label: "Type"}}, rangeInputs("Died from", "Died before")...)
 	if ofHandlers {

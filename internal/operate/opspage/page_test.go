@@ -630,18 +630,6 @@ func TestALongActionShowsItsProgress(t *testing.T) {
 	}
 }
 
-// An action that panics ends its task with an error, and not the process.
-func TestAPanicOfAnActionIsAnError(t *testing.T) {
-	t.Parallel()
-	p := &page{o: Options{Task: time.Minute, Log: slog.New(slog.DiscardHandler)}}
-	call := &call{ctx: t.Context(), v: &view{}}
-	started := p.startTask(call, preview{run: func() (notice, error) { panic("no") }}, "pause")
-	<-started.ended
-	if !errors.Is(started.err, errPanicked) {
-		t.Errorf("got %v", started.err)
-	}
-}
-
 // The confirmation turns "since" into a time, so the executed request does not move with the clock.
 func TestAWindowIsPinnedWhenItIsConfirmed(t *testing.T) {
 	t.Parallel()

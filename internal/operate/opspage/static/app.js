@@ -242,6 +242,7 @@
   function describe(from) {
     for (const name of Object.keys(plots)) {
       const list = s[name].slice(from).filter((v) => v != null), out = $('summary-' + name);
+      $('chart-' + name).classList.toggle('none', !list.length);
       out.dataset.all = list.length ? 'now ' + text(list[list.length - 1]) + ', least ' + text(Math.min(...list)) + ', most ' + text(Math.max(...list)) : 'not measured in this range';
       if (!charts[name] || charts[name].cursor.left < 0) out.textContent = out.dataset.all;
     }
