@@ -216,19 +216,19 @@ an envelope with one of the ids is not scheduled any more.`,
 }
 
 // reschedule moves the envelopes that filter selects. A selection by flags is counted first, and confirmed.
-func (a *operatorCommand) reschedule(ctx context.Context, operator admin.Operator, filter admin.ScheduledFilter, at time.Time) error {
+func (a *operatorCommand) reschedule(ctx context.Context, operator admin.Operator, filter admin.ScheduledFilter, dueAt time.Time) error {
 	groups, err := countScheduled(ctx, operator, filter)
 	if err != nil {
 		return err
 	}
 	if len(filter.IDs) == 0 && groups.Count > 0 {
-		if err := a.confirm(ctx, fmt.Sprintf("move %s to %s", countNoun(groups.Count, "scheduled envelope"), formatLocal(&at))); err != nil {
+		if err := a.confirm(ctx, fmt.Sprintf("move %s to %s", countNoun(groups.Count, "scheduled envelope"), formatLocal(&dueAt))); err != nil {
 			return err
 		}
 	}
 
 	bar := a.startProgress("rescheduling", groups.Count)
-	moved, err := operator.Schedule().Move(ctx, filter, at, bar.setDone)
+	moved, err := operator.Schedule().Move(ctx, filter, dueAt, bar.setDone)
 	bar.clear()
 	if err != nil {
 		return err

@@ -56,7 +56,7 @@ func (o DeadOptions) Restrict(op Operator, filter DeadFilter) (DeadFilter, error
 		check = op.Router.CheckTopic
 	}
 	if refusal := check(o.Topic); refusal != nil {
-		return filter, invalidRequest("the relay cannot send to the topic: %s", refusal.Reason)
+		return filter, invalidRequest("the relay cannot send to the topic: %s; choose another topic", refusal.Reason)
 	}
 	filter.Source = FromRelay
 	return filter, nil

@@ -30,7 +30,7 @@ func TestALongActionGoesOnAfterItsRequest(t *testing.T) {
 
 	// A quick action and a wrong request have their response at once, also with this preference.
 	async := append([]string{"Prefer", "respond-async"}, ann...)
-	s.call("POST", "/api/v1/scheduled/reschedule", `{"filter":{},"to":"2031-01-01T00:00:00Z"}`, async...).requireProblem(t, 400)
+	s.call("POST", "/api/v1/scheduled/reschedule", `{"filter":{},"to":"2031-01-01T00:00:00Z"}`, async...).requireProblem(t, 422)
 	var moved rescheduled
 	s.mustCall(&moved, "POST", "/api/v1/scheduled/reschedule", `{"filter":{"type":"PaymentDue"},"to":"2031-01-01T00:00:00Z","dry_run":true}`, async...)
 	if moved.Matched != 3 || moved.Moved != 0 {

@@ -174,7 +174,7 @@ func TestDeadLettersOverHTTP(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	for _, body := range []string{`{"filter":{"all":true},"to_topic":"a/b"}`, `{"filter":{"all":true},"to_topic":"orders.v2","handlers":["pay"]}`} {
-		s.call("POST", "/api/v1/dead/requeue", body).requireProblem(t, 400)
+		s.call("POST", "/api/v1/dead/requeue", body).requireProblem(t, 422)
 	}
 	s.mustCall(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"to_topic":"orders.v2","expect":2}`)
 	if entry := s.findLogged("dead_requeued"); len(entry) != 1 || !strings.Contains(fmt.Sprint(entry[0].Fields), "orders.v2") {

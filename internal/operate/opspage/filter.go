@@ -86,7 +86,7 @@ func filterDead(call *call) *filter {
 
 	filter.Fields = []input{
 		{Name: "fingerprint", Kind: inputHidden},
-		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "anyone"}, {admin.FromRelay, "relay"}, {admin.FromHandler, "handlers of consumers"}}},
+		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "anyone"}, {admin.FromRelay, "relay"}, {admin.FromHandler, "handlers"}}},
 		{Name: "topic", Label: "Topic"},
 		{Name: "key", Label: "Ordering key"},
 		selectOf("class", "Class", classes),

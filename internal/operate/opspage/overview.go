@@ -171,7 +171,10 @@ func (p problemCard) Facts() string {
 	if p.Count > 0 {
 		facts = append(facts, formatNumber(p.Count)+" "+p.Unit)
 	}
-	if p.ForS > 0 {
+	switch {
+	case p.Acknowledge != "":
+		facts = append(facts, formatSpan(p.ForS)+" ago")
+	case p.ForS > 0:
 		facts = append(facts, "for "+formatSpan(p.ForS))
 	}
 	return strings.Join(facts, " · ")

@@ -462,7 +462,7 @@ func parsePairs(raw json.RawMessage) []row {
 	return list
 }
 
-// parseDetails is parsePairs without the actor and the source, which have a place of their own.
+// parseDetails is parsePairs without the actor, which has a column, and its source.
 func parseDetails(raw json.RawMessage) []row {
 	return slices.DeleteFunc(parsePairs(raw), func(row row) bool { return row.Name == "actor" || row.Name == "source" })
 }

@@ -76,7 +76,7 @@ func (t *Task) Result() (any, error) { return t.result, t.err }
 // errPanicked is the error of an action that panicked. The log has the stack.
 var errPanicked = errors.New("the action failed unexpectedly; the log of the process has the cause")
 
-// Runner starts tasks, and keeps those whose progress somebody wants to see.
+// Runner starts tasks, and keeps the long ones, so that their actors can follow them.
 type Runner struct {
 	log  *slog.Logger
 	kept Shelf[*Task]

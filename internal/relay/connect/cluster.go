@@ -8,8 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 )
 
-// Cluster makes the calls of operators to the configured Kafka cluster, with the login of the relay. Each call has a connection of its
-// own, so that none can delay a send.
+// Cluster makes the calls of operators to the configured Kafka cluster, with the login of the relay. Each call opens a connection, so
+// that none can delay a send.
 type Cluster struct {
 	cfg  config.Config
 	host KafkaHost

@@ -41,7 +41,7 @@
     const stale = $('stale');
     if (e.detail.successful) { last = new Date(); stale.hidden = true; return; }
     const why = (e.detail.xhr && e.detail.xhr.responseText || 'this node of outrelay does not answer').slice(0, 400);
-    stale.textContent = 'Not refreshed since ' + last.toISOString().slice(11, 19) + 'Z; what is shown is as it was then. ' + why;
+    stale.textContent = 'Not refreshed since ' + last.toLocaleTimeString('en-GB') + '; the figures are of that time. ' + why;
     stale.hidden = false;
   });
 
