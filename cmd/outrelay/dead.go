@@ -228,6 +228,9 @@ owner sends each as the next delivery of the same envelope, and its attempts sta
 Dead letters that were requeued before are left out. If a requeue was interrupted, start it again.
 With --archived, it takes discarded dead letters back from the archive.
 
+With --to-topic, send the events to that topic only, for example after a topic was renamed. The
+routing of the configuration need not have the topic.
+
 Of letters of handlers, put the messages into the queue of their handlers, before the messages of
 the same key that wait there. A letter without a handler needs --to.
 
@@ -237,14 +240,24 @@ code is 1.`,
 
 	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd, true)
 	addToFlag(cmd, &options)
+	cmd.Flags().StringVar(&options.Topic, "to-topic", "",
+		"of letters of the relay: the only `topic` that gets the events; default: the topics that the routing chooses")
 	cmd.Flags().BoolVar(&options.IgnoreExpiry, "ignore-expiry", false, "also requeue expired envelopes; they do not expire again")
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
 		filter.IDs = ids
 		options.DryRun = action.dryRun
 		// Requeued letters stay in the collection for the record; a second requeue would deliver them twice.
 		filter.RequeueStatus = "false"
+		var err error
+		if filter.DeadFilter, err = options.Restrict(op, filter.DeadFilter); err != nil {
+			return err
+		}
 
-		question := "requeue %s; consumers get the same ids again, and handlers only the messages that they gave up"
+		question := "requeue %s"
+		if options.Topic != "" {
+			question += " to topic " + options.Topic
+		}
+		question += "; consumers get the same ids again, and handlers only the messages that they gave up"
 		n, err := action.planRequeue(ctx, op, filter, options, question)
 		if err != nil {
 			return err

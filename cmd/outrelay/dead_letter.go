@@ -58,6 +58,9 @@ func writeDeadLetter(out io.Writer, letter admin.DeadLetter) {
 		printField("requeued", "by %s at %s: %s", requeue.Actor, formatLocal(&requeue.At), requeueState(letter))
 	} else if requeue != nil {
 		printField("requeued", "by %s at %s as delivery %d", requeue.Actor, formatLocal(&requeue.At), requeue.Delivery)
+		if requeue.Topic != "" {
+			printField("to topic", "%s", requeue.Topic)
+		}
 		if len(requeue.Edited) > 0 {
 			printField("edited", "%s", strings.Join(requeue.Edited, ", "))
 		}

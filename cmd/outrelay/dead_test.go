@@ -409,6 +409,12 @@ func TestARequeueAsksWithThePlan(t *testing.T) {
 	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all"); !strings.Contains(text, want) {
 		t.Errorf("unexpected question: %s", text)
 	}
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "--to-topic", "orders.v2"); !strings.Contains(text, "requeue 3 dead letters to topic orders.v2; consumers") {
+		t.Errorf("unexpected question: %s", text)
+	}
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "--to-topic", "orders v2", "--yes"); !strings.Contains(text, `topic "orders v2": a topic name may contain only`) {
+		t.Errorf("a bad topic: %s", text)
+	}
 	expectTexts(t, g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "--dry-run"), "3 dead letters would be requeued, 1 rejected")
 	expectTexts(t, g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "--yes"), "3 dead letters requeued, 1 rejected")
 }

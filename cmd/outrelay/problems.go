@@ -68,6 +68,14 @@ The audit log gets an entry. Without it, the problem ends seven days after the s
 	return cmd
 }
 
+// formatSince returns for how long the problem lasts, or how long ago something happened that a person has to acknowledge.
+func formatSince(problem *admin.Problem) string {
+	if problem.Acknowledge != "" {
+		return formatAge(problem.ForS) + " ago"
+	}
+	return "for " + formatAge(problem.ForS)
+}
+
 // writeProblems writes each problem in a line, and its consequence and its fix below it.
 func writeProblems(out io.Writer, list []admin.Problem) {
 	if len(list) == 0 {
@@ -79,7 +87,7 @@ func writeProblems(out io.Writer, list []admin.Problem) {
 		problem := &list[i]
 		line := fmt.Sprintf("%s %s %s", strings.ToUpper(string(problem.Severity)), problem.Kind, problem.Title)
 		if problem.ForS > 0 {
-			line += " for " + formatAge(problem.ForS)
+			line += " (" + formatSince(problem) + ")"
 		}
 		line += ": " + problem.Detail
 		if problem.Count > 0 {

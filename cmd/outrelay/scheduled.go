@@ -116,6 +116,8 @@ func newScheduledSummaryCommand(program *program) *cobra.Command {
 	return cmd
 }
 
+var errNoneScheduled = errors.New("no envelopes selected; pass ids, flags or --all")
+
 // cancelledScheduled is the output of `outrelay scheduled cancel --json`.
 type cancelledScheduled struct {
 	Cancelled int64 `json:"cancelled"`
@@ -135,7 +137,7 @@ never be delivered. If both ids and flags are given, an envelope must match all 
 		filter.IDs = ids
 		// A mistyped flag must not cancel everything.
 		if filter.Empty() && !filter.All && !action.dryRun {
-			return errors.New("no envelopes selected; pass ids, flags or --all")
+			return errNoneScheduled
 		}
 
 		if action.dryRun {
@@ -184,48 +186,61 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, operator admin.Op
 }
 
 func newScheduledRescheduleCommand(program *program) *cobra.Command {
-	var collection string
 	var at time.Time
 	cmd := &cobra.Command{
-		Use:   "reschedule ID... --to TIME",
+		Use:   "reschedule [ID...] --to TIME",
 		Short: "Change the due time of scheduled envelopes",
-		Long: `Change the due time of the scheduled envelopes with these ids, unless a watcher has claimed them for
-sending. The exit code is 1 if one of them is not scheduled any more.`,
-		Args: minArgs(1),
+		Long: `Change the due time of the matching scheduled envelopes, unless a watcher has claimed them for
+sending. If both ids and flags are given, an envelope must match all of them. The exit code is 1 if
+an envelope with one of the ids is not scheduled any more.`,
 	}
 
-	action := program.addChangeFlags(cmd)
-	cmd.Flags().StringVar(&collection, "collection", "",
-		"the `outbox`, as database.collection; default: the outbox of the watcher that has the envelope")
+	action, filter := program.addChangeFlags(cmd), addScheduledFilterFlags(cmd)
 	addTimeFlag(cmd, &at, "to", "the new `time`, or so long from now, such as 2h; 0s is now", parseFutureTime)
+	cmd.Flags().BoolVar(&filter.All, "all", false, "all scheduled envelopes; required without another condition")
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
-		if at.IsZero() {
+		filter.IDs = ids
+		switch {
+		case at.IsZero():
 			return errors.New("--to is missing: pass the new time, such as 2026-11-20T08:00:00Z or 2h")
-		}
-
-		filter := admin.ScheduledFilter{Collection: collection, IDs: ids}
-		if action.dryRun {
-			return action.showScheduledCounts(cmd.Context(), filter)
+		case action.dryRun:
+			return action.showScheduledCounts(cmd.Context(), *filter)
+		case filter.Empty() && !filter.All:
+			return errNoneScheduled
 		}
 		return action.withOperator(cmd.Context(), func(ctx context.Context, operator admin.Operator) error {
-			// Each id is moved on its own, so some may succeed and others not.
-			rescheduled, err := operator.Schedule().Move(ctx, filter, at)
-			if err != nil {
-				return err
-			}
-			err = action.printResult(rescheduled, func(out io.Writer) {
-				for _, id := range rescheduled.NotScheduled {
-					fmt.Fprintf(out, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
-				}
-				moved := countNoun(int64(len(rescheduled.Moved)), "scheduled envelope")
-				fmt.Fprintf(out, "moved %s to %s\n", moved, rescheduled.To.Format(time.RFC3339))
-			})
-
-			if err == nil && len(rescheduled.NotScheduled) > 0 {
-				err = reportedError(exitConfig)
-			}
-			return err
+			return action.reschedule(ctx, operator, *filter, at)
 		})
 	}
 	return cmd
+}
+
+// reschedule moves the envelopes that filter selects. A selection by flags is counted first, and confirmed.
+func (a *operatorCommand) reschedule(ctx context.Context, operator admin.Operator, filter admin.ScheduledFilter, dueAt time.Time) error {
+	groups, err := countScheduled(ctx, operator, filter)
+	if err != nil {
+		return err
+	}
+	if len(filter.IDs) == 0 && groups.Count > 0 {
+		if err := a.confirm(ctx, fmt.Sprintf("move %s to %s", countNoun(groups.Count, "scheduled envelope"), formatLocal(&dueAt))); err != nil {
+			return err
+		}
+	}
+
+	bar := a.startProgress("rescheduling", groups.Count)
+	moved, err := operator.Schedule().Move(ctx, filter, dueAt, bar.setDone)
+	bar.clear()
+	if err != nil {
+		return err
+	}
+	err = a.printResult(moved, func(out io.Writer) {
+		for _, id := range moved.NotScheduled {
+			fmt.Fprintf(out, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
+		}
+		fmt.Fprintf(out, "moved %s to %s\n", countNoun(moved.Moved, "scheduled envelope"), moved.To.Format(time.RFC3339))
+	})
+	if err == nil && len(moved.NotScheduled) > 0 {
+		err = reportedError(exitConfig)
+	}
+	return err
 }

@@ -103,13 +103,24 @@ func TestScheduledCommands(t *testing.T) {
 
 	var r admin.Rescheduled
 	answer(&r, exitConfig, "reschedule", "Reminder-1", "Reminder-2", "--to", "5h", "--json")
-	if len(r.Moved) != 1 || len(r.NotScheduled) != 1 || time.Until(r.To) < 4*time.Hour {
+	if r.Moved != 1 || len(r.NotScheduled) != 1 || time.Until(r.To) < 4*time.Hour {
 		t.Errorf("unexpected result %+v", r)
 	}
 
 	answer(&page, 0, "list", "Reminder-2", "--json")
 	if len(page.Events) != 1 || !page.Events[0].DueAt.Equal(r.To.Truncate(time.Millisecond)) {
 		t.Errorf("unexpected result %+v", page)
+	}
+
+	if text := answer(nil, exitConfig, "reschedule", "--to", "6h"); !strings.Contains(text, "no envelopes selected") {
+		t.Error(text)
+	}
+	if text := answer(nil, exitConfig, "reschedule", "--type", "Invoice", "--to", "6h"); !strings.Contains(text, "move 1 scheduled envelope to 20") {
+		t.Error(text)
+	}
+	answer(&r, 0, "reschedule", "--type", "Invoice", "--to", "6h", "--yes", "--json")
+	if r.Moved != 1 || len(r.NotScheduled) != 0 {
+		t.Errorf("unexpected result %+v", r)
 	}
 
 	answer(&done, 0, "cancel", "--all", "--yes", "--json")

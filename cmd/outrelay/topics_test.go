@@ -43,9 +43,9 @@ func TestATopicIsCreated(t *testing.T) {
 		args []string
 	}{
 		{"exists already", nil, []string{name}},
-		{"is no name of a topic", nil, []string{"a/b"}},
-		{"belong to Kafka", nil, []string{"__consumer_offsets"}},
-		{"topics.allow does not contain", []string{"OUTRELAY_TOPICS_ALLOW=orders.*"}, []string{"payments"}},
+		{"may contain only letters", nil, []string{"a/b"}},
+		{"is internal to Kafka", nil, []string{"__consumer_offsets"}},
+		{"matches nothing in topics.allow", []string{"OUTRELAY_TOPICS_ALLOW=orders.*"}, []string{"payments"}},
 		{"numbers above 0", nil, []string{"t", "--partitions", "-1"}},
 		{"fewer brokers", nil, []string{name + "-2", "--replication", "99"}},
 	} {

@@ -1,15 +1,20 @@
 package operate_test
 
 import (
+	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/operate"
 	"github.com/outrelay/outrelay/pkg/relay"
@@ -140,5 +145,35 @@ func TestAMountedPageNeedsALogin(t *testing.T) {
 	status, at, _ := web.send("/ops/outrelay/login?next=%2Fnodes", url.Values{"name": {"ann"}, "token": {"token-of-operators"}}, "")
 	if status != http.StatusOK || at != "/ops/outrelay/nodes" {
 		t.Errorf("after the login: %d at %s", status, at)
+	}
+}
+
+// The page and the API read Kafka with the login that the program has given to the relay, not only with that of the configuration.
+func TestAMountedPageUsesTheKafkaLoginOfTheRelay(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true, Kafka: devstack.KafkaOptions{
+		Users: []devstack.User{{Name: "admin", Password: "admin"}}, OAuth: true,
+	}})
+	brokers, err := stack.BrokersOn(devstack.SASL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := setup(t, func(cfg *relay.Config) { cfg.Kafka.Brokers = brokers })
+	source := func(context.Context) (string, error) { return devstack.UnsecuredToken("relay", time.Hour), nil }
+	if s.relay, err = relay.New(s.config, relay.WithLogger(slog.New(slog.DiscardHandler)), relay.WithKafkaToken(source)); err != nil {
+		t.Fatal(err)
+	}
+	s.runRelay()
+
+	web := mount(t, s.operator(), func(*http.Request) (operate.Caller, error) {
+		return operate.Caller{Name: "ann", Role: operate.Viewer}, nil
+	})
+	for path, want := range map[string]string{
+		"/ops/outrelay/api/v1/ping":            `"kafka":true`,
+		"/ops/outrelay/api/v1/groups?all=true": `"problems":[]`,
+	} {
+		if status, _, body := web.send(path, nil, ""); status != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %s; want %s", path, status, body, want)
+		}
 	}
 }

@@ -95,7 +95,8 @@ type LetterRef struct {
 type Requeue struct {
 	At       time.Time
 	Actor    string
-	Delivery int // of the event that the requeue has made
+	Delivery int    // of the event that the requeue has made
+	Topic    string // the only topic that got the event, if the requeue has chosen one
 }
 
 // Archived states who discarded a letter that is in the archive.
@@ -168,7 +169,7 @@ func newLetter(stored *admin.DeadLetter) Letter {
 		})
 	}
 	if requeue := stored.Requeued; requeue != nil {
-		letter.Requeued = &Requeue{At: requeue.At, Actor: requeue.Actor, Delivery: int(requeue.Delivery)}
+		letter.Requeued = &Requeue{At: requeue.At, Actor: requeue.Actor, Delivery: int(requeue.Delivery), Topic: requeue.Topic}
 	}
 	if archived := stored.Archived; archived != nil {
 		letter.Archived = &Archived{At: archived.At, Actor: archived.Actor, Until: archived.Until}
@@ -178,9 +179,13 @@ func newLetter(stored *admin.DeadLetter) Letter {
 
 // RequeueOptions change a requeue. The zero value is the default.
 type RequeueOptions struct {
-	IgnoreExpiry bool     // of letters of the relay: also requeue expired events, without their expiry
-	Handlers     []string // of letters of handlers: the handlers that get the messages, instead of the handlers that failed
-	DryRun       bool     // only count
+	IgnoreExpiry bool // of letters of the relay: also requeue expired events, without their expiry
+	// Topic is the only topic that gets the events of letters of the relay, for example after a topic was renamed. The routing of the relay
+	// need not have it. With a topic, letters of handlers are left alone. "" means the topics that the routing chooses.
+	Topic    string
+	Handlers []string         // of letters of handlers: the handlers that get the messages, instead of the handlers that failed
+	DryRun   bool             // only count
+	Progress func(done int64) // called with the number of letters so far, from one goroutine; may be nil
 }
 
 // RequeueOutcome counts the effects of a requeue, or with DryRun the expected effects.
@@ -209,8 +214,8 @@ func (o *Operator) RequeueLetters(ctx context.Context, filter LetterFilter, opti
 		return RequeueOutcome{}, explain(doing, err)
 	}
 	done, err := use.Letters().Requeue(ctx, filter.toAdmin(), admin.DeadOptions{
-		IgnoreExpiry: options.IgnoreExpiry, Handlers: options.Handlers, DryRun: options.DryRun,
-	}, nil)
+		IgnoreExpiry: options.IgnoreExpiry, Handlers: options.Handlers, Topic: options.Topic, DryRun: options.DryRun,
+	}, options.Progress)
 
 	outcome := RequeueOutcome{Matched: done.Matched, Requeued: done.Requeued, Refused: done.Refused}
 	for _, refused := range done.Why {
@@ -221,7 +226,8 @@ func (o *Operator) RequeueLetters(ctx context.Context, filter LetterFilter, opti
 
 // DiscardOptions change a discard. The zero value is the default.
 type DiscardOptions struct {
-	DryRun bool // only count
+	DryRun   bool             // only count
+	Progress func(done int64) // called with the number of letters so far, from one goroutine; may be nil
 }
 
 // DiscardLetters moves all matching letters with their events into the archive, and returns their number. MongoDB removes them
@@ -233,7 +239,7 @@ func (o *Operator) DiscardLetters(ctx context.Context, filter LetterFilter, opti
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	done, err := use.Letters().Discard(ctx, filter.toAdmin(), options.DryRun, nil)
+	done, err := use.Letters().Discard(ctx, filter.toAdmin(), options.DryRun, options.Progress)
 	if options.DryRun {
 		return done.Matched, explain(doing, err)
 	}

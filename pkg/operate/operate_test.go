@@ -115,6 +115,59 @@ func TestDeadLettersAreReadRequeuedAndDiscarded(t *testing.T) {
 	}
 }
 
+// Events whose topic is refused go to another topic, all at once. The routing neither has the topic nor accepts the envelopes.
+func TestDeadLettersAreRequeuedToAnotherTopic(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	s.runRelay()
+	op := s.operator().As("ann")
+	other := stacktest.Topic(t, 1)
+	var ids []string
+	for _, key := range []string{"o1", "o2", "o3"} {
+		ids = append(ids, s.append(key, event.WithTopic("__consumer_offsets")))
+	}
+	filter := operate.LetterFilter{Class: "not_allowed"}
+	eventually(t, 3, func() iterOf[operate.Letter] { return op.Letters(t.Context(), filter) })
+
+	for name, options := range map[string]operate.RequeueOptions{
+		"a name that Kafka rejects":   {Topic: "a/b"},
+		"a topic that Kafka owns":     {Topic: "__consumer_offsets"},
+		"a topic as well as handlers": {Topic: other, Handlers: []string{"billing"}},
+	} {
+		if _, err := op.RequeueLetters(t.Context(), filter, options); !errors.Is(err, operate.ErrInvalid) {
+			t.Errorf("%s: got %v, want an invalid request", name, err)
+		}
+	}
+	handlers := operate.LetterFilter{By: operate.Handler, All: true}
+	if _, err := op.RequeueLetters(t.Context(), handlers, operate.RequeueOptions{Topic: other}); !errors.Is(err, operate.ErrInvalid) {
+		t.Errorf("letters of handlers: got %v, want an invalid request", err)
+	}
+
+	if out, err := op.RequeueLetters(t.Context(), filter, operate.RequeueOptions{Topic: other, DryRun: true}); err != nil || out.Requeued != 3 {
+		t.Errorf("dry run: got %+v, %v, want 3", out, err)
+	}
+	var done int64
+	out, err := op.RequeueLetters(t.Context(), filter, operate.RequeueOptions{Topic: other, Progress: func(n int64) { done = n }})
+	if err != nil || out.Requeued != 3 || done != 3 {
+		t.Errorf("got %+v and progress %d, %v, want 3", out, done, err)
+	}
+
+	for _, id := range ids {
+		stacktest.Eventually(t, "event "+id+" is in the other topic", func() bool {
+			life, err := op.Lookup(t.Context(), id)
+			return err == nil && len(life.Events) == 1 && life.Events[0].State == "delivered" && slices.ContainsFunc(life.Events[0].Life, func(entry operate.LifeEntry) bool {
+				return entry.Entry == "sent" && strings.HasPrefix(entry.Text, other+"/0@")
+			})
+		})
+	}
+	for letter, err := range op.Letters(t.Context(), filter) {
+		if err != nil || letter.Requeued == nil || letter.Requeued.Topic != other {
+			t.Errorf("letter of %s: got the requeue %+v, %v, want its topic", letter.Key, letter.Requeued, err)
+		}
+	}
+	s.requireAudit("dead_requeued", "ann")
+}
+
 // Events that wait are listed with their reason. Failed ones are due at once after a retry.
 func TestWaitingEventsAreListedAndRetried(t *testing.T) {
 	t.Parallel()
@@ -193,17 +246,17 @@ func TestScheduledEventsAreMovedAndCanceled(t *testing.T) {
 	}
 
 	later := due.Add(24 * time.Hour)
-	if moved, err := op.Reschedule(t.Context(), later, one, "unknown"); err != nil || !slices.Equal(moved, []string{one}) {
+	if moved, err := op.Reschedule(t.Context(), operate.ScheduledFilter{IDs: []string{one, "unknown"}}, later, operate.ScheduledOptions{}); err != nil || moved != 1 {
 		t.Errorf("reschedule: got %v, %v", moved, err)
 	}
 	s.requireAudit("scheduled_moved", "ann")
-	if _, err := op.CancelScheduled(t.Context(), operate.ScheduledFilter{}); !errors.Is(err, operate.ErrInvalid) {
+	if _, err := op.CancelScheduled(t.Context(), operate.ScheduledFilter{}, operate.ScheduledOptions{}); !errors.Is(err, operate.ErrInvalid) {
 		t.Errorf("a cancellation without a condition: got %v, want ErrInvalid", err)
 	}
-	if count, err := op.CancelScheduled(t.Context(), operate.ScheduledFilter{DueFrom: later}); count != 1 || err != nil {
+	if count, err := op.CancelScheduled(t.Context(), operate.ScheduledFilter{DueFrom: later}, operate.ScheduledOptions{}); count != 1 || err != nil {
 		t.Errorf("cancellation: got %d, %v", count, err)
 	}
-	if count, err := op.CancelScheduled(t.Context(), operate.ScheduledFilter{All: true}); count != 1 || err != nil {
+	if count, err := op.CancelScheduled(t.Context(), operate.ScheduledFilter{All: true}, operate.ScheduledOptions{}); count != 1 || err != nil {
 		t.Errorf("cancellation of all: got %d, %v", count, err)
 	}
 }

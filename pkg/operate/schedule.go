@@ -17,7 +17,7 @@ type ScheduledFilter struct {
 	AggregateType string
 	DueFrom       time.Time // due at this time or later
 	DueBefore     time.Time // due before this time
-	All           bool      // permits a cancellation without any condition
+	All           bool      // permits an action without any condition
 }
 
 func (f ScheduledFilter) toAdmin() admin.ScheduledFilter {
@@ -51,26 +51,31 @@ func (o *Operator) Scheduled(ctx context.Context, filter ScheduledFilter) iter.S
 	})
 }
 
+// ScheduledOptions change an action on scheduled events. The zero value is the default.
+type ScheduledOptions struct {
+	Progress func(done int64) // called with the number of events so far, from one goroutine; may be nil
+}
+
 // CancelScheduled removes the scheduled events that match from their outboxes, and returns their number. It returns [ErrInvalid]
 // for a filter without a condition, unless All is set. If it fails, the events canceled until then stay canceled.
-func (o *Operator) CancelScheduled(ctx context.Context, filter ScheduledFilter) (int64, error) {
+func (o *Operator) CancelScheduled(ctx context.Context, filter ScheduledFilter, options ScheduledOptions) (int64, error) {
 	const doing = "cancel scheduled events"
 	use, err := o.prepare(ctx)
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	count, err := use.Schedule().Cancel(ctx, filter.toAdmin(), nil)
+	count, err := use.Schedule().Cancel(ctx, filter.toAdmin(), options.Progress)
 	return count, explain(doing, err)
 }
 
-// Reschedule moves the scheduled events with these ids to another due time. It returns the ids of the events that it has moved:
-// the others were never scheduled, are canceled, or are being sent. Outboxes are searched in the order of their names.
-func (o *Operator) Reschedule(ctx context.Context, dueAt time.Time, ids ...string) (moved []string, err error) {
+// Reschedule moves the scheduled events that match to another due time, and returns the number of those that had another one. It
+// returns [ErrInvalid] for a filter without a condition, unless All is set. If it fails, the events moved until then stay moved.
+func (o *Operator) Reschedule(ctx context.Context, filter ScheduledFilter, dueAt time.Time, options ScheduledOptions) (int64, error) {
 	const doing = "reschedule events"
 	use, err := o.prepare(ctx)
 	if err != nil {
-		return nil, explain(doing, err)
+		return 0, explain(doing, err)
 	}
-	outcome, err := use.Schedule().Move(ctx, admin.ScheduledFilter{IDs: ids}, dueAt)
-	return outcome.Moved, explain(doing, err)
+	moved, err := use.Schedule().Move(ctx, filter.toAdmin(), dueAt, options.Progress)
+	return moved.Moved, explain(doing, err)
 }

@@ -217,7 +217,7 @@ func TestAlertsHaveTheKindsOfProblems(t *testing.T) {
 			one := severity{problems.Kind(m[1]), problems.Severity(m[2])}
 			spec := problems.SpecOf(one.kind)
 			// The fix may begin with a command, which must stay as one types it.
-			text := strings.ToUpper(spec.Consequence[:1]) + spec.Consequence[1:] + ". Fix: " + spec.Fix + "."
+			text := strings.ToUpper(spec.Consequence[:1]) + spec.Consequence[1:] + ". outrelay problems list names the cause. Fix: " + spec.Fix + "."
 			if found[one] || a.Labels["severity"] != labels[one.severity] || a.Annotations["description"] != text {
 				t.Errorf("%s: want one alert for %v with the severity %s and the text %q", a.Alert, one, labels[one.severity], text)
 			}

@@ -296,6 +296,15 @@ func testDeadLetters(s *scene, b *tab) {
 	// The topic is still not allowed, so each letter dies again as the next delivery.
 	s.waitUntil("the second deaths", func(context.Context) bool { return s.countLetters(bson.D{}) >= 2*forbidden+expired })
 
+	b.openPage("/dead?class=not_allowed&key=customer-4")
+	b.runActions("one is ticked, and a topic", chromedp.Click(`tbody tr:nth-child(1) input[name=pick]`), chromedp.SetValue(`input[name="to-topic"]`, s.topic))
+	moved := s.envelopeOf(evaluateScript[string](b, `document.querySelector('input[name=pick]:checked').value`))
+	b.clickButton("Requeue …")
+	b.waitForText("1 dead letter is sent at once, to topic " + s.topic + " only")
+	b.clickButton("Requeue 1")
+	b.waitForText("1 dead letter requeued")
+	s.waitUntil("the event in the other topic", func(context.Context) bool { return s.allSent(moved) })
+
 	b.openPage("/dead?class=not_allowed&key=customer-2")
 	b.waitForText(fmt.Sprintf("%d in all", forbidden/5))
 	b.runActions("two are ticked", chromedp.Click(`tbody tr:nth-child(1) input[name=pick]`), chromedp.Click(`tbody tr:nth-child(2) input[name=pick]`))
@@ -408,7 +417,7 @@ func testTopicCreated(s *scene, b *tab) {
 	b.openPage("/control")
 	b.runActions("a wrong name", chromedp.SetValue(form+" input[name=topic]", "a/b"))
 	b.clickButton("Create …")
-	b.waitForText("is no name of a topic")
+	b.waitForText("may contain only letters")
 	b.clearConsole() // the response with status 400
 
 	name := s.topic + "-made"

@@ -186,7 +186,7 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 	}
 
 	if name, ok := template.staticText(); ok {
-		if refusal := r.checkTopic(name); refusal != nil {
+		if refusal := r.CheckTopic(name); refusal != nil {
 			bad.addProblem(field, text, refusal.Reason)
 		}
 		r.staticTopics[name] = true
@@ -278,9 +278,9 @@ func (r *Router) countTopic(name string) *record.Refusal {
 	return nil
 }
 
-// RestrictTo returns the targets for the listed topics, in their order. The list is stored on the document and
-// may be older than the configuration. So RestrictTo validates each topic that is not among the targets, and
-// returns an answer in refused for each topic that may not be written.
+// RestrictTo returns the targets for the listed topics, in their order. The list is stored on the document: it may be older than the
+// configuration, or an operator has chosen it. So RestrictTo validates each topic that is not among the targets, and returns an answer
+// in refused for each topic that may not be written.
 func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
 	for _, topic := range topics {
 		i := slices.IndexFunc(targets, func(target Target) bool { return target.Topic == topic })
@@ -372,7 +372,7 @@ func removeRepetitions(names []string) []string {
 func (r *Router) decideTopics(names []string) decision {
 	decided := decision{targets: make([]Target, len(names))}
 	for i, name := range names {
-		if refusal := r.checkTopic(name); refusal != nil {
+		if refusal := r.CheckTopic(name); refusal != nil {
 			return decision{refusal: refusal}
 		}
 		if refusal := r.countTopic(name); refusal != nil {
@@ -400,8 +400,12 @@ func (r *Router) cacheDecision(cache *map[string]decision, key string, decision 
 	cached[key] = decision
 }
 
-// checkTopic returns why a record may not go to the topic, or nil.
-func (r *Router) checkTopic(name string) *record.Refusal {
+// CheckTopic returns why a record may not go to the topic, or nil.
+func (r *Router) CheckTopic(name string) *record.Refusal { return CheckTopic(name, r.allow) }
+
+// CheckTopic returns why a record may not go to the topic, or nil: Kafka rejects its name, it belongs to Kafka, or none of the patterns of
+// allow matches it. Without a pattern, every topic is allowed.
+func CheckTopic(name string, allow []string) *record.Refusal {
 	if reason := checkTopicName(name); reason != "" {
 		return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, reason)}
 	}
@@ -410,7 +414,7 @@ func (r *Router) checkTopic(name string) *record.Refusal {
 	}
 
 	matches := func(pattern string) bool { return glob.Match(pattern, name) }
-	if len(r.allow) == 0 || slices.ContainsFunc(r.allow, matches) {
+	if len(allow) == 0 || slices.ContainsFunc(allow, matches) {
 		return nil
 	}
 	return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}

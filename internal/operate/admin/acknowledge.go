@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -19,12 +20,12 @@ const problemAcknowledged nodes.Kind = "problem_acknowledged"
 func (o Operator) Acknowledge(ctx context.Context, id string) error {
 	recordID, err := bson.ObjectIDFromHex(id)
 	if err != nil {
-		return invalidRequest("%q is not the id of a problem that can be acknowledged; outrelay problems shows the ids", id)
+		return invalidRequest("%q is not the id of a problem that can be acknowledged; outrelay problems list has the ids", id)
 	}
 
 	lost, err := lease.AcknowledgeLost(ctx, o.watcherDocuments(), o.Watcher, recordID)
 	if errors.Is(err, lease.ErrNotFound) {
-		return wrapError("problem "+id+" of watcher "+o.Watcher, mongodb.ErrNotFound)
+		return fmt.Errorf("problem %s of watcher %s: %w: it was acknowledged or has expired; outrelay problems list has the others", id, o.Watcher, mongodb.ErrNotFound)
 	}
 	if err != nil {
 		return err

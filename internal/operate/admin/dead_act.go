@@ -8,6 +8,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
@@ -23,14 +25,41 @@ const (
 
 // DeadOptions are the options of a requeue.
 type DeadOptions struct {
-	IgnoreExpiry bool     // of letters of the relay: also requeue expired envelopes, without their expiry
-	Handlers     []string // of letters of handlers: the handlers that get the messages, instead of the handlers that failed
-	DryRun       bool     // write nothing
+	IgnoreExpiry bool // of letters of the relay: also requeue expired envelopes, without their expiry
+	// Topic is the only topic that gets the events of letters of the relay, for example after a topic was renamed. The routing need not have
+	// it. "" means the topics that the routing chooses now. With a topic, the action is on letters of the relay.
+	Topic    string
+	Handlers []string // of letters of handlers: the handlers that get the messages, instead of the handlers that failed
+	DryRun   bool     // write nothing
 }
 
 // ofRelay returns the options for letters of the relay.
 func (o DeadOptions) ofRelay() requeues.Options {
-	return requeues.Options{IgnoreExpiry: o.IgnoreExpiry, DryRun: o.DryRun}
+	return requeues.Options{IgnoreExpiry: o.IgnoreExpiry, Topic: o.Topic, DryRun: o.DryRun}
+}
+
+// Restrict returns the filter with the letters that the options can apply to. The error is that there are none of them, or that the relay
+// may not write to the topic.
+func (o DeadOptions) Restrict(op Operator, filter DeadFilter) (DeadFilter, error) {
+	if o.Topic == "" {
+		return filter, nil
+	}
+	if filter.Source == FromHandler || filter.Group+filter.Handler != "" {
+		return filter, invalidRequest("messages of handlers go back to their handlers, and not to topic %s: leave the topic out, or select letters of the relay", o.Topic)
+	}
+	if len(o.Handlers) > 0 {
+		return filter, invalidRequest("a requeue has either a topic, for letters of the relay, or handlers, for letters of handlers: leave one of them out")
+	}
+
+	check := func(topic string) *record.Refusal { return routing.CheckTopic(topic, nil) }
+	if op.Router != nil {
+		check = op.Router.CheckTopic
+	}
+	if refusal := check(o.Topic); refusal != nil {
+		return filter, invalidRequest("the relay cannot send to the topic: %s; choose another topic", refusal.Reason)
+	}
+	filter.Source = FromRelay
+	return filter, nil
 }
 
 // DeadOutcome counts the effects of a requeue, or with DryRun the expected effects.
@@ -62,6 +91,10 @@ func (l Letters) Requeue(
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
 	if filter.RequeueStatus == string(letters.Requeued) {
 		return out, errors.New("requeued dead letters cannot be requeued again; use outrelay replay to send sent events again")
+	}
+	filter, err := opts.Restrict(l.op, filter)
+	if err != nil {
+		return out, err
 	}
 	kinds, err := l.kindsOfAction(ctx, filter)
 	if err != nil {
@@ -128,12 +161,16 @@ func (l Letters) requeueOfRelay(ctx context.Context, filter DeadFilter, opts Dea
 	}
 
 	out.Run = desk.Run
-	return out, l.op.logOutcome(ctx, deadRequeued, bson.D{
+	fields := bson.D{
 		{Key: "run", Value: out.Run},
 		{Key: "requeued", Value: out.Requeued},
 		{Key: "refused", Value: out.Refused},
 		{Key: "query", Value: auditFields(filter)},
-	}, err)
+	}
+	if opts.Topic != "" {
+		fields = append(fields, bson.E{Key: "topic", Value: opts.Topic})
+	}
+	return out, l.op.logOutcome(ctx, deadRequeued, fields, err)
 }
 
 // countMatching returns the query of a filter for an action on letters, and counts the letters that it matches. It

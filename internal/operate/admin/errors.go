@@ -102,7 +102,7 @@ func Explain(err error) (kind Failure, fix string) {
 		return FailForbidden, "grant the named privilege; outrelay doctor lists all missing privileges"
 	case mongo.IsTimeout(err), mongo.IsNetworkError(err),
 		is(context.DeadlineExceeded, context.Canceled, mongo.ErrClientDisconnected):
-		return FailUnavailable, "MongoDB did not respond in time; completed parts are kept, and the same request does the rest"
+		return FailUnavailable, "check MongoDB with outrelay doctor, and send the same request again: completed parts are kept"
 
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return FailForbidden, "grant the privilege to the relay's user; outrelay doctor lists all missing privileges"

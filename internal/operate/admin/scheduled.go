@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/service/agenda"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // ScheduledFilter selects scheduled envelopes by text that operators type. An envelope matches if
@@ -167,15 +168,12 @@ func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress f
 
 	for _, coll := range outboxes {
 		var cancelled int64
-		cancelled, err = agenda.CancelMatching(ctx, coll, query)
+		cancelled, err = agenda.CancelInParts(ctx, coll, query, addDone(progress, n))
+		n += cancelled
 		if err != nil {
 			// The cancellations until then are logged below.
 			err = fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
 			break
-		}
-		n += cancelled
-		if progress != nil {
-			progress(n)
 		}
 	}
 
@@ -190,59 +188,71 @@ func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress f
 // Rescheduled is the result of a move of envelopes to another due time.
 type Rescheduled struct {
 	To    time.Time `json:"to"`
-	Moved []string  `json:"moved"`
-	// NotScheduled are the ids of envelopes that were never scheduled, were cancelled, or are
-	// already being sent.
+	Moved int64     `json:"moved"` // envelopes that had another due time before
+	// NotScheduled are those ids of the filter whose envelopes were never scheduled, were cancelled, or are already being sent.
 	NotScheduled []string `json:"not_scheduled"`
 }
 
-// Move moves the envelopes with the ids of the filter to another due time, unless a watcher
-// has claimed them. Like Cancel, it looks into every outbox of the watcher.
-func (s Schedule) Move(ctx context.Context, filter ScheduledFilter, dueAt time.Time) (Rescheduled, error) {
-	rescheduled := Rescheduled{To: dueAt.UTC(), Moved: []string{}, NotScheduled: []string{}}
-	_, outboxes, err := s.findOutboxes(ctx, ScheduledFilter{Collection: filter.Collection}, s.op.Collections)
+// Move moves the matching envelopes to another due time, unless a watcher has claimed them. Like Cancel, it looks into every outbox
+// of the watcher, requires a condition or All, and calls progress with the number so far.
+func (s Schedule) Move(ctx context.Context, filter ScheduledFilter, dueAt time.Time, progress func(int64)) (out Rescheduled, err error) {
+	out = Rescheduled{To: dueAt.UTC(), NotScheduled: []string{}}
+	if filter.Empty() && !filter.All {
+		return out, ErrNoCondition
+	}
+	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
 	if err != nil {
-		return rescheduled, err
+		return out, err
+	}
+
+	for _, coll := range outboxes {
+		var moved int64
+		moved, err = agenda.MoveInParts(ctx, coll, query, dueAt, addDone(progress, out.Moved))
+		out.Moved += moved
+		if err != nil {
+			// The moves until then are logged below.
+			err = fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
+			break
+		}
+	}
+
+	// WithoutCancel, because the envelopes are moved even if the caller is gone.
+	if out.Moved > 0 {
+		fields := append(auditFields(filter), bson.E{Key: "to", Value: out.To}, bson.E{Key: "count", Value: out.Moved})
+		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields))
+	}
+	if err != nil {
+		return out, err
+	}
+	out.NotScheduled, err = s.notScheduled(ctx, filter)
+	return out, err
+}
+
+// notScheduled returns those ids of the filter that no scheduled envelope has.
+func (s Schedule) notScheduled(ctx context.Context, filter ScheduledFilter) ([]string, error) {
+	missing := []string{}
+	if len(filter.IDs) == 0 {
+		return missing, nil
+	}
+	scheduled := map[string]bool{}
+	for after, more := "", true; more; more = after != "" {
+		page, err := s.List(ctx, ScheduledFilter{Collection: filter.Collection, IDs: filter.IDs}, MaxScheduledPage, after)
+		if err != nil {
+			return missing, err
+		}
+		for _, event := range page.Events {
+			scheduled[event.ID] = true
+		}
+		after = page.Next
 	}
 
 	for _, text := range filter.IDs {
-		moved, err := rescheduleEnvelope(ctx, outboxes, text, dueAt)
-		if err != nil {
-			return rescheduled, errors.Join(err, s.logMoved(ctx, filter, rescheduled))
-		}
-		if moved {
-			rescheduled.Moved = append(rescheduled.Moved, text)
-		} else {
-			rescheduled.NotScheduled = append(rescheduled.NotScheduled, text)
+		isScheduled := func(id event.ID) bool { return scheduled[id.String()] }
+		if !slices.ContainsFunc(parseIDs(text), isScheduled) {
+			missing = append(missing, text)
 		}
 	}
-	return rescheduled, s.logMoved(ctx, filter, rescheduled)
-}
-
-// logMoved logs the move if any envelope was moved, even if ctx has ended.
-func (s Schedule) logMoved(ctx context.Context, filter ScheduledFilter, rescheduled Rescheduled) error {
-	if len(rescheduled.Moved) == 0 {
-		return nil
-	}
-	fields := append(auditFields(filter), bson.E{Key: "to", Value: rescheduled.To}, bson.E{Key: "count", Value: len(rescheduled.Moved)})
-	return s.op.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields)
-}
-
-// rescheduleEnvelope moves the first envelope that matches the text of the id. It returns false if
-// there is none.
-func rescheduleEnvelope(ctx context.Context, outboxes []*mongo.Collection, text string, dueAt time.Time) (bool, error) {
-	for _, id := range parseIDs(text) {
-		for _, coll := range outboxes {
-			moved, err := agenda.Move(ctx, coll, id, dueAt)
-			if err != nil {
-				return false, fmt.Errorf("%s: moving envelope %s: %w", mongodb.Namespace(coll), text, err)
-			}
-			if moved {
-				return true, nil
-			}
-		}
-	}
-	return false, nil
+	return missing, nil
 }
 
 // findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by

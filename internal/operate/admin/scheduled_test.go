@@ -3,6 +3,7 @@ package admin_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -116,9 +117,12 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	}
 
 	to := time.Now().Add(48 * time.Hour).Truncate(time.Millisecond)
-	r, err := o.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{taken, moved, "nobody"}}, to)
-	if err != nil || len(r.Moved) != 1 || r.Moved[0] != moved || len(r.NotScheduled) != 2 {
+	r, err := o.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{taken, moved, "nobody"}}, to, nil)
+	if err != nil || r.Moved != 1 || !slices.Equal(r.NotScheduled, []string{taken, "nobody"}) {
 		t.Fatalf("%+v %v", r, err)
+	}
+	if _, err := o.Schedule().Move(t.Context(), admin.ScheduledFilter{}, to, nil); !errors.Is(err, admin.ErrNoCondition) {
+		t.Errorf("a move without a condition: %v", err)
 	}
 	if n := lastNote(t, o); n.Kind != "scheduled_moved" || n.Fields.Lookup("actor").StringValue() != "ann" || n.Fields.Lookup("count").AsInt64() != 1 {
 		t.Errorf("%+v", n)
@@ -133,6 +137,15 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	}
 
 	var progress []int64
+	sooner := to.Add(-time.Hour)
+	if r, err = o.Schedule().Move(t.Context(), admin.ScheduledFilter{Type: "b"}, sooner, func(n int64) { progress = append(progress, n) }); err != nil || r.Moved != 2 || !slices.Equal(progress, []int64{1, 2}) {
+		t.Fatalf("of one type: %+v %v %v", r, progress, err)
+	}
+	if page, err = o.Schedule().List(t.Context(), admin.ScheduledFilter{From: sooner, To: to}, 10, ""); err != nil || page.Total != 2 {
+		t.Errorf("after the move of a type: %+v %v", page, err)
+	}
+
+	progress = nil
 	n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { progress = append(progress, n) })
 	if err != nil || n != 2 || len(progress) != 2 || progress[1] != 2 {
 		t.Fatalf("%d %v %v", n, progress, err)

@@ -22,6 +22,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/tasks"
 )
 
 const (
@@ -36,7 +37,9 @@ const (
 type api struct {
 	huma.API
 	operator admin.Operator // of this process
+	prefix   string         // the path below which clients reach the API
 	live     *live
+	tasks    *tasks.Runner
 }
 
 // Scope is part of each request about a watcher.
@@ -87,7 +90,9 @@ func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 	cfg := huma.DefaultConfig("outrelay", apiVersion)
 	cfg.Info.Description = "The actions and queries of the command line, for a running deployment. " +
 		"Errors are problem+json with the fix. Lists have a cursor in `next`. " +
-		"Actions are written to the audit log with their actor."
+		"Actions are written to the audit log with their actor. " +
+		"A long action goes on after its request: if it takes more than 5 minutes, or 2 seconds with `Prefer: respond-async`, the response has the status 202, " +
+		"and `GET /api/v1/actions/{id}` shows its progress and then its result."
 	cfg.OpenAPIPath = "/api/openapi"
 	if prefix != "" {
 		cfg.Servers = []*huma.Server{{URL: prefix}}
@@ -113,7 +118,7 @@ func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 	}
 	cfg.Security = []map[string][]string{{"token": {}}, {"login": {}}, {"mtls": {}}, {}}
 
-	api := &api{API: humago.New(mux, cfg), operator: op, live: newLive()}
+	api := &api{API: humago.New(mux, cfg), operator: op, prefix: prefix, live: newLive(), tasks: tasks.NewRunner(op.Log)}
 	api.addWatchers()
 	api.addNodes()
 	api.addTopics()
@@ -129,6 +134,7 @@ func newOperations(mux humago.Mux, op admin.Operator, prefix string) *api {
 	api.addInboxes()
 	api.addMaintenance()
 	api.addFigures()
+	api.addActions()
 	return api
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/tasks"
 )
 
 // Preview makes an action only count, or makes it fail if the count differs from an earlier preview.
@@ -41,20 +42,28 @@ type DeadAction struct {
 		Filter       admin.DeadFilter `json:"filter"`
 		IgnoreExpiry bool             `json:"ignore_expiry,omitempty" doc:"For a requeue of dead letters of the relay: also expired envelopes."`
 		Handlers     []string         `json:"handlers,omitempty" maxItems:"100" doc:"For a requeue of dead letters of handlers: the handlers that get the messages. Default: the handler that gave up."`
+		ToTopic      string           `json:"to_topic,omitempty" maxLength:"249" doc:"For a requeue of dead letters of the relay: the only topic that gets the events. Default: the topics that the routing chooses."`
 		Preview
 	}
 }
 
-// checkExpected counts the letters and compares the count with the expected one, if there is one.
-func (a *DeadAction) checkExpected(ctx context.Context, op admin.Operator, filter admin.DeadFilter) error {
-	if a.Body.Expect == nil || a.Body.DryRun {
+// options returns the options of a requeue.
+func (a *DeadAction) options() admin.DeadOptions {
+	body := &a.Body
+	return admin.DeadOptions{IgnoreExpiry: body.IgnoreExpiry, Handlers: body.Handlers, Topic: body.ToTopic, DryRun: body.DryRun}
+}
+
+// count sets the total of the task to the number of the letters, and compares it with the expected number, if there is one.
+func (a *DeadAction) count(ctx context.Context, op admin.Operator, filter admin.DeadFilter, task *tasks.Task) error {
+	if a.Body.DryRun || filter.Empty() && !filter.All {
 		return nil
 	}
 	n, err := op.Letters().Count(ctx, filter)
 	if err != nil {
 		return err
 	}
-	return a.Body.Preview.checkExpected(n)
+	task.SetTotal(n)
+	return a.Body.checkExpected(n)
 }
 
 func (a *api) addDead() {
@@ -92,26 +101,29 @@ func (a *api) addDead() {
 
 	a.addLetter()
 
-	addAction(a, "/dead/requeue", "requeue-dead", "Deliver dead letters again, or hand them back to their handlers, as the next delivery",
-		func(ctx context.Context, op admin.Operator, input *DeadAction) (admin.DeadOutcome, error) {
-			// The caller has counted letters that can be requeued, so the comparison must not count the others.
-			filter := input.Body.Filter
-			open := filter
-			open.RequeueStatus = "false"
-			if err := input.checkExpected(ctx, op, open); err != nil {
+	addLongAction(a, "/dead/requeue", "requeue-dead", "Deliver dead letters again, or hand them back to their handlers, as the next delivery",
+		func(ctx context.Context, op admin.Operator, input *DeadAction, task *tasks.Task) (admin.DeadOutcome, error) {
+			opts := input.options()
+			filter, err := opts.Restrict(op, input.Body.Filter)
+			if err != nil {
 				return admin.DeadOutcome{}, err
 			}
-			opts := admin.DeadOptions{IgnoreExpiry: input.Body.IgnoreExpiry, Handlers: input.Body.Handlers, DryRun: input.Body.DryRun}
-			return op.Letters().Requeue(ctx, filter, opts, nil)
+			// The caller has counted letters that can be requeued, so the comparison must not count the others.
+			open := filter
+			open.RequeueStatus = "false"
+			if err := input.count(ctx, op, open, task); err != nil {
+				return admin.DeadOutcome{}, err
+			}
+			return op.Letters().Requeue(ctx, filter, opts, task.SetDone)
 		})
 
-	addAction(a, "/dead/discard", "discard-dead", "Move dead letters into the archive, or remove them permanently if they are there or there is none",
-		func(ctx context.Context, op admin.Operator, input *DeadAction) (admin.DeadDiscarded, error) {
+	addLongAction(a, "/dead/discard", "discard-dead", "Move dead letters into the archive, or remove them permanently if they are there or there is none",
+		func(ctx context.Context, op admin.Operator, input *DeadAction, task *tasks.Task) (admin.DeadDiscarded, error) {
 			filter := input.Body.Filter
-			if err := input.checkExpected(ctx, op, filter); err != nil {
+			if err := input.count(ctx, op, filter, task); err != nil {
 				return admin.DeadDiscarded{}, err
 			}
-			return op.Letters().Discard(ctx, filter, input.Body.DryRun, nil)
+			return op.Letters().Discard(ctx, filter, input.Body.DryRun, task.SetDone)
 		})
 }
 

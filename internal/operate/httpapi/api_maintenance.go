@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/tasks"
 )
 
 // recovered is the response to an order of a sweep.
@@ -38,7 +39,7 @@ func orderSweep(dryRun bool, plan func() ([]admin.SweepCount, error), give func(
 }
 
 func (a *api) addMaintenance() {
-	addAction(a, "/purge", "purge", "Remove delivered envelopes that the watcher has passed and that do not wait",
+	addLongAction(a, "/purge", "purge", "Remove delivered envelopes that the watcher has passed and that do not wait",
 		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
@@ -47,11 +48,11 @@ func (a *api) addMaintenance() {
 				Rate        int      `json:"rate,omitempty" minimum:"0" maximum:"10000000" doc:"Envelopes per second; 0 means no limit."`
 				DryRun      bool     `json:"dry_run,omitempty"`
 			}
-		},
+		}, task *tasks.Task,
 		) (admin.PurgeReport, error) {
 			body := &input.Body
 			return op.Purge(ctx, admin.Purge{
-				Collections: body.Collections, OlderThan: toDuration(body.OlderThanS), Rate: body.Rate, DryRun: body.DryRun,
+				Collections: body.Collections, OlderThan: toDuration(body.OlderThanS), Rate: body.Rate, DryRun: body.DryRun, Progress: task.SetDone,
 			})
 		})
 

@@ -173,7 +173,13 @@ func TestDeadLettersOverHTTP(t *testing.T) {
 	if p := s.call("POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":3}`).requireProblem(t, 409); !strings.Contains(p.Detail, "nothing was done") {
 		t.Errorf("%+v", p)
 	}
-	s.mustCall(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":2}`)
+	for _, body := range []string{`{"filter":{"all":true},"to_topic":"a/b"}`, `{"filter":{"all":true},"to_topic":"orders.v2","handlers":["pay"]}`} {
+		s.call("POST", "/api/v1/dead/requeue", body).requireProblem(t, 422)
+	}
+	s.mustCall(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"to_topic":"orders.v2","expect":2}`)
+	if entry := s.findLogged("dead_requeued"); len(entry) != 1 || !strings.Contains(fmt.Sprint(entry[0].Fields), "orders.v2") {
+		t.Errorf("the audit log has %+v, want the topic", entry)
+	}
 	if out.Requeued != 2 || len(s.findLogged("dead_requeued")) != 1 {
 		t.Errorf("%+v", out)
 	}

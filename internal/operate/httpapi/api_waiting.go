@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/tasks"
 )
 
 // Collection restricts a request to one outbox.
@@ -122,6 +123,41 @@ func (a *api) addHandlerWaiting() {
 		})
 }
 
+// ScheduledBody selects scheduled envelopes for an action.
+type ScheduledBody struct {
+	Filter admin.ScheduledFilter `json:"filter"`
+	Preview
+}
+
+// ScheduledAction is an action on scheduled envelopes.
+type ScheduledAction struct {
+	Scope
+	Body ScheduledBody
+}
+
+// count sets the total of the task to the number of the envelopes, and compares it with the expected number, if there is one.
+func (b *ScheduledBody) count(ctx context.Context, op admin.Operator, task *tasks.Task) (int64, error) {
+	// An empty filter is usually a mistake of a program.
+	if b.Filter.Empty() && !b.Filter.All {
+		return 0, admin.ErrNoCondition
+	}
+
+	// A page of one envelope has the total of all.
+	first, err := op.Schedule().List(ctx, b.Filter, 1, "")
+	if err != nil || b.DryRun {
+		return first.Total, err
+	}
+	task.SetTotal(first.Total)
+	return first.Total, b.checkExpected(first.Total)
+}
+
+// rescheduled is the response to a move.
+type rescheduled struct {
+	DryRun  bool  `json:"dry_run"`
+	Matched int64 `json:"matched"`
+	admin.Rescheduled
+}
+
 // cancelled is the response to a cancellation.
 type cancelled struct {
 	DryRun    bool  `json:"dry_run"`
@@ -149,45 +185,35 @@ func (a *api) addScheduled() {
 			return op.Schedule().Summary(ctx, input.ScheduledFilter)
 		})
 
-	addAction(a, "/scheduled/cancel", "cancel-scheduled", "Cancel scheduled envelopes that no watcher has claimed yet",
-		func(ctx context.Context, op admin.Operator, input *struct {
-			Scope
-			Body struct {
-				Filter admin.ScheduledFilter `json:"filter"`
-				Preview
-			}
-		},
-		) (cancelled, error) {
+	addLongAction(a, "/scheduled/cancel", "cancel-scheduled", "Cancel scheduled envelopes that no watcher has claimed yet",
+		func(ctx context.Context, op admin.Operator, input *ScheduledAction, task *tasks.Task) (cancelled, error) {
 			out := cancelled{DryRun: input.Body.DryRun}
-			filter := input.Body.Filter
-			// An empty filter is usually a mistake of a program.
-			if filter.Empty() && !filter.All {
-				return out, admin.ErrNoCondition
-			}
-
-			// A page of one envelope has the total of all.
-			first, err := op.Schedule().List(ctx, filter, 1, "")
-			out.Matched = first.Total
+			matched, err := input.Body.count(ctx, op, task)
+			out.Matched = matched
 			if err != nil || input.Body.DryRun {
 				return out, err
 			}
-			if err := input.Body.checkExpected(out.Matched); err != nil {
-				return out, err
-			}
-			out.Cancelled, err = op.Schedule().Cancel(ctx, filter, nil)
+			out.Cancelled, err = op.Schedule().Cancel(ctx, input.Body.Filter, task.SetDone)
 			return out, err
 		})
 
-	addAction(a, "/scheduled/reschedule", "reschedule", "Move scheduled envelopes to another due time",
+	addLongAction(a, "/scheduled/reschedule", "reschedule", "Move scheduled envelopes that no watcher has claimed yet to another due time",
 		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {
-				Collection string    `json:"collection,omitempty" maxLength:"255"`
-				IDs        []string  `json:"ids" minItems:"1" maxItems:"1000"`
-				To         time.Time `json:"to"`
+				ScheduledBody
+				To time.Time `json:"to"`
 			}
-		},
-		) (admin.Rescheduled, error) {
-			return op.Schedule().Move(ctx, admin.ScheduledFilter{Collection: input.Body.Collection, IDs: input.Body.IDs}, input.Body.To)
+		}, task *tasks.Task,
+		) (rescheduled, error) {
+			body := &input.Body
+			out := rescheduled{DryRun: body.DryRun, Rescheduled: admin.Rescheduled{To: body.To.UTC(), NotScheduled: []string{}}}
+			matched, err := body.count(ctx, op, task)
+			out.Matched = matched
+			if err != nil || body.DryRun {
+				return out, err
+			}
+			out.Rescheduled, err = op.Schedule().Move(ctx, body.Filter, body.To, task.SetDone)
+			return out, err
 		})
 }

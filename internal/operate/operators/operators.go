@@ -98,6 +98,7 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 		}
 	}
 
+	cluster := connect.NewCluster(cfg, host.Kafka)
 	return admin.New(admin.Operator{
 		State:   state,
 		Watcher: cfg.Watcher,
@@ -114,20 +115,14 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Inspect:  connect.Inspect(cfg, state.Client()),
 
-		NextInsert: offline.NextInsert(cfg, state.Client()),
-		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return connect.CompactedTopics(ctx, cfg, host.Kafka, topics)
-		},
-		KafkaGroups: func(ctx context.Context, names []string, all bool) (connect.Groups, error) {
-			return connect.ReadGroups(ctx, cfg, names, all)
-		},
-		NewTopic: func(ctx context.Context, order admin.TopicOrder) (connect.NewTopic, error) {
-			return connect.CreateTopic(ctx, cfg, host.Kafka, order)
-		},
-		TopicCommand: func(topic string) string { return connect.FormatTopicCommand(cfg, topic) },
+		NextInsert:   offline.NextInsert(cfg, state.Client()),
+		Compacted:    cluster.CompactedTopics,
+		KafkaGroups:  cluster.ReadGroups,
+		NewTopic:     cluster.CreateTopic,
+		TopicCommand: cluster.FormatCommand,
+		CheckKafka:   cluster.Check,
 
-		Oplog:      connect.Oplog(state.Client()),
-		CheckKafka: func(ctx context.Context) error { return connect.CheckKafka(ctx, cfg) },
+		Oplog: connect.Oplog(state.Client()),
 	}), nil
 }
 

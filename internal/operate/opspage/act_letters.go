@@ -10,9 +10,11 @@ import (
 )
 
 // deadOptions returns the options of a requeue. The box "late" also selects expired events. The field "to" names the handlers
-// that get the messages.
+// that get the messages, and "to-topic" the topic that gets the events.
 func (c *call) deadOptions(dryRun bool) admin.DeadOptions {
-	return admin.DeadOptions{DryRun: dryRun, IgnoreExpiry: c.isSet("late"), Handlers: strings.Fields(c.value("to"))}
+	return admin.DeadOptions{
+		DryRun: dryRun, IgnoreExpiry: c.isSet("late"), Handlers: strings.Fields(c.value("to")), Topic: c.value("to-topic"),
+	}
 }
 
 func planRequeue(call *call) (preview, error) {
@@ -32,9 +34,15 @@ func planRequeue(call *call) (preview, error) {
 		run:     func() (notice, error) { return call.requeueLetters(filter) },
 		Count:   requeued,
 		Nothing: requeued == 0,
-		Lines:   []string{countVerb(requeued, "dead letter") + " sent at once, as waiting events."},
+		Lines:   []string{countVerb(requeued, "dead letter") + " sent at once, to the topics that the routing chooses now."},
 		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
 			"The dead letters stay in the list as requeued.",
+	}
+	if topic := call.value("to-topic"); topic != "" {
+		preview.Lines[0] = countVerb(requeued, "dead letter") + " sent at once, to topic " + topic + " only."
+		if filter.Source == "" {
+			preview.Lines[0] += " Letters of handlers are left alone."
+		}
 	}
 	if filter.Source == admin.FromHandler {
 		preview.Lines[0] = countVerb(requeued, "message") + " handed back to the handlers at once."

@@ -1,6 +1,7 @@
 package opspage
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -114,6 +115,19 @@ func planReplayResume(call *call) (preview, error) {
 	}
 	return newPreview(run, "It can be cancelled.", "This process goes on with replay "+id+" where it was interrupted."), nil
 }
+
+// cleared are the documents that a choice of the form removes.
+var cleared = map[string]string{
+	admin.ClearEnvelopes: "envelopes: all events in the outboxes, delivered or not",
+	admin.ClearHandlers:  "handler_dead: dead letters of handlers",
+	"dead":               "dead: dead letters of the relay",
+	"inbox":              "inbox: the marks of handled messages; a repeated message is handled again",
+	"sagas":              "sagas: the state of all sagas",
+	"audit":              "audit: the audit log",
+	"replays":            "replays: the list of replays",
+}
+
+func describeClear(choice string) string { return cmp.Or(cleared[choice], choice) }
 
 func planClear(call *call) (preview, error) {
 	order := admin.ClearOrder{

@@ -56,7 +56,7 @@ func planCancel(call *call) (preview, error) {
 	page, err := call.use.Schedule.List(call.ctx, filter, 1, "")
 	preview := preview{
 		run: func() (notice, error) {
-			n, err := call.use.Schedule.Cancel(call.ctx, filter, nil)
+			n, err := call.use.Schedule.Cancel(call.ctx, filter, call.did)
 			return notice{
 				Text:  countNoun(n, "scheduled event") + " cancelled.",
 				Final: "They are gone. The service that scheduled them can append them again.",
@@ -78,13 +78,12 @@ func planCancel(call *call) (preview, error) {
 
 // parseReschedule returns the selected events and their new due time.
 func (c *call) parseReschedule() (admin.ScheduledFilter, time.Time, error) {
-	filter := admin.ScheduledFilter{Collection: c.value("collection"), IDs: c.q["pick"]}
+	filter, err := c.selectScheduled()
+	if err != nil {
+		return filter, time.Time{}, err
+	}
 	to, err := c.parseTime("due")
-	switch {
-	case err != nil:
-	case len(filter.IDs) == 0:
-		err = errNothingSelected("event")
-	case to.IsZero():
+	if err == nil && to.IsZero() {
 		err = invalidInput("due: the new due time is missing")
 	}
 	return filter, to, err
@@ -99,8 +98,8 @@ func planReschedule(call *call) (preview, error) {
 	page, err := call.use.Schedule.List(call.ctx, filter, 1, "")
 	preview := preview{
 		run: func() (notice, error) {
-			out, err := call.use.Schedule.Move(call.ctx, filter, to)
-			n := notice{Text: countVerb(int64(len(out.Moved)), "event") + " due at " + formatTime(to) + "."}
+			out, err := call.use.Schedule.Move(call.ctx, filter, to, call.did)
+			n := notice{Text: countVerb(out.Moved, "event") + " due at " + formatTime(to) + "."}
 			for _, id := range out.NotScheduled {
 				n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or being sent"})
 			}
@@ -115,6 +114,9 @@ func planReschedule(call *call) (preview, error) {
 	// An envelope may have been sent since the list was shown.
 	if left := int64(len(filter.IDs)) - page.Total; left > 0 {
 		preview.Lines = append(preview.Lines, formatNumber(left)+" of the selected events are not scheduled any more and are left alone.")
+	}
+	if filter.Empty() {
+		preview.Lines = append(preview.Lines, "No filter is set: this includes every scheduled event.")
 	}
 	return preview, err
 }

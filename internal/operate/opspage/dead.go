@@ -74,7 +74,7 @@ func (l letter) GivenUpBy() string {
 var remedies = map[string]string{
 	"malformed":              "A required field is missing or has another type. Edit the field that the reason names, and fix the service that writes it.",
 	"message_too_large":      "Raise max.message.bytes of the topic, then requeue it; or edit the payload.",
-	"not_allowed":            "Let the relay's user write to this topic, or edit the topic; then requeue it.",
+	"not_allowed":            "Allow the topic in topics.allow or by an ACL, then requeue it; or requeue it to another topic.",
 	"partition_out_of_range": "Edit the partition, or add partitions to the topic; then requeue it.",
 	"expired":                "Its time is over. Discard it; or edit its expiry if it is still needed.",
 	"record_refused":         "Kafka rejected the record. Fix the cause that the reason names, then requeue it.",

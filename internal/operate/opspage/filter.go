@@ -86,12 +86,12 @@ func filterDead(call *call) *filter {
 
 	filter.Fields = []input{
 		{Name: "fingerprint", Kind: inputHidden},
-		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "anyone"}, {admin.FromRelay, "relay"}, {admin.FromHandler, "handlers of consumers"}}},
+		{Name: "source", Label: "Given up by", Kind: inputSelect, Options: []option{{"", "anyone"}, {admin.FromRelay, "relay"}, {admin.FromHandler, "handlers"}}},
 		{Name: "topic", Label: "Topic"},
 		{Name: "key", Label: "Ordering key"},
 		selectOf("class", "Class", classes),
 		sinceInput("Died in the"),
-		{Name: "requeued", Label: "State", Kind: inputSelect, Options: []option{{"", "not requeued yet"}, {"true", "requeued"}, {"any", "any"}, {inArchive, "discarded, in the archive"}}},
+		{Name: "requeued", Label: "State", Kind: inputSelect, Options: []option{{"", "not requeued"}, {"true", "requeued"}, {"any", "any"}, {inArchive, "discarded, in the archive"}}},
 	}
 	filter.More = append([]input{{Name: "type", Label: "Type"}}, rangeInputs("Died from", "Died before")...)
 	if ofHandlers {

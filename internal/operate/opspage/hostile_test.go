@@ -49,7 +49,7 @@ func (d deskSchedule) Cancel(context.Context, admin.ScheduledFilter, func(int64)
 	return 2, d.err
 }
 
-func (d deskSchedule) Move(context.Context, admin.ScheduledFilter, time.Time) (admin.Rescheduled, error) {
+func (d deskSchedule) Move(context.Context, admin.ScheduledFilter, time.Time, func(int64)) (admin.Rescheduled, error) {
 	return answer[admin.Rescheduled](d.desk)
 }
 

@@ -1,5 +1,7 @@
 package opspage
 
+import "github.com/outrelay/outrelay/internal/operate/tasks"
+
 // notice describes a finished action.
 type notice struct {
 	Text  string
@@ -21,11 +23,11 @@ type undo struct {
 // notices stores the notice of an action for the page that is shown next. A notice is stored instead
 // of passed in the address, because an address could describe an action that did not happen. An action whose notice is gone
 // was done all the same.
-type notices struct{ shelf[*notice] }
+type notices struct{ tasks.Shelf[*notice] }
 
 // find returns the notice with this id if the actor is the one who acted, or nil.
 func (n *notices) find(id, actor string) *notice {
-	if notice, known := n.get(id); known && notice.actor == actor {
+	if notice, known := n.Get(id); known && notice.actor == actor {
 		return notice
 	}
 	return nil

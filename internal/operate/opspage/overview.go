@@ -171,7 +171,10 @@ func (p problemCard) Facts() string {
 	if p.Count > 0 {
 		facts = append(facts, formatNumber(p.Count)+" "+p.Unit)
 	}
-	if p.ForS > 0 {
+	switch {
+	case p.Acknowledge != "":
+		facts = append(facts, formatSpan(p.ForS)+" ago")
+	case p.ForS > 0:
 		facts = append(facts, "for "+formatSpan(p.ForS))
 	}
 	return strings.Join(facts, " · ")
@@ -345,6 +348,7 @@ func (p *page) showHistory(response http.ResponseWriter, request *http.Request, 
 type pending struct {
 	Topics []admin.WaitingTopic
 	Page   admin.WaitingPage
+	Failed bool // an event of the list may have failed; the actions are on these
 }
 
 func showPending(call *call) (any, error) {
@@ -353,6 +357,8 @@ func showPending(call *call) (any, error) {
 	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err == nil {
 		page.Page, err = call.use.Waiting.Page(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
 	}
+	reason := call.value("reason")
+	page.Failed = (reason == "" || reason == "retry") && slices.ContainsFunc(page.Topics, func(topic admin.WaitingTopic) bool { return topic.Retry > 0 })
 	return page, call.ignoreFirstRun(err)
 }
 

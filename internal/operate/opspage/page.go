@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/operate/tasks"
 )
 
 // Options configure the page.
@@ -26,7 +27,6 @@ type Options struct {
 	Log           *slog.Logger  // nil disables logging
 	Read          time.Duration // bounds a query; defaults to 5 s
 	Act           time.Duration // bounds the plan of an action; defaults to 35 s
-	Task          time.Duration // bounds an action, whose finished part remains; defaults to 1 h
 	Patience      time.Duration // how long a request waits for its action before it shows the progress; defaults to 2 s
 }
 
@@ -34,7 +34,6 @@ type Options struct {
 const (
 	defaultRead     = 5 * time.Second
 	defaultAct      = 35 * time.Second
-	defaultTask     = time.Hour
 	defaultPatience = 2 * time.Second
 )
 
@@ -45,7 +44,7 @@ type page struct {
 	screens map[string]*template.Template
 	assets  *assets
 	notices notices
-	tasks   shelf[*task]
+	tasks   *tasks.Runner
 }
 
 // New returns the page. Its addresses begin with the prefix, and the caller removes the prefix from each request.
@@ -55,10 +54,9 @@ func New(options Options) http.Handler {
 	}
 	options.Read = cmp.Or(options.Read, defaultRead)
 	options.Act = cmp.Or(options.Act, defaultAct)
-	options.Task = cmp.Or(options.Task, defaultTask)
 	options.Patience = cmp.Or(options.Patience, defaultPatience)
 
-	page := &page{o: options, mux: http.NewServeMux(), assets: loadAssets(base(options.Prefix))}
+	page := &page{o: options, mux: http.NewServeMux(), assets: loadAssets(base(options.Prefix)), tasks: tasks.NewRunner(options.Log)}
 	page.screens = loadTemplates(page.assets)
 	for _, s := range screens {
 		page.mux.HandleFunc("GET "+s.path, page.handle(options.Read, page.showScreen(&s)))
@@ -129,7 +127,7 @@ type call struct {
 	use UseCases
 	v   *view
 
-	tasks *shelf[*task]
+	tasks *tasks.Runner
 	did   func(done int64) // of an action: reports the progress
 
 	refresh bool   // the script requests the live block
@@ -153,7 +151,7 @@ func (p *page) handle(limit time.Duration, serve func(http.ResponseWriter, *http
 		defer cancel()
 		values := request.URL.Query()
 		watcher := values.Get("watcher")
-		call := &call{ctx: ctx, q: values, who: who, use: p.o.UseCases(who.Actor, watcher, ""), tasks: &p.tasks}
+		call := &call{ctx: ctx, q: values, who: who, use: p.o.UseCases(who.Actor, watcher, ""), tasks: p.tasks}
 		call.v = &view{
 			base:       p.assets.base,
 			Caller:     who,

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -627,18 +626,6 @@ func TestALongActionShowsItsProgress(t *testing.T) {
 	})
 	if strings.Contains(body, "<progress") || !strings.Contains(body, "Back") {
 		t.Errorf("after the end: %s", body)
-	}
-}
-
-// An action that panics ends its task with an error, and not the process.
-func TestAPanicOfAnActionIsAnError(t *testing.T) {
-	t.Parallel()
-	p := &page{o: Options{Task: time.Minute, Log: slog.New(slog.DiscardHandler)}}
-	call := &call{ctx: t.Context(), v: &view{}}
-	started := p.startTask(call, preview{run: func() (notice, error) { panic("no") }}, "pause")
-	<-started.ended
-	if !errors.Is(started.err, errPanicked) {
-		t.Errorf("got %v", started.err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -135,6 +136,7 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"bytes":     formatBytes,
 		"byterate":  func(perSecond float64) string { return formatBytes(int(perSecond)) + "/s" },
 		"clearable": admin.Clearable,
+		"clears":    describeClear,
 		"clock":     func(page time.Time) string { return page.UTC().Format("15:04:05Z") },
 		"deref":     func(number *float64) float64 { return *number },
 		"dict":      newMap,
@@ -149,6 +151,7 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"meanings":  func() []meaning { return glossary },
 		"neg":       func(n int64) int64 { return -n },
 		"num":       formatNumber,
+		"details":   parseDetails,
 		"pairs":     parsePairs,
 		"pretty":    formatJSON,
 		"rate":      formatRate,
@@ -371,7 +374,12 @@ func formatAgo(now time.Time, value any) string {
 	if at.IsZero() {
 		return ""
 	}
-	if seconds := now.Sub(at).Seconds(); seconds >= 0 {
+	seconds := now.Sub(at).Seconds()
+	// The clocks of two machines differ a little, and the figures may be newer than the request.
+	if seconds < 0 && seconds > -1 {
+		seconds = 0
+	}
+	if seconds >= 0 {
 		return formatSpan(seconds) + " ago"
 	}
 	return "in " + formatSpan(at.Sub(now).Seconds())
@@ -452,4 +460,9 @@ func parsePairs(raw json.RawMessage) []row {
 		list = append(list, row{fmt.Sprint(name), formatLogValue(fmt.Sprint(name), value)})
 	}
 	return list
+}
+
+// parseDetails is parsePairs without the actor, which has a column, and its source.
+func parseDetails(raw json.RawMessage) []row {
+	return slices.DeleteFunc(parsePairs(raw), func(row row) bool { return row.Name == "actor" || row.Name == "source" })
 }

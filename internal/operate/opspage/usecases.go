@@ -101,7 +101,7 @@ type scheduleUseCases interface {
 	List(ctx context.Context, f admin.ScheduledFilter, limit int, after string) (admin.ScheduledPage, error)
 	Summary(ctx context.Context, f admin.ScheduledFilter) ([]admin.ScheduledGroup, error)
 	Cancel(ctx context.Context, f admin.ScheduledFilter, progress func(int64)) (int64, error)
-	Move(ctx context.Context, f admin.ScheduledFilter, to time.Time) (admin.Rescheduled, error)
+	Move(ctx context.Context, f admin.ScheduledFilter, to time.Time, progress func(int64)) (admin.Rescheduled, error)
 }
 
 type recoveryUseCases interface {

@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/base/metrics"
-	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 )
@@ -40,11 +37,10 @@ type Groups struct {
 	Problems []string
 }
 
-// ReadGroups reads the named groups, and with all also each group that the login may list: at most maxGroups. It connects to Kafka for the
-// call. A group that the login may not see, and a broker that does not answer, is a sentence in the result. The error is that no broker answers.
-func ReadGroups(ctx context.Context, cfg config.Config, names []string, all bool) (Groups, error) {
+// ReadGroups reads the named groups, and with all also each group that the login may list: at most maxGroups. A group that the login may not see, and a broker that does not answer, is a sentence in the result. The error is that no broker answers.
+func (c Cluster) ReadGroups(ctx context.Context, names []string, all bool) (Groups, error) {
 	out := Groups{Ends: map[record.TopicPartition]int64{}}
-	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))
+	client, err := c.open()
 	if err != nil {
 		return out, err
 	}

@@ -1,7 +1,6 @@
 package connect
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -29,8 +28,7 @@ var NewMSKToken func(region string) bearer.Source
 var errNoMSK = errors.New("kafka.sasl.mechanism: this program does not contain " + sasl.MSK + ": use " + sasl.OAuth +
 	" and relay.WithKafkaToken(msk.Token(region)), from package pkg/bearer/msk")
 
-// NewKafka returns the client of the configured cluster. It connects at the first use. secured replaces
-// kafka.tls, and token the source in kafka.sasl.token, unless they are nil.
+// NewKafka returns the client of the configured cluster. It connects at the first use.
 func NewKafka(cfg config.Config, host KafkaHost, log *slog.Logger, metricSet *metrics.Set) (*kafkawire.Client, error) {
 	metricSet = metrics.OrNew(metricSet)
 	current, err := cfg.Kafka.TLS.Source(log, func(ok bool) { metricSet.Reloaded(metrics.Certificates, ok) })
@@ -114,39 +112,4 @@ func tokenSource(token config.Token) bearer.Source {
 			Audience: token.OIDC.Audience,
 		})
 	}
-}
-
-// CheckKafka connects and logs in to Kafka for the call. It returns nil if a broker responds, and otherwise a [*kafkawire.Diagnosis], or several
-// of them joined.
-func CheckKafka(ctx context.Context, cfg config.Config) error {
-	client, err := NewKafka(cfg, KafkaHost{}, slog.New(slog.DiscardHandler), metrics.New(""))
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return client.Diagnose(ctx)
-}
-
-// CompactedTopics returns the compacted ones of topics, which keep only the newest record of each
-// key, in the same order. It connects to Kafka for the call. It leaves out topics that do not exist
-// or may not be described.
-func CompactedTopics(ctx context.Context, cfg config.Config, host KafkaHost, topics []string) ([]string, error) {
-	client, err := NewKafka(cfg, host, slog.New(slog.DiscardHandler), metrics.New(""))
-	if err != nil {
-		return nil, err
-	}
-	defer client.Close()
-
-	found, err := client.DescribeTopics(ctx, topics)
-	if err != nil {
-		return nil, err
-	}
-
-	var out []string
-	for _, t := range topics {
-		if found[t].Compacted() {
-			out = append(out, t)
-		}
-	}
-	return out, nil
 }

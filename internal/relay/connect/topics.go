@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/outrelay/outrelay/internal/base/glob"
-	"github.com/outrelay/outrelay/internal/base/metrics"
 	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 )
 
@@ -39,18 +36,15 @@ var (
 	errTopicInvalid = errors.New("the topic cannot be created")
 )
 
-// topicName matches the names that Kafka accepts.
-var topicName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
-
-// CreateTopic creates a topic to which the relay may write, with the settings of topics.create. It connects to Kafka for the call.
-func CreateTopic(ctx context.Context, cfg config.Config, host KafkaHost, order TopicOrder) (NewTopic, error) {
-	how := newTopicCreate(cfg, order)
-	created := NewTopic{how.Partitions, how.Replication, FormatCreation(cfg, order.Topic, how)}
-	if err := checkTopicName(cfg, order.Topic); err != nil {
-		return created, err
+// CreateTopic creates a topic to which the relay may write, with the settings of topics.create.
+func (c Cluster) CreateTopic(ctx context.Context, order TopicOrder) (NewTopic, error) {
+	how := newTopicCreate(c.cfg, order)
+	created := NewTopic{how.Partitions, how.Replication, FormatCreation(c.cfg, order.Topic, how)}
+	if refusal := routing.CheckTopic(order.Topic, c.cfg.Topics.Allow); refusal != nil {
+		return created, fmt.Errorf("%w: %s", errTopicInvalid, refusal.Reason)
 	}
 
-	client, err := NewKafka(cfg, host, slog.New(slog.DiscardHandler), metrics.New(""))
+	client, err := c.open()
 	if err != nil {
 		return created, err
 	}
@@ -70,7 +64,7 @@ func CreateTopic(ctx context.Context, cfg config.Config, host KafkaHost, order T
 	} else {
 		err = client.CreateTopic(ctx, order.Topic, how)
 	}
-	return created, explainCreation(cfg, order.Topic, err)
+	return created, explainCreation(c.cfg, order.Topic, err)
 }
 
 // newTopicCreate returns the settings of a new topic.
@@ -85,20 +79,6 @@ func newTopicCreate(cfg config.Config, order TopicOrder) (how kafkawire.TopicCre
 		how.Replication = order.Replication
 	}
 	return how
-}
-
-// checkTopicName returns an error unless the relay may write to a topic with this name.
-func checkTopicName(cfg config.Config, topic string) error {
-	isAllowed := func(pattern string) bool { return glob.Match(pattern, topic) }
-	switch {
-	case !topicName.MatchString(topic) || topic == "." || topic == "..":
-		return fmt.Errorf("%w: %q is no name of a topic; use 1 to 249 of the characters a-z, A-Z, 0-9, dot, underscore and hyphen", errTopicInvalid, topic)
-	case strings.HasPrefix(topic, "__"):
-		return fmt.Errorf("%w: topics whose names begin with two underscores belong to Kafka; choose another name", errTopicInvalid)
-	case len(cfg.Topics.Allow) > 0 && !slices.ContainsFunc(cfg.Topics.Allow, isAllowed):
-		return fmt.Errorf("%w: topics.allow does not contain %s, so the relay never writes to it; add it to topics.allow first", errTopicInvalid, topic)
-	}
-	return nil
 }
 
 // explainCreation returns the error of a creation with its fix.
@@ -122,9 +102,9 @@ func Principal(cfg config.Config) string {
 	return "User:<the relay's user>"
 }
 
-// FormatTopicCommand returns the command of kafka-topics.sh that creates the topic with the settings of topics.create.
-func FormatTopicCommand(cfg config.Config, topic string) string {
-	return FormatCreation(cfg, topic, newTopicCreate(cfg, TopicOrder{}))
+// FormatCommand returns the command of kafka-topics.sh that creates the topic with the settings of topics.create.
+func (c Cluster) FormatCommand(topic string) string {
+	return FormatCreation(c.cfg, topic, newTopicCreate(c.cfg, TopicOrder{}))
 }
 
 // FormatCreation returns the command of kafka-topics.sh that creates the topic. A number of 0 leaves the choice to the brokers.

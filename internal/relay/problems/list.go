@@ -169,6 +169,8 @@ func (l *list) addTopics() {
 			Since: &since, ForS: topic.ForS, Count: int64(topic.Count), Unit: "events wait", Detail: withoutTopic(topic.Reason, at.topic),
 		}
 		if topic.Kind == kafkawire.TopicMissing && l.facts.TopicCommand != nil {
+			// The reason has a general fix after its cause.
+			problem.Detail, _, _ = strings.Cut(problem.Detail, ";")
 			problem.Fix = "outrelay topics create " + at.topic + ", or let the relay create missing topics with topics.create"
 			problem.Command = l.facts.TopicCommand(at.topic)
 		}

@@ -136,9 +136,8 @@ func (l *list) addLostHistory(slot *SlotStatus) {
 		l.addProblem(Problem{
 			Kind: LostHistoryFound, Severity: Warn, Watcher: slot.Name, Object: slot.object(), Title: "History of " + slot.object() + " was lost",
 			Since: &lost.At, Count: lost.Repeats, Unit: "events may have been sent twice", Acknowledge: lost.ID,
-			Detail: fmt.Sprintf("%s (%s); %s sent from the outboxes, and up to %d of these had been sent before (flagged outrelay-redelivered)",
-				extent, lost.Reason, wereSent(lost.Swept), lost.Repeats),
-			Fix: "check consumers without an inbox, then run outrelay problems acknowledge " + lost.ID,
+			Detail: fmt.Sprintf("%s (%s); %s sent from the outboxes; repeats are flagged outrelay-redelivered", extent, lost.Reason, wereSent(lost.Swept)),
+			Fix:    "check consumers without an inbox, then run outrelay problems acknowledge " + lost.ID,
 		})
 	}
 }

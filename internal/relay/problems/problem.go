@@ -91,7 +91,7 @@ var specs = []Spec{
 	{
 		Kind: Halted, Severities: []Severity{Fail}, Title: "A slot is halted",
 		Consequence: "no event of the slot is sent until the cause is fixed; nothing is lost while the oplog lasts",
-		Fix:         "fix the named cause; outrelay doctor has details",
+		Fix:         "remove the named cause; outrelay doctor has details",
 	},
 	{
 		Kind: NoOwner, Severities: []Severity{Fail}, Title: "A slot has no owner",
@@ -111,22 +111,22 @@ var specs = []Spec{
 	{
 		Kind: StreamStopped, Severities: []Severity{Fail}, Title: "The change stream makes no progress",
 		Consequence: "no new event of the slot is sent",
-		Fix:         "fix the named cause; if one event is the cause, outrelay recover --skip passes it",
+		Fix:         "remove the named cause; if one event is the cause, outrelay recover --skip passes it",
 	},
 	{
 		Kind: WriteRejected, Severities: []Severity{Fail}, Title: "MongoDB rejects a write",
 		Consequence: "the step is repeated; events after it are sent, and the position waits",
-		Fix:         "fix the named cause: a missing right, a validator, a full disk; outrelay doctor has details",
+		Fix:         "remove the named cause: a missing right, a validator, a full disk; outrelay doctor has details",
 	},
 	{
 		Kind: PositionStopped, Severities: []Severity{Fail}, Title: "The position does not move",
 		Consequence: "events are sent, and a takeover would read back all of them since the position",
-		Fix:         "fix the named cause; outrelay doctor has details",
+		Fix:         "remove the named cause; outrelay doctor has details",
 	},
 	{
 		Kind: StepFails, Severities: []Severity{Fail}, Title: "A step of the owner is repeated",
 		Consequence: "the slot may wait for the step",
-		Fix:         "fix the named cause; outrelay doctor has details",
+		Fix:         "remove the named cause; outrelay doctor has details",
 	},
 	{
 		Kind: TopicUnwritable, Severities: []Severity{Warn, Fail}, Title: "A topic cannot be written",
@@ -136,7 +136,7 @@ var specs = []Spec{
 	{
 		Kind: OutboxNotReadable, Severities: []Severity{Warn, Fail}, Title: "An outbox cannot be read",
 		Consequence: "its events are not sent, or may get lost",
-		Fix:         "fix the named cause",
+		Fix:         "remove the named cause",
 	},
 	{
 		Kind: OplogUsed, Severities: []Severity{Warn, Fail}, Title: "The position nears the end of the oplog",
@@ -146,7 +146,7 @@ var specs = []Spec{
 	{
 		Kind: LostHistoryFound, Severities: []Severity{Warn}, Title: "History was lost",
 		Consequence: "no event is lost, but some may have been sent twice; consumers without an inbox may have handled these twice",
-		Fix:         "check consumers without an inbox; then acknowledge with outrelay problems acknowledge",
+		Fix:         "check consumers without an inbox; then acknowledge with outrelay problems acknowledge ID; outrelay problems list has the id",
 	},
 	{
 		Kind: GapOpen, Severities: []Severity{Warn}, Title: "A gap is being swept",
@@ -186,7 +186,7 @@ var specs = []Spec{
 	{
 		Kind: NodeStale, Severities: []Severity{Warn}, Title: "A node sends no heartbeat",
 		Consequence: "it cannot take over",
-		Fix:         "start it again, or remove it with outrelay nodes release NODE --remove if it is gone permanently",
+		Fix:         "start it again, or run outrelay nodes remove NODE if it is gone permanently",
 	},
 	{
 		Kind: Clock, Severities: []Severity{Warn}, Title: "The clock of a node is wrong",

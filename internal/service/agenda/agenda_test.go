@@ -122,3 +122,36 @@ func TestSummaryCountsByName(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// An operator's action reports its progress, and changes every event once, also those that move to a place before it.
+func TestActionsInParts(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "dueAt", Value: 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	list := make([]any, 2500)
+	for i := range list {
+		list[i] = event.New(event.Aggregate{Type: "order", ID: "o-1"}, "x", event.Payload{}, event.WithDueAt(soon.Add(time.Duration(i)*time.Second)))
+	}
+	if _, err := coll.InsertMany(t.Context(), list); err != nil {
+		t.Fatal(err)
+	}
+
+	for name, to := range map[string]time.Time{"sooner": soon.Add(-time.Hour), "later": soon.Add(100 * time.Hour)} {
+		for _, want := range [][]int64{{1000, 2000, 2500}, nil} {
+			var progress []int64
+			n, err := agenda.MoveInParts(t.Context(), coll, agenda.Query{Name: "x"}, to, func(n int64) { progress = append(progress, n) })
+			if diff := cmp.Diff(want, progress); err != nil || diff != "" {
+				t.Errorf("%s: got %d, %v, progress:\n%s", name, n, err, diff)
+			}
+		}
+		if n, err := agenda.Count(t.Context(), coll, agenda.Query{From: to, Before: to.Add(time.Millisecond)}); n != 2500 || err != nil {
+			t.Errorf("%s: %d events have the new time, %v", name, n, err)
+		}
+	}
+
+	if n, err := agenda.CancelInParts(t.Context(), coll, agenda.Query{Name: "x"}, nil); n != 2500 || err != nil {
+		t.Errorf("canceled %d, %v", n, err)
+	}
+}

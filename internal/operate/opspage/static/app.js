@@ -41,7 +41,7 @@
     const stale = $('stale');
     if (e.detail.successful) { last = new Date(); stale.hidden = true; return; }
     const why = (e.detail.xhr && e.detail.xhr.responseText || 'this node of outrelay does not answer').slice(0, 400);
-    stale.textContent = 'Not refreshed since ' + last.toISOString().slice(11, 19) + 'Z; what is shown is as it was then. ' + why;
+    stale.textContent = 'Not refreshed since ' + last.toLocaleTimeString('en-GB') + '; the figures are of that time. ' + why;
     stale.hidden = false;
   });
 
@@ -242,6 +242,7 @@
   function describe(from) {
     for (const name of Object.keys(plots)) {
       const list = s[name].slice(from).filter((v) => v != null), out = $('summary-' + name);
+      $('chart-' + name).classList.toggle('none', !list.length);
       out.dataset.all = list.length ? 'now ' + text(list[list.length - 1]) + ', least ' + text(Math.min(...list)) + ', most ' + text(Math.max(...list)) : 'not measured in this range';
       if (!charts[name] || charts[name].cursor.left < 0) out.textContent = out.dataset.all;
     }

@@ -110,7 +110,7 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *changes.Scope,
 		}
 		return found, nil
 	}
-	return changes.Skip{}, fmt.Errorf("%w: no event follows the position of the watcher; name the collection and the id of the event", changes.ErrNoEvent)
+	return changes.Skip{}, fmt.Errorf("%w: no event follows the position of the watcher; if outrelay status still lists stream_stopped, name the collection and the id of the event", changes.ErrNoEvent)
 }
 
 // emptyReplies is the number of empty replies after which no event follows.

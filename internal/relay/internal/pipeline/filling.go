@@ -69,12 +69,15 @@ func (b *recordBuilder) checkExpiry(now time.Time) error {
 }
 
 // buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it
-// builds records only for those topics. The records share key, value and headers. refused contains
-// an answer for each of topics that may not be written. The error is a *record.Refusal.
+// builds records only for those topics, also if the routing does not have them or refuses the envelope.
+// The records share key, value and headers. refused contains an answer for each of topics that may not
+// be written. The error is a *record.Refusal.
 func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
 	_ []record.Record, refused []record.Answer, err error,
 ) {
-	if b.targets, err = b.router.Route(&b.view, &b.meta, b.targets[:0]); err != nil {
+	b.targets, err = b.router.Route(&b.view, &b.meta, b.targets[:0])
+	// A rule that discards an envelope applies to all topics. Other refusals concern topics that are not asked for.
+	if err != nil && (topics == nil || record.RefusalOf(err).Class == record.Dropped) {
 		return dst, nil, err
 	}
 	if topics != nil {

@@ -113,6 +113,7 @@ type Requeue struct {
 	Actor    string    `bson:"actor" json:"actor"`
 	Delivery int32     `bson:"delivery" json:"delivery"`                 // number of the new delivery
 	Run      string    `bson:"run" json:"run"`                           // id of the action, as in the audit log
+	Topic    string    `bson:"topic,omitempty" json:"topic,omitempty"`   // that the action has chosen; "": all that the envelope routes to
 	Edited   []string  `bson:"edited,omitempty" json:"edited,omitempty"` // fields of the envelope that the requeue changed
 }
 

@@ -56,8 +56,9 @@ const atOnce = 500
 
 // Options of a requeue.
 type Options struct {
-	IgnoreExpiry bool // also requeue expired envelopes, without their expiry
-	DryRun       bool // check every letter, but write nothing
+	IgnoreExpiry bool   // also requeue expired envelopes, without their expiry
+	Topic        string // send to this topic only, which the routing need not have; "": to all topics that the envelope routes to
+	DryRun       bool   // check every letter, but write nothing
 }
 
 // Outcome counts the effects of a requeue, or with DryRun the expected effects.
@@ -78,7 +79,7 @@ func (o *Outcome) refuse(why *letters.RefusedError) {
 }
 
 // Requeue stores the envelopes of the matching letters as waiting, each as the next delivery of the same envelope to all
-// topics that it routes to. The owner then sends them (N18). The letters stay, marked as requeued.
+// topics that it routes to, or to the topic of the options. The owner then sends them (N18). The letters stay, marked as requeued.
 // Requeue leaves out letters that are already requeued, and letters of envelopes that die while it
 // runs, so it ends. If Requeue is interrupted, the same call requeues the rest.
 //
@@ -185,7 +186,7 @@ func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, options Opt
 		if err := k.planEntries(open, now, options, &planned); err != nil {
 			return err
 		}
-		return k.writeEntries(tx, &planned, edited)
+		return k.writeEntries(tx, &planned, options.Topic, edited)
 	})
 	return planned, err
 }
@@ -238,8 +239,8 @@ func (k Desk) planEntries(list []*letters.Dead, now time.Time, options Options, 
 	return nil
 }
 
-// writeEntries stores the envelopes as waiting and marks the letters, in the transaction tx.
-func (k Desk) writeEntries(tx context.Context, plan *plan, edited []string) error {
+// writeEntries stores the envelopes as waiting and marks the letters with the chosen topic and the edited fields, in the transaction tx.
+func (k Desk) writeEntries(tx context.Context, plan *plan, topic string, edited []string) error {
 	if len(plan.entries) == 0 {
 		return nil
 	}
@@ -253,6 +254,9 @@ func (k Desk) writeEntries(tx context.Context, plan *plan, edited []string) erro
 	crash.At("mid-requeue")
 
 	by := bson.D{{Key: "actor", Value: k.Actor}, {Key: "run", Value: k.Run}}
+	if topic != "" {
+		by = append(by, bson.E{Key: "topic", Value: topic})
+	}
 	if len(edited) > 0 {
 		by = append(by, bson.E{Key: "edited", Value: edited})
 	}
@@ -302,6 +306,10 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 		}
 	}
 
+	var topics []string
+	if options.Topic != "" {
+		topics = []string{options.Topic}
+	}
 	return waiting.Entry{
 		Watcher:  letter.Watcher,
 		NS:       letter.NS,
@@ -310,6 +318,7 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 		Key:      string(view.OrderingKey()),
 		Slot:     max(view.Slot, 0),
 		Pos:      positionOf(letter),
+		Pending:  topics,
 		Reason:   waiting.Queued,
 		Origin:   waiting.OriginRequeue,
 		NextAt:   now,

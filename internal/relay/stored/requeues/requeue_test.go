@@ -146,7 +146,7 @@ type storedEntry struct {
 	Watcher, NS, Key, Pos, Reason, Origin string
 	ID                                    bson.RawValue `bson:"id"`
 	Delivery, Slot, Attempts              int32
-	Pending                               []string
+	Topics                                string    // "" stands for those of the routing
 	NextAt                                time.Time `bson:"nextAt"`
 	ReplayOf                              string    `bson:"replayOf"`
 	Envelope                              bson.Raw
@@ -188,7 +188,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	if e.Watcher != "orders" || e.NS != "shop.outbox" || e.Key != "7" || e.Pos != "8265" || e.Slot != keyhash.Slot([]byte("7")) || e.ID.ObjectID() != oid {
 		t.Errorf("the place of the entry: %+v", e)
 	}
-	if e.Reason != "queued" || e.Origin != "requeue" || e.Delivery != 3 || e.Attempts != 0 || e.Pending != nil || e.ReplayOf != id {
+	if e.Reason != "queued" || e.Origin != "requeue" || e.Delivery != 3 || e.Attempts != 0 || e.Topics != "" || e.ReplayOf != id {
 		t.Errorf("the fields of the new delivery: %+v", e)
 	}
 	if e.NextAt.Sub(before).Abs() > time.Minute || !bytes.Equal(e.Envelope, l.Raw) {
@@ -233,8 +233,32 @@ func TestLettersOfOneIDAreRequeuedApart(t *testing.T) {
 	if len(list) != 2 || list[0].Envelope.Lookup("n").Int32() != 1 || list[1].Envelope.Lookup("n").Int32() != 2 {
 		t.Errorf("of two events with one id wait %+v", list)
 	}
-	if list := b.entries(ofID("two topics")); len(list) != 1 || list[0].Pending != nil {
+	if list := b.entries(ofID("two topics")); len(list) != 1 || list[0].Topics != "" {
 		t.Errorf("of an event that two topics rejected waits %+v, want it for all topics", list)
+	}
+}
+
+// Letters of two topics are sent to the topic that an operator has chosen, each event once.
+func TestARequeueToATopic(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	var list []letters.Letter
+	for _, topic := range []string{"orders.v1", "audit"} {
+		list = append(list, b.newLetter(valid("two topics"), func(l *letters.Letter) { l.Topic = topic }))
+	}
+	ids := b.write(append(list, b.newLetter(valid("one topic"), func(l *letters.Letter) { l.Pos = "8266" }))...)
+	if got := b.requeue(letters.Query{All: true}, Options{Topic: "orders.v2"}); got.Requeued != 3 || got.Refused != 0 {
+		t.Fatalf("got %+v, want 3 requeued", got)
+	}
+
+	entries := b.entries(bson.D{})
+	if len(entries) != 2 || entries[0].Topics != "orders.v2" || entries[1].Topics != "orders.v2" {
+		t.Errorf("got the entries %+v, want one of each event, for orders.v2", entries)
+	}
+	for i, id := range ids {
+		if d := b.open(id); d.Requeued == nil || d.Requeued.Topic != "orders.v2" {
+			t.Errorf("letter %d: got the requeue %+v, want its topic", i, d.Requeued)
+		}
 	}
 }
 

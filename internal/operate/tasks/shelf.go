@@ -1,4 +1,4 @@
-package opspage
+package tasks
 
 import (
 	"crypto/rand"
@@ -8,15 +8,15 @@ import (
 // maxShelved bounds the items of a shelf.
 const maxShelved = 256
 
-// shelf stores the latest items under ids that cannot be guessed. It is safe for concurrent use.
-type shelf[T any] struct {
+// Shelf stores the latest items under ids that cannot be guessed. It is safe for concurrent use.
+type Shelf[T any] struct {
 	mu    sync.Mutex
 	byID  map[string]T
 	order []string
 }
 
-// put stores an item, and returns its id. The oldest item makes room.
-func (s *shelf[T]) put(item T) string {
+// Put stores an item, and returns its id. The oldest item makes room.
+func (s *Shelf[T]) Put(item T) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -33,8 +33,8 @@ func (s *shelf[T]) put(item T) string {
 	return id
 }
 
-// get returns the item with this id. It returns false if there is none any more.
-func (s *shelf[T]) get(id string) (T, bool) {
+// Get returns the item with this id. It returns false if there is none any more.
+func (s *Shelf[T]) Get(id string) (T, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	item, known := s.byID[id]
