@@ -145,7 +145,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 			return transport.Fetched{}, err
 		}
 	}
-	if err := r.epochs.check(ctx, &walker); err != nil {
+	if err := r.epochs.checkFetched(ctx, &walker); err != nil {
 		return transport.Fetched{}, err
 	}
 	return transport.Fetched{Records: walker.out, Next: walker.next, End: max(partition.Stable, walker.next)}, nil
@@ -165,6 +165,13 @@ func (r *Reader) explainRange(ctx context.Context, tp transport.TopicPartition, 
 	// A replica that lags has responded. The caller fetches again.
 	if offset >= start.Offset && offset <= end.Offset {
 		return kafkawire.OffsetOutOfRange
+	}
+	// A leader that has lost records may have others below its end. Only a higher epoch shows that: the log of a topic that was created again
+	// ends below the offset too.
+	if end.LeaderEpoch > r.epochs.epochOf(tp) {
+		if err := r.epochs.check(ctx, tp, offset); err != nil {
+			return err
+		}
 	}
 	return &transport.RangeError{TopicPartition: tp, Offset: offset, Start: start.Offset, End: end.Offset}
 }
