@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -88,6 +89,27 @@ func TestN29_AnIdleMemberFindsOutThatTheLeaderLostRecords(t *testing.T) {
 				t.Errorf("%+v", gap)
 			}
 		})
+	}
+}
+
+// The log of a new leader that has lost records ends before the offset of the group, and has other records before its end.
+func TestN29_ALeaderThatEndsBeforeTheOffsetIsReadFromWhereItDiffers(t *testing.T) {
+	t.Parallel()
+	l := newShrinkingLog(t)
+	l.moveLeader(0)
+	l.produce(5)
+	r := l.startReader()
+	r.waitHandled(0, 1, 2, 3, 4)
+
+	l.shrinkTo(2)
+	l.endAt(4)
+	l.moveLeader(1)
+	r.waitHandled(2, 3, 4)
+	if gap := <-r.gaps; !gap.Diverged || gap.End != 2 || gap.Offset != 5 {
+		t.Errorf("%+v", gap)
+	}
+	if !l.answered.Load() {
+		t.Error("the leader was not asked for the end of its log")
 	}
 }
 
@@ -220,9 +242,10 @@ func (h *handledTimes) checkOnce(t *testing.T, n int) {
 
 // shrinkingLog is a topic with one partition on two fake brokers.
 type shrinkingLog struct {
-	t       *testing.T
-	cluster *kfake.Cluster
-	client  *kgo.Client
+	t        *testing.T
+	cluster  *kfake.Cluster
+	client   *kgo.Client
+	answered atomic.Bool // endAt has answered
 }
 
 func newShrinkingLog(t *testing.T) *shrinkingLog {
@@ -237,7 +260,7 @@ func newShrinkingLog(t *testing.T) *shrinkingLog {
 		t.Fatal(err)
 	}
 	t.Cleanup(client.Close)
-	return &shrinkingLog{t, cluster, client}
+	return &shrinkingLog{t: t, cluster: cluster, client: client}
 }
 
 func (l *shrinkingLog) produce(n int) {
@@ -267,6 +290,38 @@ func (l *shrinkingLog) shrinkTo(end int64) {
 		topic := kmsg.NewOffsetForLeaderEpochResponseTopic()
 		topic.Topic, topic.Partitions = "log", append(topic.Partitions, p)
 		res.Topics = append(res.Topics, topic)
+		return res, nil, true
+	})
+}
+
+// endAt makes broker 1 answer a fetch and the request for the end of the log once like a leader whose log ends at end.
+func (l *shrinkingLog) endAt(end int64) {
+	const leader = 1
+	l.cluster.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		if l.cluster.CurrentNode() != leader {
+			return nil, nil, false
+		}
+		res := req.ResponseKind().(*kmsg.FetchResponse)
+		p := kmsg.NewFetchResponseTopicPartition()
+		p.ErrorCode = kerr.OffsetOutOfRange.Code
+		topic := kmsg.NewFetchResponseTopic()
+		topic.Topic, topic.Partitions = "log", append(topic.Partitions, p)
+		res.Topics = append(res.Topics, topic)
+		return res, nil, true
+	})
+
+	l.cluster.ControlKey(int16(kmsg.ListOffsets), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		const latest, epoch = -1, 99
+		if l.cluster.CurrentNode() != leader || req.(*kmsg.ListOffsetsRequest).Topics[0].Partitions[0].Timestamp != latest {
+			return nil, nil, false
+		}
+		res := req.ResponseKind().(*kmsg.ListOffsetsResponse)
+		p := kmsg.NewListOffsetsResponseTopicPartition()
+		p.Offset, p.LeaderEpoch = end, epoch
+		topic := kmsg.NewListOffsetsResponseTopic()
+		topic.Topic, topic.Partitions = "log", append(topic.Partitions, p)
+		res.Topics = append(res.Topics, topic)
+		l.answered.Store(true)
 		return res, nil, true
 	})
 }
