@@ -305,7 +305,7 @@ func (l *shrinkingLog) endAt(end int64) {
 		p := kmsg.NewFetchResponseTopicPartition()
 		p.ErrorCode = kerr.OffsetOutOfRange.Code
 		topic := kmsg.NewFetchResponseTopic()
-		topic.Topic, topic.Partitions = "log", append(topic.Partitions, p)
+		topic.TopicID, topic.Partitions = req.(*kmsg.FetchRequest).Topics[0].TopicID, append(topic.Partitions, p)
 		res.Topics = append(res.Topics, topic)
 		return res, nil, true
 	})

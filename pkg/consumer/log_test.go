@@ -158,9 +158,13 @@ func (l *changing) Log(context.Context, transport.TopicPartition) (inbox.Log, er
 	return inbox.Log{ID: l.id, End: l.end, Epoch: l.epoch}, l.noLog
 }
 
-func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, _ int) (transport.Fetched, error) {
+func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, from transport.FetchFrom, _ int) (transport.Fetched, error) {
+	offset := from.Offset
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if from.TopicID != "" && from.TopicID != l.id {
+		return transport.Fetched{}, errors.New("the id of the topic is unknown")
+	}
 	if offset < l.start || offset > l.end {
 		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: l.end}
 	}

@@ -164,7 +164,7 @@ func (p *partition) fetchLoop() {
 			continue
 		}
 
-		// A broker ends a fetch when the topic is deleted. Between two fetches, that is not visible.
+		// A broker ends a fetch when the topic is deleted. Between two fetches, a broker before Kafka 3.1 does not show that.
 		if time.Since(watched) > maxUnwatched {
 			restarted, err := p.restartIfRecreated(ctx)
 			if ctx.Err() != nil {
@@ -179,7 +179,7 @@ func (p *partition) fetchLoop() {
 			}
 		}
 
-		fetched, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bufferBytes))
+		fetched, err := p.s.g.Fetch(ctx, p.tp, transport.FetchFrom{Offset: from, TopicID: p.topicID}, min(fetchBytes, p.s.c.s.bufferBytes))
 		watched = time.Time{}
 		var gap *transport.RangeError
 		switch {

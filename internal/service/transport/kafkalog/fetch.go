@@ -83,7 +83,8 @@ func (r *Reader) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Lo
 }
 
 // Fetch reads committed records of one partition: see transport.Generation.
-func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
+func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, at transport.FetchFrom, maxBytes int) (transport.Fetched, error) {
+	offset := at.Offset
 	ctx, cancel := context.WithTimeout(ctx, r.maxWait+RequestTimeout)
 	defer cancel()
 	addr, err := r.leaders.findAddr(ctx, tp)
@@ -100,7 +101,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 		}
 	}
 
-	from := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset}}
+	from := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset, TopicID: at.TopicID}}
 	answer, err := r.leaders.client.Fetch(ctx, addr, from, kafkawire.FetchLimits{
 		MaxBytes:          maxBytes,
 		MaxPartitionBytes: maxBytes,

@@ -17,7 +17,6 @@ type leaders struct {
 
 	mu     sync.Mutex
 	layout *kafkawire.Layout // nil: to be read
-	reads  int               // how often the layout was read
 }
 
 // findAddr returns the address of the leader of tp. After forget it reads the layout first.
@@ -30,7 +29,6 @@ func (l *leaders) findAddr(ctx context.Context, tp transport.TopicPartition) (st
 			return "", err
 		}
 		l.layout = layout
-		l.reads++
 	}
 
 	addr := l.layout.LeaderAddr(record.TopicPartition(tp))
@@ -56,11 +54,18 @@ func (l *leaders) findBroker(id int32) string {
 	return l.layout.Brokers[id]
 }
 
-// countReads returns how often the layout was read. A new leader of a partition is in a layout that was read later.
-func (l *leaders) countReads() int {
+// epochOf returns the epoch of the leader that findAddr has found, or -1 if it is unknown.
+func (l *leaders) epochOf(tp transport.TopicPartition) int32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.reads
+	if l.layout == nil {
+		return -1
+	}
+	partitions := l.layout.Topics[tp.Topic].Partitions
+	if int(tp.Partition) >= len(partitions) {
+		return -1
+	}
+	return partitions[tp.Partition].Epoch
 }
 
 // forget makes the next call of findAddr read the layout, because a request to a leader has failed.
@@ -108,7 +113,7 @@ func (l *leaders) readTopicID(ctx context.Context, tp transport.TopicPartition) 
 type epochs struct {
 	leaders *leaders
 	last    sync.Map // TopicPartition to int32
-	checked sync.Map // TopicPartition to int: the number of reads of the layout at the last check
+	checked sync.Map // TopicPartition to int32: the epoch of the leader at the last check
 }
 
 // epochOf returns the leader epoch of the last record that was read from a partition, or -1 if it is unknown. It belongs into the
@@ -121,16 +126,19 @@ func (e *epochs) epochOf(tp transport.TopicPartition) int32 {
 	return -1
 }
 
-// checkFetched calls check if the leader may have changed since the last fetch, and stores the epoch of the last batch. The epoch rises
-// with each election. If there is no new batch, only another read of the layout shows that the leader has changed.
+// checkFetched calls check if the leader has changed since the last fetch, and stores the epoch of the last batch. The epoch rises
+// with each election. If there is no new batch, only the epoch in the layout shows that.
 func (e *epochs) checkFetched(ctx context.Context, walker *walker) error {
-	reads := e.leaders.countReads()
+	leader := e.leaders.epochOf(walker.tp)
 	checked, ok := e.checked.Load(walker.tp)
-	if !ok || checked != reads || walker.first > e.epochOf(walker.tp) {
+	isNew := leader >= 0 && (!ok || checked != leader)
+	if isNew || walker.first > e.epochOf(walker.tp) {
 		if err := e.check(ctx, walker.tp, walker.from); err != nil {
 			return err
 		}
-		e.checked.Store(walker.tp, reads)
+	}
+	if isNew {
+		e.checked.Store(walker.tp, leader)
 	}
 
 	if walker.last >= 0 {
