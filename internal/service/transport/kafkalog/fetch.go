@@ -83,8 +83,8 @@ func (r *Reader) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Lo
 }
 
 // Fetch reads committed records of one partition: see transport.Generation.
-func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, at transport.FetchFrom, maxBytes int) (transport.Fetched, error) {
-	offset := at.Offset
+func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, from transport.FetchFrom, maxBytes int) (transport.Fetched, error) {
+	offset := from.Offset
 	ctx, cancel := context.WithTimeout(ctx, r.maxWait+RequestTimeout)
 	defer cancel()
 	addr, err := r.leaders.findAddr(ctx, tp)
@@ -101,8 +101,8 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, at tran
 		}
 	}
 
-	from := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset, TopicID: at.TopicID}}
-	answer, err := r.leaders.client.Fetch(ctx, addr, from, kafkawire.FetchLimits{
+	list := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset, TopicID: from.TopicID}}
+	answer, err := r.leaders.client.Fetch(ctx, addr, list, kafkawire.FetchLimits{
 		MaxBytes:          maxBytes,
 		MaxPartitionBytes: maxBytes,
 		MaxWait:           r.maxWait,
