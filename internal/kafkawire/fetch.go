@@ -18,6 +18,9 @@ import (
 type FetchFrom struct {
 	record.TopicPartition
 	Offset int64
+	// TopicID is the id that Client.TopicID has returned for the topic, or "". If all partitions have one, and the broker supports it (Kafka
+	// 3.1), records of another topic of that name are not returned: the code is UnknownTopicID or InconsistentTopicID.
+	TopicID string
 }
 
 // FetchLimits bound a Fetch. A broker sends the first batch whole, even if it is larger.
@@ -51,8 +54,11 @@ func (c *Client) Fetch(
 		req.IsolationLevel = int8(kafkago.ReadCommitted)
 	}
 
-	topicIndex := map[string]int{}
+	topicIndex, ids := map[string]int{}, map[string]string{}
+	byID := true
 	for _, f := range from {
+		ids[f.Topic] = f.TopicID
+		byID = byID && f.TopicID != ""
 		i, ok := topicIndex[f.Topic]
 		if !ok {
 			i = len(req.Topics)
@@ -79,9 +85,13 @@ func (c *Client) Fetch(
 	var answer *fetched.Answer
 	// A broker without records delays its response for MaxWait.
 	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
-	err := c.useLink(ctx, addr, timeout, func(link *Link) error {
+	err := c.useLink(ctx, addr, timeout, func(link *Link) (err error) {
+		if byID && link.highest[protocol.Fetch] >= fetchWithIDs {
+			answer, err = link.fetchByID(req, ids)
+			return err
+		}
 		version, id := link.versions[protocol.Fetch], correlation.Add(1)
-		err := protocol.WriteRequest(link.conn, version, id, link.clientID, req)
+		err = protocol.WriteRequest(link.conn, version, id, link.clientID, req)
 		if err == nil {
 			answer, err = fetched.Read(link.reader, version, id)
 		}

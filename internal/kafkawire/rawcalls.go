@@ -6,10 +6,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/fetch"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 )
 
@@ -17,6 +20,7 @@ import (
 const (
 	metadataWithIDs = 10 // the first version of Metadata with topic ids
 	epochEndVersion = 3  // of OffsetForLeaderEpoch
+	fetchWithIDs    = 13 // the first version of Fetch with topic ids
 
 	maxRawReply  = 4 << 20 // the metadata of one topic list all brokers and the topic's partitions
 	lengthOfUUID = 16
@@ -24,16 +28,23 @@ const (
 
 var errRawReply = errors.New("the response of the broker cannot be read")
 
-// callRaw sends a request and returns the body of the response.
-func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.Decoder, error) {
+// sendRaw sends a request, and returns the number of its response.
+func (l *Link) sendRaw(key protocol.ApiKey, version int16, body []byte) (id int32, err error) {
 	be := binary.BigEndian
-	id := correlation.Add(1)
+	id = correlation.Add(1)
 	req := be.AppendUint16(make([]byte, 4), uint16(key))
 	req = be.AppendUint16(req, uint16(version))
 	req = be.AppendUint32(req, uint32(id))
 	req = append(appendString(req, l.clientID), body...)
 	be.PutUint32(req, uint32(len(req)-4))
-	if _, err := l.conn.Write(req); err != nil {
+	_, err = l.conn.Write(req)
+	return id, err
+}
+
+// callRaw sends a request and returns the body of the response.
+func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.Decoder, error) {
+	id, err := l.sendRaw(key, version, body)
+	if err != nil {
 		return nil, err
 	}
 
@@ -92,6 +103,54 @@ func decodeTopicID(decoder *reply.Decoder) (string, error) {
 		return "", errRawReply
 	}
 	return string(cluster) + "/" + hex.EncodeToString(id), codeError(code)
+}
+
+// fetchByID sends a fetch by the ids of the topics, which have the form of TopicID, and returns the response with the names of the topics.
+func (l *Link) fetchByID(req *fetch.Request, ids map[string]string) (*fetched.Answer, error) {
+	be := binary.BigEndian
+	// The tags of the header, the replica, and the limits.
+	body := be.AppendUint32([]byte{0}, uint32(req.ReplicaID))
+	body = be.AppendUint32(be.AppendUint32(body, uint32(req.MaxWaitTime)), uint32(req.MinBytes))
+	body = append(be.AppendUint32(body, uint32(req.MaxBytes)), byte(req.IsolationLevel))
+	body = be.AppendUint32(be.AppendUint32(body, uint32(req.SessionID)), uint32(req.SessionEpoch))
+
+	names := map[string]string{}
+	body = binary.AppendUvarint(body, uint64(len(req.Topics)+1))
+	for _, t := range req.Topics {
+		_, text, _ := strings.Cut(ids[t.Topic], "/")
+		id, err := hex.DecodeString(text)
+		if err != nil || len(id) != lengthOfUUID {
+			return nil, fmt.Errorf("%q is no id of topic %s", ids[t.Topic], t.Topic)
+		}
+		names[text] = t.Topic
+
+		body = binary.AppendUvarint(append(body, id...), uint64(len(t.Partitions)+1))
+		for _, p := range t.Partitions {
+			body = be.AppendUint32(be.AppendUint32(body, uint32(p.Partition)), uint32(p.CurrentLeaderEpoch))
+			// The broker does not check the epoch of the last fetched record.
+			body = be.AppendUint32(be.AppendUint64(body, uint64(p.FetchOffset)), 0xffffffff)
+			body = be.AppendUint32(be.AppendUint64(body, uint64(p.LogStartOffset)), uint32(p.PartitionMaxBytes))
+			body = append(body, 0)
+		}
+		body = append(body, 0)
+	}
+
+	// No topics are forgotten, and the request has no tags.
+	body = binary.AppendUvarint(append(body, 1), uint64(len(req.RackID)+1))
+	body = append(append(body, req.RackID...), 0)
+	number, err := l.sendRaw(protocol.Fetch, fetchWithIDs, body)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := fetched.Read(l.reader, fetchWithIDs, number)
+	if err != nil {
+		return nil, err
+	}
+	for i := range answer.Partitions {
+		partition := &answer.Partitions[i]
+		partition.Topic = names[partition.Topic]
+	}
+	return answer, nil
 }
 
 // EpochEnd returns the offset at which a leader epoch of tp ended, from the broker at addr, which leads

@@ -30,7 +30,7 @@ func boundIdentity(text string) string {
 	if len(text) <= maxIdentity {
 		return text
 	}
-	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text)))
+	return fmt.Sprintf("%s%x", prefixDigest, sha256.Sum256([]byte(text)))
 }
 
 // wrapDecodeError returns err, with which a record could not be decoded, with the place of the record.
@@ -208,13 +208,4 @@ func completeMessage(message *Message, record *transport.Record, group string) *
 	message.Attempt = max(message.Attempt, 1)
 	message.Group = group
 	return message
-}
-
-// identity returns the id of the message in the inbox. It includes the type of the id, because ids of different types can
-// have the same text.
-func identity(message *Message) string {
-	if kind, ok := message.Header(record.HeaderIDType); ok {
-		return string(kind) + ":" + message.ID
-	}
-	return message.ID
 }

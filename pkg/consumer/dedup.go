@@ -1,6 +1,11 @@
 package consumer
 
-import "github.com/outrelay/outrelay/internal/contract/record"
+import (
+	"slices"
+	"strings"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+)
 
 // HeaderDedupKey is the header whose value replaces the event's id for deduplication: of two events
 // with the same value, the second has no effect. Set it with event.WithDedupKey.
@@ -18,9 +23,24 @@ func namespaceOf(message *Message) string {
 	return "topic " + originOf(message).Topic
 }
 
+// The prefixes of identities that are not the plain id of a message.
+const (
+	prefixDedupKey = "dedup:"
+	prefixString   = "string:"
+	prefixDigest   = "sha256:" // of boundIdentity
+)
+
+// dedupText returns the id of message in an inbox. Different messages never have the same one: a string that looks like an id of another
+// type, or that begins like another identity, has a prefix.
 func dedupText(message *Message) string {
 	if key, ok := message.Header(HeaderDedupKey); ok && len(key) > 0 {
-		return "dedup:" + string(key)
+		return prefixDedupKey + string(key)
 	}
-	return identity(message)
+
+	_, looksLikeOther := message.Header(record.HeaderIDType)
+	beginsLike := func(prefix string) bool { return strings.HasPrefix(message.ID, prefix) }
+	if looksLikeOther || slices.ContainsFunc([]string{prefixDedupKey, prefixString, prefixDigest}, beginsLike) {
+		return prefixString + message.ID
+	}
+	return message.ID
 }

@@ -2,7 +2,9 @@ package consumer_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,6 +83,35 @@ func TestEqualIDsOfDifferentOriginsAreDifferentMessages(t *testing.T) {
 				t.Errorf("%d effects of 3 messages with one id", n)
 			}
 		})
+	}
+}
+
+// Different ids are different messages, also if one of them looks like the identity of another one.
+func TestDifferentIDsAreDifferentMessages(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.newConsumer()
+	addHandler(t, c, "*", k.insertInto("effects"))
+	k.start(c)
+
+	const uuid = "0194fdc2-fa2f-7fcc-841d-3dd8cd8d5f9b"
+	long := strings.Repeat("x", 2000)
+	newEvent := func(id string, opts ...event.Option) event.Event {
+		return event.New(event.Aggregate{Type: "order", ID: "1"}, "counted", event.Payload{}, append(opts, event.WithID(id))...)
+	}
+	for _, ev := range []event.Event{
+		newEvent("1", event.WithDedupKey("key")), newEvent("dedup:key"), newEvent(uuid), newEvent("string:" + uuid),
+		newEvent("string:string:" + uuid), newEvent("2", event.WithDedupKey(long)),
+		newEvent(fmt.Sprintf("sha256:%x", sha256.Sum256([]byte("dedup:"+long)))),
+	} {
+		r := k.relayRecord("shop", "outbox", ev)
+		if err := k.kafka.Publish(k.context(), k.topic, []transport.Record{r, r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.waitUntil("the offset", func(context.Context) bool { return k.readCommitted(1)[0] == 14 })
+	if n := k.countDocuments("effects"); n != 7 {
+		t.Errorf("%d effects of 7 messages", n)
 	}
 }
 

@@ -40,6 +40,7 @@ type changing struct {
 	lives       int    // how often the topic was created again
 	served      bool   // the records of this life were fetched
 	noLog       error  // of each call of Log
+	epoch       int32  // of the leader
 	diverged    int64  // where other records replaced lost ones, until a fetch has reported it; 0 for none
 }
 
@@ -54,6 +55,7 @@ func (l *changing) replaceFrom(end int64, n int) {
 	defer l.mu.Unlock()
 	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return r.Offset >= end })
 	l.end, l.diverged, l.life = end, end, "after the election "
+	l.epoch++
 	for range n {
 		l.addLocked("a")
 	}
@@ -63,7 +65,7 @@ func (l *changing) replaceFrom(end int64, n int) {
 func (l *changing) recreate(key string, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.records, l.start, l.end, l.life, l.served = nil, 0, 0, "recreated", false
+	l.records, l.start, l.end, l.life, l.epoch, l.served = nil, 0, 0, "recreated", 0, false
 	l.lives++
 	if l.id != "" {
 		l.id += " recreated"
@@ -100,7 +102,7 @@ func (l *changing) append(key string) {
 // addLocked appends a record.
 func (l *changing) addLocked(key string) {
 	l.records = append(l.records, transport.Record{
-		Topic: "log", Offset: l.end, Key: []byte(key), Value: []byte("x"), Time: time.Unix(1, 0),
+		Topic: "log", Offset: l.end, LeaderEpoch: l.epoch, Key: []byte(key), Value: []byte("x"), Time: time.Unix(1, 0),
 		Headers: []event.Header{{Key: "id", Value: fmt.Append(nil, l.life, l.end)}, {Key: "type", Value: []byte("counted")}},
 	})
 	l.end++
@@ -111,6 +113,7 @@ func (l *changing) cut(end int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.end = end
+	l.epoch++
 	l.records = slices.DeleteFunc(l.records, func(r transport.Record) bool { return r.Offset >= end })
 }
 
@@ -152,12 +155,16 @@ func (*changing) Changes() <-chan transport.Change { return nil }
 func (l *changing) Log(context.Context, transport.TopicPartition) (inbox.Log, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return inbox.Log{ID: l.id, End: l.end}, l.noLog
+	return inbox.Log{ID: l.id, End: l.end, Epoch: l.epoch}, l.noLog
 }
 
-func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, _ int) (transport.Fetched, error) {
+func (l *changing) Fetch(ctx context.Context, tp transport.TopicPartition, from transport.FetchFrom, _ int) (transport.Fetched, error) {
+	offset := from.Offset
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if from.TopicID != "" && from.TopicID != l.id {
+		return transport.Fetched{}, errors.New("the id of the topic is unknown")
+	}
 	if offset < l.start || offset > l.end {
 		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: l.end}
 	}

@@ -37,7 +37,7 @@ type entry struct {
 	size      int
 	writtenAt int64 // Unix milliseconds
 
-	orphan atomic.Bool // the topic was recreated since the record was read
+	orphan atomic.Bool // the topic was recreated, or the record was removed by an unclean election, since it was read
 }
 
 // share is one handler's share of an entry.
@@ -77,9 +77,9 @@ type partition struct {
 
 	mu          sync.Mutex
 	entries     []*entry // by offset; the first is not finished
-	orphans     []*entry // entries that were abandoned while a handler ran
 	nextFetch   int64
 	fetchedTo   int64 // every offset below was fetched or is a hole
+	epochRead   int32 // the highest leader epoch of the records below fetchedTo, or -1
 	held        heldCount
 	measured    heldCount // of held, what countHeld has got
 	refetch     bool      // an entry below nextFetch has to be fetched again
@@ -118,7 +118,7 @@ func newPartition(session *session, tp transport.TopicPartition) *partition {
 	partition := &partition{
 		s: session, tp: tp,
 		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
-		fetchEnded: make(chan struct{}),
+		fetchEnded: make(chan struct{}), epochRead: -1,
 	}
 	partition.serveCtx, partition.endServe = context.WithCancel(session.serveCtx)
 	partition.drainCtx, partition.abandon = context.WithCancelCause(session.drainCtx)
@@ -164,7 +164,7 @@ func (p *partition) fetchLoop() {
 			continue
 		}
 
-		// A broker ends a fetch when the topic is deleted. Between two fetches, that is not visible.
+		// A broker ends a fetch when the topic is deleted. Between two fetches, a broker before Kafka 3.1 does not show that.
 		if time.Since(watched) > maxUnwatched {
 			restarted, err := p.restartIfRecreated(ctx)
 			if ctx.Err() != nil {
@@ -179,13 +179,17 @@ func (p *partition) fetchLoop() {
 			}
 		}
 
-		fetched, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bufferBytes))
+		fetched, err := p.s.g.Fetch(ctx, p.tp, transport.FetchFrom{Offset: from, TopicID: p.topicID}, min(fetchBytes, p.s.c.s.bufferBytes))
 		watched = time.Time{}
 		var gap *transport.RangeError
 		switch {
 		case err == nil:
 			watched = time.Now()
 			backoff.Reset()
+			if replaced, found := p.findReplaced(fetched); found {
+				p.skipGap(ctx, replaced)
+				continue
+			}
 			p.acceptFetched(from, fetched)
 
 			// Only a fetch that moved on proves that the topic has these offsets.
@@ -294,6 +298,7 @@ func (p *partition) acceptFetched(from int64, fetched transport.Fetched) {
 		}
 
 		for _, e := range list {
+			p.epochRead = max(p.epochRead, e.rec.LeaderEpoch)
 			if message := p.addEntryLocked(e); message != nil {
 				passed = append(passed, message)
 			}

@@ -2,13 +2,10 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sort"
-	"time"
 
-	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/transport"
 )
@@ -45,7 +42,7 @@ func (p *partition) restart(log inbox.Log, start int64) {
 	p.idProved = false
 	p.abandonEntries(0, start)
 	p.mu.Lock()
-	p.topicID = log.ID
+	p.topicID, p.epochRead = log.ID, -1
 	p.mu.Unlock()
 	p.s.requestCommit()
 }
@@ -99,11 +96,26 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		// The log has grown again.
 		return
 	}
-	// Only lanes at the end of the log can be affected, so the entries below it stay.
+	// The entries below are still in the log. The watermarks do not cover the records of the new leader.
 	p.s.report(fmt.Errorf("%w; going on from %d", gap, log.End))
 	p.abandonEntries(log.End, log.End)
-	p.awaitOrphans(ctx)
-	p.lowerWatermarks(ctx, log)
+	p.s.requestCommit()
+}
+
+// findReplaced returns the first of the fetched records that has replaced another one, which this member has read before: its
+// leader epoch is higher than the highest one that was read, up to an offset above it. Such a record is read after an unclean
+// election if the partition is fetched again from an offset that is still in the log.
+func (p *partition) findReplaced(fetched transport.Fetched) (gap *transport.RangeError, found bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := slices.IndexFunc(fetched.Records, func(record transport.Record) bool {
+		return record.Offset < p.fetchedTo && record.LeaderEpoch > p.epochRead
+	})
+	if at < 0 {
+		return nil, false
+	}
+	first := fetched.Records[at].Offset
+	return &transport.RangeError{TopicPartition: p.tp, Offset: p.fetchedTo, Start: first, End: first, Diverged: true}, true
 }
 
 // abandonEntries abandons all entries from offset from on and continues at next. The log has no
@@ -112,7 +124,6 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 func (p *partition) abandonEntries(from, next int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.orphans = nil
 
 	for _, t := range p.tracks {
 		var kept []task
@@ -130,9 +141,6 @@ func (p *partition) abandonEntries(from, next int64) {
 	at := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= from })
 	for _, e := range p.entries[at:] {
 		e.orphan.Store(true)
-		if e.hasShareLocked(shareStarted) {
-			p.orphans = append(p.orphans, e)
-		}
 	}
 	p.entries = slices.Delete(p.entries, at, len(p.entries))
 
@@ -141,56 +149,3 @@ func (p *partition) abandonEntries(from, next int64) {
 	p.refetch = at > 0
 	p.attached = map[string]*attachment{}
 }
-
-// awaitOrphans blocks until no handler of an abandoned entry runs, or ctx ends. Such a handler may
-// still move the watermarks. A recreated topic does not need this: the inbox rejects handlers of
-// the old topic.
-func (p *partition) awaitOrphans(ctx context.Context) {
-	tick := time.NewTicker(orphanPoll)
-	defer tick.Stop()
-
-	for {
-		p.mu.Lock()
-		p.orphans = slices.DeleteFunc(p.orphans, func(entry *entry) bool { return !entry.hasShareLocked(shareStarted) })
-		if len(p.orphans) == 0 || ctx.Err() != nil {
-			p.orphans = nil
-			p.attached = map[string]*attachment{}
-			p.mu.Unlock()
-			return
-		}
-		p.mu.Unlock()
-
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// lowerWatermarks lowers the watermarks of a truncated log to its end, and requests a commit.
-// Unlike an attach, it needs no second read of the log: the missing offsets prove the truncation.
-func (p *partition) lowerWatermarks(ctx context.Context, log inbox.Log) {
-	backoff := retry.Reopen.Start()
-
-	for _, r := range p.s.c.reg.snapshot().all {
-		// Only handlers with an inbox have watermarks.
-		for r.mode.usesInbox() && ctx.Err() == nil {
-			_, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
-			if err == nil {
-				break
-			}
-			if errors.Is(err, inbox.ErrRecreated) {
-				p.s.failRun(err)
-				return
-			}
-			if !errors.Is(err, inbox.ErrUnconfirmed) {
-				p.s.report(fmt.Errorf("lowering the watermarks of %s in partition %s: %w", r.name, p.tp, err))
-			}
-			_ = backoff.Wait(ctx)
-		}
-	}
-	p.s.requestCommit()
-}
-
-// orphanPoll is how often awaitOrphans checks whether handlers have ended.
-const orphanPoll = 50 * time.Millisecond

@@ -156,7 +156,7 @@ func newStorm(t *testing.T, k *kit, mode consumer.Mode, use []consumer.Option, c
 		{"pause", s.pause},
 		{"cut MongoDB", s.cutMongoDB},
 		{"cut Kafka", s.cutKafka},
-		{"requeue", s.requeueLetters},
+		{"requeue", s.requeueKey},
 		{"create the topic again", s.recreate},
 		{"create the topic again", s.recreate},
 	}
@@ -347,11 +347,17 @@ func (s *storm) electPrimary() {
 	_ = s.db.Client().Database("admin").RunCommand(s.context(), step).Err()
 }
 
-// requeueLetters requeues all letters.
-func (s *storm) requeueLetters() {
+// requeueKey requeues all letters of a key, also those that were requeued before. In hours, these of all keys are too many for a step.
+func (s *storm) requeueKey() {
+	s.Helper()
+	s.requeueLetters(deadletter.Query{Key: fmt.Append(nil, "key", s.random.IntN(randomKeys))})
+}
+
+func (s *storm) requeueLetters(query deadletter.Query) {
+	s.Helper()
 	var err error
 	stacktest.Eventually(s, "the requeue", func() bool {
-		_, err = s.newDesk().Requeue(s.context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
+		_, err = s.newDesk().Requeue(s.context(), query, deadletter.RequeueOptions{})
 		return err == nil
 	}, func() any { return err })
 }
@@ -615,7 +621,7 @@ func (s *storm) finish() {
 	s.awaitFinished()
 	no := false
 	stacktest.EventuallyIn(s, 2*time.Minute, "the end of all messages", func() bool {
-		s.requeueLetters()
+		s.requeueLetters(deadletter.Query{Requeued: &no, All: true})
 		open, err := s.newDesk().Count(s.context(), deadletter.Query{Requeued: &no})
 		return err == nil && open == 0 && s.countDocuments(setaside.DefaultCollection) == 0 && len(s.findMissing()) == 0
 	}, func() any { return s.describe() })

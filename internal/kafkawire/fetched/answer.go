@@ -11,6 +11,7 @@
 package fetched
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -29,12 +30,15 @@ type Answer struct {
 	Throttle time.Duration
 }
 
+// withIDs is the version in which topics have an id instead of a name.
+const withIDs = 13
+
 // clientThrottle is the first version after whose response the client waits. Before, the broker did.
 const clientThrottle = 8
 
 // Partition is the part of one partition in a response.
 type Partition struct {
-	record.TopicPartition
+	record.TopicPartition // from version 13 on, the topic is the id in hexadecimal
 
 	Code    int16 // error code; 0 is none
 	High    int64 // high watermark
@@ -61,9 +65,12 @@ func Read(reader io.Reader, version int16, correlation int32) (*Answer, error) {
 	return Parse(body, version)
 }
 
-// Parse decodes a response in version version, from 4 to 11. kafka-go negotiates one of these versions with
-// every broker that supports transactions.
+// Parse decodes a response in version version, from 4 to 11 or 13. kafka-go negotiates one of the versions from 4 to 11 with every
+// broker that supports transactions.
 func Parse(body []byte, version int16) (*Answer, error) {
+	if version == withIDs {
+		return parseWithIDs(body)
+	}
 	if version < 4 || version > 11 {
 		return nil, fmt.Errorf("fetch version %d: the broker must support 4 to 11 (Kafka 0.11 or later)", version)
 	}
@@ -100,6 +107,41 @@ func Parse(body []byte, version int16) (*Answer, error) {
 			out.Partitions = append(out.Partitions, partition)
 		}
 	}
+	if decoder.Bad {
+		return nil, errors.New("reading the response to a fetch: it ends too early")
+	}
+	return out, nil
+}
+
+// parseWithIDs decodes a response in version withIDs.
+func parseWithIDs(body []byte) (*Answer, error) {
+	decoder := reply.Decoder{B: body}
+	decoder.SkipTags() // of the header
+	out := &Answer{Throttle: time.Duration(decoder.Int32()) * time.Millisecond}
+	if code := decoder.Int16(); code != 0 {
+		return nil, kafka.Error(code)
+	}
+	decoder.Skip(4) // session
+
+	// The loops end at the end of the bytes, because each element has some.
+	for n := decoder.CompactLength(); n > 0 && !decoder.Bad; n-- {
+		topic := hex.EncodeToString(decoder.Bytes(16))
+		for n := decoder.CompactLength(); n > 0 && !decoder.Bad; n-- {
+			partition := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: decoder.Int32()}}
+			partition.Code, partition.High, partition.Stable = decoder.Int16(), decoder.Int64(), decoder.Int64()
+			decoder.Skip(8) // the start of the log
+			for n := decoder.CompactLength(); n > 0 && !decoder.Bad; n-- {
+				partition.Aborted = append(partition.Aborted, Aborted{Producer: decoder.Int64(), First: decoder.Int64()})
+				decoder.SkipTags()
+			}
+			partition.Replica = decoder.Int32()
+			partition.Set = decoder.CompactBytes()
+			decoder.SkipTags()
+			out.Partitions = append(out.Partitions, partition)
+		}
+		decoder.SkipTags()
+	}
+	decoder.SkipTags()
 	if decoder.Bad {
 		return nil, errors.New("reading the response to a fetch: it ends too early")
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -69,6 +70,24 @@ func answerOf(v int16, records []byte) []byte {
 	return append(be.AppendUint32(b, uint32(len(records))), records...)
 }
 
+// answerWithIDs returns the body of a response in version 13 with one partition. Each part of it has a tagged field.
+func answerWithIDs(records []byte) []byte {
+	be := binary.BigEndian
+	tags := []byte{1, 0, 2, 7, 7} // one field with number 0 and two bytes
+	b := be.AppendUint32(bytes.Clone(tags), 1000)
+	b = append(b, 0, 0, 0, 0, 0, 0) // error code, session
+	b = append(b, 2)                // one topic
+	b = append(append(b, make([]byte, 15)...), 't')
+	b = be.AppendUint32(append(b, 2), 2) // one partition
+	b = be.AppendUint16(b, 3)            // error code
+	b = be.AppendUint64(be.AppendUint64(be.AppendUint64(b, 40), 30), 4)
+	b = be.AppendUint64(be.AppendUint64(append(b, 2), 8), 9) // one aborted transaction
+	b = be.AppendUint32(append(b, tags...), 1)
+	b = append(binary.AppendUvarint(b, uint64(len(records)+1)), records...)
+	b = append(append(b, tags...), tags...) // of the partition and of the topic
+	return append(b, tags...)
+}
+
 func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 	t.Parallel()
 	records := twoRecords(t, "none")
@@ -97,6 +116,24 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 		}
 		if _, err := fetched.Read(bytes.NewReader(framed), v, 2); err == nil {
 			t.Errorf("version %d: the answer to another request is no error", v)
+		}
+	}
+
+	want := fetched.Partition{
+		TopicPartition: record.TopicPartition{Topic: "00000000000000000000000000000074", Partition: 2}, Code: 3, High: 40, Stable: 30,
+		Aborted: []fetched.Aborted{{Producer: 8, First: 9}}, Replica: 1, Set: records,
+	}
+	body := answerWithIDs(records)
+	got, err := fetched.Parse(body, 13)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(&fetched.Answer{Throttle: time.Second, Partitions: []fetched.Partition{want}}, got); d != "" {
+		t.Error(d)
+	}
+	for n := range body {
+		if _, err := fetched.Parse(body[:n], 13); err == nil {
+			t.Errorf("an answer that was cut off after %d of %d bytes is no error", n, len(body))
 		}
 	}
 
@@ -199,6 +236,6 @@ func TestNoBytesMakeItPanic(t *testing.T) {
 			}
 			list.Close()
 		}
-		_, _ = fetched.Parse(p, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
+		_, _ = fetched.Parse(p, int16(rapid.IntRange(4, 13).Draw(rt, "version")))
 	})
 }

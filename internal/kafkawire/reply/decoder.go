@@ -92,8 +92,8 @@ func (d *Decoder) Field() []byte {
 // The length of null is 0.
 func (d *Decoder) CompactLength() int { return max(d.uvarint()-1, 0) }
 
-// CompactBytes returns a compact string.
-func (d *Decoder) CompactBytes() []byte { return d.Bytes(d.CompactLength()) }
+// CompactBytes returns a compact string, or compact bytes of any length.
+func (d *Decoder) CompactBytes() []byte { return d.Bytes(max(d.uvarintUpTo(len(d.B))-1, 0)) }
 
 // SkipTags discards the tagged fields at the end of a structure.
 func (d *Decoder) SkipTags() { d.walkTags(nil) }
@@ -111,9 +111,12 @@ func (d *Decoder) walkTags(known map[int]plan) {
 }
 
 // uvarint returns the next length or count of a flexible version.
-func (d *Decoder) uvarint() int {
+func (d *Decoder) uvarint() int { return d.uvarintUpTo(record.MaxReply) }
+
+// uvarintUpTo returns the next length or count, which must not be above most.
+func (d *Decoder) uvarintUpTo(most int) int {
 	value, n := binary.Uvarint(d.B)
-	if n <= 0 || value > record.MaxReply {
+	if n <= 0 || value > uint64(most) {
 		d.B, d.Bad = nil, true
 		return 0
 	}

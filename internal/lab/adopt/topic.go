@@ -38,7 +38,7 @@ func readOffsetTopic(ctx context.Context, wire *kafkawire.Client, topic string) 
 		}
 
 		for next, end := at.Offset, int64(-1); end < 0 || next < end; {
-			got, err := reader.Fetch(ctx, transport.TopicPartition(tp), next, maxFetch)
+			got, err := reader.Fetch(ctx, transport.TopicPartition(tp), transport.FetchFrom{Offset: next}, maxFetch)
 			if err != nil {
 				return nil, fmt.Errorf("reading topic %s: %w", topic, err)
 			}

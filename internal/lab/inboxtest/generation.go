@@ -93,12 +93,64 @@ func generationByTopicID(suite suite) {
 	suite.checkAttachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 3}, inbox.Generation{Number: 2, Watermark: 11})
 }
 
-func truncatedTopic(suite suite) {
+// withEpoch returns an entry of a leader with another epoch than 5.
+func withEpoch(entry inbox.Entry, epoch int32) inbox.Entry {
+	entry.Place.LeaderEpoch = epoch
+	return entry
+}
+
+// lostRecords checks the records of a leader that has lost handled records and has others at their offsets.
+func lostRecords(suite suite) {
 	suite.checkAttachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
-	suite.checkFresh([]bool{true, true}, placedEntry("1", 0, 10), placedEntry("2", 1, 20))
-	suite.checkAttachLog(inbox.Log{ID: "c/a", End: 20, Epoch: 6}, inbox.Generation{Watermark: 20})
-	suite.checkFresh([]bool{false, true, false}, placedEntry("3", 0, 9), placedEntry("4", 1, 20), placedEntry("2", 1, 21))
-	_, err := suite.attachLogConfirmed(suite.Halting, inbox.Log{ID: "c/a", End: 20, Epoch: 6})
+	suite.checkFresh([]bool{true, true, true, true, true},
+		placedEntry("1", 0, 17), placedEntry("2", 1, 20), entryWithoutID(2, 15), entryWithoutID(2, 30), placedEntry("3", 3, 22))
+	// The leader with epoch 6 has the records below offset 12 only.
+	suite.checkAttachLog(inbox.Log{ID: "c/a", End: 12, Epoch: 6}, inbox.Generation{Watermark: 31})
+
+	// These records are still there, and the last one cannot be read.
+	suite.checkFresh([]bool{false, false, false}, placedEntry("4", 0, 10), placedEntry("4", 1, 11), withEpoch(entryWithoutID(2, 11), -1))
+	// These have the places of lost ones. The last one was sent again with its id.
+	suite.checkFresh([]bool{true, true, false},
+		withEpoch(placedEntry("5", 1, 12), 6), withEpoch(entryWithoutID(2, 15), 6), withEpoch(placedEntry("3", 3, 22), 6))
+	suite.checkFresh([]bool{false, false, false, true, true},
+		placedEntry("4", 1, 11), withEpoch(placedEntry("6", 1, 12), 6), withEpoch(entryWithoutID(2, 15), 6),
+		withEpoch(placedEntry("7", 1, 13), 6), withEpoch(entryWithoutID(2, 16), 7))
+
+	// The same holds for the other ways to move a watermark.
+	next := withEpoch(placedEntry("8", 0, 13), 6)
+	suite.checkSuccess(suite.Inbox.Pass(suite.ctx(), []inbox.Entry{next}))
+	suite.checkFresh([]bool{false, true}, next, withEpoch(placedEntry("9", 0, 14), 6))
+	claimed := withEpoch(placedEntry("10", 3, 21), 7)
+	suite.checkSuccess(suite.finishClaim(suite.mustClaim(suite.Inbox, claimed)))
+	_, err := suite.Inbox.Claim(suite.ctx(), claimed, 0)
+	suite.checkError(err, inbox.ErrDuplicate)
+}
+
+// lostRecordsOfAnother checks that records that were lost, but that another process still has in memory, hide no record of the new
+// leader.
+func lostRecordsOfAnother(suite suite) {
+	suite.checkFresh([]bool{true, true}, placedEntry("1", 0, 10), withEpoch(placedEntry("2", 0, 8), 6))
+	_, err := suite.admitInTransaction(suite.Other, placedEntry("3", 0, 12))
+	suite.checkSuccess(err)
+	suite.checkFresh([]bool{false, true, true},
+		withEpoch(placedEntry("2", 0, 8), 6), withEpoch(placedEntry("4", 0, 9), 6), withEpoch(placedEntry("5", 0, 13), 6))
+	suite.checkFresh([]bool{false}, withEpoch(placedEntry("6", 0, 13), 6))
+}
+
+func lossHalts(suite suite) {
+	suite.checkAttachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
+	suite.checkFresh([]bool{true}, placedEntry("1", 0, 20))
+	lossy := inbox.Log{ID: "c/a", End: 20, Epoch: 6}
+	for range 2 {
+		_, err := suite.attachLogConfirmed(suite.Halting, lossy)
+		suite.checkError(err, inbox.ErrRecreated)
+	}
+
+	// A process that does not halt accepts the loss.
+	suite.checkAttachLog(lossy, inbox.Generation{Watermark: 21})
+	_, err := suite.attachLogConfirmed(suite.Halting, lossy)
+	suite.checkSuccess(err)
+	_, err = suite.attachLogConfirmed(suite.Halting, inbox.Log{ID: "c/a", End: 19, Epoch: 7})
 	suite.checkError(err, inbox.ErrRecreated)
 }
 

@@ -79,7 +79,9 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"N29_GenerationByEndOffset", generationByEnd},
 		{"N29_GenerationByLeaderEpoch", generationByEpoch},
 		{"N29_GenerationByTopicID", generationByTopicID},
-		{"N29_TruncatedTopicGoesOnFromItsEnd", truncatedTopic},
+		{"N29_RecordsInPlaceOfLostOnesAreFresh", lostRecords},
+		{"N29_ALaggingProcessHidesNoRecords", lostRecordsOfAnother},
+		{"N29_ALossHaltsUntilItIsAccepted", lossHalts},
 		{"N29_GenerationHalts", generationHalts},
 		{"N29_AnotherProcessBeganAGeneration", generationOfAnother},
 	} {

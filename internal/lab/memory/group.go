@@ -387,10 +387,10 @@ func (b *Broker) findPartitionLocked(tp transport.TopicPartition) (*partition, e
 // fetchWait is the time for which a fetch waits for a record.
 const fetchWait = time.Second
 
-// Fetch returns the records from offset on, of about maxBytes. If there are none, it waits for at
+// Fetch returns the records of about maxBytes. If there are none, it waits for at
 // most fetchWait.
 func (g *generation) Fetch(
-	ctx context.Context, tp transport.TopicPartition, offset int64, maxBytes int,
+	ctx context.Context, tp transport.TopicPartition, from transport.FetchFrom, maxBytes int,
 ) (transport.Fetched, error) {
 	var timeout <-chan time.Time
 	for {
@@ -399,11 +399,11 @@ func (g *generation) Fetch(
 		}
 
 		g.broker.mu.Lock()
-		fetched, err := g.broker.fetchLocked(tp, offset, maxBytes)
+		fetched, err := g.broker.fetchLocked(tp, from, maxBytes)
 		changed := g.broker.changed
 		g.broker.mu.Unlock()
 
-		if err != nil || fetched.Next > offset {
+		if err != nil || fetched.Next > from.Offset {
 			return fetched, err
 		}
 
@@ -423,12 +423,15 @@ func (g *generation) Fetch(
 	}
 }
 
-// fetchLocked returns the records of a partition from offset on. It returns at least one record if
-// there is one.
-func (b *Broker) fetchLocked(tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
+// fetchLocked returns the records of a partition. It returns at least one record if there is one.
+func (b *Broker) fetchLocked(tp transport.TopicPartition, from transport.FetchFrom, maxBytes int) (transport.Fetched, error) {
+	offset := from.Offset
 	partition, err := b.findPartitionLocked(tp)
 	if err != nil {
 		return transport.Fetched{}, err
+	}
+	if id := b.topics[tp.Topic].id; from.TopicID != "" && from.TopicID != id {
+		return transport.Fetched{}, fmt.Errorf("topic %s has the id %s, not %s", tp.Topic, id, from.TopicID)
 	}
 	if offset < partition.start || offset > partition.end {
 		return transport.Fetched{}, &transport.RangeError{TopicPartition: tp, Offset: offset, Start: partition.start, End: partition.end}

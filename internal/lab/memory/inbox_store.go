@@ -86,18 +86,11 @@ func (s *inboxStore) ReadMarks(ctx context.Context, lanes []engine.LaneKey) (eng
 func (s *inboxStore) AdvanceMarks(ctx context.Context, moves []engine.Move) error {
 	return s.db.runOperation(ctx, func(tx *tx) error {
 		for _, m := range moves {
-			stored, ok := tx.getRow(s.offsets, markKey(m.LaneKey)).(engine.Mark)
-			switch {
-			case !ok || stored.Generation < m.Generation:
-				stored = m.Mark
-			case stored.Generation == m.Generation:
-				stored.Next = max(stored.Next, m.Next)
-				stored.Epoch = max(stored.Epoch, m.Epoch)
-			default:
-				continue
+			next := m.Mark
+			if stored, ok := tx.getRow(s.offsets, markKey(m.LaneKey)).(engine.Mark); ok {
+				next = stored.Advance(next)
 			}
-
-			if err := tx.putRow(s.offsets, markKey(m.LaneKey), stored); err != nil {
+			if err := tx.putRow(s.offsets, markKey(m.LaneKey), next); err != nil {
 				return err
 			}
 		}
@@ -114,19 +107,6 @@ func (s *inboxStore) WriteGeneration(ctx context.Context, partition engine.Parti
 			return false, nil
 		}
 		return true, tx.putRow(s.offsets, key, next)
-	})
-}
-
-// LowerMark changes the offset of the watermark to next if it is still seen.
-func (s *inboxStore) LowerMark(ctx context.Context, lane engine.LaneKey, seen engine.Mark, next int64) error {
-	return s.db.runOperation(ctx, func(tx *tx) error {
-		if tx.getRow(s.offsets, markKey(lane)) != seen {
-			return nil
-		}
-
-		lower := seen
-		lower.Next = next
-		return tx.putRow(s.offsets, markKey(lane), lower)
 	})
 }
 

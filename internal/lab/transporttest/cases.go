@@ -263,7 +263,7 @@ func testFetchBounds(t *testing.T, fixture Fixture) {
 	got := make(chan string, 1)
 	go func() {
 		for offset := int64(0); ; {
-			fetched, err := generation.Fetch(ctx, tp, offset, 1<<20)
+			fetched, err := generation.Fetch(ctx, tp, transport.FetchFrom{Offset: offset}, 1<<20)
 			if err != nil || len(fetched.Records) > 0 {
 				got <- fmt.Sprint(len(fetched.Records), " ", err)
 				return
@@ -281,7 +281,7 @@ func testFetchBounds(t *testing.T, fixture Fixture) {
 	publishValues(t, tr, topic, "k", big, big, big, big)
 	seen := 0
 	for offset := int64(1); seen < 4; {
-		fetched, err := generation.Fetch(ctx, tp, offset, 150_000)
+		fetched, err := generation.Fetch(ctx, tp, transport.FetchFrom{Offset: offset}, 150_000)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -299,13 +299,21 @@ func testFetchBounds(t *testing.T, fixture Fixture) {
 		offset = fetched.Next
 	}
 
-	if log, err := generation.Log(ctx, tp); err != nil || log.End != 5 {
+	log, err := generation.Log(ctx, tp)
+	if err != nil || log.End != 5 {
 		t.Errorf("end of the log: got %d, %v, want 5", log.End, err)
+	}
+	if got, err := generation.Fetch(ctx, tp, transport.FetchFrom{Offset: 3, TopicID: log.ID}, 1<<20); err != nil || len(got.Records) == 0 {
+		t.Errorf("fetch by the id of the topic: got %d records, %v, want some", len(got.Records), err)
+	}
+	other := log.ID[:len(log.ID)-1] + string(log.ID[len(log.ID)-1]^1)
+	if got, err := generation.Fetch(ctx, tp, transport.FetchFrom{Offset: 3, TopicID: other}, 1<<20); err == nil {
+		t.Errorf("fetch by the id of another topic: got %d records, want an error", len(got.Records))
 	}
 
 	over, stop := context.WithCancel(ctx)
 	stop()
-	if _, err := generation.Fetch(over, tp, 5, 1<<20); !errors.Is(err, context.Canceled) {
+	if _, err := generation.Fetch(over, tp, transport.FetchFrom{Offset: 5}, 1<<20); !errors.Is(err, context.Canceled) {
 		t.Errorf("fetch with a canceled context: got %v, want context.Canceled", err)
 	}
 	member.leaveGroup(generation)
@@ -321,7 +329,7 @@ func testMissingOffsets(t *testing.T, fixture Fixture) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, err := generation.Fetch(ctx, tp, 100, 1<<20)
+	_, err := generation.Fetch(ctx, tp, transport.FetchFrom{Offset: 100}, 1<<20)
 	var bad *transport.RangeError
 	if !errors.As(err, &bad) || bad.TopicPartition != tp || bad.Offset != 100 || bad.Start != 0 || bad.End != 2 {
 		t.Errorf("fetch above the end: got %v, want a RangeError of 0 to 2", err)

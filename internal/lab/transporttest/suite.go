@@ -241,7 +241,7 @@ func (s servedGeneration) readsValue(value string) bool {
 				var fetched transport.Fetched
 				var err error
 				if resumed {
-					fetched, err = s.Fetch(found, tp, offset, 1<<20)
+					fetched, err = s.Fetch(found, tp, transport.FetchFrom{Offset: offset}, 1<<20)
 				} else {
 					var at transport.Start
 					at, err = s.Resume(found, tp)
@@ -318,7 +318,7 @@ func (s servedGeneration) readRecords(
 		wg.Go(func() {
 			//nolint:contextcheck // resume has its own deadline
 			for offset := s.resume(t, tp).Offset; enough.Err() == nil; {
-				fetched, err := s.Fetch(enough, tp, offset, 1<<20)
+				fetched, err := s.Fetch(enough, tp, transport.FetchFrom{Offset: offset}, 1<<20)
 				if err != nil {
 					if enough.Err() == nil {
 						t.Errorf("fetching %s from %d: %v", tp, offset, err)

@@ -169,9 +169,8 @@ func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, erro
 	for i, e := range list {
 		var generation int64
 		if e.Place.Topic != "" {
-			lane := entryLane(e)
-			generation = state.marks.currentGeneration(lane)
-			if e.Place.Offset < state.marks.nextOffset(lane, generation) || e.isPlaceID() {
+			generation = state.marks.currentGeneration(entryLane(e))
+			if state.marks.covers(e) || e.isPlaceID() {
 				// The watermark is sufficient.
 				continue
 			}
@@ -217,11 +216,10 @@ func (x *Inbox) decideEntries(list []Entry, state *storedState) (decision, error
 	for i, e := range list {
 		if e.Place.Topic != "" {
 			lane := entryLane(e)
-			generation := state.marks.currentGeneration(lane)
-			if err := x.checkAttached(lane.Partition, generation); err != nil {
+			if err := x.checkAttached(lane.Partition, state.marks.currentGeneration(lane)); err != nil {
 				return decision, err
 			}
-			if e.Place.Offset < state.marks.nextOffset(lane, generation) {
+			if state.marks.covers(e) {
 				continue
 			}
 		}

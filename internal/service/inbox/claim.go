@@ -118,7 +118,7 @@ func (c *Claim) locateMarker(ctx context.Context) error {
 		if err := c.inbox.checkAttached(lane.Partition, c.generation); err != nil {
 			return err
 		}
-		if c.entry.Place.Offset < marks.nextOffset(lane, c.generation) {
+		if marks.covers(c.entry) {
 			return &DuplicateError{c.entry.Key}
 		}
 	}

@@ -30,7 +30,7 @@
 // a time limit. No guarantee needs synchronized clocks: all times refer to the server's clock.
 //
 // The caller is responsible for order. Records of one lane must be admitted in the order of their
-// offsets, because a watermark rejects all earlier offsets. The lane depends only on the key of the
+// offsets, because a watermark rejects all earlier offsets of the same or an earlier leader epoch. The lane depends only on the key of the
 // record (see Lane), so records with the same key are in the same lane.
 //
 // # Cost

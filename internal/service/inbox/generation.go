@@ -19,8 +19,7 @@ type Generation struct {
 	// Recreated reports whether this call has begun the generation.
 	Recreated bool
 
-	// Watermark is the offset after the last handled record of the generation, or 0 if there is
-	// none.
+	// Watermark is the highest offset of the watermarks of the generation, or 0 if there is none.
 	Watermark int64
 }
 
@@ -53,10 +52,10 @@ func (s suspicion) showsRecreation(log Log) bool {
 	return log.End >= 0 && log.End < s.watermark || log.Epoch >= 0 && log.Epoch < s.epoch
 }
 
-// showsTruncation reports whether the same topic has lost handled records, for example by an
-// unclean leader election.
-func (s suspicion) showsTruncation(log Log) bool {
-	return s.id != "" && s.id == log.ID && log.End >= 0 && log.End < s.watermark
+// showsLoss reports whether the same topic has lost handled records, and no process has attached to it since, for example after an
+// unclean leader election. Each loss comes with a higher leader epoch.
+func (s suspicion) showsLoss(log Log) bool {
+	return s.id != "" && s.id == log.ID && log.End >= 0 && log.End < s.watermark && log.Epoch > s.epoch
 }
 
 // Attach prepares the inbox for a partition that this process begins to handle. Call it once for
@@ -66,9 +65,11 @@ func (s suspicion) showsTruncation(log Log) bool {
 // Attach compares the log with the watermark:
 //   - If the topic was recreated, a new generation begins, in which old watermarks have no effect. A
 //     different id shows that, or if an id is unknown, an end below the watermark or a lower epoch.
-//   - If the same topic ends below the watermark, it has lost records. The watermarks go back to
-//     its end.
-//   - With HaltOnRecreated, the error is ErrRecreated in both cases.
+//   - With HaltOnRecreated, the error is then ErrRecreated, also if the same topic ends below the watermark
+//     because it has lost records.
+//
+// Without HaltOnRecreated, lost records need nothing: the leader writes others with a higher epoch at
+// their offsets, which the watermarks do not cover.
 //
 // Another process may have moved the watermark after the end was read. So the first contradiction
 // is ErrUnconfirmed: read the log again, and call Attach again.
@@ -146,11 +147,12 @@ func requireTopic(topic string) error {
 
 // judgeLog reports whether a new generation begins, because the log contradicts the stored state.
 func (x *Inbox) judgeLog(partition Partition, seen suspicion, log Log) (begin bool, err error) {
-	recreated, truncated := seen.showsRecreation(log), seen.showsTruncation(log)
+	recreated := seen.showsRecreation(log)
+	lossy := x.settings.HaltOnRecreated && seen.showsLoss(log)
 
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !recreated && !truncated {
+	if !recreated && !lossy {
 		delete(x.suspicions, partition)
 		return false, nil
 	}
@@ -159,7 +161,7 @@ func (x *Inbox) judgeLog(partition Partition, seen suspicion, log Log) (begin bo
 	// watermark too, the contradiction is real.
 	before, ok := x.suspicions[partition]
 	confirmed := ok && before.generation == seen.generation &&
-		before.showsRecreation(log) == recreated && before.showsTruncation(log) == truncated
+		before.showsRecreation(log) == recreated && before.showsLoss(log) == lossy
 	if !confirmed {
 		x.suspicions[partition] = seen
 		return false, fmt.Errorf("%w: partition %d of %s (%s) ends at offset %d with leader epoch %d, "+
@@ -179,8 +181,7 @@ func (x *Inbox) judgeLog(partition Partition, seen suspicion, log Log) (begin bo
 
 // switchGeneration reads the watermarks of a partition, decides whether a new generation begins, and
 // writes the watermark of the partition. If another process has changed that watermark in between, it
-// repeats this. Watermarks of the same generation that exceed the end of a truncated log are lowered
-// to it.
+// repeats this.
 func (x *Inbox) switchGeneration(ctx context.Context, partition Partition, log Log) (Generation, error) {
 	// Attach does not join a transaction of the caller.
 	ctx = x.store.Outside(ctx)
@@ -223,10 +224,6 @@ func (x *Inbox) switchGeneration(ctx context.Context, partition Partition, log L
 
 		// Another process may have written the watermark since it was read. Then everything is repeated.
 		ok, err := x.store.WriteGeneration(ctx, partition, stored, mark)
-		if err == nil && ok && !begin && seen.showsTruncation(log) {
-			err = x.lowerWatermarks(ctx, marks, seen.generation, log.End)
-			next.Watermark = log.End
-		}
 		if err != nil || ok {
 			return next, err
 		}
@@ -234,21 +231,6 @@ func (x *Inbox) switchGeneration(ctx context.Context, partition Partition, log L
 			return Generation{}, err
 		}
 	}
-}
-
-// lowerWatermarks lowers the watermarks that exceed the end of a truncated log, so that the new
-// records at these offsets are handled. A watermark that was moved in the meantime belongs to
-// existing records and stays.
-func (x *Inbox) lowerWatermarks(ctx context.Context, marks Marks, generation, end int64) error {
-	for l, w := range marks {
-		if l.Lane == PartitionLane || w.Generation != generation || w.Next <= end {
-			continue
-		}
-		if err := x.store.LowerMark(ctx, l, w, end); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // summarize returns the state of the current generation of a partition, from all watermarks of

@@ -31,16 +31,12 @@ type Store interface {
 	// ReadMarks returns the stored watermarks of the lanes.
 	ReadMarks(ctx context.Context, lanes []LaneKey) (Marks, error)
 
-	// AdvanceMarks writes the moves. Within a generation a watermark never goes back. A watermark of a
-	// later generation stays unchanged.
+	// AdvanceMarks replaces each watermark by the result of Mark.Advance.
 	AdvanceMarks(ctx context.Context, moves []Move) error
 
 	// WriteGeneration writes the watermark of a partition if it is still seen, or if it still does not
 	// exist and seen is nil. ok reports whether it did.
 	WriteGeneration(ctx context.Context, p Partition, seen *Mark, next Mark) (ok bool, err error)
-
-	// LowerMark changes the offset of the watermark to next if it is still seen.
-	LowerMark(ctx context.Context, l LaneKey, seen Mark, next int64) error
 
 	// WriteTopicIDs writes the ids into the watermarks of TopicLane.
 	WriteTopicIDs(ctx context.Context, ids map[Partition]string) error
@@ -170,14 +166,14 @@ const (
 // Mark is a stored watermark.
 type Mark struct {
 	Generation int64 `bson:"g"`
-	Next       int64 `bson:"n"` // the first offset that was not handled
-	Epoch      int32 `bson:"e"` // leader epoch of the last record
+	Next       int64 `bson:"n"` // the offset after the last handled record
+	Epoch      int32 `bson:"e"` // leader epoch of that record, or −1 if unknown; in PartitionLane, that of the leader at the last Attach
 
 	By string `bson:"by"` // the tenure that attached last; only in PartitionLane
 	ID string `bson:"id"` // id of the topic, or "" if unknown; only in PartitionLane (of this generation) and TopicLane
 }
 
-// Move moves the watermark of a lane to at least Mark.Next, in that generation.
+// Move advances the watermark of a lane to Mark.
 type Move struct {
 	LaneKey
 	Mark

@@ -5,6 +5,28 @@ import (
 	"slices"
 )
 
+// A watermark is the place of the last handled record of a lane: its leader epoch and its offset. A broker that becomes the leader
+// without the latest records writes other records at their offsets, with a higher epoch. So a record is handled only if
+// neither its offset nor its epoch is above the watermark. In one log, epochs grow with the offsets: of the records
+// that are still there, none counts as new. N29
+
+// covers reports whether the record with this leader epoch at this offset was handled. An unknown epoch (-1) is not compared.
+func (m Mark) covers(offset int64, epoch int32) bool {
+	return offset < m.Next && (epoch <= m.Epoch || m.Epoch < 0)
+}
+
+// Advance returns the watermark after next, another watermark of the lane. Within a generation it stays unchanged if it covers the last record
+// of next. So it never goes back in one log, but it does to the first record of a leader that has lost handled records.
+func (m Mark) Advance(next Mark) Mark {
+	switch {
+	case m.Generation > next.Generation, m.Generation == next.Generation && m.covers(next.Next-1, next.Epoch):
+		return m
+	case m.Generation == next.Generation && next.Epoch < 0:
+		next.Epoch = m.Epoch
+	}
+	return next
+}
+
 // The watermark of PartitionLane belongs to the partition: its generation is the current one, and
 // watermarks of an older generation have no effect. So one write begins a generation, regardless of
 // the lanes that exist and of concurrent writes. N29
@@ -46,38 +68,32 @@ func (m Marks) currentGeneration(lane LaneKey) int64 {
 	return max(m[LaneKey{lane.Partition, PartitionLane}].Generation, m[lane].Generation)
 }
 
-// nextOffset returns the first offset of a lane that was not handled in this generation.
-func (m Marks) nextOffset(lane LaneKey, generation int64) int64 {
-	if mark, ok := m[lane]; ok && mark.Generation == generation {
-		return mark.Next
-	}
-	return 0
+// covers reports whether the watermark of the entry's lane covers the entry, which must have a place.
+func (m Marks) covers(entry Entry) bool {
+	lane := entryLane(entry)
+	mark, ok := m[lane]
+	return ok && mark.Generation == m.currentGeneration(lane) && mark.covers(entry.Place.Offset, entry.Place.LeaderEpoch)
 }
 
-// collectMoves returns one move for each lane of the entries.
+// collectMoves returns one move for each lane that the entries move.
 func (m Marks) collectMoves(list []Entry) []Move {
 	to := make(map[LaneKey]Mark)
 	for _, e := range list {
-		if e.Place.Topic == "" {
+		if e.Place.Topic == "" || m.covers(e) {
 			continue
 		}
 
 		lane := entryLane(e)
-		mark, ok := to[lane]
-		if !ok {
-			mark = Mark{Generation: m.currentGeneration(lane), Epoch: -1}
+		next := Mark{Generation: m.currentGeneration(lane), Next: e.Place.Offset + 1, Epoch: e.Place.LeaderEpoch}
+		if mark, ok := to[lane]; ok {
+			next = mark.Advance(next)
 		}
-
-		mark.Next = max(mark.Next, e.Place.Offset+1)
-		mark.Epoch = max(mark.Epoch, e.Place.LeaderEpoch)
-		to[lane] = mark
+		to[lane] = next
 	}
 
 	all := make([]Move, 0, len(to))
 	for l, w := range to {
-		if w.Next > m.nextOffset(l, w.Generation) {
-			all = append(all, Move{l, w})
-		}
+		all = append(all, Move{l, w})
 	}
 
 	// All batches write in the same order. So two batches with common lanes conflict at the first

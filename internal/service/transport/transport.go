@@ -124,13 +124,21 @@ type Generation interface {
 	Resume(ctx context.Context, tp TopicPartition) (Start, error)
 	// Log returns the current state of the partition, from its leader.
 	Log(ctx context.Context, tp TopicPartition) (inbox.Log, error)
-	// Fetch returns committed records from offset on, in order, up to about maxBytes. If there are
+	// Fetch returns committed records in order, up to about maxBytes. If there are
 	// none, it waits for a while and may return none. It leaves out records of aborted transactions
 	// and control records. The error is a *RangeError if the partition does not have that offset.
-	Fetch(ctx context.Context, tp TopicPartition, offset int64, maxBytes int) (Fetched, error)
+	Fetch(ctx context.Context, tp TopicPartition, from FetchFrom, maxBytes int) (Fetched, error)
 	// Commit stores the next offsets to handle, with the ids of their topics. It returns ErrGenerationOver if the group has
 	// moved on without this member. Another member may then have the partitions.
 	Commit(ctx context.Context, offsets map[TopicPartition]GroupOffset) error
+}
+
+// FetchFrom is where a fetch begins.
+type FetchFrom struct {
+	Offset int64
+	// TopicID is the id of the topic to which Offset belongs, or "" if it is unknown. From Kafka 3.1 on, Fetch returns no record of another topic of
+	// that name, but an error.
+	TopicID string
 }
 
 // Change gives or takes partitions. The other partitions of the member go on.

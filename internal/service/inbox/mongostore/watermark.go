@@ -73,8 +73,7 @@ func (s *Store) ReadMarks(ctx context.Context, lanes []inbox.LaneKey) (inbox.Mar
 	return found, nil
 }
 
-// AdvanceMarks writes the moves with one command. Within a generation a watermark never goes back. A
-// watermark of a later generation stays unchanged.
+// AdvanceMarks writes the moves with one command.
 func (s *Store) AdvanceMarks(ctx context.Context, moves []inbox.Move) error {
 	models := make([]mongo.WriteModel, len(moves))
 	for i, m := range moves {
@@ -90,32 +89,23 @@ func (s *Store) AdvanceMarks(ctx context.Context, moves []inbox.Move) error {
 	return nil
 }
 
-// advanceUpdate returns the update that moves a watermark to mark.
+// advanceUpdate returns the update that replaces a stored watermark by the result of its method Advance(mark).
 func advanceUpdate(mark inbox.Mark) bson.A {
-	stored := bson.D{{Key: "$ifNull", Value: bson.A{"$g", int64(-1)}}}
-	fresh := bson.D{
+	apply := func(operator string, operands ...any) bson.D { return bson.D{{Key: operator, Value: bson.A(operands)}} }
+	stored := apply("$ifNull", "$g", int64(-1))
+	isSame := apply("$eq", stored, mark.Generation)
+	isCovered := apply("$and", isSame, apply("$lte", mark.Next, "$n"), apply("$or", apply("$lte", mark.Epoch, "$e"), apply("$lt", "$e", 0)))
+	keepsEpoch := apply("$and", isSame, mark.Epoch < 0)
+
+	next := bson.D{
 		{Key: "_id", Value: "$_id"},
 		{Key: "g", Value: mark.Generation},
 		{Key: "n", Value: mark.Next},
-		{Key: "e", Value: mark.Epoch},
+		{Key: "e", Value: apply("$cond", keepsEpoch, "$e", mark.Epoch)},
 		{Key: "at", Value: "$$NOW"},
 	}
-
-	// Lanes may report out of order, so a watermark never moves back.
-	higher := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{
-		{Key: "n", Value: bson.D{{Key: "$max", Value: bson.A{"$n", mark.Next}}}},
-		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{"$e", mark.Epoch}}}},
-		{Key: "at", Value: "$$NOW"},
-	}}}}
-
-	// An older generation is replaced, the same one moves up, and a newer one stays.
-	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$switch", Value: bson.D{
-		{Key: "branches", Value: bson.A{
-			bson.D{{Key: "case", Value: bson.D{{Key: "$lt", Value: bson.A{stored, mark.Generation}}}}, {Key: "then", Value: fresh}},
-			bson.D{{Key: "case", Value: bson.D{{Key: "$eq", Value: bson.A{stored, mark.Generation}}}}, {Key: "then", Value: higher}},
-		}},
-		{Key: "default", Value: "$$ROOT"},
-	}}}}}}
+	isKept := apply("$or", apply("$gt", stored, mark.Generation), isCovered)
+	return bson.A{bson.D{{Key: "$replaceWith", Value: apply("$cond", isKept, "$$ROOT", next)}}}
 }
 
 // byValue returns the value of the field by. Null stands for no tenure, and also matches a missing
@@ -155,20 +145,6 @@ func (s *Store) WriteGeneration(ctx context.Context, partition inbox.Partition, 
 	}
 
 	return res.MatchedCount+res.UpsertedCount == 1, nil
-}
-
-// LowerMark changes the offset of the watermark to next if it is still seen.
-func (s *Store) LowerMark(ctx context.Context, lane inbox.LaneKey, seen inbox.Mark, next int64) error {
-	filter := bson.D{
-		{Key: "_id", Value: markID(lane)},
-		{Key: "g", Value: seen.Generation},
-		{Key: "n", Value: seen.Next},
-	}
-	set := bson.D{{Key: "$set", Value: bson.D{{Key: "n", Value: next}}}}
-	if _, err := s.offsets.UpdateOne(ctx, filter, set); err != nil {
-		return fmt.Errorf("lowering a watermark of partition %d of %s to offset %d: %w", lane.Number, lane.Topic, next, err)
-	}
-	return nil
 }
 
 // WriteTopicIDs writes the ids into the watermarks of inbox.TopicLane.

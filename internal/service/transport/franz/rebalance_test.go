@@ -125,7 +125,7 @@ func TestARebalanceStopsOnlyThePartitionsThatMove(t *testing.T) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		if _, err := g.Fetch(ctx, tp, 0, 1<<20); err != nil {
+		if _, err := g.Fetch(ctx, tp, transport.FetchFrom{}, 1<<20); err != nil {
 			t.Errorf("a partition that stays cannot be read: %v", err)
 		}
 		if err := g.Commit(ctx, map[transport.TopicPartition]transport.GroupOffset{tp: {}}); err != nil {

@@ -83,7 +83,8 @@ func (r *Reader) Log(ctx context.Context, tp transport.TopicPartition) (inbox.Lo
 }
 
 // Fetch reads committed records of one partition: see transport.Generation.
-func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset int64, maxBytes int) (transport.Fetched, error) {
+func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, from transport.FetchFrom, maxBytes int) (transport.Fetched, error) {
+	offset := from.Offset
 	ctx, cancel := context.WithTimeout(ctx, r.maxWait+RequestTimeout)
 	defer cancel()
 	addr, err := r.leaders.findAddr(ctx, tp)
@@ -100,8 +101,8 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 		}
 	}
 
-	from := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset}}
-	answer, err := r.leaders.client.Fetch(ctx, addr, from, kafkawire.FetchLimits{
+	list := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset, TopicID: from.TopicID}}
+	answer, err := r.leaders.client.Fetch(ctx, addr, list, kafkawire.FetchLimits{
 		MaxBytes:          maxBytes,
 		MaxPartitionBytes: maxBytes,
 		MaxWait:           r.maxWait,
@@ -145,7 +146,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, offset 
 			return transport.Fetched{}, err
 		}
 	}
-	if err := r.epochs.check(ctx, &walker); err != nil {
+	if err := r.epochs.checkFetched(ctx, &walker); err != nil {
 		return transport.Fetched{}, err
 	}
 	return transport.Fetched{Records: walker.out, Next: walker.next, End: max(partition.Stable, walker.next)}, nil
@@ -165,6 +166,13 @@ func (r *Reader) explainRange(ctx context.Context, tp transport.TopicPartition, 
 	// A replica that lags has responded. The caller fetches again.
 	if offset >= start.Offset && offset <= end.Offset {
 		return kafkawire.OffsetOutOfRange
+	}
+	// A leader that has lost records may have others below its end. Only a higher epoch shows that: the log of a topic that was created again
+	// ends below the offset too.
+	if end.LeaderEpoch > r.epochs.epochOf(tp) {
+		if err := r.epochs.check(ctx, tp, offset); err != nil {
+			return err
+		}
 	}
 	return &transport.RangeError{TopicPartition: tp, Offset: offset, Start: start.Offset, End: end.Offset}
 }

@@ -54,6 +54,20 @@ func (l *leaders) findBroker(id int32) string {
 	return l.layout.Brokers[id]
 }
 
+// epochOf returns the epoch of the leader that findAddr has found, or -1 if it is unknown.
+func (l *leaders) epochOf(tp transport.TopicPartition) int32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.layout == nil {
+		return -1
+	}
+	partitions := l.layout.Topics[tp.Topic].Partitions
+	if int(tp.Partition) >= len(partitions) {
+		return -1
+	}
+	return partitions[tp.Partition].Epoch
+}
+
 // forget makes the next call of findAddr read the layout, because a request to a leader has failed.
 func (l *leaders) forget() {
 	l.mu.Lock()
@@ -99,6 +113,7 @@ func (l *leaders) readTopicID(ctx context.Context, tp transport.TopicPartition) 
 type epochs struct {
 	leaders *leaders
 	last    sync.Map // TopicPartition to int32
+	checked sync.Map // TopicPartition to int32: the epoch of the leader at the last check
 }
 
 // epochOf returns the leader epoch of the last record that was read from a partition, or -1 if it is unknown. It belongs into the
@@ -111,31 +126,48 @@ func (e *epochs) epochOf(tp transport.TopicPartition) int32 {
 	return -1
 }
 
-// check reports records that a new leader has lost after they were read, if it has other records at their
-// offsets already. Their leader epoch is higher, and the leader returns where the epoch before ended
-// (KIP-320). The error is a *RangeError.
-func (e *epochs) check(ctx context.Context, walker *walker) error {
-	before, ok := e.last.Load(walker.tp)
-	// The epoch rises with each election, so a higher epoch means that the leader has changed.
-	if ok && walker.first > before.(int32) {
-		end, err := e.readEnd(ctx, walker.tp, before.(int32))
-		if err != nil {
-			return fmt.Errorf("reading the end of a leader epoch of partition %s: %w", walker.tp, err)
+// checkFetched calls check if the leader has changed since the last fetch, and stores the epoch of the last batch. The epoch rises
+// with each election. If there is no new batch, only the epoch in the layout shows that.
+func (e *epochs) checkFetched(ctx context.Context, walker *walker) error {
+	leader := e.leaders.epochOf(walker.tp)
+	checked, ok := e.checked.Load(walker.tp)
+	isNew := leader >= 0 && (!ok || checked != leader)
+	if isNew || walker.first > e.epochOf(walker.tp) {
+		if err := e.check(ctx, walker.tp, walker.from); err != nil {
+			return err
 		}
-		// The log of the new leader ends before the records that were read: these are lost.
-		if end >= 0 && end < walker.from {
-			start, err := e.leaders.readEdge(ctx, walker.tp, kafkawire.LogStart)
-			if err != nil {
-				return err
-			}
-			return &transport.RangeError{TopicPartition: walker.tp, Offset: walker.from, Start: min(start.Offset, end), End: end, Diverged: true}
-		}
+	}
+	if isNew {
+		e.checked.Store(walker.tp, leader)
 	}
 
 	if walker.last >= 0 {
 		e.last.Store(walker.tp, walker.last)
 	}
 	return nil
+}
+
+// check reports records below an offset that the leader has lost after they were read, also if it has other records at their
+// offsets. The leader returns where the epoch of the last batch ended (KIP-320). The error is a *RangeError.
+func (e *epochs) check(ctx context.Context, tp transport.TopicPartition, offset int64) error {
+	before := e.epochOf(tp)
+	if before < 0 {
+		return nil
+	}
+	end, err := e.readEnd(ctx, tp, before)
+	if err != nil {
+		return fmt.Errorf("reading the end of a leader epoch of partition %s: %w", tp, err)
+	}
+	if end < 0 || end >= offset {
+		return nil
+	}
+
+	// The log of the leader ends before the records that were read: these are lost.
+	start, err := e.leaders.readEdge(ctx, tp, kafkawire.LogStart)
+	if err != nil {
+		return err
+	}
+	return &transport.RangeError{TopicPartition: tp, Offset: offset, Start: min(start.Offset, end), End: end, Diverged: true}
 }
 
 // readEnd returns the offset after an epoch, or -1 if the leader does not have it.

@@ -68,7 +68,7 @@ func TestAReplicaInTheRackIsReadUntilItFails(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		f, err := r.Fetch(ctx, transport.TopicPartition{Topic: "orders"}, 0, 1<<20)
+		f, err := r.Fetch(ctx, transport.TopicPartition{Topic: "orders"}, transport.FetchFrom{}, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
