@@ -250,7 +250,8 @@ func (e *era) stepClock() {
 	p := e.StartRelayWithStep(4*time.Second, step)
 	e.relays = []*kit.Process{p}
 	p.WaitTookOver()
-	e.wait(3*time.Second, 5*time.Second)
+	e.eventually("the clock has stepped", func() bool { return time.Until(p.ReadClock().Add(-step)).Abs() < time.Minute })
+	e.wait(time.Second, 3*time.Second)
 	e.startTwo()
 }
 

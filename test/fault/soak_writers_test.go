@@ -76,7 +76,7 @@ func (e *era) scheduleSome() {
 
 // appendLarge appends an event that takes a batch for itself.
 func (e *era) appendLarge() {
-	e.AppendEvents(e.Outbox(), kit.NewEvent("item", e.newKey("large-"), 1, 900<<10), kit.NewEvent("grown", e.newKey("grown-"), 1, 100))
+	e.AppendEvents(e.Outbox(), kit.NewEvent("item", e.newKey("large-"), 1, 800<<10), kit.NewEvent("grown", e.newKey("grown-"), 1, 100))
 }
 
 // appendMany appends a transaction of many events.

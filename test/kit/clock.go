@@ -5,6 +5,7 @@ package kit
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,6 +92,23 @@ func (s *Scene) StartRelayWithStep(after, step time.Duration) *Process {
 	s.tb.Helper()
 	path := BinaryWithStep(s.tb)
 	return s.launchRelay(path, fmt.Sprintf("%s=%d %d", clockVar, int(after.Seconds()), int(step.Seconds())))
+}
+
+// ReadClock returns the wall clock of the process, to the second.
+func (p *Process) ReadClock() time.Time {
+	p.tb.Helper()
+	client := &http.Client{Timeout: Patience}
+	defer client.CloseIdleConnections()
+	res, err := client.Get(p.HTTP + "/healthz")
+	if err != nil {
+		p.tb.Fatal(err)
+	}
+	_ = res.Body.Close()
+	at, err := http.ParseTime(res.Header.Get("Date"))
+	if err != nil {
+		p.tb.Fatal(err)
+	}
+	return at
 }
 
 // BinaryWithStep builds the program of StartRelayWithStep on the first call, and returns its path.
