@@ -99,7 +99,7 @@ func (p *Process) ReadClock() time.Time {
 	p.tb.Helper()
 	client := &http.Client{Timeout: Patience}
 	defer client.CloseIdleConnections()
-	res, err := client.Get(p.HTTP + "/healthz")
+	res, err := client.Get(p.HTTP + "/metrics")
 	if err != nil {
 		p.tb.Fatal(err)
 	}
