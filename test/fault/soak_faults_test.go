@@ -5,6 +5,8 @@ package fault
 import (
 	"context"
 	"os"
+	"slices"
+	"strconv"
 	"time"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
@@ -53,18 +55,18 @@ func networkFaults(to string, proxy func(*site) *toxiproxy.Proxy) []fault {
 			p := proxy(e.site)
 			listen := p.Listen
 			p.Stop()
-			e.wait(500*time.Millisecond, 4*time.Second)
+			e.during(500*time.Millisecond, 4*time.Second)
 			p.Listen = listen
 			mustSucceed(e.t, p.Start())
 		}},
 		{to + " is silent", func(e *era) {
 			heal := addToxic(e.t, proxy(e.site), `{"name":"hole","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-			e.wait(500*time.Millisecond, 4*time.Second)
+			e.during(500*time.Millisecond, 4*time.Second)
 			heal()
 		}},
 		{to + " is slow", func(e *era) {
 			heal := addToxic(e.t, proxy(e.site), `{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":150,"jitter":50}}`)
-			e.wait(time.Second, 4*time.Second)
+			e.during(time.Second, 4*time.Second)
 			heal()
 		}},
 	}
@@ -92,15 +94,24 @@ func smallFaults(fillsDisk bool) []fault {
 	return list
 }
 
+// during lets a fault of the servers or the network last for some time. Half of the times a relay dies or freezes in the middle of it.
+func (e *era) during(least, most time.Duration) {
+	e.t.Helper()
+	e.wait(least/2, most/2)
+	inner := []fault{
+		{"nothing", func(*era) {}},
+		{"nothing", func(*era) {}},
+		{"a relay is killed", func(e *era) { e.removeRelay(e.anyRelay()).Kill(); e.startTwo() }},
+		{"an owner dies at a crash point", (*era).dieAtPoint},
+	}[e.random.IntN(4)]
+	e.t.Logf("in the middle of it: %s", inner.name)
+	inner.do(e)
+	e.wait(least/2, most/2)
+}
+
 // removeRelay takes a relay off the list.
 func (e *era) removeRelay(p *kit.Process) *kit.Process {
-	var left []*kit.Process
-	for _, other := range e.relays {
-		if other != p {
-			left = append(left, other)
-		}
-	}
-	e.relays = left
+	e.relays = slices.DeleteFunc(e.relays, func(other *kit.Process) bool { return other == p })
 	return p
 }
 
@@ -138,7 +149,7 @@ func (e *era) freezeOwner() {
 func (e *era) replaceRelay() {
 	e.relays = append(e.relays, e.StartRelay())
 	e.wait(100*time.Millisecond, 2*time.Second)
-	p := e.removeRelay(e.relays[e.random.IntN(len(e.relays))])
+	p := e.removeRelay(e.anyRelay())
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
 		e.t.Errorf("%s: exit code %d after SIGTERM", p.Node, code)
@@ -147,13 +158,10 @@ func (e *era) replaceRelay() {
 
 // createLate creates the topic that was missing, once.
 func (e *era) createLate() {
-	for _, t := range e.types {
-		if t == "late" {
-			return
-		}
+	if !slices.Contains(e.types, "late") {
+		e.CreateTopic("late", 3, e.site.replicas)
+		e.types = append(e.types, "late")
 	}
-	e.CreateTopic("late", 3, e.site.replicas)
-	e.types = append(e.types, "late")
 }
 
 func (e *era) growTopic() {
@@ -281,7 +289,7 @@ func (e *era) stepDown() {
 // killForSomeTime kills a server, and starts it again later.
 func (e *era) killForSomeTime(server *devstack.Member) {
 	mustSucceed(e.t, server.Kill())
-	e.wait(time.Second, 8*time.Second)
+	e.during(time.Second, 8*time.Second)
 	e.restart(server)
 }
 
@@ -293,15 +301,18 @@ func (e *era) restart(server *devstack.Member) {
 
 func (e *era) freezeForSomeTime(server *devstack.Member) {
 	mustSucceed(e.t, server.Pause())
-	e.wait(time.Second, 8*time.Second)
+	e.during(time.Second, 8*time.Second)
 	mustSucceed(e.t, server.Resume())
 }
 
-// loseHistory lets the oplog roll over while no relay runs.
+// loseHistory lets the oplog roll over while no relay runs. Half of the times the first owner dies in the sweep.
 func (e *era) loseHistory() {
 	e.killAll()
-	at, i := e.WatcherDocument().Lookup("clusterTime").Timestamp()
-	rollOverOplog(e.t, e.Scene, bson.Timestamp{T: at, I: i})
+	rollOverOplog(e.t, e.Scene, operationTime(e.t, e.Scene))
+	if e.random.IntN(2) == 0 {
+		dying := e.StartCrashing("mid-sweep:" + strconv.Itoa(1+e.random.IntN(500)))
+		e.t.Logf("dies in the sweep: %v", dying.KilledByCrashPoint(20*time.Second))
+	}
 	p := e.StartRelay()
 	e.relays = []*kit.Process{p}
 	p.WaitForLog("the gap is closed")
@@ -311,7 +322,7 @@ func (e *era) loseHistory() {
 // fillDisk fills the disk of the servers. They end, or hang. When there is room again, an operator restarts them.
 func (e *era) fillDisk() {
 	ballast := e.site.fillDisk(e.t)
-	e.wait(time.Second, 6*time.Second)
+	e.during(time.Second, 6*time.Second)
 	mustSucceed(e.t, os.Remove(ballast))
 	e.restart(e.site.stack.Mongods()[0])
 	e.restart(e.anyBroker())

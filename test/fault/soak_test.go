@@ -87,13 +87,15 @@ type era struct {
 	random *rand.Rand
 	site   *site
 
+	slots   int
 	topics  *kit.Topics
-	history *kit.History
+	history *kit.History // nil with slots: it follows one document
 	box     *outbox.Box
 	loads   []*kit.RunningLoad
 	relays  []*kit.Process
 	types   []string // aggregate types whose topics exist
 
+	role   member.Role
 	orders *shop
 	crew   *kit.Crew // of the orders
 	hands  []*kit.Process
@@ -116,7 +118,7 @@ func newEra(t *testing.T, random *rand.Rand, at *site) *era {
 	e := &era{Scene: kit.New(t, given), t: t, random: random, site: at, types: types}
 	e.SetTopicConfig("narrow", "max.message.bytes", narrowBytes)
 	e.SetConfig("watch", []string{e.DB.Name() + ".outbox", e.Prefix + "-tenant*.outbox"})
-	e.history = e.FollowWatcher()
+	e.chooseSettings()
 	e.topics = e.ReadTopics(append(types, "late")...)
 
 	var err error
@@ -128,6 +130,20 @@ func newEra(t *testing.T, random *rand.Rand, at *site) *era {
 	return e
 }
 
+// chooseSettings chooses the settings that differ between eras.
+func (e *era) chooseSettings() {
+	e.t.Helper()
+	e.slots = 1 + e.random.IntN(2)
+	e.role = []member.Role{member.Effects, member.Stumbling}[e.random.IntN(2)]
+	recording := []string{"position", "mark"}[e.random.IntN(2)]
+	e.SetConfig("slots", e.slots)
+	e.SetConfig("recording", recording)
+	e.t.Logf("slots: %d, recording: %s, consumers: %s", e.slots, recording, e.role)
+	if e.slots == 1 {
+		e.history = e.FollowWatcher()
+	}
+}
+
 // startWriters starts the writers that go on during the faults, and the consumers of their events.
 func (e *era) startWriters(rounds int) {
 	e.t.Helper()
@@ -135,7 +151,7 @@ func (e *era) startWriters(rounds int) {
 	e.loads = []*kit.RunningLoad{
 		e.StartLoad(kit.Load{Type: "item", Rate: 20, Tolerant: true}), e.StartLoad(kit.Load{Type: "late", Rate: 5, Tolerant: true}),
 	}
-	e.crew = e.NewCrew(member.Effects, "order")
+	e.crew = e.NewCrew(e.role, "order")
 	e.sagas = e.NewCrew(member.Saga, member.Asked)
 	e.wanted = rounds
 	e.sagas.Spec.Steps = rounds
@@ -273,7 +289,9 @@ func (e *era) finish() {
 	e.judge(verdict)
 	e.WaitNoneHeld()
 	e.CheckDead()
-	e.history.CheckHistory()
+	if e.history != nil {
+		e.history.CheckHistory()
+	}
 
 	orders := e.countOrders()
 	e.sagas.WaitSteps(soakSagas * e.steps)
@@ -287,14 +305,19 @@ func (e *era) finish() {
 	e.t.Logf("%s; %d orders, %d steps of sagas", verdict, orders, r.Steps)
 }
 
-// owner returns the relay that owns the watcher, or one at random if none does.
+// owner returns the relay that owns the watcher, or one at random if none does or the watcher is divided into slots.
 func (e *era) owner() *kit.Process {
+	if e.slots > 1 {
+		return e.anyRelay()
+	}
 	node, _ := e.WatcherDocument().Lookup("node").StringValueOK()
 	if i := slices.IndexFunc(e.relays, func(p *kit.Process) bool { return p.Node == node }); i >= 0 {
 		return e.relays[i]
 	}
-	return e.relays[e.random.IntN(len(e.relays))]
+	return e.anyRelay()
 }
+
+func (e *era) anyRelay() *kit.Process { return e.relays[e.random.IntN(len(e.relays))] }
 
 // eventually is stacktest.EventuallyIn with the time limit of the other waits.
 func (e *era) eventually(condition string, ok func() bool) {
