@@ -36,6 +36,7 @@ type shop struct {
 	n    atomic.Int64
 
 	tolerant bool // appends may fail, because the test breaks the servers
+	paused   atomic.Bool
 }
 
 const shopWorkers = 3
@@ -77,6 +78,9 @@ func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
+		}
+		if x.paused.Load() {
+			continue
 		}
 
 		var orders []any
