@@ -118,6 +118,21 @@ func (s *Scene) CountState(collection string, filter bson.D) int {
 	return int(n)
 }
 
+// readState returns the documents of a state collection that match, or the error, for a message.
+func (s *Scene) readState(collection string, filter bson.D) any {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.tb.Context()), Patience)
+	defer cancel()
+	cur, err := s.State.Collection(collection).Find(ctx, filter)
+	var all []bson.D
+	if err == nil {
+		err = cur.All(ctx, &all)
+	}
+	if err != nil {
+		return err
+	}
+	return all
+}
+
 // WaitHeld waits until more than n envelopes are parked or wait after a parked envelope of their key. The number of parked envelopes
 // alone is bounded by the number of keys.
 func (s *Scene) WaitHeld(n int) {

@@ -298,8 +298,8 @@ func (s *Scene) CheckDead() {
 	s.tb.Helper()
 	_, dead := s.Ledger.copyEntries()
 	for e := range dead {
-		stacktest.Eventually(s.tb, "a dead letter of "+e.id, func() bool {
-			return s.CountState("letters", bson.D{{Key: "ns", Value: e.ns}, {Key: "id", Value: event.ParseID(e.id)}}) == 1
-		})
+		filter := bson.D{{Key: "ns", Value: e.ns}, {Key: "id", Value: event.ParseID(e.id)}}
+		stacktest.EventuallyIn(s.tb, Patience, "one dead letter of "+e.id, func() bool { return s.CountState("letters", filter) == 1 },
+			func() any { return s.readState("letters", filter) })
 	}
 }
