@@ -149,7 +149,12 @@ func checkSwept(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	if !v.OK() {
 		t.Errorf("promises are violated: %s", v)
 	}
+	checkRepeatsFlagged(t, topics)
+}
 
+// checkRepeatsFlagged fails the test for each record that repeats an event without the header for it.
+func checkRepeatsFlagged(t *testing.T, topics *kit.Topics) {
+	t.Helper()
 	seen := map[string]bool{}
 	for _, r := range topics.AllRecords() {
 		id := r.Header("id")

@@ -28,6 +28,12 @@ func newProxy(t *testing.T, upstream string) *toxiproxy.Proxy {
 	// The address stays free for some time.
 	addr, err := devstack.FreeAddress()
 	mustSucceed(t, err)
+	return newProxyAt(t, addr, upstream)
+}
+
+// newProxyAt is newProxy with the address of the proxy.
+func newProxyAt(t *testing.T, addr, upstream string) *toxiproxy.Proxy {
+	t.Helper()
 	p := toxiproxy.NewProxy(newSilentServer(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
 	mustSucceed(t, p.Start())
 	t.Cleanup(p.Stop)

@@ -102,7 +102,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 		if err := box.Cancel(t.Context(), all[i].ID()); err == nil {
 			id := all[i].ID().String()
 			cancelled[id] = true
-			s.Ledger.MarkDead(s.DB.Name()+".outbox", id)
+			s.Ledger.MarkCancelled(s.DB.Name()+".outbox", id)
 		}
 	}
 

@@ -70,7 +70,7 @@ func newGuardedScene(t *testing.T, set map[string]any) *guarded {
 		privileges := bson.A{}
 		// A service also writes its own documents in the same transactions.
 		if r.Name == "outrelayService" {
-			privileges = append(privileges, bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: g.DB.Name()}, {Key: "collection", Value: "orders"}}}, {Key: "actions", Value: bson.A{"insert"}}})
+			privileges = append(privileges, bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: g.DB.Name()}, {Key: "collection", Value: kit.LoadColl}}}, {Key: "actions", Value: bson.A{"insert"}}})
 		}
 
 		for _, p := range r.Privileges {

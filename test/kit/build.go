@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -49,18 +50,23 @@ func Binary(tb testing.TB) string {
 }
 
 func buildProgram() (string, error) {
+	var err error
+	if programDir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
+		return "", err
+	}
+	return buildInto(filepath.Join(programDir, "outrelay"))
+}
+
+// buildInto builds the program out, with more flags of the compiler, and returns out.
+func buildInto(out string, more ...string) (string, error) {
 	root, err := findModuleRoot()
 	if err != nil {
 		return "", err
 	}
-	if programDir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
-		return "", err
-	}
 
-	out := filepath.Join(programDir, "outrelay")
 	// Without tables for debuggers, which no test needs, linking takes half the time.
 	flags := "-s -w -X main.version=" + BinaryVersion + " -X github.com/outrelay/outrelay/internal/base/crash.enabled=yes"
-	cmd := exec.Command("go", "build", "-ldflags", flags, "-o", out, "./cmd/outrelay")
+	cmd := exec.Command("go", slices.Concat([]string{"build"}, more, []string{"-ldflags", flags, "-o", out, "./cmd/outrelay"})...)
 	cmd.Dir = root
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building outrelay: %w\n%s", err, output)

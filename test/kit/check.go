@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -188,6 +189,35 @@ func (s *Scene) CompareAtEnd(topics *Topics) Verdict {
 	topics.waitDeliveries(want)
 	topics.WaitForEnd()
 	return s.Ledger.Compare(topics.AllRecords())
+}
+
+// WaitDelivered waits until all events that are committed now and belong to the topics of these aggregate types are delivered.
+func (s *Scene) WaitDelivered(topics *Topics, types ...string) {
+	s.tb.Helper()
+	type place struct{ topic, id string }
+	var existing []string
+	for _, t := range types {
+		existing = append(existing, s.TopicOf(t))
+	}
+	missing := map[place]bool{}
+	for _, e := range s.Ledger.ExpectedEntries() {
+		for _, topic := range e.Topics {
+			if slices.Contains(existing, topic) {
+				missing[place{topic, e.ID}] = true
+			}
+		}
+	}
+
+	read := 0
+	topics.waitFor("the delivery of all committed events", func() (bool, string) {
+		for ; read < len(topics.records); read++ {
+			delete(missing, place{topics.records[read].Topic, topics.records[read].Header(record.HeaderID)})
+		}
+		for p := range missing {
+			return false, fmt.Sprintf("%d events are missing, such as %s in %s", len(missing), p.id, p.topic)
+		}
+		return true, ""
+	})
 }
 
 // CheckDelivery is CompareAtEnd, and fails the test if a promise is violated.

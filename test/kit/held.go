@@ -4,6 +4,7 @@ package kit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -28,21 +29,59 @@ func (s *Scene) CreateTopic(aggregateType string, partitions, replicas int, conf
 	stacktest.CreateTopicOn(s.tb, s.Brokers, s.TopicOf(aggregateType), partitions, replicas, configs...)
 }
 
+// GrowTopic adds partitions to the topic of an aggregate type.
+func (s *Scene) GrowTopic(aggregateType string, add int) {
+	s.tb.Helper()
+	s.administer("adding partitions to", aggregateType, func(ctx context.Context, admin *kadm.Client, topic string) error {
+		res, err := admin.CreatePartitions(ctx, add, topic)
+		return errors.Join(err, res.Error())
+	})
+}
+
+// DeleteTopic deletes the topic of an aggregate type. When it returns, each broker reports that there is no such topic.
+func (s *Scene) DeleteTopic(aggregateType string) {
+	s.tb.Helper()
+	s.administer("deleting", aggregateType, func(ctx context.Context, admin *kadm.Client, topic string) error {
+		_, err := admin.DeleteTopic(ctx, topic)
+		return err
+	})
+	for _, broker := range s.Brokers {
+		stacktest.EventuallyIn(s.tb, Patience, broker+" reports that the topic is gone", func() bool {
+			cl, err := kgo.NewClient(kgo.SeedBrokers(broker))
+			if err != nil {
+				s.tb.Fatal(err)
+			}
+			defer cl.Close()
+			known, err := kadm.NewClient(cl).ListTopics(s.tb.Context(), s.TopicOf(aggregateType))
+			return err == nil && !known.Has(s.TopicOf(aggregateType))
+		})
+	}
+}
+
 // SetTopicConfig changes one setting of the topic of an aggregate type.
 func (s *Scene) SetTopicConfig(aggregateType, setting, value string) {
+	s.tb.Helper()
+	s.administer("setting "+setting+" of", aggregateType, func(ctx context.Context, admin *kadm.Client, topic string) error {
+		res, err := admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{{Op: kadm.SetConfig, Name: setting, Value: &value}}, topic)
+		for i := 0; err == nil && i < len(res); i++ {
+			err = res[i].Err
+		}
+		return err
+	})
+}
+
+// administer changes the topic of an aggregate type. doing describes the change in the failure message.
+func (s *Scene) administer(doing, aggregateType string, change func(context.Context, *kadm.Client, string) error) {
 	s.tb.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
 	if err != nil {
 		s.tb.Fatal(err)
 	}
 	defer cl.Close()
-	res, err := kadm.NewClient(cl).AlterTopicConfigs(s.tb.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: setting, Value: &value}}, s.TopicOf(aggregateType))
-	for i := 0; err == nil && i < len(res); i++ {
-		err = res[i].Err
-	}
-
-	if err != nil {
-		s.tb.Fatalf("setting %s of topic %s: %v", setting, s.TopicOf(aggregateType), err)
+	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
+	defer cancel()
+	if err := change(ctx, kadm.NewClient(cl), s.TopicOf(aggregateType)); err != nil {
+		s.tb.Fatalf("%s topic %s: %v", doing, s.TopicOf(aggregateType), err)
 	}
 }
 
@@ -77,6 +116,21 @@ func (s *Scene) CountState(collection string, filter bson.D) int {
 		s.tb.Fatal(err)
 	}
 	return int(n)
+}
+
+// readState returns the documents of a state collection that match, or the error, for a message.
+func (s *Scene) readState(collection string, filter bson.D) any {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.tb.Context()), Patience)
+	defer cancel()
+	cur, err := s.State.Collection(collection).Find(ctx, filter)
+	var all []bson.D
+	if err == nil {
+		err = cur.All(ctx, &all)
+	}
+	if err != nil {
+		return err
+	}
+	return all
 }
 
 // WaitHeld waits until more than n envelopes are parked or wait after a parked envelope of their key. The number of parked envelopes

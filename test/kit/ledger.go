@@ -77,6 +77,13 @@ func (l *Ledger) MarkDead(ns, id string) {
 	l.dead[identity{ns, id}] = true
 }
 
+// MarkCancelled marks a scheduled envelope that its service has cancelled: it must not be in a topic.
+func (l *Ledger) MarkCancelled(ns, id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.byIdentity[identity{ns, id}].Fate = Aborted
+}
+
 // ExpectedEntries returns the committed entries that must be in the topics, in order.
 func (l *Ledger) ExpectedEntries() []*Entry {
 	l.mu.Lock()

@@ -15,31 +15,33 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-// NewCrew returns a consumer group for the events of an aggregate type. No member runs yet.
+// NewCrew returns a consumer group for the events of an aggregate type. No member runs yet. Each crew of a scene has its own role.
 func (s *Scene) NewCrew(role member.Role, aggregateType string) *Crew {
 	s.tb.Helper()
-	if err := member.Prepare(s.tb.Context(), s.DB); err != nil {
-		s.tb.Fatal(err)
+	if !s.prepared {
+		if err := member.Prepare(s.tb.Context(), s.DB); err != nil {
+			s.tb.Fatal(err)
+		}
+		s.prepared = true
 	}
 	uri, _ := s.config["mongodb"].(map[string]any)["uri"].(string)
 	return &Crew{scene: s, Spec: member.Spec{
-		Role: role, MongoDB: uri, Database: s.DB.Name(), Brokers: s.Brokers, Topics: []string{s.TopicOf(aggregateType)}, Group: s.Prefix,
+		Role: role, MongoDB: uri, Database: s.DB.Name(), Brokers: s.Brokers, Topics: []string{s.TopicOf(aggregateType)}, Group: s.Prefix + "-" + string(role),
 	}}
 }
 
 // Crew is a consumer group whose members are processes.
 type Crew struct {
-	Spec    member.Spec // of the members that start from now on, without the name
-	scene   *Scene
-	started int
+	Spec  member.Spec // of the members that start from now on, without the name
+	scene *Scene
 }
 
 // StartMember starts one more process and returns at once.
 func (c *Crew) StartMember() *Process {
 	c.scene.tb.Helper()
-	c.started++
+	c.scene.members++
 	spec := c.Spec
-	spec.Name = fmt.Sprintf("m%d", c.started)
+	spec.Name = fmt.Sprintf("m%d", c.scene.members)
 	return Launch(c.scene.tb, spec.Name, Binary(c.scene.tb), nil, member.Command, spec.Arg())
 }
 

@@ -74,6 +74,9 @@ type Scene struct {
 	config  map[string]any
 	started int
 	running []*Process
+
+	prepared bool // the collections of the consumers exist
+	members  int  // consumers that were started
 }
 
 // New creates a scene. No relay runs yet.
@@ -189,7 +192,7 @@ func (s *Scene) WriteConfig(node, listen string) string {
 // StartRelay starts a relay with a unique node name and returns at once.
 func (s *Scene) StartRelay() *Process {
 	s.tb.Helper()
-	return s.startRelay()
+	return s.launchRelay(Binary(s.tb))
 }
 
 // StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th
@@ -202,10 +205,10 @@ func (s *Scene) StartCrashing(crashPoint string) *Process {
 			s.tb.Logf("setup: %d\n%s%s", code, out, errOut)
 		}
 	}
-	return s.startRelay("OUTRELAY_CRASH_AT=" + crashPoint)
+	return s.launchRelay(Binary(s.tb), "OUTRELAY_CRASH_AT="+crashPoint)
 }
 
-func (s *Scene) startRelay(env ...string) *Process {
+func (s *Scene) launchRelay(binary string, env ...string) *Process {
 	s.tb.Helper()
 	s.started++
 
@@ -213,7 +216,7 @@ func (s *Scene) startRelay(env ...string) *Process {
 	node := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:])
 	listen := freePort(s.tb)
 	file := s.WriteConfig(node, listen)
-	process := Launch(s.tb, node, Binary(s.tb), append(slices.Clone(s.env), env...), "run", "--config", file)
+	process := Launch(s.tb, node, binary, append(slices.Clone(s.env), env...), "run", "--config", file)
 	process.HTTP, process.ConfigFile = "http://"+listen, file
 	s.running = append(s.running, process)
 	return process

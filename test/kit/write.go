@@ -45,6 +45,9 @@ type RunningLoad struct {
 	failed atomic.Int64
 }
 
+// LoadColl is the collection of the business documents of a load.
+const LoadColl = "changes"
+
 var errRollBack = errors.New("rolled back on purpose")
 
 // StartLoad starts a load into the scene's outbox. The end of the test stops it.
@@ -165,7 +168,7 @@ func (w *RunningLoad) commitEvents(ctx context.Context, events []event.Event, ab
 	defer cancel()
 	err := w.box.Transaction(ctx, func(ctx context.Context) error {
 		business := bson.D{{Key: "_id", Value: events[0].ID().String()}, {Key: "events", Value: len(events)}}
-		if _, err := w.scene.DB.Collection("orders").InsertOne(ctx, business); err != nil {
+		if _, err := w.scene.DB.Collection(LoadColl).InsertOne(ctx, business); err != nil {
 			return err
 		}
 		if err := w.box.Append(ctx, events...); err != nil {
@@ -246,11 +249,23 @@ func parsePayload(event event.Event) storedPayload {
 // the topics of their aggregate types.
 func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	s.tb.Helper()
+	s.AppendWithin(coll, func() {}, events...)
+}
+
+// AppendWithin is AppendEvents with a transaction that stays open during linger, which may be called again.
+func (s *Scene) AppendWithin(coll *mongo.Collection, linger func(), events ...event.Event) {
+	s.tb.Helper()
 	box, err := outbox.New(coll.Database(), outbox.WithCollection(coll.Name()))
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	err = box.Transaction(s.tb.Context(), func(ctx context.Context) error { return box.Append(ctx, events...) })
+	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
+	defer cancel()
+	err = box.Transaction(ctx, func(ctx context.Context) error {
+		err := box.Append(ctx, events...)
+		linger()
+		return err
+	})
 	if err != nil {
 		s.tb.Fatal(err)
 	}
@@ -283,8 +298,8 @@ func (s *Scene) CheckDead() {
 	s.tb.Helper()
 	_, dead := s.Ledger.copyEntries()
 	for e := range dead {
-		stacktest.Eventually(s.tb, "a dead letter of "+e.id, func() bool {
-			return s.CountState("letters", bson.D{{Key: "ns", Value: e.ns}, {Key: "id", Value: event.ParseID(e.id)}}) == 1
-		})
+		filter := bson.D{{Key: "ns", Value: e.ns}, {Key: "id", Value: event.ParseID(e.id)}}
+		stacktest.EventuallyIn(s.tb, Patience, "one dead letter of "+e.id, func() bool { return s.CountState("letters", filter) == 1 },
+			func() any { return s.readState("letters", filter) })
 	}
 }
