@@ -112,10 +112,10 @@ func (a *operatorCommand) announceContext() {
 	}
 }
 
-// explainError is classifyError. If MongoDB did not answer, it connects once more to find the cause and the fix. A refused
+// explainError is classifyError. If MongoDB did not answer, it connects once more to find the cause and the fix. A rejected
 // adoption or import stays permanent.
 func explainError(ctx context.Context, cfg config.Config, err error) error {
-	if errors.Is(err, adopt.ErrRefused) || errors.Is(err, importing.ErrRefused) {
+	if errors.Is(err, adopt.ErrRejected) || errors.Is(err, importing.ErrRejected) {
 		return err
 	}
 	if err == nil || ctx.Err() != nil || !admin.IsUnreachable(err) {

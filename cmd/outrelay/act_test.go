@@ -138,7 +138,7 @@ func TestCountsAndTimes(t *testing.T) {
 func TestOutcomeOfAnAction(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]int{
-		nil: exitOK, errors.New("refused"): exitConfig, context.DeadlineExceeded: exitTemporary, context.Canceled: exitTemporary,
+		nil: exitOK, errors.New("rejected"): exitConfig, context.DeadlineExceeded: exitTemporary, context.Canceled: exitTemporary,
 		fmt.Errorf("x: %w", mongo.CommandError{Code: 10107}): exitTemporary, error(&mongo.CommandError{Code: 13}): exitConfig,
 	} {
 		if got := exitCode(classifyError(err)); got != want {

@@ -29,7 +29,7 @@ The position comes from one of these:
 The command checks the position before it writes anything, and prints the greatest number of events
 that are sent a second time: the events inserted after the position and before the stop
 (--stopped-at). Kafka Connect stores offsets every minute by default, so the other publisher may have
-sent them. It refuses a position that is older than the oplog, a token of another cluster, an offset
+sent them. It rejects a position that is older than the oplog, a token of another cluster, an offset
 of a connector for another source, and a watcher that a node owns or that has a position.`,
 		Example: `  outrelay adopt --offsets-topic connect-offsets --connector orders --dry-run
   outrelay adopt --offsets-file /var/lib/connect/offsets --stopped-at 5m --yes

@@ -293,8 +293,8 @@ func (a *operatorCommand) planRequeue(
 		return plan.Matched, err
 	}
 	question := fmt.Sprintf(questionFormat, countNoun(plan.Requeued, "dead letter"))
-	if plan.Refused > 0 {
-		question += fmt.Sprintf(" (%s cannot be requeued as they are, and stay)", formatThousands(plan.Refused))
+	if plan.Rejected > 0 {
+		question += fmt.Sprintf(" (%s cannot be requeued as they are, and stay)", formatThousands(plan.Rejected))
 	}
 	return plan.Matched, a.confirm(ctx, question)
 }
@@ -331,26 +331,26 @@ func (a *operatorCommand) countAndConfirm(ctx context.Context, operator admin.Op
 var errNoSelection = errors.New("no dead letters selected; pass ids, a condition such as --class or --since, or --all")
 
 // printRequeued prints the outcome of a requeue, also if it ended with an error. It returns that error,
-// or a reportedError if letters were refused.
+// or a reportedError if letters were rejected.
 func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error {
-	if err != nil && got.Requeued+got.Refused == 0 {
+	if err != nil && got.Requeued+got.Rejected == 0 {
 		return err
 	}
 
 	printErr := a.printResult(got, func(out io.Writer) {
 		verb := a.chooseText("requeued", "would be requeued")
-		fmt.Fprintf(out, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Refused))
+		fmt.Fprintf(out, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Rejected))
 
 		for _, r := range got.Why {
 			fmt.Fprintf(out, "  %s %s delivery %d: %s\n", r.Collection, quoteArgument(r.ID), r.Delivery, sanitizeLine(r.Reason))
 		}
-		if more := got.Refused - int64(len(got.Why)); more > 0 {
+		if more := got.Rejected - int64(len(got.Why)); more > 0 {
 			fmt.Fprintf(out, "  and %s more\n", formatThousands(more))
 		}
 	})
 
 	// Letters that were rejected need an edit, which a script has to notice.
-	if err == nil && printErr == nil && got.Refused > 0 {
+	if err == nil && printErr == nil && got.Rejected > 0 {
 		return reportedError(exitConfig)
 	}
 	return errors.Join(err, printErr)

@@ -222,14 +222,14 @@ to the handler. The new payload contains the bytes of the file, so --payload-as 
 	return cmd
 }
 
-// explainEdit names the flag that a refused edit lacks.
+// explainEdit names the flag that a rejected edit lacks.
 func explainEdit(err error) error {
-	var refused *letters.RefusedError
-	if !errors.As(err, &refused) || refused.Missing == "" {
+	var rejected *letters.RejectedError
+	if !errors.As(err, &rejected) || rejected.Missing == "" {
 		return err
 	}
-	flag := "--field " + refused.Missing + "=VALUE"
-	switch refused.Missing {
+	flag := "--field " + rejected.Missing + "=VALUE"
+	switch rejected.Missing {
 	case "type":
 		flag = "--type TYPE"
 	case "payload":

@@ -64,12 +64,12 @@ func newGraveyardIn(t *testing.T, client *mongo.Client, uri string, n int) *grav
 			{Key: "delivery", Value: int32(0)},
 			{Key: "envelope", Value: envelope},
 			{Key: "size", Value: 100},
-			{Key: "class", Value: "record_refused"},
-			{Key: "reason", Value: "refused (87)\nby \x1b[31mit"},
+			{Key: "class", Value: "record_rejected"},
+			{Key: "reason", Value: "rejected (87)\nby \x1b[31mit"},
 			{Key: "type", Value: "OrderPlaced"},
 			{Key: "topic", Value: "orders"},
 			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
-			{Key: "attempts", Value: bson.A{bson.D{{Key: "at", Value: time.Now()}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "87"}}}},
+			{Key: "attempts", Value: bson.A{bson.D{{Key: "at", Value: time.Now()}, {Key: "class", Value: "record_rejected"}, {Key: "reason", Value: "87"}}}},
 			{Key: "movedAt", Value: time.Now().Add(-time.Duration(n-i) * time.Minute)},
 			{Key: "pos", Value: fmt.Sprintf("82%08X", i)},
 		})
@@ -129,7 +129,7 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	if text := g.runCommand(0, nil, "dead", "list", "--class", "malformed"); text != "no dead letter matches\n" {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(0, nil, "dead", "summary", "d1", "d2"); !strings.Contains(text, "2 ") || !strings.Contains(text, "record_refused") {
+	if text := g.runCommand(0, nil, "dead", "summary", "d1", "d2"); !strings.Contains(text, "2 ") || !strings.Contains(text, "record_rejected") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
@@ -165,7 +165,7 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	}
 
 	var o admin.DeadOutcome
-	if g.runCommand(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.countWaiting() != 0 {
+	if g.runCommand(exitConfig, &o, "dead", "requeue", "--class", "record_rejected", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Rejected != 1 || g.countWaiting() != 0 {
 		t.Errorf("unexpected result %+v", o)
 	}
 	if text := g.runCommand(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 rejected\n" || g.countWaiting() != 1 {
@@ -241,7 +241,7 @@ func TestDeadLettersAreDiscarded(t *testing.T) {
 	if text := g.runCommand(exitConfig, nil, "dead", "discard", "-y"); !strings.Contains(text, "--all") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(0, nil, "dead", "discard", "--message", "refused (", "--dry-run"); !strings.HasPrefix(text, "5 dead letters would be discarded; in the archive until ") {
+	if text := g.runCommand(0, nil, "dead", "discard", "--message", "rejected (", "--dry-run"); !strings.HasPrefix(text, "5 dead letters would be discarded; in the archive until ") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := g.runCommand(exitConfig, nil, "dead", "discard", "d1"); !strings.Contains(text, "discard 1 dead letter; dead_letters.archive keeps them in the archive until ") {
@@ -297,11 +297,11 @@ func TestFailedCommands(t *testing.T) {
 		doc := bson.D{{Key: "_id", Value: fmt.Sprint("f", i)}, {Key: "type", Value: "T"}, {Key: "payload", Value: plantedSecret}}
 		e := admintest.Waits(t, mongodb.Namespace(g.outbox), doc, waiting.Retry, "orders")
 		e.Attempts, e.NextAt = 2, time.Now().Add(time.Hour)
-		e.Error = &record.Attempt{Class: "record_refused", Reason: "87", At: time.Now()}
+		e.Error = &record.Attempt{Class: "record_rejected", Reason: "87", At: time.Now()}
 		admintest.StoreWaiting(t, g.state.Collection("waiting"), e)
 	}
 
-	if text := g.runCommand(0, nil, "failed", "list"); strings.Count(text, "record_refused") != 3 {
+	if text := g.runCommand(0, nil, "failed", "list"); strings.Count(text, "record_rejected") != 3 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := g.runCommand(exitConfig, nil, "failed", "list", "--limit", "10001"); !strings.Contains(text, "--limit") {

@@ -35,7 +35,7 @@ command prints the addresses, and "outrelay dev topic" prints the records. With 
 load continues, and your own events may come in addition.
 
 --set sets keys of the relays, such as --set record.preset=plain. Keys that the demo chooses, such as
-watcher or kafka.brokers, are refused.
+watcher or kafka.brokers, are rejected.
 
 Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q
 quits.

@@ -12,8 +12,8 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// Flags that dev cannot apply are refused, before any server is started.
-func TestDevRefusesFlagsThatItCannotApply(t *testing.T) {
+// Flags that dev cannot apply are rejected, before any server is started.
+func TestDevRejectsFlagsThatItCannotApply(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
 		"--watcher orders":                                  "watcher: dev chooses this key",

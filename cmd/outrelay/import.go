@@ -24,7 +24,7 @@ Rows with failed attempts keep their number and the time of the next one. Rows w
 scheduled envelopes, rows that the library gave up become dead letters. The id of an event stays, so
 consumers recognize an event that the library has sent after all.
 
-The command first converts every row without writing anything, and prints the counts. It refuses a
+The command first converts every row without writing anything, and prints the counts. It rejects a
 collection that does not match --from, and rows that a running publisher has locked. Rows that cannot
 be converted are listed with the reason and stay. If the command is interrupted, run it again: rows
 that were imported are left out.
@@ -81,11 +81,11 @@ func (a *operatorCommand) importRows(ctx context.Context, options importing.Opti
 	}
 	// Rows that were imported before are counted in Known and need no confirmation.
 	if !a.dryRun && report.Total() > 0 {
-		action := fmt.Sprintf("import %s into %s, and leave %s out", countNoun(report.Total(), "row"), report.To, countNoun(report.Refused, "row"))
+		action := fmt.Sprintf("import %s into %s, and leave %s out", countNoun(report.Total(), "row"), report.To, countNoun(report.Rejected, "row"))
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
-		bar = a.startProgress("importing", report.Total()+report.Known+report.Refused)
+		bar = a.startProgress("importing", report.Total()+report.Known+report.Rejected)
 		report, err = importer.Run(ctx)
 		bar.clear()
 	}
@@ -102,7 +102,7 @@ func writeImport(out io.Writer, report importing.Report) {
 	}
 	fmt.Fprintf(out, "to send: %s, scheduled: %s, waiting for a retry: %s, dead letters: %s\n",
 		formatThousands(report.Pending), formatThousands(report.Scheduled), formatThousands(report.Retried), formatThousands(report.Dead))
-	fmt.Fprintf(out, "imported before: %s, cannot be converted: %s\n", formatThousands(report.Known), formatThousands(report.Refused))
+	fmt.Fprintf(out, "imported before: %s, cannot be converted: %s\n", formatThousands(report.Known), formatThousands(report.Rejected))
 
 	text := "imported into"
 	if !report.Done {

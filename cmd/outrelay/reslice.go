@@ -28,7 +28,7 @@ A new slot stays paused if an old slot that had some of its keys was paused. It 
 old slots that had its keys were pinned to the same node. The command lists pins that end. A
 step-down continues until its time is over.
 
-Slots divide envelopes by their field slot, which pkg/outbox writes. The command refuses more than one
+Slots divide envelopes by their field slot, which pkg/outbox writes. The command rejects more than one
 slot if more than a tenth of the newest envelopes lack it, because these all stay in the first slot.
 Use --allow-undivided to divide the others.
 

@@ -70,7 +70,7 @@ func (p *program) runRelay(ctx context.Context) error {
 	err = relay.Run(ctx)
 
 	// A state database of others or a missing privilege is the same at a later attempt.
-	if _, refused := errors.AsType[*mongodb.PrivilegeError](err); refused || errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) {
+	if _, rejected := errors.AsType[*mongodb.PrivilegeError](err); rejected || errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) {
 		return err
 	}
 	return markTemporary(err)

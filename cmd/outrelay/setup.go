@@ -54,7 +54,7 @@ func writeSetup(out io.Writer, report setup.Report) {
 	for _, s := range report.Created {
 		fmt.Fprintln(out, s)
 	}
-	for _, text := range report.Refused {
+	for _, text := range report.Rejected {
 		fmt.Fprintln(out, "not created: "+text)
 	}
 	if report.OK() {

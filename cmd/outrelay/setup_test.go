@@ -37,7 +37,7 @@ func TestSetupCommand(t *testing.T) {
 	if text := strings.Join(before.Created, "\n"); !strings.Contains(text, `createCollection("outrelay_watchers"`) || strings.Count(text, `"ts":1`) != 2 {
 		t.Errorf("%s", text)
 	}
-	if r := run(exitOK); len(r.Created) != len(before.Created) || len(r.Refused) != 0 {
+	if r := run(exitOK); len(r.Created) != len(before.Created) || len(r.Rejected) != 0 {
 		t.Errorf("%+v", r)
 	}
 	for range 2 {
@@ -46,7 +46,7 @@ func TestSetupCommand(t *testing.T) {
 		}
 	}
 
-	// A collection of others with one of the names is refused by every command.
+	// A collection of others with one of the names is rejected by every command.
 	if err := state.Of(shop).Collection("marker").Drop(t.Context()); err != nil {
 		t.Fatal(err)
 	}

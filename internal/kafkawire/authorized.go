@@ -70,9 +70,9 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 // ValidateTopic returns an error if this user could not create the topic with these options. It
 // creates nothing.
 func (c *Client) ValidateTopic(ctx context.Context, name string, how TopicCreate) error {
-	refused, err := c.createTopics(ctx, []string{name}, how, true)
+	rejected, err := c.createTopics(ctx, []string{name}, how, true)
 	if err == nil {
-		err = refused[name]
+		err = rejected[name]
 	}
 	if err != nil {
 		return fmt.Errorf("validating topic %s: %w", name, err)

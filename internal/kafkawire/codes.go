@@ -41,18 +41,18 @@ const (
 	unsupportedCompressionType         = kafkago.UnsupportedCompressionType
 )
 
-// RefusalError is an error code of Kafka with the words of the broker, which are often the only reason: of a policy, or of a
+// RejectionError is an error code of Kafka with the words of the broker, which are often the only reason: of a policy, or of a
 // name that collides with another one.
-type RefusalError struct {
+type RejectionError struct {
 	Code    Code
 	Message string
 }
 
-func (e *RefusalError) Error() string { return fmt.Sprintf("%v (%s)", e.Code, e.Message) }
-func (e *RefusalError) Unwrap() error { return e.Code }
+func (e *RejectionError) Error() string { return fmt.Sprintf("%v (%s)", e.Code, e.Message) }
+func (e *RejectionError) Unwrap() error { return e.Code }
 
-// newRefusal returns the error of a code with the words of the broker, which may be empty. It returns nil for code 0.
-func newRefusal(code Code, message string) error {
+// newRejection returns the error of a code with the words of the broker, which may be empty. It returns nil for code 0.
+func newRejection(code Code, message string) error {
 	switch {
 	case code == 0:
 		return nil
@@ -60,13 +60,13 @@ func newRefusal(code Code, message string) error {
 		return code
 	}
 	// The words may repeat a name of any length.
-	return &RefusalError{code, record.Shorten(message, 500)}
+	return &RejectionError{code, record.Shorten(message, 500)}
 }
 
 // wordsOf returns the words of the broker in an error, or "".
 func wordsOf(err error) string {
-	if refusal, ok := errors.AsType[*RefusalError](err); ok {
-		return refusal.Message
+	if rejection, ok := errors.AsType[*RejectionError](err); ok {
+		return rejection.Message
 	}
 	return ""
 }
@@ -97,7 +97,7 @@ const (
 	VerdictTooLarge           // nothing was appended
 	VerdictBadRecords         // some records are at fault: nothing was appended
 	VerdictCorrupt            // the broker received other bytes than were sent
-	VerdictRefused            // definitely refused for now: send the same bytes again each second
+	VerdictRejected           // definitely rejected for now: send the same bytes again each second
 	VerdictFenced
 	VerdictBroken
 )
@@ -138,7 +138,7 @@ func Classify(code Code) Verdict {
 	case kafkago.OutOfOrderSequenceNumber, kafkago.UnknownProducerId, kafkago.InvalidProducerIDMapping:
 		return VerdictBroken
 	}
-	return VerdictRefused
+	return VerdictRejected
 }
 
 // MayBeAppended reports whether a batch may be in the log although the broker responded with code.

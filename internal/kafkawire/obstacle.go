@@ -10,7 +10,7 @@ const (
 	TopicMissing     = "missing"
 	TopicForbidden   = "forbidden"
 	TopicNoLeader    = "no_leader"
-	TopicRefused     = "refused"
+	TopicRejected    = "rejected"
 	TopicUnreachable = "unreachable"
 )
 
@@ -60,19 +60,19 @@ func explainTopic(topic string, err error, creates bool) Obstacle {
 			"a partition of topic %q has no leader that responds; check its brokers", topic)}
 
 	case InvalidTopic:
-		return Obstacle{TopicRefused, fmt.Sprintf("Kafka does not allow the topic name %q; correct the routing", topic)}
+		return Obstacle{TopicRejected, fmt.Sprintf("Kafka does not allow the topic name %q; correct the routing", topic)}
 
 	case unsupportedCompressionType:
-		return Obstacle{TopicRefused, fmt.Sprintf(
+		return Obstacle{TopicRejected, fmt.Sprintf(
 			"the broker of topic %q does not support this compression; change kafka.compression", topic)}
 
 	case policyViolation:
-		return Obstacle{TopicRefused, fmt.Sprintf(
+		return Obstacle{TopicRejected, fmt.Sprintf(
 			"a policy of the cluster rejects topic %q; contact its operators, or create the topic manually", topic)}
 
 	case invalidReplicationFactor:
 		return Obstacle{TopicMissing, fmt.Sprintf("topic %q cannot be created with this replication factor: "+
 			"there are fewer brokers; lower topics.create.replication", topic)}
 	}
-	return Obstacle{TopicRefused, fmt.Sprintf("topic %q: Kafka responds with %v", topic, err)}
+	return Obstacle{TopicRejected, fmt.Sprintf("topic %q: Kafka responds with %v", topic, err)}
 }

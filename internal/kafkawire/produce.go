@@ -44,7 +44,7 @@ type ProduceResult struct {
 }
 
 // Err returns the error of the response, with the words of the broker; nil for a batch that was appended.
-func (r *ProduceResult) Err() error { return newRefusal(r.Code, r.Message) }
+func (r *ProduceResult) Err() error { return newRejection(r.Code, r.Message) }
 
 // Producer writes produce requests and reads their responses, in versions 3 to 8. The request is the same
 // in all of them. It is encoded here, straight from the batches, because kafka-go's encoder would copy

@@ -114,27 +114,27 @@ func (c TopicConfig) Compacted() bool { return strings.Contains(c.CleanupPolicy,
 
 // CreateTopic creates a topic. It returns nil if the topic exists already.
 func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) error {
-	refused, err := c.CreateTopics(ctx, []string{name}, how)
-	return errors.Join(err, refused[name])
+	rejected, err := c.CreateTopics(ctx, []string{name}, how)
+	return errors.Join(err, rejected[name])
 }
 
 // CreateTopics creates topics with one request. The result has the error of each topic that cannot be created. A topic that
 // exists already is no error.
 func (c *Client) CreateTopics(ctx context.Context, names []string, how TopicCreate) (map[string]error, error) {
-	refused, err := c.createTopics(ctx, names, how, false)
+	rejected, err := c.createTopics(ctx, names, how, false)
 	if err != nil {
 		return nil, fmt.Errorf("creating topics: %w", err)
 	}
-	for name, why := range refused {
-		refused[name] = fmt.Errorf("creating topic %s: %w", name, why)
+	for name, why := range rejected {
+		rejected[name] = fmt.Errorf("creating topic %s: %w", name, why)
 	}
-	return refused, nil
+	return rejected, nil
 }
 
 // createTopics creates topics. With validateOnly it only checks whether they could be created.
 func (c *Client) createTopics(
 	ctx context.Context, names []string, how TopicCreate, validateOnly bool,
-) (refused map[string]error, err error) {
+) (rejected map[string]error, err error) {
 	timeout := timeoutFor(adminTimeout, len(names))
 	req := &createtopics.Request{TimeoutMs: int32(timeout.Milliseconds()), ValidateOnly: validateOnly}
 	for _, name := range names {
@@ -157,16 +157,16 @@ func (c *Client) createTopics(
 		return nil, err
 	}
 
-	refused = map[string]error{}
+	rejected = map[string]error{}
 	for _, r := range message.(*createtopics.Response).Topics {
 		code := kafkago.Error(r.ErrorCode)
 		// Another process may have created the topic at the same time.
 		if code == 0 || code == kafkago.TopicAlreadyExists {
 			continue
 		}
-		refused[r.Name] = newRefusal(code, r.ErrorMessage)
+		rejected[r.Name] = newRejection(code, r.ErrorMessage)
 	}
-	return refused, nil
+	return rejected, nil
 }
 
 // ListOffsets returns the end offsets of partitions, given the broker that leads each of them: the least

@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
-// Brokers refuse a transaction timeout above their transaction.max.timeout.ms, which is 15 minutes here.
+// Brokers reject a transaction timeout above their transaction.max.timeout.ms, which is 15 minutes here.
 func TestTransactionTimeoutFitsTheBrokers(t *testing.T) {
 	t.Parallel()
 	c, err := kafkawire.NewClient(kafkawire.Config{Brokers: stacktest.Brokers(t), TransactionTimeout: 4 * time.Hour, Patience: time.Minute})

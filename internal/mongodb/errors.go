@@ -100,9 +100,9 @@ func HasCode(err error, codes ...int) bool {
 	return false
 }
 
-// DescribeRefusal wraps err, or returns nil if err is nil. If the server rejected the command because the action
+// DescribeRejection wraps err, or returns nil if err is nil. If the server rejected the command because the action
 // is not granted, the error is a [*PrivilegeError] with that action.
-func DescribeRefusal(err error, doing, action, resource, advice string) error {
+func DescribeRejection(err error, doing, action, resource, advice string) error {
 	if err == nil {
 		return nil
 	}
@@ -112,9 +112,9 @@ func DescribeRefusal(err error, doing, action, resource, advice string) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// Refusal is DescribeRefusal without advice.
-func Refusal(err error, doing, action, resource string) error {
-	return DescribeRefusal(err, doing, action, resource, "")
+// Rejection is DescribeRejection without advice.
+func Rejection(err error, doing, action, resource string) error {
+	return DescribeRejection(err, doing, action, resource, "")
 }
 
 // Majority returns coll with majority concerns on the primary (N21).

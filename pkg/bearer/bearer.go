@@ -101,9 +101,9 @@ func FromClientCredentials(credentials ClientCredentials) Source {
 			request.ClientSecret = credentials.Secret()
 		}
 		issued, err := request.Token(ctx)
-		if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
-			reason := limited(refused.Body)
-			return "", time.Time{}, fmt.Errorf("%s refuses a token: %s%s", credentials.TokenURL, refused.Response.Status, reason.suffix())
+		if rejected, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
+			reason := limited(rejected.Body)
+			return "", time.Time{}, fmt.Errorf("%s rejects a token: %s%s", credentials.TokenURL, rejected.Response.Status, reason.suffix())
 		}
 		if err != nil {
 			return "", time.Time{}, fmt.Errorf("requesting a token from %s: %w", credentials.TokenURL, err)

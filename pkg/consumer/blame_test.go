@@ -90,7 +90,7 @@ func TestAnOutageOfTheDatabaseIsReportedOnce(t *testing.T) {
 	}
 }
 
-// A message whose handler outlives the transaction every time meets its policy, whether the server refuses an operation of the
+// A message whose handler outlives the transaction every time meets its policy, whether the server rejects an operation of the
 // handler or the commit. Nothing else waits for it.
 func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 	t.Parallel()

@@ -272,10 +272,10 @@ func TestOffsetPassesAfterTheDeadLetterIsWritten(t *testing.T) {
 	k := newKit(t, 1)
 	dead := newDisposed()
 	dead.setError(errWanted)
-	refused := make(chan struct{}, 1000)
+	rejected := make(chan struct{}, 1000)
 	c := k.newConsumer(consumer.WithDisposer(dead), withTries(1), consumer.WithErrorHook(func(_ context.Context, err error) {
 		if errors.Is(err, errWanted) {
-			refused <- struct{}{}
+			rejected <- struct{}{}
 		}
 	}))
 
@@ -286,7 +286,7 @@ func TestOffsetPassesAfterTheDeadLetterIsWritten(t *testing.T) {
 
 	k.waitCount("effects", 1)
 	for range 2 {
-		k.waitFor("a refused dead letter", refused)
+		k.waitFor("a rejected dead letter", rejected)
 	}
 	if got := k.readCommitted(1)[0]; got > 0 {
 		t.Fatalf("offset %d was committed before the dead letter was written", got)

@@ -150,7 +150,7 @@ func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
 	}
 }
 
-func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
+func TestDecodeRejectsHeadersThatAreNone(t *testing.T) {
 	t.Parallel()
 	for _, h := range []event.Header{
 		{Key: record.HeaderDelivery, Value: []byte("-1")}, {Key: record.HeaderDelivery}, {Key: record.HeaderAttempt, Value: []byte("0")},

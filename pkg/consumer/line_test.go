@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// line is the network between a member and its servers. It can be cut: its connections break, and new ones are refused.
+// line is the network between a member and its servers. It can be cut: its connections break, and new ones are rejected.
 type line struct {
 	mu    sync.Mutex
 	off   bool
@@ -33,7 +33,7 @@ func (l *line) DialContext(ctx context.Context, network, address string) (net.Co
 	return &lineConn{c, l}, nil
 }
 
-// cut breaks the connections and refuses new ones.
+// cut breaks the connections and rejects new ones.
 func (l *line) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -211,9 +211,9 @@ func TestRecordsOfAbortedTransactionsAreNeverHandled(t *testing.T) {
 	}
 }
 
-// N29: a recreated topic begins a new generation of the watermarks. Otherwise its messages would be refused
+// N29: a recreated topic begins a new generation of the watermarks. Otherwise its messages would be rejected
 // forever.
-func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
+func TestN29_RecreatedTopicIsNotRejected(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	c := k.newConsumer()
@@ -234,7 +234,7 @@ func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 }
 
 // N29: also a new topic with more records than the old one had.
-func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
+func TestN29_ARefilledTopicIsNotRejected(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
 	c := k.newConsumer()

@@ -32,8 +32,8 @@ import (
 // optionCase is one option with its zero value and, if it has a number or a time, with -1.
 type optionCase struct {
 	zero, negative any
-	// refused is set if the negative value is an error that names the option. Otherwise it means none.
-	refused bool
+	// rejected is set if the negative value is an error that names the option. Otherwise it means none.
+	rejected bool
 	// list is set if the option adds to a list, so its zero value adds nothing, or what is required.
 	list bool
 }
@@ -57,24 +57,24 @@ var optionCases = map[string]map[string]optionCase{
 		"WithCollections":       {zero: consumer.WithCollections("")},
 		"WithCommitCount":       {zero: consumer.WithCommitCount(0), negative: consumer.WithCommitCount(-1)},
 		"WithCommitInterval":    {zero: consumer.WithCommitInterval(0), negative: consumer.WithCommitInterval(-1)},
-		"WithConcurrency":       {zero: consumer.WithConcurrency(0), negative: consumer.WithConcurrency(-1), refused: true},
+		"WithConcurrency":       {zero: consumer.WithConcurrency(0), negative: consumer.WithConcurrency(-1), rejected: true},
 		"WithDecoder":           {zero: consumer.WithDecoder(nil)},
 		"WithDrain":             {zero: consumer.WithDrain(0), negative: consumer.WithDrain(-1)},
 		"WithErrorHook":         {zero: consumer.WithErrorHook(nil)},
 		"WithGivenUpHook":       {zero: consumer.WithGivenUpHook(nil)},
-		"WithLease":             {zero: consumer.WithLease(0), negative: consumer.WithLease(-1), refused: true},
+		"WithLease":             {zero: consumer.WithLease(0), negative: consumer.WithLease(-1), rejected: true},
 		"WithLimit":             {zero: consumer.WithLimit(0), negative: consumer.WithLimit(-1)},
 		"WithLogger":            {zero: consumer.WithLogger(nil)},
 		"WithMaxOutage":         {zero: consumer.WithMaxOutage(0), negative: consumer.WithMaxOutage(-1)},
-		"WithMode":              {zero: consumer.WithMode(0), negative: consumer.WithMode(-1), refused: true},
+		"WithMode":              {zero: consumer.WithMode(0), negative: consumer.WithMode(-1), rejected: true},
 		"WithRack":              {zero: consumer.WithRack("")},
 		"WithRate":              {zero: consumer.WithRate(consumer.Rate{}), negative: consumer.WithRate(consumer.Rate{PerSecond: -1, Burst: -1})},
-		"WithRetention":         {zero: consumer.WithRetention(0), negative: consumer.WithRetention(-1), refused: true},
+		"WithRetention":         {zero: consumer.WithRetention(0), negative: consumer.WithRetention(-1), rejected: true},
 		"WithRetry":             {zero: consumer.WithRetry(consumer.Retry{})},
-		"WithRetryTopics":       {zero: consumer.WithRetryTopics(), negative: consumer.WithRetryTopics(-1), refused: true},
-		"WithSessionTimeout":    {zero: consumer.WithSessionTimeout(0), negative: consumer.WithSessionTimeout(-1), refused: true},
+		"WithRetryTopics":       {zero: consumer.WithRetryTopics(), negative: consumer.WithRetryTopics(-1), rejected: true},
+		"WithSessionTimeout":    {zero: consumer.WithSessionTimeout(0), negative: consumer.WithSessionTimeout(-1), rejected: true},
 		"WithSharedTransaction": {zero: consumer.WithSharedTransaction(0), negative: consumer.WithSharedTransaction(-1)},
-		"WithStart":             {zero: consumer.WithStart(0), negative: consumer.WithStart(-1), refused: true},
+		"WithStart":             {zero: consumer.WithStart(0), negative: consumer.WithStart(-1), rejected: true},
 		"WithTLS":               {zero: consumer.WithTLS(nil)},
 		"WithTelemetry":         {zero: consumer.WithTelemetry(nil)},
 		"WithTimeout":           {zero: consumer.WithTimeout(0), negative: consumer.WithTimeout(-1)},
@@ -90,8 +90,8 @@ var optionCases = map[string]map[string]optionCase{
 		"WithFailure": {zero: breaker.WithFailure(nil)},
 		"WithMinimum": {zero: breaker.WithMinimum(0), negative: breaker.WithMinimum(-1)},
 		"WithOpenFor": {zero: breaker.WithOpenFor(0), negative: breaker.WithOpenFor(-1)},
-		"WithShare":   {zero: breaker.WithShare(0), negative: breaker.WithShare(-1), refused: true},
-		"WithWindow":  {zero: breaker.WithWindow(0), negative: breaker.WithWindow(-1), refused: true},
+		"WithShare":   {zero: breaker.WithShare(0), negative: breaker.WithShare(-1), rejected: true},
+		"WithWindow":  {zero: breaker.WithWindow(0), negative: breaker.WithWindow(-1), rejected: true},
 	},
 	"deadletter": {
 		"WithCollection":   {zero: deadletter.WithCollection("")},
@@ -103,11 +103,11 @@ var optionCases = map[string]map[string]optionCase{
 	"franz":  {"WithInstanceID": {zero: franz.WithInstanceID("")}},
 	"topics": {},
 	"../inbox": {
-		"WithClaim":       {zero: inbox.WithClaim(0), negative: inbox.WithClaim(-1), refused: true},
+		"WithClaim":       {zero: inbox.WithClaim(0), negative: inbox.WithClaim(-1), rejected: true},
 		"WithCodec":       {list: true},
 		"WithCollection":  {zero: inbox.WithCollection("")},
 		"WithFingerprint": {list: true},
-		"WithRetention":   {zero: inbox.WithRetention(0), negative: inbox.WithRetention(-1), refused: true},
+		"WithRetention":   {zero: inbox.WithRetention(0), negative: inbox.WithRetention(-1), rejected: true},
 		"WithoutTTL":      {list: true},
 		"WithoutWaiting":  {list: true},
 	},
@@ -201,14 +201,14 @@ func TestZeroNegativeAndNilMeanTheSameInEachOption(t *testing.T) {
 				continue
 			}
 			err := apply(t, db, c.negative)
-			if !c.refused && err != nil {
+			if !c.rejected && err != nil {
 				t.Errorf("%s: %s of -1: got %v, want none", dir, name, err)
 			}
 			option := name
 			if name == "WithClaim" {
 				option = "lease"
 			}
-			if c.refused && (err == nil || !strings.Contains(err.Error(), option)) {
+			if c.rejected && (err == nil || !strings.Contains(err.Error(), option)) {
 				t.Errorf("%s: %s of -1: got %v, want an error that names it", dir, name, err)
 			}
 		}
@@ -248,7 +248,7 @@ func listOptions(t *testing.T, dir string) (names []string) {
 // The fields of Retry follow the same rule.
 func TestZeroAndNegativeMeanTheSameInEachFieldOfRetry(t *testing.T) {
 	t.Parallel()
-	refused := []string{"Min", "Max"}
+	rejected := []string{"Min", "Max"}
 	for i := range reflect.TypeFor[consumer.Retry]().NumField() {
 		var r consumer.Retry
 		field := reflect.TypeFor[consumer.Retry]().Field(i)
@@ -263,7 +263,7 @@ func TestZeroAndNegativeMeanTheSameInEachFieldOfRetry(t *testing.T) {
 		}
 
 		h := newOffline(t).Handle("h", consumer.Func(nop, "*"), consumer.WithRetry(r))
-		if want := slices.Contains(refused, field.Name); (h != nil) != want || want && !strings.Contains(h.Error(), field.Name) {
+		if want := slices.Contains(rejected, field.Name); (h != nil) != want || want && !strings.Contains(h.Error(), field.Name) {
 			t.Errorf("%s of -1: got %v, want an error: %t", field.Name, h, want)
 		}
 	}

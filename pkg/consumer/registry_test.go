@@ -110,7 +110,7 @@ func TestHandlersAreRemovedByName(t *testing.T) {
 	addHandler(t, c, "both", nop)
 }
 
-func TestMuxRefusesTwoHandlersOfAType(t *testing.T) {
+func TestMuxRejectsTwoHandlersOfAType(t *testing.T) {
 	t.Parallel()
 	c := newOffline(t)
 	err := c.Handle("orders", consumer.Mux(consumer.Func(nop, "order.*"), consumer.Func(nop, "paid", "*.placed")))
@@ -124,7 +124,7 @@ func TestMuxRefusesTwoHandlersOfAType(t *testing.T) {
 	}
 
 	if c.Remove("orders") {
-		t.Error("a handler that was refused is registered")
+		t.Error("a handler that was rejected is registered")
 	}
 }
 
@@ -138,8 +138,8 @@ func TestMuxPassesAMessageToTheHandlerOfItsType(t *testing.T) {
 		}
 	}
 
-	h := consumer.Mux(consumer.Func(note("orders"), "order.*"), consumer.Func(note("paid"), "paid", "refused"))
-	for _, name := range []string{"paid", "order.placed", "refused"} {
+	h := consumer.Mux(consumer.Func(note("orders"), "order.*"), consumer.Func(note("paid"), "paid", "rejected"))
+	for _, name := range []string{"paid", "order.placed", "rejected"} {
 		if err := h.Handle(t.Context(), &consumer.Message{Name: name}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -148,12 +148,12 @@ func TestMuxPassesAMessageToTheHandlerOfItsType(t *testing.T) {
 	if err := h.Handle(t.Context(), &consumer.Message{Name: "other"}); !errors.Is(err, consumer.ErrNoHandler) {
 		t.Errorf("a type without a handler: got %v, want ErrNoHandler", err)
 	}
-	if d := cmp.Diff([]string{"paid paid", "orders order.placed", "paid refused"}, got); d != "" {
+	if d := cmp.Diff([]string{"paid paid", "orders order.placed", "paid rejected"}, got); d != "" {
 		t.Error(d)
 	}
 }
 
-func TestHandleRefusesImpossibleHandlers(t *testing.T) {
+func TestHandleRejectsImpossibleHandlers(t *testing.T) {
 	t.Parallel()
 	c := newOffline(t)
 	addHandler(t, c, "taken", nop)
@@ -177,7 +177,7 @@ func TestHandleRefusesImpossibleHandlers(t *testing.T) {
 	}
 
 	if c.Remove("a") {
-		t.Error("a handler that was refused is registered")
+		t.Error("a handler that was rejected is registered")
 	}
 }
 

@@ -333,7 +333,7 @@ func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 	if _, err := plain.Store(ctx, order{ID: "alone"}); err != nil {
 		t.Errorf("allowed without a transaction: %v", err)
 	}
-	if _, err := entity.NewRecorded(w.db.Collection("orders"), w.box, "order", orderKey, entity.WithoutTransaction()); !errors.Is(err, entity.ErrRefused) {
+	if _, err := entity.NewRecorded(w.db.Collection("orders"), w.box, "order", orderKey, entity.WithoutTransaction()); !errors.Is(err, entity.ErrRejected) {
 		t.Errorf("a Recorded without transactions: %v", err)
 	}
 }

@@ -17,8 +17,8 @@ var (
 	// ErrStale means that the stored entity has another version than the given one. Load it again.
 	ErrStale = errors.New("entity was changed since it was loaded")
 
-	// ErrRefused means that a call cannot be recorded correctly. Nothing of it was done.
-	ErrRefused = errors.New("cannot be recorded")
+	// ErrRejected means that a call cannot be recorded correctly. Nothing of it was done.
+	ErrRejected = errors.New("cannot be recorded")
 
 	// ErrUnknownChange means that a Projector does not understand a message. Another attempt fails in the same way, so the
 	// error is also consumer.ErrMalformed: the message becomes a dead letter at once. Requeue it when the projector supports

@@ -67,7 +67,7 @@ func NewRecorded[T any, I ID](
 		errs = append(errs, errors.New("the name is empty"))
 	}
 	if collection.plain {
-		errs = append(errs, fmt.Errorf("%w: a change and its event need a transaction: remove WithoutTransaction", ErrRefused))
+		errs = append(errs, fmt.Errorf("%w: a change and its event need a transaction: remove WithoutTransaction", ErrRejected))
 	}
 	if collection.project != nil {
 		errs = append(errs, errors.New("WithProjection applies to a Projector only"))
@@ -184,7 +184,7 @@ func (r *Recorded[T, I]) distinctKeys(ids []I) ([]bson.RawValue, error) {
 
 		// Both changes would get the same version.
 		if _, twice := seen[mapKey(key)]; twice {
-			return nil, fmt.Errorf("%s: %w: %s occurs twice in one call", r.entities.docs.Name(), ErrRefused, formatID(id))
+			return nil, fmt.Errorf("%s: %w: %s occurs twice in one call", r.entities.docs.Name(), ErrRejected, formatID(id))
 		}
 
 		seen[mapKey(key)] = struct{}{}

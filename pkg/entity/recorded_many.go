@@ -10,7 +10,7 @@ import (
 )
 
 // InsertMany inserts the entities in the transaction of ctx and returns their versions. It records
-// one event for each. If an id occurs twice, the error is ErrRefused. If it fails after it has
+// one event for each. If an id occurs twice, the error is ErrRejected. If it fails after it has
 // started to write, the transaction is rollback-only. For other errors, see Insert.
 func (r *Recorded[T, I]) InsertMany(ctx context.Context, ts ...T) ([]int64, error) {
 	return r.writeMany(ctx, verbInsert, ts)

@@ -98,8 +98,8 @@ func TestRecordedGuards(t *testing.T) {
 			"stale delete":              {r.DeleteEntity(ctx, o), entity.ErrStale},
 			"update of nothing":         {just(r.Update(ctx, order{ID: "b"})), entity.ErrMissing},
 			"delete of nothing":         {r.DeleteEntity(ctx, order{ID: "b"}), entity.ErrMissing},
-			"twice in one call":         {just(r.StoreMany(ctx, order{ID: "c"}, order{ID: "c"})), entity.ErrRefused},
-			"deleted twice in one call": {just(r.DeleteMany(ctx, "a", "a")), entity.ErrRefused},
+			"twice in one call":         {just(r.StoreMany(ctx, order{ID: "c"}, order{ID: "c"})), entity.ErrRejected},
+			"deleted twice in one call": {just(r.DeleteMany(ctx, "a", "a")), entity.ErrRejected},
 			"no id":                     {just(r.StoreMany(ctx, order{ID: "c"}, order{})), entity.ErrNoID},
 		} {
 			if !errors.Is(c.got, c.want) {
@@ -417,7 +417,7 @@ func TestProjectorInAndBesideATransaction(t *testing.T) {
 }
 
 // A message that the projector does not understand is an error, and nothing of it is written.
-func TestProjectorRefusesIncompleteMessages(t *testing.T) {
+func TestProjectorRejectsIncompleteMessages(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
 	good := w.history()[0]

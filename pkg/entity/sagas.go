@@ -34,7 +34,7 @@ func (c *sagaCheck) run(ctx context.Context) error {
 	case err != nil:
 		return err
 	case isSaga:
-		return sagas.RefuseEntities(c.coll.Database().Name()+"."+c.coll.Name(), found.Owner)
+		return sagas.RejectEntities(c.coll.Database().Name()+"."+c.coll.Name(), found.Owner)
 	}
 	c.passed.Store(true)
 	return nil

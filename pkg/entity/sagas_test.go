@@ -33,7 +33,7 @@ func placed(id string) *consumer.Message {
 	return &consumer.Message{ID: "m", Name: "Placed", Key: []byte(id), Value: []byte("42"), Aggregate: event.Aggregate{Type: "order", ID: id}}
 }
 
-func checkRefused(t *testing.T, call string, err error, want ...string) {
+func checkRejected(t *testing.T, call string, err error, want ...string) {
 	t.Helper()
 	for _, text := range want {
 		if err == nil || !strings.Contains(err.Error(), text) {
@@ -42,30 +42,30 @@ func checkRefused(t *testing.T, call string, err error, want ...string) {
 	}
 }
 
-func TestSagasAndEntitiesOfOneProcessRefuseEachOther(t *testing.T) {
+func TestSagasAndEntitiesOfOneProcessRejectEachOther(t *testing.T) {
 	t.Parallel()
 	first := setup(t)
 	if _, err := payments(t, first.box); err != nil {
 		t.Fatal(err)
 	}
 	_, err := entity.New(first.db.Collection("orders"), orderKey)
-	checkRefused(t, "New", err, "orders contains sagas in this process", "use another collection")
+	checkRejected(t, "New", err, "orders contains sagas in this process", "use another collection")
 	_, err = entity.NewRecorded(first.db.Collection("orders"), first.box, "order", orderKey)
-	checkRefused(t, "NewRecorded", err, "orders contains sagas in this process")
+	checkRejected(t, "NewRecorded", err, "orders contains sagas in this process")
 	_, err = entity.NewProjector[order, orderID](first.db.Collection("orders"), "order")
-	checkRefused(t, "NewProjector", err, "orders contains sagas in this process")
+	checkRejected(t, "NewProjector", err, "orders contains sagas in this process")
 
 	second := setup(t)
 	second.collection()
 	_, err = payments(t, second.box)
-	checkRefused(t, "Handler", err, "orders contains entities in this process", "use another collection")
+	checkRejected(t, "Handler", err, "orders contains entities in this process", "use another collection")
 	if !errors.Is(err, saga.ErrDefinition) {
 		t.Errorf("Handler: %v", err)
 	}
 }
 
 // The saga belongs to another process, so New cannot see it. No method may touch its document.
-func TestEntitiesRefuseTheSagasOfAnotherProcess(t *testing.T) {
+func TestEntitiesRejectTheSagasOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
 	other, err := outbox.New(stacktest.Client(t).Database(w.db.Name()))
@@ -97,7 +97,7 @@ func TestEntitiesRefuseTheSagasOfAnotherProcess(t *testing.T) {
 		"Projector": func(ctx context.Context) error { return projector.Handle(ctx, change) },
 	} {
 		err := w.box.Transaction(t.Context(), do)
-		checkRefused(t, call, err, w.db.Name()+".orders contains the sagas of struct { Paid int64 }", "use another collection")
+		checkRejected(t, call, err, w.db.Name()+".orders contains the sagas of struct { Paid int64 }", "use another collection")
 	}
 
 	if after := w.listStored("orders"); len(before) != 1 || len(after) != 1 || after[0] != before[0] {
@@ -117,7 +117,7 @@ func (w world) recordedElsewhere(t *testing.T) *consumer.Message {
 }
 
 // The collection has entities of another process, so Handler cannot see them.
-func TestASagaRefusesTheEntitiesOfAnotherProcess(t *testing.T) {
+func TestASagaRejectsTheEntitiesOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
 	w.tx(func(ctx context.Context) error { return just(w.collection().Insert(ctx, order{ID: "o-1"})) })
@@ -132,7 +132,7 @@ func TestASagaRefusesTheEntitiesOfAnotherProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = h.Handle(t.Context(), placed("o-1"))
-	checkRefused(t, "Handle", err, w.db.Name()+".orders", "no sagas", "choose another name")
+	checkRejected(t, "Handle", err, w.db.Name()+".orders", "no sagas", "choose another name")
 	if !errors.Is(err, saga.ErrDefinition) {
 		t.Errorf("Handle: %v", err)
 	}

@@ -32,7 +32,7 @@ func Example() {
 		log.Println(letter.DiedAt, letter.Type, letter.ID, letter.Reason)
 	}
 	done, err := op.As("ann").RequeueLetters(ctx, filter, operate.RequeueOptions{})
-	log.Println(done.Requeued, "are sent again,", done.Refused, "cannot be sent:", err)
+	log.Println(done.Requeued, "are sent again,", done.Rejected, "cannot be sent:", err)
 }
 
 // A service that embeds a relay serves the operators' page to the people who have logged in to the service.

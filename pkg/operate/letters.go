@@ -190,14 +190,14 @@ type RequeueOptions struct {
 
 // RequeueOutcome counts the effects of a requeue, or with DryRun the expected effects.
 type RequeueOutcome struct {
-	Matched  int64     // letters that were not requeued before
-	Requeued int64     // letters whose event is delivered again
-	Refused  int64     // letters that cannot be delivered as they are, and stay
-	Why      []Refusal // the first refused letters
+	Matched  int64       // letters that were not requeued before
+	Requeued int64       // letters whose event is delivered again
+	Rejected int64       // letters that cannot be delivered as they are, and stay
+	Why      []Rejection // the first rejected letters
 }
 
-// Refusal is a letter that cannot be requeued.
-type Refusal struct {
+// Rejection is a letter that cannot be requeued.
+type Rejection struct {
 	Collection string
 	ID         string // of the event
 	Reason     string // with the fix
@@ -217,9 +217,9 @@ func (o *Operator) RequeueLetters(ctx context.Context, filter LetterFilter, opti
 		IgnoreExpiry: options.IgnoreExpiry, Handlers: options.Handlers, Topic: options.Topic, DryRun: options.DryRun,
 	}, options.Progress)
 
-	outcome := RequeueOutcome{Matched: done.Matched, Requeued: done.Requeued, Refused: done.Refused}
-	for _, refused := range done.Why {
-		outcome.Why = append(outcome.Why, Refusal{refused.Collection, refused.ID, refused.Reason})
+	outcome := RequeueOutcome{Matched: done.Matched, Requeued: done.Requeued, Rejected: done.Rejected}
+	for _, rejected := range done.Why {
+		outcome.Why = append(outcome.Why, Rejection{rejected.Collection, rejected.ID, rejected.Reason})
 	}
 	return outcome, explain(doing, err)
 }

@@ -78,7 +78,7 @@ func TestDeadLettersAreReadRequeuedAndDiscarded(t *testing.T) {
 
 	// Without the option, an expired event would only expire again.
 	one := operate.LetterFilter{IDs: []string{first}}
-	if out, err := op.RequeueLetters(t.Context(), one, operate.RequeueOptions{}); err != nil || out.Requeued != 0 || out.Refused != 1 || len(out.Why) != 1 || out.Why[0].ID != first {
+	if out, err := op.RequeueLetters(t.Context(), one, operate.RequeueOptions{}); err != nil || out.Requeued != 0 || out.Rejected != 1 || len(out.Why) != 1 || out.Why[0].ID != first {
 		t.Errorf("requeue of an expired event: got %+v, %v", out, err)
 	}
 	if out, err := op.RequeueLetters(t.Context(), one, operate.RequeueOptions{IgnoreExpiry: true, DryRun: true}); err != nil || out.Requeued != 1 {
@@ -115,7 +115,7 @@ func TestDeadLettersAreReadRequeuedAndDiscarded(t *testing.T) {
 	}
 }
 
-// Events whose topic is refused go to another topic, all at once. The routing neither has the topic nor accepts the envelopes.
+// Events whose topic is rejected go to another topic, all at once. The routing neither has the topic nor accepts the envelopes.
 func TestDeadLettersAreRequeuedToAnotherTopic(t *testing.T) {
 	t.Parallel()
 	s := setup(t)

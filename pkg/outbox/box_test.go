@@ -69,7 +69,7 @@ func newEvent(typ string, opts ...event.Option) event.Event {
 	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p")), opts...)
 }
 
-func TestNewRefusesBadOptions(t *testing.T) {
+func TestNewRejectsBadOptions(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Client(t).Database("x")
 	for name, opts := range map[string][]outbox.Option{
@@ -94,17 +94,17 @@ func TestNewRefusesBadOptions(t *testing.T) {
 	}
 }
 
-func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
+func TestAppendRejectsAContextWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
-	refused := func(what string, ctx context.Context) {
+	rejected := func(what string, ctx context.Context) {
 		t.Helper()
 		if err := b.box.Append(ctx, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 
-	refused("no session", ctx)
+	rejected("no session", ctx)
 	sess, err := b.client.StartSession()
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 
 	defer sess.EndSession(ctx)
 	inSession := mongo.NewSessionContext(ctx, sess)
-	refused("a session without transaction", inSession)
+	rejected("a session without transaction", inSession)
 	if err := sess.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
@@ -125,9 +125,9 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	refused("a committed transaction", inSession)
+	rejected("a committed transaction", inSession)
 	err = b.box.Transaction(ctx, func(context.Context) error {
-		refused("the context from outside of the callback", ctx)
+		rejected("the context from outside of the callback", ctx)
 		return nil
 	})
 	if err != nil {

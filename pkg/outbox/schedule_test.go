@@ -138,7 +138,7 @@ func TestN19_CancelAndRescheduleMatchOnlyScheduled(t *testing.T) {
 	}
 }
 
-func TestScheduleRefusesNonsense(t *testing.T) {
+func TestScheduleRejectsNonsense(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	if err := b.box.Cancel(ctx, event.ID{}); err == nil {

@@ -72,7 +72,7 @@ func TestTransactionPinsItsConcerns(t *testing.T) {
 			w := new(watch)
 			b := setup(t, w.options().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.SecondaryPreferred()))
 			if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
-				// A read is refused by the driver unless the transaction's preference is the primary.
+				// A read is rejected by the driver unless the transaction's preference is the primary.
 				if _, err := b.db.Collection("orders").CountDocuments(ctx, bson.D{}); err != nil {
 					return err
 				}
@@ -172,7 +172,7 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 			_ = b.box.Transaction(ctx, func(context.Context) error { panic("x") })
 			return nil
 		},
-		"server refuses the event": func(ctx context.Context, b bundle) error {
+		"server rejects the event": func(ctx context.Context, b bundle) error {
 			e := newEvent("twice")
 			_ = b.box.Append(ctx, e)
 			_ = b.box.Append(ctx, e)
@@ -296,7 +296,7 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 			t.Error(err)
 		}
 
-		if err := b.box.Append(explicit, newEvent("refused")); !errors.Is(err, outbox.ErrNoTransaction) {
+		if err := b.box.Append(explicit, newEvent("rejected")); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("the explicit session has no transaction: %v", err)
 		}
 
@@ -322,7 +322,7 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 	b.checkTypes(t, "transaction", "call")
 }
 
-func TestSessionOfAnotherClientIsRefused(t *testing.T) {
+func TestSessionOfAnotherClientIsRejected(t *testing.T) {
 	t.Parallel()
 	b, other := setup(t), setup(t)
 	err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
@@ -427,8 +427,8 @@ func TestAFailedCommitReportsWhetherItsOutcomeIsUnknown(t *testing.T) {
 		commit  bool
 		unknown bool
 	}{
-		{"an insert is refused", "insert", bson.D{{Key: "errorCode", Value: 20}}, 0, false, false},
-		{"the commit is refused", "commitTransaction", bson.D{{Key: "errorCode", Value: 20}}, 0, true, false},
+		{"an insert is rejected", "insert", bson.D{{Key: "errorCode", Value: 20}}, 0, false, false},
+		{"the commit is rejected", "commitTransaction", bson.D{{Key: "errorCode", Value: 20}}, 0, true, false},
 		{"the commit is not confirmed", "commitTransaction", bson.D{{Key: "errorCode", Value: 50}, {Key: "errorLabels", Value: bson.A{"UnknownTransactionCommitResult"}}}, time.Second, true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {

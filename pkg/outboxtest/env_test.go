@@ -416,7 +416,7 @@ func TestWrongOptionsFailTheTest(t *testing.T) {
 	requireFailure(t, func(tb testing.TB) { outboxtest.New(tb, outboxtest.WithPreset("x")) }, "x")
 }
 
-func TestTableRefusesASecondRow(t *testing.T) {
+func TestTableRejectsASecondRow(t *testing.T) {
 	t.Parallel()
 	env := outboxtest.New(t)
 	orders := outboxtest.NewTable[string, Placed](env, "orders")

@@ -117,8 +117,8 @@ func TestRelaysUseTheClientOfTheService(t *testing.T) {
 	}
 }
 
-// A client that ends long calls is refused as soon as MongoDB replies.
-func TestAClientWithATimeoutIsRefused(t *testing.T) {
+// A client that ends long calls is rejected as soon as MongoDB replies.
+func TestAClientWithATimeoutIsRejected(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	s.config.MongoDB.URI = relay.URI{}
@@ -132,8 +132,8 @@ func TestAClientWithATimeoutIsRefused(t *testing.T) {
 	}
 }
 
-// The strict stable API lacks commands that the relay needs. Its client is refused by name, and options are used without it.
-func TestAStrictClientIsRefused(t *testing.T) {
+// The strict stable API lacks commands that the relay needs. Its client is rejected by name, and options are used without it.
+func TestAStrictClientIsRejected(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	strict := options.Client().SetServerAPIOptions(options.ServerAPI(options.ServerAPIVersion1).SetStrict(true))
@@ -152,8 +152,8 @@ func TestAStrictClientIsRefused(t *testing.T) {
 	waitPhases(t, r, relay.Owner)
 }
 
-// A client that was disconnected before Run is refused, instead of a relay that never works.
-func TestADisconnectedClientIsRefused(t *testing.T) {
+// A client that was disconnected before Run is rejected, instead of a relay that never works.
+func TestADisconnectedClientIsRejected(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	s.config.MongoDB.URI = relay.URI{}
@@ -193,7 +193,7 @@ func runWithin(t *testing.T, cfg relay.Config, client *mongo.Client) error {
 	defer cancel()
 	err = r.Run(ctx)
 	if ctx.Err() != nil {
-		t.Error("the relay was not refused")
+		t.Error("the relay was not rejected")
 	}
 	return err
 }

@@ -130,7 +130,7 @@ func TestRelayConnectsWithOptionsOfTheService(t *testing.T) {
 }
 
 // Options and keys that contradict each other are errors that name both.
-func TestContradictingConnectionsAreRefused(t *testing.T) {
+func TestContradictingConnectionsAreRejected(t *testing.T) {
 	t.Parallel()
 	cfg := configOf("mongodb://localhost/shop", "localhost:9092")
 	cfg.Kafka.TLS = &relay.TLS{}

@@ -199,8 +199,8 @@ func TestEveryProblemAtOnce(t *testing.T) {
 	}
 }
 
-// TestOperatorsPageIsRefused: the page needs packages that an embedded relay does not link, so its listener has a clear error.
-func TestOperatorsPageIsRefused(t *testing.T) {
+// TestOperatorsPageIsRejected: the page needs packages that an embedded relay does not link, so its listener has a clear error.
+func TestOperatorsPageIsRejected(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "outrelay.yaml")
 	text := "mongodb: {uri: mongodb://localhost/shop}\nkafka: {brokers: [localhost:9092]}\nhttp: {admin: {listen: 127.0.0.1:0, anonymous: operator}}\n"

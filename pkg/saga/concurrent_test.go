@@ -187,7 +187,7 @@ func wantAllSteps(t *testing.T, p *place, sagas, perSaga int) {
 	}
 }
 
-func TestAStaleCompletionIsRefused(t *testing.T) {
+func TestAStaleCompletionIsRejected(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	s := saga.Define[order]("orders")

@@ -61,7 +61,7 @@ func TestADefinitionReportsAllItsProblems(t *testing.T) {
 	}
 }
 
-func TestBadOptionsAreRefused(t *testing.T) {
+func TestBadOptionsAreRejected(t *testing.T) {
 	t.Parallel()
 	for what, s := range map[string]*saga.Saga[order]{
 		"empty":  saga.Define[order](""),
@@ -115,7 +115,7 @@ func TestANameIsTakenOnce(t *testing.T) {
 }
 
 // A consumer prepares its sagas when it starts, and ends if it cannot run one of them.
-func TestAConsumerRefusesASagaWhoseNameIsTaken(t *testing.T) {
+func TestAConsumerRejectsASagaWhoseNameIsTaken(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	// Its Kafka is not available.

@@ -160,7 +160,7 @@ func TestTimeoutsEndWithTheSaga(t *testing.T) {
 	}
 }
 
-func TestBadTimeoutsAreRefused(t *testing.T) {
+func TestBadTimeoutsAreRejected(t *testing.T) {
 	t.Parallel()
 	s := saga.Define[order]("orders")
 	s.Timeout("known", nothingLate)
@@ -212,7 +212,7 @@ func TestCompensationRunsInReverse(t *testing.T) {
 	}
 }
 
-func TestABadCompensationIsRefusedWhenItIsRemembered(t *testing.T) {
+func TestABadCompensationIsRejectedWhenItIsRemembered(t *testing.T) {
 	t.Parallel()
 	s := saga.Define[order]("orders")
 	saga.Start(s, newType[any]("Start"), func(_ context.Context, in *saga.Instance[order], _ any) error {

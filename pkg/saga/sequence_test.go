@@ -48,7 +48,7 @@ type model struct {
 	saves int
 }
 
-func (m *model) take(n int64) (refused bool) {
+func (m *model) take(n int64) (rejected bool) {
 	switch {
 	case n <= 0:
 		m.steps = append(m.steps, n)
@@ -78,8 +78,8 @@ func TestASequenceFollowsItsModel(t *testing.T) {
 		want := model{next: 1, held: map[int64]bool{}, limit: limit}
 		for _, n := range rapid.SliceOfN(rapid.Int64Range(-1, 9), 0, 40).Draw(rt, "numbers") {
 			err := h.Handle(t.Context(), numberedMsg(t, n))
-			if refused := want.take(n); errors.Is(err, saga.ErrGap) != refused || err != nil && !refused {
-				rt.Fatalf("number %d: %v, refused in the model: %v", n, err, refused)
+			if rejected := want.take(n); errors.Is(err, saga.ErrGap) != rejected || err != nil && !rejected {
+				rt.Fatalf("number %d: %v, rejected in the model: %v", n, err, rejected)
 			}
 			if want.saves == 0 {
 				continue

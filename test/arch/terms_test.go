@@ -59,6 +59,9 @@ var oneMeaning = []struct {
 		"internal/contract/", "internal/relay/process/", "internal/relay/readiness/", "internal/relay/probes/", "internal/relay/stored/nodes/", "internal/operate/admin/", "pkg/relay/", "deploy/", "outrelay.example.yaml",
 	}},
 
+	// Who does not take something rejects it. Only connections are refused, as the system says.
+	{`(?i)\brefus(e|es|ed|al|als|ing)\b|[a-z]Refus(e|ed|al)|\brefus(e|ed|al)[A-Z]`, "reject", nil},
+
 	// Foreign is what another writer has written, not the CPU time of other programs.
 	{`(?i)foreign_cpu\b|foreign_cpu_pct|foreign CPU`, "CPU of others", nil},
 
@@ -72,6 +75,9 @@ var oneMeaning = []struct {
 	{`\.(Debug|Info|Warn|Error)\(.*"(advice|hint|cause|err)", `, `"fix" and "error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
 	{`\.(Debug|Info|Warn|Error)\(.*"reason", err\b`, `"error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
 }
+
+// refusedConnections are the words of systems and networks about a connection.
+var refusedConnections = regexp.MustCompile(`(?i)connection( to \S+)?( is)? refused|ECONNREFUSED|refuse[sd]?\W{1,6}(its |the )?(\w+ )?connection|\+uri\+" refused`)
 
 // oldTexts are texts that name what something was called before, or hold the words of this test.
 var oldTexts = []string{"CHANGELOG.md", "test/arch/terms_test.go"}
@@ -98,6 +104,7 @@ func TestAWordHasOneMeaning(t *testing.T) {
 		if slices.Contains(oldTexts, path) {
 			return
 		}
+		text = refusedConnections.ReplaceAllString(text, "")
 		for i, row := range oneMeaning {
 			applies := len(row.in) == 0 || slices.ContainsFunc(row.in, func(prefix string) bool { return strings.HasPrefix(path, prefix) })
 			// Test data of other programs has words of its own.

@@ -27,9 +27,9 @@ var (
 		"outrelay_waiting_envelopes":      {"reason": splitWords("retry blocked parked queued")},
 		"outrelay_nodes":                  {"state": splitWords("alive stale")},
 		"outrelay_problem_seconds":        {"kind": kindsOfProblems(), "severity": splitWords("warn fail")},
-		"outrelay_published_total":        {"result": splitWords("acked skipped refused")},
-		"outrelay_admin_refused_total":    {"reason": splitWords("login origin host rate busy")},
-		"outrelay_config_reloads_total":   {"result": splitWords("applied refused"), "what": splitWords("settings certificates")},
+		"outrelay_published_total":        {"result": splitWords("acked skipped rejected")},
+		"outrelay_admin_rejected_total":   {"reason": splitWords("login origin host rate busy")},
+		"outrelay_config_reloads_total":   {"result": splitWords("applied rejected"), "what": splitWords("settings certificates")},
 		"outrelay_otlp_exports_total":     {"result": splitWords("ok failed"), "signal": splitWords("traces metrics")},
 		"outrelay_consumer_commits_total": {"result": splitWords("ok failed")},
 	}

@@ -88,8 +88,8 @@ func runHelm(t *testing.T, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// Values with which no pod can run are refused, with the path of the value or a sentence that has the fix.
-func TestChartRefusesWrongValues(t *testing.T) {
+// Values with which no pod can run are rejected, with the path of the value or a sentence that has the fix.
+func TestChartRejectsWrongValues(t *testing.T) {
 	t.Parallel()
 	minimal := string(chartFile(t, "ci", "minimal-values.yaml"))
 	for name, c := range map[string]struct{ values, want string }{
@@ -531,12 +531,12 @@ func serveSecrets(t *testing.T, data map[string]string) string {
 	return file
 }
 
-// Where Helm is connected to a cluster, it also refuses a key that a secret does not have.
+// Where Helm is connected to a cluster, it also rejects a key that a secret does not have.
 func TestChartReadsTheKeysOfSecrets(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		data    map[string]string
-		refused bool
+		data     map[string]string
+		rejected bool
 	}{
 		"key of another name": {map[string]string{"uri": "eA==", "password": "eA=="}, true},
 		"key":                 {map[string]string{"mongodb-uri": "eA=="}, false},
@@ -547,9 +547,9 @@ func TestChartReadsTheKeysOfSecrets(t *testing.T) {
 
 			_, err := runHelm(t, "template", "outrelay", chart, "-f", filepath.Join(chart, "ci", "minimal-values.yaml"), "--namespace", "events",
 				"--kube-version", "1.31.0", "--dry-run=server", "--kubeconfig", serveSecrets(t, c.data))
-			refused := err != nil && strings.Contains(err.Error(), "config.mongodb.uri: the secret outrelay has no key mongodb-uri; it has password, uri")
-			if refused != c.refused || !c.refused && err != nil {
-				t.Errorf("refused: %v, %v", refused, err)
+			rejected := err != nil && strings.Contains(err.Error(), "config.mongodb.uri: the secret outrelay has no key mongodb-uri; it has password, uri")
+			if rejected != c.rejected || !c.rejected && err != nil {
+				t.Errorf("rejected: %v, %v", rejected, err)
 			}
 		})
 	}

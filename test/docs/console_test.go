@@ -155,7 +155,7 @@ func newDesk(t *testing.T, page string) *desk {
 	relay.WaitTookOver()
 	_, address, _ := strings.Cut(relay.WaitForLog("operator's page and API are served"), "address=")
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "customer-17", 0, 30), kit.NewEvent("order", "customer-17", 1, 30))
-	// Most commands refuse to work before the first outbox exists.
+	// Most commands reject to work before the first outbox exists.
 	relay.WaitForLog("topic is adopted")
 	if page == "waiting.md" {
 		appendWaiting(t, s)

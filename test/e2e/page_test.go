@@ -390,20 +390,20 @@ func testLookup(s *scene, b *tab) {
 	b.waitForText("Nothing was found")
 
 	b.openPage("/pending?reason=retry")
-	b.waitForText("refused-1")
-	b.waitForText("the broker refused it (87)")
+	b.waitForText("rejected-1")
+	b.waitForText("the broker rejected it (87)")
 
-	b.runActions("a tick", chromedp.Click(`input[name=pick][value=refused-1]`))
+	b.runActions("a tick", chromedp.Click(`input[name=pick][value=rejected-1]`))
 	b.clickButton("Retry now …")
 	b.confirmAction("1 failed event is due now", "Retry now 1", "tried again now")
-	s.waitUntil("the envelope that was refused in Kafka", func(context.Context) bool { return s.noneWaits("refused-1") })
+	s.waitUntil("the envelope that was rejected in Kafka", func(context.Context) bool { return s.noneWaits("rejected-1") })
 
 	b.openPage("/pending?reason=retry")
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Reset attempts …")
 	// On a slow machine more envelopes fail, so do not compare the number.
 	b.confirmAction("failed events are tried again at once", "Reset attempts", "events are tried again")
-	s.waitUntil("the others that were refused in Kafka", func(context.Context) bool { return s.noneWaits("refused-2", "refused-3") })
+	s.waitUntil("the others that were rejected in Kafka", func(context.Context) bool { return s.noneWaits("rejected-2", "rejected-3") })
 
 	b.openPage("/nodes")
 	b.waitForText("alive")

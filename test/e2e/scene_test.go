@@ -44,7 +44,7 @@ const (
 	expired   = 3
 	parked    = 48
 	scheduled = 3
-	refused   = 3 // waiting for a retry
+	rejected  = 3 // waiting for a retry
 	aged      = 2 // delivered hours ago, according to their timestamp
 
 	remembered = 90 // minutes in the history
@@ -178,9 +178,9 @@ func (s *scene) runInBackground(f func(context.Context) error) {
 func (s *scene) insertInitialState() {
 	now := time.Now()
 	var list []waiting.Entry
-	for i := range refused {
+	for i := range rejected {
 		raw, err := bson.Marshal(bson.D{
-			{Key: "_id", Value: fmt.Sprintf("refused-%d", i+1)},
+			{Key: "_id", Value: fmt.Sprintf("rejected-%d", i+1)},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: "r"},
 			{Key: "type", Value: "OrderPlaced"},
@@ -199,7 +199,7 @@ func (s *scene) insertInitialState() {
 			Watcher: "orders", NS: s.db.Name() + ".outbox", Raw: raw, Key: fmt.Sprintf("customer-r%d", i),
 			Pos: outboxes.PosAt(bson.Timestamp{T: uint32(now.Unix()), I: uint32(i)}), Pending: []string{s.topic},
 			Reason: waiting.Retry, Origin: waiting.OriginRequeue, Attempts: 3, NextAt: now.Add(time.Hour),
-			Error: &record.Attempt{Class: "record_refused", Reason: "the broker refused it (87)", Topic: s.topic, At: now},
+			Error: &record.Attempt{Class: "record_rejected", Reason: "the broker rejected it (87)", Topic: s.topic, At: now},
 		})
 	}
 	if err := s.state.Ensure(s.t.Context(), slog.New(slog.DiscardHandler)); err != nil {
@@ -314,7 +314,7 @@ func (s *scene) appendEvents() {
 
 	s.waitUntil("the dead letters", func(context.Context) bool { return s.countLetters(bson.D{}) == forbidden+expired })
 	s.waitUntil("the envelopes that wait", func(context.Context) bool {
-		return s.countIn(s.state.Collection("waiting"), bson.D{}) >= refused+parked
+		return s.countIn(s.state.Collection("waiting"), bson.D{}) >= rejected+parked
 	})
 
 	s.waitUntil("the marks of delivered envelopes", func(context.Context) bool {

@@ -17,7 +17,7 @@ func testNavigation(s *scene, b *tab) {
 		b.waitUntil("the counts next to the areas", fmt.Sprintf(`(() => {
 			const of = (name) => document.querySelector('.areas [data-count=' + name + ']');
 			return of('dead').innerText === '%d' && Number(of('waiting').innerText) >= %d && Number(of('problems').innerText) > 0;
-		})()`, forbidden+expired, parked+refused))
+		})()`, forbidden+expired, parked+rejected))
 	}
 
 	if n := evaluateScript[int](b, `[...document.querySelectorAll('nav.areas ul')].filter((e) => e.getAttribute('aria-label')).length`); n < 3 {

@@ -148,7 +148,7 @@ func checkEffects(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*
 		t.Fatal(err)
 	}
 
-	t.Logf("%d effects, %d generations of the group, %d messages refused by the inbox", r.Effects, generations, counts.Refused)
+	t.Logf("%d effects, %d generations of the group, %d messages rejected by the inbox", r.Effects, generations, counts.Rejected)
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
@@ -268,12 +268,12 @@ func TestSagaNodesDie(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	t.Logf("%d steps of %d sagas, %d run again after a conflict, %d messages refused by the inbox", r.Steps, r.Sagas, counts.Conflicts, counts.Refused)
+	t.Logf("%d steps of %d sagas, %d run again after a conflict, %d messages rejected by the inbox", r.Steps, r.Sagas, counts.Conflicts, counts.Rejected)
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
-	if counts.Refused == 0 {
-		t.Error("the inbox refused no message, although every fifth one arrived twice")
+	if counts.Rejected == 0 {
+		t.Error("the inbox rejected no message, although every fifth one arrived twice")
 	}
 
 	c.CheckNothingDead()

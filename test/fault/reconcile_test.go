@@ -141,7 +141,7 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 
 // Brokers reject records because of a setting of their topic, while owners die. Each failure counts as one
 // attempt, and the key is blocked. When the topic accepts the records, all follow in order.
-func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
+func TestRejectedRecordsWhileOwnersDie(t *testing.T) {
 	stacktest.OnlyWith(t, "eight owners die one after the other", "fault.long")
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
@@ -154,7 +154,7 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	topics := s.ReadTopics("order", "payment")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: steadyRate()}), s.StartLoad(kit.Load{Rate: steadyRate(), Type: "payment"})}
 	killOwners(t, s, "mid-waiting-write:6", "after-ack-before-position:20", "mid-waiting-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
-	stacktest.Eventually(t, "some are refused, some wait after them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
+	stacktest.Eventually(t, "some are rejected, some wait after them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
 	s.SetTopicConfig("payment", ageSetting, "86400000")
@@ -163,7 +163,7 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 
 	// On a busy machine a transaction marker is older than the setting allows too. The coordinator does not
-	// repeat a refused marker until its broker restarts, so the partitions of that transaction stay parked.
+	// repeat a rejected marker until its broker restarts, so the partitions of that transaction stay parked.
 	broker := stack.Kafkas()[0]
 	mustSucceed(t, broker.Kill())
 	mustSucceed(t, broker.Restart(t.Context()))

@@ -105,7 +105,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 }
 
 // If owners do not drain, the slots stay unchanged and continue.
-func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
+func TestN28_ResliceIsRejectedWhereNothingDrains(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"lease.drain": "30s"})})
 	topics := s.ReadTopics()

@@ -40,8 +40,8 @@ func TestNullFieldsAreAbsent(t *testing.T) {
 	p.WaitForLog("the gap is closed")
 	waiting := func(field string, v any) int { return s.CountState("waiting", bson.D{{Key: field, Value: v}}) }
 	scheduled := func() int { return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) }
-	insertNulls(t, s, "refused", "strict")
-	stacktest.Eventually(t, "a refused envelope is written down", func() bool { return waiting("error.topic", s.TopicOf("strict")) > 0 })
+	insertNulls(t, s, "rejected", "strict")
+	stacktest.Eventually(t, "a rejected envelope is written down", func() bool { return waiting("error.topic", s.TopicOf("strict")) > 0 })
 	n := insertNulls(t, s, "parked", "late")
 	insertNulls(t, s, "scheduled", "order", bson.E{Key: "dueAt", Value: time.Now().Add(time.Second)})
 	stacktest.Eventually(t, "the waiting envelopes are stored", func() bool {
@@ -84,7 +84,7 @@ func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 
 	s.StartRelay().WaitTookOver()
 	// Kafka accepts records that are quick enough, and in the worst case all of them, some by retries.
-	stacktest.Eventually(t, "all that waits after a refused one is written down, or delivered", func() bool {
+	stacktest.Eventually(t, "all that waits after a rejected one is written down, or delivered", func() bool {
 		return s.CountHeld() > 100 || len(topics.AllRecords()) == len(docs)
 	})
 	s.SetTopicConfig("strict", age, "9223372036854775807")

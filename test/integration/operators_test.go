@@ -96,7 +96,7 @@ func (l *listener) getWithSession(path string, session *http.Cookie) *http.Respo
 }
 
 // The operators' token is a file that is replaced while the relay runs. After SIGHUP, the new token counts, the old token and its
-// sessions do not, the relay is still the same owner, and each refused login is counted.
+// sessions do not, the relay is still the same owner, and each rejected login is counted.
 func TestOperatorTokensAreReplacedWhileARelayRuns(t *testing.T) {
 	t.Parallel()
 	const first, second = "the-first-token-of-the-test", "the-second-token-of-the-test"
@@ -113,14 +113,14 @@ func TestOperatorTokensAreReplacedWhileARelayRuns(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 	l, epoch := findOperators(t, p), s.ReadStatus().Epoch
-	refused := func(n int) {
+	rejected := func(n int) {
 		t.Helper()
-		if _, metrics := p.Get("/metrics"); !strings.Contains(metrics, fmt.Sprintf("outrelay_admin_refused_total{reason=\"login\"} %d\n", n)) {
-			t.Errorf("the metrics do not count %d refused logins", n)
+		if _, metrics := p.Get("/metrics"); !strings.Contains(metrics, fmt.Sprintf("outrelay_admin_rejected_total{reason=\"login\"} %d\n", n)) {
+			t.Errorf("the metrics do not count %d rejected logins", n)
 		}
 	}
 
-	refused(0)
+	rejected(0)
 	session := l.login(first)
 	if session == nil {
 		t.Fatal("no session for the first token")
@@ -134,7 +134,7 @@ func TestOperatorTokensAreReplacedWhileARelayRuns(t *testing.T) {
 	if l.login(second) != nil {
 		t.Error("a session for an unknown token")
 	}
-	refused(2)
+	rejected(2)
 
 	write(second)
 	p.Reload()

@@ -70,13 +70,13 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 		t.Errorf("log line %s", line)
 	}
 
-	counted(`result="refused",what="settings"} 1`)
+	counted(`result="rejected",what="settings"} 1`)
 	counted(`result="applied",what="settings"} 2`)
 	s.StartLoad(kit.Load{Events: 20}).WaitDone()
 	s.CheckDelivery(topics)
 	stacktest.Eventually(t, "three entries", func() bool {
-		_, out, _ := s.RunCommand("audit", "--json", "--kind", "config_reloaded,config_refused")
-		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_refused"`) == 1
+		_, out, _ := s.RunCommand("audit", "--json", "--kind", "config_reloaded,config_rejected")
+		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_rejected"`) == 1
 	})
 
 	p.Terminate()

@@ -225,9 +225,9 @@ func TestRolesAreEnough(t *testing.T) {
 	checkScheduling(t, g.connectAs("scheduler").Database(rootDB.Name()), service.Database(rootDB.Name()))
 	checkConsuming(t, g.connectAs("consumer").Database(rootDB.Name()))
 
-	for _, refused := range []string{"not authorized", "Unauthorized", "may not", "not allowed", "AUTHORIZATION"} {
+	for _, rejected := range []string{"not authorized", "Unauthorized", "may not", "not allowed", "AUTHORIZATION"} {
 		for line := range strings.SplitSeq(relay.ReadLog(), "\n") {
-			if strings.Contains(line, refused) {
+			if strings.Contains(line, rejected) {
 				t.Errorf("a privilege of the relay is missing: %s", line)
 			}
 		}

@@ -113,7 +113,7 @@ func TestScenarioScheduled(t *testing.T) {
 // One of two consumers is killed repeatedly, with duplicate records in the topic.
 func TestScenarioConsumer(t *testing.T) {
 	r := runScenario(t, "consumer", "--events", "400", "--rate", "150", "--kill-every", "2s")
-	expectAbove(t, r, 0, "effects", "kills", "rebalances", "injected", "refused")
+	expectAbove(t, r, 0, "effects", "kills", "rebalances", "injected", "rejected")
 	if r["effects"] != r["events"] {
 		t.Errorf("%v effects of %v events", r["effects"], r["events"])
 	}
@@ -138,7 +138,7 @@ func TestScenariosOfOtherFaults(t *testing.T) {
 // A topic is missing for some time, and Kafka rejects the first record of some keys.
 func retryScenario(t *testing.T) {
 	r := runScenario(t, "retry", "--rate", "150", "--events", "150")
-	expectAbove(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
+	expectAbove(t, r, 0, "parked", "others_rate", "rejected", "blocked", "passed")
 	expectAbove(t, r, 0.95, "others_share")
 }
 

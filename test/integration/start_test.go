@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	exitRefused   = 1
+	exitRejected  = 1
 	exitTemporary = 75
 )
 
@@ -112,19 +112,19 @@ func TestRunEndsIfItCannotWork(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			code, out, errOut := s.runCommand(t, iam, "run", c.settings...)
 			begin := "outrelay: " + c.server + " cannot be used: "
-			if code != exitRefused || out != "" || !strings.HasPrefix(errOut, begin) || strings.Count(errOut, "\n") != 1 ||
+			if code != exitRejected || out != "" || !strings.HasPrefix(errOut, begin) || strings.Count(errOut, "\n") != 1 ||
 				!strings.Contains(errOut, c.reason) || !strings.Contains(errOut, "; "+c.fix) {
 				t.Errorf("run: exit code %d, stdout %q, stderr %q", code, out, errOut)
 			}
 			code, out, errOut = s.runCommand(t, iam, "doctor", c.settings...)
-			if code != exitRefused || errOut != "" || !strings.Contains(out, c.reason) || !strings.Contains(out, "fix  "+c.fix) {
+			if code != exitRejected || errOut != "" || !strings.Contains(out, c.reason) || !strings.Contains(out, "fix  "+c.fix) {
 				t.Errorf("doctor: exit code %d, stdout %q, stderr %q", code, out, errOut)
 			}
 		})
 	}
 }
 
-// From the moment at which MongoDB accepts only TLS, a connection without it is refused with the reason.
+// From the moment at which MongoDB accepts only TLS, a connection without it is rejected with the reason.
 func TestMongoDBThatRequiresTLS(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true, Mongo: devstack.MongoOptions{TLS: true}})
@@ -141,13 +141,13 @@ func TestMongoDBThatRequiresTLS(t *testing.T) {
 
 	s := securedServers{stack: stack}
 	code, _, errOut := s.runCommand(t, nil, "run", "kafka.brokers=127.0.0.1:1")
-	if code != exitRefused || !strings.Contains(errOut, "expects TLS, and mongodb.tls is not set; set mongodb.tls") {
+	if code != exitRejected || !strings.Contains(errOut, "expects TLS, and mongodb.tls is not set; set mongodb.tls") {
 		t.Errorf("exit code %d, stderr %q", code, errOut)
 	}
 }
 
 // A rejected or missing token of IAM is explained in the terms of AWS.
-func TestRefusalsOfIAM(t *testing.T) {
+func TestRejectionsOfIAM(t *testing.T) {
 	t.Parallel()
 	s := startSecuredServers(t)
 	settings := []string{s.brokersOn(t, devstack.SASL), "kafka.sasl.mechanism=aws_msk_iam", "kafka.sasl.region=eu-west-1"}
@@ -160,8 +160,8 @@ func TestRefusalsOfIAM(t *testing.T) {
 		{[]string{"AWS_EC2_METADATA_DISABLED=true", "AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null"}, "there is no token to log in with", "credentials of AWS"},
 	} {
 		code, out, errOut := s.runCommand(t, c.env, "doctor", settings...)
-		if code != exitRefused || !strings.Contains(out, c.reason) || !strings.Contains(out, c.fix) || strings.Contains(out+errOut, rolePassword) {
-			t.Errorf("exit code %d, stdout %q, stderr %q, want %d, and %q with %q", code, out, errOut, exitRefused, c.reason, c.fix)
+		if code != exitRejected || !strings.Contains(out, c.reason) || !strings.Contains(out, c.fix) || strings.Contains(out+errOut, rolePassword) {
+			t.Errorf("exit code %d, stdout %q, stderr %q, want %d, and %q with %q", code, out, errOut, exitRejected, c.reason, c.fix)
 		}
 	}
 }
@@ -189,7 +189,7 @@ func TestDevExplainsGivenServers(t *testing.T) {
 		want         string
 	}{
 		{"mongodb://127.0.0.1:1/", "127.0.0.1:2", exitTemporary, "outrelay: MongoDB cannot be used: 127.0.0.1:1: connection refused: no server listens on this port; correct the host and the port in OUTRELAY_TEST_MONGODB_URI, or start the server\n"},
-		{wrong, "127.0.0.1:2", exitRefused, "outrelay: MongoDB cannot be used: the server rejects the user or the password (18); correct"},
+		{wrong, "127.0.0.1:2", exitRejected, "outrelay: MongoDB cannot be used: the server rejects the user or the password (18); correct"},
 		{stacktest.MongoURI(t), "127.0.0.1:2", exitTemporary, "outrelay: Kafka cannot be used: 127.0.0.1:2: the connection is refused: no process listens on this port (tried plain text without SASL); correct host and port in OUTRELAY_TEST_KAFKA, or start the broker\n"},
 	} {
 		env := []string{devstack.EnvMongoDB + "=" + c.uri, devstack.EnvKafka + "=" + c.brokers}

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// A saga and an entity that share a collection would overwrite each other's documents. The second one is refused when it is built.
+// A saga and an entity that share a collection would overwrite each other's documents. The second one is rejected when it is built.
 func TestSagasAndEntitiesShareNoCollection(t *testing.T) {
 	t.Parallel()
 	type note struct {

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A relay logs in to MongoDB by its client certificate, without a password. A certificate that no user has is refused with a
+// A relay logs in to MongoDB by its client certificate, without a password. A certificate that no user has is rejected with a
 // reason.
 func TestLoginToMongoDBByCertificate(t *testing.T) {
 	t.Parallel()

@@ -54,7 +54,7 @@ func TestMoveFromOutboxEventBus(t *testing.T) {
 	var plan, r importing.Report
 	s.runOutrelay(&plan, "import", "--from", "outbox-event-bus", "--dry-run")
 	s.runOutrelay(&r, "import", "--from", "outbox-event-bus", "--yes")
-	if !plan.DryRun || !r.Done || plan.Pending != r.Pending || r.Pending <= again || r.Refused != 0 {
+	if !plan.DryRun || !r.Done || plan.Pending != r.Pending || r.Pending <= again || r.Rejected != 0 {
 		t.Errorf("planned %+v, imported %+v", plan, r)
 	}
 	s.stopWriting()

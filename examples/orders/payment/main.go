@@ -2,8 +2,8 @@
 // the answer, and emits the result, even if no answer arrives.
 //
 //	OrderPlaced ─▶ saga starts ─▶ ChargeCard ─▶ bank ─▶ CardCharged ─▶ PaymentTaken,   the saga is complete
-//	                    │                          └──▶ CardRefused ─▶ PaymentRefused, the saga is complete
-//	                    └─ 15 minutes without an answer ─────────────▶ PaymentRefused, the saga is complete
+//	                    │                          └──▶ CardRejected ─▶ PaymentRejected, the saga is complete
+//	                    └─ 15 minutes without an answer ─────────────▶ PaymentRejected, the saga is complete
 //
 // One transaction commits the state of the saga, the events of a step and the mark that its message
 // was handled. If a second instance receives the same message, it finds the mark. If two messages
@@ -45,9 +45,9 @@ func definePayments() *saga.Saga[payment] {
 	})
 
 	saga.On(payments, shop.CardCharged, completeWith(shop.PaymentTaken))
-	saga.On(payments, shop.CardRefused, completeWith(shop.PaymentRefused))
+	saga.On(payments, shop.CardRejected, completeWith(shop.PaymentRejected))
 	payments.Timeout("unanswered", func(ctx context.Context, in *instance) error {
-		return completeWith(shop.PaymentRefused)(ctx, in, shop.Charge{})
+		return completeWith(shop.PaymentRejected)(ctx, in, shop.Charge{})
 	})
 	return payments
 }
@@ -87,14 +87,14 @@ func emitCharge(in *instance, t event.Type[shop.Charge]) {
 	in.Emit(t.New(in.ID(), shop.Charge{Order: in.ID(), Cents: in.State.Cents}))
 }
 
-// bank stands for a service that charges cards. It refuses amounts above 90.00.
+// bank stands for a service that charges cards. It rejects amounts above 90.00.
 type bank struct{ *shop.Shop }
 
 // chargeCard charges the card. The answer has the id of the saga as a header.
 func (b *bank) chargeCard(ctx context.Context, m *consumer.Message, c shop.Charge) error {
 	answer := shop.CardCharged
 	if c.Cents > 9000 {
-		answer = shop.CardRefused
+		answer = shop.CardRejected
 	}
 
 	// The id is the one of the order, so charging an order twice would be an error.

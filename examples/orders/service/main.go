@@ -48,7 +48,7 @@ func buildParts(_ context.Context, s *shop.Shop) ([]func(context.Context) error,
 
 	err = errors.Join(
 		c.Handle("pay-orders", consumer.Func(svc.settleOrder("paid", shop.OrderPaid), shop.PaymentTaken.Name)),
-		c.Handle("cancel-orders", consumer.Func(svc.settleOrder("cancelled", shop.OrderCancelled), shop.PaymentRefused.Name)),
+		c.Handle("cancel-orders", consumer.Func(svc.settleOrder("cancelled", shop.OrderCancelled), shop.PaymentRejected.Name)),
 	)
 	if err != nil {
 		return nil, err

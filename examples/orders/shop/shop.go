@@ -28,11 +28,11 @@ var (
 	OrderPaid      = event.Type[Order]{Aggregate: "order", Name: "OrderPaid"}
 	OrderCancelled = event.Type[Order]{Aggregate: "order", Name: "OrderCancelled"}
 
-	ChargeCard     = event.Type[Charge]{Aggregate: "payment", Name: "ChargeCard"}     // a command for the bank
-	CardCharged    = event.Type[Charge]{Aggregate: "payment", Name: "CardCharged"}    // an answer of the bank
-	CardRefused    = event.Type[Charge]{Aggregate: "payment", Name: "CardRefused"}    // an answer of the bank
-	PaymentTaken   = event.Type[Charge]{Aggregate: "payment", Name: "PaymentTaken"}   // a result of the payment
-	PaymentRefused = event.Type[Charge]{Aggregate: "payment", Name: "PaymentRefused"} // a result of the payment
+	ChargeCard      = event.Type[Charge]{Aggregate: "payment", Name: "ChargeCard"}      // a command for the bank
+	CardCharged     = event.Type[Charge]{Aggregate: "payment", Name: "CardCharged"}     // an answer of the bank
+	CardRejected    = event.Type[Charge]{Aggregate: "payment", Name: "CardRejected"}    // an answer of the bank
+	PaymentTaken    = event.Type[Charge]{Aggregate: "payment", Name: "PaymentTaken"}    // a result of the payment
+	PaymentRejected = event.Type[Charge]{Aggregate: "payment", Name: "PaymentRejected"} // a result of the payment
 )
 
 // Order is an order in the collection of the order service, and in the payloads of its events.

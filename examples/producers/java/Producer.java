@@ -15,7 +15,7 @@ import org.bson.UuidRepresentation;
 /** Places orders, and publishes an event for each in the same transaction. */
 public class Producer {
     public static void main(String[] args) {
-        // Without STANDARD, the driver refuses UUIDs, and Spring stores a form that depends on the language.
+        // Without STANDARD, the driver rejects UUIDs, and Spring stores a form that depends on the language.
         MongoClientSettings settings = MongoClientSettings.builder()
             .applyConnectionString(new ConnectionString(System.getenv("MONGODB_URI")))
             .uuidRepresentation(UuidRepresentation.STANDARD)

@@ -99,7 +99,7 @@ type Outcomes struct {
 type Process struct {
 	OplogWindow    *Live                  // seconds between the first and the last entry of the oplog
 	ConfigReloads  *prometheus.CounterVec // {what, result}: use Reloaded
-	LoginsRefused  *prometheus.CounterVec // {reason}: requests that the operator's listener rejects
+	LoginsRejected *prometheus.CounterVec // {reason}: requests that the operator's listener rejects
 	KafkaReachable prometheus.Gauge       // 1 while the cluster responds
 	MongoReachable prometheus.Gauge       // 1 while the replica set responds
 	Pool           Pool
@@ -120,7 +120,7 @@ type Result uint8
 const (
 	Acked    Result = iota // Kafka acknowledged it
 	Skipped                // a read-back found it in the topic
-	Refused                // Kafka or the relay rejected it
+	Rejected               // Kafka or the relay rejected it
 	nResults = 3
 )
 
@@ -131,8 +131,8 @@ func (r Result) String() string {
 		return "acked"
 	case Skipped:
 		return "skipped"
-	case Refused:
-		return "refused"
+	case Rejected:
+		return "rejected"
 	}
 	return "unknown"
 }
@@ -265,7 +265,7 @@ func (b builder) newProcess() Process {
 	process := Process{
 		OplogWindow:    b.newLive("oplog_window_seconds"),
 		ConfigReloads:  b.newCounterVec("config_reloads_total"),
-		LoginsRefused:  b.newCounterVec("admin_refused_total"),
+		LoginsRejected: b.newCounterVec("admin_rejected_total"),
 		KafkaReachable: b.newGauge("kafka_reachable"),
 		MongoReachable: b.newGauge("mongodb_reachable"),
 		Pool: Pool{
@@ -278,7 +278,7 @@ func (b builder) newProcess() Process {
 
 	// A series that begins at 0 shows its first increase.
 	for _, what := range []Reload{Settings, Certificates} {
-		for _, result := range []string{reloadApplied, reloadRefused} {
+		for _, result := range []string{reloadApplied, reloadRejected} {
 			process.ConfigReloads.WithLabelValues(string(what), result)
 		}
 	}
@@ -313,8 +313,8 @@ const (
 
 // The values of its label result.
 const (
-	reloadApplied = "applied"
-	reloadRefused = "refused"
+	reloadApplied  = "applied"
+	reloadRejected = "rejected"
 )
 
 // Reloaded counts one reload. ok reports whether the new content could be used.
@@ -325,7 +325,7 @@ func (s *Set) Reloaded(what Reload, ok bool) {
 
 	result := reloadApplied
 	if !ok {
-		result = reloadRefused
+		result = reloadRejected
 	}
 	s.ConfigReloads.WithLabelValues(string(what), result).Inc()
 }

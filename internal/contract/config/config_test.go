@@ -130,8 +130,8 @@ func TestEnvironmentNamesAreUnambiguous(t *testing.T) {
 	}
 }
 
-// Servers that only speak the protocol are refused with their name, before anything is sent to them.
-func TestOtherProductsAreRefused(t *testing.T) {
+// Servers that only speak the protocol are rejected with their name, before anything is sent to them.
+func TestOtherProductsAreRejected(t *testing.T) {
 	t.Parallel()
 	for uri, want := range map[string]string{
 		"mongodb://u:p@shop.cluster-abc.eu-west-1.docdb.amazonaws.com:27017/?replicaSet=rs0": "Amazon DocumentDB",

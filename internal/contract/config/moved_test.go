@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A key that has moved or was removed is refused with what takes its place, in each source.
+// A key that has moved or was removed is rejected with what takes its place, in each source.
 func TestAFormerKeyNamesItsSuccessor(t *testing.T) {
 	t.Parallel()
 	base := []string{"mongodb.uri=mongodb://h/a", "kafka.brokers=h:1", "watch=a.outbox"}

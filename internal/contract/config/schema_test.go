@@ -187,7 +187,7 @@ func TestSchemaAcceptsLoadableConfigurations(t *testing.T) {
 	}
 }
 
-func TestSchemaRefusesUnloadableConfigurations(t *testing.T) {
+func TestSchemaRejectsUnloadableConfigurations(t *testing.T) {
 	t.Parallel()
 	s := compileSchema(t)
 	for i, text := range []string{

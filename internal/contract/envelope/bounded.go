@@ -93,12 +93,12 @@ func appendPart(dst, text []byte, java bool) []byte {
 	return appendEscaped(dst, text)
 }
 
-// newTooLarge returns a refusal of class message_too_large.
+// newTooLarge returns a rejection of class message_too_large.
 func newTooLarge(format string, args ...any) error {
-	return &record.Refusal{Class: record.MessageTooLarge, Reason: fmt.Sprintf(format, args...)}
+	return &record.Rejection{Class: record.MessageTooLarge, Reason: fmt.Sprintf(format, args...)}
 }
 
-// checkText returns a refusal if the text of the field called name is too long.
+// checkText returns a rejection if the text of the field called name is too long.
 func checkText(name []byte, n, most int) error {
 	if n > most {
 		return newTooLarge("%s has %d bytes; at most %d are allowed", clipName(name), n, most)
@@ -106,12 +106,12 @@ func checkText(name []byte, n, most int) error {
 	return nil
 }
 
-// newMalformed returns a refusal of class malformed.
+// newMalformed returns a rejection of class malformed.
 func newMalformed(format string, args ...any) error {
-	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
+	return &record.Rejection{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
 }
 
-// newMissing returns a refusal of class malformed for a document without a field. name is the name of the field in the contract, and stored
+// newMissing returns a rejection of class malformed for a document without a field. name is the name of the field in the contract, and stored
 // that in the document. The reason names a field of the document that differs only in case and separators: it is usually a mistake of the
 // writer.
 func newMissing(raw []byte, name, stored string) error {
@@ -128,7 +128,7 @@ func newMissing(raw []byte, name, stored string) error {
 			break
 		}
 	}
-	return &record.Refusal{Class: record.Malformed, Reason: reason, Missing: name}
+	return &record.Rejection{Class: record.Malformed, Reason: reason, Missing: name}
 }
 
 // plainName returns a name in lower case, without separators.

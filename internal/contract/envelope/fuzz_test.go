@@ -393,9 +393,9 @@ func checkParse(t *testing.T, data []byte) {
 	raw = raw[:len(raw):len(raw)]
 	var v envelope.View
 	err := envelope.Parse(raw, &v)
-	var r *record.Refusal
+	var r *record.Rejection
 	if err != nil && !errors.As(err, &r) {
-		t.Fatalf("the error is no refusal: %v", err)
+		t.Fatalf("the error is no rejection: %v", err)
 	}
 	if !bytes.Equal(raw, data) {
 		t.Fatal("the document was changed")

@@ -132,7 +132,7 @@ func HeaderProblem(name []byte) string {
 	return ""
 }
 
-// check iterates over all headers. It returns a refusal for the first problem, or if there are too many.
+// check iterates over all headers. It returns a rejection for the first problem, or if there are too many.
 func (h Headers) check() error {
 	if _, ok := openDocument(h.raw); !ok {
 		return newMalformed("headers are broken")

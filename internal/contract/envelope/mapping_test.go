@@ -19,7 +19,7 @@ func mapped(t *testing.T, n Names) *Mapping {
 	t.Helper()
 	m, problems := NewMapping(n, false)
 	if problems != nil {
-		t.Fatalf("the mapping is refused: %v", problems)
+		t.Fatalf("the mapping is rejected: %v", problems)
 	}
 	return m
 }
@@ -91,7 +91,7 @@ func TestMappedDocumentNamesItsField(t *testing.T) {
 				doc[i].Value = value
 			}
 		}
-		checkRefusedField(t, m, doc, field)
+		checkRejectedField(t, m, doc, field)
 	}
 
 	for _, field := range []string{"eventId", "kind", "orderId", "name", "body"} {
@@ -101,7 +101,7 @@ func TestMappedDocumentNamesItsField(t *testing.T) {
 				without = append(without, e)
 			}
 		}
-		checkRefusedField(t, m, without, field)
+		checkRejectedField(t, m, without, field)
 	}
 
 	// The relay writes no field of this name, so an outbox may use it.
@@ -111,13 +111,13 @@ func TestMappedDocumentNamesItsField(t *testing.T) {
 	}
 }
 
-func checkRefusedField(t *testing.T, m *Mapping, doc bson.D, field string) {
+func checkRejectedField(t *testing.T, m *Mapping, doc bson.D, field string) {
 	t.Helper()
 	var v View
 	err := m.Parse(marshal(t, doc), &v)
-	refusal := (*record.Refusal)(nil)
-	if !errors.As(err, &refusal) || refusal.Class != record.Malformed || !strings.Contains(refusal.Reason, field) {
-		t.Errorf("%s: got %v, want a refusal that names it", field, err)
+	rejection := (*record.Rejection)(nil)
+	if !errors.As(err, &rejection) || rejection.Class != record.Malformed || !strings.Contains(rejection.Reason, field) {
+		t.Errorf("%s: got %v, want a rejection that names it", field, err)
 	}
 }
 
@@ -167,8 +167,8 @@ func TestWholeDocument(t *testing.T) {
 		}
 	}
 	// The payload is without these two, which would be lost.
-	checkRefusedField(t, m, append(slices.Clone(doc), bson.E{Key: "slot", Value: "x"}), "slot")
-	checkRefusedField(t, m, append(bson.D{{Key: "ts", Value: "x"}}, doc[:2]...), "ts")
+	checkRejectedField(t, m, append(slices.Clone(doc), bson.E{Key: "slot", Value: "x"}), "slot")
+	checkRejectedField(t, m, append(bson.D{{Key: "ts", Value: "x"}}, doc[:2]...), "ts")
 }
 
 func TestMappingProblems(t *testing.T) {

@@ -31,9 +31,9 @@ func TestAMissingFieldIsNamedWithItsNearMiss(t *testing.T) {
 			t.Fatal(err)
 		}
 		var view View
-		var refused *record.Refusal
-		if err := Parse(raw, &view); !errors.As(err, &refused) || refused.Reason != c.reason || refused.Missing != full[c.field].Key {
-			t.Errorf("%s: %v, %+v, want %q", c.name, err, refused, c.reason)
+		var rejected *record.Rejection
+		if err := Parse(raw, &view); !errors.As(err, &rejected) || rejected.Reason != c.reason || rejected.Missing != full[c.field].Key {
+			t.Errorf("%s: %v, %+v, want %q", c.name, err, rejected, c.reason)
 		}
 	}
 }

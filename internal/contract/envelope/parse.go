@@ -18,7 +18,7 @@ func uint64LE(data []byte) uint64 { return binary.LittleEndian.Uint64(data) }
 // Parse reads the stored envelope raw into view, in one pass and without allocation unless it fails. view
 // is overwritten, so one View can be used for many envelopes.
 //
-// The error is always a *record.Refusal: of class partition_out_of_range for a partition that no
+// The error is always a *record.Rejection: of class partition_out_of_range for a partition that no
 // topic can have, of class message_too_large for an id, a text or headers that exceed their limit,
 // otherwise of class malformed. Unknown fields and optional fields that are null
 // are ignored. A field that appears twice is malformed.
@@ -298,7 +298,7 @@ func (v *View) setPartition(cursor *cursor) error {
 	case !ok:
 		return newMalformed("%s is %s; an integer is wanted", cursor.name, typeName(cursor.typ))
 	case n < -1 || n > math.MaxInt32:
-		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("%s %d", cursor.name, n)}
+		return &record.Rejection{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("%s %d", cursor.name, n)}
 	}
 
 	v.Partition = int32(n)

@@ -120,11 +120,11 @@ type malformedField struct {
 func TestMalformed(t *testing.T) {
 	t.Parallel()
 	for _, c := range malformedFields() {
-		refusal(t, doc(t, bson.E{Key: c.field, Value: c.value}), record.Malformed, c.want)
+		rejection(t, doc(t, bson.E{Key: c.field, Value: c.value}), record.Malformed, c.want)
 	}
 
 	for _, p := range []any{int32(-2), int64(math.MaxInt32) + 1, float64(1 << 40)} {
-		refusal(t, doc(t, bson.E{Key: "partition", Value: p}), record.PartitionOutOfRange, "partition ")
+		rejection(t, doc(t, bson.E{Key: "partition", Value: p}), record.PartitionOutOfRange, "partition ")
 	}
 }
 
@@ -165,10 +165,10 @@ func TestWholeDoublesAreIntegers(t *testing.T) {
 // Texts, ids and headers of a service are limited before anything is made of them.
 func TestLongTextsAreTooLarge(t *testing.T) {
 	t.Parallel()
-	refusal(t, doc(t, bson.E{Key: "_id", Value: strings.Repeat("x", 1025)}), record.MessageTooLarge, "_id has 1025 bytes; at most 1024")
+	rejection(t, doc(t, bson.E{Key: "_id", Value: strings.Repeat("x", 1025)}), record.MessageTooLarge, "_id has 1025 bytes; at most 1024")
 	for _, name := range []string{"aggregatetype", "aggregateid", "type", "key", "topic", "contenttype", "schemaversion", "source", "subject"} {
 		want := name + " has 32769 bytes; at most 32768"
-		refusal(t, doc(t, bson.E{Key: name, Value: strings.Repeat("x", 32<<10+1)}), record.MessageTooLarge, want)
+		rejection(t, doc(t, bson.E{Key: name, Value: strings.Repeat("x", 32<<10+1)}), record.MessageTooLarge, want)
 		var v envelope.View
 		if err := envelope.Parse(doc(t, bson.E{Key: name, Value: strings.Repeat("x", 32<<10)}), &v); err != nil {
 			t.Errorf("%s of 32 KiB: %v", name, err)
@@ -179,15 +179,15 @@ func TestLongTextsAreTooLarge(t *testing.T) {
 	for range 4097 {
 		many = append(many, bson.E{Key: "h", Value: "v"})
 	}
-	refusal(t, doc(t, bson.E{Key: "headers", Value: many}), record.MessageTooLarge, "4097 headers; at most 4096")
-	refusal(t, doc(t, bson.E{Key: "headers", Value: bson.D{{Key: strings.Repeat("x", 33<<10), Value: ""}}}), record.MessageTooLarge, "the name of a header has 33792 bytes")
+	rejection(t, doc(t, bson.E{Key: "headers", Value: many}), record.MessageTooLarge, "4097 headers; at most 4096")
+	rejection(t, doc(t, bson.E{Key: "headers", Value: bson.D{{Key: strings.Repeat("x", 33<<10), Value: ""}}}), record.MessageTooLarge, "the name of a header has 33792 bytes")
 }
 
-func refusal(t *testing.T, raw []byte, class record.Class, want string) {
+func rejection(t *testing.T, raw []byte, class record.Class, want string) {
 	t.Helper()
 	var v envelope.View
 	err := envelope.Parse(raw, &v)
-	var r *record.Refusal
+	var r *record.Rejection
 	if !errors.As(err, &r) || r.Class != class || !strings.Contains(r.Reason, want) {
 		t.Errorf("%s: got %v, want %s: …%s…", bson.Raw(raw), err, class, want)
 	}
@@ -196,8 +196,8 @@ func refusal(t *testing.T, raw []byte, class record.Class, want string) {
 func TestN07_UserHeaderIDIsMalformed(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"id": "header id", "outrelay-ns": "outrelay-*", "outrelay-delivery": "outrelay-*", "outrelay-": "outrelay-*"} {
-		refusal(t, doc(t, bson.E{Key: "headers", Value: bson.A{pair("ok", "v"), pair(name, "v")}}), record.Malformed, want)
-		refusal(t, doc(t, bson.E{Key: "headers", Value: bson.D{{Key: name, Value: "v"}}}), record.Malformed, want)
+		rejection(t, doc(t, bson.E{Key: "headers", Value: bson.A{pair("ok", "v"), pair(name, "v")}}), record.Malformed, want)
+		rejection(t, doc(t, bson.E{Key: "headers", Value: bson.D{{Key: name, Value: "v"}}}), record.Malformed, want)
 		if err := event.New(event.Aggregate{Type: "a", ID: "1"}, "t", event.Payload{}, event.WithHeader(name, nil)).Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Validate: %v", err)
 		}
@@ -233,17 +233,17 @@ func TestBrokenBytes(t *testing.T) {
 	t.Parallel()
 	good := doc(t)
 	for n := range good {
-		refusal(t, good[:n], record.Malformed, "")
+		rejection(t, good[:n], record.Malformed, "")
 	}
 
-	refusal(t, append(bytes.Clone(good), 0), record.Malformed, "not a BSON document")
+	rejection(t, append(bytes.Clone(good), 0), record.Malformed, "not a BSON document")
 	twice := bson.D{{Key: "_id", Value: "1"}, {Key: "type", Value: "a"}, {Key: "type", Value: "b"}}
 	raw, err := bson.Marshal(twice)
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	refusal(t, raw, record.Malformed, "field type appears twice")
+	rejection(t, raw, record.Malformed, "field type appears twice")
 }
 
 // Envelopes as users of MongoEventRouter write them: an ObjectId as _id, a document as payload,
@@ -387,7 +387,7 @@ func TestOldBinaryIsUnwrapped(t *testing.T) {
 	}
 	i := bytes.LastIndex(raw, []byte{3, 0, 0, 0, 'o', 'l', 'd'})
 	raw[i] = 200
-	refusal(t, raw, record.Malformed, "broken binary")
+	rejection(t, raw, record.Malformed, "broken binary")
 }
 
 func TestBrokenPayloadDocument(t *testing.T) {
@@ -401,7 +401,7 @@ func TestBrokenPayloadDocument(t *testing.T) {
 	}
 
 	out, err := envelope.AppendPayload([]byte("x"), &v)
-	var r *record.Refusal
+	var r *record.Rejection
 	if !errors.As(err, &r) || r.Class != record.Malformed || string(out) != "x" {
 		t.Errorf("%q, %v", out, err)
 	}

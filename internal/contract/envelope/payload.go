@@ -11,7 +11,7 @@ import (
 // on one line, and the same document always gives the same bytes. A null payload appends nothing:
 // see View.Tombstone.
 //
-// If the inside of a document is invalid, AppendPayload returns dst unchanged and a *record.Refusal
+// If the inside of a document is invalid, AppendPayload returns dst unchanged and a *record.Rejection
 // of class malformed.
 func AppendPayload(dst []byte, view *View) ([]byte, error) {
 	return AppendPayloadAs(dst, view, Relaxed, NoLimit)
@@ -28,7 +28,7 @@ func (v *View) HasRawPayload() bool {
 }
 
 // AppendPayloadAs is AppendPayload with a style for payloads that are neither binaries nor strings, and with a limit. A
-// payload that would need more than most bytes causes a refusal of class message_too_large, before it has taken more memory.
+// payload that would need more than most bytes causes a rejection of class message_too_large, before it has taken more memory.
 func AppendPayloadAs(dst []byte, view *View, style Style, most int) ([]byte, error) {
 	var out []byte
 	var err error

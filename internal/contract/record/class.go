@@ -16,7 +16,7 @@ const (
 	NotAllowed          Class = "not_allowed"
 	PartitionOutOfRange Class = "partition_out_of_range"
 	Expired             Class = "expired"
-	RecordRefused       Class = "record_refused"
+	RecordRejected      Class = "record_rejected"
 	AttemptsExhausted   Class = "attempts_exhausted"
 	Skipped             Class = "skipped" // an operator passed over it
 )
@@ -29,28 +29,28 @@ func (c Class) DeadAtOnce() bool {
 	switch c {
 	case Malformed, MessageTooLarge, NotAllowed, PartitionOutOfRange, Expired, Dropped, Skipped:
 		return true
-	case RecordRefused, AttemptsExhausted:
+	case RecordRejected, AttemptsExhausted:
 	}
 	return false
 }
 
-// Refusal is an error that is the fault of one envelope or record. It does not affect others.
-type Refusal struct {
+// Rejection is an error that is the fault of one envelope or record. It does not affect others.
+type Rejection struct {
 	Class  Class
 	Reason string // for people: the fault, the value and the limit, never payload
 	// Missing is the field of the envelope, by its name in the contract, whose absence is the fault; "" for another fault.
 	Missing string
 }
 
-func (r *Refusal) Error() string { return string(r.Class) + ": " + r.Reason }
+func (r *Rejection) Error() string { return string(r.Class) + ": " + r.Reason }
 
-// RefusalOf returns the error of a malformed envelope as a refusal. An error without a class gets the class Malformed.
-func RefusalOf(malformed error) *Refusal {
-	var refused *Refusal
-	if errors.As(malformed, &refused) {
-		return refused
+// RejectionOf returns the error of a malformed envelope as a rejection. An error without a class gets the class Malformed.
+func RejectionOf(malformed error) *Rejection {
+	var rejected *Rejection
+	if errors.As(malformed, &rejected) {
+		return rejected
 	}
-	return &Refusal{Class: Malformed, Reason: malformed.Error()}
+	return &Rejection{Class: Malformed, Reason: malformed.Error()}
 }
 
 // Attempt is one failed attempt to deliver an envelope. The history of a waiting envelope and its dead letter store it.

@@ -35,20 +35,20 @@ type Withdrawn struct {
 	// StringID reports that the id is a string that looks like another type.
 	StringID bool
 
-	// Refusal is the error of this record. It is nil if the record only waited after another one, or
+	// Rejection is the error of this record. It is nil if the record only waited after another one, or
 	// if its target is parked.
-	Refusal *Refusal
-	Held    error // ErrParked or ErrBlocked, if Refusal is nil
-	Bytes   int   // bytes that the record had reserved
+	Rejection *Rejection
+	Held      error // ErrParked or ErrBlocked, if Rejection is nil
+	Bytes     int   // bytes that the record had reserved
 }
 
 // Answer is the outcome of one target of a delivery outside of the stream's order. Either the record
-// is at Offset, or Refusal has the error of this record, or it has to be sent again.
+// is at Offset, or Rejection has the error of this record, or it has to be sent again.
 type Answer struct {
 	Topic     string
 	Partition int32
 	Offset    int64 // −1 unless it was acked
-	Refusal   *Refusal
+	Rejection *Rejection
 	Held      error
 }
 

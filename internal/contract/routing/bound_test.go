@@ -75,7 +75,7 @@ func recordSize(rec *record.Record) int {
 	return n
 }
 
-// Whatever a service inserts, in any shape of records: a record is within the limits, or it is refused before it has taken
+// Whatever a service inserts, in any shape of records: a record is within the limits, or it is rejected before it has taken
 // memory.
 func TestRecordsAreBoundedWhileTheyAreBuilt(t *testing.T) {
 	text := func(name string, n int) rawField {
@@ -156,15 +156,15 @@ func TestRecordsAreBoundedWhileTheyAreBuilt(t *testing.T) {
 			if spent := (after.TotalAlloc - before.TotalAlloc) / mebibyte; spent > 80 {
 				t.Errorf("%s, %s: %d MiB were allocated", shape, in.name, spent)
 			}
-			refusal, refused := errors.AsType[*record.Refusal](err)
+			rejection, rejected := errors.AsType[*record.Rejection](err)
 			switch {
 			case err == nil && !in.may && c.Name != Connector && !(c.Name == Debezium && strings.Contains(fmt.Sprint(in.fields[0].name), "headers")):
 				t.Errorf("%s, %s: a record of %d bytes and %d headers is sent", shape, in.name, recordSize(&rec), len(rec.Headers))
 			case err == nil && (recordSize(&rec) > 8*mebibyte || len(rec.Headers) > 4096 || len(rec.Key) > 32<<10):
 				t.Errorf("%s, %s: a record of %d bytes and %d headers is sent", shape, in.name, recordSize(&rec), len(rec.Headers))
 			// The preset for whole documents reserves the field key.
-			case refused && c.Name == Connector && in.fields[0].name == "key":
-			case err != nil && (!refused || refusal.Class != record.MessageTooLarge || !strings.Contains(refusal.Reason, "at most")):
+			case rejected && c.Name == Connector && in.fields[0].name == "key":
+			case err != nil && (!rejected || rejection.Class != record.MessageTooLarge || !strings.Contains(rejection.Reason, "at most")):
 				t.Errorf("%s, %s: %.300v", shape, in.name, err)
 			}
 		}

@@ -147,7 +147,7 @@ func (c *cloudEvents) setStructuredValue(filler *Filler, view *envelope.View, me
 	return nil
 }
 
-// appendData appends the payload: JSON unchanged, text as a JSON string, everything else as base64. The error is a refusal
+// appendData appends the payload: JSON unchanged, text as a JSON string, everything else as base64. The error is a rejection
 // of a payload that is too large.
 func (f *Filler) appendData(dst []byte, view *envelope.View, payload []byte) ([]byte, error) {
 	kind := bson.Type(view.PayloadType)

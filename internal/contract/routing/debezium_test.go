@@ -78,7 +78,7 @@ func TestRecordsOfDebezium(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The file is text, so it has replacement characters for other bytes.
-		got := strings.ToValidUTF8(fillOrRefuse(m, f, raw), "\ufffd")
+		got := strings.ToValidUTF8(fillOrReject(m, f, raw), "\ufffd")
 		if generated.IsWriting() {
 			c.Outrelay = ""
 			if got != c.Debezium.formatLines() {
@@ -116,8 +116,8 @@ func formatCases(t *testing.T, cases []debeziumCase) string {
 	return "[\n" + strings.Join(lines, ",\n") + "\n]\n"
 }
 
-// fillOrRefuse returns the record of a document as one text, or the reason why there is none.
-func fillOrRefuse(m *envelope.Mapping, f *Filler, raw []byte) string {
+// fillOrReject returns the record of a document as one text, or the reason why there is none.
+func fillOrReject(m *envelope.Mapping, f *Filler, raw []byte) string {
 	var v envelope.View
 	var rec record.Record
 	err := m.Parse(raw, &v)
@@ -125,7 +125,7 @@ func fillOrRefuse(m *envelope.Mapping, f *Filler, raw []byte) string {
 		err = f.Fill(&v, &Meta{}, Target{Topic: "order"}, &rec)
 	}
 	if err != nil {
-		return "refused: " + err.Error()
+		return "rejected: " + err.Error()
 	}
 
 	lines := []string{"key '" + string(rec.Key) + "'", "value '" + string(rec.Value) + "'"}

@@ -23,7 +23,7 @@ type goldenEnvelope struct {
 	Configuration *goldenConfiguration `json:"configuration,omitempty"`
 	Document      json.RawMessage      `json:"document"`
 	Record        *goldenRecord        `json:"record,omitempty"`
-	Refused       *goldenRefusal       `json:"refused,omitempty"`
+	Rejected      *goldenRejection     `json:"rejected,omitempty"`
 }
 
 // goldenConfiguration has keys of the configuration that differ from their defaults.
@@ -59,7 +59,7 @@ type goldenRecord struct {
 	Headers   [][2]any `json:"headers"`
 }
 
-type goldenRefusal struct {
+type goldenRejection struct {
 	Class  string `json:"class"`
 	Reason string `json:"reason"`
 }
@@ -94,7 +94,7 @@ func TestEnvelopesOfTheDocumentation(t *testing.T) {
 		}
 
 		got := goldenEnvelope{Configuration: want.Configuration, Document: want.Document}
-		got.Record, got.Refused = recordOf(t, want.Document, want.Configuration)
+		got.Record, got.Rejected = recordOf(t, want.Document, want.Configuration)
 		now, err := json.MarshalIndent(got, "", "  ")
 		if err != nil {
 			t.Fatal(err)
@@ -104,7 +104,7 @@ func TestEnvelopesOfTheDocumentation(t *testing.T) {
 }
 
 // recordOf returns the record of a document in Extended JSON, or the reason why there is none.
-func recordOf(t *testing.T, document []byte, c *goldenConfiguration) (*goldenRecord, *goldenRefusal) {
+func recordOf(t *testing.T, document []byte, c *goldenConfiguration) (*goldenRecord, *goldenRejection) {
 	t.Helper()
 	var doc bson.D
 	if err := bson.UnmarshalExtJSON(document, false, &doc); err != nil {
@@ -139,8 +139,8 @@ func recordOf(t *testing.T, document []byte, c *goldenConfiguration) (*goldenRec
 		}
 		err = newFiller(t, preset).Fill(&v, &meta, targets[0], &rec)
 	}
-	if refusal := (*record.Refusal)(nil); errors.As(err, &refusal) {
-		return nil, &goldenRefusal{string(refusal.Class), refusal.Reason}
+	if rejection := (*record.Rejection)(nil); errors.As(err, &rejection) {
+		return nil, &goldenRejection{string(rejection.Class), rejection.Reason}
 	}
 	if err != nil {
 		t.Fatal(err)

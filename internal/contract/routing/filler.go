@@ -78,7 +78,7 @@ func (f *Filler) Release() {
 }
 
 // Fill makes rec the record of view for target. For another target of the same envelope, the caller only
-// changes Topic and Partition of rec. The error is a [*record.Refusal]: of class Malformed if the payload cannot be
+// changes Topic and Partition of rec. The error is a [*record.Rejection]: of class Malformed if the payload cannot be
 // written as JSON, and of class MessageTooLarge if the record would exceed the limit of the preset. The limit applies to
 // each part before it takes memory, and to all of them together.
 func (f *Filler) Fill(view *envelope.View, meta *Meta, target Target, rec *record.Record) error {
@@ -113,10 +113,10 @@ func (f *Filler) Fill(view *envelope.View, meta *Meta, target Target, rec *recor
 	return f.checkSize(rec)
 }
 
-// checkSize returns a refusal if the record is larger than the limit of the preset, or has too many headers.
+// checkSize returns a rejection if the record is larger than the limit of the preset, or has too many headers.
 func (f *Filler) checkSize(rec *record.Record) error {
 	if n := len(rec.Headers); n > record.MaxHeaders {
-		return &record.Refusal{
+		return &record.Rejection{
 			Class:  record.MessageTooLarge,
 			Reason: fmt.Sprintf("the record has %d headers, including the headers of the relay; at most %d are allowed", n, record.MaxHeaders),
 		}
@@ -130,17 +130,17 @@ func (f *Filler) checkSize(rec *record.Record) error {
 	if size <= f.preset.maxRecord {
 		return nil
 	}
-	return &record.Refusal{
+	return &record.Rejection{
 		Class: record.MessageTooLarge,
 		Reason: fmt.Sprintf("the record has %d bytes, of which %d are its value and %d its headers; at most %d are allowed (limits.record)",
 			size, len(rec.Value), headers, f.preset.maxRecord),
 	}
 }
 
-// asTooLarge returns the refusal of an envelope whose value, made of a payload of the given size, would exceed the limit of
+// asTooLarge returns the rejection of an envelope whose value, made of a payload of the given size, would exceed the limit of
 // the preset.
 func (f *Filler) asTooLarge(payload int) error {
-	return &record.Refusal{
+	return &record.Rejection{
 		Class: record.MessageTooLarge,
 		Reason: fmt.Sprintf("the payload has %d bytes, and the value of the record, made of it, would have more; at most %d are allowed (limits.record)",
 			payload, f.preset.maxRecord),
@@ -166,7 +166,7 @@ func (f *Filler) setValue(view *envelope.View, rec *record.Record) error {
 		start := len(f.buf)
 		buf, err := envelope.AppendPayloadAs(f.buf, view, f.preset.style, f.preset.maxRecord)
 		if err != nil {
-			return asRefusal(err)
+			return asRejection(err)
 		}
 		f.buf = buf
 		// The capacity ends with the value, so an append to it cannot overwrite the bytes that follow in f.buf.
@@ -211,13 +211,13 @@ func (f *Filler) addFieldsToValue(view *envelope.View, rec *record.Record) error
 		body, err = envelope.AppendValue(append(body, field.name...), bsonType, val, style, most)
 		switch {
 		case errors.Is(err, envelope.ErrTooLong):
-			return &record.Refusal{
+			return &record.Rejection{
 				Class: record.MessageTooLarge,
 				Reason: fmt.Sprintf("the value of the record, with field %s of %d bytes, exceeds its limit; at most %d are allowed (limits.record)",
 					field.path, len(val), f.preset.maxRecord),
 			}
 		case err != nil:
-			return &record.Refusal{Class: record.Malformed, Reason: "field " + field.path + " is broken or nested too deep"}
+			return &record.Rejection{Class: record.Malformed, Reason: "field " + field.path + " is broken or nested too deep"}
 		}
 	}
 
@@ -248,7 +248,7 @@ func (f *Filler) appendPayloadMember(dst []byte, view *envelope.View, payload []
 	return f.appendBase64(dst, payload)
 }
 
-// appendQuoted appends text as a JSON string. The error is a refusal of a text that is too large.
+// appendQuoted appends text as a JSON string. The error is a rejection of a text that is too large.
 func (f *Filler) appendQuoted(dst, text []byte) ([]byte, error) {
 	dst, err := envelope.AppendQuoted(dst, text, f.preset.maxRecord)
 	if err != nil {
@@ -257,7 +257,7 @@ func (f *Filler) appendQuoted(dst, text []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// appendBase64 appends data as a JSON string of base64. The error is a refusal of data that is too large.
+// appendBase64 appends data as a JSON string of base64. The error is a rejection of data that is too large.
 func (f *Filler) appendBase64(dst, data []byte) ([]byte, error) {
 	n := base64.StdEncoding.EncodedLen(len(data))
 	if n > f.preset.maxRecord {
@@ -321,7 +321,7 @@ func NamespaceHash(ns string) [8]byte {
 	return [8]byte(sum[:8])
 }
 
-// addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones. The error is a *record.Refusal for a
+// addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones. The error is a *record.Rejection for a
 // value that has no text or is too long.
 func (f *Filler) addConfiguredHeaders(view *envelope.View, meta *Meta) error {
 	for i := range f.preset.headers {
@@ -333,7 +333,7 @@ func (f *Filler) addConfiguredHeaders(view *envelope.View, meta *Meta) error {
 			var worst envelope.Finding
 			if f.buf, worst = header.value.appendTo(f.buf, view, meta); worst > envelope.Missing {
 				reason := "header " + string(header.name) + ": " + header.value.findProblem(view, meta, envelope.Unfit)
-				return &record.Refusal{Class: worst.Class(), Reason: reason}
+				return &record.Rejection{Class: worst.Class(), Reason: reason}
 			}
 			value = f.buf[start:len(f.buf):len(f.buf)]
 		}
@@ -361,11 +361,11 @@ func (f *Filler) addHeader(key, value []byte) {
 	f.headers = append(f.headers, record.Header{Key: key, Value: value})
 }
 
-// asRefusal returns an error of envelope.AppendPayload as a refusal. All known errors are refusals already.
-func asRefusal(err error) error {
-	var refusal *record.Refusal
-	if errors.As(err, &refusal) {
-		return refusal
+// asRejection returns an error of envelope.AppendPayload as a rejection. All known errors are rejections already.
+func asRejection(err error) error {
+	var rejection *record.Rejection
+	if errors.As(err, &rejection) {
+		return rejection
 	}
-	return &record.Refusal{Class: record.Malformed, Reason: "payload: " + err.Error()}
+	return &record.Rejection{Class: record.Malformed, Reason: "payload: " + err.Error()}
 }

@@ -271,7 +271,7 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// A header whose value has no text, or is too long, refuses the envelope and names the field.
+// A header whose value has no text, or is too long, rejects the envelope and names the field.
 func TestHeadersOfUnfitFields(t *testing.T) {
 	t.Parallel()
 	for _, value := range []any{bson.A{}, strings.Repeat("x", envelope.MaxFieldText+1)} {

@@ -49,7 +49,7 @@ type preset interface {
 
 // format adds the headers of a preset to f: the part of a record in which the presets differ. It may
 // replace the value of rec, which is the payload. The headers of the delivery's identity are there already. The error is a
-// [*record.Refusal] of a value that is too large.
+// [*record.Rejection] of a value that is too large.
 type format func(f *Filler, v *envelope.View, m *Meta, rec *record.Record) error
 
 // allPresets lists the presets. The default is the first.

@@ -103,8 +103,8 @@ type Router struct {
 // decision is the result of Route for a cache key. Its targets have AnyPartition.
 type decision struct {
 	targets   []Target
-	refusal   *record.Refusal // of class Dropped, if a rule discards the envelope
-	transient bool            // may change soon, so it is not cached
+	rejection *record.Rejection // of class Dropped, if a rule discards the envelope
+	transient bool              // may change soon, so it is not cached
 }
 
 // New validates cfg and returns a Router. Its error is an [*InvalidError] that lists every problem.
@@ -186,8 +186,8 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 	}
 
 	if name, ok := template.staticText(); ok {
-		if refusal := r.CheckTopic(name); refusal != nil {
-			bad.addProblem(field, text, refusal.Reason)
+		if rejection := r.CheckTopic(name); rejection != nil {
+			bad.addProblem(field, text, rejection.Reason)
 		}
 		r.staticTopics[name] = true
 		return template
@@ -204,14 +204,14 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 }
 
 // Route appends the targets of view to dst. meta is the place of the envelope; with nil, {database} and {collection} are
-// empty. The error is a [*record.Refusal] if the name of a topic is not valid (Malformed), a topic may not be written
+// empty. The error is a [*record.Rejection] if the name of a topic is not valid (Malformed), a topic may not be written
 // (NotAllowed), a rule discards the envelope (Dropped), or the partition is negative (PartitionOutOfRange; only the sink
 // can detect that it is too high). On an error, Route returns dst unchanged. The topic names are valid as long as the
 // Router.
 func (r *Router) Route(view *envelope.View, meta *Meta, dst []Target) ([]Target, error) {
 	if view.Partition < record.AnyPartition {
 		reason := fmt.Sprintf("partition %d is negative", view.Partition)
-		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: reason}
+		return dst, &record.Rejection{Class: record.PartitionOutOfRange, Reason: reason}
 	}
 
 	var decision decision
@@ -219,12 +219,12 @@ func (r *Router) Route(view *envelope.View, meta *Meta, dst []Target) ([]Target,
 	if view.Topic == nil || r.drops {
 		decision = r.decideByRules(view, meta)
 	}
-	// Other refusals of the rules concern a topic that this envelope does not use.
-	if view.Topic != nil && (decision.refusal == nil || decision.refusal.Class != record.Dropped) {
+	// Other rejections of the rules concern a topic that this envelope does not use.
+	if view.Topic != nil && (decision.rejection == nil || decision.rejection.Class != record.Dropped) {
 		decision = r.decideNamedTopic(view.Topic)
 	}
-	if decision.refusal != nil {
-		return dst, decision.refusal
+	if decision.rejection != nil {
+		return dst, decision.rejection
 	}
 
 	n := len(dst)
@@ -256,10 +256,10 @@ func (r *Router) TopicsFull() bool {
 	return len(r.countedTopics) >= r.maxTopics
 }
 
-// countTopic counts a topic that the configuration does not name in full. It returns a refusal if there
+// countTopic counts a topic that the configuration does not name in full. It returns a rejection if there
 // are too many. Services choose such topics. Without a limit, a service could fill the memory, the metrics
 // and the watcher document with topics that do not exist.
-func (r *Router) countTopic(name string) *record.Refusal {
+func (r *Router) countTopic(name string) *record.Rejection {
 	if r.staticTopics[name] {
 		return nil
 	}
@@ -271,7 +271,7 @@ func (r *Router) countTopic(name string) *record.Refusal {
 		return nil
 	}
 	if len(r.countedTopics) >= r.maxTopics {
-		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q would exceed topics.max=%d: "+
+		return &record.Rejection{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q would exceed topics.max=%d: "+
 			"raise it, restrict topics.allow, or correct the aggregatetype", name, r.maxTopics)}
 	}
 	r.countedTopics[name] = struct{}{}
@@ -280,8 +280,8 @@ func (r *Router) countTopic(name string) *record.Refusal {
 
 // RestrictTo returns the targets for the listed topics, in their order. The list is stored on the document: it may be older than the
 // configuration, or an operator has chosen it. So RestrictTo validates each topic that is not among the targets, and returns an answer
-// in refused for each topic that may not be written.
-func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
+// in rejected for each topic that may not be written.
+func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, rejected []record.Answer) {
 	for _, topic := range topics {
 		i := slices.IndexFunc(targets, func(target Target) bool { return target.Topic == topic })
 		if i >= 0 {
@@ -290,15 +290,15 @@ func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, r
 		}
 
 		decision := r.decideNamedTopic([]byte(topic))
-		if decision.refusal != nil {
-			refused = append(refused, record.Answer{
-				Topic: topic, Partition: record.AnyPartition, Offset: -1, Refusal: decision.refusal,
+		if decision.rejection != nil {
+			rejected = append(rejected, record.Answer{
+				Topic: topic, Partition: record.AnyPartition, Offset: -1, Rejection: decision.rejection,
 			})
 			continue
 		}
 		kept = append(kept, decision.targets[0])
 	}
-	return kept, refused
+	return kept, rejected
 }
 
 // decideNamedTopic returns the decision for a topic that the envelope names itself.
@@ -343,9 +343,9 @@ func (r *Router) decideByRules(view *envelope.View, meta *Meta) decision {
 	}
 
 	decision := decision{}
-	names, refusal := r.topicNames(view, meta)
-	if refusal != nil {
-		decision.refusal = refusal
+	names, rejection := r.topicNames(view, meta)
+	if rejection != nil {
+		decision.rejection = rejection
 	} else {
 		decision = r.decideTopics(names)
 	}
@@ -367,17 +367,17 @@ func removeRepetitions(names []string) []string {
 	return out
 }
 
-// decideTopics returns the targets for the named topics, or the refusal of the first one that may not be
+// decideTopics returns the targets for the named topics, or the rejection of the first one that may not be
 // written.
 func (r *Router) decideTopics(names []string) decision {
 	decided := decision{targets: make([]Target, len(names))}
 	for i, name := range names {
-		if refusal := r.CheckTopic(name); refusal != nil {
-			return decision{refusal: refusal}
+		if rejection := r.CheckTopic(name); rejection != nil {
+			return decision{rejection: rejection}
 		}
-		if refusal := r.countTopic(name); refusal != nil {
+		if rejection := r.countTopic(name); rejection != nil {
 			// The topic may be created, or counted topics reset, so the next envelope is decided again.
-			return decision{refusal: refusal, transient: true}
+			return decision{rejection: rejection, transient: true}
 		}
 		decided.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
 	}
@@ -401,23 +401,23 @@ func (r *Router) cacheDecision(cache *map[string]decision, key string, decision 
 }
 
 // CheckTopic returns why a record may not go to the topic, or nil.
-func (r *Router) CheckTopic(name string) *record.Refusal { return CheckTopic(name, r.allow) }
+func (r *Router) CheckTopic(name string) *record.Rejection { return CheckTopic(name, r.allow) }
 
 // CheckTopic returns why a record may not go to the topic, or nil: Kafka rejects its name, it belongs to Kafka, or none of the patterns of
 // allow matches it. Without a pattern, every topic is allowed.
-func CheckTopic(name string, allow []string) *record.Refusal {
+func CheckTopic(name string, allow []string) *record.Rejection {
 	if reason := checkTopicName(name); reason != "" {
-		return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, reason)}
+		return &record.Rejection{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, reason)}
 	}
 	if strings.HasPrefix(name, "__") {
-		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q is internal to Kafka", name)}
+		return &record.Rejection{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q is internal to Kafka", name)}
 	}
 
 	matches := func(pattern string) bool { return glob.Match(pattern, name) }
 	if len(allow) == 0 || slices.ContainsFunc(allow, matches) {
 		return nil
 	}
-	return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}
+	return &record.Rejection{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}
 }
 
 // checkTopicName returns why name is not a valid topic name for Kafka, or "".

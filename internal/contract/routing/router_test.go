@@ -44,9 +44,9 @@ func mustNew(t testing.TB, c Config) *Router {
 }
 
 func classOf(err error) record.Class {
-	var refusal *record.Refusal
-	if errors.As(err, &refusal) {
-		return refusal.Class
+	var rejection *record.Rejection
+	if errors.As(err, &rejection) {
+		return rejection.Class
 	}
 	return ""
 }
@@ -168,7 +168,7 @@ func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	}
 
 	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxCachedKey))
-	if _, err := r.Route(v, nil, nil); classOf(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].refusal != nil {
+	if _, err := r.Route(v, nil, nil); classOf(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].rejection != nil {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -246,31 +246,31 @@ func TestStoredTopicsAreJudged(t *testing.T) {
 
 	targets := []Target{{"outbox.event.order", 3}}
 	stored := []string{"outbox.event.order", "secret", "__consumer_offsets", "not a name", "", "outbox.event.parcel"}
-	kept, refused := r.RestrictTo(targets, stored)
+	kept, rejected := r.RestrictTo(targets, stored)
 	if want := []Target{{"outbox.event.order", 3}, {"outbox.event.parcel", record.AnyPartition}}; !slices.Equal(kept, want) {
 		t.Errorf("kept %v, want %v", kept, want)
 	}
 
 	classes := map[string]record.Class{}
-	for _, a := range refused {
-		classes[a.Topic] = a.Refusal.Class
+	for _, a := range rejected {
+		classes[a.Topic] = a.Rejection.Class
 	}
 	if want := map[string]record.Class{"secret": record.NotAllowed, "__consumer_offsets": record.NotAllowed, "not a name": record.Malformed, "": record.Malformed}; !maps.Equal(classes, want) {
-		t.Errorf("refused %v, want %v", classes, want)
+		t.Errorf("rejected %v, want %v", classes, want)
 	}
 }
 
 // Envelopes may name so many topics and no more: a service could else fill the memory with topics that do not exist. Topics
-// that exist, that the configuration names, or that were seen before are never refused for that.
+// that exist, that the configuration names, or that were seen before are never rejected for that.
 func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "order", To: []string{"orders"}}}, Max: 3})
 	exist := map[string]bool{"outbox.event.old": true}
 	r.ResetTopics(func(topic string) bool { return exist[topic] })
-	route := func(aggregateType string) *record.Refusal {
+	route := func(aggregateType string) *record.Rejection {
 		_, err := r.Route(newView(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil)
-		refusal, _ := errors.AsType[*record.Refusal](err)
-		return refusal
+		rejection, _ := errors.AsType[*record.Rejection](err)
+		return rejection
 	}
 
 	for _, allowed := range []string{"a", "b", "old", "c", "order", "a", "old"} {

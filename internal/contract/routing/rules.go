@@ -120,8 +120,8 @@ func (r *Router) appendInputs(key []byte, view *envelope.View, meta *Meta) (_ []
 }
 
 // topicNames returns the topics that Choose returns, else the topics of the first matching rule, else the topic of the
-// template. The refusal has class Dropped if the rule discards the envelope.
-func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.Refusal) {
+// template. The rejection has class Dropped if the rule discards the envelope.
+func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.Rejection) {
 	aggregateType, typ := string(view.AggregateType), string(view.Type)
 	if r.choose != nil {
 		if chosen := r.choose(aggregateType, typ); len(chosen) > 0 {
@@ -135,7 +135,7 @@ func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.
 			continue
 		}
 		if candidate.drop {
-			return nil, &record.Refusal{Class: record.Dropped, Reason: "a rule of topics.rules discards it"}
+			return nil, &record.Rejection{Class: record.Dropped, Reason: "a rule of topics.rules discards it"}
 		}
 		to = candidate.to
 		break
@@ -146,7 +146,7 @@ func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.
 		// With a missing value, the template would name another topic, such as "events." for events.{type}.
 		name, worst := t.appendTo(nil, view, meta)
 		if reason := t.findProblem(view, meta, envelope.Missing); reason != "" {
-			return nil, &record.Refusal{Class: worst.Class(), Reason: "its topic is unknown: " + reason}
+			return nil, &record.Rejection{Class: worst.Class(), Reason: "its topic is unknown: " + reason}
 		}
 		names[i] = string(name)
 	}

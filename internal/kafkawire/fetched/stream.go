@@ -202,7 +202,7 @@ var (
 	}}
 )
 
-// newZstdDecoder returns a decoder that refuses frames with a larger window. A frame of a single segment has its content as
+// newZstdDecoder returns a decoder that rejects frames with a larger window. A frame of a single segment has its content as
 // its window.
 func newZstdDecoder(reader io.Reader, window uint64) (*zstd.Decoder, error) {
 	return zstd.NewReader(reader,

@@ -98,7 +98,7 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 		"metadata": stacktest.Hostile(t, stacktest.HugeMetadata),
 		"web":      stacktest.WebServer(t),
 	} {
-		refused := func(t *testing.T, err error) {
+		rejected := func(t *testing.T, err error) {
 			t.Helper()
 			if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
 				t.Errorf("%v", err)
@@ -112,7 +112,7 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 			defer cancel()
 			checkAllocation(t, func() {
 				_, err := (&kafka.Client{Addr: kafka.TCP(addr), Transport: tr}).Metadata(ctx, &kafka.MetadataRequest{Topics: []string{"a"}})
-				refused(t, err)
+				rejected(t, err)
 			})
 		})
 
@@ -125,13 +125,13 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 			defer func() { _ = c.Close() }()
 			checkAllocation(t, func() {
 				_, err := c.ReadPartitions("a")
-				refused(t, err)
+				rejected(t, err)
 			})
 		})
 	}
 }
 
-func TestSASLWithoutFramesIsRefused(t *testing.T) {
+func TestSASLWithoutFramesIsRejected(t *testing.T) {
 	t.Parallel()
 	addr := stacktest.Hostile(t, func(int16, int16) []byte { return make([]byte, 10) })
 	nc, err := dial(t.Context(), "tcp", addr)

@@ -91,7 +91,7 @@ func Connect(cfg config.Config, log *slog.Logger) (*Adopter, func(), error) {
 }
 
 // Plan finds the position, checks it, and counts the possible repeats. It writes nothing. If the position cannot be adopted, the error
-// matches [ErrRefused]. It reads the change stream from the position on, at some ten thousand events a second.
+// matches [ErrRejected]. It reads the change stream from the position on, at some ten thousand events a second.
 func (a *Adopter) Plan(ctx context.Context, src Source) (Report, error) {
 	report := Report{Watcher: a.cfg.Watcher, DryRun: true}
 	if err := state.Open(a.clients.State, a.cfg.State).Check(ctx); err != nil {
@@ -121,7 +121,7 @@ func (a *Adopter) Plan(ctx context.Context, src Source) (Report, error) {
 
 func asTime(timestamp bson.Timestamp) time.Time { return time.Unix(int64(timestamp.T), 0).UTC() }
 
-// checkUnowned reads the documents of the watcher. It refuses while a node works for the watcher.
+// checkUnowned reads the documents of the watcher. It rejects while a node works for the watcher.
 func (a *Adopter) checkUnowned(ctx context.Context, src Source, report *Report) error {
 	state := state.Open(a.clients.State, a.cfg.State)
 	var want []string
@@ -135,7 +135,7 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, report *Report) 
 	// Documents of another number of slots would keep their own positions.
 	for _, id := range has {
 		if !slices.Contains(want, id) {
-			return refusalf("watcher %s has the documents %s, and is configured for %d slots; set slots to their number",
+			return rejectionf("watcher %s has the documents %s, and is configured for %d slots; set slots to their number",
 				a.cfg.Watcher, strings.Join(has, ", "), max(a.cfg.Slots, 1))
 		}
 	}
@@ -150,12 +150,12 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, report *Report) 
 		case err != nil:
 			return err
 		case document.Owner != "" && document.ExpiresAt.After(now):
-			return refusalf("node %s owns %s; stop outrelay on all nodes first", document.Node, id)
+			return rejectionf("node %s owns %s; stop outrelay on all nodes first", document.Node, id)
 		case document.Gap != nil:
-			return refusalf("%s sweeps a gap of its stream; let it finish first", id)
+			return rejectionf("%s sweeps a gap of its stream; let it finish first", id)
 		case !document.Position().IsZero() && !src.Replace:
 			at, _ := document.Position().Time()
-			return refusalf("%s has a position already (%s); pass --replace to replace it", id, asTime(at).Format(time.RFC3339))
+			return rejectionf("%s has a position already (%s); pass --replace to replace it", id, asTime(at).Format(time.RFC3339))
 		}
 		if at, ok := document.Position().Time(); ok {
 			report.Present = asTime(at)
@@ -173,7 +173,7 @@ func (a *Adopter) findPosition(ctx context.Context, src Source, report *Report) 
 	case src.Token != "":
 		report.Source = "token"
 		if report.position, err = parseToken(src.Token); err != nil {
-			return refusalf("%w", err)
+			return rejectionf("%w", err)
 		}
 		return nil
 	case !src.At.IsZero():
@@ -193,7 +193,7 @@ func (a *Adopter) findPosition(ctx context.Context, src Source, report *Report) 
 		list, err = readOffsetTopic(ctx, wire, src.Topic)
 	}
 	if err != nil {
-		return refusalf("%w", err)
+		return rejectionf("%w", err)
 	}
 
 	// A topic may contain the offsets of many connectors.
@@ -205,7 +205,7 @@ func (a *Adopter) findPosition(ctx context.Context, src Source, report *Report) 
 	return a.checkNamespace(offset)
 }
 
-// checkNamespace refuses the offset of a connector that reads another collection. Only the MongoDB Kafka connector names it.
+// checkNamespace rejects the offset of a connector that reads another collection. Only the MongoDB Kafka connector names it.
 func (a *Adopter) checkNamespace(offset connectorOffset) error {
 	_, rest, isURI := strings.Cut(offset.Partition, "://")
 	_, ns, hasPath := strings.Cut(rest, "/")
@@ -213,14 +213,14 @@ func (a *Adopter) checkNamespace(offset connectorOffset) error {
 	if offset.Kind != mongoKafka || !isURI || !hasPath || !hasColl || a.scope.Matches([]byte(db), []byte(coll)) {
 		return nil
 	}
-	return refusalf("connector %s reads %s, and watcher %s reads %s", offset.Connector, ns, a.cfg.Watcher, a.scope)
+	return rejectionf("connector %s reads %s, and watcher %s reads %s", offset.Connector, ns, a.cfg.Watcher, a.scope)
 }
 
-// checkHistory refuses a position whose time the oplog does not have.
+// checkHistory rejects a position whose time the oplog does not have.
 func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, report *Report) error {
 	at := report.position.ClusterTime
 	if at.After(now) {
-		return refusalf("the position is of %s, and the time of the cluster is %s: it belongs to another cluster, or the time is wrong",
+		return rejectionf("the position is of %s, and the time of the cluster is %s: it belongs to another cluster, or the time is wrong",
 			asTime(at).Format(time.RFC3339), asTime(now).Format(time.RFC3339))
 	}
 
@@ -241,7 +241,7 @@ func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, report *
 
 func (a *Adopter) tooOld(position bson.Timestamp, oldest string) error {
 	from := asTime(position).Format(time.RFC3339)
-	return refusalf("the position is of %s, and the oplog begins at %s. If the outbox still has the documents of that time, "+
+	return rejectionf("the position is of %s, and the oplog begins at %s. If the outbox still has the documents of that time, "+
 		"run `outrelay recover --from %s` and start outrelay: it delivers them from the collection, marked as redelivered. "+
 		"Otherwise adopt a later time with --at", from, oldest, from)
 }
@@ -259,7 +259,7 @@ func (a *Adopter) checkCluster(ctx context.Context, report *Report) error {
 	for _, wide := range []bool{false, true} {
 		found, err := a.hasEvent(ctx, report.position, wide)
 		if wide && mongodb.HasCode(err, mongodb.CodeUnauthorized) {
-			return refusalf("the watched collections (%s) have no event with the token %s, and the user may not read the changes of "+
+			return rejectionf("the watched collections (%s) have no event with the token %s, and the user may not read the changes of "+
 				"other collections; grant changeStream on the cluster, or adopt the time with --at %s",
 				a.scope, report.position.Token, report.At.Format(time.RFC3339))
 		}
@@ -274,7 +274,7 @@ func (a *Adopter) checkCluster(ctx context.Context, report *Report) error {
 			return nil
 		}
 	}
-	return refusalf("expected an event with the token at %s in the oplog of this cluster; found none: the token %s belongs to another "+
+	return rejectionf("expected an event with the token at %s in the oplog of this cluster; found none: the token %s belongs to another "+
 		"cluster, or to one that was restored since", report.At.Format(time.RFC3339), report.position.Token)
 }
 

@@ -80,11 +80,11 @@ func (f *fixture) plan(src Source) (Report, error) {
 	return f.a.Plan(ctx, src)
 }
 
-func (f *fixture) refuses(src Source, want ...string) {
+func (f *fixture) rejects(src Source, want ...string) {
 	f.t.Helper()
 	_, err := f.plan(src)
-	if !errors.Is(err, ErrRefused) {
-		f.t.Errorf("%+v is not refused: %v", src, err)
+	if !errors.Is(err, ErrRejected) {
+		f.t.Errorf("%+v is not rejected: %v", src, err)
 		return
 	}
 	for _, w := range want {
@@ -141,7 +141,7 @@ func TestAdoptToken(t *testing.T) {
 		t.Errorf("%d entries in the audit log, %v", n, err)
 	}
 
-	f.refuses(Source{Token: at.Data()}, "has a position already", "--replace")
+	f.rejects(Source{Token: at.Data()}, "has a position already", "--replace")
 	if r, err = f.plan(Source{Token: at.Data(), Replace: true}); err != nil || r.Present.IsZero() {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -162,7 +162,7 @@ func TestAdoptOfAnOwnedWatcher(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.refuses(Source{Token: at.Data()}, "node n7 owns orders/0of1")
+	f.rejects(Source{Token: at.Data()}, "node n7 owns orders/0of1")
 	if _, err := f.a.Write(t.Context(), before, "ann"); !errors.Is(err, lease.ErrNotHeld) {
 		t.Errorf("a document that was created after the plan: %v", err)
 	}
@@ -184,8 +184,8 @@ func TestAdoptOfAnOwnedWatcher(t *testing.T) {
 	}
 }
 
-// TestAdoptRefusesForeignPositions: the server would accept these tokens, and stay silent or fail much later.
-func TestAdoptRefusesForeignPositions(t *testing.T) {
+// TestAdoptRejectsForeignPositions: the server would accept these tokens, and stay silent or fail much later.
+func TestAdoptRejectsForeignPositions(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, 1)
 	own := f.insert(f.outbox)
@@ -193,16 +193,16 @@ func TestAdoptRefusesForeignPositions(t *testing.T) {
 	// Only the identity of the event differs.
 	other := []byte(own.Data())
 	other[60] ^= 3
-	f.refuses(Source{Token: string(other)}, "found none", "another cluster")
+	f.rejects(Source{Token: string(other)}, "found none", "another cluster")
 
-	f.refuses(Source{At: time.Now().Add(time.Hour)}, "the time of the cluster is")
-	f.refuses(Source{At: time.Unix(1_000_000_000, 0)}, "2001-09-09T01:46:40Z", "the oplog begins at", "outrelay recover --from")
-	f.refuses(Source{Token: "8265"}, "expected a resume token")
-	f.refuses(Source{File: "testdata/connect.offsets"}, "orders, users", "--connector")
-	f.refuses(Source{File: "testdata/connect.offsets", Connector: "users"}, "connector users reads shop.users", f.cfg.Watch[0])
-	f.refuses(Source{File: "testdata/connect.offsets", Connector: "orders"}, "2023-11-14T22:13:20Z", "the oplog begins at")
+	f.rejects(Source{At: time.Now().Add(time.Hour)}, "the time of the cluster is")
+	f.rejects(Source{At: time.Unix(1_000_000_000, 0)}, "2001-09-09T01:46:40Z", "the oplog begins at", "outrelay recover --from")
+	f.rejects(Source{Token: "8265"}, "expected a resume token")
+	f.rejects(Source{File: "testdata/connect.offsets"}, "orders, users", "--connector")
+	f.rejects(Source{File: "testdata/connect.offsets", Connector: "users"}, "connector users reads shop.users", f.cfg.Watch[0])
+	f.rejects(Source{File: "testdata/connect.offsets", Connector: "orders"}, "2023-11-14T22:13:20Z", "the oplog begins at")
 	if docs := f.documents(); len(docs) != 0 {
-		t.Errorf("a refused position was written: %+v", docs)
+		t.Errorf("a rejected position was written: %+v", docs)
 	}
 }
 
@@ -285,6 +285,6 @@ func TestOffsetTopic(t *testing.T) {
 	if err != nil || r.Connector != "orders" || r.Kind != mongoKafka || r.Token != first.Data() || r.MaxRepeats != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	f.refuses(Source{Topic: topic, Connector: "pg"}, `"pg"`, `{"server":"pg"}`)
-	f.refuses(Source{Topic: topic + "x"}, "offset.storage.topic")
+	f.rejects(Source{Topic: topic, Connector: "pg"}, `"pg"`, `{"server":"pg"}`)
+	f.rejects(Source{Topic: topic + "x"}, "offset.storage.topic")
 }

@@ -33,11 +33,11 @@ type connectorOffset struct {
 	Position  resume.Position // after the last event that Connect has stored as sent
 }
 
-// ErrRefused matches each refusal of a position. Nothing was written.
-var ErrRefused = errors.New("no position was adopted")
+// ErrRejected matches each rejection of a position. Nothing was written.
+var ErrRejected = errors.New("no position was adopted")
 
-func refusalf(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(format, args...))
+func rejectionf(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrRejected, fmt.Errorf(format, args...))
 }
 
 // selectOffset returns the offset of the named connector, or of the only connector for MongoDB if connector is "".
@@ -66,10 +66,10 @@ func selectOffset(list []rawOffset, connector string) (connectorOffset, error) {
 		if len(others) > 0 {
 			actual = strings.Join(slices.Sorted(maps.Keys(others)), "; ")
 		}
-		return connectorOffset{}, refusalf(`expected %s, with {"server_id": …} (Debezium) or {"ns": …} (MongoDB Kafka connector); found %s`, want, actual)
+		return connectorOffset{}, rejectionf(`expected %s, with {"server_id": …} (Debezium) or {"ns": …} (MongoDB Kafka connector); found %s`, want, actual)
 	}
 	if len(found) > 1 {
-		return connectorOffset{}, refusalf("found the offsets of %s; select one with --connector", strings.Join(slices.Sorted(maps.Keys(found)), ", "))
+		return connectorOffset{}, rejectionf("found the offsets of %s; select one with --connector", strings.Join(slices.Sorted(maps.Keys(found)), ", "))
 	}
 
 	for name, entries := range found {
@@ -133,7 +133,7 @@ func parseOffset(connector string, raw rawOffset) (connectorOffset, error) {
 	decoder.UseNumber()
 	var value map[string]any
 	if err := decoder.Decode(&value); err != nil {
-		return offset, refusalf("the offset of %s is not a JSON object: %s", connector, clip(string(raw.value)))
+		return offset, rejectionf("the offset of %s is not a JSON object: %s", connector, clip(string(raw.value)))
 	}
 
 	var err error
@@ -143,7 +143,7 @@ func parseOffset(connector string, raw rawOffset) (connectorOffset, error) {
 		offset.Position, err = mongoKafkaPosition(value)
 	}
 	if err != nil {
-		return offset, refusalf("connector %s: %w", connector, err)
+		return offset, rejectionf("connector %s: %w", connector, err)
 	}
 	return offset, nil
 }

@@ -33,10 +33,10 @@ func TestOffsetFileOfConnect(t *testing.T) {
 			t.Errorf("%s: position %+v", connector, got.Position)
 		}
 	}
-	if _, err := selectOffset(list, ""); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "orders, users") {
+	if _, err := selectOffset(list, ""); !errors.Is(err, ErrRejected) || !strings.Contains(err.Error(), "orders, users") {
 		t.Errorf("two connectors: %v", err)
 	}
-	if _, err := selectOffset(list, "gone"); !errors.Is(err, ErrRefused) {
+	if _, err := selectOffset(list, "gone"); !errors.Is(err, ErrRejected) {
 		t.Errorf("a connector whose offset was removed: %v", err)
 	}
 }
@@ -79,7 +79,7 @@ func FuzzOffsetFile(f *testing.F) {
 	})
 }
 
-func TestRefusedOffsets(t *testing.T) {
+func TestRejectedOffsets(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ key, value, want string }{
 		"another connector": {`["inventory",{"server":"pg"}]`, `{"lsn":24023128}`, `found inventory {"server":"pg"}`},
@@ -92,7 +92,7 @@ func TestRefusedOffsets(t *testing.T) {
 		"no JSON":           {`["c",{"server_id":"x"}]`, `sec`, "is not a JSON object: sec"},
 	} {
 		_, err := selectOffset([]rawOffset{{[]byte(c.key), []byte(c.value)}}, "")
-		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), c.want) {
+		if !errors.Is(err, ErrRejected) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}

@@ -147,7 +147,7 @@ func scheduledAfterADelay(t *testing.T, fixture Fixture) {
 	}
 }
 
-func nonsenseIsRefused(t *testing.T, fixture Fixture) {
+func nonsenseIsRejected(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
 	if err := fixture.Box.Cancel(ctx, event.ID{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {
 		t.Errorf("canceling the zero id: %v", err)

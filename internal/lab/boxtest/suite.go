@@ -85,7 +85,7 @@ func Run(t *testing.T, factory Factory) {
 		{"concurrent transactions", concurrentTransactions},
 		{"schedule, reschedule, cancel", scheduleAndCancel},
 		{"claimed is out of reach", claimedIsOutOfReach},
-		{"nonsense is refused", nonsenseIsRefused},
+		{"nonsense is rejected", nonsenseIsRejected},
 		{"scheduled by condition", scheduledByCondition},
 		{"scheduled in order", scheduledInOrder},
 		{"scheduled after a delay", scheduledAfterADelay},

@@ -72,7 +72,7 @@ func rollbackOnly(t *testing.T, fixture Fixture) {
 			_ = fixture.Transaction(ctx, func(context.Context) error { panic("x") })
 			return nil
 		},
-		"the store refuses the event": func(ctx context.Context) error {
+		"the store rejects the event": func(ctx context.Context) error {
 			event := newEvent("twice")
 			_ = fixture.Box.Append(ctx, event)
 			_ = fixture.Box.Append(ctx, event)

@@ -301,8 +301,8 @@ func TestOwnSettingsDoNotReachTheRelays(t *testing.T) {
 	}
 }
 
-// Settings reach the relays, or are refused before anything is started.
-func TestSettingsAreAppliedOrRefused(t *testing.T) {
+// Settings reach the relays, or are rejected before anything is started.
+func TestSettingsAreAppliedOrRejected(t *testing.T) {
 	t.Parallel()
 	if err := CheckSettings([]string{"record.preset=plain", "lease.ttl=3s", "topics.rules=[{match: {type: X}, to: [x]}]"}); err != nil {
 		t.Error(err)

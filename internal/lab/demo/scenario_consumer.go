@@ -34,7 +34,7 @@ type ConsumerFinding struct {
 	Rebalances int `json:"rebalances"`
 	Kills      int `json:"kills"`
 	Injected   int `json:"injected"` // records that were written to the topic once more
-	Refused    int `json:"refused"`  // messages that had a mark in the inbox; killed consumers may have lost some counts
+	Rejected   int `json:"rejected"` // messages that had a mark in the inbox; killed consumers may have lost some counts
 	Letters    int `json:"dead_effects"`
 }
 
@@ -44,8 +44,8 @@ func (f *ConsumerFinding) describeFigures() []string {
 			"of no committed event, or half written %d",
 			formatThousands(f.Effects), f.LostEffects, f.DoubleEffects, f.OutOfOrder, f.Strange),
 		fmt.Sprintf("consumers         %d kill -9 · %d rebalances", f.Kills, f.Rebalances),
-		fmt.Sprintf("repeated records  %s written on purpose; the inbox refused %s messages",
-			formatThousands(f.Injected), formatThousands(f.Refused)),
+		fmt.Sprintf("repeated records  %s written on purpose; the inbox rejected %s messages",
+			formatThousands(f.Injected), formatThousands(f.Rejected)),
 	}
 }
 
@@ -195,7 +195,7 @@ func (s *stage) judgeEffects(ctx context.Context, finding *ConsumerFinding) erro
 	if finding.Letters, err = s.countLetters(ctx); err != nil {
 		return err
 	}
-	finding.Refused, finding.Rebalances, err = s.readMembership(ctx)
+	finding.Rejected, finding.Rebalances, err = s.readMembership(ctx)
 	return err
 }
 
@@ -212,12 +212,12 @@ func (s *stage) countLetters(ctx context.Context) (int, error) {
 }
 
 // readMembership returns the counts and the rebalances that the members of the group have stored.
-func (s *stage) readMembership(ctx context.Context) (refused, rebalances int, err error) {
+func (s *stage) readMembership(ctx context.Context) (rejected, rebalances int, err error) {
 	db := s.shopDatabase()
 	counts, err := member.ReadCounts(ctx, db)
 	if err != nil {
 		return 0, 0, err
 	}
 	generations, err := member.Generations(ctx, db)
-	return counts.Refused, max(generations-1, 0), err
+	return counts.Rejected, max(generations-1, 0), err
 }

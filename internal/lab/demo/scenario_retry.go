@@ -21,12 +21,12 @@ import (
 
 var retryScenario = Scenario{
 	Name:    "retry",
-	Promise: "a missing topic is parked while all others flow, and a refused record holds only its own key; both arrive in order once they can",
+	Promise: "a missing topic is parked while all others flow, and a rejected record holds only its own key; both arrive in order once they can",
 	// Events of the other topics, from when envelopes are parked until the missing topic is
 	// created.
 	events:      5 * 300,
 	rate:        300,
-	types:       []string{refusing},
+	types:       []string{rejecting},
 	late:        []string{missing},
 	relayConfig: map[string]any{"retry": map[string]any{"base": firstRetry.String(), "cap": firstRetry.String()}},
 	run:         runRetry,
@@ -41,7 +41,7 @@ type RetryFinding struct {
 	OthersShare float64 `json:"others_share"`  // share of the events committed in that time that were delivered
 	OthersP99MS float64 `json:"others_p99_ms"` // from their insert to the consumer
 	DrainedS    float64 `json:"drained_s"`     // from the creation of the topic until no envelope was parked
-	Refused     int     `json:"refused"`       // records that Kafka rejected for their own reason
+	Rejected    int     `json:"rejected"`      // records that Kafka rejected for their own reason
 	Blocked     int     `json:"blocked"`       // maximum number of envelopes that waited for a rejected one
 	Passed      int     `json:"passed"`        // envelopes of other keys that were delivered in that time
 	ReleasedS   float64 `json:"released_s"`    // from when the topic accepted the records until all had arrived
@@ -53,14 +53,14 @@ func (f *RetryFinding) describeFigures() []string {
 			f.MissingS, formatThousands(f.Parked), f.DrainedS),
 		fmt.Sprintf("other topics      %.0f events/s delivered in that time, %.1f %% of the committed ones; p99 %.1f ms",
 			f.OthersRate, 100*f.OthersShare, f.OthersP99MS),
-		fmt.Sprintf("refused records   %d; %d envelopes of their keys waited, %d of other keys did not; "+
-			"all arrived %.1f s after the topic accepted them", f.Refused, f.Blocked, f.Passed, f.ReleasedS),
+		fmt.Sprintf("rejected records   %d; %d envelopes of their keys waited, %d of other keys did not; "+
+			"all arrived %.1f s after the topic accepted them", f.Rejected, f.Blocked, f.Passed, f.ReleasedS),
 	}
 }
 
 const (
 	missing    = "invoice"        // its topic is created late
-	refusing   = "payment"        // its topic rejects records for a while
+	rejecting  = "payment"        // its topic rejects records for a while
 	firstRetry = 15 * time.Second // events after the rejected ones must be appended within this time
 
 	leastShare  = 0.95 // of the other topics' events that must be delivered while one topic is missing
@@ -91,7 +91,7 @@ func runRetry(ctx context.Context, stage *stage) (Finding, error) {
 	if err := stage.missTopic(ctx, others, finding); err != nil {
 		return finding, err
 	}
-	if err := stage.refuseRecords(ctx, finding); err != nil {
+	if err := stage.rejectRecords(ctx, finding); err != nil {
 		return finding, err
 	}
 	if err := others.finishLoad(true); err != nil {
@@ -157,15 +157,15 @@ func (s *stage) missTopic(ctx context.Context, others *load, finding *RetryFindi
 	return load.finishLoad(true)
 }
 
-// refuseRecords makes Kafka reject the first event of some keys, appends more events of each key,
+// rejectRecords makes Kafka reject the first event of some keys, appends more events of each key,
 // and then makes the topic accept the records.
-func (s *stage) refuseRecords(ctx context.Context, finding *RetryFinding) error {
+func (s *stage) rejectRecords(ctx context.Context, finding *RetryFinding) error {
 	// With an age limit of 0, Kafka rejects each record that arrives later than its timestamp.
 	if err := s.setAge(ctx, "0"); err != nil {
 		return err
 	}
-	held, err := s.refuseFirst(ctx)
-	finding.Refused = len(held)
+	held, err := s.rejectFirst(ctx)
+	finding.Rejected = len(held)
 	if err != nil {
 		return err
 	}
@@ -185,12 +185,12 @@ func (s *stage) refuseRecords(ctx context.Context, finding *RetryFinding) error 
 		return err
 	}
 	accepted := time.Now()
-	witness := s.startWitness(s.names.topicName(refusing))
+	witness := s.startWitness(s.names.topicName(rejecting))
 	if err := s.appendTo(ctx, nameKeys("free", 0, heldKeys), laterEvents); err != nil {
 		return err
 	}
 	s.printEvent("Kafka rejected the first events of %d keys, and accepts them now. "+
-		"Later events of these keys wait, events of other keys do not", finding.Refused)
+		"Later events of these keys wait, events of other keys do not", finding.Rejected)
 
 	// The order matters: events of other keys must arrive while the rejected events still wait.
 	waits := func() bool { return s.countWaiting(ctx, waiting.Retry) > 0 }
@@ -218,11 +218,11 @@ func (s *stage) refuseRecords(ctx context.Context, finding *RetryFinding) error 
 	return nil
 }
 
-// refuseFirst appends one event for each of heldKeys keys, and returns the keys whose event Kafka
+// rejectFirst appends one event for each of heldKeys keys, and returns the keys whose event Kafka
 // rejected. Kafka accepts a record that arrives within a millisecond of its commit, which happens
-// on a fast machine. Then refuseFirst uses another key instead.
-func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
-	witness := s.startWitness(s.names.topicName(refusing))
+// on a fast machine. Then rejectFirst uses another key instead.
+func (s *stage) rejectFirst(ctx context.Context) (held []string, _ error) {
+	witness := s.startWitness(s.names.topicName(rejecting))
 	defer witness.stopCounting()
 
 	deadline := time.Now().Add(patience)
@@ -239,15 +239,15 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 			return held, err
 		}
 
-		refused := map[string]bool{}
-		undecided := func(key string) bool { return !refused[key] && witness.countOf(key) == 0 }
+		rejected := map[string]bool{}
+		undecided := func(key string) bool { return !rejected[key] && witness.countOf(key) == 0 }
 		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
 		err := s.awaitCondition(ctx, what, patience, func() bool {
 			isRetried := ofWatcher(bson.E{Key: "reason", Value: waiting.Retry})
 			retried, err := cursor.Distinct[string]("reading the keys that are retried", s.stateDatabase().Collection("waiting").Distinct(ctx, "key", isRetried))
 			if err == nil {
 				for _, key := range retried {
-					refused[key] = true
+					rejected[key] = true
 				}
 			}
 			return !slices.ContainsFunc(keys, undecided)
@@ -256,7 +256,7 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 			return held, err
 		}
 		for _, key := range keys {
-			if refused[key] {
+			if rejected[key] {
 				held = append(held, key)
 			}
 		}
@@ -273,12 +273,12 @@ func nameKeys(prefix string, first, n int) []string {
 	return keys
 }
 
-// setAge changes the age limit of the refusing topic. On a busy machine the broker sometimes loses
+// setAge changes the age limit of the rejecting topic. On a busy machine the broker sometimes loses
 // its controller, so setAge repeats a failed request for a while.
 func (s *stage) setAge(ctx context.Context, ms string) error {
 	var lastErr error
 	err := s.awaitCondition(ctx, "the setting of the topic", settleWithin, func() bool {
-		lastErr = s.stack.SetTopic(ctx, s.names.topicName(refusing), ageSetting, ms)
+		lastErr = s.stack.SetTopic(ctx, s.names.topicName(rejecting), ageSetting, ms)
 		return lastErr == nil
 	})
 	if lastErr != nil && ctx.Err() == nil {
@@ -287,7 +287,7 @@ func (s *stage) setAge(ctx context.Context, ms string) error {
 	return err
 }
 
-// appendTo appends n events of the refusing topic for each key. The transactions, one per key, run
+// appendTo appends n events of the rejecting topic for each key. The transactions, one per key, run
 // concurrently.
 func (s *stage) appendTo(ctx context.Context, keys []string, n int) error {
 	var group errgroup.Group
@@ -308,11 +308,11 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 		s.check.Begin(check.Event{
 			ID:     id.String(),
 			Key:    key,
-			Topics: []string{s.names.topicName(refusing)},
+			Topics: []string{s.names.topicName(rejecting)},
 			Value:  payload,
 		})
 		ids = append(ids, id.String())
-		events = append(events, event.New(event.Aggregate{Type: refusing, ID: key}, "PaymentMade", event.Bytes("", payload), event.WithID(id)))
+		events = append(events, event.New(event.Aggregate{Type: rejecting, ID: key}, "PaymentMade", event.Bytes("", payload), event.WithID(id)))
 	}
 
 	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {

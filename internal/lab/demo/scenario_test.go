@@ -51,7 +51,7 @@ func TestScenariosAreListed(t *testing.T) {
 		}
 	}
 
-	// A former scenario is refused with what has replaced it.
+	// A former scenario is rejected with what has replaced it.
 	for name, instead := range map[string]string{"broker-outage": "TestKafkaAwayWithABacklog", "saga": "TestSagaNodesDie", "slots": "TestN28", "purge": "TestPurgeWhileOwnersDie"} {
 		if _, err := FindScenario(name); err == nil || !strings.Contains(err.Error(), instead) {
 			t.Errorf("%s: %v, want %s", name, err, instead)
@@ -108,9 +108,9 @@ func TestPoisonIsPoisonous(t *testing.T) {
 		}
 		var v envelope.View
 		err = envelope.Parse(raw, &v)
-		var refused *record.Refusal
-		switch errors.As(err, &refused); {
-		case p.class == record.Malformed && (refused == nil || refused.Class != record.Malformed):
+		var rejected *record.Rejection
+		switch errors.As(err, &rejected); {
+		case p.class == record.Malformed && (rejected == nil || rejected.Class != record.Malformed):
 			t.Errorf("poison %d is not malformed: %v", i, err)
 		case p.class != record.Malformed && err != nil:
 			t.Errorf("poison %d (%s) is malformed: %v", i, p.class, err)

@@ -17,7 +17,7 @@ var ownKeys = []string{
 }
 
 // CheckSettings returns all problems of settings for [Options.Settings]: keys that the demo chooses, and
-// those that `outrelay run` would refuse.
+// those that `outrelay run` would reject.
 func CheckSettings(settings []string) error {
 	var errs []error
 	for _, s := range settings {

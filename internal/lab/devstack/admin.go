@@ -190,7 +190,7 @@ func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) erro
 	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
 
-	// A broker without a controller refuses the request for a while.
+	// A broker without a controller rejects the request for a while.
 	err := retryWhile(ctx, func() error {
 		cl, done := s.newClient()
 		defer done()

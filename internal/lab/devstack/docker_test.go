@@ -48,7 +48,7 @@ exit 0
 `
 
 // With nothing but a Docker engine a single member runs in a container, is paused, killed and
-// restarted there, and is removed by Stop. A set of three is refused with its reason.
+// restarted there, and is removed by Stop. A set of three is rejected with its reason.
 func TestContainer(t *testing.T) {
 	c, err := openCache()
 	if err != nil {

@@ -215,7 +215,7 @@ func checkServing(ctx context.Context, addr string) error {
 
 // runCommand runs one command on the member at addr.
 func runCommand(ctx context.Context, addr string, cmd bson.D) (bson.Raw, error) {
-	// If no process listens, the driver would wait for its own timeout. A refused dial fails at once.
+	// If no process listens, the driver would wait for its own timeout. A rejected dial fails at once.
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err

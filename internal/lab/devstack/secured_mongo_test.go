@@ -32,7 +32,7 @@ func TestSecuredReplicaSet(t *testing.T) {
 	}
 
 	ask := func(opts *options.ClientOptions) error { return within(patience, opts) }
-	refuses := func(opts *options.ClientOptions) error { return within(3*time.Second, opts) }
+	rejects := func(opts *options.ClientOptions) error { return within(3*time.Second, opts) }
 	works := func(err error) bool { return errors.Is(err, mongo.ErrNoDocuments) }
 	if err := ask(options.Client().ApplyURI(s.MongoURI())); !works(err) {
 		t.Errorf("as root: %v", err)
@@ -40,10 +40,10 @@ func TestSecuredReplicaSet(t *testing.T) {
 	if err := ask(options.Client().ApplyURI(s.MongoURI()).SetTLSConfig(s.TLSConfig())); !works(err) {
 		t.Errorf("as root over TLS: %v", err)
 	}
-	if err := refuses(options.Client().ApplyURI("mongodb://" + s.Mongods()[0].Addr() + "/?replicaSet=rs0")); err == nil || works(err) {
+	if err := rejects(options.Client().ApplyURI("mongodb://" + s.Mongods()[0].Addr() + "/?replicaSet=rs0")); err == nil || works(err) {
 		t.Errorf("without a login: %v", err)
 	}
-	if err := refuses(options.Client().ApplyURI(s.MongoURIAs(devstack.User{Name: "root", Password: "other"}))); err == nil || works(err) {
+	if err := rejects(options.Client().ApplyURI(s.MongoURIAs(devstack.User{Name: "root", Password: "other"}))); err == nil || works(err) {
 		t.Errorf("with another password: %v", err)
 	}
 
@@ -57,7 +57,7 @@ func TestSecuredReplicaSet(t *testing.T) {
 	if err := ask(options.Client().ApplyURI(s.MongoURI()).SetTLSConfig(s.TLSConfig())); !works(err) {
 		t.Errorf("with the new authority: %v", err)
 	}
-	if err := refuses(options.Client().ApplyURI(s.MongoURI()).SetTLSConfig(before)); err == nil || works(err) {
+	if err := rejects(options.Client().ApplyURI(s.MongoURI()).SetTLSConfig(before)); err == nil || works(err) {
 		t.Errorf("with the old authority: %v", err)
 	}
 }

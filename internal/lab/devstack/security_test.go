@@ -107,7 +107,7 @@ func allow(t *testing.T, s *devstack.Stack, user, topic string) {
 	}
 }
 
-// writeAs writes one record on that listener; the bare connection hands the broker's refusal on.
+// writeAs writes one record on that listener; the bare connection hands the broker's rejection on.
 func writeAs(t *testing.T, addr, topic string, d *kafka.Dialer) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)

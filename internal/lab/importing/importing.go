@@ -47,8 +47,8 @@ type Report struct {
 	Retried   int64     `json:"retried"`   // envelopes that wait for their next attempt
 	Dead      int64     `json:"dead"`      // dead letters
 	Known     int64     `json:"known"`     // rows that an earlier run has imported
-	Refused   int64     `json:"refused"`   // rows that cannot be converted; they stay
-	Problems  []Problem `json:"problems"`  // the first of the refused rows
+	Rejected  int64     `json:"rejected"`  // rows that cannot be converted; they stay
+	Problems  []Problem `json:"problems"`  // the first of the rejected rows
 	DryRun    bool      `json:"dry_run"`
 	Done      bool      `json:"done"`
 }
@@ -69,11 +69,11 @@ type Problem struct {
 // Total returns the number of rows that become envelopes or dead letters.
 func (r Report) Total() int64 { return r.Pending + r.Scheduled + r.Retried + r.Dead }
 
-// ErrRefused matches each refusal of an import. Nothing was written.
-var ErrRefused = errors.New("nothing was imported")
+// ErrRejected matches each rejection of an import. Nothing was written.
+var ErrRejected = errors.New("nothing was imported")
 
-func refusalf(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(format, args...))
+func rejectionf(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrRejected, fmt.Errorf(format, args...))
 }
 
 // Importer imports rows for the configured watcher.
@@ -91,7 +91,7 @@ type Importer struct {
 func Connect(cfg config.Config, options Options) (*Importer, func(), error) {
 	at := slices.IndexFunc(sources, func(source source) bool { return source.name == options.From })
 	if at < 0 {
-		return nil, nil, refusalf("--from %q: expected one of %s", options.From, strings.Join(Sources(), ", "))
+		return nil, nil, rejectionf("--from %q: expected one of %s", options.From, strings.Join(Sources(), ", "))
 	}
 	scope, err := changes.ParseScope(cfg.Watch, cfg.State.Pattern())
 	if err != nil {
@@ -100,18 +100,18 @@ func Connect(cfg config.Config, options Options) (*Importer, func(), error) {
 	// With one watched collection, its name is no question.
 	if options.To == "" {
 		if scope.Kind() != changes.Collection {
-			return nil, nil, refusalf("the watcher reads %s; name the outbox with --to database.collection", scope)
+			return nil, nil, rejectionf("the watcher reads %s; name the outbox with --to database.collection", scope)
 		}
 		options.To = scope.String()
 	}
 	db, coll, _ := strings.Cut(options.To, ".")
 	// The watcher would never deliver an envelope of a collection that it does not read.
 	if !scope.Matches([]byte(db), []byte(coll)) {
-		return nil, nil, refusalf("--to %s: the watcher reads %s", options.To, scope)
+		return nil, nil, rejectionf("--to %s: the watcher reads %s", options.To, scope)
 	}
 	// The watcher would look for the parts of an imported envelope in other fields.
 	if mapping := cfg.DocumentMapping(); mapping != nil {
-		return nil, nil, refusalf("watcher %s reads documents with other fields (%s), and imported rows become envelopes with the fields of "+
+		return nil, nil, rejectionf("watcher %s reads documents with other fields (%s), and imported rows become envelopes with the fields of "+
 			"docs/envelope.md; import them with a watcher that has no mapping", cfg.Watcher, mapping)
 	}
 	if options.MaxRetries <= 0 {
@@ -135,7 +135,7 @@ func (im *Importer) tableName(i int) string {
 	return im.source.tables[i].name
 }
 
-// Plan converts and counts all rows, and writes nothing. If the source cannot be imported, the error matches [ErrRefused].
+// Plan converts and counts all rows, and writes nothing. If the source cannot be imported, the error matches [ErrRejected].
 func (im *Importer) Plan(ctx context.Context) (Report, error) {
 	report := im.newReport()
 	report.DryRun = true
@@ -167,7 +167,7 @@ func (im *Importer) Run(ctx context.Context) (Report, error) {
 		{Key: "from", Value: report.From},
 		{Key: "to", Value: report.To},
 		{Key: "rows", Value: report.Total()},
-		{Key: "refused", Value: report.Refused},
+		{Key: "rejected", Value: report.Rejected},
 		{Key: "complete", Value: err == nil},
 		{Key: "actor", Value: im.options.Actor},
 	})
@@ -181,7 +181,7 @@ func (im *Importer) newReport() Report {
 	return Report{From: im.options.From, To: im.options.To, Tables: []Table{}, Problems: []Problem{}}
 }
 
-// checkSource refuses collections that are missing, that have rows of another form, or on which a publisher works.
+// checkSource rejects collections that are missing, that have rows of another form, or on which a publisher works.
 func (im *Importer) checkSource(ctx context.Context, report *Report) error {
 	// Locks end by the time of the server.
 	now, err := mongodb.ServerTime(ctx, im.client)
@@ -201,7 +201,7 @@ func (im *Importer) checkSource(ctx context.Context, report *Report) error {
 		// A library may delete its messages once they are sent, so one empty collection is usual. But a name that a user has
 		// written may be wrong, and a database without any row is another one.
 		if len(empty) == len(im.source.tables) || !any && coll.Name() == im.options.Collection {
-			return refusalf("%s has no rows; expected the messages of %s. Name their place with --database and --collection",
+			return rejectionf("%s has no rows; expected the messages of %s. Name their place with --database and --collection",
 				strings.Join(empty, ", "), im.source.name)
 		}
 		if err := im.checkFields(ctx, coll, t); err != nil {
@@ -216,14 +216,14 @@ func (im *Importer) checkSource(ctx context.Context, report *Report) error {
 		}
 		n, err := coll.CountDocuments(ctx, t.pending(im.options))
 		if err != nil {
-			return mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+			return mongodb.Rejection(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 		}
 		report.Tables = append(report.Tables, Table{mongodb.Namespace(coll), n})
 	}
 	return nil
 }
 
-// checkFields refuses a collection with a row that lacks a field of the source.
+// checkFields rejects a collection with a row that lacks a field of the source.
 func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, table table) error {
 	var lacks bson.A
 	for _, name := range table.required {
@@ -243,7 +243,7 @@ func (im *Importer) checkFields(ctx context.Context, coll *mongo.Collection, tab
 	for i, e := range elems {
 		names[i] = e.Key()
 	}
-	return refusalf("%s does not belong to %s: expected the fields %s; found a row with %s",
+	return rejectionf("%s does not belong to %s: expected the fields %s; found a row with %s",
 		mongodb.Namespace(coll), im.source.name, strings.Join(table.required, ", "), strings.Join(names, ", "))
 }
 
@@ -253,10 +253,10 @@ func findRow(ctx context.Context, coll *mongo.Collection, filter bson.D) (bson.R
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil, nil
 	}
-	return raw, mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	return raw, mongodb.Rejection(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
-// checkStatus refuses a collection with a row whose status the source does not have.
+// checkStatus rejects a collection with a row whose status the source does not have.
 func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, table table) error {
 	if table.status == nil {
 		return nil
@@ -268,11 +268,11 @@ func (im *Importer) checkStatus(ctx context.Context, coll *mongo.Collection, tab
 	if err != nil || raw == nil {
 		return err
 	}
-	return refusalf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
+	return rejectionf("%s: expected the %s %s; found %s in the row %s. Such a row would be left out",
 		mongodb.Namespace(coll), name, strings.Join(table.status.listKnown(), ", "), row{raw}.field(name), raw.Lookup("_id"))
 }
 
-// checkLocks refuses rows that a running publisher works on: it would send them as well.
+// checkLocks rejects rows that a running publisher works on: it would send them as well.
 func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, table table, now time.Time) error {
 	if table.lock == nil {
 		return nil
@@ -289,7 +289,7 @@ func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, tabl
 	err := mongodb.FindEach(ctx, coll, "reading the locks of "+mongodb.Namespace(coll), table.lock.rows, func(raw bson.Raw) error {
 		until, err := table.lock.until(row{raw})
 		if err != nil {
-			return refusalf("%s, row %s: %w", mongodb.Namespace(coll), raw.Lookup("_id"), err)
+			return rejectionf("%s, row %s: %w", mongodb.Namespace(coll), raw.Lookup("_id"), err)
 		}
 		if until.After(now) {
 			locked++
@@ -297,7 +297,7 @@ func (im *Importer) checkLocks(ctx context.Context, coll *mongo.Collection, tabl
 		return nil
 	}, options.Find().SetProjection(fields))
 	if err == nil && locked > 0 {
-		err = refusalf("a publisher works on %d rows of %s; stop it, and wait until its locks have ended", locked, mongodb.Namespace(coll))
+		err = rejectionf("a publisher works on %d rows of %s; stop it, and wait until its locks have ended", locked, mongodb.Namespace(coll))
 	}
 	return err
 }
@@ -334,5 +334,5 @@ func (im *Importer) newRun(ctx context.Context, report *Report, write bool) (*im
 func (im *Importer) findRows(ctx context.Context, coll *mongo.Collection, table table) (*mongo.Cursor, error) {
 	opts := options.Find().SetSort(table.sort).SetAllowDiskUse(true).SetBatchSize(batchRows)
 	cur, err := mongodb.Majority(coll).Find(ctx, table.pending(im.options), opts)
-	return cur, mongodb.Refusal(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	return cur, mongodb.Rejection(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }

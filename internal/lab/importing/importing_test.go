@@ -71,11 +71,11 @@ func (f *fixture) newImporter(o Options) *Importer {
 	return im
 }
 
-func (f *fixture) expectRefusal(o Options, want ...string) {
+func (f *fixture) expectRejection(o Options, want ...string) {
 	f.t.Helper()
 	_, err := f.newImporter(o).Plan(f.t.Context())
-	if !errors.Is(err, ErrRefused) {
-		f.t.Errorf("%+v is not refused: %v", o, err)
+	if !errors.Is(err, ErrRejected) {
+		f.t.Errorf("%+v is not rejected: %v", o, err)
 		return
 	}
 	for _, w := range want {
@@ -98,7 +98,7 @@ func (f *fixture) importRows(o Options) Report {
 	}
 
 	r, err := im.Run(f.t.Context())
-	if err != nil || !r.Done || r.Total() != plan.Total() || r.Refused != plan.Refused {
+	if err != nil || !r.Done || r.Total() != plan.Total() || r.Rejected != plan.Rejected {
 		f.t.Fatalf("planned %+v, imported %+v, %v", plan, r, err)
 	}
 	again, err := im.Run(f.t.Context())
@@ -218,7 +218,7 @@ func TestImportOfSlimMessageBus(t *testing.T) {
 		message("44112233-4455-6677-8899-aabbccddeeff", bson.E{Key: "headers", Value: `{"id":"x"}`}))
 
 	r := f.importRows(Options{From: "slimmessagebus", KeyHeader: "tenant"})
-	if r.Pending != 1 || r.Retried != 1 || r.Dead != 1 || r.Refused != 1 || len(r.Problems) != 1 || r.Tables[0].Rows != 4 {
+	if r.Pending != 1 || r.Retried != 1 || r.Dead != 1 || r.Rejected != 1 || len(r.Problems) != 1 || r.Tables[0].Rows != 4 {
 		t.Errorf("%+v", r)
 	}
 	if p := r.Problems[0]; !strings.Contains(p.ID, "44112233") || !strings.Contains(p.Reason, "id") {
@@ -311,7 +311,7 @@ func TestImportOfKoanInCamelCase(t *testing.T) {
 	f.insertRows("Outbox", row("a", "Pending", past), row("b", "Dead", past), row("c", "Done", past), row("d", "Pending", "soon"))
 
 	r := f.importRows(Options{From: "koan"})
-	if r.Pending != 1 || r.Dead != 1 || r.Refused != 1 || r.Tables[0].Rows != 3 {
+	if r.Pending != 1 || r.Dead != 1 || r.Rejected != 1 || r.Tables[0].Rows != 3 {
 		t.Errorf("%+v", r)
 	}
 	if p := r.Problems; len(p) != 1 || !strings.Contains(p[0].Reason, `VisibleAt: expected a time; found "soon"`) {
@@ -320,7 +320,7 @@ func TestImportOfKoanInCamelCase(t *testing.T) {
 	f.expectEnvelope("a", "Order", "o-1", "Upsert", "{}", "")
 
 	f.insertRows("Outbox", row("e", "Postponed", past))
-	f.expectRefusal(Options{From: "koan"}, "expected the Status Pending, Dead, Done", `found "Postponed"`)
+	f.expectRejection(Options{From: "koan"}, "expected the Status Pending, Dead, Done", `found "Postponed"`)
 }
 
 func TestImportOfOutboxEventBus(t *testing.T) {
@@ -347,7 +347,7 @@ func TestImportOfOutboxEventBus(t *testing.T) {
 		event("e4", "failed", 5, past), event("e5", "completed", 0, past), unusual)
 
 	r := f.importRows(Options{From: "outbox-event-bus"})
-	if r.Pending != 2 || r.Retried != 1 || r.Dead != 1 || r.Refused != 1 || !strings.Contains(r.Problems[0].Reason, "has no JSON") {
+	if r.Pending != 2 || r.Retried != 1 || r.Dead != 1 || r.Rejected != 1 || !strings.Contains(r.Problems[0].Reason, "has no JSON") {
 		t.Errorf("%+v", r)
 	}
 	const value = `{"id":"%s","type":"order.created","payload":{"2":2,"n":1.5,"s":"<é\"\n>","at":"2026-01-02T03:04:05.678Z","l":[null,true]},"occurredAt":"2026-01-02T03:04:05.678Z"}`
@@ -424,7 +424,7 @@ func TestImportOfWolverine(t *testing.T) {
 	})
 
 	r := f.importRows(Options{From: "wolverine"})
-	if r.Pending != 1 || r.Scheduled != 1 || r.Retried != 1 || r.Dead != 1 || r.Refused != 2 || len(r.Tables) != 3 {
+	if r.Pending != 1 || r.Scheduled != 1 || r.Retried != 1 || r.Dead != 1 || r.Rejected != 2 || len(r.Tables) != 3 {
 		t.Errorf("%+v", r)
 	}
 	headers := "message-type=OrderPlaced tenant=" + strings.Repeat("t", 200)
@@ -446,7 +446,7 @@ func TestImportOfWolverine(t *testing.T) {
 func TestImportOfWolverineWithoutOutgoingMessages(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.expectRefusal(Options{From: "wolverine"}, "wolverine_outgoing_envelopes", "wolverine_dead_letters has no rows")
+	f.expectRejection(Options{From: "wolverine"}, "wolverine_outgoing_envelopes", "wolverine_dead_letters has no rows")
 
 	f.insertRows("wolverine_dead_letters", bson.D{
 		{Key: "_id", Value: uuidOf(bytes1)},
@@ -455,7 +455,7 @@ func TestImportOfWolverineWithoutOutgoingMessages(t *testing.T) {
 		{Key: "body", Value: wolverineBody([]byte("{}"), "message-type", "OrderPlaced")},
 	})
 
-	f.expectRefusal(Options{From: "wolverine", Collection: "outgoing"}, ".outgoing has no rows")
+	f.expectRejection(Options{From: "wolverine", Collection: "outgoing"}, ".outgoing has no rows")
 	if r := f.importRows(Options{From: "wolverine"}); r.Dead != 1 || r.Total() != 1 || r.Tables[0].Rows != 0 {
 		t.Errorf("%+v", r)
 	}
@@ -500,34 +500,34 @@ func TestImportOfMassTransit(t *testing.T) {
 	f.expectEnvelope(uuidOf(append([]byte{3}, bytes1[1:]...)), "Paid", "03112233"+uuid1[8:], "Shop:Paid", "{}", "")
 }
 
-// TestImportRefusesOtherCollections: the refusal names the expected and the actual fields, and nothing is written.
-func TestImportRefusesOtherCollections(t *testing.T) {
+// TestImportRejectsOtherCollections: the rejection names the expected and the actual fields, and nothing is written.
+func TestImportRejectsOtherCollections(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.expectRefusal(Options{From: "koan"}, ".Outbox has no rows", "--collection")
+	f.expectRejection(Options{From: "koan"}, ".Outbox has no rows", "--collection")
 	f.insertRows("smb_outbox", bson.D{{Key: "_id", Value: "x"}, {Key: "EntityType", Value: "Order"}})
-	f.expectRefusal(Options{From: "slimmessagebus"}, "does not belong to slimmessagebus", "expected the fields timestamp, bus_name", "found a row with _id, EntityType")
+	f.expectRejection(Options{From: "slimmessagebus"}, "does not belong to slimmessagebus", "expected the fields timestamp, bus_name", "found a row with _id, EntityType")
 
-	if _, _, err := Connect(f.cfg, Options{From: "debezium"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "wolverine") {
+	if _, _, err := Connect(f.cfg, Options{From: "debezium"}); !errors.Is(err, ErrRejected) || !strings.Contains(err.Error(), "wolverine") {
 		t.Errorf("an unknown library: %v", err)
 	}
-	if _, _, err := Connect(f.cfg, Options{From: "koan", To: "other.outbox"}); !errors.Is(err, ErrRefused) {
+	if _, _, err := Connect(f.cfg, Options{From: "koan", To: "other.outbox"}); !errors.Is(err, ErrRejected) {
 		t.Errorf("an outbox that is not watched: %v", err)
 	}
 	mapped := f.cfg
 	mapped.Mapping.AggregateType = "kind"
-	if _, _, err := Connect(mapped, Options{From: "koan"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "aggregatetype=kind") {
+	if _, _, err := Connect(mapped, Options{From: "koan"}); !errors.Is(err, ErrRejected) || !strings.Contains(err.Error(), "aggregatetype=kind") {
 		t.Errorf("a watcher of other documents: %v", err)
 	}
 	f.cfg.Watch = []string{"*.outbox"}
-	if _, _, err := Connect(f.cfg, Options{From: "koan"}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "--to") {
+	if _, _, err := Connect(f.cfg, Options{From: "koan"}); !errors.Is(err, ErrRejected) || !strings.Contains(err.Error(), "--to") {
 		t.Errorf("several outboxes: %v", err)
 	}
 }
 
-// TestImportRefusesAnUnknownStatus: the import rejects rows that it would otherwise skip silently, such as
+// TestImportRejectsAnUnknownStatus: the import rejects rows that it would otherwise skip silently, such as
 // the rows of a driver that stores an enumeration as numbers.
-func TestImportRefusesAnUnknownStatus(t *testing.T) {
+func TestImportRejectsAnUnknownStatus(t *testing.T) {
 	t.Parallel()
 	for _, source := range sources {
 		for _, table := range source.tables {
@@ -538,7 +538,7 @@ func TestImportRefusesAnUnknownStatus(t *testing.T) {
 				f := newFixture(t)
 				name := table.status.field
 				f.insertRows(table.name, rowWith(table, bson.E{Key: name, Value: table.status.ignores[0]}), rowWith(table, bson.E{Key: name, Value: value}))
-				f.expectRefusal(Options{From: source.name}, table.name+": expected the "+name, table.status.imports[0], "found "+f.text(value))
+				f.expectRejection(Options{From: source.name}, table.name+": expected the "+name, table.status.imports[0], "found "+f.text(value))
 			}
 		}
 	}
@@ -555,7 +555,7 @@ func rowWith(t table, set ...bson.E) bson.D {
 	return doc
 }
 
-// text returns a value as refusals print it.
+// text returns a value as rejections print it.
 func (f *fixture) text(value any) string {
 	f.t.Helper()
 	raw, err := bson.Marshal(bson.D{{Key: "v", Value: value}})
@@ -565,8 +565,8 @@ func (f *fixture) text(value any) string {
 	return bson.Raw(raw).Lookup("v").String()
 }
 
-// TestImportRefusesARunningPublisher: it would send the rows as well. The driver for .NET stores a time in several forms.
-func TestImportRefusesARunningPublisher(t *testing.T) {
+// TestImportRejectsARunningPublisher: it would send the rows as well. The driver for .NET stores a time in several forms.
+func TestImportRejectsARunningPublisher(t *testing.T) {
 	t.Parallel()
 	ticks := func(at time.Time) int64 { return at.UnixNano()/100 + ticksOf1970 }
 	for _, c := range []struct {
@@ -604,13 +604,13 @@ func TestImportRefusesARunningPublisher(t *testing.T) {
 			t.Errorf("%s, a lock that has ended: %v", c.source, err)
 		}
 		insert(time.Now().Add(time.Minute))
-		f.expectRefusal(Options{From: c.source}, "a publisher works on 1 rows", "stop it")
+		f.expectRejection(Options{From: c.source}, "a publisher works on 1 rows", "stop it")
 	}
 
 	f := newFixture(t)
 	koan := sources[slices.IndexFunc(sources, func(s source) bool { return s.name == "koan" })].tables[0]
 	f.insertRows(koan.name, rowWith(koan, bson.E{Key: "Status", Value: "Pending"}, bson.E{Key: "LeaseUntil", Value: "later"}))
-	f.expectRefusal(Options{From: "koan"}, `LeaseUntil: expected a time; found "later"`)
+	f.expectRejection(Options{From: "koan"}, `LeaseUntil: expected a time; found "later"`)
 }
 
 // TestInterruptedImport: envelopes of a run that ended early count as imported, also if they are delivered and purged by now.

@@ -77,7 +77,7 @@ type storedRecord struct {
 
 // Fault describes what happens to a record that is to be written. The zero value does nothing.
 type Fault struct {
-	// Err rejects the record and all later records of the same call. A relay treats errRefused as
+	// Err rejects the record and all later records of the same call. A relay treats errRejected as
 	// an error of the record and tries it three times. It treats all other errors as an
 	// outage and retries until the outage is over.
 	Err error
@@ -86,8 +86,8 @@ type Fault struct {
 	Duplicate int
 }
 
-// errRefused is a Fault.Err for an error of the record itself.
-var errRefused = errors.New("the broker refuses the record")
+// errRejected is a Fault.Err for an error of the record itself.
+var errRejected = errors.New("the broker rejects the record")
 
 // Inject makes the broker call fault for each record before it is written. A nil fault removes the
 // function.
@@ -240,7 +240,7 @@ func (b *Broker) writeRecord(ctx context.Context, name string, record *transport
 	defer b.mu.Unlock()
 	topic := b.findOrAddTopicLocked(name)
 	if part >= int32(len(topic.partitions)) {
-		return fmt.Errorf("%w: partition %d does not exist: topic %q has %d", errRefused, part, name, len(topic.partitions))
+		return fmt.Errorf("%w: partition %d does not exist: topic %q has %d", errRejected, part, name, len(topic.partitions))
 	}
 	// An explicit partition wins over the key, as in a producer.
 	if part < 0 {
@@ -262,7 +262,7 @@ func checkTopic(name string) error {
 		return !legal
 	}
 	if name == "" || len(name) > 249 || name == "." || name == ".." || strings.ContainsFunc(name, illegal) {
-		return fmt.Errorf("%w: invalid topic name %.64q", errRefused, name)
+		return fmt.Errorf("%w: invalid topic name %.64q", errRejected, name)
 	}
 	return nil
 }

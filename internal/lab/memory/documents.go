@@ -58,7 +58,7 @@ func (d *Documents) runOperation(ctx context.Context, callback func(tx *tx) erro
 // checkNoSagas returns an error if the table of that name contains sagas.
 func (db *DB) checkNoSagas(tx *tx, name string) error {
 	if saga, _ := tx.getRow(db.findOrAddTable(sagas.TypesCollection), name).(*sagas.Type); saga != nil {
-		return sagas.RefuseEntities(name, saga.Owner)
+		return sagas.RejectEntities(name, saga.Owner)
 	}
 	return nil
 }

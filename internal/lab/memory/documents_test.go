@@ -24,7 +24,7 @@ func TestEntityContract(t *testing.T) {
 	})
 }
 
-func TestSagasAndEntitiesRefuseEachOthersTables(t *testing.T) {
+func TestSagasAndEntitiesRejectEachOthersTables(t *testing.T) {
 	t.Parallel()
 	db := NewDB()
 	id := bson.RawValue{Type: bson.TypeString, Value: []byte("\x02\x00\x00\x00a\x00")}

@@ -102,7 +102,7 @@ func TestInboxGoesByTheClock(t *testing.T) {
 
 func nothing(context.Context) error { return nil }
 
-func TestInboxRefusesBadOptions(t *testing.T) {
+func TestInboxRejectsBadOptions(t *testing.T) {
 	t.Parallel()
 	for name, opt := range map[string]inbox.Option{"name": inbox.WithCollection("a$"), "retention": inbox.WithRetention(time.Second)} {
 		if _, err := NewInbox(NewDB(), opt); !errors.Is(err, inbox.ErrInvalid) {

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// maxAttempts is the number of attempts to write a record that the broker refuses. After the last one, the event becomes
+	// maxAttempts is the number of attempts to write a record that the broker rejects. After the last one, the event becomes
 	// a dead letter.
 	maxAttempts = 3
 
@@ -32,7 +32,7 @@ const (
 // it runs are delivered too. An outbox must have one relay at a time.
 //
 // Scheduled events are delivered at their due time. Expired
-// events and events that the broker refuses become dead letters. After any other error of an
+// events and events that the broker rejects become dead letters. After any other error of an
 // injected Fault, the relay waits until the outage is over, and keeps the order.
 type Relay struct {
 	box     *outboxStore
@@ -55,7 +55,7 @@ type DeadLetter struct {
 	ID   event.ID
 	Type string
 
-	// Class is the class as in the collection of dead letters, such as "expired", "record_refused"
+	// Class is the class as in the collection of dead letters, such as "expired", "record_rejected"
 	// or "malformed".
 	Class string
 
@@ -241,16 +241,16 @@ func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 func (r *Relay) deliverEvent(ctx context.Context, entry *outboxEntry, sentAt time.Time) error {
 	for attempt := 1; ; attempt++ {
 		err := r.sendRecords(ctx, entry, sentAt)
-		var refusal *record.Refusal
+		var rejection *record.Rejection
 		switch {
 		case err == nil:
 		// A rule discards the event, so it counts as delivered.
-		case errors.As(err, &refusal) && refusal.Class == record.Dropped:
-		case errors.As(err, &refusal):
-			r.addDeadLetter(entry, string(refusal.Class), refusal.Reason)
-		case errors.Is(err, errRefused) && attempt < maxAttempts:
+		case errors.As(err, &rejection) && rejection.Class == record.Dropped:
+		case errors.As(err, &rejection):
+			r.addDeadLetter(entry, string(rejection.Class), rejection.Reason)
+		case errors.Is(err, errRejected) && attempt < maxAttempts:
 			continue
-		case errors.Is(err, errRefused):
+		case errors.Is(err, errRejected):
 			r.addDeadLetter(entry, string(record.AttemptsExhausted), err.Error())
 		default:
 			return fmt.Errorf("delivering event %s: %w", entry.id, err)
@@ -272,7 +272,7 @@ func (r *Relay) addDeadLetter(entry *outboxEntry, class, reason string) {
 // sendRecords writes the record of each topic that does not have it yet.
 func (r *Relay) sendRecords(ctx context.Context, entry *outboxEntry, sentAt time.Time) error {
 	if moment := entry.fields.expiresAt; !moment.IsZero() && !time.Now().Before(moment) {
-		return &record.Refusal{Class: record.Expired, Reason: "expired at " + moment.Format(time.RFC3339)}
+		return &record.Rejection{Class: record.Expired, Reason: "expired at " + moment.Format(time.RFC3339)}
 	}
 
 	var view envelope.View

@@ -204,9 +204,9 @@ func TestRelayFaults(t *testing.T) {
 	tries := 0
 	k.broker.Inject(func(_ string, m *transport.Record) Fault {
 		switch string(m.Value) {
-		case "refused":
+		case "rejected":
 			tries++
-			return Fault{Err: errRefused}
+			return Fault{Err: errRejected}
 		case "twice":
 			return Fault{Duplicate: 1}
 		}
@@ -214,7 +214,7 @@ func TestRelayFaults(t *testing.T) {
 		return Fault{}
 	})
 
-	bad := newOrder("o-1", "refused")
+	bad := newOrder("o-1", "rejected")
 	late := newOrder("o-1", "late", event.WithExpiry(start))
 	k.append(bad, newOrder("o-1", "twice"), late, newOrder("o-1", "last"), newOrder("o-1", "nowhere", event.WithTopic("__consumer_offsets")))
 	k.flush()
@@ -352,7 +352,7 @@ func TestBrokerHelpsTests(t *testing.T) {
 		t.Errorf("topics %v", got)
 	}
 
-	if err := b.Publish(t.Context(), "no name", ms); !errors.Is(err, errRefused) {
+	if err := b.Publish(t.Context(), "no name", ms); !errors.Is(err, errRejected) {
 		t.Errorf("a topic of a bad name: %v", err)
 	}
 }

@@ -46,7 +46,7 @@ func (s *sagaStore) Load(ctx context.Context, name string, id any) (record sagas
 	err = s.db.runOperation(ctx, func(tx *tx) error {
 		key, err := encodeKey(id)
 		if err != nil {
-			return newRefusal(err)
+			return newRejection(err)
 		}
 
 		stored := s.findRecord(tx, name, key)
@@ -113,7 +113,7 @@ func (s *sagaStore) putRecord(tx *tx, name, key string, record sagas.Record) err
 // of record, the error is errStale.
 func (s *sagaStore) checkVersion(tx *tx, name string, record sagas.Record) (key string, stored *sagas.Record, err error) {
 	if key, err = encodeKey(record.ID); err != nil {
-		return "", nil, newRefusal(err)
+		return "", nil, newRejection(err)
 	}
 
 	stored = s.findRecord(tx, name, key)
@@ -122,9 +122,9 @@ func (s *sagaStore) checkVersion(tx *tx, name string, record sagas.Record) (key 
 		version = stored.Version
 	}
 
-	// The error is a refusal: nothing was written, so the transaction can continue.
+	// The error is a rejection: nothing was written, so the transaction can continue.
 	if record.Version != version {
-		return "", nil, newRefusal(errStale)
+		return "", nil, newRejection(errStale)
 	}
 
 	return key, stored, nil

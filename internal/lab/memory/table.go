@@ -40,15 +40,15 @@ func encodeKey[K any](key K) (string, error) {
 	return string(append([]byte{byte(bsonType)}, raw...)), nil
 }
 
-// encodeRow returns the key and the row for a document. Errors are refusals.
+// encodeRow returns the key and the row for a document. Errors are rejections.
 func (t *Table[K, V]) encodeRow(key K, value V) (id string, row *tableRow, err error) {
 	if id, err = encodeKey(key); err != nil {
-		return "", nil, newRefusal(err)
+		return "", nil, newRejection(err)
 	}
 
 	typ, raw, err := bson.MarshalValue(value)
 	if err != nil {
-		return "", nil, newRefusal(fmt.Errorf("encoding the document: %w", err))
+		return "", nil, newRejection(fmt.Errorf("encoding the document: %w", err))
 	}
 
 	return id, &tableRow{
@@ -70,12 +70,12 @@ func (t *Table[K, V]) Get(ctx context.Context, key K) (value V, err error) {
 	err = t.db.runOperation(ctx, func(tx *tx) error {
 		id, err := encodeKey(key)
 		if err != nil {
-			return newRefusal(err)
+			return newRejection(err)
 		}
 
 		row, _ := tx.getRow(t.rows, id).(*tableRow)
 		if row == nil {
-			return newRefusal(mongo.ErrNoDocuments)
+			return newRejection(mongo.ErrNoDocuments)
 		}
 
 		return row.Value.Unmarshal(&value)
@@ -110,7 +110,7 @@ func (t *Table[K, V]) Delete(ctx context.Context, key K) error {
 	return t.wrapError("deleting from", t.db.runOperation(ctx, func(tx *tx) error {
 		id, err := encodeKey(key)
 		if err != nil {
-			return newRefusal(err)
+			return newRejection(err)
 		}
 		if tx.getRow(t.rows, id) == nil {
 			return nil

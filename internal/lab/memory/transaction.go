@@ -107,7 +107,7 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 }
 
 // runOperation runs one operation in the transaction of ctx. An error of the store makes the
-// transaction rollback-only, but a refusal does not. Without a transaction it runs callback in a separate
+// transaction rollback-only, but a rejection does not. Without a transaction it runs callback in a separate
 // one: see runAlone.
 func (db *DB) runOperation(ctx context.Context, callback func(tx *tx) error) error {
 	work := db.unitFromContext(ctx)
@@ -124,9 +124,9 @@ func (db *DB) runOperation(ctx context.Context, callback func(tx *tx) error) err
 	}
 
 	err := callback(work.tx)
-	var refusal *refusal
-	if errors.As(err, &refusal) {
-		return refusal.error
+	var rejection *rejection
+	if errors.As(err, &rejection) {
+		return rejection.error
 	}
 
 	work.state().SetRollbackOnly(err)
@@ -165,9 +165,9 @@ func (db *DB) runAlone(ctx context.Context, callback func(tx *tx) error) error {
 		// The writes of the failed run must not block the other transaction.
 		tx.abort()
 
-		var refusal *refusal
-		if errors.As(err, &refusal) {
-			return refusal.error
+		var rejection *rejection
+		if errors.As(err, &rejection) {
+			return rejection.error
 		}
 		if !isTransient(err) {
 			return err
@@ -178,8 +178,8 @@ func (db *DB) runAlone(ctx context.Context, callback func(tx *tx) error) error {
 	}
 }
 
-// refusal is an error after which the transaction may continue, because nothing was written.
-type refusal struct{ error }
+// rejection is an error after which the transaction may continue, because nothing was written.
+type rejection struct{ error }
 
-// newRefusal wraps err in a refusal.
-func newRefusal(err error) error { return &refusal{err} }
+// newRejection wraps err in a rejection.
+func newRejection(err error) error { return &rejection{err} }

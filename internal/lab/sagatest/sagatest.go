@@ -31,22 +31,22 @@ type Fixture struct {
 func Run(t *testing.T, factory func(tb testing.TB) Fixture) {
 	t.Helper()
 	for name, test := range map[string]func(*suite){
-		"Save":                   (*suite).saveAndLoad,
-		"EveryKindOfID":          (*suite).everyKindOfID,
-		"SecondStartIsRefused":   (*suite).secondStart,
-		"StaleChangeIsRefused":   (*suite).staleChange,
-		"CompletionDeletes":      (*suite).completionDeletes,
-		"StaleCompletionRefused": (*suite).staleCompletion,
-		"Tombstone":              (*suite).tombstoneStays,
-		"Recent":                 (*suite).recentOrder,
-		"Prepare":                (*suite).prepareTypes,
-		"RollbackLeavesNothing":  (*suite).rollbackLeavesNothing,
-		"JoinedFailure":          (*suite).joinedFailure,
-		"ReadsItsOwnWrites":      (*suite).ownWrites,
-		"ConcurrentChanges":      (*suite).concurrentChanges,
-		"ConcurrentStarts":       (*suite).concurrentStarts,
-		"StepIsOneTransaction":   (*suite).stepIsOneTransaction,
-		"Timeouts":               (*suite).timeoutEvents,
+		"Save":                    (*suite).saveAndLoad,
+		"EveryKindOfID":           (*suite).everyKindOfID,
+		"SecondStartIsRejected":   (*suite).secondStart,
+		"StaleChangeIsRejected":   (*suite).staleChange,
+		"CompletionDeletes":       (*suite).completionDeletes,
+		"StaleCompletionRejected": (*suite).staleCompletion,
+		"Tombstone":               (*suite).tombstoneStays,
+		"Recent":                  (*suite).recentOrder,
+		"Prepare":                 (*suite).prepareTypes,
+		"RollbackLeavesNothing":   (*suite).rollbackLeavesNothing,
+		"JoinedFailure":           (*suite).joinedFailure,
+		"ReadsItsOwnWrites":       (*suite).ownWrites,
+		"ConcurrentChanges":       (*suite).concurrentChanges,
+		"ConcurrentStarts":        (*suite).concurrentStarts,
+		"StepIsOneTransaction":    (*suite).stepIsOneTransaction,
+		"Timeouts":                (*suite).timeoutEvents,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -50,7 +50,7 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"OneMemberCountsForTheGroup", oneMemberCountsForTheGroup},
 		{"RequestsOfOperatorsAreFound", requestsOfOperatorsAreFound},
 		{"DiscardedMessagesAreFound", discardedMessagesAreFound},
-		{"ARecordThatDoesNotFitIsRefused", aRecordThatDoesNotFitIsRefused},
+		{"ARecordThatDoesNotFitIsRejected", aRecordThatDoesNotFitIsRejected},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -476,7 +476,7 @@ func discardedMessagesAreFound(suite suite) {
 	}
 }
 
-func aRecordThatDoesNotFitIsRefused(suite suite) {
+func aRecordThatDoesNotFitIsRejected(suite suite) {
 	message := NewMessage("a", 0, 10, 1)
 	message.Value = bytes.Repeat([]byte{1}, 12<<20)
 	if err := suite.Store.Add(suite.Context(), message, 0); !errors.Is(err, setaside.ErrTooLarge) {

@@ -202,7 +202,7 @@ func Read(ctx context.Context, probe *mongo.Collection) (Access, error) {
 // isOff tries a command that only few users may run, and reads the options of the server.
 func isOff(ctx context.Context, probe *mongo.Collection, loggedIn bool) bool {
 	if !loggedIn {
-		// Without a login, a read is refused only if access control is on.
+		// Without a login, a read is rejected only if access control is on.
 		_, err := mongodb.Exists(ctx, probe, bson.D{})
 		return !mongodb.HasCode(err, mongodb.CodeUnauthorized)
 	}

@@ -37,7 +37,7 @@ func TestAConversationIsATreeOfAllStores(t *testing.T) {
 	// Their services have removed them from the outbox.
 	admintest.StoreWaiting(t, f.state.Collection("waiting"),
 		admintest.Waits(t, mongodb.Namespace(f.a), causedBy("waits", "late child", 40), waiting.Parked, "orders"))
-	f.moveToDead(f.a, record.RecordRefused, causedBy("dead", "late child", 30))
+	f.moveToDead(f.a, record.RecordRejected, causedBy("dead", "late child", 30))
 	mustInsert(t, f.a, causedBy("orphan", "gone", 20))
 	// Events that name each other must not make a loop.
 	mustInsert(t, f.a, causedBy("egg", "hen", 15))

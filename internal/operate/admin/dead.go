@@ -28,7 +28,7 @@ type DeadFilter struct {
 	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
 	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
 	Key           string    `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
-	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,skipped,handler,rejected,timeout,panic,unknown,database"`
+	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_rejected,attempts_exhausted,skipped,handler,rejected,timeout,panic,unknown,database"`
 	Message       string    `query:"message" json:"message,omitempty" maxLength:"1024" doc:"Prefix of the reason."`
 	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler" doc:"Who gave up: the relay, or a handler of a consumer. Default: either. For a handler, id is the id of a message, and collection is the collection of the dead letters."`
 	Group         string    `query:"group" json:"group,omitempty" maxLength:"255" doc:"Only of handlers of this consumer group."`
@@ -47,7 +47,7 @@ func Classes() []string {
 		string(record.NotAllowed),
 		string(record.PartitionOutOfRange),
 		string(record.Expired),
-		string(record.RecordRefused),
+		string(record.RecordRejected),
 		string(record.AttemptsExhausted),
 		string(record.Skipped),
 	}

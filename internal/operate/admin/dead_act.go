@@ -51,12 +51,12 @@ func (o DeadOptions) Restrict(op Operator, filter DeadFilter) (DeadFilter, error
 		return filter, invalidRequest("a requeue has either a topic, for letters of the relay, or handlers, for letters of handlers: leave one of them out")
 	}
 
-	check := func(topic string) *record.Refusal { return routing.CheckTopic(topic, nil) }
+	check := func(topic string) *record.Rejection { return routing.CheckTopic(topic, nil) }
 	if op.Router != nil {
 		check = op.Router.CheckTopic
 	}
-	if refusal := check(o.Topic); refusal != nil {
-		return filter, invalidRequest("the relay cannot send to the topic: %s; choose another topic", refusal.Reason)
+	if rejection := check(o.Topic); rejection != nil {
+		return filter, invalidRequest("the relay cannot send to the topic: %s; choose another topic", rejection.Reason)
 	}
 	filter.Source = FromRelay
 	return filter, nil
@@ -64,16 +64,16 @@ func (o DeadOptions) Restrict(op Operator, filter DeadFilter) (DeadFilter, error
 
 // DeadOutcome counts the effects of a requeue, or with DryRun the expected effects.
 type DeadOutcome struct {
-	DryRun   bool          `json:"dry_run"`
-	Matched  int64         `json:"matched"` // letters that were not requeued before
-	Requeued int64         `json:"requeued"`
-	Refused  int64         `json:"refused"` // letters that cannot be delivered as they are, and stay
-	Why      []DeadRefused `json:"why"`     // the first refused letters
-	Run      string        `json:"run,omitempty"`
+	DryRun   bool           `json:"dry_run"`
+	Matched  int64          `json:"matched"` // letters that were not requeued before
+	Requeued int64          `json:"requeued"`
+	Rejected int64          `json:"rejected"` // letters that cannot be delivered as they are, and stay
+	Why      []DeadRejected `json:"why"`      // the first rejected letters
+	Run      string         `json:"run,omitempty"`
 }
 
-// DeadRefused is a letter that cannot be requeued. The reason includes the fix.
-type DeadRefused struct {
+// DeadRejected is a letter that cannot be requeued. The reason includes the fix.
+type DeadRejected struct {
 	Letter     string `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
 	Collection string `json:"collection"`
 	ID         string `json:"id"`
@@ -88,7 +88,7 @@ type DeadRefused struct {
 func (l Letters) Requeue(
 	ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64),
 ) (DeadOutcome, error) {
-	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
+	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRejected{}}
 	if filter.RequeueStatus == string(letters.Requeued) {
 		return out, errors.New("requeued dead letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
@@ -109,10 +109,10 @@ func (l Letters) Requeue(
 		return out, nil
 	}
 
-	more, err := l.ofHandlers().requeue(ctx, filter, opts, addDone(did, out.Requeued+out.Refused))
+	more, err := l.ofHandlers().requeue(ctx, filter, opts, addDone(did, out.Requeued+out.Rejected))
 	out.Matched += more.Matched
 	out.Requeued += more.Requeued
-	out.Refused += more.Refused
+	out.Rejected += more.Rejected
 	out.Why = append(out.Why, more.Why...)
 	return out, err
 }
@@ -136,7 +136,7 @@ func addDone(did func(int64), n int64) func(int64) {
 
 // requeueOfRelay is Requeue for letters of the relay.
 func (l Letters) requeueOfRelay(ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
-	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
+	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRejected{}}
 	filter.RequeueStatus = string(letters.NotRequeued)
 	query, matched, err := l.countMatching(ctx, filter)
 	out.Matched = matched
@@ -148,13 +148,13 @@ func (l Letters) requeueOfRelay(ctx context.Context, filter DeadFilter, opts Dea
 	desk := l.op.newDesk()
 	outcome, err := desk.Requeue(ctx, query, opts.ofRelay(), func(progress requeues.Outcome) {
 		if did != nil {
-			did(progress.Requeued + progress.Refused)
+			did(progress.Requeued + progress.Rejected)
 		}
 	})
-	out.Requeued, out.Refused = outcome.Requeued, outcome.Refused
+	out.Requeued, out.Rejected = outcome.Requeued, outcome.Rejected
 	for _, w := range outcome.Why {
 		letter := w.Letter
-		out.Why = append(out.Why, DeadRefused{letter.ID, letter.NS, letter.IDText(), letter.Delivery, w.Reason})
+		out.Why = append(out.Why, DeadRejected{letter.ID, letter.NS, letter.IDText(), letter.Delivery, w.Reason})
 	}
 	if opts.DryRun {
 		return out, err
@@ -164,7 +164,7 @@ func (l Letters) requeueOfRelay(ctx context.Context, filter DeadFilter, opts Dea
 	fields := bson.D{
 		{Key: "run", Value: out.Run},
 		{Key: "requeued", Value: out.Requeued},
-		{Key: "refused", Value: out.Refused},
+		{Key: "rejected", Value: out.Rejected},
 		{Key: "query", Value: auditFields(filter)},
 	}
 	if opts.Topic != "" {

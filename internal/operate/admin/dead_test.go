@@ -114,8 +114,8 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	oid := bson.NewObjectID()
-	f.moveToDead(f.a, record.RecordRefused, append(letterOf("both", planted), bson.E{Key: "secretfield", Value: planted}), again)
-	f.moveToDead(f.a, record.RecordRefused, letterOf("both", planted))
+	f.moveToDead(f.a, record.RecordRejected, append(letterOf("both", planted), bson.E{Key: "secretfield", Value: planted}), again)
+	f.moveToDead(f.a, record.RecordRejected, letterOf("both", planted))
 	f.moveToDead(f.b, record.Malformed, letterOf("both", planted))
 	f.moveToDead(f.b, record.Malformed, letterOf(oid, bson.D{{Key: "a", Value: 1}}))
 	page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, "")
@@ -155,8 +155,8 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 func TestDeadShowHidesThePayload(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.moveToDead(f.a, record.RecordRefused, append(letterOf("x", planted), bson.E{Key: "secretfield", Value: planted}), again)
-	f.moveToDead(f.a, record.RecordRefused, letterOf("x", planted))
+	f.moveToDead(f.a, record.RecordRejected, append(letterOf("x", planted), bson.E{Key: "secretfield", Value: planted}), again)
+	f.moveToDead(f.a, record.RecordRejected, letterOf("x", planted))
 	f.moveToDead(f.b, record.Malformed, letterOf("y", planted))
 	f.moveToDead(f.a, record.Malformed, letterOf("y", planted))
 	ref := admin.DeadRef{ID: "x", Delivery: -1}
@@ -169,7 +169,7 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	}
 
 	ref.Delivery = 0
-	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "refused (87)" {
+	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "rejected (87)" {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name one of them") {
@@ -230,7 +230,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	for i := range 5 {
-		f.moveToDead([]*mongo.Collection{f.a, f.b}[i%2], record.RecordRefused, letterOf(fmt.Sprint("id", i), planted))
+		f.moveToDead([]*mongo.Collection{f.a, f.b}[i%2], record.RecordRejected, letterOf(fmt.Sprint("id", i), planted))
 	}
 
 	f.moveToDead(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
@@ -245,7 +245,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	for _, dry := range []bool{true, false} {
 		steps = nil
 		got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{DryRun: dry}, func(n int64) { steps = append(steps, n) })
-		if err != nil || got.Matched != 6 || got.Requeued != 5 || got.Refused != 1 || len(got.Why) != 1 || got.Why[0].ID != "bare" || got.DryRun != dry {
+		if err != nil || got.Matched != 6 || got.Requeued != 5 || got.Rejected != 1 || len(got.Why) != 1 || got.Why[0].ID != "bare" || got.DryRun != dry {
 			t.Fatalf("dry %v: %+v, %v", dry, got, err)
 		}
 		if n := f.countEnvelopes(f.state.Collection("waiting")); dry && n != 0 || !dry && n != 5 {
@@ -260,7 +260,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	}
 
 	log := f.readLog()
-	if len(log) != 1 || log[0].Kind != "dead_requeued" || log[0].Fields.Lookup("requeued").AsInt64() != 5 || log[0].Fields.Lookup("refused").AsInt64() != 1 ||
+	if len(log) != 1 || log[0].Kind != "dead_requeued" || log[0].Fields.Lookup("requeued").AsInt64() != 5 || log[0].Fields.Lookup("rejected").AsInt64() != 1 ||
 		!log[0].Fields.Lookup("complete").Boolean() || !log[0].Fields.Lookup("query", "all").Boolean() {
 		t.Fatalf("%+v", log)
 	}
@@ -269,7 +269,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	if err != nil || l.Requeued == nil || l.Requeued.Actor != "ann" || l.Requeued.Run != log[0].Fields.Lookup("run").StringValue() {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, Class: "record_refused"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.readLog()) != 1 {
+	if got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, Class: "record_rejected"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.readLog()) != 1 {
 		t.Errorf("again: %+v, %v", got, err)
 	}
 }
@@ -279,8 +279,8 @@ func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
 	f := openOffice(t)
 	// The parts of a requeue are bounded by their bytes.
 	large := append(letterOf("1", planted), bson.E{Key: "large", Value: make([]byte, mongodb.MaxBytes)})
-	f.moveToDead(f.a, record.RecordRefused, large)
-	f.moveToDead(f.b, record.RecordRefused, letterOf("2", planted), func(l *letters.Letter) { l.Pos = "8266" })
+	f.moveToDead(f.a, record.RecordRejected, large)
+	f.moveToDead(f.b, record.RecordRejected, letterOf("2", planted), func(l *letters.Letter) { l.Pos = "8266" })
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := f.op.Letters().Requeue(ctx, admin.DeadFilter{All: true}, admin.DeadOptions{}, func(int64) { cancel() })
 	if !errors.Is(err, context.Canceled) || got.Requeued != 1 {
@@ -294,7 +294,7 @@ func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
 func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.moveToDead(f.a, record.RecordRefused, letterOf("1", planted))
+	f.moveToDead(f.a, record.RecordRejected, letterOf("1", planted))
 	app := stacktest.Name(t)
 	op := f.op
 	op.State = f.state.On(stacktest.Client(t, options.Client().SetAppName(app)))
@@ -319,7 +319,7 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 	for i, c := range []struct {
 		old  any
 		edit admin.DeadEdit
-		want any // nil: refused
+		want any // nil: rejected
 	}{
 		{bson.Binary{Subtype: 0x80, Data: []byte(planted)}, admin.DeadEdit{Payload: []byte{0xff}}, bson.Binary{Subtype: 0x80, Data: []byte{0xff}}},
 		{planted, admin.DeadEdit{Payload: []byte("new")}, "new"},
@@ -338,7 +338,7 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 		{planted, admin.DeadEdit{Fields: map[string]string{"partition": "3", "expiresAt": "2099-01-01T00:00:00Z", "topic": "t"}, Headers: [][2]string{{"h", "1"}, {"h", "2"}}}, planted},
 	} {
 		id := fmt.Sprint("id", i)
-		f.moveToDead(f.a, record.RecordRefused, letterOf(id, c.old))
+		f.moveToDead(f.a, record.RecordRejected, letterOf(id, c.old))
 		got, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, c.edit, admin.DeadOptions{})
 		if c.want == nil {
 			if err == nil || strings.Contains(err.Error(), planted) {

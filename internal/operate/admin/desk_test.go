@@ -198,7 +198,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	mustInsert(t, f.b, bson.D{{Key: "_id", Value: "odd"}, {Key: "type", Value: 5}, {Key: "attempts", Value: "many"}, {Key: "payload", Value: planted}})
 	// The service has removed one of the waiting envelopes from its outbox.
 	waits := admintest.Waits(t, mongodb.Namespace(f.a), letterOf("waits", planted), waiting.Retry, "orders")
-	waits.Attempts, waits.Error = 1, &record.Attempt{Class: "record_refused", Reason: "no", Topic: "orders", At: sent, Node: "n1"}
+	waits.Attempts, waits.Error = 1, &record.Attempt{Class: "record_rejected", Reason: "no", Topic: "orders", At: sent, Node: "n1"}
 	stopped := append(letterOf("stopped", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 90, I: 1}})
 	mustInsert(t, f.a, stopped)
 	// The event that waits had the same id as another in the outbox.
@@ -209,9 +209,9 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 		admintest.Waits(t, mongodb.Namespace(f.a), reused, waiting.Parked, "orders"))
 	dead := append(letterOf("dead", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 20, I: 1}})
 	mustInsert(t, f.a, dead)
-	f.moveToDead(f.a, record.RecordRefused, dead)
+	f.moveToDead(f.a, record.RecordRejected, dead)
 	// Another event with the same id, which is not in the outbox any more.
-	f.moveToDead(f.b, record.RecordRefused, letterOf("dead", planted))
+	f.moveToDead(f.b, record.RecordRejected, letterOf("dead", planted))
 	// The owner sends this event now.
 	claimed, err := bson.Marshal(append(letterOf("claimed", planted), bson.E{Key: "dueAt", Value: sent}))
 	if err != nil {
@@ -250,7 +250,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if e := one("odd").Envelopes[0]; e.ID != "odd" {
 		t.Errorf("%+v", e)
 	}
-	if e := one("waits").Envelopes[0]; e.State != "waiting" || e.Reason != "retry" || len(e.Timeline) != 1 || e.Timeline[0].Text != "orders: record_refused: no" || !slices.Equal(e.Waits, []string{"orders"}) {
+	if e := one("waits").Envelopes[0]; e.State != "waiting" || e.Reason != "retry" || len(e.Timeline) != 1 || e.Timeline[0].Text != "orders: record_rejected: no" || !slices.Equal(e.Waits, []string{"orders"}) {
 		t.Errorf("%+v", e)
 	}
 	if got := one("dead"); len(got.Envelopes) != 2 || got.Envelopes[0].State != "dead" || got.Envelopes[1].State != "dead" || len(got.Letters) != 2 || got.Letters[0].Letter == "" {

@@ -47,7 +47,7 @@ func Explain(err error) (kind Failure, fix string) {
 	var (
 		privilege *mongodb.PrivilegeError
 		server    mongo.ServerError
-		refused   *letters.RefusedError
+		rejected  *letters.RejectedError
 		claimed   *outboxes.ClaimedError
 		kafka     *KafkaError
 	)
@@ -85,7 +85,7 @@ func Explain(err error) (kind Failure, fix string) {
 		return FailConflict, "type the phrase that the preview shows"
 	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
-	case errors.As(err, &refused), errors.As(err, &claimed),
+	case errors.As(err, &rejected), errors.As(err, &claimed),
 		is(requeues.ErrRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 

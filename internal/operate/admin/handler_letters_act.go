@@ -17,7 +17,7 @@ import (
 
 // requeue is [Letters.Requeue] for letters of handlers: their messages go back to their handlers, through MongoDB.
 func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
-	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
+	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRejected{}}
 	filter.RequeueStatus = string(letters.NotRequeued)
 	desks, query, err := h.resolveChange(ctx, filter)
 	if err != nil {
@@ -45,7 +45,7 @@ func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts Dea
 		var n int64
 		n, err = d.Requeue(ctx, query, options)
 		out.Requeued += n
-		err = out.addRefused(d.ns, err)
+		err = out.addRejected(d.ns, err)
 		// The action is logged even if it failed halfway.
 		if err != nil {
 			break
@@ -53,25 +53,25 @@ func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts Dea
 	}
 	return out, h.op.logOutcome(ctx, deadRequeued, bson.D{
 		{Key: "requeued", Value: out.Requeued},
-		{Key: "refused", Value: out.Refused},
+		{Key: "rejected", Value: out.Rejected},
 		{Key: "query", Value: auditFields(filter)},
 	}, err)
 }
 
-// planRequeue sets the counts of a dry run. Only the size of a message can add to the letters that it counts as refused.
+// planRequeue sets the counts of a dry run. Only the size of a message can add to the letters that it counts as rejected.
 func (h handlerLetters) planRequeue(ctx context.Context, filter DeadFilter, opts DeadOptions, out *DeadOutcome) error {
 	groups, err := h.summary(ctx, filter)
 	for _, g := range groups {
 		if g.Handler == "" && len(opts.Handlers) == 0 {
-			out.Refused += g.Count
+			out.Rejected += g.Count
 		}
 	}
-	out.Requeued = out.Matched - out.Refused
+	out.Requeued = out.Matched - out.Rejected
 	return err
 }
 
-// addRefused adds the letters that a requeue has refused. It returns the error of the requeue without them.
-func (d *DeadOutcome) addRefused(ns string, err error) error {
+// addRejected adds the letters that a requeue has rejected. It returns the error of the requeue without them.
+func (d *DeadOutcome) addRejected(ns string, err error) error {
 	list := []error{err}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		list = joined.Unwrap()
@@ -79,13 +79,13 @@ func (d *DeadOutcome) addRefused(ns string, err error) error {
 
 	var others []error
 	for _, e := range list {
-		refused, ok := errors.AsType[*handlerletters.RefusedError](e)
+		rejected, ok := errors.AsType[*handlerletters.RejectedError](e)
 		if !ok {
 			others = append(others, e)
 			continue
 		}
-		d.Refused += 1 + refused.More
-		d.Why = append(d.Why, DeadRefused{"", ns, refused.ID.Message, int32(refused.ID.Delivery), refused.Reason})
+		d.Rejected += 1 + rejected.More
+		d.Why = append(d.Why, DeadRejected{"", ns, rejected.ID.Message, int32(rejected.ID.Delivery), rejected.Reason})
 	}
 	return errors.Join(others...)
 }

@@ -185,7 +185,7 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 		t.Errorf("discard of a group: %+v, %v", got, err)
 	}
 	requeued, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{Fingerprint: groups[1].Fingerprint}, admin.DeadOptions{}, nil)
-	if err != nil || requeued.Matched != 4 || requeued.Requeued+requeued.Refused != 4 {
+	if err != nil || requeued.Matched != 4 || requeued.Requeued+requeued.Rejected != 4 {
 		t.Errorf("requeue of a group: %+v, %v", requeued, err)
 	}
 	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, letters.ErrEmptyQuery) {
@@ -198,7 +198,7 @@ func TestDiscardedLettersAreTakenBack(t *testing.T) {
 	t.Parallel()
 	f := openWard(t)
 	f.op.LetterArchive = 30 * 24 * time.Hour
-	f.moveToDead(f.a, record.RecordRefused, letterOf("e1", planted))
+	f.moveToDead(f.a, record.RecordRejected, letterOf("e1", planted))
 	f.giveUp(f.a, deadletter.DefaultCollection, "h", "m1")
 	desk := f.op.Letters()
 
@@ -387,7 +387,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	all.All = true
 	for _, dry := range []bool{true, false} {
 		out, err := f.op.Letters().Requeue(t.Context(), all, admin.DeadOptions{DryRun: dry}, nil)
-		if err != nil || out.Matched != 2 || out.Requeued != 1 || out.Refused != 1 || !dry && (len(out.Why) != 1 || out.Why[0].ID != "u") {
+		if err != nil || out.Matched != 2 || out.Requeued != 1 || out.Rejected != 1 || !dry && (len(out.Why) != 1 || out.Why[0].ID != "u") {
 			t.Errorf("dry %v: %+v, %v", dry, out, err)
 		}
 	}

@@ -239,8 +239,8 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 	}
 }
 
-// Orders that would stop a watcher, or do nothing, are refused.
-func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
+// Orders that would stop a watcher, or do nothing, are rejected.
+func TestOrdersThatCannotBeMeantAreRejected(t *testing.T) {
 	t.Parallel()
 	state := statetest.New(t, stacktest.Client(t))
 	acquireLease(t, state)

@@ -59,7 +59,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	f.insertWaiting(f.a, "2", "blocked", "k1", "orders")
 	f.insertWaiting(f.b, "3", "parked", "k2", "audit", "orders")
 	f.moveToDead(f.a, record.Malformed, letterOf("dead1", planted))
-	f.moveToDead(f.a, record.RecordRefused, letterOf("dead2", planted))
+	f.moveToDead(f.a, record.RecordRejected, letterOf("dead2", planted))
 	f.requeueAndSend("dead2")
 	if _, err := f.a.InsertOne(t.Context(), append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)})); err != nil {
 		t.Fatal(err)

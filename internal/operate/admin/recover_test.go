@@ -12,9 +12,9 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-// TestRecoverRefusesTheFuture: a sweep from a time in the future would skip envelopes that are not delivered. Such an
+// TestRecoverRejectsTheFuture: a sweep from a time in the future would skip envelopes that are not delivered. Such an
 // order is a mistake with a time zone.
-func TestRecoverRefusesTheFuture(t *testing.T) {
+func TestRecoverRejectsTheFuture(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	for _, from := range []time.Time{time.Now().Add(time.Hour), time.Unix(-1, 0)} {

@@ -62,8 +62,8 @@ func TestTopicsOfAWatcher(t *testing.T) {
 		{Topic: "orders", Rate: 10, Bytes: 500, P50MS: 5, P99MS: 20, Records: 100, LastAt: now, Partition: 4, Offset: 9, Recent: lastHour(10, 100)},
 	}})
 	f.insertWaiting(f.a, "1", "parked", "k1", "audit", "quiet")
-	f.moveToDead(f.a, record.RecordRefused, letterOf("dead1", planted))
-	f.moveToDead(f.a, record.RecordRefused, letterOf("dead2", planted))
+	f.moveToDead(f.a, record.RecordRejected, letterOf("dead1", planted))
+	f.moveToDead(f.a, record.RecordRejected, letterOf("dead2", planted))
 	f.requeueAndSend("dead2")
 	f.giveUp(f.a, deadletter.DefaultCollection, "h1", "m1")
 	f.giveUp(f.a, "billing_dead", "h2", "m1")

@@ -189,7 +189,7 @@ func TestFailedEnvelopesAreRetriedByAFilter(t *testing.T) {
 	failed := func(coll *mongo.Collection, id, key string, topics ...string) waiting.Entry {
 		e := f.newWaiting(coll, id, "retry", key, 10, topics...)
 		e.NextAt = later
-		e.Error = &record.Attempt{Class: "record_refused", Reason: "87", Topic: "orders", At: time.Now(), Node: "n1"}
+		e.Error = &record.Attempt{Class: "record_rejected", Reason: "87", Topic: "orders", At: time.Now(), Node: "n1"}
 		return e
 	}
 	foreign := failed(f.a, "a1", "k", "orders")
@@ -200,7 +200,7 @@ func TestFailedEnvelopesAreRetriedByAFilter(t *testing.T) {
 		f.newWaiting(f.a, "blocked", "blocked", "k", 20, "orders"))
 
 	list, err := f.op.Waiting().List(t.Context(), admin.WaitingFilter{Failed: true, Key: "k", Topic: "orders"}, 10)
-	if err != nil || len(list) != 1 || list[0].ID != "a1" || list[0].Error == nil || list[0].Error.Class != "record_refused" || list[0].Error.Node != "n1" {
+	if err != nil || len(list) != 1 || list[0].ID != "a1" || list[0].Error == nil || list[0].Error.Class != "record_rejected" || list[0].Error.Node != "n1" {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	due := func() (ids []string) {

@@ -41,7 +41,7 @@ type outboxChecks struct{ *examination }
 func (x outboxChecks) checkCollections(ctx context.Context) finding {
 	found, err := connect.InspectWatched(ctx, x.cfg, x.mongo.client, connect.Depth{Patterns: true})
 	if err != nil {
-		return x.mongo.access.explainRefusal(err)
+		return x.mongo.access.explainRejection(err)
 	}
 	list := found.Listing.Outboxes
 	x.mongo.outboxes = outboxFacts{list, true}
@@ -114,7 +114,7 @@ func (x outboxChecks) checkIndexes(ctx context.Context) finding {
 	case len(without) > 0:
 		return warned(joinLines(statements, 8), "%s %s", joinFew(without, 5), cost)
 	case hidden > 0:
-		finding := x.mongo.access.explainRefusal(denied)
+		finding := x.mongo.access.explainRejection(denied)
 		// The statements let an administrator create the indexes although this user cannot list them.
 		for _, i := range want.List() {
 			finding.fix = strings.TrimPrefix(finding.fix+"\nor create the index: "+i.Statement(list[0].DB, list[0].Coll), "\n")
@@ -153,12 +153,12 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	}
 
 	// Each sample costs a query, so only the first collections are examined.
-	var refusals []string
+	var rejections []string
 	var err error
 	looked := 0
 	list := x.mongo.outboxes.list
 	for _, o := range list[:min(len(list), sampledMost)] {
-		if one := x.sampleOutbox(ctx, o, &refusals); one != nil {
+		if one := x.sampleOutbox(ctx, o, &rejections); one != nil {
 			err = one
 			continue
 		}
@@ -166,11 +166,11 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	}
 
 	switch {
-	case len(refusals) > 0:
+	case len(rejections) > 0:
 		return warned("correct the service that writes the envelope, or topics in the configuration: the relay moves such "+
-			"envelopes to the dead letters", "%s", joinFew(refusals, 3))
+			"envelopes to the dead letters", "%s", joinFew(rejections, 3))
 	case err != nil:
-		return x.mongo.access.explainRefusal(err)
+		return x.mongo.access.explainRejection(err)
 	case len(facts.names) == 0:
 		return passed("no topic is known yet: the topics depend on the envelopes, and there are none")
 	}
@@ -178,7 +178,7 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 }
 
 // sampleOutbox routes the newest envelopes of one outbox. With a mapping, it also checks that the documents fit.
-func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, refusals *[]string) error {
+func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, rejections *[]string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	coll := mongodb.Majority(x.mongo.client.Database(outbox.DB).Collection(outbox.Coll))
@@ -200,7 +200,7 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, 
 			view = routingFields(raw)
 			// The relay moves it to the dead letters before it looks for a topic.
 			if len(view.AggregateType) == 0 {
-				err = &record.Refusal{Class: record.Malformed, Reason: "field aggregatetype is missing, empty, or no text"}
+				err = &record.Rejection{Class: record.Malformed, Reason: "field aggregatetype is missing, empty, or no text"}
 			}
 		}
 
@@ -209,10 +209,10 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, 
 			targets, err = x.router.Route(&view, &routing.Meta{DB: []byte(outbox.DB), Coll: []byte(outbox.Coll)}, nil)
 		}
 		// Envelopes that a rule drops are no problem of the service.
-		if refusal, ok := errors.AsType[*record.Refusal](err); ok && refusal.Class != record.Dropped {
-			line := fmt.Sprintf("%s: the relay would reject an envelope: %s", outbox.NS(), refusal.Reason)
-			if !slices.Contains(*refusals, line) && len(*refusals) < 10 {
-				*refusals = append(*refusals, line)
+		if rejection, ok := errors.AsType[*record.Rejection](err); ok && rejection.Class != record.Dropped {
+			line := fmt.Sprintf("%s: the relay would reject an envelope: %s", outbox.NS(), rejection.Reason)
+			if !slices.Contains(*rejections, line) && len(*rejections) < 10 {
+				*rejections = append(*rejections, line)
 			}
 		}
 		for _, target := range targets {
@@ -241,7 +241,7 @@ func (x outboxChecks) checkRegistrations(ctx context.Context) finding {
 	all, err := outboxes.NewRegistry(state.Open(x.mongo.client, x.cfg.State).Collection("collections")).Registrations(ctx,
 		"")
 	if err != nil {
-		return x.mongo.access.explainRefusal(err)
+		return x.mongo.access.explainRejection(err)
 	}
 
 	var others, fixes []string
@@ -283,7 +283,7 @@ func (x outboxChecks) checkSlotFields(ctx context.Context) finding {
 		})
 		cancel()
 		if err != nil {
-			return x.mongo.access.explainRefusal(err)
+			return x.mongo.access.explainRejection(err)
 		}
 
 		if len(found) > 0 {

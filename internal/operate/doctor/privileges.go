@@ -44,8 +44,8 @@ func (a access) grantCluster(action string) string {
 	return a.grant(clusterPrivilege("", "", action))
 }
 
-// explainRefusal returns the finding for a read that MongoDB rejected.
-func (a access) explainRefusal(err error) finding {
+// explainRejection returns the finding for a read that MongoDB rejected.
+func (a access) explainRejection(err error) finding {
 	if privilegeErr, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
 		on := Resource{Cluster: privilegeErr.On == "cluster"}
 		if !on.Cluster {
@@ -200,7 +200,7 @@ func (x privilegeChecks) checkState(ctx context.Context) finding {
 	missing, err := db.Missing(ctx)
 	switch {
 	case err != nil:
-		return x.mongo.access.explainRefusal(err)
+		return x.mongo.access.explainRejection(err)
 	case len(missing) == 0:
 		return passed("%s has all collections with the prefix %s", db.Name(), db.Prefix())
 	case !x.mongo.access.Off && len(x.mongo.access.Missing(Resource{DB: db.Name(), Collection: db.Names()[1]}, "createCollection", "createIndex")) > 0:

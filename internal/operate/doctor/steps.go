@@ -33,7 +33,7 @@ func mongoSteps(examination *examination) []step {
 		{"mongodb.privileges.outbox", "mongodb.access", privileges.checkOutboxPrivileges, "the relay reads envelopes, records failed deliveries, and removes envelopes that it moved to the dead letters"},
 		{"mongodb.privileges.dead", "mongodb.access", privileges.checkDeadPrivileges, "without these privileges, the dead letters of handlers are neither counted nor requeued"},
 		{"mongodb.privileges.state", "mongodb.access", privileges.checkStatePrivileges, "the state database stores the lease and the position"},
-		{"state", "mongodb.privileges.state", privileges.checkState, "the state database stores leases, positions and waiting events, and the relay refuses a collection that it did not create"},
+		{"state", "mongodb.privileges.state", privileges.checkState, "the state database stores leases, positions and waiting events, and the relay rejects a collection that it did not create"},
 		{"mongodb.privileges.cluster", "mongodb.access", privileges.checkClusterPrivileges, "the relay reads the time window of the oplog with serverStatus, and detects copied state with replSetGetConfig"},
 		{"mongodb.writers", "mongodb.access", privileges.checkWriters, "a user who can write to the state database can move positions, and one who can write to an outbox can send events"},
 		{"outbox.indexes", "outbox.collections", outbox.checkIndexes, "without the indexes nothing is lost, but purges, sweeps and scheduled deliveries read whole collections"},

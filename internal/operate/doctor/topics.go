@@ -121,21 +121,21 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 			joinFew(missing, namesMost))
 	}
 
-	var refused []string
+	var rejected []string
 	// Each topic costs a request, so only the first ones are validated.
 	for _, name := range missing[:min(len(missing), validatedMost)] {
 		err := x.brokers.ValidateTopic(ctx, name, topicCreation(how))
 		switch {
 		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
-			refused = append(refused, fmt.Sprintf("the user may not create topic %q", name))
+			rejected = append(rejected, fmt.Sprintf("the user may not create topic %q", name))
 		case err != nil:
-			refused = append(refused, kafkawire.ExplainTopic(name, err, true).Text)
+			rejected = append(rejected, kafkawire.ExplainTopic(name, err, true).Text)
 		}
 	}
 
-	if len(refused) > 0 {
+	if len(rejected) > 0 {
 		return failed(fmt.Sprintf("correct topics.create, or: kafka-acls.sh %s --add --allow-principal %s --operation CREATE --cluster", x.bootstrapFlag(), connect.Principal(x.cfg)),
-			"missing, and cannot be created: %s", joinFew(refused, 3))
+			"missing, and cannot be created: %s", joinFew(rejected, 3))
 	}
 	return passed("missing, and will be created: %s", joinFew(missing, namesMost))
 }

@@ -63,7 +63,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, slot slot.Range) finding {
 	}
 
 	if err != nil {
-		return x.mongo.access.explainRefusal(err)
+		return x.mongo.access.explainRejection(err)
 	}
 
 	// A copied state would continue at positions of another oplog.
@@ -76,7 +76,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, slot slot.Range) finding {
 
 	status, err := admin.ReadStatus(ctx, state)
 	if err != nil {
-		return x.mongo.access.explainRefusal(err)
+		return x.mongo.access.explainRejection(err)
 	}
 
 	at := slices.IndexFunc(status.Slots, func(listed admin.SlotStatus) bool { return listed.Name+"/"+listed.Slot == id })

@@ -29,7 +29,7 @@ func (x privilegeChecks) checkWriters(ctx context.Context) finding {
 		return passed("the user may not list other users (viewUser on all databases); run doctor as an administrator to have them checked")
 	}
 	if err != nil {
-		return x.mongo.access.explainRefusal(err)
+		return x.mongo.access.explainRejection(err)
 	}
 
 	// The state database is the relay's own. Services write to outboxes, so their users are no finding.

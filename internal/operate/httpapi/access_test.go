@@ -148,16 +148,16 @@ func TestForeignPagesReachNothing(t *testing.T) {
 func TestClientsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := openSite(t, func(o *AdminOptions) { o.Access.Rate = 1 })
-	var refused reply
+	var rejected reply
 	for range 30 {
 		if r := s.call("GET", "/api/v1/whoami", ""); r.status == http.StatusTooManyRequests {
-			refused = r
+			rejected = r
 			break
 		}
 	}
 
-	if p := refused.requireProblem(t, 429); refused.header.Get("Retry-After") == "" || p.Fix == "" {
-		t.Errorf("%+v %v", p, refused.header)
+	if p := rejected.requireProblem(t, 429); rejected.header.Get("Retry-After") == "" || p.Fix == "" {
+		t.Errorf("%+v %v", p, rejected.header)
 	}
 
 	// The client chooses the name, so another name does not make it another client.

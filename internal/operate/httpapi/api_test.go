@@ -146,7 +146,7 @@ func TestDeadLettersOverHTTP(t *testing.T) {
 	var got, all admin.DeadPage
 	after := ""
 	for range 3 {
-		s.mustCall(&got, "GET", "/api/v1/dead?limit=2&class=record_refused&after="+url.QueryEscape(after), "")
+		s.mustCall(&got, "GET", "/api/v1/dead?limit=2&class=record_rejected&after="+url.QueryEscape(after), "")
 		all.Letters = append(all.Letters, got.Letters...)
 		if after = got.Next; got.Total != 5 {
 			t.Errorf("total %d", got.Total)
@@ -184,7 +184,7 @@ func TestDeadLettersOverHTTP(t *testing.T) {
 		t.Errorf("%+v", out)
 	}
 	var gone admin.DeadDiscarded
-	s.mustCall(&gone, "POST", "/api/v1/dead/discard", `{"filter":{"class":"record_refused","requeued":"false"},"expect":3}`)
+	s.mustCall(&gone, "POST", "/api/v1/dead/discard", `{"filter":{"class":"record_rejected","requeued":"false"},"expect":3}`)
 	if gone.Discarded != 3 || len(s.findLogged("dead_discarded")) != 1 {
 		t.Errorf("%+v", gone)
 	}

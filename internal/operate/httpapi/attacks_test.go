@@ -28,12 +28,12 @@ import (
 func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	refused := map[string]int{}
+	rejected := map[string]int{}
 	s := openSite(t, func(o *AdminOptions) {
-		o.Refused = func(reason string) {
+		o.Rejected = func(reason string) {
 			mu.Lock()
 			defer mu.Unlock()
-			refused[reason]++
+			rejected[reason]++
 		}
 	})
 
@@ -57,10 +57,10 @@ func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
 
 	mu.Lock()
 	defer mu.Unlock()
-	if n < 50 || refused[refusedLogin] != 2*n || refused[refusedHost] != n || refused[refusedOrigin] != 3*n {
-		t.Errorf("%d operations, refused: %v", n, refused)
+	if n < 50 || rejected[rejectedLogin] != 2*n || rejected[rejectedHost] != n || rejected[rejectedOrigin] != 3*n {
+		t.Errorf("%d operations, rejected: %v", n, rejected)
 	}
-	if log := s.log.String(); strings.Count(log, "login at the operator's listener is refused") != n || strings.Contains(log, "guessed") {
+	if log := s.log.String(); strings.Count(log, "login at the operator's listener is rejected") != n || strings.Contains(log, "guessed") {
 		t.Errorf("each wrong token is a line of the log, without the token:\n%.2000s", log)
 	}
 }
@@ -136,7 +136,7 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 	t.Cleanup(other.CloseIdleConnections)
 	for s.call("GET", "/api/v1/overview", "", "Authorization", "Bearer "+viewerToken).status != http.StatusServiceUnavailable {
 		if t.Context().Err() != nil {
-			t.Fatal("the viewer is never refused")
+			t.Fatal("the viewer is never rejected")
 		}
 	}
 

@@ -16,11 +16,11 @@ import (
 
 // door checks each request before anything is served.
 type door struct {
-	access  Access
-	rates   *rateLimiter
-	log     *slog.Logger
-	refused func(reason string)
-	origin  *http.CrossOriginProtection
+	access   Access
+	rates    *rateLimiter
+	log      *slog.Logger
+	rejected func(reason string)
+	origin   *http.CrossOriginProtection
 
 	loginForm func(w http.ResponseWriter, r *http.Request, status int, problem, next string) // see [AdminOptions]
 
@@ -31,22 +31,22 @@ type door struct {
 
 // The reasons for which the door rejects a request.
 const (
-	refusedHost   = "host"   // the host name is not one of the listener's
-	refusedOrigin = "origin" // a page of another origin sent it
-	refusedLogin  = "login"  // no valid login
-	refusedRate   = "rate"   // too many requests per second
-	refusedBusy   = "busy"   // too many concurrent requests
+	rejectedHost   = "host"   // the host name is not one of the listener's
+	rejectedOrigin = "origin" // a page of another origin sent it
+	rejectedLogin  = "login"  // no valid login
+	rejectedRate   = "rate"   // too many requests per second
+	rejectedBusy   = "busy"   // too many concurrent requests
 )
 
-// Refusals are all reasons for which the door rejects a request.
-var Refusals = []string{refusedHost, refusedOrigin, refusedLogin, refusedRate, refusedBusy}
+// Rejections are all reasons for which the door rejects a request.
+var Rejections = []string{rejectedHost, rejectedOrigin, rejectedLogin, rejectedRate, rejectedBusy}
 
 func newDoor(options AdminOptions) *door {
 	door := &door{
 		access:    options.Access,
 		rates:     newRateLimiter(max(options.Access.Rate, 1)),
 		log:       options.Log,
-		refused:   options.Refused,
+		rejected:  options.Rejected,
 		loginForm: options.LoginForm,
 		origin:    http.NewCrossOriginProtection(),
 		operators: newRequestLimit(adminInFlight, adminOfOne),
@@ -57,8 +57,8 @@ func newDoor(options AdminOptions) *door {
 	if door.access.Tokens == nil {
 		door.access.Tokens = func() Tokens { return Tokens{} }
 	}
-	if door.refused == nil {
-		door.refused = func(string) {}
+	if door.rejected == nil {
+		door.rejected = func(string) {}
 	}
 	return door
 }
@@ -71,14 +71,14 @@ func (d *door) wrap(next http.Handler) http.Handler {
 		setSecurityHeaders(response.Header(), request)
 
 		if !d.access.allowsHost(request.Host) {
-			d.refused(refusedHost)
+			d.rejected(rejectedHost)
 			writeProblem(response, request, http.StatusMisdirectedRequest,
 				"the request was sent to a name that is not one of this listener's",
 				"use the address, or add the name to http.admin.hosts")
 			return
 		}
 		if d.isForeign(request) {
-			d.refused(refusedOrigin)
+			d.rejected(rejectedOrigin)
 			writeProblem(response, request, http.StatusForbidden, "a page of another origin sent this request",
 				"send it from the operator's page, or from a program without an Origin header")
 			return
@@ -124,7 +124,7 @@ func (d *door) wrap(next http.Handler) http.Handler {
 				limit = d.operators
 			}
 			if !limit.acquire(client) {
-				d.refused(refusedBusy)
+				d.rejected(rejectedBusy)
 				response.Header().Set("Retry-After", "1")
 				writeProblem(response, request, http.StatusServiceUnavailable, "there are too many concurrent requests",
 					"try again in a second")
@@ -188,14 +188,14 @@ func isOriginOf(origin, host string) bool {
 // rejectLogin requests a login. A browser that opens the page asks the person for it. A program gets
 // a problem.
 func (d *door) rejectLogin(response http.ResponseWriter, request *http.Request, problem string) {
-	d.refused(refusedLogin)
+	d.rejected(rejectedLogin)
 
 	// A browser sends its first request without a login, so only a wrong login is a warning.
 	level := slog.LevelDebug
 	if request.Header.Get("Authorization") != "" || d.access.isForged(request) || request.TLS != nil && len(request.TLS.PeerCertificates) > 0 {
 		level = slog.LevelWarn
 	}
-	d.log.Log(request.Context(), level, "a login at the operator's listener is refused",
+	d.log.Log(request.Context(), level, "a login at the operator's listener is rejected",
 		"error", problem, "remote", remoteIP(request).String(), "path", request.URL.Path)
 
 	// The service has logged the person in, and no token can change its decision.

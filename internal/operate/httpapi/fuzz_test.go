@@ -190,7 +190,7 @@ func TestTheWholeAPISurvivesHostileRequests(t *testing.T) {
 	t.Logf("seed %d", seed)
 	m := &maker{r: rand.New(rand.NewPCG(seed, 1)), doc: readSpec(t), known: map[string][]any{
 		"collection": {s.ns, "a.b"}, "collections": {s.ns}, "database": {s.outbox.Database().Name()}, "id": {"d0", "e1"}, "ids": {"d1", "e1"}, "watcher": {"orders"}, "key": {"7"},
-		"what": {"dead", "envelopes", "audit"}, "confirm": {"clear orders"}, "node": {"n1"}, "class": {"record_refused"},
+		"what": {"dead", "envelopes", "audit"}, "confirm": {"clear orders"}, "node": {"n1"}, "class": {"record_rejected"},
 	}}
 
 	answers := map[int]int{}

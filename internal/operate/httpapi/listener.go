@@ -57,7 +57,7 @@ type AdminOptions struct {
 	TLS func() (*tls.Config, error)
 
 	Reloaded func(ok bool)       // called after changed files were read; optional
-	Refused  func(reason string) // called for each request that is rejected before anything is served; optional
+	Rejected func(reason string) // called for each request that is rejected before anything is served; optional
 	Access   Access
 	Operator admin.Operator // its Watcher is that of the configuration
 	Page     http.Handler   // serves all paths that are not below /api/, for the caller of admin.CallerOf; may be nil

@@ -151,8 +151,8 @@ func (a *Access) isForged(request *http.Request) bool {
 
 // noteForgedSession counts and logs a request with such a session.
 func (d *door) noteForgedSession(request *http.Request) {
-	d.refused(refusedLogin)
-	d.log.Warn("a session at the operator's listener is refused", "error", "no token of this listener has signed it",
+	d.rejected(rejectedLogin)
+	d.log.Warn("a session at the operator's listener is rejected", "error", "no token of this listener has signed it",
 		"remote", remoteIP(request).String(), "path", request.URL.Path)
 }
 
@@ -194,8 +194,8 @@ func (d *door) serveLogin(response http.ResponseWriter, request *http.Request) {
 	role := tokens.roleOf(strings.TrimSpace(request.PostFormValue("token")))
 	switch {
 	case role == "":
-		d.refused(refusedLogin)
-		d.log.Warn("a login at the operator's listener is refused", "error", "the token is not one of this listener's",
+		d.rejected(rejectedLogin)
+		d.log.Warn("a login at the operator's listener is rejected", "error", "the token is not one of this listener's",
 			"remote", remoteIP(request).String(), "path", request.URL.Path)
 		d.loginForm(response, request, http.StatusUnauthorized, "The token is not one of this listener's.", next)
 		return
@@ -268,7 +268,7 @@ func (d *door) limitRate(response http.ResponseWriter, request *http.Request, cl
 	if wait <= 0 {
 		return false
 	}
-	d.refused(refusedRate)
+	d.rejected(rejectedRate)
 	response.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())+1))
 	writeProblem(response, request, http.StatusTooManyRequests, "this client sends too many requests",
 		"wait for the time in Retry-After, or raise http.admin.rate")

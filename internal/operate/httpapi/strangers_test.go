@@ -87,11 +87,11 @@ func TestViewersDoNotKeepOperatorsFromTheLiveFigures(t *testing.T) {
 // The signature of a session is a guess at a token. It counts as one.
 func TestForgedSessionsAreCounted(t *testing.T) {
 	t.Parallel()
-	var refused atomic.Int32
+	var rejected atomic.Int32
 	s := openSite(t, withForm(nil, time.Hour), func(o *AdminOptions) {
-		o.Refused = func(reason string) {
-			if reason == refusedLogin {
-				refused.Add(1)
+		o.Rejected = func(reason string) {
+			if reason == rejectedLogin {
+				rejected.Add(1)
 			}
 		}
 	})
@@ -119,7 +119,7 @@ func TestForgedSessionsAreCounted(t *testing.T) {
 			}
 		}
 	}
-	if n := refused.Load(); n != 2*guesses {
+	if n := rejected.Load(); n != 2*guesses {
 		t.Errorf("%d of %d guesses were counted", n, 2*guesses)
 	}
 	if n := strings.Count(s.log.String(), "remote=127.0.0.1"); n != 2*guesses {

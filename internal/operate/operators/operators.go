@@ -36,7 +36,7 @@ type Server struct {
 }
 
 // New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
-// serves nothing before Run. The caller must call Run or Close. metricSet counts refused logins and renewed
+// serves nothing before Run. The caller must call Run or Close. metricSet counts rejected logins and renewed
 // certificates. It may be nil.
 func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics.Set) (*Server, error) {
 	state, disconnect, err := connect.StateDatabase(cfg, connect.MongoHost{})
@@ -65,12 +65,12 @@ func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics
 
 		LoginForm: opspage.LoginForm(admin.Prefix),
 	}
-	// The series of refused logins exist from the start, with the value 0.
+	// The series of rejected logins exist from the start, with the value 0.
 	if metricSet != nil {
-		for _, reason := range httpapi.Refusals {
-			metricSet.LoginsRefused.WithLabelValues(reason)
+		for _, reason := range httpapi.Rejections {
+			metricSet.LoginsRejected.WithLabelValues(reason)
 		}
-		opts.Refused = func(reason string) { metricSet.LoginsRefused.WithLabelValues(reason).Inc() }
+		opts.Rejected = func(reason string) { metricSet.LoginsRejected.WithLabelValues(reason).Inc() }
 	}
 	if admin.TLS != nil {
 		opts.TLS = func() (*tls.Config, error) { return admin.TLS.ServerConfig() }

@@ -28,8 +28,8 @@ func planRequeue(call *call) (preview, error) {
 		return preview{}, err
 	}
 
-	// Refused letters stay as they are, so neither the text nor the button counts them.
-	requeued := out.Matched - out.Refused
+	// Rejected letters stay as they are, so neither the text nor the button counts them.
+	requeued := out.Matched - out.Rejected
 	preview := preview{
 		run:     func() (notice, error) { return call.requeueLetters(filter) },
 		Count:   requeued,
@@ -48,8 +48,8 @@ func planRequeue(call *call) (preview, error) {
 		preview.Lines[0] = countVerb(requeued, "message") + " handed back to the handlers at once."
 		preview.Undo = "It cannot be taken back: the handlers get the messages again. The dead letters stay in the list as requeued."
 	}
-	if out.Refused > 0 {
-		preview.Lines = append(preview.Lines, countVerb(out.Refused, "dead letter")+" not deliverable in this form and left alone:")
+	if out.Rejected > 0 {
+		preview.Lines = append(preview.Lines, countVerb(out.Rejected, "dead letter")+" not deliverable in this form and left alone:")
 		for _, w := range out.Why {
 			preview.Rows = append(preview.Rows, row{w.ID + " in " + w.Collection, w.Reason})
 		}
@@ -72,8 +72,8 @@ func (c *call) requeueLetters(filter admin.DeadFilter) (notice, error) {
 		n.Final = "Their handlers take the messages within a few seconds, if they run. The list shows which ones wait."
 	}
 
-	if out.Refused > 0 {
-		n.Text += ", " + formatNumber(out.Refused) + " refused"
+	if out.Rejected > 0 {
+		n.Text += ", " + formatNumber(out.Rejected) + " rejected"
 		for _, w := range out.Why {
 			n.Rows = append(n.Rows, row{w.ID, w.Reason})
 		}

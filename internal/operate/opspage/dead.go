@@ -77,7 +77,7 @@ var remedies = map[string]string{
 	"not_allowed":            "Allow the topic in topics.allow or by an ACL, then requeue it; or requeue it to another topic.",
 	"partition_out_of_range": "Edit the partition, or add partitions to the topic; then requeue it.",
 	"expired":                "Its time is over. Discard it; or edit its expiry if it is still needed.",
-	"record_refused":         "Kafka rejected the record. Fix the cause that the reason names, then requeue it.",
+	"record_rejected":        "Kafka rejected the record. Fix the cause that the reason names, then requeue it.",
 	"attempts_exhausted":     "Fix the cause of the last attempt, then requeue it.",
 	"skipped":                "An operator gave it up. Requeue it when the cause is fixed.",
 	"handler":                "Fix the handler or the system that it calls, and start the new version; then requeue it.",

@@ -57,17 +57,17 @@ func TestLookupTriesTheKeyAfterTheID(t *testing.T) {
 	}
 }
 
-// The button shows the number of letters that are requeued, without the refused ones.
+// The button shows the number of letters that are requeued, without the rejected ones.
 func TestTheButtonShowsTheNumberThatChanges(t *testing.T) {
 	t.Parallel()
-	d := &desk{text: "x", count: 22, refused: 15}
+	d := &desk{text: "x", count: 22, rejected: 15}
 	form := url.Values{"scope": {"all"}}
 	r, body := sendRequest(t, newSite(d), &operator, http.MethodPost, "/confirm/dead-requeue", form)
 	if r.StatusCode != http.StatusOK || !strings.Contains(body, "7 dead letters are sent at once") || !strings.Contains(body, "Requeue 7<") || !strings.Contains(body, `name="_count" value="7"`) {
 		t.Errorf("%d: %s", r.StatusCode, body)
 	}
 
-	d.refused = 22
+	d.rejected = 22
 	if _, body = sendRequest(t, newSite(d), &operator, http.MethodPost, "/confirm/dead-requeue", form); !strings.Contains(body, "This action would change nothing") {
 		t.Errorf("nothing can be requeued: %s", body)
 	}

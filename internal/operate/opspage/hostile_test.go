@@ -189,9 +189,9 @@ func TestHostileTextChangesNoElement(t *testing.T) {
 	}
 
 	for name, fail := range map[string]func(text string) error{
-		"":         func(string) error { return nil },
-		"failing":  errors.New,
-		"refusing": func(text string) error { return &admin.InvalidError{Reason: text} },
+		"":          func(string) error { return nil },
+		"failing":   errors.New,
+		"rejecting": func(text string) error { return &admin.InvalidError{Reason: text} },
 	} {
 		sites, callers := make([]http.Handler, len(texts)), make([]caller, len(texts))
 		for k, text := range texts {

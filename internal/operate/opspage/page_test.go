@@ -82,7 +82,7 @@ type desk struct {
 	slot     string
 	slots    []admin.SlotStatus
 	count    int64
-	refused  int64         // letters of count that are not requeued
+	rejected int64         // letters of count that are not requeued
 	archived *time.Time    // when discarded letters leave the archive; nil: there is none
 	payload  bool          // of the last show
 	hold     chan struct{} // a discard waits until it is closed
@@ -265,7 +265,7 @@ func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload bool) (adm
 func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
 	d.filter = f
 	out, err := answer[admin.DeadOutcome](d.desk)
-	out.Matched, out.Refused = d.count, d.refused
+	out.Matched, out.Rejected = d.count, d.rejected
 	if !o.DryRun {
 		d.did = append(d.did, "requeue")
 	}
@@ -431,7 +431,7 @@ func TestNothingIsInline(t *testing.T) {
 	}
 }
 
-// A viewer sees everything but payloads and has no form that acts; an action that is sent all the same is refused.
+// A viewer sees everything but payloads and has no form that acts; an action that is sent all the same is rejected.
 func TestViewersLookAndDoNotAct(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 3}
@@ -474,7 +474,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 	}
 }
 
-// The page refuses requests that a page of another origin makes a browser send. A GET never acts.
+// The page rejects requests that a page of another origin makes a browser send. A GET never acts.
 func TestForeignPagesCannotAct(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x", count: 1, slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1"}}}
@@ -520,7 +520,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
 
-	refused := func(why string, change func(url.Values)) {
+	rejected := func(why string, change func(url.Values)) {
 		t.Helper()
 		f := url.Values{"_count": {"12"}, "_phrase": {"discard 12"}}
 		for k, v := range form {
@@ -536,11 +536,11 @@ func TestActionsAreConfirmed(t *testing.T) {
 		}
 	}
 
-	refused("not confirmed", func(f url.Values) { f.Del("_count") })
-	refused("phrase not typed", func(f url.Values) { f.Del("_phrase") })
-	refused("there were fewer", func(f url.Values) { f.Set("_count", "11"); f.Set("_phrase", "discard 11") })
+	rejected("not confirmed", func(f url.Values) { f.Del("_count") })
+	rejected("phrase not typed", func(f url.Values) { f.Del("_phrase") })
+	rejected("there were fewer", func(f url.Values) { f.Set("_count", "11"); f.Set("_phrase", "discard 11") })
 	d.count = 0
-	refused("nothing left", func(f url.Values) { f.Set("_count", "0"); f.Set("_phrase", "discard 0") })
+	rejected("nothing left", func(f url.Values) { f.Set("_count", "0"); f.Set("_phrase", "discard 0") })
 	d.count = 12
 
 	form.Set("_count", "12")

@@ -23,18 +23,18 @@ import (
 type Report struct {
 	// Created are the mongosh statements that were run, or of a dry run those that would be.
 	Created []string `json:"created"`
-	// Refused are the indexes that could not be created, with the reason.
-	Refused []string `json:"refused"`
-	DryRun  bool     `json:"dry_run"`
+	// Rejected are the indexes that could not be created, with the reason.
+	Rejected []string `json:"rejected"`
+	DryRun   bool     `json:"dry_run"`
 }
 
 // OK reports whether nothing is left to create.
-func (r Report) OK() bool { return len(r.Refused) == 0 && (!r.DryRun || len(r.Created) == 0) }
+func (r Report) OK() bool { return len(r.Rejected) == 0 && (!r.DryRun || len(r.Created) == 0) }
 
 // Run creates what is missing for cfg, or lists it. Index builds may take long. An error means that the state database
 // cannot be used or the server did not answer.
 func Run(ctx context.Context, cfg config.Config, client *mongo.Client, dryRun bool) (Report, error) {
-	report := Report{Created: []string{}, Refused: []string{}, DryRun: dryRun}
+	report := Report{Created: []string{}, Rejected: []string{}, DryRun: dryRun}
 	db := state.Open(client, cfg.State)
 	if err := db.Check(ctx); err != nil {
 		return report, err
@@ -51,7 +51,7 @@ func Run(ctx context.Context, cfg config.Config, client *mongo.Client, dryRun bo
 		if err != nil {
 			return report, err
 		}
-		report.Refused = append(report.Refused, left...)
+		report.Rejected = append(report.Rejected, left...)
 	}
 	report.Created = append(report.Created, missing...)
 
@@ -86,7 +86,7 @@ func (r *Report) addOutbox(ctx context.Context, cfg config.Config, client *mongo
 		_, err = outboxes.EnsureSentTTL(ctx, client, outbox, want.SentTTL)
 	}
 	if err != nil {
-		r.Refused = append(r.Refused, err.Error())
+		r.Rejected = append(r.Rejected, err.Error())
 	}
 	return ctx.Err()
 }

@@ -12,11 +12,11 @@ var ErrTimeout = errors.New("the server did not reply in time")
 
 // Reasons of a gap. They are few, because they are values of a metric label.
 const (
-	GapHistoryLost  = "history_lost"  // the oplog no longer contains the position
-	GapTokenRefused = "token_refused" // the server cannot read the token, or its event is not in this stream
-	GapStalled      = "stalled"       // the token does not move, although the cluster time does (N26)
-	GapOversize     = "oversize"      // an event that no pipeline can reduce to the limit
-	GapUnexplained  = "unexplained"   // an error without a class, repeatedly at the same position
+	GapHistoryLost   = "history_lost"   // the oplog no longer contains the position
+	GapTokenRejected = "token_rejected" // the server cannot read the token, or its event is not in this stream
+	GapStalled       = "stalled"        // the token does not move, although the cluster time does (N26)
+	GapOversize      = "oversize"       // an event that no pipeline can reduce to the limit
+	GapUnexplained   = "unexplained"    // an error without a class, repeatedly at the same position
 )
 
 // GapError ends Run if the stream cannot continue from its position. The caller must find the events
@@ -35,11 +35,11 @@ type GapError struct {
 
 func (e *GapError) Error() string {
 	why := map[string]string{
-		GapHistoryLost:  "the oplog no longer contains the position",
-		GapTokenRefused: "the server rejects the resume token",
-		GapStalled:      "the resume token does not move, although the cluster time does",
-		GapOversize:     "an event is too large even without its document",
-		GapUnexplained:  "the server rejects the position for an unknown reason",
+		GapHistoryLost:   "the oplog no longer contains the position",
+		GapTokenRejected: "the server rejects the resume token",
+		GapStalled:       "the resume token does not move, although the cluster time does",
+		GapOversize:      "an event is too large even without its document",
+		GapUnexplained:   "the server rejects the position for an unknown reason",
 	}[e.Reason]
 
 	at, _ := e.Position.Time()

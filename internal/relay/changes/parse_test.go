@@ -108,7 +108,7 @@ func TestParseOtherKinds(t *testing.T) {
 	}
 }
 
-func TestParseRefusesTruncation(t *testing.T) {
+func TestParseRejectsTruncation(t *testing.T) {
 	t.Parallel()
 	raw := insertEvent(t)
 	for n := range raw {

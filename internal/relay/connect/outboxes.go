@@ -86,18 +86,18 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 	exact = slices.DeleteFunc(exact, func(ns string) bool {
 		return slices.ContainsFunc(i.Findings, func(finding outboxes.Finding) bool { return finding.Fatal && finding.NS == ns })
 	})
-	refused, err := outboxes.InspectRights(ctx, client, exact)
+	rejected, err := outboxes.InspectRights(ctx, client, exact)
 	if err != nil {
 		return i, err
 	}
 	if i.Unreadable() == nil {
-		refused = append(refused, inspectStream(ctx, client, scope)...)
+		rejected = append(rejected, inspectStream(ctx, client, scope)...)
 	}
 	// A collection on which the user has no rights is in no list, so it may well exist.
 	i.Findings = slices.DeleteFunc(i.Findings, func(finding outboxes.Finding) bool {
-		return finding.Kind == outboxes.IsMissing && slices.ContainsFunc(refused, func(other outboxes.Finding) bool { return other.NS == finding.NS })
+		return finding.Kind == outboxes.IsMissing && slices.ContainsFunc(rejected, func(other outboxes.Finding) bool { return other.NS == finding.NS })
 	})
-	i.Findings = append(i.Findings, refused...)
+	i.Findings = append(i.Findings, rejected...)
 	return i, nil
 }
 
@@ -112,7 +112,7 @@ func inspectStream(ctx context.Context, client *mongo.Client, scope *changes.Sco
 	if !mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return nil
 	}
-	return []outboxes.Finding{outboxes.RefusedStream(scope.Target())}
+	return []outboxes.Finding{outboxes.RejectedStream(scope.Target())}
 }
 
 // inspectedDatabases returns the databases of the names and patterns, at most limit. If there are more, partial is true.

@@ -40,8 +40,8 @@ var (
 func (c Cluster) CreateTopic(ctx context.Context, order TopicOrder) (NewTopic, error) {
 	how := newTopicCreate(c.cfg, order)
 	created := NewTopic{how.Partitions, how.Replication, FormatCreation(c.cfg, order.Topic, how)}
-	if refusal := routing.CheckTopic(order.Topic, c.cfg.Topics.Allow); refusal != nil {
-		return created, fmt.Errorf("%w: %s", errTopicInvalid, refusal.Reason)
+	if rejection := routing.CheckTopic(order.Topic, c.cfg.Topics.Allow); rejection != nil {
+		return created, fmt.Errorf("%w: %s", errTopicInvalid, rejection.Reason)
 	}
 
 	client, err := c.open()

@@ -20,8 +20,8 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// ErrResliceRefused is wrapped by the errors of Reslice that an operator can fix.
-var ErrResliceRefused = slots.ErrResliceRefused
+// ErrResliceRejected is wrapped by the errors of Reslice that an operator can fix.
+var ErrResliceRejected = slots.ErrResliceRejected
 
 // ErrIDForbidden means that the ACLs do not allow this user to use a transactional id.
 var ErrIDForbidden = fence.ErrIDForbidden

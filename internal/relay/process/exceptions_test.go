@@ -132,7 +132,7 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 }
 
 // TestN15_AGateOpensWhenTheLetterIsSafe: with one attempt, a later event of the key is not delivered before the letter
-// of the refused event is written. If an owner died in between, its successor would deliver the refused event after the
+// of the rejected event is written. If an owner died in between, its successor would deliver the rejected event after the
 // later one.
 func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	t.Parallel()
@@ -173,7 +173,7 @@ func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	if n := cl.PollFetches(ctx).NumRecords(); n > 0 {
-		t.Error("the later event was delivered while the letter of the refused one was not written")
+		t.Error("the later event was delivered while the letter of the rejected one was not written")
 	}
 	safe()
 	b.consume(1)

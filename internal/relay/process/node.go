@@ -138,8 +138,8 @@ func (r *Relay) prepareState(stop context.Context) error {
 		}
 		cancel()
 
-		var refused *mongodb.PrivilegeError
-		if err == nil || errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) || errors.As(err, &refused) {
+		var rejected *mongodb.PrivilegeError
+		if err == nil || errors.Is(err, state.ErrUnusable) || errors.Is(err, outboxes.ErrUnwatchable) || errors.As(err, &rejected) {
 			return err
 		}
 		if stop.Err() == nil {
@@ -292,7 +292,7 @@ func (r *Relay) Reloaded(applied, waiting []string, err error) {
 	switch {
 	case err != nil:
 		reason := logging.Clean(err.Error())
-		kind = nodes.ConfigRefused
+		kind = nodes.ConfigRejected
 		fields = bson.D{{Key: "reason", Value: reason}}
 		r.log.Error("the new configuration is invalid; the relay continues with the old one, and would not start again",
 			"error", reason, "fix", "fix it, check it with outrelay validate, and send SIGHUP again")

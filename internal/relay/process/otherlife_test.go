@@ -178,7 +178,7 @@ func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
 	}
 
 	rep, err := offline.Reslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), offline.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
-	if !errors.Is(err, offline.ErrResliceRefused) || rep.Done {
+	if !errors.Is(err, offline.ErrResliceRejected) || rep.Done {
 		t.Errorf("%+v, %v", rep, err)
 	}
 	if err := divisions.New(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {

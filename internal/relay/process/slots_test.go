@@ -232,7 +232,7 @@ func TestN28_NodesShareTheSlots(t *testing.T) {
 }
 
 // A process that is configured for another number of slots does nothing and logs the reason.
-func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
+func TestN28_AnotherNumberOfSlotsIsRejected(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 

@@ -142,10 +142,10 @@ func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
 }
 
 // NotSent ends the span of a record that was not sent now. fate is the state in which its envelope waits, or the
-// class of its refusal if refused is set. A later delivery of the envelope has other spans.
-func (d *Delivery) NotSent(topic, fate string, refused bool) {
+// class of its rejection if rejected is set. A later delivery of the envelope has other spans.
+func (d *Delivery) NotSent(topic, fate string, rejected bool) {
 	d.endSpan(topic, func(span trace.Span) {
-		if refused {
+		if rejected {
 			// Only the class: a reason may quote data that must not be in a trace.
 			span.SetStatus(codes.Error, fate)
 			span.SetAttributes(semconv.ErrorTypeKey.String(fate))

@@ -382,7 +382,7 @@ func TestSpansReachACollector(t *testing.T) {
 		t.Errorf("span %v", s)
 	}
 	if s := byTopic["audit"]; s.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_ERROR || s.GetStatus().GetMessage() != "message_too_large" {
-		t.Errorf("refused: %v", s.GetStatus())
+		t.Errorf("rejected: %v", s.GetStatus())
 	}
 	if got := attributesOf(byTopic["parked"])["outrelay.state"]; got != "parked" {
 		t.Errorf("parked: %q", got)

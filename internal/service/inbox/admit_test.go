@@ -119,7 +119,7 @@ func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 	}
 }
 
-func TestWatermarksRefuseWhenMarkersAreGoneAtTheSizeOfLanes(t *testing.T) {
+func TestWatermarksRejectWhenMarkersAreGoneAtTheSizeOfLanes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	list := newBatch("", 400, 1000)
@@ -191,7 +191,7 @@ func TestLanesDoNotConflict(t *testing.T) {
 
 	<-first
 	if fresh := b.admit(t, b.inbox, newEntryAt("y", 0, 11)); !fresh[0] {
-		t.Error("a record was refused because of a conflict")
+		t.Error("a record was rejected because of a conflict")
 	}
 
 	wg.Wait()
@@ -341,6 +341,6 @@ func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 
 	off()
 	if fresh := b.admit(t, b.inbox, newEntry("1")); !fresh[0] {
-		t.Fatal("refused afterwards")
+		t.Fatal("rejected afterwards")
 	}
 }

@@ -123,7 +123,7 @@ func TestN29_AHaltEndsWithoutTheSetting(t *testing.T) {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	if fresh := b.admit(t, x, newEntryAt("2", 0, 3)); !fresh[0] {
-		t.Fatal("refused by the watermark of the old topic")
+		t.Fatal("rejected by the watermark of the old topic")
 	}
 	if _, err := x.Attach(t.Context(), "", "", -1, inbox.Log{End: 0, Epoch: 0}); !errors.Is(err, inbox.ErrInvalid) {
 		t.Fatalf("the error is %v", err)

@@ -216,7 +216,7 @@ func TestEnsureIndexes(t *testing.T) {
 	stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"createIndexes"}}, {Key: "errorCode", Value: 13}})
 	err := b.inbox.EnsureIndexes(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "creating the index {k: 1} on "+b.db.Name()+".inbox: ") || !strings.Contains(err.Error(), "; grant the user this permission") {
-		t.Errorf("a refusal: %v", err)
+		t.Errorf("a rejection: %v", err)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/sagas"
 )
 
-func TestInvalidIDsAreRefused(t *testing.T) {
+func TestInvalidIDsAreRejected(t *testing.T) {
 	t.Parallel()
 	for kind, bad := range map[sagas.Kind][]string{
 		sagas.UUID:   {"", "x", uuid.Nil.String()},

@@ -41,8 +41,8 @@ func NewOccupied(collection string) error {
 	return fmt.Errorf("%w: choose another name for the saga than %s, or remove its documents", ErrOccupied, collection)
 }
 
-// RefuseEntities returns the error for a collection that contains the sagas of an owner, and is used for entities.
-func RefuseEntities(collection, owner string) error {
+// RejectEntities returns the error for a collection that contains the sagas of an owner, and is used for entities.
+func RejectEntities(collection, owner string) error {
 	return fmt.Errorf("collection %s contains the sagas of %s, so it cannot contain entities: use another collection", collection, owner)
 }
 

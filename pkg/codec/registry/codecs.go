@@ -308,7 +308,7 @@ func compileJSON(ctx context.Context, client *Client, schema sr.Schema) (*jsonsc
 	return compiled, nil
 }
 
-// noLoader refuses references to other addresses: a schema must not make a service read files or web pages.
+// noLoader rejects references to other addresses: a schema must not make a service read files or web pages.
 type noLoader struct{}
 
 // Load implements jsonschema.URLLoader.

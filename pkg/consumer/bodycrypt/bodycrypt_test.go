@@ -166,7 +166,7 @@ func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
 	}
 }
 
-func TestBrokenKeysAreRefused(t *testing.T) {
+func TestBrokenKeysAreRejected(t *testing.T) {
 	t.Parallel()
 	_, err := bodycrypt.Static(bodycrypt.Key{ID: "short", Bytes: make([]byte, 31)}, newKey("a;b"), newKey("k"), newKey("k"), bodycrypt.Key{})
 	for _, want := range []string{`"short" has 31 bytes`, `"a;b"`, `two keys have the id "k"`, `invalid key id ""`} {

@@ -205,7 +205,7 @@ func (l *lockedText) String() string {
 	return l.text.String()
 }
 
-func TestABrokenStoreIsRefused(t *testing.T) {
+func TestABrokenStoreIsRejected(t *testing.T) {
 	t.Parallel()
 	_, err := NewGridFS(nil, WithTTL(time.Millisecond))
 	for _, want := range []string{"database", "time to live"} {

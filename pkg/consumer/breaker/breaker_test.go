@@ -162,7 +162,7 @@ func TestNegativeMeansNone(t *testing.T) {
 	requireState(t, b, Closed, "the probe")
 }
 
-func TestABrokenBreakerIsRefused(t *testing.T) {
+func TestABrokenBreakerIsRejected(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]Option{
 		"large share": WithShare(1.5), "negative share": WithShare(-1), "window": WithWindow(5),

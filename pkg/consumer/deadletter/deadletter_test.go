@@ -70,8 +70,8 @@ func TestATombstoneAndALargeBodyAreKept(t *testing.T) {
 
 	// A record of this size cannot be set aside. The others go on.
 	n, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
-	if n != 1 || !isRefused(err) {
-		t.Errorf("requeued letters: got %d (%v), want 1 and a RefusedError", n, err)
+	if n != 1 || !isRejected(err) {
+		t.Errorf("requeued letters: got %d (%v), want 1 and a RejectedError", n, err)
 	}
 	if n, err := g.Discard(t.Context(), deadletter.Query{All: true}, deadletter.DiscardOptions{Archive: -1}); n != 2 || err != nil {
 		t.Errorf("discarded letters: got %d (%v), want 2", n, err)
@@ -98,8 +98,8 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 
 	// Its handler would take the missing value for a tombstone.
 	n, err := g.Requeue(t.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
-	if n != 0 || !isRefused(err) || g.countHandedBack("h") != 0 {
-		t.Errorf("requeued %d (%v), want a RefusedError", n, err)
+	if n != 0 || !isRejected(err) || g.countHandedBack("h") != 0 {
+		t.Errorf("requeued %d (%v), want a RejectedError", n, err)
 	}
 	restore := func(l *deadletter.Letter) error { l.Key, l.Value = []byte("k"), []byte("v"); return nil }
 	g.requeue(deadletter.Query{All: true}, deadletter.RequeueOptions{Edit: restore}, 1)

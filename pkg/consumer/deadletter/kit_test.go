@@ -147,8 +147,8 @@ func (g *graveyard) countHandedBack(handler string) int {
 	return n
 }
 
-// isRefused reports whether err has a refused letter.
-func isRefused(err error) bool {
-	_, ok := errors.AsType[*deadletter.RefusedError](err)
+// isRejected reports whether err has a rejected letter.
+func isRejected(err error) bool {
+	_, ok := errors.AsType[*deadletter.RejectedError](err)
 	return ok
 }

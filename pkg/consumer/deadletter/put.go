@@ -53,7 +53,7 @@ func (d *Desk) Put(
 
 	err = d.notify(ctx, letter)
 	if errors.Is(err, event.ErrInvalid) || errors.Is(err, outbox.ErrTooLarge) {
-		// It would be refused each time.
+		// It would be rejected each time.
 		return errors.Join(omitted, err), nil
 	}
 	return omitted, err

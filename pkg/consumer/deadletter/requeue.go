@@ -24,14 +24,14 @@ type RequeueOptions struct {
 	Edit func(l *Letter) error
 }
 
-// RefusedError reports a letter that cannot be requeued as it is.
-type RefusedError struct {
+// RejectedError reports a letter that cannot be requeued as it is.
+type RejectedError struct {
 	ID     ID
 	Reason string // with the fix
-	More   int64  // the number of further letters that the same call refused
+	More   int64  // the number of further letters that the same call rejected
 }
 
-func (e *RefusedError) Error() string {
+func (e *RejectedError) Error() string {
 	text := fmt.Sprintf("deadletter: %s cannot be requeued: %s", e.ID, e.Reason)
 	if e.More > 0 {
 		text += fmt.Sprintf("; %d more", e.More)
@@ -39,8 +39,8 @@ func (e *RefusedError) Error() string {
 	return text
 }
 
-// maxRefused bounds the refused letters that an error of Requeue lists.
-const maxRefused = 20
+// maxRejected bounds the rejected letters that an error of Requeue lists.
+const maxRejected = 20
 
 // Requeue hands the letters that query selects, that exist when it begins, and that were not requeued before, back to their handlers, in
 // the order in which they were given up. It returns their number, also with an error.
@@ -52,7 +52,7 @@ const maxRefused = 20
 // Requeued.Waiting shows them.
 //
 // A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
-// then joins a *RefusedError for each of the first 20. Requeue returns ErrEmptyQuery if query has no condition and does not set
+// then joins a *RejectedError for each of the first 20. Requeue returns ErrEmptyQuery if query has no condition and does not set
 // All. If it is interrupted, the same call does the rest.
 func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (int64, error) {
 	if query.isEmpty() && !query.All {
@@ -67,28 +67,28 @@ func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (i
 		return 0, err
 	}
 	var n int64
-	var refused []error
-	var last *RefusedError
+	var rejected []error
+	var last *RejectedError
 	for l, err := range d.iterate(ctx, query, true) {
 		requeued := false
 		if err == nil {
 			requeued, err = d.requeueLetter(ctx, l, opts)
 		}
 
-		refusal, isRefused := errors.AsType[*RefusedError](err)
+		rejection, isRejected := errors.AsType[*RejectedError](err)
 		switch {
-		case isRefused && len(refused) < maxRefused:
-			last = refusal
-			refused = append(refused, refusal)
-		case isRefused:
+		case isRejected && len(rejected) < maxRejected:
+			last = rejection
+			rejected = append(rejected, rejection)
+		case isRejected:
 			last.More++
 		case err != nil:
-			return n, errors.Join(append(refused, err)...)
+			return n, errors.Join(append(rejected, err)...)
 		case requeued:
 			n++
 		}
 	}
-	return n, errors.Join(refused...)
+	return n, errors.Join(rejected...)
 }
 
 // requeueLetter requeues one letter. It returns false if another call has requeued or discarded it.
@@ -98,7 +98,7 @@ func (d *Desk) requeueLetter(ctx context.Context, letter Letter, options Requeue
 		handlers = []string{letter.ID.Handler}
 	}
 	if len(handlers) == 0 {
-		return false, &RefusedError{ID: letter.ID, Reason: "no handler took it: name the handler that gets it"}
+		return false, &RejectedError{ID: letter.ID, Reason: "no handler took it: name the handler that gets it"}
 	}
 
 	// A list leaves out large values.
@@ -118,7 +118,7 @@ func (d *Desk) requeueLetter(ctx context.Context, letter Letter, options Requeue
 
 	// Its handler would take it for a tombstone and delete something.
 	if letter.isBare() {
-		return false, &RefusedError{ID: letter.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s has: "+
+		return false, &RejectedError{ID: letter.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s has: "+
 			"set it with Edit, or discard the letter", letter.ID.Place())}
 	}
 
@@ -127,7 +127,7 @@ func (d *Desk) requeueLetter(ctx context.Context, letter Letter, options Requeue
 	for _, h := range handlers {
 		message := newWaiting(&letter, h)
 		if err := message.CheckSize(); err != nil {
-			return false, &RefusedError{ID: letter.ID, Reason: err.Error() + ": edit it"}
+			return false, &RejectedError{ID: letter.ID, Reason: err.Error() + ": edit it"}
 		}
 		messages = append(messages, message)
 	}

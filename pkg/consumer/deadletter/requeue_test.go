@@ -135,8 +135,8 @@ func TestALetterWithoutAHandlerNeedsTheNameOfOne(t *testing.T) {
 		g.bury(unknown, newLetter(2, "h", "A"))
 
 		n, err := g.Requeue(g.Context(), deadletter.Query{All: true}, deadletter.RequeueOptions{})
-		if n != 1 || !isRefused(err) {
-			g.Errorf("requeued %d (%v), want the other letter and a RefusedError", n, err)
+		if n != 1 || !isRejected(err) {
+			g.Errorf("requeued %d (%v), want the other letter and a RejectedError", n, err)
 		}
 		g.requeue(deadletter.Query{Class: deadletter.ClassUnknown}, deadletter.RequeueOptions{Handlers: []string{"new", "audit"}}, 1)
 		if g.handedBack("new", unknown.Key) == nil || g.handedBack("audit", unknown.Key) == nil {

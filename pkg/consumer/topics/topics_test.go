@@ -94,7 +94,7 @@ func TestWatchYieldsEachContent(t *testing.T) {
 	}
 }
 
-func TestABrokenListIsRefused(t *testing.T) {
+func TestABrokenListIsRejected(t *testing.T) {
 	t.Parallel()
 	_, err := topics.New(nil, "")
 	for _, want := range []string{"database", "group"} {

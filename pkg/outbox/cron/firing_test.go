@@ -125,7 +125,7 @@ func TestCronExpressions(t *testing.T) {
 	}
 }
 
-func TestCronRefusesBadEntries(t *testing.T) {
+func TestCronRejectsBadEntries(t *testing.T) {
 	t.Parallel()
 	box, err := outbox.New(stacktest.Client(t).Database("x"))
 	if err != nil {

@@ -127,7 +127,7 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 				}
 
 				if n := len(w.cmds); n != seen {
-					t.Errorf("%d refused operations were sent", n-seen)
+					t.Errorf("%d rejected operations were sent", n-seen)
 				}
 
 				if err := verb(ctx, c); err != nil {
@@ -222,7 +222,7 @@ func TestServersErrorInACollectionEndsTheTransaction(t *testing.T) {
 			return c.FindOne(ctx, id("x", id("$nonsense", 1))).Err()
 		}, true},
 		"nothing found": {func(ctx context.Context, c *guard.Collection) error { return c.FindOne(ctx, id("_id", "b")).Err() }, false},
-		"refused by the driver": {func(ctx context.Context, c *guard.Collection) error {
+		"rejected by the driver": {func(ctx context.Context, c *guard.Collection) error {
 			return just(c.UpdateOne(ctx, bson.D{}, id("x", 1)))
 		}, false},
 	} {

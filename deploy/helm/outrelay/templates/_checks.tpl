@@ -1,5 +1,5 @@
 {{- /*
-outrelay.check refuses values that contradict each other, or with which no pod can run, and lists all of them. values.schema.json
+outrelay.check rejects values that contradict each other, or with which no pod can run, and lists all of them. values.schema.json
 has checked names and types before.
 */ -}}
 {{- define "outrelay.check" -}}

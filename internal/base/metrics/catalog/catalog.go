@@ -122,7 +122,7 @@ var sections = []section{
 		{
 			Name: "outrelay_published_total", Labels: []string{"topic", "result"}, Unit: "records",
 			Help:   "Records by topic and result.",
-			Detail: "`acked`: Kafka has the record. `skipped`: an acked record that a read-back found in the topic. `refused`: its envelope became a dead letter for this topic.",
+			Detail: "`acked`: Kafka has the record. `skipped`: an acked record that a read-back found in the topic. `rejected`: its envelope became a dead letter for this topic.",
 		},
 		{
 			Name: "outrelay_publish_latency_seconds", Unit: "s",
@@ -255,7 +255,7 @@ var sections = []section{
 		{
 			Name: "outrelay_unwritable_records", Labels: []string{"topic", "reason"}, Unit: "records",
 			Help:   "Records that the sink holds for a topic, by reason.",
-			Detail: "`missing`, `forbidden`, `no_leader`, `quarantined`, `refused`, `unreachable`, `adopting`, `throttled`. Above 100 topics, the sum of the others is `other`.",
+			Detail: "`missing`, `forbidden`, `no_leader`, `quarantined`, `rejected`, `unreachable`, `adopting`, `throttled`. Above 100 topics, the sum of the others is `other`.",
 			Advice: "Create the topic, grant the right, or bring the leader back",
 		},
 		{
@@ -377,7 +377,7 @@ var sections = []section{
 			Advice: "`connectionError`: a member is away, or rejects the login; `timeout`: too few connections",
 		},
 		{
-			Name: "outrelay_admin_refused_total", Labels: []string{"reason"}, Unit: "requests",
+			Name: "outrelay_admin_rejected_total", Labels: []string{"reason"}, Unit: "requests",
 			Help:   "Requests that the operator's listener rejected before it processed them.",
 			Detail: "`login`, `origin`, `host`, `rate`, `busy`.",
 			Advice: "Many of `login`: somebody guesses tokens; the log contains the address",
@@ -385,8 +385,8 @@ var sections = []section{
 		{
 			Name: "outrelay_config_reloads_total", Labels: []string{"what", "result"}, Unit: "reloads",
 			Help:   "Reloads of the configuration and of certificates.",
-			Detail: "`settings`: the configuration, by SIGHUP. `certificates`: changed TLS files, once for each client or listener that uses them. `applied`, or `refused`: the previous values stay in use.",
-			Advice: "`refused`: the log has the reason; fix it before the next start",
+			Detail: "`settings`: the configuration, by SIGHUP. `certificates`: changed TLS files, once for each client or listener that uses them. `applied`, or `rejected`: the previous values stay in use.",
+			Advice: "`rejected`: the log has the reason; fix it before the next start",
 		},
 		{
 			Name: "outrelay_otlp_exports_total", Labels: []string{"signal", "result"}, Unit: "exports",

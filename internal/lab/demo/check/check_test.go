@@ -119,7 +119,7 @@ func TestRecordsOfUncommittedTransactions(t *testing.T) {
 
 	// The relay may be faster than the acknowledgement of the transaction.
 	if deliver("late") != First {
-		t.Error("an event before its acknowledgement is refused")
+		t.Error("an event before its acknowledgement is rejected")
 	}
 	c.Aborted("late")
 

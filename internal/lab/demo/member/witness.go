@@ -30,7 +30,7 @@ type witness struct {
 	spec Spec
 	db   *mongo.Database
 
-	handled, refused, failed, conflicts atomic.Int64
+	handled, rejected, failed, conflicts atomic.Int64
 }
 
 // Measure counts messages.
@@ -39,7 +39,7 @@ func (w *witness) Measure(measurement telemetry.Measurement) {
 	case telemetry.Handled:
 		w.handled.Add(measurement.N)
 	case telemetry.Duplicates:
-		w.refused.Add(measurement.N)
+		w.rejected.Add(measurement.N)
 	case telemetry.Failed:
 		w.failed.Add(measurement.N)
 	default:
@@ -50,7 +50,7 @@ func (w *witness) Measure(measurement telemetry.Measurement) {
 // Counts are the sums of the counts of all members.
 type Counts struct {
 	Handled   int `bson:"handled"`
-	Refused   int `bson:"refused"`   // messages that had a mark in the inbox
+	Rejected  int `bson:"rejected"`  // messages that had a mark in the inbox
 	Failed    int `bson:"failed"`    // failed attempts that a policy decided about
 	Conflicts int `bson:"conflicts"` // steps of a saga that conflicted with another step and were run again
 }
@@ -89,7 +89,7 @@ func (w *witness) writeCounts(ctx context.Context) {
 
 	_, _ = w.db.Collection(countsColl).ReplaceOne(ctx, fieldEquals("_id", w.spec.Name), bson.D{
 		{Key: "handled", Value: w.handled.Load()},
-		{Key: "refused", Value: w.refused.Load()},
+		{Key: "rejected", Value: w.rejected.Load()},
 		{Key: "failed", Value: w.failed.Load()},
 		{Key: "conflicts", Value: w.conflicts.Load()},
 	}, options.Replace().SetUpsert(true))
@@ -109,7 +109,7 @@ func ReadCounts(ctx context.Context, db *mongo.Database) (Counts, error) {
 
 	for _, c := range all {
 		sum.Handled += c.Handled
-		sum.Refused += c.Refused
+		sum.Rejected += c.Rejected
 		sum.Failed += c.Failed
 		sum.Conflicts += c.Conflicts
 	}

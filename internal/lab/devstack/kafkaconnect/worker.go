@@ -224,8 +224,8 @@ func (w *Worker) call(ctx context.Context, method, path string, body any) error 
 	retry := time.NewTicker(100 * time.Millisecond)
 	defer retry.Stop()
 	for {
-		refused := w.callOnce(ctx, method, path, text)
-		if refused == nil {
+		rejected := w.callOnce(ctx, method, path, text)
+		if rejected == nil {
 			return nil
 		}
 		if err := w.CheckRunning(); err != nil {
@@ -235,12 +235,12 @@ func (w *Worker) call(ctx context.Context, method, path string, body any) error 
 		select {
 		case <-retry.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%s %s of Kafka Connect: %w (%w); end of its log: %s", method, path, refused, context.Cause(ctx), w.Log())
+			return fmt.Errorf("%s %s of Kafka Connect: %w (%w); end of its log: %s", method, path, rejected, context.Cause(ctx), w.Log())
 		}
 	}
 }
 
-// callOnce calls the API. A call that the API refuses is an error with the reply.
+// callOnce calls the API. A call that the API rejects is an error with the reply.
 func (w *Worker) callOnce(ctx context.Context, method, path string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, method, w.api+path, bytes.NewReader(body))
 	if err != nil {

@@ -34,7 +34,7 @@ func Letter(tb testing.TB, ns, pos string, envelope bson.D) letters.Letter {
 		tb.Fatal(err)
 	}
 	return letters.Letter{
-		Watcher: "orders", NS: ns, Raw: raw, Class: "record_refused", Reason: "refused (87)", Topic: "orders", Partition: 1,
+		Watcher: "orders", NS: ns, Raw: raw, Class: "record_rejected", Reason: "rejected (87)", Topic: "orders", Partition: 1,
 		Pos: pos, Origin: "stream", Source: letters.Source{Kind: "relay", Watcher: "orders"},
 	}
 }

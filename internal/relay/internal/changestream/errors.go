@@ -98,7 +98,7 @@ func gapReason(code int) string {
 	if slices.Contains([]int{286, 136}, code) {
 		return changes.GapHistoryLost
 	}
-	return changes.GapTokenRefused
+	return changes.GapTokenRejected
 }
 
 // configAdvice describes a configuration error and its fix to an operator.

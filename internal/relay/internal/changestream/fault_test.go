@@ -165,7 +165,7 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 			p.watchdog = time.Minute
 		})
 
-		gap := r.wantGap(changes.GapTokenRefused)
+		gap := r.wantGap(changes.GapTokenRejected)
 		if gap.Code != c.code {
 			t.Errorf("%s: code %d, want %d", c.name, gap.Code, c.code)
 		}
@@ -186,7 +186,7 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 		r := b.startReader(scope, changes.Start{At: &at})
 		want := changes.GapHistoryLost
 		if code == 280 {
-			want = changes.GapTokenRefused
+			want = changes.GapTokenRejected
 		}
 		if gap := r.wantGap(want); gap.Code != int(code) || !strings.Contains(gap.Error(), "gap after") {
 			t.Errorf("code %d: gap %v with code %d", code, gap, gap.Code)

@@ -53,7 +53,7 @@ func TestN23_AChangedPipelineNeitherRepeatsNorLoses(t *testing.T) {
 	// The narrow stream does not contain the event of the token. A start by token fails with error 280 at
 	// the next event.
 	gap := b.startReader(narrow, changes.Start{Position: behind2a})
-	if g := gap.wantGap(changes.GapTokenRefused); g.Code != 280 {
+	if g := gap.wantGap(changes.GapTokenRejected); g.Code != 280 {
 		t.Errorf("code %d, want 280", g.Code)
 	}
 
@@ -82,7 +82,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	scope := scopeOf(t, b.db.Name()+".outbox")
 
 	// Without the UUID, the start by token fails.
-	b.startReader(scope, changes.Start{Position: stored}).wantGap(changes.GapTokenRefused)
+	b.startReader(scope, changes.Start{Position: stored}).wantGap(changes.GapTokenRejected)
 	then := []changes.KnownCollection{{NS: scope.String(), UUID: uuid}}
 	b.startReader(scope, changes.Start{Position: stored, Collections: then}).wantIDs("a", "b")
 
@@ -94,7 +94,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	b.startReader(scope, changes.Start{
 		Position:    stored,
 		Collections: []changes.KnownCollection{{NS: scope.String(), UUID: uuid}},
-	}).wantGap(changes.GapTokenRefused)
+	}).wantGap(changes.GapTokenRejected)
 }
 
 func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {

@@ -46,7 +46,7 @@ func NewClient(client *kafkawire.Client) *Client { return &Client{client} }
 // Init returns the next epoch of a transactional id. With anyEpoch it takes the id over, and aborts the
 // transaction that the last owner has left open. With a producer, only the holder of that epoch gets the
 // next one. It retries while the coordinator is away or loading, until ctx ends. Errors: errStuck,
-// ErrFenced, errDeadline, or the code of a refusal.
+// ErrFenced, errDeadline, or the code of a rejection.
 func (c *Client) Init(ctx context.Context, id string, producer Producer, patience Patience) (got Producer, err error) {
 	err = patience.retry(ctx, "taking transactional id "+id, func() error {
 		got, err = c.kafka.InitProducerID(ctx, id, producer)
@@ -60,42 +60,42 @@ func (c *Client) Init(ctx context.Context, id string, producer Producer, patienc
 
 // Barrier begins to write abort markers with the epoch of producer into partitions, with a transaction without
 // records. Success does not mean that the markers are written: they have to be read. A partition that
-// cannot be part of a transaction (missing, not authorized) is left out, and is in refused with its
+// cannot be part of a transaction (missing, not authorized) is left out, and is in rejected with its
 // error. begun reports whether the transaction was begun. If it was, an error leaves the id with an open
 // transaction.
 func (c *Client) Barrier(
 	ctx context.Context, id string, producer Producer, partitions []record.TopicPartition, patience Patience,
-) (refused map[record.TopicPartition]error, begun bool, err error) {
-	refused = map[record.TopicPartition]error{}
-	// Kafka accepts or refuses a request as a whole. So it is sent again without the partitions at
+) (rejected map[record.TopicPartition]error, begun bool, err error) {
+	rejected = map[record.TopicPartition]error{}
+	// Kafka accepts or rejects a request as a whole. So it is sent again without the partitions at
 	// fault.
 	for !begun {
 		if len(partitions) == 0 {
-			return refused, false, nil
+			return rejected, false, nil
 		}
 
-		before := len(refused)
+		before := len(rejected)
 		err = patience.retry(ctx, "adding partitions to a transaction of "+id, func() error {
-			return c.addPartitions(ctx, id, producer, partitions, refused)
+			return c.addPartitions(ctx, id, producer, partitions, rejected)
 		})
 		if err != nil {
-			return refused, false, err
+			return rejected, false, err
 		}
-		begun = len(refused) == before
-		partitions = withoutRefused(partitions, refused)
+		begun = len(rejected) == before
+		partitions = withoutRejected(partitions, rejected)
 	}
 
 	err = patience.retry(ctx, "aborting a transaction of "+id, func() error {
 		return c.kafka.AbortTransaction(ctx, id, producer, len(partitions))
 	})
-	return refused, true, err
+	return rejected, true, err
 }
 
-// addPartitions adds all partitions in one request, which Kafka accepts or refuses as a whole. It puts
-// the partitions that are at fault into refused. The error is an error of the transaction.
+// addPartitions adds all partitions in one request, which Kafka accepts or rejects as a whole. It puts
+// the partitions that are at fault into rejected. The error is an error of the transaction.
 func (c *Client) addPartitions(
 	ctx context.Context, id string, producer Producer,
-	partitions []record.TopicPartition, refused map[record.TopicPartition]error,
+	partitions []record.TopicPartition, rejected map[record.TopicPartition]error,
 ) error {
 	codes, err := c.kafka.AddPartitions(ctx, id, producer, partitions)
 	if err != nil {
@@ -107,7 +107,7 @@ func (c *Client) addPartitions(
 		case 0, kafkawire.OperationNotAttempted:
 			// Kafka did not try the others if one partition is at fault.
 		case kafkawire.UnknownTopicOrPartition, kafkawire.TopicAuthorizationFailed, kafkawire.InvalidTopic:
-			refused[tp] = code
+			rejected[tp] = code
 		default:
 			err = code
 		}
@@ -119,10 +119,10 @@ func (c *Client) addPartitions(
 	return err
 }
 
-func withoutRefused(list []record.TopicPartition, refused map[record.TopicPartition]error) []record.TopicPartition {
+func withoutRejected(list []record.TopicPartition, rejected map[record.TopicPartition]error) []record.TopicPartition {
 	kept := make([]record.TopicPartition, 0, len(list))
 	for _, tp := range list {
-		if refused[tp] == nil {
+		if rejected[tp] == nil {
 			kept = append(kept, tp)
 		}
 	}

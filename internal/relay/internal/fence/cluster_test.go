@@ -253,7 +253,7 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			t.Errorf("senders %+v", o.senders)
 		}
 		for p := range 2 {
-			checkZombieRefused(t, old, parts[p], zombie, 1)
+			checkZombieRejected(t, old, parts[p], zombie, 1)
 			stops = append(stops, startFlow(t, c, parts[p], out.Producer, "flow", false))
 		}
 		// While they are sick, nothing is released and no transaction is begun there.
@@ -274,7 +274,7 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			if got := <-taken[p]; got != frozen || !a {
 				t.Errorf("p%d: the frozen batch was taken %t, read back %t; a was read back %t", p, got, frozen, a)
 			}
-			checkZombieRefused(t, old, parts[p], zombie, 2)
+			checkZombieRejected(t, old, parts[p], zombie, 2)
 			mustSend(t, c, parts[p], encodeBatch(0, out.Producer, 0, newRecords("n")...))
 		}
 		for p, stop := range stops {
@@ -337,17 +337,17 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 		if n, want := next.Released[parts[0]].Hits.Len(), len(sent); n < want {
 			t.Errorf("%d hits in p0, want the %d of the first generation and more", n, want)
 		}
-		checkZombieRefused(t, ow, parts[0], second, 1_000_000)
-		checkZombieRefused(t, ow, parts[1], second, 0)
+		checkZombieRejected(t, ow, parts[0], second, 1_000_000)
+		checkZombieRejected(t, ow, parts[1], second, 0)
 	}
 
 	back = func() {
 		retryAll(t, next.Session)
 		o.save(next.Session)
 		for p := 2; p < 4; p++ {
-			checkZombieRefused(t, ow, parts[p], second, 0)
+			checkZombieRejected(t, ow, parts[p], second, 0)
 		}
-		checkZombieRefused(t, ow, parts[2], first, 0)
+		checkZombieRejected(t, ow, parts[2], first, 0)
 		for _, s := range o.senders {
 			if len(s.Open) > 0 {
 				t.Errorf("still open: %+v", o.senders)
@@ -405,7 +405,7 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			if want := []int{2, 1, 1, 1}[p]; released[parts[p]].Hits.Len() != want {
 				t.Errorf("p%d: %d hits, want %d", p, released[parts[p]].Hits.Len(), want)
 			}
-			checkZombieRefused(t, ow, parts[p], zombie, 2)
+			checkZombieRejected(t, ow, parts[p], zombie, 2)
 			mustSend(t, nw, parts[p], encodeBatch(0, next.Producer, 0, newRecords("n")...))
 		}
 	}

@@ -29,8 +29,8 @@ func TestN04_AForeignBatchFencesItsPartition(t *testing.T) {
 			if tail := second.Released[at(topic, 0)]; tail == nil || !tail.Hits.Has(mustIdentify(t, newHeader("id", "own"))) {
 				t.Error("the record of the earlier owner was not read back")
 			}
-			checkZombieRefused(t, c, at(topic, 0), first.Producer, 1)
-			checkZombieRefused(t, c, at(topic, 1), first.Producer, 1)
+			checkZombieRejected(t, c, at(topic, 0), first.Producer, 1)
+			checkZombieRejected(t, c, at(topic, 1), first.Producer, 1)
 			for p := range 2 {
 				mustSend(t, c, at(topic, p), encodeBatch(0, second.Producer, 0, newRecords("next")...))
 			}

@@ -13,7 +13,7 @@ import (
 )
 
 // Health reports which partitions can take a marker. It is a hint: metadata were measured to be three
-// seconds late. A healthy partition may refuse a marker, so only a marker that was read counts.
+// seconds late. A healthy partition may reject a marker, so only a marker that was read counts.
 type Health struct {
 	layout *kafkawire.Layout
 	minISR map[string]int // min.insync.replicas by topic

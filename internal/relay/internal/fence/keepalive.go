@@ -83,7 +83,7 @@ func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (
 	}
 
 	err = s.writeOwnMarker(ctx, tp, newTail(end.Offset))
-	if errors.Is(err, errRefused) {
+	if errors.Is(err, errRejected) {
 		return false, nil
 	}
 	return err == nil, err

@@ -216,8 +216,8 @@ func mustSend(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) int6
 	return offset
 }
 
-// checkZombieRefused sends with the identity of a deposed owner, and checks that the broker rejects its epoch.
-func checkZombieRefused(tb testing.TB, c *Client, tp record.TopicPartition, z Producer, seq int32) {
+// checkZombieRejected sends with the identity of a deposed owner, and checks that the broker rejects its epoch.
+func checkZombieRejected(tb testing.TB, c *Client, tp record.TopicPartition, z Producer, seq int32) {
 	tb.Helper()
 	if code, offset := sendBatch(tb, c, tp, encodeBatch(0, z, seq, newRecords("zombie-"+strconv.Itoa(int(seq)))...)); code != int(kafka.InvalidProducerEpoch) {
 		tb.Errorf("zombie %v wrote to %s: code %d, offset %d; want code 47", z, formatPartition(tp), code, offset)

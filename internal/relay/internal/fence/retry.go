@@ -105,7 +105,7 @@ func (s *Session) writeBarriers(ctx context.Context, tp record.TopicPartition, h
 			// The epoch of this owner is above every earlier epoch of its id, and records continue to flow to
 			// other partitions.
 			err = s.writeOwnMarker(ctx, tp, tail)
-			if err != nil && !errors.Is(err, errRefused) {
+			if err != nil && !errors.Is(err, errRejected) {
 				return err
 			}
 		} else {
@@ -144,21 +144,21 @@ func (s *Session) writeOldMarker(
 		s.mu.Unlock()
 	}
 
-	refused, _, err := s.client.Barrier(ctx, s.formatID(generation), producer, []record.TopicPartition{tp}, patience)
+	rejected, _, err := s.client.Barrier(ctx, s.formatID(generation), producer, []record.TopicPartition{tp}, patience)
 	// Another owner has taken the id, or the coordinator has forgotten it. The next attempt takes it again.
 	if errors.Is(err, ErrFenced) || errors.Is(err, kafkawire.InvalidProducerIDMapping) {
 		s.mu.Lock()
 		delete(s.old, generation)
 		s.mu.Unlock()
 	}
-	if err := errors.Join(err, refused[tp]); err != nil {
+	if err := errors.Join(err, rejected[tp]); err != nil {
 		return err
 	}
 	return s.readMarker(ctx, tp, tail, above, retryIdle)
 }
 
-// errRefused means that a partition could not be part of a transaction. The id does not hang.
-var errRefused = errors.New("the partition cannot be part of a transaction")
+// errRejected means that a partition could not be part of a transaction. The id does not hang.
+var errRejected = errors.New("the partition cannot be part of a transaction")
 
 // writeOwnMarker runs an empty transaction of this owner over one partition and reads its marker, within
 // the time of In.Own.
@@ -166,10 +166,10 @@ func (s *Session) writeOwnMarker(ctx context.Context, tp record.TopicPartition, 
 	limit, began := s.in.Own, time.Now()
 	id, current := s.TransactionalID(), s.Producer()
 	patience := Patience{Stuck: limit, Total: limit, Gate: s.in.Gate}
-	refused, _, err := s.client.Barrier(ctx, id, current, []record.TopicPartition{tp}, patience)
+	rejected, _, err := s.client.Barrier(ctx, id, current, []record.TopicPartition{tp}, patience)
 	switch {
-	case err == nil && refused[tp] != nil:
-		return fmt.Errorf("%w: %w", errRefused, refused[tp])
+	case err == nil && rejected[tp] != nil:
+		return fmt.Errorf("%w: %w", errRejected, rejected[tp])
 	case err == nil:
 		// A marker has the epoch of its transaction, so it is above the previous epoch only.
 		above := Producer{ID: current.ID, Epoch: current.Epoch - 1}

@@ -112,7 +112,7 @@ func TestN04_NextGeneration(t *testing.T) {
 	if _, ok := next.Released[at(tp, 2)].Hits.Take(mustIdentify(t, newHeader("id", "frozen"))); !ok {
 		t.Error("the batch in doubt was not read back")
 	}
-	checkZombieRefused(t, c, at(tp, 2), before, 2)
+	checkZombieRejected(t, c, at(tp, 2), before, 2)
 	o.save(next.Session)
 	if next.Session.Generation() != 1 || next.Producer.ID != after.ID {
 		t.Errorf("successor has generation %d, %v", next.Session.Generation(), next.Producer)
@@ -121,7 +121,7 @@ func TestN04_NextGeneration(t *testing.T) {
 		t.Errorf("%d hits in p0, want the hits of both generations", n)
 	}
 	for p := range 3 {
-		checkZombieRefused(t, c, at(tp, p), after, 9)
+		checkZombieRejected(t, c, at(tp, p), after, 9)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestN04_SendersOfAnotherClusterAreOtherProducers(t *testing.T) {
 		t.Errorf("a takeover on the same cluster: events %+v", o.events)
 	}
 	for p := range 2 {
-		checkZombieRefused(t, c, at(tp, p), second.Producer, 0)
+		checkZombieRejected(t, c, at(tp, p), second.Producer, 0)
 	}
 }
 
@@ -243,7 +243,7 @@ func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 		t.Fatalf("generation %d, %v, released %d, events %+v", out.Session.Generation(), out.Producer, len(out.Released), o.events)
 	}
 	for p := range 2 {
-		checkZombieRefused(t, c, at(tp, p), first.Producer, 1)
+		checkZombieRejected(t, c, at(tp, p), first.Producer, 1)
 		mustSend(t, c, at(tp, p), encodeBatch(0, out.Producer, 0, newRecords("b")...))
 	}
 
@@ -251,7 +251,7 @@ func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 	if next.Session.Generation() != 1 || next.Released[at(tp, 0)].Hits.Len() != 2 {
 		t.Errorf("successor: generation %d, %d hits", next.Session.Generation(), next.Released[at(tp, 0)].Hits.Len())
 	}
-	checkZombieRefused(t, c, at(tp, 0), out.Producer, 1)
+	checkZombieRejected(t, c, at(tp, 0), out.Producer, 1)
 }
 
 func TestExpiryIsRead(t *testing.T) {

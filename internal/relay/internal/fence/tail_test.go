@@ -69,7 +69,7 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 	}
 }
 
-func TestWalkRefusesCorruptBatches(t *testing.T) {
+func TestWalkRejectsCorruptBatches(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
 		whole := placeBatch(encodeBatch(codec, Producer{ID: 7, Epoch: 1}, 0, newRecords("a", "b", "c")...), 10, 2)

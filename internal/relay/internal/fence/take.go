@@ -69,7 +69,7 @@ type Out struct {
 // partition from its stored offset until the markers are found, and a conditional Init. Where a sender of
 // an earlier generation is open, it also takes the id of that generation. Partitions that cannot be fenced
 // now are quarantined, which is not an error. Errors: ErrFenced if another process takes the id at the same
-// time, the code of a refusal (authorization), or the end of ctx.
+// time, the code of a rejection (authorization), or the end of ctx.
 func (c *Client) Take(ctx context.Context, input In) (*Out, error) {
 	takeOver := &takeOver{session: newSession(c, input), released: map[record.TopicPartition]*Tail{}}
 	session := takeOver.session
@@ -271,13 +271,13 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	// N4: with a sick partition, the transaction would not end, and the id could fence no other
 	// partition.
 	covered := health.Healthy(session.quarantinedPartitions())
-	refused, _, err := session.client.Barrier(ctx, id, session.current, covered, session.patience())
+	rejected, _, err := session.client.Barrier(ctx, id, session.current, covered, session.patience())
 	crash.At("after-barrier")
 	stuck := errors.Is(err, errStuck)
 	if err != nil && !stuck {
 		return err
 	}
-	for tp, why := range refused {
+	for tp, why := range rejected {
 		session.held[tp].reason = why.Error()
 	}
 
@@ -289,7 +289,7 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	if !stuck && barrier.Epoch < session.in.epochs {
 		wg.Go(func() { next, initErr = session.client.Init(ctx, id, barrier, session.patience()) })
 	}
-	err = t.readTargets(ctx, health, withoutRefused(covered, refused))
+	err = t.readTargets(ctx, health, withoutRejected(covered, rejected))
 	wg.Wait()
 
 	switch {

@@ -30,7 +30,7 @@ func TestN04_FirstStartOnlyTakesTheID(t *testing.T) {
 }
 
 // Every partition rejects a deposed owner, whether or not the owner used it. The records of the owner are read back.
-func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
+func TestN04_ZombieIsRejectedEverywhere(t *testing.T) {
 	t.Parallel()
 	old, c := newClient(t), newClient(t)
 	tp := newTopic(t, old, 4)
@@ -48,7 +48,7 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 	}
 
 	for p := range 4 {
-		checkZombieRefused(t, old, at(tp, p), zombie, 4)
+		checkZombieRejected(t, old, at(tp, p), zombie, 4)
 		tail := second.Released[at(tp, p)]
 		if tail.From != 0 || tail.Next < 1 {
 			t.Errorf("p%d: tail %d to %d", p, tail.From, tail.Next)
@@ -89,7 +89,7 @@ func TestN04_ZombieIsRefusedEverywhere(t *testing.T) {
 	}
 }
 
-// The barrier alone is what refuses: without it a new epoch at the coordinator leaves a zombie free to write.
+// The barrier alone is what rejects: without it a new epoch at the coordinator leaves a zombie free to write.
 func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 	t.Parallel()
 	c := newClient(t)
@@ -114,12 +114,12 @@ func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 		t.Errorf("conditional re-init of the old owner: %v", err)
 	}
 
-	refused, added, err := c.Barrier(ctx, tx, taken, append(allOf(tp, 1), at(tp, 7), at("no-"+tp, 0)), Patience{})
+	rejected, added, err := c.Barrier(ctx, tx, taken, append(allOf(tp, 1), at(tp, 7), at("no-"+tp, 0)), Patience{})
 	if err != nil || !added {
 		t.Fatal(added, err)
 	}
-	if len(refused) != 2 || !errors.Is(refused[at(tp, 7)], kafka.UnknownTopicOrPartition) || !errors.Is(refused[at("no-"+tp, 0)], kafka.UnknownTopicOrPartition) {
-		t.Errorf("refused %v", refused)
+	if len(rejected) != 2 || !errors.Is(rejected[at(tp, 7)], kafka.UnknownTopicOrPartition) || !errors.Is(rejected[at("no-"+tp, 0)], kafka.UnknownTopicOrPartition) {
+		t.Errorf("rejected %v", rejected)
 	}
 }
 
@@ -345,7 +345,7 @@ func TestN04_RacingOwners(t *testing.T) {
 	last := o.takeAll(t, a)
 	for p := range 3 {
 		for _, w := range won {
-			checkZombieRefused(t, b, at(tp, p), w.Producer, 0)
+			checkZombieRejected(t, b, at(tp, p), w.Producer, 0)
 		}
 		mustSend(t, a, at(tp, p), encodeBatch(0, last.Producer, 0, newRecords("n")...))
 	}

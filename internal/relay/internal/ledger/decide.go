@@ -33,25 +33,25 @@ func (l *Ledger) ClaimAnswered(claim *ClaimRef, claimed *waiting.Claimed, topics
 	return l.applyAnswers(l.newClaimOutcome(claim, claimed), topics, answers)
 }
 
-// ClaimRefused returns the outcome of a claimed envelope that was not sent because it is at fault itself.
-func (l *Ledger) ClaimRefused(claim *ClaimRef, claimed *waiting.Claimed, why *record.Refusal) *Outcome {
-	return l.applyRefusal(l.newClaimOutcome(claim, claimed), nil, why)
+// ClaimRejected returns the outcome of a claimed envelope that was not sent because it is at fault itself.
+func (l *Ledger) ClaimRejected(claim *ClaimRef, claimed *waiting.Claimed, why *record.Rejection) *Outcome {
+	return l.applyRejection(l.newClaimOutcome(claim, claimed), nil, why)
 }
 
 // applyAnswers decides outcome by the answers of the topics.
 func (l *Ledger) applyAnswers(outcome *Outcome, topics []string, answers []record.Answer) *Outcome {
 	left := slices.Clone(topics)
 
-	var refusal *record.Refusal
-	var refusedBy record.Answer
+	var rejection *record.Rejection
+	var rejectedBy record.Answer
 	var held error
 	for _, a := range answers {
 		switch {
-		case a.Refusal != nil:
-			outcome.Refused = append(outcome.Refused, a.Topic)
-			// A refusal that no further attempt can change decides about the envelope.
-			if refusal == nil || a.Refusal.Class.DeadAtOnce() && !refusal.Class.DeadAtOnce() {
-				refusal, refusedBy = a.Refusal, a
+		case a.Rejection != nil:
+			outcome.Rejected = append(outcome.Rejected, a.Topic)
+			// A rejection that no further attempt can change decides about the envelope.
+			if rejection == nil || a.Rejection.Class.DeadAtOnce() && !rejection.Class.DeadAtOnce() {
+				rejection, rejectedBy = a.Rejection, a
 			}
 		case a.Held != nil:
 			outcome.Held = append(outcome.Held, a.Topic)
@@ -67,8 +67,8 @@ func (l *Ledger) applyAnswers(outcome *Outcome, topics []string, answers []recor
 	switch {
 	case len(left) == 0:
 		outcome.End = Sent
-	case refusal != nil:
-		l.decideRefused(outcome, left, refusal, refusedBy)
+	case rejection != nil:
+		l.decideRejected(outcome, left, rejection, rejectedBy)
 	default:
 		// No attempt is counted.
 		outcome.End, outcome.Topics, outcome.Reason = Waiting, left, waiting.Blocked
@@ -94,31 +94,31 @@ func (l *Ledger) newClaimOutcome(claim *ClaimRef, claimed *waiting.Claimed) *Out
 	}
 }
 
-// Refused returns the outcome of a waiting envelope that was not sent because it is at fault itself.
-func (l *Ledger) Refused(document *waiting.Document, topics []string, why *record.Refusal) *Outcome {
-	return l.applyRefusal(l.newOutcome(document), topics, why)
+// Rejected returns the outcome of a waiting envelope that was not sent because it is at fault itself.
+func (l *Ledger) Rejected(document *waiting.Document, topics []string, why *record.Rejection) *Outcome {
+	return l.applyRejection(l.newOutcome(document), topics, why)
 }
 
-// applyRefusal decides outcome by the refusal of the whole envelope.
-func (l *Ledger) applyRefusal(outcome *Outcome, topics []string, why *record.Refusal) *Outcome {
-	outcome.Refused = topics
+// applyRejection decides outcome by the rejection of the whole envelope.
+func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.Rejection) *Outcome {
+	outcome.Rejected = topics
 	if why.Class == record.Dropped || why.Class == record.Expired && l.config.DropExpired {
-		outcome.End, outcome.Refusal = Dropped, *why
+		outcome.End, outcome.Rejection = Dropped, *why
 		return outcome
 	}
-	l.decideRefused(outcome, topics, why, record.Answer{Partition: record.AnyPartition})
+	l.decideRejected(outcome, topics, why, record.Answer{Partition: record.AnyPartition})
 	return outcome
 }
 
-// decideRefused decides between a further attempt and the dead letters.
-func (l *Ledger) decideRefused(outcome *Outcome, left []string, why *record.Refusal, answer record.Answer) {
-	outcome.Refusal, outcome.Topic, outcome.Partition = *why, answer.Topic, answer.Partition
+// decideRejected decides between a further attempt and the dead letters.
+func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rejection, answer record.Answer) {
+	outcome.Rejection, outcome.Topic, outcome.Partition = *why, answer.Topic, answer.Partition
 	outcome.failure = failed{why.Class, why.Reason}
 
 	// The first attempt of an envelope that is not stored yet is counted when it is.
 	exhausted := outcome.Doc != nil && int(outcome.Doc.Attempts)+1 >= l.config.MaxAttempts
 	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
-	if len(left) != len(outcome.Refused) || !why.Class.DeadAtOnce() && !exhausted {
+	if len(left) != len(outcome.Rejected) || !why.Class.DeadAtOnce() && !exhausted {
 		outcome.End, outcome.Topics, outcome.Reason = Retrying, left, waiting.Retry
 		return
 	}
@@ -128,11 +128,11 @@ func (l *Ledger) decideRefused(outcome *Outcome, left []string, why *record.Refu
 		return
 	}
 	attempts := outcome.Doc.Attempts
-	outcome.Refusal = record.Refusal{
+	outcome.Rejection = record.Rejection{
 		Class:  record.AttemptsExhausted,
 		Reason: fmt.Sprintf("%d attempts failed, the last one with: %s", attempts+1, why.Reason),
 	}
 	if attempts == 0 {
-		outcome.Refusal.Reason = onlyAttemptText + why.Reason
+		outcome.Rejection.Reason = onlyAttemptText + why.Reason
 	}
 }

@@ -266,8 +266,8 @@ func without(field, value string) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$ne", Value: value}}}}
 }
 
-func newRefusal(reason string) *record.Refusal {
-	return &record.Refusal{Class: record.RecordRefused, Reason: reason}
+func newRejection(reason string) *record.Rejection {
+	return &record.Rejection{Class: record.RecordRejected, Reason: reason}
 }
 
 // reported returns the errors that were reported as repeated.

@@ -74,8 +74,8 @@ type Ledger struct {
 	partSize *mongodb.PartSize
 
 	// Used only by Run.
-	refusals       map[string]refusals // of recorded deliveries, by outbox
-	unstampedCount uint32              // waiting envelopes without a stamp of the server
+	rejections     map[string]rejections // of recorded deliveries, by outbox
+	unstampedCount uint32                // waiting envelopes without a stamp of the server
 }
 
 // New returns a Ledger. It stores nothing before Run.
@@ -84,10 +84,10 @@ func New(cfg Config) *Ledger {
 		cfg.Queue = NewQueue()
 	}
 	return &Ledger{
-		Queue:    cfg.Queue,
-		config:   cfg,
-		partSize: mongodb.NewPartSize(mongodb.MaxDocuments),
-		refusals: map[string]refusals{},
+		Queue:      cfg.Queue,
+		config:     cfg,
+		partSize:   mongodb.NewPartSize(mongodb.MaxDocuments),
+		rejections: map[string]rejections{},
 	}
 }
 
@@ -259,7 +259,7 @@ const isolatePause = time.Second
 func (l *Ledger) writeAsLetter(ctx context.Context, outcome *Outcome, rejection error) error {
 	isLetter := outcome.letter != nil || outcome.Doc != nil && outcome.End == Dead
 	if !isLetter {
-		if err := l.refuseToStore(outcome, rejection); err != nil {
+		if err := l.rejectToStore(outcome, rejection); err != nil {
 			return err
 		}
 		err := l.writeAlone(ctx, outcome)
@@ -291,27 +291,27 @@ func (l *Ledger) writeAlone(ctx context.Context, outcome *Outcome) (rejection er
 	return rejection
 }
 
-// refuseToStore turns an envelope that cannot be stored as waiting into a dead one.
-func (l *Ledger) refuseToStore(outcome *Outcome, rejection error) error {
+// rejectToStore turns an envelope that cannot be stored as waiting into a dead one.
+func (l *Ledger) rejectToStore(outcome *Outcome, rejection error) error {
 	// The letter of a stored envelope is made of its document, within the transaction.
 	if outcome.Doc != nil {
 		outcome.End, outcome.change = Dead, nil
-		outcome.Refusal.Reason = "MongoDB cannot store its fate: " + rejection.Error()
-		if outcome.Refusal.Class == "" {
-			outcome.Refusal.Class = record.Malformed
+		outcome.Rejection.Reason = "MongoDB cannot store its fate: " + rejection.Error()
+		if outcome.Rejection.Class == "" {
+			outcome.Rejection.Class = record.Malformed
 		}
 		return nil
 	}
 
 	// The class of an earlier failure explains the letter better.
-	if outcome.Refusal.Class == "" {
-		outcome.Refusal.Class = record.Malformed
+	if outcome.Rejection.Class == "" {
+		outcome.Rejection.Class = record.Malformed
 		// A letter without a topic stands for all. One that names a topic would let the next owner send to the others.
 		if len(outcome.Topics) == 1 {
 			outcome.Topic = outcome.Topics[0]
 		}
 	}
-	outcome.Refusal.Reason = "it has to wait for its target, and MongoDB cannot store it: " + rejection.Error()
+	outcome.Rejection.Reason = "it has to wait for its target, and MongoDB cannot store it: " + rejection.Error()
 	outcome.End, outcome.entry = Dead, nil
 
 	var err error
@@ -352,7 +352,7 @@ func (l *Ledger) releaseOutcomes(part []*Outcome) {
 		}
 		if o.letter != nil {
 			l.config.Log.Warn("an envelope is dead", "collection", o.namespace(), "id", letters.IDText(o.envelopeID()),
-				"class", string(o.Refusal.Class), "reason", o.Refusal.Reason, "topic", o.Topic)
+				"class", string(o.Rejection.Class), "reason", o.Rejection.Reason, "topic", o.Topic)
 			l.reportGivenUp(o)
 		}
 		if o.Stored != nil {
@@ -375,7 +375,7 @@ func (l *Ledger) reportGivenUp(outcome *Outcome) {
 	}
 	given := notices.GivenUp{
 		Letter: outcome.letter.ID(), Collection: outcome.namespace(), ID: letters.IDText(outcome.envelopeID()), Topic: outcome.Topic,
-		Class: string(outcome.Refusal.Class), Reason: outcome.Refusal.Reason,
+		Class: string(outcome.Rejection.Class), Reason: outcome.Rejection.Reason,
 	}
 	if outcome.Doc != nil {
 		given.Delivery = int(outcome.Doc.Delivery)

@@ -27,7 +27,7 @@ func TestN16_AWaitingEnvelopeIsTheWholeEnvelope(t *testing.T) {
 		// Fields of the same names in the envelope have no meaning.
 		bson.E{Key: "pending", Value: "x"}, bson.E{Key: "attempts", Value: int32(9)}, bson.E{Key: "", Value: "no name"})
 	o.End, o.Reason, o.Topics, o.Key, o.Topic = Retrying, waiting.Retry, []string{"$topic"}, "$k", "$topic"
-	o.Refusal = record.Refusal{Class: record.RecordRefused, Reason: "$bad \xff" + strings.Repeat("x", 5000)}
+	o.Rejection = record.Rejection{Class: record.RecordRejected, Reason: "$bad \xff" + strings.Repeat("x", 5000)}
 	raw := o.Raw
 	b.store(o)
 
@@ -52,7 +52,7 @@ func TestN16_AWaitingEnvelopeIsTheWholeEnvelope(t *testing.T) {
 	if at := time.Until(d.NextAt); at < 0 || at > time.Hour {
 		t.Errorf("the next attempt is in %v, want up to an hour", at)
 	}
-	if len(d.History) != 1 || d.History[0] != d.Error || d.Error.Class != record.RecordRefused || d.Error.Node != "a" || len(d.Error.Reason) > 2100 {
+	if len(d.History) != 1 || d.History[0] != d.Error || d.Error.Class != record.RecordRejected || d.Error.Node != "a" || len(d.Error.Reason) > 2100 {
 		t.Errorf("error %+v, %d in the history", d.Error, len(d.History))
 	}
 	if len(b.entered) != 1 || b.entered[0].Key != "$k" {
@@ -78,7 +78,7 @@ func TestN16_AnIDThatIsUsedTwiceWaitsTwice(t *testing.T) {
 	var dead []*Outcome
 	for _, o := range []*Outcome{first, second} {
 		d := o.entry.Document()
-		dead = append(dead, l.Refused(&d, []string{"a"}, &record.Refusal{Class: record.Malformed, Reason: "no type"}))
+		dead = append(dead, l.Rejected(&d, []string{"a"}, &record.Rejection{Class: record.Malformed, Reason: "no type"}))
 	}
 	b.store(dead...)
 	list := b.lettersOf(1)
@@ -118,8 +118,8 @@ func TestN16_TwoWatchersWaitWithTheSameIDs(t *testing.T) {
 func TestN17_DecisionsAboutAWaitingEnvelope(t *testing.T) {
 	t.Parallel()
 	acked := func(topic string) record.Answer { return record.Answer{Topic: topic, Partition: 2, Offset: 7} }
-	refused := func(topic string, class record.Class) record.Answer {
-		return record.Answer{Topic: topic, Partition: record.AnyPartition, Refusal: &record.Refusal{Class: class, Reason: "r"}}
+	rejected := func(topic string, class record.Class) record.Answer {
+		return record.Answer{Topic: topic, Partition: record.AnyPartition, Rejection: &record.Rejection{Class: class, Reason: "r"}}
 	}
 	held := func(topic string, why error) record.Answer { return record.Answer{Topic: topic, Held: why} }
 	for name, c := range map[string]struct {
@@ -137,26 +137,26 @@ func TestN17_DecisionsAboutAWaitingEnvelope(t *testing.T) {
 		"one is blocked":              {2, []string{"a"}, []record.Answer{held("a", record.ErrBlocked)}, Waiting, []string{"a"}, waiting.Blocked, ""},
 		"parked counts before":        {0, []string{"a", "b"}, []record.Answer{held("a", record.ErrBlocked), held("b", record.ErrParked)}, Waiting, []string{"a", "b"}, waiting.Parked, ""},
 		"not sent to all":             {0, []string{"a", "b"}, []record.Answer{acked("a")}, Waiting, []string{"b"}, waiting.Blocked, ""},
-		"first refusal":               {0, []string{"a"}, []record.Answer{refused("a", record.RecordRefused)}, Retrying, []string{"a"}, waiting.Retry, record.RecordRefused},
-		"last refusal":                {2, []string{"a"}, []record.Answer{refused("a", record.RecordRefused)}, Dead, nil, "", record.AttemptsExhausted},
-		"dead at once":                {0, []string{"a"}, []record.Answer{refused("a", record.MessageTooLarge)}, Dead, nil, "", record.MessageTooLarge},
-		"dead, but another one waits": {0, []string{"a", "b"}, []record.Answer{refused("a", record.MessageTooLarge), held("b", record.ErrParked)}, Retrying, []string{"a", "b"}, waiting.Retry, record.MessageTooLarge},
-		"dead, and another has it":    {0, []string{"a", "b"}, []record.Answer{refused("a", record.MessageTooLarge), acked("b")}, Dead, nil, "", record.MessageTooLarge},
-		"the worse refusal decides":   {0, []string{"a", "b"}, []record.Answer{refused("a", record.RecordRefused), refused("b", record.NotAllowed)}, Dead, nil, "", record.NotAllowed},
+		"first rejection":             {0, []string{"a"}, []record.Answer{rejected("a", record.RecordRejected)}, Retrying, []string{"a"}, waiting.Retry, record.RecordRejected},
+		"last rejection":              {2, []string{"a"}, []record.Answer{rejected("a", record.RecordRejected)}, Dead, nil, "", record.AttemptsExhausted},
+		"dead at once":                {0, []string{"a"}, []record.Answer{rejected("a", record.MessageTooLarge)}, Dead, nil, "", record.MessageTooLarge},
+		"dead, but another one waits": {0, []string{"a", "b"}, []record.Answer{rejected("a", record.MessageTooLarge), held("b", record.ErrParked)}, Retrying, []string{"a", "b"}, waiting.Retry, record.MessageTooLarge},
+		"dead, and another has it":    {0, []string{"a", "b"}, []record.Answer{rejected("a", record.MessageTooLarge), acked("b")}, Dead, nil, "", record.MessageTooLarge},
+		"the worse rejection decides": {0, []string{"a", "b"}, []record.Answer{rejected("a", record.RecordRejected), rejected("b", record.NotAllowed)}, Dead, nil, "", record.NotAllowed},
 	} {
 		l := New(Config{MaxAttempts: 3})
 		o := l.Answered(&waiting.Document{Attempts: c.attempts}, c.topics, c.answers)
-		if o.End != c.end || !slices.Equal(o.Topics, c.left) || o.Reason != c.reason || o.Refusal.Class != c.class {
-			t.Errorf("%s: %v for %v, %s, %s", name, o.End, o.Topics, o.Reason, o.Refusal.Class)
+		if o.End != c.end || !slices.Equal(o.Topics, c.left) || o.Reason != c.reason || o.Rejection.Class != c.class {
+			t.Errorf("%s: %v for %v, %s, %s", name, o.End, o.Topics, o.Reason, o.Rejection.Class)
 		}
 	}
 
 	for drop, want := range map[bool]End{true: Dropped, false: Dead} {
 		l := New(Config{MaxAttempts: 3, DropExpired: drop})
-		if o := l.Refused(&waiting.Document{}, []string{"a"}, &record.Refusal{Class: record.Expired}); o.End != want {
+		if o := l.Rejected(&waiting.Document{}, []string{"a"}, &record.Rejection{Class: record.Expired}); o.End != want {
 			t.Errorf("an expired envelope is %v, want %v", o.End, want)
 		}
-		if o := l.Refused(&waiting.Document{}, []string{"a"}, &record.Refusal{Class: record.Dropped}); o.End != Dropped {
+		if o := l.Rejected(&waiting.Document{}, []string{"a"}, &record.Rejection{Class: record.Dropped}); o.End != Dropped {
 			t.Errorf("an envelope that a rule drops is %v", o.End)
 		}
 	}
@@ -170,7 +170,7 @@ func TestN08_FatesAreIdempotent(t *testing.T) {
 	l := New(b.config)
 	retry := func(e *waiting.Entry) {
 		e.Reason, e.Attempts, e.NextAt = waiting.Retry, 1, time.UnixMilli(1)
-		e.Error = &record.Attempt{Class: record.RecordRefused, Reason: "first", Topic: "a", At: time.UnixMilli(1), Node: "z"}
+		e.Error = &record.Attempt{Class: record.RecordRejected, Reason: "first", Topic: "a", At: time.UnixMilli(1), Node: "z"}
 	}
 	answer := func(d *waiting.Document, a record.Answer) *Outcome {
 		a.Topic = "a"
@@ -178,12 +178,12 @@ func TestN08_FatesAreIdempotent(t *testing.T) {
 	}
 	list := []*Outcome{
 		answer(b.enter(1), record.Answer{Partition: 1, Offset: 5}),
-		answer(b.enter(2, retry), record.Answer{Refusal: newRefusal("second")}),
-		answer(b.enter(3, retry, func(e *waiting.Entry) { e.Attempts = 2 }), record.Answer{Refusal: newRefusal("last")}),
+		answer(b.enter(2, retry), record.Answer{Rejection: newRejection("second")}),
+		answer(b.enter(3, retry, func(e *waiting.Entry) { e.Attempts = 2 }), record.Answer{Rejection: newRejection("last")}),
 		answer(b.enter(4, retry), record.Answer{Held: record.ErrParked}),
 		answer(b.enter(5), record.Answer{Held: record.ErrParked}),
-		l.Refused(b.enter(6), []string{"a"}, &record.Refusal{Class: record.Malformed, Reason: "no type"}),
-		l.Refused(b.enter(7), []string{"a"}, &record.Refusal{Class: record.Dropped}),
+		l.Rejected(b.enter(6), []string{"a"}, &record.Rejection{Class: record.Malformed, Reason: "no type"}),
+		l.Rejected(b.enter(7), []string{"a"}, &record.Rejection{Class: record.Dropped}),
 	}
 	b.enter(8)
 	b.store(list...)
@@ -209,8 +209,8 @@ func TestN08_FatesAreIdempotent(t *testing.T) {
 	if b.waitingOf(8) == nil {
 		t.Error("an envelope that was not sent is gone")
 	}
-	if l := b.letterOf(3); l.Class != record.AttemptsExhausted || len(l.Attempts) != 2 || l.Attempts[0].Node != "z" || l.Attempts[1].Reason != "last" || l.Attempts[1].Class != record.RecordRefused {
-		t.Errorf("the letter of a refused envelope: %+v", l)
+	if l := b.letterOf(3); l.Class != record.AttemptsExhausted || len(l.Attempts) != 2 || l.Attempts[0].Node != "z" || l.Attempts[1].Reason != "last" || l.Attempts[1].Class != record.RecordRejected {
+		t.Errorf("the letter of a rejected envelope: %+v", l)
 	}
 	if l := b.letterOf(6); l.Class != record.Malformed || len(l.Attempts) != 1 || l.Pos != "82000006" || !bytes.Equal(l.Envelope, b.newEnvelope(6).Raw) {
 		t.Errorf("the letter of a malformed envelope: %+v", l)
@@ -231,13 +231,13 @@ func TestN18_ChangesOfOperatorsMeanwhileStay(t *testing.T) {
 	b := setUp(t)
 	l := New(b.config)
 	retry := func(e *waiting.Entry) { e.Reason, e.Attempts, e.NextAt = waiting.Retry, 2, time.UnixMilli(1) }
-	refusal := []record.Answer{{Topic: "a", Refusal: newRefusal("no")}}
+	rejection := []record.Answer{{Topic: "a", Rejection: newRejection("no")}}
 	var list []*Outcome
 	for n := 1; n <= 3; n++ {
-		list = append(list, l.Answered(b.enter(n, retry), []string{"a"}, refusal))
+		list = append(list, l.Answered(b.enter(n, retry), []string{"a"}, rejection))
 	}
 	for n := 4; n <= 5; n++ {
-		list = append(list, l.Answered(b.enter(n), []string{"a"}, refusal))
+		list = append(list, l.Answered(b.enter(n), []string{"a"}, rejection))
 	}
 	list = append(list,
 		l.Answered(b.enter(6), []string{"a"}, []record.Answer{{Topic: "a", Held: record.ErrBlocked}}),
@@ -280,12 +280,12 @@ func TestN17_TheOnlyAttemptEndsInALetter(t *testing.T) {
 	b := setUp(t)
 	b.config.MaxAttempts = 1
 	o := b.newEnvelope(1)
-	o.End, o.Reason, o.Topic, o.Refusal = Retrying, waiting.Retry, "a", *newRefusal("null key")
+	o.End, o.Reason, o.Topic, o.Rejection = Retrying, waiting.Retry, "a", *newRejection("null key")
 	blocked := b.newEnvelope(2)
 	blocked.Reason = waiting.Blocked
 
 	b.store(o, blocked)
-	if l := b.letterOf(1); l.Class != record.AttemptsExhausted || l.Reason != "the only attempt failed with: null key" || len(l.Attempts) != 1 || l.Attempts[0].Class != record.RecordRefused {
+	if l := b.letterOf(1); l.Class != record.AttemptsExhausted || l.Reason != "the only attempt failed with: null key" || len(l.Attempts) != 1 || l.Attempts[0].Class != record.RecordRejected {
 		t.Errorf("%s %q, %+v", l.Class, l.Reason, l.Attempts)
 	}
 	if b.waitingOf(2) == nil || o.End != Dead {
@@ -441,7 +441,7 @@ func TestN20_LargeWaitingEnvelopesDieWhole(t *testing.T) {
 		d := b.enter(i, func(e *waiting.Entry) {
 			e.Raw = b.newEnvelope(i, bson.E{Key: "payload", Value: make([]byte, size)}).Raw
 		})
-		list = append(list, l.Refused(d, []string{"a"}, &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}))
+		list = append(list, l.Rejected(d, []string{"a"}, &record.Rejection{Class: record.MessageTooLarge, Reason: "too large"}))
 	}
 
 	b.store(list...)

@@ -58,15 +58,15 @@ type Outcome struct {
 
 	Headers // of a record that the sink gave back
 
-	Topics  []string       // if it waits: the topics that do not have it; nil: all that it routes to
-	Reason  waiting.Reason // if it waits
-	Topic   string         // topic that refused the record; empty if none did
-	Refusal record.Refusal // why it failed or died
-	// Partition of the refused record, or record.AnyPartition.
+	Topics    []string         // if it waits: the topics that do not have it; nil: all that it routes to
+	Reason    waiting.Reason   // if it waits
+	Topic     string           // topic that rejected the record; empty if none did
+	Rejection record.Rejection // why it failed or died
+	// Partition of the rejected record, or record.AnyPartition.
 	Partition int32
 
-	Refused []string // topics that refused a waiting envelope
-	Held    []string // topics that gave it back or did not accept it
+	Rejected []string // topics that rejected a waiting envelope
+	Held     []string // topics that gave it back or did not accept it
 
 	Sent []outboxes.Place // its records in Kafka
 	// Stamp is the server's stamp of the envelope in the outbox. It is zero if the envelope has none, or if the stamp is older than

@@ -26,35 +26,35 @@ const (
 	// markGroup is how many envelopes one update statement marks. The statement finds the places of each envelope by a
 	// search in a list of so many ids. A longer list costs more than it saves in statements.
 	markGroup = 50
-	// If an outbox rejects maxRefusals deliveries, no others of it are recorded until recordingPause has passed since the first
+	// If an outbox rejects maxRejections deliveries, no others of it are recorded until recordingPause has passed since the first
 	// one. Otherwise each envelope would cost a transaction, and the resolved position would wait for it.
-	maxRefusals    = 4
+	maxRejections  = 4
 	recordingPause = time.Minute
 )
 
-// refusals counts the deliveries that an outbox rejected.
-type refusals struct {
+// rejections counts the deliveries that an outbox rejected.
+type rejections struct {
 	since time.Time
 	n     int
 }
 
 // isPaused reports whether the deliveries of an outbox are not recorded at present.
 func (l *Ledger) isPaused(ns string) bool {
-	refusals, refused := l.refusals[ns]
-	if refused && time.Since(refusals.since) >= recordingPause {
-		delete(l.refusals, ns)
+	rejections, rejected := l.rejections[ns]
+	if rejected && time.Since(rejections.since) >= recordingPause {
+		delete(l.rejections, ns)
 	}
-	return l.refusals[ns].n >= maxRefusals
+	return l.rejections[ns].n >= maxRejections
 }
 
-// noteRefusal counts a delivery that the outbox ns rejected.
-func (l *Ledger) noteRefusal(ns string) {
-	refusals := l.refusals[ns]
-	if refusals.n == 0 {
-		refusals.since = time.Now()
+// noteRejection counts a delivery that the outbox ns rejected.
+func (l *Ledger) noteRejection(ns string) {
+	rejections := l.rejections[ns]
+	if rejections.n == 0 {
+		rejections.since = time.Now()
 	}
-	refusals.n++
-	l.refusals[ns] = refusals
+	rejections.n++
+	l.rejections[ns] = rejections
 }
 
 // recordDeliveries records the deliveries of a part on the documents of their outboxes, in a fenced transaction of its own. If an
@@ -124,7 +124,7 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 	}
 
 	if len(list) == 1 {
-		l.noteRefusal(ns)
+		l.noteRejection(ns)
 		l.config.Log.Error("cannot record deliveries; they were sent, and stay unmarked in the outbox",
 			"collection", ns, "again_in", recordingPause, "error", rejected,
 			"fix", "allow the field sentAt in the validator, and updates to the relay's user")
@@ -148,7 +148,7 @@ func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stampe
 	ns := mongodb.Namespace(coll)
 	if l.config.Recording == RecordDelete {
 		_, err := coll.DeleteMany(tx, filterUnchanged(list, stamped), options.DeleteMany().SetHint(outboxes.PickedByID))
-		return mongodb.Refusal(err, "deleting delivered envelopes of "+ns, "remove", ns)
+		return mongodb.Rejection(err, "deleting delivered envelopes of "+ns, "remove", ns)
 	}
 
 	var updates []mongo.WriteModel
@@ -157,7 +157,7 @@ func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stampe
 			SetUpdate(markUpdate(part, stamped)).SetHint(outboxes.PickedByID))
 	}
 	_, err := coll.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false))
-	return mongodb.Refusal(err, "marking delivered envelopes of "+ns, "find and update", ns)
+	return mongodb.Rejection(err, "marking delivered envelopes of "+ns, "find and update", ns)
 }
 
 // filterUnchanged returns the filter of N25: by id, not scheduled, and no newer than the newest of part.

@@ -134,7 +134,7 @@ func TestTheDefaultRecordingWritesNothingToAnOutbox(t *testing.T) {
 		o.Recorded = false
 	}
 	dead := b.newEnvelope(2)
-	dead.End, dead.Refusal = Dead, record.Refusal{Class: record.Malformed, Reason: "no type"}
+	dead.End, dead.Rejection = Dead, record.Rejection{Class: record.Malformed, Reason: "no type"}
 	waits := b.newEnvelope(1)
 	b.store(append(list, waits, dead)...)
 
@@ -265,7 +265,7 @@ func TestADeadEnvelopeIsDeletedWithRecordingDelete(t *testing.T) {
 	b.config.Recording = RecordDelete
 	stream := b.fill(2)
 	l := New(b.config)
-	o := l.Refused(b.enter(0), []string{"a"}, &record.Refusal{Class: record.Malformed, Reason: "no type"})
+	o := l.Rejected(b.enter(0), []string{"a"}, &record.Rejection{Class: record.Malformed, Reason: "no type"})
 	o.Recorded, o.Stamp = true, stream[0].Stamp
 	b.store(o)
 	if n := b.count(b.outbox, bson.D{}); n != 1 || len(b.lettersOf(0)) != 1 {

@@ -183,7 +183,7 @@ func TestN16_ALetterThatIsRejectedIsReducedToItsID(t *testing.T) {
 		"a dead envelope of the stream": {
 			outcome: func(b *bench) *Outcome {
 				o := b.newEnvelope(5, poison)
-				o.End, o.Refusal, o.Topic = Dead, record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}, "a"
+				o.End, o.Rejection, o.Topic = Dead, record.Rejection{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}, "a"
 				return o
 			},
 			class: record.MessageTooLarge, reason: "3 MB, limit 1 MB",
@@ -191,7 +191,7 @@ func TestN16_ALetterThatIsRejectedIsReducedToItsID(t *testing.T) {
 		"a waiting envelope that dies": {
 			outcome: func(b *bench) *Outcome {
 				d := b.enter(5, func(e *waiting.Entry) { e.Raw = b.newEnvelope(5, poison).Raw })
-				return New(b.config).Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Refusal: &record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}}})
+				return New(b.config).Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Rejection: &record.Rejection{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}}})
 			},
 			class: record.MessageTooLarge, reason: "3 MB, limit 1 MB",
 		},
@@ -357,10 +357,10 @@ func TestN03_FatesAreWrittenInPartsIfTheServerIsSlow(t *testing.T) {
 					d := b.enter(from*all/2 + i)
 					o := l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Offset: int64(i)}})
 					if c.change == Retrying {
-						o = l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Refusal: newRefusal("not yet")}})
+						o = l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Rejection: newRejection("not yet")}})
 					}
 					if c.change == Dead {
-						o = l.Refused(d, []string{"a"}, &record.Refusal{Class: record.Malformed, Reason: "no type"})
+						o = l.Rejected(d, []string{"a"}, &record.Rejection{Class: record.Malformed, Reason: "no type"})
 					}
 					o.Recorded = true
 					list = append(list, o)

@@ -43,10 +43,10 @@ func (l *Ledger) prepareNew(outcome *Outcome) (err error) {
 	case outcome.Raw == nil:
 		// Without the letter, the resolved position would wait for an envelope that cannot be found.
 		outcome.End = Dead
-		if outcome.Refusal.Class == "" {
-			outcome.Refusal = record.Refusal{Class: record.Malformed, Reason: "its target could not be written"}
+		if outcome.Rejection.Class == "" {
+			outcome.Rejection = record.Rejection{Class: record.Malformed, Reason: "its target could not be written"}
 		}
-		outcome.Refusal.Reason += "; the envelope is gone, only its id is left"
+		outcome.Rejection.Reason += "; the envelope is gone, only its id is left"
 		if outcome.Raw, err = bson.Marshal(bson.D{{Key: "_id", Value: outcome.HeaderID()}}); err != nil {
 			return fmt.Errorf("writing the id of a dead letter: %w", err)
 		}
@@ -60,7 +60,7 @@ func (l *Ledger) prepareNew(outcome *Outcome) (err error) {
 	if onlyAttempt {
 		attempts = []record.Attempt{l.attemptOf(outcome)}
 		outcome.End = Dead
-		outcome.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: onlyAttemptText + outcome.Refusal.Reason}
+		outcome.Rejection = record.Rejection{Class: record.AttemptsExhausted, Reason: onlyAttemptText + outcome.Rejection.Reason}
 	}
 	outcome.letter, err = letters.Prepare(l.newLetter(outcome, attempts))
 	return err
@@ -102,7 +102,7 @@ func (l *Ledger) newEntry(outcome *Outcome) *waiting.Entry {
 
 // attemptOf returns the failed attempt of outcome, now.
 func (l *Ledger) attemptOf(outcome *Outcome) record.Attempt {
-	return record.Attempt{Class: outcome.Refusal.Class, Reason: outcome.Refusal.Reason, Topic: outcome.Topic, At: l.config.Now(), Node: l.config.Source.Node}
+	return record.Attempt{Class: outcome.Rejection.Class, Reason: outcome.Rejection.Reason, Topic: outcome.Topic, At: l.config.Now(), Node: l.config.Source.Node}
 }
 
 // newLetter returns the dead letter of outcome, an envelope that is not in the store.
@@ -113,8 +113,8 @@ func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.
 		Mapping:   l.config.Mapping,
 		Raw:       outcome.Raw,
 		Key:       outcome.Key,
-		Class:     outcome.Refusal.Class,
-		Reason:    outcome.Refusal.Reason,
+		Class:     outcome.Rejection.Class,
+		Reason:    outcome.Rejection.Reason,
 		Topic:     outcome.Topic,
 		Partition: outcome.Partition,
 		Pos:       outcome.Pos,
@@ -352,7 +352,7 @@ func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, set *wri
 		document := waiting.ReadDocument(raw)
 		outcome := byID[document.DocumentID]
 		// An operator has given it further attempts.
-		if outcome.Refusal.Class == record.AttemptsExhausted && document.Attempts != outcome.Doc.Attempts {
+		if outcome.Rejection.Class == record.AttemptsExhausted && document.Attempts != outcome.Doc.Attempts {
 			set.spared[outcome] = true
 			return nil
 		}
@@ -369,7 +369,7 @@ func (l *Ledger) letterOfStored(outcome *Outcome, document *waiting.Document) le
 	letter := l.newLetter(outcome, nil)
 	letter.Raw = append(bson.Raw(nil), document.Envelope...)
 	letter.Slot = waiting.SlotOf(letter.Raw)
-	if len(document.History) > 0 || outcome.Refusal.Class == record.AttemptsExhausted {
+	if len(document.History) > 0 || outcome.Rejection.Class == record.AttemptsExhausted {
 		last := l.attemptOf(outcome)
 		last.Class, last.Reason = outcome.failure.Class, outcome.failure.Reason
 		letter.Attempts = append(document.History, last)

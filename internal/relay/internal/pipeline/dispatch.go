@@ -31,7 +31,7 @@ type Sink interface {
 	Size(rec *record.Record) int
 
 	// Send queues rec and never blocks. If nothing was queued it returns
-	// record.ErrParked, record.ErrBlocked or a *record.Refusal. Any other error
+	// record.ErrParked, record.ErrBlocked or a *record.Rejection. Any other error
 	// has ended the sink.
 	Send(rec *record.Record, t record.Ticket) error
 
@@ -54,9 +54,9 @@ type Item struct {
 	CommitMS int64           // commit time in Unix milliseconds
 	Records  []record.Record // one per target
 
-	Dead   *record.Refusal // why the envelope can never be sent; nil if it can
-	Sent   *Delivery       // the delivery to record; nil if it is not recorded
-	Follow Follower        // observes the outcome for a trace; usually nil
+	Dead   *record.Rejection // why the envelope can never be sent; nil if it can
+	Sent   *Delivery         // the delivery to record; nil if it is not recorded
+	Follow Follower          // observes the outcome for a trace; usually nil
 
 	Raw      []byte         // the envelope
 	Whole    bool           // Raw is the envelope as it was inserted
@@ -96,7 +96,7 @@ func NewDispatcher(resolver *Resolver, sink Sink) *Dispatcher {
 
 // Deliver sends one event to its targets. Calls must be made in stream order. It
 // blocks while the budget or the window is full. It returns the cause of ctx if ctx
-// ends, or the error that ended the sink. A target that refuses the event or makes it
+// ends, or the error that ended the sink. A target that rejects the event or makes it
 // wait is no error: it goes to the ledger.
 func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	if item.Dead != nil {
@@ -139,13 +139,13 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 			continue
 		}
 
-		refusal, ok := errors.AsType[*record.Refusal](err)
+		rejection, ok := errors.AsType[*record.Rejection](err)
 		if !ok {
 			return err
 		}
 		outcome := item.newOutcome(ledger.Dead)
-		outcome.Topic, outcome.Refusal = rec.Topic, *refusal
-		if !refusal.Class.DeadAtOnce() {
+		outcome.Topic, outcome.Rejection = rec.Topic, *rejection
+		if !rejection.Class.DeadAtOnce() {
 			outcome.End, outcome.Reason, outcome.Topics = ledger.Retrying, waiting.Retry, []string{rec.Topic}
 		}
 		d.addUnsent(outcome, unsent{ticket: ticket, targets: 1, bytes: int64(d.sink.Size(rec))})
@@ -171,7 +171,7 @@ func (d *Dispatcher) deliverDead(ctx context.Context, item *Item) error {
 
 	ticket := d.tracker.Begin(item.CommitMS, 1, EventNumber(item.Pos))
 	outcome := item.newOutcome(ledger.Dead)
-	outcome.Refusal = *item.Dead
+	outcome.Rejection = *item.Dead
 	outcome.Stamp, outcome.Recorded = item.Stamp, item.Whole
 	d.addUnsent(outcome, unsent{ticket: ticket, targets: 1, bytes: size})
 	return nil

@@ -24,7 +24,7 @@ type fakeSink struct {
 	mu     sync.Mutex
 	sent   []record.Ticket
 	topics []string
-	refuse map[string]*record.Refusal
+	reject map[string]*record.Rejection
 	hold   map[string]error
 	holder record.Holder
 	acks   record.Acks
@@ -35,7 +35,7 @@ type fakeSink struct {
 func (f *fakeSink) Size(rec *record.Record) int { return len(rec.Value) }
 
 func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
-	if r := f.refuse[rec.Topic]; r != nil {
+	if r := f.reject[rec.Topic]; r != nil {
 		return r
 	}
 	if err := f.hold[rec.Topic]; err != nil {
@@ -93,7 +93,7 @@ func (l *fakeLedger) storeQueued(change ...func(*ledger.Outcome)) {
 
 func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeLedger) {
 	t.Helper()
-	s := &fakeSink{refuse: map[string]*record.Refusal{}, got: make(chan struct{}, 1000)}
+	s := &fakeSink{reject: map[string]*record.Rejection{}, got: make(chan struct{}, 1000)}
 	m := &fakeLedger{}
 	cfg.Ledger = m
 	if cfg.Ready == nil {
@@ -176,7 +176,7 @@ func TestN13_ADeadLetterReservesItsCopies(t *testing.T) {
 	t.Parallel()
 	d, _, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	dead := func() *Item {
-		return &Item{CommitMS: 1, Raw: make([]byte, 60), Dead: &record.Refusal{Class: record.MessageTooLarge}}
+		return &Item{CommitMS: 1, Raw: make([]byte, 60), Dead: &record.Rejection{Class: record.MessageTooLarge}}
 	}
 	if err := d.Deliver(t.Context(), dead()); err != nil {
 		t.Fatal(err)
@@ -263,11 +263,11 @@ func TestFanOutResolvesWhenAllTargetsAreAcked(t *testing.T) {
 func TestN17_DeadAtOnceIsRecordedBeforeThePositionPasses(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
-	s.refuse["b"] = &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
+	s.reject["b"] = &record.Rejection{Class: record.MessageTooLarge, Reason: "too large"}
 	d.Start(positionAt(1))
 	raw := []byte("envelope")
 	for _, it := range []*Item{
-		{Dead: &record.Refusal{Class: record.Malformed, Reason: "no type"}, Raw: raw, DB: []byte("x"), Coll: []byte("outbox")},
+		{Dead: &record.Rejection{Class: record.Malformed, Reason: "no type"}, Raw: raw, DB: []byte("x"), Coll: []byte("outbox")},
 		{Records: []record.Record{{Topic: "b"}}, Raw: raw, DB: []byte("x"), Coll: []byte("outbox")},
 	} {
 		if err := d.Deliver(t.Context(), it); err != nil {
@@ -298,7 +298,7 @@ func TestN17_DeadAtOnceIsRecordedBeforeThePositionPasses(t *testing.T) {
 	}
 }
 
-func TestN17_ARefusalThatWantsARetryHoldsThePositionUntilItIsRecorded(t *testing.T) {
+func TestN17_ARejectionThatWantsARetryHoldsThePositionUntilItIsRecorded(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
 	d.Start(positionAt(1))
@@ -307,10 +307,10 @@ func TestN17_ARefusalThatWantsARetryHoldsThePositionUntilItIsRecorded(t *testing
 	}
 
 	<-s.got
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, Bytes: 1}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "null key"}, Bytes: 1}})
 	d.Position(positionAt(2))
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
-		t.Fatal("the resolved position passed a record that Kafka refused")
+		t.Fatal("the resolved position passed a record that Kafka rejected")
 	}
 
 	m.storeQueued()

@@ -106,11 +106,11 @@ func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored)
 
 // fillItem parses the envelope in f.ev and appends one record per target to item. The records share
 // key, value and headers. An envelope that the reconciler owns gets none. The error is a
-// *record.Refusal.
+// *record.Rejection.
 func (f *feed) fillItem(item *Item) error {
 	if !f.ev.HasDocument {
 		item.Raw = envelopeWithIDOnly(&f.ev)
-		return &record.Refusal{Class: record.Malformed, Reason: string(f.ev.Note)}
+		return &record.Rejection{Class: record.Malformed, Reason: string(f.ev.Note)}
 	}
 
 	if err := f.mapping.Parse(f.ev.Document, &f.view); err != nil {
@@ -213,20 +213,20 @@ func (f *feed) namespace() string {
 	return string(f.nsBuf)
 }
 
-// rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any
+// rejectEnvelope dead-letters the envelope of item if err is a *record.Rejection, and returns any
 // other err. An expired envelope is dropped instead if it is configured so.
 func (f *feed) rejectEnvelope(ctx context.Context, item *Item, err error) error {
-	refusal, ok := errors.AsType[*record.Refusal](err)
+	rejection, ok := errors.AsType[*record.Rejection](err)
 	if !ok {
 		return err
 	}
 
-	if refusal.Class == record.Dropped || refusal.Class == record.Expired && f.DropExpired {
-		f.Notes.CountDropped(refusal.Class)
+	if rejection.Class == record.Dropped || rejection.Class == record.Expired && f.DropExpired {
+		f.Notes.CountDropped(rejection.Class)
 		return nil
 	}
 
-	item.Dead = refusal
+	item.Dead = rejection
 	item.Records = item.Records[:0]
 	if f.RecordDeliveries && f.ev.HasDocument {
 		item.Whole, item.Stamp = true, f.stampOfInsert(outboxes.Stamp(f.ev.Document))

@@ -60,28 +60,28 @@ func (c *BuildConfig) follow(
 	return observers
 }
 
-// checkExpiry returns a *record.Refusal if the envelope has expired at now.
+// checkExpiry returns a *record.Rejection if the envelope has expired at now.
 func (b *recordBuilder) checkExpiry(now time.Time) error {
 	if b.view.HasExpiresAt && now.UnixMilli() > b.view.ExpiresAt {
-		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
+		return &record.Rejection{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
 	}
 	return nil
 }
 
 // buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it
-// builds records only for those topics, also if the routing does not have them or refuses the envelope.
-// The records share key, value and headers. refused contains an answer for each of topics that may not
-// be written. The error is a *record.Refusal.
+// builds records only for those topics, also if the routing does not have them or rejects the envelope.
+// The records share key, value and headers. rejected contains an answer for each of topics that may not
+// be written. The error is a *record.Rejection.
 func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
-	_ []record.Record, refused []record.Answer, err error,
+	_ []record.Record, rejected []record.Answer, err error,
 ) {
 	b.targets, err = b.router.Route(&b.view, &b.meta, b.targets[:0])
-	// A rule that discards an envelope applies to all topics. Other refusals concern topics that are not asked for.
-	if err != nil && (topics == nil || record.RefusalOf(err).Class == record.Dropped) {
+	// A rule that discards an envelope applies to all topics. Other rejections concern topics that are not asked for.
+	if err != nil && (topics == nil || record.RejectionOf(err).Class == record.Dropped) {
 		return dst, nil, err
 	}
 	if topics != nil {
-		b.targets, refused = b.router.RestrictTo(b.targets, topics)
+		b.targets, rejected = b.router.RestrictTo(b.targets, topics)
 	}
 
 	for i, to := range b.targets {
@@ -99,5 +99,5 @@ func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
 			return dst, nil, err
 		}
 	}
-	return dst, refused, nil
+	return dst, rejected, nil
 }

@@ -18,9 +18,9 @@ type Follower interface {
 	Acked(tp record.TopicPartition, offset int64)
 
 	// NotSent reports that the record is not sent now. fate is the state in which its envelope
-	// waits, or the class of its refusal if refused is true. If topic is empty, the report
+	// waits, or the class of its rejection if rejected is true. If topic is empty, the report
 	// concerns all records that are left.
-	NotSent(topic, fate string, refused bool)
+	NotSent(topic, fate string, rejected bool)
 }
 
 // group reports to several followers.
@@ -34,9 +34,9 @@ func (g group) Acked(tp record.TopicPartition, offset int64) {
 }
 
 // NotSent implements Follower.
-func (g group) NotSent(topic, fate string, refused bool) {
+func (g group) NotSent(topic, fate string, rejected bool) {
 	for _, f := range g {
-		f.NotSent(topic, fate, refused)
+		f.NotSent(topic, fate, rejected)
 	}
 }
 
@@ -145,15 +145,15 @@ func (f *followers) notifyLeft(outcome *ledger.Outcome, unsent unsent) (resolved
 		return resolved
 	}
 
-	fate, refused := string(outcome.Reason), outcome.Refusal.Class != ""
-	if refused {
-		fate = string(outcome.Refusal.Class)
+	fate, rejected := string(outcome.Reason), outcome.Rejection.Class != ""
+	if rejected {
+		fate = string(outcome.Rejection.Class)
 	}
 	if len(outcome.Topics) == 0 {
-		tracked.follower.NotSent(outcome.Topic, fate, refused)
+		tracked.follower.NotSent(outcome.Topic, fate, rejected)
 	}
 	for _, topic := range outcome.Topics {
-		tracked.follower.NotSent(topic, fate, refused)
+		tracked.follower.NotSent(topic, fate, rejected)
 	}
 	return resolved
 }

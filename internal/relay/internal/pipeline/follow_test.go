@@ -22,8 +22,8 @@ func (h *followerLog) Acked(tp record.TopicPartition, offset int64) {
 	h.appendEntry(fmt.Sprintf("%s/%d@%d", tp.Topic, tp.Partition, offset))
 }
 
-func (h *followerLog) NotSent(topic, fate string, refused bool) {
-	h.appendEntry(fmt.Sprint(topic, " ", fate, " ", refused))
+func (h *followerLog) NotSent(topic, fate string, rejected bool) {
+	h.appendEntry(fmt.Sprint(topic, " ", fate, " ", rejected))
 }
 
 func (h *followerLog) appendEntry(s string) {
@@ -35,7 +35,7 @@ func (h *followerLog) appendEntry(s string) {
 func TestAFollowerGetsEachRecordOnce(t *testing.T) {
 	t.Parallel()
 	d, s, m := newTestDispatcher(t, Config{})
-	s.refuse["bad"] = &record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
+	s.reject["bad"] = &record.Rejection{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
 	s.hold = map[string]error{"parked": record.ErrParked}
 	var one, other followerLog
 	it := &Item{CommitMS: 1, Follow: &one, Raw: []byte{5, 0, 0, 0, 0}}
@@ -53,10 +53,10 @@ func TestAFollowerGetsEachRecordOnce(t *testing.T) {
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 40, []record.Ticket{0, 1, 2}, 0)
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Refusal: &record.Refusal{Class: record.RecordRefused}}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Rejection: &record.Rejection{Class: record.RecordRejected}}})
 	m.storeQueued()
 	slices.Sort(one.list)
-	want := []string{"a/2@40", "bad message_too_large true", "late record_refused true", "parked " + string(waiting.Parked) + " false"}
+	want := []string{"a/2@40", "bad message_too_large true", "late record_rejected true", "parked " + string(waiting.Parked) + " false"}
 	if diff := cmp.Diff(want, one.list); diff != "" {
 		t.Error(diff)
 	}

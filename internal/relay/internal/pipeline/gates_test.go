@@ -21,12 +21,12 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 		}
 		return n
 	}
-	d.CloseGate("", "b", "refused")
+	d.CloseGate("", "b", "rejected")
 	for i := range waiting {
 		d.CloseGate("", "a", fmt.Sprint(i))
 	}
-	if n := free("b"); n != 1000 || !closed("b", "refused") {
-		t.Errorf("%d of 1000 free keys of another topic are open, want all. The refused key is closed: %v, want true", n, closed("b", "refused"))
+	if n := free("b"); n != 1000 || !closed("b", "rejected") {
+		t.Errorf("%d of 1000 free keys of another topic are open, want all. The rejected key is closed: %v, want true", n, closed("b", "rejected"))
 	}
 	for i := range waiting {
 		if !closed("a", fmt.Sprint(i)) {
@@ -49,7 +49,7 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 		}
 		d.OpenGate("", "a", fmt.Sprint(i))
 	}
-	d.OpenGate("", "b", "refused")
+	d.OpenGate("", "b", "rejected")
 	if n := d.gates.active.Load(); n != 0 || d.gates.counters != 0 || len(d.gates.topics) != 0 {
 		t.Errorf("%d gates and %d counters are left", n, d.gates.counters)
 	}

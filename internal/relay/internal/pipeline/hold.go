@@ -95,11 +95,11 @@ func (r *Resolver) Ready(topic string) { r.cfg.Ready.Put(topic) }
 func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 	for i := range list {
 		withdrawn := &list[i]
-		dead := withdrawn.Refusal != nil && withdrawn.Refusal.Class.DeadAtOnce()
+		dead := withdrawn.Rejection != nil && withdrawn.Rejection.Class.DeadAtOnce()
 
 		if withdrawn.Ticket.IsSide() {
 			r.giveBackSideTarget(withdrawn.Ticket, string(withdrawn.NS), string(withdrawn.Key), record.Answer{
-				Topic: withdrawn.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: withdrawn.Refusal, Held: withdrawn.Held,
+				Topic: withdrawn.Topic, Partition: record.AnyPartition, Offset: -1, Rejection: withdrawn.Rejection, Held: withdrawn.Held,
 			})
 			continue
 		}
@@ -115,8 +115,8 @@ func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 		if errors.Is(withdrawn.Held, record.ErrParked) {
 			outcome.Reason = waiting.Parked
 		}
-		if withdrawn.Refusal != nil {
-			outcome.End, outcome.Reason, outcome.Refusal, outcome.Topic = ledger.Retrying, waiting.Retry, *withdrawn.Refusal, withdrawn.Topic
+		if withdrawn.Rejection != nil {
+			outcome.End, outcome.Reason, outcome.Rejection, outcome.Topic = ledger.Retrying, waiting.Retry, *withdrawn.Rejection, withdrawn.Topic
 		}
 
 		unsent := unsent{ticket: withdrawn.Ticket, targets: 1, bytes: int64(withdrawn.Bytes)}

@@ -51,7 +51,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), Refusal: &record.Refusal{Class: record.RecordRefused}, Bytes: 10}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), Rejection: &record.Rejection{Class: record.RecordRejected}, Bytes: 10}})
 	for _, key := range []string{"k", "other", "k"} {
 		if err := d.Deliver(t.Context(), itemWithKey(key, "a")); err != nil {
 			t.Fatal(err)
@@ -98,16 +98,16 @@ func TestPublishReportsOnceAllTargetsHaveAnswered(t *testing.T) {
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 7, []record.Ticket{k}, 10)
-	d.Withdrawn([]record.Withdrawn{{Ticket: k, Topic: "b", Key: []byte("k"), Refusal: &record.Refusal{Class: record.RecordRefused}}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: k, Topic: "b", Key: []byte("k"), Rejection: &record.Rejection{Class: record.RecordRejected}}})
 	p := <-published
-	if len(p.Answers) != 3 || !errors.Is(p.Answers[0].Held, record.ErrParked) || p.Answers[1].Offset != 7 || p.Answers[1].Partition != 2 || p.Answers[2].Refusal == nil {
-		t.Fatalf("answers %+v, want parked, acked at 7 of partition 2, refused", p.Answers)
+	if len(p.Answers) != 3 || !errors.Is(p.Answers[0].Held, record.ErrParked) || p.Answers[1].Offset != 7 || p.Answers[1].Partition != 2 || p.Answers[2].Rejection == nil {
+		t.Fatalf("answers %+v, want parked, acked at 7 of partition 2, rejected", p.Answers)
 	}
 	if !errors.Is(d.Publish(t.Context(), itemWithKey("k", "b").Records, func(p record.Published) { published <- p }), nil) {
-		t.Fatal("publishing after a refusal fails")
+		t.Fatal("publishing after a rejection fails")
 	}
 	if p := <-published; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
-		t.Fatalf("after a refusal that is not written down: %+v, want blocked", p.Answers)
+		t.Fatalf("after a rejection that is not written down: %+v, want blocked", p.Answers)
 	}
 
 	d.ResumeKey("", "b", "k")
@@ -298,8 +298,8 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
 		t.Fatal(err)
 	}
-	why := &record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), ID: []byte("42"), StringID: true, NS: []byte("n"), Refusal: why, Bytes: 10}})
+	why := &record.Rejection{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), ID: []byte("42"), StringID: true, NS: []byte("n"), Rejection: why, Bytes: 10}})
 	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], false); err != nil {
 		t.Errorf("the key waits for a dead letter: %v", err)
 	}
@@ -308,16 +308,16 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
 	}
-	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Refusal: why, Bytes: 10}})
-	if p := <-published; p.Answers[0].Refusal != why {
-		t.Errorf("reported %+v, want the refusal", p.Answers)
+	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Rejection: why, Bytes: 10}})
+	if p := <-published; p.Answers[0].Rejection != why {
+		t.Errorf("reported %+v, want the rejection", p.Answers)
 	}
 	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], true); err != nil {
 		t.Errorf("deliveries outside of the stream's order wait for a dead letter: %v", err)
 	}
 
 	m.storeQueued()
-	if e := m.got[0]; e.End != ledger.Dead || e.Topics != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Refusal != *why {
+	if e := m.got[0]; e.End != ledger.Dead || e.Topics != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Rejection != *why {
 		t.Errorf("recorded %+v, want a dead letter of the string id 42", e)
 	}
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {

@@ -55,20 +55,20 @@ func (o *Outlet) Publish(
 		CommitMS:    now.UnixMilli(), // the record gets the time at which it is sent (N12)
 		Redelivered: envelope.Redelivered,
 	}
-	var refused []record.Answer
+	var rejected []record.Answer
 	var err error
-	if outgoing.recs, refused, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
+	if outgoing.recs, rejected, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
 		return err
 	}
-	// Without a record there is no delivery whose answers could contain the refusals.
+	// Without a record there is no delivery whose answers could contain the rejections.
 	if len(outgoing.recs) == 0 {
-		return refused[0].Refusal
+		return rejected[0].Rejection
 	}
 
-	if len(refused) > 0 {
+	if len(rejected) > 0 {
 		forward := answer
 		answer = func(published record.Published) {
-			published.Answers = append(slices.Clone(published.Answers), refused...)
+			published.Answers = append(slices.Clone(published.Answers), rejected...)
 			forward(published)
 		}
 	}
@@ -107,13 +107,13 @@ func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, 
 
 	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1}
 	var err error
-	var refused []record.Answer
-	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
+	var rejected []record.Answer
+	if w.recs, rejected, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
 		return false
 	}
 
-	// An earlier owner may have sent the record to a refused topic while that topic was allowed.
-	for _, a := range refused {
+	// An earlier owner may have sent the record to a rejected topic while that topic was allowed.
+	for _, a := range rejected {
 		rec := w.recs[0]
 		rec.Topic = a.Topic
 		rec.Partition = record.AnyPartition
@@ -187,8 +187,8 @@ func (o *Outlet) followAnswers(
 	return func(published record.Published) {
 		for _, a := range published.Answers {
 			switch {
-			case a.Refusal != nil:
-				follower.NotSent(a.Topic, string(a.Refusal.Class), true)
+			case a.Rejection != nil:
+				follower.NotSent(a.Topic, string(a.Rejection.Class), true)
 			case a.Held != nil:
 				follower.NotSent(a.Topic, "held", false)
 			default:

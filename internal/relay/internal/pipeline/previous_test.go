@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
-// N15: of an event that comes once more, those topics are left out that have refused it; its id may have come again elsewhere.
+// N15: of an event that comes once more, those topics are left out that have rejected it; its id may have come again elsewhere.
 func TestN15_StoredEventsAreRecognizedByTheirPosition(t *testing.T) {
 	t.Parallel()
 	id := func(s string) bson.RawValue {
@@ -78,7 +78,7 @@ func TestN15_StoredEventsAreRecognizedByTheirPosition(t *testing.T) {
 		}
 	}
 
-	// An envelope waits for one topic, and another one has refused it: the stream sends it to neither.
+	// An envelope waits for one topic, and another one has rejected it: the stream sends it to neither.
 	o.AddWaiting("d.c", id("both"), "8205", []string{"b"})
 	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: id("both"), Pos: "8205", Topic: "a"})
 	o.AddWaiting("d.c", id("unrouted"), "8206", []string{""})

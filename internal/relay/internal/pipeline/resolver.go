@@ -178,6 +178,6 @@ func (r *Resolver) resolveUnsent(outcome *ledger.Outcome, unsent unsent, gates [
 	if outcome.End.Waits() {
 		r.cfg.Metrics.Held(string(outcome.Reason), 1)
 	} else {
-		r.cfg.Metrics.Dead(outcome.Topic, outcome.Refusal.Class)
+		r.cfg.Metrics.Dead(outcome.Topic, outcome.Rejection.Class)
 	}
 }

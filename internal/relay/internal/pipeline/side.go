@@ -78,7 +78,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 		}
 
 		answer := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
-		if errors.As(err, &answer.Refusal); answer.Refusal == nil {
+		if errors.As(err, &answer.Rejection); answer.Rejection == nil {
 			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
 				d.dropSide(ticket)
 				return err
@@ -120,7 +120,7 @@ func (r *Resolver) addSide(ticket record.Ticket, side *side) {
 
 // giveBackSideTarget is resolveSideTarget for a target that was not sent. Unless it is dead, later deliveries of the key must not overtake it.
 func (r *Resolver) giveBackSideTarget(ticket record.Ticket, ns, key string, answer record.Answer) {
-	if answer.Refusal == nil || !answer.Refusal.Class.DeadAtOnce() {
+	if answer.Rejection == nil || !answer.Rejection.Class.DeadAtOnce() {
 		r.gates.stopKey(ns, answer.Topic, key)
 	}
 	r.resolveSideTarget(ticket, answer)

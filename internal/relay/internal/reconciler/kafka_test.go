@@ -20,7 +20,7 @@ type broker struct {
 	mu sync.Mutex
 	// topics contains the written records, in order.
 	topics map[string][]written
-	refuse func(topic string, w written) *record.Refusal
+	reject func(topic string, w written) *record.Rejection
 	parked map[string]bool
 	sick   map[string]bool // keys whose partitions are parked
 	turned int             // records that were turned away because of that
@@ -240,7 +240,7 @@ func (o *fakeOutlet) answerNext() bool {
 
 	s := o.queue[topic][0]
 	var now []func()
-	if why := o.findRefusal(topic, s); why != nil {
+	if why := o.findRejection(topic, s); why != nil {
 		now = o.withdrawLocked(topic, func(q *sent) bool { return q.ns == s.ns && q.w.key == s.w.key }, record.ErrBlocked, s, why)
 	} else {
 		o.queue[topic] = o.queue[topic][1:]
@@ -255,15 +255,15 @@ func (o *fakeOutlet) answerNext() bool {
 	return true
 }
 
-func (o *fakeOutlet) findRefusal(topic string, s *sent) *record.Refusal {
-	if o.b.refuse == nil {
+func (o *fakeOutlet) findRejection(topic string, s *sent) *record.Rejection {
+	if o.b.reject == nil {
 		return nil
 	}
-	return o.b.refuse(topic, s.w)
+	return o.b.reject(topic, s.w)
 }
 
 // withdrawLocked removes records from a queue, and latches their keys until ResumeKey.
-func (o *fakeOutlet) withdrawLocked(topic string, which func(*sent) bool, held error, refused *sent, why *record.Refusal) (now []func()) {
+func (o *fakeOutlet) withdrawLocked(topic string, which func(*sent) bool, held error, rejected *sent, why *record.Rejection) (now []func()) {
 	var rest []*sent
 	for i, s := range o.queue[topic] {
 		if !which(s) {
@@ -277,8 +277,8 @@ func (o *fakeOutlet) withdrawLocked(topic string, which func(*sent) bool, held e
 
 		o.latched[[3]string{s.ns, topic, s.w.key}] = true
 		a := record.Answer{Topic: topic, Offset: -1, Held: held}
-		if s == refused {
-			a.Refusal, a.Held = why, nil
+		if s == rejected {
+			a.Rejection, a.Held = why, nil
 		}
 		now = append(now, o.answerLocked(s.p, a))
 	}
@@ -330,7 +330,7 @@ func (o *fakeOutlet) kill(r *rand.Rand) {
 		stop := map[string]bool{}
 
 		for _, s := range q[:r.IntN(len(q)+1)] {
-			if stop[s.w.key] || o.findRefusal(topic, s) != nil {
+			if stop[s.w.key] || o.findRejection(topic, s) != nil {
 				stop[s.w.key] = true
 				continue
 			}

@@ -86,7 +86,7 @@ func TestN16_NothingThatAnOutboxIsOrDoesConcernsWhatWaits(t *testing.T) {
 				case 0:
 					o.Reason = waiting.Parked
 				case 1:
-					o.End, o.Reason, o.Refusal, o.Topic = ledger.Retrying, waiting.Retry, *newRefusal("not yet"), "a"
+					o.End, o.Reason, o.Rejection, o.Topic = ledger.Retrying, waiting.Retry, *newRejection("not yet"), "a"
 				}
 				te.l.Add(o)
 			}

@@ -169,12 +169,12 @@ func (x *Sender) publish(
 	document.ID, document.Envelope = mongodb.CloneValue(document.ID), nil
 	waits := document.Pending
 
-	var refused *record.Refusal
+	var rejected *record.Rejection
 	switch {
 	case malformed != nil:
-		refused = record.RefusalOf(malformed)
+		rejected = record.RejectionOf(malformed)
 	case expired:
-		refused = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
+		rejected = &record.Rejection{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
 		envelope := envelopeOf(candidate.Document)
 		envelope.TS, envelope.Redelivered = stamp, document.Redelivered || document.Origin == waiting.OriginReplay
@@ -199,7 +199,7 @@ func (x *Sender) publish(
 			return nil
 		}
 
-		refused, err = splitRefusal(err)
+		rejected, err = splitRejection(err)
 		if err != nil {
 			x.undoFlight(document.DocumentID, flight)
 			return err
@@ -208,7 +208,7 @@ func (x *Sender) publish(
 
 	// Until its fate is written, later envelopes of the key would overtake this envelope.
 	x.breakKey(flight.key)
-	x.addOutcome(x.config.Ledger.Refused(&document, waits, refused), flight, stamp, 0, false)
+	x.addOutcome(x.config.Ledger.Rejected(&document, waits, rejected), flight, stamp, 0, false)
 	return nil
 }
 

@@ -25,12 +25,12 @@ type chaos struct {
 	sick map[string]bool     // topics in quarantine: this owner could not read them
 
 	mu    sync.Mutex
-	fails map[string]int // refusals that are still to come, by topic and id
+	fails map[string]int // rejections that are still to come, by topic and id
 }
 
 var chaosTopics = []string{"a", "b", "c"}
 
-// TestN15_NothingIsLostDoubledOrOvertaken lets owners die at any moment, topics park, and records be refused, while envelopes begin to wait.
+// TestN15_NothingIsLostDoubledOrOvertaken lets owners die at any moment, topics park, and records be rejected, while envelopes begin to wait.
 func TestN15_NothingIsLostDoubledOrOvertaken(t *testing.T) {
 	t.Parallel()
 	for range 3 {
@@ -40,7 +40,7 @@ func TestN15_NothingIsLostDoubledOrOvertaken(t *testing.T) {
 			h := newScene(t)
 			h.flying = 40
 			c := &chaos{scene: h, r: rand.New(rand.NewPCG(seed, 1)), want: map[string][]string{}, fails: map[string]int{}}
-			h.broker.refuse = c.refuse
+			h.broker.reject = c.reject
 
 			c.term = h.newTerm().run()
 			c.term.out.setReached("")
@@ -53,12 +53,12 @@ func TestN15_NothingIsLostDoubledOrOvertaken(t *testing.T) {
 	}
 }
 
-func (c *chaos) refuse(topic string, w written) *record.Refusal {
+func (c *chaos) reject(topic string, w written) *record.Rejection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k := topic + w.id; c.fails[k] > 0 {
 		c.fails[k]--
-		return newRefusal("not yet")
+		return newRejection("not yet")
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (c *chaos) appendWaiting(n int) {
 
 		e := c.newEntry(c.n, key, []waiting.Reason{waiting.Blocked, waiting.Parked, waiting.Retry}[c.r.IntN(3)], pending(topics...))
 		if e.Reason == waiting.Retry {
-			e.Attempts, e.Error, e.NextAt = 1, &record.Attempt{Class: record.RecordRefused, Reason: "first", Topic: topics[0]}, time.Now().Add(time.Millisecond)
+			e.Attempts, e.Error, e.NextAt = 1, &record.Attempt{Class: record.RecordRejected, Reason: "first", Topic: topics[0]}, time.Now().Add(time.Millisecond)
 		}
 		list = append(list, e)
 	}
@@ -241,7 +241,7 @@ func (c *chaos) checkDeliveries() {
 			case !there[topic+id] && !dead[id]:
 				c.t.Errorf("%s is lost for %s", id, topic)
 			case there[topic+id] && forever:
-				c.t.Errorf("%s was refused by %s and is in the topic", id, topic)
+				c.t.Errorf("%s was rejected by %s and is in the topic", id, topic)
 			case !there[topic+id] && !forever && topic != topics[0] && !slices.ContainsFunc(topics, func(o string) bool { return c.fails[o+id] > 100 }):
 				c.t.Errorf("%s died for %s, which takes it", id, topic)
 			}

@@ -291,8 +291,8 @@ func (te *term) waitWritten() {
 	te.h.waitUntil("nothing is in flight", func() bool { return te.x.InFlight() == 0 && te.l.Drain(te.h.t.Context()) == nil })
 }
 
-func newRefusal(reason string) *record.Refusal {
-	return &record.Refusal{Class: record.RecordRefused, Reason: reason}
+func newRejection(reason string) *record.Rejection {
+	return &record.Rejection{Class: record.RecordRejected, Reason: reason}
 }
 
 // InFlight returns the number of published envelopes whose outcomes are not written yet.

@@ -112,7 +112,7 @@ type keyState struct {
 	count  int
 	topics map[string]int
 	alone  map[string]bool
-	broken bool                // a record was refused or returned: publish nothing until count is 0
+	broken bool                // a record was rejected or returned: publish nothing until count is 0
 	resume map[string]struct{} // topics to resume then
 }
 
@@ -130,7 +130,7 @@ const untilUnparked = math.MaxInt64
 type Outlet interface {
 	// Publish passes one envelope to the sink, for the given topics, or for all topics that it routes
 	// to if topics is nil. It may block for room in the reconciler's share of the memory, and flushes
-	// the sink before it does. A [*record.Refusal] means that the envelope is at fault. After any other
+	// the sink before it does. A [*record.Rejection] means that the envelope is at fault. After any other
 	// error nothing was sent. After nil, answer is called exactly once, when each target has its
 	// answer. That may happen within Publish, and answer does not block. The sink uses e during the
 	// call only.
@@ -143,7 +143,7 @@ type Outlet interface {
 	OpenGate(ns, topic, key string)
 	// Reached returns the resolved position. The stream brings no more events at or before it.
 	Reached() string
-	// ResumeKey continues deliveries of a key after one of them was refused or returned. It has no effect
+	// ResumeKey continues deliveries of a key after one of them was rejected or returned. It has no effect
 	// if none wait.
 	ResumeKey(ns, topic, key string)
 	// RouteTopics returns the topics of an envelope that does not list its targets.
@@ -170,7 +170,7 @@ type Store interface {
 // Ledger decides what becomes of an envelope, and stores that, as [ledger.Ledger].
 type Ledger interface {
 	Answered(document *waiting.Document, topics []string, answers []record.Answer) *ledger.Outcome
-	Refused(document *waiting.Document, topics []string, why *record.Refusal) *ledger.Outcome
+	Rejected(document *waiting.Document, topics []string, why *record.Rejection) *ledger.Outcome
 	Add(list ...*ledger.Outcome)
 	Store(ctx context.Context, list []*ledger.Outcome) error
 }
@@ -404,10 +404,10 @@ func (x *Sender) publishDue(ctx context.Context) error {
 	return nil
 }
 
-// splitRefusal returns err as a refusal if the envelope is at fault, and otherwise as other.
-func splitRefusal(err error) (refused *record.Refusal, other error) {
-	if errors.As(err, &refused) {
-		return refused, nil
+// splitRejection returns err as a rejection if the envelope is at fault, and otherwise as other.
+func splitRejection(err error) (rejected *record.Rejection, other error) {
+	if errors.As(err, &rejected) {
+		return rejected, nil
 	}
 	return nil, err
 }

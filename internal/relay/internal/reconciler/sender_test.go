@@ -82,20 +82,20 @@ func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 	)
 	var mu sync.Mutex
 	broken, tries := true, 0
-	h.broker.refuse = func(_ string, w written) *record.Refusal {
+	h.broker.reject = func(_ string, w written) *record.Rejection {
 		mu.Lock()
 		defer mu.Unlock()
 		if w.id != "e000001" {
 			return nil
 		}
 		if tries++; broken {
-			return newRefusal("not today")
+			return newRejection("not today")
 		}
 		return nil
 	}
 
 	te := h.newTerm().run()
-	// refuse holds mu at each try, so the count needs the lock.
+	// reject holds mu at each try, so the count needs the lock.
 	tried := func() int { mu.Lock(); defer mu.Unlock(); return tries }
 	h.waitUntil("five attempts", func() bool { return tried() >= 5 && len(h.broker.listIDs("a")) == 2 })
 	h.broker.checkRecords("a", "e000004", "e000005")
@@ -162,12 +162,12 @@ func TestN17_AnEnvelopeAtFaultDiesAndItsKeyFlows(t *testing.T) {
 		h.newEntry(5, "old", waiting.Parked, with("expiresAt", time.UnixMilli(5))), h.newEntry(6, "old", waiting.Blocked),
 		h.newEntry(7, "bad", waiting.Retry, with("type", 7)),
 	)
-	h.broker.refuse = func(_ string, w written) *record.Refusal {
+	h.broker.reject = func(_ string, w written) *record.Rejection {
 		switch w.id {
 		case "e000001":
-			return newRefusal("never")
+			return newRejection("never")
 		case "e000003":
-			return &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
+			return &record.Rejection{Class: record.MessageTooLarge, Reason: "too large"}
 		}
 		return nil
 	}
@@ -185,7 +185,7 @@ func TestN17_AnEnvelopeAtFaultDiesAndItsKeyFlows(t *testing.T) {
 		if d.Class != want || d.Pos != fmt.Sprintf("82%06d", n) || d.Envelope.Lookup("_id").StringValue() != fmt.Sprintf("e%06d", n) {
 			t.Errorf("letter %d: %v at %s, %s", n, d.Class, d.Pos, d.Envelope)
 		}
-		if n == 1 && (len(d.Attempts) != 3 || d.Attempts[2].Class != record.RecordRefused || d.Attempts[0].Node != "a") {
+		if n == 1 && (len(d.Attempts) != 3 || d.Attempts[2].Class != record.RecordRejected || d.Attempts[0].Node != "a") {
 			t.Errorf("attempts: %+v", d.Attempts)
 		}
 	}
@@ -313,12 +313,12 @@ func TestN18_DocumentsThatOperatorsChangeMeanwhile(t *testing.T) {
 	h := newScene(t)
 	h.enter(h.newEntry(1, "gone", waiting.Parked), h.newEntry(2, "requeued", waiting.Parked), h.newEntry(3, "reset", waiting.Retry, failed(2)),
 		h.newEntry(4, "dies", waiting.Parked), h.newEntry(5, "parks", waiting.Parked))
-	h.broker.refuse = func(_ string, w written) *record.Refusal {
+	h.broker.reject = func(_ string, w written) *record.Rejection {
 		switch {
 		case w.id == "e000003":
-			return newRefusal("no")
+			return newRejection("no")
 		case w.id == "e000004":
-			return &record.Refusal{Class: record.MessageTooLarge, Reason: "no"}
+			return &record.Rejection{Class: record.MessageTooLarge, Reason: "no"}
 		}
 		return nil
 	}

@@ -209,7 +209,7 @@ func (x *Sender) trackLocked(id docID, flight *flight) {
 	}
 }
 
-// noteAnswers stops the key of flight if a topic refused or returned its record. The sink calls it before
+// noteAnswers stops the key of flight if a topic rejected or returned its record. The sink calls it before
 // another envelope of the key is published, because later envelopes would overtake the returned
 // envelope. It does not call the sink.
 func (x *Sender) noteAnswers(flight *flight, answers []record.Answer) {
@@ -217,7 +217,7 @@ func (x *Sender) noteAnswers(flight *flight, answers []record.Answer) {
 	defer x.mu.Unlock()
 
 	for _, a := range answers {
-		if a.Refusal == nil && a.Held == nil {
+		if a.Rejection == nil && a.Held == nil {
 			continue
 		}
 		// A topic may be ready again since it returned the record. Then only the next pass would find it not parked.
@@ -263,7 +263,7 @@ func (x *Sender) endFlight(id docID, flight *flight, outcome *ledger.Outcome) {
 	}
 
 	keyState := x.keyStates[flight.key]
-	for _, topics := range [][]string{outcome.Refused, outcome.Held} {
+	for _, topics := range [][]string{outcome.Rejected, outcome.Held} {
 		for _, t := range topics {
 			if keyState.resume == nil {
 				keyState.resume = map[string]struct{}{}

@@ -302,9 +302,9 @@ func (s *Scheduled) bury(ctx context.Context, part *part, why error) error {
 	s.Ledger.Add(&ledger.Outcome{
 		End: ledger.Dead, NS: part.ns, Raw: dead.raw, Key: key, Partition: record.AnyPartition,
 		// A repetition writes the same letter.
-		Pos:     outboxes.PosAt(stamp),
-		Refusal: record.Refusal{Class: record.Malformed, Reason: "it is due, and MongoDB cannot store it as waiting: " + why.Error()},
-		Stored:  func(*ledger.Outcome) { close(stored) },
+		Pos:       outboxes.PosAt(stamp),
+		Rejection: record.Rejection{Class: record.Malformed, Reason: "it is due, and MongoDB cannot store it as waiting: " + why.Error()},
+		Stored:    func(*ledger.Outcome) { close(stored) },
 	})
 	select {
 	case <-stored:
@@ -411,10 +411,10 @@ func (s *Scheduled) fillClaim(claim *waiting.Claim, flight *flight, parts []*par
 	for _, p := range parts {
 		for i := range p.list {
 			taken := &p.list[i]
-			key, stamp, refusal := s.readEnvelope(taken.raw)
+			key, stamp, rejection := s.readEnvelope(taken.raw)
 			claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: p.ns, Raw: taken.raw, Key: key, Pos: s.nextPosition()})
 			flight.envelopes = append(flight.envelopes, dueEnvelope{
-				due: int64(taken.due), sendAt: clock.localTime(taken.due), stamp: stamp, refusal: refusal, index: int32(len(flight.envelopes)),
+				due: int64(taken.due), sendAt: clock.localTime(taken.due), stamp: stamp, rejection: rejection, index: int32(len(flight.envelopes)),
 			})
 		}
 	}
@@ -425,10 +425,10 @@ func (s *Scheduled) fillClaim(claim *waiting.Claim, flight *flight, parts []*par
 }
 
 // readEnvelope returns the ordering key and the stamp of an envelope. An envelope that cannot be read becomes a dead letter when it is due.
-func (s *Scheduled) readEnvelope(raw bson.Raw) (key string, stamp bson.Timestamp, refusal *record.Refusal) {
+func (s *Scheduled) readEnvelope(raw bson.Raw) (key string, stamp bson.Timestamp, rejection *record.Rejection) {
 	var view envelope.View
 	if err := s.Mapping.Parse(raw, &view); err != nil {
-		return "", stamp, record.RefusalOf(err)
+		return "", stamp, record.RejectionOf(err)
 	}
 	return string(view.OrderingKey()), view.TS, nil
 }

@@ -303,23 +303,23 @@ func TestN17_ScheduledEnvelopesAreRecorded(t *testing.T) {
 		t.Run(recording, func(t *testing.T) {
 			t.Parallel()
 			p := newPlanned(t)
-			sent, refused, later := p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, time.Hour)[0]
+			sent, rejected, later := p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, time.Hour)[0]
 			due := p.findDocument(sent).Lookup("dueAt")
 			x := p.takeOver(func(c *setUp) {
 				c.ledger.Recording = recording
 				c.outlet.answer = func(_ context.Context, id string) ([]record.Answer, error) {
-					if id == refused.String() {
-						return []record.Answer{{Topic: "t", Offset: -1, Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "no"}}}, nil
+					if id == rejected.String() {
+						return []record.Answer{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
 					}
 					return []record.Answer{{Topic: "t", Partition: 2, Offset: 7}}, nil
 				}
 			})
 			x.waitSettled(2)
 
-			if p.findWaiting(sent) != nil || p.findWaiting(refused) == nil || p.findDocument(later).Lookup("dueAt").Type != bson.TypeDateTime {
-				t.Errorf("waiting: %v %v; later: %v", p.findWaiting(sent), p.findWaiting(refused), p.findDocument(later))
+			if p.findWaiting(sent) != nil || p.findWaiting(rejected) == nil || p.findDocument(later).Lookup("dueAt").Type != bson.TypeDateTime {
+				t.Errorf("waiting: %v %v; later: %v", p.findWaiting(sent), p.findWaiting(rejected), p.findDocument(later))
 			}
-			doc, other := p.findDocument(sent), p.findDocument(refused)
+			doc, other := p.findDocument(sent), p.findDocument(rejected)
 			if recording != ledger.RecordMark {
 				if doc != nil || other != nil {
 					t.Errorf("in the outbox: %s %s", doc, other)
@@ -331,7 +331,7 @@ func TestN17_ScheduledEnvelopesAreRecorded(t *testing.T) {
 				t.Errorf("a sent envelope: %s", doc)
 			}
 			if other.Lookup("scheduledFor").Type != bson.TypeDateTime || other.Lookup("sentAt").Type != 0 {
-				t.Errorf("a refused envelope: %s", other)
+				t.Errorf("a rejected envelope: %s", other)
 			}
 		})
 	}
@@ -358,15 +358,15 @@ func TestN08_AnEnvelopeThatHasLeftItsClaimIsNotSentOutOfIt(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
 	ids := p.schedule(20, 0)
-	// Kafka refuses the first one, and stops after the fifth.
+	// Kafka rejects the first one, and stops after the fifth.
 	var answered int
-	var refused outboxevent.ID
+	var rejected outboxevent.ID
 	answer := func(ctx context.Context, id string) ([]record.Answer, error) {
 		answered++
 		switch {
 		case answered == 1:
-			refused = outboxevent.ParseID(id)
-			return []record.Answer{{Topic: "t", Offset: -1, Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "no"}}}, nil
+			rejected = outboxevent.ParseID(id)
+			return []record.Answer{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
 		case answered > 5:
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
@@ -390,7 +390,7 @@ func TestN08_AnEnvelopeThatHasLeftItsClaimIsNotSentOutOfIt(t *testing.T) {
 	})
 	second.release()
 	for _, id := range ids {
-		if n := len(first.outlet.sent[id.String()]) + len(second.outlet.sent[id.String()]); id != refused && n != 1 || id == refused && n != 0 {
+		if n := len(first.outlet.sent[id.String()]) + len(second.outlet.sent[id.String()]); id != rejected && n != 1 || id == rejected && n != 0 {
 			t.Errorf("%s was sent %d times", id, n)
 		}
 	}

@@ -16,10 +16,10 @@ import (
 // dueEnvelope is a claimed envelope.
 type dueEnvelope struct {
 	waiting.Claimed
-	due     int64     // due time in Unix milliseconds
-	sendAt  time.Time // the due time by the clock of this process
-	stamp   bson.Timestamp
-	refusal *record.Refusal // why it cannot be sent, or nil
+	due       int64     // due time in Unix milliseconds
+	sendAt    time.Time // the due time by the clock of this process
+	stamp     bson.Timestamp
+	rejection *record.Rejection // why it cannot be sent, or nil
 
 	flight *flight
 	index  int32 // in the claim

@@ -158,19 +158,19 @@ func findRecordsOf(terms ...*taking) func(*setUp) {
 func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t)
-	good, refused, parked, expired := p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, 0)[0]
+	good, rejected, parked, expired := p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, 0)[0], p.schedule(1, 0)[0]
 	malformed := "malformed"
 	if _, err := p.coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: malformed}, {Key: "dueAt", Value: time.Now()}, {Key: "payload", Value: 3.5}}); err != nil {
 		t.Fatal(err)
 	}
 	answer := func(_ context.Context, id string) ([]record.Answer, error) {
 		switch id {
-		case refused.String():
-			return []record.Answer{{Topic: "t", Offset: -1, Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "no"}}}, nil
+		case rejected.String():
+			return []record.Answer{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
 		case parked.String():
 			return []record.Answer{{Topic: "t", Offset: -1, Held: record.ErrParked}}, nil
 		case expired.String():
-			return nil, &record.Refusal{Class: record.Expired, Reason: "too late"}
+			return nil, &record.Rejection{Class: record.Expired, Reason: "too late"}
 		}
 		return []record.Answer{{Topic: "t", Offset: 1}}, nil
 	}
@@ -194,7 +194,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 		t.Errorf("%d dead letters, %v", n, err)
 	}
 	x.checkSentOnce(time.UnixMilli(0), good)
-	for id, want := range map[event.ID]string{refused: "retry", parked: "parked"} {
+	for id, want := range map[event.ID]string{rejected: "retry", parked: "parked"} {
 		doc := p.findWaiting(id)
 		if got, _ := doc.Lookup("reason").StringValueOK(); got != want || doc.Lookup("origin").StringValue() != "scheduled" {
 			t.Errorf("want %s: %s", want, doc)

@@ -92,6 +92,6 @@ func (s *Scheduled) findSent(claimID string, envelope *dueEnvelope) *ledger.Outc
 func (s *Scheduled) newRecovered(claim *waiting.Claim, index int) dueEnvelope {
 	claimed := claim.Envelopes[index]
 	due, _ := claimed.Raw.Lookup("dueAt").DateTimeOK()
-	_, stamp, refusal := s.readEnvelope(claimed.Raw)
-	return dueEnvelope{Claimed: claimed, due: due, stamp: stamp, refusal: refusal, index: int32(index)}
+	_, stamp, rejection := s.readEnvelope(claimed.Raw)
+	return dueEnvelope{Claimed: claimed, due: due, stamp: stamp, rejection: rejection, index: int32(index)}
 }

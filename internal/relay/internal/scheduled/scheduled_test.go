@@ -202,7 +202,7 @@ func newOutlet() *outlet {
 func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, answer func(record.Published)) error {
 	var v envelope.View
 	if err := envelope.Parse(e.Raw, &v); err != nil {
-		return &record.Refusal{Class: record.Malformed, Reason: err.Error()}
+		return &record.Rejection{Class: record.Malformed, Reason: err.Error()}
 	}
 	id := string(v.AppendID(nil))
 	answers := []record.Answer{{Topic: "t", Offset: 1}}

@@ -82,8 +82,8 @@ func (s *Scheduled) sendClaimed(ctx context.Context) error {
 // sendEnvelope sends an envelope that is due. It does not wait for others of its key: a scheduled envelope has no place in their order.
 // An error means that the outlet cannot publish at all.
 func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) error {
-	if envelope.refusal != nil {
-		s.storeOutcome(envelope, s.Ledger.ClaimRefused(envelope.claimRef(), &envelope.Claimed, envelope.refusal), 0)
+	if envelope.rejection != nil {
+		s.storeOutcome(envelope, s.Ledger.ClaimRejected(envelope.claimRef(), &envelope.Claimed, envelope.rejection), 0)
 		return nil
 	}
 
@@ -93,9 +93,9 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) err
 	s.out.envelope.Raw, s.out.envelope.TS = envelope.Raw, envelope.stamp
 	err := s.Outlet.Publish(ctx, &s.out.envelope, nil, func(published record.Published) { s.answerEnvelope(envelope, published) })
 
-	var refused *record.Refusal
-	if errors.As(err, &refused) {
-		s.storeOutcome(envelope, s.Ledger.ClaimRefused(envelope.claimRef(), &envelope.Claimed, refused), 0)
+	var rejected *record.Rejection
+	if errors.As(err, &rejected) {
+		s.storeOutcome(envelope, s.Ledger.ClaimRejected(envelope.claimRef(), &envelope.Claimed, rejected), 0)
 		return nil
 	}
 	return err
@@ -104,7 +104,7 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) err
 // answerEnvelope ends the send of an envelope whose targets all have their answers.
 func (s *Scheduled) answerEnvelope(envelope *dueEnvelope, published record.Published) {
 	crash.At("after-scheduled-publish")
-	isSent := !slices.ContainsFunc(published.Answers, func(answer record.Answer) bool { return answer.Refusal != nil || answer.Held != nil })
+	isSent := !slices.ContainsFunc(published.Answers, func(answer record.Answer) bool { return answer.Rejection != nil || answer.Held != nil })
 	if isSent {
 		s.OnSent(s.Now().Sub(time.UnixMilli(envelope.due)))
 	}

@@ -222,7 +222,7 @@ func orDefault[N ~int | ~int16 | ~int32](n N) any {
 
 // createTopics creates topics, and waits for a moment until they are adopted.
 func (a *adopter) createTopics(ctx context.Context, names []string) {
-	refused, err := a.sink.c.kafka.CreateTopics(ctx, names, *a.create)
+	rejected, err := a.sink.c.kafka.CreateTopics(ctx, names, *a.create)
 	if err != nil {
 		a.noteObstacle(names, err)
 		if ctx.Err() == nil {
@@ -233,7 +233,7 @@ func (a *adopter) createTopics(ctx context.Context, names []string) {
 
 	created := names[:0]
 	for _, name := range names {
-		if why := refused[name]; why != nil {
+		if why := rejected[name]; why != nil {
 			a.noteObstacle([]string{name}, why)
 			continue
 		}
@@ -367,9 +367,9 @@ func (s *Sink) resendWaitingLocked(topic *topic) {
 // that had no stored offsets, so the record is not looked up. If it cannot be sent, it is given back to
 // the Holder.
 func (s *Sink) resendLocked(topic *topic, rec *record.Record, ticket record.Ticket) {
-	partition, refusal := topic.choosePartitionLocked(rec)
-	if refusal != nil {
-		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(topic, rec, ticket, refusal, nil)})
+	partition, rejection := topic.choosePartitionLocked(rec)
+	if rejection != nil {
+		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(topic, rec, ticket, rejection, nil)})
 		return
 	}
 

@@ -54,18 +54,18 @@ func TestEveryCodeHasAVerdict(t *testing.T) {
 		87:  {kafkawire.VerdictBadRecords, not, "LogValidator rejects the whole batch"},
 		32:  {kafkawire.VerdictBadRecords, not, "LogValidator rejects the whole batch"},
 		2:   {kafkawire.VerdictCorrupt, not, "the checksum is checked before the append"},
-		3:   {kafkawire.VerdictRefused, not, "the broker does not have the topic, or it was deleted with its log"},
-		17:  {kafkawire.VerdictRefused, not, "KafkaApis does not pass the partition on"},
-		21:  {kafkawire.VerdictRefused, not, "ReplicaManager checks acks first"},
-		29:  {kafkawire.VerdictRefused, not, "KafkaApis does not pass the partition on"},
-		31:  {kafkawire.VerdictRefused, not, "KafkaApis does not pass the request on"},
-		35:  {kafkawire.VerdictRefused, not, "the request was not read"},
-		42:  {kafkawire.VerdictRefused, not, "the request is not valid"},
-		43:  {kafkawire.VerdictRefused, not, "the request is not valid"},
-		53:  {kafkawire.VerdictRefused, not, "KafkaApis does not pass the request on"},
-		76:  {kafkawire.VerdictRefused, not, "the request is not valid"},
-		44:  {kafkawire.VerdictRefused, appended, "Kafka does not use it for a produce request"},
-		999: {kafkawire.VerdictRefused, appended, "a code of a future version"},
+		3:   {kafkawire.VerdictRejected, not, "the broker does not have the topic, or it was deleted with its log"},
+		17:  {kafkawire.VerdictRejected, not, "KafkaApis does not pass the partition on"},
+		21:  {kafkawire.VerdictRejected, not, "ReplicaManager checks acks first"},
+		29:  {kafkawire.VerdictRejected, not, "KafkaApis does not pass the partition on"},
+		31:  {kafkawire.VerdictRejected, not, "KafkaApis does not pass the request on"},
+		35:  {kafkawire.VerdictRejected, not, "the request was not read"},
+		42:  {kafkawire.VerdictRejected, not, "the request is not valid"},
+		43:  {kafkawire.VerdictRejected, not, "the request is not valid"},
+		53:  {kafkawire.VerdictRejected, not, "KafkaApis does not pass the request on"},
+		76:  {kafkawire.VerdictRejected, not, "the request is not valid"},
+		44:  {kafkawire.VerdictRejected, appended, "Kafka does not use it for a produce request"},
+		999: {kafkawire.VerdictRejected, appended, "a code of a future version"},
 		47:  {kafkawire.VerdictFenced, appended, "ends the term"},
 		90:  {kafkawire.VerdictFenced, appended, "ends the term"},
 		45:  {kafkawire.VerdictBroken, appended, "ends the term"},
@@ -87,10 +87,10 @@ func TestEveryCodeHasAVerdict(t *testing.T) {
 	}
 }
 
-// TestABatchThatMayStandIsNotDividedOrRefused: the response to a later attempt does not show
+// TestABatchThatMayStandIsNotDividedOrRejected: the response to a later attempt does not show
 // whether an earlier one was appended, and no other record may use the sequence. So the sink ends,
 // and the read-back of the next one decides.
-func TestABatchThatMayStandIsNotDividedOrRefused(t *testing.T) {
+func TestABatchThatMayStandIsNotDividedOrRejected(t *testing.T) {
 	t.Parallel()
 	for _, e := range []*kerr.Error{kerr.MessageTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp, kerr.CorruptMessage} {
 		t.Run(e.Message, func(t *testing.T) {
@@ -223,9 +223,9 @@ func TestFencedAndBrokenEndTheSink(t *testing.T) {
 	}
 }
 
-// TestNamedRecordsAreRefusedTheRestIsSent: if the broker names the bad records of a batch, only
-// they are refused.
-func TestNamedRecordsAreRefusedTheRestIsSent(t *testing.T) {
+// TestNamedRecordsAreRejectedTheRestIsSent: if the broker names the bad records of a batch, only
+// they are rejected.
+func TestNamedRecordsAreRejectedTheRestIsSent(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Name(t)
 	stacktest.CreateTopic(t, topic, 1, kafka.ConfigEntry{ConfigName: "cleanup.policy", ConfigValue: "compact"})
@@ -250,23 +250,23 @@ func TestNamedRecordsAreRefusedTheRestIsSent(t *testing.T) {
 
 	r.Flush()
 	r.acks.waitResolved(300)
-	if len(r.acks.refused) != 3 {
-		t.Fatalf("%d records were refused, want 3", len(r.acks.refused))
+	if len(r.acks.rejected) != 3 {
+		t.Fatalf("%d records were rejected, want 3", len(r.acks.rejected))
 	}
 
-	for k, why := range r.acks.refused {
+	for k, why := range r.acks.rejected {
 		identified := strings.HasPrefix(string(why.ID), "id-") && string(why.NS) == "12345678"
-		if !bad[k] || why.Class != record.RecordRefused || !identified {
-			t.Errorf("ticket %d: refused with %+v", k, why)
+		if !bad[k] || why.Class != record.RecordRejected || !identified {
+			t.Errorf("ticket %d: rejected with %+v", k, why)
 		}
 	}
 
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 1, 297)
 }
 
-// TestTooLargeIsSplitAndOnlyTheLargeOneRefused: a batch that the broker finds too large is halved
+// TestTooLargeIsSplitAndOnlyTheLargeOneRejected: a batch that the broker finds too large is halved
 // until the large record is alone.
-func TestTooLargeIsSplitAndOnlyTheLargeOneRefused(t *testing.T) {
+func TestTooLargeIsSplitAndOnlyTheLargeOneRejected(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []string{"none", "gzip"} {
 		t.Run(codec, func(t *testing.T) {
@@ -283,7 +283,7 @@ func TestTooLargeIsSplitAndOnlyTheLargeOneRefused(t *testing.T) {
 			u.cfg.Compression = codec
 			r := openSink(t, u)
 			for i := range 100 {
-				// The refused record leaves no hole in the numbers.
+				// The rejected record leaves no hole in the numbers.
 				x := newRecord("a", "k", fmt.Sprintf("k/%d", i-i/50))
 				if i == 50 {
 					x.Value = randomBytes(5000)
@@ -296,10 +296,10 @@ func TestTooLargeIsSplitAndOnlyTheLargeOneRefused(t *testing.T) {
 			r.Flush()
 			r.acks.waitResolved(100)
 
-			why := r.acks.refused[50]
-			if len(r.acks.refused) != 1 || why == nil ||
+			why := r.acks.rejected[50]
+			if len(r.acks.rejected) != 1 || why == nil ||
 				why.Class != record.MessageTooLarge || !strings.Contains(why.Reason, "bytes") {
-				t.Fatalf("refused %v, want only ticket 50 with MessageTooLarge", r.acks.refused)
+				t.Fatalf("rejected %v, want only ticket 50 with MessageTooLarge", r.acks.rejected)
 			}
 			requireInOrder(t, readTopic(t, brokers, "a"), 1, 99)
 		})
@@ -327,9 +327,9 @@ func sizeAlone(rec *record.Record) int {
 	return b.Len()
 }
 
-// TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment: the limit of a topic may be raised at any
-// time, so only Kafka refuses records. The sink keeps batches below the limit that it has read.
-func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
+// TestTooLargeForTheTopicIsRejectedByTheLimitOfThatMoment: the limit of a topic may be raised at any
+// time, so only Kafka rejects records. The sink keeps batches below the limit that it has read.
+func TestTooLargeForTheTopicIsRejectedByTheLimitOfThatMoment(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Name(t)
 	stacktest.CreateTopic(t, topic, 1, kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "2000"})
@@ -351,8 +351,8 @@ func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 	r.acks.waitResolved(1) // the topic is adopted
 
 	waitForLimit(2000)
-	if len(r.acks.refused) != 0 {
-		t.Fatalf("a record that fits to the byte was refused: %v", r.acks.refused[0])
+	if len(r.acks.rejected) != 0 {
+		t.Fatalf("a record that fits to the byte was rejected: %v", r.acks.rejected[0])
 	}
 
 	// Batches are cut below the limit.
@@ -372,7 +372,7 @@ func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 	}
 
 	if n := errorCount(); n != 0 {
-		t.Errorf("%v batches were refused, want none: they are cut below the limit", n)
+		t.Errorf("%v batches were rejected, want none: they are cut below the limit", n)
 	}
 
 	large := fits
@@ -381,13 +381,13 @@ func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 	r.Flush()
 	r.acks.waitResolved(202)
 
-	why := r.acks.refused[201]
+	why := r.acks.rejected[201]
 	if why == nil || why.Class != record.MessageTooLarge ||
 		!strings.Contains(why.Reason, "2001") || !strings.Contains(why.Reason, "2000") {
-		t.Fatalf("a record of one byte more was refused with %v", why)
+		t.Fatalf("a record of one byte more was rejected with %v", why)
 	}
 	if n := errorCount(); n != 1 {
-		t.Errorf("%v batches were refused, want 1", n)
+		t.Errorf("%v batches were rejected, want 1", n)
 	}
 
 	raise := kafka.IncrementalAlterConfigsRequestResource{
@@ -441,7 +441,7 @@ func TestLostAnswerMayHaveArrived(t *testing.T) {
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 1)
 }
 
-// TestPartitionOutOfRange: a record for a partition that does not exist is refused, also if it has
+// TestPartitionOutOfRange: a record for a partition that does not exist is rejected, also if it has
 // waited for the topic.
 func TestPartitionOutOfRange(t *testing.T) {
 	t.Parallel()
@@ -455,8 +455,8 @@ func TestPartitionOutOfRange(t *testing.T) {
 	y.Partition = 1
 	r.send(t, y)
 	r.acks.waitResolved(2)
-	if why := r.acks.refused[0]; why == nil || why.Class != record.PartitionOutOfRange || string(why.ID) != "held" {
-		t.Fatalf("refused %+v, want ticket 0 with PartitionOutOfRange", r.acks.refused)
+	if why := r.acks.rejected[0]; why == nil || why.Class != record.PartitionOutOfRange || string(why.ID) != "held" {
+		t.Fatalf("rejected %+v, want ticket 0 with PartitionOutOfRange", r.acks.rejected)
 	}
 	if at := r.acks.acked[1]; at.tp.Partition != 1 {
 		t.Fatalf("acked in partition %d, want 1", at.tp.Partition)
@@ -464,9 +464,9 @@ func TestPartitionOutOfRange(t *testing.T) {
 
 	for _, p := range []int32{2, -2} {
 		x.Partition = p
-		why, ok := errors.AsType[*record.Refusal](r.Send(&x, 9))
+		why, ok := errors.AsType[*record.Rejection](r.Send(&x, 9))
 		if !ok || why.Class != record.PartitionOutOfRange || !strings.Contains(why.Reason, "has 2") {
-			t.Fatalf("partition %d: refused with %v, want PartitionOutOfRange", p, why)
+			t.Fatalf("partition %d: rejected with %v, want PartitionOutOfRange", p, why)
 		}
 	}
 }

@@ -184,10 +184,10 @@ func (d *testHolder) Withdrawn(list []record.Withdrawn) {
 		if string(w.ID) != string(rec.Headers[0].Value) || w.Topic != rec.Topic || !sameKey {
 			d.tb.Errorf("ticket %d was given back as %+v", w.Ticket, w)
 		}
-		if (w.Refusal == nil) == (w.Held == nil) {
-			d.tb.Errorf("ticket %d: refusal %v and error %v, want one of them", w.Ticket, w.Refusal, w.Held)
+		if (w.Rejection == nil) == (w.Held == nil) {
+			d.tb.Errorf("ticket %d: rejection %v and error %v, want one of them", w.Ticket, w.Rejection, w.Held)
 		}
-		if w.Refusal != nil && w.Refusal.Class.DeadAtOnce() {
+		if w.Rejection != nil && w.Rejection.Class.DeadAtOnce() {
 			dead = append(dead, *w)
 			continue
 		}
@@ -347,7 +347,7 @@ func (d *testHolder) tryRelease() {
 	d.r.Flush()
 }
 
-// waitResolved waits until n events are acked or refused, by any sink.
+// waitResolved waits until n events are acked or rejected, by any sink.
 func (d *testHolder) waitResolved(n int) {
 	d.tb.Helper()
 	d.r.acks.waitResolved(n)

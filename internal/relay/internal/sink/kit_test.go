@@ -46,13 +46,13 @@ type place struct {
 	off int64
 }
 
-// refusal is the outcome of a record that is at fault itself.
-type refusal struct {
-	*record.Refusal
+// rejection is the outcome of a record that is at fault itself.
+type rejection struct {
+	*record.Rejection
 	ID, NS []byte
 }
 
-// ledger is the dispatcher of a test. It checks that each ticket is acked or refused exactly once.
+// ledger is the dispatcher of a test. It checks that each ticket is acked or rejected exactly once.
 // As a Holder it holds nothing.
 type ledger struct {
 	tb      testing.TB
@@ -60,7 +60,7 @@ type ledger struct {
 
 	mu       sync.Mutex
 	acked    map[record.Ticket]place
-	refused  map[record.Ticket]*refusal
+	rejected map[record.Ticket]*rejection
 	restored map[record.TopicPartition][]int64
 	idle     map[record.TopicPartition]int64
 	bytes    int
@@ -71,7 +71,7 @@ func newLedger(tb testing.TB) *ledger {
 	return &ledger{
 		tb:       tb,
 		acked:    map[record.Ticket]place{},
-		refused:  map[record.Ticket]*refusal{},
+		rejected: map[record.Ticket]*rejection{},
 		restored: map[record.TopicPartition][]int64{},
 		idle:     map[record.TopicPartition]int64{},
 		changed:  make(chan struct{}),
@@ -106,17 +106,17 @@ func (l *ledger) Withdrawn(list []record.Withdrawn) {
 	defer l.mu.Unlock()
 	for _, w := range list {
 		if w.Topic == "" {
-			l.tb.Error("a refusal without a topic")
+			l.tb.Error("a rejection without a topic")
 		}
-		if w.Refusal == nil {
+		if w.Rejection == nil {
 			l.tb.Errorf("ticket %d was given back: %v", w.Ticket, w.Held)
 			continue
 		}
 
-		if _, twice := l.refused[w.Ticket]; twice {
-			l.tb.Errorf("ticket %d was refused twice", w.Ticket)
+		if _, twice := l.rejected[w.Ticket]; twice {
+			l.tb.Errorf("ticket %d was rejected twice", w.Ticket)
 		}
-		l.refused[w.Ticket] = &refusal{w.Refusal, w.ID, w.NS}
+		l.rejected[w.Ticket] = &rejection{w.Rejection, w.ID, w.NS}
 		l.bytes -= w.Bytes
 	}
 	l.signalLocked()
@@ -148,7 +148,7 @@ func (l *ledger) waitUntil(d time.Duration, condition string, ok func() bool) {
 	for {
 		l.mu.Lock()
 		done, changed := ok(), l.changed
-		acked, refused := len(l.acked), len(l.refused)
+		acked, rejected := len(l.acked), len(l.rejected)
 		l.mu.Unlock()
 		if done {
 			return
@@ -157,17 +157,17 @@ func (l *ledger) waitUntil(d time.Duration, condition string, ok func() bool) {
 		select {
 		case <-changed:
 		case <-deadline.C:
-			l.tb.Fatalf("%s: not within %s (%d acked, %d refused)", condition, d, acked, refused)
+			l.tb.Fatalf("%s: not within %s (%d acked, %d rejected)", condition, d, acked, rejected)
 		}
 	}
 }
 
-// waitResolved waits until n records are acked or refused, and checks that they have released the
+// waitResolved waits until n records are acked or rejected, and checks that they have released the
 // memory that they had reserved.
 func (l *ledger) waitResolved(n int) {
 	l.tb.Helper()
-	condition := fmt.Sprintf("%d records are acked or refused", n)
-	l.waitUntil(testTimeout, condition, func() bool { return len(l.acked)+len(l.refused) == n })
+	condition := fmt.Sprintf("%d records are acked or rejected", n)
+	l.waitUntil(testTimeout, condition, func() bool { return len(l.acked)+len(l.rejected) == n })
 
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -152,14 +152,14 @@ func (l *loop) adaptToFailureLocked(err error, now time.Time) (why string) {
 		return ""
 	}
 
-	// If nothing of it was appended, it is divided or refused now.
+	// If nothing of it was appended, it is divided or rejected now.
 	if incomplete := errors.Is(err, kafkawire.ErrIncomplete) && !batch.maybeAppended; !incomplete && l.sink.c.mayReopen(now) {
 		l.sink.failLocked(fmt.Errorf("%w with smaller batches: %s", ErrReopen, why))
 	}
 	return why
 }
 
-// dropOversized takes the batches out of the next request that would end the connection, and divides or refuses them.
+// dropOversized takes the batches out of the next request that would end the connection, and divides or rejects them.
 func (l *loop) dropOversized() {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
@@ -173,7 +173,7 @@ func (l *loop) dropOversized() {
 			continue
 		}
 
-		l.refuseSizeLocked(f.partition, f.batch)
+		l.rejectSizeLocked(f.partition, f.batch)
 		f.partition.busy = false
 		f.partition.markReadyLocked()
 		if f.partition.ready {
@@ -181,7 +181,7 @@ func (l *loop) dropOversized() {
 		}
 	}
 
-	// The request lets go of the refused batches.
+	// The request lets go of the rejected batches.
 	clear(l.request[len(kept):])
 	l.request = kept
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/internal/fence"
 )
 
-// The relay reads its own batches again to divide them, to refuse a record or to give records back. The limits for records
+// The relay reads its own batches again to divide them, to reject a record or to give records back. The limits for records
 // of others do not apply to them.
 func TestOwnRecordsOfAnySizeAreReadAgain(t *testing.T) {
 	t.Parallel()
@@ -43,7 +43,7 @@ func TestOwnRecordsOfAnySizeAreReadAgain(t *testing.T) {
 		r.send(t, newRecord(topic, "k", "next"))
 		r.Flush()
 		r.acks.waitResolved(2)
-		if got := r.acks.refused[0]; got == nil || got.Class != record.MessageTooLarge {
+		if got := r.acks.rejected[0]; got == nil || got.Class != record.MessageTooLarge {
 			t.Errorf("the large record: %+v", got)
 		}
 	})
@@ -105,7 +105,7 @@ func (c *closingConn) Read(p []byte) (int, error) {
 }
 
 // A broker that closes the connection at the same request again and again has a lower limit. Smaller batches are sent, and a
-// record that is too large alone is refused.
+// record that is too large alone is rejected.
 func TestConnectionThatEndsAtLargeRequests(t *testing.T) {
 	t.Parallel()
 	const most = 200 << 10
@@ -154,9 +154,9 @@ func TestConnectionThatEndsAtLargeRequests(t *testing.T) {
 				for i := range list {
 					acks.mu.Lock()
 					_, acked := acks.acked[record.Ticket(i)]
-					_, refused := acks.refused[record.Ticket(i)]
+					_, rejected := acks.rejected[record.Ticket(i)]
 					acks.mu.Unlock()
-					if acked || refused {
+					if acked || rejected {
 						continue
 					}
 					if err := s.Send(&list[i], record.Ticket(i)); err != nil && !errors.Is(err, ErrReopen) {
@@ -170,7 +170,7 @@ func TestConnectionThatEndsAtLargeRequests(t *testing.T) {
 					defer close(done)
 					for run.Err() == nil {
 						acks.mu.Lock()
-						n, changed := len(acks.acked)+len(acks.refused), acks.changed
+						n, changed := len(acks.acked)+len(acks.rejected), acks.changed
 						acks.mu.Unlock()
 						if n == len(list) {
 							return
@@ -200,7 +200,7 @@ func TestConnectionThatEndsAtLargeRequests(t *testing.T) {
 				}
 			}
 
-			got := acks.refused[0]
+			got := acks.rejected[0]
 			if got == nil || got.Class != record.MessageTooLarge || !strings.Contains(got.Reason, "socket.request.max.bytes") {
 				t.Errorf("the large record: %+v", got)
 			}

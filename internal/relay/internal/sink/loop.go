@@ -88,7 +88,7 @@ type flight struct {
 	batch     *pending
 }
 
-// sendBackoff is the wait after a connection was lost or refused, and before a partition's batch is sent
+// sendBackoff is the wait after a connection was lost or rejected, and before a partition's batch is sent
 // again.
 var sendBackoff = retry.Policy{Base: 4 * time.Millisecond, Cap: 200 * time.Millisecond}
 

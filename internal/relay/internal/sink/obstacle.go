@@ -29,7 +29,7 @@ const (
 	kindForbidden   = kafkawire.TopicForbidden
 	kindNoLeader    = kafkawire.TopicNoLeader
 	kindQuarantined = "quarantined"
-	kindRefused     = kafkawire.TopicRefused
+	kindRejected    = kafkawire.TopicRejected
 	kindUnreachable = kafkawire.TopicUnreachable
 	kindAdopting    = "adopting"
 	kindThrottled   = "throttled"

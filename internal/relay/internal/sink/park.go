@@ -40,7 +40,7 @@ func (o obstacle) parksPartition() bool {
 
 // parksTopic reports whether an obstacle parks a topic that is not adopted. A topic whose name Kafka
 // rejects counts as missing.
-func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kindRefused }
+func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kindRejected }
 
 // parker parks targets that cannot be written, and gives their records back. It works on the topics of
 // the sink under the sink's lock.
@@ -154,7 +154,7 @@ func (pk *parker) stallsOthersLocked(now time.Time) bool {
 
 // isDeferredLocked reports whether brokers have deferred the queued records of partition for parkAfter.
 func (pk *parker) isDeferredLocked(partition *partition, now time.Time) bool {
-	return partition.obstacle.kind == kindRefused && now.Sub(partition.since) >= pk.parkAfter && len(partition.queue) > 0
+	return partition.obstacle.kind == kindRejected && now.Sub(partition.since) >= pk.parkAfter && len(partition.queue) > 0
 }
 
 // mustParkLocked reports whether the queued records of partition must be given back. Records that brokers
@@ -194,7 +194,7 @@ func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
 	if !partition.probing || partition.needsReadBack || partition.quarantine || partition.loop == nil || partition.busy || len(partition.queue) > 0 {
 		return false
 	}
-	if now.Sub(partition.probedAt) < min(refusedRetry, pk.parkAfter) {
+	if now.Sub(partition.probedAt) < min(rejectedRetry, pk.parkAfter) {
 		return false
 	}
 	partition.probedAt = now
@@ -265,18 +265,18 @@ func (pk *parker) withdrawBatchesLocked(topic *topic, queue []*pending, held err
 }
 
 // newWithdrawn describes rec to the Holder. The result does not alias rec.
-func newWithdrawn(topic *topic, rec *record.Record, ticket record.Ticket, why *record.Refusal, held error) record.Withdrawn {
+func newWithdrawn(topic *topic, rec *record.Record, ticket record.Ticket, why *record.Rejection, held error) record.Withdrawn {
 	_, size := recordSizes(rec)
 	return record.Withdrawn{
-		Ticket:   ticket,
-		Topic:    topic.name,
-		Key:      bytes.Clone(rec.Key),
-		Refusal:  why,
-		Held:     held,
-		Bytes:    size,
-		ID:       bytes.Clone(rec.DocumentID()),
-		NS:       bytes.Clone(rec.Header(record.HeaderNamespace)),
-		StringID: string(rec.Header(record.HeaderIDType)) == "string",
+		Ticket:    ticket,
+		Topic:     topic.name,
+		Key:       bytes.Clone(rec.Key),
+		Rejection: why,
+		Held:      held,
+		Bytes:     size,
+		ID:        bytes.Clone(rec.DocumentID()),
+		NS:        bytes.Clone(rec.Header(record.HeaderNamespace)),
+		StringID:  string(rec.Header(record.HeaderIDType)) == "string",
 	}
 }
 
@@ -316,7 +316,7 @@ func (pk *parker) countTurnedAwayLocked(topic *topic, rec *record.Record) {
 	if !topic.isAdopted() {
 		return
 	}
-	if partition, refusal := topic.choosePartitionLocked(rec); refusal == nil && partition.parked {
+	if partition, rejection := topic.choosePartitionLocked(rec); rejection == nil && partition.parked {
 		partition.turnedAway++
 	}
 }

@@ -255,9 +255,9 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 	requireInOrder(t, readTopic(t, k.brokers, "a"), 1, 20)
 }
 
-// TestN11_OneRecordAsksForARefusedPartition: records that were certainly not appended are given
+// TestN11_OneRecordAsksForARejectedPartition: records that were certainly not appended are given
 // back, and the sink continues. Then single records probe the partition until one is accepted.
-func TestN11_OneRecordAsksForARefusedPartition(t *testing.T) {
+func TestN11_OneRecordAsksForARejectedPartition(t *testing.T) {
 	t.Parallel()
 	k := newSickCluster(t)
 	d := openWithHolder(t, fakeOptions(k.brokers...))
@@ -273,14 +273,14 @@ func TestN11_OneRecordAsksForARefusedPartition(t *testing.T) {
 		defer d.mu.Unlock()
 		return len(d.calls) > 2
 	}
-	stacktest.Eventually(t, "two probes were refused", probedTwice)
+	stacktest.Eventually(t, "two probes were rejected", probedTwice)
 	for i, list := range d.calls[1:] {
 		if len(list) != 1 {
 			t.Errorf("call %d gave %d records back, want only the probe", i, len(list))
 		}
 	}
 	if len(d.ready) != 0 {
-		t.Fatal("the partition is ready although all probes were refused")
+		t.Fatal("the partition is ready although all probes were rejected")
 	}
 
 	k.on.Store(false)

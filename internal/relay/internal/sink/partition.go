@@ -28,7 +28,7 @@ type partition struct {
 	leaderEpoch  int32     // the highest that a broker has named
 	epochSeen    time.Time // when a broker last named that epoch
 	loop         *loop     // of the leader; nil without a leader
-	slow         bool      // its last request was refused after a long wait: it uses a separate loop
+	slow         bool      // its last request was rejected after a long wait: it uses a separate loop
 	busy         bool      // a loop works on the head, or its acks are being called
 	ready        bool      // it is in the ready list of its loop
 	retryPending bool      // a timer will add it to the ready list

@@ -239,7 +239,7 @@ func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.Par
 	r.sink.parker.unparkLocked(partition)
 }
 
-// chooseLoopLocked moves partition to the slow loop of its broker after a request that was refused late, and
+// chooseLoopLocked moves partition to the slow loop of its broker after a request that was rejected late, and
 // back after a request that was not. The broker may not lead any longer, so it becomes the last
 // candidate for metadata requests. partition must be busy.
 func (l *loop) chooseLoopLocked(partition *partition, code kafkawire.Code) {

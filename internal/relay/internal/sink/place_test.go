@@ -240,9 +240,9 @@ func TestPartitionThatTimesOutDoesNotHoldBackItsBroker(t *testing.T) {
 	requireInOrder(t, readTopic(t, brokers, "stuck"), 1, 2)
 }
 
-// TestRefusedTopicAsksForItsOwnMetadataAlone: a topic that has too few replicas has the right
+// TestRejectedTopicAsksForItsOwnMetadataAlone: a topic that has too few replicas has the right
 // leader. So the sink does not read the metadata of other topics because of it.
-func TestRefusedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
+func TestRejectedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "short", "fine"))
 	r := openSink(t, fakeOptions(brokers...))
@@ -251,20 +251,20 @@ func TestRefusedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
 	r.Flush()
 	r.acks.waitResolved(2)
 
-	var refused, all, own atomic.Int32
+	var rejected, all, own atomic.Int32
 	kc.Fault(kfake.Fault{
 		Keys:  []kmsg.Key{kmsg.Produce},
 		Topic: "short",
 		Err:   kerr.NotEnoughReplicas,
 		Count: -1,
 		When: func(kmsg.Request) bool {
-			refused.Add(1)
+			rejected.Add(1)
 			return true
 		},
 	})
 	kc.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		kc.KeepControl()
-		if refused.Load() == 0 {
+		if rejected.Load() == 0 {
 			return nil, nil, false
 		}
 		names := req.(*kmsg.MetadataRequest).Topics
@@ -280,7 +280,7 @@ func TestRefusedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
 	begin := time.Now()
 	r.send(t, newRecord("short", "k", "k/1"))
 	r.Flush()
-	stacktest.Eventually(t, "the record is refused 20 times", func() bool { return refused.Load() > 20 })
+	stacktest.Eventually(t, "the record is rejected 20 times", func() bool { return rejected.Load() > 20 })
 	took := time.Since(begin)
 
 	if most := 1 + int32(took/metadataEvery); all.Load() > most {

@@ -18,13 +18,13 @@ func keyScopeOf(rec *record.Record) (keyScope, bool) {
 	return keyScope{string(rec.Header(record.HeaderNamespace)), string(rec.Key)}, true
 }
 
-// withdrawBadLocked gives back the records of the head for which refusalOf returns a refusal. With
+// withdrawBadLocked gives back the records of the head for which rejectionOf returns a rejection. With
 // each of them it gives back all records that follow it in its key, also those in later batches: no
 // record of a key passes a record that will be tried again. The remaining records are encoded again, in
 // order. The sequence of the head stays unused.
 //
 // N15.
-func (l *loop) withdrawBadLocked(partition *partition, refusalOf func(i int) *record.Refusal) {
+func (l *loop) withdrawBadLocked(partition *partition, rejectionOf func(i int) *record.Rejection) {
 	var (
 		list    []record.Withdrawn
 		blocked = map[keyScope]struct{}{}
@@ -40,14 +40,14 @@ func (l *loop) withdrawBadLocked(partition *partition, refusalOf func(i int) *re
 			return false
 		}
 
-		refusal := refusalOf(i)
-		if refusal == nil {
+		rejection := rejectionOf(i)
+		if rejection == nil {
 			return false
 		}
-		if ordered && !refusal.Class.DeadAtOnce() {
+		if ordered && !rejection.Class.DeadAtOnce() {
 			blocked[scope] = struct{}{}
 		}
-		list = append(list, newWithdrawn(partition.topic, rec, batch.tickets[i], refusal, nil))
+		list = append(list, newWithdrawn(partition.topic, rec, batch.tickets[i], rejection, nil))
 		return true
 	}
 

@@ -18,10 +18,10 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
-// TestN15_ARefusedRecordPullsItsKey: a real broker rejects records whose time is too far ahead.
+// TestN15_ARejectedRecordPullsItsKey: a real broker rejects records whose time is too far ahead.
 // Each is given back with all records that follow it in its key, in any batch, in one call and in
 // order. Other keys and namespaces flow.
-func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
+func TestN15_ARejectedRecordPullsItsKey(t *testing.T) {
 	t.Parallel()
 	for name, codec := range map[string]string{"none": "none", "zstd": "zstd", "while it is sent": "none"} {
 		t.Run(name, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 			bad := map[string]int{"k1": 3, "k4": 20}
 			// The value is the number of the key, and the number of the record.
 			at := map[record.Ticket][2]int{}
-			// Send returns these records, because the refusal arrived while the test was still sending.
+			// Send returns these records, because the rejection arrived while the test was still sending.
 			blocked := map[string]int{}
 			for i := range each {
 				if name == "while it is sent" && i == each/2 {
@@ -91,11 +91,11 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 				sides = 1
 			}
 			if name == "while it is sent" && (sides > 0 || blocked["k1"] == 0) {
-				t.Error("the refusal came after all records were sent, so the test shows nothing")
+				t.Error("the rejection came after all records were sent, so the test shows nothing")
 			}
 			d.waitResolved(sent - kept - sides)
-			if len(d.r.acks.refused) != 0 {
-				t.Errorf("refused without being given back: %v", d.r.acks.refused)
+			if len(d.r.acks.rejected) != 0 {
+				t.Errorf("rejected without being given back: %v", d.r.acks.rejected)
 			}
 			if _, ok := d.r.acks.acked[other]; !ok {
 				t.Error("a record of the same key in another namespace was not acked")
@@ -110,12 +110,12 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 						t.Fatalf("k%d: number %d is given back, want %d", k, i, next[k])
 					}
 					next[k]++
-					if refused := !first[k]; refused != (w.Refusal != nil) || !refused && !errors.Is(w.Held, record.ErrBlocked) {
-						t.Errorf("k%d/%d: given back with refusal %v and error %v", k, i, w.Refusal, w.Held)
+					if rejected := !first[k]; rejected != (w.Rejection != nil) || !rejected && !errors.Is(w.Held, record.ErrBlocked) {
+						t.Errorf("k%d/%d: given back with rejection %v and error %v", k, i, w.Rejection, w.Held)
 					}
 					identified := string(w.NS) == "one" && strings.HasPrefix(string(w.ID), "k")
-					if w.Refusal != nil && (w.Refusal.Class != record.RecordRefused || !identified) {
-						t.Errorf("k%d/%d: refused with %+v", k, i, w.Refusal)
+					if w.Rejection != nil && (w.Rejection.Class != record.RecordRejected || !identified) {
+						t.Errorf("k%d/%d: rejected with %+v", k, i, w.Rejection)
 					}
 					first[k] = true
 				}
@@ -175,7 +175,7 @@ func TestN15_PullReachesTheOpenBatch(t *testing.T) {
 	l := &loop{sink: d.r.Sink}
 	l.freezeLocked(p, p.queue[0], time.Now())
 	badRecord := kafkawire.ProduceResult{Code: kafka.InvalidRecord, BadRecords: []int{2}} // a record of k2
-	l.refuseRecordsLocked(p, p.queue[0], &badRecord)
+	l.rejectRecordsLocked(p, p.queue[0], &badRecord)
 	d.r.mu.Unlock()
 	if len(d.calls) != 1 || len(d.calls[0]) != 20 {
 		t.Fatalf("given back in %d calls, want 20 records in one call", len(d.calls))
@@ -225,9 +225,9 @@ func TestN15_AClosedGateQueuesNothing(t *testing.T) {
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 1, 10)
 }
 
-// TestN15_TooLargeIsRefusedOnBothWays: a record that is too large is a dead letter at once, as a
+// TestN15_TooLargeIsRejectedOnBothWays: a record that is too large is a dead letter at once, as a
 // stream and as a side delivery. No record of its key waits for it.
-func TestN15_TooLargeIsRefusedOnBothWays(t *testing.T) {
+func TestN15_TooLargeIsRejectedOnBothWays(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Name(t)
 	stacktest.CreateTopic(t, topic, 1, kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "2000"})
@@ -255,8 +255,8 @@ func TestN15_TooLargeIsRefusedOnBothWays(t *testing.T) {
 	close(allSent)
 	d.waitResolved(7)
 	for _, k := range []record.Ticket{0, 77 | record.Side} {
-		if why := d.r.acks.refused[k]; why == nil || why.Class != record.MessageTooLarge {
-			t.Errorf("ticket %d: refused with %+v, want MessageTooLarge", k, why)
+		if why := d.r.acks.rejected[k]; why == nil || why.Class != record.MessageTooLarge {
+			t.Errorf("ticket %d: rejected with %+v, want MessageTooLarge", k, why)
 		}
 	}
 	if len(d.calls) != 0 {

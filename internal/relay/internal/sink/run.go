@@ -178,7 +178,7 @@ func (s *Sink) State() []Unwritable {
 			}
 
 			// A short retry is normal operation.
-			retrying := p.obstacle.kind == kindUnreachable || p.obstacle.kind == kindRefused
+			retrying := p.obstacle.kind == kindUnreachable || p.obstacle.kind == kindRejected
 			if retrying && !p.quarantine && !p.parked && now.Sub(p.since) < reportAfter {
 				continue
 			}

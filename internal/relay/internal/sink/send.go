@@ -56,7 +56,7 @@ func recordSizes(rec *record.Record) (need, size int) {
 // has found the record, it is not sent, and its ticket is acked before Send returns.
 //
 // Otherwise nothing was queued, and the error is one of these:
-//   - a *record.Refusal: the record itself is at fault.
+//   - a *record.Rejection: the record itself is at fault.
 //   - record.ErrBlocked: the Holder has closed the gate of the key.
 //   - record.ErrParked: the topic is parked.
 //   - record.ErrPartitionParked: the partition is parked. For a side delivery (ticket.IsSide), and for any record
@@ -91,9 +91,9 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 		s.batches.changeUnresolvedLocked(1, size)
 		return nil
 	}
-	partition, refusal := top.choosePartitionLocked(rec)
-	if refusal != nil {
-		return refusal
+	partition, rejection := top.choosePartitionLocked(rec)
+	if rejection != nil {
+		return rejection
 	}
 
 	// The record may have been sent before. Until the partitions that can hold it are read back,
@@ -130,8 +130,8 @@ func (s *Sink) claimHitLocked(
 	if topic.hitsLeft == 0 {
 		return tp, 0, false
 	}
-	partition, refusal := topic.choosePartitionLocked(rec)
-	if refusal != nil || partition.quarantine {
+	partition, rejection := topic.choosePartitionLocked(rec)
+	if rejection != nil || partition.quarantine {
 		return tp, 0, false
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
@@ -197,9 +197,9 @@ func (s *Sink) keepUntilAdoptedLocked(topic *topic, rec *record.Record, ticket r
 }
 
 // choosePartitionLocked returns the partition that rec names, or the partition that its key
-// hashes to. It refuses rec if that partition does not exist. It does not check the size of rec:
+// hashes to. It rejects rec if that partition does not exist. It does not check the size of rec:
 // the limit of the topic may have been raised since it was read, so only Kafka can decide.
-func (t *topic) choosePartitionLocked(rec *record.Record) (*partition, *record.Refusal) {
+func (t *topic) choosePartitionLocked(rec *record.Record) (*partition, *record.Rejection) {
 	n := int32(len(t.partitions))
 	id := rec.Partition
 	if id == record.AnyPartition {
@@ -207,7 +207,7 @@ func (t *topic) choosePartitionLocked(rec *record.Record) (*partition, *record.R
 	}
 
 	if id < 0 || id >= n {
-		return nil, &record.Refusal{
+		return nil, &record.Rejection{
 			Class:  record.PartitionOutOfRange,
 			Reason: fmt.Sprintf("partition %d does not exist: topic %q has %d partitions, numbered from 0", id, t.name, n),
 		}
@@ -225,14 +225,14 @@ func partitionByKey(rec *record.Record, partitions int32) int32 {
 	return kafkawire.ChoosePartition(key, partitions)
 }
 
-// newTooLargeRefusal returns the refusal of a record that takes size bytes in a batch without
+// newTooLargeRejection returns the rejection of a record that takes size bytes in a batch without
 // other records.
-func newTooLargeRefusal(topic *topic, size int) *record.Refusal {
+func newTooLargeRejection(topic *topic, size int) *record.Rejection {
 	limit := "the limit of the topic"
 	if topic.maxBytes > 0 && topic.maxBytes < size {
 		limit = fmt.Sprintf("max.message.bytes=%d", topic.maxBytes)
 	}
-	return &record.Refusal{
+	return &record.Rejection{
 		Class:  record.MessageTooLarge,
 		Reason: fmt.Sprintf("record needs a batch of %d bytes, which exceeds %s (topic %q)", size, limit, topic.name),
 	}

@@ -19,8 +19,8 @@ const (
 	corruptTries = 3
 	// movedTries is how often an unknown partition is treated as a partition that is moving.
 	movedTries = 5
-	// refusedRetry is the wait after a response that definitely refuses a batch.
-	refusedRetry = time.Second
+	// rejectedRetry is the wait after a response that definitely rejects a batch.
+	rejectedRetry = time.Second
 	// reportAfter is the age from which State reports a partition that is only being retried.
 	reportAfter = 2 * time.Second
 )
@@ -59,13 +59,13 @@ func (l *loop) settleRequest(err error) {
 		// The request may have arrived. The broker recognizes the same bytes if it has them.
 		f.batch.maybeAppended = f.batch.maybeAppended || l.wrote && !errors.Is(err, kafkawire.ErrIncomplete)
 		if why != "" && !f.batch.maybeAppended {
-			l.refuseSizeLocked(partition, f.batch)
+			l.rejectSizeLocked(partition, f.batch)
 			continue
 		}
 		reason := obstacle{kindUnreachable, "the broker's response leaves it out"}
 		switch {
 		case why != "":
-			reason = obstacle{kindRefused, why}
+			reason = obstacle{kindRejected, why}
 		case err != nil:
 			reason.text = err.Error()
 		}
@@ -139,7 +139,7 @@ func (l *loop) applyResultLocked(partition *partition, result *kafkawire.Produce
 			retry.Signal(l.sink.refresher.wake)
 		}
 		text := fmt.Sprintf("partition %d of topic %q: Kafka responds with %v", partition.tp.Partition, partition.tp.Topic, result.Code)
-		l.retryLaterLocked(partition, obstacle{kindRefused, text}, now, 0)
+		l.retryLaterLocked(partition, obstacle{kindRejected, text}, now, 0)
 
 	case kafkawire.VerdictTooLarge, kafkawire.VerdictBadRecords:
 		// Kafka checks the size and the records before it checks for duplicates. So an earlier
@@ -151,7 +151,7 @@ func (l *loop) applyResultLocked(partition *partition, result *kafkawire.Produce
 		}
 
 		if verdict == kafkawire.VerdictBadRecords {
-			l.refuseRecordsLocked(partition, batch, result)
+			l.rejectRecordsLocked(partition, batch, result)
 			return
 		}
 		partition.topic.configStale = true
@@ -161,10 +161,10 @@ func (l *loop) applyResultLocked(partition *partition, result *kafkawire.Produce
 	case kafkawire.VerdictCorrupt:
 		l.handleCorruptLocked(partition, batch, now)
 
-	case kafkawire.VerdictRefused:
+	case kafkawire.VerdictRejected:
 		retry.Signal(l.sink.refresher.wake)
 		partition.away = partition.away || result.Code == kafkawire.UnknownTopicOrPartition
-		wait := refusedRetry
+		wait := rejectedRetry
 		// A leader that has just moved away responds with this code, too.
 		if result.Code == kafkawire.UnknownTopicOrPartition && partition.tries < movedTries {
 			wait = 0
@@ -328,14 +328,14 @@ func (l *loop) splitHeadLocked(partition *partition, batch *pending) {
 	partition.clearObstacle()
 	if batch.builder.Count() == 1 {
 		size := len(batch.sealed) - 4
-		l.withdrawBadLocked(partition, func(int) *record.Refusal { return newTooLargeRefusal(partition.topic, size) })
+		l.withdrawBadLocked(partition, func(int) *record.Rejection { return newTooLargeRejection(partition.topic, size) })
 		return
 	}
 	l.reencodeHeadLocked(partition, batch, 2, batch.uncompressed)
 }
 
-// refuseSizeLocked halves a batch at whose size the connection ends. If it has only one record, the record is refused.
-func (l *loop) refuseSizeLocked(partition *partition, batch *pending) {
+// rejectSizeLocked halves a batch at whose size the connection ends. If it has only one record, the record is rejected.
+func (l *loop) rejectSizeLocked(partition *partition, batch *pending) {
 	partition.clearObstacle()
 	if batch.builder.Count() > 1 {
 		l.reencodeHeadLocked(partition, batch, 2, batch.uncompressed)
@@ -343,14 +343,14 @@ func (l *loop) refuseSizeLocked(partition *partition, batch *pending) {
 	}
 	reason := fmt.Sprintf("Kafka, or a device before it, closes the connection at a request of %d bytes with this record (topic %q); "+
 		"raise socket.request.max.bytes of the brokers", len(batch.sealed), partition.tp.Topic)
-	l.withdrawBadLocked(partition, func(int) *record.Refusal {
-		return &record.Refusal{Class: record.MessageTooLarge, Reason: reason}
+	l.withdrawBadLocked(partition, func(int) *record.Rejection {
+		return &record.Rejection{Class: record.MessageTooLarge, Reason: reason}
 	})
 }
 
-// refuseRecordsLocked gives back exactly the records that the broker names. If the broker names
+// rejectRecordsLocked gives back exactly the records that the broker names. If the broker names
 // none, the batch is halved until the bad record is alone.
-func (l *loop) refuseRecordsLocked(partition *partition, batch *pending, result *kafkawire.ProduceResult) {
+func (l *loop) rejectRecordsLocked(partition *partition, batch *pending, result *kafkawire.ProduceResult) {
 	n := int(batch.builder.Count())
 	named := slices.ContainsFunc(result.BadRecords, func(i int) bool { return i >= 0 && i < n })
 	// Older brokers name no records.
@@ -360,7 +360,7 @@ func (l *loop) refuseRecordsLocked(partition *partition, batch *pending, result 
 	}
 
 	partition.clearObstacle()
-	l.withdrawBadLocked(partition, func(i int) *record.Refusal {
+	l.withdrawBadLocked(partition, func(i int) *record.Rejection {
 		if n > 1 && !slices.Contains(result.BadRecords, i) {
 			return nil
 		}
@@ -368,7 +368,7 @@ func (l *loop) refuseRecordsLocked(partition *partition, batch *pending, result 
 		if result.Message != "" {
 			reason += " (" + result.Message + ")"
 		}
-		return &record.Refusal{Class: record.RecordRefused, Reason: reason}
+		return &record.Rejection{Class: record.RecordRejected, Reason: reason}
 	})
 }
 
@@ -386,7 +386,7 @@ func (l *loop) handleCorruptLocked(partition *partition, batch *pending, now tim
 		return
 	}
 
-	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; "+
+	why := obstacle{kindRejected, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; "+
 		"look for a proxy or a network card that changes data", partition.tp.Partition, partition.tp.Topic)}
 	if batch.corruptCount%corruptTries != 0 {
 		l.retryLaterLocked(partition, why, now, 0)
@@ -400,7 +400,7 @@ func (l *loop) handleCorruptLocked(partition *partition, batch *pending, now tim
 
 	wait := time.Duration(0)
 	if corruptCount >= 2*corruptTries {
-		wait = refusedRetry
+		wait = rejectedRetry
 	}
 	l.retryLaterLocked(partition, why, now, wait)
 }

@@ -12,7 +12,7 @@ import (
 
 // TestReservationsAreReleased: the sink adds the redelivered header, for which no memory was
 // reserved. Records are encoded again with it when they leave quarantine, when a batch is split and
-// when a record of it is refused. Each record has the header once, and releases exactly the memory
+// when a record of it is rejected. Each record has the header once, and releases exactly the memory
 // that it has reserved.
 func TestReservationsAreReleased(t *testing.T) {
 	t.Parallel()

@@ -129,7 +129,7 @@ func TestAnObstacleOfANewTopicIsLoggedOnceItLasts(t *testing.T) {
 		if set(c.kind, 2*settleTime) {
 			t.Errorf("%s is logged twice", c.kind)
 		}
-		if !set(kindRefused, 2*settleTime) {
+		if !set(kindRejected, 2*settleTime) {
 			t.Errorf("another reason after %s is not logged", c.kind)
 		}
 	}

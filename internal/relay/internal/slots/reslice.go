@@ -68,12 +68,12 @@ type ResliceSlot struct {
 	Position *time.Time `json:"position,omitempty"`
 }
 
-// ErrResliceRefused is returned if a reslice is refused. Nothing was changed.
-var ErrResliceRefused = errors.New("the slots stay as they are")
+// ErrResliceRejected is returned if a reslice is rejected. Nothing was changed.
+var ErrResliceRejected = errors.New("the slots stay as they are")
 
-// refusalf returns an error that wraps ErrResliceRefused.
-func refusalf(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", ErrResliceRefused, fmt.Errorf(format, args...))
+// rejectionf returns an error that wraps ErrResliceRejected.
+func rejectionf(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrResliceRejected, fmt.Errorf(format, args...))
 }
 
 // resliceRun is one reslice (N28). Its steps, in this order:
@@ -168,7 +168,7 @@ func (r *resliceRun) saveFirstDivision(ctx context.Context) error {
 	if err := r.divisions.Divide(ctx, r.cfg.Watcher, has, false); err != nil {
 		return err
 	}
-	return refusalf("watcher %s was started with %s at this moment; reslice it once it runs",
+	return rejectionf("watcher %s was started with %s at this moment; reslice it once it runs",
 		r.cfg.Watcher, pluralize(has, "slot"))
 }
 
@@ -185,7 +185,7 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 		Undivided: []Undivided{},
 	}
 	if r.Slots < 1 || r.Slots > slot.MaxSlots {
-		return rep, refusalf("%d slots are not possible: choose from 1 to %d", r.Slots, slot.MaxSlots)
+		return rep, rejectionf("%d slots are not possible: choose from 1 to %d", r.Slots, slot.MaxSlots)
 	}
 
 	division, err := r.divisions.Read(ctx, r.cfg.Watcher)
@@ -211,7 +211,7 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 			return rep, err
 		}
 		if !r.AllowUndivided {
-			if err := refuseUndivided(found); err != nil {
+			if err := rejectUndivided(found); err != nil {
 				return rep, err
 			}
 		}
@@ -226,7 +226,7 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 		want = append(want, p.ID(r.cfg.Watcher))
 	}
 	if !slices.Equal(r.ids, want) {
-		return rep, refusalf("watcher %s has %d slots and the documents %s: start outrelay run once, "+
+		return rep, rejectionf("watcher %s has %d slots and the documents %s: start outrelay run once, "+
 			"or if one was lost run outrelay recover", r.cfg.Watcher, rep.From, strings.Join(r.ids, ", "))
 	}
 
@@ -267,9 +267,9 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 func (r *resliceRun) checkReplaceable(document *lease.Document) error {
 	switch {
 	case document.Position().IsZero():
-		return refusalf("slot %s has no position yet; let it run first", document.ID)
+		return rejectionf("slot %s has no position yet; let it run first", document.ID)
 	case document.Gap != nil:
-		return refusalf("slot %s sweeps a gap of its stream; let it finish first", document.ID)
+		return rejectionf("slot %s sweeps a gap of its stream; let it finish first", document.ID)
 	}
 	return nil
 }

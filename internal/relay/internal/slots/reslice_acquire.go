@@ -66,7 +66,7 @@ func (r *resliceRun) pauseSlot(ctx context.Context, id string) error {
 		}
 
 		if ctx.Err() != nil {
-			return refusalf("slot %s cannot be paused: %w", id, err)
+			return rejectionf("slot %s cannot be paused: %w", id, err)
 		}
 		// A killed owner or command may have left a transaction open, which blocks the write for up to
 		// a minute.
@@ -95,7 +95,7 @@ func (r *resliceRun) waitForRelease(ctx context.Context) error {
 		}
 
 		if retry.Sleep(ctx, 100*time.Millisecond) != nil {
-			return refusalf("owners did not drain and release within %s (%s): "+
+			return rejectionf("owners did not drain and release within %s (%s): "+
 				"wait until their targets can be written, or stop them, and try again",
 				r.Wait, strings.Join(owners, ", "))
 		}
@@ -118,7 +118,7 @@ func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, e
 
 	held, err := lease.Acquire(ctx)
 	if err != nil {
-		return nil, refusalf("slot %s could not be acquired: %w", id, err)
+		return nil, rejectionf("slot %s could not be acquired: %w", id, err)
 	}
 	return held, nil
 }
@@ -138,7 +138,7 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 		in.Event = fence.LogEvents(r.log, nil)
 		senders, err := r.fence.FenceOff(ctx, in)
 		if err != nil {
-			return nil, refusalf("slot %s: %w", document.ID, err)
+			return nil, rejectionf("slot %s: %w", document.ID, err)
 		}
 		all = append(all, senders...)
 	}

@@ -69,15 +69,15 @@ func countUndivided(ctx context.Context, coll *mongo.Collection) (Undivided, err
 	return undivided, err
 }
 
-// refuseUndivided returns a refusal if more slots would not divide most of the load of an outbox of found.
-func refuseUndivided(found []Undivided) error {
+// rejectUndivided returns a rejection if more slots would not divide most of the load of an outbox of found.
+func rejectUndivided(found []Undivided) error {
 	i := slices.IndexFunc(found, func(undivided Undivided) bool { return undivided.Envelopes*undividedShare > undivided.Newest })
 	if i < 0 {
 		return nil
 	}
 
 	undivided := found[i]
-	return refusalf("%d of the newest %d envelopes of %s have no field slot: they all belong to the first slot, so more slots would "+
+	return rejectionf("%d of the newest %d envelopes of %s have no field slot: they all belong to the first slot, so more slots would "+
 		"not divide them. Let their writer set slot to murmur2(key) & 1023, as docs/envelope.md describes, or pass "+
 		"--allow-undivided if other envelopes are worth it", undivided.Envelopes, undivided.Newest, undivided.Collection)
 }

@@ -116,7 +116,7 @@ func (k *indexKeeper) ensureOnce(
 
 // isSettled logs the error of an attempt. It reports whether another attempt would fail in the same way, or err is nil.
 func (k *indexKeeper) isSettled(err error, outbox outboxes.Outbox, warnOnce func(text string, args ...any)) bool {
-	var refused *mongodb.PrivilegeError
+	var rejected *mongodb.PrivilegeError
 	switch {
 	case err == nil || errors.Is(err, mongodb.ErrCollectionGone):
 		return true
@@ -124,9 +124,9 @@ func (k *indexKeeper) isSettled(err error, outbox outboxes.Outbox, warnOnce func
 		warnOnce("an index of others has the keys or the name of one that the relay wants; queries may be slow",
 			"collection", outbox.NS(), "error", err)
 		return true
-	case errors.As(err, &refused):
+	case errors.As(err, &rejected):
 		warnOnce("an index is missing because of a missing privilege; the purge and scheduled deliveries read the whole collection",
-			"collection", outbox.NS(), "grant", refused.Action, "on", refused.On, "fix", refused.Advice)
+			"collection", outbox.NS(), "grant", rejected.Action, "on", rejected.On, "fix", rejected.Advice)
 		return false
 	}
 	warnOnce("an index is missing; the purge and scheduled deliveries read the whole collection", "collection", outbox.NS(), "error", err)

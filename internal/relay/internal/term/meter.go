@@ -36,7 +36,7 @@ func (m *meter) observeAcked(batch *record.AckedBatch) {
 func (m *meter) observeDead(topic string, class record.Class) {
 	m.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
 	if topic != "" {
-		m.metrics.ObservePublish(topic, metrics.Refused, 1)
+		m.metrics.ObservePublish(topic, metrics.Rejected, 1)
 	}
 }
 
@@ -51,7 +51,7 @@ func (m *meter) countOutcome(outcome *ledger.Outcome) {
 		return
 	}
 
-	class := string(outcome.Refusal.Class)
+	class := string(outcome.Rejection.Class)
 	m.metrics.Reconciled.WithLabelValues(outcome.End.String()).Inc()
 	if outcome.End == ledger.Dropped {
 		m.metrics.Dropped.WithLabelValues(class).Inc()

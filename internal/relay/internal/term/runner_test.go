@@ -102,7 +102,7 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 		{Topic: "a", Kind: "missing", Records: 2},
 		{Topic: "b", Kind: "no_leader", Records: 1},
 		{Topic: "b", Kind: "no_leader", Records: 3},
-		{Topic: "b", Kind: "refused", Records: 5},
+		{Topic: "b", Kind: "rejected", Records: 5},
 	})
 
 	if n, sum := read(); n != 3 || sum != 11 {

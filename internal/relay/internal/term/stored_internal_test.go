@@ -56,7 +56,7 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	die := func(raw bson.Raw, topic string) {
 		t.Helper()
 		p, err := letters.Prepare(letters.Letter{
-			Watcher: "w", NS: "a.outbox", Raw: raw, Class: record.RecordRefused, Reason: "no", Topic: topic, Partition: record.AnyPartition, Pos: "82",
+			Watcher: "w", NS: "a.outbox", Raw: raw, Class: record.RecordRejected, Reason: "no", Topic: topic, Partition: record.AnyPartition, Pos: "82",
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -33,7 +33,7 @@ type Division struct {
 }
 
 // Divisions is the collection `slots` of the state database. It has the number of slots of each watcher, so that
-// processes with another configuration can be refused.
+// processes with another configuration can be rejected.
 type Divisions struct{ coll, watchers *mongo.Collection }
 
 // New returns the divisions in the state database, with majority concerns.
@@ -53,7 +53,7 @@ func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) 
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return division, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
 	}
-	return division, describeRefusal(err, "reading the division of watcher "+watcher, "find", d.coll)
+	return division, describeRejection(err, "reading the division of watcher "+watcher, "find", d.coll)
 }
 
 // Agree returns nil if the watcher has slot.N slots, and [ErrDivided] if it has another number. If no division is
@@ -93,7 +93,7 @@ func (d *Divisions) storeFirst(ctx context.Context, watcher string, want int) (D
 		// Another process has stored a division at the same moment.
 		return d.Read(ctx, watcher)
 	}
-	return division, describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
+	return division, describeRejection(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
 }
 
 // Documents returns the number of slots according to the documents of a watcher, or 0 if it has none.
@@ -118,7 +118,7 @@ func (d *Divisions) Begin(ctx context.Context, watcher string, slot slot.Range) 
 	}
 	add := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: slot.I}}}}
 	_, err := d.coll.UpdateOne(ctx, byNumber(watcher, slot.N), add)
-	return describeRefusal(err, "noting that slot "+slot.ID(watcher)+" has begun", "update", d.coll)
+	return describeRejection(err, "noting that slot "+slot.ID(watcher)+" has begun", "update", d.coll)
 }
 
 // Begun reports whether a slot has had a position. It returns true for the only slot of a watcher: the claims of its
@@ -146,7 +146,7 @@ func (d *Divisions) StartAt(ctx context.Context, watcher string, slot slot.Range
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After)
 	err := d.coll.FindOneAndUpdate(ctx, byNumber(watcher, slot.N), update, opts).Decode(&division)
 	if err != nil {
-		return proposed, describeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
+		return proposed, describeRejection(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
 	}
 	return division.Start, nil
 }
@@ -160,14 +160,14 @@ func (d *Divisions) Mark(ctx context.Context, watcher string, slotCount int, pau
 		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", list}}}},
 	}}}}
 	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
-	return describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
+	return describeRejection(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
 }
 
 // Unmark removes the record of Mark.
 func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
 	remove := bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}}
 	_, err := d.coll.UpdateOne(ctx, byID(watcher), remove)
-	return describeRefusal(err, "noting the division of watcher "+watcher, "update", d.coll)
+	return describeRejection(err, "noting the division of watcher "+watcher, "update", d.coll)
 }
 
 // Divide sets the number of slots to n. If begun is true, all of them have had a position. In a transaction, the client of
@@ -185,7 +185,7 @@ func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun boo
 		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
 	}
 	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
-	return describeRefusal(err, "dividing watcher "+watcher, "find, insert and update", d.coll)
+	return describeRejection(err, "dividing watcher "+watcher, "find, insert and update", d.coll)
 }
 
 // Discard removes a watcher document that has no owner and has never had a position.
@@ -198,7 +198,7 @@ func (d *Divisions) Discard(ctx context.Context, id string) error {
 		{Key: "gap", Value: nil},
 	}
 	_, err := d.watchers.DeleteOne(ctx, unused)
-	return describeRefusal(err, "removing watcher document "+id, "remove", d.watchers)
+	return describeRejection(err, "removing watcher document "+id, "remove", d.watchers)
 }
 
 // byID returns the filter for the division of a watcher.
@@ -209,7 +209,7 @@ func byNumber(watcher string, n int) bson.D {
 	return bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: n}}
 }
 
-// describeRefusal adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
-func describeRefusal(err error, doing, action string, coll *mongo.Collection) error {
-	return mongodb.Refusal(err, doing, action, mongodb.Namespace(coll))
+// describeRejection adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
+func describeRejection(err error, doing, action string, coll *mongo.Collection) error {
+	return mongodb.Rejection(err, doing, action, mongodb.Namespace(coll))
 }

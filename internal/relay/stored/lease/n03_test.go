@@ -78,7 +78,7 @@ func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 	}
 }
 
-func TestN03_FencedIsRefusedAfterASteal(t *testing.T) {
+func TestN03_FencedIsRejectedAfterASteal(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))

@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
-func TestN05_CopiedStateIsRefused(t *testing.T) {
+func TestN05_CopiedStateIsRejected(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))

@@ -18,16 +18,16 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 )
 
-// RefusedError is returned for a letter that cannot be requeued or discarded as it is. The reason includes the
+// RejectedError is returned for a letter that cannot be requeued or discarded as it is. The reason includes the
 // fix. Nothing was changed.
-type RefusedError struct {
+type RejectedError struct {
 	Letter *Dead // without its envelope
 	Reason string
 	// Missing is the field of the envelope, by its name in the contract, that an edit has to set; "" if there is none.
 	Missing string
 }
 
-func (e *RefusedError) Error() string {
+func (e *RejectedError) Error() string {
 	return fmt.Sprintf("%s of id %s in %s: %s", e.Letter.ID, e.Letter.IDText(), e.Letter.NS, e.Reason)
 }
 
@@ -50,7 +50,7 @@ type Discarding struct {
 // Discard takes no fence, because no envelope changes. Each part of at most [mongodb.MaxDocuments] letters is
 // one majority write. If Discard is interrupted, the same call does the rest.
 //
-// Discard returns a [*RefusedError] and changes nothing if the watcher has not passed the event of
+// Discard returns a [*RejectedError] and changes nothing if the watcher has not passed the event of
 // a letter: only the letter keeps the next owner from sending that event (N15). Discard blocks up
 // to 2 s until the watcher passes it.
 func Discard(
@@ -85,7 +85,7 @@ func Discard(
 
 		discarded, err := discardPart(ctx, scan.coll, part, query)
 		if err != nil {
-			return total, mongodb.Refusal(err, "discarding dead letters from "+mongodb.Namespace(coll), right, mongodb.Namespace(coll))
+			return total, mongodb.Rejection(err, "discarding dead letters from "+mongodb.Namespace(coll), right, mongodb.Namespace(coll))
 		}
 		total += discarded
 		if did != nil {
@@ -169,14 +169,14 @@ func (d Discarding) archivePart(ctx context.Context, coll *mongo.Collection, par
 func setFields(fields ...bson.E) bson.D { return bson.D{{Key: "$set", Value: bson.D(fields)}} }
 
 // waitUntilPassed blocks until the watcher has passed the events of all letters that match query. After
-// maxCheckpointWait it returns a [*RefusedError] instead. A running watcher passes an event with
+// maxCheckpointWait it returns a [*RejectedError] instead. A running watcher passes an event with
 // its next checkpoint.
 func waitUntilPassed(ctx context.Context, coll, watchers *mongo.Collection, query Query) error {
 	began := time.Now()
 	for {
 		err := checkPassed(ctx, coll, watchers, query)
-		var refused *RefusedError
-		if !errors.As(err, &refused) || time.Since(began) > maxCheckpointWait {
+		var rejected *RejectedError
+		if !errors.As(err, &rejected) || time.Since(began) > maxCheckpointWait {
 			return err
 		}
 
@@ -186,7 +186,7 @@ func waitUntilPassed(ctx context.Context, coll, watchers *mongo.Collection, quer
 	}
 }
 
-// checkPassed returns a [*RefusedError] if the event of a matching letter comes after the position
+// checkPassed returns a [*RejectedError] if the event of a matching letter comes after the position
 // of the watcher, or of the slot of the letter.
 func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, query Query) error {
 	watchers = mongodb.Majority(watchers)
@@ -211,7 +211,7 @@ func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, query Qu
 		err = coll.FindOne(ctx, letterlist.All(afterPosition(query.Watcher, part, doc.Position()), query.mongoFilter()),
 			options.FindOne().SetProjection(bson.D{{Key: "envelope", Value: 0}})).Decode(&letter)
 		if err == nil {
-			return &RefusedError{Letter: &letter, Reason: fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+
+			return &RejectedError{Letter: &letter, Reason: fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+
 				"owner would send the event; discard it when the watcher runs and is not held up", id)}
 		}
 		if !errors.Is(err, mongo.ErrNoDocuments) {

@@ -218,9 +218,9 @@ func TestN15_ALetterThatIsNeededStillIsNotDiscarded(t *testing.T) {
 	setPosition("orders/0of2", 5)
 	setPosition("orders/1of2", 10)
 	n, err := b.discard(t.Context(), Query{All: true}, nil)
-	var refused *RefusedError
-	if n != 0 || !errors.As(err, &refused) || refused.Letter.IDText() != "late" {
-		t.Errorf("discard of all: got %d, %v, want a refusal of late", n, err)
+	var rejected *RejectedError
+	if n != 0 || !errors.As(err, &rejected) || rejected.Letter.IDText() != "late" {
+		t.Errorf("discard of all: got %d, %v, want a rejection of late", n, err)
 	}
 	for _, id := range []string{"old", "other slot"} {
 		if n, err := b.discard(t.Context(), Query{IDs: toValues(t, id)}, nil); n != 1 || err != nil {

@@ -27,7 +27,7 @@ const (
 	IsTimeSeries Kind = "time series"
 	IsCapped     Kind = "capped"
 	IsMissing    Kind = "missing"
-	IsRefused    Kind = "no rights"
+	IsRejected   Kind = "no rights"
 )
 
 // Finding is a reason why events of a watched name are not delivered, or may get lost.
@@ -134,10 +134,10 @@ func (l Listing) hasMatch(pattern string) bool {
 		slices.ContainsFunc(l.unfit, func(unfit unfit) bool { return matches(unfit.ns) })
 }
 
-// refused returns the finding of a name or scope on which the user lacks actions.
-func refused(ns, resource, actions, effect string) Finding {
+// rejected returns the finding of a name or scope on which the user lacks actions.
+func rejected(ns, resource, actions, effect string) Finding {
 	return Finding{
-		NS: ns, Kind: IsRefused, Fatal: true,
+		NS: ns, Kind: IsRejected, Fatal: true,
 		Cause: fmt.Sprintf("the MongoDB user lacks the action %s, so the relay cannot %s", actions, effect),
 		Fix:   fmt.Sprintf("grant the action %s on %s; outrelay roles prints all that the relay needs", actions, resource),
 	}
@@ -151,7 +151,7 @@ func InspectRights(ctx context.Context, client *mongo.Client, names []string) (f
 		err := CollectionOf(client, ns).FindOne(ctx, bson.D{}, one).Err()
 		switch {
 		case mongodb.HasCode(err, mongodb.CodeUnauthorized):
-			findings = append(findings, refused(ns, ns, "find", "read its envelopes"))
+			findings = append(findings, rejected(ns, ns, "find", "read its envelopes"))
 		case err != nil && !errors.Is(err, mongo.ErrNoDocuments):
 			return findings, fmt.Errorf("inspecting %s: %w", ns, err)
 		}
@@ -159,9 +159,9 @@ func InspectRights(ctx context.Context, client *mongo.Client, names []string) (f
 	return findings, nil
 }
 
-// RefusedStream returns the finding for a user who may not open a change stream on a collection, on all collections of a database, or
+// RejectedStream returns the finding for a user who may not open a change stream on a collection, on all collections of a database, or
 // if both are empty on all databases.
-func RefusedStream(db, coll string) Finding {
+func RejectedStream(db, coll string) Finding {
 	ns, resource := "the cluster", `{db: "", collection: ""}`
 	switch {
 	case coll != "":
@@ -170,5 +170,5 @@ func RefusedStream(db, coll string) Finding {
 	case db != "":
 		ns, resource = "database "+db, fmt.Sprintf(`{db: %q, collection: ""}`, db)
 	}
-	return refused(ns, resource, "find and changeStream", "open the change stream")
+	return rejected(ns, resource, "find and changeStream", "open the change stream")
 }

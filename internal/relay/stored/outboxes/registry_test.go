@@ -61,7 +61,7 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	}
 }
 
-func TestN25_OfTwoWatchersAtOnceOneIsRefused(t *testing.T) {
+func TestN25_OfTwoWatchersAtOnceOneIsRejected(t *testing.T) {
 	t.Parallel()
 	r := outboxes.NewRegistry(database(t).Collection("collections"))
 	for round := range byte(10) {

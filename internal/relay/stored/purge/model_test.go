@@ -38,7 +38,7 @@ const (
 	opBegin             // a transaction that writes an envelope
 	opCommit            // of a transaction
 	opDeliver           // some events of the stream, in the order of commits, to one slot
-	opRefuse            // the next event, which is stored as waiting: its envelope may go as well
+	opReject            // the next event, which is stored as waiting: its envelope may go as well
 	opPause             // a slot, or goes on
 	opGap               // of a slot, or its end
 	opTick              // time passes
@@ -53,7 +53,7 @@ type step struct {
 
 var scripts = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 	// Purges and time want to be frequent: else little is old enough to go.
-	o := rapid.SampledFrom([]op{opWrite, opWrite, opBegin, opBegin, opCommit, opDeliver, opDeliver, opDeliver, opRefuse, opPause, opGap, opTick, opTick, opTick, opPurge, opPurge}).Draw(t, "op")
+	o := rapid.SampledFrom([]op{opWrite, opWrite, opBegin, opBegin, opCommit, opDeliver, opDeliver, opDeliver, opReject, opPause, opGap, opTick, opTick, opTick, opPurge, opPurge}).Draw(t, "op")
 	return step{o, rapid.IntRange(0, 2*life).Draw(t, "arg")}
 }), 10, 40)
 
@@ -196,8 +196,8 @@ func (w *world) play(s step) error {
 		defer t.session.EndSession(w.ctx)
 		w.commit(t.doc)
 		return t.session.CommitTransaction(w.ctx)
-	case opDeliver, opRefuse:
-		return w.deliver(s.Arg%2, s.Arg/2+1, s.Op == opRefuse)
+	case opDeliver, opReject:
+		return w.deliver(s.Arg%2, s.Arg/2+1, s.Op == opReject)
 	case opPause:
 		w.slots[s.Arg%2].paused = !w.slots[s.Arg%2].paused
 	case opGap:
@@ -239,7 +239,7 @@ func (w *world) begin() error {
 }
 
 // deliver delivers the next events of a slot. The new position is the position of the last event, or now if the stream is idle.
-func (w *world) deliver(i, n int, refuse bool) error {
+func (w *world) deliver(i, n int, reject bool) error {
 	s := &w.slots[i]
 	if s.paused {
 		return nil
@@ -254,7 +254,7 @@ func (w *world) deliver(i, n int, refuse bool) error {
 		}
 		d.sent = true
 		// Services may use the former fields of the relay.
-		if refuse {
+		if reject {
 			if _, err := w.outbox.UpdateOne(w.ctx, bson.D{{Key: "_id", Value: d.id}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "retry"}}}}); err != nil {
 				return err
 			}

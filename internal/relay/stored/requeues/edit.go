@@ -160,7 +160,7 @@ func updateSlot(raw bson.Raw, mapping *envelope.Mapping) (bson.Raw, error) {
 // envelope. The letter keeps the envelope that died.
 //
 // EditAndRequeue validates the edited envelope before it writes anything. It returns
-//   - a [*letters.RefusedError] if the edited envelope is invalid or cannot be requeued,
+//   - a [*letters.RejectedError] if the edited envelope is invalid or cannot be requeued,
 //   - [ErrOtherVersion] if the edit was made from another version of the letter,
 //   - [ErrRequeued] if the letter is already requeued,
 //   - [mongodb.ErrNotFound] if the letter does not exist.
@@ -178,7 +178,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id string, edit Edit, options 
 			"show it again and edit that version", id, ErrOtherVersion, letter.Version(), edit.Version)
 	}
 	if letter.Envelope, err = edit.applyTo(letter.Envelope, k.Mapping); err != nil {
-		return 0, &letters.RefusedError{Letter: &letter, Reason: err.Error()}
+		return 0, &letters.RejectedError{Letter: &letter, Reason: err.Error()}
 	}
 
 	plan, err := k.requeueList(ctx, []*letters.Dead{&letter}, options, edit.Fields())
@@ -187,7 +187,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id string, edit Edit, options 
 		return 0, newRejection(&letter, err)
 	case err != nil:
 		return 0, err
-	case plan.outcome.Refused > 0:
+	case plan.outcome.Rejected > 0:
 		return 0, plan.outcome.Why[0]
 	case plan.outcome.Requeued > 0:
 		return plan.delivery, nil

@@ -26,7 +26,7 @@ func TestEditAndRequeue(t *testing.T) {
 	set := func(name string, v any) bson.D { return bson.D{{Key: name, Value: v}} }
 	payload := bson.Binary{Subtype: 0x80, Data: []byte("new")}
 
-	// Edits that are refused.
+	// Edits that are rejected.
 	_, err := b.edit(id, Edit{Version: 3, Set: set("payload", payload)})
 	if !isConflict(err) || !strings.Contains(err.Error(), "show it again") {
 		t.Errorf("edit of another version: got %v, want a conflict", err)
@@ -41,17 +41,17 @@ func TestEditAndRequeue(t *testing.T) {
 			t.Errorf("edit of %s: got no error", name)
 		}
 	}
-	var refused *letters.RefusedError
+	var rejected *letters.RejectedError
 	_, err = b.edit(id, Edit{Set: set("payload", payload)})
-	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "contenttype") {
-		t.Errorf("edit that leaves the envelope malformed: got %v, want a refusal", err)
+	if !errors.As(err, &rejected) || !strings.Contains(err.Error(), "contenttype") {
+		t.Errorf("edit that leaves the envelope malformed: got %v, want a rejection", err)
 	}
 	reserved := Edit{Set: set("headers", bson.D{{Key: "id", Value: "x"}}), Unset: []string{"contenttype"}}
-	if _, err := b.edit(id, reserved); !errors.As(err, &refused) {
-		t.Errorf("edit with a reserved header: got %v, want a refusal", err)
+	if _, err := b.edit(id, reserved); !errors.As(err, &rejected) {
+		t.Errorf("edit with a reserved header: got %v, want a rejection", err)
 	}
 	if len(b.entries(bson.D{})) != 0 || b.open(id).Requeued != nil {
-		t.Fatal("a refused edit has stored an envelope or changed the letter")
+		t.Fatal("a rejected edit has stored an envelope or changed the letter")
 	}
 
 	dryRun := Edit{Set: set("key", "k"), Unset: []string{"contenttype"}}
@@ -134,7 +134,7 @@ func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 	}
 }
 
-func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
+func TestOfTwoEditsOfOneVersionOneIsRejected(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	id := b.write(b.newLetter(valid("x")))[0]

@@ -48,8 +48,8 @@ func NewDesk(coll, waiting *mongo.Collection, watcher, actor string) Desk {
 	return Desk{Letters: coll, Waiting: waiting, Watcher: watcher, Actor: actor, Run: uuid.NewString()}
 }
 
-// maxRefused bounds Outcome.Why.
-const maxRefused = 100
+// maxRejected bounds Outcome.Why.
+const maxRejected = 100
 
 // atOnce is how many letters one transaction requeues.
 const atOnce = 500
@@ -64,18 +64,18 @@ type Options struct {
 // Outcome counts the effects of a requeue, or with DryRun the expected effects.
 type Outcome struct {
 	Requeued int64
-	Refused  int64                   // letters that cannot be delivered as they are, and stay
-	Why      []*letters.RefusedError // the first of the refused letters, at most 100
+	Rejected int64                    // letters that cannot be delivered as they are, and stay
+	Why      []*letters.RejectedError // the first of the rejected letters, at most 100
 }
 
 func (o *Outcome) add(outcome Outcome) {
 	o.Requeued += outcome.Requeued
-	o.Refused += outcome.Refused
-	o.Why = append(o.Why, outcome.Why[:min(len(outcome.Why), maxRefused-len(o.Why))]...)
+	o.Rejected += outcome.Rejected
+	o.Why = append(o.Why, outcome.Why[:min(len(outcome.Why), maxRejected-len(o.Why))]...)
 }
 
-func (o *Outcome) refuse(why *letters.RefusedError) {
-	o.add(Outcome{Refused: 1, Why: []*letters.RefusedError{why}})
+func (o *Outcome) reject(why *letters.RejectedError) {
+	o.add(Outcome{Rejected: 1, Why: []*letters.RejectedError{why}})
 }
 
 // Requeue stores the envelopes of the matching letters as waiting, each as the next delivery of the same envelope to all
@@ -118,7 +118,7 @@ func (k Desk) Requeue(ctx context.Context, query letters.Query, options Options,
 }
 
 // requeueHalves requeues letters in one transaction. If MongoDB rejects an envelope, it divides the list until the envelope
-// is alone, and counts its letter as refused.
+// is alone, and counts its letter as rejected.
 func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, options Options) (Outcome, error) {
 	plan, err := k.requeueList(ctx, list, options, nil)
 	switch {
@@ -127,7 +127,7 @@ func (k Desk) requeueHalves(ctx context.Context, list []*letters.Dead, options O
 	case !isRejected(err):
 		return Outcome{}, err
 	case len(list) == 1:
-		return Outcome{Refused: 1, Why: []*letters.RefusedError{newRejection(list[0], err)}}, nil
+		return Outcome{Rejected: 1, Why: []*letters.RejectedError{newRejection(list[0], err)}}, nil
 	}
 
 	half := len(list) / 2
@@ -151,8 +151,8 @@ func isRejected(err error) bool {
 	return errors.As(err, &rejected)
 }
 
-func newRejection(letter *letters.Dead, err error) *letters.RefusedError {
-	return &letters.RefusedError{Letter: letter, Reason: fmt.Sprintf(
+func newRejection(letter *letters.Dead, err error) *letters.RejectedError {
+	return &letters.RejectedError{Letter: letter, Reason: fmt.Sprintf(
 		"MongoDB rejects its envelope of %d bytes as a waiting envelope (%s); discard it, or edit it",
 		letter.Size, letters.DescribeRejection(err))}
 }
@@ -218,13 +218,13 @@ func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, plan *plan) (
 	return slices.DeleteFunc(slices.Clone(list), func(letter *letters.Dead) bool { return !open[letter.ID] }), nil
 }
 
-// planEntries adds to plan the entries of those letters that can be requeued. The other letters are counted as refused.
+// planEntries adds to plan the entries of those letters that can be requeued. The other letters are counted as rejected.
 func (k Desk) planEntries(list []*letters.Dead, now time.Time, options Options, plan *plan) error {
 	for _, d := range list {
 		entry, err := k.newEntry(d, now, options)
-		var refused *letters.RefusedError
-		if errors.As(err, &refused) {
-			plan.outcome.refuse(refused)
+		var rejected *letters.RejectedError
+		if errors.As(err, &rejected) {
+			plan.outcome.reject(rejected)
 			continue
 		}
 		if err != nil {
@@ -262,25 +262,25 @@ func (k Desk) writeEntries(tx context.Context, plan *plan, topic string, edited 
 	}
 	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
 	_, err = k.Letters.UpdateMany(tx, idIn(plan.letters), letterlist.Mark("requeued", by, next))
-	return mongodb.Refusal(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
+	return mongodb.Rejection(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 
 // newEntry returns the waiting envelope of letter with the server time now. If letter cannot be delivered as it is, the error is a
-// [*letters.RefusedError].
+// [*letters.RejectedError].
 func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (waiting.Entry, error) {
-	refuse := func(reason string) (waiting.Entry, error) {
-		return waiting.Entry{}, &letters.RefusedError{Letter: letter, Reason: reason}
+	reject := func(reason string) (waiting.Entry, error) {
+		return waiting.Entry{}, &letters.RejectedError{Letter: letter, Reason: reason}
 	}
 	if letter.Delivery == math.MaxInt32 {
-		return refuse("it has reached the highest delivery number")
+		return reject("it has reached the highest delivery number")
 	}
 
 	elems, err := letter.Envelope.Elements()
 	switch {
 	case err != nil:
-		return refuse("its envelope is not valid BSON; edit it")
+		return reject("its envelope is not valid BSON; edit it")
 	case len(elems) <= 1:
-		return refuse("only its id is left; edit it")
+		return reject("only its id is left; edit it")
 	}
 	var view envelope.View
 	if err := k.Mapping.Parse(letter.Envelope, &view); err != nil {
@@ -289,17 +289,17 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 		if _, idErr := envelope.ParseID(id.Type, id.Value); idErr != nil || view.IDType == 0 {
 			fix = "; an id cannot be edited: append the event again with another id, and discard this letter"
 		}
-		missing := record.RefusalOf(err).Missing
+		missing := record.RejectionOf(err).Missing
 		if missing != "" && missing != "_id" && missing != "id" {
-			return waiting.Entry{}, &letters.RefusedError{Letter: letter, Reason: err.Error() + "; set " + missing + " in an edit", Missing: missing}
+			return waiting.Entry{}, &letters.RejectedError{Letter: letter, Reason: err.Error() + "; set " + missing + " in an edit", Missing: missing}
 		}
-		return refuse(err.Error() + fix)
+		return reject(err.Error() + fix)
 	}
 
 	raw := letter.Envelope
 	if view.HasExpiresAt && view.ExpiresAt <= now.UnixMilli() {
 		if !options.IgnoreExpiry {
-			return refuse("it has expired; ignore the expiry, or edit it")
+			return reject("it has expired; ignore the expiry, or edit it")
 		}
 		if raw, err = removeField(elems, k.Mapping.Name("expiresAt")); err != nil {
 			return waiting.Entry{}, fmt.Errorf("removing the expiry of %s: %w", letter.ID, err)

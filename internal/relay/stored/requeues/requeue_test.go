@@ -177,7 +177,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	id := b.write(l)[0]
 
 	before := time.Now()
-	if got := b.requeue(letters.Query{Letters: []string{id}}, Options{}); got.Requeued != 1 || got.Refused != 0 {
+	if got := b.requeue(letters.Query{Letters: []string{id}}, Options{}); got.Requeued != 1 || got.Rejected != 0 {
 		t.Fatalf("requeue: got %+v, want 1 requeued", got)
 	}
 	list := b.entries(bson.D{})
@@ -225,7 +225,7 @@ func TestLettersOfOneIDAreRequeuedApart(t *testing.T) {
 		return b.newLetter(valid("two topics"), func(l *letters.Letter) { l.Topic, l.Pos = name, "8267" })
 	}
 	b.write(first, second, topic("a"), topic("b"))
-	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != 4 || got.Refused != 0 {
+	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != 4 || got.Rejected != 0 {
 		t.Fatalf("got %+v, want 4 requeued", got)
 	}
 
@@ -247,7 +247,7 @@ func TestARequeueToATopic(t *testing.T) {
 		list = append(list, b.newLetter(valid("two topics"), func(l *letters.Letter) { l.Topic = topic }))
 	}
 	ids := b.write(append(list, b.newLetter(valid("one topic"), func(l *letters.Letter) { l.Pos = "8266" }))...)
-	if got := b.requeue(letters.Query{All: true}, Options{Topic: "orders.v2"}); got.Requeued != 3 || got.Refused != 0 {
+	if got := b.requeue(letters.Query{All: true}, Options{Topic: "orders.v2"}); got.Requeued != 3 || got.Rejected != 0 {
 		t.Fatalf("got %+v, want 3 requeued", got)
 	}
 
@@ -262,7 +262,7 @@ func TestARequeueToATopic(t *testing.T) {
 	}
 }
 
-func TestARequeueRefusesUndeliverableLetters(t *testing.T) {
+func TestARequeueRejectsUndeliverableLetters(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	past, future := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
@@ -287,8 +287,8 @@ func TestARequeueRefusesUndeliverableLetters(t *testing.T) {
 	}
 	for _, dryRun := range []bool{true, false} {
 		got := b.requeue(letters.Query{All: true}, Options{DryRun: dryRun})
-		if got.Requeued != 2 || got.Refused != int64(len(reasons)) || len(got.Why) != len(reasons) {
-			t.Fatalf("dry run %v: got %+v, want 2 requeued and %d refused", dryRun, got, len(reasons))
+		if got.Requeued != 2 || got.Rejected != int64(len(reasons)) || len(got.Why) != len(reasons) {
+			t.Fatalf("dry run %v: got %+v, want 2 requeued and %d rejected", dryRun, got, len(reasons))
 		}
 		for _, why := range got.Why {
 			want := reasons[why.Letter.ID]
@@ -296,7 +296,7 @@ func TestARequeueRefusesUndeliverableLetters(t *testing.T) {
 				t.Errorf("the reason of %s: got %v, want %q", why.Letter.ID, why, want)
 			}
 			if d := b.open(why.Letter.ID); d.Requeued != nil {
-				t.Errorf("%s is refused and marked as requeued", why.Letter.ID)
+				t.Errorf("%s is rejected and marked as requeued", why.Letter.ID)
 			}
 		}
 		if marked := b.open(ids[4]).Requeued != nil; marked == dryRun {
@@ -324,7 +324,7 @@ func TestARequeueRefusesUndeliverableLetters(t *testing.T) {
 }
 
 // An envelope that MongoDB rejects must not keep the other letters of the part.
-func TestAnEnvelopeThatMongoDBRejectsIsRefusedAlone(t *testing.T) {
+func TestAnEnvelopeThatMongoDBRejectsIsRejectedAlone(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	ids := b.fill(20)
@@ -335,21 +335,21 @@ func TestAnEnvelopeThatMongoDBRejectsIsRefusedAlone(t *testing.T) {
 	doc := valid("keyed", bson.E{Key: "extra", Value: make([]byte, 16<<20-31<<10)})
 	doc[2].Value = key
 	keyed := b.write(b.newLetter(doc, func(l *letters.Letter) { l.Pos = "8200000004" }))
-	refuse := bson.D{{Key: "collMod", Value: b.waiting.Name()}, {Key: "validator", Value: bson.D{{Key: "envelope.n", Value: bson.D{{Key: "$ne", Value: 11}}}}}}
-	if err := b.db.RunCommand(t.Context(), refuse).Err(); err != nil {
+	reject := bson.D{{Key: "collMod", Value: b.waiting.Name()}, {Key: "validator", Value: bson.D{{Key: "envelope.n", Value: bson.D{{Key: "$ne", Value: 11}}}}}}
+	if err := b.db.RunCommand(t.Context(), reject).Err(); err != nil {
 		t.Fatal(err)
 	}
 
 	got := b.requeue(letters.Query{All: true}, Options{})
-	if got.Requeued != 19 || got.Refused != 3 || len(b.entries(bson.D{})) != 19 {
-		t.Fatalf("got %+v, want 19 requeued and 3 refused", got)
+	if got.Requeued != 19 || got.Rejected != 3 || len(b.entries(bson.D{})) != 19 {
+		t.Fatalf("got %+v, want 19 requeued and 3 rejected", got)
 	}
 	for _, why := range got.Why {
 		if why.Letter.ID != large[0] && why.Letter.ID != keyed[0] && why.Letter.ID != ids[11] || !strings.Contains(why.Reason, "MongoDB rejects") {
-			t.Errorf("refused: %v", why)
+			t.Errorf("rejected: %v", why)
 		}
 		if b.open(why.Letter.ID).Requeued != nil {
-			t.Errorf("%s is refused and marked as requeued", why.Letter.ID)
+			t.Errorf("%s is rejected and marked as requeued", why.Letter.ID)
 		}
 	}
 }
@@ -367,14 +367,14 @@ func TestARejectionMayBeAnErrorOfTheCommand(t *testing.T) {
 	off := fail(121)
 	got := b.requeue(letters.Query{All: true}, Options{})
 	off()
-	if got.Requeued != 0 || got.Refused != 4 {
-		t.Errorf("a rejection: got %+v, want 4 refused", got)
+	if got.Requeued != 0 || got.Rejected != 4 {
+		t.Errorf("a rejection: got %+v, want 4 rejected", got)
 	}
 
 	off = fail(14031)
 	got, err := b.newDesk().Requeue(t.Context(), letters.Query{Watcher: "orders", All: true}, Options{}, nil)
 	off()
-	if err == nil || got.Refused != 0 {
+	if err == nil || got.Rejected != 0 {
 		t.Errorf("a full disk: got %+v, %v, want an error", got, err)
 	}
 	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != 4 {
@@ -417,10 +417,10 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 	if _, err := b.waiting.DeleteMany(t.Context(), bson.D{{Key: "envelope.n", Value: bson.D{{Key: "$lt", Value: 100}}}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != n-atOnce || got.Refused != 0 {
+	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != n-atOnce || got.Rejected != 0 {
 		t.Errorf("the second call: got %+v, want %d requeued", got, n-atOnce)
 	}
-	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != 0 || got.Refused != 0 {
+	if got := b.requeue(letters.Query{All: true}, Options{}); got.Requeued != 0 || got.Rejected != 0 {
 		t.Errorf("the third call: got %+v, want none", got)
 	}
 	list = b.entries(bson.D{})
@@ -519,7 +519,7 @@ func TestAPartOfLargeLettersIsBounded(t *testing.T) {
 	b.write(b.newLetter(valid("x"), func(l *letters.Letter) { l.Watcher = "other" }))
 	var totals []int64
 	_, err := b.newDesk().Requeue(t.Context(), letters.Query{Watcher: "orders", All: true}, Options{}, func(o Outcome) {
-		totals = append(totals, o.Requeued+o.Refused)
+		totals = append(totals, o.Requeued+o.Rejected)
 	})
 	if err != nil || len(totals) != 2 || totals[0] != 2 || totals[1] != 4 {
 		t.Errorf("totals %v, %v, want 2 and 4", totals, err)

@@ -45,7 +45,7 @@ func insertOne(t *testing.T, coll *mongo.Collection) {
 	}
 }
 
-// expectUnusable expects that Check and Ensure refuse d with each of the texts, and that Ensure leaves the collections of db as they are.
+// expectUnusable expects that Check and Ensure reject d with each of the texts, and that Ensure leaves the collections of db as they are.
 func expectUnusable(t *testing.T, db *mongo.Database, d state.Database, texts ...string) {
 	t.Helper()
 	before, err := db.ListCollectionNames(t.Context(), bson.D{})
@@ -123,7 +123,7 @@ func TestTwoFirstStartsAtTheSameTime(t *testing.T) {
 
 // A collection of somebody else with a name of outrelay is neither used nor given an index. Its documents would otherwise
 // expire by the index of the audit log.
-func TestACollectionOfOthersIsRefused(t *testing.T) {
+func TestACollectionOfOthersIsRejected(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"audit", "marker", "watchers"} {
 		db, d := newDatabase(t)
@@ -139,7 +139,7 @@ func TestACollectionOfOthersIsRefused(t *testing.T) {
 }
 
 // A newer version needs a collection whose name others took while the older version ran.
-func TestANameThatOthersTookIsRefused(t *testing.T) {
+func TestANameThatOthersTookIsRejected(t *testing.T) {
 	t.Parallel()
 	db, d := newDatabase(t)
 	mustEnsure(t, d)
@@ -150,7 +150,7 @@ func TestANameThatOthersTookIsRefused(t *testing.T) {
 	expectUnusable(t, db, d, d.Namespace("replays"))
 }
 
-func TestAnotherFormatIsRefused(t *testing.T) {
+func TestAnotherFormatIsRejected(t *testing.T) {
 	t.Parallel()
 	db, d := newDatabase(t)
 	mustEnsure(t, d)

@@ -539,10 +539,10 @@ func TestSweepEnds(t *testing.T) {
 	b := newBundle(t)
 	b.insert(t.Context(), b.newOutbox("o"), "a")
 	b.insert(t.Context(), b.newOutbox("o"), "b")
-	refused := errors.New("no")
-	p := &publisher{deliver: func(*outboxes.Envelope) error { return refused }}
-	if _, err := b.newSweep(b.clusterTime(), p, "o").Run(t.Context()); !errors.Is(err, refused) {
-		t.Errorf("a refusal ends the sweep with %v", err)
+	rejected := errors.New("no")
+	p := &publisher{deliver: func(*outboxes.Envelope) error { return rejected }}
+	if _, err := b.newSweep(b.clusterTime(), p, "o").Run(t.Context()); !errors.Is(err, rejected) {
+		t.Errorf("a rejection ends the sweep with %v", err)
 	}
 
 	over := errors.New("over")

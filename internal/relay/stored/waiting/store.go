@@ -134,7 +134,7 @@ func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take fu
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		cur, err := mongodb.Aggregate(ctx, s.coll, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
 		if err != nil {
-			return mongodb.Refusal(err, doing, "find", mongodb.Namespace(s.coll))
+			return mongodb.Rejection(err, doing, "find", mongodb.Namespace(s.coll))
 		}
 		return mongodb.EachDocument(ctx, cur, doing, func(raw bson.Raw) error {
 			document := ReadDocument(raw)

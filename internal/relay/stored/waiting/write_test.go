@@ -62,7 +62,7 @@ func TestN16_EnterIsIdempotentAndKeepsTheEnvelope(t *testing.T) {
 	})
 	e := newEntry(t, 7, "$key", at(time.Hour), func(e *Entry) {
 		e.Raw, e.Pending, e.Delivery, e.ReplayOf, e.Redelivered, e.Attempts = raw, []string{"b", "a"}, 3, "run", true, 2
-		e.Error = &record.Attempt{Class: record.RecordRefused, Reason: "$bad \xff" + huge, Topic: "$topic", At: time.Now(), Node: "n"}
+		e.Error = &record.Attempt{Class: record.RecordRejected, Reason: "$bad \xff" + huge, Topic: "$topic", At: time.Now(), Node: "n"}
 	})
 	enter(t, coll, e)
 	// Somebody has changed the document since.
@@ -160,7 +160,7 @@ func TestChangesAreIdempotent(t *testing.T) {
 	}
 	enter(t, coll, list...)
 	id := func(n int) [IDSize]byte { return list[n-1].DocumentID() }
-	failure := &record.Attempt{Class: record.RecordRefused, Reason: "no", Topic: "a", At: time.UnixMilli(5), Node: "n"}
+	failure := &record.Attempt{Class: record.RecordRejected, Reason: "no", Topic: "a", At: time.UnixMilli(5), Node: "n"}
 	next := time.UnixMilli(99)
 	changes := []*Change{
 		{DocumentID: id(1), Reason: Retry, Pending: []string{"a"}, Failure: failure, Attempts: 1, NextAt: next},
@@ -206,7 +206,7 @@ func TestTheHistoryIsBounded(t *testing.T) {
 	for n := range record.KeptAttempts + 5 {
 		c := &Change{
 			DocumentID: e.DocumentID(), Reason: Retry, Attempts: int32(n), NextAt: time.Now(),
-			Failure: &record.Attempt{Class: record.RecordRefused, Reason: fmt.Sprint(n, strings.Repeat("x", 1<<16)), At: time.Now()},
+			Failure: &record.Attempt{Class: record.RecordRejected, Reason: fmt.Sprint(n, strings.Repeat("x", 1<<16)), At: time.Now()},
 		}
 		if _, err := WriteChanges(t.Context(), coll, []*Change{c}, nil); err != nil {
 			t.Fatal(err)
@@ -228,7 +228,7 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 		list = append(list, newEntry(t, i, fmt.Sprintf("k%03d", i), at(time.Hour), func(e *Entry) {
 			e.Attempts = 3
 			e.Pos = fmt.Sprintf("82%08X00000000", 1000+i)
-			e.Error = &record.Attempt{Class: record.RecordRefused, Reason: "no", At: time.Now()}
+			e.Error = &record.Attempt{Class: record.RecordRejected, Reason: "no", At: time.Now()}
 		}))
 	}
 	list = append(list, newEntry(t, 200, "parked", func(e *Entry) { e.Attempts = 1 }), newEntry(t, 201, "audit", at(time.Hour), func(e *Entry) { e.Watcher, e.Attempts = "audit", 1 }))

@@ -357,7 +357,7 @@ func (g *generation) Resume(ctx context.Context, tp transport.TopicPartition) (t
 // commitRetry is the wait before a commit is repeated that has met a rebalance.
 const commitRetry = 100 * time.Millisecond
 
-// Commit stores offsets. While the group is rebalanced, it waits. It does not use the commits of kgo, which refuses the offsets
+// Commit stores offsets. While the group is rebalanced, it waits. It does not use the commits of kgo, which rejects the offsets
 // of a topic that was deleted and created again, for the life of the client.
 func (g *generation) Commit(ctx context.Context, offsets map[transport.TopicPartition]transport.GroupOffset) error {
 	for {

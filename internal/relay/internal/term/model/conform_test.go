@@ -144,9 +144,9 @@ func TestTheModelStoresWhatTheLedgerStores(t *testing.T) {
 				o.End, o.Reason, o.Topics = ledger.Waiting, waiting.Blocked, s.topics[:1]
 			case 2:
 				o.End, o.Reason, o.Topics, o.Topic = ledger.Retrying, waiting.Retry, s.topics[:1], s.topics[0]
-				o.Refusal = record.Refusal{Class: record.RecordRefused, Reason: "not now"}
+				o.Rejection = record.Rejection{Class: record.RecordRejected, Reason: "not now"}
 			default:
-				o.End, o.Topic, o.Refusal = ledger.Dead, s.topics[0], record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
+				o.End, o.Topic, o.Rejection = ledger.Dead, s.topics[0], record.Rejection{Class: record.MessageTooLarge, Reason: "too large"}
 			}
 			list = append(list, o)
 		}
@@ -168,7 +168,7 @@ func TestTheModelStoresWhatTheLedgerStores(t *testing.T) {
 					answer := record.Answer{Topic: topic, Offset: 7}
 					switch dice.IntN(4) {
 					case 0:
-						answer.Refusal = &record.Refusal{Class: record.RecordRefused, Reason: "not now"}
+						answer.Rejection = &record.Rejection{Class: record.RecordRejected, Reason: "not now"}
 					case 1:
 						answer.Held = record.ErrPartitionParked
 					}

@@ -45,7 +45,7 @@ type request struct {
 
 	arrived  bool // its reply is on the way
 	base     int64
-	refused  int // index of the record that Kafka refuses, or -1
+	rejected int // index of the record that Kafka rejects, or -1
 	isFenced bool
 }
 
@@ -85,7 +85,7 @@ func (w *world) arrive(r *request) {
 	if r.arrived || !l.leader {
 		return
 	}
-	r.arrived, r.refused = true, -1
+	r.arrived, r.rejected = true, -1
 	if r.epoch < l.fence {
 		r.isFenced = true
 		w.logf("%v rejects a request of epoch %d", l.tp, r.epoch)
@@ -94,10 +94,10 @@ func (w *world) arrive(r *request) {
 
 	for i, record := range r.records {
 		spec := w.specs[record.number]
-		if spec.refusals[l.tp.Topic] > 0 {
-			spec.refusals[l.tp.Topic]--
-			r.refused = i
-			w.logf("%v refuses %s", l.tp, spec)
+		if spec.rejections[l.tp.Topic] > 0 {
+			spec.rejections[l.tp.Topic]--
+			r.rejected = i
+			w.logf("%v rejects %s", l.tp, spec)
 			return
 		}
 	}

@@ -139,9 +139,9 @@ func (s *scheduled) sendDue() {
 		out := outboxes.NewEnvelope(h.NS, h.Raw)
 		err := s.term.outlet.Publish(context.Background(), &out, nil, func(published record.Published) { s.answer(h, published) })
 
-		var refused *record.Refusal
-		if errors.As(err, &refused) {
-			s.store(h, s.term.ledger.ClaimRefused(h.ref(), &h.Claimed, refused), 0)
+		var rejected *record.Rejection
+		if errors.As(err, &rejected) {
+			s.store(h, s.term.ledger.ClaimRejected(h.ref(), &h.Claimed, rejected), 0)
 		} else if err != nil {
 			s.term.die("ends: " + err.Error())
 		}
@@ -151,7 +151,7 @@ func (s *scheduled) sendDue() {
 func (h *held) ref() *ledger.ClaimRef { return &ledger.ClaimRef{ID: h.flight.id, Index: h.index} }
 
 func (s *scheduled) answer(h *held, published record.Published) {
-	if !slices.ContainsFunc(published.Answers, func(a record.Answer) bool { return a.Refusal != nil || a.Held != nil }) {
+	if !slices.ContainsFunc(published.Answers, func(a record.Answer) bool { return a.Rejection != nil || a.Held != nil }) {
 		s.landEnvelope(h, published.Ticket)
 		return
 	}

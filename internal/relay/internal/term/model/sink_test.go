@@ -177,7 +177,7 @@ func (s *sink) settle(r *request) {
 		return
 	}
 
-	if r.refused < 0 {
+	if r.rejected < 0 {
 		part.queue = part.queue[len(r.records):]
 		tickets := make([]record.Ticket, len(r.records))
 		bytes := 0
@@ -191,10 +191,10 @@ func (s *sink) settle(r *request) {
 	}
 
 	// The sink gives back the record, and every later one of its key (N15).
-	bad := r.records[r.refused]
-	why := &record.Refusal{Class: record.RecordRefused, Reason: "not now"}
+	bad := r.records[r.rejected]
+	why := &record.Rejection{Class: record.RecordRejected, Reason: "not now"}
 	if s.w.specs[bad.number].tooLarge {
-		why = &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
+		why = &record.Rejection{Class: record.MessageTooLarge, Reason: "too large"}
 	}
 	var kept []*sent
 	var back []record.Withdrawn
@@ -203,14 +203,14 @@ func (s *sink) settle(r *request) {
 		case x == bad:
 			back = append(back, withdrawn(x, why, nil))
 		// A record that is dead at once holds nothing back.
-		case i > r.refused && x.key == bad.key && x.ns == bad.ns && !why.Class.DeadAtOnce() && s.w.undo != keepBehindRefused:
+		case i > r.rejected && x.key == bad.key && x.ns == bad.ns && !why.Class.DeadAtOnce() && s.w.undo != keepBehindRejected:
 			back = append(back, withdrawn(x, nil, record.ErrBlocked))
 		default:
 			kept = append(kept, x)
 		}
 	}
 	part.queue = kept
-	s.w.logf("%s gets the refusal of %s by %v", s.term, s.w.specs[bad.number], part.tp)
+	s.w.logf("%s gets the rejection of %s by %v", s.term, s.w.specs[bad.number], part.tp)
 	s.term.resolver.Withdrawn(back)
 }
 
@@ -248,9 +248,9 @@ func (s *sink) recover(part *partition) bool {
 	return true
 }
 
-func withdrawn(x *sent, why *record.Refusal, held error) record.Withdrawn {
+func withdrawn(x *sent, why *record.Rejection, held error) record.Withdrawn {
 	return record.Withdrawn{
-		Ticket: x.ticket, Topic: x.rec.Topic, Key: slices.Clone(x.rec.Key), ID: slices.Clone(x.rec.DocumentID()), NS: []byte(x.ns), Refusal: why, Held: held,
+		Ticket: x.ticket, Topic: x.rec.Topic, Key: slices.Clone(x.rec.Key), ID: slices.Clone(x.rec.DocumentID()), NS: []byte(x.ns), Rejection: why, Held: held,
 		Bytes: x.bytes,
 	}
 }

@@ -215,7 +215,7 @@ func (b *book) restore(outcome *ledger.Outcome) {
 func (b *book) prepare(outcome *ledger.Outcome) {
 	if b.isRejected(outcome) {
 		outcome.End = ledger.Dead
-		outcome.Refusal = record.Refusal{Class: record.Malformed, Reason: "MongoDB cannot store it"}
+		outcome.Rejection = record.Rejection{Class: record.Malformed, Reason: "MongoDB cannot store it"}
 		// A letter names a topic only if it stands for no other.
 		outcome.Topic = ""
 		if len(outcome.Topics) == 1 || b.w.undo == letterOfOneTopic {
@@ -297,7 +297,7 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 func (w *world) bury(outcome *ledger.Outcome, ns string, raw bson.Raw, pos string) {
 	s := w.specOf(raw)
 	prepared, err := letters.Prepare(letters.Letter{
-		Watcher: watcher, NS: ns, Raw: raw, Key: outcome.Key, Class: outcome.Refusal.Class, Reason: outcome.Refusal.Reason, Topic: outcome.Topic, Pos: pos,
+		Watcher: watcher, NS: ns, Raw: raw, Key: outcome.Key, Class: outcome.Rejection.Class, Reason: outcome.Rejection.Reason, Topic: outcome.Topic, Pos: pos,
 		Origin: waiting.OriginStream,
 	})
 	if err != nil {
@@ -312,7 +312,7 @@ func (w *world) bury(outcome *ledger.Outcome, ns string, raw bson.Raw, pos strin
 			NS: ns, ID: raw.Lookup("_id"), Pos: pos, Stamp: outboxes.Stamp(raw), Topic: outcome.Topic, MovedAt: w.clock(),
 		}}
 	}
-	w.logf("%s is dead for %q: %s", s, outcome.Topic, outcome.Refusal.Class)
+	w.logf("%s is dead for %q: %s", s, outcome.Topic, outcome.Rejection.Class)
 }
 
 // specOf returns the event of an envelope.

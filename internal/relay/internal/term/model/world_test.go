@@ -55,9 +55,9 @@ type spec struct {
 	pos         string
 	clusterTime bson.Timestamp
 	due         int64          // Unix milliseconds; 0: not scheduled
-	refusals    map[string]int // that are left, by topic
+	rejections  map[string]int // that are left, by topic
 	malformed   bool
-	tooLarge    bool // Kafka refuses it, and it is dead at once
+	tooLarge    bool // Kafka rejects it, and it is dead at once
 	unstorable  bool // MongoDB rejects it as a waiting envelope (N16)
 	isCancelled bool
 	appendedTo  []string // topics that have it
@@ -131,7 +131,7 @@ func (w *world) commitEvents() {
 	ns := namespaces[w.rand.IntN(len(namespaces))]
 	for i := range 1 + w.rand.IntN(3) {
 		s := &spec{
-			number: len(w.stream), ns: ns, key: []string{"k", "K", "m"}[w.rand.IntN(3)], refusals: map[string]int{},
+			number: len(w.stream), ns: ns, key: []string{"k", "K", "m"}[w.rand.IntN(3)], rejections: map[string]int{},
 			clusterTime: bson.Timestamp{T: w.now, I: uint32(i + 1)},
 		}
 		s.id = fmt.Sprintf("id%d", s.number)
@@ -180,11 +180,11 @@ func (w *world) chooseFate(s *spec) {
 		}
 	case 1:
 		s.tooLarge = true
-		s.refusals[topic] = 1 << 20
+		s.rejections[topic] = 1 << 20
 	case 2:
-		s.refusals[topic] = 1 + w.rand.IntN(2)
+		s.rejections[topic] = 1 + w.rand.IntN(2)
 	case 3:
-		s.refusals[topic] = 1 << 20
+		s.rejections[topic] = 1 << 20
 	case 4, 5:
 		s.due = w.clockMS() + int64(w.rand.IntN(4))*1000
 	case 6:
