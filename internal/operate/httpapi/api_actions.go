@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -42,7 +43,7 @@ func newAction(id string, task *tasks.Task) Action {
 	}
 	result, err := task.Result()
 	if err != nil {
-		action.Problem, _ = problemOf(err).(*ErrorBody)
+		action.Problem, _ = errors.AsType[*ErrorBody](problemOf(err))
 	} else {
 		action.Result = result
 	}
