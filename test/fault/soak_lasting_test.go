@@ -50,6 +50,7 @@ func (l *lasting) measure() {
 	_, metrics := l.relay.Get("/metrics")
 	now := figures{memory: readMetric(metrics, "process_resident_memory_bytes"), goroutines: readMetric(metrics, "go_goroutines"), descriptors: readMetric(metrics, "process_open_fds")}
 	l.figures = append(l.figures, now)
+
 	l.t.Logf("after era %d: %d MiB, %d goroutines, %d descriptors", len(l.figures)-1, now.memory>>20, now.goroutines, now.descriptors)
 	if now.memory > mostMemory || now.goroutines > mostGoroutines || now.descriptors > mostDescriptors || now.goroutines == 0 {
 		l.t.Errorf("figures out of bounds: %+v", now)

@@ -87,6 +87,7 @@ func newSites(t *testing.T) (sites []*site) {
 			sites = append(sites, at)
 		}
 	}
+
 	if len(sites) == 0 {
 		t.Fatalf("-fault.site=%s: pass shared, cluster or small", *soakSite)
 	}
@@ -148,6 +149,7 @@ func (s *site) fillDisk(t *testing.T) string {
 	file, err := os.Create(name)
 	mustSucceed(t, err)
 	defer file.Close()
+
 	zeros, err := os.Open("/dev/zero")
 	mustSucceed(t, err)
 	defer zeros.Close()
