@@ -183,7 +183,7 @@ func (e *era) visitTenant() {
 	}
 }
 
-// narrowBytes is the max.message.bytes of the topic "narrow", and wideBytes what an operator raises it to.
+// narrowBytes is the max.message.bytes of the topic "narrow". An operator raises it to wideBytes.
 const narrowBytes, wideBytes = "4000", "1000000"
 
 // requeueLetter appends an event that is too large for its topic, raises the limit, and requeues the dead letter.

@@ -39,7 +39,7 @@ const (
 	mostMemory      = 160 << 20
 	mostGoroutines  = 400
 	mostDescriptors = 200
-	// warmUpEras is how many eras show what a relay needs. Afterwards it may need half as much again.
+	// warmUpEras is how many eras show the needs of a relay. Afterwards it may need half as much again.
 	warmUpEras = 3
 )
 

@@ -38,7 +38,7 @@ const (
 	usual    = time.Second
 )
 
-// TestSoak runs eras of random faults. Each has databases, topics, relays and consumers of its own, writers of all kinds, and a
+// TestSoak runs eras of random faults. Each has new databases, topics, relays and consumers, writers of all kinds, and a
 // comparison after each fault and at its end. One more relay runs through all eras: its memory, goroutines and connections stay flat.
 func TestSoak(t *testing.T) {
 	t.Parallel()
@@ -100,8 +100,8 @@ type era struct {
 	crew   *kit.Crew // of the orders
 	hands  []*kit.Process
 	sagas  *kit.Crew
-	steps  int // how many steps each saga was asked to take
-	wanted int // how many they have to take until they are complete
+	steps  int // the steps that were requested from each saga
+	wanted int // the steps until a saga is complete
 
 	keys    int // that no other event has
 	cleaned int // entries of the ledger that the cleaning job has seen
