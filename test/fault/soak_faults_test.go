@@ -104,6 +104,7 @@ func (e *era) during(least, most time.Duration) {
 		{"a relay is killed", func(e *era) { e.removeRelay(e.anyRelay()).Kill(); e.startTwo() }},
 		{"an owner dies at a crash point", (*era).dieAtPoint},
 	}[e.random.IntN(4)]
+
 	e.t.Logf("in the middle of it: %s", inner.name)
 	inner.do(e)
 	e.wait(least/2, most/2)
@@ -182,7 +183,7 @@ func (e *era) visitTenant() {
 	}
 }
 
-// narrowBytes is the max.message.bytes of the topic "narrow", and wideBytes what an operator raises it to.
+// narrowBytes is the max.message.bytes of the topic "narrow". An operator raises it to wideBytes.
 const narrowBytes, wideBytes = "4000", "1000000"
 
 // requeueLetter appends an event that is too large for its topic, raises the limit, and requeues the dead letter.
@@ -226,6 +227,7 @@ func (e *era) killConsumer() {
 func (e *era) recreateTopic() {
 	kind := e.newKey("passing")
 	e.CreateTopic(kind, 1, e.site.replicas)
+
 	for number := 1; number <= 2; number++ {
 		sent := kit.NewEvent(kind, kind, number, 60)
 		mustSucceed(e.t, e.box.Transaction(e.t.Context(), func(ctx context.Context) error { return e.box.Append(ctx, sent) }))
@@ -233,6 +235,7 @@ func (e *era) recreateTopic() {
 			e.eventually("an event waits for the deleted topic", func() bool { return e.CountState("waiting", bson.D{{Key: "key", Value: kind}}) == 1 })
 			e.CreateTopic(kind, 1, e.site.replicas)
 		}
+
 		// A client cannot read on in a topic that was created again.
 		topics := e.ReadTopics(kind)
 		e.awaitRecord(topics, sent)
@@ -252,6 +255,7 @@ func (e *era) stepClock() {
 	if e.random.IntN(2) == 0 {
 		step = -step
 	}
+
 	kit.BinaryWithStep(e.t)
 	e.killAll()
 	e.t.Logf("by %s", step)
@@ -313,6 +317,7 @@ func (e *era) loseHistory() {
 		dying := e.StartCrashing("mid-sweep:" + strconv.Itoa(1+e.random.IntN(500)))
 		e.t.Logf("dies in the sweep: %v", dying.KilledByCrashPoint(20*time.Second))
 	}
+
 	p := e.StartRelay()
 	e.relays = []*kit.Process{p}
 	p.WaitForLog("the gap is closed")

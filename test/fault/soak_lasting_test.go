@@ -39,7 +39,7 @@ const (
 	mostMemory      = 160 << 20
 	mostGoroutines  = 400
 	mostDescriptors = 200
-	// warmUpEras is how many eras show what a relay needs. Afterwards it may need half as much again.
+	// warmUpEras is how many eras show the needs of a relay. Afterwards it may need half as much again.
 	warmUpEras = 3
 )
 
@@ -50,6 +50,7 @@ func (l *lasting) measure() {
 	_, metrics := l.relay.Get("/metrics")
 	now := figures{memory: readMetric(metrics, "process_resident_memory_bytes"), goroutines: readMetric(metrics, "go_goroutines"), descriptors: readMetric(metrics, "process_open_fds")}
 	l.figures = append(l.figures, now)
+
 	l.t.Logf("after era %d: %d MiB, %d goroutines, %d descriptors", len(l.figures)-1, now.memory>>20, now.goroutines, now.descriptors)
 	if now.memory > mostMemory || now.goroutines > mostGoroutines || now.descriptors > mostDescriptors || now.goroutines == 0 {
 		l.t.Errorf("figures out of bounds: %+v", now)

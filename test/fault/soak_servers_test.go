@@ -72,8 +72,8 @@ func newSharedSite(t *testing.T) *site {
 	return &site{name: "shared", replicas: 1, mongo: newProxy(t, direct.Hosts[0]), faults: append(relayFaults(), mongoNetworkFaults()...)}
 }
 
-// newSites returns the servers of a long run: those that -fault.site names, or all, and the cluster last. They take one place of
-// the tests with servers of their own.
+// newSites returns the servers of a long run: the servers of -fault.site, or all, and the cluster last. They take one place of
+// the tests with separate servers.
 func newSites(t *testing.T) (sites []*site) {
 	t.Helper()
 	stacktest.LockMachine(t)
@@ -87,6 +87,7 @@ func newSites(t *testing.T) (sites []*site) {
 			sites = append(sites, at)
 		}
 	}
+
 	if len(sites) == 0 {
 		t.Fatalf("-fault.site=%s: pass shared, cluster or small", *soakSite)
 	}
@@ -132,7 +133,7 @@ func newSmallSite(t *testing.T) *site {
 	return at
 }
 
-// startStack starts servers without a place of their own among the tests that do so.
+// startStack starts servers. The place among the tests with separate servers is taken before.
 func startStack(t *testing.T, given devstack.Options) *devstack.Stack {
 	t.Helper()
 	stack, err := devstack.Start(t.Context(), given)
@@ -148,6 +149,7 @@ func (s *site) fillDisk(t *testing.T) string {
 	file, err := os.Create(name)
 	mustSucceed(t, err)
 	defer file.Close()
+
 	zeros, err := os.Open("/dev/zero")
 	mustSucceed(t, err)
 	defer zeros.Close()

@@ -38,7 +38,7 @@ const (
 	usual    = time.Second
 )
 
-// TestSoak runs eras of random faults. Each has databases, topics, relays and consumers of its own, writers of all kinds, and a
+// TestSoak runs eras of random faults. Each has new databases, topics, relays and consumers, writers of all kinds, and a
 // comparison after each fault and at its end. One more relay runs through all eras: its memory, goroutines and connections stay flat.
 func TestSoak(t *testing.T) {
 	t.Parallel()
@@ -59,7 +59,7 @@ func TestSoak(t *testing.T) {
 	for number := 0; number == 0 || time.Since(began) < *soakTime; number++ {
 		at := sites[number%len(sites)]
 		t.Run(fmt.Sprintf("era %d, %s", number, at.name), func(t *testing.T) {
-			newEra(t, rand.New(rand.NewPCG(seed, uint64(number))), at).run(faults, &total)
+			newEra(t, rand.New(rand.NewPCG(seed, uint64(number))), at).makeFaults(faults, &total)
 		})
 		if t.Failed() {
 			break
@@ -100,8 +100,8 @@ type era struct {
 	crew   *kit.Crew // of the orders
 	hands  []*kit.Process
 	sagas  *kit.Crew
-	steps  int // how many steps each saga was asked to take
-	wanted int // how many they have to take until they are complete
+	steps  int // the steps that were requested from each saga
+	wanted int // the steps until a saga is complete
 
 	keys    int // that no other event has
 	cleaned int // entries of the ledger that the cleaning job has seen
@@ -151,6 +151,7 @@ func (e *era) startWriters(rounds int) {
 	e.loads = []*kit.RunningLoad{
 		e.StartLoad(kit.Load{Type: "item", Rate: 20, Tolerant: true}), e.StartLoad(kit.Load{Type: "late", Rate: 5, Tolerant: true}),
 	}
+
 	e.crew = e.NewCrew(e.role, "order")
 	e.sagas = e.NewCrew(member.Saga, member.Asked)
 	e.wanted = rounds
@@ -161,18 +162,20 @@ func (e *era) startWriters(rounds int) {
 	e.orders = openTolerantShop(e.t, e.Scene, 30)
 }
 
-// run makes the faults, each with some writers before it and a comparison after it.
-func (e *era) run(faults int, total *tally) {
+// makeFaults makes the faults, each with some writers before it and a comparison after it.
+func (e *era) makeFaults(faults int, total *tally) {
 	e.t.Helper()
 	e.tally = total
 	e.startWriters(faults)
 	for range faults {
 		e.askSagas()
 		e.writeSome()
+
 		next := e.site.nextFault(e.random)
 		e.t.Logf("%s: %s", time.Now().UTC().Format(time.StampMilli), next.name)
 		next.do(e)
 		e.faults++
+
 		e.awaitCalm(next.name)
 		e.checkNow()
 		if e.t.Failed() {
@@ -200,6 +203,7 @@ func (e *era) awaitCalm(fault string) {
 	for {
 		took := e.probe()
 		calm := time.Since(began)
+
 		if took <= usual {
 			if calm-took > e.slowest {
 				e.slowest, e.slowestFault = calm-took, fault
@@ -221,6 +225,7 @@ func (e *era) probe() time.Duration {
 		sent = append(sent, kit.NewEvent("item", e.newKey("probe-"), 1, 60))
 	}
 	e.AppendEvents(e.Outbox(), sent...)
+
 	begin := time.Now()
 	for _, one := range sent {
 		e.awaitRecord(e.topics, one)
@@ -250,6 +255,7 @@ func (e *era) checkNow() {
 	e.orders.paused.Store(true)
 	defer e.orders.paused.Store(false)
 	orders := e.countOrders()
+
 	e.WaitDelivered(e.topics, e.types...)
 	verdict := e.Ledger.Compare(e.topics.AllRecords())
 	verdict.Lost, verdict.Phantoms = nil, nil

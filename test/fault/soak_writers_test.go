@@ -38,7 +38,7 @@ func (e *era) writeSome() {
 	}
 }
 
-// insertForeign is a writer that does not use outrelay, with an expiry of its own.
+// insertForeign is a writer that does not use outrelay. Its envelopes have an expiry.
 func (e *era) insertForeign() {
 	for range 8 {
 		doc, entry := newForeign(e.t, e.Scene, foreignID(e.keys, time.Now(), "text"), "item", e.newKey("foreign-"))
@@ -88,7 +88,7 @@ func (e *era) appendMany() {
 	e.AppendEvents(e.Outbox(), events...)
 }
 
-// askSagas asks each saga for its next step.
+// askSagas requests the next step of each saga.
 func (e *era) askSagas() {
 	e.steps++
 	var asked []event.Event

@@ -75,6 +75,7 @@ func writeClockOverlay(dir string) (string, error) {
 	}
 	text = strings.Replace(text, clockRead, clockStep, 1)
 	text = strings.Replace(text, "\nimport (\n", "\nimport (\n\t\"syscall\"\n", 1) + clockCode
+
 	changed, list := filepath.Join(dir, "time.go"), filepath.Join(dir, "overlay.json")
 	data, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
 	if err != nil {
@@ -104,6 +105,7 @@ func (p *Process) ReadClock() time.Time {
 		p.tb.Fatal(err)
 	}
 	_ = res.Body.Close()
+
 	at, err := http.ParseTime(res.Header.Get("Date"))
 	if err != nil {
 		p.tb.Fatal(err)

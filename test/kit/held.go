@@ -45,6 +45,7 @@ func (s *Scene) DeleteTopic(aggregateType string) {
 		_, err := admin.DeleteTopic(ctx, topic)
 		return err
 	})
+
 	for _, broker := range s.Brokers {
 		stacktest.EventuallyIn(s.tb, Patience, broker+" reports that the topic is gone", func() bool {
 			cl, err := kgo.NewClient(kgo.SeedBrokers(broker))
@@ -78,6 +79,7 @@ func (s *Scene) administer(doing, aggregateType string, change func(context.Cont
 		s.tb.Fatal(err)
 	}
 	defer cl.Close()
+
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
 	defer cancel()
 	if err := change(ctx, kadm.NewClient(cl), s.TopicOf(aggregateType)); err != nil {

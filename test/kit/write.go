@@ -259,6 +259,7 @@ func (s *Scene) AppendWithin(coll *mongo.Collection, linger func(), events ...ev
 	if err != nil {
 		s.tb.Fatal(err)
 	}
+
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
 	defer cancel()
 	err = box.Transaction(ctx, func(ctx context.Context) error {

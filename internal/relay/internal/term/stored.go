@@ -37,8 +37,12 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 		return nil, false, err
 	}
 	id, stamp := raw.Lookup("_id"), outboxes.Stamp(raw)
-	if _, found := slices.BinarySearchFunc(s.ids, digestID(ns, id, stamp), compareDigests); !found {
-		return nil, false, nil
+	if !s.has(ns, id, stamp) {
+		// The purge stamps an envelope that had no stamp when it was stored.
+		if stamp.IsZero() || !s.has(ns, id, bson.Timestamp{}) {
+			return nil, false, nil
+		}
+		raw, stamp = outboxes.WithoutStamp(raw), bson.Timestamp{}
 	}
 
 	err = s.calls.RetryRead(ctx, func(ctx context.Context) error {
@@ -73,6 +77,12 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 	// It waited when the sweep began, so it was sent since. Without a stamp, it may be another envelope with this id: then it is sent,
 	// flagged as redelivered.
 	return []string{""}, !stamp.IsZero(), nil
+}
+
+// has reports whether an envelope with this id and stamp was stored at the first read.
+func (s *storedTopics) has(ns string, id bson.RawValue, stamp bson.Timestamp) bool {
+	_, found := slices.BinarySearchFunc(s.ids, digestID(ns, id, stamp), compareDigests)
+	return found
 }
 
 // load reads the ids of all stored envelopes, once in a term. Envelopes that are stored later are not swept again in this term.

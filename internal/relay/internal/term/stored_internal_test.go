@@ -72,6 +72,20 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 		}
 	}
 
+	// The envelope of a writer that sets no ts, before and after the purge has stamped it.
+	foreign := func(id string) (inserted, stamped bson.Raw) {
+		t.Helper()
+		fields := bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "payload", Value: "p"}}
+		inserted, err := bson.Marshal(fields)
+		if err == nil {
+			stamped, err = bson.Marshal(append(fields, bson.E{Key: "ts", Value: bson.Timestamp{T: 300, I: 1}}))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return inserted, stamped
+	}
+
 	stamp, later := bson.Timestamp{T: 100, I: 1}, bson.Timestamp{T: 200, I: 1}
 	all := envelopeOf("all", stamp, "p")
 	some := envelopeOf("some", stamp, "p")
@@ -88,6 +102,10 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	wait(replayed, 1, "t1")
 	wait(unstamped, 0, "t1")
 	wait(sent, 0, "t1")
+	foreignWaits, foreignWaitsStamped := foreign("foreign waits")
+	foreignDead, foreignDeadStamped := foreign("foreign dead")
+	wait(foreignWaits, 0, "t1")
+	die(foreignDead, "t3")
 	// With `recording: mark`, a claimed envelope stays in its outbox.
 	claimed := envelopeOf("claimed", stamp, "p")
 	claim := &waiting.Claim{ID: waiting.NewClaimID("w/0of1"), Envelopes: []waiting.Claimed{{NS: "a.outbox", Raw: claimed}}}
@@ -111,6 +129,10 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	check("never stored", envelopeOf("other", stamp, "p"), false)
 	check("only a replay waits", replayed, false)
 	check("without a stamp", unstamped, true, "t1")
+	check("waits, and was stamped since", foreignWaitsStamped, true, "t1")
+	check("dead, and was stamped since", foreignDeadStamped, true, "t3")
+	_, otherStamped := foreign("foreign")
+	check("never stored, and was stamped", otherStamped, false)
 
 	// The ids were used again: these envelopes were not sent.
 	check("another envelope with the id of a waiting one", envelopeOf("some", later, "q"), false)

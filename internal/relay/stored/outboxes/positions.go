@@ -1,6 +1,7 @@
 package outboxes
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"strings"
@@ -99,6 +100,25 @@ func Stamp(doc []byte) bson.Timestamp {
 		return bson.Timestamp{}
 	}
 	return bson.Timestamp{T: seconds, I: i}
+}
+
+// WithoutStamp returns a copy of the envelope without its timestamp: as the writer inserted it, if the purge has stamped it. It
+// returns the envelope itself if that is not BSON.
+func WithoutStamp(doc bson.Raw) bson.Raw {
+	elements, err := doc.Elements()
+	if err != nil {
+		return doc
+	}
+
+	out := make(bson.Raw, 4, len(doc))
+	for _, e := range elements {
+		if e.Key() != "ts" {
+			out = append(out, e...)
+		}
+	}
+	out = append(out, 0)
+	binary.LittleEndian.PutUint32(out, uint32(len(out)))
+	return out
 }
 
 // FirstStampAt returns the first timestamp of the second of moment, or zero for the zero time.
