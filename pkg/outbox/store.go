@@ -38,7 +38,7 @@ func (s mongoStore) Insert(ctx context.Context, envelopes []appending.Envelope) 
 }
 
 func (s mongoStore) Stored(ctx context.Context) ([]bson.Raw, error) {
-	cur, err := s.coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	cur, err := cursor.Find(ctx, s.coll, bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 	return cursor.All[bson.Raw](ctx, "reading the events of "+s.coll.Name(), cur, err)
 }
 

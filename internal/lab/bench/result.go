@@ -133,11 +133,11 @@ func round(value float64, decimals int) float64 {
 }
 
 // medianRatio returns the median of the quotients of the same run, without runs in which one of the two is unknown.
-func medianRatio(values, of []float64) float64 {
+func medianRatio(values, bases []float64) float64 {
 	var ratios []float64
-	for i := range min(len(values), len(of)) {
-		if values[i] > 0 && of[i] > 0 {
-			ratios = append(ratios, values[i]/of[i])
+	for i := range min(len(values), len(bases)) {
+		if values[i] > 0 && bases[i] > 0 {
+			ratios = append(ratios, values[i]/bases[i])
 		}
 	}
 	return round(median(ratios), 3)

@@ -11,9 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/pkg/event"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // MaxPageSize is the largest page, in events.
@@ -65,7 +64,7 @@ func ReadPage(ctx context.Context, coll *mongo.Collection, query Query, size int
 		filter = andFilter(filter, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bound}}}})
 	}
 
-	cur, err := mongodb.Find(ctx, coll, filter, options.Find().
+	cur, err := cursor.Find(ctx, coll, filter, options.Find().
 		SetSort(bson.D{{Key: "dueAt", Value: 1}, {Key: "_id", Value: 1}}).
 		SetLimit(int64(size)).
 		SetProjection(query.listedFields()).

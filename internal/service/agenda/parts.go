@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
 // partSize is the number of events that one statement of an operator's action changes.
@@ -59,7 +59,7 @@ func MoveInParts(ctx context.Context, coll *mongo.Collection, query Query, dueAt
 func changeInParts(
 	ctx context.Context, coll *mongo.Collection, filter bson.D, did func(int64), change func(part bson.D) (int64, error),
 ) (n int64, err error) {
-	cursor, err := mongodb.Find(ctx, coll, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}).SetBatchSize(partSize))
+	cursor, err := cursor.Find(ctx, coll, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}).SetBatchSize(partSize))
 	if err != nil {
 		return 0, err
 	}

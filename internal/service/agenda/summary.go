@@ -7,7 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
 // Summary counts the scheduled events of one name.
@@ -33,7 +33,7 @@ func Summarize(ctx context.Context, coll *mongo.Collection, query Query) ([]Summ
 		return nil, err
 	}
 
-	cur, err := mongodb.Aggregate(ctx, coll, mongo.Pipeline{
+	cur, err := cursor.Aggregate(ctx, coll, mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: clipField(query.Mapping.Ref("type"))},

@@ -13,8 +13,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Series counts the letters of one handler with the same class.
@@ -52,7 +50,7 @@ func CountSeries(ctx context.Context, db *mongo.Database, collection string, lim
 		bson.D{{Key: "$gt", Value: bson.A{"$requeued.at", nil}}}, bson.D{{Key: "$gt", Value: bson.A{"$archived.at", nil}}},
 	}}}
 	oneIfDead := bson.D{{Key: "$cond", Value: bson.A{isDecided, 0, 1}}}
-	cur, err := mongodb.Aggregate(ctx, db.Collection(collection), mongo.Pipeline{
+	cur, err := cursor.Aggregate(ctx, db.Collection(collection), mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "series", Value: bson.D{{Key: "$gt", Value: ""}}}}}},
 		{{Key: "$limit", Value: limit}},
 		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$series"}, {Key: "dead", Value: bson.D{{Key: "$sum", Value: oneIfDead}}}}}},

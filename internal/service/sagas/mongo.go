@@ -16,8 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/mongodb/schema"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Error codes of MongoDB that report a conflict.
@@ -168,7 +166,7 @@ func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, e
 		return nil, nil
 	}
 
-	cur, err := mongodb.Find(ctx, s.sagaCollection(saga), bson.D{}, options.Find().
+	cur, err := cursor.Find(ctx, s.sagaCollection(saga), bson.D{}, options.Find().
 		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: 1}}).
 		SetLimit(int64(limit)).
 		SetAllowDiskUse(true))
@@ -262,7 +260,7 @@ func (s *Mongo) FindType(ctx context.Context, saga string) (found Type, known bo
 
 // Types returns the types that Prepare has stored, sorted by name.
 func (s *Mongo) Types(ctx context.Context) ([]Type, error) {
-	cur, err := mongodb.Find(ctx, s.types, bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
+	cur, err := cursor.Find(ctx, s.types, bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
 	return cursor.All[Type](ctx, "listing sagas", cur, err)
 }
 

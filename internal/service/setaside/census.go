@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
 const (
@@ -100,7 +100,7 @@ func (s *Collection) readCensus(ctx context.Context, group string) (*storedCensu
 	defer cancel()
 
 	// An aggregation returns the server's time with the document.
-	cur, err := mongodb.Aggregate(ctx, s.counts, mongo.Pipeline{
+	cur, err := cursor.Aggregate(ctx, s.counts, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: group}}}},
 		{{Key: "$set", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
 	})

@@ -204,7 +204,7 @@ func (d *Desk) Summarize(ctx context.Context, query Query) ([]Sum, error) {
 	oneIf := func(field string) bson.D {
 		return bson.D{{Key: "$sum", Value: bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$gt", Value: bson.A{field, nil}}}, 1, 0}}}}}
 	}
-	cur, err := mongodb.Aggregate(ctx, d.coll, mongo.Pipeline{
+	cur, err := cursor.Aggregate(ctx, d.coll, mongo.Pipeline{
 		{{Key: "$match", Value: query.filter()}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}}},

@@ -67,7 +67,7 @@ func (d *Desk) Groups(ctx context.Context, only string) ([]GroupNote, error) {
 	if only != "" {
 		match = bson.D{{Key: "_id", Value: only}}
 	}
-	cur, err := mongodb.Aggregate(ctx, d.counts, mongo.Pipeline{
+	cur, err := cursor.Aggregate(ctx, d.counts, mongo.Pipeline{
 		{{Key: "$match", Value: match}},
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 		{{Key: "$set", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},

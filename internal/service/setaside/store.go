@@ -382,7 +382,7 @@ func (s *Collection) Requested(ctx context.Context, group string) ([]Request, er
 // Discarded returns the messages of a queue that operators have discarded: see Store.
 func (s *Collection) Discarded(ctx context.Context, queue Queue) ([]Message, error) {
 	filter := slices.Concat(inQueue(queue.Place, queue.Digest), isRequested, isDiscarded)
-	cur, err := mongodb.Find(ctx, s.coll, filter)
+	cur, err := cursor.Find(ctx, s.coll, filter)
 	list, err := cursor.All[Message](ctx, "reading discarded messages", cur, err)
 	// The index of the requests has no offsets, and a queue has few discarded messages.
 	slices.SortFunc(list, func(a, b Message) int {
@@ -400,7 +400,7 @@ func (s *Collection) Stored(ctx context.Context, ids []Digest) ([]Digest, error)
 		ID Digest `bson:"_id"`
 	}
 	opts := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	cur, err := mongodb.Find(ctx, s.coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, opts)
+	cur, err := cursor.Find(ctx, s.coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, opts)
 	docs, err := cursor.All[stored](ctx, "looking for messages that are set aside", cur, err)
 	if err != nil {
 		return nil, err
@@ -424,7 +424,7 @@ func (s *Collection) Retire(ctx context.Context, handler string) (int64, error) 
 
 // aggregate returns what pipeline produces. doing names the purpose in errors.
 func aggregate[T any](ctx context.Context, collection *Collection, doing string, pipeline mongo.Pipeline) ([]T, error) {
-	cur, err := mongodb.Aggregate(ctx, collection.coll, pipeline)
+	cur, err := cursor.Aggregate(ctx, collection.coll, pipeline)
 	return cursor.All[T](ctx, doing, cur, err)
 }
 

@@ -17,8 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
 // The defaults of GridFS.
@@ -114,7 +113,7 @@ func (g *GridFS) Get(ctx context.Context, ref string, size int) ([]byte, error) 
 	}
 
 	ctx = withoutSession(ctx)
-	cur, err := mongodb.Find(ctx, g.bucket.GetChunksCollection(), bson.D{{Key: "files_id", Value: id}}, options.Find().
+	cur, err := cursor.Find(ctx, g.bucket.GetChunksCollection(), bson.D{{Key: "files_id", Value: id}}, options.Find().
 		SetSort(bson.D{{Key: "n", Value: 1}}).SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "n", Value: 1}, {Key: "data", Value: 1}}))
 	if err != nil {
 		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
@@ -222,7 +221,7 @@ func (g *GridFS) wrapSweepError(err error) error {
 
 // findIDs returns the ids of the documents that the pipeline returns.
 func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, stages mongo.Pipeline) ([]bson.ObjectID, error) {
-	cur, err := mongodb.Aggregate(ctx, coll, stages)
+	cur, err := cursor.Aggregate(ctx, coll, stages)
 	if err != nil {
 		return nil, err
 	}

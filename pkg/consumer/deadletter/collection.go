@@ -20,8 +20,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/internal/service/setaside"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const (
@@ -215,7 +213,7 @@ func (c *collection) Find(ctx context.Context, query Query, after *Letter, oldes
 	if query.NoValues {
 		opts.SetProjection(bson.D{{Key: "value", Value: 0}})
 	}
-	cur, err := mongodb.Find(ctx, c.coll, filter, opts)
+	cur, err := cursor.Find(ctx, c.coll, filter, opts)
 	return cursor.All[Letter](ctx, "listing dead letters of "+c.coll.Name(), cur, err)
 }
 
@@ -239,7 +237,7 @@ func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, err
 		{Key: "fingerprint", Value: "$fingerprint"},
 		{Key: "failure", Value: "$failure"},
 	}
-	cur, err := mongodb.Aggregate(ctx, c.coll, letterlist.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
+	cur, err := cursor.Aggregate(ctx, c.coll, letterlist.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 

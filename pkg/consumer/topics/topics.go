@@ -21,8 +21,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const collection = "inbox_topics"
@@ -86,7 +84,7 @@ func (l *List) documentKey(topic string) bson.D {
 
 // All returns the topics of the list, sorted.
 func (l *List) All(ctx context.Context) ([]string, error) {
-	cur, err := mongodb.Find(ctx, l.coll, bson.D{{Key: "_id.g", Value: l.group}})
+	cur, err := cursor.Find(ctx, l.coll, bson.D{{Key: "_id.g", Value: l.group}})
 	type listed struct {
 		ID struct {
 			T string `bson:"t"`

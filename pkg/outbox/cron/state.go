@@ -15,8 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // maxFiringsPerTransaction limits the firings that one transaction appends.
@@ -172,7 +170,7 @@ func (c *Cron) appendFirings(ctx context.Context, entry *entry, list []time.Time
 	}
 
 	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	cur, err := mongodb.Find(ctx, c.parts.Collection, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	cur, err := cursor.Find(ctx, c.parts.Collection, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
 	type firing struct {
 		ID event.ID `bson:"_id"`
 	}

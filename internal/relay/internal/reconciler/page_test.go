@@ -25,6 +25,7 @@ func (s *slowStore) ReadPage(ctx context.Context, scan *waiting.Scan, limit int,
 		return nil
 	})
 	s.read()
+
 	for _, raw := range page {
 		if taken := take(raw); errors.Is(taken, waiting.ErrLeave) {
 			more = true
@@ -33,6 +34,7 @@ func (s *slowStore) ReadPage(ctx context.Context, scan *waiting.Scan, limit int,
 			return false, taken
 		}
 	}
+
 	s.passed()
 	return more, err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
@@ -116,16 +117,16 @@ func (s *source) openCursor(ctx context.Context) error {
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
 
-	var cursor *mongo.Cursor
+	var opened *mongo.Cursor
 	err = mongodb.ReadUnindexed(func(hint any) (err error) {
-		cursor, err = mongodb.Find(mongo.NewSessionContext(ctx, session), mongodb.Majority(s.coll), s.slot.AddFilter(filter), opts.SetHint(hint)) // N21
+		opened, err = cursor.Find(mongo.NewSessionContext(ctx, session), mongodb.Majority(s.coll), s.slot.AddFilter(filter), opts.SetHint(hint)) // N21
 		return err
 	})
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
 		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
 	}
-	s.cursor, s.session, s.cursorDocs, s.cursorBytes = cursor, session, 0, 0
+	s.cursor, s.session, s.cursorDocs, s.cursorBytes = opened, session, 0, 0
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
@@ -100,7 +101,7 @@ func (s *Store) Unneeded(ctx context.Context, topics []string) ([]string, error)
 	}
 
 	err := mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
-		cur, err := mongodb.Aggregate(ctx, s.coll, mongo.Pipeline{
+		cur, err := cursor.Aggregate(ctx, s.coll, mongo.Pipeline{
 			{{Key: "$match", Value: s.filter()}},
 			{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$topics"}}}},
 		})
@@ -132,7 +133,7 @@ func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take fu
 
 	const doing = "reading waiting envelopes that an earlier owner may have sent"
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
-		cur, err := mongodb.Aggregate(ctx, s.coll, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
+		cur, err := cursor.Aggregate(ctx, s.coll, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
 		if err != nil {
 			return mongodb.Rejection(err, doing, "find", mongodb.Namespace(s.coll))
 		}

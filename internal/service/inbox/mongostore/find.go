@@ -9,8 +9,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // FoundMark is a marker as operators see it.
@@ -46,7 +44,7 @@ func (s *Store) FindMarks(ctx context.Context, ids map[string][]string) ([]Found
 		return nil, nil
 	}
 
-	cur, err := mongodb.Find(ctx, s.markers, idsFilter(wanted))
+	cur, err := cursor.Find(ctx, s.markers, idsFilter(wanted))
 	type stored struct {
 		ID        storedID  `bson:"_id"`
 		State     string    `bson:"s"`

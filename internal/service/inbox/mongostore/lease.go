@@ -6,14 +6,13 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // ReadLeases returns the stored leases with these ids.
 func (s *Store) ReadLeases(ctx context.Context, ids []inbox.ID) (map[inbox.ID]inbox.Lease, error) {
-	cur, err := mongodb.Aggregate(ctx, s.claims, bson.A{
+	cur, err := cursor.Aggregate(ctx, s.claims, bson.A{
 		bson.D{{Key: "$match", Value: idsFilter(ids)}},
 		// The server's clock decides whether a lease is live, as when the lease was taken.
 		bson.D{{Key: "$set", Value: bson.D{{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$until", "$$NOW"}}}}}}},

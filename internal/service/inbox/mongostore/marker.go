@@ -12,8 +12,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // The fields of a marker are {_id: {c, n, i, g}, s, at, k, t, p, f, o, e, a, r}:
@@ -92,7 +90,7 @@ func placeFields(place inbox.Place) bson.D {
 // ReadMarkers returns the stored markers with these ids.
 func (s *Store) ReadMarkers(ctx context.Context, ids []inbox.ID) (map[inbox.ID]inbox.Marker, error) {
 	fields := bson.D{{Key: "s", Value: 1}, {Key: "o", Value: 1}, {Key: "e", Value: 1}}
-	cur, err := mongodb.Find(ctx, s.markers, idsFilter(ids), options.Find().SetProjection(fields))
+	cur, err := cursor.Find(ctx, s.markers, idsFilter(ids), options.Find().SetProjection(fields))
 	return readByID[inbox.Marker](ctx, "reading markers", cur, err)
 }
 

@@ -10,8 +10,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Counts returns the sizes of the inbox. The number of markers comes from the metadata of the
@@ -58,7 +56,7 @@ func (s *Store) sweepOnce(ctx context.Context, limit int) (removed int64, full b
 		SetProjection(bson.D{{Key: "_id", Value: 1}})
 
 	// A deletion has no limit, so the ids are read first.
-	cur, err := mongodb.Find(ctx, s.markers, expiredFilter("k"), find)
+	cur, err := cursor.Find(ctx, s.markers, expiredFilter("k"), find)
 	type marker struct {
 		ID bson.Raw `bson:"_id"`
 	}

@@ -248,7 +248,7 @@ type storedTenure struct {
 // readTenure returns a tenure, or nil if it is over.
 func (s *Store) readTenure(ctx context.Context, id string) (*storedTenure, error) {
 	isSilent := bson.D{{Key: "$lte", Value: bson.A{"$at", afterNow(-inbox.MaxSilence)}}}
-	cur, err := mongodb.Aggregate(ctx, s.tenures, mongo.Pipeline{
+	cur, err := cursor.Aggregate(ctx, s.tenures, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
 		{{Key: "$project", Value: bson.D{{Key: "s", Value: 1}, {Key: "silent", Value: isSilent}}}},
 	})
@@ -262,7 +262,7 @@ func (s *Store) readTenure(ctx context.Context, id string) (*storedTenure, error
 // sessionsInTransaction returns the sessions that have an open transaction on the server.
 func (s *Store) sessionsInTransaction(ctx context.Context, sessions []bson.Binary) ([]bson.Raw, error) {
 	// A transaction between two statements is idle, and still open.
-	cur, err := mongodb.Aggregate(ctx, s.client.Database("admin"), mongo.Pipeline{
+	cur, err := cursor.Aggregate(ctx, s.client.Database("admin"), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: false}, {Key: "idleSessions", Value: true}}}},
 		{{Key: "$match", Value: bson.D{
 			{Key: "lsid.id", Value: bson.D{{Key: "$in", Value: sessions}}},

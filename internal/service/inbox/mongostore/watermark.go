@@ -11,8 +11,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // A watermark is the document {_id: {c, t, p, l}, g, n, e, at, by, id}. The _id contains consumer,
@@ -50,7 +48,7 @@ func (d storedMark) lane() inbox.LaneKey {
 
 // findMarks returns the watermarks that match the filter.
 func (s *Store) findMarks(ctx context.Context, filter bson.D) ([]storedMark, error) {
-	cur, err := mongodb.Find(ctx, s.offsets, filter)
+	cur, err := cursor.Find(ctx, s.offsets, filter)
 	return cursor.All[storedMark](ctx, "reading watermarks", cur, err)
 }
 

@@ -1,4 +1,4 @@
-package mongodb_test
+package cursor_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
 // A cluster may set a time limit for reads (defaultMaxTimeMS of MongoDB 8.0). It holds only for statements without a limit of their own.
@@ -52,7 +53,7 @@ func TestEachReadSendsATimeLimit(t *testing.T) {
 			return err
 		},
 		"a pipeline of a database": func(ctx context.Context) error {
-			cur, err := mongodb.Aggregate(ctx, client.Database("admin"), mongo.Pipeline{{{Key: "$currentOp", Value: bson.D{}}}})
+			cur, err := cursor.Aggregate(ctx, client.Database("admin"), mongo.Pipeline{{{Key: "$currentOp", Value: bson.D{}}}})
 			if err != nil {
 				return err
 			}
