@@ -388,8 +388,8 @@ func TestUnreachable(t *testing.T) {
 	cfg := loadConfig(t, "mongodb://user:"+planted+"@127.0.0.1:1/?replicaSet=rs0", []string{"127.0.0.1:2"},
 		"kafka.sasl.mechanism=plain", "kafka.sasl.username=u", "kafka.sasl.password="+planted)
 	r := examine(t, cfg)
-	expectCheck(t, r, "mongodb", Fail, "127.0.0.1:1", "rejected", "start the server")
-	expectCheck(t, r, "kafka", Fail, "127.0.0.1:2", "rejected")
+	expectCheck(t, r, "mongodb", Fail, "127.0.0.1:1", "connection refused", "start the server")
+	expectCheck(t, r, "kafka", Fail, "127.0.0.1:2", "connection is refused")
 	expectCheck(t, r, "config.sizes", OK)
 	expectCheck(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules use: ["outbox.event.*"]`)
 	cfg.Topics.Create = &config.Create{}
