@@ -163,9 +163,9 @@ func TestChartRejectsWrongValues(t *testing.T) {
 			`{admin: {enabled: true}, config: {http: {admin: {anonymous: viewer}}}}`,
 			`config.http.admin.listen: found "127.0.0.1:9465"; the service of admin.enabled cannot reach`,
 		},
-		"page without its role": {
+		"page without its task": {
 			`{admin: {enabled: true}, config: {tasks: [relay, cleaner], http: {admin: {listen: ":9465", proxy: {header: X-User, from: [10.0.0.0/8]}}}}}`,
-			"admin.enabled needs the role admin in config.roles",
+			"admin.enabled needs the task admin in config.tasks",
 		},
 		"page on the same port": {
 			`config: {http: {admin: {listen: ":9464", proxy: {header: X-User, from: [10.0.0.0/8]}}}}`,
