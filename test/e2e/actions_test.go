@@ -124,7 +124,13 @@ func testInboxes(s *scene, b *tab) {
 func testNodesAndPins(s *scene, b *tab) {
 	const id = "orders/0of1"
 	other := map[string]string{"one": "two", "two": "one"}
-	first := s.readSlot(id).Node
+	// The part before has handed the slot over.
+	var first string
+	s.waitUntil("an owner", func(context.Context) bool {
+		now := s.readSlot(id)
+		first = now.Node
+		return now.Owner != ""
+	})
 	s.setLastHeartbeat("gone", time.Now().Add(-time.Hour), "orders")
 	b.openPage("/nodes")
 	b.runActions("the owner", chromedp.SetValue(`select[name=node]`, first), chromedp.SetValue(`input[name=hold]`, "2s"))
