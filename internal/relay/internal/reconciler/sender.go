@@ -113,6 +113,7 @@ type keyState struct {
 	topics map[string]int
 	alone  map[string]bool
 	broken bool                // a record was rejected or returned: publish nothing until count is 0
+	again  bool                // an envelope waits for count to be 0: read the key then
 	resume map[string]struct{} // topics to resume then
 }
 

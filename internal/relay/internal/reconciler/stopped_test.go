@@ -131,3 +131,20 @@ func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 		t.Errorf("the reason of a letter is %q, %d letters", l.Reason, h.countLetters())
 	}
 }
+
+// An envelope that failed before is published alone. If others of its key are in flight, it follows their ends, and does not wait for the pass
+// of a minute later.
+func TestN15_AnEnvelopeThatGoesAloneFollowsTheOthersAtOnce(t *testing.T) {
+	t.Parallel()
+	h := newScene(t)
+	h.enter(h.newEntry(1, "k", waiting.Parked), h.newEntry(2, "k", waiting.Blocked), h.newEntry(3, "k", waiting.Blocked, failed(1)),
+		h.newEntry(4, "k", waiting.Blocked))
+	began := time.Now()
+	h.newTerm().run()
+
+	h.waitEmpty()
+	h.broker.checkRecords("a", "e000001", "e000002", "e000003", "e000004")
+	if took := time.Since(began); took > sureEvery/2 {
+		t.Errorf("the last one was sent after %v", took)
+	}
+}

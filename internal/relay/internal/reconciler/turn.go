@@ -155,7 +155,8 @@ func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) 
 }
 
 // mayPublishLocked reports whether an envelope of the current key, whose state is keyState, may be published
-// to topic now. If alone is set, no other envelope of the key may be in flight to the topic.
+// to topic now. If alone is set, no other envelope of the key may be in flight to the topic. If only these flights prevent it, the end of the
+// last one causes a scan of the key.
 func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic string, alone bool) bool {
 	_, stopped := x.current.stopped[topic]
 	_, allStopped := x.current.stopped[allTopics]
@@ -166,16 +167,16 @@ func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic stri
 
 	// It may go to any topic. So no other envelope of the key may be in flight, and the pass must not
 	// have left out an earlier envelope.
-	if topic == allTopics {
-		return len(x.current.stopped) == 0 && keyState == nil && len(pass.skip) == 0
+	if topic == allTopics && (len(x.current.stopped) > 0 || len(pass.skip) > 0) {
+		return false
 	}
 	if keyState == nil {
 		return true
 	}
-	if keyState.alone[topic] || keyState.alone[allTopics] {
-		return false
-	}
-	return !alone || keyState.topics[topic] == 0
+
+	free := topic != allTopics && !keyState.alone[topic] && !keyState.alone[allTopics] && (!alone || keyState.topics[topic] == 0)
+	keyState.again = keyState.again || !free
+	return free
 }
 
 // stopTopicsLocked stops the current key for topics. Unless all is set, it leaves out the topics in
@@ -292,6 +293,10 @@ func (x *Sender) endFlight(id docID, flight *flight, outcome *ledger.Outcome) {
 		if !waits {
 			x.queueKeyLocked(x.work.keys, flight.key)
 		}
+	}
+
+	if keyState.count == 0 && keyState.again {
+		x.queueKeyLocked(x.work.keys, flight.key)
 	}
 
 	wake := len(x.work.keys) > 0 || x.work.scanAll || x.work.moreDue && len(x.inFlight) < fewInFlight
