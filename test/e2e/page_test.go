@@ -522,6 +522,7 @@ func testStepDownAndPause(s *scene, b *tab) {
 
 	// An event is passed over: it was delivered before, so only its dead letter is new.
 	const form = `form[action="/confirm/skip"]`
+	before := s.readSlot(id).Epoch
 	b.openPage("/control")
 	b.runActions("an event", chromedp.SetValue(form+" input[name=collection]", s.db.Name()+".outbox"), chromedp.SetValue(form+" input[name=id]", "good-002"))
 	b.clickButton("Pass over …")
@@ -529,7 +530,7 @@ func testStepDownAndPause(s *scene, b *tab) {
 	if n := s.countLetters(bson.D{{Key: "class", Value: "skipped"}, {Key: "id", Value: "good-002"}}); n != 1 {
 		b.t.Errorf("%d dead letters of the event, want 1", n)
 	}
-	s.waitUntil("the owner after the event", func(context.Context) bool { w := s.readSlot(id); return w.Owner != "" && w.Epoch > now.Epoch })
+	s.waitUntil("the owner after the event", func(context.Context) bool { w := s.readSlot(id); return w.Owner != "" && w.Epoch > before })
 	b.openPage("/log")
 	for _, kind := range []string{"stepped_down", "paused", "resumed", "dead_requeued", "dead_edited", "dead_discarded", "anonymous"} {
 		b.waitForText(kind)
