@@ -86,7 +86,7 @@ func (c *Client) Fetch(
 	// A broker without records delays its response for MaxWait.
 	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
 	err := c.useLink(ctx, addr, timeout, func(link *Link) (err error) {
-		if byID && link.highest[protocol.Fetch] >= fetchWithIDs {
+		if byID && link.highest[protocol.Fetch] >= fetched.WithIDs {
 			answer, err = link.fetchByID(req, ids)
 			return err
 		}

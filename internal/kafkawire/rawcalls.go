@@ -20,7 +20,6 @@ import (
 const (
 	metadataWithIDs = 10 // the first version of Metadata with topic ids
 	epochEndVersion = 3  // of OffsetForLeaderEpoch
-	fetchWithIDs    = 13 // the first version of Fetch with topic ids
 
 	maxRawReply  = 4 << 20 // the metadata of one topic list all brokers and the topic's partitions
 	lengthOfUUID = 16
@@ -138,11 +137,11 @@ func (l *Link) fetchByID(req *fetch.Request, ids map[string]string) (*fetched.An
 	// No topics are forgotten, and the request has no tags.
 	body = binary.AppendUvarint(append(body, 1), uint64(len(req.RackID)+1))
 	body = append(append(body, req.RackID...), 0)
-	number, err := l.sendRaw(protocol.Fetch, fetchWithIDs, body)
+	number, err := l.sendRaw(protocol.Fetch, fetched.WithIDs, body)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := fetched.Read(l.reader, fetchWithIDs, number)
+	answer, err := fetched.Read(l.reader, fetched.WithIDs, number)
 	if err != nil {
 		return nil, err
 	}

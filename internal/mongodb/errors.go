@@ -100,9 +100,9 @@ func HasCode(err error, codes ...int) bool {
 	return false
 }
 
-// DescribeRejection wraps err, or returns nil if err is nil. If the server rejected the command because the action
+// DescribeErrorWithAdvice wraps err, or returns nil if err is nil. If the server rejected the command because the action
 // is not granted, the error is a [*PrivilegeError] with that action.
-func DescribeRejection(err error, doing, action, resource, advice string) error {
+func DescribeErrorWithAdvice(err error, doing, action, resource, advice string) error {
 	if err == nil {
 		return nil
 	}
@@ -112,9 +112,9 @@ func DescribeRejection(err error, doing, action, resource, advice string) error 
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// Rejection is DescribeRejection without advice.
-func Rejection(err error, doing, action, resource string) error {
-	return DescribeRejection(err, doing, action, resource, "")
+// DescribeError is DescribeErrorWithAdvice without advice.
+func DescribeError(err error, doing, action, resource string) error {
+	return DescribeErrorWithAdvice(err, doing, action, resource, "")
 }
 
 // Majority returns coll with majority concerns on the primary (N21).

@@ -69,7 +69,7 @@ func TestN16_ADocumentThatIsRejectedIsARejection(t *testing.T) {
 			t.Errorf("%s: %v is no rejection", name, err)
 		}
 		err := mongodb.InTransaction(t.Context(), db.Client(), func(tx context.Context) error {
-			return fmt.Errorf("wrapped: %w", mongodb.Rejection(write(tx), "writing", "insert", "x.y"))
+			return fmt.Errorf("wrapped: %w", mongodb.DescribeError(write(tx), "writing", "insert", "x.y"))
 		})
 		if !mongodb.IsRejection(err) {
 			t.Errorf("%s in a transaction: %v is no rejection", name, err)

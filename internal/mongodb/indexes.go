@@ -136,7 +136,7 @@ func createIndexes(ctx context.Context, coll *mongo.Collection, list []Index, gu
 			Namespace(coll), ErrIndexConflict, strings.Join(statements, "; "), err)
 	}
 
-	return DescribeRejection(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
+	return DescribeErrorWithAdvice(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
 		"have somebody else run: "+strings.Join(statements, "; "))
 }
 
@@ -149,7 +149,7 @@ func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (r
 	}
 
 	if err != nil {
-		return false, DescribeRejection(err, "dropping index "+name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
+		return false, DescribeErrorWithAdvice(err, "dropping index "+name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
 			"have somebody else run: "+Index{Name: name}.DropStatement(coll.Database().Name(), coll.Name()))
 	}
 	return true, nil
@@ -182,7 +182,7 @@ func EnsureTTLIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, ind
 				}},
 			}).Err()
 		})
-		return err == nil, Rejection(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
+		return err == nil, DescribeError(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
 	}
 	return true, CreateIndexesIn(ctx, coll, uuid, []Index{index})
 }

@@ -31,7 +31,7 @@ func listIndexes(ctx context.Context, coll *mongo.Collection) ([]existingIndex, 
 		return nil, nil
 	}
 	if err != nil {
-		return nil, Rejection(err, "listing indexes of "+Namespace(coll), "listIndexes", Namespace(coll))
+		return nil, DescribeError(err, "listing indexes of "+Namespace(coll), "listIndexes", Namespace(coll))
 	}
 
 	var have []existingIndex

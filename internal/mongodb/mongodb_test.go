@@ -20,7 +20,7 @@ func database(t *testing.T) *mongo.Database {
 
 func TestAMissingPrivilegeNamesTheGrant(t *testing.T) {
 	t.Parallel()
-	err := mongodb.DescribeRejection(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
+	err := mongodb.DescribeErrorWithAdvice(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
 	var pe *mongodb.PrivilegeError
 	if !errors.As(err, &pe) || pe.Action != "listIndexes" {
 		t.Fatal(err)
@@ -28,7 +28,7 @@ func TestAMissingPrivilegeNamesTheGrant(t *testing.T) {
 	if want := "listing: not allowed: grant the action listIndexes on shop.outbox to the relay's user, or do it yourself"; err.Error() != want {
 		t.Errorf("%q", err)
 	}
-	if err := mongodb.Rejection(mongo.CommandError{Code: 11}, "listing", "x", "y"); errors.As(err, &pe) && pe.Action == "x" {
+	if err := mongodb.DescribeError(mongo.CommandError{Code: 11}, "listing", "x", "y"); errors.As(err, &pe) && pe.Action == "x" {
 		t.Error("another error was taken for a missing privilege")
 	}
 }

@@ -31,7 +31,7 @@ func Exists(ctx context.Context, coll *mongo.Collection, filter bson.D) (bool, e
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return false, nil
 	}
-	return err == nil, Rejection(err, "reading "+Namespace(coll), "find", Namespace(coll))
+	return err == nil, DescribeError(err, "reading "+Namespace(coll), "find", Namespace(coll))
 }
 
 // Fetch returns one envelope unchanged, majority committed (N21). The caller owns the bytes. If the
@@ -42,7 +42,7 @@ func Fetch(ctx context.Context, coll *mongo.Collection, id bson.RawValue) (bson.
 		return nil, fmt.Errorf("fetching an envelope of %s: %w", Namespace(coll), ErrNotFound)
 	}
 	if err != nil {
-		return nil, Rejection(err, "fetching an envelope of "+Namespace(coll), "find", Namespace(coll))
+		return nil, DescribeError(err, "fetching an envelope of "+Namespace(coll), "find", Namespace(coll))
 	}
 	return raw, nil
 }
@@ -104,7 +104,7 @@ func decodeAll[T any](
 	ctx context.Context, coll *mongo.Collection, doing string, cur *mongo.Cursor, err error,
 ) ([]T, error) {
 	if err != nil {
-		return nil, Rejection(err, doing, "find", Namespace(coll))
+		return nil, DescribeError(err, doing, "find", Namespace(coll))
 	}
 
 	all := []T{}
@@ -122,7 +122,7 @@ func FindEach(
 ) error {
 	cur, err := cursor.Find(ctx, coll, filter, opts...)
 	if err != nil {
-		return Rejection(err, doing, "find", Namespace(coll))
+		return DescribeError(err, doing, "find", Namespace(coll))
 	}
 	return EachDocument(ctx, cur, doing, take)
 }
@@ -170,7 +170,7 @@ func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) 
 		{Key: "filter", Value: bson.D{{Key: "name", Value: coll}}},
 	}).Raw()
 	if err != nil {
-		return uuid, Rejection(err, "reading the UUID of "+db+"."+coll, "listCollections", db)
+		return uuid, DescribeError(err, "reading the UUID of "+db+"."+coll, "listCollections", db)
 	}
 
 	_, id, _ := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
@@ -187,7 +187,7 @@ func CollectionName(ctx context.Context, client *mongo.Client, db string, uuid [
 		{Key: "info.uuid", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}},
 	})
 	if err != nil {
-		return "", Rejection(err, "listing the collections of "+db, "listCollections", db)
+		return "", DescribeError(err, "listing the collections of "+db, "listCollections", db)
 	}
 	var found []struct {
 		Name string `bson:"name"`
@@ -205,7 +205,7 @@ func CollectionName(ctx context.Context, client *mongo.Client, db string, uuid [
 func CollectionUUIDs(ctx context.Context, client *mongo.Client, db string) (map[[16]byte]bool, error) {
 	cur, err := Database(client, db).ListCollections(ctx, bson.D{})
 	if err != nil {
-		return nil, Rejection(err, "listing the collections of "+db, "listCollections", db)
+		return nil, DescribeError(err, "listing the collections of "+db, "listCollections", db)
 	}
 	var found []struct {
 		Info struct {

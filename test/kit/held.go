@@ -18,6 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -125,10 +126,7 @@ func (s *Scene) readState(collection string, filter bson.D) any {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.tb.Context()), Patience)
 	defer cancel()
 	cur, err := s.State.Collection(collection).Find(ctx, filter)
-	var all []bson.D
-	if err == nil {
-		err = cur.All(ctx, &all)
-	}
+	all, err := cursor.All[bson.D](ctx, "reading "+collection, cur, err)
 	if err != nil {
 		return err
 	}

@@ -30,8 +30,8 @@ type Answer struct {
 	Throttle time.Duration
 }
 
-// withIDs is the version in which topics have an id instead of a name.
-const withIDs = 13
+// WithIDs is the first version in which topics have an id instead of a name. [Parse] decodes no later one.
+const WithIDs = 13
 
 // clientThrottle is the first version after whose response the client waits. Before, the broker did.
 const clientThrottle = 8
@@ -68,7 +68,7 @@ func Read(reader io.Reader, version int16, correlation int32) (*Answer, error) {
 // Parse decodes a response in version version, from 4 to 11 or 13. kafka-go negotiates one of the versions from 4 to 11 with every
 // broker that supports transactions.
 func Parse(body []byte, version int16) (*Answer, error) {
-	if version == withIDs {
+	if version == WithIDs {
 		return parseWithIDs(body)
 	}
 	if version < 4 || version > 11 {
@@ -113,7 +113,7 @@ func Parse(body []byte, version int16) (*Answer, error) {
 	return out, nil
 }
 
-// parseWithIDs decodes a response in version withIDs.
+// parseWithIDs decodes a response in version WithIDs.
 func parseWithIDs(body []byte) (*Answer, error) {
 	decoder := reply.Decoder{B: body}
 	decoder.SkipTags() // of the header

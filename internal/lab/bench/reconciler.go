@@ -64,13 +64,7 @@ func (f figures) addValue(name string, value float64) { f[name] = append(f[name]
 
 // medianRatio returns the median of the ratios within each run, because the servers drift.
 func (f figures) medianRatio(numerator, denominator string) float64 {
-	var ratios []float64
-	for i, v := range f[numerator] {
-		if i < len(f[denominator]) && f[denominator][i] > 0 {
-			ratios = append(ratios, v/f[denominator][i])
-		}
-	}
-	return round(median(ratios), 3)
+	return medianRatio(f[numerator], f[denominator])
 }
 
 // RunReconciler measures the deliveries outside of the stream, and the drain of the stream for comparison. It takes

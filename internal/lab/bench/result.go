@@ -136,7 +136,7 @@ func round(value float64, decimals int) float64 {
 func medianRatio(values, bases []float64) float64 {
 	var ratios []float64
 	for i := range min(len(values), len(bases)) {
-		if values[i] > 0 && bases[i] > 0 {
+		if values[i] >= 0 && bases[i] > 0 {
 			ratios = append(ratios, values[i]/bases[i])
 		}
 	}

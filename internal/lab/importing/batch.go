@@ -248,7 +248,7 @@ func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
 		if len(docs) > 0 {
 			outbox := r.client.Database(r.outbox.Database().Name()).Collection(r.outbox.Name())
 			if _, err := outbox.InsertMany(tx, docs); err != nil {
-				return mongodb.Rejection(err, "writing envelopes", "insert", r.options.To)
+				return mongodb.DescribeError(err, "writing envelopes", "insert", r.options.To)
 			}
 		}
 		if err := waiting.Enter(tx, r.state.Collection("waiting"), entries); err != nil {
@@ -262,7 +262,7 @@ func (r *importRun) writeBatch(ctx context.Context, list []converted) error {
 		}
 		imports := r.state.Collection("imports")
 		_, err := imports.InsertMany(tx, marks)
-		return mongodb.Rejection(err, "writing the marks of imported rows", "insert", mongodb.Namespace(imports))
+		return mongodb.DescribeError(err, "writing the marks of imported rows", "insert", mongodb.Namespace(imports))
 	})
 }
 

@@ -216,7 +216,7 @@ func (im *Importer) checkSource(ctx context.Context, report *Report) error {
 		}
 		n, err := coll.CountDocuments(ctx, t.pending(im.options))
 		if err != nil {
-			return mongodb.Rejection(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+			return mongodb.DescribeError(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 		}
 		report.Tables = append(report.Tables, Table{mongodb.Namespace(coll), n})
 	}
@@ -253,7 +253,7 @@ func findRow(ctx context.Context, coll *mongo.Collection, filter bson.D) (bson.R
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil, nil
 	}
-	return raw, mongodb.Rejection(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	return raw, mongodb.DescribeError(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
 // checkStatus rejects a collection with a row whose status the source does not have.
@@ -334,5 +334,5 @@ func (im *Importer) newRun(ctx context.Context, report *Report, write bool) (*im
 func (im *Importer) findRows(ctx context.Context, coll *mongo.Collection, table table) (*mongo.Cursor, error) {
 	opts := options.Find().SetSort(table.sort).SetAllowDiskUse(true).SetBatchSize(batchRows)
 	cur, err := mongodb.Majority(coll).Find(ctx, table.pending(im.options), opts)
-	return cur, mongodb.Rejection(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	return cur, mongodb.DescribeError(err, "reading "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }

@@ -88,7 +88,7 @@ const maxUnstampedCount = 100_000
 func countUnstamped(ctx context.Context, coll *mongo.Collection, query replayQuery) (int64, error) {
 	filter := bson.D{{Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}, query.buildConditions()}}}
 	n, err := coll.CountDocuments(ctx, filter, options.Count().SetLimit(maxUnstampedCount))
-	return n, mongodb.Rejection(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	return n, mongodb.DescribeError(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
 // readEnvelopes reads up to limit envelopes after a timestamp, in the order of their timestamps. It

@@ -86,7 +86,7 @@ func (r *replayStore) Start(ctx context.Context, replay storedReplay) error {
 	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: replay.ID}},
 		mongo.Pipeline{{{Key: "$replaceWith", Value: document}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return mongodb.Rejection(err, "writing replay "+replay.ID, "find, insert and update", mongodb.Namespace(r.coll))
+		return mongodb.DescribeError(err, "writing replay "+replay.ID, "find, insert and update", mongodb.Namespace(r.coll))
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) 
 		return replay, fmt.Errorf("replay %s: %w; outrelay replay list lists the replays", id, mongodb.ErrNotFound)
 	}
 	if err != nil {
-		return replay, mongodb.Rejection(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
+		return replay, mongodb.DescribeError(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
 	}
 	return replay, nil
 }
@@ -122,7 +122,7 @@ func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) 
 		{Key: "skipped", Value: bson.D{{Key: "$add", Value: bson.A{"$skipped", skipped}}}},
 	}}}})
 	if err != nil {
-		return mongodb.Rejection(err, "ending replay "+id, "find and update", mongodb.Namespace(r.coll))
+		return mongodb.DescribeError(err, "ending replay "+id, "find and update", mongodb.Namespace(r.coll))
 	}
 
 	if res.MatchedCount == 0 {
@@ -166,7 +166,7 @@ func (r *replayStore) moveCursor(tx context.Context, id string, batch replayBatc
 		Batch  string       `bson:"batch"`
 	}
 	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&stored); err != nil {
-		return false, mongodb.Rejection(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
+		return false, mongodb.DescribeError(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
 	}
 
 	switch {
@@ -188,7 +188,7 @@ func (r *replayStore) moveCursor(tx context.Context, id string, batch replayBatc
 		add("skipped", batch.Skipped),
 	}}}})
 	if err != nil {
-		return false, mongodb.Rejection(err, "moving replay "+id, "find and update", mongodb.Namespace(r.coll))
+		return false, mongodb.DescribeError(err, "moving replay "+id, "find and update", mongodb.Namespace(r.coll))
 	}
 	return true, nil
 }

@@ -134,7 +134,7 @@ func (x Watchers) removeDocuments(ctx context.Context, out *RemovedWatcher) erro
 			found, err = removeAll(ctx, coll, part.filter)
 		}
 		if err != nil {
-			return mongodb.Rejection(err, "removing watcher "+operator.Watcher, "find and remove", operator.State.Namespace(part.collection))
+			return mongodb.DescribeError(err, "removing watcher "+operator.Watcher, "find and remove", operator.State.Namespace(part.collection))
 		}
 		out.Documents += found
 		if part.collection == "collections" {

@@ -41,6 +41,7 @@ func newAction(id string, task *tasks.Task) Action {
 	if action.Running {
 		return action
 	}
+
 	result, err := task.Result()
 	if err != nil {
 		action.Problem, _ = errors.AsType[*ErrorBody](problemOf(err))
@@ -81,6 +82,7 @@ func addLongAction[I scoped, O any](
 		Description: "The action goes on. Location is the address of its progress.",
 		Content:     map[string]*huma.MediaType{"application/json": {Schema: bodyOf[Action](api)}},
 	}
+
 	addOperation(api, huma.Operation{
 		Method:        http.MethodPost,
 		Path:          path,
@@ -100,6 +102,7 @@ func addLongAction[I scoped, O any](
 		task := api.tasks.Start(ctx, tasks.Order{Name: id, Actor: caller.Actor.Name}, func(ctx context.Context, task *tasks.Task) (any, error) {
 			return run(ctx, op, input, task)
 		})
+
 		patience, _ := ctx.Value(patienceKey{}).(time.Duration)
 		if task.Await(ctx, patience) {
 			result, err := task.Result()
@@ -108,6 +111,7 @@ func addLongAction[I scoped, O any](
 			}
 			return &longAnswer{Status: http.StatusOK, Body: result}, nil
 		}
+
 		kept := api.tasks.Keep(task)
 		return &longAnswer{Status: http.StatusAccepted, Location: api.prefix + "/api/v1" + actionsPath + kept, Body: newAction(kept, task)}, nil
 	})

@@ -294,7 +294,7 @@ func (r *round) countService(ctx context.Context, db *mongo.Database) error {
 	for _, sagaType := range types {
 		n, err := db.Collection(sagaType.Name).EstimatedDocumentCount(ctx)
 		if err != nil {
-			return mongodb.Rejection(err, "counting sagas of "+sagaType.Name, "find", db.Name()+"."+sagaType.Name)
+			return mongodb.DescribeError(err, "counting sagas of "+sagaType.Name, "find", db.Name()+"."+sagaType.Name)
 		}
 		counts.Sagas += n
 	}

@@ -131,7 +131,7 @@ func Read(ctx context.Context, database state.Database, watcher string) (Stored,
 		return Stored{}, nil
 	}
 	if err != nil {
-		return Stored{}, mongodb.Rejection(err, "reading the figures of watcher "+watcher, "find", database.Namespace(collectionName))
+		return Stored{}, mongodb.DescribeError(err, "reading the figures of watcher "+watcher, "find", database.Namespace(collectionName))
 	}
 	age := found.Now.Sub(found.SavedAt)
 	return Stored{found.Figures, age < time.Duration(found.ValidMS)*time.Millisecond, found.Actions != found.Seen}, nil

@@ -148,7 +148,7 @@ func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stampe
 	ns := mongodb.Namespace(coll)
 	if l.config.Recording == RecordDelete {
 		_, err := coll.DeleteMany(tx, filterUnchanged(list, stamped), options.DeleteMany().SetHint(outboxes.PickedByID))
-		return mongodb.Rejection(err, "deleting delivered envelopes of "+ns, "remove", ns)
+		return mongodb.DescribeError(err, "deleting delivered envelopes of "+ns, "remove", ns)
 	}
 
 	var updates []mongo.WriteModel
@@ -157,7 +157,7 @@ func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stampe
 			SetUpdate(markUpdate(part, stamped)).SetHint(outboxes.PickedByID))
 	}
 	_, err := coll.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false))
-	return mongodb.Rejection(err, "marking delivered envelopes of "+ns, "find and update", ns)
+	return mongodb.DescribeError(err, "marking delivered envelopes of "+ns, "find and update", ns)
 }
 
 // filterUnchanged returns the filter of N25: by id, not scheduled, and no newer than the newest of part.

@@ -143,6 +143,7 @@ func (x *Sender) publishInTurn(ctx context.Context, pass *scanPass, raw bson.Raw
 	malformed := x.config.Mapping.Parse(document.Envelope, &pass.view)
 	candidate := x.newCandidate(&document, malformed)
 	now := x.config.Now().UnixMilli()
+
 	topics, flight := x.admitTopics(pass, candidate, now)
 	if len(topics) == 0 {
 		pass.held++

@@ -123,9 +123,8 @@ func (x *Sender) waitsForEarlierLocked(entry *waiting.Entry) bool {
 	return true
 }
 
-// isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only
-// if the resolved position had passed it before the pass began, because an earlier event of its key could still come, or be stored
-// after the pass has read the key (N15). A
+// isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only if the resolved position had passed it
+// before the pass began, because an earlier event of its key could still come, or be stored after the pass has read the key (N15). A
 // waiting envelope of any other origin has no such bound (N18).
 func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
@@ -165,8 +164,7 @@ func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic stri
 		return false
 	}
 
-	// It may go to any topic. So no other envelope of the key may be in flight, and the pass must not
-	// have left out an earlier envelope.
+	// It may go to any topic. So the pass must not have left out an earlier envelope.
 	if topic == allTopics && (len(x.current.stopped) > 0 || len(pass.skip) > 0) {
 		return false
 	}
@@ -174,6 +172,7 @@ func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic stri
 		return true
 	}
 
+	// It may go to any topic, or others in flight are or must be alone.
 	free := topic != allTopics && !keyState.alone[topic] && !keyState.alone[allTopics] && (!alone || keyState.topics[topic] == 0)
 	keyState.again = keyState.again || !free
 	return free

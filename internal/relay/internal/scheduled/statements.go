@@ -203,7 +203,7 @@ func removeDue(tx context.Context, coll *mongo.Collection, filter, hint bson.D, 
 			return &unmarkableError{err}
 		}
 		if err != nil {
-			return mongodb.Rejection(err, "claiming due envelopes of "+ns, "find and update", ns)
+			return mongodb.DescribeError(err, "claiming due envelopes of "+ns, "find and update", ns)
 		}
 		removed = result.MatchedCount
 	} else {
@@ -213,7 +213,7 @@ func removeDue(tx context.Context, coll *mongo.Collection, filter, hint bson.D, 
 		}
 		result, err := coll.DeleteMany(tx, filter, remove)
 		if err != nil {
-			return mongodb.Rejection(err, "claiming due envelopes of "+ns, "find and remove", ns)
+			return mongodb.DescribeError(err, "claiming due envelopes of "+ns, "find and remove", ns)
 		}
 		removed = result.DeletedCount
 	}

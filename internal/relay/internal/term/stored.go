@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -42,7 +43,10 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 		if stamp.IsZero() || !s.has(ns, id, bson.Timestamp{}) {
 			return nil, false, nil
 		}
-		raw, stamp = outboxes.WithoutStamp(raw), bson.Timestamp{}
+		stamp = bson.Timestamp{}
+		if raw, err = outboxes.WithoutField(raw, "ts"); err != nil {
+			return nil, false, fmt.Errorf("reading an envelope of %s: %w", ns, err)
+		}
 	}
 
 	err = s.calls.RetryRead(ctx, func(ctx context.Context) error {

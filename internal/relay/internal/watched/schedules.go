@@ -66,7 +66,7 @@ func (s *Schedules) Note(ctx context.Context, ns string) error {
 			{Key: "watcher", Value: mongodb.Literal(s.Watcher)}, {Key: "ns", Value: mongodb.Literal(ns)}, {Key: "at", Value: "$$NOW"},
 		}}}}
 		_, err := mongodb.Majority(s.Coll).UpdateOne(ctx, s.filterEntry(ns), update, options.UpdateOne().SetUpsert(true))
-		return mongodb.Rejection(err, "storing that an outbox has scheduled envelopes", "find, insert and update", mongodb.Namespace(s.Coll))
+		return mongodb.DescribeError(err, "storing that an outbox has scheduled envelopes", "find, insert and update", mongodb.Namespace(s.Coll))
 	})
 	if err != nil {
 		return err
@@ -193,7 +193,7 @@ func (s *Schedules) forgetEmpty(ctx context.Context) error {
 			continue
 		}
 		if _, err := mongodb.Majority(s.Coll).DeleteOne(ctx, append(s.filterEntry(ns), old)); err != nil {
-			return mongodb.Rejection(err, "removing an outbox without scheduled envelopes", "remove", mongodb.Namespace(s.Coll))
+			return mongodb.DescribeError(err, "removing an outbox without scheduled envelopes", "remove", mongodb.Namespace(s.Coll))
 		}
 	}
 	return nil

@@ -211,5 +211,5 @@ func byNumber(watcher string, n int) bson.D {
 
 // describeRejection adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
 func describeRejection(err error, doing, action string, coll *mongo.Collection) error {
-	return mongodb.Rejection(err, doing, action, mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, doing, action, mongodb.Namespace(coll))
 }

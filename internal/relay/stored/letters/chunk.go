@@ -98,7 +98,7 @@ func upsertChunks(tx context.Context, coll *mongo.Collection, part []letterChunk
 	}
 
 	_, err := coll.BulkWrite(tx, models)
-	return mongodb.Rejection(err, "writing to "+mongodb.Namespace(coll), "find, insert and update", mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, "writing to "+mongodb.Namespace(coll), "find, insert and update", mongodb.Namespace(coll))
 }
 
 // errMissingChunks is returned for a letter of which chunks are missing.

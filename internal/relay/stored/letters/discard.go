@@ -85,7 +85,7 @@ func Discard(
 
 		discarded, err := discardPart(ctx, scan.coll, part, query)
 		if err != nil {
-			return total, mongodb.Rejection(err, "discarding dead letters from "+mongodb.Namespace(coll), right, mongodb.Namespace(coll))
+			return total, mongodb.DescribeError(err, "discarding dead letters from "+mongodb.Namespace(coll), right, mongodb.Namespace(coll))
 		}
 		total += discarded
 		if did != nil {

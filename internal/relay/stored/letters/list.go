@@ -78,7 +78,7 @@ func Count(ctx context.Context, coll *mongo.Collection, query Query) (int64, err
 		return 0, err
 	}
 	n, err := mongodb.Majority(coll).CountDocuments(ctx, query.mongoFilter())
-	return n, mongodb.Rejection(err, "counting "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+	return n, mongodb.DescribeError(err, "counting "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
 // CountOpen returns the number of letters of a watcher that are not requeued, and when the oldest of them died; nil if there is none.

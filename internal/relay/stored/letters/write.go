@@ -30,5 +30,5 @@ func Write(tx context.Context, coll *mongo.Collection, now time.Time, list []*Pr
 			SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.Content}})
 	}
 	_, err := coll.BulkWrite(tx, models)
-	return mongodb.Rejection(err, "writing dead letters to "+mongodb.Namespace(coll), "find, insert and update", mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, "writing dead letters to "+mongodb.Namespace(coll), "find, insert and update", mongodb.Namespace(coll))
 }

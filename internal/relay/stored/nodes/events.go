@@ -100,7 +100,7 @@ func (e *AuditLog) Append(ctx context.Context, kind Kind, fields bson.D) error {
 		{Key: "node", Value: mongodb.Literal(e.node)},
 		{Key: "fields", Value: mongodb.Literal(fields)},
 	}}}}, options.UpdateOne().SetUpsert(true))
-	return mongodb.Rejection(err, "writing the audit entry "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
+	return mongodb.DescribeError(err, "writing the audit entry "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
 }
 
 // AppendOrWarn writes an entry about a running process. It blocks for at most [entryTimeout], whatever time the caller has left.
@@ -124,7 +124,7 @@ func (e *AuditLog) Trim(ctx context.Context, keep int64) (removed int64, err err
 		return 0, nil
 	}
 	if err != nil {
-		return 0, mongodb.Rejection(err, "trimming the audit log", "find", mongodb.Namespace(e.coll))
+		return 0, mongodb.DescribeError(err, "trimming the audit log", "find", mongodb.Namespace(e.coll))
 	}
 
 	res, err := e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
@@ -132,7 +132,7 @@ func (e *AuditLog) Trim(ctx context.Context, keep int64) (removed int64, err err
 		bson.D{{Key: "at", Value: last.At}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: last.ID}}}},
 	}}})
 	if err != nil {
-		return 0, mongodb.Rejection(err, "trimming the audit log", "remove", mongodb.Namespace(e.coll))
+		return 0, mongodb.DescribeError(err, "trimming the audit log", "remove", mongodb.Namespace(e.coll))
 	}
 	return res.DeletedCount, nil
 }

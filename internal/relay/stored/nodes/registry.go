@@ -136,7 +136,7 @@ func (n *Nodes) Heartbeat(ctx context.Context, sign Sign) (Was, error) {
 			// Another process with this name was listed at the same moment.
 
 		default:
-			return Was{}, mongodb.Rejection(err, "heartbeat of node "+sign.Node, "find, insert and update", mongodb.Namespace(n.coll))
+			return Was{}, mongodb.DescribeError(err, "heartbeat of node "+sign.Node, "find, insert and update", mongodb.Namespace(n.coll))
 		}
 	}
 }
@@ -205,13 +205,13 @@ func (n *Nodes) AnotherReachesKafka(ctx context.Context, self string, stale time
 func (n *Nodes) Lapsed(ctx context.Context, node string) error {
 	_, err := n.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: node}},
 		bson.D{{Key: "$set", Value: bson.D{{Key: "lapsed", Value: true}}}})
-	return mongodb.Rejection(err, "recording that node "+node+" is silent", "update", mongodb.Namespace(n.coll))
+	return mongodb.DescribeError(err, "recording that node "+node+" is silent", "update", mongodb.Namespace(n.coll))
 }
 
 // Leave removes a node that stops, so that it is not reported as stale.
 func (n *Nodes) Leave(ctx context.Context, node string) error {
 	_, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}})
-	return mongodb.Rejection(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
+	return mongodb.DescribeError(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
 }
 
 // Depart is Leave for the process itself. If another process with the same name is listed, its entry stays. It reports
@@ -219,7 +219,7 @@ func (n *Nodes) Leave(ctx context.Context, node string) error {
 func (n *Nodes) Depart(ctx context.Context, node, instance string) (bool, error) {
 	res, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}, {Key: "instance", Value: instance}})
 	if err != nil {
-		return false, mongodb.Rejection(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
+		return false, mongodb.DescribeError(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
 	}
 	return res.DeletedCount == 1, nil
 }
@@ -242,7 +242,7 @@ func (n *Nodes) MarkStale(ctx context.Context, stale time.Duration) ([]Node, err
 		res, err := n.coll.UpdateOne(ctx, append(bson.D{{Key: "_id", Value: x.Node}}, silent...),
 			mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "staleSince", Value: "$$NOW"}}}}})
 		if err != nil {
-			return marked, mongodb.Rejection(err, "recording that node "+x.Node+" is stale", "update", mongodb.Namespace(n.coll))
+			return marked, mongodb.DescribeError(err, "recording that node "+x.Node+" is stale", "update", mongodb.Namespace(n.coll))
 		}
 		if res.ModifiedCount == 1 {
 			marked = append(marked, x)
@@ -257,7 +257,7 @@ func (n *Nodes) Forget(ctx context.Context, silence time.Duration) (int64, error
 		{Key: "$expr", Value: bson.D{{Key: "$lt", Value: bson.A{"$seenAt", timeBefore(silence)}}}},
 	})
 	if err != nil {
-		return 0, mongodb.Rejection(err, "removing stale nodes", "remove", mongodb.Namespace(n.coll))
+		return 0, mongodb.DescribeError(err, "removing stale nodes", "remove", mongodb.Namespace(n.coll))
 	}
 	return res.DeletedCount, nil
 }

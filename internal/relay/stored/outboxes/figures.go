@@ -70,7 +70,7 @@ func countAndFirst(
 		size, sizeErr := coll.EstimatedDocumentCount(ctx)
 		switch {
 		case sizeErr != nil:
-			return 0, first, mongodb.Rejection(sizeErr, "counting "+what+" of "+ns, "find", ns)
+			return 0, first, mongodb.DescribeError(sizeErr, "counting "+what+" of "+ns, "find", ns)
 		case size > countUnindexed:
 			return 0, first, fmt.Errorf("counting %s of %s: %w", what, ns, ErrNotIndexed)
 		}
@@ -80,7 +80,7 @@ func countAndFirst(
 		})
 	}
 	if err != nil {
-		return 0, first, mongodb.Rejection(err, "counting "+what+" of "+ns, "find", ns)
+		return 0, first, mongodb.DescribeError(err, "counting "+what+" of "+ns, "find", ns)
 	}
 	if n == 0 {
 		return 0, first, nil
@@ -130,7 +130,7 @@ func OldestTS(ctx context.Context, coll *mongo.Collection) (bson.Timestamp, bool
 	}
 	if err != nil {
 		ns := mongodb.Namespace(coll)
-		return bson.Timestamp{}, false, mongodb.Rejection(err, "reading the oldest envelope of "+ns, "find", ns)
+		return bson.Timestamp{}, false, mongodb.DescribeError(err, "reading the oldest envelope of "+ns, "find", ns)
 	}
 
 	return doc.TS, true, nil

@@ -118,7 +118,7 @@ func ListEach(
 func ListDatabases(ctx context.Context, client *mongo.Client) ([]string, error) {
 	notSystem := bson.D{{Key: "name", Value: bson.D{{Key: "$nin", Value: bson.A{"admin", "local", "config"}}}}}
 	databases, err := client.ListDatabaseNames(ctx, notSystem, options.ListDatabases().SetAuthorizedDatabases(true))
-	return databases, mongodb.DescribeRejection(err, "listing databases", "listDatabases", "cluster", "name the collections one by one")
+	return databases, mongodb.DescribeErrorWithAdvice(err, "listing databases", "listDatabases", "cluster", "name the collections one by one")
 }
 
 // listDatabase returns what exists in db under matching names, in no order.
@@ -130,7 +130,7 @@ func listDatabase(ctx context.Context, db *mongo.Database, match func(db, coll [
 		cur, err = db.ListCollections(ctx, bson.D{}, namesOnly)
 	}
 	if err != nil {
-		return Listing{}, mongodb.Rejection(err, "listing collections of "+db.Name(), "listCollections", db.Name())
+		return Listing{}, mongodb.DescribeError(err, "listing collections of "+db.Name(), "listCollections", db.Name())
 	}
 
 	var specs []collectionSpec

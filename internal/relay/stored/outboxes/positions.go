@@ -102,23 +102,22 @@ func Stamp(doc []byte) bson.Timestamp {
 	return bson.Timestamp{T: seconds, I: i}
 }
 
-// WithoutStamp returns a copy of the envelope without its timestamp: as the writer inserted it, if the purge has stamped it. It
-// returns the envelope itself if that is not BSON.
-func WithoutStamp(doc bson.Raw) bson.Raw {
+// WithoutField returns a copy of the document without a field.
+func WithoutField(doc bson.Raw, name string) (bson.Raw, error) {
 	elements, err := doc.Elements()
 	if err != nil {
-		return doc
+		return nil, err
 	}
 
 	out := make(bson.Raw, 4, len(doc))
 	for _, e := range elements {
-		if e.Key() != "ts" {
+		if e.Key() != name {
 			out = append(out, e...)
 		}
 	}
 	out = append(out, 0)
 	binary.LittleEndian.PutUint32(out, uint32(len(out)))
-	return out
+	return out, nil
 }
 
 // FirstStampAt returns the first timestamp of the second of moment, or zero for the zero time.

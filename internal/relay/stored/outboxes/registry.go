@@ -131,7 +131,7 @@ func (r *Registry) Register(
 		// Another process has inserted the entry at the same moment, so the next attempt finds it.
 		return r.Register(ctx, uuid, ns, watcher, namedAt)
 	case err != nil:
-		return before, mongodb.Rejection(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
+		return before, mongodb.DescribeError(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
 	case before.Watcher != watcher:
 		return before, &ClaimedError{NS: ns, Watcher: watcher, By: before.Watcher}
 	}
@@ -174,7 +174,7 @@ func (r *Registry) RegisterAll(ctx context.Context, list []Outbox, watcher strin
 	_, err := r.coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	// Another process has inserted an entry at the same moment. The caller repeats the call.
 	if err != nil {
-		return mongodb.Rejection(err, "claiming collections", "find, insert and update", mongodb.Namespace(r.coll))
+		return mongodb.DescribeError(err, "claiming collections", "find, insert and update", mongodb.Namespace(r.coll))
 	}
 
 	others, err := mongodb.FindAll[Registration](ctx, r.coll, "reading the registry of collections", bson.D{
@@ -215,13 +215,13 @@ func (r *Registry) updateEntry(
 ) error {
 	entry := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
 	_, err := r.coll.UpdateOne(ctx, append(entry, filter...), update)
-	return mongodb.Rejection(err, doing, "update", mongodb.Namespace(r.coll))
+	return mongodb.DescribeError(err, doing, "update", mongodb.Namespace(r.coll))
 }
 
 // Release removes the entry of the collection if the collection belongs to the watcher.
 func (r *Registry) Release(ctx context.Context, uuid [16]byte, watcher string) error {
 	_, err := r.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}})
-	return mongodb.Rejection(err, "releasing a collection", "remove", mongodb.Namespace(r.coll))
+	return mongodb.DescribeError(err, "releasing a collection", "remove", mongodb.Namespace(r.coll))
 }
 
 // Registrations returns the entries of a watcher, or all entries if watcher is "", sorted by name. If a watcher

@@ -137,7 +137,7 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (count
 	counted.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, within})
 	counted.Stamped = max(counted.Stamped, 0)
 	if err != nil {
-		return Count{}, mongodb.Rejection(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+		return Count{}, mongodb.DescribeError(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 
 	for _, ids := range append(cut.expiredIDs(), cut.timelessIDs(time.Now())) {

@@ -28,7 +28,7 @@ type Purged struct {
 func PurgeBatch(ctx context.Context, coll *mongo.Collection, start, end bson.Timestamp, n int) (Purged, error) {
 	upto, more, err := readNthStamp(ctx, coll, start, end, n)
 	if err != nil {
-		return Purged{}, mongodb.Rejection(err, "looking for envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+		return Purged{}, mongodb.DescribeError(err, "looking for envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 
 	// The range does not contain the cut itself. Every other bound is a stamp below the cut, and belongs to the range.
@@ -40,7 +40,7 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, start, end bson.Tim
 		{Key: "$gt", Value: start}, {Key: bound, Value: upto}, noArray,
 	}}))
 	if err != nil {
-		return Purged{}, mongodb.Rejection(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
+		return Purged{}, mongodb.DescribeError(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
 	}
 	return Purged{Deleted: res.DeletedCount, Upto: upto, More: more}, nil
 }

@@ -171,7 +171,7 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 	if part := c.expired[:min(n, len(c.expired))]; len(part) > 0 {
 		res, err := mongodb.Majority(coll).DeleteMany(ctx, filter(part), options.DeleteMany().SetHint(outboxes.PickedByID))
 		if err != nil {
-			return 0, mongodb.Rejection(err, "purging "+ns, "remove", ns)
+			return 0, mongodb.DescribeError(err, "purging "+ns, "remove", ns)
 		}
 		c.expired = c.expired[len(part):]
 		c.noteDrained()
@@ -183,7 +183,7 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 	stamp := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "ts", Value: "$$CLUSTER_TIME"}}}}}
 	_, err = mongodb.Majority(coll).UpdateMany(ctx, filter(part), stamp, options.UpdateMany().SetHint(outboxes.PickedByID))
 	if err != nil {
-		return 0, mongodb.Rejection(err, "stamping the delivered envelopes of "+ns, "update", ns)
+		return 0, mongodb.DescribeError(err, "stamping the delivered envelopes of "+ns, "update", ns)
 	}
 	c.timeless = c.timeless[len(part):]
 	return 0, nil

@@ -262,7 +262,7 @@ func (k Desk) writeEntries(tx context.Context, plan *plan, topic string, edited 
 	}
 	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
 	_, err = k.Letters.UpdateMany(tx, idIn(plan.letters), letterlist.Mark("requeued", by, next))
-	return mongodb.Rejection(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
+	return mongodb.DescribeError(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 
 // newEntry returns the waiting envelope of letter with the server time now. If letter cannot be delivered as it is, the error is a
@@ -301,7 +301,7 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 		if !options.IgnoreExpiry {
 			return reject("it has expired; ignore the expiry, or edit it")
 		}
-		if raw, err = removeField(elems, k.Mapping.Name("expiresAt")); err != nil {
+		if raw, err = outboxes.WithoutField(letter.Envelope, k.Mapping.Name("expiresAt")); err != nil {
 			return waiting.Entry{}, fmt.Errorf("removing the expiry of %s: %w", letter.ID, err)
 		}
 	}
@@ -324,17 +324,6 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 		NextAt:   now,
 		ReplayOf: letter.ID,
 	}, nil
-}
-
-// removeField returns the document without a field.
-func removeField(elems []bson.RawElement, name string) (bson.Raw, error) {
-	doc := make(bson.D, 0, len(elems))
-	for _, e := range elems {
-		if e.Key() != name {
-			doc = append(doc, bson.E{Key: e.Key(), Value: e.Value()})
-		}
-	}
-	return bson.Marshal(doc)
 }
 
 // positionOf returns the position of the letter among the waiting envelopes of its key: its own, or else the timestamp of

@@ -133,7 +133,7 @@ func (d Database) readMarker(ctx context.Context) (marker, error) {
 		return marker{}, nil
 	}
 	if err != nil {
-		return marker{}, mongodb.Rejection(err, "reading the marker of the state database", "find", mongodb.Namespace(coll))
+		return marker{}, mongodb.DescribeError(err, "reading the marker of the state database", "find", mongodb.Namespace(coll))
 	}
 
 	if found.Format != format {
@@ -149,7 +149,7 @@ func (d Database) readMarker(ctx context.Context) (marker, error) {
 func (d Database) listExisting(ctx context.Context) ([]string, error) {
 	names, err := d.db.ListCollectionNames(ctx, bson.D{{Key: "name", Value: bson.D{{Key: "$in", Value: d.Names()}}}},
 		options.ListCollections().SetAuthorizedCollections(true))
-	return names, mongodb.Rejection(err, "listing the collections of "+d.Name(), "listCollections", d.Name())
+	return names, mongodb.DescribeError(err, "listing the collections of "+d.Name(), "listCollections", d.Name())
 }
 
 // listStrangers returns the full names of the existing collections that the marker does not list.
@@ -194,7 +194,7 @@ func (d Database) writeMarker(ctx context.Context, found marker, exist []string)
 		// Another process has inserted the document at the same moment, so the next attempt updates it.
 		return d.writeMarker(ctx, found, exist)
 	}
-	return mongodb.Rejection(err, "writing the marker of the state database", "insert and update", mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, "writing the marker of the state database", "insert and update", mongodb.Namespace(coll))
 }
 
 // createCollection creates a collection. Another process may have created it.
@@ -208,7 +208,7 @@ func (d Database) createCollection(ctx context.Context, name string, log *slog.L
 	case mongodb.HasCode(err, codeNamespaceExists):
 		return nil
 	case err != nil:
-		return mongodb.DescribeRejection(err, "creating "+d.Namespace(name), "createCollection", d.Namespace(name),
+		return mongodb.DescribeErrorWithAdvice(err, "creating "+d.Namespace(name), "createCollection", d.Namespace(name),
 			"have somebody else run: "+strings.Join(d.Statements(), "; "))
 	}
 	log.Info("created a collection of the state database", "statement", d.createStatement(name))

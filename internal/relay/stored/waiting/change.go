@@ -74,7 +74,7 @@ func WriteChanges(tx context.Context, coll *mongo.Collection, changes []*Change,
 
 	res, err := coll.BulkWrite(tx, models)
 	if err != nil {
-		return 0, mongodb.Rejection(err, "writing the fate of waiting envelopes", "find, update and remove", mongodb.Namespace(coll))
+		return 0, mongodb.DescribeError(err, "writing the fate of waiting envelopes", "find, update and remove", mongodb.Namespace(coll))
 	}
 	crash.At("mid-waiting-write")
 	return res.MatchedCount + res.DeletedCount, nil

@@ -63,7 +63,7 @@ func InsertClaim(tx context.Context, coll *mongo.Collection, claim *Claim) error
 	*buffer = claim.appendDocument((*buffer)[:0])
 	_, err := coll.InsertOne(tx, bson.Raw(*buffer))
 	crash.At("mid-claim-write")
-	return mongodb.Rejection(err, "storing a claim of scheduled envelopes", "insert", mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, "storing a claim of scheduled envelopes", "insert", mongodb.Namespace(coll))
 }
 
 // documents has buffers for the stored forms of claims, which are megabytes long. The driver keeps no reference to them.
@@ -185,7 +185,7 @@ func (c *ClaimChange) Write(tx context.Context, coll *mongo.Collection) error {
 	}
 	_, err := coll.BulkWrite(tx, models)
 	crash.At("mid-claim-write")
-	return mongodb.Rejection(err, "writing claims of scheduled envelopes", "find, update and remove", mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, "writing claims of scheduled envelopes", "find, update and remove", mongodb.Namespace(coll))
 }
 
 // CountClaimed returns the number of envelopes that have no outcome in the claims of a watcher document, or of all documents of a watcher.

@@ -191,7 +191,7 @@ func Enter(ctx context.Context, coll *mongo.Collection, list []Entry) error {
 
 	_, err := coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(true))
 	crash.At("mid-waiting-write")
-	return mongodb.Rejection(err, "storing waiting envelopes", "find, insert and update", mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, "storing waiting envelopes", "find, insert and update", mongodb.Namespace(coll))
 }
 
 // byDocumentID returns the condition for one document of the store.

@@ -110,19 +110,19 @@ func NextDelivery(ctx context.Context, coll *mongo.Collection) (int32, error) {
 	err := mongodb.Majority(coll).FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: "delivery"}},
 		bson.D{{Key: "$inc", Value: bson.D{{Key: "n", Value: int32(1)}}}},
 		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&counter)
-	return counter.N * deliveryStep, mongodb.Rejection(err, "counting deliveries", "find, insert and update", mongodb.Namespace(coll))
+	return counter.N * deliveryStep, mongodb.DescribeError(err, "counting deliveries", "find, insert and update", mongodb.Namespace(coll))
 }
 
 // CountReplayed counts the envelopes of a replay that still wait, up to limit.
 func CountReplayed(ctx context.Context, coll *mongo.Collection, replay string, limit int64) (int64, error) {
 	n, err := mongodb.Majority(coll).CountDocuments(ctx, bson.D{{Key: "replayOf", Value: replay}}, options.Count().SetLimit(max(limit, 1)))
-	return n, mongodb.Rejection(err, "counting the waiting envelopes of replay "+replay, "find", mongodb.Namespace(coll))
+	return n, mongodb.DescribeError(err, "counting the waiting envelopes of replay "+replay, "find", mongodb.Namespace(coll))
 }
 
 // CountMatching counts the matching envelopes.
 func CountMatching(ctx context.Context, coll *mongo.Collection, query Query) (int64, error) {
 	n, err := mongodb.Majority(coll).CountDocuments(ctx, query.filter())
-	return n, mongodb.Rejection(err, "counting waiting envelopes", "find", mongodb.Namespace(coll))
+	return n, mongodb.DescribeError(err, "counting waiting envelopes", "find", mongodb.Namespace(coll))
 }
 
 // RetryFailed makes the failed envelopes that query selects due now, and returns their number. With reset, it also clears their failed
@@ -138,7 +138,7 @@ func RetryFailed(ctx context.Context, coll *mongo.Collection, query Query, reset
 	}
 	res, err := mongodb.Majority(coll).UpdateMany(ctx, query.filter(), update)
 	if err != nil {
-		return 0, mongodb.Rejection(err, "retrying failed envelopes", "find and update", mongodb.Namespace(coll))
+		return 0, mongodb.DescribeError(err, "retrying failed envelopes", "find and update", mongodb.Namespace(coll))
 	}
 	return res.MatchedCount, nil
 }

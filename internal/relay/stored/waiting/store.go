@@ -135,7 +135,7 @@ func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take fu
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		cur, err := cursor.Aggregate(ctx, s.coll, pipeline, options.Aggregate().SetCollation(bytewise).SetBatchSize(1000))
 		if err != nil {
-			return mongodb.Rejection(err, doing, "find", mongodb.Namespace(s.coll))
+			return mongodb.DescribeError(err, doing, "find", mongodb.Namespace(s.coll))
 		}
 		return mongodb.EachDocument(ctx, cur, doing, func(raw bson.Raw) error {
 			document := ReadDocument(raw)
