@@ -396,7 +396,7 @@ func TestReportsOfOwnersAreProblems(t *testing.T) {
 	if p := byObject["long"]; p.Count != 48 || p.ForS < 350 || p.Detail != "it does not exist" {
 		t.Errorf("%+v", p)
 	}
-	if p := byObject["orders"]; p.Count != 52 || !strings.Contains(p.Detail, "discarded 3s of history (oplog); 55 events were sent from the outboxes, and up to 52") {
+	if p := byObject["orders"]; p.Count != 52 || !strings.Contains(p.Detail, "discarded 3s of history (oplog); 55 events were sent from the outboxes; repeats are flagged") {
 		t.Errorf("%+v", p)
 	}
 
