@@ -12,12 +12,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/base/hooks"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/internal/service/transport"
@@ -97,7 +97,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 }
 
 // openWaiting returns the store of the messages that are set aside. Without a database, it is that of the inbox, or nil.
-func openWaiting(db *mongo.Database, inbox consumerparts.Inbox) setaside.Store {
+func openWaiting(db *mongo.Database, inbox consuming.Inbox) setaside.Store {
 	if db != nil {
 		return setaside.New(db, setaside.DefaultCollection)
 	}
@@ -121,8 +121,8 @@ type run struct {
 	c            *Consumer
 	ctx          context.Context
 	disposer     messageDisposer
-	inbox        consumerparts.Inbox
-	transact     consumerparts.Transactor
+	inbox        consuming.Inbox
+	transact     consuming.Transactor
 	memberID     string // of this run, in the counts of the group
 	census       census
 	reach        databaseReach
@@ -203,7 +203,7 @@ func (r *run) ensureIndexes() error {
 	}
 
 	if r.c.letters != nil {
-		ensure := func(ctx context.Context) error { return r.c.letters.EnsureIndexes(ctx, letterparts.Key{}) }
+		ensure := func(ctx context.Context) error { return r.c.letters.EnsureIndexes(ctx, module.Key{}) }
 		if err := r.repeatUntilReady("dead letters", ensure); err != nil {
 			return err
 		}

@@ -6,7 +6,7 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -65,12 +65,12 @@ func WithTransport(t transport.Transport) Option {
 }
 
 // WithInbox replaces the inbox in the database.
-func WithInbox(x consumerparts.Inbox) Option {
+func WithInbox(x consuming.Inbox) Option {
 	return option(func(s *settings) { s.inbox.replacement = x })
 }
 
 // Transactions replaces the transactions of the database.
-func Transactions(f consumerparts.Transactor) Option {
+func Transactions(f consuming.Transactor) Option {
 	return option(func(s *settings) { s.transact = f })
 }
 

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 )
 
@@ -77,6 +77,6 @@ func WithLease(duration time.Duration) Option {
 
 // inboxSettings has the options about the inbox.
 type inboxSettings struct {
-	replacement consumerparts.Inbox // nil: the one in the database
+	replacement consuming.Inbox // nil: the one in the database
 	settings    inbox.Settings
 }

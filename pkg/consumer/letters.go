@@ -8,9 +8,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -22,7 +22,7 @@ func WithDeadLetters(opts ...deadletter.Option) Option {
 }
 
 // openLetters returns the dead letters. Without a database, they come from the inbox.
-func openLetters(db *mongo.Database, inbox consumerparts.Inbox, opts []deadletter.Option) (*deadletter.Desk, error) {
+func openLetters(db *mongo.Database, inbox consuming.Inbox, opts []deadletter.Option) (*deadletter.Desk, error) {
 	if own, ok := inbox.(interface {
 		Letters(opts []deadletter.Option) (*deadletter.Desk, error)
 	}); ok && db == nil {
@@ -80,7 +80,7 @@ func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) err
 		return err
 	}
 
-	omitted, err := d.letters.Put(ctx, letterparts.Key{}, letter, publish)
+	omitted, err := d.letters.Put(ctx, module.Key{}, letter, publish)
 	if omitted != nil {
 		d.report(omitted)
 	}

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/consumer/topics"
@@ -82,7 +82,7 @@ type settings struct {
 	transport     transport.Transport // nil: opened with kafka
 	open          func(cfg transport.Config) (transport.Transport, error)
 	inbox         inboxSettings
-	transact      consumerparts.Transactor
+	transact      consuming.Transactor
 	decoder       func(ctx context.Context, m *Message) error // nil: Decode
 	disposer      messageDisposer                             // of tests
 	onError       func(ctx context.Context, err error)
@@ -273,7 +273,7 @@ func (s *settings) validate() error {
 
 // transactor returns outbox.Box.Transaction in the sessions of the consumer, or the function that replaces it. The next owner
 // of a partition may end a transaction of this consumer on the server, and must not end other work of the service.
-func (c *Consumer) transactor() consumerparts.Transactor {
+func (c *Consumer) transactor() consuming.Transactor {
 	if c.s.transact != nil {
 		return c.s.transact
 	}

@@ -17,7 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/consumer/bodystore"
@@ -42,7 +42,7 @@ type optionCase struct {
 var optionCases = map[string]map[string]optionCase{
 	".": {
 		"WithBrokers":           {list: true},
-		"WithSurroundings":      {zero: consumer.WithSurroundings(consumerparts.Surroundings{})},
+		"WithSurroundings":      {zero: consumer.WithSurroundings(consuming.Surroundings{})},
 		"WithTopics":            {list: true},
 		"WithMiddleware":        {zero: consumer.WithMiddleware(), list: true},
 		"WithRetryFor":          {list: true},

@@ -10,7 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -151,7 +151,7 @@ func (l *rateLimiter) largestBatch(n int) int {
 }
 
 // openRates returns the store of the rate limits. Without a database, it is that of the inbox, or nil.
-func openRates(db *mongo.Database, inbox consumerparts.Inbox) rates.Store {
+func openRates(db *mongo.Database, inbox consuming.Inbox) rates.Store {
 	if db != nil {
 		return rates.NewMongo(db)
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -26,7 +26,7 @@ func TestAHandlerThatCannotBePreparedDoesNotBlockItsPartition(t *testing.T) {
 
 	var repaired atomic.Bool
 	errIndex := errors.New("another index has this name")
-	h := consumer.Func(k.insertInto("effects"), "counted").WithPreparation(consumerparts.Key{}, func(context.Context) error {
+	h := consumer.Func(k.insertInto("effects"), "counted").WithPreparation(module.Key{}, func(context.Context) error {
 		if repaired.Load() {
 			return nil
 		}

@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outboxtest"
@@ -78,7 +78,7 @@ func TestHandlersArePreparedBeforeTheirFirstMessage(t *testing.T) {
 			_, err = k.db.Collection(name).InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}})
 			return err
 		}, name)
-		if err := c.Handle(name, h.WithPreparation(consumerparts.Key{}, prepare)); err != nil {
+		if err := c.Handle(name, h.WithPreparation(module.Key{}, prepare)); err != nil {
 			t.Fatal(err)
 		}
 	}

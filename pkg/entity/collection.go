@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/outrelay/outrelay/internal/service/entityparts"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/service/entities"
 )
 
 // Collection stores entities of type T in a collection, in the transaction of the context. Without
@@ -17,7 +18,7 @@ import (
 // WithoutTransaction is set.
 type Collection[T any, I ID] struct {
 	config
-	docs       entityparts.Documents
+	docs       entities.Documents
 	id         func(*T) *I
 	versionPtr func(*T) *int64 // nil if T has no field for the version
 	versionKey string          // field of the version in documents, or "" if there are no versions
@@ -103,15 +104,15 @@ func (c *Collection[T, I]) Insert(ctx context.Context, entity T) (int64, error) 
 // of entity, otherwise the error is ErrStale. entity is not changed: to update it again, set its
 // version to the returned one.
 func (c *Collection[T, I]) Update(ctx context.Context, entity T) (int64, error) {
-	var guard *entityparts.Guard
+	var guard *entities.Guard
 	if c.versionPtr != nil {
-		guard = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&entity)}
+		guard = &entities.Guard{Field: c.versionKey, Version: *c.versionPtr(&entity)}
 	}
 	return c.replaceDocument(ctx, entity, guard)
 }
 
 // replaceDocument replaces the document of entity, if it has the version of guard. guard may be nil.
-func (c *Collection[T, I]) replaceDocument(ctx context.Context, entity T, guard *entityparts.Guard) (int64, error) {
+func (c *Collection[T, I]) replaceDocument(ctx context.Context, entity T, guard *entities.Guard) (int64, error) {
 	var next int64
 	if guard != nil {
 		next = guard.Version + 1
@@ -180,7 +181,7 @@ func (c *Collection[T, I]) storeOver(ctx context.Context, entity T) (int64, erro
 		return 0, fmt.Errorf("%s %s: %w", c.docs.Name(), formatID(*c.id(&entity)), err)
 	}
 
-	return c.replaceDocument(ctx, entity, &entityparts.Guard{Field: c.versionKey, Version: version})
+	return c.replaceDocument(ctx, entity, &entities.Guard{Field: c.versionKey, Version: version})
 }
 
 // Delete removes an entity regardless of its version, and reports whether it existed.
@@ -204,9 +205,9 @@ func (c *Collection[T, I]) DeleteEntity(ctx context.Context, entity T) error {
 	}
 
 	// Without WithVersion there is no version to compare.
-	var guard *entityparts.Guard
+	var guard *entities.Guard
 	if c.versionPtr != nil {
-		guard = &entityparts.Guard{Field: c.versionKey, Version: *c.versionPtr(&entity)}
+		guard = &entities.Guard{Field: c.versionKey, Version: *c.versionPtr(&entity)}
 	}
 
 	n, err := c.docs.Delete(ctx, []bson.RawValue{key}, guard)
@@ -219,7 +220,7 @@ func (c *Collection[T, I]) DeleteEntity(ctx context.Context, entity T) error {
 }
 
 // mismatchError returns the error for a change that matched no document.
-func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, guard *entityparts.Guard) error {
+func (c *Collection[T, I]) mismatchError(ctx context.Context, id I, guard *entities.Guard) error {
 	if guard == nil {
 		return c.notFoundError(id)
 	}

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
@@ -24,7 +24,7 @@ type mongoDocuments struct {
 
 // onMongo returns documents in the collection coll. With plain, calls without a transaction are
 // allowed. It does no I/O.
-func onMongo(coll *mongo.Collection, plain bool) entityparts.Documents {
+func onMongo(coll *mongo.Collection, plain bool) entities.Documents {
 	var opts []guard.Option
 	if plain {
 		opts = append(opts, guard.WithoutTransaction())
@@ -36,7 +36,7 @@ func onMongo(coll *mongo.Collection, plain bool) entityparts.Documents {
 
 func (m *mongoDocuments) Name() string { return m.name }
 
-// Find returns the existing documents with one query: see entityparts.Documents.
+// Find returns the existing documents with one query: see entities.Documents.
 func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error) {
 	if err := m.sagas.run(ctx); err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields .
 	return findAll(ctx, m.coll, idsFilter(ids, nil), opts)
 }
 
-// Scan returns the next documents with one query: see entityparts.Documents.
+// Scan returns the next documents with one query: see entities.Documents.
 func (m *mongoDocuments) Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error) {
 	if err := m.sagas.run(ctx); err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func findAll(
 	return docs, nil
 }
 
-// Insert adds documents with one command: see entityparts.Documents.
+// Insert adds documents with one command: see entities.Documents.
 func (m *mongoDocuments) Insert(ctx context.Context, docs []bson.Raw) error {
 	if err := m.sagas.run(ctx); err != nil {
 		return err
@@ -116,7 +116,7 @@ func isDuplicateID(err error) bool {
 	return false
 }
 
-// Put adds or replaces documents with one command: see entityparts.Documents.
+// Put adds or replaces documents with one command: see entities.Documents.
 func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 	if err := m.sagas.run(ctx); err != nil {
 		return err
@@ -133,8 +133,8 @@ func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 	return err
 }
 
-// Replace replaces a document with one command: see entityparts.Documents.
-func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, guard *entityparts.Guard) (bool, error) {
+// Replace replaces a document with one command: see entities.Documents.
+func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, guard *entities.Guard) (bool, error) {
 	if err := m.sagas.run(ctx); err != nil {
 		return false, err
 	}
@@ -142,8 +142,8 @@ func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, guard *entit
 	return err == nil && res.MatchedCount == 1, err
 }
 
-// Delete removes documents with one command: see entityparts.Documents.
-func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, guard *entityparts.Guard) (int64, error) {
+// Delete removes documents with one command: see entities.Documents.
+func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, guard *entities.Guard) (int64, error) {
 	if err := m.sagas.run(ctx); err != nil {
 		return 0, err
 	}
@@ -163,12 +163,12 @@ func (m *mongoDocuments) RollbackOnly(ctx context.Context, cause error) {
 }
 
 // idFilter returns a filter for the document with this id that has the version of guard.
-func idFilter(id bson.RawValue, guard *entityparts.Guard) bson.D {
+func idFilter(id bson.RawValue, guard *entities.Guard) bson.D {
 	return addGuard(bson.D{{Key: "_id", Value: id}}, guard)
 }
 
 // idsFilter returns a filter for documents with these ids that have the version of guard.
-func idsFilter(ids []bson.RawValue, guard *entityparts.Guard) bson.D {
+func idsFilter(ids []bson.RawValue, guard *entities.Guard) bson.D {
 	if len(ids) == 1 {
 		return idFilter(ids[0], guard)
 	}
@@ -176,7 +176,7 @@ func idsFilter(ids []bson.RawValue, guard *entityparts.Guard) bson.D {
 }
 
 // addGuard adds the version of guard to the filter. guard may be nil.
-func addGuard(filter bson.D, guard *entityparts.Guard) bson.D {
+func addGuard(filter bson.D, guard *entities.Guard) bson.D {
 	switch {
 	case guard == nil:
 		return filter

@@ -7,8 +7,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/boxparts"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -81,7 +81,7 @@ func ExampleNewRecorded() {
 
 // printEvents prints the events in the outbox.
 func printEvents(box *outbox.Box) {
-	envelopes, err := box.Parts(boxparts.Key{}).Store.Stored(context.Background())
+	envelopes, err := box.Parts(module.Key{}).Store.Stored(context.Background())
 	if err != nil {
 		fmt.Println(err)
 		return

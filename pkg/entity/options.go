@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/internal/service/usage"
 )
 
@@ -37,13 +37,13 @@ type config struct {
 	plain        bool // calls may run without a transaction
 	tombstones   bool
 	chunk        int
-	storage      entityparts.Storage
+	storage      entities.Storage
 	target       string // name of the collection, for errors
 }
 
 // WithStorage stores entities in storage, and the collection that is passed with it may be nil. Defaults to the collection. It is for
 // packages of this module: others cannot name the type of its argument.
-func WithStorage(storage entityparts.Storage) Option {
+func WithStorage(storage entities.Storage) Option {
 	return option(func(cfg *config) { cfg.storage = storage })
 }
 

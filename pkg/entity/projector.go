@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -39,7 +39,7 @@ import (
 // the readers when the new collection has caught up.
 type Projector[T any, I ID] struct {
 	config
-	view    entityparts.View
+	view    entities.View
 	name    string
 	project func(T) (any, error)
 }
@@ -85,7 +85,7 @@ func (p *Projector[T, I]) Handle(ctx context.Context, message *consumer.Message)
 // changes are of one entity, only the newest is written. It needs two to four commands regardless
 // of the number of changes.
 func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Message) error {
-	states := make([]entityparts.State, 0, len(ms))
+	states := make([]entities.State, 0, len(ms))
 	index := make(map[string]int, len(ms))
 	for _, m := range ms {
 		state, err := p.readState(m)
@@ -115,14 +115,14 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 }
 
 // readState returns the state that message describes.
-func (p *Projector[T, I]) readState(message *consumer.Message) (entityparts.State, error) {
-	unknown := func(reason string, err error) (entityparts.State, error) {
+func (p *Projector[T, I]) readState(message *consumer.Message) (entities.State, error) {
+	unknown := func(reason string, err error) (entities.State, error) {
 		place := fmt.Sprintf("%s/%d@%d", message.Topic, message.Partition, message.Offset)
 		unknown := fmt.Errorf("message %s at %s: %w: %w: %s", message.ID, place, consumer.ErrMalformed, ErrUnknownChange, reason)
 		if err != nil {
 			unknown = fmt.Errorf("%w: %w", unknown, err)
 		}
-		return entityparts.State{}, unknown
+		return entities.State{}, unknown
 	}
 
 	change, reason := readChange[I](message, p.name)
@@ -135,7 +135,7 @@ func (p *Projector[T, I]) readState(message *consumer.Message) (entityparts.Stat
 		return unknown("the id cannot be stored", err)
 	}
 
-	state := entityparts.State{ID: key, Version: change.version}
+	state := entities.State{ID: key, Version: change.version}
 	// A state without a document is a deletion.
 	if change.deleted {
 		return state, nil
@@ -150,7 +150,7 @@ func (p *Projector[T, I]) readState(message *consumer.Message) (entityparts.Stat
 	var doc any = entity
 	if p.project != nil {
 		if doc, err = p.project(entity); err != nil {
-			return entityparts.State{}, err
+			return entities.State{}, err
 		}
 	}
 
@@ -159,7 +159,7 @@ func (p *Projector[T, I]) readState(message *consumer.Message) (entityparts.Stat
 		state.Doc, err = composeDocument(key, body, p.versionField, change.version)
 	}
 	if err != nil {
-		return entityparts.State{}, fmt.Errorf("projecting %s %s: encoding: %w", p.name, formatID(change.id), err)
+		return entities.State{}, fmt.Errorf("projecting %s %s: encoding: %w", p.name, formatID(change.id), err)
 	}
 
 	return state, nil

@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -29,7 +29,7 @@ import (
 // is rollback-only.
 type Recorded[T any, I ID] struct {
 	entities *Collection[T, I]
-	deleted  entityparts.Documents // versions of deleted entities
+	deleted  entities.Documents // versions of deleted entities
 	append   func(ctx context.Context, events ...event.Event) error
 	name     string
 }
@@ -196,7 +196,7 @@ func (r *Recorded[T, I]) distinctKeys(ids []I) ([]bson.RawValue, error) {
 
 // storedVersions returns the versions of the existing documents by their key.
 func (r *Recorded[T, I]) storedVersions(
-	ctx context.Context, docs entityparts.Documents, keys []bson.RawValue,
+	ctx context.Context, docs entities.Documents, keys []bson.RawValue,
 ) (map[string]int64, error) {
 	if len(keys) == 0 {
 		return nil, nil

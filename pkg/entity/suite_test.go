@@ -8,7 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/entitytest"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/entity"
 )
 
@@ -16,7 +16,7 @@ func TestMongoKeepsTheContract(t *testing.T) {
 	t.Parallel()
 	entitytest.Run(t, func(t *testing.T) entitytest.Fixture {
 		w := setup(t)
-		on := func(name string, plain bool) entityparts.Documents {
+		on := func(name string, plain bool) entities.Documents {
 			return entity.OnMongo(w.db.Collection(name), plain)
 		}
 		view := entity.OnMongoView(w.db.Collection("view"), "version")

@@ -7,7 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
@@ -24,7 +24,7 @@ type mongoView struct {
 
 // onMongoView returns a view in the collection coll. field is the field of the version in its
 // documents. It does no I/O.
-func onMongoView(coll *mongo.Collection, field string) entityparts.View {
+func onMongoView(coll *mongo.Collection, field string) entities.View {
 	return &mongoView{
 		name:    coll.Name(),
 		coll:    guard.NewCollection(coll, guard.WithoutTransaction()),
@@ -37,10 +37,10 @@ func onMongoView(coll *mongo.Collection, field string) entityparts.View {
 
 func (v *mongoView) Name() string { return v.name }
 
-// Apply stores the states: see entityparts.View. It is correct without a transaction and with concurrent
+// Apply stores the states: see entities.View. It is correct without a transaction and with concurrent
 // processes. A deletion is first recorded and then done. A document is first written and then
 // compared with the recorded deletions. So whichever comes second sees the other one.
-func (v *mongoView) Apply(ctx context.Context, states []entityparts.State) error {
+func (v *mongoView) Apply(ctx context.Context, states []entities.State) error {
 	// The transaction of another cluster cannot include this collection.
 	if session := mongo.SessionFromContext(ctx); session != nil && session.Client() != v.client {
 		ctx = outbox.Outside(ctx)
@@ -139,7 +139,7 @@ func (v *mongoView) upToFilter(id bson.RawValue, version int64) bson.D {
 // replaceUnlessNewer returns an update that replaces the document if it has an older version or
 // none. A version in the filter of an upsert would not work: the upsert would try to insert a
 // second document with the same _id, and the error would end the transaction.
-func (v *mongoView) replaceUnlessNewer(state entityparts.State) mongo.Pipeline {
+func (v *mongoView) replaceUnlessNewer(state entities.State) mongo.Pipeline {
 	field := "$" + v.field
 	stored := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isNumber", Value: field}}, field, int64(0)}}}
 	return mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{

@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -104,7 +104,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	w := setup(t)
 	w.history()
 	broker := memory.NewBroker(0)
-	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithSurroundings(consumerparts.Surroundings{Transport: broker}), consumer.WithCommitCount(1))
+	c, err := consumer.New("readers", w.db, consumer.WithTopics("orders"), consumer.WithSurroundings(consuming.Surroundings{Transport: broker}), consumer.WithCommitCount(1))
 	if err != nil {
 		t.Fatal(err)
 	}

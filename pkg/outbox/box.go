@@ -12,10 +12,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/appending"
-	"github.com/outrelay/outrelay/internal/service/boxparts"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -24,7 +24,7 @@ import (
 // need not be closed.
 type Box struct {
 	settings
-	store    boxparts.Store
+	store    appending.Store
 	coll     *mongo.Collection // nil in memory
 	warnOnce sync.Once
 }
@@ -56,7 +56,7 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 
 // NewOver returns a Box over the store that open returns for the name of a collection. It is for packages of this module: others
 // cannot name the type of the store.
-func NewOver(open func(collection string) boxparts.Store, opts ...Option) (*Box, error) {
+func NewOver(open func(collection string) appending.Store, opts ...Option) (*Box, error) {
 	settings, err := newSettings(opts)
 	if err != nil {
 		return nil, err
@@ -65,8 +65,8 @@ func NewOver(open func(collection string) boxparts.Store, opts ...Option) (*Box,
 }
 
 // Parts returns the parts of the box that packages of this module need. Others cannot name its argument.
-func (b *Box) Parts(boxparts.Key) boxparts.Parts {
-	return boxparts.Parts{Store: b.store, Collection: b.coll, Log: b.log}
+func (b *Box) Parts(module.Key) appending.Parts {
+	return appending.Parts{Store: b.store, Collection: b.coll, Log: b.log}
 }
 
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or

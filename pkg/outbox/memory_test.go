@@ -6,8 +6,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/boxparts"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -22,7 +22,7 @@ func newBox(opts ...outbox.Option) *outbox.Box {
 
 // listStored returns the envelopes of a box.
 func listStored(box *outbox.Box) []bson.Raw {
-	list, err := box.Parts(boxparts.Key{}).Store.Stored(context.Background())
+	list, err := box.Parts(module.Key{}).Store.Stored(context.Background())
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -9,8 +9,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/envelope"
-	"github.com/outrelay/outrelay/internal/service/boxparts"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -83,7 +83,7 @@ type storedEvent struct {
 // readEvents returns all events of an outbox.
 func readEvents(tb testing.TB, box *outbox.Box) []*storedEvent {
 	tb.Helper()
-	docs, err := box.Parts(boxparts.Key{}).Store.Stored(tb.Context())
+	docs, err := box.Parts(module.Key{}).Store.Stored(tb.Context())
 	if err != nil {
 		tb.Fatal(err)
 	}

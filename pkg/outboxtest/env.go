@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/boxparts"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -137,7 +137,7 @@ func (e *Env) relayEvents(box *outbox.Box) {
 	e.tb.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	name := box.Parts(boxparts.Key{}).Store.Name()
+	name := box.Parts(module.Key{}).Store.Name()
 	if e.relays[name] != nil {
 		return
 	}
@@ -172,7 +172,7 @@ func (e *Env) Consumer(group string, opts ...consumer.Option) *consumer.Consumer
 	if err != nil {
 		e.tb.Fatal(err)
 	}
-	around := consumer.WithSurroundings(consumerparts.Surroundings{Transport: e.broker, Inbox: inbox, Transact: e.db.Transaction})
+	around := consumer.WithSurroundings(consuming.Surroundings{Transport: e.broker, Inbox: inbox, Transact: e.db.Transaction})
 	consumer, err := consumer.New(group, nil, append([]consumer.Option{
 		around,
 		consumer.WithCommitCount(1), consumer.WithLogger(e.log),
@@ -307,7 +307,7 @@ func (e *Env) Advance(duration time.Duration) {
 func (e *Env) isHeld() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.ContainsFunc(e.consumers, func(member *member) bool { return member.IsHeld(consumerparts.Key{}) })
+	return slices.ContainsFunc(e.consumers, func(member *member) bool { return member.IsHeld(module.Key{}) })
 }
 
 // startConsumers runs the consumers that do not run yet.

@@ -3,7 +3,7 @@ package outboxtest
 import (
 	"context"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -16,5 +16,5 @@ func WaitFor(
 	if cond == nil {
 		cond = func(*consumer.Message) bool { return true }
 	}
-	return c.WaitFor(ctx, consumerparts.Key{}, pattern, cond)
+	return c.WaitFor(ctx, module.Key{}, pattern, cond)
 }

@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/internal/service/transport/kafkago"
@@ -65,7 +65,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 				t.Log(err)
 			}
 		}),
-		consumer.WithSurroundings(consumerparts.Surroundings{Transport: kafka}))
+		consumer.WithSurroundings(consuming.Surroundings{Transport: kafka}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,8 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/service/boxparts"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/internal/service/usage"
 	"github.com/outrelay/outrelay/pkg/codec"
@@ -288,12 +287,12 @@ func (s *Saga[S]) Handler(box *outbox.Box) (consumer.Handler, error) {
 
 	handler := &handler[S]{saga: s, box: box, store: storeOf(box)}
 	built := consumer.Func(handler.handleMessage, slices.Sorted(maps.Keys(s.routes))...)
-	return built.WithPreparation(consumerparts.Key{}, handler.prepare), nil
+	return built.WithPreparation(module.Key{}, handler.prepare), nil
 }
 
 // claimCollection returns an error if the collection of the saga contains entities.
 func claimCollection(box *outbox.Box, name string) error {
-	parts := box.Parts(boxparts.Key{})
+	parts := box.Parts(module.Key{})
 	if _, inMemory := parts.Store.(interface{ Sagas() sagas.Store }); inMemory {
 		return nil
 	}
@@ -302,7 +301,7 @@ func claimCollection(box *outbox.Box, name string) error {
 
 // storeOf returns the store of sagas in the database of box.
 func storeOf(box *outbox.Box) sagas.Store {
-	parts := box.Parts(boxparts.Key{})
+	parts := box.Parts(module.Key{})
 	if inMemory, ok := parts.Store.(interface{ Sagas() sagas.Store }); ok {
 		return inMemory.Sagas()
 	}

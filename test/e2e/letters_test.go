@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -27,7 +27,7 @@ func (s *scene) giveUp(handler string, messages ...string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if err := desk.EnsureIndexes(s.t.Context(), letterparts.Key{}); err != nil {
+	if err := desk.EnsureIndexes(s.t.Context(), module.Key{}); err != nil {
 		s.t.Fatal(err)
 	}
 
@@ -38,7 +38,7 @@ func (s *scene) giveUp(handler string, messages ...string) {
 			Name: "OrderPlaced", Key: []byte("7"), Value: []byte(messageBody),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}},
 		}
-		omitted, err := desk.Put(s.t.Context(), letterparts.Key{}, l, func(context.Context, string) error { return nil })
+		omitted, err := desk.Put(s.t.Context(), module.Key{}, l, func(context.Context, string) error { return nil })
 		if err := errors.Join(omitted, err); err != nil {
 			s.t.Fatal(err)
 		}

@@ -17,10 +17,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/doctor"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
@@ -323,7 +323,7 @@ func checkConsuming(t *testing.T, db *mongo.Database) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := letters.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
+	if err := letters.EnsureIndexes(t.Context(), module.Key{}); err != nil {
 		t.Error(err)
 	}
 }

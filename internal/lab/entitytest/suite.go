@@ -1,4 +1,4 @@
-// Package entitytest contains the tests that every entityparts.Documents and entityparts.View must pass.
+// Package entitytest contains the tests that every entities.Documents and entities.View must pass.
 package entitytest
 
 import (
@@ -10,7 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -20,13 +20,13 @@ import (
 type Fixture struct {
 	// Docs and Gone are the documents and the versions of deleted documents. They share
 	// transactions.
-	Docs, Gone entityparts.Documents
+	Docs, Gone entities.Documents
 
 	// Plain contains the same documents as Docs, but does not require a transaction.
-	Plain entityparts.Documents
+	Plain entities.Documents
 
 	// View is a view whose documents have their version in the field "version".
-	View entityparts.View
+	View entities.View
 
 	// Viewed returns the documents of View in any order.
 	Viewed func(ctx context.Context) ([]bson.Raw, error)
@@ -91,7 +91,7 @@ func (f Fixture) runTransaction(t *testing.T, fn func(ctx context.Context) error
 }
 
 // checkDocuments fails the test unless documents contains exactly docs.
-func (f Fixture) checkDocuments(t *testing.T, documents entityparts.Documents, docs ...bson.Raw) {
+func (f Fixture) checkDocuments(t *testing.T, documents entities.Documents, docs ...bson.Raw) {
 	t.Helper()
 	f.runTransaction(t, func(ctx context.Context) error {
 		got, err := documents.Scan(ctx, bson.RawValue{}, 100)
@@ -116,7 +116,7 @@ func checkSame(t *testing.T, place string, got, want []bson.Raw) {
 func transactionIsRequired(t *testing.T, fixture Fixture) {
 	ctx := t.Context()
 	raw := newDoc("a", 1, "")
-	calls := func(ctx context.Context, documents entityparts.Documents) map[string]error {
+	calls := func(ctx context.Context, documents entities.Documents) map[string]error {
 		_, find := documents.Find(ctx, idValues("a"))
 		_, scan := documents.Scan(ctx, bson.RawValue{}, 1)
 		_, replace := documents.Replace(ctx, raw, nil)
@@ -249,7 +249,7 @@ func putAndReplace(t *testing.T, fixture Fixture) {
 }
 
 func guardedChanges(t *testing.T, fixture Fixture) {
-	at := func(version int64) *entityparts.Guard { return &entityparts.Guard{Field: "version", Version: version} }
+	at := func(version int64) *entities.Guard { return &entities.Guard{Field: "version", Version: version} }
 	fixture.runTransaction(t, func(ctx context.Context) error {
 		return fixture.Docs.Put(ctx, []bson.Raw{newDoc("a", 3, ""), newDoc("old", 0, "")})
 	})
@@ -333,7 +333,7 @@ func (s *eventCollector) Append(_ context.Context, events ...event.Event) error 
 
 func versionsSurviveDeletion(t *testing.T, fixture Fixture) {
 	box := new(eventCollector)
-	storage := entity.WithStorage(entityparts.Storage{Documents: fixture.Docs, Deleted: fixture.Gone, Append: box.Append})
+	storage := entity.WithStorage(entities.Storage{Documents: fixture.Docs, Deleted: fixture.Gone, Append: box.Append})
 	recorded, err := entity.NewRecorded(nil, nil, "thing", func(thing *thing) *string { return &thing.ID }, storage, entity.WithChunk(2))
 	if err != nil {
 		t.Fatal(err)
@@ -399,12 +399,12 @@ func (f Fixture) checkView(t *testing.T, want ...bson.Raw) {
 
 func viewGoesForward(t *testing.T, fixture Fixture) {
 	id := idValues("a")[0]
-	state := func(version int64) entityparts.State {
-		return entityparts.State{ID: id, Version: version, Doc: newDoc("a", version, "x")}
+	state := func(version int64) entities.State {
+		return entities.State{ID: id, Version: version, Doc: newDoc("a", version, "x")}
 	}
-	gone := func(version int64) entityparts.State { return entityparts.State{ID: id, Version: version} }
+	gone := func(version int64) entities.State { return entities.State{ID: id, Version: version} }
 	for _, step := range []struct {
-		state entityparts.State
+		state entities.State
 		want  []bson.Raw
 	}{
 		{state(2), []bson.Raw{newDoc("a", 2, "x")}},
@@ -421,8 +421,8 @@ func viewGoesForward(t *testing.T, fixture Fixture) {
 		{gone(7), nil},
 		{state(7), nil},
 	} {
-		other := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "another entity")}
-		if err := fixture.View.Apply(t.Context(), []entityparts.State{step.state, other}); err != nil {
+		other := entities.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "another entity")}
+		if err := fixture.View.Apply(t.Context(), []entities.State{step.state, other}); err != nil {
 			t.Fatal(err)
 		}
 
@@ -436,7 +436,7 @@ func viewGoesForward(t *testing.T, fixture Fixture) {
 
 func viewRollback(t *testing.T, fixture Fixture) {
 	no := errors.New("no")
-	states := []entityparts.State{{ID: idValues("a")[0], Version: 1, Doc: newDoc("a", 1, "x")}, {ID: idValues("b")[0], Version: 2}}
+	states := []entities.State{{ID: idValues("a")[0], Version: 1, Doc: newDoc("a", 1, "x")}, {ID: idValues("b")[0], Version: 2}}
 	err := fixture.Docs.Transaction(t.Context(), func(ctx context.Context) error {
 		return errors.Join(fixture.View.Apply(ctx, states), no)
 	})
@@ -446,8 +446,8 @@ func viewRollback(t *testing.T, fixture Fixture) {
 
 	fixture.checkView(t)
 	// The deletion was rolled back too, so version 1 is not too old.
-	state := entityparts.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "x")}
-	if err := fixture.View.Apply(t.Context(), []entityparts.State{state}); err != nil {
+	state := entities.State{ID: idValues("b")[0], Version: 1, Doc: newDoc("b", 1, "x")}
+	if err := fixture.View.Apply(t.Context(), []entities.State{state}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -17,21 +17,21 @@ import (
 // NewEntities returns an option with which package entity stores in db: entities and projections in the collection name, versions
 // of deleted entities in "<name>_deleted".
 func NewEntities(db *DB, name string) entity.Option {
-	return entity.WithStorage(entityparts.Storage{
+	return entity.WithStorage(entities.Storage{
 		Documents: NewDocuments(db, name, false),
 		Deleted:   NewDocuments(db, name+"_deleted", false),
 		View:      NewView(db, name),
 	})
 }
 
-// Documents stores the documents of entities. It implements entityparts.Documents. Scan uses the order of the encoded ids.
+// Documents stores the documents of entities. It implements entities.Documents. Scan uses the order of the encoded ids.
 type Documents struct {
 	db    *DB
 	rows  *storedTable
 	plain bool // calls may run without a transaction
 }
 
-var _ entityparts.Documents = (*Documents)(nil)
+var _ entities.Documents = (*Documents)(nil)
 
 // NewDocuments returns the documents called name in db. With plain, calls without a transaction are
 // allowed.
@@ -63,7 +63,7 @@ func (db *DB) checkNoSagas(tx *tx, name string) error {
 	return nil
 }
 
-// Find returns the existing documents with these ids: see entityparts.Documents. It ignores the fields.
+// Find returns the existing documents with these ids: see entities.Documents. It ignores the fields.
 func (d *Documents) Find(ctx context.Context, ids []bson.RawValue, _ ...string) (list []bson.Raw, err error) {
 	err = d.runOperation(ctx, func(tx *tx) error {
 		// After a conflict the operation runs again, so each run begins with an empty list.
@@ -88,7 +88,7 @@ func (d *Documents) findDocument(tx *tx, id bson.RawValue) bson.Raw {
 	return doc
 }
 
-// Scan returns at most limit documents after an id: see entityparts.Documents.
+// Scan returns at most limit documents after an id: see entities.Documents.
 func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (list []bson.Raw, err error) {
 	err = d.runOperation(ctx, func(tx *tx) error {
 		list = nil
@@ -102,7 +102,7 @@ func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (l
 	return list, err
 }
 
-// Insert adds documents: see entityparts.Documents.
+// Insert adds documents: see entities.Documents.
 func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
 	return d.runOperation(ctx, func(tx *tx) error {
 		for _, doc := range docs {
@@ -119,7 +119,7 @@ func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
 	})
 }
 
-// Put adds or replaces documents: see entityparts.Documents.
+// Put adds or replaces documents: see entities.Documents.
 func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
 	return d.runOperation(ctx, func(tx *tx) error {
 		for _, doc := range docs {
@@ -131,8 +131,8 @@ func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
 	})
 }
 
-// Replace replaces a document that has the version of guard: see entityparts.Documents.
-func (d *Documents) Replace(ctx context.Context, doc bson.Raw, guard *entityparts.Guard) (matched bool, err error) {
+// Replace replaces a document that has the version of guard: see entities.Documents.
+func (d *Documents) Replace(ctx context.Context, doc bson.Raw, guard *entities.Guard) (matched bool, err error) {
 	err = d.runOperation(ctx, func(tx *tx) error {
 		id := doc.Lookup("_id")
 		matched = matchesGuard(d.findDocument(tx, id), guard)
@@ -145,7 +145,7 @@ func (d *Documents) Replace(ctx context.Context, doc bson.Raw, guard *entitypart
 }
 
 // matchesGuard reports whether doc exists and has the version of guard. A nil guard matches every version.
-func matchesGuard(doc bson.Raw, guard *entityparts.Guard) bool {
+func matchesGuard(doc bson.Raw, guard *entities.Guard) bool {
 	switch {
 	case doc == nil:
 		return false
@@ -163,8 +163,8 @@ func matchesGuard(doc bson.Raw, guard *entityparts.Guard) bool {
 	return ok && n == guard.Version
 }
 
-// Delete removes documents that have the version of guard: see entityparts.Documents.
-func (d *Documents) Delete(ctx context.Context, ids []bson.RawValue, guard *entityparts.Guard) (n int64, err error) {
+// Delete removes documents that have the version of guard: see entities.Documents.
+func (d *Documents) Delete(ctx context.Context, ids []bson.RawValue, guard *entities.Guard) (n int64, err error) {
 	err = d.runOperation(ctx, func(tx *tx) error {
 		n = 0
 		for _, id := range ids {
@@ -193,14 +193,14 @@ func (d *Documents) RollbackOnly(ctx context.Context, cause error) {
 	d.db.unitFromContext(ctx).state().SetRollbackOnly(cause)
 }
 
-// View is the target of a projector. It implements entityparts.View.
+// View is the target of a projector. It implements entities.View.
 type View struct {
 	db       *DB
 	rows     *storedTable // the documents
 	versions *storedTable // of the entities, also of deleted ones
 }
 
-var _ entityparts.View = (*View)(nil)
+var _ entities.View = (*View)(nil)
 
 // NewView returns the view called name in db.
 func NewView(db *DB, name string) *View {
@@ -210,8 +210,8 @@ func NewView(db *DB, name string) *View {
 // Name returns the name that was passed to NewView.
 func (v *View) Name() string { return v.rows.name }
 
-// Apply stores the states: see entityparts.View.
-func (v *View) Apply(ctx context.Context, states []entityparts.State) error {
+// Apply stores the states: see entities.View.
+func (v *View) Apply(ctx context.Context, states []entities.State) error {
 	return v.db.runOperation(ctx, func(tx *tx) error {
 		if err := v.db.checkNoSagas(tx, v.Name()); err != nil {
 			return err

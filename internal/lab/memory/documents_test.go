@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/entitytest"
-	"github.com/outrelay/outrelay/internal/service/entityparts"
+	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 )
 
@@ -40,7 +40,7 @@ func TestSagasAndEntitiesRejectEachOthersTables(t *testing.T) {
 	if err := NewDocuments(db, "payments", true).Put(t.Context(), []bson.Raw{doc}); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("an entity over sagas: %v", err)
 	}
-	if err := NewView(db, "payments").Apply(t.Context(), []entityparts.State{{ID: id, Version: 1, Doc: doc}}); err == nil || !strings.Contains(err.Error(), want) {
+	if err := NewView(db, "payments").Apply(t.Context(), []entities.State{{ID: id, Version: 1, Doc: doc}}); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("a projection over sagas: %v", err)
 	}
 

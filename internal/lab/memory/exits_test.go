@@ -13,7 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -39,10 +39,10 @@ func newExit(t *testing.T, opts ...consumer.Option) *exit {
 	return e
 }
 
-func (e *exit) newMember(x consumerparts.Inbox, opts ...consumer.Option) *consumer.Consumer {
+func (e *exit) newMember(x consuming.Inbox, opts ...consumer.Option) *consumer.Consumer {
 	e.Helper()
 	c, err := consumer.New("g", nil, append([]consumer.Option{
-		consumer.WithTopics("in"), withSurroundings(consumerparts.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction}),
+		consumer.WithTopics("in"), withSurroundings(consuming.Surroundings{Transport: e.broker, Inbox: x, Transact: e.db.Transaction}),
 		consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if e.Context().Err() == nil {
@@ -336,7 +336,7 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	e.broker.CreateTopic("in.g.retry.1", 1)
 	died, effects := make(chan struct{}), make(chan string, 100)
 	policy := consumer.WithRetryTopics(10 * time.Millisecond)
-	member := func(x consumerparts.Inbox, fails bool) *consumer.Consumer {
+	member := func(x consuming.Inbox, fails bool) *consumer.Consumer {
 		c := e.newMember(x, noQuick, policy)
 		e.mustSucceed(c.Handle("h", consumer.Func(func(_ context.Context, m *consumer.Message) error {
 			if fails {

@@ -3,7 +3,7 @@ package memory
 import (
 	"fmt"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	engine "github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/internal/service/setaside"
@@ -21,7 +21,7 @@ type Inbox struct {
 // ofConsumers has the methods that only consumers use. The methods of *inbox.Inbox take precedence.
 type ofConsumers struct{ *engine.Inbox }
 
-var _ consumerparts.Inbox = (*Inbox)(nil)
+var _ consuming.Inbox = (*Inbox)(nil)
 
 // NewInbox returns an inbox in db, with the options of package inbox. WithoutTTL has no effect: a
 // marker is ignored when its retention is over. The error joins the problems of all options.

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/lettercount"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
@@ -24,7 +25,7 @@ type letterStore struct {
 // WithExpiry have no effect.
 func NewLetters(db *DB, opts ...deadletter.Option) (*deadletter.Desk, error) {
 	store := &letterStore{db: db, rows: db.findOrAddTable(deadletter.DefaultCollection)}
-	return deadletter.NewOver(letterparts.Key{}, store, newSetAsideStore(db), opts...)
+	return deadletter.NewOver(module.Key{}, store, newSetAsideStore(db), opts...)
 }
 
 // Letters returns the dead letters of consumers in the DB.
@@ -151,7 +152,7 @@ func (s *letterStore) Count(ctx context.Context, query deadletter.Query) (int64,
 
 // failureOf returns the failure of a letter.
 func failureOf(letter *deadletter.Letter) record.Failure {
-	return letterparts.FailureOf(letter.Reason, letter.ID.Group, letter.ID.Handler, letter.Class, letter.ID.Topic, letter.Name)
+	return lettercount.FailureOf(letter.Reason, letter.ID.Group, letter.ID.Handler, letter.Class, letter.ID.Topic, letter.Name)
 }
 
 // Summarize counts the letters that query selects by their failure.

@@ -8,9 +8,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/service/appending"
-	"github.com/outrelay/outrelay/internal/service/boxparts"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -22,11 +22,11 @@ type outboxStore struct {
 	feed *feed
 }
 
-var _ boxparts.Store = (*outboxStore)(nil)
+var _ appending.Store = (*outboxStore)(nil)
 
 // NewOutbox returns an outbox in db, with the options of package outbox. The error joins the problems of the options.
 func NewOutbox(db *DB, opts ...outbox.Option) (*outbox.Box, error) {
-	open := func(collection string) boxparts.Store {
+	open := func(collection string) appending.Store {
 		rows := db.findOrAddTable(collection)
 		return &outboxStore{db: db, rows: rows, feed: findOrAddFeed(db, rows)}
 	}
@@ -38,7 +38,7 @@ func storeOf(box *outbox.Box) *outboxStore {
 	if box == nil {
 		return nil
 	}
-	store, _ := box.Parts(boxparts.Key{}).Store.(*outboxStore)
+	store, _ := box.Parts(module.Key{}).Store.(*outboxStore)
 	return store
 }
 

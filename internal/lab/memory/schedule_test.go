@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -40,7 +40,7 @@ func newPlanIn(w *world, opts ...consumer.Option) *plan {
 	p.broker.CreateTopic("plan", 1)
 	var err error
 	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
-		consumer.WithTopics("plan"), withSurroundings(consumerparts.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
+		consumer.WithTopics("plan"), withSurroundings(consuming.Surroundings{Transport: p.broker, Inbox: p.inbox, Transact: p.db.Transaction}),
 		consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
@@ -230,7 +230,7 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p := newPlan(t, withSurroundings(consumerparts.Surroundings{Inbox: in, Transact: short}))
+	p := newPlan(t, withSurroundings(consuming.Surroundings{Inbox: in, Transact: short}))
 	p.put("A", 64, 1)
 	p.addHandler("A", func(ctx context.Context, _ *consumer.Message) error {
 		select {
@@ -422,7 +422,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			kept := &claims{Inbox: w.inbox, generations: make(chan struct{}, 10)}
-			p := newPlanIn(w, withSurroundings(consumerparts.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
+			p := newPlanIn(w, withSurroundings(consuming.Surroundings{Inbox: kept}), consumer.WithConcurrency(1), consumer.WithDrain(10*time.Millisecond), consumer.WithTelemetry(kept))
 			p.put("A", 1, 1)
 			hangs, release := make(chan struct{}, 10), make(chan struct{})
 			var hung atomic.Bool

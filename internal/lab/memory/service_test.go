@@ -16,7 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -85,7 +85,7 @@ func (w *world) context() context.Context {
 }
 
 // withSurroundings replaces the surroundings of a consumer.
-func withSurroundings(s consumerparts.Surroundings) consumer.Option {
+func withSurroundings(s consuming.Surroundings) consumer.Option {
 	return consumer.WithSurroundings(s)
 }
 
@@ -97,7 +97,7 @@ func (w *world) newConsumer(group string, topics ...string) *consumer.Consumer {
 func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
 	w.Helper()
 	c, err := consumer.New(group, nil, append(more, consumer.WithTopics(topics...),
-		withSurroundings(consumerparts.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitCount(1),
+		withSurroundings(consuming.Surroundings{Transport: w.broker, Inbox: w.inbox, Transact: w.db.Transaction}), consumer.WithCommitCount(1),
 		consumer.WithErrorHook(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)

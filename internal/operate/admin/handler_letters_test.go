@@ -12,12 +12,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/lettercount"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -44,7 +45,7 @@ func (f *office) giveUpAt(offset int64, outbox *mongo.Collection, collection, ha
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	if err := desk.EnsureIndexes(f.t.Context(), letterparts.Key{}); err != nil {
+	if err := desk.EnsureIndexes(f.t.Context(), module.Key{}); err != nil {
 		f.t.Fatal(err)
 	}
 
@@ -54,7 +55,7 @@ func (f *office) giveUpAt(offset int64, outbox *mongo.Collection, collection, ha
 		Headers: []event.Header{{Key: "id", Value: []byte(message)}},
 	}
 
-	omitted, err := desk.Put(f.t.Context(), letterparts.Key{}, l, func(context.Context, string) error { return nil })
+	omitted, err := desk.Put(f.t.Context(), module.Key{}, l, func(context.Context, string) error { return nil })
 	if err := errors.Join(omitted, err); err != nil {
 		f.t.Fatal(err)
 	}
@@ -428,8 +429,8 @@ func TestTheSeriesOfLettersAreCountedByAnIndex(t *testing.T) {
 			t.Errorf("%s reads %d documents: %v", p.Command, p.Docs, p.Stages)
 		}
 	})
-	list, err := letterparts.CountSeries(t.Context(), explained.Database(f.a.Database().Name()), deadletter.DefaultCollection, 100)
-	want := []letterparts.Series{
+	list, err := lettercount.CountSeries(t.Context(), explained.Database(f.a.Database().Name()), deadletter.DefaultCollection, 100)
+	want := []lettercount.Series{
 		{Group: "g", Handler: "h0", Class: deadletter.ClassHandler, Dead: 2},
 		{Group: "g", Handler: "h1", Class: deadletter.ClassHandler, Dead: 2},
 	}

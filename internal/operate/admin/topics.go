@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/service/inventory"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/lettercount"
 )
 
 // maxTopicLetters bounds the letters of one collection that are counted by topic.
@@ -167,7 +167,7 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 	err = a.op.forEachService(ctx, outboxes.DatabasesOf(namespaces), func(db string, found inventory.Inventory) error {
 		for _, coll := range found.Letters {
 			letters := mongodb.Majority(a.op.database(db).Collection(coll))
-			counts, err := mongodb.CountValues(ctx, letters, letterparts.Open(), "_id.topic", maxTopicLetters)
+			counts, err := mongodb.CountValues(ctx, letters, lettercount.Open(), "_id.topic", maxTopicLetters)
 			if err != nil {
 				return err
 			}

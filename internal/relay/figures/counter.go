@@ -25,7 +25,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/service/inventory"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/lettercount"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
@@ -303,7 +303,7 @@ func (r *round) countService(ctx context.Context, db *mongo.Database) error {
 
 // countHandlerLetters counts the dead letters of handlers in one collection.
 func (r *round) countHandlerLetters(ctx context.Context, db *mongo.Database, coll string) error {
-	series, err := letterparts.CountSeries(ctx, db, coll, Limit)
+	series, err := lettercount.CountSeries(ctx, db, coll, Limit)
 	if err != nil {
 		return err
 	}
@@ -316,7 +316,7 @@ func (r *round) countHandlerLetters(ctx context.Context, db *mongo.Database, col
 		return nil
 	}
 
-	died, err := letterparts.OldestOpen(ctx, db, coll)
+	died, err := lettercount.OldestOpen(ctx, db, coll)
 	if oldest := r.found.Letters.Oldest; died != nil && (oldest == nil || died.Before(*oldest)) {
 		r.found.Letters.Oldest = died
 	}

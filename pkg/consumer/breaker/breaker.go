@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -154,7 +154,7 @@ func (b *Breaker) Middleware() consumer.Middleware {
 			outcome := consumer.ErrPanic
 			defer func() {
 				// In a batch the outcome is known only after the batch has run.
-				if outcome == nil && consumer.AfterBatch(ctx, consumerparts.Key{}, done) {
+				if outcome == nil && consumer.AfterBatch(ctx, module.Key{}, done) {
 					return
 				}
 

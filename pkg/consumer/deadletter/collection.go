@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
 	"github.com/outrelay/outrelay/internal/mongodb/schema"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/service/lettercount"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
@@ -118,10 +118,10 @@ func (l *Letter) countChunks() int {
 // storedLetter is the document of a letter. A chunk has no series.
 type storedLetter struct {
 	Letter `bson:",inline"`
-	// Series is of letterparts.SeriesOf. An index of it serves the counts alone, which the server cannot do with parts of the
+	// Series is of lettercount.SeriesOf. An index of it serves the counts alone, which the server cannot do with parts of the
 	// _id.
 	Series string `bson:"series"`
-	// Fingerprint and Failure are of letterparts.FailureOf.
+	// Fingerprint and Failure are of lettercount.FailureOf.
 	Fingerprint string `bson:"fingerprint"`
 	Failure     string `bson:"failure"`
 }
@@ -129,8 +129,8 @@ type storedLetter struct {
 // Put stores letter. The chunks are stored before the letter, so that a letter is never without its value.
 func (c *collection) Put(ctx context.Context, letter *Letter) error {
 	id := letter.ID
-	failure := letterparts.FailureOf(letter.Reason, id.Group, id.Handler, letter.Class, id.Topic, letter.Name)
-	stored := storedLetter{*letter, letterparts.SeriesOf(id.Group, id.Handler, letter.Class), failure.Fingerprint, failure.Message}
+	failure := lettercount.FailureOf(letter.Reason, id.Group, id.Handler, letter.Class, id.Topic, letter.Name)
+	stored := storedLetter{*letter, lettercount.SeriesOf(id.Group, id.Handler, letter.Class), failure.Fingerprint, failure.Message}
 
 	if letter.countRecordBytes() > maxInline {
 		stored.Value = nil

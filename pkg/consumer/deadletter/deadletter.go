@@ -19,8 +19,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -69,12 +69,12 @@ type store interface {
 }
 
 // NewOver returns a Desk over another store than MongoDB. It is for packages of this module: others cannot name its key.
-func NewOver(_ letterparts.Key, s store, waiting setaside.Store, opts ...Option) (*Desk, error) {
+func NewOver(_ module.Key, s store, waiting setaside.Store, opts ...Option) (*Desk, error) {
 	return newDesk(opts, func(string, time.Duration) store { return s }, waiting)
 }
 
 // EnsureIndexes creates the indexes of the letters. Consumers call it. Others cannot name its key.
-func (d *Desk) EnsureIndexes(ctx context.Context, _ letterparts.Key) error {
+func (d *Desk) EnsureIndexes(ctx context.Context, _ module.Key) error {
 	return d.store.EnsureIndexes(ctx)
 }
 

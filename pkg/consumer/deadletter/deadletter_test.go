@@ -14,9 +14,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -87,7 +87,7 @@ func TestALetterLargerThanADocumentIsBare(t *testing.T) {
 	g := newGraveyard(t)
 	large := newLetter(1, "h", "A")
 	large.Headers = append(large.Headers, event.Header{Key: "x", Value: make([]byte, 17<<20)})
-	omitted, err := g.Desk.Put(t.Context(), letterparts.Key{}, large, noTopic)
+	omitted, err := g.Desk.Put(t.Context(), module.Key{}, large, noTopic)
 	if omitted == nil || err != nil {
 		t.Fatalf("got %v, %v; want the reason of the omission", omitted, err)
 	}
@@ -114,7 +114,7 @@ func TestTheExpiryOfLettersCanBeChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		if err := desk.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
+		if err := desk.EnsureIndexes(t.Context(), module.Key{}); err != nil {
 			t.Fatal(err)
 		}
 
@@ -147,7 +147,7 @@ func TestLettersAreRedactedBeforeTheyAreWritten(t *testing.T) {
 	for n, name := range []string{"A", "error", "panic"} {
 		l := newLetter(n, "h", name)
 		published := false
-		_, err := g.Desk.Put(t.Context(), letterparts.Key{}, l, func(_ context.Context, topic string) error {
+		_, err := g.Desk.Put(t.Context(), module.Key{}, l, func(_ context.Context, topic string) error {
 			published = true
 			if topic != "orders.g.dead" || bytes.Contains(l.Value, []byte{255}) || strings.Contains(l.Reason, "flaky\n") {
 				t.Errorf("%s: the topic %s gets %+v", name, topic, l)
@@ -175,7 +175,7 @@ func TestATopicThatFailsDelaysTheLetter(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, deadletter.WithTopic("graves"))
 	away := func(context.Context, string) error { return errFlaky }
-	if _, err := g.Desk.Put(t.Context(), letterparts.Key{}, newLetter(1, "h", "A"), away); !errors.Is(err, errFlaky) {
+	if _, err := g.Desk.Put(t.Context(), module.Key{}, newLetter(1, "h", "A"), away); !errors.Is(err, errFlaky) {
 		t.Errorf("got %v, want the error of the topic", err)
 	}
 	if n, err := g.Count(t.Context(), deadletter.Query{}); n != 0 || err != nil {
@@ -328,7 +328,7 @@ func TestDiscardedLettersStayInTheArchive(t *testing.T) {
 func TestTheArchiveExpires(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
-	if err := g.Desk.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
+	if err := g.Desk.EnsureIndexes(t.Context(), module.Key{}); err != nil {
 		t.Fatal(err)
 	}
 	large := newLetter(1, "h", "A")
@@ -401,7 +401,7 @@ func TestANotificationIsAppendedOnceAndNeverOfItself(t *testing.T) {
 
 	// An event that the outbox never takes does not hold the letter up.
 	long := newLetter(3, "h", strings.Repeat("n", 1<<20))
-	if omitted, err := desk.Put(t.Context(), letterparts.Key{}, long, noTopic); omitted == nil || err != nil {
+	if omitted, err := desk.Put(t.Context(), module.Key{}, long, noTopic); omitted == nil || err != nil {
 		t.Errorf("a notification that is too large: got %v, %v; want it reported", omitted, err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -28,7 +28,7 @@ func ExampleDesk_Requeue() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	around := consumer.WithSurroundings(consumerparts.Surroundings{Transport: broker, Inbox: inbox, Transact: db.Transaction})
+	around := consumer.WithSurroundings(consuming.Surroundings{Transport: broker, Inbox: inbox, Transact: db.Transaction})
 	c, err := consumer.New("billing", nil, around, consumer.WithTopics("orders"), consumer.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		log.Fatal(err)

@@ -11,9 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lab/memory"
-	"github.com/outrelay/outrelay/internal/service/letterparts"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -57,7 +57,7 @@ func onBothStores(t *testing.T, test func(g *graveyard)) {
 	t.Run("MongoDB", func(t *testing.T) {
 		t.Parallel()
 		g := newGraveyard(t)
-		if err := g.Desk.EnsureIndexes(t.Context(), letterparts.Key{}); err != nil {
+		if err := g.Desk.EnsureIndexes(t.Context(), module.Key{}); err != nil {
 			t.Fatal(err)
 		}
 		test(g)
@@ -98,7 +98,7 @@ func newLetter(n int, handler, name string) *deadletter.Letter {
 func (g *graveyard) bury(letters ...*deadletter.Letter) {
 	g.Helper()
 	for _, l := range letters {
-		if _, err := g.Desk.Put(g.Context(), letterparts.Key{}, l, noTopic); err != nil {
+		if _, err := g.Desk.Put(g.Context(), module.Key{}, l, noTopic); err != nil {
 			g.Fatal(err)
 		}
 	}

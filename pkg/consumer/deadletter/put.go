@@ -9,7 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/service/letterparts"
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -18,7 +18,7 @@ import (
 // letter also belongs in a topic. If err is nil, the letter cannot be lost any more. omitted is the reason why parts of it were
 // left out. Consumers call it. Others cannot name its key.
 func (d *Desk) Put(
-	ctx context.Context, _ letterparts.Key, letter *Letter, publish func(ctx context.Context, topic string) error,
+	ctx context.Context, _ module.Key, letter *Letter, publish func(ctx context.Context, topic string) error,
 ) (omitted, err error) {
 	// The letter of a notification must not lead to another notification.
 	isNotification := slices.ContainsFunc(letter.Headers, func(header event.Header) bool { return header.Key == headerNotification })

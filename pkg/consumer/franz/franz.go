@@ -16,7 +16,7 @@
 package franz
 
 import (
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/internal/service/transport/franz"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -59,5 +59,5 @@ func Use(opts ...Option) consumer.Option {
 		return transport, nil
 	}
 
-	return consumer.WithSurroundings(consumerparts.Surroundings{Open: open})
+	return consumer.WithSurroundings(consuming.Surroundings{Open: open})
 }

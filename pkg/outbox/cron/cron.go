@@ -20,7 +20,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
-	"github.com/outrelay/outrelay/internal/service/boxparts"
+	"github.com/outrelay/outrelay/internal/base/module"
+	"github.com/outrelay/outrelay/internal/service/appending"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -78,7 +79,7 @@ type Entry struct {
 // contains fires once more, unless Forget is called.
 type Cron struct {
 	box     *outbox.Box
-	parts   boxparts.Parts
+	parts   appending.Parts
 	entries []*entry
 }
 
@@ -100,7 +101,7 @@ func New(box *outbox.Box, entries ...Entry) (*Cron, error) {
 		return nil, errors.New("cron: the box is nil")
 	}
 
-	cron := &Cron{box: box, parts: box.Parts(boxparts.Key{})}
+	cron := &Cron{box: box, parts: box.Parts(module.Key{})}
 	if cron.parts.Collection == nil {
 		return nil, errors.New("cron: the box is in memory: a Cron needs MongoDB, because it uses the clock of the server")
 	}

@@ -15,7 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/service/consumerparts"
+	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/internal/service/transport/kafkago"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -134,7 +134,7 @@ func Run(ctx context.Context, spec Spec, logs io.Writer) (err error) {
 		return err
 	}
 	// The witness sees each assignment between Kafka and the consumer.
-	recorded := consumer.WithSurroundings(consumerparts.Surroundings{Transport: &recordedTransport{kafka, witness}})
+	recorded := consumer.WithSurroundings(consuming.Surroundings{Transport: &recordedTransport{kafka, witness}})
 	built, err := consumer.New(spec.Group, db,
 		consumer.WithTopics(spec.Topics...),
 		recorded,

@@ -153,7 +153,7 @@ func TestDiagnosis(t *testing.T) {
 		"another name":              {testConfig{Brokers: secure, TLS: &tls.Config{RootCAs: pool, ServerName: "kafka.example"}, SASL: good}, "not valid for the name", "name"},
 		"no SASL":                   {testConfig{Brokers: secure, TLS: trusted}, "without authentication", "kafka.sasl"},
 		"SASL where there is none":  {testConfig{Brokers: plain, SASL: newLogin("PLAIN", "u", secret)}, "does not offer SASL", "remove kafka.sasl, or"},
-		"nothing listens":           {testConfig{Brokers: []string{"127.0.0.1:1"}}, "is refused", "start the broker"},
+		"nothing listens":           {testConfig{Brokers: []string{"127.0.0.1:1"}}, "connection is refused", "start the broker"},
 		"no such host":              {testConfig{Brokers: []string{"kafka.invalid:9092"}}, "cannot be resolved", "kafka.brokers"},
 		"a listener that is silent": {testConfig{Brokers: []string{silent}}, "does not respond", "hang"},
 		"something else":            {testConfig{Brokers: []string{web}}, "does not respond like a Kafka broker", "Kafka"},

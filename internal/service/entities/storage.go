@@ -1,6 +1,6 @@
-// Package entityparts has the types with which packages of this module store entities elsewhere than in MongoDB: see
+// Package entities has the types with which packages of this module store entities elsewhere than in MongoDB: see
 // entity.WithStorage.
-package entityparts
+package entities
 
 import (
 	"context"

@@ -1,6 +1,6 @@
-// Package consumerparts has the types with which packages of this module replace the surroundings of a consumer.Consumer: see
+// Package consuming has the types with which packages of this module replace the surroundings of a consumer.Consumer: see
 // consumer.WithSurroundings.
-package consumerparts
+package consuming
 
 import (
 	"context"
@@ -9,9 +9,6 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/transport"
 )
-
-// Key is an argument of the functions that only packages of this module call: other modules cannot name it.
-type Key struct{}
 
 // Surroundings replace the surroundings of a consumer. A nil field replaces nothing.
 type Surroundings struct {

@@ -1,4 +1,5 @@
-package letterparts
+// Package lettercount counts the dead letters of handlers by an index alone.
+package lettercount
 
 import (
 	"context"

@@ -1,6 +1,4 @@
-// Package boxparts has the types of the parts of an outbox.Box that only packages of this module use: see outbox.Box.Parts and
-// outbox.NewOver.
-package boxparts
+package appending
 
 import (
 	"context"
@@ -11,21 +9,17 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/service/agenda"
-	"github.com/outrelay/outrelay/internal/service/appending"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Key is an argument of the functions that only packages of this module call: other modules cannot name it.
-type Key struct{}
-
-// Parts are the parts of a Box.
+// Parts are the parts of an outbox.Box that other packages of this module use: see outbox.Box.Parts.
 type Parts struct {
 	Store      Store
 	Collection *mongo.Collection // with majority concerns on the primary; nil if the Store is not MongoDB
 	Log        *slog.Logger
 }
 
-// Store stores the envelopes of a Box. Its methods join the transaction of their context: see internal/mongodb/transaction.
+// Store stores the envelopes of an outbox.Box: see outbox.NewOver. Its methods join the transaction of their context: see internal/mongodb/transaction.
 type Store interface {
 	// Name returns the name of the collection.
 	Name() string
@@ -34,7 +28,7 @@ type Store interface {
 	Transaction(ctx context.Context, snapshot bool, fn func(ctx context.Context) error) error
 
 	// Insert stores the envelopes in this order.
-	Insert(ctx context.Context, envelopes []appending.Envelope) error
+	Insert(ctx context.Context, envelopes []Envelope) error
 
 	// Stored returns the stored envelopes in the order of their inserts.
 	Stored(ctx context.Context) ([]bson.Raw, error)
