@@ -385,19 +385,45 @@ func writeList[T any](out io.Writer, empty, head string, list []T, cellsOf func(
 	writeTable(out, head, list, cellsOf)
 }
 
-// writePage is writeList for a page of a longer list. It also writes the number of items, here and in all, and
-// the cursor of the next page.
-func writePage[T any](out io.Writer, empty, head string, list []T, total int64, noun, next string, cellsOf func(item T) cells) {
-	if total == 0 {
-		fmt.Fprintln(out, empty)
+// paging selects a page of a list.
+type paging struct {
+	limit int
+	after string
+}
+
+// addPagingFlags adds the flags of a page. noun names the items of the list in the plural.
+func addPagingFlags(cmd *cobra.Command, standard, most int, noun string) *paging {
+	page := &paging{}
+	addLimitFlag(cmd, &page.limit, standard, most, noun+" on a page")
+	cmd.Flags().StringVar(&page.after, "after", "", "the `cursor` that the previous page ended with")
+	return page
+}
+
+// pageListing is the output of a command that shows a page of a longer list.
+type pageListing[T any] struct {
+	noun  string // of an item, in the singular
+	empty string // the text for an empty list
+	head  string // of the table
+	cells func(item T) cells
+}
+
+// write writes the page as a table, the number of items, here and in all, and the cursor of the next page.
+func (l pageListing[T]) write(out io.Writer, page admin.Page[T]) {
+	if page.Total == 0 {
+		fmt.Fprintln(out, l.empty)
 		return
 	}
 
-	writeTable(out, head, list, cellsOf)
-	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(list))), countNoun(total, noun))
-	if next != "" {
-		fmt.Fprintf(out, "next page: --after %s\n", next)
+	writeTable(out, l.head, page.Items, l.cells)
+	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(page.Items))), countNoun(page.Total, l.noun))
+	if page.Next != "" {
+		fmt.Fprintf(out, "next page: --after %s\n", page.Next)
 	}
+}
+
+// print prints the page: as JSON with --json, else as a table.
+func (l pageListing[T]) print(action *operatorCommand, page admin.Page[T]) error {
+	return action.printResult(page, func(out io.Writer) { l.write(out, page) })
 }
 
 // sanitizeLine makes text safe to print, because text from a document may hold control characters. It

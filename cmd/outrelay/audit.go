@@ -101,20 +101,20 @@ func unknownKindError(kind string) error {
 	return fmt.Errorf("--kind: no entry is of kind %q; expected one of %s", kind, strings.Join(known, ", "))
 }
 
-func writeAuditPage(out io.Writer, page admin.AuditPage) {
+func writeAuditPage(out io.Writer, page admin.Page[admin.AuditEntry]) {
 	if page.Total == 0 {
 		fmt.Fprintln(out, "no entry matches")
 		return
 	}
 
-	slices.Reverse(page.Entries)
-	writeTable(out, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Entries, func(entry admin.AuditEntry) cells {
+	slices.Reverse(page.Items)
+	writeTable(out, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Items, func(entry admin.AuditEntry) cells {
 		return cells{formatLocal(&entry.At), entry.Kind, entry.Watcher, entry.Node, entry.Actor, formatFields(entry.Fields)}
 	})
 
 	// countNoun supports only plurals with an s.
 	total := strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1)
-	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(page.Entries))), total)
+	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(page.Items))), total)
 	if page.Next != "" {
 		fmt.Fprintf(out, "older entries: --after %s\n", page.Next)
 	}
@@ -179,7 +179,7 @@ func (a *operatorCommand) followAudit(ctx context.Context, op admin.Operator, fl
 		maps.DeleteFunc(written, func(_ string, writtenAt time.Time) bool { return writtenAt.Before(last.Add(-2 * followOverlap)) })
 		return nil
 	}
-	if err := writeNew(page.Entries); err != nil {
+	if err := writeNew(page.Items); err != nil {
 		return err
 	}
 
@@ -220,7 +220,7 @@ func readAuditSince(ctx context.Context, op admin.Operator, filter admin.AuditFi
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, page.Entries...)
+		all = append(all, page.Items...)
 		if after = page.Next; after == "" {
 			return all, nil
 		}

@@ -25,9 +25,9 @@ func TestEventsCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	var page admin.AuditPage
+	var page admin.Page[admin.AuditEntry]
 	d.runCommand(&page, exitOK, "audit")
-	if page.Total != 4 || page.Entries[0].Kind != "gap_found" || page.Entries[3].Kind != "node_started" {
+	if page.Total != 4 || page.Items[0].Kind != "gap_found" || page.Items[3].Kind != "node_started" {
 		t.Errorf("unexpected result %+v", page)
 	}
 
@@ -50,7 +50,7 @@ func TestEventsCommands(t *testing.T) {
 	} {
 		d.runCommand(&page, exitOK, append([]string{"audit"}, c.args...)...)
 		var got []string
-		for _, e := range page.Entries {
+		for _, e := range page.Items {
 			got = append(got, e.Kind)
 		}
 		if !slices.Equal(got, c.want) {
@@ -59,14 +59,14 @@ func TestEventsCommands(t *testing.T) {
 	}
 
 	d.runCommand(&page, exitOK, "audit", "--limit", "3")
-	var rest admin.AuditPage
+	var rest admin.Page[admin.AuditEntry]
 	d.runCommand(&rest, exitOK, "audit", "--limit", "3", "--after", page.Next)
-	if len(page.Entries) != 3 || len(rest.Entries) != 1 || rest.Total != 4 {
+	if len(page.Items) != 3 || len(rest.Items) != 1 || rest.Total != 4 {
 		t.Errorf("unexpected results %+v and %+v", page, rest)
 	}
 
 	d.runCommand(&page, exitOK, "audit", "--kind", "paused")
-	if e := page.Entries[0]; e.Source != "cli" || e.Actor == "" {
+	if e := page.Items[0]; e.Source != "cli" || e.Actor == "" {
 		t.Errorf("unexpected result %+v", e)
 	}
 
@@ -88,14 +88,14 @@ func TestEventsCommands(t *testing.T) {
 	d.runCommand(&trimmed, exitOK, "audit", "trim", "--keep", "2", "--yes")
 	d.runCommand(&page, exitOK, "audit")
 	// The trim adds an entry.
-	if trimmed.Removed != 2 || page.Total != 3 || page.Entries[0].Kind != "audit_trimmed" {
+	if trimmed.Removed != 2 || page.Total != 3 || page.Items[0].Kind != "audit_trimmed" {
 		t.Errorf("unexpected results %+v and %+v", trimmed, page)
 	}
 
 	expectTexts(t, d.runCommand(nil, exitOK, "audit", "trim", "--keep", "100"), "removed 0 entries")
 }
 
-func firstEntry(p admin.AuditPage) admin.AuditEntry { return p.Entries[0] }
+func firstEntry(p admin.Page[admin.AuditEntry]) admin.AuditEntry { return p.Items[0] }
 
 // textBuffer is a writer that a test can wait for.
 type textBuffer struct {

@@ -82,8 +82,6 @@ func (f *deadFilter) addStateFlag(cmd *cobra.Command) {
 }
 
 func newDeadListCommand(program *program) *cobra.Command {
-	var limit int
-	var after string
 	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List dead letters, the latest first, without their payloads",
@@ -91,27 +89,26 @@ func newDeadListCommand(program *program) *cobra.Command {
 
 	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd, false)
 	filter.addStateFlag(cmd)
-	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxPage, "dead letters on a page")
-	cmd.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
+	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxPage, "dead letters")
 
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
 		filter.IDs = ids
-		page, err := op.Letters().List(ctx, filter.DeadFilter, limit, after)
+		page, err := op.Letters().List(ctx, filter.DeadFilter, paging.limit, paging.after)
 		if err != nil {
 			return err
 		}
-		return action.printResult(page, func(out io.Writer) { writeDead(out, page, filter.Archived) })
+		return deadListing(filter.Archived).print(action, page)
 	})
 	return cmd
 }
 
-// writeDead writes a page of letters. Those in the archive have two columns more.
-func writeDead(out io.Writer, page admin.DeadPage, archived bool) {
+// deadListing is the output of a list of letters. Those in the archive have two columns more.
+func deadListing(archived bool) pageListing[admin.DeadLetter] {
 	head := "DIED\tGIVEN UP BY\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
 	if archived {
 		head += "\tDISCARDED BY\tREMOVED AT"
 	}
-	writePage(out, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, func(letter admin.DeadLetter) cells {
+	return pageListing[admin.DeadLetter]{noun: "dead letter", empty: "no dead letter matches", head: head, cells: func(letter admin.DeadLetter) cells {
 		row := cells{
 			formatLocal(&letter.DiedAt), giverUp(letter), cmp.Or(letter.Letter, letter.Place), quoteArgument(letter.ID), letter.Delivery, letter.Type,
 			truncate(letter.Key, 40), letter.Topic, letter.Class, requeueState(letter), truncate(letter.Reason, 100),
@@ -120,7 +117,7 @@ func writeDead(out io.Writer, page admin.DeadPage, archived bool) {
 			row = append(row, letter.Archived.Actor, formatLocal(&letter.Archived.Until))
 		}
 		return row
-	})
+	}}
 }
 
 // giverUp returns who gave up the event of a letter: the relay, or the handler and its group.

@@ -122,8 +122,8 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	}
 
 	after := text[strings.Index(text, "--after ")+8:]
-	var page admin.DeadPage
-	if g.runCommand(0, &page, "dead", "list", "--after", strings.TrimSpace(after)); len(page.Letters) != 3 || page.Letters[0].ID != "d2" || page.Total != 5 || page.Next != "" {
+	var page admin.Page[admin.DeadLetter]
+	if g.runCommand(0, &page, "dead", "list", "--after", strings.TrimSpace(after)); len(page.Items) != 3 || page.Items[0].ID != "d2" || page.Total != 5 || page.Next != "" {
 		t.Errorf("unexpected result %+v", page)
 	}
 	if text := g.runCommand(0, nil, "dead", "list", "--class", "malformed"); text != "no dead letter matches\n" {
@@ -178,8 +178,8 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
-	var page admin.DeadPage
-	if g.runCommand(0, &page, "dead", "list", "--requeued", "true"); page.Total != 4 || page.Letters[0].Requeued.Actor != "ann" {
+	var page admin.Page[admin.DeadLetter]
+	if g.runCommand(0, &page, "dead", "list", "--requeued", "true"); page.Total != 4 || page.Items[0].Requeued.Actor != "ann" {
 		t.Errorf("unexpected result %+v", page)
 	}
 
@@ -304,7 +304,7 @@ func TestFailedCommands(t *testing.T) {
 	if text := g.runCommand(0, nil, "failed", "list"); strings.Count(text, "record_rejected") != 3 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(exitConfig, nil, "failed", "list", "--limit", "10001"); !strings.Contains(text, "--limit") {
+	if text := g.runCommand(exitConfig, nil, "failed", "list", "--limit", "1001"); !strings.Contains(text, "--limit") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
@@ -319,9 +319,12 @@ func TestFailedCommands(t *testing.T) {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
-	var list struct{ Failed []admin.WaitingEnvelope }
-	if g.runCommand(0, &list, "failed", "list"); len(list.Failed) != 2 || list.Failed[0].Attempts != 2 {
-		t.Errorf("unexpected result %+v", list)
+	var page, rest admin.Page[admin.WaitingEnvelope]
+	if g.runCommand(0, &page, "failed", "list", "--limit", "1"); len(page.Items) != 1 || page.Total != 2 || page.Items[0].Attempts != 2 {
+		t.Errorf("unexpected result %+v", page)
+	}
+	if g.runCommand(0, &rest, "failed", "list", "--after", page.Next); len(rest.Items) != 1 || rest.Next != "" || rest.Items[0].ID == page.Items[0].ID {
+		t.Errorf("the rest after %+v: %+v", page, rest)
 	}
 	if text := g.runCommand(exitConfig, nil, "failed", "retry", "-y"); !strings.Contains(text, "--all") {
 		t.Errorf("unexpected output:\n%s", text)
@@ -379,12 +382,12 @@ func TestLettersWithOddIDs(t *testing.T) {
 		})
 	}
 
-	var page admin.DeadPage
+	var page admin.Page[admin.DeadLetter]
 	g.runCommand(0, &page, "dead", "list")
-	if len(page.Letters) != len(ids) {
-		t.Fatalf("%d letters, want %d", len(page.Letters), len(ids))
+	if len(page.Items) != len(ids) {
+		t.Fatalf("%d letters, want %d", len(page.Items), len(ids))
 	}
-	for _, l := range page.Letters {
+	for _, l := range page.Items {
 		var shown admin.DeadLetter
 		g.runCommand(0, &shown, "dead", "show", l.ID)
 		if l.ID == "" || shown.ID != l.ID || shown.Letter != l.Letter {
@@ -394,7 +397,7 @@ func TestLettersWithOddIDs(t *testing.T) {
 			t.Errorf("%s: %s", l.ID, text)
 		}
 	}
-	g.runCommand(0, nil, "dead", "discard", page.Letters[0].ID, "--yes")
+	g.runCommand(0, nil, "dead", "discard", page.Items[0].ID, "--yes")
 	g.runCommand(0, &page, "dead", "list")
 	if page.Total != int64(len(ids)-1) {
 		t.Errorf("%d letters are left", page.Total)

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segmentio/kafka-go"
+
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
-	"github.com/segmentio/kafka-go"
 )
 
 // Flags that dev cannot apply are rejected, before any server is started.

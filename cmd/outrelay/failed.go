@@ -22,7 +22,6 @@ letter: see outrelay dead.`,
 
 func newFailedListCommand(program *program) *cobra.Command {
 	filter := admin.WaitingFilter{Failed: true}
-	var limit int
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List failed envelopes by key in the order of sending, without payloads",
@@ -31,10 +30,10 @@ func newFailedListCommand(program *program) *cobra.Command {
 
 	action := program.addReadFlags(cmd)
 	addWaitingFlags(cmd, &filter)
-	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number of envelopes")
-	setList(cmd, action, failedListing, func(ctx context.Context, op admin.Operator, _ []string) ([]admin.WaitingEnvelope, error) {
-		return op.Waiting().List(ctx, filter, limit)
-	})
+	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxPage, "envelopes")
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, _ []string) (admin.Page[admin.WaitingEnvelope], error) {
+		return op.Waiting().List(ctx, filter, paging.limit, paging.after)
+	}, failedListing.write)
 	return cmd
 }
 
@@ -49,8 +48,8 @@ func addCollectionFlag(cmd *cobra.Command, collection *string) {
 	cmd.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
 }
 
-var failedListing = listing[admin.WaitingEnvelope]{
-	name: "failed", empty: "no envelope has failed", head: "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON",
+var failedListing = pageListing[admin.WaitingEnvelope]{
+	noun: "failed envelope", empty: "no envelope has failed", head: "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON",
 	cells: func(e admin.WaitingEnvelope) cells {
 		var at *time.Time
 		var last admin.WaitingError
@@ -95,14 +94,13 @@ func newFailedRetryCommand(program *program) *cobra.Command {
 // past participle for the output.
 func (p *program) newFailedAction(cmd *cobra.Command, done string, reset bool) *cobra.Command {
 	var filter admin.WaitingFilter
-	var all bool
 	action := p.addChangeFlags(cmd)
 	addWaitingFlags(cmd, &filter)
-	cmd.Flags().BoolVar(&all, "all", false, "all failed envelopes, if there is no id and no other condition")
+	cmd.Flags().BoolVar(&filter.All, "all", false, "all failed envelopes, if there is no id and no other condition")
 
 	action.setRun(cmd, func(ctx context.Context, operator admin.Operator, ids []string) error {
 		filter.IDs = ids
-		if filter.Empty() && !all {
+		if filter.Empty() && !filter.All {
 			return errors.New("give ids or conditions, or --all for all failed envelopes; outrelay failed list lists them")
 		}
 		// The first call only counts, so that the question can name the number.

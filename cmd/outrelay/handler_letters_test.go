@@ -124,12 +124,12 @@ func (c *clinic) untilHandled(want ...string) {
 }
 
 // untilLetters waits until n letters are listed, and returns them.
-func (c *clinic) untilLetters(n int) (page admin.DeadPage) {
+func (c *clinic) untilLetters(n int) (page admin.Page[admin.DeadLetter]) {
 	c.t.Helper()
 	stacktest.Eventually(c.t, "dead letters of handlers", func() bool {
-		page = admin.DeadPage{}
+		page = admin.Page[admin.DeadLetter]{}
 		c.runCommand(0, &page, "dead", "list", "--source", "handler")
-		return len(page.Letters) == n
+		return len(page.Items) == n
 	})
 	return page
 }
@@ -143,7 +143,7 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 
 	page := c.untilLetters(4)
 	byID := map[string]admin.DeadLetter{}
-	for _, l := range page.Letters {
+	for _, l := range page.Items {
 		byID[l.ID] = l
 	}
 	if page.Total != 4 || byID["parcel"].Class != deadletter.ClassUnknown {
@@ -157,10 +157,10 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 		t.Errorf("unexpected output:\n%s", text)
 	} else {
 		after := strings.TrimSpace(text[strings.Index(text, "--after ")+8:])
-		var rest admin.DeadPage
+		var rest admin.Page[admin.DeadLetter]
 		c.runCommand(0, &rest, "dead", "list", "--source", "handler", "--after", after)
-		if len(rest.Letters) != 1 || rest.Letters[0].ID != page.Letters[3].ID {
-			t.Errorf("after the first page: got %+v", rest.Letters)
+		if len(rest.Items) != 1 || rest.Items[0].ID != page.Items[3].ID {
+			t.Errorf("after the first page: got %+v", rest.Items)
 		}
 	}
 	if text := c.runCommand(0, nil, "dead", "list"); !strings.Contains(text, "4 of 4 dead letters") && !strings.Contains(text, "handler invoice of "+c.group) {
@@ -188,9 +188,9 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 	// Requeue: it fails again, and this is another letter.
 	c.runCommand(0, nil, "dead", "requeue", "--source", "handler", "--handler", "invoice", "bad 2", "--yes")
 	stacktest.Eventually(t, "another letter of bad 2", func() bool {
-		var got admin.DeadPage
+		var got admin.Page[admin.DeadLetter]
 		c.runCommand(0, &got, "dead", "list", "--source", "handler", "bad 2")
-		return len(got.Letters) == 2 && got.Letters[0].Delivery == 1 && got.Letters[1].Requeued != nil && !got.Letters[1].Waiting
+		return len(got.Items) == 2 && got.Items[0].Delivery == 1 && got.Items[1].Requeued != nil && !got.Items[1].Waiting
 	})
 
 	// A letter without a handler needs the name of one.

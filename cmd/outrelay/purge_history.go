@@ -67,7 +67,7 @@ func writeHistory(out io.Writer, page admin.History) {
 		return moment.UTC().Format("2006-01-02T15:04:05.000Z")
 	}
 	const empty = "no recorded delivery matches; deliveries are recorded only with recording: mark, until the purge"
-	writeList(out, empty, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", page.Envelopes, func(delivered admin.Delivered) cells {
+	writeList(out, empty, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", page.Items, func(delivered admin.Delivered) cells {
 		records := make([]string, len(delivered.Sent))
 		for i, p := range delivered.Sent {
 			records[i] = fmt.Sprintf("%s/%d@%d", p.Topic, p.Partition, p.Offset)

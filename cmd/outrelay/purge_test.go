@@ -61,10 +61,10 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 		return out
 	}
 	var h admin.History
-	if out := expect(0, "", "history", "--key", "1", "--limit", "5", "--json"); json.Unmarshal([]byte(out), &h) != nil || len(h.Envelopes) != 5 || h.Next == "" || h.Envelopes[1].Sent[0].Offset != 4 {
+	if out := expect(0, "", "history", "--key", "1", "--limit", "5", "--json"); json.Unmarshal([]byte(out), &h) != nil || len(h.Items) != 5 || h.Next == "" || h.Items[1].Sent[0].Offset != 4 {
 		t.Errorf("history: %s", out)
 	}
-	if out := expect(0, "", "history", "--key", "1", "--limit", "5", "--after", h.Next, "--json"); json.Unmarshal([]byte(out), &h) != nil || h.Envelopes[0].ID != "id-16" {
+	if out := expect(0, "", "history", "--key", "1", "--limit", "5", "--after", h.Next, "--json"); json.Unmarshal([]byte(out), &h) != nil || h.Items[0].ID != "id-16" {
 		t.Errorf("history, second page: %s", out)
 	}
 	expect(0, "orders/2@7", "history", "--id", "id-7")

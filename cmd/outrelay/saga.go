@@ -69,8 +69,7 @@ func findSagaDatabase(ctx context.Context, op admin.Operator, named, saga string
 }
 
 func newSagaListCommand(program *program) *cobra.Command {
-	var database, after string
-	var limit int
+	var database string
 	cmd := &cobra.Command{
 		Use:   "list SAGA",
 		Short: "List the instances of a saga, the latest changes first",
@@ -81,24 +80,22 @@ listed until their tombstones are removed.`,
 
 	action := program.addReadFlags(cmd)
 	cmd.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
-	addLimitFlag(cmd, &limit, 50, admin.MaxPage, "instances on a page")
-	cmd.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
-	setShow(cmd, action, func(ctx context.Context, op admin.Operator, args []string) (admin.SagaPage, error) {
+	paging := addPagingFlags(cmd, 50, admin.MaxPage, "instances")
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, args []string) (admin.Page[admin.Saga], error) {
 		db, err := findSagaDatabase(ctx, op, database, args[0])
 		if err != nil {
-			return admin.SagaPage{}, err
+			return admin.Page[admin.Saga]{}, err
 		}
-		return op.Sagas().List(ctx, db, args[0], limit, after)
-	}, writeSagas)
+		return op.Sagas().List(ctx, db, args[0], paging.limit, paging.after)
+	}, sagaListing.write)
 	return cmd
 }
 
-func writeSagas(out io.Writer, page admin.SagaPage) {
-	cellsOf := func(saga admin.Saga) cells {
+var sagaListing = pageListing[admin.Saga]{
+	noun: "instance", empty: "there are no instances", head: "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
+	cells: func(saga admin.Saga) cells {
 		return cells{quoteArgument(saga.ID), formatLocal(&saga.UpdatedAt), formatLocal(&saga.CreatedAt), formatLocal(saga.CompletedAt), saga.Version}
-	}
-	writePage(out, "there are no instances", "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
-		page.Sagas, page.Total, "instance", page.Next, cellsOf)
+	},
 }
 
 func newSagaShowCommand(program *program) *cobra.Command {

@@ -35,8 +35,6 @@ func addScheduledFilterFlags(cmd *cobra.Command) *admin.ScheduledFilter {
 }
 
 func newScheduledListCommand(program *program) *cobra.Command {
-	var limit int
-	var after string
 	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List scheduled envelopes by due time, without their payloads",
@@ -45,24 +43,22 @@ func newScheduledListCommand(program *program) *cobra.Command {
 	action, filter := program.addReadFlags(cmd), addScheduledFilterFlags(cmd)
 	// The total counts all envelopes that match.
 	action.limit = 0
-	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxScheduledPage, "envelopes on a page")
-	cmd.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
-	setShow(cmd, action, func(ctx context.Context, op admin.Operator, ids []string) (admin.ScheduledPage, error) {
+	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxScheduledPage, "envelopes")
+	setShow(cmd, action, func(ctx context.Context, op admin.Operator, ids []string) (admin.Page[admin.Scheduled], error) {
 		filter.IDs = ids
-		return op.Schedule().List(ctx, *filter, limit, after)
-	}, writeScheduled)
+		return op.Schedule().List(ctx, *filter, paging.limit, paging.after)
+	}, scheduledListing.write)
 	return cmd
 }
 
-func writeScheduled(out io.Writer, page admin.ScheduledPage) {
-	cellsOf := func(scheduled admin.Scheduled) cells {
+var scheduledListing = pageListing[admin.Scheduled]{
+	noun: "scheduled envelope", empty: "no scheduled envelope matches", head: "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
+	cells: func(scheduled admin.Scheduled) cells {
 		return cells{
 			formatLocal(&scheduled.DueAt), quoteArgument(scheduled.ID), scheduled.Type, scheduled.AggregateType + "/" + scheduled.AggregateID, scheduled.Collection,
 			formatLocal(&scheduled.ExpiresAt),
 		}
-	}
-	writePage(out, "no scheduled envelope matches", "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
-		page.Events, page.Total, "scheduled envelope", page.Next, cellsOf)
+	},
 }
 
 // scheduledGroups is the output of `outrelay scheduled summary --json`, and of a dry run.

@@ -66,15 +66,15 @@ func TestScheduledCommands(t *testing.T) {
 		}
 	}
 
-	var page admin.ScheduledPage
+	var page admin.Page[admin.Scheduled]
 	answer(&page, 0, "list", "--json", "--limit", "2")
-	if page.Total != 3 || len(page.Events) != 2 || page.Events[0].ID != "Reminder-1" || page.Next == "" {
+	if page.Total != 3 || len(page.Items) != 2 || page.Items[0].ID != "Reminder-1" || page.Next == "" {
 		t.Errorf("unexpected result %+v", page)
 	}
 
-	var rest admin.ScheduledPage
+	var rest admin.Page[admin.Scheduled]
 	answer(&rest, 0, "list", "--json", "--limit", "2", "--after", page.Next)
-	if len(rest.Events) != 1 || rest.Events[0].ID != "Invoice-3" || rest.Next != "" {
+	if len(rest.Items) != 1 || rest.Items[0].ID != "Invoice-3" || rest.Next != "" {
 		t.Errorf("unexpected result %+v", rest)
 	}
 	if text := answer(nil, 0, "list", "--due-before", "90m"); !strings.Contains(text, "Reminder-1") || strings.Contains(text, "Reminder-2") || !strings.Contains(text, "1 of 1 scheduled envelope\n") {
@@ -108,7 +108,7 @@ func TestScheduledCommands(t *testing.T) {
 	}
 
 	answer(&page, 0, "list", "Reminder-2", "--json")
-	if len(page.Events) != 1 || !page.Events[0].DueAt.Equal(r.To.Truncate(time.Millisecond)) {
+	if len(page.Items) != 1 || !page.Items[0].DueAt.Equal(r.To.Truncate(time.Millisecond)) {
 		t.Errorf("unexpected result %+v", page)
 	}
 

@@ -88,11 +88,11 @@ func TestSagaCommands(t *testing.T) {
 		t.Errorf("unexpected result %+v", types)
 	}
 
-	var page admin.SagaPage
+	var page admin.Page[admin.Saga]
 	d.runCommand(&page, exitOK, "saga", "list", "payments", "--limit", "2")
-	var rest admin.SagaPage
+	var rest admin.Page[admin.Saga]
 	d.runCommand(&rest, exitOK, "saga", "list", "payments", "--limit", "2", "--after", page.Next, "--database", d.shop.Name())
-	if len(page.Sagas) != 2 || page.Sagas[0].ID != "p2" || len(rest.Sagas) != 1 || rest.Sagas[0].ID != "p0" {
+	if len(page.Items) != 2 || page.Items[0].ID != "p2" || len(rest.Items) != 1 || rest.Items[0].ID != "p0" {
 		t.Errorf("unexpected results %+v and %+v", page, rest)
 	}
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -67,8 +66,7 @@ var waitingGroups = listing[admin.WaitingGroup]{
 
 func newWaitingListCommand(program *program) *cobra.Command {
 	var filter admin.WaitingFilter
-	var limit int
-	var source, after string
+	var source string
 	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List waiting envelopes, or the messages that handlers retry, without payloads",
@@ -78,13 +76,12 @@ A message without attempts follows the message of its key above it.`,
 	}
 
 	action := program.addReadFlags(cmd)
-	// The list may have 10,000 envelopes.
+	// The total counts all envelopes that match.
 	action.limit = 0
 	addCollectionFlag(cmd, &filter.Collection)
 	handlers := addHandlerWaitingFlags(cmd, &source, admin.FromRelay)
 	cmd.Flags().StringVar(&filter.Reason, "reason", "", "retry, blocked, parked or queued; default: any")
-	addLimitFlag(cmd, &limit, admin.DefaultPage, admin.MaxWaiting, "maximum number; with --source handler at most 1,000")
-	cmd.Flags().StringVar(&after, "after", "", "with --source handler: the `cursor` that the previous page ended with")
+	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxPage, "envelopes or messages")
 
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
 		isHandler, err := checkSource(cmd, source, handlers, "collection", "reason")
@@ -93,25 +90,25 @@ A message without attempts follows the message of its key above it.`,
 		}
 		if isHandler {
 			handlers.IDs = ids
-			page, err := op.HandlerWaiting().List(ctx, *handlers, min(limit, admin.MaxPage), after)
+			page, err := op.HandlerWaiting().List(ctx, *handlers, paging.limit, paging.after)
 			if err != nil {
 				return err
 			}
-			return action.printResult(page, func(out io.Writer) { writeHandlerWaiting(out, page) })
+			return handlerListing.print(action, page)
 		}
 
 		filter.Topic, filter.Key, filter.IDs = handlers.Topic, handlers.Key, ids
-		list, err := op.Waiting().List(ctx, filter, limit)
+		page, err := op.Waiting().List(ctx, filter, paging.limit, paging.after)
 		if err != nil {
 			return err
 		}
-		return printListing(action, waitingListing, list)
+		return waitingListing.print(action, page)
 	})
 	return cmd
 }
 
-var waitingListing = listing[admin.WaitingEnvelope]{
-	name: "waiting", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tWHY",
+var waitingListing = pageListing[admin.WaitingEnvelope]{
+	noun: "waiting envelope", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tWHY",
 	cells: func(e admin.WaitingEnvelope) cells {
 		return cells{
 			truncate(e.Key, 40), quoteArgument(e.ID), e.Type, e.Reason, strings.Join(e.Topics, " "), e.Attempts, formatNext(e.NextAt),

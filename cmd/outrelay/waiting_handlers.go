@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -64,14 +63,14 @@ var handlerWaitingGroups = listing[admin.HandlerWaitingGroup]{
 
 const noHandlerMessage = "no message of a handler waits"
 
-func writeHandlerWaiting(out io.Writer, page admin.HandlerWaitingPage) {
-	head := "GROUP\tHANDLER\tKEY\tPLACE\tID\tTYPE\tATTEMPTS\tNEXT\tREASON"
-	writePage(out, noHandlerMessage, head, page.Messages, page.Total, "message", page.Next, func(message admin.HandlerMessage) cells {
+var handlerListing = pageListing[admin.HandlerMessage]{
+	noun: "message", empty: noHandlerMessage, head: "GROUP\tHANDLER\tKEY\tPLACE\tID\tTYPE\tATTEMPTS\tNEXT\tREASON",
+	cells: func(message admin.HandlerMessage) cells {
 		return cells{
 			message.Group, message.Handler, truncate(message.Key, 40), quoteArgument(message.Place), quoteArgument(message.ID), message.Type,
 			message.Attempts, describeNext(message), truncate(message.Reason, 100),
 		}
-	})
+	},
 }
 
 // describeNext describes what happens next with a message that a handler retries.

@@ -18,13 +18,13 @@ func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 
 	c.publish("OrderPlaced", "late 1", "late 2", "good")
 	c.untilHandled("report late 1", "report late 2", "report good", "invoice good")
-	var page admin.HandlerWaitingPage
+	var page admin.Page[admin.HandlerMessage]
 	stacktest.Eventually(t, "two messages that wait", func() bool {
-		page = admin.HandlerWaitingPage{}
+		page = admin.Page[admin.HandlerMessage]{}
 		c.runCommand(0, &page, "waiting", "list", "--source", "handler")
 		return page.Total == 2
 	})
-	for _, m := range page.Messages {
+	for _, m := range page.Items {
 		if m.Group != c.group || m.Handler != "invoice" || m.Topic != c.topic || m.Type != "OrderPlaced" || m.ID != m.Key || m.Attempts != 1 || m.Reason != "no answer" || m.NextAt == nil {
 			t.Errorf("unexpected message %+v", m)
 		}
@@ -57,7 +57,7 @@ func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 	// The handler is repaired for one of them; an operator gives the other one up.
 	c.runCommand(0, nil, "waiting", "discard", "late 2", "--group", c.group, "--yes", "--actor", "ann")
 	letters := c.untilLetters(1)
-	if l := letters.Letters[0]; l.ID != "late 2" || l.Class != deadletter.ClassSkipped || !strings.HasPrefix(l.Reason, "ann has discarded the message") {
+	if l := letters.Items[0]; l.ID != "late 2" || l.Class != deadletter.ClassSkipped || !strings.HasPrefix(l.Reason, "ann has discarded the message") {
 		t.Errorf("unexpected letter %+v", l)
 	}
 	c.repaired.Store(true)

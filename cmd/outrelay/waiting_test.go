@@ -41,16 +41,16 @@ func TestWaitingCommands(t *testing.T) {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
-	var list struct{ Waiting []admin.WaitingEnvelope }
-	if g.runCommand(0, &list, "waiting", "list", "--reason", "blocked", "--topic", "orders"); len(list.Waiting) != 2 || list.Waiting[0].ID != "w1" || list.Waiting[0].Key != "seven" {
-		t.Errorf("unexpected result %+v", list)
+	var page admin.Page[admin.WaitingEnvelope]
+	if g.runCommand(0, &page, "waiting", "list", "--reason", "blocked", "--topic", "orders"); len(page.Items) != 2 || page.Items[0].ID != "w1" || page.Items[0].Key != "seven" {
+		t.Errorf("unexpected result %+v", page)
 	}
 	if text := g.runCommand(0, nil, "waiting", "list", "--topic", "other"); text != "no envelope waits\n" {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 
 	for _, args := range [][]string{{"--reason", "dead"}, {"--limit", "0"}} {
-		if text := g.runCommand(exitConfig, nil, append([]string{"waiting", "list"}, args...)...); !strings.Contains(text, strings.TrimPrefix(args[0], "--")) && !strings.Contains(text, "10000") {
+		if text := g.runCommand(exitConfig, nil, append([]string{"waiting", "list"}, args...)...); !strings.Contains(text, strings.TrimPrefix(args[0], "--")) && !strings.Contains(text, "1000") {
 			t.Errorf("%v: %s", args, text)
 		}
 	}

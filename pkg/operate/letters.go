@@ -110,7 +110,7 @@ type Archived struct {
 func (o *Operator) Letters(ctx context.Context, filter LetterFilter) iter.Seq2[Letter, error] {
 	read := func(use admin.Operator, after string) ([]admin.DeadLetter, string, error) {
 		page, err := use.Letters().List(ctx, filter.toAdmin(), admin.MaxPage, after)
-		return page.Letters, page.Next, err
+		return page.Items, page.Next, err
 	}
 	return listAll(ctx, o, "list the dead letters", read, newLetter)
 }

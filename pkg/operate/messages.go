@@ -47,7 +47,7 @@ type RetriedMessage struct {
 func (o *Operator) Retried(ctx context.Context, filter MessageFilter) iter.Seq2[RetriedMessage, error] {
 	read := func(use admin.Operator, after string) ([]admin.HandlerMessage, string, error) {
 		page, err := use.HandlerWaiting().List(ctx, filter.toAdmin(), admin.MaxPage, after)
-		return page.Messages, page.Next, err
+		return page.Items, page.Next, err
 	}
 	return listAll(ctx, o, "list the messages that handlers retry", read, func(stored *admin.HandlerMessage) RetriedMessage {
 		return RetriedMessage{

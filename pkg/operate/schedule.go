@@ -41,7 +41,7 @@ type ScheduledEvent struct {
 func (o *Operator) Scheduled(ctx context.Context, filter ScheduledFilter) iter.Seq2[ScheduledEvent, error] {
 	read := func(use admin.Operator, after string) ([]admin.Scheduled, string, error) {
 		page, err := use.Schedule().List(ctx, filter.toAdmin(), admin.MaxScheduledPage, after)
-		return page.Events, page.Next, err
+		return page.Items, page.Next, err
 	}
 	return listAll(ctx, o, "list the scheduled events", read, func(stored *admin.Scheduled) ScheduledEvent {
 		return ScheduledEvent{

@@ -16,10 +16,11 @@ type WaitingFilter struct {
 	Key        string   // the ordering key
 	IDs        []string // ids of events
 	Failed     bool     // only events that Kafka rejected and that wait for another attempt
+	All        bool     // permits an action without any condition
 }
 
 func (f WaitingFilter) toAdmin() admin.WaitingFilter {
-	return admin.WaitingFilter{Collection: f.Collection, Reason: f.Reason, Topic: f.Topic, Key: f.Key, IDs: f.IDs, Failed: f.Failed}
+	return admin.WaitingFilter{Collection: f.Collection, Reason: f.Reason, Topic: f.Topic, Key: f.Key, IDs: f.IDs, Failed: f.Failed, All: f.All}
 }
 
 // WaitingEvent is an event that the relay could not send in the order of the stream. The relay stores it until it is sent.
@@ -54,8 +55,8 @@ type FailedAttempt struct {
 // the order in which they will be sent.
 func (o *Operator) Waiting(ctx context.Context, filter WaitingFilter) iter.Seq2[WaitingEvent, error] {
 	read := func(use admin.Operator, after string) ([]admin.WaitingEnvelope, string, error) {
-		page, err := use.Waiting().Page(ctx, filter.toAdmin(), admin.MaxPage, after)
-		return page.Envelopes, page.Next, err
+		page, err := use.Waiting().List(ctx, filter.toAdmin(), admin.MaxPage, after)
+		return page.Items, page.Next, err
 	}
 	return listAll(ctx, o, "list the waiting events", read, newWaitingEvent)
 }
@@ -85,8 +86,7 @@ type RetryOptions struct {
 	DryRun bool // only count
 }
 
-// RetryWaiting makes the failed events that match due now, and returns their number. A filter without conditions selects all of
-// them. Events that wait for another reason are sent when the obstacle is gone, and are not changed.
+// RetryWaiting makes the failed events that match due now, and returns their number. Events that wait for another reason are sent when the obstacle is gone, and are not changed.
 func (o *Operator) RetryWaiting(ctx context.Context, filter WaitingFilter, options RetryOptions) (int64, error) {
 	const doing = "retry waiting events"
 	use, err := o.prepare(ctx)

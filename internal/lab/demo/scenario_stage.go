@@ -282,16 +282,17 @@ func (s *stage) countWaiting(ctx context.Context, reasons ...waiting.Reason) int
 	return int(n)
 }
 
+const lettersOnPage = 1000
+
 // deadLetters returns all dead letters of the watcher.
 func (s *stage) deadLetters(ctx context.Context) (all []letters.Dead, err error) {
-	page := letters.Page{Limit: letters.MaxPageSize}
-	for {
-		list, err := letters.List(ctx, s.lettersCollection(), letters.Query{Watcher: watcher}, page)
+	for after := ""; ; {
+		list, next, err := letters.List(ctx, s.lettersCollection(), letters.Query{Watcher: watcher}, lettersOnPage, after)
 		if err != nil {
 			return nil, fmt.Errorf("reading the dead letters: %w", err)
 		}
-		all = append(all, list.Letters...)
-		if page.After = list.Next; page.After == "" {
+		all = append(all, list...)
+		if after = next; after == "" {
 			return all, nil
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -37,18 +38,8 @@ type AuditEntry struct {
 	Fields  json.RawMessage `json:"fields"` // relaxed Extended JSON
 }
 
-// AuditPage is a page of the log, newest first.
-type AuditPage struct {
-	Entries []AuditEntry `json:"entries"`
-	Total   int64        `json:"total"` // number of matching entries on all pages
-	Next    string       `json:"next,omitempty"`
-}
-
-// auditPlace is the place of the last entry of a page.
-type auditPlace struct {
-	At bson.DateTime `bson:"a"`
-	ID bson.ObjectID `bson:"i"`
-}
+// latestFirst is the order of the log.
+var latestFirst = listing.Order{Field: "at", Down: true}
 
 func (f AuditFilter) mongoFilter() bson.D {
 	filter := bson.D{}
@@ -78,8 +69,8 @@ func (f AuditFilter) mongoFilter() bson.D {
 
 // Audit returns a page of the log. It counts all matching entries. The log has at most some ten
 // thousand entries.
-func (o Operator) Audit(ctx context.Context, selected AuditFilter, limit int, after string) (AuditPage, error) {
-	page := AuditPage{Entries: []AuditEntry{}}
+func (o Operator) Audit(ctx context.Context, selected AuditFilter, limit int, after string) (Page[AuditEntry], error) {
+	page := newPage[AuditEntry]()
 	coll := mongodb.Majority(o.State.Collection("audit"))
 	filter := selected.mongoFilter()
 
@@ -88,40 +79,16 @@ func (o Operator) Audit(ctx context.Context, selected AuditFilter, limit int, af
 		return page, wrapError("counting the audit log", err)
 	}
 	page.Total = total
-
-	if after != "" {
-		var place auditPlace
-		if err := mongodb.ParseCursor(after, &place); err != nil {
-			return page, err
-		}
-		filter = bson.D{{Key: "$and", Value: bson.A{filter, afterPlace("at", place.At, place.ID)}}}
-	}
-	limit = pageSize(limit)
-	list, err := mongodb.FindAll[nodes.AuditEntry](ctx, coll, "reading the audit log", filter, options.Find().
-		SetSort(bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}).
-		SetLimit(int64(limit)))
+	list, next, err := listing.ReadPage[nodes.AuditEntry](ctx, coll, "reading the audit log", latestFirst, filter, after, pageSize(limit), options.Find())
 	if err != nil {
 		return page, err
 	}
 
 	for i := range list {
-		page.Entries = append(page.Entries, newAuditEntry(&list[i]))
+		page.Items = append(page.Items, newAuditEntry(&list[i]))
 	}
-	// Another page may follow a full one.
-	if n := len(list); n == limit {
-		last := &list[n-1]
-		page.Next, err = mongodb.EncodeCursor(auditPlace{bson.NewDateTimeFromTime(last.At), last.ID})
-	}
-	return page, err
-}
-
-// afterPlace returns the filter for the entries after a place in a list that is sorted by a date
-// and the id, both descending.
-func afterPlace(field string, moment bson.DateTime, id any) bson.D {
-	return bson.D{{Key: "$or", Value: bson.A{
-		bson.D{{Key: field, Value: bson.D{{Key: "$lt", Value: moment}}}},
-		bson.D{{Key: field, Value: moment}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: id}}}},
-	}}}
+	page.Next = next
+	return page, nil
 }
 
 func newAuditEntry(stored *nodes.AuditEntry) AuditEntry {

@@ -192,57 +192,6 @@ func (l Letters) checkNames(ctx context.Context, collection string) error {
 	return err
 }
 
-// DeadPage is a page of dead letters without their envelopes, newest first.
-type DeadPage struct {
-	Letters []DeadLetter `json:"letters"`
-	Total   int64        `json:"total"`          // on all pages
-	Next    string       `json:"next,omitempty"` // cursor of the next page, or "" on the last page
-}
-
-// List returns a page of dead letters. limit defaults to 100. after is Next of the previous
-// page.
-//
-// A watcher that has read no collection yet has no dead letters.
-func (l Letters) List(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
-	kinds, err := l.kindsOf(ctx, filter)
-	if err != nil {
-		return DeadPage{Letters: []DeadLetter{}}, err
-	}
-	switch {
-	case !kinds.relay:
-		return l.ofHandlers().list(ctx, filter, limit, after)
-	case !kinds.handlers:
-		return l.listOfRelay(ctx, filter, limit, after)
-	}
-	return l.listBoth(ctx, filter, limit, after)
-}
-
-// listOfRelay is List for letters of the relay.
-func (l Letters) listOfRelay(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
-	page := DeadPage{Letters: []DeadLetter{}}
-	query, err := l.query(filter)
-	if err != nil {
-		return page, err
-	}
-	list, err := letters.List(ctx, l.op.letters(), query, letters.Page{Limit: limit, After: after})
-	if err == nil && list.Total == 0 && filter.Collection != "" {
-		err = l.checkNames(ctx, filter.Collection)
-	}
-	if err != nil {
-		return page, err
-	}
-
-	for i := range list.Letters {
-		letter := newDeadLetter(&list.Letters[i])
-		if letter.origin.cursor, err = letters.CursorOf(&list.Letters[i]); err != nil {
-			return page, err
-		}
-		page.Letters = append(page.Letters, letter)
-	}
-	page.Total, page.Next = list.Total, list.Next
-	return page, nil
-}
-
 // Count returns the number of matching dead letters.
 func (l Letters) Count(ctx context.Context, filter DeadFilter) (int64, error) {
 	kinds, err := l.kindsOf(ctx, filter)
@@ -381,11 +330,11 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (letters.Dead, err
 	// The archive comes last: it may have an earlier letter of the envelope.
 	for _, archived := range []bool{false, true} {
 		query.Archived = archived
-		list, err := letters.List(ctx, l.op.letters(), query, letters.Page{Limit: letters.MaxPageSize})
+		list, _, err := letters.List(ctx, l.op.letters(), query, MaxPage, "")
 		if err != nil {
 			return none, err
 		}
-		if found = ref.selectDelivery(list.Letters); len(found) > 0 {
+		if found = ref.selectDelivery(list); len(found) > 0 {
 			break
 		}
 	}
@@ -438,7 +387,7 @@ func (l Letters) listWithArchive(ctx context.Context, filter DeadFilter, limit i
 		if err != nil {
 			return list, more, err
 		}
-		list = append(list, page.Letters...)
+		list = append(list, page.Items...)
 		more = more || page.Next != ""
 	}
 	return list, more, nil

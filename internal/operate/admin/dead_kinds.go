@@ -44,50 +44,6 @@ func (l Letters) kindsOf(ctx context.Context, filter DeadFilter) (deadKinds, err
 	return kinds, nil
 }
 
-// bothCursor is the place in a list of both kinds: of each, the cursor after its last letter on the page.
-type bothCursor struct {
-	Relay    string `bson:"r,omitempty"`
-	Handlers string `bson:"h,omitempty"`
-}
-
-// listBoth is List for letters of both kinds. Each kind is read up to the size of the page, because all letters of the page may be of it.
-func (l Letters) listBoth(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
-	page := DeadPage{Letters: []DeadLetter{}}
-	var place bothCursor
-	if after != "" {
-		if err := mongodb.ParseCursor(after, &place); err != nil {
-			return page, err
-		}
-	}
-	limit = pageSize(limit)
-	relay, err := l.listOfRelay(ctx, filter, limit, place.Relay)
-	if err != nil {
-		return page, err
-	}
-	handlers, err := l.ofHandlers().list(ctx, filter, limit, place.Handlers)
-	if err != nil {
-		return page, err
-	}
-
-	page.Total = relay.Total + handlers.Total
-	page.Letters = append(append(page.Letters, relay.Letters...), handlers.Letters...)
-	slices.SortStableFunc(page.Letters, func(a, b DeadLetter) int { return b.DiedAt.Compare(a.DiedAt) })
-	more := len(page.Letters) > limit || relay.Next+handlers.Next != ""
-	page.Letters = page.Letters[:min(limit, len(page.Letters))]
-	if !more {
-		return page, nil
-	}
-	for i := range page.Letters {
-		if letter := &page.Letters[i]; letter.Source.Kind == FromHandler {
-			place.Handlers = letter.origin.cursor
-		} else {
-			place.Relay = letter.origin.cursor
-		}
-	}
-	page.Next, err = mongodb.EncodeCursor(place)
-	return page, err
-}
-
 // sourceOf returns who gave up the event that ref identifies. It returns an error if the relay and a handler did.
 func (l Letters) sourceOf(ctx context.Context, ref DeadRef) (string, error) {
 	switch {

@@ -73,7 +73,8 @@ func newDeadArchived(archived *letters.Archived, expire *time.Time) *DeadArchive
 type letterOrigin struct {
 	stamp  bson.Timestamp // of the insert of the envelope
 	place  outboxes.Place // of a letter of a handler
-	cursor string         // of the page after the letter, in the list of its kind
+	source string         // name of its letterSource
+	cursor string         // of the page after the letter, in its source
 }
 
 // Ref returns the id by which [DeadRef.ID] finds the letter.

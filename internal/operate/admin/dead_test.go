@@ -119,10 +119,10 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 	f.moveToDead(f.b, record.Malformed, letterOf("both", planted))
 	f.moveToDead(f.b, record.Malformed, letterOf(oid, bson.D{{Key: "a", Value: 1}}))
 	page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, "")
-	if err != nil || len(page.Letters) != 3 || page.Total != 4 || page.Next == "" || page.Letters[0].ID != oid.Hex() || page.Letters[0].Key != "7" {
+	if err != nil || len(page.Items) != 3 || page.Total != 4 || page.Next == "" || page.Items[0].ID != oid.Hex() || page.Items[0].Key != "7" {
 		t.Fatalf("%+v, %v", page, err)
 	}
-	if page, err = f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, page.Next); err != nil || len(page.Letters) != 1 || page.Next != "" {
+	if page, err = f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, page.Next); err != nil || len(page.Items) != 1 || page.Next != "" {
 		t.Errorf("%+v, %v", page, err)
 	}
 
@@ -201,7 +201,7 @@ func TestLettersOfOneIDHaveTheirOwnIDs(t *testing.T) {
 		t.Errorf("by the id of the letter: %+v %s, %v", l, l.Envelope, err)
 	}
 	page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{IDs: []string{first, "nobody"}}, 0, "")
-	if err != nil || page.Total != 1 || page.Letters[0].Letter != first {
+	if err != nil || page.Total != 1 || page.Items[0].Letter != first {
 		t.Errorf("list by the id of the letter: %+v, %v", page, err)
 	}
 
@@ -234,7 +234,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	}
 
 	f.moveToDead(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
-	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, letters.ErrEmptyQuery) {
+	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("an empty filter: %v", err)
 	}
 	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "true"}, admin.DeadOptions{}, nil); err == nil {
@@ -398,7 +398,7 @@ func TestDeadDiscard(t *testing.T) {
 	for i := range 4 {
 		f.moveToDead([]*mongo.Collection{f.a, f.b}[i%2], []record.Class{record.Malformed, record.Expired}[i/3], letterOf(fmt.Sprint("id", i), planted))
 	}
-	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, letters.ErrEmptyQuery) {
+	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("an empty filter: %v", err)
 	}
 

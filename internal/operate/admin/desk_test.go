@@ -98,7 +98,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 		if err != nil || p.Total != 25 || pages > 4 {
 			t.Fatalf("%+v, %v", p, err)
 		}
-		for _, e := range p.Entries {
+		for _, e := range p.Items {
 			if seen[e.ID] || e.Actor != "ann" {
 				t.Errorf("%+v", e)
 			}
@@ -113,8 +113,8 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	}
 
 	p, err := k.Audit(t.Context(), admin.AuditFilter{Kinds: []string{"paused"}, Node: "n1", Actor: "ann", From: at, To: at.Add(time.Hour)}, 0, "")
-	if err != nil || len(p.Entries) != 4 {
-		t.Errorf("%d, %v", len(p.Entries), err)
+	if err != nil || len(p.Items) != 4 {
+		t.Errorf("%d, %v", len(p.Items), err)
 	}
 	if _, err := k.Audit(t.Context(), admin.AuditFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
@@ -140,11 +140,11 @@ func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 
 	seen, after := map[string]bool{}, ""
 	for pages := 0; ; pages++ {
-		p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 5, after)
+		p, err := k.Waiting().List(t.Context(), admin.WaitingFilter{}, 5, after)
 		if err != nil || p.Total != int64(23-min(max(pages-1, 0), 1)) || pages > 6 {
 			t.Fatalf("%+v, %v", p, err)
 		}
-		for _, e := range p.Envelopes {
+		for _, e := range p.Items {
 			if seen[e.ID] {
 				t.Errorf("%s twice", e.ID)
 			}
@@ -152,7 +152,7 @@ func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 		}
 		// If entries are settled between two pages, no other entry moves to another page.
 		if pages == 1 {
-			if _, err := f.state.Collection("waiting").DeleteOne(t.Context(), bson.D{{Key: "id", Value: p.Envelopes[0].ID}}); err != nil {
+			if _, err := f.state.Collection("waiting").DeleteOne(t.Context(), bson.D{{Key: "id", Value: p.Items[0].ID}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -164,14 +164,14 @@ func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 		t.Errorf("%d of 23", len(seen))
 	}
 
-	p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{Reason: "retry", Topic: "orders", Key: "k0"}, 0, "")
-	if err != nil || p.Total < 1 || len(p.Envelopes) != int(p.Total) {
+	p, err := k.Waiting().List(t.Context(), admin.WaitingFilter{Reason: "retry", Topic: "orders", Key: "k0"}, 0, "")
+	if err != nil || p.Total < 1 || len(p.Items) != int(p.Total) {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{Reason: "dead"}, 0, ""); err == nil {
+	if _, err := k.Waiting().List(t.Context(), admin.WaitingFilter{Reason: "dead"}, 0, ""); err == nil {
 		t.Error("a reason that is none")
 	}
-	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, mongodb.ErrCursor) {
+	if _, err := k.Waiting().List(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, mongodb.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 
@@ -407,7 +407,7 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 		if err != nil || p.Total != 5 || n > 3 {
 			t.Fatalf("%+v, %v", p, err)
 		}
-		for _, one := range p.Sagas {
+		for _, one := range p.Items {
 			ids = append(ids, one.ID)
 		}
 		after = p.Next

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -111,95 +110,10 @@ func (h handlerLetters) resolve(ctx context.Context, filter DeadFilter) ([]handl
 
 // resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.
 func (h handlerLetters) resolveChange(ctx context.Context, filter DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
-	if filter.Empty() && !filter.All {
-		return nil, handlerletters.Query{}, letters.ErrEmptyQuery
+	if err := checkSelection(filter, filter.All); err != nil {
+		return nil, handlerletters.Query{}, err
 	}
 	return h.resolve(ctx, filter)
-}
-
-// letterCursor is the place of a letter in a list over several collections, which is ordered by time and collection.
-type letterCursor struct {
-	NS    string    `bson:"ns"`
-	At    time.Time `bson:"at"`
-	Place string    `bson:"place"` // in the list of the collection
-}
-
-// selectAfter changes query so that it selects the letters of a collection after the cursor.
-func (c letterCursor) selectAfter(query handlerletters.Query, ns string) handlerletters.Query {
-	switch {
-	case c.NS == "":
-	case ns == c.NS:
-		query.After = c.Place
-	default:
-		before := c.At
-		if ns > c.NS {
-			// Letters of the same millisecond follow in the collections after that of the cursor.
-			before = before.Add(time.Millisecond)
-		}
-
-		if query.Before.IsZero() || before.Before(query.Before) {
-			query.Before = before
-		}
-	}
-	return query
-}
-
-// list is [Letters.List] for letters of handlers.
-func (h handlerLetters) list(ctx context.Context, filter DeadFilter, limit int, after string) (DeadPage, error) {
-	page := DeadPage{Letters: []DeadLetter{}}
-	var from letterCursor
-	if after != "" {
-		if err := mongodb.ParseCursor(after, &from); err != nil {
-			return page, err
-		}
-	}
-	desks, query, err := h.resolve(ctx, filter)
-	if err != nil {
-		return page, err
-	}
-	if limit <= 0 {
-		limit = DefaultPage
-	}
-	query.NoValues = true
-
-	type found struct {
-		ns string
-		handlerletters.Letter
-	}
-	// Each collection is read up to the size of the page, because all letters of the page may be in it.
-	var all []found
-	for _, d := range desks {
-		n, err := d.Count(ctx, query)
-		if err != nil {
-			return page, err
-		}
-		page.Total += n
-
-		// One letter more than the page has shows whether there is another page.
-		mine := 0
-		for l, err := range d.List(ctx, from.selectAfter(query, d.ns)) {
-			if err != nil {
-				return page, err
-			}
-			all = append(all, found{d.ns, l})
-			if mine++; mine > limit {
-				break
-			}
-		}
-	}
-	slices.SortStableFunc(all, func(a, b found) int { return b.GivenUpAt.Compare(a.GivenUpAt) })
-
-	for i := range all[:min(limit, len(all))] {
-		letter := newHandlerLetter(all[i].ns, &all[i].Letter)
-		if letter.origin.cursor, err = mongodb.EncodeCursor(letterCursor{all[i].ns, all[i].GivenUpAt, all[i].Cursor()}); err != nil {
-			return page, err
-		}
-		page.Letters = append(page.Letters, letter)
-	}
-	if len(all) > limit {
-		page.Next = page.Letters[limit-1].origin.cursor
-	}
-	return page, nil
 }
 
 // newHandlerLetter converts a stored letter, without its message.

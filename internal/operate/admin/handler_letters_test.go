@@ -17,7 +17,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
-	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/service/lettercount"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -78,7 +77,7 @@ func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
 		if err != nil || page.Total != 9 || pages > 5 {
 			t.Fatalf("page %d: %+v, %v", pages, page, err)
 		}
-		for _, l := range page.Letters {
+		for _, l := range page.Items {
 			seen = append(seen, l.ID)
 		}
 		if after = page.Next; after == "" {
@@ -136,7 +135,7 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 		if err != nil || page.Total != 9 || pages > 5 {
 			t.Fatalf("page %d: %+v, %v", pages, page, err)
 		}
-		for _, l := range page.Letters {
+		for _, l := range page.Items {
 			seen = append(seen, l.Source.Kind+" "+l.ID)
 		}
 		if after = page.Next; after == "" {
@@ -189,7 +188,7 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 	if err != nil || requeued.Matched != 4 || requeued.Requeued+requeued.Rejected != 4 {
 		t.Errorf("requeue of a group: %+v, %v", requeued, err)
 	}
-	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, letters.ErrEmptyQuery) {
+	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("an action on nothing: %v", err)
 	}
 }
@@ -212,7 +211,7 @@ func TestDiscardedLettersAreTakenBack(t *testing.T) {
 	if err != nil || page.Total != 2 {
 		t.Fatalf("the archive: %+v, %v", page, err)
 	}
-	for _, letter := range page.Letters {
+	for _, letter := range page.Items {
 		if letter.Archived == nil || letter.Archived.Actor != "ann" || letter.Archived.Until.IsZero() {
 			t.Errorf("unexpected letter %+v", letter)
 		}
@@ -252,7 +251,7 @@ func TestANewWatcherHasNoLetters(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	op := admin.Operator{State: f.state, Watcher: "nobody"}
-	if page, err := op.Letters().List(t.Context(), admin.DeadFilter{}, 0, ""); err != nil || page.Total != 0 || page.Letters == nil {
+	if page, err := op.Letters().List(t.Context(), admin.DeadFilter{}, 0, ""); err != nil || page.Total != 0 || page.Items == nil {
 		t.Errorf("%+v, %v", page, err)
 	}
 	if groups, err := op.Letters().Summary(t.Context(), admin.DeadFilter{}); err != nil || len(groups) != 0 {

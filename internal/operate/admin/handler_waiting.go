@@ -77,13 +77,6 @@ type HandlerMessage struct {
 	DiscardedBy string     `json:"discarded_by,omitempty"` // an operator has discarded it, and no member has made the dead letter yet
 }
 
-// HandlerWaitingPage is a page of messages that handlers retry.
-type HandlerWaitingPage struct {
-	Messages []HandlerMessage `json:"messages"`
-	Total    int64            `json:"total"` // on all pages
-	Next     string           `json:"next,omitempty"`
-}
-
 // HandlerWaitingGroup counts the messages that a handler retries in one topic.
 type HandlerWaitingGroup struct {
 	Database  string     `json:"database"`
@@ -119,8 +112,8 @@ func (h HandlerWaiting) databases(ctx context.Context, only string) (names []str
 
 // List returns a page of the messages by database, handler, topic, partition and key. The messages of a key have the order of their
 // attempts.
-func (h HandlerWaiting) List(ctx context.Context, filter HandlerWaitingFilter, limit int, after string) (page HandlerWaitingPage, err error) {
-	page.Messages = []HandlerMessage{}
+func (h HandlerWaiting) List(ctx context.Context, filter HandlerWaitingFilter, limit int, after string) (Page[HandlerMessage], error) {
+	page := newPage[HandlerMessage]()
 	query, err := filter.toQuery()
 	if err != nil {
 		return page, err
@@ -141,8 +134,7 @@ func (h HandlerWaiting) List(ctx context.Context, filter HandlerWaitingFilter, l
 			return list, last, err
 		},
 	}
-	page.Messages, page.Total, page.Next, err = lister.readPage(names, pageSize(limit), after)
-	return page, err
+	return lister.readPage(names, pageSize(limit), after)
 }
 
 func newHandlerMessage(database string, item *setaside.Item) HandlerMessage {
@@ -287,8 +279,8 @@ func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter
 
 // resolveChange returns the query and the databases of an action. It returns an error if the filter is empty and does not select all.
 func (h HandlerWaiting) resolveChange(ctx context.Context, filter HandlerWaitingFilter) (setaside.Query, []string, error) {
-	if filter.Empty() && !filter.All {
-		return setaside.Query{}, nil, ErrNoCondition
+	if err := checkSelection(filter, filter.All); err != nil {
+		return setaside.Query{}, nil, err
 	}
 	query, err := filter.toQuery()
 	if err != nil {

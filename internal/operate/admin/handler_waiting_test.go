@@ -54,7 +54,7 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 		if err != nil || page.Total != messages || pages > messages {
 			t.Fatalf("page %d: %+v, %v", pages, page, err)
 		}
-		for _, m := range page.Messages {
+		for _, m := range page.Items {
 			if seen[m.Place] {
 				t.Errorf("%s is on two pages", m.Place)
 			}
@@ -96,8 +96,8 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 		"database":       {admin.HandlerWaitingFilter{Database: f.a.Database().Name()}, 5},
 	} {
 		page, err := f.op.HandlerWaiting().List(t.Context(), c.filter, 0, "")
-		if err != nil || page.Total != c.want || int64(len(page.Messages)) != c.want {
-			t.Errorf("%s: got %d of %d (%v), want %d", name, len(page.Messages), page.Total, err, c.want)
+		if err != nil || page.Total != c.want || int64(len(page.Items)) != c.want {
+			t.Errorf("%s: got %d of %d (%v), want %d", name, len(page.Items), page.Total, err, c.want)
 		}
 	}
 	groups, err := f.op.HandlerWaiting().Summary(t.Context(), admin.HandlerWaitingFilter{})
@@ -131,10 +131,10 @@ func TestActionsOnMessagesThatHandlersRetry(t *testing.T) {
 	}
 
 	page, err := desk.List(t.Context(), admin.HandlerWaitingFilter{}, 0, "")
-	if err != nil || len(page.Messages) != 4 {
+	if err != nil || len(page.Items) != 4 {
 		t.Fatalf("list: %+v, %v", page, err)
 	}
-	for i, m := range page.Messages {
+	for i, m := range page.Items {
 		if (m.RequestedAt != nil) != (i < 2) || (m.DiscardedBy == "ann") != (i == 0) {
 			t.Errorf("message %d: %+v", i, m)
 		}

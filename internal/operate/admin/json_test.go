@@ -24,7 +24,7 @@ func TestDatesBeyondJSONAreFitted(t *testing.T) {
 		"struct":    inner{At: far, Next: &early},
 		"pointer":   &inner{At: far, Next: &early},
 		"slice":     []inner{{At: far, Next: &good}, {At: early}},
-		"page":      ScheduledPage{Events: []Scheduled{{ID: "a", DueAt: far, ExpiresAt: early}, {ID: "b", DueAt: good}}},
+		"page":      Page[Scheduled]{Items: []Scheduled{{ID: "a", DueAt: far, ExpiresAt: early}, {ID: "b", DueAt: good}}},
 		"map":       map[string]inner{"x": {At: far, Next: &far}},
 		"interface": map[string]any{"x": []any{inner{At: far}, &inner{At: early}, "text", nil}},
 		"array":     [2]time.Time{far, good},
@@ -37,7 +37,7 @@ func TestDatesBeyondJSONAreFitted(t *testing.T) {
 	}
 
 	var out bytes.Buffer
-	page := ScheduledPage{Events: []Scheduled{{ID: "a", DueAt: far}, {ID: "b", DueAt: good}}}
+	page := Page[Scheduled]{Items: []Scheduled{{ID: "a", DueAt: far}, {ID: "b", DueAt: good}}}
 	if err := WriteJSON(&out, page, ""); err != nil || !strings.Contains(out.String(), "9999-12-31T23:59:59Z") || !strings.Contains(out.String(), "2026-01-02T03:04:05Z") {
 		t.Errorf("%v, %s", err, out.String())
 	}

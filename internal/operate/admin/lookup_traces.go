@@ -61,7 +61,7 @@ func readTraces(ctx context.Context, op Operator, query LookupQuery, limit int) 
 	if err != nil {
 		return all, err
 	}
-	all.letters, all.aside, all.more = letters, aside.Messages, moreLetters || aside.Next != ""
+	all.letters, all.aside, all.more = letters, aside.Items, moreLetters || aside.Next != ""
 	return all, nil
 }
 

@@ -109,14 +109,14 @@ func TestMappedDocumentsAreShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	page, err := s.op.Schedule().List(t.Context(), admin.ScheduledFilter{Type: "Name1"}, 10, "")
-	if err != nil || len(page.Events) != 1 || page.Events[0].Type != "Name1" || page.Events[0].AggregateID != "3" {
+	if err != nil || len(page.Items) != 1 || page.Items[0].Type != "Name1" || page.Items[0].AggregateID != "3" {
 		t.Errorf("scheduled %+v, %v", page, err)
 	}
 
 	e5 := waiting.Entry{Watcher: "orders", NS: s.ns(), Raw: s.findEnvelope("e5"), Key: "1", Pos: "82", Reason: waiting.Retry, Attempts: 2}
 	admintest.StoreWaiting(t, s.state.Collection("waiting"), e5)
-	waits, err := s.op.Waiting().List(t.Context(), admin.WaitingFilter{Key: "1", Failed: true}, 10)
-	if err != nil || len(waits) != 1 || waits[0].Type != "Name1" || waits[0].Key != "1" {
+	waits, err := s.op.Waiting().List(t.Context(), admin.WaitingFilter{Key: "1", Failed: true}, 10, "")
+	if err != nil || len(waits.Items) != 1 || waits.Items[0].Type != "Name1" || waits.Items[0].Key != "1" {
 		t.Errorf("waiting %+v, %v", waits, err)
 	}
 	if _, err := s.box.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "e1"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "sentAt", Value: time.Now()}}}}); err != nil {

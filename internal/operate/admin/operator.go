@@ -20,12 +20,9 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/figures"
-	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
-	"github.com/outrelay/outrelay/internal/relay/stored/purge"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
-	"github.com/outrelay/outrelay/internal/service/agenda"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -165,22 +162,6 @@ func (o Operator) Sagas() Sagas { return Sagas{o} }
 
 // Watchers returns the watchers of the state database.
 func (o Operator) Watchers() Watchers { return Watchers{o} }
-
-// Bounds of lists. Most lists have the bounds of the dead letters.
-const (
-	DefaultPage      = letters.PageSize
-	MaxPage          = letters.MaxPageSize
-	MaxScheduledPage = agenda.MaxPageSize
-	MaxHistoryPage   = purge.MaxHistory
-)
-
-// pageSize returns the number of entries of a page for the requested limit.
-func pageSize(limit int) int {
-	if limit <= 0 {
-		return DefaultPage
-	}
-	return min(limit, MaxPage)
-}
 
 // Run runs the replays that were started by operators of this process. It blocks until ctx ends. o must come from [New]. If Run is not
 // running, replays are ordered but not run.

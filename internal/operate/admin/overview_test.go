@@ -413,7 +413,7 @@ func TestReportsOfOwnersAreProblems(t *testing.T) {
 		t.Errorf("no id: %v", err)
 	}
 	audit, err := k.Audit(t.Context(), admin.AuditFilter{Kinds: []string{"problem_acknowledged"}}, 10, "")
-	if err != nil || audit.Total != 1 || audit.Entries[0].Actor != "ann" || !strings.Contains(string(audit.Entries[0].Fields), recent.ID.Hex()) {
+	if err != nil || audit.Total != 1 || audit.Items[0].Actor != "ann" || !strings.Contains(string(audit.Items[0].Fields), recent.ID.Hex()) {
 		t.Errorf("%+v, %v", audit, err)
 	}
 }

@@ -39,10 +39,10 @@ type Delivered struct {
 	State         string           `json:"state"` // sent, scheduled, waiting, or not_marked
 }
 
-// History is one page.
+// History is one page. It has no total: a count would read the whole window.
 type History struct {
-	Envelopes []Delivered `json:"envelopes"`
-	Next      string      `json:"next,omitempty"` // After of the next page, or "" on the last page
+	Items []Delivered `json:"items"`
+	Next  string      `json:"next,omitempty"` // After of the next page, or "" on the last page
 }
 
 // History returns the deliveries that recording mark has written on envelopes. It covers the
@@ -86,9 +86,8 @@ func (o Operator) History(ctx context.Context, historyQuery HistoryQuery) (Histo
 	if historyQuery.Limit <= 0 {
 		historyQuery.Limit = DefaultPage
 	}
-	var page History
-	page.Envelopes, _, page.Next, err = lister.readPage(names, historyQuery.Limit, historyQuery.After)
-	return page, err
+	page, err := lister.readPage(names, historyQuery.Limit, historyQuery.After)
+	return History{Items: page.Items, Next: page.Next}, err
 }
 
 // waitingAmong returns which envelopes of the list wait, by their ids.

@@ -156,10 +156,10 @@ func TestHistoryOverCollections(t *testing.T) {
 		var got []string
 		for q := (admin.HistoryQuery{Limit: limit}); ; {
 			page, err := o.History(t.Context(), q)
-			if err != nil || limit > 0 && len(page.Envelopes) > limit {
+			if err != nil || limit > 0 && len(page.Items) > limit {
 				t.Fatalf("%+v, %v", page, err)
 			}
-			for _, e := range page.Envelopes {
+			for _, e := range page.Items {
 				got = append(got, e.ID)
 			}
 			if q.After = page.Next; q.After == "" {
@@ -170,8 +170,8 @@ func TestHistoryOverCollections(t *testing.T) {
 			t.Errorf("pages of %d: %v, want %v", limit, got, ids)
 		}
 	}
-	if page, err := o.History(t.Context(), admin.HistoryQuery{Key: "1", From: time.Unix(1002, 0), To: time.Unix(1004, 0)}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[0].Key != "1" ||
-		page.Envelopes[0].State != "sent" || page.Envelopes[1].Sent[0] != (outboxes.Place{Topic: "t1", Partition: 1, Offset: 3}) {
+	if page, err := o.History(t.Context(), admin.HistoryQuery{Key: "1", From: time.Unix(1002, 0), To: time.Unix(1004, 0)}); err != nil || len(page.Items) != 2 || page.Items[0].Key != "1" ||
+		page.Items[0].State != "sent" || page.Items[1].Sent[0] != (outboxes.Place{Topic: "t1", Partition: 1, Offset: 3}) {
 		t.Errorf("%+v, %v", page, err)
 	}
 
@@ -181,7 +181,7 @@ func TestHistoryOverCollections(t *testing.T) {
 		t.Fatal(err)
 	}
 	admintest.StoreWaiting(t, o.State.Collection("waiting"), admintest.Waits(t, mongodb.Namespace(colls[1]), waits, waiting.Parked, "orders"))
-	if page, err := o.History(t.Context(), admin.HistoryQuery{IDs: []string{ids[0]}}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[1].State != "waiting" {
+	if page, err := o.History(t.Context(), admin.HistoryQuery{IDs: []string{ids[0]}}); err != nil || len(page.Items) != 2 || page.Items[1].State != "waiting" {
 		t.Errorf("%+v, %v", page, err)
 	}
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -84,37 +85,21 @@ type Saga struct {
 	State         json.RawMessage `json:"state,omitempty"`
 }
 
-// SagaPage is a page of instances. The latest change comes first.
-type SagaPage struct {
-	Sagas []Saga `json:"sagas"`
-	Total int64  `json:"total"` // of the type, from the collection's metadata
-	Next  string `json:"next,omitempty"`
-}
-
-type sagaPlace struct {
-	At bson.DateTime `bson:"a"`
-	ID bson.RawValue `bson:"i"`
-}
+// lastChangedFirst is the order of a list of instances.
+var lastChangedFirst = listing.Order{Field: "updatedAt", Down: true}
 
 // List returns a page of the instances of one type. It includes finished instances while their
 // tombstones exist. A page reads the collection: there is no index by the last change, because
 // every step of a saga would have to update it.
-func (s Sagas) List(ctx context.Context, database, name string, limit int, after string) (SagaPage, error) {
-	page := SagaPage{Sagas: []Saga{}}
+func (s Sagas) List(ctx context.Context, database, name string, limit int, after string) (Page[Saga], error) {
+	page := newPage[Saga]()
 	sagaType, err := s.findType(ctx, database, name)
 	if err != nil {
 		return page, err
 	}
+	// Counting would read the collection, so the total is the estimate of its metadata.
+	page.Total = sagaType.Count
 
-	filter := bson.D{}
-	if after != "" {
-		var place sagaPlace
-		if err := mongodb.ParseCursor(after, &place); err != nil {
-			return page, err
-		}
-		filter = afterPlace("updatedAt", place.At, place.ID)
-	}
-	limit = pageSize(limit)
 	coll := mongodb.Majority(s.op.database(database).Collection(name))
 	type document struct {
 		ID          bson.RawValue `bson:"_id"`
@@ -124,17 +109,16 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 		CompletedAt *time.Time    `bson:"completedAt"`
 		ExpiresAt   *time.Time    `bson:"expiresAt"`
 	}
-	docs, err := mongodb.FindAll[document](ctx, coll, "listing sagas of "+name, filter, options.Find().
+	docs, next, err := listing.ReadPage[document](ctx, coll, "listing sagas of "+name, lastChangedFirst, bson.D{}, after, pageSize(limit), options.Find().
 		SetAllowDiskUse(true).
-		SetLimit(int64(limit)).
-		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: -1}}).
 		SetProjection(mongodb.Fields("version", "createdAt", "updatedAt", "completedAt", "expiresAt")))
 	if err != nil {
 		return page, err
 	}
+	page.Next = next
 
 	for _, d := range docs {
-		page.Sagas = append(page.Sagas, Saga{
+		page.Items = append(page.Items, Saga{
 			Database:    database,
 			Saga:        name,
 			ID:          envelope.CanonicalText(d.ID),
@@ -145,14 +129,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 			ExpiresAt:   d.ExpiresAt,
 		})
 	}
-	// Counting would read the collection, so the total is the estimate of its metadata.
-	page.Total = sagaType.Count
-	// Another page may follow a full one.
-	if n := len(docs); n == limit {
-		last := &docs[n-1]
-		page.Next, err = mongodb.EncodeCursor(sagaPlace{bson.NewDateTimeFromTime(last.UpdatedAt), last.ID})
-	}
-	return page, err
+	return page, nil
 }
 
 // findType returns the registered type with this name. A collection that is not registered as a

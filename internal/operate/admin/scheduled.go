@@ -26,7 +26,7 @@ type ScheduledFilter struct {
 	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
 	From          time.Time `query:"due_from" json:"due_from,omitzero" doc:"Due at this time or later."`
 	To            time.Time `query:"due_before" json:"due_before,omitzero" doc:"Due before this time."`
-	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
+	All           bool      `query:"-" json:"all,omitempty" doc:"Allows an action without a condition."`
 }
 
 // Scheduled is an envelope that waits for its due time.
@@ -41,13 +41,6 @@ type Scheduled struct {
 }
 
 // ScheduledPage is a page of scheduled envelopes, collection by collection, and by due time within
-// a collection.
-type ScheduledPage struct {
-	Events []Scheduled `json:"events"`
-	Total  int64       `json:"total"` // number of matching envelopes on all pages
-	Next   string      `json:"next,omitempty"`
-}
-
 // ScheduledGroup counts the scheduled envelopes of one type in all collections.
 type ScheduledGroup struct {
 	Type     string    `json:"type"`
@@ -56,9 +49,6 @@ type ScheduledGroup struct {
 	Latest   time.Time `json:"latest"`
 }
 
-// ErrNoCondition is returned for an action whose filter has no condition.
-var ErrNoCondition = errors.New("the filter has no condition; add one, or set all if everything is meant")
-
 // Schedule is the set of the scheduled envelopes of a watcher.
 type Schedule struct{ op Operator }
 
@@ -66,13 +56,13 @@ type Schedule struct{ op Operator }
 // the previous page.
 func (s Schedule) List(
 	ctx context.Context, filter ScheduledFilter, limit int, after string,
-) (ScheduledPage, error) {
+) (Page[Scheduled], error) {
 	if limit <= 0 {
 		limit = DefaultPage
 	}
 	query, list, err := s.findOutboxes(ctx, filter, s.op.scheduledCollections)
 	if err != nil {
-		return ScheduledPage{Events: []Scheduled{}}, err
+		return newPage[Scheduled](), err
 	}
 
 	names := make([]string, len(list))
@@ -101,9 +91,7 @@ func (s Schedule) List(
 			return events, last, wrapError(ns, err)
 		},
 	}
-	var page ScheduledPage
-	page.Events, page.Total, page.Next, err = lister.readPage(names, limit, after)
-	return page, err
+	return lister.readPage(names, limit, after)
 }
 
 func newScheduled(ns string, event *agenda.Event) Scheduled {
@@ -158,8 +146,8 @@ func (s Schedule) Summary(ctx context.Context, filter ScheduledFilter) ([]Schedu
 // [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
 // cancelled until then stay cancelled, and are in the audit log.
 func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress func(int64)) (n int64, err error) {
-	if filter.Empty() && !filter.All {
-		return 0, ErrNoCondition
+	if err := checkSelection(filter, filter.All); err != nil {
+		return 0, err
 	}
 	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
 	if err != nil {
@@ -197,8 +185,8 @@ type Rescheduled struct {
 // of the watcher, requires a condition or All, and calls progress with the number so far.
 func (s Schedule) Move(ctx context.Context, filter ScheduledFilter, dueAt time.Time, progress func(int64)) (out Rescheduled, err error) {
 	out = Rescheduled{To: dueAt.UTC(), NotScheduled: []string{}}
-	if filter.Empty() && !filter.All {
-		return out, ErrNoCondition
+	if err := checkSelection(filter, filter.All); err != nil {
+		return out, err
 	}
 	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
 	if err != nil {
@@ -240,7 +228,7 @@ func (s Schedule) notScheduled(ctx context.Context, filter ScheduledFilter) ([]s
 		if err != nil {
 			return missing, err
 		}
-		for _, event := range page.Events {
+		for _, event := range page.Items {
 			scheduled[event.ID] = true
 		}
 		after = page.Next

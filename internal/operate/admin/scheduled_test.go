@@ -64,8 +64,8 @@ func TestScheduledOverCollections(t *testing.T) {
 	for i := range 7 {
 		want[schedule(i%2, []string{"a", "b", "c"}[i%3], time.Duration(i+1)*time.Hour)] = true
 	}
-	if page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{}, 0, ""); err != nil || len(page.Events) != 7 {
-		t.Errorf("without a limit %d of 7 are shown, %v", len(page.Events), err)
+	if page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{}, 0, ""); err != nil || len(page.Items) != 7 {
+		t.Errorf("without a limit %d of 7 are shown, %v", len(page.Items), err)
 	}
 
 	for _, size := range []int{1, 2, 3, 4, 7, 8} {
@@ -75,10 +75,10 @@ func TestScheduledOverCollections(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if page.Total != 7 || len(page.Events) > size || pages > 8 {
+			if page.Total != 7 || len(page.Items) > size || pages > 8 {
 				t.Fatalf("page %d of %d: %+v", pages, size, page)
 			}
-			for _, e := range page.Events {
+			for _, e := range page.Items {
 				if seen[e.ID] || !want[e.ID] {
 					t.Fatalf("%s is on two pages, or of an unknown service", e.ID)
 				}
@@ -129,7 +129,7 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	}
 
 	page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{From: to, To: to.Add(time.Second)}, 10, "")
-	if err != nil || len(page.Events) != 1 || page.Events[0].ID != moved {
+	if err != nil || len(page.Items) != 1 || page.Items[0].ID != moved {
 		t.Errorf("%+v %v", page, err)
 	}
 	if _, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Collection: dbs[0].Name() + ".outbox"}, nil); !errors.Is(err, admin.ErrNoCondition) {

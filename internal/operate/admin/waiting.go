@@ -3,7 +3,6 @@ package admin
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -14,9 +13,6 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
-
-// MaxWaiting bounds the result of [Waiting.List].
-const MaxWaiting = 10_000
 
 // The entries of the audit log for actions on failed envelopes.
 const (
@@ -117,6 +113,7 @@ type WaitingFilter struct {
 	Key        string   `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
 	IDs        []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes."`
 	Failed     bool     `query:"failed" json:"failed,omitempty" doc:"Only envelopes that were rejected and wait for another attempt."`
+	All        bool     `query:"-" json:"all,omitempty" doc:"Allows an action without a condition."`
 }
 
 // Empty reports whether the filter has no condition except the collection.
@@ -170,66 +167,31 @@ type WaitingError struct {
 	Node   string    `json:"node,omitempty"`
 }
 
-// List returns up to limit waiting envelopes without payloads, sorted by collection and key.
-// Within a key, they have the order in which they will be sent. limit is at most [MaxWaiting].
-func (w Waiting) List(ctx context.Context, filter WaitingFilter, limit int) ([]WaitingEnvelope, error) {
-	list := []WaitingEnvelope{}
-	if limit < 1 || limit > MaxWaiting {
-		return list, fmt.Errorf("limit %d is not between 1 and %d", limit, MaxWaiting)
-	}
-	if err := w.checkRead(ctx, filter.Collection); err != nil {
-		return list, err
-	}
-
-	for after := ""; ; {
-		part, next, err := w.read(ctx, filter, min(limit-len(list), MaxPage), after)
-		list = append(list, part...)
-		after = next
-		if err != nil || after == "" || len(list) == limit {
-			return list, err
-		}
-	}
-}
-
-// WaitingPage is a page of waiting envelopes.
-type WaitingPage struct {
-	Envelopes []WaitingEnvelope `json:"envelopes"`
-	Total     int64             `json:"total"` // on all pages
-	Next      string            `json:"next,omitempty"`
-}
-
-// Page returns a page of waiting envelopes without payloads, sorted by collection and key. Within a
+// List returns a page of waiting envelopes without payloads, sorted by collection and key. Within a
 // key, they have the order in which they will be sent.
-func (w Waiting) Page(ctx context.Context, filter WaitingFilter, limit int, after string) (page WaitingPage, err error) {
-	if page.Envelopes, page.Next, err = w.read(ctx, filter, pageSize(limit), after); err != nil {
+func (w Waiting) List(ctx context.Context, filter WaitingFilter, limit int, after string) (Page[WaitingEnvelope], error) {
+	page := newPage[WaitingEnvelope]()
+	query, err := w.toQuery(ctx, filter)
+	if err != nil {
 		return page, err
 	}
-	query, err := w.toQuery(ctx, filter)
-	if err == nil {
-		page.Total, err = waiting.CountMatching(ctx, w.op.waiting(), query)
-	}
-	return page, err
-}
-
-// read returns up to limit envelopes after a cursor, and the cursor of the rest.
-func (w Waiting) read(ctx context.Context, filter WaitingFilter, limit int, after string) ([]WaitingEnvelope, string, error) {
-	list := []WaitingEnvelope{}
-	query, err := w.toQuery(ctx, filter)
+	items, next, err := waiting.List(ctx, w.op.waiting(), query, heavyFields(w.op.Mapping), pageSize(limit), after)
 	if err != nil {
-		return list, "", err
+		return page, err
 	}
-	items, next, err := waiting.List(ctx, w.op.waiting(), query, heavyFields(w.op.Mapping), limit, after)
-	if err != nil {
-		return list, "", err
-	}
+	page.Next = next
 
 	obstacles, err := readObstacles(ctx, w.op)
+	if err != nil {
+		return page, err
+	}
 	for i := range items {
 		envelope := w.op.newWaitingEnvelope(&items[i])
 		envelope.Why = obstacles.explain(&envelope)
-		list = append(list, envelope)
+		page.Items = append(page.Items, envelope)
 	}
-	return list, next, err
+	page.Total, err = waiting.CountMatching(ctx, w.op.waiting(), query)
+	return page, err
 }
 
 // obstacles are the reasons why topics cannot be written, as the owners of a watcher report them.
@@ -313,6 +275,9 @@ type FailedOutcome struct {
 // often as new envelopes. It does not change envelopes that wait for another reason, or that were sent in the meantime.
 func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, reset, dryRun bool) (FailedOutcome, error) {
 	out := FailedOutcome{DryRun: dryRun}
+	if err := checkSelection(filter, filter.All); err != nil {
+		return out, err
+	}
 	filter.Failed = true
 	query, err := w.toQuery(ctx, filter)
 	if err != nil {

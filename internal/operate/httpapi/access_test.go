@@ -173,9 +173,9 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 
 	s = openSite(t)
-	s.call("POST", "/api/v1/failed/reset", `{"ids":["`+strings.Repeat("x", smallBody)+`"]}`).requireProblem(t, 413)
-	s.call("POST", "/api/v1/failed/reset", `{"ids":`).requireProblem(t, 400)
-	s.call("POST", "/api/v1/failed/reset", `{"idz":[]}`).requireProblem(t, 422)
+	s.call("POST", "/api/v1/failed/reset", `{"filter":{"ids":["`+strings.Repeat("x", smallBody)+`"]}}`).requireProblem(t, 413)
+	s.call("POST", "/api/v1/failed/reset", `{"filter":`).requireProblem(t, 400)
+	s.call("POST", "/api/v1/failed/reset", `{"filter":{"idz":[]}}`).requireProblem(t, 422)
 	if r := s.call("DELETE", "/api/v1/failed/reset", ""); r.header.Get("Allow") != "POST" {
 		t.Errorf("%d %v", r.status, r.header)
 	}

@@ -73,7 +73,7 @@ func (a *api) addDead() {
 			Paging
 			admin.DeadFilter
 		},
-		) (admin.DeadPage, error) {
+		) (admin.Page[admin.DeadLetter], error) {
 			return op.Letters().List(ctx, input.DeadFilter, input.Limit, input.After)
 		})
 
@@ -86,7 +86,7 @@ func (a *api) addDead() {
 				After  string           `json:"after,omitempty" maxLength:"8192"`
 			}
 		},
-		) (admin.DeadPage, error) {
+		) (admin.Page[admin.DeadLetter], error) {
 			return op.Letters().List(ctx, input.Body.Filter, input.Body.Limit, input.Body.After)
 		}, forViewers)
 

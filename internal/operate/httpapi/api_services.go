@@ -44,7 +44,7 @@ func (a *api) addSagas() {
 			Database
 			Saga string `query:"saga" required:"true" minLength:"1" maxLength:"200"`
 		},
-		) (admin.SagaPage, error) {
+		) (admin.Page[admin.Saga], error) {
 			return op.Sagas().List(ctx, input.Database.Database, input.Saga, input.Limit, input.After)
 		})
 

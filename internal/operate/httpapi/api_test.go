@@ -48,9 +48,9 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 		t.Errorf("%+v, %v", d.Control, err)
 	}
 
-	var page admin.AuditPage
+	var page admin.Page[admin.AuditEntry]
 	s.mustCall(&page, "GET", "/api/v1/audit?actor=ann&kind=paused,resumed", "")
-	if len(page.Entries) != 1 || page.Total != 1 || page.Entries[0].Actor != "ann" || page.Entries[0].Source != "api/token" {
+	if len(page.Items) != 1 || page.Total != 1 || page.Items[0].Actor != "ann" || page.Items[0].Source != "api/token" {
 		t.Errorf("%+v", page)
 	}
 
@@ -143,21 +143,21 @@ func TestDeadLettersOverHTTP(t *testing.T) {
 	for i := range 5 {
 		s.insertDead(fmt.Sprint("d", i))
 	}
-	var got, all admin.DeadPage
+	var got, all admin.Page[admin.DeadLetter]
 	after := ""
 	for range 3 {
 		s.mustCall(&got, "GET", "/api/v1/dead?limit=2&class=record_rejected&after="+url.QueryEscape(after), "")
-		all.Letters = append(all.Letters, got.Letters...)
+		all.Items = append(all.Items, got.Items...)
 		if after = got.Next; got.Total != 5 {
 			t.Errorf("total %d", got.Total)
 		}
-		got = admin.DeadPage{}
+		got = admin.Page[admin.DeadLetter]{}
 	}
-	if len(all.Letters) != 5 || after != "" {
-		t.Errorf("%d letters, next %q", len(all.Letters), after)
+	if len(all.Items) != 5 || after != "" {
+		t.Errorf("%d letters, next %q", len(all.Items), after)
 	}
 	s.mustCall(&got, "POST", "/api/v1/dead/search", `{"filter":{"ids":["d1","d2"]},"limit":1}`)
-	if len(got.Letters) != 1 || got.Total != 2 || got.Next == "" {
+	if len(got.Items) != 1 || got.Total != 2 || got.Next == "" {
 		t.Errorf("%+v", got)
 	}
 	s.call("GET", "/api/v1/dead?after=xyz", "").requireProblem(t, 422)
@@ -440,12 +440,12 @@ func TestAnEventIsPassedOverHTTP(t *testing.T) {
 		t.Errorf("skipped: %+v, %d entries", skipped, len(s.findLogged("event_skipped")))
 	}
 	var list struct {
-		Letters []struct {
+		Items []struct {
 			Class string `json:"class"`
-		} `json:"letters"`
+		} `json:"items"`
 	}
 	s.mustCall(&list, "GET", "/api/v1/dead?class=skipped", "")
-	if len(list.Letters) != 1 || list.Letters[0].Class != "skipped" {
+	if len(list.Items) != 1 || list.Items[0].Class != "skipped" {
 		t.Errorf("letters: %+v", list)
 	}
 }

@@ -13,22 +13,43 @@ type Collection struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
 }
 
-// FailedAction is an action on the failed envelopes that match a filter.
-type FailedAction struct {
+// FilterAction is an action on all that matches a filter.
+type FilterAction[F any] struct {
 	Scope
 	Body struct {
-		admin.WaitingFilter
-		All    bool `json:"all,omitempty" doc:"Select everything if there is no condition."`
-		DryRun bool `json:"dry_run,omitempty"`
+		Filter F `json:"filter"`
+		Preview
 	}
 }
 
-// retry makes the envelopes due now, and with reset clears their attempts.
-func (in *FailedAction) retry(ctx context.Context, op admin.Operator, reset bool) (admin.FailedOutcome, error) {
-	if in.Body.Empty() && !in.Body.All {
-		return admin.FailedOutcome{}, admin.ErrNoCondition
+// FailedAction is an action on envelopes that Kafka rejected.
+type FailedAction = FilterAction[admin.WaitingFilter]
+
+// HandlerAction is an action on messages that handlers retry.
+type HandlerAction = FilterAction[admin.HandlerWaitingFilter]
+
+// actIfExpected plans an action, and carries it out unless the request wants only the plan, or expects another number than count
+// finds in the plan.
+func actIfExpected[F, T any](
+	ctx context.Context, input *FilterAction[F], act func(ctx context.Context, filter F, dryRun bool) (T, error), count func(plan T) int64,
+) (T, error) {
+	plan, err := act(ctx, input.Body.Filter, true)
+	if err != nil || input.Body.DryRun {
+		return plan, err
 	}
-	return op.Waiting().Retry(ctx, in.Body.WaitingFilter, reset, in.Body.DryRun)
+
+	if err := input.Body.checkExpected(count(plan)); err != nil {
+		return plan, err
+	}
+	return act(ctx, input.Body.Filter, false)
+}
+
+// retryFailed makes failed envelopes due now, and with reset clears their attempts.
+func retryFailed(ctx context.Context, op admin.Operator, input *FailedAction, reset bool) (admin.FailedOutcome, error) {
+	act := func(ctx context.Context, filter admin.WaitingFilter, dryRun bool) (admin.FailedOutcome, error) {
+		return op.Waiting().Retry(ctx, filter, reset, dryRun)
+	}
+	return actIfExpected(ctx, input, act, func(plan admin.FailedOutcome) int64 { return plan.Failed })
 }
 
 func (a *api) addWaiting() {
@@ -52,44 +73,19 @@ func (a *api) addWaiting() {
 			Paging
 			admin.WaitingFilter
 		},
-		) (admin.WaitingPage, error) {
-			return op.Waiting().Page(ctx, input.WaitingFilter, input.Limit, input.After)
+		) (admin.Page[admin.WaitingEnvelope], error) {
+			return op.Waiting().List(ctx, input.WaitingFilter, input.Limit, input.After)
 		})
 
 	addAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
 		func(ctx context.Context, op admin.Operator, input *FailedAction) (admin.FailedOutcome, error) {
-			return input.retry(ctx, op, true)
+			return retryFailed(ctx, op, input, true)
 		})
 
 	addAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; their failed attempts still count",
 		func(ctx context.Context, op admin.Operator, input *FailedAction) (admin.FailedOutcome, error) {
-			return input.retry(ctx, op, false)
+			return retryFailed(ctx, op, input, false)
 		})
-}
-
-// HandlerAction is an action on messages that handlers retry.
-type HandlerAction struct {
-	Scope
-	Body struct {
-		Filter admin.HandlerWaitingFilter `json:"filter"`
-		Preview
-	}
-}
-
-// actIfExpected plans an action, and carries it out unless the request wants only the plan, or expects another number than count
-// finds in the plan.
-func actIfExpected[T any](
-	ctx context.Context, input *HandlerAction, act func(ctx context.Context, filter admin.HandlerWaitingFilter, dryRun bool) (T, error), count func(plan T) int64,
-) (T, error) {
-	plan, err := act(ctx, input.Body.Filter, true)
-	if err != nil || input.Body.DryRun {
-		return plan, err
-	}
-
-	if err := input.Body.checkExpected(count(plan)); err != nil {
-		return plan, err
-	}
-	return act(ctx, input.Body.Filter, false)
 }
 
 func (a *api) addHandlerWaiting() {
@@ -99,7 +95,7 @@ func (a *api) addHandlerWaiting() {
 			Paging
 			admin.HandlerWaitingFilter
 		},
-		) (admin.HandlerWaitingPage, error) {
+		) (admin.Page[admin.HandlerMessage], error) {
 			return op.HandlerWaiting().List(ctx, input.HandlerWaitingFilter, input.Limit, input.After)
 		})
 
@@ -172,7 +168,7 @@ func (a *api) addScheduled() {
 			Paging
 			admin.ScheduledFilter
 		},
-		) (admin.ScheduledPage, error) {
+		) (admin.Page[admin.Scheduled], error) {
 			return op.Schedule().List(ctx, input.ScheduledFilter, input.Limit, input.After)
 		})
 

@@ -147,7 +147,7 @@ func (a *api) addNodes() {
 			Paging
 			admin.AuditFilter
 		},
-		) (admin.AuditPage, error) {
+		) (admin.Page[admin.AuditEntry], error) {
 			// Every operation has a parameter for the watcher, so the filter has none.
 			filter := input.AuditFilter
 			filter.Watcher = input.Scope.Watcher

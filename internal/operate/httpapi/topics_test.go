@@ -66,9 +66,9 @@ func TestATopicIsCreated(t *testing.T) {
 		t.Errorf("%+v", created)
 	}
 
-	var log admin.AuditPage
+	var log admin.Page[admin.AuditEntry]
 	s.mustCall(&log, "GET", "/api/v1/audit?kind=topic_created", "")
-	if len(log.Entries) != 1 {
+	if len(log.Items) != 1 {
 		t.Errorf("audit log: %+v", log)
 	}
 	if reply := s.call("POST", "/api/v1/topics/create", `{"topic":"taken"}`); reply.status != 409 {

@@ -14,7 +14,7 @@ import (
 
 // dead is the data of the list of dead letters.
 type dead struct {
-	admin.DeadPage
+	admin.Page[admin.DeadLetter]
 	Groups   []admin.DeadGroup
 	Empty    bool // the filter has no condition
 	Requeued string
@@ -37,7 +37,7 @@ func showDead(call *call) (any, error) {
 
 	page := dead{Empty: filter.Empty(), Requeued: filter.RequeueStatus, OfHandlers: filter.Source == admin.FromHandler, Archived: filter.Archived}
 	limit := cmp.Or(call.pageLimit(), lettersPerPage)
-	page.DeadPage, err = call.use.Letters.List(call.ctx, filter, limit, call.value("after"))
+	page.Page, err = call.use.Letters.List(call.ctx, filter, limit, call.value("after"))
 	if err = call.ignoreFirstRun(err); err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (p *page) download(response http.ResponseWriter, request *http.Request, cal
 	out := json.NewEncoder(response)
 	for n := 0; ; {
 		// A large number of letters is not collected in memory.
-		for _, l := range page.Letters {
+		for _, l := range page.Items {
 			if withPayload {
 				ref := admin.DeadRef{
 					Collection: l.Collection, ID: l.Ref(), Delivery: int(l.Delivery),

@@ -34,11 +34,11 @@ func showEntry(call *call) (any, error) {
 		return nil, invalidInput("the id of the entry is missing")
 	}
 	found, err := call.use.Operator.Audit(call.ctx, admin.AuditFilter{ID: page.ID}, 1, "")
-	if err != nil || len(found.Entries) == 0 {
+	if err != nil || len(found.Items) == 0 {
 		return page, err
 	}
 
-	page.Found = &found.Entries[0]
+	page.Found = &found.Items[0]
 	page.From, page.To = formatISO(page.Found.At.Add(-around)), formatISO(page.Found.At.Add(around))
 	return page, nil
 }
@@ -67,6 +67,6 @@ func showNode(call *call) (any, error) {
 	}
 
 	page, err := call.use.Operator.Audit(call.ctx, admin.AuditFilter{Node: data.Name}, entriesOfNode, "")
-	data.Entries = page.Entries
+	data.Entries = page.Items
 	return data, err
 }

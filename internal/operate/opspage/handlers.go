@@ -6,7 +6,7 @@ import (
 
 // handlers is the data of the page of messages that handlers retry.
 type handlers struct {
-	admin.HandlerWaitingPage
+	admin.Page[admin.HandlerMessage]
 	Groups []admin.HandlerWaitingGroup
 	Empty  bool // the filter has no condition
 }
@@ -22,7 +22,7 @@ func showHandlers(call *call) (any, error) {
 	filter := call.handlerFilter()
 	page := handlers{Empty: filter.Empty()}
 	var err error
-	page.HandlerWaitingPage, err = call.use.Handlers.List(call.ctx, filter, call.pageLimit(), call.value("after"))
+	page.Page, err = call.use.Handlers.List(call.ctx, filter, call.pageLimit(), call.value("after"))
 	if err == nil && page.Total > 0 && page.Total <= maxSummarized {
 		page.Groups, err = call.use.Handlers.Summary(call.ctx, filter)
 	}

@@ -194,8 +194,8 @@ type failing struct {
 
 func (d *failing) Topics(context.Context) ([]admin.WaitingTopic, error) { return nil, nil }
 
-func (d *failing) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
-	return admin.WaitingPage{}, nil
+func (d *failing) List(context.Context, admin.WaitingFilter, int, string) (admin.Page[admin.WaitingEnvelope], error) {
+	return admin.Page[admin.WaitingEnvelope]{}, nil
 }
 
 func (d *failing) Retry(_ context.Context, f admin.WaitingFilter, _, dry bool) (admin.FailedOutcome, error) {

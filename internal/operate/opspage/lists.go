@@ -58,7 +58,7 @@ func showLookup(call *call) (any, error) {
 
 // scheduled is the data of the list of scheduled events.
 type scheduled struct {
-	admin.ScheduledPage
+	admin.Page[admin.Scheduled]
 	Groups []admin.ScheduledGroup
 	Empty  bool // the filter has no condition
 }
@@ -70,7 +70,7 @@ func showScheduled(call *call) (any, error) {
 	}
 
 	page := scheduled{Empty: filter.Empty()}
-	page.ScheduledPage, err = call.use.Schedule.List(call.ctx, filter, call.pageLimit(), call.value("after"))
+	page.Page, err = call.use.Schedule.List(call.ctx, filter, call.pageLimit(), call.value("after"))
 	if err = call.ignoreFirstRun(err); err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func showScheduled(call *call) (any, error) {
 // sagas is the data of the page of sagas: all types, and the instances of one type or one instance.
 type sagas struct {
 	Types []admin.SagaType
-	Page  *admin.SagaPage
+	Page  *admin.Page[admin.Saga]
 	One   *admin.Saga
 	Shown bool // One contains the state
 }

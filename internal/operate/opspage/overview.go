@@ -332,7 +332,7 @@ func (p *page) showHistory(response http.ResponseWriter, request *http.Request, 
 	for i, minute := range list {
 		shown.Points[i] = [5]float64{float64(minute.At.Unix()), minute.Rate, minute.LagS, minute.P50MS, minute.P99MS}
 	}
-	for _, entry := range slices.Backward(entries.Entries) {
+	for _, entry := range slices.Backward(entries.Items) {
 		text := cmp.Or(markTexts[entry.Kind], entry.Kind)
 		if entry.Node != "" {
 			text += " on " + entry.Node
@@ -347,7 +347,7 @@ func (p *page) showHistory(response http.ResponseWriter, request *http.Request, 
 // pending is the data of the page of waiting envelopes.
 type pending struct {
 	Topics []admin.WaitingTopic
-	Page   admin.WaitingPage
+	Page   admin.Page[admin.WaitingEnvelope]
 	Failed bool // an event of the list may have failed; the actions are on these
 }
 
@@ -355,7 +355,7 @@ func showPending(call *call) (any, error) {
 	var page pending
 	var err error
 	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err == nil {
-		page.Page, err = call.use.Waiting.Page(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
+		page.Page, err = call.use.Waiting.List(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))
 	}
 	reason := call.value("reason")
 	page.Failed = (reason == "" || reason == "retry") && slices.ContainsFunc(page.Topics, func(topic admin.WaitingTopic) bool { return topic.Retry > 0 })

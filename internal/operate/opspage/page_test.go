@@ -153,16 +153,16 @@ func (d deskActivity) Recent(context.Context, string) (admin.RecentEvents, error
 	return answer[admin.RecentEvents](d.desk)
 }
 
-func (d *desk) Audit(context.Context, admin.AuditFilter, int, string) (admin.AuditPage, error) {
-	return answer[admin.AuditPage](d)
+func (d *desk) Audit(context.Context, admin.AuditFilter, int, string) (admin.Page[admin.AuditEntry], error) {
+	return answer[admin.Page[admin.AuditEntry]](d)
 }
 
 func (d deskWaiting) Topics(context.Context) ([]admin.WaitingTopic, error) {
 	return answer[[]admin.WaitingTopic](d.desk)
 }
 
-func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
-	return answer[admin.WaitingPage](d.desk)
+func (d deskWaiting) List(context.Context, admin.WaitingFilter, int, string) (admin.Page[admin.WaitingEnvelope], error) {
+	return answer[admin.Page[admin.WaitingEnvelope]](d.desk)
 }
 
 func (d deskGroups) List(context.Context, bool) (admin.GroupList, error) {
@@ -173,8 +173,8 @@ func (d deskGroups) Show(context.Context, string) (admin.Group, error) {
 	return answer[admin.Group](d.desk)
 }
 
-func (d deskHandlers) List(context.Context, admin.HandlerWaitingFilter, int, string) (admin.HandlerWaitingPage, error) {
-	return answer[admin.HandlerWaitingPage](d.desk)
+func (d deskHandlers) List(context.Context, admin.HandlerWaitingFilter, int, string) (admin.Page[admin.HandlerMessage], error) {
+	return answer[admin.Page[admin.HandlerMessage]](d.desk)
 }
 
 func (d deskHandlers) Summary(context.Context, admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error) {
@@ -211,8 +211,8 @@ func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResul
 	return found, err
 }
 
-func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {
-	return answer[admin.ScheduledPage](d.desk)
+func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.Page[admin.Scheduled], error) {
+	return answer[admin.Page[admin.Scheduled]](d.desk)
 }
 
 func (d deskSchedule) Summary(context.Context, admin.ScheduledFilter) ([]admin.ScheduledGroup, error) {
@@ -223,8 +223,8 @@ func (d deskSagas) Types(context.Context) ([]admin.SagaType, error) {
 	return answer[[]admin.SagaType](d.desk)
 }
 
-func (d deskSagas) List(context.Context, string, string, int, string) (admin.SagaPage, error) {
-	return answer[admin.SagaPage](d.desk)
+func (d deskSagas) List(context.Context, string, string, int, string) (admin.Page[admin.Saga], error) {
+	return answer[admin.Page[admin.Saga]](d.desk)
 }
 
 func (d deskSagas) Show(_ context.Context, _, _, _ string, payload bool) (admin.Saga, error) {
@@ -244,9 +244,9 @@ func (d deskReplays) List(context.Context, int) ([]admin.ReplayInfo, error) {
 	return answer[[]admin.ReplayInfo](d.desk)
 }
 func (d *desk) Collections(context.Context, string) ([]string, error) { return answer[[]string](d) }
-func (d deskLetters) List(_ context.Context, f admin.DeadFilter, _ int, _ string) (admin.DeadPage, error) {
+func (d deskLetters) List(_ context.Context, f admin.DeadFilter, _ int, _ string) (admin.Page[admin.DeadLetter], error) {
 	d.filter = f
-	p, err := answer[admin.DeadPage](d.desk)
+	p, err := answer[admin.Page[admin.DeadLetter]](d.desk)
 	p.Next = ""
 	return p, err
 }
@@ -743,25 +743,25 @@ func (noSagas) Types(context.Context) (s []admin.SagaType, err error) { return }
 
 func (noInboxes) List(context.Context) (s []admin.InboxCounts, err error) { return }
 
-func (noneWaits) Page(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
+func (noneWaits) List(context.Context, admin.WaitingFilter, int, string) (p admin.Page[admin.WaitingEnvelope], err error) {
 	return
 }
 
-func (noMessages) List(context.Context, admin.HandlerWaitingFilter, int, string) (p admin.HandlerWaitingPage, err error) {
+func (noMessages) List(context.Context, admin.HandlerWaitingFilter, int, string) (p admin.Page[admin.HandlerMessage], err error) {
 	return
 }
 
 func (noGroups) List(context.Context, bool) (g admin.GroupList, err error) { return }
 
-func (noLetters) List(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
+func (noLetters) List(context.Context, admin.DeadFilter, int, string) (p admin.Page[admin.DeadLetter], err error) {
 	return
 }
 
-func (nothing) Audit(context.Context, admin.AuditFilter, int, string) (p admin.AuditPage, err error) {
+func (nothing) Audit(context.Context, admin.AuditFilter, int, string) (p admin.Page[admin.AuditEntry], err error) {
 	return
 }
 
-func (emptySchedule) List(context.Context, admin.ScheduledFilter, int, string) (p admin.ScheduledPage, err error) {
+func (emptySchedule) List(context.Context, admin.ScheduledFilter, int, string) (p admin.Page[admin.Scheduled], err error) {
 	return
 }
 

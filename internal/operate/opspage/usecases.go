@@ -45,7 +45,7 @@ func Of(op admin.Operator) UseCases {
 
 type operatorUseCases interface {
 	Overview(ctx context.Context) (admin.Overview, error)
-	Audit(ctx context.Context, f admin.AuditFilter, limit int, after string) (admin.AuditPage, error)
+	Audit(ctx context.Context, f admin.AuditFilter, limit int, after string) (admin.Page[admin.AuditEntry], error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
 	Collections(ctx context.Context, only string) ([]string, error)
 	Acknowledge(ctx context.Context, problem string) error
@@ -76,7 +76,7 @@ type activityUseCases interface {
 }
 
 type letterUseCases interface {
-	List(ctx context.Context, f admin.DeadFilter, limit int, after string) (admin.DeadPage, error)
+	List(ctx context.Context, f admin.DeadFilter, limit int, after string) (admin.Page[admin.DeadLetter], error)
 	Summary(ctx context.Context, f admin.DeadFilter) ([]admin.DeadGroup, error)
 	Show(ctx context.Context, ref admin.DeadRef, payload bool) (admin.DeadLetter, error)
 	Requeue(ctx context.Context, f admin.DeadFilter, opts admin.DeadOptions, did func(int64)) (admin.DeadOutcome, error)
@@ -86,19 +86,19 @@ type letterUseCases interface {
 
 type waitingUseCases interface {
 	Topics(ctx context.Context) ([]admin.WaitingTopic, error)
-	Page(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.WaitingPage, error)
+	List(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.Page[admin.WaitingEnvelope], error)
 	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
 }
 
 type handlerUseCases interface {
-	List(ctx context.Context, f admin.HandlerWaitingFilter, limit int, after string) (admin.HandlerWaitingPage, error)
+	List(ctx context.Context, f admin.HandlerWaitingFilter, limit int, after string) (admin.Page[admin.HandlerMessage], error)
 	Summary(ctx context.Context, f admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error)
 	Retry(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerRetried, error)
 	Discard(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerDiscarded, error)
 }
 
 type scheduleUseCases interface {
-	List(ctx context.Context, f admin.ScheduledFilter, limit int, after string) (admin.ScheduledPage, error)
+	List(ctx context.Context, f admin.ScheduledFilter, limit int, after string) (admin.Page[admin.Scheduled], error)
 	Summary(ctx context.Context, f admin.ScheduledFilter) ([]admin.ScheduledGroup, error)
 	Cancel(ctx context.Context, f admin.ScheduledFilter, progress func(int64)) (int64, error)
 	Move(ctx context.Context, f admin.ScheduledFilter, to time.Time, progress func(int64)) (admin.Rescheduled, error)
@@ -130,6 +130,6 @@ type inboxUseCases interface {
 
 type sagaUseCases interface {
 	Types(ctx context.Context) ([]admin.SagaType, error)
-	List(ctx context.Context, database, saga string, limit int, after string) (admin.SagaPage, error)
+	List(ctx context.Context, database, saga string, limit int, after string) (admin.Page[admin.Saga], error)
 	Show(ctx context.Context, database, saga, id string, payload bool) (admin.Saga, error)
 }

@@ -168,8 +168,7 @@ func (q queries) asOperator(op admin.Operator) {
 		{}, {Collection: ns}, {Reason: "parked"}, {Topic: "x"}, {Key: "x"}, {IDs: []string{"x"}}, {Failed: true},
 	} {
 		name := fmt.Sprintf("waiting %+v", f)
-		runQuery(q, name, func() (any, error) { return op.Waiting().Page(ctx, f, 10, "") })
-		runQuery(q, name+": list", func() (any, error) { return op.Waiting().List(ctx, f, 10) })
+		runQuery(q, name, func() (any, error) { return op.Waiting().List(ctx, f, 10, "") })
 		runQuery(q, name+": retry", func() (any, error) { return op.Waiting().Retry(ctx, f, true, true) })
 	}
 	runQuery(q, "waiting topics", func() (any, error) { return op.Waiting().Topics(ctx) })

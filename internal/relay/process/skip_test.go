@@ -50,7 +50,7 @@ func TestAnOperatorSkipsTheEventAtWhichTheStreamStands(t *testing.T) {
 	// The events after it arrive, and it does not wait for its topic.
 	b.consume(3)
 	letters, err := op.Letters().List(t.Context(), admin.DeadFilter{Class: "skipped"}, 0, "")
-	if err != nil || len(letters.Letters) != 1 || letters.Letters[0].ID != planned.ID {
+	if err != nil || len(letters.Items) != 1 || letters.Items[0].ID != planned.ID {
 		t.Errorf("%+v, %v", letters, err)
 	}
 	for coll, filter := range map[string]bson.D{
@@ -107,7 +107,7 @@ func TestAnEventWithALargeIDIsSkipped(t *testing.T) {
 
 	b.consume(2)
 	list, err := op.Letters().List(t.Context(), admin.DeadFilter{}, 0, "")
-	if err != nil || len(list.Letters) != 1 || list.Letters[0].ID != planned.ID || list.Letters[0].Class != "skipped" {
+	if err != nil || len(list.Items) != 1 || list.Items[0].ID != planned.ID || list.Items[0].Class != "skipped" {
 		t.Errorf("%+v, %v", list, err)
 	}
 	n, err := b.state.Collection("letters").CountDocuments(t.Context(), bson.D{{Key: "envelope._id", Value: id}})

@@ -15,7 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/mongodb/schema"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/lettercount"
@@ -203,10 +203,10 @@ func (c *collection) Get(ctx context.Context, id ID) (Letter, error) {
 
 // Find returns the first letters that query selects.
 func (c *collection) Find(ctx context.Context, query Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error) {
-	order := letterlist.Order{Field: "givenUpAt", Down: !oldestFirst, IDsUpward: true}
+	order := listing.Order{Field: "givenUpAt", Down: !oldestFirst, IDsUpward: true}
 	filter := query.buildFilter()
 	if after != nil {
-		filter = letterlist.All(filter, order.After(after.GivenUpAt, after.ID))
+		filter = listing.All(filter, order.After(after.GivenUpAt, after.ID))
 	}
 
 	opts := options.Find().SetSort(order.Sort()).SetLimit(int64(limit))
@@ -237,7 +237,7 @@ func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, err
 		{Key: "fingerprint", Value: "$fingerprint"},
 		{Key: "failure", Value: "$failure"},
 	}
-	cur, err := cursor.Aggregate(ctx, c.coll, letterlist.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
+	cur, err := cursor.Aggregate(ctx, c.coll, listing.Summary(query.buildFilter(), groupKey, "givenUpAt", "requeued"))
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 
@@ -245,7 +245,7 @@ func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, err
 func (c *collection) MarkRequeued(ctx context.Context, id ID, requeuedBy Requeued) (bool, error) {
 	unmarked := bson.D{{Key: "_id", Value: id}, {Key: "requeued", Value: nil}}
 
-	res, err := c.coll.UpdateOne(ctx, unmarked, letterlist.Mark("requeued", requeuedBy))
+	res, err := c.coll.UpdateOne(ctx, unmarked, listing.Mark("requeued", requeuedBy))
 	if err != nil {
 		return false, fmt.Errorf("marking dead letter %s as requeued: %w", id, err)
 	}

@@ -5,7 +5,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
 // Query selects letters that fulfill all conditions that are set. The zero value selects all letters.
@@ -40,14 +40,14 @@ func (q Query) isEmpty() bool {
 
 // buildFilter returns the filter of the query for MongoDB.
 func (q Query) buildFilter() bson.D {
-	var filter letterlist.Filter
+	var filter listing.Filter
 	filter.Equal("class", q.Class)
 	if q.Class == "" {
 		// Chunks of large values have no class, so this condition leaves them out.
 		filter.Exists("class", true)
 	}
-	letterlist.In(&filter, "_id", q.IDs)
-	letterlist.In(&filter, "_id.message", q.Messages)
+	listing.In(&filter, "_id", q.IDs)
+	listing.In(&filter, "_id.message", q.Messages)
 	filter.Equal("_id.group", q.Group)
 	filter.Equal("_id.handler", q.Handler)
 	filter.Equal("name", q.Name)

@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 )
 
@@ -116,7 +116,7 @@ func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, q
 
 	// The query is part of the filter because a letter that was requeued since the scan may no
 	// longer match.
-	res, err := coll.DeleteMany(ctx, letterlist.All(idIn(ids), query.mongoFilter()))
+	res, err := coll.DeleteMany(ctx, listing.All(idIn(ids), query.mongoFilter()))
 	if err != nil {
 		return 0, err
 	}
@@ -138,7 +138,7 @@ func (d Discarding) archivePart(ctx context.Context, coll *mongo.Collection, par
 	// One transaction, because chunks that expire without their letter would leave it incomplete.
 	err = mongodb.InTransaction(ctx, client, func(tx context.Context) error {
 		// The query is part of the filter because a letter that was requeued since the scan may no longer match.
-		open, err := mongodb.FindAll[scanEntry](tx, coll, "reading "+mongodb.Namespace(coll), letterlist.All(idIn(ids), query.mongoFilter()),
+		open, err := mongodb.FindAll[scanEntry](tx, coll, "reading "+mongodb.Namespace(coll), listing.All(idIn(ids), query.mongoFilter()),
 			options.Find().SetProjection(mongodb.Fields("chunks")))
 		archived = int64(len(open))
 		if err != nil || archived == 0 {
@@ -208,7 +208,7 @@ func checkPassed(ctx context.Context, coll, watchers *mongo.Collection, query Qu
 
 		_, part, _ := slot.ParseID(id)
 		var letter Dead
-		err = coll.FindOne(ctx, letterlist.All(afterPosition(query.Watcher, part, doc.Position()), query.mongoFilter()),
+		err = coll.FindOne(ctx, listing.All(afterPosition(query.Watcher, part, doc.Position()), query.mongoFilter()),
 			options.FindOne().SetProjection(bson.D{{Key: "envelope", Value: 0}})).Decode(&letter)
 		if err == nil {
 			return &RejectedError{Letter: &letter, Reason: fmt.Sprintf("%s has not passed its event yet, and without the dead letter the next "+

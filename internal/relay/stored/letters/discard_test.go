@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -136,7 +136,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		index        string
 	}{
 		"newest":             {of(Query{}), latest, "watcher_1_movedAt_1__id_1"},
-		"next page":          {letterlist.All(of(Query{}), newest.After(b.now, "dead-a")), latest, "watcher_1_movedAt_1__id_1"},
+		"next page":          {listing.All(of(Query{}), newest.After(b.now, "dead-a")), latest, "watcher_1_movedAt_1__id_1"},
 		"archive":            {of(Query{Archived: true}), latest, "watcher_1_movedAt_1__id_1"},
 		"window":             {of(Query{From: time.Now()}), latest, "watcher_1_movedAt_1__id_1"},
 		"message":            {of(Query{Message: "x"}), latest, "watcher_1_movedAt_1__id_1"},
@@ -153,7 +153,7 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		"swept":              {afterPosition("orders", slot.Range{}, after), nil, "watcher_1_movedAt_1__id_1"},
 		"of a slot":          {afterPosition("orders", slot.Range{I: 1, N: 2}, after), nil, "watcher_1_pos_1__id_1"},
 		"of the first slot":  {afterPosition("orders", slot.Range{I: 0, N: 2}, after), nil, "watcher_1_movedAt_1__id_1"},
-		"still to be passed": {letterlist.All(afterPosition("orders", slot.Range{I: 1, N: 2}, after), of(Query{NS: "x"})), nil, ""},
+		"still to be passed": {listing.All(afterPosition("orders", slot.Range{I: 1, N: 2}, after), of(Query{NS: "x"})), nil, ""},
 		"chunks":             {idIn([]string{"dead-a/00"}), nil, "_id_"},
 	} {
 		find := bson.D{{Key: "find", Value: b.coll.Name()}, {Key: "filter", Value: c.filter}, {Key: "limit", Value: 100}}

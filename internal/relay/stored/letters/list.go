@@ -10,66 +10,14 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
-// Bounds of a page.
-const (
-	PageSize    = 100 // the default
-	MaxPageSize = 1000
-)
-
-// Page selects one page of a list.
-type Page struct {
-	Limit int    // letters; 0 means PageSize
-	After string // Next of the previous page, or "" for the first page
-}
-
-// Listing is one page. Its letters have no envelopes: [Open] reads one with its envelope.
-type Listing struct {
-	Letters []Dead // newest first
-	Total   int64  // number of matching letters on all pages
-	Next    string // After of the next page, or "" on the last page
-}
-
-// List returns a page of the letters of all outboxes of a watcher, or of one. A cursor remains
-// valid while letters are added, requeued or discarded: it contains the place of the last letter,
-// not a number of letters.
-func List(ctx context.Context, coll *mongo.Collection, query Query, page Page) (Listing, error) {
-	limit := page.Limit
-	if limit <= 0 {
-		limit = PageSize
-	}
-	limit = min(limit, MaxPageSize)
-
-	filter := query.mongoFilter()
-	if page.After != "" {
-		after, err := parseCursor(page.After)
-		if err != nil {
-			return Listing{}, err
-		}
-		filter = letterlist.All(filter, newest.After(after.MovedAt, after.ID))
-	}
-
-	// One letter more than the limit shows whether there is another page.
-	found, err := mongodb.FindAll[Dead](ctx, mongodb.Majority(coll), "listing "+mongodb.Namespace(coll), filter, options.Find().
-		SetSort(newest.Sort()).
-		SetLimit(int64(limit)+1).
-		SetProjection(bson.D{{Key: "envelope", Value: 0}}))
-	if err != nil {
-		return Listing{}, err
-	}
-
-	out := Listing{Letters: found}
-	if len(found) > limit {
-		out.Letters = found[:limit]
-		if out.Next, err = CursorOf(&found[limit-1]); err != nil {
-			return Listing{}, err
-		}
-	}
-
-	out.Total, err = Count(ctx, coll, query)
-	return out, err
+// List returns up to limit letters of all outboxes of a watcher, or of one, the newest first. They have no envelopes: [Open] reads one
+// with its envelope. after is next of the previous page, or "" for the first one; next is "" on the last page.
+func List(ctx context.Context, coll *mongo.Collection, query Query, limit int, after string) (list []Dead, next string, err error) {
+	return listing.ReadPage[Dead](ctx, mongodb.Majority(coll), "listing "+mongodb.Namespace(coll), newest, query.mongoFilter(), after, limit,
+		options.Find().SetProjection(bson.D{{Key: "envelope", Value: 0}}))
 }
 
 // Count returns the number of letters that match query.
@@ -89,7 +37,7 @@ func CountOpen(ctx context.Context, coll *mongo.Collection, watcher string) (n i
 	}
 
 	first, err := mongodb.FindAll[Dead](ctx, mongodb.Majority(coll), "finding the oldest of "+mongodb.Namespace(coll), query.mongoFilter(), options.Find().
-		SetSort(letterlist.Order{Field: "movedAt"}.Sort()).
+		SetSort(listing.Order{Field: "movedAt"}.Sort()).
 		SetLimit(1).
 		SetProjection(bson.D{{Key: "movedAt", Value: 1}}))
 	if len(first) > 0 {
@@ -147,7 +95,7 @@ func Summarize(ctx context.Context, coll *mongo.Collection, query Query) ([]Grou
 	key := bson.D{
 		{Key: "fingerprint", Value: "$fingerprint"}, {Key: "failure", Value: "$failure"}, {Key: "topic", Value: mongodb.IfNull("$topic", "")}, {Key: "type", Value: mongodb.IfNull("$type", "")}, {Key: "class", Value: "$class"},
 	}
-	pipeline := letterlist.Summary(query.mongoFilter(), key, "movedAt", "requeued")
+	pipeline := listing.Summary(query.mongoFilter(), key, "movedAt", "requeued")
 	type counted struct {
 		Group    `bson:",inline"`
 		Requeued int64
@@ -163,23 +111,7 @@ func Summarize(ctx context.Context, coll *mongo.Collection, query Query) ([]Grou
 }
 
 // newest is the order of a list: the newest letter first.
-var newest = letterlist.Order{Field: "movedAt", Down: true}
-
-// cursor is the place of a letter in the order of a list: by the time of its death and its id, both descending.
-type cursor struct {
-	MovedAt bson.DateTime `bson:"m"`
-	ID      string        `bson:"i"`
-}
+var newest = listing.Order{Field: "movedAt", Down: true}
 
 // CursorOf returns the cursor of the page after a letter.
-func CursorOf(letter *Dead) (string, error) {
-	return mongodb.EncodeCursor(cursor{bson.NewDateTimeFromTime(letter.MovedAt), letter.ID})
-}
-
-// parseCursor parses the text of a cursor. It returns [mongodb.ErrCursor] for an invalid text.
-func parseCursor(text string) (cursor cursor, err error) {
-	if mongodb.ParseCursor(text, &cursor) != nil || !IsID(cursor.ID) {
-		return cursor, mongodb.ErrCursor
-	}
-	return cursor, nil
-}
+func CursorOf(letter *Dead) (string, error) { return newest.Cursor(letter.MovedAt, letter.ID) }

@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
 // RequeueStatus selects letters by whether they are requeued.
@@ -78,13 +78,13 @@ func (q Query) mongoFilter() bson.D {
 	if from.IsZero() {
 		from = earliest
 	}
-	var filter letterlist.Filter
+	var filter listing.Filter
 	filter.Equal("watcher", q.Watcher)
 	filter.During("movedAt", from, q.To)
 
-	var ofLetters, ofIDs letterlist.Filter
-	letterlist.In(&ofLetters, "_id", q.Letters)
-	letterlist.In(&ofIDs, "id", shortIDs(q.IDs))
+	var ofLetters, ofIDs listing.Filter
+	listing.In(&ofLetters, "_id", q.Letters)
+	listing.In(&ofIDs, "id", shortIDs(q.IDs))
 	if ofLetters != nil && ofIDs != nil {
 		filter.Require("$or", bson.A{ofLetters, ofIDs})
 	} else {

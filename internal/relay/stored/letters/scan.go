@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
 // Scan reads the matching letters in the order of their positions, in parts that fit a transaction. A letter that is
@@ -76,11 +76,11 @@ func (s *Scan) remainingFilter() bson.D {
 	if last == nil {
 		return s.filter
 	}
-	return letterlist.All(s.filter, ofStream.After(last.Pos, last.ID))
+	return listing.All(s.filter, ofStream.After(last.Pos, last.ID))
 }
 
 // ofStream is the order of the events in the stream.
-var ofStream = letterlist.Order{Field: "pos"}
+var ofStream = listing.Order{Field: "pos"}
 
 // Next returns the next letters with their whole envelopes, at most the given number of letters and bytes, but at least
 // one letter. It returns none at the end. It leaves out letters that were removed in the meantime.

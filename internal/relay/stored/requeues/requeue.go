@@ -26,7 +26,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/mongodb/letterlist"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -261,7 +261,7 @@ func (k Desk) writeEntries(tx context.Context, plan *plan, topic string, edited 
 		by = append(by, bson.E{Key: "edited", Value: edited})
 	}
 	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
-	_, err = k.Letters.UpdateMany(tx, idIn(plan.letters), letterlist.Mark("requeued", by, next))
+	_, err = k.Letters.UpdateMany(tx, idIn(plan.letters), listing.Mark("requeued", by, next))
 	return mongodb.DescribeError(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 

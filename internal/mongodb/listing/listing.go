@@ -1,7 +1,6 @@
-// Package letterlist builds the queries of lists of dead letters: their conditions, their pages and their summaries. The
-// dead letters of the relay and those of handlers are in collections of different databases, and have different fields,
-// but operators select them in the same way. The package contacts nothing.
-package letterlist
+// Package listing builds the queries of lists that operators filter and page through: their conditions, their order, their pages
+// and their summaries.
+package listing
 
 import (
 	"regexp"
@@ -11,8 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// Filter is a filter for letters. A letter matches if it fulfills all conditions. Each method adds a condition unless its
-// value is zero or empty.
+// Filter is a filter for the entries of a list. An entry matches if it fulfills all conditions. Each method adds a condition
+// unless its value is zero or empty.
 type Filter bson.D
 
 // Equal requires the value of a field.
@@ -86,8 +85,8 @@ func (o Order) Sort() bson.D {
 	return bson.D{{Key: o.Field, Value: field}, {Key: "_id", Value: ids}}
 }
 
-// After returns the filter for the letters after the place with these values. Letters of the same value are ordered by
-// their ids, so a page continues exactly after the last letter of the previous one. The first condition bounds the
+// After returns the filter for the entries after the place with these values. Entries of the same value are ordered by
+// their ids, so a page continues exactly after the last entry of the previous one. The first condition bounds the
 // entries of the index that the server reads.
 func (o Order) After(value, id any) bson.D {
 	beyond := map[int]string{1: "$gt", -1: "$lt"}
@@ -101,7 +100,7 @@ func (o Order) After(value, id any) bson.D {
 	}}})
 }
 
-// Summary returns the pipeline that groups the letters which filter matches by the fields of key. Each group has these
+// Summary returns the pipeline that groups the entries which filter matches by the fields of key. Each group has these
 // fields, and `count`, `requeued` (how many of them have the field requeued), `first` and `last` (the earliest and the
 // latest time in timeField). The largest group comes first.
 func Summary(filter, key bson.D, timeField, requeued string) mongo.Pipeline {
