@@ -30,7 +30,7 @@ func TokenOf(data string) Token {
 // IsZero reports whether t is no token.
 func (t Token) IsZero() bool { return len(t) == 0 }
 
-// Clone returns a copy of the token. It is needed if the token aliases a reply of the server.
+// Clone returns a copy of the token. It is needed if the token aliases a response of the server.
 func (t Token) Clone() Token { return slices.Clone(t) }
 
 // Equal reports whether both tokens have the same bytes.

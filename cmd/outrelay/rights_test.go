@@ -256,9 +256,9 @@ func TestRunStartsIfItsRightsCannotBeRead(t *testing.T) {
 	}
 
 	// The outage has happened.
-	var reply struct{ Count int }
+	var response struct{ Count int }
 	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: "off"}}
-	if err := rights.root.Database("admin").RunCommand(t.Context(), cmd).Decode(&reply); err != nil || reply.Count != 1 {
-		t.Errorf("%d outages, %v", reply.Count, err)
+	if err := rights.root.Database("admin").RunCommand(t.Context(), cmd).Decode(&response); err != nil || response.Count != 1 {
+		t.Errorf("%d outages, %v", response.Count, err)
 	}
 }

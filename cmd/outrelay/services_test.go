@@ -38,7 +38,7 @@ func TestLookupShowsAConversation(t *testing.T) {
 	d.insertDocument(d.shop.Collection("outbox"), bson.D{
 		{Key: "_id", Value: "answer"},
 		{Key: "type", Value: "Answered"},
-		{Key: "aggregatetype", Value: "reply"},
+		{Key: "aggregatetype", Value: "response"},
 		{Key: "aggregateid", Value: "r1"},
 		{Key: "payload", Value: nil},
 		{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Unix()), I: 1}},
@@ -46,7 +46,7 @@ func TestLookupShowsAConversation(t *testing.T) {
 	})
 
 	text := d.runCommand(nil, exitOK, "lookup", "--conversation", "Reminder-1")
-	expectTexts(t, text, "  Reminder of order/o", ": scheduled", "    Answered of reply/r1: appended", " answer)")
+	expectTexts(t, text, "  Reminder of order/o", ": scheduled", "    Answered of response/r1: appended", " answer)")
 	if strings.Index(text, "Reminder of") > strings.Index(text, "Answered of") {
 		t.Errorf("the answer comes before its cause:\n%s", text)
 	}

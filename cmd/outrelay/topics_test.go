@@ -31,9 +31,9 @@ func TestATopicIsCreated(t *testing.T) {
 	transport := &kafka.Transport{}
 	defer transport.CloseIdleConnections()
 	client := &kafka.Client{Addr: kafka.TCP(stacktest.Brokers(t)...), Transport: transport}
-	reply, err := client.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{name}})
-	if err != nil || len(reply.Topics) != 1 || len(reply.Topics[0].Partitions) != 3 {
-		t.Errorf("Kafka has %+v, %v", reply, err)
+	response, err := client.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{name}})
+	if err != nil || len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 3 {
+		t.Errorf("Kafka has %+v, %v", response, err)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "audit", "--kind", "topic_created"), name, "topic_created")
 

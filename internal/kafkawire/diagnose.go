@@ -17,7 +17,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
 	"github.com/outrelay/outrelay/internal/contract/sasl"
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
 // Diagnosis explains why Kafka cannot be used: what happened, how the client tried to connect, and
@@ -140,7 +140,7 @@ func (c *Client) explainError(addr string, err error) *Diagnosis {
 	case stageSASL:
 		diagnosis.Text, diagnosis.Fix = c.explainSASL(err)
 	case stageVersions, stageRequest:
-		diagnosis.Text, diagnosis.Fix = c.explainReply(at, err)
+		diagnosis.Text, diagnosis.Fix = c.explainResponse(at, err)
 	}
 	return diagnosis
 }
@@ -242,16 +242,16 @@ func (e *mechanismError) describeFix() string {
 	return "remove kafka.sasl, or " + other
 }
 
-// explainReply explains an error at a request. Kafka closes the connection if the listener uses another
+// explainResponse explains an error at a request. Kafka closes the connection if the listener uses another
 // protocol than the client.
-func (c *Client) explainReply(failedStage stage, err error) (text, fix string) {
+func (c *Client) explainResponse(failedStage stage, err error) (text, fix string) {
 	switch {
 	// With TLS 1.3 the client has finished before the broker checks its certificate.
 	case isTLSAlert(err):
 		return "the broker wants a client certificate: " + err.Error(),
 			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts"
 
-	case errors.Is(err, reply.ErrTLS) || failedStage == stageVersions && c.cfg.CurrentTLS == nil && isHangUp(err):
+	case errors.Is(err, response.ErrTLS) || failedStage == stageVersions && c.cfg.CurrentTLS == nil && isHangUp(err):
 		return "the listener closes a plain text connection: it expects TLS",
 			"set kafka.tls, or use the port of the broker's plain text listener"
 

@@ -1,6 +1,6 @@
 // Package kafkawire speaks the protocol of Kafka: connections, requests, metadata, topics and error
 // codes. Its subpackages encode record batches (batch), decode fetched ones (fetched), and check
-// replies before kafka-go decodes them (reply). It is the only package of the relay that uses kafka-go.
+// responses before kafka-go decodes them (response). It is the only package of the relay that uses kafka-go.
 //
 // Blocking: a request blocks until its broker has responded, at most for its timeout. Requests that
 // any broker can serve go to one broker after another.

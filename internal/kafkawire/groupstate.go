@@ -10,7 +10,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/listgroups"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
 // GroupState is the state of a consumer group. State is a name of Kafka, for example "Stable". A group that never existed is
@@ -91,7 +91,7 @@ func decodeAssignment(data []byte) ([]record.TopicPartition, error) {
 	if len(data) == 0 {
 		return nil, nil
 	}
-	decoder := &reply.Decoder{B: data}
+	decoder := &response.Decoder{B: data}
 	decoder.Skip(2) // version
 
 	var list []record.TopicPartition

@@ -19,7 +19,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/sasl"
 
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
 const (
@@ -63,7 +63,7 @@ type Link struct {
 	conn      net.Conn       // with TLS, over wire
 	wire      *progressConn  // TCP
 	reader    *bufio.Reader  // from conn
-	protoConn *protocol.Conn // over conn and reader, with checked replies
+	protoConn *protocol.Conn // over conn and reader, with checked responses
 	versions  map[protocol.ApiKey]int16
 	highest   map[protocol.ApiKey]int16 // of the broker, which kafka-go may not support
 	clientID  string
@@ -121,7 +121,7 @@ func (c *Client) login(ctx context.Context) (*sasl.Login, error) {
 	return c.cfg.SASL.WithToken(ctx)
 }
 
-// DialChecked opens a connection with TCP and TLS, whose replies are checked. It is for libraries that
+// DialChecked opens a connection with TCP and TLS, whose responses are checked. It is for libraries that
 // do the rest of the handshake.
 func (c *Client) DialChecked(ctx context.Context, network, addr string) (net.Conn, error) {
 	conn, err := c.cfg.Dial(ctx, network, addr)
@@ -133,7 +133,7 @@ func (c *Client) DialChecked(ctx context.Context, network, addr string) (net.Con
 		_ = conn.Close()
 		return nil, &connectError{addr, stageTLS, err}
 	}
-	return reply.Check(secured, bufio.NewReader(secured), addr), nil
+	return response.Check(secured, bufio.NewReader(secured), addr), nil
 }
 
 // startTLS returns conn after a TLS handshake with the current certificates. If TLS is not configured,
@@ -164,7 +164,7 @@ func (c *Client) handshake(ctx context.Context, wire *progressConn, addr string,
 	}
 
 	link := &Link{addr: addr, conn: conn, wire: wire, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
-	link.protoConn = protocol.NewConn(reply.Check(conn, link.reader, addr), c.cfg.ClientID)
+	link.protoConn = protocol.NewConn(response.Check(conn, link.reader, addr), c.cfg.ClientID)
 	if err = link.negotiateVersions(); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/keyhash"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
 // MaxRequestBytes is the size of the largest produce request of the relay, before compression, unless one record is larger.
@@ -94,7 +94,7 @@ func (w *Producer) Produce(
 	if err := w.writeRequest(link); err != nil {
 		return dst, err
 	}
-	body, err := reply.Read(link.reader, w.body, w.correlation, maxResponse)
+	body, err := response.Read(link.reader, w.body, w.correlation, maxResponse)
 	if err != nil {
 		return dst, err
 	}
@@ -215,7 +215,7 @@ func (w *Producer) writePieces(link *Link, total int) (written int, err error) {
 
 // decodeResponse fills results, which are in the order of batches.
 func (w *Producer) decodeResponse(version int16, body []byte, batches []PartitionBatch, results []ProduceResult) error {
-	decoder := reply.Decoder{B: body}
+	decoder := response.Decoder{B: body}
 	next := 0
 	for range decoder.Count(1) {
 		topic := decoder.Bytes(int(decoder.Int16()))

@@ -10,7 +10,7 @@ import (
 )
 
 // progressConn is a connection to a broker whose deadlines count from the last byte that moved, in either direction. So a
-// large request or reply may take as long as a slow link needs, and a broker that has stopped is still noticed in time.
+// large request or response may take as long as a slow link needs, and a broker that has stopped is still noticed in time.
 type progressConn struct {
 	net.Conn
 	idle        atomic.Int64 // nanoseconds without progress after which a read or a write fails

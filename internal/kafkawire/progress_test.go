@@ -32,7 +32,7 @@ func TestTimeLimitCountsFromTheLastByteThatMoved(t *testing.T) {
 	t.Parallel()
 	const idle = 400 * time.Millisecond
 
-	t.Run("reply", func(t *testing.T) {
+	t.Run("response", func(t *testing.T) {
 		t.Parallel()
 		c, server := newPair(t, idle)
 		go func() {
@@ -42,11 +42,11 @@ func TestTimeLimitCountsFromTheLastByteThatMoved(t *testing.T) {
 			}
 		}()
 		if n, err := io.ReadFull(c, make([]byte, 10)); err != nil {
-			t.Errorf("%d bytes of a slow reply: %v", n, err)
+			t.Errorf("%d bytes of a slow response: %v", n, err)
 		}
 		began := time.Now()
 		if _, err := c.Read(make([]byte, 1)); !TimedOut(err) || time.Since(began) < idle {
-			t.Errorf("a reply that does not continue: %v after %v", err, time.Since(began))
+			t.Errorf("a response that does not continue: %v after %v", err, time.Since(began))
 		}
 	})
 
@@ -68,9 +68,9 @@ func TestTimeLimitCountsFromTheLastByteThatMoved(t *testing.T) {
 		if n, err := c.Write(bytes.Repeat([]byte("x"), size)); err != nil {
 			t.Fatalf("%d bytes of a request to a slow reader: %v", n, err)
 		}
-		// The system still sends a part of the request while the reply is awaited.
+		// The system still sends a part of the request while the response is awaited.
 		if _, err := c.Read(make([]byte, 1)); err != nil {
-			t.Errorf("the reply: %v after %v", err, time.Since(began))
+			t.Errorf("the response: %v after %v", err, time.Since(began))
 		}
 	})
 

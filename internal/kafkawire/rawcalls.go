@@ -13,7 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
 // The requests of this file are not, or not in this version, in kafka-go.
@@ -21,11 +21,11 @@ const (
 	metadataWithIDs = 10 // the first version of Metadata with topic ids
 	epochEndVersion = 3  // of OffsetForLeaderEpoch
 
-	maxRawReply  = 4 << 20 // the metadata of one topic list all brokers and the topic's partitions
-	lengthOfUUID = 16
+	maxRawResponse = 4 << 20 // the metadata of one topic list all brokers and the topic's partitions
+	lengthOfUUID   = 16
 )
 
-var errRawReply = errors.New("the response of the broker cannot be read")
+var errRawResponse = errors.New("the response of the broker cannot be read")
 
 // sendRaw sends a request, and returns the number of its response.
 func (l *Link) sendRaw(key protocol.ApiKey, version int16, body []byte) (id int32, err error) {
@@ -41,14 +41,14 @@ func (l *Link) sendRaw(key protocol.ApiKey, version int16, body []byte) (id int3
 }
 
 // callRaw sends a request and returns the body of the response.
-func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.Decoder, error) {
+func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*response.Decoder, error) {
 	id, err := l.sendRaw(key, version, body)
 	if err != nil {
 		return nil, err
 	}
 
-	raw, err := reply.Read(l.reader, nil, id, maxRawReply)
-	return &reply.Decoder{B: raw}, err
+	raw, err := response.Read(l.reader, nil, id, maxRawResponse)
+	return &response.Decoder{B: raw}, err
 }
 
 // TopicID returns an id of a topic that is unique among all clusters, from the broker at addr. It is "" if the broker does not
@@ -61,7 +61,7 @@ func (c *Client) TopicID(ctx context.Context, addr, topic string) (id string, er
 	body = append(binary.AppendUvarint(body, uint64(len(topic)+1)), topic...)
 	body = append(body, 0, 0, 0, 0, 0)
 
-	var decoder *reply.Decoder
+	var decoder *response.Decoder
 	err = c.useLink(ctx, addr, metaTimeout, func(link *Link) error {
 		if link.highest[protocol.Metadata] < metadataWithIDs {
 			return nil
@@ -79,7 +79,7 @@ func (c *Client) TopicID(ctx context.Context, addr, topic string) (id string, er
 }
 
 // decodeTopicID decodes a response to Metadata as far as the id of its first topic.
-func decodeTopicID(decoder *reply.Decoder) (string, error) {
+func decodeTopicID(decoder *response.Decoder) (string, error) {
 	decoder.SkipTags()
 	decoder.Skip(4) // throttle time
 
@@ -99,7 +99,7 @@ func decodeTopicID(decoder *reply.Decoder) (string, error) {
 	id := decoder.Bytes(lengthOfUUID)
 
 	if decoder.Bad || topics != 1 {
-		return "", errRawReply
+		return "", errRawResponse
 	}
 	return string(cluster) + "/" + hex.EncodeToString(id), codeError(code)
 }
@@ -164,7 +164,7 @@ func (c *Client) EpochEnd(
 	body = be.AppendUint32(body, uint32(tp.Partition))
 	body = be.AppendUint32(be.AppendUint32(body, 0xffffffff), uint32(epoch))
 
-	var decoder *reply.Decoder
+	var decoder *response.Decoder
 	err = c.useLink(ctx, addr, adminTimeout, func(link *Link) error {
 		if link.highest[protocol.OffsetForLeaderEpoch] < epochEndVersion {
 			return nil
@@ -184,7 +184,7 @@ func (c *Client) EpochEnd(
 	decoder.Skip(8) // partition and epoch
 	end = decoder.Int64()
 	if decoder.Bad || topics != 1 || partitions != 1 {
-		return -1, errRawReply
+		return -1, errRawResponse
 	}
 	return end, codeError(code)
 }

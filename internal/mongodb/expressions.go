@@ -40,7 +40,7 @@ func ParseCursor(text string, place any) error {
 	return nil
 }
 
-// CloneValue returns a copy of value that does not alias a reply.
+// CloneValue returns a copy of value that does not alias a response.
 func CloneValue(value bson.RawValue) bson.RawValue {
 	return bson.RawValue{Type: value.Type, Value: append([]byte(nil), value.Value...)}
 }

@@ -28,19 +28,19 @@ func Margin(ctx context.Context, client *mongo.Client) time.Duration {
 }
 
 // AskMargin is [Margin], but fails if it cannot reach the server. A caller that deletes documents by the
-// result must use AskMargin. If the server replies without the life of a transaction, AskMargin returns
+// result must use AskMargin. If the server responds without the life of a transaction, AskMargin returns
 // [MinMargin].
 func AskMargin(ctx context.Context, client *mongo.Client) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, marginCall)
 	defer cancel()
 
-	var reply struct {
+	var response struct {
 		Seconds int64 `bson:"transactionLifetimeLimitSeconds"`
 	}
 	err := client.Database("admin").RunCommand(ctx, bson.D{
 		{Key: "getParameter", Value: 1},
 		{Key: "transactionLifetimeLimitSeconds", Value: 1},
-	}).Decode(&reply)
+	}).Decode(&response)
 
 	if se := mongo.ServerError(nil); errors.As(err, &se) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err) {
 		// The user may not run the command, or the server is a router, which does not have the parameter.
@@ -50,7 +50,7 @@ func AskMargin(ctx context.Context, client *mongo.Client) (time.Duration, error)
 		return 0, fmt.Errorf("reading the life of a transaction: %w", err)
 	}
 
-	return max(MinMargin, 2*time.Duration(reply.Seconds)*time.Second), nil
+	return max(MinMargin, 2*time.Duration(response.Seconds)*time.Second), nil
 }
 
 // Earlier returns timestamp less duration, rounded up to whole seconds, or zero if duration is longer than timestamp.

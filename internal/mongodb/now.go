@@ -13,7 +13,7 @@ import (
 // errNoClusterTime means that the server has no cluster time, because it is not a replica set.
 var errNoClusterTime = errors.New("the server has no cluster time, so it is not a replica set")
 
-// ClusterTime returns the current cluster time of the server that replies to a ping. Everything that is
+// ClusterTime returns the current cluster time of the server that responds to a ping. Everything that is
 // committed afterwards has a later time. It blocks for at most ten seconds.
 func ClusterTime(ctx context.Context, client *mongo.Client) (clusterTime bson.Timestamp, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -147,16 +147,16 @@ func EachDocument(ctx context.Context, cur *mongo.Cursor, doing string, take fun
 
 // ServerTime returns the time of the primary's clock.
 func ServerTime(ctx context.Context, client *mongo.Client) (time.Time, error) {
-	var reply struct {
+	var response struct {
 		LocalTime time.Time `bson:"localTime"`
 	}
 
 	opts := options.RunCmd().SetReadPreference(readpref.Primary())
-	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}, opts).Decode(&reply)
+	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}, opts).Decode(&response)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("reading the server's time: %w", err)
 	}
-	return reply.LocalTime, nil
+	return response.LocalTime, nil
 }
 
 // CollectionUUID returns the UUID of a collection, or zero if the collection does not exist. It needs the

@@ -303,7 +303,7 @@ func (p *partition) acceptFetched(from int64, fetched transport.Fetched) {
 				passed = append(passed, message)
 			}
 		}
-		// A reply may be empty although the log has moved on, for example after compaction.
+		// A response may be empty although the log has moved on, for example after compaction.
 		p.nextFetch = max(fetched.Next, from)
 		p.fetchedTo = max(p.fetchedTo, p.nextFetch)
 

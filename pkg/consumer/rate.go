@@ -103,7 +103,7 @@ func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error)
 		if err != nil {
 			return 0, err
 		}
-		// The clock of the server was read before the reply, so a slot is never used too early.
+		// The clock of the server was read before the response, so a slot is never used too early.
 		next := time.Now().Add(first)
 		for range missing {
 			l.slots = append(l.slots, next)

@@ -21,7 +21,7 @@ var (
 	// ErrForbidden means that the user of MongoDB lacks a privilege.
 	ErrForbidden = errors.New("a privilege is missing")
 
-	// ErrUnavailable means that MongoDB did not reply or failed. The completed part of an action is kept, and the same call does
+	// ErrUnavailable means that MongoDB did not respond or failed. The completed part of an action is kept, and the same call does
 	// the rest.
 	ErrUnavailable = errors.New("MongoDB is not available")
 )

@@ -10,7 +10,7 @@
 // Lists are iterators that read one page at a time, so that a loop which ends early costs little. They stay valid
 // while entries are added and removed. A list ends after the first error.
 //
-// Blocking: functions with a context block until MongoDB replies, or until their context ends. They never wait for a relay: an
+// Blocking: functions with a context block until MongoDB responds, or until their context ends. They never wait for a relay: an
 // action is stored, and the owner carries it out, usually within a second. Cost: separate connections from those of a relay,
 // except with relay.WithMongoClient, so that no call can delay a lease or a stream.
 package operate

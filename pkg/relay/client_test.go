@@ -117,7 +117,7 @@ func TestRelaysUseTheClientOfTheService(t *testing.T) {
 	}
 }
 
-// A client that ends long calls is rejected as soon as MongoDB replies.
+// A client that ends long calls is rejected as soon as MongoDB responds.
 func TestAClientWithATimeoutIsRejected(t *testing.T) {
 	t.Parallel()
 	s := setup(t)

@@ -20,7 +20,7 @@ var termPackages = []string{
 
 // lateFields are the fields of parts that are set after their construction, with the reason.
 var lateFields = map[string]string{
-	"changestream.cursor.stopWatching":   "belongs to the wait for one reply",
+	"changestream.cursor.stopWatching":   "belongs to the wait for one response",
 	"gap.Recovery.backoff":               "a state: the pause between two gaps begins with the first one",
 	"sink.loop.abortDial":                "belongs to one attempt to connect",
 	"sink.loop.link":                     "a state: the connection, which a loop opens again and again",

@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// path is the path of one event between the reply of MongoDB and the encoded bytes for Kafka, without the
+// path is the path of one event between the response of MongoDB and the encoded bytes for Kafka, without the
 // servers.
 type path struct {
 	router  *routing.Router
@@ -188,7 +188,7 @@ func TestHotPathAllocations(t *testing.T) {
 	}
 }
 
-// BenchmarkHotPath measures the CPU time of an event between the reply of MongoDB and the encoded bytes.
+// BenchmarkHotPath measures the CPU time of an event between the response of MongoDB and the encoded bytes.
 func BenchmarkHotPath(b *testing.B) {
 	for _, v := range eventVariants() {
 		b.Run(v.name, func(b *testing.B) {

@@ -45,7 +45,7 @@ type Stream struct {
 	TokenAge       *Live                  // seconds since the change stream's token last moved
 	Read           prometheus.Counter     // envelopes read from the change stream
 	ReadBytes      prometheus.Counter     // bytes of those envelopes
-	Batches        prometheus.Counter     // replies of the change stream that carried events
+	Batches        prometheus.Counter     // responses of the change stream that carried events
 	StreamState    *States                // {state}: 1 for the state the change stream is in
 	StreamRestarts *prometheus.CounterVec // {reason}
 	Gaps           *prometheus.CounterVec // {reason}

@@ -23,8 +23,8 @@ const (
 	MaxHeaders = 4096
 	// KeptAttempts is how many failed attempts of one envelope are stored: the latest.
 	KeptAttempts = 50
-	// MaxReply bounds a reply of Kafka. The metadata of 500,000 partitions take about 25 MB.
-	MaxReply = 32 << 20
+	// MaxResponse bounds a response of Kafka. The metadata of 500,000 partitions take about 25 MB.
+	MaxResponse = 32 << 20
 )
 
 // Clip returns at most the first n bytes of a text. It replaces invalid UTF-8, which BSON and JSON do not permit.

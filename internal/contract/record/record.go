@@ -17,7 +17,7 @@ type Header struct {
 	Value []byte
 }
 
-// Record is one record for one target topic. Its slices may alias a reply of MongoDB. A function
+// Record is one record for one target topic. Its slices may alias a response of MongoDB. A function
 // that keeps a slice longer than its call must copy it.
 type Record struct {
 	Topic     string

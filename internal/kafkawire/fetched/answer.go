@@ -20,7 +20,7 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
 // Answer is the response of a broker to a Fetch.
@@ -58,7 +58,7 @@ const maxAnswer = 512 << 20
 
 // Read reads the response to the request with that correlation id.
 func Read(reader io.Reader, version int16, correlation int32) (*Answer, error) {
-	body, err := reply.Read(reader, nil, correlation, maxAnswer)
+	body, err := response.Read(reader, nil, correlation, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
 	}
@@ -75,7 +75,7 @@ func Parse(body []byte, version int16) (*Answer, error) {
 		return nil, fmt.Errorf("fetch version %d: the broker must support 4 to 11 (Kafka 0.11 or later)", version)
 	}
 
-	decoder := reply.Decoder{B: body}
+	decoder := response.Decoder{B: body}
 	throttle := time.Duration(decoder.Int32()) * time.Millisecond
 	if version >= 7 {
 		if code := decoder.Int16(); code != 0 {
@@ -115,7 +115,7 @@ func Parse(body []byte, version int16) (*Answer, error) {
 
 // parseWithIDs decodes a response in version WithIDs.
 func parseWithIDs(body []byte) (*Answer, error) {
-	decoder := reply.Decoder{B: body}
+	decoder := response.Decoder{B: body}
 	decoder.SkipTags() // of the header
 	out := &Answer{Throttle: time.Duration(decoder.Int32()) * time.Millisecond}
 	if code := decoder.Int16(); code != 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/segmentio/kafka-go/compress"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
 // The bounds of one record that a Stream reads, unless the batch is the process's own.
@@ -107,7 +107,7 @@ func (s *Stream) readRecord(rec *Record, from int64) (bool, error) {
 	if err != nil {
 		return false, recordError(err)
 	}
-	decoder := reply.Decoder{B: head}
+	decoder := response.Decoder{B: head}
 	s.readPrefix(rec, &decoder)
 	switch {
 	case decoder.Bad:
@@ -126,7 +126,7 @@ func (s *Stream) readRecord(rec *Record, from int64) (bool, error) {
 		return false, recordError(err)
 	}
 	// Peek has left the prefix in the reader, so the body begins with it.
-	decoder = reply.Decoder{B: body}
+	decoder = response.Decoder{B: body}
 	s.readPrefix(rec, &decoder)
 	rec.Key, rec.Value = decoder.Field(), decoder.Field()
 
@@ -146,7 +146,7 @@ func (s *Stream) readRecord(rec *Record, from int64) (bool, error) {
 }
 
 // readPrefix reads the fields before the key into record, and clears the others.
-func (s *Stream) readPrefix(record *Record, decoder *reply.Decoder) {
+func (s *Stream) readPrefix(record *Record, decoder *response.Decoder) {
 	decoder.Skip(1) // attributes
 	*record = Record{TimeMS: s.batch.firstMS + decoder.Varint(), Headers: record.Headers[:0]}
 	if s.batch.attributes&appendTimeBit != 0 {

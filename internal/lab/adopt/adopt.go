@@ -311,7 +311,7 @@ func (a *Adopter) hasEvent(ctx context.Context, position resume.Position, wide b
 
 	for ctx.Err() == nil {
 		if cs.TryNext(ctx) {
-			// After the last event of a reply, the driver returns the position after the reply instead of the event's token.
+			// After the last event of a response, the driver returns the position after the response instead of the event's token.
 			if token, ok := cs.Current.Lookup("_id").DocumentOK(); ok && resume.Token(token).Data() == position.Token.Data() {
 				return true, nil
 			}

@@ -4,7 +4,7 @@
 // that no node owns. The relay opens its stream at the time of the position and drops the events up to the token, as after a change of
 // the watched collections. So the token may come from a stream over other collections.
 //
-// Blocking: Plan and Write block until the servers reply. Cost: Plan reads the change stream from the position on, at
+// Blocking: Plan and Write block until the servers respond. Cost: Plan reads the change stream from the position on, at
 // some ten thousand events a second. Write is one transaction over the documents of the watcher: all slots get the
 // position, or none.
 package adopt

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/transport/kafkalog"
 )
 
-// maxFetch is the size of one reply while the topic is read.
+// maxFetch is the size of one response while the topic is read.
 const maxFetch = 4 << 20
 
 // readOffsetTopic reads the offset topic of Kafka Connect in distributed mode from its beginning to its present end. Of each key it
@@ -42,7 +42,7 @@ func readOffsetTopic(ctx context.Context, wire *kafkawire.Client, topic string) 
 			if err != nil {
 				return nil, fmt.Errorf("reading topic %s: %w", topic, err)
 			}
-			// Connect may still write: only the end at the first reply counts.
+			// Connect may still write: only the end at the first response counts.
 			if end < 0 {
 				end = got.End
 			}

@@ -10,8 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// streamBatch is the number of documents of a reply. It reaches the full rate with a quarter of the memory of 16 MB
-// replies.
+// streamBatch is the number of documents of a response. It reaches the full rate with a quarter of the memory of 16 MB
+// responses.
 const streamBatch = 2000
 
 // connect returns a client that has reached its server.

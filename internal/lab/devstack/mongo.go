@@ -171,8 +171,8 @@ func (s *Stack) primaryNow(ctx context.Context) *Member {
 	var wg sync.WaitGroup
 	for i, m := range s.mongods {
 		wg.Go(func() {
-			if reply, err := runHello(ctx, m.addr); err == nil && reply.Primary {
-				elected[i] = reply.ElectionID
+			if response, err := runHello(ctx, m.addr); err == nil && response.Primary {
+				elected[i] = response.ElectionID
 			}
 		})
 	}
@@ -189,25 +189,25 @@ func (s *Stack) primaryNow(ctx context.Context) *Member {
 	return primary
 }
 
-type helloReply struct {
+type helloResponse struct {
 	Primary    bool          `bson:"isWritablePrimary"`
 	Secondary  bool          `bson:"secondary"`
 	ElectionID bson.ObjectID `bson:"electionId"`
 }
 
-func runHello(ctx context.Context, addr string) (helloReply, error) {
-	var reply helloReply
+func runHello(ctx context.Context, addr string) (helloResponse, error) {
+	var response helloResponse
 	raw, err := runCommand(ctx, addr, bson.D{{Key: "hello", Value: 1}})
 	if err == nil {
-		err = bson.Unmarshal(raw, &reply)
+		err = bson.Unmarshal(raw, &response)
 	}
-	return reply, err
+	return response, err
 }
 
 // checkServing returns nil if the mongod is primary or secondary.
 func checkServing(ctx context.Context, addr string) error {
-	reply, err := runHello(ctx, addr)
-	if err == nil && !reply.Primary && !reply.Secondary {
+	response, err := runHello(ctx, addr)
+	if err == nil && !response.Primary && !response.Secondary {
 		err = errors.New("neither primary nor secondary yet")
 	}
 	return err

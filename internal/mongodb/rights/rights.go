@@ -1,6 +1,6 @@
 // Package rights reads the privileges of the user of a connection to MongoDB.
 //
-// Blocking: [Read] blocks until the server replies to two commands. Cost: none but these commands.
+// Blocking: [Read] blocks until the server responds to two commands. Cost: none but these commands.
 package rights
 
 import (
@@ -104,7 +104,7 @@ type Access struct {
 	Role   string // a role of the user that can be extended, or ""
 }
 
-// Stored is a privilege in a reply of MongoDB.
+// Stored is a privilege in a response of MongoDB.
 type Stored struct {
 	Resource struct {
 		DB      *string `bson:"db"`
@@ -167,7 +167,7 @@ func (a *Access) FormatGrant(missing ...Grant) string {
 // Read reads the privileges of the user of the client of probe, including the privileges of inherited roles, and whether access control is enabled.
 // Only a user may read probe.
 func Read(ctx context.Context, probe *mongo.Collection) (Access, error) {
-	var reply struct {
+	var response struct {
 		Auth struct {
 			Users []Login `bson:"authenticatedUsers"`
 			Roles []struct {
@@ -179,23 +179,23 @@ func Read(ctx context.Context, probe *mongo.Collection) (Access, error) {
 	}
 	admin := probe.Database().Client().Database("admin")
 	command := bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}
-	if err := admin.RunCommand(ctx, command).Decode(&reply); err != nil {
+	if err := admin.RunCommand(ctx, command).Decode(&response); err != nil {
 		return Access{}, err
 	}
 
-	access := Access{Logins: reply.Auth.Users, Roles: len(reply.Auth.Roles)}
-	for _, p := range reply.Auth.Privileges {
+	access := Access{Logins: response.Auth.Users, Roles: len(response.Auth.Roles)}
+	for _, p := range response.Auth.Privileges {
 		access.Add(p)
 	}
-	for _, r := range reply.Auth.Roles {
+	for _, r := range response.Auth.Roles {
 		// Built-in roles cannot be changed, so a grant needs a role that is not one.
 		if access.Role == "" && r.DB == "admin" && !isBuiltIn(r.Role) {
 			access.Role = r.Role
 		}
 	}
 
-	// Without access control the reply lists neither users nor privileges.
-	access.Off = isOff(ctx, probe, len(reply.Auth.Users) > 0)
+	// Without access control the response lists neither users nor privileges.
+	access.Off = isOff(ctx, probe, len(response.Auth.Users) > 0)
 	return access, nil
 }
 

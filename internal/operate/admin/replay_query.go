@@ -18,9 +18,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// replayReply bounds one read of a replay. Without the index on ts, the server sorts the collection
-// before its first reply.
-const replayReply = 2 * time.Minute
+// replayResponse bounds one read of a replay. Without the index on ts, the server sorts the collection
+// before its first response.
+const replayResponse = 2 * time.Minute
 
 // replayQuery selects delivered envelopes. Every list that is not empty is a condition.
 type replayQuery struct {
@@ -98,7 +98,7 @@ func countUnstamped(ctx context.Context, coll *mongo.Collection, query replayQue
 func readEnvelopes(
 	ctx context.Context, coll *mongo.Collection, query replayQuery, after bson.Timestamp, limit int,
 ) (docs []bson.Raw, seen bson.Timestamp, err error) {
-	ctx, cancel := context.WithTimeout(ctx, replayReply)
+	ctx, cancel := context.WithTimeout(ctx, replayResponse)
 	defer cancel()
 	sess, err := coll.Database().Client().StartSession()
 	if err != nil {

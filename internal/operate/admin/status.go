@@ -6,7 +6,7 @@
 // be repeated after an error.
 //
 // Order: pages have a fixed order and a cursor, so that a page follows the one before even if entries are added.
-// Blocking: functions with a context block until MongoDB replies, and end with their context. Only [Operator.Run]
+// Blocking: functions with a context block until MongoDB responds, and end with their context. Only [Operator.Run]
 // works in the background. Cost: the doc comment of each use-case states it if it reads more than an index of the
 // selected documents.
 package admin

@@ -305,7 +305,7 @@ func testWriters(t *testing.T, root *mongo.Client, cfg config.Config, addr strin
 	expectCheck(t, examine(t, cfg), "mongodb.writers", Warn, "to outrelay: billing@admin, relay@admin;", "revoke")
 }
 
-// testHangingServers checks that the doctor reports servers that accept connections and do not reply, within the limit.
+// testHangingServers checks that the doctor reports servers that accept connections and do not respond, within the limit.
 func testHangingServers(t *testing.T, s *devstack.Stack, cfg config.Config) {
 	for _, m := range slices.Concat(s.Mongods(), s.Kafkas()) {
 		if err := m.Pause(); err != nil {

@@ -36,7 +36,7 @@ type mongoFacts struct {
 	client   *mongo.Client
 	opts     *options.ClientOptions
 	seen     *sightings
-	hello    helloReply
+	hello    helloResponse
 	access   access
 	outboxes outboxFacts
 }
@@ -127,8 +127,8 @@ func (s *sightings) all() map[string]sighting {
 	return maps.Clone(s.last)
 }
 
-// helloReply is the reply to hello, which requires no login.
-type helloReply struct {
+// helloResponse is the response to hello, which requires no login.
+type helloResponse struct {
 	SetName   string    `bson:"setName"`
 	Msg       string    `bson:"msg"` // isdbgrid for a mongos
 	Primary   string    `bson:"primary"`
@@ -140,7 +140,7 @@ type helloReply struct {
 	LocalTime time.Time `bson:"localTime"`
 }
 
-func (h helloReply) mongos() bool { return h.Msg == "isdbgrid" }
+func (h helloResponse) mongos() bool { return h.Msg == "isdbgrid" }
 
 func (x mongoChecks) checkConnection(ctx context.Context) finding {
 	facts := &x.mongo

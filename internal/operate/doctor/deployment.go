@@ -35,36 +35,36 @@ func (x mongoChecks) checkVersion(ctx context.Context) finding {
 }
 
 func (x mongoChecks) checkReplicaSet(context.Context) finding {
-	reply := x.mongo.hello
-	members := len(reply.Hosts) + len(reply.Passives)
+	response := x.mongo.hello
+	members := len(response.Hosts) + len(response.Passives)
 	switch {
-	case reply.mongos():
+	case response.mongos():
 		supported := rowOf(areaMongoDB, mongoSharded)
 		return judge(supported.level, supported.why, "a %s,", supported.name)
-	case reply.Ghost:
+	case response.Ghost:
 		return failed(initiateCommand(x.mongo.opts.Hosts[0]),
 			"mongod was started with --replSet, but the replica set was never initiated")
-	case reply.SetName == "":
+	case response.SetName == "":
 		return explainStandalone(x.mongo.opts.Hosts[0])
-	case reply.Primary == "":
+	case response.Primary == "":
 		return failed("run in mongosh: rs.status()\na majority of the members has to be up",
-			"replica set %s has no primary", reply.SetName)
+			"replica set %s has no primary", response.SetName)
 	case members == 1:
 		return warned("add members in mongosh: rs.add(\"host:27017\"), up to three", "replica set %s has one member",
-			reply.SetName)
+			response.SetName)
 	}
 
-	return passed("replica set %s of %d members, primary %s", reply.SetName, members, reply.Primary)
+	return passed("replica set %s of %d members, primary %s", response.SetName, members, response.Primary)
 }
 
 func (x mongoChecks) checkArbiters(context.Context) finding {
-	reply := x.mongo.hello
+	response := x.mongo.hello
 	switch {
-	case reply.mongos():
+	case response.mongos():
 		return passed("mongos does not show the members of the shards; run rs.status() on each shard")
-	case len(reply.Arbiters) > 0:
-		return warned(fmt.Sprintf("replace the arbiter by a member with data, in mongosh: rs.remove(%q); rs.add(\"host:27017\")", reply.Arbiters[0]),
-			"%d members are arbiters (%s)", len(reply.Arbiters), joinFew(reply.Arbiters, 3))
+	case len(response.Arbiters) > 0:
+		return warned(fmt.Sprintf("replace the arbiter by a member with data, in mongosh: rs.remove(%q); rs.add(\"host:27017\")", response.Arbiters[0]),
+			"%d members are arbiters (%s)", len(response.Arbiters), joinFew(response.Arbiters, 3))
 	}
 	return passed("no arbiters")
 }
@@ -73,17 +73,17 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 	var best, skew time.Duration
 	// The shortest of three round trips gives the most exact difference.
 	for i := range 3 {
-		var reply helloReply
+		var response helloResponse
 		sent := time.Now()
-		if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &reply); err != nil {
+		if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &response); err != nil {
 			return unchecked("", "reading the server's time failed: %v", err)
 		}
 
 		// The time is read once: a pause of the process between two reads would count as skew.
 		got := time.Now()
 		if trip := got.Sub(sent); i == 0 || trip < best {
-			// The server has read its clock about half a trip before the reply arrived.
-			best, skew = trip, reply.LocalTime.Sub(got)+trip/2
+			// The server has read its clock about half a trip before the response arrived.
+			best, skew = trip, response.LocalTime.Sub(got)+trip/2
 		}
 	}
 
@@ -103,10 +103,10 @@ func (x mongoChecks) checkClock(ctx context.Context) finding {
 // checkTransactions compares the server's longest transaction with the purge's margin. N25
 func (x mongoChecks) checkTransactions(ctx context.Context) finding {
 	const name = "transactionLifetimeLimitSeconds"
-	var reply struct {
+	var response struct {
 		Limit int `bson:"transactionLifetimeLimitSeconds"`
 	}
-	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &reply)
+	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &response)
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return unchecked(x.mongo.access.grantCluster("getParameter"),
@@ -118,11 +118,11 @@ func (x mongoChecks) checkTransactions(ctx context.Context) finding {
 	}
 
 	most := int(purgeMargin.Seconds()) / 2
-	if reply.Limit > most {
+	if response.Limit > most {
 		return failed(fmt.Sprintf("db.adminCommand({setParameter: 1, %s: %d}), and the same in the configuration of each mongod", name, most),
-			"%s is %d; the purge is safe up to %d", name, reply.Limit, most)
+			"%s is %d; the purge is safe up to %d", name, response.Limit, most)
 	}
-	return passed("%s is %d; the purge is safe up to %d", name, reply.Limit, most)
+	return passed("%s is %d; the purge is safe up to %d", name, response.Limit, most)
 }
 
 // checkOplog judges how long a relay may be away. A young set has a short oplog that is not full: that alone is no fault.
@@ -144,7 +144,7 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 	}
 	cmd := bson.D{{Key: "serverStatus", Value: 1}, {Key: "oplog", Value: 1}, {Key: "oplogTruncation", Value: 1}}
 	for _, section := range []string{"metrics", "wiredTiger", "tcmalloc", "locks", "opcounters", "network", "transactions"} {
-		// These sections would make the reply large.
+		// These sections would make the response large.
 		cmd = append(cmd, bson.E{Key: section, Value: 0})
 	}
 
@@ -202,7 +202,7 @@ func (x mongoChecks) checkWriteConcern(ctx context.Context) finding {
 	const fix = "write events with w:majority, as pkg/outbox does in Transaction\n" +
 		"db.adminCommand({setDefaultRWConcern: 1, defaultWriteConcern: {w: \"majority\"}}), and remove w=1 from mongodb.uri and from the addresses of the services"
 	slow := ""
-	if reply := x.mongo.hello; len(reply.Hosts) == 1 && !reply.mongos() {
+	if response := x.mongo.hello; len(response.Hosts) == 1 && !response.mongos() {
 		slow = "; on a set of one member the relay sees such an event up to 100 ms later, after the journal is written"
 	}
 	if wc := x.mongo.opts.WriteConcern; wc != nil && wc.W != nil {
@@ -213,20 +213,20 @@ func (x mongoChecks) checkWriteConcern(ctx context.Context) finding {
 		return passed("mongodb.uri sets w:majority")
 	}
 
-	var reply struct {
+	var response struct {
 		Default struct {
 			W any `bson:"w"`
 		} `bson:"defaultWriteConcern"`
 	}
-	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getDefaultRWConcern", Value: 1}}, &reply)
+	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getDefaultRWConcern", Value: 1}}, &response)
 	switch {
 	case err != nil && len(x.mongo.hello.Arbiters) > 0:
 		return warned(fix, "the cluster's default cannot be read; with arbiters it is w:1%s", slow)
 	case err != nil:
 		return passed("the cluster's default cannot be read; without arbiters it is w:majority unless it was changed")
-	case reply.Default.W != nil && reply.Default.W != "majority":
-		return warned(fix, "the cluster's default is w:%v%s", reply.Default.W, slow)
-	case reply.Default.W == nil:
+	case response.Default.W != nil && response.Default.W != "majority":
+		return warned(fix, "the cluster's default is w:%v%s", response.Default.W, slow)
+	case response.Default.W == nil:
 		return warned(fix, "the cluster has no default of w:majority%s", slow)
 	}
 

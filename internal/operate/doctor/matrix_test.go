@@ -106,7 +106,7 @@ func TestVersionsOutsideOfTheMatrixAreReported(t *testing.T) {
 		}
 	}
 
-	sharded := mongoChecks{&examination{mongo: mongoFacts{hello: helloReply{Msg: "isdbgrid"}}}}.checkReplicaSet(t.Context())
+	sharded := mongoChecks{&examination{mongo: mongoFacts{hello: helloResponse{Msg: "isdbgrid"}}}}.checkReplicaSet(t.Context())
 	if sharded.status != Warn || !strings.Contains(sharded.detail, "untested") {
 		t.Errorf("a sharded cluster: %+v", sharded)
 	}

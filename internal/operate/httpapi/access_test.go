@@ -148,7 +148,7 @@ func TestForeignPagesReachNothing(t *testing.T) {
 func TestClientsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := openSite(t, func(o *AdminOptions) { o.Access.Rate = 1 })
-	var rejected reply
+	var rejected response
 	for range 30 {
 		if r := s.call("GET", "/api/v1/whoami", ""); r.status == http.StatusTooManyRequests {
 			rejected = r

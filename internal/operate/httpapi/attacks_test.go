@@ -253,7 +253,7 @@ func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
 	if r := s.call("GET", "/api/v1/dead/letter?id=1", "", "Authorization", "Bearer "+viewerToken); r.status != 200 || strings.Contains(string(r.body), planted) {
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	edit := func(body string) reply {
+	edit := func(body string) response {
 		return s.call("PATCH", "/api/v1/dead/letter?id=1", body, "If-Match", shown.header.Get("ETag"))
 	}
 	edit(`{"payload":"{\"card\":\"***\",\"n\":2}"}`).requireProblem(t, 422)

@@ -150,14 +150,14 @@ func (s *site) insertDead(id string, fields ...bson.E) {
 	admintest.Store(s.t, s.state.Collection("letters"), admintest.Letter(s.t, s.ns, "8265", envelope))
 }
 
-// reply is an answer that was read to its end.
-type reply struct {
+// response is an answer that was read to its end.
+type response struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-func (r reply) decode(t *testing.T, v any) {
+func (r response) decode(t *testing.T, v any) {
 	t.Helper()
 	if err := json.Unmarshal(r.body, v); err != nil {
 		t.Fatalf("%v in %s", err, r.body)
@@ -165,7 +165,7 @@ func (r reply) decode(t *testing.T, v any) {
 }
 
 // requireProblem returns the problem in the response. The problem must have this status and a detail.
-func (r reply) requireProblem(t *testing.T, status int) ErrorBody {
+func (r response) requireProblem(t *testing.T, status int) ErrorBody {
 	t.Helper()
 	var p ErrorBody
 	if r.status != status || !strings.HasPrefix(r.header.Get("Content-Type"), "application/problem+json") {
@@ -179,7 +179,7 @@ func (r reply) requireProblem(t *testing.T, status int) ErrorBody {
 }
 
 // call sends a request as an operator, unless a header selects another user.
-func (s *site) call(method, path, body string, header ...string) reply {
+func (s *site) call(method, path, body string, header ...string) response {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, strings.NewReader(body))
 	if err != nil {
@@ -210,7 +210,7 @@ func (s *site) call(method, path, body string, header ...string) reply {
 		s.t.Fatal(err)
 	}
 
-	return reply{res.StatusCode, res.Header, text}
+	return response{res.StatusCode, res.Header, text}
 }
 
 // mustCall sends a request. The status of the response must be 200.

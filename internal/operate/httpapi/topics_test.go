@@ -71,7 +71,7 @@ func TestATopicIsCreated(t *testing.T) {
 	if len(log.Items) != 1 {
 		t.Errorf("audit log: %+v", log)
 	}
-	if reply := s.call("POST", "/api/v1/topics/create", `{"topic":"taken"}`); reply.status != 409 {
-		t.Errorf("a topic that exists: %d %s", reply.status, reply.body)
+	if response := s.call("POST", "/api/v1/topics/create", `{"topic":"taken"}`); response.status != 409 {
+		t.Errorf("a topic that exists: %d %s", response.status, response.body)
 	}
 }

@@ -6,12 +6,12 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// MaxDocuments limits a batch. Larger replies only cost memory: replies of 16 MB are no faster
+// MaxDocuments limits a batch. Larger responses only cost memory: responses of 16 MB are no faster
 // and need 100 MB more.
 const MaxDocuments = 2000
 
-// Batch is one reply of the server. Docs alias the reply. Release returns the batch to the pool, and
-// frees the reply, so the caller must copy everything that it keeps longer.
+// Batch is one response of the server. Docs alias the response. Release returns the batch to the pool, and
+// frees the response, so the caller must copy everything that it keeps longer.
 type Batch struct {
 	Docs [][]byte
 
@@ -38,7 +38,7 @@ func (b *Batch) Release() {
 
 // Clear removes the documents, and keeps the position.
 func (b *Batch) Clear() {
-	// Without the clear, the pool would keep the reply in memory.
+	// Without the clear, the pool would keep the response in memory.
 	clear(b.Docs)
 	b.Docs, b.Bytes = b.Docs[:0], 0
 }

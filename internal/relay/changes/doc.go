@@ -2,5 +2,5 @@
 // delivers (Batch, Event), and how it ends (GapError, InvalidateError). Package changestream reads the stream.
 //
 // Scopes are immutable, and Parse allocates nothing. Only OplogWindow and Scope.Watch call the server: each blocks until it
-// replies or ctx ends.
+// responds or ctx ends.
 package changes

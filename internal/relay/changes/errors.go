@@ -7,8 +7,8 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// ErrTimeout is in the logged reason of an interruption if the server did not reply in time.
-var ErrTimeout = errors.New("the server did not reply in time")
+// ErrTimeout is in the logged reason of an interruption if the server did not respond in time.
+var ErrTimeout = errors.New("the server did not respond in time")
 
 // Reasons of a gap. They are few, because they are values of a metric label.
 const (

@@ -32,7 +32,7 @@ func (o Op) String() string {
 	return opNames[Other]
 }
 
-// Event is one parsed change event. Its slices alias the raw event, and so the whole reply. A caller
+// Event is one parsed change event. Its slices alias the raw event, and so the whole response. A caller
 // that keeps a slice longer than the batch must copy it.
 type Event struct {
 	Op Op

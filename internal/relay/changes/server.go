@@ -31,7 +31,7 @@ var ErrNotAllowed = errors.New("not allowed")
 // than the oldest entry is lost. It needs the cluster privilege serverStatus, which is optional. If
 // the user lacks it, the error is ErrNotAllowed.
 func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson.Timestamp, err error) {
-	// Without these exclusions the reply is large.
+	// Without these exclusions the response is large.
 	cmd := bson.D{{Key: "serverStatus", Value: 1}, {Key: "oplog", Value: 1}}
 	sections := []string{"metrics", "wiredTiger", "tcmalloc", "locks", "opcounters", "network", "transactions"}
 	for _, section := range sections {
@@ -59,7 +59,7 @@ func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson
 	oldest, ok1 := optime("earliestOptime")
 	newest, ok2 := optime("latestOptime")
 	if !ok1 || !ok2 {
-		return oldest, newest, errors.New("reading the oplog window: the server's reply does not contain it")
+		return oldest, newest, errors.New("reading the oplog window: the server's response does not contain it")
 	}
 	return oldest, newest, nil
 }

@@ -70,7 +70,7 @@ func (c *ServerClock) now() time.Duration {
 	return lease.BootClock()
 }
 
-// Sync reads the time of the server. It assumes that the reply took half of the round trip. A reply that took longer than a
+// Sync reads the time of the server. It assumes that the response took half of the round trip. A response that took longer than a
 // second is used only if there is no other.
 func (c *ServerClock) Sync(ctx context.Context, client *mongo.Client) error {
 	read := c.read

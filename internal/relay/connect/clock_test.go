@@ -68,7 +68,7 @@ func TestSlowSamplesOfServerTimeAreNotUsed(t *testing.T) {
 	true1 := c.server
 	c.roundTrip = 3 * time.Second
 	c.read = func(context.Context, *mongo.Client) (time.Time, error) {
-		// The whole round trip was the way there, so the reply counts as 1.5 s older than it is.
+		// The whole round trip was the way there, so the response counts as 1.5 s older than it is.
 		c.pass(c.roundTrip)
 		return c.server, nil
 	}

@@ -2,7 +2,7 @@
 // collections and topics on them. The relay uses it, and so do the commands.
 //
 // Blocking: functions without a context do no I/O, except a DNS lookup for a mongodb+srv address. The others block
-// until the server replies or their context ends.
+// until the server responds or their context ends.
 package connect
 
 import (

@@ -4,7 +4,7 @@
 // One process counts for a watcher and stores the result in the collection `figures` of the state database, so metrics, health rules,
 // page, API and commands show the same numbers. If no process has stored any recently, a command counts with the same [Counter].
 //
-// Order: none. Blocking: all functions block until MongoDB replies. Cost: see [Counter.Count]; the stored document has at most
+// Order: none. Blocking: all functions block until MongoDB responds. Cost: see [Counter.Count]; the stored document has at most
 // 1,000 topics with 20 outboxes each.
 package figures
 

@@ -219,7 +219,7 @@ func (l *list) addNodes() {
 		}
 
 		live++
-		// One slow reply is no outage if Kafka has acknowledged records at that time. The node itself reports its own reachability more
+		// One slow response is no outage if Kafka has acknowledged records at that time. The node itself reports its own reachability more
 		// exactly.
 		sends := node.LastAck != nil && node.SeenAt.Sub(*node.LastAck) < nodes.StaleAfter
 		if !node.KafkaReachable && !sends && node.Node != l.facts.Node {

@@ -4,7 +4,7 @@
 // [List] is pure: it makes the list from [Facts], which its caller has read. [ReadStatus] reads the facts about the slots.
 //
 // Order: a list begins with failures, and has a fixed order, so that it does not jump between two reads. Blocking: [List] does not
-// block, and [ReadStatus] blocks until MongoDB replies. Cost: ReadStatus reads one document for each slot.
+// block, and [ReadStatus] blocks until MongoDB responds. Cost: ReadStatus reads one document for each slot.
 package problems
 
 import (

@@ -100,7 +100,7 @@ func (r *Relay) vitalSigns() nodes.Vitals {
 }
 
 // checkHostClient returns an error if the client of the embedding program cannot work for a relay. It blocks
-// until MongoDB replies or stop ends.
+// until MongoDB responds or stop ends.
 func (r *Relay) checkHostClient(stop context.Context) error {
 	client := r.host.Mongo.Client
 	if client == nil {
@@ -228,7 +228,7 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 
 // sendHeartbeat checks whether Kafka is reachable and stores the heartbeat of this node.
 func (r *Relay) sendHeartbeat(ctx context.Context) {
-	// A broker that does not reply must not delay the heartbeat.
+	// A broker that does not respond must not delay the heartbeat.
 	call, stop := context.WithTimeout(ctx, beatEvery/2)
 	_, err := r.shared.Kafka.Metadata(call, nil)
 	stop()

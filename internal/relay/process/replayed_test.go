@@ -156,7 +156,7 @@ func TestN07_AnotherWatchListFindsRecordsSentBeforeTwoCrashes(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	// 300 envelopes are more than the first reply of a stream.
+	// 300 envelopes are more than the first response of a stream.
 	sent := newPayloads("sent", 300)
 	b.undoCheckpoint([]string{one}, func() {
 		b.appendTo("outbox", sent...)
@@ -172,7 +172,7 @@ func TestN07_AnotherWatchListFindsRecordsSentBeforeTwoCrashes(t *testing.T) {
 	}
 
 	from, _ := state()
-	// The owner gets the first reply of its stream.
+	// The owner gets the first response of its stream.
 	proceed := stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "skip", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 60_000},
 	})

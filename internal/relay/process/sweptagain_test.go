@@ -35,7 +35,7 @@ func TestN15_TheStreamDoesNotSendEnvelopesHeldByASweep(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// 200 envelopes are more than the first reply of a stream.
+			// 200 envelopes are more than the first response of a stream.
 			b.append(200)
 			doc := bson.D{
 				{Key: "_id", Value: "held"},

@@ -112,14 +112,14 @@ func Move(ctx context.Context, coll *mongo.Collection, id event.ID, dueAt time.T
 
 // ServerTime returns the time by the clock of the primary, in one round trip. ctx must have no transaction.
 func ServerTime(ctx context.Context, db *mongo.Database) (time.Time, error) {
-	var reply struct {
+	var response struct {
 		Now time.Time `bson:"localTime"`
 	}
 	primary := options.RunCmd().SetReadPreference(readpref.Primary())
-	if err := db.RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}, primary).Decode(&reply); err != nil {
+	if err := db.RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}, primary).Decode(&response); err != nil {
 		return time.Time{}, fmt.Errorf("reading the server's time: %w", err)
 	}
-	return reply.Now, nil
+	return response.Now, nil
 }
 
 // CheckTime returns an error if no event can be moved to the time dueAt.

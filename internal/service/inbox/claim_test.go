@@ -269,7 +269,7 @@ func TestEagerHandlersBeginOnce(t *testing.T) {
 }
 
 // TestNoClockButTheServers: the commands of a claim, a renewal, a release and a sweep contain no
-// date. The dates of new markers come from the replies of the server.
+// date. The dates of new markers come from the responses of the server.
 func TestNoClockButTheServers(t *testing.T) {
 	t.Parallel()
 	w := new(watch)

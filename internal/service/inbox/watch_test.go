@@ -17,10 +17,10 @@ import (
 type sent struct {
 	name, coll string
 	raw        bson.Raw
-	time       uint32 // the seconds of the last operation time that a reply had before it was sent
+	time       uint32 // the seconds of the last operation time that a response had before it was sent
 }
 
-// watch records the commands of a client, and counts the write conflicts in the replies.
+// watch records the commands of a client, and counts the write conflicts in the responses.
 type watch struct {
 	mu        sync.Mutex
 	cmds      []sent

@@ -1,6 +1,6 @@
 // Package inventory finds the collections that services keep in a database beside their outboxes, by the names of the collections.
 //
-// Cost: one command, which reads only the catalog. It blocks until MongoDB replies.
+// Cost: one command, which reads only the catalog. It blocks until MongoDB responds.
 package inventory
 
 import (

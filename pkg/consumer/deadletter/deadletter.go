@@ -5,7 +5,7 @@
 // The command `outrelay dead --source handler` does the same.
 //
 // Order: lists have the newest letter first, and a requeue takes the oldest first. Blocking: each method blocks until
-// MongoDB replies, and a method that changes many letters may be repeated after an error. Cost: a list reads an index
+// MongoDB responds, and a method that changes many letters may be repeated after an error. Cost: a list reads an index
 // and one page at a time. A requeue is one transaction for each letter.
 package deadletter
 

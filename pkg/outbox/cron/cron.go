@@ -336,12 +336,12 @@ func (c *Cron) serverTime(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 
-	var reply struct {
+	var response struct {
 		LocalTime time.Time `bson:"localTime"`
 	}
 
 	hello := bson.D{{Key: "hello", Value: 1}}
 	err := c.parts.Collection.Database().Client().Database("admin").
-		RunCommand(ctx, hello, options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&reply)
-	return reply.LocalTime, err
+		RunCommand(ctx, hello, options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&response)
+	return response.LocalTime, err
 }

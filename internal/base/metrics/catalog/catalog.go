@@ -140,8 +140,8 @@ var sections = []section{
 			Help: "Size of the envelopes read from the change stream.",
 		},
 		{
-			Name: "outrelay_read_batches_total", Unit: "replies",
-			Help: "Replies of the change stream that contained events.",
+			Name: "outrelay_read_batches_total", Unit: "responses",
+			Help: "Responses of the change stream that contained events.",
 		},
 		{
 			Name: "outrelay_inflight_records", Unit: "records",
@@ -344,7 +344,7 @@ var sections = []section{
 	{title: "Kafka and process", metrics: []Metric{
 		{
 			Name: "outrelay_produce_errors_total", Labels: []string{"error"}, Unit: "answers",
-			Help:   "Replies of Kafka other than success, by name.",
+			Help:   "Responses of Kafka other than success, by name.",
 			Advice: "Moved leaders are normal",
 		},
 		{

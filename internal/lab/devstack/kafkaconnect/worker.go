@@ -240,7 +240,7 @@ func (w *Worker) call(ctx context.Context, method, path string, body any) error 
 	}
 }
 
-// callOnce calls the API. A call that the API rejects is an error with the reply.
+// callOnce calls the API. A call that the API rejects is an error with the response.
 func (w *Worker) callOnce(ctx context.Context, method, path string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, method, w.api+path, bytes.NewReader(body))
 	if err != nil {
@@ -254,9 +254,9 @@ func (w *Worker) callOnce(ctx context.Context, method, path string, body []byte)
 	}
 	defer res.Body.Close()
 
-	reply, err := io.ReadAll(res.Body)
+	response, err := io.ReadAll(res.Body)
 	if err == nil && res.StatusCode >= http.StatusMultipleChoices {
-		err = fmt.Errorf("%s: %s", res.Status, reply)
+		err = fmt.Errorf("%s: %s", res.Status, response)
 	}
 	return err
 }

@@ -13,9 +13,9 @@ const (
 	apiVersions = 18
 )
 
-// Hostile listens like a Kafka broker until the test ends, and returns its address. It replies to each
-// request with the correlation id and the result of attack. If attack returns nil, the reply to ApiVersions
-// is valid, and other requests get no reply.
+// Hostile listens like a Kafka broker until the test ends, and returns its address. It responds to each
+// request with the correlation id and the result of attack. If attack returns nil, the response to ApiVersions
+// is valid, and other requests get no response.
 func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 	tb.Helper()
 	return serveConnections(tb, func(conn net.Conn) {
@@ -38,9 +38,9 @@ func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 				continue
 			}
 
-			reply := binary.BigEndian.AppendUint32(nil, uint32(4+len(body)))
-			reply = append(append(reply, head[8:12]...), body...)
-			if _, err := conn.Write(reply); err != nil {
+			response := binary.BigEndian.AppendUint32(nil, uint32(4+len(body)))
+			response = append(append(response, head[8:12]...), body...)
+			if _, err := conn.Write(response); err != nil {
 				return
 			}
 		}
@@ -57,10 +57,10 @@ func WebServer(tb testing.TB) string {
 	})
 }
 
-// HugeArray returns a reply of n bytes and the length of an array with two thousand million elements.
+// HugeArray returns a response of n bytes and the length of an array with two thousand million elements.
 func HugeArray(n int) []byte { return append(make([]byte, n), 0x7f, 0xff, 0xff, 0xff) }
 
-// HugeMetadata attacks the reply to Metadata of version 3 or later. The array of brokers follows the throttle time.
+// HugeMetadata attacks the response to Metadata of version 3 or later. The array of brokers follows the throttle time.
 func HugeMetadata(key, _ int16) []byte {
 	if key == apiMetadata {
 		return HugeArray(4)
@@ -68,7 +68,7 @@ func HugeMetadata(key, _ int16) []byte {
 	return nil
 }
 
-// HugeVersions attacks the reply to ApiVersions. The array of APIs follows the error code.
+// HugeVersions attacks the response to ApiVersions. The array of APIs follows the error code.
 func HugeVersions(key, _ int16) []byte {
 	if key == apiVersions {
 		return HugeArray(2)
@@ -76,7 +76,7 @@ func HugeVersions(key, _ int16) []byte {
 	return nil
 }
 
-// allVersions returns a reply to ApiVersions, version 0: no error, and the highest version of every API.
+// allVersions returns a response to ApiVersions, version 0: no error, and the highest version of every API.
 func allVersions() []byte {
 	const apis = 52
 	be := binary.BigEndian

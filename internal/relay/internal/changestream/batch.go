@@ -13,7 +13,7 @@ const (
 // reduce the batches of small documents for long.
 type batchSizer struct{ docs, bytes float64 }
 
-func (z *batchSizer) observeReply(docs, bytes int) {
+func (z *batchSizer) observeResponse(docs, bytes int) {
 	z.docs = z.docs*3/4 + float64(docs)
 	z.bytes = z.bytes*3/4 + float64(bytes)
 }

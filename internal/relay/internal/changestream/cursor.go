@@ -34,18 +34,18 @@ type cursor struct {
 	base         context.Context
 	stopWatching func()
 
-	// replyTimer ends base if a reply takes too long. To reset a timer costs nothing. With a new
-	// context with a deadline for each reply, the driver would evaluate its round-trip statistics.
-	replyTimer *time.Timer
-	timedOut   atomic.Bool
+	// responseTimer ends base if a response takes too long. To reset a timer costs nothing. With a new
+	// context with a deadline for each response, the driver would evaluate its round-trip statistics.
+	responseTimer *time.Timer
+	timedOut      atomic.Bool
 
 	// serverID is the cursor's id. It is atomic because another goroutine kills the cursor.
 	serverID atomic.Int64
 
 	// dropThrough is the data of a token: events at or before it were already sent to the caller
 	// (N23). It is "" once a later event was read.
-	dropThrough string
-	replyWait   time.Duration
+	dropThrough  string
+	responseWait time.Duration
 }
 
 // openCursor opens the stream at the run's position.
@@ -139,7 +139,7 @@ func (s *Stream) streamOptions() *options.ChangeStreamOptionsBuilder {
 }
 
 // openChangeStream opens a change stream over the scope. Its cursor is killed when ctx ends. The
-// session shows the cluster time of each reply. The session is not causally consistent, because the
+// session shows the cluster time of each response. The session is not causally consistent, because the
 // server would then wait for times that do not concern this stream.
 func (s *Stream) openChangeStream(
 	ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
@@ -168,24 +168,24 @@ func (s *Stream) openChangeStream(
 
 	cursor := &cursor{stream: s, changeStream: cs, session: session, base: base}
 	cursor.serverID.Store(cs.ID())
-	cursor.replyTimer = time.AfterFunc(maxPatience, func() {
+	cursor.responseTimer = time.AfterFunc(maxPatience, func() {
 		cursor.timedOut.Store(true)
 		cancel()
 	})
-	cursor.replyTimer.Stop()
+	cursor.responseTimer.Stop()
 	cursor.stopWatching = cursor.killCursorAfter(ctx, stop)
 	return cursor, nil
 }
 
-// fetchReply reads one reply into batch. batch stays empty if there was nothing to read. It blocks for at most
+// fetchResponse reads one response into batch. batch stays empty if there was nothing to read. It blocks for at most
 // limit.
-func (c *cursor) fetchReply(limit time.Duration, batch *changes.Batch) error {
-	c.replyTimer.Reset(limit)
+func (c *cursor) fetchResponse(limit time.Duration, batch *changes.Batch) error {
+	c.responseTimer.Reset(limit)
 	begin := time.Now()
 	// Next would repeat the getMore until an event arrives, and the idle position would never be saved.
 	ok := c.changeStream.TryNext(c.base)
-	c.replyWait = time.Since(begin)
-	c.replyTimer.Stop()
+	c.responseWait = time.Since(begin)
+	c.responseTimer.Stop()
 	c.noteDriverResume()
 
 	if !ok {
@@ -198,7 +198,7 @@ func (c *cursor) fetchReply(limit time.Duration, batch *changes.Batch) error {
 		return err
 	}
 
-	// The remaining documents of the reply are in memory.
+	// The remaining documents of the response are in memory.
 	batch.Append(c.changeStream.Current)
 	for range c.changeStream.RemainingBatchLength() {
 		if !c.changeStream.TryNext(c.base) {
@@ -210,7 +210,7 @@ func (c *cursor) fetchReply(limit time.Duration, batch *changes.Batch) error {
 }
 
 // noteDriverResume detects an automatic resume of the driver: the cursor has a new id. The driver
-// resumes only between replies, from the token of the last reply, so no event is repeated.
+// resumes only between responses, from the token of the last response, so no event is repeated.
 func (c *cursor) noteDriverResume() {
 	id := c.changeStream.ID()
 	if id == 0 || id == c.serverID.Load() {
@@ -241,7 +241,7 @@ func (c *cursor) dropDelivered(batch *changes.Batch) {
 	batch.Clear()
 }
 
-// positionAfter returns the position after the reply. Its token is a copy.
+// positionAfter returns the position after the response. Its token is a copy.
 func (c *cursor) positionAfter(batch *changes.Batch) resume.Position {
 	position := resume.Position{Token: resume.Token(c.changeStream.ResumeToken()).Clone()}
 	timestamp, ok := position.Token.ClusterTime()
@@ -257,7 +257,7 @@ func (c *cursor) positionAfter(batch *changes.Batch) resume.Position {
 	return position
 }
 
-// operationTime returns the cluster's majority-committed time in the last reply.
+// operationTime returns the cluster's majority-committed time in the last response.
 func (c *cursor) operationTime() bson.Timestamp {
 	if timestamp := c.session.OperationTime(); timestamp != nil {
 		return *timestamp

@@ -23,7 +23,7 @@
 // quick should not wait for Run before it writes.
 //
 // Cost: a batch has at most 2,000 documents or about 4 MiB. A larger document is a batch alone.
-// Nothing is copied: documents alias the server's reply, which Release frees. The reader allocates a
+// Nothing is copied: documents alias the server's response, which Release frees. The reader allocates a
 // few times per batch and never per event.
 //
 // # Limits
@@ -34,10 +34,10 @@
 //
 // # Why the driver's ChangeStream
 //
-// A loop of aggregate and getMore with RunCommand would be as fast, and would show every reply. But
+// A loop of aggregate and getMore with RunCommand would be as fast, and would show every response. But
 // it cannot pin its requests to the server that holds the cursor. With more than one mongos, every
 // second getMore would fail with CursorNotFound, and behind a load balancer every getMore would. The
-// driver's stream is read without copies (TryNext and Current). It requests a new reply only when the
+// driver's stream is read without copies (TryNext and Current). It requests a new response only when the
 // last one is used up, so its automatic resume starts at the same token as this package would. The
 // package detects an automatic resume by the new cursor id, and counts it. Run handles every error
 // that the driver does not resume, by the server's code, never by the text of a message.

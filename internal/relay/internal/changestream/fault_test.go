@@ -242,14 +242,14 @@ func TestMissingPrivilegeIsReportedAndHeals(t *testing.T) {
 	r.waitUntil("live again", func() bool { return phase().Phase == Live && phase().Reason == "" })
 }
 
-func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
+func TestASlowResponseIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	coll := b.db.Collection("outbox")
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
 
-	// Each reply takes longer than the first limit of 100 + 100 ms.
+	// Each response takes longer than the first limit of 100 + 100 ms.
 	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true},
 		bson.E{Key: "blockTimeMS", Value: int32(500)}))
 	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{At: &at},
@@ -257,14 +257,14 @@ func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	r.wantIDs("a")
 	off()
 
-	// The limit doubles each time, so after ten times it is longer than any reply takes. A fixed limit
+	// The limit doubles each time, so after ten times it is longer than any response takes. A fixed limit
 	// would end in an endless loop.
 	if n := r.countRestarts("timeout"); n < 1 || n > 10 {
 		t.Errorf("%d timeouts, want 1 to 10", n)
 	}
 }
 
-func TestALostReplyDoesNotStopRefetch(t *testing.T) {
+func TestALostResponseDoesNotStopRefetch(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	coll := b.db.Collection("outbox")
@@ -324,7 +324,7 @@ func TestNoLeakOverManyReopenings(t *testing.T) {
 		t.Errorf("%d goroutines, want at most %d", n, goroutines+rounds/4)
 	}
 
-	// A call that ends a cursor is not repeated. On a busy machine a few calls get no reply in time, and the
+	// A call that ends a cursor is not repeated. On a busy machine a few calls get no response in time, and the
 	// server ends these cursors later.
 	const lost = rounds / 40
 	b.waitForCursors(1 + lost)

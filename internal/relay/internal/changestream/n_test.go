@@ -114,12 +114,12 @@ func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
 	// No oversized document was found.
 	s = slimMode{on: true}
 	if s.hasPassed(at("82"), true) || !s.hasPassed(at("82"), true) {
-		t.Error("want passed only at the second empty reply")
+		t.Error("want passed only at the second empty response")
 	}
 
 	s = slimMode{on: true, events: changes.MaxDocuments}
 	if !s.hasPassed(at("82"), false) {
-		t.Error("not passed after as many events as a reply can hold")
+		t.Error("not passed after as many events as a response can hold")
 	}
 }
 
@@ -292,31 +292,31 @@ func TestN26_OnlyWaitingInGetMoreCounts(t *testing.T) {
 
 	// The cluster is quiet.
 	for range 50 {
-		if v := w.observeEmptyReply(sec, at(1)); v != verdictHealthy {
+		if v := w.observeEmptyResponse(sec, at(1)); v != verdictHealthy {
 			t.Fatalf("verdict %d for a quiet cluster, want healthy", v)
 		}
 	}
 
-	// The cluster time moves. The first reply that shows it does not count, the next ones do.
-	if w.observeEmptyReply(sec, at(2)) != verdictHealthy || w.observeEmptyReply(sec, at(3)) != verdictHealthy {
+	// The cluster time moves. The first response that shows it does not count, the next ones do.
+	if w.observeEmptyResponse(sec, at(2)) != verdictHealthy || w.observeEmptyResponse(sec, at(3)) != verdictHealthy {
 		t.Fatal("verdict before the limit, want healthy")
 	}
-	if w.observeEmptyReply(sec, at(4)) != verdictReopen {
+	if w.observeEmptyResponse(sec, at(4)) != verdictReopen {
 		t.Fatal("no reopening at the limit")
 	}
 
 	w.streamReopened()
 	for i := range uint32(3) {
-		if w.observeEmptyReply(sec, at(5+i)) != verdictHealthy {
+		if w.observeEmptyResponse(sec, at(5+i)) != verdictHealthy {
 			t.Fatal("verdict before the limit after the reopening, want healthy")
 		}
 	}
 
-	if w.observeEmptyReply(sec, at(9)) != verdictDead {
+	if w.observeEmptyResponse(sec, at(9)) != verdictDead {
 		t.Fatal("the token is not dead after the second time")
 	}
 	w.tokenMoved()
-	if w.strikes != 0 || w.observeEmptyReply(sec, at(10)) != verdictHealthy {
+	if w.strikes != 0 || w.observeEmptyResponse(sec, at(10)) != verdictHealthy {
 		t.Fatal("a moved token did not reset the watchdog")
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// slimMode is the state of reading around events that do not fit a reply (N24). A document may have
+// slimMode is the state of reading around events that do not fit a response (N24). A document may have
 // up to 16 MiB. Its change event repeats the `_id` three times, two of them in hexadecimal, and can
-// then exceed the size that the server can send. The whole reply fails with code 10334, including
+// then exceed the size that the server can send. The whole response fails with code 10334, including
 // the small events before the large one.
 //
 // In slim mode, the pipeline omits the documents of events near the limit, and only those. The
@@ -32,7 +32,7 @@ type slimMode struct {
 	lastFetched string
 	events      int
 
-	// silent counts the empty replies. The first one after an opening proves nothing.
+	// silent counts the empty responses. The first one after an opening proves nothing.
 	silent int
 }
 
@@ -82,7 +82,7 @@ func (r *run) readAroundOversize(ctx context.Context, code int, err error) error
 }
 
 // hasPassed reports whether whole events can be read again: the position is after the fetched document,
-// or there was no such document among as many events as the failed reply can have held.
+// or there was no such document among as many events as the failed response can have held.
 func (s *slimMode) hasPassed(pos resume.Position, silent bool) bool {
 	if s.lastFetched != "" {
 		return pos.Token.Data() > s.lastFetched

@@ -31,7 +31,7 @@ func Lost(err error) bool {
 // until take returns false. The event and the document are valid only during the call.
 //
 // If it reaches the cluster time at which it was called, it returns errNotInStream. If the history is
-// gone, it returns the server's error. If a reply takes too long, it returns [ErrTimeout], and the next
+// gone, it returns the server's error. If a response takes too long, it returns [ErrTimeout], and the next
 // call waits for twice as long. It opens another stream, so it may be called during Run. Calls must not
 // overlap.
 func (s *Stream) Refetch(
@@ -52,7 +52,7 @@ func (s *Stream) Refetch(
 	} else {
 		opts.SetStartAfter(bson.Raw(position.Token))
 	}
-	// Large documents are fetched by _id, so that one of them cannot fail a whole reply (N24).
+	// Large documents are fetched by _id, so that one of them cannot fail a whole response (N24).
 	cursor, err := s.openChangeStream(ctx, append(s.pipeline(), slimStage), opts)
 	if err != nil {
 		return fmt.Errorf("opening stream to read events again: %w", err)
@@ -60,8 +60,8 @@ func (s *Stream) Refetch(
 	defer cursor.closeCursor()
 	cursor.changeStream.SetBatchSize(firstDocuments)
 
-	// A reply that is lost with its connection must not stop the caller. But the server may also search a
-	// long backlog before it replies. With a fixed limit, it would begin its search again forever.
+	// A response that is lost with its connection must not stop the caller. But the server may also search a
+	// long backlog before it responds. With a fixed limit, it would begin its search again forever.
 	patience := max(s.refetchPatience, s.pace.patience)
 	s.refetchPatience = 0
 
@@ -69,7 +69,7 @@ func (s *Stream) Refetch(
 	defer batch.Release()
 	for ctx.Err() == nil {
 		batch.Clear()
-		if err := cursor.fetchReply(s.pace.maxAwait+patience, batch); err != nil {
+		if err := cursor.fetchResponse(s.pace.maxAwait+patience, batch); err != nil {
 			if errors.Is(err, changes.ErrTimeout) {
 				s.refetchPatience = min(2*patience, maxPatience)
 			}

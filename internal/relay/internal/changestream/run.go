@@ -57,7 +57,7 @@ type run struct {
 	unexplainedErrors int
 	firstUnexplained  time.Time
 
-	patience     time.Duration // for one reply
+	patience     time.Duration // for one response
 	cursorOpened bool          // the last session sent at least one getMore
 	sessionStart time.Time
 	watchdog     watchdog
@@ -167,11 +167,11 @@ func (r *run) readSession(ctx context.Context) error {
 	r.watchdog.streamReopened()
 	for ctx.Err() == nil {
 		batch := changes.NewBatch()
-		err := cursor.fetchReply(r.stream.pace.maxAwait+r.patience, batch)
+		err := cursor.fetchResponse(r.stream.pace.maxAwait+r.patience, batch)
 		crash.At("after-getmore")
 		r.cursorOpened = true
 		if err == nil {
-			err = r.handleReply(ctx, cursor, batch)
+			err = r.handleResponse(ctx, cursor, batch)
 		} else {
 			batch.Release()
 		}
@@ -182,14 +182,14 @@ func (r *run) readSession(ctx context.Context) error {
 	return nil
 }
 
-// handleReply processes a reply and sends it to the caller. It returns an error if the session must
+// handleResponse processes a response and sends it to the caller. It returns an error if the session must
 // end.
-func (r *run) handleReply(ctx context.Context, cursor *cursor, batch *changes.Batch) error {
+func (r *run) handleResponse(ctx context.Context, cursor *cursor, batch *changes.Batch) error {
 	r.reportLive()
 	silent := len(batch.Docs) == 0
 
 	// The size includes the events that are dropped below, because the server sent them too.
-	r.sizer.observeReply(len(batch.Docs), batch.Bytes)
+	r.sizer.observeResponse(len(batch.Docs), batch.Bytes)
 	cursor.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
 	if cursor.dropThrough != "" {
 		cursor.dropDelivered(batch)
@@ -206,7 +206,7 @@ func (r *run) handleReply(ctx context.Context, cursor *cursor, batch *changes.Ba
 
 	full, moved := len(batch.Docs) > 0, next.Compare(r.position) > 0
 	if full {
-		r.stream.cfg.Metrics.countBatch(len(batch.Docs), batch.Bytes, cursor.replyWait)
+		r.stream.cfg.Metrics.countBatch(len(batch.Docs), batch.Bytes, cursor.responseWait)
 	}
 	if err := r.sendBatch(ctx, batch, next, moved); err != nil {
 		return err
@@ -226,7 +226,7 @@ func (r *run) handleReply(ctx context.Context, cursor *cursor, batch *changes.Ba
 	return nil
 }
 
-// reportLive sets the state after a reply of the server.
+// reportLive sets the state after a response of the server.
 func (r *run) reportLive() {
 	if r.slim.on {
 		r.stream.setState(Oversize, 0, "reading around documents that are too large for a change event")
@@ -321,9 +321,9 @@ func (r *run) recordProgress(full, moved bool) {
 	}
 }
 
-// checkWatchdog processes an empty reply that did not move the token (N26).
+// checkWatchdog processes an empty response that did not move the token (N26).
 func (r *run) checkWatchdog(cursor *cursor) error {
-	switch r.watchdog.observeEmptyReply(cursor.replyWait, cursor.operationTime()) {
+	switch r.watchdog.observeEmptyResponse(cursor.responseWait, cursor.operationTime()) {
 	case verdictDead:
 		at, _ := r.position.Time()
 		return &changes.GapError{Reason: changes.GapStalled, Position: r.position, Ahead: at.After(cursor.operationTime()), Err: errStalled}
@@ -387,7 +387,7 @@ func (r *run) retryLater(ctx context.Context, reason string, err error) error {
 	return nil
 }
 
-// retryTimeout handles a reply that did not arrive in time. If the server had opened the stream, it
+// retryTimeout handles a response that did not arrive in time. If the server had opened the stream, it
 // may be searching a backlog. Each timeout without progress doubles the limit. With a fixed limit,
 // the server would begin its search again forever.
 func (r *run) retryTimeout(ctx context.Context, err error) error {

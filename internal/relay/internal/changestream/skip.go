@@ -83,8 +83,8 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *changes.Scope,
 	}
 	defer stream.Close(context.WithoutCancel(ctx))
 
-	// The first reply may be empty although there is an event.
-	for range emptyReplies {
+	// The first response may be empty although there is an event.
+	for range emptyResponses {
 		if !stream.TryNext(ctx) {
 			if err := stream.Err(); err != nil {
 				return changes.Skip{}, describeNoEvent(err)
@@ -113,5 +113,5 @@ func NextInsert(ctx context.Context, client *mongo.Client, scope *changes.Scope,
 	return changes.Skip{}, fmt.Errorf("%w: no event follows the position of the watcher; if outrelay status still lists stream_stopped, name the collection and the id of the event", changes.ErrNoEvent)
 }
 
-// emptyReplies is the number of empty replies after which no event follows.
-const emptyReplies = 4
+// emptyResponses is the number of empty responses after which no event follows.
+const emptyResponses = 4

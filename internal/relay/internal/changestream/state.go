@@ -9,8 +9,8 @@ type Phase string
 
 // The phases of a stream.
 const (
-	Opening     Phase = "opening"      // the server has not replied yet
-	Live        Phase = "live"         // the server replies
+	Opening     Phase = "opening"      // the server has not responded yet
+	Live        Phase = "live"         // the server responds
 	Reopening   Phase = "reopening"    // interrupted, and reopened automatically
 	ConfigError Phase = "config_error" // an operator must grant or change something; retried slowly
 	Oversize    Phase = "oversize"     // live, without the documents that are too large for an event (N24)
@@ -37,7 +37,7 @@ func (s State) Ready() bool { return s.Phase == Live || s.Phase == Oversize }
 // Metrics are hooks for counters. Each may be nil. The goroutine of Run calls them, so they must not
 // block.
 type Metrics struct {
-	// Batch is called when a batch with events was fetched. wait is the time until the server's reply,
+	// Batch is called when a batch with events was fetched. wait is the time until the server's response,
 	// without the time to send the batch to the caller.
 	Batch func(events, bytes int, wait time.Duration)
 

@@ -33,16 +33,16 @@ type Config struct {
 
 // pace has the times and sizes of a stream. Tests change them before Run.
 type pace struct {
-	// maxAwait limits how long the server waits before it sends an empty reply. It does not affect
+	// maxAwait limits how long the server waits before it sends an empty response. It does not affect
 	// latency, only the idle checkpoint.
 	maxAwait time.Duration
 
 	// batchSize limits the documents of a batch. A batch near 4 MiB has fewer.
 	batchSize int
 
-	// patience is how long a reply may take in addition to maxAwait. After that the stream is
+	// patience is how long a response may take in addition to maxAwait. After that the stream is
 	// reopened. After a timeout without progress it doubles, up to an hour, because a server that
-	// searches a backlog of foreign entries replies only at the end.
+	// searches a backlog of foreign entries responses only at the end.
 	patience time.Duration
 
 	// watchdog is how long an idle stream's token may stand still while the cluster time moves (N26).

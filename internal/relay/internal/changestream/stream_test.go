@@ -68,8 +68,8 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	b.startReader(scopeOf(t, b.db.Name()+".outbox"), changes.Start{Position: mid}).wantIDs(want[40:]...)
 }
 
-// A backlog is read in replies of 2,000 small events, each followed at once by the next, and in small ones if the events are large.
-func TestABacklogIsReadInFullReplies(t *testing.T) {
+// A backlog is read in responses of 2,000 small events, each followed at once by the next, and in small ones if the events are large.
+func TestABacklogIsReadInFullResponses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		events, bytes int
@@ -95,7 +95,7 @@ func TestABacklogIsReadInFullReplies(t *testing.T) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if !slices.ContainsFunc(r.sizes, c.isFull) || slices.Max(r.sizes) > changes.MaxDocuments {
-				t.Errorf("the replies have %v events", r.sizes)
+				t.Errorf("the responses have %v events", r.sizes)
 			}
 		})
 	}

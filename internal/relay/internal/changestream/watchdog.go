@@ -10,18 +10,18 @@ import (
 // future, or of another cluster, but that token never moves. A healthy token moves with every write
 // in the cluster.
 //
-// Only the time in a getMore with an empty reply counts. The time without a request does not count
+// Only the time in a getMore with an empty response counts. The time without a request does not count
 // (backpressure, a pause, a held stream). A single long getMore does not count either: the server
-// may search a backlog of foreign entries before it can reply.
+// may search a backlog of foreign entries before it can respond.
 //
-// The cluster time is taken from the same replies, at read concern majority. In a cluster without a
+// The cluster time is taken from the same responses, at read concern majority. In a cluster without a
 // majority it stands still like the token, which is not a fault of the token.
 type watchdog struct {
 	limit   time.Duration
 	started bool
 
 	// clusterTimeAtMove is the cluster time when the token last moved. clusterMoved reports that the
-	// cluster time moved since. Replies lag by one getMore, so only later replies count.
+	// cluster time moved since. Responses lag by one getMore, so only later responses count.
 	clusterTimeAtMove bson.Timestamp
 	clusterMoved      bool
 
@@ -43,9 +43,9 @@ func (w *watchdog) tokenMoved() { *w = watchdog{limit: w.limit} }
 // streamReopened resets the wait of the old cursor, but not the strikes.
 func (w *watchdog) streamReopened() { *w = watchdog{limit: w.limit, strikes: w.strikes} }
 
-// observeEmptyReply processes an empty reply that did not move the token.
-func (w *watchdog) observeEmptyReply(wait time.Duration, cluster bson.Timestamp) verdict {
-	// The first reply has nothing to compare with.
+// observeEmptyResponse processes an empty response that did not move the token.
+func (w *watchdog) observeEmptyResponse(wait time.Duration, cluster bson.Timestamp) verdict {
+	// The first response has nothing to compare with.
 	if !w.started {
 		w.started, w.clusterTimeAtMove = true, cluster
 		return verdictHealthy

@@ -219,7 +219,7 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 		return err
 	}
 
-	// A repetition after a lost reply finds nothing either, so the documents have to be read.
+	// A repetition after a lost response finds nothing either, so the documents have to be read.
 	if set.matched < set.countExpected() {
 		return l.markGone(ctx, set)
 	}

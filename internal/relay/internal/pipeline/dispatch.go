@@ -49,7 +49,7 @@ type Sink interface {
 }
 
 // Item is one event of the stream. The slices Raw, DB, Coll and Pos, and those of its
-// records, may alias the server's reply.
+// records, may alias the server's response.
 type Item struct {
 	CommitMS int64           // commit time in Unix milliseconds
 	Records  []record.Record // one per target
@@ -66,7 +66,7 @@ type Item struct {
 	Key      []byte         // its ordering key; nil if it is malformed
 }
 
-// newOutcome returns the outcome of an envelope that is not sent now. It copies every slice that may alias the server's reply.
+// newOutcome returns the outcome of an envelope that is not sent now. It copies every slice that may alias the server's response.
 func (item *Item) newOutcome(end ledger.End) *ledger.Outcome {
 	return &ledger.Outcome{
 		End:       end,

@@ -129,7 +129,7 @@ func (r *Resolver) beginTicket(item *Item) record.Ticket {
 }
 
 // Position marks position as reached once everything delivered so far is resolved. position must
-// not alias a reply.
+// not alias a response.
 func (r *Resolver) Position(position resume.Position) { r.tracker.Position(position) }
 
 // hasRoom reports whether the window has room for another event.

@@ -48,7 +48,7 @@ func TestN15_AnEnvelopeThatIsStoredWhileAPageIsReadIsNotOvertaken(t *testing.T) 
 		moment func(s *slowStore, once func())
 	}{
 		"before the sender gets the page": {0, func(s *slowStore, once func()) { s.read = once }},
-		"before the next page":            {firstReply, func(s *slowStore, once func()) { s.passed = once }},
+		"before the next page":            {firstResponse, func(s *slowStore, once func()) { s.passed = once }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -60,7 +60,7 @@ func (x *Sender) scanStore(ctx context.Context, pass scanPass) error {
 	x.current = keyTurn{}
 	x.mu.Unlock()
 
-	docs, bytes, limit := 0, 0, firstReply
+	docs, bytes, limit := 0, 0, firstResponse
 	if pass.keys != nil {
 		limit = keysAtOnce
 	}
@@ -102,7 +102,7 @@ func (x *Sender) scanStore(ctx context.Context, pass scanPass) error {
 
 		// The server limits a page by its number of documents. Their mean size so far keeps the page
 		// below pageBytes.
-		limit = max(firstReply, min(pageDocs, pageBytes*docs/max(bytes, 1)))
+		limit = max(firstResponse, min(pageDocs, pageBytes*docs/max(bytes, 1)))
 	}
 	return nil
 }

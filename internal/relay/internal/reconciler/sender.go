@@ -38,9 +38,9 @@ const (
 	dueLimit     = 1000    // due retries of one query
 	fewInFlight  = 100     // with fewer in flight, the next due retries are read
 
-	firstReply = 32 // documents of a page while their size is unknown
-	pageDocs   = 1000
-	pageBytes  = 4 << 20
+	firstResponse = 32 // documents of a page while their size is unknown
+	pageDocs      = 1000
+	pageBytes     = 4 << 20
 )
 
 // Sender publishes the waiting envelopes of one term. Each document of the store goes to the Outlet when its turn comes, and the

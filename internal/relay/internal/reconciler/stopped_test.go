@@ -111,7 +111,7 @@ func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	var docs []waiting.Entry
-	for i := range 2 * firstReply { // a whole page
+	for i := range 2 * firstResponse { // a whole page
 		docs = append(docs, h.newEntry(1000+i, "odd", waiting.Parked, with("key", bson.A{"a", int32(i)})))
 	}
 	for i := range 100 {
@@ -127,7 +127,7 @@ func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
 	}
 
 	h.waitEmpty()
-	if l := h.letterOf(1000); !strings.Contains(l.Reason, "key is") || h.countLetters() != 2*firstReply {
+	if l := h.letterOf(1000); !strings.Contains(l.Reason, "key is") || h.countLetters() != 2*firstResponse {
 		t.Errorf("the reason of a letter is %q, %d letters", l.Reason, h.countLetters())
 	}
 }

@@ -186,7 +186,7 @@ func TestN19_AClaimWithAnUnknownOutcomeLosesNothing(t *testing.T) {
 	}
 }
 
-// repeatingFencer runs each transaction again after its commit, as if the reply were lost.
+// repeatingFencer runs each transaction again after its commit, as if the response were lost.
 type repeatingFencer struct{ mongodb.Fencer }
 
 func (f repeatingFencer) Fenced(ctx context.Context, also bson.D, fn func(context.Context) error) error {

@@ -143,7 +143,7 @@ func (s *Scheduled) findOrAddLocked(ns string) *scheduledCollection {
 	if collection, ok := s.collections[ns]; ok {
 		return collection
 	}
-	// The caller's text may alias a reply.
+	// The caller's text may alias a response.
 	coll := outboxes.CollectionOf(s.Client, strings.Clone(ns))
 	collection := &scheduledCollection{ns: mongodb.Namespace(coll), coll: coll}
 	s.collections[collection.ns] = collection

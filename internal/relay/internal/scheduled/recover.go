@@ -63,7 +63,7 @@ func (s *Scheduled) holdRecovered(ctx context.Context, flights []*flight) error 
 		return fmt.Errorf("reading the clock of the server: %w", err)
 	}
 
-	clock := serverClock{now: bson.NewDateTimeFromTime(now), replied: time.Now()}
+	clock := serverClock{now: bson.NewDateTimeFromTime(now), responded: time.Now()}
 	for _, f := range flights {
 		for i := range f.envelopes {
 			f.envelopes[i].sendAt = clock.localTime(bson.DateTime(f.envelopes[i].due))

@@ -33,7 +33,7 @@ func dueFilter(slot slot.Range, limit any, except []bson.RawValue) bson.D {
 // firstDue is the scheduled envelope of a collection that is due first.
 type firstDue struct {
 	at    int64         // due time in Unix milliseconds
-	until time.Duration // from the reply to the due time, by the clock of the server
+	until time.Duration // from the response to the due time, by the clock of the server
 }
 
 // findFirstDue returns the scheduled envelope of coll that is due first, or nil if there is none. It reads one entry of the index.
@@ -72,8 +72,8 @@ func millisecondsBetween(now, due bson.DateTime) time.Duration {
 
 // serverClock is the clock of the server as one statement of a transaction has read it.
 type serverClock struct {
-	now     bson.DateTime
-	replied time.Time // the server had read its clock by then
+	now       bson.DateTime
+	responded time.Time // the server had read its clock by then
 }
 
 // readClock reads the clock of the server, in the transaction of tx. known is false if coll has no document, and then no envelope is due.
@@ -87,15 +87,15 @@ func readClock(tx context.Context, coll *mongo.Collection) (clock serverClock, k
 	if err != nil || len(rows) == 0 {
 		return serverClock{}, false, err
 	}
-	return serverClock{now: rows[0].Now, replied: time.Now()}, true, nil
+	return serverClock{now: rows[0].Now, responded: time.Now()}, true, nil
 }
 
 // localTime returns a due time by the clock of this process: no earlier than by that of the server, whatever this process takes that to be.
 func (c serverClock) localTime(due bson.DateTime) time.Time {
 	if due <= c.now {
-		return c.replied
+		return c.responded
 	}
-	return c.replied.Add(millisecondsBetween(c.now, due))
+	return c.responded.Add(millisecondsBetween(c.now, due))
 }
 
 // query selects the envelopes that a claim takes from a collection.
@@ -138,7 +138,7 @@ func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bs
 		}
 		size += len(raw)
 		due, _ := raw.Lookup("dueAt").DateTimeOK()
-		// The bytes of a reply are never used again, and mostly all of its envelopes have the same due time.
+		// The bytes of a response are never used again, and mostly all of its envelopes have the same due time.
 		list = append(list, taken{raw, bson.DateTime(due)})
 		return nil
 	}, find)

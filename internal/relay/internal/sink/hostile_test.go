@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/relay/internal/fence"
 )
@@ -27,7 +27,7 @@ func TestBrokerThatLiesAboutLengthsIsNamed(t *testing.T) {
 			c := o.kafka
 			requireNamed := func(err error) {
 				t.Helper()
-				if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
+				if !errors.Is(err, response.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
 					t.Errorf("got error %v, want ErrNotKafka with the address", err)
 				}
 			}

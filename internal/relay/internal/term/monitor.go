@@ -120,7 +120,7 @@ func (m *monitor) watchTerm(ctx context.Context, begun <-chan *sink.Sink, end co
 }
 
 // isHanging reports whether the pump or the reader makes no progress. It returns false if the
-// memory budget is full or the stream is interrupted. A sweep waits for replies that have
+// memory budget is full or the stream is interrupted. A sweep waits for responses that have
 // deadlines.
 func (m *monitor) isHanging(now time.Time, timer *idleTimer) bool {
 	if !m.progress.delivering.Load() || m.resolver.Waiting() || !m.held.Valid() || m.plan.IsSweeping() ||

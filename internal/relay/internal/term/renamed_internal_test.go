@@ -8,7 +8,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 )
 
-// TestN27_ASweepOfARenamedCollectionGivesSignsOfLife: its first reply may take minutes where an index is missing. Without a
+// TestN27_ASweepOfARenamedCollectionGivesSignsOfLife: its first response may take minutes where an index is missing. Without a
 // sign of life the monitor would give the lease away, to an owner that finds the same rename.
 func TestN27_ASweepOfARenamedCollectionGivesSignsOfLife(t *testing.T) {
 	t.Parallel()

@@ -1,5 +1,5 @@
 // Package divisions stores into how many slots a watcher is divided, and which of them have begun, in the collection `slots` of the state
-// database. All calls are statements on MongoDB, which block until the server replies or ctx ends.
+// database. All calls are statements on MongoDB, which block until the server responds or ctx ends.
 package divisions
 
 import (

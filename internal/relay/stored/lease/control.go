@@ -181,12 +181,12 @@ func Read(ctx context.Context, coll *mongo.Collection, id string) (Document, tim
 }
 
 func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Document, time.Time, error) {
-	type reply struct {
+	type response struct {
 		Doc Document  `bson:"doc"`
 		Now time.Time `bson:"now"`
 	}
 
-	found, err := mongodb.AggregateAll[reply](ctx, coll, "reading watcher "+id, mongo.Pipeline{
+	found, err := mongodb.AggregateAll[response](ctx, coll, "reading watcher "+id, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
 		{{Key: "$project", Value: bson.D{{Key: "doc", Value: "$$ROOT"}, {Key: "now", Value: "$$NOW"}}}},
 	})
@@ -204,7 +204,7 @@ func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Docum
 // server does not return the id: the user needs the action replSetGetConfig on the cluster, and a
 // mongos has no id. The name of the set in `hello` is not enough, because many sets are called rs0.
 func ReplicaSetID(ctx context.Context, client *mongo.Client) (string, error) {
-	var reply struct {
+	var response struct {
 		Config struct {
 			Settings struct {
 				ReplicaSetID bson.ObjectID `bson:"replicaSetId"`
@@ -213,16 +213,16 @@ func ReplicaSetID(ctx context.Context, client *mongo.Client) (string, error) {
 	}
 
 	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "replSetGetConfig", Value: 1}},
-		options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&reply)
+		options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&response)
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized, codeCommandNotFound):
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("reading the id of the replica set: %w", err)
-	case reply.Config.Settings.ReplicaSetID.IsZero():
+	case response.Config.Settings.ReplicaSetID.IsZero():
 		return "", nil
 	}
-	return reply.Config.Settings.ReplicaSetID.Hex(), nil
+	return response.Config.Settings.ReplicaSetID.Hex(), nil
 }
 
 // isNotFound reports whether err means that the document does not exist.

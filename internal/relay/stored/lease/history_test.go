@@ -15,8 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// The model of a lease: some order of the server's replies that fits their times must be valid. The server's
-// clock decides about expiry, so the times in the replies are part of the history.
+// The model of a lease: some order of the server's responses that fits their times must be valid. The server's
+// clock decides about expiry, so the times in the responses are part of the history.
 type leaseState struct {
 	epoch   int64
 	held    bool

@@ -160,18 +160,18 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		if c.sort != nil {
 			find = append(find, bson.E{Key: "sort", Value: c.sort})
 		}
-		var reply struct {
+		var response struct {
 			QueryPlanner struct {
 				WinningPlan bson.Raw `bson:"winningPlan"`
 			} `bson:"queryPlanner"`
 		}
 		explain := bson.D{{Key: "explain", Value: find}, {Key: "verbosity", Value: "queryPlanner"}}
-		if err := b.db.RunCommand(t.Context(), explain).Decode(&reply); err != nil {
+		if err := b.db.RunCommand(t.Context(), explain).Decode(&response); err != nil {
 			t.Fatal(err)
 		}
 
 		used := map[string]bool{}
-		collectStages(reply.QueryPlanner.WinningPlan, used)
+		collectStages(response.QueryPlanner.WinningPlan, used)
 		if c.index != "" && !used[c.index] || used["COLLSCAN"] || used["SORT"] && c.sort != nil {
 			t.Errorf("%s: the plan uses %v, want index %s without COLLSCAN and SORT", name, used, c.index)
 		}

@@ -67,7 +67,7 @@ func afterPosition(watcher string, part slot.Range, position resume.Position) bs
 // particular order. An owner that reads the stream from that position must not send these events
 // (N15).
 //
-// Later sees every letter that was committed before the call. It holds one reply of the server
+// Later sees every letter that was committed before the call. It holds one response of the server
 // in memory. It returns the first error of take.
 func Later(
 	ctx context.Context, coll *mongo.Collection, watcher string, part slot.Range, position resume.Position,

@@ -22,7 +22,7 @@ func TestTwoEventsOfOneIDLeaveTwoLetters(t *testing.T) {
 	}
 	first := b.newLetter(doc("first"))
 	second := b.newLetter(doc("second"), func(l *Letter) { l.Pos = "8266" })
-	// A write is repeated if its reply was lost.
+	// A write is repeated if its response was lost.
 	ids := b.write(first, second)
 	b.now = b.now.Add(time.Second)
 	b.write(second, first, second)

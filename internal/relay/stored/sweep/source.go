@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// replyTimeout bounds the first wait for a reply. Without an index on ts the server sorts the
-	// collection before it replies. Each timeout doubles the bound, so that the sweep of a large
+	// responseTimeout bounds the first wait for a response. Without an index on ts the server sorts the
+	// collection before it responds. Each timeout doubles the bound, so that the sweep of a large
 	// collection ends.
-	replyTimeout = 5 * time.Minute
-	firstReply   = 32 // documents of a reply while their size is unknown
+	responseTimeout = 5 * time.Minute
+	firstResponse   = 32 // documents of a response while their size is unknown
 )
 
 var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
@@ -70,15 +70,15 @@ func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 // source reads one collection for a sweep. After an error it can continue: it opens a new cursor after
 // the last document.
 type source struct {
-	outbox     outboxes.Outbox
-	coll       *mongo.Collection
-	db, name   []byte
-	slot       slot.Range
-	to         bson.Timestamp
-	unstamped  bool
-	leftOut    idRange       // ids with such a time are left out
-	replyBytes int           // wanted size of a reply
-	timeout    time.Duration // for a reply
+	outbox        outboxes.Outbox
+	coll          *mongo.Collection
+	db, name      []byte
+	slot          slot.Range
+	to            bson.Timestamp
+	unstamped     bool
+	leftOut       idRange       // ids with such a time are left out
+	responseBytes int           // wanted size of a response
+	timeout       time.Duration // for a response
 
 	// last is the stamp of the latest document, or the stamp after which to begin. idsAtLast are the ids
 	// that were read with this stamp: copied documents and the shards of a cluster can share a stamp.
@@ -103,7 +103,7 @@ func (s *source) openCursor(ctx context.Context) error {
 		return err
 	}
 
-	opts := options.Find().SetBatchSize(firstReply)
+	opts := options.Find().SetBatchSize(firstResponse)
 	filter := unstampedFilter(s.leftOut)
 	if !s.unstamped {
 		// More documents may have the last stamp. Those that were read are left out by their ids.
@@ -173,9 +173,9 @@ func (s *source) acceptCurrent() bool {
 	s.cursorDocs++
 	s.cursorBytes += len(raw)
 	if s.cursor.RemainingBatchLength() == 0 {
-		// The server limits a reply by its number of documents. The mean size so far turns the wanted
+		// The server limits a response by its number of documents. The mean size so far turns the wanted
 		// bytes into that number.
-		docs := s.replyBytes * s.cursorDocs / max(s.cursorBytes, 1)
+		docs := s.responseBytes * s.cursorDocs / max(s.cursorBytes, 1)
 		s.cursor.SetBatchSize(int32(max(1, min(changes.MaxDocuments, docs))))
 	}
 

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	markEvery  = 256      // envelopes between two calls of Reached
-	leastReply = 16 << 10 // least bytes of a reply, for any number of collections
+	markEvery     = 256      // envelopes between two calls of Reached
+	leastResponse = 16 << 10 // least bytes of a response, for any number of collections
 )
 
 // Publisher takes the envelopes of a sweep.
@@ -59,14 +59,14 @@ type Sweep struct {
 	// Margin is the time by which stamps may precede From although their envelopes were committed after
 	// From. Defaults to mongodb.MinMargin.
 	Margin time.Duration
-	// Memory bounds the replies that are held at a time.
+	// Memory bounds the responses that are held at a time.
 	Memory int64
 	// Skip gets the ids that the stream may repeat. The sweep does not deliver ids that Skip already has
 	// from an earlier pass.
 	Skip      *Skip
 	Publisher Publisher
 
-	reply time.Duration // first bound of the wait for a reply; defaults to replyTimeout
+	response time.Duration // first bound of the wait for a response; defaults to responseTimeout
 }
 
 // Result counts the envelopes that a sweep found.
@@ -291,9 +291,9 @@ func (r *sweepRun) newSource(outbox outboxes.Outbox) *source {
 		slot:      outbox.Slot,
 		to:        r.To,
 		idsAtLast: map[string]struct{}{},
-		// The merge holds one reply of each collection.
-		replyBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
-		timeout:    cmp.Or(r.reply, replyTimeout),
+		// The merge holds one response of each collection.
+		responseBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastResponse),
+		timeout:       cmp.Or(r.response, responseTimeout),
 	}
 }
 

@@ -44,7 +44,7 @@ func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
 
 	p := &publisher{}
 	s := b.newSweep(to, p, names...)
-	// With one byte of memory, each reply is small, so there are many.
+	// With one byte of memory, each response is small, so there are many.
 	s.Memory = 1
 	if res := b.run(s); res.Swept != 301 {
 		t.Errorf("%d swept, want 301", res.Swept)
@@ -665,7 +665,7 @@ func (p publisherFunc) Deliver(ctx context.Context, e *outboxes.Envelope) error 
 	return p.Publisher.Deliver(ctx, e)
 }
 
-// The server sorts a collection without an index on its stamps before the first reply. This may take longer than a sweep waits for a reply.
+// The server sorts a collection without an index on its stamps before the first response. This may take longer than a sweep waits for a response.
 // The sweep waits longer each time, so that it ends.
 func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 	t.Parallel()
@@ -677,8 +677,8 @@ func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
 
 	p := &publisher{}
 	s := b.newSweep(b.clusterTime(), p, "o")
-	// No reply arrives in so short a time.
-	s.reply = 500 * time.Microsecond
+	// No response arrives in so short a time.
+	s.response = 500 * time.Microsecond
 	if res := b.run(s); res.Swept != 3 || p.trouble == 0 {
 		t.Errorf("%d of 3 swept after %d timeouts", res.Swept, p.trouble)
 	}

@@ -82,7 +82,7 @@ func waitsOutside(skip []string) bson.D {
 }
 
 // Each calls take for each waiting envelope, in the order of the index, without its envelope and history. It sees everything that was
-// committed before the call, and holds one reply in memory. The server reads only the index.
+// committed before the call, and holds one response in memory. The server reads only the index.
 func (s *Store) Each(ctx context.Context, take func(document *Document) error) error {
 	fields := append(mongodb.Fields("ns", "id", "delivery", "key", "pos", "topics", "reason", "origin"), bson.E{Key: "_id", Value: 0})
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
@@ -121,7 +121,7 @@ func (s *Store) Unneeded(ctx context.Context, topics []string) ([]string, error)
 
 // EachWithoutPayload calls take for each envelope that waits for one of topics, or lists no topics, in no order, without headers and history and with a null payload:
 // an earlier owner may have sent it, and only its id and targets matter. It sees everything that was committed before the
-// call, and holds one reply in memory.
+// call, and holds one response in memory.
 func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take func(document *Document) error) error {
 	pipeline := mongo.Pipeline{
 		{{Key: "$match", Value: s.filter(bson.E{Key: "topics", Value: bson.D{

@@ -94,13 +94,13 @@ func (s *Store) Wait(ctx context.Context, duration time.Duration) error {
 	return retry.Sleep(ctx, duration)
 }
 
-// serverTime returns the server's time of the last reply in the transaction, with a precision of
+// serverTime returns the server's time of the last response in the transaction, with a precision of
 // one second. On an idle replica set it may be ten seconds slow, because the set writes its own
 // time in this interval.
 func serverTime(ctx context.Context) (time.Time, error) {
 	ts := mongo.SessionFromContext(ctx).OperationTime()
 	if ts == nil {
-		return time.Time{}, errors.New("the server's replies have no operation time; transactions need a replica set")
+		return time.Time{}, errors.New("the server's responses have no operation time; transactions need a replica set")
 	}
 
 	return time.Unix(int64(ts.T), 0), nil

@@ -135,8 +135,8 @@ func (t *Transport) options(group string, topics []string) []kgo.Opt {
 		// The transport commits after the handlers, and reads the records over its own connections.
 		kgo.DisableAutoCommit(),
 		kgo.DisableClientMetrics(),
-		kgo.FetchMaxBytes(record.MaxReply),
-		kgo.BrokerMaxReadBytes(record.MaxReply),
+		kgo.FetchMaxBytes(record.MaxResponse),
+		kgo.BrokerMaxReadBytes(record.MaxResponse),
 		kgo.ClientID(t.Wire.ClientID()),
 	}
 

@@ -194,7 +194,7 @@ type trackedConn struct {
 	list *connections
 }
 
-// dial connects, with TLS if that is configured. kafka-go does not start TLS, because the replies are
+// dial connects, with TLS if that is configured. kafka-go does not start TLS, because the responses are
 // checked before kafka-go decodes them.
 func (l *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := l.dialer.DialChecked(ctx, network, address)

@@ -6,7 +6,7 @@
 // on them:
 //
 //   - MongoDB: the outboxes, the stream, the watcher document, the stores. A write of an owner is fenced by its epoch (N1, N3).
-//   - Kafka: logs with epochs and markers (N4), requests and replies that are on their way.
+//   - Kafka: logs with epochs and markers (N4), requests and responses that are on their way.
 //   - sink: queues, one request in flight for each partition, adoption (N9), parking (N11), rejections.
 //   - the writes of the ledger (N16), the claims of scheduled envelopes (N19), the order of a takeover.
 //

@@ -43,7 +43,7 @@ type request struct {
 	epoch   int16
 	records []*sent
 
-	arrived  bool // its reply is on the way
+	arrived  bool // its response is on the way
 	base     int64
 	rejected int // index of the record that Kafka rejects, or -1
 	isFenced bool
@@ -109,8 +109,8 @@ func (w *world) arrive(r *request) {
 	w.logf("%v gets %s of epoch %d at %d", l.tp, w.names(r.records), r.epoch, r.base)
 }
 
-// reply lets the reply of a request arrive at its sink.
-func (w *world) reply(r *request) {
+// response lets the response of a request arrive at its sink.
+func (w *world) response(r *request) {
 	if !r.arrived {
 		return
 	}

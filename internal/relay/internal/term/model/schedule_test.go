@@ -157,7 +157,7 @@ func (w *world) progress(t *term) {
 	}
 	for _, r := range slices.Clone(w.kafka.requests) {
 		w.arrive(r)
-		w.reply(r)
+		w.response(r)
 	}
 	for len(w.kafka.markers) > 0 {
 		before := len(w.kafka.markers)

@@ -164,7 +164,7 @@ func (s *sink) transmit(part *partition, n int) {
 	s.w.logf("%s sends %s to %v", s.term, s.w.names(part.inFlight.records), part.tp)
 }
 
-// settle handles the reply of a request.
+// settle handles the response of a request.
 func (s *sink) settle(r *request) {
 	part := r.part
 	// The records were given back, or the owner is gone.

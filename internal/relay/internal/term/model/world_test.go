@@ -261,7 +261,7 @@ func mustMarshal(doc any) bson.Raw {
 	return raw
 }
 
-// drift lets up to n things happen that are on their way: requests, replies and markers arrive, and the ledger writes.
+// drift lets up to n things happen that are on their way: requests, responses and markers arrive, and the ledger writes.
 func (w *world) drift(n int) {
 	if w.depth > 0 || w.violation != "" {
 		return
@@ -276,7 +276,7 @@ func (w *world) drift(n int) {
 			}
 		case 2:
 			if len(w.kafka.requests) > 0 {
-				w.reply(w.kafka.requests[w.rand.IntN(len(w.kafka.requests))])
+				w.response(w.kafka.requests[w.rand.IntN(len(w.kafka.requests))])
 			}
 		case 3:
 			if len(w.kafka.markers) > 0 {

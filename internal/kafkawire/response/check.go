@@ -1,4 +1,4 @@
-package reply
+package response
 
 import (
 	"errors"
@@ -32,8 +32,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/syncgroup"
 )
 
-// replies has the types that kafka-go decodes, by API. Replies to other requests are rejected.
-var replies = map[protocol.ApiKey]reflect.Type{
+// responses has the types that kafka-go decodes, by API. Responses to other requests are rejected.
+var responses = map[protocol.ApiKey]reflect.Type{
 	protocol.Produce:            reflect.TypeFor[produce.Response](),
 	protocol.ListOffsets:        reflect.TypeFor[listoffsets.Response](),
 	protocol.Metadata:           reflect.TypeFor[metadata.Response](),
@@ -58,12 +58,12 @@ var replies = map[protocol.ApiKey]reflect.Type{
 
 var errShort = errors.New("a length in it exceeds the bytes that follow")
 
-// checkLengths reads a reply without its correlation id, and returns an error unless all its lengths
+// checkLengths reads a response without its correlation id, and returns an error unless all its lengths
 // fit. It does not allocate. It ignores bytes after the last field, as kafka-go does.
 func checkLengths(key protocol.ApiKey, version int16, body []byte) error {
-	typ := replies[key]
+	typ := responses[key]
 	if typ == nil {
-		return errors.New("the format of its replies is unknown")
+		return errors.New("the format of its responses is unknown")
 	}
 
 	decoder := &Decoder{B: body}
@@ -74,7 +74,7 @@ func checkLengths(key protocol.ApiKey, version int16, body []byte) error {
 	return nil
 }
 
-// plan reads one value of a reply and discards it.
+// plan reads one value of a response and discards it.
 type plan func(d *Decoder)
 
 type planKey struct {
@@ -84,7 +84,7 @@ type planKey struct {
 
 var plans sync.Map // planKey to plan
 
-// planOf returns the plan of a reply in a version. It derives it from the same struct tags as
+// planOf returns the plan of a response in a version. It derives it from the same struct tags as
 // kafka-go's decoder. Plans are cached.
 func planOf(typ reflect.Type, version int16) plan {
 	key := planKey{typ, version}
@@ -100,7 +100,7 @@ func planOf(typ reflect.Type, version int16) plan {
 	body := structPlan(typ, version, flexible)
 	known := body
 	if flexible {
-		// The header of a flexible reply has tagged fields, too.
+		// The header of a flexible response has tagged fields, too.
 		known = func(decoder *Decoder) { decoder.SkipTags(); body(decoder) }
 	}
 	plans.Store(key, known)
@@ -187,7 +187,7 @@ func valuePlan(typ reflect.Type, version int16, flexible bool) plan {
 			}
 		}
 	}
-	panic(fmt.Sprintf("no plan for a field of type %v in replies of Kafka", typ))
+	panic(fmt.Sprintf("no plan for a field of type %v in responses of Kafka", typ))
 }
 
 // nextField returns the next string or bytes field. The length -1 means null.
@@ -201,7 +201,7 @@ func (d *Decoder) nextField(flexible bool, length func() int) []byte {
 }
 
 // arrayLength returns the length of an array, whose elements take at least one byte each. It rejects
-// null in versions that are not flexible: no reply has a null array in them, and parts of kafka-go
+// null in versions that are not flexible: no response has a null array in them, and parts of kafka-go
 // panic at one.
 func (d *Decoder) arrayLength(flexible bool) int {
 	var n int

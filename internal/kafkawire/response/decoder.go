@@ -1,4 +1,4 @@
-package reply
+package response
 
 import (
 	"encoding/binary"
@@ -111,7 +111,7 @@ func (d *Decoder) walkTags(known map[int]plan) {
 }
 
 // uvarint returns the next length or count of a flexible version.
-func (d *Decoder) uvarint() int { return d.uvarintUpTo(record.MaxReply) }
+func (d *Decoder) uvarint() int { return d.uvarintUpTo(record.MaxResponse) }
 
 // uvarintUpTo returns the next length or count, which must not be above most.
 func (d *Decoder) uvarintUpTo(most int) int {

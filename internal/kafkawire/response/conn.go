@@ -1,13 +1,13 @@
-// Package reply checks the replies of Kafka brokers before kafka-go decodes them.
+// Package response checks the responses of Kafka brokers before kafka-go decodes them.
 //
-// kafka-go allocates each array with the length that the reply states, before it reads the elements.
-// So a reply of fewer than 100 bytes can claim a hundred gigabytes and end the process. A server that
-// uses another protocol can do the same. [Check] returns a connection for kafka-go that passes a reply
+// kafka-go allocates each array with the length that the response states, before it reads the elements.
+// So a response of fewer than 100 bytes can claim a hundred gigabytes and end the process. A server that
+// uses another protocol can do the same. [Check] returns a connection for kafka-go that passes a response
 // on only if every length in it fits the bytes that have arrived.
 //
-// Order: replies keep their order. Blocking: a read blocks until a whole reply has arrived. Cost: a reply
+// Order: responses keep their order. Blocking: a read blocks until a whole response has arrived. Cost: a response
 // is copied once more.
-package reply
+package response
 
 import (
 	"bufio"
@@ -27,8 +27,8 @@ import (
 var (
 	// ErrNotKafka means that the listener has sent bytes that no Kafka broker sends.
 	ErrNotKafka = errors.New("the listener does not speak the Kafka protocol")
-	// ErrTLS means that the listener has replied with a TLS alert.
-	ErrTLS = errors.New("the listener replies with a TLS alert: it expects TLS")
+	// ErrTLS means that the listener has responded with a TLS alert.
+	ErrTLS = errors.New("the listener responds with a TLS alert: it expects TLS")
 	// ErrOldSASL means that the SASL exchange of the broker has no frames, as before Kafka 1.0.
 	ErrOldSASL = errors.New("the broker only supports version 0 of SaslHandshake: SASL needs Kafka 1.0 or later")
 )
@@ -36,11 +36,11 @@ var (
 const (
 	headSize = 8 // length and correlation id
 
-	keepBuffer = 64 << 10 // a larger buffer is not kept for the next reply
+	keepBuffer = 64 << 10 // a larger buffer is not kept for the next response
 	firstRead  = 4 << 20  // the most that readBody allocates before any byte has arrived
 )
 
-// Check returns a connection that checks the replies on nc. With TLS, nc is the TLS connection. Check
+// Check returns a connection that checks the responses on nc. With TLS, nc is the TLS connection. Check
 // reads from reader, which must read from nc. The address appears in errors.
 //
 // Reads and writes may run at the same time.
@@ -58,7 +58,7 @@ type conn struct {
 	bodyLeft int
 
 	mu      sync.Mutex
-	pending []request // without a reply yet; a broker replies in this order
+	pending []request // without a response yet; a broker responds in this order
 
 	// The state of the reader: the checked bytes to return next.
 	in      *bufio.Reader
@@ -76,7 +76,7 @@ type request struct {
 // requestHead is the length, API key, version and correlation id of a request.
 const requestHead = 12
 
-// Write sends data. It parses the heads of the requests, because Read needs the format of each reply.
+// Write sends data. It parses the heads of the requests, because Read needs the format of each response.
 func (c *conn) Write(data []byte) (int, error) {
 	be := binary.BigEndian
 	for b := data; len(b) > 0; {
@@ -100,7 +100,7 @@ func (c *conn) Write(data []byte) (int, error) {
 			version:     int16(be.Uint16(c.head[6:])),
 			correlation: int32(be.Uint32(c.head[8:])),
 		}
-		// After version 0, the login continues without Kafka's lengths, so its replies cannot be checked.
+		// After version 0, the login continues without Kafka's lengths, so its responses cannot be checked.
 		if request.key == protocol.SaslHandshake && request.version == 0 {
 			return 0, fmt.Errorf("connecting to %s: %w", c.addr, ErrOldSASL)
 		}
@@ -114,10 +114,10 @@ func (c *conn) Write(data []byte) (int, error) {
 	return c.Conn.Write(data)
 }
 
-// Read returns bytes of checked replies. After an error it always returns that error.
+// Read returns bytes of checked responses. After an error it always returns that error.
 func (c *conn) Read(buffer []byte) (int, error) {
 	if c.err == nil && len(c.checked) == 0 {
-		c.err = c.readReply()
+		c.err = c.readResponse()
 	}
 	if c.err != nil {
 		return 0, c.err
@@ -128,8 +128,8 @@ func (c *conn) Read(buffer []byte) (int, error) {
 	return n, nil
 }
 
-// readReply reads the next reply and checks it.
-func (c *conn) readReply() error {
+// readResponse reads the next response and checks it.
+func (c *conn) readResponse() error {
 	// These bytes begin an alert in all versions of TLS.
 	head, err := c.in.Peek(headSize)
 	if len(head) >= 3 && head[0] == 0x15 && head[1] == 3 {
@@ -144,16 +144,16 @@ func (c *conn) readReply() error {
 	c.mu.Lock()
 	if len(c.pending) == 0 || c.pending[0].correlation != correlation {
 		c.mu.Unlock()
-		return c.notKafka("its reply does not belong to the request")
+		return c.notKafka("its response does not belong to the request")
 	}
 	request := c.pending[0]
 	c.pending = slices.Delete(c.pending, 0, 1)
 	c.mu.Unlock()
 
-	if size < 4 || size > record.MaxReply {
-		return c.notKafka("the first bytes of its reply would mean a length of %d bytes", size)
+	if size < 4 || size > record.MaxResponse {
+		return c.notKafka("the first bytes of its response would mean a length of %d bytes", size)
 	}
-	// Otherwise the buffer of one large reply would stay as long as the connection.
+	// Otherwise the buffer of one large response would stay as long as the connection.
 	if cap(c.buf) > keepBuffer {
 		c.buf = nil
 	}
@@ -161,7 +161,7 @@ func (c *conn) readReply() error {
 		return err
 	}
 	if err := checkLengths(request.key, request.version, c.buf[headSize:]); err != nil {
-		return c.notKafka("its reply to %v version %d is not valid: %v", request.key, request.version, err)
+		return c.notKafka("its response to %v version %d is not valid: %v", request.key, request.version, err)
 	}
 	c.checked = c.buf
 	return nil
@@ -173,7 +173,7 @@ func (c *conn) notKafka(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %s; check the host and port of the brokers", c.addr, ErrNotKafka, details)
 }
 
-// Read reads the reply to the request with that correlation id, of at most limit bytes. It returns the bytes
+// Read reads the response to the request with that correlation id, of at most limit bytes. It returns the bytes
 // after the id, in buf if that is large enough. reader is a connection that [Check] does not check.
 func Read(reader io.Reader, buf []byte, correlation int32, limit int) ([]byte, error) {
 	var head [headSize]byte
@@ -184,18 +184,18 @@ func Read(reader io.Reader, buf []byte, correlation int32, limit int) ([]byte, e
 	// A server that speaks another protocol sends bytes that look like a huge length.
 	size := int(int32(binary.BigEndian.Uint32(head[:])))
 	if size < 4 || size > limit {
-		return nil, fmt.Errorf("%w: the first bytes of its reply would mean a length of %d bytes", ErrNotKafka, size)
+		return nil, fmt.Errorf("%w: the first bytes of its response would mean a length of %d bytes", ErrNotKafka, size)
 	}
 
 	// The connection has one request in flight, so any other id means that it is out of step.
 	if got := int32(binary.BigEndian.Uint32(head[4:])); got != correlation {
-		return nil, fmt.Errorf("reply to request %d instead of %d", got, correlation)
+		return nil, fmt.Errorf("response to request %d instead of %d", got, correlation)
 	}
 	return readBody(reader, buf, size-4)
 }
 
 // readBody reads n bytes and returns them, in buf if it is large enough. n may be a false claim of a
-// reply, so the memory grows only with the bytes that arrive.
+// response, so the memory grows only with the bytes that arrive.
 func readBody(reader io.Reader, buf []byte, n int) ([]byte, error) {
 	buf = buf[:0]
 	for len(buf) < n {

@@ -1,4 +1,4 @@
-package reply_test
+package response_test
 
 import (
 	"bufio"
@@ -26,7 +26,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/syncgroup"
 	"pgregory.net/rapid"
 
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/response"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
@@ -35,10 +35,10 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return reply.Check(nc, bufio.NewReader(nc), addr), nil
+	return response.Check(nc, bufio.NewReader(nc), addr), nil
 }
 
-// checkAllocation fails the test if f allocates as much as a hostile reply claims.
+// checkAllocation fails the test if f allocates as much as a hostile response claims.
 func checkAllocation(t *testing.T, f func()) {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -51,7 +51,7 @@ func checkAllocation(t *testing.T, f func()) {
 }
 
 // Not parallel: it measures allocations.
-func TestHostileReplyAllocatesNothingAndNamesTheBroker(t *testing.T) {
+func TestHostileResponseAllocatesNothingAndNamesTheBroker(t *testing.T) {
 	huge := stacktest.HugeArray
 	for name, c := range map[string]struct {
 		req     protocol.Message
@@ -83,7 +83,7 @@ func TestHostileReplyAllocatesNothingAndNamesTheBroker(t *testing.T) {
 			pc.SetVersions(map[protocol.ApiKey]int16{c.req.ApiKey(): c.version, protocol.SaslHandshake: max(c.version, 1)})
 
 			checkAllocation(t, func() { _, err = pc.RoundTrip(c.req) })
-			if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
+			if !errors.Is(err, response.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
 				t.Errorf("%v", err)
 			}
 		})
@@ -100,7 +100,7 @@ func TestHostileBrokerMeetsEveryClientOfKafkaGo(t *testing.T) {
 	} {
 		rejected := func(t *testing.T, err error) {
 			t.Helper()
-			if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
+			if !errors.Is(err, response.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
 				t.Errorf("%v", err)
 			}
 		}
@@ -139,7 +139,7 @@ func TestSASLWithoutFramesIsRejected(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = nc.Close() }()
-	if _, err := protocol.NewConn(nc, "test").RoundTrip(&saslhandshake.Request{Mechanism: "PLAIN"}); !errors.Is(err, reply.ErrOldSASL) {
+	if _, err := protocol.NewConn(nc, "test").RoundTrip(&saslhandshake.Request{Mechanism: "PLAIN"}); !errors.Is(err, response.ErrOldSASL) {
 		t.Errorf("%v", err)
 	}
 }
@@ -152,23 +152,23 @@ func TestTLSAlertIsNamed(t *testing.T) {
 		_, _ = server.Write([]byte{0x15, 3, 1, 0, 2, 2, 70})
 		_ = server.Close()
 	}()
-	if _, err := reply.Check(client, bufio.NewReader(client), "b:1").Read(make([]byte, 8)); !errors.Is(err, reply.ErrTLS) {
+	if _, err := response.Check(client, bufio.NewReader(client), "b:1").Read(make([]byte, 8)); !errors.Is(err, response.ErrTLS) {
 		t.Errorf("%v", err)
 	}
 }
 
-// requests and replies of all APIs and versions that are used, filled at random: kafka-go's own encoder writes the reply, and
+// requests and responses of all APIs and versions that are used, filled at random: kafka-go's own encoder writes the response, and
 // its decoder has to get the same bytes through the check.
-func TestEveryReplyOfABrokerPasses(t *testing.T) {
+func TestEveryResponseOfABrokerPasses(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		key := rapid.SampledFrom(slices.Sorted(reply.Keys())).Draw(t, "key")
+		key := rapid.SampledFrom(slices.Sorted(response.Keys())).Draw(t, "key")
 		version := rapid.Int16Range(key.MinVersion(), key.MaxVersion()).Draw(t, "version")
 		if key == protocol.SaslHandshake {
 			version = 1
 		}
 
-		msg := reflect.New(reply.TypeOf(key))
+		msg := reflect.New(response.TypeOf(key))
 		drawValue(t, msg.Elem())
 		if s, ok := msg.Interface().(*syncgroup.Response); ok {
 			s.Assignments, _ = protocol.Marshal(0, assignment{Topics: []assigned{{"t", []int32{1, 2}}}})
@@ -187,7 +187,7 @@ func TestEveryReplyOfABrokerPasses(t *testing.T) {
 			_ = server.Close()
 		}()
 
-		checked := reply.Check(client, bufio.NewReader(client), "b:1")
+		checked := response.Check(client, bufio.NewReader(client), "b:1")
 		request := binary.BigEndian.AppendUint32(nil, 8)
 		request = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(request, uint16(key)), uint16(version))
 		if _, err := checked.Write(binary.BigEndian.AppendUint32(request, 7)); err != nil {
