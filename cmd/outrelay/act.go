@@ -112,7 +112,7 @@ func (a *operatorCommand) announceContext() {
 	}
 }
 
-// explainError is classifyError. If MongoDB did not answer, it connects once more to find the cause and the fix. A rejected
+// explainError is classifyError. If MongoDB did not respond, it connects once more to find the cause and the fix. A rejected
 // adoption or import stays permanent.
 func explainError(ctx context.Context, cfg config.Config, err error) error {
 	if errors.Is(err, adopt.ErrRejected) || errors.Is(err, importing.ErrRejected) {

@@ -84,11 +84,11 @@ func (g *graveyard) insertDocument(coll *mongo.Collection, doc bson.D) {
 	}
 }
 
-// runCommand runs a command, whose output must not contain the payload, and decodes its JSON into answer unless
+// runCommand runs a command, whose output must not contain the payload, and decodes its JSON into result unless
 // that is nil.
-func (g *graveyard) runCommand(want int, answer any, args ...string) string {
+func (g *graveyard) runCommand(want int, result any, args ...string) string {
 	g.t.Helper()
-	if answer != nil {
+	if result != nil {
 		args = append(args, "--json")
 	}
 
@@ -96,8 +96,8 @@ func (g *graveyard) runCommand(want int, answer any, args ...string) string {
 	if code != want || strings.Contains(out+errOut, plantedSecret) || strings.Contains(out+errOut, "\x1b") {
 		g.t.Errorf("%v: %d, want %d: %s%s", args, code, want, out, errOut)
 	}
-	if answer != nil && out != "" {
-		if err := json.Unmarshal([]byte(out), answer); err != nil {
+	if result != nil && out != "" {
+		if err := json.Unmarshal([]byte(out), result); err != nil {
 			g.t.Errorf("%v: %v: %q", args, err, out)
 		}
 	}

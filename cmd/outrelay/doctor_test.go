@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/doctor"
 )
 
-// runDoctor runs the doctor. If there are servers, it runs the doctor again until they answer within its time
+// runDoctor runs the doctor. If there are servers, it runs the doctor again until they respond within its time
 // limit.
 func runDoctor(t *testing.T, env []string, there bool, flags ...string) (code int, out, errOut string) {
 	t.Helper()

@@ -34,7 +34,7 @@ func exitTable() []exitRow {
 		},
 		{
 			exitTemporary, "a later attempt may succeed",
-			"MongoDB or Kafka do not answer, or have no primary or no leader; `run` cannot reach MongoDB at start; " +
+			"MongoDB or Kafka do not respond, or have no primary or no leader; `run` cannot reach MongoDB at start; " +
 				"interrupted before the end",
 		},
 	}
@@ -112,4 +112,4 @@ func classifyError(err error) error {
 }
 
 // errUnreachable replaces the error of the driver, which describes the topology and not the cause.
-var errUnreachable = errors.New("MongoDB did not answer in time; run `outrelay doctor` to find the cause")
+var errUnreachable = errors.New("MongoDB did not respond in time; run `outrelay doctor` to find the cause")

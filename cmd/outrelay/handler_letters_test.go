@@ -60,7 +60,7 @@ func newClinicIn(g *graveyard, db *mongo.Database) *clinic {
 				return consumer.Reject(errors.New("no such customer"))
 			}
 			if name == "invoice" && strings.HasPrefix(string(m.Value), "late") && !c.repaired.Load() {
-				return errors.New("no answer")
+				return errors.New("no response")
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()

@@ -83,7 +83,7 @@ var nodeListing = listing[admin.Node]{
 	},
 }
 
-// completeNodes offers the names of nodes to the shell. It offers none if MongoDB does not answer in time.
+// completeNodes offers the names of nodes to the shell. It offers none if MongoDB does not respond in time.
 func (p *program) completeNodes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	const timeout = 2 * time.Second
 	if len(args) > 0 {

@@ -45,7 +45,7 @@ func newScheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 func TestScheduledCommands(t *testing.T) {
 	t.Parallel()
 	env, coll := newScheduledShop(t)
-	answer := func(v any, want int, args ...string) string {
+	run := func(v any, want int, args ...string) string {
 		t.Helper()
 		code, out, errOut := runCommand(t, env, append([]string{"scheduled"}, args...)...)
 		if code != want {
@@ -67,71 +67,71 @@ func TestScheduledCommands(t *testing.T) {
 	}
 
 	var page admin.Page[admin.Scheduled]
-	answer(&page, 0, "list", "--json", "--limit", "2")
+	run(&page, 0, "list", "--json", "--limit", "2")
 	if page.Total != 3 || len(page.Items) != 2 || page.Items[0].ID != "Reminder-1" || page.Next == "" {
 		t.Errorf("unexpected result %+v", page)
 	}
 
 	var rest admin.Page[admin.Scheduled]
-	answer(&rest, 0, "list", "--json", "--limit", "2", "--after", page.Next)
+	run(&rest, 0, "list", "--json", "--limit", "2", "--after", page.Next)
 	if len(rest.Items) != 1 || rest.Items[0].ID != "Invoice-3" || rest.Next != "" {
 		t.Errorf("unexpected result %+v", rest)
 	}
-	if text := answer(nil, 0, "list", "--due-before", "90m"); !strings.Contains(text, "Reminder-1") || strings.Contains(text, "Reminder-2") || !strings.Contains(text, "1 of 1 scheduled envelope\n") {
+	if text := run(nil, 0, "list", "--due-before", "90m"); !strings.Contains(text, "Reminder-1") || strings.Contains(text, "Reminder-2") || !strings.Contains(text, "1 of 1 scheduled envelope\n") {
 		t.Error(text)
 	}
 
 	var g scheduledGroups
-	answer(&g, 0, "summary", "--json")
+	run(&g, 0, "summary", "--json")
 	if g.Count != 3 || len(g.Groups) != 2 || g.Groups[0].Type != "Invoice" || g.Groups[1].Count != 2 {
 		t.Errorf("unexpected result %+v", g)
 	}
-	if text := answer(nil, exitConfig, "cancel"); !strings.Contains(text, "no envelopes selected") {
+	if text := run(nil, exitConfig, "cancel"); !strings.Contains(text, "no envelopes selected") {
 		t.Error(text)
 	}
-	if text := answer(nil, exitConfig, "cancel", "--type", "Reminder"); !strings.Contains(text, "cancel 2 scheduled envelopes") {
+	if text := run(nil, exitConfig, "cancel", "--type", "Reminder"); !strings.Contains(text, "cancel 2 scheduled envelopes") {
 		t.Error(text)
 	}
 
-	answer(&g, 0, "cancel", "--all", "--dry-run", "--json")
+	run(&g, 0, "cancel", "--all", "--dry-run", "--json")
 	left(3)
 	var done cancelledScheduled
-	answer(&done, 0, "cancel", "Reminder-1", "--yes", "--json")
+	run(&done, 0, "cancel", "Reminder-1", "--yes", "--json")
 	if left(2); done.Cancelled != 1 {
 		t.Errorf("unexpected result %+v", done)
 	}
 
 	var r admin.Rescheduled
-	answer(&r, exitConfig, "reschedule", "Reminder-1", "Reminder-2", "--to", "5h", "--json")
+	run(&r, exitConfig, "reschedule", "Reminder-1", "Reminder-2", "--to", "5h", "--json")
 	if r.Moved != 1 || len(r.NotScheduled) != 1 || time.Until(r.To) < 4*time.Hour {
 		t.Errorf("unexpected result %+v", r)
 	}
 
-	answer(&page, 0, "list", "Reminder-2", "--json")
+	run(&page, 0, "list", "Reminder-2", "--json")
 	if len(page.Items) != 1 || !page.Items[0].DueAt.Equal(r.To.Truncate(time.Millisecond)) {
 		t.Errorf("unexpected result %+v", page)
 	}
 
-	if text := answer(nil, exitConfig, "reschedule", "--to", "6h"); !strings.Contains(text, "no envelopes selected") {
+	if text := run(nil, exitConfig, "reschedule", "--to", "6h"); !strings.Contains(text, "no envelopes selected") {
 		t.Error(text)
 	}
-	if text := answer(nil, exitConfig, "reschedule", "--type", "Invoice", "--to", "6h"); !strings.Contains(text, "move 1 scheduled envelope to 20") {
+	if text := run(nil, exitConfig, "reschedule", "--type", "Invoice", "--to", "6h"); !strings.Contains(text, "move 1 scheduled envelope to 20") {
 		t.Error(text)
 	}
-	answer(&r, 0, "reschedule", "--type", "Invoice", "--to", "6h", "--yes", "--json")
+	run(&r, 0, "reschedule", "--type", "Invoice", "--to", "6h", "--yes", "--json")
 	if r.Moved != 1 || len(r.NotScheduled) != 0 {
 		t.Errorf("unexpected result %+v", r)
 	}
 
-	answer(&done, 0, "cancel", "--all", "--yes", "--json")
+	run(&done, 0, "cancel", "--all", "--yes", "--json")
 	if left(0); done.Cancelled != 2 {
 		t.Errorf("unexpected result %+v", done)
 	}
-	if text := answer(nil, 0, "list"); !strings.Contains(text, "no scheduled envelope matches") {
+	if text := run(nil, 0, "list"); !strings.Contains(text, "no scheduled envelope matches") {
 		t.Error(text)
 	}
 
 	for _, args := range [][]string{{"list", "--limit", "0"}, {"list", "--due-from", "soon"}, {"list", "--after", "x"}, {"list", "--collection", "a.b"}, {"reschedule", "x"}, {"reschedule", "--to", "1h"}, {"list", "--due-from", "2h", "--due-before", "1h"}} {
-		answer(nil, exitConfig, args...)
+		run(nil, exitConfig, args...)
 	}
 }

@@ -223,7 +223,7 @@ func formatAge(seconds float64) string {
 	return (time.Duration(seconds) * time.Second).String()
 }
 
-// followStatus shows the status until ctx ends. A server that does not answer does not end it:
+// followStatus shows the status until ctx ends. A server that does not respond does not end it:
 // followStatus shows the error and tries again.
 func (a *operatorCommand) followStatus(ctx context.Context, op admin.Operator, every time.Duration) error {
 	screen, onTerminal := &screen{out: a.p.out}, isTerminal(a.p.out)

@@ -73,19 +73,19 @@ func TestStatusIsWatched(t *testing.T) {
 }
 
 // If a server goes away, the status shows the error and tries again.
-func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
+func TestAWatchBearsAServerThatDoesNotRespond(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
 	s := statusReport{Overview: admin.Overview{Watcher: "orders", Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live"}}}}
 	f := &screen{out: &b}
-	for _, problem := range []error{nil, errors.New("MongoDB does not\nanswer"), nil} {
+	for _, problem := range []error{nil, errors.New("MongoDB does not\nrespond"), nil} {
 		if err := f.drawFrame(s.formatFrame(problem)); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	text := b.String()
-	if strings.Count(text, "\x1b[2J") != 1 || strings.Count(text, "\x1b[H") != 3 || strings.Count(text, "\x1b[J") != 3 || !strings.Contains(text, "MongoDB does not answer\x1b[K\n") || strings.Count(text, "0of1") != 2 {
+	if strings.Count(text, "\x1b[2J") != 1 || strings.Count(text, "\x1b[H") != 3 || strings.Count(text, "\x1b[J") != 3 || !strings.Contains(text, "MongoDB does not respond\x1b[K\n") || strings.Count(text, "0of1") != 2 {
 		t.Errorf("unexpected output %q", text)
 	}
 }
@@ -102,7 +102,7 @@ func TestPing(t *testing.T) {
 	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 || !pong.Kafka || pong.KafkaRoundTrip <= 0 {
 		t.Errorf("unexpected result %+v", pong)
 	}
-	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists", "Kafka accepts the login in")
+	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB responds in", "the state database exists", "Kafka accepts the login in")
 	d.env = append(d.env, "OUTRELAY_STATE_DATABASE="+stacktest.Database(t, d.shop.Client()).Name())
 	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "no watcher has run")
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")

@@ -25,11 +25,11 @@ func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 		return page.Total == 2
 	})
 	for _, m := range page.Items {
-		if m.Group != c.group || m.Handler != "invoice" || m.Topic != c.topic || m.Type != "OrderPlaced" || m.ID != m.Key || m.Attempts != 1 || m.Reason != "no answer" || m.NextAt == nil {
+		if m.Group != c.group || m.Handler != "invoice" || m.Topic != c.topic || m.Type != "OrderPlaced" || m.ID != m.Key || m.Attempts != 1 || m.Reason != "no response" || m.NextAt == nil {
 			t.Errorf("unexpected message %+v", m)
 		}
 	}
-	if text := c.runCommand(0, nil, "waiting", "list", "--source", "handler", "--limit", "1"); !strings.Contains(text, "no answer") || !strings.Contains(text, "1 of 2 messages") || !strings.Contains(text, "--after ") {
+	if text := c.runCommand(0, nil, "waiting", "list", "--source", "handler", "--limit", "1"); !strings.Contains(text, "no response") || !strings.Contains(text, "1 of 2 messages") || !strings.Contains(text, "--after ") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := c.runCommand(0, nil, "waiting", "summary", "--source", "handler"); !strings.Contains(text, "invoice") || !strings.Contains(text, c.group) {

@@ -40,7 +40,7 @@ var correlation atomic.Int32
 // than other requests, and before that, as long as a quota requires (KIP-219).
 func (c *Client) Fetch(
 	ctx context.Context, addr string, from []FetchFrom, limits FetchLimits,
-) (*fetched.Answer, error) {
+) (*fetched.Response, error) {
 	// In the protocol, -1 means here: no replica, no fetch session, and no check of the leader epoch.
 	req := &fetch.Request{
 		ReplicaID:    -1,
@@ -82,24 +82,24 @@ func (c *Client) Fetch(
 		}
 	}
 
-	var answer *fetched.Answer
+	var response *fetched.Response
 	// A broker without records delays its response for MaxWait.
 	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
 	err := c.useLink(ctx, addr, timeout, func(link *Link) (err error) {
 		if byID && link.highest[protocol.Fetch] >= fetched.WithIDs {
-			answer, err = link.fetchByID(req, ids)
+			response, err = link.fetchByID(req, ids)
 			return err
 		}
 		version, id := link.versions[protocol.Fetch], correlation.Add(1)
 		err = protocol.WriteRequest(link.conn, version, id, link.clientID, req)
 		if err == nil {
-			answer, err = fetched.Read(link.reader, version, id)
+			response, err = fetched.Read(link.reader, version, id)
 		}
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("fetching: %w", err)
 	}
-	c.NoteThrottle(addr, answer.Throttle)
-	return answer, nil
+	c.NoteThrottle(addr, response.Throttle)
+	return response, nil
 }

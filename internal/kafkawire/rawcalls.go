@@ -105,7 +105,7 @@ func decodeTopicID(decoder *response.Decoder) (string, error) {
 }
 
 // fetchByID sends a fetch by the ids of the topics, which have the form of TopicID, and returns the response with the names of the topics.
-func (l *Link) fetchByID(req *fetch.Request, ids map[string]string) (*fetched.Answer, error) {
+func (l *Link) fetchByID(req *fetch.Request, ids map[string]string) (*fetched.Response, error) {
 	be := binary.BigEndian
 	// The tags of the header, the replica, and the limits.
 	body := be.AppendUint32([]byte{0}, uint32(req.ReplicaID))
@@ -141,15 +141,15 @@ func (l *Link) fetchByID(req *fetch.Request, ids map[string]string) (*fetched.An
 	if err != nil {
 		return nil, err
 	}
-	answer, err := fetched.Read(l.reader, fetched.WithIDs, number)
+	response, err := fetched.Read(l.reader, fetched.WithIDs, number)
 	if err != nil {
 		return nil, err
 	}
-	for i := range answer.Partitions {
-		partition := &answer.Partitions[i]
+	for i := range response.Partitions {
+		partition := &response.Partitions[i]
 		partition.Topic = names[partition.Topic]
 	}
-	return answer, nil
+	return response, nil
 }
 
 // EpochEnd returns the offset at which a leader epoch of tp ended, from the broker at addr, which leads

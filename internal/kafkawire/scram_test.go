@@ -53,7 +53,7 @@ func TestIterationsOfALoginAreBounded(t *testing.T) {
 	}
 }
 
-// hostileScram is a server that answers a login with SCRAM.
+// hostileScram is a server that responds to a login with SCRAM.
 func hostileScram(c net.Conn, iterations int64) {
 	defer c.Close()
 	be := binary.BigEndian

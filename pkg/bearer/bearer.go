@@ -29,7 +29,7 @@ type Source = func(ctx context.Context) (string, error)
 
 const (
 	maxToken  = 64 << 10 // bytes
-	maxReason = 500      // bytes of the answer of a command or an authorization server in an error
+	maxReason = 500      // bytes of the response of a command or an authorization server in an error
 )
 
 // FromFile returns a Source that reads the token from a file for each connection, so that it may be replaced at any time. White
@@ -86,7 +86,7 @@ type ClientCredentials struct {
 }
 
 // FromClientCredentials returns a Source that requests tokens with the grant client_credentials. It requests the next token after
-// 80 % of the lifetime of the last one, and uses that until it expires while the server does not answer.
+// 80 % of the lifetime of the last one, and uses that until it expires while the server does not respond.
 func FromClientCredentials(credentials ClientCredentials) Source {
 	request := clientcredentials.Config{
 		TokenURL: credentials.TokenURL, ClientID: credentials.ClientID, ClientSecret: credentials.ClientSecret, Scopes: credentials.Scopes,

@@ -101,17 +101,17 @@ func TestACommandPrintsTheToken(t *testing.T) {
 type server struct {
 	*httptest.Server
 	requests atomic.Int32
-	answer   atomic.Pointer[func(w http.ResponseWriter, r *http.Request)]
+	response   atomic.Pointer[func(w http.ResponseWriter, r *http.Request)]
 }
 
-func newServer(t *testing.T, answer func(w http.ResponseWriter, r *http.Request)) *server {
+func newServer(t *testing.T, response func(w http.ResponseWriter, r *http.Request)) *server {
 	t.Helper()
 	s := &server{}
-	s.answer.Store(&answer)
+	s.response.Store(&response)
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.requests.Add(1)
 		w.Header().Set("Content-Type", "application/json")
-		(*s.answer.Load())(w, r)
+		(*s.response.Load())(w, r)
 	}))
 	t.Cleanup(s.Close)
 	return s
@@ -154,7 +154,7 @@ func TestClientCredentials(t *testing.T) {
 	empty := func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"access_token":"a b","token_type":"Bearer"}`)
 	}
-	s.answer.Store(&empty)
+	s.response.Store(&empty)
 	if _, err := bearer.FromClientCredentials(c)(t.Context()); err == nil || strings.Contains(err.Error(), "a b") {
 		t.Errorf("an invalid token: %v", err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-var errAway = errors.New("the carrier does not answer")
+var errAway = errors.New("the carrier does not respond")
 
 // soon is a Retry with short waits and without attempts in place.
 var soon = consumer.Retry{Quick: []time.Duration{-1}, Min: 50 * time.Millisecond, Max: 200 * time.Millisecond}
@@ -543,7 +543,7 @@ func TestAHandlerIsPausedAndResumedAlone(t *testing.T) {
 	addHandlerAs(t, c, "paused", "*", k.insertInto("effects"))
 	addHandlerAs(t, c, "other", "*", k.insertInto("others"))
 	if c.PauseHandler("unknown") || !c.PauseHandler("paused") {
-		t.Error("PauseHandler: got a wrong answer, want true for a registered handler")
+		t.Error("PauseHandler: got a wrong result, want true for a registered handler")
 	}
 	k.publish(newMessages(4, 8)...)
 	k.start(c)
@@ -584,7 +584,7 @@ func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
 	}
 
 	if c.ResumeHandler("unknown") || !c.ResumeHandler("counted") {
-		t.Error("ResumeHandler: got a wrong answer, want true for a registered handler")
+		t.Error("ResumeHandler: got a wrong result, want true for a registered handler")
 	}
 	k.waitCount("effects", 9)
 	k.untilSettled(1, 9)

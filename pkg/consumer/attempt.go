@@ -286,7 +286,7 @@ func (t *track) handleEager(ctx context.Context, current task, res *attemptResul
 
 // claimMessage claims a message in the inbox. It blocks for at most commitTimeout.
 func (s *session) claimMessage(ctx context.Context, entry inbox.Entry) (*inbox.Claim, error) {
-	// The end of a drain must not cut this call off. A claim that was stored without an answer would block all members
+	// The end of a drain must not cut this call off. A claim that was stored without a response would block all members
 	// from the message until its lease expires.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()

@@ -11,7 +11,7 @@ import (
 )
 
 // WithMaxOutage sets how long a member stays in its group while it cannot reach MongoDB. Then it leaves the group, so that members
-// that can reach MongoDB get its partitions, and joins again when MongoDB answers. Defaults to 5 min, which is longer than an
+// that can reach MongoDB get its partitions, and joins again when MongoDB responds. Defaults to 5 min, which is longer than an
 // election or a restart of MongoDB. A negative limit means that the member stays.
 func WithMaxOutage(limit time.Duration) Option {
 	return option(func(settings *settings) { settings.maxOutage = cmp.Or(limit, defaultMaxOutage) })
@@ -24,13 +24,13 @@ type databaseReach struct {
 }
 
 // noteDatabase records the outcome of a call of the database. The member leaves the group after the time of WithMaxOutage without
-// an answer, and joins again after the first answer.
+// a response, and joins again after the first response.
 func (r *run) noteDatabase(err error) {
-	// An error of the server is an answer.
+	// An error of the server is a response.
 	if err == nil || !isTransient(err) && !mongo.IsTimeout(err) {
 		if r.reach.gate.isPaused() {
 			took := time.Since(r.reach.lostAt).Round(time.Second)
-			r.reportLine(line{slog.LevelInfo, "MongoDB answers again; joining the group", []any{"took", took}}, fmt.Errorf("MongoDB answers again after %v: joining the group again", took))
+			r.reportLine(line{slog.LevelInfo, "MongoDB responds again; joining the group", []any{"took", took}}, fmt.Errorf("MongoDB responds again after %v: joining the group again", took))
 		}
 		r.reach.lostAt = time.Time{}
 		r.reach.gate.set(false)
@@ -42,8 +42,8 @@ func (r *run) noteDatabase(err error) {
 	}
 	limit, took := r.c.s.maxOutage, time.Since(r.reach.lostAt)
 	if limit >= 0 && took >= limit && !r.reach.gate.isPaused() {
-		r.reportTrouble("cannot reach MongoDB for long; leaving the group until it answers",
-			fmt.Errorf("MongoDB has not answered for %v: leaving the group until it does: %w", took.Round(time.Second), err))
+		r.reportTrouble("cannot reach MongoDB for long; leaving the group until it responds",
+			fmt.Errorf("MongoDB has not responded for %v: leaving the group until it does: %w", took.Round(time.Second), err))
 		r.reach.gate.set(true)
 	}
 }

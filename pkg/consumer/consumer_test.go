@@ -456,7 +456,7 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	c := k.newConsumer(withTries(3))
 	effects := k.insertInto("effects")
 	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New(event.Aggregate{Type: "answer", ID: string(m.Key)}, "Answered", event.Document(bson.D{{Key: "to", Value: m.ID}})))); err != nil {
+		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New(event.Aggregate{Type: "response", ID: string(m.Key)}, "Answered", event.Document(bson.D{{Key: "to", Value: m.ID}})))); err != nil {
 			return err
 		}
 		if string(m.Value) == "2" && failures.Add(1) < 3 {

@@ -108,7 +108,7 @@ func TestN29_ALeaderThatEndsBeforeTheOffsetIsReadFromWhereItDiffers(t *testing.T
 	if gap := <-r.gaps; !gap.Diverged || gap.End != 2 || gap.Offset != 5 {
 		t.Errorf("%+v", gap)
 	}
-	if !l.answered.Load() {
+	if !l.responded.Load() {
 		t.Error("the leader was not asked for the end of its log")
 	}
 }
@@ -245,7 +245,7 @@ type shrinkingLog struct {
 	t        *testing.T
 	cluster  *kfake.Cluster
 	client   *kgo.Client
-	answered atomic.Bool // endAt has answered
+	responded atomic.Bool // endAt has responded
 }
 
 func newShrinkingLog(t *testing.T) *shrinkingLog {
@@ -281,7 +281,7 @@ func (l *shrinkingLog) moveLeader(to int32) {
 	}
 }
 
-// shrinkTo makes the leader answer once like one that has lost the records from end on. The fake broker keeps them.
+// shrinkTo makes the leader respond once like one that has lost the records from end on. The fake broker keeps them.
 func (l *shrinkingLog) shrinkTo(end int64) {
 	l.cluster.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		res := req.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
@@ -294,7 +294,7 @@ func (l *shrinkingLog) shrinkTo(end int64) {
 	})
 }
 
-// endAt makes broker 1 answer a fetch and the request for the end of the log once like a leader whose log ends at end.
+// endAt makes broker 1 respond to a fetch and the request for the end of the log once like a leader whose log ends at end.
 func (l *shrinkingLog) endAt(end int64) {
 	const leader = 1
 	l.cluster.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
@@ -321,7 +321,7 @@ func (l *shrinkingLog) endAt(end int64) {
 		topic := kmsg.NewListOffsetsResponseTopic()
 		topic.Topic, topic.Partitions = "log", append(topic.Partitions, p)
 		res.Topics = append(res.Topics, topic)
-		l.answered.Store(true)
+		l.responded.Store(true)
 		return res, nil, true
 	})
 }

@@ -30,9 +30,9 @@ const (
 // The kinds of trouble that make a consumer not ready. They begin a sentence that an error may follow.
 const (
 	healthGroup   = "the consumer is not a member of its group"
-	healthKafka   = "Kafka does not answer"
-	healthMongoDB = "MongoDB does not answer"
-	healthOutage  = "nothing is fetched until MongoDB answers"
+	healthKafka   = "Kafka does not respond"
+	healthMongoDB = "MongoDB does not respond"
+	healthOutage  = "nothing is fetched until MongoDB responds"
 	healthDecoder = "the decoder is unavailable, and nothing is read"
 )
 

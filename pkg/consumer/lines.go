@@ -86,9 +86,9 @@ func lineOf(err error, fallback string) line {
 	}
 	if outage, ok := errors.AsType[*outageError](err); ok {
 		if outage.Over {
-			return line{slog.LevelInfo, "MongoDB answers again", []any{"took", outage.Took}}
+			return line{slog.LevelInfo, "MongoDB responds again", []any{"took", outage.Took}}
 		}
-		return line{slog.LevelWarn, "cannot reach MongoDB; nothing is fetched until it answers", []any{"error", outage.Err}}
+		return line{slog.LevelWarn, "cannot reach MongoDB; nothing is fetched until it responds", []any{"error", outage.Err}}
 	}
 	if stray, ok := errors.AsType[*strayError](err); ok {
 		message := "no handler has the name of messages that are set aside; they wait"
@@ -192,7 +192,7 @@ func (s *session) explainIdle() {
 	}
 }
 
-// describeMembers returns the number of the members of the group, or nothing if Kafka does not answer.
+// describeMembers returns the number of the members of the group, or nothing if Kafka does not respond.
 func (r *run) describeMembers(ctx context.Context) []any {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()

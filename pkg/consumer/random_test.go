@@ -343,7 +343,7 @@ func (s *storm) cutLine(l *line) {
 
 func (s *storm) electPrimary() {
 	step := bson.D{{Key: "replSetStepDown", Value: 5}, {Key: "secondaryCatchUpPeriodSecs", Value: 4}}
-	// The server may answer, or close the connection.
+	// The server may respond, or close the connection.
 	_ = s.db.Client().Database("admin").RunCommand(s.context(), step).Err()
 }
 

@@ -102,7 +102,7 @@ func TestHandlersAreRemovedByName(t *testing.T) {
 	}
 
 	if !c.Remove("both") || c.Remove("both") || !c.Remove("order.*") {
-		t.Error("Remove: got a wrong answer, want true for each registered handler, once")
+		t.Error("Remove: got a wrong result, want true for each registered handler, once")
 	}
 	if err := c.Run(t.Context()); !errors.Is(err, consumer.ErrNoHandler) {
 		t.Errorf("Run without handlers: got %v, want ErrNoHandler", err)
@@ -191,12 +191,12 @@ func TestWaitFor(t *testing.T) {
 	if _, err := outboxtest.WaitFor(short, c, "counted", nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("WaitFor: %v", err)
 	}
-	type answer struct {
+	type response struct {
 		m   *consumer.Message
 		err error
 	}
 
-	got := make(chan answer, 1)
+	got := make(chan response, 1)
 	requested := make(chan struct{})
 	go func() {
 		once := make(chan struct{}, 1)
@@ -209,7 +209,7 @@ func TestWaitFor(t *testing.T) {
 			}
 			return string(m.Value) == "3"
 		})
-		got <- answer{m, err}
+		got <- response{m, err}
 	}()
 	k.publish(newMessages(1, 5)...)
 	k.start(c)

@@ -12,7 +12,7 @@ import (
 
 // Status describes a consumer. It marshals to JSON, with durations in nanoseconds, and contains no payloads and no keys.
 type Status struct {
-	// Ready is true while the consumer is a member of its group and MongoDB and Kafka answer, also if it has no partitions. It
+	// Ready is true while the consumer is a member of its group and MongoDB and Kafka respond, also if it has no partitions. It
 	// becomes false after 30 s of trouble, so that a short outage takes no instance out of service.
 	Ready bool `json:"ready"`
 	// Reasons are sentences about everything that is wrong: the trouble that makes Ready false, from its beginning, and in

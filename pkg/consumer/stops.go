@@ -41,6 +41,6 @@ func (r *run) withdrawStops(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	// Without an answer, the record expires.
+	// Without a response, the record expires.
 	_ = r.c.waiting.ReportStops(ctx, r.c.group, r.memberID, nil)
 }

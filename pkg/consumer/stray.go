@@ -135,7 +135,7 @@ func (r *run) findUnread(ctx context.Context, places []setaside.Place) ([]setasi
 		return nil, nil
 	}
 
-	// During a rebalance, and while Kafka does not answer, the last result stays.
+	// During a rebalance, and while Kafka does not respond, the last result stays.
 	state, err := r.c.transport.DescribeGroup(ctx, r.c.group)
 	if err != nil {
 		if !r.census.failed && ctx.Err() == nil {

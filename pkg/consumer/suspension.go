@@ -80,7 +80,7 @@ func (s *suspension) changeLocked() {
 	s.changed = make(chan struct{})
 }
 
-// permit is the answer of mayStart.
+// permit is the result of mayStart.
 type permit struct {
 	ok      bool
 	probe   int           // the id of the probe; 0 if the handler is not suspended

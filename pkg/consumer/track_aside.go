@@ -163,7 +163,7 @@ func (t *track) takeTurn(task task) (turn, int) {
 	}
 }
 
-// turn is the answer of takeTurn.
+// turn is the result of takeTurn.
 type turn uint8
 
 const (

@@ -45,7 +45,7 @@ func (o *trouble) watchDatabase(track *track, limit time.Duration) {
 	o.waitID++
 	id := o.waitID
 	o.timer = time.AfterFunc(limit, func() {
-		o.markAway(track, fmt.Errorf("no answer for %v", limit), func() bool { return o.waitID == id })
+		o.markAway(track, fmt.Errorf("no response for %v", limit), func() bool { return o.waitID == id })
 	})
 }
 
@@ -127,7 +127,7 @@ func (o *trouble) clearTrouble(track *track) {
 	}
 }
 
-// outageError reports that the database does not answer, and later that it answers again. In
+// outageError reports that the database does not respond, and later that it responds again. In
 // between nothing is fetched, nothing is lost and no attempt is spent. Each of the two is reported
 // once, however many messages wait.
 type outageError struct {
@@ -138,9 +138,9 @@ type outageError struct {
 
 func (e *outageError) Error() string {
 	if e.Over {
-		return fmt.Sprintf("the database answers again after %v", e.Took.Round(time.Millisecond))
+		return fmt.Sprintf("the database responds again after %v", e.Took.Round(time.Millisecond))
 	}
-	return fmt.Sprintf("waiting for the database, nothing is fetched until it answers: %v", e.Err)
+	return fmt.Sprintf("waiting for the database, nothing is fetched until it responds: %v", e.Err)
 }
 
 // Unwrap returns the error of the first failed call.

@@ -17,9 +17,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// The sender of a webhook repeats it until it gets an answer. The payment is captured at a provider,
+// The sender of a webhook repeats it until it gets a response. The payment is captured at a provider,
 // so a claim prevents that two processes capture it at the same time. While one of them works, the
-// other rejects the request with an error that the sender answers by a retry. In production, the
+// other rejects the request with an error after which the sender retries. In production, the
 // inboxes come from inbox.New.
 func ExampleInbox_Once_webhook() {
 	db := memory.NewDB()

@@ -369,6 +369,6 @@ func startStandalone(t *testing.T, path string) *mongo.Client {
 		return c
 	}
 
-	t.Logf("a server on port %d: process %d answers, %d is wanted; %v", port, status.PID, cmd.Process.Pid, err)
+	t.Logf("a server on port %d: process %d responds, %d is wanted; %v", port, status.PID, cmd.Process.Pid, err)
 	return nil
 }

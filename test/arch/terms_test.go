@@ -62,6 +62,12 @@ var oneMeaning = []struct {
 	// Who does not take something rejects it. Only connections are refused, as the system says.
 	{`(?i)\brefus(e|es|ed|al|als|ing)\b|[a-z]Refus(e|ed|al)|\brefus(e|ed|al)[A-Z]`, "reject", nil},
 
+	// A server sends a response. A reply is the event by which a service reacts to an event of a saga; people answer questions.
+	{`(?i)\brepl(y|ies|ied|ying)\b|\banswer(s|ed|ing)?\b`, "response, or result", []string{
+		"internal/", "pkg/bearer/", "pkg/codec/", "pkg/entity/", "pkg/event/", "pkg/inbox/", "pkg/operate/", "pkg/outbox/", "pkg/relay/", "deploy/",
+		"docs/metrics.md", "docs/http-api.md", "docs/idempotency.md", "docs/operations.md", "docs/operate/", "docs/rules.md", "DESIGN.md",
+	}},
+
 	// Foreign is what another writer has written, not the CPU time of other programs.
 	{`(?i)foreign_cpu\b|foreign_cpu_pct|foreign CPU`, "CPU of others", nil},
 

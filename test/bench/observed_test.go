@@ -8,7 +8,7 @@ import (
 )
 
 // TestBenchObservedCommand drains pairs at a small size, and decodes the JSON object like a user. It checks the
-// counters of observers: each observed drain has had answers of the page, its live stream and /metrics.
+// counters of observers: each observed drain has had responses of the page, its live stream and /metrics.
 func TestBenchObservedCommand(t *testing.T) {
 	t.Parallel()
 	var r struct {

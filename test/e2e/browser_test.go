@@ -296,7 +296,7 @@ func (b *tab) takeScreenshot(name string) {
 	}
 }
 
-// saveScreenshot saves a screenshot of the whole page. It tries again, because a browser may not answer
+// saveScreenshot saves a screenshot of the whole page. It tries again, because a browser may not respond
 // while it draws a page for the first time.
 func (b *tab) saveScreenshot(name string) {
 	b.t.Helper()

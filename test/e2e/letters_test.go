@@ -34,7 +34,7 @@ func (s *scene) giveUp(handler string, messages ...string) {
 	for offset, id := range messages {
 		l := &deadletter.Letter{
 			ID:    deadletter.ID{Group: "billing", Handler: handler, Topic: s.topic, Offset: int64(offset), Message: id},
-			Class: deadletter.ClassHandler, Reason: "no answer " + hostile,
+			Class: deadletter.ClassHandler, Reason: "no response " + hostile,
 			Name: "OrderPlaced", Key: []byte("7"), Value: []byte(messageBody),
 			Headers: []event.Header{{Key: "id", Value: []byte(id)}},
 		}

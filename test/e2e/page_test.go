@@ -575,7 +575,7 @@ func testMongoAway(s *scene, b *tab) {
 	b.takeScreenshot("stale")
 
 	b.openPage("/dead")
-	b.waitForText("The servers did not answer")
+	b.waitForText("The servers did not respond")
 	b.waitForText("Try again")
 	b.checkAccessibility("error state")
 	b.takeScreenshot("error")

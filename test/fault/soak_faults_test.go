@@ -283,7 +283,7 @@ func (e *era) anyBroker() *devstack.Member {
 // stepDown lets the members of the replica set elect another primary.
 func (e *era) stepDown() {
 	command := bson.D{{Key: "replSetStepDown", Value: 5}, {Key: "secondaryCatchUpPeriodSecs", Value: 4}}
-	// The server answers, or closes the connection.
+	// The server responds, or closes the connection.
 	if err := e.Client.Database("admin").RunCommand(e.t.Context(), command).Err(); err != nil {
 		e.t.Logf("stepping down: %v", err)
 	}

@@ -32,12 +32,12 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	}
 
 	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
-		waitForAnswer(t, owner, path, want)
+		waitForResponse(t, owner, path, want)
 	}
 
 	standby := s.StartRelay()
 	standby.WaitForLog("standing by")
-	waitForAnswer(t, standby, "/readyz", `"standby"`)
+	waitForResponse(t, standby, "/readyz", `"standby"`)
 	if code, out, errOut := s.RunCommand("validate"); code != 0 || errOut != "" || !strings.Contains(out, "ok") {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
 	}
@@ -55,9 +55,9 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	history.CheckHistory()
 }
 
-// waitForAnswer waits until a process returns status 200 and a text for a path. On a busy machine a
+// waitForResponse waits until a process returns status 200 and a text for a path. On a busy machine a
 // lease may be in doubt for a moment.
-func waitForAnswer(t *testing.T, p *kit.Process, path, want string) {
+func waitForResponse(t *testing.T, p *kit.Process, path, want string) {
 	t.Helper()
 	stacktest.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {
 		code, body := p.Get(path)

@@ -288,7 +288,7 @@ func (s *Scene) ReadStatus() Status {
 const unavailable = 75
 
 // readStatusJSON decodes the output of `outrelay status --json`. It runs the command again if the
-// servers do not answer in time.
+// servers do not respond in time.
 func (s *Scene) readStatusJSON(into any) {
 	s.tb.Helper()
 	deadline := time.Now().Add(Patience)

@@ -55,7 +55,7 @@ func TestRules(t *testing.T) {
 				at = at.Add(s.after)
 				o := Observation{At: at, Counts: []Count{{WaitingRule, s.waiting}}, Dead: s.dead}
 				if s.failed {
-					o.Err = errors.New("no answer")
+					o.Err = errors.New("no response")
 				}
 				r := e.Observe(o)
 

@@ -140,10 +140,10 @@ func TestReadyStatusAndStopping(t *testing.T) {
 	}
 
 	p.set(func(p *probe) {
-		p.reasons = []string{"kafka: no answer from http://u:pw@k1 (for 3s)", "mongodb: a\nb (for 9s)"}
+		p.reasons = []string{"kafka: no response from http://u:pw@k1 (for 3s)", "mongodb: a\nb (for 9s)"}
 	})
 
-	if _, status := m.until("STATUS="); status != "STATUS=standby of watcher default: kafka: no answer from http://***@k1; mongodb: a b" {
+	if _, status := m.until("STATUS="); status != "STATUS=standby of watcher default: kafka: no response from http://***@k1; mongodb: a b" {
 		t.Errorf("%q", status)
 	}
 

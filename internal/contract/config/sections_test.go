@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A section that was given as another value is answered with its keys.
+// A section that was given as another value gets an error with its keys.
 func TestASectionNamesItsKeys(t *testing.T) {
 	t.Parallel()
 	_, _, err := Load("", nil, []string{"mongodb.uri=mongodb://h/a", "kafka.brokers=h:1", "watch=a.outbox", "topics.create=true"})

@@ -42,9 +42,9 @@ type Withdrawn struct {
 	Bytes     int   // bytes that the record had reserved
 }
 
-// Answer is the outcome of one target of a delivery outside of the stream's order. Either the record
+// Result is the outcome of one target of a delivery outside of the stream's order. Either the record
 // is at Offset, or Rejection has the error of this record, or it has to be sent again.
-type Answer struct {
+type Result struct {
 	Topic     string
 	Partition int32
 	Offset    int64 // −1 unless it was acked
@@ -52,10 +52,10 @@ type Answer struct {
 	Held      error
 }
 
-// Published is a delivery outside of the stream's order when each of its targets has its answer.
+// Published is a delivery outside of the stream's order when each of its targets has its result.
 type Published struct {
 	Ticket  Ticket
-	Answers []Answer
+	Results []Result
 }
 
 // Holder decides which records are held, and takes over records that the sink cannot deliver. The

@@ -96,17 +96,17 @@ func TestPlaceholdersOfTopics(t *testing.T) {
 			want = "its topic is unknown: " + want
 		}
 		r := mustNew(t, Config{Template: text})
-		// The second answer comes from the cache.
+		// The second response comes from the cache.
 		for range 2 {
 			got, err := r.Route(v, from, nil)
-			answer := ""
+			response := ""
 			if err != nil {
-				answer = err.Error()
+				response = err.Error()
 			} else {
-				answer = got[0].Topic
+				response = got[0].Topic
 			}
-			if !strings.HasSuffix(answer, want) {
-				t.Errorf("%s: got %s, want %s", text, answer, want)
+			if !strings.HasSuffix(response, want) {
+				t.Errorf("%s: got %s, want %s", text, response, want)
 			}
 		}
 	}
@@ -163,12 +163,12 @@ func TestRulesOnValues(t *testing.T) {
 		db, coll, _ := strings.Cut(c.ns, ".")
 		for range 2 {
 			got, err := r.Route(v, &Meta{DB: []byte(db), Coll: []byte(coll)}, nil)
-			answer := string(classOf(err))
+			response := string(classOf(err))
 			if err == nil {
-				answer = got[0].Topic
+				response = got[0].Topic
 			}
-			if answer != c.want {
-				t.Errorf("%s %v: %s, want %s", c.ns, c.more, answer, c.want)
+			if response != c.want {
+				t.Errorf("%s %v: %s, want %s", c.ns, c.more, response, c.want)
 			}
 		}
 	}

@@ -279,9 +279,9 @@ func (r *Router) countTopic(name string) *record.Rejection {
 }
 
 // RestrictTo returns the targets for the listed topics, in their order. The list is stored on the document: it may be older than the
-// configuration, or an operator has chosen it. So RestrictTo validates each topic that is not among the targets, and returns an answer
+// configuration, or an operator has chosen it. So RestrictTo validates each topic that is not among the targets, and returns a result
 // in rejected for each topic that may not be written.
-func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, rejected []record.Answer) {
+func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, rejected []record.Result) {
 	for _, topic := range topics {
 		i := slices.IndexFunc(targets, func(target Target) bool { return target.Topic == topic })
 		if i >= 0 {
@@ -291,7 +291,7 @@ func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, r
 
 		decision := r.decideNamedTopic([]byte(topic))
 		if decision.rejection != nil {
-			rejected = append(rejected, record.Answer{
+			rejected = append(rejected, record.Result{
 				Topic: topic, Partition: record.AnyPartition, Offset: -1, Rejection: decision.rejection,
 			})
 			continue

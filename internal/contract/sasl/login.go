@@ -90,10 +90,10 @@ func (e *TokenError) Error() string { return "no token: " + e.Err.Error() }
 func (e *TokenError) Unwrap() error { return e.Err }
 
 // RejectedTokenError means that the broker does not accept the token.
-type RejectedTokenError struct{ answer string }
+type RejectedTokenError struct{ response string }
 
 func (e *RejectedTokenError) Error() string {
-	return fmt.Sprintf("the broker rejects the token: %q", e.answer)
+	return fmt.Sprintf("the broker rejects the token: %q", e.response)
 }
 
 // readPassword reads the password for one connection, so a rotated secret applies without a restart.

@@ -23,8 +23,8 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/response"
 )
 
-// Answer is the response of a broker to a Fetch.
-type Answer struct {
+// Response is the response of a broker to a Fetch.
+type Response struct {
 	Partitions []Partition
 	// Throttle is how long the client should not fetch from the broker, because of a quota (KIP-219).
 	Throttle time.Duration
@@ -52,13 +52,13 @@ type Partition struct {
 // Aborted is an aborted transaction: the records of Producer from the offset First up to its marker.
 type Aborted struct{ Producer, First int64 }
 
-// maxAnswer is far above the size that is requested. A broker sends a single batch whole, regardless of its
+// maxResponse is far above the size that is requested. A broker sends a single batch whole, regardless of its
 // size.
-const maxAnswer = 512 << 20
+const maxResponse = 512 << 20
 
 // Read reads the response to the request with that correlation id.
-func Read(reader io.Reader, version int16, correlation int32) (*Answer, error) {
-	body, err := response.Read(reader, nil, correlation, maxAnswer)
+func Read(reader io.Reader, version int16, correlation int32) (*Response, error) {
+	body, err := response.Read(reader, nil, correlation, maxResponse)
 	if err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
 	}
@@ -67,7 +67,7 @@ func Read(reader io.Reader, version int16, correlation int32) (*Answer, error) {
 
 // Parse decodes a response in version version, from 4 to 11 or 13. kafka-go negotiates one of the versions from 4 to 11 with every
 // broker that supports transactions.
-func Parse(body []byte, version int16) (*Answer, error) {
+func Parse(body []byte, version int16) (*Response, error) {
 	if version == WithIDs {
 		return parseWithIDs(body)
 	}
@@ -85,7 +85,7 @@ func Parse(body []byte, version int16) (*Answer, error) {
 	}
 
 	// The argument of Count is the least size of an element in the oldest version.
-	out := &Answer{}
+	out := &Response{}
 	if version >= clientThrottle {
 		out.Throttle = throttle
 	}
@@ -114,10 +114,10 @@ func Parse(body []byte, version int16) (*Answer, error) {
 }
 
 // parseWithIDs decodes a response in version WithIDs.
-func parseWithIDs(body []byte) (*Answer, error) {
+func parseWithIDs(body []byte) (*Response, error) {
 	decoder := response.Decoder{B: body}
 	decoder.SkipTags() // of the header
-	out := &Answer{Throttle: time.Duration(decoder.Int32()) * time.Millisecond}
+	out := &Response{Throttle: time.Duration(decoder.Int32()) * time.Millisecond}
 	if code := decoder.Int16(); code != 0 {
 		return nil, kafka.Error(code)
 	}

@@ -41,8 +41,8 @@ func twoRecords(tb testing.TB, codec string) []byte {
 	return p
 }
 
-// answerOf returns the body of a response with one partition.
-func answerOf(v int16, records []byte) []byte {
+// responseOf returns the body of a response with one partition.
+func responseOf(v int16, records []byte) []byte {
 	be := binary.BigEndian
 	b := make([]byte, 4) // throttle
 	if v >= 7 {
@@ -70,8 +70,8 @@ func answerOf(v int16, records []byte) []byte {
 	return append(be.AppendUint32(b, uint32(len(records))), records...)
 }
 
-// answerWithIDs returns the body of a response in version 13 with one partition. Each part of it has a tagged field.
-func answerWithIDs(records []byte) []byte {
+// responseWithIDs returns the body of a response in version 13 with one partition. Each part of it has a tagged field.
+func responseWithIDs(records []byte) []byte {
 	be := binary.BigEndian
 	tags := []byte{1, 0, 2, 7, 7} // one field with number 0 and two bytes
 	b := be.AppendUint32(bytes.Clone(tags), 1000)
@@ -88,7 +88,7 @@ func answerWithIDs(records []byte) []byte {
 	return append(b, tags...)
 }
 
-func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
+func TestEachVersionOfAResponseIsRead(t *testing.T) {
 	t.Parallel()
 	records := twoRecords(t, "none")
 	for v := int16(4); v <= 11; v++ {
@@ -99,7 +99,7 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 		if v >= 11 {
 			want.Replica = 1
 		}
-		body := answerOf(v, records)
+		body := responseOf(v, records)
 		got, err := fetched.Parse(body, v)
 		if err != nil {
 			t.Fatal(v, err)
@@ -108,14 +108,14 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 			t.Error(v, d)
 		}
 		if _, err := fetched.Parse(body[:len(body)-1], v); err == nil {
-			t.Errorf("version %d: an answer that was cut off is no error", v)
+			t.Errorf("version %d: a response that was cut off is no error", v)
 		}
 		framed := append(binary.BigEndian.AppendUint64(nil, uint64(len(body)+4)<<32|1), body...)
 		if m, err := fetched.Read(bytes.NewReader(framed), v, 1); err != nil || cmp.Diff(got, m) != "" {
 			t.Errorf("version %d over the wire: %v, %v", v, m, err)
 		}
 		if _, err := fetched.Read(bytes.NewReader(framed), v, 2); err == nil {
-			t.Errorf("version %d: the answer to another request is no error", v)
+			t.Errorf("version %d: the response to another request is no error", v)
 		}
 	}
 
@@ -123,22 +123,22 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 		TopicPartition: record.TopicPartition{Topic: "00000000000000000000000000000074", Partition: 2}, Code: 3, High: 40, Stable: 30,
 		Aborted: []fetched.Aborted{{Producer: 8, First: 9}}, Replica: 1, Set: records,
 	}
-	body := answerWithIDs(records)
+	body := responseWithIDs(records)
 	got, err := fetched.Parse(body, 13)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(&fetched.Answer{Throttle: time.Second, Partitions: []fetched.Partition{want}}, got); d != "" {
+	if d := cmp.Diff(&fetched.Response{Throttle: time.Second, Partitions: []fetched.Partition{want}}, got); d != "" {
 		t.Error(d)
 	}
 	for n := range body {
 		if _, err := fetched.Parse(body[:n], 13); err == nil {
-			t.Errorf("an answer that was cut off after %d of %d bytes is no error", n, len(body))
+			t.Errorf("a response that was cut off after %d of %d bytes is no error", n, len(body))
 		}
 	}
 
 	for _, v := range []int16{3, 12} {
-		if _, err := fetched.Parse(answerOf(11, nil), v); err == nil {
+		if _, err := fetched.Parse(responseOf(11, nil), v); err == nil {
 			t.Errorf("version %d is no error", v)
 		}
 	}

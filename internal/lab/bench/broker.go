@@ -20,9 +20,9 @@ const partitions = 6
 
 const clientID = "outrelay-bench"
 
-// answerWithin bounds the wait for a response. A broker shares the machine with the measured processes and
+// responseTime bounds the wait for a response. A broker shares the machine with the measured processes and
 // with others.
-const answerWithin = 30 * time.Second
+const responseTime = 30 * time.Second
 
 // broker is one connection for one goroutine. It does not use the pool of kafka-go, because the switches between the
 // pool's goroutines would be visible in the latencies.
@@ -32,13 +32,13 @@ type broker struct {
 }
 
 func dialBroker(ctx context.Context, addr string) (*broker, error) {
-	nc, err := (&net.Dialer{Timeout: answerWithin}).DialContext(ctx, "tcp", addr)
+	nc, err := (&net.Dialer{Timeout: responseTime}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("kafka: %w", err)
 	}
 
 	broker := &broker{nc, protocol.NewConn(nc, clientID)}
-	_ = nc.SetDeadline(time.Now().Add(answerWithin))
+	_ = nc.SetDeadline(time.Now().Add(responseTime))
 	message, err := broker.RoundTrip(new(apiversions.Request))
 	if err != nil {
 		_ = nc.Close()
@@ -69,8 +69,8 @@ type cluster struct {
 }
 
 func newCluster(brokers []string) *cluster {
-	transport := &kafka.Transport{ClientID: clientID, MetadataTTL: time.Second, DialTimeout: answerWithin}
-	return &cluster{&kafka.Client{Addr: kafka.TCP(brokers...), Transport: transport, Timeout: answerWithin}, transport}
+	transport := &kafka.Transport{ClientID: clientID, MetadataTTL: time.Second, DialTimeout: responseTime}
+	return &cluster{&kafka.Client{Addr: kafka.TCP(brokers...), Transport: transport, Timeout: responseTime}, transport}
 }
 
 func (c *cluster) closeIdle() { c.transport.CloseIdleConnections() }

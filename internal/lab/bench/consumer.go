@@ -97,7 +97,7 @@ func fetchRecords(ctx context.Context, link brokerLink, topic string, parts []in
 	}
 
 	for ctx.Err() == nil {
-		message, err := link.sendRequest(answerWithin, req)
+		message, err := link.sendRequest(responseTime, req)
 		if err != nil {
 			return fmt.Errorf("consuming: %w", err)
 		}

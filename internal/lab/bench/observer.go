@@ -60,11 +60,11 @@ func startObserver(ctx context.Context, relay *relay) *observer {
 // stopObserving blocks until each simulation has had a response, and then stops them. In a drain of few events, the
 // first response may come after the drain.
 func (o *observer) stopObserving(ctx context.Context) (seen, error) {
-	answered := func() bool {
+	responded := func() bool {
 		return o.scrapes.Load() > 0 && o.refreshes.Load() > 0 && o.messages.Load() > 0
 	}
 
-	for began := time.Now(); !answered() && time.Since(began) < stall; {
+	for began := time.Now(); !responded() && time.Since(began) < stall; {
 		select {
 		case <-o.ended:
 			began = time.Time{}
@@ -80,7 +80,7 @@ func (o *observer) stopObserving(ctx context.Context) (seen, error) {
 	o.client.CloseIdleConnections()
 
 	seen := seen{int(o.scrapes.Load()), int(o.refreshes.Load()), int(o.messages.Load())}
-	if err == nil && !answered() {
+	if err == nil && !responded() {
 		err = fmt.Errorf("the relay did not respond to every kind of request: %+v", seen)
 	}
 	return seen, err

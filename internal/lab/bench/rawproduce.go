@@ -106,7 +106,7 @@ func newRawProduce(ctx context.Context, spec spec) (work, error) {
 // identify requests a producer id. A broker that has just started has none for a moment, so identify retries.
 func identify(ctx context.Context, broker *broker) (batch.Producer, error) {
 	for try := 1; ; try++ {
-		message, err := broker.sendRequest(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
+		message, err := broker.sendRequest(responseTime, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
 		if err != nil {
 			return batch.Producer{}, fmt.Errorf("requesting a producer id: %w", err)
 		}

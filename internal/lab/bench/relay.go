@@ -179,11 +179,11 @@ func (r *relay) readPhase(ctx context.Context) string {
 		return ""
 	}
 
-	var answer struct {
+	var response struct {
 		Phase string `json:"phase"`
 	}
-	_ = json.Unmarshal(body, &answer)
-	return answer.Phase
+	_ = json.Unmarshal(body, &response)
+	return response.Phase
 }
 
 func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {

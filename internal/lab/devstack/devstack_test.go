@@ -168,7 +168,7 @@ func TestSingleMembers(t *testing.T) {
 		short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		if _, err := s.Leader(short, topic, 0); err == nil {
-			t.Error("a paused broker answered")
+			t.Error("a paused broker responded")
 		}
 		if err := broker.Resume(); err != nil {
 			t.Fatal(err)
@@ -240,7 +240,7 @@ func testSettings(t *testing.T, s *devstack.Stack) {
 				err = res.Error
 			}
 			if !errors.Is(err, c.want) {
-				return fmt.Errorf("with %q an old record is answered %w", c.value, err)
+				return fmt.Errorf("with %q an old record: %w", c.value, err)
 			}
 			return nil
 		})

@@ -92,7 +92,7 @@ func terminateProcess(process *os.Process) error { return process.Signal(syscall
 const stopPatience = 10 * time.Second
 
 // PauseProcess sends SIGSTOP, and blocks until all threads of the process have stopped. The kernel gives the signal to one thread,
-// and the others run until it is scheduled: on a busy machine a process may still answer, or write, for milliseconds.
+// and the others run until it is scheduled: on a busy machine a process may still respond, or write, for milliseconds.
 func PauseProcess(process *os.Process) error {
 	if err := process.Signal(syscall.SIGSTOP); err != nil {
 		return err

@@ -111,7 +111,7 @@ func onceInTheCallersTransaction(suite suite) {
 	suite.checkExists("2", true)
 }
 
-func admitAnswersEachEntry(suite suite) {
+func admitDecidesEachEntry(suite suite) {
 	suite.checkFresh(nil)
 	suite.checkFresh([]bool{true, true, false}, newEntry("1"), newEntry("2"), newEntry("1"))
 	suite.checkFresh([]bool{false, true, false, false}, newEntry("2"), newEntry("3"), newEntry("1"), newEntry("3"))

@@ -12,7 +12,7 @@ func (s suite) attachConfirmed(target *inbox.Inbox, end int64, epoch int32) (inb
 	return s.attachLogConfirmed(target, inbox.Log{End: end, Epoch: epoch})
 }
 
-// attachLogConfirmed attaches, and again if the first answer must be confirmed, with the same log.
+// attachLogConfirmed attaches, and again if the first result must be confirmed, with the same log.
 func (s suite) attachLogConfirmed(target *inbox.Inbox, log inbox.Log) (inbox.Generation, error) {
 	generation, err := target.Attach(s.ctx(), consumerA, topic, 3, log)
 	if errors.Is(err, inbox.ErrUnconfirmed) {
@@ -89,7 +89,7 @@ func generationByTopicID(suite suite) {
 	suite.checkAttachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 5}, inbox.Generation{Number: 2, Recreated: true})
 	suite.checkFresh([]bool{true}, placedEntry("4", 0, 10))
 
-	// A former leader that still answers belongs to the same topic.
+	// A former leader that still results belongs to the same topic.
 	suite.checkAttachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 3}, inbox.Generation{Number: 2, Watermark: 11})
 }
 

@@ -55,7 +55,7 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"ResponseRollsBack", responseRollsBack},
 		{"RaceOfResponses", raceOfResponses},
 		{"ResponseExpires", responseExpires},
-		{"AdmitAnswersEachEntry", admitAnswersEachEntry},
+		{"AdmitDecidesEachEntry", admitDecidesEachEntry},
 		{"AdmitNeedsATransaction", admitNeedsATransaction},
 		{"AdmitRollsBack", admitRollsBack},
 		{"InvalidEntries", invalidEntries},

@@ -34,7 +34,7 @@ func explainStandalone(ctx context.Context, client *mongo.Client, err error) err
 		Msg     string `bson:"msg"`
 	}
 
-	// A member of a replica set has a set name, and a mongos answers with isdbgrid.
+	// A member of a replica set has a set name, and a mongos responds with isdbgrid.
 	helloErr := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}).Decode(&is)
 	if helloErr != nil || is.SetName != "" || is.Msg == "isdbgrid" {
 		return err

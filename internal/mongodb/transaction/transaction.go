@@ -192,7 +192,7 @@ func abort(ctx context.Context, sess *mongo.Session, err error) bool {
 		return true
 	}
 
-	// The driver does not report whether the abort has arrived. If the server has answered the last command, it has.
+	// The driver does not report whether the abort has arrived. If the server has responded to the last command, it has.
 	if ctx.Err() == nil && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err) {
 		call, cancel := withGrace(ctx)
 		defer cancel()
@@ -225,9 +225,9 @@ func endUntilDone(ctx context.Context, sess *mongo.Session) bool {
 	command := bson.D{{Key: "killSessions", Value: bson.A{sess.ID()}}}
 	for wait := firstWait; ; wait = min(2*wait, longestWait) {
 		err := sess.Client().Database("admin").RunCommand(ctx, command).Err()
-		// Any other answer of the server will be the same each time.
-		isAnswer := errors.As(err, new(mongo.ServerError)) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err)
-		if err == nil || isAnswer {
+		// Any other response of the server will be the same each time.
+		isResponse := errors.As(err, new(mongo.ServerError)) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err)
+		if err == nil || isResponse {
 			return true
 		}
 		if sleep(ctx, wait) != nil {
@@ -267,24 +267,24 @@ func pinnedOptions(rc *readconcern.ReadConcern) *options.TransactionOptionsBuild
 }
 
 // certainlyAborted reports whether a commit that failed with err certainly did not take place. This is so if
-// the server answered, and neither the server nor the driver leaves the outcome open.
+// the server responded, and neither the server nor the driver leaves the outcome open.
 func certainlyAborted(err error) bool {
-	var answer mongo.CommandError
-	if !errors.As(err, &answer) {
+	var failure mongo.CommandError
+	if !errors.As(err, &failure) {
 		return false
 	}
 
-	if answer.HasErrorLabel("TransientTransactionError") {
+	if failure.HasErrorLabel("TransientTransactionError") {
 		return true
 	}
 	// If the driver finds no connection for its second attempt, it returns the error of the first one with the label
 	// RetryableWriteError only. A server that is overloaded has not executed the commit.
 	for _, label := range []string{"UnknownTransactionCommitResult", "RetryableWriteError", "RetryableError", "SystemOverloadedError"} {
-		if answer.HasErrorLabel(label) {
+		if failure.HasErrorLabel(label) {
 			return false
 		}
 	}
-	return !mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
+	return !mongo.IsNetworkError(failure) && !mongo.IsTimeout(failure)
 }
 
 type unitKey struct{}

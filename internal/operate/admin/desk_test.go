@@ -275,7 +275,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 
 	for _, q := range []admin.LookupQuery{{}, {ID: "a", Key: "b"}, {Text: "a", Key: "b"}, {Key: "a", From: time.Now(), To: time.Now().Add(-time.Hour)}, {ID: "a", Collection: "no.such"}} {
 		if _, err := k.Lookup(t.Context(), q); err == nil {
-			t.Errorf("%+v was answered", q)
+			t.Errorf("%+v was accepted", q)
 		}
 	}
 	if got := one("nobody"); len(got.Envelopes)+len(got.Letters) != 0 {

@@ -112,7 +112,7 @@ func Explain(err error) (kind Failure, fix string) {
 	return FailInvalid, ""
 }
 
-// IsUnreachable reports whether MongoDB did not answer, or rejected the login. The error of the driver describes the topology
+// IsUnreachable reports whether MongoDB did not respond, or rejected the login. The error of the driver describes the topology
 // and not the cause.
 func IsUnreachable(err error) bool {
 	return mongo.IsTimeout(err) || mongo.IsNetworkError(err) || errors.Is(err, context.DeadlineExceeded) ||

@@ -49,7 +49,7 @@ func (f *office) giveUpAt(offset int64, outbox *mongo.Collection, collection, ha
 	}
 
 	l := &deadletter.Letter{
-		ID: deadletter.ID{Group: "g", Handler: handler, Topic: "orders", Offset: offset, Message: message}, Class: deadletter.ClassHandler, Reason: "no answer",
+		ID: deadletter.ID{Group: "g", Handler: handler, Topic: "orders", Offset: offset, Message: message}, Class: deadletter.ClassHandler, Reason: "no response",
 		Name: "OrderPlaced", Key: []byte("7"), Value: []byte(`{"card":"` + planted + `"}`),
 		Headers: []event.Header{{Key: "id", Value: []byte(message)}},
 	}
@@ -177,7 +177,7 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 
 	// The letters of one failure are a group, whose fingerprint selects them.
 	groups, err := f.op.Letters().Summary(t.Context(), admin.DeadFilter{})
-	if err != nil || len(groups) != 2 || groups[0].Source != "handler" || groups[0].Count != 5 || groups[0].Failure != "no answer" || groups[1].Count != 4 {
+	if err != nil || len(groups) != 2 || groups[0].Source != "handler" || groups[0].Count != 5 || groups[0].Failure != "no response" || groups[1].Count != 4 {
 		t.Fatalf("groups %+v, %v", groups, err)
 	}
 	got, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{Fingerprint: groups[0].Fingerprint}, false, nil)

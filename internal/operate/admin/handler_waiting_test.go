@@ -30,7 +30,7 @@ func (f *office) setAside(outbox *mongo.Collection, handler, key string, offset 
 	}
 	if failed > 0 {
 		message.Failed, message.Elapsed = failed, time.Hour
-		message.History = []setaside.Failure{{At: time.Now(), Attempt: failed, Class: "handler", Reason: "no answer"}}
+		message.History = []setaside.Failure{{At: time.Now(), Attempt: failed, Class: "handler", Reason: "no response"}}
 	}
 	if err := store.Add(f.t.Context(), message, time.Hour); err != nil {
 		f.t.Fatal(err)
@@ -67,7 +67,7 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 			if m.Group != "g" || m.Type != "OrderPlaced" || m.ID != "m"+strings.TrimPrefix(m.Place, "orders/1@") || m.AsideAt.IsZero() {
 				t.Errorf("unexpected message %+v", m)
 			}
-			if failed := m.Attempts > 0; failed != (m.NextAt != nil) || failed != (m.Reason == "no answer") || failed != (m.FailedAt != nil) {
+			if failed := m.Attempts > 0; failed != (m.NextAt != nil) || failed != (m.Reason == "no response") || failed != (m.FailedAt != nil) {
 				t.Errorf("unexpected attempts %+v", m)
 			}
 		}
@@ -90,7 +90,7 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 		"key":            {admin.HandlerWaitingFilter{Key: "key1"}, 2},
 		"topic":          {admin.HandlerWaitingFilter{Topic: "orders"}, messages},
 		"reason":         {admin.HandlerWaitingFilter{Reason: "no ans"}, 4},
-		"another reason": {admin.HandlerWaitingFilter{Reason: "answer"}, 0},
+		"another reason": {admin.HandlerWaitingFilter{Reason: "response"}, 0},
 		"an id":          {admin.HandlerWaitingFilter{IDs: []string{"m3"}}, 1},
 		"places":         {admin.HandlerWaitingFilter{IDs: []string{"orders/1@3", "orders/1@4", "orders/0@5"}}, 2},
 		"database":       {admin.HandlerWaitingFilter{Database: f.a.Database().Name()}, 5},

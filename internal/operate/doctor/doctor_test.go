@@ -419,7 +419,7 @@ func TestMongoDBWords(t *testing.T) {
 		{"DNS", "mongodb://no-such-host.invalid:27017/", []string{"no-such-host.invalid", "cannot be resolved"}},
 		{"DNS of a service record", "mongodb+srv://user:" + planted + "@no-such-host.invalid/", []string{"no-such-host.invalid"}},
 		{"hangs up", "mongodb://" + hangsUp + "/", []string{"closes the connection", "mongodb.tls"}},
-		{"no answer", "mongodb://" + silent + "/", []string{"does not respond in time"}},
+		{"no response", "mongodb://" + silent + "/", []string{"does not respond in time"}},
 		{"no TLS there", strings.Replace(stacktest.MongoURI(t), "/?", "/?tls=true&", 1), []string{"TLS"}},
 		{"another set", strings.Replace(stacktest.MongoURI(t), "replicaSet=rs0", "replicaSet=other", 1), []string{"names replica set other", "belongs to rs0", "replicaSet=rs0"}},
 	} {

@@ -31,7 +31,7 @@ func isTLSMismatch(ctx context.Context, addr string, usesTLS bool, speakPlain fu
 	return acceptsTLS(ctx, addr)
 }
 
-// acceptsTLS reports whether the server at addr answers a TLS handshake, with any certificate.
+// acceptsTLS reports whether the server at addr responds to a TLS handshake, with any certificate.
 func acceptsTLS(ctx context.Context, addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

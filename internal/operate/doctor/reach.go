@@ -129,7 +129,7 @@ func topicCreation(how *config.Create) kafkawire.TopicCreate {
 	return kafkawire.TopicCreate{Partitions: how.Partitions, Replication: how.Replication, Configs: how.Configs}
 }
 
-// isLasting reports whether MongoDB rejects this configuration, and not only does not answer now.
+// isLasting reports whether MongoDB rejects this configuration, and not only does not respond now.
 func (x mongoChecks) isLasting(err error) bool {
 	switch serverCode(err) {
 	case 11, 13, 18, 8000:

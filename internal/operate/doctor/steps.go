@@ -50,7 +50,7 @@ func kafkaSteps(examination *examination) []step {
 	return []step{
 		{"kafka", "", kafka.checkKafka, "the relay sends the events to Kafka"},
 		{"kafka.brokers", "kafka", kafka.checkBrokers, "with one broker, each restart stops deliveries, and its disk holds the only copy"},
-		{"kafka.request_size", "kafka", kafka.checkRequestSize, "a broker closes the connection of a larger request without an answer; the relay then sends smaller ones, and moves larger records to the dead letters"},
+		{"kafka.request_size", "kafka", kafka.checkRequestSize, "a broker closes the connection of a larger request without a response; the relay then sends smaller ones, and moves larger records to the dead letters"},
 		{"kafka.transactional_id", "kafka", kafka.checkTransactionalID, "the relay fences previous owners with its transactional id; without it the relay sends nothing"},
 		{"topics.exist", "kafka", topics.checkTopicsExist, "the events of a missing topic wait, and the position does not advance"},
 		{"topics.acl", "kafka", topics.ifKnown(topics.checkACLs), "WRITE sends events, READ reads them back after a crash, DESCRIBE and DESCRIBE_CONFIGS return partitions and limits"},

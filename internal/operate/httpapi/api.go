@@ -55,9 +55,9 @@ type scoped interface{ watcher() string }
 // slotted is a request that may be restricted to one slot.
 type slotted interface{ slot() string }
 
-// answer is a response with a body. It has one type, because the library's function for an operation is compiled for each
-// pair of types of a request and a response. [answerWith] declares the body.
-type answer struct{ Body any }
+// jsonResponse is a response with a body. It has one type, because the library's function for an operation is compiled for each
+// pair of types of a request and a response. [responseWith] declares the body.
+type jsonResponse struct{ Body any }
 
 // newAPI returns the handler of all paths below /api/. prefix is the path below which clients reach them.
 func newAPI(op admin.Operator, prefix string) http.Handler {
@@ -179,14 +179,14 @@ func addList[I scoped, T any](
 
 // addRead registers an operation that changes nothing and responds with body.
 func addRead[I scoped](
-	api *api, path, id, summary string, body *huma.Schema, run func(context.Context, admin.Operator, *I) (*answer, error),
+	api *api, path, id, summary string, body *huma.Schema, run func(context.Context, admin.Operator, *I) (*jsonResponse, error),
 ) {
 	addOperation(api, huma.Operation{
 		Method:      http.MethodGet,
 		Path:        path,
 		OperationID: id,
 		Summary:     summary,
-		Responses:   answerWith(body),
+		Responses:   responseWith(body),
 		Extensions:  map[string]any{roleExtension: admin.RoleViewer},
 	}, readTime, run)
 }
@@ -201,7 +201,7 @@ func addAction[I scoped, O any](
 		OperationID:   id,
 		Summary:       summary,
 		DefaultStatus: http.StatusOK,
-		Responses:     answerWith(bodyOf[O](api)),
+		Responses:     responseWith(bodyOf[O](api)),
 		MaxBodyBytes:  smallBody,
 		Extensions:    map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime, withBody(run), opts...)
@@ -212,8 +212,8 @@ func bodyOf[O any](api *api) *huma.Schema {
 	return api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[O](), true, "")
 }
 
-// answerWith declares the response of an operation.
-func answerWith(body *huma.Schema) map[string]*huma.Response {
+// responseWith declares the response of an operation.
+func responseWith(body *huma.Schema) map[string]*huma.Response {
 	return map[string]*huma.Response{
 		strconv.Itoa(http.StatusOK): {Content: map[string]*huma.MediaType{"application/json": {Schema: body}}},
 	}
@@ -222,13 +222,13 @@ func answerWith(body *huma.Schema) map[string]*huma.Response {
 // withBody makes the result of run the body of the response.
 func withBody[I, O any](
 	run func(context.Context, admin.Operator, *I) (O, error),
-) func(context.Context, admin.Operator, *I) (*answer, error) {
-	return func(ctx context.Context, op admin.Operator, input *I) (*answer, error) {
+) func(context.Context, admin.Operator, *I) (*jsonResponse, error) {
+	return func(ctx context.Context, op admin.Operator, input *I) (*jsonResponse, error) {
 		out, err := run(ctx, op, input)
 		if err != nil {
 			return nil, err
 		}
-		return &answer{out}, nil
+		return &jsonResponse{out}, nil
 	}
 }
 

@@ -51,8 +51,8 @@ func newAction(id string, task *tasks.Task) Action {
 	return action
 }
 
-// longAnswer is the response to a long action: its result, or its state with the status 202.
-type longAnswer struct {
+// longResponse is the response to a long action: its result, or its state with the status 202.
+type longResponse struct {
 	Status   int
 	Location string `header:"Location" doc:"Of an action that goes on: the address of its progress."`
 	Body     any
@@ -77,7 +77,7 @@ func readPreference(ctx huma.Context, next func(huma.Context)) {
 func addLongAction[I scoped, O any](
 	api *api, path, id, summary string, run func(context.Context, admin.Operator, *I, *tasks.Task) (O, error),
 ) {
-	responses := answerWith(bodyOf[O](api))
+	responses := responseWith(bodyOf[O](api))
 	responses[strconv.Itoa(http.StatusAccepted)] = &huma.Response{
 		Description: "The action goes on. Location is the address of its progress.",
 		Content:     map[string]*huma.MediaType{"application/json": {Schema: bodyOf[Action](api)}},
@@ -97,7 +97,7 @@ func addLongAction[I scoped, O any](
 			Name: "Prefer", In: "header", Schema: &huma.Schema{Type: huma.TypeString},
 			Description: "respond-async: respond after 2 seconds, if the action takes longer. Default: wait for up to 5 minutes.",
 		}},
-	}, actionTime+asyncWait, func(ctx context.Context, op admin.Operator, input *I) (*longAnswer, error) {
+	}, actionTime+asyncWait, func(ctx context.Context, op admin.Operator, input *I) (*longResponse, error) {
 		caller, _ := admin.CallerOf(ctx)
 		task := api.tasks.Start(ctx, tasks.Order{Name: id, Actor: caller.Actor.Name}, func(ctx context.Context, task *tasks.Task) (any, error) {
 			return run(ctx, op, input, task)
@@ -109,11 +109,11 @@ func addLongAction[I scoped, O any](
 			if err != nil {
 				return nil, err
 			}
-			return &longAnswer{Status: http.StatusOK, Body: result}, nil
+			return &longResponse{Status: http.StatusOK, Body: result}, nil
 		}
 
 		kept := api.tasks.Keep(task)
-		return &longAnswer{Status: http.StatusAccepted, Location: api.prefix + "/api/v1" + actionsPath + kept, Body: newAction(kept, task)}, nil
+		return &longResponse{Status: http.StatusAccepted, Location: api.prefix + "/api/v1" + actionsPath + kept, Body: newAction(kept, task)}, nil
 	})
 }
 

@@ -203,7 +203,7 @@ func (a *api) addLetter() {
 		Path:         "/dead/letter",
 		OperationID:  "edit-dead",
 		Summary:      "Requeue a dead letter with a changed envelope; the dead letter keeps the original one",
-		Responses:    answerWith(bodyOf[admin.DeadEdited](a)),
+		Responses:    responseWith(bodyOf[admin.DeadEdited](a)),
 		MaxBodyBytes: largeBody,
 		Extensions:   map[string]any{roleExtension: admin.RoleOperator},
 	}, actionTime,

@@ -166,7 +166,7 @@ func (m *maker) request(method, path string, op *operation) (target, body string
 }
 
 // TestTheWholeAPISurvivesHostileRequests makes requests from the description, most of them allowed and some not, and wants an
-// answer to each that is not the server's fault.
+// response to each that is not the server's fault.
 func TestTheWholeAPISurvivesHostileRequests(t *testing.T) {
 	t.Parallel()
 	s := openSite(t)
@@ -193,7 +193,7 @@ func TestTheWholeAPISurvivesHostileRequests(t *testing.T) {
 		"what": {"dead", "envelopes", "audit"}, "confirm": {"clear orders"}, "node": {"n1"}, "class": {"record_rejected"},
 	}}
 
-	answers := map[int]int{}
+	responses := map[int]int{}
 	for _, path := range slices.Sorted(keysOf(m.doc.Paths)) {
 		for method, op := range m.doc.Paths[path] {
 			for range each {
@@ -202,7 +202,7 @@ func TestTheWholeAPISurvivesHostileRequests(t *testing.T) {
 					continue
 				}
 				r := s.call(strings.ToUpper(method), target, body, header...)
-				if answers[r.status]++; r.status == http.StatusRequestHeaderFieldsTooLarge {
+				if responses[r.status]++; r.status == http.StatusRequestHeaderFieldsTooLarge {
 					// The listener rejects the request before there is an operation.
 					continue
 				}
@@ -211,7 +211,7 @@ func TestTheWholeAPISurvivesHostileRequests(t *testing.T) {
 					t.Errorf("%s %s %.500s: %d %s %.500s", method, target, body, r.status, r.header.Get("Content-Type"), r.body)
 				}
 				if r.status == http.StatusServiceUnavailable {
-					t.Errorf("%s %s %.500s: not answered: %.500s", method, target, body, r.body)
+					t.Errorf("%s %s %.500s: not responded: %.500s", method, target, body, r.body)
 				}
 				if op.Responses[fmt.Sprint(r.status)] == nil && r.status != http.StatusRequestEntityTooLarge && r.status != http.StatusMethodNotAllowed {
 					t.Errorf("%s %s: status %d is not in the description", method, path, r.status)
@@ -220,8 +220,8 @@ func TestTheWholeAPISurvivesHostileRequests(t *testing.T) {
 		}
 	}
 
-	t.Logf("answers by status: %v", answers)
-	if answers[200] == 0 || answers[422] == 0 {
-		t.Errorf("the requests are one-sided: %v", answers)
+	t.Logf("responses by status: %v", responses)
+	if responses[200] == 0 || responses[422] == 0 {
+		t.Errorf("the requests are one-sided: %v", responses)
 	}
 }

@@ -150,7 +150,7 @@ func (s *site) insertDead(id string, fields ...bson.E) {
 	admintest.Store(s.t, s.state.Collection("letters"), admintest.Letter(s.t, s.ns, "8265", envelope))
 }
 
-// response is an answer that was read to its end.
+// response is a response that was read to its end.
 type response struct {
 	status int
 	header http.Header

@@ -241,7 +241,7 @@ func localPath(text string) string {
 	return text
 }
 
-// redirectToLogin answers a browser that opens a page without a login. It returns false for other requests.
+// redirectToLogin responds to a browser that opens a page without a login. It returns false for other requests.
 func (d *door) redirectToLogin(response http.ResponseWriter, request *http.Request) bool {
 	opensPage := request.Method == http.MethodGet && !isAPI(request) && strings.Contains(request.Header.Get("Accept"), "text/html")
 	if !opensPage || d.loginForm == nil || d.access.Tokens().none() || request.Header.Get("Authorization") != "" {
@@ -262,7 +262,7 @@ func (d *door) redirectToLogin(response http.ResponseWriter, request *http.Reque
 	return true
 }
 
-// limitRate answers a client that sends too many requests, and reports whether it did.
+// limitRate responds to a client that sends too many requests, and reports whether it did.
 func (d *door) limitRate(response http.ResponseWriter, request *http.Request, client string) bool {
 	wait := d.rates.reserve(client)
 	if wait <= 0 {

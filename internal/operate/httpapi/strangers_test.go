@@ -55,7 +55,7 @@ func TestStrangersDoNotEndStreamsOfOperators(t *testing.T) {
 		}
 	}
 
-	// New requests are answered, and the stream goes on.
+	// New requests are responded to, and the stream goes on.
 	s.mustCall(nil, "GET", "/api/v1/ping", "")
 	deadline := time.Now().Add(5 * time.Second)
 	for n := 0; time.Now().Before(deadline); n++ {

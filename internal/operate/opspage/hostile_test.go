@@ -22,27 +22,27 @@ func (d deskLease) StepDown(context.Context, time.Duration) error { return d.err
 func (d deskNodes) Remove(context.Context, string, bool) error    { return d.err }
 func (d deskReplays) Cancel(context.Context, string) error        { return d.err }
 func (d *desk) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {
-	return answer[admin.PurgeReport](d)
+	return result[admin.PurgeReport](d)
 }
 
 func (d *desk) Clear(context.Context, admin.ClearOrder) (admin.Cleared, error) {
-	return answer[admin.Cleared](d)
+	return result[admin.Cleared](d)
 }
 
 func (d deskReplays) Resume(context.Context, string) (admin.ReplayInfo, error) {
-	return answer[admin.ReplayInfo](d.desk)
+	return result[admin.ReplayInfo](d.desk)
 }
 
 func (d deskReplays) Plan(context.Context, admin.ReplayOrder) (admin.ReplayPlan, error) {
-	return answer[admin.ReplayPlan](d.desk)
+	return result[admin.ReplayPlan](d.desk)
 }
 
 func (d deskReplays) Start(context.Context, admin.ReplayOrder) (admin.ReplayInfo, error) {
-	return answer[admin.ReplayInfo](d.desk)
+	return result[admin.ReplayInfo](d.desk)
 }
 
 func (d deskNodes) Release(context.Context, string, time.Duration) ([]string, error) {
-	return answer[[]string](d.desk)
+	return result[[]string](d.desk)
 }
 
 func (d deskSchedule) Cancel(context.Context, admin.ScheduledFilter, func(int64)) (int64, error) {
@@ -50,19 +50,19 @@ func (d deskSchedule) Cancel(context.Context, admin.ScheduledFilter, func(int64)
 }
 
 func (d deskSchedule) Move(context.Context, admin.ScheduledFilter, time.Time, func(int64)) (admin.Rescheduled, error) {
-	return answer[admin.Rescheduled](d.desk)
+	return result[admin.Rescheduled](d.desk)
 }
 
 func (d deskInboxes) Purge(context.Context, admin.InboxPurge) (admin.InboxPurged, error) {
-	return answer[admin.InboxPurged](d.desk)
+	return result[admin.InboxPurged](d.desk)
 }
 
 func (d deskInboxes) Release(context.Context, string, string, bool, bool) (admin.InboxReleased, error) {
-	return answer[admin.InboxReleased](d.desk)
+	return result[admin.InboxReleased](d.desk)
 }
 
 func (d deskWaiting) Retry(context.Context, admin.WaitingFilter, bool, bool) (admin.FailedOutcome, error) {
-	return answer[admin.FailedOutcome](d.desk)
+	return result[admin.FailedOutcome](d.desk)
 }
 
 // wholeSite is the page over it.
@@ -72,13 +72,13 @@ func wholeSite(text string, err error) http.Handler {
 	return New(Options{Watcher: text, Node: text, Version: text, UseCases: func(admin.Actor, string, string) UseCases { return d.useCases() }})
 }
 
-// request is one that the page answers.
+// request is one that the page serves.
 type request struct {
 	method, path string
 	form         url.Values
 }
 
-// allRequests returns all requests that the page answers, with the text in each place that a client controls: each screen
+// allRequests returns all requests that the page serves, with the text in each place that a client controls: each screen
 // with each parameter, each action with its confirmation and its execution.
 func allRequests(text string) (list []request) {
 	q := url.Values{}

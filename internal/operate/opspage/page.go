@@ -250,7 +250,7 @@ var problemTitles = map[admin.Failure]struct {
 	admin.FailConflict:    {http.StatusConflict, "It conflicts with the current state"},
 	admin.FailChanged:     {http.StatusConflict, "It was changed in the meantime"},
 	admin.FailForbidden:   {http.StatusForbidden, "The relay's user may not do that"},
-	admin.FailUnavailable: {http.StatusServiceUnavailable, "The servers did not answer"},
+	admin.FailUnavailable: {http.StatusServiceUnavailable, "The servers did not respond"},
 }
 
 // errRole is the error of an action that a viewer requests.

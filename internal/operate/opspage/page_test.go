@@ -119,7 +119,7 @@ func (d *desk) useCases() UseCases {
 	}
 }
 
-func answer[T any](d *desk) (T, error) {
+func result[T any](d *desk) (T, error) {
 	if d.err != nil {
 		var none T
 		return none, d.err
@@ -128,7 +128,7 @@ func answer[T any](d *desk) (T, error) {
 }
 
 func (d *desk) Overview(context.Context) (admin.Overview, error) {
-	o, err := answer[admin.Overview](d)
+	o, err := result[admin.Overview](d)
 	if err == nil {
 		o.Slots[0].Name, o.Slots[0].State = "orders", "live"
 		o.Problems[0].Severity, o.Problems[0].Watcher = problems.Warn, "orders"
@@ -142,43 +142,43 @@ func (d *desk) Acknowledge(context.Context, string) error {
 }
 
 func (d deskActivity) Minutes(context.Context) ([]admin.Minute, error) {
-	return answer[[]admin.Minute](d.desk)
+	return result[[]admin.Minute](d.desk)
 }
 
 func (d deskActivity) Topics(context.Context) (admin.TopicList, error) {
-	return answer[admin.TopicList](d.desk)
+	return result[admin.TopicList](d.desk)
 }
 
 func (d deskActivity) Recent(context.Context, string) (admin.RecentEvents, error) {
-	return answer[admin.RecentEvents](d.desk)
+	return result[admin.RecentEvents](d.desk)
 }
 
 func (d *desk) Audit(context.Context, admin.AuditFilter, int, string) (admin.Page[admin.AuditEntry], error) {
-	return answer[admin.Page[admin.AuditEntry]](d)
+	return result[admin.Page[admin.AuditEntry]](d)
 }
 
 func (d deskWaiting) Topics(context.Context) ([]admin.WaitingTopic, error) {
-	return answer[[]admin.WaitingTopic](d.desk)
+	return result[[]admin.WaitingTopic](d.desk)
 }
 
 func (d deskWaiting) List(context.Context, admin.WaitingFilter, int, string) (admin.Page[admin.WaitingEnvelope], error) {
-	return answer[admin.Page[admin.WaitingEnvelope]](d.desk)
+	return result[admin.Page[admin.WaitingEnvelope]](d.desk)
 }
 
 func (d deskGroups) List(context.Context, bool) (admin.GroupList, error) {
-	return answer[admin.GroupList](d.desk)
+	return result[admin.GroupList](d.desk)
 }
 
 func (d deskGroups) Show(context.Context, string) (admin.Group, error) {
-	return answer[admin.Group](d.desk)
+	return result[admin.Group](d.desk)
 }
 
 func (d deskHandlers) List(context.Context, admin.HandlerWaitingFilter, int, string) (admin.Page[admin.HandlerMessage], error) {
-	return answer[admin.Page[admin.HandlerMessage]](d.desk)
+	return result[admin.Page[admin.HandlerMessage]](d.desk)
 }
 
 func (d deskHandlers) Summary(context.Context, admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error) {
-	return answer[[]admin.HandlerWaitingGroup](d.desk)
+	return result[[]admin.HandlerWaitingGroup](d.desk)
 }
 
 func (d deskHandlers) Retry(_ context.Context, f admin.HandlerWaitingFilter, dry bool) (admin.HandlerRetried, error) {
@@ -206,65 +206,65 @@ func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResul
 	default:
 		d.lookups = append(d.lookups, "id")
 	}
-	found, err := answer[admin.LookupResult](d)
+	found, err := result[admin.LookupResult](d)
 	found.ByKey = q.Key != "" || q.Text != "" && q.Text == d.unknownID
 	return found, err
 }
 
 func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.Page[admin.Scheduled], error) {
-	return answer[admin.Page[admin.Scheduled]](d.desk)
+	return result[admin.Page[admin.Scheduled]](d.desk)
 }
 
 func (d deskSchedule) Summary(context.Context, admin.ScheduledFilter) ([]admin.ScheduledGroup, error) {
-	return answer[[]admin.ScheduledGroup](d.desk)
+	return result[[]admin.ScheduledGroup](d.desk)
 }
 
 func (d deskSagas) Types(context.Context) ([]admin.SagaType, error) {
-	return answer[[]admin.SagaType](d.desk)
+	return result[[]admin.SagaType](d.desk)
 }
 
 func (d deskSagas) List(context.Context, string, string, int, string) (admin.Page[admin.Saga], error) {
-	return answer[admin.Page[admin.Saga]](d.desk)
+	return result[admin.Page[admin.Saga]](d.desk)
 }
 
 func (d deskSagas) Show(_ context.Context, _, _, _ string, payload bool) (admin.Saga, error) {
 	d.payload = payload
-	return answer[admin.Saga](d.desk)
+	return result[admin.Saga](d.desk)
 }
 
 func (d deskInboxes) List(context.Context) ([]admin.InboxCounts, error) {
-	return answer[[]admin.InboxCounts](d.desk)
+	return result[[]admin.InboxCounts](d.desk)
 }
 
 func (d deskInboxes) Marks(context.Context, string, string) ([]admin.InboxMark, error) {
-	return answer[[]admin.InboxMark](d.desk)
+	return result[[]admin.InboxMark](d.desk)
 }
 
 func (d deskReplays) List(context.Context, int) ([]admin.ReplayInfo, error) {
-	return answer[[]admin.ReplayInfo](d.desk)
+	return result[[]admin.ReplayInfo](d.desk)
 }
-func (d *desk) Collections(context.Context, string) ([]string, error) { return answer[[]string](d) }
+func (d *desk) Collections(context.Context, string) ([]string, error) { return result[[]string](d) }
 func (d deskLetters) List(_ context.Context, f admin.DeadFilter, _ int, _ string) (admin.Page[admin.DeadLetter], error) {
 	d.filter = f
-	p, err := answer[admin.Page[admin.DeadLetter]](d.desk)
+	p, err := result[admin.Page[admin.DeadLetter]](d.desk)
 	p.Next = ""
 	return p, err
 }
 
 func (d deskLetters) Summary(context.Context, admin.DeadFilter) ([]admin.DeadGroup, error) {
-	return answer[[]admin.DeadGroup](d.desk)
+	return result[[]admin.DeadGroup](d.desk)
 }
 
 func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
 	d.payload = payload
-	l, err := answer[admin.DeadLetter](d.desk)
+	l, err := result[admin.DeadLetter](d.desk)
 	l.Requeued = nil
 	return l, err
 }
 
 func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
 	d.filter = f
-	out, err := answer[admin.DeadOutcome](d.desk)
+	out, err := result[admin.DeadOutcome](d.desk)
 	out.Matched, out.Rejected = d.count, d.rejected
 	if !o.DryRun {
 		d.did = append(d.did, "requeue")
@@ -289,7 +289,7 @@ func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, 
 	if !o.DryRun {
 		d.did = append(d.did, "edit")
 	}
-	return answer[admin.DeadEdited](d.desk)
+	return result[admin.DeadEdited](d.desk)
 }
 
 func (d deskActivity) CreateTopic(_ context.Context, order admin.TopicOrder) (admin.TopicCreated, error) {
@@ -309,7 +309,7 @@ func (d deskRecovery) PassOver(_ context.Context, order admin.SkipOrder) (admin.
 
 func (d deskLease) Slots(context.Context) ([]admin.SlotStatus, error) { return d.slots, d.err }
 
-func (d deskNodes) List(context.Context) ([]admin.Node, error) { return answer[[]admin.Node](d.desk) }
+func (d deskNodes) List(context.Context) ([]admin.Node, error) { return result[[]admin.Node](d.desk) }
 
 func (d deskLease) Pause(context.Context) error {
 	d.did = append(d.did, strings.TrimSpace("pause "+d.watcher+" "+d.slot))

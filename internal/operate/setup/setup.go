@@ -32,7 +32,7 @@ type Report struct {
 func (r Report) OK() bool { return len(r.Rejected) == 0 && (!r.DryRun || len(r.Created) == 0) }
 
 // Run creates what is missing for cfg, or lists it. Index builds may take long. An error means that the state database
-// cannot be used or the server did not answer.
+// cannot be used or the server did not respond.
 func Run(ctx context.Context, cfg config.Config, client *mongo.Client, dryRun bool) (Report, error) {
 	report := Report{Created: []string{}, Rejected: []string{}, DryRun: dryRun}
 	db := state.Open(client, cfg.State)

@@ -37,7 +37,7 @@ type Groups struct {
 	Problems []string
 }
 
-// ReadGroups reads the named groups, and with all also each group that the login may list: at most maxGroups. A group that the login may not see, and a broker that does not answer, is a sentence in the result. The error is that no broker answers.
+// ReadGroups reads the named groups, and with all also each group that the login may list: at most maxGroups. A group that the login may not see, and a broker that does not respond, is a sentence in the result. The error is that no broker responds.
 func (c Cluster) ReadGroups(ctx context.Context, names []string, all bool) (Groups, error) {
 	out := Groups{Ends: map[record.TopicPartition]int64{}}
 	client, err := c.open()

@@ -246,7 +246,7 @@ func verifyNotRevoked(state tls.ConnectionState) error {
 // DescribeOutage returns the problem that all errors of an outage share, for the log. It returns "" for other errors.
 func DescribeOutage(err error) string {
 	if mongo.IsNetworkError(err) || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err) || errors.Is(err, changes.ErrTimeout) {
-		return "MongoDB does not answer"
+		return "MongoDB does not respond"
 	}
 	if errors.Is(err, kafkawire.ErrAway) {
 		return "Kafka cannot be used"

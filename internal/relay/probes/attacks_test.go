@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/base/metrics"
 )
 
-// A client that reaches the health port cannot delay the answer to a probe with connections that it leaves open. The
+// A client that reaches the health port cannot delay the response to a probe with connections that it leaves open. The
 // number of open connections is bounded.
 func TestIdleConnectionsDoNotStopProbes(t *testing.T) {
 	t.Parallel()
@@ -71,7 +71,7 @@ func isTimeout(err error) bool {
 }
 
 // A web page whose name resolves to this machine reads neither the health nor the metrics of a relay there. Names that the
-// public DNS cannot have, and requests from other machines, are answered.
+// public DNS cannot have, and requests from other machines, are responded to.
 func TestMadeUpNamesReachNoMetrics(t *testing.T) {
 	t.Parallel()
 	url := startServer(t, &fake{ok: true, phase: "owner"})

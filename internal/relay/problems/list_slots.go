@@ -42,7 +42,7 @@ func (l *list) addSlot(slot *SlotStatus) {
 		if slot.Node != "" {
 			problem.Detail += "; its last owner was node " + slot.Node
 		}
-		// A process that runs need not be started. It takes over within seconds, unless MongoDB does not answer it.
+		// A process that runs need not be started. It takes over within seconds, unless MongoDB does not respond to it.
 		if live := l.listLive(slot.Name); len(live) > 0 {
 			problem.Detail = "no process has its lease; live nodes: " + joinNames(live)
 			problem.Fix = "wait some seconds for a takeover; if the problem stays, the logs of the live nodes name the step that fails"

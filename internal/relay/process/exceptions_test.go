@@ -94,7 +94,7 @@ func TestAValidatorOfTheOutboxStopsNothing(t *testing.T) {
 	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
 }
 
-// TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSentAfterARestart: the process ended between its first position and Kafka's answer.
+// TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSentAfterARestart: the process ended between its first position and Kafka's response.
 func TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSentAfterARestart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -45,9 +45,9 @@ func listenMute(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestFirstPositionIsSavedBeforeKafkaAnswers: a process that begins at "now" and cannot reach Kafka must not let the next one
+// TestFirstPositionIsSavedBeforeKafkaResponds: a process that begins at "now" and cannot reach Kafka must not let the next one
 // begin at a later now.
-func TestFirstPositionIsSavedBeforeKafkaAnswers(t *testing.T) {
+func TestFirstPositionIsSavedBeforeKafkaResponds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.env = slices.DeleteFunc(b.env, func(s string) bool { return strings.HasPrefix(s, "OUTRELAY_KAFKA") })

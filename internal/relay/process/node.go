@@ -125,7 +125,7 @@ func (r *Relay) checkHostClient(stop context.Context) error {
 	}
 }
 
-// prepareState creates what the state database lacks. It blocks until MongoDB answers, or stop ends. It returns an error
+// prepareState creates what the state database lacks. It blocks until MongoDB responds, or stop ends. It returns an error
 // if a later attempt cannot succeed: the database belongs to others ([state.ErrUnusable]), or a privilege is missing.
 func (r *Relay) prepareState(stop context.Context) error {
 	db := state.Open(r.shared.Mongo.State, r.cfg.State)

@@ -26,7 +26,7 @@ type Calls struct {
 	Ticks atomic.Int64
 }
 
-// OperationTime returns the current cluster time of the server. It blocks until MongoDB answers or
+// OperationTime returns the current cluster time of the server. It blocks until MongoDB responds or
 // ctx ends.
 func (c *Calls) OperationTime(ctx context.Context) (clusterTime bson.Timestamp, err error) {
 	err = c.RetryCall(ctx, func(ctx context.Context) (err error) {

@@ -19,13 +19,13 @@ func TestReadiness(t *testing.T) {
 		t.Fatalf("a standby is ready, got %v %q", ok, phase)
 	}
 
-	const text = "no answer from mongodb://u:p@h/"
+	const text = "no response from mongodb://u:p@h/"
 	if !s.SetProblem("kafka", text, false) || s.SetProblem("kafka", text, false) {
 		t.Fatal("a problem is news once")
 	}
 
 	ok, _, reasons := s.Ready()
-	if !ok || len(reasons) != 1 || reasons[0] != "kafka: no answer from mongodb://***@h/ (for 0s)" {
+	if !ok || len(reasons) != 1 || reasons[0] != "kafka: no response from mongodb://***@h/ (for 0s)" {
 		t.Fatalf("%v %q: want a ready process, because the problem is young, and a masked login", ok, reasons)
 	}
 

@@ -33,9 +33,9 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 	}
 
 	memo := x.memoFromContext(ctx)
-	fresh, rest := memo.knownAnswers(list)
+	fresh, rest := memo.knownResults(list)
 
-	// Answers of this transaction need no second read.
+	// Results of this transaction need no second read.
 	if len(rest) == 0 {
 		return fresh, nil
 	}
@@ -49,9 +49,9 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 
 	// The joined transaction becomes rollback-only if a part of it fails.
 	err = x.store.Transaction(ctx, func(ctx context.Context) error {
-		answers, err := x.admitEntries(ctx, unknown)
-		for i, at := range rest[:len(answers)] {
-			fresh[at] = answers[i]
+		results, err := x.admitEntries(ctx, unknown)
+		for i, at := range rest[:len(results)] {
+			fresh[at] = results[i]
 		}
 		return err
 	})
@@ -59,7 +59,7 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 		return nil, fmt.Errorf("admitting: %w", err)
 	}
 
-	memo.storeAnswers(list, fresh)
+	memo.storeResults(list, fresh)
 	return fresh, nil
 }
 
@@ -70,7 +70,7 @@ func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err erro
 		return nil, fmt.Errorf("checking: %w", err)
 	}
 
-	fresh, rest := x.memoFromContext(ctx).knownAnswers(list)
+	fresh, rest := x.memoFromContext(ctx).knownResults(list)
 	if len(rest) == 0 {
 		return fresh, nil
 	}

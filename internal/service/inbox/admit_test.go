@@ -320,7 +320,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 	})
 }
 
-// TestAnUnreachableDatabaseDropsNothing: without an answer, a message is neither fresh nor a
+// TestAnUnreachableDatabaseDropsNothing: without a response, a message is neither fresh nor a
 // duplicate.
 func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	t.Parallel()

@@ -200,7 +200,7 @@ func (c *Claim) Handled(ctx context.Context) error {
 		return err
 	}
 
-	c.inbox.memoFromContext(ctx).storeAnswers([]Entry{c.entry}, []bool{true})
+	c.inbox.memoFromContext(ctx).storeResults([]Entry{c.entry}, []bool{true})
 	return nil
 }
 

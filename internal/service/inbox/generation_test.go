@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/inbox/mongostore"
 )
 
-// attach attaches, and again if the first answer must be confirmed, with the same end.
+// attach attaches, and again if the first result must be confirmed, with the same end.
 func attach(t *testing.T, x *inbox.Inbox, end int64) (inbox.Generation, error) {
 	t.Helper()
 	g, err := x.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: end, Epoch: -1})

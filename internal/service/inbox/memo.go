@@ -8,15 +8,15 @@ import (
 // memoKey is the key of the memo of an Inbox in a context.
 type memoKey struct{ inbox *Inbox }
 
-// memo contains the answers of Admit in one attempt of a transaction. A nil memo contains none.
+// memo contains the results of Admit in one attempt of a transaction. A nil memo contains none.
 type memo struct {
 	transaction any
 
 	mu      sync.Mutex
-	answers map[Entry]bool
+	results map[Entry]bool
 }
 
-// Remember returns a context in which Admit and Once remember their answers for the transaction. So
+// Remember returns a context in which Admit and Once remember their results for the transaction. So
 // several parts of a handler may ask for the same entry. An entry without a place counts as equal
 // to a fresh entry with the same key.
 //
@@ -28,7 +28,7 @@ func (x *Inbox) Remember(ctx context.Context) context.Context {
 	if transaction == nil || x.memoFromContext(ctx) != nil {
 		return ctx
 	}
-	return context.WithValue(ctx, memoKey{x}, &memo{transaction: transaction, answers: make(map[Entry]bool)})
+	return context.WithValue(ctx, memoKey{x}, &memo{transaction: transaction, results: make(map[Entry]bool)})
 }
 
 // memoFromContext returns the memo of the transaction that an operation with ctx would belong to,
@@ -41,8 +41,8 @@ func (x *Inbox) memoFromContext(ctx context.Context) *memo {
 	return memo
 }
 
-// knownAnswers returns the known answers, and the indexes of the entries without an answer.
-func (m *memo) knownAnswers(list []Entry) (fresh []bool, rest []int) {
+// knownResults returns the known results, and the indexes of the entries without a result.
+func (m *memo) knownResults(list []Entry) (fresh []bool, rest []int) {
 	fresh = make([]bool, len(list))
 	if m != nil {
 		m.mu.Lock()
@@ -55,7 +55,7 @@ func (m *memo) knownAnswers(list []Entry) (fresh []bool, rest []int) {
 			continue
 		}
 
-		isFresh, ok := m.answers[e]
+		isFresh, ok := m.results[e]
 		if !ok {
 			rest = append(rest, i)
 		}
@@ -65,9 +65,9 @@ func (m *memo) knownAnswers(list []Entry) (fresh []bool, rest []int) {
 	return fresh, rest
 }
 
-// storeAnswers stores the answers for the entries. If an entry occurs twice in a list, its answers
+// storeResults stores the results for the entries. If an entry occurs twice in a list, its results
 // are true and false, and the first one is stored.
-func (m *memo) storeAnswers(list []Entry, fresh []bool) {
+func (m *memo) storeResults(list []Entry, fresh []bool) {
 	if m == nil {
 		return
 	}
@@ -75,12 +75,12 @@ func (m *memo) storeAnswers(list []Entry, fresh []bool) {
 	defer m.mu.Unlock()
 
 	for i, e := range list {
-		if _, ok := m.answers[e]; !ok {
-			m.answers[e] = fresh[i]
+		if _, ok := m.results[e]; !ok {
+			m.results[e] = fresh[i]
 		}
 
 		if fresh[i] {
-			m.answers[Entry{Key: e.Key}] = true
+			m.results[Entry{Key: e.Key}] = true
 		}
 	}
 }
@@ -93,5 +93,5 @@ func (m *memo) isFresh(entry Entry) bool {
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.answers[entry]
+	return m.results[entry]
 }

@@ -91,7 +91,7 @@ func (x *Inbox) claimOnce(ctx context.Context, entry Entry, lease time.Duration,
 	err = claim.Hold(ctx, func(ctx context.Context) error {
 		return x.store.Transaction(ctx, func(ctx context.Context) error {
 			ctx = x.Remember(ctx)
-			x.memoFromContext(ctx).storeAnswers([]Entry{entry}, []bool{true})
+			x.memoFromContext(ctx).storeResults([]Entry{entry}, []bool{true})
 			if err := fn(ctx); err != nil {
 				return err
 			}

@@ -132,14 +132,14 @@ func New(address string, opts ...Option) (*Client, error) {
 
 // Avro returns a codec for an Avro schema. Values are structs with the tags of github.com/twmb/avro (`avro:"name"`), or maps.
 // Decode reads records of other versions of the schema by Avro's rules of resolution. Avro blocks until the registry has
-// answered or ctx ends.
+// responded or ctx ends.
 func (c *Client) Avro(ctx context.Context, schema Schema) (codec.Codec, error) {
 	return newSchemaCodec(ctx, c, avroFormat, schema)
 }
 
 // Protobuf returns a codec for a Protobuf schema, whose Definition is the text of the .proto file. Values are pointers to
 // generated messages. A message must stay at its place among the messages of its file in all versions. Protobuf blocks until
-// the registry has answered or ctx ends.
+// the registry has responded or ctx ends.
 func (c *Client) Protobuf(ctx context.Context, schema Schema) (codec.Codec, error) {
 	found, err := c.findSchema(ctx, schema, sr.TypeProtobuf)
 	if err != nil {
@@ -149,7 +149,7 @@ func (c *Client) Protobuf(ctx context.Context, schema Schema) (codec.Codec, erro
 }
 
 // JSONSchema returns a codec that encodes values with encoding/json and validates them against a JSON Schema. Decode validates
-// against the schema of the payload. JSONSchema blocks until the registry has answered or ctx ends.
+// against the schema of the payload. JSONSchema blocks until the registry has responded or ctx ends.
 func (c *Client) JSONSchema(ctx context.Context, schema Schema) (codec.Codec, error) {
 	return newSchemaCodec(ctx, c, jsonFormat, schema)
 }

@@ -37,7 +37,7 @@ type order struct {
 type fake struct {
 	*srfake.Registry
 	requests atomic.Int32
-	status   atomic.Int32 // the answer to every request, if it is not 0
+	status   atomic.Int32 // the response to every request, if it is not 0
 }
 
 func newFake(t *testing.T) *fake {
@@ -186,7 +186,7 @@ func TestARegistryThatIsAwayIsNoBrokenPayload(t *testing.T) {
 	for _, status := range []int32{500, 503, 429, 401} {
 		f.status.Store(status)
 		if err := reader.Decode(t.Context(), data, &got); !errors.Is(err, codec.ErrUnavailable) || errors.Is(err, registry.ErrSchema) {
-			t.Errorf("answer %d: got %v, want ErrUnavailable", status, err)
+			t.Errorf("response %d: got %v, want ErrUnavailable", status, err)
 		}
 	}
 	if _, err := c.Avro(t.Context(), registry.Schema{Subject: "orders-value"}); !errors.Is(err, codec.ErrUnavailable) {

@@ -102,7 +102,7 @@ func (c *Client) walkReferences(ctx context.Context, schema sr.Schema, depth int
 // errUnknown reports that the registry does not have a schema.
 var errUnknown = fmt.Errorf("%w: the registry does not have it", ErrSchema)
 
-// request calls callback within the time of one request. Its error wraps ErrSchema if the registry will give the same answer again, and
+// request calls callback within the time of one request. Its error wraps ErrSchema if the registry will give the same response again, and
 // otherwise codec.ErrUnavailable.
 func (c *Client) request(ctx context.Context, callback func(ctx context.Context) error) error {
 	if c.timeout > 0 {
@@ -112,16 +112,16 @@ func (c *Client) request(ctx context.Context, callback func(ctx context.Context)
 	}
 
 	err := callback(ctx)
-	var answer *sr.ResponseError
+	var response *sr.ResponseError
 	switch {
 	case err == nil:
 		return nil
-	case !errors.As(err, &answer):
+	case !errors.As(err, &response):
 		return fmt.Errorf("%w: %w", codec.ErrUnavailable, err)
 	// A missing schema may be registered later, and is reported apart for the hint.
-	case answer.StatusCode == http.StatusNotFound:
+	case response.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("%w: %w", errUnknown, err)
-	case answer.StatusCode == http.StatusConflict || answer.StatusCode == http.StatusUnprocessableEntity:
+	case response.StatusCode == http.StatusConflict || response.StatusCode == http.StatusUnprocessableEntity:
 		return fmt.Errorf("%w: the registry rejects it: %w", ErrSchema, err)
 	default:
 		// The registry is overloaded or broken, or a person must change the login.

@@ -122,7 +122,7 @@ func TestAnInterruptedProbeIsRepeated(t *testing.T) {
 	})
 }
 
-func TestAnAnswerFromBeforeAChangeIsIgnored(t *testing.T) {
+func TestAResultFromBeforeAChangeIsIgnored(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := New("x", WithMinimum(2), WithOpenFor(time.Second))
@@ -140,7 +140,7 @@ func TestAnAnswerFromBeforeAChangeIsIgnored(t *testing.T) {
 		}
 
 		late(nil)
-		requireState(t, b, HalfOpen, "the late answer")
+		requireState(t, b, HalfOpen, "the late response")
 
 		probe(nil)
 		requireState(t, b, Closed, "the probe")

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox/idempotency"
 )
 
-// A client repeats a request of which it got no answer. In production, the inbox comes from inbox.New.
+// A client repeats a request of which it got no response. In production, the inbox comes from inbox.New.
 func ExampleNew() {
 	db := memory.NewDB()
 	orders := memory.NewTable[string, int](db, "orders")

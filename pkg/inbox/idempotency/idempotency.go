@@ -1,4 +1,4 @@
-// Package idempotency makes HTTP requests with the header Idempotency-Key take effect once, and answers each repetition with the
+// Package idempotency makes HTTP requests with the header Idempotency-Key take effect once, and responds to each repetition with the
 // first response:
 //
 //	once, err := idempotency.New(in, tenantOf) // in: inbox.New(db)
@@ -10,7 +10,7 @@
 // an outbox, and the response commit together, or not at all. MongoDB may roll the transaction back and run the handler again before
 // the commit, so other effects must be repeatable. Pass the key on to services that accept one.
 //
-// # Answers
+// # Responses
 //
 //	first request                       the handler's response; it is stored with its status, headers and body
 //	the key again                       the stored response, with the header Idempotent-Replayed: true
@@ -137,7 +137,7 @@ func New(in *inbox.Inbox, tenant func(r *http.Request) string, opts ...Option) (
 	}, nil
 }
 
-// serve answers one request.
+// serve responds to one request.
 func (m *middleware) serve(w http.ResponseWriter, request *http.Request, next http.Handler) {
 	if !slices.Contains(m.methods, request.Method) {
 		next.ServeHTTP(w, request)
@@ -160,7 +160,7 @@ func (m *middleware) serve(w http.ResponseWriter, request *http.Request, next ht
 	if !ok {
 		return
 	}
-	m.answer(w, request, body, next, inbox.Key{Scope: m.scope(request), ID: id})
+	m.handle(w, request, body, next, inbox.Key{Scope: m.scope(request), ID: id})
 }
 
 // readKey returns the key of the request, or "" if it has none. problem states why the header is invalid.
@@ -185,7 +185,7 @@ func readKey(request *http.Request) (key, problem string) {
 	return key, ""
 }
 
-// readBody reads the body of the request. If that fails, it answers the request and returns false.
+// readBody reads the body of the request. If that fails, it responds to the request and returns false.
 func (m *middleware) readBody(w http.ResponseWriter, request *http.Request) (body []byte, ok bool) {
 	reader := request.Body
 	if reader == nil {
@@ -217,8 +217,8 @@ func (m *middleware) scope(request *http.Request) string {
 	return scope
 }
 
-// answer runs the handler for the request, or replays the first response.
-func (m *middleware) answer(w http.ResponseWriter, request *http.Request, body []byte, next http.Handler, key inbox.Key) {
+// handle runs the handler for the request, or replays the first response.
+func (m *middleware) handle(w http.ResponseWriter, request *http.Request, body []byte, next http.Handler, key inbox.Key) {
 	fingerprint := inbox.WithFingerprint([]byte(request.URL.RawQuery), []byte(request.Header.Get("Content-Type")), body)
 	first, repeated, err := inbox.OnceValue(request.Context(), m.in, key, func(ctx context.Context) (response, error) {
 		// The transaction may run more than once, so each run gets a request of its own.
@@ -230,14 +230,14 @@ func (m *middleware) answer(w http.ResponseWriter, request *http.Request, body [
 		if recorder.isTooLarge {
 			return response{}, inbox.ErrResultTooLarge
 		}
-		answered := recorder.response()
-		if isTemporary(answered.Status) {
-			return response{}, &temporaryError{answered}
+		recorded := recorder.response()
+		if isTemporary(recorded.Status) {
+			return response{}, &temporaryError{recorded}
 		}
-		return answered, nil
+		return recorded, nil
 	}, fingerprint, inbox.WithCodec(responseCodec{}), inbox.WithClaim(0), inbox.WithoutWaiting())
 	if err != nil {
-		m.answerError(w, request, err)
+		m.respondError(w, request, err)
 		return
 	}
 
@@ -247,15 +247,15 @@ func (m *middleware) answer(w http.ResponseWriter, request *http.Request, body [
 	first.write(w)
 }
 
-// answerError answers a request for which nothing was committed.
-func (m *middleware) answerError(w http.ResponseWriter, request *http.Request, err error) {
+// respondError responds to a request for which nothing was committed.
+func (m *middleware) respondError(w http.ResponseWriter, request *http.Request, err error) {
 	if temporary, ok := errors.AsType[*temporaryError](err); ok {
 		temporary.response.write(w)
 		return
 	}
 
 	switch {
-	// The client does not wait for the answer.
+	// The client does not wait for the response.
 	case request.Context().Err() != nil:
 	case errors.Is(err, inbox.ErrMismatch), errors.Is(err, inbox.ErrNoResult):
 		writeProblem(w, http.StatusUnprocessableEntity, "the "+HeaderKey+" was used before for another request: send a new key with each new request")
@@ -283,14 +283,14 @@ func isTemporary(status int) bool {
 type temporaryError struct{ response response }
 
 func (e *temporaryError) Error() string {
-	return fmt.Sprintf("the handler answered with status %d", e.response.Status)
+	return fmt.Sprintf("the handler responded with status %d", e.response.Status)
 }
 
-// writeProblem answers with problem details.
+// writeProblem responds with problem details.
 func writeProblem(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	// A client that is gone gets no answer.
+	// A client that is gone gets no response.
 	_ = json.NewEncoder(w).Encode(struct {
 		Title  string `json:"title"`
 		Status int    `json:"status"`
@@ -305,7 +305,7 @@ type response struct {
 	Body   []byte      `bson:"b"`
 }
 
-// write answers with the response.
+// write sends the response.
 func (r response) write(w http.ResponseWriter) {
 	for name, values := range r.Header {
 		w.Header()[name] = values
@@ -357,10 +357,10 @@ func (r *recorder) Write(data []byte) (int, error) {
 // response returns the response that the handler has written.
 func (r *recorder) response() response {
 	r.WriteHeader(http.StatusOK)
-	answered := response{Status: r.status, Header: r.sent, Body: r.body.Bytes()}
+	recorded := response{Status: r.status, Header: r.sent, Body: r.body.Bytes()}
 	// The server guesses the type from the body that the handler writes, so a replay must not guess from another one.
-	if answered.Header.Get("Content-Type") == "" && len(answered.Body) > 0 {
-		answered.Header.Set("Content-Type", http.DetectContentType(answered.Body))
+	if recorded.Header.Get("Content-Type") == "" && len(recorded.Body) > 0 {
+		recorded.Header.Set("Content-Type", http.DetectContentType(recorded.Body))
 	}
-	return answered
+	return recorded
 }

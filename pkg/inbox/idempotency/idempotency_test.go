@@ -35,7 +35,7 @@ type shop struct {
 	box    *outbox.Box
 	orders *mongo.Collection
 
-	// handle runs before the order is stored. If it has answered, it returns true.
+	// handle runs before the order is stored. If it has responded, it returns true.
 	handle func(w http.ResponseWriter, r *http.Request) bool
 }
 
@@ -77,7 +77,7 @@ func (s *shop) process(opts ...idempotency.Option) http.Handler {
 	return once(http.HandlerFunc(s.placeOrder))
 }
 
-// placeOrder stores the order in the transaction of the request, and answers with its number.
+// placeOrder stores the order in the transaction of the request, and responds with its number.
 func (s *shop) placeOrder(w http.ResponseWriter, r *http.Request) {
 	if s.handle != nil && s.handle(w, r) {
 		return
@@ -127,7 +127,7 @@ func (s *shop) checkEffects(orders, events int) {
 	}
 }
 
-// checkProblem checks the status and that the answer is a problem whose detail contains text.
+// checkProblem checks the status and that the response is a problem whose detail contains text.
 func (s *shop) checkProblem(w *httptest.ResponseRecorder, status int, text string) {
 	s.Helper()
 	var problem struct {
@@ -136,7 +136,7 @@ func (s *shop) checkProblem(w *httptest.ResponseRecorder, status int, text strin
 	}
 	err := json.Unmarshal(w.Body.Bytes(), &problem)
 	if err != nil || w.Code != status || problem.Status != status || !strings.Contains(problem.Detail, text) || w.Header().Get("Content-Type") != "application/problem+json" {
-		s.Errorf("answer %d %v %s (%v), want %d and %q", w.Code, w.Header(), w.Body, err, status, text)
+		s.Errorf("response %d %v %s (%v), want %d and %q", w.Code, w.Header(), w.Body, err, status, text)
 	}
 }
 
@@ -252,7 +252,7 @@ func TestAFailedRequestLeavesNothingAndRunsAgain(t *testing.T) {
 	}
 }
 
-// The answer to a wrong request does not change, and neither does that without a body.
+// The response to a wrong request does not change, and neither does that without a body.
 func TestARejectionIsStoredAsWell(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

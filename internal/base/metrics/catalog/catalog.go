@@ -94,12 +94,12 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_kafka_reachable", Unit: "0, 1",
-			Help:   "1 while the Kafka cluster answers the heartbeat of this process.",
+			Help:   "1 while the Kafka cluster responds to the heartbeat of this process.",
 			Advice: "Check brokers, network, credentials; run `outrelay doctor`",
 		},
 		{
 			Name: "outrelay_mongodb_reachable", Unit: "0, 1",
-			Help:   "1 while the replica set answers the heartbeat of this process.",
+			Help:   "1 while the replica set responds to the heartbeat of this process.",
 			Advice: "Check members, network, credentials; run `outrelay doctor`",
 		},
 		{
@@ -343,7 +343,7 @@ var sections = []section{
 	}},
 	{title: "Kafka and process", metrics: []Metric{
 		{
-			Name: "outrelay_produce_errors_total", Labels: []string{"error"}, Unit: "answers",
+			Name: "outrelay_produce_errors_total", Labels: []string{"error"}, Unit: "responses",
 			Help:   "Responses of Kafka other than success, by name.",
 			Advice: "Moved leaders are normal",
 		},

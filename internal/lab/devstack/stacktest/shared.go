@@ -268,9 +268,9 @@ func awaitIdle(ctx context.Context, dir string, stack *devstack.Stack, idle time
 		case <-ctx.Done():
 			return nil
 		case <-stack.Mongods()[0].Done():
-			return errors.New("mongod ended unexpectedly")
+			return stack.Mongods()[0].DescribeEnd()
 		case <-stack.Kafkas()[0].Done():
-			return errors.New("Kafka ended unexpectedly")
+			return stack.Kafkas()[0].DescribeEnd()
 		case <-tick.C:
 		}
 

@@ -40,7 +40,7 @@
     $('busy').hidden = true;
     const stale = $('stale');
     if (e.detail.successful) { last = new Date(); stale.hidden = true; return; }
-    const why = (e.detail.xhr && e.detail.xhr.responseText || 'this node of outrelay does not answer').slice(0, 400);
+    const why = (e.detail.xhr && e.detail.xhr.responseText || 'this node of outrelay does not respond').slice(0, 400);
     stale.textContent = 'Not refreshed since ' + last.toLocaleTimeString('en-GB') + '; the figures are of that time. ' + why;
     stale.hidden = false;
   });

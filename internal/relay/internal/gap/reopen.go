@@ -120,7 +120,7 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
 	return nil
 }
 
-// dropDrain is how long a drop waits for the events before it. Those that have no answer by then may be stored as waiting later, and
+// dropDrain is how long a drop waits for the events before it. Those that have no result by then may be stored as waiting later, and
 // are sent all the same.
 const dropDrain = 2 * time.Second
 

@@ -16,21 +16,21 @@ type failed struct {
 	Reason string
 }
 
-// Answered returns the outcome of a send of the waiting envelope document, whose targets all have their answers (N17). topics are the
+// Decide returns the outcome of a send of the waiting envelope document, whose targets all have their results (N17). topics are the
 // topics that the envelope waits for.
-func (l *Ledger) Answered(document *waiting.Document, topics []string, answers []record.Answer) *Outcome {
-	return l.applyAnswers(l.newOutcome(document), topics, answers)
+func (l *Ledger) Decide(document *waiting.Document, topics []string, results []record.Result) *Outcome {
+	return l.applyResults(l.newOutcome(document), topics, results)
 }
 
-// ClaimAnswered returns the outcome of a send of a claimed envelope, whose targets all have their answers. topics are all of them; nil
-// stands for those of the answers.
-func (l *Ledger) ClaimAnswered(claim *ClaimRef, claimed *waiting.Claimed, topics []string, answers []record.Answer) *Outcome {
+// DecideClaim returns the outcome of a send of a claimed envelope, whose targets all have their results. topics are all of them; nil
+// stands for those of the results.
+func (l *Ledger) DecideClaim(claim *ClaimRef, claimed *waiting.Claimed, topics []string, results []record.Result) *Outcome {
 	if topics == nil {
-		for _, a := range answers {
+		for _, a := range results {
 			topics = append(topics, a.Topic)
 		}
 	}
-	return l.applyAnswers(l.newClaimOutcome(claim, claimed), topics, answers)
+	return l.applyResults(l.newClaimOutcome(claim, claimed), topics, results)
 }
 
 // ClaimRejected returns the outcome of a claimed envelope that was not sent because it is at fault itself.
@@ -38,14 +38,14 @@ func (l *Ledger) ClaimRejected(claim *ClaimRef, claimed *waiting.Claimed, why *r
 	return l.applyRejection(l.newClaimOutcome(claim, claimed), nil, why)
 }
 
-// applyAnswers decides outcome by the answers of the topics.
-func (l *Ledger) applyAnswers(outcome *Outcome, topics []string, answers []record.Answer) *Outcome {
+// applyResults decides outcome by the results of the topics.
+func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []record.Result) *Outcome {
 	left := slices.Clone(topics)
 
 	var rejection *record.Rejection
-	var rejectedBy record.Answer
+	var rejectedBy record.Result
 	var held error
-	for _, a := range answers {
+	for _, a := range results {
 		switch {
 		case a.Rejection != nil:
 			outcome.Rejected = append(outcome.Rejected, a.Topic)
@@ -106,13 +106,13 @@ func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.R
 		outcome.End, outcome.Rejection = Dropped, *why
 		return outcome
 	}
-	l.decideRejected(outcome, topics, why, record.Answer{Partition: record.AnyPartition})
+	l.decideRejected(outcome, topics, why, record.Result{Partition: record.AnyPartition})
 	return outcome
 }
 
 // decideRejected decides between a further attempt and the dead letters.
-func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rejection, answer record.Answer) {
-	outcome.Rejection, outcome.Topic, outcome.Partition = *why, answer.Topic, answer.Partition
+func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rejection, result record.Result) {
+	outcome.Rejection, outcome.Topic, outcome.Partition = *why, result.Topic, result.Partition
 	outcome.failure = failed{why.Class, why.Reason}
 
 	// The first attempt of an envelope that is not stored yet is counted when it is.

@@ -106,7 +106,7 @@ func TestN16_TwoWatchersWaitWithTheSameIDs(t *testing.T) {
 	b.store(o)
 	d := o.entry.Document()
 	l := New(b.config)
-	b.store(l.Answered(&d, []string{"a"}, []record.Answer{{Topic: "a"}}))
+	b.store(l.Decide(&d, []string{"a"}, []record.Result{{Topic: "a"}}))
 	if n := b.count(b.waiting, bson.D{{Key: "watcher", Value: "audit"}}); n != 2 {
 		t.Errorf("the other watcher has %d of 2", n)
 	}
@@ -117,35 +117,35 @@ func TestN16_TwoWatchersWaitWithTheSameIDs(t *testing.T) {
 
 func TestN17_DecisionsAboutAWaitingEnvelope(t *testing.T) {
 	t.Parallel()
-	acked := func(topic string) record.Answer { return record.Answer{Topic: topic, Partition: 2, Offset: 7} }
-	rejected := func(topic string, class record.Class) record.Answer {
-		return record.Answer{Topic: topic, Partition: record.AnyPartition, Rejection: &record.Rejection{Class: class, Reason: "r"}}
+	acked := func(topic string) record.Result { return record.Result{Topic: topic, Partition: 2, Offset: 7} }
+	rejected := func(topic string, class record.Class) record.Result {
+		return record.Result{Topic: topic, Partition: record.AnyPartition, Rejection: &record.Rejection{Class: class, Reason: "r"}}
 	}
-	held := func(topic string, why error) record.Answer { return record.Answer{Topic: topic, Held: why} }
+	held := func(topic string, why error) record.Result { return record.Result{Topic: topic, Held: why} }
 	for name, c := range map[string]struct {
 		attempts int32
 		topics   []string
-		answers  []record.Answer
+		results  []record.Result
 		end      End
 		left     []string
 		reason   waiting.Reason
 		class    record.Class
 	}{
-		"all have it":                 {0, []string{"a", "b"}, []record.Answer{acked("a"), acked("b")}, Sent, nil, "", ""},
-		"one is parked":               {0, []string{"a", "b"}, []record.Answer{acked("a"), held("b", record.ErrParked)}, Waiting, []string{"b"}, waiting.Parked, ""},
-		"a partition is parked":       {0, []string{"a"}, []record.Answer{held("a", record.ErrPartitionParked)}, Waiting, []string{"a"}, waiting.Parked, ""},
-		"one is blocked":              {2, []string{"a"}, []record.Answer{held("a", record.ErrBlocked)}, Waiting, []string{"a"}, waiting.Blocked, ""},
-		"parked counts before":        {0, []string{"a", "b"}, []record.Answer{held("a", record.ErrBlocked), held("b", record.ErrParked)}, Waiting, []string{"a", "b"}, waiting.Parked, ""},
-		"not sent to all":             {0, []string{"a", "b"}, []record.Answer{acked("a")}, Waiting, []string{"b"}, waiting.Blocked, ""},
-		"first rejection":             {0, []string{"a"}, []record.Answer{rejected("a", record.RecordRejected)}, Retrying, []string{"a"}, waiting.Retry, record.RecordRejected},
-		"last rejection":              {2, []string{"a"}, []record.Answer{rejected("a", record.RecordRejected)}, Dead, nil, "", record.AttemptsExhausted},
-		"dead at once":                {0, []string{"a"}, []record.Answer{rejected("a", record.MessageTooLarge)}, Dead, nil, "", record.MessageTooLarge},
-		"dead, but another one waits": {0, []string{"a", "b"}, []record.Answer{rejected("a", record.MessageTooLarge), held("b", record.ErrParked)}, Retrying, []string{"a", "b"}, waiting.Retry, record.MessageTooLarge},
-		"dead, and another has it":    {0, []string{"a", "b"}, []record.Answer{rejected("a", record.MessageTooLarge), acked("b")}, Dead, nil, "", record.MessageTooLarge},
-		"the worse rejection decides": {0, []string{"a", "b"}, []record.Answer{rejected("a", record.RecordRejected), rejected("b", record.NotAllowed)}, Dead, nil, "", record.NotAllowed},
+		"all have it":                 {0, []string{"a", "b"}, []record.Result{acked("a"), acked("b")}, Sent, nil, "", ""},
+		"one is parked":               {0, []string{"a", "b"}, []record.Result{acked("a"), held("b", record.ErrParked)}, Waiting, []string{"b"}, waiting.Parked, ""},
+		"a partition is parked":       {0, []string{"a"}, []record.Result{held("a", record.ErrPartitionParked)}, Waiting, []string{"a"}, waiting.Parked, ""},
+		"one is blocked":              {2, []string{"a"}, []record.Result{held("a", record.ErrBlocked)}, Waiting, []string{"a"}, waiting.Blocked, ""},
+		"parked counts before":        {0, []string{"a", "b"}, []record.Result{held("a", record.ErrBlocked), held("b", record.ErrParked)}, Waiting, []string{"a", "b"}, waiting.Parked, ""},
+		"not sent to all":             {0, []string{"a", "b"}, []record.Result{acked("a")}, Waiting, []string{"b"}, waiting.Blocked, ""},
+		"first rejection":             {0, []string{"a"}, []record.Result{rejected("a", record.RecordRejected)}, Retrying, []string{"a"}, waiting.Retry, record.RecordRejected},
+		"last rejection":              {2, []string{"a"}, []record.Result{rejected("a", record.RecordRejected)}, Dead, nil, "", record.AttemptsExhausted},
+		"dead at once":                {0, []string{"a"}, []record.Result{rejected("a", record.MessageTooLarge)}, Dead, nil, "", record.MessageTooLarge},
+		"dead, but another one waits": {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), held("b", record.ErrParked)}, Retrying, []string{"a", "b"}, waiting.Retry, record.MessageTooLarge},
+		"dead, and another has it":    {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), acked("b")}, Dead, nil, "", record.MessageTooLarge},
+		"the worse rejection decides": {0, []string{"a", "b"}, []record.Result{rejected("a", record.RecordRejected), rejected("b", record.NotAllowed)}, Dead, nil, "", record.NotAllowed},
 	} {
 		l := New(Config{MaxAttempts: 3})
-		o := l.Answered(&waiting.Document{Attempts: c.attempts}, c.topics, c.answers)
+		o := l.Decide(&waiting.Document{Attempts: c.attempts}, c.topics, c.results)
 		if o.End != c.end || !slices.Equal(o.Topics, c.left) || o.Reason != c.reason || o.Rejection.Class != c.class {
 			t.Errorf("%s: %v for %v, %s, %s", name, o.End, o.Topics, o.Reason, o.Rejection.Class)
 		}
@@ -172,16 +172,16 @@ func TestN08_FatesAreIdempotent(t *testing.T) {
 		e.Reason, e.Attempts, e.NextAt = waiting.Retry, 1, time.UnixMilli(1)
 		e.Error = &record.Attempt{Class: record.RecordRejected, Reason: "first", Topic: "a", At: time.UnixMilli(1), Node: "z"}
 	}
-	answer := func(d *waiting.Document, a record.Answer) *Outcome {
+	result := func(d *waiting.Document, a record.Result) *Outcome {
 		a.Topic = "a"
-		return l.Answered(d, []string{"a"}, []record.Answer{a})
+		return l.Decide(d, []string{"a"}, []record.Result{a})
 	}
 	list := []*Outcome{
-		answer(b.enter(1), record.Answer{Partition: 1, Offset: 5}),
-		answer(b.enter(2, retry), record.Answer{Rejection: newRejection("second")}),
-		answer(b.enter(3, retry, func(e *waiting.Entry) { e.Attempts = 2 }), record.Answer{Rejection: newRejection("last")}),
-		answer(b.enter(4, retry), record.Answer{Held: record.ErrParked}),
-		answer(b.enter(5), record.Answer{Held: record.ErrParked}),
+		result(b.enter(1), record.Result{Partition: 1, Offset: 5}),
+		result(b.enter(2, retry), record.Result{Rejection: newRejection("second")}),
+		result(b.enter(3, retry, func(e *waiting.Entry) { e.Attempts = 2 }), record.Result{Rejection: newRejection("last")}),
+		result(b.enter(4, retry), record.Result{Held: record.ErrParked}),
+		result(b.enter(5), record.Result{Held: record.ErrParked}),
 		l.Rejected(b.enter(6), []string{"a"}, &record.Rejection{Class: record.Malformed, Reason: "no type"}),
 		l.Rejected(b.enter(7), []string{"a"}, &record.Rejection{Class: record.Dropped}),
 	}
@@ -231,17 +231,17 @@ func TestN18_ChangesOfOperatorsMeanwhileStay(t *testing.T) {
 	b := setUp(t)
 	l := New(b.config)
 	retry := func(e *waiting.Entry) { e.Reason, e.Attempts, e.NextAt = waiting.Retry, 2, time.UnixMilli(1) }
-	rejection := []record.Answer{{Topic: "a", Rejection: newRejection("no")}}
+	rejection := []record.Result{{Topic: "a", Rejection: newRejection("no")}}
 	var list []*Outcome
 	for n := 1; n <= 3; n++ {
-		list = append(list, l.Answered(b.enter(n, retry), []string{"a"}, rejection))
+		list = append(list, l.Decide(b.enter(n, retry), []string{"a"}, rejection))
 	}
 	for n := 4; n <= 5; n++ {
-		list = append(list, l.Answered(b.enter(n), []string{"a"}, rejection))
+		list = append(list, l.Decide(b.enter(n), []string{"a"}, rejection))
 	}
 	list = append(list,
-		l.Answered(b.enter(6), []string{"a"}, []record.Answer{{Topic: "a", Held: record.ErrBlocked}}),
-		l.Answered(b.enter(7), []string{"a"}, []record.Answer{{Topic: "a"}}))
+		l.Decide(b.enter(6), []string{"a"}, []record.Result{{Topic: "a", Held: record.ErrBlocked}}),
+		l.Decide(b.enter(7), []string{"a"}, []record.Result{{Topic: "a"}}))
 
 	id := func(n int) bson.D { return bson.D{{Key: "id", Value: fmt.Sprintf("e%06d", n)}} }
 	reset := bson.D{{Key: "$set", Value: bson.D{{Key: "attempts", Value: int32(0)}, {Key: "nextAt", Value: time.Now().Add(time.Hour)}}}}

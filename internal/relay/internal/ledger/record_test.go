@@ -233,7 +233,7 @@ func TestAMarkHasThePlacesOfAllTopics(t *testing.T) {
 	stream := b.fill(1)[0]
 	d := b.enter(0, func(e *waiting.Entry) { e.Pending = []string{"a", "b"} })
 	l := New(b.config)
-	part := l.Answered(d, []string{"a", "b"}, []record.Answer{{Topic: "a", Partition: 1, Offset: 5}, {Topic: "b", Held: record.ErrParked}})
+	part := l.Decide(d, []string{"a", "b"}, []record.Result{{Topic: "a", Partition: 1, Offset: 5}, {Topic: "b", Held: record.ErrParked}})
 	part.Recorded, part.Stamp = true, stream.Stamp
 	b.store(part)
 	if b.countMarked() != 0 {
@@ -244,7 +244,7 @@ func TestAMarkHasThePlacesOfAllTopics(t *testing.T) {
 	if !slices.Equal(d.Pending, []string{"b"}) {
 		t.Fatalf("it waits for %v", d.Pending)
 	}
-	rest := l.Answered(d, d.Pending, []record.Answer{{Topic: "b", Partition: 2, Offset: 7}})
+	rest := l.Decide(d, d.Pending, []record.Result{{Topic: "b", Partition: 2, Offset: 7}})
 	rest.Recorded, rest.Stamp = true, stream.Stamp
 	b.store(rest)
 	var got struct {
@@ -289,7 +289,7 @@ func TestADeliveryIsMarkedBeforeItsEnvelopeLeavesTheStore(t *testing.T) {
 		return err
 	}
 
-	o := New(b.config).Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Partition: 1, Offset: 5}})
+	o := New(b.config).Decide(d, []string{"a"}, []record.Result{{Topic: "a", Partition: 1, Offset: 5}})
 	o.Stamp = stream.Stamp
 	b.store(o)
 	if b.countMarked() != 1 {

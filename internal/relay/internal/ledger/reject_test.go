@@ -191,7 +191,7 @@ func TestN16_ALetterThatIsRejectedIsReducedToItsID(t *testing.T) {
 		"a waiting envelope that dies": {
 			outcome: func(b *bench) *Outcome {
 				d := b.enter(5, func(e *waiting.Entry) { e.Raw = b.newEnvelope(5, poison).Raw })
-				return New(b.config).Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Rejection: &record.Rejection{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}}})
+				return New(b.config).Decide(d, []string{"a"}, []record.Result{{Topic: "a", Rejection: &record.Rejection{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}}})
 			},
 			class: record.MessageTooLarge, reason: "3 MB, limit 1 MB",
 		},
@@ -355,9 +355,9 @@ func TestN03_FatesAreWrittenInPartsIfTheServerIsSlow(t *testing.T) {
 				var list []*Outcome
 				for i := range all / 2 {
 					d := b.enter(from*all/2 + i)
-					o := l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Offset: int64(i)}})
+					o := l.Decide(d, []string{"a"}, []record.Result{{Topic: "a", Offset: int64(i)}})
 					if c.change == Retrying {
-						o = l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a", Rejection: newRejection("not yet")}})
+						o = l.Decide(d, []string{"a"}, []record.Result{{Topic: "a", Rejection: newRejection("not yet")}})
 					}
 					if c.change == Dead {
 						o = l.Rejected(d, []string{"a"}, &record.Rejection{Class: record.Malformed, Reason: "no type"})
@@ -446,7 +446,7 @@ func TestN03_ADeposedOwnerStoresNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	stored, err := b.tryStore(t.Context(), l, b.newEnvelope(2), l.Answered(d, []string{"a"}, []record.Answer{{Topic: "a"}}))
+	stored, err := b.tryStore(t.Context(), l, b.newEnvelope(2), l.Decide(d, []string{"a"}, []record.Result{{Topic: "a"}}))
 	if !errors.Is(err, lease.ErrLeaseLost) || len(stored) > 0 {
 		t.Errorf("%d are reported as stored, %v", len(stored), err)
 	}

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeSink keeps the records until the test answers. Its faults are answers that a broker gives rarely.
+// fakeSink keeps the records until the test results. Its faults are results that a broker gives rarely.
 type fakeSink struct {
 	mu     sync.Mutex
 	sent   []record.Ticket

@@ -70,10 +70,10 @@ func (b *recordBuilder) checkExpiry(now time.Time) error {
 
 // buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it
 // builds records only for those topics, also if the routing does not have them or rejects the envelope.
-// The records share key, value and headers. rejected contains an answer for each of topics that may not
+// The records share key, value and headers. rejected contains a result for each of topics that may not
 // be written. The error is a *record.Rejection.
 func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
-	_ []record.Record, rejected []record.Answer, err error,
+	_ []record.Record, rejected []record.Result, err error,
 ) {
 	b.targets, err = b.router.Route(&b.view, &b.meta, b.targets[:0])
 	// A rule that discards an envelope applies to all topics. Other rejections concern topics that are not asked for.

@@ -98,7 +98,7 @@ func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 		dead := withdrawn.Rejection != nil && withdrawn.Rejection.Class.DeadAtOnce()
 
 		if withdrawn.Ticket.IsSide() {
-			r.giveBackSideTarget(withdrawn.Ticket, string(withdrawn.NS), string(withdrawn.Key), record.Answer{
+			r.giveBackSideTarget(withdrawn.Ticket, string(withdrawn.NS), string(withdrawn.Key), record.Result{
 				Topic: withdrawn.Topic, Partition: record.AnyPartition, Offset: -1, Rejection: withdrawn.Rejection, Held: withdrawn.Held,
 			})
 			continue

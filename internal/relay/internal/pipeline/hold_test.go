@@ -82,7 +82,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	}
 }
 
-func TestPublishReportsOnceAllTargetsHaveAnswered(t *testing.T) {
+func TestPublishReportsOnceAllTargetsHaveResults(t *testing.T) {
 	t.Parallel()
 	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
@@ -100,14 +100,14 @@ func TestPublishReportsOnceAllTargetsHaveAnswered(t *testing.T) {
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 7, []record.Ticket{k}, 10)
 	d.Withdrawn([]record.Withdrawn{{Ticket: k, Topic: "b", Key: []byte("k"), Rejection: &record.Rejection{Class: record.RecordRejected}}})
 	p := <-published
-	if len(p.Answers) != 3 || !errors.Is(p.Answers[0].Held, record.ErrParked) || p.Answers[1].Offset != 7 || p.Answers[1].Partition != 2 || p.Answers[2].Rejection == nil {
-		t.Fatalf("answers %+v, want parked, acked at 7 of partition 2, rejected", p.Answers)
+	if len(p.Results) != 3 || !errors.Is(p.Results[0].Held, record.ErrParked) || p.Results[1].Offset != 7 || p.Results[1].Partition != 2 || p.Results[2].Rejection == nil {
+		t.Fatalf("results %+v, want parked, acked at 7 of partition 2, rejected", p.Results)
 	}
 	if !errors.Is(d.Publish(t.Context(), itemWithKey("k", "b").Records, func(p record.Published) { published <- p }), nil) {
 		t.Fatal("publishing after a rejection fails")
 	}
-	if p := <-published; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
-		t.Fatalf("after a rejection that is not written down: %+v, want blocked", p.Answers)
+	if p := <-published; !errors.Is(p.Results[0].Held, record.ErrBlocked) {
+		t.Fatalf("after a rejection that is not written down: %+v, want blocked", p.Results)
 	}
 
 	d.ResumeKey("", "b", "k")
@@ -116,7 +116,7 @@ func TestPublishReportsOnceAllTargetsHaveAnswered(t *testing.T) {
 	}
 }
 
-// N15: an envelope is in flight to one topic, and another topic has given it back. That is reported with the last answer only. If the other topic can
+// N15: an envelope is in flight to one topic, and another topic has given it back. That is reported with the last result only. If the other topic can
 // be written in the meantime, no later envelope of the key may overtake it there.
 func TestN15_NothingOvertakesAnEnvelopeThatOneOfItsTopicsHasGivenBack(t *testing.T) {
 	t.Parallel()
@@ -136,12 +136,12 @@ func TestN15_NothingOvertakesAnEnvelopeThatOneOfItsTopicsHasGivenBack(t *testing
 	if len(published) != 1 {
 		t.Fatal("the later envelope of the key was sent")
 	}
-	if p := <-published; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
-		t.Fatalf("the later envelope of the key: %+v, want blocked", p.Answers)
+	if p := <-published; !errors.Is(p.Results[0].Held, record.ErrBlocked) {
+		t.Fatalf("the later envelope of the key: %+v, want blocked", p.Results)
 	}
 	publish("other", "away")
 	if len(published) > 0 {
-		t.Fatalf("an envelope of another key: %+v, want in flight", (<-published).Answers)
+		t.Fatalf("an envelope of another key: %+v, want in flight", (<-published).Results)
 	}
 
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{s.sent[0]}, 10)
@@ -149,7 +149,7 @@ func TestN15_NothingOvertakesAnEnvelopeThatOneOfItsTopicsHasGivenBack(t *testing
 	d.ResumeKey("", "away", "k")
 	publish("k", "away")
 	if len(published) > 0 {
-		t.Fatalf("after the key was resumed: %+v, want in flight", (<-published).Answers)
+		t.Fatalf("after the key was resumed: %+v, want in flight", (<-published).Results)
 	}
 }
 
@@ -309,8 +309,8 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Rejection: why, Bytes: 10}})
-	if p := <-published; p.Answers[0].Rejection != why {
-		t.Errorf("reported %+v, want the rejection", p.Answers)
+	if p := <-published; p.Results[0].Rejection != why {
+		t.Errorf("reported %+v, want the rejection", p.Results)
 	}
 	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], true); err != nil {
 		t.Errorf("deliveries outside of the stream's order wait for a dead letter: %v", err)
@@ -325,9 +325,9 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	}
 }
 
-// TestDrainSidesWaitsForTheAnswers: DrainSides returns when each delivery has its answers, or when its
+// TestDrainSidesWaitsForTheResults: DrainSides returns when each delivery has its results, or when its
 // context ends.
-func TestDrainSidesWaitsForTheAnswers(t *testing.T) {
+func TestDrainSidesWaitsForTheResults(t *testing.T) {
 	t.Parallel()
 	d, s, _ := newTestDispatcher(t, Config{})
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(record.Published) {}); err != nil {

@@ -34,7 +34,7 @@ func NewOutlet(cfg BuildConfig, dispatcher *Dispatcher) *Outlet {
 
 // Publish implements reconciler.Outlet.
 func (o *Outlet) Publish(
-	ctx context.Context, envelope *outboxes.Envelope, topics []string, answer func(record.Published),
+	ctx context.Context, envelope *outboxes.Envelope, topics []string, report func(record.Published),
 ) error {
 	outgoing := o.pool.Get().(*outgoing)
 	defer o.pool.Put(outgoing)
@@ -55,24 +55,24 @@ func (o *Outlet) Publish(
 		CommitMS:    now.UnixMilli(), // the record gets the time at which it is sent (N12)
 		Redelivered: envelope.Redelivered,
 	}
-	var rejected []record.Answer
+	var rejected []record.Result
 	var err error
 	if outgoing.recs, rejected, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
 		return err
 	}
-	// Without a record there is no delivery whose answers could contain the rejections.
+	// Without a record there is no delivery whose results could contain the rejections.
 	if len(outgoing.recs) == 0 {
 		return rejected[0].Rejection
 	}
 
 	if len(rejected) > 0 {
-		forward := answer
-		answer = func(published record.Published) {
-			published.Answers = append(slices.Clone(published.Answers), rejected...)
+		forward := report
+		report = func(published record.Published) {
+			published.Results = append(slices.Clone(published.Results), rejected...)
 			forward(published)
 		}
 	}
-	return o.dispatcher.Publish(ctx, outgoing.recs, o.followAnswers(now, outgoing, envelope, answer))
+	return o.dispatcher.Publish(ctx, outgoing.recs, o.followResults(now, outgoing, envelope, report))
 }
 
 // RouteTopics returns the topics of an envelope that does not list its targets.
@@ -107,7 +107,7 @@ func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, 
 
 	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1}
 	var err error
-	var rejected []record.Answer
+	var rejected []record.Result
 	if w.recs, rejected, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
 		return false
 	}
@@ -123,7 +123,7 @@ func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, 
 }
 
 // FindHits is the reconciler.Outlet.FindHits of the read-back.
-func (o *Outlet) FindHits(envelope *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
+func (o *Outlet) FindHits(envelope *outboxes.Envelope, topics []string) (hits []record.Result, all []string) {
 	outgoing := o.pool.Get().(*outgoing)
 	defer o.pool.Put(outgoing)
 	if !outgoing.buildIdentities(o, envelope, topics) {
@@ -133,7 +133,7 @@ func (o *Outlet) FindHits(envelope *outboxes.Envelope, topics []string) (hits []
 	for i := range outgoing.recs {
 		all = append(all, outgoing.recs[i].Topic)
 		if tp, offset, ok := o.dispatcher.sink.FindHit(&outgoing.recs[i]); ok {
-			hits = append(hits, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
+			hits = append(hits, record.Result{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
 		}
 	}
 	return hits, all
@@ -174,18 +174,18 @@ func (o *Outlet) Reached() string {
 	return outboxes.PosOf(position)
 }
 
-// followAnswers returns answer. If the delivery of envelope, whose records are in outgoing, has a follower, the returned function
-// reports the answers to the follower as well.
-func (o *Outlet) followAnswers(
-	now time.Time, outgoing *outgoing, envelope *outboxes.Envelope, answer func(record.Published),
+// followResults returns report. If the delivery of envelope, whose records are in outgoing, has a follower, the returned function
+// reports the results to the follower as well.
+func (o *Outlet) followResults(
+	now time.Time, outgoing *outgoing, envelope *outboxes.Envelope, report func(record.Published),
 ) func(record.Published) {
 	follower := o.follow(now, &outgoing.view, outgoing.recs, envelope.DB, envelope.Coll, 0)
 	if follower == nil {
-		return answer
+		return report
 	}
 
 	return func(published record.Published) {
-		for _, a := range published.Answers {
+		for _, a := range published.Results {
 			switch {
 			case a.Rejection != nil:
 				follower.NotSent(a.Topic, string(a.Rejection.Class), true)
@@ -195,6 +195,6 @@ func (o *Outlet) followAnswers(
 				follower.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
 			}
 		}
-		answer(published)
+		report(published)
 	}
 }

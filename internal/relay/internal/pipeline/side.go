@@ -12,12 +12,12 @@ import (
 type side struct {
 	targets    []sideTarget
 	bytes      int64
-	answers    []record.Answer
+	results    []record.Result
 	onResolved func(record.Published)
 
 	// Nearly every envelope has one target, which needs no further allocation.
 	oneTarget [1]sideTarget
-	oneAnswer [1]record.Answer
+	oneResult [1]record.Result
 }
 
 // sideTarget is a target of a side delivery.
@@ -29,7 +29,7 @@ type sideTarget struct {
 // newSide returns a delivery without targets.
 func newSide(onResolved func(record.Published)) *side {
 	side := &side{onResolved: onResolved}
-	side.targets, side.answers = side.oneTarget[:0], side.oneAnswer[:0]
+	side.targets, side.results = side.oneTarget[:0], side.oneResult[:0]
 	return side
 }
 
@@ -54,7 +54,7 @@ func (s *side) bytesOf(topic string) int {
 // cause of ctx if ctx ends, or the error that ended the sink. After an error, onResolved is
 // not called.
 //
-// Otherwise onResolved is called once, when each target has its answer, possibly from within
+// Otherwise onResolved is called once, when each target has its result, possibly from within
 // Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
 // wait for Settle.
 func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
@@ -77,22 +77,22 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 			continue
 		}
 
-		answer := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
-		if errors.As(err, &answer.Rejection); answer.Rejection == nil {
+		result := record.Result{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
+		if errors.As(err, &result.Rejection); result.Rejection == nil {
 			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
 				d.dropSide(ticket)
 				return err
 			}
-			answer.Held = err
+			result.Held = err
 		}
 
-		// N15: the caller gets this answer with the last one. Until then, a later envelope of the key must not go to this topic, which may be
+		// N15: the caller gets this result with the last one. Until then, a later envelope of the key must not go to this topic, which may be
 		// ready at any moment.
 		if len(recs) > 1 {
-			d.giveBackSideTarget(ticket, string(recs[i].Header(record.HeaderNamespace)), string(recs[i].Key), answer)
+			d.giveBackSideTarget(ticket, string(recs[i].Header(record.HeaderNamespace)), string(recs[i].Key), result)
 			continue
 		}
-		d.resolveSideTarget(ticket, answer)
+		d.resolveSideTarget(ticket, result)
 	}
 	return nil
 }
@@ -119,16 +119,16 @@ func (r *Resolver) addSide(ticket record.Ticket, side *side) {
 }
 
 // giveBackSideTarget is resolveSideTarget for a target that was not sent. Unless it is dead, later deliveries of the key must not overtake it.
-func (r *Resolver) giveBackSideTarget(ticket record.Ticket, ns, key string, answer record.Answer) {
-	if answer.Rejection == nil || !answer.Rejection.Class.DeadAtOnce() {
-		r.gates.stopKey(ns, answer.Topic, key)
+func (r *Resolver) giveBackSideTarget(ticket record.Ticket, ns, key string, result record.Result) {
+	if result.Rejection == nil || !result.Rejection.Class.DeadAtOnce() {
+		r.gates.stopKey(ns, result.Topic, key)
 	}
-	r.resolveSideTarget(ticket, answer)
+	r.resolveSideTarget(ticket, result)
 }
 
-// resolveSideTarget stores the answer of one target, and returns the bytes that the target
-// had reserved. The last answer resolves the delivery and calls its onResolved.
-func (r *Resolver) resolveSideTarget(ticket record.Ticket, answer record.Answer) (bytes int) {
+// resolveSideTarget stores the result of one target, and returns the bytes that the target
+// had reserved. The last result resolves the delivery and calls its onResolved.
+func (r *Resolver) resolveSideTarget(ticket record.Ticket, result record.Result) (bytes int) {
 	r.sideMu.Lock()
 	side := r.sides[ticket]
 	// The delivery was dropped after an error of the sink.
@@ -137,8 +137,8 @@ func (r *Resolver) resolveSideTarget(ticket record.Ticket, answer record.Answer)
 		return 0
 	}
 
-	side.answers = append(side.answers, answer)
-	last := len(side.answers) == len(side.targets)
+	side.results = append(side.results, result)
+	last := len(side.results) == len(side.targets)
 	if last {
 		delete(r.sides, ticket)
 	}
@@ -148,9 +148,9 @@ func (r *Resolver) resolveSideTarget(ticket record.Ticket, answer record.Answer)
 	if last {
 		r.sidesInFlight.Add(-1)
 		r.releaseBytes(r.sideBudget, side.bytes)
-		side.onResolved(record.Published{Ticket: ticket, Answers: side.answers})
+		side.onResolved(record.Published{Ticket: ticket, Results: side.results})
 	}
-	return side.bytesOf(answer.Topic)
+	return side.bytesOf(result.Topic)
 }
 
 // dropSide removes a side delivery without calling its onResolved, and releases its bytes.
@@ -192,8 +192,8 @@ func (r *Resolver) collectSideAcks(base int64, tickets []record.Ticket) []sideAc
 // reserved.
 func (r *Resolver) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
 	for _, ack := range acks {
-		answer := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
-		bytes += r.resolveSideTarget(ack.ticket, answer)
+		result := record.Result{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
+		bytes += r.resolveSideTarget(ack.ticket, result)
 	}
 	return bytes
 }

@@ -26,15 +26,15 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-// instant answers at once, so the benchmark measures everything except Kafka.
+// instant results at once, so the benchmark measures everything except Kafka.
 type instant struct{ last atomic.Uint64 }
 
-func (o *instant) Publish(_ context.Context, _ *outboxes.Envelope, topics []string, answer func(record.Published)) error {
+func (o *instant) Publish(_ context.Context, _ *outboxes.Envelope, topics []string, report func(record.Published)) error {
 	p := record.Published{Ticket: record.Side + record.Ticket(o.last.Add(1))}
 	for _, t := range topics {
-		p.Answers = append(p.Answers, record.Answer{Topic: t, Offset: 1})
+		p.Results = append(p.Results, record.Result{Topic: t, Offset: 1})
 	}
-	answer(p)
+	report(p)
 	return nil
 }
 func (o *instant) Settle([]record.Ticket)                           {}
@@ -44,7 +44,7 @@ func (o *instant) ResumeKey(_, _, _ string)                         {}
 func (o *instant) Flush()                                           {}
 func (o *instant) RouteTopics(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }
 func (o *instant) TopicsWithHits() []string                         { return nil }
-func (o *instant) FindHits(*outboxes.Envelope, []string) ([]record.Answer, []string) {
+func (o *instant) FindHits(*outboxes.Envelope, []string) ([]record.Result, []string) {
 	return nil, nil
 }
 

@@ -157,15 +157,15 @@ func (o *fakeOutlet) Publish(ctx context.Context, e *outboxes.Envelope, topics [
 		offset, known := o.seen[topic][w]
 		switch {
 		case o.latched[[3]string{ns, topic, key}]:
-			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrBlocked}))
+			now = append(now, o.reportLocked(p, record.Result{Topic: topic, Offset: -1, Held: record.ErrBlocked}))
 		case o.b.sick[key] && topic == "a":
 			o.b.turned++
-			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrPartitionParked}))
+			now = append(now, o.reportLocked(p, record.Result{Topic: topic, Offset: -1, Held: record.ErrPartitionParked}))
 		case o.b.parked[topic]:
-			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: -1, Held: record.ErrParked}))
+			now = append(now, o.reportLocked(p, record.Result{Topic: topic, Offset: -1, Held: record.ErrParked}))
 		case known:
 			delete(o.seen[topic], w)
-			now = append(now, o.answerLocked(p, record.Answer{Topic: topic, Offset: offset}))
+			now = append(now, o.reportLocked(p, record.Result{Topic: topic, Offset: offset}))
 		default:
 			w.flagged = e.Redelivered
 			o.queue[topic] = append(o.queue[topic], &sent{w: w, ns: ns, p: p})
@@ -185,10 +185,10 @@ func (o *fakeOutlet) Publish(ctx context.Context, e *outboxes.Envelope, topics [
 	return nil
 }
 
-// answerLocked records an answer and returns the function that reports it. Call this function without
-// the lock of o. The caller of answerLocked holds the lock.
-func (o *fakeOutlet) answerLocked(p *published, a record.Answer) func() {
-	p.Answers = append(p.Answers, a)
+// reportLocked records a result and returns the function that reports it. Call this function without
+// the lock of o. The caller of reportLocked holds the lock.
+func (o *fakeOutlet) reportLocked(p *published, a record.Result) func() {
+	p.Results = append(p.Results, a)
 	if p.left--; p.left > 0 {
 		return func() {}
 	}
@@ -209,7 +209,7 @@ func (o *fakeOutlet) Flush() {
 func (o *fakeOutlet) run() {
 	defer close(o.over)
 	for range o.kick {
-		for o.answerNext() {
+		for o.reportNext() {
 		}
 		o.mu.Lock()
 		dead := o.dead
@@ -220,7 +220,7 @@ func (o *fakeOutlet) run() {
 	}
 }
 
-func (o *fakeOutlet) answerNext() bool {
+func (o *fakeOutlet) reportNext() bool {
 	o.b.mu.Lock()
 	defer o.b.mu.Unlock()
 	o.mu.Lock()
@@ -245,7 +245,7 @@ func (o *fakeOutlet) answerNext() bool {
 	} else {
 		o.queue[topic] = o.queue[topic][1:]
 		o.flushed[topic]--
-		now = append(now, o.answerLocked(s.p, record.Answer{Topic: topic, Offset: o.b.appendLocked(topic, s.w)}))
+		now = append(now, o.reportLocked(s.p, record.Result{Topic: topic, Offset: o.b.appendLocked(topic, s.w)}))
 	}
 	o.mu.Unlock()
 
@@ -276,11 +276,11 @@ func (o *fakeOutlet) withdrawLocked(topic string, which func(*sent) bool, held e
 		}
 
 		o.latched[[3]string{s.ns, topic, s.w.key}] = true
-		a := record.Answer{Topic: topic, Offset: -1, Held: held}
+		a := record.Result{Topic: topic, Offset: -1, Held: held}
 		if s == rejected {
 			a.Rejection, a.Held = why, nil
 		}
-		now = append(now, o.answerLocked(s.p, a))
+		now = append(now, o.reportLocked(s.p, a))
 	}
 
 	o.queue[topic] = rest
@@ -309,8 +309,8 @@ func (o *fakeOutlet) unpark(topic string) {
 	}
 }
 
-// holdAnswers holds all responses back, or releases them.
-func (o *fakeOutlet) holdAnswers(yes bool) {
+// holdResults holds all results back, or releases them.
+func (o *fakeOutlet) holdResults(yes bool) {
 	o.mu.Lock()
 	o.held = yes
 	o.mu.Unlock()
@@ -349,7 +349,7 @@ func (o *fakeOutlet) Settle(tickets []record.Ticket) {
 	defer o.mu.Unlock()
 	for _, t := range tickets {
 		if o.settled[t]++; o.settled[t] > 1 || !o.reported[t] {
-			o.b.t.Errorf("ticket %d was settled %d times, answered: %v", t, o.settled[t], o.reported[t])
+			o.b.t.Errorf("ticket %d was settled %d times, reported: %v", t, o.settled[t], o.reported[t])
 		}
 	}
 }
@@ -444,7 +444,7 @@ func (b *broker) checkRecords(topic string, ids ...string) {
 }
 
 // FindHits returns the places of the records that the topics had at the begin of the term.
-func (o *fakeOutlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string) {
+func (o *fakeOutlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.Result, all []string) {
 	w := identifyRecord(e)
 	if topics == nil {
 		topics = o.routes
@@ -455,7 +455,7 @@ func (o *fakeOutlet) FindHits(e *outboxes.Envelope, topics []string) (hits []rec
 	for _, topic := range topics {
 		at, ok := o.seen[topic][w]
 		if ok && !o.unread[topic] {
-			hits = append(hits, record.Answer{Topic: topic, Offset: at})
+			hits = append(hits, record.Result{Topic: topic, Offset: at})
 		}
 	}
 	return hits, topics
@@ -474,7 +474,7 @@ func (o *fakeOutlet) TopicsWithHits() (list []string) {
 
 func (o *fakeOutlet) RouteTopics(e *outboxes.Envelope) ([]string, error) { return o.route(e) }
 
-// end ends the term. An envelope in flight gets no answer.
+// end ends the term. An envelope in flight gets no result.
 func (o *fakeOutlet) end() {
 	o.mu.Lock()
 	o.dead = true

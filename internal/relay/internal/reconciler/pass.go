@@ -188,12 +188,12 @@ func (x *Sender) publish(
 		}
 
 		err := x.config.Outlet.Publish(ctx, envelope, topics, func(published record.Published) {
-			x.noteAnswers(flight, published.Answers)
+			x.noteResults(flight, published.Results)
 			left := waits
 			if left == nil {
-				left = topicsOf(published.Answers)
+				left = topicsOf(published.Results)
 			}
-			outcome := x.config.Ledger.Answered(&document, left, published.Answers)
+			outcome := x.config.Ledger.Decide(&document, left, published.Results)
 			x.addOutcome(outcome, flight, stamp, published.Ticket, true)
 		})
 		if err == nil {
@@ -213,10 +213,10 @@ func (x *Sender) publish(
 	return nil
 }
 
-// topicsOf returns the topics of answers.
-func topicsOf(answers []record.Answer) []string {
-	topics := make([]string, len(answers))
-	for i, a := range answers {
+// topicsOf returns the topics of results.
+func topicsOf(results []record.Result) []string {
+	topics := make([]string, len(results))
+	for i, a := range results {
 		topics[i] = a.Topic
 	}
 	return topics

@@ -18,7 +18,7 @@ import (
 type sentEnvelope struct {
 	doc    *waiting.Document
 	topics []string        // that it waits for
-	hits   []record.Answer // the places of these records
+	hits   []record.Result // the places of these records
 	stamp  bson.Timestamp  // of the envelope in its outbox
 }
 
@@ -64,7 +64,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 	var batch []*ledger.Outcome
 	for _, s := range sent {
 		if len(s.hits) > 0 {
-			outcome := x.config.Ledger.Answered(s.doc, s.topics, s.hits)
+			outcome := x.config.Ledger.Decide(s.doc, s.topics, s.hits)
 			outcome.Stamp = s.stamp
 			batch = append(batch, outcome)
 		}
@@ -122,8 +122,8 @@ func (x *Sender) dropOvertakingHits(ctx context.Context, topics []string, sent [
 
 	for i := range sent {
 		document := sent[i].doc
-		sent[i].hits = slices.DeleteFunc(sent[i].hits, func(answer record.Answer) bool {
-			lowest := missing[orderScope{document.NS, answer.Topic, document.Key}]
+		sent[i].hits = slices.DeleteFunc(sent[i].hits, func(result record.Result) bool {
+			lowest := missing[orderScope{document.NS, result.Topic, document.Key}]
 			return lowest != "" && document.Pos > lowest
 		})
 	}

@@ -49,7 +49,7 @@ const (
 // Order (N15): within an outbox, topic and key, an envelope is published only after all envelopes
 // with a lower position, and an envelope that failed before is published alone. Others
 // follow each other without waiting for acks. If one of them is returned, its key pauses
-// until all envelopes of the key in flight have been answered, and then starts again from its first
+// until all envelopes of the key in flight have their results, and then starts again from its first
 // envelope. An envelope of the stream waits until the resolved position has passed it, so that no earlier
 // event of its key can still come.
 //
@@ -132,12 +132,12 @@ type Outlet interface {
 	// Publish passes one envelope to the sink, for the given topics, or for all topics that it routes
 	// to if topics is nil. It may block for room in the reconciler's share of the memory, and flushes
 	// the sink before it does. A [*record.Rejection] means that the envelope is at fault. After any other
-	// error nothing was sent. After nil, answer is called exactly once, when each target has its
-	// answer. That may happen within Publish, and answer does not block. The sink uses e during the
+	// error nothing was sent. After nil, report is called exactly once, when each target has its
+	// result. That may happen within Publish, and report does not block. The sink uses e during the
 	// call only.
-	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published)) error
+	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, report func(record.Published)) error
 	// Settle is called when the fates of these deliveries are majority-committed (N8): exactly once for
-	// each delivery that was answered, unless the lease was lost before.
+	// each delivery that was reported, unless the lease was lost before.
 	Settle(tickets []record.Ticket)
 	// OpenGate removes one waiting envelope from the gate of a key (N15): an envelope of the stream is sent
 	// or dead for that topic.
@@ -153,7 +153,7 @@ type Outlet interface {
 	TopicsWithHits() []string
 	// FindHits returns the places of the records of an envelope that a takeover found at the ends of partitions (N7), and all
 	// topics of the envelope. It looks for topics only; nil stands for all topics. The envelope has no payload.
-	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string)
+	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Result, all []string)
 	// Flush wakes the sink after a series of Publish calls.
 	Flush()
 }
@@ -170,7 +170,7 @@ type Store interface {
 
 // Ledger decides what becomes of an envelope, and stores that, as [ledger.Ledger].
 type Ledger interface {
-	Answered(document *waiting.Document, topics []string, answers []record.Answer) *ledger.Outcome
+	Decide(document *waiting.Document, topics []string, results []record.Result) *ledger.Outcome
 	Rejected(document *waiting.Document, topics []string, why *record.Rejection) *ledger.Outcome
 	Add(list ...*ledger.Outcome)
 	Store(ctx context.Context, list []*ledger.Outcome) error

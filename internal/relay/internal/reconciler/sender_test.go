@@ -38,10 +38,10 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 		t.Fatalf("%d are left of %d although the topic is parked", got, n)
 	}
 
-	te.out.holdAnswers(true)
+	te.out.holdResults(true)
 	te.out.unpark("a")
 	h.waitUntil("as many are in flight as may be", func() bool { return te.x.InFlight() == h.flying })
-	te.out.holdAnswers(false)
+	te.out.holdResults(false)
 	h.waitEmpty()
 	te.waitWritten()
 	te.stop()
@@ -337,7 +337,7 @@ func TestN18_DocumentsThatOperatorsChangeMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	te.out.holdAnswers(false)
+	te.out.holdResults(false)
 	te.waitWritten()
 	for _, n := range []int{1, 4, 5} {
 		if h.find(n) != nil {
@@ -375,7 +375,7 @@ func TestN03_ADeposedOwnerFinishesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	te.out.holdAnswers(false)
+	te.out.holdResults(false)
 	select {
 	case <-h.held.Context().Done():
 	case <-time.After(overdue):

@@ -81,9 +81,9 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 	}
 }
 
-// A topic returns a record, and is ready again before the answer arrives. The envelope is published again at the next poll, and not
+// A topic returns a record, and is ready again before the result arrives. The envelope is published again at the next poll, and not
 // by the next pass over everything.
-func TestN17_ATopicThatIsReadyBeforeItsAnswerIsNotParked(t *testing.T) {
+func TestN17_ATopicThatIsReadyBeforeItsResultIsNotParked(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	te := h.newTerm()
@@ -99,10 +99,10 @@ func TestN17_ATopicThatIsReadyBeforeItsAnswerIsNotParked(t *testing.T) {
 				te.x.Wake("a")
 			}
 
-			te.x.noteAnswers(f, []record.Answer{{Topic: "a", Held: held}})
+			te.x.noteResults(f, []record.Result{{Topic: "a", Held: held}})
 			te.x.mu.Lock()
 			if got := te.x.isParkedLocked(key, "a"); got != want {
-				t.Errorf("%v, ready before the answer %t: parked %t, want %t", held, ready, got, want)
+				t.Errorf("%v, ready before the result %t: parked %t, want %t", held, ready, got, want)
 			}
 			te.x.untrackLocked(id, f)
 			te.x.mu.Unlock()

@@ -48,7 +48,7 @@ func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([
 
 	keyState := x.keyStates[key]
 	if x.current.stoppedAll || keyState != nil && keyState.broken {
-		// The mark lasts for the rest of the key, although the last answer may end keyState before.
+		// The mark lasts for the rest of the key, although the last result may end keyState before.
 		x.current.stoppedAll = true
 		return nil, nil
 	}
@@ -209,14 +209,14 @@ func (x *Sender) trackLocked(id docID, flight *flight) {
 	}
 }
 
-// noteAnswers stops the key of flight if a topic rejected or returned its record. The sink calls it before
+// noteResults stops the key of flight if a topic rejected or returned its record. The sink calls it before
 // another envelope of the key is published, because later envelopes would overtake the returned
 // envelope. It does not call the sink.
-func (x *Sender) noteAnswers(flight *flight, answers []record.Answer) {
+func (x *Sender) noteResults(flight *flight, results []record.Result) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
-	for _, a := range answers {
+	for _, a := range results {
 		if a.Rejection == nil && a.Held == nil {
 			continue
 		}

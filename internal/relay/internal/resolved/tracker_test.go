@@ -99,7 +99,7 @@ func TestN08_StoredOffsetIsTheFirstRecordAboveThePosition(t *testing.T) {
 	}
 }
 
-// TestTrackerModel compares the tracker with a list of all events, for random orders of the answers.
+// TestTrackerModel compares the tracker with a list of all events, for random orders of the results.
 func TestTrackerModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

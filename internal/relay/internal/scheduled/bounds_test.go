@@ -48,11 +48,11 @@ func TestLargeEnvelopesAreClaimedAsMemoryAllows(t *testing.T) {
 	ids := p.insertLarge(n, size, time.Now())
 	blocked, free := make(chan struct{}, n), make(chan struct{})
 	x := p.takeOver(func(c *setUp) {
-		c.outlet.answer = func(ctx context.Context, _ string) ([]record.Answer, error) {
+		c.outlet.result = func(ctx context.Context, _ string) ([]record.Result, error) {
 			blocked <- struct{}{}
 			select {
 			case <-free:
-				return []record.Answer{{Topic: "t", Offset: 1}}, nil
+				return []record.Result{{Topic: "t", Offset: 1}}, nil
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}

@@ -307,11 +307,11 @@ func TestN17_ScheduledEnvelopesAreRecorded(t *testing.T) {
 			due := p.findDocument(sent).Lookup("dueAt")
 			x := p.takeOver(func(c *setUp) {
 				c.ledger.Recording = recording
-				c.outlet.answer = func(_ context.Context, id string) ([]record.Answer, error) {
+				c.outlet.result = func(_ context.Context, id string) ([]record.Result, error) {
 					if id == rejected.String() {
-						return []record.Answer{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
+						return []record.Result{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
 					}
-					return []record.Answer{{Topic: "t", Partition: 2, Offset: 7}}, nil
+					return []record.Result{{Topic: "t", Partition: 2, Offset: 7}}, nil
 				}
 			})
 			x.waitSettled(2)
@@ -359,21 +359,21 @@ func TestN08_AnEnvelopeThatHasLeftItsClaimIsNotSentOutOfIt(t *testing.T) {
 	p := newPlanned(t)
 	ids := p.schedule(20, 0)
 	// Kafka rejects the first one, and stops after the fifth.
-	var answered int
+	var sends int
 	var rejected outboxevent.ID
-	answer := func(ctx context.Context, id string) ([]record.Answer, error) {
-		answered++
+	result := func(ctx context.Context, id string) ([]record.Result, error) {
+		sends++
 		switch {
-		case answered == 1:
+		case sends == 1:
 			rejected = outboxevent.ParseID(id)
-			return []record.Answer{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
-		case answered > 5:
+			return []record.Result{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
+		case sends > 5:
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		}
-		return []record.Answer{{Topic: "t", Offset: 1}}, nil
+		return []record.Result{{Topic: "t", Offset: 1}}, nil
 	}
-	first := p.takeOver(func(c *setUp) { c.outlet.answer = answer })
+	first := p.takeOver(func(c *setUp) { c.outlet.result = result })
 	stacktest.EventuallyIn(t, overdue, "a retry", func() bool {
 		n, err := p.waiting.CountDocuments(t.Context(), bson.D{})
 		return err == nil && n == 1

@@ -163,21 +163,21 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	if _, err := p.coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: malformed}, {Key: "dueAt", Value: time.Now()}, {Key: "payload", Value: 3.5}}); err != nil {
 		t.Fatal(err)
 	}
-	answer := func(_ context.Context, id string) ([]record.Answer, error) {
+	result := func(_ context.Context, id string) ([]record.Result, error) {
 		switch id {
 		case rejected.String():
-			return []record.Answer{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
+			return []record.Result{{Topic: "t", Offset: -1, Rejection: &record.Rejection{Class: record.RecordRejected, Reason: "no"}}}, nil
 		case parked.String():
-			return []record.Answer{{Topic: "t", Offset: -1, Held: record.ErrParked}}, nil
+			return []record.Result{{Topic: "t", Offset: -1, Held: record.ErrParked}}, nil
 		case expired.String():
 			return nil, &record.Rejection{Class: record.Expired, Reason: "too late"}
 		}
-		return []record.Answer{{Topic: "t", Offset: 1}}, nil
+		return []record.Result{{Topic: "t", Offset: 1}}, nil
 	}
 
 	var dead atomic.Int32
 	x := p.takeOver(func(c *setUp) {
-		c.outlet.answer = answer
+		c.outlet.result = result
 		c.ledger.Count = func(o *ledger.Outcome) {
 			if o.End == ledger.Dead {
 				dead.Add(1)

@@ -83,7 +83,7 @@ func (s *Scheduled) findSent(claimID string, envelope *dueEnvelope) *ledger.Outc
 	}
 
 	at := &ledger.ClaimRef{ID: claimID, Index: envelope.index, Leaves: true}
-	outcome := s.Ledger.ClaimAnswered(at, &envelope.Claimed, all, hits)
+	outcome := s.Ledger.DecideClaim(at, &envelope.Claimed, all, hits)
 	outcome.Stamp = envelope.stamp
 	return outcome
 }

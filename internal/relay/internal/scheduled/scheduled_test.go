@@ -179,42 +179,42 @@ func (x *taking) release() {
 	_ = x.held.Release(ctx, nil)
 }
 
-// outlet acts as the dispatcher and Kafka: it keeps its envelopes, and answers as the test sets it.
+// outlet acts as the dispatcher and Kafka: it keeps its envelopes, and results as the test sets it.
 type outlet struct {
 	mu      sync.Mutex
 	sent    map[string][]time.Time
 	tickets record.Ticket
-	open    map[record.Ticket]bool // answered and not settled
+	open    map[record.Ticket]bool // reported and not settled
 	settled int
-	twice   int // settled without having been answered
+	twice   int // settled without having been reported
 	change  chan struct{}
 	had     map[string]bool // read back: an earlier term has sent it
 	topics  []string        // that each envelope has; one of them is "t"
 
-	// answer is what becomes of an envelope; nil acks it. It may block.
-	answer func(ctx context.Context, id string) ([]record.Answer, error)
+	// result is what becomes of an envelope; nil acks it. It may block.
+	result func(ctx context.Context, id string) ([]record.Result, error)
 }
 
 func newOutlet() *outlet {
 	return &outlet{sent: map[string][]time.Time{}, open: map[record.Ticket]bool{}, had: map[string]bool{}, topics: []string{"t"}, change: make(chan struct{})}
 }
 
-func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, answer func(record.Published)) error {
+func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, report func(record.Published)) error {
 	var v envelope.View
 	if err := envelope.Parse(e.Raw, &v); err != nil {
 		return &record.Rejection{Class: record.Malformed, Reason: err.Error()}
 	}
 	id := string(v.AppendID(nil))
-	answers := []record.Answer{{Topic: "t", Offset: 1}}
-	if o.answer != nil {
+	results := []record.Result{{Topic: "t", Offset: 1}}
+	if o.result != nil {
 		var err error
-		if answers, err = o.answer(ctx, id); err != nil {
+		if results, err = o.result(ctx, id); err != nil {
 			return err
 		}
 	}
 
 	o.mu.Lock()
-	if answers[0].Offset >= 0 {
+	if results[0].Offset >= 0 {
 		o.sent[id] = append(o.sent[id], time.Now())
 	}
 	o.tickets++
@@ -222,7 +222,7 @@ func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, 
 	o.open[t] = true
 	o.reportNext()
 	o.mu.Unlock()
-	answer(record.Published{Ticket: t, Answers: answers})
+	report(record.Published{Ticket: t, Results: results})
 	return nil
 }
 
@@ -258,10 +258,10 @@ func (o *outlet) TopicsWithHits() []string {
 	return []string{"t"}
 }
 
-func (o *outlet) FindHits(e *outboxes.Envelope, _ []string) (hits []record.Answer, all []string) {
+func (o *outlet) FindHits(e *outboxes.Envelope, _ []string) (hits []record.Result, all []string) {
 	var v envelope.View
 	if envelope.Parse(e.Raw, &v) == nil && o.had[string(v.AppendID(nil))] {
-		hits = []record.Answer{{Topic: "t", Offset: 1}}
+		hits = []record.Result{{Topic: "t", Offset: 1}}
 	}
 	return hits, o.topics
 }
@@ -466,12 +466,12 @@ func TestN19_TakeOver(t *testing.T) {
 	p := newPlanned(t)
 	hang := make(chan struct{})
 	first := p.takeOver(func(c *setUp) {
-		c.outlet.answer = func(ctx context.Context, _ string) ([]record.Answer, error) {
+		c.outlet.result = func(ctx context.Context, _ string) ([]record.Result, error) {
 			c.outlet.mu.Lock()
 			n := len(c.outlet.sent)
 			c.outlet.mu.Unlock()
 			if n < 400 {
-				return []record.Answer{{Topic: "t", Offset: 1}}, nil
+				return []record.Result{{Topic: "t", Offset: 1}}, nil
 			}
 			select {
 			case <-hang:

@@ -18,10 +18,10 @@ const sendFlush = 64
 
 // Outlet publishes envelopes outside of the order of the stream, as that of package reconciler.
 type Outlet interface {
-	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published)) error
+	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, report func(record.Published)) error
 	Settle(tickets []record.Ticket)
 	TopicsWithHits() []string
-	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Answer, all []string)
+	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Result, all []string)
 	Flush()
 }
 
@@ -91,7 +91,7 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) err
 		s.out.ns, s.out.envelope = envelope.NS, outboxes.NewEnvelope(envelope.NS, nil)
 	}
 	s.out.envelope.Raw, s.out.envelope.TS = envelope.Raw, envelope.stamp
-	err := s.Outlet.Publish(ctx, &s.out.envelope, nil, func(published record.Published) { s.answerEnvelope(envelope, published) })
+	err := s.Outlet.Publish(ctx, &s.out.envelope, nil, func(published record.Published) { s.finishEnvelope(envelope, published) })
 
 	var rejected *record.Rejection
 	if errors.As(err, &rejected) {
@@ -101,10 +101,10 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) err
 	return err
 }
 
-// answerEnvelope ends the send of an envelope whose targets all have their answers.
-func (s *Scheduled) answerEnvelope(envelope *dueEnvelope, published record.Published) {
+// finishEnvelope ends the send of an envelope whose targets all have their results.
+func (s *Scheduled) finishEnvelope(envelope *dueEnvelope, published record.Published) {
 	crash.At("after-scheduled-publish")
-	isSent := !slices.ContainsFunc(published.Answers, func(answer record.Answer) bool { return answer.Rejection != nil || answer.Held != nil })
+	isSent := !slices.ContainsFunc(published.Results, func(result record.Result) bool { return result.Rejection != nil || result.Held != nil })
 	if isSent {
 		s.OnSent(s.Now().Sub(time.UnixMilli(envelope.due)))
 	}
@@ -115,7 +115,7 @@ func (s *Scheduled) answerEnvelope(envelope *dueEnvelope, published record.Publi
 		return
 	}
 
-	outcome := s.Ledger.ClaimAnswered(envelope.claimRef(), &envelope.Claimed, nil, published.Answers)
+	outcome := s.Ledger.DecideClaim(envelope.claimRef(), &envelope.Claimed, nil, published.Results)
 	outcome.Stamp = envelope.stamp
 	s.storeOutcome(envelope, outcome, published.Ticket)
 }

@@ -151,7 +151,7 @@ func (d *delivery) readStreamOnce(ctx context.Context, start changes.Start) erro
 		d.pump.ForgetDrainedSlots()
 	}
 
-	// After an error the reader is not awaited, and it delivers nothing more. A server may answer
+	// After an error the reader is not awaited, and it delivers nothing more. A server may respond
 	// its last request only at the next write, and the lease must be released before. serveTerm
 	// joins the reader.
 	if err := d.pump.Run(ctx, batches); err != nil {

@@ -22,7 +22,7 @@ import (
 // takeOver prepares the term after the lease was acquired. The order of its steps is essential:
 // first the collections are listed and claimed, then earlier senders are fenced and their records
 // read back, with the new sender persisted before its first record (N4), and only then the stream
-// may be opened. It returns where to open it, and starts nothing that sends. It blocks until MongoDB and Kafka have answered, or
+// may be opened. It returns where to open it, and starts nothing that sends. It blocks until MongoDB and Kafka have responded, or
 // ctx ends.
 func (t *term) takeOver(ctx context.Context) (delivery *delivery, start changes.Start, err error) {
 	doc := t.held.Document()

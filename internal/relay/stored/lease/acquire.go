@@ -76,7 +76,7 @@ func (l *Lease) Acquire(ctx context.Context) (*Held, error) {
 }
 
 // resolveReplicaSet reads the id of the replica set on the first call. It blocks until the server
-// answers or ctx ends.
+// responds or ctx ends.
 func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 	if l.replicaSet != "" {
 		return nil

@@ -28,7 +28,7 @@ type leaseOp struct {
 	epoch int64  // of the caller; 0 for acquire
 }
 
-type leaseAnswer struct {
+type leaseResult struct {
 	won         bool
 	lost        bool
 	epoch       int64
@@ -38,7 +38,7 @@ type leaseAnswer struct {
 var leaseModel = porcupine.Model{
 	Init: func() any { return leaseState{} },
 	Step: func(state, input, output any) (bool, any) {
-		s, in, out := state.(leaseState), input.(leaseOp), output.(leaseAnswer)
+		s, in, out := state.(leaseState), input.(leaseOp), output.(leaseResult)
 		if in.kind == "acquire" {
 			if !out.won {
 				return s.held && out.epoch == s.epoch, s // this owner holds it, so the attempt fails
@@ -63,7 +63,7 @@ type history struct {
 	valid  map[int64][2]time.Duration // by epoch: first and last time at which its holder was valid
 }
 
-func (h *history) recordOperation(client int, in leaseOp, do func() (leaseAnswer, bool)) (leaseAnswer, bool) {
+func (h *history) recordOperation(client int, in leaseOp, do func() (leaseResult, bool)) (leaseResult, bool) {
 	called := time.Since(h.start)
 	out, known := do()
 	if known {
@@ -100,7 +100,7 @@ func (h *history) recordEpoch(epoch int64, held *Held) bool {
 
 func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 	var held *Held
-	h.recordOperation(client, leaseOp{kind: "acquire"}, func() (leaseAnswer, bool) {
+	h.recordOperation(client, leaseOp{kind: "acquire"}, func() (leaseResult, bool) {
 		owner := ownerName(c.lease.cfg.Node)
 		sent := c.lease.clock()
 		var doc Document
@@ -108,18 +108,18 @@ func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
 		// Another client has created the document at the same time.
 		if mongo.IsDuplicateKeyError(err) {
-			return leaseAnswer{}, false
+			return leaseResult{}, false
 		}
 		if err != nil {
 			t.Error(err)
-			return leaseAnswer{}, false
+			return leaseResult{}, false
 		}
 		if doc.Owner == owner {
 			h.epochs.Add(1)
 			held = newHeld(t.Context(), c, doc, sent)
 		}
 
-		return leaseAnswer{won: held != nil, epoch: doc.Epoch, at: doc.AcquiredAt, expires: doc.ExpiresAt}, true
+		return leaseResult{won: held != nil, epoch: doc.Epoch, at: doc.AcquiredAt, expires: doc.ExpiresAt}, true
 	})
 	return held
 }
@@ -130,14 +130,14 @@ func (h *history) writeOnce(t *testing.T, client int, held *Held, release bool) 
 		kind = "release"
 	}
 
-	out, _ := h.recordOperation(client, leaseOp{kind: kind, epoch: held.acquired.Epoch}, func() (leaseAnswer, bool) {
+	out, _ := h.recordOperation(client, leaseOp{kind: kind, epoch: held.acquired.Epoch}, func() (leaseResult, bool) {
 		v, err := held.writeOwnerFields(t.Context(), nil, release)
 		if held.ctx.Err() != nil {
-			return leaseAnswer{lost: true}, true
+			return leaseResult{lost: true}, true
 		}
 		if err != nil {
 			t.Error(err)
-			return leaseAnswer{}, false
+			return leaseResult{}, false
 		}
 
 		expires := v.RenewedAt.Add(held.lease.cfg.TTL)
@@ -145,7 +145,7 @@ func (h *history) writeOnce(t *testing.T, client int, held *Held, release bool) 
 			expires = v.RenewedAt
 		}
 
-		return leaseAnswer{epoch: v.Epoch, at: v.RenewedAt, expires: expires}, true
+		return leaseResult{epoch: v.Epoch, at: v.RenewedAt, expires: expires}, true
 	})
 
 	return !out.lost

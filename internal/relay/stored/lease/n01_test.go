@@ -236,7 +236,7 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	}
 }
 
-func TestN01_AnAcquisitionWhoseAnswerWasLostIsFound(t *testing.T) {
+func TestN01_AnAcquisitionWhoseResponseWasLostIsFound(t *testing.T) {
 	t.Parallel()
 	coll, app := newCollection(t)
 	l := newLease(t, longConfig(coll, "a"))

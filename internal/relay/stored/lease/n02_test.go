@@ -142,14 +142,14 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 		t.Fatal(err)
 	}
 
-	answered := l.clock()
+	responded := l.clock()
 	if late := time.Duration(h.deadline.Load()) - start - l.cfg.TTL; late > 0 {
 		t.Errorf("the deadline is %v later than the lease that began when the slow renewal was sent", late)
 	}
 
 	sent := time.Duration(h.lastWrite.Load())
-	if answered-sent < slow {
-		t.Errorf("it counts from %v before the answer, which took %v", answered-sent, slow)
+	if responded-sent < slow {
+		t.Errorf("it counts from %v before the response, which took %v", responded-sent, slow)
 	}
 	if g := l.cfg.TTL - (time.Duration(h.deadline.Load()) - sent); g != guardTime(l.cfg.TTL) {
 		t.Errorf("guard %v", g)

@@ -158,7 +158,7 @@ func (b *bundle) readStream(coll *mongo.Collection, at bson.Timestamp, until str
 	b.t.Fatalf("the stream never brought %s: %v", until, cs.Err())
 }
 
-// checkSkip returns the answer of the set for an event.
+// checkSkip returns the result of the set for an event.
 func (b *bundle) checkSkip(s *Skip, coll string, id bson.RawValue, doc bson.Raw) (known, doubtful bool) {
 	return s.WasSwept([]byte(b.db.Name()), []byte(coll), byte(id.Type), id.Value, doc)
 }

@@ -155,7 +155,7 @@ func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 		SetUpdate(bson.D{{Key: "$setOnInsert", Value: fields}}), nil
 }
 
-// joinTopics returns a list of topics as it is stored: one text, because an index over an array cannot answer a query alone. No
+// joinTopics returns a list of topics as it is stored: one text, because an index over an array cannot serve a query alone. No
 // topic contains a comma. "" stands for all topics that the envelope routes to.
 func joinTopics(list []string) string { return strings.Join(slices.Sorted(slices.Values(list)), ",") }
 
@@ -208,7 +208,7 @@ func byDocumentIDs(ids [][IDSize]byte) bson.D {
 	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: list}}}}
 }
 
-// Indexes returns the indexes of the collection `waiting`. The first one is the order of delivery (N15). It answers alone which keys
+// Indexes returns the indexes of the collection `waiting`. The first one is the order of delivery (N15). It alone shows which keys
 // wait for which topics, so neither a takeover nor a scan that leaves out parked topics reads the documents. The second one is partial:
 // only what is sent at a time is in it.
 func Indexes() []mongodb.Index {

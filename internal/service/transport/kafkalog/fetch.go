@@ -102,7 +102,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, from tr
 	}
 
 	list := []kafkawire.FetchFrom{{TopicPartition: record.TopicPartition(tp), Offset: offset, TopicID: from.TopicID}}
-	answer, err := r.leaders.client.Fetch(ctx, addr, list, kafkawire.FetchLimits{
+	response, err := r.leaders.client.Fetch(ctx, addr, list, kafkawire.FetchLimits{
 		MaxBytes:          maxBytes,
 		MaxPartitionBytes: maxBytes,
 		MaxWait:           r.maxWait,
@@ -110,11 +110,11 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, from tr
 		Committed:         true,
 		Rack:              rack,
 	})
-	if err == nil && len(answer.Partitions) != 1 {
+	if err == nil && len(response.Partitions) != 1 {
 		err = errors.New("a response without the partition")
 	}
 	// The leader decides about all errors.
-	if near && replica != leaderOnly && (err != nil || answer.Partitions[0].Code != 0) && ctx.Err() == nil {
+	if near && replica != leaderOnly && (err != nil || response.Partitions[0].Code != 0) && ctx.Err() == nil {
 		r.nearby.set(tp, leaderOnly, leaderTime)
 		return transport.Fetched{Next: offset, End: offset}, nil
 	}
@@ -123,7 +123,7 @@ func (r *Reader) Fetch(ctx context.Context, tp transport.TopicPartition, from tr
 		return transport.Fetched{}, err
 	}
 
-	partition := &answer.Partitions[0]
+	partition := &response.Partitions[0]
 	// The leader names a nearer replica, and returns no records.
 	if partition.Code == 0 && partition.Replica >= 0 && !near {
 		r.nearby.set(tp, partition.Replica, replicaTime)

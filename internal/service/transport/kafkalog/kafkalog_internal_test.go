@@ -237,7 +237,7 @@ func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 			continue
 		}
 
-		// The broker answers with the same batch until the offset is behind it. Nothing more is reported, and nothing waits.
+		// The broker responds with the same batch until the offset is behind it. Nothing more is reported, and nothing waits.
 		w := walker{tp: tp, from: 12, next: 12}
 		bad, _ := errors.AsType[*damagedError](w.readSet(c.set))
 		if bad == nil || !d.giveUp(bad, &w, high) || w.next != 13 || (len(w.out) > 0) != (c.name == "a wrong length") {
@@ -258,7 +258,7 @@ func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 	}
 }
 
-// A broker whose index goes by a damaged header answers with that batch for offsets that are behind it.
+// A broker whose index goes by a damaged header responds with that batch for offsets that are behind it.
 func TestABatchBehindADamagedOneIsRead(t *testing.T) {
 	t.Parallel()
 	bad := batchOf{base: 10, last: 9, offsets: []int32{0}}.bytes(t)
@@ -366,8 +366,8 @@ func TestABatchThatCannotBeDecompressedDoesNotStopItsPartition(t *testing.T) {
 	}
 }
 
-// A record that stays in memory does not keep the answer that it came with.
-func TestARecordDoesNotPinTheAnswerThatItCameWith(t *testing.T) {
+// A record that stays in memory does not keep the response that it came with.
+func TestARecordDoesNotPinTheResponseThatItCameWith(t *testing.T) {
 	t.Parallel()
 	set := batchOf{raw: append(rawRecord(0, 10, 0), rawRecord(1, 100_000, 0)...), count: 2, last: 1}.bytes(t)
 	w := walker{}
@@ -384,7 +384,7 @@ func TestARecordDoesNotPinTheAnswerThatItCameWith(t *testing.T) {
 			t.Errorf("a value of %d bytes holds %d", len(r.Value), n)
 		}
 		if bytes.Contains(r.Value, []byte{1}) {
-			t.Error("a value is part of the answer")
+			t.Error("a value is part of the response")
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestAReplicaInTheRackIsReadUntilItFails(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The real answer of the leader is passed on, unless the request has the rack.
+	// The real response of the leader is passed on, unless the request has the rack.
 	var atReplica atomic.Int32
 	var away atomic.Bool
 	cluster.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {

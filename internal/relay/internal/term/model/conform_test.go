@@ -120,7 +120,7 @@ func describeLetter(mark letters.Mark) string {
 }
 
 // The ledger of the model stores the same documents as the real one, and its store returns it in the same order: outcomes of the stream, and then of sends
-// with random answers.
+// with random results.
 func TestTheModelStoresWhatTheLedgerStores(t *testing.T) {
 	t.Parallel()
 	x := newTwin(t)
@@ -163,18 +163,18 @@ func TestTheModelStoresWhatTheLedgerStores(t *testing.T) {
 			for _, d := range documents {
 				document := d.Document
 				document.Envelope = nil
-				var answers []record.Answer
+				var results []record.Result
 				for _, topic := range document.Pending {
-					answer := record.Answer{Topic: topic, Offset: 7}
+					result := record.Result{Topic: topic, Offset: 7}
 					switch dice.IntN(4) {
 					case 0:
-						answer.Rejection = &record.Rejection{Class: record.RecordRejected, Reason: "not now"}
+						result.Rejection = &record.Rejection{Class: record.RecordRejected, Reason: "not now"}
 					case 1:
-						answer.Held = record.ErrPartitionParked
+						result.Held = record.ErrPartitionParked
 					}
-					answers = append(answers, answer)
+					results = append(results, result)
 				}
-				list = append(list, x.ledger.Answered(&document, document.Pending, answers))
+				list = append(list, x.ledger.Decide(&document, document.Pending, results))
 			}
 			return list
 		})

@@ -113,7 +113,7 @@ func (s *scheduled) recover() (finished int) {
 				continue
 			}
 			at := &ledger.ClaimRef{ID: c.ID, Index: int32(i), Leaves: true}
-			outcomes = append(outcomes, s.term.ledger.ClaimAnswered(at, claimed, all, hits))
+			outcomes = append(outcomes, s.term.ledger.DecideClaim(at, claimed, all, hits))
 			without = append(without, int32(i))
 		}
 		if left == 0 {
@@ -137,7 +137,7 @@ func (s *scheduled) sendDue() {
 		}
 		s.held = slices.DeleteFunc(s.held, func(other *held) bool { return other == h })
 		out := outboxes.NewEnvelope(h.NS, h.Raw)
-		err := s.term.outlet.Publish(context.Background(), &out, nil, func(published record.Published) { s.answer(h, published) })
+		err := s.term.outlet.Publish(context.Background(), &out, nil, func(published record.Published) { s.report(h, published) })
 
 		var rejected *record.Rejection
 		if errors.As(err, &rejected) {
@@ -150,12 +150,12 @@ func (s *scheduled) sendDue() {
 
 func (h *held) ref() *ledger.ClaimRef { return &ledger.ClaimRef{ID: h.flight.id, Index: h.index} }
 
-func (s *scheduled) answer(h *held, published record.Published) {
-	if !slices.ContainsFunc(published.Answers, func(a record.Answer) bool { return a.Rejection != nil || a.Held != nil }) {
+func (s *scheduled) report(h *held, published record.Published) {
+	if !slices.ContainsFunc(published.Results, func(a record.Result) bool { return a.Rejection != nil || a.Held != nil }) {
 		s.landEnvelope(h, published.Ticket)
 		return
 	}
-	s.store(h, s.term.ledger.ClaimAnswered(h.ref(), &h.Claimed, nil, published.Answers), published.Ticket)
+	s.store(h, s.term.ledger.DecideClaim(h.ref(), &h.Claimed, nil, published.Results), published.Ticket)
 }
 
 func (s *scheduled) store(h *held, outcome *ledger.Outcome, ticket record.Ticket) {

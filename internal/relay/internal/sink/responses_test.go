@@ -129,9 +129,9 @@ func TestABatchThatMayStandIsNotDividedOrRejected(t *testing.T) {
 	}
 }
 
-// TestRetriableAnswersAreRetriedWithTheSameBytes: after three errors each record is in the log
+// TestRetriableResponsesAreRetriedWithTheSameBytes: after three errors each record is in the log
 // once, in order.
-func TestRetriableAnswersAreRetriedWithTheSameBytes(t *testing.T) {
+func TestRetriableResponsesAreRetriedWithTheSameBytes(t *testing.T) {
 	t.Parallel()
 	for _, e := range []*kerr.Error{
 		kerr.LeaderNotAvailable, kerr.NotLeaderForPartition, kerr.RequestTimedOut, kerr.NotEnoughReplicas,
@@ -413,9 +413,9 @@ func TestTooLargeForTheTopicIsRejectedByTheLimitOfThatMoment(t *testing.T) {
 	waitForLimit(300000)
 }
 
-// TestLostAnswerMayHaveArrived: after a lost response the batch may be in the log. It is sent again
+// TestABatchWithoutAResponseMayHaveArrived: after a lost response the batch may be in the log. It is sent again
 // with the same bytes.
-func TestLostAnswerMayHaveArrived(t *testing.T) {
+func TestABatchWithoutAResponseMayHaveArrived(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	var lose atomic.Bool
