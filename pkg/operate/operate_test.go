@@ -216,10 +216,10 @@ func TestWaitingEventsAreListedAndRetried(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if count, err := other.RetryWaiting(t.Context(), operate.WaitingFilter{}, operate.RetryOptions{DryRun: true}); count != 1 || err != nil {
+	if count, err := other.RetryWaiting(t.Context(), operate.WaitingFilter{All: true}, operate.RetryOptions{DryRun: true}); count != 1 || err != nil {
 		t.Errorf("dry run: got %d, %v", count, err)
 	}
-	if count, err := other.As("eve").RetryWaiting(t.Context(), operate.WaitingFilter{}, operate.RetryOptions{Reset: true}); count != 1 || err != nil {
+	if count, err := other.As("eve").RetryWaiting(t.Context(), operate.WaitingFilter{All: true}, operate.RetryOptions{Reset: true}); count != 1 || err != nil {
 		t.Errorf("retry: got %d, %v", count, err)
 	}
 	s.requireAudit("failed_reset", "eve")

@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -239,6 +240,13 @@ func TestFailedEnvelopesAreRetriedByAFilter(t *testing.T) {
 	}
 	if _, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{Reason: "parked"}, false, false); err == nil {
 		t.Error("envelopes that have not failed were retried")
+	}
+
+	if _, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{}, true, false); !errors.Is(err, admin.ErrNoCondition) {
+		t.Errorf("without a condition: got %v, want %v", err, admin.ErrNoCondition)
+	}
+	if got, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{All: true}, true, true); err != nil || got.Failed != 1 {
+		t.Errorf("all: %+v, %v", got, err)
 	}
 
 	log := f.readLog()

@@ -28,28 +28,30 @@ type FailedAction = FilterAction[admin.WaitingFilter]
 // HandlerAction is an action on messages that handlers retry.
 type HandlerAction = FilterAction[admin.HandlerWaitingFilter]
 
-// actIfExpected plans an action, and carries it out unless the request wants only the plan, or expects another number than count
-// finds in the plan.
+// actIfExpected plans an action, and carries it out as the task unless the request wants only the plan, or expects another number than
+// count finds in the plan.
 func actIfExpected[F, T any](
-	ctx context.Context, input *FilterAction[F], act func(ctx context.Context, filter F, dryRun bool) (T, error), count func(plan T) int64,
+	ctx context.Context, input *FilterAction[F], task *tasks.Task, act func(ctx context.Context, filter F, dryRun bool) (T, error), count func(plan T) int64,
 ) (T, error) {
 	plan, err := act(ctx, input.Body.Filter, true)
 	if err != nil || input.Body.DryRun {
 		return plan, err
 	}
 
-	if err := input.Body.checkExpected(count(plan)); err != nil {
+	matched := count(plan)
+	if err := input.Body.checkExpected(matched); err != nil {
 		return plan, err
 	}
+	task.SetTotal(matched)
 	return act(ctx, input.Body.Filter, false)
 }
 
 // retryFailed makes failed envelopes due now, and with reset clears their attempts.
-func retryFailed(ctx context.Context, op admin.Operator, input *FailedAction, reset bool) (admin.FailedOutcome, error) {
+func retryFailed(ctx context.Context, op admin.Operator, input *FailedAction, task *tasks.Task, reset bool) (admin.FailedOutcome, error) {
 	act := func(ctx context.Context, filter admin.WaitingFilter, dryRun bool) (admin.FailedOutcome, error) {
 		return op.Waiting().Retry(ctx, filter, reset, dryRun)
 	}
-	return actIfExpected(ctx, input, act, func(plan admin.FailedOutcome) int64 { return plan.Failed })
+	return actIfExpected(ctx, input, task, act, func(plan admin.FailedOutcome) int64 { return plan.Failed })
 }
 
 func (a *api) addWaiting() {
@@ -77,14 +79,14 @@ func (a *api) addWaiting() {
 			return op.Waiting().List(ctx, input.WaitingFilter, input.Limit, input.After)
 		})
 
-	addAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
-		func(ctx context.Context, op admin.Operator, input *FailedAction) (admin.FailedOutcome, error) {
-			return retryFailed(ctx, op, input, true)
+	addLongAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
+		func(ctx context.Context, op admin.Operator, input *FailedAction, task *tasks.Task) (admin.FailedOutcome, error) {
+			return retryFailed(ctx, op, input, task, true)
 		})
 
-	addAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; their failed attempts still count",
-		func(ctx context.Context, op admin.Operator, input *FailedAction) (admin.FailedOutcome, error) {
-			return retryFailed(ctx, op, input, false)
+	addLongAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; their failed attempts still count",
+		func(ctx context.Context, op admin.Operator, input *FailedAction, task *tasks.Task) (admin.FailedOutcome, error) {
+			return retryFailed(ctx, op, input, task, false)
 		})
 }
 
@@ -108,14 +110,14 @@ func (a *api) addHandlerWaiting() {
 			return op.HandlerWaiting().Summary(ctx, input.HandlerWaitingFilter)
 		})
 
-	addAction(a, "/handlers/waiting/retry", "retry-handler-waiting", "Let handlers try messages now that wait for a retry",
-		func(ctx context.Context, op admin.Operator, input *HandlerAction) (admin.HandlerRetried, error) {
-			return actIfExpected(ctx, input, op.HandlerWaiting().Retry, func(plan admin.HandlerRetried) int64 { return plan.Retried })
+	addLongAction(a, "/handlers/waiting/retry", "retry-handler-waiting", "Let handlers try messages now that wait for a retry",
+		func(ctx context.Context, op admin.Operator, input *HandlerAction, task *tasks.Task) (admin.HandlerRetried, error) {
+			return actIfExpected(ctx, input, task, op.HandlerWaiting().Retry, func(plan admin.HandlerRetried) int64 { return plan.Retried })
 		})
 
-	addAction(a, "/handlers/waiting/discard", "discard-handler-waiting", "Make messages that handlers retry dead letters, without another attempt",
-		func(ctx context.Context, op admin.Operator, input *HandlerAction) (admin.HandlerDiscarded, error) {
-			return actIfExpected(ctx, input, op.HandlerWaiting().Discard, func(plan admin.HandlerDiscarded) int64 { return plan.Matched })
+	addLongAction(a, "/handlers/waiting/discard", "discard-handler-waiting", "Make messages that handlers retry dead letters, without another attempt",
+		func(ctx context.Context, op admin.Operator, input *HandlerAction, task *tasks.Task) (admin.HandlerDiscarded, error) {
+			return actIfExpected(ctx, input, task, op.HandlerWaiting().Discard, func(plan admin.HandlerDiscarded) int64 { return plan.Matched })
 		})
 }
 

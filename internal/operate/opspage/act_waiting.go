@@ -14,6 +14,7 @@ func (c *call) selectFailed() (admin.WaitingFilter, error) {
 	if !all {
 		filter = admin.WaitingFilter{Collection: filter.Collection, IDs: ids}
 	}
+	filter.All = all
 	return filter, err
 }
 

@@ -72,6 +72,10 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 			}, func() any { return r.Problems() })
 			stacktest.Eventually(t, "the metric shows its age", func() bool { return r.ProblemSeconds(t, c.kind) > 1 })
 			b.log.wait(t, c.text)
+			if c.kind == problems.StreamStopped {
+				// Events that nobody can read have no age, so the lag is the time for which the stream stands.
+				stacktest.Eventually(t, "the status shows a lag", func() bool { return b.status().LagS > 1 }, func() any { return b.status().LagS })
+			}
 
 			repaired()
 			stacktest.Eventually(t, "the problem ends", func() bool {

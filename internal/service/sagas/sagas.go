@@ -38,7 +38,7 @@ var ErrOccupied = errors.New("the collection contains documents that are no saga
 
 // NewOccupied returns an ErrOccupied for a collection.
 func NewOccupied(collection string) error {
-	return fmt.Errorf("%w: choose another name for the saga than %s, or remove its documents", ErrOccupied, collection)
+	return fmt.Errorf("%w: give the saga another name, or remove the documents of collection %s", ErrOccupied, collection)
 }
 
 // RejectEntities returns the error for a collection that contains the sagas of an owner, and is used for entities.

@@ -34,6 +34,14 @@ type State struct {
 // Ready reports whether events flow, or would flow if there were any.
 func (s State) Ready() bool { return s.Phase == Live || s.Phase == Oversize }
 
+// StandingFor returns how long the stream has stood at now; 0 if it moves.
+func (s State) StandingFor(now time.Time) time.Duration {
+	if s.StuckSince.IsZero() {
+		return 0
+	}
+	return now.Sub(s.StuckSince)
+}
+
 // Metrics are hooks for counters. Each may be nil. The goroutine of Run calls them, so they must not
 // block.
 type Metrics struct {

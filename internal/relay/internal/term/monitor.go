@@ -203,7 +203,8 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 
 // reportStream reports the problem of the stream. It returns the state for the status.
 func (m *monitor) reportStream(now time.Time, stream changestream.State) changestream.State {
-	isStuck := !stream.StuckSince.IsZero() && now.Sub(stream.StuckSince) >= m.slot.shared.Pace.Stuck
+	standing := stream.StandingFor(now)
+	isStuck := standing > 0 && standing >= m.slot.shared.Pace.Stuck
 	switch {
 	case stream.Phase == changestream.ConfigError:
 		m.slot.State.SetProblem("stream", stream.Reason, true)
@@ -384,6 +385,12 @@ func (v *termStats) setAt(now time.Time) {
 // rateWindow is the time over which the rate is smoothed.
 const rateWindow = 5 * time.Second
 
+// lagOf returns the age of the oldest event that was read and is not resolved. While the stream stands, events wait unread behind it,
+// so the lag is at least as long as it stands. The server's time is now.
+func lagOf(resolver *pipeline.Resolver, stream changestream.State, now time.Time) time.Duration {
+	return max(resolver.Lag(now), stream.StandingFor(time.Now()))
+}
+
 // update takes the stats of the term that monitor watches.
 func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.State, unwritable []sink.Unwritable) {
 	v.mu.Lock()
@@ -402,7 +409,7 @@ func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.
 	for i, target := range unwritable {
 		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Kind, target.Reason, target.Since, target.Records, target.Parked}
 	}
-	v.current.LagMS = monitor.resolver.Lag(monitor.slot.shared.Clock.Now()).Milliseconds()
+	v.current.LagMS = lagOf(monitor.resolver, stream, monitor.slot.shared.Clock.Now()).Milliseconds()
 	v.current.Unresolved, v.current.Bytes = monitor.resolver.Unresolved()
 	v.current.TokenAgeMS = tokenAge(monitor.resolver, monitor.slot.shared.Clock.Now()).Milliseconds()
 

@@ -205,7 +205,12 @@ func (r *Runner) registerGauges() {
 	})
 
 	now := r.shared.Clock.Now
-	set(metricSet.Lag.SetSource, 0, func(resolver *pipeline.Resolver) float64 { return resolver.Lag(now()).Seconds() })
+	metricSet.Lag.SetSource(func() float64 {
+		if term := r.current.Load(); term != nil {
+			return lagOf(term.resolver, term.stream.State(), now()).Seconds()
+		}
+		return 0
+	})
 	set(metricSet.TokenAge.SetSource, 0, func(resolver *pipeline.Resolver) float64 { return tokenAge(resolver, now()).Seconds() })
 	set(metricSet.TicketWindow.SetSource, 0, func(resolver *pipeline.Resolver) float64 {
 		events, _ := resolver.Unresolved()
