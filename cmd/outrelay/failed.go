@@ -32,7 +32,7 @@ func newFailedListCommand(program *program) *cobra.Command {
 	addWaitingFlags(cmd, &filter)
 	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxPage, "envelopes")
 	setShow(cmd, action, func(ctx context.Context, op admin.Operator, _ []string) (admin.Page[admin.WaitingEnvelope], error) {
-		return op.Waiting().List(ctx, filter, paging.limit, paging.after)
+		return listWaiting(ctx, op, filter, paging)
 	}, failedListing.write)
 	return cmd
 }

@@ -98,13 +98,25 @@ A message without attempts follows the message of its key above it.`,
 		}
 
 		filter.Topic, filter.Key, filter.IDs = handlers.Topic, handlers.Key, ids
-		page, err := op.Waiting().List(ctx, filter, paging.limit, paging.after)
+		page, err := listWaiting(ctx, op, filter, paging)
 		if err != nil {
 			return err
 		}
 		return waitingListing.print(action, page)
 	})
 	return cmd
+}
+
+// listWaiting reads a page of waiting envelopes. If none waits, it returns an error for a watcher that has read no collection: its
+// name may be wrong.
+func listWaiting(
+	ctx context.Context, op admin.Operator, filter admin.WaitingFilter, paging *paging,
+) (admin.Page[admin.WaitingEnvelope], error) {
+	page, err := op.Waiting().List(ctx, filter, paging.limit, paging.after)
+	if err == nil && page.Total == 0 {
+		_, err = op.Collections(ctx, "")
+	}
+	return page, err
 }
 
 var waitingListing = pageListing[admin.WaitingEnvelope]{

@@ -89,7 +89,7 @@ func TestMessagesThatHandlersRetryAreListedPageByPage(t *testing.T) {
 		"both":           {admin.HandlerWaitingFilter{Group: "g", Handler: "h1"}, 3},
 		"key":            {admin.HandlerWaitingFilter{Key: "key1"}, 2},
 		"topic":          {admin.HandlerWaitingFilter{Topic: "orders"}, messages},
-		"reason":         {admin.HandlerWaitingFilter{Reason: "no ans"}, 4},
+		"reason":         {admin.HandlerWaitingFilter{Reason: "no resp"}, 4},
 		"another reason": {admin.HandlerWaitingFilter{Reason: "response"}, 0},
 		"an id":          {admin.HandlerWaitingFilter{IDs: []string{"m3"}}, 1},
 		"places":         {admin.HandlerWaitingFilter{IDs: []string{"orders/1@3", "orders/1@4", "orders/0@5"}}, 2},
