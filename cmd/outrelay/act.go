@@ -421,8 +421,8 @@ func (l pageListing[T]) write(out io.Writer, page admin.Page[T]) {
 	}
 }
 
-// print prints the page: as JSON with --json, else as a table.
-func (l pageListing[T]) print(action *operatorCommand, page admin.Page[T]) error {
+// show prints the page: as JSON with --json, else as a table.
+func (l pageListing[T]) show(action *operatorCommand, page admin.Page[T]) error {
 	return action.printResult(page, func(out io.Writer) { l.write(out, page) })
 }
 

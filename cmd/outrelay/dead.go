@@ -97,7 +97,7 @@ func newDeadListCommand(program *program) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return deadListing(filter.Archived).print(action, page)
+		return deadListing(filter.Archived).show(action, page)
 	})
 	return cmd
 }

@@ -94,7 +94,7 @@ A message without attempts follows the message of its key above it.`,
 			if err != nil {
 				return err
 			}
-			return handlerListing.print(action, page)
+			return handlerListing.show(action, page)
 		}
 
 		filter.Topic, filter.Key, filter.IDs = handlers.Topic, handlers.Key, ids
@@ -102,7 +102,7 @@ A message without attempts follows the message of its key above it.`,
 		if err != nil {
 			return err
 		}
-		return waitingListing.print(action, page)
+		return waitingListing.show(action, page)
 	})
 	return cmd
 }

@@ -101,7 +101,7 @@ func TestACommandPrintsTheToken(t *testing.T) {
 type server struct {
 	*httptest.Server
 	requests atomic.Int32
-	response   atomic.Pointer[func(w http.ResponseWriter, r *http.Request)]
+	response atomic.Pointer[func(w http.ResponseWriter, r *http.Request)]
 }
 
 func newServer(t *testing.T, response func(w http.ResponseWriter, r *http.Request)) *server {

@@ -242,9 +242,9 @@ func (h *handledTimes) checkOnce(t *testing.T, n int) {
 
 // shrinkingLog is a topic with one partition on two fake brokers.
 type shrinkingLog struct {
-	t        *testing.T
-	cluster  *kfake.Cluster
-	client   *kgo.Client
+	t         *testing.T
+	cluster   *kfake.Cluster
+	client    *kgo.Client
 	responded atomic.Bool // endAt has responded
 }
 

@@ -40,7 +40,6 @@ type Scheduled struct {
 	ExpiresAt     time.Time `json:"expires_at,omitzero"`
 }
 
-// ScheduledPage is a page of scheduled envelopes, collection by collection, and by due time within
 // ScheduledGroup counts the scheduled envelopes of one type in all collections.
 type ScheduledGroup struct {
 	Type     string    `json:"type"`
