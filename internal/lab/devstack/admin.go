@@ -119,8 +119,8 @@ func (s *Stack) Leader(ctx context.Context, topic string, partition int) (*Membe
 }
 
 // MoveLeader makes the broker with the id leader the leader of a partition. If the broker is not a replica yet,
-// it becomes one in place of another replica first. MoveLeader blocks until the cluster reports the new
-// leader.
+// it becomes one in place of another replica first. MoveLeader blocks until one broker reports the new
+// leader; another one may report it later.
 func (s *Stack) MoveLeader(ctx context.Context, topic string, partition, leader int) error {
 	read, err := s.readPartitionRetrying(ctx, topic, partition)
 	if err != nil {

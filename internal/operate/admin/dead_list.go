@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -113,6 +114,8 @@ func (l Letters) findSources(ctx context.Context, filter DeadFilter) (sources []
 		}
 		sources = append(sources, ofHandlers...)
 	}
+	// beginOf compares the names. "a-b.x" comes before "a.x", although database "a" comes before "a-b".
+	slices.SortFunc(sources, func(a, b letterSource) int { return cmp.Compare(a.name, b.name) })
 	return sources, nil
 }
 

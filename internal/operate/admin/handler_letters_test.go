@@ -118,6 +118,50 @@ func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
 	}
 }
 
+// Letters that were given up in the same millisecond, in several collections, are on one page each, wherever a page ends.
+func TestLettersOfOneMomentAreListedOnce(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for n := range 12 {
+		f.giveUpAt(int64(n), []*mongo.Collection{f.a, f.b}[n%2], f.op.HandlerLetters[n/2%2], "h", fmt.Sprint("m", n))
+	}
+	f.moveToDead(f.a, record.Malformed, letterOf("e0", planted))
+	moment := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, coll := range []*mongo.Collection{
+		f.a.Database().Collection(deadletter.DefaultCollection), f.a.Database().Collection("billing_dead"),
+		f.b.Database().Collection(deadletter.DefaultCollection), f.b.Database().Collection("billing_dead"), f.state.Collection("letters"),
+	} {
+		set := bson.D{{Key: "$set", Value: bson.D{{Key: "givenUpAt", Value: moment}, {Key: "movedAt", Value: moment}}}}
+		if _, err := coll.UpdateMany(t.Context(), bson.D{}, set); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for size := range 14 {
+		seen := map[string]int{}
+		for after, pages := "", 0; pages < 14; pages++ {
+			page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{}, size+1, after)
+			if err != nil || page.Total != 13 {
+				t.Fatalf("%+v, %v", page, err)
+			}
+			for _, letter := range page.Items {
+				seen[letter.Source.Kind+letter.ID]++
+			}
+			if after = page.Next; after == "" {
+				break
+			}
+		}
+		for id, times := range seen {
+			if times != 1 {
+				t.Errorf("pages of %d: letter %s is listed %d times", size+1, id, times)
+			}
+		}
+		if len(seen) != 13 {
+			t.Errorf("pages of %d: %d letters, want 13", size+1, len(seen))
+		}
+	}
+}
+
 // Without a source, the letters of the relay and of handlers are one list, which continues page by page. A condition that only one kind can
 // fulfill selects that kind.
 func TestLettersOfBothKindsAreOneList(t *testing.T) {

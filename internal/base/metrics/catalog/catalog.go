@@ -78,8 +78,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_lag_seconds", Unit: "s",
-			Help:   "Age of the oldest envelope that was read and is neither acked by Kafka nor stored as waiting or dead; 0 if there is none. While the change stream stands, at least the time since then.",
-			Detail: "The [lag](concepts.md#progress), the same number as `LAG` in `outrelay status` and \"lag\" on the page. The most important figure for alerts.",
+			Help:   "Age of the oldest envelope that was read and is neither acked by Kafka nor stored as waiting or dead; 0 if there is none.",
+			Detail: "While the change stream stands, at least the time since then. The [lag](concepts.md#progress), the same number as `LAG` in `outrelay status` and \"lag\" on the page. The most important figure for alerts.",
 			Advice: "`outrelay status`: a topic that cannot be written, a full budget, or Kafka unreachable",
 		},
 		{
