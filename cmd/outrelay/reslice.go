@@ -129,6 +129,6 @@ func writeKeptOrders(out io.Writer, report offline.ResliceReport) {
 		}
 	}
 	for _, s := range report.Unpinned {
-		fmt.Fprintf(out, "%s/%s: its pin ends: a new slot has its keys and those of slots without this pin; pin the new slots if needed\n", report.Watcher, s)
+		fmt.Fprintf(out, "%s/%s: its pin ends: a new slot also has keys of slots without this pin; pin the new slots if needed\n", report.Watcher, s)
 	}
 }

@@ -216,9 +216,9 @@ func (m *Member) signalLocked(how func(instance) error) error {
 
 func (m *Member) logPath() string { return filepath.Join(m.dir, m.name+".log") }
 
-// DescribeEnd returns the error of a member that nobody has stopped, with the end of its log.
+// DescribeEnd returns the error of a member that ended unexpectedly, with the end of its log.
 func (m *Member) DescribeEnd() error {
-	return fmt.Errorf("%s at %s ended, and nobody has stopped it; end of its log: %s", m.name, m.addr, m.lastWords())
+	return fmt.Errorf("%s at %s ended unexpectedly; end of its log: %s", m.name, m.addr, m.lastWords())
 }
 
 // lastWords returns the end of the member's log, for an error message.
