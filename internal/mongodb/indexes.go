@@ -142,10 +142,14 @@ func createIndexes(ctx context.Context, coll *mongo.Collection, list []Index, gu
 
 // dropIndexNamed removes the index with the name, and reports whether it removed one.
 func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
-	err = schema.Change(ctx, coll, func(ctx context.Context) error { return coll.Indexes().DropOne(ctx, name) })
+	attempts := 0
+	err = schema.Change(ctx, coll, func(ctx context.Context) error {
+		attempts++
+		return coll.Indexes().DropOne(ctx, name)
+	})
 	if HasCode(err, codeNamespaceNotFound, codeIndexNotFound) {
-		// Another process has already removed the index.
-		return false, nil
+		// An attempt that was ended because it took long may have removed the index, otherwise another process has.
+		return attempts > 1, nil
 	}
 
 	if err != nil {
