@@ -155,8 +155,7 @@ type zombie struct {
 
 func (z *zombie) beforeKill(t *testing.T) {
 	t.Helper()
-	z.standby = z.s.StartRelay()
-	z.standby.WaitForLog("standing by")
+	z.owner, z.standby = z.s.StartStandby(z.owner)
 	z.waitMore(100)
 }
 

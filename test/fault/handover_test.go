@@ -31,8 +31,8 @@ func TestHandoverUnderLoad(t *testing.T) {
 	owner.WaitTookOver()
 	load := s.StartLoad(kit.Load{Rate: float64(chooseRounds(60, 1500))})
 	for range chooseRounds(3, 20) {
-		standby := s.StartRelay()
-		standby.WaitForLog("standing by")
+		var standby *kit.Process
+		owner, standby = s.StartStandby(owner)
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 200)
 		owner.Terminate()
 		standby.WaitTookOver()
@@ -71,8 +71,8 @@ func TestZombieWritesNothing(t *testing.T) {
 	owner.WaitTookOver()
 	load := s.StartLoad(kit.Load{Rate: float64(chooseRounds(60, 1500))})
 	for range chooseRounds(2, 20) {
-		standby := s.StartRelay()
-		standby.WaitForLog("standing by")
+		var standby *kit.Process
+		owner, standby = s.StartStandby(owner)
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 		owner.Freeze()
 		standby.WaitTookOver()

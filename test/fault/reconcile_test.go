@@ -423,8 +423,8 @@ func TestZombieWithWaitingEnvelopes(t *testing.T) {
 	s.CreateTopic("late", 3, 1)
 	for range chooseRounds(1, 15) {
 		s.Schedule("order", 400, 20, time.Now().Add(500*time.Millisecond), 2*time.Second)
-		standby := s.StartRelay()
-		standby.WaitForLog("standing by")
+		var standby *kit.Process
+		owner, standby = s.StartStandby(owner)
 		stacktest.Eventually(t, "some of them were sent", func() bool {
 			return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
 		})

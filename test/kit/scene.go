@@ -195,6 +195,23 @@ func (s *Scene) StartRelay() *Process {
 	return s.launchRelay(Binary(s.tb))
 }
 
+// StartStandby starts a relay beside owner, and waits until it stands by. On a busy machine, an owner with a short lease may lose it to the
+// new relay: then it is killed, the new relay is the owner, and another one starts. StartStandby returns the owner.
+func (s *Scene) StartStandby(owner *Process) (current, standby *Process) {
+	s.tb.Helper()
+	for {
+		started := s.StartRelay()
+		stacktest.EventuallyIn(s.tb, Patience, "a relay that stands by or takes over", func() bool {
+			return started.HasLogged("standing by") || started.HasLogged("took over")
+		}, func() any { return started.ReadLog() })
+		if !started.HasLogged("took over") {
+			return owner, started
+		}
+		owner.Kill()
+		owner = started
+	}
+}
+
 // StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th
 // pass. It creates the indexes before the first relay. If an owner died in a transaction while it
 // created them, all appends would wait until its successor ended the transaction.
