@@ -132,7 +132,7 @@ func TestASagaRejectsTheEntitiesOfAnotherProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = h.Handle(t.Context(), placed("o-1"))
-	checkRejected(t, "Handle", err, w.db.Name()+".orders", "no sagas", "choose another name")
+	checkRejected(t, "Handle", err, w.db.Name()+".orders", "no sagas", "give the saga another name")
 	if !errors.Is(err, saga.ErrDefinition) {
 		t.Errorf("Handle: %v", err)
 	}
