@@ -90,12 +90,12 @@ func (s *Stack) startMongods(ctx context.Context, program mongodProgram, options
 	return createRoot(ctx, primary.addr, s.root)
 }
 
-// quickEngine lets only checkpoints write pages as long as the cache has room, and leaves the files of unused collections open. With the
-// defaults of mongod, the threads for this walk through the files of thousands of small collections, which takes a sixth of the processor
-// time of a mongod that all tests share.
+// quickEngine lets only checkpoints write pages as long as the cache has room, and closes the files of unused collections once a minute.
+// With the defaults of mongod, the threads for this walk through the files of thousands of small collections, which takes a sixth of the
+// processor time of a mongod that all tests share. Without closing, it ends at the limit of open files after some runs of all tests.
 const quickEngine = "eviction=(threads_min=1,threads_max=1),eviction_target=90,eviction_trigger=97," +
 	"eviction_dirty_target=70,eviction_dirty_trigger=85,eviction_updates_target=70,eviction_updates_trigger=85," +
-	"file_manager=(close_scan_interval=3600)"
+	"file_manager=(close_scan_interval=60,close_idle_time=60)"
 
 // mongodArgs returns the arguments of a mongod. data is empty for a container.
 func mongodArgs(options Options, port int, data, bind string) []string {
