@@ -120,7 +120,7 @@ func (l Letters) Requeue(
 // kindsOfAction is kindsOf for an action. It rejects a filter without any condition. If a watcher without collections has letters of
 // handlers only, the action is on these.
 func (l Letters) kindsOfAction(ctx context.Context, filter DeadFilter) (deadKinds, error) {
-	if err := checkSelection(filter, filter.All); err != nil {
+	if err := CheckSelection(filter, filter.All); err != nil {
 		return deadKinds{}, err
 	}
 	return l.kindsOf(ctx, filter)
@@ -176,7 +176,7 @@ func (l Letters) requeueOfRelay(ctx context.Context, filter DeadFilter, opts Dea
 // countMatching returns the query of a filter for an action on letters, and counts the letters that it matches. It
 // rejects a filter without any condition.
 func (l Letters) countMatching(ctx context.Context, filter DeadFilter) (query letters.Query, matched int64, err error) {
-	if err = checkSelection(filter, filter.All); err == nil {
+	if err = CheckSelection(filter, filter.All); err == nil {
 		query, err = l.query(filter)
 	}
 	if err == nil {

@@ -100,6 +100,7 @@ func (l Letters) findSources(ctx context.Context, filter DeadFilter) (sources []
 	if err != nil {
 		return nil, err
 	}
+
 	if kinds.relay {
 		source, err := l.sourceOfRelay(ctx, filter)
 		if err != nil {
@@ -114,6 +115,7 @@ func (l Letters) findSources(ctx context.Context, filter DeadFilter) (sources []
 		}
 		sources = append(sources, ofHandlers...)
 	}
+
 	// beginOf compares the names. "a-b.x" comes before "a.x", although database "a" comes before "a-b".
 	slices.SortFunc(sources, func(a, b letterSource) int { return cmp.Compare(a.name, b.name) })
 	return sources, nil
@@ -124,6 +126,7 @@ func (l Letters) sourceOfRelay(ctx context.Context, filter DeadFilter) (letterSo
 	if err != nil {
 		return letterSource{}, err
 	}
+
 	count := func() (int64, error) {
 		n, err := letters.Count(ctx, l.op.letters(), query)
 		if err == nil && n == 0 && filter.Collection != "" {
@@ -131,6 +134,7 @@ func (l Letters) sourceOfRelay(ctx context.Context, filter DeadFilter) (letterSo
 		}
 		return n, err
 	}
+
 	read := func(after string, before time.Time, limit int) ([]DeadLetter, error) {
 		rest := query
 		rest.To = earlierEnd(rest.To, before)

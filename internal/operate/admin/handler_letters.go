@@ -110,7 +110,7 @@ func (h handlerLetters) resolve(ctx context.Context, filter DeadFilter) ([]handl
 
 // resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.
 func (h handlerLetters) resolveChange(ctx context.Context, filter DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
-	if err := checkSelection(filter, filter.All); err != nil {
+	if err := CheckSelection(filter, filter.All); err != nil {
 		return nil, handlerletters.Query{}, err
 	}
 	return h.resolve(ctx, filter)

@@ -279,7 +279,7 @@ func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter
 
 // resolveChange returns the query and the databases of an action. It returns an error if the filter is empty and does not select all.
 func (h HandlerWaiting) resolveChange(ctx context.Context, filter HandlerWaitingFilter) (setaside.Query, []string, error) {
-	if err := checkSelection(filter, filter.All); err != nil {
+	if err := CheckSelection(filter, filter.All); err != nil {
 		return setaside.Query{}, nil, err
 	}
 	query, err := filter.toQuery()

@@ -39,8 +39,8 @@ func pageSize(limit int) int {
 // ErrNoCondition is returned for an action whose filter has no condition.
 var ErrNoCondition = errors.New("the filter has no condition; add one, or set all if everything is meant")
 
-// checkSelection returns an error for an action on everything that nobody asked for.
-func checkSelection(filter interface{ Empty() bool }, all bool) error {
+// CheckSelection returns [ErrNoCondition] for an action whose filter has no condition, unless all is set.
+func CheckSelection(filter interface{ Empty() bool }, all bool) error {
 	if filter.Empty() && !all {
 		return ErrNoCondition
 	}

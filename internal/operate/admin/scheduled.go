@@ -145,7 +145,7 @@ func (s Schedule) Summary(ctx context.Context, filter ScheduledFilter) ([]Schedu
 // [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
 // cancelled until then stay cancelled, and are in the audit log.
 func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress func(int64)) (n int64, err error) {
-	if err := checkSelection(filter, filter.All); err != nil {
+	if err := CheckSelection(filter, filter.All); err != nil {
 		return 0, err
 	}
 	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
@@ -184,7 +184,7 @@ type Rescheduled struct {
 // of the watcher, requires a condition or All, and calls progress with the number so far.
 func (s Schedule) Move(ctx context.Context, filter ScheduledFilter, dueAt time.Time, progress func(int64)) (out Rescheduled, err error) {
 	out = Rescheduled{To: dueAt.UTC(), NotScheduled: []string{}}
-	if err := checkSelection(filter, filter.All); err != nil {
+	if err := CheckSelection(filter, filter.All); err != nil {
 		return out, err
 	}
 	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)

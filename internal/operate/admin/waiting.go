@@ -275,7 +275,7 @@ type FailedOutcome struct {
 // often as new envelopes. It does not change envelopes that wait for another reason, or that were sent in the meantime.
 func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, reset, dryRun bool) (FailedOutcome, error) {
 	out := FailedOutcome{DryRun: dryRun}
-	if err := checkSelection(filter, filter.All); err != nil {
+	if err := CheckSelection(filter, filter.All); err != nil {
 		return out, err
 	}
 	filter.Failed = true

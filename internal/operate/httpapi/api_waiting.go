@@ -136,8 +136,8 @@ type ScheduledAction struct {
 // count sets the total of the task to the number of the envelopes, and compares it with the expected number, if there is one.
 func (b *ScheduledBody) count(ctx context.Context, op admin.Operator, task *tasks.Task) (int64, error) {
 	// An empty filter is usually a mistake of a program.
-	if b.Filter.Empty() && !b.Filter.All {
-		return 0, admin.ErrNoCondition
+	if err := admin.CheckSelection(b.Filter, b.Filter.All); err != nil {
+		return 0, err
 	}
 
 	// A page of one envelope has the total of all.
