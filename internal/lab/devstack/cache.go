@@ -155,6 +155,9 @@ func (c cache) dataDir(ctx context.Context, parent string) (dir string, release 
 	defer unlock()
 
 	removeDeadStacks(parent)
+	if err := checkRoom(parent, leastRoom); err != nil {
+		return "", nil, err
+	}
 	dir, err = os.MkdirTemp(parent, "stack-*")
 	if err != nil {
 		return "", nil, err

@@ -221,8 +221,13 @@ func (m *Member) DescribeEnd() error {
 	return fmt.Errorf("%s at %s ended unexpectedly; end of its log: %s", m.name, m.addr, m.lastWords())
 }
 
-// lastWords returns the end of the member's log, for an error message.
+// lastWords returns the end of the member's log, for an error message, or that its disk is full: the log then has no room for the
+// reason either.
 func (m *Member) lastWords() string {
+	if err := checkRoom(m.dir, scarceRoom); err != nil {
+		return err.Error()
+	}
+
 	const maxBytes = 1500
 	data, err := os.ReadFile(m.logPath())
 	if err != nil || len(data) == 0 {
