@@ -41,6 +41,16 @@ func (p *planned) waitClaimed(n int64) {
 	})
 }
 
+// countEnvelopes returns the number of envelopes that are held.
+func (h *held) countEnvelopes() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, run := range h.runs {
+		n += len(run)
+	}
+	return n
+}
+
 // hasFound reports whether a look has found a scheduled envelope of a collection.
 func (s *Scheduled) hasFound(ns string) bool {
 	s.mu.Lock()
@@ -456,7 +466,8 @@ func TestClaimedEnvelopesAreDiscarded(t *testing.T) {
 	// They must not be due before they are discarded, also on a slow machine.
 	dropped := p.schedule(30, 2*time.Minute)
 	x := p.takeOver(func(c *setUp) { c.ahead = 3 * time.Minute })
-	p.waitClaimed(30)
+	// The envelopes are held a moment after their claim is stored.
+	stacktest.EventuallyIn(t, overdue, "the claimed envelopes", func() bool { return x.Scheduled.held.countEnvelopes() == 30 })
 	db := p.db.Name()
 	for _, c := range []struct{ db, coll, before string }{{db, "other", "83"}, {db, "outbox", "82"}, {db + "x", "", "83"}} {
 		if n, err := x.Discard(t.Context(), c.db, c.coll, c.before); n != 0 || err != nil {
