@@ -69,7 +69,7 @@ outbox with that number of slots, and of as many outboxes with a watcher each.
 
 Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine
 idle while it runs: the report shows the CPU time of other processes. The defaults take
-about six minutes. With --peers and --config, it measures on the servers of the configuration, with their
+about seven minutes. With --peers and --config, it measures on the servers of the configuration, with their
 logins: a password or a certificate.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -8,7 +8,7 @@
 // a server drifts by a third from minute to minute. The CPU time that neither the servers nor the benchmark
 // used is reported as that of others. Above a few percent, the figures are not meaningful.
 //
-// Cost: the defaults take about six minutes and 2 GB of disk. The end of the context ends every child.
+// Cost: the defaults take about seven minutes and 2 GB of disk. The end of the context ends every child.
 // Process figures come from /proc. On other systems than Linux, CPU and peak memory are those of the relay's
 // process since its start, and CPU of others is unknown.
 package bench
