@@ -259,8 +259,9 @@ func (s *storm) join() {
 	go func() {
 		err := m.Run(ctx)
 		// The process of a member ends with it. After an hour, the clients of hundreds of members would occupy the server.
-		call, stop := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		call, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer stop()
+		// It closes the connections also if the line is cut.
 		_ = k.db.Client().Disconnect(call)
 		m.done <- err
 	}()
