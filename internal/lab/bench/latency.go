@@ -281,8 +281,7 @@ func (t *tailing) stopAll() error {
 }
 
 // warmUpRelay inserts single events until warmUp of them have arrived. Then it inserts n, as many as a broker needs to
-// compile its code for small requests. A new JVM takes three times as long for each of them: on two cores, its compiler then takes the time of
-// the relay, and p50 at 1,000/s doubles.
+// compile its code for small requests. A new JVM takes three times as long for each of them, and its compiler takes up to 0.8 of a core.
 func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, tailing *tailing, n int) error {
 	began, seen := time.Now(), 0
 	// The first events take longer than any later one.
