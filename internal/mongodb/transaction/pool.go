@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 )
 
 // poolAbortTimeout bounds the abort of a transaction whose callback panicked.
@@ -38,8 +39,7 @@ func (p *Pool) Run(ctx context.Context, fn func(context.Context) error) error {
 	if err != nil {
 		return fmt.Errorf("transaction: starting a session: %w", err)
 	}
-	defer p.returnSession(ctx, sess)
-	return Run(mongo.NewSessionContext(ctx, sess), p.client, fn)
+	return inLentSession(ctx, sess, readconcern.Majority(), fn, func(ctx context.Context) { p.returnSession(ctx, sess) })
 }
 
 // takeSession returns an idle session, or a new one.
@@ -59,7 +59,7 @@ func (p *Pool) takeSession() (*mongo.Session, error) {
 // returnSession makes the session idle. It aborts a transaction that a panic has left open.
 func (p *Pool) returnSession(ctx context.Context, sess *mongo.Session) {
 	if sess.TransactionRunning() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), poolAbortTimeout)
+		ctx, cancel := context.WithTimeout(ctx, poolAbortTimeout)
 		defer cancel()
 		// The next transaction of the session ends this one in any case.
 		_ = sess.AbortTransaction(ctx)

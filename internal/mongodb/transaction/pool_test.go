@@ -5,9 +5,11 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
@@ -108,4 +110,47 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 
 	// An open transaction would lock the document for a minute.
 	insert(t.Context())
+}
+
+// If neither the callback, the abort nor the end of the session has a connection, the server would keep the locks for a minute.
+func TestATransactionOfAPoolWhoseAbortIsLostDoesNotStayOpen(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	client := stacktest.Client(t, options.Client().SetAppName(app))
+	coll := stacktest.Database(t, client).Collection("docs")
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	change := func(ctx context.Context, coll *mongo.Collection, field string) error {
+		_, err := coll.UpdateByID(ctx, 1, bson.D{{Key: "$set", Value: bson.D{{Key: field, Value: 1}}}})
+		return err
+	}
+
+	pool := transaction.NewPool(client)
+	_, repair := stacktest.FailAlways(t, app, bson.D{
+		{Key: "failCommands", Value: bson.A{"find", "abortTransaction", "killSessions"}}, {Key: "closeConnection", Value: true},
+	})
+	err := pool.Run(t.Context(), func(ctx context.Context) error {
+		return errors.Join(change(ctx, coll, "own"), coll.FindOne(ctx, bson.D{}).Err())
+	})
+	if !mongo.IsNetworkError(err) {
+		t.Errorf("got %v, want a network error", err)
+	}
+	repair()
+
+	// A write outside of a transaction waits for the transaction that has locked the document.
+	began := time.Now()
+	other := stacktest.Client(t).Database(coll.Database().Name()).Collection(coll.Name())
+	if err := change(t.Context(), other, "other"); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the transaction has locked the document for %v", took)
+	}
+	if err := pool.Run(t.Context(), func(ctx context.Context) error { return change(ctx, coll, "again") }); err != nil {
+		t.Errorf("the next transaction: %v", err)
+	}
+	if n, err := other.CountDocuments(t.Context(), bson.D{{Key: "own", Value: 1}}); n != 0 || err != nil {
+		t.Errorf("effects of the aborted transaction: got %d (%v), want none", n, err)
+	}
 }

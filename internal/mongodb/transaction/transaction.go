@@ -55,7 +55,7 @@ func run(ctx context.Context, client *mongo.Client, rc *readconcern.ReadConcern,
 	}
 }
 
-// inNewSession runs fn in a transaction of a new session, and ends the session.
+// inNewSession runs fn in a transaction of a new session of the driver.
 func inNewSession(
 	ctx context.Context, client *mongo.Client, rc *readconcern.ReadConcern, fn func(context.Context) error,
 ) error {
@@ -64,18 +64,26 @@ func inNewSession(
 		return fmt.Errorf("transaction: starting a session: %w", err)
 	}
 
+	return inLentSession(ctx, sess, rc, fn, sess.EndSession)
+}
+
+// inLentSession runs fn in a transaction of sess, and gives sess back once the server has no transaction of it any more.
+func inLentSession(
+	ctx context.Context, sess *mongo.Session, rc *readconcern.ReadConcern, fn func(context.Context) error, giveBack func(ctx context.Context),
+) (err error) {
 	isOpen := false
 	defer func() {
-		// The driver must not lend the session again before the server has ended its transaction.
+		ctx := context.WithoutCancel(ctx)
+		// A session that is idle would keep the locks of its transaction, so its transaction ends before another one begins in it.
 		if isOpen {
-			go func(ctx context.Context) {
-				defer sess.EndSession(ctx)
+			go func() {
+				defer giveBack(ctx)
 				endUntilDone(ctx, sess)
-			}(context.WithoutCancel(ctx))
+			}()
 			return
 		}
 		// This also aborts the transaction if fn panics.
-		sess.EndSession(context.WithoutCancel(ctx))
+		giveBack(ctx)
 	}()
 
 	isOpen, err = inSession(ctx, sess, rc, fn)
