@@ -291,7 +291,7 @@ func (t *track) newWaiting(task task, unordered bool) *setaside.Message {
 func (t *track) storeWaiting(current task, message *setaside.Message, wait time.Duration) error {
 	ctx, session := t.p.drainCtx, t.p.s
 	if !t.hasWatermark(current) {
-		return session.c.waiting.Add(ctx, message, wait)
+		return session.c.waiting.Add(ctx, wait, message)
 	}
 
 	// Checked first: after a takeover, the previous owner may have handled the message.
@@ -310,7 +310,7 @@ func (t *track) storeWaiting(current task, message *setaside.Message, wait time.
 		if !fresh[0] {
 			return nil
 		}
-		return session.c.waiting.Add(ctx, message, wait)
+		return session.c.waiting.Add(ctx, wait, message)
 	})
 }
 

@@ -93,7 +93,7 @@ func TestADiscardedMessageBecomesADeadLetterAndItsKeyGoesOn(t *testing.T) {
 	// A handler that no member has.
 	gone := setasidetest.NewMessage("a", 0, 7, 1)
 	gone.Place = setaside.Place{Handler: k.group + "/gone", Topic: k.topic}
-	if err := setaside.New(k.db, setaside.DefaultCollection).Add(k.context(), gone, time.Hour); err != nil {
+	if err := setaside.New(k.db, setaside.DefaultCollection).Add(k.context(), time.Hour, gone); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := k.newWaitingDesk().Discard(k.context(), setaside.Query{Group: k.group, IDs: []string{k.topic + "/0@0", k.topic + "/0@7"}}, "ann"); n != 2 || err != nil {

@@ -195,17 +195,23 @@ func addToSummary(list []deadletter.Summary, letter *deadletter.Letter) []deadle
 	return list
 }
 
-// MarkRequeued stores requeuedBy, unless the letter is marked already.
-func (s *letterStore) MarkRequeued(ctx context.Context, id deadletter.ID, requeuedBy deadletter.Requeued) (bool, error) {
-	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
-		stored, ok := tx.getRow(s.rows, id.String()).(*deadletter.Letter)
-		if !ok || stored.Requeued != nil {
-			return false, nil
+// MarkRequeued stores the mark of each letter that has none.
+func (s *letterStore) MarkRequeued(ctx context.Context, marks map[deadletter.ID]deadletter.Requeued) ([]deadletter.ID, error) {
+	return runResult(ctx, s.db, func(tx *tx) (marked []deadletter.ID, err error) {
+		for id, mark := range marks {
+			stored, ok := tx.getRow(s.rows, id.String()).(*deadletter.Letter)
+			if !ok || stored.Requeued != nil {
+				continue
+			}
+			changed := copyLetter(stored)
+			mark.At = time.Now()
+			changed.Requeued = &mark
+			if err := tx.putRow(s.rows, id.String(), &changed); err != nil {
+				return nil, err
+			}
+			marked = append(marked, id)
 		}
-		changed := copyLetter(stored)
-		requeuedBy.At = time.Now()
-		changed.Requeued = &requeuedBy
-		return true, tx.putRow(s.rows, id.String(), &changed)
+		return marked, nil
 	})
 }
 

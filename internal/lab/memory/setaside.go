@@ -59,23 +59,30 @@ func CountSetAside(ctx context.Context, db *DB, handler string) (int, error) {
 	})
 }
 
-// Add stores message, due after wait.
-func (s *setAsideStore) Add(ctx context.Context, message *setaside.Message, wait time.Duration) error {
-	if err := message.CheckSize(); err != nil {
-		return err
+// Add stores messages, due after wait.
+func (s *setAsideStore) Add(ctx context.Context, wait time.Duration, messages ...*setaside.Message) error {
+	for _, message := range messages {
+		if err := message.CheckSize(); err != nil {
+			return err
+		}
 	}
 	return s.db.runOperation(ctx, func(tx *tx) error {
-		key := string(message.ID[:])
-		if tx.getRow(s.rows, key) != nil {
-			return nil
-		}
+		for _, message := range messages {
+			key := string(message.ID[:])
+			if tx.getRow(s.rows, key) != nil {
+				continue
+			}
 
-		stored := &setAsideMessage{Message: copySetAside(message)}
-		if message.Failed > 0 {
-			stored.since = time.Now().Add(-message.Elapsed)
-			stored.due = time.Now().Add(wait)
+			stored := &setAsideMessage{Message: copySetAside(message)}
+			if message.Failed > 0 {
+				stored.since = time.Now().Add(-message.Elapsed)
+				stored.due = time.Now().Add(wait)
+			}
+			if err := tx.putRow(s.rows, key, stored); err != nil {
+				return err
+			}
 		}
-		return tx.putRow(s.rows, key, stored)
+		return nil
 	})
 }
 

@@ -80,10 +80,8 @@ func NewMessage(key string, generation, offset int64, failed int) *setaside.Mess
 
 func (s suite) add(list ...*setaside.Message) {
 	s.Helper()
-	for _, m := range list {
-		if err := s.Store.Add(s.Context(), m, 0); err != nil {
-			s.Fatal(err)
-		}
+	if err := s.Store.Add(s.Context(), 0, list...); err != nil {
+		s.Fatal(err)
 	}
 }
 
@@ -168,7 +166,7 @@ func twoWorkersTakeEachMessageOnceAndInOrder(suite suite) {
 			if got, want := suite.countEffects(ctx, string(message.Key)), int(message.Offset/keys); got != want {
 				suite.Errorf("offset %d was taken after %d messages of its key, want %d", message.Offset, got, want)
 			}
-			return suite.Store.Add(ctx, newEffect(message), 0)
+			return suite.Store.Add(ctx, 0, newEffect(message))
 		})
 	}
 
@@ -234,8 +232,8 @@ func aStepThatIsInterruptedHasNoEffect(suite suite) {
 		}
 	}
 
-	writeEffect := func(ctx context.Context) error { return suite.Store.Add(ctx, newEffect(message), 0) }
-	interrupt(writeEffect, func(ctx context.Context) error { return suite.Store.Add(ctx, message, 0) })
+	writeEffect := func(ctx context.Context) error { return suite.Store.Add(ctx, 0, newEffect(message)) }
+	interrupt(writeEffect, func(ctx context.Context) error { return suite.Store.Add(ctx, 0, message) })
 	if got := suite.first(message.Queue); got != nil {
 		suite.Errorf("an interrupted transaction set a message aside: %+v", got)
 	}
@@ -300,7 +298,7 @@ func aMessageIsStoredOnceAndAsItWas(suite suite) {
 
 func attemptsAndDueTimesAreStored(suite suite) {
 	failed, untried := NewMessage("a", 0, 10, 1), NewMessage("b", 0, 11, 0)
-	if err := suite.Store.Add(suite.Context(), failed, time.Hour); err != nil {
+	if err := suite.Store.Add(suite.Context(), time.Hour, failed); err != nil {
 		suite.Fatal(err)
 	}
 	suite.add(NewMessage("a", 0, 12, 0), untried)
@@ -479,7 +477,7 @@ func discardedMessagesAreFound(suite suite) {
 func aRecordThatDoesNotFitIsRejected(suite suite) {
 	message := NewMessage("a", 0, 10, 1)
 	message.Value = bytes.Repeat([]byte{1}, 12<<20)
-	if err := suite.Store.Add(suite.Context(), message, 0); !errors.Is(err, setaside.ErrTooLarge) {
+	if err := suite.Store.Add(suite.Context(), 0, message); !errors.Is(err, setaside.ErrTooLarge) {
 		suite.Errorf("Add: got %v, want ErrTooLarge", err)
 	}
 }

@@ -32,7 +32,7 @@ func (f *office) setAside(outbox *mongo.Collection, handler, key string, offset 
 		message.Failed, message.Elapsed = failed, time.Hour
 		message.History = []setaside.Failure{{At: time.Now(), Attempt: failed, Class: "handler", Reason: "no response"}}
 	}
-	if err := store.Add(f.t.Context(), message, time.Hour); err != nil {
+	if err := store.Add(f.t.Context(), time.Hour, message); err != nil {
 		f.t.Fatal(err)
 	}
 }

@@ -24,10 +24,10 @@ type Store interface {
 	// EnsureIndexes prepares the store. Call it before the first message.
 	EnsureIndexes(ctx context.Context) error
 
-	// Add stores m, due after wait. A message without a failed attempt has no due time: it follows the messages of its queue
-	// at once. If m is stored already, Add changes nothing. Call Add in the transaction that moves the watermark past m. The
-	// error of a record that does not fit is ErrTooLarge.
-	Add(ctx context.Context, m *Message, wait time.Duration) error
+	// Add stores messages, due after wait. A message without a failed attempt has no due time: it follows the messages of its
+	// queue at once. A message that is stored already stays as it is. Call Add in the transaction that moves the watermark past the
+	// messages. The error of a record that does not fit is ErrTooLarge.
+	Add(ctx context.Context, wait time.Duration, messages ...*Message) error
 
 	// Postpone stores the attempts of m, which failed again, and makes it due after wait. It ends the requests of operators for
 	// the queue of m that are older than m.ReadAt.
@@ -141,12 +141,34 @@ func (s *Collection) EnsureIndexes(ctx context.Context) error {
 	return nil
 }
 
-// Add stores message, due after wait: see Store.
-func (s *Collection) Add(ctx context.Context, message *Message, wait time.Duration) error {
-	if err := message.CheckSize(); err != nil {
-		return err
+// Add stores messages, due after wait: see Store.
+func (s *Collection) Add(ctx context.Context, wait time.Duration, messages ...*Message) error {
+	if len(messages) == 0 {
+		return nil
+	}
+	var models []mongo.WriteModel
+	for _, message := range messages {
+		if err := message.CheckSize(); err != nil {
+			return err
+		}
+		models = append(models, addition(message, wait))
 	}
 
+	_, err := s.coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+	switch {
+	case areDuplicates(err):
+		// Another process has stored the messages at the same time.
+		return nil
+	case IsTooLarge(err):
+		return fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case err != nil:
+		return fmt.Errorf("setting messages aside: %w", err)
+	}
+	return nil
+}
+
+// addition returns the write that stores message, unless it exists.
+func addition(message *Message, wait time.Duration) mongo.WriteModel {
 	added := bson.D{{Key: "at", Value: "$$NOW"}}
 	// An untried message has no due time: it waits for the message before it. The server calculates the times, because
 	// the clocks of processes differ.
@@ -162,17 +184,16 @@ func (s *Collection) Add(ctx context.Context, message *Message, wait time.Durati
 	// The fields of a document that exists win, so a repetition changes nothing.
 	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: message}}, added, "$$ROOT"}}}
 	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
-	_, err := s.coll.UpdateOne(ctx, byID(message.ID), update, options.UpdateOne().SetUpsert(true))
-	switch {
-	case mongo.IsDuplicateKeyError(err):
-		// Another process has stored the message at the same time.
-		return nil
-	case IsTooLarge(err):
-		return fmt.Errorf("%w: %w", ErrTooLarge, err)
-	case err != nil:
-		return fmt.Errorf("setting a message aside: %w", err)
+	return mongo.NewUpdateOneModel().SetFilter(byID(message.ID)).SetUpdate(update).SetUpsert(true)
+}
+
+// areDuplicates reports whether err is only of writes that met a document of another process.
+func areDuplicates(err error) bool {
+	bulk, ok := errors.AsType[mongo.BulkWriteException](err)
+	if !ok || bulk.WriteConcernError != nil {
+		return false
 	}
-	return nil
+	return !slices.ContainsFunc(bulk.WriteErrors, func(e mongo.BulkWriteError) bool { return !mongo.IsDuplicateKeyError(e.WriteError) })
 }
 
 // Postpone stores the attempts of message: see Store.

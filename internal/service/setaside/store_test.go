@@ -63,7 +63,7 @@ func TestAStoredMessageIsNeverMissed(t *testing.T) {
 	db := stacktest.Database(t, stacktest.Client(t))
 	s := openStore(t, db)
 	m := setasidetest.NewMessage("a", 0, 1, 1)
-	if err := s.Add(t.Context(), m, 0); err != nil {
+	if err := s.Add(t.Context(), 0, m); err != nil {
 		t.Fatal(err)
 	}
 	doc, err := db.Collection("inbox_waiting").FindOne(t.Context(), bson.D{}).Raw()
@@ -110,13 +110,13 @@ func TestRetireRemovesTheMessagesOfAHandler(t *testing.T) {
 	s := openStore(t, db)
 	const messages = 6
 	for offset := range int64(messages) {
-		if err := s.Add(t.Context(), setasidetest.NewMessage("a", 0, offset, 1), 0); err != nil {
+		if err := s.Add(t.Context(), 0, setasidetest.NewMessage("a", 0, offset, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stranger := setasidetest.NewMessage("a", 1, 1, 1)
 	stranger.Handler = "billing/report"
-	if err := s.Add(t.Context(), stranger, 0); err != nil {
+	if err := s.Add(t.Context(), 0, stranger); err != nil {
 		t.Fatal(err)
 	}
 
@@ -146,7 +146,7 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 	}
 	s := openStore(t, stacktest.Database(t, stacktest.Explained(t, judge)))
 	for offset := range int64(40) {
-		if err := s.Add(t.Context(), setasidetest.NewMessage(fmt.Sprint(offset%4), 0, offset, 1), 0); err != nil {
+		if err := s.Add(t.Context(), 0, setasidetest.NewMessage(fmt.Sprint(offset%4), 0, offset, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -197,7 +197,7 @@ func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
 		plans = append(plans, p)
 	})))
 	for offset := range int64(backlog) {
-		if err := s.Add(t.Context(), setasidetest.NewMessage(fmt.Sprint(offset%100), 0, offset, 1), 0); err != nil {
+		if err := s.Add(t.Context(), 0, setasidetest.NewMessage(fmt.Sprint(offset%100), 0, offset, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}

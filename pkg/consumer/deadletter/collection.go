@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -241,15 +243,28 @@ func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, err
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 
-// MarkRequeued stores requeuedBy and the server's time, unless the letter is marked already.
-func (c *collection) MarkRequeued(ctx context.Context, id ID, requeuedBy Requeued) (bool, error) {
-	unmarked := bson.D{{Key: "_id", Value: id}, {Key: "requeued", Value: nil}}
-
-	res, err := c.coll.UpdateOne(ctx, unmarked, listing.Mark("requeued", requeuedBy))
-	if err != nil {
-		return false, fmt.Errorf("marking dead letter %s as requeued: %w", id, err)
+// MarkRequeued stores the mark of each letter and the server's time, unless the letter is marked already.
+func (c *collection) MarkRequeued(ctx context.Context, marks map[ID]Requeued) (marked []ID, err error) {
+	unmarked := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: slices.Collect(maps.Keys(marks))}}}, {Key: "requeued", Value: nil}}
+	cur, err := cursor.Find(ctx, c.coll, unmarked, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	found, err := cursor.All[struct {
+		ID ID `bson:"_id"`
+	}](ctx, "reading dead letters of "+c.coll.Name(), cur, err)
+	if err != nil || len(found) == 0 {
+		return nil, err
 	}
-	return res.MatchedCount > 0, nil
+
+	var models []mongo.WriteModel
+	for _, letter := range found {
+		marked = append(marked, letter.ID)
+		models = append(models, mongo.NewUpdateOneModel().
+			SetFilter(bson.D{{Key: "_id", Value: letter.ID}}).SetUpdate(listing.Mark("requeued", marks[letter.ID])))
+	}
+	// A letter that another call has marked since the transaction began is a write conflict, which repeats the transaction.
+	if _, err := c.coll.BulkWrite(ctx, models); err != nil {
+		return nil, fmt.Errorf("marking dead letters of %s as requeued: %w", c.coll.Name(), err)
+	}
+	return marked, nil
 }
 
 // chunkGrace is how much longer than their letter chunks exist.

@@ -60,8 +60,9 @@ type store interface {
 	Count(ctx context.Context, q Query) (int64, error)
 	// Summarize counts the letters that q selects by group, handler, name and class.
 	Summarize(ctx context.Context, q Query) ([]Summary, error)
-	// MarkRequeued stores by with the current time. It returns false if the letter is marked already, or does not exist.
-	MarkRequeued(ctx context.Context, id ID, by Requeued) (bool, error)
+	// MarkRequeued stores the mark of each letter with the current time, in the transaction of ctx. It returns the letters that exist
+	// and were not marked before.
+	MarkRequeued(ctx context.Context, marks map[ID]Requeued) ([]ID, error)
 	// Archive marks letters as discarded by actor, and returns how many were not marked. They are deleted after keep.
 	Archive(ctx context.Context, letters []Letter, actor string, keep time.Duration) (int64, error)
 	// Delete deletes letters, and returns how many there were.

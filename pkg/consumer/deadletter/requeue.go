@@ -20,7 +20,7 @@ type RequeueOptions struct {
 	Handlers []string
 
 	// Edit may change Key, Value and Headers of a letter before its message goes back. The stored letter stays as it was. An
-	// error ends the call.
+	// error ends the call, also for letters that share the transaction.
 	Edit func(l *Letter) error
 }
 
@@ -51,9 +51,9 @@ const maxRejected = 20
 // do not get them. If a handler does not run, its messages stay:
 // Requeued.Waiting shows them.
 //
-// A letter and its message change in one transaction. Letters that cannot be requeued stay, and the others go on: the error
-// then joins a *RejectedError for each of the first 20. Requeue returns ErrEmptyQuery if query has no condition and does not set
-// All. If it is interrupted, the same call does the rest.
+// A letter and its message change in one transaction, with up to 99 others. Letters that cannot be requeued stay, and the others go
+// on: the error then joins a *RejectedError for each of the first 20. Requeue returns ErrEmptyQuery if query has no condition and does
+// not set All. If it is interrupted, the same call does the rest.
 func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (int64, error) {
 	if query.isEmpty() && !query.All {
 		return 0, ErrEmptyQuery
@@ -66,13 +66,12 @@ func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (i
 	if err != nil {
 		return 0, err
 	}
-	var n int64
+	batch := requeueBatch{desk: d}
 	var rejected []error
 	var last *RejectedError
-	for l, err := range d.iterate(ctx, query, true) {
-		requeued := false
+	for letter, err := range d.iterate(ctx, query, true) {
 		if err == nil {
-			requeued, err = d.requeueLetter(ctx, l, opts)
+			err = batch.add(ctx, letter, opts)
 		}
 
 		rejection, isRejected := errors.AsType[*RejectedError](err)
@@ -83,74 +82,125 @@ func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (i
 		case isRejected:
 			last.More++
 		case err != nil:
-			return n, errors.Join(append(rejected, err)...)
-		case requeued:
-			n++
+			return batch.requeued, errors.Join(append(rejected, err)...)
 		}
 	}
-	return n, errors.Join(rejected...)
+	return batch.requeued, errors.Join(append(rejected, batch.flush(ctx))...)
 }
 
-// requeueLetter requeues one letter. It returns false if another call has requeued or discarded it.
-func (d *Desk) requeueLetter(ctx context.Context, letter Letter, options RequeueOptions) (bool, error) {
+// A requeue changes at most batchLetters letters in a transaction, and fewer if their messages have more than batchBytes.
+const (
+	batchLetters = 100
+	batchBytes   = 4 << 20
+)
+
+// requeueBatch has the letters that the next transaction requeues.
+type requeueBatch struct {
+	desk     *Desk
+	letters  []checkedLetter
+	size     int   // of the messages, in bytes
+	requeued int64 // by all transactions so far
+}
+
+// checkedLetter is a letter that can be requeued, with the messages that go back.
+type checkedLetter struct {
+	id       ID
+	mark     Requeued
+	messages []*setaside.Message
+}
+
+// add adds a letter, and requeues the batch if it is full.
+func (b *requeueBatch) add(ctx context.Context, letter Letter, options RequeueOptions) error {
+	checked, err := b.desk.checkRequeue(ctx, letter, options)
+	if err != nil {
+		return err
+	}
+
+	b.letters = append(b.letters, checked)
+	for _, m := range checked.messages {
+		b.size += len(m.Value)
+	}
+	if len(b.letters) < batchLetters && b.size < batchBytes {
+		return nil
+	}
+	return b.flush(ctx)
+}
+
+// flush requeues the letters that have been added, except those that another call has requeued since.
+func (b *requeueBatch) flush(ctx context.Context) error {
+	if len(b.letters) == 0 {
+		return nil
+	}
+	letters := b.letters
+	b.letters, b.size = nil, 0
+
+	marks := make(map[ID]Requeued, len(letters))
+	for _, l := range letters {
+		marks[l.id] = l.mark
+	}
+	var marked []ID
+	// The marks decide between two concurrent requeues.
+	err := b.desk.store.Transaction(ctx, func(ctx context.Context) (err error) {
+		marked, err = b.desk.store.MarkRequeued(ctx, marks)
+		if err != nil {
+			return err
+		}
+
+		var messages []*setaside.Message
+		for _, l := range letters {
+			if slices.Contains(marked, l.id) {
+				messages = append(messages, l.messages...)
+			}
+		}
+		return b.desk.waiting.Add(ctx, 0, messages...)
+	})
+	if err != nil {
+		return fmt.Errorf("requeueing %d dead letters from %s on: %w", len(letters), letters[0].id, err)
+	}
+	b.requeued += int64(len(marked))
+	return nil
+}
+
+// checkRequeue returns a letter with the messages of its requeue. All are checked before the first is written.
+func (d *Desk) checkRequeue(ctx context.Context, letter Letter, options RequeueOptions) (checkedLetter, error) {
 	handlers := options.Handlers
 	if len(handlers) == 0 && letter.ID.Handler != "" {
 		handlers = []string{letter.ID.Handler}
 	}
 	if len(handlers) == 0 {
-		return false, &RejectedError{ID: letter.ID, Reason: "no handler took it: name the handler that gets it"}
+		return checkedLetter{}, &RejectedError{ID: letter.ID, Reason: "no handler took it: name the handler that gets it"}
 	}
 
 	// A list leaves out large values.
 	if letter.countChunks() > 0 {
 		whole, err := d.store.Get(ctx, letter.ID)
 		if err != nil {
-			return false, err
+			return checkedLetter{}, err
 		}
 		letter = whole
 	}
 	if options.Edit != nil {
 		letter.Headers = slices.Clone(letter.Headers)
 		if err := options.Edit(&letter); err != nil {
-			return false, fmt.Errorf("editing dead letter %s: %w", letter.ID, err)
+			return checkedLetter{}, fmt.Errorf("editing dead letter %s: %w", letter.ID, err)
 		}
 	}
 
 	// Its handler would take it for a tombstone and delete something.
 	if letter.isBare() {
-		return false, &RejectedError{ID: letter.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s has: "+
+		return checkedLetter{}, &RejectedError{ID: letter.ID, Reason: fmt.Sprintf("it was stored without its content, which the record at %s has: "+
 			"set it with Edit, or discard the letter", letter.ID.Place())}
 	}
 
-	// All messages are checked before the first is written.
-	var messages []*setaside.Message
+	checked := checkedLetter{id: letter.ID, mark: Requeued{Actor: options.Actor, Note: options.Note, Handlers: handlers}}
 	for _, h := range handlers {
 		message := newWaiting(&letter, h)
 		if err := message.CheckSize(); err != nil {
-			return false, &RejectedError{ID: letter.ID, Reason: err.Error() + ": edit it"}
+			return checkedLetter{}, &RejectedError{ID: letter.ID, Reason: err.Error() + ": edit it"}
 		}
-		messages = append(messages, message)
+		checked.messages = append(checked.messages, message)
 	}
-
-	marked := false
-	mark := Requeued{Actor: options.Actor, Note: options.Note, Handlers: handlers}
-	// The mark decides between two concurrent requeues.
-	err := d.store.Transaction(ctx, func(ctx context.Context) (err error) {
-		marked, err = d.store.MarkRequeued(ctx, letter.ID, mark)
-		if err != nil || !marked {
-			return err
-		}
-		for _, m := range messages {
-			if err := d.waiting.Add(ctx, m, 0); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("requeueing dead letter %s: %w", letter.ID, err)
-	}
-	return marked, nil
+	return checked, nil
 }
 
 // newWaiting returns the message of a letter for a handler, to be set aside at the place of its first record. So it is

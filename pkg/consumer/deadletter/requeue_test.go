@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	driverevent "go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -254,6 +256,48 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 			}
 			if n := g.countHandedBack("h"); n != letters {
 				t.Errorf("messages that wait: got %d, want %d", n, letters)
+			}
+		})
+	}
+}
+
+// A requeue after a mistake may have 100,000 letters, so each transaction has many of them. Their bytes are bounded.
+func TestARequeueSharesItsTransactions(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		letters, bytes int
+		want           int64 // transactions
+	}{
+		{letters: 250, bytes: 2, want: 3},
+		{letters: 9, bytes: 2 << 20, want: 5},
+	} {
+		t.Run(fmt.Sprint(c.letters), func(t *testing.T) {
+			t.Parallel()
+			var commits atomic.Int64
+			monitor := &driverevent.CommandMonitor{Succeeded: func(_ context.Context, e *driverevent.CommandSucceededEvent) {
+				if e.CommandName == "commitTransaction" {
+					commits.Add(1)
+				}
+			}}
+			db := stacktest.Database(t, stacktest.Client(t, options.Client().SetMonitor(monitor)))
+			desk, err := deadletter.New(db)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db, count: countIn(db)}
+			for n := range c.letters {
+				letter := newLetter(n, "h", "A")
+				letter.Value = bytes.Repeat([]byte{7}, c.bytes)
+				g.bury(letter)
+			}
+
+			commits.Store(0)
+			g.requeue(deadletter.Query{All: true}, deadletter.RequeueOptions{}, int64(c.letters))
+			if n := commits.Load(); n != c.want {
+				g.Errorf("transactions: got %d, want %d", n, c.want)
+			}
+			if n := g.countHandedBack("h"); n != c.letters {
+				g.Errorf("messages that wait: got %d, want %d", n, c.letters)
 			}
 		})
 	}
