@@ -164,6 +164,8 @@ func testTimes(s *scene, b *tab) {
 	b.waitUntil("the condition", `location.search === '?since=1h'`)
 	b.waitForText("took_over")
 
+	// Before the script has run, times are in UTC and have no title.
+	b.waitUntil("the times of the reader's zone", `document.querySelector('tbody time[title]')`)
 	shown := evaluateScript[string](b, `document.querySelector('tbody time').innerText`)
 	exact, err := time.Parse(time.RFC3339, evaluateScript[string](b, `document.querySelector('tbody time').title`))
 	if err != nil || shown != exact.In(reader).Format(time.DateTime) {

@@ -22,6 +22,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack"
@@ -83,7 +84,9 @@ type Scene struct {
 func New(tb testing.TB, given Options) *Scene {
 	tb.Helper()
 	uri, brokers := given.addresses(tb)
-	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetHeartbeatInterval(500 * time.Millisecond).SetServerSelectionTimeout(40 * time.Second))
+	// Commands read what a majority has. A test that sees a document earlier would expect too much of them.
+	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetHeartbeatInterval(500 * time.Millisecond).
+		SetServerSelectionTimeout(40 * time.Second).SetReadConcern(readconcern.Majority()))
 	if err != nil {
 		tb.Fatal(err)
 	}
