@@ -1,5 +1,7 @@
 package record
 
+import "crypto/sha256"
+
 // ReservedPrefix begins the names of the headers that only the relay and the consumer library set.
 const ReservedPrefix = "outrelay-"
 
@@ -10,9 +12,20 @@ const (
 	HeaderIDType      = ReservedPrefix + "id-type"     // "string" for an id that is a string and looks like another type
 	HeaderNamespace   = ReservedPrefix + "ns"          // a digest of the envelope's collection
 	HeaderDelivery    = ReservedPrefix + "delivery"    // the number of a replay, from the second delivery on
+	HeaderPosition    = ReservedPrefix + "position"    // a digest of the position of an event that was sent out of the store instead of the stream
 	HeaderRedelivered = ReservedPrefix + "redelivered" // "true": it may have been delivered before
 	HeaderOnly        = ReservedPrefix + "only"        // group/handler that a message in a retry topic is for
 )
+
+// AppendPositionDigest appends the value of HeaderPosition for the position of an event. It distinguishes events that have used one id,
+// one after the other.
+func AppendPositionDigest(dst, pos []byte) []byte {
+	sum := sha256.Sum256(pos)
+	return append(dst, sum[:PositionSize]...)
+}
+
+// PositionSize is the length of the digest of a position.
+const PositionSize = 8
 
 // HeaderDedupKey is the header whose value replaces the event's id for deduplication.
 const HeaderDedupKey = "dedup-key"

@@ -40,6 +40,8 @@ type Withdrawn struct {
 	Rejection *Rejection
 	Held      error // ErrParked or ErrBlocked, if Rejection is nil
 	Bytes     int   // bytes that the record had reserved
+	TimeMS    int64 // of the record
+	MayBeSent bool  // a request with it had no definite response
 }
 
 // Result is the outcome of one target of a delivery outside of the stream's order. Either the record

@@ -21,6 +21,7 @@ type Meta struct {
 	ClusterTime bson.Timestamp // of its commit
 	CommitMS    int64          // commit time in Unix milliseconds; 0 means the second of ClusterTime (N12)
 	Redelivered bool           // a delivery may have happened that no read-back can find
+	Position    string         // of an event that is sent out of the store instead of the stream, or ""
 }
 
 // Names of the headers that all presets add.
@@ -30,6 +31,7 @@ var (
 	hIDType      = []byte(record.HeaderIDType)
 	hNS          = []byte(record.HeaderNamespace)
 	hDelivery    = []byte(record.HeaderDelivery)
+	hPosition    = []byte(record.HeaderPosition)
 	hRedelivered = []byte(record.HeaderRedelivered)
 	hDeliverBy   = []byte(record.HeaderDeliverBy)
 )
@@ -85,7 +87,7 @@ func (f *Filler) Fill(view *envelope.View, meta *Meta, target Target, rec *recor
 	f.Release()
 	rec.Topic, rec.Partition = target.Topic, target.Partition
 	rec.Key = view.OrderingKey()
-	rec.TimeMS = commitMS(meta)
+	rec.TimeMS, rec.Sent = commitMS(meta), record.Sent{}
 	if view.HasRecordTime {
 		rec.TimeMS = view.RecordTime
 	}
@@ -289,6 +291,12 @@ func (f *Filler) addIdentityHeaders(view *envelope.View, meta *Meta) {
 		start = len(f.buf)
 		f.buf = strconv.AppendInt(f.buf, int64(view.Delivery), 10)
 		f.addHeader(hDelivery, f.buf[start:])
+	}
+	// An id may be used again once its envelope has left the outbox, while a record of the first event can still be read back (N7).
+	if meta.Position != "" {
+		start = len(f.buf)
+		f.buf = record.AppendPositionDigest(f.buf, []byte(meta.Position))
+		f.addHeader(hPosition, f.buf[start:])
 	}
 	if meta.Redelivered {
 		f.addHeader(hRedelivered, valueTrue)

@@ -120,6 +120,9 @@ func Unsealed(body []byte, firstMS int64, n int) Batch {
 	return Batch{Format: Format, firstMS: firstMS, count: n, body: body, Own: true}
 }
 
+// HasAppendTime reports whether the times of the records are those at which the broker has appended them.
+func (b *Batch) HasAppendTime() bool { return b.attributes&appendTimeBit != 0 }
+
 // TimeMS returns the time of the last record, in Unix milliseconds.
 func (b *Batch) TimeMS() int64 { return b.maxMS }
 

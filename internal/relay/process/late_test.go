@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/internal/fence"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -129,6 +130,8 @@ func (b *bundle) sentBeside(id string) {
 	b.t.Helper()
 	b.enterWaiting(id, "82", func(e *waiting.Entry) {
 		e.Reason, e.NextAt, e.Attempts, e.Pending = waiting.Retry, time.Now().Add(time.Hour), 1, []string{b.topic}
+		// The record came out of the stream.
+		e.StreamMS = fence.AnyTime
 	})
 	if _, err := b.state.Collection("watchers").UpdateOne(b.t.Context(), bson.D{}, bson.D{
 		{Key: "$set", Value: bson.D{{Key: "offsets.0.p.0", Value: int64(0)}}},

@@ -81,7 +81,7 @@ func (o *chaosOwner) saveReleased(released map[record.TopicPartition]*Tail) bool
 	for tp, tail := range released {
 		p := int(tp.Partition)
 		for {
-			if _, ok := tail.Hits.Take(mustIdentity(p, d.next[p])); !ok {
+			if _, ok := tail.Hits.Take(mustIdentity(p, d.next[p]), AnyTime); !ok {
 				break
 			}
 			d.next[p]++

@@ -269,8 +269,8 @@ func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 		released := retryAll(t, out.Session)
 		o.save(out.Session)
 		for p := 2; p < 4; p++ {
-			_, a := released[parts[p]].Hits.Take(mustIdentify(t, newHeader("id", "a")))
-			_, frozen := released[parts[p]].Hits.Take(mustIdentify(t, newHeader("id", "frozen")))
+			_, a := released[parts[p]].Hits.Take(mustIdentify(t, newHeader("id", "a")), AnyTime)
+			_, frozen := released[parts[p]].Hits.Take(mustIdentify(t, newHeader("id", "frozen")), AnyTime)
 			if got := <-taken[p]; got != frozen || !a {
 				t.Errorf("p%d: the frozen batch was taken %t, read back %t; a was read back %t", p, got, frozen, a)
 			}

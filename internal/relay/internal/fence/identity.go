@@ -3,6 +3,7 @@ package fence
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -11,12 +12,15 @@ import (
 )
 
 // Identity names a delivery within a partition: a digest of the record headers `id` (or `outrelay-id`, if the record has
-// it), `outrelay-id-type`, `outrelay-ns` and `outrelay-delivery` (N7). Equal ids of different BSON types, namespaces or deliveries
-// have different identities.
+// it), `outrelay-id-type`, `outrelay-ns`, `outrelay-delivery` and `outrelay-position` (N7). Equal ids of different BSON types,
+// namespaces or deliveries have different identities, and so have events with equal ids that were sent out of the store.
 type Identity [16]byte
 
 // identityHeaders are the headers of an identity, in the order in which they are digested.
-var identityHeaders = [...]string{record.HeaderID, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery}
+var identityHeaders = [...]string{record.HeaderID, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery, record.HeaderPosition}
+
+// position is the index of record.HeaderPosition.
+const position = len(identityHeaders) - 1
 
 // identityValues are the values of the identity headers. The first header of a name counts.
 type identityValues struct {
@@ -86,12 +90,59 @@ func IdentityOf(headers []record.Header) (Identity, bool) {
 	return values.digest()
 }
 
-// Known is the multiset of deliveries that were read back from one partition, each with its offset. It
+// EachHit calls visit with the identities and times that a record of the event of rec may have, until visit returns true. Of the records
+// that were sent out of the stream, only their time distinguishes two events that have used one id.
+func EachHit(rec *record.Record, visit func(id Identity, timeMS int64) bool) {
+	var values identityValues
+	for i := range rec.Headers {
+		values.addHeader(rec.Headers[i].Key, rec.Headers[i].Value)
+	}
+	id, ok := values.digest()
+	if !ok {
+		return
+	}
+	streamMS, isOfStream := rec.Sent.StreamMS, rec.Sent.StreamMS != 0
+	if values.has[position] {
+		if visit(id, AnyTime) {
+			return
+		}
+		values.has[position] = false
+	} else {
+		streamMS, isOfStream = rec.TimeMS, true
+	}
+
+	if rec.Sent.AnyTime {
+		streamMS, isOfStream = AnyTime, true
+	}
+	if id, _ = values.digest(); isOfStream && visit(id, streamMS) {
+		return
+	}
+	for digests := rec.Sent.Positions; len(digests) >= record.PositionSize; digests = digests[record.PositionSize:] {
+		values.has[position], values.value[position] = true, digests[:record.PositionSize]
+		if id, _ = values.digest(); visit(id, AnyTime) {
+			return
+		}
+	}
+}
+
+// AnyTime is the time of a record whose time is unknown, because the topic stores that of the append. It equals every other time.
+const AnyTime = -1
+
+// Known is the multiset of deliveries that were read back from one partition, each with its offset and its time. It
 // is not safe for concurrent use. The methods accept a nil *Known, which is empty.
 type Known struct {
-	first map[Identity]int64
-	more  map[Identity][]int64 // further offsets of the same delivery, ascending
-	n     int
+	single  map[Identity]hit
+	several map[Identity][]hit // of identities with more than one record, by offset
+	n       int
+}
+
+// hit is a record.
+type hit struct {
+	offset, timeMS int64
+}
+
+func (h hit) hasTime(timeMS int64) bool {
+	return h.timeMS == timeMS || h.timeMS == AnyTime || timeMS == AnyTime
 }
 
 // Len returns the number of records.
@@ -102,55 +153,64 @@ func (k *Known) Len() int {
 	return k.n
 }
 
-// Take removes the record of a delivery that has the lowest offset, and returns the offset. It does not
+// Take removes the record of a delivery with this time that has the lowest offset, and returns the offset. It does not
 // allocate.
-func (k *Known) Take(id Identity) (offset int64, ok bool) {
-	if offset, ok = k.At(id); !ok {
+func (k *Known) Take(id Identity, timeMS int64) (offset int64, ok bool) {
+	if offset, ok = k.At(id, timeMS); !ok {
 		return 0, false
 	}
 
 	k.n--
-	rest := k.more[id]
-	if len(rest) == 0 {
-		delete(k.first, id)
+	if _, isSingle := k.single[id]; isSingle {
+		delete(k.single, id)
 		return offset, true
 	}
-	k.first[id] = rest[0]
-	if len(rest) == 1 {
-		delete(k.more, id)
-	} else {
-		k.more[id] = rest[1:]
+	list := slices.DeleteFunc(k.several[id], func(h hit) bool { return h.offset == offset })
+	if len(list) > 1 {
+		k.several[id] = list
+		return offset, true
 	}
+	delete(k.several, id)
+	k.single[id] = list[0]
 	return offset, true
 }
 
-// At returns the lowest offset of a delivery, without removing it.
-func (k *Known) At(id Identity) (offset int64, ok bool) {
+// At returns the lowest offset of a delivery with this time, without removing it.
+func (k *Known) At(id Identity, timeMS int64) (offset int64, ok bool) {
 	if k.Len() == 0 {
 		return 0, false
 	}
-	offset, ok = k.first[id]
-	return offset, ok
+	if single, ok := k.single[id]; ok {
+		return single.offset, single.hasTime(timeMS)
+	}
+	for _, h := range k.several[id] {
+		if h.hasTime(timeMS) {
+			return h.offset, true
+		}
+	}
+	return 0, false
 }
 
 // Has reports whether the multiset contains the delivery.
-func (k *Known) Has(id Identity) bool {
-	_, ok := k.At(id)
+func (k *Known) Has(id Identity, timeMS int64) bool {
+	_, ok := k.At(id, timeMS)
 	return ok
 }
 
 // Add adds a record. The offsets of a delivery must be added in ascending order.
-func (k *Known) Add(id Identity, offset int64) {
+func (k *Known) Add(id Identity, offset, timeMS int64) {
 	k.n++
-	if _, dup := k.first[id]; dup {
-		if k.more == nil {
-			k.more = map[Identity][]int64{}
-		}
-		k.more[id] = append(k.more[id], offset)
-		return
+	if k.single == nil {
+		k.single, k.several = map[Identity]hit{}, map[Identity][]hit{}
 	}
-	if k.first == nil {
-		k.first = map[Identity]int64{}
+	first, isSingle := k.single[id]
+	switch {
+	case isSingle:
+		delete(k.single, id)
+		k.several[id] = []hit{first, {offset, timeMS}}
+	case len(k.several[id]) > 0:
+		k.several[id] = append(k.several[id], hit{offset, timeMS})
+	default:
+		k.single[id] = hit{offset, timeMS}
 	}
-	k.first[id] = offset
 }

@@ -40,24 +40,24 @@ func TestN07_KnownIsAMultiset(t *testing.T) {
 	a, b := mustIdentify(t, newHeader("id", "a")), mustIdentify(t, newHeader("id", "b"))
 	var k Known
 	for i, id := range []Identity{a, b, a, a} {
-		k.Add(id, int64(10+i))
+		k.Add(id, int64(10+i), 1000)
 	}
 	if k.Len() != 4 {
 		t.Errorf("Len() = %d, want 4", k.Len())
 	}
 
 	for _, want := range []int64{10, 12, 13} {
-		if got, ok := k.Take(a); !ok || got != want {
+		if got, ok := k.Take(a, AnyTime); !ok || got != want {
 			t.Errorf("Take(a) = %d, %t, want %d", got, ok, want)
 		}
 	}
-	if _, ok := k.Take(a); ok {
+	if _, ok := k.Take(a, AnyTime); ok {
 		t.Error("a fourth a was found")
 	}
-	if got, ok := k.Take(b); !ok || got != 11 || k.Len() != 0 {
+	if got, ok := k.Take(b, AnyTime); !ok || got != 11 || k.Len() != 0 {
 		t.Errorf("Take(b) = %d, %t with %d left", got, ok, k.Len())
 	}
-	if _, ok := (*Known)(nil).Take(a); ok {
+	if _, ok := (*Known)(nil).Take(a, AnyTime); ok {
 		t.Error("a nil Known contains an identity")
 	}
 }
@@ -66,13 +66,13 @@ func TestN07_LookupDoesNotAllocate(t *testing.T) {
 	var k Known
 	hs := []record.Header{newHeader("id", "01890a5d-ac96-774b-bcce-b302099a8057"), newHeader("outrelay-ns", "12345678"), newHeader("type", "OrderPlaced")}
 	for i := range 2000 {
-		k.Add(mustIdentify(t, hs...), int64(i))
+		k.Add(mustIdentify(t, hs...), int64(i), 1000)
 	}
 
 	if n := testing.AllocsPerRun(1000, func() {
 		id, ok := IdentityOf(hs)
 		if ok {
-			_, ok = k.Take(id)
+			_, ok = k.Take(id, AnyTime)
 		}
 		if !ok {
 			panic("not found")
@@ -86,26 +86,76 @@ func TestKnownCountsDeliveries(t *testing.T) {
 	t.Parallel()
 	a, b, c := Identity{1}, Identity{2}, Identity{3}
 	k := &Known{}
-	if k.Has(a) {
+	if k.Has(a, AnyTime) {
 		t.Error("an empty set has something in it")
 	}
 
-	k.Add(a, 7)
-	k.Add(b, 5)
-	k.Add(a, 9)
-	k.Add(c, 10)
-	k.Add(a, 12)
-	if k.Len() != 5 || !k.Has(c) {
+	k.Add(a, 7, 1000)
+	k.Add(b, 5, 1000)
+	k.Add(a, 9, 1000)
+	k.Add(c, 10, 1000)
+	k.Add(a, 12, 1000)
+	if k.Len() != 5 || !k.Has(c, AnyTime) {
 		t.Fatalf("%d deliveries", k.Len())
 	}
 
 	for _, want := range []int64{7, 9, 12} {
-		if at, ok := k.Take(a); !ok || at != want {
+		if at, ok := k.Take(a, AnyTime); !ok || at != want {
 			t.Fatalf("found at %d, want %d", at, want)
 		}
 	}
-	if k.Has(a) || k.Len() != 2 {
+	if k.Has(a, AnyTime) || k.Len() != 2 {
 		t.Error("a taken identity is still there")
+	}
+}
+
+// A service may use an id again. Then the time of a record of the stream, or the position of a record of the store, distinguishes the events.
+func TestN07_AnIDThatIsUsedAgainIsAnotherDelivery(t *testing.T) {
+	t.Parallel()
+	const first, second, other = 1000, 1001, 1002
+	stored := record.AppendPositionDigest(nil, []byte("82AA"))
+	found := func(k *Known, rec record.Record) (offset int64) {
+		offset = -1
+		EachHit(&rec, func(id Identity, timeMS int64) bool {
+			at, ok := k.Take(id, timeMS)
+			if ok {
+				offset = at
+			}
+			return ok
+		})
+		return offset
+	}
+	id := newHeader(record.HeaderID, "x")
+	position := record.Header{Key: []byte(record.HeaderPosition), Value: stored}
+
+	for name, c := range map[string]struct {
+		rec  record.Record
+		want int64 // offset
+	}{
+		"of the stream":                  {record.Record{Headers: []record.Header{id}, TimeMS: second}, 8},
+		"another one of the stream":      {record.Record{Headers: []record.Header{id}, TimeMS: other}, -1},
+		"of the store":                   {record.Record{Headers: []record.Header{id, position}, TimeMS: other}, 9},
+		"of the store, sent before":      {record.Record{Headers: []record.Header{id, {Key: position.Key, Value: []byte("another1")}}, Sent: record.Sent{StreamMS: first}}, 7},
+		"of the store, not sent before":  {record.Record{Headers: []record.Header{id, {Key: position.Key, Value: []byte("another1")}}, TimeMS: first}, -1},
+		"of the stream, from the store":  {record.Record{Headers: []record.Header{id}, TimeMS: other, Sent: record.Sent{Positions: stored}}, 9},
+		"of a sweep":                     {record.Record{Headers: []record.Header{id}, TimeMS: other, Sent: record.Sent{AnyTime: true}}, 7},
+		"of the stream, at another time": {record.Record{Headers: []record.Header{id, newHeader(record.HeaderDelivery, "1")}, TimeMS: other}, 10},
+	} {
+		k := &Known{}
+		add := func(offset, timeMS int64, headers ...record.Header) {
+			k.Add(mustIdentify(t, headers...), offset, timeMS)
+		}
+		add(7, first, id)
+		add(8, second, id)
+		add(9, 5000, id, position)
+		// The topic stores the times at which the broker has appended the records.
+		add(10, AnyTime, id, newHeader(record.HeaderDelivery, "1"))
+		if got := found(k, c.rec); got != c.want {
+			t.Errorf("%s: found at %d, want %d", name, got, c.want)
+		}
+		if want := 4; c.want < 0 && k.Len() != want || c.want >= 0 && k.Len() != want-1 {
+			t.Errorf("%s: %d records are left", name, k.Len())
+		}
 	}
 }
 

@@ -109,7 +109,7 @@ func TestN04_NextGeneration(t *testing.T) {
 	next := o.take(t, newClient(t))
 	// The session gives up an attempt after a second, so retry.
 	maps.Copy(next.Released, retryAll(t, next.Session))
-	if _, ok := next.Released[at(tp, 2)].Hits.Take(mustIdentify(t, newHeader("id", "frozen"))); !ok {
+	if _, ok := next.Released[at(tp, 2)].Hits.Take(mustIdentify(t, newHeader("id", "frozen")), AnyTime); !ok {
 		t.Error("the batch in doubt was not read back")
 	}
 	checkZombieRejected(t, c, at(tp, 2), before, 2)

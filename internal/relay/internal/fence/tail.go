@@ -136,6 +136,14 @@ func raiseEpoch(epochs map[int64]int16, id int64, epoch int16) {
 	}
 }
 
+// timeOf returns the time that the relay has given to a record, or AnyTime if the broker has replaced it.
+func timeOf(batch *fetched.Batch, record *fetched.Record) int64 {
+	if batch.HasAppendTime() {
+		return AnyTime
+	}
+	return record.TimeMS
+}
+
 // addHits adds the deliveries of a batch that the relay has sent.
 func (t *Tail) addHits(batch *fetched.Batch) error {
 	list, err := batch.Stream()
@@ -157,7 +165,7 @@ func (t *Tail) addHits(batch *fetched.Batch) error {
 			return err
 		}
 		if id, ok := IdentityOf(record.Headers); ok && record.Offset >= t.Next {
-			t.Hits.Add(id, record.Offset)
+			t.Hits.Add(id, record.Offset, timeOf(batch, &record))
 		}
 	}
 }

@@ -58,8 +58,8 @@ func TestN04_ZombieIsRejectedEverywhere(t *testing.T) {
 		}
 		if p < 2 {
 			a := mustIdentify(t, newHeader("id", "a"))
-			lo, _ := tail.Hits.Take(a)
-			hi, ok := tail.Hits.Take(a)
+			lo, _ := tail.Hits.Take(a, AnyTime)
+			hi, ok := tail.Hits.Take(a, AnyTime)
 			if !ok || hi != lo+3 {
 				t.Errorf("p%d: a at %d and %d", p, lo, hi)
 			}
@@ -165,7 +165,7 @@ func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 	mustSend(t, c, at(tp, 0), encodeBatch(0, Producer{ID: -1, Epoch: -1}, -1, newRecords("x", "y")...))
 	want := mustSend(t, c, at(tp, 0), encodeBatch(0, me, 0, newRecords("x")...))
 	hits := o.takeAll(t, c).Released[at(tp, 0)].Hits
-	if got, ok := hits.Take(mustIdentify(t, newHeader("id", "x"))); !ok || got != want || hits.Len() != 0 {
+	if got, ok := hits.Take(mustIdentify(t, newHeader("id", "x")), AnyTime); !ok || got != want || hits.Len() != 0 {
 		t.Errorf("x at %d, %t, %d left; want %d alone", got, ok, hits.Len(), want)
 	}
 }
@@ -247,10 +247,10 @@ func TestN08_LongTailIsTruncated(t *testing.T) {
 	if n := tail.Hits.Len(); n < keepTail/2 || n > batches*each/2 {
 		t.Errorf("%d of %d records read with a bound of a quarter", n, batches*each)
 	}
-	if _, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", "batch"+string(rune('a'+batches-1))+"-499"))); !ok {
+	if _, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", "batch"+string(rune('a'+batches-1))+"-499")), AnyTime); !ok {
 		t.Error("the last record was not read")
 	}
-	if _, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", "batcha-0"))); !ok {
+	if _, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", "batcha-0")), AnyTime); !ok {
 		t.Error("the first record was not read")
 	}
 }

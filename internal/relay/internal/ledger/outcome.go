@@ -55,6 +55,8 @@ type Outcome struct {
 	EnvelopeID bson.RawValue
 	Pos        string // position of its event
 	Key        string // canonical text of the ordering key
+	MayBeSent  bool   // a record of it may be in a topic already
+	StreamMS   int64  // time of its records, of the stream
 
 	Headers // of a record that the sink gave back
 

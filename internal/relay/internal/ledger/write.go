@@ -82,13 +82,16 @@ func (l *Ledger) newEntry(outcome *Outcome) *waiting.Entry {
 		Reason:  outcome.Reason,
 		Origin:  waiting.OriginStream,
 	}
+	if outcome.MayBeSent {
+		entry.StreamMS = outcome.StreamMS
+	}
 
 	// Every other envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
 	// resolved itself before the stream continues.
 	if outcome.Claim != nil {
 		entry.Origin = waiting.OriginScheduled
 	} else if l.config.Sweeping() {
-		entry.Origin, entry.Redelivered = waiting.OriginSweep, true
+		entry.Origin, entry.Redelivered, entry.StreamMS = waiting.OriginSweep, true, 0
 	}
 
 	if outcome.End == Retrying {

@@ -75,7 +75,16 @@ func (item *Item) newOutcome(end ledger.End) *ledger.Outcome {
 		Pos:       string(item.Pos),
 		Key:       string(item.Key),
 		Partition: record.AnyPartition,
+		StreamMS:  item.timeMS(),
 	}
+}
+
+// timeMS returns the time of the records, or 0 if there are none.
+func (item *Item) timeMS() int64 {
+	if len(item.Records) == 0 {
+		return 0
+	}
+	return item.Records[0].TimeMS
 }
 
 // Dispatcher sends the events of one term of ownership to the sink. The [Resolver], which it extends, tracks them from then on.

@@ -29,6 +29,9 @@ type feed struct {
 	nsBuf      []byte
 	readAt     time.Time // when the current envelope was read, or the batch of events with it
 	eventCount int
+	replaying  bool   // an earlier owner may have delivered the inserts
+	positions  []byte // of the records of item
+	isSweep    bool   // the inserts come from the outbox, which does not have the times of their records
 }
 
 // FeedConfig contains the parts and settings that the inserts of the stream and of sweeps share. All fields are required.
@@ -143,6 +146,9 @@ func (f *feed) fillItem(item *Item) error {
 
 	var err error
 	item.Records, _, err = f.buildRecords(item.Records, nil)
+	if f.replaying {
+		f.addPositions(item)
+	}
 
 	// If the previous owner sent a record of the envelope in time, the envelope has not expired.
 	// That owner began all targets together, so the remaining targets get their records as well.
@@ -151,6 +157,17 @@ func (f *feed) fillItem(item *Item) error {
 		return expired
 	}
 	return err
+}
+
+// addPositions adds the positions with which the envelope may have been sent out of the store: an earlier owner may have stored it when
+// it came from the stream or from a sweep, and sent it before the resolved position passed its event.
+func (f *feed) addPositions(item *Item) {
+	var room [32]byte
+	f.positions = record.AppendPositionDigest(f.positions[:0], item.Pos)
+	f.positions = record.AppendPositionDigest(f.positions, outboxes.AppendPosAt(room[:0], outboxes.Stamp(item.Raw)))
+	for i := range item.Records {
+		item.Records[i].Sent = record.Sent{Positions: f.positions, AnyTime: f.isSweep}
+	}
 }
 
 // isInTopic reports whether the read-back has found the record in its topic.

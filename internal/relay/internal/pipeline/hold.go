@@ -16,7 +16,8 @@ var _ record.Holder = (*Resolver)(nil)
 type replayWindow struct {
 	mu       sync.Mutex
 	active   bool
-	mustHold bool // the next delivery outside of the stream's order holds all stored offsets
+	mustHold bool          // the next delivery outside of the stream's order holds all stored offsets
+	end      record.Ticket // the first one after the replay
 }
 
 // BeginReplay starts the replay: the topics may already contain records that the stream has
@@ -46,6 +47,7 @@ func (d *Dispatcher) EndReplay() {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
 	d.replay.active, d.replay.mustHold = false, false
+	_, d.replay.end = d.tracker.Window()
 	d.tracker.ReleaseAllOffsets()
 }
 
@@ -54,6 +56,13 @@ func (r *Resolver) IsReplaying() bool {
 	r.replay.mu.Lock()
 	defer r.replay.mu.Unlock()
 	return r.replay.active
+}
+
+// isOfReplay reports whether a previous owner may have sent the event of ticket.
+func (r *Resolver) isOfReplay(ticket record.Ticket) bool {
+	r.replay.mu.Lock()
+	defer r.replay.mu.Unlock()
+	return r.replay.active || ticket < r.replay.end
 }
 
 // holdOffsetsInReplay holds all stored offsets if a replay requires it. It is called before a
@@ -111,6 +120,8 @@ func (r *Resolver) Withdrawn(list []record.Withdrawn) {
 			Topics:    []string{withdrawn.Topic},
 			Reason:    waiting.Blocked,
 			Partition: record.AnyPartition,
+			MayBeSent: withdrawn.MayBeSent,
+			StreamMS:  withdrawn.TimeMS,
 		}
 		if errors.Is(withdrawn.Held, record.ErrParked) {
 			outcome.Reason = waiting.Parked

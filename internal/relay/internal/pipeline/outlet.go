@@ -54,6 +54,7 @@ func (o *Outlet) Publish(
 		ClusterTime: envelope.TS,
 		CommitMS:    now.UnixMilli(), // the record gets the time at which it is sent (N12)
 		Redelivered: envelope.Redelivered,
+		Position:    outboxes.PosWithoutNumber(envelope.Pos),
 	}
 	var rejected []record.Result
 	var err error
@@ -105,7 +106,7 @@ func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, 
 	}
 	w.view.Delivery = envelope.Delivery
 
-	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1}
+	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1, Position: outboxes.PosWithoutNumber(envelope.Pos)}
 	var err error
 	var rejected []record.Result
 	if w.recs, rejected, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
@@ -131,8 +132,10 @@ func (o *Outlet) FindHits(envelope *outboxes.Envelope, topics []string) (hits []
 	}
 
 	for i := range outgoing.recs {
-		all = append(all, outgoing.recs[i].Topic)
-		if tp, offset, ok := o.dispatcher.sink.FindHit(&outgoing.recs[i]); ok {
+		rec := &outgoing.recs[i]
+		rec.Sent.StreamMS = envelope.StreamMS
+		all = append(all, rec.Topic)
+		if tp, offset, ok := o.dispatcher.sink.FindHit(rec); ok {
 			hits = append(hits, record.Result{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
 		}
 	}

@@ -26,7 +26,6 @@ type Pump struct {
 	PumpConfig
 
 	lastCollection [16]byte
-	replaying      bool // the stream has not passed ReplayUntil
 
 	// Both are nil once the stream has passed the events that they cover.
 	previous     *PreviousOwner
@@ -58,7 +57,10 @@ type PumpConfig struct {
 
 // NewPump returns a pump that has not read any event.
 func NewPump(build BuildConfig, feedConfig FeedConfig, pumpConfig PumpConfig) *Pump {
-	return &Pump{feed: newFeed(build, feedConfig), PumpConfig: pumpConfig, replaying: true, previous: pumpConfig.Previous, drainedSlots: pumpConfig.DrainedSlots}
+	pump := &Pump{feed: newFeed(build, feedConfig), PumpConfig: pumpConfig, previous: pumpConfig.Previous, drainedSlots: pumpConfig.DrainedSlots}
+	// Until the stream has passed ReplayUntil.
+	pump.replaying = true
+	return pump
 }
 
 // RepeatsPrevious reports whether the stream may still repeat envelopes of the previous owner.

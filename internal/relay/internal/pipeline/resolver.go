@@ -147,6 +147,7 @@ type unsent struct {
 // addUnsent closes gates and passes outcome to the ledger. When outcome is stored, its targets are resolved, so a checkpoint never passes an
 // envelope that is not stored.
 func (r *Resolver) addUnsent(outcome *ledger.Outcome, unsent unsent, gates ...gate) {
+	outcome.MayBeSent = outcome.MayBeSent || r.isOfReplay(unsent.ticket)
 	delivered := r.followers.notifyLeft(outcome, unsent)
 	for _, g := range gates {
 		r.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)

@@ -18,6 +18,7 @@ func NewSwept(build BuildConfig, feedConfig FeedConfig, stored StoredTopics) *Sw
 	swept := &Swept{feed: newFeed(build, feedConfig), stored: stored}
 	// An envelope may have been sent earlier than the read-back reaches.
 	swept.meta.Redelivered = true
+	swept.isSweep = true
 	return swept
 }
 
@@ -37,6 +38,8 @@ func (s *Swept) DeliverSwept(ctx context.Context, envelope *outboxes.Envelope, p
 		WallMS: now,
 		Data:   []byte(pos),
 	}
+	s.replaying = s.Dispatcher.IsReplaying()
+	s.meta.Position = pos
 	// The lag counts from the insert.
 	commit := now
 	if !envelope.TS.IsZero() {

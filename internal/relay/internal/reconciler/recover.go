@@ -82,7 +82,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 // envelopeOf returns the envelope of document for the outlet.
 func envelopeOf(document *waiting.Document) *outboxes.Envelope {
 	envelope := outboxes.NewEnvelope(document.NS, document.Envelope)
-	envelope.Delivery = document.Delivery
+	envelope.Delivery, envelope.Pos, envelope.StreamMS = document.Delivery, document.Pos, document.StreamMS
 	return &envelope
 }
 

@@ -77,6 +77,7 @@ func (s *Scheduled) holdRecovered(ctx context.Context, flights []*flight) error 
 // the records are not looked for again.
 func (s *Scheduled) findSent(claimID string, envelope *dueEnvelope) *ledger.Outcome {
 	out := outboxes.NewEnvelope(envelope.NS, envelope.Raw)
+	out.Pos = envelope.Pos
 	hits, all := s.Outlet.FindHits(&out, nil)
 	if len(hits) == 0 {
 		return nil

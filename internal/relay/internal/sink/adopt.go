@@ -369,7 +369,7 @@ func (s *Sink) resendWaitingLocked(topic *topic) {
 func (s *Sink) resendLocked(topic *topic, rec *record.Record, ticket record.Ticket) {
 	partition, rejection := topic.choosePartitionLocked(rec)
 	if rejection != nil {
-		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(topic, rec, ticket, rejection, nil)})
+		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(topic, rec, nil, ticket, rejection, nil)})
 		return
 	}
 

@@ -411,6 +411,9 @@ func (r *testSink) send(tb testing.TB, rec record.Record) record.Ticket {
 	return t
 }
 
+// commitMS is the commit time of all events. The stream repeats an event with its time.
+var commitMS = time.Now().UnixMilli()
+
 // newRecord returns a record whose id is its value.
 func newRecord(topic, key, value string) record.Record {
 	return record.Record{
@@ -418,7 +421,7 @@ func newRecord(topic, key, value string) record.Record {
 		Partition: record.AnyPartition,
 		Key:       []byte(key),
 		Value:     []byte(value),
-		TimeMS:    time.Now().UnixMilli(),
+		TimeMS:    commitMS,
 		Headers:   []record.Header{{Key: []byte("id"), Value: []byte(value)}},
 	}
 }

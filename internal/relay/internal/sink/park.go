@@ -243,7 +243,7 @@ func (pk *parker) withdrawBatchesLocked(topic *topic, queue []*pending, held err
 	var list []record.Withdrawn
 	for _, b := range queue {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
-			list = append(list, newWithdrawn(topic, rec, b.tickets[i], nil, held))
+			list = append(list, newWithdrawn(topic, rec, b, b.tickets[i], nil, held))
 		})
 		if err != nil {
 			pk.sink.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, topic.name, err))
@@ -264,8 +264,8 @@ func (pk *parker) withdrawBatchesLocked(topic *topic, queue []*pending, held err
 	return len(list), stream
 }
 
-// newWithdrawn describes rec to the Holder. The result does not alias rec.
-func newWithdrawn(topic *topic, rec *record.Record, ticket record.Ticket, why *record.Rejection, held error) record.Withdrawn {
+// newWithdrawn describes rec, which was in batch or in none, to the Holder. The result does not alias rec.
+func newWithdrawn(topic *topic, rec *record.Record, batch *pending, ticket record.Ticket, why *record.Rejection, held error) record.Withdrawn {
 	_, size := recordSizes(rec)
 	return record.Withdrawn{
 		Ticket:    ticket,
@@ -277,6 +277,8 @@ func newWithdrawn(topic *topic, rec *record.Record, ticket record.Ticket, why *r
 		ID:        bytes.Clone(rec.DocumentID()),
 		NS:        bytes.Clone(rec.Header(record.HeaderNamespace)),
 		StringID:  string(rec.Header(record.HeaderIDType)) == "string",
+		TimeMS:    rec.TimeMS,
+		MayBeSent: batch != nil && batch.maybeAppended,
 	}
 }
 

@@ -33,7 +33,7 @@ func (l *loop) withdrawBadLocked(partition *partition, rejectionOf func(i int) *
 	withdraw := func(batch *pending, i int, rec *record.Record) bool {
 		scope, ordered := keyScopeOf(rec)
 		if _, isBlocked := blocked[scope]; ordered && isBlocked {
-			list = append(list, newWithdrawn(partition.topic, rec, batch.tickets[i], nil, record.ErrBlocked))
+			list = append(list, newWithdrawn(partition.topic, rec, batch, batch.tickets[i], nil, record.ErrBlocked))
 			return true
 		}
 		if batch != head {
@@ -47,7 +47,7 @@ func (l *loop) withdrawBadLocked(partition *partition, rejectionOf func(i int) *
 		if ordered && !rejection.Class.DeadAtOnce() {
 			blocked[scope] = struct{}{}
 		}
-		list = append(list, newWithdrawn(partition.topic, rec, batch.tickets[i], rejection, nil))
+		list = append(list, newWithdrawn(partition.topic, rec, batch, batch.tickets[i], rejection, nil))
 		return true
 	}
 

@@ -134,25 +134,25 @@ func (s *Sink) claimHitLocked(
 	if rejection != nil || partition.quarantine {
 		return tp, 0, false
 	}
-	id, ok := fence.IdentityOf(rec.Headers)
-	if !ok {
-		return tp, 0, false
-	}
-
 	// N10: the key was sent in this replay.
 	_, sent := topic.sentKeys[sentKey{ticket.IsSide(), string(rec.Key)}]
 	if rec.Key != nil && (sent || topic.allKeysSent) {
 		return tp, 0, false
 	}
 
-	offset, found = partition.readBack.hits.Take(id)
-	if !found && rec.Partition == record.AnyPartition {
+	chosen := partition
+	fence.EachHit(rec, func(id fence.Identity, timeMS int64) bool {
+		partition = chosen
 		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
 		// another partition.
-		if partition = topic.partitionWithHit(id); partition != nil {
-			offset, found = partition.readBack.hits.Take(id)
+		if !partition.readBack.hits.Has(id, timeMS) && rec.Partition == record.AnyPartition {
+			partition = topic.partitionWithHit(id, timeMS)
 		}
-	}
+		if partition != nil {
+			offset, found = partition.readBack.hits.Take(id, timeMS)
+		}
+		return found
+	})
 	if !found {
 		return tp, 0, false
 	}

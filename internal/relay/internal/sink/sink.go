@@ -206,17 +206,17 @@ func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 	if topic == nil || topic.hitsLeft == 0 {
 		return record.TopicPartition{}, 0, false
 	}
-	id, ok := fence.IdentityOf(rec.Headers)
-	if !ok {
-		return record.TopicPartition{}, 0, false
-	}
-
-	partition := topic.partitionWithHit(id)
-	if partition == nil {
-		return record.TopicPartition{}, 0, false
-	}
-	offset, _ := partition.readBack.hits.At(id)
-	return partition.tp, offset, true
+	var at record.TopicPartition
+	var offset int64
+	found := false
+	fence.EachHit(rec, func(id fence.Identity, timeMS int64) bool {
+		if partition := topic.partitionWithHit(id, timeMS); partition != nil {
+			at = partition.tp
+			offset, found = partition.readBack.hits.At(id, timeMS)
+		}
+		return found
+	})
+	return at, offset, found
 }
 
 // TopicsWithHits returns the topics in which the read-back has found records that were not claimed yet.
@@ -234,9 +234,9 @@ func (s *Sink) TopicsWithHits() (topics []string) {
 // partitionWithHit returns the partition in which the read-back has found the delivery id, or nil.
 // It looks in all partitions: the topic may have grown since, or the envelope may name another
 // partition now.
-func (t *topic) partitionWithHit(id fence.Identity) *partition {
+func (t *topic) partitionWithHit(id fence.Identity, timeMS int64) *partition {
 	for _, p := range t.partitions {
-		if p.readBack.hits.Has(id) {
+		if p.readBack.hits.Has(id, timeMS) {
 			return p
 		}
 	}

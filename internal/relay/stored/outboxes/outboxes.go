@@ -24,6 +24,10 @@ type Envelope struct {
 	// Delivery is 0 for the first delivery, and greater for a requeue or replay (N18).
 	Delivery    int32
 	Redelivered bool // sent again on purpose; its records get the header outrelay-redelivered
+	// Pos is its position if it is sent out of the store instead of the stream; its records get the header outrelay-position.
+	Pos string
+	// StreamMS is the time of the records with which it may have been sent out of the stream before it was stored. 0: it was not.
+	StreamMS int64
 }
 
 // NewEnvelope returns the first delivery of the envelope raw of the outbox ns, such as "shop.outbox".

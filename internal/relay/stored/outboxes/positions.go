@@ -15,14 +15,20 @@ import (
 // PosAt returns the position of an envelope that did not come from an event of the stream. It consists of a
 // cluster time. It can be compared with positions of events, because their bytes begin with their time.
 func PosAt(ts bson.Timestamp) string {
+	var pos [18]byte
+	return string(AppendPosAt(pos[:0], ts))
+}
+
+// AppendPosAt appends PosAt.
+func AppendPosAt(dst []byte, ts bson.Timestamp) []byte {
 	// A claim of scheduled envelopes makes thousands, so fmt is too slow.
 	const digits = "0123456789ABCDEF"
 	value := uint64(ts.T)<<32 | uint64(ts.I)
-	pos := [18]byte{0: '8', 1: '2'}
+	dst = append(dst, '8', '2')
 	for i := range 16 {
-		pos[2+i] = digits[value>>(60-4*i)&15]
+		dst = append(dst, digits[value>>(60-4*i)&15])
 	}
-	return string(pos[:])
+	return dst
 }
 
 // PosOf returns the hexadecimal form in which waiting envelopes store positions. If position has only a time, the
@@ -52,6 +58,14 @@ func PosUnstamped(pos string) bool {
 // and n. clusterTime is a cluster time at which the envelope existed.
 func PosNumber(clusterTime bson.Timestamp, n uint32) string {
 	return fmt.Sprintf("-%08X%08X%08X", clusterTime.T, clusterTime.I, n)
+}
+
+// PosWithoutNumber removes the PosNumber at the end of a position.
+func PosWithoutNumber(pos string) string {
+	if before, number, found := strings.Cut(pos, "-"); found && len(number) == 3*8 {
+		return before
+	}
+	return pos
 }
 
 // PosSweptAfter returns a function that reports whether a sweep gave a position to an envelope that may have been committed

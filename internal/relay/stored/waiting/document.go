@@ -28,6 +28,7 @@ type Document struct {
 	Error       *record.Attempt  // the latest failed attempt; nil if there is none, or it was not read
 	History     []record.Attempt // the latest failed attempts, oldest first; nil if it was not read
 	Redelivered bool
+	StreamMS    int64 // as of an Entry
 	ReplayOf    string
 	Sent        []outboxes.Place // of its records so far, if deliveries are recorded on the envelope
 	Envelope    bson.Raw         // nil if it was not read
@@ -94,6 +95,8 @@ func ReadDocument(raw bson.Raw) (document Document) {
 			document.Attempts = int32(n)
 		case "redelivered":
 			document.Redelivered, _ = rawValue.BooleanOK()
+		case "streamMs":
+			document.StreamMS, _ = rawValue.AsInt64OK()
 		case "replayOf":
 			document.ReplayOf, _ = rawValue.StringValueOK()
 		case "envelope":

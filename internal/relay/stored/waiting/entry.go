@@ -68,6 +68,7 @@ type Entry struct {
 	Error       *record.Attempt // the latest failed attempt
 	ReplayOf    string          // the requeue or replay that sends it
 	Redelivered bool            // it may have been sent before; its records are flagged
+	StreamMS    int64           // time of the records with which it may have been sent out of the stream before; 0: it was not
 }
 
 // IDSize is the size of the id of a stored document.
@@ -100,7 +101,7 @@ func (e *Entry) DocumentID() [IDSize]byte {
 func (e *Entry) Document() Document {
 	document := Document{
 		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
-		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Redelivered: e.Redelivered,
+		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Redelivered: e.Redelivered, StreamMS: e.StreamMS,
 		ReplayOf: e.ReplayOf, Envelope: e.Raw, Size: len(e.Raw),
 	}
 	if !e.NextAt.IsZero() {
@@ -148,6 +149,9 @@ func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 	}
 	if e.Redelivered {
 		fields = append(fields, bson.E{Key: "redelivered", Value: true})
+	}
+	if e.StreamMS != 0 {
+		fields = append(fields, bson.E{Key: "streamMs", Value: e.StreamMS})
 	}
 	fields = append(fields, bson.E{Key: "envelope", Value: e.Raw})
 

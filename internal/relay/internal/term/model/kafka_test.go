@@ -16,6 +16,7 @@ type sent struct {
 	bytes       int
 	id          fence.Identity
 	redelivered bool
+	inDoubt     bool // a request with it had no response
 }
 
 // entry is a record or a marker of a log.

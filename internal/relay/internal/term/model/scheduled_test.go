@@ -107,6 +107,7 @@ func (s *scheduled) recover() (finished int) {
 			}
 			claimed := &c.Envelopes[i]
 			out := outboxes.NewEnvelope(claimed.NS, claimed.Raw)
+			out.Pos = claimed.Pos
 			hits, all := s.term.outlet.FindHits(&out, nil)
 			if len(hits) == 0 || s.w.undo == claimsUnread {
 				left++
@@ -137,6 +138,7 @@ func (s *scheduled) sendDue() {
 		}
 		s.held = slices.DeleteFunc(s.held, func(other *held) bool { return other == h })
 		out := outboxes.NewEnvelope(h.NS, h.Raw)
+		out.Pos = h.Pos
 		err := s.term.outlet.Publish(context.Background(), &out, nil, func(published record.Published) { s.report(h, published) })
 
 		var rejected *record.Rejection

@@ -36,14 +36,34 @@ type sink struct {
 
 func (s *sink) Size(rec *record.Record) int { return len(rec.Value) + 1 }
 
-// identify returns the identity of a record (N7).
-func (s *sink) identify(rec *record.Record) fence.Identity {
+// forIdentity returns what the identity of a record is made of (N7).
+func (s *sink) forIdentity(rec *record.Record) record.Record {
 	headers := rec.Headers
 	if s.w.undo == equalNamespaces {
 		headers = slices.DeleteFunc(slices.Clone(headers), func(header record.Header) bool { return string(header.Key) == record.HeaderNamespace })
 	}
-	id, _ := fence.IdentityOf(headers)
+	if s.w.undo == positionless {
+		headers = slices.DeleteFunc(slices.Clone(headers), func(header record.Header) bool { return string(header.Key) == record.HeaderPosition })
+		return record.Record{Headers: headers, Sent: record.Sent{AnyTime: true}}
+	}
+	return record.Record{Headers: headers, TimeMS: rec.TimeMS, Sent: rec.Sent}
+}
+
+// identify returns the identity of a record (N7).
+func (s *sink) identify(rec *record.Record) fence.Identity {
+	id, _ := fence.IdentityOf(s.forIdentity(rec).Headers)
 	return id
+}
+
+// findHit returns the identity, the time and the offset with which the read-back has found a record in its partition.
+func (s *sink) findHit(part *partition, rec *record.Record) (hit fence.Identity, timeMS, offset int64, found bool) {
+	wanted := s.forIdentity(rec)
+	fence.EachHit(&wanted, func(id fence.Identity, at int64) bool {
+		hit, timeMS = id, at
+		offset, found = part.hits.At(id, at)
+		return found
+	})
+	return hit, timeMS, offset, found
 }
 
 // choose returns the partition of a record, by its key.
@@ -60,7 +80,8 @@ func (s *sink) Send(rec *record.Record, ticket record.Ticket) error {
 	}
 	id := s.identify(rec)
 	if part := s.choose(rec); !part.quarantine {
-		if offset, found := part.hits.Take(id); found {
+		if hit, timeMS, offset, found := s.findHit(part, rec); found {
+			part.hits.Take(hit, timeMS)
 			s.w.logf("%s: %v has it at %d", s.w.specs[numberOf(rec)], part.tp, offset)
 			s.term.resolver.Acked(part.tp, offset, []record.Ticket{ticket}, s.Size(rec))
 			return nil
@@ -79,7 +100,7 @@ func (s *sink) Send(rec *record.Record, ticket record.Ticket) error {
 	queued := &sent{
 		number: numberOf(rec), ns: string(rec.Header(record.HeaderNamespace)), key: string(rec.Key), ticket: ticket, bytes: s.Size(rec), id: id,
 		redelivered: string(rec.Header(record.HeaderRedelivered)) == "true",
-		rec:         record.Record{Topic: rec.Topic, Key: slices.Clone(rec.Key), Headers: cloneHeaders(rec.Headers)},
+		rec:         record.Record{Topic: rec.Topic, Key: slices.Clone(rec.Key), Headers: cloneHeaders(rec.Headers), TimeMS: rec.TimeMS},
 	}
 	switch {
 	case !s.adopted[rec.Topic]:
@@ -100,7 +121,7 @@ func (s *sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 	if part.quarantine {
 		return record.TopicPartition{}, 0, false
 	}
-	offset, found := part.hits.At(s.identify(rec))
+	_, _, offset, found := s.findHit(part, rec)
 	return part.tp, offset, found
 }
 
@@ -221,6 +242,9 @@ func (s *sink) park(part *partition) {
 	}
 	// The request may still arrive.
 	if part.inFlight != nil {
+		for _, x := range part.inFlight.records {
+			x.inDoubt = true
+		}
 		part.mustReopen, part.inFlight = true, nil
 	}
 	part.parked = true
@@ -251,7 +275,7 @@ func (s *sink) recover(part *partition) bool {
 func withdrawn(x *sent, why *record.Rejection, held error) record.Withdrawn {
 	return record.Withdrawn{
 		Ticket: x.ticket, Topic: x.rec.Topic, Key: slices.Clone(x.rec.Key), ID: slices.Clone(x.rec.DocumentID()), NS: []byte(x.ns), Rejection: why, Held: held,
-		Bytes: x.bytes,
+		Bytes: x.bytes, MayBeSent: x.inDoubt, TimeMS: x.rec.TimeMS,
 	}
 }
 

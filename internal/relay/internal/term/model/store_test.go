@@ -279,6 +279,9 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 	entry := &waiting.Entry{
 		Watcher: watcher, NS: outcome.NS, Raw: outcome.Raw, Key: outcome.Key, Pos: outcome.Pos, Pending: outcome.Topics, Reason: outcome.Reason, Origin: waiting.OriginStream,
 	}
+	if outcome.MayBeSent {
+		entry.StreamMS = outcome.StreamMS
+	}
 	if outcome.Claim != nil {
 		entry.Origin = waiting.OriginScheduled
 	}

@@ -217,7 +217,7 @@ func (t *term) fence() bool {
 		from := max(w.doc.offsets[l.tp.Topic][l.tp.Partition], 0)
 		for offset := from; offset < l.end(); offset++ {
 			if e := l.entries[offset]; !e.marker && w.undo != skipReadBack {
-				part.hits.Add(t.sink.identify(&e.rec), offset)
+				part.hits.Add(t.sink.identify(&e.rec), offset, e.rec.TimeMS)
 			}
 		}
 		l.claimed = t.producer

@@ -11,6 +11,7 @@ const (
 	letterOfOneTopic   // N16: the letter of an envelope that cannot be stored names one of the topics for which it waits
 	foldedKeys         // N15: the store compares keys by a collation that ignores case
 	repeatRejected     // N16: a write that MongoDB rejects for one document is repeated, with all others of its list
+	positionless       // N7: an identity does not contain the position of an event that was sent out of the store
 	equalNamespaces    // N7: an identity does not contain the collection
 	passBeforeStored   // N3, W: the position passes an envelope before it is stored
 	unfencedWrites     // N1, N3: a write of an earlier owner passes
@@ -39,6 +40,7 @@ var undone = map[undo]struct{ name, finds string }{
 	letterOfOneTopic:   {"a letter names one of several topics", "lost"},
 	foldedKeys:         {"a collation orders the store", "overtakes"},
 	repeatRejected:     {"a rejected write is repeated for ever", "stuck"},
+	positionless:       {"an identity has no position", "lost"},
 	equalNamespaces:    {"an identity has no collection", "lost"},
 	passBeforeStored:   {"the position passes before the write", "lost"},
 	unfencedWrites:     {"writes are not fenced", ""},

@@ -142,10 +142,34 @@ func (w *world) commitEvents() {
 		if slices.ContainsFunc(w.stream, func(earlier *spec) bool { return earlier.ns == ns && earlier.id == s.id }) {
 			s.id = fmt.Sprintf("id%d", s.number)
 		}
+		w.reuseID(s)
 		w.chooseFate(s)
 		w.commit(s)
 	}
 }
+
+// reuseID sometimes gives s the id of an earlier event of its key whose envelope has left the outbox, as a service does that makes the
+// ids of its events from the ids of its documents.
+func (w *world) reuseID(s *spec) {
+	if w.rand.IntN(4) != 0 {
+		return
+	}
+	for _, earlier := range slices.Backward(w.stream) {
+		if earlier.ns != s.ns || earlier.key != s.key || w.outboxes[s.ns][earlier.id] != nil {
+			continue
+		}
+		isAtOnce := func(other *spec) bool {
+			return other.ns == s.ns && other.id == earlier.id && other.wall().Equal(s.wall())
+		}
+		if !slices.ContainsFunc(w.stream, isAtOnce) {
+			s.id = earlier.id
+			return
+		}
+	}
+}
+
+// wall returns the time of the commit by the clock of the server. Transactions of one moment have one time.
+func (s *spec) wall() time.Time { return time.Unix(int64(s.clusterTime.T/4*4), 0) }
 
 // anyID returns the id of an envelope in an outbox, by the order of the commits.
 func (w *world) anyID(ns string) string {
@@ -216,7 +240,7 @@ func (w *world) commit(s *spec) {
 		{Key: "_id", Value: bson.D{{Key: "_data", Value: s.pos}}},
 		{Key: "operationType", Value: "insert"},
 		{Key: "clusterTime", Value: s.clusterTime},
-		{Key: "wallTime", Value: w.clock()},
+		{Key: "wallTime", Value: s.wall()},
 		{Key: "fullDocument", Value: s.raw},
 		{Key: "ns", Value: bson.D{{Key: "db", Value: db}, {Key: "coll", Value: coll}}},
 		{Key: "documentKey", Value: bson.D{{Key: "_id", Value: s.id}}},
