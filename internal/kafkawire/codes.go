@@ -16,6 +16,7 @@ type Code = kafkago.Error
 const (
 	ClusterAuthorizationFailed         = kafkago.ClusterAuthorizationFailed
 	ConcurrentTransactions             = kafkago.ConcurrentTransactions
+	CoordinatorNotAvailable            = kafkago.GroupCoordinatorNotAvailable
 	FencedInstanceID                   = kafkago.FencedInstanceID
 	GroupAuthorizationFailed           = kafkago.GroupAuthorizationFailed
 	IllegalGeneration                  = kafkago.IllegalGeneration

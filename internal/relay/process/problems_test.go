@@ -3,9 +3,13 @@ package process_test
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
@@ -84,4 +88,60 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestATakeoverWithoutACoordinatorIsAProblemEverywhere: the coordinator of transactions is missing, so the takeover waits. /readyz, the
+// status and the list have the step, the last error and the fix, in the same words, until the takeover goes on.
+func TestATakeoverWithoutACoordinatorIsAProblemEverywhere(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	kc, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, b.topic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(kc.Close)
+	var missing atomic.Bool
+	missing.Store(true)
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.FindCoordinator}, Err: kerr.CoordinatorNotAvailable, Count: -1, When: func(kmsg.Request) bool {
+		return missing.Load()
+	}})
+	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(kc.ListenAddrs(), ","))
+	b.append(1)
+	var r *process.Relay
+	b.startAs(func(relay *process.Relay) { r = relay }, "http.readiness=1s")
+
+	isReason := func(reason string) bool { return strings.HasPrefix(reason, "takeover: ") }
+	stacktest.Eventually(t, "/readyz fails", func() bool {
+		ok, phase, reasons := r.Ready()
+		return !ok && phase == "taking-over" && slices.ContainsFunc(reasons, isReason)
+	}, func() any { _, _, reasons := r.Ready(); return reasons })
+	var text string
+	stacktest.Eventually(t, "the status shows the problem", func() bool {
+		for _, p := range b.status().Problems {
+			if p.Part == "takeover" && p.ForS > 1 {
+				text = p.Text
+			}
+		}
+		return text != ""
+	}, func() any { return b.status().Problems })
+
+	for _, want := range []string{"taking transactional id outrelay.", "Coordinator Not Available", "transaction.state.log.replication.factor", "outrelay doctor"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the problem %q lacks %q", text, want)
+		}
+	}
+	_, _, reasons := r.Ready()
+	if !slices.ContainsFunc(reasons, func(reason string) bool { return strings.HasPrefix(reason, "takeover: "+text+" (for ") }) {
+		t.Errorf("/readyz has %q, want %q", reasons, text)
+	}
+	stacktest.Eventually(t, "the list has the problem", func() bool {
+		return slices.ContainsFunc(r.Problems(), func(p problems.Problem) bool { return p.Detail == "takeover: "+text })
+	}, func() any { return r.Problems() })
+
+	missing.Store(false)
+	b.log.wait(t, "took over")
+	stacktest.Eventually(t, "the problem ends", func() bool {
+		ok, _, reasons := r.Ready()
+		return ok && len(reasons) == 0 && len(b.status().Problems) == 0 && len(r.Problems()) <= 1
+	}, func() any { return r.Problems() })
 }

@@ -19,8 +19,9 @@ type Patience struct {
 	Total time.Duration
 	// Gate reports whether the lease is valid. While it is not, the step waits. nil means always valid.
 	Gate func() bool
-	// Waiting is called once if a step has been retried for 5 s, with the step's name and its last error.
-	Waiting func(step string, err error)
+	// Waiting is called if a step has been retried for 5 s, after each further attempt, with the time of the first attempt and an error
+	// that names the step. When the step ends, with whatever result, it is called with nil. nil means that no call is needed.
+	Waiting func(err error, began time.Time)
 }
 
 const (
@@ -40,7 +41,13 @@ func (p Patience) waitForGate(ctx context.Context) error {
 // retry repeats try until it succeeds, fails permanently, or the patience or ctx ends.
 func (p Patience) retry(ctx context.Context, step string, try func() error) error {
 	var stuckSince time.Time
-	began, reported := time.Now(), false
+	began, waiting := time.Now(), false
+	defer func() {
+		if waiting {
+			p.Waiting(nil, began)
+		}
+	}()
+
 	for n := 1; ; n++ {
 		if err := p.waitForGate(ctx); err != nil {
 			return err
@@ -77,9 +84,9 @@ func (p Patience) retry(ctx context.Context, step string, try func() error) erro
 			}
 			return fmt.Errorf("%s: %w: %w", step, errDeadline, err)
 		}
-		if !reported && now.Sub(began) >= reportAfter && p.Waiting != nil {
-			reported = true
-			p.Waiting(step, err)
+		if now.Sub(began) >= reportAfter && p.Waiting != nil {
+			waiting = true
+			p.Waiting(fmt.Errorf("%s: %w", step, err), began)
 		}
 		_ = retry.Sleep(ctx, wait)
 	}

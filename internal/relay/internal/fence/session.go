@@ -105,8 +105,17 @@ func (s *Session) formatID(generation int) string {
 }
 
 func (s *Session) patience() Patience {
-	return Patience{Stuck: s.in.Stuck, Gate: s.in.Gate, Waiting: func(step string, err error) {
-		s.report(Event{Kind: Waiting, Text: fmt.Sprintf("%s: tried for %s: %v", step, reportAfter, err)})
+	reported := false
+	return Patience{Stuck: s.in.Stuck, Gate: s.in.Gate, Waiting: func(err error, began time.Time) {
+		// Once for each step.
+		isNew := err != nil && !reported
+		reported = err != nil
+		if isNew {
+			s.report(Event{Kind: Waiting, Text: fmt.Sprintf("tried for %s: %v", reportAfter, err)})
+		}
+		if s.in.Waiting != nil {
+			s.in.Waiting(err, began)
+		}
 	}}
 }
 

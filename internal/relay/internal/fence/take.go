@@ -42,6 +42,8 @@ type In struct {
 	// Event is called for events that matter to an operator, from any goroutine, also concurrently. It must not
 	// block.
 	Event func(Event)
+	// Waiting is called while a step is retried for longer than 5 s: see Patience. It must not block.
+	Waiting func(err error, began time.Time)
 	// Stuck is how long the takeover waits for a hanging transaction before it uses the next
 	// generation. Defaults to 10 s (N4).
 	Stuck time.Duration

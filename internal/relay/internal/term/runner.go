@@ -92,6 +92,25 @@ func reportTransactions(st *readiness.State) func(err error, began time.Time) {
 	}
 }
 
+// reportTakeover returns a function that reports to st that a step of a takeover in Kafka is repeated since began, or with nil that it
+// has ended.
+func reportTakeover(st *readiness.State) func(err error, began time.Time) {
+	return func(err error, began time.Time) {
+		if err == nil {
+			st.ClearProblems("takeover")
+			return
+		}
+
+		fix := "outrelay doctor names the cause"
+		if errors.Is(err, kafkawire.CoordinatorNotAvailable) {
+			fix = "Kafka has no coordinator of transactions: transaction.state.log.replication.factor must not be above the number of brokers " +
+				"(outrelay doctor compares them), and each partition of __transaction_state needs a leader"
+		}
+		// The fence has logged it.
+		st.SetProblemSince("takeover", err.Error()+"; "+fix, began)
+	}
+}
+
 // divisionTimeout bounds a read of the division. It protects against a rare mistake, and must not delay a takeover.
 const divisionTimeout = 2 * time.Second
 

@@ -111,6 +111,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.
 	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
 		in := slots.FenceInput(&t.slot.cfg, t.slot.Slot, t.held, doc, t.store)
 		in.Event = t.journal.recordFenceEvent
+		in.Waiting = reportTakeover(t.slot.State)
 		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.resolver, Fence: in}, t.held, t.resolver)
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
