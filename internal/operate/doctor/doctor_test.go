@@ -224,6 +224,9 @@ func TestTopics(t *testing.T) {
 	set := newSettings(t, db, "topics.allow="+strings.Join([]string{good, missing, odd, stuck}, ","))
 	r := examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...))
 	expectCheck(t, r, "topics", Warn, `"not-allowed" matches nothing in topics.allow`)
+	if c := findCheck(t, r, "topics"); strings.Contains(c.Fix, "validator") {
+		t.Errorf("a validator does not know the allowed topics: %+v", c)
+	}
 	expectCheck(t, r, "topics.exist", Fail, missing, "kafka-topics.sh --bootstrap-server", "--create --topic "+missing, "topics.create")
 	if c := findCheck(t, r, "topics.exist"); strings.Contains(c.Detail, good) {
 		t.Errorf("%q names %s", c.Detail, good)
@@ -259,7 +262,7 @@ func TestNoTopicOfAnEnvelopeWithoutAnAggregateType(t *testing.T) {
 	set := newSettings(t, db, "topics.template="+topic+"{aggregatetype}")
 	for _, more := range [][]string{nil, {"topics.rules=[{match: {headers: {env: 'test*'}}, drop: true}]"}} {
 		r := examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, more...)...))
-		expectCheck(t, r, "topics", Warn, db.Name()+".outbox: the relay would reject an envelope", "aggregatetype", "correct the service")
+		expectCheck(t, r, "topics", Warn, db.Name()+".outbox: the relay would reject an envelope", "aggregatetype", "correct the service", "outrelay schema validator")
 		expectCheck(t, r, "topics.exist", Fail, "missing: "+topic+topic)
 		if c := findCheck(t, r, "topics.exist"); strings.Contains(c.Fix, "--topic "+topic+" ") {
 			t.Errorf("a topic of no envelope is missing: %+v", c)

@@ -153,12 +153,12 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	}
 
 	// Each sample costs a query, so only the first collections are examined.
-	var rejections []string
+	var rejected rejections
 	var err error
 	looked := 0
 	list := x.mongo.outboxes.list
 	for _, o := range list[:min(len(list), sampledMost)] {
-		if one := x.sampleOutbox(ctx, o, &rejections); one != nil {
+		if one := x.sampleOutbox(ctx, o, &rejected); one != nil {
 			err = one
 			continue
 		}
@@ -166,9 +166,12 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	}
 
 	switch {
-	case len(rejections) > 0:
-		return warned("correct the service that writes the envelope, or topics in the configuration: the relay moves such "+
-			"envelopes to the dead letters", "%s", joinFew(rejections, 3))
+	case len(rejected.lines) > 0:
+		fix := "correct the service that writes the envelope, or topics in the configuration: the relay moves such envelopes to the dead letters"
+		if rejected.malformed {
+			fix += "; with the validator that outrelay schema validator prints, MongoDB rejects most mistakes at the insert"
+		}
+		return warned(fix, "%s", joinFew(rejected.lines, 3))
 	case err != nil:
 		return x.mongo.access.explainRejection(err)
 	case len(facts.names) == 0:
@@ -177,8 +180,14 @@ func (x outboxChecks) findTopics(ctx context.Context) finding {
 	return passed("%s, by the rules and the newest envelopes of %d collections", joinFew(facts.names, 5), looked)
 }
 
+// rejections are the envelopes that the relay would reject.
+type rejections struct {
+	lines     []string
+	malformed bool // a validator of the collection would reject one of them
+}
+
 // sampleOutbox routes the newest envelopes of one outbox. With a mapping, it also checks that the documents fit.
-func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, rejections *[]string) error {
+func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, rejected *rejections) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	coll := mongodb.Majority(x.mongo.client.Database(outbox.DB).Collection(outbox.Coll))
@@ -211,9 +220,11 @@ func (x outboxChecks) sampleOutbox(ctx context.Context, outbox outboxes.Outbox, 
 		// Envelopes that a rule drops are no problem of the service.
 		if rejection, ok := errors.AsType[*record.Rejection](err); ok && rejection.Class != record.Dropped {
 			line := fmt.Sprintf("%s: the relay would reject an envelope: %s", outbox.NS(), rejection.Reason)
-			if !slices.Contains(*rejections, line) && len(*rejections) < 10 {
-				*rejections = append(*rejections, line)
+			if !slices.Contains(rejected.lines, line) && len(rejected.lines) < 10 {
+				rejected.lines = append(rejected.lines, line)
 			}
+			// The validator describes documents without a mapping.
+			rejected.malformed = rejected.malformed || mapping == nil && rejection.Class == record.Malformed
 		}
 		for _, target := range targets {
 			x.topics.addTopic(target.Topic)
