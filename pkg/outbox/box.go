@@ -69,9 +69,13 @@ func (b *Box) Parts(module.Key) appending.Parts {
 	return appending.Parts{Store: b.store, Collection: b.coll, Log: b.log}
 }
 
-// Append stores the events in the transaction of ctx, in the given order. It stores all of them or
-// none. It sends one insert command for every 100,000 events or 48 MB, and none if there are no
+// Append stores the events in the transaction of ctx, in the given order: the transaction commits all of
+// them or none. It sends one insert command for every 100,000 events or 48 MB, and none if there are no
 // events.
+//
+// Without a transaction (see WithoutTransaction), the server inserts the events one after the other. After
+// an error of the server, the events before the failed one stay stored. After an error of the connection or
+// the end of ctx, any first part of the events may be stored.
 //
 // Append checks the call before it sends anything. It returns:
 //   - ErrNoTransaction if no transaction is running, unless the Box has WithoutTransaction.

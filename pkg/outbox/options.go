@@ -51,8 +51,8 @@ func WithMaxSize(bytes int) Option {
 }
 
 // WithoutTransaction allows Append in a context without a transaction. The event is then inserted
-// separately, with majority write concern. If one of several events fails, the events before it
-// stay stored. If the context has a transaction, it is used.
+// separately, with majority write concern. After an error, a part of several events may be stored: see Append.
+// If the context has a transaction, it is used.
 func WithoutTransaction() Option { return option(func(settings *settings) { settings.plain = true }) }
 
 // WithMiddleware adds middleware. The first one is the outermost.
