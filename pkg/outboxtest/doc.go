@@ -14,9 +14,19 @@
 //
 // # Guarantees
 //
-// The contract is the same as with servers, and the test suites of this module check both. A transaction sees one snapshot
-// and its own writes. If two transactions write the same row, the later one starts again. Events with the same key are
-// handled in commit order. Failed messages are set aside, retried and given up as on MongoDB.
+// Apart from the differences below, the contract is the same as with servers, and the test suites of this module check both.
+// A transaction sees one snapshot and its own writes. If two transactions write the same row, the later one starts again.
+// Events with the same key are handled in commit order. Failed messages are set aside, retried and given up as on MongoDB.
+//
+// # Differences
+//
+//   - There is no session of the driver, so the collections of a service need an interface: see above.
+//   - All data is lost when the process ends.
+//   - Nothing bounds the size of a document or the life of a transaction (16 MiB and a minute on servers).
+//   - The outcome of a commit is always known: nothing returns outbox.ErrCommitUnknown.
+//   - No open transaction survives its process, so no member has to end transactions of a lost owner of a partition.
+//   - A group gives back all partitions at each rebalance, as without cooperative rebalances.
+//   - Services cannot delete topics, and no retention removes records.
 //
 // # Time
 //

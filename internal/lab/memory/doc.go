@@ -13,18 +13,14 @@
 // Package outboxtest is its public part. The faults of a Broker and the methods that change logs and groups are for the tests
 // of this module.
 //
-// Guarantees: the contract is the same as with servers. Test suites check both. A transaction sees one snapshot and its own
-// writes. Its writes are visible after the commit, and do not exist after an error. If two
+// Guarantees: apart from the differences, the contract is the same as with servers. Test suites check both. A transaction sees
+// one snapshot and its own writes. Its writes are visible after the commit, and do not exist after an error. If two
 // transactions write the same row, they conflict, and the later one starts again. Stored values are
 // encoded, so they cannot be changed from outside. Events with the same key reach their topic in
 // commit order. A member of a group gets each record at least once, and again if it does not commit
 // it.
 //
-// Differences: there is no session of the driver. So a service that writes its own collections
-// through the driver needs an interface for them, which its tests implement with a Table. All data
-// is lost when the process ends. Nothing bounds the size of a document or the life of a transaction (16 MiB and a minute on servers).
-// The outcome of a commit is always known. A group gives back all partitions at each rebalance. Services cannot delete topics, and
-// nothing removes records.
+// Differences: the documentation of package outboxtest lists them.
 //
 // Waiting: methods wait for signals and timers, and none polls. So tests can use testing/synctest as a fake clock.
 //
