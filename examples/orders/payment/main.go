@@ -67,8 +67,9 @@ func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) erro
 	bank := &bank{s}
 	return []func(context.Context) error{c.Run}, errors.Join(
 		c.Handle(payments.Name(), h),
-		// The bank is outside of the database, so the handler must not run twice at the same time.
-		// Claimed claims the message before the handler runs.
+		// The bank is outside of the database, so the handler must not run twice at the same time: Claimed claims the message
+		// before the handler runs. The claim does not make the charge happen once: after a failure or a crash, the handler runs
+		// again. So the bank has to recognize the order.
 		c.Handle("charge-cards", consumer.For(shop.ChargeCard, bank.chargeCard), consumer.WithMode(consumer.Claimed)),
 	)
 }
