@@ -123,10 +123,8 @@ func matrixDocument() string {
 	var b strings.Builder
 	b.WriteString("# Support\n\n" +
 		"Generated from `internal/operate/doctor/matrix.go` and the recorded runs of the core tests in `internal/operate/doctor/tested.json`;\n" +
-		"`go run ./test/regenerate` writes it. A test compares the versions that all tests run on with the\n" +
-		"servers of the tests, and the platforms with the builds of the releases. `outrelay doctor` warns of a MongoDB or a platform that is\n" +
-		"untested, and rejects an unsupported MongoDB. A Kafka broker does not report its version, so `doctor` warns only of services that it\n" +
-		"recognizes by their host names.\n\n" +
+		"`go run ./test/regenerate` writes it. `outrelay doctor` warns of a MongoDB or a platform that is untested, and rejects an unsupported\n" +
+		"MongoDB. A Kafka broker does not report its version, so `doctor` warns only of services that it recognizes by their host names.\n\n" +
 		"- **tested**: each run of the tests uses it, or a run of the core tests on it is recorded. The core tests cover transactions and their\n" +
 		"  rollback, the sweep after lost history, the fence and the read-back of a takeover, two relays that share the work, and consumers.\n" +
 		"  MongoDB is tested in versions of 6.0 alone, because no other one can be fetched from a package registry. The workflow *Versions* runs\n" +
@@ -160,12 +158,14 @@ of the servers and of the driver.
 | insert, update, delete, findAndModify | services and the relay | always with ` + "`" + `w: majority, j: true` + "`" + `. Errors with the labels ` + "`" + `RetryableError` + "`" + ` and ` + "`" + `SystemOverloadedError` + "`" + ` of 8.2 are repeated | as on a replica set |
 | transactions, commitTransaction, abortTransaction | outbox, inbox, fenced writes | ` + "`" + `TransactionTooLargeForCache` + "`" + ` (7.0) halves the list. Nothing is created in a transaction of the relay: its collections exist before | across shards they commit in the order of each shard only. Keep the envelopes of a key on one shard |
 | createIndexes with collectionUUID, collMod, listIndexes, listCollections, create | indexes and state | the same | the same |
-| killSessions | transactions of lost owners | the same | the same |
+| killSessions | transactions of lost owners | the same | it reaches every shard; a prepared part stays until the transaction is decided |
+| killCursors | streams that end | the same | it may reach another mongos: the getMore then ends after its await time |
+| reshardCollection, unshardCollection | operators | unshardCollection is new in 8.0 | a new UUID makes it another collection of the name for the relay (N27) |
 | currentOp with $ownOps | the check of a client of the service | the same | it shows the operations of shards and may not contain the call: then a Timeout of the client is not noticed |
 | replSetGetConfig | the id of the replica set | the same | mongos lacks it: a state that was copied to another cluster is not noticed (N5) |
 | getParameter transactionLifetimeLimitSeconds | the margin M | the same | mongos lacks it: M is 5 minutes |
 | serverStatus with oplog | the oplog window | the same | mongos has no oplog: the window is unknown |
-| hello, ping, buildInfo | the server's time and version | the same | the same |
+| hello, ping, buildInfo, $$NOW | the server's time and version, leases | the same | the time is that of one mongos: synchronize the clocks of all by NTP |
 
 The strict stable API lacks distinct and the commands of operators. The relay rejects a client that uses it and ignores it in options.
 `
