@@ -1,6 +1,10 @@
 package httpapi
 
 import (
+	"crypto/hmac"
+	"crypto/pbkdf2"
+	"crypto/sha256"
+	"encoding/base64"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -204,5 +208,30 @@ func TestASessionEnds(t *testing.T) {
 		if s, ok, forged := readSession(c.cookie, c.tokens, c.at); ok != c.ok || forged == (ok || name == "over") {
 			t.Errorf("%s: got %+v, %t", name, s, ok)
 		}
+	}
+}
+
+// A stolen cookie lets its thief check guesses at the token without the listener. Each guess costs as much as a hash of a password.
+func TestAStolenSessionIsOfLittleUseToGuessItsToken(t *testing.T) {
+	t.Parallel()
+	cookie := session{"ann", admin.RoleViewer, time.Now().Add(time.Minute).Unix()}.sign(Tokens{operatorToken, viewerToken})
+	claims, signed, _ := strings.Cut(cookie, ".")
+	isSignedBy := func(key []byte) bool {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(claims))
+		return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)) == signed
+	}
+
+	hash := sha256.Sum256([]byte(viewerToken))
+	for name, cheap := range map[string][]byte{"the token": []byte(viewerToken), "its hash": hash[:]} {
+		if isSignedBy(cheap) {
+			t.Errorf("%s signs the session", name)
+		}
+	}
+
+	// The recommendation of OWASP for PBKDF2 with SHA-256. A node with another number would reject the sessions of the others.
+	key, err := pbkdf2.Key(sha256.New, viewerToken, []byte("outrelay session"), 600_000, sha256.Size)
+	if err != nil || !isSignedBy(key) {
+		t.Errorf("the key of the session does not cost 600,000 hashes (%v)", err)
 	}
 }
