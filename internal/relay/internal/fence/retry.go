@@ -95,13 +95,13 @@ func (s *Session) setReason(tp record.TopicPartition, reason string) {
 func (s *Session) writeBarriers(ctx context.Context, tp record.TopicPartition, hanging map[int]bool) error {
 	tail, current, generation := s.heldTail(tp), s.Producer(), s.Generation()
 	for _, x := range s.openSenders(tp) {
-		above := producerOf(x)
-		if tail.hasMarkersAbove([]Producer{above}) || hanging[x.Generation] {
+		above := x.Producer
+		if tail.hasMarkersAbove([]Producer{above}) || hanging[x.generation] {
 			continue
 		}
 
 		var err error
-		if x.ID == current.ID && x.Generation == generation {
+		if x.ID == current.ID && x.generation == generation {
 			// The epoch of this owner is above every earlier epoch of its id, and records continue to flow to
 			// other partitions.
 			err = s.writeOwnMarker(ctx, tp, tail)
@@ -109,15 +109,15 @@ func (s *Session) writeBarriers(ctx context.Context, tp record.TopicPartition, h
 				return err
 			}
 		} else {
-			err = s.writeOldMarker(ctx, tp, tail, above, x.Generation)
-			hanging[x.Generation] = err != nil
+			err = s.writeOldMarker(ctx, tp, tail, above, x.generation)
+			hanging[x.generation] = err != nil
 		}
 
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			id := s.formatID(x.Generation)
+			id := s.formatID(x.generation)
 			s.setReason(tp, fmt.Sprintf("the marker of transactional id %s cannot be written: %v", id, err))
 		}
 	}

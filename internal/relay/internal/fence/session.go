@@ -78,7 +78,7 @@ func (s *Session) Senders() []record.Sender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	own := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation, Cluster: s.cluster}
-	return append(s.retired.clone(), own)
+	return append(s.retired.listSenders(), own)
 }
 
 // Quarantined returns the partitions to which nothing may be sent, with the reason for operators.
@@ -166,16 +166,23 @@ func (s *Session) quarantinedPartitions() []record.TopicPartition {
 	return out
 }
 
+// openSender is an earlier sender that is open in a partition.
+type openSender struct {
+	Producer
+	generation int
+}
+
 // openSenders returns the earlier senders that may still write to tp, and above which a marker has to be
 // read. Senders that the coordinator has forgotten are not in the result: no process can write such a
 // marker.
-func (s *Session) openSenders(tp record.TopicPartition) []record.Sender {
+func (s *Session) openSenders(tp record.TopicPartition) []openSender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []record.Sender
-	for _, x := range s.retired {
-		if !s.gone[x.ID] && slices.Contains(x.Open, tp) {
-			out = append(out, x)
+	var out []openSender
+	for i := range s.retired {
+		x := &s.retired[i]
+		if _, isOpen := x.open.findOpen(tp); isOpen && !s.gone[x.ID] {
+			out = append(out, openSender{x.Producer, x.generation})
 		}
 	}
 	return out
@@ -208,7 +215,7 @@ func (s *Session) readAndRelease(
 func (s *Session) releaseIfFenced(reading *reading) *Tail {
 	var open []Producer
 	for _, x := range s.openSenders(reading.TopicPartition) {
-		open = append(open, producerOf(x))
+		open = append(open, x.Producer)
 	}
 
 	s.mu.Lock()
@@ -259,7 +266,7 @@ func (s *Session) noteForgotten(ctx context.Context, generation int, got Produce
 	s.mu.Lock()
 	var previous *Producer
 	for _, x := range s.retired {
-		if x.Generation != generation || s.gone[x.ID] || x.ID == got.ID && x.Epoch < got.Epoch {
+		if x.generation != generation || s.gone[x.ID] || x.ID == got.ID && x.Epoch < got.Epoch {
 			continue
 		}
 		s.gone[x.ID] = true

@@ -172,17 +172,16 @@ type takeOver struct {
 // listTopics returns the topics of the targets and of the open partitions of earlier senders.
 func (t *takeOver) listTopics() []string {
 	in := &t.session.in
-	var out []string
+	names := map[string]bool{}
 	for topic := range in.Offsets {
-		out = append(out, topic)
+		names[topic] = true
 	}
 	for _, s := range in.Senders {
 		for _, tp := range s.Open {
-			out = append(out, tp.Topic)
+			names[tp.Topic] = true
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return slices.Sorted(maps.Keys(names))
 }
 
 // quarantineTargets quarantines all partitions that the takeover has to release.
@@ -204,7 +203,7 @@ func (t *takeOver) quarantineTargets(health *Health) {
 	// Earlier senders may be open in topics that are no longer stored.
 	session.retired = earlierSenders(session.in.Senders, all, session.in.Offsets)
 	for _, x := range session.retired {
-		all = append(all, x.Open...)
+		all = append(all, x.open.listPartitions()...)
 	}
 	for _, tp := range all {
 		if session.held[tp] == nil {
@@ -248,7 +247,9 @@ func (t *takeOver) acquire(ctx context.Context) error {
 // marker that is missing there needs the id of that generation, and not another takeover.
 func (t *takeOver) releaseEarlierGenerations(ctx context.Context) error {
 	session := t.session
-	if !slices.ContainsFunc(session.retired, func(sender record.Sender) bool { return sender.Generation < session.generation && len(sender.Open) > 0 }) {
+	if !slices.ContainsFunc(session.retired, func(sender earlierSender) bool {
+		return sender.generation < session.generation && sender.open.count > 0
+	}) {
 		return nil
 	}
 
@@ -330,7 +331,7 @@ func (t *takeOver) readTargets(ctx context.Context, health *Health, covered []re
 		reading := &reading{TopicPartition: tp, tail: q.tail}
 		for _, x := range session.openSenders(tp) {
 			if awaited[tp] && x.ID == session.current.ID {
-				reading.await = append(reading.await, producerOf(x))
+				reading.await = append(reading.await, x.Producer)
 			}
 		}
 		list = append(list, reading)

@@ -138,7 +138,9 @@ func TestN04_OnlyAReadMarkerAboveReleases(t *testing.T) {
 		"both":             {map[int64]int16{7: 5, 9: 1}, true},
 	} {
 		s := newSession(&Client{}, In{})
-		s.retired = senders{{ID: 7, Epoch: 4, Open: []record.TopicPartition{tp}}, {ID: 9, Open: []record.TopicPartition{tp}}, {ID: 10, Epoch: 3}}
+		for _, sender := range []record.Sender{{ID: 7, Epoch: 4, Open: []record.TopicPartition{tp}}, {ID: 9, Open: []record.TopicPartition{tp}}, {ID: 10, Epoch: 3}} {
+			s.retired = s.retired.withSender(sender)
+		}
 		tail := newTail(0)
 		tail.marks, tail.target, tail.Next = c.marks, 12, 12
 		s.held[tp] = &heldPartition{tail: tail}
