@@ -40,8 +40,8 @@ type Sent struct {
 
 // TopicPartition names one partition.
 type TopicPartition struct {
-	Topic     string `bson:"t"`
-	Partition int32  `bson:"p"`
+	Topic     string
+	Partition int32
 }
 
 // Sender is a producer identity that may still write (N4). It stays in the watcher document, open
@@ -51,7 +51,7 @@ type Sender struct {
 	ID         int64            `bson:"id"`         // producer id
 	Epoch      int16            `bson:"epoch"`      // epoch with which it sends
 	Generation int              `bson:"generation"` // generation of the transactional id (H3)
-	Open       []TopicPartition `bson:"open"`
+	Open       []TopicPartition `bson:"-"`
 
 	// Cluster is the id of the Kafka cluster to which it writes, or "" if the brokers did not name it.
 	Cluster string `bson:"cluster,omitempty"`

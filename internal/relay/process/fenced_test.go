@@ -29,7 +29,8 @@ func TestN05_DeposedOwnerIsNotCountedAsFenced(t *testing.T) {
 		if err := watchers.FindOne(t.Context(), bson.D{}).Decode(&doc); err != nil {
 			t.Fatal(err)
 		}
-		b.fenceTopic(fmt.Sprintf("outrelay.%s.%s#%d", doc.Instance, strings.ReplaceAll(doc.ID, "/", "."), doc.SenderList[len(doc.SenderList)-1].Generation))
+		senders := doc.Senders()
+		b.fenceTopic(fmt.Sprintf("outrelay.%s.%s#%d", doc.Instance, strings.ReplaceAll(doc.ID, "/", "."), senders[len(senders)-1].Generation))
 		// Another owner has acquired the lease, and was killed.
 		_, err := watchers.UpdateOne(t.Context(), bson.D{}, bson.D{
 			{Key: "$set", Value: bson.D{{Key: "owner", Value: "another/1"}, {Key: "expiresAt", Value: time.Now().Add(-time.Minute)}}},

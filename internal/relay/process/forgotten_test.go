@@ -120,10 +120,10 @@ func (b *bundle) storedTopics() (names []string) {
 		Offsets []struct {
 			Topic string `bson:"t"`
 		} `bson:"offsets"`
-		Senders []struct {
-			Open []struct {
+		Senders struct {
+			Topics []struct {
 				Topic string `bson:"t"`
-			} `bson:"open"`
+			} `bson:"topics"`
 		} `bson:"senders"`
 	}
 	if err := b.state.Collection("watchers").FindOne(b.t.Context(), bson.D{}).Decode(&d); err != nil {
@@ -132,10 +132,8 @@ func (b *bundle) storedTopics() (names []string) {
 	for _, o := range d.Offsets {
 		names = append(names, o.Topic)
 	}
-	for _, s := range d.Senders {
-		for _, o := range s.Open {
-			names = append(names, o.Topic)
-		}
+	for _, s := range d.Senders.Topics {
+		names = append(names, s.Topic)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)

@@ -30,7 +30,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 	merged := Document{
 		Token: least.Token, ClusterTime: least.ClusterTime, Collections: least.Collections,
 		PipelineHash: least.PipelineHash, ReplicaSetID: least.ReplicaSetID, StartedAt: least.StartedAt,
-		SenderList: senderEntries(senders), ExpiresAt: time.UnixMilli(0),
+		SenderTable: newSenderTable(senders), ExpiresAt: time.UnixMilli(0),
 	}
 
 	offsets := map[string][]int64{}
@@ -63,7 +63,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 	for i, id := range ids {
 		out[i] = merged
 		out[i].ID, out[i].Instance = id, uuid.NewString()
-		out[i].SenderList = slices.Clone(merged.SenderList)
+		out[i].SenderTable.List = slices.Clone(merged.SenderTable.List)
 	}
 	return out
 }
@@ -71,7 +71,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 // AddSender adds sender, the first sender of a document that Merge returned. No record has been sent with
 // sender, and the first owner can write its marker.
 func (d *Document) AddSender(sender record.Sender) {
-	d.SenderList = append(d.SenderList, senderEntries([]record.Sender{sender})...)
+	d.SenderTable.List = append(d.SenderTable.List, sender)
 }
 
 // lowerOffsets lowers the offsets in a to those in b, per partition, and returns a. A partition without

@@ -52,14 +52,14 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 			t.Errorf("passed %+v, want 0of1 and 0of2", d.Passed)
 		}
 		// The stream of each new slot may repeat events that either old slot has sent outside of its order.
-		if d.Beside != "8200000090" || len(d.SenderList) != 1 {
-			t.Errorf("beside %q and senders %v, want the highest position and 1 sender", d.Beside, d.SenderList)
+		if senders := d.Senders(); d.Beside != "8200000090" || len(senders) != 1 || senders[0].EndOffsets["t"][0] != 4 {
+			t.Errorf("beside %q and senders %v, want the highest position and 1 sender", d.Beside, senders)
 		}
 
 		d.AddSender(record.Sender{ID: int64(20 + i)})
 	}
 
-	if got[0].Instance == got[1].Instance || got[0].SenderList[1].ID != 20 || got[2].SenderList[1].ID != 22 {
+	if got[0].Instance == got[1].Instance || got[0].Senders()[1].ID != 20 || got[2].Senders()[1].ID != 22 {
 		t.Error("two slots share an instance or a sender")
 	}
 }

@@ -39,7 +39,7 @@ type Document struct {
 	PipelineHash string         `bson:"pipelineHash,omitempty"`
 	Beside       string         `bson:"beside,omitempty"` // highest position of an envelope that was sent outside of the stream's order (N8)
 	Offsets      []TopicOffsets `bson:"offsets,omitempty"`
-	SenderList   []SenderEntry  `bson:"senders,omitempty"`
+	SenderTable  SenderTable    `bson:"senders"`
 	Instance     string         `bson:"instance"` // a UUID, created with the document (N5)
 	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
 	Gap          *Gap           `bson:"gap,omitempty"`
@@ -98,16 +98,7 @@ func LowestPosition(ctx context.Context, coll *mongo.Collection, watcher string)
 func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offsets) }
 
 // Senders returns the producer identities that may still write to Kafka (N4).
-func (d Document) Senders() []record.Sender {
-	out := make([]record.Sender, len(d.SenderList))
-	for i, s := range d.SenderList {
-		out[i] = s.Sender
-		if len(s.Until) > 0 {
-			out[i].EndOffsets = offsetsByTopic(s.Until)
-		}
-	}
-	return out
-}
+func (d Document) Senders() []record.Sender { return d.SenderTable.listSenders() }
 
 // Collection is a collection that the watcher reads. The UUID distinguishes it from a collection that
 // was created again with the same name.
@@ -120,12 +111,6 @@ type Collection struct {
 type TopicOffsets struct {
 	Topic   string  `bson:"t"`
 	Offsets []int64 `bson:"p"`
-}
-
-// SenderEntry is a record.Sender as stored. Until has its EndOffsets.
-type SenderEntry struct {
-	record.Sender `bson:",inline"`
-	Until         []TopicOffsets `bson:"until,omitempty"`
 }
 
 // Passed records how far an earlier slot had come. The slot had delivered every event of its keys up to
@@ -192,17 +177,6 @@ func sortedOffsets(byTopic map[string][]int64) []TopicOffsets {
 	out := make([]TopicOffsets, 0, len(byTopic))
 	for _, t := range slices.Sorted(maps.Keys(byTopic)) {
 		out = append(out, TopicOffsets{Topic: t, Offsets: byTopic[t]})
-	}
-	return out
-}
-
-func senderEntries(list []record.Sender) []SenderEntry {
-	out := make([]SenderEntry, len(list))
-	for i, s := range list {
-		out[i].Sender = s
-		if len(s.EndOffsets) > 0 {
-			out[i].Until = sortedOffsets(s.EndOffsets)
-		}
 	}
 	return out
 }

@@ -111,7 +111,7 @@ func (u *Update) setFields() bson.D {
 	add := func(name string, value any) { set = append(set, bson.E{Key: name, Value: value}) }
 
 	if u.Senders != nil {
-		add("senders", mongodb.Literal(senderEntries(*u.Senders)))
+		add("senders", mongodb.Literal(newSenderTable(*u.Senders)))
 	}
 	if u.Collections != nil {
 		add("collections", mongodb.Literal(*u.Collections))
