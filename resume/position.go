@@ -2,7 +2,6 @@ package resume
 
 import (
 	"fmt"
-	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
@@ -37,7 +36,7 @@ func (p Position) Sound() bool {
 // same place, and 1 if p is after position. It compares the bytes of the tokens, or the time of a token
 // that is not sound. The zero position is before all others.
 func (p Position) Compare(position Position) int {
-	return strings.Compare(p.sortKey(), position.sortKey())
+	return CompareTokens(p.sortKey(), position.sortKey())
 }
 
 // Time returns ClusterTime, or else the time in the token. It returns false if there is neither.

@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
@@ -50,6 +52,43 @@ func (t Token) Data() string {
 
 	text, _ := value.StringValueOK()
 	return text
+}
+
+// versionEnd is where the version ends in the data of a token: after the timestamp, in two bytes.
+const versionEnd = 18 + 4
+
+// CompareTokens orders two positions of one deployment by their Data, as strings.Compare. MongoDB 7.0 writes another version of tokens than
+// 6.0. Tokens of two versions are equal if their operations are: behind the operation they describe it in different ways.
+func CompareTokens(a, b string) int {
+	if len(a) < versionEnd || len(b) < versionEnd || a[18:versionEnd] == b[18:versionEnd] {
+		return strings.Compare(a, b)
+	}
+	return strings.Compare(operationOf(a), operationOf(b))
+}
+
+// operationOf returns the part of the data of a token that versions share: the time, the kind of the token, and the number of the
+// operation in its transaction.
+func operationOf(data string) string {
+	end := skipNumber(data, skipNumber(data, versionEnd))
+	return data[:18] + data[versionEnd:end]
+}
+
+// skipNumber returns where a number of a KeyString ends that begins at start. The first byte is its size: 0x29 for zero, 0x2B for a
+// number of one byte, 0x2C for two, …
+func skipNumber(data string, start int) int {
+	const zero, oneByte, eightBytes = 0x29, 0x2b, 0x32
+	if start+2 > len(data) {
+		return len(data)
+	}
+	size, err := strconv.ParseUint(data[start:start+2], 16, 8)
+	if err != nil || size != zero && (size < oneByte || size > eightBytes) {
+		return len(data)
+	}
+	n := 0
+	if size != zero {
+		n = int(size) - oneByte + 1
+	}
+	return min(start+2+2*n, len(data))
 }
 
 // timestampType is the first byte of a KeyString that begins with a timestamp.

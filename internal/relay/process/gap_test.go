@@ -1,9 +1,11 @@
 package process_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -71,5 +73,48 @@ func TestFirstStartSweepsUnstampedEnvelopes(t *testing.T) {
 	}
 	if err := stop(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// An owner that dies right after it has closed a gap leaves a time as the position. The next owner does not have the ids that were swept, so it
+// flags what the sweep may have sent.
+func TestN22_TheNextOwnerFlagsWhatASweepMayHaveSent(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start()
+	b.append(1)
+	b.consume(1)
+	stacktest.Eventually(t, "everything is resolved", func() bool { return b.status().Unresolved == 0 })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	watchers := b.state.Collection("watchers")
+	document, err := watchers.FindOne(t.Context(), bson.D{}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	envelope, err := b.db.Collection("outbox").FindOne(t.Context(), bson.D{}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The event was committed after its stamp and before the position.
+	if _, err := watchers.UpdateOne(t.Context(), bson.D{}, bson.D{
+		{Key: "$set", Value: bson.D{
+			{Key: "clusterTime", Value: envelope.Lookup("ts")},
+			{Key: "swept", Value: bson.D{{Key: "to", Value: envelope.Lookup("ts")}, {Key: "until", Value: document.Lookup("clusterTime")}}},
+		}},
+		{Key: "$unset", Value: bson.D{{Key: "token", Value: ""}}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	b.start()
+	b.append(1)
+	for i, r := range b.consume(3) {
+		flagged := slices.ContainsFunc(r.Headers, func(h kgo.RecordHeader) bool { return h.Key == record.HeaderRedelivered })
+		if flagged != (i == 1) {
+			t.Errorf("record %d is flagged: %t", i, flagged)
+		}
 	}
 }

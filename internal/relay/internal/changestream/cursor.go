@@ -228,7 +228,7 @@ func (c *cursor) dropDelivered(batch *changes.Batch) {
 	for i, raw := range batch.Docs {
 		// The caller that reads the event reports a parse error.
 		_ = changes.Parse(raw, &ev)
-		if string(ev.Data) > c.dropThrough {
+		if resume.CompareTokens(string(ev.Data), c.dropThrough) > 0 {
 			c.dropThrough = ""
 			n := copy(batch.Docs, batch.Docs[i:])
 			clear(batch.Docs[n:])

@@ -64,8 +64,7 @@ type run struct {
 	sizer        batchSizer
 	slim         slimMode
 
-	lastIdle       time.Time
-	positionUnsent bool // position moved after the last batch
+	lastIdle time.Time
 
 	// lastOp is the kind of the last event, which is the cause of a following invalidate event.
 	lastOp changes.Op
@@ -275,23 +274,22 @@ func positionOf(ev *changes.Event) resume.Position {
 	return resume.Position{Token: resume.Token(ev.Token).Clone(), ClusterTime: ev.ClusterTime}
 }
 
-// sendBatch sends the batch to the caller if it has documents or a new position, and stores the
-// position in r. It blocks until the caller receives the batch.
+// sendBatch sends the batch to the caller, and stores the position in r. It leaves out an empty batch soon after another one. The others
+// show the caller that the server responds, also if its position stands, as that of a secondary does that replicates nothing. It blocks
+// until the caller receives the batch.
 func (r *run) sendBatch(ctx context.Context, batch *changes.Batch, next resume.Position, moved bool) error {
 	if moved {
-		r.position, r.positionUnsent = next, true
+		r.position = next
 	}
 	batch.Position = r.position
 
-	if len(batch.Docs) == 0 && (!r.positionUnsent || time.Since(r.lastIdle) < idleInterval) {
+	if len(batch.Docs) == 0 && time.Since(r.lastIdle) < idleInterval {
 		batch.Release()
 		return nil
 	}
 	if len(batch.Docs) == 0 {
 		r.lastIdle = time.Now()
 	}
-	r.positionUnsent = false
-
 	// If both cases are ready, select chooses at random.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

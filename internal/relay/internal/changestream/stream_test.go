@@ -478,3 +478,34 @@ func TestConfigIsChecked(t *testing.T) {
 		t.Errorf("Tune set the timeout %v, want none", *o.Timeout)
 	}
 }
+
+// A secondary that replicates nothing responds, and its position stands. Its batches show that the reader is alive, or the term would end
+// because a stage does not move.
+func TestAPositionThatStandsIsSentAgain(t *testing.T) {
+	t.Parallel()
+	position := resume.Position{ClusterTime: bson.Timestamp{T: 7, I: 1}}
+	sent := make(chan *changes.Batch, 1)
+	r := &run{out: sent, position: position}
+	send := func() bool {
+		if err := r.sendBatch(t.Context(), changes.NewBatch(), position, false); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case batch := <-sent:
+			defer batch.Release()
+			return batch.Position.Compare(position) == 0
+		default:
+			return false
+		}
+	}
+	if !send() {
+		t.Error("the first empty batch is not sent")
+	}
+	if send() {
+		t.Error("an empty batch is sent right after another one")
+	}
+	r.lastIdle = time.Now().Add(-idleInterval)
+	if !send() {
+		t.Error("no empty batch is sent after a while")
+	}
+}

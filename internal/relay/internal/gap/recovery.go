@@ -352,7 +352,10 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 	_, _, offsets := r.Dispatcher.Snapshot()
 	hash := r.Scope.PipelineHash()
 	identities := r.Collections.CollectionIdentities()
+	// The set of swept envelopes is only in the memory of this process. An owner that starts at the end of the gap flags them.
+	sweptTo, sweptUntil := r.Skip.Bounds()
 	update := lease.Update{
+		Swept:        &lease.Swept{To: sweptTo, Until: sweptUntil},
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
 		PipelineHash: &hash,
 		Collections:  &identities,

@@ -77,6 +77,10 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		StampMargin:      uint32(margin / time.Second),
 	}
 	skip := sweep.NewSkip(int64(cfg.Limits.Memory) / 4)
+	// The stream may repeat what an earlier owner swept right before its end.
+	if doc.Swept != nil && !t.plan.IsGapOpen() {
+		skip.Doubt(doc.Swept.To, doc.Swept.Until)
+	}
 	known := &storedTopics{calls: t.calls, store: t.store, letters: t.letters, claims: t.claims, watcher: cfg.Watcher}
 	recovery := &gap.Recovery{
 		Plan:       t.plan,

@@ -73,8 +73,8 @@ func adoptOne(tx context.Context, coll *mongo.Collection, document Vacant, pos r
 		op("$eq", mongodb.IfNull("$epoch", int64(0)), document.Epoch))
 	res, err := coll.UpdateOne(tx, bson.D{{Key: "_id", Value: document.ID}, {Key: "$expr", Value: vacant}}, bson.D{
 		{Key: "$set", Value: fields},
-		// Both describe the position that is replaced.
-		{Key: "$unset", Value: bson.D{{Key: "collections", Value: ""}, {Key: "passed", Value: ""}}},
+		// They describe the position that is replaced.
+		{Key: "$unset", Value: bson.D{{Key: "collections", Value: ""}, {Key: "passed", Value: ""}, {Key: "swept", Value: ""}}},
 	})
 
 	if err == nil && res.MatchedCount == 0 {

@@ -43,6 +43,9 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 		}
 
 		merged.Beside = max(merged.Beside, d.Beside)
+		if d.Swept != nil && (merged.Swept == nil || d.Swept.Until.After(merged.Swept.Until)) {
+			merged.Swept = d.Swept
+		}
 		offsets = lowerOffsets(offsets, d.OffsetMap())
 
 		part := d.ID[strings.LastIndexByte(d.ID, '/')+1:]

@@ -44,6 +44,7 @@ type Document struct {
 	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
 	Gap          *Gap           `bson:"gap,omitempty"`
 	Passed       []Passed       `bson:"passed,omitempty"` // delivered by other slots before a reslice (N28)
+	Swept        *Swept         `bson:"swept,omitempty"`  // by the latest sweep, which is complete
 	Lost         []LostHistory  `bson:"lost,omitempty"`   // until an operator acknowledges it; at most mostLost
 	Stats        bson.Raw       `bson:"stats,omitempty"`
 	Control      Control        `bson:"control,omitempty"`
@@ -133,6 +134,12 @@ type Gap struct {
 	Redelivered int64          `bson:"redelivered"`
 	Repeats     int64          `bson:"repeats"` // of Redelivered, those that may have been sent before the gap
 	Since       time.Time      `bson:"since"`
+}
+
+// Swept describes the events after a sweep that it may have delivered: those of a transaction that was open at the end of the stretch.
+type Swept struct {
+	To    bson.Timestamp `bson:"to"`    // an envelope with a later stamp was not swept
+	Until bson.Timestamp `bson:"until"` // the sweep cannot have seen a later commit
 }
 
 // LostHistory is a gap that was swept, as a record for operators.

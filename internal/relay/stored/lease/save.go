@@ -30,6 +30,7 @@ type Update struct {
 	GapSince    time.Time
 	ClearGap    bool
 	ClearPassed bool
+	Swept       *Swept
 	Lost        *LostHistory // added to the document
 
 	// Rewind saves the position of the checkpoint although the stored one may be later. It is for a
@@ -118,6 +119,9 @@ func (u *Update) setFields() bson.D {
 	}
 	if u.PipelineHash != nil {
 		add("pipelineHash", mongodb.Literal(*u.PipelineHash))
+	}
+	if u.Swept != nil {
+		add("swept", mongodb.Literal(*u.Swept))
 	}
 	if u.ClearPassed {
 		add("passed", "$$REMOVE")

@@ -31,6 +31,12 @@ func NewSkip(bytes int64) *Skip {
 	return &Skip{max: int(max(bytes/skipEntry, 1)), ids: map[[16]byte]struct{}{}}
 }
 
+// Bounds returns the end of the stretch that was swept, and the time after which no commit can have been swept.
+func (s *Skip) Bounds() (end, until bson.Timestamp) { return s.to, s.until }
+
+// Doubt makes the set cover the sweep of an earlier process, whose ids are unknown: each envelope within its bounds is doubtful.
+func (s *Skip) Doubt(end, until bson.Timestamp) { s.to, s.until, s.partial = end, until, true }
+
 // hashID returns 128 bits of a cryptographic hash of an id and its namespace. Hashes that could collide
 // would lose envelopes.
 func (s *Skip) hashID(db, coll []byte, idType byte, id []byte) [16]byte {
