@@ -36,7 +36,7 @@ func (p Position) Sound() bool {
 // same place, and 1 if p is after position. It compares the bytes of the tokens, or the time of a token
 // that is not sound. The zero position is before all others.
 func (p Position) Compare(position Position) int {
-	return CompareTokens(p.sortKey(), position.sortKey())
+	return compareData(p.sortKey(), position.sortKey())
 }
 
 // Time returns ClusterTime, or else the time in the token. It returns false if there is neither.

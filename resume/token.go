@@ -57,9 +57,9 @@ func (t Token) Data() string {
 // versionEnd is where the version ends in the data of a token: after the timestamp, in two bytes.
 const versionEnd = 18 + 4
 
-// CompareTokens orders two positions of one deployment by their Data, as strings.Compare. MongoDB 7.0 writes another version of tokens than
-// 6.0. Tokens of two versions are equal if their operations are: behind the operation they describe it in different ways.
-func CompareTokens(a, b string) int {
+// compareData orders two positions of one deployment by the data of their tokens, as strings.Compare. MongoDB 7.0 writes another version
+// of tokens than 6.0. Tokens of two versions are equal if their operations are: behind the operation they describe it in different ways.
+func compareData(a, b string) int {
 	if len(a) < versionEnd || len(b) < versionEnd || a[18:versionEnd] == b[18:versionEnd] {
 		return strings.Compare(a, b)
 	}

@@ -103,6 +103,7 @@ func deleteTopics(t *testing.T, names []string) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+
 	admin := kadm.NewClient(client)
 	if _, err := admin.DeleteTopics(t.Context(), names...); err != nil {
 		t.Fatal(err)

@@ -77,8 +77,8 @@ func TestFirstStartSweepsUnstampedEnvelopes(t *testing.T) {
 }
 
 // An owner that dies right after it has closed a gap leaves a time as the position. The next owner does not have the ids that were swept, so it
-// flags what the sweep may have sent.
-func TestN22_TheNextOwnerFlagsWhatASweepMayHaveSent(t *testing.T) {
+// flags the events that the sweep may have sent.
+func TestN22_TheNextOwnerFlagsEventsThatASweepMayHaveSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	stop := b.start()
@@ -111,6 +111,7 @@ func TestN22_TheNextOwnerFlagsWhatASweepMayHaveSent(t *testing.T) {
 
 	b.start()
 	b.append(1)
+
 	for i, r := range b.consume(3) {
 		flagged := slices.ContainsFunc(r.Headers, func(h kgo.RecordHeader) bool { return h.Key == record.HeaderRedelivered })
 		if flagged != (i == 1) {

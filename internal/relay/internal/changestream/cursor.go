@@ -42,9 +42,9 @@ type cursor struct {
 	// serverID is the cursor's id. It is atomic because another goroutine kills the cursor.
 	serverID atomic.Int64
 
-	// dropThrough is the data of a token: events at or before it were already sent to the caller
-	// (N23). It is "" once a later event was read.
-	dropThrough  string
+	// dropThrough is a position with a token: events at or before it were already sent to the caller
+	// (N23). It is zero once a later event was read.
+	dropThrough  resume.Position
 	responseWait time.Duration
 }
 
@@ -71,7 +71,9 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 		return nil, err
 	}
 
-	cursor.dropThrough = r.position.Token.Data()
+	if r.position.Token.Data() != "" {
+		cursor.dropThrough = r.position
+	}
 	cursor.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
 	return cursor, nil
 }
@@ -228,8 +230,8 @@ func (c *cursor) dropDelivered(batch *changes.Batch) {
 	for i, raw := range batch.Docs {
 		// The caller that reads the event reports a parse error.
 		_ = changes.Parse(raw, &ev)
-		if resume.CompareTokens(string(ev.Data), c.dropThrough) > 0 {
-			c.dropThrough = ""
+		if positionOf(&ev).Compare(c.dropThrough) > 0 {
+			c.dropThrough = resume.Position{}
 			n := copy(batch.Docs, batch.Docs[i:])
 			clear(batch.Docs[n:])
 			batch.Docs = batch.Docs[:n]

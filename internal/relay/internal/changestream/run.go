@@ -190,7 +190,7 @@ func (r *run) handleResponse(ctx context.Context, cursor *cursor, batch *changes
 	// The size includes the events that are dropped below, because the server sent them too.
 	r.sizer.observeResponse(len(batch.Docs), batch.Bytes)
 	cursor.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
-	if cursor.dropThrough != "" {
+	if !cursor.dropThrough.IsZero() {
 		cursor.dropDelivered(batch)
 	}
 

@@ -498,6 +498,7 @@ func TestAPositionThatStandsIsSentAgain(t *testing.T) {
 			return false
 		}
 	}
+
 	if !send() {
 		t.Error("the first empty batch is not sent")
 	}

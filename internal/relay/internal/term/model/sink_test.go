@@ -36,7 +36,7 @@ type sink struct {
 
 func (s *sink) Size(rec *record.Record) int { return len(rec.Value) + 1 }
 
-// forIdentity returns what the identity of a record is made of (N7).
+// forIdentity returns a record with the parts of rec that identify its delivery (N7).
 func (s *sink) forIdentity(rec *record.Record) record.Record {
 	headers := rec.Headers
 	if s.w.undo == equalNamespaces {
@@ -247,6 +247,7 @@ func (s *sink) park(part *partition) {
 		}
 		part.mustReopen, part.inFlight = true, nil
 	}
+
 	part.parked = true
 	var back []record.Withdrawn
 	for _, x := range part.queue {

@@ -288,6 +288,7 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 	if outcome.End == ledger.Retrying {
 		entry.Attempts, entry.NextAt = 1, w.clock().Add(time.Second)
 	}
+
 	document := &stored{entry.Document()}
 	if w.store[document.DocumentID] == nil {
 		w.store[document.DocumentID] = document

@@ -158,6 +158,7 @@ func (w *world) reuseID(s *spec) {
 		if earlier.ns != s.ns || earlier.key != s.key || w.outboxes[s.ns][earlier.id] != nil {
 			continue
 		}
+
 		isAtOnce := func(other *spec) bool {
 			return other.ns == s.ns && other.id == earlier.id && other.wall().Equal(s.wall())
 		}
