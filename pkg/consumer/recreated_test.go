@@ -137,46 +137,49 @@ func TestN29_ATopicThatWasCreatedAgainIsReadFromItsStart(t *testing.T) {
 
 	for name, recreate := range cases {
 		for library, use := range map[string]consumer.Option{"kafka-go": nil, "franz": franz.Use()} {
-			for _, mode := range []consumer.Mode{consumer.Transactional, consumer.AtLeastOnce} {
-				for _, start := range []consumer.Start{consumer.Earliest, consumer.Latest} {
-					t.Run(fmt.Sprint(name, "/", library, "/", mode, "/", start), func(t *testing.T) {
-						t.Parallel()
-						s := &scene{k: newKit(t, 1), stop: func() {}}
-						s.run = func() *consumer.Consumer {
-							s.stop()
-							c := s.k.newConsumer(use, consumer.WithMode(mode), consumer.WithStart(start))
-							addHandler(t, c, "counted", s.k.insertInto("effects"))
-							s.stop = s.k.start(c)
-							return c
-						}
-						waitOffset := func(at int64) {
-							t.Helper()
-							s.k.waitUntil(fmt.Sprint("offset ", at), func(context.Context) bool { return s.k.readCommitted(1)[0] == at })
-						}
-
-						s.paused = s.run()
-						if start == consumer.Latest {
-							waitOffset(0)
-						}
-						s.k.publish(newMessages(1, 3)...)
-						waitOffset(3)
-						recreate(s)
-						waitOffset(6)
-						if n := s.k.countDocuments("effects"); n != 9 {
-							t.Fatalf("%d of the 6 records of the new topic had an effect", n-3)
-						}
-
-						// The next member goes on where this one stops.
-						s.k.publish(newMessage("a", "counted", "last"))
-						waitOffset(7)
-						s.run()
-						s.k.publish(newMessage("b", "counted", "after a restart"))
-						waitOffset(8)
-						if n := s.k.countDocuments("effects"); n != 11 {
-							t.Errorf("%d effects of 11 messages", n)
-						}
-					})
+			for i, mode := range []consumer.Mode{consumer.Transactional, consumer.AtLeastOnce, consumer.Claimed, consumer.AtLeastOnceInTransaction} {
+				// Each mode has one start with this library, and the other one with the other library.
+				start := consumer.Earliest
+				if (i%2 == 0) == (library == "franz") {
+					start = consumer.Latest
 				}
+				t.Run(fmt.Sprint(name, "/", library, "/", mode, "/", start), func(t *testing.T) {
+					t.Parallel()
+					s := &scene{k: newKit(t, 1), stop: func() {}}
+					s.run = func() *consumer.Consumer {
+						s.stop()
+						c := s.k.newConsumer(use, consumer.WithMode(mode), consumer.WithStart(start))
+						addHandler(t, c, "counted", s.k.insertInto("effects"))
+						s.stop = s.k.start(c)
+						return c
+					}
+					waitOffset := func(at int64) {
+						t.Helper()
+						s.k.waitUntil(fmt.Sprint("offset ", at), func(context.Context) bool { return s.k.readCommitted(1)[0] == at })
+					}
+
+					s.paused = s.run()
+					if start == consumer.Latest {
+						waitOffset(0)
+					}
+					s.k.publish(newMessages(1, 3)...)
+					waitOffset(3)
+					recreate(s)
+					waitOffset(6)
+					if n := s.k.countDocuments("effects"); n != 9 {
+						t.Fatalf("%d of the 6 records of the new topic had an effect", n-3)
+					}
+
+					// The next member goes on where this one stops.
+					s.k.publish(newMessage("a", "counted", "last"))
+					waitOffset(7)
+					s.run()
+					s.k.publish(newMessage("b", "counted", "after a restart"))
+					waitOffset(8)
+					if n := s.k.countDocuments("effects"); n != 11 {
+						t.Errorf("%d effects of 11 messages", n)
+					}
+				})
 			}
 		}
 	}

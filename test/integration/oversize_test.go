@@ -3,6 +3,7 @@
 package integration
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 
@@ -93,4 +94,39 @@ func TestOversizeEnvelopesDisturbNobody(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The token of an event with an _id of 8 MB is larger than MongoDB can send. The relay sweeps past it, the event leaves a letter, and the
+// events around it arrive.
+func TestAHugeIDDisturbsNobody(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Partitions: 1})
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	place := func(id string) {
+		s.AppendEvents(s.Outbox(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("real")), event.WithID(id)))
+	}
+
+	place("before")
+	huge := bson.D{
+		{Key: "_id", Value: strings.Repeat("i", 8<<20)},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "k"},
+		{Key: "type", Value: "Placed"},
+		{Key: "payload", Value: "x"},
+	}
+	if _, err := s.Outbox().InsertOne(t.Context(), huge); err != nil {
+		t.Fatal(err)
+	}
+	place("after")
+	topics.WaitDistinct(2)
+
+	stacktest.Eventually(t, "it is a dead letter", func() bool {
+		n, err := s.State.Collection("letters").CountDocuments(t.Context(), bson.D{{Key: "class", Value: record.MessageTooLarge}})
+		return err == nil && n == 1
+	}, func() any { return p.ReadLog() })
+	place("later")
+	topics.WaitDistinct(3)
+	stacktest.Eventually(t, "the relay is ready", func() bool { code, _ := p.Get("/readyz"); return code == http.StatusOK }, func() any { return p.ReadLog() })
 }
