@@ -39,8 +39,9 @@ func TestN04_ClosingSixtyThousandPartitionsIsNotQuadratic(t *testing.T) {
 
 	took := time.Since(began)
 	t.Logf("closed %d partitions of %d senders in %v", len(targets), len(saved), took)
-	if took > 2*time.Second {
-		t.Errorf("closing %d partitions of %d senders took %v, want at most 2 s", len(targets), len(saved), took)
+	// It takes 0.3 s, and with the race detector 2 s. A search in lists takes more than 20 s.
+	if limit := 15 * time.Second; took > limit {
+		t.Errorf("closing %d partitions of %d senders took %v, want at most %v", len(targets), len(saved), took, limit)
 	}
 	for _, sender := range session.Senders()[:len(saved)] {
 		if len(sender.Open) != 0 || len(sender.EndOffsets) != 10_000 {
