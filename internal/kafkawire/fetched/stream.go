@@ -149,7 +149,7 @@ func (s *Stream) readRecord(rec *Record, from int64) (bool, error) {
 func (s *Stream) readPrefix(record *Record, decoder *response.Decoder) {
 	decoder.Skip(1) // attributes
 	*record = Record{TimeMS: s.batch.firstMS + decoder.Varint(), Headers: record.Headers[:0]}
-	if s.batch.attributes&appendTimeBit != 0 {
+	if s.batch.HasAppendTime() {
 		record.TimeMS = s.batch.maxMS
 	}
 	record.Offset = s.batch.Base + decoder.Varint()

@@ -290,6 +290,7 @@ func (r *run) sendBatch(ctx context.Context, batch *changes.Batch, next resume.P
 	if len(batch.Docs) == 0 {
 		r.lastIdle = time.Now()
 	}
+
 	// If both cases are ready, select chooses at random.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -54,7 +54,7 @@ func (o *Outlet) Publish(
 		ClusterTime: envelope.TS,
 		CommitMS:    now.UnixMilli(), // the record gets the time at which it is sent (N12)
 		Redelivered: envelope.Redelivered,
-		Position:    outboxes.PosWithoutNumber(envelope.Pos),
+		Position:    envelope.Pos,
 	}
 	var rejected []record.Result
 	var err error
@@ -106,7 +106,7 @@ func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, 
 	}
 	w.view.Delivery = envelope.Delivery
 
-	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1, Position: outboxes.PosWithoutNumber(envelope.Pos)}
+	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1, Position: envelope.Pos}
 	var err error
 	var rejected []record.Result
 	if w.recs, rejected, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {

@@ -82,7 +82,9 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 // envelopeOf returns the envelope of document for the outlet.
 func envelopeOf(document *waiting.Document) *outboxes.Envelope {
 	envelope := outboxes.NewEnvelope(document.NS, document.Envelope)
-	envelope.Delivery, envelope.Pos, envelope.StreamMS = document.Delivery, document.Pos, document.StreamMS
+	envelope.Delivery, envelope.StreamMS = document.Delivery, document.StreamMS
+	// The number is of this document only: the stream and a sweep do not have it.
+	envelope.Pos = outboxes.PosWithoutNumber(document.Pos)
 	return &envelope
 }
 

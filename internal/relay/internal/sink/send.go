@@ -134,6 +134,7 @@ func (s *Sink) claimHitLocked(
 	if rejection != nil || partition.quarantine {
 		return tp, 0, false
 	}
+
 	// N10: the key was sent in this replay.
 	_, sent := topic.sentKeys[sentKey{ticket.IsSide(), string(rec.Key)}]
 	if rec.Key != nil && (sent || topic.allKeysSent) {

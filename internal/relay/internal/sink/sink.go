@@ -206,6 +206,7 @@ func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 	if topic == nil || topic.hitsLeft == 0 {
 		return record.TopicPartition{}, 0, false
 	}
+
 	var at record.TopicPartition
 	var offset int64
 	found := false
